@@ -1,0 +1,25 @@
+//! Pure model of a Linux process's address space and of the ELF objects in it.
+//!
+//! Nothing here does I/O: text of `/proc/PID/maps` and bytes of ELF files come in, values go out.
+//! Nothing here knows a policy either; what to do with the model is decided in `lift-plan`.
+#![forbid(unsafe_code)]
+
+mod address;
+mod elf;
+mod maps;
+mod object;
+mod page_size;
+mod protection;
+mod range_set;
+mod smaps;
+mod space;
+
+pub use address::{Address, AddressRange};
+pub use elf::{ElfError, ElfImage, ElfKind, LoadSegment};
+pub use maps::{Mapping, MappingName, MapsError, parse_maps};
+pub use object::{FileKey, LoadedObject, ObjectRole, bias_of, file_groups};
+pub use page_size::{PageSize, PageSizeError, format_bytes, parse_bytes};
+pub use protection::Protection;
+pub use range_set::RangeSet;
+pub use smaps::{MappingUsage, parse_smaps};
+pub use space::AddressSpace;

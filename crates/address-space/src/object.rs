@@ -1,0 +1,139 @@
+//! ELF objects as they lie in a process.
+
+use crate::{Address, AddressRange, AddressSpace, ElfImage, MappingName, PageSize};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What a file is to the kernel in one process's maps.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct FileKey {
+    /// Major and minor device number as maps shows them.
+    pub device: (u32, u32),
+    /// Inode number.
+    pub inode: u64,
+    /// Path as maps shows it.
+    pub path: String,
+}
+
+/// What an object is to its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ObjectRole {
+    /// The program that was executed.
+    Executable,
+    /// A shared object, of the start or of a later `dlopen`.
+    SharedObject,
+    /// The dynamic linker.
+    DynamicLinker,
+}
+
+/// One ELF image in a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LoadedObject {
+    /// Path as maps shows it.
+    pub path: String,
+    /// Role in the process.
+    pub role: ObjectRole,
+    /// What is added to the file's addresses (wrapping).
+    pub bias: u64,
+    /// The file's shape.
+    pub image: ElfImage,
+}
+
+impl LoadedObject {
+    /// The last part of the path.
+    pub fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or(&self.path)
+    }
+
+    /// The image's whole extent in the process, to the byte.
+    pub fn extent(&self) -> AddressRange {
+        self.image.extent().shifted(self.bias)
+    }
+
+    /// RELRO in the process, cut to whole base pages as the dynamic linker protects them.
+    pub fn relro(&self, base_page: PageSize) -> Option<AddressRange> {
+        let relro = self.image.relro?.shifted(self.bias);
+        let range = AddressRange::new(relro.start().align_down(base_page), relro.end().align_down(base_page));
+        (!range.is_empty()).then_some(range)
+    }
+
+    /// Where the process enters the image.
+    pub fn entry(&self) -> Address {
+        self.image.entry + self.bias
+    }
+}
+
+/// The private file mappings of a space, by file. Shared mappings are the program's own business.
+pub fn file_groups(space: &AddressSpace) -> BTreeMap<FileKey, Vec<usize>> {
+    let mut groups: BTreeMap<FileKey, Vec<usize>> = BTreeMap::new();
+    for (index, mapping) in space.mappings().iter().enumerate() {
+        if let (MappingName::File { path, .. }, false) = (&mapping.name, mapping.shared) {
+            let key = FileKey { device: mapping.device, inode: mapping.inode, path: path.clone() };
+            groups.entry(key).or_default().push(index);
+        }
+    }
+    groups
+}
+
+/// The biases at which the mappings of one file show the image, lowest first. A file mapped as plain data has none.
+///
+/// A mapping votes for a bias where its offset and length fit a segment's pages. More than one bias means that the
+/// object has been loaded more than once (`dlmopen`), which is as legal as it is rare.
+pub fn bias_of(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_page: PageSize) -> Vec<u64> {
+    let mut biases = Vec::new();
+    for mapping in mappings.iter().map(|&index| &space.mappings()[index]) {
+        for segment in &image.segments {
+            let pages = segment.file_memory().widened(base_page);
+            let first_offset = segment.offset & !(base_page.bytes() - 1);
+            let Some(into) = mapping.offset.checked_sub(first_offset) else { continue };
+            // RELRO and lifted parts split a segment; each piece must still lie inside of it, and allow no more.
+            if into >= pages.len() || into + mapping.range.len() > pages.len() {
+                continue;
+            }
+            let expected = segment.protection;
+            let sealed = expected.write && !mapping.protection.write;
+            if !(mapping.protection.is_within(expected) || sealed) || mapping.protection.execute != expected.execute {
+                continue;
+            }
+            let bias = mapping.range.start() - (pages.start() + into);
+            if !biases.contains(&bias) {
+                biases.push(bias);
+            }
+        }
+    }
+    let score = |bias: u64| fitting_bytes(image, space, mappings, base_page, bias);
+    biases.retain(|&bias| score(bias) > 0);
+    biases.sort_by_key(|&bias| std::cmp::Reverse(score(bias)));
+    drop_overlapping(image, biases)
+}
+
+/// Bytes of the image's file-backed segments that the file's mappings show just where this bias says.
+fn fitting_bytes(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_page: PageSize, bias: u64) -> u64 {
+    let mut bytes = 0;
+    for mapping in mappings.iter().map(|&index| &space.mappings()[index]) {
+        for segment in &image.segments {
+            let pages = segment.file_memory().widened(base_page).shifted(bias);
+            let shared = pages.intersect(mapping.range);
+            let offset_here = mapping.offset.wrapping_add(shared.start() - mapping.range.start());
+            let offset_wanted =
+                (segment.offset & !(base_page.bytes() - 1)).wrapping_add(shared.start() - pages.start());
+            if !shared.is_empty() && offset_here == offset_wanted {
+                bytes += shared.len();
+            }
+        }
+    }
+    bytes
+}
+
+fn drop_overlapping(image: &ElfImage, best_first: Vec<u64>) -> Vec<u64> {
+    let mut kept: Vec<u64> = Vec::new();
+    for bias in best_first {
+        let extent = image.extent().shifted(bias);
+        if kept.iter().all(|&other| !image.extent().shifted(other).overlaps(extent)) {
+            kept.push(bias);
+        }
+    }
+    kept.sort_unstable();
+    kept
+}

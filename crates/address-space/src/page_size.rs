@@ -1,0 +1,143 @@
+//! Page sizes and byte counts, as types with units.
+
+use serde::{Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+
+/// The size of a page, a power of two, in bytes. Always read from the machine, never assumed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageSize(u64);
+
+/// Why a text or number is no page size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PageSizeError {
+    /// Not a power of two of at least one byte.
+    #[error("{0} bytes is no page size: it is not a power of two")]
+    NotAPowerOfTwo(u64),
+    /// Not a number with an optional unit.
+    #[error("`{0}` is no size: write a number with K, M or G behind it, for example 2M")]
+    NotASize(String),
+}
+
+impl PageSize {
+    /// A page size of so many bytes.
+    ///
+    /// # Errors
+    /// [`PageSizeError::NotAPowerOfTwo`].
+    pub fn new(bytes: u64) -> Result<Self, PageSizeError> {
+        if bytes.is_power_of_two() { Ok(Self(bytes)) } else { Err(PageSizeError::NotAPowerOfTwo(bytes)) }
+    }
+
+    /// The size in bytes.
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+
+    /// Base-2 logarithm of the size, as `MAP_HUGE_SHIFT` wants it.
+    pub const fn log2(self) -> u32 {
+        self.0.trailing_zeros()
+    }
+
+    /// How many pages of this size hold `bytes`, the last one perhaps in part.
+    pub const fn pages_for(self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.0)
+    }
+
+    /// The size as the kernel writes it in names such as `hugepages-2048kB`.
+    pub const fn kib(self) -> u64 {
+        self.0 / 1024
+    }
+}
+
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
+            if self.0 >= 1 << shift {
+                return write!(f, "{} {unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{} B", self.0)
+    }
+}
+
+impl fmt::Debug for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for PageSize {
+    /// In bytes.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+impl FromStr for PageSize {
+    type Err = PageSizeError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::new(parse_bytes(text)?)
+    }
+}
+
+/// Reads a byte count such as `4096`, `64K`, `2M`, `2MiB`, `1g` or `1.5G` (units are powers of 1024).
+///
+/// # Errors
+/// [`PageSizeError::NotASize`].
+pub fn parse_bytes(text: &str) -> Result<u64, PageSizeError> {
+    let error = || PageSizeError::NotASize(text.to_owned());
+    let trimmed = text.trim();
+    let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(digits);
+    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        "t" | "tb" | "tib" => 1 << 40,
+        _ => return Err(error()),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(factor).ok_or_else(error);
+    }
+    let fraction: f64 = number.parse().map_err(|_| error())?;
+    let bytes = fraction * factor as f64;
+    if bytes.is_finite() && (0.0..u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err(error()) }
+}
+
+/// A byte count for people, with one decimal where it is no whole number: `512 B`, `4.0 KiB`, `33.9 MiB`.
+pub fn format_bytes(bytes: u64) -> String {
+    for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
+        if bytes >= 1 << shift {
+            return format!("{:.1} {unit}", bytes as f64 / (1u64 << shift) as f64);
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_any_usual_unit() {
+        for (text, bytes) in [("2M", 2 << 20), ("2MiB", 2 << 20), ("1G", 1 << 30), ("4096", 4096), ("64 kB", 65536)] {
+            assert_eq!(text.parse::<PageSize>().unwrap().bytes(), bytes, "{text}");
+        }
+        assert_eq!(parse_bytes("1.5G").unwrap(), 3 << 29);
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in ["", "M", "3M", "2X", "-1", "99999999999G", "1.2.3M"] {
+            assert!(text.parse::<PageSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_written_with_their_unit() {
+        assert_eq!(PageSize::new(2 << 20).unwrap().to_string(), "2 MiB");
+        assert_eq!(PageSize::new(1 << 30).unwrap().to_string(), "1 GiB");
+        assert_eq!(format_bytes(20342374), "19.4 MiB");
+    }
+}

@@ -1,0 +1,65 @@
+//! Page protections.
+
+use serde::{Serialize, Serializer};
+use std::fmt;
+
+/// What a page lets the process do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Protection {
+    /// Loads are allowed.
+    pub read: bool,
+    /// Stores are allowed.
+    pub write: bool,
+    /// Instruction fetches are allowed.
+    pub execute: bool,
+}
+
+impl Protection {
+    /// `PROT_NONE`.
+    pub const NONE: Self = Self { read: false, write: false, execute: false };
+    /// Read only.
+    pub const READ: Self = Self { read: true, write: false, execute: false };
+    /// Read and write.
+    pub const READ_WRITE: Self = Self { read: true, write: true, execute: false };
+    /// Read and execute.
+    pub const READ_EXECUTE: Self = Self { read: true, write: false, execute: true };
+
+    /// The bits that `mmap` and `mprotect` take (PROT_READ 1, PROT_WRITE 2, PROT_EXEC 4 on every Linux architecture).
+    pub fn bits(self) -> i32 {
+        i32::from(self.read) | i32::from(self.write) << 1 | i32::from(self.execute) << 2
+    }
+
+    /// True where nothing that `other` forbids is allowed here.
+    pub fn is_within(self, other: Self) -> bool {
+        self.bits() & !other.bits() == 0
+    }
+
+    /// Reads the first three characters of a maps permission field, `r-x` for example.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let flag = |index: usize, letter: u8| match text.get(index) {
+            Some(&c) if c == letter => Some(true),
+            Some(b'-') => Some(false),
+            _ => None,
+        };
+        Some(Self { read: flag(0, b'r')?, write: flag(1, b'w')?, execute: flag(2, b'x')? })
+    }
+}
+
+impl fmt::Display for Protection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = |allowed, letter| if allowed { letter } else { '-' };
+        write!(f, "{}{}{}", letter(self.read, 'r'), letter(self.write, 'w'), letter(self.execute, 'x'))
+    }
+}
+
+impl fmt::Debug for Protection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Protection {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

@@ -1,0 +1,130 @@
+//! Reads `/proc/PID/smaps`: what the kernel says it backs each mapping with (proc_pid_smaps(5)).
+
+use crate::maps::parse_line;
+use crate::{Mapping, MapsError, PageSize};
+
+/// One mapping and the kernel's account of it. Byte counts.
+#[derive(Clone, Debug)]
+pub struct MappingUsage {
+    /// The mapping itself.
+    pub mapping: Mapping,
+    /// Resident, hugetlb pages not counted.
+    pub resident: u64,
+    /// Pages changed by this process alone.
+    pub private_dirty: u64,
+    /// Anonymous transparent huge pages mapped whole.
+    pub anonymous_huge: u64,
+    /// tmpfs huge pages mapped whole.
+    pub shmem_huge: u64,
+    /// Huge pages of another file system mapped whole.
+    pub file_huge: u64,
+    /// Pages of the hugetlb pool, private and shared.
+    pub hugetlb: u64,
+    /// Page size by which the kernel manages the mapping.
+    pub kernel_page_size: Option<PageSize>,
+    /// Two-letter flags, `hg` (advised huge) or `ht` (hugetlb) for example; empty on kernels that do not tell.
+    pub flags: Vec<String>,
+}
+
+impl MappingUsage {
+    /// Bytes that the kernel backs by huge pages, of any source.
+    pub fn huge(&self) -> u64 {
+        self.anonymous_huge + self.shmem_huge + self.file_huge + self.hugetlb
+    }
+
+    /// Resident bytes, hugetlb pages counted.
+    pub fn resident_with_hugetlb(&self) -> u64 {
+        self.resident + self.hugetlb
+    }
+
+    /// True where the mapping carries the two-letter flag.
+    pub fn has_flag(&self, flag: &str) -> bool {
+        self.flags.iter().any(|f| f == flag)
+    }
+}
+
+/// Reads the text of `/proc/PID/smaps`. Fields that a kernel does not have count as zero.
+///
+/// # Errors
+/// [`MapsError`] for a line that is neither a mapping nor a field.
+pub fn parse_smaps(text: &str) -> Result<Vec<MappingUsage>, MapsError> {
+    let mut usages: Vec<MappingUsage> = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let error = || MapsError::new(index, line);
+        let first_is_field = line.as_bytes().first().is_some_and(u8::is_ascii_uppercase);
+        if !first_is_field {
+            usages.push(empty(parse_line(line).ok_or_else(error)?));
+            continue;
+        }
+        let (field, value) = line.split_once(':').ok_or_else(error)?;
+        read_field(usages.last_mut().ok_or_else(error)?, field, value.trim()).ok_or_else(error)?;
+    }
+    Ok(usages)
+}
+
+fn empty(mapping: Mapping) -> MappingUsage {
+    MappingUsage {
+        mapping,
+        resident: 0,
+        private_dirty: 0,
+        anonymous_huge: 0,
+        shmem_huge: 0,
+        file_huge: 0,
+        hugetlb: 0,
+        kernel_page_size: None,
+        flags: Vec::new(),
+    }
+}
+
+fn read_field(usage: &mut MappingUsage, field: &str, value: &str) -> Option<()> {
+    let bytes = || value.strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024);
+    match field {
+        "Rss" => usage.resident = bytes()?,
+        "Private_Dirty" => usage.private_dirty = bytes()?,
+        "AnonHugePages" => usage.anonymous_huge = bytes()?,
+        "ShmemPmdMapped" => usage.shmem_huge = bytes()?,
+        "FilePmdMapped" => usage.file_huge = bytes()?,
+        "Private_Hugetlb" | "Shared_Hugetlb" => usage.hugetlb = usage.hugetlb.checked_add(bytes()?)?,
+        "KernelPageSize" => usage.kernel_page_size = PageSize::new(bytes()?).ok(),
+        "VmFlags" => usage.flags = value.split(' ').map(str::to_owned).collect(),
+        _ => {}
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TEXT: &str = "\
+55d0c1000000-55d0c1200000 r-xp 00000000 00:0f 77                         /anon_hugepage (deleted)
+Size:               2048 kB
+KernelPageSize:     2048 kB
+Rss:                   0 kB
+Private_Hugetlb:    2048 kB
+THPeligible:           0
+VmFlags: rd ex mr mw me de ht 
+7f0000200000-7f0000600000 rw-p 00000000 00:00 0 
+Rss:                2052 kB
+AnonHugePages:      2048 kB
+VmFlags: rd wr hg
+";
+
+    #[test]
+    fn huge_bytes_are_counted_by_source() {
+        let usages = parse_smaps(TEXT).unwrap();
+        assert_eq!((usages[0].hugetlb, usages[0].huge()), (2 << 20, 2 << 20));
+        assert_eq!(usages[0].kernel_page_size.unwrap().bytes(), 2 << 20);
+        assert_eq!((usages[1].anonymous_huge, usages[1].resident), (2 << 20, 2052 << 10));
+        assert!(usages[1].has_flag("hg") && !usages[0].has_flag("hg"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_damaged_smaps_makes_the_reader_panic(at in 0..TEXT.len(), with in any::<char>()) {
+            let damaged: String = TEXT.char_indices().map(|(i, c)| if i == at { with } else { c }).collect();
+            let _ = parse_smaps(&damaged);
+        }
+    }
+}
