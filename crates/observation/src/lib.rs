@@ -1,0 +1,20 @@
+//! What a process's memory really stands on, as the kernel tells it; and symbols for profilers.
+//!
+//! Everything comes from files under `/proc` and from the ELF files that a process has mapped. Nothing here changes
+//! another process.
+#![forbid(unsafe_code)]
+
+mod auxiliary;
+mod error;
+mod file_identity;
+mod loading;
+mod mapped_file;
+mod process_files;
+mod roles;
+
+pub use auxiliary::AuxiliaryVector;
+pub use error::ObservationError;
+pub use file_identity::FileIdentity;
+pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};
+pub use mapped_file::Unreadable;
+pub use process_files::ProcessFiles;

@@ -1,0 +1,226 @@
+//! The ELF objects that a process has loaded.
+
+use crate::mapped_file::{BoundedFile, MappedFile, Opener, Unreadable, open_regular};
+use crate::{AuxiliaryVector, FileIdentity, ObservationError, ProcessFiles, roles};
+use address_space::{
+    AddressSpace, ElfError, ElfImage, FileKey, LoadedObject, ObjectRole, PageSize, bias_of, file_groups,
+};
+use object::ReadCache;
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+/// More of a file than this is never read for its headers; sound files need about two kilobytes.
+const MOST_HEADER_BYTES: u64 = 16 << 20;
+/// Images remembered by one reader; beyond that it starts anew, so that it cannot grow for ever.
+const MOST_IMAGES: usize = 4096;
+
+/// The objects of a process, and the mapped files that could not be understood.
+#[derive(Clone, Debug, Default)]
+pub struct LoadedObjects {
+    /// The executable first, then by address.
+    pub objects: Vec<LoadedObject>,
+    /// Files that are, or may be, ELF objects all the same.
+    pub not_understood: Vec<NotUnderstood>,
+}
+
+impl LoadedObjects {
+    /// The program that was executed.
+    pub fn executable(&self) -> Option<&LoadedObject> {
+        self.objects.iter().find(|o| o.role == ObjectRole::Executable)
+    }
+}
+
+/// A mapped file of which nothing can be said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotUnderstood {
+    /// Path as maps shows it.
+    pub path: String,
+    /// Has an executable mapping: it is code, not some data file.
+    pub executable: bool,
+    /// Why.
+    pub reason: NotUnderstoodReason,
+}
+
+/// Why nothing can be said of a mapped file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotUnderstoodReason {
+    /// It cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    /// It is read, but not a sound ELF file.
+    #[error(transparent)]
+    Elf(#[from] ElfError),
+    /// A sound ELF file with executable mappings that are not where its segments say.
+    #[error("its mappings do not fit its segments")]
+    DoesNotFit,
+}
+
+/// Reads the objects of processes and remembers each file's image as long as the file does not change.
+#[derive(Debug, Default)]
+pub struct ObjectReader {
+    images: HashMap<FileIdentity, Result<ElfImage, ElfError>>,
+}
+
+/// The objects of process `pid` whose mappings are `space`.
+///
+/// The role of each is set; a file mapped as plain data is not in the list. To look at many processes use one
+/// [`ObjectReader`], which reads each file once.
+///
+/// # Errors
+/// [`ObservationError`] where the process cannot be looked at. A single file that cannot be read is no error, see
+/// [`LoadedObjects::not_understood`].
+pub fn load_objects(pid: i32, space: &AddressSpace) -> Result<LoadedObjects, ObservationError> {
+    ObjectReader::default().load(pid, space)
+}
+
+impl ObjectReader {
+    /// A reader that remembers nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// See [`load_objects`].
+    ///
+    /// # Errors
+    /// [`ObservationError`] where the process cannot be looked at.
+    pub fn load(&mut self, pid: i32, space: &AddressSpace) -> Result<LoadedObjects, ObservationError> {
+        if space.mappings().is_empty() {
+            return Ok(LoadedObjects::default());
+        }
+        let process = ProcessFiles::of(pid);
+        let auxiliary = process.auxiliary()?;
+        let Some(base_page) = auxiliary.page_size().or_else(own_page_size) else { return Ok(LoadedObjects::default()) };
+        let mut found = LoadedObjects::default();
+        let executed = ExecutedFile::of(&process);
+        let mut executable = None;
+        let mut opener = Opener::new(&process);
+        for (key, mappings) in file_groups(space) {
+            let is_executed = executed.as_ref().is_some_and(|file| file.is(&key));
+            let image =
+                if is_executed { self.executed_image(&process) } else { self.image(&mut opener, space, &mappings) };
+            let first = found.objects.len();
+            self.take(&mut found, &key, image, Group { space, mappings: &mappings, base_page });
+            if is_executed && found.objects.len() > first {
+                executable = Some(first);
+            }
+        }
+        if executable.is_none() {
+            executable = self.executed_without_mappings(&process, &auxiliary, space, &mut found);
+        }
+        roles::assign(&mut found.objects, executable, &auxiliary, base_page);
+        found.objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
+        Ok(found)
+    }
+
+    fn take(&self, found: &mut LoadedObjects, key: &FileKey, image: ReadImage, group: Group<'_>) {
+        let executable = group.mappings.iter().any(|&i| group.space.mappings()[i].protection.execute);
+        let mut refuse = |reason| {
+            found.not_understood.push(NotUnderstood { path: key.path.clone(), executable, reason });
+        };
+        let image = match image {
+            Ok(Some(Ok(image))) => image,
+            Ok(None) => return,
+            // Most files that are mapped without being ELF files are simply data.
+            Ok(Some(Err(ElfError::NotElf))) if !executable => return,
+            Ok(Some(Err(error))) => return refuse(error.into()),
+            Err(error) => return refuse(error.into()),
+        };
+        let loaded: Vec<_> = bias_of(&image, group.space, group.mappings, group.base_page)
+            .into_iter()
+            .map(|bias| LoadedObject {
+                path: key.path.clone(),
+                role: ObjectRole::SharedObject,
+                bias,
+                image: image.clone(),
+            })
+            .filter(|object| roles::is_whole(object, group.space))
+            .collect();
+        if loaded.is_empty() && executable {
+            refuse(NotUnderstoodReason::DoesNotFit);
+        }
+        found.objects.extend(loaded);
+    }
+
+    fn image(&mut self, opener: &mut Opener<'_>, space: &AddressSpace, mappings: &[usize]) -> ReadImage {
+        let Some(&first) = mappings.first() else { return Ok(None) };
+        let file = opener.open(&space.mappings()[first])?;
+        Ok(file.map(|file| self.parse(&file)))
+    }
+
+    fn executed_image(&mut self, process: &ProcessFiles) -> ReadImage {
+        let file = open_regular(&process.path("exe")).map_err(|error| Unreadable::Refused(error.to_string()))?;
+        Ok(file.map(|file| self.parse(&file)))
+    }
+
+    fn parse(&mut self, file: &MappedFile) -> Result<ElfImage, ElfError> {
+        let identity = FileIdentity::of(&file.metadata);
+        if let Some(known) = self.images.get(&identity) {
+            return known.clone();
+        }
+        if self.images.len() >= MOST_IMAGES {
+            self.images.clear();
+        }
+        let bytes = ReadCache::new(BoundedFile::new(&file.file, identity.size, MOST_HEADER_BYTES));
+        let image = ElfImage::parse(&bytes);
+        self.images.insert(identity, image.clone());
+        image
+    }
+
+    /// The executable when none of its mappings is one of its file any more: all of it has been lifted. The kernel
+    /// still knows where its headers and its entry lie.
+    fn executed_without_mappings(
+        &mut self,
+        process: &ProcessFiles,
+        auxiliary: &AuxiliaryVector,
+        space: &AddressSpace,
+        found: &mut LoadedObjects,
+    ) -> Option<usize> {
+        let path = fs::read_link(process.path("exe")).ok()?.to_string_lossy().into_owned();
+        let image = self.executed_image(process).ok()??.ok()?;
+        let by_headers = auxiliary.program_headers().zip(image.headers).map(|(now, file)| now - file);
+        let by_entry = auxiliary.entry().map(|now| now - image.entry);
+        let path = path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned();
+        let bias = by_headers.or(by_entry)?;
+        let object = LoadedObject { path, role: ObjectRole::Executable, bias, image };
+        let taken = found.objects.iter().any(|other| other.extent().overlaps(object.extent()));
+        (!taken && roles::is_whole(&object, space)).then(|| {
+            found.objects.push(object);
+            found.objects.len() - 1
+        })
+    }
+}
+
+/// A 32-bit process's auxiliary vector does not tell; this program's own machine is the same.
+fn own_page_size() -> Option<PageSize> {
+    ProcessFiles::of(std::process::id() as i32).auxiliary().ok()?.page_size()
+}
+
+type ReadImage = Result<Option<Result<ElfImage, ElfError>>, Unreadable>;
+
+/// The mappings of one file.
+#[derive(Clone, Copy)]
+struct Group<'a> {
+    space: &'a AddressSpace,
+    mappings: &'a [usize],
+    base_page: PageSize,
+}
+
+/// The file that was executed, to be recognised among the mapped ones.
+struct ExecutedFile {
+    inode: u64,
+    path: String,
+}
+
+impl ExecutedFile {
+    fn of(process: &ProcessFiles) -> Option<Self> {
+        let link = process.path("exe");
+        let path = fs::read_link(&link).ok()?.to_string_lossy().into_owned();
+        let path = path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned();
+        Some(Self { inode: fs::metadata(&link).ok()?.ino(), path })
+    }
+
+    fn is(&self, key: &FileKey) -> bool {
+        self.inode == key.inode && self.path == key.path
+    }
+}

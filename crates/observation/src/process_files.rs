@@ -1,0 +1,110 @@
+//! The files of one process under `/proc` (proc(5)).
+
+use crate::{AuxiliaryVector, ObservationError};
+use address_space::{AddressSpace, MappingUsage, parse_smaps};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The directory `/proc/PID` of one process.
+#[derive(Clone, Debug)]
+pub struct ProcessFiles {
+    pid: i32,
+    directory: PathBuf,
+}
+
+impl ProcessFiles {
+    /// The files of process `pid`, numbered as this program's own PID namespace numbers it.
+    pub fn of(pid: i32) -> Self {
+        Self { pid, directory: PathBuf::from(format!("/proc/{pid}")) }
+    }
+
+    /// The process's number.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The path of one of its files.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// The mappings, from `/proc/PID/maps`. Empty for kernel threads and zombies.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn maps(&self) -> Result<AddressSpace, ObservationError> {
+        Ok(AddressSpace::parse(&self.text("maps")?)?)
+    }
+
+    /// The mappings with the kernel's account of each, from `/proc/PID/smaps`.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn smaps(&self) -> Result<Vec<MappingUsage>, ObservationError> {
+        Ok(parse_smaps(&self.text("smaps")?)?)
+    }
+
+    /// What the kernel told the program at its start, from `/proc/PID/auxv`.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn auxiliary(&self) -> Result<AuxiliaryVector, ObservationError> {
+        Ok(AuxiliaryVector::parse(&self.bytes("auxv")?))
+    }
+
+    /// One of its files as text; what is no UTF-8 (a strange path in maps) is replaced.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn text(&self, name: &str) -> Result<String, ObservationError> {
+        let bytes = self.bytes(name)?;
+        Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+    }
+
+    /// One of its files.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn bytes(&self, name: &str) -> Result<Vec<u8>, ObservationError> {
+        let path = self.path(name);
+        fs::read(&path).map_err(|error| self.explain(&path, error))
+    }
+
+    /// What a failure to read one of the process's files means.
+    pub(crate) fn explain(&self, path: &Path, source: io::Error) -> ObservationError {
+        let pid = self.pid;
+        match source.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => ObservationError::NotPermitted { pid },
+            Some(libc::ENOENT | libc::ESRCH) if !Path::new("/proc/self/stat").exists() => {
+                ObservationError::ProcNotMounted
+            }
+            Some(libc::ESRCH) => ObservationError::NoSuchProcess { pid },
+            Some(libc::ENOENT) if !self.directory.exists() => ObservationError::NoSuchProcess { pid },
+            _ => ObservationError::Io { path: path.to_owned(), source },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::MappingName;
+
+    #[test]
+    fn this_process_has_a_stack_and_a_page_size() {
+        let files = ProcessFiles::of(std::process::id() as i32);
+        let space = files.maps().unwrap();
+        assert!(space.mappings().iter().any(|m| m.name == MappingName::Stack));
+        let usages = files.smaps().unwrap();
+        assert!(usages.iter().map(|u| u.resident).sum::<u64>() > 0);
+        assert!(files.auxiliary().unwrap().page_size().unwrap().bytes() >= 4096);
+    }
+
+    #[test]
+    fn a_number_that_nobody_has_is_named() {
+        // Above the kernel's largest possible number (PID_MAX_LIMIT is 4 million).
+        let error = ProcessFiles::of(i32::MAX).maps().unwrap_err();
+        assert!(matches!(error, ObservationError::NoSuchProcess { pid: i32::MAX }), "{error}");
+    }
+}

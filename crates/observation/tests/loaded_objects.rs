@@ -1,0 +1,119 @@
+//! The objects of real processes: this test itself and programs started for the purpose.
+
+use address_space::{AddressSpace, LoadedObject, ObjectRole};
+use observation::{AuxiliaryVector, LoadedObjects, ObjectReader, ProcessFiles, load_objects};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A child that is killed when the test ends, however it ends.
+struct Program(Child);
+
+impl Program {
+    /// Starts a program that copies its input to its output, as `cat` does. When it has copied something, the dynamic
+    /// linker has done its work.
+    fn start(command: &mut Command) -> Self {
+        let mut program = Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        let mut echoed = [0; 2];
+        program.0.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
+        program.0.stdout.as_mut().unwrap().read_exact(&mut echoed).unwrap();
+        assert_eq!(&echoed, b"x\n");
+        program
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn loaded(pid: i32) -> (LoadedObjects, AddressSpace, AuxiliaryVector) {
+    let process = ProcessFiles::of(pid);
+    let space = process.maps().unwrap();
+    (load_objects(pid, &space).unwrap(), space, process.auxiliary().unwrap())
+}
+
+fn role(objects: &LoadedObjects, role: ObjectRole) -> Vec<&LoadedObject> {
+    objects.objects.iter().filter(|o| o.role == role).collect()
+}
+
+fn own_pid() -> i32 {
+    std::process::id() as i32
+}
+
+fn dynamic_linker_of_cat() -> PathBuf {
+    let (objects, ..) = loaded(Program::start(&mut Command::new("cat")).pid());
+    PathBuf::from(objects.executable().unwrap().image.interpreter.as_deref().unwrap())
+}
+
+#[test]
+fn this_test_is_found_where_the_kernel_put_it() {
+    let (objects, _, auxiliary) = loaded(own_pid());
+    assert_eq!(objects.not_understood, []);
+    let executable = objects.executable().unwrap();
+    assert_eq!(Path::new(&executable.path), std::env::current_exe().unwrap());
+    assert_eq!(executable.entry(), auxiliary.entry().unwrap());
+    assert_eq!(executable.image.headers.unwrap() + executable.bias, auxiliary.program_headers().unwrap());
+    let linkers = role(&objects, ObjectRole::DynamicLinker);
+    assert_eq!(linkers.len(), 1);
+    assert_eq!(linkers[0].extent().start(), auxiliary.dynamic_linker().unwrap());
+    assert!(role(&objects, ObjectRole::SharedObject).iter().any(|o| o.name().starts_with("libc.")));
+}
+
+#[test]
+fn a_program_started_through_the_linker_is_the_executable() {
+    let cat = std::fs::canonicalize("/bin/cat").unwrap();
+    let program = Program::start(Command::new(dynamic_linker_of_cat()).arg(&cat));
+    let (objects, _, auxiliary) = loaded(program.pid());
+    assert_eq!(auxiliary.dynamic_linker(), None);
+    assert_eq!(Path::new(&objects.executable().unwrap().path), cat);
+    assert_eq!(role(&objects, ObjectRole::DynamicLinker)[0].entry(), auxiliary.entry().unwrap());
+}
+
+#[test]
+fn a_program_whose_file_is_gone_or_replaced_is_still_understood() {
+    let directory = std::env::temp_dir().join(format!("observation-replaced-{}", own_pid()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let copy = directory.join("cat");
+    std::fs::copy("/bin/cat", &copy).unwrap();
+    let program = Program::start(&mut Command::new(&copy));
+    for replacement in [None, Some("not an ELF file")] {
+        std::fs::remove_file(&copy).unwrap();
+        if let Some(text) = replacement {
+            std::fs::write(&copy, text).unwrap();
+        } else {
+            std::fs::copy("/bin/true", &copy).unwrap();
+        }
+        let (objects, _, auxiliary) = loaded(program.pid());
+        let executable = objects.executable().unwrap();
+        assert_eq!(Path::new(&executable.path), copy);
+        assert_eq!(executable.entry(), auxiliary.entry().unwrap());
+        assert_eq!(objects.not_understood, []);
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_reader_remembers_files_and_gives_the_same_again() {
+    let space = ProcessFiles::of(own_pid()).maps().unwrap();
+    let mut reader = ObjectReader::new();
+    let first = reader.load(own_pid(), &space).unwrap();
+    let again = reader.load(own_pid(), &space).unwrap();
+    assert_eq!(first.objects, again.objects);
+}
+
+#[test]
+fn kernel_threads_have_no_objects() {
+    // 2 is kthreadd, except in a PID namespace of its own.
+    let process = ProcessFiles::of(2);
+    if process.text("comm").is_ok_and(|name| name.trim() == "kthreadd") && process.maps().is_ok() {
+        let space = process.maps().unwrap();
+        assert!(space.mappings().is_empty() && load_objects(2, &space).unwrap().objects.is_empty());
+    }
+}
