@@ -10,7 +10,12 @@ type Header = elf::FileHeader64<Endianness>;
 type Segment = elf::ProgramHeader64<Endianness>;
 
 /// Images with more program headers than this are taken for damaged; real ones have about ten.
-const MOST_SEGMENTS: usize = 4096;
+const MOST_SEGMENTS: u32 = 4096;
+/// The kernel takes no longer path for the interpreter (PATH_MAX).
+const LONGEST_INTERPRETER: u64 = 4096;
+/// Notes and dynamic tables beyond this are not looked at: a hostile header must not make us read a whole huge file.
+const MOST_NOTE_BYTES: u64 = 1 << 20;
+const MOST_DYNAMIC_BYTES: u64 = 1 << 20;
 
 /// Why an ELF file is not understood. The program it belongs to simply runs as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -108,11 +113,11 @@ impl ElfImage {
             elf::ET_DYN => ElfKind::PositionIndependent,
             other => return Err(ElfError::NotLoadable(other.0)),
         };
-        let headers =
-            header.program_headers(endian, data).map_err(|_| ElfError::Damaged("its program header table"))?;
-        if headers.len() > MOST_SEGMENTS {
+        let damaged_table = |_| ElfError::Damaged("its program header table");
+        if header.phnum(endian, data).map_err(damaged_table)? > MOST_SEGMENTS {
             return Err(ElfError::Damaged("too many program headers"));
         }
+        let headers = header.program_headers(endian, data).map_err(damaged_table)?;
         let mut image = Self {
             machine: header.e_machine(endian).0,
             kind,
@@ -155,8 +160,11 @@ impl ElfImage {
             }),
             elf::PT_GNU_RELRO => self.relro = Some(memory),
             elf::PT_DYNAMIC => self.dynamic = true,
+            elf::PT_INTERP if segment.p_filesz(endian) > LONGEST_INTERPRETER => {
+                return Err(ElfError::Damaged("an interpreter longer than any path"));
+            }
             elf::PT_INTERP => self.interpreter = text_of(segment.data(endian, data).ok()),
-            elf::PT_NOTE if self.build_id.is_none() => {
+            elf::PT_NOTE if self.build_id.is_none() && segment.p_filesz(endian) <= MOST_NOTE_BYTES => {
                 self.build_id = segment.notes(endian, data).ok().flatten().and_then(|notes| build_id_in(notes, endian));
             }
             _ => {}
@@ -189,11 +197,11 @@ impl ElfImage {
 
     fn read_dynamic<'data, R: ReadRef<'data>>(&mut self, header: &Header, endian: Endianness, data: R) {
         let Ok(headers) = header.program_headers(endian, data) else { return };
-        let Some(Ok(Some(table))) =
-            headers.iter().find(|h| h.p_type(endian) == elf::PT_DYNAMIC).map(|h| h.dynamic(endian, data))
-        else {
+        let Some(segment) = headers.iter().find(|h| h.p_type(endian) == elf::PT_DYNAMIC) else { return };
+        if segment.p_filesz(endian) > MOST_DYNAMIC_BYTES {
             return;
-        };
+        }
+        let Ok(Some(table)) = segment.dynamic(endian, data) else { return };
         let (mut names, mut soname) = (None, None);
         for entry in table {
             let tag = entry.tag(endian);
@@ -201,7 +209,7 @@ impl ElfImage {
             match tag {
                 elf::DT_NULL => break,
                 elf::DT_TEXTREL => self.text_relocations = true,
-                elf::DT_FLAGS if value & u64::from(elf::DF_TEXTREL.0) != 0 => self.text_relocations = true,
+                elf::DT_FLAGS if value & elf::DF_TEXTREL.0 != 0 => self.text_relocations = true,
                 elf::DT_STRTAB => names = Some(Address(value)),
                 elf::DT_SONAME => soname = Some(value),
                 _ => {}
@@ -248,9 +256,10 @@ impl ElfImage {
 
     /// True for the dynamic linker itself, by its soname.
     pub fn is_dynamic_linker(&self) -> bool {
-        self.soname.as_deref().is_some_and(|name| {
-            ["ld-linux", "ld-musl", "ld64.", "ld.so"].iter().any(|prefix| name.starts_with(prefix))
-        }) || (self.soname.as_deref() == Some("libc.so") && self.entry != Address(0))
+        self.soname
+            .as_deref()
+            .is_some_and(|name| ["ld-linux", "ld-musl", "ld64.", "ld.so"].iter().any(|prefix| name.starts_with(prefix)))
+            || (self.soname.as_deref() == Some("libc.so") && self.entry != Address(0))
     }
 }
 
