@@ -23,9 +23,9 @@ impl RangeSet {
         }
         let first = self.ranges.partition_point(|r| r.end() < range.start());
         let last = self.ranges.partition_point(|r| r.start() <= range.end());
-        let merged = self.ranges[first..last].iter().fold(range, |merged, r| {
-            AddressRange::new(merged.start().min(r.start()), merged.end().max(r.end()))
-        });
+        let merged = self.ranges[first..last]
+            .iter()
+            .fold(range, |merged, r| AddressRange::new(merged.start().min(r.start()), merged.end().max(r.end())));
         self.ranges.splice(first..last, [merged]);
     }
 
@@ -36,11 +36,8 @@ impl RangeSet {
         }
         let first = self.ranges.partition_point(|r| r.end() <= range.start());
         let last = self.ranges.partition_point(|r| r.start() < range.end());
-        let kept: Vec<_> = self.ranges[first..last]
-            .iter()
-            .flat_map(|r| r.without(range))
-            .filter(|r| !r.is_empty())
-            .collect();
+        let kept: Vec<_> =
+            self.ranges[first..last].iter().flat_map(|r| r.without(range)).filter(|r| !r.is_empty()).collect();
         self.ranges.splice(first..last, kept);
     }
 

@@ -1,1 +1,24 @@
-//! Pure planner.
+//! The planner: a pure function from what is known of a process and its machine to a [`Plan`].
+//!
+//! Nothing here does I/O and nothing here is unsafe. What cannot be lifted comes back as a [`Refusal`] with its
+//! reason; the planner never guesses.
+#![forbid(unsafe_code)]
+
+mod base;
+mod facts;
+mod groups;
+mod pieces;
+mod plan;
+mod planner;
+mod policy;
+mod reason;
+mod steps;
+
+pub use base::{BaseChoice, Coverable, choose_base, coverable};
+pub use facts::{HugePool, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode};
+pub use pieces::{Piece, pieces_of};
+pub use plan::{Attempt, Edge, EdgeCure, Kind, Part, Plan, RangeLift, Refusal, Source, Way};
+pub use planner::plan;
+pub use policy::{Edges, Kinds, ObjectChoice, Pages, Policy, WritablePages};
+pub use reason::Reason;
+pub use steps::{Step, steps_of};

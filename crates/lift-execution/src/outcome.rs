@@ -1,0 +1,82 @@
+//! What became of a plan, as read back from the kernel.
+
+use crate::Difference;
+use address_space::{AddressRange, PageSize, Protection, RangeSet};
+use lift_plan::{Kind, Reason, Source};
+use serde::Serialize;
+
+/// A source that was tried for a range and did not serve.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FailedAttempt {
+    /// The source.
+    pub source: Source,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// A part of a lifted range that is not on huge pages, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Uncovered {
+    /// Addresses.
+    pub range: AddressRange,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What became of one range of the plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RangeOutcome {
+    /// Name of the object.
+    pub object: String,
+    /// What lies in the range.
+    pub kinds: Vec<Kind>,
+    /// Whole huge pages of the plan.
+    pub range: AddressRange,
+    /// Protection.
+    pub protection: Protection,
+    /// The source that served; `None` where the range is untouched.
+    pub source: Option<Source>,
+    /// Size of the huge pages.
+    pub page_size: PageSize,
+    /// What the kernel says is on huge pages.
+    pub covered: RangeSet,
+    /// Bytes advised in place that nobody has touched yet: they become huge when they are.
+    pub advised: u64,
+    /// Bytes that the plan counted as newly resident, for what was really done.
+    pub made_resident: u64,
+    /// Sources that did not serve.
+    pub failed: Vec<FailedAttempt>,
+    /// What is not covered, with reasons.
+    pub uncovered: Vec<Uncovered>,
+}
+
+/// What became of the whole plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Outcome {
+    /// Range by range, in the plan's order.
+    pub ranges: Vec<RangeOutcome>,
+    /// Differences of the address space that no step should have made; always empty unless Pagelift has a fault.
+    pub unexpected: Vec<Difference>,
+}
+
+impl Outcome {
+    /// Bytes that the kernel backs by huge pages in the lifted ranges.
+    pub fn covered(&self) -> u64 {
+        self.ranges.iter().map(|range| range.covered.bytes()).sum()
+    }
+
+    /// Bytes covered from one source.
+    pub fn covered_from(&self, source: Source) -> u64 {
+        self.ranges.iter().filter(|r| r.source == Some(source)).map(|r| r.covered.bytes()).sum()
+    }
+
+    /// Bytes made resident that were not.
+    pub fn made_resident(&self) -> u64 {
+        self.ranges.iter().map(|range| range.made_resident).sum()
+    }
+
+    /// True where every range of the plan is lifted and nothing that was touched is uncovered.
+    pub fn is_complete(&self) -> bool {
+        self.unexpected.is_empty() && self.ranges.iter().all(|r| r.source.is_some() && r.uncovered.is_empty())
+    }
+}

@@ -1,0 +1,48 @@
+//! Compares a process's mappings before and after a lift.
+
+use address_space::{AddressRange, AddressSpace, Mapping, Protection, RangeSet};
+use lift_plan::Plan;
+use serde::Serialize;
+
+/// A stretch of memory that is not what it should be after a lift.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// Addresses.
+    pub range: AddressRange,
+    /// Protection expected; `None` where nothing should be mapped.
+    pub expected: Option<Protection>,
+    /// Protection found; `None` where nothing is mapped.
+    pub found: Option<Protection>,
+}
+
+/// Every difference in what is mapped with which protection, other than the protections that the plan gives.
+///
+/// Byte-exact: a lift must keep mappings and protections, inside of its ranges and outside.
+pub fn compare(before: &AddressSpace, after: &AddressSpace, plan: &Plan) -> Vec<Difference> {
+    let mut differences = Vec::new();
+    for range in stretches(before, after, plan) {
+        let old = protection_at(before, range);
+        let found = protection_at(after, range);
+        // A range whose lift failed keeps its old protection, which the plan's may differ from where data and code merge.
+        let planned = plan.lifts.iter().find(|lift| lift.range.covers(range)).map(|lift| lift.protection);
+        if found != old && (old.is_none() || found != planned) {
+            differences.push(Difference { range, expected: old, found });
+        }
+    }
+    differences
+}
+
+/// Cuts the address space at every border of either map and of the plan.
+fn stretches(before: &AddressSpace, after: &AddressSpace, plan: &Plan) -> Vec<AddressRange> {
+    let mapped: RangeSet = before.mappings().iter().chain(after.mappings()).map(|mapping| mapping.range).collect();
+    let ranges = before.mappings().iter().chain(after.mappings()).map(|mapping| mapping.range);
+    let mut borders: Vec<_> =
+        ranges.chain(plan.lifts.iter().map(|lift| lift.range)).flat_map(|range| [range.start(), range.end()]).collect();
+    borders.sort_unstable();
+    borders.dedup();
+    borders.windows(2).map(|pair| AddressRange::new(pair[0], pair[1])).filter(|range| mapped.covers(*range)).collect()
+}
+
+fn protection_at(space: &AddressSpace, range: AddressRange) -> Option<Protection> {
+    space.find(range.start()).map(|mapping: &Mapping| mapping.protection)
+}

@@ -1,0 +1,118 @@
+//! Where a position-independent image should lie so that huge pages cover most of it.
+
+use crate::groups::group;
+use crate::{Edges, Kind, Kinds, Piece};
+use address_space::{ElfImage, PageSize, Protection};
+use serde::Serialize;
+
+/// What huge pages can cover of an image at one base. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Coverable {
+    /// Executable bytes.
+    pub text: u64,
+    /// Bytes that are never written: code, read-only data and sealed RELRO.
+    pub read_only: u64,
+    /// All bytes of the chosen kinds.
+    pub total: u64,
+}
+
+/// The best base for an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct BaseChoice {
+    /// What the base should be modulo the huge page size, in bytes.
+    pub offset: u64,
+    /// What is covered there.
+    pub covered: Coverable,
+    /// All bytes of the chosen kinds, covered or not.
+    pub all: Coverable,
+}
+
+/// What huge pages of `size` can cover of the image where its base is `bias`.
+pub fn coverable(
+    image: &ElfImage,
+    bias: u64,
+    size: PageSize,
+    base_page: PageSize,
+    kinds: Kinds,
+    edges: Edges,
+) -> Coverable {
+    let mut covered = Coverable::default();
+    for group in group(pieces_at(image, bias, base_page, kinds), edges, false) {
+        for run in group.runs(size) {
+            add(&mut covered, &run.pieces);
+        }
+    }
+    covered
+}
+
+/// The base offset that covers most: executable bytes first, then read-only bytes, then all; the smallest offset where
+/// several are as good. Only offsets that keep every segment's own alignment come into question.
+pub fn choose_base(image: &ElfImage, size: PageSize, base_page: PageSize, kinds: Kinds, edges: Edges) -> BaseChoice {
+    let step = image.largest_alignment(base_page);
+    let mut all = Coverable::default();
+    let mut candidates = vec![0];
+    for group in group(pieces_at(image, 0, base_page, kinds), edges, false) {
+        add(&mut all, &group.pieces);
+        for piece in &group.pieces {
+            for boundary in [piece.range.start(), piece.range.end()] {
+                // The offset that puts this boundary on a huge page's, and the nearest ones that alignment allows.
+                let exact = (size.bytes() - boundary.0 % size.bytes()) % size.bytes();
+                let below = exact - exact % step.bytes();
+                candidates.extend([below, (below + step.bytes()) % size.bytes().max(step.bytes())]);
+            }
+        }
+    }
+    candidates.retain(|offset| *offset < size.bytes());
+    candidates.sort_unstable();
+    candidates.dedup();
+    let mut best = BaseChoice { offset: 0, covered: Coverable::default(), all };
+    for offset in candidates {
+        let covered = coverable(image, offset, size, base_page, kinds, edges);
+        if covered > best.covered {
+            best = BaseChoice { offset, covered, all };
+        }
+    }
+    best
+}
+
+fn add(sum: &mut Coverable, pieces: &[Piece]) {
+    for piece in pieces {
+        sum.total += piece.range.len();
+        sum.read_only += if piece.protection.write { 0 } else { piece.range.len() };
+        sum.text += if piece.kind == Kind::Text { piece.range.len() } else { 0 };
+    }
+}
+
+/// The pieces that the image will have once it is loaded and relocated at `bias`.
+fn pieces_at(image: &ElfImage, bias: u64, base_page: PageSize, kinds: Kinds) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for segment in &image.segments {
+        let pages = segment.memory.widened(base_page);
+        let file_end = segment.file_memory().widened(base_page).end();
+        let relro_end = image
+            .relro
+            .filter(|relro| segment.protection.write && segment.memory.contains(relro.start()))
+            .map_or(pages.start(), |relro| relro.end().align_down(base_page).max(pages.start()));
+        let mut push = |kind, start: address_space::Address, end: address_space::Address, protection| {
+            let from = start.max(pieces.last().map_or(start, |last| last.range.end()));
+            let range = address_space::AddressRange::new(from, end);
+            if !range.is_empty() {
+                let anonymous = kind == Kind::Bss;
+                pieces.push(Piece { kind, range, protection, anonymous, relro_pending: false, refused: None });
+            }
+        };
+        match segment.protection {
+            p if p.write && p.execute => {}
+            p if p.write => {
+                push(Kind::Rodata, pages.start(), relro_end, Protection::READ);
+                push(Kind::Data, relro_end, file_end.max(relro_end), p);
+                push(Kind::Bss, file_end.max(relro_end), pages.end(), p);
+            }
+            p if p.execute => push(Kind::Text, pages.start(), pages.end(), p),
+            p => push(Kind::Rodata, pages.start(), pages.end(), p),
+        }
+    }
+    pieces.retain(|piece| kinds.contains(piece.kind));
+    pieces.iter_mut().for_each(|piece| piece.range = piece.range.shifted(bias));
+    pieces
+}

@@ -1,0 +1,99 @@
+//! What the planner is told about the machine and the process.
+
+use address_space::{AddressRange, AddressSpace, LoadedObject, PageSize, RangeSet};
+use serde::Serialize;
+
+/// One pool of hugetlb pages of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct HugePool {
+    /// Page size.
+    pub size: PageSize,
+    /// Pages in the pool.
+    pub total: u64,
+    /// Pages that a new mapping can really have: free less reserved, plus what overcommit still allows, cut by the
+    /// process's hugetlb cgroup.
+    pub available: u64,
+}
+
+/// Mode of transparent huge pages, `/sys/kernel/mm/transparent_hugepage/enabled`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ThpMode {
+    /// Everywhere.
+    Always,
+    /// Where advised.
+    Madvise,
+    /// Nowhere.
+    Never,
+}
+
+/// Transparent huge pages of this kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ThpFacts {
+    /// The size that one page-middle-directory entry maps.
+    pub size: PageSize,
+    /// System-wide mode.
+    pub mode: ThpMode,
+}
+
+/// The machine, as far as a plan depends on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MachineFacts {
+    /// `e_machine` of the programs that this build can lift.
+    pub elf_machine: u16,
+    /// Ordinary page size.
+    pub base_page: PageSize,
+    /// Pools, smallest size first; empty on a kernel without hugetlb.
+    pub pools: Vec<HugePool>,
+    /// The kernel's default hugetlb size (`Hugepagesize` in `/proc/meminfo`).
+    pub default_hugetlb: Option<PageSize>,
+    /// Transparent huge pages; `None` on a kernel without them.
+    pub thp: Option<ThpFacts>,
+    /// `mremap` moves hugetlb mappings (Linux 5.16).
+    pub movable_hugetlb: bool,
+    /// `MADV_COLLAPSE` exists (Linux 6.1).
+    pub collapse: bool,
+    /// Bytes that can be made resident without squeezing anybody: available memory, or what is left below the
+    /// tightest memory cgroup limit.
+    pub memory_available: u64,
+    /// What sets `memory_available`, for messages.
+    pub memory_bound: String,
+    /// `vm.max_map_count`.
+    pub max_mappings: u64,
+}
+
+impl MachineFacts {
+    /// The pool of pages of this size.
+    pub fn pool(&self, size: PageSize) -> Option<&HugePool> {
+        self.pools.iter().find(|pool| pool.size == size)
+    }
+
+    /// The size used where the user names none: that of transparent huge pages, else the default of hugetlb.
+    pub fn usual_huge_page(&self) -> Option<PageSize> {
+        self.thp.map(|thp| thp.size).or(self.default_hugetlb).or_else(|| self.pools.first().map(|pool| pool.size))
+    }
+}
+
+/// A mapping that carries a property which a copy of its memory would lose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecialMapping {
+    /// Where.
+    pub range: AddressRange,
+    /// What is special about it, for the message.
+    pub property: String,
+}
+
+/// The process, as far as a plan depends on it.
+#[derive(Clone, Debug, Default)]
+pub struct ProcessFacts {
+    /// Its mappings.
+    pub space: AddressSpace,
+    /// Its ELF objects.
+    pub objects: Vec<LoadedObject>,
+    /// Pages of anonymous mappings that have been touched: present or swapped out.
+    pub touched: RangeSet,
+    /// Mappings that must not be replaced.
+    pub special: Vec<SpecialMapping>,
+    /// The program sets up its own RELRO after this moment (a static program at its entry).
+    pub relocates_itself: bool,
+}

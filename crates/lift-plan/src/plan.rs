@@ -1,0 +1,195 @@
+//! The plan: what to lift, from which source, in which way, and what not, with the reason.
+
+use crate::Reason;
+use address_space::{AddressRange, PageSize, Protection, RangeSet};
+use serde::Serialize;
+use std::fmt;
+
+/// What a piece of memory is to its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Executable code.
+    Text,
+    /// Read-only data, sealed RELRO included.
+    Rodata,
+    /// Initialised writable data.
+    Data,
+    /// Zero-initialised writable data.
+    Bss,
+    /// The brk area.
+    Heap,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Rodata => "rodata",
+            Self::Data => "data",
+            Self::Bss => "bss",
+            Self::Heap => "heap",
+        })
+    }
+}
+
+/// Where huge pages come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// The pool.
+    Hugetlb,
+    /// Anonymous transparent huge pages.
+    Thp,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hugetlb => "hugetlb",
+            Self::Thp => "thp",
+        })
+    }
+}
+
+/// How a part gets onto huge pages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// A huge copy is made elsewhere and moved into place by one `mremap`.
+    Swap {
+        /// What must be copied; the rest of the part has never been touched and is zero.
+        copy: RangeSet,
+    },
+    /// The old way for hugetlb before Linux 5.16: move the memory aside, map huge pages in its place, copy back.
+    MoveAside {
+        /// What must be copied.
+        copy: RangeSet,
+        /// The mappings that make up the part: `mremap` moves one at a time.
+        mappings: Vec<AddressRange>,
+    },
+    /// Anonymous memory is advised where it lies, and what has been touched of it collapsed.
+    InPlace {
+        /// Whole huge pages that hold touched memory.
+        collapse: RangeSet,
+    },
+}
+
+/// A run of whole huge pages that is lifted in one way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// Addresses.
+    pub range: AddressRange,
+    /// The way.
+    pub way: Way,
+}
+
+impl Part {
+    /// The bytes that will be huge at once; an advised part becomes huge when it is touched.
+    pub fn filled(&self) -> u64 {
+        match &self.way {
+            Way::Swap { .. } | Way::MoveAside { .. } => self.range.len(),
+            Way::InPlace { collapse } => collapse.bytes(),
+        }
+    }
+}
+
+/// One way to lift a range; the next is tried where the kernel refuses it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Attempt {
+    /// Source.
+    pub source: Source,
+    /// Size of the huge pages.
+    pub page_size: PageSize,
+    /// Parts, which together are the range.
+    pub parts: Vec<Part>,
+    /// Bytes that become resident that were not.
+    pub memory: u64,
+}
+
+/// A range of one protection that is to be lifted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RangeLift {
+    /// Name of the object, `[heap]` for the brk area.
+    pub object: String,
+    /// What lies in it, in the order of addresses.
+    pub kinds: Vec<Kind>,
+    /// Whole huge pages.
+    pub range: AddressRange,
+    /// Protection, before and after (wider than before for read-only data only where merging was asked for).
+    pub protection: Protection,
+    /// Best first; never empty.
+    pub attempts: Vec<Attempt>,
+}
+
+/// What would cover an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EdgeCure {
+    /// Relinking with segments aligned to huge pages.
+    Relink,
+    /// `--edges merge-read-only`.
+    MergeReadOnly,
+}
+
+/// The part of a range that does not fill a huge page.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Edge {
+    /// Name of the object.
+    pub object: String,
+    /// Kinds in it.
+    pub kinds: Vec<Kind>,
+    /// Addresses.
+    pub range: AddressRange,
+    /// Its protection.
+    pub protection: Protection,
+    /// What would cover it.
+    pub cure: EdgeCure,
+}
+
+/// A range that stays as it is, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// Name of the object, `[heap]` for the brk area.
+    pub object: String,
+    /// Kinds in it.
+    pub kinds: Vec<Kind>,
+    /// Addresses.
+    pub range: AddressRange,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// The whole plan for one process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// What to lift, most valuable first.
+    pub lifts: Vec<RangeLift>,
+    /// What not.
+    pub refusals: Vec<Refusal>,
+    /// Edges of ranges that are lifted.
+    pub edges: Vec<Edge>,
+    /// Bytes of all chosen memory: lifted, refused and edges.
+    pub considered: u64,
+}
+
+impl Plan {
+    /// Bytes that are to lie on huge pages when everything goes well; advised memory not counted.
+    pub fn planned(&self) -> u64 {
+        self.lifts.iter().map(|lift| lift.attempts[0].parts.iter().map(Part::filled).sum::<u64>()).sum()
+    }
+
+    /// Pool pages of one size that the first attempts take.
+    pub fn pool_pages(&self, size: PageSize) -> u64 {
+        let takes = |attempt: &&Attempt| attempt.source == Source::Hugetlb && attempt.page_size == size;
+        let bytes: u64 = self
+            .lifts
+            .iter()
+            .filter_map(|l| l.attempts.first())
+            .filter(takes)
+            .flat_map(|a| &a.parts)
+            .map(|p| p.range.len())
+            .sum();
+        size.pages_for(bytes)
+    }
+}

@@ -1,0 +1,188 @@
+//! What the user asks for.
+
+use crate::Kind;
+use address_space::{LoadedObject, ObjectRole, PageSize};
+use std::str::FromStr;
+
+/// Where huge pages may come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pages {
+    /// The pool where pages are free, else transparent huge pages.
+    #[default]
+    Auto,
+    /// The hugetlb pool only.
+    Hugetlb,
+    /// Transparent huge pages only.
+    Thp,
+}
+
+/// Where huge pages for writable ranges may come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WritablePages {
+    /// Transparent: the kernel handles fork's copy-on-write by itself.
+    #[default]
+    Thp,
+    /// The pool, on request: a child of a fork needs pool pages for what it writes.
+    Hugetlb,
+}
+
+/// What to do with huge pages that hold read-only data and code side by side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edges {
+    /// Leave them on ordinary pages; every protection stays as it was.
+    #[default]
+    Exact,
+    /// Lift them as readable and executable: read-only data in them becomes executable. Never a writable page.
+    MergeReadOnly,
+}
+
+/// A set of [`Kind`]s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kinds(u8);
+
+impl Kinds {
+    /// Every kind.
+    pub const ALL: Self = Self(0b1_1111);
+
+    /// The set of these kinds.
+    pub fn of(kinds: &[Kind]) -> Self {
+        Self(kinds.iter().fold(0, |set, &kind| set | 1 << kind as u8))
+    }
+
+    /// True where `kind` is in the set.
+    pub fn contains(self, kind: Kind) -> bool {
+        self.0 & 1 << kind as u8 != 0
+    }
+}
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+/// Which objects to lift.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ObjectChoice {
+    /// The executable and every object that holds at least one whole huge page.
+    #[default]
+    WorthIt,
+    /// The executable alone.
+    Executable,
+    /// Every object, so that each small one is reported with its reason.
+    All,
+    /// Objects whose file name or path matches one of these patterns (`*` and `?` as in a shell).
+    Matching(Vec<String>),
+}
+
+impl ObjectChoice {
+    /// True where the object is chosen.
+    pub fn chooses(&self, object: &LoadedObject) -> bool {
+        match self {
+            Self::WorthIt | Self::All => true,
+            Self::Executable => object.role == ObjectRole::Executable,
+            Self::Matching(patterns) => patterns.iter().any(|pattern| match pattern.as_str() {
+                "exe" => object.role == ObjectRole::Executable,
+                _ => matches(pattern, object.name()) || matches(pattern, &object.path),
+            }),
+        }
+    }
+}
+
+impl FromStr for ObjectChoice {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "exe" => Ok(Self::Executable),
+            "all" => Ok(Self::All),
+            _ => {
+                let patterns: Vec<_> = text.split(',').map(|p| p.trim().to_owned()).collect();
+                if patterns.iter().any(String::is_empty) {
+                    return Err("an empty pattern; write exe, all or names such as `libjvm*,libz.so.1`".to_owned());
+                }
+                Ok(Self::Matching(patterns))
+            }
+        }
+    }
+}
+
+/// Shell-like matching of a whole text by a pattern with `*` and `?`.
+fn matches(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(&c) if c == '?' || c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match star {
+                Some((at, taken)) => {
+                    star = Some((at, taken + 1));
+                    p = at + 1;
+                    t = taken + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&c| c == '*')
+}
+
+/// Everything the user can ask of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Source of huge pages.
+    pub pages: Pages,
+    /// Size of huge pages; the machine's usual one where not given.
+    pub page_size: Option<PageSize>,
+    /// Kinds of memory to lift.
+    pub kinds: Kinds,
+    /// Objects to lift.
+    pub objects: ObjectChoice,
+    /// Source of huge pages for writable ranges.
+    pub writable_pages: WritablePages,
+    /// Treatment of huge pages that hold read-only data and code.
+    pub edges: Edges,
+    /// Most bytes that a lift may make resident, pool pages included.
+    pub max_memory: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_as_in_a_shell() {
+        for (pattern, text, expected) in [
+            ("libjvm*", "libjvm.so", true),
+            ("*.so", "libjvm.so", true),
+            ("lib?.so", "libz.so", true),
+            ("lib?.so", "libzz.so", false),
+            ("*z*s*", "libz.so.1", true),
+            ("", "x", false),
+            ("*", "", true),
+        ] {
+            assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn object_choices_are_read() {
+        assert_eq!("exe".parse(), Ok(ObjectChoice::Executable));
+        assert_eq!("a,b*".parse(), Ok(ObjectChoice::Matching(vec!["a".into(), "b*".into()])));
+        assert!("a,,b".parse::<ObjectChoice>().is_err());
+    }
+
+    #[test]
+    fn kinds_are_a_set() {
+        let set = Kinds::of(&[Kind::Text, Kind::Bss]);
+        assert!(set.contains(Kind::Text) && set.contains(Kind::Bss) && !set.contains(Kind::Data));
+        assert!(Kinds::ALL.contains(Kind::Heap));
+    }
+}

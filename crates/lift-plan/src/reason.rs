@@ -1,0 +1,170 @@
+//! Why memory stays where it is: what was found, what was needed, and the command that mends it.
+
+use crate::ThpMode;
+use address_space::{PageSize, format_bytes};
+use serde::{Serialize, Serializer};
+use std::fmt;
+
+/// Why a range is not lifted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Too small, or cut so that no whole huge page lies in it.
+    NoWholePage {
+        /// Bytes of the range.
+        bytes: u64,
+        /// Huge page size.
+        size: PageSize,
+    },
+    /// The pool has too few pages left.
+    PoolTooSmall {
+        /// Page size.
+        size: PageSize,
+        /// Pages needed.
+        needed: u64,
+        /// Pages available.
+        available: u64,
+        /// Pages in the pool now.
+        total: u64,
+    },
+    /// The kernel has no pool of this page size.
+    NoSuchPool {
+        /// Page size.
+        size: PageSize,
+        /// Sizes that exist.
+        sizes: Vec<PageSize>,
+    },
+    /// Transparent huge pages are switched off.
+    ThpOff,
+    /// The kernel has no transparent huge pages.
+    NoThp,
+    /// Transparent huge pages come in one size only.
+    ThpSize {
+        /// The size asked for.
+        wanted: PageSize,
+        /// The size they have.
+        size: PageSize,
+    },
+    /// No huge pages of any kind on this kernel.
+    NoHugePages,
+    /// More memory would become resident than allowed or available.
+    Memory {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes left.
+        left: u64,
+        /// What sets the bound.
+        bound: String,
+    },
+    /// The process has too many mappings for one more split.
+    Mappings {
+        /// Mappings now.
+        now: u64,
+        /// `vm.max_map_count`.
+        most: u64,
+    },
+    /// Writable and executable at once; a copy would have to be so too.
+    WritableAndExecutable,
+    /// Not readable, so that it cannot be copied.
+    NotReadable,
+    /// Carries a property that a copy would lose.
+    Special(String),
+    /// The program is going to change the protection of parts of it (RELRO of a static program), which pool pages
+    /// cannot follow.
+    ProtectionPending,
+    /// The program is going to write relocations into its code.
+    TextRelocationsPending,
+    /// Built for another kind of machine.
+    OtherMachine(u16),
+    /// The kernel refused a call.
+    Kernel {
+        /// The call.
+        call: &'static str,
+        /// The error's number.
+        errno: i32,
+        /// The error in words.
+        error: String,
+    },
+    /// The kernel gave ordinary pages where huge ones were asked for.
+    NotHuge {
+        /// Bytes that stayed on ordinary pages.
+        bytes: u64,
+    },
+}
+
+impl From<ThpMode> for Option<Reason> {
+    fn from(mode: ThpMode) -> Self {
+        (mode == ThpMode::Never).then_some(Reason::ThpOff)
+    }
+}
+
+impl Reason {
+    /// The command or change that mends it, if there is one.
+    pub fn mend(&self) -> Option<String> {
+        match self {
+            Self::NoWholePage { .. } => None,
+            Self::PoolTooSmall { size, needed, available, total } => Some(format!(
+                "echo {} > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
+                total + needed.saturating_sub(*available),
+                size.kib()
+            )),
+            Self::NoSuchPool { sizes, .. } => {
+                sizes.first().map(|size| format!("--page-size {}", size.to_string().replace(' ', "")))
+            }
+            Self::ThpOff => Some("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".to_owned()),
+            Self::ThpSize { .. } => Some("--pages hugetlb".to_owned()),
+            Self::Memory { needed, .. } => Some(format!("--max-memory {needed}, or free memory")),
+            Self::Mappings { most, .. } => Some(format!("sysctl vm.max_map_count={}", most.saturating_mul(2))),
+            Self::ProtectionPending => Some("--writable-pages thp".to_owned()),
+            Self::NotHuge { .. } => Some("echo 1 > /proc/sys/vm/compact_memory".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoWholePage { bytes, size } => {
+                write!(f, "holds no whole {size} page ({})", format_bytes(*bytes))
+            }
+            Self::PoolTooSmall { size, needed, available, .. } => {
+                write!(f, "needs {needed} pages of {size} from the pool, {available} available")
+            }
+            Self::NoSuchPool { size, sizes } => {
+                let sizes: Vec<_> = sizes.iter().map(ToString::to_string).collect();
+                let found = if sizes.is_empty() { "no pool at all".to_owned() } else { sizes.join(", ") };
+                write!(f, "no pool of {size} pages on this machine, found {found}")
+            }
+            Self::ThpOff => f.write_str("transparent huge pages are off (`never`), needed `madvise` or `always`"),
+            Self::NoThp => f.write_str("this kernel has no transparent huge pages"),
+            Self::ThpSize { wanted, size } => {
+                write!(f, "transparent huge pages are {size} here, {wanted} asked for")
+            }
+            Self::NoHugePages => f.write_str("this kernel has no huge pages"),
+            Self::Memory { needed, left, bound } => {
+                write!(f, "would make {} more resident, {} left by {bound}", format_bytes(*needed), format_bytes(*left))
+            }
+            Self::Mappings { now, most } => {
+                write!(f, "the process has {now} mappings, too near to vm.max_map_count = {most}")
+            }
+            Self::WritableAndExecutable => f.write_str("writable and executable at once"),
+            Self::NotReadable => f.write_str("not readable, so it cannot be copied"),
+            Self::Special(property) => write!(f, "{property}, which a copy would lose"),
+            Self::ProtectionPending => {
+                f.write_str("the program will change the protection of part of it, which pool pages cannot follow")
+            }
+            Self::TextRelocationsPending => f.write_str("the program will write relocations into it"),
+            Self::OtherMachine(machine) => write!(f, "built for another machine (ELF machine {machine})"),
+            Self::Kernel { call, error, .. } => write!(f, "the kernel refused {call}: {error}"),
+            Self::NotHuge { bytes } => {
+                write!(f, "the kernel had no huge page for {}: memory is fragmented or short", format_bytes(*bytes))
+            }
+        }
+    }
+}
+
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

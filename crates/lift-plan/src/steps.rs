@@ -1,0 +1,106 @@
+//! The steps of a lift. Executors know only these.
+
+use crate::{Attempt, Part, RangeLift, Source, Way};
+use address_space::{AddressRange, PageSize, Protection, RangeSet};
+
+/// One step. Ranges are those of the process; a step on the staging copy means the same range in the copy.
+///
+/// Up to and including [`Step::SealStaging`] nothing the program can see has changed, so that a failure only means that
+/// the staging copy is dropped. [`Step::Swap`] is one system call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Map memory for a copy of the range elsewhere, readable and writable.
+    MapStaging {
+        /// The range to be copied.
+        range: AddressRange,
+        /// Source of the pages.
+        source: Source,
+        /// Their size.
+        size: PageSize,
+    },
+    /// Make the staging copy's pages present, so that no fault can fail later.
+    PopulateStaging(AddressRange, PageSize),
+    /// Turn into huge pages what populating left on ordinary ones.
+    CollapseStaging(AddressRange, PageSize),
+    /// Read back which of the staging copy is huge; the steps that follow act on that only.
+    KeepHuge(AddressRange, PageSize),
+    /// Copy into staging.
+    CopyToStaging(RangeSet),
+    /// Give the staging copy its final protection.
+    SealStaging(AddressRange, Protection),
+    /// Put the staging copy in place, one call for each run that is kept.
+    Swap(AddressRange),
+    /// Move one mapping aside (before Linux 5.16).
+    MoveAside(AddressRange),
+    /// Map huge pages in the place that was left.
+    MapInPlace(AddressRange, PageSize),
+    /// Make them present.
+    PopulateInPlace(AddressRange, PageSize),
+    /// Copy back from aside.
+    CopyBack(RangeSet),
+    /// Final protection.
+    SealInPlace(AddressRange, Protection),
+    /// Drop what was moved aside; from here on the range counts as lifted.
+    DropAside(AddressRange),
+    /// Advise the kernel to use huge pages for what will be touched.
+    AdviseInPlace(AddressRange),
+    /// Turn touched memory into huge pages where it lies.
+    CollapseInPlace(AddressRange),
+}
+
+impl Step {
+    /// The addresses of the process that the step is about.
+    pub fn ranges(&self) -> Vec<AddressRange> {
+        match self {
+            Self::MapStaging { range, .. }
+            | Self::PopulateStaging(range, _)
+            | Self::CollapseStaging(range, _)
+            | Self::KeepHuge(range, _)
+            | Self::SealStaging(range, _)
+            | Self::Swap(range)
+            | Self::MoveAside(range)
+            | Self::MapInPlace(range, _)
+            | Self::PopulateInPlace(range, _)
+            | Self::SealInPlace(range, _)
+            | Self::DropAside(range)
+            | Self::AdviseInPlace(range)
+            | Self::CollapseInPlace(range) => vec![*range],
+            Self::CopyToStaging(set) | Self::CopyBack(set) => set.iter().collect(),
+        }
+    }
+}
+
+/// The steps by which one part of a range is lifted.
+pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
+    let range = part.range;
+    match &part.way {
+        Way::Swap { copy } => {
+            let mut steps = vec![
+                Step::MapStaging { range, source: attempt.source, size: attempt.page_size },
+                Step::PopulateStaging(range, attempt.page_size),
+            ];
+            if attempt.source == Source::Thp {
+                steps.push(Step::CollapseStaging(range, attempt.page_size));
+                steps.push(Step::KeepHuge(range, attempt.page_size));
+            }
+            steps.push(Step::CopyToStaging(copy.clone()));
+            steps.push(Step::SealStaging(range, lift.protection));
+            steps.push(Step::Swap(range));
+            steps
+        }
+        Way::MoveAside { copy, mappings } => {
+            let mut steps: Vec<_> = mappings.iter().map(|&mapping| Step::MoveAside(mapping)).collect();
+            steps.push(Step::MapInPlace(range, attempt.page_size));
+            steps.push(Step::PopulateInPlace(range, attempt.page_size));
+            steps.push(Step::CopyBack(copy.clone()));
+            steps.push(Step::SealInPlace(range, lift.protection));
+            steps.push(Step::DropAside(range));
+            steps
+        }
+        Way::InPlace { collapse } => {
+            let mut steps = vec![Step::AdviseInPlace(range)];
+            steps.extend(collapse.iter().map(Step::CollapseInPlace));
+            steps
+        }
+    }
+}
