@@ -7,6 +7,7 @@
 mod auxiliary;
 mod error;
 mod file_identity;
+mod link_map;
 mod loading;
 mod mapped_file;
 mod process_files;

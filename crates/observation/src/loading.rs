@@ -1,9 +1,10 @@
 //! The ELF objects that a process has loaded.
 
+use crate::link_map::{self, LinkedObject, ProcessMemoryFile};
 use crate::mapped_file::{BoundedFile, MappedFile, Opener, Unreadable, open_regular};
 use crate::{AuxiliaryVector, FileIdentity, ObservationError, ProcessFiles, roles};
 use address_space::{
-    AddressSpace, ElfError, ElfImage, FileKey, LoadedObject, ObjectRole, PageSize, bias_of, file_groups,
+    AddressSpace, ElfError, ElfImage, FileKey, LoadedObject, MappingName, ObjectRole, PageSize, bias_of, file_groups,
 };
 use object::ReadCache;
 use std::collections::HashMap;
@@ -109,6 +110,7 @@ impl ObjectReader {
             executable = self.executed_without_mappings(&process, &auxiliary, space, &mut found);
         }
         roles::assign(&mut found.objects, executable, &auxiliary, base_page);
+        self.take_linked(&process, space, &mut found);
         found.objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
         Ok(found)
     }
@@ -167,6 +169,28 @@ impl ObjectReader {
         image
     }
 
+    /// Objects that have no mapping of their file any more, as the dynamic linker names them. Asked for only where some
+    /// memory without a file might belong to one.
+    fn take_linked(&mut self, process: &ProcessFiles, space: &AddressSpace, found: &mut LoadedObjects) {
+        if !has_unexplained_memory(space, &found.objects) {
+            return;
+        }
+        let Some(executable) = found.executable() else { return };
+        let Some(memory) = ProcessMemoryFile::open(process) else { return };
+        for LinkedObject { bias, path } in link_map::linked_objects(process, &memory, executable) {
+            if !path.starts_with('/') || found.objects.iter().any(|o| o.bias == bias) {
+                continue;
+            }
+            let Some(file) = link_map::open_path(process, &path) else { continue };
+            let Ok(image) = self.parse(&file) else { continue };
+            let object = LoadedObject { path, role: ObjectRole::SharedObject, bias, image };
+            let taken = found.objects.iter().any(|other| other.extent().overlaps(object.extent()));
+            if !taken && roles::is_whole(&object, space) && link_map::is_in_memory(&file, &object, &memory) {
+                found.objects.push(object);
+            }
+        }
+    }
+
     /// The executable when none of its mappings is one of its file any more: all of it has been lifted. The kernel
     /// still knows where its headers and its entry lie.
     fn executed_without_mappings(
@@ -189,6 +213,16 @@ impl ObjectReader {
             found.objects.len() - 1
         })
     }
+}
+
+/// True where memory without a file lies outside of all objects and looks like a lifted part of one: on pages of the
+/// pool, executable, or read-only.
+fn has_unexplained_memory(space: &AddressSpace, objects: &[LoadedObject]) -> bool {
+    space.mappings().iter().any(|m| {
+        let no_file = m.is_plain_anonymous() && m.protection.read && (m.protection.execute || !m.protection.write);
+        (no_file || (m.name == MappingName::HugetlbAnonymous && !m.shared))
+            && !objects.iter().any(|object| object.extent().overlaps(m.range))
+    })
 }
 
 /// A 32-bit process's auxiliary vector does not tell; this program's own machine is the same.

@@ -99,6 +99,50 @@ fn a_program_whose_file_is_gone_or_replaced_is_still_understood() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
+/// Builds the program that loses the files of its own mappings; its library lies beside it.
+fn build_on_anonymous_memory(directory: &Path) {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    let library = directory.join("liblibrary_number.so");
+    let cc = |arguments: &[&std::ffi::OsStr]| {
+        let status = Command::new("cc").args(arguments).status().expect("needs a C compiler named cc");
+        assert!(status.success());
+    };
+    cc(&[
+        "-shared".as_ref(),
+        "-fPIC".as_ref(),
+        "-o".as_ref(),
+        library.as_ref(),
+        sources.join("library_number.c").as_ref(),
+    ]);
+    let rpath = format!("-Wl,-rpath,{}", directory.display());
+    let (program, source) = (directory.join("on_anonymous_memory"), sources.join("on_anonymous_memory.c"));
+    cc(&["-O1".as_ref(), "-o".as_ref(), program.as_ref(), source.as_ref(), library.as_ref(), rpath.as_ref()]);
+}
+
+#[test]
+fn objects_that_stand_on_anonymous_memory_alone_are_still_named() {
+    let directory = std::env::temp_dir().join(format!("observation-anonymous-{}", own_pid()));
+    std::fs::create_dir_all(&directory).unwrap();
+    build_on_anonymous_memory(&directory);
+    let program = directory.join("on_anonymous_memory");
+    let plain = Program::start(&mut Command::new(&program));
+    let names = ["liblibrary_number.so", "/on_anonymous_memory"];
+    for arguments in [&names[..1], &names[1..], &names[..]] {
+        let lifted = Program::start(Command::new(&program).args(arguments));
+        let maps = ProcessFiles::of(lifted.pid()).text("maps").unwrap();
+        assert!(arguments.iter().all(|name| !maps.contains(name)), "{maps}");
+        let shape = |pid| -> Vec<_> { loaded(pid).0.objects.into_iter().map(|o| (o.role, o.path, o.image)).collect() };
+        let mut expected = shape(plain.pid());
+        let mut seen = shape(lifted.pid());
+        expected.sort_by(|a, b| a.1.cmp(&b.1));
+        seen.sort_by(|a, b| a.1.cmp(&b.1));
+        assert_eq!(seen, expected, "without the files of {arguments:?}");
+        let (objects, _, auxiliary) = loaded(lifted.pid());
+        assert_eq!(objects.executable().unwrap().entry(), auxiliary.entry().unwrap());
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
 #[test]
 fn a_reader_remembers_files_and_gives_the_same_again() {
     let space = ProcessFiles::of(own_pid()).maps().unwrap();

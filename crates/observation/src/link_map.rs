@@ -1,0 +1,159 @@
+//! The objects that the dynamic linker says it has loaded: its `r_debug` record and the chain of `link_map`s
+//! (the C libraries' `<link.h>`; glibc and musl agree). For objects whose every mapping has been lifted off the file.
+
+use crate::ProcessFiles;
+use crate::mapped_file::{BoundedFile, MappedFile, open_regular};
+use address_space::{Address, AddressRange, LoadedObject};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, ReadCache, elf};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+/// A chain longer than this is taken for a loop.
+const MOST_OBJECTS: usize = 1 << 14;
+/// The longest path the kernel takes (PATH_MAX).
+const LONGEST_PATH: usize = 4096;
+/// A dynamic table has some thirty entries of 16 bytes.
+const MOST_DYNAMIC_BYTES: u64 = 1 << 16;
+/// So much of an object's beginning is compared with its file: headers, and nearly always the build-id.
+const COMPARED_BYTES: u64 = 1024;
+
+/// An object as the dynamic linker names it.
+#[derive(Debug)]
+pub(crate) struct LinkedObject {
+    pub bias: u64,
+    pub path: String,
+}
+
+/// The memory of another process, through `/proc/PID/mem`. Needs the right to trace it.
+#[derive(Debug)]
+pub(crate) struct ProcessMemoryFile {
+    file: File,
+}
+
+impl ProcessMemoryFile {
+    /// `None` where the kernel does not allow it.
+    pub fn open(process: &ProcessFiles) -> Option<Self> {
+        Some(Self { file: File::open(process.path("mem")).ok()? })
+    }
+
+    fn bytes(&self, at: Address, length: u64) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(length).ok()?];
+        self.file.read_exact_at(&mut bytes, at.0).ok()?;
+        Some(bytes)
+    }
+
+    fn words<const N: usize>(&self, at: Address) -> Option<[u64; N]> {
+        let bytes = self.bytes(at, 8 * N as u64)?;
+        let mut words = [0; N];
+        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(chunk.try_into().ok()?);
+        }
+        Some(words)
+    }
+
+    fn text(&self, at: Address) -> Option<String> {
+        let mut bytes = vec![0; LONGEST_PATH];
+        let count = self.file.read_at(&mut bytes, at.0).ok()?;
+        let end = bytes[..count].iter().position(|&b| b == 0)?;
+        bytes.truncate(end);
+        String::from_utf8(bytes).ok()
+    }
+}
+
+/// The chain of objects that belongs to `executable`; empty where there is none or it cannot be read.
+pub(crate) fn linked_objects(
+    process: &ProcessFiles,
+    memory: &ProcessMemoryFile,
+    executable: &LoadedObject,
+) -> Vec<LinkedObject> {
+    let chain = || {
+        let file = open_regular(&process.path("exe")).ok().flatten();
+        // Started as `ld.so PROGRAM`, the executed file is the linker, and its table says nothing.
+        let file =
+            file.filter(|f| is_in_memory(f, executable, memory)).or_else(|| open_loaded(process, executable, memory));
+        let table = dynamic_table(&file?)?.shifted(executable.bias);
+        Some(follow(memory, debug_record(memory, table)?))
+    };
+    chain().unwrap_or_default()
+}
+
+/// Opens the file by an object's path if the object's memory still begins as the file does.
+pub(crate) fn open_loaded(
+    process: &ProcessFiles,
+    object: &LoadedObject,
+    memory: &ProcessMemoryFile,
+) -> Option<MappedFile> {
+    open_path(process, &object.path).filter(|file| is_in_memory(file, object, memory))
+}
+
+/// Opens a regular file by a path that is meant within the process's root.
+pub(crate) fn open_path(process: &ProcessFiles, path: &str) -> Option<MappedFile> {
+    let path = PathBuf::from(format!("{}{path}", process.path("root").display()));
+    open_regular(&path).ok().flatten()
+}
+
+/// True where the first bytes of the object's memory are those of the file.
+pub(crate) fn is_in_memory(file: &MappedFile, object: &LoadedObject, memory: &ProcessMemoryFile) -> bool {
+    let compare = || {
+        let first = object.image.segments.first()?;
+        let length = first.file_size.min(COMPARED_BYTES);
+        let mut in_file = vec![0; usize::try_from(length).ok()?];
+        file.file.read_exact_at(&mut in_file, first.offset).ok()?;
+        Some(memory.bytes(object.extent().start(), length)? == in_file)
+    };
+    compare().unwrap_or(false)
+}
+
+fn dynamic_table(file: &MappedFile) -> Option<AddressRange> {
+    let bytes = ReadCache::new(BoundedFile::new(&file.file, file.metadata.len(), 1 << 20));
+    let header = elf::FileHeader64::<Endianness>::parse(&bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let headers = header.program_headers(endian, &bytes).ok()?;
+    let dynamic = headers.iter().find(|h| h.p_type(endian) == elf::PT_DYNAMIC)?;
+    Some(AddressRange::sized(Address(dynamic.p_vaddr(endian)), dynamic.p_memsz(endian)))
+}
+
+/// `DT_DEBUG`, into which the dynamic linker has written where its record lies.
+fn debug_record(memory: &ProcessMemoryFile, table: AddressRange) -> Option<Address> {
+    let bytes = memory.bytes(table.start(), table.len().min(MOST_DYNAMIC_BYTES))?;
+    let debug = elf::DT_DEBUG.0 as u64;
+    bytes.chunks_exact(16).find_map(|entry| {
+        let tag = u64::from_ne_bytes(entry[..8].try_into().ok()?);
+        let value = u64::from_ne_bytes(entry[8..].try_into().ok()?);
+        (tag == debug && value != 0).then_some(Address(value))
+    })
+}
+
+fn follow(memory: &ProcessMemoryFile, record: Address) -> Vec<LinkedObject> {
+    let mut objects = Vec::new();
+    // struct r_debug { int r_version; struct link_map *r_map; ... }
+    let mut next = memory.words::<1>(record + 8).map_or(0, |[map]| map);
+    while next != 0 && objects.len() < MOST_OBJECTS {
+        // struct link_map { l_addr, l_name, l_ld, l_next, ... }
+        let Some([bias, name, _, following]) = memory.words(Address(next)) else { break };
+        objects.push(LinkedObject { bias, path: memory.text(Address(name)).unwrap_or_default() });
+        next = following;
+    }
+    objects
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load_objects;
+
+    #[test]
+    fn the_linker_names_the_objects_that_the_maps_show() {
+        let process = ProcessFiles::of(std::process::id() as i32);
+        let loaded = load_objects(process.pid(), &process.maps().unwrap()).unwrap();
+        let memory = ProcessMemoryFile::open(&process).unwrap();
+        let executable = loaded.executable().unwrap();
+        assert!(is_in_memory(&open_loaded(&process, executable, &memory).unwrap(), executable, &memory));
+        let linked = linked_objects(&process, &memory, executable);
+        for object in &loaded.objects {
+            assert!(linked.iter().any(|l| l.bias == object.bias), "{} is not in the chain", object.path);
+        }
+    }
+}
