@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod auxiliary;
+pub mod coverage;
 mod error;
 mod file_identity;
 mod link_map;
@@ -14,6 +15,7 @@ mod process_files;
 mod roles;
 
 pub use auxiliary::AuxiliaryVector;
+pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};
 pub use error::ObservationError;
 pub use file_identity::FileIdentity;
 pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};

@@ -91,7 +91,7 @@ impl ObjectReader {
         }
         let process = ProcessFiles::of(pid);
         let auxiliary = process.auxiliary()?;
-        let Some(base_page) = auxiliary.page_size().or_else(own_page_size) else { return Ok(LoadedObjects::default()) };
+        let base_page = auxiliary.page_size().map_or_else(|| process.page_size(), Ok)?;
         let mut found = LoadedObjects::default();
         let executed = ExecutedFile::of(&process);
         let mut executable = None;
@@ -223,11 +223,6 @@ fn has_unexplained_memory(space: &AddressSpace, objects: &[LoadedObject]) -> boo
         (no_file || (m.name == MappingName::HugetlbAnonymous && !m.shared))
             && !objects.iter().any(|object| object.extent().overlaps(m.range))
     })
-}
-
-/// A 32-bit process's auxiliary vector does not tell; this program's own machine is the same.
-fn own_page_size() -> Option<PageSize> {
-    ProcessFiles::of(std::process::id() as i32).auxiliary().ok()?.page_size()
 }
 
 type ReadImage = Result<Option<Result<ElfImage, ElfError>>, Unreadable>;

@@ -1,10 +1,13 @@
 //! The files of one process under `/proc` (proc(5)).
 
 use crate::{AuxiliaryVector, ObservationError};
-use address_space::{AddressSpace, MappingUsage, parse_smaps};
+use address_space::{AddressSpace, MappingUsage, MapsError, PageSize, parse_smaps};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// So often the mappings of a process that changes them all the time are read before giving up.
+const READ_ATTEMPTS: usize = 5;
 
 /// The directory `/proc/PID` of one process.
 #[derive(Clone, Debug)]
@@ -34,7 +37,7 @@ impl ProcessFiles {
     /// # Errors
     /// [`ObservationError`].
     pub fn maps(&self) -> Result<AddressSpace, ObservationError> {
-        Ok(AddressSpace::parse(&self.text("maps")?)?)
+        self.consistent(|| Ok(AddressSpace::parse(&self.text("maps")?)?))
     }
 
     /// The mappings with the kernel's account of each, from `/proc/PID/smaps`.
@@ -42,7 +45,48 @@ impl ProcessFiles {
     /// # Errors
     /// [`ObservationError`].
     pub fn smaps(&self) -> Result<Vec<MappingUsage>, ObservationError> {
-        Ok(parse_smaps(&self.text("smaps")?)?)
+        self.consistent(|| {
+            let usages = parse_smaps(&self.text("smaps")?)?;
+            let overlap = usages.windows(2).position(|w| w[0].mapping.range.end() > w[1].mapping.range.start());
+            match overlap {
+                None => Ok(usages),
+                Some(at) => Err(MapsError { line: 1 + at, text: usages[at + 1].mapping.range.to_string() }.into()),
+            }
+        })
+    }
+
+    /// The kernel hands out the mappings of a running process page by page of text; one that grows in between may
+    /// appear twice. Reading again then gives another picture.
+    fn consistent<T>(&self, read: impl Fn() -> Result<T, ObservationError>) -> Result<T, ObservationError> {
+        for _ in 1..READ_ATTEMPTS {
+            match read() {
+                Err(ObservationError::Maps(_)) => {}
+                result => return result,
+            }
+        }
+        read()
+    }
+
+    /// The name the kernel knows the process by (`/proc/PID/comm`), fit to be printed.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn name(&self) -> Result<String, ObservationError> {
+        let name = self.text("comm")?;
+        Ok(name.trim_end_matches('\n').chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+    }
+
+    /// The base page of the process; of this program, where the process (a 32-bit one) does not tell.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn page_size(&self) -> Result<PageSize, ObservationError> {
+        let told = |files: &Self| files.auxiliary().map(|auxiliary| auxiliary.page_size());
+        if let Ok(Some(size)) = told(self) {
+            return Ok(size);
+        }
+        let own = Self { pid: self.pid, directory: PathBuf::from("/proc/self") };
+        told(&own)?.ok_or(ObservationError::ProcNotMounted)
     }
 
     /// What the kernel told the program at its start, from `/proc/PID/auxv`.
