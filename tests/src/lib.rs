@@ -1,1 +1,61 @@
-//! End-to-end tests.
+//! What the end-to-end tests share: trials with requirements, a reserved pool, programs built from `tests/programs`,
+//! runs with a limit of time, and the tests' own view of what the kernel backs a process with.
+//!
+//! Nothing here uses the code that lifts: what is due is worked out from the ELF files and from `/proc` alone.
+#![forbid(unsafe_code)]
+
+mod context;
+mod due;
+mod need;
+mod pool;
+mod process;
+mod program;
+mod view;
+
+pub use context::{Context, main_of, trial};
+pub use due::{Kind, Source, check_lifted, check_unlifted, due_ranges, source_of};
+pub use need::{Need, command_exists, is_root, meminfo};
+pub use pool::{PoolReservation, available_pages, default_huge_page, pool_file};
+pub use process::{Ending, Output, Session, exchange_text, poll_until};
+pub use program::{Program, program_files};
+pub use view::{Flag, LoadedElf, View, process_field, process_state};
+
+use std::path::PathBuf;
+
+/// The folder of this package, where `programs/` lies.
+pub fn tests_folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The workspace's root folder.
+pub fn workspace() -> PathBuf {
+    tests_folder().parent().map(PathBuf::from).unwrap_or_default()
+}
+
+/// Where tests build and keep things: `pagelift-tests` in the target folder that this test itself lies in.
+pub fn scratch_folder() -> PathBuf {
+    target_folder().join("pagelift-tests")
+}
+
+/// Cargo's target folder, from the place of the running test binary (`target/PROFILE/deps/NAME`).
+pub fn target_folder() -> PathBuf {
+    let mut path = std::env::current_exe().unwrap_or_default();
+    for _ in 0..3 {
+        path.pop();
+    }
+    path
+}
+
+/// The `pagelift` under test: `$PAGELIFT_BINARY`, else the release build, else the one of this test's own profile.
+///
+/// # Errors
+/// None was built: the command that builds one.
+pub fn pagelift_binary() -> anyhow::Result<PathBuf> {
+    if let Some(path) = std::env::var_os("PAGELIFT_BINARY") {
+        return Ok(PathBuf::from(path));
+    }
+    let built = ["release", "debug"].map(|profile| target_folder().join(profile).join("pagelift"));
+    built.into_iter().find(|path| path.exists()).ok_or_else(|| {
+        anyhow::anyhow!("no pagelift in {}/release; build it with `cargo build --release`", target_folder().display())
+    })
+}

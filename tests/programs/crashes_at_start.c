@@ -1,0 +1,17 @@
+// Dies of its own fault in its constructor.
+//
+// needs: pool 64M
+// build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
+// expect: signal 11
+#define CODE_PAGES 1100
+#include "support/ranges.h"
+#include <sys/prctl.h>
+
+__attribute__((constructor)) static void crash(void) {
+    prctl(PR_SET_DUMPABLE, 0);
+    printf("code sums to %lu\n", (unsigned long)run_code());
+    fflush(stdout);
+    *(volatile int *)8 = 1;
+}
+
+int main(void) { return 1; }

@@ -1,0 +1,209 @@
+//! One trial: its needs, its folder of artefacts, and the command that repeats it.
+
+use crate::need::{self, Need};
+use crate::pool::PoolReservation;
+use crate::process::{Output, Session, poll_until};
+use crate::{pagelift_binary, scratch_folder};
+use anyhow::{Context as _, Result};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// The environment variable that marks every process of a trial, so that one left behind is found.
+const MARK: &str = "PAGELIFT_TRIAL";
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a trial works with. Its folder is removed when the trial passes and kept when it fails.
+pub struct Context {
+    name: String,
+    folder: PathBuf,
+    pool: Option<PoolReservation>,
+    notes: RefCell<String>,
+    runs: Cell<u32>,
+}
+
+impl Context {
+    fn new(name: &str, pool: Option<PoolReservation>) -> Result<Self> {
+        let file_name: String = name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
+        let folder = scratch_folder().join("trials").join(file_name);
+        fs::remove_dir_all(&folder).ok();
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Self { name: name.to_owned(), folder, pool, notes: RefCell::default(), runs: Cell::new(0) })
+    }
+
+    /// An empty folder of the trial's own.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The pool that the trial asked for with [`Need::Pool`].
+    ///
+    /// # Errors
+    /// It did not ask.
+    pub fn pool(&self) -> Result<&PoolReservation> {
+        self.pool.as_ref().context("this trial has reserved no pool")
+    }
+
+    /// Keeps a line for the reader of a failure.
+    pub fn note(&self, text: impl AsRef<str>) {
+        let mut notes = self.notes.borrow_mut();
+        notes.push_str(text.as_ref());
+        notes.push('\n');
+    }
+
+    /// Runs a command to its end, within a minute.
+    ///
+    /// # Errors
+    /// It cannot be started or does not end.
+    pub fn run(&self, command: Command) -> Result<Output> {
+        self.run_within(command, LIMIT)
+    }
+
+    /// Runs a command to its end.
+    ///
+    /// # Errors
+    /// It cannot be started or does not end in time.
+    pub fn run_within(&self, command: Command, limit: Duration) -> Result<Output> {
+        let output = self.session_within(command, limit)?.finish()?;
+        self.keep(&output);
+        Ok(output)
+    }
+
+    /// Starts a command that the trial talks to.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn session(&self, command: Command) -> Result<Session> {
+        self.session_within(command, LIMIT)
+    }
+
+    /// Starts a command that the trial talks to, with another limit of time than a minute.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn session_within(&self, mut command: Command, limit: Duration) -> Result<Session> {
+        self.mark(&mut command);
+        Session::start(command, limit)
+    }
+
+    /// Notes the command and marks its processes as this trial's.
+    pub fn mark(&self, command: &mut Command) {
+        self.note(format!("+ {command:?}"));
+        command.env(MARK, &self.name);
+    }
+
+    /// Keeps what a finished process wrote.
+    pub fn keep(&self, output: &Output) {
+        let run = self.runs.get();
+        self.runs.set(run + 1);
+        self.note(format!("  run {run}: {:?} after {:.3} s", output.ending, output.took.as_secs_f64()));
+        for (kind, text) in [("stdout", &output.stdout), ("stderr", &output.stderr)] {
+            if !text.is_empty() {
+                fs::write(self.folder.join(format!("{run}.{kind}")), text).ok();
+            }
+        }
+    }
+
+    /// `pagelift run` with these options, the program behind `--`.
+    ///
+    /// # Errors
+    /// No `pagelift` was built.
+    pub fn lifted(&self, options: &[&str], program: &Command) -> Result<Command> {
+        let mut command = Command::new(pagelift_binary()?);
+        command.arg("run").args(options).arg("--").arg(program.get_program()).args(program.get_args());
+        for (name, value) in program.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        if let Some(folder) = program.get_current_dir() {
+            command.current_dir(folder);
+        }
+        Ok(command)
+    }
+
+    /// `pagelift` with these arguments.
+    ///
+    /// # Errors
+    /// No `pagelift` was built.
+    pub fn pagelift(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(pagelift_binary()?);
+        command.args(arguments);
+        Ok(command)
+    }
+
+    /// Fails where a process of this trial still runs; a moment is granted to those that are just ending.
+    fn check_nobody_is_left(&self) -> Result<()> {
+        let mut left = Vec::new();
+        let waited = poll_until(Duration::from_secs(5), "the trial's processes to end", || {
+            left = processes_marked(&self.name);
+            left.is_empty()
+        });
+        waited.with_context(|| format!("left behind: {left:?}"))
+    }
+}
+
+/// Command lines of the processes that carry the mark of this trial.
+fn processes_marked(name: &str) -> Vec<String> {
+    let mark = format!("{MARK}={name}");
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let marked = entries.filter(|entry| {
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        environment.split(|&b| b == 0).any(|variable| variable == mark.as_bytes())
+    });
+    let line = |entry: fs::DirEntry| {
+        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        format!("{} {}", entry.file_name().display(), String::from_utf8_lossy(&arguments).replace('\0', " "))
+    };
+    marked.map(line).collect()
+}
+
+/// A trial that is skipped where a need is not met, and whose folder is kept where it fails.
+pub fn trial<F>(name: impl Into<String>, needs: Vec<Need>, body: F) -> Trial
+where
+    F: FnOnce(&Context) -> Result<()> + Send + 'static,
+{
+    let name = name.into();
+    let own_name = name.clone();
+    Trial::ignorable_test(name, move || {
+        let pool = match need::meet(&needs) {
+            Ok(pool) => pool,
+            Err(reason) => return Ok(Completion::ignored_with(reason)),
+        };
+        let context = Context::new(&own_name, pool).map_err(|e| Failed::from(format!("{e:#}")))?;
+        let body = std::panic::AssertUnwindSafe(|| body(&context).and_then(|()| context.check_nobody_is_left()));
+        let result = std::panic::catch_unwind(body)
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked; the message stands above")));
+        match result {
+            Ok(()) => {
+                fs::remove_dir_all(&context.folder).ok();
+                Ok(Completion::Completed)
+            }
+            Err(error) => Err(failure(&context, &error)),
+        }
+    })
+}
+
+fn failure(context: &Context, error: &anyhow::Error) -> Failed {
+    let notes = context.notes.borrow();
+    fs::write(context.folder.join("notes"), format!("{notes}\n{error:?}\n")).ok();
+    let test = std::env::current_exe().ok().and_then(|path| path.file_stem().map(|s| s.to_string_lossy().into_owned()));
+    let test = test.as_deref().and_then(|name| name.rsplit_once('-')).map_or("NAME", |(name, _)| name).to_owned();
+    let name = &context.name;
+    let folder = context.folder.display();
+    Failed::from(format!(
+        "{error:#}\n\n{notes}\nkept: {folder}\nrepeat: cargo test -p pagelift-tests --test {test} -- --exact '{name}'"
+    ))
+}
+
+/// Runs the trials of one test target, as `cargo test` expects it.
+pub fn main_of(trials: Vec<Trial>) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Trials start processes of their own; more than two at once only disturb each other.
+    arguments.test_threads = arguments.test_threads.or(Some(2));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
