@@ -1,0 +1,160 @@
+//! The report of measurements: versioned JSON that holds every sample, so that any other statistic can be made of it.
+
+use crate::comparison::{Comparison, compare};
+use crate::machine::MachineFacts;
+use crate::sample::{Clock, Sample};
+use serde::{Deserialize, Serialize};
+
+/// Version of the report's form. A reader must refuse a greater one.
+pub const REPORT_VERSION: u32 = 1;
+
+/// Measurements taken on one machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`REPORT_VERSION`].
+    pub version: u32,
+    /// The machine, as it was just before.
+    pub machine: MachineFacts,
+    /// What may have spoilt the measurement.
+    pub warnings: Vec<String>,
+    /// The measurements.
+    pub series: Vec<Series>,
+    /// What was left out, with its reason.
+    pub skipped: Vec<Skipped>,
+}
+
+/// One set of contestants that ran interleaved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// What was measured.
+    pub name: String,
+    /// Seed of the schedule and of the work.
+    pub seed: u64,
+    /// Who took part.
+    pub contestants: Vec<ContestantFacts>,
+    /// What they did.
+    pub workloads: Vec<WorkloadFacts>,
+    /// The CPU on which all ran; absent where they were free.
+    pub cpu: Option<usize>,
+    /// How the statistics were made, in words.
+    pub method: String,
+    /// The comparisons.
+    pub comparisons: Vec<Comparison>,
+    /// Every sample in the order taken.
+    pub samples: Vec<Sample>,
+}
+
+/// A contestant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContestantFacts {
+    /// Name.
+    pub name: String,
+    /// Command by which it was started, in words a shell understands.
+    pub command: String,
+    /// Bytes on huge pages, as read from the kernel while it ran; absent where it was not read.
+    pub huge_bytes: Option<u64>,
+    /// Anything else that is known of it.
+    pub notes: Vec<String>,
+}
+
+/// A workload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkloadFacts {
+    /// Name.
+    pub name: String,
+    /// Steps of a burst; 1 for whole-process runs.
+    pub steps: u64,
+}
+
+/// Something that was not measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// What.
+    pub name: String,
+    /// Why, and what would mend it.
+    pub reason: String,
+}
+
+impl Report {
+    /// A report without measurements yet; takes its warnings from the machine.
+    pub fn new(machine: MachineFacts) -> Self {
+        let warnings = machine.warnings();
+        Self { version: REPORT_VERSION, machine, warnings, series: Vec::new(), skipped: Vec::new() }
+    }
+
+    /// Notes what is left out.
+    pub fn skip(&mut self, name: impl Into<String>, reason: impl Into<String>) {
+        self.skipped.push(Skipped { name: name.into(), reason: reason.into() });
+    }
+}
+
+impl Series {
+    /// A series with the comparisons of every other contestant with the first, on each workload.
+    pub fn new(
+        name: impl Into<String>,
+        seed: u64,
+        contestants: Vec<ContestantFacts>,
+        workloads: Vec<WorkloadFacts>,
+        cpu: Option<usize>,
+        samples: Vec<Sample>,
+        clock: Clock,
+    ) -> Self {
+        let mut comparisons = Vec::new();
+        for workload in 0..workloads.len() {
+            for contestant in 1..contestants.len() {
+                comparisons.extend(compare(&samples, workload, 0, contestant, clock, seed));
+            }
+        }
+        let method = method_in_words(&samples);
+        Self { name: name.into(), seed, contestants, workloads, cpu, method, comparisons, samples }
+    }
+
+    /// Compares any two contestants, by number, on a workload.
+    pub fn compare(&self, workload: usize, baseline: usize, contestant: usize, clock: Clock) -> Option<Comparison> {
+        compare(&self.samples, workload, baseline, contestant, clock, self.seed)
+    }
+}
+
+/// How the samples were taken and used, for people who read the report.
+fn method_in_words(samples: &[Sample]) -> String {
+    let warm_ups = samples.iter().filter(|s| s.warm_up).count();
+    let generations = samples.iter().map(|s| s.generation + 1).max().unwrap_or(0);
+    format!(
+        "interleaved rounds in mirrored twos (ABBA or BAAB by lot); {} bursts used, {warm_ups} warm-up bursts dropped; \
+         processes started afresh {generations} time(s); 20 % trimmed mean of the blocks' log ratios; 95 % interval: \
+         Student's t over generations where there are {} or more, else a circular block bootstrap",
+        samples.len() - warm_ups,
+        crate::statistics::GENERATIONS_FOR_T,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_survives_json() {
+        let sample = |round: u32, position: u32| Sample {
+            generation: 0,
+            round,
+            position,
+            contestant: if round.is_multiple_of(2) { position as usize } else { 1 - position as usize },
+            workload: 0,
+            wall_nanoseconds: 1_000_003 + u64::from(round),
+            cpu_nanoseconds: Some(999_999),
+            checksum: Some(u64::MAX),
+            warm_up: round < 2,
+        };
+        let samples: Vec<Sample> = (0..40).flat_map(|round| [sample(round, 0), sample(round, 1)]).collect();
+        let contestant = |name: &str| ContestantFacts { name: name.into(), ..Default::default() };
+        let workloads = vec![WorkloadFacts { name: "code".into(), steps: 9 }];
+        let contestants = vec![contestant("plain"), contestant("lifted")];
+        let mut report = Report::new(MachineFacts::default());
+        report.series.push(Series::new("code", 7, contestants, workloads, Some(1), samples, Clock::Cpu));
+        report.skip("tcmalloc", "not installed");
+        assert_eq!(report.series[0].comparisons.len(), 1);
+        assert!(report.series[0].method.contains("76 bursts used, 4 warm-up bursts dropped"));
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+    }
+}

@@ -1,0 +1,112 @@
+//! Measures things that cannot be kept alive and repeated, whole-process runs above all, in interleaved rounds.
+
+use crate::MeasureError;
+use crate::burst_run::Stop;
+use crate::pinning::born_on;
+use crate::sample::Sample;
+use crate::schedule::Schedule;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A contestant that is measured by being run once more. It may measure itself (a lift's time from its report).
+pub struct Trial<'a> {
+    /// Name for messages and the report.
+    pub name: String,
+    /// Runs it once and gives its time.
+    pub run: Box<dyn FnMut() -> Result<Duration, MeasureError> + 'a>,
+}
+
+impl<'a> Trial<'a> {
+    /// A trial that is measured by what `run` returns.
+    pub fn new(name: impl Into<String>, run: impl FnMut() -> Result<Duration, MeasureError> + 'a) -> Self {
+        Self { name: name.into(), run: Box::new(run) }
+    }
+
+    /// A trial that starts a process and takes the time from the start to its end, which must be a success.
+    pub fn process(name: impl Into<String>, mut command: impl FnMut() -> Command + 'a) -> Self {
+        let name = name.into();
+        let contestant = name.clone();
+        Self::new(name, move || time_to_exit(&contestant, command()))
+    }
+}
+
+/// Runs a command, without input and with its output thrown away, and gives the time from its start to its end.
+///
+/// # Errors
+/// [`MeasureError::Start`], or [`MeasureError::Died`] where it ends without success.
+pub fn time_to_exit(contestant: &str, mut command: Command) -> Result<Duration, MeasureError> {
+    let failed = |source| MeasureError::Start { contestant: contestant.to_owned(), source };
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let started = Instant::now();
+    let status = command.spawn().and_then(|mut child| child.wait()).map_err(failed)?;
+    let taken = started.elapsed();
+    if status.success() {
+        Ok(taken)
+    } else {
+        Err(MeasureError::Died { contestant: contestant.to_owned(), status: status.to_string() })
+    }
+}
+
+/// Runs the trials in interleaved, mirrored rounds.
+pub struct TrialRun<'a> {
+    /// Who takes part.
+    pub trials: Vec<Trial<'a>>,
+    /// Seed of the schedule.
+    pub seed: u64,
+    /// Rounds that are run and dropped; rounded up to whole blocks of two.
+    pub warm_up_rounds: u32,
+    /// When to stop.
+    pub stop: Stop,
+    /// The CPU on which everything that the trials start is born; `None` leaves it free.
+    pub cpu: Option<usize>,
+}
+
+impl TrialRun<'_> {
+    /// Measures; `progress` is told the share that is done, between rounds. All samples are of generation 0 and workload
+    /// 0: every one of them is a new process already.
+    ///
+    /// # Errors
+    /// The first error of a trial.
+    pub fn run(mut self, progress: &mut dyn FnMut(f64)) -> Result<Vec<Sample>, MeasureError> {
+        if self.trials.is_empty() {
+            return Err(MeasureError::Nothing("a run needs a contestant at least".into()));
+        }
+        let mut schedule = Schedule::new(self.trials.len(), self.seed);
+        let warm_up = self.warm_up_rounds.next_multiple_of(2);
+        let mut samples = Vec::new();
+        let mut round = 0;
+        let mut started = Instant::now();
+        loop {
+            if round == warm_up {
+                started = Instant::now();
+            }
+            for (position, contestant) in (0u32..).zip(schedule.next_round()) {
+                let trial = &mut self.trials[contestant];
+                let taken = born_on(self.cpu, || (trial.run)())?;
+                samples.push(Sample {
+                    generation: 0,
+                    round,
+                    position,
+                    contestant,
+                    workload: 0,
+                    wall_nanoseconds: u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX),
+                    cpu_nanoseconds: None,
+                    checksum: None,
+                    warm_up: round < warm_up,
+                });
+            }
+            round += 1;
+            let counted = round.saturating_sub(warm_up);
+            let done = match self.stop {
+                Stop::Time(budget) => started.elapsed().as_secs_f64() / budget.as_secs_f64().max(1e-9),
+                Stop::Rounds(rounds) => f64::from(counted) / f64::from(rounds.max(1)),
+            };
+            if round > warm_up {
+                progress(done.min(1.0));
+                if done >= 1.0 && counted.is_multiple_of(2) {
+                    return Ok(samples);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! A robust centre and a confidence interval for block values.
+//!
+//! A *block* is two mirrored rounds (see [`crate::schedule`]); its value is the mean of the two rounds' log ratios, or
+//! of their differences. A *generation* is one set of processes; two processes of the same program differ for as long
+//! as they live, by where their pages happen to lie, and no number of bursts averages that out.
+//!
+//! - **Centre**: the 20 % trimmed mean of the block values (a fifth is cut off at each end). Bursts that were
+//!   interrupted lie in the tails and weigh nothing, while quiet values are used better than by a median.
+//! - **Interval, four generations or more**: the centre is the mean of the generations' trimmed means, and the interval
+//!   is Student's t interval over them. It holds what differs from process to process.
+//! - **Interval, fewer generations**: a circular block bootstrap (Politis and Romano, 1992) of the trimmed mean over all
+//!   blocks in time order, 2,000 resamples of runs of ⌈n^⅓⌉ neighbours, percentile interval. Neighbours are drawn
+//!   together because slow drift makes them alike. It does not hold what differs from process to process.
+//! - **Beside it**: the median with the interval that the sign test gives (order statistics of the binomial with one
+//!   half), which assumes nothing about the shape of the distribution.
+//!
+//! All intervals are at 95 %.
+
+use crate::random::Random;
+use serde::{Deserialize, Serialize};
+
+/// The confidence of every interval here.
+pub const CONFIDENCE: f64 = 0.95;
+/// Below so many blocks no interval is given: the sign test cannot reach 95 % with fewer than six values.
+pub const FEWEST_BLOCKS: usize = 6;
+/// From so many generations on the interval is taken over generations.
+pub const GENERATIONS_FOR_T: usize = 4;
+const RESAMPLES: usize = 2_000;
+const TRIMMED_SHARE: f64 = 0.2;
+
+/// The value of one block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockValue {
+    /// The set of processes that gave it.
+    pub generation: u32,
+    /// Log ratio or difference.
+    pub value: f64,
+}
+
+/// How an interval was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// Student's t over the generations' trimmed means.
+    GenerationsT,
+    /// Circular block bootstrap of the trimmed mean.
+    BlockBootstrap,
+}
+
+/// A centre with its interval, and the median with the sign test's interval beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Robust centre.
+    pub centre: f64,
+    /// Lower end of the interval.
+    pub low: f64,
+    /// Upper end of the interval.
+    pub high: f64,
+    /// Confidence of the interval, 0.95.
+    pub confidence: f64,
+    /// How the interval was found.
+    pub method: Method,
+    /// Median of all blocks.
+    pub median: f64,
+    /// Lower end of the sign test's interval for the median.
+    pub median_low: f64,
+    /// Upper end of the sign test's interval for the median.
+    pub median_high: f64,
+    /// Blocks used.
+    pub blocks: usize,
+    /// Generations used.
+    pub generations: usize,
+}
+
+impl Estimate {
+    /// The estimate with every value passed through `transform`, which must be increasing.
+    pub fn map(self, transform: impl Fn(f64) -> f64) -> Self {
+        Self {
+            centre: transform(self.centre),
+            low: transform(self.low),
+            high: transform(self.high),
+            median: transform(self.median),
+            median_low: transform(self.median_low),
+            median_high: transform(self.median_high),
+            ..self
+        }
+    }
+}
+
+/// Centre and interval of block values in time order. `None` below [`FEWEST_BLOCKS`] finite values: nothing can be said.
+pub fn estimate(blocks: &[BlockValue], seed: u64) -> Option<Estimate> {
+    let blocks: Vec<BlockValue> = blocks.iter().copied().filter(|b| b.value.is_finite()).collect();
+    if blocks.len() < FEWEST_BLOCKS {
+        return None;
+    }
+    let values: Vec<f64> = blocks.iter().map(|b| b.value).collect();
+    let sorted = sorted(&values);
+    let (median_low, median_high) = sign_test_interval(&sorted);
+    let centres = generation_centres(&blocks);
+    let (centre, low, high, method) = if centres.len() >= GENERATIONS_FOR_T {
+        let (centre, half_width) = t_interval(&centres);
+        (centre, centre - half_width, centre + half_width, Method::GenerationsT)
+    } else {
+        let (low, high) = bootstrap_interval(&values, seed);
+        let centre = trimmed_mean(&sorted);
+        (centre, low.min(centre), high.max(centre), Method::BlockBootstrap)
+    };
+    Some(Estimate {
+        centre,
+        low,
+        high,
+        confidence: CONFIDENCE,
+        method,
+        median: quantile(&sorted, 0.5),
+        median_low,
+        median_high,
+        blocks: blocks.len(),
+        generations: centres.len(),
+    })
+}
+
+/// The median of `values` in any order; `None` for none.
+pub fn median(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| quantile(&sorted(values), 0.5))
+}
+
+/// The quantile of `sorted` values, which must not be empty, interpolated between neighbours.
+pub fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let place = share.clamp(0.0, 1.0) * (sorted.len() - 1) as f64;
+    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+    sorted[below] + (sorted[above] - sorted[below]) * (place - below as f64)
+}
+
+/// The values in increasing order.
+pub fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted
+}
+
+/// Mean of what is left of `sorted` values, which must not be empty, without a fifth at each end.
+fn trimmed_mean(sorted: &[f64]) -> f64 {
+    let cut = (sorted.len() as f64 * TRIMMED_SHARE).floor() as usize;
+    let kept = &sorted[cut..sorted.len() - cut];
+    kept.iter().sum::<f64>() / kept.len() as f64
+}
+
+fn generation_centres(blocks: &[BlockValue]) -> Vec<f64> {
+    let centre_of = |group: &[BlockValue]| trimmed_mean(&sorted(&group.iter().map(|b| b.value).collect::<Vec<_>>()));
+    blocks.chunk_by(|a, b| a.generation == b.generation).map(centre_of).collect()
+}
+
+/// Mean and half width of Student's t interval at 95 %; needs two values at least.
+fn t_interval(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (count - 1.0);
+    (mean, t_quantile(values.len() - 1) * (variance / count).sqrt())
+}
+
+/// The two-sided 95 % quantile of Student's t, from the usual table; beyond it an expansion good to three digits.
+fn t_quantile(degrees: usize) -> f64 {
+    const TABLE: [f64; 20] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+        2.120, 2.110, 2.101, 2.093, 2.086,
+    ];
+    match degrees {
+        0 => f64::INFINITY,
+        1..=20 => TABLE[degrees - 1],
+        _ => 1.960 + 2.372 / degrees as f64 + 2.823 / (degrees as f64).powi(2),
+    }
+}
+
+fn bootstrap_interval(values: &[f64], seed: u64) -> (f64, f64) {
+    let mut random = Random::new(seed);
+    let count = values.len();
+    let run = (count as f64).cbrt().ceil() as usize;
+    let mut resample = vec![0.0; count];
+    let mut centres: Vec<f64> = Vec::with_capacity(RESAMPLES);
+    for _ in 0..RESAMPLES {
+        for part in resample.chunks_mut(run) {
+            let start = random.below(count);
+            for (offset, slot) in part.iter_mut().enumerate() {
+                *slot = values[(start + offset) % count];
+            }
+        }
+        resample.sort_unstable_by(f64::total_cmp);
+        centres.push(trimmed_mean(&resample));
+    }
+    centres.sort_unstable_by(f64::total_cmp);
+    let tail = (1.0 - CONFIDENCE) / 2.0;
+    (quantile(&centres, tail), quantile(&centres, 1.0 - tail))
+}
+
+/// The narrowest pair of order statistics, symmetric in rank, that holds the median with at least 95 %.
+fn sign_test_interval(sorted: &[f64]) -> (f64, f64) {
+    let count = sorted.len();
+    // The chance that at most `k` of `count` values lie below the median, summed until it passes the tail.
+    let tail = (1.0 - CONFIDENCE) / 2.0;
+    let mut log_term = -(count as f64) * std::f64::consts::LN_2;
+    let mut below = log_term.exp();
+    let mut rank = 0;
+    while below <= tail && rank + 1 < count / 2 {
+        rank += 1;
+        log_term += ((count - rank + 1) as f64 / rank as f64).ln();
+        below += log_term.exp();
+    }
+    let cut = if below > tail { rank.saturating_sub(1) } else { rank };
+    (sorted[cut], sorted[count - 1 - cut])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn blocks(values: &[f64], generations: usize) -> Vec<BlockValue> {
+        let size = values.len().div_ceil(generations);
+        let generation = |i: usize| (i / size) as u32;
+        values.iter().enumerate().map(|(i, &value)| BlockValue { generation: generation(i), value }).collect()
+    }
+
+    /// Uniform in -1..1.
+    fn noise(random: &mut Random) -> f64 {
+        (random.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+
+    proptest! {
+        #[test]
+        fn the_centre_lies_in_its_interval(
+            values in prop::collection::vec(-1.0f64..1.0, FEWEST_BLOCKS..80), generations in 1usize..8, seed: u64,
+        ) {
+            let e = estimate(&blocks(&values, generations), seed).unwrap();
+            prop_assert!(e.low <= e.centre && e.centre <= e.high, "{e:?}");
+            prop_assert!(e.median_low <= e.median && e.median <= e.median_high, "{e:?}");
+            let sorted = sorted(&values);
+            prop_assert!(sorted[0] - 1e-9 <= e.centre && e.centre <= sorted[values.len() - 1] + 1e-9);
+        }
+
+        #[test]
+        fn shifting_all_values_shifts_everything(
+            values in prop::collection::vec(-1.0f64..1.0, FEWEST_BLOCKS..40), by in -5.0f64..5.0, generations in 1usize..6,
+        ) {
+            let shifted: Vec<f64> = values.iter().map(|v| v + by).collect();
+            let (a, b) = (estimate(&blocks(&values, generations), 1).unwrap(), estimate(&blocks(&shifted, generations), 1).unwrap());
+            for (a, b) in [(a.centre, b.centre), (a.low, b.low), (a.high, b.high), (a.median, b.median)] {
+                prop_assert!((a + by - b).abs() < 1e-6, "{a} + {by} is not {b}");
+            }
+        }
+
+        #[test]
+        fn a_tenth_of_wild_values_moves_the_centre_no_further_than_the_quiet_ones_spread(
+            quiet in prop::collection::vec(-0.01f64..0.01, 45..60), wild in prop::collection::vec(-1e6f64..1e6, 5),
+        ) {
+            let all: Vec<f64> = quiet.iter().chain(&wild).copied().collect();
+            let e = estimate(&blocks(&all, 1), 3).unwrap();
+            prop_assert!(e.centre.abs() <= 0.01 && e.median.abs() <= 0.01, "{e:?}");
+        }
+    }
+
+    #[test]
+    fn too_few_or_broken_values_give_no_estimate() {
+        assert_eq!(estimate(&blocks(&[0.0; FEWEST_BLOCKS - 1], 1), 0), None);
+        assert_eq!(estimate(&blocks(&[f64::NAN; 30], 1), 0), None);
+        assert!(estimate(&blocks(&[0.0; FEWEST_BLOCKS], 1), 0).is_some());
+    }
+
+    /// The share of 200 simulated null runs in which the interval holds the true value.
+    fn coverage(make: impl Fn(&mut Random) -> Vec<BlockValue>) -> f64 {
+        let mut random = Random::new(11);
+        let holds = (0..200).filter(|&run| {
+            let e = estimate(&make(&mut random), run).unwrap();
+            e.low <= 0.0 && 0.0 <= e.high
+        });
+        holds.count() as f64 / 200.0
+    }
+
+    #[test]
+    fn the_bootstrap_interval_holds_the_truth_about_as_often_as_it_says() {
+        let share = coverage(|random| {
+            let heavy = |r: &mut Random| noise(r) * if r.below(20) == 0 { 50.0 } else { 1.0 };
+            blocks(&(0..60).map(|_| heavy(random)).collect::<Vec<_>>(), 1)
+        });
+        assert!((0.89..=1.0).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn the_interval_over_generations_holds_the_truth_though_processes_differ() {
+        let share = coverage(|random| {
+            let mut values = Vec::new();
+            for _ in 0..6 {
+                let luck = noise(random);
+                values.extend((0..20).map(|_| luck + 0.1 * noise(random)));
+            }
+            blocks(&values, 6)
+        });
+        assert!((0.89..=1.0).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn the_sign_interval_takes_the_ranks_of_the_table() {
+        // Ranks of the usual table of the sign test's 95 % interval: (n, first rank from 1).
+        for (count, rank) in [(6, 1), (9, 2), (10, 2), (20, 6), (50, 18), (100, 40)] {
+            let values: Vec<f64> = (1..=count).map(f64::from).collect();
+            assert_eq!(sign_test_interval(&values), (f64::from(rank), f64::from(count + 1 - rank)), "{count}");
+        }
+    }
+}
