@@ -16,7 +16,6 @@ const AT_PHNUM: u64 = 5;
 const AT_PAGESZ: u64 = 6;
 const AT_ENTRY: u64 = 9;
 const PT_DYNAMIC: u32 = 2;
-const PT_PHDR: u32 = 6;
 const DT_DEBUG: u64 = 21;
 const MOST_OBJECTS: usize = 10_000;
 
@@ -84,7 +83,7 @@ impl View {
         let image = ElfImage::parse(&*fs::read(format!("/proc/{}/exe", self.pid))?)?;
         let bias = auxv.get(&AT_ENTRY).context("no AT_ENTRY")?.wrapping_sub(image.entry.0);
         let mut objects = vec![LoadedElf { path, bias, image }];
-        for (path, bias) in self.link_map(auxv)? {
+        for (path, bias) in self.link_map(auxv, bias)? {
             if let Ok(image) = fs::read(&path).map_err(anyhow::Error::from).and_then(|b| Ok(ElfImage::parse(&*b)?)) {
                 objects.push(LoadedElf { path, bias, image });
             }
@@ -96,9 +95,9 @@ impl View {
     }
 
     /// The dynamic linker's own list (link.h), without the executable and the vdso.
-    fn link_map(&self, auxv: &BTreeMap<u64, u64>) -> Result<Vec<(String, u64)>> {
+    fn link_map(&self, auxv: &BTreeMap<u64, u64>, bias: u64) -> Result<Vec<(String, u64)>> {
         let memory = Memory::of(self.pid)?;
-        let Some(r_debug) = debug_address(&memory, auxv)? else { return Ok(Vec::new()) };
+        let Some(r_debug) = debug_address(&memory, auxv, bias)? else { return Ok(Vec::new()) };
         let mut next = memory.word(r_debug + 8)?;
         let mut found = Vec::new();
         for _ in 0..MOST_OBJECTS {
@@ -256,16 +255,13 @@ fn auxiliary_vector(pid: u32) -> Result<BTreeMap<u64, u64>> {
 }
 
 /// Where the dynamic linker keeps its `struct r_debug`, from the executable's dynamic section.
-fn debug_address(memory: &Memory, auxv: &BTreeMap<u64, u64>) -> Result<Option<u64>> {
+fn debug_address(memory: &Memory, auxv: &BTreeMap<u64, u64>, bias: u64) -> Result<Option<u64>> {
     let headers = *auxv.get(&AT_PHDR).context("no AT_PHDR")?;
-    let (mut bias, mut dynamic) = (0, None);
+    let mut dynamic = None;
     for index in 0..auxv.get(&AT_PHNUM).copied().unwrap_or(0) {
         let header = headers + index * 56;
-        let (kind, address) = (memory.word(header)? as u32, memory.word(header + 16)?);
-        match kind {
-            PT_PHDR => bias = headers.wrapping_sub(address),
-            PT_DYNAMIC => dynamic = Some(address),
-            _ => {}
+        if memory.word(header)? as u32 == PT_DYNAMIC {
+            dynamic = Some(memory.word(header + 16)?);
         }
     }
     let Some(mut entry) = dynamic.map(|address| address.wrapping_add(bias)) else { return Ok(None) };
