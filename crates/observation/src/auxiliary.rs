@@ -41,6 +41,11 @@ impl AuxiliaryVector {
         self.get(libc::AT_BASE).filter(|&base| base != 0).map(Address)
     }
 
+    /// `AT_CLKTCK`: the clock ticks per second in which the kernel counts times under `/proc`.
+    pub fn clock_ticks(&self) -> Option<u64> {
+        self.get(libc::AT_CLKTCK).filter(|&ticks| ticks > 0)
+    }
+
     fn get(&self, kind: u64) -> Option<u64> {
         self.entries.get(&kind).copied()
     }

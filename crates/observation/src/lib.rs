@@ -11,8 +11,10 @@ mod file_identity;
 mod link_map;
 mod loading;
 mod mapped_file;
+pub mod perf_map;
 mod process_files;
 mod roles;
+pub mod symbols;
 
 pub use auxiliary::AuxiliaryVector;
 pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};

@@ -4,7 +4,8 @@ use crate::link_map::{self, LinkedObject, ProcessMemoryFile};
 use crate::mapped_file::{BoundedFile, MappedFile, Opener, Unreadable, open_regular};
 use crate::{AuxiliaryVector, FileIdentity, ObservationError, ProcessFiles, roles};
 use address_space::{
-    AddressSpace, ElfError, ElfImage, FileKey, LoadedObject, MappingName, ObjectRole, PageSize, bias_of, file_groups,
+    AddressSpace, ElfError, ElfImage, FileKey, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, bias_of,
+    file_groups,
 };
 use object::ReadCache;
 use std::collections::HashMap;
@@ -223,6 +224,21 @@ fn has_unexplained_memory(space: &AddressSpace, objects: &[LoadedObject]) -> boo
         (no_file || (m.name == MappingName::HugetlbAnonymous && !m.shared))
             && !objects.iter().any(|object| object.extent().overlaps(m.range))
     })
+}
+
+/// Opens the file of a loaded object: the executed file, the file behind one of the object's mappings, or, where
+/// everything has been lifted, the one at its path. Whatever is opened must have the object's very shape.
+pub(crate) fn open_object(process: &ProcessFiles, space: &AddressSpace, object: &LoadedObject) -> Option<MappedFile> {
+    let mut opener = Opener::new(process);
+    let extent = object.extent();
+    let own_mapping = |m: &&Mapping| m.path() == Some(object.path.as_str()) && !m.shared && m.range.overlaps(extent);
+    let by_mapping = space.mappings().iter().find(own_mapping).and_then(|m| opener.open(m).ok()?);
+    let candidates =
+        [by_mapping, open_regular(&process.path("exe")).ok().flatten(), link_map::open_path(process, &object.path)];
+    candidates
+        .into_iter()
+        .flatten()
+        .find(|file| ObjectReader::new().parse(file).is_ok_and(|image| image == object.image))
 }
 
 type ReadImage = Result<Option<Result<ElfImage, ElfError>>, Unreadable>;

@@ -1,0 +1,108 @@
+//! Names for the code of an object.
+
+mod names;
+mod sections;
+mod separate;
+mod stubs;
+mod table;
+
+use crate::ProcessFiles;
+use crate::mapped_file::{BoundedFile, MappedFile};
+use address_space::{Address, LoadedObject, RangeSet};
+use object::{ReadCache, ReadRef, elf};
+use sections::Sections;
+use serde::Serialize;
+use std::fmt;
+
+/// Of one file no more than this is read for its symbols, in bytes.
+const MOST_SYMBOL_BYTES: u64 = 2 << 30;
+
+/// A name for some code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    /// Address as in the file, before the bias.
+    pub address: Address,
+    /// Bytes; 0 where the file does not tell.
+    pub size: u64,
+    /// Readable name, on one line.
+    pub name: String,
+    /// Which of several names for the same code is the better: functions before labels, global before local ones.
+    pub rank: u8,
+}
+
+/// Where an object's names come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SymbolSource {
+    /// `.symtab` of the object's file.
+    SymbolTable,
+    /// `.symtab` of the separate debug file at this path.
+    DebugFile(String),
+    /// `.gnu_debugdata` and `.dynsym` of the object's file.
+    MiniDebugData,
+    /// `.dynsym` of the object's file: what it exports.
+    DynamicSymbols,
+    /// There are none: addresses are named by their offset in the object.
+    Nothing,
+}
+
+impl fmt::Display for SymbolSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SymbolTable => f.write_str(".symtab"),
+            Self::DebugFile(path) => f.write_str(path),
+            Self::MiniDebugData => f.write_str(".gnu_debugdata"),
+            Self::DynamicSymbols => f.write_str(".dynsym"),
+            Self::Nothing => f.write_str("no symbols"),
+        }
+    }
+}
+
+/// The symbols of an object that lie in `wanted` (addresses as in the file), from the best source there is.
+pub(crate) fn read_symbols(
+    process: &ProcessFiles,
+    object: &LoadedObject,
+    file: &MappedFile,
+    wanted: &RangeSet,
+) -> (SymbolSource, Vec<Symbol>) {
+    let bytes = ReadCache::new(BoundedFile::new(&file.file, file.metadata.len(), MOST_SYMBOL_BYTES));
+    let Some(sections) = Sections::parse(&bytes) else { return (SymbolSource::Nothing, Vec::new()) };
+    let stubs = stubs::stubs_of(&sections, wanted);
+    let (source, mut symbols) = named_functions(process, object, &sections, wanted);
+    symbols.extend(stubs);
+    (source, symbols)
+}
+
+fn named_functions<'data, R: ReadRef<'data>>(
+    process: &ProcessFiles,
+    object: &LoadedObject,
+    sections: &Sections<'data, R>,
+    wanted: &RangeSet,
+) -> (SymbolSource, Vec<Symbol>) {
+    let symbols = table::symbols_of(sections, elf::SHT_SYMTAB, wanted);
+    if !symbols.is_empty() {
+        return (SymbolSource::SymbolTable, symbols);
+    }
+    let build_id = object.image.build_id.as_deref();
+    if let Some((path, file)) = separate::debug_file(process, &object.path, sections, build_id) {
+        let bytes = ReadCache::new(BoundedFile::new(&file.file, file.metadata.len(), MOST_SYMBOL_BYTES));
+        let symbols = symbols_in(&bytes, elf::SHT_SYMTAB, wanted);
+        if !symbols.is_empty() {
+            return (SymbolSource::DebugFile(separate::shown_path(process, &path)), symbols);
+        }
+    }
+    let mut symbols = table::symbols_of(sections, elf::SHT_DYNSYM, wanted);
+    if let Some(unpacked) = separate::mini_debug_data(sections) {
+        let more = symbols_in(unpacked.as_slice(), elf::SHT_SYMTAB, wanted);
+        if !more.is_empty() {
+            symbols.extend(more);
+            return (SymbolSource::MiniDebugData, symbols);
+        }
+    }
+    let source = if symbols.is_empty() { SymbolSource::Nothing } else { SymbolSource::DynamicSymbols };
+    (source, symbols)
+}
+
+fn symbols_in<'data, R: ReadRef<'data>>(data: R, kind: elf::SectionType, wanted: &RangeSet) -> Vec<Symbol> {
+    Sections::parse(data).map(|sections| table::symbols_of(&sections, kind, wanted)).unwrap_or_default()
+}

@@ -1,0 +1,61 @@
+//! Symbols from `.symtab` or `.dynsym`.
+
+use super::sections::{Section, Sections, text_at};
+use super::{Symbol, names};
+use address_space::{Address, RangeSet};
+use object::read::elf::SectionHeader;
+use object::{Endianness, ReadRef, elf};
+
+/// No more symbols than this are taken from one file.
+const MOST_SYMBOLS: usize = 1 << 23;
+
+type Entry = elf::Sym64<Endianness>;
+
+/// The code symbols of a file's symbol table of this type that lie in `wanted`, addresses as in the file.
+pub(crate) fn symbols_of<'data, R: ReadRef<'data>>(
+    sections: &Sections<'data, R>,
+    kind: elf::SectionType,
+    wanted: &RangeSet,
+) -> Vec<Symbol> {
+    let mut symbols = Vec::new();
+    for section in sections.of_type(kind) {
+        let Some((entries, texts)) = entries_and_names(sections, section) else { continue };
+        let named = entries.iter().filter_map(|entry| symbol_of(entry, sections.endian, texts, wanted));
+        symbols.extend(named.take(MOST_SYMBOLS - symbols.len()));
+    }
+    symbols
+}
+
+/// A symbol table's entries and the string table that belongs to it.
+pub(crate) fn entries_and_names<'data, R: ReadRef<'data>>(
+    sections: &Sections<'data, R>,
+    table: &Section,
+) -> Option<(&'data [Entry], &'data [u8])> {
+    let names = sections.linked(table).filter(|s| s.sh_type(sections.endian) == elf::SHT_STRTAB)?;
+    Some((sections.entries(table)?, sections.bytes(names)?))
+}
+
+fn symbol_of(entry: &Entry, endian: Endianness, texts: &[u8], wanted: &RangeSet) -> Option<Symbol> {
+    let kind = entry.st_type();
+    if ![elf::STT_FUNC, elf::STT_GNU_IFUNC, elf::STT_NOTYPE].contains(&kind)
+        || entry.st_shndx.get(endian) == elf::SHN_UNDEF
+    {
+        return None;
+    }
+    let address = Address(entry.st_value.get(endian));
+    if !wanted.overlaps(address_space::AddressRange::sized(address, 1)) {
+        return None;
+    }
+    let name = text_at(texts, entry.st_name.get(endian))?;
+    // `$x`, `$d` and the like mark code and data for disassemblers (ELF for the Arm 64-bit architecture).
+    if name.is_empty() || name.starts_with(b"$") {
+        return None;
+    }
+    let global = entry.st_bind() == elf::STB_GLOBAL;
+    Some(Symbol {
+        address,
+        size: entry.st_size.get(endian),
+        name: names::readable(name),
+        rank: u8::from(kind != elf::STT_NOTYPE) * 2 + u8::from(global),
+    })
+}
