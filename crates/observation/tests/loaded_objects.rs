@@ -2,36 +2,11 @@
 
 use address_space::{AddressSpace, LoadedObject, ObjectRole};
 use observation::{AuxiliaryVector, LoadedObjects, ObjectReader, ProcessFiles, load_objects};
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-/// A child that is killed when the test ends, however it ends.
-struct Program(Child);
-
-impl Program {
-    /// Starts a program that copies its input to its output, as `cat` does. When it has copied something, the dynamic
-    /// linker has done its work.
-    fn start(command: &mut Command) -> Self {
-        let mut program = Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-        let mut echoed = [0; 2];
-        program.0.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
-        program.0.stdout.as_mut().unwrap().read_exact(&mut echoed).unwrap();
-        assert_eq!(&echoed, b"x\n");
-        program
-    }
-
-    fn pid(&self) -> i32 {
-        self.0.id() as i32
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+mod common;
+use common::{Directory, Program, build_on_anonymous_memory, own_pid};
 
 fn loaded(pid: i32) -> (LoadedObjects, AddressSpace, AuxiliaryVector) {
     let process = ProcessFiles::of(pid);
@@ -41,10 +16,6 @@ fn loaded(pid: i32) -> (LoadedObjects, AddressSpace, AuxiliaryVector) {
 
 fn role(objects: &LoadedObjects, role: ObjectRole) -> Vec<&LoadedObject> {
     objects.objects.iter().filter(|o| o.role == role).collect()
-}
-
-fn own_pid() -> i32 {
-    std::process::id() as i32
 }
 
 fn dynamic_linker_of_cat() -> PathBuf {
@@ -78,9 +49,8 @@ fn a_program_started_through_the_linker_is_the_executable() {
 
 #[test]
 fn a_program_whose_file_is_gone_or_replaced_is_still_understood() {
-    let directory = std::env::temp_dir().join(format!("observation-replaced-{}", own_pid()));
-    std::fs::create_dir_all(&directory).unwrap();
-    let copy = directory.join("cat");
+    let directory = Directory::new("replaced");
+    let copy = directory.path().join("cat");
     std::fs::copy("/bin/cat", &copy).unwrap();
     let program = Program::start(&mut Command::new(&copy));
     for replacement in [None, Some("not an ELF file")] {
@@ -96,35 +66,12 @@ fn a_program_whose_file_is_gone_or_replaced_is_still_understood() {
         assert_eq!(executable.entry(), auxiliary.entry().unwrap());
         assert_eq!(objects.not_understood, []);
     }
-    std::fs::remove_dir_all(&directory).unwrap();
-}
-
-/// Builds the program that loses the files of its own mappings; its library lies beside it.
-fn build_on_anonymous_memory(directory: &Path) {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
-    let library = directory.join("liblibrary_number.so");
-    let cc = |arguments: &[&std::ffi::OsStr]| {
-        let status = Command::new("cc").args(arguments).status().expect("needs a C compiler named cc");
-        assert!(status.success());
-    };
-    cc(&[
-        "-shared".as_ref(),
-        "-fPIC".as_ref(),
-        "-o".as_ref(),
-        library.as_ref(),
-        sources.join("library_number.c").as_ref(),
-    ]);
-    let rpath = format!("-Wl,-rpath,{}", directory.display());
-    let (program, source) = (directory.join("on_anonymous_memory"), sources.join("on_anonymous_memory.c"));
-    cc(&["-O1".as_ref(), "-o".as_ref(), program.as_ref(), source.as_ref(), library.as_ref(), rpath.as_ref()]);
 }
 
 #[test]
 fn objects_that_stand_on_anonymous_memory_alone_are_still_named() {
-    let directory = std::env::temp_dir().join(format!("observation-anonymous-{}", own_pid()));
-    std::fs::create_dir_all(&directory).unwrap();
-    build_on_anonymous_memory(&directory);
-    let program = directory.join("on_anonymous_memory");
+    let directory = Directory::new("anonymous");
+    let program = build_on_anonymous_memory(directory.path());
     let plain = Program::start(&mut Command::new(&program));
     let names = ["liblibrary_number.so", "/on_anonymous_memory"];
     for arguments in [&names[..1], &names[1..], &names[..]] {
@@ -140,7 +87,6 @@ fn objects_that_stand_on_anonymous_memory_alone_are_still_named() {
         let (objects, _, auxiliary) = loaded(lifted.pid());
         assert_eq!(objects.executable().unwrap().entry(), auxiliary.entry().unwrap());
     }
-    std::fs::remove_dir_all(&directory).unwrap();
 }
 
 #[test]

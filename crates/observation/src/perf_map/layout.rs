@@ -93,7 +93,7 @@ fn push<'a>(spans: &mut Vec<Span<'a>>, name: &'a str, start: Address, end: Addre
 fn one_per_address(symbols: &[Symbol], bias: u64) -> Vec<Span<'_>> {
     let mut sorted: Vec<&Symbol> = symbols.iter().collect();
     sorted.sort_by_key(|symbol| (symbol.address, Reverse(preference(symbol)), &symbol.name));
-    let mut named: Vec<(u64, u64, &str)> = Vec::with_capacity(sorted.len());
+    let mut named: Vec<(u64, u64, &Symbol)> = Vec::with_capacity(sorted.len());
     let mut covered = 0;
     for symbol in sorted {
         let start = symbol.address.0.wrapping_add(bias);
@@ -101,16 +101,19 @@ fn one_per_address(symbols: &[Symbol], bias: u64) -> Vec<Span<'_>> {
             Some(last) if last.0 == start => last.1 = last.1.max(symbol.size),
             // A label without a size inside of a function is a part of it.
             _ if symbol.size == 0 && start < covered => {}
-            _ => named.push((start, symbol.size, &symbol.name)),
+            _ => named.push((start, symbol.size, symbol)),
         }
         covered = covered.max(start.saturating_add(symbol.size));
     }
     let starts: Vec<u64> = named.iter().map(|n| n.0).chain([u64::MAX]).collect();
-    let span = |(index, (start, size, name)): (usize, (u64, u64, _))| {
-        let size = if size == 0 { starts[index + 1].saturating_sub(start) } else { size };
-        Span { range: AddressRange::sized(Address(start), size), name }
-    };
-    named.into_iter().enumerate().map(span).collect()
+    let mut spans = Vec::with_capacity(named.len());
+    for (index, (start, size, symbol)) in named.into_iter().enumerate() {
+        let in_section = symbol.limit.0.saturating_sub(symbol.address.0);
+        let reach = starts[index + 1].saturating_sub(start).min(in_section);
+        let range = AddressRange::sized(Address(start), if size == 0 { reach } else { size });
+        spans.push(Span { range, name: symbol.name.as_str() });
+    }
+    spans
 }
 
 /// Like perf: functions before labels, global before local names, few underscores in front, longer before shorter.
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
 
     fn symbol(address: u64, size: u64, name: &str, rank: u8) -> Symbol {
-        Symbol { address: Address(address), size, name: name.to_owned(), rank }
+        Symbol { address: Address(address), size, limit: Address(100), name: name.to_owned(), rank }
     }
 
     fn spans(symbols: &[Symbol]) -> Vec<(u64, u64, &str)> {
@@ -170,6 +173,14 @@ mod tests {
     fn a_symbol_without_size_reaches_to_the_next() {
         let symbols = [symbol(10, 0, "first", 0), symbol(50, 4, "second", 2)];
         assert_eq!(spans(&symbols), [(10, 50, "first"), (50, 54, "second")]);
+    }
+
+    #[test]
+    fn a_symbol_without_size_ends_with_its_section() {
+        assert_eq!(
+            spans(&[symbol(10, 0, "last", 0), symbol(200, 4, "far", 2)]),
+            [(10, 100, "last"), (200, 204, "far")]
+        );
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub struct Symbol {
     pub address: Address,
     /// Bytes; 0 where the file does not tell.
     pub size: u64,
+    /// The end of its section: a symbol without a size reaches at most so far.
+    pub limit: Address,
     /// Readable name, on one line.
     pub name: String,
     /// Which of several names for the same code is the better: functions before labels, global before local ones.
@@ -105,4 +107,72 @@ fn named_functions<'data, R: ReadRef<'data>>(
 
 fn symbols_in<'data, R: ReadRef<'data>>(data: R, kind: elf::SectionType, wanted: &RangeSet) -> Vec<Symbol> {
     Sections::parse(data).map(|sections| table::symbols_of(&sections, kind, wanted)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::AddressRange;
+    use proptest::prelude::*;
+    use std::sync::OnceLock;
+
+    /// A real file, small where possible.
+    fn sample() -> &'static [u8] {
+        static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
+        SAMPLE.get_or_init(|| {
+            let paths = ["/bin/true", "/proc/self/exe"];
+            paths.iter().find_map(|path| std::fs::read(path).ok()).expect("/proc is mounted")
+        })
+    }
+
+    /// Everything that is read of a file, and how much that is.
+    fn read_all(bytes: &[u8]) -> usize {
+        let everything: RangeSet = [AddressRange::new(Address(0), Address(u64::MAX))].into_iter().collect();
+        let Some(sections) = Sections::parse(bytes) else { return 0 };
+        let symbols = table::symbols_of(&sections, elf::SHT_SYMTAB, &everything).len()
+            + table::symbols_of(&sections, elf::SHT_DYNSYM, &everything).len();
+        let stubs = stubs::stubs_of(&sections, &everything).len();
+        let debug = separate::mini_debug_data(&sections).map_or(0, |data| data.len());
+        let id = sections.build_id().map_or(0, |id| id.len());
+        symbols + stubs + debug + id
+    }
+
+    #[test]
+    fn the_sample_is_worth_damaging() {
+        assert!(read_all(sample()) > 10);
+    }
+
+    #[test]
+    fn no_truncated_file_makes_the_reader_panic() {
+        let sample = sample();
+        let step = (sample.len() / 2000).max(1);
+        for length in (0..sample.len().min(4096)).chain((0..sample.len()).step_by(step)) {
+            read_all(&sample[..length]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_damaged_file_makes_the_reader_panic(
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), any::<u8>()), 1..24),
+        ) {
+            let mut bytes = sample().to_vec();
+            // The section headers lie at the end; half of the damage goes there and into the file's header.
+            let tail = bytes.len().saturating_sub(4096);
+            for (at, in_headers, value) in damage {
+                let position = match in_headers {
+                    true => (at.index(4096 + 64) + tail) % bytes.len(),
+                    false => at.index(bytes.len()),
+                };
+                bytes[position] = value;
+            }
+            read_all(&bytes);
+        }
+
+        #[test]
+        fn no_name_makes_the_demangler_panic(name in "_(Z|R)[A-Za-z0-9_]{0,60}", noise in any::<Vec<u8>>()) {
+            prop_assert!(!names::readable(name.as_bytes()).contains('\n'));
+            prop_assert!(!names::readable(&noise).contains('\n'));
+        }
+    }
 }

@@ -54,6 +54,12 @@ impl<'data, R: ReadRef<'data>> Sections<'data, R> {
         self.headers.get(section.sh_link(self.endian) as usize)
     }
 
+    /// The first address behind a section.
+    pub fn end_of(&self, index: usize) -> Option<u64> {
+        let section = self.headers.get(index)?;
+        section.sh_addr(self.endian).checked_add(section.sh_size(self.endian))
+    }
+
     /// A section's bytes; `None` for one without contents, out of the file, or too large.
     pub fn bytes(&self, section: &Section) -> Option<&'data [u8]> {
         let has_contents = section.sh_type(self.endian) != elf::SHT_NOBITS;

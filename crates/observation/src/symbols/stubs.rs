@@ -32,7 +32,7 @@ pub(crate) fn stubs_of<'data, R: ReadRef<'data>>(sections: &Sections<'data, R>, 
             let address = Address(stub.address);
             if wanted.overlaps(AddressRange::sized(address, 1)) {
                 let name = names::readable(name) + "@plt";
-                symbols.push(Symbol { address, size: stub.size, name, rank: 1 });
+                symbols.push(Symbol { address, size: stub.size, limit: address + stub.size, name, rank: 1 });
             }
         }
     }

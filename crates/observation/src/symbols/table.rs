@@ -20,7 +20,7 @@ pub(crate) fn symbols_of<'data, R: ReadRef<'data>>(
     let mut symbols = Vec::new();
     for section in sections.of_type(kind) {
         let Some((entries, texts)) = entries_and_names(sections, section) else { continue };
-        let named = entries.iter().filter_map(|entry| symbol_of(entry, sections.endian, texts, wanted));
+        let named = entries.iter().filter_map(|entry| symbol_of(entry, sections, texts, wanted));
         symbols.extend(named.take(MOST_SYMBOLS - symbols.len()));
     }
     symbols
@@ -35,11 +35,19 @@ pub(crate) fn entries_and_names<'data, R: ReadRef<'data>>(
     Some((sections.entries(table)?, sections.bytes(names)?))
 }
 
-fn symbol_of(entry: &Entry, endian: Endianness, texts: &[u8], wanted: &RangeSet) -> Option<Symbol> {
+fn symbol_of<'data, R: ReadRef<'data>>(
+    entry: &Entry,
+    sections: &Sections<'data, R>,
+    texts: &[u8],
+    wanted: &RangeSet,
+) -> Option<Symbol> {
+    let endian = sections.endian;
     let kind = entry.st_type();
-    if ![elf::STT_FUNC, elf::STT_GNU_IFUNC, elf::STT_NOTYPE].contains(&kind)
-        || entry.st_shndx.get(endian) == elf::SHN_UNDEF
-    {
+    if ![elf::STT_FUNC, elf::STT_GNU_IFUNC, elf::STT_NOTYPE].contains(&kind) {
+        return None;
+    }
+    let section = entry.st_shndx.get(endian);
+    if section == elf::SHN_UNDEF {
         return None;
     }
     let address = Address(entry.st_value.get(endian));
@@ -55,6 +63,7 @@ fn symbol_of(entry: &Entry, endian: Endianness, texts: &[u8], wanted: &RangeSet)
     Some(Symbol {
         address,
         size: entry.st_size.get(endian),
+        limit: Address(section.index().and_then(|i| sections.end_of(i.into())).unwrap_or(u64::MAX)),
         name: names::readable(name),
         rank: u8::from(kind != elf::STT_NOTYPE) * 2 + u8::from(global),
     })
