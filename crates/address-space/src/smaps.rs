@@ -22,6 +22,8 @@ pub struct MappingUsage {
     pub hugetlb: u64,
     /// Page size by which the kernel manages the mapping.
     pub kernel_page_size: Option<PageSize>,
+    /// Memory protection key; 0 where none is set.
+    pub protection_key: u64,
     /// Two-letter flags, `hg` (advised huge) or `ht` (hugetlb) for example; empty on kernels that do not tell.
     pub flags: Vec<String>,
 }
@@ -72,6 +74,7 @@ fn empty(mapping: Mapping) -> MappingUsage {
         file_huge: 0,
         hugetlb: 0,
         kernel_page_size: None,
+        protection_key: 0,
         flags: Vec::new(),
     }
 }
@@ -86,6 +89,7 @@ fn read_field(usage: &mut MappingUsage, field: &str, value: &str) -> Option<()> 
         "FilePmdMapped" => usage.file_huge = bytes()?,
         "Private_Hugetlb" | "Shared_Hugetlb" => usage.hugetlb = usage.hugetlb.checked_add(bytes()?)?,
         "KernelPageSize" => usage.kernel_page_size = PageSize::new(bytes()?).ok(),
+        "ProtectionKey" => usage.protection_key = value.parse().ok()?,
         "VmFlags" => usage.flags = value.split(' ').map(str::to_owned).collect(),
         _ => {}
     }

@@ -4,7 +4,7 @@ use crate::executor::Executor;
 use crate::outcome::{FailedAttempt, Outcome, RangeOutcome, Uncovered};
 use crate::staging::PartState;
 use crate::verify::compare;
-use address_space::{AddressRange, AddressSpace, MappingName, RangeSet};
+use address_space::{AddressRange, AddressSpace, RangeSet};
 use lift_plan::{Attempt, Part, Plan, RangeLift, Reason, Source, Step, Way, steps_of};
 
 /// Executes `plan` on a process whose mappings are `before`, and reads back what became of it.
@@ -151,13 +151,4 @@ fn missing(range: AddressRange, covered: &RangeSet) -> Vec<AddressRange> {
     let mut missing = RangeSet::from_iter([range]);
     covered.iter().for_each(|range| missing.remove(range));
     missing.iter().collect()
-}
-
-/// True for a mapping that a lift has made.
-pub(crate) fn is_lifted(name: &MappingName) -> bool {
-    match name {
-        MappingName::HugetlbAnonymous => true,
-        MappingName::Named(name) => name.starts_with("pagelift "),
-        _ => false,
-    }
 }

@@ -5,9 +5,11 @@
 //! which every step can be made to fail.
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 mod engine;
 mod executor;
 mod outcome;
+pub mod simulated;
 mod staging;
 mod verify;
 

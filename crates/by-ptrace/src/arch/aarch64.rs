@@ -1,0 +1,81 @@
+//! AArch64.
+
+use super::Registers;
+use crate::requests;
+use address_space::Address;
+use nix::errno::Errno;
+use nix::unistd::Pid;
+
+/// `svc #0`.
+pub const SYSCALL_INSTRUCTION: &[u8] = &[0x01, 0x00, 0x00, 0xd4];
+/// Instructions are four bytes, aligned.
+pub const INSTRUCTION_ALIGNMENT: usize = 4;
+/// `brk #0`.
+pub const BREAKPOINT_INSTRUCTION: &[u8] = &[0x00, 0x00, 0x20, 0xd4];
+/// The trap is reported at the instruction.
+pub const BREAKPOINT_ADVANCES: u64 = 0;
+
+/// Regset of the hardware breakpoints (`NT_ARM_HW_BREAK`, `linux/elf.h`).
+const NT_ARM_HW_BREAK: i32 = 0x402;
+/// Control word: enabled, for user mode (EL0), all four bytes (Arm ARM, DBGBCR).
+const ENABLE_USER_EXECUTION: u32 = 1 | 2 << 1 | 0xf << 5;
+
+/// `struct user_hwdebug_state` of `asm/ptrace.h`, cut after its first breakpoint.
+#[repr(C)]
+struct HardwareBreakpoint {
+    information: u32,
+    padding: u32,
+    address: u64,
+    control: u32,
+    padding_2: u32,
+}
+
+/// Sets the registers for a system call at an instruction.
+pub fn set_call(registers: &mut Registers, instruction: Address, number: i64, arguments: [u64; 6]) {
+    registers.pc = instruction.0;
+    registers.regs[..6].copy_from_slice(&arguments);
+    registers.regs[8] = number as u64;
+}
+
+/// What the system call returned.
+pub fn result(registers: &Registers) -> i64 {
+    registers.regs[0] as i64
+}
+
+/// Where the thread goes on.
+pub fn instruction_pointer(registers: &Registers) -> Address {
+    Address(registers.pc)
+}
+
+/// Lets the thread go on elsewhere.
+pub fn set_instruction_pointer(registers: &mut Registers, to: Address) {
+    registers.pc = to.0;
+}
+
+/// The stack pointer.
+pub fn stack_pointer(registers: &Registers) -> Address {
+    Address(registers.sp)
+}
+
+/// Makes the thread trap before it executes the instruction at `address`, without a change to memory.
+pub fn set_hardware_breakpoint(pid: Pid, address: Address) -> Result<(), Errno> {
+    write_breakpoint(pid, address.0, ENABLE_USER_EXECUTION)
+}
+
+/// Takes the breakpoint back.
+pub fn clear_hardware_breakpoint(pid: Pid) -> Result<(), Errno> {
+    write_breakpoint(pid, 0, 0)
+}
+
+fn write_breakpoint(pid: Pid, address: u64, control: u32) -> Result<(), Errno> {
+    let breakpoint = HardwareBreakpoint { information: 0, padding: 0, address, control, padding_2: 0 };
+    requests::set_register_set(pid, NT_ARM_HW_BREAK, &breakpoint)
+}
+
+/// The system calls whose numbers differ between architectures.
+pub mod numbers {
+    pub use libc::{
+        SYS_brk, SYS_exit_group, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_prctl,
+        SYS_process_vm_readv,
+    };
+}

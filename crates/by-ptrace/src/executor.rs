@@ -1,0 +1,225 @@
+//! The executor that acts on another process, call by call.
+
+use crate::Injector;
+use crate::arch::numbers;
+use crate::injection::InjectError;
+use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet, parse_smaps};
+use kernel_calls::numbers as linux;
+use kernel_calls::pagemap::Pagemap;
+use lift_execution::{Backing, CallError, Executor};
+use nix::errno::Errno;
+use std::fs;
+
+/// A call copies at most so many bytes, so that no single call keeps the process for long.
+const COPIED_AT_ONCE: u64 = 256 << 20;
+
+/// Executes steps in another process whose threads are all stopped.
+pub struct ProcessExecutor<'a> {
+    injector: &'a mut Injector,
+    pagemap: Option<Pagemap>,
+    base_page: PageSize,
+    own_pid: u64,
+}
+
+impl<'a> ProcessExecutor<'a> {
+    /// An executor that makes its calls through `injector`.
+    pub fn new(injector: &'a mut Injector, base_page: PageSize) -> Self {
+        let pid = injector.pid().as_raw();
+        Self { injector, pagemap: Pagemap::open(pid, base_page).ok(), base_page, own_pid: own_pid(pid) }
+    }
+
+    fn call(&mut self, name: &'static str, number: i64, arguments: [u64; 6]) -> Result<u64, CallError> {
+        let errno = match self.injector.call(number, arguments) {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(errno)) | Err(InjectError::Ptrace(errno)) => errno,
+            Err(InjectError::Gone) => Errno::ESRCH,
+            Err(InjectError::NoInstruction | InjectError::Memory(_)) => Errno::EFAULT,
+        };
+        Err(CallError { call: name, errno: errno as i32 })
+    }
+
+    fn scratch(&mut self) -> Result<Address, CallError> {
+        let errno = match self.injector.scratch(self.base_page) {
+            Ok(Ok(address)) => return Ok(address),
+            Ok(Err(errno)) | Err(InjectError::Ptrace(errno)) => errno,
+            Err(_) => Errno::ESRCH,
+        };
+        Err(CallError { call: "mmap of a scratch page", errno: errno as i32 })
+    }
+
+    fn write(&self, at: Address, bytes: &[u8]) -> Result<(), CallError> {
+        self.injector.memory().write(at, bytes).map_err(|error| failed("writing memory", &error))
+    }
+
+    fn madvise(&mut self, name: &'static str, range: AddressRange, advice: i32) -> Result<(), CallError> {
+        self.call(name, numbers::SYS_madvise, [range.start().0, range.len(), advice as u64, 0, 0, 0]).map(drop)
+    }
+
+    /// For kernels before 5.14: writes to each page from outside, where a shortage is an error and no signal.
+    fn touch(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
+        for page in range.pages(page) {
+            self.write(page.start(), &[0])?;
+        }
+        Ok(())
+    }
+
+    /// For processes that may not call `process_vm_readv`: copies through our own memory.
+    fn copy_from_outside(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let mut buffer = vec![0; (1 << 20).min(from.len()) as usize];
+        let mut done = 0;
+        while done < from.len() {
+            let length = (from.len() - done).min(buffer.len() as u64) as usize;
+            let chunk = &mut buffer[..length];
+            let memory = self.injector.memory();
+            memory.read(from.start() + done, chunk).map_err(|error| failed("reading memory", &error))?;
+            memory.write(to + done, chunk).map_err(|error| failed("writing memory", &error))?;
+            done += length as u64;
+        }
+        Ok(())
+    }
+
+    /// Before Linux 6.7 the kernel tells only how much of a mapping is huge, so a mapping counts where all of it is.
+    fn huge_by_smaps(&self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
+        let text = fs::read_to_string(format!("/proc/{}/smaps", self.injector.pid()));
+        let text = text.map_err(|error| failed("reading smaps", &error))?;
+        let usages =
+            parse_smaps(&text).map_err(|_| CallError { call: "reading smaps", errno: Errno::EINVAL as i32 })?;
+        let whole = usages.iter().map(|usage| (usage.huge(), usage.mapping.range.whole_pages(size)));
+        let huge = whole.filter(|(huge, whole)| *huge == whole.len()).map(|(_, whole)| whole.intersect(range));
+        Ok(huge.collect())
+    }
+}
+
+fn failed(call: &'static str, error: &std::io::Error) -> CallError {
+    CallError { call, errno: error.raw_os_error().unwrap_or(Errno::EIO as i32) }
+}
+
+fn mmap_flags(backing: Backing) -> u64 {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    (match backing {
+        Backing::Ordinary => flags,
+        Backing::Hugetlb(size) => flags | libc::MAP_HUGETLB | (size.log2() << linux::MAP_HUGE_SHIFT) as i32,
+    }) as u32 as u64
+}
+
+impl Executor for ProcessExecutor<'_> {
+    fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
+        let protection = Protection::READ_WRITE.bits() as u64;
+        let arguments = [0, length, protection, mmap_flags(backing), u64::MAX, 0];
+        self.call("mmap", numbers::SYS_mmap, arguments).map(Address)
+    }
+
+    fn map_at(&mut self, range: AddressRange, backing: Backing) -> Result<(), CallError> {
+        let flags = mmap_flags(backing) | libc::MAP_FIXED_NOREPLACE as u64;
+        let protection = Protection::READ_WRITE.bits() as u64;
+        let arguments = [range.start().0, range.len(), protection, flags, u64::MAX, 0];
+        let at = self.call("mmap", numbers::SYS_mmap, arguments)?;
+        if at == range.start().0 {
+            return Ok(());
+        }
+        // Kernels before 4.17 take the address for a hint.
+        self.unmap(AddressRange::sized(Address(at), range.len()))?;
+        Err(CallError { call: "mmap", errno: Errno::EEXIST as i32 })
+    }
+
+    fn unmap(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.call("munmap", numbers::SYS_munmap, [range.start().0, range.len(), 0, 0, 0, 0]).map(drop)
+    }
+
+    fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.madvise("madvise(MADV_HUGEPAGE)", range, libc::MADV_HUGEPAGE)
+    }
+
+    fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
+        match self.madvise("madvise(MADV_POPULATE_WRITE)", range, linux::MADV_POPULATE_WRITE) {
+            Err(error) if error.errno == Errno::EINVAL as i32 => self.touch(range, page),
+            result => result,
+        }
+    }
+
+    fn collapse(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.madvise("madvise(MADV_COLLAPSE)", range, linux::MADV_COLLAPSE)
+    }
+
+    fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
+        let arguments = [range.start().0, range.len(), protection.bits() as u64, 0, 0, 0];
+        self.call("mprotect", numbers::SYS_mprotect, arguments).map(drop)
+    }
+
+    fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+        let arguments = [from.start().0, from.len(), from.len(), flags, to.0, 0];
+        self.call("mremap", numbers::SYS_mremap, arguments).map(drop)
+    }
+
+    /// The process copies its own memory by `process_vm_readv`: one copy, at the speed of memory, and a page that
+    /// cannot be had is an error instead of a signal.
+    fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let scratch = self.scratch()?;
+        let mut done = 0;
+        while done < from.len() {
+            let length = (from.len() - done).min(COPIED_AT_ONCE);
+            let vectors = [to.0 + done, length, from.start().0 + done, length];
+            let bytes: Vec<u8> = vectors.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            self.write(scratch, &bytes)?;
+            let arguments = [self.own_pid, scratch.0, 1, scratch.0 + 16, 1, 0];
+            match self.call("process_vm_readv", numbers::SYS_process_vm_readv, arguments) {
+                Ok(0) => return Err(CallError { call: "process_vm_readv", errno: Errno::EFAULT as i32 }),
+                Ok(copied) => done += copied,
+                Err(error)
+                    if [Errno::EPERM as i32, Errno::ENOSYS as i32, Errno::ESRCH as i32].contains(&error.errno) =>
+                {
+                    let rest = AddressRange::new(from.start() + done, from.end());
+                    return self.copy_from_outside(rest, to + done);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {
+        let scratch = self.scratch()?;
+        let mut bytes = name.as_bytes().to_vec();
+        bytes.push(0);
+        self.write(scratch, &bytes)?;
+        let arguments = [linux::PR_SET_VMA, linux::PR_SET_VMA_ANON_NAME, range.start().0, range.len(), scratch.0, 0];
+        self.call("prctl(PR_SET_VMA)", numbers::SYS_prctl, arguments).map(drop)
+    }
+
+    fn huge(&mut self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
+        match self.pagemap.as_ref().map(|pagemap| pagemap.huge(range)) {
+            Some(Ok(huge)) => Ok(huge.iter().map(|part| part.whole_pages(size)).collect()),
+            _ => self.huge_by_smaps(range, size),
+        }
+    }
+
+    fn space(&mut self) -> Result<AddressSpace, CallError> {
+        let text = fs::read_to_string(format!("/proc/{}/maps", self.injector.pid()));
+        let text = text.map_err(|error| failed("reading maps", &error))?;
+        let space =
+            AddressSpace::parse(&text).map_err(|_| CallError { call: "reading maps", errno: Errno::EINVAL as i32 })?;
+        Ok(match self.injector.scratch_range() {
+            Some(scratch) => without(&space, scratch),
+            None => space,
+        })
+    }
+}
+
+/// The space without our scratch page, which the kernel may have merged with a neighbour.
+fn without(space: &AddressSpace, scratch: AddressRange) -> AddressSpace {
+    let cut = space.mappings().iter().flat_map(|mapping| {
+        mapping.range.without(scratch).into_iter().filter(|range| !range.is_empty()).map(|range| {
+            let offset = mapping.offset + (range.start() - mapping.range.start());
+            Mapping { range, offset, ..mapping.clone() }
+        })
+    });
+    AddressSpace::from_mappings(cut.collect())
+}
+
+/// The process's own number in its innermost PID namespace, which is what it must call itself.
+fn own_pid(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok()).unwrap_or(pid as u64)
+}

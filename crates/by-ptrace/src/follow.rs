@@ -1,0 +1,302 @@
+//! Follows a start: the exec stop, the entry stop, and where asked the descendants.
+//!
+//! The follower passes on every signal and every stop as it came. What happens at the two stops is the handler's.
+
+use crate::arch;
+use crate::breakpoint::Breakpoint;
+use crate::requests::{self, CallStop, Resume};
+use crate::{InjectError, Injector, StoppedThreads};
+use address_space::{Address, AddressSpace};
+use nix::errno::Errno;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::collections::HashMap;
+use std::{fs, io};
+
+/// A program that the kernel has just mapped and that has not run yet.
+pub struct ExecStop {
+    pid: Pid,
+    entry: Address,
+}
+
+/// A program before its first own instruction, with all its threads stopped.
+pub struct EntryStop {
+    pid: Pid,
+    /// How many other threads are stopped.
+    pub other_threads: usize,
+}
+
+/// What the handler wants after the exec stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterExec {
+    /// Nothing to do with this program.
+    Nothing,
+    /// Stop again when the program reaches this address.
+    StopAt(Address),
+    /// The program is at its entry already.
+    AtEntry,
+    /// The program ends with this status before it runs.
+    End(i32),
+    /// The dynamic linker was started as a program: ask [`Handler::mapped`] after each of its system calls.
+    WatchMaps,
+}
+
+/// What becomes of a process after its entry stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// It is no longer traced.
+    Release,
+    /// It is followed on: its descendants may be lifted too.
+    Follow,
+    /// It ends with this status before it runs.
+    Exit(i32),
+}
+
+/// Decides at the stops.
+pub trait Handler {
+    /// A program has been mapped.
+    fn at_exec(&mut self, stop: &ExecStop) -> AfterExec;
+    /// The dynamic linker, started as a program, has made a system call: where the program is entered, once known.
+    fn mapped(&mut self, stop: &ExecStop) -> Option<Address>;
+    /// A program is about to be entered.
+    fn at_entry(&mut self, stop: &EntryStop) -> After;
+    /// A program cannot be stopped at its entry and runs on as it is.
+    fn missed(&mut self, pid: i32, why: &io::Error) -> After;
+}
+
+impl ExecStop {
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw()
+    }
+
+    /// Where the thread goes on: the program's entry, or that of its dynamic linker.
+    pub fn instruction_pointer(&self) -> Address {
+        self.entry
+    }
+
+    /// Takes the thread over for system calls.
+    ///
+    /// # Errors
+    /// [`InjectError`].
+    pub fn injector(&self, space: &AddressSpace) -> Result<Injector, InjectError> {
+        Injector::new(self.pid, space)
+    }
+}
+
+impl EntryStop {
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw()
+    }
+
+    /// Takes the main thread over for system calls.
+    ///
+    /// # Errors
+    /// [`InjectError`].
+    pub fn injector(&self, space: &AddressSpace) -> Result<Injector, InjectError> {
+        Injector::new(self.pid, space)
+    }
+}
+
+/// What a traced thread is on its way to.
+#[derive(Debug)]
+enum State {
+    /// Its next exec.
+    Plain,
+    /// The program's entry.
+    Entry(Breakpoint),
+    /// The mapping of a program by a dynamic linker that was started as one.
+    Mapping,
+}
+
+/// Follows one launched process, or it and all its descendants.
+pub struct Follower<'h, H: Handler> {
+    handler: &'h mut H,
+    options: i32,
+    descendants: bool,
+    threads: HashMap<i32, State>,
+}
+
+impl<'h, H: Handler> Follower<'h, H> {
+    /// Seizes a process that is about to exec.
+    ///
+    /// # Errors
+    /// The kernel's: no permission, or traced by another already.
+    pub fn seize(pid: Pid, descendants: bool, handler: &'h mut H) -> io::Result<Self> {
+        let mut options = libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
+        if descendants {
+            options |= libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACECLONE;
+        }
+        requests::seize(pid, options)?;
+        Ok(Self { handler, options, descendants, threads: HashMap::from([(pid.as_raw(), State::Plain)]) })
+    }
+
+    /// Runs until nothing is traced any more.
+    pub fn run(mut self) {
+        while !self.threads.is_empty() {
+            match waitpid(None, Some(WaitPidFlag::__WALL)) {
+                Ok(status) => self.take(status),
+                Err(Errno::EINTR) => {}
+                // No tracees left: all have ended or been released.
+                Err(_) => break,
+            }
+        }
+    }
+
+    fn take(&mut self, status: WaitStatus) {
+        match status {
+            WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) => {
+                self.threads.remove(&pid.as_raw());
+            }
+            WaitStatus::PtraceEvent(pid, signal, event) => self.take_event(pid, signal as i32, event),
+            WaitStatus::PtraceSyscall(pid) => self.take_system_call(pid),
+            WaitStatus::Stopped(pid, signal) => self.take_signal(pid, signal as i32),
+            _ => {}
+        }
+    }
+
+    fn take_event(&mut self, pid: Pid, signal: i32, event: i32) {
+        self.threads.entry(pid.as_raw()).or_insert(State::Plain);
+        match event {
+            libc::PTRACE_EVENT_EXEC => {
+                if let Ok(former) = requests::event_message(pid)
+                    && former as i32 != pid.as_raw()
+                {
+                    self.threads.remove(&(former as i32));
+                }
+                self.take_exec(pid);
+            }
+            // A stop signal has stopped the whole process: it stays so until SIGCONT.
+            libc::PTRACE_EVENT_STOP if is_stop_signal(signal) => resume(pid, Resume::Listen, 0),
+            _ => self.go_on(pid, 0),
+        }
+    }
+
+    fn take_exec(&mut self, pid: Pid) {
+        self.threads.insert(pid.as_raw(), State::Plain);
+        let Ok(registers) = requests::registers(pid) else { return self.go_on(pid, 0) };
+        let stop = ExecStop { pid, entry: arch::instruction_pointer(&registers) };
+        match self.handler.at_exec(&stop) {
+            AfterExec::Nothing => self.leave(pid, if self.descendants { After::Follow } else { After::Release }, 0),
+            AfterExec::StopAt(entry) => self.await_entry(pid, entry),
+            AfterExec::AtEntry => self.at_entry(pid),
+            AfterExec::End(status) => self.leave(pid, After::Exit(status), 0),
+            AfterExec::WatchMaps => {
+                self.threads.insert(pid.as_raw(), State::Mapping);
+                self.go_on(pid, 0);
+            }
+        }
+    }
+
+    fn await_entry(&mut self, pid: Pid, entry: Address) {
+        match Breakpoint::set(pid, entry) {
+            Ok(breakpoint) => {
+                self.threads.insert(pid.as_raw(), State::Entry(breakpoint));
+                self.go_on(pid, 0);
+            }
+            Err(error) => {
+                self.threads.insert(pid.as_raw(), State::Plain);
+                let after = self.handler.missed(pid.as_raw(), &error);
+                self.leave(pid, after, 0);
+            }
+        }
+    }
+
+    fn take_system_call(&mut self, pid: Pid) {
+        let watching = matches!(self.threads.get(&pid.as_raw()), Some(State::Mapping));
+        if watching && requests::call_stop(pid) == Ok(CallStop::Exit) {
+            let stop = ExecStop { pid, entry: Address(0) };
+            if let Some(entry) = self.handler.mapped(&stop) {
+                return self.await_entry(pid, entry);
+            }
+        }
+        self.go_on(pid, 0);
+    }
+
+    fn take_signal(&mut self, pid: Pid, signal: i32) {
+        let at_entry = signal == libc::SIGTRAP
+            && matches!(self.threads.get(&pid.as_raw()), Some(State::Entry(breakpoint)) if breakpoint.is_hit(pid));
+        if !at_entry {
+            return self.go_on(pid, signal);
+        }
+        if let Some(State::Entry(breakpoint)) = self.threads.insert(pid.as_raw(), State::Plain)
+            && let Err(error) = breakpoint.clear(pid, true)
+        {
+            let after = self.handler.missed(pid.as_raw(), &error);
+            return self.leave(pid, after, 0);
+        }
+        self.at_entry(pid);
+    }
+
+    fn at_entry(&mut self, pid: Pid) {
+        let traced = |thread: i32| self.threads.contains_key(&thread);
+        let mut others = match StoppedThreads::stop(pid, self.options, traced) {
+            Ok(others) => others,
+            Err(error) => {
+                let after = self.handler.missed(pid.as_raw(), &error);
+                return self.leave(pid, after, 0);
+            }
+        };
+        let stop = EntryStop { pid, other_threads: others.count() };
+        let after = self.handler.at_entry(&stop);
+        if after == After::Follow {
+            for thread in others.resume() {
+                self.threads.entry(thread).or_insert(State::Plain);
+            }
+        } else {
+            others.release();
+        }
+        self.leave(pid, after, 0);
+    }
+
+    fn leave(&mut self, pid: Pid, after: After, signal: i32) {
+        match after {
+            After::Follow => self.go_on(pid, signal),
+            After::Release => {
+                self.release_threads(pid);
+                let _ = requests::detach(pid, signal);
+            }
+            After::Exit(status) => {
+                if let Err(error) = end(pid, status) {
+                    // It cannot be made to end by itself; running on unlifted is what was to be prevented.
+                    let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+                    eprintln!("pagelift: {pid}: {error}");
+                }
+                self.threads.remove(&pid.as_raw());
+            }
+        }
+    }
+
+    /// Forgets the threads of a process that is released; those that `StoppedThreads` released are no longer traced.
+    fn release_threads(&mut self, pid: Pid) {
+        self.threads.remove(&pid.as_raw());
+        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
+        for thread in entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
+            self.threads.remove(&thread);
+        }
+    }
+
+    fn go_on(&mut self, pid: Pid, signal: i32) {
+        let how = match self.threads.get(&pid.as_raw()) {
+            Some(State::Mapping) => Resume::ToSystemCall,
+            _ => Resume::Continue,
+        };
+        resume(pid, how, signal);
+    }
+}
+
+/// Lets a thread go on. A thread that was killed meanwhile reports its end next.
+fn resume(pid: Pid, how: Resume, signal: i32) {
+    let _ = requests::resume(pid, how, signal);
+}
+
+fn end(pid: Pid, status: i32) -> Result<(), InjectError> {
+    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let space = AddressSpace::parse(&text).map_err(io::Error::other)?;
+    Injector::new(pid, &space)?.exit_group(status)
+}
+
+fn is_stop_signal(signal: i32) -> bool {
+    [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&signal)
+}

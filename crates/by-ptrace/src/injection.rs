@@ -1,0 +1,204 @@
+//! Lets a stopped thread execute single system calls for us.
+//!
+//! The thread is set to a system call instruction that its process already has (in the vdso or in some code), with all
+//! signals blocked, and stopped again behind it. Registers and signal mask are put back at the end. System call stops
+//! are used rather than single steps: they are no signals, so that no signal disposition of the program is touched.
+
+use crate::RemoteMemory;
+use crate::arch::{self, Registers, numbers};
+use crate::requests::{self, CallStop, Resume};
+use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize};
+use nix::errno::Errno;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::io;
+
+/// At most so much of one mapping is searched for a system call instruction. In bytes.
+const SEARCHED: u64 = 4 << 20;
+
+/// Why no system call could be made in the process. An error of the call itself is not among these.
+#[derive(Debug, thiserror::Error)]
+pub enum InjectError {
+    /// The process has ended.
+    #[error("the process has ended")]
+    Gone,
+    /// The process has no system call instruction that could be used.
+    #[error("found no system call instruction in the process's code")]
+    NoInstruction,
+    /// ptrace refused a request.
+    #[error("ptrace: {0}")]
+    Ptrace(Errno),
+    /// The process's memory could not be read or written.
+    #[error("memory of the process: {0}")]
+    Memory(#[from] io::Error),
+}
+
+impl From<Errno> for InjectError {
+    fn from(errno: Errno) -> Self {
+        if errno == Errno::ESRCH { Self::Gone } else { Self::Ptrace(errno) }
+    }
+}
+
+/// A stopped thread that executes system calls for us. [`Injector::finish`] puts it back as it was.
+pub struct Injector {
+    pid: Pid,
+    instruction: Address,
+    saved: Registers,
+    saved_mask: u64,
+    scratch: Option<AddressRange>,
+    memory: RemoteMemory,
+    /// A stop signal that came in between; it is delivered when the thread goes on.
+    pending_stop: i32,
+    gone: bool,
+}
+
+impl Injector {
+    /// Takes over a thread that is in a ptrace stop.
+    ///
+    /// # Errors
+    /// [`InjectError`]; the thread is then as it was.
+    pub fn new(pid: Pid, space: &AddressSpace) -> Result<Self, InjectError> {
+        let memory = RemoteMemory::open(pid.as_raw())?;
+        let instruction = find_instruction(&memory, space).ok_or(InjectError::NoInstruction)?;
+        let saved = requests::registers(pid)?;
+        let saved_mask = requests::signal_mask(pid)?;
+        requests::set_signal_mask(pid, u64::MAX)?;
+        Ok(Self { pid, instruction, saved, saved_mask, scratch: None, memory, pending_stop: 0, gone: false })
+    }
+
+    /// The process's memory.
+    pub fn memory(&self) -> &RemoteMemory {
+        &self.memory
+    }
+
+    /// The process.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// True where `range` holds the instruction that system calls are made with.
+    pub fn stands_in(&self, range: AddressRange) -> bool {
+        range.contains(self.instruction)
+    }
+
+    /// The registers that the thread goes on with.
+    pub fn registers(&self) -> &Registers {
+        &self.saved
+    }
+
+    /// Changes the registers that the thread goes on with.
+    pub fn change_registers(&mut self, change: impl FnOnce(&mut Registers)) {
+        change(&mut self.saved);
+    }
+
+    /// Makes a system call. The inner result is the call's own.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the call could not be made at all.
+    pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<Result<u64, Errno>, InjectError> {
+        if self.gone {
+            return Err(InjectError::Gone);
+        }
+        let mut registers = self.saved;
+        arch::set_call(&mut registers, self.instruction, number, arguments);
+        requests::set_registers(self.pid, &registers)?;
+        let mut entered = false;
+        loop {
+            match self.run_to_call_stop()? {
+                CallStop::Entry => entered = true,
+                CallStop::Exit if entered => break,
+                // The exit of the exec that the thread was still in.
+                CallStop::Exit | CallStop::None => requests::set_registers(self.pid, &registers)?,
+            }
+        }
+        let result = arch::result(&requests::registers(self.pid)?);
+        // Linux returns errors as -1 to -4095.
+        Ok(if (-4095..0).contains(&result) { Err(Errno::from_raw(-result as i32)) } else { Ok(result as u64) })
+    }
+
+    fn run_to_call_stop(&mut self) -> Result<CallStop, InjectError> {
+        let mut how = Resume::ToSystemCall;
+        loop {
+            requests::resume(self.pid, how, 0)?;
+            how = Resume::ToSystemCall;
+            match waitpid(self.pid, Some(WaitPidFlag::__WALL)).map_err(InjectError::from)? {
+                WaitStatus::PtraceSyscall(_) => return Ok(requests::call_stop(self.pid)?),
+                // SIGSTOP cannot be blocked. It is kept back and delivered at the end.
+                WaitStatus::Stopped(_, signal) => self.pending_stop = signal as i32,
+                WaitStatus::PtraceEvent(..) => {}
+                WaitStatus::Exited(..) | WaitStatus::Signaled(..) => {
+                    self.gone = true;
+                    return Err(InjectError::Gone);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A page of the process for arguments that lie in memory; unmapped at the end.
+    ///
+    /// # Errors
+    /// [`InjectError`]; the inner result is `mmap`'s.
+    pub fn scratch(&mut self, base_page: PageSize) -> Result<Result<Address, Errno>, InjectError> {
+        if let Some(scratch) = self.scratch {
+            return Ok(Ok(scratch.start()));
+        }
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let mapped = self.call(numbers::SYS_mmap, [0, base_page.bytes(), protection, flags, u64::MAX, 0])?;
+        Ok(mapped.map(|start| {
+            self.scratch = Some(AddressRange::sized(Address(start), base_page.bytes()));
+            Address(start)
+        }))
+    }
+
+    /// The scratch page, if one is mapped: it is ours, not the program's.
+    pub fn scratch_range(&self) -> Option<AddressRange> {
+        self.scratch
+    }
+
+    /// Puts registers and signal mask back. The thread stays stopped; the returned signal (0: none) is to be delivered
+    /// when it goes on.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the process has ended.
+    pub fn finish(mut self) -> Result<i32, InjectError> {
+        if let Some(scratch) = self.scratch.take() {
+            // An ordinary mapping of our own on its own: unmapping it splits nothing and cannot fail.
+            let _ = self.call(numbers::SYS_munmap, [scratch.start().0, scratch.len(), 0, 0, 0, 0])?;
+        }
+        requests::set_registers(self.pid, &self.saved)?;
+        requests::set_signal_mask(self.pid, self.saved_mask)?;
+        Ok(self.pending_stop)
+    }
+
+    /// Ends the process with an exit status, before it runs on.
+    ///
+    /// # Errors
+    /// [`InjectError::Gone`] where it has ended already.
+    pub fn exit_group(mut self, status: i32) -> Result<(), InjectError> {
+        match self.call(numbers::SYS_exit_group, [status as u64, 0, 0, 0, 0, 0]) {
+            Ok(_) | Err(InjectError::Gone) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Searches the vdso first, which is never lifted, then the program's code.
+fn find_instruction(memory: &RemoteMemory, space: &AddressSpace) -> Option<Address> {
+    let is_vdso = |name: &MappingName| *name == MappingName::Special("[vdso]".to_owned());
+    let executable = || space.mappings().iter().filter(|mapping| mapping.protection.execute && mapping.protection.read);
+    let vdso = executable().filter(|mapping| is_vdso(&mapping.name));
+    let others = executable().filter(|mapping| mapping.path().is_some());
+    vdso.chain(others).find_map(|mapping| find_in(memory, mapping.range))
+}
+
+fn find_in(memory: &RemoteMemory, range: AddressRange) -> Option<Address> {
+    let mut code = vec![0; range.len().min(SEARCHED) as usize];
+    memory.read(range.start(), &mut code).ok()?;
+    let length = arch::SYSCALL_INSTRUCTION.len();
+    let at = (0..code.len().checked_sub(length)? + 1)
+        .step_by(arch::INSTRUCTION_ALIGNMENT)
+        .find(|&at| &code[at..at + length] == arch::SYSCALL_INSTRUCTION)?;
+    Some(range.start() + at as u64)
+}

@@ -1,0 +1,25 @@
+//! Acts on another process from outside.
+//!
+//! A process is stopped with ptrace and executes single system calls for us; no code is written into it and nothing is
+//! left in it. What to lift is decided elsewhere: here is only how.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod arch;
+mod auxiliary;
+mod breakpoint;
+mod executor;
+mod follow;
+mod injection;
+mod launch;
+mod memory;
+mod move_base;
+mod requests;
+mod threads;
+
+pub use executor::ProcessExecutor;
+pub use follow::{After, AfterExec, EntryStop, ExecStop, Follower, Handler};
+pub use injection::{InjectError, Injector};
+pub use launch::{LaunchError, Launched, start_helper};
+pub use memory::RemoteMemory;
+pub use move_base::{MoveError, move_image};
+pub use threads::StoppedThreads;

@@ -1,0 +1,197 @@
+//! The command line's definition; man pages and completions are made from it.
+
+use crate::commands::{demo::DemoArgs, generate::GenerateArgs, perf_map::PerfMapArgs, status::StatusArgs};
+use address_space::{PageSize, parse_bytes};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use lift_plan::{Edges, Kind, Kinds, ObjectChoice, Pages, Policy, WritablePages};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Puts any Linux program's code, data and heap on huge pages, and proves it.
+#[derive(Parser)]
+#[command(name = "pagelift", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Start a program with its code and data on huge pages.
+    Run(RunArgs),
+    /// Show what would be lifted of a program or process, and what not and why.
+    Inspect(InspectArgs),
+    /// Show what the kernel backs with huge pages now.
+    Status(StatusArgs),
+    /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
+    PerfMap(PerfMapArgs),
+    /// Run a bundled program plain and lifted, and show the difference.
+    Demo(DemoArgs),
+    /// Write man pages or shell completions.
+    #[command(hide = true)]
+    Generate(GenerateArgs),
+}
+
+/// `--pages`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum PagesArg {
+    /// The hugetlb pool where pages are free, else transparent huge pages.
+    Auto,
+    /// The hugetlb pool only.
+    Hugetlb,
+    /// Transparent huge pages only.
+    Thp,
+}
+
+/// `--writable-pages`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum WritablePagesArg {
+    /// Transparent huge pages: fork works as ever.
+    Thp,
+    /// The pool: after a fork, writing needs free pool pages, or the child is killed by SIGBUS.
+    Hugetlb,
+}
+
+/// `--edges`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum EdgesArg {
+    /// Every protection stays as it was.
+    Exact,
+    /// Read-only data that shares a huge page with code becomes executable.
+    MergeReadOnly,
+}
+
+/// `--lift`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum KindArg {
+    /// Executable code.
+    Text,
+    /// Read-only data.
+    Rodata,
+    /// Initialised writable data.
+    Data,
+    /// Zero-initialised writable data.
+    Bss,
+    /// The brk area.
+    Heap,
+}
+
+/// What to lift and from where; common to all commands that plan.
+#[derive(Args, Clone)]
+pub struct PolicyArgs {
+    /// Where huge pages come from.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub pages: PagesArg,
+    /// Size of huge pages, 2M or 1G for example [default: the machine's usual one].
+    #[arg(long, value_name = "SIZE")]
+    pub page_size: Option<PageSize>,
+    /// What to lift.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "KINDS", default_value = "text,rodata,data,bss,heap")]
+    pub lift: Vec<KindArg>,
+    /// Objects to lift: exe, all, or patterns for their names separated by commas [default: the executable and every
+    /// object that holds at least one whole huge page].
+    #[arg(long, value_name = "OBJECTS")]
+    pub objects: Option<ObjectChoice>,
+    /// Where huge pages for writable memory come from.
+    #[arg(long, value_enum, default_value = "thp")]
+    pub writable_pages: WritablePagesArg,
+    /// What to do where read-only data and code share a huge page.
+    #[arg(long, value_enum, default_value = "exact")]
+    pub edges: EdgesArg,
+    /// Most memory that the lift may make resident.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub max_memory: Option<u64>,
+}
+
+impl PolicyArgs {
+    /// The policy that the arguments ask for.
+    pub fn policy(&self) -> Policy {
+        let kinds: Vec<Kind> = self.lift.iter().map(|&kind| kind.into()).collect();
+        Policy {
+            pages: match self.pages {
+                PagesArg::Auto => Pages::Auto,
+                PagesArg::Hugetlb => Pages::Hugetlb,
+                PagesArg::Thp => Pages::Thp,
+            },
+            page_size: self.page_size,
+            kinds: Kinds::of(&kinds),
+            objects: self.objects.clone().unwrap_or_default(),
+            writable_pages: match self.writable_pages {
+                WritablePagesArg::Thp => WritablePages::Thp,
+                WritablePagesArg::Hugetlb => WritablePages::Hugetlb,
+            },
+            edges: match self.edges {
+                EdgesArg::Exact => Edges::Exact,
+                EdgesArg::MergeReadOnly => Edges::MergeReadOnly,
+            },
+            max_memory: self.max_memory,
+        }
+    }
+}
+
+impl From<KindArg> for Kind {
+    fn from(kind: KindArg) -> Self {
+        match kind {
+            KindArg::Text => Self::Text,
+            KindArg::Rodata => Self::Rodata,
+            KindArg::Data => Self::Data,
+            KindArg::Bss => Self::Bss,
+            KindArg::Heap => Self::Heap,
+        }
+    }
+}
+
+/// `pagelift run`.
+#[derive(Args, Clone)]
+#[command(
+    after_help = "Exit status: that of the program; 127 where it is not found, 126 where it cannot be executed, \
+125 where Pagelift itself fails."
+)]
+pub struct RunArgs {
+    /// What to lift and from where.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// Follow all descendants and lift only programs of these names, separated by commas.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// With --only, follow the descendants of lifted programs too. They stay traced as long as they run.
+    #[arg(long, requires = "only")]
+    pub follow_lifted: bool,
+    /// Fail instead of running the program where anything planned could not be lifted.
+    #[arg(long)]
+    pub require: bool,
+    /// Start the program up to its entry, show the plan, and end it there.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Write what was done as JSON (with --only, one document a line).
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
+    #[arg(long)]
+    pub perf_map: bool,
+    /// Say nothing.
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Say what became of each range.
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub verbose: bool,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// `pagelift inspect`.
+#[derive(Args, Clone)]
+pub struct InspectArgs {
+    /// What to lift and from where.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// An ELF file, or the number of a process.
+    #[arg(value_name = "FILE|PID")]
+    pub target: OsString,
+}

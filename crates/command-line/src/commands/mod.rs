@@ -1,0 +1,8 @@
+//! One file per command.
+
+pub mod demo;
+pub mod generate;
+pub mod inspect;
+pub mod perf_map;
+pub mod run;
+pub mod status;

@@ -1,0 +1,114 @@
+//! Gathers what the planner needs to know of a process.
+
+use address_space::{AddressRange, AddressSpace, MappingUsage, ObjectRole, PageSize, RangeSet};
+use anyhow::Context;
+use kernel_calls::pagemap::Pagemap;
+use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, SpecialMapping, plan};
+use observation::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
+
+/// A process as seen at one moment.
+pub struct Seen {
+    /// For the planner.
+    pub process: ProcessFacts,
+    /// Mapped files that are no sound 64-bit objects.
+    pub not_understood: Vec<NotUnderstood>,
+}
+
+/// Looks at a process and plans.
+pub fn plan_for(
+    pid: i32,
+    reader: &mut ObjectReader,
+    machine: &MachineFacts,
+    policy: &Policy,
+) -> anyhow::Result<(Seen, Plan)> {
+    let mut seen = look_at(pid, reader, machine.base_page)?;
+    let first = plan(&seen.process, machine, policy);
+    if first.lifts.is_empty() {
+        return Ok((seen, first));
+    }
+    // The account of every mapping costs more than all the rest, and only matters where something is to be replaced.
+    seen.process.special = special_mappings(&ProcessFiles::of(pid).smaps()?);
+    let second = plan(&seen.process, machine, policy);
+    Ok((seen, second))
+}
+
+fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> anyhow::Result<Seen> {
+    let space = ProcessFiles::of(pid).maps()?;
+    let LoadedObjects { objects, not_understood, .. } = reader.load(pid, &space)?;
+    let touched = touched(pid, &space, &objects_extents(&objects), base_page)?;
+    let relocates_itself = objects.iter().any(|o| o.role == ObjectRole::Executable && o.image.is_static());
+    Ok(Seen {
+        process: ProcessFacts { space, objects, touched, special: Vec::new(), relocates_itself },
+        not_understood,
+    })
+}
+
+fn objects_extents(objects: &[address_space::LoadedObject]) -> Vec<AddressRange> {
+    objects.iter().map(address_space::LoadedObject::extent).collect()
+}
+
+/// What has been touched of the anonymous memory of objects and of the heap.
+fn touched(pid: i32, space: &AddressSpace, extents: &[AddressRange], base_page: PageSize) -> anyhow::Result<RangeSet> {
+    let heap = space.heap();
+    let pagemap = Pagemap::open(pid, base_page).with_context(|| format!("opening /proc/{pid}/pagemap"))?;
+    let mut touched = RangeSet::new();
+    for mapping in space.mappings().iter().filter(|mapping| mapping.inode == 0 && mapping.protection.write) {
+        let of_interest = extents.iter().any(|extent| extent.widened(base_page).overlaps(mapping.range))
+            || heap.is_some_and(|heap| heap.overlaps(mapping.range));
+        if of_interest {
+            let found = pagemap.touched(mapping.range).with_context(|| format!("reading /proc/{pid}/pagemap"))?;
+            found.iter().for_each(|range| touched.insert(range));
+        }
+    }
+    Ok(touched)
+}
+
+/// Properties of a mapping that a copy of its memory would lose, by their flags in smaps (proc_pid_smaps(5)).
+const SPECIAL_FLAGS: [(&str, &str); 9] = [
+    ("dc", "not inherited by children (MADV_DONTFORK)"),
+    ("wf", "wiped in children (MADV_WIPEONFORK)"),
+    ("dd", "kept out of core dumps (MADV_DONTDUMP)"),
+    ("lo", "locked in memory (mlock)"),
+    ("sl", "sealed (mseal)"),
+    ("nh", "advised against huge pages (MADV_NOHUGEPAGE)"),
+    ("um", "registered with userfaultfd"),
+    ("uw", "registered with userfaultfd"),
+    ("ui", "registered with userfaultfd"),
+];
+
+fn special_mappings(usages: &[MappingUsage]) -> Vec<SpecialMapping> {
+    let mut special = Vec::new();
+    for usage in usages {
+        let flag = SPECIAL_FLAGS.iter().find(|(flag, _)| usage.has_flag(flag));
+        let property = match flag {
+            Some((_, property)) => (*property).to_owned(),
+            None if usage.protection_key != 0 => format!("guarded by protection key {}", usage.protection_key),
+            None => continue,
+        };
+        special.push(SpecialMapping { range: usage.mapping.range, property });
+    }
+    special
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::parse_smaps;
+
+    #[test]
+    fn special_mappings_are_recognised_by_their_flags() {
+        let text = "\
+1000-2000 rw-p 0 00:00 0
+VmFlags: rd wr dc
+2000-3000 rw-p 0 00:00 0
+ProtectionKey: 3
+VmFlags: rd wr
+3000-4000 rw-p 0 00:00 0
+ProtectionKey: 0
+VmFlags: rd wr hg
+";
+        let special = special_mappings(&parse_smaps(text).unwrap());
+        let properties: Vec<_> = special.iter().map(|special| special.property.as_str()).collect();
+        assert_eq!(properties, ["not inherited by children (MADV_DONTFORK)", "guarded by protection key 3"]);
+    }
+}

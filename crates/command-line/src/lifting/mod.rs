@@ -1,0 +1,8 @@
+//! Lifting a stopped process: gathers its facts, plans, executes, reports.
+
+pub mod facts;
+pub mod handler;
+pub mod message;
+pub mod process;
+pub mod report;
+pub mod table;

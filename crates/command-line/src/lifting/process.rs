@@ -1,0 +1,137 @@
+//! Acts on one stopped process: chooses its base at the exec stop, lifts it at the entry stop.
+
+use super::facts::plan_for;
+use super::report::{Base, Report};
+use address_space::{Address, AddressRange, AddressSpace, ElfKind, LoadedObject, PageSize};
+use anyhow::Context;
+use by_ptrace::{EntryStop, ExecStop, Injector, ProcessExecutor, move_image};
+use lift_execution::execute;
+use lift_plan::{MachineFacts, Plan, Policy, choose_base, coverable};
+use observation::{ObjectReader, ProcessFiles};
+use std::time::Instant;
+
+/// The kernel refuses mappings below this by default (`vm.mmap_min_addr`); bases are kept well above.
+const LOWEST_BASE: Address = Address(1 << 20);
+
+/// What the exec stop found.
+pub struct Started {
+    /// The executable and, if it has one, its dynamic linker.
+    pub objects: Vec<LoadedObject>,
+    /// The mappings.
+    pub space: AddressSpace,
+}
+
+impl Started {
+    /// Looks at a program that has just been mapped.
+    pub fn look(pid: i32, reader: &mut ObjectReader) -> anyhow::Result<Self> {
+        let space = ProcessFiles::of(pid).maps()?;
+        let loaded = reader.load(pid, &space)?;
+        if let Some(bad) = loaded.not_understood.iter().find(|file| file.executable) {
+            anyhow::bail!("{}: {}", bad.path, bad.reason);
+        }
+        Ok(Self { objects: loaded.objects, space })
+    }
+}
+
+/// Moves the executable to the base that covers most, where that covers more than the base the kernel chose.
+///
+/// Returns what was done and the bias afterwards.
+pub fn choose_and_move(
+    stop: &ExecStop,
+    started: &Started,
+    executable: &LoadedObject,
+    machine: &MachineFacts,
+    policy: &Policy,
+) -> (Base, u64) {
+    let kept = |why: &str| (Base::Kept { why: why.to_owned() }, executable.bias);
+    if executable.image.kind == ElfKind::FixedAddress {
+        return kept("the program is linked to a fixed address");
+    }
+    let Some(size) = policy.page_size.or_else(|| machine.usual_huge_page()) else {
+        return kept("no huge pages on this kernel");
+    };
+    let image = &executable.image;
+    let best = choose_base(image, size, machine.base_page, policy.kinds, policy.edges);
+    let now = coverable(image, executable.bias, size, machine.base_page, policy.kinds, policy.edges);
+    if best.covered <= now {
+        return kept("no base covers more");
+    }
+    let extent = executable.extent().widened(machine.base_page);
+    match place_and_move(stop, &started.space, extent, size, best.offset, machine.base_page, executable.bias) {
+        Ok(bias) => (Base::Moved { text_before: now.text, text_after: best.covered.text }, bias),
+        Err(error) => kept(&format!("{error:#}")),
+    }
+}
+
+fn place_and_move(
+    stop: &ExecStop,
+    space: &AddressSpace,
+    extent: AddressRange,
+    size: PageSize,
+    offset: u64,
+    base_page: PageSize,
+    bias: u64,
+) -> anyhow::Result<u64> {
+    // The bias is what must have the offset; the image's first page lies at a fixed distance from it.
+    let first = extent.start() - Address(bias);
+    let start_offset = offset.wrapping_add(first) % size.bytes();
+    let place = space
+        .free_place_below(extent.start(), extent.len(), size, start_offset, size.bytes(), LOWEST_BASE)
+        .context("no free place for the program at a better base")?;
+    let displacement = place - extent.start();
+    let mut injector = stop.injector(space)?;
+    let moved = move_image(&mut injector, space, extent, displacement, base_page);
+    injector.finish()?;
+    moved?;
+    Ok(bias.wrapping_add(displacement))
+}
+
+/// Lifts a program at its entry, or only plans it.
+pub fn lift(
+    stop: &EntryStop,
+    reader: &mut ObjectReader,
+    machine: &MachineFacts,
+    policy: &Policy,
+    report: &mut Report,
+    dry_run: bool,
+) -> anyhow::Result<Option<Plan>> {
+    let started = Instant::now();
+    let (seen, plan) = plan_for(stop.pid(), reader, machine, policy)?;
+    report.not_understood =
+        seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
+    report.other_threads = stop.other_threads;
+    if dry_run {
+        return Ok(Some(plan));
+    }
+    let mut outcome = lift_execution::Outcome::default();
+    if !plan.lifts.is_empty() {
+        let mut injector = stop.injector(&seen.process.space)?;
+        refuse_own_ground(&injector, &plan)?;
+        outcome = execute(&plan, &seen.process.space, &mut ProcessExecutor::new(&mut injector, machine.base_page));
+        let stop_signal = injector.finish()?;
+        if stop_signal != 0 {
+            send(stop.pid(), stop_signal);
+        }
+    }
+    report.take(plan, outcome, started.elapsed());
+    Ok(None)
+}
+
+/// The instruction that makes the system calls must not be moved away in between; with a single `mremap` it never is,
+/// for its range is replaced by an equal copy, but the old way leaves a gap for a moment.
+fn refuse_own_ground(injector: &Injector, plan: &Plan) -> anyhow::Result<()> {
+    use lift_plan::Way;
+    let gap = |lift: &&lift_plan::RangeLift| {
+        lift.attempts.iter().flat_map(|a| &a.parts).any(|part| matches!(part.way, Way::MoveAside { .. }))
+    };
+    match plan.lifts.iter().filter(gap).any(|lift| injector.stands_in(lift.range)) {
+        true => anyhow::bail!("this kernel cannot move pool pages, and the process has no vdso to work from"),
+        false => Ok(()),
+    }
+}
+
+fn send(pid: i32, signal: i32) {
+    if let Ok(signal) = nix::sys::signal::Signal::try_from(signal) {
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
+    }
+}

@@ -1,0 +1,166 @@
+//! Plans and outcomes as tables.
+
+use super::message::with_mend;
+use super::report::{Base, Report};
+use address_space::{AddressRange, format_bytes};
+use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use lift_plan::{EdgeCure, Kind, Part, Plan, RangeLift, Way};
+
+/// A table without borders on the sides, with these headings.
+pub fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_header(headings);
+    table
+}
+
+/// Right-aligns a column of numbers.
+pub fn align_right(table: &mut Table, column: usize) {
+    if let Some(column) = table.column_mut(column) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+/// Kinds in one cell.
+pub fn kinds(kinds: &[Kind]) -> String {
+    kinds.iter().map(ToString::to_string).collect::<Vec<_>>().join("+")
+}
+
+/// A plan: what would be lifted, edges, and what would not and why.
+pub fn plan(program: &str, plan: &Plan) -> String {
+    let mut text = format!(
+        "{program}: {} of {} would lie on huge pages\n",
+        format_bytes(plan.planned()),
+        format_bytes(plan.considered)
+    );
+    if !plan.lifts.is_empty() {
+        text += &format!("\nTo be lifted\n{}\n", lifts_table(plan));
+    }
+    if !plan.edges.is_empty() {
+        text += &format!("\nEdges, which stay on ordinary pages\n{}\n", edges_table(plan));
+    }
+    if !plan.refusals.is_empty() {
+        text += &format!("\nRefused\n{}\n", refusals_table(plan));
+    }
+    text
+}
+
+fn lifts_table(plan: &Plan) -> Table {
+    let mut table = table(&["object", "what", "prot", "addresses", "size", "pages", "source, way"]);
+    for lift in &plan.lifts {
+        let attempt = &lift.attempts[0];
+        table.add_row([
+            lift.object.clone(),
+            kinds(&lift.kinds),
+            lift.protection.to_string(),
+            lift.range.to_string(),
+            format_bytes(lift.range.len()),
+            format!("{} x {}", attempt.page_size.pages_for(lift.range.len()), attempt.page_size),
+            sources(lift),
+        ]);
+    }
+    align_right(&mut table, 4);
+    align_right(&mut table, 5);
+    table
+}
+
+fn sources(lift: &RangeLift) -> String {
+    let names: Vec<_> = lift.attempts.iter().map(|attempt| attempt.source.to_string()).collect();
+    let mut ways: Vec<&str> = lift.attempts[0].parts.iter().map(way).collect();
+    ways.dedup();
+    format!("{}: {}", names.join(", else "), ways.join(", "))
+}
+
+fn way(part: &Part) -> &'static str {
+    match &part.way {
+        Way::Swap { .. } => "swap",
+        Way::MoveAside { .. } => "move aside",
+        Way::InPlace { collapse } if collapse.is_empty() => "advise",
+        Way::InPlace { .. } => "collapse in place",
+    }
+}
+
+fn edges_table(plan: &Plan) -> Table {
+    let mut table = table(&["object", "what", "addresses", "size", "would be covered by"]);
+    for edge in &plan.edges {
+        let cure = match edge.cure {
+            EdgeCure::Relink => "relinking with -Wl,-z,max-page-size=HUGE",
+            EdgeCure::MergeReadOnly => "--edges merge-read-only",
+        };
+        let size = format_bytes(edge.range.len());
+        table.add_row([edge.object.clone(), kinds(&edge.kinds), edge.range.to_string(), size, cure.to_owned()]);
+    }
+    align_right(&mut table, 3);
+    table
+}
+
+fn refusals_table(plan: &Plan) -> Table {
+    let mut table = table(&["object", "what", "addresses", "size", "reason"]);
+    for refusal in &plan.refusals {
+        table.add_row([
+            refusal.object.clone(),
+            kinds(&refusal.kinds),
+            refusal.range.to_string(),
+            format_bytes(refusal.range.len()),
+            with_mend(&refusal.reason),
+        ]);
+    }
+    align_right(&mut table, 3);
+    table
+}
+
+/// What became of each range, for `-v`.
+pub fn outcome(report: &Report) -> String {
+    let mut table = table(&["object", "what", "prot", "size", "huge", "source", "not huge, and why"]);
+    for range in &report.ranges {
+        let source = range.source.map_or_else(|| "-".to_owned(), |source| format!("{source} {}", range.page_size));
+        let mut notes: Vec<String> = Vec::new();
+        if range.advised > 0 {
+            notes.push(format!("{} advised, huge when touched", format_bytes(range.advised)));
+        }
+        notes.extend(range.failed.iter().map(|failed| format!("{}: {}", failed.source, with_mend(&failed.reason))));
+        let uncovered = range.uncovered.iter().filter(|_| range.source.is_some());
+        notes.extend(uncovered.map(|u| format!("{}: {}", format_bytes(u.range.len()), with_mend(&u.reason))));
+        table.add_row([
+            range.object.clone(),
+            kinds(&range.kinds),
+            range.protection.to_string(),
+            format_bytes(range.range.len()),
+            format_bytes(range.covered.bytes()),
+            source,
+            notes.join("\n"),
+        ]);
+    }
+    for refusal in &report.refusals {
+        let size = format_bytes(refusal.range.len());
+        let reason = with_mend(&refusal.reason);
+        let what = kinds(&refusal.kinds);
+        table.add_row([refusal.object.clone(), what, "-".into(), size, "0 B".into(), "-".into(), reason]);
+    }
+    align_right(&mut table, 3);
+    align_right(&mut table, 4);
+    format!("{table}\n{}", summary(report))
+}
+
+fn summary(report: &Report) -> String {
+    let edges: u64 = report.edges.iter().map(|edge| AddressRange::len(edge.range)).sum();
+    let mut text = format!(
+        "edges {}; made resident {}; stood still {:.1} ms with {} other threads\n",
+        format_bytes(edges),
+        format_bytes(report.made_resident_bytes),
+        report.stopped_microseconds as f64 / 1000.0,
+        report.other_threads
+    );
+    match &report.base {
+        Some(Base::Moved { text_before, text_after }) => {
+            let (before, after) = (format_bytes(*text_before), format_bytes(*text_after));
+            text += &format!("base moved: huge pages cover {after} of the executable's code instead of {before}\n");
+        }
+        Some(Base::Kept { why }) => text += &format!("base kept: {why}\n"),
+        None => {}
+    }
+    if let Some(warning) = super::message::fork_warning(report) {
+        text += &format!("note: {warning}\n");
+    }
+    text
+}

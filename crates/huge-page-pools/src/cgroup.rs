@@ -1,0 +1,155 @@
+//! Limits that a process's cgroups set, version 1 and 2 (cgroups(7)).
+
+use address_space::PageSize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What is left below the tightest limits of a process's cgroups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CgroupLimits {
+    /// Bytes of memory, and the directory that sets them; `None` without a limit.
+    pub memory: Option<(u64, PathBuf)>,
+    /// Bytes of hugetlb pages by size.
+    pub hugetlb: Vec<(PageSize, u64)>,
+}
+
+/// Reads the limits of a process's cgroups. What cannot be read counts as no limit; the kernel has the last word.
+pub fn limits_of(pid: i32, sizes: &[PageSize]) -> CgroupLimits {
+    let mut limits = CgroupLimits::default();
+    let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for line in membership.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
+        let version_2 = controllers.is_empty();
+        let has = |name: &str| controllers.split(',').any(|c| c == name);
+        for name in ["memory", "hugetlb"].into_iter().filter(|name| version_2 || has(name)) {
+            let Some((root, mounted_root)) = mount_of(&mounts, (!version_2).then_some(name)) else { continue };
+            let inside = path.strip_prefix(mounted_root.trim_end_matches('/')).unwrap_or(path);
+            for directory in ancestors(&root, inside) {
+                if name == "memory" {
+                    take_memory(&mut limits, &directory, version_2);
+                } else {
+                    sizes.iter().for_each(|size| take_hugetlb(&mut limits, &directory, *size, version_2));
+                }
+            }
+        }
+    }
+    limits
+}
+
+/// Mount point and mounted root of the cgroup2 hierarchy, or of the version 1 hierarchy with a controller.
+fn mount_of(mountinfo: &str, controller: Option<&str>) -> Option<(PathBuf, String)> {
+    mountinfo.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut right = right.split(' ');
+        let kind = right.next()?;
+        let options = right.nth(1)?;
+        let fits = match controller {
+            None => kind == "cgroup2",
+            Some(name) => kind == "cgroup" && options.split(',').any(|option| option == name),
+        };
+        let mut left = left.split(' ');
+        let (root, point) = (left.nth(3)?, left.next()?);
+        fits.then(|| (PathBuf::from(point), root.to_owned()))
+    })
+}
+
+/// The cgroup's directory and those above it, up to the root of the hierarchy.
+fn ancestors(root: &Path, inside: &str) -> Vec<PathBuf> {
+    let leaf = root.join(inside.trim_start_matches('/'));
+    leaf.ancestors().take_while(|path| path.starts_with(root)).map(Path::to_owned).collect()
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn take_memory(limits: &mut CgroupLimits, directory: &Path, version_2: bool) {
+    let (limit, usage) = if version_2 {
+        (number(&directory.join("memory.max")), number(&directory.join("memory.current")))
+    } else {
+        (number(&directory.join("memory.limit_in_bytes")), number(&directory.join("memory.usage_in_bytes")))
+    };
+    let (Some(limit), Some(usage)) = (limit, usage) else { return };
+    // Page cache that nobody has used lately goes at once when the limit is reached.
+    let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+    let name = if version_2 { "inactive_file " } else { "total_inactive_file " };
+    let reclaimable = stat.lines().find_map(|l| l.strip_prefix(name)).and_then(|n| n.trim().parse().ok()).unwrap_or(0);
+    let left = limit.saturating_sub(usage.saturating_sub(reclaimable));
+    if limits.memory.as_ref().is_none_or(|(so_far, _)| left < *so_far) {
+        limits.memory = Some((left, directory.to_owned()));
+    }
+}
+
+fn take_hugetlb(limits: &mut CgroupLimits, directory: &Path, size: PageSize, version_2: bool) {
+    let name = hugetlb_name(size);
+    let pairs = if version_2 {
+        [("max", "current"), ("rsvd.max", "rsvd.current")]
+    } else {
+        [("limit_in_bytes", "usage_in_bytes"), ("rsvd.limit_in_bytes", "rsvd.usage_in_bytes")]
+    };
+    for (limit, usage) in pairs {
+        let file = |what: &str| directory.join(format!("hugetlb.{name}.{what}"));
+        let (Some(limit), Some(usage)) = (number(&file(limit)), number(&file(usage))) else { continue };
+        let left = limit.saturating_sub(usage);
+        match limits.hugetlb.iter_mut().find(|(s, _)| *s == size) {
+            Some((_, so_far)) => *so_far = left.min(*so_far),
+            None => limits.hugetlb.push((size, left)),
+        }
+    }
+}
+
+/// The size as hugetlb cgroup files name it: `2MB`, `1GB`, `64KB`.
+fn hugetlb_name(size: PageSize) -> String {
+    size.to_string().replace(' ', "").replace("iB", "B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+30 20 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+31 20 0:27 /docker/abc /sys/fs/cgroup/hugetlb rw,relatime shared:5 - cgroup cgroup rw,hugetlb
+32 20 0:28 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn hierarchies_are_found_by_controller() {
+        assert_eq!(mount_of(MOUNTS, Some("memory")).unwrap().0, Path::new("/sys/fs/cgroup/memory"));
+        assert_eq!(mount_of(MOUNTS, Some("hugetlb")).unwrap().1, "/docker/abc");
+        assert_eq!(mount_of(MOUNTS, None).unwrap().0, Path::new("/sys/fs/cgroup/unified"));
+        assert!(mount_of(MOUNTS, Some("cpu")).is_none());
+    }
+
+    #[test]
+    fn every_ancestor_counts() {
+        let all = ancestors(Path::new("/sys/fs/cgroup"), "/a/b");
+        assert_eq!(all, ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn the_tightest_memory_limit_wins() {
+        let root = std::env::temp_dir().join(format!("pagelift-cgroup-{}", std::process::id()));
+        let leaf = root.join("a");
+        fs::create_dir_all(&leaf).unwrap();
+        let write = |directory: &Path, max: &str, current: &str| {
+            fs::write(directory.join("memory.max"), max).unwrap();
+            fs::write(directory.join("memory.current"), current).unwrap();
+            fs::write(directory.join("memory.stat"), "anon 1\ninactive_file 100\n").unwrap();
+        };
+        write(&leaf, "max", "500");
+        write(&root, "1000", "600");
+        let mut limits = CgroupLimits::default();
+        ancestors(&root, "a").iter().for_each(|directory| take_memory(&mut limits, directory, true));
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(limits.memory, Some((500, root)));
+    }
+
+    #[test]
+    fn hugetlb_files_are_named_as_the_kernel_does() {
+        assert_eq!(hugetlb_name(PageSize::new(2 << 20).unwrap()), "2MB");
+        assert_eq!(hugetlb_name(PageSize::new(1 << 30).unwrap()), "1GB");
+    }
+}

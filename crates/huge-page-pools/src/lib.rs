@@ -1,0 +1,12 @@
+//! What huge pages a machine and a process's cgroups have to give: the planner's [`MachineFacts`].
+#![forbid(unsafe_code)]
+
+mod cgroup;
+mod machine;
+mod pools;
+mod thp;
+
+pub use cgroup::{CgroupLimits, limits_of};
+pub use machine::{base_page, elf_machine, machine_facts};
+pub use pools::pools_at;
+pub use thp::thp_at;

@@ -1,0 +1,83 @@
+//! All facts of the machine together.
+
+use crate::{limits_of, pools_at, thp_at};
+use address_space::PageSize;
+use lift_plan::MachineFacts;
+use std::fs;
+use std::path::Path;
+
+/// Of available memory this share is left alone, so that a lift never brings the machine or a cgroup to its limit.
+const SHARE_LEFT_ALONE: u64 = 16;
+
+/// The ordinary page size.
+pub fn base_page() -> PageSize {
+    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096);
+    // The fallback is for a sysconf that fails, which POSIX rules out for this name.
+    PageSize::new(size as u64).unwrap_or_else(|error| unreachable!("{error}"))
+}
+
+/// `e_machine` of programs that run natively here and that this build can lift (elf.h: EM_X86_64, EM_AARCH64).
+pub fn elf_machine() -> u16 {
+    if cfg!(target_arch = "x86_64") { 62 } else { 183 }
+}
+
+/// The machine's facts for a plan that concerns process `pid`.
+pub fn machine_facts(pid: i32) -> MachineFacts {
+    let mut pools = pools_at(Path::new("/sys/kernel/mm/hugepages"));
+    let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
+    let limits = limits_of(pid, &sizes);
+    for pool in &mut pools {
+        if let Some((_, left)) = limits.hugetlb.iter().find(|(size, _)| *size == pool.size) {
+            pool.available = pool.available.min(left / pool.size.bytes());
+        }
+    }
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(u64::MAX);
+    let (memory, bound) = match limits.memory {
+        Some((left, directory)) if left < available => (left, format!("cgroup {}", directory.display())),
+        _ => (available, "available memory".to_owned()),
+    };
+    let release = kernel_calls::release::kernel_release();
+    MachineFacts {
+        elf_machine: elf_machine(),
+        base_page: base_page(),
+        pools,
+        default_hugetlb: meminfo_bytes(&meminfo, "Hugepagesize").and_then(|bytes| PageSize::new(bytes).ok()),
+        thp: thp_at(Path::new("/sys/kernel/mm/transparent_hugepage")),
+        movable_hugetlb: release >= (5, 16),
+        collapse: release >= (6, 1),
+        memory_available: memory - memory / SHARE_LEFT_ALONE,
+        memory_bound: bound,
+        max_mappings: max_mappings(),
+    }
+}
+
+/// `vm.max_map_count`; its default where it cannot be read.
+fn max_mappings() -> u64 {
+    let text = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    text.trim().parse().unwrap_or(65530)
+}
+
+fn meminfo_bytes(meminfo: &str, field: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_facts() {
+        let facts = machine_facts(std::process::id() as i32);
+        assert!(facts.base_page.bytes() >= 4096);
+        assert!(facts.memory_available > 0 && facts.max_mappings > 0);
+        assert!(facts.pools.windows(2).all(|pair| pair[0].size < pair[1].size));
+    }
+
+    #[test]
+    fn meminfo_fields_are_bytes() {
+        assert_eq!(meminfo_bytes("MemTotal: 8 kB\nHugepagesize:    2048 kB\n", "Hugepagesize"), Some(2 << 20));
+        assert_eq!(meminfo_bytes("", "Hugepagesize"), None);
+    }
+}

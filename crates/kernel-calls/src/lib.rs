@@ -1,0 +1,8 @@
+//! The raw system calls that no library wraps. No policy: what to do with an answer is decided elsewhere.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod attributes;
+pub mod descriptors;
+pub mod numbers;
+pub mod pagemap;
+pub mod release;

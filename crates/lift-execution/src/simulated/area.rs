@@ -1,0 +1,69 @@
+//! One mapping, with what maps does not show.
+
+use address_space::{AddressRange, Mapping, MappingName, PageSize};
+
+/// The device that maps shows for pool memory, and an inode number for it.
+const POOL_DEVICE: (u32, u32) = (0, 0x0f);
+const POOL_INODE: u64 = 4242;
+
+/// One mapping of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Area {
+    /// As maps shows it, but that the brk area has no name of its own here.
+    pub mapping: Mapping,
+    /// `MADV_HUGEPAGE`.
+    pub advised: bool,
+    /// Page size of pool memory.
+    pub pool: Option<PageSize>,
+    /// How far anonymous memory has been moved since it was made. The kernel joins only memory that it numbers
+    /// through, which memory that has been moved is not.
+    pub moved: u64,
+}
+
+impl Area {
+    pub fn of(mapping: Mapping) -> Self {
+        let name = if mapping.name == MappingName::Heap { MappingName::Anonymous } else { mapping.name.clone() };
+        Self { mapping: Mapping { name, ..mapping }, advised: false, pool: None, moved: 0 }
+    }
+
+    /// New private anonymous memory.
+    pub fn anonymous(range: AddressRange, pool: Option<PageSize>) -> Self {
+        let protection = address_space::Protection::READ_WRITE;
+        let (device, inode, name) = match pool {
+            Some(_) => (POOL_DEVICE, POOL_INODE, MappingName::HugetlbAnonymous),
+            None => ((0, 0), 0, MappingName::Anonymous),
+        };
+        let mapping = Mapping { range, protection, shared: false, offset: 0, device, inode, name };
+        Self { mapping, advised: false, pool, moved: 0 }
+    }
+
+    pub fn range(&self) -> AddressRange {
+        self.mapping.range
+    }
+
+    /// Private memory without a file and not of the pool.
+    pub fn is_plain(&self) -> bool {
+        self.pool.is_none() && self.mapping.is_plain_anonymous()
+    }
+
+    /// The part of the area that lies in `range`.
+    pub fn cut(&self, range: AddressRange) -> Self {
+        let range = self.range().intersect(range);
+        let into = range.start() - self.range().start();
+        let offset = if self.mapping.inode == 0 { self.mapping.offset } else { self.mapping.offset + into };
+        Self { mapping: Mapping { range, offset, ..self.mapping.clone() }, ..self.clone() }
+    }
+
+    /// True where the kernel makes one area of this one and the next. Pool memory and special areas stay apart.
+    pub fn continues_in(&self, next: &Self) -> bool {
+        let (a, b) = (&self.mapping, &next.mapping);
+        let follows = a.inode == 0 || a.offset + a.range.len() == b.offset;
+        let mergeable = self.pool.is_none() && !matches!(a.name, MappingName::Special(_) | MappingName::Stack);
+        mergeable
+            && a.range.end() == b.range.start()
+            && (a.protection, a.shared, a.device, a.inode) == (b.protection, b.shared, b.device, b.inode)
+            && a.name == b.name
+            && (self.advised, self.pool, self.moved) == (next.advised, next.pool, next.moved)
+            && follows
+    }
+}

@@ -1,0 +1,59 @@
+//! The simulated kernel does what every executor must do, on every kind of machine.
+
+use address_space::{Address, AddressSpace, PageSize, RangeSet};
+use lift_execution::conformance::{Ground, POOL_PAGES, assert_conforms};
+use lift_execution::simulated::{SimulatedKernel, SimulatedMachine, SimulatedThp};
+
+const MAPS: &str = "\
+555555554000-555555560000 r-xp 0 fe:0 7 /usr/bin/prog
+555555560000-555555570000 rw-p 0 0:0 0 [heap]
+7ffff7c00000-7ffff7c10000 r--p 0 fe:0 9 /usr/lib/lib.so
+7ffff7f00000-7ffff7f04000 rw-p 0 0:0 0
+";
+
+fn size(kib: u64) -> PageSize {
+    PageSize::new(kib * 1024).unwrap()
+}
+
+fn ground(movable_hugetlb: bool, collapse: bool) -> Ground {
+    Ground { base_page: size(4), pool: Some(size(64)), thp: Some(size(64)), movable_hugetlb, collapse }
+}
+
+fn kernel(ground: &Ground, huge_pages: u64, at_fault: bool) -> SimulatedKernel {
+    let machine = SimulatedMachine {
+        base_page: ground.base_page,
+        pools: ground.pool.map(|size| (size, POOL_PAGES)).into_iter().collect(),
+        pool_charge: u64::MAX,
+        thp: ground.thp.map(|size| SimulatedThp { size, left: huge_pages, at_fault }),
+        movable_hugetlb: ground.movable_hugetlb,
+        collapse: ground.collapse,
+        max_mappings: 65_530,
+        top: Address(0x7fff_f800_0000),
+    };
+    SimulatedKernel::new(machine, &AddressSpace::parse(MAPS).unwrap(), &RangeSet::new())
+}
+
+#[test]
+fn with_huge_pages_to_spare() {
+    for (movable, collapse, at_fault) in
+        [(true, true, true), (true, true, false), (false, true, true), (false, false, true)]
+    {
+        let ground = ground(movable, collapse);
+        assert_conforms(|| kernel(&ground, 1000, at_fault), &ground);
+    }
+}
+
+#[test]
+fn with_fragmented_memory() {
+    for huge_pages in 0..4 {
+        let ground = ground(true, true);
+        assert_conforms(|| kernel(&ground, huge_pages, true), &ground);
+    }
+}
+
+#[test]
+fn without_huge_pages_only_ordinary_checks_run() {
+    let ground = Ground { pool: None, thp: None, ..ground(true, true) };
+    let ran = assert_conforms(|| kernel(&ground, 0, false), &ground);
+    assert!(ran.iter().all(|name| !name.contains("pool") && !name.contains("huge")), "{ran:?}");
+}
