@@ -77,6 +77,10 @@ pub trait Observer {
     fn progress(&mut self, done: f64) {
         let _ = done;
     }
+    /// True ends the run before its next round with [`MeasureError::Interrupted`].
+    fn is_interrupted(&self) -> bool {
+        false
+    }
 }
 
 /// An observer that looks away.
@@ -127,6 +131,7 @@ impl BurstRun<'_> {
         let mut schedule = Schedule::new(contestants.len(), state.random.next());
         let warm_up = self.warm_up_rounds.next_multiple_of(2);
         for round in 0..warm_up {
+            stop_if_interrupted(observer)?;
             self.run_round(&mut contestants, &schedule.next_round(), generation, round, true, state)?;
         }
         let running = |c: &Contestant| Running { name: c.name.clone(), process_id: c.process_id() };
@@ -135,6 +140,7 @@ impl BurstRun<'_> {
         let mut round = warm_up;
         loop {
             for _ in 0..2 {
+                stop_if_interrupted(observer)?;
                 self.run_round(&mut contestants, &schedule.next_round(), generation, round, false, state)?;
                 round += 1;
                 state.rounds += 1;
@@ -249,6 +255,11 @@ impl BurstRun<'_> {
         }
         Ok(())
     }
+}
+
+/// The error that ends a run on request.
+pub(crate) fn stop_if_interrupted(observer: &dyn Observer) -> Result<(), MeasureError> {
+    if observer.is_interrupted() { Err(MeasureError::Interrupted) } else { Ok(()) }
 }
 
 struct State {

@@ -81,6 +81,9 @@ pub enum MeasureError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The observer asked for the end.
+    #[error("the measurement was interrupted")]
+    Interrupted,
     /// The run was set up in a way that measures nothing.
     #[error("{0}")]
     Nothing(String),

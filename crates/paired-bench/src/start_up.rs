@@ -1,7 +1,7 @@
 //! Measures things that cannot be kept alive and repeated, whole-process runs above all, in interleaved rounds.
 
 use crate::MeasureError;
-use crate::burst_run::Stop;
+use crate::burst_run::{Observer, Stop, stop_if_interrupted};
 use crate::pinning::born_on;
 use crate::sample::Sample;
 use crate::schedule::Schedule;
@@ -62,12 +62,12 @@ pub struct TrialRun<'a> {
 }
 
 impl TrialRun<'_> {
-    /// Measures; `progress` is told the share that is done, between rounds. All samples are of generation 0 and workload
+    /// Measures; the observer is told of the progress between rounds. All samples are of generation 0 and workload
     /// 0: every one of them is a new process already.
     ///
     /// # Errors
-    /// The first error of a trial.
-    pub fn run(mut self, progress: &mut dyn FnMut(f64)) -> Result<Vec<Sample>, MeasureError> {
+    /// The first error of a trial, or [`MeasureError::Interrupted`].
+    pub fn run(mut self, observer: &mut dyn Observer) -> Result<Vec<Sample>, MeasureError> {
         if self.trials.is_empty() {
             return Err(MeasureError::Nothing("a run needs a contestant at least".into()));
         }
@@ -80,6 +80,7 @@ impl TrialRun<'_> {
             if round == warm_up {
                 started = Instant::now();
             }
+            stop_if_interrupted(observer)?;
             for (position, contestant) in (0u32..).zip(schedule.next_round()) {
                 let trial = &mut self.trials[contestant];
                 let taken = born_on(self.cpu, || (trial.run)())?;
@@ -102,7 +103,7 @@ impl TrialRun<'_> {
                 Stop::Rounds(rounds) => f64::from(counted) / f64::from(rounds.max(1)),
             };
             if round > warm_up {
-                progress(done.min(1.0));
+                observer.progress(done.min(1.0));
                 if done >= 1.0 && counted.is_multiple_of(2) {
                     return Ok(samples);
                 }

@@ -136,7 +136,7 @@ fn trials_are_interleaved_and_compared() {
         stop: Stop::Rounds(12),
         cpu: None,
     };
-    let samples = run.run(&mut |_| {}).unwrap();
+    let samples = run.run(&mut Unobserved).unwrap();
     assert_eq!(samples.iter().filter(|s| s.warm_up).count(), 8);
     assert_eq!(samples.iter().filter(|s| !s.warm_up).count(), 24);
     let c = compare(&samples, 0, 0, 1, Clock::Wall, 1).unwrap();
@@ -153,7 +153,28 @@ fn processes_are_timed_to_their_end_and_must_succeed() {
         })
     };
     let run = |trial| TrialRun { trials: vec![trial], seed: 1, warm_up_rounds: 0, stop: Stop::Rounds(2), cpu: None };
-    let samples = run(process("sleep 0.05")).run(&mut |_| {}).unwrap();
+    let samples = run(process("sleep 0.05")).run(&mut Unobserved).unwrap();
     assert!(samples.iter().all(|s| s.wall_nanoseconds >= 50_000_000), "{samples:?}");
-    assert!(matches!(run(process("exit 3")).run(&mut |_| {}), Err(MeasureError::Died { .. })));
+    assert!(matches!(run(process("exit 3")).run(&mut Unobserved), Err(MeasureError::Died { .. })));
+}
+
+struct Impatient(u32);
+
+impl Observer for Impatient {
+    fn progress(&mut self, _: f64) {
+        self.0 += 1;
+    }
+    fn is_interrupted(&self) -> bool {
+        self.0 >= 3
+    }
+}
+
+#[test]
+fn an_observer_can_end_the_run() {
+    let contestants = vec![scripted("one", "echo done 100 100 1"), scripted("two", "echo done 100 100 1")];
+    let run = run_of(contestants, Stop::Time(Duration::from_secs(600)), 1).run(&mut Impatient(0));
+    assert!(matches!(run, Err(MeasureError::Interrupted)), "{run:?}");
+    let trials = vec![Trial::new("trial", || Ok(Duration::from_micros(1)))];
+    let run = TrialRun { trials, seed: 1, warm_up_rounds: 0, stop: Stop::Time(Duration::from_secs(600)), cpu: None };
+    assert!(matches!(run.run(&mut Impatient(0)), Err(MeasureError::Interrupted)));
 }

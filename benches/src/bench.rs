@@ -1,0 +1,259 @@
+//! What all benchmarks share: the program under test, the place to build in, the report, and how a series is run.
+
+use address_space::{format_bytes, parse_smaps};
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use pagelift_tests::{PoolReservation, is_root};
+use paired_bench::burst_run::{BurstRun, ContestantSpec, Observer, Running, Stop};
+use paired_bench::machine_check::look_at_machine;
+use paired_bench::pinning::last_usable_cpu;
+use paired_bench::report::{ContestantFacts, Report, Series, WorkloadFacts};
+use paired_bench::sample::Clock;
+use paired_bench::start_up::{Trial, TrialRun};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A program to start, in a form that can be started again and shown.
+#[derive(Clone)]
+pub(crate) struct Arm {
+    pub(crate) name: String,
+    words: Vec<std::ffi::OsString>,
+    environment: Vec<(String, String)>,
+    silent: bool,
+}
+
+impl Arm {
+    /// A program by its name and its words.
+    pub(crate) fn new<W: AsRef<OsStr>>(name: &str, words: impl IntoIterator<Item = W>) -> Self {
+        let words = words.into_iter().map(|w| w.as_ref().to_owned()).collect();
+        Self { name: name.to_owned(), words, environment: Vec::new(), silent: false }
+    }
+
+    /// The same with an environment variable.
+    pub(crate) fn with(mut self, variable: &str, value: &str) -> Self {
+        self.environment.push((variable.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The same with its standard error thrown away, for what is known to be talkative.
+    pub(crate) fn silent(mut self) -> Self {
+        self.silent = true;
+        self
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).envs(self.environment.iter().cloned());
+        if self.silent {
+            command.stderr(std::process::Stdio::null());
+        }
+        command
+    }
+
+    pub(crate) fn facts(&self) -> ContestantFacts {
+        let variables = self.environment.iter().map(|(variable, value)| format!("{variable}={value}"));
+        let words = self.words.iter().map(|word| word.to_string_lossy().into_owned());
+        let command = variables.chain(words).collect::<Vec<_>>().join(" ");
+        ContestantFacts { name: self.name.clone(), command, ..Default::default() }
+    }
+}
+
+/// A series of bursts to be run: who, what, and how often all are started afresh.
+pub(crate) struct BurstPlan {
+    pub(crate) name: String,
+    pub(crate) arms: Vec<Arm>,
+    pub(crate) workloads: Vec<String>,
+    pub(crate) generations: u32,
+}
+
+/// The benchmarks' common ground.
+pub(crate) struct Bench {
+    pub(crate) report: Report,
+    pub(crate) pagelift: PathBuf,
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) time: Duration,
+    pub(crate) seed: u64,
+    pub(crate) cpu: Option<usize>,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Bench {
+    pub(crate) fn new(pagelift: Option<&Path>, seconds: f64, seed: u64, pin: bool) -> Result<Self> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            // With the flag the run ends between two rounds, and what was taken of the machine is given back.
+            signal_hook::flag::register(signal, interrupted.clone())?;
+        }
+        let pagelift = match pagelift {
+            Some(path) => path.canonicalize().with_context(|| format!("no pagelift at {}", path.display()))?,
+            None => build_pagelift()?,
+        };
+        Ok(Self {
+            report: Report::new(look_at_machine(Duration::from_millis(500))),
+            pagelift,
+            folder: tempfile::Builder::new().prefix("pagelift-bench-").tempdir()?,
+            time: Duration::from_secs_f64(seconds),
+            seed,
+            cpu: if pin { last_usable_cpu() } else { None },
+            interrupted,
+        })
+    }
+
+    /// `pagelift run` with options before the program's words.
+    pub(crate) fn lifted<W: AsRef<OsStr>>(&self, name: &str, options: &[&str], program: &[W]) -> Arm {
+        let pagelift = [self.pagelift.as_os_str(), OsStr::new("run")].into_iter();
+        let options = options.iter().map(OsStr::new).chain([OsStr::new("--")]);
+        Arm::new(name, pagelift.chain(options).chain(program.iter().map(AsRef::as_ref)))
+    }
+
+    /// So many bytes of the pool, or the reason why there are none.
+    pub(crate) fn reserve_pool(&self, bytes: u64) -> Result<PoolReservation, String> {
+        if !is_root() {
+            return Err("hugetlb pages are reserved by root only; run `sudo make bench`".to_owned());
+        }
+        PoolReservation::of_default_pages(bytes).map_err(|error| format!("{error:#}"))
+    }
+
+    /// Runs workers in bursts, notes what the kernel says they are on, and takes the series into the report.
+    pub(crate) fn run_bursts(&mut self, plan: BurstPlan) -> Result<&Series> {
+        let mut watch = Watch::new(&plan.name, self.interrupted.clone());
+        let run = BurstRun {
+            contestants: plan.arms.iter().map(|arm| ContestantSpec::new(&arm.name, |_| arm.command())).collect(),
+            workloads: plan.workloads.clone(),
+            seed: self.seed,
+            burst: Duration::from_millis(10),
+            lead_in_percent: 10,
+            warm_up_rounds: 4,
+            generations: plan.generations,
+            stop: Stop::Time(self.time),
+            cpu: self.cpu,
+            patience: Duration::from_secs(60),
+        };
+        let series = run.run(&mut watch)?;
+        let mut facts: Vec<ContestantFacts> = plan.arms.iter().map(Arm::facts).collect();
+        for (facts, huge) in facts.iter_mut().zip(&watch.huge_bytes) {
+            facts.huge_bytes = huge.iter().flatten().min().copied();
+            let most = huge.iter().flatten().max().copied();
+            if most != facts.huge_bytes {
+                facts.notes.push(format!("up to {} in other starts", format_bytes(most.unwrap_or(0))));
+            }
+        }
+        let steps = plan.workloads.iter().zip(&series.steps);
+        let workloads = steps.map(|(name, &steps)| WorkloadFacts { name: name.clone(), steps }).collect();
+        self.take(Series::new(plan.name, self.seed, facts, workloads, self.cpu, series.samples, Clock::Wall))
+    }
+
+    /// Runs trials interleaved and takes the series into the report. `facts` name and describe the trials.
+    pub(crate) fn run_trials(&mut self, name: &str, trials: Vec<(ContestantFacts, Trial<'_>)>) -> Result<&Series> {
+        let (facts, trials): (Vec<_>, Vec<_>) = trials.into_iter().unzip();
+        let run = TrialRun { trials, seed: self.seed, warm_up_rounds: 4, stop: Stop::Time(self.time), cpu: self.cpu };
+        let samples = run.run(&mut Watch::new(name, self.interrupted.clone()))?;
+        let workloads = vec![WorkloadFacts { name: name.to_owned(), steps: 1 }];
+        self.take(Series::new(name, self.seed, facts, workloads, self.cpu, samples, Clock::Wall))
+    }
+
+    fn take(&mut self, series: Series) -> Result<&Series> {
+        self.report.series.push(series);
+        self.report.series.last().context("the series was just taken in")
+    }
+
+    pub(crate) fn print_machine(&self) {
+        let machine = &self.report.machine;
+        println!(
+            "{} CPUs ({}), kernel {}, {} memory, transparent huge pages: {}, bursts {}",
+            machine.cpus,
+            machine.processor.as_deref().unwrap_or(&machine.architecture),
+            machine.kernel,
+            machine.memory_bytes.map_or_else(|| "unknown".to_owned(), format_bytes),
+            machine.thp_enabled.as_deref().unwrap_or("not built in"),
+            self.cpu.map_or_else(|| "not pinned".to_owned(), |cpu| format!("pinned to CPU {cpu}")),
+        );
+        for warning in &self.report.warnings {
+            println!("warning: {warning}");
+        }
+    }
+
+    pub(crate) fn print_skipped(&self) {
+        for skipped in &self.report.skipped {
+            println!("skipped: {}: {}", skipped.name, skipped.reason);
+        }
+    }
+}
+
+/// An arm as a trial that is timed from its start to its end, with what it prints thrown away.
+pub(crate) fn process_trial(arm: Arm) -> (ContestantFacts, Trial<'static>) {
+    let arm = arm.silent();
+    (arm.facts(), Trial::process(arm.name.clone(), move || arm.command()))
+}
+
+/// Builds the release `pagelift` of this workspace, as cargo has started us from there.
+fn build_pagelift() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+    let mut build = Command::new(&cargo);
+    build.args(["build", "--release", "--quiet", "-p", "pagelift", "--manifest-path"]).arg(&manifest);
+    let status = build.status().with_context(|| format!("cannot start {}", cargo.display()))?;
+    if !status.success() {
+        bail!("pagelift could not be built; name one with --pagelift FILE");
+    }
+    let built = pagelift_tests::workspace().join("target/release/pagelift");
+    built.canonicalize().with_context(|| format!("no pagelift at {}; name one with --pagelift FILE", built.display()))
+}
+
+/// Shows the progress on a terminal, and notes what the workers' memory stands on.
+struct Watch {
+    bar: ProgressBar,
+    interrupted: Arc<AtomicBool>,
+    /// For each contestant, what was read in each generation.
+    huge_bytes: Vec<Vec<Option<u64>>>,
+}
+
+impl Watch {
+    fn new(name: &str, interrupted: Arc<AtomicBool>) -> Self {
+        // A hidden target where standard error is no terminal: indicatif's own default.
+        let bar = ProgressBar::new(1000).with_message(name.to_owned());
+        if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent} % {eta}") {
+            bar.set_style(style);
+        }
+        Self { bar, interrupted, huge_bytes: Vec::new() }
+    }
+}
+
+impl Observer for Watch {
+    fn warmed_up(&mut self, _generation: u32, contestants: &[Running]) {
+        self.huge_bytes.resize(contestants.len(), Vec::new());
+        for (seen, contestant) in self.huge_bytes.iter_mut().zip(contestants) {
+            seen.push(huge_bytes(contestant.process_id));
+        }
+    }
+    fn progress(&mut self, done: f64) {
+        self.bar.set_position((done * 1000.0) as u64);
+    }
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Bytes of a process that the kernel backs by huge pages of any source.
+fn huge_bytes(process_id: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process_id}/smaps")).ok()?;
+    Some(parse_smaps(&text).ok()?.iter().map(|usage| usage.huge()).sum())
+}
+
+/// Unmounts what a benchmark has mounted.
+pub(crate) fn unmount(place: &Path) {
+    match Command::new("umount").arg(place).status() {
+        Ok(status) if status.success() => {}
+        _ => eprintln!("{} could not be unmounted; do it by hand: umount {0}", place.display()),
+    }
+}

@@ -1,0 +1,133 @@
+//! How long a lift takes, beside the least that it has to do: the same bytes copied into huge pages that were mapped
+//! and populated for it. Both work on fresh processes and fresh pages each time, and the file is in the page cache.
+
+use crate::bench::{Arm, Bench};
+use crate::build::Linking;
+use crate::table::{table, with_interval};
+use address_space::format_bytes;
+use anyhow::{Context, Result, ensure};
+use paired_bench::MeasureError;
+use paired_bench::report::{ContestantFacts, Series};
+use paired_bench::sample::Clock;
+use paired_bench::start_up::Trial;
+use std::cell::Cell;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// The program holds its content four times: twice as code, once as constants, once as initialised data.
+const CONTENT_BYTES: usize = 32 << 20;
+/// Room for one lift; contestants never run at the same time.
+const POOL_BYTES: u64 = 5 * CONTENT_BYTES as u64;
+/// Executable file-backed memory only; bss and heap would not be copied.
+const WHAT: [&str; 4] = ["--lift", "text,rodata,data", "--objects", "exe"];
+
+pub(crate) fn run(bench: &mut Bench) -> Result<()> {
+    let program = build_large_program(bench)?;
+    let copy = bench.build("plain-copy", &["plain-copy.c"], Linking::Default, &[])?;
+    match bench.reserve_pool(POOL_BYTES) {
+        Ok(_pool) => {
+            measure(bench, "hugetlb", &["--pages", "hugetlb", "--writable-pages", "hugetlb"], &program, &copy)?
+        }
+        Err(reason) => bench.report.skip("lift-time: hugetlb", reason),
+    }
+    measure(bench, "thp", &["--pages", "thp"], &program, &copy)
+}
+
+fn build_large_program(bench: &Bench) -> Result<std::path::PathBuf> {
+    let content = bench.folder.path().join("content");
+    let mut state = bench.seed;
+    let words = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_le_bytes()
+    });
+    fs::write(&content, words.take(CONTENT_BYTES / 8).flatten().collect::<Vec<u8>>())?;
+    let define = format!("-DCONTENT=\"{}\"", content.display());
+    bench.build("large-program", &["large-program.c"], Linking::Default, &[&define])
+}
+
+fn measure(bench: &mut Bench, source: &str, options: &[&str], program: &Path, copy: &Path) -> Result<()> {
+    let report = bench.folder.path().join("lift.json");
+    let report_option = report.to_str().context("the temporary folder's name is not UTF-8")?.to_owned();
+    let options = [&["-q", "--report", &report_option], &WHAT[..], options].concat();
+    let lift = bench.lifted("lift", &options, &[program]);
+    let (_, bytes) = lift_once(&lift, &report)?;
+    ensure!(bytes >= 100_000_000, "only {} of the large program were lifted from {source}", format_bytes(bytes));
+    let least = Cell::new(bytes);
+    let length = bytes.to_string();
+    let arm = |name: &str, way: &str| {
+        Arm::new(name, [copy.as_os_str(), source.as_ref(), way.as_ref(), length.as_ref(), program.as_os_str()])
+    };
+    let copies = [arm("plain copy by memcpy", "memcpy"), arm("plain copy by read", "read")];
+    let mut trials: Vec<(ContestantFacts, Trial<'_>)> = Vec::new();
+    for copy in &copies {
+        trials.push((copy.facts(), Trial::new(&copy.name, || copy_once(copy, bytes))));
+    }
+    let lift_trial = Trial::new(&lift.name, || {
+        let (time, bytes) = lift_once(&lift, &report).map_err(|error| problem("lift", format!("{error:#}")))?;
+        least.set(least.get().min(bytes));
+        Ok(time)
+    });
+    trials.push((lift.facts(), lift_trial));
+    let series = bench.run_trials(&format!("lift-time: {source}"), trials)?;
+    print(series, source, bytes);
+    if least.get() < bytes {
+        println!("note: one of the lifts covered only {}", format_bytes(least.get()));
+    }
+    Ok(())
+}
+
+fn print(series: &Series, source: &str, bytes: u64) {
+    let mut table = table(&["", "median ms", "ms per 100 MB", "time of the lift over it [95 %]"]);
+    let lift = series.contestants.len() - 1;
+    for (number, contestant) in series.contestants.iter().enumerate() {
+        let other = if number == lift { 0 } else { lift };
+        let Some(comparison) = series.compare(0, number, other, Clock::Wall) else {
+            println!("too few rounds for a ratio: give more --seconds");
+            return;
+        };
+        let milliseconds = comparison.baseline_nanoseconds / 1e6;
+        table.add_row([
+            contestant.name.clone(),
+            format!("{milliseconds:.1}"),
+            format!("{:.1}", milliseconds * 1e8 / bytes as f64),
+            if number == lift { String::new() } else { with_interval(&comparison.ratio, 1.0, 3) },
+        ]);
+    }
+    let rounds = series.compare(0, 0, lift, Clock::Wall).map_or(0, |c| c.rounds);
+    println!(
+        "{source}: {} lifted or copied, {rounds} interleaved rounds\n{table}\naim: at most 1.2",
+        format_bytes(bytes)
+    );
+}
+
+/// Runs a lift and gives its time and the bytes that the kernel says are on huge pages, both from its report.
+fn lift_once(lift: &Arm, report: &Path) -> Result<(Duration, u64)> {
+    let status = lift.command().stdin(Stdio::null()).stdout(Stdio::null()).status()?;
+    ensure!(status.success(), "the lifted program ended with {status}");
+    let text = fs::read_to_string(report).with_context(|| format!("no report at {}", report.display()))?;
+    fs::remove_file(report)?;
+    let report: serde_json::Value = serde_json::from_str(&text)?;
+    let number = |field: &str| report[field].as_u64().with_context(|| format!("the report has no {field}"));
+    Ok((Duration::from_micros(number("lift_microseconds")?), number("covered_bytes")?))
+}
+
+/// Runs a plain copy and gives the time that it measured itself; the bytes must all be on huge pages.
+fn copy_once(copy: &Arm, bytes: u64) -> Result<Duration, MeasureError> {
+    let run = |mut command: Command| command.stdin(Stdio::null()).output();
+    let output = run(copy.command()).map_err(|e| problem(&copy.name, e.to_string()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    match numbers.as_slice() {
+        [nanoseconds, copied, huge] if *copied == bytes && *huge >= bytes => Ok(Duration::from_nanos(*nanoseconds)),
+        [_, copied, huge] => {
+            Err(problem(&copy.name, format!("copied {copied} of {bytes} bytes, {huge} on huge pages")))
+        }
+        _ => Err(problem(&copy.name, String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+    }
+}
+
+fn problem(contestant: &str, problem: String) -> MeasureError {
+    MeasureError::Protocol { contestant: contestant.to_owned(), problem }
+}

@@ -1,0 +1,105 @@
+//! `make bench`: what a lift costs, what it wins, and what others win.
+//!
+//! Every benchmark runs its contestants interleaved (see `paired-bench`), prints a table, and puts every sample into the
+//! JSON report. No time is ever asserted: a table says what was seen.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod build;
+mod lift_time;
+mod peers;
+mod scattered_code;
+mod start_up;
+mod table;
+
+use anyhow::{Context, Result, bail};
+use bench::Bench;
+use clap::Parser;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+type Benchmark = fn(&mut Bench) -> Result<()>;
+
+/// The benchmarks: name, what it shows, how it is run.
+const BENCHMARKS: [(&str, &str, Benchmark); 4] = [
+    ("lift-time", "time of a lift per 100 MB, beside a plain copy into populated huge pages", lift_time::run),
+    ("start-up", "`pagelift run` of a program with nothing to lift, beside plain exec", start_up::run),
+    ("scattered-code", "scattered code plain, lifted, relinked, relinked and lifted", scattered_code::run),
+    ("peers", "what others offer for code and for the heap, beside pagelift", peers::run),
+];
+
+/// Benchmarks of Pagelift, in interleaved pairs.
+#[derive(Parser)]
+struct Options {
+    /// Benchmarks to run; all of them where none is named.
+    names: Vec<String>,
+    /// Writes the report with every sample to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Time for each table, in seconds.
+    #[arg(long, default_value_t = 20.0, value_parser = seconds)]
+    seconds: f64,
+    /// The `pagelift` to measure; built from this workspace where it is not given.
+    #[arg(long, value_name = "FILE")]
+    pagelift: Option<PathBuf>,
+    /// Leaves the contestants free to move between CPUs.
+    #[arg(long)]
+    no_pin: bool,
+    /// Seed of the schedules.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Lists the benchmarks and ends.
+    #[arg(long)]
+    list: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds.is_finite() && seconds >= 0.1 => Ok(seconds),
+        _ => Err("a number of seconds, 0.1 at least".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    match try_main(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pagelift-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_main(options: &Options) -> Result<()> {
+    if options.list {
+        for (name, shows, _) in BENCHMARKS {
+            println!("{name:16} {shows}");
+        }
+        return Ok(());
+    }
+    let chosen = chosen(&options.names)?;
+    let mut bench = Bench::new(options.pagelift.as_deref(), options.seconds, options.seed, !options.no_pin)?;
+    bench.print_machine();
+    let mut failure = None;
+    for (name, shows, run) in chosen {
+        println!("\n{name}: {shows}");
+        if let Err(error) = run(&mut bench).with_context(|| format!("{name} ended early")) {
+            failure = Some(error);
+            break;
+        }
+    }
+    bench.print_skipped();
+    if let Some(file) = &options.json {
+        let text = serde_json::to_string(&bench.report)?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("\nevery sample is in {}", file.display());
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+fn chosen(names: &[String]) -> Result<Vec<(&'static str, &'static str, Benchmark)>> {
+    if let Some(unknown) = names.iter().find(|name| BENCHMARKS.iter().all(|b| b.0 != name.as_str())) {
+        bail!("there is no benchmark `{unknown}`; they are {}", BENCHMARKS.map(|b| b.0).join(", "));
+    }
+    Ok(BENCHMARKS.into_iter().filter(|b| names.is_empty() || names.iter().any(|name| name == b.0)).collect())
+}

@@ -1,0 +1,95 @@
+//! Tables for people.
+
+use address_space::format_bytes;
+use comfy_table::{CellAlignment, Table, presets};
+use paired_bench::comparison::{Comparison, Verdict};
+use paired_bench::report::Series;
+use paired_bench::sample::Clock;
+use paired_bench::statistics::Estimate;
+
+/// An empty table with these headings; all columns but the first are aligned to the right.
+pub(crate) fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(headings.to_vec());
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// A ratio with its interval: `0.842 [0.839, 0.846]`.
+pub(crate) fn with_interval(estimate: &Estimate, factor: f64, digits: usize) -> String {
+    let value = |v: f64| format!("{:.digits$}", v * factor);
+    format!("{} [{}, {}]", value(estimate.centre), value(estimate.low), value(estimate.high))
+}
+
+/// The ratio of two contestants in one line, for what a series is about.
+pub(crate) fn ratio_line(series: &Series, workload: usize, baseline: usize, contestant: usize) -> String {
+    match series.compare(workload, baseline, contestant, Clock::Wall) {
+        Some(c) => format!(
+            "time of `{}` over time of `{}`: {}",
+            series.contestants[contestant].name,
+            series.contestants[baseline].name,
+            with_interval(&c.ratio, 1.0, 4)
+        ),
+        None => "too few rounds for a ratio: give more --seconds".to_owned(),
+    }
+}
+
+/// Prints a series of bursts: each contestant beside the first. `null` is the number of the contestant that is the first
+/// one once more.
+pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
+    for (workload, facts) in series.workloads.iter().enumerate() {
+        let compare = |contestant| series.compare(workload, 0, contestant, Clock::Wall);
+        let null = null.and_then(compare);
+        let mut table = table(&["", "on huge pages", "ns a step", "time beside the first [95 %]", ""]);
+        for (number, contestant) in series.contestants.iter().enumerate() {
+            let comparison = if number == 0 { None } else { compare(number) };
+            let median = match &comparison {
+                Some(c) => Some(c.contestant_nanoseconds),
+                None => compare(1).map(|c| c.baseline_nanoseconds),
+            };
+            table.add_row([
+                contestant.name.clone(),
+                contestant.huge_bytes.map_or_else(|| "not read".to_owned(), format_bytes),
+                median.map_or_else(|| "-".to_owned(), |n| format!("{:.2}", n / facts.steps as f64)),
+                comparison.as_ref().map_or_else(String::new, |c| with_interval(&c.ratio, 1.0, 3)),
+                comparison.as_ref().map_or_else(String::new, |c| verdict(c, null.as_ref())),
+            ]);
+        }
+        let rounds = compare(1).map_or(0, |c| c.rounds);
+        println!("{}: {} rounds of bursts of {} steps\n{table}", facts.name, rounds, facts.steps);
+    }
+    for contestant in series.contestants.iter().filter(|c| !c.notes.is_empty()) {
+        println!("{}: {}", contestant.name, contestant.notes.join("; "));
+    }
+}
+
+fn verdict(comparison: &Comparison, null: Option<&Comparison>) -> String {
+    let percent = (1.0 / comparison.ratio.centre - 1.0) * 100.0;
+    match comparison.verdict(null) {
+        Verdict::Faster => format!("{percent:.1} % faster"),
+        Verdict::Slower => format!("{:.1} % slower", -percent),
+        Verdict::NoDifferenceSeen => "no difference seen".to_owned(),
+    }
+}
+
+/// Prints a series of trials: times in milliseconds and the difference to the first.
+pub(crate) fn print_trials(series: &Series) {
+    let mut table = table(&["", "median ms", "over the first, ms [95 %]", "times the first [95 %]"]);
+    for (number, contestant) in series.contestants.iter().enumerate() {
+        let comparison = if number == 0 { None } else { series.compare(0, 0, number, Clock::Wall) };
+        let median = match &comparison {
+            Some(c) => Some(c.contestant_nanoseconds),
+            None => series.compare(0, 0, 1, Clock::Wall).map(|c| c.baseline_nanoseconds),
+        };
+        table.add_row([
+            contestant.name.clone(),
+            median.map_or_else(|| "-".to_owned(), |n| format!("{:.3}", n / 1e6)),
+            comparison.as_ref().map_or_else(String::new, |c| with_interval(&c.difference, 1e-6, 3)),
+            comparison.as_ref().map_or_else(String::new, |c| with_interval(&c.ratio, 1.0, 3)),
+        ]);
+    }
+    let rounds = series.compare(0, 0, 1, Clock::Wall).map_or(0, |c| c.rounds);
+    println!("{rounds} interleaved rounds\n{table}");
+}
