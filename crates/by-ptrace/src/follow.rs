@@ -2,10 +2,11 @@
 //!
 //! The follower passes on every signal and every stop as it came. What happens at the two stops is the handler's.
 
-use crate::arch;
+use crate::arch::{self, numbers};
 use crate::breakpoint::Breakpoint;
 use crate::requests::{self, CallStop, Resume};
-use crate::{InjectError, Injector, StoppedThreads};
+use crate::status::{ThreadStatus, bit};
+use crate::{InjectError, Injector, StoppedThreads, seccomp};
 use address_space::{Address, AddressSpace};
 use nix::errno::Errno;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -104,50 +105,58 @@ impl EntryStop {
 enum State {
     /// Its next exec.
     Plain,
-    /// The program's entry.
-    Entry(Breakpoint),
+    /// The program's entry; and what it did about SIGTRAP before, which the kernel forgets when a breakpoint is hit.
+    Entry(Breakpoint, ThreadStatus),
     /// The mapping of a program by a dynamic linker that was started as one.
     Mapping,
 }
 
 /// Follows one launched process, or it and all its descendants.
-pub struct Follower<'h, H: Handler> {
-    handler: &'h mut H,
+pub struct Follower {
     options: i32,
     descendants: bool,
     threads: HashMap<i32, State>,
 }
 
-impl<'h, H: Handler> Follower<'h, H> {
+impl Follower {
     /// Seizes a process that is about to exec.
     ///
     /// # Errors
     /// The kernel's: no permission, or traced by another already.
-    pub fn seize(pid: Pid, descendants: bool, handler: &'h mut H) -> io::Result<Self> {
+    pub fn seize(pid: Pid, descendants: bool) -> io::Result<Self> {
         let mut options = libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
         if descendants {
             options |= libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACECLONE;
         }
         requests::seize(pid, options)?;
-        Ok(Self { handler, options, descendants, threads: HashMap::from([(pid.as_raw(), State::Plain)]) })
+        Ok(Self { options, descendants, threads: HashMap::from([(pid.as_raw(), State::Plain)]) })
     }
 
     /// Runs until nothing is traced any more.
-    pub fn run(mut self) {
-        while !self.threads.is_empty() {
+    pub fn run(self, handler: &mut impl Handler) {
+        let mut following = Following { follower: self, handler };
+        while !following.follower.threads.is_empty() {
             match waitpid(None, Some(WaitPidFlag::__WALL)) {
-                Ok(status) => self.take(status),
+                Ok(status) => following.take(status),
                 Err(Errno::EINTR) => {}
                 // No tracees left: all have ended or been released.
                 Err(_) => break,
             }
         }
     }
+}
 
+/// A follower at work.
+struct Following<'h, H: Handler> {
+    follower: Follower,
+    handler: &'h mut H,
+}
+
+impl<H: Handler> Following<'_, H> {
     fn take(&mut self, status: WaitStatus) {
         match status {
             WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) => {
-                self.threads.remove(&pid.as_raw());
+                self.follower.threads.remove(&pid.as_raw());
             }
             WaitStatus::PtraceEvent(pid, signal, event) => self.take_event(pid, signal as i32, event),
             WaitStatus::PtraceSyscall(pid) => self.take_system_call(pid),
@@ -157,13 +166,13 @@ impl<'h, H: Handler> Follower<'h, H> {
     }
 
     fn take_event(&mut self, pid: Pid, signal: i32, event: i32) {
-        self.threads.entry(pid.as_raw()).or_insert(State::Plain);
+        self.follower.threads.entry(pid.as_raw()).or_insert(State::Plain);
         match event {
             libc::PTRACE_EVENT_EXEC => {
                 if let Ok(former) = requests::event_message(pid)
                     && former as i32 != pid.as_raw()
                 {
-                    self.threads.remove(&(former as i32));
+                    self.follower.threads.remove(&(former as i32));
                 }
                 self.take_exec(pid);
             }
@@ -174,16 +183,20 @@ impl<'h, H: Handler> Follower<'h, H> {
     }
 
     fn take_exec(&mut self, pid: Pid) {
-        self.threads.insert(pid.as_raw(), State::Plain);
+        self.follower.threads.insert(pid.as_raw(), State::Plain);
+        if let Err(why) = seccomp::permit(pid, self.follower.options) {
+            let after = self.handler.missed(pid.as_raw(), &io::Error::other(why));
+            return self.leave(pid, after, 0);
+        }
         let Ok(registers) = requests::registers(pid) else { return self.go_on(pid, 0) };
         let stop = ExecStop { pid, entry: arch::instruction_pointer(&registers) };
         match self.handler.at_exec(&stop) {
-            AfterExec::Nothing => self.leave(pid, if self.descendants { After::Follow } else { After::Release }, 0),
+            AfterExec::Nothing => self.leave(pid, if self.follower.descendants { After::Follow } else { After::Release }, 0),
             AfterExec::StopAt(entry) => self.await_entry(pid, entry),
             AfterExec::AtEntry => self.at_entry(pid),
             AfterExec::End(status) => self.leave(pid, After::Exit(status), 0),
             AfterExec::WatchMaps => {
-                self.threads.insert(pid.as_raw(), State::Mapping);
+                self.follower.threads.insert(pid.as_raw(), State::Mapping);
                 self.go_on(pid, 0);
             }
         }
@@ -192,11 +205,11 @@ impl<'h, H: Handler> Follower<'h, H> {
     fn await_entry(&mut self, pid: Pid, entry: Address) {
         match Breakpoint::set(pid, entry) {
             Ok(breakpoint) => {
-                self.threads.insert(pid.as_raw(), State::Entry(breakpoint));
+                self.follower.threads.insert(pid.as_raw(), State::Entry(breakpoint, ThreadStatus::read(pid)));
                 self.go_on(pid, 0);
             }
             Err(error) => {
-                self.threads.insert(pid.as_raw(), State::Plain);
+                self.follower.threads.insert(pid.as_raw(), State::Plain);
                 let after = self.handler.missed(pid.as_raw(), &error);
                 self.leave(pid, after, 0);
             }
@@ -204,7 +217,7 @@ impl<'h, H: Handler> Follower<'h, H> {
     }
 
     fn take_system_call(&mut self, pid: Pid) {
-        let watching = matches!(self.threads.get(&pid.as_raw()), Some(State::Mapping));
+        let watching = matches!(self.follower.threads.get(&pid.as_raw()), Some(State::Mapping));
         if watching && requests::call_stop(pid) == Ok(CallStop::Exit) {
             let stop = ExecStop { pid, entry: Address(0) };
             if let Some(entry) = self.handler.mapped(&stop) {
@@ -216,22 +229,23 @@ impl<'h, H: Handler> Follower<'h, H> {
 
     fn take_signal(&mut self, pid: Pid, signal: i32) {
         let at_entry = signal == libc::SIGTRAP
-            && matches!(self.threads.get(&pid.as_raw()), Some(State::Entry(breakpoint)) if breakpoint.is_hit(pid));
+            && matches!(self.follower.threads.get(&pid.as_raw()), Some(State::Entry(breakpoint, _)) if breakpoint.is_hit(pid));
         if !at_entry {
             return self.go_on(pid, signal);
         }
-        if let Some(State::Entry(breakpoint)) = self.threads.insert(pid.as_raw(), State::Plain)
-            && let Err(error) = breakpoint.clear(pid, true)
-        {
-            let after = self.handler.missed(pid.as_raw(), &error);
-            return self.leave(pid, after, 0);
+        if let Some(State::Entry(breakpoint, before)) = self.follower.threads.insert(pid.as_raw(), State::Plain) {
+            let cleared = breakpoint.clear(pid, true).and_then(|()| restore_trap_signal(pid, before));
+            if let Err(error) = cleared {
+                let after = self.handler.missed(pid.as_raw(), &error);
+                return self.leave(pid, after, 0);
+            }
         }
         self.at_entry(pid);
     }
 
     fn at_entry(&mut self, pid: Pid) {
-        let traced = |thread: i32| self.threads.contains_key(&thread);
-        let mut others = match StoppedThreads::stop(pid, self.options, traced) {
+        let traced = |thread: i32| self.follower.threads.contains_key(&thread);
+        let mut others = match StoppedThreads::stop(pid, self.follower.options, traced) {
             Ok(others) => others,
             Err(error) => {
                 let after = self.handler.missed(pid.as_raw(), &error);
@@ -239,10 +253,13 @@ impl<'h, H: Handler> Follower<'h, H> {
             }
         };
         let stop = EntryStop { pid, other_threads: others.count() };
-        let after = self.handler.at_entry(&stop);
+        let after = match seccomp::permit(pid, self.follower.options) {
+            Ok(()) => self.handler.at_entry(&stop),
+            Err(why) => self.handler.missed(pid.as_raw(), &io::Error::other(why)),
+        };
         if after == After::Follow {
             for thread in others.resume() {
-                self.threads.entry(thread).or_insert(State::Plain);
+                self.follower.threads.entry(thread).or_insert(State::Plain);
             }
         } else {
             others.release();
@@ -252,7 +269,11 @@ impl<'h, H: Handler> Follower<'h, H> {
 
     fn leave(&mut self, pid: Pid, after: After, signal: i32) {
         match after {
-            After::Follow => self.go_on(pid, signal),
+            After::Follow => {
+                // Filters that were suspended for us are in force again.
+                let _ = requests::set_options(pid, self.follower.options);
+                self.go_on(pid, signal);
+            }
             After::Release => {
                 self.release_threads(pid);
                 let _ = requests::detach(pid, signal);
@@ -263,22 +284,22 @@ impl<'h, H: Handler> Follower<'h, H> {
                     let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
                     eprintln!("pagelift: {pid}: {error}");
                 }
-                self.threads.remove(&pid.as_raw());
+                self.follower.threads.remove(&pid.as_raw());
             }
         }
     }
 
     /// Forgets the threads of a process that is released; those that `StoppedThreads` released are no longer traced.
     fn release_threads(&mut self, pid: Pid) {
-        self.threads.remove(&pid.as_raw());
+        self.follower.threads.remove(&pid.as_raw());
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
         for thread in entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
-            self.threads.remove(&thread);
+            self.follower.threads.remove(&thread);
         }
     }
 
     fn go_on(&mut self, pid: Pid, signal: i32) {
-        let how = match self.threads.get(&pid.as_raw()) {
+        let how = match self.follower.threads.get(&pid.as_raw()) {
             Some(State::Mapping) => Resume::ToSystemCall,
             _ => Resume::Continue,
         };
@@ -289,6 +310,33 @@ impl<'h, H: Handler> Follower<'h, H> {
 /// Lets a thread go on. A thread that was killed meanwhile reports its end next.
 fn resume(pid: Pid, how: Resume, signal: i32) {
     let _ = requests::resume(pid, how, signal);
+}
+
+/// A thread that blocks or ignores SIGTRAP is made to take it all the same when it hits a breakpoint, and the kernel
+/// then unblocks it and sets its disposition to the default. What the program had inherited is put back.
+fn restore_trap_signal(pid: Pid, before: ThreadStatus) -> io::Result<()> {
+    if before.ignores(libc::SIGTRAP) {
+        let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let space = AddressSpace::parse(&text).map_err(io::Error::other)?;
+        ignore_trap_signal(pid, &space).map_err(io::Error::other)?;
+    }
+    if before.blocks(libc::SIGTRAP) {
+        let mask = requests::signal_mask(pid)?;
+        requests::set_signal_mask(pid, mask | bit(libc::SIGTRAP))?;
+    }
+    Ok(())
+}
+
+fn ignore_trap_signal(pid: Pid, space: &AddressSpace) -> Result<(), InjectError> {
+    let mut injector = Injector::new(pid, space)?;
+    if let Ok(scratch) = injector.scratch(kernel_calls::pages::base_page())? {
+        // The kernel's struct sigaction: handler, flags, restorer and mask, of one word each.
+        let mut action = [0; 32];
+        action[..8].copy_from_slice(&(libc::SIG_IGN as u64).to_ne_bytes());
+        injector.memory().write(scratch, &action)?;
+        injector.call(numbers::SYS_rt_sigaction, [libc::SIGTRAP as u64, scratch.0, 0, 8, 0, 0])?.ok();
+    }
+    injector.finish().map(drop)
 }
 
 fn end(pid: Pid, status: i32) -> Result<(), InjectError> {

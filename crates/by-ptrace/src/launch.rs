@@ -6,7 +6,7 @@
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, getpid, pipe2, setsid};
+use nix::unistd::{ForkResult, Pid, getpid, pipe2, setsid};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -40,15 +40,10 @@ pub fn start_helper(helper: impl FnOnce(Pid, &mut dyn FnMut(Result<(), String>))
     // A signal must not end the child between halfway; the program's own mask is put back before it runs.
     let mut mask = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), Some(&mut mask)).map_err(io::Error::from)?;
-    // SAFETY:
-    // - this process has one thread, so that the child may do whatever the parent may.
-    let forked = unsafe { fork() };
-    match forked {
+    match silent_fork() {
         Ok(ForkResult::Child) => {
             drop((answer, permit));
-            // SAFETY:
-            // - as above: the child has the one thread that called fork.
-            if let Ok(ForkResult::Child) = unsafe { fork() } {
+            if let Ok(ForkResult::Child) = silent_fork() {
                 be_helper(us, File::from(say), File::from(go), helper);
             }
             // SAFETY:
@@ -67,6 +62,19 @@ pub fn start_helper(helper: impl FnOnce(Pid, &mut dyn FnMut(Result<(), String>))
             Err(LaunchError::NoHelper(errno.into()))
         }
     }
+}
+
+/// A fork whose child sends no signal when it ends: a SIGCHLD that is blocked would stay pending over the exec, and the
+/// program would get it.
+fn silent_fork() -> Result<ForkResult, nix::errno::Errno> {
+    // SAFETY:
+    // - this process has one thread, so that the child may do whatever the parent may; with no flags the call is a
+    //   fork without a signal, and all its other arguments are unused.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+    nix::errno::Errno::result(pid).map(|pid| match pid {
+        0 => ForkResult::Child,
+        child => ForkResult::Parent { child: Pid::from_raw(child as i32) },
+    })
 }
 
 /// Our side: names the helper as the one that may trace us (Yama), lets it begin, and reads its answer.

@@ -14,6 +14,8 @@ mod launch;
 mod memory;
 mod move_base;
 mod requests;
+mod seccomp;
+mod status;
 mod threads;
 
 pub use executor::ProcessExecutor;

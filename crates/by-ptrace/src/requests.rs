@@ -46,6 +46,11 @@ pub fn seize(pid: Pid, options: i32) -> Result<(), Errno> {
     request(libc::PTRACE_SEIZE as u32, pid, 0, options as usize).map(drop)
 }
 
+/// Changes the options of a stopped thread.
+pub fn set_options(pid: Pid, options: i32) -> Result<(), Errno> {
+    request(libc::PTRACE_SETOPTIONS as u32, pid, 0, options as usize).map(drop)
+}
+
 /// Stops a seized thread.
 pub fn interrupt(pid: Pid) -> Result<(), Errno> {
     request(libc::PTRACE_INTERRUPT as u32, pid, 0, 0).map(drop)

@@ -7,6 +7,7 @@ mod pools;
 mod thp;
 
 pub use cgroup::{CgroupLimits, limits_of};
-pub use machine::{base_page, elf_machine, machine_facts};
+pub use kernel_calls::pages::base_page;
+pub use machine::{elf_machine, machine_facts};
 pub use pools::pools_at;
 pub use thp::thp_at;

@@ -2,19 +2,13 @@
 
 use crate::{limits_of, pools_at, thp_at};
 use address_space::PageSize;
+use kernel_calls::pages::base_page;
 use lift_plan::MachineFacts;
 use std::fs;
 use std::path::Path;
 
 /// Of available memory this share is left alone, so that a lift never brings the machine or a cgroup to its limit.
 const SHARE_LEFT_ALONE: u64 = 16;
-
-/// The ordinary page size.
-pub fn base_page() -> PageSize {
-    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096);
-    // The fallback is for a sysconf that fails, which POSIX rules out for this name.
-    PageSize::new(size as u64).unwrap_or_else(|error| unreachable!("{error}"))
-}
 
 /// `e_machine` of programs that run natively here and that this build can lift (elf.h: EM_X86_64, EM_AARCH64).
 pub fn elf_machine() -> u16 {

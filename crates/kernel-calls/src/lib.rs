@@ -5,4 +5,5 @@ pub mod attributes;
 pub mod descriptors;
 pub mod numbers;
 pub mod pagemap;
+pub mod pages;
 pub mod release;

@@ -1,6 +1,39 @@
+//! `pagelift perf-map`.
+
+use super::status::explain;
+use address_space::format_bytes;
 use clap::Args;
+use observation::perf_map::{PerfMapError, PerfMapSummary};
+use observation::printable;
+use std::io::Write;
+
+/// `pagelift perf-map`.
 #[derive(Args, Clone)]
-pub struct PerfMapArgs {}
-pub fn run(_args: &PerfMapArgs) -> anyhow::Result<()> {
-    anyhow::bail!("not yet")
+pub struct PerfMapArgs {
+    /// The number of a lifted process.
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: i32,
+}
+
+/// Writes the perf map of a process and says where its names come from.
+pub fn run(args: &PerfMapArgs) -> anyhow::Result<()> {
+    let summary = observation::perf_map::write(args.pid).map_err(|error| match error {
+        PerfMapError::Process(error) => explain(error, "perf-map"),
+        PerfMapError::Write { .. } => error.into(),
+    })?;
+    std::io::stdout().write_all(text(args.pid, &summary).as_bytes())?;
+    Ok(())
+}
+
+fn text(pid: i32, summary: &PerfMapSummary) -> String {
+    let Some(path) = &summary.path else {
+        return format!("process {pid}: all code is mapped from its files, where perf finds the symbols by itself\n");
+    };
+    let mut text = format!("{}: {} symbols\n", path.display(), summary.symbols);
+    for object in &summary.objects {
+        let (bytes, names) = (format_bytes(object.bytes), object.symbols);
+        let source = printable(&object.source.to_string());
+        text += &format!("  {}: {bytes} of code, {names} names from {source}\n", printable(&object.path));
+    }
+    text
 }

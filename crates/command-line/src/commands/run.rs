@@ -55,10 +55,12 @@ fn prepare(args: &RunArgs) -> Result<(), String> {
     };
     let started = start_helper(|us, answer| {
         let mut lifter = Lifter::new(wishes);
-        match Follower::seize(us, !args.only.is_empty(), &mut lifter) {
+        match Follower::seize(us, !args.only.is_empty()) {
             Ok(follower) => {
                 answer(Ok(()));
-                follower.run();
+                // The program is on its way now; its machine is looked at meanwhile.
+                lifter.look_at_machine(us.as_raw());
+                follower.run(&mut lifter);
             }
             Err(error) => answer(Err(refusal(us.as_raw(), &error))),
         }

@@ -7,7 +7,7 @@ use super::table;
 use address_space::{Address, LoadedObject, ObjectRole};
 use by_ptrace::{After, AfterExec, EntryStop, ExecStop, Handler};
 use huge_page_pools::machine_facts;
-use lift_plan::Policy;
+use lift_plan::{MachineFacts, Policy};
 use observation::{ObjectReader, ProcessFiles};
 use std::collections::HashMap;
 use std::io;
@@ -49,6 +49,8 @@ pub struct Lifter {
     wishes: Wishes,
     reader: ObjectReader,
     in_between: HashMap<i32, InBetween>,
+    /// The machine, as seen for one process.
+    machine: Option<(i32, MachineFacts)>,
 }
 
 /// Exit status of a program that was ended because of `--require`.
@@ -57,7 +59,13 @@ const REQUIRED: i32 = 125;
 impl Lifter {
     /// A lifter for these wishes.
     pub fn new(wishes: Wishes) -> Self {
-        Self { wishes, reader: ObjectReader::default(), in_between: HashMap::new() }
+        Self { wishes, reader: ObjectReader::default(), in_between: HashMap::new(), machine: None }
+    }
+
+    /// Takes the machine's facts for a process that will need them soon.
+    pub fn look_at_machine(&mut self, pid: i32) -> &MachineFacts {
+        let known = self.machine.take().filter(|(of, _)| *of == pid);
+        &self.machine.insert(known.unwrap_or_else(|| (pid, machine_facts(pid)))).1
     }
 
     fn is_wanted(&self, pid: i32) -> bool {
@@ -122,26 +130,22 @@ impl Lifter {
         if executable.image.is_dynamic_linker() {
             return Ok(AfterExec::WatchMaps);
         }
-        let machine = machine_facts(stop.pid());
+        let machine = self.look_at_machine(stop.pid()).clone();
         anyhow::ensure!(
             executable.image.machine == machine.elf_machine,
             "{}",
             lift_plan::Reason::OtherMachine(executable.image.machine)
         );
-        let (base, bias) = match self.wishes.dry_run {
-            true => (None, executable.bias),
-            false => {
-                let (base, bias) = choose_and_move(stop, &started, executable, &machine, &self.wishes.policy);
-                (Some(base), bias)
-            }
-        };
-        self.in_between.insert(stop.pid(), InBetween { base, stopped: Duration::ZERO });
+        let (base, bias) = choose_and_move(stop, &started, executable, &machine, &self.wishes.policy);
+        self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });
         let entry = executable.image.entry + bias;
         Ok(if executable.image.is_static() { AfterExec::AtEntry } else { AfterExec::StopAt(entry) })
     }
 
     fn lift(&mut self, stop: &EntryStop, report: &mut Report) -> anyhow::Result<Option<lift_plan::Plan>> {
-        let machine = machine_facts(stop.pid());
+        let machine = self.look_at_machine(stop.pid()).clone();
+        // The pool is another's too: the next program gets fresh facts.
+        self.machine = None;
         lift(stop, &mut self.reader, &machine, &self.wishes.policy, report, self.wishes.dry_run)
     }
 

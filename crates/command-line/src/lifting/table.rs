@@ -3,14 +3,15 @@
 use super::message::with_mend;
 use super::report::{Base, Report};
 use address_space::{AddressRange, format_bytes};
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+use comfy_table::LineStyle;
+use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use lift_plan::{EdgeCure, Kind, Part, Plan, RangeLift, Way};
 
 /// A table without borders on the sides, with these headings.
 pub fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_header(headings);
+    table.load_style(NOTHING.header_separator(LineStyle::new('─', '─', '─', '─'))).set_content_arrangement(ContentArrangement::Dynamic).set_header(headings);
     table
 }
 

@@ -1,0 +1,65 @@
+//! What `/proc/PID/status` tells of a thread (proc_pid_status(5)).
+
+use nix::unistd::Pid;
+use std::fs;
+
+/// The few fields that matter here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadStatus {
+    blocked: u64,
+    ignored: u64,
+    /// 0 none, 1 strict, 2 filter.
+    pub seccomp: u32,
+    /// How many filters (Linux 5.9).
+    pub seccomp_filters: u32,
+}
+
+impl ThreadStatus {
+    /// Reads it; what cannot be read counts as nothing set.
+    pub fn read(pid: Pid) -> Self {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut status = Self::default();
+        for (field, value) in text.lines().filter_map(|line| line.split_once(':')) {
+            let value = value.trim();
+            match field {
+                "SigBlk" => status.blocked = u64::from_str_radix(value, 16).unwrap_or(0),
+                "SigIgn" => status.ignored = u64::from_str_radix(value, 16).unwrap_or(0),
+                "Seccomp" => status.seccomp = value.parse().unwrap_or(0),
+                "Seccomp_filters" => status.seccomp_filters = value.parse().unwrap_or(0),
+                _ => {}
+            }
+        }
+        status
+    }
+
+    /// True where the thread blocks the signal.
+    pub fn blocks(&self, signal: i32) -> bool {
+        self.blocked & bit(signal) != 0
+    }
+
+    /// True where the process ignores the signal.
+    pub fn ignores(&self, signal: i32) -> bool {
+        self.ignored & bit(signal) != 0
+    }
+}
+
+/// The bit of a signal in a mask.
+pub fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_read_by_signal() {
+        let status = ThreadStatus::parse("SigBlk:\t0000000000000010\nSigIgn:\t0000000000001000\nSeccomp:\t2\n");
+        assert!(status.blocks(libc::SIGTRAP) && !status.ignores(libc::SIGTRAP));
+        assert!(status.ignores(libc::SIGPIPE) && !status.blocks(libc::SIGPIPE));
+        assert_eq!(status.seccomp, 2);
+    }
+}
