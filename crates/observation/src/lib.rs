@@ -15,6 +15,7 @@ pub mod perf_map;
 mod process_files;
 mod roles;
 pub mod symbols;
+mod text;
 
 pub use auxiliary::AuxiliaryVector;
 pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};
@@ -23,3 +24,4 @@ pub use file_identity::FileIdentity;
 pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};
 pub use mapped_file::Unreadable;
 pub use process_files::ProcessFiles;
+pub use text::printable;

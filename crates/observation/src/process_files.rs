@@ -1,6 +1,6 @@
 //! The files of one process under `/proc` (proc(5)).
 
-use crate::{AuxiliaryVector, ObservationError};
+use crate::{AuxiliaryVector, ObservationError, printable};
 use address_space::{AddressSpace, MappingUsage, MapsError, PageSize, parse_smaps};
 use std::fs;
 use std::io;
@@ -73,7 +73,7 @@ impl ProcessFiles {
     /// [`ObservationError`].
     pub fn name(&self) -> Result<String, ObservationError> {
         let name = self.text("comm")?;
-        Ok(name.trim_end_matches('\n').chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+        Ok(printable(name.trim_end_matches('\n')))
     }
 
     /// The base page of the process; of this program, where the process (a 32-bit one) does not tell.

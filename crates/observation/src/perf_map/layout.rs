@@ -1,5 +1,6 @@
 //! Lays symbols out over ranges so that every byte has exactly one name.
 
+use crate::printable;
 use crate::symbols::Symbol;
 use address_space::{Address, AddressRange, LoadedObject, RangeSet};
 use std::cmp::Reverse;
@@ -36,14 +37,10 @@ pub fn render(objects: &[NamedObject<'_>]) -> String {
         // Writing to a String cannot fail.
         let _ = match line.name {
             Some(name) => writeln!(text, "{start:x} {length:x} {name}"),
-            None => writeln!(text, "{start:x} {length:x} {}+{offset:#x}", one_line_name(line.object)),
+            None => writeln!(text, "{start:x} {length:x} {}+{offset:#x}", printable(line.object.name())),
         };
     }
     text
-}
-
-fn one_line_name(object: &LoadedObject) -> String {
-    object.name().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Some bytes and the symbol they belong to.

@@ -1,5 +1,6 @@
 //! Symbol names as people read them.
 
+use crate::printable;
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 use std::fmt;
 
@@ -10,12 +11,12 @@ const LONGEST_MANGLED: usize = 16384;
 
 /// The name demangled (Rust and C++; parameters left away, as perf does), on one line and of bounded length.
 pub(crate) fn readable(name: &[u8]) -> String {
-    let Ok(text) = std::str::from_utf8(name) else { return printable(&String::from_utf8_lossy(name)) };
+    let Ok(text) = std::str::from_utf8(name) else { return short(&String::from_utf8_lossy(name)) };
     // A version behind the name (`memcpy@@GLIBC_2.14`) is no part of the mangling.
     let (mangled, version) = text.split_at(text.find('@').unwrap_or(text.len()));
     match demangled(mangled) {
-        Some(name) => printable(&(name + version)),
-        None => printable(text),
+        Some(name) => short(&(name + version)),
+        None => short(text),
     }
 }
 
@@ -23,22 +24,22 @@ fn demangled(name: &str) -> Option<String> {
     if name.len() > LONGEST_MANGLED {
         return None;
     }
-    let mut short = Bounded(String::new());
+    let mut bounded = Bounded(String::new());
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
-        fmt::write(&mut short, format_args!("{rust:#}")).ok()?;
-        return Some(short.0);
+        fmt::write(&mut bounded, format_args!("{rust:#}")).ok()?;
+        return Some(bounded.0);
     }
     if !name.starts_with("_Z") {
         return None;
     }
     let symbol = Symbol::new_with_options(name, &ParseOptions::default()).ok()?;
-    symbol.structured_demangle(&mut short, &DemangleOptions::new().no_params().no_return_type()).ok()?;
-    Some(short.0)
+    symbol.structured_demangle(&mut bounded, &DemangleOptions::new().no_params().no_return_type()).ok()?;
+    Some(bounded.0)
 }
 
-/// Control characters would break the line or the terminal.
-fn printable(name: &str) -> String {
-    name.chars().take(LONGEST_NAME).map(|c| if c.is_control() { '?' } else { c }).collect()
+/// On one line and cut.
+fn short(name: &str) -> String {
+    printable(&name.chars().take(LONGEST_NAME).collect::<String>())
 }
 
 /// Takes text up to a bound, then makes the demangler stop.
