@@ -88,7 +88,7 @@ pub fn bias_of(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_
             let first_offset = segment.offset & !(base_page.bytes() - 1);
             let Some(into) = mapping.offset.checked_sub(first_offset) else { continue };
             // RELRO and lifted parts split a segment; each piece must still lie inside of it, and allow no more.
-            if into >= pages.len() || into + mapping.range.len() > pages.len() {
+            if pages.len().checked_sub(into).is_none_or(|rest| rest == 0 || mapping.range.len() > rest) {
                 continue;
             }
             let expected = segment.protection;
