@@ -191,7 +191,9 @@ impl<H: Handler> Following<'_, H> {
         let Ok(registers) = requests::registers(pid) else { return self.go_on(pid, 0) };
         let stop = ExecStop { pid, entry: arch::instruction_pointer(&registers) };
         match self.handler.at_exec(&stop) {
-            AfterExec::Nothing => self.leave(pid, if self.follower.descendants { After::Follow } else { After::Release }, 0),
+            AfterExec::Nothing => {
+                self.leave(pid, if self.follower.descendants { After::Follow } else { After::Release }, 0)
+            }
             AfterExec::StopAt(entry) => self.await_entry(pid, entry),
             AfterExec::AtEntry => self.at_entry(pid),
             AfterExec::End(status) => self.leave(pid, After::Exit(status), 0),

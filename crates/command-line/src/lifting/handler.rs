@@ -107,7 +107,8 @@ impl Lifter {
         if only.is_empty() {
             return After::Release;
         }
-        let others = only.iter().any(|name| *name != report.program);
+        let names = names_of(report.pid);
+        let others = only.iter().any(|name| !names.contains(name));
         if self.wishes.follow_lifted || others || report.ranges.is_empty() { After::Follow } else { After::Release }
     }
 
@@ -216,20 +217,21 @@ impl Handler for Lifter {
     }
 }
 
-/// The names that `--only` may mean: the file's name and path, and the name it was called by.
+/// The names that `--only` may mean: the file's name and path, and the name it was called by where that is the start of
+/// the file's (`python3` for `python3.11`). A front end that is called by another program's name, such as rustup's
+/// `rustc`, is not that program.
 fn names_of(pid: i32) -> Vec<String> {
     let process = ProcessFiles::of(pid);
-    let mut names = Vec::new();
-    if let Ok(path) = std::fs::read_link(process.path("exe")) {
-        names.extend(path.file_name().map(|name| name.to_string_lossy().into_owned()));
-        names.push(path.to_string_lossy().into_owned());
-    }
+    let Ok(path) = std::fs::read_link(process.path("exe")) else { return Vec::new() };
+    let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut names = vec![file.clone(), path.to_string_lossy().into_owned()];
     if let Ok(arguments) = process.bytes("cmdline")
         && let Some(first) = arguments.split(|&byte| byte == 0).next()
     {
-        let first = String::from_utf8_lossy(first);
-        names.extend(first.rsplit('/').next().map(str::to_owned));
+        let called = String::from_utf8_lossy(first);
+        names.extend(called.rsplit('/').next().filter(|name| file.starts_with(*name)).map(str::to_owned));
     }
+    names.retain(|name| !name.is_empty());
     names
 }
 

@@ -58,7 +58,7 @@ pub fn choose_and_move(
     }
     let extent = executable.extent().widened(machine.base_page);
     match place_and_move(stop, &started.space, extent, size, best.offset, machine.base_page, executable.bias) {
-        Ok(bias) => (Base::Moved { text_before: now.text, text_after: best.covered.text }, bias),
+        Ok(bias) => (Base::Moved { before: now, after: best.covered }, bias),
         Err(error) => kept(&format!("{error:#}")),
     }
 }

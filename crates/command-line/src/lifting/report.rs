@@ -2,7 +2,7 @@
 
 use address_space::PageSize;
 use lift_execution::{Outcome, RangeOutcome};
-use lift_plan::{Edge, Plan, Reason, Refusal, Source};
+use lift_plan::{Coverable, Edge, Plan, Reason, Refusal, Source};
 use serde::Serialize;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -23,10 +23,10 @@ pub enum Base {
     },
     /// Moved before the first instruction.
     Moved {
-        /// Bytes of executable code that huge pages can cover, before and after.
-        text_before: u64,
-        /// After.
-        text_after: u64,
+        /// What huge pages could cover at the kernel's base. Bytes.
+        before: Coverable,
+        /// What they can cover at the chosen one.
+        after: Coverable,
     },
 }
 

@@ -11,7 +11,10 @@ use lift_plan::{EdgeCure, Kind, Part, Plan, RangeLift, Way};
 /// A table without borders on the sides, with these headings.
 pub fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(NOTHING.header_separator(LineStyle::new('─', '─', '─', '─'))).set_content_arrangement(ContentArrangement::Dynamic).set_header(headings);
+    table
+        .load_style(NOTHING.header_separator(LineStyle::new('─', '─', '─', '─')))
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(headings);
     table
 }
 
@@ -83,13 +86,16 @@ fn way(part: &Part) -> &'static str {
 
 fn edges_table(plan: &Plan) -> Table {
     let mut table = table(&["object", "what", "addresses", "size", "would be covered by"]);
+    let size =
+        plan.lifts.first().map_or_else(|| "SIZE".to_owned(), |lift| lift.attempts[0].page_size.bytes().to_string());
+    let relink = format!("-Wl,-z,max-page-size={size}");
     for edge in &plan.edges {
         let cure = match edge.cure {
-            EdgeCure::Relink => "relinking with -Wl,-z,max-page-size=HUGE",
-            EdgeCure::MergeReadOnly => "--edges merge-read-only",
+            EdgeCure::Relink => format!("relinking with {relink}"),
+            EdgeCure::MergeReadOnly => "--edges merge-read-only".to_owned(),
         };
         let size = format_bytes(edge.range.len());
-        table.add_row([edge.object.clone(), kinds(&edge.kinds), edge.range.to_string(), size, cure.to_owned()]);
+        table.add_row([edge.object.clone(), kinds(&edge.kinds), edge.range.to_string(), size, cure]);
     }
     align_right(&mut table, 3);
     table
@@ -153,9 +159,11 @@ fn summary(report: &Report) -> String {
         report.other_threads
     );
     match &report.base {
-        Some(Base::Moved { text_before, text_after }) => {
-            let (before, after) = (format_bytes(*text_before), format_bytes(*text_after));
-            text += &format!("base moved: huge pages cover {after} of the executable's code instead of {before}\n");
+        Some(Base::Moved { before, after }) => {
+            let covered = |c: &lift_plan::Coverable| {
+                format!("{} of code, {} in all", format_bytes(c.text), format_bytes(c.total))
+            };
+            text += &format!("base moved: huge pages can cover {} (before {})\n", covered(after), covered(before));
         }
         Some(Base::Kept { why }) => text += &format!("base kept: {why}\n"),
         None => {}
