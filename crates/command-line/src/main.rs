@@ -2,7 +2,7 @@
 //!
 //! It has a `main` of its own, not Rust's: the runtime would ignore SIGPIPE and open closed standard descriptors, and
 //! `pagelift run` must hand both to the program just as they came.
-#![no_main]
+#![cfg_attr(not(test), no_main)]
 
 mod cli;
 mod commands;
@@ -18,7 +18,7 @@ const OWN_FAILURE: u8 = 125;
 /// initialisers too.
 // SAFETY:
 // - the symbol `main` is what the C start-up code calls, once, with this signature.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn main(_count: i32, _arguments: *const *const u8) -> i32 {
     let status = match Cli::try_parse() {
         Ok(cli) => run(cli),

@@ -9,7 +9,7 @@ use observation::{ObservationError, ProcessMemory, printable, processes_with_hug
 use std::io::Write;
 
 /// Names are cut to so many characters, so that a table fits into 80 columns.
-const WIDEST_NAME: usize = 22;
+const WIDEST_NAME: usize = 18;
 
 /// `pagelift status`.
 #[derive(Args, Clone)]
@@ -151,6 +151,9 @@ fn of_processes(found: &HugeProcesses) -> String {
 fn usage_table(of: &[&str; 2]) -> Table {
     let mut rows = table(&[of[0], of[1], "mapped", "resident", "huge", "pages"]);
     (2..5).for_each(|column| align_right(&mut rows, column));
+    for column in rows.column_iter_mut() {
+        column.set_padding((0, 1));
+    }
     rows
 }
 
