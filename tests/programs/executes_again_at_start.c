@@ -1,21 +1,23 @@
-// Replaces itself by another program (itself, with an argument) in its constructor, before it ever comes to its entry.
+// Replaces itself by another program (itself, with an argument) before its entry point.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 // expect: exit 7
 #define CODE_PAGES 1100
 #define DATA_BYTES 5000000
+#include "support/early.h"
 #include "support/ranges.h"
 #include <stdlib.h>
 #include <unistd.h>
 
 extern char **environ;
 
-/* glibc gives constructors the arguments of main. */
-__attribute__((constructor)) static void again(int count, char **arguments) {
+static void again(int count, char **arguments) {
     char *next[] = {arguments[0], "again", NULL};
     if (count == 1) execve("/proc/self/exe", next, environ);
 }
+
+BEFORE_ENTRY(again);
 
 int main(int count, char **arguments) {
     printf("%d arguments, the last is %s\n", count, arguments[count - 1]);

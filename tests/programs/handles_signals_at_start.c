@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #define CODE_PAGES 1100
 #define DATA_BYTES 5000000
+#include "support/early.h"
 #include "support/ranges.h"
 #include "support/ready.h"
 #include <signal.h>
@@ -28,7 +29,7 @@ static void print(const char *when) {
            seen[SIGRTMIN], value, code, seen[SIGTRAP], seen[SIGCHLD]);
 }
 
-__attribute__((constructor)) static void signals(void) {
+static void signals(void) {
     struct sigaction action = {.sa_sigaction = note, .sa_flags = SA_SIGINFO | SA_RESTART};
     for (int signal = 1; signal < 65; signal++)
         if (signal != SIGKILL && signal != SIGSTOP && signal != SIGSEGV) sigaction(signal, &action, NULL);
@@ -44,6 +45,8 @@ __attribute__((constructor)) static void signals(void) {
     struct itimerval soon = {.it_value = {.tv_usec = 1}};
     setitimer(ITIMER_REAL, &soon, NULL);
 }
+
+BEFORE_ENTRY(signals);
 
 int main(void) {
     print("at the entry");

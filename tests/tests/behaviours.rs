@@ -43,37 +43,37 @@ fn trials_of(program: &Program) -> Result<Vec<Trial>> {
 
 fn compare(t: &Context, program: &Program, pages: &str) -> Result<()> {
     let command = program.command()?;
-    let (plain, plain_view) = watch(t, program, launched(program, &command)?)?;
-    let mut options = vec!["--pages", pages.split('-').next().unwrap_or(pages)];
-    if pages.ends_with("-writable") {
-        options.extend(["--writable-pages", "hugetlb"]);
-    }
-    let own = program.directive("options").unwrap_or_default();
-    options.extend(own.split_whitespace());
-    let lifted = t.lifted(&options, &command)?;
-    let free_before = t.pool().and_then(PoolReservation::free).ok();
-    let (lifted, lifted_view) = watch(t, program, launched(program, &lifted)?)?;
-
+    let mut plain_view = None;
+    let plain = watch(t, program, launched(program, &command)?, |view| {
+        plain_view = Some(view);
+        Ok(())
+    })?;
     check_ending(program, &plain)?;
+    let free_before = t.pool().and_then(PoolReservation::free).ok();
+    let lifted = t.lifted(&options_of(program, pages).iter().map(String::as_str).collect::<Vec<_>>(), &command)?;
+    let lifted = watch(t, program, launched(program, &lifted)?, |view| {
+        compare_protections(plain_view.as_ref().context("no view of the plain program")?, &view)?;
+        check_view(program, pages, &view)
+    })?;
+
     ensure!(plain.ending == lifted.ending, "plain {:?}, lifted {:?}:\n{}", plain.ending, lifted.ending, lifted.stderr);
     ensure!(plain.stdout == lifted.stdout, "plain printed\n{}\nlifted\n{}", plain.stdout, lifted.stdout);
     ensure!(plain.stderr == lifted.foreign_stderr(), "plain said\n{}\nlifted\n{}", plain.stderr, lifted.stderr);
-    for text in program.expectations("says") {
-        ensure!(lifted.own_lines().iter().any(|l| l.contains(&text)), "it does not say `{text}`:\n{}", lifted.stderr);
-    }
-    if let (Some(plain), Some(lifted)) = (&plain_view, &lifted_view) {
-        compare_protections(plain, lifted)?;
-        check_views(program, pages, lifted)?;
-        if !program.expectations("unlifted").is_empty() {
-            check_unlifted(lifted, lifted.executable()?)?;
-        }
-    }
-    for reason in program.expectations("unlifted") {
-        ensure!(lifted.own_lines().iter().any(|l| l.contains(&reason)), "no reason `{reason}`:\n{}", lifted.stderr);
+    for text in program.expectations("says").iter().chain(&program.expectations("unlifted")) {
+        ensure!(lifted.own_lines().iter().any(|l| l.contains(text)), "it does not say `{text}`:\n{}", lifted.stderr);
     }
     let free_after = t.pool().and_then(PoolReservation::free).ok();
     ensure!(free_before == free_after, "pages of the pool are lost: {free_before:?} free before, {free_after:?} after");
     Ok(())
+}
+
+fn options_of(program: &Program, pages: &str) -> Vec<String> {
+    let mut options = vec!["--pages".to_owned(), pages.split('-').next().unwrap_or(pages).to_owned()];
+    if pages.ends_with("-writable") {
+        options.extend(["--writable-pages".to_owned(), "hugetlb".to_owned()]);
+    }
+    options.extend(program.directive("options").unwrap_or_default().split_whitespace().map(str::to_owned));
+    options
 }
 
 /// The command behind the program's `launch:` words.
@@ -91,23 +91,18 @@ fn copy(command: &Command) -> Result<Command> {
     Ok(copy)
 }
 
-/// Runs it to the end, with a look at it where it says `ready`.
-fn watch(t: &Context, program: &Program, command: Command) -> Result<(Output, Option<View>)> {
+/// Runs it to the end, with a look at it while it waits after `ready`.
+fn watch(t: &Context, program: &Program, command: Command, look: impl FnOnce(View) -> Result<()>) -> Result<Output> {
     let looked_at = ["lifted", "lifted-object", "unlifted"].iter().any(|w| !program.expectations(w).is_empty());
     let mut session = t.session_within(command, LIMIT)?;
-    let mut view = None;
     if looked_at {
         session.wait_for_line("ready")?;
-        let seen = View::of(session.pid())?;
-        if !seen.executable()?.image.text_relocations {
-            seen.check_read_only_contents(seen.executable()?)?;
-        }
-        view = Some(seen);
+        look(View::of(session.pid())?).with_context(|| format!("it said {}", session.stderr_so_far().trim()))?;
         session.send("go on\n")?;
     }
     let output = session.finish()?;
     t.keep(&output);
-    Ok((output, view))
+    Ok(output)
 }
 
 fn check_ending(program: &Program, plain: &Output) -> Result<()> {
@@ -130,18 +125,25 @@ fn compare_protections(plain: &View, lifted: &View) -> Result<()> {
     Ok(())
 }
 
-fn check_views(program: &Program, pages: &str, view: &View) -> Result<()> {
+fn check_view(program: &Program, pages: &str, view: &View) -> Result<()> {
     let huge = default_huge_page()?;
+    let executable = view.executable()?;
+    if !executable.image.text_relocations {
+        view.check_read_only_contents(executable)?;
+    }
     let kinds = |words: &mut dyn Iterator<Item = &str>| words.map(Kind::parse).collect::<Result<Vec<_>>>();
     for words in program.expectations("lifted") {
         let kinds = kinds(&mut words.split_whitespace())?;
-        check_lifted(view, view.executable()?, &kinds, huge, |writable| source_of(pages, writable))?;
+        check_lifted(view, executable, &kinds, huge, |writable| source_of(pages, writable))?;
     }
     for words in program.expectations("lifted-object") {
         let mut words = words.split_whitespace();
         let Some(name) = words.next() else { bail!("an object's name is missing") };
         let kinds = kinds(&mut words)?;
         check_lifted(view, view.object(name)?, &kinds, huge, |writable| source_of(pages, writable))?;
+    }
+    if !program.expectations("unlifted").is_empty() {
+        check_unlifted(view, executable)?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
-/* A program that uses brk from a constructor on, and checks every word of the heap whenever it has changed. */
+/* A program that uses brk before its entry point (a static one: in a constructor), and checks every word of the heap whenever it has changed. */
 #define _GNU_SOURCE
+#include "early.h"
 #include "ranges.h"
 #include "ready.h"
 #include <stdlib.h>
@@ -28,7 +29,10 @@ static void grow(int64_t bytes) {
 
 static void check(void) { check_pattern("heap", heap, heap_bytes, 0); }
 
-__attribute__((constructor)) static void use_heap_early(void) {
+#ifdef HEAP_IS_GLUED
+__attribute__((constructor))
+#endif
+static void use_heap_early(void) {
     /* malloc must not take the heap's end for its own while it is counted here. */
     setvbuf(stdout, NULL, _IONBF, 0);
     heap_bytes = 0;
@@ -36,6 +40,10 @@ __attribute__((constructor)) static void use_heap_early(void) {
     grow(EARLY);
     check();
 }
+
+#ifndef HEAP_IS_GLUED
+BEFORE_ENTRY(use_heap_early);
+#endif
 
 int main(void) {
 #ifdef BSS_BYTES

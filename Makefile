@@ -1,0 +1,73 @@
+# What is done with this project, by name. `make` builds; `make test` is the whole test; `make demo` shows it at work.
+
+# A Rust that was just installed by rustup is found even where the shell's PATH does not yet know it.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+CARGO   ?= cargo
+PREFIX  ?= /usr/local
+DESTDIR ?=
+
+bindir      = $(DESTDIR)$(PREFIX)/bin
+libexecdir  = $(DESTDIR)$(PREFIX)/libexec/pagelift
+mandir      = $(DESTDIR)$(PREFIX)/share/man/man1
+bashdir     = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+zshdir      = $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+fishdir     = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+release     = target/release
+generated   = target/generated
+
+.PHONY: all build rust test demo bench install uninstall lint clean help
+
+all: build
+
+help:
+	@echo 'make            build the release'
+	@echo 'make test       every test; as root on Debian it installs what the tests need'
+	@echo 'make demo       a bundled program plain and lifted, under a minute'
+	@echo 'make bench      the benchmarks'
+	@echo 'make lint       formatting and lints'
+	@echo 'make install    to PREFIX ($(PREFIX)), below DESTDIR if set; after make, as the user who owns PREFIX'
+
+rust:
+	@scripts/check-rust $(CARGO)
+
+build: rust
+	$(CARGO) build --release
+
+test: build
+	@scripts/install-test-tools
+	@scripts/fetch-test-kernels
+	@CARGO=$(CARGO) scripts/test
+
+demo: build
+	@$(release)/pagelift demo
+
+bench: build
+	@$(CARGO) run --release -p pagelift-bench
+
+lint: rust
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+# Installs what `make` built; it never builds, so that root need not.
+install:
+	@test -x $(release)/pagelift || { echo 'Nothing is built yet; run `make` first.'; exit 1; }
+	rm -rf $(generated)
+	mkdir -p $(generated)/man $(generated)/completions
+	$(release)/pagelift generate man $(generated)/man
+	$(release)/pagelift generate completions $(generated)/completions
+	install -D -m 755 $(release)/pagelift $(bindir)/pagelift
+	install -D -m 755 $(release)/pagelift-demo-program $(libexecdir)/pagelift-demo-program
+	install -d $(mandir)
+	install -m 644 $(generated)/man/*.1 $(mandir)
+	install -D -m 644 $(generated)/completions/pagelift.bash $(bashdir)/pagelift
+	install -D -m 644 $(generated)/completions/_pagelift $(zshdir)/_pagelift
+	install -D -m 644 $(generated)/completions/pagelift.fish $(fishdir)/pagelift.fish
+
+uninstall:
+	rm -f $(bindir)/pagelift $(mandir)/pagelift.1 $(mandir)/pagelift-*.1
+	rm -f $(bashdir)/pagelift $(zshdir)/_pagelift $(fishdir)/pagelift.fish
+	rm -rf $(libexecdir)
+
+clean:
+	$(CARGO) clean

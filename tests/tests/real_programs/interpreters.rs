@@ -1,0 +1,78 @@
+//! Programs that make or interpret code: node, Python, Java.
+
+use crate::{both_ways, check_object};
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial;
+use pagelift_tests::{Context, Kind, View, tests_folder};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+pub fn trials() -> Vec<Trial> {
+    let mut trials = both_ways("node", &["command node"], 200 << 20, node);
+    trials.extend(both_ways("python_runs_its_own_tests", &["file /usr/bin/python3", "command gcc"], 64 << 20, python));
+    trials.extend(both_ways("java", &["command java"], 64 << 20, java));
+    trials
+}
+
+fn real(name: &str) -> PathBuf {
+    tests_folder().join("programs/real").join(name)
+}
+
+/// The script says `ready`, waits for a line, and then works once more.
+fn node(t: &Context, pages: &str) -> Result<()> {
+    let mut plain = Command::new("node");
+    plain.arg(real("node.js"));
+    let mut outputs = Vec::new();
+    for (command, looked_at) in [(t.lifted(&["--pages", pages], &plain)?, true), (plain, false)] {
+        let mut session = t.session_within(command, Duration::from_secs(120))?;
+        session.wait_for_line("ready")?;
+        if looked_at {
+            let view = View::of(session.pid())?;
+            check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)?;
+            view.check_read_only_contents(view.executable()?)?;
+        }
+        session.send("go on\n")?;
+        let output = session.finish()?;
+        t.keep(&output);
+        outputs.push(output.success()?.stdout);
+    }
+    ensure!(outputs[0] == outputs[1], "lifted printed\n{}\nplain\n{}", outputs[0], outputs[1]);
+    Ok(())
+}
+
+fn python(t: &Context, pages: &str) -> Result<()> {
+    let mut look = Command::new("/usr/bin/python3");
+    look.args(["-c", "import sys; print('ready', flush=True); sys.stdin.readline()"]);
+    let mut session = t.session(t.lifted(&["--pages", pages], &look)?)?;
+    session.wait_for_line("ready")?;
+    let view = View::of(session.pid())?;
+    check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)?;
+    view.check_read_only_contents(view.executable()?)?;
+    session.send("go on\n")?;
+    session.finish()?.success()?;
+
+    let mut tests = Command::new("/usr/bin/python3");
+    tests.args(["-m", "test", "test_re", "test_mmap", "test_subprocess"]).current_dir(t.folder());
+    let limit = Duration::from_secs(180);
+    let lifted = t.run_within(t.lifted(&["--pages", pages], &tests)?, limit)?.success()?;
+    let plain = t.run_within(tests, limit)?.success()?;
+    for output in [&plain, &lifted] {
+        ensure!(output.stdout.contains("All 3 tests OK."), "{}", output.stdout);
+    }
+    Ok(())
+}
+
+/// Java's code lies in an object that it loads only after the lift; here it is to run as it does without us.
+fn java(t: &Context, pages: &str) -> Result<()> {
+    let mut plain = Command::new("java");
+    plain.args(["-Xmx256m", "-XX:+UseSerialGC"]).arg(real("Work.java"));
+    let lifted = t.run_within(t.lifted(&["--pages", pages, "--objects", "all"], &plain)?, Duration::from_secs(120))?;
+    let plain = t.run_within(plain, Duration::from_secs(120))?.success()?;
+    let lifted = lifted.success()?;
+    ensure!(lifted.own_lines().len() == 1, "no line of Pagelift's: {}", lifted.stderr);
+    ensure!(lifted.stdout == plain.stdout, "lifted printed\n{}\nplain\n{}", lifted.stdout, plain.stdout);
+    let last = plain.stdout.lines().last().context("no output")?;
+    ensure!(last == "done", "it ended with `{last}`");
+    Ok(())
+}
