@@ -1,8 +1,9 @@
 //! Where a position-independent image should lie so that huge pages cover most of it.
 
 use crate::groups::group;
+use crate::pieces::{file_pages_of, keep_below};
 use crate::{Edges, Kind, Kinds, Piece};
-use address_space::{ElfImage, PageSize, Protection};
+use address_space::{AddressRange, ElfImage, LoadSegment, PageSize, Protection};
 use serde::Serialize;
 
 /// What huge pages can cover of an image at one base. Bytes.
@@ -88,31 +89,37 @@ fn pieces_at(image: &ElfImage, bias: u64, base_page: PageSize, kinds: Kinds) -> 
     let mut pieces: Vec<Piece> = Vec::new();
     for segment in &image.segments {
         let pages = segment.memory.widened(base_page);
-        let file_end = segment.file_memory().widened(base_page).end();
-        let relro_end = image
-            .relro
-            .filter(|relro| segment.protection.write && segment.memory.contains(relro.start()))
-            .map_or(pages.start(), |relro| relro.end().align_down(base_page).max(pages.start()));
-        let mut push = |kind, start: address_space::Address, end: address_space::Address, protection| {
-            let from = start.max(pieces.last().map_or(start, |last| last.range.end()));
-            let range = address_space::AddressRange::new(from, end);
-            if !range.is_empty() {
-                let anonymous = kind == Kind::Bss;
-                pieces.push(Piece { kind, range, protection, anonymous, relro_pending: false, refused: None });
-            }
-        };
-        match segment.protection {
-            p if p.write && p.execute => {}
-            p if p.write => {
-                push(Kind::Rodata, pages.start(), relro_end, Protection::READ);
-                push(Kind::Data, relro_end, file_end.max(relro_end), p);
-                push(Kind::Bss, file_end.max(relro_end), pages.end(), p);
-            }
-            p if p.execute => push(Kind::Text, pages.start(), pages.end(), p),
-            p => push(Kind::Rodata, pages.start(), pages.end(), p),
+        let file = file_pages_of(segment, base_page);
+        keep_below(&mut pieces, pages.start());
+        for (range, kind) in [(file, Kind::Data), (AddressRange::new(file.end(), pages.end()), Kind::Bss)] {
+            let sealed = relro_in(image, segment, range, base_page);
+            let [below, above] = range.without(sealed);
+            let protection = segment.protection;
+            let parts = [(below, protection), (sealed, Protection::READ), (above, protection)];
+            pieces.extend(parts.into_iter().filter_map(|(range, protection)| piece(range, protection, kind)));
         }
     }
     pieces.retain(|piece| kinds.contains(piece.kind));
     pieces.iter_mut().for_each(|piece| piece.range = piece.range.shifted(bias));
     pieces
+}
+
+/// What of `range` the dynamic linker makes read-only.
+fn relro_in(image: &ElfImage, segment: &LoadSegment, range: AddressRange, base_page: PageSize) -> AddressRange {
+    let nothing = AddressRange::new(range.end(), range.end());
+    image.relro.filter(|_| segment.protection.write).map_or(nothing, |relro| {
+        AddressRange::new(relro.start().align_down(base_page), relro.end().align_down(base_page)).intersect(range)
+    })
+}
+
+/// A piece as it can be lifted; none where it cannot.
+fn piece(range: AddressRange, protection: Protection, writable: Kind) -> Option<Piece> {
+    let kind = match protection {
+        p if p.execute => Kind::Text,
+        p if !p.write => Kind::Rodata,
+        _ => writable,
+    };
+    let liftable = protection.read && !(protection.write && protection.execute) && !range.is_empty();
+    let anonymous = writable == Kind::Bss;
+    liftable.then_some(Piece { kind, range, protection, anonymous, relro_pending: false, refused: None })
 }

@@ -1,7 +1,7 @@
 //! Cuts objects into pieces: what of a process's mappings belongs to which object, and as what.
 
 use crate::{Kind, ProcessFacts, Reason};
-use address_space::{AddressRange, LoadedObject, Mapping, MappingName, PageSize, Protection};
+use address_space::{Address, AddressRange, LoadSegment, LoadedObject, Mapping, MappingName, PageSize, Protection};
 
 /// A mapping's part in one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,22 +25,39 @@ pub fn pieces_of(object: &LoadedObject, process: &ProcessFacts, base_page: PageS
     let mut pieces = Vec::new();
     for segment in &object.image.segments {
         let pages = segment.memory.widened(base_page).shifted(object.bias);
-        let file_pages = segment.file_memory().widened(base_page).shifted(object.bias);
+        let file_pages = file_pages_of(segment, base_page).shifted(object.bias);
+        keep_below(&mut pieces, pages.start());
         for mapping in process.space.overlapping(pages) {
             let range = mapping.range.intersect(pages);
-            if let Some(piece) = piece_of(object, mapping, range, segment.protection, file_pages) {
-                pieces.push(piece);
+            let file_end = file_pages.end().clamp(range.start(), range.end());
+            for part in [AddressRange::new(range.start(), file_end), AddressRange::new(file_end, range.end())] {
+                pieces.extend(piece_of(object, mapping, part, segment.protection, file_pages));
             }
         }
     }
-    pieces.sort_by_key(|piece| piece.range.start());
-    pieces.dedup_by(|later, earlier| later.range.start() < earlier.range.end());
     let relro = object.relro(base_page).filter(|_| process.relocates_itself);
     let mut cut: Vec<Piece> = pieces.into_iter().flat_map(|piece| cut_at_relro(piece, relro)).collect();
     for piece in &mut cut {
         piece.refused = refusal_of(piece, object, process);
     }
     cut
+}
+
+/// The pages of a segment that come from its file; none for a segment of zeros alone.
+pub(crate) fn file_pages_of(segment: &LoadSegment, base_page: PageSize) -> AddressRange {
+    let pages = segment.memory.widened(base_page);
+    match segment.file_size {
+        0 => AddressRange::new(pages.start(), pages.start()),
+        _ => segment.file_memory().widened(base_page),
+    }
+}
+
+/// Cuts off what lies at `limit` and above: a page that two segments share shows the later one, which is mapped over it.
+pub(crate) fn keep_below(pieces: &mut Vec<Piece>, limit: Address) {
+    pieces
+        .iter_mut()
+        .for_each(|piece| piece.range = AddressRange::new(piece.range.start(), piece.range.end().min(limit)));
+    pieces.retain(|piece| !piece.range.is_empty());
 }
 
 fn piece_of(
@@ -50,7 +67,7 @@ fn piece_of(
     asked: Protection,
     file_pages: AddressRange,
 ) -> Option<Piece> {
-    if mapping.shared || mapping.protection == Protection::NONE {
+    if range.is_empty() || mapping.shared || mapping.protection == Protection::NONE {
         return None;
     }
     let anonymous = mapping.is_plain_anonymous() && mapping.name != MappingName::Heap;
@@ -97,6 +114,11 @@ fn refusal_of(piece: &Piece, object: &LoadedObject, process: &ProcessFacts) -> O
     if process.relocates_itself && object.image.text_relocations && !piece.protection.write {
         return Some(Reason::TextRelocationsPending);
     }
-    let special = process.special.iter().find(|special| special.range.overlaps(piece.range))?;
+    special_in(process, piece.range)
+}
+
+/// The property of a mapping in `range` that a copy would lose.
+pub(crate) fn special_in(process: &ProcessFacts, range: AddressRange) -> Option<Reason> {
+    let special = process.special.iter().find(|special| special.range.overlaps(range))?;
     Some(Reason::Special(special.property.clone()))
 }
