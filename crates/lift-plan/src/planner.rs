@@ -1,15 +1,19 @@
 //! From facts and wishes to a plan.
 
 use crate::groups::{Group, Run, group, kinds_of};
+use crate::pieces::special_in;
 use crate::{
     Attempt, Edge, EdgeCure, Edges, Kind, MachineFacts, ObjectChoice, Pages, Part, Piece, Plan, Policy, ProcessFacts,
     RangeLift, Reason, Refusal, Source, ThpMode, Way, WritablePages, pieces_of,
 };
-use address_space::{AddressRange, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, RangeSet};
+use address_space::{AddressRange, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet};
 use std::collections::BTreeMap;
 
 /// The staging copy, a split on both sides of the swap, and one of the copy itself.
 const MAPPINGS_PER_PART: u64 = 4;
+/// `mremap` refuses to work this near to `vm.max_map_count` (Linux, `mm/mremap.c`: two for splits, three more to spare),
+/// and moving back what was moved aside must never be refused.
+const MOVE_HEADROOM: u64 = 8;
 
 /// Makes the plan for one process.
 pub fn plan(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> Plan {
@@ -25,9 +29,10 @@ pub fn plan(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> 
             wishes.extend(planner.wishes_of(object));
         }
     }
-    wishes.extend(planner.heap_wish());
+    wishes.extend(planner.heap_wishes());
     wishes.sort_by_key(|wish| (wish.run.pieces[0].kind, !wish.of_executable, std::cmp::Reverse(wish.run.range.len())));
     wishes.into_iter().for_each(|wish| planner.decide(wish));
+    planner.drop_fallbacks_beyond_means();
     planner.plan
 }
 
@@ -75,11 +80,7 @@ impl<'a> Planner<'a> {
         if !worth_it && self.policy.objects == ObjectChoice::WorthIt && object.role != ObjectRole::Executable {
             return Vec::new();
         }
-        for piece in refused {
-            self.plan.considered += piece.range.len();
-            let reason = piece.refused.clone().unwrap_or(Reason::NotReadable);
-            self.refuse(object.name(), vec![piece.kind], piece.range, reason);
-        }
+        self.refuse_pieces(object.name(), refused, None);
         groups.into_iter().flat_map(|group| self.wishes_of_group(object, &group)).collect()
     }
 
@@ -119,27 +120,37 @@ impl<'a> Planner<'a> {
         self.plan.edges.push(Edge { object, kinds, range: edge, protection, cure });
     }
 
-    fn heap_wish(&mut self) -> Option<Wish> {
-        let heap = self.process.space.heap().filter(|_| self.policy.kinds.contains(Kind::Heap))?;
-        if !matches!(self.policy.objects, ObjectChoice::WorthIt | ObjectChoice::All) {
-            return None;
+    fn heap_wishes(&mut self) -> Vec<Wish> {
+        let (refused, pieces): (Vec<_>, Vec<_>) = self.heap_pieces().into_iter().partition(|p| p.refused.is_some());
+        self.refuse_pieces("[heap]", refused, None);
+        let groups = group(pieces, Edges::Exact, false);
+        groups.into_iter().flat_map(|group| self.wishes_of_heap(&group)).collect()
+    }
+
+    /// The brk area, which a program may have protected or unmapped in parts.
+    fn heap_pieces(&self) -> Vec<Piece> {
+        let chosen = matches!(self.policy.objects, ObjectChoice::WorthIt | ObjectChoice::All);
+        if !chosen || !self.policy.kinds.contains(Kind::Heap) {
+            return Vec::new();
         }
-        let protection = self.process.space.find(heap.start())?.protection;
-        self.plan.considered += heap.len();
-        let range = heap.whole_pages(self.size);
-        let special = self.process.special.iter().find(|special| special.range.overlaps(heap));
-        if range.is_empty() {
-            let reason = Reason::NoWholePage { bytes: heap.len(), size: self.size };
-            self.refuse("[heap]", vec![Kind::Heap], heap, reason);
-            return None;
+        let heap = self.process.space.mappings().iter().filter(|mapping| mapping.name == MappingName::Heap);
+        let pieces = heap.filter(|mapping| mapping.protection != Protection::NONE).map(|mapping| {
+            let (range, protection) = (mapping.range, mapping.protection);
+            let refused = special_in(self.process, range);
+            Piece { kind: Kind::Heap, range, protection, anonymous: true, relro_pending: false, refused }
+        });
+        pieces.collect()
+    }
+
+    fn wishes_of_heap(&mut self, group: &Group) -> Vec<Wish> {
+        let range = group.range();
+        self.plan.considered += range.len();
+        // No linking and no base would cover the edges of the heap: they are as small as the program keeps them.
+        for edge in range.without(range.whole_pages(self.size)).into_iter().filter(|edge| !edge.is_empty()) {
+            self.refuse("[heap]", vec![Kind::Heap], edge, Reason::NoWholePage { bytes: edge.len(), size: self.size });
         }
-        if let Some(special) = special {
-            self.refuse("[heap]", vec![Kind::Heap], heap, Reason::Special(special.property.clone()));
-            return None;
-        }
-        let piece = Piece { kind: Kind::Heap, range, protection, anonymous: true, relro_pending: false, refused: None };
-        let run = Run { range, protection, pieces: vec![piece] };
-        Some(Wish { object: "[heap]".to_owned(), of_executable: true, run })
+        let runs = group.runs(self.size).into_iter();
+        runs.map(|run| Wish { object: "[heap]".to_owned(), of_executable: true, run }).collect()
     }
 
     /// Takes the wish into the plan with every attempt that means allow, or refuses it with the first reason.
@@ -176,6 +187,26 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Whichever ranges come to need their second source, the bounds hold: second sources that together would take
+    /// more than is left are not kept.
+    fn drop_fallbacks_beyond_means(&mut self) {
+        let (mut allowed, mut available) = (self.allowed_left, self.available_left);
+        for lift in &mut self.plan.lifts {
+            let first = lift.attempts[0].memory;
+            let fallbacks = lift.attempts.split_off(1).into_iter().filter(|attempt| {
+                let more = attempt.memory.saturating_sub(first);
+                let taken = if attempt.source == Source::Thp { attempt.memory } else { 0 };
+                let affordable = more <= allowed && taken <= available;
+                if affordable {
+                    allowed -= more;
+                    available -= taken;
+                }
+                affordable
+            });
+            lift.attempts.extend(fallbacks.collect::<Vec<_>>());
+        }
+    }
+
     fn sources_for(&self, run: &Run) -> Vec<Source> {
         let pool_allowed = !run.protection.write || self.policy.writable_pages == WritablePages::Hugetlb;
         // The brk area on pool pages could not grow any more, and brk would fail for ever.
@@ -194,7 +225,7 @@ impl<'a> Planner<'a> {
         };
         let memory = parts.iter().map(|part| self.memory_of(run, part)).sum();
         self.check_memory(memory, source)?;
-        if self.mappings + MAPPINGS_PER_PART * parts.len() as u64 > self.machine.max_mappings {
+        if self.mappings + MAPPINGS_PER_PART * parts.len() as u64 + MOVE_HEADROOM > self.machine.max_mappings {
             return Err(Reason::Mappings { now: self.mappings, most: self.machine.max_mappings });
         }
         Ok(Attempt { source, page_size: self.size, parts, memory })
@@ -295,12 +326,13 @@ impl<'a> Planner<'a> {
         spans
     }
 
-    /// The pages of files in `range`, and the anonymous ones that have been touched.
+    /// The pages of files in `range`, and the anonymous ones that have been touched. Sealed anonymous memory was written
+    /// before it was sealed, so all of it counts.
     fn to_copy(&self, run: &Run, range: AddressRange) -> RangeSet {
         let mut copy = RangeSet::new();
         for piece in &run.pieces {
             let here = piece.range.intersect(range);
-            if piece.anonymous {
+            if piece.anonymous && piece.protection.write {
                 self.process.touched.within(here).for_each(|touched| copy.insert(touched));
             } else {
                 copy.insert(here);
@@ -314,10 +346,17 @@ impl<'a> Planner<'a> {
     }
 
     fn refuse_object(&mut self, object: &LoadedObject, reason: &Reason) {
-        let pieces = pieces_of(object, self.process, self.machine.base_page);
-        for piece in pieces.iter().filter(|piece| self.policy.kinds.contains(piece.kind)) {
+        let mut pieces = pieces_of(object, self.process, self.machine.base_page);
+        pieces.retain(|piece| self.policy.kinds.contains(piece.kind));
+        self.refuse_pieces(object.name(), pieces, Some(reason));
+    }
+
+    /// Refuses pieces for one reason, or each for its own.
+    fn refuse_pieces(&mut self, object: &str, pieces: Vec<Piece>, reason: Option<&Reason>) {
+        for piece in pieces {
+            let Some(reason) = reason.cloned().or(piece.refused) else { continue };
             self.plan.considered += piece.range.len();
-            self.refuse(object.name(), vec![piece.kind], piece.range, reason.clone());
+            self.refuse(object, vec![piece.kind], piece.range, reason);
         }
     }
 }
@@ -332,5 +371,7 @@ fn nothing(process: &ProcessFacts, policy: &Policy, machine: &MachineFacts, reas
     for object in process.objects.iter().filter(|object| policy.objects.chooses(object)) {
         planner.refuse_object(object, reason);
     }
+    let heap = planner.heap_pieces();
+    planner.refuse_pieces("[heap]", heap, Some(reason));
     planner.plan
 }
