@@ -1,0 +1,81 @@
+//! The choice of a base: as good as any, and true to what a plan then covers.
+
+use crate::support::{Program, base_page, page_size, random};
+use address_space::ElfKind;
+use lift_plan::{BaseChoice, Coverable, Edges, Kind, Kinds, ObjectChoice, Policy, choose_base, coverable, plan};
+use proptest::prelude::*;
+
+/// The best of all offsets, the smallest of equals.
+fn by_trying_all(shape: &crate::support::Shape, huge: u64, kinds: Kinds, edges: Edges) -> (u64, Coverable) {
+    let image = shape.object().image;
+    let step = image.largest_alignment(base_page()).bytes();
+    let mut best = (0, Coverable::default());
+    for offset in (0..huge).step_by(step as usize) {
+        let covered = coverable(&image, offset, page_size(huge), base_page(), kinds, edges);
+        if covered > best.1 {
+            best = (offset, covered);
+        }
+    }
+    best
+}
+
+fn kinds() -> impl Strategy<Value = Kinds> {
+    let all = vec![Kind::Text, Kind::Rodata, Kind::Data, Kind::Bss];
+    proptest::sample::subsequence(all, 1..=4).prop_map(|kinds| Kinds::of(&kinds))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_other_base_covers_more(
+        shape in random::shape(),
+        huge in proptest::sample::select(random::HUGE_SIZES.to_vec()),
+        kinds in kinds(),
+        merge in any::<bool>(),
+    ) {
+        let edges = if merge { Edges::MergeReadOnly } else { Edges::Exact };
+        let image = shape.object().image;
+        let BaseChoice { offset, covered, .. } = choose_base(&image, page_size(huge), base_page(), kinds, edges);
+        prop_assert_eq!((offset, covered), by_trying_all(&shape, huge, kinds, edges));
+        prop_assert!(offset < huge);
+        prop_assert!(offset.is_multiple_of(image.largest_alignment(base_page()).bytes()), "segments out of alignment");
+    }
+
+    /// What the choice of a base promises is what the planner then plans, once the image is loaded there.
+    #[test]
+    fn what_is_promised_at_a_base_is_planned_there(
+        shape in random::shape(),
+        machine in random::machine(),
+        kinds in kinds(),
+        merge in any::<bool>(),
+    ) {
+        let edges = if merge { Edges::MergeReadOnly } else { Edges::Exact };
+        let mut program = Program::new("alone");
+        let object = program.load(&shape, true);
+        let program = program.finish();
+        let policy = Policy { kinds, edges, objects: ObjectChoice::All, ..Policy::default() };
+        let Some(size) = machine.usual_huge_page() else { return Ok(()) };
+        let made = plan(&program.facts, &machine, &policy);
+        let bias = if shape.kind == ElfKind::FixedAddress { 0 } else { object.bias };
+        let promised = coverable(&object.image, bias, size, base_page(), kinds, edges);
+        let wholes = made.lifts.iter().map(|lift| lift.range.len());
+        let refused = made.refusals.iter().map(|r| r.range.whole_pages(size)).filter(|r| !r.is_empty());
+        // A range that lacks means is refused whole; one that holds no huge page has none to promise.
+        let lacking = refused.filter(|range| range.start().is_aligned(size) && range.end().is_aligned(size));
+        let writable_code = |p: address_space::Protection| p.write && p.execute || !p.read;
+        let lacking = lacking
+            .filter(|range| !program.facts.space.overlapping(*range).iter().any(|m| writable_code(m.protection)));
+        prop_assert_eq!(wholes.sum::<u64>() + lacking.map(|r| r.len()).sum::<u64>(), promised.total, "{:?}", made);
+    }
+}
+
+#[test]
+fn debian_mariadbd_gains_two_mebibytes_of_code() {
+    let program = crate::support::programs::mariadbd();
+    let image = &program.facts.objects[0].image;
+    let huge = page_size(crate::support::programs::HUGE);
+    let aligned = coverable(image, 0, huge, base_page(), Kinds::ALL, Edges::Exact);
+    let chosen = choose_base(image, huge, base_page(), Kinds::ALL, Edges::Exact).covered;
+    assert_eq!((aligned.text / huge.bytes(), chosen.text / huge.bytes()), (3, 4));
+}

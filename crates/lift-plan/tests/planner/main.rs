@@ -1,0 +1,11 @@
+//! Properties of every plan, on random programs, machines and wishes, and on the layouts of real programs.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bases;
+mod means;
+mod memory;
+mod oracle;
+mod ranges;
+mod real_programs;

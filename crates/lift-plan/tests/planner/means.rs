@@ -1,0 +1,82 @@
+//! Which sources and ways are used: what was asked for and what the machine can do.
+
+use crate::oracle::chosen_pages;
+use crate::support::{Program, random};
+use lift_plan::{
+    Kind, MachineFacts, Pages, Plan, Policy, RangeLift, Source, Step, ThpMode, Way, WritablePages, plan, steps_of,
+};
+use proptest::prelude::*;
+
+pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &Plan) -> Result<(), TestCaseError> {
+    let pages = chosen_pages(program, policy);
+    for lift in &plan.lifts {
+        sources(lift, machine, policy)?;
+        let pending = crate::oracle::pages_in(lift.range).any(|p| pages.get(&p).is_some_and(|p| p.relro_pending));
+        for attempt in &lift.attempts {
+            let pool = attempt.source == Source::Hugetlb;
+            prop_assert!(!(pool && pending), "the program could not seal its RELRO: {lift:?}");
+            for part in &attempt.parts {
+                let aside = matches!(part.way, Way::MoveAside { .. });
+                prop_assert_eq!(aside, pool && !machine.movable_hugetlb, "{:?}", part);
+                order_of_steps(&steps_of(lift, attempt, part))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn sources(lift: &RangeLift, machine: &MachineFacts, policy: &Policy) -> Result<(), TestCaseError> {
+    let sources: Vec<_> = lift.attempts.iter().map(|attempt| attempt.source).collect();
+    prop_assert!(sources.windows(2).all(|pair| pair == [Source::Hugetlb, Source::Thp]), "{sources:?}");
+    for attempt in &lift.attempts {
+        let size = attempt.page_size;
+        prop_assert!(policy.page_size.is_none_or(|wanted| wanted == size));
+        match attempt.source {
+            Source::Hugetlb => {
+                prop_assert!(machine.pool(size).is_some() && policy.pages != Pages::Thp);
+                prop_assert!(!lift.kinds.contains(&Kind::Heap), "brk could never grow again: {lift:?}");
+                prop_assert!(!lift.protection.write || policy.writable_pages == WritablePages::Hugetlb, "{lift:?}");
+            }
+            Source::Thp => {
+                prop_assert!(machine.thp.is_some_and(|thp| thp.size == size && thp.mode != ThpMode::Never));
+                prop_assert!(policy.pages != Pages::Hugetlb || lift.protection.write, "{lift:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Everything that can fail comes before the one step that the program can see.
+fn order_of_steps(steps: &[Step]) -> Result<(), TestCaseError> {
+    let visible = |step: &Step| {
+        !matches!(
+            step,
+            Step::MapStaging { .. }
+                | Step::PopulateStaging(..)
+                | Step::CollapseStaging(..)
+                | Step::KeepHuge(..)
+                | Step::CopyToStaging(..)
+                | Step::SealStaging(..)
+        )
+    };
+    let first = steps.iter().position(visible);
+    match steps.iter().position(|step| matches!(step, Step::Swap(_))) {
+        Some(swap) => prop_assert!(first == Some(swap) && swap == steps.len() - 1, "{steps:?}"),
+        None => prop_assert!(first == Some(0), "{steps:?}"),
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn only_what_was_asked_for_and_can_be_had_is_planned(
+        program in random::program(),
+        machine in random::machine(),
+        policy in random::policy(),
+    ) {
+        let made = plan(&program.facts, &machine, &policy);
+        check(&program, &machine, &policy, &made)?;
+    }
+}

@@ -1,0 +1,95 @@
+//! What may be lifted, worked out page by page and independently of the planner.
+
+use crate::support::{PAGE, Program, base_page};
+use address_space::{Address, AddressRange, LoadedObject, Mapping, MappingName, Protection};
+use lift_plan::{Kind, Policy};
+use std::collections::BTreeMap;
+
+/// One base page that belongs to an object or the heap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    pub object: String,
+    pub kind: Kind,
+    pub protection: Protection,
+    /// Private anonymous memory in which only touched pages hold anything.
+    pub anonymous: bool,
+    pub touched: bool,
+    pub relro_pending: bool,
+    pub liftable: bool,
+}
+
+/// Pages by their addresses.
+pub type Pages = BTreeMap<u64, Page>;
+
+/// The pages of the chosen objects, and of the heap where it is chosen, of the chosen kinds.
+pub fn chosen_pages(program: &Program, policy: &Policy) -> Pages {
+    let mut pages = Pages::new();
+    for object in program.facts.objects.iter().filter(|object| policy.objects.chooses(object)) {
+        for segment in &object.image.segments {
+            let whole = segment.memory.widened(base_page()).shifted(object.bias);
+            for page in whole.pages(base_page()) {
+                if let Some(found) = page_of(program, object, page) {
+                    pages.insert(page.start().0, found);
+                }
+            }
+        }
+    }
+    pages.retain(|_, page| policy.kinds.contains(page.kind));
+    pages
+}
+
+fn page_of(program: &Program, object: &LoadedObject, page: AddressRange) -> Option<Page> {
+    let facts = &program.facts;
+    let mapping = facts.space.find(page.start())?;
+    // Where segments share a page, the later one is mapped over it.
+    let holder = object.image.segments.iter().rfind(|s| shown(s.memory, object).overlaps(page))?;
+    let from_file = mapping.path() == Some(&object.path);
+    let plain = mapping.is_plain_anonymous() && mapping.name != MappingName::Heap;
+    let ours = from_file || (plain && holder.protection.write);
+    if mapping.shared || mapping.protection == Protection::NONE || !ours {
+        return None;
+    }
+    let file_page = holder.file_size > 0 && shown(holder.file_memory(), object).overlaps(page);
+    let p = mapping.protection;
+    let kind = match p {
+        p if p.execute => Kind::Text,
+        p if !p.write => Kind::Rodata,
+        _ if from_file || file_page => Kind::Data,
+        _ => Kind::Bss,
+    };
+    let special = facts.special.iter().any(|s| s.range.overlaps(mapping.range) && s.range.overlaps(page));
+    let relro = object.relro(base_page()).is_some_and(|relro| relro.overlaps(page));
+    Some(Page {
+        object: object.name().to_owned(),
+        kind,
+        protection: p,
+        anonymous: plain,
+        touched: facts.touched.overlaps(page),
+        relro_pending: facts.relocates_itself && p.write && relro,
+        liftable: p.read && !(p.write && p.execute) && !special,
+    })
+}
+
+fn shown(memory: AddressRange, object: &LoadedObject) -> AddressRange {
+    memory.widened(base_page()).shifted(object.bias)
+}
+
+/// The pages of the heap, whatever their protection.
+pub fn heap_pages(program: &Program) -> BTreeMap<u64, Protection> {
+    let heap = |mapping: &&Mapping| mapping.name == MappingName::Heap;
+    let mut pages = BTreeMap::new();
+    for mapping in program.facts.space.mappings().iter().filter(heap) {
+        mapping.range.pages(base_page()).for_each(|page| _ = pages.insert(page.start().0, mapping.protection));
+    }
+    pages
+}
+
+/// The base pages of a range, by their addresses.
+pub fn pages_in(range: AddressRange) -> impl Iterator<Item = u64> {
+    (range.start().0..range.end().0).step_by(PAGE as usize)
+}
+
+/// The base page at an address.
+pub fn page_at(address: u64) -> AddressRange {
+    AddressRange::sized(Address(address), PAGE)
+}

@@ -1,0 +1,82 @@
+//! The same properties on the layouts of real programs, and what each is expected to gain.
+
+use crate::support::{MACHINE, Program, base_page, page_size, programs};
+use address_space::format_bytes;
+use lift_plan::{
+    Edges, HugePool, Kind, MachineFacts, Pages, Plan, Policy, RangeLift, ThpFacts, ThpMode, WritablePages, plan,
+};
+
+fn machine(pool: u64) -> MachineFacts {
+    let size = page_size(programs::HUGE);
+    MachineFacts {
+        elf_machine: MACHINE,
+        base_page: base_page(),
+        pools: vec![HugePool { size, total: pool, available: pool }],
+        default_hugetlb: Some(size),
+        thp: Some(ThpFacts { size, mode: ThpMode::Madvise }),
+        movable_hugetlb: true,
+        collapse: true,
+        memory_available: 1 << 40,
+        memory_bound: "available memory".to_owned(),
+        max_mappings: 65_530,
+    }
+}
+
+#[test]
+fn every_property_holds_for_real_programs() {
+    for program in programs::all() {
+        for pages in [Pages::Auto, Pages::Hugetlb, Pages::Thp] {
+            for writable_pages in [WritablePages::Thp, WritablePages::Hugetlb] {
+                for (edges, pool) in [(Edges::Exact, 1000), (Edges::MergeReadOnly, 1000), (Edges::Exact, 7)] {
+                    let policy = Policy { pages, writable_pages, edges, ..Policy::default() };
+                    let machine = machine(pool);
+                    let made = plan(&program.facts, &machine, &policy);
+                    crate::ranges::check(&program, &machine, &policy, &made).unwrap();
+                    crate::memory::check(&program, &machine, &policy, &made).unwrap();
+                    crate::means::check(&program, &machine, &policy, &made).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Lifted bytes of one kind, in huge pages, of the program itself.
+fn huge_pages(plan: &Plan, kind: Kind) -> u64 {
+    let own = |lift: &&RangeLift| !["libc.so.6", "libm.so.6", "ld.so"].contains(&lift.object.as_str());
+    let lifts = plan.lifts.iter().filter(own).filter(|lift| lift.kinds.contains(&kind));
+    lifts.map(|lift| lift.range.len()).sum::<u64>() / programs::HUGE
+}
+
+fn planned(program: &Program) -> Plan {
+    plan(&program.facts, &machine(1000), &Policy::default())
+}
+
+#[test]
+fn each_program_gains_what_its_layout_allows() {
+    let expected = [
+        ("mariadbd", Kind::Text, 4),
+        ("node", Kind::Text, 12),
+        ("go", Kind::Text, 2),
+        ("rustc", Kind::Text, 42),
+        ("aligned", Kind::Text, 4),
+        ("big-data", Kind::Bss, 541),
+        ("static-pie", Kind::Text, 3),
+        ("two-segments", Kind::Text, 7),
+        ("neighbours", Kind::Text, 3),
+    ];
+    let found: Vec<_> = programs::all()
+        .iter()
+        .zip(expected)
+        .map(|(program, (_, kind, _))| (program.name, kind, huge_pages(&planned(program), kind)))
+        .collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn untouched_bss_costs_nothing() {
+    let program = programs::big_data();
+    let made = planned(&program);
+    let bss = made.lifts.iter().find(|lift| lift.kinds.contains(&Kind::Bss)).unwrap();
+    let memory = bss.attempts[0].memory;
+    assert!(memory < 3 << 20, "{} would become resident", format_bytes(memory));
+}

@@ -1,0 +1,185 @@
+//! Random programs, machines and wishes.
+
+use super::{MACHINE, PAGE, Program, RWX, Segment, Shape, base_page, page_size, range};
+use address_space::{AddressRange, ElfKind, MappingName, ObjectRole, Protection};
+use lift_plan::{
+    Edges, HugePool, Kind, Kinds, MachineFacts, ObjectChoice, Pages, Policy, ThpFacts, ThpMode, WritablePages,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// The sizes of huge pages there are; bytes. The last is to the first as 1 GiB pages are to ordinary huge ones.
+pub const HUGE_SIZES: [u64; 3] = [4 * PAGE, 16 * PAGE, 128 * PAGE];
+
+const PATHS: [&str; 3] = ["/bin/exe", "/lib/liba.so", "/lib/libb.so.1"];
+
+/// What somebody has done to a place inside of or beside an object.
+#[derive(Clone, Copy, Debug)]
+enum Overlay {
+    Unmapped,
+    Anonymous(Protection),
+    ForeignFile(Protection),
+    SharedFile,
+    SameFile,
+    Protected(Protection),
+    Special,
+}
+
+fn overlay() -> impl Strategy<Value = Overlay> {
+    let (r, rx, rw) = (Protection::READ, Protection::READ_EXECUTE, Protection::READ_WRITE);
+    prop_oneof![
+        Just(Overlay::Unmapped),
+        prop_oneof![Just(rw), Just(Protection::NONE), Just(RWX), Just(r)].prop_map(Overlay::Anonymous),
+        prop_oneof![Just(r), Just(rx), Just(rw)].prop_map(Overlay::ForeignFile),
+        Just(Overlay::SharedFile),
+        Just(Overlay::SameFile),
+        prop_oneof![Just(r), Just(rw), Just(Protection::NONE)].prop_map(Overlay::Protected),
+        Just(Overlay::Special),
+    ]
+}
+
+fn segment() -> impl Strategy<Value = Segment> {
+    let protection = prop_oneof![
+        4 => Just(Protection::READ),
+        6 => Just(Protection::READ_EXECUTE),
+        6 => Just(Protection::READ_WRITE),
+        1 => Just(RWX),
+        1 => Just(Protection { execute: true, ..Protection::NONE }),
+    ];
+    let bytes = || prop_oneof![2 => 0..40 * PAGE, 1 => (0..40u64).prop_map(|pages| pages * PAGE)];
+    let skew = prop_oneof![Just(0), 0..PAGE];
+    (protection, bytes(), bytes(), skew, prop_oneof![3 => Just(0), 1 => 0..4u64]).prop_map(
+        |(protection, file, zeros, skew, gap)| {
+            let zeros = if protection.write { zeros } else { 0 };
+            Segment { protection, file: file.max(1), zeros, skew, gap }
+        },
+    )
+}
+
+/// A random ELF file at a random place.
+pub fn shape() -> impl Strategy<Value = Shape> {
+    let align = prop_oneof![5 => Just(PAGE), 1 => Just(4 * PAGE), 1 => Just(16 * PAGE)];
+    (vec(segment(), 1..6), 0..60 * PAGE, align, 0..300u64, any::<bool>()).prop_map(
+        |(segments, relro, align, at, fixed)| {
+            let kind = if fixed { ElfKind::FixedAddress } else { ElfKind::PositionIndependent };
+            let at = 0x10_0000 + at * align;
+            let relro = if segments.iter().any(|s| s.protection == Protection::READ_WRITE) { relro } else { 0 };
+            let shape = Shape::new(PATHS[0], ObjectRole::Executable, at, segments).aligned(align);
+            let writable = shape.segments.iter().find(|s| s.protection.write).map_or(0, |s| s.file + s.zeros);
+            Shape { kind, ..shape.relro(relro.min(writable)) }
+        },
+    )
+}
+
+/// A random program: objects that may touch each other, a heap, and what others have put among them.
+pub fn program() -> impl Strategy<Value = Program> {
+    let overlays = vec((overlay(), 0..400u64, 1..8u64), 0..5);
+    let touched = vec((0..500u64, 1..20u64), 0..6);
+    let heap = proptest::option::of((0..5u64, 1..60u64));
+    (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, any::<bool>()).prop_map(
+        |(shapes, heap, overlays, touched, relocates_itself)| {
+            let mut program = Program::new("random");
+            let mut end = 0;
+            for (index, (shape, gap)) in shapes.into_iter().enumerate() {
+                let role = if index == 0 { ObjectRole::Executable } else { ObjectRole::SharedObject };
+                let (at, kind) = match index {
+                    0 => (shape.at, shape.kind),
+                    _ => ((end + gap * PAGE).next_multiple_of(shape.align), ElfKind::PositionIndependent),
+                };
+                let object = program.load(&Shape { path: PATHS[index], role, at, kind, ..shape }, !relocates_itself);
+                end = object.extent().end().0.next_multiple_of(PAGE);
+            }
+            program.facts.relocates_itself = relocates_itself;
+            let start = program.mappings[0].range.start().0;
+            if let Some((gap, pages)) = heap {
+                program.heap(range(end + gap * PAGE, end + (gap + pages) * PAGE));
+                program.facts.touched.remove(range(end, end + (gap + pages / 2) * PAGE));
+            }
+            for (what, at, pages) in overlays {
+                lay(&mut program, what, range(start + at * PAGE, start + (at + pages) * PAGE));
+            }
+            for (at, pages) in touched {
+                program.touch(range(start + at * PAGE, start + (at + pages) * PAGE));
+            }
+            program.finish()
+        },
+    )
+}
+
+fn lay(program: &mut Program, what: Overlay, place: AddressRange) {
+    match what {
+        Overlay::Unmapped => program.unmap(place),
+        Overlay::Anonymous(protection) => program.anonymous(place, protection, MappingName::Anonymous),
+        Overlay::ForeignFile(protection) => program.file(place, protection, "/var/data", 0, 7),
+        Overlay::SharedFile => {
+            program.file(place, Protection::READ_WRITE, "/dev/shm/x", 0, 8);
+            program.mappings.last_mut().expect("just mapped").shared = true;
+        }
+        Overlay::SameFile => program.file(place, Protection::READ, PATHS[0], 0x7000, 101),
+        Overlay::Protected(protection) => program.protect(place, protection),
+        Overlay::Special => program.special(place, "locked in memory (mlock)"),
+    }
+}
+
+/// A random machine.
+pub fn machine() -> impl Strategy<Value = MachineFacts> {
+    let pages = || prop_oneof![1 => Just(0), 3 => 0..12u64, 2 => Just(1000u64)];
+    let thp = prop_oneof![
+        1 => Just(None),
+        1 => Just(Some(ThpMode::Never)),
+        6 => Just(Some(ThpMode::Madvise)),
+        2 => Just(Some(ThpMode::Always)),
+    ];
+    let memory = prop_oneof![1 => 0..200 * PAGE, 2 => Just(1 << 40)];
+    let mappings = prop_oneof![1 => 0..80u64, 3 => Just(65_530)];
+    (vec(pages(), 0..=3), thp, memory, mappings, any::<bool>(), any::<bool>()).prop_map(
+        |(pools, thp, memory_available, max_mappings, movable_hugetlb, collapse)| {
+            let pool =
+                |(pages, size): (u64, u64)| HugePool { size: page_size(size), total: pages + 3, available: pages };
+            let pools: Vec<_> = pools.into_iter().zip(HUGE_SIZES).map(pool).collect();
+            MachineFacts {
+                elf_machine: MACHINE,
+                base_page: base_page(),
+                default_hugetlb: pools.first().map(|pool| pool.size),
+                pools,
+                thp: thp.map(|mode| ThpFacts { size: page_size(HUGE_SIZES[0]), mode }),
+                movable_hugetlb,
+                collapse,
+                memory_available,
+                memory_bound: "the machine".to_owned(),
+                max_mappings,
+            }
+        },
+    )
+}
+
+/// A random wish.
+pub fn policy() -> impl Strategy<Value = Policy> {
+    let pages = prop_oneof![3 => Just(Pages::Auto), 1 => Just(Pages::Hugetlb), 1 => Just(Pages::Thp)];
+    let writable = prop_oneof![Just(WritablePages::Thp), Just(WritablePages::Hugetlb)];
+    let edges = prop_oneof![Just(Edges::Exact), Just(Edges::MergeReadOnly)];
+    let size = proptest::option::of(proptest::sample::select(vec![PAGE, HUGE_SIZES[0], HUGE_SIZES[1], HUGE_SIZES[2]]));
+    let all = [Kind::Text, Kind::Rodata, Kind::Data, Kind::Bss, Kind::Heap];
+    let kinds = prop_oneof![
+        3 => Just(Kinds::ALL),
+        1 => proptest::sample::subsequence(all.to_vec(), 1..=4).prop_map(|kinds| Kinds::of(&kinds)),
+    ];
+    let objects = prop_oneof![
+        Just(ObjectChoice::WorthIt),
+        Just(ObjectChoice::All),
+        Just(ObjectChoice::Executable),
+        Just(ObjectChoice::Matching(vec!["lib*".to_owned()])),
+    ];
+    let memory = prop_oneof![2 => Just(None), 1 => (0..200 * PAGE).prop_map(Some)];
+    (pages, writable, edges, size, kinds, objects, memory).prop_map(
+        |(pages, writable_pages, edges, page_size, kinds, objects, max_memory)| Policy {
+            pages,
+            page_size: page_size.map(super::page_size),
+            kinds,
+            objects,
+            writable_pages,
+            edges,
+            max_memory,
+        },
+    )
+}
