@@ -2,7 +2,7 @@
 
 use super::facts::plan_for;
 use super::report::{Base, Report};
-use address_space::{Address, AddressRange, AddressSpace, ElfKind, LoadedObject, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, ElfKind, LoadedObject, ObjectRole, PageSize};
 use anyhow::Context;
 use by_ptrace::{EntryStop, ExecStop, Injector, ProcessExecutor, move_image};
 use lift_execution::execute;
@@ -100,6 +100,10 @@ pub fn lift(
     report.not_understood =
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
     report.other_threads = stop.other_threads;
+    // A program that was started through its dynamic linker goes by its own name.
+    if let Some(executable) = seen.process.objects.iter().find(|object| object.role == ObjectRole::Executable) {
+        executable.name().clone_into(&mut report.program);
+    }
     if dry_run {
         return Ok(Some(plan));
     }
