@@ -26,7 +26,7 @@ pub enum ObservationError {
     #[error(transparent)]
     Maps(#[from] MapsError),
     /// A file cannot be read for another reason.
-    #[error("{path} cannot be read: {source}")]
+    #[error("{path} cannot be read")]
     Io {
         /// The file.
         path: PathBuf,

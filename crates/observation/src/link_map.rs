@@ -6,11 +6,12 @@ use crate::mapped_file::{BoundedFile, MappedFile, open_regular};
 use address_space::{Address, AddressRange, LoadedObject};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, elf};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// A chain longer than this is taken for a loop.
+/// A chain longer than this is taken for damaged.
 const MOST_OBJECTS: usize = 1 << 14;
 /// The longest path the kernel takes (PATH_MAX).
 const LONGEST_PATH: usize = 4096;
@@ -42,6 +43,15 @@ impl ProcessMemoryFile {
         let mut bytes = vec![0; usize::try_from(length).ok()?];
         self.file.read_exact_at(&mut bytes, at.0).ok()?;
         Some(bytes)
+    }
+
+    /// True where the first bytes of `range` are those of the file from `offset` on.
+    pub fn begins_as(&self, file: &File, offset: u64, range: AddressRange) -> bool {
+        let length = range.len().min(COMPARED_BYTES);
+        let mut in_file = vec![0; length as usize];
+        length > 0
+            && file.read_exact_at(&mut in_file, offset).is_ok()
+            && self.bytes(range.start(), length).is_some_and(|in_memory| in_memory == in_file)
     }
 
     fn words<const N: usize>(&self, at: Address) -> Option<[u64; N]> {
@@ -96,14 +106,8 @@ pub(crate) fn open_path(process: &ProcessFiles, path: &str) -> Option<MappedFile
 
 /// True where the first bytes of the object's memory are those of the file.
 pub(crate) fn is_in_memory(file: &MappedFile, object: &LoadedObject, memory: &ProcessMemoryFile) -> bool {
-    let compare = || {
-        let first = object.image.segments.first()?;
-        let length = first.file_size.min(COMPARED_BYTES);
-        let mut in_file = vec![0; usize::try_from(length).ok()?];
-        file.file.read_exact_at(&mut in_file, first.offset).ok()?;
-        Some(memory.bytes(object.extent().start(), length)? == in_file)
-    };
-    compare().unwrap_or(false)
+    let Some(first) = object.image.segments.first() else { return false };
+    memory.begins_as(&file.file, first.offset, first.file_memory().shifted(object.bias))
 }
 
 fn dynamic_table(file: &MappedFile) -> Option<AddressRange> {
@@ -128,9 +132,10 @@ fn debug_record(memory: &ProcessMemoryFile, table: AddressRange) -> Option<Addre
 
 fn follow(memory: &ProcessMemoryFile, record: Address) -> Vec<LinkedObject> {
     let mut objects = Vec::new();
+    let mut seen = BTreeSet::new();
     // struct r_debug { int r_version; struct link_map *r_map; ... }
     let mut next = memory.words::<1>(record + 8).map_or(0, |[map]| map);
-    while next != 0 && objects.len() < MOST_OBJECTS {
+    while next != 0 && seen.insert(next) && objects.len() < MOST_OBJECTS {
         // struct link_map { l_addr, l_name, l_ld, l_next, ... }
         let Some([bias, name, _, following]) = memory.words(Address(next)) else { break };
         objects.push(LinkedObject { bias, path: memory.text(Address(name)).unwrap_or_default() });

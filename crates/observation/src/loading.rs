@@ -107,9 +107,11 @@ impl ObjectReader {
                 executable = Some(first);
             }
         }
-        if executable.is_none() {
-            executable = self.executed_without_mappings(&process, &auxiliary, space, &mut found);
-        }
+        // Where the file system shows another inode in maps, the entry that the kernel jumped to still tells.
+        let by_entry = |o: &LoadedObject| Some(o.entry()) == auxiliary.entry();
+        let executable = executable
+            .or_else(|| found.objects.iter().position(by_entry))
+            .or_else(|| self.executed_without_mappings(&process, &auxiliary, space, &mut found));
         roles::assign(&mut found.objects, executable, &auxiliary, base_page);
         self.take_linked(&process, space, &mut found);
         found.objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));

@@ -2,7 +2,8 @@
 
 use crate::ProcessFiles;
 use crate::file_identity::device_numbers;
-use address_space::Mapping;
+use crate::link_map::ProcessMemoryFile;
+use address_space::{AddressRange, Mapping};
 use object::read::ReadCacheOps;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -60,7 +61,7 @@ impl<'a> Opener<'a> {
         let mut refusal = Unreadable::Replaced;
         for candidate in [within.as_path(), Path::new(path)] {
             match open_regular(candidate) {
-                Ok(Some(file)) if is_the_mapped_file(&file.metadata, mapping) => return Ok(Some(file)),
+                Ok(Some(file)) if self.is_the_mapped_file(&file, mapping) => return Ok(Some(file)),
                 Ok(None) => return Ok(None),
                 Ok(Some(_)) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -68,6 +69,22 @@ impl<'a> Opener<'a> {
             }
         }
         Err(refusal)
+    }
+
+    /// btrfs and overlayfs show another device number in maps than in stat(2), and overlayfs over several file systems
+    /// another inode too. There the inode and a length that holds the mapping, or else the mapped bytes themselves,
+    /// must do; the segments must then fit the mappings anyway.
+    fn is_the_mapped_file(&self, file: &MappedFile, mapping: &Mapping) -> bool {
+        let same_inode = file.metadata.ino() == mapping.inode;
+        if device_numbers(file.metadata.dev()) == mapping.device {
+            return same_inode;
+        }
+        let length = file.metadata.len().saturating_sub(mapping.offset).min(mapping.range.len());
+        let shows_file = || {
+            let range = AddressRange::sized(mapping.range.start(), length);
+            Some(ProcessMemoryFile::open(self.process)?.begins_as(&file.file, mapping.offset, range))
+        };
+        length > 0 && (same_inode || shows_file().unwrap_or(false))
     }
 }
 
@@ -80,13 +97,6 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<Option<MappedFile>> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     let metadata = file.metadata()?;
     Ok(metadata.is_file().then_some(MappedFile { file, metadata }))
-}
-
-/// btrfs and overlayfs show another device number in maps than in stat(2); there the inode and a length that holds the
-/// mapping must do, and the segments must then fit the mappings anyway.
-fn is_the_mapped_file(metadata: &Metadata, mapping: &Mapping) -> bool {
-    metadata.ino() == mapping.inode
-        && (device_numbers(metadata.dev()) == mapping.device || mapping.offset < metadata.size())
 }
 
 /// Reads at positions, so that nothing depends on the file's cursor, and never past a budget: a hostile file makes
@@ -133,5 +143,44 @@ impl ReadCacheOps for BoundedFile<'_> {
         self.file.read_exact_at(buffer, self.position).map_err(|_| ())?;
         self.position += buffer.len() as u64;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::MappingName;
+
+    fn own_first_mapping() -> (ProcessFiles, Mapping) {
+        let process = ProcessFiles::of(std::process::id() as i32);
+        let own = std::env::current_exe().unwrap();
+        let space = process.maps().unwrap();
+        let mapping = space.mappings().iter().find(|m| m.path().map(Path::new) == Some(&own)).unwrap().clone();
+        (process, mapping)
+    }
+
+    fn open_by_path(process: &ProcessFiles, mapping: &Mapping) -> Result<Option<MappedFile>, Unreadable> {
+        Opener { process, may_follow_mappings: false }.open(mapping)
+    }
+
+    #[test]
+    fn a_file_system_with_numbers_of_its_own_is_seen_through_by_the_mapped_bytes() {
+        let (process, mut mapping) = own_first_mapping();
+        assert!(open_by_path(&process, &mapping).unwrap().is_some());
+        mapping.inode += 1;
+        assert_eq!(open_by_path(&process, &mapping).unwrap_err(), Unreadable::Replaced);
+        mapping.device.1 += 1;
+        assert!(open_by_path(&process, &mapping).unwrap().is_some());
+        mapping.name = MappingName::File { path: "/bin/true".into(), deleted: false };
+        assert_eq!(open_by_path(&process, &mapping).unwrap_err(), Unreadable::Replaced);
+    }
+
+    #[test]
+    fn devices_are_not_opened_and_budgets_are_kept() {
+        assert!(open_regular(Path::new("/dev/zero")).unwrap().is_none());
+        let file = open_regular(Path::new("/proc/self/exe")).unwrap().unwrap();
+        let mut bounded = BoundedFile::new(&file.file, file.metadata.len(), 100);
+        let mut buffer = [0; 64];
+        assert!(bounded.read_exact(&mut buffer).is_ok() && bounded.read_exact(&mut buffer).is_err());
     }
 }

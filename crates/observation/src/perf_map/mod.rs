@@ -23,7 +23,7 @@ pub enum PerfMapError {
     #[error(transparent)]
     Process(#[from] ObservationError),
     /// The file cannot be written.
-    #[error("{path} cannot be written: {source}")]
+    #[error("{path} cannot be written")]
     Write {
         /// Where perf would look for it.
         path: PathBuf,
