@@ -6,7 +6,7 @@ use crate::arch::{self, numbers};
 use crate::breakpoint::Breakpoint;
 use crate::requests::{self, CallStop, Resume};
 use crate::status::{ThreadStatus, bit};
-use crate::{InjectError, Injector, StoppedThreads, seccomp};
+use crate::{InjectError, Injector, StoppedThreads, farewell, seccomp};
 use address_space::{Address, AddressSpace};
 use nix::errno::Errno;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -277,6 +277,10 @@ impl<H: Handler> Following<'_, H> {
                 self.go_on(pid, signal);
             }
             After::Release => {
+                if !self.follower.descendants && farewell::is_needed(pid) {
+                    // A program that keeps a dead child runs all the same.
+                    let _ = take_leave(pid);
+                }
                 self.release_threads(pid);
                 let _ = requests::detach(pid, signal);
             }
@@ -318,9 +322,7 @@ fn resume(pid: Pid, how: Resume, signal: i32) {
 /// then unblocks it and sets its disposition to the default. What the program had inherited is put back.
 fn restore_trap_signal(pid: Pid, before: ThreadStatus) -> io::Result<()> {
     if before.ignores(libc::SIGTRAP) {
-        let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-        let space = AddressSpace::parse(&text).map_err(io::Error::other)?;
-        ignore_trap_signal(pid, &space).map_err(io::Error::other)?;
+        ignore_trap_signal(pid, &space_of(pid)?).map_err(io::Error::other)?;
     }
     if before.blocks(libc::SIGTRAP) {
         let mask = requests::signal_mask(pid)?;
@@ -341,10 +343,18 @@ fn ignore_trap_signal(pid: Pid, space: &AddressSpace) -> Result<(), InjectError>
     injector.finish().map(drop)
 }
 
+fn take_leave(pid: Pid) -> Result<(), InjectError> {
+    let mut injector = Injector::new(pid, &space_of(pid)?)?;
+    farewell::prepare(&mut injector)?;
+    injector.finish().map(drop)
+}
+
+fn space_of(pid: Pid) -> io::Result<AddressSpace> {
+    AddressSpace::parse(&fs::read_to_string(format!("/proc/{pid}/maps"))?).map_err(io::Error::other)
+}
+
 fn end(pid: Pid, status: i32) -> Result<(), InjectError> {
-    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let space = AddressSpace::parse(&text).map_err(io::Error::other)?;
-    Injector::new(pid, &space)?.exit_group(status)
+    Injector::new(pid, &space_of(pid)?)?.exit_group(status)
 }
 
 fn is_stop_signal(signal: i32) -> bool {

@@ -8,6 +8,7 @@ mod arch;
 mod auxiliary;
 mod breakpoint;
 mod executor;
+mod farewell;
 mod follow;
 mod injection;
 mod launch;

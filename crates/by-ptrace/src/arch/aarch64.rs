@@ -79,3 +79,48 @@ pub mod numbers {
         SYS_process_vm_readv, SYS_rt_sigaction,
     };
 }
+
+std::arch::global_asm!(
+    ".pushsection .text.pagelift_wait, \"ax\", @progbits",
+    ".balign 8",
+    ".globl pagelift_wait_start",
+    ".hidden pagelift_wait_start",
+    ".globl pagelift_wait_end",
+    ".hidden pagelift_wait_end",
+    "pagelift_wait_start:",
+    "2: mov x8, #260", // wait4
+    "ldr w0, 3f",
+    "mov x1, #0",
+    "mov x2, #0x40000000", // __WALL
+    "mov x3, #0",
+    "svc #0",
+    "cmn x0, #4", // EINTR
+    "b.eq 2b",
+    "ldr x0, 3f + 8",
+    "ldr x1, 3f + 16",
+    "ldr x2, 3f + 24",
+    "ldr x3, 3f + 32",
+    "ldr x8, 3f + 40",
+    // x16 belongs to linkers and veneers: no program expects anything in it at its entry (AAPCS64, 6.1.1).
+    "ldr x16, 3f + 48",
+    "br x16",
+    ".balign 8",
+    "3:",
+    "pagelift_wait_end:",
+    "nop",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn pagelift_wait_start();
+    fn pagelift_wait_end();
+}
+
+/// Waits for a child and goes on, see `farewell`.
+pub const WAIT_CODE: crate::farewell::CodeBetween =
+    crate::farewell::CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
+
+/// What the code above changes and puts back, in the order of its words.
+pub fn registers_used_by_wait(r: &Registers) -> Vec<u64> {
+    vec![r.regs[0], r.regs[1], r.regs[2], r.regs[3], r.regs[8]]
+}

@@ -67,3 +67,48 @@ pub mod numbers {
         SYS_process_vm_readv, SYS_rt_sigaction,
     };
 }
+
+std::arch::global_asm!(
+    ".pushsection .text.pagelift_wait, \"ax\", @progbits",
+    ".balign 8",
+    ".globl pagelift_wait_start",
+    ".hidden pagelift_wait_start",
+    ".globl pagelift_wait_end",
+    ".hidden pagelift_wait_end",
+    "pagelift_wait_start:",
+    "2: mov eax, 61", // wait4
+    "mov edi, dword ptr [rip + 3f]",
+    "xor esi, esi",
+    "mov edx, 0x40000000", // __WALL
+    "xor r10d, r10d",
+    "syscall",
+    "cmp rax, -4", // EINTR
+    "je 2b",
+    "mov rax, qword ptr [rip + 3f + 8]",
+    "mov rdi, qword ptr [rip + 3f + 16]",
+    "mov rsi, qword ptr [rip + 3f + 24]",
+    "mov rdx, qword ptr [rip + 3f + 32]",
+    "mov r10, qword ptr [rip + 3f + 40]",
+    "mov rcx, qword ptr [rip + 3f + 48]",
+    "mov r11, qword ptr [rip + 3f + 56]",
+    "jmp qword ptr [rip + 3f + 64]",
+    ".balign 8",
+    "3:",
+    "pagelift_wait_end:",
+    "ud2",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn pagelift_wait_start();
+    fn pagelift_wait_end();
+}
+
+/// Waits for a child and goes on, see `farewell`.
+pub const WAIT_CODE: crate::farewell::CodeBetween =
+    crate::farewell::CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
+
+/// What the code above changes and puts back, in the order of its words.
+pub fn registers_used_by_wait(r: &Registers) -> Vec<u64> {
+    vec![r.rax, r.rdi, r.rsi, r.rdx, r.r10, r.rcx, r.r11]
+}

@@ -1,0 +1,77 @@
+//! The program waits for its helper to be gone, where the helper has become its child.
+//!
+//! The helper belongs to nobody in the program's family, except where the program is the first process of a container
+//! (or another reaper of orphans): then the helper is its child, and nobody would ever wait for it. So, for these only,
+//! the program's first instructions are ours: they wait for the helper's end and go on at the entry with every register
+//! as it was. The page they lie in is readable and executable, never writable; it is all that stays behind.
+
+use crate::arch::{self, Registers, numbers};
+use crate::{InjectError, Injector};
+use address_space::Address;
+use nix::unistd::{Pid, getpid, getppid};
+
+/// True where this helper is a child of the program that it traces.
+pub fn is_needed(program: Pid) -> bool {
+    getppid() == program
+}
+
+/// Lets the stopped thread begin by waiting for us. It is to be released at once afterwards, and we are to end.
+///
+/// # Errors
+/// [`InjectError`]; where the kernel refuses the page, the thread simply goes on and keeps a dead child.
+pub fn prepare(injector: &mut Injector) -> Result<(), InjectError> {
+    let length = kernel_calls::pages::base_page().bytes();
+    let protection = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    let arguments = [0, length, protection, flags, u64::MAX, 0];
+    let Ok(page) = injector.call(numbers::SYS_mmap, arguments)? else { return Ok(()) };
+    let code = code_for(getpid(), injector.registers());
+    injector.memory().write(Address(page), &code)?;
+    injector.change_registers(|registers| arch::set_instruction_pointer(registers, Address(page)));
+    Ok(())
+}
+
+/// The code, with the words behind it filled in: whom to wait for, the registers it uses, and where to go on.
+fn code_for(helper: Pid, registers: &Registers) -> Vec<u8> {
+    let mut code = arch::WAIT_CODE.code().to_vec();
+    let mut words = vec![helper.as_raw() as u64];
+    words.extend(arch::registers_used_by_wait(registers));
+    words.push(arch::instruction_pointer(registers).0);
+    code.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+    code
+}
+
+/// Code that stands in this program between two symbols and is only ever executed as a copy elsewhere.
+pub struct CodeBetween {
+    /// Its first byte.
+    pub start: unsafe extern "C" fn(),
+    /// The byte behind its last.
+    pub end: unsafe extern "C" fn(),
+}
+
+impl CodeBetween {
+    fn code(&self) -> &'static [u8] {
+        let (start, end) = (self.start as usize, self.end as usize);
+        // SAFETY:
+        // - both symbols stand in this order in one piece of assembly in `arch`, with nothing but code between them.
+        // - code is mapped readable for as long as the program runs.
+        unsafe { std::slice::from_raw_parts(start as *const u8, end - start) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_is_small_and_ends_with_its_words() {
+        // SAFETY:
+        // - the structure is plain integers.
+        let registers: Registers = unsafe { std::mem::zeroed() };
+        let code = code_for(Pid::from_raw(77), &registers);
+        let words = 2 + arch::registers_used_by_wait(&registers).len();
+        assert!(code.len() < 512 && code.len() % 8 == 0);
+        let first = code.len() - words * 8;
+        assert_eq!(u64::from_ne_bytes(code[first..first + 8].try_into().unwrap()), 77);
+    }
+}
