@@ -117,7 +117,11 @@ pub fn check_lifted(
     Ok(bytes)
 }
 
-fn check_range(view: &View, range: AddressRange, source: Source) -> Result<()> {
+/// Checks one range of whole huge pages by smaps and, as root, page by page by the kernel's page flags.
+///
+/// # Errors
+/// A page of it is no huge page of this source.
+pub fn check_range(view: &View, range: AddressRange, source: Source) -> Result<()> {
     let mut seen = 0;
     for usage in view.usages.iter().filter(|u| u.mapping.range.overlaps(range)) {
         let wanted = usage.mapping.range.intersect(range).len();

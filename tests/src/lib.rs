@@ -13,7 +13,7 @@ mod program;
 mod view;
 
 pub use context::{Context, main_of, trial};
-pub use due::{Kind, Source, check_lifted, check_unlifted, due_ranges, source_of};
+pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
 pub use need::{Need, command_exists, is_root, meminfo};
 pub use pool::{PoolReservation, available_pages, default_huge_page, pool_file};
 pub use process::{Ending, Output, Session, exchange_text, poll_until};

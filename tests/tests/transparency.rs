@@ -187,16 +187,21 @@ fn same_shell_ending(t: &Context, script: &str, wanted: Ending) -> Result<()> {
 
 fn not_executable(t: &Context) -> Result<()> {
     let file = t.folder().join("file");
-    let text = t.folder().join("garbage");
     fs::write(&file, "no program\n")?;
-    fs::write(&text, [0x7f, b'E', b'L', b'F', 0, 1, 2, 3])?;
-    fs::set_permissions(&text, fs::Permissions::from_mode(0o755))?;
-    for path in [file, text, t.folder().to_owned(), PathBuf::from("/etc/passwd/x")] {
+    // A shell calls a path through a file "not a directory": not executable, not missing.
+    for path in [file, t.folder().to_owned(), PathBuf::from("/etc/passwd/x")] {
         let output = t.run(t.lifted(&[], &Command::new(&path))?)?;
-        // A shell calls a path through a file "not a directory": not executable, not missing.
         ensure!(output.ending == Ending::Exit(126), "{}: {output:?}", path.display());
         ensure!(!output.own_lines().is_empty(), "{}: no line says so: {output:?}", path.display());
     }
+    // A file without a format that the kernel knows is a shell script, to execvp and so to every launcher.
+    let script = t.folder().join("script");
+    fs::write(&script, "echo $1; exit 5\n")?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    let mut command = Command::new(&script);
+    command.arg("word");
+    let output = t.run(t.lifted(&["-q"], &command)?)?;
+    ensure!(output.ending == Ending::Exit(5) && output.stdout == "word\n", "{output:?}");
     Ok(())
 }
 
@@ -337,16 +342,26 @@ fn plain_output(t: &Context, name: &str) -> Result<Output> {
     t.run(Program::named(name)?.command()?)?.success()
 }
 
+/// Stopped at any moment, while Pagelift is at work or after, the parent hears of it, the program stands still, and goes
+/// on to the same output.
 fn stops_and_continues(t: &Context) -> Result<()> {
     let plain = plain_output(t, "pie_by_default.c")?;
     for moment in moments() {
+        let when = || format!("{moment:?} after the start");
         let session = session_of(t, "pie_by_default.c")?;
         std::thread::sleep(moment);
         session.signal(Signal::SIGSTOP)?;
-        process_state(session.pid(), 'T').with_context(|| format!("{moment:?} after the start"))?;
+        let pid = Pid::from_raw(session.pid() as i32);
+        let mut stopped = false;
+        poll_until(Duration::from_secs(10), &format!("the stop {}", when()), || {
+            let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG));
+            stopped |= matches!(status, Ok(WaitStatus::Stopped(_, Signal::SIGSTOP)));
+            stopped
+        })?;
+        process_state(session.pid(), "Tt").with_context(when)?;
         session.signal(Signal::SIGCONT)?;
-        let output = session.finish().with_context(|| format!("{moment:?} after the start"))?.success()?;
-        ensure!(output.stdout == plain.stdout, "{moment:?} after the start: {output:?}");
+        let output = session.finish().with_context(when)?.success()?;
+        ensure!(output.stdout == plain.stdout, "{}: {output:?}", when());
     }
     Ok(())
 }

@@ -27,9 +27,13 @@ fn printed(t: &Context, mut command: Command, words: &[&str]) -> Result<String> 
 
 fn cc1plus(t: &Context, pages: &str) -> Result<()> {
     let program = printed(t, Command::new("g++"), &["-print-prog-name=cc1plus"])?;
+    let preprocessed = t.folder().join("program.ii");
+    let mut preprocess = Command::new("g++");
+    preprocess.args(["-E", "-std=c++17"]).arg(real("program.cc")).arg("-o").arg(&preprocessed);
+    t.run(preprocess)?.success()?;
     let compile = |out: &str| {
         let mut command = Command::new(&program);
-        command.args(["-quiet", "-O2", "-std=c++17", "-dumpbase", "program.cc"]).arg(real("program.cc"));
+        command.args(["-quiet", "-fpreprocessed", "-O2", "-std=c++17", "-dumpbase", "program.cc"]).arg(&preprocessed);
         command.arg("-o").arg(t.folder().join(out));
         command
     };

@@ -1,9 +1,10 @@
 //! Programs that make or interpret code: node, Python, Java.
 
 use crate::{both_ways, check_object};
+use address_space::AddressRange;
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Kind, View, tests_folder};
+use pagelift_tests::{Context, Kind, View, check_range, default_huge_page, source_of, tests_folder};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -41,21 +42,31 @@ fn node(t: &Context, pages: &str) -> Result<()> {
     Ok(())
 }
 
+/// Debian's Python stands at a fixed address where neither its code nor its constants fill a huge page; together they do,
+/// so it is lifted with `--edges merge-read-only`.
 fn python(t: &Context, pages: &str) -> Result<()> {
+    let options = ["--pages", pages, "--edges", "merge-read-only"];
     let mut look = Command::new("/usr/bin/python3");
     look.args(["-c", "import sys; print('ready', flush=True); sys.stdin.readline()"]);
-    let mut session = t.session(t.lifted(&["--pages", pages], &look)?)?;
+    let mut session = t.session(t.lifted(&options, &look)?)?;
     session.wait_for_line("ready")?;
     let view = View::of(session.pid())?;
-    check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)?;
-    view.check_read_only_contents(view.executable()?)?;
+    let object = view.executable()?;
+    let read_only = object.image.segments.iter().filter(|s| !s.protection.write);
+    let extent = read_only
+        .map(|s| s.memory.widened(view.base_page).shifted(object.bias))
+        .reduce(|a, b| AddressRange::new(a.start().min(b.start()), a.end().max(b.end())));
+    let due = extent.context("no segments")?.whole_pages(default_huge_page()?);
+    ensure!(!due.is_empty(), "not even together do its read-only segments hold a huge page");
+    check_range(&view, due, source_of(pages, false)).with_context(|| session.stderr_so_far())?;
+    view.check_read_only_contents(object)?;
     session.send("go on\n")?;
     session.finish()?.success()?;
 
     let mut tests = Command::new("/usr/bin/python3");
     tests.args(["-m", "test", "test_re", "test_mmap", "test_subprocess"]).current_dir(t.folder());
     let limit = Duration::from_secs(180);
-    let lifted = t.run_within(t.lifted(&["--pages", pages], &tests)?, limit)?.success()?;
+    let lifted = t.run_within(t.lifted(&options, &tests)?, limit)?.success()?;
     let plain = t.run_within(tests, limit)?.success()?;
     for output in [&plain, &lifted] {
         ensure!(output.stdout.contains("All 3 tests OK."), "{}", output.stdout);
