@@ -2,7 +2,6 @@
 
 use address_space::format_bytes;
 use comfy_table::{CellAlignment, Table, presets};
-use paired_bench::comparison::{Comparison, Verdict};
 use paired_bench::report::Series;
 use paired_bench::sample::Clock;
 use paired_bench::statistics::Estimate;
@@ -54,7 +53,7 @@ pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
                 contestant.huge_bytes.map_or_else(|| "not read".to_owned(), format_bytes),
                 median.map_or_else(|| "-".to_owned(), |n| format!("{:.2}", n / facts.steps as f64)),
                 comparison.as_ref().map_or_else(String::new, |c| with_interval(&c.ratio, 1.0, 3)),
-                comparison.as_ref().map_or_else(String::new, |c| verdict(c, null.as_ref())),
+                comparison.as_ref().map_or_else(String::new, |c| c.in_words(null.as_ref())),
             ]);
         }
         let rounds = compare(1).map_or(0, |c| c.rounds);
@@ -62,15 +61,6 @@ pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
     }
     for contestant in series.contestants.iter().filter(|c| !c.notes.is_empty()) {
         println!("{}: {}", contestant.name, contestant.notes.join("; "));
-    }
-}
-
-fn verdict(comparison: &Comparison, null: Option<&Comparison>) -> String {
-    let percent = (1.0 / comparison.ratio.centre - 1.0) * 100.0;
-    match comparison.verdict(null) {
-        Verdict::Faster => format!("{percent:.1} % faster"),
-        Verdict::Slower => format!("{:.1} % slower", -percent),
-        Verdict::NoDifferenceSeen => "no difference seen".to_owned(),
     }
 }
 

@@ -57,6 +57,16 @@ impl Comparison {
             Verdict::NoDifferenceSeen
         }
     }
+
+    /// The verdict for people, in percent of the baseline's speed: `19.0 % faster`.
+    pub fn in_words(&self, null: Option<&Comparison>) -> String {
+        let percent = (1.0 / self.ratio.centre - 1.0) * 100.0;
+        match self.verdict(null) {
+            Verdict::Faster => format!("{percent:.1} % faster"),
+            Verdict::Slower => format!("{:.1} % slower", -percent),
+            Verdict::NoDifferenceSeen => "no difference seen".to_owned(),
+        }
+    }
 }
 
 /// One round of the two: times in nanoseconds, and whether the contestant went first.
@@ -210,6 +220,9 @@ mod tests {
         assert_eq!(null.verdict(None), Verdict::NoDifferenceSeen, "{null:?}");
         assert_eq!(against(2).verdict(Some(&null)), Verdict::Faster);
         assert_eq!(against(3).verdict(Some(&null)), Verdict::Slower);
+        assert_eq!(null.in_words(None), "no difference seen");
+        assert!(against(2).in_words(None).starts_with("11."), "{}", against(2).in_words(None));
+        assert!(against(3).in_words(None).ends_with("% slower"), "{}", against(3).in_words(None));
     }
 
     #[test]

@@ -48,14 +48,14 @@ pub(super) fn advice(report: &LiftReport, pools: &[PoolFacts], root: bool) -> St
     let bytes: u64 = missing.iter().map(|range| range.bytes()).sum();
     let Some(pool) = pools.iter().find(|pool| pool.page_bytes == first.page_size) else {
         return format!(
-            "\nThis kernel has no pool of huge pages; {} of code could stand on one.\n",
+            "\nThis kernel has no pool of such pages; {} of code could stand on one.\n",
             format_bytes(bytes)
         );
     };
     let needed = bytes.div_ceil(pool.page_bytes.max(1));
     let size = PageSize::new(pool.page_bytes).map_or_else(|_| format_bytes(pool.page_bytes), |size| size.to_string());
     let found = match missing.iter().all(|range| range.source.is_some()) {
-        true => "on transparent huge pages, which the kernel may split or take back when memory is short",
+        true => "on transparent huge\npages, which the kernel may split or take back when memory is short",
         false => "on ordinary pages",
     };
     let mut text = format!(

@@ -5,7 +5,6 @@ use crate::lifting::table::{align_right, table};
 use address_space::{Address, ObjectRole, PageSize, Protection, format_bytes};
 use comfy_table::Table;
 use observation::coverage::{Coverage, MemoryKind, PartCoverage, Usage};
-use paired_bench::comparison::{Comparison, Verdict};
 use paired_bench::machine::MachineFacts;
 use paired_bench::report::Series;
 use paired_bench::sample::Clock;
@@ -80,7 +79,7 @@ pub(super) fn results(series: &Series, generations: u32) -> String {
             a_step(lifted.baseline_nanoseconds),
             a_step(lifted.contestant_nanoseconds),
             with_interval(&lifted.ratio),
-            verdict(&lifted, null.as_ref()),
+            lifted.in_words(null.as_ref()),
         ]);
         nulls.extend(null.map(|null| format!("{} {}", facts.name, interval(&null.ratio))));
     }
@@ -110,15 +109,6 @@ fn with_interval(estimate: &Estimate) -> String {
 
 fn interval(estimate: &Estimate) -> String {
     format!("[{:.3}, {:.3}]", estimate.low, estimate.high)
-}
-
-fn verdict(lifted: &Comparison, null: Option<&Comparison>) -> String {
-    let percent = (1.0 / lifted.ratio.centre - 1.0) * 100.0;
-    match lifted.verdict(null) {
-        Verdict::Faster => format!("{percent:.1} % faster"),
-        Verdict::Slower => format!("{:.1} % slower", -percent),
-        Verdict::NoDifferenceSeen => "no difference seen".to_owned(),
-    }
 }
 
 /// The table without the blanks at the ends of lines, which wrap in narrow terminals.
@@ -212,7 +202,7 @@ mod tests {
         {
             assert!(text.contains(part), "{part} in {text}");
         }
-        assert!(results(&series(20, 12_500_000), 1).contains("25.0 % slower"));
+        assert!(results(&series(20, 12_500_000), 1).contains("20.0 % slower"));
         assert!(results(&series(20, 10_000_000), 1).contains("no difference seen"));
         assert!(results(&series(4, 8_000_000), 1).contains("Too few rounds"));
     }
