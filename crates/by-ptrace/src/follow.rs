@@ -340,13 +340,13 @@ fn ignore_trap_signal(pid: Pid, space: &AddressSpace) -> Result<(), InjectError>
         injector.memory().write(scratch, &action)?;
         injector.call(numbers::SYS_rt_sigaction, [libc::SIGTRAP as u64, scratch.0, 0, 8, 0, 0])?.ok();
     }
-    injector.finish().map(drop)
+    injector.finish()
 }
 
 fn take_leave(pid: Pid) -> Result<(), InjectError> {
     let mut injector = Injector::new(pid, &space_of(pid)?)?;
     farewell::prepare(&mut injector)?;
-    injector.finish().map(drop)
+    injector.finish()
 }
 
 fn space_of(pid: Pid) -> io::Result<AddressSpace> {

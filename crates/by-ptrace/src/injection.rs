@@ -9,6 +9,7 @@ use crate::arch::{self, Registers, numbers};
 use crate::requests::{self, CallStop, Resume};
 use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize};
 use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::io;
@@ -157,19 +158,22 @@ impl Injector {
         self.scratch
     }
 
-    /// Puts registers and signal mask back. The thread stays stopped; the returned signal (0: none) is to be delivered
-    /// when it goes on.
+    /// Puts registers and signal mask back. The thread stays in its ptrace stop; a stop signal that came in between is
+    /// pending again.
     ///
     /// # Errors
     /// [`InjectError`] where the process has ended.
-    pub fn finish(mut self) -> Result<i32, InjectError> {
+    pub fn finish(mut self) -> Result<(), InjectError> {
         if let Some(scratch) = self.scratch.take() {
             // An ordinary mapping of our own on its own: unmapping it splits nothing and cannot fail.
             let _ = self.call(numbers::SYS_munmap, [scratch.start().0, scratch.len(), 0, 0, 0, 0])?;
         }
         requests::set_registers(self.pid, &self.saved)?;
         requests::set_signal_mask(self.pid, self.saved_mask)?;
-        Ok(self.pending_stop)
+        if let Ok(signal) = Signal::try_from(self.pending_stop) {
+            kill(self.pid, signal)?;
+        }
+        Ok(())
     }
 
     /// Ends the process with an exit status, before it runs on.

@@ -40,6 +40,10 @@ pub fn start_helper(helper: impl FnOnce(Pid, &mut dyn FnMut(Result<(), String>))
     // A signal must not end the child between halfway; the program's own mask is put back before it runs.
     let mut mask = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), Some(&mut mask)).map_err(io::Error::from)?;
+    let adopts = adopts_orphans();
+    if adopts {
+        set_adopts_orphans(false);
+    }
     match silent_fork() {
         Ok(ForkResult::Child) => {
             drop((answer, permit));
@@ -53,15 +57,36 @@ pub fn start_helper(helper: impl FnOnce(Pid, &mut dyn FnMut(Result<(), String>))
         Ok(ForkResult::Parent { child }) => {
             drop((say, go));
             let _ = waitpid(child, Some(WaitPidFlag::__WALL));
+            if adopts {
+                set_adopts_orphans(true);
+            }
             let result = ask_to_trace(File::from(answer), File::from(permit));
             let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
             result
         }
         Err(errno) => {
+            if adopts {
+                set_adopts_orphans(true);
+            }
             let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
             Err(LaunchError::NoHelper(errno.into()))
         }
     }
+}
+
+/// True where orphans below us become our children, which is kept by an exec: the helper must not.
+fn adopts_orphans() -> bool {
+    let mut adopts: i32 = 0;
+    // SAFETY:
+    // - the call writes one int to the address that it is given.
+    let result = unsafe { libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut adopts, 0, 0, 0) };
+    result == 0 && adopts != 0
+}
+
+fn set_adopts_orphans(adopts: bool) {
+    // SAFETY:
+    // - the call takes integers and touches no memory of ours.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, libc::c_ulong::from(adopts), 0, 0, 0) };
 }
 
 /// A fork whose child sends no signal when it ends: a SIGCHLD that is blocked would stay pending over the exec, and the

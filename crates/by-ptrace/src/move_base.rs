@@ -7,8 +7,9 @@
 use crate::arch::{self, numbers};
 use crate::auxiliary::AuxiliaryVector;
 use crate::{InjectError, Injector};
-use address_space::{Address, AddressRange, AddressSpace, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize};
 use kernel_calls::numbers as linux;
+use kernel_calls::pagemap::Pagemap;
 use nix::errno::Errno;
 use std::fs;
 
@@ -62,23 +63,32 @@ pub fn move_image(
     let bounds = KernelBounds::read(injector)?;
     let stack_pointer = arch::stack_pointer(injector.registers());
     let mut auxiliary = AuxiliaryVector::read(injector.memory(), stack_pointer)?;
-    let mappings: Vec<AddressRange> = space.overlapping(extent).iter().map(|mapping| mapping.range).collect();
-    if mappings.iter().any(|mapping| !extent.covers(*mapping)) {
+    let mappings = space.overlapping(extent);
+    if mappings.iter().any(|mapping| !extent.covers(mapping.range)) {
         return Err(MoveError::NotUnderstood("the image shares a mapping with something else"));
     }
     let mut moved = Vec::new();
-    let result = move_mappings(injector, &mappings, displacement, &mut moved).and_then(|()| {
+    let result = move_mappings(injector, mappings, displacement, base_page, &mut moved).and_then(|()| {
         correct_stack(injector, &mut auxiliary, extent, displacement)?;
         bounds.write(injector, displacement, &auxiliary, base_page)
     });
     if let Err(error) = result {
         let back = displacement.wrapping_neg();
         for mapping in moved {
-            let _ = remap(injector, AddressRange::shifted(mapping, displacement), back);
+            let _ = match mapping {
+                Moved::Mapping(range) => remap(injector, range.shifted(displacement), back),
+                Moved::Untouched(range) => unmap(injector, range.shifted(displacement)),
+            };
         }
         let there = extent.shifted(displacement);
         let _ = correct_stack(injector, &mut auxiliary, there, back);
         return Err(error);
+    }
+    for mapping in moved {
+        // What is left costs address space only.
+        if let Moved::Untouched(range) = mapping {
+            let _ = unmap(injector, range);
+        }
     }
     injector.change_registers(|registers| {
         let at = arch::instruction_pointer(registers);
@@ -111,17 +121,55 @@ fn remap(injector: &mut Injector, mapping: AddressRange, displacement: u64) -> R
     result.map(drop).map_err(|errno| MoveError::Refused("mremap", errno))
 }
 
+/// How a mapping got to its new place. The ranges are the old ones.
+enum Moved {
+    /// By `mremap`.
+    Mapping(AddressRange),
+    /// Made anew, for nothing was in it; the old one still stands.
+    Untouched(AddressRange),
+}
+
 fn move_mappings(
     injector: &mut Injector,
-    mappings: &[AddressRange],
+    mappings: &[Mapping],
     displacement: u64,
-    moved: &mut Vec<AddressRange>,
+    base_page: PageSize,
+    moved: &mut Vec<Moved>,
 ) -> Result<(), MoveError> {
-    for &mapping in mappings {
-        remap(injector, mapping, displacement)?;
-        moved.push(mapping);
+    let pagemap = Pagemap::open(injector.pid().as_raw(), base_page).ok();
+    for mapping in mappings {
+        let touched = pagemap.as_ref().and_then(|pagemap| pagemap.touched(mapping.range).ok());
+        let untouched = mapping.is_plain_anonymous() && touched.is_some_and(|touched| touched.is_empty());
+        moved.push(if untouched {
+            // `mremap` would bring along empty page tables, and where there is a page table no fault gives a huge page.
+            map_like(injector, mapping, displacement)?;
+            Moved::Untouched(mapping.range)
+        } else {
+            remap(injector, mapping.range, displacement)?;
+            Moved::Mapping(mapping.range)
+        });
     }
     Ok(())
+}
+
+/// Maps the same anonymous memory at the new place, where nothing is.
+fn map_like(injector: &mut Injector, mapping: &Mapping, displacement: u64) -> Result<(), MoveError> {
+    let there = mapping.range.shifted(displacement);
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
+    let protection = mapping.protection.bits() as u64;
+    let arguments = [there.start().0, there.len(), protection, flags, u64::MAX, 0];
+    let at = injector.call(numbers::SYS_mmap, arguments)?.map_err(|errno| MoveError::Refused("mmap", errno))?;
+    if at == there.start().0 {
+        return Ok(());
+    }
+    // Kernels before 4.17 take the address for a hint.
+    let _ = unmap(injector, AddressRange::sized(Address(at), there.len()));
+    Err(MoveError::Refused("mmap", Errno::EEXIST))
+}
+
+fn unmap(injector: &mut Injector, range: AddressRange) -> Result<(), MoveError> {
+    let result = injector.call(numbers::SYS_munmap, [range.start().0, range.len(), 0, 0, 0, 0])?;
+    result.map(drop).map_err(|errno| MoveError::Refused("munmap", errno))
 }
 
 fn correct_stack(

@@ -178,7 +178,7 @@ pub struct RunArgs {
     #[arg(short, long, conflicts_with = "quiet")]
     pub verbose: bool,
     /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
 

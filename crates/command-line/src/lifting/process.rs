@@ -112,10 +112,7 @@ pub fn lift(
         let mut injector = stop.injector(&seen.process.space)?;
         refuse_own_ground(&injector, &plan)?;
         outcome = execute(&plan, &seen.process.space, &mut ProcessExecutor::new(&mut injector, machine.base_page));
-        let stop_signal = injector.finish()?;
-        if stop_signal != 0 {
-            send(stop.pid(), stop_signal);
-        }
+        injector.finish()?;
     }
     report.take(plan, outcome, started.elapsed());
     Ok(None)
@@ -131,11 +128,5 @@ fn refuse_own_ground(injector: &Injector, plan: &Plan) -> anyhow::Result<()> {
     match plan.lifts.iter().filter(gap).any(|lift| injector.stands_in(lift.range)) {
         true => anyhow::bail!("this kernel cannot move pool pages, and the process has no vdso to work from"),
         false => Ok(()),
-    }
-}
-
-fn send(pid: i32, signal: i32) {
-    if let Ok(signal) = nix::sys::signal::Signal::try_from(signal) {
-        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
     }
 }
