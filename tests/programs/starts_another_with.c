@@ -1,7 +1,7 @@
 // Sets up one or more conditions and executes the command behind `--`: what a program may be started with, or forbidden.
 //
 //   closed=FD  open=FD  block=SIGNAL  ignore=SIGNAL  umask=OCTAL  limit=RESOURCE:SOFT:HARD  nice=N  alarm=SECONDS
-//   refuse=SYSCALL:ERRNO (seccomp; several add up)  mdwe  no-new-privileges  no-thp  new-session  subreaper  death-signal=N
+//   refuse=SYSCALL:ERRNO (seccomp; several add up)  mdwe  no-new-privileges  no-thp  new-session  subreaper  death-signal=N  memory-node=N
 //
 // build: gcc -g -O1 -Wall -o $OUT $SRC
 #define _GNU_SOURCE
@@ -89,6 +89,10 @@ static void apply(char *word) {
     else if (!strcmp(word, "no-thp")) must(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0), "PR_SET_THP_DISABLE");
     else if (!strcmp(word, "new-session")) setsid();
     else if (!strcmp(word, "subreaper")) must(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper");
+    else if (!strcmp(word, "memory-node")) {
+        unsigned long mask = 1ul << number;
+        must(syscall(SYS_set_mempolicy, 2 /* MPOL_BIND */, &mask, 8 * sizeof mask), "set_mempolicy");
+    }
     else if (!strcmp(word, "death-signal")) must(prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "death signal");
     else {
         fprintf(stderr, "unknown word %s\n", word);

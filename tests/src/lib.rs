@@ -11,6 +11,7 @@ mod pool;
 mod process;
 mod program;
 mod view;
+mod virtual_machine;
 
 pub use context::{Context, main_of, trial};
 pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
@@ -19,6 +20,7 @@ pub use pool::{PoolReservation, available_pages, default_huge_page, pool_file};
 pub use process::{Ending, Output, Session, exchange_text, poll_until};
 pub use program::{Program, program_files};
 pub use view::{Flag, LoadedElf, View, process_field, process_state};
+pub use virtual_machine::{Initramfs, VirtualMachine, check_results};
 
 use std::path::PathBuf;
 

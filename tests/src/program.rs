@@ -39,7 +39,9 @@ pub fn program_files() -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)
         .with_context(|| format!("cannot read {}", folder.display()))?
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.is_file() && path.extension().is_some_and(|e| ["c", "S", "go"].iter().any(|x| e == *x)))
+        .filter(|path| {
+            path.is_file() && path.extension().is_some_and(|e| ["c", "cc", "S", "go"].iter().any(|x| e == *x))
+        })
         .collect();
     files.sort();
     Ok(files)
@@ -101,7 +103,12 @@ impl Program {
     pub fn needs(&self) -> Result<Vec<Need>> {
         let written = self.directives("needs").iter().map(|text| Need::parse(text)).collect::<Result<Vec<_>>>();
         let mut needs = written.with_context(|| format!("in {}", self.source.display()))?;
-        needs.push(Need::Command(if self.source.extension().is_some_and(|e| e == "go") { "go" } else { "gcc" }.into()));
+        let compiler = match self.source.extension().and_then(|e| e.to_str()) {
+            Some("go") => "go",
+            Some("cc") => "g++",
+            _ => "gcc",
+        };
+        needs.push(Need::Command(compiler.to_owned()));
         Ok(needs)
     }
 

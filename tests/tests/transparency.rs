@@ -45,39 +45,47 @@ fn environments() -> Vec<Trial> {
         ("parent_death_signal", &["death-signal=10"]),
         ("no_thp", &["no-thp"]),
     ];
-    let name = |condition| format!("environment/{condition}");
-    let mut trials: Vec<Trial> = conditions
-        .into_iter()
-        .map(|(condition, words)| trial(name(condition), gcc(), move |t| same_environment(t, words)))
-        .collect();
-    trials.push(trial(name("without_randomisation"), gcc(), |t| {
-        same_environment_behind(t, &["setarch".into(), "-R".into()])
+    let mut trials = Vec::new();
+    for (condition, words) in conditions {
+        trials.extend(both_ways(condition, move |t, pages| same_environment(t, words, pages)));
+    }
+    trials.extend(both_ways("without_randomisation", |t, pages| {
+        same_environment_behind(t, &["setarch".into(), "-R".into()], pages)
     }));
-    trials.push(trial(name("empty_environment"), gcc(), |t| same_environment_behind(t, &["env".into(), "-i".into()])));
-    trials.push(trial(name("found_by_path"), gcc(), found_by_path));
-    trials.push(trial(name("terminal"), [gcc(), vec![Need::Command("script".into())]].concat(), on_a_terminal));
+    trials.extend(both_ways("empty_environment", |t, pages| {
+        same_environment_behind(t, &["env".into(), "-i".into()], pages)
+    }));
+    trials.push(trial("environment/found_by_path", gcc(), found_by_path));
+    trials.push(trial("environment/terminal", [gcc(), vec![Need::Command("script".into())]].concat(), on_a_terminal));
     trials
 }
 
-fn same_environment(t: &Context, words: &[&str]) -> Result<()> {
+/// A trial for each source of pages; only one that has reserved a pool may use it.
+fn both_ways(name: &str, body: impl Fn(&Context, &str) -> Result<()> + Clone + Send + 'static) -> [Trial; 2] {
+    let other = body.clone();
+    let pool = [gcc(), vec![Need::Pool(32 << 20)]].concat();
+    [
+        trial(format!("environment/{name}/thp"), gcc(), move |t| body(t, "thp")),
+        trial(format!("environment/{name}/hugetlb"), pool, move |t| other(t, "hugetlb")),
+    ]
+}
+
+fn same_environment(t: &Context, words: &[&str], pages: &str) -> Result<()> {
     let launcher = Program::named("starts_another_with.c")?.build()?.to_string_lossy().into_owned();
     let words = words.iter().map(|word| (*word).to_owned());
-    same_environment_behind(t, &[launcher].into_iter().chain(words).chain(["--".to_owned()]).collect::<Vec<_>>())
+    let launcher: Vec<String> = [launcher].into_iter().chain(words).chain(["--".to_owned()]).collect();
+    same_environment_behind(t, &launcher, pages)
 }
 
 /// Starts the printing program behind these words, once plain and once through `pagelift run`.
-fn same_environment_behind(t: &Context, launcher: &[String]) -> Result<()> {
+fn same_environment_behind(t: &Context, launcher: &[String], pages: &str) -> Result<()> {
     let program = Program::named("prints_its_environment.c")?.build()?;
     let file = t.folder().join("printed");
     let mut printed = Vec::new();
-    for options in [None, Some("hugetlb"), Some("thp")] {
+    for lifted in [false, true] {
         fs::remove_file(&file).ok();
-        let mut words: Vec<String> =
-            launcher.iter().filter(|word| options.is_none() || *word != "--").cloned().collect();
-        if options.is_some() && launcher.last().is_some_and(|word| word == "--") {
-            words.push("--".into());
-        }
-        if let Some(pages) = options {
+        let mut words = launcher.to_vec();
+        if lifted {
             words.push(pagelift_binary()?.to_string_lossy().into_owned());
             words.extend(["run", "-q", "--pages", pages, "--"].map(str::to_owned));
         }
@@ -89,9 +97,7 @@ fn same_environment_behind(t: &Context, launcher: &[String]) -> Result<()> {
         printed.push((exchange_text(&text, output.pid, "PID"), output.stdout, output.stderr));
     }
     ensure!(printed[0].0.contains("pid PID ppid"), "the plain program is not the process that was started");
-    for lifted in &printed[1..] {
-        ensure!(printed[0] == *lifted, "{}", difference(&printed[0].0, &lifted.0));
-    }
+    ensure!(printed[0] == printed[1], "{}", difference(&printed[0].0, &printed[1].0));
     Ok(())
 }
 
@@ -107,7 +113,7 @@ fn found_by_path(t: &Context) -> Result<()> {
     let folder = program.parent().context("a folder")?.to_string_lossy().into_owned();
     let name = program.file_name().context("a name")?.to_string_lossy().into_owned();
     let mut texts = Vec::new();
-    for start in [String::new(), format!("{} run -q -- ", pagelift_binary()?.display())] {
+    for start in [String::new(), format!("{} run -q --pages thp -- ", pagelift_binary()?.display())] {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("exec {start}{name}")]).env("PATH", format!("/nowhere:{folder}:/usr/bin:/bin"));
         let output = t.run(shell)?.success()?;
@@ -122,7 +128,8 @@ fn on_a_terminal(t: &Context) -> Result<()> {
     let file = t.folder().join("printed");
     let mut texts = Vec::new();
     for lifted in [false, true] {
-        let start = if lifted { format!("{} run -q -- ", pagelift_binary()?.display()) } else { String::new() };
+        let start =
+            if lifted { format!("{} run -q --pages thp -- ", pagelift_binary()?.display()) } else { String::new() };
         let mut command = Command::new("script");
         let line = format!("exec {start}{} {}", program.display(), file.display());
         command.args(["-qec", &line, "/dev/null"]);

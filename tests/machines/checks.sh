@@ -1,0 +1,81 @@
+# Shell functions for the checks in virtual machines; init scripts are put behind them. Busybox only.
+
+mount -t proc none /proc
+mount -t sysfs none /sys
+mount -t devtmpfs none /dev 2>/dev/null
+mount -t tmpfs none /tmp
+ulimit -c 0
+
+ok() { echo "RESULT ok $*"; }
+failed() { echo "RESULT failed $*"; }
+
+huge_kib=$(awk '$1 == "Hugepagesize:" { print $2 }' /proc/meminfo)
+pool_file=/sys/kernel/mm/hugepages/hugepages-${huge_kib}kB/nr_hugepages
+
+# pool N: exactly N pages in the pool.
+pool() {
+    echo "$1" >$pool_file
+    [ "$(cat $pool_file)" = "$1" ] || failed "pool: $1 pages wanted, $(cat $pool_file) given"
+}
+free_pages() { awk '$1 == "HugePages_Free:" { print $2 }' /proc/meminfo; }
+
+# smaps_sum PID FIELD: KiB of the field in all mappings.
+smaps_sum() { awk -v field="$2:" '$1 == field { sum += $2 } END { print sum + 0 }' /proc/$1/smaps; }
+
+# plain_output PROGRAM...: what it prints and its status when it runs by itself.
+plain_output() { echo go | "$@" 2>&1; echo "status $?"; }
+
+# check NAME FIELD LEAST MOST PROGRAM OPTIONS...: the program prints the same lifted, and has from LEAST to MOST KiB of
+# this field of smaps on huge pages; no page is writable and executable; the pool is as full as before.
+check() {
+    name=$1 field=$2 least=$3 most=$4 program=$5
+    shift 5
+    [ -x /bin/$program ] || return # not every program is written for every architecture
+    before=$(free_pages)
+    plain_output $program >/tmp/plain
+    rm -f /tmp/in
+    mkfifo /tmp/in
+    : >/tmp/out
+    $launcher pagelift run "$@" -- $program </tmp/in >/tmp/out 2>/tmp/err &
+    pid=$!
+    exec 3>/tmp/in
+    tries=0
+    until grep -q '^ready' /tmp/out || [ $tries -ge 600 ] || [ ! -d /proc/$pid ]; do
+        usleep 50000
+        tries=$((tries + 1))
+    done
+    found=$(smaps_sum $pid $field 2>/dev/null)
+    both=$(grep -c ' rwxp' /proc/$pid/maps 2>/dev/null)
+    echo go >&3
+    exec 3>&-
+    wait $pid
+    echo "status $?" >>/tmp/out
+    said=$(tr '\n' ' ' </tmp/err)
+    if ! cmp -s /tmp/plain /tmp/out; then
+        failed "$name: it printed $(tail -n 3 /tmp/out | tr '\n' ' '), plain $(tail -n 3 /tmp/plain | tr '\n' ' '); $said"
+    elif [ "${found:-0}" -lt $least ] || [ "${found:-0}" -gt $most ]; then
+        failed "$name: $field is $found KiB, due are $least to $most; $said"
+    elif [ "$both" != 0 ]; then
+        failed "$name: $both mappings are writable and executable"
+    elif [ "$(free_pages)" != "$before" ]; then
+        failed "$name: $before pages were free, now $(free_pages)"
+    else
+        ok "$name ($found KiB; $said)"
+    fi
+}
+
+# same NAME PROGRAM OPTIONS...: only the output and the ending must be the same.
+same() {
+    name=$1 program=$2
+    shift 2
+    [ -x /bin/${program#/bin/} ] || return
+    plain_output $program >/tmp/plain
+    plain_output $launcher pagelift run -q "$@" -- $program >/tmp/out
+    if cmp -s /tmp/plain /tmp/out; then
+        ok "$name"
+    else
+        failed "$name: it printed $(tail -n 3 /tmp/out | tr '\n' ' '), plain $(tail -n 3 /tmp/plain | tr '\n' ' ')"
+    fi
+}
+launcher=
+any=1000000000

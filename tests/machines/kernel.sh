@@ -1,0 +1,46 @@
+# What every kernel must show: each source of pages, writable ranges, the heap, threads, a fork, shortages.
+echo "kernel $(uname -r) on $(uname -m)"
+echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+M=1024
+
+pool 60
+check "hugetlb: code and constants" Private_Hugetlb $((10 * M)) $((14 * M)) pie_by_default --pages hugetlb --lift text,rodata
+check "hugetlb: everything" Private_Hugetlb $((20 * M)) $((30 * M)) pie_by_default --pages hugetlb --writable-pages hugetlb
+check "hugetlb: static and position-independent" Private_Hugetlb $((20 * M)) $((30 * M)) static_pie --pages hugetlb --writable-pages hugetlb
+check "hugetlb: fixed address" Private_Hugetlb $((20 * M)) $((30 * M)) fixed_address_executable --pages hugetlb --writable-pages hugetlb
+check "hugetlb: no libc" Private_Hugetlb $((4 * M)) $((8 * M)) no_libc --pages hugetlb --writable-pages hugetlb
+check "hugetlb: sealed pages stay sealed" Private_Hugetlb $((6 * M)) $any relro_stays_read_only --pages hugetlb --writable-pages hugetlb
+check "hugetlb: threads of a constructor" Private_Hugetlb $((8 * M)) $any threads_of_a_constructor --pages hugetlb --writable-pages hugetlb
+check "hugetlb: heap" Private_Hugetlb $((2 * M)) $any heap_grows_and_shrinks --pages hugetlb
+check "hugetlb: fork" Private_Hugetlb $((4 * M)) $any fork_and_write --pages hugetlb
+
+check "thp: everything" AnonHugePages $((16 * M)) $((30 * M)) pie_by_default --pages thp
+check "thp: static and position-independent" AnonHugePages $((16 * M)) $((30 * M)) static_pie --pages thp
+check "thp: no libc" AnonHugePages $((4 * M)) $((8 * M)) no_libc --pages thp
+check "thp: threads of a constructor" AnonHugePages $((8 * M)) $any threads_of_a_constructor --pages thp
+check "thp: fork" AnonHugePages $((8 * M)) $any fork_and_write --pages thp
+check "thp: signals at the start" AnonHugePages $((4 * M)) $any handles_signals_at_start --pages thp
+
+pool 3
+check "pool of three pages" Private_Hugetlb 1 $((6 * M)) pie_by_default --pages hugetlb --writable-pages hugetlb
+check "pool of three pages, threads" Private_Hugetlb 0 $((6 * M)) threads_of_a_constructor --pages hugetlb --writable-pages hugetlb
+check "pool of three pages, thp for the rest" Private_Hugetlb 1 $((6 * M)) pie_by_default --pages auto
+pool 0
+check "empty pool" Private_Hugetlb 0 0 pie_by_default --pages hugetlb
+echo never >/sys/kernel/mm/transparent_hugepage/enabled
+check "no source at all" AnonHugePages 0 0 pie_by_default
+check "thp wanted, switched off" AnonHugePages 0 0 pie_by_default --pages thp
+echo always >/sys/kernel/mm/transparent_hugepage/enabled
+check "thp always" AnonHugePages $((12 * M)) $any pie_by_default --pages thp
+echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+
+pool 40
+usual=$(cat /proc/sys/vm/max_map_count)
+for most in 8 9 10 11 12 13 14 15 16 18 20 24 28; do
+    echo $most >/proc/sys/vm/max_map_count
+    same "at most $most mappings, hugetlb" no_libc --pages hugetlb --writable-pages hugetlb
+    same "at most $most mappings, thp" no_libc --pages thp
+done
+echo $usual >/proc/sys/vm/max_map_count
+[ "$(free_pages)" = 40 ] && ok "no page of the pool is lost" || failed "$(free_pages) of 40 pages are free at the end"
+same "a small program" /bin/true

@@ -1,0 +1,180 @@
+//! Other kernels: a virtual machine with an initramfs made here, whose init script prints results on the console.
+
+use anyhow::{Context as _, Result, ensure};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// An initramfs in the making: a `newc` archive (Documentation/driver-api/early-userspace/buffer-format.rst).
+#[derive(Default)]
+pub struct Initramfs {
+    archive: Vec<u8>,
+    present: BTreeSet<String>,
+}
+
+const FOLDER: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+const LINK: u32 = 0o120_777;
+
+impl Initramfs {
+    fn entry(&mut self, name: &str, mode: u32, contents: &[u8]) {
+        if !self.present.insert(name.to_owned()) {
+            return;
+        }
+        let number = self.present.len() as u32;
+        let mut header = String::from("070701");
+        for field in [number, mode, 0, 0, 1, 0, contents.len() as u32, 0, 0, 0, 0, name.len() as u32 + 1, 0] {
+            header += &format!("{field:08x}");
+        }
+        self.archive.extend_from_slice(header.as_bytes());
+        self.archive.extend_from_slice(name.as_bytes());
+        self.archive.push(0);
+        self.pad();
+        self.archive.extend_from_slice(contents);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.archive.resize(self.archive.len().next_multiple_of(4), 0);
+    }
+
+    fn folders_above(&mut self, path: &str) {
+        let parts: Vec<&str> = path.split('/').collect();
+        for end in 1..parts.len() {
+            self.entry(&parts[..end].join("/"), FOLDER, &[]);
+        }
+    }
+
+    /// An empty folder, by its absolute path.
+    pub fn add_folder(&mut self, path: &str) {
+        let path = path.trim_start_matches('/');
+        self.folders_above(path);
+        self.entry(path, FOLDER, &[]);
+    }
+
+    /// A file that can be executed, by its absolute path there.
+    pub fn add_file(&mut self, path: &str, contents: &[u8]) {
+        let path = path.trim_start_matches('/');
+        self.folders_above(path);
+        self.entry(path, PROGRAM, contents);
+    }
+
+    /// A symbolic link.
+    pub fn add_link(&mut self, path: &str, target: &str) {
+        let path = path.trim_start_matches('/');
+        self.folders_above(path);
+        self.entry(path, LINK, target.as_bytes());
+    }
+
+    /// A program of this machine, under another path, with the shared objects and the dynamic linker that it needs.
+    ///
+    /// # Errors
+    /// One of the files cannot be read.
+    pub fn add_program(&mut self, from: &Path, path: &str) -> Result<()> {
+        self.add_file(path, &fs::read(from).with_context(|| format!("cannot read {}", from.display()))?);
+        let listed = Command::new("ldd").arg(from).output().context("cannot run ldd")?;
+        // `name => /path (address)`, or `/path (address)` for the dynamic linker; nothing for a static program.
+        for line in String::from_utf8_lossy(&listed.stdout).lines() {
+            if let Some(library) = line.split_whitespace().find(|word| word.starts_with('/')) {
+                self.add_file(library, &fs::read(library)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The finished archive.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.entry("TRAILER!!!", 0, &[]);
+        self.archive.resize(self.archive.len().next_multiple_of(512), 0);
+        self.archive
+    }
+}
+
+/// A machine to boot, by QEMU's software emulation (`/dev/kvm` may be missing or hang in a virtual machine).
+pub struct VirtualMachine {
+    /// `x86_64` or `aarch64`.
+    pub architecture: &'static str,
+    /// The kernel's image.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+    /// Sizes of the memory of each NUMA node, in MiB.
+    pub nodes: Vec<u32>,
+}
+
+impl VirtualMachine {
+    /// The command that boots it, with its console on standard output.
+    pub fn command(&self) -> Command {
+        let mut qemu = Command::new(format!("qemu-system-{}", self.architecture));
+        let (machine, console) = match self.architecture {
+            "aarch64" => ("virt", "ttyAMA0"),
+            _ => ("pc", "ttyS0"),
+        };
+        let megabytes: u32 = self.nodes.iter().sum();
+        qemu.args(["-machine", machine, "-cpu", "max", "-accel", "tcg,thread=multi", "-smp", "2", "-nodefaults"]);
+        qemu.args(["-no-reboot", "-display", "none", "-serial", "stdio", "-m", &format!("{megabytes}M")]);
+        if self.nodes.len() > 1 {
+            for (node, size) in self.nodes.iter().enumerate() {
+                qemu.args(["-object", &format!("memory-backend-ram,id=node{node},size={size}M")]);
+                qemu.args(["-numa", &format!("node,nodeid={node},memdev=node{node},cpus={node}")]);
+            }
+        }
+        qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initramfs);
+        qemu.args(["-append", &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init")]);
+        qemu
+    }
+}
+
+/// The results that an init script has printed: `RESULT ok NAME` or `RESULT failed NAME: why`.
+///
+/// # Errors
+/// A check failed, none was made, or the script did not come to its end.
+pub fn check_results(console: &str, least: usize) -> Result<usize> {
+    let results: Vec<&str> = console.lines().filter_map(|line| line.split_once("RESULT ")).map(|(_, r)| r).collect();
+    let failed: Vec<&&str> = results.iter().filter(|result| !result.starts_with("ok ")).collect();
+    ensure!(failed.is_empty(), "{failed:#?}");
+    ensure!(console.contains("END OF CHECKS"), "the script did not come to its end:\n{}", tail(console));
+    ensure!(results.len() >= least, "only {} of {least} checks were made:\n{}", results.len(), tail(console));
+    Ok(results.len())
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_archive_is_one_that_can_be_listed() {
+        let mut initramfs = Initramfs::default();
+        initramfs.add_file("/usr/bin/x", b"contents");
+        initramfs.add_link("/bin/y", "/usr/bin/x");
+        let archive = initramfs.finish();
+        assert_eq!(archive.len() % 512, 0);
+        let mut names = Vec::new();
+        let mut rest = &archive[..];
+        while rest.starts_with(b"070701") {
+            let field = |n: usize| {
+                let text = std::str::from_utf8(&rest[6 + 8 * n..14 + 8 * n]).unwrap();
+                usize::from_str_radix(text, 16).unwrap()
+            };
+            let (size, name_size) = (field(6), field(11));
+            names.push(String::from_utf8(rest[110..110 + name_size - 1].to_vec()).unwrap());
+            let data = (110 + name_size).next_multiple_of(4);
+            rest = &rest[(data + size).next_multiple_of(4)..];
+        }
+        assert_eq!(names, ["usr", "usr/bin", "usr/bin/x", "bin", "bin/y", "TRAILER!!!"]);
+    }
+
+    #[test]
+    fn a_failed_check_or_a_missing_end_is_an_error() {
+        assert_eq!(check_results("RESULT ok a\nRESULT ok b\nEND OF CHECKS\n", 2).unwrap(), 2);
+        assert!(check_results("RESULT ok a\nRESULT failed b: x\nEND OF CHECKS\n", 2).is_err());
+        assert!(check_results("RESULT ok a\n", 1).is_err());
+        assert!(check_results("END OF CHECKS\n", 1).is_err());
+    }
+}

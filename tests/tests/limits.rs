@@ -1,0 +1,357 @@
+//! Everything that can run short or be refused: the pool, cgroups, mappings, address space, system calls. The affected
+//! range stays as it was, the rest is lifted, a reason is given, and the program does what it always does.
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial;
+use pagelift_tests::{
+    Context, Ending, Need, Output, PoolReservation, Program, View, default_huge_page, main_of, pool_file, trial,
+};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    let mut trials = pool();
+    trials.extend(refused_calls());
+    trials.extend(others());
+    main_of(trials)
+}
+
+fn gcc() -> Vec<Need> {
+    vec![Need::Command("gcc".into()), Need::Thp]
+}
+
+fn pool_of(bytes: u64) -> Vec<Need> {
+    [gcc(), vec![Need::Pool(bytes)]].concat()
+}
+
+/// Runs `every_range` plain and behind these words; outputs and protections must be equal. Pagelift's lines, and the bytes
+/// on huge pages from the pool and by transparent ones.
+fn survives(t: &Context, program: &str, words: &[String], options: &[&str]) -> Result<(Output, u64, u64)> {
+    let program = Program::named(program)?.command()?;
+    let behind = |command: &Command| {
+        let Some(first) = words.first() else { return copy(command) };
+        let mut launcher = Command::new(first);
+        launcher.args(&words[1..]).arg(command.get_program()).args(command.get_args());
+        launcher
+    };
+    let mut plain_protections = String::new();
+    let plain = watch(t, behind(&program), |view| {
+        plain_protections = view.protections(view.executable()?);
+        Ok(())
+    })?;
+    ensure!(plain.ending == Ending::Exit(0), "the plain program: {plain:?}");
+    let (mut hugetlb, mut thp) = (0, 0);
+    let lifted = watch(t, behind(&t.lifted(options, &program)?), |view| {
+        let protections = view.protections(view.executable()?);
+        ensure!(protections == plain_protections, "protections, plain\n{plain_protections}lifted\n{protections}");
+        view.check_read_only_contents(view.executable()?)?;
+        hugetlb = view.usages.iter().map(|u| u.hugetlb).sum();
+        thp = view.usages.iter().map(|u| u.anonymous_huge).sum();
+        Ok(())
+    })?;
+    ensure!(lifted.ending == plain.ending, "{:?}: {}", lifted.ending, lifted.stderr);
+    ensure!(lifted.stdout == plain.stdout, "plain printed\n{}\nlifted\n{}", plain.stdout, lifted.stdout);
+    ensure!(lifted.foreign_stderr() == plain.stderr, "plain said\n{}\nlifted\n{}", plain.stderr, lifted.stderr);
+    t.note(format!("hugetlb {} KiB, thp {} KiB: {}", hugetlb >> 10, thp >> 10, lifted.stderr.trim()));
+    Ok((lifted, hugetlb, thp))
+}
+
+fn copy(command: &Command) -> Command {
+    let mut copy = Command::new(command.get_program());
+    copy.args(command.get_args());
+    copy
+}
+
+fn watch(t: &Context, command: Command, look: impl FnOnce(&View) -> Result<()>) -> Result<Output> {
+    let mut session = t.session_within(command, Duration::from_secs(90))?;
+    session.wait_for_line("ready")?;
+    look(&View::of(session.pid())?).with_context(|| format!("it said {}", session.stderr_so_far().trim()))?;
+    session.send("go on\n")?;
+    let output = session.finish()?;
+    t.keep(&output);
+    Ok(output)
+}
+
+fn says(output: &Output, words: &[&str]) -> Result<()> {
+    let lines = output.own_lines().join("\n");
+    for word in words {
+        ensure!(lines.contains(word), "`{word}` is not said:\n{lines}");
+    }
+    Ok(())
+}
+
+fn pool() -> Vec<Trial> {
+    vec![
+        trial("pool/empty", pool_of(0), |t| {
+            let (output, hugetlb, thp) =
+                survives(t, "pie_by_default.c", &[], &["--pages", "hugetlb", "--lift", "text,rodata"])?;
+            ensure!(hugetlb + thp == 0, "{hugetlb} + {thp} bytes are on huge pages");
+            says(&output, &["nothing lifted", "nr_hugepages"])
+        }),
+        trial("pool/empty_and_auto_takes_thp", pool_of(0), |t| {
+            let (_, hugetlb, thp) = survives(t, "pie_by_default.c", &[], &[])?;
+            ensure!(hugetlb == 0 && thp > 10 << 20, "hugetlb {hugetlb}, thp {thp}");
+            Ok(())
+        }),
+        trial("pool/too_small", pool_of(6 << 20), |t| {
+            let (output, hugetlb, _) = survives(t, "pie_by_default.c", &[], &["--pages", "hugetlb"])?;
+            ensure!(hugetlb > 0 && hugetlb <= 6 << 20, "{hugetlb} bytes from a pool of 6 MiB");
+            says(&output, &["nr_hugepages"])?;
+            ensure!(t.pool()?.free()? == t.pool()?.pages(), "pages are lost");
+            Ok(())
+        }),
+        trial("pool/too_small_and_auto_fills_up_with_thp", pool_of(6 << 20), |t| {
+            let (_, hugetlb, thp) = survives(t, "pie_by_default.c", &[], &[])?;
+            ensure!(hugetlb > 0 && thp > 6 << 20, "hugetlb {hugetlb}, thp {thp}");
+            Ok(())
+        }),
+        trial("pool/too_small_and_writable_pages_wanted", pool_of(10 << 20), |t| {
+            let options = ["--pages", "hugetlb", "--writable-pages", "hugetlb"];
+            survives(t, "pie_by_default.c", &[], &options)?;
+            survives(t, "data_and_bss_over_1_gib.c", &[], &[&options[..], &["--max-memory", "4G"]].concat())?;
+            Ok(())
+        }),
+        trial("pool/promised_to_another_process", pool_of(24 << 20), promised_pages),
+        trial("pool/overcommit_is_enough", pool_of(0), overcommit),
+        trial("pool/require_makes_it_an_error", pool_of(0), |t| {
+            let program = Program::named("pie_by_default.c")?.command()?;
+            let output = t.run(t.lifted(&["--pages", "hugetlb", "--require"], &program)?)?;
+            ensure!(output.ending == Ending::Exit(125) && output.stdout.is_empty(), "it ran: {output:?}");
+            says(&output, &["nr_hugepages"])
+        }),
+        trial("pool/require_with_enough", pool_of(64 << 20), |t| {
+            survives(t, "pie_by_default.c", &[], &["--pages", "hugetlb", "--require"]).map(drop)
+        }),
+        trial("pool/of_1_gib_pages", [gcc(), vec![Need::Root, Need::Memory(6 << 30)]].concat(), gigantic_pages),
+        trial("pool/hugetlb_cgroup_limit", pool_of(64 << 20), |t| hugetlb_cgroup(t, "limit_in_bytes")),
+        trial("pool/hugetlb_cgroup_reservation_limit", pool_of(64 << 20), |t| hugetlb_cgroup(t, "rsvd.limit_in_bytes")),
+    ]
+}
+
+/// Free pages that a mapping of somebody else has been promised are not ours to take.
+fn promised_pages(t: &Context) -> Result<()> {
+    let holder = Program::named("reserves_huge_pages.c")?.build()?;
+    let mut holding = Command::new(holder);
+    holding.arg((20 << 20).to_string());
+    let mut holder = t.session(holding)?;
+    holder.wait_for_line("ready")?;
+    let (_, hugetlb, _) = survives(t, "pie_by_default.c", &[], &["--pages", "hugetlb"])?;
+    ensure!(hugetlb <= 4 << 20, "{hugetlb} bytes were taken, 4 MiB were free");
+    holder.send("go on\n")?;
+    let output = holder.finish()?.success().context("the holder of the promise was harmed")?;
+    ensure!(output.stdout.contains("all pages are there"), "{output:?}");
+    Ok(())
+}
+
+fn overcommit(t: &Context) -> Result<()> {
+    let file = pool_file(default_huge_page()?, "nr_overcommit_hugepages");
+    fs::write(&file, "32")?;
+    let result = survives(t, "pie_by_default.c", &[], &["--pages", "hugetlb"]);
+    fs::write(&file, "0")?;
+    let (_, hugetlb, _) = result?;
+    ensure!(hugetlb > 10 << 20, "{hugetlb} bytes of surplus pages");
+    Ok(())
+}
+
+fn gigantic_pages(t: &Context) -> Result<()> {
+    let page = address_space::PageSize::new(1 << 30)?;
+    ensure!(pool_file(page, "nr_hugepages").exists(), "this machine has no 1 GiB pages");
+    let pool = match PoolReservation::of(page, 1) {
+        Ok(pool) => pool,
+        Err(error) => return Err(error.context("1 GiB of memory in one piece")),
+    };
+    let options = ["--pages", "hugetlb", "--page-size", "1G", "--writable-pages", "hugetlb", "--lift", "bss"];
+    let (output, hugetlb, _) =
+        survives(t, "bss_of_several_gib.c", &[], &[&options[..], &["--max-memory", "3G"]].concat())?;
+    ensure!(hugetlb == 1 << 30, "{hugetlb} bytes on 1 GiB pages: {}", output.stderr);
+    says(&output, &["1 GiB pages"])?;
+    ensure!(pool.free()? == 1, "the page is lost");
+    Ok(())
+}
+
+/// A cgroup of its own, removed when dropped.
+struct Group {
+    mounted: Option<PathBuf>,
+    folder: PathBuf,
+}
+
+impl Group {
+    /// In the hierarchy of this controller, version 1 or 2, mounted for the time where it is not.
+    fn of(t: &Context, controller: &str) -> Result<Self> {
+        let name = format!("pagelift-test-{}-{}", std::process::id(), controller);
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        let has = |options: &str| options.split(',').any(|option| option == controller);
+        let mounted = mounts.lines().find_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (place, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
+            (kind == "cgroup" && has(options)).then(|| PathBuf::from(place))
+        });
+        let (root, own) = match mounted {
+            Some(place) => (place, None),
+            None => {
+                let place = t.folder().join("hierarchy");
+                fs::create_dir_all(&place)?;
+                let mut mount = Command::new("mount");
+                mount.args(["-t", "cgroup", "-o", controller, "none"]).arg(&place);
+                t.run(mount)?.success().with_context(|| format!("no cgroup controller {controller}"))?;
+                (place.clone(), Some(place))
+            }
+        };
+        let folder = root.join(name);
+        fs::create_dir(&folder)?;
+        Ok(Self { mounted: own, folder })
+    }
+
+    fn set(&self, file: &str, value: &str) -> Result<()> {
+        fs::write(self.folder.join(file), value).with_context(|| format!("cannot write {value} to {file}"))
+    }
+
+    /// Words that put what follows them into the group.
+    fn words(&self) -> Vec<String> {
+        let script = format!("echo $$ >{}/tasks && exec \"$@\"", self.folder.display());
+        ["sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let removed = (0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            fs::remove_dir(&self.folder).is_ok()
+        });
+        if !removed {
+            eprintln!("the cgroup {} could not be removed", self.folder.display());
+        }
+        if let Some(place) = &self.mounted {
+            Command::new("umount").arg(place).status().ok();
+        }
+    }
+}
+
+/// The pool has enough, the cgroup does not: with the plain limit, a fault beyond it would be SIGBUS.
+fn hugetlb_cgroup(t: &Context, limit: &str) -> Result<()> {
+    let group = Group::of(t, "hugetlb")?;
+    let huge = default_huge_page()?;
+    group.set(&format!("hugetlb.{}MB.{limit}", huge.bytes() >> 20), &(3 * huge.bytes()).to_string())?;
+    let options = ["--pages", "hugetlb", "--writable-pages", "hugetlb"];
+    let (output, hugetlb, _) = survives(t, "pie_by_default.c", &group.words(), &options)?;
+    ensure!(hugetlb <= 3 * huge.bytes(), "{hugetlb} bytes, more than the group's limit");
+    ensure!(!output.own_lines().is_empty(), "nothing is said");
+    let free = t.pool()?.free()?;
+    ensure!(free == t.pool()?.pages(), "{free} of {} pages are free again", t.pool()?.pages());
+    Ok(())
+}
+
+/// Each of the calls that a lift may make is refused by a seccomp filter, with the errnos that filters give.
+fn refused_calls() -> Vec<Trial> {
+    let refusals = [
+        "mremap:1",
+        "mremap:38",
+        "madvise:1",
+        "madvise:22",
+        "process_madvise:1",
+        "ptrace:1",
+        "ptrace:38",
+        "process_vm_readv:1",
+        "process_vm_writev:38",
+        "prctl:1",
+        "memfd_create:1",
+        "userfaultfd:1",
+        "munmap:1",
+    ];
+    let mut trials = Vec::new();
+    for refusal in refusals {
+        let body = move |t: &Context, options: &[&str]| {
+            let launcher = Program::named("starts_another_with.c")?.build()?.to_string_lossy().into_owned();
+            let (output, ..) =
+                survives(t, "pie_by_default.c", &[launcher, format!("refuse={refusal}"), "--".into()], options)?;
+            ensure!(output.own_lines().len() == 1, "not one line: {}", output.stderr);
+            Ok(())
+        };
+        let name = refusal.replace(':', "_by_errno_");
+        trials.push(trial(format!("refused/{name}/thp"), gcc(), move |t| body(t, &["--pages", "thp"])));
+        trials.push(trial(format!("refused/{name}/hugetlb"), pool_of(64 << 20), move |t| {
+            body(t, &["--pages", "hugetlb", "--writable-pages", "hugetlb"])
+        }));
+    }
+    trials
+}
+
+fn behind(
+    words: &'static [&'static str],
+    options: &'static [&'static str],
+) -> impl Fn(&Context) -> Result<(Output, u64, u64)> {
+    move |t| {
+        let launcher = Program::named("starts_another_with.c")?.build()?.to_string_lossy().into_owned();
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        survives(t, "pie_by_default.c", &[vec![launcher], words, vec!["--".to_owned()]].concat(), options)
+    }
+}
+
+fn others() -> Vec<Trial> {
+    let mdwe = [gcc(), vec![Need::Kernel(6, 3)]].concat();
+    vec![
+        trial("other/memory_deny_write_execute", mdwe, |t| {
+            let (output, _, thp) = behind(&["mdwe"], &["--pages", "thp"])(t)?;
+            ensure!(thp > 0, "not even data is lifted: {}", output.stderr);
+            Ok(())
+        }),
+        trial("other/thp_switched_off_for_the_process", gcc(), |t| {
+            let (output, hugetlb, thp) = behind(&["no-thp"], &["--pages", "thp"])(t)?;
+            ensure!(hugetlb + thp == 0, "hugetlb {hugetlb}, thp {thp}");
+            says(&output, &["nothing lifted"])
+        }),
+        trial("other/little_address_space", gcc(), |t| {
+            // RLIMIT_AS leaves the program a few MiB more than it needs.
+            behind(&["limit=9:36000000:36000000"], &["--pages", "thp"])(t).map(drop)
+        }),
+        trial("other/no_data_segment_growth", gcc(), |t| {
+            behind(&["limit=2:20000000:20000000"], &["--pages", "thp"])(t).map(drop)
+        }),
+        trial("other/no_locked_memory", pool_of(64 << 20), |t| {
+            let (_, hugetlb, _) = behind(&["limit=8:0:0"], &["--pages", "hugetlb"])(t)?;
+            ensure!(hugetlb > 10 << 20, "{hugetlb} bytes");
+            Ok(())
+        }),
+        trial("other/max_map_count_is_reached/thp", gcc(), |t| few_mappings_left(t, &["--pages", "thp"])),
+        trial("other/max_map_count_is_reached/hugetlb", pool_of(64 << 20), |t| {
+            few_mappings_left(t, &["--pages", "hugetlb", "--writable-pages", "hugetlb"])
+        }),
+        trial("other/memory_cgroup_is_nearly_full", [gcc(), vec![Need::Root]].concat(), memory_cgroup),
+        trial("other/max_memory_is_kept", gcc(), max_memory),
+    ]
+}
+
+fn few_mappings_left(t: &Context, options: &[&str]) -> Result<()> {
+    for left in [0, 1, 2, 3, 4, 6, 8, 12, 20, 40] {
+        let words = ["env".to_owned(), format!("MAPPINGS_LEFT={left}")];
+        survives(t, "near_the_limit_of_mappings.c", &words, options).with_context(|| format!("{left} left"))?;
+    }
+    Ok(())
+}
+
+/// Where the plain program just fits, a lift must not be what kills it.
+fn memory_cgroup(t: &Context) -> Result<()> {
+    for limit in [24 << 20, 28 << 20, 36 << 20, 48 << 20] {
+        let group = Group::of(t, "memory")?;
+        group.set("memory.limit_in_bytes", &limit.to_string())?;
+        survives(t, "pie_by_default.c", &group.words(), &["--pages", "thp"])
+            .with_context(|| format!("{} MiB are allowed", limit >> 20))?;
+    }
+    Ok(())
+}
+
+fn max_memory(t: &Context) -> Result<()> {
+    for (limit, most) in [("0", 0), ("1M", 1 << 20), ("5M", 5 << 20), ("9M", 9 << 20)] {
+        let report = t.folder().join("report.json");
+        let report_path = report.to_string_lossy().into_owned();
+        let options = ["--pages", "thp", "--max-memory", limit, "--report", &report_path];
+        survives(t, "pie_by_default.c", &[], &options).with_context(|| format!("--max-memory {limit}"))?;
+        let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&report)?)?;
+        let resident = report["made_resident_bytes"].as_u64().context("no made_resident_bytes")?;
+        ensure!(resident <= most, "--max-memory {limit}: {resident} bytes were made resident");
+    }
+    Ok(())
+}

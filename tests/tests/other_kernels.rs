@@ -1,0 +1,157 @@
+//! Other kernels and another architecture, in virtual machines under software emulation: Debian's 5.10, which cannot move
+//! hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, two NUMA nodes, and 64-bit ARM.
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial;
+use pagelift_tests::{
+    Context, Initramfs, Need, Program, VirtualMachine, check_results, main_of, pagelift_binary, target_folder,
+    tests_folder, trial,
+};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(240);
+const PROGRAMS: [&str; 9] = [
+    "pie_by_default.c",
+    "static_pie.c",
+    "fixed_address_executable.c",
+    "no_libc.S",
+    "relro_stays_read_only.c",
+    "threads_of_a_constructor.c",
+    "heap_grows_and_shrinks.c",
+    "fork_and_write.c",
+    "handles_signals_at_start.c",
+];
+
+fn main() -> ExitCode {
+    let needs = |kernel: &str| {
+        vec![
+            Need::Command("qemu-system-x86_64".into()),
+            Need::File(kernel_image(kernel).to_string_lossy().into_owned()),
+            Need::Command("busybox".into()),
+            Need::Machine("x86_64".into()),
+        ]
+    };
+    let arm = vec![
+        Need::Command("qemu-system-aarch64".into()),
+        Need::Command("aarch64-linux-gnu-gcc".into()),
+        Need::File(kernel_image("linux-6.1-arm64").to_string_lossy().into_owned()),
+        Need::File(kernel_image("busybox-arm64").to_string_lossy().into_owned()),
+        Need::File(arm_pagelift().to_string_lossy().into_owned()),
+    ];
+    let on = |kernel: &'static str, script: &'static str, nodes: &'static [u32], least: usize| {
+        let name = format!("{kernel}/{}", script.trim_end_matches(".sh"));
+        trial(name, needs(kernel), move |t| boot(t, kernel, script, nodes, least))
+    };
+    let trials: Vec<Trial> = vec![
+        on("linux-5.10-amd64", "kernel.sh", &[1536], 48),
+        on("linux-6.1-amd64", "kernel.sh", &[1536], 48),
+        on("linux-5.10-amd64", "nodes.sh", &[500, 500], 8),
+        on("linux-6.1-amd64", "nodes.sh", &[500, 500], 8),
+        trial("linux-6.1-arm64/kernel", arm, boot_arm),
+    ];
+    main_of(trials)
+}
+
+/// What `scripts/fetch-test-kernels` has fetched.
+fn kernel_image(name: &str) -> PathBuf {
+    target_folder().join("test-kernels").join(name)
+}
+
+fn script(name: &str) -> Result<Vec<u8>> {
+    let folder = tests_folder().join("machines");
+    let mut text = "#!/bin/sh\nexport PATH=/bin:/usr/bin\n".to_owned();
+    text += &fs::read_to_string(folder.join("checks.sh"))?;
+    text += &fs::read_to_string(folder.join(name)).with_context(|| format!("no {name}"))?;
+    text += "\necho END OF CHECKS\nsync\npoweroff -f\n";
+    Ok(text.into_bytes())
+}
+
+fn with_busybox(busybox: &Path) -> Result<Initramfs> {
+    let mut initramfs = Initramfs::default();
+    initramfs.add_file("/bin/busybox", &fs::read(busybox)?);
+    let applets = "sh mount awk cat grep tr tail cmp mkfifo rm usleep poweroff sync uname ls wc true sleep env";
+    for applet in applets.split(' ') {
+        initramfs.add_link(&format!("/bin/{applet}"), "busybox");
+    }
+    for folder in ["/proc", "/sys", "/dev", "/tmp"] {
+        initramfs.add_folder(folder);
+    }
+    Ok(initramfs)
+}
+
+fn run_machine(t: &Context, machine: &VirtualMachine, least: usize) -> Result<()> {
+    let output = t.run_within(machine.command(), LIMIT)?;
+    let console = output.stdout.replace('\r', "");
+    let checks = check_results(&console, least).with_context(|| output.stderr.clone())?;
+    t.note(format!("{checks} checks in {:?}", output.took));
+    Ok(())
+}
+
+fn boot(t: &Context, kernel: &str, name: &str, nodes: &[u32], least: usize) -> Result<()> {
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.exists());
+    let mut initramfs = with_busybox(busybox.context("no busybox")?)?;
+    initramfs.add_program(&pagelift_binary()?, "/bin/pagelift")?;
+    for name in PROGRAMS.iter().chain(&["starts_another_with.c"]) {
+        let program = Program::named(name)?;
+        initramfs.add_program(&program.build()?, &format!("/bin/{}", program.name()))?;
+    }
+    initramfs.add_file("/init", &script(name)?);
+    let file = t.folder().join("initramfs");
+    fs::write(&file, initramfs.finish())?;
+    let machine =
+        VirtualMachine { architecture: "x86_64", kernel: kernel_image(kernel), initramfs: file, nodes: nodes.to_vec() };
+    run_machine(t, &machine, least)
+}
+
+/// Built by `make test` where the compiler for it is there.
+fn arm_pagelift() -> PathBuf {
+    target_folder().join("aarch64-unknown-linux-gnu/release/pagelift")
+}
+
+/// The same programs, built for 64-bit ARM, static so that no library of that architecture must be carried along.
+fn boot_arm(t: &Context) -> Result<()> {
+    let mut initramfs = with_busybox(&kernel_image("busybox-arm64"))?;
+    initramfs.add_file("/bin/pagelift", &fs::read(arm_pagelift())?);
+    for library in arm_libraries()? {
+        initramfs.add_file(
+            &format!("/lib/{}", library.file_name().context("a name")?.to_string_lossy()),
+            &fs::read(&library)?,
+        );
+    }
+    let builds = [
+        ("pie_by_default", "-fPIE -pie"),
+        ("static_pie", "-static-pie -fPIE"),
+        ("fixed_address_executable", "-fno-pie -no-pie"),
+        ("relro_stays_read_only", "-fPIE -pie -Wl,-z,now"),
+        ("heap_grows_and_shrinks", "-fPIE -pie"),
+        ("handles_signals_at_start", "-fPIE -pie"),
+        ("fork_and_write", "-fPIE -pie"),
+    ];
+    for (name, flags) in builds {
+        let out = t.folder().join(name);
+        let mut compiler = Command::new("aarch64-linux-gnu-gcc");
+        compiler.args(["-g", "-O1"]).args(flags.split(' ')).arg("-o").arg(&out);
+        compiler.arg(tests_folder().join("programs").join(format!("{name}.c")));
+        t.run(compiler)?.success()?;
+        initramfs.add_file(&format!("/bin/{name}"), &fs::read(&out)?);
+        fs::remove_file(out)?;
+    }
+    initramfs.add_file("/init", &script("kernel.sh")?);
+    let file = t.folder().join("initramfs");
+    fs::write(&file, initramfs.finish())?;
+    let kernel = kernel_image("linux-6.1-arm64");
+    let machine = VirtualMachine { architecture: "aarch64", kernel, initramfs: file, nodes: vec![1536] };
+    run_machine(t, &machine, 19)
+}
+
+/// The C library and the dynamic linker of the cross compiler.
+fn arm_libraries() -> Result<Vec<PathBuf>> {
+    let folder = Path::new("/usr/aarch64-linux-gnu/lib");
+    let names = ["ld-linux-aarch64.so.1", "libc.so.6", "libm.so.6", "libgcc_s.so.1"];
+    let found: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect();
+    ensure!(found.len() >= 3, "the cross compiler's libraries are not in {}", folder.display());
+    Ok(found)
+}
