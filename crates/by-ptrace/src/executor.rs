@@ -2,8 +2,8 @@
 
 use crate::Injector;
 use crate::arch::numbers;
-use crate::injection::InjectError;
-use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet, parse_smaps};
+use crate::calls::{self, failed, mmap_flags, not_made};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
 use lift_execution::{Backing, CallError, Executor};
@@ -29,22 +29,20 @@ impl<'a> ProcessExecutor<'a> {
     }
 
     fn call(&mut self, name: &'static str, number: i64, arguments: [u64; 6]) -> Result<u64, CallError> {
-        let errno = match self.injector.call(number, arguments) {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(errno)) | Err(InjectError::Ptrace(errno)) => errno,
-            Err(InjectError::Gone) => Errno::ESRCH,
-            Err(InjectError::NoInstruction | InjectError::Memory(_)) => Errno::EFAULT,
-        };
-        Err(CallError { call: name, errno: errno as i32 })
+        match self.injector.call(number, arguments) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(errno)) => Err(CallError { call: name, errno: errno as i32 }),
+            Err(error) => Err(not_made(name, &error)),
+        }
     }
 
     fn scratch(&mut self) -> Result<Address, CallError> {
-        let errno = match self.injector.scratch(self.base_page) {
-            Ok(Ok(address)) => return Ok(address),
-            Ok(Err(errno)) | Err(InjectError::Ptrace(errno)) => errno,
-            Err(_) => Errno::ESRCH,
-        };
-        Err(CallError { call: "mmap of a scratch page", errno: errno as i32 })
+        const CALL: &str = "mmap of a scratch page";
+        match self.injector.scratch(self.base_page) {
+            Ok(Ok(address)) => Ok(address),
+            Ok(Err(errno)) => Err(CallError { call: CALL, errno: errno as i32 }),
+            Err(error) => Err(not_made(CALL, &error)),
+        }
     }
 
     fn write(&self, at: Address, bytes: &[u8]) -> Result<(), CallError> {
@@ -77,29 +75,6 @@ impl<'a> ProcessExecutor<'a> {
         }
         Ok(())
     }
-
-    /// Before Linux 6.7 the kernel tells only how much of a mapping is huge, so a mapping counts where all of it is.
-    fn huge_by_smaps(&self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
-        let text = fs::read_to_string(format!("/proc/{}/smaps", self.injector.pid()));
-        let text = text.map_err(|error| failed("reading smaps", &error))?;
-        let usages =
-            parse_smaps(&text).map_err(|_| CallError { call: "reading smaps", errno: Errno::EINVAL as i32 })?;
-        let whole = usages.iter().map(|usage| (usage.huge(), usage.mapping.range.whole_pages(size)));
-        let huge = whole.filter(|(huge, whole)| *huge == whole.len()).map(|(_, whole)| whole.intersect(range));
-        Ok(huge.collect())
-    }
-}
-
-fn failed(call: &'static str, error: &std::io::Error) -> CallError {
-    CallError { call, errno: error.raw_os_error().unwrap_or(Errno::EIO as i32) }
-}
-
-fn mmap_flags(backing: Backing) -> u64 {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    (match backing {
-        Backing::Ordinary => flags,
-        Backing::Hugetlb(size) => flags | libc::MAP_HUGETLB | (size.log2() << linux::MAP_HUGE_SHIFT) as i32,
-    }) as u32 as u64
 }
 
 impl Executor for ProcessExecutor<'_> {
@@ -188,9 +163,10 @@ impl Executor for ProcessExecutor<'_> {
     }
 
     fn huge(&mut self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
-        match self.pagemap.as_ref().map(|pagemap| pagemap.huge(range)) {
-            Some(Ok(huge)) => Ok(huge.iter().map(|part| part.whole_pages(size)).collect()),
-            _ => self.huge_by_smaps(range, size),
+        let pid = self.injector.pid().as_raw();
+        match &self.pagemap {
+            Some(pagemap) => calls::huge(pid, pagemap, range, size),
+            None => calls::huge_by_smaps(pid, range, size),
         }
     }
 

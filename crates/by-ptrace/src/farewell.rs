@@ -50,7 +50,8 @@ pub struct CodeBetween {
 }
 
 impl CodeBetween {
-    fn code(&self) -> &'static [u8] {
+    /// Its bytes.
+    pub fn code(&self) -> &'static [u8] {
         let (start, end) = (self.start as usize, self.end as usize);
         // SAFETY:
         // - both symbols stand in this order in one piece of assembly in `arch`, with nothing but code between them.

@@ -7,11 +7,14 @@
 mod arch;
 mod auxiliary;
 mod breakpoint;
+mod calls;
 mod executor;
 mod farewell;
 mod follow;
 mod injection;
 mod launch;
+#[cfg(target_arch = "x86_64")]
+pub mod live;
 mod memory;
 mod move_base;
 mod requests;

@@ -21,6 +21,10 @@ pub struct Cli {
 pub enum Command {
     /// Start a program with its code and data on huge pages.
     Run(RunArgs),
+    /// Lift a program that runs.
+    Attach(AttachArgs),
+    /// Give a lifted program its files' pages back, while it runs.
+    Detach(DetachArgs),
     /// Show what would be lifted of a program or process, and what not and why.
     Inspect(InspectArgs),
     /// Show what the kernel backs with huge pages now.
@@ -180,6 +184,55 @@ pub struct RunArgs {
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+/// `pagelift attach`.
+#[derive(Args, Clone)]
+pub struct AttachArgs {
+    /// What to lift and from where.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// Number of the process.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub pid: Option<i32>,
+    /// All processes that run a program of this name.
+    #[arg(long, value_name = "NAME")]
+    pub all: Option<String>,
+    /// Show the plan only.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Stay, and lift what is loaded later.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub watch: bool,
+    /// Fail where anything planned could not be lifted.
+    #[arg(long)]
+    pub require: bool,
+    /// Write what was done as JSON (with --all, one document a line).
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
+    #[arg(long)]
+    pub perf_map: bool,
+    /// Say nothing.
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Say what became of each range.
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub verbose: bool,
+}
+
+/// `pagelift detach`.
+#[derive(Args, Clone)]
+pub struct DetachArgs {
+    /// Number of the process.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub pid: Option<i32>,
+    /// All processes that run a program of this name.
+    #[arg(long, value_name = "NAME")]
+    pub all: Option<String>,
+    /// Say nothing.
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// `pagelift inspect`.

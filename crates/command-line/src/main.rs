@@ -33,6 +33,8 @@ pub extern "C" fn main(_count: i32, _arguments: *const *const u8) -> i32 {
 fn run(cli: Cli) -> u8 {
     let result = match &cli.command {
         Command::Run(args) => return commands::run::run(args),
+        Command::Attach(args) => commands::attach::attach(args),
+        Command::Detach(args) => commands::attach::detach(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Status(args) => commands::status::run(args),
         Command::PerfMap(args) => commands::perf_map::run(args),

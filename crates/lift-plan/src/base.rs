@@ -4,6 +4,8 @@ use crate::groups::group;
 use crate::pieces::{file_pages_of, keep_below};
 use crate::{Edges, Kind, Kinds, Piece};
 use address_space::{AddressRange, ElfImage, LoadSegment, PageSize, Protection};
+use alloc::vec;
+use alloc::vec::Vec;
 use serde::Serialize;
 
 /// What huge pages can cover of an image at one base. Bytes.

@@ -1,6 +1,8 @@
 //! What the planner is told about the machine and the process.
 
 use address_space::{AddressRange, AddressSpace, LoadedObject, PageSize, RangeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
 use serde::Serialize;
 
 /// One pool of hugetlb pages of one size.
@@ -96,4 +98,6 @@ pub struct ProcessFacts {
     pub special: Vec<SpecialMapping>,
     /// The program sets up its own RELRO after this moment (a static program at its entry).
     pub relocates_itself: bool,
+    /// The program runs: writable memory may change at any moment, and the kernel may be writing to it.
+    pub running: bool,
 }

@@ -2,6 +2,8 @@
 
 use crate::{Edges, Kind, Piece};
 use address_space::{AddressRange, PageSize, Protection};
+use alloc::vec;
+use alloc::vec::Vec;
 
 /// Pieces of one object that touch each other and may share huge pages.
 #[derive(Clone, Debug)]

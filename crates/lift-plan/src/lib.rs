@@ -2,7 +2,10 @@
 //!
 //! Nothing here does I/O and nothing here is unsafe. What cannot be lifted comes back as a [`Refusal`] with its
 //! reason; the planner never guesses.
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
 
 mod base;
 mod facts;

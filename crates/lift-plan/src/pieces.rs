@@ -2,6 +2,8 @@
 
 use crate::{Kind, ProcessFacts, Reason};
 use address_space::{Address, AddressRange, LoadSegment, LoadedObject, Mapping, MappingName, PageSize, Protection};
+use alloc::vec;
+use alloc::vec::Vec;
 
 /// A mapping's part in one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +112,9 @@ fn refusal_of(piece: &Piece, object: &LoadedObject, process: &ProcessFacts) -> O
     }
     if !piece.protection.read {
         return Some(Reason::NotReadable);
+    }
+    if process.running && piece.protection.write && !piece.anonymous {
+        return Some(Reason::RunningAndWritable);
     }
     if process.relocates_itself && object.image.text_relocations && !piece.protection.write {
         return Some(Reason::TextRelocationsPending);

@@ -2,8 +2,10 @@
 
 use crate::Reason;
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
 use serde::Serialize;
-use std::fmt;
 
 /// What a piece of memory is to its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

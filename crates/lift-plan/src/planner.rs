@@ -7,7 +7,11 @@ use crate::{
     RangeLift, Reason, Refusal, Source, ThpMode, Way, WritablePages, pieces_of,
 };
 use address_space::{AddressRange, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet};
-use std::collections::BTreeMap;
+use alloc::borrow::ToOwned;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
 
 /// The staging copy, a split on both sides of the swap, and one of the copy itself.
 const MAPPINGS_PER_PART: u64 = 4;
@@ -30,7 +34,7 @@ pub fn plan(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> 
         }
     }
     wishes.extend(planner.heap_wishes());
-    wishes.sort_by_key(|wish| (wish.run.pieces[0].kind, !wish.of_executable, std::cmp::Reverse(wish.run.range.len())));
+    wishes.sort_by_key(|wish| (wish.run.pieces[0].kind, !wish.of_executable, core::cmp::Reverse(wish.run.range.len())));
     wishes.into_iter().for_each(|wish| planner.decide(wish));
     planner.drop_fallbacks_beyond_means();
     planner.plan
@@ -208,7 +212,8 @@ impl<'a> Planner<'a> {
     }
 
     fn sources_for(&self, run: &Run) -> Vec<Source> {
-        let pool_allowed = !run.protection.write || self.policy.writable_pages == WritablePages::Hugetlb;
+        let pool_allowed =
+            !run.protection.write || (self.policy.writable_pages == WritablePages::Hugetlb && !self.process.running);
         // The brk area on pool pages could not grow any more, and brk would fail for ever.
         let pool_possible = run.pieces.iter().all(|piece| piece.kind != Kind::Heap);
         match (self.policy.pages, pool_allowed && pool_possible) {

@@ -2,7 +2,10 @@
 
 use crate::Kind;
 use address_space::{LoadedObject, ObjectRole, PageSize};
-use std::str::FromStr;
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::str::FromStr;
 
 /// Where huge pages may come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,8 +2,13 @@
 
 use crate::ThpMode;
 use address_space::{PageSize, format_bytes};
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::string::ToString;
+use alloc::vec::Vec;
+use core::fmt;
 use serde::{Serialize, Serializer};
-use std::fmt;
 
 /// Why a range is not lifted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +78,9 @@ pub enum Reason {
     ProtectionPending,
     /// The program is going to write relocations into its code.
     TextRelocationsPending,
+    /// Writable pages of a file in a program that runs: a copy would miss what is written meanwhile, by the program or by
+    /// the kernel on its behalf, and the kernel cannot collapse them where they lie.
+    RunningAndWritable,
     /// Built for another kind of machine.
     OtherMachine(u16),
     /// The kernel refused a call.
@@ -154,6 +162,9 @@ impl fmt::Display for Reason {
                 f.write_str("the program will change the protection of part of it, which pool pages cannot follow")
             }
             Self::TextRelocationsPending => f.write_str("the program will write relocations into it"),
+            Self::RunningAndWritable => f.write_str(
+                "writable pages of a file cannot be moved while the program runs; `pagelift run` lifts them",
+            ),
             Self::OtherMachine(machine) => write!(f, "built for another machine (ELF machine {machine})"),
             Self::Kernel { call, error, .. } => write!(f, "the kernel refused {call}: {error}"),
             Self::NotHuge { bytes } => {

@@ -2,6 +2,8 @@
 
 use crate::{Attempt, Part, RangeLift, Source, Way};
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
+use alloc::vec;
+use alloc::vec::Vec;
 
 /// One step. Ranges are those of the process; a step on the staging copy means the same range in the copy.
 ///

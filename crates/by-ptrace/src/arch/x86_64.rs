@@ -112,3 +112,136 @@ pub const WAIT_CODE: crate::farewell::CodeBetween =
 pub fn registers_used_by_wait(r: &Registers) -> Vec<u64> {
     vec![r.rax, r.rdi, r.rsi, r.rdx, r.r10, r.rcx, r.r11]
 }
+
+/// Offsets of the words of a call page, see `live::page`. The code below knows them too.
+pub mod call_page {
+    /// The thread's own signal mask.
+    pub const OLD_MASK: usize = 0x18;
+    /// Number of the next system call; -1: none.
+    pub const NUMBER: usize = 0x20;
+    /// Its six arguments.
+    pub const ARGUMENTS: usize = 0x28;
+    /// The thread's registers, in the order of `saved_registers`.
+    pub const REGISTERS: usize = 0x60;
+}
+
+std::arch::global_asm!(
+    ".pushsection .text.pagelift_loop, \"ax\", @progbits",
+    ".balign 8",
+    ".globl pagelift_loop_start",
+    ".hidden pagelift_loop_start",
+    ".globl pagelift_loop_end",
+    ".hidden pagelift_loop_end",
+    "pagelift_loop_start:",
+    "2: mov rax, qword ptr [rbx + 0x20]",
+    "cmp rax, -1",
+    "je 3f",
+    "mov rdi, qword ptr [rbx + 0x28]",
+    "mov rsi, qword ptr [rbx + 0x30]",
+    "mov rdx, qword ptr [rbx + 0x38]",
+    "mov r10, qword ptr [rbx + 0x40]",
+    "mov r8, qword ptr [rbx + 0x48]",
+    "mov r9, qword ptr [rbx + 0x50]",
+    "mov qword ptr [rbx + 0x20], -1",
+    "syscall",
+    "mov qword ptr [rbx + 0x58], rax",
+    "jmp 2b",
+    "3: mov eax, 14", // rt_sigprocmask(SIG_SETMASK, &old, NULL, 8)
+    "mov edi, 2",
+    "lea rsi, [rbx + 0x18]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "syscall",
+    // The flags, by a push far below the red zone, where nothing of the program's lies.
+    "lea rsp, [rsp - 512]",
+    "push qword ptr [rbx + 0xc8]",
+    "popfq",
+    "lea rsp, [rsp + 512]",
+    "mov rax, qword ptr [rbx + 0x60]",
+    "mov rcx, qword ptr [rbx + 0x68]",
+    "mov rdx, qword ptr [rbx + 0x70]",
+    "mov rsi, qword ptr [rbx + 0x78]",
+    "mov rdi, qword ptr [rbx + 0x80]",
+    "mov r8, qword ptr [rbx + 0x88]",
+    "mov r9, qword ptr [rbx + 0x90]",
+    "mov r10, qword ptr [rbx + 0x98]",
+    "mov r11, qword ptr [rbx + 0xa0]",
+    "mov rbx, qword ptr [rbx + 0xd0]",
+    "jmp qword ptr [rip + 4f]",
+    ".balign 8",
+    "4:",
+    "pagelift_loop_end:",
+    "ud2",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn pagelift_loop_start();
+    fn pagelift_loop_end();
+}
+
+/// Makes the system calls of a call page until there is none, and goes on where the word behind the code says.
+pub const LOOP_CODE: crate::farewell::CodeBetween =
+    crate::farewell::CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
+
+/// The registers that the code above changes, as the words of a call page from `REGISTERS` on.
+pub fn saved_registers(r: &Registers) -> [u64; 15] {
+    [r.rax, r.rcx, r.rdx, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, 0, 0, 0, 0, r.eflags, r.rbx]
+}
+
+/// Sends the thread into the code with its call page.
+pub fn enter_loop(r: &mut Registers, code: Address, page: Address) {
+    r.rip = code.0;
+    r.rbx = page.0;
+    // Not in a system call: the kernel must not restart one when it returns.
+    r.orig_rax = u64::MAX;
+}
+
+/// How a stopped thread stands to the system call it was in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupted {
+    /// In none.
+    No,
+    /// In one that was about to be made again by the kernel, or has ended.
+    Yes,
+    /// In one that gave EINTR.
+    WithError,
+}
+
+/// How the thread stands to a system call.
+pub fn interrupted(r: &Registers) -> Interrupted {
+    match r.orig_rax as i64 {
+        -1 => Interrupted::No,
+        _ if r.rax as i64 == -i64::from(libc::EINTR) => Interrupted::WithError,
+        _ => Interrupted::Yes,
+    }
+}
+
+/// Number of the system call that the thread was in.
+pub fn interrupted_call(r: &Registers) -> i64 {
+    r.orig_rax as i64
+}
+
+/// Kernel-internal results that ask for the call to be made again (`linux/errno.h`).
+const ERESTARTSYS: i64 = 512;
+const ERESTARTNOINTR: i64 = 513;
+const ERESTARTNOHAND: i64 = 514;
+const ERESTART_RESTARTBLOCK: i64 = 516;
+
+/// Rewinds the registers to make an interrupted call again, as the kernel itself would on the way out.
+pub fn rewind_call(r: &mut Registers, after_error: bool) {
+    let length = SYSCALL_INSTRUCTION.len() as u64;
+    match -(r.rax as i64) {
+        _ if r.orig_rax as i64 == -1 => return,
+        ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND => r.rax = r.orig_rax,
+        // The call goes on with the time that is left.
+        ERESTART_RESTARTBLOCK => r.rax = libc::SYS_restart_syscall as u64,
+        error if error == i64::from(libc::EINTR) && after_error => r.rax = r.orig_rax,
+        _ => {
+            r.orig_rax = u64::MAX;
+            return;
+        }
+    }
+    r.rip -= length;
+    r.orig_rax = u64::MAX;
+}

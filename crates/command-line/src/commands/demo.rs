@@ -17,7 +17,6 @@ use paired_bench::burst_run::{BurstRun, ContestantSpec, Observer, Running, Stop}
 use paired_bench::machine_check::look_at_machine;
 use paired_bench::pinning::last_usable_cpu;
 use paired_bench::report::{ContestantFacts, Report, Series, WorkloadFacts};
-use paired_bench::sample::Clock;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -111,7 +110,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let facts = facts(&watch.huge);
     let workloads = WORKLOADS.iter().zip(&series.steps);
     let workloads = workloads.map(|(name, &steps)| WorkloadFacts { name: (*name).to_owned(), steps }).collect();
-    let series = Series::new("demo", seed, facts, workloads, cpu, series.samples, Clock::Wall);
+    let series = Series::new("demo", seed, facts, workloads, cpu, series.samples);
     write!(out, "{}", screen::results(&series, generations))?;
     let lift_report: LiftReport = serde_json::from_value(report.clone())?;
     write!(out, "{}", advice::advice(&lift_report, &machine.pools, nix::unistd::geteuid().is_root()))?;
@@ -207,7 +206,7 @@ fn facts(huge: &[Vec<u64>]) -> Vec<ContestantFacts> {
         name: (*name).to_owned(),
         command: if *name == NAMES[LIFTED] { format!("pagelift run -- {PROGRAM}") } else { PROGRAM.to_owned() },
         huge_bytes: huge.iter().min().copied(),
-        notes: Vec::new(),
+        ..Default::default()
     };
     NAMES.iter().zip(huge).map(facts).collect()
 }

@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub mod attach;
 pub mod demo;
 pub mod generate;
 pub mod inspect;

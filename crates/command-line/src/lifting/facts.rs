@@ -14,14 +14,31 @@ pub struct Seen {
     pub not_understood: Vec<NotUnderstood>,
 }
 
-/// Looks at a process and plans.
+/// Looks at a process that stands at its entry, and plans.
 pub fn plan_for(
     pid: i32,
     reader: &mut ObjectReader,
     machine: &MachineFacts,
     policy: &Policy,
 ) -> anyhow::Result<(Seen, Plan)> {
+    let seen = look_at(pid, reader, machine.base_page)?;
+    plan_seen(pid, seen, machine, policy)
+}
+
+/// Looks at a process that runs, and plans.
+pub fn plan_for_running(
+    pid: i32,
+    reader: &mut ObjectReader,
+    machine: &MachineFacts,
+    policy: &Policy,
+) -> anyhow::Result<(Seen, Plan)> {
     let mut seen = look_at(pid, reader, machine.base_page)?;
+    seen.process.running = true;
+    seen.process.relocates_itself = false;
+    plan_seen(pid, seen, machine, policy)
+}
+
+fn plan_seen(pid: i32, mut seen: Seen, machine: &MachineFacts, policy: &Policy) -> anyhow::Result<(Seen, Plan)> {
     let first = plan(&seen.process, machine, policy);
     if first.lifts.is_empty() {
         return Ok((seen, first));
@@ -38,7 +55,7 @@ fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> anyhow::
     let touched = touched(pid, &space, &objects_extents(&objects), base_page)?;
     let relocates_itself = objects.iter().any(|o| o.role == ObjectRole::Executable && o.image.is_static());
     Ok(Seen {
-        process: ProcessFacts { space, objects, touched, special: Vec::new(), relocates_itself },
+        process: ProcessFacts { space, objects, touched, relocates_itself, ..ProcessFacts::default() },
         not_understood,
     })
 }

@@ -7,6 +7,10 @@ use address_space::{MappingName, ObjectRole, Protection};
 /// The huge page of these programs; bytes.
 pub const HUGE: u64 = 64 << 10;
 
+/// New mappings lie below this address, as they lie below the stack's reach. Programs without a fixed address that have
+/// no dynamic linker lie right below it, so that any gap they leave is the first to be filled.
+pub const TOP: u64 = 0x7fff_f7fc_6000;
+
 const R: Protection = Protection::READ;
 const RX: Protection = Protection::READ_EXECUTE;
 const RW: Protection = Protection::READ_WRITE;
@@ -169,8 +173,9 @@ pub fn static_pie() -> Program {
         Segment::new(RW, 300 * KIB).skew(0x9f0).zeros(140 * KIB),
     ];
     let mut program = Program::new("static-pie");
-    let shape = Shape::new("/opt/static", EXE, 0x7fff_f7d0_0000, segments).without_interpreter().relro(129 * KIB);
-    program.load(&shape, false);
+    let shape = Shape::new("/opt/static", EXE, 0, segments).without_interpreter().relro(129 * KIB);
+    let length = shape.object().extent().end().0.next_multiple_of(PAGE);
+    program.load(&Shape { at: TOP - length - PAGE, ..shape }, false);
     program.facts.relocates_itself = true;
     program.anonymous(range(0x7fff_fffd_e000, 0x7fff_ffff_f000), RW, MappingName::Stack);
     program.finish()

@@ -7,7 +7,6 @@ use comfy_table::Table;
 use observation::coverage::{Coverage, MemoryKind, PartCoverage, Usage};
 use paired_bench::machine::MachineFacts;
 use paired_bench::report::Series;
-use paired_bench::sample::Clock;
 use paired_bench::statistics::Estimate;
 use std::collections::BTreeSet;
 
@@ -68,8 +67,8 @@ pub(super) fn results(series: &Series, generations: u32) -> String {
     let mut nulls = Vec::new();
     let mut rounds = 0;
     for (workload, facts) in series.workloads.iter().enumerate() {
-        let null = series.compare(workload, PLAIN, PLAIN_AGAIN, Clock::Wall);
-        let Some(lifted) = series.compare(workload, PLAIN, LIFTED, Clock::Wall) else {
+        let null = series.compare(workload, PLAIN, PLAIN_AGAIN);
+        let Some(lifted) = series.compare(workload, PLAIN, LIFTED) else {
             return "\nToo few rounds for a ratio; give more --seconds.\n".to_owned();
         };
         rounds = rounds.max(lifted.rounds);
@@ -88,19 +87,20 @@ pub(super) fn results(series: &Series, generations: u32) -> String {
     format!(
         "\n{}\n{}\nPlain/plain: {}\n\
          The lifted program computed the same as the plain one in all {compared} bursts.\n",
-        how(rounds, generations, series.cpu),
+        how(rounds, generations, series),
         trimmed(&rows),
         nulls.join(", ")
     )
 }
 
-fn how(rounds: usize, generations: u32, cpu: Option<usize>) -> String {
-    let place = cpu.map_or_else(String::new, |cpu| format!(" on CPU {cpu}"));
+fn how(rounds: usize, generations: u32, series: &Series) -> String {
+    let place = series.cpu.map_or_else(String::new, |cpu| format!(" on CPU {cpu}"));
     let starts = match generations {
         1 => "one start of each: what differs from start to start is not in the intervals".to_owned(),
         several => format!("{several} starts of each, warm-up rounds dropped"),
     };
-    format!("Measured: time of a step in {rounds} interleaved rounds{place},\n{starts}")
+    let clock = series.clock_in_words();
+    format!("Measured: time of a step in {rounds} interleaved rounds{place},\n{clock},\n{starts}")
 }
 
 fn with_interval(estimate: &Estimate) -> String {
@@ -175,7 +175,7 @@ mod tests {
         let samples = (0..rounds).flat_map(|round| (0..3).map(move |contestant| sample(round, contestant)));
         let contestants = super::super::NAMES.map(|name| ContestantFacts { name: name.into(), ..Default::default() });
         let workloads = vec![WorkloadFacts { name: "both".into(), steps: 1000 }];
-        Series::new("demo", 1, contestants.into(), workloads, Some(127), samples.collect(), Clock::Wall)
+        Series::new("demo", 1, contestants.into(), workloads, Some(127), samples.collect())
     }
 
     fn assert_narrow(text: &str) {

@@ -1,0 +1,51 @@
+//! What both executors that act on another process share.
+
+use crate::injection::InjectError;
+use address_space::{AddressRange, PageSize, RangeSet, parse_smaps};
+use kernel_calls::numbers as linux;
+use kernel_calls::pagemap::Pagemap;
+use lift_execution::{Backing, CallError};
+use nix::errno::Errno;
+use std::fs;
+
+/// Flags of `mmap` for private anonymous memory.
+pub fn mmap_flags(backing: Backing) -> u64 {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    (match backing {
+        Backing::Ordinary => flags,
+        Backing::Hugetlb(size) => flags | libc::MAP_HUGETLB | (size.log2() << linux::MAP_HUGE_SHIFT) as i32,
+    }) as u32 as u64
+}
+
+/// An error of ours as one of a call.
+pub fn failed(call: &'static str, error: &std::io::Error) -> CallError {
+    CallError { call, errno: error.raw_os_error().unwrap_or(Errno::EIO as i32) }
+}
+
+/// A call that could not be made at all.
+pub fn not_made(call: &'static str, error: &InjectError) -> CallError {
+    let errno = match error {
+        InjectError::Ptrace(errno) => *errno,
+        InjectError::Gone => Errno::ESRCH,
+        InjectError::NoInstruction | InjectError::Memory(_) => Errno::EFAULT,
+    };
+    CallError { call, errno: errno as i32 }
+}
+
+/// The parts of `range` that are mapped by huge pages of at least `size`.
+pub fn huge(pid: i32, pagemap: &Pagemap, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
+    match pagemap.huge(range) {
+        Ok(huge) => Ok(huge.iter().map(|part| part.whole_pages(size)).collect()),
+        Err(_) => huge_by_smaps(pid, range, size),
+    }
+}
+
+/// Before Linux 6.7 the kernel tells only how much of a mapping is huge, so a mapping counts where all of it is.
+pub fn huge_by_smaps(pid: i32, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps"));
+    let text = text.map_err(|error| failed("reading smaps", &error))?;
+    let usages = parse_smaps(&text).map_err(|_| CallError { call: "reading smaps", errno: Errno::EINVAL as i32 })?;
+    let whole = usages.iter().map(|usage| (usage.huge(), usage.mapping.range.whole_pages(size)));
+    let huge = whole.filter(|(huge, whole)| *huge == whole.len()).map(|(_, whole)| whole.intersect(range));
+    Ok(huge.collect())
+}

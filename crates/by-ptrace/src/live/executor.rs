@@ -1,0 +1,284 @@
+//! The executor for a program that runs.
+//!
+//! What takes long (filling and copying a staging copy) is done from outside while the program runs. One thread is held
+//! for each call that only the process itself can make. For the swap of a range every thread is stopped, and the range is
+//! looked at once more: the program may have unmapped it meanwhile.
+
+use super::hold::Hold;
+use super::page::CallPage;
+use super::stop::{LiveProcess, StopError};
+use crate::RemoteMemory;
+use crate::arch::numbers;
+use crate::calls::{self, failed};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet};
+use kernel_calls::numbers as linux;
+use kernel_calls::pagemap::Pagemap;
+use lift_execution::{Backing, CallError, Executor};
+use nix::errno::Errno;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// So much is copied from outside at a time. In bytes.
+const COPIED_AT_ONCE: usize = 1 << 20;
+
+/// For how long the program stood still.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pause {
+    /// All threads, at the longest in one piece.
+    pub longest: Duration,
+    /// All threads, in all.
+    pub total: Duration,
+    /// One thread, at the longest in one piece.
+    pub longest_of_one: Duration,
+    /// Threads stopped at the most.
+    pub threads: usize,
+}
+
+/// Executes steps in a program that runs.
+pub struct LiveExecutor {
+    process: LiveProcess,
+    memory: RemoteMemory,
+    pagemap: Pagemap,
+    page: CallPage,
+    base_page: PageSize,
+    /// The mappings by which the plan was made.
+    planned: AddressSpace,
+    pause: Pause,
+    refusal: Option<String>,
+}
+
+impl LiveExecutor {
+    /// Makes ready; the program is not touched but for the code behind one of its segments.
+    ///
+    /// # Errors
+    /// A sentence that says why the program cannot be worked on.
+    pub fn new(
+        pid: i32,
+        space: &AddressSpace,
+        objects: &[LoadedObject],
+        base_page: PageSize,
+    ) -> Result<Self, String> {
+        let memory = RemoteMemory::open(pid).map_err(|error| format!("its memory cannot be opened: {error}"))?;
+        let pagemap = Pagemap::open(pid, base_page).map_err(|error| format!("its pagemap cannot be opened: {error}"))?;
+        let mut process = LiveProcess::new(pid);
+        // Whoever was killed while working on it has left a thread in the code for some microseconds at most; a thread
+        // that can be stopped outside of it shows that the code is free.
+        process.stop_one().map_err(|error| error.to_string())?;
+        let page = CallPage::prepare(&memory, space, objects, &pagemap, base_page);
+        process.release_all();
+        let page = page.map_err(|error| error.to_string())?;
+        let planned = space.clone();
+        Ok(Self { process, memory, pagemap, page, base_page, planned, pause: Pause::default(), refusal: None })
+    }
+
+    /// For how long the program stood still so far.
+    pub fn pause(&self) -> Pause {
+        self.pause
+    }
+
+    /// Why threads could not be stopped, where that happened.
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
+    /// Leaves the program for good.
+    pub fn finish(mut self) {
+        self.process.release_all();
+        // What stays, were the memory gone, is a program that has ended.
+        let _ = self.page.erase(&self.memory);
+    }
+
+    /// Lets one thread make calls.
+    ///
+    /// # Errors
+    /// The first error of a call.
+    pub fn with_thread<T>(
+        &mut self,
+        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        let started = Instant::now();
+        let thread = self.process.stop_one().map_err(|error| self.refused(&error))?;
+        let result = self.work_with(thread, work);
+        self.process.release_all();
+        self.pause.longest_of_one = self.pause.longest_of_one.max(started.elapsed());
+        result
+    }
+
+    /// Lets one thread make calls while all others stand still, if `range` is as it was when it was planned.
+    ///
+    /// # Errors
+    /// The first error of a call; `EBUSY` where the range has changed.
+    pub fn with_all_stopped<T>(
+        &mut self,
+        range: AddressRange,
+        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        let started = Instant::now();
+        let thread = self.process.stop_all().map_err(|error| self.refused(&error))?;
+        self.pause.threads = self.pause.threads.max(self.process.held());
+        let result = match self.is_as_planned(range) {
+            true => self.work_with(thread, work),
+            false => Err(CallError { call: "the swap: the program has changed the range", errno: Errno::EBUSY as i32 }),
+        };
+        self.process.release_all();
+        let elapsed = started.elapsed();
+        self.pause.longest = self.pause.longest.max(elapsed);
+        self.pause.total += elapsed;
+        result
+    }
+
+    fn work_with<T>(
+        &self,
+        thread: nix::unistd::Pid,
+        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        let hold = Hold::new(thread, &self.page, &self.memory).map_err(|error| calls::not_made("ptrace", &error))?;
+        let mut calls = Calls { hold, page: &self.page, memory: &self.memory };
+        let result = work(&mut calls);
+        calls.hold.finish().map_err(|error| calls::not_made("ptrace", &error))?;
+        result
+    }
+
+    fn refused(&mut self, error: &StopError) -> CallError {
+        self.refusal = Some(error.to_string());
+        let errno = match error {
+            StopError::Gone => Errno::ESRCH,
+            StopError::Refused(_) | StopError::Listing(_) => Errno::EPERM,
+            StopError::DoesNotStop(_) | StopError::NoneInACall => Errno::EAGAIN,
+        };
+        CallError { call: "stopping its threads", errno: errno as i32 }
+    }
+
+    fn is_as_planned(&mut self, range: AddressRange) -> bool {
+        let same = |a: &Mapping, b: &Mapping| {
+            a.range.intersect(range) == b.range.intersect(range)
+                && (a.protection, a.inode, a.device, a.shared) == (b.protection, b.inode, b.device, b.shared)
+        };
+        let Ok(now) = self.space() else { return false };
+        let (before, now) = (self.planned.overlapping(range), now.overlapping(range));
+        before.len() == now.len() && before.iter().zip(now).all(|(a, b)| same(a, b))
+    }
+}
+
+/// A thread that makes calls.
+pub struct Calls<'a, 'b> {
+    hold: Hold<'a>,
+    page: &'b CallPage,
+    memory: &'b RemoteMemory,
+}
+
+impl Calls<'_, '_> {
+    /// Makes one call.
+    ///
+    /// # Errors
+    /// The call's, or that of making it.
+    pub fn call(&mut self, name: &'static str, number: i64, arguments: [u64; 6]) -> Result<u64, CallError> {
+        match self.hold.call(number, arguments) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(errno)) => Err(CallError { call: name, errno: errno as i32 }),
+            Err(error) => Err(calls::not_made(name, &error)),
+        }
+    }
+
+    /// Puts bytes where calls can find them, and tells where; at most half a kilobyte.
+    ///
+    /// # Errors
+    /// Where the memory is gone.
+    pub fn place(&mut self, bytes: &[u8]) -> Result<Address, CallError> {
+        let at = self.page.scratch();
+        self.memory.write(at, bytes).map_err(|error| failed("writing memory", &error))?;
+        Ok(at)
+    }
+}
+
+impl Executor for LiveExecutor {
+    fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
+        let arguments = [0, length, Protection::READ_WRITE.bits() as u64, calls::mmap_flags(backing), u64::MAX, 0];
+        self.with_thread(|calls| calls.call("mmap", numbers::SYS_mmap, arguments)).map(Address)
+    }
+
+    fn map_at(&mut self, _range: AddressRange, _backing: Backing) -> Result<(), CallError> {
+        // Moving memory aside leaves a gap, which a program that runs would fall into.
+        Err(CallError { call: "mapping in place in a program that runs", errno: Errno::EOPNOTSUPP as i32 })
+    }
+
+    fn unmap(&mut self, range: AddressRange) -> Result<(), CallError> {
+        let arguments = [range.start().0, range.len(), 0, 0, 0, 0];
+        self.with_thread(|calls| calls.call("munmap", numbers::SYS_munmap, arguments)).map(drop)
+    }
+
+    fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
+        let arguments = [range.start().0, range.len(), libc::MADV_HUGEPAGE as u64, 0, 0, 0];
+        self.with_thread(|calls| calls.call("madvise(MADV_HUGEPAGE)", numbers::SYS_madvise, arguments)).map(drop)
+    }
+
+    /// From outside, by a write to each huge page: the program runs on meanwhile, and a shortage is an error.
+    fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
+        for page in range.pages(page) {
+            self.memory.write(page.start(), &[0]).map_err(|error| failed("populating", &error))?;
+        }
+        Ok(())
+    }
+
+    fn collapse(&mut self, range: AddressRange) -> Result<(), CallError> {
+        let result = kernel_calls::advice::collapse(self.process.pid().as_raw(), range);
+        result.map_err(|error| failed("process_madvise(MADV_COLLAPSE)", &error))
+    }
+
+    fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
+        let arguments = [range.start().0, range.len(), protection.bits() as u64, 0, 0, 0];
+        self.with_thread(|calls| calls.call("mprotect", numbers::SYS_mprotect, arguments)).map(drop)
+    }
+
+    fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+        let arguments = [from.start().0, from.len(), from.len(), flags, to.0, 0];
+        let range = AddressRange::sized(to, from.len());
+        self.with_all_stopped(range, |calls| calls.call("mremap", numbers::SYS_mremap, arguments)).map(drop)
+    }
+
+    fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let mut buffer = vec![0; COPIED_AT_ONCE.min(from.len() as usize)];
+        let mut done = 0;
+        while done < from.len() {
+            let length = (from.len() - done).min(buffer.len() as u64) as usize;
+            let chunk = &mut buffer[..length];
+            self.memory.read(from.start() + done, chunk).map_err(|error| failed("reading memory", &error))?;
+            self.memory.write(to + done, chunk).map_err(|error| failed("writing memory", &error))?;
+            done += length as u64;
+        }
+        Ok(())
+    }
+
+    fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {
+        let mut bytes = name.as_bytes().to_vec();
+        bytes.push(0);
+        self.with_thread(|calls| {
+            let at = calls.place(&bytes)?;
+            let arguments = [linux::PR_SET_VMA, linux::PR_SET_VMA_ANON_NAME, range.start().0, range.len(), at.0, 0];
+            calls.call("prctl(PR_SET_VMA)", numbers::SYS_prctl, arguments).map(drop)
+        })
+    }
+
+    fn huge(&mut self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
+        calls::huge(self.process.pid().as_raw(), &self.pagemap, range, size)
+    }
+
+    fn space(&mut self) -> Result<AddressSpace, CallError> {
+        let text = fs::read_to_string(format!("/proc/{}/maps", self.process.pid()));
+        let text = text.map_err(|error| failed("reading maps", &error))?;
+        AddressSpace::parse(&text).map_err(|_| CallError { call: "reading maps", errno: Errno::EINVAL as i32 })
+    }
+}
+
+impl LiveExecutor {
+    /// The ordinary page size of the program.
+    pub fn base_page(&self) -> PageSize {
+        self.base_page
+    }
+
+    /// The program's memory.
+    pub fn memory(&self) -> &RemoteMemory {
+        &self.memory
+    }
+}

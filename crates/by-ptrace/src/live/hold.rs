@@ -1,0 +1,92 @@
+//! A held thread that makes system calls by itself.
+
+use super::page::CallPage;
+use crate::arch::{self, Registers};
+use crate::injection::InjectError;
+use crate::requests::{self, CallStop, Resume};
+use crate::RemoteMemory;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// A thread on its round through the code of a [`CallPage`].
+pub struct Hold<'a> {
+    thread: Pid,
+    page: &'a CallPage,
+    memory: &'a RemoteMemory,
+    /// Where it goes on.
+    registers: Registers,
+    inside: bool,
+    /// A stop signal that came in between.
+    pending_stop: Option<Signal>,
+}
+
+impl<'a> Hold<'a> {
+    /// Takes a stopped thread.
+    ///
+    /// # Errors
+    /// [`InjectError`]; the thread is as it was.
+    pub fn new(thread: Pid, page: &'a CallPage, memory: &'a RemoteMemory) -> Result<Self, InjectError> {
+        let mut registers = requests::registers(thread)?;
+        // What the kernel would do on its way out, had we not sent the thread elsewhere.
+        arch::rewind_call(&mut registers, false);
+        page.set_return(memory, &registers, requests::signal_mask(thread)?)?;
+        Ok(Self { thread, page, memory, registers, inside: false, pending_stop: None })
+    }
+
+    /// Makes one call. Were we killed now, the thread would make it and go on.
+    ///
+    /// # Errors
+    /// [`InjectError`] where it could not be made at all; the inner result is the call's own.
+    pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<Result<u64, Errno>, InjectError> {
+        self.page.set_call(self.memory, number, arguments)?;
+        if !self.inside {
+            let mut registers = self.registers;
+            arch::enter_loop(&mut registers, self.page.code().start(), self.page.data());
+            // In this order: were we killed in between, the thread would go its round with its signals as they are, and
+            // were we killed afterwards, the code would put the mask back.
+            requests::set_registers(self.thread, &registers)?;
+            self.inside = true;
+            requests::set_signal_mask(self.thread, u64::MAX)?;
+        }
+        self.run_through_call()?;
+        let result = arch::result(&requests::registers(self.thread)?);
+        Ok(if (-4095..0).contains(&result) { Err(Errno::from_raw(-result as i32)) } else { Ok(result as u64) })
+    }
+
+    /// Lets the thread leave the code; it is stopped where it was before.
+    ///
+    /// # Errors
+    /// [`InjectError`].
+    pub fn finish(mut self) -> Result<(), InjectError> {
+        if self.inside {
+            // There is no call in the page any more, so the thread puts its signal mask back. From there the code would
+            // load the registers one by one; we do it at once.
+            self.run_through_call()?;
+            requests::set_registers(self.thread, &self.registers)?;
+        }
+        if let Some(signal) = self.pending_stop.take() {
+            kill(self.thread, signal)?;
+        }
+        Ok(())
+    }
+
+    fn run_through_call(&mut self) -> Result<(), InjectError> {
+        self.run_to(CallStop::Entry)?;
+        self.run_to(CallStop::Exit)
+    }
+
+    fn run_to(&mut self, wanted: CallStop) -> Result<(), InjectError> {
+        loop {
+            requests::resume(self.thread, Resume::ToSystemCall, 0)?;
+            match waitpid(self.thread, Some(WaitPidFlag::__WALL))? {
+                WaitStatus::PtraceSyscall(_) if requests::call_stop(self.thread)? == wanted => return Ok(()),
+                // Nothing else gets through: all other signals are blocked.
+                WaitStatus::Stopped(_, signal) => self.pending_stop = Some(signal),
+                WaitStatus::Exited(..) | WaitStatus::Signaled(..) => return Err(InjectError::Gone),
+                _ => {}
+            }
+        }
+    }
+}

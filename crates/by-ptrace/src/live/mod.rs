@@ -1,0 +1,21 @@
+//! Acts on a program that runs, without ever standing in its way for long.
+//!
+//! The rule of this folder: whoever lifts may be killed at any moment, and the program runs on unharmed. A thread that
+//! makes system calls for us is therefore given code and data beforehand by which it finishes by itself: it makes the
+//! one call that stands in its call page and goes on with all its registers as they were. All we ever do to a thread's
+//! registers is one `PTRACE_SETREGSET`, which sends it into that code.
+//!
+//! - The code lies behind the end of a segment, in the rest of its last page, where the program has nothing; it is
+//!   written through `/proc/PID/mem`, and the page stays readable and executable all the time.
+//! - The call page is a page of the main thread's stack that has never been touched.
+//! - A thread is chosen that is in a system call: it is in no restartable sequence, and what it does next is known.
+
+mod executor;
+mod hold;
+mod page;
+mod restart;
+mod stop;
+
+pub use executor::{Calls, LiveExecutor, Pause};
+pub use page::{CallPage, PageError};
+pub use stop::{LiveProcess, StopError};

@@ -1,0 +1,157 @@
+//! Where code and data for a thread's calls lie in the program's memory.
+
+use crate::RemoteMemory;
+use crate::arch::{self, Registers, call_page};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject, MappingName, PageSize};
+use kernel_calls::pagemap::Pagemap;
+use std::io;
+
+/// First words of a call page, by which one of an earlier lift is found again.
+const MARK: [u64; 2] = [u64::from_le_bytes(*b"pagelift"), u64::from_le_bytes(*b"callpage")];
+
+/// Why a program has no room for our calls.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    /// No executable segment leaves enough of its last page.
+    #[error("no room for {0} bytes of code behind any of its segments")]
+    NoRoomForCode(usize),
+    /// Every page of the stack has been used.
+    #[error("its main thread's stack has no page that was never used")]
+    NoRoomForData,
+    /// Its memory could not be accessed.
+    #[error("its memory cannot be accessed: {0}")]
+    Memory(#[from] io::Error),
+}
+
+/// Code and call page in one program.
+pub struct CallPage {
+    code: AddressRange,
+    data: Address,
+}
+
+impl CallPage {
+    /// Finds room and writes the code.
+    ///
+    /// # Errors
+    /// [`PageError`]; nothing the program uses has been changed.
+    pub fn prepare(
+        memory: &RemoteMemory,
+        space: &AddressSpace,
+        objects: &[LoadedObject],
+        pagemap: &Pagemap,
+        base_page: PageSize,
+    ) -> Result<Self, PageError> {
+        let code = arch::LOOP_CODE.code();
+        let length = code.len() + size_of::<u64>();
+        let place = room_for_code(memory, space, objects, base_page, length)?.ok_or(PageError::NoRoomForCode(length))?;
+        let data = room_for_data(memory, space, pagemap, base_page)?.ok_or(PageError::NoRoomForData)?;
+        memory.write(place, code)?;
+        let page = Self { code: AddressRange::sized(place, length as u64), data };
+        page.write(memory, 0, MARK[0])?;
+        page.write(memory, 8, MARK[1])?;
+        page.write(memory, call_page::NUMBER, u64::MAX)?;
+        Ok(page)
+    }
+
+    /// Takes the code out again. No thread may be in it.
+    ///
+    /// # Errors
+    /// Where the memory is gone.
+    pub fn erase(&self, memory: &RemoteMemory) -> io::Result<()> {
+        memory.write(self.code.start(), &vec![0; self.code.len() as usize])
+    }
+
+    /// The code and the word behind it.
+    pub fn code(&self) -> AddressRange {
+        self.code
+    }
+
+    /// The call page.
+    pub fn data(&self) -> Address {
+        self.data
+    }
+
+    /// Notes with what registers and signal mask the thread goes on afterwards, and where.
+    pub fn set_return(&self, memory: &RemoteMemory, registers: &Registers, mask: u64) -> io::Result<()> {
+        self.write(memory, call_page::NUMBER, u64::MAX)?;
+        self.write(memory, call_page::OLD_MASK, mask)?;
+        for (index, value) in arch::saved_registers(registers).into_iter().enumerate() {
+            self.write(memory, call_page::REGISTERS + index * 8, value)?;
+        }
+        let slot = self.code.end() - size_of::<u64>() as u64;
+        memory.write(slot, &arch::instruction_pointer(registers).0.to_ne_bytes())
+    }
+
+    /// Notes the next call. Its number is written last: only then there is one.
+    pub fn set_call(&self, memory: &RemoteMemory, number: i64, arguments: [u64; 6]) -> io::Result<()> {
+        for (index, argument) in arguments.into_iter().enumerate() {
+            self.write(memory, call_page::ARGUMENTS + index * 8, argument)?;
+        }
+        self.write(memory, call_page::NUMBER, number as u64)
+    }
+
+    /// Room for what calls take from memory, within the call page.
+    pub fn scratch(&self) -> Address {
+        self.data + 0x400
+    }
+
+    fn write(&self, memory: &RemoteMemory, offset: usize, value: u64) -> io::Result<()> {
+        memory.write(self.data + offset as u64, &value.to_ne_bytes())
+    }
+}
+
+/// The rest of an executable segment's last page: mapped, readable, executable, and of no meaning to the program.
+fn room_for_code(
+    memory: &RemoteMemory,
+    space: &AddressSpace,
+    objects: &[LoadedObject],
+    base_page: PageSize,
+    length: usize,
+) -> io::Result<Option<Address>> {
+    for object in objects {
+        for segment in object.image.segments.iter().filter(|s| s.protection.execute && !s.protection.write) {
+            let end = segment.memory.end() + object.bias;
+            let Some(page_end) = end.align_up(base_page) else { continue };
+            let start = Address((end.0 + 15) & !15);
+            let Some(mapping) = space.find(end.align_down(base_page)) else { continue };
+            let fits = page_end.0.saturating_sub(start.0) >= length as u64 && end.0 % base_page.bytes() != 0;
+            if !fits || !mapping.protection.execute || !mapping.protection.read || mapping.path().is_none() {
+                continue;
+            }
+            let mut there = vec![0; length];
+            memory.read(start, &mut there)?;
+            // Something is there that the segment does not own; a file may map the next segment's bytes here.
+            if there.iter().all(|&byte| byte == 0) || is_ours(&there) {
+                return Ok(Some(start));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Code that a killed predecessor has left.
+fn is_ours(there: &[u8]) -> bool {
+    there.starts_with(arch::LOOP_CODE.code())
+}
+
+fn room_for_data(
+    memory: &RemoteMemory,
+    space: &AddressSpace,
+    pagemap: &Pagemap,
+    base_page: PageSize,
+) -> io::Result<Option<Address>> {
+    let Some(stack) = space.mappings().iter().find(|mapping| mapping.name == MappingName::Stack) else {
+        return Ok(None);
+    };
+    let touched = pagemap.touched(stack.range)?;
+    for page in stack.range.pages(base_page) {
+        if !touched.overlaps(page) {
+            return Ok(Some(page.start()));
+        }
+        let mark = [memory.read_word(page.start())?, memory.read_word(page.start() + 8)?];
+        if mark == MARK {
+            return Ok(Some(page.start()));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,226 @@
+//! Lifts a program that runs, and restores it.
+
+use super::facts::plan_for_running;
+use super::report::Report;
+use address_space::{
+    Address, AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection,
+    format_bytes,
+};
+use anyhow::{Context, anyhow, bail};
+use by_ptrace::live::{Calls, LiveExecutor, Pause};
+use huge_page_pools::base_page;
+use lift_execution::{CallError, Executor, execute};
+use lift_plan::{MachineFacts, Policy};
+use observation::{ObjectReader, ProcessFiles};
+use std::fmt;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// A pause in words.
+pub struct PauseText(Pause);
+
+impl fmt::Display for PauseText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1000.0;
+        let Pause { longest, total, longest_of_one, threads } = self.0;
+        write!(
+            f,
+            "all {threads} threads paused {:.1} ms at the longest, {:.1} ms in all; one thread {:.1} ms at the longest",
+            ms(longest),
+            ms(total),
+            ms(longest_of_one)
+        )
+    }
+}
+
+/// Lifts what can be lifted while the program runs.
+///
+/// # Errors
+/// Where the program cannot be worked on at all; it runs on as it was.
+pub fn lift_running(
+    pid: i32,
+    reader: &mut ObjectReader,
+    machine: &MachineFacts,
+    policy: &Policy,
+    report: &mut Report,
+) -> anyhow::Result<PauseText> {
+    let started = Instant::now();
+    let (seen, plan) = plan_for_running(pid, reader, machine, policy)?;
+    if plan.lifts.is_empty() {
+        report.take(plan, lift_execution::Outcome::default(), started.elapsed());
+        return Ok(PauseText(Pause::default()));
+    }
+    let space = &seen.process.space;
+    let mut executor =
+        LiveExecutor::new(pid, space, &seen.process.objects, machine.base_page).map_err(|why| anyhow!(why))?;
+    let mut outcome = execute(&plan, space, &mut executor);
+    // The program goes on mapping and unmapping while it is lifted; only the lifted ranges themselves are ours.
+    outcome.unexpected.retain(|difference| plan.lifts.iter().any(|lift| lift.range.covers(difference.range)));
+    let pause = executor.pause();
+    let refusal = executor.refusal().map(str::to_owned);
+    executor.finish();
+    report.take(plan, outcome, started.elapsed());
+    report.other_threads = pause.threads.saturating_sub(1);
+    if let Some(why) = refusal.filter(|_| report.covered_bytes == 0) {
+        bail!(why);
+    }
+    Ok(PauseText(pause))
+}
+
+/// Puts the ranges of every object that no longer show their file back onto it.
+///
+/// # Errors
+/// Where the program cannot be worked on, or a range could not be put back; what could be is.
+pub fn restore_running(pid: i32) -> anyhow::Result<String> {
+    let files = ProcessFiles::of(pid);
+    let space = files.maps()?;
+    let objects = ObjectReader::new().load(pid, &space)?.objects;
+    let lifted = lifted_ranges(&space, &objects);
+    if lifted.is_empty() {
+        return Ok("nothing of it is lifted".to_owned());
+    }
+    let mut executor = LiveExecutor::new(pid, &space, &objects, base_page()).map_err(|why| anyhow!(why))?;
+    let mut restored = 0;
+    let mut failed = Vec::new();
+    for lifted in &lifted {
+        match restore(&mut executor, pid, &space, lifted) {
+            Ok(()) => restored += lifted.range.len(),
+            Err(error) => failed.push(format!("{} {}: {error:#}", lifted.object.name(), lifted.range)),
+        }
+    }
+    let pause = PauseText(executor.pause());
+    executor.finish();
+    if !failed.is_empty() {
+        bail!("{} restored, but not {}", format_bytes(restored), failed.join(", "));
+    }
+    Ok(format!("{} back on the pages of their files; {pause}", format_bytes(restored)))
+}
+
+/// A range that stands on a copy instead of its file.
+struct Lifted<'a> {
+    object: &'a LoadedObject,
+    segment: LoadSegment,
+    range: AddressRange,
+}
+
+fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject]) -> Vec<Lifted<'a>> {
+    let base = base_page();
+    let mut lifted = Vec::new();
+    for object in objects.iter().filter(|object| object.role != ObjectRole::DynamicLinker) {
+        for segment in &object.image.segments {
+            let pages = segment.file_memory().widened(base).shifted(object.bias);
+            for mapping in space.overlapping(pages).iter().filter(|mapping| is_lift(mapping)) {
+                let range = mapping.range.intersect(pages);
+                // What can be written lies on transparent pages, stays right there, and cannot be moved while it runs.
+                if !mapping.protection.write && !range.is_empty() {
+                    lifted.push(Lifted { object, segment: *segment, range });
+                }
+            }
+        }
+    }
+    lifted
+}
+
+fn is_lift(mapping: &Mapping) -> bool {
+    match &mapping.name {
+        MappingName::HugetlbAnonymous => true,
+        MappingName::Named(name) => name.starts_with("pagelift "),
+        // Kernels without names for anonymous memory show none.
+        MappingName::Anonymous => mapping.protection != Protection::NONE,
+        _ => false,
+    }
+}
+
+fn restore(executor: &mut LiveExecutor, pid: i32, space: &AddressSpace, lifted: &Lifted<'_>) -> anyhow::Result<()> {
+    let path = file_of(pid, space, lifted.object)?;
+    let offset = file_offset(lifted);
+    let staging = map_file(executor, &path, offset, lifted.range.len(), lifted.object)?;
+    let result = fill_and_swap(executor, lifted, staging);
+    if result.is_err() {
+        let _ = executor.unmap(AddressRange::sized(staging, lifted.range.len()));
+    }
+    result
+}
+
+/// Writes what differs from the file, which the program or its dynamic linker once changed, and puts the file in place.
+fn fill_and_swap(executor: &mut LiveExecutor, lifted: &Lifted<'_>, staging: Address) -> anyhow::Result<()> {
+    let page = executor.base_page().bytes();
+    let (mut now, mut file) = (vec![0; page as usize], vec![0; page as usize]);
+    for at in (0..lifted.range.len()).step_by(page as usize) {
+        executor.memory().read(lifted.range.start() + at, &mut now)?;
+        executor.memory().read(staging + at, &mut file)?;
+        if now != file {
+            executor.memory().write(staging + at, &now)?;
+        }
+    }
+    let copy = AddressRange::sized(staging, lifted.range.len());
+    executor.move_to(copy, lifted.range.start())?;
+    Ok(())
+}
+
+fn file_offset(lifted: &Lifted<'_>) -> u64 {
+    let pages = lifted.segment.memory.widened(base_page()).shifted(lifted.object.bias);
+    let first = lifted.segment.offset & !(base_page().bytes() - 1);
+    first + (lifted.range.start() - pages.start())
+}
+
+/// The path by which the process itself can open the object's file, if that is still the same file.
+fn file_of(pid: i32, space: &AddressSpace, object: &LoadedObject) -> anyhow::Result<PathBuf> {
+    let process = ProcessFiles::of(pid);
+    if object.role == ObjectRole::Executable && fs::metadata(process.path("exe")).is_ok() {
+        return Ok(PathBuf::from("/proc/self/exe"));
+    }
+    let still = space.mappings().iter().find(|mapping| mapping.path() == Some(object.path.as_str()));
+    let seen_from_here = process.path("root").join(object.path.trim_start_matches('/'));
+    let metadata = fs::metadata(&seen_from_here)
+        .with_context(|| format!("its file {} is gone; needed: the file, or a restart", object.path))?;
+    match still {
+        Some(mapping) if mapping.inode != metadata.ino() => {
+            bail!("its file {} has been replaced since; needed: a restart", object.path)
+        }
+        _ => Ok(PathBuf::from(&object.path)),
+    }
+}
+
+fn map_file(
+    executor: &mut LiveExecutor,
+    path: &std::path::Path,
+    offset: u64,
+    length: u64,
+    object: &LoadedObject,
+) -> anyhow::Result<Address> {
+    let mut bytes = path.as_os_str().as_bytes().to_vec();
+    bytes.push(0);
+    anyhow::ensure!(bytes.len() <= 512, "the path of {} is too long", object.name());
+    let protection = object_protection(object, offset);
+    executor
+        .with_thread(|calls| {
+            let descriptor = open(calls, &bytes)?;
+            let flags = libc::MAP_PRIVATE as u64;
+            let arguments = [0, length, protection.bits() as u64, flags, descriptor, offset];
+            let mapped = calls.call("mmap of its file", libc::SYS_mmap, arguments);
+            calls.call("close", libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
+            mapped.map(Address)
+        })
+        .map_err(anyhow::Error::from)
+}
+
+fn open(calls: &mut Calls<'_, '_>, path: &[u8]) -> Result<u64, CallError> {
+    let at = calls.place(path)?;
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    calls.call("openat of its file", libc::SYS_openat, [libc::AT_FDCWD as u64, at.0, flags, 0, 0, 0])
+}
+
+/// The protection that the file's segment asks for, without writing: the one the range had before it was lifted.
+fn object_protection(object: &LoadedObject, offset: u64) -> Protection {
+    let base = base_page().bytes();
+    let holder = object.image.segments.iter().find(|segment| {
+        let first = segment.offset & !(base - 1);
+        offset >= first && offset < segment.offset + segment.file_size
+    });
+    let asked = holder.map_or(Protection::READ, |segment| segment.protection);
+    Protection { write: false, ..asked }
+}
