@@ -1,0 +1,79 @@
+//! On which pages an image stands, as the kernel tells it.
+
+use crate::{Image, StoreError};
+use address_space::{AddressRange, PageSize};
+use kernel_calls::file_mapping::FileMapping;
+use observation::{ObservationError, ProcessFiles};
+use serde::Serialize;
+use std::fs::File;
+
+/// What a process would get that maps an image. Bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ImageCoverage {
+    /// Whole huge pages that hold anything read-only.
+    pub mappable: u64,
+    /// Of these, what the kernel maps by huge pages.
+    pub huge: u64,
+}
+
+impl Image {
+    /// Maps what can be mapped of the image and reads in smaps what the kernel mapped it by.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], on Linux before 5.14 too; nothing can be said then.
+    pub fn coverage(&self) -> Result<ImageCoverage, StoreError> {
+        let size = self.layout().page_size();
+        let mut coverage = ImageCoverage { mappable: 0, huge: 0 };
+        for (offset, length) in runs(&self.pages_with_segments(), size) {
+            let mapping = FileMapping::readable(self.file(), offset, length, size)
+                .and_then(|mapping| mapping.populate().map(|()| mapping))
+                .map_err(|error| StoreError::io("mapping an image", error))?;
+            coverage.mappable += length;
+            coverage.huge += huge_bytes(mapping.range(), self.inode)
+                .map_err(|error| StoreError::io("reading smaps", std::io::Error::other(error)))?
+                .min(length);
+        }
+        Ok(coverage)
+    }
+
+    /// Numbers of the huge pages that hold anything of a read-only segment.
+    fn pages_with_segments(&self) -> Vec<u64> {
+        let size = self.layout().page_size().bytes();
+        let mut pages: Vec<u64> = Vec::new();
+        for segment in &self.segments {
+            pages.extend(segment.offset / size..(segment.offset + segment.memory.len()).div_ceil(size));
+        }
+        pages.dedup();
+        pages
+    }
+}
+
+/// What smaps of this process says of the mappings of a file in `range`.
+fn huge_bytes(range: AddressRange, inode: u64) -> Result<u64, ObservationError> {
+    let usages = ProcessFiles::of(std::process::id() as i32).smaps()?;
+    let of_file = usages.iter().filter(|u| u.mapping.range.overlaps(range) && u.mapping.inode == inode);
+    Ok(of_file.map(|usage| usage.huge()).sum())
+}
+
+/// Turns what was filled with ordinary pages into huge ones. Where that fails the image still serves, and its coverage
+/// tells how far.
+pub(crate) fn collapse(file: &File, pages: &[u64], size: PageSize) {
+    for (offset, length) in runs(pages, size) {
+        if let Ok(mapping) = FileMapping::readable(file, offset, length, size) {
+            let _ = mapping.collapse();
+        }
+    }
+}
+
+/// Runs of successive pages, as offsets and lengths in bytes.
+fn runs(pages: &[u64], size: PageSize) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for page in pages {
+        let offset = page * size.bytes();
+        match runs.last_mut() {
+            Some((start, length)) if *start + *length == offset => *length += size.bytes(),
+            _ => runs.push((offset, size.bytes())),
+        }
+    }
+    runs
+}

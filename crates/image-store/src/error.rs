@@ -1,0 +1,138 @@
+//! Why a store or an image cannot be used, made or removed. Nothing here harms a program: it gets its huge pages from
+//! another source.
+
+use address_space::{ElfError, PageSize, format_bytes};
+use std::io;
+use std::path::PathBuf;
+
+/// Why there is no image. Each text says what was found, what was needed, and the command that mends it.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no such directory.
+    #[error("no image store at {}; set one up with `pagelift image setup`", .0.display())]
+    NoStore(PathBuf),
+    /// A directory, but not one that could hold images.
+    #[error("{} cannot be used as an image store: {found}, needed {needed}; mend it with `{mend}`", path.display())]
+    Unfit {
+        /// The directory.
+        path: PathBuf,
+        /// What was found.
+        found: String,
+        /// What was needed.
+        needed: &'static str,
+        /// The command that mends it.
+        mend: String,
+    },
+    /// Only the store's owner makes and removes images.
+    #[error("only root may change the image store; as root run `{mend}`")]
+    NotPermitted {
+        /// The command that a privileged user would run.
+        mend: String,
+    },
+    /// A directory, device or pipe in place of a file.
+    #[error("not a regular file")]
+    NotARegularFile,
+    /// Not an ELF file that could be mapped.
+    #[error(transparent)]
+    Elf(#[from] ElfError),
+    /// The program headers reach past the end of the file.
+    #[error("the file is cut off: found {found} bytes, needed {needed} for its segments")]
+    CutOff {
+        /// Length of the file, in bytes.
+        found: u64,
+        /// Length that its segments need, in bytes.
+        needed: u64,
+    },
+    /// Relocations are written into its read-only segments, so that no two processes hold the same.
+    #[error("it has text relocations: each process writes its own addresses into the code")]
+    TextRelocations,
+    /// Not one whole huge page could be mapped from an image.
+    #[error("nothing read-only in it fills a huge page at this base")]
+    NothingToMap,
+    /// The file changed while it was copied, or so shortly before that a change could be missed.
+    #[error("the file is being changed; an image is made of files that stay the same")]
+    SourceChanging,
+    /// The file system keeps no time of change, without which an old image could be taken for a new file's.
+    #[error("its file system keeps no time of change (ctime), which tells a changed file from an old one")]
+    NoTimeOfChange,
+    /// The image would need more than the caller allows.
+    #[error("the image needs {}, allowed are {}", size(.needed), size(.allowed))]
+    TooLarge {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes allowed.
+        allowed: u64,
+    },
+    /// The store has no room.
+    #[error(
+        "the image store is full: needed {}, found {} free; remove images with `pagelift image gc` or enlarge it with \
+         `pagelift image setup --size SIZE`", size(.needed), size(.free)
+    )]
+    Full {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// Too many images of one file, each for another base.
+    #[error("the store holds {0} images of this file already, each for another base; needed: one that fits")]
+    TooManyLayouts(usize),
+    /// The pool of the store's hugetlbfs has too few pages.
+    #[error(
+        "the pool has too few pages for the image: needed {needed} of {size}; reserve more with \
+         `echo N > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages`", .size.kib()
+    )]
+    PoolTooSmall {
+        /// Pages needed.
+        needed: u64,
+        /// Their size.
+        size: PageSize,
+    },
+    /// The layout is for other huge pages.
+    #[error("the store is made of pages of {found}, {wanted} asked for")]
+    OtherPageSize {
+        /// Size asked for.
+        wanted: PageSize,
+        /// The store's.
+        found: PageSize,
+    },
+    /// Somebody removed the image as soon as it was made.
+    #[error("the image was removed as soon as it was made")]
+    RemovedMeanwhile,
+    /// The image's contents did not equal the source's after it was written.
+    #[error("the copy differs from its source at byte {0:#x} of the image; the image was dropped")]
+    Differs(u64),
+    /// Something in the store that no image is.
+    #[error("{name} in the store is no sound image: {problem}; remove it with `pagelift image gc`")]
+    Damaged {
+        /// Its name in the store.
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// Only root can open the image.
+    #[error("only root can use the image of {}: not every user can read the file itself", .0.display())]
+    NotForEverybody(PathBuf),
+    /// Processes map the image.
+    #[error("{0} processes still map this image; `--force` removes it all the same, they keep their memory")]
+    InUse(u64),
+    /// The kernel refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn size(bytes: &u64) -> String {
+    format_bytes(*bytes)
+}
+
+impl StoreError {
+    pub(crate) fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Io { what: what.into(), source: source.into() }
+    }
+}

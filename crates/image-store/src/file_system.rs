@@ -1,0 +1,129 @@
+//! Whether a directory's file system can hold images, and how much of them.
+
+use crate::StoreError;
+use address_space::PageSize;
+use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
+use nix::sys::statvfs::{FsFlags, fstatvfs};
+use serde::Serialize;
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Where an image's huge pages come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FileSystem {
+    /// tmpfs mounted `huge=always`: transparent huge pages, as far as the kernel finds them.
+    Tmpfs,
+    /// hugetlbfs: pages of the pool.
+    Hugetlbfs,
+}
+
+/// Room in a store, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Space {
+    /// Most that the store may hold; `None` where it is bound by memory or the pool alone.
+    pub size: Option<u64>,
+    /// Of that, what is free; `None` where there is no bound.
+    pub free: Option<u64>,
+}
+
+/// The file system of a directory and the size of its huge pages.
+pub(crate) fn inspect(directory: impl AsFd, device: u64, path: &Path) -> Result<(FileSystem, PageSize), StoreError> {
+    let unfit = |found: String, needed: &'static str, mend: String| StoreError::Unfit {
+        path: path.to_owned(),
+        found,
+        needed,
+        mend,
+    };
+    let set_up = || format!("pagelift image setup --store {}", path.display());
+    let stat = fstatfs(&directory).map_err(|error| StoreError::io("statfs of the image store", error))?;
+    let flags = fstatvfs(&directory).map_err(|error| StoreError::io("statvfs of the image store", error))?.flags();
+    if flags.contains(FsFlags::ST_NOEXEC) {
+        let mend = format!("mount -o remount,exec {}", path.display());
+        return Err(unfit("mounted `noexec`".to_owned(), "a mount from which code may be mapped", mend));
+    }
+    match stat.filesystem_type() {
+        HUGETLBFS_MAGIC => {
+            let size = PageSize::new(stat.block_size() as u64)
+                .map_err(|_| unfit("no page size".to_owned(), "hugetlbfs", set_up()))?;
+            Ok((FileSystem::Hugetlbfs, size))
+        }
+        TMPFS_MAGIC => {
+            let Some(size) = transparent_page_size() else {
+                let mend = "pagelift image setup --hugetlbfs".to_owned();
+                return Err(unfit("a kernel without transparent huge pages".to_owned(), "such pages", mend));
+            };
+            if chosen_word(&format!("{THP}/shmem_enabled")).as_deref() == Some("deny") {
+                let mend = format!("echo never > {THP}/shmem_enabled");
+                return Err(unfit("`deny` in shmem_enabled".to_owned(), "any other word there", mend));
+            }
+            let mode = huge_mode(device).unwrap_or_else(|| "never".to_owned());
+            if mode != "always" && mode != "within_size" {
+                let mend = format!("mount -o remount,huge=always {}", path.display());
+                return Err(unfit(format!("a tmpfs mounted `huge={mode}`"), "`huge=always`", mend));
+            }
+            Ok((FileSystem::Tmpfs, size))
+        }
+        other => Err(unfit(
+            format!("a file system of type {:#x}", other.0),
+            "a tmpfs mounted `huge=always`, or hugetlbfs",
+            set_up(),
+        )),
+    }
+}
+
+/// How much the file system of a directory holds.
+pub(crate) fn space(directory: impl AsFd) -> Result<Space, StoreError> {
+    let stat = fstatfs(directory).map_err(|error| StoreError::io("statfs of the image store", error))?;
+    let block = stat.block_size() as u64;
+    // A mount without a limit reports no blocks (tmpfs), or none at all in either field (hugetlbfs).
+    let bounded = |blocks: u64| (stat.blocks() != 0 && stat.blocks() != u64::MAX).then(|| blocks.saturating_mul(block));
+    Ok(Space { size: bounded(stat.blocks()), free: bounded(stat.blocks_available()) })
+}
+
+/// The size of transparent huge pages; `None` on a kernel without them.
+pub(crate) fn transparent_page_size() -> Option<PageSize> {
+    let text = fs::read_to_string(format!("{THP}/hpage_pmd_size")).ok()?;
+    PageSize::new(text.trim().parse().ok()?).ok()
+}
+
+/// The word in brackets of `always [madvise] never`.
+fn chosen_word(file: &str) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+}
+
+/// The `huge=` of the mount with this device number; `None` where it has none.
+fn huge_mode(device: u64) -> Option<String> {
+    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
+    huge_mode_in(&fs::read_to_string("/proc/self/mountinfo").ok()?, &format!("{major}:{minor}"))
+}
+
+/// Fields as in proc_pid_mountinfo(5): the device is the third, the file system's own options are the last.
+fn huge_mode_in(mountinfo: &str, device: &str) -> Option<String> {
+    let line = mountinfo.lines().rev().find(|line| line.split(' ').nth(2) == Some(device))?;
+    let options = line.split_once(" - ")?.1.split(' ').nth(2)?;
+    options.split(',').find_map(|option| option.strip_prefix("huge=")).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::huge_mode_in;
+
+    const MOUNTS: &str = "\
+21 1 0:20 / /proc rw,nosuid shared:5 - proc proc rw
+43 27 0:40 / /run/pagelift/images rw,nosuid,nodev,relatime shared:9 - tmpfs pagelift rw,size=65536k,huge=always
+44 27 0:41 / /tmp/huge=always rw - tmpfs none rw,size=65536k
+";
+
+    #[test]
+    fn the_mode_stands_in_the_options_of_the_very_file_system() {
+        assert_eq!(huge_mode_in(MOUNTS, "0:40").as_deref(), Some("always"));
+        assert_eq!(huge_mode_in(MOUNTS, "0:41"), None);
+        assert_eq!(huge_mode_in(MOUNTS, "0:4"), None);
+        assert_eq!(huge_mode_in("x\n\n- -\n", "0:40"), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! One image, open and ready to be mapped.
+
+use crate::{Layout, SourceKey, SourceState, origin};
+use address_space::{AddressRange, ElfImage, PageSize, Protection};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// A read-only segment as it lies in an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageSegment {
+    /// Addresses before the bias, in whole base pages; each byte of them is the same as in the source.
+    pub memory: AddressRange,
+    /// Where in the image they begin, in bytes.
+    pub offset: u64,
+    /// Protection that the segment asks for.
+    pub protection: Protection,
+}
+
+/// An image in a store, open for reading.
+#[derive(Debug)]
+pub struct Image {
+    pub(crate) path: PathBuf,
+    pub(crate) name: String,
+    pub(crate) file: File,
+    pub(crate) size: u64,
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) for_everybody: bool,
+    pub(crate) key: SourceKey,
+    pub(crate) layout: Layout,
+    pub(crate) source: PathBuf,
+    pub(crate) segments: Vec<ImageSegment>,
+}
+
+impl Image {
+    /// Path of the image, as it will stand in `/proc/PID/maps`. Its last part is the source's name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The image, open for reading.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Length in bytes, whole huge pages.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Device number (as stat(2) gives it) and inode, by which maps shows who uses the image.
+    pub fn device_and_inode(&self) -> (u64, u64) {
+        (self.device, self.inode)
+    }
+
+    /// False where the source cannot be read by every user: then only root can open the image.
+    pub fn for_everybody(&self) -> bool {
+        self.for_everybody
+    }
+
+    /// The file it was made from.
+    pub fn key(&self) -> &SourceKey {
+        &self.key
+    }
+
+    /// For which bases it can be mapped.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Path that the source had when the image was made. For people; nothing is decided by it.
+    pub fn source(&self) -> &Path {
+        &self.source
+    }
+
+    /// What is at the source's path now.
+    pub fn source_state(&self) -> SourceState {
+        origin::state_of(&self.source, &self.key.file())
+    }
+
+    /// The read-only segments, lowest first.
+    pub fn segments(&self) -> &[ImageSegment] {
+        &self.segments
+    }
+
+    /// The offset at which `range` of a process lies in the image, where the object has this bias: what `mmap` takes.
+    ///
+    /// `None` where an address would not agree with its offset modulo the huge page size, or where any byte of the
+    /// range lies in no read-only segment. A range may span segments that touch, as `merge-read-only` makes them.
+    pub fn offset_of(&self, range: AddressRange, bias: u64) -> Option<u64> {
+        if !self.layout.fits(bias) || range.is_empty() {
+            return None;
+        }
+        let in_file = range.shifted(bias.wrapping_neg());
+        let first = self.segments.iter().find(|segment| segment.memory.contains(in_file.start()))?;
+        let displacement = first.offset.wrapping_sub(first.memory.start().0);
+        let mut covered = in_file.start();
+        for segment in self.segments.iter().filter(|s| s.memory.overlaps(in_file)) {
+            let same = segment.offset.wrapping_sub(segment.memory.start().0) == displacement;
+            if segment.memory.start() > covered || !same {
+                return None;
+            }
+            covered = segment.memory.end();
+        }
+        (covered >= in_file.end()).then(|| in_file.start().0.wrapping_add(displacement))
+    }
+}
+
+/// The segments of an image that can be mapped: readable, never written, nothing in them but the file's contents.
+pub(crate) fn mappable_segments(image: &ElfImage, base_page: PageSize) -> Vec<ImageSegment> {
+    let mut segments: Vec<ImageSegment> = Vec::new();
+    for segment in &image.segments {
+        let pages = segment.memory.widened(base_page);
+        // A page that two segments share shows the later one, which is mapped over it.
+        if let Some(last) = segments.last_mut() {
+            last.memory = AddressRange::new(last.memory.start(), last.memory.end().min(pages.start()));
+        }
+        let Protection { read, write, .. } = segment.protection;
+        if read && !write && segment.file_size == segment.memory.len() && segment.file_size > 0 {
+            let before = segment.memory.start() - pages.start();
+            let offset = segment.offset.saturating_sub(before);
+            segments.push(ImageSegment { memory: pages, offset, protection: segment.protection });
+        }
+    }
+    segments.retain(|segment| !segment.memory.is_empty());
+    segments
+}

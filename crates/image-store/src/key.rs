@@ -1,0 +1,126 @@
+//! What identifies the file that an image was made from.
+
+use crate::{Layout, StoreError, reading};
+use address_space::{ElfImage, PageSize};
+use observation::FileIdentity;
+use std::fs::File;
+
+/// Changes whenever images of older versions must not be used any more.
+const FORMAT: &str = "v1";
+/// Of a longer build-id only so many hexadecimal digits take part: a file name has a bound.
+const MOST_BUILD_ID: usize = 64;
+
+/// Device, inode, size, both times and the build-id of a file, as read from a descriptor of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SourceKey {
+    file: FileIdentity,
+    build_id: Option<String>,
+}
+
+impl SourceKey {
+    /// The key of an open file, for example of `/proc/PID/map_files/…` or `/proc/PID/exe`.
+    ///
+    /// # Errors
+    /// [`StoreError`] where it is no regular file, or no sound ELF file.
+    pub fn read(file: &File) -> Result<Self, StoreError> {
+        let identity = reading::identity(file)?;
+        Ok(Self::new(identity, &reading::elf_image(file, identity.size)?))
+    }
+
+    /// The key of a file whose identity and image were read from the same descriptor.
+    pub fn new(file: FileIdentity, image: &ElfImage) -> Self {
+        let build_id = image.build_id.as_ref().filter(|id| !id.is_empty());
+        Self { file, build_id: build_id.map(|id| id.chars().take(MOST_BUILD_ID).collect()) }
+    }
+
+    /// Identity of the file.
+    pub fn file(&self) -> FileIdentity {
+        self.file
+    }
+
+    /// The GNU build-id in hexadecimal, or its beginning where it is extraordinarily long.
+    pub fn build_id(&self) -> Option<&str> {
+        self.build_id.as_deref()
+    }
+
+    /// What the names of all images of this source begin with.
+    pub(crate) fn prefix(&self) -> String {
+        let FileIdentity { device, inode, size, modified, changed } = self.file;
+        let build_id = self.build_id.as_deref().unwrap_or("none");
+        format!(
+            "{FORMAT}-{device:x}-{inode:x}-{size:x}-{:x}.{:x}-{:x}.{:x}-{build_id}-",
+            modified.0, modified.1, changed.0, changed.1
+        )
+    }
+
+    /// The name that an image of this source in this layout has in every store.
+    pub(crate) fn name(&self, layout: Layout) -> String {
+        format!("{}{:x}-{:x}", self.prefix(), layout.page_size().bytes(), layout.base_offset())
+    }
+
+    /// Reads a name; `None` for anything but what [`SourceKey::name`] writes.
+    pub(crate) fn of_name(name: &str) -> Option<(Self, Layout)> {
+        let fields: Vec<&str> = name.split('-').collect();
+        let [FORMAT, device, inode, size, modified, changed, build_id, page_size, base_offset] = fields[..] else {
+            return None;
+        };
+        let file = FileIdentity {
+            device: hexadecimal(device)?,
+            inode: hexadecimal(inode)?,
+            size: hexadecimal(size)?,
+            modified: time(modified)?,
+            changed: time(changed)?,
+        };
+        let build_id = (build_id != "none").then(|| build_id.to_owned());
+        let key = Self { file, build_id };
+        let layout = Layout::at(PageSize::new(hexadecimal(page_size)?).ok()?, hexadecimal(base_offset)?);
+        // Written anew it must be the same: no two names mean one image.
+        (key.name(layout) == name).then_some((key, layout))
+    }
+}
+
+fn hexadecimal(text: &str) -> Option<u64> {
+    u64::from_str_radix(text, 16).ok()
+}
+
+/// Seconds may be negative; they are written as two's complement.
+fn time(text: &str) -> Option<(i64, i64)> {
+    let (seconds, nanoseconds) = text.split_once('.')?;
+    Some((hexadecimal(seconds)? as i64, hexadecimal(nanoseconds)? as i64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn keys() -> impl Strategy<Value = SourceKey> {
+        let times = || (any::<i64>(), 0..1_000_000_000i64);
+        let file = (any::<u64>(), any::<u64>(), any::<u64>(), times(), times());
+        (file, prop::option::of("[0-9a-f]{1,64}")).prop_map(|((device, inode, size, modified, changed), build_id)| {
+            SourceKey { file: FileIdentity { device, inode, size, modified, changed }, build_id }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_name_gives_back_its_key(key in keys(), shift in 12..31u32, bias: u64) {
+            let layout = Layout::at(PageSize::new(1 << shift).unwrap(), bias);
+            let name = key.name(layout);
+            // NAME_MAX, linux/limits.h.
+            prop_assert!(name.len() <= 255, "{} bytes: {name}", name.len());
+            prop_assert_eq!(SourceKey::of_name(&name), Some((key, layout)));
+        }
+
+        #[test]
+        fn different_keys_have_different_names(one in keys(), other in keys()) {
+            let layout = Layout::at(PageSize::new(1 << 21).unwrap(), 0);
+            prop_assert_eq!(one == other, one.name(layout) == other.name(layout));
+        }
+
+        #[test]
+        fn no_name_makes_the_reader_panic(name in "(v1-)?[-.0-9a-fx]{0,80}") {
+            let _ = SourceKey::of_name(&name);
+        }
+    }
+}

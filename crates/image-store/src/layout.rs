@@ -1,0 +1,53 @@
+//! How an image's file offsets agree with addresses.
+
+use address_space::{ElfImage, ElfKind, PageSize};
+use lift_plan::{Edges, Kinds, choose_base};
+use serde::Serialize;
+
+/// For which bases an image can be mapped by huge pages: those that lie `base_offset` above a multiple of the page size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Layout {
+    page_size: PageSize,
+    base_offset: u64,
+}
+
+impl Layout {
+    /// The layout for an object that lies at this bias (what is added to the file's addresses; 0 for a program linked
+    /// to a fixed address).
+    pub fn at(page_size: PageSize, bias: u64) -> Self {
+        Self { page_size, base_offset: bias % page_size.bytes() }
+    }
+
+    /// The layout for the base that the object will most likely have: the one fixed by the linker; for a
+    /// position-independent executable the one that covers most, which `pagelift run` gives it; for a shared object a
+    /// whole multiple of the huge page size, to which kernels align large files that are mapped.
+    pub fn most_likely(image: &ElfImage, page_size: PageSize, base_page: PageSize) -> Self {
+        match image.kind {
+            ElfKind::PositionIndependent if !is_shared_object(image) => {
+                let best = choose_base(image, page_size, base_page, Kinds::ALL, Edges::Exact);
+                Self::at(page_size, best.offset)
+            }
+            _ => Self::at(page_size, 0),
+        }
+    }
+
+    /// The huge page size, in bytes.
+    pub fn page_size(self) -> PageSize {
+        self.page_size
+    }
+
+    /// What a base is modulo the huge page size, in bytes.
+    pub fn base_offset(self) -> u64 {
+        self.base_offset
+    }
+
+    /// True where huge pages of an image in this layout can be mapped by an object at this bias.
+    pub fn fits(self, bias: u64) -> bool {
+        Self::at(self.page_size, bias) == self
+    }
+}
+
+/// Executables have neither a soname nor, where no dynamic linker is asked for, an entry of zero.
+fn is_shared_object(image: &ElfImage) -> bool {
+    image.soname.is_some() || (image.interpreter.is_none() && image.entry.0 == 0)
+}

@@ -1,0 +1,49 @@
+//! Shared copies of ELF files on huge pages: one copy that every process maps, instead of one for each.
+//!
+//! A store is a directory on a tmpfs mounted `huge=always`, or on hugetlbfs, that belongs to root. An image in it is
+//! made from one file, identified by what the kernel says of the *open* file ([`SourceKey`]), never by its name; it is
+//! itself an ELF file in which every byte lies at an offset that agrees with its address modulo the huge page size, for
+//! one offset of the base ([`Layout`]). A process maps the whole huge pages of its read-only ranges from it
+//! ([`Image::offset_of`]).
+//!
+//! ```text
+//! let store = Store::open(&default_directory())?;
+//! let key = SourceKey::read(&file)?;                      // of the file that the process really has mapped
+//! let layout = Layout::at(store.page_size(), object.bias);
+//! let image = match store.find(&key, layout)? {
+//!     Some(image) => image,
+//!     None => store.make(&file, layout, most_bytes)?,     // root only
+//! };
+//! image.offset_of(range, object.bias)                     // for mmap(MAP_FIXED) of image.path() or image.file()
+//! ```
+//!
+//! What holds:
+//! - An image appears in the store whole or not at all: it is filled without a name and then linked.
+//! - No symbolic link is followed, neither on the way to the store nor in it.
+//! - An image shows others no byte of a file that they could not read themselves.
+#![forbid(unsafe_code)]
+
+mod coverage;
+mod directory;
+mod error;
+mod file_system;
+mod image;
+mod key;
+mod layout;
+mod make;
+mod origin;
+mod reading;
+mod recipe;
+mod record;
+mod store;
+mod users;
+
+pub use coverage::ImageCoverage;
+pub use error::StoreError;
+pub use file_system::{FileSystem, Space};
+pub use image::{Image, ImageSegment};
+pub use key::SourceKey;
+pub use layout::Layout;
+pub use origin::SourceState;
+pub use store::{DEFAULT_DIRECTORY, Listing, STORE_VARIABLE, Store, default_directory};
+pub use users::Users;

@@ -1,0 +1,210 @@
+//! Makes an image: fills a file that has no name yet, checks it, and links it into the store.
+
+use crate::directory::{open_directory_in, open_in};
+use crate::file_system::FileSystem;
+use crate::recipe::Recipe;
+use crate::store::ROOT;
+use crate::{Image, Layout, SourceKey, Store, StoreError, coverage, origin, reading, record};
+use address_space::ElfImage;
+use kernel_calls::file_mapping::write_huge_pages;
+use kernel_calls::pages::base_page;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, Flock, FlockArg, OFlag, fallocate, openat};
+use nix::sys::stat::{Mode, fchmod, fstat, mkdirat};
+use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+/// A file has few bases that are worth an image; more than these would only fill the store.
+const MOST_LAYOUTS: usize = 8;
+/// So often a folder that somebody else removes is made anew.
+const FOLDER_ATTEMPTS: usize = 100;
+
+impl Store {
+    /// The image of an open file in a layout; it is made where there is none yet. Only root can make one.
+    ///
+    /// Any number may make the same image at once: one does, the others wait and get it. Killed at any moment, a maker
+    /// leaves no image and no memory behind. `most_bytes` bounds what the image may take in memory.
+    ///
+    /// # Errors
+    /// [`StoreError`]: why there is no image. Nothing in the store has changed then.
+    pub fn make(&self, source: &File, layout: Layout, most_bytes: u64) -> Result<Image, StoreError> {
+        let before = reading::settled_identity(source)?;
+        let length = before.size;
+        let key = SourceKey::new(before, &reading::elf_image(source, length)?);
+        let layout = self.own(layout)?;
+        if let Some(image) = self.find(&key, layout)? {
+            return Ok(image);
+        }
+        let origin = origin::of(source, &before);
+        if geteuid().as_raw() != ROOT {
+            let mend = format!("pagelift image add '{}'", origin.path.display());
+            return Err(StoreError::NotPermitted { mend });
+        }
+        let cache = reading::cache(source, length);
+        let recipe = Recipe::new(&cache, length, layout, base_page(), record::write(&origin.path))?;
+        self.check_bounds(&key, layout, &recipe, most_bytes)?;
+        let name = key.name(layout);
+        let folder = self.locked_folder(&name)?;
+        if let Some(image) = self.open_image(&name, &key, layout)? {
+            return Ok(image);
+        }
+        let made = self.fill(&folder, &recipe, source, length).and_then(|file| {
+            if reading::identity(source)? != before {
+                return Err(StoreError::SourceChanging);
+            }
+            check_shape(&file, &recipe, source, length)?;
+            publish(&folder, &file, &origin)
+        });
+        if let Err(error) = made {
+            // The lock is held: nobody else makes this image now.
+            let _ = unlinkat(&self.directory, name.as_str(), UnlinkatFlags::RemoveDir);
+            return Err(error);
+        }
+        self.open_image(&name, &key, layout)?.ok_or(StoreError::RemovedMeanwhile)
+    }
+
+    /// Refuses a layout for other huge pages than the store's.
+    fn own(&self, layout: Layout) -> Result<Layout, StoreError> {
+        match layout.page_size() == self.page_size() {
+            true => Ok(layout),
+            false => Err(StoreError::OtherPageSize { wanted: layout.page_size(), found: self.page_size() }),
+        }
+    }
+
+    fn check_bounds(&self, key: &SourceKey, layout: Layout, recipe: &Recipe, most: u64) -> Result<(), StoreError> {
+        let needed = recipe.memory();
+        if needed > most {
+            return Err(StoreError::TooLarge { needed, allowed: most });
+        }
+        if let Some(free) = self.space()?.free.filter(|free| *free < needed) {
+            return Err(StoreError::Full { needed, free });
+        }
+        let others = self.layouts(key)?.into_iter().filter(|other| *other != layout).count();
+        if others >= MOST_LAYOUTS {
+            return Err(StoreError::TooManyLayouts(others));
+        }
+        Ok(())
+    }
+
+    /// The image's folder, made if need be, and locked against others who would make or remove the same image.
+    fn locked_folder(&self, name: &str) -> Result<Flock<OwnedFd>, StoreError> {
+        let explain = |error| match error {
+            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { mend: "pagelift image add FILE".to_owned() },
+            Errno::ENOSPC => StoreError::Full { needed: 1, free: 0 },
+            error => StoreError::io(format!("making the folder {name} in the image store"), error),
+        };
+        for _ in 0..FOLDER_ATTEMPTS {
+            match mkdirat(&self.directory, name, Mode::from_bits_truncate(0o755)) {
+                Ok(()) | Err(Errno::EEXIST) => {}
+                Err(error) => return Err(explain(error)),
+            }
+            let folder = match open_directory_in(&self.directory, OsStr::new(name)) {
+                Ok(folder) => folder,
+                Err(Errno::ENOENT) => continue,
+                Err(error) => return Err(explain(error)),
+            };
+            let folder = Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, error)| explain(error))?;
+            // Whoever held the lock may have removed the folder: then it is a nameless one that was locked.
+            let named = open_directory_in(&self.directory, OsStr::new(name)).and_then(fstat);
+            let held = fstat(&*folder).map_err(explain)?;
+            if named.is_ok_and(|named| named.st_ino == held.st_ino) {
+                // The umask of a maker must not keep others out.
+                fchmod(&*folder, Mode::from_bits_truncate(0o755)).map_err(explain)?;
+                return Ok(folder);
+            }
+        }
+        Err(explain(Errno::EAGAIN))
+    }
+
+    /// A nameless file with the recipe's contents, each byte read back.
+    fn fill(&self, folder: &OwnedFd, recipe: &Recipe, source: &File, length: u64) -> Result<File, StoreError> {
+        let explain = |error: io::Error| self.explain_write(recipe, error);
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+        let file = openat(folder, ".", flags, Mode::from_bits_truncate(0o600)).map_err(|e| explain(e.into()))?;
+        let file = File::from(file);
+        file.set_len(recipe.size()).map_err(explain)?;
+        let page = self.page_size().bytes();
+        // Every page first: what does not fit fails before anything is copied, and hugetlbfs would raise SIGBUS later.
+        for number in recipe.pages() {
+            let (offset, length) = ((number * page) as i64, page as i64);
+            fallocate(&file, FallocateFlags::empty(), offset, length).map_err(|e| explain(e.into()))?;
+        }
+        let mut read = |offset: u64, into: &mut [u8]| read_padded(source, length, offset, into);
+        let mut wanted = vec![0; page as usize];
+        for number in recipe.pages() {
+            recipe.fill(number, &mut wanted, &mut read).map_err(explain)?;
+            match self.file_system() {
+                FileSystem::Tmpfs => file.write_all_at(&wanted, number * page),
+                FileSystem::Hugetlbfs => write_huge_pages(&file, number * page, &wanted, self.page_size()),
+            }
+            .map_err(explain)?;
+        }
+        let mut found = vec![0; page as usize];
+        for number in recipe.pages() {
+            recipe.fill(number, &mut wanted, &mut read).map_err(explain)?;
+            file.read_exact_at(&mut found, number * page).map_err(explain)?;
+            if let Some(at) = wanted.iter().zip(&found).position(|(wanted, found)| wanted != found) {
+                return Err(StoreError::Differs(number * page + at as u64));
+            }
+        }
+        if self.file_system() == FileSystem::Tmpfs {
+            coverage::collapse(&file, &recipe.pages(), self.page_size());
+        }
+        Ok(file)
+    }
+
+    fn explain_write(&self, recipe: &Recipe, error: io::Error) -> StoreError {
+        let needed = recipe.memory();
+        match (error.raw_os_error().map(Errno::from_raw), self.file_system()) {
+            (Some(Errno::ENOSPC | Errno::ENOMEM), FileSystem::Hugetlbfs) => {
+                StoreError::PoolTooSmall { needed: self.page_size().pages_for(needed), size: self.page_size() }
+            }
+            (Some(Errno::ENOSPC), FileSystem::Tmpfs) => {
+                StoreError::Full { needed, free: self.space().ok().and_then(|space| space.free).unwrap_or(0) }
+            }
+            _ => StoreError::io("filling an image", error),
+        }
+    }
+}
+
+/// Reads the source; behind its end there are zeros, as in the last page of a mapping. A source that has been cut
+/// meanwhile is an error.
+fn read_padded(source: &File, length: u64, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    let present = length.saturating_sub(offset).min(into.len() as u64) as usize;
+    source.read_exact_at(&mut into[..present], offset)?;
+    into[present..].fill(0);
+    Ok(())
+}
+
+/// The finished file must have the very shape of its source: the recipe's work is not taken on trust.
+fn check_shape(file: &File, recipe: &Recipe, source: &File, length: u64) -> Result<(), StoreError> {
+    let source = reading::elf_image(source, length)?;
+    let image = reading::elf_image(file, recipe.size()).map_err(|_| StoreError::Differs(0))?;
+    let shape =
+        |image: &ElfImage| -> Vec<_> { image.segments.iter().map(|s| (s.memory, s.file_size, s.protection)).collect() };
+    let same = shape(&source) == shape(&image)
+        && (source.kind, source.machine, source.entry) == (image.kind, image.machine, image.entry)
+        && (&source.build_id, &source.soname, source.relro) == (&image.build_id, &image.soname, image.relro);
+    if same { Ok(()) } else { Err(StoreError::Differs(0)) }
+}
+
+/// Gives the finished file its mode and its name. Until then nobody can open it.
+fn publish(folder: &OwnedFd, file: &File, origin: &origin::Origin) -> Result<(), StoreError> {
+    let explain = |error: Errno| StoreError::io("linking an image into the store", error);
+    let mode = if origin.readable_by_everybody { 0o444 } else { 0o400 };
+    fchmod(file, Mode::from_bits_truncate(mode)).map_err(explain)?;
+    let label = origin.label.as_str();
+    match linkat(file, "", folder, label, AtFlags::AT_EMPTY_PATH) {
+        // Needs CAP_DAC_READ_SEARCH; the other way needs /proc.
+        Err(Errno::ENOENT | Errno::EPERM) => {
+            let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+            linkat(AT_FDCWD, own.as_str(), folder, label, AtFlags::AT_SYMLINK_FOLLOW).map_err(explain)
+        }
+        result => result.map_err(explain),
+    }?;
+    open_in(folder, OsStr::new(label), OFlag::O_PATH).map(drop).map_err(explain)
+}

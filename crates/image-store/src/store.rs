@@ -1,0 +1,271 @@
+//! The store: finds, lists and removes images.
+
+use crate::directory::{names_in, open_directory_in, open_in, open_path};
+use crate::file_system::{self, FileSystem, Space};
+use crate::image::mappable_segments;
+use crate::{Image, Layout, SourceKey, StoreError, reading, record};
+use address_space::PageSize;
+use kernel_calls::pages::base_page;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Where the store is where nobody says otherwise.
+pub const DEFAULT_DIRECTORY: &str = "/run/pagelift/images";
+/// The environment variable that names another place.
+pub const STORE_VARIABLE: &str = "PAGELIFT_STORE";
+/// Images belong to this user.
+pub(crate) const ROOT: u32 = 0;
+
+/// The store's place: `$PAGELIFT_STORE`, else [`DEFAULT_DIRECTORY`].
+pub fn default_directory() -> PathBuf {
+    std::env::var_os(STORE_VARIABLE)
+        .filter(|path| !path.is_empty())
+        .map_or_else(|| PathBuf::from(DEFAULT_DIRECTORY), PathBuf::from)
+}
+
+/// An image store, checked and open.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) directory: OwnedFd,
+    path: PathBuf,
+    file_system: FileSystem,
+    page_size: PageSize,
+}
+
+/// What a store holds.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Sound images that this user may read, by the names of their sources.
+    pub images: Vec<Image>,
+    /// Names in the store that are no images, and why.
+    pub damaged: Vec<(String, &'static str)>,
+    /// Images that only root may read.
+    pub not_readable: u64,
+}
+
+impl Store {
+    /// Opens the store in a directory, and checks that it is one: owned by root, writable by nobody else, reached
+    /// without a symbolic link, on a tmpfs mounted `huge=always` or on hugetlbfs, and code may be mapped from it.
+    ///
+    /// # Errors
+    /// [`StoreError::NoStore`] or [`StoreError::Unfit`], with the command that mends it.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let directory = match open_path(path) {
+            Ok(directory) => directory,
+            Err(Errno::ENOENT) => return Err(StoreError::NoStore(path.to_owned())),
+            Err(Errno::ELOOP | Errno::ENOTDIR) => {
+                let found = "a symbolic link or a file on the way".to_owned();
+                let mend = format!("pagelift image setup --store $(realpath {})", path.display());
+                return Err(StoreError::Unfit { path: path.to_owned(), found, needed: "directories alone", mend });
+            }
+            Err(error) => return Err(StoreError::io(format!("opening the image store {}", path.display()), error)),
+        };
+        let file = File::from(directory);
+        let metadata = file.metadata().map_err(|error| StoreError::io("fstat of the image store", error))?;
+        check_owner(&metadata, path)?;
+        let (file_system, page_size) = file_system::inspect(&file, metadata.dev(), path)?;
+        Ok(Self { directory: file.into(), path: path.to_owned(), file_system, page_size })
+    }
+
+    /// Where the store is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Size of the huge pages that it is made of.
+    pub fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
+    /// Where they come from.
+    pub fn file_system(&self) -> FileSystem {
+        self.file_system
+    }
+
+    /// How much it may hold.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn space(&self) -> Result<Space, StoreError> {
+        file_system::space(&self.directory)
+    }
+
+    /// The image of a source in a layout; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::NotForEverybody`], [`StoreError::Damaged`] or [`StoreError::Io`].
+    pub fn find(&self, key: &SourceKey, layout: Layout) -> Result<Option<Image>, StoreError> {
+        self.open_image(&key.name(layout), key, layout)
+    }
+
+    /// The layouts in which the store has images of a source, so that a base may be chosen that suits one.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn layouts(&self, key: &SourceKey) -> Result<Vec<Layout>, StoreError> {
+        let prefix = key.prefix();
+        let names = self.names()?;
+        let of_source = names.iter().filter(|name| name.starts_with(&prefix));
+        Ok(of_source.filter_map(|name| SourceKey::of_name(name)).map(|(_, layout)| layout).collect())
+    }
+
+    /// Everything in the store.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn list(&self) -> Result<Listing, StoreError> {
+        let mut listing = Listing::default();
+        for name in self.names()? {
+            let Some((key, layout)) = SourceKey::of_name(&name) else {
+                listing.damaged.push((name, "not an image's name"));
+                continue;
+            };
+            match self.open_image(&name, &key, layout) {
+                Ok(Some(image)) => listing.images.push(image),
+                Ok(None) => {}
+                Err(StoreError::NotForEverybody(_)) => listing.not_readable += 1,
+                Err(StoreError::Damaged { name, problem }) => listing.damaged.push((name, problem)),
+                Err(error) => return Err(error),
+            }
+        }
+        listing.images.sort_by(|a, b| (&a.source, a.layout).cmp(&(&b.source, b.layout)));
+        Ok(listing)
+    }
+
+    /// Removes an image. Processes that map it keep their memory until they end.
+    ///
+    /// # Errors
+    /// [`StoreError::NotPermitted`] or [`StoreError::Io`]; that somebody else has removed it already is none.
+    pub fn remove(&self, image: &Image) -> Result<(), StoreError> {
+        self.remove_named(&image.name)
+    }
+
+    /// Removes what is no image: a name that [`Store::list`] gives as damaged, and folders that a maker left empty when
+    /// it was killed. Returns how many were removed.
+    ///
+    /// # Errors
+    /// [`StoreError::NotPermitted`] or [`StoreError::Io`].
+    pub fn remove_debris(&self) -> Result<u64, StoreError> {
+        let mut removed = 0;
+        for (name, _) in self.list()?.damaged {
+            self.remove_named(&name)?;
+            removed += 1;
+        }
+        for name in self.names()? {
+            removed += u64::from(self.remove_if_empty(&name));
+        }
+        Ok(removed)
+    }
+
+    /// Names in the store. One that is no UTF-8 comes changed, and thus never as an image's.
+    fn names(&self) -> Result<Vec<String>, StoreError> {
+        let names = names_in(&self.directory).map_err(|error| StoreError::io("listing the image store", error))?;
+        Ok(names.into_iter().map(|name| name.to_string_lossy().into_owned()).collect())
+    }
+
+    pub(crate) fn open_image(&self, name: &str, key: &SourceKey, layout: Layout) -> Result<Option<Image>, StoreError> {
+        let damaged = |problem| StoreError::Damaged { name: name.to_owned(), problem };
+        let folder = match open_directory_in(&self.directory, OsStr::new(name)) {
+            Ok(folder) => folder,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV) => return Err(damaged("it is no folder")),
+            Err(error) => return Err(StoreError::io(format!("opening image {name}"), error)),
+        };
+        let names = names_in(&folder).map_err(|error| StoreError::io(format!("listing image {name}"), error))?;
+        let [label] = &names[..] else {
+            return if names.is_empty() { Ok(None) } else { Err(damaged("more than one file")) };
+        };
+        let file = match open_in(&folder, label, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+            Ok(file) => File::from(file),
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(Errno::EACCES) => return Err(StoreError::NotForEverybody(PathBuf::from(label))),
+            Err(Errno::ELOOP | Errno::EXDEV) => return Err(damaged("a symbolic link or a mount")),
+            Err(error) => return Err(StoreError::io(format!("opening image {name}"), error)),
+        };
+        let metadata = file.metadata().map_err(|error| StoreError::io("fstat of an image", error))?;
+        if metadata.nlink() == 0 {
+            return Ok(None);
+        }
+        check_file(&metadata, self.page_size).map_err(damaged)?;
+        let mut head = [0; record::MOST_BYTES];
+        let length =
+            file.read_at(&mut head, record::OFFSET).map_err(|error| StoreError::io("reading an image", error))?;
+        let source = record::read(&head[..length]).ok_or_else(|| damaged("no record"))?;
+        let elf = reading::elf_image(&file, metadata.size()).map_err(|_| damaged("no sound ELF file"))?;
+        Ok(Some(Image {
+            path: self.path.join(name).join(label),
+            name: name.to_owned(),
+            file,
+            size: metadata.size(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            for_everybody: metadata.mode() & 0o004 != 0,
+            key: key.clone(),
+            layout,
+            source,
+            segments: mappable_segments(&elf, base_page()),
+        }))
+    }
+
+    fn remove_named(&self, name: &str) -> Result<(), StoreError> {
+        let explain = |error| match error {
+            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { mend: "pagelift image gc".to_owned() },
+            error => StoreError::io(format!("removing {name} from the image store"), error),
+        };
+        let folder = match open_directory_in(&self.directory, OsStr::new(name)) {
+            Ok(folder) => folder,
+            Err(Errno::ENOENT) => return Ok(()),
+            Err(Errno::ENOTDIR | Errno::ELOOP) => {
+                return unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir).map_err(explain);
+            }
+            Err(error) => return Err(explain(error)),
+        };
+        // Whoever is making an image holds this lock.
+        let folder = Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, error)| explain(error))?;
+        for label in names_in(&*folder).map_err(explain)? {
+            ignore_absence(unlinkat(&*folder, label.as_os_str(), UnlinkatFlags::NoRemoveDir)).map_err(explain)?;
+        }
+        ignore_absence(unlinkat(&self.directory, name, UnlinkatFlags::RemoveDir)).map_err(explain)
+    }
+
+    /// Removes a folder without an image that nobody is making one in.
+    pub(crate) fn remove_if_empty(&self, name: &str) -> bool {
+        let Ok(folder) = open_directory_in(&self.directory, OsStr::new(name)) else { return false };
+        let Ok(_lock) = Flock::lock(folder, FlockArg::LockExclusiveNonblock) else { return false };
+        unlinkat(&self.directory, name, UnlinkatFlags::RemoveDir).is_ok()
+    }
+}
+
+fn ignore_absence(result: Result<(), Errno>) -> Result<(), Errno> {
+    if result == Err(Errno::ENOENT) { Ok(()) } else { result }
+}
+
+fn check_owner(metadata: &Metadata, path: &Path) -> Result<(), StoreError> {
+    let unfit = |found, needed, mend| Err(StoreError::Unfit { path: path.to_owned(), found, needed, mend });
+    if metadata.uid() != ROOT {
+        let mend = format!("chown root:root {}", path.display());
+        return unfit(format!("owner {}", metadata.uid()), "root as owner", mend);
+    }
+    if metadata.mode() & 0o022 != 0 {
+        let mend = format!("chmod go-w {}", path.display());
+        return unfit(format!("mode {:o}", metadata.mode() & 0o7777), "writable by root alone", mend);
+    }
+    Ok(())
+}
+
+fn check_file(metadata: &Metadata, page_size: PageSize) -> Result<(), &'static str> {
+    match metadata {
+        m if !m.is_file() => Err("not a regular file"),
+        m if m.uid() != ROOT => Err("not owned by root"),
+        m if m.mode() & 0o222 != 0 => Err("writable"),
+        m if m.nlink() != 1 => Err("it has another name"),
+        m if m.size() == 0 || m.size() % page_size.bytes() != 0 => Err("its length is no whole number of huge pages"),
+        _ => Ok(()),
+    }
+}
