@@ -30,7 +30,7 @@ impl FileMapping {
 
     fn new(file: &File, offset: u64, length: u64, huge: PageSize, protection: i32) -> io::Result<Self> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
-        if offset % huge.bytes() != 0 || length % huge.bytes() != 0 || length == 0 {
+        if !offset.is_multiple_of(huge.bytes()) || !length.is_multiple_of(huge.bytes()) || length == 0 {
             return Err(invalid());
         }
         let length = usize::try_from(length).map_err(|_| invalid())?;
