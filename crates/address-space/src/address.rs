@@ -1,9 +1,9 @@
 //! Addresses of a process: a type of their own, so that they are never taken for addresses of ours.
 
 use crate::PageSize;
+use core::fmt;
+use core::ops::{Add, Sub};
 use serde::{Serialize, Serializer};
-use std::fmt;
-use std::ops::{Add, Sub};
 
 /// A virtual address in the process that is looked at.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -151,7 +151,7 @@ impl AddressRange {
     /// The pages of `size` in the range, first to last; the last may be cut.
     pub fn pages(self, size: PageSize) -> impl Iterator<Item = Self> {
         let mut next = self.start;
-        std::iter::from_fn(move || {
+        core::iter::from_fn(move || {
             if next >= self.end {
                 return None;
             }

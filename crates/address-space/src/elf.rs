@@ -1,6 +1,9 @@
 //! ELF images: just what decides which memory of a process may move (elf(5)).
 
 use crate::{Address, AddressRange, PageSize, Protection};
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
 use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::{Endianness, ReadRef};

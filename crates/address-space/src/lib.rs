@@ -2,7 +2,10 @@
 //!
 //! Nothing here does I/O: text of `/proc/PID/maps` and bytes of ELF files come in, values go out.
 //! Nothing here knows a policy either; what to do with the model is decided in `lift-plan`.
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
 
 mod address;
 mod elf;

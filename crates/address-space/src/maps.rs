@@ -1,6 +1,9 @@
 //! Reads `/proc/PID/maps` (proc_pid_maps(5)).
 
 use crate::{Address, AddressRange, PageSize, Protection};
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
 use serde::Serialize;
 
 /// What a mapping is a mapping of, as the kernel names it.

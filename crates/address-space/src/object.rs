@@ -1,8 +1,10 @@
 //! ELF objects as they lie in a process.
 
 use crate::{Address, AddressRange, AddressSpace, ElfImage, MappingName, PageSize};
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// What a file is to the kernel in one process's maps.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -104,7 +106,7 @@ pub fn bias_of(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_
     }
     let score = |bias: u64| fitting_bytes(image, space, mappings, base_page, bias);
     biases.retain(|&bias| score(bias) > 0);
-    biases.sort_by_key(|&bias| std::cmp::Reverse(score(bias)));
+    biases.sort_by_key(|&bias| core::cmp::Reverse(score(bias)));
     drop_overlapping(image, biases)
 }
 

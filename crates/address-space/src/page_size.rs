@@ -1,8 +1,11 @@
 //! Page sizes and byte counts, as types with units.
 
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use core::fmt;
+use core::str::FromStr;
 use serde::{Serialize, Serializer};
-use std::fmt;
-use std::str::FromStr;
 
 /// The size of a page, a power of two, in bytes. Always read from the machine, never assumed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,7 +1,7 @@
 //! Page protections.
 
+use core::fmt;
 use serde::{Serialize, Serializer};
-use std::fmt;
 
 /// What a page lets the process do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

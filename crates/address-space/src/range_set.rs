@@ -1,6 +1,7 @@
 //! Sets of addresses.
 
 use crate::AddressRange;
+use alloc::vec::Vec;
 use serde::Serialize;
 
 /// A set of addresses, held as ranges that are sorted, not empty and do not touch.

@@ -2,6 +2,9 @@
 
 use crate::maps::parse_line;
 use crate::{Mapping, MapsError, PageSize};
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
 
 /// One mapping and the kernel's account of it. Byte counts.
 #[derive(Clone, Debug)]

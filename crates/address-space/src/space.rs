@@ -1,6 +1,7 @@
 //! The whole of a process's mappings.
 
 use crate::{Address, AddressRange, Mapping, MappingName, MapsError, PageSize, parse_maps};
+use alloc::vec::Vec;
 
 /// A process's mappings, sorted and without overlap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

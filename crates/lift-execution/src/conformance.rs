@@ -23,6 +23,9 @@ mod ordinary;
 
 use crate::{CallError, Executor};
 use address_space::{Address, AddressRange, PageSize};
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
 
 /// An executor whose process's memory the suite may look into.
 pub trait Subject: Executor {

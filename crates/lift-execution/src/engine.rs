@@ -4,7 +4,12 @@ use crate::executor::Executor;
 use crate::outcome::{FailedAttempt, Outcome, RangeOutcome, Uncovered};
 use crate::staging::PartState;
 use crate::verify::compare;
-use address_space::{AddressRange, AddressSpace, RangeSet};
+use address_space::{AddressSpace, RangeSet};
+use alloc::format;
+use alloc::string::String;
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
 use lift_plan::{Attempt, Part, Plan, RangeLift, Reason, Source, Step, Way, steps_of};
 
 /// Executes `plan` on a process whose mappings are `before`, and reads back what became of it.
@@ -13,7 +18,7 @@ use lift_plan::{Attempt, Part, Plan, RangeLift, Reason, Source, Step, Way, steps
 pub fn execute(plan: &Plan, before: &AddressSpace, executor: &mut impl Executor) -> Outcome {
     let mut outcome = Outcome::default();
     for lift in &plan.lifts {
-        outcome.ranges.push(lift_range(lift, executor));
+        outcome.ranges.push(lift_range(lift, before, executor));
     }
     if let Ok(after) = executor.space() {
         outcome.unexpected = compare(before, &after, plan);
@@ -21,7 +26,7 @@ pub fn execute(plan: &Plan, before: &AddressSpace, executor: &mut impl Executor)
     outcome
 }
 
-fn lift_range(lift: &RangeLift, executor: &mut impl Executor) -> RangeOutcome {
+fn lift_range(lift: &RangeLift, before: &AddressSpace, executor: &mut impl Executor) -> RangeOutcome {
     let mut outcome = RangeOutcome {
         object: lift.object.clone(),
         kinds: lift.kinds.clone(),
@@ -35,20 +40,23 @@ fn lift_range(lift: &RangeLift, executor: &mut impl Executor) -> RangeOutcome {
         failed: Vec::new(),
         uncovered: Vec::new(),
     };
+    let mut done = Done::default();
     for attempt in &lift.attempts {
-        let done = try_attempt(lift, attempt, executor);
-        if done.lifted.is_empty() {
-            let reason = done.failures.into_iter().next().map_or(Reason::NoHugePages, |failure| failure.reason);
-            outcome.failed.push(FailedAttempt { source: attempt.source, reason });
-            continue;
+        done = try_attempt(lift, attempt, before, executor);
+        if !done.lifted.is_empty() {
+            outcome.source = Some(attempt.source);
+            outcome.page_size = attempt.page_size;
+            break;
         }
-        outcome.source = Some(attempt.source);
-        outcome.page_size = attempt.page_size;
-        read_back(&mut outcome, attempt, done, executor);
-        return outcome;
+        let reason = done.failures.first().map_or(Reason::NoHugePages, |failure| failure.reason.clone());
+        outcome.failed.push(FailedAttempt { source: attempt.source, reason });
     }
-    let reason = outcome.failed.first().map_or(Reason::NoHugePages, |failed| failed.reason.clone());
-    outcome.uncovered.push(Uncovered { range: lift.range, reason });
+    let served = lift.attempts.iter().find(|attempt| Some(attempt.source) == outcome.source);
+    if served.is_none() {
+        let reason = outcome.failed.first().map_or(Reason::NoHugePages, |failed| failed.reason.clone());
+        done.failures = vec![Uncovered { range: lift.range, reason }];
+    }
+    read_back(&mut outcome, served, &done, executor);
     outcome
 }
 
@@ -59,32 +67,35 @@ struct Done {
     failures: Vec<Uncovered>,
 }
 
-fn try_attempt(lift: &RangeLift, attempt: &Attempt, executor: &mut impl Executor) -> Done {
+fn try_attempt(lift: &RangeLift, attempt: &Attempt, before: &AddressSpace, executor: &mut impl Executor) -> Done {
     let mut done = Done::default();
     for part in &attempt.parts {
-        lift_part(lift, attempt, part, executor, &mut done);
+        let mut state = PartState::new(part.range, before);
+        lift_part(&mut state, lift, attempt, part, executor, &mut done);
+        state.swapped.iter().for_each(|range| done.lifted.insert(range));
     }
     done
 }
 
-fn lift_part(lift: &RangeLift, attempt: &Attempt, part: &Part, executor: &mut impl Executor, done: &mut Done) {
-    let mut state = PartState::new(part.range);
+fn lift_part(
+    state: &mut PartState,
+    lift: &RangeLift,
+    attempt: &Attempt,
+    part: &Part,
+    executor: &mut impl Executor,
+    done: &mut Done,
+) {
     for step in steps_of(lift, attempt, part) {
-        match state.step(executor, &step) {
-            Ok(()) => {}
-            Err(reason) => {
-                let range = step.ranges().first().copied().unwrap_or(part.range);
-                done.failures.push(Uncovered { range, reason });
-                // One stretch that cannot be collapsed does not keep the next from it.
-                if !matches!(step, Step::CollapseInPlace(_)) {
-                    break;
-                }
-            }
+        let Err(reason) = state.step(executor, &step) else { continue };
+        // One stretch that cannot be collapsed does not keep the next from it.
+        if let Step::CollapseInPlace(range) = step {
+            done.failures.push(Uncovered { range, reason });
+            continue;
         }
+        done.failures.push(Uncovered { range: part.range, reason });
+        break;
     }
-    for error in state.clean_up(executor) {
-        done.failures.push(Uncovered { range: part.range, reason: error.into() });
-    }
+    state.clean_up(executor);
     if attempt.source == Source::Thp && !matches!(part.way, Way::InPlace { .. }) {
         let name = mark_of(lift);
         for range in state.swapped.iter() {
@@ -92,7 +103,6 @@ fn lift_part(lift: &RangeLift, attempt: &Attempt, part: &Part, executor: &mut im
             let _ = executor.name(range, &name);
         }
     }
-    state.swapped.iter().for_each(|range| done.lifted.insert(range));
 }
 
 /// The name by which maps shows lifted memory. The kernel allows 79 printable characters and no brackets.
@@ -106,37 +116,41 @@ fn mark_of(lift: &RangeLift) -> String {
 }
 
 /// Reads back what the kernel really backs by huge pages, and gives each byte that is not its reason.
-fn read_back(outcome: &mut RangeOutcome, attempt: &Attempt, done: Done, executor: &mut impl Executor) {
-    let huge = executor.huge(outcome.range, attempt.page_size);
-    let (covered, unread) = match huge {
-        Ok(covered) => (covered, None),
-        Err(error) => (RangeSet::new(), Some(Reason::from(error))),
-    };
-    for part in &attempt.parts {
-        let advised = advised_only(part, &done);
-        for range in missing(part.range, &covered) {
-            let untouched = advised.bytes_in(range);
-            outcome.advised += untouched;
-            if untouched == range.len() {
-                continue;
-            }
-            let failure = done.failures.iter().find(|failure| failure.range.overlaps(range));
-            let reason = unread.clone().or_else(|| failure.map(|failure| failure.reason.clone()));
-            let reason = reason.unwrap_or(Reason::NotHuge { bytes: range.len() - untouched });
-            outcome.uncovered.push(Uncovered { range, reason });
+fn read_back(outcome: &mut RangeOutcome, served: Option<&Attempt>, done: &Done, executor: &mut impl Executor) {
+    let mut failures = done.failures.clone();
+    match executor.huge(outcome.range, outcome.page_size) {
+        Ok(covered) => outcome.covered = covered,
+        Err(error) if served.is_some() => failures = vec![Uncovered { range: outcome.range, reason: error.into() }],
+        Err(_) => {}
+    }
+    let mut missing = RangeSet::from_iter([outcome.range]);
+    outcome.covered.iter().for_each(|range| missing.remove(range));
+    for part in served.iter().flat_map(|attempt| &attempt.parts) {
+        for advised in advised_only(part, done).iter() {
+            outcome.advised += missing.bytes_in(advised);
+            missing.remove(advised);
         }
     }
-    let swapped_in = |part: &Part| match &part.way {
-        Way::InPlace { .. } => part.filled(),
+    for failure in &failures {
+        for range in missing.within(failure.range).collect::<Vec<_>>() {
+            outcome.uncovered.push(Uncovered { range, reason: failure.reason.clone() });
+            missing.remove(range);
+        }
+    }
+    let not_huge = missing.iter().map(|range| Uncovered { range, reason: Reason::NotHuge { bytes: range.len() } });
+    outcome.uncovered.extend(not_huge);
+    outcome.made_resident = served.map_or(0, |attempt| made_resident(attempt, &outcome.covered, done));
+}
+
+/// The share of the memory planned for an attempt that what it really did has taken.
+fn made_resident(attempt: &Attempt, covered: &RangeSet, done: &Done) -> u64 {
+    let filled = |part: &Part| match &part.way {
+        Way::InPlace { collapse } => collapse.iter().map(|range| covered.bytes_in(range)).sum(),
         _ => done.lifted.bytes_in(part.range),
     };
-    let (filled, planned) = attempt
-        .parts
-        .iter()
-        .fold((0, 0), |(filled, planned), part| (filled + swapped_in(part), planned + part.filled()));
-    outcome.made_resident =
-        if planned == 0 { 0 } else { (attempt.memory as u128 * filled as u128 / planned as u128) as u64 };
-    outcome.covered = covered;
+    let filled: u64 = attempt.parts.iter().map(filled).sum();
+    let planned: u64 = attempt.parts.iter().map(Part::filled).sum();
+    if planned == 0 { 0 } else { (u128::from(attempt.memory) * u128::from(filled) / u128::from(planned)) as u64 }
 }
 
 /// What of a part was advised only, because nobody has touched it.
@@ -145,10 +159,4 @@ fn advised_only(part: &Part, done: &Done) -> RangeSet {
     let mut advised: RangeSet = done.lifted.within(part.range).collect();
     collapse.iter().for_each(|range| advised.remove(range));
     advised
-}
-
-fn missing(range: AddressRange, covered: &RangeSet) -> Vec<AddressRange> {
-    let mut missing = RangeSet::from_iter([range]);
-    covered.iter().for_each(|range| missing.remove(range));
-    missing.iter().collect()
 }

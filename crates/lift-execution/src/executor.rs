@@ -1,6 +1,8 @@
 //! What every executor offers: calls on the memory of one process whose threads stand still.
 
+use crate::ErrnoText;
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
+use alloc::string::ToString;
 use lift_plan::Reason;
 
 /// The pages behind new anonymous memory.
@@ -14,7 +16,7 @@ pub enum Backing {
 
 /// A call that the kernel refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {}", std::io::Error::from_raw_os_error(*.errno))]
+#[error("{call}: {}", ErrnoText(*.errno))]
 pub struct CallError {
     /// The call and its arguments' sense, `mremap` for example.
     pub call: &'static str,
@@ -24,7 +26,7 @@ pub struct CallError {
 
 impl From<CallError> for Reason {
     fn from(error: CallError) -> Self {
-        let text = std::io::Error::from_raw_os_error(error.errno).to_string();
+        let text = ErrnoText(error.errno).to_string();
         Self::Kernel { call: error.call, errno: error.errno, error: text }
     }
 }
@@ -32,8 +34,9 @@ impl From<CallError> for Reason {
 /// Calls on the memory of one process.
 ///
 /// Every method is one change of the address space, complete when it returns `Ok`. A method that returns an error has
-/// changed nothing, with the two exceptions that the kernel itself has: a failed [`Executor::map_at`] may have removed
-/// what was mapped there, and a failed [`Executor::move_to`] what was mapped at the destination.
+/// changed nothing that the program can see, with the one exception that the kernel itself has: a failed
+/// [`Executor::move_to`] may have removed what was mapped at the destination. Pages may have been populated, collapsed
+/// or advised in part, and memory of ours copied in part.
 pub trait Executor {
     /// Maps `length` bytes of private anonymous memory anywhere, readable and writable.
     ///
@@ -41,10 +44,11 @@ pub trait Executor {
     /// Whatever `mmap` gives.
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError>;
 
-    /// Maps private anonymous memory at `range`, where nothing is mapped, readable and writable.
+    /// Maps private anonymous memory at `range`, where nothing is mapped, readable and writable. It never replaces
+    /// anything (`MAP_FIXED_NOREPLACE`).
     ///
     /// # Errors
-    /// Whatever `mmap` gives.
+    /// Whatever `mmap` gives; `EEXIST` where something is mapped.
     fn map_at(&mut self, range: AddressRange, backing: Backing) -> Result<(), CallError>;
 
     /// Unmaps.
@@ -77,7 +81,7 @@ pub trait Executor {
     /// Whatever `mprotect` gives.
     fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError>;
 
-    /// Moves a mapping, replacing what is mapped at the destination: one `mremap(MREMAP_FIXED)`.
+    /// Moves a mapping or part of one, replacing what is mapped at the destination: one `mremap(MREMAP_FIXED)`.
     ///
     /// # Errors
     /// Whatever `mremap` gives.

@@ -2,6 +2,8 @@
 
 use crate::Difference;
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
 use lift_plan::{Kind, Reason, Source};
 use serde::Serialize;
 

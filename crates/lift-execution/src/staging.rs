@@ -1,16 +1,18 @@
 //! The state of one part while its steps are executed, and how to undo it.
 
+use crate::aside::Aside;
 use crate::executor::{Backing, CallError, Executor};
-use address_space::{Address, AddressRange, PageSize, Protection, RangeSet};
+use crate::restoring::{Place, persist, put_copy};
+use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
+use alloc::vec::Vec;
 use lift_plan::{Reason, Source, Step};
 
-/// How often a call that must succeed to restore memory is tried again. Such calls fail only for want of kernel memory.
-const TRIES: usize = 16;
-
 /// One part on its way to huge pages.
-pub(crate) struct PartState {
+pub(crate) struct PartState<'a> {
     /// The part.
     range: AddressRange,
+    /// The process's mappings before the lift.
+    before: &'a AddressSpace,
     /// Where the copy of the part's first byte lies.
     copy_at: Option<Address>,
     /// Ranges (of the process) whose copies still lie in staging.
@@ -19,23 +21,14 @@ pub(crate) struct PartState {
     kept: RangeSet,
     /// Ranges that lie on their new pages.
     pub swapped: RangeSet,
-    /// Mappings that were moved aside, and where to.
-    aside: Vec<(AddressRange, Address)>,
-    /// New memory lies in place of what was moved aside.
-    in_place: bool,
+    /// What was moved aside (before Linux 5.16).
+    aside: Option<Aside>,
 }
 
-impl PartState {
-    pub fn new(range: AddressRange) -> Self {
-        Self {
-            range,
-            copy_at: None,
-            staged: RangeSet::new(),
-            kept: RangeSet::from_iter([range]),
-            swapped: RangeSet::new(),
-            aside: Vec::new(),
-            in_place: false,
-        }
+impl<'a> PartState<'a> {
+    pub fn new(range: AddressRange, before: &'a AddressSpace) -> Self {
+        let kept = RangeSet::from_iter([range]);
+        Self { range, before, copy_at: None, staged: RangeSet::new(), kept, swapped: RangeSet::new(), aside: None }
     }
 
     /// Executes one step.
@@ -49,11 +42,16 @@ impl PartState {
             Step::SealStaging(_, protection) => self.seal_staging(executor, *protection)?,
             Step::Swap(_) => self.swap(executor)?,
             Step::MoveAside(range) => self.move_aside(executor, *range)?,
-            Step::MapInPlace(range, size) => self.map_in_place(executor, *range, *size)?,
+            Step::MapInPlace(_, size) => {
+                self.aside.as_mut().map_or(Ok(()), |aside| aside.map_in_place(executor, *size))?;
+            }
             Step::PopulateInPlace(range, size) => executor.populate(*range, *size)?,
-            Step::CopyBack(copy) => self.copy_back(executor, copy)?,
+            Step::CopyBack(copy) => self.aside.as_ref().map_or(Ok(()), |aside| aside.copy_back(executor, copy))?,
             Step::SealInPlace(range, protection) => executor.protect(*range, *protection)?,
-            Step::DropAside(range) => self.drop_aside(executor, *range),
+            Step::DropAside(range) => {
+                self.aside.take().into_iter().for_each(|aside| aside.drop(executor));
+                self.swapped.insert(*range);
+            }
             Step::AdviseInPlace(range) => {
                 executor.advise_huge(*range)?;
                 self.swapped.insert(*range);
@@ -63,28 +61,16 @@ impl PartState {
         Ok(())
     }
 
-    /// Takes back what is not finished. Returns what could not be taken back, which costs memory but no contents.
-    pub fn clean_up(&mut self, executor: &mut impl Executor) -> Vec<CallError> {
-        let mut errors = Vec::new();
-        let staged: Vec<_> = self.staged.iter().collect();
-        for range in staged {
+    /// Takes back what is not finished. What of ours could not be unmapped shows when the mappings are compared.
+    pub fn clean_up(&mut self, executor: &mut impl Executor) {
+        for range in core::mem::take(&mut self.staged).iter() {
             if let Some(copy) = self.copy_of(range) {
-                errors.extend(persist(|| executor.unmap(copy)).err());
+                let _ = persist(|| executor.unmap(copy));
             }
         }
-        self.staged = RangeSet::new();
-        if self.aside.is_empty() {
-            return errors;
+        if let Some(aside) = self.aside.take() {
+            aside.give_back(executor, self.before);
         }
-        if self.in_place {
-            errors.extend(persist(|| executor.unmap(self.range)).err());
-            self.in_place = false;
-        }
-        for (range, aside) in std::mem::take(&mut self.aside) {
-            let from = AddressRange::sized(aside, range.len());
-            errors.extend(persist(|| executor.move_to(from, range.start())).err());
-        }
-        errors
     }
 
     fn copy_of(&self, range: AddressRange) -> Option<AddressRange> {
@@ -178,12 +164,8 @@ impl PartState {
     fn swap(&mut self, executor: &mut impl Executor) -> Result<(), CallError> {
         for range in self.kept.iter().collect::<Vec<_>>() {
             let Some(copy) = self.copy_of(range) else { continue };
-            match executor.move_to(copy, range.start()) {
-                Ok(()) => {}
-                Err(error) if self.is_intact(executor, range) => return Err(error),
-                // The kernel removed the old memory and then could not move the new: the copy is complete, so that
-                // moving it once more is all that is needed.
-                Err(_) => persist(|| executor.move_to(copy, range.start()))?,
+            if let Err(error) = executor.move_to(copy, range.start()) {
+                self.swap_again(executor, range, copy, error)?;
             }
             self.swapped.insert(range);
             self.staged.remove(range);
@@ -191,60 +173,31 @@ impl PartState {
         Ok(())
     }
 
-    fn is_intact(&self, executor: &mut impl Executor, range: AddressRange) -> bool {
-        executor.space().is_ok_and(|space| space.is_fully_mapped(range))
+    /// A swap that failed has changed nothing, or the kernel has removed the old memory and then could not move the new.
+    /// The copy is complete, so that moving it once more is all that is needed; if even that is refused, its contents
+    /// are put back on ordinary pages.
+    fn swap_again(
+        &self,
+        executor: &mut impl Executor,
+        range: AddressRange,
+        copy: AddressRange,
+        error: CallError,
+    ) -> Result<(), CallError> {
+        if executor.space().is_ok_and(|space| space.is_fully_mapped(range)) {
+            return Err(error);
+        }
+        if persist(|| executor.move_to(copy, range.start())).is_ok() {
+            return Ok(());
+        }
+        put_copy(executor, self.before, range, copy.start(), Place::Unknown)?;
+        Err(error)
     }
 
     fn move_aside(&mut self, executor: &mut impl Executor, range: AddressRange) -> Result<(), CallError> {
-        let place = executor.map(range.len(), Backing::Ordinary)?;
-        let reserved = AddressRange::sized(place, range.len());
-        if let Err(error) = executor.move_to(range, place) {
-            let _ = persist(|| executor.unmap(reserved));
-            return Err(error);
-        }
-        self.aside.push((range, place));
-        Ok(())
+        let aside = match self.aside.take() {
+            Some(aside) => aside,
+            None => Aside::reserve(executor, self.range)?,
+        };
+        self.aside.insert(aside).take(executor, range)
     }
-
-    fn map_in_place(
-        &mut self,
-        executor: &mut impl Executor,
-        range: AddressRange,
-        size: PageSize,
-    ) -> Result<(), CallError> {
-        executor.map_at(range, Backing::Hugetlb(size))?;
-        self.in_place = true;
-        Ok(())
-    }
-
-    fn copy_back(&mut self, executor: &mut impl Executor, copy: &RangeSet) -> Result<(), CallError> {
-        for (range, aside) in self.aside.clone() {
-            for part in copy.within(range) {
-                let from = AddressRange::sized(aside + (part.start() - range.start()), part.len());
-                executor.copy(from, part.start())?;
-            }
-        }
-        Ok(())
-    }
-
-    fn drop_aside(&mut self, executor: &mut impl Executor, range: AddressRange) {
-        for (range, aside) in std::mem::take(&mut self.aside) {
-            // A failure costs address space only; the range is lifted all the same.
-            let _ = persist(|| executor.unmap(AddressRange::sized(aside, range.len())));
-        }
-        self.in_place = false;
-        self.swapped.insert(range);
-    }
-}
-
-/// Tries a call that restores memory until it succeeds, within reason.
-fn persist(mut call: impl FnMut() -> Result<(), CallError>) -> Result<(), CallError> {
-    let mut result = call();
-    for _ in 1..TRIES {
-        if result.is_ok() {
-            break;
-        }
-        result = call();
-    }
-    result
 }

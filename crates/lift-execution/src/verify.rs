@@ -1,6 +1,7 @@
 //! Compares a process's mappings before and after a lift.
 
 use address_space::{AddressRange, AddressSpace, Mapping, Protection, RangeSet};
+use alloc::vec::Vec;
 use lift_plan::Plan;
 use serde::Serialize;
 

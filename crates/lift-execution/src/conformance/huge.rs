@@ -3,6 +3,11 @@
 use super::{Check, Checked, Ground, Needs, Subject, call, expect, expect_bytes, pattern, refused};
 use crate::{Backing, CallError};
 use address_space::{AddressRange, PageSize, Protection};
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
 
 /// More than any pool holds.
 const TOO_MANY_PAGES: u64 = 1 << 24;

@@ -3,12 +3,18 @@
 use super::{Check, Checked, Ground, Needs, Subject, call, expect, expect_bytes, pattern, refused};
 use crate::Backing;
 use address_space::{Address, AddressRange, Protection};
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
 
 pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
     let check = |name, run| Check { name, needs: Needs::Nothing, run };
     vec![
         check("new_memory_is_private_anonymous_writable_and_zero", new_memory),
         check("map_at_maps_just_there", map_at),
+        check("map_at_replaces_nothing", map_at_taken),
         check("unmap_removes_just_the_range", unmap),
         check("what_was_done_and_undone_leaves_nothing_behind", leaves_nothing),
         check("populated_memory_keeps_its_contents", populate),
@@ -70,6 +76,20 @@ fn map_at<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     let page = ground.base_page.bytes() as usize;
     expected[2 * page..5 * page].fill(0);
     expect_bytes(subject, around, &expected)
+}
+
+fn map_at_taken<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
+    let taken = filled(subject, ground, 4, 21)?;
+    call(subject.unmap(pages(ground, taken, 0, 2)))?;
+    let before = call(subject.space())?;
+    refused(subject.map_at(taken, Backing::Ordinary), "mapping over what is mapped")?;
+    let after = call(subject.space())?;
+    expect(before == after, || format!("before {before:?}, after {after:?}"))?;
+    expect_bytes(
+        subject,
+        pages(ground, taken, 2, 4),
+        &pattern(taken.len(), 21)[2 * ground.base_page.bytes() as usize..],
+    )
 }
 
 fn unmap<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {

@@ -7,6 +7,8 @@ use super::script::{Call, Failure, Mode};
 use crate::conformance::Subject;
 use crate::{Backing, CallError, Executor};
 use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize, Protection, RangeSet};
+use alloc::borrow::ToOwned;
+use alloc::vec::Vec;
 
 impl SimulatedKernel {
     /// Notes a call and asks the script about it.
@@ -74,14 +76,8 @@ impl Executor for SimulatedKernel {
     }
 
     fn map_at(&mut self, range: AddressRange, backing: Backing) -> Result<(), CallError> {
-        let remove = |kernel: &mut Self, mode| {
-            if mode == Mode::DestinationGone {
-                let _ = kernel.remove(range);
-            }
-        };
-        self.called((Call::MapAt, "mmap"), range, remove, |kernel| {
+        self.called((Call::MapAt, "mmap"), range, nothing, |kernel| {
             if !kernel.overlapping(range).is_empty() {
-                kernel.violations.push(format!("map_at {range}, where something is mapped"));
                 return Err(EEXIST);
             }
             kernel.place(range, pool_of(backing))

@@ -1,6 +1,8 @@
 //! What memory holds, by origin instead of by value.
 
 use address_space::{Address, AddressRange};
+use alloc::vec;
+use alloc::vec::Vec;
 
 /// What a stretch of memory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,11 @@ use super::contents::{Content, Contents, Stretch};
 use super::errno::*;
 use super::script::{Call, Script};
 use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize, Protection, RangeSet};
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
 
 /// `mremap` refuses to work where fewer mappings than this are left to be had, and two more are needed for the splits
 /// (Linux, `mm/mremap.c`).
@@ -144,6 +148,11 @@ impl SimulatedKernel {
     /// Pool pages left to be had.
     pub fn pool_left(&self, size: PageSize) -> u64 {
         self.pool_left.get(&size).copied().unwrap_or(0)
+    }
+
+    /// True where all of `range` lies on huge pages of at least `size`.
+    pub fn is_huge(&self, range: AddressRange, size: PageSize) -> bool {
+        self.huge_in(range, size).covers(range)
     }
 
     /// Everything that is mapped.

@@ -1,7 +1,8 @@
 //! Which calls are made to fail, how, and with which error.
 
 use super::errno::*;
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 
 /// The calls of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,7 +62,7 @@ impl Call {
     /// The ways in which the call can fail.
     pub fn modes(self) -> &'static [Mode] {
         match self {
-            Self::MapAt | Self::MoveTo => &[Mode::Clean, Mode::DestinationGone],
+            Self::MoveTo => &[Mode::Clean, Mode::DestinationGone],
             Self::AdviseHuge | Self::Populate | Self::Collapse | Self::Copy => &[Mode::Clean, Mode::Halfway],
             _ => &[Mode::Clean],
         }

@@ -3,6 +3,8 @@
 use super::errno::*;
 use super::kernel::{Errno, SimulatedKernel};
 use address_space::{Address, AddressRange, PageSize, RangeSet};
+use alloc::format;
+use alloc::vec::Vec;
 
 impl SimulatedKernel {
     /// What the kernel maps by huge pages of at least `size`.
