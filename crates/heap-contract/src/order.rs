@@ -1,0 +1,132 @@
+//! The order: which pages, how many on which node, in which programs.
+
+use crate::VERSION;
+use core::fmt;
+
+/// Nodes with pool pages of their own that an order can name.
+pub const MOST_NODES: usize = 16;
+
+/// Pool pages of one NUMA node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodePages {
+    /// The node's number.
+    pub node: u32,
+    /// Pages to take there.
+    pub pages: u64,
+}
+
+/// What the preloaded heap is to do. Text form:
+/// `v1 huge=2097152 page=2097152 pool=0:512,1:512 only=NAME,NAME`; `pool` and `only` may be absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order<'a> {
+    /// Bytes of a transparent huge page: the grain in which memory is handed about.
+    pub huge: u64,
+    /// Bytes of a pool page; 0 where nothing comes from the pool.
+    pub page: u64,
+    /// Where the pool's pages come from; entries with 0 pages are unused.
+    pub pool: [NodePages; MOST_NODES],
+    /// Names of the programs to act in; empty for the first program alone.
+    pub only: &'a str,
+}
+
+impl<'a> Order<'a> {
+    /// An order for transparent huge pages alone.
+    pub fn transparent(huge: u64) -> Self {
+        Self { huge, page: 0, pool: [NodePages::default(); MOST_NODES], only: "" }
+    }
+
+    /// Reads the text form; `None` where it is not one of this version.
+    pub fn parse(text: &'a str) -> Option<Self> {
+        let (version, mut rest) = text.split_once(' ')?;
+        if version.strip_prefix('v')?.parse::<u64>() != Ok(VERSION) {
+            return None;
+        }
+        let mut order = Self::transparent(0);
+        while !rest.is_empty() {
+            // Names may hold blanks, so they come last and take all that is left.
+            if let Some(names) = rest.strip_prefix("only=") {
+                order.only = names;
+                break;
+            }
+            let (field, tail) = rest.split_once(' ').unwrap_or((rest, ""));
+            rest = tail;
+            match field.split_once('=')? {
+                ("huge", value) => order.huge = value.parse().ok()?,
+                ("page", value) => order.page = value.parse().ok()?,
+                ("pool", value) => order.read_pool(value)?,
+                _ => return None,
+            }
+        }
+        let sound = |bytes: u64| bytes.is_power_of_two() && bytes >= 4096;
+        (sound(order.huge) && (order.page == 0 || sound(order.page))).then_some(order)
+    }
+
+    fn read_pool(&mut self, text: &str) -> Option<()> {
+        for (index, entry) in text.split(',').enumerate() {
+            let (node, pages) = entry.split_once(':')?;
+            *self.pool.get_mut(index)? = NodePages { node: node.parse().ok()?, pages: pages.parse().ok()? };
+        }
+        Some(())
+    }
+
+    /// True where the program of this name or path is meant.
+    pub fn names(&self, path: &str) -> bool {
+        let short = path.rsplit('/').next().unwrap_or(path);
+        self.only.is_empty() || self.only.split(',').any(|name| name == short || name == path)
+    }
+
+    /// Bytes asked of the pool.
+    pub fn pool_bytes(&self) -> u64 {
+        self.pool.iter().fold(0, |sum: u64, node| sum.saturating_add(node.pages.saturating_mul(self.page)))
+    }
+}
+
+impl fmt::Display for Order<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{VERSION} huge={} page={}", self.huge, self.page)?;
+        let mut before = " pool=";
+        for node in self.pool.iter().filter(|node| node.pages > 0) {
+            write!(f, "{before}{}:{}", node.node, node.pages)?;
+            before = ",";
+        }
+        if !self.only.is_empty() {
+            write!(f, " only={}", self.only)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn an_order_survives_its_text() {
+        let mut order = Order::transparent(1 << 21);
+        assert_eq!(Order::parse(&order.to_string()), Some(order));
+        order.page = 1 << 30;
+        order.pool[0] = NodePages { node: 0, pages: 3 };
+        order.pool[1] = NodePages { node: 7, pages: 1 };
+        order.only = "redis-server,a program";
+        assert_eq!(Order::parse(&order.to_string()), Some(order));
+        assert_eq!(order.pool_bytes(), 4 << 30);
+    }
+
+    #[test]
+    fn what_is_no_order_is_refused() {
+        for text in ["", "v1", "v2 huge=2097152 page=0", "v1 huge=3 page=0", "v1 huge=2097152 page=x", "v1 page=4096"] {
+            assert_eq!(Order::parse(text), None, "{text}");
+        }
+        let nodes = ["0:1"; MOST_NODES + 1].join(",");
+        assert_eq!(Order::parse(&std::format!("v1 huge=2097152 page=2097152 pool={nodes}")), None);
+    }
+
+    #[test]
+    fn programs_are_meant_by_name_or_path() {
+        let order = Order { only: "postgres,/usr/bin/env", ..Order::transparent(1 << 21) };
+        assert!(order.names("/usr/lib/postgresql/15/bin/postgres") && order.names("/usr/bin/env"));
+        assert!(!order.names("/bin/env") && !order.names("/usr/bin/postgresql"));
+    }
+}

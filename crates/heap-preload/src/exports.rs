@@ -1,0 +1,357 @@
+//! The functions of the C library's allocator, in its own names.
+//!
+//! The way of most calls is short: one comparison, then mimalloc. Everything rare is in functions that are not inlined.
+
+use crate::start::{is_acting, page};
+use crate::sys::{KeepErrno, set_errno};
+use crate::{LARGE_FROM, SHARED, WITHIN_GRAIN, small};
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::Relaxed;
+use libmimalloc_sys::{mi_free, mi_malloc, mi_malloc_aligned, mi_realloc, mi_zalloc};
+
+/// mimalloc aligns blocks in arenas up to this (`MI_PAGE_MAX_OVERALLOC_ALIGN`); beyond, a block gets grains of its own.
+const MOST_SMALL_ALIGN: usize = 64 << 10;
+
+unsafe extern "C" {
+    fn mi_usable_size(block: *const c_void) -> usize;
+    fn __libc_malloc(size: usize) -> *mut c_void;
+    fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
+    fn __libc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
+    fn __libc_free(block: *mut c_void);
+}
+
+#[inline]
+fn is_small(size: usize) -> bool {
+    size < LARGE_FROM.load(Relaxed)
+}
+
+/// False for the addresses that a large block may have, and for all of them where the heap does not act.
+#[inline]
+fn is_surely_small(block: *mut c_void) -> bool {
+    block as usize & WITHIN_GRAIN.load(Relaxed) != 0
+}
+
+fn no_memory() -> *mut c_void {
+    set_errno(libc::ENOMEM);
+    null_mut()
+}
+
+/// So many new arenas are tried for one block; a block that fits into none is not to be had.
+const MOST_TRIES: usize = 16;
+
+/// Asks mimalloc again as long as new arenas come.
+fn with_new_arenas(ask: impl Fn() -> *mut c_void) -> *mut c_void {
+    let keep = KeepErrno::new();
+    for _ in 0..MOST_TRIES {
+        let seen = small::arenas();
+        let block = ask();
+        if !block.is_null() {
+            return block;
+        }
+        if !small::grow(seen) {
+            break;
+        }
+    }
+    drop(keep);
+    no_memory()
+}
+
+fn large(size: usize, align: usize, zero: bool) -> *mut c_void {
+    if size > isize::MAX as usize {
+        return no_memory();
+    }
+    let keep = KeepErrno::new();
+    match SHARED.allocate(size, align, zero) {
+        Some(address) => address as *mut c_void,
+        None => {
+            drop(keep);
+            no_memory()
+        }
+    }
+}
+
+/// malloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    if is_small(size) {
+        // SAFETY:
+        // - mimalloc is set up and takes any size.
+        let block = unsafe { mi_malloc(size) };
+        if !block.is_null() {
+            return block;
+        }
+    }
+    malloc_slowly(size)
+}
+
+#[cold]
+#[inline(never)]
+fn malloc_slowly(size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the C library's own malloc takes any size.
+        return unsafe { __libc_malloc(size) };
+    }
+    if !is_small(size) {
+        return large(size, page(), false);
+    }
+    // SAFETY:
+    // - as in `malloc`.
+    with_new_arenas(|| unsafe { mi_malloc(size) })
+}
+
+/// calloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    let Some(bytes) = count.checked_mul(size) else { return no_memory() };
+    if is_small(bytes) {
+        // SAFETY:
+        // - mimalloc is set up and takes any size.
+        let block = unsafe { mi_zalloc(bytes) };
+        if !block.is_null() {
+            return block;
+        }
+    }
+    calloc_slowly(bytes)
+}
+
+#[cold]
+#[inline(never)]
+fn calloc_slowly(size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the C library's own calloc takes any size.
+        return unsafe { __libc_calloc(1, size) };
+    }
+    if !is_small(size) {
+        return large(size, page(), true);
+    }
+    // SAFETY:
+    // - as in `calloc`.
+    with_new_arenas(|| unsafe { mi_zalloc(size) })
+}
+
+/// free(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(block: *mut c_void) {
+    if is_surely_small(block) {
+        // SAFETY:
+        // - the block is no large one, so that it came from mimalloc.
+        unsafe { mi_free(block) };
+    } else if !block.is_null() {
+        free_slowly(block);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn free_slowly(block: *mut c_void) {
+    let _keep = KeepErrno::new();
+    if !is_acting() {
+        // SAFETY:
+        // - where this heap does not act, every block came from the C library.
+        unsafe { __libc_free(block) };
+    } else if !SHARED.free(block as usize) {
+        // SAFETY:
+        // - the block is no large one, so that it came from mimalloc.
+        unsafe { mi_free(block) };
+    }
+}
+
+/// realloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    if is_surely_small(block) && is_small(size) && size > 0 {
+        // SAFETY:
+        // - the block came from mimalloc, which keeps it where it cannot give the new size.
+        let moved = unsafe { mi_realloc(block, size) };
+        if !moved.is_null() {
+            return moved;
+        }
+    }
+    realloc_slowly(block, size)
+}
+
+#[cold]
+#[inline(never)]
+fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - where this heap does not act, every block came from the C library.
+        return unsafe { __libc_realloc(block, size) };
+    }
+    if block.is_null() {
+        return malloc_slowly(size);
+    }
+    if size == 0 {
+        // As the GNU C library has it: the block is gone.
+        free_slowly(block);
+        return null_mut();
+    }
+    if size > isize::MAX as usize {
+        return no_memory();
+    }
+    let large_now = SHARED.usable(block as usize);
+    if large_now.is_some() && !is_small(size) {
+        let keep = KeepErrno::new();
+        let address = block as usize;
+        if let Some(moved) = SHARED.resize(address, size).or_else(|| SHARED.move_to_new(address, size)) {
+            return moved as *mut c_void;
+        }
+        drop(keep);
+        return no_memory();
+    }
+    if large_now.is_none() && is_small(size) {
+        // SAFETY:
+        // - the block came from mimalloc.
+        return with_new_arenas(|| unsafe { mi_realloc(block, size) });
+    }
+    let new = malloc_slowly(size);
+    if !new.is_null() {
+        let old = usable(block);
+        crate::sys::copy(block as usize, new as usize, old.min(size));
+        free_slowly(block);
+    }
+    new
+}
+
+fn usable(block: *mut c_void) -> usize {
+    // SAFETY:
+    // - a block that is no large one came from mimalloc.
+    SHARED.usable(block as usize).unwrap_or_else(|| unsafe { mi_usable_size(block) })
+}
+
+/// reallocarray(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: usize) -> *mut c_void {
+    match count.checked_mul(size) {
+        // SAFETY:
+        // - the caller's promise for reallocarray is that for realloc.
+        Some(bytes) => unsafe { realloc(block, bytes) },
+        None => no_memory(),
+    }
+}
+
+fn aligned(align: usize, size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the alignment is a power of two, as its callers have seen to.
+        return unsafe { __libc_memalign(align, size) };
+    }
+    if !is_small(size) || align > MOST_SMALL_ALIGN {
+        return large(size, align, false);
+    }
+    // SAFETY:
+    // - the alignment is a power of two that mimalloc takes.
+    with_new_arenas(|| unsafe { mi_malloc_aligned(size, align) })
+}
+
+/// memalign(3): like the C library's, it takes the next power of two as alignment.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    match align.max(size_of::<usize>()).checked_next_power_of_two() {
+        Some(align) => aligned(align, size),
+        None => {
+            set_errno(libc::EINVAL);
+            null_mut()
+        }
+    }
+}
+
+/// aligned_alloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    if !align.is_power_of_two() {
+        set_errno(libc::EINVAL);
+        return null_mut();
+    }
+    aligned(align.max(size_of::<usize>()), size)
+}
+
+/// posix_memalign(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<usize>()) {
+        return libc::EINVAL;
+    }
+    let keep = KeepErrno::new();
+    let block = aligned(align, size);
+    drop(keep);
+    if block.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY:
+    // - the caller gives a place for the address.
+    unsafe { place.write(block) };
+    0
+}
+
+/// valloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    aligned(page(), size)
+}
+
+/// pvalloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    match size.max(1).checked_next_multiple_of(page()) {
+        Some(bytes) => aligned(page(), bytes),
+        None => no_memory(),
+    }
+}
+
+/// malloc_usable_size(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
+    if block.is_null() {
+        return 0;
+    }
+    if is_acting() { usable(block) } else { crate::fork::libc_usable_size(block) }
+}
+
+/// cfree(3), which old programs still call.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cfree(block: *mut c_void) {
+    // SAFETY:
+    // - the caller's promise for cfree is that for free.
+    unsafe { free(block) };
+}

@@ -1,0 +1,232 @@
+//! Fork. Private pool memory and fork do not go together: whoever writes to a shared page next needs a free pool page,
+//! and where there is none the child is killed, whether it is the child that writes or the parent (the kernel then takes
+//! the page from the child). No reservation covers that. So a process leaves the pool before its first fork: what the
+//! heap holds moves to transparent huge pages, where the kernel copies on write as ever, and the rest goes back.
+//!
+//! While memory moves, no other thread may write to it: other threads are stopped by a signal. Where that cannot be
+//! done, or memory is short, `fork` fails with `ENOMEM`, as it may, and the program goes on. `vfork`, `posix_spawn`,
+//! `system` and `popen` share memory with their child or need no guard; `clone` called directly is not seen.
+
+use crate::small::GROWING;
+use crate::stop::stop_others;
+use crate::sys::{KeepErrno, advise, base_page, copy, map_anywhere, read_file, say, set_errno, unmap};
+use crate::{ACCOUNT, SHARED, forget};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use heap_contract::Shortage;
+
+unsafe extern "C" {
+    // In every GNU C library, under this name too; it runs the handlers that pthread_atfork registered.
+    fn __fork() -> libc::pid_t;
+    fn pthread_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+    ) -> c_int;
+}
+
+/// True once nothing of the heap stands on the pool, so that forks need nothing of us.
+static SAFE: AtomicBool = AtomicBool::new(false);
+
+/// Registers the handlers that keep the heap's locks whole in the child; they also see forks inside the C library.
+pub fn register() {
+    // SAFETY:
+    // - the handlers are functions of this library, which is never unloaded.
+    unsafe { pthread_atfork(Some(prepare), Some(release), Some(release)) };
+}
+
+extern "C" fn prepare() {
+    GROWING.lock();
+    SHARED.lock.lock();
+    let keep = KeepErrno::new();
+    if !leave_pool_locked() {
+        say(
+            "pagelift: this fork is not safe: the heap is on the hugetlb pool and could not leave it; use --heap=thp\n",
+        );
+    }
+    drop(keep);
+}
+
+extern "C" fn release() {
+    SHARED.lock.unlock();
+    GROWING.unlock();
+}
+
+/// Makes a fork safe; false where it is better not done.
+fn leave_pool() -> bool {
+    if SAFE.load(Relaxed) || !crate::start::is_acting() {
+        return true;
+    }
+    // In a signal handler the locks may be this thread's own, so nobody waits for them.
+    if !GROWING.try_lock() {
+        return false;
+    }
+    let done = SHARED.lock.try_lock() && {
+        let done = leave_pool_locked();
+        SHARED.lock.unlock();
+        done
+    };
+    GROWING.unlock();
+    done
+}
+
+fn leave_pool_locked() -> bool {
+    if SAFE.load(Relaxed) {
+        return true;
+    }
+    let done = SHARED.while_locked(|large| {
+        if large.pool.is_empty() {
+            return true;
+        }
+        if available_memory().is_some_and(|bytes| bytes < ACCOUNT.pool_used.load(Relaxed)) {
+            return false;
+        }
+        let Some(_stopped) = stop_others() else { return false };
+        large.pool.dissolve(leave_pages)
+    });
+    if done && ACCOUNT.pool_taken.load(Relaxed) > 0 {
+        forget(ACCOUNT.mapped_used.fetch_add(ACCOUNT.pool_used.swap(0, Relaxed), Relaxed));
+        ACCOUNT.pool_taken.store(0, Relaxed);
+        ACCOUNT.note(Shortage::Forked);
+    }
+    SAFE.store(done, Relaxed);
+    done
+}
+
+/// Moves the contents of some pool pages to transparent huge pages at the same address, or gives unused ones back.
+fn leave_pages(start: usize, bytes: usize, used: bool) -> bool {
+    if !used {
+        unmap(start, bytes);
+        return true;
+    }
+    let Some(new) = map_anywhere(bytes, false, 0) else { return false };
+    let aligned = new.is_multiple_of(bytes);
+    let new = if aligned {
+        new
+    } else {
+        unmap(new, bytes);
+        let Some(wide) = map_anywhere(bytes * 2, false, 0) else { return false };
+        let inside = wide.next_multiple_of(bytes);
+        unmap(wide, inside - wide);
+        unmap(inside + bytes, wide + bytes - inside);
+        inside
+    };
+    advise(new, bytes, libc::MADV_HUGEPAGE);
+    let page = base_page();
+    for offset in (0..bytes).step_by(page) {
+        if !is_zero(start + offset, page) {
+            copy(start + offset, new + offset, page);
+        }
+    }
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY:
+    // - both ranges are this heap's, of the same length, and hold the same bytes; every other thread is stopped.
+    let moved = unsafe { libc::mremap(new as *mut c_void, bytes, bytes, flags, start as *mut c_void) };
+    if moved == libc::MAP_FAILED {
+        unmap(new, bytes);
+    }
+    moved != libc::MAP_FAILED
+}
+
+fn is_zero(start: usize, bytes: usize) -> bool {
+    // SAFETY:
+    // - the range is resident memory of this heap, aligned to a page, that nobody writes to now.
+    let words = unsafe { core::slice::from_raw_parts(start as *const u64, bytes / 8) };
+    words.iter().all(|&word| word == 0)
+}
+
+/// Memory that the kernel thinks can be used without swapping, in bytes.
+fn available_memory() -> Option<u64> {
+    let mut buffer = [0u8; 512];
+    let length = read_file(c"/proc/meminfo", &mut buffer)?;
+    let text = core::str::from_utf8(&buffer[..length]).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn refuse() -> c_int {
+    set_errno(libc::ENOMEM);
+    -1
+}
+
+/// fork(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fork() -> libc::pid_t {
+    if !leave_pool() {
+        return refuse();
+    }
+    // SAFETY:
+    // - the C library's own fork, with the caller's promise.
+    unsafe { __fork() }
+}
+
+/// The function of this name in the next object, which is the C library. It is looked up at each call: these calls are
+/// rare.
+fn next(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY:
+    // - the name ends with NUL.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+/// _Fork(3): runs no handlers.
+///
+/// # Safety
+/// As in C.
+#[unsafe(export_name = "_Fork")]
+pub unsafe extern "C" fn fork_without_handlers() -> libc::pid_t {
+    if !leave_pool() {
+        return refuse();
+    }
+    let Some(real) = next(c"_Fork") else {
+        set_errno(libc::ENOSYS);
+        return -1;
+    };
+    // SAFETY:
+    // - the symbol is the C library's function of this type.
+    unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(real)() }
+}
+
+/// daemon(3): forks inside the C library.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn daemon(no_chdir: c_int, no_close: c_int) -> c_int {
+    type Daemon = unsafe extern "C" fn(c_int, c_int) -> c_int;
+    let real = if leave_pool() { next(c"daemon") } else { None };
+    let Some(real) = real else { return refuse() };
+    // SAFETY:
+    // - the symbol is the C library's function of this type.
+    unsafe { core::mem::transmute::<*mut c_void, Daemon>(real)(no_chdir, no_close) }
+}
+
+/// forkpty(3): forks inside the C library.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forkpty(
+    terminal: *mut c_int,
+    name: *mut c_char,
+    settings: *const c_void,
+    size: *const c_void,
+) -> c_int {
+    type ForkPty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const c_void, *const c_void) -> c_int;
+    let real = if leave_pool() { next(c"forkpty") } else { None };
+    let Some(real) = real else { return refuse() };
+    // SAFETY:
+    // - the symbol is the C library's function of this type.
+    unsafe { core::mem::transmute::<*mut c_void, ForkPty>(real)(terminal, name, settings, size) }
+}
+
+/// The C library's malloc_usable_size, for programs in which this heap does not act.
+pub fn libc_usable_size(block: *mut c_void) -> usize {
+    let Some(real) = next(c"malloc_usable_size") else { return 0 };
+    // SAFETY:
+    // - the symbol is the C library's function of this type, and the block came from it.
+    unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void) -> usize>(real)(block) }
+}

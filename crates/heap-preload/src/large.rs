@@ -1,0 +1,397 @@
+//! Large blocks: each on grains of its own, from the pool while it lasts, then from mappings.
+//!
+//! A mapping that comes back is kept for the next block. Whether it was touched meanwhile is found out when someone
+//! wants it zeroed: what was never touched is given to the kernel again, which is one call whatever the size and no
+//! other CPU need hear of, and what was touched is cleared where it stands.
+
+use crate::pool::{Grain, Pool, is_free, is_fresh, is_returned};
+use crate::sys::{Lock, Table, advise, base_page, clear, copy, milliseconds};
+use crate::{ACCOUNT, forget, mapped};
+use core::cell::UnsafeCell;
+use core::ffi::c_void;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// A returned mapping up to this size keeps its memory; larger ones give it back at once.
+const KEPT_WITH_MEMORY: usize = 128 << 20;
+/// All kept mappings together keep at least this much memory, or a share of what is held.
+const LEAST_KEPT: usize = 32 << 20;
+const KEPT_SHARE: usize = 8;
+/// Kept memory that nobody wanted for so long is given back, at the next call that concerns a large block.
+const KEPT_MILLISECONDS: u64 = 1000;
+/// Kept mappings, and their address space beside what is held.
+const MOST_KEPT: usize = 32;
+const MOST_KEPT_SPACE: usize = 4 << 30;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The program holds it, and asked for so many bytes.
+    Held(usize),
+    /// Free since this time; `clean` where all of it is zero.
+    Kept { since: u64, clean: bool },
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    start: usize,
+    bytes: usize,
+    state: State,
+    from_pool: bool,
+}
+
+/// Everything that the lock guards.
+pub struct Large {
+    pub pool: Pool,
+    blocks: Table<Block>,
+    kept_with_memory: usize,
+    kept_space: usize,
+    kept: usize,
+    grain: usize,
+}
+
+/// The large blocks and the pool, with their lock.
+pub struct Shared {
+    pub lock: Lock,
+    large: UnsafeCell<Large>,
+}
+
+// SAFETY:
+// - `large` is only reached through `with`, under the lock.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    pub const fn new() -> Self {
+        let large =
+            Large { pool: Pool::new(), blocks: Table::new(), kept_with_memory: 0, kept_space: 0, kept: 0, grain: 0 };
+        Self { lock: Lock::new(), large: UnsafeCell::new(large) }
+    }
+
+    /// Runs `work` under the lock.
+    pub fn with<R>(&self, work: impl FnOnce(&mut Large) -> R) -> R {
+        self.lock.lock();
+        // SAFETY:
+        // - the lock is held, and `work` cannot call `with` again without a deadlock, which the callers avoid.
+        let result = work(unsafe { &mut *self.large.get() });
+        self.lock.unlock();
+        result
+    }
+
+    /// For the thread that holds the lock already, at a fork.
+    pub fn while_locked<R>(&self, work: impl FnOnce(&mut Large) -> R) -> R {
+        // SAFETY:
+        // - the caller holds the lock.
+        work(unsafe { &mut *self.large.get() })
+    }
+}
+
+/// What must be done to a block, outside the lock, before the program gets it.
+enum Cleaning {
+    Nothing,
+    /// Its memory may hold anything.
+    Clear,
+    /// It is a kept mapping of which only the kernel knows what was touched.
+    FindOut,
+}
+
+impl Shared {
+    /// A block of at least so many bytes.
+    pub fn allocate(&self, asked: usize, align: usize, zero: bool) -> Option<usize> {
+        let (block, cleaning) = self.with(|large| large.allocate(asked, align, zero))?;
+        match cleaning {
+            Cleaning::Nothing => {}
+            Cleaning::Clear => clear(block.start, block.bytes),
+            Cleaning::FindOut => clean(block.start, block.bytes),
+        }
+        Some(block.start)
+    }
+
+    /// False where the address is no large block's.
+    pub fn free(&self, address: usize) -> bool {
+        self.with(|large| large.free(address))
+    }
+
+    /// Usable bytes; `None` where the address is no large block's.
+    pub fn usable(&self, address: usize) -> Option<usize> {
+        self.with(|large| large.held(address).map(|at| large.blocks.as_slice()[at].bytes))
+    }
+
+    /// Another size for a block: its new address, where it could be done without a copy.
+    pub fn resize(&self, address: usize, asked: usize) -> Option<usize> {
+        self.with(|large| large.resize(address, asked))
+    }
+
+    /// Moves a block's contents to a new one of another size.
+    pub fn move_to_new(&self, address: usize, asked: usize) -> Option<usize> {
+        let old = self.usable(address)?;
+        let new = self.allocate(asked, base_page(), false)?;
+        copy(address, new, old.min(asked));
+        self.free(address);
+        Some(new)
+    }
+}
+
+impl Large {
+    /// The unit of large blocks, in bytes.
+    pub fn grain(&self) -> usize {
+        self.grain
+    }
+
+    pub fn set_grain(&mut self, grain: usize) {
+        self.grain = grain;
+    }
+
+    fn position(&self, address: usize) -> Result<usize, usize> {
+        self.blocks.as_slice().binary_search_by_key(&address, |block| block.start)
+    }
+
+    fn held(&self, address: usize) -> Option<usize> {
+        let at = self.position(address).ok()?;
+        matches!(self.blocks.as_slice()[at].state, State::Held(_)).then_some(at)
+    }
+
+    fn allocate(&mut self, asked: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
+        let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
+        if !self.blocks.make_room() {
+            return None;
+        }
+        self.give_back_the_old();
+        let found = self.take_from_pool(bytes, align, zero).or_else(|| self.take_kept(bytes, align, zero));
+        let (mut block, cleaning) = match found {
+            Some(found) => found,
+            None => (self.take_from_kernel(bytes, align)?, Cleaning::Nothing),
+        };
+        block.state = State::Held(asked);
+        if let Err(at) = self.position(block.start) {
+            self.blocks.insert(at, block);
+        }
+        count_held(block.bytes as i64, asked as i64);
+        Some((block, cleaning))
+    }
+
+    fn take_from_pool(&mut self, bytes: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
+        if self.pool.is_empty() || align > self.pool.grain() {
+            return None;
+        }
+        let node = crate::current_node();
+        let find = |usable| self.pool.find(bytes, node, false, usable);
+        let (start, cleaning) = if !zero {
+            (find(is_returned).or_else(|| find(is_free))?, Cleaning::Nothing)
+        } else if let Some(start) = find(is_fresh) {
+            (start, Cleaning::Nothing)
+        } else {
+            // Pool memory is always resident: nothing tells whether it was touched but its contents. Where it seems
+            // untouched the kernel's untouched memory costs less than clearing all of this.
+            let start = find(is_free).filter(|&start| seems_touched(start, bytes, self.grain))?;
+            (start, Cleaning::Clear)
+        };
+        self.pool.mark(start, bytes, Grain::Used);
+        let bytes = bytes.next_multiple_of(self.pool.grain());
+        Some((Block { start, bytes, state: State::Held(0), from_pool: true }, cleaning))
+    }
+
+    /// The kept mapping that fits best.
+    fn take_kept(&mut self, bytes: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
+        if self.kept == 0 {
+            return None;
+        }
+        let fits = |block: &&mut Block| {
+            let kept = matches!(block.state, State::Kept { .. });
+            kept && block.bytes >= bytes && block.bytes - bytes <= bytes / 4 && block.start.is_multiple_of(align)
+        };
+        let block = self.blocks.as_mut_slice().iter_mut().filter(fits).min_by_key(|block| block.bytes)?;
+        let State::Kept { clean, .. } = block.state else { return None };
+        block.state = State::Held(0);
+        let block = *block;
+        self.no_longer_kept(block.bytes, clean);
+        Some((block, if zero && !clean { Cleaning::FindOut } else { Cleaning::Nothing }))
+    }
+
+    fn take_from_kernel(&mut self, bytes: usize, align: usize) -> Option<Block> {
+        let align = align.max(self.grain);
+        let start = mapped::map(bytes, align).or_else(|| {
+            // Kept address space may be what is missing, under a limit.
+            self.drop_kept(0, 0);
+            mapped::map(bytes, align)
+        })?;
+        Some(Block { start, bytes, state: State::Held(0), from_pool: false })
+    }
+
+    fn free(&mut self, address: usize) -> bool {
+        let Some(at) = self.held(address) else { return false };
+        let block = self.blocks.as_slice()[at];
+        let State::Held(asked) = block.state else { return false };
+        count_held(-(block.bytes as i64), -(asked as i64));
+        if block.from_pool && self.pool.holds(block.start) {
+            self.pool.mark(block.start, block.bytes, Grain::Returned);
+            self.blocks.remove(at);
+            return true;
+        }
+        if block.from_pool {
+            // Its memory left the pool at a fork, and may consist of several mappings.
+            mapped::give_back(block.start, block.bytes);
+            self.blocks.remove(at);
+            return true;
+        }
+        let clean = block.bytes > KEPT_WITH_MEMORY && advise(block.start, block.bytes, libc::MADV_DONTNEED);
+        self.blocks.as_mut_slice()[at].state = State::Kept { since: milliseconds(), clean };
+        self.kept += 1;
+        self.kept_space += block.bytes;
+        if !clean {
+            self.kept_with_memory += block.bytes;
+            forget(ACCOUNT.large_kept.fetch_add(block.bytes as u64, Relaxed));
+        }
+        self.give_back_the_old();
+        let space = MOST_KEPT_SPACE.max(ACCOUNT.large_held.load(Relaxed) as usize);
+        self.drop_kept(MOST_KEPT, space);
+        true
+    }
+
+    fn no_longer_kept(&mut self, bytes: usize, clean: bool) {
+        self.kept -= 1;
+        self.kept_space -= bytes;
+        if !clean {
+            self.kept_with_memory -= bytes;
+            forget(ACCOUNT.large_kept.fetch_sub(bytes as u64, Relaxed));
+        }
+    }
+
+    /// Gives back the memory, not the addresses, of what was kept for long, and of the oldest where too much is kept.
+    fn give_back_the_old(&mut self) {
+        if self.kept_with_memory == 0 {
+            return;
+        }
+        let now = milliseconds();
+        let most = LEAST_KEPT.max(ACCOUNT.large_held.load(Relaxed) as usize / KEPT_SHARE);
+        while let Some((at, since)) = self.oldest(|clean| !clean) {
+            // The one that came back just now is kept whatever its size: the next to come often wants the same.
+            let alone = self.kept_with_memory == self.blocks.as_slice()[at].bytes;
+            if now.saturating_sub(since) < KEPT_MILLISECONDS && (self.kept_with_memory <= most || alone) {
+                return;
+            }
+            let block = self.blocks.as_slice()[at];
+            if advise(block.start, block.bytes, libc::MADV_DONTNEED) {
+                self.kept_with_memory -= block.bytes;
+                forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
+                self.blocks.as_mut_slice()[at].state = State::Kept { since, clean: true };
+            } else {
+                // Locked memory (mlock) is not given back that way.
+                self.unmap_kept(at);
+            }
+        }
+    }
+
+    /// The kept block that has been free for longest, of those that are wanted.
+    fn oldest(&self, wanted: fn(bool) -> bool) -> Option<(usize, u64)> {
+        let kept = self.blocks.as_slice().iter().enumerate().filter_map(|(at, block)| match block.state {
+            State::Kept { since, clean } if wanted(clean) => Some((at, since)),
+            _ => None,
+        });
+        kept.min_by_key(|&(_, since)| since)
+    }
+
+    /// Unmaps kept blocks, oldest first, until no more than so many are left.
+    fn drop_kept(&mut self, most: usize, most_space: usize) {
+        while self.kept > most || self.kept_space > most_space {
+            let Some((at, _)) = self.oldest(|_| true) else { return };
+            self.unmap_kept(at);
+        }
+    }
+
+    fn unmap_kept(&mut self, at: usize) {
+        let block = self.blocks.remove(at);
+        if let State::Kept { clean, .. } = block.state {
+            self.no_longer_kept(block.bytes, clean);
+        }
+        mapped::give_back(block.start, block.bytes);
+    }
+
+    fn resize(&mut self, address: usize, asked: usize) -> Option<usize> {
+        let at = self.held(address)?;
+        let block = self.blocks.as_slice()[at];
+        let State::Held(before) = block.state else { return None };
+        let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
+        let in_pool = block.from_pool && self.pool.holds(block.start);
+        let resized = if bytes == block.bytes {
+            block
+        } else if in_pool {
+            self.resize_in_pool(block, bytes)?
+        } else if block.from_pool {
+            return None;
+        } else if bytes < block.bytes {
+            mapped::give_back(block.start + bytes, block.bytes - bytes);
+            Block { bytes, ..block }
+        } else {
+            let start = mapped::grow(block.start, block.bytes, bytes, self.grain)?;
+            Block { start, bytes, ..block }
+        };
+        count_held(resized.bytes as i64 - block.bytes as i64, asked as i64 - before as i64);
+        self.blocks.remove(at);
+        if let Err(at) = self.position(resized.start) {
+            self.blocks.insert(at, Block { state: State::Held(asked), ..resized });
+        }
+        Some(resized.start)
+    }
+
+    fn resize_in_pool(&mut self, block: Block, bytes: usize) -> Option<Block> {
+        let bytes = bytes.next_multiple_of(self.pool.grain());
+        if bytes < block.bytes {
+            self.pool.mark(block.start + bytes, block.bytes - bytes, Grain::Returned);
+        } else if bytes > block.bytes {
+            let (end, more) = (block.start + block.bytes, bytes - block.bytes);
+            if !self.pool.is_free(end, more) {
+                return None;
+            }
+            self.pool.mark(end, more, Grain::Used);
+        }
+        Some(Block { bytes, ..block })
+    }
+}
+
+fn count_held(bytes: i64, asked: i64) {
+    forget(ACCOUNT.large_held.fetch_add(bytes as u64, Relaxed));
+    forget(ACCOUNT.large_asked.fetch_add(asked as u64, Relaxed));
+}
+
+/// Looks at a few words of a range: more than a few of them are not zero where it was really used. Decides which way is
+/// cheaper, and nothing else.
+fn seems_touched(start: usize, bytes: usize, grain: usize) -> bool {
+    const SAMPLES: usize = 64;
+    const ENOUGH: usize = SAMPLES / 4;
+    let stride = (bytes / SAMPLES).max(1).next_multiple_of(64).min(grain.max(64));
+    let used = (0..SAMPLES).map(|n| n * stride).take_while(|&offset| offset + 8 <= bytes).filter(|&offset| {
+        // SAFETY:
+        // - the offset lies in the range, which is resident pool memory of this heap that nobody holds.
+        unsafe { ((start + offset) as *const u64).read() != 0 }
+    });
+    used.count() >= ENOUGH
+}
+
+/// Pages that one question to the kernel is about.
+const PAGES_ASKED: usize = 1024;
+
+/// Makes a kept mapping zero: clears what is resident and gives back the rest, which may have been swapped out.
+fn clean(start: usize, bytes: usize) {
+    let page = base_page();
+    let samples = [0, bytes / 2, bytes - page].map(|offset| offset / page * page);
+    if !samples.iter().any(|&offset| is_resident(start + offset, page)) {
+        if !advise(start, bytes, libc::MADV_DONTNEED) {
+            clear(start, bytes);
+        }
+        return;
+    }
+    let step = PAGES_ASKED * page;
+    for offset in (0..bytes).step_by(step) {
+        let length = step.min(bytes - offset);
+        if is_resident(start + offset, length) || !advise(start + offset, length, libc::MADV_DONTNEED) {
+            clear(start + offset, length);
+        }
+    }
+}
+
+/// True where any page of the range is in memory, or the kernel does not say.
+fn is_resident(start: usize, bytes: usize) -> bool {
+    let mut pages = [0u8; PAGES_ASKED];
+    // SAFETY:
+    // - the range is a mapping of ours, and has at most as many pages as the answer has room for.
+    let failed = unsafe { libc::mincore(start as *mut c_void, bytes, pages.as_mut_ptr()) } != 0;
+    failed || pages[..bytes / base_page()].iter().any(|page| page & 1 != 0)
+}

@@ -1,0 +1,252 @@
+//! Memory from the hugetlb pool: taken and populated before the program's first allocation, so that no later access can
+//! meet an empty pool; handed out in grains of a transparent huge page, whatever the pool's page size is.
+
+use crate::sys::{advise, map_anywhere, unmap};
+use crate::{ACCOUNT, forget};
+use core::ffi::{c_int, c_ulong, c_void};
+use core::sync::atomic::Ordering::Relaxed;
+use heap_contract::{MOST_NODES, NodePages, Shortage};
+
+/// What has become of a grain.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Grain {
+    /// Never handed out: all zero. (0, as fresh memory is.)
+    Fresh = 0,
+    Used = 1,
+    /// Was handed out and came back, with whatever is in it.
+    Returned = 2,
+    /// Is not pool memory any more.
+    Gone = 3,
+}
+
+/// One node's share.
+struct Region {
+    start: usize,
+    states: *mut Grain,
+    grains: usize,
+    node: u32,
+}
+
+/// All pool memory. Lives in a static and is used under the heap's lock.
+pub struct Pool {
+    regions: [Region; MOST_NODES],
+    grain: usize,
+    page: usize,
+}
+
+/// Pages are populated in steps of so many, so that little is lost where the last ones are refused.
+const PAGES_AT_ONCE: usize = 64;
+
+impl Pool {
+    pub const fn new() -> Self {
+        const NONE: Region = Region { start: 0, states: core::ptr::null_mut(), grains: 0, node: 0 };
+        Self { regions: [NONE; MOST_NODES], grain: 0, page: 0 }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.regions.iter().all(|region| region.grains == 0)
+    }
+
+    /// Takes what the order names, or as much of it as there is.
+    pub fn take(&mut self, order: &[NodePages; MOST_NODES], page: usize, grain: usize) {
+        self.page = page;
+        self.grain = grain.min(page);
+        for (region, wanted) in self.regions.iter_mut().zip(order).filter(|(_, wanted)| wanted.pages > 0) {
+            let several_nodes = order.iter().filter(|node| node.pages > 0).count() > 1;
+            if let Some(taken) = Region::take(wanted, page, self.grain, several_nodes) {
+                *region = taken;
+                forget(ACCOUNT.pool_taken.fetch_add((region.grains * self.grain) as u64, Relaxed));
+            }
+        }
+    }
+
+    /// Where a run of grains of the wanted length lies that may all be used, on the given node first.
+    ///
+    /// `from_the_end` keeps arenas apart from large blocks, which come and go.
+    pub fn find(&self, bytes: usize, node: u32, from_the_end: bool, usable: fn(Grain) -> bool) -> Option<usize> {
+        let count = bytes.div_ceil(self.grain.max(1));
+        let of_node = |own: bool| self.regions.iter().filter(move |r| r.grains >= count && (r.node == node) == own);
+        of_node(true).chain(of_node(false)).find_map(|region| {
+            let at = run_of(region.states(), count, from_the_end, usable)?;
+            Some(region.start + at * self.grain)
+        })
+    }
+
+    /// Marks grains; `start` and `bytes` are those of a run that `find` gave, or of a block handed out.
+    pub fn mark(&mut self, start: usize, bytes: usize, state: Grain) {
+        let grain = self.grain;
+        let Some(region) = self.regions.iter_mut().find(|region| region.holds(start, grain)) else { return };
+        let first = (start - region.start) / grain;
+        for place in &mut region.states_mut()[first..first + bytes.div_ceil(grain)] {
+            let used = |state: Grain| i64::from(state == Grain::Used);
+            let change = (used(state) - used(*place)) * grain as i64;
+            forget(ACCOUNT.pool_used.fetch_add(change as u64, Relaxed));
+            *place = state;
+        }
+    }
+
+    /// True where all these grains have never been handed out.
+    pub fn is_fresh(&self, start: usize, bytes: usize) -> bool {
+        self.states_at(start, bytes).is_some_and(|states| states.iter().all(|&state| state == Grain::Fresh))
+    }
+
+    /// True where the grains behind a block are free, so that it can grow in place.
+    pub fn is_free(&self, start: usize, bytes: usize) -> bool {
+        self.states_at(start, bytes).is_some_and(|states| states.iter().all(|&state| is_free(state)))
+    }
+
+    pub fn holds(&self, address: usize) -> bool {
+        self.regions.iter().any(|region| region.holds(address, self.grain))
+    }
+
+    pub fn grain(&self) -> usize {
+        self.grain
+    }
+
+    fn states_at(&self, start: usize, bytes: usize) -> Option<&[Grain]> {
+        let region = self.regions.iter().find(|region| region.holds(start, self.grain))?;
+        let first = (start - region.start) / self.grain;
+        region.states().get(first..first + bytes.div_ceil(self.grain))
+    }
+
+    /// Calls `step` for each page of the pool with its address and whether anything in it is handed out, and forgets
+    /// the page where `step` says that it is no pool page any more. False where a step failed.
+    pub fn dissolve(&mut self, mut step: impl FnMut(usize, usize, bool) -> bool) -> bool {
+        let (page, grain) = (self.page, self.grain);
+        let mut whole = true;
+        for region in self.regions.iter_mut().filter(|region| region.grains > 0) {
+            let start = region.start;
+            let mut left = false;
+            for (index, states) in region.states_mut().chunks_mut(page / grain).enumerate() {
+                if states[0] == Grain::Gone {
+                    continue;
+                }
+                let used = states.contains(&Grain::Used);
+                if step(start + index * page, page, used) {
+                    states.fill(Grain::Gone);
+                } else {
+                    left = true;
+                }
+            }
+            if !left {
+                unmap(region.states as usize, region.grains.next_multiple_of(crate::sys::base_page()));
+                region.grains = 0;
+            }
+            whole &= !left;
+        }
+        whole
+    }
+}
+
+pub fn is_free(state: Grain) -> bool {
+    matches!(state, Grain::Fresh | Grain::Returned)
+}
+
+pub fn is_fresh(state: Grain) -> bool {
+    state == Grain::Fresh
+}
+
+pub fn is_returned(state: Grain) -> bool {
+    state == Grain::Returned
+}
+
+/// The first, or last, run of so many usable grains.
+fn run_of(states: &[Grain], count: usize, from_the_end: bool, usable: fn(Grain) -> bool) -> Option<usize> {
+    let mut length = 0;
+    for step in 0..states.len() {
+        let at = if from_the_end { states.len() - 1 - step } else { step };
+        length = if usable(states[at]) { length + 1 } else { 0 };
+        if length == count {
+            return Some(if from_the_end { at } else { at + 1 - count });
+        }
+    }
+    None
+}
+
+impl Region {
+    fn holds(&self, address: usize, grain: usize) -> bool {
+        address >= self.start && address < self.start + self.grains * grain
+    }
+
+    fn states(&self) -> &[Grain] {
+        if self.grains == 0 {
+            return &[];
+        }
+        // SAFETY:
+        // - the states are a mapping of at least `grains` bytes, which are 0 (`Fresh`) at first and later only written
+        //   as `Grain`; it lives as long as `grains` is not 0.
+        unsafe { core::slice::from_raw_parts(self.states, self.grains) }
+    }
+
+    fn states_mut(&mut self) -> &mut [Grain] {
+        if self.grains == 0 {
+            return &mut [];
+        }
+        // SAFETY:
+        // - as in `states`, and `self` is borrowed exclusively.
+        unsafe { core::slice::from_raw_parts_mut(self.states, self.grains) }
+    }
+
+    fn take(wanted: &NodePages, page: usize, grain: usize, bind: bool) -> Option<Self> {
+        let size = (page.trailing_zeros() as c_int) << libc::MAP_HUGE_SHIFT;
+        let mut pages = wanted.pages as usize;
+        let start = loop {
+            // Without MAP_NORESERVE the kernel says at once where the pool has too few pages.
+            let mapped = pages.checked_mul(page).and_then(|all| map_anywhere(all, false, libc::MAP_HUGETLB | size));
+            if let Some(start) = mapped {
+                break start;
+            }
+            ACCOUNT.note(Shortage::PoolTooSmall);
+            pages -= pages.div_ceil(8);
+            if pages == 0 {
+                return None;
+            }
+        };
+        if bind {
+            bind_to_node(start, pages * page, wanted.node);
+        }
+        let populated = populate(start, pages, page);
+        if populated < pages {
+            ACCOUNT.note(Shortage::PopulationRefused);
+            unmap(start + populated * page, (pages - populated) * page);
+        }
+        let grains = populated * (page / grain);
+        let states = map_anywhere(grains.next_multiple_of(crate::sys::base_page()), false, 0).filter(|_| grains > 0);
+        if states.is_none() {
+            unmap(start, populated * page);
+        }
+        Some(Self { start, states: states? as *mut Grain, grains, node: wanted.node })
+    }
+}
+
+/// Populates page after page, for as long as the kernel gives them; how many it gave. Never a later SIGBUS.
+fn populate(start: usize, pages: usize, page: usize) -> usize {
+    let mut done = 0;
+    let mut step = PAGES_AT_ONCE;
+    while done < pages {
+        let count = step.min(pages - done);
+        if advise(start + done * page, count * page, libc::MADV_POPULATE_WRITE) {
+            done += count;
+        } else if step > 1 {
+            step = 1;
+        } else {
+            break;
+        }
+    }
+    done
+}
+
+/// Pages of this range come from one node only (mbind(2)); where that is refused, from any.
+fn bind_to_node(start: usize, bytes: usize, node: u32) {
+    const BITS: usize = 1024;
+    let mut mask = [0 as c_ulong; BITS / c_ulong::BITS as usize];
+    let word = c_ulong::BITS;
+    let Some(place) = mask.get_mut((node / word) as usize) else { return };
+    *place = 1 << (node % word);
+    // SAFETY:
+    // - the range is a mapping of ours and the mask has the number of bits that is told.
+    unsafe {
+        libc::syscall(libc::SYS_mbind, start as *mut c_void, bytes, libc::MPOL_BIND, mask.as_ptr(), BITS, 0);
+    }
+}

@@ -1,0 +1,223 @@
+//! Thin words for the C library's calls that this heap makes, none of which allocates.
+
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_int, c_void};
+
+/// Keeps `errno` as it was while the heap makes system calls of its own.
+pub struct KeepErrno(c_int);
+
+impl KeepErrno {
+    pub fn new() -> Self {
+        // SAFETY:
+        // - the location of errno is valid for the calling thread at any time.
+        Self(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl Drop for KeepErrno {
+    fn drop(&mut self) {
+        set_errno(self.0);
+    }
+}
+
+pub fn set_errno(value: c_int) {
+    // SAFETY:
+    // - the location of errno is valid for the calling thread at any time.
+    unsafe { *libc::__errno_location() = value };
+}
+
+/// A lock that needs no set-up and is known by address, so that a fork can take it along.
+pub struct Lock(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY:
+// - a pthread mutex is made to be used by many threads, and is only handed to the pthread functions.
+unsafe impl Sync for Lock {}
+
+impl Lock {
+    pub const fn new() -> Self {
+        Self(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER))
+    }
+
+    pub fn lock(&self) {
+        // SAFETY:
+        // - the mutex is initialised and never destroyed or moved: it is part of a static.
+        unsafe { libc::pthread_mutex_lock(self.0.get()) };
+    }
+
+    pub fn try_lock(&self) -> bool {
+        // SAFETY:
+        // - as in `lock`.
+        unsafe { libc::pthread_mutex_trylock(self.0.get()) == 0 }
+    }
+
+    /// To be called by the thread that holds it.
+    pub fn unlock(&self) {
+        // SAFETY:
+        // - as in `lock`; a mutex of the default kind that its holder unlocks.
+        unsafe { libc::pthread_mutex_unlock(self.0.get()) };
+    }
+}
+
+/// A mapping of anonymous memory anywhere, private, readable and writable unless `reserve_only`.
+pub fn map_anywhere(bytes: usize, reserve_only: bool, more_flags: c_int) -> Option<usize> {
+    let protection = if reserve_only { libc::PROT_NONE } else { libc::PROT_READ | libc::PROT_WRITE };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | more_flags;
+    // SAFETY:
+    // - a new mapping at an address of the kernel's choice touches no memory in use.
+    let start = unsafe { libc::mmap(core::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    (start != libc::MAP_FAILED).then_some(start as usize)
+}
+
+/// Gives a range of our own back to the kernel.
+pub fn unmap(start: usize, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY:
+        // - every caller passes whole pages of a mapping that this heap made and that nothing uses any more.
+        unsafe { libc::munmap(start as *mut c_void, bytes) };
+    }
+}
+
+/// True where the kernel took the advice.
+pub fn advise(start: usize, bytes: usize, advice: c_int) -> bool {
+    // SAFETY:
+    // - every caller passes whole pages of a mapping of this heap; advice that drops contents is only given for memory
+    //   that the program does not hold.
+    unsafe { libc::madvise(start as *mut c_void, bytes, advice) == 0 }
+}
+
+/// Clears memory of this heap.
+pub fn clear(start: usize, bytes: usize) {
+    // SAFETY:
+    // - every caller passes writable memory of this heap that no one else uses.
+    unsafe { core::ptr::write_bytes(start as *mut u8, 0, bytes) };
+}
+
+/// Copies between two ranges of this heap that do not overlap.
+pub fn copy(from: usize, to: usize, bytes: usize) {
+    // SAFETY:
+    // - every caller passes readable and writable memory of this heap, in different mappings or blocks.
+    unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+}
+
+/// Reads a file into a buffer, as far as it fits; the number of bytes read.
+pub fn read_file(path: &CStr, buffer: &mut [u8]) -> Option<usize> {
+    // SAFETY:
+    // - the path ends with NUL; open, read and close touch nothing but the buffer, which is exclusively ours.
+    unsafe {
+        let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if file < 0 {
+            return None;
+        }
+        let mut length = 0;
+        while length < buffer.len() {
+            match libc::read(file, buffer[length..].as_mut_ptr().cast(), buffer.len() - length) {
+                0 => break,
+                count if count > 0 => length += count as usize,
+                _ if *libc::__errno_location() == libc::EINTR => {}
+                _ => break,
+            }
+        }
+        libc::close(file);
+        Some(length)
+    }
+}
+
+/// One line on standard error, without buffers or allocation.
+pub fn say(text: &str) {
+    // SAFETY:
+    // - the text is readable for its whole length; nothing can be done where standard error does not take it.
+    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+}
+
+/// Milliseconds of a clock that costs no system call.
+pub fn milliseconds() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY:
+    // - the place for the time is valid.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut time) };
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
+/// Size of an ordinary page.
+pub fn base_page() -> usize {
+    // SAFETY:
+    // - getauxval only looks a number up.
+    (unsafe { libc::getauxval(libc::AT_PAGESZ) }) as usize
+}
+
+/// A table of plain records in a mapping of its own, growing as needed.
+pub struct Table<T: Copy> {
+    start: *mut T,
+    length: usize,
+    capacity: usize,
+}
+
+impl<T: Copy> Table<T> {
+    pub const fn new() -> Self {
+        Self { start: core::ptr::null_mut(), length: 0, capacity: 0 }
+    }
+
+    pub fn as_slice(&self) -> &[T] {
+        if self.length == 0 {
+            return &[];
+        }
+        // SAFETY:
+        // - the first `length` records of the mapping were written, and live as long as the table, which is static.
+        unsafe { core::slice::from_raw_parts(self.start, self.length) }
+    }
+
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        if self.length == 0 {
+            return &mut [];
+        }
+        // SAFETY:
+        // - as in `as_slice`, and `self` is borrowed exclusively.
+        unsafe { core::slice::from_raw_parts_mut(self.start, self.length) }
+    }
+
+    /// Room for one more; false where there is no memory for it.
+    pub fn make_room(&mut self) -> bool {
+        if self.length < self.capacity {
+            return true;
+        }
+        let bytes = (self.capacity * size_of::<T>()).max(base_page() / 2) * 2;
+        let start = if self.capacity == 0 {
+            map_anywhere(bytes, false, 0)
+        } else {
+            let old = (self.capacity * size_of::<T>()).next_multiple_of(base_page());
+            // SAFETY:
+            // - the mapping is the table's own; nothing points into it while the table is borrowed exclusively.
+            let moved = unsafe { libc::mremap(self.start.cast(), old, bytes, libc::MREMAP_MAYMOVE) };
+            (moved != libc::MAP_FAILED).then_some(moved as usize)
+        };
+        let Some(start) = start else { return false };
+        self.start = start as *mut T;
+        self.capacity = bytes / size_of::<T>();
+        true
+    }
+
+    /// Inserts where [`Table::make_room`] has said yes.
+    pub fn insert(&mut self, at: usize, record: T) {
+        assert!(self.length < self.capacity && at <= self.length);
+        // SAFETY:
+        // - the mapping has room for `length + 1` records and `at` is at most `length`.
+        unsafe {
+            let place = self.start.add(at);
+            core::ptr::copy(place, place.add(1), self.length - at);
+            place.write(record);
+        }
+        self.length += 1;
+    }
+
+    pub fn remove(&mut self, at: usize) -> T {
+        let record = self.as_slice()[at];
+        // SAFETY:
+        // - indexing has shown that `at` is a record; those behind it move up by one.
+        unsafe {
+            let place = self.start.add(at);
+            core::ptr::copy(place.add(1), place, self.length - at - 1);
+        }
+        self.length -= 1;
+        record
+    }
+}
