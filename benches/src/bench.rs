@@ -1,14 +1,15 @@
 //! What all benchmarks share: the program under test, the place to build in, the report, and how a series is run.
 
-use address_space::{format_bytes, parse_smaps};
+use address_space::format_bytes;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use observation::ProcessMemory;
+use observation::coverage::Usage;
 use pagelift_tests::{PoolReservation, is_root};
 use paired_bench::burst_run::{BurstRun, ContestantSpec, Observer, Running, Stop};
 use paired_bench::machine_check::look_at_machine;
 use paired_bench::pinning::last_usable_cpu;
 use paired_bench::report::{ContestantFacts, Report, Series, WorkloadFacts};
-use paired_bench::sample::Clock;
 use paired_bench::start_up::{Trial, TrialRun};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -135,16 +136,18 @@ impl Bench {
         };
         let series = run.run(&mut watch)?;
         let mut facts: Vec<ContestantFacts> = plan.arms.iter().map(Arm::facts).collect();
-        for (facts, huge) in facts.iter_mut().zip(&watch.huge_bytes) {
-            facts.huge_bytes = huge.iter().flatten().min().copied();
-            let most = huge.iter().flatten().max().copied();
-            if most != facts.huge_bytes {
-                facts.notes.push(format!("up to {} in other starts", format_bytes(most.unwrap_or(0))));
+        for (facts, seen) in facts.iter_mut().zip(&watch.huge) {
+            let bytes: Vec<u64> = seen.iter().flatten().map(Usage::huge_bytes).collect();
+            let least = seen.iter().flatten().min_by_key(|usage| usage.huge_bytes());
+            facts.huge_bytes = least.map(Usage::huge_bytes);
+            facts.huge_sources = least.map(sources).unwrap_or_default();
+            if let Some(most) = bytes.iter().max().filter(|&&most| Some(most) != facts.huge_bytes) {
+                facts.notes.push(format!("on up to {} of huge pages in other starts", format_bytes(*most)));
             }
         }
         let steps = plan.workloads.iter().zip(&series.steps);
         let workloads = steps.map(|(name, &steps)| WorkloadFacts { name: name.clone(), steps }).collect();
-        self.take(Series::new(plan.name, self.seed, facts, workloads, self.cpu, series.samples, Clock::Wall))
+        self.take(Series::new(plan.name, self.seed, facts, workloads, self.cpu, series.samples))
     }
 
     /// Runs trials interleaved and takes the series into the report. `facts` name and describe the trials.
@@ -153,7 +156,7 @@ impl Bench {
         let run = TrialRun { trials, seed: self.seed, warm_up_rounds: 4, stop: Stop::Time(self.time), cpu: self.cpu };
         let samples = run.run(&mut Watch::new(name, self.interrupted.clone()))?;
         let workloads = vec![WorkloadFacts { name: name.to_owned(), steps: 1 }];
-        self.take(Series::new(name, self.seed, facts, workloads, self.cpu, samples, Clock::Wall))
+        self.take(Series::new(name, self.seed, facts, workloads, self.cpu, samples))
     }
 
     fn take(&mut self, series: Series) -> Result<&Series> {
@@ -209,7 +212,7 @@ struct Watch {
     bar: ProgressBar,
     interrupted: Arc<AtomicBool>,
     /// For each contestant, what was read in each generation.
-    huge_bytes: Vec<Vec<Option<u64>>>,
+    huge: Vec<Vec<Option<Usage>>>,
 }
 
 impl Watch {
@@ -219,15 +222,15 @@ impl Watch {
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent} % {eta}") {
             bar.set_style(style);
         }
-        Self { bar, interrupted, huge_bytes: Vec::new() }
+        Self { bar, interrupted, huge: Vec::new() }
     }
 }
 
 impl Observer for Watch {
     fn warmed_up(&mut self, _generation: u32, contestants: &[Running]) {
-        self.huge_bytes.resize(contestants.len(), Vec::new());
-        for (seen, contestant) in self.huge_bytes.iter_mut().zip(contestants) {
-            seen.push(huge_bytes(contestant.process_id));
+        self.huge.resize(contestants.len(), Vec::new());
+        for (seen, contestant) in self.huge.iter_mut().zip(contestants) {
+            seen.push(usage_of(contestant.process_id));
         }
     }
     fn progress(&mut self, done: f64) {
@@ -244,10 +247,15 @@ impl Drop for Watch {
     }
 }
 
-/// Bytes of a process that the kernel backs by huge pages of any source.
-fn huge_bytes(process_id: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{process_id}/smaps")).ok()?;
-    Some(parse_smaps(&text).ok()?.iter().map(|usage| usage.huge()).sum())
+/// What the kernel says of all memory of a process.
+fn usage_of(process_id: u32) -> Option<Usage> {
+    Some(ProcessMemory::read(i32::try_from(process_id).ok()?).ok()?.coverage().total)
+}
+
+/// `20.0 MiB hugetlb, 2.0 MiB thp`.
+fn sources(usage: &Usage) -> String {
+    let source = |huge: &observation::coverage::HugeBytes| format!("{} {}", format_bytes(huge.bytes), huge.kind);
+    usage.huge.iter().map(source).collect::<Vec<_>>().join(", ")
 }
 
 /// Unmounts what a benchmark has mounted.

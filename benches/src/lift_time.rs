@@ -8,7 +8,6 @@ use address_space::format_bytes;
 use anyhow::{Context, Result, ensure};
 use paired_bench::MeasureError;
 use paired_bench::report::{ContestantFacts, Series};
-use paired_bench::sample::Clock;
 use paired_bench::start_up::Trial;
 use std::cell::Cell;
 use std::fs;
@@ -83,7 +82,7 @@ fn print(series: &Series, source: &str, bytes: u64) {
     let lift = series.contestants.len() - 1;
     for (number, contestant) in series.contestants.iter().enumerate() {
         let other = if number == lift { 0 } else { lift };
-        let Some(comparison) = series.compare(0, number, other, Clock::Wall) else {
+        let Some(comparison) = series.compare(0, number, other) else {
             println!("too few rounds for a ratio: give more --seconds");
             return;
         };
@@ -95,7 +94,7 @@ fn print(series: &Series, source: &str, bytes: u64) {
             if number == lift { String::new() } else { with_interval(&comparison.ratio, 1.0, 3) },
         ]);
     }
-    let rounds = series.compare(0, 0, lift, Clock::Wall).map_or(0, |c| c.rounds);
+    let rounds = series.compare(0, 0, lift).map_or(0, |c| c.rounds);
     println!(
         "{source}: {} lifted or copied, {rounds} interleaved rounds\n{table}\naim: at most 1.2",
         format_bytes(bytes)

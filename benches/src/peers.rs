@@ -113,7 +113,7 @@ fn heap(bench: &mut Bench) -> Result<()> {
         let hugectl = ["hugectl".as_ref(), "--heap".as_ref(), words[0], words[1]];
         add_if_it_runs(bench, &mut arms, Arm::new("libhugetlbfs --heap", hugectl).silent(), "look-ups");
     }
-    let plan = BurstPlan { name: "peers: heap".into(), arms, workloads: vec!["look-ups".into()], generations: 4 };
+    let plan = BurstPlan { name: "peers: heap".into(), arms, workloads: vec!["look-ups".into()], generations: 6 };
     print_bursts(bench.run_bursts(plan)?, Some(1));
     Ok(())
 }

@@ -1,9 +1,7 @@
 //! Tables for people.
 
-use address_space::format_bytes;
 use comfy_table::{CellAlignment, Table, presets};
-use paired_bench::report::Series;
-use paired_bench::sample::Clock;
+use paired_bench::report::{ContestantFacts, Series};
 use paired_bench::statistics::Estimate;
 
 /// An empty table with these headings; all columns but the first are aligned to the right.
@@ -24,7 +22,7 @@ pub(crate) fn with_interval(estimate: &Estimate, factor: f64, digits: usize) -> 
 
 /// The ratio of two contestants in one line, for what a series is about.
 pub(crate) fn ratio_line(series: &Series, workload: usize, baseline: usize, contestant: usize) -> String {
-    match series.compare(workload, baseline, contestant, Clock::Wall) {
+    match series.compare(workload, baseline, contestant) {
         Some(c) => format!(
             "time of `{}` over time of `{}`: {}",
             series.contestants[contestant].name,
@@ -39,7 +37,7 @@ pub(crate) fn ratio_line(series: &Series, workload: usize, baseline: usize, cont
 /// one once more.
 pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
     for (workload, facts) in series.workloads.iter().enumerate() {
-        let compare = |contestant| series.compare(workload, 0, contestant, Clock::Wall);
+        let compare = |contestant| series.compare(workload, 0, contestant);
         let null = null.and_then(compare);
         let mut table = table(&["", "on huge pages", "ns a step", "time beside the first [95 %]", ""]);
         for (number, contestant) in series.contestants.iter().enumerate() {
@@ -50,17 +48,30 @@ pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
             };
             table.add_row([
                 contestant.name.clone(),
-                contestant.huge_bytes.map_or_else(|| "not read".to_owned(), format_bytes),
+                huge_pages(contestant),
                 median.map_or_else(|| "-".to_owned(), |n| format!("{:.2}", n / facts.steps as f64)),
                 comparison.as_ref().map_or_else(String::new, |c| with_interval(&c.ratio, 1.0, 3)),
                 comparison.as_ref().map_or_else(String::new, |c| c.in_words(null.as_ref())),
             ]);
         }
         let rounds = compare(1).map_or(0, |c| c.rounds);
-        println!("{}: {} rounds of bursts of {} steps\n{table}", facts.name, rounds, facts.steps);
+        println!(
+            "{}: {rounds} rounds of bursts of {} steps, {}\n{table}",
+            facts.name,
+            facts.steps,
+            series.clock_in_words()
+        );
     }
     for contestant in series.contestants.iter().filter(|c| !c.notes.is_empty()) {
         println!("{}: {}", contestant.name, contestant.notes.join("; "));
+    }
+}
+
+fn huge_pages(contestant: &ContestantFacts) -> String {
+    match contestant.huge_bytes {
+        None => "not read".to_owned(),
+        Some(0) => "-".to_owned(),
+        Some(_) => contestant.huge_sources.clone(),
     }
 }
 
@@ -68,10 +79,10 @@ pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
 pub(crate) fn print_trials(series: &Series) {
     let mut table = table(&["", "median ms", "over the first, ms [95 %]", "times the first [95 %]"]);
     for (number, contestant) in series.contestants.iter().enumerate() {
-        let comparison = if number == 0 { None } else { series.compare(0, 0, number, Clock::Wall) };
+        let comparison = if number == 0 { None } else { series.compare(0, 0, number) };
         let median = match &comparison {
             Some(c) => Some(c.contestant_nanoseconds),
-            None => series.compare(0, 0, 1, Clock::Wall).map(|c| c.baseline_nanoseconds),
+            None => series.compare(0, 0, 1).map(|c| c.baseline_nanoseconds),
         };
         table.add_row([
             contestant.name.clone(),
@@ -80,6 +91,6 @@ pub(crate) fn print_trials(series: &Series) {
             comparison.as_ref().map_or_else(String::new, |c| with_interval(&c.ratio, 1.0, 3)),
         ]);
     }
-    let rounds = series.compare(0, 0, 1, Clock::Wall).map_or(0, |c| c.rounds);
+    let rounds = series.compare(0, 0, 1).map_or(0, |c| c.rounds);
     println!("{rounds} interleaved rounds\n{table}");
 }

@@ -47,6 +47,29 @@ impl Sample {
     }
 }
 
+/// Above this share of waiting, CPU time says more of the contestants than the wall clock.
+const NOTABLE_WAITING: f64 = 0.02;
+
+/// The share of the bursts' wall time in which their processes did not run, because others had the CPU for example.
+/// `None` where the CPU clock was not read for every burst that counts.
+pub fn waiting_share(samples: &[Sample]) -> Option<f64> {
+    let (mut wall, mut cpu) = (0u128, 0u128);
+    for sample in samples.iter().filter(|sample| !sample.warm_up) {
+        wall += u128::from(sample.wall_nanoseconds);
+        cpu += u128::from(sample.cpu_nanoseconds?);
+    }
+    (wall > 0).then(|| (wall.saturating_sub(cpu)) as f64 / wall as f64)
+}
+
+/// The clock to compare by: the wall clock, which is what people wait by, unless the bursts waited notably for others
+/// and their CPU time is known.
+pub fn fitting_clock(samples: &[Sample]) -> Clock {
+    match waiting_share(samples) {
+        Some(share) if share > NOTABLE_WAITING => Clock::Cpu,
+        _ => Clock::Wall,
+    }
+}
+
 mod hexadecimal {
     use serde::{Deserialize, Deserializer, Serializer, de};
 
@@ -60,5 +83,34 @@ mod hexadecimal {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
         let parse = |text: String| u64::from_str_radix(&text, 16).map_err(de::Error::custom);
         Option::<String>::deserialize(deserializer)?.map(parse).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(wall: u64, cpu: Option<u64>, warm_up: bool) -> Sample {
+        Sample {
+            generation: 0,
+            round: 0,
+            position: 0,
+            contestant: 0,
+            workload: 0,
+            wall_nanoseconds: wall,
+            cpu_nanoseconds: cpu,
+            checksum: None,
+            warm_up,
+        }
+    }
+
+    #[test]
+    fn the_cpu_clock_is_taken_only_where_bursts_waited_and_it_is_known() {
+        let waited = [sample(100, Some(99), false), sample(100, Some(50), false)];
+        assert!(waiting_share(&waited).is_some_and(|share| (share - 0.255).abs() < 1e-9));
+        assert_eq!(fitting_clock(&waited), Clock::Cpu);
+        assert_eq!(fitting_clock(&[sample(100, Some(99), false), sample(900, Some(1), true)]), Clock::Wall);
+        assert_eq!(fitting_clock(&[sample(100, Some(50), false), sample(100, None, false)]), Clock::Wall);
+        assert_eq!(fitting_clock(&[]), Clock::Wall);
     }
 }
