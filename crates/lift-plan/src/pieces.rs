@@ -93,8 +93,9 @@ fn piece_of(
     })
 }
 
+/// Marks what the program will seal, read-only already or not: it protects all of it by one call.
 fn cut_at_relro(piece: Piece, relro: Option<AddressRange>) -> Vec<Piece> {
-    let Some(relro) = relro.filter(|relro| piece.protection.write && relro.overlaps(piece.range)) else {
+    let Some(relro) = relro.filter(|relro| relro.overlaps(piece.range)) else {
         return vec![piece];
     };
     let inside = piece.range.intersect(relro);

@@ -65,7 +65,7 @@ fn page_of(program: &Program, object: &LoadedObject, page: AddressRange) -> Opti
         protection: p,
         anonymous: plain,
         touched: facts.touched.overlaps(page),
-        relro_pending: facts.relocates_itself && p.write && relro,
+        relro_pending: facts.relocates_itself && relro,
         liftable: p.read && !(p.write && p.execute) && !special,
     })
 }
