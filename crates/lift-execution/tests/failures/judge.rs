@@ -1,0 +1,174 @@
+//! Judges a process after a lift, however it went.
+
+use crate::scenario::{Run, Scenario};
+use crate::support::{PAGE, base_page};
+use address_space::{AddressRange, AddressSpace, Mapping, Protection, RangeSet};
+use lift_execution::simulated::{Script, SimulatedKernel};
+use lift_execution::{Executor, RangeOutcome};
+use lift_plan::{RangeLift, Source};
+
+/// What may be found besides the perfect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leniency {
+    /// Calls that clean up failed for ever: mappings of ours may be left.
+    pub leftovers: bool,
+    /// The kernel took memory away and would not give its place back by moving: ordinary pages with the right contents
+    /// may stand there.
+    pub replaced: bool,
+    /// The kernel would not tell what is huge or mapped.
+    pub unread: bool,
+    /// The process has nearly all the mappings it may have, and the planner did not know.
+    pub crowded: bool,
+}
+
+type Verdict = Result<(), String>;
+
+fn hold(holds: bool, what: impl FnOnce() -> String) -> Verdict {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+/// Every requirement on a process after a lift.
+pub fn judge(scenario: &Scenario, run: &Run, leniency: Leniency) -> Verdict {
+    let mut kernel = run.kernel.clone();
+    kernel.follow(Script::new());
+    hold(kernel.violations().is_empty(), || format!("{:?}", kernel.violations()))?;
+    contents_are_right(scenario, &kernel)?;
+    let after = kernel.mappings();
+    for mapping in scenario.process.space.mappings() {
+        let lifts = scenario.plan.lifts.iter().map(|lift| lift.range.intersect(mapping.range));
+        let mut outside = RangeSet::from_iter([mapping.range]);
+        lifts.for_each(|range| outside.remove(range));
+        for range in outside.iter() {
+            same_protection(&after, range, mapping.protection)?;
+        }
+    }
+    for (lift, outcome) in scenario.plan.lifts.iter().zip(&run.outcome.ranges) {
+        lifted_or_untouched(scenario, &kernel, &after, lift, leniency)?;
+        tells_the_truth(&mut kernel, lift, outcome, leniency)?;
+    }
+    nothing_left(scenario, &kernel, run, leniency)?;
+    program_goes_on(scenario, run, kernel, leniency)
+}
+
+/// Every byte that was mapped is still, and holds what it held.
+pub fn contents_are_right(scenario: &Scenario, kernel: &SimulatedKernel) -> Verdict {
+    let after = kernel.mapped();
+    for range in scenario.kernel.mapped().iter() {
+        let (before, now) = (scenario.kernel.contents(range), kernel.contents(range));
+        hold(after.covers(range) && before == now, || format!("contents of {range}: {before:?} became {now:?}"))?;
+    }
+    Ok(())
+}
+
+fn same_protection(after: &AddressSpace, range: AddressRange, protection: Protection) -> Verdict {
+    let found = after.overlapping(range);
+    let same = after.is_fully_mapped(range) && found.iter().all(|mapping| mapping.protection == protection);
+    hold(same, || format!("{range} was {protection:?}, is {found:?}"))
+}
+
+/// Each huge page of the range is either on huge pages with the plan's protection, or what it was.
+fn lifted_or_untouched(
+    scenario: &Scenario,
+    kernel: &SimulatedKernel,
+    after: &AddressSpace,
+    lift: &RangeLift,
+    lenient: Leniency,
+) -> Verdict {
+    let before = &scenario.process.space;
+    let size = lift.attempts[0].page_size;
+    for page in lift.range.pages(size) {
+        let old = before.overlapping(page);
+        let new = after.overlapping(page);
+        let what = || format!("{page} of {}: {old:?} became {new:?}", lift.object);
+        hold(after.is_fully_mapped(page), what)?;
+        let replaced = new.iter().any(|new| !old.iter().any(|old| same_memory(old, new)));
+        if kernel.is_huge(page, size) && new.iter().all(|mapping| mapping.protection == lift.protection) {
+            continue;
+        }
+        hold(!replaced || lenient.replaced, what)?;
+        for old in old {
+            same_protection(after, old.range.intersect(page), old.protection)?;
+        }
+    }
+    Ok(())
+}
+
+/// Two mappings that show the same memory: the same place of a file, or anonymous memory that was never replaced.
+fn same_memory(old: &Mapping, new: &Mapping) -> bool {
+    let place =
+        |m: &Mapping| (m.device, m.inode, m.offset.wrapping_sub(if m.inode == 0 { 0 } else { m.range.start().0 }));
+    old.range.overlaps(new.range) && place(old) == place(new) && old.shared == new.shared
+}
+
+fn tells_the_truth(kernel: &mut SimulatedKernel, lift: &RangeLift, told: &RangeOutcome, lenient: Leniency) -> Verdict {
+    let huge = kernel.huge(lift.range, told.page_size).map_err(|error| error.to_string())?;
+    let truth = told.covered == huge || (lenient.unread && told.covered.is_empty());
+    hold(truth, || format!("{}: told {:?}, true {huge:?}", lift.range, told.covered))?;
+    let mut accounted = told.covered.clone();
+    for uncovered in &told.uncovered {
+        let new = !accounted.overlaps(uncovered.range) && lift.range.covers(uncovered.range);
+        hold(new, || format!("{} is told twice: {told:?}", uncovered.range))?;
+        accounted.insert(uncovered.range);
+    }
+    let all = accounted.bytes() + told.advised == lift.range.len();
+    hold(all, || format!("not every byte is accounted for: {told:?}"))?;
+    match told.source {
+        Some(Source::Hugetlb) => hold(lenient.unread || told.covered.covers(lift.range), || format!("{told:?}")),
+        Some(Source::Thp) => Ok(()),
+        None => hold(!told.failed.is_empty() && told.made_resident == 0, || format!("no reason given: {told:?}")),
+    }
+}
+
+fn nothing_left(scenario: &Scenario, kernel: &SimulatedKernel, run: &Run, lenient: Leniency) -> Verdict {
+    let (before, after) = (scenario.kernel.mapped(), kernel.mapped());
+    let mut left = after.clone();
+    before.iter().for_each(|range| left.remove(range));
+    hold(left.is_empty() || lenient.leftovers, || format!("left behind: {left:?}"))?;
+    let unexpected = &run.outcome.unexpected;
+    hold(unexpected.is_empty() || !left.is_empty(), || format!("unexpected: {unexpected:?}"))?;
+    hold(left.is_empty() || lenient.unread || !unexpected.is_empty(), || format!("not told of: {left:?}"))?;
+    for &size in scenario.machine.pools.keys() {
+        let from_pool = |told: &&RangeOutcome| told.source == Some(Source::Hugetlb) && told.page_size == size;
+        let used: u64 = run.outcome.ranges.iter().filter(from_pool).map(|told| told.range.len() / size.bytes()).sum();
+        let (found, free) = (kernel.pool_left(size), run.before.pool_left(size));
+        hold(found + used == free || lenient.leftovers, || {
+            format!("{used} pages of {size} used, {found} of {free} free")
+        })?;
+    }
+    Ok(())
+}
+
+/// What the program does next works: it writes to its data, seals its RELRO, and moves its break.
+fn program_goes_on(scenario: &Scenario, run: &Run, mut kernel: SimulatedKernel, lenient: Leniency) -> Verdict {
+    let mut unlifted = run.before.clone();
+    for lift in scenario.plan.lifts.iter().filter(|lift| lift.protection.write) {
+        for at in [lift.range.start(), lift.range.end() - 8] {
+            kernel.write(at, b"written!").map_err(|errno| format!("writing to {at} fails afterwards: {errno}"))?;
+        }
+    }
+    if scenario.process.relocates_itself {
+        for relro in scenario.process.objects.iter().filter_map(|object| object.relro(base_page())) {
+            let (before, now) = (unlifted.protect(relro, Protection::READ), kernel.protect(relro, Protection::READ));
+            hold(now.is_ok() || before.is_err() || lenient.crowded, || {
+                format!("sealing RELRO fails afterwards: {now:?}")
+            })?;
+        }
+    }
+    if let Some(heap) = scenario.process.space.heap() {
+        for end in [heap.end() + 3 * PAGE, heap.end() + PAGE, heap.end() - PAGE, heap.end() + 2 * PAGE] {
+            let (before, now) = (unlifted.brk(end), kernel.brk(end));
+            hold(now.is_ok() || before.is_err() || lenient.crowded, || {
+                format!("brk to {end} fails afterwards: {now:?}")
+            })?;
+        }
+    }
+    hold(kernel.violations().is_empty(), || format!("{:?}", kernel.violations()))
+}
+
+/// Fails the test with all that is needed to repeat a run.
+pub fn demand(scenario: &Scenario, script: &Script, run: &Run, leniency: Leniency) {
+    if let Err(finding) = judge(scenario, run, leniency) {
+        let log: Vec<_> = run.kernel.log().iter().map(|(call, range)| format!("{call:?} {range}")).collect();
+        panic!("{}\n{script:?}\n{finding}\ncalls: {log:#?}\noutcome: {:#?}", scenario.name, run.outcome);
+    }
+}

@@ -1,0 +1,73 @@
+//! Random programs on random machines with random failures, which find what no list of layouts holds.
+
+use crate::judge::{Leniency, judge};
+use crate::scenario::Scenario;
+use crate::support::{PAGE, Program, random};
+use address_space::Address;
+use lift_execution::simulated::{Call, Failure, Mode, Script, SimulatedMachine, SimulatedThp};
+use lift_plan::{MachineFacts, ThpMode};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// How far the machine falls short of what the planner was told.
+#[derive(Clone, Debug)]
+struct Shortage {
+    pool: u64,
+    charge: u64,
+    huge_pages: u64,
+    at_fault: bool,
+    /// Pages between the program's end and the place below which new mappings lie.
+    room: u64,
+}
+
+fn shortage() -> impl Strategy<Value = Shortage> {
+    let pages = || prop_oneof![2 => Just(1 << 30), 1 => 0..20u64];
+    (pages(), pages(), pages(), any::<bool>(), 1..400u64)
+        .prop_map(|(pool, charge, huge_pages, at_fault, room)| Shortage { pool, charge, huge_pages, at_fault, room })
+}
+
+fn machine_of(program: &Program, facts: &MachineFacts, short: &Shortage) -> SimulatedMachine {
+    let end = program.mappings.iter().map(|mapping| mapping.range.end().0).max().unwrap_or(0);
+    let at_fault = short.at_fault;
+    let usable = |mode| if mode == ThpMode::Never { 0 } else { short.huge_pages };
+    SimulatedMachine {
+        base_page: facts.base_page,
+        pools: facts.pools.iter().map(|pool| (pool.size, pool.available.min(short.pool))).collect(),
+        pool_charge: short.charge,
+        thp: facts.thp.map(|thp| SimulatedThp { size: thp.size, left: usable(thp.mode), at_fault }),
+        movable_hugetlb: facts.movable_hugetlb,
+        collapse: facts.collapse,
+        max_mappings: facts.max_mappings as usize,
+        top: Address(end + short.room * PAGE),
+    }
+}
+
+fn failures() -> impl Strategy<Value = Vec<(usize, usize, Mode)>> {
+    let mode = prop_oneof![Just(Mode::Clean), Just(Mode::Halfway), Just(Mode::DestinationGone)];
+    vec((0..80usize, 0..6usize, mode), 0..6)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_failure_tears_any_program(
+        program in random::program(),
+        facts in random::machine(),
+        policy in random::policy(),
+        short in shortage(),
+        failures in failures(),
+    ) {
+        let machine = machine_of(&program, &facts, &short);
+        let scenario = Scenario::new(&program, &policy, &facts, machine);
+        let script = failures.iter().fold(Script::new(), |script, &(number, error, mode)| {
+            let errors = Call::MoveTo.errors();
+            script.failing_at(number, Failure { errno: errors[error % errors.len()], mode })
+        });
+        let run = scenario.run(&script);
+        let failed = failures.iter().filter_map(|(number, ..)| run.kernel.log().get(*number));
+        let unread = failed.into_iter().any(|(call, _)| matches!(call, Call::Huge | Call::Space));
+        let verdict = judge(&scenario, &run, Leniency { unread, ..Leniency::default() });
+        prop_assert!(verdict.is_ok(), "{:?}\n{:#?}\n{:#?}", verdict, run.kernel.log(), run.outcome);
+    }
+}

@@ -1,0 +1,134 @@
+//! A program, a machine and a wish, ready to be lifted.
+
+use crate::support::{MACHINE, Program, base_page, page_size, programs};
+use address_space::{Address, PageSize};
+use lift_execution::simulated::{Call, Script, SimulatedKernel, SimulatedMachine, SimulatedThp};
+use lift_execution::{Outcome, execute};
+use lift_plan::{
+    Edges, HugePool, MachineFacts, Pages, Plan, Policy, ProcessFacts, ThpFacts, ThpMode, Way, WritablePages, plan,
+};
+use std::collections::BTreeMap;
+
+/// Everything that a run needs.
+#[derive(Clone)]
+pub struct Scenario {
+    pub name: String,
+    pub facts: MachineFacts,
+    pub policy: Policy,
+    pub process: ProcessFacts,
+    pub plan: Plan,
+    /// The process before anything is done.
+    pub kernel: SimulatedKernel,
+    pub machine: SimulatedMachine,
+}
+
+/// A run that is over.
+pub struct Run<'a> {
+    pub before: &'a SimulatedKernel,
+    pub kernel: SimulatedKernel,
+    pub outcome: Outcome,
+}
+
+impl Scenario {
+    pub fn new(program: &Program, policy: &Policy, facts: &MachineFacts, machine: SimulatedMachine) -> Self {
+        let kernel = SimulatedKernel::new(machine.clone(), &program.facts.space, &program.facts.touched);
+        // The kernel joins some mappings; the planner sees them as maps shows them.
+        let process = ProcessFacts { space: kernel.mappings(), ..program.facts.clone() };
+        let plan = plan(&process, facts, policy);
+        let name = format!(
+            "{} {:?} writable {:?} {:?} movable {}",
+            program.name, policy.pages, policy.writable_pages, policy.edges, machine.movable_hugetlb
+        );
+        Self { name, facts: facts.clone(), policy: policy.clone(), process, plan, kernel, machine }
+    }
+
+    /// The same on a machine that is different, and known to be.
+    pub fn planned_for(&self, program: &Program, differ: impl FnOnce(&mut SimulatedMachine)) -> Self {
+        let mut machine = self.machine.clone();
+        differ(&mut machine);
+        let facts = MachineFacts { max_mappings: machine.max_mappings as u64, ..self.facts.clone() };
+        Self::new(program, &self.policy, &facts, machine)
+    }
+
+    /// The same plan in another state of the machine.
+    pub fn on(&self, kernel: SimulatedKernel) -> Self {
+        Self { kernel, ..self.clone() }
+    }
+
+    /// Lifts with failures.
+    pub fn run(&self, script: &Script) -> Run<'_> {
+        self.run_on(&self.kernel, script)
+    }
+
+    pub fn run_on<'a>(&self, before: &'a SimulatedKernel, script: &Script) -> Run<'a> {
+        let mut kernel = before.clone();
+        kernel.follow(script.clone());
+        let outcome = execute(&self.plan, &self.process.space, &mut kernel);
+        Run { before, kernel, outcome }
+    }
+
+    /// The process on a machine that has less than the plan was made for.
+    pub fn short_of(&self, shorten: impl FnOnce(&mut SimulatedMachine)) -> SimulatedKernel {
+        let mut machine = self.machine.clone();
+        shorten(&mut machine);
+        SimulatedKernel::new(machine, &self.process.space, &self.process.touched)
+    }
+
+    /// The calls of a run in which nothing fails.
+    pub fn calls(&self) -> Vec<Call> {
+        self.run(&Script::new()).kernel.log().iter().map(|(call, _)| *call).collect()
+    }
+
+    pub fn moves_aside(&self) -> bool {
+        let parts = self.plan.lifts.iter().flat_map(|lift| &lift.attempts).flat_map(|attempt| &attempt.parts);
+        parts.into_iter().any(|part| matches!(part.way, Way::MoveAside { .. }))
+    }
+}
+
+/// A machine that has all it takes, and what the planner is told of it.
+pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (MachineFacts, SimulatedMachine) {
+    let pages = 4096;
+    let facts = MachineFacts {
+        elf_machine: MACHINE,
+        base_page: base_page(),
+        pools: vec![HugePool { size, total: pages, available: pages }],
+        default_hugetlb: Some(size),
+        thp: Some(ThpFacts { size, mode: ThpMode::Madvise }),
+        movable_hugetlb,
+        collapse: true,
+        memory_available: 1 << 40,
+        memory_bound: "available memory".to_owned(),
+        max_mappings: 65_530,
+    };
+    let machine = SimulatedMachine {
+        base_page: base_page(),
+        pools: BTreeMap::from([(size, pages)]),
+        pool_charge: u64::MAX,
+        thp: Some(SimulatedThp { size, left: pages, at_fault }),
+        movable_hugetlb,
+        collapse: true,
+        max_mappings: 65_530,
+        top: Address(programs::TOP),
+    };
+    (facts, machine)
+}
+
+/// The scenarios of one program: every policy, each plan once.
+pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
+    let mut scenarios: Vec<Scenario> = Vec::new();
+    for pages in [Pages::Auto, Pages::Hugetlb, Pages::Thp] {
+        for writable_pages in [WritablePages::Thp, WritablePages::Hugetlb] {
+            for edges in [Edges::Exact, Edges::MergeReadOnly] {
+                for movable_hugetlb in [true, false] {
+                    let policy = Policy { pages, writable_pages, edges, ..Policy::default() };
+                    let (facts, machine) = machine(page_size(programs::HUGE), movable_hugetlb, true);
+                    let scenario = Scenario::new(program, &policy, &facts, machine);
+                    if scenarios.iter().all(|other| other.plan != scenario.plan) {
+                        scenarios.push(scenario);
+                    }
+                }
+            }
+        }
+    }
+    scenarios
+}
