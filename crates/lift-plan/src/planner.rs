@@ -294,7 +294,11 @@ impl<'a> Planner<'a> {
             return Err(Reason::ThpSize { wanted: self.size, size: thp.size });
         }
         let mut runs: Vec<(AddressRange, bool)> = Vec::new();
+        // What a running program may write to is never replaced, even where two mappings share a huge page, which the
+        // kernel does not collapse then.
+        let never_replaced = self.process.running && run.protection.write;
         for (range, anonymous) in self.spans(run) {
+            let anonymous = anonymous || never_replaced;
             match runs.last_mut() {
                 Some((last, same)) if *same == anonymous => *last = AddressRange::new(last.start(), range.end()),
                 _ => runs.push((range, anonymous)),

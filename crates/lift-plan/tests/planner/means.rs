@@ -16,6 +16,9 @@ pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &
             let pool = attempt.source == Source::Hugetlb;
             prop_assert!(!(pool && pending), "the program could not seal its RELRO: {lift:?}");
             for part in &attempt.parts {
+                let in_place = matches!(part.way, Way::InPlace { .. });
+                let behind_its_back = program.facts.running && lift.protection.write && !in_place;
+                prop_assert!(!behind_its_back, "the program may write meanwhile: {part:?}");
                 let aside = matches!(part.way, Way::MoveAside { .. });
                 prop_assert_eq!(aside, pool && !machine.movable_hugetlb, "{:?}", part);
                 order_of_steps(&steps_of(lift, attempt, part))?;

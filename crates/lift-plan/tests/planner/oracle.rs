@@ -66,7 +66,7 @@ fn page_of(program: &Program, object: &LoadedObject, page: AddressRange) -> Opti
         anonymous: plain,
         touched: facts.touched.overlaps(page),
         relro_pending: facts.relocates_itself && relro,
-        liftable: p.read && !(p.write && p.execute) && !special,
+        liftable: p.read && !(p.write && p.execute) && !special && !(facts.running && p.write && !plain),
     })
 }
 

@@ -76,8 +76,9 @@ pub fn program() -> impl Strategy<Value = Program> {
     let overlays = vec((overlay(), 0..400u64, 1..8u64), 0..5);
     let touched = vec((0..500u64, 1..20u64), 0..6);
     let heap = proptest::option::of((0..5u64, 1..60u64));
-    (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, any::<bool>()).prop_map(
-        |(shapes, heap, overlays, touched, relocates_itself)| {
+    let moment = prop_oneof![2 => Just((false, false)), 1 => Just((true, false)), 1 => Just((false, true))];
+    (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, moment).prop_map(
+        |(shapes, heap, overlays, touched, (relocates_itself, running))| {
             let mut program = Program::new("random");
             let mut end = 0;
             for (index, (shape, gap)) in shapes.into_iter().enumerate() {
@@ -90,6 +91,7 @@ pub fn program() -> impl Strategy<Value = Program> {
                 end = object.extent().end().0.next_multiple_of(PAGE);
             }
             program.facts.relocates_itself = relocates_itself;
+            program.facts.running = running;
             let start = program.mappings[0].range.start().0;
             if let Some((gap, pages)) = heap {
                 program.heap(range(end + gap * PAGE, end + (gap + pages) * PAGE));
