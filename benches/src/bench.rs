@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// A program to start, in a form that can be started again and shown.
@@ -116,7 +117,21 @@ impl Bench {
         if !is_root() {
             return Err("hugetlb pages are reserved by root only; run `sudo make bench`".to_owned());
         }
-        PoolReservation::of_default_pages(bytes).map_err(|error| format!("{error:#}"))
+        // The lock may be held for long by a test, and taking it cannot be interrupted: so it is taken by a thread.
+        let (sender, receiver) = channel();
+        std::thread::spawn(move || sender.send(PoolReservation::of_default_pages(bytes)));
+        for waited in 0u32.. {
+            match receiver.recv_timeout(Duration::from_millis(100)) {
+                Ok(reservation) => return reservation.map_err(|error| format!("{error:#}")),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) if self.interrupted.load(Ordering::Relaxed) => {
+                    return Err("interrupted while others held the pool".to_owned());
+                }
+                Err(RecvTimeoutError::Timeout) if waited == 20 => eprintln!("waiting for the pool, which a test holds"),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        Err("the thread that reserves the pool ended".to_owned())
     }
 
     /// Runs workers in bursts, notes what the kernel says they are on, and takes the series into the report.
