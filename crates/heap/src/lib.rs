@@ -1,1 +1,22 @@
-//! Allocator choice.
+//! How a program's heap gets huge pages: which allocator it uses ([`Program`], [`Allocator`]), and which way fits that
+//! allocator best ([`choose`]).
+//!
+//! Reading files and choosing are apart: [`Program::read`] looks at ELF files and nothing else, and the choice is a
+//! function of what was found, the machine and the user's environment.
+#![forbid(unsafe_code)]
+
+mod allocator;
+mod choice;
+mod elf;
+mod libraries;
+mod node_pages;
+mod program;
+mod settings;
+
+pub use allocator::{Allocator, Family, Place, Runtime};
+pub use choice::{Context, Forced, Preload, Way, Wish, choose};
+pub use elf::ElfFacts;
+pub use libraries::{LoaderCache, SearchPaths};
+pub use node_pages::{free_pages_by_node, share_by_node};
+pub use program::Program;
+pub use settings::Environment;

@@ -1,0 +1,252 @@
+//! What an ELF file tells about memory allocation. Only the parts needed are read.
+
+use object::elf::{self, DynamicTag};
+use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
+use object::read::{Object, ObjectSection, ObjectSymbol, ReadCache};
+use object::{Endianness, ReadRef};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Symbols that tell allocators and runtimes apart, by the end of their name: allocators are often built with a prefix.
+const TELLING: [&str; 21] = [
+    "mallctl",
+    "tc_malloc",
+    "tc_version",
+    "TCMallocInternalMalloc",
+    "mi_malloc",
+    "mi_version",
+    "malloc",
+    "calloc",
+    "free",
+    "pthread_create",
+    "fork",
+    "Py_BytesMain",
+    "Py_Main",
+    "napi_create_function",
+    "__libc_start_main",
+    "__libc_malloc",
+    "__malloc_replaced",
+    "__malloc_allzerop",
+    "_ZN2v87Isolate3NewERKNS0_12CreateParamsE",
+    "JLI_Launch",
+    "runtime.mallocgc",
+];
+/// Strings are looked for in at most so many bytes of read-only data.
+const MOST_RODATA: u64 = 256 << 20;
+
+/// Facts of one ELF file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ElfFacts {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// `e_machine`.
+    pub machine: u16,
+    /// The dynamic linker it asks for.
+    pub interpreter: Option<String>,
+    /// It has a dynamic section.
+    pub is_dynamic: bool,
+    /// DT_NEEDED, in order.
+    pub needed: Vec<String>,
+    /// DT_RPATH and DT_RUNPATH, undivided.
+    pub rpath: Option<String>,
+    /// DT_RUNPATH.
+    pub runpath: Option<String>,
+    /// DT_SONAME.
+    pub soname: Option<String>,
+    /// Telling symbols that it defines.
+    pub defines: BTreeSet<String>,
+    /// Telling symbols that it imports.
+    pub imports: BTreeSet<String>,
+    /// It carries Go's build information.
+    pub is_go: bool,
+    /// The highest `GLIBC_2.N` of its version definitions or, in a static program, of the library's banner.
+    pub glibc_minor: Option<u32>,
+    /// jemalloc's version, where jemalloc is in it: `5.3.0`.
+    pub jemalloc_version: Option<String>,
+    /// The variable that its jemalloc reads, `MALLOC_CONF` perhaps with a prefix.
+    pub jemalloc_variable: Option<String>,
+}
+
+impl ElfFacts {
+    /// Reads a file; `None` where it is no 64-bit little-endian ELF file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read(path: &Path) -> io::Result<Option<Self>> {
+        let cache = ReadCache::new(File::open(path)?);
+        let data = &cache;
+        let Ok(file) = ElfFile64::<Endianness, _>::parse(data) else { return Ok(None) };
+        let mut facts =
+            Self { path: path.to_owned(), machine: file.elf_header().e_machine(file.endian()).0, ..Self::default() };
+        facts.take_headers(&file, data);
+        facts.take_symbols(&file);
+        facts.is_go = [".go.buildinfo", ".note.go.buildid"].iter().any(|name| file.section_by_name(name).is_some());
+        if facts.defines.iter().any(|symbol| symbol.ends_with("mallctl")) {
+            let text = read_only_data(&file);
+            facts.jemalloc_version = jemalloc_version(&text);
+            facts.jemalloc_variable = jemalloc_variable(&text);
+        }
+        if facts.interpreter.is_none() && facts.needed.is_empty() && facts.defines("__libc_malloc") {
+            facts.glibc_minor = banner_minor(&read_only_data(&file));
+        }
+        Ok(Some(facts))
+    }
+
+    /// True where it defines this symbol, under exactly this name.
+    pub fn defines(&self, symbol: &str) -> bool {
+        self.defines.contains(symbol)
+    }
+
+    fn take_headers<'a>(&mut self, file: &ElfFile64<'a, Endianness, &'a ReadCache<File>>, data: &'a ReadCache<File>) {
+        let endian = file.endian();
+        let Ok(headers) = file.elf_header().program_headers(endian, data) else { return };
+        for header in headers {
+            if header.p_type(endian) == elf::PT_INTERP
+                && let Ok(text) = header.data(endian, data)
+            {
+                let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
+                self.interpreter = Some(String::from_utf8_lossy(text).into_owned());
+            }
+            if let Ok(Some(entries)) = header.dynamic(endian, data) {
+                self.is_dynamic = true;
+                self.take_dynamic(entries, endian, headers, data);
+            }
+        }
+    }
+
+    fn take_dynamic(
+        &mut self,
+        entries: &[elf::Dyn64<Endianness>],
+        endian: Endianness,
+        headers: &[elf::ProgramHeader64<Endianness>],
+        data: &ReadCache<File>,
+    ) {
+        let value =
+            |tag: DynamicTag| entries.iter().find(|entry| entry.d_tag(endian) == tag).map(|entry| entry.d_val(endian));
+        let (Some(table), Some(size)) = (value(elf::DT_STRTAB), value(elf::DT_STRSZ)) else { return };
+        let Some(offset) = file_offset(headers, endian, table) else { return };
+        let Ok(strings) = data.read_bytes_at(offset, size) else { return };
+        let string = |offset: u64| {
+            let rest = strings.get(usize::try_from(offset).ok()?..)?;
+            Some(String::from_utf8_lossy(rest.split(|&byte| byte == 0).next()?).into_owned())
+        };
+        for entry in entries.iter().take_while(|entry| entry.d_tag(endian) != elf::DT_NULL) {
+            let text = || string(entry.d_val(endian));
+            match entry.d_tag(endian) {
+                elf::DT_NEEDED => self.needed.extend(text()),
+                elf::DT_RPATH => self.rpath = text(),
+                elf::DT_RUNPATH => self.runpath = text(),
+                elf::DT_SONAME => self.soname = text(),
+                _ => {}
+            }
+        }
+        if self.soname.as_deref().is_some_and(|name| name.starts_with("libc.so")) {
+            let versions = strings
+                .split(|&byte| byte == 0)
+                .filter_map(|text| std::str::from_utf8(text.strip_prefix(b"GLIBC_2.")?).ok()?.parse::<u32>().ok());
+            self.glibc_minor = versions.max();
+        }
+    }
+
+    fn take_symbols<'a>(&mut self, file: &ElfFile64<'a, Endianness, &'a ReadCache<File>>) {
+        for symbol in file.dynamic_symbols().chain(file.symbols()) {
+            let Ok(name) = symbol.name() else { continue };
+            let bare = name.split('@').next().unwrap_or(name);
+            if !TELLING.iter().any(|telling| bare.ends_with(telling)) {
+                continue;
+            }
+            let exact = TELLING.contains(&bare);
+            let prefixed = bare.ends_with("mallctl") || bare.ends_with("tc_malloc");
+            if !exact && !prefixed {
+                continue;
+            }
+            if symbol.is_undefined() {
+                self.imports.insert(bare.to_owned());
+            } else {
+                self.defines.insert(bare.to_owned());
+            }
+        }
+    }
+}
+
+fn file_offset(headers: &[elf::ProgramHeader64<Endianness>], endian: Endianness, address: u64) -> Option<u64> {
+    headers.iter().filter(|header| header.p_type(endian) == elf::PT_LOAD).find_map(|header| {
+        let inside = address.checked_sub(header.p_vaddr(endian))?;
+        (inside < header.p_filesz(endian)).then(|| header.p_offset(endian) + inside)
+    })
+}
+
+fn read_only_data<'a>(file: &ElfFile64<'a, Endianness, &'a ReadCache<File>>) -> Vec<u8> {
+    let sections = file.sections().filter(|section| {
+        section.name().is_ok_and(|name| name.starts_with(".rodata")) && section.size() <= MOST_RODATA
+    });
+    sections.filter_map(|section| section.data().ok()).flatten().copied().collect()
+}
+
+/// Texts that end with NUL, or where the data ends.
+fn texts(data: &[u8]) -> impl Iterator<Item = &str> {
+    data.split(|&byte| byte == 0).filter_map(|text| std::str::from_utf8(text).ok())
+}
+
+/// jemalloc's own version text, `5.3.0-0-g54eaed1d8b56…`; without the commit, `5.3.0`.
+fn jemalloc_version(data: &[u8]) -> Option<String> {
+    texts(data).find_map(|text| {
+        let (version, rest) = text.split_once('-')?;
+        let (number, commit) = rest.split_once("-g")?;
+        let numbers: Vec<&str> = version.split('.').collect();
+        let all_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_version = numbers.len() == 3 && numbers.iter().all(|part| all_digits(part)) && all_digits(number);
+        (is_version && commit.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| version.to_owned())
+    })
+}
+
+fn jemalloc_variable(data: &[u8]) -> Option<String> {
+    let is_name = |text: &&str| {
+        text.ends_with("MALLOC_CONF") && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
+    };
+    texts(data).find(is_name).map(str::to_owned)
+}
+
+/// The minor version in the banner of a static GNU C library.
+fn banner_minor(data: &[u8]) -> Option<u32> {
+    texts(data).find_map(|text| {
+        let rest = text.split_once("GNU C Library ")?.1.split_once("version 2.")?.1;
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jemalloc_tells_its_version_and_its_variable() {
+        let data = b"x\x005.3.0-0-g54eaed1d8b56b1\x00_RJEM_MALLOC_CONF\x00config.malloc_conf\x00";
+        assert_eq!(jemalloc_version(data).as_deref(), Some("5.3.0"));
+        assert_eq!(jemalloc_variable(data).as_deref(), Some("_RJEM_MALLOC_CONF"));
+        assert_eq!(jemalloc_version(b"1.2.3\x002022-01-01-gzz\x00"), None);
+    }
+
+    #[test]
+    fn a_static_library_tells_its_version_in_its_banner() {
+        let text = b"GNU C Library (Debian GLIBC 2.36-9+deb12u14) stable release version 2.36.\nCopyright";
+        assert_eq!(banner_minor(text), Some(36));
+        assert_eq!(banner_minor(b"no library"), None);
+    }
+
+    #[test]
+    fn this_test_is_a_dynamic_program() {
+        let facts = ElfFacts::read(&std::env::current_exe().unwrap()).unwrap().unwrap();
+        assert!(facts.is_dynamic && facts.interpreter.is_some(), "{facts:?}");
+        assert!(facts.needed.iter().any(|name| name.starts_with("libc.so")), "{facts:?}");
+        assert!(facts.imports.contains("malloc") && !facts.is_go, "{facts:?}");
+    }
+
+    #[test]
+    fn what_is_no_elf_file_is_none() {
+        assert_eq!(ElfFacts::read(Path::new("/etc/passwd")).unwrap(), None);
+    }
+}
