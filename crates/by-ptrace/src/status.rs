@@ -46,6 +46,12 @@ impl ThreadStatus {
     }
 }
 
+/// True for a thread that has ended, or is ending: its state is zombie or dead, or it is not to be found any more.
+pub fn is_ending(process: Pid, thread: i32) -> bool {
+    let Ok(text) = fs::read_to_string(format!("/proc/{process}/task/{thread}/status")) else { return true };
+    text.lines().find_map(|line| line.strip_prefix("State:")).is_none_or(|state| state.trim().starts_with(['Z', 'X']))
+}
+
 /// The bit of a signal in a mask.
 pub fn bit(signal: i32) -> u64 {
     1 << (signal - 1)

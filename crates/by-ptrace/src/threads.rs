@@ -1,6 +1,7 @@
 //! Stops every other thread of a process.
 
 use crate::requests;
+use crate::status::is_ending;
 use nix::errno::Errno;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -34,6 +35,10 @@ impl StoppedThreads {
             }
             for thread in new {
                 if let Err(errno) = stopped.stop_one(Pid::from_raw(thread), options, traced(thread)) {
+                    // A thread that is on its way out cannot be traced any more, and needs no stopping.
+                    if errno == Errno::EPERM && is_ending(leader, thread) {
+                        continue;
+                    }
                     stopped.release();
                     return Err(errno.into());
                 }

@@ -1,6 +1,8 @@
 //! The command line's definition; man pages and completions are made from it.
 
-use crate::commands::{demo::DemoArgs, generate::GenerateArgs, perf_map::PerfMapArgs, status::StatusArgs};
+use crate::commands::{
+    demo::DemoArgs, generate::GenerateArgs, image::ImageArgs, perf_map::PerfMapArgs, status::StatusArgs,
+};
 use address_space::{PageSize, parse_bytes};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lift_plan::{Edges, Kind, Kinds, ObjectChoice, Pages, Policy, WritablePages};
@@ -31,6 +33,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
     PerfMap(PerfMapArgs),
+    /// Shared images: one huge-page copy of a program that every process maps.
+    Image(ImageArgs),
     /// Run a bundled program plain and lifted, and show the difference.
     Demo(DemoArgs),
     /// Write man pages or shell completions.
@@ -157,6 +161,9 @@ pub struct RunArgs {
     /// What to lift and from where.
     #[command(flatten)]
     pub policy: PolicyArgs,
+    /// What concerns the heap.
+    #[command(flatten)]
+    pub heap: crate::lifting::heap::HeapArgs,
     /// Follow all descendants and lift only programs of these names, separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub only: Vec<String>,

@@ -38,6 +38,7 @@ fn run(cli: Cli) -> u8 {
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Status(args) => commands::status::run(args),
         Command::PerfMap(args) => commands::perf_map::run(args),
+        Command::Image(args) => commands::image::run(args),
         Command::Demo(args) => commands::demo::run(args),
         Command::Generate(args) => commands::generate::run(args),
     };

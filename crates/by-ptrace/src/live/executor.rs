@@ -10,7 +10,9 @@ use super::stop::{LiveProcess, StopError};
 use crate::RemoteMemory;
 use crate::arch::numbers;
 use crate::calls::{self, failed};
-use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet};
+use address_space::{
+    Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
+};
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
 use lift_execution::{Backing, CallError, Executor};
@@ -43,6 +45,9 @@ pub struct LiveExecutor {
     base_page: PageSize,
     /// The mappings by which the plan was made.
     planned: AddressSpace,
+    /// Copies that are not in place yet.
+    staging: RangeSet,
+    has_cleaned_up: bool,
     pause: Pause,
     refusal: Option<String>,
 }
@@ -68,7 +73,79 @@ impl LiveExecutor {
         process.release_all();
         let page = page.map_err(|error| error.to_string())?;
         let planned = space.clone();
-        Ok(Self { process, memory, pagemap, page, base_page, planned, pause: Pause::default(), refusal: None })
+        let pause = Pause::default();
+        let staging = RangeSet::new();
+        let mut executor = Self {
+            process,
+            memory,
+            pagemap,
+            page,
+            base_page,
+            planned,
+            staging,
+            has_cleaned_up: false,
+            pause,
+            refusal: None,
+        };
+        executor.drop_orphans();
+        Ok(executor)
+    }
+
+    /// Unmaps staging copies of a lift that was killed: those that its call page names, if they are still what they were.
+    fn drop_orphans(&mut self) {
+        let orphans = self.page.staging(&self.memory);
+        if orphans.is_empty() {
+            return;
+        }
+        let text = fs::read_to_string(format!("/proc/{}/smaps", self.process.pid())).unwrap_or_default();
+        for usage in parse_smaps(&text).unwrap_or_default() {
+            // What is in place is never kept from children; what was noted and is kept from them is a copy.
+            let ours = usage.has_flag("dc");
+            for range in orphans.within(usage.mapping.range).filter(|_| ours).collect::<Vec<_>>() {
+                // What cannot be unmapped now costs memory, as it did before.
+                self.has_cleaned_up |= self.unmap(range).is_ok();
+            }
+        }
+        self.note_staging(|staging| *staging = RangeSet::new());
+    }
+
+    /// Keeps the list of staging copies, here and in the call page, where the next lift finds it should we be killed.
+    fn note_staging(&mut self, change: impl FnOnce(&mut RangeSet)) {
+        change(&mut self.staging);
+        // A page that cannot be written belongs to a process that has ended.
+        let _ = self.page.set_staging(&self.memory, &self.staging);
+    }
+
+    /// True where copies of a lift that was killed have been unmapped: the mappings must be read anew.
+    pub fn has_cleaned_up(&self) -> bool {
+        self.has_cleaned_up
+    }
+
+    /// Maps a file of the process's own, private, with the protection it shall have in the end. `path` ends with NUL.
+    ///
+    /// # Errors
+    /// Whatever `openat` and `mmap` give.
+    pub fn map_file(
+        &mut self,
+        path: &[u8],
+        offset: u64,
+        length: u64,
+        protection: Protection,
+    ) -> Result<Address, CallError> {
+        let start = self.with_thread(|calls| {
+            let at = calls.place(path)?;
+            let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+            let arguments = [libc::AT_FDCWD as u64, at.0, flags, 0, 0, 0];
+            let descriptor = calls.call("openat of its file", libc::SYS_openat, arguments)?;
+            let arguments = [0, length, protection.bits() as u64, libc::MAP_PRIVATE as u64, descriptor, offset];
+            let mapped = calls.call("mmap of its file", numbers::SYS_mmap, arguments);
+            calls.call("close", libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
+            let range = AddressRange::sized(Address(mapped?), length);
+            calls.advise("madvise(MADV_DONTFORK)", range, libc::MADV_DONTFORK)?;
+            Ok(range.start())
+        })?;
+        self.note_staging(|staging| staging.insert(AddressRange::sized(start, length)));
+        Ok(start)
     }
 
     /// For how long the program stood still so far.
@@ -180,6 +257,14 @@ impl Calls<'_, '_> {
         }
     }
 
+    /// One `madvise`.
+    ///
+    /// # Errors
+    /// As [`Calls::call`].
+    pub fn advise(&mut self, name: &'static str, range: AddressRange, advice: i32) -> Result<(), CallError> {
+        self.call(name, numbers::SYS_madvise, [range.start().0, range.len(), advice as u64, 0, 0, 0]).map(drop)
+    }
+
     /// Puts bytes where calls can find them, and tells where; at most half a kilobyte.
     ///
     /// # Errors
@@ -194,7 +279,14 @@ impl Calls<'_, '_> {
 impl Executor for LiveExecutor {
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
         let arguments = [0, length, Protection::READ_WRITE.bits() as u64, calls::mmap_flags(backing), u64::MAX, 0];
-        self.with_thread(|calls| calls.call("mmap", numbers::SYS_mmap, arguments)).map(Address)
+        let start = self.with_thread(|calls| {
+            let start = calls.call("mmap", numbers::SYS_mmap, arguments)?;
+            // A fork meanwhile would share the copy's huge pages with the child, and filling them would split them.
+            calls.advise("madvise(MADV_DONTFORK)", AddressRange::sized(Address(start), length), libc::MADV_DONTFORK)?;
+            Ok(Address(start))
+        })?;
+        self.note_staging(|staging| staging.insert(AddressRange::sized(start, length)));
+        Ok(start)
     }
 
     fn map_at(&mut self, _range: AddressRange, _backing: Backing) -> Result<(), CallError> {
@@ -204,12 +296,13 @@ impl Executor for LiveExecutor {
 
     fn unmap(&mut self, range: AddressRange) -> Result<(), CallError> {
         let arguments = [range.start().0, range.len(), 0, 0, 0, 0];
-        self.with_thread(|calls| calls.call("munmap", numbers::SYS_munmap, arguments)).map(drop)
+        self.with_thread(|calls| calls.call("munmap", numbers::SYS_munmap, arguments))?;
+        self.note_staging(|staging| staging.remove(range));
+        Ok(())
     }
 
     fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
-        let arguments = [range.start().0, range.len(), libc::MADV_HUGEPAGE as u64, 0, 0, 0];
-        self.with_thread(|calls| calls.call("madvise(MADV_HUGEPAGE)", numbers::SYS_madvise, arguments)).map(drop)
+        self.with_thread(|calls| calls.advise("madvise(MADV_HUGEPAGE)", range, libc::MADV_HUGEPAGE))
     }
 
     /// From outside, by a write to each huge page: the program runs on meanwhile, and a shortage is an error.
@@ -234,7 +327,15 @@ impl Executor for LiveExecutor {
         let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
         let arguments = [from.start().0, from.len(), from.len(), flags, to.0, 0];
         let range = AddressRange::sized(to, from.len());
-        self.with_all_stopped(range, |calls| calls.call("mremap", numbers::SYS_mremap, arguments)).map(drop)
+        let staged = self.staging.covers(from);
+        self.with_all_stopped(range, |calls| {
+            if staged {
+                calls.advise("madvise(MADV_DOFORK)", from, libc::MADV_DOFORK)?;
+            }
+            calls.call("mremap", numbers::SYS_mremap, arguments)
+        })?;
+        self.note_staging(|staging| staging.remove(from));
+        Ok(())
     }
 
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {

@@ -2,12 +2,16 @@
 
 use crate::RemoteMemory;
 use crate::arch::{self, Registers, call_page};
-use address_space::{Address, AddressRange, AddressSpace, LoadedObject, MappingName, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject, MappingName, PageSize, RangeSet};
 use kernel_calls::pagemap::Pagemap;
 use std::io;
 
 /// First words of a call page, by which one of an earlier lift is found again.
 const MARK: [u64; 2] = [u64::from_le_bytes(*b"pagelift"), u64::from_le_bytes(*b"callpage")];
+
+/// Where in the call page the staging copies are noted, and how many at the most.
+const STAGING_LIST: u64 = 0x800;
+const MOST_STAGING: u64 = 32;
 
 /// Why a program has no room for our calls.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +92,22 @@ impl CallPage {
             self.write(memory, call_page::ARGUMENTS + index * 8, argument)?;
         }
         self.write(memory, call_page::NUMBER, number as u64)
+    }
+
+    /// The staging copies that are noted.
+    pub fn staging(&self, memory: &RemoteMemory) -> RangeSet {
+        let word = |index: u64| memory.read_word(self.data + STAGING_LIST + index * 8).unwrap_or(0);
+        (0..MOST_STAGING).map(|i| AddressRange::sized(Address(word(i * 2)), word(i * 2 + 1))).collect()
+    }
+
+    /// Notes the staging copies; more than fit are not noted.
+    pub fn set_staging(&self, memory: &RemoteMemory, staging: &RangeSet) -> io::Result<()> {
+        let mut words = vec![0; MOST_STAGING as usize * 2];
+        for (pair, range) in words.chunks_exact_mut(2).zip(staging.iter()) {
+            pair.copy_from_slice(&[range.start().0, range.len()]);
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        memory.write(self.data + STAGING_LIST, &bytes)
     }
 
     /// Room for what calls take from memory, within the call page.

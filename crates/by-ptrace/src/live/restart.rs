@@ -9,6 +9,9 @@ use crate::requests;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
+/// So many of the calls below always give EINTR; the others do for some descriptors and arguments.
+const FREQUENT: usize = 6;
+
 /// Calls that give EINTR after a stop and can simply be made again.
 #[cfg(target_arch = "x86_64")]
 const REPEATABLE: [i64; 10] = [
@@ -23,6 +26,11 @@ const REPEATABLE: [i64; 10] = [
     libc::SYS_io_getevents,
     libc::SYS_futex,
 ];
+
+/// True for a call that gives EINTR after a stop.
+pub fn gives_error(number: i64) -> bool {
+    REPEATABLE[..FREQUENT].contains(&number)
+}
 
 /// True where the thread's call must be made again because of our stop: it failed with EINTR, and no signal was
 /// delivered, for the stop is not that of a signal.

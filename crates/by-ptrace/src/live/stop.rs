@@ -75,7 +75,7 @@ impl LiveProcess {
     pub fn stop_one(&mut self) -> Result<Pid, StopError> {
         let deadline = Instant::now() + SEARCH;
         loop {
-            for thread in self.threads()? {
+            for thread in self.by_suitability()? {
                 if self.stop(thread)? {
                     if is_in_call(Pid::from_raw(thread)) && self.permit(thread)? {
                         return Ok(Pid::from_raw(thread));
@@ -129,6 +129,21 @@ impl LiveProcess {
         }
     }
 
+    /// The threads, those first whose present system call the kernel itself makes again after a stop. A call that gives
+    /// EINTR is made again by us; but we may be killed just then.
+    fn by_suitability(&self) -> Result<Vec<i32>, StopError> {
+        let mut threads = self.threads()?;
+        threads.sort_by_cached_key(|thread| {
+            let text = fs::read_to_string(format!("/proc/{}/task/{thread}/syscall", self.pid)).unwrap_or_default();
+            match text.split(' ').next().and_then(|number| number.parse::<i64>().ok()) {
+                Some(number) if number >= 0 => u8::from(restart::gives_error(number)),
+                // Running, or not to be seen.
+                _ => 2,
+            }
+        });
+        Ok(threads)
+    }
+
     fn permit(&mut self, thread: i32) -> Result<bool, StopError> {
         seccomp::permit(Pid::from_raw(thread), OPTIONS).map(|()| true).map_err(|why| {
             self.release_all();
@@ -166,6 +181,8 @@ impl LiveProcess {
         match requests::seize(id, OPTIONS).and_then(|()| requests::interrupt(id)) {
             Ok(()) => Ok(true),
             Err(Errno::ESRCH) => Ok(false),
+            // A thread that is on its way out cannot be traced any more.
+            Err(Errno::EPERM) if crate::status::is_ending(self.pid, thread) => Ok(false),
             Err(errno) => {
                 self.release_all();
                 Err(StopError::Refused(refusal(self.pid, errno)))

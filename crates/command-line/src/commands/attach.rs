@@ -23,7 +23,9 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let mut reader = ObjectReader::new();
     let mut failed = Vec::new();
     for &pid in &pids {
-        if let Err(error) = attach_one(args, pid, &mut reader) {
+        if let Err(error) = attach_one(args, pid, &mut reader)
+            && !has_just_ended(args.all.as_deref(), pid)
+        {
             failed.push(format!("{}[{pid}]: {error:#}", program_name(pid)));
         }
     }
@@ -97,10 +99,17 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
         match restore_running(pid) {
             Ok(line) if !args.quiet => eprintln!("pagelift: {}[{pid}]: {line}", program_name(pid)),
             Ok(_) => {}
+            Err(_) if has_just_ended(args.all.as_deref(), pid) => {}
             Err(error) => failed.push(format!("{}[{pid}]: {error:#}", program_name(pid))),
         }
     }
     if failed.is_empty() { Ok(()) } else { bail!(failed.join("\npagelift: ")) }
+}
+
+/// Of many processes of one name some may end meanwhile, which is no failure.
+fn has_just_ended(all: Option<&str>, pid: i32) -> bool {
+    all.is_some() && ProcessFiles::of(pid).maps().is_ok_and(|space| space.mappings().is_empty())
+        || all.is_some() && !ProcessFiles::of(pid).path("maps").exists()
 }
 
 fn targets(pid: Option<i32>, all: Option<&str>) -> anyhow::Result<Vec<i32>> {

@@ -3,6 +3,7 @@
 use crate::cli::InspectArgs;
 use crate::lifting::facts::plan_for_running;
 use crate::lifting::handler::program_name;
+use crate::lifting::heap::{self, HeapView};
 use crate::lifting::table;
 use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize,
@@ -41,6 +42,7 @@ struct Inspection<'a> {
     bases: Option<&'a Bases>,
     plan: &'a Plan,
     not_understood: Vec<String>,
+    heap: Option<&'a HeapView>,
 }
 
 /// Prints the plan.
@@ -61,7 +63,8 @@ fn inspect_process(args: &InspectArgs, policy: &Policy, pid: i32) -> anyhow::Res
     let not_understood: Vec<_> =
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
     let target = format!("{}[{pid}]", program_name(pid));
-    print(args, &target, bases.as_ref(), &plan, not_understood, "")
+    let heap = heap::view(Path::new(&format!("/proc/{pid}/exe")), &machine);
+    print(args, &target, bases.as_ref(), &plan, not_understood, heap.as_ref(), "")
 }
 
 fn inspect_file(args: &InspectArgs, policy: &Policy, path: &Path) -> anyhow::Result<()> {
@@ -90,7 +93,8 @@ fn inspect_file(args: &InspectArgs, policy: &Policy, path: &Path) -> anyhow::Res
     } else {
         ""
     };
-    print(args, &path.display().to_string(), bases.as_ref(), &plan, Vec::new(), hint)
+    let heap = heap::view(path, &machine);
+    print(args, &path.display().to_string(), bases.as_ref(), &plan, Vec::new(), heap.as_ref(), hint)
 }
 
 /// Compares bases; `None` for programs that have but one.
@@ -110,12 +114,20 @@ fn print(
     bases: Option<&Bases>,
     plan: &Plan,
     not_understood: Vec<String>,
+    heap: Option<&HeapView>,
     hint: &str,
 ) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.json {
-        let inspection =
-            Inspection { format: "pagelift-plan", version: 1, target: target.to_owned(), bases, plan, not_understood };
+        let inspection = Inspection {
+            format: "pagelift-plan",
+            version: 1,
+            target: target.to_owned(),
+            bases,
+            plan,
+            not_understood,
+            heap,
+        };
         serde_json::to_writer_pretty(&mut out, &inspection)?;
         writeln!(out)?;
         return Ok(());
@@ -127,6 +139,9 @@ fn print(
     match bases {
         Some(bases) => write!(out, "\n{}", base_text(bases))?,
         None => writeln!(out, "\nIts base is fixed by the linker.")?,
+    }
+    if let Some(heap) = heap {
+        write!(out, "\n{}", heap.text())?;
     }
     write!(out, "{hint}")?;
     out.flush()?;

@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod demo;
 pub mod generate;
+pub mod image;
 pub mod inspect;
 pub mod perf_map;
 pub mod run;

@@ -3,7 +3,10 @@
 use crate::OWN_FAILURE;
 use crate::cli::RunArgs;
 use crate::lifting::handler::{Lifter, Wishes};
+use crate::lifting::heap::{self, HeapArg, HeapStart};
+use crate::lifting::message;
 use by_ptrace::{Follower, LaunchError, start_helper};
+use huge_page_pools::{base_page, machine_facts};
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
 use std::io::Read;
@@ -20,7 +23,14 @@ const MOST_INTERPRETERS: usize = 5;
 
 /// Returns only where the program could not be started.
 pub fn run(args: &RunArgs) -> u8 {
-    if let Err(why) = prepare(args) {
+    let heap = prepare_heap(args);
+    if let Some(message) = heap.message.as_ref().filter(|_| !args.quiet || (args.require && heap.is_short)) {
+        eprintln!("{message}");
+    }
+    if args.require && heap.is_short {
+        return OWN_FAILURE;
+    }
+    if let Err(why) = prepare(args, &heap) {
         if args.require {
             eprintln!("pagelift: {why}; --require ends it here");
             return OWN_FAILURE;
@@ -32,11 +42,24 @@ pub fn run(args: &RunArgs) -> u8 {
             return OWN_FAILURE;
         }
     }
-    execute(args)
+    execute(args, &heap)
+}
+
+/// Chooses how the heap gets huge pages, where that is asked for.
+fn prepare_heap(args: &RunArgs) -> HeapStart {
+    if args.heap.heap == HeapArg::Off {
+        return HeapStart::default();
+    }
+    let found = heap::program_that_counts(&args.only, find(&args.command[0]), |name| find(OsStr::new(name)));
+    let Some(mut path) = found.filter(|path| privileged(path).is_none()) else { return HeapStart::default() };
+    for _ in 0..MOST_INTERPRETERS {
+        path = interpreter(&path).unwrap_or(path);
+    }
+    heap::prepare(&args.heap, &args.only, &path, &machine_facts(std::process::id() as i32))
 }
 
 /// Starts the helper, or tells why the program runs as it is.
-fn prepare(args: &RunArgs) -> Result<(), String> {
+fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
     if let Some(path) = find(&args.command[0])
         && let Some(why) = privileged(&path)
     {
@@ -61,6 +84,7 @@ fn prepare(args: &RunArgs) -> Result<(), String> {
                 // The program is on its way now; its machine is looked at meanwhile.
                 lifter.look_at_machine(us.as_raw());
                 follower.run(&mut lifter);
+                collapse(us.as_raw(), heap, args.quiet);
             }
             Err(error) => answer(Err(refusal(us.as_raw(), &error))),
         }
@@ -92,7 +116,20 @@ fn refusal(us: i32, error: &std::io::Error) -> String {
     }
 }
 
-fn execute(args: &RunArgs) -> u8 {
+/// Keeps collapsing the program's memory, where that is the way for its heap.
+fn collapse(pid: i32, heap: &HeapStart, quiet: bool) {
+    let Some(huge) = heap.collapse else { return };
+    // The helper lives as long as the program now, and must not keep a file system busy.
+    let _ = std::env::set_current_dir("/");
+    if let Err(::heap::CollapseError::Refused(error)) = ::heap::collapse_while_it_runs(pid, huge, base_page())
+        && !quiet
+    {
+        let needed = "needed: Linux 6.1 and CAP_SYS_NICE, which root has";
+        message::say_to(pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}\n"));
+    }
+}
+
+fn execute(args: &RunArgs, heap: &HeapStart) -> u8 {
     let mut words = Vec::new();
     for word in &args.command {
         match CString::new(word.clone().into_vec()) {
@@ -104,7 +141,10 @@ fn execute(args: &RunArgs) -> u8 {
         }
     }
     // execvp runs a file without a known format by the shell, as every shell does.
-    let Err(errno) = nix::unistd::execvp(&words[0], &words);
+    let Err(errno) = match &heap.environment {
+        Some(environment) => nix::unistd::execvpe(&words[0], &words, environment),
+        None => nix::unistd::execvp(&words[0], &words),
+    };
     let name = Path::new(&args.command[0]).display();
     match errno {
         nix::errno::Errno::ENOENT => {

@@ -7,9 +7,9 @@ use address_space::{
     format_bytes,
 };
 use anyhow::{Context, anyhow, bail};
-use by_ptrace::live::{Calls, LiveExecutor, Pause};
+use by_ptrace::live::{LiveExecutor, Pause};
 use huge_page_pools::base_page;
-use lift_execution::{CallError, Executor, execute};
+use lift_execution::{Executor, execute};
 use lift_plan::{MachineFacts, Policy};
 use observation::{ObjectReader, ProcessFiles};
 use std::fmt;
@@ -48,14 +48,18 @@ pub fn lift_running(
     report: &mut Report,
 ) -> anyhow::Result<PauseText> {
     let started = Instant::now();
-    let (seen, plan) = plan_for_running(pid, reader, machine, policy)?;
+    let (mut seen, mut plan) = plan_for_running(pid, reader, machine, policy)?;
     if plan.lifts.is_empty() {
         report.take(plan, lift_execution::Outcome::default(), started.elapsed());
         return Ok(PauseText(Pause::default()));
     }
+    let mut executor = executor_for(pid, &seen.process.space, &seen.process.objects)?;
+    if executor.has_cleaned_up() {
+        executor.finish();
+        (seen, plan) = plan_for_running(pid, reader, machine, policy)?;
+        executor = executor_for(pid, &seen.process.space, &seen.process.objects)?;
+    }
     let space = &seen.process.space;
-    let mut executor =
-        LiveExecutor::new(pid, space, &seen.process.objects, machine.base_page).map_err(|why| anyhow!(why))?;
     let mut outcome = execute(&plan, space, &mut executor);
     // The program goes on mapping and unmapping while it is lifted; only the lifted ranges themselves are ours.
     outcome.unexpected.retain(|difference| plan.lifts.iter().any(|lift| lift.range.covers(difference.range)));
@@ -70,19 +74,32 @@ pub fn lift_running(
     Ok(PauseText(pause))
 }
 
+fn executor_for(pid: i32, space: &AddressSpace, objects: &[LoadedObject]) -> anyhow::Result<LiveExecutor> {
+    LiveExecutor::new(pid, space, objects, base_page()).map_err(|why| anyhow!(why))
+}
+
 /// Puts the ranges of every object that no longer show their file back onto it.
 ///
 /// # Errors
 /// Where the program cannot be worked on, or a range could not be put back; what could be is.
 pub fn restore_running(pid: i32) -> anyhow::Result<String> {
-    let files = ProcessFiles::of(pid);
-    let space = files.maps()?;
-    let objects = ObjectReader::new().load(pid, &space)?.objects;
+    let look = || -> anyhow::Result<_> {
+        let space = ProcessFiles::of(pid).maps()?;
+        let objects = ObjectReader::new().load(pid, &space)?.objects;
+        Ok((space, objects))
+    };
+    let (mut space, mut objects) = look()?;
+    let mut executor = executor_for(pid, &space, &objects)?;
+    if executor.has_cleaned_up() {
+        executor.finish();
+        (space, objects) = look()?;
+        executor = executor_for(pid, &space, &objects)?;
+    }
     let lifted = lifted_ranges(&space, &objects);
     if lifted.is_empty() {
+        executor.finish();
         return Ok("nothing of it is lifted".to_owned());
     }
-    let mut executor = LiveExecutor::new(pid, &space, &objects, base_page()).map_err(|why| anyhow!(why))?;
     let mut restored = 0;
     let mut failed = Vec::new();
     for lifted in &lifted {
@@ -195,23 +212,7 @@ fn map_file(
     let mut bytes = path.as_os_str().as_bytes().to_vec();
     bytes.push(0);
     anyhow::ensure!(bytes.len() <= 512, "the path of {} is too long", object.name());
-    let protection = object_protection(object, offset);
-    executor
-        .with_thread(|calls| {
-            let descriptor = open(calls, &bytes)?;
-            let flags = libc::MAP_PRIVATE as u64;
-            let arguments = [0, length, protection.bits() as u64, flags, descriptor, offset];
-            let mapped = calls.call("mmap of its file", libc::SYS_mmap, arguments);
-            calls.call("close", libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
-            mapped.map(Address)
-        })
-        .map_err(anyhow::Error::from)
-}
-
-fn open(calls: &mut Calls<'_, '_>, path: &[u8]) -> Result<u64, CallError> {
-    let at = calls.place(path)?;
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-    calls.call("openat of its file", libc::SYS_openat, [libc::AT_FDCWD as u64, at.0, flags, 0, 0, 0])
+    Ok(executor.map_file(&bytes, offset, length, object_protection(object, offset))?)
 }
 
 /// The protection that the file's segment asks for, without writing: the one the range had before it was lifted.

@@ -2,6 +2,7 @@
 
 pub mod facts;
 pub mod handler;
+pub mod heap;
 pub mod live;
 pub mod message;
 pub mod process;

@@ -1,0 +1,114 @@
+//! `pagelift image setup`.
+
+use super::StoreArg;
+use address_space::PageSize;
+use clap::{Args, ValueEnum};
+use image_store::{FileSystem, Store, StoreMount, StoreSize};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// `pagelift image setup`.
+#[derive(Args, Clone)]
+#[command(
+    after_help = "The images themselves are memory: after a boot they are made anew, by `pagelift image add` or \
+by root's first use."
+)]
+pub struct SetupArgs {
+    #[command(flatten)]
+    store: StoreArg,
+    /// Most memory that the images may take: bytes such as 2G, or a share of memory [default: 25%; with --hugetlbfs the
+    /// whole pool].
+    #[arg(long, value_name = "SIZE")]
+    size: Option<StoreSize>,
+    /// Mode of the store's directory. 755 lets every user use the images, 700 root alone.
+    #[arg(long, value_name = "MODE", default_value = "755", value_parser = mode)]
+    mode: u32,
+    /// Take pages of the pool instead of transparent huge pages.
+    #[arg(long)]
+    hugetlbfs: bool,
+    /// With --hugetlbfs, the size of the pages [default: the kernel's].
+    #[arg(long, value_name = "SIZE", requires = "hugetlbfs")]
+    page_size: Option<PageSize>,
+    /// Have the store mounted at every boot too.
+    #[arg(long, value_enum, value_name = "HOW", conflicts_with = "print")]
+    install: Option<BootArg>,
+    /// Only print what --install would write.
+    #[arg(long, value_enum, value_name = "HOW")]
+    print: Option<BootArg>,
+    /// Folder of mount units.
+    #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system", hide = true)]
+    unit_folder: PathBuf,
+    /// The file system table.
+    #[arg(long, value_name = "FILE", default_value = "/etc/fstab", hide = true)]
+    fstab: PathBuf,
+}
+
+/// How a store is mounted at boot.
+#[derive(Clone, Copy, ValueEnum)]
+enum BootArg {
+    /// A systemd mount unit.
+    Systemd,
+    /// A line in /etc/fstab.
+    Fstab,
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text, 8).map_err(|_| format!("`{text}` is no mode: write 755 for example"))
+}
+
+/// Mounts a store, or prints what would mount it.
+pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
+    let file_system = if args.hugetlbfs { FileSystem::Hugetlbfs } else { FileSystem::Tmpfs };
+    let mount = StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, args.mode)?;
+    let mut out = std::io::stdout();
+    match args.print {
+        Some(BootArg::Systemd) => {
+            let (name, text) = mount.systemd_unit();
+            write!(out, "# {}\n{text}", args.unit_folder.join(name).display())?;
+            return Ok(());
+        }
+        Some(BootArg::Fstab) => {
+            writeln!(out, "{}", mount.fstab_line())?;
+            return Ok(());
+        }
+        None => {}
+    }
+    let store = mount.mount()?;
+    writeln!(out, "{}", describe(&store)?)?;
+    match args.install {
+        Some(BootArg::Systemd) => {
+            let unit = mount.install_unit(&args.unit_folder)?;
+            writeln!(out, "written and enabled: {}{}", unit.display(), reload())?;
+        }
+        Some(BootArg::Fstab) => {
+            mount.install_fstab_line(&args.fstab)?;
+            writeln!(out, "written to {}: {}", args.fstab.display(), mount.fstab_line())?;
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+fn describe(store: &Store) -> anyhow::Result<String> {
+    let kind = match store.file_system() {
+        FileSystem::Tmpfs => "tmpfs",
+        FileSystem::Hugetlbfs => "hugetlbfs",
+    };
+    let bound = match store.space()?.size {
+        Some(size) => format!("at most {}", address_space::format_bytes(size)),
+        None => "as much as the pool gives".to_owned(),
+    };
+    Ok(format!("{}: {kind} of {} pages, {bound}", store.path().display(), store.page_size()))
+}
+
+/// A running systemd learns of the unit; without one it does at the next boot.
+fn reload() -> &'static str {
+    if !Path::new("/run/systemd/system").exists() {
+        return "";
+    }
+    match Command::new("systemctl").arg("daemon-reload").status() {
+        Ok(status) if status.success() => "",
+        _ => "; run `systemctl daemon-reload`",
+    }
+}
