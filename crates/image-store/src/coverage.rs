@@ -1,7 +1,7 @@
 //! On which pages an image stands, as the kernel tells it.
 
 use crate::{Image, StoreError};
-use address_space::{AddressRange, PageSize};
+use address_space::{Address, AddressRange, PageSize, RangeSet};
 use kernel_calls::file_mapping::FileMapping;
 use observation::{ObservationError, ProcessFiles};
 use serde::Serialize;
@@ -10,7 +10,7 @@ use std::fs::File;
 /// What a process would get that maps an image. Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageCoverage {
-    /// Whole huge pages that hold anything read-only.
+    /// Huge pages that hold nothing but read-only segments.
     pub mappable: u64,
     /// Of these, what the kernel maps by huge pages.
     pub huge: u64,
@@ -24,7 +24,7 @@ impl Image {
     pub fn coverage(&self) -> Result<ImageCoverage, StoreError> {
         let size = self.layout().page_size();
         let mut coverage = ImageCoverage { mappable: 0, huge: 0 };
-        for (offset, length) in runs(&self.pages_with_segments(), size) {
+        for (offset, length) in runs(self.mappable_pages(), size) {
             let mapping = FileMapping::readable(self.file(), offset, length, size)
                 .and_then(|mapping| mapping.populate().map(|()| mapping))
                 .map_err(|error| StoreError::io("mapping an image", error))?;
@@ -36,15 +36,15 @@ impl Image {
         Ok(coverage)
     }
 
-    /// Numbers of the huge pages that hold anything of a read-only segment.
-    fn pages_with_segments(&self) -> Vec<u64> {
-        let size = self.layout().page_size().bytes();
-        let mut pages: Vec<u64> = Vec::new();
+    /// Numbers of the huge pages that lie wholly in read-only segments.
+    fn mappable_pages(&self) -> impl Iterator<Item = u64> {
+        let size = self.layout().page_size();
+        let mut offsets = RangeSet::new();
         for segment in &self.segments {
-            pages.extend(segment.offset / size..(segment.offset + segment.memory.len()).div_ceil(size));
+            offsets.insert(AddressRange::sized(Address(segment.offset), segment.memory.len()));
         }
-        pages.dedup();
-        pages
+        let whole: Vec<_> = offsets.iter().map(|range| range.whole_pages(size)).collect();
+        whole.into_iter().flat_map(move |range| range.start().0 / size.bytes()..range.end().0 / size.bytes())
     }
 }
 
@@ -57,7 +57,7 @@ fn huge_bytes(range: AddressRange, inode: u64) -> Result<u64, ObservationError> 
 
 /// Turns what was filled with ordinary pages into huge ones. Where that fails the image still serves, and its coverage
 /// tells how far.
-pub(crate) fn collapse(file: &File, pages: &[u64], size: PageSize) {
+pub(crate) fn collapse(file: &File, pages: impl Iterator<Item = u64>, size: PageSize) {
     for (offset, length) in runs(pages, size) {
         if let Ok(mapping) = FileMapping::readable(file, offset, length, size) {
             let _ = mapping.collapse();
@@ -66,7 +66,7 @@ pub(crate) fn collapse(file: &File, pages: &[u64], size: PageSize) {
 }
 
 /// Runs of successive pages, as offsets and lengths in bytes.
-fn runs(pages: &[u64], size: PageSize) -> Vec<(u64, u64)> {
+fn runs(pages: impl Iterator<Item = u64>, size: PageSize) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for page in pages {
         let offset = page * size.bytes();

@@ -1,8 +1,9 @@
 //! One image, open and ready to be mapped.
 
-use crate::{Layout, SourceKey, SourceState, origin};
+use crate::{Layout, SourceKey, SourceState, StoreError, origin};
 use address_space::{AddressRange, ElfImage, PageSize, Protection};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A read-only segment as it lies in an image.
@@ -46,6 +47,17 @@ impl Image {
     /// Length in bytes, whole huge pages.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Bytes of memory that the image takes, as the kernel accounts for the file.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn memory(&self) -> Result<u64, StoreError> {
+        // stat(2) counts blocks of 512 bytes on every file system.
+        const BLOCK: u64 = 512;
+        let metadata = self.file.metadata().map_err(|error| StoreError::io("fstat of an image", error))?;
+        Ok(metadata.blocks() * BLOCK)
     }
 
     /// Device number (as stat(2) gives it) and inode, by which maps shows who uses the image.

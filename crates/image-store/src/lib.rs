@@ -23,6 +23,7 @@
 //! - An image shows others no byte of a file that they could not read themselves.
 #![forbid(unsafe_code)]
 
+mod collect;
 mod coverage;
 mod directory;
 mod error;
@@ -35,9 +36,11 @@ mod origin;
 mod reading;
 mod recipe;
 mod record;
+mod setup;
 mod store;
 mod users;
 
+pub use collect::Collected;
 pub use coverage::ImageCoverage;
 pub use error::StoreError;
 pub use file_system::{FileSystem, Space};
@@ -45,5 +48,7 @@ pub use image::{Image, ImageSegment};
 pub use key::SourceKey;
 pub use layout::Layout;
 pub use origin::SourceState;
+pub use reading::read_elf;
+pub use setup::{StoreMount, StoreSize};
 pub use store::{DEFAULT_DIRECTORY, Listing, STORE_VARIABLE, Store, default_directory};
 pub use users::Users;

@@ -152,7 +152,7 @@ impl Store {
             }
         }
         if self.file_system() == FileSystem::Tmpfs {
-            coverage::collapse(&file, &recipe.pages(), self.page_size());
+            coverage::collapse(&file, recipe.pages(), self.page_size());
         }
         Ok(file)
     }

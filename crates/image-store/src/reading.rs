@@ -54,6 +54,15 @@ fn age_of((seconds, nanoseconds): (i64, i64)) -> Option<Duration> {
     now.checked_sub(time).or_else(|| (time - now < TICK).then_some(Duration::ZERO))
 }
 
+/// The loadable shape of an open file; of the file only its headers are read.
+///
+/// # Errors
+/// [`StoreError`] where it is no regular file, or no sound ELF file.
+pub fn read_elf(file: &File) -> Result<ElfImage, StoreError> {
+    let length = identity(file)?.size;
+    elf_image(file, length)
+}
+
 /// The loadable shape of an open file of `length` bytes.
 pub(crate) fn elf_image(file: &File, length: u64) -> Result<ElfImage, StoreError> {
     Ok(ElfImage::parse(&cache(file, length))?)

@@ -3,7 +3,7 @@
 use super::sections::PlacedSections;
 use super::{Placed, moved};
 use crate::StoreError;
-use address_space::ElfError;
+use address_space::{Address, ElfError};
 use object::elf;
 use object::pod::bytes_of;
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -80,7 +80,9 @@ fn rewrite_other(segment: &mut Segment, endian: Endianness, placed: &[Placed]) {
         segment.p_offset = U64::new(endian, 0);
         return;
     }
-    match moved(placed, offset, length, address) {
+    // Some linkers count the zeros behind the file's part into the length of PT_GNU_RELRO.
+    let held = length.min(file_part(placed, address).unwrap_or(length));
+    match moved(placed, offset, held, address) {
         Some(offset) => segment.p_offset = U64::new(endian, offset),
         None => {
             segment.p_type = U32::new(endian, elf::PT_NULL);
@@ -88,4 +90,10 @@ fn rewrite_other(segment: &mut Segment, endian: Endianness, placed: &[Placed]) {
             segment.p_filesz = U64::new(endian, 0);
         }
     }
+}
+
+/// How much of the file a segment shows from an address on.
+fn file_part(placed: &[Placed], address: u64) -> Option<u64> {
+    let holder = placed.iter().find(|placed| placed.segment.file_memory().contains(Address(address)))?;
+    Some(holder.segment.file_memory().end() - Address(address))
 }

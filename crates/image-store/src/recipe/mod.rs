@@ -8,6 +8,8 @@
 
 mod headers;
 mod sections;
+#[cfg(test)]
+mod tests;
 
 use crate::image::mappable_segments;
 use crate::{Layout, StoreError, record};
@@ -15,6 +17,7 @@ use address_space::{ElfError, ElfImage, LoadSegment, PageSize, RangeSet};
 use object::ReadRef;
 use sections::Sections;
 use std::io;
+use std::ops::Range;
 
 /// With no more than this in each of at most some thousand segments no sum of offsets overflows.
 const MOST_SEGMENT_BYTES: u64 = 1 << 44;
@@ -98,20 +101,28 @@ impl Recipe {
         self.size
     }
 
-    /// The huge pages that hold anything, by their numbers.
-    pub fn pages(&self) -> Vec<u64> {
+    /// The huge pages that hold anything, as runs of their numbers.
+    fn runs(&self) -> Vec<Range<u64>> {
         let page = self.page_size.bytes();
-        let mut numbers: Vec<u64> = Vec::new();
+        let mut runs: Vec<Range<u64>> = Vec::new();
         for piece in self.pieces.iter().filter(|piece| piece.length > 0) {
-            let first = (piece.offset / page).max(numbers.last().map_or(0, |last| last + 1));
-            numbers.extend(first..=(piece.offset + piece.length - 1) / page);
+            let pages = piece.offset / page..(piece.offset + piece.length).div_ceil(page);
+            match runs.last_mut() {
+                Some(last) if pages.start <= last.end => last.end = last.end.max(pages.end),
+                _ => runs.push(pages),
+            }
         }
-        numbers
+        runs
+    }
+
+    /// The huge pages that hold anything, by their numbers.
+    pub fn pages(&self) -> impl Iterator<Item = u64> {
+        self.runs().into_iter().flatten()
     }
 
     /// Bytes that the image takes in memory.
     pub fn memory(&self) -> u64 {
-        self.pages().len() as u64 * self.page_size.bytes()
+        self.runs().iter().map(|run| run.end - run.start).sum::<u64>().saturating_mul(self.page_size.bytes())
     }
 
     /// Fills `buffer`, one huge page long, with what the image holds in huge page `number`. `read` reads the source at
@@ -148,7 +159,7 @@ fn bytes(offset: u64, bytes: Vec<u8>) -> Piece {
 /// Free space for what no segment loads.
 struct Room {
     /// Between the headers and the first segment.
-    gap: std::ops::Range<u64>,
+    gap: Range<u64>,
     /// Behind everything.
     tail: u64,
 }

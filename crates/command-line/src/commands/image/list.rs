@@ -116,13 +116,14 @@ fn text(listing: &Listing) -> String {
     }
     if listing.processes_not_permitted > 0 {
         let count = listing.processes_not_permitted;
-        text += &format!("note: {count} processes may not be looked at by this user; run it as root to count them\n");
+        let mend = if nix::unistd::geteuid().is_root() { "" } else { "; run it as root to count them" };
+        text += &format!("note: {count} processes may not be looked at{mend}\n");
     }
     text
 }
 
 fn rows(images: &[Row]) -> String {
-    let mut rows = table(&["file", "base", "memory", "users", "huge", "mappable", "file now"]);
+    let mut rows = table(&["users", "memory", "huge", "of", "base", "source", "path of the source"]);
     for image in images {
         let (huge, mappable) = image.coverage.map_or_else(
             || ("unknown".to_owned(), "-".to_owned()),
@@ -135,15 +136,15 @@ fn rows(images: &[Row]) -> String {
             SourceState::Unknown => "unknown",
         };
         rows.add_row([
-            printable(&image.source),
-            format!("{:#x}", image.base_offset),
-            format_bytes(image.memory),
             image.users.len().to_string(),
+            format_bytes(image.memory),
             huge,
             mappable,
+            format!("{:#x}", image.base_offset),
             state.to_owned(),
+            printable(&image.source),
         ]);
     }
-    (1..=5).for_each(|column| align_right(&mut rows, column));
+    (0..=4).for_each(|column| align_right(&mut rows, column));
     rows.lines().map(|line| line.trim_end().to_owned() + "\n").collect::<String>().trim_end().to_owned()
 }

@@ -1,0 +1,360 @@
+//! Mounts a store's file system, and writes down how it is mounted again at the next boot.
+
+use crate::store::ROOT;
+use crate::{FileSystem, Store, StoreError};
+use address_space::{PageSize, parse_bytes};
+use nix::mount::{MsFlags, mount};
+use nix::unistd::geteuid;
+use std::fmt;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// What the mount table calls the store's device.
+const DEVICE: &str = "pagelift";
+/// Of memory a tmpfs may take where nobody says otherwise; half is the kernel's own default.
+const USUAL_SHARE: StoreSize = StoreSize::Percent(25);
+
+/// A bound for a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreSize {
+    /// Bytes.
+    Bytes(u64),
+    /// Percent of memory, or of the pool on hugetlbfs.
+    Percent(u8),
+}
+
+impl FromStr for StoreSize {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(number) = text.strip_suffix('%') {
+            return match number.parse() {
+                Ok(percent @ 1..=100) => Ok(Self::Percent(percent)),
+                _ => Err(format!("`{text}` is no share: write 1% to 100%")),
+            };
+        }
+        match parse_bytes(text) {
+            Ok(0) => Err("a store of no bytes holds nothing; write 2G for example".to_owned()),
+            Ok(bytes) => Ok(Self::Bytes(bytes)),
+            Err(error) => Err(format!("{error}, or a share such as 25%")),
+        }
+    }
+}
+
+impl fmt::Display for StoreSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "{bytes}"),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// How a store is to be mounted.
+#[derive(Clone, Debug)]
+pub struct StoreMount {
+    directory: PathBuf,
+    file_system: FileSystem,
+    /// Of hugetlbfs; none is the kernel's default.
+    page_size: Option<PageSize>,
+    size: Option<StoreSize>,
+    mode: u32,
+}
+
+impl StoreMount {
+    /// A mount on `directory`. `page_size` is for hugetlbfs alone; without `size` a tmpfs is bound to a quarter of
+    /// memory and a hugetlbfs to its pool. `mode` is that of the directory.
+    ///
+    /// # Errors
+    /// [`StoreError::Unfit`] for a path or a mode that a store cannot have.
+    pub fn new(
+        directory: &Path,
+        file_system: FileSystem,
+        page_size: Option<PageSize>,
+        size: Option<StoreSize>,
+        mode: u32,
+    ) -> Result<Self, StoreError> {
+        let unfit = |found: String, needed, mend: &str| {
+            Err(StoreError::Unfit { path: directory.to_owned(), found, needed, mend: mend.to_owned() })
+        };
+        // Mount units and fstab each escape in a way of their own; a plain path needs neither.
+        let plain = |b: &u8| b.is_ascii_alphanumeric() || b"/._-+".contains(b);
+        let normal = directory.components().collect::<PathBuf>();
+        let below_root = directory.is_absolute() && normal.parent().is_some();
+        if !below_root || !directory.as_os_str().as_bytes().iter().all(plain) || has_parent_part(directory) {
+            let needed = "an absolute path of letters, digits and ._-+ without `..`";
+            return unfit("another path".to_owned(), needed, "pagelift image setup --store /run/pagelift/images");
+        }
+        if mode & !0o755 != 0 || mode & 0o700 != 0o700 {
+            let needed = "700 to 755: root alone writes";
+            return unfit(format!("mode {mode:o}"), needed, "pagelift image setup --mode 755");
+        }
+        let size = size.or((file_system == FileSystem::Tmpfs).then_some(USUAL_SHARE));
+        Ok(Self { directory: normal, file_system, page_size, size, mode })
+    }
+
+    /// Type of the file system, as mount(8) names it.
+    pub fn file_system_type(&self) -> &'static str {
+        match self.file_system {
+            FileSystem::Tmpfs => "tmpfs",
+            FileSystem::Hugetlbfs => "hugetlbfs",
+        }
+    }
+
+    /// The file system's own options.
+    fn own_options(&self) -> String {
+        let mut options = vec![format!("mode=0{:o}", self.mode), "uid=0".to_owned(), "gid=0".to_owned()];
+        match self.file_system {
+            FileSystem::Tmpfs => options.push("huge=always".to_owned()),
+            FileSystem::Hugetlbfs => options.extend(self.page_size.map(|size| format!("pagesize={}", size.bytes()))),
+        }
+        options.extend(self.size.map(|size| format!("size={size}")));
+        options.join(",")
+    }
+
+    /// The name and the text of a systemd mount unit (systemd.mount(5)).
+    pub fn systemd_unit(&self) -> (String, String) {
+        let text = format!(
+            "[Unit]\n\
+             Description=Shared images of programs on huge pages\n\
+             Documentation=man:pagelift-image(1)\n\
+             \n\
+             [Mount]\n\
+             What={DEVICE}\n\
+             Where={}\n\
+             Type={}\n\
+             Options=nosuid,nodev,{}\n\
+             DirectoryMode=0755\n\
+             \n\
+             [Install]\n\
+             WantedBy=local-fs.target\n",
+            self.directory.display(),
+            self.file_system_type(),
+            self.own_options().replace('%', "%%"),
+        );
+        (format!("{}.mount", unit_name(&self.directory)), text)
+    }
+
+    /// A line for fstab(5).
+    pub fn fstab_line(&self) -> String {
+        format!(
+            "{DEVICE} {} {} nosuid,nodev,x-mount.mkdir=0755,{} 0 0",
+            self.directory.display(),
+            self.file_system_type(),
+            self.own_options()
+        )
+    }
+
+    /// Mounts the store, or gives the mounted one these options.
+    ///
+    /// # Errors
+    /// [`StoreError::NotPermitted`], [`StoreError::Unfit`] where something else lies there, or [`StoreError::Io`].
+    pub fn mount(&self) -> Result<Store, StoreError> {
+        if geteuid().as_raw() != ROOT {
+            let mend = format!("pagelift image setup --store {}", self.directory.display());
+            return Err(StoreError::NotPermitted { mend });
+        }
+        self.make_folders()?;
+        let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        match mounted_type(&self.directory).as_deref() {
+            None => self.refuse_hiding()?,
+            Some("tmpfs") if self.file_system == FileSystem::Tmpfs => flags |= MsFlags::MS_REMOUNT,
+            // hugetlbfs takes no new options.
+            Some("hugetlbfs") if self.file_system == FileSystem::Hugetlbfs => return Store::open(&self.directory),
+            Some(other) => return Err(self.in_the_way(format!("a {other} mounted there"))),
+        }
+        let options = self.own_options();
+        mount(Some(DEVICE), &self.directory, Some(self.file_system_type()), flags, Some(options.as_str())).map_err(
+            |error| {
+                let what = format!("mounting {} on {} ({options})", self.file_system_type(), self.directory.display());
+                StoreError::io(what, error)
+            },
+        )?;
+        // A remount leaves the directory's own mode as it was.
+        fs::set_permissions(&self.directory, Permissions::from_mode(self.mode)).map_err(|e| self.failed(e))?;
+        Store::open(&self.directory)
+    }
+
+    /// Folders on the way are for everybody to pass, whatever the umask is.
+    fn make_folders(&self) -> Result<(), StoreError> {
+        let mut missing: Vec<&Path> = self.directory.ancestors().take_while(|path| !path.exists()).collect();
+        missing.reverse();
+        for folder in missing {
+            fs::create_dir(folder).map_err(|error| self.failed(error))?;
+            fs::set_permissions(folder, Permissions::from_mode(0o755)).map_err(|error| self.failed(error))?;
+        }
+        crate::directory::open_path(&self.directory)
+            .map(drop)
+            .map_err(|_| self.in_the_way("a symbolic link or a file on the way".to_owned()))
+    }
+
+    fn refuse_hiding(&self) -> Result<(), StoreError> {
+        let mut entries = fs::read_dir(&self.directory).map_err(|error| self.failed(error))?;
+        if entries.next().is_some() { Err(self.in_the_way("a folder with files in it".to_owned())) } else { Ok(()) }
+    }
+
+    fn in_the_way(&self, found: String) -> StoreError {
+        let mend = "pagelift image setup --store DIRECTORY".to_owned();
+        StoreError::Unfit { path: self.directory.clone(), found, needed: "an empty directory, or a store", mend }
+    }
+
+    fn failed(&self, error: io::Error) -> StoreError {
+        StoreError::io(format!("setting up {}", self.directory.display()), error)
+    }
+
+    /// Writes the mount unit into a folder such as `/etc/systemd/system` and enables it there. Returns its path.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn install_unit(&self, folder: &Path) -> Result<PathBuf, StoreError> {
+        let (name, text) = self.systemd_unit();
+        let path = folder.join(&name);
+        let wants = folder.join("local-fs.target.wants");
+        let link = wants.join(&name);
+        let write = || -> io::Result<()> {
+            fs::create_dir_all(&wants)?;
+            replace(&path, text.as_bytes(), 0o644)?;
+            match std::os::unix::fs::symlink(Path::new("..").join(&name), &link) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                result => result,
+            }
+        };
+        write().map_err(|error| StoreError::io(format!("writing {}", path.display()), error))?;
+        Ok(path)
+    }
+
+    /// Puts the line into an fstab, in place of an older one for the same directory.
+    ///
+    /// # Errors
+    /// [`StoreError::Unfit`] where the fstab mounts something else there, or [`StoreError::Io`].
+    pub fn install_fstab_line(&self, fstab: &Path) -> Result<(), StoreError> {
+        let failed = |error| StoreError::io(format!("changing {}", fstab.display()), error);
+        let (old, mode) = match fs::read_to_string(fstab) {
+            Ok(text) => (text, fs::metadata(fstab).map_err(failed)?.permissions().mode() & 0o7777),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (String::new(), 0o644),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut lines: Vec<String> = Vec::new();
+        for line in old.lines() {
+            let mut fields = line.split_whitespace();
+            let (device, place) = (fields.next().unwrap_or_default(), fields.next().map(Path::new));
+            match device {
+                comment if comment.starts_with('#') => lines.push(line.to_owned()),
+                DEVICE if place == Some(&self.directory) => {}
+                other if place == Some(&self.directory) => {
+                    return Err(self.in_the_way(format!("a line for {other} in {}", fstab.display())));
+                }
+                _ => lines.push(line.to_owned()),
+            }
+        }
+        lines.push(self.fstab_line());
+        replace(fstab, (lines.join("\n") + "\n").as_bytes(), mode).map_err(failed)
+    }
+}
+
+/// Replaces a file at once: a reader sees the old contents or the new ones.
+fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".pagelift-new");
+    fs::write(&beside, contents)?;
+    fs::set_permissions(&beside, Permissions::from_mode(mode))?;
+    fs::rename(&beside, path)
+}
+
+fn has_parent_part(path: &Path) -> bool {
+    path.components().any(|part| part == std::path::Component::ParentDir)
+}
+
+/// The name that systemd gives the unit of a path (systemd.unit(5), "String Escaping for Inclusion in Unit Names").
+fn unit_name(path: &Path) -> String {
+    let text = path.display().to_string();
+    let mut name = String::new();
+    for (index, c) in text.trim_matches('/').chars().enumerate() {
+        match c {
+            '/' => name.push('-'),
+            '.' if index == 0 => name += "\\x2e",
+            c if c.is_ascii_alphanumeric() || c == '_' || c == '.' => name.push(c),
+            c => name += &format!("\\x{:02x}", u32::from(c)),
+        }
+    }
+    name
+}
+
+/// The type of the file system mounted right on a directory.
+fn mounted_type(directory: &Path) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let on_it = |line: &&str| line.split(' ').nth(4).map(Path::new) == Some(directory);
+    let line = mounts.lines().rev().find(on_it)?;
+    line.split_once(" - ")?.1.split(' ').next().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(directory: &str) -> Result<StoreMount, StoreError> {
+        StoreMount::new(Path::new(directory), FileSystem::Tmpfs, None, None, 0o755)
+    }
+
+    #[test]
+    fn units_are_named_as_systemd_escapes_paths() {
+        // As `systemd-escape --path` of systemd 252 prints them.
+        for (path, name) in [
+            ("/run/pagelift/images", "run-pagelift-images"),
+            ("/srv/a-b/c_d.e", "srv-a\\x2db-c_d.e"),
+            ("/.hidden/x", "\\x2ehidden-x"),
+            ("/a+b", "a\\x2bb"),
+        ] {
+            assert_eq!(unit_name(Path::new(path)), name);
+        }
+        let (name, text) = on("/run/pagelift/images").unwrap().systemd_unit();
+        assert_eq!(name, "run-pagelift-images.mount");
+        assert!(text.contains("Where=/run/pagelift/images\n") && text.contains("size=25%%\n"), "{text}");
+    }
+
+    #[test]
+    fn odd_paths_modes_and_sizes_are_refused() {
+        for path in ["/", "relative", "/a b", "/a/../b", "/a\nb", "/a%b", ""] {
+            assert!(on(path).is_err(), "{path:?}");
+        }
+        for mode in [0o777, 0o775, 0o1755, 0o4755, 0o555] {
+            assert!(StoreMount::new(Path::new("/x"), FileSystem::Tmpfs, None, None, mode).is_err(), "{mode:o}");
+        }
+        for size in ["", "0", "0%", "101%", "x", "-1"] {
+            assert!(size.parse::<StoreSize>().is_err(), "{size}");
+        }
+        assert_eq!("2G".parse(), Ok(StoreSize::Bytes(2 << 30)));
+    }
+
+    #[test]
+    fn an_fstab_gets_one_line_and_keeps_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let fstab = folder.path().join("fstab");
+        let old = "# a comment\nproc /proc proc defaults 0 0\npagelift /run/pagelift/images tmpfs size=1 0 0\n";
+        fs::write(&fstab, old).unwrap();
+        fs::set_permissions(&fstab, Permissions::from_mode(0o600)).unwrap();
+        let mount = on("/run/pagelift/images").unwrap();
+        mount.install_fstab_line(&fstab).unwrap();
+        let once = fs::read_to_string(&fstab).unwrap();
+        mount.install_fstab_line(&fstab).unwrap();
+        assert_eq!(fs::read_to_string(&fstab).unwrap(), once);
+        assert_eq!(once.lines().count(), 3);
+        assert!(once.starts_with("# a comment\nproc /proc") && once.ends_with(&(mount.fstab_line() + "\n")), "{once}");
+        assert_eq!(fs::metadata(&fstab).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::write(&fstab, "/dev/sda1 /run/pagelift/images ext4 defaults 0 0\n").unwrap();
+        assert!(mount.install_fstab_line(&fstab).is_err());
+    }
+
+    #[test]
+    fn a_unit_is_written_and_enabled() {
+        let folder = tempfile::tempdir().unwrap();
+        let mount = on("/run/pagelift/images").unwrap();
+        let path = mount.install_unit(folder.path()).unwrap();
+        assert_eq!(mount.install_unit(folder.path()).unwrap(), path);
+        let link = folder.path().join("local-fs.target.wants/run-pagelift-images.mount");
+        assert_eq!(fs::read_to_string(link).unwrap(), fs::read_to_string(path).unwrap());
+    }
+}
