@@ -7,6 +7,7 @@
 use crate::bench::{Arm, Bench, BurstPlan};
 use crate::build::Linking;
 use crate::table::{print_bursts, ratio_line};
+use address_space::format_bytes;
 use anyhow::{Context, Result};
 use pagelift_tests::{command_exists, is_root};
 use paired_bench::burst_run::{BurstRun, ContestantSpec, Stop, Unobserved};
@@ -75,8 +76,16 @@ fn code(bench: &mut Bench) -> Result<()> {
 
 /// Size of the heap worker's heap.
 const HEAP_MIB: u64 = 256;
+/// So many contestants live side by side at most.
+const MOST_HEAPS: u64 = 11;
 
 fn heap(bench: &mut Bench) -> Result<()> {
+    let needed = MOST_HEAPS * (HEAP_MIB << 20) * 3 / 2;
+    if let Some(available) = bench.report.machine.available_bytes.filter(|&available| available < needed) {
+        let (found, needed) = (format_bytes(available), format_bytes(needed));
+        bench.report.skip("peers: heap", format!("found {found} of available memory, needed {needed}"));
+        return Ok(());
+    }
     let program = bench.build("heap-worker", &["heap-worker.c"], Linking::Default, &[])?;
     let size = HEAP_MIB.to_string();
     let words = [program.as_os_str(), size.as_ref()];
@@ -98,7 +107,8 @@ fn heap(bench: &mut Bench) -> Result<()> {
         ("jemalloc, thp:always", "libjemalloc.so.2", "libjemalloc2", Some(("MALLOC_CONF", "thp:always"))),
         ("tcmalloc", "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4", None),
         ("mimalloc", "libmimalloc.so.2", "libmimalloc2.0", None),
-        ("mimalloc, large pages", "libmimalloc.so.2", "libmimalloc2.0", Some(("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"))),
+        // Later versions than Debian 12's call it MIMALLOC_ALLOW_LARGE_OS_PAGES, and know this name too.
+        ("mimalloc, large pages", "libmimalloc.so.2", "libmimalloc2.0", Some(("MIMALLOC_LARGE_OS_PAGES", "1"))),
     ];
     for (name, library, package, variable) in allocators {
         if !library_exists(library) {

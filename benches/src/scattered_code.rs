@@ -1,9 +1,11 @@
 //! Scattered code: 5,120 functions, each on a page of its own, entered at random.
 //!
 //! How much of what can be won does a lift of a default-linked binary win? The measure is the same program relinked with
-//! segments that begin on huge pages, in memory and in the file. By itself that puts nothing on huge pages; there are
-//! two ways to make it: `pagelift run` of the relinked program (nothing is left over at the edges of its text), and,
-//! without us, starting it from a tmpfs mounted `huge=always`, where the kernel maps aligned text by huge entries.
+//! segments that begin on huge pages, in memory and in the file. There are three ways in which that can come to stand on
+//! huge pages, and the table has them all: `pagelift run` of the relinked program (nothing is left over at the edges of
+//! its text); without us, starting it from a tmpfs mounted `huge=always`; and, where the file system keeps files in
+//! folios as large as a huge page (ext4 since about 6.16), nothing at all: the kernel then maps aligned text by huge
+//! entries by itself (`file` in the table), as long as the file has come into the page cache in such folios.
 
 use crate::bench::{Arm, Bench, BurstPlan};
 use crate::build::Linking;
