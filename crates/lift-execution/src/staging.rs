@@ -121,21 +121,28 @@ impl<'a> PartState<'a> {
 
     /// Whether it worked is read back by the next step. Kernels without `MADV_COLLAPSE` keep what the faults gave.
     fn collapse_staging(&mut self, executor: &mut impl Executor, range: AddressRange, size: PageSize) {
-        let Some(copy) = self.copy_of(range) else { return };
-        let huge = executor.huge(copy, size).unwrap_or_default();
-        // Page by page, so that one huge page that cannot be had does not keep the others from it.
-        for page in copy.pages(size).filter(|page| !huge.covers(*page)) {
-            let _ = executor.collapse(page);
+        for kept in self.kept.within(range).collect::<Vec<_>>() {
+            let Some(copy) = self.copy_of(kept) else { return };
+            let huge = executor.huge(copy, size).unwrap_or_default();
+            // Page by page, so that one huge page that cannot be had does not keep the others from it.
+            for page in copy.pages(size).filter(|page| !huge.covers(*page)) {
+                let _ = executor.collapse(page);
+            }
         }
     }
 
     fn keep_huge(&mut self, executor: &mut impl Executor, range: AddressRange, size: PageSize) -> Result<(), Reason> {
         let Some(copy) = self.copy_of(range) else { return Ok(()) };
         let huge = executor.huge(copy, size)?;
+        let in_process = |part: AddressRange| {
+            let whole = part.whole_pages(size);
+            AddressRange::sized(range.start() + (whole.start() - copy.start()), whole.len())
+        };
+        // What was dropped before has not been copied, and is never taken up again.
         self.kept = huge
             .within(copy)
-            .map(|part| part.whole_pages(size))
-            .map(|part| AddressRange::sized(range.start() + (part.start() - copy.start()), part.len()))
+            .map(in_process)
+            .flat_map(|part| self.kept.within(part).map(|kept| kept.whole_pages(size)).collect::<Vec<_>>())
             .collect();
         if self.kept.is_empty() { Err(Reason::NotHuge { bytes: range.len() }) } else { Ok(()) }
     }

@@ -22,6 +22,6 @@ pub use facts::{HugePool, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, 
 pub use pieces::{Piece, pieces_of};
 pub use plan::{Attempt, Edge, EdgeCure, Kind, Part, Plan, RangeLift, Refusal, Source, Way};
 pub use planner::plan;
-pub use policy::{Edges, Kinds, ObjectChoice, Pages, Policy, WritablePages};
+pub use policy::{Edges, Kinds, ObjectChoice, Pages, Policy, WritablePages, matches};
 pub use reason::Reason;
 pub use steps::{Step, steps_of};

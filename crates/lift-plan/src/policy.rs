@@ -110,7 +110,7 @@ impl FromStr for ObjectChoice {
 }
 
 /// Shell-like matching of a whole text by a pattern with `*` and `?`.
-fn matches(pattern: &str, text: &str) -> bool {
+pub fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

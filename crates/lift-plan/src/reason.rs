@@ -73,6 +73,8 @@ pub enum Reason {
     NotReadable,
     /// Carries a property that a copy would lose.
     Special(String),
+    /// In use in a way that lets nobody replace it now, in words.
+    InUse(&'static str),
     /// The program is going to change the protection of parts of it (RELRO of a static program), which pool pages
     /// cannot follow.
     ProtectionPending,
@@ -158,6 +160,7 @@ impl fmt::Display for Reason {
             Self::WritableAndExecutable => f.write_str("writable and executable at once"),
             Self::NotReadable => f.write_str("not readable, so it cannot be copied"),
             Self::Special(property) => write!(f, "{property}, which a copy would lose"),
+            Self::InUse(why) => f.write_str(why),
             Self::ProtectionPending => {
                 f.write_str("the program will change the protection of part of it, which pool pages cannot follow")
             }

@@ -86,6 +86,11 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
                 steps.push(Step::KeepHuge(range, attempt.page_size));
             }
             steps.push(Step::CopyToStaging(copy.clone()));
+            if attempt.source == Source::Thp {
+                // Until it was copied, a huge page was full of zeros, which the kernel splits when memory is short.
+                steps.push(Step::CollapseStaging(range, attempt.page_size));
+                steps.push(Step::KeepHuge(range, attempt.page_size));
+            }
             steps.push(Step::SealStaging(range, lift.protection));
             steps.push(Step::Swap(range));
             steps
