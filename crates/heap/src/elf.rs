@@ -88,7 +88,7 @@ impl ElfFacts {
             facts.jemalloc_version = jemalloc_version(&text);
             facts.jemalloc_variable = jemalloc_variable(&text);
         }
-        if facts.interpreter.is_none() && facts.needed.is_empty() && facts.defines("__libc_malloc") {
+        if facts.interpreter.is_none() && facts.needed.is_empty() && !facts.is_go {
             facts.glibc_minor = banner_minor(&read_only_data(&file));
         }
         Ok(Some(facts))

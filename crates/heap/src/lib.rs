@@ -2,11 +2,13 @@
 //! allocator best ([`choose`]).
 //!
 //! Reading files and choosing are apart: [`Program::read`] looks at ELF files and nothing else, and the choice is a
-//! function of what was found, the machine and the user's environment.
+//! function of what was found, the machine and the user's environment. For programs that no setting and no preloaded
+//! library reaches there is [`collapse_while_it_runs`].
 #![forbid(unsafe_code)]
 
 mod allocator;
 mod choice;
+mod collapse;
 mod elf;
 mod libraries;
 mod node_pages;
@@ -15,6 +17,7 @@ mod settings;
 
 pub use allocator::{Allocator, Family, Place, Runtime};
 pub use choice::{Context, Forced, Preload, Way, Wish, choose};
+pub use collapse::{CollapseError, collapse_once, collapse_while_it_runs};
 pub use elf::ElfFacts;
 pub use libraries::{LoaderCache, SearchPaths};
 pub use node_pages::{free_pages_by_node, share_by_node};
