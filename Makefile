@@ -45,6 +45,7 @@ build: rust
 test: build
 	@scripts/install-test-tools
 	@scripts/fetch-test-kernels
+	@scripts/build-for-arm64 $(CARGO)
 	@CARGO=$(CARGO) scripts/test
 
 demo: build

@@ -8,9 +8,10 @@ use anyhow::{Context as _, Result};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::cell::{Cell, RefCell};
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The environment variable that marks every process of a trial, so that one left behind is found.
 const MARK: &str = "PAGELIFT_TRIAL";
@@ -174,10 +175,12 @@ where
             Ok(pool) => pool,
             Err(reason) => return Ok(Completion::ignored_with(reason)),
         };
+        let started = Instant::now();
         let context = Context::new(&own_name, pool).map_err(|e| Failed::from(format!("{e:#}")))?;
         let body = std::panic::AssertUnwindSafe(|| body(&context).and_then(|()| context.check_nobody_is_left()));
         let result = std::panic::catch_unwind(body)
             .unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked; the message stands above")));
+        note_duration(&own_name, started.elapsed());
         match result {
             Ok(()) => {
                 fs::remove_dir_all(&context.folder).ok();
@@ -186,6 +189,14 @@ where
             Err(error) => Err(failure(&context, &error)),
         }
     })
+}
+
+/// Keeps how long each trial took, for whoever wants to make the tests faster.
+fn note_duration(name: &str, took: Duration) {
+    let file = fs::File::options().create(true).append(true).open(scratch_folder().join("durations"));
+    if let Ok(mut file) = file {
+        writeln!(file, "{:8.2} s  {name}", took.as_secs_f64()).ok();
+    }
 }
 
 fn failure(context: &Context, error: &anyhow::Error) -> Failed {

@@ -38,10 +38,15 @@ impl PoolReservation {
     /// Not root, a size that the machine does not have, or memory too fragmented, also after compaction.
     pub fn of(page: PageSize, pages: u64) -> Result<Self> {
         let lock = lock_pool()?;
-        let files = [pool_file(page, "nr_hugepages"), pool_file(page, "nr_overcommit_hugepages")];
-        record_values(&files)?;
+        let overcommit = pool_file(page, "nr_overcommit_hugepages");
+        // Gigantic pages have an overcommit that cannot even be written.
+        let overcommitted = read_number(&overcommit)? != 0;
+        let files = [Some(pool_file(page, "nr_hugepages")), overcommitted.then(|| overcommit.clone())];
+        record_values(files.into_iter().flatten())?;
         let reservation = Self { page, pages, _lock: lock };
-        fs::write(&files[1], "0").context("the pool's overcommit cannot be set")?;
+        if overcommitted {
+            fs::write(&overcommit, "0").context("the pool's overcommit cannot be set")?;
+        }
         reservation.resize(pages)?;
         Ok(reservation)
     }
@@ -106,22 +111,25 @@ fn lock_pool() -> Result<Flock<File>> {
 }
 
 /// Writes down what the files hold now, before anything is changed. The lock must be held.
-fn record_values(files: &[PathBuf]) -> Result<()> {
+fn record_values(files: impl Iterator<Item = PathBuf>) -> Result<()> {
     let mut record = String::new();
     for file in files {
-        record += &format!("{} {}\n", file.display(), read_number(file)?);
+        record += &format!("{} {}\n", file.display(), read_number(&file)?);
     }
     fs::write(RECORD, record).with_context(|| format!("cannot write {RECORD}"))
 }
 
-/// Puts back what the record says and removes it. The lock must be held.
+/// Puts back what the record says and removes it, so that one value that the kernel refuses does not keep all later tests
+/// from their pool. The lock must be held.
 fn restore_recorded() -> Result<()> {
     let Ok(record) = fs::read_to_string(RECORD) else { return Ok(()) };
+    fs::remove_file(RECORD).with_context(|| format!("cannot remove {RECORD}"))?;
+    let mut result = Ok(());
     for (path, value) in record.lines().filter_map(|line| line.split_once(' ')) {
         ensure!(path.starts_with("/sys/kernel/mm/hugepages/"), "{RECORD} names {path}, which is no pool");
-        fs::write(path, value).with_context(|| format!("cannot write {value} to {path}"))?;
+        result = result.and(fs::write(path, value).with_context(|| format!("cannot write {value} to {path}")));
     }
-    fs::remove_file(RECORD).with_context(|| format!("cannot remove {RECORD}"))
+    result
 }
 
 /// A file of the pool of one page size in sysfs.

@@ -138,7 +138,12 @@ fn lift_names_kinds(t: &Context) -> Result<()> {
     for (name, kind) in [("text", Kind::Text), ("rodata", Kind::Rodata)] {
         watch(t, t.lifted(&["--pages", "thp", "--lift", name], &program)?, |view| {
             let bytes = check_lifted(view, view.executable()?, &[kind], huge, |_| Source::Thp)?;
-            ensure!(view.huge_bytes() == bytes, "{name}: {bytes} are due, {} are huge", view.huge_bytes());
+            // Sealed pages behind the constants may help to fill one more.
+            let more = view.huge_bytes() - bytes;
+            ensure!(
+                more == 0 || (kind == Kind::Rodata && more == huge.bytes()),
+                "{name}: {bytes} are due, {more} more"
+            );
             Ok(())
         })?;
     }
@@ -203,7 +208,7 @@ fn inspect_agrees(t: &Context) -> Result<()> {
     let program = Program::named("pie_by_default.c")?;
     let path = program.build()?.to_string_lossy().into_owned();
     let text = t.run(t.pagelift(&["inspect", "--pages", "thp", &path])?)?.success()?.stdout;
-    for word in ["text", "rodata", "data", "bss", "base", "merge-read-only", "max-page-size"] {
+    for word in ["text", "rodata", "data", "bss", "Base of the executable", "merge-read-only", "max-page-size"] {
         ensure!(text.contains(word), "`{word}` is not said:\n{text}");
     }
     let plan = json(t, &["inspect", "--json", "--pages", "thp", &path])?;
@@ -274,8 +279,13 @@ fn run_damaged(t: &Context) -> Result<()> {
     let mut numbers = Numbers(2);
     for round in 0..120 {
         let path = t.folder().join(format!("damaged-{round}"));
-        fs::write(&path, damaged(&original, &mut numbers, round))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        let bytes = t.folder().join("bytes");
+        fs::write(&bytes, damaged(&original, &mut numbers, round))?;
+        fs::set_permissions(&bytes, fs::Permissions::from_mode(0o755))?;
+        // A file that this process has had open for writing may be "busy" by a child of another trial just being made.
+        let mut copy = Command::new("cp");
+        copy.arg("-p").arg(&bytes).arg(&path);
+        t.run(copy)?.success()?;
         // env(1) executes it as a launcher does, shell fallback included.
         let mut plain = Command::new("env");
         plain.arg("-C").arg(t.folder()).arg(&path);

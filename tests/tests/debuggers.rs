@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 fn waiting(t: &Context, name: &str, options: &[&str]) -> Result<Session> {
     let session = t.session(t.lifted(options, &Program::named(name)?.command()?)?)?;
     session.wait_for_line("ready")?;
-    ensure!(session.stderr_so_far().contains(" MiB on "), "it is not lifted: {}", session.stderr_so_far());
+    session.wait_for_stderr(" MiB on ").context("it is not lifted")?;
     Ok(session)
 }
 
@@ -67,7 +67,10 @@ fn gdb_breakpoint(t: &Context, pages: &str) -> Result<()> {
     let mut command = gdb(&["break innermost", "continue", "backtrace", "print words[1]", "delete", "detach"]);
     command.arg("-p").arg(session.pid().to_string());
     let mut gdb = t.session(command)?;
-    gdb.wait_for_line("Continuing.")?;
+    poll_until(Duration::from_secs(30), "gdb to let it go on", || {
+        let runs = process_field(session.pid(), "State").is_some_and(|state| state.starts_with('S'));
+        runs && gdb.stdout_so_far().contains("Breakpoint 1 at")
+    })?;
     session.send("go on\n")?;
     poll_until(Duration::from_secs(30), "gdb's end", || gdb.has_ended().unwrap_or(true))?;
     let output = gdb.finish()?.success()?;
@@ -103,7 +106,8 @@ fn gdb_same_as_plain(t: &Context, pages: &str) -> Result<()> {
         let text = t.run(command)?.success()?.stdout;
         let start = text.find("main (").with_context(|| format!("no frame of main:\n{text}"))?;
         // Addresses differ from run to run; the low twelve bits do not.
-        shown.push(without_addresses(&text[start..]));
+        let lines = text[start..].lines().filter(|line| !line.starts_with("[Inferior"));
+        shown.push(without_addresses(&lines.collect::<Vec<_>>().join("\n")));
     }
     ensure!(shown[0] == shown[1], "plain\n{}\nlifted\n{}", shown[0], shown[1]);
     ensure!(shown[0].contains("middle") && shown[0].contains("9e3779b97f4a7c15"), "gdb shows nothing:\n{}", shown[0]);
@@ -172,8 +176,14 @@ fn core_dump(t: &Context, pages: &str) -> Result<()> {
         session.send("crash\n")?;
         ensure!(session.finish()?.ending == Ending::Signal(Signal::SIGABRT as i32), "it did not crash");
         let core = core_file(&folder).context("no core file")?;
-        let mut command =
-            gdb(&["backtrace", "print *state", "print state->text", "x/3xg words", "print large_bss[100000]"]);
+        let mut command = gdb(&[
+            "backtrace",
+            "frame function innermost",
+            "print *state",
+            "print state->text",
+            "x/3xg words",
+            "print large_bss[100000]",
+        ]);
         command.arg(program.build()?).arg(&core);
         let text = t.run(command)?.success()?.stdout;
         let start = text.find("innermost (").with_context(|| format!("no frame of innermost:\n{text}"))?;
@@ -187,7 +197,9 @@ fn core_dump(t: &Context, pages: &str) -> Result<()> {
     Ok(())
 }
 
+/// The map of a process, which may be written a moment after the program has gone on.
 fn map_of(pid: u32) -> Result<String> {
+    poll_until(Duration::from_secs(5), "the perf map", || Path::new(&format!("/tmp/perf-{pid}.map")).exists())?;
     fs::read_to_string(format!("/tmp/perf-{pid}.map")).with_context(|| format!("no /tmp/perf-{pid}.map"))
 }
 
@@ -209,7 +221,7 @@ fn perf_map_demangled(t: &Context, pages: &str) -> Result<()> {
     let by_command = map_of(pid)?;
     fs::remove_file(format!("/tmp/perf-{pid}.map"))?;
     ensure!(by_option == by_command, "the two maps differ:\n{by_option}\n{by_command}");
-    let (start, size) = entry_of(&by_command, "kitchen::Mixer<unsigned long>::stir_for_a_while(unsigned int)")?;
+    let (start, size) = entry_of(&by_command, "kitchen::Mixer<unsigned long>::stir_for_a_while")?;
     let mut command = gdb(&["info symbol main", "print/x (long)&'kitchen::Mixer<unsigned long>::stir_for_a_while'"]);
     command.arg("-p").arg(pid.to_string());
     let shown = if pagelift_tests::command_exists("gdb") { t.run(command)?.stdout } else { format!("{start:#x}") };
@@ -266,13 +278,14 @@ fn separate_debug_file(t: &Context, pages: &str) -> Result<()> {
     fs::remove_file(&place)?;
     fs::remove_dir(folder).ok();
     let map = result?;
-    entry_of(&map, "kitchen::Mixer<unsigned long>::stir_for_a_while(unsigned int)")?;
+    entry_of(&map, "kitchen::Mixer<unsigned long>::stir_for_a_while")?;
     Ok(())
 }
 
 fn map_of_stripped(t: &Context, program: &Path, pages: &str) -> Result<String> {
     let session = t.session(t.lifted(&["--pages", pages, "--perf-map"], &Command::new(program))?)?;
     session.wait_for_line("ready")?;
+    session.wait_for_stderr(" MiB on ")?;
     let map = map_of(session.pid())?;
     fs::remove_file(format!("/tmp/perf-{}.map", session.pid()))?;
     Ok(map)

@@ -158,16 +158,14 @@ fn overcommit(t: &Context) -> Result<()> {
 fn gigantic_pages(t: &Context) -> Result<()> {
     let page = address_space::PageSize::new(1 << 30)?;
     ensure!(pool_file(page, "nr_hugepages").exists(), "this machine has no 1 GiB pages");
-    let pool = match PoolReservation::of(page, 1) {
-        Ok(pool) => pool,
-        Err(error) => return Err(error.context("1 GiB of memory in one piece")),
-    };
+    // Wherever the base falls, the bss holds one whole page of this size or two.
+    let pool = PoolReservation::of(page, 2).context("2 GiB of memory in large pieces")?;
     let options = ["--pages", "hugetlb", "--page-size", "1G", "--writable-pages", "hugetlb", "--lift", "bss"];
     let (output, hugetlb, _) =
         survives(t, "bss_of_several_gib.c", &[], &[&options[..], &["--max-memory", "3G"]].concat())?;
-    ensure!(hugetlb == 1 << 30, "{hugetlb} bytes on 1 GiB pages: {}", output.stderr);
+    ensure!([1 << 30, 2 << 30].contains(&hugetlb), "{hugetlb} bytes on 1 GiB pages: {}", output.stderr);
     says(&output, &["1 GiB pages"])?;
-    ensure!(pool.free()? == 1, "the page is lost");
+    ensure!(pool.free()? == 2, "a page is lost");
     Ok(())
 }
 
@@ -301,7 +299,9 @@ fn others() -> Vec<Trial> {
         trial("other/thp_switched_off_for_the_process", gcc(), |t| {
             let (output, hugetlb, thp) = behind(&["no-thp"], &["--pages", "thp"])(t)?;
             ensure!(hugetlb + thp == 0, "hugetlb {hugetlb}, thp {thp}");
-            says(&output, &["nothing lifted"])
+            // Compaction would not mend this.
+            ensure!(!output.stderr.contains("compact_memory"), "a wrong reason: {}", output.stderr);
+            says(&output, &["THP"])
         }),
         trial("other/little_address_space", gcc(), |t| {
             // RLIMIT_AS leaves the program a few MiB more than it needs.
@@ -325,7 +325,7 @@ fn others() -> Vec<Trial> {
 }
 
 fn few_mappings_left(t: &Context, options: &[&str]) -> Result<()> {
-    for left in [0, 1, 2, 3, 4, 6, 8, 12, 20, 40] {
+    for left in [0, 1, 3, 8, 20] {
         let words = ["env".to_owned(), format!("MAPPINGS_LEFT={left}")];
         survives(t, "near_the_limit_of_mappings.c", &words, options).with_context(|| format!("{left} left"))?;
     }

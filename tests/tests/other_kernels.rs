@@ -13,7 +13,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(240);
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "pie_by_default.c",
     "static_pie.c",
     "fixed_address_executable.c",
@@ -23,6 +23,7 @@ const PROGRAMS: [&str; 9] = [
     "heap_grows_and_shrinks.c",
     "fork_and_write.c",
     "handles_signals_at_start.c",
+    "near_the_limit_of_mappings.c",
 ];
 
 fn main() -> ExitCode {
@@ -46,8 +47,8 @@ fn main() -> ExitCode {
         trial(name, needs(kernel), move |t| boot(t, kernel, script, nodes, least))
     };
     let trials: Vec<Trial> = vec![
-        on("linux-5.10-amd64", "kernel.sh", &[1536], 48),
-        on("linux-6.1-amd64", "kernel.sh", &[1536], 48),
+        on("linux-5.10-amd64", "kernel.sh", &[1536], 45),
+        on("linux-6.1-amd64", "kernel.sh", &[1536], 45),
         on("linux-5.10-amd64", "nodes.sh", &[500, 500], 8),
         on("linux-6.1-amd64", "nodes.sh", &[500, 500], 8),
         trial("linux-6.1-arm64/kernel", arm, boot_arm),
@@ -129,6 +130,7 @@ fn boot_arm(t: &Context) -> Result<()> {
         ("heap_grows_and_shrinks", "-fPIE -pie"),
         ("handles_signals_at_start", "-fPIE -pie"),
         ("fork_and_write", "-fPIE -pie"),
+        ("near_the_limit_of_mappings", "-fPIE -pie"),
     ];
     for (name, flags) in builds {
         let out = t.folder().join(name);
@@ -144,7 +146,7 @@ fn boot_arm(t: &Context) -> Result<()> {
     fs::write(&file, initramfs.finish())?;
     let kernel = kernel_image("linux-6.1-arm64");
     let machine = VirtualMachine { architecture: "aarch64", kernel, initramfs: file, nodes: vec![1536] };
-    run_machine(t, &machine, 19)
+    run_machine(t, &machine, 40)
 }
 
 /// The C library and the dynamic linker of the cross compiler.
