@@ -1,6 +1,5 @@
 //! Why memory stays where it is: what was found, what was needed, and the command that mends it.
 
-use crate::ThpMode;
 use address_space::{PageSize, format_bytes};
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -40,6 +39,8 @@ pub enum Reason {
     },
     /// Transparent huge pages are switched off.
     ThpOff,
+    /// Transparent huge pages are switched off for the process.
+    ThpOffInProcess,
     /// The kernel has no transparent huge pages.
     NoThp,
     /// Transparent huge pages come in one size only.
@@ -101,12 +102,6 @@ pub enum Reason {
     },
 }
 
-impl From<ThpMode> for Option<Reason> {
-    fn from(mode: ThpMode) -> Self {
-        (mode == ThpMode::Never).then_some(Reason::ThpOff)
-    }
-}
-
 impl Reason {
     /// The command or change that mends it, if there is one.
     pub fn mend(&self) -> Option<String> {
@@ -121,7 +116,7 @@ impl Reason {
                 sizes.first().map(|size| format!("--page-size {}", size.to_string().replace(' ', "")))
             }
             Self::ThpOff => Some("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".to_owned()),
-            Self::ThpSize { .. } => Some("--pages hugetlb".to_owned()),
+            Self::ThpSize { .. } | Self::ThpOffInProcess => Some("--pages hugetlb".to_owned()),
             Self::Memory { needed, .. } => Some(format!("--max-memory {needed}, or free memory")),
             Self::Mappings { most, .. } => Some(format!("sysctl vm.max_map_count={}", most.saturating_mul(2))),
             Self::ProtectionPending => Some("--writable-pages thp".to_owned()),
@@ -146,6 +141,9 @@ impl fmt::Display for Reason {
                 write!(f, "no pool of {size} pages on this machine, found {found}")
             }
             Self::ThpOff => f.write_str("transparent huge pages are off (`never`), needed `madvise` or `always`"),
+            Self::ThpOffInProcess => {
+                f.write_str("transparent huge pages are off for this process (PR_SET_THP_DISABLE, THP_enabled: 0)")
+            }
             Self::NoThp => f.write_str("this kernel has no transparent huge pages"),
             Self::ThpSize { wanted, size } => {
                 write!(f, "transparent huge pages are {size} here, {wanted} asked for")

@@ -1,0 +1,165 @@
+//! What the library does: lift, restore, look again. Everything here runs alone and with all signals held, see
+//! `own_state`.
+
+use crate::auxiliary::Auxiliary;
+use crate::executor::{OwnProcess, own_space};
+use crate::look::{Seen, look};
+use crate::records::Record;
+use crate::report::Report;
+use crate::situation::Situation;
+use crate::{calls, fork_guard};
+use address_space::{AddressRange, AddressSpace, LoadedObject, MappingName};
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use lift_execution::{Executor, Outcome, execute};
+use lift_plan::{Policy, Source, Way};
+
+/// What the library remembers of this process.
+#[derive(Default)]
+pub struct Library {
+    /// What has been swapped.
+    pub records: Vec<Record>,
+    /// How objects that are loaded later are lifted, where they are.
+    pub later: Option<Policy>,
+    /// Where objects lie that have been looked at, so that a load only concerns new ones.
+    pub known: Vec<AddressRange>,
+    /// What stands ready for a fork.
+    pub guard: fork_guard::Guard,
+}
+
+impl Library {
+    /// Lifts what the policy wants and what is not lifted yet.
+    pub fn lift(&mut self, policy: &Policy, wanted: impl Fn(&LoadedObject) -> bool) -> Report {
+        let started = calls::monotonic_microseconds();
+        self.forget_what_is_gone();
+        let seen = match look(policy, &self.records, wanted) {
+            Ok(seen) => seen,
+            Err(why) => return Report::nothing(why),
+        };
+        let mut outcome = Outcome::default();
+        if !seen.plan.lifts.is_empty() && self.ready_for_forks(&seen) {
+            let mut executor = OwnProcess::new(seen.machine.base_page);
+            outcome = execute(&seen.plan, &seen.process.space, &mut executor);
+            self.remember(&seen, &outcome, &mut executor);
+            leave_out_foreign(&mut outcome, &seen);
+        }
+        self.known = seen.process.objects.iter().map(LoadedObject::extent).collect();
+        let microseconds = calls::monotonic_microseconds() - started;
+        Report { plan: seen.plan, outcome, microseconds, ..Report::default() }
+    }
+
+    #[cfg(feature = "preload")]
+    /// Lifts objects that were not there at the last look, under the policy for them.
+    pub fn lift_new(&mut self) -> Option<Report> {
+        let policy = self.later.clone()?;
+        let known = core::mem::take(&mut self.known);
+        let report = self.lift(&policy, |object| !known.iter().any(|extent| *extent == object.extent()));
+        self.known.extend(known);
+        if let (Some(auxiliary), Ok(space)) = (Auxiliary::read(), own_space()) {
+            // Places of objects that are gone may be those of others soon.
+            let there: Vec<_> =
+                crate::objects::objects_of(&space, &auxiliary).iter().map(LoadedObject::extent).collect();
+            self.known.retain(|extent| there.contains(extent));
+        }
+        Some(report)
+    }
+
+    /// Writable pool pages wait until the handlers around `fork` stand.
+    fn ready_for_forks(&mut self, seen: &Seen) -> bool {
+        let needs =
+            seen.plan.lifts.iter().any(|lift| {
+                lift.protection.write && lift.attempts.iter().any(|attempt| attempt.source == Source::Hugetlb)
+            });
+        !needs || self.guard.install()
+    }
+
+    fn remember(&mut self, seen: &Seen, outcome: &Outcome, executor: &mut OwnProcess) {
+        let Ok(after) = executor.space() else { return };
+        for (lift, done) in seen.plan.lifts.iter().zip(&outcome.ranges) {
+            let attempt = lift.attempts.iter().find(|attempt| Some(attempt.source) == done.source);
+            let Some(attempt) = attempt else { continue };
+            let swapped = attempt.parts.iter().filter(|part| !matches!(part.way, Way::InPlace { .. }));
+            for range in swapped.flat_map(|part| replaced_in(part.range, &seen.process.space, &after)) {
+                let (object, source) = (lift.object.clone(), attempt.source);
+                let before = &seen.process.space;
+                let record = Record::new(object, range, lift.protection, source, attempt.page_size, before);
+                self.records.push(record);
+            }
+        }
+    }
+
+    /// Gives everything back to ordinary pages.
+    pub fn restore(&mut self) -> Report {
+        let started = calls::monotonic_microseconds();
+        self.forget_what_is_gone();
+        let mut report = Report::default();
+        let (Some(auxiliary), Ok(space)) = (Auxiliary::read(), own_space()) else {
+            return Report::nothing("found no /proc/self".to_string());
+        };
+        let mut executor = OwnProcess::new(auxiliary.base_page);
+        let situation = Situation::of(&space, &[]);
+        let mut kept = Vec::new();
+        for record in core::mem::take(&mut self.records) {
+            let unrest = if record.is_writable() { situation.unrest(record.range) } else { None };
+            let result = match unrest {
+                Some(why) => Err(String::from(why)),
+                None => record.restore(&mut executor, auxiliary.base_page).map_err(|error| error.to_string()),
+            };
+            if let Err(why) = result {
+                report.not_restored.push((record.object.clone(), why));
+                kept.push(record);
+            }
+        }
+        self.records = kept;
+        report.microseconds = calls::monotonic_microseconds() - started;
+        report
+    }
+
+    /// Bytes that the kernel backs with huge pages now, from the pool and transparently, of what was swapped.
+    pub fn covered_now(&mut self) -> (u64, u64, u64) {
+        self.forget_what_is_gone();
+        let Some(auxiliary) = Auxiliary::read() else { return (0, 0, 0) };
+        let mut executor = OwnProcess::new(auxiliary.base_page);
+        let (mut pool, mut transparent, mut pages) = (0, 0, 0);
+        for record in &self.records {
+            let huge = executor.huge(record.range, record.page_size).unwrap_or_default().bytes_in(record.range);
+            pages += huge / record.page_size.bytes();
+            match record.source {
+                Source::Hugetlb => pool += huge,
+                Source::Thp => transparent += huge,
+            }
+        }
+        (pool, transparent, pages)
+    }
+
+    /// Objects that were unloaded have taken their ranges with them.
+    pub fn forget_what_is_gone(&mut self) {
+        if !self.records.is_empty()
+            && let Ok(space) = own_space()
+        {
+            self.records.retain(|record| record.stands(&space));
+        }
+    }
+}
+
+/// What of a range was replaced, as maps shows it.
+fn replaced_in(range: AddressRange, before: &AddressSpace, after: &AddressSpace) -> Vec<AddressRange> {
+    let replaced = after.overlapping(range).iter().filter(|mapping| {
+        let was_file = before.overlapping(mapping.range.intersect(range)).iter().any(|m| m.path().is_some());
+        match mapping.name {
+            MappingName::HugetlbAnonymous | MappingName::Named(_) => true,
+            _ => mapping.is_plain_anonymous() && was_file,
+        }
+    });
+    let joined: address_space::RangeSet = replaced.map(|mapping| mapping.range.intersect(range)).collect();
+    joined.iter().collect()
+}
+
+/// With other threads running, memory outside of the objects changes all the time.
+fn leave_out_foreign(outcome: &mut Outcome, seen: &Seen) {
+    if seen.situation.threads != 1 {
+        outcome
+            .unexpected
+            .retain(|difference| seen.plan.lifts.iter().any(|lift| lift.range.overlaps(difference.range)));
+    }
+}

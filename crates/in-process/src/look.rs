@@ -1,0 +1,106 @@
+//! Looks at this process and plans.
+
+use crate::auxiliary::Auxiliary;
+use crate::executor::own_space;
+use crate::machine::machine_facts;
+use crate::objects::objects_of;
+use crate::pagemap::Pagemap;
+use crate::situation::Situation;
+use crate::{files, records};
+use address_space::{AddressRange, LoadedObject, MappingUsage, RangeSet, parse_smaps};
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use lift_execution::CallError;
+use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, SpecialMapping, plan};
+
+/// This process as seen at one moment, and what should become of it.
+pub struct Seen {
+    /// For the planner.
+    pub process: ProcessFacts,
+    /// The machine.
+    pub machine: MachineFacts,
+    /// What may be done from inside.
+    pub situation: Situation,
+    /// The plan, with nothing in it that is not safe from inside.
+    pub plan: Plan,
+}
+
+/// Looks and plans. What is lifted already is left alone, and so is every object that `wanted` does not want.
+///
+/// # Errors
+/// Why nothing can be seen, in words.
+pub fn look(
+    policy: &Policy,
+    lifted: &[records::Record],
+    wanted: impl Fn(&LoadedObject) -> bool,
+) -> Result<Seen, String> {
+    let auxiliary = Auxiliary::read().ok_or_else(no_proc)?;
+    let machine = machine_facts(auxiliary.base_page);
+    let space = own_space().map_err(|error| error.to_string())?;
+    let mut objects = objects_of(&space, &auxiliary);
+    let situation = Situation::of(&space, &objects);
+    objects.retain(|object| wanted(object));
+    let mut process = ProcessFacts { space, objects, ..ProcessFacts::default() };
+    process.touched = touched(&process, &auxiliary).map_err(|error| error.to_string())?;
+    let mut made = plan(&process, &machine, policy);
+    leave_lifted(&mut made, lifted);
+    if !made.lifts.is_empty() {
+        // The account of every mapping costs more than all the rest, and only matters where something is replaced.
+        let smaps = files::text(c"/proc/self/smaps").map_err(|_| no_proc())?;
+        process.special = parse_smaps(&smaps).map(|usages| special_mappings(&usages)).map_err(|e| e.to_string())?;
+        made = plan(&process, &machine, policy);
+        leave_lifted(&mut made, lifted);
+    }
+    situation.keep_what_is_safe(&mut made);
+    Ok(Seen { process, machine, situation, plan: made })
+}
+
+fn no_proc() -> String {
+    "found no /proc/self; needed to see this process's memory: mount -t proc proc /proc".to_owned()
+}
+
+fn leave_lifted(plan: &mut Plan, lifted: &[records::Record]) {
+    plan.lifts.retain(|lift| !lifted.iter().any(|record| record.range.overlaps(lift.range)));
+}
+
+/// What has been touched of the anonymous memory of objects and of the heap.
+fn touched(process: &ProcessFacts, auxiliary: &Auxiliary) -> Result<RangeSet, CallError> {
+    let failed = |errno| CallError { call: "reading /proc/self/pagemap", errno };
+    let pagemap = Pagemap::open(auxiliary.base_page).map_err(failed)?;
+    let extents: Vec<AddressRange> =
+        process.objects.iter().map(|object| object.extent().widened(auxiliary.base_page)).collect();
+    let heap = process.space.heap();
+    let mut touched = RangeSet::new();
+    for mapping in process.space.mappings().iter().filter(|m| m.inode == 0 && m.protection.write) {
+        let of_object = extents.iter().any(|extent| extent.overlaps(mapping.range));
+        if of_object || heap.is_some_and(|heap| heap.overlaps(mapping.range)) {
+            pagemap.touched(mapping.range).map_err(failed)?.iter().for_each(|range| touched.insert(range));
+        }
+    }
+    Ok(touched)
+}
+
+/// Properties of a mapping that a copy of its memory would lose, by their flags in smaps (proc_pid_smaps(5)).
+const SPECIAL_FLAGS: [(&str, &str); 9] = [
+    ("dc", "not inherited by children (MADV_DONTFORK)"),
+    ("wf", "wiped in children (MADV_WIPEONFORK)"),
+    ("dd", "kept out of core dumps (MADV_DONTDUMP)"),
+    ("lo", "locked in memory (mlock)"),
+    ("sl", "sealed (mseal)"),
+    ("nh", "advised against huge pages (MADV_NOHUGEPAGE)"),
+    ("um", "registered with userfaultfd"),
+    ("uw", "registered with userfaultfd"),
+    ("ui", "registered with userfaultfd"),
+];
+
+fn special_mappings(usages: &[MappingUsage]) -> Vec<SpecialMapping> {
+    let property = |usage: &MappingUsage| {
+        let flag = SPECIAL_FLAGS.iter().find(|(flag, _)| usage.has_flag(flag));
+        let by_key = || format!("guarded by protection key {}", usage.protection_key);
+        flag.map(|(_, property)| (*property).to_owned()).or_else(|| (usage.protection_key != 0).then(by_key))
+    };
+    let special = usages.iter().filter_map(|usage| Some((usage.mapping.range, property(usage)?)));
+    special.map(|(range, property)| SpecialMapping { range, property }).collect()
+}

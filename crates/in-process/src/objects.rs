@@ -1,0 +1,129 @@
+//! The ELF objects of this process, read from its own memory: no file is opened, so that one that has been replaced or
+//! deleted since is no trouble.
+
+use crate::auxiliary::Auxiliary;
+use crate::{calls, files};
+use address_space::{
+    Address, AddressRange, AddressSpace, ElfImage, FileKey, LoadedObject, ObjectRole, PageSize, bias_of, file_groups,
+};
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::cell::RefCell;
+use object::ReadRef;
+
+/// The objects of a space: the executable first, then by address.
+pub fn objects_of(space: &AddressSpace, auxiliary: &Auxiliary) -> Vec<LoadedObject> {
+    let mut objects = Vec::new();
+    for (key, mappings) in file_groups(space) {
+        objects.extend(objects_in(space, &key, &mappings, auxiliary.base_page));
+    }
+    assign_roles(&mut objects, auxiliary);
+    objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
+    objects
+}
+
+fn objects_in(space: &AddressSpace, key: &FileKey, mappings: &[usize], base_page: PageSize) -> Vec<LoadedObject> {
+    let pieces = mappings.iter().map(|&index| &space.mappings()[index]);
+    let pieces: Vec<_> = pieces.filter(|m| m.protection.read).map(|m| (m.offset, m.range)).collect();
+    let memory = FileInMemory { pieces: &pieces, read: RefCell::new(Vec::new()) };
+    let Ok(image) = ElfImage::parse(&memory) else { return Vec::new() };
+    let object =
+        |bias| LoadedObject { path: key.path.clone(), role: ObjectRole::SharedObject, bias, image: image.clone() };
+    let biases = bias_of(&image, space, mappings, base_page).into_iter();
+    biases.map(object).filter(|object| is_whole(object, space)).collect()
+}
+
+/// True where every segment of the image has something mapped at this bias: an ELF file mapped as plain data is no
+/// loaded object.
+fn is_whole(object: &LoadedObject, space: &AddressSpace) -> bool {
+    let segments = object.image.segments.iter().filter(|segment| !segment.memory.is_empty());
+    segments.into_iter().all(|segment| space.find(segment.memory.shifted(object.bias).start()).is_some())
+}
+
+fn assign_roles(objects: &mut [LoadedObject], auxiliary: &Auxiliary) {
+    let holds = |object: &LoadedObject, at: Option<Address>| at.is_some_and(|at| object.extent().contains(at));
+    for object in objects.iter_mut().filter(|object| holds(object, auxiliary.linker)) {
+        object.role = ObjectRole::DynamicLinker;
+    }
+    let Some(executed) = objects.iter().position(|object| holds(object, auxiliary.headers.or(auxiliary.entry))) else {
+        return;
+    };
+    // A program started as `ld.so PROGRAM` has the dynamic linker for its executed file.
+    if auxiliary.linker.is_none() && objects[executed].image.is_dynamic_linker() {
+        objects[executed].role = ObjectRole::DynamicLinker;
+        let asks = |o: &LoadedObject| o.image.interpreter.is_some() && o.image.soname.is_none();
+        if let Some(program) = objects.iter_mut().find(|o| o.role == ObjectRole::SharedObject && asks(o)) {
+            program.role = ObjectRole::Executable;
+        }
+    } else {
+        objects[executed].role = ObjectRole::Executable;
+    }
+}
+
+#[cfg(feature = "preload")]
+/// This program's names: its file's name and path, and the name it was called by where that is the start of the file's.
+pub fn program_names() -> Vec<alloc::string::String> {
+    use alloc::string::ToString;
+    let Some(path) = files::link(c"/proc/self/exe") else { return Vec::new() };
+    let path = path.strip_suffix(" (deleted)").unwrap_or(&path).to_string();
+    let file = path.rsplit('/').next().unwrap_or_default().to_string();
+    let mut names = vec![file.clone(), path];
+    let arguments = files::bytes(c"/proc/self/cmdline").unwrap_or_default();
+    let first = arguments.split(|byte| *byte == 0).next().and_then(|first| core::str::from_utf8(first).ok());
+    let called = first.and_then(|first| first.rsplit('/').next()).filter(|name| file.starts_with(*name));
+    names.extend(called.map(ToString::to_string));
+    names.retain(|name| !name.is_empty());
+    names
+}
+
+/// The parts of a file that are mapped, as if they were the file. Each part that is asked for is copied once by the
+/// kernel, for which a page that is not there is an error and no signal.
+struct FileInMemory<'a> {
+    pieces: &'a [(u64, AddressRange)],
+    read: RefCell<Vec<Box<[u8]>>>,
+}
+
+impl FileInMemory<'_> {
+    fn fetch(&self, offset: u64, size: usize) -> Option<&[u8]> {
+        let end = offset.checked_add(size as u64)?;
+        let (first, range) =
+            self.pieces.iter().find(|(first, range)| *first <= offset && end <= first + range.len())?;
+        let from = AddressRange::sized(range.start() + (offset - first), size as u64);
+        let mut copy = vec![0u8; size].into_boxed_slice();
+        let address = copy.as_mut_ptr();
+        // SAFETY:
+        // - the box has room for `size` bytes and is ours alone.
+        let copied = unsafe { calls::process_vm_readv(from, address as usize) };
+        if copied != Ok(size) && !read_by_file(from, &mut copy) {
+            return None;
+        }
+        self.read.borrow_mut().push(copy);
+        // SAFETY:
+        // - boxes are only ever added, never changed or removed while `self` lives, and moving a box keeps its bytes
+        //   where they are; so the bytes live as long as the reference to `self`.
+        Some(unsafe { core::slice::from_raw_parts(address, size) })
+    }
+}
+
+/// For processes that may not call `process_vm_readv`.
+fn read_by_file(from: AddressRange, to: &mut [u8]) -> bool {
+    let Ok(memory) = files::File::open(c"/proc/self/mem") else { return false };
+    calls::read_at(memory.descriptor(), to, from.start().0) == Ok(to.len())
+}
+
+impl<'a> ReadRef<'a> for &'a FileInMemory<'_> {
+    fn len(self) -> Result<u64, ()> {
+        self.pieces.iter().map(|(first, range)| first + range.len()).max().ok_or(())
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
+        self.fetch(offset, usize::try_from(size).map_err(drop)?).ok_or(())
+    }
+
+    fn read_bytes_at_until(self, range: core::ops::Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
+        let bytes = self.read_bytes_at(range.start, range.end.checked_sub(range.start).ok_or(())?)?;
+        let end = bytes.iter().position(|byte| *byte == delimiter).ok_or(())?;
+        Ok(&bytes[..end])
+    }
+}

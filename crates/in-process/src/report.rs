@@ -1,0 +1,168 @@
+//! What became of a lift, in numbers and in one line.
+
+use crate::files;
+use address_space::{PageSize, format_bytes};
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use lift_execution::Outcome;
+use lift_plan::{Plan, Reason, Source};
+
+/// What became of a lift or a restore.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What was planned: refusals, edges, bytes considered.
+    pub plan: Plan,
+    /// What was done.
+    pub outcome: Outcome,
+    /// How long it took.
+    pub microseconds: u64,
+    /// Why nothing could be seen or done at all.
+    pub unlifted: Option<String>,
+    /// Ranges of an earlier lift that a restore could not give back, with the reason of each.
+    pub not_restored: Vec<(String, String)>,
+}
+
+impl Report {
+    /// A report of nothing, with the reason.
+    pub fn nothing(why: String) -> Self {
+        Self { unlifted: Some(why), ..Self::default() }
+    }
+
+    /// Bytes that the kernel backs with huge pages, as read back.
+    pub fn covered(&self) -> u64 {
+        self.outcome.covered()
+    }
+
+    /// Bytes that become huge when they are touched.
+    pub fn advised(&self) -> u64 {
+        self.outcome.ranges.iter().map(|range| range.advised).sum()
+    }
+
+    /// Huge pages that were made, of any size.
+    pub fn pages(&self) -> u64 {
+        self.outcome.ranges.iter().map(|range| range.covered.bytes() / range.page_size.bytes()).sum()
+    }
+
+    /// True where everything that the plan promised is there, and that is not nothing.
+    pub fn is_complete(&self) -> bool {
+        self.unlifted.is_none()
+            && self.covered() + self.advised() > 0
+            && self.outcome.is_complete()
+            && self.plan.refusals.iter().all(|refusal| matches!(refusal.reason, Reason::NoWholePage { .. }))
+    }
+
+    /// The weightiest reason for memory that is not on huge pages, and its bytes.
+    pub fn shortfall(&self) -> Option<(u64, &Reason)> {
+        let uncovered = self.outcome.ranges.iter().flat_map(|range| &range.uncovered);
+        let all = uncovered
+            .map(|uncovered| (uncovered.range.len(), &uncovered.reason))
+            .chain(self.plan.refusals.iter().map(|refusal| (refusal.range.len(), &refusal.reason)));
+        let is_small = |reason: &Reason| matches!(reason, Reason::NoWholePage { .. });
+        let all: Vec<_> = all.collect();
+        let (_, first) = all.iter().max_by_key(|(bytes, reason)| (!is_small(reason), *bytes))?;
+        let same = |reason: &Reason| core::mem::discriminant(reason) == core::mem::discriminant(*first);
+        Some((all.iter().filter(|(_, reason)| same(reason)).map(|(bytes, _)| bytes).sum(), *first))
+    }
+
+    /// One line, as the command line's, without its end.
+    pub fn line(&self) -> String {
+        let head = format!("pagelift: {}[{}]: ", program(), crate::calls::process_id());
+        if let Some(why) = &self.unlifted {
+            return format!("{head}runs as it is: {why}");
+        }
+        if let Some(difference) = self.outcome.unexpected.first() {
+            return format!("{head}FAULT: the address space differs where it should not: {difference:?}");
+        }
+        let shortfall = self.shortfall();
+        if self.covered() + self.advised() == 0 {
+            return match shortfall {
+                Some((_, reason)) => format!("{head}nothing lifted: {}", with_mend(reason)),
+                None => format!("{head}nothing lifted: none of the memory asked for is there"),
+            };
+        }
+        let mut text = format!("{head}{}", self.coverage());
+        if self.advised() > 0 {
+            text += &format!(", {} more advised", format_bytes(self.advised()));
+        }
+        text += &format!(", {}.{} ms", self.microseconds / 1000, self.microseconds % 1000 / 100);
+        if let Some((bytes, reason)) = shortfall.filter(|(_, reason)| !matches!(reason, Reason::NoWholePage { .. })) {
+            text += &format!("; {} not: {}", format_bytes(bytes), with_mend(reason));
+        }
+        text
+    }
+
+    fn coverage(&self) -> String {
+        let covered = format_bytes(self.covered());
+        let all = format_bytes(self.plan.considered);
+        // "19.4 of 33.9 MiB" where the units agree.
+        let short = match (covered.split_once(' '), all.split_once(' ')) {
+            (Some((number, unit)), Some((_, same))) if unit == same => number.to_string(),
+            _ => covered,
+        };
+        let by = |source: Source| {
+            let bytes = self.outcome.covered_from(source);
+            (bytes > 0).then_some((source, bytes))
+        };
+        let sources: Vec<_> = [by(Source::Hugetlb), by(Source::Thp)].into_iter().flatten().collect();
+        let mut sizes: Vec<PageSize> = self.outcome.ranges.iter().map(|range| range.page_size).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let sizes = sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+        let named = match sources.as_slice() {
+            [] => return format!("{short} of {all} on huge pages"),
+            [(source, _)] => source.to_string(),
+            several => several
+                .iter()
+                .map(|(source, bytes)| format!("{source} {}", format_bytes(*bytes)))
+                .collect::<Vec<_>>()
+                .join(", "),
+        };
+        format!("{short} of {all} on {sizes} pages ({named})")
+    }
+
+    /// What became of each range, line by line, for the verbose.
+    pub fn details(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for range in &self.outcome.ranges {
+            let kinds = range.kinds.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
+            let size = format_bytes(range.range.len());
+            let covered = format_bytes(range.covered.bytes());
+            let from = range.source.map_or_else(|| "ordinary pages".to_string(), |source| source.to_string());
+            let mut line = format!("pagelift:   {} {kinds} {}: {covered} of {size}, {from}", range.object, range.range);
+            for (bytes, reason) in range.uncovered.iter().map(|u| (u.range.len(), &u.reason)) {
+                line += &format!("; {} not: {}", format_bytes(bytes), with_mend(reason));
+            }
+            lines.push(line);
+        }
+        for refusal in &self.plan.refusals {
+            let kinds = refusal.kinds.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
+            lines.push(format!(
+                "pagelift:   {} {kinds} {}: refused: {}",
+                refusal.object,
+                refusal.range,
+                with_mend(&refusal.reason)
+            ));
+        }
+        for (object, why) in &self.not_restored {
+            lines.push(format!("pagelift:   {object}: not restored: {why}"));
+        }
+        lines
+    }
+}
+
+/// A reason and the command that mends it.
+pub fn with_mend(reason: &Reason) -> String {
+    match reason.mend() {
+        Some(mend) => format!("{reason}; to mend: {mend}"),
+        None => reason.to_string(),
+    }
+}
+
+/// The program's name for messages.
+fn program() -> String {
+    let path = files::link(c"/proc/self/exe").unwrap_or_default();
+    let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+    let name = path.rsplit('/').next().unwrap_or_default();
+    if name.is_empty() { "?".to_string() } else { name.to_string() }
+}

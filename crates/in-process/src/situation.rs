@@ -1,0 +1,213 @@
+//! What may be lifted from inside of a running program, and what may not: the rest of the plan is refused with its
+//! reason before anything is touched.
+
+use crate::{calls, files, linking};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject};
+use alloc::vec::Vec;
+use lift_plan::{Attempt, Plan, RangeLift, Reason, Refusal, Source, Way};
+
+const OTHER_THREADS: &str = "other threads may write to it while it is copied; lift before they are started";
+const KERNEL_WRITES: &str = "the kernel may be writing to it for an asynchronous read (io_uring or AIO is in use)";
+const HOLDS_STACK: &str = "holds the stack of the thread that lifts";
+const HOLDS_LIFTER: &str = "holds the code that lifts, which this kernel would take away for a moment";
+const HOLDS_LIBC: &str = "holds the C library, which a child needs before the fork guard can act; \
+                          --writable-pages thp needs no guard";
+const NO_GUARD: &str = "this C library has no pthread_atfork for the fork guard; --writable-pages thp needs no guard";
+
+/// What matters about this process at one moment.
+#[derive(Clone, Debug)]
+pub struct Situation {
+    /// More than the thread that asks.
+    pub threads: usize,
+    /// The kernel may write to memory by itself.
+    pub pending_io: bool,
+    /// Where the asking thread's stack is.
+    pub stack: Address,
+    /// The object that holds this very code.
+    pub own_object: Option<AddressRange>,
+    /// The object that holds `fork`; none without a C library that offers handlers around it.
+    pub fork_object: Option<AddressRange>,
+}
+
+impl Situation {
+    /// The situation of the calling thread.
+    pub fn of(space: &AddressSpace, objects: &[LoadedObject]) -> Self {
+        let holder = |at: usize| {
+            let at = Address(at as u64);
+            objects.iter().map(LoadedObject::extent).find(|extent| extent.contains(at))
+        };
+        Self {
+            threads: files::names_in(c"/proc/self/task").len(),
+            pending_io: pending_io(space),
+            stack: Address(calls::stack_pointer() as u64),
+            own_object: holder(Self::of as *const () as usize),
+            fork_object: linking::register_atfork().and_then(holder),
+        }
+    }
+
+    /// Why writable memory cannot be replaced now; none where it can.
+    pub fn unrest(&self, range: AddressRange) -> Option<&'static str> {
+        match self {
+            _ if self.threads != 1 => Some(OTHER_THREADS),
+            _ if self.pending_io => Some(KERNEL_WRITES),
+            _ if range.contains(self.stack) => Some(HOLDS_STACK),
+            _ => None,
+        }
+    }
+
+    /// Takes out of the plan what is not safe from inside, as refusals.
+    pub fn keep_what_is_safe(&self, plan: &mut Plan) {
+        let mut kept = Vec::new();
+        for mut lift in core::mem::take(&mut plan.lifts) {
+            let mut reason = None;
+            let attempts = core::mem::take(&mut lift.attempts);
+            lift.attempts = attempts.into_iter().filter_map(|a| self.safe(&lift, a, &mut reason)).collect();
+            let covered: Vec<_> = lift.attempts.iter().take(1).flat_map(|a| &a.parts).map(|p| p.range).collect();
+            if let Some(why) = reason {
+                for range in gaps(lift.range, &covered) {
+                    let (object, kinds) = (lift.object.clone(), lift.kinds.clone());
+                    plan.refusals.push(Refusal { object, kinds, range, reason: Reason::InUse(why) });
+                }
+            }
+            if !lift.attempts.is_empty() {
+                kept.push(lift);
+            }
+        }
+        plan.lifts = kept;
+    }
+
+    /// The attempt with only those parts that are safe; none where no part is.
+    fn safe(&self, lift: &RangeLift, mut attempt: Attempt, reason: &mut Option<&'static str>) -> Option<Attempt> {
+        let all = attempt.parts.len();
+        attempt.parts.retain(|part| {
+            let why = self.danger(lift, &attempt.source, part.range, &part.way);
+            *reason = reason.or(why);
+            why.is_none()
+        });
+        if attempt.parts.len() != all {
+            attempt.memory = attempt.parts.iter().map(lift_plan::Part::filled).sum();
+        }
+        (!attempt.parts.is_empty()).then_some(attempt)
+    }
+
+    fn danger(&self, lift: &RangeLift, source: &Source, range: AddressRange, way: &Way) -> Option<&'static str> {
+        let overlaps = |object: Option<AddressRange>| object.is_some_and(|object| object.overlaps(range));
+        match way {
+            Way::InPlace { .. } => return None,
+            Way::Swap { .. } => {}
+            Way::MoveAside { .. } if overlaps(self.own_object) => return Some(HOLDS_LIFTER),
+            Way::MoveAside { .. } if self.threads != 1 => return Some(OTHER_THREADS),
+            Way::MoveAside { .. } => {}
+        }
+        if !lift.protection.write {
+            return None;
+        }
+        let guarded = || match self.fork_object {
+            None => Some(NO_GUARD),
+            fork_object if overlaps(fork_object) => Some(HOLDS_LIBC),
+            Some(_) => None,
+        };
+        self.unrest(range).or_else(|| if *source == Source::Hugetlb { guarded() } else { None })
+    }
+}
+
+/// What of `range` lies in none of the sorted parts.
+fn gaps(range: AddressRange, parts: &[AddressRange]) -> Vec<AddressRange> {
+    let mut rest = address_space::RangeSet::from_iter([range]);
+    parts.iter().for_each(|part| rest.remove(*part));
+    rest.iter().collect()
+}
+
+/// True where an asynchronous read may be under way: AIO has a ring in the address space, io_uring a descriptor.
+fn pending_io(space: &AddressSpace) -> bool {
+    let aio = space.mappings().iter().any(|mapping| mapping.path().is_some_and(|path| path == "/[aio]"));
+    let ring = || {
+        files::names_in(c"/proc/self/fd").iter().any(|name| {
+            let path = files::c_path(&alloc::format!("/proc/self/fd/{name}"));
+            path.and_then(|path| files::link(&path)).is_some_and(|to| to.contains("[io_uring]"))
+        })
+    };
+    aio || ring()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::{PageSize, Protection, RangeSet};
+    use lift_plan::{Kind, Part};
+
+    fn range(start: u64, end: u64) -> AddressRange {
+        AddressRange::new(Address(start), Address(end))
+    }
+
+    fn still() -> Situation {
+        let fork_object = Some(range(0x9000, 0xa000));
+        Situation { threads: 1, pending_io: false, stack: Address(0xf000), own_object: None, fork_object }
+    }
+
+    fn plan_of(protection: Protection, source: Source, way: fn(AddressRange) -> Way) -> Plan {
+        let range = range(0x1000, 0x3000);
+        let parts = vec![
+            Part { range: AddressRange::new(Address(0x1000), Address(0x2000)), way: way(range) },
+            Part {
+                range: AddressRange::new(Address(0x2000), Address(0x3000)),
+                way: Way::InPlace { collapse: RangeSet::new() },
+            },
+        ];
+        let attempts = vec![Attempt { source, page_size: PageSize::new(0x1000).unwrap(), parts, memory: 0x1000 }];
+        let lift = RangeLift { object: "x".into(), kinds: vec![Kind::Data], range, protection, attempts };
+        Plan { lifts: vec![lift], ..Plan::default() }
+    }
+
+    fn swap(range: AddressRange) -> Way {
+        Way::Swap { copy: RangeSet::from_iter([range]) }
+    }
+
+    fn aside(range: AddressRange) -> Way {
+        Way::MoveAside { copy: RangeSet::new(), mappings: vec![range] }
+    }
+
+    fn reasons(situation: &Situation, mut plan: Plan) -> (Vec<Reason>, usize) {
+        situation.keep_what_is_safe(&mut plan);
+        let parts = plan.lifts.iter().flat_map(|lift| &lift.attempts).map(|attempt| attempt.parts.len()).sum();
+        (plan.refusals.into_iter().map(|refusal| refusal.reason).collect(), parts)
+    }
+
+    #[test]
+    fn writable_memory_is_replaced_only_where_nobody_writes_to_it() {
+        let plan = || plan_of(Protection::READ_WRITE, Source::Thp, swap);
+        assert_eq!(reasons(&still(), plan()), (vec![], 2));
+        let threads = Situation { threads: 2, ..still() };
+        assert_eq!(reasons(&threads, plan()), (vec![Reason::InUse(OTHER_THREADS)], 1));
+        let io = Situation { pending_io: true, ..still() };
+        assert_eq!(reasons(&io, plan()), (vec![Reason::InUse(KERNEL_WRITES)], 1));
+        let stack = Situation { stack: Address(0x1800), ..still() };
+        assert_eq!(reasons(&stack, plan()), (vec![Reason::InUse(HOLDS_STACK)], 1));
+        let unseen = Situation { threads: 0, ..still() };
+        assert_eq!(reasons(&unseen, plan()), (vec![Reason::InUse(OTHER_THREADS)], 1));
+    }
+
+    #[test]
+    fn read_only_memory_is_lifted_with_any_number_of_threads() {
+        let threads = Situation { threads: 9, pending_io: true, ..still() };
+        assert_eq!(reasons(&threads, plan_of(Protection::READ_EXECUTE, Source::Hugetlb, swap)), (vec![], 2));
+    }
+
+    #[test]
+    fn code_that_would_be_missing_for_a_moment_is_not_that_of_the_lifter() {
+        let own = Situation { own_object: Some(range(0, 0x1001)), ..still() };
+        let plan = || plan_of(Protection::READ_EXECUTE, Source::Hugetlb, aside);
+        assert_eq!(reasons(&own, plan()), (vec![Reason::InUse(HOLDS_LIFTER)], 1));
+        assert_eq!(reasons(&still(), plan()), (vec![], 2));
+    }
+
+    #[test]
+    fn writable_pool_pages_need_a_guard_that_acts_in_time() {
+        let plan = || plan_of(Protection::READ_WRITE, Source::Hugetlb, swap);
+        let holds = Situation { fork_object: Some(range(0, 0x2000)), ..still() };
+        assert_eq!(reasons(&holds, plan()), (vec![Reason::InUse(HOLDS_LIBC)], 1));
+        let none = Situation { fork_object: None, ..still() };
+        assert_eq!(reasons(&none, plan()), (vec![Reason::InUse(NO_GUARD)], 1));
+        assert_eq!(reasons(&still(), plan()), (vec![], 2));
+    }
+}

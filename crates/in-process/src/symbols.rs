@@ -1,0 +1,152 @@
+//! Finds functions that this object's own definitions stand before, in the objects behind it.
+
+use crate::linking;
+use core::ffi::{CStr, c_void};
+
+/// `struct dl_phdr_info` as far as it is needed (dl_iterate_phdr(3)).
+#[repr(C)]
+struct Listed {
+    bias: usize,
+    name: *const core::ffi::c_char,
+    headers: *const ProgramHeader,
+    count: u16,
+}
+
+/// `Elf64_Phdr` (elf(5)).
+#[repr(C)]
+struct ProgramHeader {
+    kind: u32,
+    flags: u32,
+    offset: u64,
+    address: u64,
+    physical: u64,
+    file_size: u64,
+    memory_size: u64,
+    align: u64,
+}
+
+/// `Elf64_Sym`.
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: u64,
+    size: u64,
+}
+
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const DT_GNU_HASH: u64 = 0x6fff_fef5;
+/// `STT_FUNC`, and `STT_GNU_IFUNC`, which needs a call to be resolved and is not taken.
+const FUNCTION: u8 = 2;
+
+struct Search<'a> {
+    name: &'a [u8],
+    /// This object has been listed.
+    passed: bool,
+    found: Option<usize>,
+}
+
+/// The address of a function in the first object behind this one that defines it.
+pub fn next_after_this_object(name: &[u8]) -> Option<usize> {
+    let mut search = Search { name, passed: false, found: None };
+    linking::for_each_object(look, core::ptr::from_mut(&mut search).cast());
+    search.found
+}
+
+extern "C" fn look(listed: *const c_void, _size: usize, search: *mut c_void) -> core::ffi::c_int {
+    // SAFETY:
+    // - the dynamic linker gives its description of an object, and the pointer that it was given, to a `Search` that
+    //   nobody else uses.
+    let (listed, search) = unsafe { (&*listed.cast::<Listed>(), &mut *search.cast::<Search<'_>>()) };
+    // SAFETY:
+    // - the object's program headers are mapped as long as it is loaded.
+    let headers = unsafe { core::slice::from_raw_parts(listed.headers, usize::from(listed.count)) };
+    if !search.passed {
+        let here = look as *const () as usize;
+        let holds = |header: &ProgramHeader| {
+            header.kind == PT_LOAD
+                && here.wrapping_sub(listed.bias).wrapping_sub(header.address as usize) < header.memory_size as usize
+        };
+        search.passed = headers.iter().any(holds);
+        return 0;
+    }
+    let Some(dynamic) = headers.iter().find(|header| header.kind == PT_DYNAMIC) else { return 0 };
+    search.found = Tables::of(listed.bias, dynamic).and_then(|tables| tables.function(search.name));
+    i32::from(search.found.is_some())
+}
+
+/// The tables of one loaded object.
+struct Tables {
+    bias: usize,
+    names: usize,
+    symbols: *const Symbol,
+    hash: *const u32,
+}
+
+impl Tables {
+    fn of(bias: usize, dynamic: &ProgramHeader) -> Option<Self> {
+        let mut entry = (bias + dynamic.address as usize) as *const [u64; 2];
+        let (mut names, mut symbols, mut hash) = (None, None, None);
+        loop {
+            // SAFETY:
+            // - the dynamic section of a loaded object is mapped and ends with an entry of zeros.
+            let [tag, value] = unsafe { entry.read() };
+            // glibc has added the bias to these, musl has not.
+            let at = if (value as usize) < bias { bias + value as usize } else { value as usize };
+            match tag {
+                0 => break,
+                DT_STRTAB => names = Some(at),
+                DT_SYMTAB => symbols = Some(at),
+                DT_GNU_HASH => hash = Some(at),
+                _ => {}
+            }
+            entry = entry.wrapping_add(1);
+        }
+        Some(Self { bias, names: names?, symbols: symbols? as *const Symbol, hash: hash? as *const u32 })
+    }
+
+    /// Looks a function up by the GNU hash table: a header of four words, a filter, the buckets, and a chain of hashes
+    /// whose lowest bit marks the end.
+    fn function(&self, name: &[u8]) -> Option<usize> {
+        let wanted = name.iter().fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
+        // SAFETY:
+        // - the table of a loaded object is mapped and sound: the dynamic linker has used it.
+        unsafe {
+            let [buckets, first, filter] = [self.hash.read(), self.hash.add(1).read(), self.hash.add(2).read()];
+            let buckets_at = self.hash.add(4 + 2 * filter as usize);
+            let chains_at = buckets_at.add(buckets as usize);
+            let mut index = buckets_at.add((wanted % buckets.max(1)) as usize).read();
+            while index >= first && index != 0 {
+                let hash = chains_at.add((index - first) as usize).read();
+                if hash | 1 == wanted | 1
+                    && let Some(found) = self.function_at(index, name)
+                {
+                    return Some(found);
+                }
+                if hash & 1 == 1 {
+                    return None;
+                }
+                index += 1;
+            }
+        }
+        None
+    }
+
+    /// # Safety
+    /// `index` is one of the symbol table's.
+    unsafe fn function_at(&self, index: u32, name: &[u8]) -> Option<usize> {
+        // SAFETY:
+        // - the caller's promise; names of symbols lie in the table of names and end with NUL.
+        let (symbol, text) = unsafe {
+            let symbol = &*self.symbols.add(index as usize);
+            (symbol, CStr::from_ptr((self.names + symbol.name as usize) as *const _))
+        };
+        let defined = symbol.section != 0 && symbol.info & 15 == FUNCTION;
+        (defined && text.to_bytes() == name).then(|| self.bias + symbol.value as usize)
+    }
+}
