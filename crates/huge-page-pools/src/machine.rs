@@ -3,7 +3,7 @@
 use crate::{limits_of, pools_at, thp_at};
 use address_space::PageSize;
 use kernel_calls::pages::base_page;
-use lift_plan::MachineFacts;
+use lift_plan::{MachineFacts, ThpFacts, ThpMode};
 use std::fs;
 use std::path::Path;
 
@@ -28,7 +28,8 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(u64::MAX);
     let (memory, bound) = match limits.memory {
-        Some((left, directory)) if left < available => (left, format!("cgroup {}", directory.display())),
+        // At the limit of its cgroup a program is killed; what is left must serve more than the lift.
+        Some((left, directory)) if left < available => (left / 2, format!("cgroup {}", directory.display())),
         _ => (available, "available memory".to_owned()),
     };
     let release = kernel_calls::release::kernel_release();
@@ -37,13 +38,22 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
         base_page: base_page(),
         pools,
         default_hugetlb: meminfo_bytes(&meminfo, "Hugepagesize").and_then(|bytes| PageSize::new(bytes).ok()),
-        thp: thp_at(Path::new("/sys/kernel/mm/transparent_hugepage")),
+        thp: thp_at(Path::new("/sys/kernel/mm/transparent_hugepage")).map(|thp| match is_thp_off_in(pid) {
+            true => ThpFacts { mode: ThpMode::OffInProcess, ..thp },
+            false => thp,
+        }),
         movable_hugetlb: release >= (5, 16),
         collapse: release >= (6, 1),
         memory_available: memory - memory / SHARE_LEFT_ALONE,
         memory_bound: bound,
         max_mappings: max_mappings(),
     }
+}
+
+/// True where the process has switched transparent huge pages off for itself (`THP_enabled`, Linux 5.0).
+fn is_thp_off_in(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).is_some_and(|value| value.trim() == "0")
 }
 
 /// `vm.max_map_count`; its default where it cannot be read.

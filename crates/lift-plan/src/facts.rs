@@ -27,6 +27,8 @@ pub enum ThpMode {
     Madvise,
     /// Nowhere.
     Never,
+    /// Not in this process (`prctl(PR_SET_THP_DISABLE)`, which children inherit).
+    OffInProcess,
 }
 
 /// Transparent huge pages of this kernel.
@@ -55,8 +57,8 @@ pub struct MachineFacts {
     pub movable_hugetlb: bool,
     /// `MADV_COLLAPSE` exists (Linux 6.1).
     pub collapse: bool,
-    /// Bytes that can be made resident without squeezing anybody: available memory, or what is left below the
-    /// tightest memory cgroup limit.
+    /// Bytes that can be made resident without squeezing anybody: available memory, or a part of what is left below the
+    /// tightest memory cgroup limit. What the program itself will still touch is not yet taken off.
     pub memory_available: u64,
     /// What sets `memory_available`, for messages.
     pub memory_bound: String,

@@ -287,8 +287,10 @@ impl<'a> Planner<'a> {
     /// file's pages are replaced by a copy.
     fn thp_parts(&self, run: &Run) -> Result<Vec<Part>, Reason> {
         let thp = self.machine.thp.ok_or(Reason::NoThp)?;
-        if thp.mode == ThpMode::Never {
-            return Err(Reason::ThpOff);
+        match thp.mode {
+            ThpMode::Never => return Err(Reason::ThpOff),
+            ThpMode::OffInProcess => return Err(Reason::ThpOffInProcess),
+            ThpMode::Always | ThpMode::Madvise => {}
         }
         if self.size != thp.size {
             return Err(Reason::ThpSize { wanted: self.size, size: thp.size });

@@ -182,6 +182,10 @@ fn privileged(path: &Path) -> Option<String> {
         if has_capabilities(&path) {
             return Some(format!("{} has file capabilities", path.display()));
         }
+        // The kernel shows nobody the memory of a program that its user may execute but not read.
+        if nix::unistd::access(&path, nix::unistd::AccessFlags::R_OK).is_err() {
+            return Some(format!("{} may be executed but not read, needed: permission to read it", path.display()));
+        }
         path = interpreter(&path)?;
     }
     None

@@ -39,6 +39,7 @@ pub fn plan_for_running(
 }
 
 fn plan_seen(pid: i32, mut seen: Seen, machine: &MachineFacts, policy: &Policy) -> anyhow::Result<(Seen, Plan)> {
+    let machine = &with_room_for_the_program(machine, &seen.process);
     let first = plan(&seen.process, machine, policy);
     if first.lifts.is_empty() {
         return Ok((seen, first));
@@ -47,6 +48,14 @@ fn plan_seen(pid: i32, mut seen: Seen, machine: &MachineFacts, policy: &Policy) 
     seen.process.special = special_mappings(&ProcessFiles::of(pid).smaps()?);
     let second = plan(&seen.process, machine, policy);
     Ok((seen, second))
+}
+
+/// Takes off what the program will still touch of its own writable memory: a lift must leave room for it.
+fn with_room_for_the_program(machine: &MachineFacts, process: &ProcessFacts) -> MachineFacts {
+    let writable = process.space.mappings().iter().filter(|mapping| mapping.protection.write && !mapping.shared);
+    let of_objects = writable.filter(|m| process.objects.iter().any(|o| o.extent().overlaps(m.range)));
+    let untouched: u64 = of_objects.map(|m| m.range.len() - process.touched.bytes_in(m.range)).sum();
+    MachineFacts { memory_available: machine.memory_available.saturating_sub(untouched), ..machine.clone() }
 }
 
 fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> anyhow::Result<Seen> {
