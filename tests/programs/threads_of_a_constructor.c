@@ -9,7 +9,9 @@
 // expect: lifted-object libbusy.so data
 #define DATA_BYTES 6000000
 #define WORDS (DATA_BYTES / 8)
+#ifndef THREADS
 #define THREADS 4
+#endif
 #define _GNU_SOURCE
 #ifdef LIBRARY
 #include "support/ranges.h"

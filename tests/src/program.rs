@@ -169,8 +169,11 @@ impl Program {
     fn fingerprint(&self) -> Result<u64> {
         let mut hasher = DefaultHasher::new();
         (&self.text, self.build_commands()).hash(&mut hasher);
+        let folder = tests_folder().join("programs");
         let mut shared: Vec<PathBuf> =
-            fs::read_dir(tests_folder().join("programs/support"))?.filter_map(|e| Some(e.ok()?.path())).collect();
+            fs::read_dir(folder.join("support"))?.filter_map(|e| Some(e.ok()?.path())).collect();
+        let included = self.text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
+        shared.extend(included.filter(|name| !name.contains('/')).map(|name| folder.join(name)));
         shared.sort();
         for file in shared {
             fs::read(file)?.hash(&mut hasher);

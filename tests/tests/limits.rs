@@ -320,15 +320,36 @@ fn others() -> Vec<Trial> {
             few_mappings_left(t, &["--pages", "hugetlb", "--writable-pages", "hugetlb"])
         }),
         trial("other/memory_cgroup_is_nearly_full", [gcc(), vec![Need::Root]].concat(), memory_cgroup),
+        trial("other/untouched_bss_is_not_populated/thp", gcc(), |t| untouched_bss(t, &["--pages", "thp"])),
+        trial("other/untouched_bss_is_not_populated/hugetlb", pool_of(64 << 20), |t| {
+            untouched_bss(t, &["--pages", "hugetlb"])
+        }),
         trial("other/max_memory_is_kept", gcc(), max_memory),
     ]
 }
 
 fn few_mappings_left(t: &Context, options: &[&str]) -> Result<()> {
-    for left in [0, 1, 3, 8, 20] {
+    for left in [0, 2, 8] {
         let words = ["env".to_owned(), format!("MAPPINGS_LEFT={left}")];
         survives(t, "near_the_limit_of_mappings.c", &words, options).with_context(|| format!("{left} left"))?;
     }
+    Ok(())
+}
+
+/// A gigabyte that nobody uses is advised, not made resident; only the pages of its two words may be.
+fn untouched_bss(t: &Context, options: &[&str]) -> Result<()> {
+    let report = t.folder().join("report.json");
+    let report_path = report.to_string_lossy().into_owned();
+    let program = Program::named("large_untouched_bss.c")?.command()?;
+    let output = watch(t, t.lifted(&[options, &["--report", &report_path]].concat(), &program)?, |view| {
+        let resident: u64 = view.usages.iter().map(|usage| usage.resident_with_hugetlb()).sum();
+        ensure!(resident < 24 << 20, "{} MiB are resident", resident >> 20);
+        Ok(())
+    })?;
+    ensure!(output.ending == Ending::Exit(0) && output.stdout.ends_with("3\n"), "{output:?}");
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&report)?)?;
+    let advised = report["advised_bytes"].as_u64().context("no advised_bytes")?;
+    ensure!(advised > 1000 << 20, "{advised} bytes are advised");
     Ok(())
 }
 

@@ -32,6 +32,8 @@ fn main() -> ExitCode {
         trial("formats/script_of_the_shell", gcc(), |t| {
             same_and_says(t, &script_file(t, "#!/bin/sh", "echo in $0; exit 4")?)
         }),
+        trial("files/removed_at_the_start", gcc(), |t| loses_its_file(t, false)),
+        trial("files/replaced_at_the_start", gcc(), |t| loses_its_file(t, true)),
         trial("descendants/only_through_every_kind_of_start", gcc(), only_through_every_start),
         trial("descendants/only_leaves_others_alone", gcc(), only_leaves_others),
         trial("descendants/of_a_lifted_program_are_their_own", gcc(), descendants_are_plain),
@@ -193,7 +195,35 @@ fn same_and_says(t: &Context, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Five of the program are started by fork, vfork, posix_spawn, a shell, by an orphan and by a thread; each is lifted.
+/// Whatever stands at the program's path by now, the process keeps the contents that it was started with, and is lifted.
+fn loses_its_file(t: &Context, replaced: bool) -> Result<()> {
+    let program = Program::named("loses_its_file_at_start.c")?.build()?;
+    let place = t.folder().join("program");
+    let other = t.folder().join("other");
+    let mut outputs = Vec::new();
+    for lifted in [true, false] {
+        for (from, to) in [(&program, &place), (&Program::named("static_pie.c")?.build()?, &other)] {
+            let mut copy = Command::new("cp");
+            copy.arg(from).arg(to);
+            t.run(copy)?.success()?;
+        }
+        let plain = Command::new(&place);
+        let mut command = if lifted { t.lifted(&["--pages", "thp"], &plain)? } else { plain };
+        if replaced {
+            command.env("REPLACE_BY", &other);
+        }
+        let output = look_at(t, command, |view| {
+            ensure!(!lifted || view.huge_bytes() > 16 << 20, "only {} bytes are on huge pages", view.huge_bytes());
+            Ok(())
+        })?;
+        outputs.push(output.success()?.stdout);
+    }
+    ensure!(outputs[0] == outputs[1], "lifted\n{}\nplain\n{}", outputs[0], outputs[1]);
+    ensure!(!outputs[0].contains("still there"), "it has kept its file");
+    Ok(())
+}
+
+/// Six of the program are started by fork, vfork, posix_spawn, a shell, by an orphan and by a thread; each is lifted.
 fn only_through_every_start(t: &Context) -> Result<()> {
     let starter = Program::named("spawns_descendants.c")?.build()?;
     let program = Program::named("pie_by_default.c")?.build()?;
