@@ -2,7 +2,7 @@
 
 use crate::scenario::{Run, Scenario};
 use crate::support::{PAGE, base_page};
-use address_space::{AddressRange, AddressSpace, Mapping, Protection, RangeSet};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, Protection, RangeSet};
 use lift_execution::simulated::{Script, SimulatedKernel};
 use lift_execution::{Executor, RangeOutcome};
 use lift_plan::{RangeLift, Source};
@@ -76,7 +76,11 @@ fn lifted_or_untouched(
 ) -> Verdict {
     let before = &scenario.process.space;
     let size = lift.attempts[0].page_size;
-    for page in lift.range.pages(size) {
+    let mut next = lift.range.start();
+    while next < lift.range.end() {
+        let page = AddressRange::sized(next, size.bytes());
+        next =
+            untouched_up_to(before, after, page).map_or(page.end(), |end| end.align_down(size).min(lift.range.end()));
         let old = before.overlapping(page);
         let new = after.overlapping(page);
         let what = || format!("{page} of {}: {old:?} became {new:?}", lift.object);
@@ -91,6 +95,13 @@ fn lifted_or_untouched(
         }
     }
     Ok(())
+}
+
+/// The end of what is the same memory with the same protection as before, where that is all of `page` at least.
+fn untouched_up_to(before: &AddressSpace, after: &AddressSpace, page: AddressRange) -> Option<Address> {
+    let (old, new) = (before.find(page.start())?, after.find(page.start())?);
+    let end = old.range.end().min(new.range.end());
+    (same_memory(old, new) && old.protection == new.protection && end >= page.end()).then_some(end)
 }
 
 /// Two mappings that show the same memory: the same place of a file, or anonymous memory that was never replaced.

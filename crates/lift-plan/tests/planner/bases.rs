@@ -25,7 +25,7 @@ fn kinds() -> impl Strategy<Value = Kinds> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 5000, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
 
     #[test]
     fn no_other_base_covers_more(

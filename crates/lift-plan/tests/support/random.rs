@@ -58,7 +58,7 @@ fn segment() -> impl Strategy<Value = Segment> {
 
 /// A random ELF file at a random place.
 pub fn shape() -> impl Strategy<Value = Shape> {
-    let align = prop_oneof![5 => Just(PAGE), 1 => Just(4 * PAGE), 1 => Just(16 * PAGE)];
+    let align = prop_oneof![3 => Just(PAGE), 1 => Just(4 * PAGE), 1 => Just(16 * PAGE)];
     (vec(segment(), 1..6), 0..60 * PAGE, align, 0..300u64, any::<bool>()).prop_map(
         |(segments, relro, align, at, fixed)| {
             let kind = if fixed { ElfKind::FixedAddress } else { ElfKind::PositionIndependent };
