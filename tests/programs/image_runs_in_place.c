@@ -2,7 +2,7 @@
 // for two seconds.
 //
 // Arguments: the image, an offset in it, an address, a length.
-// build: gcc -g -O1 -fno-pie -no-pie -Wl,-z,noseparate-code -o $OUT $SRC
+// build: gcc -g -O1 -fno-toplevel-reorder -fno-pie -no-pie -Wl,-z,noseparate-code -o $OUT $SRC
 #define _GNU_SOURCE
 #include "support/ready.h"
 #include <fcntl.h>

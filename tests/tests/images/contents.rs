@@ -20,7 +20,8 @@ pub fn trials() -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
     for program in PROGRAMS {
         let name = format!("image_of/{}", program.trim_end_matches(".c"));
-        trials.push(trial(name, needs(&[]), move |t| of_file(t, &Program::named(program)?.build()?, &["--size", "1G"])));
+        trials
+            .push(trial(name, needs(&[]), move |t| of_file(t, &Program::named(program)?.build()?, &["--size", "1G"])));
     }
     for file in ["/usr/sbin/mariadbd", "/usr/bin/python3.11", "/usr/bin/node"] {
         let name = format!("image_of{}", &file[file.rfind('/').unwrap_or(0)..]);

@@ -73,7 +73,7 @@ fn killed_makers(t: &Context) -> Result<()> {
         }
     }
     t.note(format!("{none} kills came before the image, {whole} after it"));
-    ensure!(none > 0, "no maker was killed before it was done");
+    ensure!(none > 0 && whole > 0, "{none} kills came before the image, {whole} after it");
     store.image(t, "gc", &[])?.success()?;
     ensure!(std::fs::read_dir(&store.path)?.next().is_none(), "something is left in the store");
     Ok(())
@@ -109,7 +109,9 @@ fn makers_and_removers(t: &Context) -> Result<()> {
         }
         for (command, session) in sessions {
             let output = session.finish()?;
-            let missed = command == "remove" && output.stderr.contains("no image of ");
+            // Whoever adds an image maps it, to tell what of it is huge.
+            let missed = ["no image of ", "processes still map this image"].iter().any(|t| output.stderr.contains(t));
+            let missed = command == "remove" && missed;
             let removed = command == "add" && output.stderr.contains("was removed as soon as it was made");
             ensure!(output.ending == Ending::Exit(0) || missed || removed, "{command}: {}", output.stderr);
         }

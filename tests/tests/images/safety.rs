@@ -209,7 +209,8 @@ fn setup_hides_nothing(t: &Context) -> Result<()> {
 fn text_relocations(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "64M")?;
     let program = Program::named("text_relocations.c")?;
-    if let Some(reason) = program.needs()?.iter().filter(|need| !matches!(need, Need::Pool(_))).find_map(Need::missing) {
+    if let Some(reason) = program.needs()?.iter().filter(|need| !matches!(need, Need::Pool(_))).find_map(Need::missing)
+    {
         t.note(reason);
         return Ok(());
     }
@@ -241,6 +242,7 @@ fn strange_names(t: &Context) -> Result<()> {
     Image { path }.compare(t, &strange)?;
     ensure!(rows[0]["source_state"] == "same", "{}", rows[0]);
     let list = store.image(t, "list", &[])?.success()?;
-    ensure!(!list.stdout.contains('\u{1b}') && list.stdout.lines().count() == 5, "{}", list.stdout);
+    let named = list.stdout.lines().filter(|line| line.ends_with("/a ?[31m?..name")).count();
+    ensure!(!list.stdout.contains('\u{1b}') && named == 1, "{}", list.stdout);
     Ok(())
 }

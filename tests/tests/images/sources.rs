@@ -158,9 +158,8 @@ fn in_use(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let file = copy_of_a_program(t, "used")?;
     let image = store.add(t, &file)?;
-    let users = |t: &Context| -> Result<usize> {
-        Ok(store.images(t)?[0]["users"].as_array().context("no users")?.len())
-    };
+    let users =
+        |t: &Context| -> Result<usize> { Ok(store.images(t)?[0]["users"].as_array().context("no users")?.len()) };
     ensure!(users(t)? == 0, "somebody uses a new image");
     let (command, _) = image.mapper(&file)?;
     let mut session = t.session(command)?;

@@ -12,9 +12,8 @@ use std::process::Command;
 const FUNCTION: &str = "spin_in_the_image";
 
 pub fn trials() -> Vec<Trial> {
-    let needs = |command: &str| {
-        vec![Need::Root, Need::Thp, Need::Command("gcc".into()), Need::Command(command.to_owned())]
-    };
+    let needs =
+        |command: &str| vec![Need::Root, Need::Thp, Need::Command("gcc".into()), Need::Command(command.to_owned())];
     vec![
         trial("nm_and_addr2line_read_an_image", needs("addr2line"), nm_and_addr2line),
         trial("readelf_finds_nothing_wrong", needs("readelf"), readelf),
@@ -95,10 +94,6 @@ fn nm_and_addr2line(t: &Context) -> Result<()> {
     // The debug information is smaller than the program: it is in the image.
     ensure!(text.starts_with(FUNCTION) && text.contains("image_runs_in_place.c:"), "{text}");
     same_output(t, &["readelf", "-nW"], &program.file, &program.image.path)?;
-    same_output(t, &["readelf", "-dW"], &program.file, &program.image.path).or_else(|error| {
-        // The line that names the offset differs, and nothing else.
-        if error.to_string().contains("Dynamic section at offset") { Ok(String::new()) } else { Err(error) }
-    })?;
     Ok(())
 }
 
@@ -121,7 +116,9 @@ fn readelf(t: &Context) -> Result<()> {
 fn gdb(commands: &[&str]) -> Command {
     let mut gdb = Command::new("gdb");
     gdb.args(["-nx", "-batch", "-ex", "set debuginfod enabled off"]);
-    commands.iter().for_each(|command| drop(gdb.args(["-ex", command])));
+    for command in commands {
+        gdb.args(["-ex", command]);
+    }
     gdb
 }
 
