@@ -8,6 +8,9 @@ use lift_execution::{Backing, CallError};
 use nix::errno::Errno;
 use std::fs;
 
+/// Flags of `mmap` for a file that is never written: of hugetlbfs no pool pages must be set aside for copies.
+pub const PRIVATE_FILE: i32 = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+
 /// Flags of `mmap` for private anonymous memory.
 pub fn mmap_flags(backing: Backing) -> u64 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -2,7 +2,7 @@
 
 use crate::Injector;
 use crate::arch::numbers;
-use crate::calls::{self, failed, mmap_flags, not_made};
+use crate::calls::{self, PRIVATE_FILE, failed, mmap_flags, not_made};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
@@ -54,7 +54,7 @@ impl<'a> ProcessExecutor<'a> {
     }
 
     /// For kernels before 5.14: writes to each page from outside, where a shortage is an error and no signal.
-    fn touch(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
+    fn write_to_each(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
         for page in range.pages(page) {
             self.write(page.start(), &[0])?;
         }
@@ -107,7 +107,7 @@ impl Executor for ProcessExecutor<'_> {
 
     fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
         match self.madvise("madvise(MADV_POPULATE_WRITE)", range, linux::MADV_POPULATE_WRITE) {
-            Err(error) if error.errno == Errno::EINVAL as i32 => self.touch(range, page),
+            Err(error) if error.errno == Errno::EINVAL as i32 => self.write_to_each(range, page),
             result => result,
         }
     }
@@ -151,6 +151,27 @@ impl Executor for ProcessExecutor<'_> {
             }
         }
         Ok(())
+    }
+
+    fn map_file(&mut self, path: &str, offset: u64, length: u64, protection: Protection) -> Result<Address, CallError> {
+        let scratch = self.scratch()?;
+        let mut bytes = path.as_bytes().to_vec();
+        bytes.push(0);
+        if bytes.len() as u64 > self.base_page.bytes() {
+            return Err(CallError { call: "openat of an image", errno: Errno::ENAMETOOLONG as i32 });
+        }
+        self.write(scratch, &bytes)?;
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+        let arguments = [libc::AT_FDCWD as u64, scratch.0, flags, 0, 0, 0];
+        let descriptor = self.call("openat of an image", numbers::SYS_openat, arguments)?;
+        let arguments = [0, length, protection.bits() as u64, PRIVATE_FILE as u64, descriptor, offset];
+        let mapped = self.call("mmap of an image", numbers::SYS_mmap, arguments);
+        self.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
+        mapped.map(Address)
+    }
+
+    fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.madvise("madvise(MADV_POPULATE_READ)", range, linux::MADV_POPULATE_READ)
     }
 
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {

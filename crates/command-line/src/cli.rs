@@ -45,8 +45,10 @@ pub enum Command {
 /// `--pages`.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum PagesArg {
-    /// The hugetlb pool where pages are free, else transparent huge pages.
+    /// A shared image where there is one, else the hugetlb pool where pages are free, else transparent huge pages.
     Auto,
+    /// Shared images for what is never written (see `pagelift image`).
+    Image,
     /// The hugetlb pool only.
     Hugetlb,
     /// Transparent huge pages only.
@@ -120,6 +122,7 @@ impl PolicyArgs {
         Policy {
             pages: match self.pages {
                 PagesArg::Auto => Pages::Auto,
+                PagesArg::Image => Pages::Image,
                 PagesArg::Hugetlb => Pages::Hugetlb,
                 PagesArg::Thp => Pages::Thp,
             },

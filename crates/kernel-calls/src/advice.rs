@@ -22,9 +22,8 @@ pub fn collapse(pid: i32, range: AddressRange) -> io::Result<()> {
     let vector = [range.start().0, range.len()];
     // SAFETY:
     // - the vector is one iovec: an address, which is the other process's and is not looked at here, and a length.
-    let advised = unsafe {
-        libc::syscall(libc::SYS_process_madvise, pidfd.as_raw_fd(), vector.as_ptr(), 1, MADV_COLLAPSE, 0)
-    };
+    let advised =
+        unsafe { libc::syscall(libc::SYS_process_madvise, pidfd.as_raw_fd(), vector.as_ptr(), 1, MADV_COLLAPSE, 0) };
     match advised {
         -1 => Err(io::Error::last_os_error()),
         bytes if bytes as u64 == range.len() => Ok(()),

@@ -1,5 +1,7 @@
 //! Numbers from the kernel's uapi headers that the libc crate lacks or has on some targets only.
 
+/// `MADV_POPULATE_READ` (Linux 5.14, `asm-generic/mman-common.h`).
+pub const MADV_POPULATE_READ: i32 = 22;
 /// `MADV_POPULATE_WRITE` (Linux 5.14, `asm-generic/mman-common.h`).
 pub const MADV_POPULATE_WRITE: i32 = 23;
 /// `MADV_COLLAPSE` (Linux 6.1).

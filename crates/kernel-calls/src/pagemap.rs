@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_HUGE: u64 = 1 << 6;
@@ -16,6 +17,8 @@ const PAGE_IS_HUGE: u64 = 1 << 6;
 /// In an entry: the page is present / is in swap.
 const ENTRY_PRESENT: u64 = 1 << 63;
 const ENTRY_SWAPPED: u64 = 1 << 62;
+/// In an entry: the page is one of a file, or shared anonymous memory.
+const ENTRY_OF_FILE: u64 = 1 << 61;
 
 /// Regions that one call of the ioctl may return.
 const REGIONS: usize = 512;
@@ -75,6 +78,23 @@ impl Pagemap {
         self.scan(range, PAGE_IS_HUGE | PAGE_IS_PRESENT, 0)
     }
 
+    /// The pages of `range`, a private mapping of a file, that no longer are the file's: somebody has written to them.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn changed(&self, range: AddressRange) -> io::Result<RangeSet> {
+        match self.scan(range, 0, PAGE_IS_PRESENT | PAGE_IS_SWAPPED) {
+            Ok(mut there) => {
+                let of_file = self.scan(range, PAGE_IS_FILE | PAGE_IS_PRESENT, 0)?;
+                of_file.iter().for_each(|file| there.remove(file));
+                Ok(there)
+            }
+            Err(_) => self.read_entries_that(range, |entry| {
+                entry & ENTRY_SWAPPED != 0 || (entry & ENTRY_PRESENT != 0 && entry & ENTRY_OF_FILE == 0)
+            }),
+        }
+    }
+
     /// The pages of `range` that have been touched: present, or swapped out.
     ///
     /// # Errors
@@ -115,6 +135,10 @@ impl Pagemap {
     }
 
     fn read_entries(&self, range: AddressRange) -> io::Result<RangeSet> {
+        self.read_entries_that(range, |entry| entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0)
+    }
+
+    fn read_entries_that(&self, range: AddressRange, fits: impl Fn(u64) -> bool) -> io::Result<RangeSet> {
         const ENTRIES: u64 = 8192;
         let mut found = RangeSet::new();
         let page = self.base_page.bytes();
@@ -125,7 +149,7 @@ impl Pagemap {
             self.file.read_exact_at(&mut bytes, at.0 / page * 8)?;
             for (index, entry) in bytes.chunks_exact(8).enumerate() {
                 let entry = u64::from_ne_bytes(entry.try_into().unwrap_or_default());
-                if entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0 {
+                if fits(entry) {
                     found.insert(AddressRange::sized(at + index as u64 * page, page));
                 }
             }

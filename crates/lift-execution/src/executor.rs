@@ -5,6 +5,9 @@ use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, R
 use alloc::string::ToString;
 use lift_plan::Reason;
 
+/// The number of "function not implemented", the same on every Linux architecture.
+const ENOSYS: i32 = 38;
+
 /// The pages behind new anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
@@ -92,6 +95,28 @@ pub trait Executor {
     /// # Errors
     /// Where a byte of either side cannot be accessed.
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError>;
+
+    /// Maps `length` bytes of a file anywhere, private, with its final protection.
+    ///
+    /// # Errors
+    /// Whatever `open` and `mmap` give; `ENOSYS` from an executor that knows no shared images.
+    fn map_file(
+        &mut self,
+        _path: &str,
+        _offset: u64,
+        _length: u64,
+        _protection: Protection,
+    ) -> Result<Address, CallError> {
+        Err(CallError { call: "mapping a shared image", errno: ENOSYS })
+    }
+
+    /// Maps what backs `range` into the page tables (`MADV_POPULATE_READ`, Linux 5.14).
+    ///
+    /// # Errors
+    /// Whatever `madvise` gives. Nothing depends on it but the time of the first access.
+    fn touch(&mut self, _range: AddressRange) -> Result<(), CallError> {
+        Err(CallError { call: "madvise(MADV_POPULATE_READ)", errno: ENOSYS })
+    }
 
     /// Names private anonymous memory (`PR_SET_VMA_ANON_NAME`, Linux 5.17).
     ///

@@ -35,6 +35,12 @@ impl<'a> PartState<'a> {
     pub fn step(&mut self, executor: &mut impl Executor, step: &Step) -> Result<(), Reason> {
         match step {
             Step::MapStaging { range, source, size } => self.map_staging(executor, *range, *source, *size)?,
+            Step::MapImage { range, path, offset, protection } => {
+                self.copy_at = Some(executor.map_file(path, *offset, range.len(), *protection)?);
+                self.staged.insert(*range);
+            }
+            // Without it the first accesses do the same, one huge page at a time.
+            Step::TouchInPlace(range) => drop(executor.touch(*range)),
             Step::PopulateStaging(range, size) => self.populate_staging(executor, *range, *size)?,
             Step::CollapseStaging(range, size) => self.collapse_staging(executor, *range, *size),
             Step::KeepHuge(range, size) => self.keep_huge(executor, *range, *size)?,

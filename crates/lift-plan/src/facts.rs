@@ -87,6 +87,19 @@ pub struct SpecialMapping {
     pub property: String,
 }
 
+/// A stretch of a process that a shared image can show.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ImageSpan {
+    /// Addresses of the process, in whole base pages.
+    pub range: AddressRange,
+    /// The image's path.
+    pub path: String,
+    /// Offset in the image of the span's first byte; agrees with its address modulo `page_size`.
+    pub offset: u64,
+    /// Size of the huge pages that the image stands on.
+    pub page_size: PageSize,
+}
+
 /// The process, as far as a plan depends on it.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessFacts {
@@ -96,6 +109,8 @@ pub struct ProcessFacts {
     pub objects: Vec<LoadedObject>,
     /// Pages of anonymous mappings that have been touched: present or swapped out.
     pub touched: RangeSet,
+    /// What shared images can show of it. Pages that differ from their file are not in these.
+    pub images: Vec<ImageSpan>,
     /// Mappings that must not be replaced.
     pub special: Vec<SpecialMapping>,
     /// The program sets up its own RELRO after this moment (a static program at its entry).

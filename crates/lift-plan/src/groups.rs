@@ -66,6 +66,15 @@ impl Group {
     }
 }
 
+impl Run {
+    /// The part of the run that lies in `range`.
+    pub fn cut_to(&self, range: AddressRange) -> Self {
+        let inside = self.pieces.iter().filter(|piece| piece.range.overlaps(range));
+        let pieces = inside.map(|piece| Piece { range: piece.range.intersect(range), ..piece.clone() }).collect();
+        Self { range, protection: self.protection, pieces }
+    }
+}
+
 /// The kinds of pieces, each once, in their order.
 pub(crate) fn kinds_of<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<Kind> {
     let mut kinds = Vec::new();

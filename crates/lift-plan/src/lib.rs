@@ -18,7 +18,7 @@ mod reason;
 mod steps;
 
 pub use base::{BaseChoice, Coverable, choose_base, coverable};
-pub use facts::{HugePool, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode};
+pub use facts::{HugePool, ImageSpan, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode};
 pub use pieces::{Piece, pieces_of};
 pub use plan::{Attempt, Edge, EdgeCure, Kind, Part, Plan, RangeLift, Refusal, Source, Way};
 pub use planner::plan;

@@ -43,6 +43,8 @@ pub enum Source {
     Hugetlb,
     /// Anonymous transparent huge pages.
     Thp,
+    /// A copy of the file that all processes share.
+    Image,
 }
 
 impl fmt::Display for Source {
@@ -50,6 +52,7 @@ impl fmt::Display for Source {
         f.write_str(match self {
             Self::Hugetlb => "hugetlb",
             Self::Thp => "thp",
+            Self::Image => "image",
         })
     }
 }
@@ -69,6 +72,13 @@ pub enum Way {
         copy: RangeSet,
         /// The mappings that make up the part: `mremap` moves one at a time.
         mappings: Vec<AddressRange>,
+    },
+    /// A shared image is mapped elsewhere and moved into place by one `mremap`.
+    MapImage {
+        /// The image's path.
+        path: String,
+        /// Offset in it.
+        offset: u64,
     },
     /// Anonymous memory is advised where it lies, and what has been touched of it collapsed.
     InPlace {
@@ -90,7 +100,7 @@ impl Part {
     /// The bytes that will be huge at once; an advised part becomes huge when it is touched.
     pub fn filled(&self) -> u64 {
         match &self.way {
-            Way::Swap { .. } | Way::MoveAside { .. } => self.range.len(),
+            Way::Swap { .. } | Way::MoveAside { .. } | Way::MapImage { .. } => self.range.len(),
             Way::InPlace { collapse } => collapse.bytes(),
         }
     }

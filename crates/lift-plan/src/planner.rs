@@ -3,8 +3,8 @@
 use crate::groups::{Group, Run, group, kinds_of};
 use crate::pieces::special_in;
 use crate::{
-    Attempt, Edge, EdgeCure, Edges, Kind, MachineFacts, ObjectChoice, Pages, Part, Piece, Plan, Policy, ProcessFacts,
-    RangeLift, Reason, Refusal, Source, ThpMode, Way, WritablePages, pieces_of,
+    Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, ObjectChoice, Pages, Part, Piece, Plan, Policy,
+    ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, Way, WritablePages, pieces_of,
 };
 use address_space::{AddressRange, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet};
 use alloc::borrow::ToOwned;
@@ -102,7 +102,8 @@ impl<'a> Planner<'a> {
             self.note_edge(object, group, edge);
         }
         let of_executable = object.role == ObjectRole::Executable;
-        runs.into_iter().map(|run| Wish { object: object.name().to_owned(), of_executable, run }).collect()
+        let runs = runs.into_iter().flat_map(|run| self.cut_at_images(run));
+        runs.map(|run| Wish { object: object.name().to_owned(), of_executable, run }).collect()
     }
 
     fn note_edge(&mut self, object: &LoadedObject, group: &Group, edge: AddressRange) {
@@ -181,6 +182,7 @@ impl<'a> Planner<'a> {
         self.allowed_left = self.allowed_left.saturating_sub(attempt.memory);
         self.mappings += MAPPINGS_PER_PART * attempt.parts.len() as u64;
         match attempt.source {
+            Source::Image => {}
             Source::Thp => self.available_left = self.available_left.saturating_sub(attempt.memory),
             Source::Hugetlb => {
                 let pages = attempt.parts.iter().map(|part| attempt.page_size.pages_for(part.range.len())).sum();
@@ -217,9 +219,12 @@ impl<'a> Planner<'a> {
         // The brk area on pool pages could not grow any more, and brk would fail for ever.
         let pool_possible = run.pieces.iter().all(|piece| piece.kind != Kind::Heap);
         match (self.policy.pages, pool_allowed && pool_possible) {
+            _ if run.protection.write && !pool_allowed => vec![Source::Thp],
             (Pages::Thp, _) | (_, false) => vec![Source::Thp],
             (Pages::Hugetlb, true) => vec![Source::Hugetlb],
-            (Pages::Auto, true) => vec![Source::Hugetlb, Source::Thp],
+            (Pages::Image, true) if run.protection.write => vec![Source::Hugetlb, Source::Thp],
+            (Pages::Image, true) => vec![Source::Image],
+            (Pages::Auto, true) => vec![Source::Image, Source::Hugetlb, Source::Thp],
         }
     }
 
@@ -227,6 +232,7 @@ impl<'a> Planner<'a> {
         let parts = match source {
             Source::Hugetlb => self.pool_parts(run)?,
             Source::Thp => self.thp_parts(run)?,
+            Source::Image => self.image_parts(run)?,
         };
         let memory = parts.iter().map(|part| self.memory_of(run, part)).sum();
         self.check_memory(memory, source)?;
@@ -257,7 +263,39 @@ impl<'a> Planner<'a> {
         match &part.way {
             Way::Swap { .. } | Way::MoveAside { .. } => part.range.len() - touched(part.range),
             Way::InPlace { collapse } => collapse.iter().map(|range| range.len() - touched(range)).sum(),
+            // The image is there already, for everybody.
+            Way::MapImage { .. } => 0,
         }
+    }
+
+    fn image_parts(&self, run: &Run) -> Result<Vec<Part>, Reason> {
+        let span = self.image_span(run.range).ok_or(Reason::NoImage)?;
+        let offset = span.offset + (run.range.start() - span.range.start());
+        Ok(vec![Part { range: run.range, way: Way::MapImage { path: span.path.clone(), offset } }])
+    }
+
+    /// The image that can show all of the range on huge pages of the wanted size.
+    fn image_span(&self, range: AddressRange) -> Option<&'a ImageSpan> {
+        let size = self.size.bytes();
+        self.process.images.iter().find(|span| {
+            span.page_size == self.size && span.range.covers(range) && span.range.start().0 % size == span.offset % size
+        })
+    }
+
+    /// Cuts a run where an image begins or ends to show it.
+    fn cut_at_images(&self, run: Run) -> Vec<Run> {
+        if run.protection.write || !matches!(self.policy.pages, Pages::Auto | Pages::Image) {
+            return vec![run];
+        }
+        let mut pieces: Vec<(AddressRange, Option<&ImageSpan>)> = Vec::new();
+        for page in run.range.pages(self.size) {
+            let span = self.image_span(page);
+            match pieces.last_mut() {
+                Some((range, same)) if *same == span => *range = AddressRange::new(range.start(), page.end()),
+                _ => pieces.push((page, span)),
+            }
+        }
+        pieces.into_iter().map(|(range, _)| run.cut_to(range)).collect()
     }
 
     fn pool_parts(&self, run: &Run) -> Result<Vec<Part>, Reason> {

@@ -10,9 +10,11 @@ use core::str::FromStr;
 /// Where huge pages may come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pages {
-    /// The pool where pages are free, else transparent huge pages.
+    /// A shared image where there is one, else the pool where pages are free, else transparent huge pages.
     #[default]
     Auto,
+    /// Shared images for what is never written.
+    Image,
     /// The hugetlb pool only.
     Hugetlb,
     /// Transparent huge pages only.

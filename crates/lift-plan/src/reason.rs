@@ -50,6 +50,8 @@ pub enum Reason {
         /// The size they have.
         size: PageSize,
     },
+    /// No shared image shows the range.
+    NoImage,
     /// No huge pages of any kind on this kernel.
     NoHugePages,
     /// More memory would become resident than allowed or available.
@@ -115,6 +117,7 @@ impl Reason {
             Self::NoSuchPool { sizes, .. } => {
                 sizes.first().map(|size| format!("--page-size {}", size.to_string().replace(' ', "")))
             }
+            Self::NoImage => Some("pagelift image setup; pagelift image add FILE".to_owned()),
             Self::ThpOff => Some("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".to_owned()),
             Self::ThpSize { .. } | Self::ThpOffInProcess => Some("--pages hugetlb".to_owned()),
             Self::Memory { needed, .. } => Some(format!("--max-memory {needed}, or free memory")),
@@ -148,6 +151,7 @@ impl fmt::Display for Reason {
             Self::ThpSize { wanted, size } => {
                 write!(f, "transparent huge pages are {size} here, {wanted} asked for")
             }
+            Self::NoImage => f.write_str("no shared image shows it"),
             Self::NoHugePages => f.write_str("this kernel has no huge pages"),
             Self::Memory { needed, left, bound } => {
                 write!(f, "would make {} more resident, {} left by {bound}", format_bytes(*needed), format_bytes(*left))

@@ -2,6 +2,7 @@
 
 use crate::{Attempt, Part, RangeLift, Source, Way};
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
+use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -20,6 +21,17 @@ pub enum Step {
         /// Their size.
         size: PageSize,
     },
+    /// Map a shared image elsewhere, with its final protection.
+    MapImage {
+        /// The range that the image is to show.
+        range: AddressRange,
+        /// The image's path.
+        path: String,
+        /// Offset in it.
+        offset: u64,
+        /// Final protection.
+        protection: Protection,
+    },
     /// Make the staging copy's pages present, so that no fault can fail later.
     PopulateStaging(AddressRange, PageSize),
     /// Turn into huge pages what populating left on ordinary ones.
@@ -32,6 +44,8 @@ pub enum Step {
     SealStaging(AddressRange, Protection),
     /// Put the staging copy in place, one call for each run that is kept.
     Swap(AddressRange),
+    /// Map what is in place now into the page tables, so that the first run does not have to.
+    TouchInPlace(AddressRange),
     /// Move one mapping aside (before Linux 5.16).
     MoveAside(AddressRange),
     /// Map huge pages in the place that was left.
@@ -55,6 +69,8 @@ impl Step {
     pub fn ranges(&self) -> Vec<AddressRange> {
         match self {
             Self::MapStaging { range, .. }
+            | Self::MapImage { range, .. }
+            | Self::TouchInPlace(range)
             | Self::PopulateStaging(range, _)
             | Self::CollapseStaging(range, _)
             | Self::KeepHuge(range, _)
@@ -103,6 +119,14 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
             steps.push(Step::SealInPlace(range, lift.protection));
             steps.push(Step::DropAside(range));
             steps
+        }
+        Way::MapImage { path, offset } => {
+            let (path, protection) = (path.clone(), lift.protection);
+            vec![
+                Step::MapImage { range, path, offset: *offset, protection },
+                Step::Swap(range),
+                Step::TouchInPlace(range),
+            ]
         }
         Way::InPlace { collapse } => {
             let mut steps = vec![Step::AdviseInPlace(range)];

@@ -9,7 +9,7 @@ use super::page::CallPage;
 use super::stop::{LiveProcess, StopError};
 use crate::RemoteMemory;
 use crate::arch::numbers;
-use crate::calls::{self, failed};
+use crate::calls::{self, PRIVATE_FILE, failed};
 use address_space::{
     Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
 };
@@ -57,14 +57,10 @@ impl LiveExecutor {
     ///
     /// # Errors
     /// A sentence that says why the program cannot be worked on.
-    pub fn new(
-        pid: i32,
-        space: &AddressSpace,
-        objects: &[LoadedObject],
-        base_page: PageSize,
-    ) -> Result<Self, String> {
+    pub fn new(pid: i32, space: &AddressSpace, objects: &[LoadedObject], base_page: PageSize) -> Result<Self, String> {
         let memory = RemoteMemory::open(pid).map_err(|error| format!("its memory cannot be opened: {error}"))?;
-        let pagemap = Pagemap::open(pid, base_page).map_err(|error| format!("its pagemap cannot be opened: {error}"))?;
+        let pagemap =
+            Pagemap::open(pid, base_page).map_err(|error| format!("its pagemap cannot be opened: {error}"))?;
         let mut process = LiveProcess::new(pid);
         // Whoever was killed while working on it has left a thread in the code for some microseconds at most; a thread
         // that can be stopped outside of it shows that the code is free.
@@ -125,7 +121,7 @@ impl LiveExecutor {
     ///
     /// # Errors
     /// Whatever `openat` and `mmap` give.
-    pub fn map_file(
+    pub fn map_own_file(
         &mut self,
         path: &[u8],
         offset: u64,
@@ -136,10 +132,10 @@ impl LiveExecutor {
             let at = calls.place(path)?;
             let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
             let arguments = [libc::AT_FDCWD as u64, at.0, flags, 0, 0, 0];
-            let descriptor = calls.call("openat of its file", libc::SYS_openat, arguments)?;
-            let arguments = [0, length, protection.bits() as u64, libc::MAP_PRIVATE as u64, descriptor, offset];
+            let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments)?;
+            let arguments = [0, length, protection.bits() as u64, PRIVATE_FILE as u64, descriptor, offset];
             let mapped = calls.call("mmap of its file", numbers::SYS_mmap, arguments);
-            calls.call("close", libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
+            calls.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
             let range = AddressRange::sized(Address(mapped?), length);
             calls.advise("madvise(MADV_DONTFORK)", range, libc::MADV_DONTFORK)?;
             Ok(range.start())
@@ -270,6 +266,9 @@ impl Calls<'_, '_> {
     /// # Errors
     /// Where the memory is gone.
     pub fn place(&mut self, bytes: &[u8]) -> Result<Address, CallError> {
+        if bytes.len() > super::page::SCRATCH_BYTES {
+            return Err(CallError { call: "placing arguments", errno: Errno::ENAMETOOLONG as i32 });
+        }
         let at = self.page.scratch();
         self.memory.write(at, bytes).map_err(|error| failed("writing memory", &error))?;
         Ok(at)
@@ -349,6 +348,16 @@ impl Executor for LiveExecutor {
             done += length as u64;
         }
         Ok(())
+    }
+
+    fn map_file(&mut self, path: &str, offset: u64, length: u64, protection: Protection) -> Result<Address, CallError> {
+        let mut bytes = path.as_bytes().to_vec();
+        bytes.push(0);
+        self.map_own_file(&bytes, offset, length, protection)
+    }
+
+    fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.with_thread(|calls| calls.advise("madvise(MADV_POPULATE_READ)", range, linux::MADV_POPULATE_READ))
     }
 
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {

@@ -1,10 +1,10 @@
 //! A held thread that makes system calls by itself.
 
 use super::page::CallPage;
+use crate::RemoteMemory;
 use crate::arch::{self, Registers};
 use crate::injection::InjectError;
 use crate::requests::{self, CallStop, Resume};
-use crate::RemoteMemory;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};

@@ -9,6 +9,9 @@ use std::io;
 /// First words of a call page, by which one of an earlier lift is found again.
 const MARK: [u64; 2] = [u64::from_le_bytes(*b"pagelift"), u64::from_le_bytes(*b"callpage")];
 
+/// Room for what calls take from memory. In bytes.
+pub const SCRATCH_BYTES: usize = 0x400;
+
 /// Where in the call page the staging copies are noted, and how many at the most.
 const STAGING_LIST: u64 = 0x800;
 const MOST_STAGING: u64 = 32;
@@ -47,7 +50,8 @@ impl CallPage {
     ) -> Result<Self, PageError> {
         let code = arch::LOOP_CODE.code();
         let length = code.len() + size_of::<u64>();
-        let place = room_for_code(memory, space, objects, base_page, length)?.ok_or(PageError::NoRoomForCode(length))?;
+        let place =
+            room_for_code(memory, space, objects, base_page, length)?.ok_or(PageError::NoRoomForCode(length))?;
         let data = room_for_data(memory, space, pagemap, base_page)?.ok_or(PageError::NoRoomForData)?;
         memory.write(place, code)?;
         let page = Self { code: AddressRange::sized(place, length as u64), data };

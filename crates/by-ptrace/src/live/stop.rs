@@ -260,5 +260,8 @@ fn refusal(pid: Pid, errno: Errno) -> String {
     if tracer != "0" {
         return format!("process {tracer} traces it already, and a process has one tracer at most");
     }
-    format!("ptrace is refused ({}); needed: root, or CAP_SYS_PTRACE, or the same user and kernel.yama.ptrace_scope = 0", errno.desc())
+    format!(
+        "ptrace is refused ({}); needed: root, or CAP_SYS_PTRACE, or the same user and kernel.yama.ptrace_scope = 0",
+        errno.desc()
+    )
 }

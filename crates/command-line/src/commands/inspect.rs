@@ -4,6 +4,7 @@ use crate::cli::InspectArgs;
 use crate::lifting::facts::plan_for_running;
 use crate::lifting::handler::program_name;
 use crate::lifting::heap::{self, HeapView};
+use crate::lifting::images::MissingImages;
 use crate::lifting::table;
 use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize,
@@ -57,7 +58,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
 
 fn inspect_process(args: &InspectArgs, policy: &Policy, pid: i32) -> anyhow::Result<()> {
     let machine = machine_facts(pid);
-    let (seen, plan) = plan_for_running(pid, &mut ObjectReader::new(), &machine, policy)?;
+    let (seen, plan) = plan_for_running(pid, &mut ObjectReader::new(), &machine, policy, MissingImages::Leave)?;
     let executable = seen.process.objects.iter().find(|object| object.role == ObjectRole::Executable);
     let bases = executable.and_then(|object| bases(&object.image, Some(object.bias), &machine, policy));
     let not_understood: Vec<_> =

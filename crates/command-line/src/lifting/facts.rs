@@ -1,9 +1,10 @@
 //! Gathers what the planner needs to know of a process.
 
+use super::images::{self, MissingImages};
 use address_space::{AddressRange, AddressSpace, MappingUsage, ObjectRole, PageSize, RangeSet};
 use anyhow::Context;
 use kernel_calls::pagemap::Pagemap;
-use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, SpecialMapping, plan};
+use lift_plan::{MachineFacts, Pages, Plan, Policy, ProcessFacts, SpecialMapping, plan};
 use observation::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
 
 /// A process as seen at one moment.
@@ -20,9 +21,10 @@ pub fn plan_for(
     reader: &mut ObjectReader,
     machine: &MachineFacts,
     policy: &Policy,
+    missing: MissingImages,
 ) -> anyhow::Result<(Seen, Plan)> {
     let seen = look_at(pid, reader, machine.base_page)?;
-    plan_seen(pid, seen, machine, policy)
+    plan_seen(pid, seen, machine, policy, missing)
 }
 
 /// Looks at a process that runs, and plans.
@@ -31,19 +33,27 @@ pub fn plan_for_running(
     reader: &mut ObjectReader,
     machine: &MachineFacts,
     policy: &Policy,
+    missing: MissingImages,
 ) -> anyhow::Result<(Seen, Plan)> {
     let mut seen = look_at(pid, reader, machine.base_page)?;
     seen.process.running = true;
     seen.process.relocates_itself = false;
-    plan_seen(pid, seen, machine, policy)
+    plan_seen(pid, seen, machine, policy, missing)
 }
 
-fn plan_seen(pid: i32, mut seen: Seen, machine: &MachineFacts, policy: &Policy) -> anyhow::Result<(Seen, Plan)> {
+fn plan_seen(
+    pid: i32,
+    mut seen: Seen,
+    machine: &MachineFacts,
+    policy: &Policy,
+    missing: MissingImages,
+) -> anyhow::Result<(Seen, Plan)> {
     let machine = &with_room_for_the_program(machine, &seen.process);
     let first = plan(&seen.process, machine, policy);
-    if first.lifts.is_empty() {
+    if first.lifts.is_empty() && policy.pages != Pages::Image {
         return Ok((seen, first));
     }
+    seen.process.images = images::spans(pid, &seen.process, machine, policy, missing);
     // The account of every mapping costs more than all the rest, and only matters where something is to be replaced.
     seen.process.special = special_mappings(&ProcessFiles::of(pid).smaps()?);
     let second = plan(&seen.process, machine, policy);

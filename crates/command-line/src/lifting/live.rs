@@ -1,6 +1,7 @@
 //! Lifts a program that runs, and restores it.
 
 use super::facts::plan_for_running;
+use super::images::MissingImages;
 use super::report::Report;
 use address_space::{
     Address, AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection,
@@ -48,7 +49,7 @@ pub fn lift_running(
     report: &mut Report,
 ) -> anyhow::Result<PauseText> {
     let started = Instant::now();
-    let (mut seen, mut plan) = plan_for_running(pid, reader, machine, policy)?;
+    let (mut seen, mut plan) = plan_for_running(pid, reader, machine, policy, MissingImages::Make)?;
     if plan.lifts.is_empty() {
         report.take(plan, lift_execution::Outcome::default(), started.elapsed());
         return Ok(PauseText(Pause::default()));
@@ -56,7 +57,7 @@ pub fn lift_running(
     let mut executor = executor_for(pid, &seen.process.space, &seen.process.objects)?;
     if executor.has_cleaned_up() {
         executor.finish();
-        (seen, plan) = plan_for_running(pid, reader, machine, policy)?;
+        (seen, plan) = plan_for_running(pid, reader, machine, policy, MissingImages::Make)?;
         executor = executor_for(pid, &seen.process.space, &seen.process.objects)?;
     }
     let space = &seen.process.space;
@@ -129,7 +130,7 @@ fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject]) -> Vec<L
     for object in objects.iter().filter(|object| object.role != ObjectRole::DynamicLinker) {
         for segment in &object.image.segments {
             let pages = segment.file_memory().widened(base).shifted(object.bias);
-            for mapping in space.overlapping(pages).iter().filter(|mapping| is_lift(mapping)) {
+            for mapping in space.overlapping(pages).iter().filter(|mapping| is_lift(mapping, object)) {
                 let range = mapping.range.intersect(pages);
                 // What can be written lies on transparent pages, stays right there, and cannot be moved while it runs.
                 if !mapping.protection.write && !range.is_empty() {
@@ -141,8 +142,10 @@ fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject]) -> Vec<L
     lifted
 }
 
-fn is_lift(mapping: &Mapping) -> bool {
+fn is_lift(mapping: &Mapping, object: &LoadedObject) -> bool {
     match &mapping.name {
+        // Another file within the object's own segments is an image of it.
+        MappingName::File { path, .. } => !mapping.shared && *path != object.path,
         MappingName::HugetlbAnonymous => true,
         MappingName::Named(name) => name.starts_with("pagelift "),
         // Kernels without names for anonymous memory show none.
@@ -211,8 +214,7 @@ fn map_file(
 ) -> anyhow::Result<Address> {
     let mut bytes = path.as_os_str().as_bytes().to_vec();
     bytes.push(0);
-    anyhow::ensure!(bytes.len() <= 512, "the path of {} is too long", object.name());
-    Ok(executor.map_file(&bytes, offset, length, object_protection(object, offset))?)
+    Ok(executor.map_own_file(&bytes, offset, length, object_protection(object, offset))?)
 }
 
 /// The protection that the file's segment asks for, without writing: the one the range had before it was lifted.

@@ -3,6 +3,7 @@
 pub mod facts;
 pub mod handler;
 pub mod heap;
+pub mod images;
 pub mod live;
 pub mod message;
 pub mod process;

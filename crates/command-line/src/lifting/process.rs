@@ -1,6 +1,7 @@
 //! Acts on one stopped process: chooses its base at the exec stop, lifts it at the entry stop.
 
 use super::facts::plan_for;
+use super::images::MissingImages;
 use super::report::{Base, Report};
 use address_space::{Address, AddressRange, AddressSpace, ElfKind, LoadedObject, ObjectRole, PageSize};
 use anyhow::Context;
@@ -96,7 +97,8 @@ pub fn lift(
     dry_run: bool,
 ) -> anyhow::Result<Option<Plan>> {
     let started = Instant::now();
-    let (seen, plan) = plan_for(stop.pid(), reader, machine, policy)?;
+    let missing = if dry_run { MissingImages::Leave } else { MissingImages::Make };
+    let (seen, plan) = plan_for(stop.pid(), reader, machine, policy, missing)?;
     report.not_understood =
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
     report.other_threads = stop.other_threads;

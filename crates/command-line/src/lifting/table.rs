@@ -79,6 +79,7 @@ fn way(part: &Part) -> &'static str {
     match &part.way {
         Way::Swap { .. } => "swap",
         Way::MoveAside { .. } => "move aside",
+        Way::MapImage { .. } => "map",
         Way::InPlace { collapse } if collapse.is_empty() => "advise",
         Way::InPlace { .. } => "collapse in place",
     }

@@ -1,0 +1,115 @@
+//! What shared images can show of a process.
+
+use address_space::{AddressRange, AddressSpace, LoadedObject, ObjectRole, RangeSet};
+use huge_page_pools::base_page;
+use image_store::{Layout, SourceKey, Store, default_directory};
+use kernel_calls::pagemap::Pagemap;
+use lift_plan::{ImageSpan, MachineFacts, Pages, Policy, ProcessFacts};
+use nix::unistd::geteuid;
+use observation::{FileIdentity, ProcessFiles};
+use std::fs::File;
+
+/// An image may take so much of the memory that is available: one in so many parts.
+const SHARE_OF_MEMORY: u64 = 4;
+
+/// What to do about an image that the store does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingImages {
+    /// Root makes it.
+    Make,
+    /// It is missing.
+    Leave,
+}
+
+/// The spans that images in the default store can show of the chosen objects. Root makes the images that are missing.
+///
+/// Whatever is wrong with the store or with one file only means that there is no span: the next source serves.
+pub fn spans(
+    pid: i32,
+    process: &ProcessFacts,
+    machine: &MachineFacts,
+    policy: &Policy,
+    missing: MissingImages,
+) -> Vec<ImageSpan> {
+    if !matches!(policy.pages, Pages::Auto | Pages::Image) {
+        return Vec::new();
+    }
+    let Ok(store) = Store::open(&default_directory()) else { return Vec::new() };
+    let size = policy.page_size.or_else(|| machine.usual_huge_page());
+    if size != Some(store.page_size()) {
+        return Vec::new();
+    }
+    let pagemap = Pagemap::open(pid, machine.base_page).ok();
+    let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, &store));
+    let most_bytes = (missing == MissingImages::Make).then_some(machine.memory_available / SHARE_OF_MEMORY);
+    chosen.flat_map(|object| of_object(pid, &process.space, object, &store, pagemap.as_ref(), most_bytes)).collect()
+}
+
+/// True where a segment that is never written is as large as a huge page, so that it can hold one.
+fn is_worth_it(object: &LoadedObject, store: &Store) -> bool {
+    let read_only = object.image.segments.iter().filter(|segment| !segment.protection.write);
+    !object.image.text_relocations && read_only.map(|s| s.memory.len()).any(|bytes| bytes >= store.page_size().bytes())
+}
+
+fn of_object(
+    pid: i32,
+    space: &AddressSpace,
+    object: &LoadedObject,
+    store: &Store,
+    pagemap: Option<&Pagemap>,
+    most_bytes: Option<u64>,
+) -> Vec<ImageSpan> {
+    let Some((file, identity)) = open(pid, space, object) else { return Vec::new() };
+    let key = SourceKey::new(identity, &object.image);
+    let layout = Layout::at(store.page_size(), object.bias);
+    let found = match (store.find(&key, layout), most_bytes) {
+        (Ok(None), Some(most_bytes)) if geteuid().is_root() => store.make(&file, layout, most_bytes).ok(),
+        (found, _) => found.ok().flatten(),
+    };
+    let Some(image) = found else { return Vec::new() };
+    let Some(path) = image.path().to_str() else { return Vec::new() };
+    let mut spans = Vec::new();
+    for segment in image.segments() {
+        let range = segment.memory.shifted(object.bias);
+        for unchanged in unchanged_parts(range, space, object, pagemap) {
+            let Some(offset) = image.offset_of(unchanged, object.bias) else { continue };
+            let (path, page_size) = (path.to_owned(), store.page_size());
+            spans.push(ImageSpan { range: unchanged, path, offset, page_size });
+        }
+    }
+    spans
+}
+
+/// The file that the process really has mapped, if it can be opened and is not another by now.
+fn open(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Option<(File, FileIdentity)> {
+    let process = ProcessFiles::of(pid);
+    let mapping = space.mappings().iter().find(|m| !m.shared && m.path() == Some(object.path.as_str()));
+    let by_mapping = mapping.and_then(|m| File::open(process.path(&format!("map_files/{}", m.range))).ok());
+    let file = match (by_mapping, object.role) {
+        (Some(file), _) => file,
+        (None, ObjectRole::Executable) => File::open(process.path("exe")).ok()?,
+        (None, _) => {
+            let file = File::open(process.path("root").join(object.path.trim_start_matches('/'))).ok()?;
+            let inode = FileIdentity::of(&file.metadata().ok()?).inode;
+            (mapping?.inode == inode).then_some(file)?
+        }
+    };
+    let identity = FileIdentity::of(&file.metadata().ok()?);
+    Some((file, identity))
+}
+
+/// The parts of a range that still are the file's pages. Where the kernel does not tell, there are none.
+fn unchanged_parts(
+    range: AddressRange,
+    space: &AddressSpace,
+    object: &LoadedObject,
+    pagemap: Option<&Pagemap>,
+) -> Vec<AddressRange> {
+    let Some(pagemap) = pagemap else { return Vec::new() };
+    let mut parts = RangeSet::new();
+    let of_file = space.overlapping(range).iter().filter(|m| m.path() == Some(object.path.as_str()));
+    of_file.for_each(|mapping| parts.insert(mapping.range.intersect(range)));
+    let Ok(changed) = pagemap.changed(range) else { return Vec::new() };
+    changed.iter().for_each(|changed| parts.remove(changed));
+    parts.iter().map(|part| part.whole_pages(base_page())).filter(|part| !part.is_empty()).collect()
+}
