@@ -113,6 +113,7 @@ impl ObjectReader {
             .or_else(|| found.objects.iter().position(by_entry))
             .or_else(|| self.executed_without_mappings(&process, &auxiliary, space, &mut found));
         roles::assign(&mut found.objects, executable, &auxiliary, base_page);
+        drop_images(&mut found.objects, space, base_page);
         self.take_linked(&process, space, &mut found);
         found.objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
         Ok(found)
@@ -216,6 +217,25 @@ impl ObjectReader {
             found.objects.len() - 1
         })
     }
+}
+
+/// Drops images: copies of an object's file that show its read-only ranges in its own place. An image is the one of two
+/// overlapping objects that has no mapping of its file where the other's writable segments lie.
+fn drop_images(objects: &mut Vec<LoadedObject>, space: &AddressSpace, base_page: PageSize) {
+    let has_data = |object: &LoadedObject| {
+        let writable = object.image.segments.iter().filter(|segment| segment.protection.write);
+        let mut pages = writable.map(|segment| segment.memory.widened(base_page).shifted(object.bias));
+        pages.any(|pages| space.overlapping(pages).iter().any(|m| !m.shared && m.path() == Some(object.path.as_str())))
+    };
+    let is_real = |object: &LoadedObject| object.role == ObjectRole::Executable || has_data(object);
+    let real: Vec<bool> = objects.iter().map(is_real).collect();
+    let image_of_another = |index: usize| {
+        let extent = objects[index].extent();
+        !real[index] && (0..objects.len()).any(|other| real[other] && objects[other].extent().overlaps(extent))
+    };
+    let images: Vec<bool> = (0..objects.len()).map(image_of_another).collect();
+    let mut image = images.into_iter();
+    objects.retain(|_| !image.next().unwrap_or(false));
 }
 
 /// True where memory without a file lies outside of all objects and looks like a lifted part of one: on pages of the

@@ -2,9 +2,9 @@
 
 use address_space::{AddressRange, AddressSpace, LoadedObject, ObjectRole, RangeSet};
 use huge_page_pools::base_page;
-use image_store::{Layout, SourceKey, Store, default_directory};
+use image_store::{FileSystem, Layout, SourceKey, Store, default_directory};
 use kernel_calls::pagemap::Pagemap;
-use lift_plan::{ImageSpan, MachineFacts, Pages, Policy, ProcessFacts};
+use lift_plan::{ImageSpan, MachineFacts, Pages, Policy, ProcessFacts, ThpMode};
 use nix::unistd::geteuid;
 use observation::{FileIdentity, ProcessFiles};
 use std::fs::File;
@@ -35,6 +35,11 @@ pub fn spans(
         return Vec::new();
     }
     let Ok(store) = Store::open(&default_directory()) else { return Vec::new() };
+    // In a process that has switched them off, a tmpfs file is mapped by ordinary pages too.
+    let off = machine.thp.is_some_and(|thp| thp.mode == ThpMode::OffInProcess);
+    if off && store.file_system() == FileSystem::Tmpfs {
+        return Vec::new();
+    }
     let size = policy.page_size.or_else(|| machine.usual_huge_page());
     if size != Some(store.page_size()) {
         return Vec::new();

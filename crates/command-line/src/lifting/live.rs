@@ -10,7 +10,7 @@ use address_space::{
 use anyhow::{Context, anyhow, bail};
 use by_ptrace::live::{LiveExecutor, Pause};
 use huge_page_pools::base_page;
-use lift_execution::{Executor, execute};
+use lift_execution::{Backing, Executor, execute};
 use lift_plan::{MachineFacts, Policy};
 use observation::{ObjectReader, ProcessFiles};
 use std::fmt;
@@ -122,6 +122,8 @@ struct Lifted<'a> {
     object: &'a LoadedObject,
     segment: LoadSegment,
     range: AddressRange,
+    /// The pool mapping that it shares with another segment.
+    shared_page: Option<Mapping>,
 }
 
 fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject]) -> Vec<Lifted<'a>> {
@@ -133,8 +135,14 @@ fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject]) -> Vec<L
             for mapping in space.overlapping(pages).iter().filter(|mapping| is_lift(mapping, object)) {
                 let range = mapping.range.intersect(pages);
                 // What can be written lies on transparent pages, stays right there, and cannot be moved while it runs.
-                if !mapping.protection.write && !range.is_empty() {
-                    lifted.push(Lifted { object, segment: *segment, range });
+                if mapping.protection.write || range.is_empty() {
+                    continue;
+                }
+                let spans_more = mapping.name == MappingName::HugetlbAnonymous && range != mapping.range;
+                let shared_page = spans_more.then(|| mapping.clone());
+                let range = if spans_more { mapping.range } else { range };
+                if lifted.iter().all(|other: &Lifted<'_>| other.range != range) {
+                    lifted.push(Lifted { object, segment: *segment, range, shared_page });
                 }
             }
         }
@@ -155,6 +163,9 @@ fn is_lift(mapping: &Mapping, object: &LoadedObject) -> bool {
 }
 
 fn restore(executor: &mut LiveExecutor, pid: i32, space: &AddressSpace, lifted: &Lifted<'_>) -> anyhow::Result<()> {
+    if let Some(whole) = &lifted.shared_page {
+        return restore_without_file(executor, whole);
+    }
     let path = file_of(pid, space, lifted.object)?;
     let offset = file_offset(lifted);
     let staging = map_file(executor, &path, offset, lifted.range.len(), lifted.object)?;
@@ -163,6 +174,21 @@ fn restore(executor: &mut LiveExecutor, pid: i32, space: &AddressSpace, lifted: 
         let _ = executor.unmap(AddressRange::sized(staging, lifted.range.len()));
     }
     result
+}
+
+/// A pool mapping that holds pages of several segments can only be replaced as a whole, and so by one mapping, which
+/// can be of no file: it is put on ordinary pages with the same contents.
+fn restore_without_file(executor: &mut LiveExecutor, mapping: &Mapping) -> anyhow::Result<()> {
+    let start = executor.map(mapping.range.len(), Backing::Ordinary)?;
+    let copy = AddressRange::sized(start, mapping.range.len());
+    let result = executor
+        .copy(mapping.range, start)
+        .and_then(|()| executor.protect(copy, mapping.protection))
+        .and_then(|()| executor.move_to(copy, mapping.range.start()));
+    if result.is_err() {
+        let _ = executor.unmap(copy);
+    }
+    Ok(result?)
 }
 
 /// Writes what differs from the file, which the program or its dynamic linker once changed, and puts the file in place.
