@@ -2,6 +2,7 @@
 
 mod contents;
 mod making;
+mod runs;
 mod safety;
 mod sources;
 mod store;
@@ -16,5 +17,6 @@ fn main() -> ExitCode {
     trials.extend(sources::trials());
     trials.extend(safety::trials());
     trials.extend(tools::trials());
+    trials.extend(runs::trials());
     main_of(trials)
 }
