@@ -22,8 +22,11 @@ free_pages() { awk '$1 == "HugePages_Free:" { print $2 }' /proc/meminfo; }
 # smaps_sum PID FIELD: KiB of the field in all mappings.
 smaps_sum() { awk -v field="$2:" '$1 == field { sum += $2 } END { print sum + 0 }' /proc/$1/smaps; }
 
+# ended PID: true once the child has ended, waited for or not.
+ended() { ! grep -q '^State:.[^Z]' /proc/$1/status 2>/dev/null; }
+
 # plain_output PROGRAM...: what it prints and its status when it runs by itself.
-plain_output() { echo go | "$@" 2>&1; echo "status $?"; }
+plain_output() { echo go | timeout -s KILL 60 "$@" 2>&1; echo "status $?"; }
 
 # check NAME FIELD LEAST MOST PROGRAM OPTIONS...: the program prints the same lifted, and has from LEAST to MOST KiB of
 # this field of smaps on huge pages; no page is writable and executable; the pool is as full as before.
@@ -48,6 +51,13 @@ check() {
     both=$(grep -c ' rwxp' /proc/$pid/maps 2>/dev/null)
     echo go >&3
     exec 3>&-
+    tries=0
+    until [ $tries -ge 1200 ] || ended $pid; do
+        usleep 50000
+        tries=$((tries + 1))
+    done
+    # One that hangs must not keep the others from being checked.
+    ended $pid || { failed "$name: it does not end"; kill -9 $pid; }
     wait $pid
     echo "status $?" >>/tmp/out
     said=$(tr '\n' ' ' </tmp/err)

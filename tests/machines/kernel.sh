@@ -22,9 +22,9 @@ check "thp: fork" AnonHugePages $((8 * M)) $any fork_and_write --pages thp
 check "thp: signals at the start" AnonHugePages $((4 * M)) $any handles_signals_at_start --pages thp
 
 pool 3
-check "pool of three pages" Private_Hugetlb 1 $((6 * M)) pie_by_default --pages hugetlb --writable-pages hugetlb
+check "pool of three pages" Private_Hugetlb 0 $((6 * M)) pie_by_default --pages hugetlb --writable-pages hugetlb
 check "pool of three pages, threads" Private_Hugetlb 0 $((6 * M)) threads_of_a_constructor --pages hugetlb --writable-pages hugetlb
-check "pool of three pages, thp for the rest" Private_Hugetlb 1 $((6 * M)) pie_by_default --pages auto
+check "pool of three pages, thp for the rest" Private_Hugetlb 0 $((6 * M)) pie_by_default --pages auto
 pool 0
 check "empty pool" Private_Hugetlb 0 0 pie_by_default --pages hugetlb
 echo never >/sys/kernel/mm/transparent_hugepage/enabled

@@ -18,6 +18,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 extern uint64_t words_of_executable[];
 extern uint64_t code_of_executable(void);
@@ -44,6 +45,7 @@ static void *work(void *argument) {
         pass(words_of_executable, t, rounds[t]);
         if (code_of_executable() != sum) lost[t]++;
         rounds[t]++;
+        if (THREADS > 8) sched_yield();
     }
     return NULL;
 }
@@ -56,8 +58,10 @@ __attribute__((constructor)) static void start(void) {
 
 /* Lets each thread finish two more rounds first, so that each has written after the lift. */
 void stop_threads(void) {
+    uint64_t before[THREADS];
+    for (int t = 0; t < THREADS; t++) before[t] = atomic_load(&rounds[t]);
     for (int t = 0; t < THREADS; t++)
-        for (uint64_t now = rounds[t]; atomic_load(&rounds[t]) < now + 2;) sched_yield();
+        while (atomic_load(&rounds[t]) < before[t] + 2) usleep(1000);
     atomic_store(&stop, 1);
     for (int t = 0; t < THREADS; t++) {
         pthread_join(threads[t], NULL);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(180);
 const PROGRAMS: [&str; 10] = [
     "pie_by_default.c",
     "static_pie.c",
@@ -73,7 +73,8 @@ fn script(name: &str) -> Result<Vec<u8>> {
 fn with_busybox(busybox: &Path) -> Result<Initramfs> {
     let mut initramfs = Initramfs::default();
     initramfs.add_file("/bin/busybox", &fs::read(busybox)?);
-    let applets = "sh mount awk cat grep tr tail cmp mkfifo rm usleep poweroff sync uname ls wc true sleep env";
+    let applets =
+        "sh mount awk cat grep tr tail cmp mkfifo rm usleep timeout kill poweroff sync uname ls wc true sleep env";
     for applet in applets.split(' ') {
         initramfs.add_link(&format!("/bin/{applet}"), "busybox");
     }

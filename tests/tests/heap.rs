@@ -1,0 +1,232 @@
+//! `--heap`: correct memory whatever it stands on, forks that no empty pool kills, nothing left in children's
+//! environments, and huge pages by the way that fits each allocator.
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial;
+use pagelift_tests::{
+    Context, Ending, Need, Output, Program, View, available_pages, default_huge_page, is_root, main_of, poll_until,
+    trial,
+};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
+
+fn main() -> ExitCode {
+    let mut trials = memory();
+    trials.extend(forks());
+    trials.extend(ways());
+    trials.extend(environment());
+    main_of(trials)
+}
+
+fn gcc() -> Vec<Need> {
+    vec![Need::Command("gcc".into()), Need::Thp]
+}
+
+fn pool_of(mebibytes: u64) -> Vec<Need> {
+    [gcc(), vec![Need::Pool(mebibytes * MIB)]].concat()
+}
+
+/// Runs a program of `tests/programs/heap` under `pagelift run` to a good end.
+fn run(t: &Context, program: &str, arguments: &[&str], options: &[&str]) -> Result<Output> {
+    let mut command = Program::named(&format!("heap/{program}"))?.command()?;
+    command.args(arguments);
+    let output = t.run_within(t.lifted(options, &command)?, Duration::from_secs(240))?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+    Ok(output)
+}
+
+/// `--heap=` with the pool's page size, and so much reserve.
+fn on_pool(mebibytes: u64) -> Result<[String; 2]> {
+    let page = default_huge_page()?;
+    Ok([format!("--heap={}", page.bytes()), format!("--heap-reserve={}", mebibytes * MIB)])
+}
+
+fn on_pool_run(t: &Context, program: &str, arguments: &[&str], mebibytes: u64) -> Result<Output> {
+    let options = on_pool(mebibytes)?;
+    run(t, program, arguments, &options.each_ref().map(String::as_str))
+}
+
+/// How long the torture is: `PAGELIFT_TORTURE` multiplies it.
+fn operations(usual: u64) -> String {
+    let times = std::env::var("PAGELIFT_TORTURE").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(1);
+    (usual * times).to_string()
+}
+
+fn memory() -> Vec<Trial> {
+    vec![
+        trial("calloc_is_zero/thp", gcc(), |t| run(t, "calloc_is_zero.c", &[], &THP).map(drop)),
+        trial("calloc_is_zero/own", gcc(), |t| run(t, "calloc_is_zero.c", &[], &["--heap=auto"]).map(drop)),
+        trial("calloc_is_zero/pool", pool_of(700), |t| on_pool_run(t, "calloc_is_zero.c", &[], 700).map(drop)),
+        trial("torture/thp", gcc(), |t| run(t, "torture.c", &[&operations(6000), "4", "0", "1"], &THP).map(drop)),
+        trial("torture/pool", pool_of(256), |t| {
+            on_pool_run(t, "torture.c", &[&operations(6000), "4", "0", "2"], 256)?;
+            whole_pool_is_free(t)
+        }),
+        trial("a_pool_that_is_too_small", pool_of(40), |t| {
+            on_pool_run(t, "torture.c", &[&operations(3000), "2", "0", "3"], 4096)?;
+            whole_pool_is_free(t)
+        }),
+        trial("a_pool_that_shrinks", pool_of(128), |t| {
+            let mut torture = Program::named("heap/torture.c")?.command()?;
+            torture.args([&operations(4000), "2", "3", "4"]);
+            let options = on_pool(128)?;
+            let session = t.session(t.lifted(&options.each_ref().map(String::as_str), &torture)?)?;
+            std::thread::sleep(Duration::from_millis(50));
+            t.pool()?.resize(0)?;
+            let output = session.finish()?;
+            ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+            Ok(())
+        }),
+        trial("a_limit_of_address_space", [gcc(), vec![Need::Command("prlimit".into())]].concat(), |t| {
+            let mut limited = Command::new("prlimit");
+            let torture = Program::named("heap/torture.c")?.build()?;
+            limited.arg("--as=300000000").arg(torture).args([&operations(3000), "2", "0", "5"]);
+            let options = [&THP[..], &["--only", "torture"]].concat();
+            let output = t.run(t.lifted(&options, &limited)?)?;
+            ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+            Ok(())
+        }),
+        trial("threads_waste_no_huge_pages", pool_of(128), threads_waste_no_huge_pages),
+    ]
+}
+
+fn whole_pool_is_free(t: &Context) -> Result<()> {
+    let (free, all) = (t.pool()?.free()?, t.pool()?.pages());
+    ensure!(free == all, "{free} of {all} pages of the pool are free");
+    Ok(())
+}
+
+fn threads_waste_no_huge_pages(t: &Context) -> Result<()> {
+    let program = Program::named("heap/threads_hold_a_little.c")?.command()?;
+    let options = on_pool(96)?;
+    let mut session = t.session(t.lifted(&options.each_ref().map(String::as_str), &program)?)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid().to_string();
+    let status = t.run(t.pagelift(&["status", "--json", &pid])?)?.success()?;
+    let json: serde_json::Value = serde_json::from_str(&status.stdout)?;
+    let field = |name: &str| json["preloaded_heap"][name].as_u64().with_context(|| format!("no {name}: {json}"));
+    // The first arena holds the blocks of all 64 threads; a huge page for each would take four.
+    ensure!(field("arenas")? == 32 * MIB, "arenas: {}", field("arenas")?);
+    ensure!(field("pool_used")? == 32 * MIB && field("pool_taken")? == 96 * MIB, "{json}");
+    let people = t.run(t.pagelift(&["status", &pid])?)?.success()?;
+    ensure!(people.stdout.contains("Preloaded heap"), "{}", people.stdout);
+    session.send("\n")?;
+    ensure!(session.finish()?.ending == Ending::Exit(0));
+    Ok(())
+}
+
+fn forks() -> Vec<Trial> {
+    let forks = |pages: &'static str, threads: &'static str, needs: Vec<Need>| {
+        trial(format!("fork_at_any_moment/{pages}/{threads}_threads"), needs, move |t| {
+            let words = [&operations(2500), threads, "12", "7"];
+            let output = match pages {
+                "pool" => on_pool_run(t, "torture.c", &words, 200)?,
+                _ => run(t, "torture.c", &words, &THP)?,
+            };
+            ensure!(output.stdout == "forked 12\n", "it forked less than it wanted: {}", output.stdout);
+            Ok(())
+        })
+    };
+    vec![
+        forks("thp", "3", gcc()),
+        // All of the pool is taken: a fork that kept to it would kill parent or child at their next write.
+        forks("pool", "0", pool_of(200)),
+        forks("pool", "3", pool_of(200)),
+    ]
+}
+
+/// The bytes of anonymous huge pages of a process that waits after `ready`, once it has some.
+fn becomes_huge(t: &Context, program: &Command, options: &[&str], least: u64) -> Result<()> {
+    let mut session = t.session(t.lifted(options, program)?)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid();
+    let huge = || View::of(pid).map(|view| view.usages.iter().map(|usage| usage.anonymous_huge).sum::<u64>());
+    let mut found = 0;
+    let waited = poll_until(Duration::from_secs(20), "huge pages", || {
+        found = huge().unwrap_or(0);
+        found >= least
+    });
+    session.send("\n")?;
+    let output = session.finish()?;
+    waited.with_context(|| format!("{} MiB on huge pages: {}", found / MIB, output.stderr))?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}", output.ending);
+    Ok(())
+}
+
+fn ways() -> Vec<Trial> {
+    let root = || if is_root() { Vec::new() } else { vec![Need::Root] };
+    vec![
+        trial("a_static_program_is_collapsed_from_outside", [gcc(), root()].concat(), |t| {
+            let program = Program::named("heap/holds_static.c")?.command()?;
+            becomes_huge(t, &program, &["--heap=auto", "--lift=text"], 40 * MIB)
+        }),
+        trial("inspect_names_the_allocator", gcc(), |t| {
+            let folder = t.folder();
+            let source = folder.join("x.c");
+            std::fs::write(&source, "int main(void) { return 0; }\n")?;
+            for (flags, says) in [(&["-O1"][..], "Heap: glibc 2."), (&["-static"][..], "Heap: glibc")] {
+                let program = folder.join("x");
+                let mut compile = Command::new("gcc");
+                compile.arg("-o").arg(&program).arg(&source).args(flags);
+                t.run(compile)?.success()?;
+                let output = t.run(t.pagelift(&["inspect", &program.to_string_lossy()])?)?.success()?;
+                ensure!(output.stdout.contains(says), "with {flags:?}, no `{says}` in\n{}", output.stdout);
+            }
+            Ok(())
+        }),
+        trial("an_empty_pool_is_said", [gcc(), vec![Need::Root]].concat(), |t| {
+            let pool = pagelift_tests::PoolReservation::of(default_huge_page()?, 0)?;
+            let option = format!("--heap={}", pool.page().bytes());
+            ensure!(available_pages(pool.page())? == 0);
+            let output = t.run(t.lifted(&[&option], &Command::new("true"))?)?;
+            let own = output.own_lines().join("\n");
+            ensure!(output.ending == Ending::Exit(0) && own.contains("found 0 free pages"), "{own}");
+            let required = t.run(t.lifted(&[&option, "--require"], &Command::new("true"))?)?;
+            ensure!(required.ending == Ending::Exit(125), "{required:?}");
+            Ok(())
+        }),
+    ]
+}
+
+/// What `env` prints under these options, line by line.
+fn environment_of(t: &Context, command: &mut Command, options: &[&str]) -> Result<Vec<String>> {
+    let output = t.run(t.lifted(options, command)?)?.success()?;
+    Ok(output.stdout.lines().map(str::to_owned).collect())
+}
+
+fn environment() -> Vec<Trial> {
+    vec![
+        trial("children_get_nothing", gcc(), |t| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", "env; true"]).env("LD_PRELOAD", "libm.so.6");
+            let lines = environment_of(t, &mut shell, &THP)?;
+            ensure!(lines.iter().any(|line| line == "LD_PRELOAD=libm.so.6"), "the user's own is lost: {lines:?}");
+            ensure!(!lines.iter().any(|line| line.contains("agelift_heap") || line.starts_with("PAGELIFT_HEAP=")));
+            Ok(())
+        }),
+        trial("only_the_named_program_gets_it", gcc(), |t| {
+            let mut shell = Command::new("sh");
+            let maps =
+                "grep -c hg /proc/self/smaps; env | grep -c ^PAGELIFT_HEAP=; exec tail -c1 /proc/self/smaps >/dev/null";
+            shell.args(["-c", maps]);
+            let lines = environment_of(t, &mut shell, &[&THP[..], &["--only", "grep"]].concat())?;
+            // grep's own memory is advised; the shell hands the order on.
+            ensure!(lines.len() == 2 && lines[0] != "0" && lines[1] == "1", "{lines:?}");
+            Ok(())
+        }),
+        trial("the_users_settings_win", gcc(), |t| {
+            let mut env = Command::new("env");
+            env.env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1");
+            let lines = environment_of(t, &mut env, &["--heap=auto"])?;
+            let merged = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1";
+            ensure!(lines.iter().any(|line| line == merged), "{lines:?}");
+            env.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0");
+            let lines = environment_of(t, &mut env, &["--heap=auto"])?;
+            ensure!(lines.iter().any(|line| line == "GLIBC_TUNABLES=glibc.malloc.hugetlb=0"), "{lines:?}");
+            Ok(())
+        }),
+    ]
+}

@@ -1,0 +1,169 @@
+//! The library, by small programs that check themselves (`tests/programs/library`), under real programs, and as an
+//! installed package.
+//!
+//! The head of each program says how it is built and run:
+//!
+//! - `link:` one trial for each: `shared`, `archive` (the archive in an ordinary program), `static` (in a static one),
+//!   `preload` (not linked; preloaded with the `env:` below), `none`.
+//! - `flags:` further flags for the compiler; several sets, separated by `|`, give a trial each.
+//! - `plugin:` a source that is built as a shared object beside the program, with its flags.
+//! - `env:` a variable for the run.
+//! - `needs:` see `Need::parse`.
+
+mod package;
+mod servers;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use libtest_mimic::Trial;
+use pagelift_tests::{Context, Ending, Program, main_of, target_folder, tests_folder, trial, workspace};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn main() -> ExitCode {
+    match trials() {
+        Ok(trials) => main_of(trials),
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn trials() -> Result<Vec<Trial>> {
+    let folder = tests_folder().join("programs/library");
+    let mut sources: Vec<PathBuf> = fs::read_dir(&folder)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    sources.retain(|path| path.extension().is_some_and(|e| e == "c") && !is_plugin(path));
+    sources.sort();
+    let mut trials = Vec::new();
+    for source in sources {
+        trials.extend(trials_of(&source)?);
+    }
+    trials.extend(servers::trials());
+    trials.extend(package::trials());
+    Ok(trials)
+}
+
+fn is_plugin(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("plugin"))
+}
+
+fn trials_of(source: &Path) -> Result<Vec<Trial>> {
+    let text = fs::read_to_string(source)?;
+    let needs = Program::of(source.to_owned())?.needs()?;
+    let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let flags = directive(&text, "flags").unwrap_or_default();
+    let sets: Vec<&str> = flags.split('|').map(str::trim).collect();
+    let mut trials = Vec::new();
+    for link in directive(&text, "link").with_context(|| format!("no `link:` in {}", source.display()))?.split(' ') {
+        for (index, flags) in sets.iter().enumerate() {
+            let number = if sets.len() > 1 { format!("-{}", index + 1) } else { String::new() };
+            let build = Build { source: source.to_owned(), link: link.to_owned(), flags: (*flags).to_owned() };
+            let text = text.clone();
+            let run = move |t: &Context| run(t, &build, &text);
+            trials.push(trial(format!("{name}/{link}{number}"), needs.clone(), run));
+        }
+    }
+    Ok(trials)
+}
+
+/// The text behind `WORD:` in the head of a source.
+fn directive(text: &str, word: &str) -> Option<String> {
+    let head = text.lines().take_while(|line| line.starts_with("//"));
+    let own =
+        |line: &str| Some(line.trim_start_matches(['/', ' ']).strip_prefix(word)?.strip_prefix(':')?.trim().into());
+    head.filter_map(own).next()
+}
+
+/// How one program is built.
+struct Build {
+    source: PathBuf,
+    link: String,
+    flags: String,
+}
+
+/// The folder with the library as `packaging/library/build` leaves it.
+fn library_folder() -> Result<PathBuf> {
+    let folder = target_folder().join("library");
+    ensure!(
+        folder.join("libpagelift.so").exists() && folder.join("libpagelift.a").exists(),
+        "no library in {}; build it with `packaging/library/build`",
+        folder.display()
+    );
+    Ok(folder)
+}
+
+fn compiler(t: &Context, source: &Path, out: &Path) -> Command {
+    let mut compiler = Command::new("gcc");
+    compiler.args(["-g", "-O1", "-Wall", "-Wno-unused-result", "-o"]).arg(out).arg(source);
+    compiler.arg("-I").arg(workspace().join("include")).current_dir(t.folder());
+    compiler
+}
+
+impl Build {
+    fn build(&self, t: &Context, text: &str) -> Result<PathBuf> {
+        let library = library_folder()?;
+        let out = t.folder().join(self.source.file_stem().unwrap_or_default());
+        if let Some(plugin) = directive(text, "plugin") {
+            let mut words = plugin.split_whitespace();
+            let source = self.source.with_file_name(words.next().context("an empty `plugin:`")?);
+            let mut compiler = compiler(t, &source, &t.folder().join("plugin.so"));
+            compiler.args(["-shared", "-fPIC"]).args(words);
+            finish(t, compiler)?;
+        }
+        let mut compiler = compiler(t, &self.source, &out);
+        compiler.args(self.flags.split_whitespace());
+        match self.link.as_str() {
+            "shared" => {
+                let run_path = format!("-Wl,-rpath,{}", library.display());
+                compiler.arg(library.join("libpagelift.so")).arg(run_path);
+            }
+            "archive" => {
+                compiler.arg(library.join("libpagelift.a"));
+            }
+            "static" => {
+                compiler.arg(library.join("libpagelift.a")).arg("-static");
+            }
+            "preload" | "none" => {}
+            other => bail!("`link: {other}` is not known"),
+        }
+        compiler.args(["-lpthread", "-ldl"]);
+        finish(t, compiler)?;
+        Ok(out)
+    }
+}
+
+fn finish(t: &Context, compiler: Command) -> Result<()> {
+    let output = t.run(compiler)?;
+    ensure!(output.ending == Ending::Exit(0), "it does not build:\n{}", output.stderr);
+    Ok(())
+}
+
+fn run(t: &Context, build: &Build, text: &str) -> Result<()> {
+    let program = build.build(t, text)?;
+    let mut command = Command::new(&program);
+    command.current_dir(t.folder());
+    if build.link == "preload" {
+        command.env("LD_PRELOAD", library_folder()?.join("libpagelift.so"));
+    }
+    let env = directive(text, "env").unwrap_or_default();
+    if let Some((name, value)) = env.split_once('=') {
+        command.env(name, value);
+    }
+    let output = t.run_within(command, LIMIT)?;
+    ensure!(
+        output.ending == Ending::Exit(0) && output.stdout.ends_with("ok\n"),
+        "{:?}, it wrote:\n{}\n{}",
+        output.ending,
+        output.stdout,
+        output.stderr
+    );
+    // What it measured is for the reader of the output.
+    for line in output.stdout.lines().filter(|line| *line != "ok") {
+        println!("{}: {line}", build.source.file_stem().unwrap_or_default().to_string_lossy());
+    }
+    Ok(())
+}
