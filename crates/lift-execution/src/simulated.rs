@@ -17,7 +17,7 @@ mod script;
 mod transparent;
 
 pub use contents::{Content, Stretch};
-pub use kernel::{SimulatedKernel, SimulatedMachine, SimulatedThp};
+pub use kernel::{SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp};
 pub use script::{Call, Failure, Mode, Script};
 
 /// Error numbers, the same on every architecture that Pagelift runs on (errno(3)).
@@ -35,5 +35,6 @@ pub mod errno {
     pub const EBUSY: i32 = 16;
     pub const EEXIST: i32 = 17;
     pub const EINVAL: i32 = 22;
+    pub const EMFILE: i32 = 24;
     pub const EHWPOISON: i32 = 133;
 }

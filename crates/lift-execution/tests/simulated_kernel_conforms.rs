@@ -24,6 +24,7 @@ fn kernel(ground: &Ground, huge_pages: u64, at_fault: bool) -> SimulatedKernel {
         base_page: ground.base_page,
         pools: ground.pool.map(|size| (size, POOL_PAGES)).into_iter().collect(),
         pool_charge: u64::MAX,
+        images: Vec::new(),
         thp: ground.thp.map(|size| SimulatedThp { size, left: huge_pages, at_fault }),
         movable_hugetlb: ground.movable_hugetlb,
         collapse: ground.collapse,

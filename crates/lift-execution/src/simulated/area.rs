@@ -1,10 +1,14 @@
 //! One mapping, with what maps does not show.
 
-use address_space::{AddressRange, Mapping, MappingName, PageSize};
+use address_space::{AddressRange, Mapping, MappingName, PageSize, Protection};
+use alloc::borrow::ToOwned;
 
 /// The device that maps shows for pool memory, and an inode number for it.
 const POOL_DEVICE: (u32, u32) = (0, 0x0f);
 const POOL_INODE: u64 = 4242;
+/// The same for images.
+const IMAGE_DEVICE: (u32, u32) = (0, 0x2a);
+const IMAGE_INODE: u64 = 9000;
 
 /// One mapping of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +19,8 @@ pub(super) struct Area {
     pub advised: bool,
     /// Page size of pool memory.
     pub pool: Option<PageSize>,
+    /// Page size of the file system of a shared image.
+    pub image: Option<PageSize>,
     /// How far anonymous memory has been moved since it was made. The kernel joins only memory that it numbers
     /// through, which memory that has been moved is not.
     pub moved: u64,
@@ -23,18 +29,33 @@ pub(super) struct Area {
 impl Area {
     pub fn of(mapping: Mapping) -> Self {
         let name = if mapping.name == MappingName::Heap { MappingName::Anonymous } else { mapping.name.clone() };
-        Self { mapping: Mapping { name, ..mapping }, advised: false, pool: None, moved: 0 }
+        Self { mapping: Mapping { name, ..mapping }, advised: false, pool: None, image: None, moved: 0 }
     }
 
     /// New private anonymous memory.
     pub fn anonymous(range: AddressRange, pool: Option<PageSize>) -> Self {
-        let protection = address_space::Protection::READ_WRITE;
+        let protection = Protection::READ_WRITE;
         let (device, inode, name) = match pool {
             Some(_) => (POOL_DEVICE, POOL_INODE, MappingName::HugetlbAnonymous),
             None => ((0, 0), 0, MappingName::Anonymous),
         };
         let mapping = Mapping { range, protection, shared: false, offset: 0, device, inode, name };
-        Self { mapping, advised: false, pool, moved: 0 }
+        Self { mapping, advised: false, pool, image: None, moved: 0 }
+    }
+
+    /// Part of a shared image.
+    pub fn image(range: AddressRange, path: &str, offset: u64, protection: Protection, size: PageSize) -> Self {
+        let name = MappingName::File { path: path.to_owned(), deleted: false };
+        let inode = IMAGE_INODE + path.len() as u64;
+        let mapping = Mapping { range, protection, shared: false, offset, device: IMAGE_DEVICE, inode, name };
+        Self { mapping, advised: false, pool: None, image: Some(size), moved: 0 }
+    }
+
+    /// The whole huge pages of an image: they need address and offset to agree.
+    pub fn huge_of_image(&self, size: PageSize) -> AddressRange {
+        let agrees = self.mapping.offset % size.bytes() == self.range().start().0 % size.bytes();
+        let whole = self.range().whole_pages(size);
+        if agrees && self.image == Some(size) { whole } else { AddressRange::new(whole.end(), whole.end()) }
     }
 
     pub fn range(&self) -> AddressRange {

@@ -48,7 +48,7 @@ impl SimulatedKernel {
         if mapped != from.len() {
             return Err(EFAULT);
         }
-        self.touch(AddressRange::sized(to, from.len()))?;
+        self.write_to(AddressRange::sized(to, from.len()))?;
         self.contents.copy(from, to);
         Ok(())
     }
@@ -146,6 +146,21 @@ impl Executor for SimulatedKernel {
         };
         let target = AddressRange::sized(to, from.len());
         self.called((Call::Copy, "process_vm_readv"), target, half, |kernel| kernel.copy_bytes(from, to))
+    }
+
+    fn map_file(&mut self, path: &str, offset: u64, length: u64, protection: Protection) -> Result<Address, CallError> {
+        let place = self.free_place(length, self.machine.base_page).unwrap_or_default();
+        let range = AddressRange::sized(place, length);
+        self.called((Call::MapFile, "mmap of an image"), range, nothing, |kernel| match place {
+            Address(0) => Err(ENOMEM),
+            _ => kernel.place_image(range, path, offset, protection),
+        })?;
+        Ok(place)
+    }
+
+    fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
+        let name = "madvise(MADV_POPULATE_READ)";
+        self.called((Call::Touch, name), range, nothing, |kernel| kernel.make_readable(range))
     }
 
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {

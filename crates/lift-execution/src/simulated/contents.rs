@@ -11,6 +11,8 @@ pub enum Content {
     Zero,
     /// The bytes that lay at this address, and behind it, when the model was made.
     Original(Address),
+    /// Bytes of a file that the process has never seen, from this offset on.
+    Foreign(u64),
     /// Bytes written later: which text, and from where in it.
     Written(usize, usize),
 }
@@ -21,6 +23,7 @@ impl Content {
         match self {
             Self::Zero => Self::Zero,
             Self::Original(address) => Self::Original(address + bytes),
+            Self::Foreign(offset) => Self::Foreign(offset + bytes),
             Self::Written(text, from) => Self::Written(text, from + bytes as usize),
         }
     }
@@ -108,6 +111,7 @@ impl Contents {
             (0..stretch.range.len()).map(move |offset| match stretch.content.advanced(offset) {
                 Content::Zero => 0,
                 Content::Original(address) => (address.0 % 251) as u8 + 1,
+                Content::Foreign(offset) => (offset % 241) as u8 + 1,
                 Content::Written(text, from) => self.texts[text][from],
             })
         };

@@ -26,6 +26,17 @@ pub struct SimulatedThp {
     pub at_fault: bool,
 }
 
+/// A copy of a file on huge pages.
+#[derive(Clone, Debug)]
+pub struct SimulatedImage {
+    /// Its path.
+    pub path: String,
+    /// Size of the pages it stands on.
+    pub page_size: PageSize,
+    /// Which memory of the process it shows, from which offset on. All else in it is foreign.
+    pub shows: Vec<(u64, AddressRange)>,
+}
+
 /// What the model's kernel has and can do.
 #[derive(Clone, Debug)]
 pub struct SimulatedMachine {
@@ -37,6 +48,8 @@ pub struct SimulatedMachine {
     pub pool_charge: u64,
     /// Transparent huge pages.
     pub thp: Option<SimulatedThp>,
+    /// Shared images.
+    pub images: Vec<SimulatedImage>,
     /// `mremap` moves pool memory.
     pub movable_hugetlb: bool,
     /// `MADV_COLLAPSE` exists.
@@ -127,7 +140,7 @@ impl SimulatedKernel {
     /// `EFAULT`, as `/proc/PID/mem` gives it.
     pub fn write(&mut self, at: Address, bytes: &[u8]) -> Result<(), i32> {
         let range = AddressRange::sized(at, bytes.len() as u64);
-        self.touch(range)?;
+        self.write_to(range)?;
         self.contents.write(at, bytes);
         Ok(())
     }
@@ -312,6 +325,32 @@ impl SimulatedKernel {
             end = end.min(area.range().start());
         }
         end.0.checked_sub(length).map(|start| Address(start).align_down(alignment)).filter(|start| start.0 > 0)
+    }
+
+    /// `mmap` of an image in a place that is free.
+    pub(super) fn place_image(
+        &mut self,
+        range: AddressRange,
+        path: &str,
+        offset: u64,
+        protection: Protection,
+    ) -> Errno {
+        self.check_pages(range)?;
+        let image = self.machine.images.iter().find(|image| image.path == path).cloned().ok_or(ENOENT)?;
+        if self.areas.len() > self.machine.max_mappings {
+            return Err(ENOMEM);
+        }
+        self.contents.set(range, Content::Foreign(offset));
+        for (from, shown) in image.shows {
+            let (first, end) = (offset.max(from), (offset + range.len()).min(from + shown.len()));
+            if first < end {
+                let place = AddressRange::sized(range.start() + (first - offset), end - first);
+                self.contents.set(place, Content::Original(shown.start() + (first - from)));
+            }
+        }
+        self.insert(Area::image(range, path, offset, protection, image.page_size));
+        self.merge();
+        Ok(())
     }
 
     /// `mprotect`.

@@ -17,6 +17,8 @@ pub enum Call {
     Protect,
     MoveTo,
     Copy,
+    MapFile,
+    Touch,
     Name,
     Huge,
     Space,
@@ -24,7 +26,7 @@ pub enum Call {
 
 impl Call {
     /// Every call.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Map,
         Self::MapAt,
         Self::Unmap,
@@ -34,12 +36,14 @@ impl Call {
         Self::Protect,
         Self::MoveTo,
         Self::Copy,
+        Self::MapFile,
+        Self::Touch,
         Self::Name,
         Self::Huge,
         Self::Space,
     ];
 
-    /// The errors that the call can give: those of mmap(2), munmap(2), madvise(2), mprotect(2), mremap(2),
+    /// The errors that the call can give: those of open(2), mmap(2), munmap(2), madvise(2), mprotect(2), mremap(2),
     /// process_vm_readv(2), prctl(2) and read(2) of `/proc` files that a process can meet with arguments in order,
     /// security modules and a process that has ended included.
     pub fn errors(self) -> &'static [i32] {
@@ -53,6 +57,8 @@ impl Call {
             Self::Protect => &[EACCES, EINVAL, ENOMEM, EPERM, ESRCH],
             Self::MoveTo => &[EAGAIN, EFAULT, EINVAL, ENOMEM, EPERM, ESRCH],
             Self::Copy => &[EFAULT, EINVAL, ENOMEM, EPERM, EIO, ESRCH],
+            Self::MapFile => &[ENOENT, EACCES, ENOMEM, EAGAIN, EINVAL, EPERM, EMFILE, ESRCH],
+            Self::Touch => &[EFAULT, ENOMEM, EINVAL, EAGAIN, EINTR, EHWPOISON, ESRCH],
             Self::Name => &[EINVAL, ENOMEM, EFAULT, ESRCH],
             Self::Huge => &[EACCES, ENOENT, EIO, ENOMEM, EINVAL, ESRCH],
             Self::Space => &[EACCES, ENOENT, EIO, ENOMEM, ESRCH],

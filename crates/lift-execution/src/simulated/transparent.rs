@@ -16,6 +16,10 @@ impl SimulatedKernel {
         for area in self.overlapping(range).iter().filter(|area| area.pool.is_some_and(|pool| pool >= size)) {
             self.present.within(area.range().intersect(range)).for_each(|part| huge.insert(part));
         }
+        for area in self.overlapping(range).iter().filter(|area| area.image.is_some_and(|image| image >= size)) {
+            let whole = area.huge_of_image(area.image.unwrap_or(size)).intersect(range);
+            self.present.within(whole).for_each(|part| huge.insert(part));
+        }
         huge
     }
 
@@ -44,7 +48,7 @@ impl SimulatedKernel {
     }
 
     /// The program, or a copy, writes to every page of `range`.
-    pub(super) fn touch(&mut self, range: AddressRange) -> Errno {
+    pub(super) fn write_to(&mut self, range: AddressRange) -> Errno {
         let areas = self.overlapping(range).to_vec();
         let mapped: u64 = areas.iter().map(|area| area.range().intersect(range).len()).sum();
         if mapped != range.len() || areas.iter().any(|area| !area.mapping.protection.write) {
@@ -62,6 +66,20 @@ impl SimulatedKernel {
                 None => self.present.insert(here.widened(self.machine.base_page)),
             }
         }
+        Ok(())
+    }
+
+    /// `MADV_POPULATE_READ` of a file's pages.
+    pub(super) fn make_readable(&mut self, range: AddressRange) -> Errno {
+        self.check_pages(range)?;
+        let areas = self.overlapping(range);
+        if areas.iter().map(|area| area.range().intersect(range).len()).sum::<u64>() != range.len() {
+            return Err(ENOMEM);
+        }
+        if areas.iter().any(|area| area.is_plain() || area.pool.is_some() || !area.mapping.protection.read) {
+            return Err(EINVAL);
+        }
+        self.present.insert(range);
         Ok(())
     }
 

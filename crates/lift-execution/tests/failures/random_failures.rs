@@ -34,6 +34,7 @@ fn machine_of(program: &Program, facts: &MachineFacts, short: &Shortage) -> Simu
         base_page: facts.base_page,
         pools: facts.pools.iter().map(|pool| (pool.size, pool.available.min(short.pool))).collect(),
         pool_charge: short.charge,
+        images: Vec::new(),
         thp: facts.thp.map(|thp| SimulatedThp { size: thp.size, left: usable(thp.mode), at_fault }),
         movable_hugetlb: facts.movable_hugetlb,
         collapse: facts.collapse,

@@ -2,10 +2,11 @@
 
 use crate::support::{MACHINE, Program, base_page, page_size, programs};
 use address_space::{Address, PageSize};
-use lift_execution::simulated::{Call, Script, SimulatedKernel, SimulatedMachine, SimulatedThp};
+use lift_execution::simulated::{Call, Script, SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp};
 use lift_execution::{Outcome, execute};
 use lift_plan::{
-    Edges, HugePool, MachineFacts, Pages, Plan, Policy, ProcessFacts, ThpFacts, ThpMode, Way, WritablePages, plan,
+    Edges, HugePool, ImageSpan, MachineFacts, Pages, Plan, Policy, ProcessFacts, ThpFacts, ThpMode, Way, WritablePages,
+    plan,
 };
 use std::collections::BTreeMap;
 
@@ -31,13 +32,19 @@ pub struct Run<'a> {
 
 impl Scenario {
     pub fn new(program: &Program, policy: &Policy, facts: &MachineFacts, machine: SimulatedMachine) -> Self {
+        let machine = SimulatedMachine { images: images_of(&program.facts), ..machine };
         let kernel = SimulatedKernel::new(machine.clone(), &program.facts.space, &program.facts.touched);
         // The kernel joins some mappings; the planner sees them as maps shows them.
         let process = ProcessFacts { space: kernel.mappings(), ..program.facts.clone() };
         let plan = plan(&process, facts, policy);
         let name = format!(
-            "{} {:?} writable {:?} {:?} movable {}",
-            program.name, policy.pages, policy.writable_pages, policy.edges, machine.movable_hugetlb
+            "{} {:?} writable {:?} {:?} movable {} images {}",
+            program.name,
+            policy.pages,
+            policy.writable_pages,
+            policy.edges,
+            machine.movable_hugetlb,
+            machine.images.len()
         );
         Self { name, facts: facts.clone(), policy: policy.clone(), process, plan, kernel, machine }
     }
@@ -85,6 +92,16 @@ impl Scenario {
     }
 }
 
+/// The images that the planner knows of, as files.
+fn images_of(process: &ProcessFacts) -> Vec<SimulatedImage> {
+    let image = |span: &ImageSpan| SimulatedImage {
+        path: span.path.clone(),
+        page_size: span.page_size,
+        shows: vec![(span.offset, span.range)],
+    };
+    process.images.iter().map(image).collect()
+}
+
 /// A machine that has all it takes, and what the planner is told of it.
 pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (MachineFacts, SimulatedMachine) {
     let pages = 4096;
@@ -104,6 +121,7 @@ pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (Machin
         base_page: base_page(),
         pools: BTreeMap::from([(size, pages)]),
         pool_charge: u64::MAX,
+        images: Vec::new(),
         thp: Some(SimulatedThp { size, left: pages, at_fault }),
         movable_hugetlb,
         collapse: true,
@@ -113,21 +131,27 @@ pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (Machin
     (facts, machine)
 }
 
-/// The scenarios of one program: every policy, each plan once.
+/// The scenarios of one program: every policy, with and without images, each plan once.
 pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
     let mut scenarios: Vec<Scenario> = Vec::new();
-    for pages in [Pages::Auto, Pages::Hugetlb, Pages::Thp] {
-        for writable_pages in [WritablePages::Thp, WritablePages::Hugetlb] {
-            for edges in [Edges::Exact, Edges::MergeReadOnly] {
+    let mut add = |program: &Program, policy: Policy, movable_hugetlb| {
+        let (facts, machine) = machine(page_size(programs::HUGE), movable_hugetlb, true);
+        let scenario = Scenario::new(program, &policy, &facts, machine);
+        if scenarios.iter().all(|other| other.plan != scenario.plan) {
+            scenarios.push(scenario);
+        }
+    };
+    let imaged = program.clone().imaged(programs::HUGE);
+    for edges in [Edges::Exact, Edges::MergeReadOnly] {
+        for pages in [Pages::Auto, Pages::Hugetlb, Pages::Thp] {
+            for writable_pages in [WritablePages::Thp, WritablePages::Hugetlb] {
                 for movable_hugetlb in [true, false] {
-                    let policy = Policy { pages, writable_pages, edges, ..Policy::default() };
-                    let (facts, machine) = machine(page_size(programs::HUGE), movable_hugetlb, true);
-                    let scenario = Scenario::new(program, &policy, &facts, machine);
-                    if scenarios.iter().all(|other| other.plan != scenario.plan) {
-                        scenarios.push(scenario);
-                    }
+                    add(program, Policy { pages, writable_pages, edges, ..Policy::default() }, movable_hugetlb);
                 }
             }
+        }
+        for pages in [Pages::Auto, Pages::Image] {
+            add(&imaged, Policy { pages, edges, ..Policy::default() }, true);
         }
     }
     scenarios

@@ -2,8 +2,10 @@
 
 use crate::oracle::chosen_pages;
 use crate::support::{Program, random};
+use address_space::PageSize;
 use lift_plan::{
-    Kind, MachineFacts, Pages, Plan, Policy, RangeLift, Source, Step, ThpMode, Way, WritablePages, plan, steps_of,
+    ImageSpan, Kind, MachineFacts, Pages, Part, Plan, Policy, RangeLift, Source, Step, ThpMode, Way, WritablePages,
+    plan, steps_of,
 };
 use proptest::prelude::*;
 
@@ -21,6 +23,11 @@ pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &
                 prop_assert!(!behind_its_back, "the program may write meanwhile: {part:?}");
                 let aside = matches!(part.way, Way::MoveAside { .. });
                 prop_assert_eq!(aside, pool && !machine.movable_hugetlb, "{:?}", part);
+                if let Way::MapImage { path, offset } = &part.way {
+                    let fits =
+                        program.facts.images.iter().any(|span| shows(span, part, path, *offset, attempt.page_size));
+                    prop_assert!(fits, "{part:?} of {:?}", program.facts.images);
+                }
                 order_of_steps(&steps_of(lift, attempt, part))?;
             }
         }
@@ -28,21 +35,38 @@ pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &
     Ok(())
 }
 
+/// An image shows just this memory on huge pages: address and offset agree.
+fn shows(span: &ImageSpan, part: &Part, path: &str, offset: u64, size: PageSize) -> bool {
+    let into = part.range.start() - span.range.start();
+    span.path == path
+        && span.range.covers(part.range)
+        && span.page_size == size
+        && offset == span.offset + into
+        && offset % size.bytes() == part.range.start().0 % size.bytes()
+}
+
 fn sources(lift: &RangeLift, machine: &MachineFacts, policy: &Policy) -> Result<(), TestCaseError> {
     let sources: Vec<_> = lift.attempts.iter().map(|attempt| attempt.source).collect();
-    prop_assert!(sources.windows(2).all(|pair| pair == [Source::Hugetlb, Source::Thp]), "{sources:?}");
+    let best_first = [Source::Image, Source::Hugetlb, Source::Thp];
+    let rank = |source: &Source| best_first.iter().position(|other| other == source);
+    prop_assert!(sources.windows(2).all(|pair| rank(&pair[0]) < rank(&pair[1])), "{sources:?}");
     for attempt in &lift.attempts {
         let size = attempt.page_size;
         prop_assert!(policy.page_size.is_none_or(|wanted| wanted == size));
         match attempt.source {
+            Source::Image => {
+                prop_assert!(matches!(policy.pages, Pages::Auto | Pages::Image) && !lift.protection.write, "{lift:?}");
+            }
             Source::Hugetlb => {
-                prop_assert!(machine.pool(size).is_some() && policy.pages != Pages::Thp);
+                let wanted = policy.pages != Pages::Image || lift.protection.write;
+                prop_assert!(machine.pool(size).is_some() && policy.pages != Pages::Thp && wanted, "{lift:?}");
                 prop_assert!(!lift.kinds.contains(&Kind::Heap), "brk could never grow again: {lift:?}");
                 prop_assert!(!lift.protection.write || policy.writable_pages == WritablePages::Hugetlb, "{lift:?}");
             }
             Source::Thp => {
                 prop_assert!(machine.thp.is_some_and(|thp| thp.size == size && thp.mode != ThpMode::Never));
-                prop_assert!(policy.pages != Pages::Hugetlb || lift.protection.write, "{lift:?}");
+                let wanted = matches!(policy.pages, Pages::Auto | Pages::Thp) || lift.protection.write;
+                prop_assert!(wanted, "{lift:?}");
             }
         }
     }
@@ -55,6 +79,7 @@ fn order_of_steps(steps: &[Step]) -> Result<(), TestCaseError> {
         !matches!(
             step,
             Step::MapStaging { .. }
+                | Step::MapImage { .. }
                 | Step::PopulateStaging(..)
                 | Step::CollapseStaging(..)
                 | Step::KeepHuge(..)
@@ -64,7 +89,10 @@ fn order_of_steps(steps: &[Step]) -> Result<(), TestCaseError> {
     };
     let first = steps.iter().position(visible);
     match steps.iter().position(|step| matches!(step, Step::Swap(_))) {
-        Some(swap) => prop_assert!(first == Some(swap) && swap == steps.len() - 1, "{steps:?}"),
+        Some(swap) => {
+            let harmless = steps[swap + 1..].iter().all(|step| matches!(step, Step::TouchInPlace(_)));
+            prop_assert!(first == Some(swap) && harmless, "{steps:?}");
+        }
         None => prop_assert!(first == Some(0), "{steps:?}"),
     }
     Ok(())

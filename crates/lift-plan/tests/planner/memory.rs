@@ -24,6 +24,10 @@ fn check_way(program: &Program, pages: &Pages, attempt: &Attempt, part: &Part) -
                 prop_assert_eq!(copied, has_contents(program, pages, page), "page {:x} of {:?}", page, part);
             }
         }
+        Way::MapImage { .. } => {
+            let of_files = pages_in(part.range).all(|page| pages.get(&page).is_some_and(|found| !found.anonymous));
+            prop_assert!(of_files && attempt.source == Source::Image, "{part:?}");
+        }
         Way::InPlace { collapse } => {
             prop_assert_eq!(attempt.source, Source::Thp);
             for page in pages_in(part.range) {
@@ -52,6 +56,8 @@ fn newly_resident(program: &Program, pages: &Pages, part: &Part) -> u64 {
     };
     let filled = match &part.way {
         Way::InPlace { collapse } => collapse.clone(),
+        // The image is there already, for everybody.
+        Way::MapImage { .. } => RangeSet::new(),
         _ => RangeSet::from_iter([part.range]),
     };
     filled.iter().flat_map(pages_in).filter(|&page| !resident(page)).count() as u64 * PAGE

@@ -24,8 +24,9 @@ fn machine(pool: u64) -> MachineFacts {
 
 #[test]
 fn every_property_holds_for_real_programs() {
-    for program in programs::all() {
-        for pages in [Pages::Auto, Pages::Hugetlb, Pages::Thp] {
+    let imaged = programs::all().into_iter().map(|program| program.imaged(programs::HUGE));
+    for program in programs::all().into_iter().chain(imaged) {
+        for pages in [Pages::Auto, Pages::Image, Pages::Hugetlb, Pages::Thp] {
             for writable_pages in [WritablePages::Thp, WritablePages::Hugetlb] {
                 for (edges, pool) in [(Edges::Exact, 1000), (Edges::MergeReadOnly, 1000), (Edges::Exact, 7)] {
                     let policy = Policy { pages, writable_pages, edges, ..Policy::default() };

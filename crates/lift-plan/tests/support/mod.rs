@@ -8,7 +8,7 @@ use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadSegment, LoadedObject, Mapping, MappingName,
     ObjectRole, PageSize, Protection, RangeSet,
 };
-use lift_plan::{ProcessFacts, SpecialMapping};
+use lift_plan::{ImageSpan, ProcessFacts, SpecialMapping};
 
 /// The base page of every program here; bytes.
 pub const PAGE: u64 = 4096;
@@ -213,6 +213,30 @@ impl Program {
 
     pub fn touch(&mut self, range: AddressRange) {
         self.facts.touched.insert(range);
+    }
+
+    /// An image of its own shows `range`; `step`: how far it is out of step with the huge pages, in bytes.
+    pub fn image(&mut self, range: AddressRange, huge: u64, step: u64) {
+        let path = format!("/run/images/{}", self.facts.images.len());
+        let offset = range.start().0 % huge + 3 * huge + step;
+        self.facts.images.push(ImageSpan { range, path, offset, page_size: page_size(huge) });
+    }
+
+    /// Images show all the read-only file mappings of the objects that no relocation changes.
+    pub fn imaged(mut self, huge: u64) -> Self {
+        let unchanged = |object: &LoadedObject, mapping: &&Mapping| {
+            let segment = object
+                .image
+                .segments
+                .iter()
+                .find(|s| s.memory.widened(base_page()).shifted(object.bias).covers(mapping.range));
+            mapping.path() == Some(&object.path) && segment.is_some_and(|segment| !segment.protection.write)
+        };
+        let objects = self.facts.objects.clone();
+        let shown = |mapping: &&Mapping| objects.iter().any(|object| unchanged(object, mapping));
+        let shown: Vec<_> = self.mappings.iter().filter(shown).map(|mapping| mapping.range).collect();
+        shown.into_iter().for_each(|range| self.image(range, huge, 0));
+        self
     }
 
     pub fn special(&mut self, range: AddressRange, property: &str) {

@@ -1,7 +1,7 @@
 //! Random programs, machines and wishes.
 
 use super::{MACHINE, PAGE, Program, RWX, Segment, Shape, base_page, page_size, range};
-use address_space::{AddressRange, ElfKind, MappingName, ObjectRole, Protection};
+use address_space::{AddressRange, ElfKind, Mapping, MappingName, ObjectRole, Protection};
 use lift_plan::{
     Edges, HugePool, Kind, Kinds, MachineFacts, ObjectChoice, Pages, Policy, ThpFacts, ThpMode, WritablePages,
 };
@@ -77,8 +77,9 @@ pub fn program() -> impl Strategy<Value = Program> {
     let touched = vec((0..500u64, 1..20u64), 0..6);
     let heap = proptest::option::of((0..5u64, 1..60u64));
     let moment = prop_oneof![2 => Just((false, false)), 1 => Just((true, false)), 1 => Just((false, true))];
-    (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, moment).prop_map(
-        |(shapes, heap, overlays, touched, (relocates_itself, running))| {
+    let images = vec((any::<bool>(), 0..6u64, 0..6u64, any::<bool>(), 0..HUGE_SIZES.len()), 0..8);
+    (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, moment, images).prop_map(
+        |(shapes, heap, overlays, touched, (relocates_itself, running), images)| {
             let mut program = Program::new("random");
             let mut end = 0;
             for (index, (shape, gap)) in shapes.into_iter().enumerate() {
@@ -103,9 +104,21 @@ pub fn program() -> impl Strategy<Value = Program> {
             for (at, pages) in touched {
                 program.touch(range(start + at * PAGE, start + (at + pages) * PAGE));
             }
+            // Images show read-only files, perhaps not from their first page to their last, perhaps out of step.
+            let files: Vec<_> = program.mappings.iter().filter(|m| of_object(m)).map(|m| m.range).collect();
+            for (file, (there, below, above, in_step, size)) in files.into_iter().zip(images) {
+                let shown = range(file.start().0 + below * PAGE, file.end().0.saturating_sub(above * PAGE));
+                if there && !shown.is_empty() {
+                    program.image(shown, HUGE_SIZES[size], if in_step { 0 } else { PAGE });
+                }
+            }
             program.finish()
         },
     )
+}
+
+fn of_object(mapping: &Mapping) -> bool {
+    !mapping.shared && !mapping.protection.write && mapping.path().is_some_and(|path| PATHS.contains(&path))
 }
 
 fn lay(program: &mut Program, what: Overlay, place: AddressRange) {
@@ -157,7 +170,8 @@ pub fn machine() -> impl Strategy<Value = MachineFacts> {
 
 /// A random wish.
 pub fn policy() -> impl Strategy<Value = Policy> {
-    let pages = prop_oneof![3 => Just(Pages::Auto), 1 => Just(Pages::Hugetlb), 1 => Just(Pages::Thp)];
+    let pages =
+        prop_oneof![4 => Just(Pages::Auto), 1 => Just(Pages::Image), 1 => Just(Pages::Hugetlb), 1 => Just(Pages::Thp)];
     let writable = prop_oneof![Just(WritablePages::Thp), Just(WritablePages::Hugetlb)];
     let edges = prop_oneof![Just(Edges::Exact), Just(Edges::MergeReadOnly)];
     let size = proptest::option::of(proptest::sample::select(vec![PAGE, HUGE_SIZES[0], HUGE_SIZES[1], HUGE_SIZES[2]]));
