@@ -149,7 +149,7 @@ fn add_if_it_runs(bench: &mut Bench, arms: &mut Vec<Arm>, arm: Arm, workload: &s
 }
 
 /// True where the dynamic linker's usual folders hold the library.
-fn library_exists(name: &str) -> bool {
+pub(crate) fn library_exists(name: &str) -> bool {
     let multiarch = Path::new("/usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
     [multiarch, "/usr/lib64".into(), "/usr/lib".into(), "/usr/local/lib".into()].iter().any(|f| f.join(name).exists())
 }

@@ -9,7 +9,9 @@
 
 use crate::small::GROWING;
 use crate::stop::stop_others;
-use crate::sys::{KeepErrno, advise, base_page, copy, map_anywhere, read_file, say, set_errno, unmap};
+use crate::sys::{
+    KeepErrno, Lock, advise, base_page, copy, map_anywhere, milliseconds, read_file, say, set_errno, unmap,
+};
 use crate::{ACCOUNT, SHARED, forget};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -25,8 +27,16 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
+/// A lock is waited for so many milliseconds.
+const PATIENCE: u64 = 1000;
+
 /// True once nothing of the heap stands on the pool, so that forks need nothing of us.
 static SAFE: AtomicBool = AtomicBool::new(false);
+
+/// Says that nothing of the heap has ever been on the pool.
+pub fn needs_no_guard() {
+    SAFE.store(true, Relaxed);
+}
 
 /// Registers the handlers that keep the heap's locks whole in the child; they also see forks inside the C library.
 pub fn register() {
@@ -36,10 +46,12 @@ pub fn register() {
 }
 
 extern "C" fn prepare() {
-    GROWING.lock();
-    SHARED.lock.lock();
     let keep = KeepErrno::new();
-    if !leave_pool_locked() {
+    // Held from here until after the fork. Where a signal handler forks while this very thread has a lock, it is not
+    // waited for: the thread goes on with it when the handler returns, here and in the child.
+    HELD[0].store(lock_in_time(&GROWING), Relaxed);
+    HELD[1].store(lock_in_time(&SHARED.lock), Relaxed);
+    if !(SAFE.load(Relaxed) || HELD[1].load(Relaxed) && leave_pool_locked()) {
         say(
             "pagelift: this fork is not safe: the heap is on the hugetlb pool and could not leave it; use --heap=thp\n",
         );
@@ -48,8 +60,29 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn release() {
-    SHARED.lock.unlock();
-    GROWING.unlock();
+    if HELD[1].swap(false, Relaxed) {
+        SHARED.lock.unlock();
+    }
+    if HELD[0].swap(false, Relaxed) {
+        GROWING.unlock();
+    }
+}
+
+/// Which of the two locks the thread that forks holds.
+static HELD: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
+
+/// Waits for a lock, but not for ever: it may be this thread's own, below a signal handler.
+fn lock_in_time(lock: &Lock) -> bool {
+    let deadline = milliseconds() + PATIENCE;
+    while !lock.try_lock() {
+        if milliseconds() > deadline {
+            return false;
+        }
+        // SAFETY:
+        // - has no arguments.
+        unsafe { libc::sched_yield() };
+    }
+    true
 }
 
 /// Makes a fork safe; false where it is better not done.
@@ -57,16 +90,11 @@ fn leave_pool() -> bool {
     if SAFE.load(Relaxed) || !crate::start::is_acting() {
         return true;
     }
-    // In a signal handler the locks may be this thread's own, so nobody waits for them.
-    if !GROWING.try_lock() {
+    if !lock_in_time(&SHARED.lock) {
         return false;
     }
-    let done = SHARED.lock.try_lock() && {
-        let done = leave_pool_locked();
-        SHARED.lock.unlock();
-        done
-    };
-    GROWING.unlock();
+    let done = leave_pool_locked();
+    SHARED.lock.unlock();
     done
 }
 

@@ -180,7 +180,7 @@ impl Large {
         } else {
             // Pool memory is always resident: nothing tells whether it was touched but its contents. Where it seems
             // untouched the kernel's untouched memory costs less than clearing all of this.
-            let start = find(is_free).filter(|&start| seems_touched(start, bytes, self.grain))?;
+            let start = find(is_free).filter(|&start| seems_touched(start, bytes, self.grain, ENOUGH_IN_POOL))?;
             (start, Cleaning::Clear)
         };
         self.pool.mark(start, bytes, Grain::Used);
@@ -351,28 +351,37 @@ fn count_held(bytes: i64, asked: i64) {
     forget(ACCOUNT.large_asked.fetch_add(asked as u64, Relaxed));
 }
 
-/// Looks at a few words of a range: more than a few of them are not zero where it was really used. Decides which way is
-/// cheaper, and nothing else.
-fn seems_touched(start: usize, bytes: usize, grain: usize) -> bool {
-    const SAMPLES: usize = 64;
-    const ENOUGH: usize = SAMPLES / 4;
+/// Words of a block that are looked at, and how many of them must not be zero for it to count as used: in the pool,
+/// where clearing goes over all of it, and elsewhere.
+const SAMPLES: usize = 64;
+const ENOUGH_IN_POOL: usize = SAMPLES / 4;
+const ENOUGH: usize = 1;
+
+/// Looks at a few words of a range. Decides which way is cheaper, and nothing else.
+fn seems_touched(start: usize, bytes: usize, grain: usize, enough: usize) -> bool {
     let stride = (bytes / SAMPLES).max(1).next_multiple_of(64).min(grain.max(64));
     let used = (0..SAMPLES).map(|n| n * stride).take_while(|&offset| offset + 8 <= bytes).filter(|&offset| {
         // SAFETY:
         // - the offset lies in the range, which is resident pool memory of this heap that nobody holds.
         unsafe { ((start + offset) as *const u64).read() != 0 }
     });
-    used.count() >= ENOUGH
+    used.take(enough).count() >= enough
 }
 
 /// Pages that one question to the kernel is about.
 const PAGES_ASKED: usize = 1024;
 
 /// Makes a kept mapping zero: clears what is resident and gives back the rest, which may have been swapped out.
+///
+/// What is resident but seems to be zero has been cleared here before and not been used since: that is given back once,
+/// so that it need not be cleared again and again.
 fn clean(start: usize, bytes: usize) {
     let page = base_page();
     let samples = [0, bytes / 2, bytes - page].map(|offset| offset / page * page);
-    if !samples.iter().any(|&offset| is_resident(start + offset, page)) {
+    let grain = PAGES_ASKED * page;
+    let is_used =
+        samples.iter().any(|&offset| is_resident(start + offset, page)) && seems_touched(start, bytes, grain, ENOUGH);
+    if !is_used {
         if !advise(start, bytes, libc::MADV_DONTNEED) {
             clear(start, bytes);
         }

@@ -68,6 +68,9 @@ fn begin(text: &str) -> bool {
             large.pool.take(&order.pool, page, grain);
         }
     });
+    if ACCOUNT.pool_taken.load(Relaxed) == 0 {
+        fork::needs_no_guard();
+    }
     ACCOUNT.open();
     WITHIN_GRAIN.store(grain.min(if page > 0 { page } else { grain }) - 1, Relaxed);
     LARGE_FROM.store(grain * LARGE_GRAINS, Release);

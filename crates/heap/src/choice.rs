@@ -208,8 +208,12 @@ fn own(allocator: &Allocator, context: &Context, way: &mut Way) {
 
 fn glibc(minor: Option<u32>, allocator: &Allocator, context: &Context, way: &mut Way) {
     const KEY: &str = "glibc.malloc.hugetlb";
-    if minor.is_none_or(|minor| minor < 35) {
+    if minor.is_some_and(|minor| minor < 35) {
         return collapse(way, "this glibc has no setting for huge pages");
+    }
+    if minor.is_none() {
+        // An older one passes over settings that it does not know.
+        collapse(way, "it cannot be told whether this glibc has the setting");
     }
     if context.thp == ThpMode::Always && minor.is_some_and(|minor| minor < 43) {
         way.reasons.push("transparent huge pages are given to all memory here (mode always)".to_owned());

@@ -52,14 +52,21 @@ pub fn collapse_once(pid: i32, huge: PageSize, base: PageSize) -> Result<u64, Co
         // Kernels that do not tell which pages are huge take a second collapse of one as done.
         let already = pagemap.huge(range).unwrap_or_default();
         for run in dense_runs(range, huge, &touched, &already) {
-            match advice::collapse(pid, run) {
-                Ok(()) => done += run.len(),
-                Err(error) if is_refusal(&error) => return Err(CollapseError::Refused(error)),
-                Err(_) => {}
-            }
+            done += collapse_run(pid, run, huge)?;
         }
     }
     Ok(done)
+}
+
+/// Collapses a run, or where that fails what can be collapsed of it; the bytes that were.
+fn collapse_run(pid: i32, run: AddressRange, huge: PageSize) -> Result<u64, CollapseError> {
+    match advice::collapse(pid, run) {
+        Ok(()) => return Ok(run.len()),
+        Err(error) if is_refusal(&error) => return Err(CollapseError::Refused(error)),
+        Err(_) if run.len() == huge.bytes() => return Ok(0),
+        Err(_) => {}
+    }
+    Ok(run.pages(huge).filter(|&page| advice::collapse(pid, page).is_ok()).map(AddressRange::len).sum())
 }
 
 /// Collapses again and again until the process ends; the reason why it stopped before, if it did.

@@ -6,6 +6,7 @@
 //! library reaches there is [`collapse_while_it_runs`].
 #![forbid(unsafe_code)]
 
+mod account;
 mod allocator;
 mod choice;
 mod collapse;
@@ -15,6 +16,7 @@ mod node_pages;
 mod program;
 mod settings;
 
+pub use account::read_account;
 pub use allocator::{Allocator, Family, Place, Runtime};
 pub use choice::{Context, Forced, Preload, Way, Wish, choose};
 pub use collapse::{CollapseError, collapse_once, collapse_while_it_runs};

@@ -1,7 +1,7 @@
 // A static program that fills 64 MiB, in blocks that its allocator maps by themselves and in small ones, prints `ready`
 // and waits. No preloaded heap reaches it.
 //
-// build: gcc -g -O1 -Wall -static -o $OUT $SRC
+// build: gcc -g -O1 -Wall -fno-builtin -static -o $OUT $SRC
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

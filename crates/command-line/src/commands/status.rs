@@ -1,5 +1,6 @@
 //! `pagelift status`.
 
+use crate::lifting::running_heap as heap;
 use crate::lifting::table::{align_right, table};
 use address_space::{ObjectRole, Protection, format_bytes};
 use clap::Args;
@@ -22,13 +23,27 @@ pub struct StatusArgs {
     pub pid: Option<i32>,
 }
 
+/// The coverage with what a preloaded heap says of itself.
+#[derive(serde::Serialize)]
+struct WithHeap<'a> {
+    #[serde(flatten)]
+    coverage: &'a Coverage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    preloaded_heap: Option<&'a heap::RunningHeap>,
+}
+
 /// Says what the kernel backs with huge pages now.
 pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let explained = |error| explain(error, "status");
     let text = match args.pid {
         Some(pid) => {
             let coverage = ProcessMemory::read(pid).map_err(explained)?.coverage();
-            if args.json { json(&coverage)? } else { of_process(&coverage) }
+            let heap = heap::view_running(pid);
+            if args.json {
+                json(&WithHeap { coverage: &coverage, preloaded_heap: heap.as_ref() })?
+            } else {
+                of_process(&coverage) + &heap.map(|heap| heap.text()).unwrap_or_default()
+            }
         }
         None => {
             let processes = processes_with_huge_pages().map_err(explained)?;

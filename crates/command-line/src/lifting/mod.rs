@@ -8,4 +8,5 @@ pub mod live;
 pub mod message;
 pub mod process;
 pub mod report;
+pub mod running_heap;
 pub mod table;
