@@ -34,24 +34,39 @@ pub(crate) fn settled_identity(file: &File) -> Result<FileIdentity, StoreError> 
     if found.changed == (0, 0) {
         return Err(StoreError::NoTimeOfChange);
     }
-    let newest = found.changed.max(found.modified);
-    let whole_seconds = found.changed.1 == 0;
-    let Some(age) = age_of(newest) else { return Ok(found) };
-    if whole_seconds && age < WHOLE_SECONDS {
-        return Err(StoreError::SourceChanging);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    match rest_of(&found, now) {
+        Rest::Enough => Ok(found),
+        Rest::TooLittle => Err(StoreError::SourceChanging),
+        Rest::OneTickMore => {
+            std::thread::sleep(TICK);
+            if identity(file)? == found { Ok(found) } else { Err(StoreError::SourceChanging) }
+        }
     }
-    if age < TICK {
-        std::thread::sleep(TICK);
-        return if identity(file)? == found { Ok(found) } else { Err(StoreError::SourceChanging) };
-    }
-    Ok(found)
 }
 
-/// How long ago a time was; `None` for one that lies ahead by more than a tick.
-fn age_of((seconds, nanoseconds): (i64, i64)) -> Option<Duration> {
-    let time = Duration::new(seconds.try_into().ok()?, nanoseconds.try_into().ok()?);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    now.checked_sub(time).or_else(|| (time - now < TICK).then_some(Duration::ZERO))
+/// Whether a file has stayed the same for long enough.
+#[derive(Debug, PartialEq, Eq)]
+enum Rest {
+    Enough,
+    /// It will have in a moment.
+    OneTickMore,
+    TooLittle,
+}
+
+fn rest_of(found: &FileIdentity, now: Duration) -> Rest {
+    let (seconds, nanoseconds) = found.changed.max(found.modified);
+    let (Ok(seconds), Ok(nanoseconds)) = (seconds.try_into(), nanoseconds.try_into()) else { return Rest::Enough };
+    let newest = Duration::new(seconds, nanoseconds);
+    // A time far ahead was set by somebody, or comes from a machine with another clock.
+    if newest > now + TICK {
+        return Rest::Enough;
+    }
+    match now.saturating_sub(newest) {
+        age if found.changed.1 == 0 && age < WHOLE_SECONDS => Rest::TooLittle,
+        age if age < TICK => Rest::OneTickMore,
+        _ => Rest::Enough,
+    }
 }
 
 /// The loadable shape of an open file; of the file only its headers are read.
@@ -110,5 +125,43 @@ impl ReadCacheOps for Positioned<'_> {
         self.file.read_exact_at(buffer, self.position).map_err(|_| ())?;
         self.position += buffer.len() as u64;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed_at(seconds: i64, nanoseconds: i64) -> FileIdentity {
+        let time = (seconds, nanoseconds);
+        FileIdentity { device: 1, inode: 1, size: 1, modified: (0, 0), changed: time }
+    }
+
+    #[test]
+    fn a_file_rests_for_longer_than_the_clock_that_stamped_it_stands_still() {
+        let now = Duration::new(1000, 500_000_000);
+        for (changed, rest) in [
+            ((1000, 500_000_000), Rest::OneTickMore),
+            ((1000, 480_000_000), Rest::OneTickMore),
+            ((1000, 470_000_000), Rest::Enough),
+            ((1000, 510_000_000), Rest::OneTickMore),
+            ((1001, 0), Rest::Enough),
+            ((1000, 0), Rest::TooLittle),
+            ((998, 0), Rest::TooLittle),
+            ((997, 0), Rest::Enough),
+            ((-5, 7), Rest::Enough),
+        ] {
+            assert_eq!(rest_of(&changed_at(changed.0, changed.1), now), rest, "{changed:?}");
+        }
+    }
+
+    #[test]
+    fn an_identity_is_given_only_when_a_tick_has_passed() {
+        let file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut &file, b"x").unwrap();
+        let found = settled_identity(&file).unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let changed = Duration::new(found.changed.0 as u64, found.changed.1 as u32);
+        assert!(now - changed >= TICK, "{:?}", now - changed);
     }
 }
