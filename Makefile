@@ -67,6 +67,7 @@ install:
 	$(release)/pagelift generate completions $(generated)/completions
 	install -D -m 755 $(release)/pagelift $(bindir)/pagelift
 	install -D -m 755 $(release)/pagelift-demo-program $(libexecdir)/pagelift-demo-program
+	install -D -m 755 $(release)/libpagelift_heap.so $(libexecdir)/libpagelift_heap.so
 	install -d $(mandir)
 	install -m 644 $(generated)/man/*.1 $(mandir)
 	install -D -m 644 $(generated)/completions/pagelift.bash $(bashdir)/pagelift
