@@ -25,7 +25,7 @@ fn kernel(ground: &Ground, huge_pages: u64, at_fault: bool) -> SimulatedKernel {
         pools: ground.pool.map(|size| (size, POOL_PAGES)).into_iter().collect(),
         pool_charge: u64::MAX,
         images: Vec::new(),
-        thp: ground.thp.map(|size| SimulatedThp { size, left: huge_pages, at_fault }),
+        thp: ground.thp.map(|size| SimulatedThp { size, left: huge_pages, at_fault, splits_every: None }),
         movable_hugetlb: ground.movable_hugetlb,
         collapse: ground.collapse,
         max_mappings: 65_530,

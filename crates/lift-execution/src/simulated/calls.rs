@@ -15,6 +15,10 @@ impl SimulatedKernel {
     fn scripted(&mut self, call: Call, range: AddressRange) -> Option<Failure> {
         let number = self.log.len();
         self.log.push((call, range));
+        let splits = self.machine.thp.and_then(|thp| thp.splits_every);
+        if splits.is_some_and(|every| self.log.len().is_multiple_of(every)) {
+            self.split_a_page_of_zeros();
+        }
         self.script.failure(number, call)
     }
 

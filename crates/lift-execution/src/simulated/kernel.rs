@@ -24,6 +24,8 @@ pub struct SimulatedThp {
     pub left: u64,
     /// Faults in advised memory give huge pages; otherwise only collapsing does.
     pub at_fault: bool,
+    /// With every so many calls the kernel, short of memory, splits a huge page of a new mapping that holds but zeros.
+    pub splits_every: Option<usize>,
 }
 
 /// A copy of a file on huge pages.
@@ -70,6 +72,8 @@ pub struct SimulatedKernel {
     pub(super) present: RangeSet,
     /// What transparent huge pages map.
     pub(super) huge: RangeSet,
+    /// What was mapped at first.
+    pub(super) first: RangeSet,
     /// Free pages less what mappings have reserved.
     pub(super) pool_left: BTreeMap<PageSize, u64>,
     brk: Option<AddressRange>,
@@ -89,6 +93,7 @@ impl SimulatedKernel {
             contents: Contents::default(),
             present: RangeSet::new(),
             huge: RangeSet::new(),
+            first: space.mappings().iter().map(|mapping| mapping.range).collect(),
             pool_left: machine.pools.clone(),
             brk: space.heap(),
             script: Script::new(),

@@ -1,5 +1,6 @@
 //! Presence of pages and transparent huge pages in the model.
 
+use super::contents::Content;
 use super::errno::*;
 use super::kernel::{Errno, SimulatedKernel};
 use address_space::{Address, AddressRange, PageSize, RangeSet};
@@ -34,6 +35,16 @@ impl SimulatedKernel {
         let Some(thp) = self.machine.thp else { return };
         if !border.is_aligned(thp.size) {
             self.huge.remove(AddressRange::sized(border.align_down(thp.size), thp.size.bytes()));
+        }
+    }
+
+    /// The kernel takes the memory of huge pages that hold but zeros, where it is short and nobody has written to them.
+    pub(super) fn split_a_page_of_zeros(&mut self) {
+        let Some(thp) = self.machine.thp else { return };
+        let pages: Vec<_> = self.huge.iter().flat_map(|range| range.pages(thp.size)).collect();
+        let zeros = |page: &AddressRange| self.contents.of(*page).iter().all(|s| s.content == Content::Zero);
+        if let Some(page) = pages.into_iter().filter(|page| !self.first.overlaps(*page)).find(zeros) {
+            self.huge.remove(page);
         }
     }
 

@@ -16,26 +16,36 @@ struct Shortage {
     charge: u64,
     huge_pages: u64,
     at_fault: bool,
+    splits_every: Option<usize>,
     /// Pages between the program's end and the place below which new mappings lie.
     room: u64,
 }
 
 fn shortage() -> impl Strategy<Value = Shortage> {
     let pages = || prop_oneof![2 => Just(1 << 30), 1 => 0..20u64];
-    (pages(), pages(), pages(), any::<bool>(), 1..400u64)
-        .prop_map(|(pool, charge, huge_pages, at_fault, room)| Shortage { pool, charge, huge_pages, at_fault, room })
+    let splits = proptest::option::of(1..6usize);
+    (pages(), pages(), pages(), any::<bool>(), splits, 1..400u64).prop_map(
+        |(pool, charge, huge_pages, at_fault, splits_every, room)| Shortage {
+            pool,
+            charge,
+            huge_pages,
+            at_fault,
+            splits_every,
+            room,
+        },
+    )
 }
 
 fn machine_of(program: &Program, facts: &MachineFacts, short: &Shortage) -> SimulatedMachine {
     let end = program.mappings.iter().map(|mapping| mapping.range.end().0).max().unwrap_or(0);
-    let at_fault = short.at_fault;
+    let (at_fault, splits_every) = (short.at_fault, short.splits_every);
     let usable = |mode| if mode == ThpMode::Never { 0 } else { short.huge_pages };
     SimulatedMachine {
         base_page: facts.base_page,
         pools: facts.pools.iter().map(|pool| (pool.size, pool.available.min(short.pool))).collect(),
         pool_charge: short.charge,
         images: Vec::new(),
-        thp: facts.thp.map(|thp| SimulatedThp { size: thp.size, left: usable(thp.mode), at_fault }),
+        thp: facts.thp.map(|thp| SimulatedThp { size: thp.size, left: usable(thp.mode), at_fault, splits_every }),
         movable_hugetlb: facts.movable_hugetlb,
         collapse: facts.collapse,
         max_mappings: facts.max_mappings as usize,

@@ -122,7 +122,7 @@ pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (Machin
         pools: BTreeMap::from([(size, pages)]),
         pool_charge: u64::MAX,
         images: Vec::new(),
-        thp: Some(SimulatedThp { size, left: pages, at_fault }),
+        thp: Some(SimulatedThp { size, left: pages, at_fault, splits_every: None }),
         movable_hugetlb,
         collapse: true,
         max_mappings: 65_530,

@@ -107,6 +107,19 @@ fn nothing_can_be_collapsed() {
 }
 
 #[test]
+fn huge_pages_of_zeros_are_split_again_meanwhile() {
+    for_each_scenario(&programs::all(), |scenario| {
+        for every in 1..8 {
+            let short = |machine: &mut SimulatedMachine| {
+                machine.pools.values_mut().for_each(|free| *free = 0);
+                machine.thp.iter_mut().for_each(|thp| thp.splits_every = Some(every));
+            };
+            lift_on(scenario, &scenario.short_of(short), Leniency::default());
+        }
+    });
+}
+
+#[test]
 fn calls_fail_while_huge_pages_are_short() {
     for_each_scenario(&[programs::mariadbd(), programs::aligned()], |scenario| {
         let short = scenario.on(scenario.short_of(|machine| {
