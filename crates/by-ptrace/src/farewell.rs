@@ -71,7 +71,7 @@ mod tests {
         let registers: Registers = unsafe { std::mem::zeroed() };
         let code = code_for(Pid::from_raw(77), &registers);
         let words = 2 + arch::registers_used_by_wait(&registers).len();
-        assert!(code.len() < 512 && code.len() % 8 == 0);
+        assert!(code.len() < 512 && code.len().is_multiple_of(8));
         let first = code.len() - words * 8;
         assert_eq!(u64::from_ne_bytes(code[first..first + 8].try_into().unwrap()), 77);
     }

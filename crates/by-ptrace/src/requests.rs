@@ -1,5 +1,7 @@
 //! The ptrace requests used here (ptrace(2)), each in a safe wrapper. No policy.
 
+#![allow(clippy::unnecessary_cast, reason = "the requests are of other types with other C libraries")]
+
 use crate::arch::Registers;
 use nix::errno::Errno;
 use nix::unistd::Pid;
