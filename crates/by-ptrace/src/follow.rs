@@ -115,6 +115,8 @@ enum State {
 pub struct Follower {
     options: i32,
     descendants: bool,
+    /// This process does not end when there is nothing left to follow.
+    stays: bool,
     threads: HashMap<i32, State>,
 }
 
@@ -129,7 +131,13 @@ impl Follower {
             options |= libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACECLONE;
         }
         requests::seize(pid, options)?;
-        Ok(Self { options, descendants, threads: HashMap::from([(pid.as_raw(), State::Plain)]) })
+        Ok(Self { options, descendants, stays: false, threads: HashMap::from([(pid.as_raw(), State::Plain)]) })
+    }
+
+    /// Says that this process has more to do afterwards, so that no program may wait for its end.
+    #[must_use]
+    pub fn that_stays(self, stays: bool) -> Self {
+        Self { stays, ..self }
     }
 
     /// Runs until nothing is traced any more.
@@ -277,7 +285,7 @@ impl<H: Handler> Following<'_, H> {
                 self.go_on(pid, signal);
             }
             After::Release => {
-                if !self.follower.descendants && farewell::is_needed(pid) {
+                if !self.follower.descendants && !self.follower.stays && farewell::is_needed(pid) {
                     // A program that keeps a dead child runs all the same.
                     let _ = take_leave(pid);
                 }

@@ -83,7 +83,7 @@ fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
                 answer(Ok(()));
                 // The program is on its way now; its machine is looked at meanwhile.
                 lifter.look_at_machine(us.as_raw());
-                follower.run(&mut lifter);
+                follower.that_stays(heap.collapse.is_some()).run(&mut lifter);
                 collapse(us.as_raw(), heap, args.quiet);
             }
             Err(error) => answer(Err(refusal(us.as_raw(), &error))),
