@@ -234,13 +234,13 @@ pub unsafe extern "C" fn pagelift_lift(options: *const Options, report: *mut CRe
     let lifted = with_nothing_unloaded(|| {
         with_library(|library| {
             library.later = later.then(|| policy.clone());
-            library.lift(&policy, |_| true)
+            library.lift(&policy)
         })
     });
     conclude(lifted, &options, report, |lifted| match () {
         () if lifted.unlifted.is_some() => NOT_SEEN,
         () if !lifted.outcome.unexpected.is_empty() => FAULT,
-        () if lifted.covered() + lifted.advised() == 0 => NOTHING,
+        () if lifted.covered() + lifted.advised() + lifted.already == 0 => NOTHING,
         () if lifted.is_complete() => OK,
         () => PARTIAL,
     })
@@ -393,7 +393,7 @@ pub unsafe extern "C" fn remap_text_and_data_to_huge_pages(logger: Option<PlainL
         writable_pages: WritablePages::Hugetlb,
         ..Policy::default()
     };
-    let lifted = with_nothing_unloaded(|| with_library(|library| library.lift(&policy, |_| true)));
+    let lifted = with_nothing_unloaded(|| with_library(|library| library.lift(&policy)));
     let (pages, why) = match &lifted {
         Ok(report) => {
             let why = (!report.is_complete()).then(|| report.line());

@@ -8,7 +8,7 @@ use crate::records::Record;
 use crate::report::Report;
 use crate::situation::Situation;
 use crate::{calls, fork_guard};
-use address_space::{AddressRange, AddressSpace, LoadedObject, MappingName};
+use address_space::{AddressRange, AddressSpace, MappingName};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use lift_execution::{Executor, Outcome, execute};
@@ -21,21 +21,20 @@ pub struct Library {
     pub records: Vec<Record>,
     /// How objects that are loaded later are lifted, where they are.
     pub later: Option<Policy>,
-    /// Where objects lie that have been looked at, so that a load only concerns new ones.
-    pub known: Vec<AddressRange>,
     /// What stands ready for a fork.
     pub guard: fork_guard::Guard,
 }
 
 impl Library {
     /// Lifts what the policy wants and what is not lifted yet.
-    pub fn lift(&mut self, policy: &Policy, wanted: impl Fn(&LoadedObject) -> bool) -> Report {
+    pub fn lift(&mut self, policy: &Policy) -> Report {
         let started = calls::monotonic_microseconds();
         self.forget_what_is_gone();
-        let seen = match look(policy, &self.records, wanted) {
+        let seen = match look(policy, &self.records) {
             Ok(seen) => seen,
             Err(why) => return Report::nothing(why),
         };
+        let already = self.records.iter().map(|record| record.range.len()).sum();
         let mut outcome = Outcome::default();
         if !seen.plan.lifts.is_empty() && self.ready_for_forks(&seen) {
             let mut executor = OwnProcess::new(seen.machine.base_page);
@@ -43,25 +42,15 @@ impl Library {
             self.remember(&seen, &outcome, &mut executor);
             leave_out_foreign(&mut outcome, &seen);
         }
-        self.known = seen.process.objects.iter().map(LoadedObject::extent).collect();
         let microseconds = calls::monotonic_microseconds() - started;
-        Report { plan: seen.plan, outcome, microseconds, ..Report::default() }
+        Report { plan: seen.plan, outcome, already, microseconds, ..Report::default() }
     }
 
+    /// Lifts what has been loaded since, under the policy for it.
     #[cfg(feature = "preload")]
-    /// Lifts objects that were not there at the last look, under the policy for them.
     pub fn lift_new(&mut self) -> Option<Report> {
         let policy = self.later.clone()?;
-        let known = core::mem::take(&mut self.known);
-        let report = self.lift(&policy, |object| !known.iter().any(|extent| *extent == object.extent()));
-        self.known.extend(known);
-        if let (Some(auxiliary), Ok(space)) = (Auxiliary::read(), own_space()) {
-            // Places of objects that are gone may be those of others soon.
-            let there: Vec<_> =
-                crate::objects::objects_of(&space, &auxiliary).iter().map(LoadedObject::extent).collect();
-            self.known.retain(|extent| there.contains(extent));
-        }
-        Some(report)
+        Some(self.lift(&policy))
     }
 
     /// Writable pool pages wait until the handlers around `fork` stand.
@@ -126,7 +115,7 @@ impl Library {
             pages += huge / record.page_size.bytes();
             match record.source {
                 Source::Hugetlb => pool += huge,
-                Source::Thp => transparent += huge,
+                Source::Thp | Source::Image => transparent += huge,
             }
         }
         (pool, transparent, pages)

@@ -7,7 +7,7 @@ use crate::objects::objects_of;
 use crate::pagemap::Pagemap;
 use crate::situation::Situation;
 use crate::{files, records};
-use address_space::{AddressRange, LoadedObject, MappingUsage, RangeSet, parse_smaps};
+use address_space::{AddressRange, MappingUsage, RangeSet, parse_smaps};
 use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -27,21 +27,16 @@ pub struct Seen {
     pub plan: Plan,
 }
 
-/// Looks and plans. What is lifted already is left alone, and so is every object that `wanted` does not want.
+/// Looks and plans. What is lifted already is left alone.
 ///
 /// # Errors
 /// Why nothing can be seen, in words.
-pub fn look(
-    policy: &Policy,
-    lifted: &[records::Record],
-    wanted: impl Fn(&LoadedObject) -> bool,
-) -> Result<Seen, String> {
+pub fn look(policy: &Policy, lifted: &[records::Record]) -> Result<Seen, String> {
     let auxiliary = Auxiliary::read().ok_or_else(no_proc)?;
     let machine = machine_facts(auxiliary.base_page);
     let space = own_space().map_err(|error| error.to_string())?;
-    let mut objects = objects_of(&space, &auxiliary);
+    let objects = objects_of(&space, &auxiliary);
     let situation = Situation::of(&space, &objects);
-    objects.retain(|object| wanted(object));
     let mut process = ProcessFacts { space, objects, ..ProcessFacts::default() };
     process.touched = touched(&process, &auxiliary).map_err(|error| error.to_string())?;
     let mut made = plan(&process, &machine, policy);

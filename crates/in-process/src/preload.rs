@@ -39,11 +39,12 @@ fn act(wishes: &Wishes) {
     let lifted = with_nothing_unloaded(|| {
         with_library(|library| {
             library.later = Some(wishes.policy.clone());
-            library.lift(&wishes.policy, |_| true)
+            library.lift(&wishes.policy)
         })
     });
     let Ok(report) = lifted else { return };
     watch();
+    VERBOSE.store(wishes.verbose, Ordering::Relaxed);
     let refused = wishes.require && !report.is_complete();
     if !wishes.quiet || refused {
         tell(&report, wishes.verbose, if refused { "; require ends it here" } else { "" });
@@ -78,6 +79,8 @@ pub fn watch() {
 
 /// Later objects matter.
 static WATCHING: AtomicBool = AtomicBool::new(false);
+/// Later lifts are told about too.
+static VERBOSE: AtomicBool = AtomicBool::new(false);
 /// An object may have been loaded since the last look.
 static LOADED: AtomicBool = AtomicBool::new(false);
 
@@ -119,7 +122,10 @@ extern "C" fn before_lookup<const FUNCTION: usize>(handle: usize) -> usize {
     if WATCHING.load(Ordering::Relaxed) {
         let unseen = slot(handle).swap(handle, Ordering::Relaxed) != handle;
         if LOADED.swap(false, Ordering::Relaxed) || unseen {
-            let _ = with_nothing_unloaded(|| with_library(|library| library.lift_new()));
+            let lifted = with_nothing_unloaded(|| with_library(|library| library.lift_new()));
+            if let (true, Ok(Some(report))) = (VERBOSE.load(Ordering::Relaxed), lifted) {
+                tell(&report, true, "");
+            }
         }
     }
     real(FUNCTION)

@@ -15,6 +15,8 @@ pub struct Report {
     pub plan: Plan,
     /// What was done.
     pub outcome: Outcome,
+    /// Bytes that were lifted before and still are.
+    pub already: u64,
     /// How long it took.
     pub microseconds: u64,
     /// Why nothing could be seen or done at all.
@@ -47,7 +49,7 @@ impl Report {
     /// True where everything that the plan promised is there, and that is not nothing.
     pub fn is_complete(&self) -> bool {
         self.unlifted.is_none()
-            && self.covered() + self.advised() > 0
+            && self.covered() + self.advised() + self.already > 0
             && self.outcome.is_complete()
             && self.plan.refusals.iter().all(|refusal| matches!(refusal.reason, Reason::NoWholePage { .. }))
     }
@@ -75,6 +77,9 @@ impl Report {
             return format!("{head}FAULT: the address space differs where it should not: {difference:?}");
         }
         let shortfall = self.shortfall();
+        if self.covered() + self.advised() == 0 && self.already > 0 {
+            return format!("{head}{} lifted before, nothing new", format_bytes(self.already));
+        }
         if self.covered() + self.advised() == 0 {
             return match shortfall {
                 Some((_, reason)) => format!("{head}nothing lifted: {}", with_mend(reason)),

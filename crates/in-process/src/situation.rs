@@ -94,7 +94,7 @@ impl Situation {
         let overlaps = |object: Option<AddressRange>| object.is_some_and(|object| object.overlaps(range));
         match way {
             Way::InPlace { .. } => return None,
-            Way::Swap { .. } => {}
+            Way::Swap { .. } | Way::MapImage { .. } => {}
             Way::MoveAside { .. } if overlaps(self.own_object) => return Some(HOLDS_LIFTER),
             Way::MoveAside { .. } if self.threads != 1 => return Some(OTHER_THREADS),
             Way::MoveAside { .. } => {}

@@ -1,7 +1,7 @@
 // Lift, restore, lift again, 1,000 times under load: contents are right at every moment, and in the end there are as
 // many mappings, as many pool pages and as much resident memory as after the first time.
 //
-// link: shared archive
+// link: shared
 // needs: pool 64M
 #include "support.h"
 

@@ -160,7 +160,7 @@ static inline long resident_kib(void)
     char line[256];
     long kib = -1;
     while (status && fgets(line, sizeof line, status))
-        if (sscanf(line, "VmRSS: %ld", &kib) == 1) break;
+        if (sscanf(line, "RssAnon: %ld", &kib) == 1) break;
     if (status) fclose(status);
     return kib;
 }

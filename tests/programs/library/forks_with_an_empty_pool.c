@@ -1,0 +1,95 @@
+// With not one page left in the pool: the child writes first; the parent writes first and the child reads later; many
+// children at once; children of children; and the parent keeps its pool pages throughout.
+//
+// link: shared archive
+// needs: pool 64M
+#include "fork.h"
+
+static void child_writes_first(void)
+{
+    pid_t child = fork();
+    if (!child) {
+        size_t pool;
+        huge_bytes(big_data, sizeof big_data, &pool);
+        if (pool > 0 || !bss_is(1) || !data_is(0)) _exit(1);
+        memset(big_bss, 2, BSS_BYTES);
+        add_to_data(7);
+        _exit(bss_is(2) && data_is(7) ? 5 : 2);
+    }
+    expect_exit(child, 5);
+    CHECK(bss_is(1) && data_is(0));
+}
+
+static void parent_writes_first(void)
+{
+    int go[2];
+    CHECK(pipe(go) == 0);
+    pid_t child = fork();
+    if (!child) {
+        char byte;
+        if (read(go[0], &byte, 1) != 1) _exit(3);
+        _exit(bss_is(1) && data_is(0) ? 6 : 4);
+    }
+    memset(big_bss, 9, BSS_BYTES);
+    add_to_data(3);
+    CHECK(write(go[1], "", 1) == 1);
+    expect_exit(child, 6);
+    CHECK(bss_is(9) && data_is(3));
+    memset(big_bss, 1, BSS_BYTES);
+    add_to_data(-3);
+    close(go[0]), close(go[1]);
+}
+
+static void many_children(void)
+{
+    pid_t children[40];
+    for (int index = 0; index < 40; index++) {
+        children[index] = fork();
+        if (!children[index]) {
+            int right = bss_is(1) && data_is(index);
+            memset(big_bss, index, BSS_BYTES);
+            _exit(right && bss_is(index) ? index : 99);
+        }
+        CHECK(children[index] > 0);
+        add_to_data(1);
+    }
+    for (int index = 0; index < 40; index++) expect_exit(children[index], index);
+    add_to_data(-40);
+}
+
+__attribute__((noreturn)) static void descend(int generations)
+{
+    if (generations == 0) _exit(0);
+    pid_t child = fork();
+    if (!child) {
+        if (!data_is(10 - generations)) _exit(1);
+        add_to_data(1);
+        descend(generations - 1);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 90);
+}
+
+int main(void)
+{
+    lift_writable();
+    size_t before, after;
+    huge_bytes(big_data, sizeof big_data, &before);
+    CHECK(before >= 4 << 20);
+    int mappings = 0;
+    for (int round = 0; round < 3; round++) {
+        child_writes_first();
+        parent_writes_first();
+        many_children();
+        pid_t child = fork();
+        if (!child) descend(10);
+        expect_exit(child, 0);
+        huge_bytes(big_data, sizeof big_data, &after);
+        CHECK(before == after && bss_is(1) && data_is(0));
+        if (round == 0) mappings = count_mappings();
+    }
+    CHECK(count_mappings() == mappings);
+    puts("ok");
+    return 0;
+}
