@@ -18,6 +18,7 @@
 //! [`assert_conforms`] does just that and names every check that fails. A check for which the ground lacks something, a
 //! pool for example, does not run; [`Check::needs`] says which.
 
+mod files;
 mod huge;
 mod ordinary;
 
@@ -51,6 +52,8 @@ pub struct Ground {
     pub pool: Option<PageSize>,
     /// Transparent huge pages, at least on advice.
     pub thp: Option<PageSize>,
+    /// The path of a file of at least two base pages that the process may read; its executor maps files.
+    pub file: Option<&'static str>,
     /// `mremap` moves pool memory (Linux 5.16).
     pub movable_hugetlb: bool,
     /// `MADV_COLLAPSE` exists (Linux 6.1).
@@ -69,6 +72,8 @@ pub enum Needs {
     Pool,
     /// Transparent huge pages.
     Thp,
+    /// A file that the executor can map.
+    File,
 }
 
 /// One thing that an executor must do.
@@ -88,6 +93,7 @@ impl<S> Check<S> {
             Needs::Nothing => true,
             Needs::Pool => ground.pool.is_some(),
             Needs::Thp => ground.thp.is_some(),
+            Needs::File => ground.file.is_some(),
         }
     }
 }
@@ -96,6 +102,7 @@ impl<S> Check<S> {
 pub fn checks<S: Subject>() -> Vec<Check<S>> {
     let mut checks = ordinary::checks();
     checks.extend(huge::checks());
+    checks.extend(files::checks());
     checks
 }
 

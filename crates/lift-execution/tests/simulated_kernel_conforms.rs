@@ -2,7 +2,7 @@
 
 use address_space::{Address, AddressSpace, PageSize, RangeSet};
 use lift_execution::conformance::{Ground, POOL_PAGES, assert_conforms};
-use lift_execution::simulated::{SimulatedKernel, SimulatedMachine, SimulatedThp};
+use lift_execution::simulated::{SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp};
 
 const MAPS: &str = "\
 555555554000-555555560000 r-xp 0 fe:0 7 /usr/bin/prog
@@ -16,7 +16,12 @@ fn size(kib: u64) -> PageSize {
 }
 
 fn ground(movable_hugetlb: bool, collapse: bool) -> Ground {
-    Ground { base_page: size(4), pool: Some(size(64)), thp: Some(size(64)), movable_hugetlb, collapse }
+    let (pool, thp, file) = (Some(size(64)), Some(size(64)), Some("/run/images/prog"));
+    Ground { base_page: size(4), pool, thp, file, movable_hugetlb, collapse }
+}
+
+fn image(path: &str, page_size: PageSize) -> SimulatedImage {
+    SimulatedImage { path: path.to_owned(), page_size, shows: Vec::new() }
 }
 
 fn kernel(ground: &Ground, huge_pages: u64, at_fault: bool) -> SimulatedKernel {
@@ -24,7 +29,7 @@ fn kernel(ground: &Ground, huge_pages: u64, at_fault: bool) -> SimulatedKernel {
         base_page: ground.base_page,
         pools: ground.pool.map(|size| (size, POOL_PAGES)).into_iter().collect(),
         pool_charge: u64::MAX,
-        images: Vec::new(),
+        images: ground.file.map(|path| image(path, ground.base_page)).into_iter().collect(),
         thp: ground.thp.map(|size| SimulatedThp { size, left: huge_pages, at_fault, splits_every: None }),
         movable_hugetlb: ground.movable_hugetlb,
         collapse: ground.collapse,
