@@ -154,6 +154,15 @@ impl From<KindArg> for Kind {
     }
 }
 
+/// `--via`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ViaArg {
+    /// From outside: any program, and nothing stays in it.
+    Ptrace,
+    /// From inside, by libpagelift.so in its environment: dynamically linked programs; objects loaded later too.
+    Preload,
+}
+
 /// `pagelift run`.
 #[derive(Args, Clone)]
 #[command(
@@ -167,6 +176,9 @@ pub struct RunArgs {
     /// What concerns the heap.
     #[command(flatten)]
     pub heap: crate::lifting::heap::HeapArgs,
+    /// How the program is lifted [default: by ptrace; where that is refused, by preload].
+    #[arg(long, value_enum)]
+    pub via: Option<ViaArg>,
     /// Follow all descendants and lift only programs of these names, separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub only: Vec<String>,

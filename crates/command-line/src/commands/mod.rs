@@ -8,3 +8,4 @@ pub mod inspect;
 pub mod perf_map;
 pub mod run;
 pub mod status;
+pub mod via_preload;

@@ -1,7 +1,8 @@
 //! `pagelift run`: becomes the program, which a helper lifts on its way.
 
+use super::via_preload;
 use crate::OWN_FAILURE;
-use crate::cli::RunArgs;
+use crate::cli::{RunArgs, ViaArg};
 use crate::lifting::handler::{Lifter, Wishes};
 use crate::lifting::heap::{self, HeapArg, HeapStart};
 use crate::lifting::message;
@@ -30,7 +31,8 @@ pub fn run(args: &RunArgs) -> u8 {
     if args.require && heap.is_short {
         return OWN_FAILURE;
     }
-    if let Err(why) = prepare(args, &heap) {
+    let started = start(args, &heap);
+    if let Err(why) = &started {
         if args.require {
             eprintln!("pagelift: {why}; --require ends it here");
             return OWN_FAILURE;
@@ -42,7 +44,29 @@ pub fn run(args: &RunArgs) -> u8 {
             return OWN_FAILURE;
         }
     }
-    execute(args, &heap)
+    execute(args, started.ok().flatten().as_deref().or(heap.environment.as_deref()))
+}
+
+/// Sees to it that the program is lifted on its way. Returns the environment that it needs for that, if any.
+fn start(args: &RunArgs, heap: &HeapStart) -> Result<Option<Vec<CString>>, String> {
+    let program = find(&args.command[0]);
+    if let Some(why) = program.as_deref().and_then(privileged) {
+        return Err(why);
+    }
+    let by_preload = || via_preload::environment(args, program.as_deref(), heap.environment.as_deref());
+    if args.via == Some(ViaArg::Preload) {
+        return by_preload().map(Some);
+    }
+    let refused = match prepare(args, heap) {
+        Ok(()) => return Ok(None),
+        Err(why) if args.via == Some(ViaArg::Ptrace) => return Err(why),
+        Err(why) => why,
+    };
+    let environment = by_preload().map_err(|why| format!("{refused}; by preload: {why}"))?;
+    if !args.quiet {
+        eprintln!("pagelift: {}: lifted by preload: {refused}", Path::new(&args.command[0]).display());
+    }
+    Ok(Some(environment))
 }
 
 /// Chooses how the heap gets huge pages, where that is asked for.
@@ -60,11 +84,6 @@ fn prepare_heap(args: &RunArgs) -> HeapStart {
 
 /// Starts the helper, or tells why the program runs as it is.
 fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
-    if let Some(path) = find(&args.command[0])
-        && let Some(why) = privileged(&path)
-    {
-        return Err(why);
-    }
     let wishes = Wishes {
         policy: args.policy.policy(),
         only: args.only.clone(),
@@ -129,7 +148,7 @@ fn collapse(pid: i32, heap: &HeapStart, quiet: bool) {
     }
 }
 
-fn execute(args: &RunArgs, heap: &HeapStart) -> u8 {
+fn execute(args: &RunArgs, environment: Option<&[CString]>) -> u8 {
     let mut words = Vec::new();
     for word in &args.command {
         match CString::new(word.clone().into_vec()) {
@@ -141,7 +160,7 @@ fn execute(args: &RunArgs, heap: &HeapStart) -> u8 {
         }
     }
     // execvp runs a file without a known format by the shell, as every shell does.
-    let Err(errno) = match &heap.environment {
+    let Err(errno) = match environment {
         Some(environment) => nix::unistd::execvpe(&words[0], &words, environment),
         None => nix::unistd::execvp(&words[0], &words),
     };
