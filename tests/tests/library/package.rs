@@ -1,7 +1,73 @@
-//! The installed package.
+//! The installed package: header, pkg-config, CMake, and the examples built and run against it.
 
+use crate::library_folder;
+use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
+use pagelift_tests::{Context, Ending, Need, trial, workspace};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 pub fn trials() -> Vec<Trial> {
-    Vec::new()
+    let needs = |commands: &[&str]| {
+        let mut needs: Vec<_> = commands.iter().map(|name| Need::Command((*name).to_owned())).collect();
+        needs.push(Need::Thp);
+        needs
+    };
+    vec![
+        trial("the_c_example_by_pkg_config", needs(&["gcc", "pkg-config"]), c_example),
+        trial("the_header_is_c99_and_c++", needs(&["gcc", "g++"]), header),
+        trial("the_c++_example_by_cmake", needs(&["g++", "cmake"]), cmake_example),
+    ]
+}
+
+fn installed(t: &Context) -> Result<PathBuf> {
+    library_folder()?;
+    let prefix = t.folder().join("prefix");
+    let mut install = Command::new(workspace().join("packaging/library/install"));
+    install.arg(&prefix).env_remove("DESTDIR");
+    succeed(t, install)?;
+    Ok(prefix)
+}
+
+fn succeed(t: &Context, command: Command) -> Result<String> {
+    let output = t.run(command)?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}\n{}\n{}", output.ending, output.stdout, output.stderr);
+    Ok(output.stdout)
+}
+
+fn shell(t: &Context, prefix: &Path, line: &str) -> Result<String> {
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", line]).current_dir(t.folder()).env("PREFIX", prefix).env("SOURCE", workspace());
+    shell.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).env("LD_LIBRARY_PATH", prefix.join("lib"));
+    succeed(t, shell)
+}
+
+fn c_example(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let build =
+        "cc -Wall -Wextra -Werror $SOURCE/examples/c/lift_yourself.c $(pkg-config --cflags --libs pagelift) -o example";
+    shell(t, &prefix, build)?;
+    let said = shell(t, &prefix, "./example")?;
+    ensure!(said.ends_with("table[12345] = 12345\n") && !said.starts_with("0 "), "it said {said}");
+    Ok(())
+}
+
+fn header(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let line = "echo '#include <pagelift.h>' > one.c
+        gcc -std=c99 -pedantic -Wall -Wextra -Werror -I$PREFIX/include -c one.c
+        g++ -std=c++11 -pedantic -Wall -Wextra -Werror -I$PREFIX/include -x c++ -c one.c";
+    shell(t, &prefix, line).map(drop)
+}
+
+fn cmake_example(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let line = "cmake -S $SOURCE/examples/c++ -B build -DCMAKE_PREFIX_PATH=$PREFIX && cmake --build build
+        readelf -lW build/lift_yourself | grep -q 'LOAD .* 0x200000$'";
+    shell(t, &prefix, line)?;
+    for program in ["lift_yourself", "lift_yourself_static"] {
+        let said = shell(t, &prefix, &format!("./build/{program}"))?;
+        ensure!(said.ends_with("table[12345] = 12345\n") && !said.contains("\n0 huge"), "{program} said {said}");
+    }
+    Ok(())
 }

@@ -1,7 +1,118 @@
 //! Real programs under preload.
 
+use crate::library_folder;
+use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
+use pagelift_tests::{Context, Ending, Need, trial};
+use std::process::Command;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(150);
 
 pub fn trials() -> Vec<Trial> {
-    Vec::new()
+    let needs = |pool: u64, commands: &[&str], files: &[&str]| {
+        let mut needs: Vec<_> = commands.iter().map(|name| Need::Command((*name).to_owned())).collect();
+        needs.extend(files.iter().map(|path| Need::File((*path).to_owned())));
+        needs.push(Need::Pool(pool));
+        needs
+    };
+    vec![
+        trial("mariadb_on_pool_pages", needs(80 << 20, &["mariadbd", "mariadb-install-db", "mariadb"], &[]), mariadb),
+        trial(
+            "postgres_with_50_backends",
+            needs(16 << 20, &[], &["/usr/lib/postgresql/15/bin/postgres", "/usr/lib/postgresql/15/bin/pgbench"]),
+            postgres,
+        ),
+        trial("java_lifts_its_virtual_machine", needs(64 << 20, &["java"], &[]), java),
+    ]
+}
+
+/// Runs a script with the library's path in `$LIBRARY`; what it prints.
+fn script(t: &Context, text: &str) -> Result<String> {
+    let mut shell = Command::new("sh");
+    shell.args(["-euc", text]).current_dir(t.folder()).env("LIBRARY", library_folder()?.join("libpagelift.so"));
+    let output = t.run_within(shell, LIMIT)?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}\n{}\n{}", output.ending, output.stdout, output.stderr);
+    Ok(output.stdout + &output.stderr)
+}
+
+/// Writable memory too; then the pool is emptied and the server works under load and ends in order.
+fn mariadb(t: &Context) -> Result<()> {
+    let said = script(
+        t,
+        r#"
+        mariadb-install-db --no-defaults --user=root --datadir=$PWD/data --auth-root-authentication-method=normal >install.log 2>&1
+        LD_PRELOAD=$LIBRARY PAGELIFT='only=mariadbd pages=hugetlb writable-pages=hugetlb lift=text,rodata,data,bss' \
+            mariadbd --no-defaults --user=root --datadir=$PWD/data --socket=$PWD/socket --skip-networking >server.log 2>&1 &
+        server=$!
+        for i in $(seq 100); do mariadb --no-defaults -S $PWD/socket -e 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
+        grep -q 'anon_hugepage' /proc/$server/maps
+        mariadb --no-defaults -S $PWD/socket -e "create database d; create table d.t(a int primary key, b varchar(200));
+            insert into d.t select seq, repeat('x', seq % 200) from seq_1_to_20000"
+        for i in $(seq 8); do
+            mariadb --no-defaults -S $PWD/socket -e "select count(*), sum(length(b)) from d.t where a > $i" d >out.$i &
+        done
+        for i in $(seq 8); do wait %$((i + 1)) 2>/dev/null || true; done
+        mariadb --no-defaults -S $PWD/socket -e 'select count(*) from d.t' | tail -1
+        mariadb-admin --no-defaults -S $PWD/socket shutdown
+        wait $server
+        echo "status $?"
+        grep pagelift: server.log
+        "#,
+    )?;
+    ensure!(said.contains("20000\n") && said.contains("status 0"), "it said {said}");
+    ensure!(said.contains("(hugetlb"), "it said {said}");
+    Ok(())
+}
+
+/// A server that forks for each connection, with a pool that is too small for what it would need.
+fn postgres(t: &Context) -> Result<()> {
+    let said = script(
+        t,
+        r#"
+        bin=/usr/lib/postgresql/15/bin
+        chmod 755 . ..
+        mkdir data && chown postgres data
+        as() { setpriv --reuid postgres --regid postgres --clear-groups env HOME=/tmp "$@"; }
+        as $bin/initdb -D $PWD/data -A trust >init.log 2>&1
+        as env LD_PRELOAD=$LIBRARY PAGELIFT='only=postgres writable-pages=hugetlb quiet' \
+            $bin/postgres -D $PWD/data -k /tmp -p 54399 -c listen_addresses= -c max_connections=70 >server.log 2>&1 &
+        server=$!
+        for i in $(seq 100); do as $bin/psql -h /tmp -p 54399 -c 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
+        as $bin/pgbench -h /tmp -p 54399 -i -s 2 postgres >bench.log 2>&1
+        as $bin/pgbench -h /tmp -p 54399 -n -c 50 -j 2 -t 20 postgres 2>&1 | tee -a bench.log
+        as $bin/pgbench -h /tmp -p 54399 -n -C -S -c 10 -t 20 postgres 2>&1 | tee -a bench.log
+        as $bin/pg_ctl -D $PWD/data stop -m fast
+        grep -c 'terminated by signal' server.log || true
+        rm -rf data
+        "#,
+    )?;
+    ensure!(said.contains("number of transactions actually processed: 1000/1000"), "it said {said}");
+    ensure!(said.contains("number of transactions actually processed: 200/200"), "it said {said}");
+    ensure!(said.lines().any(|line| line == "0"), "a backend was killed:\n{said}");
+    Ok(())
+}
+
+/// `libjvm.so` is loaded by `dlopen`.
+fn java(t: &Context) -> Result<()> {
+    let said = script(
+        t,
+        r#"
+        mkdir source && cat >source/Work.java <<'END'
+        public class Work {
+            public static void main(String[] arguments) throws Exception {
+                long sum = 0;
+                for (int i = 0; i < 20_000_000; i++) sum += Integer.toString(i % 1000).length();
+                System.out.println(sum);
+                java.nio.file.Files.lines(java.nio.file.Path.of("/proc/self/maps"))
+                    .filter(line -> line.contains("anon_hugepage")).forEach(System.out::println);
+            }
+        }
+END
+        LD_PRELOAD=$LIBRARY PAGELIFT='only=java pages=hugetlb lift=text,rodata verbose' java source/Work.java
+        "#,
+    )?;
+    ensure!(said.contains("57800000") && said.contains("anon_hugepage"), "it said {said}");
+    ensure!(said.lines().any(|line| line.contains("libjvm.so text") && line.contains("hugetlb")), "it said {said}");
+    Ok(())
 }
