@@ -3,29 +3,24 @@
 // build: g++ -g -O1 -fno-omit-frame-pointer -fPIE -pie -o $OUT $SRC
 #include <cstdint>
 #include <cstdio>
-#include <vector>
 extern "C" {
 #define CODE_PAGES 1700
 #include "support/ranges.h"
 #include "support/ready.h"
 }
 
-namespace kitchen {
-template <typename T> struct Mixer {
-    T state{1};
-    /* The linker puts this section first, so that the function is surely in a whole huge page. */
-    __attribute__((noinline, section(".text.hot"))) T stir_for_a_while(unsigned turns) {
-        for (unsigned i = 0; i < turns; i++) state = state * 31 + i;
-        return state;
-    }
-};
-} // namespace kitchen
+namespace kitchen::bowl {
+/* The linker puts this section first, so that the function is surely in a whole huge page. */
+__attribute__((noinline, section(".text.hot"))) unsigned long stir_for_a_while(unsigned long state, unsigned turns) {
+    for (unsigned i = 0; i < turns; i++) state = state * 31 + i;
+    return state;
+}
+} // namespace kitchen::bowl
 
 int main() {
-    kitchen::Mixer<unsigned long> mixer;
     check_ranges(0);
     ready();
     volatile unsigned long sum = 0;
-    for (int i = 0; i < 1500; i++) sum = sum + mixer.stir_for_a_while(1000000);
+    for (int i = 0; i < 1500; i++) sum = kitchen::bowl::stir_for_a_while(sum, 1000000);
     std::printf("%lu\n", static_cast<unsigned long>(sum));
 }

@@ -221,8 +221,8 @@ fn perf_map_demangled(t: &Context, pages: &str) -> Result<()> {
     let by_command = map_of(pid)?;
     fs::remove_file(format!("/tmp/perf-{pid}.map"))?;
     ensure!(by_option == by_command, "the two maps differ:\n{by_option}\n{by_command}");
-    let (start, size) = entry_of(&by_command, "kitchen::Mixer<unsigned long>::stir_for_a_while")?;
-    let mut command = gdb(&["info symbol main", "print/x (long)&'kitchen::Mixer<unsigned long>::stir_for_a_while'"]);
+    let (start, size) = entry_of(&by_command, "kitchen::bowl::stir_for_a_while")?;
+    let mut command = gdb(&["info symbol main", "print/x (long)&'kitchen::bowl::stir_for_a_while'"]);
     command.arg("-p").arg(pid.to_string());
     let shown = if pagelift_tests::command_exists("gdb") { t.run(command)?.stdout } else { format!("{start:#x}") };
     ensure!(shown.contains(&format!("{start:#x}")), "gdb sees it elsewhere than {start:#x}:\n{shown}");
@@ -278,7 +278,7 @@ fn separate_debug_file(t: &Context, pages: &str) -> Result<()> {
     fs::remove_file(&place)?;
     fs::remove_dir(folder).ok();
     let map = result?;
-    entry_of(&map, "kitchen::Mixer<unsigned long>::stir_for_a_while")?;
+    entry_of(&map, "kitchen::bowl::stir_for_a_while")?;
     Ok(())
 }
 
