@@ -172,7 +172,16 @@ fn available_memory() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// Said once.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
 fn refuse() -> c_int {
+    if !REFUSED.swap(true, Relaxed) {
+        say(
+            "pagelift: fork refused: the heap cannot leave the hugetlb pool, since memory is short or a thread blocks \
+             all signals; use --heap=thp\n",
+        );
+    }
     set_errno(libc::ENOMEM);
     -1
 }
