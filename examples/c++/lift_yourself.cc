@@ -2,9 +2,10 @@
 
 #include <pagelift.h>
 
+#include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <numeric>
-#include <vector>
 
 namespace {
 
