@@ -7,6 +7,7 @@ use pagelift_tests::{Context, Ending, Need, Program, Session, main_of, poll_unti
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::Mutex;
 use std::time::Duration;
 
 fn main() -> ExitCode {
@@ -256,6 +257,9 @@ fn perf_report(t: &Context, pages: &str) -> Result<()> {
 
 /// As distributions ship it: the program stripped, its symbols in a file of their own that the build-id leads to.
 fn separate_debug_file(t: &Context, pages: &str) -> Result<()> {
+    // Both ways of lifting use the same program, and so the same file.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let original = Program::named("spins_in_a_named_function.cc")?.build()?;
     let (stripped, debug) = (t.folder().join("stripped"), t.folder().join("symbols.debug"));
     let objcopy = |option: &str, to: &Path| -> Result<()> {

@@ -123,7 +123,8 @@ impl<'a> Postgres<'a> {
 
     fn shut_down(&mut self) -> Result<()> {
         let session = self.session.take().context("the server runs")?;
-        session.signal(Signal::SIGINT)?;
+        // The regular way: it waits for the last client to be gone.
+        session.signal(Signal::SIGTERM)?;
         let output = session.finish()?;
         self.t.keep(&output);
         let output = output.success()?;
