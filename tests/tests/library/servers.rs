@@ -47,12 +47,13 @@ fn mariadb(t: &Context) -> Result<()> {
         server=$!
         for i in $(seq 100); do mariadb --no-defaults -S $PWD/socket -e 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
         grep -q 'anon_hugepage' /proc/$server/maps
-        mariadb --no-defaults -S $PWD/socket -e "create database d; create table d.t(a int primary key, b varchar(200));
+        mariadb --no-defaults -S $PWD/socket -e "create database d; use d; create table d.t(a int primary key, b varchar(200));
             insert into d.t select seq, repeat('x', seq % 200) from seq_1_to_20000"
         for i in $(seq 8); do
             mariadb --no-defaults -S $PWD/socket -e "select count(*), sum(length(b)) from d.t where a > $i" d >out.$i &
+            clients="${clients:-} $!"
         done
-        for i in $(seq 8); do wait %$((i + 1)) 2>/dev/null || true; done
+        for client in $clients; do wait $client; done
         mariadb --no-defaults -S $PWD/socket -e 'select count(*) from d.t' | tail -1
         mariadb-admin --no-defaults -S $PWD/socket shutdown
         wait $server
