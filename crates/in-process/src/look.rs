@@ -21,8 +21,6 @@ pub struct Seen {
     pub process: ProcessFacts,
     /// The machine.
     pub machine: MachineFacts,
-    /// What may be done from inside.
-    pub situation: Situation,
     /// The plan, with nothing in it that is not safe from inside.
     pub plan: Plan,
 }
@@ -49,7 +47,7 @@ pub fn look(policy: &Policy, lifted: &[records::Record]) -> Result<Seen, String>
         leave_lifted(&mut made, lifted);
     }
     situation.keep_what_is_safe(&mut made);
-    Ok(Seen { process, machine, situation, plan: made })
+    Ok(Seen { process, machine, plan: made })
 }
 
 fn no_proc() -> String {
