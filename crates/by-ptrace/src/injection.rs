@@ -26,6 +26,9 @@ pub enum InjectError {
     /// The process has no system call instruction that could be used.
     #[error("found no system call instruction in the process's code")]
     NoInstruction,
+    /// The system call instruction could not be executed.
+    #[error("executing a system call instruction in the process gave {0}")]
+    Fault(Signal),
     /// ptrace refused a request.
     #[error("ptrace: {0}")]
     Ptrace(Errno),
@@ -125,7 +128,9 @@ impl Injector {
             match waitpid(self.pid, Some(WaitPidFlag::__WALL)).map_err(InjectError::from)? {
                 WaitStatus::PtraceSyscall(_) => return Ok(requests::call_stop(self.pid)?),
                 // SIGSTOP cannot be blocked. It is kept back and delivered at the end.
-                WaitStatus::Stopped(_, signal) => self.pending_stop = signal as i32,
+                WaitStatus::Stopped(_, Signal::SIGSTOP) => self.pending_stop = Signal::SIGSTOP as i32,
+                // All else is blocked; a fault is not, and would only come again.
+                WaitStatus::Stopped(_, signal) => return Err(InjectError::Fault(signal)),
                 WaitStatus::PtraceEvent(..) => {}
                 WaitStatus::Exited(..) | WaitStatus::Signaled(..) => {
                     self.gone = true;
@@ -165,8 +170,9 @@ impl Injector {
     /// [`InjectError`] where the process has ended.
     pub fn finish(mut self) -> Result<(), InjectError> {
         if let Some(scratch) = self.scratch.take() {
-            // An ordinary mapping of our own on its own: unmapping it splits nothing and cannot fail.
-            let _ = self.call(numbers::SYS_munmap, [scratch.start().0, scratch.len(), 0, 0, 0, 0])?;
+            // An ordinary mapping of our own on its own: unmapping it splits nothing. If it fails a page is left behind,
+            // but the registers must be put back all the same.
+            let _ = self.call(numbers::SYS_munmap, [scratch.start().0, scratch.len(), 0, 0, 0, 0]);
         }
         requests::set_registers(self.pid, &self.saved)?;
         requests::set_signal_mask(self.pid, self.saved_mask)?;

@@ -7,7 +7,7 @@
 use crate::arch::{self, numbers};
 use crate::auxiliary::AuxiliaryVector;
 use crate::{InjectError, Injector};
-use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize};
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
 use nix::errno::Errno;
@@ -66,6 +66,11 @@ pub fn move_image(
     let mappings = space.overlapping(extent);
     if mappings.iter().any(|mapping| !extent.covers(mapping.range)) {
         return Err(MoveError::NotUnderstood("the image shares a mapping with something else"));
+    }
+    // Where segments lie far apart the kernel may put the vdso, or anything, into the gap between them.
+    let of_image = |mapping: &Mapping| mapping.path().is_some() || mapping.name == MappingName::Anonymous;
+    if !mappings.iter().all(of_image) {
+        return Err(MoveError::NotUnderstood("something else lies in a gap between the segments of the image"));
     }
     let mut moved = Vec::new();
     let result = move_mappings(injector, mappings, displacement, base_page, &mut moved).and_then(|()| {

@@ -135,7 +135,8 @@ impl LiveExecutor {
             let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments)?;
             let arguments = [0, length, protection.bits() as u64, PRIVATE_FILE as u64, descriptor, offset];
             let mapped = calls.call("mmap of its file", numbers::SYS_mmap, arguments);
-            calls.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
+            // Linux closes a descriptor even where close reports an error (close(2)).
+            let _ = calls.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
             let range = AddressRange::sized(Address(mapped?), length);
             calls.advise("madvise(MADV_DONTFORK)", range, libc::MADV_DONTFORK)?;
             Ok(range.start())

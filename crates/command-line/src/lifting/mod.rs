@@ -4,6 +4,10 @@ pub mod facts;
 pub mod handler;
 pub mod heap;
 pub mod images;
+#[cfg(target_arch = "x86_64")]
+pub mod live;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "live_elsewhere.rs"]
 pub mod live;
 pub mod message;
 pub mod process;
