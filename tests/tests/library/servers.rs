@@ -45,6 +45,7 @@ fn mariadb(t: &Context) -> Result<()> {
         LD_PRELOAD=$LIBRARY PAGELIFT='only=mariadbd pages=hugetlb writable-pages=hugetlb lift=text,rodata,data,bss' \
             mariadbd --no-defaults --user=root --datadir=$PWD/data --socket=$PWD/socket --skip-networking >server.log 2>&1 &
         server=$!
+        trap 'kill $server 2>/dev/null || true' EXIT
         for i in $(seq 100); do mariadb --no-defaults -S $PWD/socket -e 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
         grep -q 'anon_hugepage' /proc/$server/maps
         mariadb --no-defaults -S $PWD/socket -e "create database d; use d; create table d.t(a int primary key, b varchar(200));
@@ -79,6 +80,7 @@ fn postgres(t: &Context) -> Result<()> {
         as env LD_PRELOAD=$LIBRARY PAGELIFT='only=postgres writable-pages=hugetlb quiet' \
             $bin/postgres -D $PWD/data -k /tmp -p 54399 -c listen_addresses= -c max_connections=70 >server.log 2>&1 &
         server=$!
+        trap 'kill $server 2>/dev/null || true' EXIT
         for i in $(seq 100); do as $bin/psql -h /tmp -p 54399 -c 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
         as $bin/pgbench -h /tmp -p 54399 -i -s 2 postgres >bench.log 2>&1
         as $bin/pgbench -h /tmp -p 54399 -n -c 50 -j 2 -t 20 postgres 2>&1 | tee -a bench.log
