@@ -6,6 +6,7 @@
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
 use lift_execution::conformance::{Ground, POOL_PAGES, Subject, assert_conforms};
 use lift_execution::{Backing, CallError, Executor};
+use nix::fcntl::{Flock, FlockArg};
 use pagelift::{OwnMemory, OwnProcess};
 use std::fs::{self, File};
 use std::io::Write;
@@ -86,8 +87,8 @@ fn main() {
     let facts = huge_page_pools::machine_facts(std::process::id() as i32);
     // The lock that every test takes which needs the pool.
     let lock = File::options().create(true).append(true).open("/run/lock/pagelift-pool.lock");
-    let locked = lock.as_ref().is_ok_and(|lock| lock.lock().is_ok());
-    let size = facts.default_hugetlb.filter(|_| locked);
+    let lock = lock.ok().and_then(|file| Flock::lock(file, FlockArg::LockExclusive).ok());
+    let size = facts.default_hugetlb.filter(|_| lock.is_some());
     let file = size.map(|size| format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", size.kib()));
     let before = file.as_ref().and_then(|file| fs::read_to_string(file).ok());
     let reserve = |pages: &str| file.as_ref().is_some_and(|file| fs::write(file, pages).is_ok());
