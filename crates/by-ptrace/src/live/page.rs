@@ -19,8 +19,8 @@ const MOST_STAGING: u64 = 32;
 /// Why a program has no room for our calls.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
-    /// No executable segment leaves enough of its last page.
-    #[error("no room for {0} bytes of code behind any of its segments")]
+    /// Neither an executable segment nor the vDSO leaves enough of its last page.
+    #[error("no room for {0} bytes of code behind any of its segments, nor behind the vDSO")]
     NoRoomForCode(usize),
     /// Every page of the stack has been used.
     #[error("its main thread's stack has no page that was never used")]
@@ -124,8 +124,42 @@ impl CallPage {
     }
 }
 
-/// The rest of an executable segment's last page: mapped, readable, executable, and of no meaning to the program.
+/// Room for code that is mapped, readable, executable, and of no meaning to the program.
 fn room_for_code(
+    memory: &RemoteMemory,
+    space: &AddressSpace,
+    objects: &[LoadedObject],
+    base_page: PageSize,
+    length: usize,
+) -> io::Result<Option<Address>> {
+    match room_behind_segments(memory, space, objects, base_page, length)? {
+        Some(place) => Ok(Some(place)),
+        None => room_behind_vdso(memory, space, length),
+    }
+}
+
+/// The padding of the kernel's own shared object, for static programs whose only code ends close to a page's end. The
+/// kernel lets a debugger write there, into a copy that is this process's own.
+fn room_behind_vdso(memory: &RemoteMemory, space: &AddressSpace, length: usize) -> io::Result<Option<Address>> {
+    let Some(vdso) = space.mappings().iter().find(|m| m.name == MappingName::Special("[vdso]".into())) else {
+        return Ok(None);
+    };
+    // The object's last table may itself end in a few zeros; what lies further behind is padding.
+    const LAST_ZEROS: u64 = 64;
+    let room = (length as u64).next_multiple_of(16);
+    if !vdso.protection.execute || vdso.range.len() < room + LAST_ZEROS {
+        return Ok(None);
+    }
+    let start = Address(vdso.range.end().0 - room);
+    let mut there = vec![0; (LAST_ZEROS + room) as usize];
+    memory.read(Address(start.0 - LAST_ZEROS), &mut there)?;
+    let (before, own) = there.split_at(LAST_ZEROS as usize);
+    let is_free = before.iter().all(|&byte| byte == 0) && (own.iter().all(|&byte| byte == 0) || is_ours(own));
+    Ok(is_free.then_some(start))
+}
+
+/// The rest of an executable segment's last page.
+fn room_behind_segments(
     memory: &RemoteMemory,
     space: &AddressSpace,
     objects: &[LoadedObject],
