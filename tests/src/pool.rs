@@ -38,6 +38,14 @@ impl PoolReservation {
     /// Not root, a size that the machine does not have, or memory too fragmented, also after compaction.
     pub fn of(page: PageSize, pages: u64) -> Result<Self> {
         let lock = lock_pool()?;
+        // The kernel would take all memory that there is for a pool that it cannot fill.
+        let (wanted, found) = (pages.saturating_mul(page.bytes()), meminfo("MemAvailable").unwrap_or(0));
+        ensure!(
+            wanted <= found,
+            "a pool of {} MiB is wanted, {} MiB of memory are available",
+            wanted >> 20,
+            found >> 20
+        );
         let overcommit = pool_file(page, "nr_overcommit_hugepages");
         // Gigantic pages have an overcommit that cannot even be written.
         let overcommitted = read_number(&overcommit)? != 0;

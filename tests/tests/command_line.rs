@@ -36,6 +36,7 @@ fn main() -> ExitCode {
             ensure!(output.ending != Ending::Exit(0) && !output.stderr.is_empty(), "{output:?}");
             Ok(())
         }),
+        trial("make/says_how_to_get_rust", vec![Need::Command("make".into())], make_without_rust),
         trial("install/puts_everything_in_place", vec![Need::Command("make".into())], install),
     ];
     main_of(trials)
@@ -328,6 +329,22 @@ fn status_of_all(t: &Context) -> Result<()> {
         ensure!(processes.iter().any(|p| p["pid"] == view.pid), "process {pid} is not in the list: {status}");
         Ok(())
     })?;
+    Ok(())
+}
+
+/// Where there is no Rust, or one that is too old, `make` prints the command that gets one.
+fn make_without_rust(t: &Context) -> Result<()> {
+    let old = t.folder().join("old-cargo");
+    fs::write(&old, "#!/bin/sh\necho 'cargo 1.63.0 (fd9c4297c 2022-07-01)'\n")?;
+    fs::set_permissions(&old, fs::Permissions::from_mode(0o755))?;
+    for (cargo, wanted) in [("/no/cargo", "sh.rustup.rs"), (&*old.to_string_lossy(), "1.63.0")] {
+        let mut make = Command::new("make");
+        make.arg("-C").arg(workspace()).arg(format!("CARGO={cargo}"));
+        let output = t.run(make)?;
+        ensure!(output.ending != Ending::Exit(0), "make went on without Rust");
+        let needs_rust = output.stderr.contains("Pagelift needs Rust") && output.stderr.contains("rustup");
+        ensure!(needs_rust && output.stderr.contains(wanted), "it says\n{}", output.stderr);
+    }
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 // and released 2,000 times, it leaves no mapping, no pool page and no memory behind.
 //
 // link: preload
-// flags: -DROUNDS=2000
+// flags: -DROUNDS=300
 // plugin: plugin.c
 // env: PAGELIFT=only=lifts_loaded_objects pages=hugetlb lift=text,rodata quiet
 // needs: pool 64M
