@@ -46,7 +46,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
 
 fn build(bench: &Bench) -> Result<(PathBuf, PathBuf)> {
     let content = bench.folder.path().join("image-content");
-    std::fs::write(&content, (0..CONTENT_BYTES).map(|i| (i * 7919 >> 8) as u8 | 1).collect::<Vec<u8>>())?;
+    std::fs::write(&content, (0..CONTENT_BYTES).map(|i| ((i * 7919) >> 8) as u8 | 1).collect::<Vec<u8>>())?;
     let define = format!("-DCONTENT=\"{}\"", content.display());
     let options = ["-shared", "-fPIC", &define];
     let library = bench.build("libimage-library.so", &["image-library.c"], Linking::Default, &options)?;
