@@ -41,6 +41,7 @@ build: rust
 		|| { echo 'note: no static C library found; pagelift stays dynamically linked'; exit 0; } \
 		&& RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release -p pagelift --target $(host) \
 		&& install -m 755 target/$(host)/release/pagelift $(release)/pagelift
+	packaging/library/build $(CARGO)
 
 test: build
 	@scripts/install-test-tools
@@ -68,6 +69,7 @@ install:
 	install -D -m 755 $(release)/pagelift $(bindir)/pagelift
 	install -D -m 755 $(release)/pagelift-demo-program $(libexecdir)/pagelift-demo-program
 	install -D -m 755 $(release)/libpagelift_heap.so $(libexecdir)/libpagelift_heap.so
+	packaging/library/install $(PREFIX)
 	install -d $(mandir)
 	install -m 644 $(generated)/man/*.1 $(mandir)
 	install -D -m 644 $(generated)/completions/pagelift.bash $(bashdir)/pagelift
@@ -78,6 +80,7 @@ uninstall:
 	rm -f $(bindir)/pagelift $(mandir)/pagelift.1 $(mandir)/pagelift-*.1
 	rm -f $(bashdir)/pagelift $(zshdir)/_pagelift $(fishdir)/pagelift.fish
 	rm -rf $(libexecdir)
+	packaging/library/install --remove $(PREFIX)
 
 clean:
 	$(CARGO) clean
