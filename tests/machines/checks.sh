@@ -12,9 +12,14 @@ failed() { echo "RESULT failed $*"; }
 huge_kib=$(awk '$1 == "Hugepagesize:" { print $2 }' /proc/meminfo)
 pool_file=/sys/kernel/mm/hugepages/hugepages-${huge_kib}kB/nr_hugepages
 
-# pool N: exactly N pages in the pool.
+# pool N: exactly N pages in the pool, after compaction where memory is in small pieces.
 pool() {
-    echo "$1" >$pool_file
+    for try in 1 2 3 4 5; do
+        echo "$1" >$pool_file
+        [ "$(cat $pool_file)" = "$1" ] && break
+        echo 3 >/proc/sys/vm/drop_caches
+        echo 1 >/proc/sys/vm/compact_memory
+    done
     [ "$(cat $pool_file)" = "$1" ] || failed "pool: $1 pages wanted, $(cat $pool_file) given"
 }
 free_pages() { awk '$1 == "HugePages_Free:" { print $2 }' /proc/meminfo; }

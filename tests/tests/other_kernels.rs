@@ -47,8 +47,8 @@ fn main() -> ExitCode {
         trial(name, needs(kernel), move |t| boot(t, kernel, script, nodes, least))
     };
     let trials: Vec<Trial> = vec![
-        on("linux-5.10-amd64", "kernel.sh", &[1536], 45),
-        on("linux-6.1-amd64", "kernel.sh", &[1536], 45),
+        on("linux-5.10-amd64", "kernel.sh", &[1800], 45),
+        on("linux-6.1-amd64", "kernel.sh", &[1800], 45),
         on("linux-5.10-amd64", "nodes.sh", &[500, 500], 8),
         on("linux-6.1-amd64", "nodes.sh", &[500, 500], 8),
         trial("linux-6.1-arm64/kernel", arm, boot_arm),
@@ -146,7 +146,7 @@ fn boot_arm(t: &Context) -> Result<()> {
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;
     let kernel = kernel_image("linux-6.1-arm64");
-    let machine = VirtualMachine { architecture: "aarch64", kernel, initramfs: file, nodes: vec![1536] };
+    let machine = VirtualMachine { architecture: "aarch64", kernel, initramfs: file, nodes: vec![1800] };
     run_machine(t, &machine, 40)
 }
 

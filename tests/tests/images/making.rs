@@ -50,11 +50,18 @@ fn killed_makers(t: &Context) -> Result<()> {
     let store = TestStore::of(t, "256M")?;
     let file = Program::named("pie_by_default.c")?.build()?;
     let (mut whole, mut none) = (0, 0);
+    // Half as long again as a maker takes that is left alone, which depends on the build and on the machine.
+    let started = std::time::Instant::now();
+    store.image(t, "add", &[&file.to_string_lossy()])?.success()?;
+    let spread = started.elapsed().as_micros() as u64 * 3 / 2;
+    for image in store.images(t)? {
+        store.image(t, "remove", &[image["image"].as_str().context("no path")?])?.success()?;
+    }
     for round in 0..KILLS {
         let mut command = store.command(t, "add", &[&file.to_string_lossy()])?;
         t.mark(&mut command);
         let mut maker = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        let wait = Duration::from_micros(random(60_000, round));
+        let wait = Duration::from_micros(random(spread, round));
         std::thread::sleep(wait);
         maker.kill()?;
         maker.wait()?;
