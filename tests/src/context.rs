@@ -29,8 +29,9 @@ pub struct Context {
 impl Context {
     fn new(name: &str, pool: Option<PoolReservation>) -> Result<Self> {
         let file_name: String = name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
-        let folder = scratch_folder().join("trials").join(file_name);
-        fs::remove_dir_all(&folder).ok();
+        let trials = scratch_folder().join("trials");
+        remove_what_earlier_runs_kept(&trials, &file_name);
+        let folder = trials.join(format!("{file_name}.{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Self { name: name.to_owned(), folder, pool, notes: RefCell::default(), runs: Cell::new(0) })
     }
@@ -93,7 +94,18 @@ impl Context {
     /// Notes the command and marks its processes as this trial's.
     pub fn mark(&self, command: &mut Command) {
         self.note(format!("+ {command:?}"));
-        command.env(MARK, &self.name);
+        command.env(MARK, self.mark_value());
+    }
+
+    /// What the environment of this trial's processes says: the trial, and the run of the tests that it belongs to, as
+    /// somebody else may run the same tests at the same time.
+    fn mark_value(&self) -> String {
+        format!("{}@{}", self.name, std::process::id())
+    }
+
+    /// Command lines of the processes that this trial has started and that still run.
+    pub fn own_processes(&self) -> Vec<String> {
+        processes_marked(&self.mark_value())
     }
 
     /// Keeps what a finished process wrote.
@@ -141,16 +153,28 @@ impl Context {
     fn check_nobody_is_left(&self) -> Result<()> {
         let mut left = Vec::new();
         let waited = poll_until(Duration::from_secs(5), "the trial's processes to end", || {
-            left = processes_marked(&self.name);
+            left = self.own_processes();
             left.is_empty()
         });
         waited.with_context(|| format!("left behind: {left:?}"))
     }
 }
 
+/// Folders of a trial that has failed before are named after the process that ran it; those of a run that is still going
+/// on stay.
+fn remove_what_earlier_runs_kept(trials: &Path, name: &str) {
+    for entry in fs::read_dir(trials).into_iter().flatten().flatten() {
+        let file_name = entry.file_name().to_string_lossy().into_owned();
+        let process = file_name.strip_prefix(name).and_then(|rest| rest.strip_prefix('.'));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            fs::remove_dir_all(entry.path()).ok();
+        }
+    }
+}
+
 /// Command lines of the processes that carry the mark of this trial.
-fn processes_marked(name: &str) -> Vec<String> {
-    let mark = format!("{MARK}={name}");
+fn processes_marked(value: &str) -> Vec<String> {
+    let mark = format!("{MARK}={value}");
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let marked = entries.filter(|entry| {
         let environment = fs::read(entry.path().join("environ")).unwrap_or_default();

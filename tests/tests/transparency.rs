@@ -249,15 +249,7 @@ fn nobody_else_is_there(t: &Context) -> Result<()> {
     let mut session = t.session(t.lifted(&["--pages", "thp"], &command)?)?;
     session.wait_for_line("ready")?;
     let pid = session.pid();
-    let own = |entry: fs::DirEntry| {
-        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-        let name = t.folder().file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let mark = "PAGELIFT_TRIAL=start/nobody_else_is_there";
-        (String::from_utf8_lossy(&environment).contains(mark) && !name.is_empty()).then(|| entry.file_name())
-    };
-    poll_until(Duration::from_secs(5), "the helper to be gone", || {
-        fs::read_dir("/proc").is_ok_and(|entries| entries.flatten().filter_map(own).count() == 1)
-    })?;
+    poll_until(Duration::from_secs(5), "the helper to be gone", || t.own_processes().len() == 1)?;
     ensure!(process_field(pid, "TracerPid").as_deref() == Some("0"), "it is still traced");
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     ensure!(children.is_empty(), "it has children: {children}");
