@@ -42,12 +42,19 @@ fn main() -> ExitCode {
         trial("containers/own_user_namespace", with(Need::Command("unshare".into())), user_namespace),
         trial("bases/stay_random", gcc(), bases_stay_random),
     ];
-    main_of(trials)
+    let code = main_of(trials);
+    fs::remove_dir_all(public_folder()).ok();
+    code
+}
+
+/// A folder that every user can reach, unlike perhaps the one that this project is built in.
+fn public_folder() -> PathBuf {
+    std::env::temp_dir().join(format!("pagelift-installed-{}", std::process::id()))
 }
 
 /// A copy of a program that everybody can reach, with this owner and mode.
 fn installed(t: &Context, name: &str, owner: u32, mode: u32) -> Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("pagelift-installed-{}", std::process::id()));
+    let folder = public_folder();
     fs::create_dir_all(&folder)?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
     let place = folder.join(t.folder().file_name().context("a name")?);
@@ -59,7 +66,7 @@ fn installed(t: &Context, name: &str, owner: u32, mode: u32) -> Result<PathBuf> 
 
 /// `pagelift` where an ordinary user can execute it.
 fn public_pagelift() -> Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("pagelift-installed-{}", std::process::id()));
+    let folder = public_folder();
     fs::create_dir_all(&folder)?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
     let place = folder.join("pagelift");
