@@ -121,6 +121,21 @@ pub struct Session {
     finished: bool,
 }
 
+/// Starts a command. A program that was just copied may still be open for writing in a child that another trial is
+/// starting at this moment; it closes the file when it executes.
+fn spawn(command: &mut Command) -> std::io::Result<Child> {
+    const TRIES: usize = 200;
+    for _ in 1..TRIES {
+        match command.spawn() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
+    command.spawn()
+}
+
 impl Session {
     /// Starts a command as the leader of a process group of its own; its streams are pipes of ours.
     ///
@@ -138,7 +153,7 @@ impl Session {
     pub fn start_as_is(mut command: Command, limit: Duration) -> Result<Self> {
         command.process_group(0);
         let started = Instant::now();
-        let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        let mut child = spawn(&mut command).with_context(|| format!("cannot start {command:?}"))?;
         Ok(Self {
             stdin: child.stdin.take(),
             stdout: child.stdout.take().map(Stream::follow),
