@@ -171,12 +171,10 @@ mod tests {
     #[test]
     fn both_ways_of_asking_agree_on_what_is_touched() {
         let page = base_page().bytes() as usize;
-        let memory = vec![0u8; 64 * page];
-        let start = Address(memory.as_ptr() as u64).align_up(base_page()).unwrap();
+        let mut memory = vec![0u8; 64 * page];
+        memory.iter_mut().step_by(7 * page).for_each(|byte| *byte = 1);
+        let start = Address(std::hint::black_box(&memory).as_ptr() as u64).align_up(base_page()).unwrap();
         let range = AddressRange::sized(start, 60 * page as u64);
-        std::hint::black_box(&memory)[..].iter().step_by(7 * page).for_each(|byte| {
-            std::hint::black_box(byte);
-        });
         let pagemap = Pagemap::open(std::process::id() as i32, base_page()).unwrap();
         let entries = pagemap.read_entries(range).unwrap();
         assert!(!entries.is_empty());
