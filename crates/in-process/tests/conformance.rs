@@ -1,7 +1,8 @@
 //! The executor on its own process passes the suite that every executor passes.
 //!
 //! Each check runs in this very process, whose allocator is the library's own: its memory is left out of what the
-//! executor sees, so that the suite's own allocations do not count as changes.
+//! executor sees, so that the suite's own allocations do not count as changes. What a check leaves mapped goes with its
+//! subject, as it would with a process of its own: else a few checks would hold the whole pool.
 
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
 use lift_execution::conformance::{Ground, POOL_PAGES, Subject, assert_conforms};
@@ -19,12 +20,21 @@ static MEMORY: OwnMemory = OwnMemory;
 struct Own {
     executor: OwnProcess,
     memory: File,
+    mapped: RangeSet,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        for range in self.mapped.iter() {
+            self.executor.unmap(range).expect("what was mapped can be unmapped");
+        }
+    }
 }
 
 impl Own {
     fn new(base_page: PageSize) -> Self {
         let memory = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
-        Self { executor: OwnProcess::new(base_page), memory }
+        Self { executor: OwnProcess::new(base_page), memory, mapped: RangeSet::new() }
     }
 }
 
@@ -46,13 +56,19 @@ impl Subject for Own {
 
 impl Executor for Own {
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
-        self.executor.map(length, backing)
+        let start = self.executor.map(length, backing)?;
+        self.mapped.insert(AddressRange::sized(start, length));
+        Ok(start)
     }
     fn map_at(&mut self, range: AddressRange, backing: Backing) -> Result<(), CallError> {
-        self.executor.map_at(range, backing)
+        self.executor.map_at(range, backing)?;
+        self.mapped.insert(range);
+        Ok(())
     }
     fn unmap(&mut self, range: AddressRange) -> Result<(), CallError> {
-        self.executor.unmap(range)
+        self.executor.unmap(range)?;
+        self.mapped.remove(range);
+        Ok(())
     }
     fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
         self.executor.advise_huge(range)
@@ -67,7 +83,10 @@ impl Executor for Own {
         self.executor.protect(range, protection)
     }
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
-        self.executor.move_to(from, to)
+        self.executor.move_to(from, to)?;
+        self.mapped.remove(from);
+        self.mapped.insert(AddressRange::sized(to, from.len()));
+        Ok(())
     }
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         self.executor.copy(from, to)

@@ -77,8 +77,10 @@ static void check_zero(const unsigned char *block, size_t size) {
 
 static void allocate(struct slot *slot, uint64_t *state) {
     uint64_t kind = next(state) % 4;
+    int error = 0;
     slot->size = random_size(state);
     slot->tag = (unsigned char)next(state) | 1;
+    errno = 0;
     if (kind == 0) {
         slot->block = calloc(1, slot->size);
         if (slot->block)
@@ -86,15 +88,19 @@ static void allocate(struct slot *slot, uint64_t *state) {
     } else if (kind == 1) {
         size_t align = (size_t)16 << next(state) % 19;
         void *block = NULL;
-        if (posix_memalign(&block, align, slot->size) == 0 && (uintptr_t)block % align)
+        /* It returns its error; errno may stay as it was. */
+        error = posix_memalign(&block, align, slot->size);
+        if (error == 0 && (uintptr_t)block % align)
             fail("posix_memalign gave a wrong alignment", align, slot->size);
-        slot->block = block;
+        slot->block = error == 0 ? block : NULL;
     } else {
         slot->block = malloc(slot->size);
     }
     if (!slot->block) {
-        if (slot->size > 0 && errno != ENOMEM)
-            fail("no memory, and errno does not say so", 0, slot->size);
+        if (kind != 1)
+            error = errno;
+        if (slot->size > 0 && error != ENOMEM)
+            fail("no memory, and the error does not say so", (size_t)error, slot->size);
         slot->size = 0;
         return;
     }
