@@ -3,7 +3,6 @@
 mount -t proc none /proc
 mount -t sysfs none /sys
 mount -t devtmpfs none /dev 2>/dev/null
-mount -t tmpfs none /tmp
 ulimit -c 0
 
 ok() { echo "RESULT ok $*"; }

@@ -235,7 +235,12 @@ fn perf_report(t: &Context, pages: &str) -> Result<()> {
     let mut session = waiting(t, "spins_in_a_named_function.cc", &["--pages", pages, "--perf-map"])?;
     let pid = session.pid();
     let data = t.folder().join("perf.data");
-    let mut record = Command::new("perf");
+    let perf = || {
+        let mut command = Command::new("perf");
+        command.arg("--buildid-dir").arg(t.folder().join("perf-cache"));
+        command
+    };
+    let mut record = perf();
     record.args(["record", "-q", "-e", "cpu-clock", "-F", "500", "-g", "-o"]).arg(&data).args(["-p", &pid.to_string()]);
     record.args(["--", "sleep", "1"]);
     session.send("go on\n")?;
@@ -243,7 +248,7 @@ fn perf_report(t: &Context, pages: &str) -> Result<()> {
     if recorded.ending != Ending::Exit(0) {
         bail!("perf cannot record here: {}", recorded.stderr);
     }
-    let mut report = Command::new("perf");
+    let mut report = perf();
     report.args(["report", "--stdio", "--no-children", "-g", "none", "-F", "overhead,symbol", "-i"]).arg(&data);
     let report = t.run(report)?.success()?.stdout;
     let line = report.lines().find(|line| line.contains('%')).with_context(|| format!("no sample:\n{report}"))?;

@@ -93,7 +93,17 @@ fn nm_and_addr2line(t: &Context) -> Result<()> {
     let text = same_output(t, &["addr2line", "-f", &address, "-e"], &program.file, &program.image.path)?;
     // The debug information is smaller than the program: it is in the image.
     ensure!(text.starts_with(FUNCTION) && text.contains("image_runs_in_place.c:"), "{text}");
-    same_output(t, &["readelf", "-nW"], &program.file, &program.image.path)?;
+    let notes = |file: &Path| -> Result<(Vec<String>, Vec<String>)> {
+        let mut command = Command::new("readelf");
+        command.arg("-nW").arg(file);
+        let text = t.run(command)?.success()?.stdout;
+        let lines = text.lines().filter(|line| !line.starts_with("File: ")).map(str::to_owned);
+        Ok(lines.partition(|line| line.contains("Build ID: ")))
+    };
+    let ((id, others), (image_id, image_others)) = (notes(&program.file)?, notes(&program.image.path)?);
+    ensure!(others == image_others, "notes {image_others:?}, of the file {others:?}");
+    // perf must not take one for the other: their offsets differ.
+    ensure!(id.len() == 1 && image_id.len() == 1 && id != image_id, "build-ids {id:?} and {image_id:?}");
     Ok(())
 }
 
@@ -150,10 +160,19 @@ fn gdb_stops(t: &Context) -> Result<()> {
     Ok(())
 }
 
+/// With the source in perf's cache already, as it is for whoever has measured the program unlifted before.
 fn perf_report(t: &Context) -> Result<()> {
     let program = InPlace::new(t)?;
     let data = t.folder().join("perf.data");
-    let mut command = Command::new("perf");
+    let perf = || {
+        let mut command = Command::new("perf");
+        command.arg("--buildid-dir").arg(t.folder().join("perf-cache"));
+        command
+    };
+    let mut cache = perf();
+    cache.args(["buildid-cache", "-a"]).arg(&program.file);
+    t.run(cache)?.success()?;
+    let mut command = perf();
     let own = program.command()?;
     command.args(["record", "-q", "-e", "cpu-clock:u", "-o"]).arg(&data).arg("--");
     command.arg(own.get_program()).args(own.get_args());
@@ -161,7 +180,7 @@ fn perf_report(t: &Context) -> Result<()> {
     session.wait_for_line("ready")?;
     session.send("go on\n")?;
     session.finish()?.success()?;
-    let mut report = Command::new("perf");
+    let mut report = perf();
     report.args(["report", "--stdio", "--sort", "dso,symbol", "-v", "-i"]).arg(&data);
     let text = t.run(report)?.success()?.stdout;
     let line = text.lines().find(|line| line.contains(FUNCTION));

@@ -1,5 +1,6 @@
 //! The ELF header and the program headers, rewritten for an image.
 
+use super::identity::OwnNotes;
 use super::sections::PlacedSections;
 use super::{Placed, moved};
 use crate::StoreError;
@@ -14,9 +15,9 @@ type Segment = elf::ProgramHeader64<Endianness>;
 
 /// The source's own.
 pub(super) struct Headers {
-    endian: Endianness,
+    pub endian: Endianness,
     header: Header,
-    segments: Vec<Segment>,
+    pub segments: Vec<Segment>,
 }
 
 impl Headers {
@@ -39,6 +40,7 @@ impl Headers {
         mut self,
         table_offset: u64,
         placed: &[Placed],
+        notes: Option<&OwnNotes>,
         sections: Option<&PlacedSections>,
     ) -> (Vec<u8>, Vec<u8>) {
         let endian = self.endian;
@@ -54,7 +56,7 @@ impl Headers {
             if segment.p_type(endian) == elf::PT_LOAD {
                 rewrite_load(segment, endian, loads.next());
             } else {
-                rewrite_other(segment, endian, placed);
+                rewrite_other(segment, endian, placed, notes);
             }
             table.extend_from_slice(bytes_of(segment));
         }
@@ -73,11 +75,17 @@ fn rewrite_load(segment: &mut Segment, endian: Endianness, placed: Option<&Place
     }
 }
 
-fn rewrite_other(segment: &mut Segment, endian: Endianness, placed: &[Placed]) {
+fn rewrite_other(segment: &mut Segment, endian: Endianness, placed: &[Placed], notes: Option<&OwnNotes>) {
     let (offset, length, address) = (segment.p_offset(endian), segment.p_filesz(endian), segment.p_vaddr(endian));
     // A header that only says something, such as PT_GNU_STACK.
     if length == 0 && segment.p_memsz(endian) == 0 {
         segment.p_offset = U64::new(endian, 0);
+        return;
+    }
+    if segment.p_type(endian) == elf::PT_NOTE
+        && let Some(offset) = notes.and_then(|notes| notes.moved(offset, length))
+    {
+        segment.p_offset = U64::new(endian, offset);
         return;
     }
     // Some linkers count the zeros behind the file's part into the length of PT_GNU_RELRO.

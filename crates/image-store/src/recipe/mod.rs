@@ -7,6 +7,7 @@
 //! there, or follows behind.
 
 mod headers;
+mod identity;
 mod sections;
 #[cfg(test)]
 mod tests;
@@ -83,9 +84,10 @@ impl Recipe {
         }
         let first_segment = pieces.first().map_or(end, |piece| piece.offset);
         let mut room = Room { gap: first_free..first_segment, tail: end };
-        let sections =
-            Sections::read(data, length).and_then(|sections| sections.place(&placed, &mut room, &mut pieces));
-        let (header, table) = old.rewritten(table_offset, &placed, sections.as_ref());
+        let notes = identity::place(data, old.endian, &old.segments, layout, &mut room, &mut pieces);
+        let sections = Sections::read(data, length)
+            .and_then(|sections| sections.place(&placed, notes.as_ref(), &mut room, &mut pieces));
+        let (header, table) = old.rewritten(table_offset, &placed, notes.as_ref(), sections.as_ref());
         if let Some(sections) = sections {
             pieces.push(bytes(sections.offset, sections.table));
         }

@@ -1,5 +1,6 @@
 //! Sections: those that segments load move with them, the others are copied to where there is room.
 
+use super::identity::OwnNotes;
 use super::{Content, Piece, Placed, Room, moved};
 use object::elf;
 use object::pod::bytes_of_slice;
@@ -57,7 +58,13 @@ impl Sections {
     }
 
     /// Finds a place for each section and for their table, and adds what must be copied to the pieces.
-    pub fn place(mut self, placed: &[Placed], room: &mut Room, pieces: &mut Vec<Piece>) -> Option<PlacedSections> {
+    pub fn place(
+        mut self,
+        placed: &[Placed],
+        notes: Option<&OwnNotes>,
+        room: &mut Room,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<PlacedSections> {
         let endian = self.endian;
         let keeps_debug = self.debug_bytes() <= placed.iter().map(|placed| placed.segment.file_size).sum();
         let offset = room.take(size_of_val(&self.sections[..]) as u64, 8)?;
@@ -68,7 +75,9 @@ impl Sections {
             } else if self.has_content(&section) {
                 let (old, size, address) =
                     (section.sh_offset(endian), section.sh_size(endian), section.sh_addr(endian));
-                let loaded = moved(placed, old, size, address);
+                let is_note = section.sh_type(endian) == elf::SHT_NOTE;
+                let own = notes.filter(|_| is_note).and_then(|notes| notes.moved(old, size));
+                let loaded = own.or_else(|| moved(placed, old, size, address));
                 match loaded {
                     Some(offset) => section.sh_offset = U64::new(endian, offset),
                     None if self.debug[index] && !keeps_debug => leave_out(&mut section, endian),
