@@ -135,7 +135,107 @@ fn forks() -> Vec<Trial> {
         // All of the pool is taken: a fork that kept to it would kill parent or child at their next write.
         forks("pool", "0", pool_of(200)),
         forks("pool", "3", pool_of(200)),
+        trial("threads_that_block_signals/pool", pool_of(100), |t| {
+            let program = "forks_beside_threads_that_block_signals.c";
+            on_pool_run(t, program, &["4"], 200).map(drop)
+        }),
+        trial("threads_that_block_signals/thp", gcc(), |t| {
+            run(t, "forks_beside_threads_that_block_signals.c", &["4"], &THP).map(drop)
+        }),
+        trial("threads_come_and_go/thp", gcc(), |t| {
+            run(t, "forks_while_threads_come_and_go.c", &[&operations(1500)], &THP).map(drop)
+        }),
+        trial("threads_come_and_go/pool", pool_of(100), |t| {
+            on_pool_run(t, "forks_while_threads_come_and_go.c", &["200"], 100).map(drop)
+        }),
+        trial("redis_saves_from_the_pool", redis_needs(), redis_saves_from_the_pool),
+        trial("a_fork_beyond_a_limit_of_memory_is_refused", limit_needs(), a_fork_beyond_a_limit),
     ]
+}
+
+fn redis_needs() -> Vec<Need> {
+    let commands = ["redis-server", "redis-cli"].map(|name| Need::Command(name.to_owned()));
+    commands.into_iter().chain([Need::Pool(120 * MIB), Need::Thp]).collect()
+}
+
+/// A script of the shell with `$RUN`, the words before a program; what it prints.
+fn script(t: &Context, options: &[&str], text: &str) -> Result<String> {
+    let lifted = t.lifted(options, &Command::new("PROGRAM"))?;
+    let words = lifted.get_args().map(|word| word.to_string_lossy().into_owned());
+    let words: Vec<String> =
+        std::iter::once(lifted.get_program().to_string_lossy().into_owned()).chain(words).collect();
+    let before = words.split_last().context("no words")?.1.join(" ");
+    let mut shell = Command::new("bash");
+    shell.args(["-euc", text]).current_dir(t.folder()).env("RUN", before);
+    let output = t.run_within(shell, Duration::from_secs(120))?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}\n{}\n{}", output.ending, output.stdout, output.stderr);
+    Ok(output.stdout + &output.stderr)
+}
+
+/// redis forks to save; beside its own threads there is one of jemalloc's, which blocks all signals. What is saved is
+/// what a plain server reads.
+fn redis_saves_from_the_pool(t: &Context) -> Result<()> {
+    let options = on_pool(120)?;
+    let said = script(
+        t,
+        &options.each_ref().map(String::as_str),
+        r#"
+        serve() {
+            $1 redis-server --port 0 --unixsocket $PWD/socket --save '' --dir $PWD --enable-debug-command yes >log 2>&1 &
+            server=$!
+            for i in $(seq 100); do [ "$(cli ping)" = PONG ] && break; sleep 0.1; done
+        }
+        cli() { redis-cli -s $PWD/socket "$@" 2>&1 || true; }
+        trap 'kill $server 2>/dev/null || true' EXIT
+        serve "$RUN"
+        cli debug populate 100000 key 300
+        before=$(cli debug digest)
+        for i in 1 2; do
+            cli bgsave
+            for i in $(seq 300); do cli info persistence | grep -q bgsave_in_progress:0 && break; sleep 0.1; done
+            cli info persistence | grep bgsave_status
+        done
+        cli shutdown nosave; wait $server
+        serve ''
+        [ "$before" = "$(cli debug digest)" ] && echo "the same"
+        cli shutdown nosave; wait $server
+        "#,
+    )?;
+    ensure!(said.matches("bgsave_status:ok").count() == 2 && said.contains("the same"), "{said}");
+    Ok(())
+}
+
+fn limit_needs() -> Vec<Need> {
+    pool_of(120)
+}
+
+/// Leaving the pool takes memory that a cgroup counts: where its limit is too low for that, the fork is refused and
+/// nothing is killed.
+fn a_fork_beyond_a_limit(t: &Context) -> Result<()> {
+    let options = on_pool(120)?;
+    let program = Program::named("heap/forks_with_a_filled_heap.c")?.build()?;
+    let said = script(
+        t,
+        &options.each_ref().map(String::as_str),
+        &format!(
+            r#"
+        folder=/sys/fs/cgroup/memory; limit=memory.limit_in_bytes
+        [ -d $folder ] || {{ folder=/sys/fs/cgroup; limit=memory.max; }}
+        echo +memory 2>/dev/null >$folder/cgroup.subtree_control || true
+        mine=$folder/pagelift-heap-$$
+        mkdir $mine
+        trap 'echo $$ >$folder/cgroup.procs; rmdir $mine' EXIT
+        echo $$ >$mine/cgroup.procs
+        echo $((64 << 20)) >$mine/$limit
+        $RUN {0} 80 || echo "ended with $?"
+        echo $((512 << 20)) >$mine/$limit
+        $RUN {0} 80 || echo "ended with $?"
+        "#,
+            program.display()
+        ),
+    )?;
+    ensure!(said.contains("refused: 12, went on\n") && said.contains("forked, went on\n"), "{said}");
+    Ok(())
 }
 
 /// The bytes of anonymous huge pages of a process that waits after `ready`, once it has some.

@@ -8,12 +8,16 @@ use crate::{LARGE_FROM, SHARED, WITHIN_GRAIN, small};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
-use libmimalloc_sys::{mi_free, mi_malloc, mi_malloc_aligned, mi_realloc, mi_zalloc};
 
 /// mimalloc aligns blocks in arenas up to this (`MI_PAGE_MAX_OVERALLOC_ALIGN`); beyond, a block gets grains of its own.
 const MOST_SMALL_ALIGN: usize = 64 << 10;
 
 unsafe extern "C" {
+    fn mi_malloc(size: usize) -> *mut c_void;
+    fn mi_zalloc(size: usize) -> *mut c_void;
+    fn mi_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    fn mi_malloc_aligned(size: usize, align: usize) -> *mut c_void;
+    fn mi_free(block: *mut c_void);
     fn mi_usable_size(block: *const c_void) -> usize;
     fn __libc_malloc(size: usize) -> *mut c_void;
     fn __libc_calloc(count: usize, size: usize) -> *mut c_void;

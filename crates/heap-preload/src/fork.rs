@@ -3,16 +3,19 @@
 //! the page from the child). No reservation covers that. So a process leaves the pool before its first fork: what the
 //! heap holds moves to transparent huge pages, where the kernel copies on write as ever, and the rest goes back.
 //!
-//! While memory moves, no other thread may write to it: other threads are stopped by a signal. Where that cannot be
-//! done, or memory is short, `fork` fails with `ENOMEM`, as it may, and the program goes on. `vfork`, `posix_spawn`,
-//! `system` and `popen` share memory with their child or need no guard; `clone` called directly is not seen.
+//! While memory moves, no other thread may write to it: other threads are stopped by a signal that none can block
+//! (`stop`). Where there is not as much memory beside the pool as the heap holds in it, `fork` fails with `ENOMEM`, as it
+//! may, and the program goes on. `vfork`, `posix_spawn`, `system` and `popen` share memory with their child or need no
+//! guard; `clone` called directly is not seen.
+//!
+//! The child must be able to allocate, whatever other threads were doing: no lock of the heap or of mimalloc (`locks`)
+//! is held by another thread at the moment of the fork.
 
+use crate::memory::available;
 use crate::small::GROWING;
 use crate::stop::stop_others;
-use crate::sys::{
-    KeepErrno, Lock, advise, base_page, copy, map_anywhere, milliseconds, read_file, say, set_errno, unmap,
-};
-use crate::{ACCOUNT, SHARED, forget};
+use crate::sys::{KeepErrno, Lock, advise, base_page, copy, map_anywhere, milliseconds, say, set_errno, unmap};
+use crate::{ACCOUNT, SHARED, forget, locks};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use heap_contract::Shortage;
@@ -42,7 +45,7 @@ pub fn needs_no_guard() {
 pub fn register() {
     // SAFETY:
     // - the handlers are functions of this library, which is never unloaded.
-    unsafe { pthread_atfork(Some(prepare), Some(release), Some(release)) };
+    unsafe { pthread_atfork(Some(prepare), Some(release), Some(release_in_child)) };
 }
 
 extern "C" fn prepare() {
@@ -56,10 +59,17 @@ extern "C" fn prepare() {
             "pagelift: this fork is not safe: the heap is on the hugetlb pool and could not leave it; use --heap=thp\n",
         );
     }
+    locks::close();
     drop(keep);
 }
 
+extern "C" fn release_in_child() {
+    locks::forget_other_threads();
+    release();
+}
+
 extern "C" fn release() {
+    locks::open();
     if HELD[1].swap(false, Relaxed) {
         SHARED.lock.unlock();
     }
@@ -106,7 +116,7 @@ fn leave_pool_locked() -> bool {
         if large.pool.is_empty() {
             return true;
         }
-        if available_memory().is_some_and(|bytes| bytes < ACCOUNT.pool_used.load(Relaxed)) {
+        if available().is_some_and(|bytes| bytes < ACCOUNT.pool_used.load(Relaxed)) {
             return false;
         }
         let Some(_stopped) = stop_others() else { return false };
@@ -163,23 +173,14 @@ fn is_zero(start: usize, bytes: usize) -> bool {
     words.iter().all(|&word| word == 0)
 }
 
-/// Memory that the kernel thinks can be used without swapping, in bytes.
-fn available_memory() -> Option<u64> {
-    let mut buffer = [0u8; 512];
-    let length = read_file(c"/proc/meminfo", &mut buffer)?;
-    let text = core::str::from_utf8(&buffer[..length]).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 /// Said once.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
 fn refuse() -> c_int {
     if !REFUSED.swap(true, Relaxed) {
         say(
-            "pagelift: fork refused: the heap cannot leave the hugetlb pool, since memory is short or a thread blocks \
-             all signals; use --heap=thp\n",
+            "pagelift: fork refused: the heap cannot leave the hugetlb pool, since memory is short or a thread cannot \
+             be stopped; use --heap=thp\n",
         );
     }
     set_errno(libc::ENOMEM);

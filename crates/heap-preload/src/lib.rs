@@ -15,12 +15,15 @@ compile_error!("the preloaded heap knows Linux with the GNU C library only");
 mod exports;
 mod fork;
 mod large;
+mod locks;
 mod mapped;
+mod memory;
 mod pool;
 mod small;
 mod start;
 mod stop;
 mod sys;
+mod threads;
 
 use core::sync::atomic::AtomicUsize;
 use heap_contract::Account;

@@ -22,6 +22,8 @@ const ARENA_SHARE: usize = 8;
 const MOST_ARENA: usize = 8 << 30;
 
 unsafe extern "C" {
+    /// Of `mimalloc.c`.
+    static mut mimalloc_process: libc::pid_t;
     fn mi_option_set(option: c_int, value: c_long);
     fn mi_option_set_default(option: c_int, value: c_long);
     fn mi_manage_os_memory_ex(
@@ -42,9 +44,11 @@ static ARENAS: AtomicUsize = AtomicUsize::new(0);
 
 /// Tells mimalloc how to behave; before its first block.
 pub fn set_up(grain: usize) {
+    crate::locks::take_over();
     // SAFETY:
     // - the options are plain numbers in static memory; the process has one thread.
     unsafe {
+        mimalloc_process = libc::getpid();
         mi_option_set(OPTION_DISALLOW_OS_ALLOC, 1);
         // In KiB. Giving back less than a huge page would break it up.
         mi_option_set(OPTION_MINIMAL_PURGE_SIZE, (grain / 1024) as c_long);

@@ -1,21 +1,40 @@
 //! Stops all other threads of the process for a moment, as collectors of garbage do: each is sent a signal whose
 //! handler waits until it is let go.
+//!
+//! The signal is the one by which the C library has every thread change its user (`SIGSETXID`, nptl(7)): the functions
+//! that block signals leave it out, so that also threads that block all signals get it. Ours carry a mark; what carries
+//! none goes on to the C library's own handler. A call that a thread sleeps in goes on as if nothing had happened.
 
-use crate::sys::{map_anywhere, milliseconds, unmap};
-use core::ffi::{CStr, c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use crate::sys::{KeepErrno, map_anywhere, milliseconds};
+use crate::threads::{Call, MOST_THREADS, Threads, blocks, call_of};
+use core::ffi::{c_int, c_ulong, c_void};
+use core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
+};
 
-/// Threads that are not stopped within so many milliseconds will not be: they block the signal or sleep in the kernel.
-const PATIENCE: u64 = 1000;
-/// Most threads that can be stopped.
-const MOST_THREADS: usize = 32768;
+/// A thread that is not stopped within so many milliseconds will not be: it sleeps in the kernel and cannot be woken, or
+/// blocks the signal by a system call of its own.
+const PATIENCE: u64 = 5000;
+/// Threads that sleep in the kernel are looked at after so many milliseconds.
+const SLEEPERS_AFTER: u64 = 20;
+/// `SIGSETXID`: the kernel's first real-time signal, 32, and one (glibc, internal-signals.h).
+const SIGNAL: c_int = 33;
 
-/// 1 while threads are to wait; the futex that they wait on.
+/// The present stop, counted from 1, while threads are to wait; else 0. The futex that they wait on.
 static WAITING: AtomicU32 = AtomicU32::new(0);
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-static PLACES: AtomicUsize = AtomicUsize::new(0);
-static SIGNAL: AtomicI32 = AtomicI32::new(0);
+static STOPS: AtomicU32 = AtomicU32::new(0);
 static BUSY: AtomicBool = AtomicBool::new(false);
+
+/// What is known of each thread that was sent the signal: a table that is mapped once and stays, since a handler that
+/// comes late may look into it.
+static PLACES: AtomicUsize = AtomicUsize::new(0);
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+struct Place {
+    thread: u32,
+    stopped: AtomicBool,
+    call: Option<Call>,
+}
 
 /// All other threads stand still while this lives.
 pub struct Stopped(());
@@ -44,45 +63,33 @@ pub fn stop_others() -> Option<Stopped> {
     if threads.others().is_empty() {
         return Some(stopped);
     }
-    let signal = own_signal()?;
-    let places = map_anywhere(MOST_THREADS * size_of::<u32>(), false, 0)?;
-    PLACES.store(places, SeqCst);
-    COUNT.store(0, SeqCst);
-    WAITING.store(1, SeqCst);
-    let all = stop_all(&mut threads, signal);
-    // Handlers that come late find no place and do not wait.
-    let late = PLACES.swap(0, SeqCst);
-    if all {
-        unmap(late, MOST_THREADS * size_of::<u32>());
-        return Some(stopped);
+    if PLACES.load(Relaxed) == 0 {
+        PLACES.store(map_anywhere(MOST_THREADS * size_of::<Place>(), false, 0)?, Release);
     }
-    // A late handler may still be about to write into the table, which therefore stays.
-    None
+    take_signal()?;
+    COUNT.store(0, SeqCst);
+    WAITING.store(STOPS.fetch_add(1, SeqCst).wrapping_add(1).max(1), SeqCst);
+    stop_all(&mut threads).then_some(stopped)
 }
 
-fn stop_all(threads: &mut Threads, signal: c_int) -> bool {
-    let deadline = milliseconds() + PATIENCE;
+fn stop_all(threads: &mut Threads) -> bool {
+    let start = milliseconds();
     // Ends with a list of which everyone had stopped before it was made: nobody is left who could start a thread.
     loop {
-        let stopped_before = COUNT.load(SeqCst);
-        if threads.list().is_none() {
+        let may_sleep = milliseconds() >= start + SLEEPERS_AFTER;
+        let stands = |thread| {
+            let stopped = place_of(thread).map(|place| place.stopped.load(SeqCst));
+            stopped == Some(true) || stopped == Some(false) && may_sleep && is_harmless(thread)
+        };
+        let all = threads.others().iter().all(|&thread| stands(thread));
+        if threads.list().is_none() || milliseconds() >= start + PATIENCE {
             return false;
         }
-        let running = |&&thread: &&u32| !has_stopped(thread, stopped_before);
-        if threads.others().iter().filter(running).count() == 0 {
+        let mut new = threads.others().iter().filter(|&&thread| place_of(thread).is_none()).peekable();
+        if all && new.peek().is_none() {
             return true;
         }
-        if milliseconds() >= deadline {
-            return false;
-        }
-        for &thread in threads.others().iter().filter(running) {
-            if threads.is_new(thread) {
-                // SAFETY:
-                // - the signal's handler is ours; a thread that has ended meanwhile is not there to get it.
-                unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal) };
-            }
-        }
-        threads.all_known();
+        new.for_each(|&thread| send(thread));
         let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
         // SAFETY:
         // - the time is valid and the rest is not asked for.
@@ -90,38 +97,158 @@ fn stop_all(threads: &mut Threads, signal: c_int) -> bool {
     }
 }
 
-fn has_stopped(thread: u32, count: usize) -> bool {
-    let places = PLACES.load(SeqCst) as *const AtomicU32;
-    // SAFETY:
-    // - the table has room for all places that were given out, and lives until all have stopped.
-    (0..count.min(MOST_THREADS)).any(|at| unsafe { (*places.add(at)).load(SeqCst) } == thread)
+/// True for a thread that sleeps in a call which does not write to memory, where no signal wakes it (a disk's work, for
+/// example): the signal that it was sent comes before its next instruction.
+fn is_harmless(thread: u32) -> bool {
+    let calls = [
+        libc::SYS_fsync,
+        libc::SYS_fdatasync,
+        libc::SYS_sync,
+        libc::SYS_syncfs,
+        libc::SYS_sync_file_range,
+        libc::SYS_msync,
+        libc::SYS_write,
+        libc::SYS_writev,
+        libc::SYS_pwrite64,
+        libc::SYS_pwritev,
+        libc::SYS_unlinkat,
+        libc::SYS_renameat,
+        libc::SYS_ftruncate,
+        libc::SYS_fallocate,
+        libc::SYS_close,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_unlink,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_rename,
+    ];
+    call_of(thread).is_some_and(|call| calls.contains(&call.number)) && !blocks(thread, SIGNAL)
 }
 
-/// The handler: notes the thread and waits.
-extern "C" fn wait(_signal: c_int) {
-    let keep = crate::sys::KeepErrno::new();
-    let places = PLACES.load(SeqCst) as *const AtomicU32;
-    if WAITING.load(SeqCst) == 0 || places.is_null() {
-        return;
+fn places() -> &'static [Place] {
+    let table = PLACES.load(Acquire) as *const Place;
+    if table.is_null() {
+        return &[];
     }
+    // SAFETY:
+    // - the table stays mapped, is zero at first, which is a valid place, and the first `COUNT` were written before they
+    //   were counted.
+    unsafe { core::slice::from_raw_parts(table, COUNT.load(SeqCst).min(MOST_THREADS)) }
+}
+
+fn place_of(thread: u32) -> Option<&'static Place> {
+    places().iter().find(|place| place.thread == thread)
+}
+
+/// Notes a thread and sends it the signal.
+fn send(thread: u32) {
     let at = COUNT.load(SeqCst);
     if at >= MOST_THREADS {
         return;
     }
+    let place = Place { thread, stopped: AtomicBool::new(false), call: call_of(thread) };
+    // SAFETY:
+    // - the table has room, and nobody reads a place that is not counted yet.
+    unsafe { (PLACES.load(Relaxed) as *mut Place).add(at).write(place) };
+    COUNT.store(at + 1, SeqCst);
+    let info = Info::ours();
+    // SAFETY:
+    // - the signal's handler is ours; a thread that has ended meanwhile is not there to get it.
+    unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), thread, SIGNAL, &info) };
+}
+
+/// What comes with a signal (`siginfo_t`), as far as it concerns a queued one.
+#[repr(C)]
+struct Info {
+    signal: c_int,
+    error: c_int,
+    code: c_int,
+    pad: c_int,
+    process: c_int,
+    user: u32,
+    value: usize,
+    rest: [u64; 12],
+}
+
+impl Info {
+    fn ours() -> Self {
+        // SAFETY:
+        // - getpid and getuid only ask.
+        let (process, user) = unsafe { (libc::getpid(), libc::getuid()) };
+        let value = WAITING.as_ptr() as usize;
+        Self { signal: SIGNAL, error: 0, code: libc::SI_QUEUE, pad: 0, process, user, value, rest: [0; 12] }
+    }
+
+    fn is_ours(&self) -> bool {
+        self.code == libc::SI_QUEUE && self.value == WAITING.as_ptr() as usize
+    }
+}
+
+/// An action as the kernel keeps it (rt_sigaction(2)). The C library hides the signals that it uses itself.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Action {
+    handler: usize,
+    flags: c_ulong,
+    restorer: usize,
+    mask: u64,
+}
+
+/// The C library's handler.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// Puts our handler before the C library's, which is there as soon as the process has had a second thread.
+fn take_signal() -> Option<()> {
+    let mut action = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    let exchange = |new: *const Action, old: *mut Action| {
+        // SAFETY:
+        // - both are null or an action in the kernel's form, whose signal set has 8 bytes.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, SIGNAL, new, old, size_of::<u64>()) == 0 }
+    };
+    if !exchange(core::ptr::null(), &mut action) {
+        return None;
+    }
+    let ours = arrived as extern "C" fn(c_int, *mut Info, *mut libc::ucontext_t) as usize;
+    if action.handler == ours {
+        return Some(());
+    }
+    if action.handler == libc::SIG_DFL || action.handler == libc::SIG_IGN {
+        return None;
+    }
+    NEXT.store(action.handler, SeqCst);
+    // The restorer stays the C library's.
+    action.handler = ours;
+    action.flags |= (libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK) as c_ulong;
+    action.mask = !0;
+    exchange(&action, core::ptr::null_mut()).then_some(())
+}
+
+extern "C" fn arrived(signal: c_int, info: *mut Info, context: *mut libc::ucontext_t) {
+    // SAFETY:
+    // - the kernel hands both over to a handler with SA_SIGINFO, and they live as long as the handler runs.
+    unsafe {
+        if (*info).is_ours() {
+            return wait(&mut *context);
+        }
+        let next = NEXT.load(SeqCst);
+        if next != 0 {
+            type Handler = extern "C" fn(c_int, *mut Info, *mut libc::ucontext_t);
+            core::mem::transmute::<usize, Handler>(next)(signal, info, context);
+        }
+    }
+}
+
+/// Notes that the thread stands still, and waits. It also waits where it comes too late to be counted.
+fn wait(context: &mut libc::ucontext_t) {
+    let _keep = KeepErrno::new();
+    let stop = WAITING.load(SeqCst);
     // SAFETY:
     // - gettid has no arguments.
     let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-    // The place is taken first, then written, then counted: whoever reads the count finds the place written.
-    let mut place = at;
-    // SAFETY:
-    // - the table has room for so many places, and stays for as long as anyone may come here.
-    unsafe {
-        while place < MOST_THREADS && (*places.add(place)).compare_exchange(0, thread, SeqCst, SeqCst).is_err() {
-            place += 1;
-        }
+    let place = place_of(thread);
+    if let Some(place) = place {
+        place.stopped.store(true, SeqCst);
     }
-    COUNT.fetch_add(1, SeqCst);
-    while WAITING.load(SeqCst) == 1 {
+    while stop != 0 && WAITING.load(SeqCst) == stop {
         // SAFETY:
         // - waits on a word of our own; spurious returns are caught by the loop.
         unsafe {
@@ -129,138 +256,49 @@ extern "C" fn wait(_signal: c_int) {
                 libc::SYS_futex,
                 WAITING.as_ptr(),
                 libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                1,
+                stop,
                 core::ptr::null::<c_void>(),
             );
         }
     }
-    drop(keep);
+    if let Some(call) = place.and_then(|place| place.call) {
+        call_again(context, &call);
+    }
 }
 
-/// A real-time signal that the program does not use, with our handler; it stays ours, since one may be on its way.
-fn own_signal() -> Option<c_int> {
-    let known = SIGNAL.load(Relaxed);
-    if known != 0 {
-        return Some(known);
-    }
-    for signal in (libc::SIGRTMIN() + 1..libc::SIGRTMAX()).rev() {
+/// Lets a call that ended with `EINTR` because of our signal begin again: some do so whatever the handler's flags are
+/// (signal(7)), and the program need not know of this signal.
+fn call_again(context: &mut libc::ucontext_t, call: &Call) {
+    const INTERRUPTED: i64 = -(libc::EINTR as i64);
+    let machine = &mut context.uc_mcontext;
+    #[cfg(target_arch = "x86_64")]
+    {
+        const CALL: [u8; 2] = [0x0f, 0x05];
+        let register = |number: c_int| machine.gregs[number as usize];
+        let same = register(libc::REG_RAX) == INTERRUPTED
+            && register(libc::REG_RIP) as u64 == call.next_instruction
+            && [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX].map(|number| register(number) as u64) == call.arguments;
+        let before = (call.next_instruction as usize).wrapping_sub(CALL.len());
         // SAFETY:
-        // - both structures are valid; the handler has the type that goes with flags without SA_SIGINFO.
-        unsafe {
-            let mut now: libc::sigaction = core::mem::zeroed();
-            if libc::sigaction(signal, core::ptr::null(), &mut now) != 0 || now.sa_sigaction != libc::SIG_DFL {
-                continue;
-            }
-            let mut ours: libc::sigaction = core::mem::zeroed();
-            ours.sa_sigaction = wait as extern "C" fn(c_int) as usize;
-            ours.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
-            libc::sigfillset(&mut ours.sa_mask);
-            if libc::sigaction(signal, &ours, core::ptr::null_mut()) == 0 {
-                SIGNAL.store(signal, Relaxed);
-                return Some(signal);
-            }
+        // - the thread has executed the instruction before this one, a system call, and so it can be read.
+        if same && unsafe { (before as *const [u8; 2]).read() } == CALL {
+            machine.gregs[libc::REG_RAX as usize] = call.number;
+            machine.gregs[libc::REG_RIP as usize] = before as i64;
         }
     }
-    None
-}
-
-/// The other threads of this process, in memory of its own.
-struct Threads {
-    start: usize,
-    count: usize,
-    known: usize,
-    known_count: usize,
-}
-
-const LIST_BYTES: usize = MOST_THREADS * size_of::<u32>();
-
-impl Threads {
-    fn new() -> Option<Self> {
-        let start = map_anywhere(2 * LIST_BYTES, false, 0)?;
-        Some(Self { start, count: 0, known: start + LIST_BYTES, known_count: 0 })
-    }
-
-    fn others(&self) -> &[u32] {
+    #[cfg(target_arch = "aarch64")]
+    {
+        const CALL: u32 = 0xd400_0001;
+        let same = machine.regs[0] as i64 == INTERRUPTED
+            && machine.pc == call.next_instruction
+            && machine.regs[8] == call.number as u64
+            && machine.regs[1..3] == call.arguments[1..];
+        let before = (call.next_instruction as usize).wrapping_sub(size_of::<u32>());
         // SAFETY:
-        // - `list` has written so many numbers.
-        unsafe { core::slice::from_raw_parts(self.start as *const u32, self.count) }
-    }
-
-    fn known(&self) -> &[u32] {
-        // SAFETY:
-        // - `all_known` has written so many numbers.
-        unsafe { core::slice::from_raw_parts(self.known as *const u32, self.known_count) }
-    }
-
-    fn is_new(&self, thread: u32) -> bool {
-        !self.known().contains(&thread)
-    }
-
-    /// Every thread of the list has been sent the signal.
-    fn all_known(&mut self) {
-        crate::sys::copy(self.start, self.known, self.count * size_of::<u32>());
-        self.known_count = self.count;
-    }
-
-    /// Reads the list; `None` where the kernel does not show it, or it is too long.
-    fn list(&mut self) -> Option<()> {
-        self.count = 0;
-        let mut buffer = [0u64; 512];
-        // SAFETY:
-        // - gettid has no arguments; the path ends with NUL.
-        let (own, directory) = unsafe {
-            let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-            (libc::syscall(libc::SYS_gettid) as u32, libc::open(c"/proc/self/task".as_ptr(), flags))
-        };
-        if directory < 0 {
-            return None;
+        // - as above.
+        if same && unsafe { (before as *const u32).read() } == CALL {
+            machine.regs[0] = call.arguments[0];
+            machine.pc = before as u64;
         }
-        let whole = loop {
-            // SAFETY:
-            // - the kernel writes whole records into the buffer, at most its length.
-            let length =
-                unsafe { libc::syscall(libc::SYS_getdents64, directory, buffer.as_mut_ptr(), size_of_val(&buffer)) };
-            if length <= 0 {
-                break length == 0;
-            }
-            if !self.take_records(&buffer, length as usize, own) {
-                break false;
-            }
-        };
-        // SAFETY:
-        // - the descriptor is ours.
-        unsafe { libc::close(directory) };
-        whole.then_some(())
-    }
-
-    /// Records of getdents64(2): inode and offset (8 bytes each), length (2), type (1), name.
-    fn take_records(&mut self, buffer: &[u64; 512], length: usize, own: u32) -> bool {
-        let mut at = 0;
-        while at < length {
-            // SAFETY:
-            // - the kernel wrote whole records up to `length`, each with its own length and a name that ends with NUL.
-            let (size, name) = unsafe {
-                let record = buffer.as_ptr().cast::<u8>().add(at);
-                (record.add(16).cast::<u16>().read_unaligned() as usize, CStr::from_ptr(record.add(19).cast()))
-            };
-            at += size;
-            let thread = name.to_str().ok().and_then(|name| name.parse::<u32>().ok());
-            if let Some(thread) = thread.filter(|&thread| thread != own) {
-                if self.count == MOST_THREADS {
-                    return false;
-                }
-                // SAFETY:
-                // - the list has room for MOST_THREADS numbers.
-                unsafe { (self.start as *mut u32).add(self.count).write(thread) };
-                self.count += 1;
-            }
-        }
-        true
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        unmap(self.start, 2 * LIST_BYTES);
     }
 }

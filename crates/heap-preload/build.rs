@@ -1,0 +1,21 @@
+//! Compiles mimalloc (`src/mimalloc.c`) from the sources that the crate libmimalloc-sys carries.
+
+use std::path::Path;
+
+fn main() {
+    println!("cargo::rerun-if-changed=src/mimalloc.c");
+    let include = std::env::var("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where its headers lie");
+    let sources = Path::new(&include).join("../src");
+    cc::Build::new()
+        .file("src/mimalloc.c")
+        .include(&include)
+        .include(sources)
+        // A preloaded library has room in the static part of threads' storage, and needs no call to find its own.
+        .flag("-ftls-model=initial-exec")
+        .flag("-fvisibility=hidden")
+        .flag_if_supported("-Wno-unused-function")
+        .define("MI_BUILD_RELEASE", None)
+        .define("MI_DEBUG", "0")
+        .define("NDEBUG", None)
+        .compile("mimalloc_for_pagelift");
+}

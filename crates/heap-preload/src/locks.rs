@@ -1,0 +1,143 @@
+//! mimalloc's locks at a fork. It has no handlers of its own for forks, and a lock that another thread holds at that
+//! moment would be held in the child for ever. Its locks are taken rarely (when a thread begins or ends, when an arena is
+//! used first), and all of them here (`mimalloc.c` sees to that): while a process forks nobody takes one.
+
+use crate::sys::milliseconds;
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use libc::pthread_mutex_t;
+
+/// A thread that holds locks, or is about to.
+struct Holder {
+    /// 0 where the place is free. A thread's number is its `pthread_self`.
+    thread: AtomicUsize,
+    /// How many; used by the thread alone.
+    locks: AtomicUsize,
+}
+
+/// A fork is waited for so many milliseconds: what it waits for itself may be held by the very thread that waits here.
+const PATIENCE: u64 = 1000;
+
+/// More threads than this wait for one another.
+const MOST_HOLDERS: usize = 64;
+static HOLDERS: [Holder; MOST_HOLDERS] =
+    [const { Holder { thread: AtomicUsize::new(0), locks: AtomicUsize::new(0) } }; MOST_HOLDERS];
+
+/// The thread that forks now.
+static CLOSED_BY: AtomicUsize = AtomicUsize::new(0);
+
+fn this_thread() -> usize {
+    // SAFETY:
+    // - only asks.
+    (unsafe { libc::pthread_self() }) as usize
+}
+
+fn give_way() {
+    // SAFETY:
+    // - has no arguments.
+    unsafe { libc::sched_yield() };
+}
+
+fn place_of(thread: usize) -> Option<&'static Holder> {
+    HOLDERS.iter().find(|holder| holder.thread.load(SeqCst) == thread)
+}
+
+fn enter() {
+    let own = this_thread();
+    if let Some(holder) = place_of(own) {
+        holder.locks.fetch_add(1, Relaxed);
+        return;
+    }
+    let mut since = None;
+    loop {
+        let free = |holder: &&Holder| holder.thread.compare_exchange(0, own, SeqCst, SeqCst).is_ok();
+        if let Some(holder) = HOLDERS.iter().find(free) {
+            // Either the thread that forks sees the place taken, or this one sees that a fork has begun.
+            let closed_by = CLOSED_BY.load(SeqCst);
+            let waited = milliseconds() - *since.get_or_insert_with(milliseconds);
+            if closed_by == 0 || closed_by == own || waited > PATIENCE {
+                holder.locks.store(1, Relaxed);
+                return;
+            }
+            holder.thread.store(0, SeqCst);
+        }
+        give_way();
+    }
+}
+
+fn leave() {
+    let Some(holder) = place_of(this_thread()) else { return };
+    if holder.locks.fetch_sub(1, Relaxed) == 1 {
+        holder.thread.store(0, SeqCst);
+    }
+}
+
+/// From now on no other thread takes a lock; returns when none has one, or when the patience is at its end.
+pub fn close() {
+    let own = this_thread();
+    let deadline = milliseconds() + PATIENCE;
+    while CLOSED_BY.compare_exchange(0, own, SeqCst, SeqCst).is_err_and(|other| other != own) {
+        if milliseconds() > deadline {
+            return;
+        }
+        give_way();
+    }
+    let is_other = |holder: &Holder| ![0, own].contains(&holder.thread.load(SeqCst));
+    while HOLDERS.iter().any(is_other) && milliseconds() <= deadline {
+        give_way();
+    }
+}
+
+/// The fork is over.
+pub fn open() {
+    CLOSED_BY.compare_exchange(this_thread(), 0, SeqCst, SeqCst).ok();
+}
+
+/// In the child: there is one thread.
+pub fn forget_other_threads() {
+    let own = this_thread();
+    for holder in HOLDERS.iter().filter(|holder| holder.thread.load(SeqCst) != own) {
+        holder.thread.store(0, SeqCst);
+    }
+}
+
+type MutexFunction = unsafe extern "C" fn(*mut pthread_mutex_t) -> c_int;
+
+unsafe extern "C" {
+    // Of `mimalloc.c`.
+    static mut mimalloc_lock: MutexFunction;
+    static mut mimalloc_unlock: MutexFunction;
+}
+
+/// From now on mimalloc's locks are taken here.
+pub fn take_over() {
+    // SAFETY:
+    // - the process has one thread, and both functions keep the promise of those that were there.
+    unsafe {
+        mimalloc_lock = lock;
+        mimalloc_unlock = unlock;
+    }
+}
+
+/// mimalloc's pthread_mutex_lock(3).
+///
+/// # Safety
+/// As in C.
+unsafe extern "C" fn lock(mutex: *mut pthread_mutex_t) -> c_int {
+    enter();
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { libc::pthread_mutex_lock(mutex) }
+}
+
+/// mimalloc's pthread_mutex_unlock(3).
+///
+/// # Safety
+/// As in C.
+unsafe extern "C" fn unlock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY:
+    // - the caller's promise.
+    let result = unsafe { libc::pthread_mutex_unlock(mutex) };
+    leave();
+    result
+}

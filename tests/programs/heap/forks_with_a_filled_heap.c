@@ -1,0 +1,48 @@
+// Fills so many MiB in small blocks, forks, and says what came of it; a child must find everything as it was.
+//
+//   forks_with_a_filled_heap MEBIBYTES
+//
+// build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SIZE = 4000 };
+
+static size_t count;
+static unsigned char **blocks;
+
+static int is_whole(void) {
+    for (size_t i = 0; i < count; i++)
+        for (size_t at = 0; at < SIZE; at++)
+            if (blocks[i][at] != (unsigned char)(i + 1))
+                return 0;
+    return 1;
+}
+
+int main(int words, char **word) {
+    int status;
+    count = (size_t)(words > 1 ? atoi(word[1]) : 1) * 250;
+    blocks = malloc(count * sizeof *blocks);
+    for (size_t i = 0; i < count; i++)
+        memset(blocks[i] = malloc(SIZE), (int)(i + 1), SIZE);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(is_whole() ? 0 : 3);
+    if (child < 0) {
+        printf("refused: %d", errno);
+    } else {
+        if (waitpid(child, &status, 0) != child || status != 0) {
+            fprintf(stderr, "the child ended with status %#x\n", status);
+            return 1;
+        }
+        printf("forked");
+    }
+    if (!is_whole())
+        return 1;
+    printf(", went on\n");
+    return 0;
+}
