@@ -6,19 +6,25 @@
 
 mod context;
 mod due;
+mod image_store;
+mod mariadb;
 mod need;
 mod pool;
 mod process;
 mod program;
+mod source_tree;
 mod view;
 mod virtual_machine;
 
 pub use context::{Context, main_of, trial};
 pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
+pub use image_store::{Image, Range, TestStore, copy_of_a_program};
+pub use mariadb::{MariadbServer, sysbench_count};
 pub use need::{Need, command_exists, is_root, meminfo};
 pub use pool::{PoolReservation, available_pages, default_huge_page, pool_file};
 pub use process::{Ending, Output, Session, exchange_text, poll_until};
 pub use program::{Program, program_files};
+pub use source_tree::{GOOGLETEST, SourceTree, lifted_programs, same_outputs};
 pub use view::{Flag, LoadedElf, View, process_field, process_state};
 pub use virtual_machine::{Initramfs, VirtualMachine, check_results};
 

@@ -1,9 +1,8 @@
 //! Images of real and of odd programs hold their very bytes, where huge pages can map them.
 
-use crate::store::TestStore;
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Need, Program, trial};
+use pagelift_tests::{Context, Need, Program, TestStore, trial};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -77,7 +76,7 @@ fn on_hugetlbfs(t: &Context) -> Result<()> {
         ensure!(Some(taken * page.bytes()) == store.images(t)?[0]["memory"].as_u64(), "{taken} pages are taken");
         // Two pages too few for a second one of the same size.
         t.pool()?.resize(taken - 2)?;
-        let copy = crate::store::copy_of_a_program(t, "another")?;
+        let copy = pagelift_tests::copy_of_a_program(t, "another")?;
         let output = store.image(t, "add", &[&copy.to_string_lossy()])?;
         ensure!(output.stderr.contains("the pool has too few pages"), "{}", output.stderr);
         ensure!(t.pool()?.free()? == taken - 2, "pages are lost: {} free", t.pool()?.free()?);

@@ -5,7 +5,6 @@ mod making;
 mod runs;
 mod safety;
 mod sources;
-mod store;
 mod tools;
 
 use pagelift_tests::main_of;

@@ -1,9 +1,8 @@
 //! Makers that compete, that are killed, and that find no room.
 
-use crate::store::{Image, TestStore, copy_of_a_program};
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Ending, Need, Program, trial};
+use pagelift_tests::{Context, Ending, Image, Need, Program, TestStore, copy_of_a_program, trial};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};

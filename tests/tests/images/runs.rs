@@ -1,9 +1,8 @@
 //! Programs that stand on shared images: lifted at the start and while they run, shared between processes, never stale.
 
-use crate::store::TestStore;
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Need, Program, Session, View, trial};
+use pagelift_tests::{Context, Need, Program, Session, TestStore, View, trial};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

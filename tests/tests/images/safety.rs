@@ -1,9 +1,8 @@
 //! Who may do what, and what becomes of a store that somebody has tampered with.
 
-use crate::store::{Image, TestStore, copy_of_a_program};
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Ending, Need, Output, Program, trial};
+use pagelift_tests::{Context, Ending, Image, Need, Output, Program, TestStore, copy_of_a_program, trial};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;

@@ -1,9 +1,8 @@
 //! A file that was replaced, edited, cut or removed never meets an old image.
 
-use crate::store::{TestStore, copy_of_a_program};
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Need, trial};
+use pagelift_tests::{Context, Need, TestStore, copy_of_a_program, trial};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,9 @@
 //! perf, gdb, uprobes, addr2line and nm read an image as they read its source.
 
-use crate::store::{Image, TestStore};
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use pagelift_tests::{Context, Need, Program, Session, trial};
+use pagelift_tests::{Context, Image, Need, Program, Session, TestStore, trial};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,6 @@
 //! Real programs, plain and lifted: the same results, no error, a clean end, and on huge pages what is due.
 
+mod builds;
 mod compilers;
 mod databases;
 mod interpreters;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     trials.extend(databases::trials());
     trials.extend(interpreters::trials());
     trials.extend(compilers::trials());
+    trials.extend(builds::trials());
     main_of(trials)
 }
 

@@ -1,10 +1,10 @@
 //! A store of a trial's own, and images of it.
 
+use crate::{Context, Output, Program};
 use address_space::{ElfImage, PageSize};
 use anyhow::{Context as _, Result, ensure};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::statfs::statfs;
-use pagelift_tests::{Context, Output, Program};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,16 +13,23 @@ use std::process::Command;
 
 /// A mounted store; unmounted when dropped.
 pub struct TestStore {
+    /// Where it is mounted.
     pub path: PathBuf,
 }
 
 impl TestStore {
     /// A tmpfs of this size.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn of(t: &Context, size: &str) -> Result<Self> {
         Self::with(t, &["--size", size])
     }
 
     /// Whatever `pagelift image setup` makes with these options.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn with(t: &Context, options: &[&str]) -> Result<Self> {
         let store = Self { path: t.folder().join("store") };
         let output = store.image(t, "setup", options)?;
@@ -31,16 +38,25 @@ impl TestStore {
     }
 
     /// `pagelift image COMMAND --store … ARGUMENTS`, not yet run.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn command(&self, t: &Context, command: &str, arguments: &[&str]) -> Result<Command> {
         t.pagelift(&[&["image", command, "--store", &self.text()], arguments].concat())
     }
 
     /// The same, run to its end.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn image(&self, t: &Context, command: &str, arguments: &[&str]) -> Result<Output> {
         t.run(self.command(t, command, arguments)?)
     }
 
     /// Makes an image, and finds it.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn add(&self, t: &Context, file: &Path) -> Result<Image> {
         let output = self.image(t, "add", &[&file.to_string_lossy()])?.success()?;
         let path = output.stdout.lines().nth(1).context("no path of the image")?.trim();
@@ -48,12 +64,18 @@ impl TestStore {
     }
 
     /// What `list --json` tells.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn list(&self, t: &Context) -> Result<Value> {
         let output = self.image(t, "list", &["--json"])?.success()?;
         Ok(serde_json::from_str(&output.stdout)?)
     }
 
     /// The images of `list --json`.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn images(&self, t: &Context) -> Result<Vec<Value>> {
         let list = self.list(t)?;
         ensure!(list["damaged"] == Value::Array(Vec::new()), "damaged: {}", list["damaged"]);
@@ -61,11 +83,15 @@ impl TestStore {
     }
 
     /// Bytes of memory that the store's files take, as its file system says.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn used(&self) -> Result<u64> {
         let stat = statfs(&self.path)?;
         Ok((stat.blocks() - stat.blocks_free()) * stat.block_size() as u64)
     }
 
+    /// Its path as text.
     pub fn text(&self) -> String {
         self.path.display().to_string()
     }
@@ -81,21 +107,30 @@ impl Drop for TestStore {
 
 /// An image, by its path.
 pub struct Image {
+    /// Its file.
     pub path: PathBuf,
 }
 
 /// A part of an image that whole huge pages can map.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
+    /// Where it begins in the image.
     pub image_offset: u64,
+    /// Where it begins in the source.
     pub source_offset: u64,
+    /// Its address before the bias.
     pub address: u64,
+    /// Bytes.
     pub length: u64,
+    /// It is code.
     pub execute: bool,
 }
 
 impl Image {
     /// The last number of the folder's name is the base offset, the one before it the page size.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn layout(&self) -> Result<(u64, PageSize)> {
         let folder = self.path.parent().and_then(Path::file_name).context("no folder")?.to_string_lossy().into_owned();
         let mut numbers = folder.rsplit('-').map(|text| u64::from_str_radix(text, 16));
@@ -103,11 +138,18 @@ impl Image {
         Ok((offset, PageSize::new(size)?))
     }
 
+    /// The shape of the image.
+    ///
+    /// # Errors
+    /// It is no sound ELF file.
     pub fn elf(&self) -> Result<ElfImage> {
         elf_of(&self.path)
     }
 
     /// What can be mapped of it, worked out from the source's and the image's headers.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn ranges(&self, source: &Path) -> Result<Vec<Range>> {
         let (base_offset, huge) = self.layout()?;
         let (source, image) = (elf_of(source)?, self.elf()?);
@@ -130,6 +172,9 @@ impl Image {
     }
 
     /// The command that maps it and compares every byte with the source.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn mapper(&self, source: &Path) -> Result<(Command, u64)> {
         let ranges = self.ranges(source)?;
         let mut command = Program::named("image_maps_like_its_source.c")?.command()?;
@@ -144,6 +189,9 @@ impl Image {
     }
 
     /// Maps it and compares every byte; the bytes compared, and those that were huge.
+    ///
+    /// # Errors
+    /// What went wrong, in `pagelift`'s or the kernel's words.
     pub fn compare(&self, t: &Context, source: &Path) -> Result<(u64, u64)> {
         let (command, bytes) = self.mapper(source)?;
         let mut session = t.session(command)?;
@@ -161,6 +209,9 @@ fn elf_of(path: &Path) -> Result<ElfImage> {
 }
 
 /// A copy of a small program with a few huge pages, in the trial's folder, readable by everybody.
+///
+/// # Errors
+/// What went wrong.
 pub fn copy_of_a_program(t: &Context, name: &str) -> Result<PathBuf> {
     let copy = t.folder().join(name);
     fs::copy(Program::named("pie_by_default.c")?.build()?, &copy)?;
