@@ -64,6 +64,9 @@ impl Arm {
     }
 }
 
+/// A build takes seconds, so that a table of builds takes so many times the time of another.
+const MORE_TIME_FOR_BUILDS: u32 = 6;
+
 /// A series of bursts to be run: who, what, and how often all are started afresh.
 pub(crate) struct BurstPlan {
     pub(crate) name: String,
@@ -167,11 +170,30 @@ impl Bench {
 
     /// Runs trials interleaved and takes the series into the report. `facts` name and describe the trials.
     pub(crate) fn run_trials(&mut self, name: &str, trials: Vec<(ContestantFacts, Trial<'_>)>) -> Result<&Series> {
+        let (time, cpu) = (self.time, self.cpu);
+        self.run_interleaved(name, trials, 4, time, cpu)
+    }
+
+    /// The same for trials of many processes that take seconds each: in more time, with one round to warm up and its
+    /// mirror, on all CPUs.
+    pub(crate) fn run_builds(&mut self, name: &str, trials: Vec<(ContestantFacts, Trial<'_>)>) -> Result<&Series> {
+        let time = self.time * MORE_TIME_FOR_BUILDS;
+        self.run_interleaved(name, trials, 2, time, None)
+    }
+
+    fn run_interleaved(
+        &mut self,
+        name: &str,
+        trials: Vec<(ContestantFacts, Trial<'_>)>,
+        warm_up_rounds: u32,
+        time: Duration,
+        cpu: Option<usize>,
+    ) -> Result<&Series> {
         let (facts, trials): (Vec<_>, Vec<_>) = trials.into_iter().unzip();
-        let run = TrialRun { trials, seed: self.seed, warm_up_rounds: 4, stop: Stop::Time(self.time), cpu: self.cpu };
+        let run = TrialRun { trials, seed: self.seed, warm_up_rounds, stop: Stop::Time(time), cpu };
         let samples = run.run(&mut Watch::new(name, self.interrupted.clone()))?;
         let workloads = vec![WorkloadFacts { name: name.to_owned(), steps: 1 }];
-        self.take(Series::new(name, self.seed, facts, workloads, self.cpu, samples))
+        self.take(Series::new(name, self.seed, facts, workloads, cpu, samples))
     }
 
     fn take(&mut self, series: Series) -> Result<&Series> {

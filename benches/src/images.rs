@@ -2,18 +2,19 @@
 
 use crate::bench::{Arm, Bench, process_trial, unmount};
 use crate::build::Linking;
-use crate::table::{print_trials, table};
+use crate::memory::Crowd;
+use crate::table::print_trials;
 use address_space::format_bytes;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::statfs::statfs;
-use pagelift_tests::{is_root, meminfo};
-use std::io::{BufRead, BufReader};
+use pagelift_tests::is_root;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// Three times this is the library: code twice, constants once.
 const CONTENT_BYTES: usize = 48 << 20;
-const PROCESSES: u64 = 50;
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     if !is_root() {
@@ -41,7 +42,9 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let trials = arms.iter().cloned().map(process_trial).collect();
     print_trials(bench.run_trials("images", trials)?);
     println!("aim: an image under 1.5 ms over plain exec");
-    memory(bench, &[&arms[0], &arms[2], &arms[3]], &store)
+    of_the_library(bench, &[&arms[0], &arms[2], &arms[3]])?;
+    println!("the store takes {}, which is part of the sum of the images", format_bytes(store.used()?));
+    of_compilers(bench, &store)
 }
 
 fn build(bench: &Bench) -> Result<(PathBuf, PathBuf)> {
@@ -59,17 +62,22 @@ fn build(bench: &Bench) -> Result<(PathBuf, PathBuf)> {
     Ok((library, program))
 }
 
-struct Store {
+/// A store of a benchmark's own; unmounted when dropped.
+pub(crate) struct Store {
     place: PathBuf,
 }
 
 impl Store {
-    fn mount(bench: &Bench) -> Result<Self> {
+    pub(crate) fn mount(bench: &Bench) -> Result<Self> {
         let place = bench.folder.path().join("store");
         let mut setup = Command::new(&bench.pagelift);
         setup.args(["image", "setup", "--size", "1G", "--store"]).arg(&place).stdout(Stdio::null());
         ensure!(setup.status()?.success(), "`pagelift image setup` failed");
         Ok(Self { place })
+    }
+
+    pub(crate) fn place(&self) -> &Path {
+        &self.place
     }
 
     fn used(&self) -> Result<u64> {
@@ -84,67 +92,57 @@ impl Drop for Store {
     }
 }
 
-/// Processes that wait; killed when dropped.
-struct Waiting(Vec<Child>);
-
-impl Waiting {
-    fn start(arm: &Arm) -> Result<Self> {
-        let mut waiting = Self(Vec::new());
-        for _ in 0..PROCESSES {
-            let mut command = arm.command();
-            command.arg(CONTENT_BYTES.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-            waiting.0.push(command.spawn().with_context(|| format!("cannot start {}", arm.name))?);
-        }
-        for child in &mut waiting.0 {
-            let mut line = String::new();
-            BufReader::new(child.stdout.as_mut().context("a pipe")?).read_line(&mut line)?;
-            ensure!(line.starts_with("ready"), "{} ended early", arm.name);
-        }
-        Ok(waiting)
-    }
-
-    /// Proportional set sizes, in bytes: what is shared is counted once in all.
-    fn proportional(&self) -> Result<u64> {
-        let mut sum = 0;
-        for child in &self.0 {
-            let text = std::fs::read_to_string(Path::new("/proc").join(child.id().to_string()).join("smaps_rollup"))?;
-            let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).context("no Pss in smaps_rollup")?;
-            sum += line.trim().trim_end_matches(" kB").parse::<u64>()? << 10;
-        }
-        Ok(sum)
-    }
+/// Fifty processes that have read all of a library that is larger than most.
+fn of_the_library(bench: &mut Bench, arms: &[&Arm]) -> Result<()> {
+    let crowd = Crowd {
+        processes: 50,
+        words: vec![CONTENT_BYTES.to_string()],
+        input: String::new(),
+        is_ready: has_written,
+        private_bytes: 3 * CONTENT_BYTES as u64,
+        arms,
+    };
+    crowd.measure(bench)
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            child.kill().ok();
-            child.wait().ok();
-        }
-    }
+/// Two hundred compilers, each of which has compiled a file and stands in the middle of writing it out.
+fn of_compilers(bench: &mut Bench, store: &Store) -> Result<()> {
+    let asked = Command::new("g++").arg("-print-prog-name=cc1plus").output();
+    let Some(compiler) = asked.ok().map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())) else {
+        bench.report.skip("memory of 200 compilers", "no g++".to_owned());
+        return Ok(());
+    };
+    let options = |pages| ["-q", "--pages", pages, "--lift", "text,rodata"];
+    let place = store.place.to_string_lossy().into_owned();
+    let arms = [
+        Arm::new("plain", [&compiler]),
+        bench.lifted("image", &options("image"), &[&compiler]).with("PAGELIFT_STORE", &place),
+        bench.lifted("private copy, thp", &options("thp"), &[&compiler]),
+    ];
+    // More than a pipe holds, so that nobody comes to an end while nobody reads.
+    let functions: String = (0..2000).map(|i| format!("int f{i}(int x) {{ return x * {i} + 1; }}\n")).collect();
+    let source = bench.folder.path().join("functions.ii");
+    std::fs::write(&source, functions)?;
+    let crowd = Crowd {
+        processes: 200,
+        words: ["-quiet", "-fpreprocessed", &source.to_string_lossy(), "-o", "-"].map(str::to_owned).into(),
+        input: String::new(),
+        is_ready: stands_in_a_write,
+        private_bytes: compiler.metadata()?.len(),
+        arms: &[&arms[0], &arms[1], &arms[2]],
+    };
+    println!("{} processes of {}:", crowd.processes, compiler.display());
+    crowd.measure(bench)
 }
 
-fn memory(bench: &mut Bench, arms: &[&Arm], store: &Store) -> Result<()> {
-    let needed = (PROCESSES + 10) * 3 * CONTENT_BYTES as u64;
-    let free = meminfo("MemAvailable").unwrap_or(0);
-    let mut rows = table(&["", "memory of all processes", "share of each"]);
-    for arm in arms {
-        if arm.name.starts_with("private") && free < needed {
-            let reason = format!("{} of memory are needed, {} are free", format_bytes(needed), format_bytes(free));
-            bench.report.skip("images: memory of private copies", reason);
-            continue;
-        }
-        let bytes = Waiting::start(arm)?.proportional()?;
-        rows.add_row([arm.name.clone(), format_bytes(bytes), format_bytes(bytes / PROCESSES)]);
-        let note = format!("{PROCESSES} processes take {bytes} bytes (sum of Pss)");
-        let series = bench.report.series.last_mut().context("the series was taken in")?;
-        if let Some(facts) = series.contestants.iter_mut().find(|facts| facts.name == arm.name) {
-            facts.notes.push(note);
-        }
-    }
-    let used = format_bytes(store.used()?);
-    println!(
-        "{PROCESSES} processes that have read all of the library; the store takes {used}, part of the sum\n{rows}"
-    );
-    Ok(())
+fn has_written(child: &mut Child) -> bool {
+    let Some(output) = &child.stdout else { return false };
+    let mut waiting = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
+    poll(&mut waiting, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+/// By the number of the call that it stands in (proc_pid_syscall(5)).
+fn stands_in_a_write(child: &mut Child) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{}/syscall", child.id())).unwrap_or_default();
+    call.starts_with(&format!("{} 0x1 ", libc::SYS_write))
 }

@@ -35,7 +35,7 @@ fn under_sysbench(t: &Context, by: &Lifting) -> Result<()> {
     server.query("create database sbtest")?;
     server.sysbench(Duration::from_secs(100), &["oltp_read_write", "--threads=1", "prepare"])?;
     // As long as that many rounds may take; the rounds go on until it ends.
-    let seconds = 4 + rounds()? / 2;
+    let seconds = 4 + rounds()? / 4;
     let time = format!("--time={seconds}");
     let mut load = t.session_within(server.sysbench_command(&[&WORK[..], &[&time, "run"]].concat()), LIFETIME)?;
     let pid = server.pid()?;
