@@ -2,13 +2,14 @@
 //!
 //! A mapping that comes back is kept for the next block. Whether it was touched meanwhile is found out when someone
 //! wants it zeroed: what was never touched is given to the kernel again, which is one call whatever the size and no
-//! other CPU need hear of, and what was touched is cleared where it stands.
+//! other CPU need hear of, what was touched is cleared where it stands, and what was touched here and there only gets
+//! ordinary pages (`cleaning`).
 
+use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
 use crate::pool::{Grain, Pool, is_free, is_fresh, is_returned};
 use crate::sys::{Lock, Table, advise, base_page, clear, copy, milliseconds};
 use crate::{ACCOUNT, forget, mapped};
 use core::cell::UnsafeCell;
-use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// A returned mapping up to this size keeps its memory; larger ones give it back at once.
@@ -36,6 +37,7 @@ struct Block {
     bytes: usize,
     state: State,
     from_pool: bool,
+    density: Density,
 }
 
 /// Everything that the lock guards.
@@ -99,7 +101,12 @@ impl Shared {
         match cleaning {
             Cleaning::Nothing => {}
             Cleaning::Clear => clear(block.start, block.bytes),
-            Cleaning::FindOut => clean(block.start, block.bytes),
+            Cleaning::FindOut => {
+                let density = clean(block.start, block.bytes, block.density);
+                if density != block.density {
+                    self.with(|large| large.set_density(block.start, density));
+                }
+            }
         }
         Some(block.start)
     }
@@ -180,12 +187,13 @@ impl Large {
         } else {
             // Pool memory is always resident: nothing tells whether it was touched but its contents. Where it seems
             // untouched the kernel's untouched memory costs less than clearing all of this.
-            let start = find(is_free).filter(|&start| seems_touched(start, bytes, self.grain, ENOUGH_IN_POOL))?;
+            let start = find(is_free).filter(|&start| is_dense_in_pool(start, bytes))?;
             (start, Cleaning::Clear)
         };
         self.pool.mark(start, bytes, Grain::Used);
         let bytes = bytes.next_multiple_of(self.pool.grain());
-        Some((Block { start, bytes, state: State::Held(0), from_pool: true }, cleaning))
+        let state = State::Held(0);
+        Some((Block { start, bytes, state, from_pool: true, density: Density::Unknown }, cleaning))
     }
 
     /// The kept mapping that fits best.
@@ -200,9 +208,18 @@ impl Large {
         let block = self.blocks.as_mut_slice().iter_mut().filter(fits).min_by_key(|block| block.bytes)?;
         let State::Kept { clean, .. } = block.state else { return None };
         block.state = State::Held(0);
+        if !zero {
+            block.density = block.density.for_any_use(block.start, block.bytes);
+        }
         let block = *block;
         self.no_longer_kept(block.bytes, clean);
         Some((block, if zero && !clean { Cleaning::FindOut } else { Cleaning::Nothing }))
+    }
+
+    fn set_density(&mut self, address: usize, density: Density) {
+        if let Some(at) = self.held(address) {
+            self.blocks.as_mut_slice()[at].density = density;
+        }
     }
 
     fn take_from_kernel(&mut self, bytes: usize, align: usize) -> Option<Block> {
@@ -212,7 +229,7 @@ impl Large {
             self.drop_kept(0, 0);
             mapped::map(bytes, align)
         })?;
-        Some(Block { start, bytes, state: State::Held(0), from_pool: false })
+        Some(Block { start, bytes, state: State::Held(0), from_pool: false, density: Density::Unknown })
     }
 
     fn free(&mut self, address: usize) -> bool {
@@ -231,8 +248,14 @@ impl Large {
             self.blocks.remove(at);
             return true;
         }
-        let clean = block.bytes > KEPT_WITH_MEMORY && advise(block.start, block.bytes, libc::MADV_DONTNEED);
-        self.blocks.as_mut_slice()[at].state = State::Kept { since: milliseconds(), clean };
+        let mut kept = block;
+        let given_back = (block.bytes > KEPT_WITH_MEMORY)
+            .then(|| give_back_at_once(block.start, block.bytes, block.density))
+            .flatten();
+        kept.density = given_back.unwrap_or(block.density);
+        let clean = given_back.is_some();
+        kept.state = State::Kept { since: milliseconds(), clean };
+        self.blocks.as_mut_slice()[at] = kept;
         self.kept += 1;
         self.kept_space += block.bytes;
         if !clean {
@@ -349,58 +372,4 @@ impl Large {
 fn count_held(bytes: i64, asked: i64) {
     forget(ACCOUNT.large_held.fetch_add(bytes as u64, Relaxed));
     forget(ACCOUNT.large_asked.fetch_add(asked as u64, Relaxed));
-}
-
-/// Words of a block that are looked at, and how many of them must not be zero for it to count as used: in the pool,
-/// where clearing goes over all of it, and elsewhere.
-const SAMPLES: usize = 64;
-const ENOUGH_IN_POOL: usize = SAMPLES / 4;
-const ENOUGH: usize = 1;
-
-/// Looks at a few words of a range. Decides which way is cheaper, and nothing else.
-fn seems_touched(start: usize, bytes: usize, grain: usize, enough: usize) -> bool {
-    let stride = (bytes / SAMPLES).max(1).next_multiple_of(64).min(grain.max(64));
-    let used = (0..SAMPLES).map(|n| n * stride).take_while(|&offset| offset + 8 <= bytes).filter(|&offset| {
-        // SAFETY:
-        // - the offset lies in the range, which is resident pool memory of this heap that nobody holds.
-        unsafe { ((start + offset) as *const u64).read() != 0 }
-    });
-    used.take(enough).count() >= enough
-}
-
-/// Pages that one question to the kernel is about.
-const PAGES_ASKED: usize = 1024;
-
-/// Makes a kept mapping zero: clears what is resident and gives back the rest, which may have been swapped out.
-///
-/// What is resident but seems to be zero has been cleared here before and not been used since: that is given back once,
-/// so that it need not be cleared again and again.
-fn clean(start: usize, bytes: usize) {
-    let page = base_page();
-    let samples = [0, bytes / 2, bytes - page].map(|offset| offset / page * page);
-    let grain = PAGES_ASKED * page;
-    let is_used =
-        samples.iter().any(|&offset| is_resident(start + offset, page)) && seems_touched(start, bytes, grain, ENOUGH);
-    if !is_used {
-        if !advise(start, bytes, libc::MADV_DONTNEED) {
-            clear(start, bytes);
-        }
-        return;
-    }
-    let step = PAGES_ASKED * page;
-    for offset in (0..bytes).step_by(step) {
-        let length = step.min(bytes - offset);
-        if is_resident(start + offset, length) || !advise(start + offset, length, libc::MADV_DONTNEED) {
-            clear(start + offset, length);
-        }
-    }
-}
-
-/// True where any page of the range is in memory, or the kernel does not say.
-fn is_resident(start: usize, bytes: usize) -> bool {
-    let mut pages = [0u8; PAGES_ASKED];
-    // SAFETY:
-    // - the range is a mapping of ours, and has at most as many pages as the answer has room for.
-    let failed = unsafe { libc::mincore(start as *mut c_void, bytes, pages.as_mut_ptr()) } != 0;
-    failed || pages[..bytes / base_page()].iter().any(|page| page & 1 != 0)
 }

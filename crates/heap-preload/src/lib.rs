@@ -12,6 +12,7 @@
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 compile_error!("the preloaded heap knows Linux with the GNU C library only");
 
+mod cleaning;
 mod exports;
 mod fork;
 mod large;
