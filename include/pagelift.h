@@ -52,7 +52,13 @@ enum pagelift_writable_pages {
     PAGELIFT_WRITABLE_THP = 0,
     /* The pool. The library then copies this memory at each fork, so that no child is ever killed for want of a pool
      * page: the child gets ordinary pages. vfork, posix_spawn and system cost nothing. A raw clone and _Fork are not
-     * guarded. */
+     * guarded.
+     *
+     * The child sees its memory as of one moment, as after any fork. While other threads run and the pool is empty,
+     * that takes the shared library, loaded with the program, and userfaultfd (Linux 5.19; CAP_SYS_PTRACE or sysctl
+     * vm.unprivileged_userfaultfd=1), by which the others' writes wait for the copy. Else a page that another thread
+     * writes to during the fork can be older in the child than the rest, by as long as the copying took; the logger is
+     * told so. */
     PAGELIFT_WRITABLE_HUGETLB = 1
 };
 
@@ -98,8 +104,9 @@ typedef struct pagelift_options {
     /* Gets a line about the whole and one about each range; may be NULL. */
     pagelift_logger logger;
     void *context;
-    /* Not 0: objects that are loaded later are lifted in the same way, when a symbol in them is first looked up. Only
-     * the shared library can do that. */
+    /* Not 0: objects that are loaded later are lifted in the same way, before their constructors run; those that are
+     * linked without the usual start files, when a symbol is first looked up after that. Only the shared library, loaded
+     * with the program, can do that. */
     int later_objects;
 } pagelift_options;
 

@@ -24,6 +24,8 @@ pub enum Need {
     Machine(String),
     /// So many bytes of available memory.
     Memory(u64),
+    /// Root that may hold other threads' writes to pool pages by `userfaultfd`.
+    Userfaultfd,
 }
 
 impl Need {
@@ -36,6 +38,7 @@ impl Need {
         Ok(match words[..] {
             ["root"] => Self::Root,
             ["thp"] => Self::Thp,
+            ["userfaultfd"] => Self::Userfaultfd,
             ["32-bit"] => Self::ThirtyTwoBit,
             ["pool", bytes] => Self::Pool(address_space::parse_bytes(bytes)?),
             ["memory", bytes] => Self::Memory(address_space::parse_bytes(bytes)?),
@@ -66,6 +69,9 @@ impl Need {
                 (headers.iter().all(|path| Path::new(path).exists()), "needs gcc-multilib".to_owned())
             }
             Self::Machine(name) => (std::env::consts::ARCH == name, format!("only on {name}")),
+            Self::Userfaultfd => {
+                (may_hold_writes(), "needs Linux 5.19 with userfaultfd, and CAP_SYS_PTRACE".to_owned())
+            }
             Self::Memory(bytes) => {
                 let found = meminfo("MemAvailable").unwrap_or(0);
                 (found >= *bytes, format!("needs {} MiB of memory, {} are available", bytes >> 20, found >> 20))
@@ -99,6 +105,17 @@ pub fn command_exists(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     folders.into_iter().any(|folder| folder.join(name).is_file())
+}
+
+/// userfaultfd(2): without CAP_SYS_PTRACE it handles no faults of the kernel.
+fn may_hold_writes() -> bool {
+    const CAP_SYS_PTRACE: u64 = 1 << 19;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let capabilities = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0);
+    kernel_version() >= (5, 19)
+        && capabilities & CAP_SYS_PTRACE != 0
+        && Path::new("/proc/sys/vm/unprivileged_userfaultfd").exists()
 }
 
 fn thp_can_be_asked_for() -> bool {

@@ -229,7 +229,7 @@ pub unsafe extern "C" fn pagelift_lift(options: *const Options, report: *mut CRe
     let later = options.later_objects != 0;
     #[cfg(feature = "preload")]
     if later {
-        crate::preload::watch();
+        crate::preload::watch(&policy);
     }
     let lifted = with_nothing_unloaded(|| {
         with_library(|library| {

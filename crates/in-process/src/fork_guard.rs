@@ -8,22 +8,41 @@
 //! where the kernel gives them), and the child finds that copy in place of the pool pages; the parent keeps its pages as
 //! they are and never needs another. Children of the child share ordinary memory, as everywhere.
 //!
+//! The copy has to show the moment of the fork:
+//!
 //! - A process with one thread keeps its pool pages out of the child altogether (`MADV_DONTFORK`). Between the fork and
 //!   the child's handler there is a hole in the child at these addresses; only the C library runs then, and an object
 //!   that holds it is never lifted to writable pool pages (`situation`). Signals are held until the copy is in place.
-//! - With other threads, which may write at any moment, the child does get the kernel's own snapshot, reads each page at
-//!   once and puts the copy in place. Should a thread of the parent write to a page in that moment and take it away, the
-//!   copy from just before the fork stands in for it.
+//! - Other threads may write at any moment, so their writes wait from before the copy until the fork is done
+//!   (`held_writes`): the child sees all its memory, on whatever pages, as of one moment, as after any fork.
+//! - Where the kernel does not hold writes for this process, the child gets the kernel's own snapshot, reads each page
+//!   at once and puts the copy in place: again one moment. Only where the pool is empty, and another thread of the parent
+//!   writes to a page before the child has read it, the page is taken from the child; the copy from just before the fork
+//!   then stands in for that page, which can so be older than the rest, by as long as the copying took.
+//!
+//! The handlers are registered when the library is loaded. In the shared library at the program's start, and in the
+//! archive in a static program, that is before all others, so that the one before a fork runs last and the other two run
+//! first: what is copied is final, the child's copy is in place before anybody looks, and holding writes cannot hold a
+//! handler that still has to run. After the last handler glibc takes its own locks (the list of streams, malloc, nss),
+//! under which it calls no code of the program's but functions of `fopencookie` streams.
+//!
+//! Where other handlers may have been registered earlier (the archive in a dynamic program, whose libraries are started
+//! before it; the library loaded by dlopen) the child shares the pages, and no writes are held, whatever the number of
+//! threads. What those handlers write to pool pages just before a fork can then be missing in the child where the pool is
+//! empty, and one that writes to them in the child first needs a page of the pool.
 //!
 //! `vfork`, `posix_spawn` and `system` share the parent's memory until the exec; nothing is copied, nothing can fail.
-//! A raw `clone` and `_Fork` run no handlers; their children share pool pages as without the guard.
+//! A raw `clone` and `_Fork` run no handlers; their children share pool pages as without the guard. So do those of a
+//! thread whose own stack lies on pool pages, for that stack.
 
+use crate::held_writes::HeldWrites;
 use crate::own_state::{release_after_fork, take_for_fork};
 use crate::records::Record;
 use crate::{calls, files, linking};
 use address_space::{Address, AddressRange, PageSize};
 use alloc::vec;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
 use lift_plan::Source;
 use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK, MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_PRIVATE};
 
@@ -38,42 +57,103 @@ const READ_WRITE: i32 = 3;
 pub struct Guard {
     installed: bool,
     snapshots: Vec<Snapshot>,
+    held: Option<HeldWrites>,
 }
 
 /// The contents of one range on ordinary memory.
 struct Snapshot {
     range: AddressRange,
     copy: AddressRange,
-    /// The child gets a hole at `range` instead of pages that it would share.
-    kept_out: bool,
+    child: Child,
+}
+
+/// What the child finds at the range, before its handler puts the copy there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Child {
+    /// A hole. The copy is as of the fork.
+    Hole,
+    /// Shared pages. The copy is as of the fork.
+    Shared,
+    /// Shared pages, which are to be read for what has changed since the copy was made.
+    Newer,
+}
+
+const NOT_FIRST: &str = "with other threads and an empty pool, pages that they write to during a fork may be older in the \
+child than the rest; needed for more: libpagelift.so loaded at the program's start";
+const NOT_HELD: &str = "with other threads and an empty pool, pages that they write to during a fork may be older in the \
+child than the rest, for userfaultfd is refused; needed for more: Linux 5.19 and CAP_SYS_PTRACE, or sysctl \
+vm.unprivileged_userfaultfd=1";
+
+/// How the handlers stand to those of others. Written once, before anything is lifted.
+static PLACE: AtomicU32 = AtomicU32::new(NOT_REGISTERED);
+const NOT_REGISTERED: u32 = 0;
+#[cfg(feature = "freestanding")]
+const SOMEWHERE: u32 = 1;
+const BEFORE_ALL: u32 = 2;
+
+/// Registers the handlers; called when the library is loaded.
+#[cfg(feature = "freestanding")]
+pub fn install_at_start() {
+    if !linking::at_fork(before, in_parent, in_child) {
+        return;
+    }
+    #[cfg(feature = "preload")]
+    let first = crate::loaded::was_loaded_at_start();
+    #[cfg(not(feature = "preload"))]
+    let first = crate::auxiliary::Auxiliary::read().is_some_and(|auxiliary| auxiliary.linker.is_none());
+    PLACE.store(if first { BEFORE_ALL } else { SOMEWHERE }, Ordering::Relaxed);
+}
+
+fn is_first() -> bool {
+    PLACE.load(Ordering::Relaxed) == BEFORE_ALL
 }
 
 impl Guard {
     /// Asks the C library to call the handlers around every fork. False where it cannot.
     pub fn install(&mut self) -> bool {
-        self.installed = self.installed || linking::at_fork(before, in_parent, in_child);
+        let installed = self.installed || PLACE.load(Ordering::Relaxed) != NOT_REGISTERED;
+        self.installed = installed || linking::at_fork(before, in_parent, in_child);
         self.installed
+    }
+
+    /// What keeps forks beside other threads from showing one moment where the pool is empty; none where nothing does.
+    pub fn shortfall(&self, records: &[Record]) -> Option<&'static str> {
+        match () {
+            () if guarded(records).next().is_none() => None,
+            () if !is_first() => Some(NOT_FIRST),
+            () if !HeldWrites::is_allowed() => Some(NOT_HELD),
+            () => None,
+        }
     }
 
     /// Copies every writable range on pool pages.
     fn prepare(&mut self, records: &[Record]) {
-        let writable = |record: &&Record| record.is_writable() && record.source == Source::Hugetlb;
-        let mut ranges = records.iter().filter(writable).peekable();
-        if ranges.peek().is_none() {
+        let ranges: Vec<&Record> = guarded(records).collect();
+        if ranges.is_empty() {
             return;
         }
+        // A child without its stack or its thread's memory could not even get to the handler.
+        let (stack, thread) = (Address(calls::stack_pointer() as u64), Address(calls::thread_pointer() as u64));
+        let in_use = |range: AddressRange| range.contains(stack) || range.contains(thread);
         let alone = files::names_in(c"/proc/self/task").len() == 1;
-        let (stack, thread) = (calls::stack_pointer() as u64, calls::thread_pointer() as u64);
+        if !alone && is_first() {
+            self.held = HeldWrites::hold(ranges.iter().map(|record| record.range).filter(|range| !in_use(*range)));
+        }
         for record in ranges {
-            // A child without its stack or its thread's memory could not even get to the handler.
-            let in_use = record.range.contains(Address(stack)) || record.range.contains(Address(thread));
-            if let Some(snapshot) = Snapshot::take(record, alone && !in_use) {
-                self.snapshots.push(snapshot);
-            }
+            let child = match () {
+                () if in_use(record.range) => Child::Newer,
+                () if alone && is_first() => Child::Hole,
+                () if self.held.is_some() => Child::Shared,
+                () => Child::Newer,
+            };
+            self.snapshots.extend(Snapshot::take(record, child));
         }
     }
 
     fn finish_in_parent(&mut self) {
+        if let Some(held) = self.held.take() {
+            held.release();
+        }
         for snapshot in self.snapshots.drain(..) {
             snapshot.drop_in_parent();
         }
@@ -81,6 +161,9 @@ impl Guard {
 
     /// Puts the copies in place; what stands on them is no pool memory any more.
     fn finish_in_child(&mut self, records: &mut Vec<Record>) {
+        if let Some(held) = self.held.take() {
+            held.leave_to_parent();
+        }
         for snapshot in self.snapshots.drain(..) {
             snapshot.put_in_child();
             records.retain(|record| record.range != snapshot.range);
@@ -88,30 +171,48 @@ impl Guard {
     }
 }
 
+/// Writable ranges on pool pages.
+fn guarded(records: &[Record]) -> impl Iterator<Item = &Record> {
+    records.iter().filter(|record| record.is_writable() && record.source == Source::Hugetlb)
+}
+
 impl Snapshot {
     /// None where there is no memory for it; the fork is then as it would be without the guard.
-    fn take(record: &Record, keep_out: bool) -> Option<Self> {
-        let (range, copy) = (record.range, map_aligned(record.range.len(), record.page_size)?);
-        for chunk in chunks(range) {
+    fn take(record: &Record, child: Child) -> Option<Self> {
+        let range = record.range;
+        let snapshot = Self { range, copy: map_aligned(range.len(), record.page_size)?, child };
+        if snapshot.fill(record.protection.bits()).is_err() {
+            snapshot.drop_in_parent();
+            return None;
+        }
+        Some(snapshot)
+    }
+
+    fn fill(&self, protection: i32) -> Result<(), calls::Errno> {
+        for chunk in chunks(self.range) {
             // SAFETY:
             // - the range is lifted, present and readable; other threads may write to it, which makes single bytes old
             //   or new, and only the kernel copies them.
             let zero = unsafe { is_zero(chunk) };
             if !zero {
-                let _ = copy_all(chunk, place(copy, range, chunk));
+                copy_all(chunk, place(self.copy, self.range, chunk))?;
             }
         }
         // SAFETY:
-        // - this advice keeps all contents of this process.
-        let kept_out = keep_out && unsafe { calls::madvise(range, MADV_DONTFORK) }.is_ok();
-        Some(Self { range, copy, kept_out })
+        // - the copy is the library's own; the advice keeps all contents of this process.
+        unsafe {
+            if protection != READ_WRITE {
+                calls::mprotect(self.copy, protection)?;
+            }
+            if self.child == Child::Hole { calls::madvise(self.range, MADV_DONTFORK) } else { Ok(()) }
+        }
     }
 
     fn drop_in_parent(&self) {
         // SAFETY:
         // - the advice keeps all contents; the copy is the library's own.
         unsafe {
-            if self.kept_out {
+            if self.child == Child::Hole {
                 let _ = calls::madvise(self.range, MADV_DOFORK);
             }
             let _ = calls::munmap(self.copy);
@@ -119,7 +220,7 @@ impl Snapshot {
     }
 
     fn put_in_child(&self) {
-        if !self.kept_out {
+        if self.child == Child::Newer {
             let mut now = vec![0u8; COPIED as usize];
             for chunk in chunks(self.range) {
                 self.renew(chunk, &mut now);

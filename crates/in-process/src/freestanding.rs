@@ -4,6 +4,19 @@ use crate::calls;
 use crate::own_state::OwnMemory;
 use alloc::string::ToString;
 
+/// In the archive: runs before the other constructors of whatever it is linked into. The shared library has a start of
+/// its own.
+#[cfg(not(feature = "preload"))]
+#[used]
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".init_array.00001")]
+static pagelift_at_start: extern "C" fn() = at_start;
+
+#[cfg(not(feature = "preload"))]
+extern "C" fn at_start() {
+    crate::fork_guard::install_at_start();
+}
+
 #[global_allocator]
 static MEMORY: OwnMemory = OwnMemory;
 

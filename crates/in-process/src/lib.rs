@@ -18,8 +18,10 @@ mod files;
 mod fork_guard;
 #[cfg(feature = "freestanding")]
 mod freestanding;
+mod held_writes;
 mod library;
 mod linking;
+mod loaded;
 mod look;
 mod machine;
 #[cfg(feature = "freestanding")]

@@ -43,7 +43,8 @@ impl Library {
             leave_out_foreign(&mut outcome, &seen);
         }
         let microseconds = calls::monotonic_microseconds() - started;
-        Report { plan: seen.plan, outcome, already, microseconds, ..Report::default() }
+        let forks = self.guard.shortfall(&self.records);
+        Report { plan: seen.plan, outcome, already, microseconds, forks, ..Report::default() }
     }
 
     /// Lifts what has been loaded since, under the policy for it.

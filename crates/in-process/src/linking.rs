@@ -44,18 +44,23 @@ pub fn register_atfork() -> Option<usize> {
     weak!("__register_atfork").or_else(|| weak!("pthread_atfork"))
 }
 
+/// An address in the dynamic linker; none in a static program.
+#[cfg(feature = "preload")]
+pub fn in_dynamic_linker() -> Option<usize> {
+    weak!("__tls_get_addr")
+}
+
 /// Asks the C library to call these around every `fork` from now on. False where it cannot.
 pub fn at_fork(prepare: ForkHandler, parent: ForkHandler, child: ForkHandler) -> bool {
     type Glibc = unsafe extern "C" fn(ForkHandler, ForkHandler, ForkHandler, *const c_void) -> c_int;
     type Posix = unsafe extern "C" fn(ForkHandler, ForkHandler, ForkHandler) -> c_int;
     if let Some(function) = weak!("__register_atfork") {
         // SAFETY:
-        // - the symbol is glibc's function of this type (nptl, register-atfork.c). Without a handle of an object the
-        //   handlers stay for ever, as the library does.
+        // - the symbol is glibc's function of this type (nptl, register-atfork.c).
         let register = unsafe { core::mem::transmute::<usize, Glibc>(function) };
         // SAFETY:
         // - the handlers are functions without arguments that may run on any thread.
-        return unsafe { register(prepare, parent, child, core::ptr::null()) } == 0;
+        return unsafe { register(prepare, parent, child, own_object()) } == 0;
     }
     if let Some(function) = weak!("pthread_atfork") {
         // SAFETY:
@@ -66,6 +71,12 @@ pub fn at_fork(prepare: ForkHandler, parent: ForkHandler, child: ForkHandler) ->
         return unsafe { register(prepare, parent, child) } == 0;
     }
     false
+}
+
+/// What the C library calls the object that this code is linked into, so that its handlers go when it is unloaded. The
+/// shared library has no such name, and is never unloaded.
+fn own_object() -> *const c_void {
+    weak!("__dso_handle").unwrap_or_default() as *const c_void
 }
 
 /// Called for each object that the dynamic linker has loaded, until it returns something else than 0.

@@ -40,6 +40,13 @@ pub fn machine_facts(base_page: PageSize) -> MachineFacts {
     }
 }
 
+/// Bytes of the smallest huge pages that are used where none are named.
+#[cfg(feature = "preload")]
+pub fn smallest_huge_page() -> u64 {
+    let usual = meminfo_bytes(&files::text_or_nothing("/proc/meminfo"), "Hugepagesize");
+    thp().map(|thp| thp.size.bytes()).into_iter().chain(usual).min().unwrap_or(u64::MAX)
+}
+
 fn pools() -> Vec<HugePool> {
     let Some(directory) = files::c_path(POOLS) else { return Vec::new() };
     let sizes = files::names_in(&directory).into_iter().filter_map(|name| {

@@ -29,12 +29,15 @@ struct State {
 
 static STATE: AtomicPtr<State> = AtomicPtr::new(core::ptr::null_mut());
 
+fn known_state() -> Option<&'static State> {
+    // SAFETY:
+    // - the pointer was published by `state`, is never unmapped, and nobody has a `&mut` to it.
+    unsafe { STATE.load(Ordering::Acquire).as_ref() }
+}
+
 fn state() -> Option<&'static State> {
-    let known = STATE.load(Ordering::Acquire);
-    if !known.is_null() {
-        // SAFETY:
-        // - the pointer was published by this function, is never unmapped, and nobody has a `&mut` to it.
-        return Some(unsafe { &*known });
+    if let Some(known) = known_state() {
+        return Some(known);
     }
     // SAFETY:
     // - no MAP_FIXED: only free addresses are taken.
@@ -152,7 +155,8 @@ fn unlock(state: &State) {
 /// Takes the library for the time of a fork: from now until [`release_after_fork`] no signal reaches this thread and no
 /// other thread forks or lifts. Nothing happens where the library is in use by this very thread.
 pub fn take_for_fork(prepare: impl FnOnce(&mut Library)) {
-    let Some(state) = state() else { return };
+    // A library that has done nothing has nothing to guard.
+    let Some(state) = known_state() else { return };
     let mask = calls::set_signal_mask(ALL_SIGNALS);
     if lock(state).is_err() {
         calls::set_signal_mask(mask);
@@ -171,7 +175,7 @@ pub fn take_for_fork(prepare: impl FnOnce(&mut Library)) {
 ///
 /// In the child the owner is the forking thread under its new number, which [`take_for_fork`] could not know.
 pub fn release_after_fork(finish: impl FnOnce(&mut Library)) {
-    let Some(state) = state().filter(|state| state.forking.swap(0, Ordering::Relaxed) == 1) else { return };
+    let Some(state) = known_state().filter(|state| state.forking.swap(0, Ordering::Relaxed) == 1) else { return };
     // SAFETY:
     // - the lock has been held by this thread since `take_for_fork`; in the child no other thread exists.
     let mask = unsafe {

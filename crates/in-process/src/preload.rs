@@ -1,17 +1,21 @@
 //! The start before `main`, and the watch over `dlopen`. Only the shared library has these.
 //!
-//! Objects that are loaded later are seen without standing between `dlopen` and its caller: the dynamic linker looks
-//! for RUNPATH and $ORIGIN in the object that the return address of `dlopen` lies in. So these functions only take
-//! note and jump on to the real ones, with every argument and the return address as they were. A new object is lifted
-//! when somebody asks for a symbol in it, by `dlsym`, which is what one loads an object for.
+//! Objects that are loaded later are lifted before `dlopen` returns, and before their constructors run: the start files
+//! of gcc (`crti.o`), which nearly every object is linked with, call `__gmon_start__` at the very beginning of an
+//! object's initialisation, where anybody defines that function, as profiled programs do. The object is mapped,
+//! relocated and sealed by then. One that has no such call is lifted when somebody first asks for a symbol by `dlsym`.
+//!
+//! So nothing stands between `dlopen` and its caller: the dynamic linker looks for RUNPATH and $ORIGIN in the object that
+//! the return address of `dlopen` lies in. For the same reason `dlsym` is passed on with its return address as it was.
 
 use crate::linking::with_nothing_unloaded;
 use crate::own_state::with_library;
 use crate::report::Report;
 use crate::words::{self, Wishes};
-use crate::{calls, files, objects, symbols};
+use crate::{calls, files, fork_guard, loaded, machine, objects, symbols};
 use alloc::string::String;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use lift_plan::Policy;
 
 /// Status of a program that is ended because of `require`, as `pagelift run` has it.
 const REQUIRED: i32 = 125;
@@ -22,6 +26,7 @@ static START: extern "C" fn() = start;
 
 /// Runs before `main` and, by the linker's `-z initfirst`, before every other initialiser.
 extern "C" fn start() {
+    fork_guard::install_at_start();
     let Some(text) = asked_for() else { return };
     let wishes = match words::parse(&text) {
         Ok(wishes) => wishes,
@@ -43,7 +48,7 @@ fn act(wishes: &Wishes) {
         })
     });
     let Ok(report) = lifted else { return };
-    watch();
+    watch(&wishes.policy);
     VERBOSE.store(wishes.verbose, Ordering::Relaxed);
     let refused = wishes.require && !report.is_complete();
     if !wishes.quiet || refused {
@@ -73,7 +78,11 @@ fn say(line: &str) {
 }
 
 /// Looks at objects that are loaded from now on.
-pub fn watch() {
+pub fn watch(policy: &Policy) {
+    LEAST.store(policy.page_size.map_or_else(machine::smallest_huge_page, |size| size.bytes()), Ordering::Relaxed);
+    let loads = loaded::loads();
+    BY_START.store(loads, Ordering::Relaxed);
+    BY_LOOKUP.store(loads, Ordering::Relaxed);
     WATCHING.store(true, Ordering::Relaxed);
 }
 
@@ -81,20 +90,40 @@ pub fn watch() {
 static WATCHING: AtomicBool = AtomicBool::new(false);
 /// Later lifts are told about too.
 static VERBOSE: AtomicBool = AtomicBool::new(false);
-/// An object may have been loaded since the last look.
-static LOADED: AtomicBool = AtomicBool::new(false);
+/// Bytes that a segment must have to hold a huge page.
+static LEAST: AtomicU64 = AtomicU64::new(0);
 
-/// Handles whose objects have been looked at, by a few bits of them. Another thread may be in the middle of `dlopen`
-/// when `LOADED` is taken down, so a handle that has not been seen counts too.
-static SEEN: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+/// The number of loads at the last look by an object's start, and by a lookup. They are kept apart because a lookup by
+/// another thread may see an object that is listed already but not yet relocated; its own start comes after that.
+static BY_START: AtomicU64 = AtomicU64::new(0);
+static BY_LOOKUP: AtomicU64 = AtomicU64::new(0);
 
-fn slot(handle: usize) -> &'static AtomicUsize {
-    &SEEN[(handle >> 4 ^ handle >> 10) % SEEN.len()]
+/// Lifts what has been loaded since the last look.
+fn lift_new(loads: u64, last: u64) {
+    if !loaded::newest_hold(loads.wrapping_sub(last), LEAST.load(Ordering::Relaxed)) {
+        return;
+    }
+    let lifted = with_nothing_unloaded(|| with_library(|library| library.lift_new()));
+    if let (true, Ok(Some(report))) = (VERBOSE.load(Ordering::Relaxed), lifted) {
+        tell(&report, true, "");
+    }
+}
+
+/// Called by an object that begins its initialisation.
+#[unsafe(no_mangle)]
+pub extern "C" fn __gmon_start__() {
+    if WATCHING.load(Ordering::Relaxed) {
+        let loads = loaded::loads();
+        let last = BY_START.swap(loads, Ordering::Relaxed);
+        if last != loads {
+            lift_new(loads, last);
+        }
+    }
 }
 
 /// The real functions.
-static REAL: [AtomicUsize; 5] = [const { AtomicUsize::new(0) }; 5];
-const NAMES: [&[u8]; 5] = [b"dlopen", b"dlmopen", b"dlsym", b"dlvsym", b"dlclose"];
+static REAL: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+const NAMES: [&[u8]; 2] = [b"dlsym", b"dlvsym"];
 
 fn real(index: usize) -> usize {
     let known = REAL[index].load(Ordering::Relaxed);
@@ -111,30 +140,16 @@ extern "C" fn missing() -> usize {
     0
 }
 
-/// Before an object is loaded. Returns where to go on.
-extern "C" fn before_loading<const FUNCTION: usize>() -> usize {
-    LOADED.store(true, Ordering::Relaxed);
-    real(FUNCTION)
-}
-
-/// Before a symbol is looked up: new objects are there now. Returns where to go on.
-extern "C" fn before_lookup<const FUNCTION: usize>(handle: usize) -> usize {
+/// Before a symbol is looked up. Returns where to go on.
+extern "C" fn before_lookup<const FUNCTION: usize>() -> usize {
     if WATCHING.load(Ordering::Relaxed) {
-        let unseen = slot(handle).swap(handle, Ordering::Relaxed) != handle;
-        if LOADED.swap(false, Ordering::Relaxed) || unseen {
-            let lifted = with_nothing_unloaded(|| with_library(|library| library.lift_new()));
-            if let (true, Ok(Some(report))) = (VERBOSE.load(Ordering::Relaxed), lifted) {
-                tell(&report, true, "");
-            }
+        let loads = loaded::loads();
+        let last = BY_LOOKUP.swap(loads, Ordering::Relaxed);
+        if last != loads && BY_START.load(Ordering::Relaxed) != loads {
+            lift_new(loads, last);
         }
     }
     real(FUNCTION)
-}
-
-/// Before an object may be unloaded: its handle may be another's soon. Returns where to go on.
-extern "C" fn before_unloading(handle: usize) -> usize {
-    slot(handle).store(0, Ordering::Relaxed);
-    real(4)
 }
 
 /// Defines a function of the dynamic linker's interface that calls another first and then jumps to the real one.
@@ -179,22 +194,10 @@ macro_rules! pass_on {
 }
 
 pass_on!(
-    /// Loads an object (dlopen(3)).
-    dlopen, before_loading::<0>
-);
-pass_on!(
-    /// Loads an object into a namespace (dlmopen(3)).
-    dlmopen, before_loading::<1>
-);
-pass_on!(
     /// Looks up a symbol (dlsym(3)).
-    dlsym, before_lookup::<2>
+    dlsym, before_lookup::<0>
 );
 pass_on!(
     /// Looks up a symbol of a version (dlvsym(3)).
-    dlvsym, before_lookup::<3>
-);
-pass_on!(
-    /// Releases an object (dlclose(3)).
-    dlclose, before_unloading
+    dlvsym, before_lookup::<1>
 );

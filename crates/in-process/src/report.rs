@@ -21,6 +21,8 @@ pub struct Report {
     pub microseconds: u64,
     /// Why nothing could be seen or done at all.
     pub unlifted: Option<String>,
+    /// What is to be known about forks from now on.
+    pub forks: Option<&'static str>,
     /// Ranges of an earlier lift that a restore could not give back, with the reason of each.
     pub not_restored: Vec<(String, String)>,
 }
@@ -149,6 +151,7 @@ impl Report {
                 with_mend(&refusal.reason)
             ));
         }
+        lines.extend(self.forks.map(|note| format!("pagelift:   forks: {note}")));
         for (object, why) in &self.not_restored {
             lines.push(format!("pagelift:   {object}: not restored: {why}"));
         }

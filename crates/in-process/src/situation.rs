@@ -1,12 +1,13 @@
 //! What may be lifted from inside of a running program, and what may not: the rest of the plan is refused with its
 //! reason before anything is touched.
 
-use crate::{calls, files, linking};
-use address_space::{Address, AddressRange, AddressSpace, LoadedObject};
+use crate::{calls, files, linking, loaded};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject, RangeSet};
 use alloc::vec::Vec;
 use lift_plan::{Attempt, Plan, RangeLift, Reason, Refusal, Source, Way};
 
 const OTHER_THREADS: &str = "other threads may write to it while it is copied; lift before they are started";
+const BEING_LOADED: &str = "another thread may be loading this object just now";
 const KERNEL_WRITES: &str = "the kernel may be writing to it for an asynchronous read (io_uring or AIO is in use)";
 const HOLDS_STACK: &str = "holds the stack of the thread that lifts";
 const HOLDS_LIFTER: &str = "holds the code that lifts, which this kernel would take away for a moment";
@@ -27,6 +28,8 @@ pub struct Situation {
     pub own_object: Option<AddressRange>,
     /// The object that holds `fork`; none without a C library that offers handlers around it.
     pub fork_object: Option<AddressRange>,
+    /// What the dynamic linker lists as loaded; none without such a list.
+    pub listed: Option<RangeSet>,
 }
 
 impl Situation {
@@ -42,6 +45,7 @@ impl Situation {
             stack: Address(calls::stack_pointer() as u64),
             own_object: holder(Self::of as *const () as usize),
             fork_object: linking::register_atfork().and_then(holder),
+            listed: loaded::all_segments(),
         }
     }
 
@@ -90,10 +94,16 @@ impl Situation {
         (!attempt.parts.is_empty()).then_some(attempt)
     }
 
+    fn is_unlisted(&self, range: AddressRange) -> bool {
+        self.listed.as_ref().is_some_and(|listed| listed.within(range).next().is_none())
+    }
+
     fn danger(&self, lift: &RangeLift, source: &Source, range: AddressRange, way: &Way) -> Option<&'static str> {
         let overlaps = |object: Option<AddressRange>| object.is_some_and(|object| object.overlaps(range));
         match way {
             Way::InPlace { .. } => return None,
+            // Its segments are still being mapped, over what was mapped for the whole of it at first.
+            _ if self.threads != 1 && self.is_unlisted(range) => return Some(BEING_LOADED),
             Way::Swap { .. } | Way::MapImage { .. } => {}
             Way::MoveAside { .. } if overlaps(self.own_object) => return Some(HOLDS_LIFTER),
             Way::MoveAside { .. } if self.threads != 1 => return Some(OTHER_THREADS),
@@ -142,7 +152,7 @@ mod tests {
 
     fn still() -> Situation {
         let fork_object = Some(range(0x9000, 0xa000));
-        Situation { threads: 1, pending_io: false, stack: Address(0xf000), own_object: None, fork_object }
+        Situation { threads: 1, pending_io: false, stack: Address(0xf000), own_object: None, fork_object, listed: None }
     }
 
     fn plan_of(protection: Protection, source: Source, way: fn(AddressRange) -> Way) -> Plan {
@@ -191,6 +201,17 @@ mod tests {
     fn read_only_memory_is_lifted_with_any_number_of_threads() {
         let threads = Situation { threads: 9, pending_io: true, ..still() };
         assert_eq!(reasons(&threads, plan_of(Protection::READ_EXECUTE, Source::Hugetlb, swap)), (vec![], 2));
+    }
+
+    #[test]
+    fn an_object_that_is_being_loaded_is_left_alone() {
+        let plan = || plan_of(Protection::READ_EXECUTE, Source::Hugetlb, swap);
+        let elsewhere = Some(RangeSet::from_iter([range(0x5000, 0x6000)]));
+        let threads = Situation { threads: 2, listed: elsewhere.clone(), ..still() };
+        assert_eq!(reasons(&threads, plan()), (vec![Reason::InUse(BEING_LOADED)], 1));
+        let listed = Some(RangeSet::from_iter([range(0x1100, 0x1200)]));
+        assert_eq!(reasons(&Situation { threads: 2, listed, ..still() }, plan()), (vec![], 2));
+        assert_eq!(reasons(&Situation { listed: elsewhere, ..still() }, plan()), (vec![], 2));
     }
 
     #[test]

@@ -1,29 +1,7 @@
 //! Finds functions that this object's own definitions stand before, in the objects behind it.
 
-use crate::linking;
-use core::ffi::{CStr, c_void};
-
-/// `struct dl_phdr_info` as far as it is needed (dl_iterate_phdr(3)).
-#[repr(C)]
-struct Listed {
-    bias: usize,
-    name: *const core::ffi::c_char,
-    headers: *const ProgramHeader,
-    count: u16,
-}
-
-/// `Elf64_Phdr` (elf(5)).
-#[repr(C)]
-struct ProgramHeader {
-    kind: u32,
-    flags: u32,
-    offset: u64,
-    address: u64,
-    physical: u64,
-    file_size: u64,
-    memory_size: u64,
-    align: u64,
-}
+use crate::loaded::{self, ProgramHeader};
+use core::ffi::CStr;
 
 /// `Elf64_Sym`.
 #[repr(C)]
@@ -36,7 +14,6 @@ struct Symbol {
     size: u64,
 }
 
-const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
@@ -44,40 +21,18 @@ const DT_GNU_HASH: u64 = 0x6fff_fef5;
 /// `STT_FUNC`, and `STT_GNU_IFUNC`, which needs a call to be resolved and is not taken.
 const FUNCTION: u8 = 2;
 
-struct Search<'a> {
-    name: &'a [u8],
-    /// This object has been listed.
-    passed: bool,
-    found: Option<usize>,
-}
-
 /// The address of a function in the first object behind this one that defines it.
 pub fn next_after_this_object(name: &[u8]) -> Option<usize> {
-    let mut search = Search { name, passed: false, found: None };
-    linking::for_each_object(look, core::ptr::from_mut(&mut search).cast());
-    search.found
-}
-
-extern "C" fn look(listed: *const c_void, _size: usize, search: *mut c_void) -> core::ffi::c_int {
-    // SAFETY:
-    // - the dynamic linker gives its description of an object, and the pointer that it was given, to a `Search` that
-    //   nobody else uses.
-    let (listed, search) = unsafe { (&*listed.cast::<Listed>(), &mut *search.cast::<Search<'_>>()) };
-    // SAFETY:
-    // - the object's program headers are mapped as long as it is loaded.
-    let headers = unsafe { core::slice::from_raw_parts(listed.headers, usize::from(listed.count)) };
-    if !search.passed {
-        let here = look as *const () as usize;
-        let holds = |header: &ProgramHeader| {
-            header.kind == PT_LOAD
-                && here.wrapping_sub(listed.bias).wrapping_sub(header.address as usize) < header.memory_size as usize
-        };
-        search.passed = headers.iter().any(holds);
-        return 0;
-    }
-    let Some(dynamic) = headers.iter().find(|header| header.kind == PT_DYNAMIC) else { return 0 };
-    search.found = Tables::of(listed.bias, dynamic).and_then(|tables| tables.function(search.name));
-    i32::from(search.found.is_some())
+    let (mut passed, mut found) = (false, None);
+    loaded::each(|listed| {
+        if !passed {
+            passed = listed.holds(next_after_this_object as *const () as usize);
+        } else if let Some(dynamic) = listed.headers().iter().find(|header| header.kind == PT_DYNAMIC) {
+            found = Tables::of(listed.bias, dynamic).and_then(|tables| tables.function(name));
+        }
+        found.is_none()
+    });
+    found
 }
 
 /// The tables of one loaded object.

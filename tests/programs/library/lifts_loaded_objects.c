@@ -1,8 +1,8 @@
 // A preloaded program loads an object of 6 MiB of code: it is on huge pages when it is first asked for a symbol. Loaded
-// and released 2,000 times, it leaves no mapping, no pool page and no memory behind.
+// and released 3,000 times, it leaves no mapping, no pool page and no memory behind.
 //
 // link: preload
-// flags: -DROUNDS=300
+// flags: -DROUNDS=3000
 // plugin: plugin.c
 // env: PAGELIFT=only=lifts_loaded_objects pages=hugetlb lift=text,rodata quiet
 // needs: pool 64M

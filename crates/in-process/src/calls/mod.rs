@@ -204,6 +204,13 @@ pub unsafe fn ioctl<T>(descriptor: i32, request: u32, argument: &mut T) -> Resul
     unsafe { call(linux::__NR_ioctl, [descriptor as usize, request as usize, argument, 0, 0, 0]) }
 }
 
+/// `userfaultfd`.
+pub fn userfaultfd(flags: u32) -> Result<i32, Errno> {
+    // SAFETY:
+    // - takes an integer and touches no memory.
+    unsafe { call(linux::__NR_userfaultfd, [flags as usize, 0, 0, 0, 0, 0]) }.map(|descriptor| descriptor as i32)
+}
+
 /// Names private anonymous memory. Refused by kernels before 5.17 and those built without it.
 pub fn name_memory(range: AddressRange, name: &CStr) -> Result<(), Errno> {
     use linux_raw_sys::prctl::{PR_SET_VMA, PR_SET_VMA_ANON_NAME};

@@ -1,0 +1,9 @@
+// A shared object whose only use is its constructor, which looks whether its own code is on huge pages already.
+#include "plugin.c"
+#include <stdio.h>
+
+extern void constructed(const void *start, unsigned long length) __attribute__((weak));
+__attribute__((constructor)) static void construct(void)
+{
+    if (plugin_call(77) == 77 && constructed) constructed(plugin_code, 1536 * 4096);
+}
