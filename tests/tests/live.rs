@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         trials.push(trial(format!("killed_at_any_moment/{pages}"), needs(), move |t| killed(t, pages)));
     }
     trials.push(trial("one_thread_that_sleeps", vec![Need::Root, Need::Thp], single_thread));
+    trials.push(trial("a_worker_of_the_kernel", vec![Need::Root, Need::Thp], kernel_worker));
     trials.push(trial("refused_with_a_reason", vec![Need::Root, Need::Command("strace".into())], refused));
     trials.push(trial("all_of_a_name", vec![Need::Root, Need::Thp], all_of_a_name));
     trials.push(trial("plan_only", vec![Need::Root, Need::Thp], plan_only));
@@ -140,6 +141,26 @@ fn single_thread(t: &Context) -> Result<()> {
     pagelift(t, &["attach", "--objects", "all", &pid])?;
     let output = session.finish()?.success()?;
     ensure!((1.49..4.0).contains(&output.took.as_secs_f64()), "slept {:?} instead of 1.5 s", output.took);
+    Ok(())
+}
+
+/// Such a worker cannot be borrowed, and the program's own choice against transparent huge pages is only suspended.
+fn kernel_worker(t: &Context) -> Result<()> {
+    let mut session = begin(t, Program::named("live/has_a_kernel_worker.c")?.command()?)?;
+    let pid = session.pid().to_string();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.count();
+    ensure!(tasks == 2, "{tasks} threads; needed: the program's own and one of the kernel");
+    for _ in 0..20 {
+        pagelift(t, &["attach", "--pages", "thp", &pid])?;
+        let view = View::of(session.pid())?;
+        check_lifted(&view, view.executable()?, &[Kind::Text], default_huge_page()?, |_| source_of("thp", false))?;
+        let thp = process_field(session.pid(), "THP_enabled");
+        ensure!(thp.as_deref().is_none_or(|thp| thp == "0"), "THP_enabled: {thp:?}");
+        pagelift(t, &["detach", &pid])?;
+    }
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("read x by 1, transparent huge pages off\n"), "{}", output.stdout);
     Ok(())
 }
 

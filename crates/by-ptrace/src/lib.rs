@@ -20,6 +20,7 @@ mod move_base;
 mod requests;
 mod seccomp;
 mod status;
+mod thread_list;
 mod threads;
 
 pub use executor::ProcessExecutor;

@@ -13,6 +13,9 @@ const NT_PRSTATUS: i32 = 1;
 /// `PTRACE_GET_SYSCALL_INFO` (Linux 5.3).
 const GET_SYSCALL_INFO: u32 = 0x420e;
 
+/// `PTRACE_GET_RSEQ_CONFIGURATION` (Linux 5.13).
+const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+
 /// Where a stop stands in a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallStop {
@@ -123,6 +126,14 @@ pub fn call_stop(pid: Pid) -> Result<CallStop, Errno> {
         2 => CallStop::Exit,
         _ => CallStop::None,
     })
+}
+
+/// Where the area of a thread's restartable sequences lies (rseq(2)); 0 where it has none.
+pub fn rseq_area(pid: Pid) -> Result<u64, Errno> {
+    // struct ptrace_rseq_configuration: a pointer, then three words of 32 bits and padding.
+    let mut configuration = [0u64; 3];
+    request(GET_RSEQ_CONFIGURATION, pid, size_of_val(&configuration), configuration.as_mut_ptr() as usize)?;
+    Ok(configuration[0])
 }
 
 /// The code of the signal that a thread has stopped for (`si_code`).

@@ -2,11 +2,12 @@
 
 use crate::requests;
 use crate::status::is_ending;
+use crate::thread_list::user_threads;
 use nix::errno::Errno;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
-use std::{fs, io};
+use std::io;
 
 /// How often the list of threads is read until no new one shows up.
 const ROUNDS: usize = 1000;
@@ -26,10 +27,7 @@ impl StoppedThreads {
     pub fn stop(leader: Pid, options: i32, traced: impl Fn(i32) -> bool) -> io::Result<Self> {
         let mut stopped = Self::default();
         for _ in 0..ROUNDS {
-            let new: Vec<i32> = thread_ids(leader)?
-                .into_iter()
-                .filter(|t| *t != leader.as_raw() && !stopped.threads.contains_key(t))
-                .collect();
+            let new = user_threads(leader, |t| t != leader.as_raw() && !stopped.threads.contains_key(&t))?;
             if new.is_empty() {
                 return Ok(stopped);
             }
@@ -90,9 +88,4 @@ impl StoppedThreads {
         }
         threads.into_keys().collect()
     }
-}
-
-fn thread_ids(leader: Pid) -> io::Result<Vec<i32>> {
-    let entries = fs::read_dir(format!("/proc/{leader}/task"))?;
-    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }

@@ -8,6 +8,6 @@ mod thp;
 
 pub use cgroup::{CgroupLimits, limits_of};
 pub use kernel_calls::pages::base_page;
-pub use machine::{elf_machine, machine_facts};
+pub use machine::{elf_machine, machine_facts, system_thp};
 pub use pools::pools_at;
 pub use thp::thp_at;

@@ -38,7 +38,7 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
         base_page: base_page(),
         pools,
         default_hugetlb: meminfo_bytes(&meminfo, "Hugepagesize").and_then(|bytes| PageSize::new(bytes).ok()),
-        thp: thp_at(Path::new("/sys/kernel/mm/transparent_hugepage")).map(|thp| match is_thp_off_in(pid) {
+        thp: system_thp().map(|thp| match is_thp_off_in(pid) {
             true => ThpFacts { mode: ThpMode::OffInProcess, ..thp },
             false => thp,
         }),
@@ -48,6 +48,11 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
         memory_bound: bound,
         max_mappings: max_mappings(),
     }
+}
+
+/// Transparent huge pages as the system has them, whatever a process has chosen for itself.
+pub fn system_thp() -> Option<ThpFacts> {
+    thp_at(Path::new("/sys/kernel/mm/transparent_hugepage"))
 }
 
 /// True where the process has switched transparent huge pages off for itself (`THP_enabled`, Linux 5.0).

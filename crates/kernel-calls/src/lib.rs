@@ -9,3 +9,4 @@ pub mod numbers;
 pub mod pagemap;
 pub mod pages;
 pub mod release;
+pub mod urgency;

@@ -15,6 +15,7 @@ use address_space::{
 };
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
+use kernel_calls::urgency::Urgency;
 use lift_execution::{Backing, CallError, Executor};
 use nix::errno::Errno;
 use std::fs;
@@ -50,6 +51,8 @@ pub struct LiveExecutor {
     has_cleaned_up: bool,
     pause: Pause,
     refusal: Option<String>,
+    /// What the program had chosen by PR_SET_THP_DISABLE, where that is suspended.
+    thp_disabled: Option<u64>,
 }
 
 impl LiveExecutor {
@@ -82,6 +85,7 @@ impl LiveExecutor {
             has_cleaned_up: false,
             pause,
             refusal: None,
+            thp_disabled: None,
         };
         executor.drop_orphans();
         Ok(executor)
@@ -155,8 +159,27 @@ impl LiveExecutor {
         self.refusal.as_deref()
     }
 
+    /// Suspends the program's own PR_SET_THP_DISABLE until [`LiveExecutor::finish`]: what is lifted meanwhile stays on
+    /// huge pages, as it does for a program that makes that choice after it was lifted at its start.
+    ///
+    /// # Errors
+    /// The error of prctl(2); the choice is as it was.
+    pub fn suspend_thp_disable(&mut self) -> Result<(), CallError> {
+        let chosen = self.with_thread(|calls| {
+            let get = libc::PR_GET_THP_DISABLE as u64;
+            let chosen = calls.call("prctl(PR_GET_THP_DISABLE)", numbers::SYS_prctl, [get, 0, 0, 0, 0, 0])?;
+            calls.disable_thp(0, 0).map(|()| chosen)
+        })?;
+        self.thp_disabled = (chosen != 0).then_some(chosen);
+        Ok(())
+    }
+
     /// Leaves the program for good.
     pub fn finish(mut self) {
+        if let Some(chosen) = self.thp_disabled.take() {
+            // Since Linux 6.18 the upper bits of what is got are the flags that set it.
+            let _ = self.with_thread(|calls| calls.disable_thp(chosen & 1, chosen & !1));
+        }
         self.process.release_all();
         // What stays, were the memory gone, is a program that has ended.
         let _ = self.page.erase(&self.memory);
@@ -170,6 +193,7 @@ impl LiveExecutor {
         &mut self,
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
+        let _urgency = Urgency::raise();
         let started = Instant::now();
         let thread = self.process.stop_one().map_err(|error| self.refused(&error))?;
         let result = self.work_with(thread, work);
@@ -187,6 +211,7 @@ impl LiveExecutor {
         range: AddressRange,
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
+        let _urgency = Urgency::raise();
         let started = Instant::now();
         let thread = self.process.stop_all().map_err(|error| self.refused(&error))?;
         self.pause.threads = self.pause.threads.max(self.process.held());
@@ -206,7 +231,8 @@ impl LiveExecutor {
         thread: nix::unistd::Pid,
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
-        let hold = Hold::new(thread, &self.page, &self.memory).map_err(|error| calls::not_made("ptrace", &error))?;
+        let hold = Hold::new(thread, &self.page, &self.memory, self.process.waiter())
+            .map_err(|error| calls::not_made("ptrace", &error))?;
         let mut calls = Calls { hold, page: &self.page, memory: &self.memory };
         let result = work(&mut calls);
         calls.hold.finish().map_err(|error| calls::not_made("ptrace", &error))?;
@@ -218,7 +244,7 @@ impl LiveExecutor {
         let errno = match error {
             StopError::Gone => Errno::ESRCH,
             StopError::Refused(_) | StopError::Listing(_) => Errno::EPERM,
-            StopError::DoesNotStop(_) | StopError::NoneInACall => Errno::EAGAIN,
+            StopError::DoesNotStop(_) | StopError::NoneFit => Errno::EAGAIN,
         };
         CallError { call: "stopping its threads", errno: errno as i32 }
     }
@@ -260,6 +286,11 @@ impl Calls<'_, '_> {
     /// As [`Calls::call`].
     pub fn advise(&mut self, name: &'static str, range: AddressRange, advice: i32) -> Result<(), CallError> {
         self.call(name, numbers::SYS_madvise, [range.start().0, range.len(), advice as u64, 0, 0, 0]).map(drop)
+    }
+
+    fn disable_thp(&mut self, disable: u64, flags: u64) -> Result<(), CallError> {
+        let arguments = [libc::PR_SET_THP_DISABLE as u64, disable, flags, 0, 0, 0];
+        self.call("prctl(PR_SET_THP_DISABLE)", numbers::SYS_prctl, arguments).map(drop)
     }
 
     /// Puts bytes where calls can find them, and tells where; at most half a kilobyte.

@@ -1,20 +1,26 @@
 //! A held thread that makes system calls by itself.
 
 use super::page::CallPage;
+use super::waiting::StopWaiter;
 use crate::RemoteMemory;
 use crate::arch::{self, Registers};
 use crate::injection::InjectError;
 use crate::requests::{self, CallStop, Resume};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
+use std::time::{Duration, Instant};
+
+/// How long one call may take: the longest ones fill memory of some GiB.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A thread on its round through the code of a [`CallPage`].
 pub struct Hold<'a> {
     thread: Pid,
     page: &'a CallPage,
     memory: &'a RemoteMemory,
+    waiter: &'a StopWaiter,
     /// Where it goes on.
     registers: Registers,
     inside: bool,
@@ -27,12 +33,17 @@ impl<'a> Hold<'a> {
     ///
     /// # Errors
     /// [`InjectError`]; the thread is as it was.
-    pub fn new(thread: Pid, page: &'a CallPage, memory: &'a RemoteMemory) -> Result<Self, InjectError> {
+    pub fn new(
+        thread: Pid,
+        page: &'a CallPage,
+        memory: &'a RemoteMemory,
+        waiter: &'a StopWaiter,
+    ) -> Result<Self, InjectError> {
         let mut registers = requests::registers(thread)?;
         // What the kernel would do on its way out, had we not sent the thread elsewhere.
         arch::rewind_call(&mut registers, false);
         page.set_return(memory, &registers, requests::signal_mask(thread)?)?;
-        Ok(Self { thread, page, memory, registers, inside: false, pending_stop: None })
+        Ok(Self { thread, page, memory, waiter, registers, inside: false, pending_stop: None })
     }
 
     /// Makes one call. Were we killed now, the thread would make it and go on.
@@ -78,9 +89,12 @@ impl<'a> Hold<'a> {
     }
 
     fn run_to(&mut self, wanted: CallStop) -> Result<(), InjectError> {
+        let deadline = Instant::now() + PATIENCE;
         loop {
             requests::resume(self.thread, Resume::ToSystemCall, 0)?;
-            match waitpid(self.thread, Some(WaitPidFlag::__WALL))? {
+            match self.waiter.wait(self.thread, deadline)? {
+                // It goes its round by itself whenever it can.
+                WaitStatus::StillAlive => return Err(InjectError::Ptrace(Errno::ETIMEDOUT)),
                 WaitStatus::PtraceSyscall(_) if requests::call_stop(self.thread)? == wanted => return Ok(()),
                 // Nothing else gets through: all other signals are blocked.
                 WaitStatus::Stopped(_, signal) => self.pending_stop = Some(signal),

@@ -8,14 +8,18 @@
 //! - The code lies behind the end of a segment, in the rest of its last page, where the program has nothing; it is
 //!   written through `/proc/PID/mem`, and the page stays readable and executable all the time.
 //! - The call page is a page of the main thread's stack that has never been touched.
-//! - A thread is chosen that is in a system call: it is in no restartable sequence, and what it does next is known.
+//! - A thread is chosen that is in a system call, where there is one; else one that computes, outside of restartable
+//!   sequences. The code gives it back every register and flag that it changes.
 
+mod borrowing;
 mod executor;
 mod hold;
 mod page;
 mod restart;
 mod stop;
+mod waiting;
 
 pub use executor::{Calls, LiveExecutor, Pause};
 pub use page::{CallPage, PageError};
 pub use stop::{LiveProcess, StopError};
+pub use waiting::StopWaiter;

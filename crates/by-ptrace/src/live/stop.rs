@@ -1,11 +1,14 @@
 //! Stops threads of a program that runs.
 
+use super::borrowing::{is_borrowable, is_in_call};
 use super::restart;
-use crate::arch::{self, Interrupted};
+use super::waiting::StopWaiter;
 use crate::requests;
 use crate::seccomp;
+use crate::thread_list::user_threads;
 use nix::errno::Errno;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::signal::Signal;
+use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +16,7 @@ use std::{fs, io, thread};
 
 /// How long a thread is given to stop. Threads in uninterruptible sleep, or in vfork, stop only when that ends.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// How long a thread in a system call is looked for.
+/// How long a thread that can make calls is looked for.
 const SEARCH: Duration = Duration::from_millis(1000);
 /// Options of every thread that we seize.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
@@ -31,8 +34,8 @@ pub enum StopError {
     #[error("thread {0} does not stop: it is in vfork or in uninterruptible sleep; try again when that has ended")]
     DoesNotStop(i32),
     /// No thread is fit to make calls.
-    #[error("no thread of it makes a system call, so that none can be borrowed safely; try again later")]
-    NoneInACall,
+    #[error("every thread of it is in a restartable sequence, so that none can be borrowed safely; try again")]
+    NoneFit,
     /// Its threads cannot be listed.
     #[error("its threads cannot be listed: {0}")]
     Listing(#[from] io::Error),
@@ -45,17 +48,23 @@ pub struct LiveProcess {
     stopped: BTreeMap<i32, i32>,
     /// A thread that is stopped by job control, which it stays.
     stopped_by_shell: bool,
+    waiter: StopWaiter,
 }
 
 impl LiveProcess {
     /// A process none of whose threads is held yet.
     pub fn new(pid: i32) -> Self {
-        Self { pid: Pid::from_raw(pid), stopped: BTreeMap::new(), stopped_by_shell: false }
+        Self { pid: Pid::from_raw(pid), stopped: BTreeMap::new(), stopped_by_shell: false, waiter: StopWaiter::take() }
     }
 
     /// The process.
     pub fn pid(&self) -> Pid {
         self.pid
+    }
+
+    /// Who waits for its threads.
+    pub fn waiter(&self) -> &StopWaiter {
+        &self.waiter
     }
 
     /// How many threads are held.
@@ -68,7 +77,7 @@ impl LiveProcess {
         self.stopped_by_shell
     }
 
-    /// Stops one thread that is in a system call, and so in no restartable sequence.
+    /// Stops one thread that can make calls, if possible one that is in a system call anyway.
     ///
     /// # Errors
     /// [`StopError`]; no thread is held then.
@@ -77,21 +86,21 @@ impl LiveProcess {
         loop {
             for thread in self.by_suitability()? {
                 if self.stop(thread)? {
-                    if is_in_call(Pid::from_raw(thread)) && self.permit(thread)? {
+                    if is_borrowable(Pid::from_raw(thread)) && self.permit(thread)? {
                         return Ok(Pid::from_raw(thread));
                     }
                     self.release(thread);
                 }
             }
             if Instant::now() > deadline {
-                return Err(StopError::NoneInACall);
+                return Err(StopError::NoneFit);
             }
             // Another look, when other threads are where this one was.
             thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Stops every thread, and returns one that is in a system call.
+    /// Stops every thread, and returns one that can make calls.
     ///
     /// # Errors
     /// [`StopError`]; no thread is held then.
@@ -102,14 +111,15 @@ impl LiveProcess {
                 self.release_all();
                 return Err(error);
             }
-            let fit = self.stopped.keys().copied().find(|&thread| is_in_call(Pid::from_raw(thread)));
-            if let Some(thread) = fit {
+            let stopped = || self.stopped.keys().copied();
+            let in_call = stopped().find(|&thread| is_in_call(Pid::from_raw(thread)));
+            if let Some(thread) = in_call.or_else(|| stopped().find(|&thread| is_borrowable(Pid::from_raw(thread)))) {
                 self.permit(thread)?;
                 return Ok(Pid::from_raw(thread));
             }
             self.release_all();
             if Instant::now() > deadline {
-                return Err(StopError::NoneInACall);
+                return Err(StopError::NoneFit);
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -132,7 +142,7 @@ impl LiveProcess {
     /// The threads, those first whose present system call the kernel itself makes again after a stop. A call that gives
     /// EINTR is made again by us; but we may be killed just then.
     fn by_suitability(&self) -> Result<Vec<i32>, StopError> {
-        let mut threads = self.threads()?;
+        let mut threads = self.threads(|_| true)?;
         threads.sort_by_cached_key(|thread| {
             let text = fs::read_to_string(format!("/proc/{}/task/{thread}/syscall", self.pid)).unwrap_or_default();
             match text.split(' ').next().and_then(|number| number.parse::<i64>().ok()) {
@@ -153,7 +163,7 @@ impl LiveProcess {
 
     fn stop_every_thread(&mut self) -> Result<(), StopError> {
         loop {
-            let new: Vec<i32> = self.threads()?.into_iter().filter(|t| !self.stopped.contains_key(t)).collect();
+            let new = self.threads(|thread| !self.stopped.contains_key(&thread))?;
             if new.is_empty() {
                 return if self.stopped.is_empty() { Err(StopError::Gone) } else { Ok(()) };
             }
@@ -191,39 +201,24 @@ impl LiveProcess {
     }
 
     fn await_stop(&mut self, thread: i32, deadline: Instant) -> Result<bool, StopError> {
-        let mut naps = 0;
-        loop {
-            match waitpid(Pid::from_raw(thread), Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::StillAlive) => {}
-                Ok(WaitStatus::Stopped(_, signal)) => {
-                    self.stopped.insert(thread, signal as i32);
-                    return Ok(true);
-                }
-                Ok(WaitStatus::PtraceEvent(id, signal, _)) => {
-                    self.stopped_by_shell |= signal != nix::sys::signal::Signal::SIGTRAP;
-                    self.stopped.insert(thread, 0);
-                    // An error that only our stop has caused is none for the program.
-                    let _ = restart::mend(id);
-                    return Ok(true);
-                }
-                Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD) => return Ok(false),
-                Ok(_) => {
-                    self.stopped.insert(thread, 0);
-                    return Ok(true);
-                }
-                Err(errno) => return Err(StopError::Refused(errno.to_string())),
-            }
-            if Instant::now() > deadline {
+        let signal = match self.waiter.wait(Pid::from_raw(thread), deadline) {
+            Ok(WaitStatus::StillAlive) => {
                 self.release_all();
                 return Err(StopError::DoesNotStop(thread));
             }
-            naps += 1;
-            if naps > 20 {
-                thread::sleep(Duration::from_micros(100));
-            } else {
-                thread::yield_now();
+            Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD) => return Ok(false),
+            Ok(WaitStatus::Stopped(_, signal)) => signal as i32,
+            Ok(WaitStatus::PtraceEvent(id, signal, _)) => {
+                self.stopped_by_shell |= signal != Signal::SIGTRAP;
+                // An error that only our stop has caused is none for the program.
+                let _ = restart::mend(id);
+                0
             }
-        }
+            Ok(_) => 0,
+            Err(errno) => return Err(StopError::Refused(errno.to_string())),
+        };
+        self.stopped.insert(thread, signal);
+        Ok(true)
     }
 
     fn release(&mut self, thread: i32) {
@@ -233,25 +228,12 @@ impl LiveProcess {
         }
     }
 
-    fn threads(&self) -> Result<Vec<i32>, StopError> {
-        let entries = match fs::read_dir(format!("/proc/{}/task", self.pid)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(StopError::Gone),
-            other => other?,
-        };
-        Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+    fn threads(&self, wanted: impl FnMut(i32) -> bool) -> Result<Vec<i32>, StopError> {
+        match user_threads(self.pid, wanted) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StopError::Gone),
+            other => Ok(other?),
+        }
     }
-}
-
-/// True where the thread stands in a system call, or at one that it is about to make again.
-fn is_in_call(thread: Pid) -> bool {
-    let Ok(registers) = requests::registers(thread) else { return false };
-    if arch::interrupted(&registers) != Interrupted::No {
-        return true;
-    }
-    // `mend` has rewound it to its instruction.
-    let Ok(memory) = crate::RemoteMemory::open(thread.as_raw()) else { return false };
-    let mut code = vec![0; arch::SYSCALL_INSTRUCTION.len()];
-    memory.read(arch::instruction_pointer(&registers), &mut code).is_ok() && code == arch::SYSCALL_INSTRUCTION
 }
 
 fn refusal(pid: Pid, errno: Errno) -> String {

@@ -1,7 +1,7 @@
 //! `pagelift attach` and `pagelift detach`: lift a program that runs, and put it back.
 
 use crate::cli::{AttachArgs, DetachArgs};
-use crate::lifting::facts::plan_for_running;
+use crate::lifting::facts::{plan_for_running, without_thp_disable};
 use crate::lifting::handler::program_name;
 use crate::lifting::images::MissingImages;
 use crate::lifting::live::{lift_running, restore_running};
@@ -40,6 +40,7 @@ fn attach_one(args: &AttachArgs, pid: i32, reader: &mut ObjectReader) -> anyhow:
     let machine = machine_facts(pid);
     let policy = args.policy.policy();
     if args.dry_run {
+        let (machine, _) = without_thp_disable(&machine);
         let (_, plan) = plan_for_running(pid, reader, &machine, &policy, MissingImages::Leave)?;
         print!("{}", table::plan(&format!("{}[{pid}]", program_name(pid)), &plan));
         return Ok(());

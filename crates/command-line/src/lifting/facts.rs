@@ -3,8 +3,9 @@
 use super::images::{self, MissingImages};
 use address_space::{AddressRange, AddressSpace, MappingUsage, ObjectRole, PageSize, RangeSet};
 use anyhow::Context;
+use huge_page_pools::system_thp;
 use kernel_calls::pagemap::Pagemap;
-use lift_plan::{MachineFacts, Pages, Plan, Policy, ProcessFacts, SpecialMapping, plan};
+use lift_plan::{MachineFacts, Pages, Plan, Policy, ProcessFacts, SpecialMapping, ThpMode, plan};
 use observation::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
 
 /// A process as seen at one moment.
@@ -39,6 +40,14 @@ pub fn plan_for_running(
     seen.process.running = true;
     seen.process.relocates_itself = false;
     plan_seen(pid, seen, machine, policy, missing)
+}
+
+/// The facts for a lift during which the program's PR_SET_THP_DISABLE is suspended, and whether there is one to suspend:
+/// whoever asks for a lift of this very program asks for more than the program, which knew of none.
+pub fn without_thp_disable(machine: &MachineFacts) -> (MachineFacts, bool) {
+    let suspends = machine.thp.is_some_and(|thp| thp.mode == ThpMode::OffInProcess);
+    let thp = if suspends { system_thp() } else { machine.thp };
+    (MachineFacts { thp, ..machine.clone() }, suspends)
 }
 
 fn plan_seen(

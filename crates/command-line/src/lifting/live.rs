@@ -1,6 +1,6 @@
 //! Lifts a program that runs, and restores it.
 
-use super::facts::plan_for_running;
+use super::facts::{plan_for_running, without_thp_disable};
 use super::images::MissingImages;
 use super::report::Report;
 use address_space::{
@@ -19,6 +19,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Instant;
+
+/// So much of a range and of its file is compared at a time. In bytes.
+const COMPARED_AT_ONCE: u64 = 1 << 20;
 
 /// A pause in words.
 pub struct PauseText(Pause);
@@ -49,6 +52,7 @@ pub fn lift_running(
     report: &mut Report,
 ) -> anyhow::Result<PauseText> {
     let started = Instant::now();
+    let (machine, thp_is_suspended) = &without_thp_disable(machine);
     let (mut seen, mut plan) = plan_for_running(pid, reader, machine, policy, MissingImages::Make)?;
     if plan.lifts.is_empty() {
         report.take(plan, lift_execution::Outcome::default(), started.elapsed());
@@ -59,6 +63,9 @@ pub fn lift_running(
         executor.finish();
         (seen, plan) = plan_for_running(pid, reader, machine, policy, MissingImages::Make)?;
         executor = executor_for(pid, &seen.process.space, &seen.process.objects)?;
+    }
+    if *thp_is_suspended {
+        executor.suspend_thp_disable()?;
     }
     let space = &seen.process.space;
     let mut outcome = execute(&plan, space, &mut executor);
@@ -193,13 +200,21 @@ fn restore_without_file(executor: &mut LiveExecutor, mapping: &Mapping) -> anyho
 
 /// Writes what differs from the file, which the program or its dynamic linker once changed, and puts the file in place.
 fn fill_and_swap(executor: &mut LiveExecutor, lifted: &Lifted<'_>, staging: Address) -> anyhow::Result<()> {
-    let page = executor.base_page().bytes();
-    let (mut now, mut file) = (vec![0; page as usize], vec![0; page as usize]);
-    for at in (0..lifted.range.len()).step_by(page as usize) {
-        executor.memory().read(lifted.range.start() + at, &mut now)?;
-        executor.memory().read(staging + at, &mut file)?;
-        if now != file {
-            executor.memory().write(staging + at, &now)?;
+    let page = executor.base_page().bytes() as usize;
+    let most = lifted.range.len().min(COMPARED_AT_ONCE) as usize;
+    let (mut now, mut file) = (vec![0; most], vec![0; most]);
+    for at in (0..lifted.range.len()).step_by(most) {
+        let length = (lifted.range.len() - at).min(most as u64) as usize;
+        let (now, file) = (&mut now[..length], &mut file[..length]);
+        executor.memory().read(lifted.range.start() + at, now)?;
+        executor.memory().read(staging + at, file)?;
+        if now == file {
+            continue;
+        }
+        for (index, (now, file)) in now.chunks(page).zip(file.chunks(page)).enumerate() {
+            if now != file {
+                executor.memory().write(staging + at + (index * page) as u64, now)?;
+            }
         }
     }
     let copy = AddressRange::sized(staging, lifted.range.len());

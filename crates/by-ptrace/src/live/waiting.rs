@@ -1,0 +1,66 @@
+//! Waits for threads to stop, but not for ever.
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+/// Every stop of a traced thread is told by SIGCHLD (ptrace(2)). Where that is ignored, or somebody else has taken it, a
+/// look after so many milliseconds finds the stop all the same.
+const LOOK_EVERY: u8 = 1;
+
+/// Takes the calling thread's SIGCHLD; gives it back when dropped.
+pub struct StopWaiter {
+    descriptor: Option<SignalFd>,
+    mask_before: Option<SigSet>,
+}
+
+impl StopWaiter {
+    /// Takes it.
+    pub fn take() -> Self {
+        let mut mask = SigSet::empty();
+        mask.add(Signal::SIGCHLD);
+        let mask_before = mask.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).ok();
+        let descriptor = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).ok();
+        Self { descriptor, mask_before }
+    }
+
+    /// What a thread has come to; `StillAlive` where it has come to nothing by the deadline.
+    ///
+    /// # Errors
+    /// waitpid's.
+    pub fn wait(&self, thread: Pid, deadline: Instant) -> Result<WaitStatus, Errno> {
+        loop {
+            match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
+                WaitStatus::StillAlive if Instant::now() < deadline => self.sleep(),
+                status => return Ok(status),
+            }
+        }
+    }
+
+    /// Sleeps until any traced thread may have stopped.
+    fn sleep(&self) {
+        let Some(descriptor) = &self.descriptor else {
+            let _ = poll(&mut [], PollTimeout::from(LOOK_EVERY));
+            return;
+        };
+        let mut waited = [PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)];
+        // Each signal is taken, for it would end every later sleep at once; which thread it tells of does not matter.
+        if poll(&mut waited, PollTimeout::from(LOOK_EVERY)).is_ok_and(|ready| ready > 0) {
+            let _ = descriptor.read_signal();
+        }
+    }
+}
+
+impl Drop for StopWaiter {
+    fn drop(&mut self) {
+        self.descriptor = None;
+        if let Some(mask) = self.mask_before {
+            let _ = mask.thread_set_mask();
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! A moment in which the calling thread must not wait for a processor (sched(7)).
+
+/// The lowest real-time priority: it comes before all ordinary threads, and behind every other real-time thread.
+const PRIORITY: i32 = 1;
+
+/// While this lives, the calling thread is scheduled before all ordinary ones.
+///
+/// Whoever keeps another program stopped and then queues for a processor behind that program's clients makes its pause
+/// as long as the queue. Needs CAP_SYS_NICE or RLIMIT_RTPRIO; without them nothing is changed.
+pub struct Urgency {
+    before: Option<(i32, libc::sched_param)>,
+}
+
+impl Urgency {
+    /// Raises the calling thread, if it is an ordinary one and the kernel permits it.
+    pub fn raise() -> Self {
+        // SAFETY:
+        // - 0 is the calling thread, and the call takes no pointer.
+        let policy = unsafe { libc::sched_getscheduler(0) };
+        let mut before = libc::sched_param { sched_priority: 0 };
+        // SAFETY:
+        // - 0 is the calling thread, and `before` is a structure of ours.
+        let known = unsafe { libc::sched_getparam(0, &raw mut before) } == 0;
+        let ordinary = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE].contains(&policy);
+        let raised = known && ordinary && set(libc::SCHED_FIFO, libc::sched_param { sched_priority: PRIORITY });
+        Self { before: raised.then_some((policy, before)) }
+    }
+}
+
+impl Drop for Urgency {
+    fn drop(&mut self) {
+        if let Some((policy, parameters)) = self.before {
+            // Lowering is always permitted.
+            set(policy, parameters);
+        }
+    }
+}
+
+fn set(policy: i32, parameters: libc::sched_param) -> bool {
+    // SAFETY:
+    // - 0 is the calling thread, and `parameters` is a structure of ours that outlives the call.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_is_afterwards_what_it_was() {
+        let policy = || unsafe { libc::sched_getscheduler(0) };
+        let before = policy();
+        let urgency = Urgency::raise();
+        // Who may not be raised stays what it is.
+        assert!([before, libc::SCHED_FIFO].contains(&policy()));
+        drop(urgency);
+        assert_eq!(policy(), before);
+    }
+}
