@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use huge_page_pools::machine_facts;
 use observation::{ObjectReader, ProcessFiles};
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let pids = targets(args.pid, args.all.as_deref())?;
     let mut reader = ObjectReader::new();
+    // Looked at before the first lift, so that nothing that is loaded meanwhile is overlooked.
+    let watched = if args.watch { pids.iter().map(|&pid| Watched::new(pid)).collect() } else { Vec::new() };
     let mut failed = Vec::new();
     for &pid in &pids {
         if let Err(error) = attach_one(args, pid, &mut reader)
@@ -30,9 +33,7 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
             failed.push(format!("{}[{pid}]: {error:#}", program_name(pid)));
         }
     }
-    if args.watch {
-        watch(args, pids, &mut reader);
-    }
+    watch(args, watched, &mut reader);
     if failed.is_empty() { Ok(()) } else { bail!(failed.join("\npagelift: ")) }
 }
 
@@ -65,33 +66,45 @@ fn attach_one(args: &AttachArgs, pid: i32, reader: &mut ObjectReader) -> anyhow:
     Ok(())
 }
 
-/// Looks at the list of mapped files once a second, which costs the program nothing, and lifts again where it has grown.
-fn watch(args: &AttachArgs, mut pids: Vec<i32>, reader: &mut ObjectReader) {
-    let mut known: Vec<HashSet<String>> = pids.iter().map(|&pid| mapped_files(pid)).collect();
-    while !pids.is_empty() {
-        thread::sleep(WATCH_EVERY);
-        let mut index = 0;
-        while index < pids.len() {
-            let files = mapped_files(pids[index]);
-            if files.is_empty() {
-                pids.remove(index);
-                known.remove(index);
-                continue;
-            }
-            if !files.is_subset(&known[index])
-                && let Err(error) = attach_one(args, pids[index], reader)
-            {
-                eprintln!("pagelift: {error:#}");
-            }
-            known[index] = files;
-            index += 1;
-        }
+/// A process that is watched.
+struct Watched {
+    pid: i32,
+    /// Files whose objects were lifted, or tried.
+    known: HashSet<PathBuf>,
+    /// Those of the look before.
+    last: HashSet<PathBuf>,
+}
+
+impl Watched {
+    fn new(pid: i32) -> Self {
+        let known = mapped_files(pid);
+        Self { pid, last: known.clone(), known }
     }
 }
 
-fn mapped_files(pid: i32) -> HashSet<String> {
+/// Looks at the list of mapped files once a second, which costs the program nothing, and lifts again where it has grown.
+fn watch(args: &AttachArgs, mut watched: Vec<Watched>, reader: &mut ObjectReader) {
+    while !watched.is_empty() {
+        thread::sleep(WATCH_EVERY);
+        watched.retain_mut(|watched| {
+            let files = mapped_files(watched.pid);
+            // What is there for the first time may still be half loaded.
+            let settled = files.intersection(&watched.last).cloned().collect::<HashSet<_>>();
+            if !settled.is_subset(&watched.known) {
+                if let Err(error) = attach_one(args, watched.pid, reader) {
+                    eprintln!("pagelift: {error:#}");
+                }
+                watched.known = settled;
+            }
+            watched.last = files;
+            !watched.last.is_empty()
+        });
+    }
+}
+
+fn mapped_files(pid: i32) -> HashSet<PathBuf> {
     let Ok(space) = ProcessFiles::of(pid).maps() else { return HashSet::new() };
-    space.mappings().iter().filter(|m| m.protection.execute).filter_map(|m| m.path().map(str::to_owned)).collect()
+    space.mappings().iter().filter(|m| m.protection.execute).filter_map(|m| m.path().map(PathBuf::from)).collect()
 }
 
 /// Puts back.
