@@ -11,6 +11,7 @@ use paired_bench::machine_check::look_at_machine;
 use paired_bench::pinning::last_usable_cpu;
 use paired_bench::report::{ContestantFacts, Report, Series, WorkloadFacts};
 use paired_bench::start_up::{Trial, TrialRun};
+use paired_bench::statistics::FEWEST_BLOCKS;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,9 +64,6 @@ impl Arm {
         ContestantFacts { name: self.name.clone(), command, ..Default::default() }
     }
 }
-
-/// A build takes seconds, so that a table of builds takes so many times the time of another.
-const MORE_TIME_FOR_BUILDS: u32 = 6;
 
 /// A series of bursts to be run: who, what, and how often all are started afresh.
 pub(crate) struct BurstPlan {
@@ -170,15 +168,13 @@ impl Bench {
 
     /// Runs trials interleaved and takes the series into the report. `facts` name and describe the trials.
     pub(crate) fn run_trials(&mut self, name: &str, trials: Vec<(ContestantFacts, Trial<'_>)>) -> Result<&Series> {
-        let (time, cpu) = (self.time, self.cpu);
-        self.run_interleaved(name, trials, 4, time, cpu)
+        let (stop, cpu) = (Stop::Time(self.time), self.cpu);
+        self.run_interleaved(name, trials, 4, stop, cpu)
     }
 
-    /// The same for trials of many processes that take seconds each: in more time, with one round to warm up and its
-    /// mirror, on all CPUs.
+    /// The same for trials of many processes, on all CPUs, which take seconds each: as many rounds as an interval needs.
     pub(crate) fn run_builds(&mut self, name: &str, trials: Vec<(ContestantFacts, Trial<'_>)>) -> Result<&Series> {
-        let time = self.time * MORE_TIME_FOR_BUILDS;
-        self.run_interleaved(name, trials, 2, time, None)
+        self.run_interleaved(name, trials, 0, Stop::Rounds(2 * FEWEST_BLOCKS as u32), None)
     }
 
     fn run_interleaved(
@@ -186,11 +182,11 @@ impl Bench {
         name: &str,
         trials: Vec<(ContestantFacts, Trial<'_>)>,
         warm_up_rounds: u32,
-        time: Duration,
+        stop: Stop,
         cpu: Option<usize>,
     ) -> Result<&Series> {
         let (facts, trials): (Vec<_>, Vec<_>) = trials.into_iter().unzip();
-        let run = TrialRun { trials, seed: self.seed, warm_up_rounds, stop: Stop::Time(time), cpu };
+        let run = TrialRun { trials, seed: self.seed, warm_up_rounds, stop, cpu };
         let samples = run.run(&mut Watch::new(name, self.interrupted.clone()))?;
         let workloads = vec![WorkloadFacts { name: name.to_owned(), steps: 1 }];
         self.take(Series::new(name, self.seed, facts, workloads, cpu, samples))
