@@ -113,6 +113,8 @@ pub struct ProcessFacts {
     pub images: Vec<ImageSpan>,
     /// Mappings that must not be replaced.
     pub special: Vec<SpecialMapping>,
+    /// Pages of code in which a breakpoint or a uprobe stands, which must not be copied.
+    pub probed: RangeSet,
     /// The program sets up its own RELRO after this moment (a static program at its entry).
     pub relocates_itself: bool,
     /// The program runs: writable memory may change at any moment, and the kernel may be writing to it.

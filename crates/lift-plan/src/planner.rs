@@ -102,8 +102,21 @@ impl<'a> Planner<'a> {
             self.note_edge(object, group, edge);
         }
         let of_executable = object.role == ObjectRole::Executable;
+        let runs: Vec<Run> = runs.into_iter().flat_map(|run| self.cut_out_probes(object, run)).collect();
         let runs = runs.into_iter().flat_map(|run| self.cut_at_images(run));
         runs.map(|run| Wish { object: object.name().to_owned(), of_executable, run }).collect()
+    }
+
+    /// What is left of a run without the huge pages in which a probe stands; those are refused.
+    fn cut_out_probes(&mut self, object: &LoadedObject, run: Run) -> Vec<Run> {
+        let (mut free, mut probed) = (RangeSet::new(), RangeSet::new());
+        free.insert(run.range);
+        self.process.probed.within(run.range).for_each(|pages| probed.insert(pages.widened(self.size)));
+        for pages in probed.iter() {
+            self.refuse(object.name(), kinds_of(run.pieces.iter()), pages, Reason::Probed);
+            free.remove(pages);
+        }
+        free.iter().map(|range| run.cut_to(range)).collect()
     }
 
     fn note_edge(&mut self, object: &LoadedObject, group: &Group, edge: AddressRange) {

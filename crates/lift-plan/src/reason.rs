@@ -76,6 +76,8 @@ pub enum Reason {
     NotReadable,
     /// Carries a property that a copy would lose.
     Special(String),
+    /// A debugger or a tracer has written an instruction into it, which a copy would keep for ever.
+    Probed,
     /// In use in a way that lets nobody replace it now, in words.
     InUse(&'static str),
     /// The program is going to change the protection of parts of it (RELRO of a static program), which pool pages
@@ -122,6 +124,7 @@ impl Reason {
             Self::ThpSize { .. } | Self::ThpOffInProcess => Some("--pages hugetlb".to_owned()),
             Self::Memory { needed, .. } => Some(format!("--max-memory {needed}, or free memory")),
             Self::Mappings { most, .. } => Some(format!("sysctl vm.max_map_count={}", most.saturating_mul(2))),
+            Self::Probed => Some("remove it, and lift again".to_owned()),
             Self::ProtectionPending => Some("--writable-pages thp".to_owned()),
             Self::NotHuge { .. } => Some("echo 1 > /proc/sys/vm/compact_memory".to_owned()),
             _ => None,
@@ -162,6 +165,7 @@ impl fmt::Display for Reason {
             Self::WritableAndExecutable => f.write_str("writable and executable at once"),
             Self::NotReadable => f.write_str("not readable, so it cannot be copied"),
             Self::Special(property) => write!(f, "{property}, which a copy would lose"),
+            Self::Probed => f.write_str("a breakpoint or a uprobe stands in its code, which would stay in a copy"),
             Self::InUse(why) => f.write_str(why),
             Self::ProtectionPending => {
                 f.write_str("the program will change the protection of part of it, which pool pages cannot follow")

@@ -1,6 +1,7 @@
 //! Gathers what the planner needs to know of a process.
 
 use super::images::{self, MissingImages};
+use super::probes;
 use address_space::{AddressRange, AddressSpace, MappingUsage, ObjectRole, PageSize, RangeSet};
 use anyhow::Context;
 use huge_page_pools::system_thp;
@@ -62,6 +63,7 @@ fn plan_seen(
     if first.lifts.is_empty() && policy.pages != Pages::Image {
         return Ok((seen, first));
     }
+    seen.process.probed = probes::find(pid, &seen.process, &first, machine.base_page);
     seen.process.images = images::spans(pid, &seen.process, machine, policy, missing);
     // The account of every mapping costs more than all the rest, and only matters where something is to be replaced.
     seen.process.special = special_mappings(&ProcessFiles::of(pid).smaps()?);

@@ -86,7 +86,7 @@ fn of_object(
 }
 
 /// The file that the process really has mapped, if it can be opened and is not another by now.
-fn open(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Option<(File, FileIdentity)> {
+pub fn open(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Option<(File, FileIdentity)> {
     let process = ProcessFiles::of(pid);
     let mapping = space.mappings().iter().find(|m| !m.shared && m.path() == Some(object.path.as_str()));
     let by_mapping = mapping.and_then(|m| File::open(process.path(&format!("map_files/{}", m.range))).ok());

@@ -2,6 +2,7 @@
 
 use super::facts::{plan_for_running, without_thp_disable};
 use super::images::MissingImages;
+use super::probes::holds_probe;
 use super::report::Report;
 use address_space::{
     Address, AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection,
@@ -11,7 +12,7 @@ use anyhow::{Context, anyhow, bail};
 use by_ptrace::live::{LiveExecutor, Pause};
 use huge_page_pools::base_page;
 use lift_execution::{Backing, Executor, execute};
-use lift_plan::{MachineFacts, Policy};
+use lift_plan::{MachineFacts, Policy, Reason};
 use observation::{ObjectReader, ProcessFiles};
 use std::fmt;
 use std::fs;
@@ -212,7 +213,11 @@ fn fill_and_swap(executor: &mut LiveExecutor, lifted: &Lifted<'_>, staging: Addr
             continue;
         }
         for (index, (now, file)) in now.chunks(page).zip(file.chunks(page)).enumerate() {
-            if now != file {
+            if holds_probe(file, now) {
+                bail!("{}; to mend: remove it, and detach again", Reason::Probed);
+            }
+            // A probe of the file itself, which the kernel has just put into the new mapping, stays.
+            if now != file && !holds_probe(now, file) {
                 executor.memory().write(staging + at + (index * page) as u64, now)?;
             }
         }

@@ -10,6 +10,7 @@ pub mod live;
 #[path = "live_elsewhere.rs"]
 pub mod live;
 pub mod message;
+pub mod probes;
 pub mod process;
 pub mod report;
 pub mod running_heap;

@@ -3,7 +3,7 @@
 use crate::support::{MACHINE, Program, base_page, page_size, programs};
 use address_space::format_bytes;
 use lift_plan::{
-    Edges, HugePool, Kind, MachineFacts, Pages, Plan, Policy, RangeLift, ThpFacts, ThpMode, WritablePages, plan,
+    Edges, HugePool, Kind, MachineFacts, Pages, Plan, Policy, RangeLift, Reason, ThpFacts, ThpMode, WritablePages, plan,
 };
 
 fn machine(pool: u64) -> MachineFacts {
@@ -80,4 +80,24 @@ fn untouched_bss_costs_nothing() {
     let bss = made.lifts.iter().find(|lift| lift.kinds.contains(&Kind::Bss)).unwrap();
     let memory = bss.attempts[0].memory;
     assert!(memory < 3 << 20, "{} would become resident", format_bytes(memory));
+}
+
+/// Of all that would be lifted, only the huge page in which a probe stands stays, and it is refused for that reason.
+#[test]
+fn a_huge_page_with_a_probe_stays_where_it_is() {
+    for program in programs::all() {
+        let plain = planned(&program);
+        let Some(text) = plain.lifts.iter().find(|lift| lift.kinds == [Kind::Text]) else { continue };
+        let huge = page_size(programs::HUGE);
+        let page = text.range.pages(base_page()).nth(3).unwrap();
+        let mut probed = program.clone();
+        probed.facts.probed.insert(page);
+        let made = planned(&probed);
+        assert!(made.lifts.iter().all(|lift| !lift.range.overlaps(page)), "{}", program.name);
+        let refusals: Vec<_> = made.refusals.iter().filter(|refusal| refusal.reason == Reason::Probed).collect();
+        assert_eq!(refusals.iter().map(|r| r.range).collect::<Vec<_>>(), [page.widened(huge)], "{}", program.name);
+        let bytes = |plan: &Plan| plan.lifts.iter().map(|lift| lift.range.len()).sum::<u64>();
+        assert_eq!(bytes(&made) + huge.bytes(), bytes(&plain), "{}", program.name);
+        assert_eq!(made.considered, plain.considered, "{}", program.name);
+    }
 }
