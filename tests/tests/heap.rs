@@ -263,6 +263,7 @@ fn ways() -> Vec<Trial> {
             let program = Program::named("heap/holds_static.c")?.command()?;
             becomes_huge(t, &program, &["--heap=auto", "--lift=text"], 40 * MIB)
         }),
+        trial("attach_collapses_a_running_heap", [gcc(), root()].concat(), attach_collapses_a_running_heap),
         trial("inspect_names_the_allocator", gcc(), |t| {
             let folder = t.folder();
             let source = folder.join("x.c");
@@ -289,6 +290,23 @@ fn ways() -> Vec<Trial> {
             Ok(())
         }),
     ]
+}
+
+fn attach_collapses_a_running_heap(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("heap/holds_a_running_heap.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    let report = t.folder().join("report.json");
+    let (pid, path) = (session.pid().to_string(), report.to_string_lossy().into_owned());
+    let output = t.run(t.pagelift(&["attach", &pid, "--heap=thp", "--lift=text", "--report", &path])?)?.success()?;
+    ensure!(output.stderr.contains("anonymous memory on huge pages"), "{}", output.stderr);
+    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&report)?)?;
+    let bytes = |moment: &str| json["heap"][moment]["huge"].as_u64().with_context(|| format!("no heap: {json}"));
+    // Both ends of what the heap consists of fill no whole huge page.
+    ensure!(bytes("before")? == 0 && bytes("after")? >= 56 * MIB, "{json}");
+    session.send("\n")?;
+    let output = session.finish()?;
+    ensure!(output.ending == Ending::Exit(0), "its heap is not as it was: {:?}", output.ending);
+    Ok(())
 }
 
 /// What `env` prints under these options, line by line.

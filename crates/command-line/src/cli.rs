@@ -220,6 +220,9 @@ pub struct AttachArgs {
     /// All processes that run a program of this name.
     #[arg(long, value_name = "NAME")]
     pub all: Option<String>,
+    /// Collapse what it has allocated onto huge pages too, in place: off or thp.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "off")]
+    pub heap: crate::lifting::heap_in_place::AttachHeapArg,
     /// Show the plan only.
     #[arg(long)]
     pub dry_run: bool,

@@ -3,6 +3,7 @@
 use crate::cli::{AttachArgs, DetachArgs};
 use crate::lifting::facts::{plan_for_running, without_thp_disable};
 use crate::lifting::handler::program_name;
+use crate::lifting::heap_in_place::{AttachHeapArg, collapse_in_place};
 use crate::lifting::images::MissingImages;
 use crate::lifting::live::{lift_running, restore_running};
 use crate::lifting::message;
@@ -48,6 +49,9 @@ fn attach_one(args: &AttachArgs, pid: i32, reader: &mut ObjectReader) -> anyhow:
     }
     let mut report = Report::new(pid, program_name(pid));
     let pause = lift_running(pid, reader, &machine, &policy, &mut report)?;
+    if args.heap == AttachHeapArg::Thp {
+        report.heap = Some(collapse_in_place(pid, &machine)?);
+    }
     if args.perf_map && report.covered_bytes > 0 {
         observation::perf_map::write(pid).context("writing the perf map")?;
     }
@@ -55,7 +59,8 @@ fn attach_one(args: &AttachArgs, pid: i32, reader: &mut ObjectReader) -> anyhow:
         report.write(path, args.all.is_some()).with_context(|| format!("writing {}", path.display()))?;
     }
     if !args.quiet {
-        eprintln!("{}; {}", message::line(&report), pause);
+        let heap = report.heap.as_ref().map(|heap| format!("; {}", heap.text())).unwrap_or_default();
+        eprintln!("{}; {}{heap}", message::line(&report), pause);
     }
     if args.verbose {
         eprint!("{}", table::outcome(&report));

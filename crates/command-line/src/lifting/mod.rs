@@ -3,6 +3,7 @@
 pub mod facts;
 pub mod handler;
 pub mod heap;
+pub mod heap_in_place;
 pub mod images;
 #[cfg(target_arch = "x86_64")]
 pub mod live;

@@ -1,5 +1,6 @@
 //! The report of one lift: for JSON, for the one line, and for the table.
 
+use crate::lifting::heap_in_place::HeapInPlace;
 use address_space::PageSize;
 use lift_execution::{Outcome, RangeOutcome};
 use lift_plan::{Coverable, Edge, Plan, Reason, Refusal, Source};
@@ -59,6 +60,9 @@ pub struct Report {
     pub lift_microseconds: u64,
     /// Time that the program stood still for us at both stops, in microseconds.
     pub stopped_microseconds: u64,
+    /// What became of the heap, where `attach` was to collapse it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heap: Option<HeapInPlace>,
     /// Each range of the plan.
     pub ranges: Vec<RangeOutcome>,
     /// What the plan refused.
@@ -88,6 +92,7 @@ impl Report {
             made_resident_bytes: 0,
             lift_microseconds: 0,
             stopped_microseconds: 0,
+            heap: None,
             ranges: Vec::new(),
             refusals: Vec::new(),
             edges: Vec::new(),
