@@ -158,7 +158,8 @@ fn room_behind_vdso(memory: &RemoteMemory, space: &AddressSpace, length: usize) 
     Ok(is_free.then_some(start))
 }
 
-/// The rest of an executable segment's last page.
+/// The rest of an executable segment's last page; of the smallest segment that has room there. What is written makes the
+/// page the process's own, and an image can no longer show the huge page that it belongs to: small segments have none.
 fn room_behind_segments(
     memory: &RemoteMemory,
     space: &AddressSpace,
@@ -166,22 +167,23 @@ fn room_behind_segments(
     base_page: PageSize,
     length: usize,
 ) -> io::Result<Option<Address>> {
-    for object in objects {
-        for segment in object.image.segments.iter().filter(|s| s.protection.execute && !s.protection.write) {
-            let end = segment.memory.end() + object.bias;
-            let Some(page_end) = end.align_up(base_page) else { continue };
-            let start = Address((end.0 + 15) & !15);
-            let Some(mapping) = space.find(end.align_down(base_page)) else { continue };
-            let fits = page_end.0.saturating_sub(start.0) >= length as u64 && end.0 % base_page.bytes() != 0;
-            if !fits || !mapping.protection.execute || !mapping.protection.read || mapping.path().is_none() {
-                continue;
-            }
-            let mut there = vec![0; length];
-            memory.read(start, &mut there)?;
-            // Something is there that the segment does not own; a file may map the next segment's bytes here.
-            if there.iter().all(|&byte| byte == 0) || is_ours(&there) {
-                return Ok(Some(start));
-            }
+    let segments = objects.iter().flat_map(|object| object.image.segments.iter().map(move |segment| (object, segment)));
+    let mut segments: Vec<_> = segments.filter(|(_, s)| s.protection.execute && !s.protection.write).collect();
+    segments.sort_by_key(|(_, segment)| segment.memory.len());
+    for (object, segment) in segments {
+        let end = segment.memory.end() + object.bias;
+        let Some(page_end) = end.align_up(base_page) else { continue };
+        let start = Address((end.0 + 15) & !15);
+        let Some(mapping) = space.find(end.align_down(base_page)) else { continue };
+        let fits = page_end.0.saturating_sub(start.0) >= length as u64 && end.0 % base_page.bytes() != 0;
+        if !fits || !mapping.protection.execute || !mapping.protection.read || mapping.path().is_none() {
+            continue;
+        }
+        let mut there = vec![0; length];
+        memory.read(start, &mut there)?;
+        // Something is there that the segment does not own; a file may map the next segment's bytes here.
+        if there.iter().all(|&byte| byte == 0) || is_ours(&there) {
+            return Ok(Some(start));
         }
     }
     Ok(None)
