@@ -28,7 +28,19 @@ impl<'a> ProcessExecutor<'a> {
         Self { injector, pagemap: Pagemap::open(pid, base_page).ok(), base_page, own_pid: own_pid(pid) }
     }
 
-    fn call(&mut self, name: &'static str, number: i64, arguments: [u64; 6]) -> Result<u64, CallError> {
+    pub(crate) fn pid(&self) -> i32 {
+        self.injector.pid().as_raw()
+    }
+
+    pub(crate) fn pagemap(&self) -> Option<&Pagemap> {
+        self.pagemap.as_ref()
+    }
+
+    pub(crate) fn base_page_bytes(&self) -> u64 {
+        self.base_page.bytes()
+    }
+
+    pub(crate) fn call(&mut self, name: &'static str, number: i64, arguments: [u64; 6]) -> Result<u64, CallError> {
         match self.injector.call(number, arguments) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(errno)) => Err(CallError { call: name, errno: errno as i32 }),
@@ -57,6 +69,45 @@ impl<'a> ProcessExecutor<'a> {
     fn write_to_each(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
         for page in range.pages(page) {
             self.write(page.start(), &[0])?;
+        }
+        Ok(())
+    }
+
+    /// Lets the process open a file for reading.
+    pub(crate) fn open_file(&mut self, path: &str) -> Result<u64, CallError> {
+        let scratch = self.scratch()?;
+        let mut bytes = path.as_bytes().to_vec();
+        bytes.push(0);
+        if bytes.len() as u64 > self.base_page.bytes() {
+            return Err(CallError { call: "openat", errno: Errno::ENAMETOOLONG as i32 });
+        }
+        self.write(scratch, &bytes)?;
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+        self.call("openat", numbers::SYS_openat, [libc::AT_FDCWD as u64, scratch.0, flags, 0, 0, 0])
+    }
+
+    /// The process copies its own memory by `process_vm_readv`: one copy, at the speed of memory, and a page that
+    /// cannot be had is an error instead of a signal.
+    fn copy_memory(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let scratch = self.scratch()?;
+        let mut done = 0;
+        while done < from.len() {
+            let length = (from.len() - done).min(COPIED_AT_ONCE);
+            let vectors = [to.0 + done, length, from.start().0 + done, length];
+            let bytes: Vec<u8> = vectors.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            self.write(scratch, &bytes)?;
+            let arguments = [self.own_pid, scratch.0, 1, scratch.0 + 16, 1, 0];
+            match self.call("process_vm_readv", numbers::SYS_process_vm_readv, arguments) {
+                Ok(0) => return Err(CallError { call: "process_vm_readv", errno: Errno::EFAULT as i32 }),
+                Ok(copied) => done += copied,
+                Err(error)
+                    if [Errno::EPERM as i32, Errno::ENOSYS as i32, Errno::ESRCH as i32].contains(&error.errno) =>
+                {
+                    let rest = AddressRange::new(from.start() + done, from.end());
+                    return self.copy_from_outside(rest, to + done);
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -127,43 +178,16 @@ impl Executor for ProcessExecutor<'_> {
         self.call("mremap", numbers::SYS_mremap, arguments).map(drop)
     }
 
-    /// The process copies its own memory by `process_vm_readv`: one copy, at the speed of memory, and a page that
-    /// cannot be had is an error instead of a signal.
+    /// From the file where a mapping shows one, else from memory.
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
-        let scratch = self.scratch()?;
-        let mut done = 0;
-        while done < from.len() {
-            let length = (from.len() - done).min(COPIED_AT_ONCE);
-            let vectors = [to.0 + done, length, from.start().0 + done, length];
-            let bytes: Vec<u8> = vectors.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            self.write(scratch, &bytes)?;
-            let arguments = [self.own_pid, scratch.0, 1, scratch.0 + 16, 1, 0];
-            match self.call("process_vm_readv", numbers::SYS_process_vm_readv, arguments) {
-                Ok(0) => return Err(CallError { call: "process_vm_readv", errno: Errno::EFAULT as i32 }),
-                Ok(copied) => done += copied,
-                Err(error)
-                    if [Errno::EPERM as i32, Errno::ENOSYS as i32, Errno::ESRCH as i32].contains(&error.errno) =>
-                {
-                    let rest = AddressRange::new(from.start() + done, from.end());
-                    return self.copy_from_outside(rest, to + done);
-                }
-                Err(error) => return Err(error),
-            }
+        for range in self.copy_from_files(from, to).iter() {
+            self.copy_memory(range, to + (range.start() - from.start()))?;
         }
         Ok(())
     }
 
     fn map_file(&mut self, path: &str, offset: u64, length: u64, protection: Protection) -> Result<Address, CallError> {
-        let scratch = self.scratch()?;
-        let mut bytes = path.as_bytes().to_vec();
-        bytes.push(0);
-        if bytes.len() as u64 > self.base_page.bytes() {
-            return Err(CallError { call: "openat of an image", errno: Errno::ENAMETOOLONG as i32 });
-        }
-        self.write(scratch, &bytes)?;
-        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-        let arguments = [libc::AT_FDCWD as u64, scratch.0, flags, 0, 0, 0];
-        let descriptor = self.call("openat of an image", numbers::SYS_openat, arguments)?;
+        let descriptor = self.open_file(path)?;
         let arguments = [0, length, protection.bits() as u64, PRIVATE_FILE as u64, descriptor, offset];
         let mapped = self.call("mmap of an image", numbers::SYS_mmap, arguments);
         // Linux closes a descriptor even where close reports an error (close(2)).

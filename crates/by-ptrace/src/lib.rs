@@ -11,6 +11,7 @@ mod calls;
 mod executor;
 mod farewell;
 mod follow;
+mod from_file;
 mod injection;
 mod launch;
 #[cfg(target_arch = "x86_64")]

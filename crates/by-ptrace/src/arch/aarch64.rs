@@ -76,7 +76,7 @@ fn write_breakpoint(pid: Pid, address: u64, control: u32) -> Result<(), Errno> {
 pub mod numbers {
     pub use libc::{
         SYS_brk, SYS_close, SYS_exit_group, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_openat,
-        SYS_prctl, SYS_process_vm_readv, SYS_rt_sigaction,
+        SYS_prctl, SYS_pread64, SYS_process_vm_readv, SYS_rt_sigaction,
     };
 }
 

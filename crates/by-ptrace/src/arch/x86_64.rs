@@ -64,7 +64,7 @@ pub fn clear_hardware_breakpoint(pid: Pid) -> Result<(), Errno> {
 pub mod numbers {
     pub use libc::{
         SYS_brk, SYS_close, SYS_exit_group, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_openat,
-        SYS_prctl, SYS_process_vm_readv, SYS_rt_sigaction,
+        SYS_prctl, SYS_pread64, SYS_process_vm_readv, SYS_rt_sigaction,
     };
 }
 
