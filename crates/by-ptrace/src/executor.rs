@@ -19,13 +19,18 @@ pub struct ProcessExecutor<'a> {
     pagemap: Option<Pagemap>,
     base_page: PageSize,
     own_pid: u64,
+    /// Room for what calls take from memory. It is mapped before anything else: later there may be a gap from which
+    /// memory was moved aside, and the kernel would choose just that.
+    scratch: Option<Address>,
 }
 
 impl<'a> ProcessExecutor<'a> {
     /// An executor that makes its calls through `injector`.
     pub fn new(injector: &'a mut Injector, base_page: PageSize) -> Self {
         let pid = injector.pid().as_raw();
-        Self { injector, pagemap: Pagemap::open(pid, base_page).ok(), base_page, own_pid: own_pid(pid) }
+        let scratch = injector.scratch(base_page).ok().and_then(Result::ok);
+        let pagemap = Pagemap::open(pid, base_page).ok();
+        Self { injector, pagemap, base_page, own_pid: own_pid(pid), scratch }
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -48,13 +53,8 @@ impl<'a> ProcessExecutor<'a> {
         }
     }
 
-    fn scratch(&mut self) -> Result<Address, CallError> {
-        const CALL: &str = "mmap of a scratch page";
-        match self.injector.scratch(self.base_page) {
-            Ok(Ok(address)) => Ok(address),
-            Ok(Err(errno)) => Err(CallError { call: CALL, errno: errno as i32 }),
-            Err(error) => Err(not_made(CALL, &error)),
-        }
+    fn scratch(&self) -> Result<Address, CallError> {
+        self.scratch.ok_or(CallError { call: "mmap of a scratch page", errno: Errno::ENOMEM as i32 })
     }
 
     fn write(&self, at: Address, bytes: &[u8]) -> Result<(), CallError> {
@@ -89,7 +89,7 @@ impl<'a> ProcessExecutor<'a> {
     /// The process copies its own memory by `process_vm_readv`: one copy, at the speed of memory, and a page that
     /// cannot be had is an error instead of a signal.
     fn copy_memory(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
-        let scratch = self.scratch()?;
+        let Ok(scratch) = self.scratch() else { return self.copy_from_outside(from, to) };
         let mut done = 0;
         while done < from.len() {
             let length = (from.len() - done).min(COPIED_AT_ONCE);
