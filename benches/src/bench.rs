@@ -1,11 +1,11 @@
 //! What all benchmarks share: the program under test, the place to build in, the report, and how a series is run.
 
-use address_space::format_bytes;
+use address_space::{PageSize, format_bytes};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use observation::ProcessMemory;
 use observation::coverage::Usage;
-use pagelift_tests::{PoolReservation, is_root};
+use pagelift_tests::{PoolReservation, default_huge_page, is_root};
 use paired_bench::burst_run::{BurstRun, ContestantSpec, Observer, Running, Stop};
 use paired_bench::machine_check::look_at_machine;
 use paired_bench::pinning::last_usable_cpu;
@@ -71,6 +71,8 @@ pub(crate) struct BurstPlan {
     pub(crate) arms: Vec<Arm>,
     pub(crate) workloads: Vec<String>,
     pub(crate) generations: u32,
+    /// Each alone, for so many bursts a start, instead of side by side for the bench's time.
+    pub(crate) alone: Option<u32>,
 }
 
 /// The benchmarks' common ground.
@@ -115,12 +117,18 @@ impl Bench {
 
     /// So many bytes of the pool, or the reason why there are none.
     pub(crate) fn reserve_pool(&self, bytes: u64) -> Result<PoolReservation, String> {
+        let page = default_huge_page().map_err(|error| format!("{error:#}"))?;
+        self.reserve_pages(page, page.pages_for(bytes))
+    }
+
+    /// So many pages of one size, or the reason why there are none.
+    pub(crate) fn reserve_pages(&self, page: PageSize, pages: u64) -> Result<PoolReservation, String> {
         if !is_root() {
             return Err("hugetlb pages are reserved by root only; run `sudo make bench`".to_owned());
         }
         // The lock may be held for long by a test, and taking it cannot be interrupted: so it is taken by a thread.
         let (sender, receiver) = channel();
-        std::thread::spawn(move || sender.send(PoolReservation::of_default_pages(bytes)));
+        std::thread::spawn(move || sender.send(PoolReservation::of(page, pages)));
         for waited in 0u32.. {
             match receiver.recv_timeout(Duration::from_millis(100)) {
                 Ok(reservation) => return reservation.map_err(|error| format!("{error:#}")),
@@ -148,9 +156,12 @@ impl Bench {
             generations: plan.generations,
             stop: Stop::Time(self.time),
             cpu: self.cpu,
-            patience: Duration::from_secs(60),
+            patience: Duration::from_secs(180),
         };
-        let series = run.run(&mut watch)?;
+        let series = match plan.alone {
+            None => run.run(&mut watch)?,
+            Some(rounds) => run.run_alone(rounds, &mut watch)?,
+        };
         let mut facts: Vec<ContestantFacts> = plan.arms.iter().map(Arm::facts).collect();
         for (facts, seen) in facts.iter_mut().zip(&watch.huge) {
             let bytes: Vec<u64> = seen.iter().flatten().map(Usage::huge_bytes).collect();
@@ -190,6 +201,11 @@ impl Bench {
         let samples = run.run(&mut Watch::new(name, self.interrupted.clone()))?;
         let workloads = vec![WorkloadFacts { name: name.to_owned(), steps: 1 }];
         self.take(Series::new(name, self.seed, facts, workloads, cpu, samples))
+    }
+
+    /// For benchmarks that run by themselves: the error that ends one on request.
+    pub(crate) fn stop_if_interrupted(&self) -> Result<()> {
+        if self.interrupted.load(Ordering::Relaxed) { bail!("interrupted") } else { Ok(()) }
     }
 
     fn take(&mut self, series: Series) -> Result<&Series> {
@@ -265,6 +281,12 @@ impl Observer for Watch {
         for (seen, contestant) in self.huge.iter_mut().zip(contestants) {
             seen.push(usage_of(contestant.process_id));
         }
+    }
+    fn measured_alone(&mut self, contestant: usize, process_id: u32) {
+        if self.huge.len() <= contestant {
+            self.huge.resize(contestant + 1, Vec::new());
+        }
+        self.huge[contestant].push(usage_of(process_id));
     }
     fn progress(&mut self, done: f64) {
         self.bar.set_position((done * 1000.0) as u64);

@@ -52,6 +52,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             arms,
             workloads: vec![kind.into()],
             generations: 2,
+            alone: None,
         };
         let series = bench.run_bursts(plan)?;
         for (workload, facts) in series.workloads.iter().enumerate() {

@@ -1,27 +1,29 @@
 //! The index of fingerprints (`examples/fingerprint-index`): one heap backed in many ways, each beside the limit that a
 //! hand-written layout on pool pages sets.
 //!
-//! All contestants of a series live at once, so the ways are tried in groups that memory has room for; the limit and
-//! the plain program are in every group.
+//! Contestants run alone, one after the other, in turns. Side by side they cannot be compared: the same program differs
+//! from itself by up to a fifth, by where in the machine's memory its pages lie. Alone, those on the pool get the same
+//! pages in turn.
 
 use crate::bench::{Arm, Bench, BurstPlan};
 use crate::build::Linking;
 use crate::table::print_bursts;
 use address_space::{PageSize, format_bytes};
 use anyhow::Result;
-use pagelift_tests::{PoolReservation, default_huge_page, is_root, meminfo};
+use pagelift_tests::{default_huge_page, is_root, meminfo};
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::Duration;
 
 /// Sizes of the index in MiB; those that memory has no room for are skipped with the numbers.
 const SIZES: [u64; 3] = [1 << 10, 4 << 10, 12 << 10];
 /// The index is made by so many threads, since threads' heaps are where allocators differ.
 const THREADS: &str = "2";
-/// Contestants at once, the limit and the plain program among them.
-const MOST_AT_ONCE: u64 = 5;
 /// Allocators and layouts need more than the index: so many percent of it are counted on.
-const PERCENT: u64 = 115;
+const PERCENT: u64 = 125;
+/// How often each contestant is started, for each size: the large ones take long to make.
+const TURNS: [u32; 3] = [6, 4, 2];
+/// Bursts of each start.
+const BURSTS: u32 = 60;
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let program = bench.build(
@@ -30,26 +32,26 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         Linking::Default,
         &["-pthread"],
     )?;
-    for mebibytes in SIZES {
-        on_usual_pages(bench, &program, mebibytes)?;
+    for (mebibytes, turns) in SIZES.into_iter().zip(TURNS) {
+        on_usual_pages(bench, &program, mebibytes, turns)?;
+        on_largest_pages(bench, &program, mebibytes, turns)?;
     }
-    on_largest_pages(bench, &program, SIZES[0])
+    Ok(())
 }
 
 fn needed(mebibytes: u64) -> u64 {
     (mebibytes << 20) * PERCENT / 100
 }
 
-/// How many contestants memory has room for; `None` where there are too few, which is noted.
-fn room(bench: &mut Bench, mebibytes: u64) -> Option<u64> {
+/// False where memory has no room for so many of them, which is noted.
+fn has_room(bench: &mut Bench, mebibytes: u64, times: u64) -> bool {
     let available = meminfo("MemAvailable").unwrap_or(0);
-    let room = (available * 4 / 5 / needed(mebibytes)).min(MOST_AT_ONCE);
-    if room >= 3 {
-        return Some(room);
+    let needed = needed(mebibytes) * times * 21 / 20;
+    if available < needed && times == 1 {
+        let (found, needed) = (format_bytes(available), format_bytes(needed));
+        bench.report.skip(name(mebibytes), format!("found {found} of available memory, needed {needed}"));
     }
-    let (found, needed) = (format_bytes(available), format_bytes(needed(mebibytes) * 3 * 5 / 4));
-    bench.report.skip(name(mebibytes), format!("found {found} of available memory, needed {needed}"));
-    None
+    available >= needed
 }
 
 fn name(mebibytes: u64) -> String {
@@ -96,74 +98,60 @@ fn by_hand(words: &[OsString], page: PageSize) -> Arm {
     Arm::new(&format!("by hand on {page}"), words)
 }
 
-fn on_usual_pages(bench: &mut Bench, program: &Path, mebibytes: u64) -> Result<()> {
-    let Some(room) = room(bench, mebibytes) else { return Ok(()) };
+/// All in one group where memory has room for the pool beside the others, else those on the pool by themselves.
+fn on_usual_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32) -> Result<()> {
+    if !has_room(bench, mebibytes, 1) {
+        return Ok(());
+    }
     let words = words_of(program, mebibytes);
     let page = default_huge_page()?;
-    // The limit and one more contestant of a group stand on the pool.
-    let pool = bench.reserve_pool(2 * needed(mebibytes));
-    // Making the index takes time too, and all of a group's are made anew in each generation.
-    let time = bench.time;
-    bench.time = time.max(Duration::from_millis(mebibytes * 10));
-    let result = usual_groups(bench, &words, mebibytes, room, page, pool);
-    bench.time = time;
-    result
-}
-
-fn usual_groups(
-    bench: &mut Bench,
-    words: &[OsString],
-    mebibytes: u64,
-    room: u64,
-    page: PageSize,
-    pool: std::result::Result<PoolReservation, String>,
-) -> Result<()> {
-    if let Err(reason) = &pool {
-        bench.report.skip(format!("{}: the pool", name(mebibytes)), reason.clone());
-    }
-    let (on_pool, beside): (Vec<_>, Vec<_>) =
-        contestants(bench, words, mebibytes, pool.is_ok()).into_iter().partition(|(_, pool)| *pool);
-    let free_places = room as usize - 2;
-    let mut on_pool = on_pool.into_iter();
-    let mut beside = beside.into_iter();
-    loop {
-        let mut group: Vec<Arm> = on_pool.next().into_iter().map(|(arm, _)| arm).collect();
-        group.extend(beside.by_ref().take(free_places - group.len()).map(|(arm, _)| arm));
-        if group.is_empty() {
-            return Ok(());
+    let together = has_room(bench, mebibytes, 2);
+    let mut beside = vec![Arm::new("plain", &words).silent()];
+    {
+        let pool = bench.reserve_pool(needed(mebibytes));
+        if let Err(reason) = &pool {
+            bench.report.skip(format!("{}: the pool", name(mebibytes)), reason.clone());
         }
-        let limit = pool.is_ok().then(|| by_hand(words, page));
-        one_group(bench, &name(mebibytes), limit, words, group)?;
+        let (on_pool, others): (Vec<_>, Vec<_>) =
+            contestants(bench, &words, mebibytes, pool.is_ok()).into_iter().partition(|(_, pool)| *pool);
+        beside.extend(others.into_iter().map(|(arm, _)| arm));
+        if pool.is_ok() {
+            let mut arms = vec![by_hand(&words, page)];
+            arms.extend(on_pool.into_iter().map(|(arm, _)| arm));
+            if together {
+                arms.append(&mut beside);
+            }
+            one_group(bench, &name(mebibytes), arms, turns)?;
+        }
     }
+    if beside.is_empty() { Ok(()) } else { one_group(bench, &name(mebibytes), beside, turns) }
 }
 
-fn one_group(bench: &mut Bench, name: &str, limit: Option<Arm>, words: &[OsString], group: Vec<Arm>) -> Result<()> {
-    let mut arms: Vec<Arm> = limit.into_iter().collect();
-    arms.push(Arm::new("plain", words).silent());
-    arms.extend(group);
-    let plan = BurstPlan { name: name.to_owned(), arms, workloads: vec!["queries".into()], generations: 2 };
+fn one_group(bench: &mut Bench, name: &str, arms: Vec<Arm>, turns: u32) -> Result<()> {
+    let workloads = vec!["queries".into()];
+    let plan = BurstPlan { name: name.to_owned(), arms, workloads, generations: turns, alone: Some(BURSTS) };
     print_bursts(bench.run_bursts(plan)?, None);
     Ok(())
 }
 
 /// The same on the machine's next larger pool pages, where so many can be had.
-fn on_largest_pages(bench: &mut Bench, program: &Path, mebibytes: u64) -> Result<()> {
+fn on_largest_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32) -> Result<()> {
     let Ok(page) = PageSize::new(1 << 30) else { return Ok(()) };
     let title = format!("{} on {page}", name(mebibytes));
-    let pages = 2 * page.pages_for(needed(mebibytes));
+    let pages = page.pages_for(needed(mebibytes));
     if !is_root() || !pagelift_tests::pool_file(page, "nr_hugepages").exists() {
         bench.report.skip(title, "needs root and a machine with pages of 1 GiB".to_owned());
         return Ok(());
     }
-    let _pool = match PoolReservation::of(page, pages) {
+    let _pool = match bench.reserve_pages(page, pages) {
         Ok(pool) => pool,
-        Err(error) => {
-            bench.report.skip(title, format!("{error:#}"));
+        Err(reason) => {
+            bench.report.skip(title, reason);
             return Ok(());
         }
     };
     let words = words_of(program, mebibytes);
     let reserve = (page.bytes() * page.pages_for(needed(mebibytes))).to_string();
     let lifted = bench.lifted("--heap=1G", &["-q", "--heap=1G", "--heap-reserve", &reserve], &words);
-    one_group(bench, &title, Some(by_hand(&words, page)), &words, vec![lifted])
+    one_group(bench, &title, vec![by_hand(&words, page), lifted], turns)
 }

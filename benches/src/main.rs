@@ -9,6 +9,7 @@ mod build;
 mod builds;
 mod calloc;
 mod fingerprints;
+mod heap_programs;
 mod images;
 mod lift_time;
 mod memory;
@@ -26,12 +27,13 @@ use std::process::ExitCode;
 type Benchmark = fn(&mut Bench) -> Result<()>;
 
 /// The benchmarks: name, what it shows, how it is run.
-const BENCHMARKS: [(&str, &str, Benchmark); 8] = [
+const BENCHMARKS: [(&str, &str, Benchmark); 9] = [
     ("lift-time", "time of a lift per 100 MB, beside a plain copy into populated huge pages", lift_time::run),
     ("start-up", "`pagelift run` of a program with nothing to lift, beside plain exec", start_up::run),
     ("scattered-code", "scattered code plain, lifted, relinked, relinked and lifted", scattered_code::run),
     ("fingerprints", "an index of fingerprints whose heap is backed in many ways", fingerprints::run),
     ("calloc", "calloc and free of untouched memory at many sizes, beside the C library's", calloc::run),
+    ("heap-programs", "real programs with their heaps on huge pages, beside plain", heap_programs::run),
     ("images", "starts and memory of many processes of a large library, from one image and otherwise", images::run),
     ("builds", "whole builds by cargo and make, plain and with their compilers lifted", builds::run),
     ("peers", "what others offer for code and for the heap, beside pagelift", peers::run),

@@ -73,6 +73,10 @@ pub trait Observer {
     fn warmed_up(&mut self, generation: u32, contestants: &[Running]) {
         let _ = (generation, contestants);
     }
+    /// A contestant that runs alone has been measured, and still lives.
+    fn measured_alone(&mut self, contestant: usize, process_id: u32) {
+        let _ = (contestant, process_id);
+    }
     /// The share of the run that is done, 0 to 1.
     fn progress(&mut self, done: f64) {
         let _ = done;
@@ -181,21 +185,25 @@ impl BurstRun<'_> {
         random.shuffle(&mut order);
         let mut started: Vec<(usize, Contestant)> = Vec::new();
         for index in order {
-            let spec = &mut self.contestants[index];
-            let command = (spec.command)(generation);
-            let (contestant, known) = born_on(self.cpu, || Contestant::start(&spec.name, command, self.patience))?;
-            if let Some(missing) = self.workloads.iter().find(|w| !known.contains(w)) {
-                let problem = format!("it has no workload `{missing}`, it has {}", known.join(", "));
-                return Err(MeasureError::Protocol { contestant: spec.name.clone(), problem });
-            }
-            started.push((index, contestant));
+            started.push((index, self.start_one(index, generation)?));
         }
         started.sort_by_key(|(index, _)| *index);
         Ok(started.into_iter().map(|(_, contestant)| contestant).collect())
     }
 
+    pub(crate) fn start_one(&mut self, index: usize, generation: u32) -> Result<Contestant, MeasureError> {
+        let spec = &mut self.contestants[index];
+        let command = (spec.command)(generation);
+        let (contestant, known) = born_on(self.cpu, || Contestant::start(&spec.name, command, self.patience))?;
+        if let Some(missing) = self.workloads.iter().find(|w| !known.contains(w)) {
+            let problem = format!("it has no workload `{missing}`, it has {}", known.join(", "));
+            return Err(MeasureError::Protocol { contestant: spec.name.clone(), problem });
+        }
+        Ok(contestant)
+    }
+
     /// Finds for each workload the number of steps that takes about as long as a burst shall.
-    fn calibrate(&self, contestant: &mut Contestant) -> Result<Vec<u64>, MeasureError> {
+    pub(crate) fn calibrate(&self, contestant: &mut Contestant) -> Result<Vec<u64>, MeasureError> {
         let wanted = self.burst.as_nanos() as f64;
         let mut all_steps = Vec::new();
         for workload in &self.workloads {

@@ -9,6 +9,7 @@
 //! [`report`]. They do no I/O. The parts that act are [`machine_check`], [`worker`], [`burst_run`] and [`start_up`].
 #![forbid(unsafe_code)]
 
+mod alone_run;
 pub mod burst_run;
 pub mod comparison;
 mod contestant;

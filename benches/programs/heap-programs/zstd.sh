@@ -1,0 +1,5 @@
+# zstd -15 --long on 4 MB of text.
+. "$(dirname "$0")/common.sh"
+prepare() { text 700000 >text; }
+run() { cpu $RUN zstd -q -15 --long=27 -c text | sha256sum; }
+"$1"

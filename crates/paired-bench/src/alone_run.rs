@@ -1,0 +1,79 @@
+//! Runs workers one after the other, each alone on the machine, again and again: for programs that would fill memory or
+//! the caches for one another, and whose memory differs from start to start by where it lies. Pages that one gives back
+//! are those that the next one gets.
+//!
+//! The bursts of a start are matched with those of the other contestants' starts of the same turn, one by one, by the
+//! same seeds. Drift within a turn is not cancelled within it: turns run forwards and backwards in mirrored twos, and an
+//! interval needs several turns.
+
+use crate::MeasureError;
+use crate::burst_run::{BurstRun, BurstSeries, Observer, stop_if_interrupted};
+use crate::protocol::Burst;
+use crate::random::Random;
+use crate::sample::Sample;
+use crate::schedule::Schedule;
+
+impl BurstRun<'_> {
+    /// Runs as many turns as there are generations, in each of which every contestant is started once, alone, for `rounds`
+    /// bursts that count. [`BurstRun::stop`] is not used.
+    ///
+    /// # Errors
+    /// As [`BurstRun::run`].
+    pub fn run_alone(mut self, rounds: u32, observer: &mut dyn Observer) -> Result<BurstSeries, MeasureError> {
+        if self.contestants.is_empty() || self.workloads.is_empty() || self.generations == 0 {
+            return Err(MeasureError::Nothing("a run needs a contestant, a workload and a generation at least".into()));
+        }
+        let mut series = BurstSeries { samples: Vec::new(), steps: Vec::new() };
+        let mut random = Random::new(self.seed);
+        let mut schedule = Schedule::new(self.contestants.len(), random.next());
+        let warm_up = self.warm_up_rounds.next_multiple_of(2);
+        let all = f64::from(self.generations) * self.contestants.len() as f64;
+        for generation in 0..self.generations {
+            let seed = random.next();
+            let mut checksums: Vec<Option<(usize, u64)>> =
+                vec![None; (warm_up + rounds) as usize * self.workloads.len()];
+            for (position, number) in (0u32..).zip(schedule.next_round()) {
+                stop_if_interrupted(observer)?;
+                let mut contestant = self.start_one(number, generation)?;
+                if series.steps.is_empty() {
+                    series.steps = self.calibrate(&mut contestant)?;
+                }
+                let mut seeds = Random::new(seed);
+                for (at, expected) in checksums.iter_mut().enumerate() {
+                    let (round, workload) = ((at / self.workloads.len()) as u32, at % self.workloads.len());
+                    let steps = series.steps[workload];
+                    let lead_in = steps.saturating_mul(self.lead_in_percent) / 100;
+                    let burst =
+                        Burst { workload: self.workloads[workload].clone(), steps, lead_in, seed: seeds.next() };
+                    let (wall_nanoseconds, cpu_nanoseconds, checksum) = contestant.run(&burst)?;
+                    let (first, expected) = *expected.get_or_insert((number, checksum));
+                    if checksum != expected {
+                        return Err(MeasureError::ChecksumsDiffer {
+                            workload: burst.workload,
+                            contestant: contestant.name.clone(),
+                            baseline: self.contestants[first].name.clone(),
+                            expected,
+                            found: checksum,
+                        });
+                    }
+                    series.samples.push(Sample {
+                        generation,
+                        round,
+                        position,
+                        contestant: number,
+                        workload,
+                        wall_nanoseconds,
+                        cpu_nanoseconds,
+                        checksum: Some(checksum),
+                        warm_up: round < warm_up,
+                    });
+                }
+                observer.measured_alone(number, contestant.process_id());
+                observer.progress(
+                    (f64::from(generation) * self.contestants.len() as f64 + f64::from(position) + 1.0) / all,
+                );
+            }
+        }
+        Ok(series)
+    }
+}
