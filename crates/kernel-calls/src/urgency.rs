@@ -48,6 +48,8 @@ mod tests {
 
     #[test]
     fn the_thread_is_afterwards_what_it_was() {
+        // SAFETY:
+        // - 0 is the calling thread, and the call takes no pointer.
         let policy = || unsafe { libc::sched_getscheduler(0) };
         let before = policy();
         let urgency = Urgency::raise();
