@@ -1,7 +1,7 @@
 // With not one page left in the pool: the child writes first; the parent writes first and the child reads later; many
 // children at once; children of children; and the parent keeps its pool pages throughout.
 //
-// link: shared archive
+// link: shared archive musl
 // needs: pool 64M
 #include "fork.h"
 

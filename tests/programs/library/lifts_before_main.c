@@ -1,6 +1,6 @@
 // A constructor lifts the program, with its functions bound lazily and at once; everything works afterwards.
 //
-// link: shared archive static
+// link: shared archive static musl musl-static
 // flags: -Wl,-z,lazy | -Wl,-z,now
 // needs: pool 64M
 #include "support.h"

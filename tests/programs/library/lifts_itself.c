@@ -1,7 +1,7 @@
 // Code, constants and data are on pool pages after a lift, bss too; contents and protections are as before, descriptors
 // too, and nothing is lifted twice.
 //
-// link: shared archive static
+// link: shared archive static musl musl-static
 // needs: pool 64M
 #include "support.h"
 

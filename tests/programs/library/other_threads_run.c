@@ -1,7 +1,7 @@
 // While other threads execute the code, read the constants and write the data, read-only memory is lifted again and
 // again, writable memory of a file is refused with the reason, and bss is made huge where it lies.
 //
-// link: shared archive
+// link: shared archive musl musl-static
 // needs: pool 64M
 #include "support.h"
 

@@ -1,7 +1,7 @@
 // A restore gives the file's own mappings back: the same names, offsets and protections in maps as before, code that is
 // clean again, and changed data as changed. Everything is lifted, writable memory from the pool.
 //
-// link: shared archive
+// link: shared archive musl
 // needs: pool 64M
 #include "support.h"
 

@@ -4,18 +4,21 @@
 //! The head of each program says how it is built and run:
 //!
 //! - `link:` one trial for each: `shared`, `archive` (the archive in an ordinary program), `static` (in a static one),
-//!   `preload` (not linked; preloaded with the `env:` below), `none`.
+//!   `musl` and `musl-static` (the archive with another C library), `preload` (not linked; preloaded with the `env:`
+//!   below), `none`.
 //! - `flags:` further flags for the compiler; several sets, separated by `|`, give a trial each.
 //! - `plugin:` a source that is built as a shared object beside the program, with its flags.
 //! - `env:` a variable for the run.
+//! - `under:` a command that runs the program.
 //! - `needs:` see `Need::parse`.
 
+mod by_run;
 mod package;
 mod servers;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Ending, Program, main_of, target_folder, tests_folder, trial, workspace};
+use pagelift_tests::{Context, Ending, Need, Program, main_of, target_folder, tests_folder, trial, workspace};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -42,6 +45,7 @@ fn trials() -> Result<Vec<Trial>> {
     for source in sources {
         trials.extend(trials_of(&source)?);
     }
+    trials.extend(by_run::trials());
     trials.extend(servers::trials());
     trials.extend(package::trials());
     Ok(trials)
@@ -63,8 +67,12 @@ fn trials_of(source: &Path) -> Result<Vec<Trial>> {
             let number = if sets.len() > 1 { format!("-{}", index + 1) } else { String::new() };
             let build = Build { source: source.to_owned(), link: link.to_owned(), flags: (*flags).to_owned() };
             let text = text.clone();
+            let mut needs = needs.clone();
+            if build.is_musl() {
+                needs.push(Need::Command("musl-gcc".to_owned()));
+            }
             let run = move |t: &Context| run(t, &build, &text);
-            trials.push(trial(format!("{name}/{link}{number}"), needs.clone(), run));
+            trials.push(trial(format!("{name}/{link}{number}"), needs, run));
         }
     }
     Ok(trials)
@@ -96,35 +104,40 @@ fn library_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn compiler(t: &Context, source: &Path, out: &Path) -> Command {
-    let mut compiler = Command::new("gcc");
+fn compiler(t: &Context, name: &str, source: &Path, out: &Path) -> Command {
+    let mut compiler = Command::new(name);
     compiler.args(["-g", "-O1", "-Wall", "-Wno-unused-result", "-o"]).arg(out).arg(source);
     compiler.arg("-I").arg(workspace().join("include")).current_dir(t.folder());
     compiler
 }
 
 impl Build {
+    fn is_musl(&self) -> bool {
+        self.link.starts_with("musl")
+    }
+
     fn build(&self, t: &Context, text: &str) -> Result<PathBuf> {
         let library = library_folder()?;
         let out = t.folder().join(self.source.file_stem().unwrap_or_default());
         if let Some(plugin) = directive(text, "plugin") {
             let mut words = plugin.split_whitespace();
             let source = self.source.with_file_name(words.next().context("an empty `plugin:`")?);
-            let mut compiler = compiler(t, &source, &t.folder().join("plugin.so"));
+            let mut compiler = compiler(t, "gcc", &source, &t.folder().join("plugin.so"));
             compiler.args(["-shared", "-fPIC"]).args(words);
             finish(t, compiler)?;
         }
-        let mut compiler = compiler(t, &self.source, &out);
+        let name = if self.is_musl() { "musl-gcc" } else { "gcc" };
+        let mut compiler = compiler(t, name, &self.source, &out);
         compiler.args(self.flags.split_whitespace());
         match self.link.as_str() {
             "shared" => {
                 let run_path = format!("-Wl,-rpath,{}", library.display());
                 compiler.arg(library.join("libpagelift.so")).arg(run_path);
             }
-            "archive" => {
+            "archive" | "musl" => {
                 compiler.arg(library.join("libpagelift.a"));
             }
-            "static" => {
+            "static" | "musl-static" => {
                 compiler.arg(library.join("libpagelift.a")).arg("-static");
             }
             "preload" | "none" => {}
@@ -144,7 +157,15 @@ fn finish(t: &Context, compiler: Command) -> Result<()> {
 
 fn run(t: &Context, build: &Build, text: &str) -> Result<()> {
     let program = build.build(t, text)?;
-    let mut command = Command::new(&program);
+    let under = directive(text, "under").unwrap_or_default();
+    let mut command = match under.split_whitespace().collect::<Vec<_>>().as_slice() {
+        [] => Command::new(&program),
+        [first, others @ ..] => {
+            let mut command = Command::new(first);
+            command.args(others).arg(&program);
+            command
+        }
+    };
     command.current_dir(t.folder());
     if build.link == "preload" {
         command.env("LD_PRELOAD", library_folder()?.join("libpagelift.so"));

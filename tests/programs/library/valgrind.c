@@ -1,0 +1,7 @@
+// The library under valgrind: lift, use, restore, and nothing to complain about.
+//
+// link: shared archive
+// under: valgrind -q --error-exitcode=9 --leak-check=full
+// needs: thp
+// needs: command valgrind
+#include "address_sanitizer.c"
