@@ -147,6 +147,11 @@ global_asm!(
     "b 50b",
     "51:",
     "ret",
+    // The compiler's own start asks here what the processor can do, to choose instructions for atomics. Told nothing, it
+    // chooses those that every processor has.
+    "own_function getauxval",
+    "mov x0, #0",
+    "ret",
     "own_function rust_eh_personality",
     "own_function _Unwind_Resume",
     "brk #1",
