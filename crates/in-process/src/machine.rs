@@ -1,4 +1,5 @@
-//! The machine's facts, read without any library: pools, transparent huge pages, memory, limits of cgroups.
+//! The machine's facts, read without any library: pools, transparent huge pages, memory, limits of cgroups. The command
+//! line has the same by the standard library in `huge-page-pools`; the tests below hold the two together.
 
 use crate::{calls, files};
 use address_space::PageSize;
@@ -25,13 +26,17 @@ pub fn machine_facts(base_page: PageSize) -> MachineFacts {
     let available = meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(u64::MAX);
     let mut memory = (available, String::from("available memory"));
     limit_by_cgroups(&mut pools, &mut memory);
+    if memory.0 < available {
+        // At the limit of its cgroup a program is killed; what is left must serve more than the lift.
+        memory.0 /= 2;
+    }
     let release = kernel_release();
     MachineFacts {
         elf_machine: ELF_MACHINE,
         base_page,
         pools,
         default_hugetlb: meminfo_bytes(&meminfo, "Hugepagesize").and_then(|bytes| PageSize::new(bytes).ok()),
-        thp: thp(),
+        thp: thp().map(|thp| if is_thp_off() { ThpFacts { mode: ThpMode::OffInProcess, ..thp } } else { thp }),
         movable_hugetlb: release >= (5, 16),
         collapse: release >= (6, 1),
         memory_available: memory.0 - memory.0 / SHARE_LEFT_ALONE,
@@ -81,6 +86,12 @@ fn thp() -> Option<ThpFacts> {
         _ => ThpMode::Never,
     };
     Some(ThpFacts { size, mode })
+}
+
+/// True where this process has switched transparent huge pages off for itself (`THP_enabled`, Linux 5.0).
+fn is_thp_off() -> bool {
+    let status = files::text_or_nothing("/proc/self/status");
+    status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).is_some_and(|value| value.trim() == "0")
 }
 
 /// The word in brackets of `always [madvise] never`.
@@ -207,13 +218,23 @@ mod tests {
 
     #[test]
     fn the_facts_are_those_that_the_command_line_sees() {
-        let base_page = PageSize::new(4096).unwrap();
+        compare();
+        nix::sys::prctl::set_thp_disable(true).unwrap();
+        compare();
+        nix::sys::prctl::set_thp_disable(false).unwrap();
+    }
+
+    fn compare() {
+        let base_page = crate::auxiliary::Auxiliary::read().unwrap().base_page;
         let (inside, outside) = (machine_facts(base_page), huge_page_pools::machine_facts(std::process::id() as i32));
         let sizes = |facts: &MachineFacts| facts.pools.iter().map(|pool| pool.size).collect::<Vec<_>>();
         assert_eq!(sizes(&inside), sizes(&outside));
         assert_eq!(inside.thp, outside.thp);
         assert_eq!(inside.default_hugetlb, outside.default_hugetlb);
         assert_eq!(inside.memory_bound, outside.memory_bound);
+        // Other processes come and go between the two looks.
+        let ratio = inside.memory_available as f64 / outside.memory_available as f64;
+        assert!((0.8..1.25).contains(&ratio), "{inside:?}\n{outside:?}");
         assert_eq!(inside.max_mappings, outside.max_mappings);
         assert_eq!(
             (inside.elf_machine, inside.movable_hugetlb, inside.collapse),

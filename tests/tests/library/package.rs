@@ -4,6 +4,7 @@ use crate::library_folder;
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
 use pagelift_tests::{Context, Ending, Need, trial, workspace};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,6 +17,7 @@ pub fn trials() -> Vec<Trial> {
     vec![
         trial("the_c_example_by_pkg_config", needs(&["gcc", "pkg-config"]), c_example),
         trial("the_header_is_c99_and_c++", needs(&["gcc", "g++"]), header),
+        trial("small_and_with_nothing_but_its_interface", needs(&["nm", "readelf"]), small),
         trial("the_c++_example_by_cmake", needs(&["g++", "cmake"]), cmake_example),
     ]
 }
@@ -69,5 +71,30 @@ fn cmake_example(t: &Context) -> Result<()> {
         let said = shell(t, &prefix, &format!("./build/{program}"))?;
         ensure!(said.ends_with("table[12345] = 12345\n") && !said.contains("\n0 huge"), "{program} said {said}");
     }
+    Ok(())
+}
+
+/// A few hundred KB, no other library, and no symbol that a program could meet by chance.
+fn small(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let (so, archive) = (prefix.join("lib/libpagelift.so"), prefix.join("lib/libpagelift.a"));
+    let size = fs::metadata(&so)?.len();
+    println!("libpagelift.so has {} KiB, libpagelift.a {} KiB", size >> 10, fs::metadata(&archive)?.len() >> 10);
+    ensure!(size < 512 << 10, "{size} bytes");
+    let needed = shell(t, &prefix, "readelf -dW $PREFIX/lib/libpagelift.so")?;
+    ensure!(!needed.contains("(NEEDED)") && needed.contains("INITFIRST"), "{needed}");
+    let interface: Vec<String> =
+        fs::read_to_string(workspace().join("packaging/library/symbols"))?.lines().map(ToOwned::to_owned).collect();
+    let defined = |options: &str| -> Result<Vec<String>> {
+        let listed = shell(t, &prefix, &format!("nm {options} --defined-only"))?;
+        Ok(listed.lines().filter_map(|line| line.split(' ').nth(2)).map(ToOwned::to_owned).collect())
+    };
+    ensure!(defined("-g $PREFIX/lib/libpagelift.a")? == interface, "the archive defines more than its interface");
+    let mut with_preload = interface;
+    with_preload.extend(["__gmon_start__", "dlsym", "dlvsym"].map(ToOwned::to_owned));
+    with_preload.sort();
+    let mut found = defined("-D $PREFIX/lib/libpagelift.so")?;
+    found.sort();
+    ensure!(found == with_preload, "{found:?}");
     Ok(())
 }
