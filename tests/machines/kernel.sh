@@ -21,6 +21,12 @@ check "thp: threads of a constructor" AnonHugePages $((8 * M)) $any threads_of_a
 check "thp: fork" AnonHugePages $((8 * M)) $any fork_and_write --pages thp
 check "thp: signals at the start" AnonHugePages $((4 * M)) $any handles_signals_at_start --pages thp
 
+own "library: lifts itself" lifts_itself
+own "library: restores" restores_byte_for_byte
+own "library: other threads" other_threads_run
+own "library: forks with an empty pool" forks_with_an_empty_pool
+own "library: handlers of the program around fork" handlers_of_the_program_around_fork
+
 pool 3
 check "pool of three pages" Private_Hugetlb 0 $((6 * M)) pie_by_default --pages hugetlb --writable-pages hugetlb
 check "pool of three pages, threads" Private_Hugetlb 0 $((6 * M)) threads_of_a_constructor --pages hugetlb --writable-pages hugetlb
