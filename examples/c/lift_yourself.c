@@ -1,6 +1,10 @@
 /* A program that lifts itself at its start and says what became of it.
  *
  *     cc lift_yourself.c $(pkg-config --cflags --libs pagelift) -o lift_yourself
+ *
+ * Where the library is not in a folder that the dynamic linker searches, add
+ *
+ *     -Wl,-rpath,$(pkg-config --variable=libdir pagelift)
  */
 #include <pagelift.h>
 #include <stdio.h>

@@ -51,6 +51,10 @@ fn c_example(t: &Context) -> Result<()> {
     shell(t, &prefix, build)?;
     let said = shell(t, &prefix, "./example")?;
     ensure!(said.ends_with("table[12345] = 12345\n") && !said.starts_with("0 "), "it said {said}");
+    let run_path = build.to_owned() + " -Wl,-rpath,$(pkg-config --variable=libdir pagelift)";
+    shell(t, &prefix, &run_path)?;
+    let again = shell(t, &prefix, "unset LD_LIBRARY_PATH; ./example")?;
+    ensure!(again.ends_with("table[12345] = 12345\n"), "it said {again}");
     Ok(())
 }
 
