@@ -34,6 +34,9 @@ pub fn permit(pid: Pid, options: i32) -> Result<(), String> {
             None => Ok(()),
             Some(call) => Err(format!("its seccomp filter kills it for {call}; needed: a filter that allows {call}")),
         },
+        1 => Err("it is in seccomp's strict mode, which kills it for every call that a lift needs; needed: \
+                  `pagelift run`, which lifts it before that"
+            .to_owned()),
         _ => Err("it has a seccomp filter of its own, which may kill it for our calls; needed: root".to_owned()),
     }
 }

@@ -18,7 +18,7 @@ use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// So much of a range and of its file is compared at a time. In bytes.
@@ -236,24 +236,29 @@ fn file_offset(lifted: &Lifted<'_>) -> u64 {
 /// The path by which the process itself can open the object's file, if that is still the same file.
 fn file_of(pid: i32, space: &AddressSpace, object: &LoadedObject) -> anyhow::Result<PathBuf> {
     let process = ProcessFiles::of(pid);
-    if object.role == ObjectRole::Executable && fs::metadata(process.path("exe")).is_ok() {
+    // Below a root of its own it may see no /proc, and every path begins elsewhere.
+    let sees_proc = fs::symlink_metadata(process.path("root").join("proc/self")).is_ok();
+    if object.role == ObjectRole::Executable && sees_proc && fs::metadata(process.path("exe")).is_ok() {
         return Ok(PathBuf::from("/proc/self/exe"));
     }
+    let root = fs::read_link(process.path("root")).unwrap_or_default();
+    let path = Path::new(&object.path);
+    let own_path = Path::new("/").join(path.strip_prefix(&root).or_else(|_| path.strip_prefix("/")).unwrap_or(path));
     let still = space.mappings().iter().find(|mapping| mapping.path() == Some(object.path.as_str()));
-    let seen_from_here = process.path("root").join(object.path.trim_start_matches('/'));
+    let seen_from_here = process.path("root").join(own_path.strip_prefix("/").unwrap_or(&own_path));
     let metadata = fs::metadata(&seen_from_here)
         .with_context(|| format!("its file {} is gone; needed: the file, or a restart", object.path))?;
     match still {
         Some(mapping) if mapping.inode != metadata.ino() => {
             bail!("its file {} has been replaced since; needed: a restart", object.path)
         }
-        _ => Ok(PathBuf::from(&object.path)),
+        _ => Ok(own_path),
     }
 }
 
 fn map_file(
     executor: &mut LiveExecutor,
-    path: &std::path::Path,
+    path: &Path,
     offset: u64,
     length: u64,
     object: &LoadedObject,
