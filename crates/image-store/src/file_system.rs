@@ -30,8 +30,23 @@ pub struct Space {
     pub free: Option<u64>,
 }
 
+/// How much is asked before a store is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// Everything.
+    Whole,
+    /// All but the mode of a tmpfs, which stands in the list of all mounts alone. Whoever maps an image asks the kernel
+    /// afterwards what it stands on.
+    ToMap,
+}
+
 /// The file system of a directory and the size of its huge pages.
-pub(crate) fn inspect(directory: impl AsFd, device: u64, path: &Path) -> Result<(FileSystem, PageSize), StoreError> {
+pub(crate) fn inspect(
+    directory: impl AsFd,
+    device: u64,
+    path: &Path,
+    check: Check,
+) -> Result<(FileSystem, PageSize), StoreError> {
     let unfit = |found: String, needed: &'static str, mend: String| StoreError::Unfit {
         path: path.to_owned(),
         found,
@@ -60,7 +75,8 @@ pub(crate) fn inspect(directory: impl AsFd, device: u64, path: &Path) -> Result<
                 let mend = format!("echo never > {THP}/shmem_enabled");
                 return Err(unfit("`deny` in shmem_enabled".to_owned(), "any other word there", mend));
             }
-            let mode = huge_mode(device).unwrap_or_else(|| "never".to_owned());
+            let ask = || huge_mode(device).unwrap_or_else(|| "never".to_owned());
+            let mode = if check == Check::Whole { ask() } else { "always".to_owned() };
             if mode != "always" && mode != "within_size" {
                 let mend = format!("mount -o remount,huge=always {}", path.display());
                 return Err(unfit(format!("a tmpfs mounted `huge={mode}`"), "`huge=always`", mend));

@@ -1,7 +1,7 @@
 //! The store: finds, lists and removes images.
 
 use crate::directory::{names_in, open_directory_in, open_in, open_path};
-use crate::file_system::{self, FileSystem, Space};
+use crate::file_system::{self, Check, FileSystem, Space};
 use crate::image::mappable_segments;
 use crate::{Image, Layout, SourceKey, StoreError, reading, record};
 use address_space::PageSize;
@@ -56,6 +56,19 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoStore`] or [`StoreError::Unfit`], with the command that mends it.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
+        Self::open_checked(path, Check::Whole)
+    }
+
+    /// Opens a store to map what it has, for which it is not asked how its tmpfs is mounted: whoever maps an image learns
+    /// from the kernel whether it stands on huge pages.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_to_map(path: &Path) -> Result<Self, StoreError> {
+        Self::open_checked(path, Check::ToMap)
+    }
+
+    fn open_checked(path: &Path, check: Check) -> Result<Self, StoreError> {
         let directory = match open_path(path) {
             Ok(directory) => directory,
             Err(Errno::ENOENT) => return Err(StoreError::NoStore(path.to_owned())),
@@ -69,7 +82,7 @@ impl Store {
         let file = File::from(directory);
         let metadata = file.metadata().map_err(|error| StoreError::io("fstat of the image store", error))?;
         check_owner(&metadata, path)?;
-        let (file_system, page_size) = file_system::inspect(&file, metadata.dev(), path)?;
+        let (file_system, page_size) = file_system::inspect(&file, metadata.dev(), path, check)?;
         Ok(Self { directory: file.into(), path: path.to_owned(), file_system, page_size })
     }
 

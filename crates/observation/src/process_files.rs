@@ -2,10 +2,12 @@
 
 use crate::{AuxiliaryVector, ObservationError, printable};
 use address_space::{AddressSpace, MappingUsage, MapsError, PageSize, parse_smaps};
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+/// Most of the files are shorter.
+const USUAL_LENGTH: usize = 16 << 10;
 /// So often the mappings of a process that changes them all the time are read before giving up.
 const READ_ATTEMPTS: usize = 5;
 
@@ -112,7 +114,10 @@ impl ProcessFiles {
     /// [`ObservationError`].
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>, ObservationError> {
         let path = self.path(name);
-        fs::read(&path).map_err(|error| self.explain(&path, error))
+        // These files tell no length, so that a buffer that grows from nothing would read most of them in ten pieces.
+        let mut bytes = Vec::with_capacity(USUAL_LENGTH);
+        let read = File::open(&path).and_then(|file| file.take(u64::MAX).read_to_end(&mut bytes));
+        read.map(|_| bytes).map_err(|error| self.explain(&path, error))
     }
 
     /// What a failure to read one of the process's files means.

@@ -34,7 +34,7 @@ pub fn spans(
     if !matches!(policy.pages, Pages::Auto | Pages::Image) {
         return Vec::new();
     }
-    let Ok(store) = Store::open(&default_directory()) else { return Vec::new() };
+    let Ok(store) = Store::open_to_map(&default_directory()) else { return Vec::new() };
     // In a process that has switched them off, a tmpfs file is mapped by ordinary pages too.
     let off = machine.thp.is_some_and(|thp| thp.mode == ThpMode::OffInProcess);
     if off && store.file_system() == FileSystem::Tmpfs {
@@ -68,7 +68,9 @@ fn of_object(
     let key = SourceKey::new(identity, &object.image);
     let layout = Layout::at(store.page_size(), object.bias);
     let found = match (store.find(&key, layout), most_bytes) {
-        (Ok(None), Some(most_bytes)) if geteuid().is_root() => store.make(&file, layout, most_bytes).ok(),
+        (Ok(None), Some(most_bytes)) if geteuid().is_root() => {
+            Store::open(store.path()).and_then(|store| store.make(&file, layout, most_bytes)).ok()
+        }
         (found, _) => found.ok().flatten(),
     };
     let Some(image) = found else { return Vec::new() };
