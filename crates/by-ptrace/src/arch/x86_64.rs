@@ -115,6 +115,8 @@ pub fn registers_used_by_wait(r: &Registers) -> Vec<u64> {
 
 /// Offsets of the words of a call page, see `live::page`. The code below knows them too.
 pub mod call_page {
+    /// 1 while a thread is in the code, which sets and clears it itself.
+    pub const INSIDE: usize = 0x10;
     /// The thread's own signal mask.
     pub const OLD_MASK: usize = 0x18;
     /// Number of the next system call; -1: none.
@@ -133,6 +135,7 @@ std::arch::global_asm!(
     ".globl pagelift_loop_end",
     ".hidden pagelift_loop_end",
     "pagelift_loop_start:",
+    "mov qword ptr [rbx + 0x10], 1",
     "2: mov rax, qword ptr [rbx + 0x20]",
     "cmp rax, -1",
     "je 3f",
@@ -166,6 +169,7 @@ std::arch::global_asm!(
     "mov r9, qword ptr [rbx + 0x90]",
     "mov r10, qword ptr [rbx + 0x98]",
     "mov r11, qword ptr [rbx + 0xa0]",
+    "mov qword ptr [rbx + 0x10], 0",
     "mov rbx, qword ptr [rbx + 0xd0]",
     "jmp qword ptr [rip + 4f]",
     ".balign 8",

@@ -18,7 +18,9 @@ use kernel_calls::pagemap::Pagemap;
 use kernel_calls::urgency::Urgency;
 use lift_execution::{Backing, CallError, Executor};
 use nix::errno::Errno;
-use std::fs;
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::{self, File};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// So much is copied from outside at a time. In bytes.
@@ -53,6 +55,47 @@ pub struct LiveExecutor {
     refusal: Option<String>,
     /// What the program had chosen by PR_SET_THP_DISABLE, where that is suspended.
     thp_disabled: Option<u64>,
+    /// Nobody else works on the program meanwhile.
+    _lock: Flock<File>,
+}
+
+/// How long another lift, or a thread that a killed one has left in its code, is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The lock of everybody who works on this program; it ends with its holder.
+fn lock(pid: i32) -> Result<Flock<File>, String> {
+    let path = format!("/proc/{pid}/maps");
+    let mut file = File::open(&path).map_err(|error| format!("opening {path}: {error}"))?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((again, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = again,
+            Err((_, Errno::EWOULDBLOCK)) => return Err("another pagelift works on it; try again later".to_owned()),
+            Err((_, error)) => return Err(format!("locking {path}: {error}")),
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whoever was killed while working on a program may have left a thread in the code, or in a signal handler that returns
+/// into it. It goes its way by itself; before that nothing there may be changed.
+fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), String> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if !page.is_occupied(memory) {
+            process.stop_all().map_err(|error| error.to_string())?;
+            let occupied = process.stands_in(page.code());
+            process.release_all();
+            if !occupied {
+                return Ok(());
+            }
+        }
+        if Instant::now() > deadline {
+            return Err("a thread of it still makes a call for a pagelift that was killed; try again later".to_owned());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 impl LiveExecutor {
@@ -65,12 +108,14 @@ impl LiveExecutor {
         let pagemap =
             Pagemap::open(pid, base_page).map_err(|error| format!("its pagemap cannot be opened: {error}"))?;
         let mut process = LiveProcess::new(pid);
-        // Whoever was killed while working on it has left a thread in the code for some microseconds at most; a thread
-        // that can be stopped outside of it shows that the code is free.
+        let lock = lock(pid)?;
         process.stop_one().map_err(|error| error.to_string())?;
-        let page = CallPage::prepare(&memory, space, objects, &pagemap, base_page);
         process.release_all();
-        let page = page.map_err(|error| error.to_string())?;
+        let page = CallPage::find(&memory, space, objects, &pagemap, base_page).map_err(|error| error.to_string())?;
+        if page.is_left_behind() {
+            wait_until_free(&mut process, &page, &memory)?;
+        }
+        page.install(&memory).map_err(|error| format!("its memory cannot be written: {error}"))?;
         let planned = space.clone();
         let pause = Pause::default();
         let staging = RangeSet::new();
@@ -86,6 +131,7 @@ impl LiveExecutor {
             pause,
             refusal: None,
             thp_disabled: None,
+            _lock: lock,
         };
         executor.drop_orphans();
         Ok(executor)
@@ -181,8 +227,11 @@ impl LiveExecutor {
             let _ = self.with_thread(|calls| calls.disable_thp(chosen & 1, chosen & !1));
         }
         self.process.release_all();
-        // What stays, were the memory gone, is a program that has ended.
-        let _ = self.page.erase(&self.memory);
+        // A thread that could not be brought out of the code still needs it. What cannot be written is a program that has
+        // ended.
+        if !self.page.is_occupied(&self.memory) {
+            let _ = self.page.erase(&self.memory);
+        }
     }
 
     /// Lets one thread make calls.

@@ -75,6 +75,7 @@ impl<'a> Hold<'a> {
             // There is no call in the page any more, so the thread puts its signal mask back. From there the code would
             // load the registers one by one; we do it at once.
             self.run_through_call()?;
+            self.page.set_outside(self.memory)?;
             requests::set_registers(self.thread, &self.registers)?;
         }
         if let Some(signal) = self.pending_stop.take() {

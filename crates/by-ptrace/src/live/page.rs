@@ -34,14 +34,16 @@ pub enum PageError {
 pub struct CallPage {
     code: AddressRange,
     data: Address,
+    /// The code of a lift that was killed stands there.
+    left_behind: bool,
 }
 
 impl CallPage {
-    /// Finds room and writes the code.
+    /// Finds room; nothing is written yet.
     ///
     /// # Errors
-    /// [`PageError`]; nothing the program uses has been changed.
-    pub fn prepare(
+    /// [`PageError`].
+    pub fn find(
         memory: &RemoteMemory,
         space: &AddressSpace,
         objects: &[LoadedObject],
@@ -52,13 +54,42 @@ impl CallPage {
         let length = code.len() + size_of::<u64>();
         let place =
             room_for_code(memory, space, objects, base_page, length)?.ok_or(PageError::NoRoomForCode(length))?;
-        let data = room_for_data(memory, space, pagemap, base_page)?.ok_or(PageError::NoRoomForData)?;
-        memory.write(place, code)?;
-        let page = Self { code: AddressRange::sized(place, length as u64), data };
-        page.write(memory, 0, MARK[0])?;
-        page.write(memory, 8, MARK[1])?;
-        page.write(memory, call_page::NUMBER, u64::MAX)?;
-        Ok(page)
+        let mut there = vec![0; length];
+        memory.read(place, &mut there)?;
+        let left_behind = is_ours(&there);
+        let data = room_for_data(memory, space, pagemap, base_page, left_behind)?.ok_or(PageError::NoRoomForData)?;
+        Ok(Self { code: AddressRange::sized(place, length as u64), data, left_behind })
+    }
+
+    /// Writes the code. No thread may be in it.
+    ///
+    /// # Errors
+    /// Where the memory is gone.
+    pub fn install(&self, memory: &RemoteMemory) -> io::Result<()> {
+        memory.write(self.code.start(), arch::LOOP_CODE.code())?;
+        self.write(memory, 0, MARK[0])?;
+        self.write(memory, 8, MARK[1])?;
+        self.write(memory, call_page::INSIDE, 0)?;
+        self.write(memory, call_page::NUMBER, u64::MAX)
+    }
+
+    /// True where a lift that was killed has left its code, in which a thread may still be.
+    pub fn is_left_behind(&self) -> bool {
+        self.left_behind
+    }
+
+    /// True where a thread is in the code, or in a signal handler that will return into it.
+    pub fn is_occupied(&self, memory: &RemoteMemory) -> bool {
+        let words = [0, 8, call_page::INSIDE as u64].map(|offset| memory.read_word(self.data + offset).unwrap_or(0));
+        words[..2] == MARK && words[2] != 0
+    }
+
+    /// Notes that the thread is outside again, where it is taken out by us.
+    ///
+    /// # Errors
+    /// Where the memory is gone.
+    pub fn set_outside(&self, memory: &RemoteMemory) -> io::Result<()> {
+        self.write(memory, call_page::INSIDE, 0)
     }
 
     /// Takes the code out again. No thread may be in it.
@@ -199,17 +230,25 @@ fn room_for_data(
     space: &AddressSpace,
     pagemap: &Pagemap,
     base_page: PageSize,
+    left_behind: bool,
 ) -> io::Result<Option<Address>> {
     let Some(stack) = space.mappings().iter().find(|mapping| mapping.name == MappingName::Stack) else {
         return Ok(None);
     };
     let touched = pagemap.touched(stack.range)?;
-    for page in stack.range.pages(base_page) {
-        if !touched.overlaps(page) {
-            return Ok(Some(page.start()));
+    let is_marked = |page: AddressRange| -> io::Result<bool> {
+        Ok([memory.read_word(page.start())?, memory.read_word(page.start() + 8)?] == MARK)
+    };
+    // Whoever may still be in the code works with the page of that time, below which the stack may have grown.
+    if left_behind {
+        for page in stack.range.pages(base_page).filter(|&page| touched.overlaps(page)) {
+            if is_marked(page)? {
+                return Ok(Some(page.start()));
+            }
         }
-        let mark = [memory.read_word(page.start())?, memory.read_word(page.start() + 8)?];
-        if mark == MARK {
+    }
+    for page in stack.range.pages(base_page) {
+        if !touched.overlaps(page) || is_marked(page)? {
             return Ok(Some(page.start()));
         }
     }

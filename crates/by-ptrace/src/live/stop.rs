@@ -3,9 +3,11 @@
 use super::borrowing::{is_borrowable, is_in_call};
 use super::restart;
 use super::waiting::StopWaiter;
+use crate::arch;
 use crate::requests;
 use crate::seccomp;
 use crate::thread_list::user_threads;
+use address_space::AddressRange;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
@@ -123,6 +125,15 @@ impl LiveProcess {
             }
             thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// True where a held thread stands in a range, or may.
+    pub fn stands_in(&self, range: AddressRange) -> bool {
+        let stands = |&thread: &i32| {
+            let registers = requests::registers(Pid::from_raw(thread));
+            registers.map_or(true, |registers| range.contains(arch::instruction_pointer(&registers)))
+        };
+        self.stopped.keys().any(stands)
     }
 
     /// Lets every held thread go, but the one.
