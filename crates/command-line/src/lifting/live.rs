@@ -213,11 +213,12 @@ fn fill_and_swap(executor: &mut LiveExecutor, lifted: &Lifted<'_>, staging: Addr
             continue;
         }
         for (index, (now, file)) in now.chunks(page).zip(file.chunks(page)).enumerate() {
-            if holds_probe(file, now) {
+            let probed = |original, found| lifted.segment.protection.execute && holds_probe(original, found);
+            if probed(file, now) {
                 bail!("{}; to mend: remove it, and detach again", Reason::Probed);
             }
             // A probe of the file itself, which the kernel has just put into the new mapping, stays.
-            if now != file && !holds_probe(now, file) {
+            if now != file && !probed(now, file) {
                 executor.memory().write(staging + at + (index * page) as u64, now)?;
             }
         }
