@@ -150,6 +150,12 @@ int pagelift_lift(const pagelift_options *options, pagelift_report *report);
  * runs; PAGELIFT_PARTIAL where something was not. Of the options only the logger counts. */
 int pagelift_restore(const pagelift_options *options, pagelift_report *report);
 
+/* Collapses anonymous memory that the program has allocated, by whatever allocator, onto transparent huge pages where it
+ * lies, as far as at least half of each is in use; other threads go on. To be called when most of it is there. In the
+ * report considered_bytes is what was resident where there was something to collapse, covered_bytes what of it is on huge
+ * pages now. PAGELIFT_NOTHING where nothing more is on huge pages than before. Needs Linux 6.1. */
+int pagelift_collapse_heap(pagelift_report *report);
+
 /* What the kernel backs with huge pages now, of what was replaced. */
 int pagelift_query(pagelift_report *report);
 

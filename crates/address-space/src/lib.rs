@@ -8,6 +8,7 @@
 extern crate alloc;
 
 mod address;
+mod dense;
 mod elf;
 mod maps;
 mod object;
@@ -18,6 +19,7 @@ mod smaps;
 mod space;
 
 pub use address::{Address, AddressRange};
+pub use dense::{dense_runs, may_be_collapsed};
 pub use elf::{ElfError, ElfImage, ElfKind, LoadSegment};
 pub use maps::{Mapping, MappingName, MapsError, parse_maps};
 pub use object::{FileKey, LoadedObject, ObjectRole, bias_of, file_groups};

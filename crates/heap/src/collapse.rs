@@ -3,7 +3,7 @@
 //! Only huge pages that are half touched already are made: no more memory becomes resident than is in use. What that
 //! costs is bounded: between two passes the watcher sleeps many times as long as the pass took.
 
-use address_space::{AddressRange, MappingName, MappingUsage, PageSize, RangeSet};
+use address_space::{AddressRange, PageSize, dense_runs, may_be_collapsed};
 use kernel_calls::{advice, pagemap::Pagemap};
 use observation::ProcessFiles;
 use std::fs::File;
@@ -12,8 +12,6 @@ use std::os::unix::fs::FileExt;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A huge page is made where at least one of so many parts of it has been touched.
-const LEAST_TOUCHED: u64 = 2;
 /// At most so much is collapsed by one call, which holds the process's memory lock.
 const AT_ONCE: u64 = 64 << 20;
 /// The first pass comes when most of a program's start is over.
@@ -21,10 +19,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The watcher's share of one CPU is one in so many.
 const PAUSE_TIMES_PASS: u32 = 20;
-
-/// Mappings that are left alone, by their flags in smaps (proc_pid_smaps(5)): advised against huge pages, locked,
-/// registered with userfaultfd, device memory.
-const LEFT_ALONE: [&str; 6] = ["nh", "lo", "um", "uw", "ui", "io"];
 
 /// Why nothing is collapsed.
 #[derive(Debug)]
@@ -51,7 +45,7 @@ pub fn collapse_once(pid: i32, huge: PageSize, base: PageSize) -> Result<u64, Co
         let touched = pagemap.touched(range).map_err(|_| CollapseError::Gone)?;
         // Kernels that do not tell which pages are huge take a second collapse of one as done.
         let already = pagemap.huge(range).unwrap_or_default();
-        for run in dense_runs(range, huge, &touched, &already) {
+        for run in dense_runs(range, huge, &touched, &already, AT_ONCE) {
             done += collapse_run(pid, run, huge)?;
         }
     }
@@ -102,54 +96,9 @@ fn is_refusal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
 }
 
-fn may_be_collapsed(usage: &MappingUsage) -> bool {
-    let mapping = &usage.mapping;
-    let anonymous = mapping.inode == 0 && !matches!(mapping.name, MappingName::Stack | MappingName::Special(_));
-    let left = usage.resident > usage.anonymous_huge && usage.hugetlb == 0;
-    anonymous
-        && !mapping.shared
-        && mapping.protection.write
-        && left
-        && !LEFT_ALONE.iter().any(|flag| usage.has_flag(flag))
-}
-
-/// Runs of huge pages that are dense and not huge yet, each at most [`AT_ONCE`] long.
-fn dense_runs(range: AddressRange, huge: PageSize, touched: &RangeSet, already: &RangeSet) -> Vec<AddressRange> {
-    let mut runs: Vec<AddressRange> = Vec::new();
-    for page in range.pages(huge) {
-        if touched.bytes_in(page) * LEAST_TOUCHED < page.len() || already.overlaps(page) {
-            continue;
-        }
-        match runs.last_mut() {
-            Some(last) if last.end() == page.start() && last.len() < AT_ONCE => {
-                *last = AddressRange::new(last.start(), page.end());
-            }
-            _ => runs.push(page),
-        }
-    }
-    runs
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use address_space::Address;
-
-    #[test]
-    fn only_dense_pages_that_are_not_huge_are_taken() {
-        let huge = PageSize::new(1 << 21).unwrap();
-        let page = |number: u64, share: u64| AddressRange::sized(Address(number << 21), (1 << 21) / share);
-        let mut touched = RangeSet::new();
-        for (number, share) in [(1, 1), (2, 2), (3, 4), (4, 1), (5, 1)] {
-            touched.insert(page(number, share));
-        }
-        let mut already = RangeSet::new();
-        already.insert(page(5, 1));
-        let range = AddressRange::new(Address(1 << 21), Address(7 << 21));
-        let runs = dense_runs(range, huge, &touched, &already);
-        let both = AddressRange::new(Address(1 << 21), Address(3 << 21));
-        assert_eq!(runs, [both, page(4, 1)]);
-    }
 
     #[test]
     fn a_process_that_ended_is_noticed() {

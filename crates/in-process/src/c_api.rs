@@ -311,6 +311,36 @@ pub unsafe extern "C" fn pagelift_query(report: *mut CReport) -> c_int {
     OK
 }
 
+/// Collapses what the program has allocated onto huge pages, where it lies. See the header.
+///
+/// # Safety
+/// `report` is NULL or sound as the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagelift_collapse_heap(report: *mut CReport) -> c_int {
+    let collapsed = match with_library(|_| crate::heap::collapse()) {
+        Ok(Ok(collapsed)) => collapsed,
+        Ok(Err(why)) => {
+            // SAFETY:
+            // - the caller's promise.
+            unsafe { write_report(report, &Report::nothing(why)) };
+            return NOT_SEEN;
+        }
+        Err(Unusable::Busy) => return BUSY,
+        Err(Unusable::NoMemory) => return NO_MEMORY,
+    };
+    let filled = CReport {
+        considered_bytes: collapsed.resident,
+        covered_bytes: collapsed.huge,
+        thp_bytes: collapsed.huge,
+        microseconds: collapsed.microseconds,
+        ..empty_report()
+    };
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { put_report(report, filled) };
+    if collapsed.huge > collapsed.before { OK } else { NOTHING }
+}
+
 fn empty_report() -> CReport {
     CReport {
         size: size_of::<CReport>(),

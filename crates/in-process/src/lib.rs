@@ -18,6 +18,7 @@ mod files;
 mod fork_guard;
 #[cfg(feature = "freestanding")]
 mod freestanding;
+mod heap;
 mod held_writes;
 mod library;
 mod linking;
