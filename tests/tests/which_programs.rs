@@ -30,7 +30,11 @@ fn main() -> ExitCode {
         trial("formats/thirty_two_bit", [gcc(), vec![Need::ThirtyTwoBit]].concat(), thirty_two_bit),
         trial("formats/script_with_an_interpreter", gcc(), script),
         trial("formats/script_of_the_shell", gcc(), |t| {
-            same_and_says(t, &script_file(t, "#!/bin/sh", "echo in $0; exit 4")?)
+            same_and_says(
+                t,
+                &script_file(t, "#!/bin/sh", "echo in $0; exit 4")?,
+                "`--only NAME` lifts the program NAME",
+            )
         }),
         trial("files/removed_at_the_start", gcc(), |t| loses_its_file(t, false)),
         trial("files/replaced_at_the_start", gcc(), |t| loses_its_file(t, true)),
@@ -194,11 +198,12 @@ fn script(t: &Context) -> Result<()> {
     Ok(())
 }
 
-fn same_and_says(t: &Context, program: &Path) -> Result<()> {
+fn same_and_says(t: &Context, program: &Path, words: &str) -> Result<()> {
     let plain = t.run(Command::new(program))?;
     let lifted = t.run(t.lifted(&[], &Command::new(program))?)?;
     ensure!(plain.ending == lifted.ending && plain.stdout == lifted.stdout, "plain {plain:?}\nlifted {lifted:?}");
     ensure!(lifted.own_lines().len() == 1, "not one line: {lifted:?}");
+    ensure!(lifted.own_lines()[0].contains(words), "it does not say `{words}`: {lifted:?}");
     Ok(())
 }
 

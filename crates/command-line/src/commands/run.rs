@@ -84,6 +84,7 @@ fn prepare_heap(args: &RunArgs) -> HeapStart {
 
 /// Starts the helper, or tells why the program runs as it is.
 fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
+    let is_script = find(&args.command[0]).is_some_and(|path| interpreter(&path).is_some());
     let wishes = Wishes {
         policy: args.policy.policy(),
         only: args.only.clone(),
@@ -94,6 +95,7 @@ fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
         perf_map: args.perf_map,
         quiet: args.quiet,
         verbose: args.verbose,
+        script: is_script.then(|| Path::new(&args.command[0]).display().to_string()),
     };
     let started = start_helper(|us, answer| {
         let mut lifter = Lifter::new(wishes);

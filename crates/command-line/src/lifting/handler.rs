@@ -36,6 +36,8 @@ pub struct Wishes {
     pub quiet: bool,
     /// Say more.
     pub verbose: bool,
+    /// The command, where it is a script: what it starts is another program than the one that was asked for.
+    pub script: Option<String>,
 }
 
 /// A program between its two stops.
@@ -86,6 +88,10 @@ impl Lifter {
         let refused = self.wishes.require && !report.is_complete();
         if !self.wishes.quiet || refused || !report.unexpected.is_empty() {
             let mut text = message::line(report);
+            let nothing = report.covered_bytes + report.advised_bytes == 0;
+            if let Some(script) = self.wishes.script.as_ref().filter(|_| nothing && self.wishes.only.is_empty()) {
+                text += &format!("; {script} is a script: `--only NAME` lifts the program NAME that it starts");
+            }
             if refused {
                 text += "; --require ends it here";
             }
