@@ -1,7 +1,7 @@
 // Eight threads fork at once, again and again, with an empty pool, while others write: every child reads and writes all
 // its memory and lives.
 //
-// link: shared
+// link: shared archive
 // needs: pool 64M
 #include "fork.h"
 
