@@ -1,12 +1,10 @@
-//! Reads an open file by positions, and never past a budget: a hostile file makes a reader read more than it is long.
+//! Reads the identity and the shape of an open file.
 
 use crate::StoreError;
 use address_space::ElfImage;
 use object::ReadCache;
-use object::read::ReadCacheOps;
-use observation::FileIdentity;
+use observation::{BoundedFile, FileIdentity};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// More of a file than this is never read for its headers.
@@ -84,48 +82,8 @@ pub(crate) fn elf_image(file: &File, length: u64) -> Result<ElfImage, StoreError
 }
 
 /// A view of the file for readers of ELF files.
-pub(crate) fn cache(file: &File, length: u64) -> ReadCache<Positioned<'_>> {
-    ReadCache::new(Positioned { file, length, position: 0, budget: MOST_HEADER_BYTES })
-}
-
-/// Does not depend on the descriptor's own position, which it may share with others.
-pub(crate) struct Positioned<'a> {
-    file: &'a File,
-    length: u64,
-    position: u64,
-    budget: u64,
-}
-
-impl Positioned<'_> {
-    fn spend(&mut self, bytes: usize) -> Result<(), ()> {
-        self.budget = self.budget.checked_sub(bytes as u64).ok_or(())?;
-        Ok(())
-    }
-}
-
-impl ReadCacheOps for Positioned<'_> {
-    fn len(&mut self) -> Result<u64, ()> {
-        Ok(self.length)
-    }
-
-    fn seek(&mut self, position: u64) -> Result<u64, ()> {
-        self.position = position;
-        Ok(position)
-    }
-
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, ()> {
-        self.spend(buffer.len())?;
-        let count = self.file.read_at(buffer, self.position).map_err(|_| ())?;
-        self.position += count as u64;
-        Ok(count)
-    }
-
-    fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), ()> {
-        self.spend(buffer.len())?;
-        self.file.read_exact_at(buffer, self.position).map_err(|_| ())?;
-        self.position += buffer.len() as u64;
-        Ok(())
-    }
+pub(crate) fn cache(file: &File, length: u64) -> ReadCache<BoundedFile<'_>> {
+    ReadCache::new(BoundedFile::new(file, length, MOST_HEADER_BYTES))
 }
 
 #[cfg(test)]

@@ -7,13 +7,12 @@ use crate::objects::objects_of;
 use crate::pagemap::Pagemap;
 use crate::situation::Situation;
 use crate::{files, records};
-use address_space::{AddressRange, MappingUsage, RangeSet, parse_smaps};
+use address_space::{AddressRange, RangeSet, parse_smaps};
 use alloc::borrow::ToOwned;
-use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use lift_execution::CallError;
-use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, SpecialMapping, plan};
+use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, plan, special_mappings};
 
 /// This process as seen at one moment, and what should become of it.
 pub struct Seen {
@@ -73,27 +72,4 @@ fn touched(process: &ProcessFacts, auxiliary: &Auxiliary) -> Result<RangeSet, Ca
         }
     }
     Ok(touched)
-}
-
-/// Properties of a mapping that a copy of its memory would lose, by their flags in smaps (proc_pid_smaps(5)).
-const SPECIAL_FLAGS: [(&str, &str); 9] = [
-    ("dc", "not inherited by children (MADV_DONTFORK)"),
-    ("wf", "wiped in children (MADV_WIPEONFORK)"),
-    ("dd", "kept out of core dumps (MADV_DONTDUMP)"),
-    ("lo", "locked in memory (mlock)"),
-    ("sl", "sealed (mseal)"),
-    ("nh", "advised against huge pages (MADV_NOHUGEPAGE)"),
-    ("um", "registered with userfaultfd"),
-    ("uw", "registered with userfaultfd"),
-    ("ui", "registered with userfaultfd"),
-];
-
-fn special_mappings(usages: &[MappingUsage]) -> Vec<SpecialMapping> {
-    let property = |usage: &MappingUsage| {
-        let flag = SPECIAL_FLAGS.iter().find(|(flag, _)| usage.has_flag(flag));
-        let by_key = || format!("guarded by protection key {}", usage.protection_key);
-        flag.map(|(_, property)| (*property).to_owned()).or_else(|| (usage.protection_key != 0).then(by_key))
-    };
-    let special = usages.iter().filter_map(|usage| Some((usage.mapping.range, property(usage)?)));
-    special.map(|(range, property)| SpecialMapping { range, property }).collect()
 }

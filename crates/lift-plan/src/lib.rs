@@ -15,6 +15,7 @@ mod plan;
 mod planner;
 mod policy;
 mod reason;
+mod special;
 mod steps;
 
 pub use base::{BaseChoice, Coverable, choose_base, coverable};
@@ -24,4 +25,5 @@ pub use plan::{Attempt, Edge, EdgeCure, Kind, Part, Plan, RangeLift, Refusal, So
 pub use planner::plan;
 pub use policy::{Edges, Kinds, ObjectChoice, Pages, Policy, WritablePages, matches};
 pub use reason::Reason;
+pub use special::special_mappings;
 pub use steps::{Step, steps_of};

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod auxiliary;
+mod bounded_file;
 pub mod coverage;
 mod error;
 mod file_identity;
@@ -18,6 +19,7 @@ pub mod symbols;
 mod text;
 
 pub use auxiliary::AuxiliaryVector;
+pub use bounded_file::BoundedFile;
 pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};
 pub use error::ObservationError;
 pub use file_identity::FileIdentity;

@@ -2,7 +2,8 @@
 //! (the C libraries' `<link.h>`; glibc and musl agree). For objects whose every mapping has been lifted off the file.
 
 use crate::ProcessFiles;
-use crate::mapped_file::{BoundedFile, MappedFile, open_regular};
+use crate::bounded_file::BoundedFile;
+use crate::mapped_file::{MappedFile, open_regular};
 use address_space::{Address, AddressRange, LoadedObject};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, elf};

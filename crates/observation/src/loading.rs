@@ -1,7 +1,8 @@
 //! The ELF objects that a process has loaded.
 
+use crate::bounded_file::BoundedFile;
 use crate::link_map::{self, LinkedObject, ProcessMemoryFile};
-use crate::mapped_file::{BoundedFile, MappedFile, Opener, Unreadable, open_regular};
+use crate::mapped_file::{MappedFile, Opener, Unreadable, open_regular};
 use crate::{AuxiliaryVector, FileIdentity, ObservationError, ProcessFiles, roles};
 use address_space::{
     AddressSpace, ElfError, ElfImage, FileKey, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, bias_of,

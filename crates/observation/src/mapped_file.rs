@@ -4,10 +4,9 @@ use crate::ProcessFiles;
 use crate::file_identity::device_numbers;
 use crate::link_map::ProcessMemoryFile;
 use address_space::{AddressRange, Mapping};
-use object::read::ReadCacheOps;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Why the file behind a mapping cannot be read.
@@ -99,57 +98,12 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<Option<MappedFile>> {
     Ok(metadata.is_file().then_some(MappedFile { file, metadata }))
 }
 
-/// Reads at positions, so that nothing depends on the file's cursor, and never past a budget: a hostile file makes
-/// the reader read more than it is long.
-#[derive(Debug)]
-pub(crate) struct BoundedFile<'a> {
-    file: &'a File,
-    length: u64,
-    position: u64,
-    budget: u64,
-}
-
-impl<'a> BoundedFile<'a> {
-    /// A reader of `file`, `length` bytes long, that gives at most `budget` bytes in all.
-    pub fn new(file: &'a File, length: u64, budget: u64) -> Self {
-        Self { file, length, position: 0, budget }
-    }
-
-    fn spend(&mut self, bytes: usize) -> Result<(), ()> {
-        self.budget = self.budget.checked_sub(bytes as u64).ok_or(())?;
-        Ok(())
-    }
-}
-
-impl ReadCacheOps for BoundedFile<'_> {
-    fn len(&mut self) -> Result<u64, ()> {
-        Ok(self.length)
-    }
-
-    fn seek(&mut self, position: u64) -> Result<u64, ()> {
-        self.position = position;
-        Ok(position)
-    }
-
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, ()> {
-        self.spend(buffer.len())?;
-        let count = self.file.read_at(buffer, self.position).map_err(|_| ())?;
-        self.position += count as u64;
-        Ok(count)
-    }
-
-    fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), ()> {
-        self.spend(buffer.len())?;
-        self.file.read_exact_at(buffer, self.position).map_err(|_| ())?;
-        self.position += buffer.len() as u64;
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BoundedFile;
     use address_space::MappingName;
+    use object::ReadCacheOps;
 
     fn own_first_mapping() -> (ProcessFiles, Mapping) {
         let process = ProcessFiles::of(std::process::id() as i32);

@@ -7,7 +7,8 @@ mod stubs;
 mod table;
 
 use crate::ProcessFiles;
-use crate::mapped_file::{BoundedFile, MappedFile};
+use crate::bounded_file::BoundedFile;
+use crate::mapped_file::MappedFile;
 use address_space::{Address, LoadedObject, RangeSet};
 use object::{ReadCache, ReadRef, elf};
 use sections::Sections;

@@ -3,7 +3,8 @@
 
 use super::sections::Sections;
 use crate::ProcessFiles;
-use crate::mapped_file::{BoundedFile, MappedFile, open_regular};
+use crate::bounded_file::BoundedFile;
+use crate::mapped_file::{MappedFile, open_regular};
 use object::{Endianness, ReadCache, ReadRef};
 use std::io::Read;
 use std::os::unix::fs::FileExt;

@@ -1,0 +1,57 @@
+//! Mappings that must stay as they are.
+
+use crate::SpecialMapping;
+use address_space::MappingUsage;
+use alloc::borrow::ToOwned;
+use alloc::vec::Vec;
+
+/// Properties of a mapping that a copy of its memory would lose, by their flags in smaps (proc_pid_smaps(5)).
+const SPECIAL_FLAGS: [(&str, &str); 9] = [
+    ("dc", "not inherited by children (MADV_DONTFORK)"),
+    ("wf", "wiped in children (MADV_WIPEONFORK)"),
+    ("dd", "kept out of core dumps (MADV_DONTDUMP)"),
+    ("lo", "locked in memory (mlock)"),
+    ("sl", "sealed (mseal)"),
+    ("nh", "advised against huge pages (MADV_NOHUGEPAGE)"),
+    ("um", "registered with userfaultfd"),
+    ("uw", "registered with userfaultfd"),
+    ("ui", "registered with userfaultfd"),
+];
+
+/// The mappings among these that carry such a property.
+pub fn special_mappings(usages: &[MappingUsage]) -> Vec<SpecialMapping> {
+    let mut special = Vec::new();
+    for usage in usages {
+        let flag = SPECIAL_FLAGS.iter().find(|(flag, _)| usage.has_flag(flag));
+        let property = match flag {
+            Some((_, property)) => (*property).to_owned(),
+            None if usage.protection_key != 0 => alloc::format!("guarded by protection key {}", usage.protection_key),
+            None => continue,
+        };
+        special.push(SpecialMapping { range: usage.mapping.range, property });
+    }
+    special
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::parse_smaps;
+
+    #[test]
+    fn special_mappings_are_recognised_by_their_flags() {
+        let text = "\
+1000-2000 rw-p 0 00:00 0
+VmFlags: rd wr dc
+2000-3000 rw-p 0 00:00 0
+ProtectionKey: 3
+VmFlags: rd wr
+3000-4000 rw-p 0 00:00 0
+ProtectionKey: 0
+VmFlags: rd wr hg
+";
+        let special = special_mappings(&parse_smaps(text).unwrap());
+        let properties: Vec<_> = special.iter().map(|special| special.property.as_str()).collect();
+        assert_eq!(properties, ["not inherited by children (MADV_DONTFORK)", "guarded by protection key 3"]);
+    }
+}
