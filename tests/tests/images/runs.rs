@@ -2,8 +2,9 @@
 
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Need, Program, Session, TestStore, View, trial};
+use pagelift_tests::{Context, Need, Program, Session, TestStore, View, copy_of_a_program, trial};
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,6 +17,7 @@ pub fn trials() -> Vec<Trial> {
         trial("attach_and_detach", needs(), attach_and_detach),
         trial("a_changed_program_never_meets_an_old_image", needs(), changed_program),
         trial("without_a_store_the_next_source_serves", needs(), no_store),
+        trial("what_has_no_image_says_why", needs(), says_why),
         trial("gdb_finds_symbols_through_the_path", with_gdb, symbols),
     ]
 }
@@ -43,6 +45,8 @@ fn from_store(view: &View, store: &Path) -> (u64, u64) {
     usages.fold((0, 0), |(all, huge), usage| (all + usage.mapping.range.len(), huge + usage.shmem_huge))
 }
 
+/// Of the user and the group `nobody`.
+const NOBODY: u32 = 65534;
 /// Six or seven MiB of code and of constants each hold four MiB of whole huge pages at the least.
 const AT_LEAST: u64 = 8 << 20;
 
@@ -129,6 +133,35 @@ fn no_store(t: &Context) -> Result<()> {
     end(session)?;
     let session = start(t, &t.folder().join("no-such-store"), &command, "image")?;
     ensure!(session.stderr_so_far().contains("pagelift image setup"), "{}", session.stderr_so_far());
+    end(session)
+}
+
+/// An ordinary user cannot make the image that is missing: the next source serves, and the reason names the command.
+fn says_why(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let file = copy_of_a_program(t, "program")?;
+    let start = || -> Result<Session> {
+        let mut command = t.lifted(&["-v", "--pages", "auto"], &Command::new(&file))?;
+        command.env("PAGELIFT_STORE", &store.path).uid(NOBODY).gid(NOBODY).current_dir("/");
+        let session = t.session(command)?;
+        session.wait_for_line("ready")?;
+        session.wait_for_stderr("edges ")?;
+        Ok(session)
+    };
+    let session = start()?;
+    let why = format!(
+        "no image: program: the store has none for this base; as root: pagelift image add '{}'",
+        file.display()
+    );
+    session.wait_for_stderr(&why)?;
+    let said = session.stderr_so_far();
+    ensure!(said.contains(" MiB on ") && !said.contains("(image"), "{said}");
+    end(session)?;
+    store.add(t, &file)?;
+    let session = start()?;
+    let said = session.stderr_so_far();
+    ensure!(!said.contains("no image: "), "{said}");
+    check(&session, &store.path)?;
     end(session)
 }
 

@@ -15,6 +15,8 @@ pub struct Seen {
     pub process: ProcessFacts,
     /// Mapped files that are no sound 64-bit objects.
     pub not_understood: Vec<NotUnderstood>,
+    /// Objects that no image can show, each with the reason.
+    pub without_image: Vec<String>,
 }
 
 /// Looks at a process that stands at its entry, and plans.
@@ -64,7 +66,8 @@ fn plan_seen(
         return Ok((seen, first));
     }
     seen.process.probed = probes::find(pid, &seen.process, &first, machine.base_page);
-    seen.process.images = images::spans(pid, &seen.process, machine, policy, missing);
+    let found = images::look(pid, &seen.process, machine, policy, missing);
+    (seen.process.images, seen.without_image) = (found.spans, found.missing);
     // The account of every mapping costs more than all the rest, and only matters where something is to be replaced.
     seen.process.special = special_mappings(&ProcessFiles::of(pid).smaps()?);
     let second = plan(&seen.process, machine, policy);
@@ -87,6 +90,7 @@ fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> anyhow::
     Ok(Seen {
         process: ProcessFacts { space, objects, touched, relocates_itself, ..ProcessFacts::default() },
         not_understood,
+        without_image: Vec::new(),
     })
 }
 

@@ -2,9 +2,9 @@
 
 use address_space::{AddressRange, AddressSpace, LoadedObject, ObjectRole, RangeSet};
 use huge_page_pools::base_page;
-use image_store::{FileSystem, Layout, SourceKey, Store, default_directory};
+use image_store::{FileSystem, Layout, SourceKey, Store, StoreError, default_directory};
 use kernel_calls::pagemap::Pagemap;
-use lift_plan::{ImageSpan, MachineFacts, Pages, Policy, ProcessFacts, ThpMode};
+use lift_plan::{ImageSpan, MachineFacts, Pages, Policy, ProcessFacts, Reason, ThpMode};
 use nix::unistd::geteuid;
 use observation::{FileIdentity, ProcessFiles};
 use std::fs::File;
@@ -21,33 +21,59 @@ pub enum MissingImages {
     Leave,
 }
 
+/// What images can show of a process.
+#[derive(Default)]
+pub struct Images {
+    /// The stretches.
+    pub spans: Vec<ImageSpan>,
+    /// Objects that have no image, each with the reason.
+    pub missing: Vec<String>,
+}
+
 /// The spans that images in the default store can show of the chosen objects. Root makes the images that are missing.
 ///
 /// Whatever is wrong with the store or with one file only means that there is no span: the next source serves.
-pub fn spans(
+pub fn look(
     pid: i32,
     process: &ProcessFacts,
     machine: &MachineFacts,
     policy: &Policy,
     missing: MissingImages,
-) -> Vec<ImageSpan> {
+) -> Images {
+    let mut images = Images::default();
     if !matches!(policy.pages, Pages::Auto | Pages::Image) {
-        return Vec::new();
+        return images;
     }
-    let Ok(store) = Store::open_to_map(&default_directory()) else { return Vec::new() };
+    let store = match Store::open_to_map(&default_directory()) {
+        Ok(store) => store,
+        // Who has set up none does not miss it.
+        Err(StoreError::NoStore(_)) => return images,
+        Err(error) => {
+            images.missing.push(error.to_string());
+            return images;
+        }
+    };
     // In a process that has switched them off, a tmpfs file is mapped by ordinary pages too.
     let off = machine.thp.is_some_and(|thp| thp.mode == ThpMode::OffInProcess);
     if off && store.file_system() == FileSystem::Tmpfs {
-        return Vec::new();
+        images.missing.push(Reason::ThpOffInProcess.to_string());
+        return images;
     }
     let size = policy.page_size.or_else(|| machine.usual_huge_page());
     if size != Some(store.page_size()) {
-        return Vec::new();
+        images.missing.push(format!("the store is made of {} pages", store.page_size()));
+        return images;
     }
     let pagemap = Pagemap::open(pid, machine.base_page).ok();
     let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, &store));
     let most_bytes = (missing == MissingImages::Make).then_some(machine.memory_available / SHARE_OF_MEMORY);
-    chosen.flat_map(|object| of_object(pid, &process.space, object, &store, pagemap.as_ref(), most_bytes)).collect()
+    for object in chosen {
+        match of_object(pid, &process.space, object, &store, pagemap.as_ref(), most_bytes) {
+            Ok(spans) => images.spans.extend(spans),
+            Err(why) => images.missing.push(format!("{}: {why}", object.name())),
+        }
+    }
+    images
 }
 
 /// True where a segment that is never written is as large as a huge page, so that it can hold one.
@@ -63,18 +89,19 @@ fn of_object(
     store: &Store,
     pagemap: Option<&Pagemap>,
     most_bytes: Option<u64>,
-) -> Vec<ImageSpan> {
-    let Some((file, identity)) = open(pid, space, object) else { return Vec::new() };
+) -> Result<Vec<ImageSpan>, String> {
+    let (file, identity) = open(pid, space, object).ok_or("its file cannot be opened, or has been replaced")?;
     let key = SourceKey::new(identity, &object.image);
     let layout = Layout::at(store.page_size(), object.bias);
     let found = match (store.find(&key, layout), most_bytes) {
         (Ok(None), Some(most_bytes)) if geteuid().is_root() => {
-            Store::open(store.path()).and_then(|store| store.make(&file, layout, most_bytes)).ok()
+            Store::open(store.path()).and_then(|store| store.make(&file, layout, most_bytes)).map(Some)
         }
-        (found, _) => found.ok().flatten(),
+        (found, _) => found,
     };
-    let Some(image) = found else { return Vec::new() };
-    let Some(path) = image.path().to_str() else { return Vec::new() };
+    let none = || format!("the store has none for this base; as root: pagelift image add '{}'", object.path);
+    let image = found.map_err(|error| error.to_string())?.ok_or_else(none)?;
+    let path = image.path().to_str().ok_or("the store's path is no UTF-8")?;
     let mut spans = Vec::new();
     for segment in image.segments() {
         let range = segment.memory.shifted(object.bias);
@@ -84,7 +111,7 @@ fn of_object(
             spans.push(ImageSpan { range: unchanged, path, offset, page_size });
         }
     }
-    spans
+    Ok(spans)
 }
 
 /// The file that the process really has mapped, if it can be opened and is not another by now.

@@ -57,6 +57,7 @@ pub fn lift_running(
     let (mut seen, mut plan) = plan_for_running(pid, reader, machine, policy, MissingImages::Make)?;
     if plan.lifts.is_empty() {
         report.take(plan, lift_execution::Outcome::default(), started.elapsed());
+        report.without_image = seen.without_image;
         return Ok(PauseText(Pause::default()));
     }
     let mut executor = executor_for(pid, &seen.process.space, &seen.process.objects)?;
@@ -76,6 +77,7 @@ pub fn lift_running(
     let refusal = executor.refusal().map(str::to_owned);
     executor.finish();
     report.take(plan, outcome, started.elapsed());
+    report.without_image = seen.without_image;
     report.other_threads = pause.threads.saturating_sub(1);
     if let Some(why) = refusal.filter(|_| report.covered_bytes == 0) {
         bail!(why);

@@ -101,6 +101,7 @@ pub fn lift(
     let (seen, plan) = plan_for(stop.pid(), reader, machine, policy, missing)?;
     report.not_understood =
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
+    report.without_image = seen.without_image;
     report.other_threads = stop.other_threads;
     // A program that was started through its dynamic linker goes by its own name.
     if let Some(executable) = seen.process.objects.iter().find(|object| object.role == ObjectRole::Executable) {

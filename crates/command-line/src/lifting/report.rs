@@ -71,6 +71,8 @@ pub struct Report {
     pub edges: Vec<Edge>,
     /// Mapped files that could not be understood.
     pub not_understood: Vec<String>,
+    /// Objects that no image could show where there is a store, each with the reason.
+    pub without_image: Vec<String>,
     /// Differences that no step should have made; always empty unless Pagelift has a fault.
     pub unexpected: Vec<lift_execution::Difference>,
 }
@@ -97,6 +99,7 @@ impl Report {
             refusals: Vec::new(),
             edges: Vec::new(),
             not_understood: Vec::new(),
+            without_image: Vec::new(),
             unexpected: Vec::new(),
         }
     }

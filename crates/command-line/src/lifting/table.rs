@@ -159,6 +159,9 @@ fn summary(report: &Report) -> String {
         report.stopped_microseconds as f64 / 1000.0,
         report.other_threads
     );
+    for why in &report.without_image {
+        text += &format!("no image: {why}\n");
+    }
     match &report.base {
         Some(Base::Moved { before, after }) => {
             let covered = |c: &lift_plan::Coverable| {
