@@ -5,6 +5,7 @@ run() { PYTHONPATH=$PWD/packages cpu $RUN /usr/bin/python3 -c '
 import duckdb
 base = duckdb.connect()
 base.execute("set threads = 1")
+base.execute("set enable_progress_bar = false")
 base.execute("create table a as select hash(range) as k, range as v from range(12000000)")
 base.execute("create table b as select hash(range * 2) as k, range as w from range(12000000)")
 print(base.execute("select count(*), sum(v + w) from a join b using (k)").fetchall())'; }
