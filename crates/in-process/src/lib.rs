@@ -32,6 +32,7 @@ mod own_state;
 mod pagemap;
 #[cfg(feature = "preload")]
 pub mod preload;
+mod probes;
 mod records;
 mod report;
 mod situation;

@@ -6,7 +6,7 @@ use crate::machine::machine_facts;
 use crate::objects::objects_of;
 use crate::pagemap::Pagemap;
 use crate::situation::Situation;
-use crate::{files, records};
+use crate::{files, probes, records};
 use address_space::{AddressRange, RangeSet, parse_smaps};
 use alloc::borrow::ToOwned;
 use alloc::string::{String, ToString};
@@ -39,6 +39,7 @@ pub fn look(policy: &Policy, lifted: &[records::Record]) -> Result<Seen, String>
     let mut made = plan(&process, &machine, policy);
     leave_lifted(&mut made, lifted);
     if !made.lifts.is_empty() {
+        process.probed = probes::find(&process, &made, auxiliary.base_page);
         // The account of every mapping costs more than all the rest, and only matters where something is replaced.
         let smaps = files::text(c"/proc/self/smaps").map_err(|_| no_proc())?;
         process.special = parse_smaps(&smaps).map(|usages| special_mappings(&usages)).map_err(|e| e.to_string())?;

@@ -4,13 +4,15 @@ use crate::calls::{self, Errno};
 use crate::files::File;
 use address_space::{Address, AddressRange, PageSize, RangeSet};
 use alloc::vec;
-use linux_raw_sys::general::{PAGE_IS_HUGE, PAGE_IS_PRESENT, PAGE_IS_SWAPPED, page_region, pm_scan_arg};
+use linux_raw_sys::general::{PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PRESENT, PAGE_IS_SWAPPED, page_region, pm_scan_arg};
 
 /// `PAGEMAP_SCAN`, `_IOWR('f', 16, struct pm_scan_arg)` of `linux/fs.h` (Linux 6.7).
 const PAGEMAP_SCAN: u32 = 3 << 30 | (size_of::<pm_scan_arg>() as u32) << 16 | (b'f' as u32) << 8 | 16;
 /// In an entry: the page is present / is in swap.
 const ENTRY_PRESENT: u64 = 1 << 63;
 const ENTRY_SWAPPED: u64 = 1 << 62;
+/// In an entry: the page is one of a file, or shared anonymous memory.
+const ENTRY_OF_FILE: u64 = 1 << 61;
 /// Regions that one call may return.
 const REGIONS: usize = 256;
 /// Entries read at once.
@@ -44,7 +46,23 @@ impl Pagemap {
     /// # Errors
     /// The kernel's.
     pub fn touched(&self, range: AddressRange) -> Result<RangeSet, Errno> {
-        self.scan(range, 0, u64::from(PAGE_IS_PRESENT | PAGE_IS_SWAPPED)).or_else(|_| self.read_entries(range))
+        let touched = |entry| entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
+        self.scan(range, 0, u64::from(PAGE_IS_PRESENT | PAGE_IS_SWAPPED)).or_else(|_| self.entries_that(range, touched))
+    }
+
+    /// The pages of `range`, a private mapping of a file, that no longer are the file's: somebody has written to them.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn changed(&self, range: AddressRange) -> Result<RangeSet, Errno> {
+        let Ok(mut there) = self.scan(range, 0, u64::from(PAGE_IS_PRESENT | PAGE_IS_SWAPPED)) else {
+            let changed =
+                |entry| entry & ENTRY_SWAPPED != 0 || (entry & ENTRY_PRESENT != 0 && entry & ENTRY_OF_FILE == 0);
+            return self.entries_that(range, changed);
+        };
+        let of_file = self.scan(range, u64::from(PAGE_IS_FILE | PAGE_IS_PRESENT), 0)?;
+        of_file.iter().for_each(|file| there.remove(file));
+        Ok(there)
     }
 
     fn scan(&self, range: AddressRange, all_of: u64, any_of: u64) -> Result<RangeSet, Errno> {
@@ -80,7 +98,7 @@ impl Pagemap {
         Ok(found)
     }
 
-    fn read_entries(&self, range: AddressRange) -> Result<RangeSet, Errno> {
+    fn entries_that(&self, range: AddressRange, fits: impl Fn(u64) -> bool) -> Result<RangeSet, Errno> {
         let mut found = RangeSet::new();
         let page = self.base_page.bytes();
         let mut buffer = vec![0u8; (ENTRIES * 8) as usize];
@@ -93,7 +111,7 @@ impl Pagemap {
             }
             for entry in buffer[..read].chunks_exact(8) {
                 let entry = u64::from_ne_bytes(entry.try_into().unwrap_or_default());
-                if entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0 {
+                if fits(entry) {
                     found.insert(AddressRange::sized(at, page));
                 }
                 at = at + page;

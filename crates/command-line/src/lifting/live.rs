@@ -2,7 +2,6 @@
 
 use super::facts::{plan_for_running, without_thp_disable};
 use super::images::MissingImages;
-use super::probes::holds_probe;
 use super::report::Report;
 use address_space::{
     Address, AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection,
@@ -12,7 +11,7 @@ use anyhow::{Context, anyhow, bail};
 use by_ptrace::live::{LiveExecutor, Pause};
 use huge_page_pools::base_page;
 use lift_execution::{Backing, Executor, execute};
-use lift_plan::{MachineFacts, Policy, Reason};
+use lift_plan::{MachineFacts, Policy, Reason, holds_probe};
 use observation::{ObjectReader, ProcessFiles};
 use std::fmt;
 use std::fs;

@@ -1,0 +1,107 @@
+//! Finds the breakpoints and uprobes that stand in a program's code.
+//!
+//! Each is an instruction that was written over the program's own, and whoever wrote it knows it by its file and offset.
+//! A copy of the page would carry the instruction to memory of which they know nothing, and it would end the program.
+
+use crate::{Plan, ProcessFacts};
+use address_space::{Address, AddressRange, LoadSegment, LoadedObject, PageSize, RangeSet};
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// What the search asks of a process and of its files.
+pub trait CodeReader {
+    /// The pages of a range, a private mapping of a file, that no longer are the file's; `None` where nobody can tell.
+    fn changed(&mut self, range: AddressRange) -> Option<RangeSet>;
+    /// Reads the file that the process has mapped for an object. `None` where it cannot be had.
+    fn read_file(&mut self, object: &LoadedObject, offset: u64, into: &mut [u8]) -> Option<()>;
+    /// Reads the process's memory.
+    fn read_memory(&mut self, at: Address, into: &mut [u8]) -> Option<()>;
+}
+
+/// The pages of code which the plan would copy and in which a breakpoint or a uprobe stands.
+pub fn probed_pages(
+    process: &ProcessFacts,
+    plan: &Plan,
+    base_page: PageSize,
+    reader: &mut impl CodeReader,
+) -> RangeSet {
+    let mut probed = RangeSet::new();
+    // The dynamic linker has changed all of a code with relocations.
+    for object in process.objects.iter().filter(|object| !object.image.text_relocations) {
+        for segment in object.image.segments.iter().filter(|s| s.protection.execute && !s.protection.write) {
+            let code = segment.file_memory().shifted(object.bias);
+            if !plan.lifts.iter().any(|lift| lift.range.overlaps(code)) {
+                continue;
+            }
+            for page in changed_pages(process, object, code, base_page, reader) {
+                if is_probed(object, segment, page.intersect(code), reader) != Some(false) {
+                    probed.insert(page);
+                }
+            }
+        }
+    }
+    probed
+}
+
+fn changed_pages(
+    process: &ProcessFacts,
+    object: &LoadedObject,
+    code: AddressRange,
+    base_page: PageSize,
+    reader: &mut impl CodeReader,
+) -> Vec<AddressRange> {
+    let of_file = process.space.overlapping(code).iter().filter(|m| m.path() == Some(object.path.as_str()));
+    let ranges = of_file.map(|mapping| mapping.range.intersect(code.widened(base_page)));
+    let changed = ranges.filter_map(|range| reader.changed(range));
+    changed.flat_map(|changed| changed.iter().flat_map(|range| range.pages(base_page)).collect::<Vec<_>>()).collect()
+}
+
+/// What cannot be compared with its file counts as probed: it was changed by somebody.
+fn is_probed(
+    object: &LoadedObject,
+    segment: &LoadSegment,
+    part: AddressRange,
+    reader: &mut impl CodeReader,
+) -> Option<bool> {
+    let (mut original, mut now) = (vec![0; part.len() as usize], vec![0; part.len() as usize]);
+    let offset = segment.offset + (part.start() - object.bias - segment.memory.start().0).0;
+    reader.read_file(object, offset, &mut original)?;
+    reader.read_memory(part.start(), &mut now)?;
+    Some(holds_probe(&original, &now))
+}
+
+/// True where an instruction that breakpoints and uprobes are made of stands in code that was other in its file.
+pub fn holds_probe(original: &[u8], now: &[u8]) -> bool {
+    if cfg!(target_arch = "aarch64") {
+        let pairs = original.chunks_exact(4).zip(now.chunks_exact(4));
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0u32, |word, &byte| word << 8 | u32::from(byte));
+        // `brk` with any number.
+        return pairs.filter(|(a, b)| a != b).any(|(_, now)| word(now) & 0xffe0_001f == 0xd420_0000);
+    }
+    // `int3`, and since Linux 6.18 a call in the place of a `nop` of five bytes.
+    const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+    (0..now.len().min(original.len())).filter(|&at| original[at] != now[at]).any(|at| match now[at] {
+        0xcc => true,
+        0xe8 => original[at..].starts_with(&NOP),
+        _ => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn probes_are_told_from_other_changes() {
+        let code = [0x55, 0x48, 0x89, 0xe5, 0x0f, 0x1f, 0x44, 0, 0, 0xcc, 0xc3];
+        let changed = |at: usize, bytes: &[u8]| {
+            let mut now = code;
+            now[at..at + bytes.len()].copy_from_slice(bytes);
+            holds_probe(&code, &now)
+        };
+        assert!(!holds_probe(&code, &code), "an int3 of the program's own is none of a debugger's");
+        assert!(changed(0, &[0xcc]) && changed(4, &[0xe8, 1, 2, 3, 4]));
+        assert!(!changed(0, &[0xe9, 1, 2, 3, 4]) && !changed(0, &[0x90]), "a program may patch itself");
+    }
+}

@@ -1,0 +1,43 @@
+// A huge page of code in which a breakpoint stands stays with its file: whoever set it knows it by that. All other code is
+// lifted, and restoring leaves the breakpoint too.
+//
+// link: shared archive
+// needs: thp
+#include "support.h"
+
+#if defined(__aarch64__)
+static const unsigned char breakpoint[] = {0, 0, 0x20, 0xd4};
+#else
+static const unsigned char breakpoint[] = {0xcc};
+#endif
+
+int main(void)
+{
+    /* In the middle, within the first instruction of a function that is not called while it stands there. */
+    const char *place = (const char *)big_code + (size_t)FUNCTIONS / 2 * STRIDE;
+    unsigned char before[sizeof breakpoint];
+    int memory = open("/proc/self/mem", O_RDWR);
+    memcpy(before, place, sizeof before);
+    CHECK(memory >= 0 && pwrite(memory, breakpoint, sizeof breakpoint, (off_t)(uintptr_t)place) == sizeof breakpoint);
+
+    pagelift_options options;
+    pagelift_options_init(&options, sizeof options);
+    options.pages = PAGELIFT_PAGES_THP;
+    options.objects = "exe";
+    pagelift_report report = PAGELIFT_REPORT_EMPTY;
+    CHECK(pagelift_lift(&options, &report) >= 0);
+    size_t all = whole_pages(big_code, (size_t)FUNCTIONS * STRIDE);
+    size_t huge = huge_bytes(big_code, (size_t)FUNCTIONS * STRIDE, NULL);
+    CHECK(all > huge && huge > 0);
+    CHECK(memcmp(place, breakpoint, sizeof breakpoint) == 0);
+    CHECK(pagelift_restore(NULL, NULL) == PAGELIFT_OK);
+    CHECK(memcmp(place, breakpoint, sizeof breakpoint) == 0);
+
+    /* Whoever takes it away takes it from the right memory. */
+    CHECK(pwrite(memory, before, sizeof before, (off_t)(uintptr_t)place) == sizeof before);
+    close(memory);
+    check_all();
+    check_data(0);
+    puts("ok");
+    return 0;
+}
