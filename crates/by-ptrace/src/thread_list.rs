@@ -7,17 +7,34 @@ use std::io::{self, Read};
 /// `PF_IO_WORKER` (Linux 5.12) and `PF_USER_WORKER` (Linux 6.4) of `linux/sched.h`, field 9 of `/proc/PID/stat`.
 const WORKER_FLAGS: u64 = 0x10 | 0x4000;
 
-/// Ids of the threads that ever run in user space.
+/// Threads as listed once.
+pub struct Listing {
+    /// Their ids.
+    pub threads: Vec<i32>,
+    /// False where others may have been left out: a thread that ends while the kernel lists can hide others.
+    pub is_complete: bool,
+}
+
+/// The threads that ever run in user space, and are wanted.
 ///
 /// Workers of io_uring and vhost are threads of the process too. They never leave the kernel, so that one told to stop
 /// there and make a call would never come back, and they touch its memory only as any system call does.
 ///
 /// # Errors
 /// Where `/proc/PID/task` cannot be read: most often the process has ended.
-pub fn user_threads(process: Pid, mut wanted: impl FnMut(i32) -> bool) -> io::Result<Vec<i32>> {
+pub fn user_threads(process: Pid, mut wanted: impl FnMut(i32) -> bool) -> io::Result<Listing> {
     let entries = fs::read_dir(format!("/proc/{process}/task"))?;
-    let threads = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    Ok(threads.filter(|&thread| wanted(thread) && !is_worker(process, thread)).collect())
+    let mut threads: Vec<i32> =
+        entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    // Counted afterwards: whoever was hidden is counted, and whoever has ended is not.
+    let is_complete = count(process) == Some(threads.len() as u64);
+    threads.retain(|&thread| wanted(thread) && !is_worker(process, thread));
+    Ok(Listing { threads, is_complete })
+}
+
+/// Number of threads, field 20 of `/proc/PID/stat`.
+fn count(process: Pid) -> Option<u64> {
+    field(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?, 20)
 }
 
 /// False where it cannot be told: a thread that has just ended is found out when it is to be stopped.
@@ -29,10 +46,16 @@ fn is_worker(process: Pid, thread: i32) -> bool {
     flags(&text).is_some_and(|flags| flags & WORKER_FLAGS != 0)
 }
 
-/// The flags in the text of a `stat` file. The name, field 2, may hold anything, parentheses and spaces too.
+/// The flags in the text of a `stat` file.
 fn flags(text: &str) -> Option<u64> {
+    field(text, 9)
+}
+
+/// A field in the text of a `stat` file (proc_pid_stat(5)), counted from 1. The name, field 2, may hold anything,
+/// parentheses and spaces too.
+fn field(text: &str, number: usize) -> Option<u64> {
     let (_, rest) = text.rsplit_once(')')?;
-    rest.split_whitespace().nth(6)?.parse().ok()
+    rest.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -52,6 +75,9 @@ mod tests {
     #[test]
     fn this_thread_is_none_of_the_kernels() {
         let own = nix::unistd::gettid().as_raw();
-        assert!(user_threads(Pid::this(), |thread| thread == own).unwrap() == [own]);
+        // Other tests' threads end meanwhile.
+        let listing = (0..1000).map(|_| user_threads(Pid::this(), |thread| thread == own).unwrap());
+        let listing = listing.into_iter().find(|listing| listing.is_complete).expect("a complete list among many");
+        assert_eq!(listing.threads, [own]);
     }
 }

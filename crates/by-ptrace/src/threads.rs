@@ -28,10 +28,10 @@ impl StoppedThreads {
         let mut stopped = Self::default();
         for _ in 0..ROUNDS {
             let new = user_threads(leader, |t| t != leader.as_raw() && !stopped.threads.contains_key(&t))?;
-            if new.is_empty() {
+            if new.threads.is_empty() && new.is_complete {
                 return Ok(stopped);
             }
-            for thread in new {
+            for thread in new.threads {
                 if let Err(errno) = stopped.stop_one(Pid::from_raw(thread), options, traced(thread)) {
                     // A thread that is on its way out cannot be traced any more, and needs no stopping.
                     if errno == Errno::EPERM && is_ending(leader, thread) {

@@ -6,6 +6,9 @@ use core::ffi::{CStr, c_long};
 /// Most threads that can be dealt with.
 pub const MOST_THREADS: usize = 32768;
 
+/// How often a list is read for one that is complete; threads that begin and end without a pause can spoil many.
+const MOST_LISTINGS: usize = 10_000;
+
 const LIST_BYTES: usize = MOST_THREADS * size_of::<u32>();
 
 /// A list of threads, in memory of its own.
@@ -25,8 +28,19 @@ impl Threads {
         unsafe { core::slice::from_raw_parts(self.start as *const u32, self.count) }
     }
 
-    /// Reads the list; `None` where the kernel does not show it, or it is too long.
+    /// Reads the list; `None` where the kernel does not show it, or it is too long. A thread that ends while the kernel
+    /// lists can hide others; so the list is read again until it has as many as there are.
     pub fn list(&mut self) -> Option<()> {
+        for _ in 0..MOST_LISTINGS {
+            self.list_once()?;
+            if number_of_threads()? == self.count + 1 {
+                return Some(());
+            }
+        }
+        None
+    }
+
+    fn list_once(&mut self) -> Option<()> {
         self.count = 0;
         let mut buffer = [0u64; 512];
         // SAFETY:
@@ -86,6 +100,14 @@ impl Drop for Threads {
     fn drop(&mut self) {
         unmap(self.start, LIST_BYTES);
     }
+}
+
+/// How many threads there are: field 20 of `/proc/self/stat`. The name, field 2, may hold anything (proc_pid_stat(5)).
+fn number_of_threads() -> Option<usize> {
+    let mut buffer = [0u8; 1024];
+    let length = read_file(c"/proc/self/stat", &mut buffer)?;
+    let behind_name = &buffer[buffer[..length].iter().rposition(|&byte| byte == b')')? + 1..length];
+    core::str::from_utf8(behind_name).ok()?.split_ascii_whitespace().nth(17)?.parse().ok()
 }
 
 /// The system call that a thread is in.

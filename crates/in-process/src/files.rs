@@ -72,6 +72,13 @@ pub fn text_or_nothing(path: &str) -> String {
     c_path(path).and_then(|path| text(&path).ok()).unwrap_or_default()
 }
 
+/// How many threads this process has, or 0 where nobody can tell: field 20 of `/proc/self/stat`. The name, field 2, may
+/// hold anything (proc_pid_stat(5)). A list of them would not do: a thread that ends meanwhile can hide others.
+pub fn number_of_threads() -> usize {
+    let number = |text: &str| text.rsplit_once(')')?.1.split_ascii_whitespace().nth(17)?.parse().ok();
+    text(c"/proc/self/stat").ok().and_then(|text| number(&text)).unwrap_or(0)
+}
+
 /// Where a symbolic link leads.
 pub fn link(path: &CStr) -> Option<String> {
     let mut buffer = [0; 4096];

@@ -135,7 +135,7 @@ impl Guard {
         // A child without its stack or its thread's memory could not even get to the handler.
         let (stack, thread) = (Address(calls::stack_pointer() as u64), Address(calls::thread_pointer() as u64));
         let in_use = |range: AddressRange| range.contains(stack) || range.contains(thread);
-        let alone = files::names_in(c"/proc/self/task").len() == 1;
+        let alone = files::number_of_threads() == 1;
         if !alone && is_first() {
             self.held = HeldWrites::hold(ranges.iter().map(|record| record.range).filter(|range| !in_use(*range)));
         }

@@ -40,7 +40,7 @@ impl Situation {
             objects.iter().map(LoadedObject::extent).find(|extent| extent.contains(at))
         };
         Self {
-            threads: files::names_in(c"/proc/self/task").len(),
+            threads: files::number_of_threads(),
             pending_io: pending_io(space),
             stack: Address(calls::stack_pointer() as u64),
             own_object: holder(Self::of as *const () as usize),

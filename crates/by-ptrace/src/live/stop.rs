@@ -6,7 +6,7 @@ use super::waiting::StopWaiter;
 use crate::arch;
 use crate::requests;
 use crate::seccomp;
-use crate::thread_list::user_threads;
+use crate::thread_list::{Listing, user_threads};
 use address_space::AddressRange;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
@@ -20,6 +20,8 @@ use std::{fs, io, thread};
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// How long a thread that can make calls is looked for.
 const SEARCH: Duration = Duration::from_millis(1000);
+/// How often the list of threads is read until no new one shows up.
+const ROUNDS: usize = 1000;
 /// Options of every thread that we seize.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
 
@@ -153,7 +155,7 @@ impl LiveProcess {
     /// The threads, those first whose present system call the kernel itself makes again after a stop. A call that gives
     /// EINTR is made again by us; but we may be killed just then.
     fn by_suitability(&self) -> Result<Vec<i32>, StopError> {
-        let mut threads = self.threads(|_| true)?;
+        let mut threads = self.threads(|_| true)?.threads;
         threads.sort_by_cached_key(|thread| {
             let text = fs::read_to_string(format!("/proc/{}/task/{thread}/syscall", self.pid)).unwrap_or_default();
             match text.split(' ').next().and_then(|number| number.parse::<i64>().ok()) {
@@ -173,14 +175,14 @@ impl LiveProcess {
     }
 
     fn stop_every_thread(&mut self) -> Result<(), StopError> {
-        loop {
+        for _ in 0..ROUNDS {
             let new = self.threads(|thread| !self.stopped.contains_key(&thread))?;
-            if new.is_empty() {
+            if new.threads.is_empty() && new.is_complete {
                 return if self.stopped.is_empty() { Err(StopError::Gone) } else { Ok(()) };
             }
             // All are told first, so that they come to a stop side by side.
             let mut told = Vec::new();
-            for thread in new {
+            for thread in new.threads {
                 if self.interrupt(thread)? {
                     told.push(thread);
                 }
@@ -190,6 +192,7 @@ impl LiveProcess {
                 self.await_stop(thread, deadline)?;
             }
         }
+        Err(StopError::Listing(io::Error::other("it starts threads faster than they can be stopped")))
     }
 
     fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
@@ -239,7 +242,7 @@ impl LiveProcess {
         }
     }
 
-    fn threads(&self, wanted: impl FnMut(i32) -> bool) -> Result<Vec<i32>, StopError> {
+    fn threads(&self, wanted: impl FnMut(i32) -> bool) -> Result<Listing, StopError> {
         match user_threads(self.pid, wanted) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StopError::Gone),
             other => Ok(other?),
