@@ -14,7 +14,7 @@ use paired_bench::start_up::{Trial, TrialRun};
 use paired_bench::statistics::FEWEST_BLOCKS;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -242,13 +242,13 @@ pub(crate) fn process_trial(arm: Arm) -> (ContestantFacts, Trial<'static>) {
     (arm.facts(), Trial::process(arm.name.clone(), move || arm.command()))
 }
 
-/// Builds the release `pagelift` of this workspace, as cargo has started us from there.
+/// Builds the `pagelift` of this workspace as users get it, linked statically: cargo alone would link it dynamically, and
+/// such a one starts later.
 fn build_pagelift() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
-    let mut build = Command::new(&cargo);
-    build.args(["build", "--release", "--quiet", "-p", "pagelift", "--manifest-path"]).arg(&manifest);
-    let status = build.status().with_context(|| format!("cannot start {}", cargo.display()))?;
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut build = Command::new("make");
+    build.args(["--silent", "build", "-C"]).arg(&workspace).stdout(Stdio::null());
+    let status = build.status().context("cannot start make")?;
     if !status.success() {
         bail!("pagelift could not be built; name one with --pagelift FILE");
     }
