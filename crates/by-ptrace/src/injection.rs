@@ -1,12 +1,16 @@
 //! Lets a stopped thread execute single system calls for us.
 //!
 //! The thread is set to a system call instruction that its process already has (in the vdso or in some code), with all
-//! signals blocked, and stopped again behind it. Registers and signal mask are put back at the end. System call stops
-//! are used rather than single steps: they are no signals, so that no signal disposition of the program is touched.
+//! signals blocked, and stopped again behind it. Registers and signal mask are put back at the end.
+//!
+//! A step over the instruction takes one stop, a system call's entry and exit take two, and each stop costs two changes
+//! of the running process. But a step ends in a SIGTRAP, for which the kernel resets a disposition that ignores it
+//! (`force_sig_info_to_task`): then, and where the program blocks it, system call stops are used, which are no signals.
 
 use crate::RemoteMemory;
 use crate::arch::{self, Registers, numbers};
 use crate::requests::{self, CallStop, Resume};
+use crate::status::{ThreadStatus, bit};
 use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -51,8 +55,10 @@ pub struct Injector {
     saved_mask: u64,
     scratch: Option<AddressRange>,
     memory: RemoteMemory,
-    /// A stop signal that came in between; it is delivered when the thread goes on.
-    pending_stop: i32,
+    /// Calls are made by single steps.
+    steps: bool,
+    /// Signals that cannot be blocked and came in between; they are sent again when the thread goes on.
+    kept_back: u64,
     gone: bool,
 }
 
@@ -66,8 +72,10 @@ impl Injector {
         let instruction = find_instruction(&memory, space).ok_or(InjectError::NoInstruction)?;
         let saved = requests::registers(pid)?;
         let saved_mask = requests::signal_mask(pid)?;
-        requests::set_signal_mask(pid, u64::MAX)?;
-        Ok(Self { pid, instruction, saved, saved_mask, scratch: None, memory, pending_stop: 0, gone: false })
+        let trap = bit(libc::SIGTRAP);
+        let steps = arch::STEPS_OVER_CALLS && saved_mask & trap == 0 && !ThreadStatus::read(pid).ignores(libc::SIGTRAP);
+        requests::set_signal_mask(pid, if steps { !trap } else { u64::MAX })?;
+        Ok(Self { pid, instruction, saved, saved_mask, scratch: None, memory, steps, kept_back: 0, gone: false })
     }
 
     /// The process's memory.
@@ -106,29 +114,52 @@ impl Injector {
         let mut registers = self.saved;
         arch::set_call(&mut registers, self.instruction, number, arguments);
         requests::set_registers(self.pid, &registers)?;
-        let mut entered = false;
-        loop {
-            match self.run_to_call_stop()? {
-                CallStop::Entry => entered = true,
-                CallStop::Exit if entered => break,
-                // The exit of the exec that the thread was still in.
-                CallStop::Exit | CallStop::None => requests::set_registers(self.pid, &registers)?,
-            }
-        }
-        let result = arch::result(&requests::registers(self.pid)?);
+        let after = if self.steps { self.step_over(&registers)? } else { self.run_over(&registers)? };
+        let result = arch::result(&after);
         // Linux returns errors as -1 to -4095.
         Ok(if (-4095..0).contains(&result) { Err(Errno::from_raw(-result as i32)) } else { Ok(result as u64) })
     }
 
-    fn run_to_call_stop(&mut self) -> Result<CallStop, InjectError> {
-        let mut how = Resume::ToSystemCall;
+    /// Makes the call that stands in `registers` by one step; the registers behind it.
+    fn step_over(&mut self, registers: &Registers) -> Result<Registers, InjectError> {
+        let behind = self.instruction + arch::SYSCALL_INSTRUCTION.len() as u64;
+        loop {
+            self.run_to_stop(Resume::Step)?;
+            let after = requests::registers(self.pid)?;
+            if arch::instruction_pointer(&after) == behind {
+                return Ok(after);
+            }
+            // The end of the exec that the thread was still in.
+            requests::set_registers(self.pid, registers)?;
+        }
+    }
+
+    /// The same by the call's entry and exit.
+    fn run_over(&mut self, registers: &Registers) -> Result<Registers, InjectError> {
+        let mut entered = false;
+        loop {
+            match self.run_to_stop(Resume::ToSystemCall)? {
+                CallStop::Entry => entered = true,
+                CallStop::Exit if entered => return Ok(requests::registers(self.pid)?),
+                // The exit of the exec that the thread was still in.
+                CallStop::Exit | CallStop::None => requests::set_registers(self.pid, registers)?,
+            }
+        }
+    }
+
+    /// Runs until the thread has stopped for us: at a system call, or behind a step.
+    fn run_to_stop(&mut self, how: Resume) -> Result<CallStop, InjectError> {
         loop {
             requests::resume(self.pid, how, 0)?;
-            how = Resume::ToSystemCall;
             match waitpid(self.pid, Some(WaitPidFlag::__WALL)).map_err(InjectError::from)? {
                 WaitStatus::PtraceSyscall(_) => return Ok(requests::call_stop(self.pid)?),
-                // SIGSTOP cannot be blocked. It is kept back and delivered at the end.
-                WaitStatus::Stopped(_, Signal::SIGSTOP) => self.pending_stop = Signal::SIGSTOP as i32,
+                // What the kernel itself sends has a code above 0 (sigaction(2)); others' is for the program.
+                WaitStatus::Stopped(_, Signal::SIGTRAP) if self.steps && requests::signal_code(self.pid)? > 0 => {
+                    return Ok(CallStop::None);
+                }
+                // SIGSTOP cannot be blocked, and SIGTRAP is not where calls are made by steps.
+                WaitStatus::Stopped(_, signal @ Signal::SIGSTOP) => self.kept_back |= bit(signal as i32),
+                WaitStatus::Stopped(_, signal @ Signal::SIGTRAP) if self.steps => self.kept_back |= bit(signal as i32),
                 // All else is blocked; a fault is not, and would only come again.
                 WaitStatus::Stopped(_, signal) => return Err(InjectError::Fault(signal)),
                 WaitStatus::PtraceEvent(..) => {}
@@ -163,7 +194,7 @@ impl Injector {
         self.scratch
     }
 
-    /// Puts registers and signal mask back. The thread stays in its ptrace stop; a stop signal that came in between is
+    /// Puts registers and signal mask back. The thread stays in its ptrace stop; a signal that came in between is
     /// pending again.
     ///
     /// # Errors
@@ -176,8 +207,10 @@ impl Injector {
         }
         requests::set_registers(self.pid, &self.saved)?;
         requests::set_signal_mask(self.pid, self.saved_mask)?;
-        if let Ok(signal) = Signal::try_from(self.pending_stop) {
-            kill(self.pid, signal)?;
+        for signal in [Signal::SIGTRAP, Signal::SIGSTOP] {
+            if self.kept_back & bit(signal as i32) != 0 {
+                kill(self.pid, signal)?;
+            }
         }
         Ok(())
     }

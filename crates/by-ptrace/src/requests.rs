@@ -34,6 +34,8 @@ pub enum Resume {
     Continue,
     /// Until the next system call's entry or exit, too.
     ToSystemCall,
+    /// Over one instruction. Behind it comes a SIGTRAP of the kernel's own.
+    Step,
     /// Stays stopped by its group stop, but reports when that ends.
     Listen,
 }
@@ -66,6 +68,7 @@ pub fn resume(pid: Pid, how: Resume, signal: i32) -> Result<(), Errno> {
     let number = match how {
         Resume::Continue => libc::PTRACE_CONT as u32,
         Resume::ToSystemCall => libc::PTRACE_SYSCALL as u32,
+        Resume::Step => libc::PTRACE_SINGLESTEP as u32,
         Resume::Listen => libc::PTRACE_LISTEN as u32,
     };
     request(number, pid, 0, signal as usize).map(drop)

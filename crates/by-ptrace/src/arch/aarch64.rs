@@ -30,6 +30,9 @@ struct HardwareBreakpoint {
     padding_2: u32,
 }
 
+/// Steps over system calls are not used: nobody has tried them here.
+pub const STEPS_OVER_CALLS: bool = false;
+
 /// Sets the registers for a system call at an instruction.
 pub fn set_call(registers: &mut Registers, instruction: Address, number: i64, arguments: [u64; 6]) {
     registers.pc = instruction.0;

@@ -19,6 +19,9 @@ pub const BREAKPOINT_ADVANCES: u64 = 1;
 /// DR7: debug register 0 enabled for this thread, execution, length one (Intel SDM vol. 3, 19.2.4).
 const ENABLE_EXECUTION_BREAKPOINT_0: u64 = 1;
 
+/// A step over a system call stops right behind it.
+pub const STEPS_OVER_CALLS: bool = true;
+
 /// Sets the registers for a system call at an instruction. (System V ABI, appendix A.2.1.)
 pub fn set_call(registers: &mut Registers, instruction: Address, number: i64, arguments: [u64; 6]) {
     registers.rip = instruction.0;
