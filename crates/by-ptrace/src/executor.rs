@@ -22,6 +22,13 @@ pub struct ProcessExecutor<'a> {
     /// Room for what calls take from memory. It is mapped before anything else: later there may be a gap from which
     /// memory was moved aside, and the kernel would choose just that.
     scratch: Option<Address>,
+    /// The image that was mapped last, open in the process: an object's ranges come from one file, one after the other.
+    image: Option<OpenImage>,
+}
+
+struct OpenImage {
+    path: String,
+    descriptor: u64,
 }
 
 impl<'a> ProcessExecutor<'a> {
@@ -30,7 +37,7 @@ impl<'a> ProcessExecutor<'a> {
         let pid = injector.pid().as_raw();
         let scratch = injector.scratch(base_page).ok().and_then(Result::ok);
         let pagemap = Pagemap::open(pid, base_page).ok();
-        Self { injector, pagemap, base_page, own_pid: own_pid(pid), scratch }
+        Self { injector, pagemap, base_page, own_pid: own_pid(pid), scratch, image: None }
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -86,6 +93,13 @@ impl<'a> ProcessExecutor<'a> {
         self.call("openat", numbers::SYS_openat, [libc::AT_FDCWD as u64, scratch.0, flags, 0, 0, 0])
     }
 
+    fn close_image(&mut self) {
+        if let Some(image) = self.image.take() {
+            // Linux closes a descriptor even where close reports an error (close(2)).
+            let _ = self.call("close", numbers::SYS_close, [image.descriptor, 0, 0, 0, 0, 0]);
+        }
+    }
+
     /// The process copies its own memory by `process_vm_readv`: one copy, at the speed of memory, and a page that
     /// cannot be had is an error instead of a signal.
     fn copy_memory(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
@@ -125,6 +139,12 @@ impl<'a> ProcessExecutor<'a> {
             done += length as u64;
         }
         Ok(())
+    }
+}
+
+impl Drop for ProcessExecutor<'_> {
+    fn drop(&mut self) {
+        self.close_image();
     }
 }
 
@@ -187,12 +207,17 @@ impl Executor for ProcessExecutor<'_> {
     }
 
     fn map_file(&mut self, path: &str, offset: u64, length: u64, protection: Protection) -> Result<Address, CallError> {
-        let descriptor = self.open_file(path)?;
+        let descriptor = match &self.image {
+            Some(image) if image.path == path => image.descriptor,
+            _ => {
+                self.close_image();
+                let descriptor = self.open_file(path)?;
+                self.image = Some(OpenImage { path: path.to_owned(), descriptor });
+                descriptor
+            }
+        };
         let arguments = [0, length, protection.bits() as u64, PRIVATE_FILE as u64, descriptor, offset];
-        let mapped = self.call("mmap of an image", numbers::SYS_mmap, arguments);
-        // Linux closes a descriptor even where close reports an error (close(2)).
-        let _ = self.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
-        mapped.map(Address)
+        self.call("mmap of an image", numbers::SYS_mmap, arguments).map(Address)
     }
 
     fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
