@@ -9,7 +9,6 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{ForkResult, Pid, getpid, pipe2, setsid};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
 
 /// Why there is no helper.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +28,7 @@ pub struct Launched(());
 /// Starts the helper and waits until it has said whether it traces us.
 ///
 /// `helper` runs in the helper process with our PID; it calls its second argument once: with `Ok` when it traces us,
-/// or with the reason why it cannot. It never returns to the caller's code: the helper ends with it.
+/// or with the reason why it cannot. That closes all descriptors, so it opens none before. It never returns to the caller's code: the helper ends with it.
 ///
 /// # Errors
 /// [`LaunchError`]; there is no helper then and the caller is as it was.
@@ -133,7 +132,6 @@ fn be_helper(us: Pid, say: File, mut go: File, helper: impl FnOnce(Pid, &mut dyn
     {
         return;
     }
-    close_all_but(&[say.as_ref().map_or(-1, AsRawFd::as_raw_fd), go.as_raw_fd()]);
     let mut byte = [0];
     if go.read_exact(&mut byte).is_err() {
         return;
@@ -144,18 +142,22 @@ fn be_helper(us: Pid, say: File, mut go: File, helper: impl FnOnce(Pid, &mut dyn
             let text = answer.map_or_else(|why| why, |()| "+".to_owned());
             // The one who asked may have been killed; then there is nobody to tell.
             let _ = say.write_all(text.as_bytes());
+            drop(say);
+            // The program is on its way now, but not past its exec stop, which only we end: it cannot see that these
+            // stayed open until here.
+            close_all();
         }
     });
 }
 
 /// Closes every descriptor that we got by the fork, so that nobody waits for the end of a file that we hold.
-fn close_all_but(kept: &[i32]) {
+fn close_all() {
     let listed = std::fs::read_dir("/proc/self/fd").map(|entries| {
         entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect::<Vec<i32>>()
     });
-    for descriptor in listed.unwrap_or_default().into_iter().filter(|descriptor| !kept.contains(descriptor)) {
+    for descriptor in listed.unwrap_or_default() {
         // SAFETY:
-        // - this process was forked to be the helper; no value of it owns any descriptor but the two that are kept.
+        // - this process was forked to be the helper; no value of it owns a descriptor any more.
         unsafe { libc::close(descriptor) };
     }
 }
