@@ -18,6 +18,27 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// The command line of `pagelift run` alone: the same words and texts, made in less time.
+#[derive(Parser)]
+#[command(name = "pagelift", version, propagate_version = true, max_term_width = 100)]
+pub struct RunCli {
+    #[command(subcommand)]
+    command: RunCommand,
+}
+
+#[derive(Subcommand)]
+enum RunCommand {
+    /// Start a program with its code and data on huge pages.
+    Run(RunArgs),
+}
+
+impl From<RunCli> for Cli {
+    fn from(cli: RunCli) -> Self {
+        let RunCommand::Run(args) = cli.command;
+        Self { command: Command::Run(args) }
+    }
+}
+
 /// The commands.
 #[derive(Subcommand)]
 pub enum Command {
