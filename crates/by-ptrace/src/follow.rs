@@ -57,6 +57,8 @@ pub enum After {
 pub trait Handler {
     /// A program has been mapped.
     fn at_exec(&mut self, stop: &ExecStop) -> AfterExec;
+    /// A program runs towards its entry: time for what will be needed there.
+    fn meanwhile(&mut self, _pid: i32) {}
     /// The dynamic linker, started as a program, has made a system call: where the program is entered, once known.
     fn mapped(&mut self, stop: &ExecStop) -> Option<Address>;
     /// A program is about to be entered.
@@ -217,6 +219,7 @@ impl<H: Handler> Following<'_, H> {
             Ok(breakpoint) => {
                 self.follower.threads.insert(pid.as_raw(), State::Entry(breakpoint, ThreadStatus::read(pid)));
                 self.go_on(pid, 0);
+                self.handler.meanwhile(pid.as_raw());
             }
             Err(error) => {
                 self.follower.threads.insert(pid.as_raw(), State::Plain);

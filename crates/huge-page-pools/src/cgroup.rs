@@ -1,8 +1,11 @@
 //! Limits that a process's cgroups set, version 1 and 2 (cgroups(7)).
 
+use crate::text::text_of;
 use address_space::PageSize;
-use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Version 1 says "no limit" by the largest number of whole pages (`PAGE_COUNTER_MAX`), which no machine has.
+const NO_LIMIT: u64 = 1 << 62;
 
 /// What is left below the tightest limits of a process's cgroups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,8 +19,8 @@ pub struct CgroupLimits {
 /// Reads the limits of a process's cgroups. What cannot be read counts as no limit; the kernel has the last word.
 pub fn limits_of(pid: i32, sizes: &[PageSize]) -> CgroupLimits {
     let mut limits = CgroupLimits::default();
-    let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let membership = text_of(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
+    let mounts = text_of(Path::new("/proc/self/mountinfo")).unwrap_or_default();
     for line in membership.lines() {
         let mut fields = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
@@ -62,18 +65,17 @@ fn ancestors(root: &Path, inside: &str) -> Vec<PathBuf> {
 }
 
 fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    text_of(path).ok()?.trim().parse().ok()
 }
 
 fn take_memory(limits: &mut CgroupLimits, directory: &Path, version_2: bool) {
-    let (limit, usage) = if version_2 {
-        (number(&directory.join("memory.max")), number(&directory.join("memory.current")))
-    } else {
-        (number(&directory.join("memory.limit_in_bytes")), number(&directory.join("memory.usage_in_bytes")))
-    };
-    let (Some(limit), Some(usage)) = (limit, usage) else { return };
+    let (limit, usage) =
+        if version_2 { ("memory.max", "memory.current") } else { ("memory.limit_in_bytes", "memory.usage_in_bytes") };
+    // Without a limit the rest need not be read: the kernel adds up `memory.stat` from all processors for each reader.
+    let Some(limit) = number(&directory.join(limit)).filter(|limit| *limit < NO_LIMIT) else { return };
+    let Some(usage) = number(&directory.join(usage)) else { return };
     // Page cache that nobody has used lately goes at once when the limit is reached.
-    let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+    let stat = text_of(&directory.join("memory.stat")).unwrap_or_default();
     let name = if version_2 { "inactive_file " } else { "total_inactive_file " };
     let reclaimable = stat.lines().find_map(|l| l.strip_prefix(name)).and_then(|n| n.trim().parse().ok()).unwrap_or(0);
     let left = limit.saturating_sub(usage.saturating_sub(reclaimable));
@@ -91,7 +93,8 @@ fn take_hugetlb(limits: &mut CgroupLimits, directory: &Path, size: PageSize, ver
     };
     for (limit, usage) in pairs {
         let file = |what: &str| directory.join(format!("hugetlb.{name}.{what}"));
-        let (Some(limit), Some(usage)) = (number(&file(limit)), number(&file(usage))) else { continue };
+        let Some(limit) = number(&file(limit)).filter(|limit| *limit < NO_LIMIT) else { continue };
+        let Some(usage) = number(&file(usage)) else { continue };
         let left = limit.saturating_sub(usage);
         match limits.hugetlb.iter_mut().find(|(s, _)| *s == size) {
             Some((_, so_far)) => *so_far = left.min(*so_far),

@@ -4,10 +4,11 @@
 mod cgroup;
 mod machine;
 mod pools;
+mod text;
 mod thp;
 
 pub use cgroup::{CgroupLimits, limits_of};
 pub use kernel_calls::pages::base_page;
-pub use machine::{elf_machine, machine_facts, system_thp};
+pub use machine::{elf_machine, machine_facts, system_thp, usual_huge_page};
 pub use pools::pools_at;
 pub use thp::thp_at;

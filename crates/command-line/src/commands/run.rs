@@ -102,8 +102,6 @@ fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
         match Follower::seize(us, !args.only.is_empty()) {
             Ok(follower) => {
                 answer(Ok(()));
-                // The program is on its way now; its machine is looked at meanwhile.
-                lifter.look_at_machine(us.as_raw());
                 follower.that_stays(heap.collapse.is_some()).run(&mut lifter);
                 collapse(us.as_raw(), heap, args.quiet);
             }

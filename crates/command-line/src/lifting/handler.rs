@@ -6,7 +6,7 @@ use super::report::{Base, Report};
 use super::table;
 use address_space::{Address, LoadedObject, ObjectRole};
 use by_ptrace::{After, AfterExec, EntryStop, ExecStop, Handler};
-use huge_page_pools::machine_facts;
+use huge_page_pools::{elf_machine, machine_facts};
 use lift_plan::{MachineFacts, Policy};
 use observation::{ObjectReader, ProcessFiles};
 use std::collections::HashMap;
@@ -64,8 +64,7 @@ impl Lifter {
         Self { wishes, reader: ObjectReader::default(), in_between: HashMap::new(), machine: None }
     }
 
-    /// Takes the machine's facts for a process that will need them soon.
-    pub fn look_at_machine(&mut self, pid: i32) -> &MachineFacts {
+    fn look_at_machine(&mut self, pid: i32) -> &MachineFacts {
         let known = self.machine.take().filter(|(of, _)| *of == pid);
         &self.machine.insert(known.unwrap_or_else(|| (pid, machine_facts(pid)))).1
     }
@@ -137,13 +136,12 @@ impl Lifter {
         if executable.image.is_dynamic_linker() {
             return Ok(AfterExec::WatchMaps);
         }
-        let machine = self.look_at_machine(stop.pid()).clone();
         anyhow::ensure!(
-            executable.image.machine == machine.elf_machine,
+            executable.image.machine == elf_machine(),
             "{}",
             lift_plan::Reason::OtherMachine(executable.image.machine)
         );
-        let (base, bias) = choose_and_move(stop, &started, executable, &machine, &self.wishes.policy);
+        let (base, bias) = choose_and_move(stop, &started, executable, &self.wishes.policy);
         self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });
         let entry = executable.image.entry + bias;
         Ok(if executable.image.is_static() { AfterExec::AtEntry } else { AfterExec::StopAt(entry) })
@@ -184,6 +182,10 @@ impl Handler for Lifter {
                 _ => AfterExec::Nothing,
             },
         }
+    }
+
+    fn meanwhile(&mut self, pid: i32) {
+        self.look_at_machine(pid);
     }
 
     fn mapped(&mut self, stop: &ExecStop) -> Option<Address> {

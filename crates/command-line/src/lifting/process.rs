@@ -6,6 +6,7 @@ use super::report::{Base, Report};
 use address_space::{Address, AddressRange, AddressSpace, ElfKind, LoadedObject, ObjectRole, PageSize};
 use anyhow::Context;
 use by_ptrace::{EntryStop, ExecStop, Injector, ProcessExecutor, move_image};
+use huge_page_pools::{base_page, usual_huge_page};
 use lift_execution::execute;
 use lift_plan::{MachineFacts, Plan, Policy, choose_base, coverable};
 use observation::{ObjectReader, ProcessFiles};
@@ -37,28 +38,23 @@ impl Started {
 /// Moves the executable to the base that covers most, where that covers more than the base the kernel chose.
 ///
 /// Returns what was done and the bias afterwards.
-pub fn choose_and_move(
-    stop: &ExecStop,
-    started: &Started,
-    executable: &LoadedObject,
-    machine: &MachineFacts,
-    policy: &Policy,
-) -> (Base, u64) {
+pub fn choose_and_move(stop: &ExecStop, started: &Started, executable: &LoadedObject, policy: &Policy) -> (Base, u64) {
     let kept = |why: &str| (Base::Kept { why: why.to_owned() }, executable.bias);
     if executable.image.kind == ElfKind::FixedAddress {
         return kept("the program is linked to a fixed address");
     }
-    let Some(size) = policy.page_size.or_else(|| machine.usual_huge_page()) else {
+    // Not the whole of the machine's facts: those are gathered while the program runs to its entry.
+    let (Some(size), base_page) = (policy.page_size.or_else(usual_huge_page), base_page()) else {
         return kept("no huge pages on this kernel");
     };
     let image = &executable.image;
-    let best = choose_base(image, size, machine.base_page, policy.kinds, policy.edges);
-    let now = coverable(image, executable.bias, size, machine.base_page, policy.kinds, policy.edges);
+    let best = choose_base(image, size, base_page, policy.kinds, policy.edges);
+    let now = coverable(image, executable.bias, size, base_page, policy.kinds, policy.edges);
     if best.covered <= now {
         return kept("no base covers more");
     }
-    let extent = executable.extent().widened(machine.base_page);
-    match place_and_move(stop, &started.space, extent, size, best.offset, machine.base_page, executable.bias) {
+    let extent = executable.extent().widened(base_page);
+    match place_and_move(stop, &started.space, extent, size, best.offset, base_page, executable.bias) {
         Ok(bias) => (Base::Moved { before: now, after: best.covered }, bias),
         Err(error) => kept(&format!("{error:#}")),
     }
