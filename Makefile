@@ -46,6 +46,7 @@ build: rust
 test: build
 	@scripts/install-test-tools
 	@scripts/fetch-test-kernels
+	@scripts/fetch-test-sources
 	@scripts/build-for-arm64 $(CARGO)
 	@CARGO=$(CARGO) scripts/test
 

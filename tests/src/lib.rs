@@ -4,6 +4,7 @@
 //! Nothing here uses the code that lifts: what is due is worked out from the ELF files and from `/proc` alone.
 #![forbid(unsafe_code)]
 
+mod cgroup;
 mod context;
 mod due;
 mod image_store;
@@ -16,6 +17,7 @@ mod source_tree;
 mod view;
 mod virtual_machine;
 
+pub use cgroup::{ControlGroup, Limit};
 pub use context::{Context, main_of, trial};
 pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
 pub use image_store::{Image, Range, TestStore, copy_of_a_program};

@@ -1,13 +1,14 @@
 //! Everything that can run short or be refused: the pool, cgroups, mappings, address space, system calls. The affected
 //! range stays as it was, the rest is lifted, a reason is given, and the program does what it always does.
 
+use address_space::PageSize;
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
 use pagelift_tests::{
-    Context, Ending, Need, Output, PoolReservation, Program, View, default_huge_page, main_of, pool_file, trial,
+    Context, ControlGroup, Ending, Limit, Need, Output, PoolReservation, Program, View, default_huge_page, main_of,
+    pool_file, trial,
 };
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -125,8 +126,10 @@ fn pool() -> Vec<Trial> {
             survives(t, "pie_by_default.c", &[], &["--pages", "hugetlb", "--require"]).map(drop)
         }),
         trial("pool/of_1_gib_pages", [gcc(), vec![Need::Root, Need::Memory(6 << 30)]].concat(), gigantic_pages),
-        trial("pool/hugetlb_cgroup_limit", pool_of(64 << 20), |t| hugetlb_cgroup(t, "limit_in_bytes")),
-        trial("pool/hugetlb_cgroup_reservation_limit", pool_of(64 << 20), |t| hugetlb_cgroup(t, "rsvd.limit_in_bytes")),
+        trial("pool/hugetlb_cgroup_limit", pool_of(64 << 20), |t| hugetlb_cgroup(t, Limit::HugePages)),
+        trial("pool/hugetlb_cgroup_reservation_limit", pool_of(64 << 20), |t| {
+            hugetlb_cgroup(t, Limit::PromisedHugePages)
+        }),
     ]
 }
 
@@ -156,7 +159,7 @@ fn overcommit(t: &Context) -> Result<()> {
 }
 
 fn gigantic_pages(t: &Context) -> Result<()> {
-    let page = address_space::PageSize::new(1 << 30)?;
+    let page = PageSize::new(1 << 30)?;
     ensure!(pool_file(page, "nr_hugepages").exists(), "this machine has no 1 GiB pages");
     // Wherever the base falls, the bss holds one whole page of this size or two.
     let pool = PoolReservation::of(page, 2).context("2 GiB of memory in large pieces")?;
@@ -169,70 +172,10 @@ fn gigantic_pages(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A cgroup of its own, removed when dropped.
-struct Group {
-    mounted: Option<PathBuf>,
-    folder: PathBuf,
-}
-
-impl Group {
-    /// In the hierarchy of this controller, version 1 or 2, mounted for the time where it is not.
-    fn of(t: &Context, controller: &str) -> Result<Self> {
-        let name = format!("pagelift-test-{}-{}", std::process::id(), controller);
-        let mounts = fs::read_to_string("/proc/self/mounts")?;
-        let has = |options: &str| options.split(',').any(|option| option == controller);
-        let mounted = mounts.lines().find_map(|line| {
-            let mut fields = line.split(' ').skip(1);
-            let (place, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
-            (kind == "cgroup" && has(options)).then(|| PathBuf::from(place))
-        });
-        let (root, own) = match mounted {
-            Some(place) => (place, None),
-            None => {
-                let place = t.folder().join("hierarchy");
-                fs::create_dir_all(&place)?;
-                let mut mount = Command::new("mount");
-                mount.args(["-t", "cgroup", "-o", controller, "none"]).arg(&place);
-                t.run(mount)?.success().with_context(|| format!("no cgroup controller {controller}"))?;
-                (place.clone(), Some(place))
-            }
-        };
-        let folder = root.join(name);
-        fs::create_dir(&folder)?;
-        Ok(Self { mounted: own, folder })
-    }
-
-    fn set(&self, file: &str, value: &str) -> Result<()> {
-        fs::write(self.folder.join(file), value).with_context(|| format!("cannot write {value} to {file}"))
-    }
-
-    /// Words that put what follows them into the group.
-    fn words(&self) -> Vec<String> {
-        let script = format!("echo $$ >{}/tasks && exec \"$@\"", self.folder.display());
-        ["sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let removed = (0..100).any(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            fs::remove_dir(&self.folder).is_ok()
-        });
-        if !removed {
-            eprintln!("the cgroup {} could not be removed", self.folder.display());
-        }
-        if let Some(place) = &self.mounted {
-            Command::new("umount").arg(place).status().ok();
-        }
-    }
-}
-
 /// The pool has enough, the cgroup does not: with the plain limit, a fault beyond it would be SIGBUS.
-fn hugetlb_cgroup(t: &Context, limit: &str) -> Result<()> {
-    let group = Group::of(t, "hugetlb")?;
+fn hugetlb_cgroup(t: &Context, limit: fn(PageSize) -> Limit) -> Result<()> {
     let huge = default_huge_page()?;
-    group.set(&format!("hugetlb.{}MB.{limit}", huge.bytes() >> 20), &(3 * huge.bytes()).to_string())?;
+    let group = ControlGroup::with(t, limit(huge), 3 * huge.bytes())?;
     let options = ["--pages", "hugetlb", "--writable-pages", "hugetlb"];
     let (output, hugetlb, _) = survives(t, "pie_by_default.c", &group.words(), &options)?;
     ensure!(hugetlb <= 3 * huge.bytes(), "{hugetlb} bytes, more than the group's limit");
@@ -359,8 +302,7 @@ fn untouched_bss(t: &Context, options: &[&str]) -> Result<()> {
 /// Where the plain program just fits, a lift must not be what kills it.
 fn memory_cgroup(t: &Context) -> Result<()> {
     for limit in [24 << 20, 28 << 20, 36 << 20, 48 << 20] {
-        let group = Group::of(t, "memory")?;
-        group.set("memory.limit_in_bytes", &limit.to_string())?;
+        let group = ControlGroup::with(t, Limit::Memory, limit)?;
         survives(t, "pie_by_default.c", &group.words(), &["--pages", "thp"])
             .with_context(|| format!("{} MiB are allowed", limit >> 20))?;
     }

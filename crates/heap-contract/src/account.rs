@@ -109,9 +109,14 @@ impl Account {
         self.magic.store(MAGIC, Relaxed);
     }
 
-    /// Notes why memory does not stand on the pool; the latest reason counts.
+    /// Notes why memory does not stand on the pool; the latest reason counts, but that little is used up sooner than much
+    /// is no reason of its own.
     pub fn note(&self, shortage: Shortage) {
-        self.shortage.store(shortage as u64, Relaxed);
+        if shortage == Shortage::UsedUp {
+            self.shortage.compare_exchange(Shortage::None as u64, shortage as u64, Relaxed, Relaxed).ok();
+        } else {
+            self.shortage.store(shortage as u64, Relaxed);
+        }
     }
 }
 
@@ -151,6 +156,19 @@ mod tests {
     #[test]
     fn the_account_is_as_large_as_it_says() {
         assert_eq!(size_of::<Account>(), Account::BYTES);
+    }
+
+    #[test]
+    fn a_shortage_at_the_start_stays_the_reason() {
+        let account = Account::new();
+        let noted = |shortage: Shortage| {
+            account.note(shortage);
+            Shortage::from_number(account.shortage.load(Relaxed))
+        };
+        assert_eq!(noted(Shortage::UsedUp), Shortage::UsedUp);
+        assert_eq!(noted(Shortage::PopulationRefused), Shortage::PopulationRefused);
+        assert_eq!(noted(Shortage::UsedUp), Shortage::PopulationRefused);
+        assert_eq!(noted(Shortage::Forked), Shortage::Forked);
     }
 
     #[test]

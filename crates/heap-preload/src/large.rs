@@ -167,8 +167,10 @@ impl Large {
             None => (self.take_from_kernel(bytes, align)?, Cleaning::Nothing),
         };
         block.state = State::Held(asked);
-        if let Err(at) = self.position(block.start) {
-            self.blocks.insert(at, block);
+        match self.position(block.start) {
+            // One that was kept.
+            Ok(at) => self.blocks.as_mut_slice()[at] = block,
+            Err(at) => self.blocks.insert(at, block),
         }
         count_held(block.bytes as i64, asked as i64);
         Some((block, cleaning))

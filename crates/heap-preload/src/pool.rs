@@ -1,9 +1,9 @@
 //! Memory from the hugetlb pool: taken and populated before the program's first allocation, so that no later access can
 //! meet an empty pool; handed out in grains of a transparent huge page, whatever the pool's page size is.
 
-use crate::sys::{advise, map_anywhere, unmap};
+use crate::sys::{advise, map_anywhere, read_file, unmap};
 use crate::{ACCOUNT, forget};
-use core::ffi::{c_int, c_ulong, c_void};
+use core::ffi::{CStr, c_int, c_ulong, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use heap_contract::{MOST_NODES, NodePages, Shortage};
 
@@ -192,12 +192,14 @@ impl Region {
         let size = (page.trailing_zeros() as c_int) << libc::MAP_HUGE_SHIFT;
         let mut pages = wanted.pages as usize;
         let start = loop {
-            // Without MAP_NORESERVE the kernel says at once where the pool has too few pages.
+            // Without MAP_NORESERVE the kernel says at once where the pool has too few pages, or where a cgroup
+            // promises so many to nobody.
             let mapped = pages.checked_mul(page).and_then(|all| map_anywhere(all, false, libc::MAP_HUGETLB | size));
             if let Some(start) = mapped {
                 break start;
             }
-            ACCOUNT.note(Shortage::PoolTooSmall);
+            let refused = available(page).is_some_and(|available| available >= pages);
+            ACCOUNT.note(if refused { Shortage::PopulationRefused } else { Shortage::PoolTooSmall });
             pages -= pages.div_ceil(8);
             if pages == 0 {
                 return None;
@@ -218,6 +220,35 @@ impl Region {
         }
         Some(Self { start, states: states? as *mut Grain, grains, node: wanted.node })
     }
+}
+
+/// Free pages of the pool that are promised to nobody, where the kernel says so.
+fn available(page: usize) -> Option<usize> {
+    let number = |name: &CStr| {
+        let mut buffer = [0u8; 32];
+        let length = read_file(file_of_pool(page, name, &mut [0; 128])?, &mut buffer)?;
+        core::str::from_utf8(&buffer[..length]).ok()?.trim().parse::<usize>().ok()
+    };
+    Some(number(c"free_hugepages")?.saturating_sub(number(c"resv_hugepages")?))
+}
+
+/// The path of a file that tells of the pool of one page size.
+fn file_of_pool<'a>(page: usize, name: &CStr, buffer: &'a mut [u8; 128]) -> Option<&'a CStr> {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    let mut kib = page / 1024;
+    while kib > 0 {
+        at -= 1;
+        digits[at] = b'0' + (kib % 10) as u8;
+        kib /= 10;
+    }
+    let folder = b"/sys/kernel/mm/hugepages/hugepages-";
+    let mut end = 0;
+    for part in [&folder[..], &digits[at..], b"kB/", name.to_bytes_with_nul()] {
+        buffer.get_mut(end..end + part.len())?.copy_from_slice(part);
+        end += part.len();
+    }
+    CStr::from_bytes_with_nul(&buffer[..end]).ok()
 }
 
 /// Populates page after page, for as long as the kernel gives them; how many it gave. Never a later SIGBUS.

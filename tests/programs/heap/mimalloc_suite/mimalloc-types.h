@@ -1,0 +1,2 @@
+// See mimalloc.h beside this.
+#include "mimalloc.h"
