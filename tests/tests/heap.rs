@@ -4,8 +4,8 @@
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
 use pagelift_tests::{
-    Context, Ending, Need, Output, Program, View, available_pages, default_huge_page, is_root, main_of, poll_until,
-    trial,
+    Context, Ending, Need, Output, Program, View, available_pages, default_huge_page, is_root, main_of,
+    pagelift_binary, poll_until, trial,
 };
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     trials.extend(forks());
     trials.extend(ways());
     trials.extend(environment());
+    trials.extend(from_inside());
     main_of(trials)
 }
 
@@ -344,6 +345,81 @@ fn environment() -> Vec<Trial> {
             env.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0");
             let lines = environment_of(t, &mut env, &["--heap=auto"])?;
             ensure!(lines.iter().any(|line| line == "GLIBC_TUNABLES=glibc.malloc.hugetlb=0"), "{lines:?}");
+            Ok(())
+        }),
+    ]
+}
+
+/// A command with the preloaded heap in its environment, and these words for it.
+fn with_words(command: &mut Command, words: &str) -> Result<()> {
+    let library = pagelift_binary()?.with_file_name("libpagelift_heap.so");
+    ensure!(library.exists(), "no {}; build it with `cargo build --release`", library.display());
+    command.env("LD_PRELOAD", library).env("PAGELIFT", words);
+    Ok(())
+}
+
+/// What a shell's command writes, both ways, with these words in its environment.
+fn said_with(t: &Context, words: &str, text: &str) -> Result<String> {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", text]);
+    with_words(&mut shell, words)?;
+    let output = t.run(shell)?;
+    ensure!(output.ending == Ending::Exit(0), "with {words}: {:?}: {}", output.ending, output.stderr);
+    Ok(output.stdout + &output.stderr)
+}
+
+/// The heap by `PAGELIFT`, without `pagelift run`.
+fn from_inside() -> Vec<Trial> {
+    vec![
+        trial("from_inside/pool", pool_of(96), |t| {
+            let mut program = Program::named("heap/threads_hold_a_little.c")?.command()?;
+            let page = default_huge_page()?.bytes();
+            with_words(&mut program, &format!("heap={page} heap-reserve={} only=threads_hold*", 96 * MIB))?;
+            let mut session = t.session(program)?;
+            session.wait_for_line("ready")?;
+            let status = t.run(t.pagelift(&["status", "--json", &session.pid().to_string()])?)?.success()?;
+            let json: serde_json::Value = serde_json::from_str(&status.stdout)?;
+            let heap = &json["preloaded_heap"];
+            ensure!(heap["pool_taken"] == 96 * MIB && heap["pool_used"] == 32 * MIB, "{json}");
+            session.send("\n")?;
+            let output = session.finish()?;
+            ensure!(output.ending == Ending::Exit(0) && output.stderr.contains("96.0 MiB taken"), "{}", output.stderr);
+            Ok(())
+        }),
+        trial("from_inside/the_named_program_alone", gcc(), |t| {
+            let huge =
+                "grep -c hg /proc/self/smaps; sed -n '/hg/p' /proc/self/smaps | wc -l; env | grep -c agelift_heap";
+            let said = said_with(t, "heap=thp only=grep lift=text quiet", huge)?;
+            let lines: Vec<&str> = said.lines().collect();
+            // grep's own memory is advised, sed's is not, and the variables stay for programs that are named.
+            ensure!(lines.len() == 3 && lines[0] != "0" && lines[1..] == ["0", "1"], "{said}");
+            let said = said_with(t, "heap=thp pid=1", "grep -c hg /proc/self/smaps; true")?;
+            ensure!(said == "0\n", "{said}");
+            Ok(())
+        }),
+        trial("from_inside/what_is_wrong_is_said_in_one_line", gcc(), |t| {
+            for (words, says) in [
+                ("heap=3M only=seq", "PAGELIFT: `heap=3M`: needed thp, off, or a size"),
+                ("heap=thp heap-reserve=x only=seq", "PAGELIFT: `heap-reserve=x`: needed a size"),
+                ("haep=2M only=seq", "PAGELIFT: `haep=2M`: not known; the words are pages"),
+                ("heap=64 only=seq", "this machine has no huge pages of 64 B; the program keeps its own heap"),
+                ("heap-reserve=2M only=seq", "needed: heap=2M beside it"),
+            ] {
+                let said = said_with(t, words, "exec seq 1")?;
+                ensure!(said.starts_with("1\npagelift: ") && said.lines().count() == 2, "{words}: {said}");
+                ensure!(said.contains(says), "no `{says}` in {said}");
+            }
+            let said = said_with(t, "heap=thp", "exec seq 1")?;
+            ensure!(said.contains("names no program; needed: only=NAME"), "{said}");
+            ensure!(said_with(t, "pages=thp lift=text only=seq", "exec seq 1")? == "1\n");
+            Ok(())
+        }),
+        trial("from_inside/a_program_with_its_own_allocator_that_is_not_named", redis_needs(), |t| {
+            // jemalloc's functions must not get the C library's blocks.
+            let said = said_with(t, "heap=thp only=nobody", "exec redis-server --version")?;
+            ensure!(said.starts_with("Redis server"), "{said}");
+            let said = said_with(t, "heap=thp only=redis-server", "exec redis-server --version")?;
+            ensure!(said.contains("heap: on transparent huge pages") && said.contains("Redis server"), "{said}");
             Ok(())
         }),
     ]

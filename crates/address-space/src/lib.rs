@@ -23,7 +23,7 @@ pub use dense::{dense_runs, may_be_collapsed};
 pub use elf::{ElfError, ElfImage, ElfKind, LoadSegment};
 pub use maps::{Mapping, MappingName, MapsError, parse_maps};
 pub use object::{FileKey, LoadedObject, ObjectRole, bias_of, file_groups};
-pub use page_size::{PageSize, PageSizeError, format_bytes, parse_bytes};
+pub use page_size::{ByteCount, PageSize, PageSizeError, byte_count, format_bytes, parse_bytes};
 pub use protection::Protection;
 pub use range_set::RangeSet;
 pub use smaps::{MappingUsage, parse_smaps};

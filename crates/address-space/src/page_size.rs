@@ -1,8 +1,7 @@
 //! Page sizes and byte counts, as types with units.
 
 use alloc::borrow::ToOwned;
-use alloc::format;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use core::fmt;
 use core::str::FromStr;
 use serde::{Serialize, Serializer};
@@ -88,34 +87,51 @@ impl FromStr for PageSize {
 /// # Errors
 /// [`PageSizeError::NotASize`].
 pub fn parse_bytes(text: &str) -> Result<u64, PageSizeError> {
-    let error = || PageSizeError::NotASize(text.to_owned());
+    byte_count(text).ok_or_else(|| PageSizeError::NotASize(text.to_owned()))
+}
+
+/// As [`parse_bytes`], without an error to be told and without allocation: for code that runs beneath the allocator.
+pub fn byte_count(text: &str) -> Option<u64> {
+    const UNITS: [(&str, u32); 4] = [("k", 10), ("m", 20), ("g", 30), ("t", 40)];
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(digits);
-    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kb" | "kib" => 1 << 10,
-        "m" | "mb" | "mib" => 1 << 20,
-        "g" | "gb" | "gib" => 1 << 30,
-        "t" | "tb" | "tib" => 1 << 40,
-        _ => return Err(error()),
+    let unit = unit.trim();
+    let is = |letter: &str| {
+        let rest = unit.get(1..).unwrap_or_default();
+        let known = ["", "b", "ib"].iter().any(|end| rest.eq_ignore_ascii_case(end));
+        known && unit.get(..1).is_some_and(|first| first.eq_ignore_ascii_case(letter))
+    };
+    let factor: u64 = match UNITS.iter().find(|(letter, _)| is(letter)) {
+        Some((_, shift)) => 1 << shift,
+        None if unit.is_empty() || unit.eq_ignore_ascii_case("b") => 1,
+        None => return None,
     };
     if let Ok(whole) = number.parse::<u64>() {
-        return whole.checked_mul(factor).ok_or_else(error);
+        return whole.checked_mul(factor);
     }
-    let fraction: f64 = number.parse().map_err(|_| error())?;
-    let bytes = fraction * factor as f64;
-    if bytes.is_finite() && (0.0..u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err(error()) }
+    let bytes = number.parse::<f64>().ok()? * factor as f64;
+    (bytes.is_finite() && (0.0..u64::MAX as f64).contains(&bytes)).then_some(bytes as u64)
 }
 
 /// A byte count for people, with one decimal where it is no whole number: `512 B`, `4.0 KiB`, `33.9 MiB`.
 pub fn format_bytes(bytes: u64) -> String {
-    for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
-        if bytes >= 1 << shift {
-            return format!("{:.1} {unit}", bytes as f64 / (1u64 << shift) as f64);
+    ByteCount(bytes).to_string()
+}
+
+/// Shows itself as [`format_bytes`] does, without allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteCount(pub u64);
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
+            if self.0 >= 1 << shift {
+                return write!(f, "{:.1} {unit}", self.0 as f64 / (1u64 << shift) as f64);
+            }
         }
+        write!(f, "{} B", self.0)
     }
-    format!("{bytes} B")
 }
 
 #[cfg(test)]

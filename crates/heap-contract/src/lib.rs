@@ -1,15 +1,20 @@
 //! The contract between `pagelift` and the heap that it preloads (`libpagelift_heap.so`): the [`Order`] that goes in by
-//! an environment variable, and the [`Account`] that is read from outside. Both carry [`VERSION`].
+//! an environment variable, and the [`Account`] that is read from outside. Both carry [`VERSION`]. For a program that
+//! nobody launches for it there are the [`HeapWords`] of `PAGELIFT`, and what it takes to make an order of them.
 //!
 //! No allocation, no I/O, no `std`: the preloaded side reads its order before the program's first `malloc`.
 #![no_std]
 #![forbid(unsafe_code)]
 
 mod account;
+mod node_pages;
 mod order;
+mod words;
 
 pub use account::{Account, AccountCopy, Shortage};
+pub use node_pages::{free_pages_by_node, pages_to_take, share_by_node};
 pub use order::{MOST_NODES, NodePages, Order};
+pub use words::{HeapWords, NotUnderstood, WORDS, Wish, is_named, program_names};
 
 /// Version of the contract; the two sides come from one build and refuse another.
 pub const VERSION: u64 = 1;
@@ -22,3 +27,9 @@ pub const LIBRARY: &str = "libpagelift_heap.so";
 
 /// Name of the account's symbol in the library's dynamic symbol table.
 pub const ACCOUNT_SYMBOL: &str = "pagelift_heap_account";
+
+/// The environment variable that tells a program to lift itself, by the library `libpagelift.so` or by this heap.
+pub const WORDS_VARIABLE: &str = "PAGELIFT";
+
+/// The heap works in grains of a transparent huge page, but not of more than so many bytes.
+pub const LARGEST_GRAIN: u64 = 32 << 20;

@@ -17,7 +17,7 @@ use crate::stop::stop_others;
 use crate::sys::{KeepErrno, Lock, advise, base_page, copy, map_anywhere, milliseconds, say, set_errno, unmap};
 use crate::{ACCOUNT, SHARED, forget, locks};
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 use heap_contract::Shortage;
 
 unsafe extern "C" {
@@ -261,9 +261,23 @@ pub unsafe extern "C" fn forkpty(
     unsafe { core::mem::transmute::<*mut c_void, ForkPty>(real)(terminal, name, settings, size) }
 }
 
-/// The C library's malloc_usable_size, for programs in which this heap does not act.
+/// The C library's malloc_usable_size, for programs in which this heap does not act. Not the next one: that is another
+/// allocator's where a program has one (redis has jemalloc), and the blocks here are the C library's.
 pub fn libc_usable_size(block: *mut c_void) -> usize {
-    let Some(real) = next(c"malloc_usable_size") else { return 0 };
+    static KNOWN: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let mut real = KNOWN.load(Relaxed);
+    if real.is_null() {
+        // SAFETY:
+        // - both names end with NUL; the C library is loaded already, so that nothing is loaded here, and stays.
+        real = unsafe {
+            let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+            if library.is_null() { library } else { libc::dlsym(library, c"malloc_usable_size".as_ptr()) }
+        };
+        if real.is_null() {
+            return 0;
+        }
+        KNOWN.store(real, Relaxed);
+    }
     // SAFETY:
     // - the symbol is the C library's function of this type, and the block came from it.
     unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void) -> usize>(real)(block) }

@@ -1,11 +1,12 @@
-//! `libpagelift_heap.so`: replaces the C library's allocator in a program that `pagelift run --heap` starts.
+//! `libpagelift_heap.so`: replaces the C library's allocator in a program that `pagelift run --heap` starts, or that is
+//! started with this library in LD_PRELOAD and named by the variable `PAGELIFT` (`wishes`).
 //!
 //! Small blocks are mimalloc's, in arenas that we provide (`small`); large ones have grains of huge pages to themselves
 //! (`large`); pool pages are taken and populated before the first allocation (`pool`), and left at the first fork
 //! (`fork`). In programs that the order does not name, every call goes on to the C library.
 //!
 //! Rules of this library, since it runs before and beneath everything else in the process:
-//! - it never allocates by itself: no `Vec`, no `String`, no formatting; what it needs it maps;
+//! - it never allocates by itself: no `Vec`, no `String`, text only in a `Text` of its own; what it needs it maps;
 //! - it never panics on purpose, and holds no lock while it calls anything that might allocate;
 //! - whatever fails, the program gets memory as long as the kernel has any, on ordinary pages in the end.
 
@@ -24,7 +25,9 @@ mod small;
 mod start;
 mod stop;
 mod sys;
+mod text;
 mod threads;
+mod wishes;
 
 use core::sync::atomic::AtomicUsize;
 use heap_contract::Account;

@@ -54,7 +54,8 @@ fn enter() {
         if let Some(holder) = HOLDERS.iter().find(free) {
             // Either the thread that forks sees the place taken, or this one sees that a fork has begun.
             let closed_by = CLOSED_BY.load(SeqCst);
-            let waited = milliseconds() - *since.get_or_insert_with(milliseconds);
+            let began = *since.get_or_insert_with(milliseconds);
+            let waited = milliseconds() - began;
             if closed_by == 0 || closed_by == own || waited > PATIENCE {
                 holder.locks.store(1, Relaxed);
                 return;

@@ -22,6 +22,6 @@ pub use choice::{Context, Forced, Preload, Way, Wish, choose};
 pub use collapse::{CollapseError, collapse_once, collapse_while_it_runs};
 pub use elf::ElfFacts;
 pub use libraries::{LoaderCache, SearchPaths};
-pub use node_pages::{free_pages_by_node, share_by_node};
+pub use node_pages::free_pages_by_node;
 pub use program::Program;
 pub use settings::Environment;

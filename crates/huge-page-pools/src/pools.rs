@@ -22,9 +22,10 @@ fn pool_at(directory: &Path) -> Option<HugePool> {
     let read = |file: &str| -> u64 {
         fs::read_to_string(directory.join(file)).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     };
-    let free = read("free_hugepages").saturating_sub(read("resv_hugepages"));
-    let overcommit = read("nr_overcommit_hugepages").saturating_sub(read("surplus_hugepages"));
-    Some(HugePool { size, total: read("nr_hugepages"), available: free + overcommit })
+    let [free, reserved, overcommit, surplus] =
+        ["free_hugepages", "resv_hugepages", "nr_overcommit_hugepages", "surplus_hugepages"].map(read);
+    let available = HugePool::available_of(free, reserved, overcommit, surplus);
+    Some(HugePool { size, total: read("nr_hugepages"), available })
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use crate::files;
 use address_space::{Address, PageSize};
+#[cfg(feature = "preload")]
+use linux_raw_sys::auxvec::AT_EXECFN;
 use linux_raw_sys::auxvec::{AT_BASE, AT_ENTRY, AT_PAGESZ, AT_PHDR};
 
 /// The parts of the auxiliary vector that matter here.
@@ -15,6 +17,9 @@ pub struct Auxiliary {
     pub linker: Option<Address>,
     /// Where the program is entered.
     pub entry: Option<Address>,
+    /// Where the path stands that was executed.
+    #[cfg(feature = "preload")]
+    pub started_by: Option<Address>,
 }
 
 impl Auxiliary {
@@ -33,6 +38,8 @@ impl Auxiliary {
             headers: address(AT_PHDR),
             linker: address(AT_BASE),
             entry: address(AT_ENTRY),
+            #[cfg(feature = "preload")]
+            started_by: address(AT_EXECFN),
         })
     }
 }

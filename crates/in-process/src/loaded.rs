@@ -41,6 +41,18 @@ impl Listed {
         unsafe { core::slice::from_raw_parts(self.headers, usize::from(self.count)) }
     }
 
+    /// The path that the object was loaded by; empty for the program itself.
+    #[cfg(feature = "preload")]
+    pub fn path(&self) -> &[u8] {
+        if self.name.is_null() {
+            return &[];
+        }
+        // SAFETY:
+        // - the dynamic linker gives a string that ends with NUL and lives as long as the object is loaded, which it is
+        //   while this reference lives.
+        unsafe { core::ffi::CStr::from_ptr(self.name) }.to_bytes()
+    }
+
     fn segments(&self) -> impl Iterator<Item = AddressRange> + '_ {
         let loaded = self.headers().iter().filter(|header| header.kind == PT_LOAD);
         loaded.map(|header| {

@@ -65,39 +65,24 @@ fn pools() -> Vec<HugePool> {
 
 fn pool(size: PageSize) -> HugePool {
     let read = |file: &str| number(&format!("{POOLS}/hugepages-{}kB/{file}", size.kib())).unwrap_or(0);
-    let free = read("free_hugepages").saturating_sub(read("resv_hugepages"));
-    let overcommit = read("nr_overcommit_hugepages").saturating_sub(read("surplus_hugepages"));
-    HugePool { size, total: read("nr_hugepages"), available: free + overcommit }
+    let [free, reserved, overcommit, surplus] =
+        ["free_hugepages", "resv_hugepages", "nr_overcommit_hugepages", "surplus_hugepages"].map(read);
+    let available = HugePool::available_of(free, reserved, overcommit, surplus);
+    HugePool { size, total: read("nr_hugepages"), available }
 }
 
 fn thp() -> Option<ThpFacts> {
     const THP: &str = "/sys/kernel/mm/transparent_hugepage";
     let size = PageSize::new(number(&format!("{THP}/hpage_pmd_size"))?).ok()?;
     let general = files::text_or_nothing(&format!("{THP}/enabled"));
-    // Since Linux 6.8 each size has a mode of its own, which may refer to the general one.
     let own = files::text_or_nothing(&format!("{THP}/hugepages-{}kB/enabled", size.kib()));
-    let mode = match chosen(&own) {
-        Some("inherit") | None => chosen(&general)?,
-        Some(mode) => mode,
-    };
-    let mode = match mode {
-        "always" => ThpMode::Always,
-        "madvise" => ThpMode::Madvise,
-        _ => ThpMode::Never,
-    };
-    Some(ThpFacts { size, mode })
+    Some(ThpFacts { size, mode: ThpMode::read(&general, &own)? })
 }
 
 /// True where this process has switched transparent huge pages off for itself (`THP_enabled`, Linux 5.0).
 fn is_thp_off() -> bool {
     let status = files::text_or_nothing("/proc/self/status");
     status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).is_some_and(|value| value.trim() == "0")
-}
-
-/// The word in brackets of `always [madvise] never`.
-fn chosen(text: &str) -> Option<&str> {
-    let (_, rest) = text.split_once('[')?;
-    Some(rest.split_once(']')?.0)
 }
 
 fn number(path: &str) -> Option<u64> {

@@ -66,15 +66,26 @@ fn assign_roles(objects: &mut [LoadedObject], auxiliary: &Auxiliary) {
 pub fn program_names() -> Vec<alloc::string::String> {
     use alloc::string::ToString;
     let Some(path) = files::link(c"/proc/self/exe") else { return Vec::new() };
-    let path = path.strip_suffix(" (deleted)").unwrap_or(&path).to_string();
-    let file = path.rsplit('/').next().unwrap_or_default().to_string();
-    let mut names = vec![file.clone(), path];
     let arguments = files::bytes(c"/proc/self/cmdline").unwrap_or_default();
     let first = arguments.split(|byte| *byte == 0).next().and_then(|first| core::str::from_utf8(first).ok());
-    let called = first.and_then(|first| first.rsplit('/').next()).filter(|name| file.starts_with(*name));
-    names.extend(called.map(ToString::to_string));
-    names.retain(|name| !name.is_empty());
-    names
+    let started = started_by();
+    let names = heap_contract::program_names(&path, first.unwrap_or_default(), started.as_deref());
+    names.iter().filter(|name| !name.is_empty()).map(ToString::to_string).collect()
+}
+
+/// The path that was executed, where it leads to this program's file; that of a script leads elsewhere.
+#[cfg(feature = "preload")]
+fn started_by() -> Option<alloc::string::String> {
+    let file = |path: &core::ffi::CStr| {
+        let status = calls::status_of(files::File::open(path).ok()?.descriptor()).ok()?;
+        Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
+    };
+    let address = Auxiliary::read()?.started_by?;
+    // SAFETY:
+    // - the kernel has put a string that ends with NUL there, beside the stack, where it stays.
+    let path = unsafe { core::ffi::CStr::from_ptr(address.0 as *const core::ffi::c_char) };
+    let is_own = file(path).is_some_and(|found| file(c"/proc/self/exe") == Some(found));
+    path.to_str().ok().filter(|_| is_own).map(alloc::string::String::from)
 }
 
 /// The parts of a file that are mapped, as if they were the file. Each part that is asked for is copied once by the

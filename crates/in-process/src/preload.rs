@@ -15,6 +15,7 @@ use crate::words::{self, Wishes};
 use crate::{calls, files, fork_guard, loaded, machine, objects, symbols};
 use alloc::string::String;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use heap_contract::LIBRARY;
 use lift_plan::Policy;
 
 /// Status of a program that is ended because of `require`, as `pagelift run` has it.
@@ -36,9 +37,41 @@ extern "C" fn start() {
         return say("pagelift: PAGELIFT names no program; needed: only=NAME, for example only=mariadbd");
     }
     if words::names_this(&wishes, &objects::program_names(), calls::process_id() as u64) {
+        if wishes.heap && !wishes.quiet {
+            tell_without_heap();
+        }
         act(&wishes);
     }
 }
+
+/// Says what `heap=` takes, where the library is not there that does it.
+fn tell_without_heap() {
+    let mut is_loaded = false;
+    let mut own_path = None;
+    loaded::each(|listed| {
+        let path = listed.path();
+        is_loaded |= path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY.as_bytes());
+        if listed.holds(tell_without_heap as *const () as usize) {
+            own_path = core::str::from_utf8(path).ok().map(String::from);
+        }
+        true
+    });
+    if is_loaded {
+        return;
+    }
+    let own_path = own_path.unwrap_or_default();
+    let folder = own_path.rsplit_once('/').map_or(".", |(folder, _)| folder);
+    let places = HEAP_FOLDERS.map(|place| alloc::format!("{folder}/{place}/{LIBRARY}"));
+    let is_there = |place: &&String| files::c_path(place).is_some_and(|path| files::File::open(&path).is_ok());
+    let place = match places.iter().find(is_there) {
+        Some(place) => alloc::format!("it is {place}"),
+        None => String::from("`make install` puts it into libexec/pagelift"),
+    };
+    say(&alloc::format!("pagelift: PAGELIFT: `heap=` needs {LIBRARY} in LD_PRELOAD; {place}"));
+}
+
+/// Where the preloaded heap lies, seen from this library: installed below the same prefix, or in the same build.
+const HEAP_FOLDERS: [&str; 4] = ["../libexec/pagelift", "../../libexec/pagelift", ".", "../release"];
 
 fn act(wishes: &Wishes) {
     let lifted = with_nothing_unloaded(|| {

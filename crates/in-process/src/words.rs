@@ -5,6 +5,7 @@ use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use heap_contract::{HeapWords, WORDS, Wish};
 use lift_plan::{Edges, Kind, Kinds, Pages, Policy, WritablePages};
 
 /// What `PAGELIFT` asks for.
@@ -18,14 +19,13 @@ pub struct Wishes {
     pub pid: Option<u64>,
     /// End the program where anything planned could not be lifted.
     pub require: bool,
+    /// The heap is to be on huge pages, which is the part of `libpagelift_heap.so`.
+    pub heap: bool,
     /// Say nothing.
     pub quiet: bool,
     /// Say what became of each range.
     pub verbose: bool,
 }
-
-const ALL: &str =
-    "pages, page-size, lift, objects, writable-pages, edges, max-memory, only, pid, require, quiet, verbose";
 
 /// Reads the words, which blanks separate. Dashes before a word are allowed, as on a command line.
 ///
@@ -38,6 +38,8 @@ pub fn parse(text: &str) -> Result<Wishes, String> {
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         take(&mut wishes, name, value).map_err(|why| format!("PAGELIFT: `{word}`: {why}"))?;
     }
+    // Its values are read as that library reads them, so that both take the same for wrong.
+    wishes.heap = HeapWords::parse(text).map_err(|why| why.to_string())?.wish != Wish::Off;
     Ok(wishes)
 }
 
@@ -62,10 +64,11 @@ fn take(wishes: &mut Wishes, name: &str, value: Option<&str>) -> Result<(), Stri
         ("max-memory", Some(value)) => policy.max_memory = Some(parse_bytes(value).map_err(|e| e.to_string())?),
         ("lift", Some(value)) => policy.kinds = kinds(value)?,
         ("objects", Some(value)) => policy.objects = value.parse()?,
+        ("heap" | "heap-reserve", Some(_)) => {}
         ("only", Some(value)) => wishes.only.extend(value.split(',').filter(|n| !n.is_empty()).map(ToOwned::to_owned)),
         ("pid", Some(value)) => wishes.pid = Some(value.parse().map_err(|_| "needed a number".to_owned())?),
-        (known, None) if ALL.split(", ").any(|word| word == known) => return Err(format!("write {known}=VALUE")),
-        _ => return Err(format!("not known; the words are {ALL}")),
+        (known, None) if WORDS.split(", ").any(|word| word == known) => return Err(format!("write {known}=VALUE")),
+        _ => return Err(format!("not known; the words are {WORDS}")),
     }
     Ok(())
 }
@@ -119,6 +122,8 @@ mod tests {
         assert_eq!(wishes.policy.max_memory, Some(1 << 30));
         assert_eq!(wishes.only, ["mariadbd", "post*"]);
         assert_eq!((wishes.pid, wishes.require, wishes.quiet, wishes.verbose), (Some(12), true, true, true));
+        assert!(!wishes.heap && parse("heap=2M heap-reserve=64M only=a").unwrap().heap);
+        assert!(!parse("heap=off").unwrap().heap);
         assert_eq!(parse("  ").unwrap(), Wishes::default());
     }
 
@@ -132,6 +137,8 @@ mod tests {
                 "lift=text,code",
                 "PAGELIFT: `lift=text,code`: found `code`, needed text or rodata or data or bss or heap",
             ),
+            ("heap=3M", "PAGELIFT: `heap=3M`: needed thp, off, or a size of pool pages, 2M or 1G for example"),
+            ("heap", "PAGELIFT: `heap`: write heap=VALUE"),
             ("pid=x", "PAGELIFT: `pid=x`: needed a number"),
         ] {
             assert_eq!(parse(text).unwrap_err(), expected);

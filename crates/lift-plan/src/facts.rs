@@ -17,6 +17,14 @@ pub struct HugePool {
     pub available: u64,
 }
 
+impl HugePool {
+    /// Available pages, by the kernel's counts of free and reserved pages, and of those that overcommit allows and has
+    /// given.
+    pub const fn available_of(free: u64, reserved: u64, overcommit: u64, surplus: u64) -> u64 {
+        free.saturating_sub(reserved) + overcommit.saturating_sub(surplus)
+    }
+}
+
 /// Mode of transparent huge pages, `/sys/kernel/mm/transparent_hugepage/enabled`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -29,6 +37,28 @@ pub enum ThpMode {
     Never,
     /// Not in this process (`prctl(PR_SET_THP_DISABLE)`, which children inherit).
     OffInProcess,
+}
+
+impl ThpMode {
+    /// Reads the general mode, such as `always [madvise] never`, and that of one size: since Linux 6.8 each size has a
+    /// mode of its own, which may refer to the general one. Empty texts are files that are not there.
+    pub fn read(general: &str, own: &str) -> Option<Self> {
+        let word = match chosen(own) {
+            Some("inherit") | None => chosen(general)?,
+            Some(mode) => mode,
+        };
+        Some(match word {
+            "always" => Self::Always,
+            "madvise" => Self::Madvise,
+            _ => Self::Never,
+        })
+    }
+}
+
+/// The word in brackets.
+fn chosen(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0)
 }
 
 /// Transparent huge pages of this kernel.
@@ -119,4 +149,17 @@ pub struct ProcessFacts {
     pub relocates_itself: bool,
     /// The program runs: writable memory may change at any moment, and the kernel may be writing to it.
     pub running: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chosen_mode_stands_in_brackets() {
+        assert_eq!(ThpMode::read("always [madvise] never\n", ""), Some(ThpMode::Madvise));
+        assert_eq!(ThpMode::read("[always] madvise never", "always [inherit] madvise never"), Some(ThpMode::Always));
+        assert_eq!(ThpMode::read("[always] madvise never", "always inherit madvise [never]"), Some(ThpMode::Never));
+        assert_eq!(ThpMode::read("always madvise", ""), None);
+    }
 }

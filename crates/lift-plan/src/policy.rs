@@ -5,7 +5,7 @@ use address_space::{LoadedObject, ObjectRole, PageSize};
 use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::str::FromStr;
+use core::str::{Chars, FromStr};
 
 /// Where huge pages may come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,32 +111,28 @@ impl FromStr for ObjectChoice {
     }
 }
 
-/// Shell-like matching of a whole text by a pattern with `*` and `?`.
+/// Shell-like matching of a whole text by a pattern with `*` and `?`. Allocates nothing.
 pub fn matches(pattern: &str, text: &str) -> bool {
-    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
-    let (mut p, mut t) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                star = Some((p, t));
-                p += 1;
+    let (mut pattern, mut text) = (pattern.chars(), text.chars());
+    // Behind the last `*`: the rest of the pattern, and of the text from where the `*` ends for now.
+    let mut star: Option<(Chars, Chars)> = None;
+    loop {
+        let (before, mut behind) = (text.clone(), pattern.clone());
+        match (behind.next(), text.next()) {
+            (Some('*'), _) => {
+                star = Some((behind.clone(), before.clone()));
+                (pattern, text) = (behind, before);
             }
-            Some(&c) if c == '?' || c == text[t] => {
-                p += 1;
-                t += 1;
+            (None, None) => return true,
+            (Some(c), Some(found)) if c == '?' || c == found => pattern = behind,
+            (_, None) => return false,
+            (_, Some(_)) => {
+                let Some((after, taken)) = &mut star else { return false };
+                taken.next();
+                (pattern, text) = (after.clone(), taken.clone());
             }
-            _ => match star {
-                Some((at, taken)) => {
-                    star = Some((at, taken + 1));
-                    p = at + 1;
-                    t = taken + 1;
-                }
-                None => return false,
-            },
         }
     }
-    pattern[p..].iter().all(|&c| c == '*')
 }
 
 /// Everything the user can ask of a plan.

@@ -2,20 +2,14 @@
 
 use address_space::{PageSize, format_bytes, parse_bytes};
 use clap::{Args, ValueEnum};
-use heap::{Allocator, Context, Environment, Forced, Program, Way, Wish, choose, free_pages_by_node, share_by_node};
-use heap_contract::{LIBRARY, MOST_NODES, NodePages};
+use heap::{Allocator, Context, Environment, Forced, Program, Way, Wish, choose, free_pages_by_node};
+use heap_contract::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node};
 use lift_plan::{MachineFacts, ThpMode};
 use serde::Serialize;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-
-/// The preloaded heap works in grains of a transparent huge page, but not of more than this.
-const LARGEST_GRAIN: u64 = 32 << 20;
-
-/// Where nothing is said of its size, the heap takes one in so many of the pool's free pages.
-const DEFAULT_SHARE: u64 = 2;
 
 /// `--heap`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -204,7 +198,7 @@ fn pool_share(size: PageSize, wanted: Option<u64>, machine: &MachineFacts) -> [N
     if machine.pool(size).is_none() {
         return [NodePages::default(); MOST_NODES];
     }
-    let pages = wanted.map_or(available.div_ceil(DEFAULT_SHARE), |bytes| size.pages_for(bytes));
+    let pages = pages_to_take(size, available, wanted);
     share_by_node(&free_pages_by_node(Path::new("/sys/devices/system/node"), size), pages)
 }
 

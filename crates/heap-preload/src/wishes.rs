@@ -1,0 +1,174 @@
+//! The order from the words of `PAGELIFT`, where no `pagelift run` has made one: what the launcher looks up in advance is
+//! looked up here, before the first allocation.
+
+use crate::ACCOUNT;
+use crate::start::Program;
+use crate::text::{Text, number_of, text_of};
+use address_space::{ByteCount, PageSize};
+use core::fmt;
+use core::sync::atomic::Ordering::Relaxed;
+use heap_contract::{
+    HeapWords, LARGEST_GRAIN, MOST_NODES, NodePages, Order, Wish, free_pages_by_node, pages_to_take, share_by_node,
+};
+use lift_plan::{HugePool, ThpMode};
+
+const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+const POOLS: &str = "/sys/kernel/mm/hugepages";
+const NODES: &str = "/sys/devices/system/node";
+
+/// The smallest pages that any kernel keeps a pool of, or makes transparent huge pages of.
+const SMALLEST_GRAIN: u64 = 64 << 10;
+
+/// What is wished for, with the order that fulfils it.
+pub struct Wished {
+    pub order: Order<'static>,
+    wish: Wish,
+    quiet: bool,
+}
+
+/// Makes an order for this program of the words of `PAGELIFT`; `None` where the heap is not to act, with a line that says
+/// why where it was meant to. `beside_library`: `libpagelift.so` is preloaded too, and says by itself what is wrong with
+/// the words.
+pub fn order_of(text: &str, program: &Program, beside_library: bool) -> Option<Wished> {
+    if !HeapWords::are_in(text) && HeapWords::parse(text).is_ok() {
+        return None;
+    }
+    let complain = |why: fmt::Arguments| {
+        if !beside_library {
+            Text::of(format_args!("pagelift: {why}")).say();
+        }
+    };
+    if !HeapWords::name_any(text) {
+        complain(format_args!("PAGELIFT names no program; needed: only=NAME, for example only=redis-server"));
+        return None;
+    }
+    if !HeapWords::name_this(text, &program.names(), program.pid()) {
+        return None;
+    }
+    let words = match HeapWords::parse(text) {
+        Ok(words) => words,
+        Err(why) => {
+            complain(format_args!("{why}"));
+            return None;
+        }
+    };
+    match transparent_or_pool(&words) {
+        Ok(Some(order)) => Some(Wished { order, wish: words.wish, quiet: words.quiet }),
+        Ok(None) => None,
+        Err(why) => {
+            let mut line = head(program);
+            why.tell(&mut line);
+            line.add(format_args!("; the program keeps its own heap"));
+            line.say();
+            None
+        }
+    }
+}
+
+fn head(program: &Program) -> Text {
+    Text::of(format_args!("pagelift: {}[{}]: heap: ", program.names()[0], program.pid()))
+}
+
+/// Why there is no order.
+enum Refusal {
+    ReserveAlone,
+    NoHugePages,
+    ThpOff,
+    NoPool(PageSize),
+}
+
+impl Refusal {
+    fn tell(&self, line: &mut Text) {
+        match self {
+            Self::ReserveAlone => line.add(format_args!("PAGELIFT has heap-reserve= alone; needed: heap=2M beside it")),
+            Self::NoHugePages => line.add(format_args!("this kernel has no huge pages of up to {LARGEST_GRAIN} bytes")),
+            Self::ThpOff => line.add(format_args!(
+                "transparent huge pages are switched off; needed: echo madvise > {THP}/enabled, or heap=2M and pages in \
+                 the pool"
+            )),
+            Self::NoPool(size) => line.add(format_args!("this machine has no huge pages of {size}")),
+        }
+    }
+}
+
+fn transparent_or_pool(words: &HeapWords) -> Result<Option<Order<'static>>, Refusal> {
+    let order = || grain().map(Order::transparent).ok_or(Refusal::NoHugePages);
+    match words.wish {
+        Wish::Off if words.reserve.is_some() => Err(Refusal::ReserveAlone),
+        Wish::Off => Ok(None),
+        Wish::Thp if thp_mode() == Some(ThpMode::Never) => Err(Refusal::ThpOff),
+        Wish::Thp => order().map(Some),
+        Wish::Pool(size) => {
+            let pool = shares(size, words.reserve).ok_or(Refusal::NoPool(size))?;
+            Ok(Some(Order { page: size.bytes(), pool, ..order()? }))
+        }
+    }
+}
+
+fn thp_size() -> Option<u64> {
+    number_of(format_args!("{THP}/hpage_pmd_size")).filter(|bytes| bytes.is_power_of_two())
+}
+
+fn thp_mode() -> Option<ThpMode> {
+    let (mut general, mut own) = ([0; 64], [0; 64]);
+    let kib = thp_size()? / 1024;
+    let general = text_of(format_args!("{THP}/enabled"), &mut general)?;
+    let own = text_of(format_args!("{THP}/hugepages-{kib}kB/enabled"), &mut own).unwrap_or_default();
+    ThpMode::read(general, own)
+}
+
+/// As the launcher chooses it: the largest size of transparent huge pages or of a pool that is not too large.
+fn grain() -> Option<u64> {
+    let thp = thp_size().filter(|&bytes| bytes <= LARGEST_GRAIN);
+    let sizes = (SMALLEST_GRAIN.trailing_zeros()..=LARGEST_GRAIN.trailing_zeros()).rev().map(|shift| 1u64 << shift);
+    let mut with_pool = sizes.filter(|bytes| pool_number(bytes / 1024, "nr_hugepages").is_some());
+    thp.into_iter().chain(with_pool.next()).max()
+}
+
+fn pool_number(kib: u64, file: &str) -> Option<u64> {
+    number_of(format_args!("{POOLS}/hugepages-{kib}kB/{file}"))
+}
+
+/// The pages to take, by node; `None` where there is no such pool.
+fn shares(size: PageSize, reserve: Option<u64>) -> Option<[NodePages; MOST_NODES]> {
+    let kib = size.kib();
+    let read = |file| pool_number(kib, file).unwrap_or(0);
+    let free = pool_number(kib, "free_hugepages")?;
+    let [reserved, overcommit, surplus] = ["resv_hugepages", "nr_overcommit_hugepages", "surplus_hugepages"].map(read);
+    let pages = pages_to_take(size, HugePool::available_of(free, reserved, overcommit, surplus), reserve);
+    let mut online = [0; 1024];
+    let online = text_of(format_args!("{NODES}/online"), &mut online).unwrap_or_default();
+    let by_node = free_pages_by_node(online, |node| {
+        number_of(format_args!("{NODES}/node{node}/hugepages/hugepages-{kib}kB/free_hugepages"))
+    });
+    Some(share_by_node(&by_node, pages))
+}
+
+impl Wished {
+    /// Says what became of it, once the heap has begun.
+    pub fn tell(&self, program: &Program) {
+        if self.quiet {
+            return;
+        }
+        let mut line = head(program);
+        match self.wish {
+            Wish::Pool(size) => {
+                let (taken, asked) = (ACCOUNT.pool_taken.load(Relaxed), ACCOUNT.pool_asked.load(Relaxed));
+                match asked {
+                    0 => line.add(format_args!("found no free page of {size} in the pool")),
+                    _ => line.add(format_args!("{} taken from the pool of {size} pages", ByteCount(taken))),
+                }
+                if asked > taken {
+                    line.add(format_args!(", {} asked for", ByteCount(asked)));
+                }
+                if asked == 0 || asked > taken {
+                    let kib = size.kib();
+                    line.add(format_args!("; needed: echo NUMBER > {POOLS}/hugepages-{kib}kB/nr_hugepages"));
+                    line.add(format_args!("; the rest is on transparent huge pages"));
+                }
+            }
+            Wish::Thp | Wish::Off => line.add(format_args!("on transparent huge pages")),
+        }
+        line.say();
+    }
+}
