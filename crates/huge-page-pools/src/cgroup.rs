@@ -111,6 +111,7 @@ fn hugetlb_name(size: PageSize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const MOUNTS: &str = "\
 30 20 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
