@@ -30,7 +30,8 @@ pub extern "C" fn main(_count: i32, _arguments: *const *const u8) -> i32 {
     i32::from(status)
 }
 
-/// `run` is parsed without the definitions of the other commands: making those takes a tenth of a start's time.
+/// `run` is parsed without the definitions of the other commands: making those takes a
+/// quarter of a millisecond (tenth percentile of 200 starts in turn: 1.02 ms with, 0.75 without).
 fn parse() -> Result<Cli, clap::Error> {
     if std::env::args_os().nth(1).is_some_and(|word| word == "run") {
         return RunCli::try_parse().map(Cli::from);

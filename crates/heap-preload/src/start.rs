@@ -1,4 +1,5 @@
-//! The first moments: reads the order or the words, takes the pool's pages, and leaves no trace for children that are not meant.
+//! The first moments: reads the order or the words, takes the pool's pages, and leaves no trace for children that are
+//! not meant.
 
 use crate::sys::{base_page, map_anywhere, read_file, say, unmap};
 use crate::wishes;
