@@ -1,11 +1,11 @@
 //! Compilers: many short processes, code in the executable (cc1plus) or in one huge shared object (rustc).
 
-use crate::{both_ways, check_object, soon};
+use crate::{both_ways, check_object};
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Kind, View, tests_folder};
+use pagelift_tests::{Context, Kind, Session, View, tests_folder};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -25,26 +25,36 @@ fn printed(t: &Context, mut command: Command, words: &[&str]) -> Result<String> 
     Ok(t.run(command)?.success()?.stdout.trim().to_owned())
 }
 
+/// Runs a compiler that reads its source from standard input. It waits there with all its code in place, so `look` has
+/// time to look at it however slow the machine is; one that reads a file may have ended by then.
+fn compile(t: &Context, command: Command, source: &Path, look: impl FnOnce(&Session) -> Result<()>) -> Result<()> {
+    let mut session = t.session_within(command, Duration::from_secs(180))?;
+    look(&session)?;
+    session.send(&fs::read_to_string(source)?)?;
+    let output = session.finish()?;
+    t.keep(&output);
+    output.success()?;
+    Ok(())
+}
+
 fn cc1plus(t: &Context, pages: &str) -> Result<()> {
     let program = printed(t, Command::new("g++"), &["-print-prog-name=cc1plus"])?;
     let preprocessed = t.folder().join("program.ii");
     let mut preprocess = Command::new("g++");
     preprocess.args(["-E", "-std=c++17"]).arg(real("program.cc")).arg("-o").arg(&preprocessed);
     t.run(preprocess)?.success()?;
-    let compile = |out: &str| {
+    let compiler = |out: &str| {
         let mut command = Command::new(&program);
-        command.args(["-quiet", "-fpreprocessed", "-O2", "-std=c++17", "-dumpbase", "program.cc"]).arg(&preprocessed);
+        command.args(["-quiet", "-fpreprocessed", "-O2", "-std=c++17", "-dumpbase", "program.cc", "-"]);
         command.arg("-o").arg(t.folder().join(out));
         command
     };
-    t.run(compile("plain.s"))?.success()?;
-    let session = t.session(t.lifted(&["--pages", pages], &compile("lifted.s"))?)?;
-    session.wait_for_stderr("pagelift: ")?;
-    let view = View::of(session.pid())?;
-    check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)?;
-    let output = session.finish()?;
-    t.keep(&output);
-    output.success()?;
+    compile(t, compiler("plain.s"), &preprocessed, |_| Ok(()))?;
+    compile(t, t.lifted(&["--pages", pages], &compiler("lifted.s"))?, &preprocessed, |session| {
+        session.wait_for_stderr("pagelift: ")?;
+        let view = View::of(session.pid())?;
+        check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)
+    })?;
     same_files(t, "plain.s", "lifted.s")
 }
 
@@ -71,20 +81,18 @@ fn through_the_driver(t: &Context, pages: &str) -> Result<()> {
 /// `rustc` in the path may be a proxy that executes the real one, so that one is asked for.
 fn rustc(t: &Context, pages: &str) -> Result<()> {
     let program = PathBuf::from(printed(t, Command::new("rustc"), &["--print", "sysroot"])?).join("bin/rustc");
-    let compile = |out: &str| {
+    let compiler = |out: &str| {
         let mut command = Command::new(&program);
-        command.args(["-O", "--crate-type=lib", "--crate-name=program", "--emit=asm", "-C", "codegen-units=1"]);
-        command.arg(real("program.rs")).arg("-o").arg(t.folder().join(out));
+        command.args(["-O", "--crate-type=lib", "--crate-name=program", "--emit=asm", "-C", "codegen-units=1", "-"]);
+        command.arg("-o").arg(t.folder().join(out));
         command
     };
-    t.run(compile("plain.s"))?.success()?;
-    let session = t.session_within(t.lifted(&["--pages", pages], &compile("lifted.s"))?, Duration::from_secs(120))?;
-    session.wait_for_stderr("pagelift: ")?;
-    let view = View::of(session.pid())?;
-    let object = view.objects.iter().find(|o| o.path.contains("librustc_driver")).context("no librustc_driver")?;
-    soon("the shared object", || check_object(t, &view, object, &[Kind::Text, Kind::Rodata], pages))?;
-    let output = session.finish()?;
-    t.keep(&output);
-    output.success()?;
+    compile(t, compiler("plain.s"), &real("program.rs"), |_| Ok(()))?;
+    compile(t, t.lifted(&["--pages", pages], &compiler("lifted.s"))?, &real("program.rs"), |session| {
+        session.wait_for_stderr("pagelift: ")?;
+        let view = View::of(session.pid())?;
+        let object = view.objects.iter().find(|o| o.path.contains("librustc_driver")).context("no librustc_driver")?;
+        check_object(t, &view, object, &[Kind::Text, Kind::Rodata], pages)
+    })?;
     same_files(t, "plain.s", "lifted.s")
 }

@@ -57,6 +57,6 @@ fn soon(what: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
     });
     match (waited, last) {
         (Ok(()), _) => Ok(()),
-        (Err(_), last) => last.with_context(|| format!("{what} did not come in 20 s")),
+        (Err(waited), last) => last.with_context(|| format!("{waited:#}")),
     }
 }
