@@ -232,9 +232,12 @@ impl Snapshot {
     }
 
     /// Takes what the page held at the very moment of the fork, unless the parent has taken it away since.
+    ///
+    /// A read holds the page, so that it goes on after the page was taken away, and then sees what the parent writes. A
+    /// page that is still there after the read was not written to before its end.
     fn renew(&self, chunk: AddressRange, now: &mut [u8]) {
         let now = &mut now[..chunk.len() as usize];
-        if copy_all(chunk, now.as_mut_ptr() as usize).is_err() {
+        if copy_all(chunk, now.as_mut_ptr() as usize).is_err() || !is_still_there(chunk) {
             return;
         }
         let at = place(self.copy, self.range, chunk);
@@ -284,6 +287,11 @@ fn copy_all(from: AddressRange, to: usize) -> Result<(), calls::Errno> {
             if copied as u64 == from.len() { Ok(()) } else { Err(linux_raw_sys::errno::EFAULT as i32) }
         }
     }
+}
+
+fn is_still_there(chunk: AddressRange) -> bool {
+    let mut byte = 0u8;
+    copy_all(AddressRange::sized(chunk.start(), 1), (&raw mut byte) as usize).is_ok()
 }
 
 /// Ordinary memory that begins on a boundary of huge pages, advised so that it may consist of them.
