@@ -4,6 +4,7 @@ mount -t proc none /proc
 mount -t sysfs none /sys
 mount -t devtmpfs none /dev 2>/dev/null
 ulimit -c 0
+export PAGELIFT_TEST_EMULATED=1 # some programs do less then
 
 ok() { echo "RESULT ok $*"; }
 failed() { echo "RESULT failed $*"; }
@@ -22,6 +23,14 @@ pool() {
     [ "$(cat $pool_file)" = "$1" ] || failed "pool: $1 pages wanted, $(cat $pool_file) given"
 }
 free_pages() { awk '$1 == "HugePages_Free:" { print $2 }' /proc/meminfo; }
+
+# settle N: waits up to ten seconds until N pages are free.
+settle() {
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        [ "$(free_pages)" = "$1" ] && return
+        sleep 1
+    done
+}
 
 # smaps_sum PID FIELD: KiB of the field in all mappings.
 smaps_sum() { awk -v field="$2:" '$1 == field { sum += $2 } END { print sum + 0 }' /proc/$1/smaps; }
@@ -82,9 +91,12 @@ check() {
 own() {
     [ -x /bin/$2 ] || return # not every one is for every kernel
     before=$(free_pages)
-    timeout -s KILL 100 $2 >/tmp/out 2>/tmp/err
+    timeout -s KILL 200 $2 >/tmp/out 2>/tmp/err
+    status=$?
     if [ "$(tail -n 1 /tmp/out)" != ok ]; then
-        failed "$1: $(grep -v '^[0-9a-f]*-' /tmp/err | tail -n 3 | tr '\n' ' ')"
+        failed "$1: status $status, $(grep -v '^[0-9a-f]*-' /tmp/err | tail -n 3 | tr '\n' ' ')"
+        # Children of one that was killed hold pages until they have ended, which is no fault of the next check.
+        settle $before
     elif [ "$(free_pages)" != "$before" ]; then
         failed "$1: $before pages were free, now $(free_pages)"
     else
