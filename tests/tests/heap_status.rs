@@ -130,7 +130,7 @@ fn strangers() -> Vec<Trial> {
         })
     };
     vec![
-        stranger("of_another_release", "1 0 0 0 0 0 0 0 0 0 0", "not_read", "another release (version 1 of"),
+        stranger("of_another_release", "1 0 0 0 0 0 0 0 0 0 0", "not_read", "of another release (version 1, this"),
         stranger("without_records", "2", "small_not_known", "records lie outside"),
         stranger("with_other_records", "2 0 0 0 0 0 0 0 0 0 0 self", "small_not_known", "do not fit together"),
     ]

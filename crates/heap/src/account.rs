@@ -45,8 +45,8 @@ pub struct SmallUse {
 pub enum NotRead {
     /// The library comes from another build.
     #[error(
-        "the process runs with a libpagelift_heap.so of another release (version {found} of what it says of itself; \
-         this pagelift reads {VERSION}); needed: the pagelift it was started with, or a restart of the program"
+        "libpagelift_heap.so in the process is of another release (version {found}, this pagelift reads {VERSION}); \
+         needed: the pagelift of that release, or a restart of the program with this one"
     )]
     OtherVersion {
         /// The version found.

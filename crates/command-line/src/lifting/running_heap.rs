@@ -173,7 +173,7 @@ mod tests {
         let json = serde_json::to_value(HeapView::Read(heap)).unwrap();
         assert!(json["small_live"].is_null() && json["small_not_known"].is_string(), "{json}");
         let view = HeapView::NotRead { not_read: heap::NotRead::OtherVersion { found: 1 }.to_string() };
-        assert!(view.text().contains("not read: the process runs with a libpagelift_heap.so of another release"));
+        assert!(view.text().contains("not read: libpagelift_heap.so in the process is of another release"));
         assert!(serde_json::to_value(view).unwrap()["not_read"].is_string());
     }
 }
