@@ -51,6 +51,10 @@ pub enum Command {
     /// Show what would be lifted of a program or process, and what not and why.
     Inspect(InspectArgs),
     /// Show what the kernel backs with huge pages now.
+    ///
+    /// Of a heap that Pagelift has preloaded it also shows what the program holds of it beside what is resident. A small
+    /// block counts with the size of its class, up to an eighth more than was asked for, and one that another thread has
+    /// freed counts until the thread that its page belongs to takes it back.
     Status(StatusArgs),
     /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
     PerfMap(PerfMapArgs),

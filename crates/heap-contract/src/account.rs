@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Marks an account ("PLHEAPAC").
 const MAGIC: u64 = u64::from_le_bytes(*b"PLHEAPAC");
-const FIELDS: usize = 12;
+const FIELDS: usize = 13;
 
 /// Why memory does not stand on the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +63,8 @@ pub struct Account {
     pub large_kept: AtomicU64,
     /// A [`Shortage`].
     pub shortage: AtomicU64,
+    /// Address of the [`SmallRecords`](crate::SmallRecords).
+    pub small_records: AtomicU64,
 }
 
 /// An account as read at one moment.
@@ -79,11 +81,25 @@ pub struct AccountCopy {
     pub large_held: u64,
     pub large_kept: u64,
     pub shortage: Shortage,
+    pub small_records: u64,
+}
+
+/// What stands where an account is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// None: the heap does not act there, or has not begun.
+    Nothing,
+    /// An account of this version.
+    Account,
+    /// One of another version, which this program cannot read.
+    OtherVersion(u64),
 }
 
 impl Account {
     /// Bytes of an account in memory.
     pub const BYTES: usize = FIELDS * 8;
+    /// Bytes of its beginning, which is the same in every version.
+    pub const HEAD: usize = 2 * 8;
 
     /// An account that says nothing yet: without [`Account::open`] it is not read.
     pub const fn new() -> Self {
@@ -100,6 +116,7 @@ impl Account {
             large_held: AtomicU64::new(0),
             large_kept: AtomicU64::new(0),
             shortage: AtomicU64::new(0),
+            small_records: AtomicU64::new(0),
         }
     }
 
@@ -126,14 +143,21 @@ impl Default for Account {
     }
 }
 
+impl Found {
+    /// Looks at the beginning of what may be an account of another process of the same machine.
+    pub fn at(head: &[u8; Account::HEAD]) -> Self {
+        match (word(head, 0), word(head, 1)) {
+            (MAGIC, VERSION) => Self::Account,
+            (MAGIC, version) => Self::OtherVersion(version),
+            _ => Self::Nothing,
+        }
+    }
+}
+
 impl AccountCopy {
     /// Reads an account from the bytes of another process of the same machine; `None` where they are none.
     pub fn from_bytes(bytes: &[u8; Account::BYTES]) -> Option<Self> {
-        let field = |index: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
-            u64::from_ne_bytes(word)
-        };
+        let field = |index| word(bytes, index);
         (field(0) == MAGIC && field(1) == VERSION).then(|| Self {
             pool_page: field(2),
             pool_asked: field(3),
@@ -145,8 +169,16 @@ impl AccountCopy {
             large_held: field(9),
             large_kept: field(10),
             shortage: Shortage::from_number(field(11)),
+            small_records: field(12),
         })
     }
+}
+
+/// The word of this index, which there must be.
+fn word(bytes: &[u8], index: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
+    u64::from_ne_bytes(word)
 }
 
 #[cfg(test)]
@@ -174,14 +206,17 @@ mod tests {
     #[test]
     fn only_an_open_account_of_this_version_is_read() {
         let mut bytes = [0; Account::BYTES];
-        assert_eq!(AccountCopy::from_bytes(&bytes), None);
+        let found = |bytes: &[u8; Account::BYTES]| Found::at(bytes[..Account::HEAD].try_into().unwrap());
+        assert_eq!((AccountCopy::from_bytes(&bytes), found(&bytes)), (None, Found::Nothing));
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         bytes[8..16].copy_from_slice(&VERSION.to_ne_bytes());
         bytes[11 * 8] = 4;
         bytes[5 * 8] = 9;
         let copy = AccountCopy::from_bytes(&bytes).unwrap();
         assert_eq!((copy.shortage, copy.pool_used), (Shortage::Forked, 9));
+        assert_eq!(found(&bytes), Found::Account);
         bytes[8] = 77;
         assert_eq!(AccountCopy::from_bytes(&bytes), None);
+        assert_eq!(found(&bytes), Found::OtherVersion(77));
     }
 }

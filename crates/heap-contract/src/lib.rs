@@ -9,15 +9,17 @@
 mod account;
 mod node_pages;
 mod order;
+mod records;
 mod words;
 
-pub use account::{Account, AccountCopy, Shortage};
+pub use account::{Account, AccountCopy, Found, Shortage};
 pub use node_pages::{free_pages_by_node, pages_to_take, share_by_node};
 pub use order::{MOST_NODES, NodePages, Order};
+pub use records::SmallRecords;
 pub use words::{HeapWords, NotUnderstood, WORDS, Wish, is_named, program_names};
 
 /// Version of the contract; the two sides come from one build and refuse another.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 /// The environment variable that holds the order.
 pub const ORDER_VARIABLE: &str = "PAGELIFT_HEAP";

@@ -16,7 +16,7 @@ pub struct NodePages {
 }
 
 /// What the preloaded heap is to do. Text form:
-/// `v1 huge=2097152 page=2097152 pool=0:512,1:512 only=NAME,NAME`; `pool` and `only` may be absent.
+/// `v2 huge=2097152 page=2097152 pool=0:512,1:512 only=NAME,NAME`; `pool` and `only` may be absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order<'a> {
     /// Bytes of a transparent huge page: the grain in which memory is handed about.
@@ -116,11 +116,11 @@ mod tests {
 
     #[test]
     fn what_is_no_order_is_refused() {
-        for text in ["", "v1", "v2 huge=2097152 page=0", "v1 huge=3 page=0", "v1 huge=2097152 page=x", "v1 page=4096"] {
+        for text in ["", "v2", "v1 huge=2097152 page=0", "v2 huge=3 page=0", "v2 huge=2097152 page=x", "v2 page=4096"] {
             assert_eq!(Order::parse(text), None, "{text}");
         }
         let nodes = ["0:1"; MOST_NODES + 1].join(",");
-        assert_eq!(Order::parse(&std::format!("v1 huge=2097152 page=2097152 pool={nodes}")), None);
+        assert_eq!(Order::parse(&std::format!("v2 huge=2097152 page=2097152 pool={nodes}")), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::sys::Lock;
 use crate::{ACCOUNT, SHARED, current_node, forget, mapped};
 use core::ffi::{c_int, c_long, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use heap_contract::Shortage;
+use heap_contract::{Shortage, SmallRecords};
 
 /// mimalloc's numbers for the options used here (`mi_option_t` of mimalloc 3.3; the crate's version is pinned).
 const OPTION_PURGE_DELAY: c_int = 15;
@@ -24,6 +24,7 @@ const MOST_ARENA: usize = 8 << 30;
 unsafe extern "C" {
     /// Of `mimalloc.c`.
     static mut mimalloc_process: libc::pid_t;
+    static mimalloc_small_records: SmallRecords;
     fn mi_option_set(option: c_int, value: c_long);
     fn mi_option_set_default(option: c_int, value: c_long);
     fn mi_manage_os_memory_ex(
@@ -45,6 +46,7 @@ static ARENAS: AtomicUsize = AtomicUsize::new(0);
 /// Tells mimalloc how to behave; before its first block.
 pub fn set_up(grain: usize) {
     crate::locks::take_over();
+    ACCOUNT.small_records.store(&raw const mimalloc_small_records as u64, Relaxed);
     // SAFETY:
     // - the options are plain numbers in static memory; the process has one thread.
     unsafe {

@@ -1,16 +1,110 @@
-//! Reads the account that a preloaded heap keeps of itself.
+//! Reads what a preloaded heap says of itself: its account, and the records of its small blocks.
 
-use heap_contract::{ACCOUNT_SYMBOL, Account, AccountCopy, LIBRARY};
+use crate::small_blocks::{Memory, NotKnown, SmallBlocks};
+use heap_contract::{ACCOUNT_SYMBOL, Account, AccountCopy, Found, LIBRARY, VERSION};
+use kernel_calls::pagemap::Pagemap;
 use object::Endianness;
 use object::read::elf::ElfFile64;
 use object::read::{Object, ObjectSymbol, ReadCache};
 use observation::ProcessFiles;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io;
+use std::sync::mpsc;
+use std::time::Duration;
 
-/// The account of a process's preloaded heap; `None` where it has none, or does not act there, or may not be read.
-pub fn read_account(pid: i32) -> Option<AccountCopy> {
+/// A process can have memory that whoever reads it waits for (files of a file system that does not answer). A terabyte of
+/// small blocks takes a second.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The preloaded heap of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PreloadedHeap {
+    /// What it says of itself.
+    Read {
+        /// Its account.
+        account: AccountCopy,
+        /// Its small blocks.
+        small: Result<SmallUse, NotKnown>,
+    },
+    /// It may be there, but cannot be read.
+    NotRead(NotRead),
+}
+
+/// What small blocks take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SmallUse {
+    /// Bytes of blocks that the program holds: of whole blocks, and with those that another thread than its page's own
+    /// has freed and that have not been taken back yet.
+    pub live: u64,
+    /// Bytes of the arenas that are resident; `None` where the kernel does not tell.
+    pub resident: Option<u64>,
+}
+
+/// Why a preloaded heap is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotRead {
+    /// The library comes from another build.
+    #[error(
+        "libpagelift_heap.so in the process is of another release (version {found}, this pagelift reads {VERSION}); \
+         needed: the pagelift of that release, or a restart of the program with this one"
+    )]
+    OtherVersion {
+        /// The version found.
+        found: u64,
+    },
+    /// Reading memory takes more than looking at mappings.
+    #[error("process {pid}'s memory may not be read by this user; run `sudo pagelift status {pid}`")]
+    NotPermitted {
+        /// The process.
+        pid: i32,
+    },
+    /// The process keeps its readers waiting.
+    #[error("its memory could not be read within {} s", PATIENCE.as_secs())]
+    TookTooLong,
+}
+
+/// Looks at a process's preloaded heap; `None` where it has none, or none acts there.
+pub fn read_preloaded(pid: i32) -> Option<PreloadedHeap> {
+    within(PATIENCE, move || read(pid)).unwrap_or(Some(PreloadedHeap::NotRead(NotRead::TookTooLong)))
+}
+
+/// What `work` finds out in that time; a thread that is not done by then is left alone.
+fn within<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(work()));
+    receiver.recv_timeout(patience).ok()
+}
+
+fn read(pid: i32) -> Option<PreloadedHeap> {
     let process = ProcessFiles::of(pid);
+    let at = find_account(&process)?;
+    let memory = match File::open(process.path("mem")) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return Some(PreloadedHeap::NotRead(NotRead::NotPermitted { pid }));
+        }
+        opened => opened.ok()?,
+    };
+    let mut head = [0; Account::HEAD];
+    memory.read(at, &mut head).ok()?;
+    match Found::at(&head) {
+        Found::Nothing => return None,
+        Found::OtherVersion(found) => return Some(PreloadedHeap::NotRead(NotRead::OtherVersion { found })),
+        Found::Account => {}
+    }
+    let read_account = || {
+        let mut bytes = [0; Account::BYTES];
+        memory.read(at, &mut bytes).ok()?;
+        AccountCopy::from_bytes(&bytes)
+    };
+    let account = read_account()?;
+    let arenas = || read_account().map(|account| account.arenas);
+    let small = SmallBlocks::read(&memory, account.small_records, arenas)
+        .map(|small| SmallUse { live: small.live, resident: resident(&process, &small) });
+    Some(PreloadedHeap::Read { account, small })
+}
+
+/// Where the account of a process's preloaded heap lies.
+fn find_account(process: &ProcessFiles) -> Option<u64> {
     let space = process.maps().ok()?;
     let (start, range) = space.mappings().iter().find_map(|mapping| match &mapping.name {
         address_space::MappingName::File { path, .. } if path.rsplit('/').next() == Some(LIBRARY) => {
@@ -32,8 +126,29 @@ pub fn read_account(pid: i32) -> Option<AccountCopy> {
     let cache = ReadCache::new(file);
     let elf = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
     let symbol = elf.dynamic_symbols().find(|symbol| symbol.name() == Ok(ACCOUNT_SYMBOL))?;
-    let mut bytes = [0; Account::BYTES];
-    let memory = File::open(process.path("mem")).ok()?;
-    memory.read_exact_at(&mut bytes, start.checked_add(symbol.address())?).ok()?;
-    AccountCopy::from_bytes(&bytes)
+    start.checked_add(symbol.address())
+}
+
+fn resident(process: &ProcessFiles, small: &SmallBlocks) -> Option<u64> {
+    let pagemap = Pagemap::open(process.pid(), process.page_size().ok()?).ok()?;
+    small.arenas.iter().map(|&arena| pagemap.resident(arena).ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_does_not_answer_is_not_waited_for() {
+        let (hold, held) = mpsc::channel::<()>();
+        assert_eq!(within(Duration::from_millis(1), move || held.recv().is_ok()), None);
+        drop(hold);
+        assert_eq!(within(PATIENCE, || 7), Some(7));
+    }
+
+    #[test]
+    fn a_program_without_our_heap_has_none() {
+        assert_eq!(read_preloaded(std::process::id() as i32), None);
+        assert_eq!(read_preloaded(i32::MAX), None);
+    }
 }

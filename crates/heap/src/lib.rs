@@ -3,7 +3,7 @@
 //!
 //! Reading files and choosing are apart: [`Program::read`] looks at ELF files and nothing else, and the choice is a
 //! function of what was found, the machine and the user's environment. For programs that no setting and no preloaded
-//! library reaches there is [`collapse_while_it_runs`].
+//! library reaches there is [`collapse_while_it_runs`]. What a preloaded heap holds is read by [`read_preloaded`].
 #![forbid(unsafe_code)]
 
 mod account;
@@ -15,8 +15,9 @@ mod libraries;
 mod node_pages;
 mod program;
 mod settings;
+mod small_blocks;
 
-pub use account::read_account;
+pub use account::{NotRead, PreloadedHeap, SmallUse, read_preloaded};
 pub use allocator::{Allocator, Family, Place, Runtime};
 pub use choice::{Context, Forced, Preload, Way, Wish, choose};
 pub use collapse::{CollapseError, collapse_once, collapse_while_it_runs};
@@ -25,3 +26,4 @@ pub use libraries::{LoaderCache, SearchPaths};
 pub use node_pages::free_pages_by_node;
 pub use program::Program;
 pub use settings::Environment;
+pub use small_blocks::NotKnown;

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
 /// In an entry: the page is present / is in swap.
@@ -103,8 +104,38 @@ impl Pagemap {
         self.scan(range, 0, PAGE_IS_PRESENT | PAGE_IS_SWAPPED).or_else(|_| self.read_entries(range))
     }
 
+    /// Bytes of `range` that are resident. Where the kernel tells, its page of zeros that stands for memory which was
+    /// only read is none.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn resident(&self, range: AddressRange) -> io::Result<u64> {
+        let scanned = |all_of| {
+            let mut bytes = 0;
+            self.scan_each(range, all_of, 0, |found| bytes += found.len()).map(|()| bytes)
+        };
+        match scanned(PAGE_IS_PRESENT) {
+            Ok(present) => Ok(present.saturating_sub(scanned(PAGE_IS_PRESENT | PAGE_IS_PFNZERO)?)),
+            Err(_) => {
+                let there = self.read_entries_that(range, |entry| entry & ENTRY_PRESENT != 0)?;
+                Ok(there.iter().map(AddressRange::len).sum())
+            }
+        }
+    }
+
     fn scan(&self, range: AddressRange, all_of: u64, any_of: u64) -> io::Result<RangeSet> {
         let mut found = RangeSet::new();
+        self.scan_each(range, all_of, any_of, |part| found.insert(part))?;
+        Ok(found)
+    }
+
+    fn scan_each(
+        &self,
+        range: AddressRange,
+        all_of: u64,
+        any_of: u64,
+        mut found: impl FnMut(AddressRange),
+    ) -> io::Result<()> {
         let mut regions = vec![Region::default(); REGIONS];
         let mut start = range.start().0;
         while start < range.end().0 {
@@ -124,14 +155,14 @@ impl Pagemap {
             // - `vec` points to `vec_len` regions that live until after the call and that nobody else uses.
             let count = unsafe { ioctl::pagemap_scan(self.file.as_raw_fd(), &raw mut argument) }?;
             for region in &regions[..(count as usize).min(REGIONS)] {
-                found.insert(AddressRange::new(Address(region.start), Address(region.end)));
+                found(AddressRange::new(Address(region.start), Address(region.end)));
             }
             if argument.walk_end <= start {
                 break;
             }
             start = argument.walk_end;
         }
-        Ok(found)
+        Ok(())
     }
 
     fn read_entries(&self, range: AddressRange) -> io::Result<RangeSet> {
@@ -179,5 +210,7 @@ mod tests {
         let entries = pagemap.read_entries(range).unwrap();
         assert!(!entries.is_empty());
         assert_eq!(pagemap.touched(range).unwrap(), entries);
+        let all: u64 = entries.iter().map(AddressRange::len).sum();
+        assert!((1..=all).contains(&pagemap.resident(range).unwrap()));
     }
 }

@@ -29,7 +29,7 @@ struct WithHeap<'a> {
     #[serde(flatten)]
     coverage: &'a Coverage,
     #[serde(skip_serializing_if = "Option::is_none")]
-    preloaded_heap: Option<&'a heap::RunningHeap>,
+    preloaded_heap: Option<&'a heap::HeapView>,
 }
 
 /// Says what the kernel backs with huge pages now.

@@ -1,0 +1,301 @@
+use super::*;
+use std::cell::Cell;
+
+const MIB: u64 = 1 << 20;
+const SLICE: u64 = 64 << 10;
+const CHUNK: u64 = 512 * SLICE;
+const RECORDS: u64 = 0x1000;
+const TABLE: u64 = 0x2000;
+const COUNT: u64 = 0x3000;
+const FIRST: u64 = 0x7f00_0000_0000;
+
+/// As mimalloc has it on machines of 64 bits.
+const LAYOUT: SmallRecords = SmallRecords {
+    arenas: TABLE,
+    arena_count: COUNT,
+    most_arenas: 160,
+    slice: SLICE,
+    arena: 832,
+    arena_slices: 40,
+    arena_pages: 136,
+    arena_page_bits: 144,
+    bitmap_chunk_count: 0,
+    bitmap_chunks: 128,
+    chunk_bits: 512,
+    page: 112,
+    page_used: 16,
+    page_capacity: 18,
+    page_reserved: 20,
+    page_block: 40,
+    page_start: 48,
+};
+/// Where they lie in an arena here.
+const BITS: u64 = 4096;
+const PAGES: u64 = 64 << 10;
+
+/// A program's memory: pieces, and nothing between them.
+#[derive(Clone, Default)]
+struct Model {
+    pieces: Vec<(u64, Vec<u8>)>,
+    /// After so many reads the first piece is cured of what is wrong with it.
+    cure: Cell<Option<(u32, u64, u16)>>,
+    reads: Cell<u32>,
+}
+
+impl Model {
+    fn piece(&mut self, address: u64, bytes: usize) {
+        self.pieces.push((address, vec![0; bytes]));
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) {
+        let (start, piece) = self
+            .pieces
+            .iter_mut()
+            .find(|(start, piece)| (*start..*start + piece.len() as u64).contains(&address))
+            .unwrap();
+        let at = (address - *start) as usize;
+        piece[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn word(&mut self, address: u64, value: u64) {
+        self.write(address, &value.to_ne_bytes());
+    }
+
+    fn new(layout: SmallRecords) -> Self {
+        let mut model = Self::default();
+        model.piece(RECORDS, SmallRecords::BYTES);
+        model.piece(TABLE, 160 * 8);
+        model.piece(COUNT, 8);
+        model.layout(layout);
+        model
+    }
+
+    fn layout(&mut self, r: SmallRecords) {
+        let words = [
+            r.arenas,
+            r.arena_count,
+            r.most_arenas,
+            r.slice,
+            r.arena,
+            r.arena_slices,
+            r.arena_pages,
+            r.arena_page_bits,
+            r.bitmap_chunk_count,
+            r.bitmap_chunks,
+            r.chunk_bits,
+            r.page,
+            r.page_used,
+            r.page_capacity,
+            r.page_reserved,
+            r.page_block,
+            r.page_start,
+        ];
+        (RECORDS..).step_by(8).zip(words).for_each(|(at, word)| self.word(at, word));
+    }
+
+    fn arena(&mut self, index: u64, start: u64, chunks: u64) {
+        self.piece(start, (PAGES + chunks * 512 * LAYOUT.page) as usize);
+        self.word(start + LAYOUT.arena_slices, chunks * 512);
+        self.word(start + LAYOUT.arena_pages, start + PAGES);
+        self.word(start + LAYOUT.arena_page_bits, start + BITS);
+        self.word(start + BITS, chunks);
+        self.word(TABLE + index * 8, start);
+        self.word(COUNT, index + 1);
+    }
+
+    /// A page that begins with a slice of an arena.
+    fn page(&mut self, arena: u64, slice: u64, [used, capacity, reserved]: [u16; 3], block: u64) {
+        let bits = arena + BITS + LAYOUT.bitmap_chunks + slice / 64 * 8;
+        let mut word = [0; 8];
+        Memory::read(self, bits, &mut word).unwrap();
+        self.word(bits, u64::from_ne_bytes(word) | 1 << (slice % 64));
+        let record = arena + PAGES + slice * LAYOUT.page;
+        self.write(record + LAYOUT.page_used, &used.to_ne_bytes());
+        self.write(record + LAYOUT.page_capacity, &capacity.to_ne_bytes());
+        self.write(record + LAYOUT.page_reserved, &reserved.to_ne_bytes());
+        self.word(record + LAYOUT.page_block, block);
+        self.word(record + LAYOUT.page_start, arena + slice * SLICE);
+    }
+
+    fn live(&self, arenas: u64) -> Result<u64, NotKnown> {
+        SmallBlocks::read(self, RECORDS, || Some(arenas)).map(|small| small.live)
+    }
+}
+
+impl Memory for Model {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), NotKnown> {
+        assert!(into.len() <= 8 << 20, "{} bytes at once", into.len());
+        self.reads.set(self.reads.get() + 1);
+        let outside = NotKnown::Outside;
+        let (start, piece) = self
+            .pieces
+            .iter()
+            .find(|(start, piece)| address >= *start && address - start < piece.len() as u64)
+            .ok_or(outside)?;
+        let at = (address - start) as usize;
+        into.copy_from_slice(piece.get(at..at + into.len()).ok_or(outside)?);
+        if let Some((after, cured, used)) = self.cure.get()
+            && self.reads.get() > after
+            && (address..address + into.len() as u64).contains(&cured)
+        {
+            let at = (cured - address) as usize;
+            into[at..at + 2].copy_from_slice(&used.to_ne_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// Two arenas, with 8 pages in which something is used.
+fn model() -> (Model, u64) {
+    let (mut model, second) = (Model::new(LAYOUT), FIRST + 16 * CHUNK);
+    model.arena(0, second, 1);
+    model.arena(1, FIRST, 3);
+    model.page(second, 3, [1024, 1024, 1024], 64);
+    model.page(FIRST, 7, [10, 100, 500], 112);
+    model.page(FIRST, 511, [3, 3, 63], 1024);
+    // A block that has a page to itself, across the ends of chunks.
+    model.page(FIRST, 512, [1, 1, 1], 7 * MIB);
+    model.page(FIRST, 1535, [1, 1, 1], SLICE);
+    // Retired, and new.
+    model.page(FIRST, 900, [0, 50, 500], 112);
+    model.page(FIRST, 901, [0, 0, 0], 0);
+    (model, 1024 * 64 + 10 * 112 + 3 * 1024 + 7 * MIB + SLICE)
+}
+
+#[test]
+fn blocks_in_use_are_summed_over_all_pages_of_all_arenas() {
+    let (model, live) = model();
+    let small = SmallBlocks::read(&model, RECORDS, || Some(4 * CHUNK)).unwrap();
+    assert_eq!(small.live, live);
+    let starts: Vec<u64> = small.arenas.iter().map(|arena| arena.start().0).collect();
+    assert_eq!(starts, [FIRST, FIRST + 16 * CHUNK]);
+    let mut empty = Model::new(LAYOUT);
+    empty.word(COUNT, 0);
+    assert_eq!(empty.live(0), Ok(0));
+    empty.word(COUNT, 1);
+    assert_eq!(empty.live(0), Ok(0), "an entry that is not filled in yet");
+}
+
+#[test]
+fn records_that_contradict_themselves_are_read_again() {
+    let contradictions: [([u16; 3], u64); 6] = [
+        ([5, 4, 100], 64),
+        ([5, 200, 100], 64),
+        ([1, 1, 1], u64::MAX),
+        ([1, 1, 2], u64::MAX),
+        ([1, 1, 1], 64 * MIB),
+        ([u16::MAX; 3], 1 << 52),
+    ];
+    for (counts, block) in contradictions {
+        let (mut model, live) = model();
+        model.page(FIRST, 1000, counts, block);
+        assert_eq!(model.live(4 * CHUNK), Err(NotKnown::Inconsistent), "{counts:?} of {block}");
+        assert!(model.reads.get() > 40, "read once only");
+        let used = FIRST + PAGES + 1000 * LAYOUT.page + LAYOUT.page_used;
+        model.cure.set(Some((model.reads.get() + 20, used, 0)));
+        assert_eq!(model.live(4 * CHUNK), Ok(live), "{counts:?} of {block}");
+    }
+}
+
+#[test]
+fn one_torn_page_among_many_is_left_out() {
+    let mut model = Model::new(LAYOUT);
+    model.arena(0, FIRST, 1);
+    (10..209).for_each(|slice| model.page(FIRST, slice, [10, 20, 30], 1000));
+    model.page(FIRST, 300, [9, 3, 30], 1000);
+    assert_eq!(model.live(CHUNK), Ok(199 * 10 * 1000));
+    model.page(FIRST, 301, [9, 3, 30], 1000);
+    model.page(FIRST, 302, [9, 3, 30], 1000);
+    assert_eq!(model.live(CHUNK), Err(NotKnown::Inconsistent));
+}
+
+#[test]
+fn what_the_arenas_cannot_hold_is_not_believed() {
+    let (good, live) = model();
+    assert_eq!(good.live(3 * CHUNK), Err(NotKnown::Inconsistent), "not what the account says");
+    assert_eq!(SmallBlocks::read(&good, RECORDS, || None).unwrap_err(), NotKnown::Ended);
+    // The account catches up with an arena that is just being added.
+    let asked = Cell::new(0);
+    let growing = || Some(if asked.replace(asked.get() + 1) == 0 { 3 * CHUNK } else { 4 * CHUNK });
+    assert_eq!(SmallBlocks::read(&good, RECORDS, growing).map(|small| small.live), Ok(live));
+
+    let mut twice = good.clone();
+    twice.word(TABLE + 16, FIRST);
+    twice.word(COUNT, 3);
+    assert_eq!(twice.live(7 * CHUNK), Err(NotKnown::Inconsistent));
+
+    let mut overfull = Model::new(LAYOUT);
+    overfull.arena(0, FIRST, 1);
+    (5..8).for_each(|slice| overfull.page(FIRST, slice, [1, 1, 1], 20 * MIB));
+    assert_eq!(overfull.live(CHUNK), Err(NotKnown::Inconsistent));
+
+    let mut elsewhere = good;
+    elsewhere.word(FIRST + PAGES + 7 * LAYOUT.page + LAYOUT.page_start, FIRST + 8 * SLICE);
+    assert_eq!(elsewhere.live(4 * CHUNK), Err(NotKnown::Inconsistent));
+}
+
+#[test]
+fn no_number_leads_beyond_its_bounds() {
+    let (good, _) = model();
+    let places = (0..SmallRecords::BYTES as u64 / 8).map(|index| RECORDS + index * 8);
+    let places = places
+        .chain([COUNT, TABLE, TABLE + 8])
+        .chain([LAYOUT.arena_slices, LAYOUT.arena_pages, LAYOUT.arena_page_bits, BITS].map(|offset| FIRST + offset));
+    for place in places {
+        for value in [0, 1, 3, 511, 4097, 1 << 20, 1 << 32, FIRST, 1 << 63, u64::MAX - 7, u64::MAX] {
+            let mut hostile = good.clone();
+            hostile.word(place, value);
+            // The sum can only be another one where less is said to be there, or nothing is read as something else.
+            let live = hostile.live(4 * CHUNK).unwrap_or(0);
+            assert!(live <= 4 * CHUNK, "{value:#x} at {place:#x}: {live}");
+        }
+    }
+}
+
+#[test]
+fn whatever_is_changed_nothing_panics() {
+    let (good, _) = model();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for _ in 0..3000 {
+        let mut hostile = good.clone();
+        for _ in 0..1 + next() % 4 {
+            let (piece, value) = (next() as usize % hostile.pieces.len(), next());
+            let piece = &mut hostile.pieces[piece].1;
+            // Most of an arena's records say nothing; its beginning and the bits say most.
+            let most = if next() % 2 == 0 { piece.len() } else { piece.len().min(5000) };
+            piece[value as usize % most] = (value >> 32) as u8;
+        }
+        assert!(hostile.live(4 * CHUNK).unwrap_or(0) <= 4 * CHUNK);
+    }
+}
+
+/// Any address is readable and says the same.
+struct Everywhere(u8);
+
+impl Memory for Everywhere {
+    fn read(&self, _: u64, into: &mut [u8]) -> Result<(), NotKnown> {
+        assert!(into.len() <= 8 << 20);
+        into.fill(self.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn memory_that_says_one_thing_everywhere_is_not_believed() {
+    for byte in 0..=u8::MAX {
+        let read = SmallBlocks::read(&Everywhere(byte), RECORDS, || Some(CHUNK));
+        assert_eq!(read, Err(NotKnown::Inconsistent), "{byte:#x}");
+    }
+}
+
+#[test]
+fn a_process_without_memory_has_ended() {
+    let file = tempfile::tempfile().unwrap();
+    assert_eq!(SmallBlocks::read(&file, RECORDS, || Some(0)), Err(NotKnown::Ended));
+}
