@@ -3,6 +3,7 @@
 use crate::Injector;
 use crate::arch::numbers;
 use crate::calls::{self, PRIVATE_FILE, failed, mmap_flags, not_made};
+use crate::memory;
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
@@ -19,8 +20,8 @@ pub struct ProcessExecutor<'a> {
     pagemap: Option<Pagemap>,
     base_page: PageSize,
     own_pid: u64,
-    /// Room for what calls take from memory. It is mapped before anything else: later there may be a gap from which
-    /// memory was moved aside, and the kernel would choose just that.
+    /// Room for what calls take from memory. It is chosen before anything else: where it must be mapped, later there may
+    /// be a gap from which memory was moved aside, and the kernel would choose just that.
     scratch: Option<Address>,
     /// The image that was mapped last, open in the process: an object's ranges come from one file, one after the other.
     image: Option<OpenImage>,
@@ -220,7 +221,10 @@ impl Executor for ProcessExecutor<'_> {
         self.call("mmap of an image", numbers::SYS_mmap, arguments).map(Address)
     }
 
-    fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
+    fn touch(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
+        if memory::read_of_each(self.injector.pid(), range, page).is_ok() {
+            return Ok(());
+        }
         self.madvise("madvise(MADV_POPULATE_READ)", range, linux::MADV_POPULATE_READ)
     }
 

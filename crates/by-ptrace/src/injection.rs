@@ -18,6 +18,10 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::io;
 
+/// What a function may keep below its stack pointer without saying so (System V ABI for AMD64, 3.2.2; none on AArch64).
+/// In bytes.
+const RED_ZONE: u64 = 128;
+
 /// At most so much of one mapping is searched for a system call instruction. In bytes.
 const SEARCHED: u64 = 4 << 20;
 
@@ -47,13 +51,30 @@ impl From<Errno> for InjectError {
     }
 }
 
+/// Memory of the process for what calls take from memory.
+enum Scratch {
+    /// Below the stack, with what lay there before.
+    BelowStack(Address, Vec<u8>),
+    /// A mapping of ours.
+    Mapped(AddressRange),
+}
+
+impl Scratch {
+    fn start(&self) -> Address {
+        match self {
+            Self::BelowStack(at, _) => *at,
+            Self::Mapped(range) => range.start(),
+        }
+    }
+}
+
 /// A stopped thread that executes system calls for us. [`Injector::finish`] puts it back as it was.
 pub struct Injector {
     pid: Pid,
     instruction: Address,
     saved: Registers,
     saved_mask: u64,
-    scratch: Option<AddressRange>,
+    scratch: Option<Scratch>,
     memory: RemoteMemory,
     /// Calls are made by single steps.
     steps: bool,
@@ -172,26 +193,43 @@ impl Injector {
         }
     }
 
-    /// A page of the process for arguments that lie in memory; unmapped at the end.
+    /// Memory of the process for arguments that lie in memory, as long as a page; as it was at the end.
+    ///
+    /// It lies below the stack, where nothing of a thread's is that runs no signal handler meanwhile; a page is mapped
+    /// where there is no such memory.
     ///
     /// # Errors
     /// [`InjectError`]; the inner result is `mmap`'s.
     pub fn scratch(&mut self, base_page: PageSize) -> Result<Result<Address, Errno>, InjectError> {
-        if let Some(scratch) = self.scratch {
+        if self.scratch.is_none() {
+            self.scratch = self.below_stack(base_page);
+        }
+        if let Some(scratch) = &self.scratch {
             return Ok(Ok(scratch.start()));
         }
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let mapped = self.call(numbers::SYS_mmap, [0, base_page.bytes(), protection, flags, u64::MAX, 0])?;
         Ok(mapped.map(|start| {
-            self.scratch = Some(AddressRange::sized(Address(start), base_page.bytes()));
+            self.scratch = Some(Scratch::Mapped(AddressRange::sized(Address(start), base_page.bytes())));
             Address(start)
         }))
     }
 
+    fn below_stack(&self, base_page: PageSize) -> Option<Scratch> {
+        let top = arch::stack_pointer(&self.saved).0.checked_sub(RED_ZONE)?;
+        let at = Address(top.checked_sub(base_page.bytes())? & !15);
+        let mut before = vec![0; base_page.bytes() as usize];
+        self.memory.read(at, &mut before).ok()?;
+        Some(Scratch::BelowStack(at, before))
+    }
+
     /// The scratch page, if one is mapped: it is ours, not the program's.
     pub fn scratch_range(&self) -> Option<AddressRange> {
-        self.scratch
+        match &self.scratch {
+            Some(Scratch::Mapped(range)) => Some(*range),
+            _ => None,
+        }
     }
 
     /// Puts registers and signal mask back. The thread stays in its ptrace stop; a signal that came in between is
@@ -200,10 +238,14 @@ impl Injector {
     /// # Errors
     /// [`InjectError`] where the process has ended.
     pub fn finish(mut self) -> Result<(), InjectError> {
-        if let Some(scratch) = self.scratch.take() {
-            // An ordinary mapping of our own on its own: unmapping it splits nothing. If it fails a page is left behind,
-            // but the registers must be put back all the same.
-            let _ = self.call(numbers::SYS_munmap, [scratch.start().0, scratch.len(), 0, 0, 0, 0]);
+        // If either fails something is left behind, but the registers must be put back all the same.
+        match self.scratch.take() {
+            Some(Scratch::BelowStack(at, before)) => drop(self.memory.write(at, &before)),
+            // An ordinary mapping of our own on its own: unmapping it splits nothing.
+            Some(Scratch::Mapped(page)) => {
+                let _ = self.call(numbers::SYS_munmap, [page.start().0, page.len(), 0, 0, 0, 0]);
+            }
+            None => {}
         }
         requests::set_registers(self.pid, &self.saved)?;
         requests::set_signal_mask(self.pid, self.saved_mask)?;

@@ -110,11 +110,12 @@ pub trait Executor {
         Err(CallError { call: "mapping a shared image", errno: ENOSYS })
     }
 
-    /// Maps what backs `range` into the page tables (`MADV_POPULATE_READ`, Linux 5.14).
+    /// Maps what backs `range`, in pages of this size, into the page tables (`MADV_POPULATE_READ`, Linux 5.14, or a read
+    /// of each page).
     ///
     /// # Errors
-    /// Whatever `madvise` gives. Nothing depends on it but the time of the first access.
-    fn touch(&mut self, _range: AddressRange) -> Result<(), CallError> {
+    /// Whatever the calls give. Nothing depends on it but the time of the first access.
+    fn touch(&mut self, _range: AddressRange, _page: PageSize) -> Result<(), CallError> {
         Err(CallError { call: "madvise(MADV_POPULATE_READ)", errno: ENOSYS })
     }
 

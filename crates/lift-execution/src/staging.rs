@@ -40,7 +40,7 @@ impl<'a> PartState<'a> {
                 self.staged.insert(*range);
             }
             // Without it the first accesses do the same, one huge page at a time.
-            Step::TouchInPlace(range) => drop(executor.touch(*range)),
+            Step::TouchInPlace(range, size) => drop(executor.touch(*range, *size)),
             Step::PopulateStaging(range, size) => self.populate_staging(executor, *range, *size)?,
             Step::CollapseStaging(range, size) => self.collapse_staging(executor, *range, *size),
             Step::KeepHuge(range, size) => self.keep_huge(executor, *range, *size)?,

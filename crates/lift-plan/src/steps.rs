@@ -45,7 +45,7 @@ pub enum Step {
     /// Put the staging copy in place, one call for each run that is kept.
     Swap(AddressRange),
     /// Map what is in place now into the page tables, so that the first run does not have to.
-    TouchInPlace(AddressRange),
+    TouchInPlace(AddressRange, PageSize),
     /// Move one mapping aside (before Linux 5.16).
     MoveAside(AddressRange),
     /// Map huge pages in the place that was left.
@@ -70,7 +70,7 @@ impl Step {
         match self {
             Self::MapStaging { range, .. }
             | Self::MapImage { range, .. }
-            | Self::TouchInPlace(range)
+            | Self::TouchInPlace(range, _)
             | Self::PopulateStaging(range, _)
             | Self::CollapseStaging(range, _)
             | Self::KeepHuge(range, _)
@@ -125,7 +125,7 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
             vec![
                 Step::MapImage { range, path, offset: *offset, protection },
                 Step::Swap(range),
-                Step::TouchInPlace(range),
+                Step::TouchInPlace(range, attempt.page_size),
             ]
         }
         Way::InPlace { collapse } => {

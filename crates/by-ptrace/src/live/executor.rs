@@ -10,6 +10,7 @@ use super::stop::{LiveProcess, StopError};
 use crate::RemoteMemory;
 use crate::arch::numbers;
 use crate::calls::{self, PRIVATE_FILE, failed};
+use crate::memory;
 use address_space::{
     Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
 };
@@ -437,7 +438,10 @@ impl Executor for LiveExecutor {
         self.map_own_file(&bytes, offset, length, protection)
     }
 
-    fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
+    fn touch(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
+        if memory::read_of_each(self.process.pid(), range, page).is_ok() {
+            return Ok(());
+        }
         self.with_thread(|calls| calls.advise("madvise(MADV_POPULATE_READ)", range, linux::MADV_POPULATE_READ))
     }
 

@@ -37,7 +37,7 @@ fn mapped<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
             && found.iter().all(|m| m.path() == Some(path) && m.protection == protection && !m.shared)
             && found.iter().all(|m| m.offset.wrapping_sub(m.range.start().0) == offset.wrapping_sub(range.start().0));
         expect(before.is_free(range) && right, || format!("{range} should be {path} from {offset} on: {found:?}"))?;
-        call(subject.touch(range))?;
+        call(subject.touch(range, ground.base_page))?;
     }
     let bytes = call(subject.read_memory(first))?;
     expect_bytes(subject, second, &bytes[page as usize..])

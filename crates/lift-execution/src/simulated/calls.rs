@@ -162,7 +162,7 @@ impl Executor for SimulatedKernel {
         Ok(place)
     }
 
-    fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
+    fn touch(&mut self, range: AddressRange, _page: PageSize) -> Result<(), CallError> {
         let name = "madvise(MADV_POPULATE_READ)";
         self.called((Call::Touch, name), range, nothing, |kernel| kernel.make_readable(range))
     }
