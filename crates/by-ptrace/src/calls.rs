@@ -4,9 +4,9 @@ use crate::injection::InjectError;
 use address_space::{AddressRange, PageSize, RangeSet, parse_smaps};
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
+use kernel_calls::text::text_of;
 use lift_execution::{Backing, CallError};
 use nix::errno::Errno;
-use std::fs;
 
 /// Flags of `mmap` for a file that is never written: of hugetlbfs no pool pages must be set aside for copies.
 pub const PRIVATE_FILE: i32 = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
@@ -45,7 +45,7 @@ pub fn huge(pid: i32, pagemap: &Pagemap, range: AddressRange, size: PageSize) ->
 
 /// Before Linux 6.7 the kernel tells only how much of a mapping is huge, so a mapping counts where all of it is.
 pub fn huge_by_smaps(pid: i32, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps"));
+    let text = text_of(format!("/proc/{pid}/smaps"));
     let text = text.map_err(|error| failed("reading smaps", &error))?;
     let usages = parse_smaps(&text).map_err(|_| CallError { call: "reading smaps", errno: Errno::EINVAL as i32 })?;
     let whole = usages.iter().map(|usage| (usage.huge(), usage.mapping.range.whole_pages(size)));

@@ -7,9 +7,9 @@ use crate::memory;
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
+use kernel_calls::text::text_of;
 use lift_execution::{Backing, CallError, Executor};
 use nix::errno::Errno;
-use std::fs;
 
 /// A call copies at most so many bytes, so that no single call keeps the process for long.
 const COPIED_AT_ONCE: u64 = 256 << 20;
@@ -246,7 +246,7 @@ impl Executor for ProcessExecutor<'_> {
     }
 
     fn space(&mut self) -> Result<AddressSpace, CallError> {
-        let text = fs::read_to_string(format!("/proc/{}/maps", self.injector.pid()));
+        let text = text_of(format!("/proc/{}/maps", self.injector.pid()));
         let text = text.map_err(|error| failed("reading maps", &error))?;
         let space =
             AddressSpace::parse(&text).map_err(|_| CallError { call: "reading maps", errno: Errno::EINVAL as i32 })?;
@@ -270,7 +270,7 @@ fn without(space: &AddressSpace, scratch: AddressRange) -> AddressSpace {
 
 /// The process's own number in its innermost PID namespace, which is what it must call itself.
 fn own_pid(pid: i32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = text_of(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok()).unwrap_or(pid as u64)
 }

@@ -8,6 +8,7 @@ use crate::requests::{self, CallStop, Resume};
 use crate::status::{ThreadStatus, bit};
 use crate::{InjectError, Injector, StoppedThreads, farewell, seccomp};
 use address_space::{Address, AddressSpace};
+use kernel_calls::text::text_of;
 use nix::errno::Errno;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -361,7 +362,7 @@ fn take_leave(pid: Pid) -> Result<(), InjectError> {
 }
 
 fn space_of(pid: Pid) -> io::Result<AddressSpace> {
-    AddressSpace::parse(&fs::read_to_string(format!("/proc/{pid}/maps"))?).map_err(io::Error::other)
+    AddressSpace::parse(&text_of(format!("/proc/{pid}/maps"))?).map_err(io::Error::other)
 }
 
 fn end(pid: Pid, status: i32) -> Result<(), InjectError> {

@@ -10,8 +10,8 @@ use crate::{InjectError, Injector};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize};
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
+use kernel_calls::text::text_of;
 use nix::errno::Errno;
-use std::fs;
 
 /// Why the base stays where it is.
 #[derive(Debug, thiserror::Error)]
@@ -194,7 +194,7 @@ fn correct_stack(
 impl KernelBounds {
     fn read(injector: &mut Injector) -> Result<Self, MoveError> {
         let brk = injector.call(numbers::SYS_brk, [0; 6])?.map_err(|errno| MoveError::Refused("brk", errno))?;
-        let text = fs::read_to_string(format!("/proc/{}/stat", injector.pid()))?;
+        let text = text_of(format!("/proc/{}/stat", injector.pid()))?;
         Self::parse(&text, brk).ok_or(MoveError::NotUnderstood("/proc/PID/stat has not the expected fields"))
     }
 

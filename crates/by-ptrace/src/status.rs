@@ -1,7 +1,7 @@
 //! What `/proc/PID/status` tells of a thread (proc_pid_status(5)).
 
+use kernel_calls::text::text_of;
 use nix::unistd::Pid;
-use std::fs;
 
 /// The few fields that matter here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct ThreadStatus {
 impl ThreadStatus {
     /// Reads it; what cannot be read counts as nothing set.
     pub fn read(pid: Pid) -> Self {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default())
+        Self::parse(&text_of(format!("/proc/{pid}/status")).unwrap_or_default())
     }
 
     fn parse(text: &str) -> Self {
@@ -48,7 +48,7 @@ impl ThreadStatus {
 
 /// True for a thread that has ended, or is ending: its state is zombie or dead, or it is not to be found any more.
 pub fn is_ending(process: Pid, thread: i32) -> bool {
-    let Ok(text) = fs::read_to_string(format!("/proc/{process}/task/{thread}/status")) else { return true };
+    let Ok(text) = text_of(format!("/proc/{process}/task/{thread}/status")) else { return true };
     text.lines().find_map(|line| line.strip_prefix("State:")).is_none_or(|state| state.trim().starts_with(['Z', 'X']))
 }
 

@@ -1,5 +1,6 @@
 //! The threads of a process that execute its code.
 
+use kernel_calls::text::text_of;
 use nix::unistd::Pid;
 use std::fs;
 use std::io::{self, Read};
@@ -34,7 +35,7 @@ pub fn user_threads(process: Pid, mut wanted: impl FnMut(i32) -> bool) -> io::Re
 
 /// Number of threads, field 20 of `/proc/PID/stat`.
 fn count(process: Pid) -> Option<u64> {
-    field(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?, 20)
+    field(&text_of(format!("/proc/{process}/stat")).ok()?, 20)
 }
 
 /// False where it cannot be told: a thread that has just ended is found out when it is to be stopped.

@@ -1,7 +1,7 @@
 //! Limits that a process's cgroups set, version 1 and 2 (cgroups(7)).
 
-use crate::text::text_of;
 use address_space::PageSize;
+use kernel_calls::text::text_of;
 use std::path::{Path, PathBuf};
 
 /// Version 1 says "no limit" by the largest number of whole pages (`PAGE_COUNTER_MAX`), which no machine has.
@@ -19,8 +19,8 @@ pub struct CgroupLimits {
 /// Reads the limits of a process's cgroups. What cannot be read counts as no limit; the kernel has the last word.
 pub fn limits_of(pid: i32, sizes: &[PageSize]) -> CgroupLimits {
     let mut limits = CgroupLimits::default();
-    let membership = text_of(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
-    let mounts = text_of(Path::new("/proc/self/mountinfo")).unwrap_or_default();
+    let membership = text_of(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let mounts = text_of("/proc/self/mountinfo").unwrap_or_default();
     for line in membership.lines() {
         let mut fields = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
@@ -75,7 +75,7 @@ fn take_memory(limits: &mut CgroupLimits, directory: &Path, version_2: bool) {
     let Some(limit) = number(&directory.join(limit)).filter(|limit| *limit < NO_LIMIT) else { return };
     let Some(usage) = number(&directory.join(usage)) else { return };
     // Page cache that nobody has used lately goes at once when the limit is reached.
-    let stat = text_of(&directory.join("memory.stat")).unwrap_or_default();
+    let stat = text_of(directory.join("memory.stat")).unwrap_or_default();
     let name = if version_2 { "inactive_file " } else { "total_inactive_file " };
     let reclaimable = stat.lines().find_map(|l| l.strip_prefix(name)).and_then(|n| n.trim().parse().ok()).unwrap_or(0);
     let left = limit.saturating_sub(usage.saturating_sub(reclaimable));

@@ -4,7 +4,6 @@
 mod cgroup;
 mod machine;
 mod pools;
-mod text;
 mod thp;
 
 pub use cgroup::{CgroupLimits, limits_of};

@@ -1,9 +1,9 @@
 //! All facts of the machine together.
 
-use crate::text::text_of;
 use crate::{limits_of, pools_at, thp_at};
 use address_space::PageSize;
 use kernel_calls::pages::base_page;
+use kernel_calls::text::text_of;
 use lift_plan::{MachineFacts, ThpFacts, ThpMode};
 use std::path::Path;
 
@@ -25,7 +25,7 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
             pool.available = pool.available.min(left / pool.size.bytes());
         }
     }
-    let meminfo = text_of(Path::new("/proc/meminfo")).unwrap_or_default();
+    let meminfo = text_of("/proc/meminfo").unwrap_or_default();
     let available = meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(u64::MAX);
     let (memory, bound) = match limits.memory {
         // At the limit of its cgroup a program is killed; what is left must serve more than the lift.
@@ -53,7 +53,7 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
 /// The size of huge pages that is used where the user names none, as [`MachineFacts::usual_huge_page`] has it, with no
 /// more reading than that takes.
 pub fn usual_huge_page() -> Option<PageSize> {
-    let default = || meminfo_bytes(&text_of(Path::new("/proc/meminfo")).unwrap_or_default(), "Hugepagesize");
+    let default = || meminfo_bytes(&text_of("/proc/meminfo").unwrap_or_default(), "Hugepagesize");
     let smallest_pool = || pools_at(Path::new("/sys/kernel/mm/hugepages")).first().map(|pool| pool.size);
     let thp = system_thp().map(|thp| thp.size);
     thp.or_else(|| PageSize::new(default()?).ok()).or_else(smallest_pool)
@@ -66,13 +66,13 @@ pub fn system_thp() -> Option<ThpFacts> {
 
 /// True where the process has switched transparent huge pages off for itself (`THP_enabled`, Linux 5.0).
 fn is_thp_off_in(pid: i32) -> bool {
-    let status = text_of(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
+    let status = text_of(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).is_some_and(|value| value.trim() == "0")
 }
 
 /// `vm.max_map_count`; its default where it cannot be read.
 fn max_mappings() -> u64 {
-    let text = text_of(Path::new("/proc/sys/vm/max_map_count")).unwrap_or_default();
+    let text = text_of("/proc/sys/vm/max_map_count").unwrap_or_default();
     text.trim().parse().unwrap_or(65530)
 }
 

@@ -1,6 +1,7 @@
 //! The hugetlb pools (`/sys/kernel/mm/hugepages`, `Documentation/admin-guide/mm/hugetlbpage.rst`).
 
 use address_space::PageSize;
+use kernel_calls::text::text_of;
 use lift_plan::HugePool;
 use std::fs;
 use std::path::Path;
@@ -20,7 +21,7 @@ fn pool_at(directory: &Path) -> Option<HugePool> {
     let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
     let size = PageSize::new(kib.checked_mul(1024)?).ok()?;
     let read = |file: &str| -> u64 {
-        fs::read_to_string(directory.join(file)).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        text_of(directory.join(file)).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     };
     let [free, reserved, overcommit, surplus] =
         ["free_hugepages", "resv_hugepages", "nr_overcommit_hugepages", "surplus_hugepages"].map(read);

@@ -9,4 +9,5 @@ pub mod numbers;
 pub mod pagemap;
 pub mod pages;
 pub mod release;
+pub mod text;
 pub mod urgency;

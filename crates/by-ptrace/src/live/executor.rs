@@ -16,11 +16,12 @@ use address_space::{
 };
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
+use kernel_calls::text::text_of;
 use kernel_calls::urgency::Urgency;
 use lift_execution::{Backing, CallError, Executor};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use std::fs::{self, File};
+use std::fs::File;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -144,7 +145,7 @@ impl LiveExecutor {
         if orphans.is_empty() {
             return;
         }
-        let text = fs::read_to_string(format!("/proc/{}/smaps", self.process.pid())).unwrap_or_default();
+        let text = text_of(format!("/proc/{}/smaps", self.process.pid())).unwrap_or_default();
         for usage in parse_smaps(&text).unwrap_or_default() {
             // What is in place is never kept from children; what was noted and is kept from them is a copy.
             let ours = usage.has_flag("dc");
@@ -460,7 +461,7 @@ impl Executor for LiveExecutor {
     }
 
     fn space(&mut self) -> Result<AddressSpace, CallError> {
-        let text = fs::read_to_string(format!("/proc/{}/maps", self.process.pid()));
+        let text = text_of(format!("/proc/{}/maps", self.process.pid()));
         let text = text.map_err(|error| failed("reading maps", &error))?;
         AddressSpace::parse(&text).map_err(|_| CallError { call: "reading maps", errno: Errno::EINVAL as i32 })
     }

@@ -8,13 +8,14 @@ use crate::requests;
 use crate::seccomp;
 use crate::thread_list::{Listing, user_threads};
 use address_space::AddressRange;
+use kernel_calls::text::text_of;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{io, thread};
 
 /// How long a thread is given to stop. Threads in uninterruptible sleep, or in vfork, stop only when that ends.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -157,7 +158,7 @@ impl LiveProcess {
     fn by_suitability(&self) -> Result<Vec<i32>, StopError> {
         let mut threads = self.threads(|_| true)?.threads;
         threads.sort_by_cached_key(|thread| {
-            let text = fs::read_to_string(format!("/proc/{}/task/{thread}/syscall", self.pid)).unwrap_or_default();
+            let text = text_of(format!("/proc/{}/task/{thread}/syscall", self.pid)).unwrap_or_default();
             match text.split(' ').next().and_then(|number| number.parse::<i64>().ok()) {
                 Some(number) if number >= 0 => u8::from(restart::gives_error(number)),
                 // Running, or not to be seen.
@@ -251,7 +252,7 @@ impl LiveProcess {
 }
 
 fn refusal(pid: Pid, errno: Errno) -> String {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = text_of(format!("/proc/{pid}/status")).unwrap_or_default();
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).map_or("0", str::trim);
     if tracer != "0" {
         return format!("process {tracer} traces it already, and a process has one tracer at most");

@@ -1,4 +1,4 @@
-//! Reads the kernel's files.
+//! Reads the kernel's files, such as those of `/proc` and `/sys`.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,7 +12,7 @@ const USUAL_LENGTH: usize = 8 << 10;
 ///
 /// # Errors
 /// Those of opening and reading, and of what is no UTF-8.
-pub fn text_of(path: &Path) -> io::Result<String> {
+pub fn text_of(path: impl AsRef<Path>) -> io::Result<String> {
     let mut text = String::with_capacity(USUAL_LENGTH);
     File::open(path)?.take(u64::MAX).read_to_string(&mut text)?;
     Ok(text)
