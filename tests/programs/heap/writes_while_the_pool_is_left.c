@@ -15,7 +15,7 @@
 
 /* A thread has a block on grains of its own, one that mimalloc has, and many small ones. */
 enum { WRITERS = 3, LARGE = 10 << 20, MIDDLE = 3 << 20, SMALL = 200, SMALLS = 500, LISTS = 64, STEP = 1024 };
-enum { ROUNDS_BEFORE = 20, ROUNDS_AFTER = 20, SECONDS = 30 };
+enum { ROUNDS_BEFORE = 20, ROUNDS_AFTER = 20, SECONDS = 10 };
 enum { WORDS = LARGE / STEP + MIDDLE / STEP + SMALLS };
 
 struct writer {
