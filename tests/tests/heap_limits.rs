@@ -65,7 +65,10 @@ fn pages_within(t: &Context, group: &ControlGroup, page: PageSize, allowed: u64)
         let file = group.file();
         ensure!(output.ending == Ending::Exit(125), "{output:?}");
         let needed = format!("needed: echo BYTES > {}", file.display());
-        ensure!(output.stderr.contains("a cgroup allows no more pages") && output.stderr.contains(&needed), "{output:?}");
+        ensure!(
+            output.stderr.contains("a cgroup allows no more pages") && output.stderr.contains(&needed),
+            "{output:?}"
+        );
         ensure!(!output.stderr.contains("nr_hugepages"), "{output:?}");
         let library = pagelift_tests::pagelift_binary()?.with_file_name("libpagelift_heap.so");
         let words = format!("PAGELIFT=heap={} only=seq", page.bytes());

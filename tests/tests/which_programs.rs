@@ -273,7 +273,9 @@ fn only_means_links_too(t: &Context) -> Result<()> {
     std::os::unix::fs::symlink(&program, &link)?;
     std::os::unix::fs::symlink(t.folder(), &folder)?;
     let path = link.to_string_lossy().into_owned();
-    for (executed, only) in [(&link, "served_by_link"), (&link, &path), (&folder.join("served_by_link"), "served_by_link")] {
+    for (executed, only) in
+        [(&link, "served_by_link"), (&link, &path), (&folder.join("served_by_link"), "served_by_link")]
+    {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("{}; exit $?", executed.display())]);
         let output = t.run(t.lifted(&["--pages", "thp", "--only", only], &shell)?)?.success()?;

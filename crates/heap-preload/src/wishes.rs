@@ -8,7 +8,8 @@ use address_space::{ByteCount, PageSize};
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use heap_contract::{
-    HeapWords, LARGEST_GRAIN, MOST_NODES, NodePages, Order, Shortage, Wish, free_pages_by_node, pages_to_take, share_by_node,
+    HeapWords, LARGEST_GRAIN, MOST_NODES, NodePages, Order, Shortage, Wish, free_pages_by_node, pages_to_take,
+    share_by_node,
 };
 use lift_plan::{HugePool, ThpMode};
 

@@ -3,8 +3,8 @@
 use address_space::{PageSize, format_bytes, parse_bytes};
 use clap::{Args, ValueEnum};
 use heap::{Allocator, Context, Environment, Forced, Program, Way, Wish, choose, free_pages_by_node};
-use huge_page_pools::{HugetlbLimit, limits_of, pools_at};
 use heap_contract::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node};
+use huge_page_pools::{HugetlbLimit, limits_of, pools_at};
 use lift_plan::{MachineFacts, ThpMode};
 use serde::Serialize;
 use std::ffi::CString;
@@ -192,7 +192,9 @@ fn no_pages(size: PageSize) -> String {
     match limits.hugetlb_of(size).filter(|limit| free > 0 && limit.left < size.bytes()) {
         Some(HugetlbLimit { file, .. }) => {
             let file = file.display();
-            format!("a cgroup allows no more pages of {size}, of which the pool has {free}; needed: echo BYTES > {file}")
+            format!(
+                "a cgroup allows no more pages of {size}, of which the pool has {free}; needed: echo BYTES > {file}"
+            )
         }
         None => format!("found {free} free pages of {size} in the pool; {}", mend(size)),
     }
