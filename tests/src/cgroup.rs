@@ -42,6 +42,7 @@ impl Limit {
 #[derive(Debug)]
 pub struct ControlGroup {
     folder: PathBuf,
+    file: PathBuf,
     undo: Undo,
 }
 
@@ -94,14 +95,20 @@ impl ControlGroup {
     fn make(root: &Path, limit: Limit, bytes: u64, undo: Undo) -> Result<Self> {
         let folder = root.join(format!("pagelift-test-{}-{}", std::process::id(), limit.controller()));
         let unified = root.join("cgroup.controllers").exists();
+        let file = folder.join(limit.file(unified));
         // Dropped, it undoes what was done.
-        let group = Self { folder, undo };
+        let group = Self { folder, file, undo };
         fs::create_dir(&group.folder).with_context(|| format!("cannot make {}", group.folder.display()))?;
-        let file = group.folder.join(limit.file(unified));
-        fs::write(&file, bytes.to_string()).with_context(|| format!("cannot write {bytes} to {}", file.display()))?;
-        let found = fs::read_to_string(&file)?;
+        let file = &group.file;
+        fs::write(file, bytes.to_string()).with_context(|| format!("cannot write {bytes} to {}", file.display()))?;
+        let found = fs::read_to_string(file)?;
         ensure!(found.trim() == bytes.to_string(), "{} holds {found}", file.display());
         Ok(group)
+    }
+
+    /// The file that sets the limit.
+    pub fn file(&self) -> &Path {
+        &self.file
     }
 
     /// Words that put what follows them into the group.

@@ -1,5 +1,5 @@
-//! The preloaded heap behind the standard names: the corners of malloc and its kin, C++'s new and delete, and mimalloc's
-//! own test suite, which `scripts/fetch-test-sources` fetches as Debian has it.
+//! The preloaded heap behind the standard names: the corners of malloc and its kin, C++'s new and delete, libraries that
+//! are loaded and unloaded, and mimalloc's own test suite, which `scripts/fetch-test-sources` fetches as Debian has it.
 
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
@@ -26,6 +26,7 @@ fn main() -> ExitCode {
     for (name, ground) in GROUNDS {
         trials.push(corners(format!("malloc_corners/{name}"), "malloc_corners.c", ground));
         trials.push(corners(format!("new_and_delete/{name}"), "new_and_delete.cc", ground));
+        trials.push(corners(format!("frees_across_libraries/{name}"), "frees_across_libraries.c", ground));
     }
     for (name, ground) in &GROUNDS[1..] {
         trials.push(suite(format!("mimalloc_suite/api/{name}"), *ground, api));

@@ -57,6 +57,27 @@ fn pages_within(t: &Context, group: &ControlGroup, page: PageSize, allowed: u64)
     for options in [&[&*option][..], &[&*option, &*reserve]] {
         torture(t, group, options, &["3000", "2", "0", "3"])?;
     }
+    if allowed == 0 {
+        // The pool is full: it is the limit that has to be raised.
+        let mut required = t.lifted(&[&*option, "--require"], &Command::new("true"))?;
+        required = group.around(&required);
+        let output = t.run(required)?;
+        let file = group.file();
+        ensure!(output.ending == Ending::Exit(125), "{output:?}");
+        let needed = format!("needed: echo BYTES > {}", file.display());
+        ensure!(
+            output.stderr.contains("a cgroup allows no more pages") && output.stderr.contains(&needed),
+            "{output:?}"
+        );
+        ensure!(!output.stderr.contains("nr_hugepages"), "{output:?}");
+        let library = pagelift_tests::pagelift_binary()?.with_file_name("libpagelift_heap.so");
+        let words = format!("PAGELIFT=heap={} only=seq", page.bytes());
+        let mut seq = Command::new("env");
+        seq.arg(format!("LD_PRELOAD={}", library.display())).args([&*words, "seq", "1"]);
+        let output = t.run(group.around(&seq))?.success()?;
+        let said = output.stderr;
+        ensure!(said.contains("hugetlb limit") && !said.contains("nr_hugepages"), "from inside: {said}");
+    }
     let holder = Program::named("heap/threads_hold_a_little.c")?.command()?;
     let mut session = t.session(group.around(&t.lifted(&[&*option, &*reserve], &holder)?))?;
     session.wait_for_line("ready")?;

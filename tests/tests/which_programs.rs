@@ -40,6 +40,8 @@ fn main() -> ExitCode {
         trial("files/replaced_at_the_start", gcc(), |t| loses_its_file(t, true)),
         trial("descendants/only_through_every_kind_of_start", gcc(), only_through_every_start),
         trial("descendants/only_leaves_others_alone", gcc(), only_leaves_others),
+        trial("descendants/only_means_links_too", gcc(), only_means_links_too),
+        trial("descendants/only_passes_a_front_end", gcc(), only_passes_a_front_end),
         trial("descendants/of_a_lifted_program_are_their_own", gcc(), descendants_are_plain),
         trial("containers/the_first_process_of_a_pid_namespace", with(Need::Command("unshare".into())), first_process),
         trial("containers/without_proc", with(Need::Command("unshare".into())), without_proc),
@@ -261,6 +263,41 @@ fn only_leaves_others(t: &Context) -> Result<()> {
     })?
     .success()?;
     ensure!(output.own_lines().iter().all(|line| !line.contains(" MiB on ")), "{}", output.stderr);
+    Ok(())
+}
+
+/// Debian's redis-server is a link to redis-check-rdb. By the link's path, its name, and through a folder that is a link.
+fn only_means_links_too(t: &Context) -> Result<()> {
+    let program = Program::named("pie_by_default.c")?.build()?;
+    let (link, folder) = (t.folder().join("served_by_link"), t.folder().join("folder"));
+    std::os::unix::fs::symlink(&program, &link)?;
+    std::os::unix::fs::symlink(t.folder(), &folder)?;
+    let path = link.to_string_lossy().into_owned();
+    for (executed, only) in
+        [(&link, "served_by_link"), (&link, &path), (&folder.join("served_by_link"), "served_by_link")]
+    {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{}; exit $?", executed.display())]);
+        let output = t.run(t.lifted(&["--pages", "thp", "--only", only], &shell)?)?.success()?;
+        let lines = output.own_lines();
+        let lifted = lines.len() == 1 && lines[0].contains("pie_by_default[") && lines[0].contains(" MiB on ");
+        ensure!(lifted, "--only {only}: {lines:?}");
+    }
+    Ok(())
+}
+
+/// rustup's `rustc` is a link to rustup, which executes the real one: that is lifted, whatever becomes of the front end.
+fn only_passes_a_front_end(t: &Context) -> Result<()> {
+    let program = Program::named("pie_by_default.c")?.build()?;
+    let env = ["/usr/bin/env", "/bin/env"].into_iter().find(|path| fs::exists(path).unwrap_or(false));
+    let link = t.folder().join("pie_by_default");
+    std::os::unix::fs::symlink(env.context("no env")?, &link)?;
+    let mut front_end = Command::new(&link);
+    front_end.arg(&program);
+    let output = t.run(t.lifted(&["--pages", "thp", "--only", "pie_by_default"], &front_end)?)?.success()?;
+    let lines = output.own_lines();
+    let lifted = lines.iter().filter(|line| line.contains("pie_by_default[") && line.contains(" MiB on ")).count();
+    ensure!(lifted == 1, "{lines:?}");
     Ok(())
 }
 

@@ -204,7 +204,8 @@ pub struct RunArgs {
     /// How the program is lifted [default: by ptrace; where that is refused, by preload].
     #[arg(long, value_enum)]
     pub via: Option<ViaArg>,
-    /// Follow all descendants and lift only programs of these names, separated by commas.
+    /// Follow all descendants and lift only programs of these names, separated by commas. A link's name means the program
+    /// that it leads to.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub only: Vec<String>,
     /// With --only, follow the descendants of lifted programs too. They stay traced as long as they run.

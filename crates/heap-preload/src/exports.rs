@@ -5,7 +5,7 @@
 use crate::start::{is_acting, page};
 use crate::sys::{KeepErrno, set_errno};
 use crate::{LARGE_FROM, SHARED, WITHIN_GRAIN, small};
-use core::ffi::{c_int, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -282,17 +282,31 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     }
 }
 
-/// aligned_alloc(3).
+/// aligned_alloc(3): as the C library of this process has it. Up to 2.37 it is another name of memalign; since then it
+/// refuses what is no power of two (glibc's malloc/malloc.c, `aligned_alloc`).
 ///
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    if !align.is_power_of_two() {
+    if !align.is_power_of_two() && refuses_odd_alignments() {
         set_errno(libc::EINVAL);
         return null_mut();
     }
-    aligned(align.max(size_of::<usize>()), size)
+    // SAFETY:
+    // - the caller's promise for aligned_alloc is that for memalign.
+    unsafe { memalign(align, size) }
+}
+
+#[cold]
+fn refuses_odd_alignments() -> bool {
+    /// glibc 2.MINOR is the first that does.
+    const MINOR: u32 = 38;
+    // SAFETY:
+    // - the C library's version is a static string that ends with NUL.
+    let version = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
+    let minor = version.to_str().ok().and_then(|text| text.split('.').nth(1)?.parse::<u32>().ok());
+    minor.is_none_or(|minor| minor >= MINOR)
 }
 
 /// posix_memalign(3).

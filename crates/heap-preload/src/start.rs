@@ -78,7 +78,7 @@ fn begin_as_ordered(text: &str) -> bool {
         say("pagelift: the heap's order is not of this version; the program keeps its own heap\n");
         return false;
     };
-    if !order.only.is_empty() && !order.names(Program::this(&mut ProgramBuffer::new()).path) {
+    if !order.only.is_empty() && !Program::this(&mut ProgramBuffer::new()).is_named_by(&order) {
         return false;
     }
     begin(&order);
@@ -167,6 +167,11 @@ impl<'a> Program<'a> {
     /// The names by which it can be meant; the first is that of its file.
     pub fn names(&self) -> [&'a str; 5] {
         program_names(self.path, self.called, started_by())
+    }
+
+    /// By the same names as `pagelift run --only` goes by.
+    fn is_named_by(&self, order: &Order) -> bool {
+        self.names().iter().any(|name| !name.is_empty() && order.names(name))
     }
 
     pub fn pid(&self) -> u64 {

@@ -8,7 +8,8 @@ use address_space::{ByteCount, PageSize};
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use heap_contract::{
-    HeapWords, LARGEST_GRAIN, MOST_NODES, NodePages, Order, Wish, free_pages_by_node, pages_to_take, share_by_node,
+    HeapWords, LARGEST_GRAIN, MOST_NODES, NodePages, Order, Shortage, Wish, free_pages_by_node, pages_to_take,
+    share_by_node,
 };
 use lift_plan::{HugePool, ThpMode};
 
@@ -161,8 +162,12 @@ impl Wished {
                 if asked > taken {
                     line.add(format_args!(", {} asked for", ByteCount(asked)));
                 }
-                if asked == 0 || asked > taken {
-                    let kib = size.kib();
+                let kib = size.kib();
+                let refused = ACCOUNT.shortage.load(Relaxed) == Shortage::PopulationRefused as u64;
+                if asked > taken && refused {
+                    line.add(format_args!("; a cgroup or cpuset allows no more; needed: a higher hugetlb limit there"));
+                    line.add(format_args!(" (its hugetlb.* files); the rest is on transparent huge pages"));
+                } else if asked == 0 || asked > taken {
                     line.add(format_args!("; needed: echo NUMBER > {POOLS}/hugepages-{kib}kB/nr_hugepages"));
                     line.add(format_args!("; the rest is on transparent huge pages"));
                 }

@@ -12,8 +12,26 @@ const NO_LIMIT: u64 = 1 << 62;
 pub struct CgroupLimits {
     /// Bytes of memory, and the directory that sets them; `None` without a limit.
     pub memory: Option<(u64, PathBuf)>,
-    /// Bytes of hugetlb pages by size.
-    pub hugetlb: Vec<(PageSize, u64)>,
+    /// Of hugetlb pages, the tightest by size.
+    pub hugetlb: Vec<HugetlbLimit>,
+}
+
+impl CgroupLimits {
+    /// The tightest limit of pages of one size.
+    pub fn hugetlb_of(&self, size: PageSize) -> Option<&HugetlbLimit> {
+        self.hugetlb.iter().find(|limit| limit.size == size)
+    }
+}
+
+/// A limit of hugetlb pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HugetlbLimit {
+    /// Which pages.
+    pub size: PageSize,
+    /// Bytes that can still be had.
+    pub left: u64,
+    /// The file that sets it.
+    pub file: PathBuf,
 }
 
 /// Reads the limits of a process's cgroups. What cannot be read counts as no limit; the kernel has the last word.
@@ -93,12 +111,15 @@ fn take_hugetlb(limits: &mut CgroupLimits, directory: &Path, size: PageSize, ver
     };
     for (limit, usage) in pairs {
         let file = |what: &str| directory.join(format!("hugetlb.{name}.{what}"));
-        let Some(limit) = number(&file(limit)).filter(|limit| *limit < NO_LIMIT) else { continue };
+        let set_by = file(limit);
+        let Some(limit) = number(&set_by).filter(|limit| *limit < NO_LIMIT) else { continue };
         let Some(usage) = number(&file(usage)) else { continue };
         let left = limit.saturating_sub(usage);
-        match limits.hugetlb.iter_mut().find(|(s, _)| *s == size) {
-            Some((_, so_far)) => *so_far = left.min(*so_far),
-            None => limits.hugetlb.push((size, left)),
+        let found = HugetlbLimit { size, left, file: set_by };
+        match limits.hugetlb.iter_mut().find(|so_far| so_far.size == size) {
+            Some(so_far) if left < so_far.left => *so_far = found,
+            Some(_) => {}
+            None => limits.hugetlb.push(found),
         }
     }
 }
@@ -149,6 +170,30 @@ mod tests {
         ancestors(&root, "a").iter().for_each(|directory| take_memory(&mut limits, directory, true));
         fs::remove_dir_all(&root).unwrap();
         assert_eq!(limits.memory, Some((500, root)));
+    }
+
+    #[test]
+    fn the_tightest_hugetlb_limit_wins_and_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let leaf = root.path().join("a");
+        fs::create_dir_all(&leaf).unwrap();
+        let size = PageSize::new(2 << 20).unwrap();
+        for (folder, file, text) in [
+            (&*leaf, "max", "9000000"),
+            (&*leaf, "current", "1000000"),
+            (&*leaf, "rsvd.max", "max"),
+            (&*leaf, "rsvd.current", "0"),
+            (root.path(), "rsvd.max", "2000000"),
+            (root.path(), "rsvd.current", "2000000"),
+        ] {
+            fs::write(folder.join(format!("hugetlb.2MB.{file}")), text).unwrap();
+        }
+        let mut limits = CgroupLimits::default();
+        take_hugetlb(&mut limits, &leaf, size, true);
+        assert_eq!(limits.hugetlb_of(size).map(|limit| limit.left), Some(8_000_000));
+        take_hugetlb(&mut limits, root.path(), size, true);
+        let found = HugetlbLimit { size, left: 0, file: root.path().join("hugetlb.2MB.rsvd.max") };
+        assert_eq!(limits.hugetlb, [found]);
     }
 
     #[test]

@@ -21,8 +21,8 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
     let limits = limits_of(pid, &sizes);
     for pool in &mut pools {
-        if let Some((_, left)) = limits.hugetlb.iter().find(|(size, _)| *size == pool.size) {
-            pool.available = pool.available.min(left / pool.size.bytes());
+        if let Some(limit) = limits.hugetlb_of(pool.size) {
+            pool.available = pool.available.min(limit.left / pool.size.bytes());
         }
     }
     let meminfo = text_of("/proc/meminfo").unwrap_or_default();

@@ -18,6 +18,12 @@ impl File {
         calls::open(path).map(Self)
     }
 
+    /// Where it lies, without links and detours, as the kernel tells it.
+    #[cfg(feature = "preload")]
+    pub fn path(&self) -> Option<String> {
+        link(&c_path(&alloc::format!("/proc/self/fd/{}", self.0))?)
+    }
+
     /// The descriptor, which stays this value's.
     pub fn descriptor(&self) -> i32 {
         self.0

@@ -62,8 +62,7 @@ fn tell_without_heap() {
     let own_path = own_path.unwrap_or_default();
     let folder = own_path.rsplit_once('/').map_or(".", |(folder, _)| folder);
     let places = HEAP_FOLDERS.map(|place| alloc::format!("{folder}/{place}/{LIBRARY}"));
-    let is_there = |place: &&String| files::c_path(place).is_some_and(|path| files::File::open(&path).is_ok());
-    let place = match places.iter().find(is_there) {
+    let place = match places.iter().find_map(|place| files::File::open(&files::c_path(place)?).ok()?.path()) {
         Some(place) => alloc::format!("it is {place}"),
         None => String::from("`make install` puts it into libexec/pagelift"),
     };

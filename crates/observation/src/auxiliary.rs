@@ -31,6 +31,11 @@ impl AuxiliaryVector {
         self.get(libc::AT_PHDR).map(Address)
     }
 
+    /// `AT_EXECFN`: where the path lies that was executed.
+    pub fn executed_path(&self) -> Option<Address> {
+        self.get(libc::AT_EXECFN).map(Address)
+    }
+
     /// `AT_ENTRY`: where the executable begins to run.
     pub fn entry(&self) -> Option<Address> {
         self.get(libc::AT_ENTRY).map(Address)

@@ -5,6 +5,7 @@
 // build: gcc -g -O1 -Wall -Wno-alloc-size-larger-than -fno-builtin -o $OUT $SRC -lpthread
 #define _GNU_SOURCE
 #include <errno.h>
+#include <gnu/libc-version.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -74,6 +75,34 @@ static void too_much(void) {
     free(block);
 }
 
+/* memalign takes the next power of two. aligned_alloc is the same up to glibc 2.37, and later refuses all others. */
+static void odd_alignments(void) {
+    const size_t odd[] = {0, 3, 24, 48, 100, 3 * 4096, (3 << 20) + 1};
+    int minor = atoi(gnu_get_libc_version() + 2);
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        size_t next = 1;
+        while (next < odd[i])
+            next *= 2;
+        for (size_t size = 0; size < 20 << 20; size = size * 7 + 48) {
+            void *block = memalign(odd[i], size);
+            CHECK(block && (uintptr_t)block % next == 0);
+            memset(block, 3, size);
+            free(block);
+            errno = 0;
+            block = aligned_alloc(odd[i], size);
+            if (minor < 38) {
+                CHECK(block && (uintptr_t)block % next == 0);
+                memset(block, 3, size);
+                free(block);
+            } else {
+                CHECK(!block && errno == EINVAL);
+            }
+        }
+    }
+    REFUSED(memalign(all / 2 + 2, 8), EINVAL);
+    REFUSED(aligned_alloc(all / 2 + 2, 8), EINVAL);
+}
+
 static void alignments(void) {
     void *block = &block;
     const size_t wrong[] = {0, 1, 2, 4, 3, 12, 24, 100, 3 * sizeof(void *)};
@@ -92,6 +121,7 @@ static void alignments(void) {
             CHECK((block = aligned_alloc(align, size)) && (uintptr_t)block % align == 0);
             free(block);
         }
+    odd_alignments();
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     CHECK((block = valloc(10)) && (uintptr_t)block % page == 0);
     free(block);

@@ -1,6 +1,7 @@
 //! Decides at the stops of a start: which programs are lifted, and what is said and written about it.
 
 use super::message;
+use super::names::Names;
 use super::process::{Started, choose_and_move, lift};
 use super::report::{Base, Report};
 use super::table;
@@ -73,8 +74,8 @@ impl Lifter {
         if self.wishes.only.is_empty() {
             return true;
         }
-        let names = names_of(pid);
-        self.wishes.only.iter().any(|only| names.contains(only))
+        let names = Names::of(pid);
+        self.wishes.only.iter().any(|only| names.has(only))
     }
 
     /// The last word on one program: report, line, and whether it goes on.
@@ -106,14 +107,15 @@ impl Lifter {
         self.after(report)
     }
 
-    /// Descendants are followed on where other names are still to come; a lifted server should not stay traced.
+    /// Descendants are followed on where other names are still to come; a lifted server should not stay traced. What is
+    /// meant by a link's name alone may be a front end, which goes on to execute the program of that name.
     fn after(&self, report: &Report) -> After {
         let only = &self.wishes.only;
         if only.is_empty() {
             return After::Release;
         }
-        let names = names_of(report.pid);
-        let others = only.iter().any(|name| !names.contains(name));
+        let names = Names::of(report.pid);
+        let others = only.iter().any(|name| !names.are_of_file(name));
         if self.wishes.follow_lifted || others || report.ranges.is_empty() { After::Follow } else { After::Release }
     }
 
@@ -223,24 +225,6 @@ impl Handler for Lifter {
     fn missed(&mut self, pid: i32, why: &io::Error) -> After {
         self.unlifted(pid, format!("it could not be stopped at its entry: {why}"))
     }
-}
-
-/// The names that `--only` may mean: the file's name and path, and the name it was called by where that is the start of
-/// the file's (`python3` for `python3.11`). A front end that is called by another program's name, such as rustup's
-/// `rustc`, is not that program.
-fn names_of(pid: i32) -> Vec<String> {
-    let process = ProcessFiles::of(pid);
-    let Ok(path) = std::fs::read_link(process.path("exe")) else { return Vec::new() };
-    let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let mut names = vec![file.clone(), path.to_string_lossy().into_owned()];
-    if let Ok(arguments) = process.bytes("cmdline")
-        && let Some(first) = arguments.split(|&byte| byte == 0).next()
-    {
-        let called = String::from_utf8_lossy(first);
-        names.extend(called.rsplit('/').next().filter(|name| file.starts_with(*name)).map(str::to_owned));
-    }
-    names.retain(|name| !name.is_empty());
-    names
 }
 
 /// The program's name for messages: the file's, or where that is hidden the kernel's short one.

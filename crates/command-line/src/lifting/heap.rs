@@ -4,6 +4,7 @@ use address_space::{PageSize, format_bytes, parse_bytes};
 use clap::{Args, ValueEnum};
 use heap::{Allocator, Context, Environment, Forced, Program, Way, Wish, choose, free_pages_by_node};
 use heap_contract::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node};
+use huge_page_pools::{HugetlbLimit, limits_of, pools_at};
 use lift_plan::{MachineFacts, ThpMode};
 use serde::Serialize;
 use std::ffi::CString;
@@ -178,10 +179,25 @@ fn choose_for(
     if let Wish::Pool(size) = wish
         && way.preload.as_ref().is_some_and(|preload| preload.pool_bytes == 0)
     {
-        let free = machine.pool(size).map_or(0, |pool| pool.available);
-        way.refusals.push(format!("found {free} free pages of {size} in the pool; {}", mend(size)));
+        way.refusals.push(no_pages(size));
     }
     Some((allocator, way))
+}
+
+/// Why the pool has no page for this process, and the command that mends it.
+fn no_pages(size: PageSize) -> String {
+    let pools = pools_at(Path::new("/sys/kernel/mm/hugepages"));
+    let free = pools.iter().find(|pool| pool.size == size).map_or(0, |pool| pool.available);
+    let limits = limits_of(std::process::id() as i32, &[size]);
+    match limits.hugetlb_of(size).filter(|limit| free > 0 && limit.left < size.bytes()) {
+        Some(HugetlbLimit { file, .. }) => {
+            let file = file.display();
+            format!(
+                "a cgroup allows no more pages of {size}, of which the pool has {free}; needed: echo BYTES > {file}"
+            )
+        }
+        None => format!("found {free} free pages of {size} in the pool; {}", mend(size)),
+    }
 }
 
 /// The command that fills the pool.

@@ -11,6 +11,7 @@ pub mod live;
 #[path = "live_elsewhere.rs"]
 pub mod live;
 pub mod message;
+pub mod names;
 pub mod probes;
 pub mod process;
 pub mod report;
