@@ -8,6 +8,10 @@
 //! may, and the program goes on. `vfork`, `posix_spawn`, `system` and `popen` share memory with their child or need no
 //! guard; `clone` called directly is not seen.
 //!
+//! What the kernel itself writes to the heap meanwhile is not stopped: a read by io_uring or libaio that was begun before
+//! the first fork and ends after it goes to the pool page that was left, and the program does not see it. Nothing tells
+//! from outside which pages are the target of such a read. Direct reads that a thread waits for end before it is stopped.
+//!
 //! The child must be able to allocate, whatever other threads were doing: no lock of the heap or of mimalloc (`locks`)
 //! is held by another thread at the moment of the fork.
 
