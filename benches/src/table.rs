@@ -39,7 +39,9 @@ pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
     for (workload, facts) in series.workloads.iter().enumerate() {
         let compare = |contestant| series.compare(workload, 0, contestant);
         let null = null.and_then(compare);
-        let mut table = table(&["", "on huge pages", "ns a step", "time beside the first [95 %]", ""]);
+        let headings = ["", "on huge pages", "ns a step", "time beside the first [95 %]", "", "fastest 5 %"];
+        let mut table = table(&headings);
+        let first_fast = series.fast(workload, 0);
         for (number, contestant) in series.contestants.iter().enumerate() {
             let comparison = if number == 0 { None } else { compare(number) };
             let median = match &comparison {
@@ -52,6 +54,7 @@ pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
                 median.map_or_else(|| "-".to_owned(), |n| format!("{:.2}", n / facts.steps as f64)),
                 comparison.as_ref().map_or_else(String::new, |c| with_interval(&c.ratio, 1.0, 3)),
                 comparison.as_ref().map_or_else(String::new, |c| c.in_words(null.as_ref())),
+                fast(series.fast(workload, number), first_fast, facts.steps),
             ]);
         }
         let rounds = compare(1).map_or(0, |c| c.rounds);
@@ -65,6 +68,12 @@ pub(crate) fn print_bursts(series: &Series, null: Option<usize>) {
     for contestant in series.contestants.iter().filter(|c| !c.notes.is_empty()) {
         println!("{}: {}", contestant.name, contestant.notes.join("; "));
     }
+}
+
+/// What a contestant's fastest bursts take for a step, and beside the first's.
+fn fast(own: Option<f64>, first: Option<f64>, steps: u64) -> String {
+    let (Some(own), Some(first)) = (own, first) else { return String::new() };
+    format!("{:.2} ns, {:.3}", own / steps as f64, own / first)
 }
 
 fn huge_pages(contestant: &ContestantFacts) -> String {
