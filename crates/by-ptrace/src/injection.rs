@@ -287,3 +287,46 @@ fn find_in(memory: &RemoteMemory, range: AddressRange) -> Option<Address> {
         .find(|&at| &code[at..at + length] == arch::SYSCALL_INSTRUCTION)?;
     Some(range.start() + at as u64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernel_calls::pages::base_page;
+    use kernel_calls::text::text_of;
+    use std::process::Command;
+
+    #[test]
+    fn calls_leave_nothing_in_the_process() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        requests::seize(pid, libc::PTRACE_O_TRACESYSGOOD).unwrap();
+        requests::interrupt(pid).unwrap();
+        waitpid(pid, Some(WaitPidFlag::__WALL)).unwrap();
+        let maps = || text_of(format!("/proc/{pid}/maps")).unwrap();
+        let (mapped, before) = (maps(), requests::registers(pid).unwrap());
+        let mut injector = Injector::new(pid, &AddressSpace::parse(&mapped).unwrap()).unwrap();
+        let scratch = injector.scratch(base_page()).unwrap().unwrap();
+        let top = arch::stack_pointer(&before);
+        assert!(injector.scratch_range().is_none() && scratch + base_page().bytes() + RED_ZONE <= top);
+        let page = |memory: &RemoteMemory| {
+            let mut bytes = vec![0; base_page().bytes() as usize];
+            memory.read(scratch, &mut bytes).unwrap();
+            bytes
+        };
+        let bytes = page(injector.memory());
+        injector.memory().write(scratch, b"/dev/null\0").unwrap();
+        assert_ne!(page(injector.memory()), bytes);
+        let open = [libc::AT_FDCWD as u64, scratch.0, libc::O_RDONLY as u64, 0, 0, 0];
+        let descriptor = injector.call(numbers::SYS_openat, open).unwrap().unwrap();
+        let link = std::fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).unwrap();
+        assert_eq!(link.to_str(), Some("/dev/null"));
+        injector.finish().unwrap();
+        let memory = RemoteMemory::open(pid.as_raw()).unwrap();
+        let after = requests::registers(pid).unwrap();
+        let found =
+            (page(&memory) == bytes, maps() == mapped, arch::instruction_pointer(&after), arch::stack_pointer(&after));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, (true, true, arch::instruction_pointer(&before), top));
+    }
+}
