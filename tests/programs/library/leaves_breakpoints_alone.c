@@ -26,9 +26,11 @@ int main(void)
     options.objects = "exe";
     pagelift_report report = PAGELIFT_REPORT_EMPTY;
     CHECK(pagelift_lift(&options, &report) >= 0);
+    /* The code may go on past the functions, so what is lifted of it depends on the base; its own huge page does not. */
     size_t all = whole_pages(big_code, (size_t)FUNCTIONS * STRIDE);
-    size_t huge = huge_bytes(big_code, (size_t)FUNCTIONS * STRIDE, NULL);
-    CHECK(all > huge && huge > 0);
+    const char *own = (const char *)((uintptr_t)place / huge_page() * huge_page());
+    CHECK(huge_bytes(own, huge_page(), NULL) == 0);
+    CHECK(huge_bytes(big_code, (size_t)FUNCTIONS * STRIDE, NULL) >= all - huge_page() && all > huge_page());
     CHECK(memcmp(place, breakpoint, sizeof breakpoint) == 0);
     CHECK(pagelift_restore(NULL, NULL) == PAGELIFT_OK);
     CHECK(memcmp(place, breakpoint, sizeof breakpoint) == 0);
