@@ -6,6 +6,15 @@
 #include <sys/time.h>
 
 static volatile sig_atomic_t handled;
+
+/* The next signal, after the program has got on for a moment. At a fixed rate a slow machine would do nothing else than
+   handle signals. */
+static void signal_in(int microseconds)
+{
+    struct itimerval once = { { 0, 0 }, { 0, microseconds } };
+    setitimer(ITIMER_REAL, &once, NULL);
+}
+
 static void fork_here(int signal)
 {
     (void)signal;
@@ -17,6 +26,8 @@ static void fork_here(int signal)
     }
     expect_exit(child, 5);
     handled++;
+    /* At ever other moments of what it comes upon. */
+    signal_in(1000 + handled * 1237 % 20000);
     errno = saved;
 }
 
@@ -25,22 +36,21 @@ int main(void)
     lift_writable();
     struct sigaction action = { .sa_handler = fork_here, .sa_flags = SA_RESTART };
     sigaction(SIGALRM, &action, NULL);
-    struct itimerval often = { { 0, 20000 }, { 0, 20000 } }, never = { { 0, 0 }, { 0, 0 } };
-    setitimer(ITIMER_REAL, &often, NULL);
+    signal_in(20000);
     pagelift_options options = PAGELIFT_OPTIONS_DEFAULT;
     options.pages = PAGELIFT_PAGES_THP;
     options.lift = PAGELIFT_LIFT_TEXT;
     for (double end = seconds() + 2; seconds() < end || handled < 10;) {
         pid_t child = fork();
         if (!child) {
-            setitimer(ITIMER_REAL, &never, NULL);
+            signal_in(0);
             _exit(bss_is(1) ? 5 : 1);
         }
         expect_exit(child, 5);
         CHECK(pagelift_lift(&options, NULL) >= 0);
         check_code(1);
     }
-    setitimer(ITIMER_REAL, &never, NULL);
+    signal_in(0);
     CHECK(bss_is(1) && data_is(0));
     puts("ok");
     return 0;
