@@ -29,7 +29,9 @@ impl<'a> MariadbServer<'a> {
         install
             .args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", "--user=root"])
             .args(["--innodb-log-file-size=16M", "--skip-name-resolve"])
-            .arg(format!("--datadir={}", folder.join("data").display()));
+            .arg(format!("--datadir={}", folder.join("data").display()))
+            // A server that starts removes temporary tables that it finds, another trial's in /tmp too.
+            .env("TMPDIR", folder.join("tmp"));
         t.run(install)?.success().context("mariadb-install-db")?;
         Ok(Self { t, folder, session: None })
     }

@@ -47,6 +47,8 @@ fn mariadb(t: &Context) -> Result<()> {
     let said = script(
         t,
         r#"
+        # A server that starts removes temporary tables that it finds in /tmp, another trial's too.
+        mkdir tmp && export TMPDIR=$PWD/tmp
         mariadb-install-db --no-defaults --user=root --datadir=$PWD/data --auth-root-authentication-method=normal >install.log 2>&1
         LD_PRELOAD=$LIBRARY PAGELIFT='only=mariadbd pages=hugetlb writable-pages=hugetlb lift=text,rodata,data,bss' \
             mariadbd --no-defaults --user=root --datadir=$PWD/data --socket=$PWD/socket --skip-networking >server.log 2>&1 &
