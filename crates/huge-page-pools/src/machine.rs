@@ -1,10 +1,11 @@
 //! All facts of the machine together.
 
+use crate::thp::thp_size_at;
 use crate::{limits_of, pools_at, thp_at};
 use address_space::PageSize;
 use kernel_calls::pages::base_page;
 use kernel_calls::text::text_of;
-use lift_plan::{MachineFacts, ThpFacts, ThpMode};
+use lift_plan::{HugePool, MachineFacts, Policy, ThpFacts, ThpMode};
 use std::path::Path;
 
 /// Of available memory this share is left alone, so that a lift never brings the machine or a cgroup to its limit.
@@ -17,7 +18,15 @@ pub fn elf_machine() -> u16 {
 
 /// The machine's facts for a plan that concerns process `pid`.
 pub fn machine_facts(pid: i32) -> MachineFacts {
-    let mut pools = pools_at(Path::new("/sys/kernel/mm/hugepages"));
+    facts_with(pid, pools_at(Path::new("/sys/kernel/mm/hugepages")))
+}
+
+/// The same for a plan by `policy`: the pools are looked at only where it may take from them.
+pub fn machine_facts_for(pid: i32, policy: &Policy) -> MachineFacts {
+    if policy.may_take_from_pools() { machine_facts(pid) } else { facts_with(pid, Vec::new()) }
+}
+
+fn facts_with(pid: i32, mut pools: Vec<HugePool>) -> MachineFacts {
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
     let limits = limits_of(pid, &sizes);
     for pool in &mut pools {
@@ -55,7 +64,7 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
 pub fn usual_huge_page() -> Option<PageSize> {
     let default = || meminfo_bytes(&text_of("/proc/meminfo").unwrap_or_default(), "Hugepagesize");
     let smallest_pool = || pools_at(Path::new("/sys/kernel/mm/hugepages")).first().map(|pool| pool.size);
-    let thp = system_thp().map(|thp| thp.size);
+    let thp = thp_size_at(Path::new("/sys/kernel/mm/transparent_hugepage"));
     thp.or_else(|| PageSize::new(default()?).ok()).or_else(smallest_pool)
 }
 

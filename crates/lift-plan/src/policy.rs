@@ -154,6 +154,14 @@ pub struct Policy {
     pub max_memory: Option<u64>,
 }
 
+impl Policy {
+    /// False where nothing that the planner does by this policy depends on the pools.
+    pub fn may_take_from_pools(&self) -> bool {
+        let for_read_only = matches!(self.pages, Pages::Auto | Pages::Hugetlb);
+        for_read_only || self.writable_pages == WritablePages::Hugetlb || self.page_size.is_some()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
