@@ -84,7 +84,8 @@ fn prepare_heap(args: &RunArgs) -> HeapStart {
 
 /// Starts the helper, or tells why the program runs as it is.
 fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
-    let is_script = find(&args.command[0]).is_some_and(|path| interpreter(&path).is_some());
+    let program = find(&args.command[0]);
+    let is_script = program.as_deref().is_some_and(|path| interpreter(path).is_some());
     let wishes = Wishes {
         policy: args.policy.policy(),
         only: args.only.clone(),
@@ -102,6 +103,9 @@ fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
         match Follower::seize(us, !args.only.is_empty()) {
             Ok(follower) => {
                 answer(Ok(()));
+                if let Some(program) = &program {
+                    lifter.prepare(program);
+                }
                 follower.that_stays(heap.collapse.is_some()).run(&mut lifter);
                 collapse(us.as_raw(), heap, args.quiet);
             }
