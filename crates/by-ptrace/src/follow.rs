@@ -60,9 +60,11 @@ pub enum After {
 pub trait Handler {
     /// A program has been mapped.
     fn at_exec(&mut self, stop: &ExecStop) -> AfterExec;
-    /// A program runs towards its entry: time for what will be needed there. `again` tells that this has been asked
-    /// before and it still runs.
-    fn meanwhile(&mut self, _pid: i32, _again: bool) {}
+    /// A program runs towards its entry: time for what will be needed there. True where there is more to find out later,
+    /// while it still runs.
+    fn meanwhile(&mut self, _pid: i32) -> bool {
+        false
+    }
     /// The dynamic linker, started as a program, has made a system call: where the program is entered, once known.
     fn mapped(&mut self, stop: &ExecStop) -> Option<Address>;
     /// A program is about to be entered.
@@ -224,10 +226,7 @@ impl<H: Handler> Following<'_, H> {
             Ok(breakpoint) => {
                 self.follower.threads.insert(pid.as_raw(), State::Entry(breakpoint, status));
                 self.go_on(pid, 0);
-                self.handler.meanwhile(pid.as_raw(), false);
-                if still_runs(pid) {
-                    self.handler.meanwhile(pid.as_raw(), true);
-                }
+                while self.handler.meanwhile(pid.as_raw()) && still_runs(pid) {}
             }
             Err(error) => {
                 self.follower.threads.insert(pid.as_raw(), State::Plain);

@@ -64,7 +64,12 @@ struct Ahead {
     pid: i32,
     machine: MachineFacts,
     known: Known,
+    /// How often its objects have been looked at.
+    looks: u32,
 }
+
+/// So often a program's objects are looked at while it loads them.
+const MOST_LOOKS: u32 = 3;
 
 /// Exit status of a program that was ended because of `--require`.
 const REQUIRED: i32 = 125;
@@ -88,20 +93,22 @@ impl Lifter {
         *self.usual.get_or_insert_with(usual_huge_page)
     }
 
-    fn look_ahead(&mut self, pid: i32, again: bool) {
-        let before = self.ahead.take().filter(|ahead| again && ahead.pid == pid);
-        let (machine, mut known) = match before {
-            Some(ahead) => (ahead.machine, ahead.known),
-            None => (machine_facts_for(pid, &self.wishes.policy), Known::default()),
+    /// First what does not depend on the program, then the objects that it maps by and by. True where there may be more.
+    fn look_ahead(&mut self, pid: i32) -> bool {
+        let Some(ahead) = self.ahead.as_mut().filter(|ahead| ahead.pid == pid) else {
+            let machine = machine_facts_for(pid, &self.wishes.policy);
+            self.ahead = Some(Ahead { pid, machine, known: Known::of_store(&self.wishes.policy), looks: 0 });
+            return true;
         };
+        ahead.looks += 1;
         // It runs, so that what is read may be gone when it stands at its entry: there all is asked for again, but files
         // that are the same then need not be read again.
         if let Ok(space) = ProcessFiles::of(pid).maps()
             && let Ok(loaded) = self.reader.load_ahead(pid, &space)
         {
-            known.look_ahead(pid, &space, &loaded.objects, &self.wishes.policy);
+            ahead.known.look_ahead(pid, &space, &loaded.objects, &self.wishes.policy);
         }
-        self.ahead = Some(Ahead { pid, machine, known });
+        ahead.known.lacks_images() && ahead.looks < MOST_LOOKS
     }
 
     fn is_wanted(&self, pid: i32) -> bool {
@@ -243,8 +250,8 @@ impl Handler for Lifter {
         }
     }
 
-    fn meanwhile(&mut self, pid: i32, again: bool) {
-        self.look_ahead(pid, again);
+    fn meanwhile(&mut self, pid: i32) -> bool {
+        self.look_ahead(pid)
     }
 
     fn mapped(&mut self, stop: &ExecStop) -> Option<Address> {

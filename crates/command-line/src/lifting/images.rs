@@ -29,6 +29,20 @@ pub struct Known {
 }
 
 impl Known {
+    /// With the store open, where the policy wants images.
+    pub fn of_store(policy: &Policy) -> Self {
+        let mut known = Self::default();
+        if matches!(policy.pages, Pages::Auto | Pages::Image) {
+            known.open_store();
+        }
+        known
+    }
+
+    /// True where there is a store and no image has been found yet.
+    pub fn lacks_images(&self) -> bool {
+        matches!(self.store, Some(Ok(_))) && self.images.is_empty()
+    }
+
     fn open_store(&mut self) -> &Result<Store, StoreError> {
         self.store.get_or_insert_with(|| Store::open_to_map(&default_directory()))
     }
@@ -36,10 +50,6 @@ impl Known {
     /// Looks up the images of objects that are mapped already, while the program is still being loaded: what it is to be
     /// stopped for later is then known.
     pub fn look_ahead(&mut self, pid: i32, space: &AddressSpace, objects: &[LoadedObject], policy: &Policy) {
-        if !matches!(policy.pages, Pages::Auto | Pages::Image) {
-            return;
-        }
-        self.open_store();
         let Self { store: Some(Ok(store)), images } = self else { return };
         for object in objects.iter().filter(|object| policy.objects.chooses(object) && is_worth_it(object, store)) {
             let Some((_, identity)) = open(pid, space, object) else { continue };
