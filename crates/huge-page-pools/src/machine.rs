@@ -1,7 +1,7 @@
 //! All facts of the machine together.
 
 use crate::thp::thp_size_at;
-use crate::{limits_of, pools_at, thp_at};
+use crate::{Cgroups, pools_at, thp_at};
 use address_space::PageSize;
 use kernel_calls::pages::base_page;
 use kernel_calls::text::text_of;
@@ -11,6 +11,8 @@ use std::path::Path;
 /// Of available memory this share is left alone, so that a lift never brings the machine or a cgroup to its limit.
 const SHARE_LEFT_ALONE: u64 = 16;
 
+const POOLS: &str = "/sys/kernel/mm/hugepages";
+
 /// `e_machine` of programs that run natively here and that this build can lift (elf.h: EM_X86_64, EM_AARCH64).
 pub fn elf_machine() -> u16 {
     if cfg!(target_arch = "x86_64") { 62 } else { 183 }
@@ -18,17 +20,19 @@ pub fn elf_machine() -> u16 {
 
 /// The machine's facts for a plan that concerns process `pid`.
 pub fn machine_facts(pid: i32) -> MachineFacts {
-    facts_with(pid, pools_at(Path::new("/sys/kernel/mm/hugepages")))
+    facts_with(pid, pools_at(Path::new(POOLS)), &Cgroups::of(pid))
 }
 
-/// The same for a plan by `policy`: the pools are looked at only where it may take from them.
-pub fn machine_facts_for(pid: i32, policy: &Policy) -> MachineFacts {
-    if policy.may_take_from_pools() { machine_facts(pid) } else { facts_with(pid, Vec::new()) }
+/// The same for a plan by `policy` and a process of these cgroups: the pools are looked at only where it may take from
+/// them.
+pub fn machine_facts_for(pid: i32, policy: &Policy, cgroups: &Cgroups) -> MachineFacts {
+    let pools = if policy.may_take_from_pools() { pools_at(Path::new(POOLS)) } else { Vec::new() };
+    facts_with(pid, pools, cgroups)
 }
 
-fn facts_with(pid: i32, mut pools: Vec<HugePool>) -> MachineFacts {
+fn facts_with(pid: i32, mut pools: Vec<HugePool>, cgroups: &Cgroups) -> MachineFacts {
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
-    let limits = limits_of(pid, &sizes);
+    let limits = cgroups.limits(&sizes);
     for pool in &mut pools {
         if let Some(limit) = limits.hugetlb_of(pool.size) {
             pool.available = pool.available.min(limit.left / pool.size.bytes());
@@ -63,7 +67,7 @@ fn facts_with(pid: i32, mut pools: Vec<HugePool>) -> MachineFacts {
 /// more reading than that takes.
 pub fn usual_huge_page() -> Option<PageSize> {
     let default = || meminfo_bytes(&text_of("/proc/meminfo").unwrap_or_default(), "Hugepagesize");
-    let smallest_pool = || pools_at(Path::new("/sys/kernel/mm/hugepages")).first().map(|pool| pool.size);
+    let smallest_pool = || pools_at(Path::new(POOLS)).first().map(|pool| pool.size);
     let thp = thp_size_at(Path::new("/sys/kernel/mm/transparent_hugepage"));
     thp.or_else(|| PageSize::new(default()?).ok()).or_else(smallest_pool)
 }

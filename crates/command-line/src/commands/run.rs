@@ -117,7 +117,7 @@ fn depart_with_helper(args: &RunArgs, heap: &HeapStart, departure: &Departure) -
             Ok(follower) => {
                 answer(Ok(()));
                 if let Some(program) = &program {
-                    lifter.prepare(program);
+                    lifter.prepare(us.as_raw(), program);
                 }
                 follower.that_stays(heap.collapse.is_some()).run(&mut lifter);
                 collapse(us.as_raw(), heap, args.quiet);
