@@ -22,6 +22,9 @@
 //! - **Where the helper was killed** before it answered, it may have left the heap in the midst of a change. So we depart
 //!   all the same, under the same rules.
 //!
+//! What ends all who share a memory ends the start, too, as it would a vfork's: the kernel where it is out of memory, and
+//! before Linux 5.16 a core dump of the helper's.
+//!
 //! What the kernel writes for threads by itself is seen to: it would set a word of ours to 0 at the exec, where the C
 //! library asked for that. And the C library, in the helper, takes our thread's number for its own: see `abort.rs`.
 //!
@@ -368,6 +371,11 @@ mod tests {
         // Not by `raise`: what the C library takes for this thread's number is that of the other process.
         let kill_itself = |_, _: Answer| kill(getpid(), Signal::SIGKILL).unwrap();
         assert_status(end_with(kill_itself, ""), KILLED);
+    }
+
+    #[test]
+    fn a_helper_that_aborts_is_departed_from() {
+        assert_status(end_with(|_, _: Answer| std::process::abort(), ""), KILLED);
     }
 
     #[test]
