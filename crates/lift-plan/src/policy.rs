@@ -155,6 +155,13 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// False where a lift by this policy makes nothing resident, so that it does not matter how much memory is left: shared
+    /// images show what is there already.
+    pub fn may_fill_memory(&self) -> bool {
+        let writable = [Kind::Data, Kind::Bss, Kind::Heap];
+        self.pages != Pages::Image || writable.into_iter().any(|kind| self.kinds.contains(kind))
+    }
+
     /// False where nothing that the planner does by this policy depends on the pools.
     pub fn may_take_from_pools(&self) -> bool {
         let for_read_only = matches!(self.pages, Pages::Auto | Pages::Hugetlb);

@@ -136,8 +136,8 @@ impl ObjectReader {
         let found = self.load(pid, space)?;
         let files = file_groups(space);
         let mut images = Vec::new();
-        for (key, _) in &files {
-            let is_only = files.iter().filter(|(other, _)| other.path == key.path).count() == 1;
+        for key in files.keys() {
+            let is_only = files.keys().filter(|other| other.path == key.path).count() == 1;
             let object = found.objects.iter().find(|object| is_only && object.path == key.path);
             images.extend(object.map(|object| (key.clone(), object.image.clone())));
         }
@@ -189,6 +189,9 @@ impl ObjectReader {
 
     fn image(&mut self, opener: &mut Opener<'_>, space: &AddressSpace, mappings: &[usize]) -> ReadImage {
         let Some(&first) = mappings.first() else { return Ok(None) };
+        if let Some(known) = opener.identity(&space.mappings()[first]).and_then(|file| self.images.get(&file)) {
+            return Ok(Some(known.clone()));
+        }
         let file = opener.open(&space.mappings()[first])?;
         Ok(file.map(|file| self.parse(&file)))
     }

@@ -1,7 +1,7 @@
 //! What shared images can show of a process.
 
 use address_space::{AddressRange, AddressSpace, LoadedObject, ObjectRole, RangeSet};
-use huge_page_pools::base_page;
+use huge_page_pools::{base_page, machine_facts};
 use image_store::{FileSystem, Image, Layout, SourceKey, Store, StoreError, default_directory};
 use kernel_calls::pagemap::Pagemap;
 use lift_plan::{ImageSpan, MachineFacts, Pages, Policy, ProcessFacts, Reason, ThpMode};
@@ -112,7 +112,11 @@ pub fn look(
     }
     let pagemap = Pagemap::open(pid, machine.base_page).ok();
     let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, &store));
-    let most_bytes = (missing == MissingImages::Make).then_some(machine.memory_available / SHARE_OF_MEMORY);
+    // Made now and then, where a moment does not matter.
+    let most_bytes = || {
+        let available = machine.memory_available.min(machine_facts(pid).memory_available);
+        (missing == MissingImages::Make).then_some(available / SHARE_OF_MEMORY)
+    };
     for object in chosen {
         match of_object(pid, &process.space, object, &store, &found, pagemap.as_ref(), most_bytes) {
             Ok(spans) => images.spans.extend(spans),
@@ -135,7 +139,7 @@ fn of_object(
     store: &Store,
     known: &[(SourceKey, Layout, Image)],
     pagemap: Option<&Pagemap>,
-    most_bytes: Option<u64>,
+    most_bytes: impl Fn() -> Option<u64>,
 ) -> Result<Vec<ImageSpan>, String> {
     let (file, identity) = open(pid, space, object).ok_or("its file cannot be opened, or has been replaced")?;
     let key = SourceKey::new(identity, &object.image);
@@ -145,11 +149,12 @@ fn of_object(
     let image = match known {
         Some(image) => image,
         None => {
-            let found = match (store.find(&key, layout), most_bytes) {
-                (Ok(None), Some(most_bytes)) if geteuid().is_root() => {
-                    Store::open(store.path()).and_then(|store| store.make(&file, layout, most_bytes)).map(Some)
-                }
-                (found, _) => found,
+            let made_now = |most_bytes| {
+                Store::open(store.path()).and_then(|store| store.make(&file, layout, most_bytes)).map(Some)
+            };
+            let found = match store.find(&key, layout) {
+                Ok(None) if geteuid().is_root() => most_bytes().map_or(Ok(None), made_now),
+                found => found,
             };
             let none = || format!("the store has none for this base; as root: pagelift image add '{}'", object.path);
             made = found.map_err(|error| error.to_string())?.ok_or_else(none)?;
