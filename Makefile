@@ -31,16 +31,9 @@ help:
 rust:
 	@scripts/check-rust $(CARGO)
 
-# Linked statically, pagelift starts in half the time, and nothing of the caller's environment is loaded into it. Where
-# the C library comes without its static form (Debian's libc6-dev has it), the dynamic build serves as well.
-host = $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
-
 build: rust
 	$(CARGO) build --release
-	@echo 'int main(void) { return 0; }' | cc -static -x c - -o target/static-probe 2>/dev/null \
-		|| { echo 'note: no static C library found; pagelift stays dynamically linked'; exit 0; } \
-		&& RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release -p pagelift --target $(host) \
-		&& install -m 755 target/$(host)/release/pagelift $(release)/pagelift
+	@scripts/link-statically $(CARGO) $(release)
 	packaging/library/build $(CARGO)
 
 test: build

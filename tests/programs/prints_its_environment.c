@@ -65,7 +65,7 @@ static void descriptors(void) {
         if (flags < 0 || fd == fileno(out)) continue;
         struct stat about;
         fstat(fd, &about);
-        fprintf(out, "fd %d: flags %x, status %x, mode %o, device %lx, offset %ld\n", fd, flags, status, about.st_mode,
+        fprintf(out, "fd %d: flags %x, status %x, mode 0%o, device %lx, offset %ld\n", fd, flags, status, about.st_mode,
                 (long)about.st_dev, (long)lseek(fd, 0, SEEK_CUR));
     }
 }

@@ -26,5 +26,5 @@ pub use object::{FileKey, LoadedObject, ObjectRole, bias_of, file_groups};
 pub use page_size::{ByteCount, PageSize, PageSizeError, byte_count, format_bytes, parse_bytes};
 pub use protection::Protection;
 pub use range_set::RangeSet;
-pub use smaps::{MappingUsage, parse_smaps};
+pub use smaps::{MappingFlags, MappingUsage, parse_flags, parse_smaps};
 pub use space::AddressSpace;

@@ -19,7 +19,6 @@ pub struct ProcessExecutor<'a> {
     injector: &'a mut Injector,
     pagemap: Option<Pagemap>,
     base_page: PageSize,
-    own_pid: u64,
     /// Room for what calls take from memory. It is chosen before anything else: where it must be mapped, later there may
     /// be a gap from which memory was moved aside, and the kernel would choose just that.
     scratch: Option<Address>,
@@ -35,10 +34,9 @@ struct OpenImage {
 impl<'a> ProcessExecutor<'a> {
     /// An executor that makes its calls through `injector`.
     pub fn new(injector: &'a mut Injector, base_page: PageSize) -> Self {
-        let pid = injector.pid().as_raw();
         let scratch = injector.scratch(base_page).ok().and_then(Result::ok);
-        let pagemap = Pagemap::open(pid, base_page).ok();
-        Self { injector, pagemap, base_page, own_pid: own_pid(pid), scratch, image: None }
+        let pagemap = Pagemap::open(injector.pid().as_raw(), base_page).ok();
+        Self { injector, pagemap, base_page, scratch, image: None }
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -111,7 +109,7 @@ impl<'a> ProcessExecutor<'a> {
             let vectors = [to.0 + done, length, from.start().0 + done, length];
             let bytes: Vec<u8> = vectors.iter().flat_map(|word| word.to_ne_bytes()).collect();
             self.write(scratch, &bytes)?;
-            let arguments = [self.own_pid, scratch.0, 1, scratch.0 + 16, 1, 0];
+            let arguments = [self.injector.own_number() as u64, scratch.0, 1, scratch.0 + 16, 1, 0];
             match self.call("process_vm_readv", numbers::SYS_process_vm_readv, arguments) {
                 Ok(0) => return Err(CallError { call: "process_vm_readv", errno: Errno::EFAULT as i32 }),
                 Ok(copied) => done += copied,
@@ -266,11 +264,4 @@ fn without(space: &AddressSpace, scratch: AddressRange) -> AddressSpace {
         })
     });
     AddressSpace::from_mappings(cut.collect())
-}
-
-/// The process's own number in its innermost PID namespace, which is what it must call itself.
-fn own_pid(pid: i32) -> u64 {
-    let status = text_of(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok()).unwrap_or(pid as u64)
 }

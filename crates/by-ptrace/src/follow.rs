@@ -10,7 +10,7 @@ use crate::{InjectError, Injector, StoppedThreads, farewell, seccomp};
 use address_space::{Address, AddressSpace};
 use kernel_calls::text::text_of;
 use nix::errno::Errno;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
 use std::collections::HashMap;
 use std::{fs, io};
@@ -19,11 +19,13 @@ use std::{fs, io};
 pub struct ExecStop {
     pid: Pid,
     entry: Address,
+    status: ThreadStatus,
 }
 
 /// A program before its first own instruction, with all its threads stopped.
 pub struct EntryStop {
     pid: Pid,
+    status: ThreadStatus,
     /// How many other threads are stopped.
     pub other_threads: usize,
 }
@@ -58,8 +60,11 @@ pub enum After {
 pub trait Handler {
     /// A program has been mapped.
     fn at_exec(&mut self, stop: &ExecStop) -> AfterExec;
-    /// A program runs towards its entry: time for what will be needed there.
-    fn meanwhile(&mut self, _pid: i32) {}
+    /// A program runs towards its entry: time for what will be needed there. True where there is more to find out later,
+    /// while it still runs.
+    fn meanwhile(&mut self, _pid: i32) -> bool {
+        false
+    }
     /// The dynamic linker, started as a program, has made a system call: where the program is entered, once known.
     fn mapped(&mut self, stop: &ExecStop) -> Option<Address>;
     /// A program is about to be entered.
@@ -84,7 +89,7 @@ impl ExecStop {
     /// # Errors
     /// [`InjectError`].
     pub fn injector(&self, space: &AddressSpace) -> Result<Injector, InjectError> {
-        Injector::new(self.pid, space)
+        Injector::new(self.pid, space, &self.status)
     }
 }
 
@@ -99,7 +104,7 @@ impl EntryStop {
     /// # Errors
     /// [`InjectError`].
     pub fn injector(&self, space: &AddressSpace) -> Result<Injector, InjectError> {
-        Injector::new(self.pid, space)
+        Injector::new(self.pid, space, &self.status)
     }
 }
 
@@ -195,17 +200,18 @@ impl<H: Handler> Following<'_, H> {
 
     fn take_exec(&mut self, pid: Pid) {
         self.follower.threads.insert(pid.as_raw(), State::Plain);
-        if let Err(why) = seccomp::permit(pid, self.follower.options) {
+        let status = ThreadStatus::read(pid);
+        if let Err(why) = seccomp::permit(pid, &status, self.follower.options) {
             let after = self.handler.missed(pid.as_raw(), &io::Error::other(why));
             return self.leave(pid, after, 0);
         }
         let Ok(registers) = requests::registers(pid) else { return self.go_on(pid, 0) };
-        let stop = ExecStop { pid, entry: arch::instruction_pointer(&registers) };
+        let stop = ExecStop { pid, entry: arch::instruction_pointer(&registers), status };
         match self.handler.at_exec(&stop) {
             AfterExec::Nothing => {
                 self.leave(pid, if self.follower.descendants { After::Follow } else { After::Release }, 0)
             }
-            AfterExec::StopAt(entry) => self.await_entry(pid, entry),
+            AfterExec::StopAt(entry) => self.await_entry(pid, entry, status),
             AfterExec::AtEntry => self.at_entry(pid),
             AfterExec::End(status) => self.leave(pid, After::Exit(status), 0),
             AfterExec::WatchMaps => {
@@ -215,12 +221,12 @@ impl<H: Handler> Following<'_, H> {
         }
     }
 
-    fn await_entry(&mut self, pid: Pid, entry: Address) {
+    fn await_entry(&mut self, pid: Pid, entry: Address, status: ThreadStatus) {
         match Breakpoint::set(pid, entry) {
             Ok(breakpoint) => {
-                self.follower.threads.insert(pid.as_raw(), State::Entry(breakpoint, ThreadStatus::read(pid)));
+                self.follower.threads.insert(pid.as_raw(), State::Entry(breakpoint, status));
                 self.go_on(pid, 0);
-                self.handler.meanwhile(pid.as_raw());
+                while self.handler.meanwhile(pid.as_raw()) && still_runs(pid) {}
             }
             Err(error) => {
                 self.follower.threads.insert(pid.as_raw(), State::Plain);
@@ -233,9 +239,9 @@ impl<H: Handler> Following<'_, H> {
     fn take_system_call(&mut self, pid: Pid) {
         let watching = matches!(self.follower.threads.get(&pid.as_raw()), Some(State::Mapping));
         if watching && requests::call_stop(pid) == Ok(CallStop::Exit) {
-            let stop = ExecStop { pid, entry: Address(0) };
+            let stop = ExecStop { pid, entry: Address(0), status: ThreadStatus::read(pid) };
             if let Some(entry) = self.handler.mapped(&stop) {
-                return self.await_entry(pid, entry);
+                return self.await_entry(pid, entry, stop.status);
             }
         }
         self.go_on(pid, 0);
@@ -258,16 +264,22 @@ impl<H: Handler> Following<'_, H> {
     }
 
     fn at_entry(&mut self, pid: Pid) {
+        let status = ThreadStatus::read(pid);
         let traced = |thread: i32| self.follower.threads.contains_key(&thread);
-        let mut others = match StoppedThreads::stop(pid, self.follower.options, traced) {
+        let others = match status.threads {
+            // The only one stands still, so that there will be no other.
+            1 => Ok(StoppedThreads::default()),
+            _ => StoppedThreads::stop(pid, self.follower.options, traced),
+        };
+        let mut others = match others {
             Ok(others) => others,
             Err(error) => {
                 let after = self.handler.missed(pid.as_raw(), &error);
                 return self.leave(pid, after, 0);
             }
         };
-        let stop = EntryStop { pid, other_threads: others.count() };
-        let after = match seccomp::permit(pid, self.follower.options) {
+        let stop = EntryStop { pid, status, other_threads: others.count() };
+        let after = match seccomp::permit(pid, &status, self.follower.options) {
             Ok(()) => self.handler.at_entry(&stop),
             Err(why) => self.handler.missed(pid.as_raw(), &io::Error::other(why)),
         };
@@ -310,6 +322,9 @@ impl<H: Handler> Following<'_, H> {
     /// Forgets the threads of a process that is released; those that `StoppedThreads` released are no longer traced.
     fn release_threads(&mut self, pid: Pid) {
         self.follower.threads.remove(&pid.as_raw());
+        if self.follower.threads.is_empty() {
+            return;
+        }
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
         for thread in entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
             self.follower.threads.remove(&thread);
@@ -323,6 +338,12 @@ impl<H: Handler> Following<'_, H> {
         };
         resume(pid, how, signal);
     }
+}
+
+/// True where a traced thread has not stopped or ended yet; what it reports then is still to be waited for.
+fn still_runs(pid: Pid) -> bool {
+    let look = WaitPidFlag::WEXITED | WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    waitid(Id::Pid(pid), look | WaitPidFlag::__WALL) == Ok(WaitStatus::StillAlive)
 }
 
 /// Lets a thread go on. A thread that was killed meanwhile reports its end next.
@@ -344,7 +365,7 @@ fn restore_trap_signal(pid: Pid, before: ThreadStatus) -> io::Result<()> {
 }
 
 fn ignore_trap_signal(pid: Pid, space: &AddressSpace) -> Result<(), InjectError> {
-    let mut injector = Injector::new(pid, space)?;
+    let mut injector = Injector::new(pid, space, &ThreadStatus::read(pid))?;
     if let Ok(scratch) = injector.scratch(kernel_calls::pages::base_page())? {
         // The kernel's struct sigaction: handler, flags, restorer and mask, of one word each.
         let mut action = [0; 32];
@@ -356,7 +377,7 @@ fn ignore_trap_signal(pid: Pid, space: &AddressSpace) -> Result<(), InjectError>
 }
 
 fn take_leave(pid: Pid) -> Result<(), InjectError> {
-    let mut injector = Injector::new(pid, &space_of(pid)?)?;
+    let mut injector = injector_of(pid)?;
     farewell::prepare(&mut injector)?;
     injector.finish()
 }
@@ -365,8 +386,12 @@ fn space_of(pid: Pid) -> io::Result<AddressSpace> {
     AddressSpace::parse(&text_of(format!("/proc/{pid}/maps"))?).map_err(io::Error::other)
 }
 
+fn injector_of(pid: Pid) -> Result<Injector, InjectError> {
+    Injector::new(pid, &space_of(pid)?, &ThreadStatus::read(pid))
+}
+
 fn end(pid: Pid, status: i32) -> Result<(), InjectError> {
-    Injector::new(pid, &space_of(pid)?)?.exit_group(status)
+    injector_of(pid)?.exit_group(status)
 }
 
 fn is_stop_signal(signal: i32) -> bool {

@@ -71,6 +71,7 @@ impl Scratch {
 /// A stopped thread that executes system calls for us. [`Injector::finish`] puts it back as it was.
 pub struct Injector {
     pid: Pid,
+    own_number: i32,
     instruction: Address,
     saved: Registers,
     saved_mask: u64,
@@ -84,19 +85,21 @@ pub struct Injector {
 }
 
 impl Injector {
-    /// Takes over a thread that is in a ptrace stop.
+    /// Takes over a thread that is in a ptrace stop, and whose status is `status`.
     ///
     /// # Errors
     /// [`InjectError`]; the thread is then as it was.
-    pub fn new(pid: Pid, space: &AddressSpace) -> Result<Self, InjectError> {
+    pub fn new(pid: Pid, space: &AddressSpace, status: &ThreadStatus) -> Result<Self, InjectError> {
         let memory = RemoteMemory::open(pid.as_raw())?;
         let instruction = find_instruction(&memory, space).ok_or(InjectError::NoInstruction)?;
         let saved = requests::registers(pid)?;
         let saved_mask = requests::signal_mask(pid)?;
         let trap = bit(libc::SIGTRAP);
-        let steps = arch::STEPS_OVER_CALLS && saved_mask & trap == 0 && !ThreadStatus::read(pid).ignores(libc::SIGTRAP);
+        let steps = arch::STEPS_OVER_CALLS && saved_mask & trap == 0 && !status.ignores(libc::SIGTRAP);
         requests::set_signal_mask(pid, if steps { !trap } else { u64::MAX })?;
-        Ok(Self { pid, instruction, saved, saved_mask, scratch: None, memory, steps, kept_back: 0, gone: false })
+        let own_number = status.own_number.unwrap_or(pid.as_raw());
+        let (scratch, kept_back, gone) = (None, 0, false);
+        Ok(Self { pid, own_number, instruction, saved, saved_mask, scratch, memory, steps, kept_back, gone })
     }
 
     /// The process's memory.
@@ -107,6 +110,11 @@ impl Injector {
     /// The process.
     pub fn pid(&self) -> Pid {
         self.pid
+    }
+
+    /// The process as it must call itself: its number in its innermost PID namespace.
+    pub fn own_number(&self) -> i32 {
+        self.own_number
     }
 
     /// True where `range` holds the instruction that system calls are made with.
@@ -304,7 +312,8 @@ mod tests {
         waitpid(pid, Some(WaitPidFlag::__WALL)).unwrap();
         let maps = || text_of(format!("/proc/{pid}/maps")).unwrap();
         let (mapped, before) = (maps(), requests::registers(pid).unwrap());
-        let mut injector = Injector::new(pid, &AddressSpace::parse(&mapped).unwrap()).unwrap();
+        let mut injector =
+            Injector::new(pid, &AddressSpace::parse(&mapped).unwrap(), &ThreadStatus::read(pid)).unwrap();
         let scratch = injector.scratch(base_page()).unwrap().unwrap();
         let top = arch::stack_pointer(&before);
         assert!(injector.scratch_range().is_none() && scratch + base_page().bytes() + RED_ZONE <= top);

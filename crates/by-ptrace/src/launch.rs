@@ -1,14 +1,49 @@
-//! Starts the helper that traces us, as no child of ours.
+//! Starts the helper that traces us, as no child of ours, and then departs: becomes the program.
 //!
-//! The process that is to become the program forks twice; the grandchild is the helper, and the child between ends at
-//! once, so that the program is born without children. The helper leaves the terminal's session, so that no signal of
-//! the terminal reaches it.
+//! The process that is to become the program starts a process between, which starts the helper and ends at once, so that
+//! the program is born without children. The helper leaves the terminal's session, so that no signal of the terminal
+//! reaches it.
+//!
+//! # Who shares what, and until when
+//!
+//! Copying the memory of a process for another costs more than all else here, so all three share it (`CLONE_VM`), and
+//! with it the heap, `errno`, and whatever else lies in static or thread-local variables. Descriptors, signal
+//! dispositions and the working directory are the helper's own.
+//!
+//! - **While the process between is there**, we stand still: the kernel lets us go on when it has ended (`CLONE_VFORK`).
+//!   It lives on a piece of our stack. From the moment the helper exists, it only ends.
+//! - **From then on the memory is the helper's**, which runs ordinary code on a stack of its own. We only make system calls
+//!   of [`kernel_calls::bare`], which touch neither heap nor `errno`, and read what was made ready before. This lasts to
+//!   our exec, which gives us memory of our own; what was shared is then the helper's alone, with the closure's
+//!   borrowings from our stack: no frame of that is ever left. Where nothing could be executed we end, by a system call.
+//! - **Where the helper refuses**, we go on in ordinary code, and only when it has ended. That is when the pipe, whose
+//!   writing end no one else holds and it never closes before, is at its end: a process gives up its memory before its
+//!   descriptors. It notes last of all that it has ended by itself.
+//! - **Where the helper was killed** before it answered, it may have left the heap in the midst of a change. So we depart
+//!   all the same, under the same rules.
+//!
+//! What ends all who share a memory ends the start, too, as it would a vfork's: the kernel where it is out of memory, and
+//! before Linux 5.16 a core dump of the helper's.
+//!
+//! What the kernel writes for threads by itself is seen to: it would set a word of ours to 0 at the exec, where the C
+//! library asked for that. And the C library, in the helper, takes our thread's number for its own: see `abort.rs`.
+//!
+//! All signals are blocked meanwhile, so that none ends any of the three halfway or runs a handler; the program's own mask is
+//! put back before the exec. The helper keeps them blocked: whatever ends the program or its session is no reason to
+//! leave a program half prepared.
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
-use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::{ForkResult, Pid, getpid, pipe2, setsid};
-use std::fs::File;
-use std::io::{self, Read, Write};
+use crate::stack::Stack;
+use kernel_calls::bare::{self, ErrorNumber};
+use nix::errno::Errno;
+use nix::unistd::{Pid, getpid, pipe2, setsid};
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::ffi::c_void;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Why there is no helper.
 #[derive(Debug, thiserror::Error)]
@@ -21,54 +56,224 @@ pub enum LaunchError {
     Refused(String),
 }
 
-/// The helper stands ready and traces this process.
-#[derive(Debug)]
-pub struct Launched(());
+/// What became of the helper at the departure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Helper {
+    /// It traces us.
+    Traces,
+    /// Something has killed it.
+    WasKilled,
+}
 
-/// Starts the helper and waits until it has said whether it traces us.
+/// Starts the helper, waits until it has said whether it traces us, and departs.
 ///
 /// `helper` runs in the helper process with our PID; it calls its second argument once: with `Ok` when it traces us,
-/// or with the reason why it cannot. That closes all descriptors, so it opens none before. It never returns to the caller's code: the helper ends with it.
+/// or with the reason why it cannot. The first closes all descriptors, so it opens none before. The helper ends with it.
 ///
-/// # Errors
-/// [`LaunchError`]; there is no helper then and the caller is as it was.
-pub fn start_helper(helper: impl FnOnce(Pid, &mut dyn FnMut(Result<(), String>))) -> Result<Launched, LaunchError> {
-    let us = getpid();
-    let (answer, say) = pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(io::Error::from)?;
-    let (go, permit) = pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(io::Error::from)?;
-    // A signal must not end the child between halfway; the program's own mask is put back before it runs.
-    let mut mask = SigSet::empty();
-    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), Some(&mut mask)).map_err(io::Error::from)?;
+/// `depart` runs in this process, while the helper has our memory: it must touch neither the heap nor `errno`, nor panic,
+/// and it executes a program or ends this process by [`bare::exit`].
+///
+/// Returns only where there is no helper; the caller is as it was then. It must be its process's only thread, and nobody
+/// is told any more that this thread has ended.
+pub fn launch(
+    helper: impl FnOnce(Pid, &mut dyn FnMut(Result<(), String>)),
+    depart: impl FnOnce(Helper) -> Infallible,
+) -> LaunchError {
+    let shared = match Shared::new(helper) {
+        Ok(shared) => shared,
+        Err(error) => return LaunchError::NoHelper(error),
+    };
+    let mask = bare::set_signal_mask(bare::ALL_SIGNALS);
     let adopts = adopts_orphans();
     if adopts {
         set_adopts_orphans(false);
     }
-    match silent_fork() {
-        Ok(ForkResult::Child) => {
-            drop((answer, permit));
-            if let Ok(ForkResult::Child) = silent_fork() {
-                be_helper(us, File::from(say), File::from(go), helper);
-            }
-            // SAFETY:
-            // - _exit takes an integer; nothing of the parent's is flushed or run twice.
-            unsafe { libc::_exit(0) }
+    let started = shared.start();
+    // From here to the end of the helper, or to ours, the rules hold that stand at the top.
+    if adopts {
+        set_adopts_orphans(true);
+    }
+    // Ours must not keep the pipe from its end.
+    bare::close(shared.pipes.answer.1);
+    let heard = started.map(|()| shared.hear());
+    bare::set_signal_mask(mask);
+    if let Ok(Heard::Departure(helper)) = heard {
+        depart(helper);
+    }
+    shared.pipes.close_rest();
+    match heard {
+        Err(number) if number != 0 => LaunchError::NoHelper(io::Error::from_raw_os_error(number)),
+        _ => {
+            let why = shared.refusal.take();
+            LaunchError::Refused(why.unwrap_or_else(|| "the helper process ended at once".to_owned()))
         }
-        Ok(ForkResult::Parent { child }) => {
-            drop((say, go));
-            let _ = waitpid(child, Some(WaitPidFlag::__WALL));
-            if adopts {
-                set_adopts_orphans(true);
-            }
-            let result = ask_to_trace(File::from(answer), File::from(permit));
-            let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
-            result
+    }
+}
+
+/// How far the helper has come, in `Shared::progress`.
+const STARTED: u32 = 0;
+const HAS_ENDED: u32 = 1;
+
+/// Bytes of stack for the process between, which makes two system calls.
+const STACK_BETWEEN: usize = 16 << 10;
+
+/// What our side has heard of the helper.
+enum Heard {
+    Departure(Helper),
+    Refusal,
+}
+
+/// What we, the process between and the helper have in common. The cells are used by one at a time: they are handed over
+/// by the helper's start, and by the end of the pipe.
+struct Shared<F> {
+    us: Pid,
+    pipes: Pipes,
+    /// Where the helper runs.
+    stack: Stack,
+    work: Cell<Option<F>>,
+    /// The helper's PID, written by the kernel.
+    helper: AtomicI32,
+    /// Why there is no helper.
+    error: AtomicI32,
+    progress: AtomicU32,
+    refusal: Cell<Option<String>>,
+}
+
+impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
+    fn new(work: F) -> io::Result<Self> {
+        let stack = Stack::new()?;
+        Ok(Self {
+            us: getpid(),
+            pipes: Pipes::new()?,
+            stack,
+            work: Cell::new(Some(work)),
+            helper: AtomicI32::new(0),
+            error: AtomicI32::new(0),
+            progress: AtomicU32::new(STARTED),
+            refusal: Cell::new(None),
+        })
+    }
+
+    /// Our side: starts the helper, by the process between. The error is 0 where that was killed before.
+    fn start(&self) -> Result<(), ErrorNumber> {
+        // The C library has one word set to 0 when its thread leaves; the helper may have found another use for it.
+        bare::forget_thread_word();
+        let mut stack = [MaybeUninit::<u128>::uninit(); STACK_BETWEEN / size_of::<u128>()];
+        let shares = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_SIGHAND;
+        // SAFETY:
+        // - the stack is ours and aligned, its end is where it begins, and the call returns when nobody uses it any more.
+        // - `between` takes the address of a `Shared` of this type, which outlives it.
+        // - without a signal at its end: a SIGCHLD that is blocked would stay pending over the exec, and the program would
+        //   get it.
+        let child = unsafe {
+            let end = stack.as_mut_ptr_range().end;
+            libc::clone(Self::between, end.cast(), shares, self.address())
+        };
+        if child < 0 {
+            return Err(Errno::last_raw());
         }
-        Err(errno) => {
-            if adopts {
-                set_adopts_orphans(true);
+        bare::wait_for_end(child);
+        match self.helper.load(Ordering::Acquire) {
+            0 => Err(self.error.load(Ordering::Acquire)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Our side: names the helper as the one that may trace us (Yama), lets it begin, and waits for its answer.
+    fn hear(&self) -> Heard {
+        if let Some((_, permit)) = self.pipes.permit {
+            bare::set_of_process(libc::PR_SET_PTRACER, self.helper.load(Ordering::Acquire) as usize);
+            bare::write(permit, [b"+"]);
+        }
+        let answered = bare::read(self.pipes.answer.0, &mut [0]) > 0;
+        match self.progress.load(Ordering::Acquire) {
+            _ if answered => Heard::Departure(Helper::Traces),
+            HAS_ENDED => Heard::Refusal,
+            _ => Heard::Departure(Helper::WasKilled),
+        }
+    }
+
+    fn address(&self) -> *mut c_void {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    /// The process between.
+    extern "C" fn between(shared: *mut c_void) -> i32 {
+        // SAFETY:
+        // - `start` gives the address of a `Shared` of this type, and stands still until this process has ended.
+        let shared = unsafe { &*shared.cast_const().cast::<Self>() };
+        let shares = libc::CLONE_VM | libc::CLONE_PARENT_SETTID;
+        // SAFETY:
+        // - the stack is there for the helper alone, and as long as the helper is: whoever has shared the memory only
+        //   gives it back after the helper's end.
+        // - `be_helper` takes the address of a `Shared` of this type, which is there as long as the stack is.
+        // - the kernel writes the new PID to a word that is there for it.
+        let helper = unsafe {
+            libc::clone(Self::be_helper, shared.stack.end(), shares, shared.address(), shared.helper.as_ptr())
+        };
+        if helper < 0 {
+            shared.error.store(Errno::last_raw(), Ordering::Release);
+        }
+        bare::exit(0)
+    }
+
+    /// The helper.
+    extern "C" fn be_helper(shared: *mut c_void) -> i32 {
+        // SAFETY:
+        // - `between` gives the address of a `Shared` of this type; it lies on a stack that is kept for this process.
+        let shared = unsafe { &*shared.cast_const().cast::<Self>() };
+        if catch_unwind(AssertUnwindSafe(|| shared.help())).is_ok() {
+            shared.progress.store(HAS_ENDED, Ordering::Release);
+        }
+        bare::exit(0)
+    }
+
+    fn help(&self) {
+        let _ = setsid();
+        if let Some((go, permit)) = self.pipes.permit {
+            // With this end open here, we would wait for ever for one who has been killed.
+            bare::close(permit);
+            if bare::read(go, &mut [0]) == 0 {
+                return;
             }
-            let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
-            Err(LaunchError::NoHelper(errno.into()))
+        }
+        let Some(work) = self.work.take() else { return };
+        work(self.us, &mut |answer| match answer {
+            Ok(()) => {
+                bare::write(self.pipes.answer.1, [b"+"]);
+                // The program is on its way now, but not past its exec stop, which only we end: it cannot see that these
+                // stayed open until here.
+                close_all();
+            }
+            Err(why) => self.refusal.set(Some(why)),
+        });
+    }
+}
+
+/// The descriptors of our pipes, the reading and the writing end of each. They are the helper's too, and each side closes
+/// its own.
+struct Pipes {
+    answer: (RawFd, RawFd),
+    /// Where the helper must wait until we have permitted it to trace us (Yama).
+    permit: Option<(RawFd, RawFd)>,
+}
+
+impl Pipes {
+    fn new() -> io::Result<Self> {
+        let pipe = || pipe2(nix::fcntl::OFlag::O_CLOEXEC);
+        let answer = pipe()?;
+        // Naming nobody is refused where there is no Yama.
+        let permit = bare::set_of_process(libc::PR_SET_PTRACER, 0).then(pipe).transpose()?;
+        let numbers = |(read, write): (OwnedFd, OwnedFd)| (read.into_raw_fd(), write.into_raw_fd());
+        Ok(Self { answer: numbers(answer), permit: permit.map(numbers) })
+    }
+
+    /// Closes what our side has not closed before.
+    fn close_rest(&self) {
+        bare::close(self.answer.0);
+        if let Some((go, permit)) = self.permit {
+            bare::close(go);
+            bare::close(permit);
         }
     }
 }
@@ -83,81 +288,98 @@ fn adopts_orphans() -> bool {
 }
 
 fn set_adopts_orphans(adopts: bool) {
-    // SAFETY:
-    // - the call takes integers and touches no memory of ours.
-    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, libc::c_ulong::from(adopts), 0, 0, 0) };
+    bare::set_of_process(libc::PR_SET_CHILD_SUBREAPER, usize::from(adopts));
 }
 
-/// A fork whose child sends no signal when it ends: a SIGCHLD that is blocked would stay pending over the exec, and the
-/// program would get it.
-fn silent_fork() -> Result<ForkResult, nix::errno::Errno> {
-    // SAFETY:
-    // - this process has one thread, so that the child may do whatever the parent may; with no flags the call is a
-    //   fork without a signal, and all its other arguments are unused.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
-    nix::errno::Errno::result(pid).map(|pid| match pid {
-        0 => ForkResult::Child,
-        child => ForkResult::Parent { child: Pid::from_raw(child as i32) },
-    })
-}
-
-/// Our side: names the helper as the one that may trace us (Yama), lets it begin, and reads its answer.
-fn ask_to_trace(mut answer: File, mut permit: File) -> Result<Launched, LaunchError> {
-    let mut pid = [0; 4];
-    answer.read_exact(&mut pid).map_err(|_| LaunchError::Refused("the helper process ended at once".to_owned()))?;
-    let helper = i32::from_ne_bytes(pid);
-    // SAFETY:
-    // - prctl takes integers here; kernels without Yama refuse the call, which then is not needed.
-    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(helper as u32), 0, 0, 0) };
-    let _ = permit.write_all(&[1]);
-    let mut text = String::new();
-    answer.read_to_string(&mut text)?;
-    match text.strip_prefix('+') {
-        Some(_) => Ok(Launched(())),
-        None if text.is_empty() => Err(LaunchError::Refused("the helper process ended at once".to_owned())),
-        None => Err(LaunchError::Refused(text)),
-    }
-}
-
-/// The helper's side.
-fn be_helper(us: Pid, say: File, mut go: File, helper: impl FnOnce(Pid, &mut dyn FnMut(Result<(), String>))) {
-    // Whatever ends the program or its session is no reason to leave a program half prepared.
-    let _ = setsid();
-    let mut kept = SigSet::all();
-    kept.remove(Signal::SIGKILL);
-    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&kept), None);
-    let mut say = Some(say);
-    if let Some(say) = &mut say
-        && say.write_all(&getpid().as_raw().to_ne_bytes()).is_err()
-    {
-        return;
-    }
-    let mut byte = [0];
-    if go.read_exact(&mut byte).is_err() {
-        return;
-    }
-    drop(go);
-    helper(us, &mut |answer| {
-        if let Some(mut say) = say.take() {
-            let text = answer.map_or_else(|why| why, |()| "+".to_owned());
-            // The one who asked may have been killed; then there is nobody to tell.
-            let _ = say.write_all(text.as_bytes());
-            drop(say);
-            // The program is on its way now, but not past its exec stop, which only we end: it cannot see that these
-            // stayed open until here.
-            close_all();
-        }
-    });
-}
-
-/// Closes every descriptor that we got by the fork, so that nobody waits for the end of a file that we hold.
+/// Closes every descriptor that the helper got by its start, so that nobody waits for the end of a file that it holds.
 fn close_all() {
+    if bare::close_all().is_ok() {
+        return;
+    }
     let listed = std::fs::read_dir("/proc/self/fd").map(|entries| {
         entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect::<Vec<i32>>()
     });
-    for descriptor in listed.unwrap_or_default() {
+    // No value of the helper's owns a descriptor any more.
+    listed.unwrap_or_default().into_iter().for_each(bare::close);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::signal::{Signal, kill};
+    use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+
+    type Answer<'a> = &'a mut dyn FnMut(Result<(), String>);
+
+    const TRACED: i32 = 1;
+    const KILLED: i32 = 2;
+    const REFUSED: i32 = 3;
+    const HAS_CHILDREN: i32 = 4;
+    const OTHER_ANSWER: i32 = 5;
+
+    /// The end of a process of its own that launches this helper; one that is refused for this reason ends with `REFUSED`.
+    fn end_with(helper: impl FnOnce(Pid, Answer), reason: &str) -> WaitStatus {
         // SAFETY:
-        // - this process was forked to be the helper; no value of it owns a descriptor any more.
-        unsafe { libc::close(descriptor) };
+        // - the C library makes the child's heap usable, and nothing else of other threads is used there.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Parent { child } => waitpid(child, None).unwrap(),
+            ForkResult::Child => bare::exit(status_of_launch(helper, reason)),
+        }
+    }
+
+    fn status_of_launch(helper: impl FnOnce(Pid, Answer), reason: &str) -> i32 {
+        let error = launch(helper, |helper| bare::exit(if helper == Helper::Traces { TRACED } else { KILLED }));
+        if waitpid(None, Some(WaitPidFlag::__WALL)) != Err(Errno::ECHILD) {
+            return HAS_CHILDREN;
+        }
+        if error.to_string() == reason { REFUSED } else { OTHER_ANSWER }
+    }
+
+    fn assert_status(end: WaitStatus, status: i32) {
+        assert!(matches!(end, WaitStatus::Exited(_, is) if is == status), "{end:?} instead of {status}");
+    }
+
+    #[test]
+    fn departs_when_the_helper_traces() {
+        assert_status(end_with(|_, answer| answer(Ok(())), ""), TRACED);
+    }
+
+    #[test]
+    fn a_helper_that_refuses_says_why() {
+        assert_status(end_with(|_, answer| answer(Err("so it is".to_owned())), "so it is"), REFUSED);
+    }
+
+    #[test]
+    fn the_helper_knows_us() {
+        let parent = getpid();
+        let helper = |us: Pid, answer: Answer| {
+            let status = std::fs::read_to_string(format!("/proc/{us}/status")).unwrap();
+            let is_child = status.lines().any(|line| line == format!("PPid:\t{parent}"));
+            answer(Err(format!("{}, {}", is_child, us != getpid())));
+        };
+        assert_status(end_with(helper, "true, true"), REFUSED);
+    }
+
+    #[test]
+    fn a_helper_that_says_nothing_is_told_of() {
+        assert_status(end_with(|_, _| {}, "the helper process ended at once"), REFUSED);
+    }
+
+    #[test]
+    fn a_helper_that_was_killed_is_departed_from() {
+        // Not by `raise`: what the C library takes for this thread's number is that of the other process.
+        let kill_itself = |_, _: Answer| kill(getpid(), Signal::SIGKILL).unwrap();
+        assert_status(end_with(kill_itself, ""), KILLED);
+    }
+
+    #[test]
+    fn a_helper_that_aborts_is_departed_from() {
+        assert_status(end_with(|_, _: Answer| std::process::abort(), ""), KILLED);
+    }
+
+    #[test]
+    fn a_helper_that_panics_is_departed_from() {
+        assert_status(end_with(|_, _: Answer| panic!("on purpose"), ""), KILLED);
     }
 }

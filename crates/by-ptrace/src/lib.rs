@@ -4,6 +4,8 @@
 //! left in it. What to lift is decided elsewhere: here is only how.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[cfg(target_env = "musl")]
+mod abort;
 mod arch;
 mod auxiliary;
 mod breakpoint;
@@ -18,8 +20,10 @@ mod launch;
 pub mod live;
 mod memory;
 mod move_base;
+mod program;
 mod requests;
 mod seccomp;
+mod stack;
 mod status;
 mod thread_list;
 mod threads;
@@ -27,7 +31,8 @@ mod threads;
 pub use executor::ProcessExecutor;
 pub use follow::{After, AfterExec, EntryStop, ExecStop, Follower, Handler};
 pub use injection::{InjectError, Injector};
-pub use launch::{LaunchError, Launched, start_helper};
+pub use launch::{Helper, LaunchError, launch};
 pub use memory::RemoteMemory;
 pub use move_base::{MoveError, move_image};
+pub use program::Program;
 pub use threads::StoppedThreads;

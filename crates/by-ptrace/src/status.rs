@@ -12,6 +12,10 @@ pub struct ThreadStatus {
     pub seccomp: u32,
     /// How many filters (Linux 5.9).
     pub seccomp_filters: u32,
+    /// How many threads its process has. 0 where that is not told.
+    pub threads: u32,
+    /// The process's own number in its innermost PID namespace (Linux 4.1).
+    pub own_number: Option<i32>,
 }
 
 impl ThreadStatus {
@@ -28,6 +32,8 @@ impl ThreadStatus {
                 "SigBlk" => status.blocked = u64::from_str_radix(value, 16).unwrap_or(0),
                 "SigIgn" => status.ignored = u64::from_str_radix(value, 16).unwrap_or(0),
                 "Seccomp" => status.seccomp = value.parse().unwrap_or(0),
+                "Threads" => status.threads = value.parse().unwrap_or(0),
+                "NSpid" => status.own_number = value.split_whitespace().last().and_then(|last| last.parse().ok()),
                 "Seccomp_filters" => status.seccomp_filters = value.parse().unwrap_or(0),
                 _ => {}
             }
@@ -63,9 +69,10 @@ mod tests {
 
     #[test]
     fn masks_are_read_by_signal() {
-        let status = ThreadStatus::parse("SigBlk:\t0000000000000010\nSigIgn:\t0000000000001000\nSeccomp:\t2\n");
+        let masks = "SigBlk:\t0000000000000010\nSigIgn:\t0000000000001000\n";
+        let status = ThreadStatus::parse(&format!("NSpid:\t4711\t12\nThreads:\t3\n{masks}Seccomp:\t2\n"));
         assert!(status.blocks(libc::SIGTRAP) && !status.ignores(libc::SIGTRAP));
         assert!(status.ignores(libc::SIGPIPE) && !status.blocks(libc::SIGPIPE));
-        assert_eq!(status.seccomp, 2);
+        assert_eq!((status.seccomp, status.threads, status.own_number), (2, 3, Some(12)));
     }
 }

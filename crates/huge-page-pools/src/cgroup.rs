@@ -34,18 +34,37 @@ pub struct HugetlbLimit {
     pub file: PathBuf,
 }
 
-/// Reads the limits of a process's cgroups. What cannot be read counts as no limit; the kernel has the last word.
-pub fn limits_of(pid: i32, sizes: &[PageSize]) -> CgroupLimits {
+/// A process's cgroups, and where they are to be found. It takes longer to find them than to read their limits.
+#[derive(Clone, Debug, Default)]
+pub struct Cgroups {
+    membership: String,
+    mounts: String,
+}
+
+impl Cgroups {
+    /// The cgroups of a process. What cannot be read counts as none.
+    pub fn of(pid: i32) -> Self {
+        Self {
+            membership: text_of(format!("/proc/{pid}/cgroup")).unwrap_or_default(),
+            mounts: text_of("/proc/self/mountinfo").unwrap_or_default(),
+        }
+    }
+
+    /// Reads their limits. What cannot be read counts as no limit; the kernel has the last word.
+    pub fn limits(&self, sizes: &[PageSize]) -> CgroupLimits {
+        limits_of(&self.membership, &self.mounts, sizes)
+    }
+}
+
+fn limits_of(membership: &str, mounts: &str, sizes: &[PageSize]) -> CgroupLimits {
     let mut limits = CgroupLimits::default();
-    let membership = text_of(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let mounts = text_of("/proc/self/mountinfo").unwrap_or_default();
     for line in membership.lines() {
         let mut fields = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
         let version_2 = controllers.is_empty();
         let has = |name: &str| controllers.split(',').any(|c| c == name);
         for name in ["memory", "hugetlb"].into_iter().filter(|name| version_2 || has(name)) {
-            let Some((root, mounted_root)) = mount_of(&mounts, (!version_2).then_some(name)) else { continue };
+            let Some((root, mounted_root)) = mount_of(mounts, (!version_2).then_some(name)) else { continue };
             let inside = path.strip_prefix(mounted_root.trim_end_matches('/')).unwrap_or(path);
             for directory in ancestors(&root, inside) {
                 if name == "memory" {

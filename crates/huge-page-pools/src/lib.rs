@@ -6,8 +6,8 @@ mod machine;
 mod pools;
 mod thp;
 
-pub use cgroup::{CgroupLimits, HugetlbLimit, limits_of};
+pub use cgroup::{CgroupLimits, Cgroups, HugetlbLimit};
 pub use kernel_calls::pages::base_page;
-pub use machine::{elf_machine, machine_facts, system_thp, usual_huge_page};
+pub use machine::{elf_machine, machine_facts, machine_facts_for, system_thp, usual_huge_page};
 pub use pools::pools_at;
 pub use thp::thp_at;

@@ -1,14 +1,17 @@
 //! All facts of the machine together.
 
-use crate::{limits_of, pools_at, thp_at};
+use crate::thp::thp_size_at;
+use crate::{Cgroups, pools_at, thp_at};
 use address_space::PageSize;
 use kernel_calls::pages::base_page;
 use kernel_calls::text::text_of;
-use lift_plan::{MachineFacts, ThpFacts, ThpMode};
+use lift_plan::{HugePool, MachineFacts, Policy, ThpFacts, ThpMode};
 use std::path::Path;
 
 /// Of available memory this share is left alone, so that a lift never brings the machine or a cgroup to its limit.
 const SHARE_LEFT_ALONE: u64 = 16;
+
+const POOLS: &str = "/sys/kernel/mm/hugepages";
 
 /// `e_machine` of programs that run natively here and that this build can lift (elf.h: EM_X86_64, EM_AARCH64).
 pub fn elf_machine() -> u16 {
@@ -17,9 +20,25 @@ pub fn elf_machine() -> u16 {
 
 /// The machine's facts for a plan that concerns process `pid`.
 pub fn machine_facts(pid: i32) -> MachineFacts {
-    let mut pools = pools_at(Path::new("/sys/kernel/mm/hugepages"));
+    facts_with(pid, pools_at(Path::new(POOLS)), &Cgroups::of(pid))
+}
+
+/// The same for a plan by `policy` and a process of these cgroups: pools and memory are looked at only where it may take
+/// from them, and count as none and as without a bound else.
+pub fn machine_facts_for(pid: i32, policy: &Policy, cgroups: &Cgroups) -> MachineFacts {
+    let bounded = policy.may_take_from_pools() || policy.may_fill_memory();
+    let unbounded = (!bounded).then(|| unbounded_facts(pid));
+    // Without transparent huge pages, meminfo is what tells the size of those there are.
+    if let Some(facts) = unbounded.filter(|facts| facts.thp.is_some()) {
+        return facts;
+    }
+    let pools = if policy.may_take_from_pools() { pools_at(Path::new(POOLS)) } else { Vec::new() };
+    facts_with(pid, pools, cgroups)
+}
+
+fn facts_with(pid: i32, mut pools: Vec<HugePool>, cgroups: &Cgroups) -> MachineFacts {
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
-    let limits = limits_of(pid, &sizes);
+    let limits = cgroups.limits(&sizes);
     for pool in &mut pools {
         if let Some(limit) = limits.hugetlb_of(pool.size) {
             pool.available = pool.available.min(limit.left / pool.size.bytes());
@@ -32,20 +51,31 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
         Some((left, directory)) if left < available => (left / 2, format!("cgroup {}", directory.display())),
         _ => (available, "available memory".to_owned()),
     };
+    MachineFacts {
+        pools,
+        default_hugetlb: default_hugetlb(&meminfo),
+        memory_available: memory - memory / SHARE_LEFT_ALONE,
+        memory_bound: bound,
+        ..unbounded_facts(pid)
+    }
+}
+
+/// All facts but those of pools and memory.
+fn unbounded_facts(pid: i32) -> MachineFacts {
     let release = kernel_calls::release::kernel_release();
     MachineFacts {
         elf_machine: elf_machine(),
         base_page: base_page(),
-        pools,
-        default_hugetlb: meminfo_bytes(&meminfo, "Hugepagesize").and_then(|bytes| PageSize::new(bytes).ok()),
+        pools: Vec::new(),
+        default_hugetlb: None,
         thp: system_thp().map(|thp| match is_thp_off_in(pid) {
             true => ThpFacts { mode: ThpMode::OffInProcess, ..thp },
             false => thp,
         }),
         movable_hugetlb: release >= (5, 16),
         collapse: release >= (6, 1),
-        memory_available: memory - memory / SHARE_LEFT_ALONE,
-        memory_bound: bound,
+        memory_available: u64::MAX,
+        memory_bound: String::new(),
         max_mappings: max_mappings(),
     }
 }
@@ -53,10 +83,10 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
 /// The size of huge pages that is used where the user names none, as [`MachineFacts::usual_huge_page`] has it, with no
 /// more reading than that takes.
 pub fn usual_huge_page() -> Option<PageSize> {
-    let default = || meminfo_bytes(&text_of("/proc/meminfo").unwrap_or_default(), "Hugepagesize");
-    let smallest_pool = || pools_at(Path::new("/sys/kernel/mm/hugepages")).first().map(|pool| pool.size);
-    let thp = system_thp().map(|thp| thp.size);
-    thp.or_else(|| PageSize::new(default()?).ok()).or_else(smallest_pool)
+    let default = || default_hugetlb(&text_of("/proc/meminfo").unwrap_or_default());
+    let smallest_pool = || pools_at(Path::new(POOLS)).first().map(|pool| pool.size);
+    let thp = thp_size_at(Path::new("/sys/kernel/mm/transparent_hugepage"));
+    thp.or_else(default).or_else(smallest_pool)
 }
 
 /// Transparent huge pages as the system has them, whatever a process has chosen for itself.
@@ -74,6 +104,11 @@ fn is_thp_off_in(pid: i32) -> bool {
 fn max_mappings() -> u64 {
     let text = text_of("/proc/sys/vm/max_map_count").unwrap_or_default();
     text.trim().parse().unwrap_or(65530)
+}
+
+/// Size of the pages that mmap takes for MAP_HUGETLB without a size.
+fn default_hugetlb(meminfo: &str) -> Option<PageSize> {
+    PageSize::new(meminfo_bytes(meminfo, "Hugepagesize")?).ok()
 }
 
 fn meminfo_bytes(meminfo: &str, field: &str) -> Option<u64> {

@@ -7,7 +7,7 @@ use crate::objects::objects_of;
 use crate::pagemap::Pagemap;
 use crate::situation::Situation;
 use crate::{files, probes, records};
-use address_space::{AddressRange, RangeSet, parse_smaps};
+use address_space::{AddressRange, RangeSet, parse_flags};
 use alloc::borrow::ToOwned;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -42,7 +42,7 @@ pub fn look(policy: &Policy, lifted: &[records::Record]) -> Result<Seen, String>
         process.probed = probes::find(&process, &made, auxiliary.base_page);
         // The account of every mapping costs more than all the rest, and only matters where something is replaced.
         let smaps = files::text(c"/proc/self/smaps").map_err(|_| no_proc())?;
-        process.special = parse_smaps(&smaps).map(|usages| special_mappings(&usages)).map_err(|e| e.to_string())?;
+        process.special = parse_flags(&smaps).map(|flags| special_mappings(&flags)).map_err(|e| e.to_string())?;
         made = plan(&process, &machine, policy);
         leave_lifted(&mut made, lifted);
     }

@@ -3,6 +3,7 @@
 
 pub mod advice;
 pub mod attributes;
+pub mod bare;
 pub mod descriptors;
 pub mod file_mapping;
 pub mod numbers;

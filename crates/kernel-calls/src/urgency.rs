@@ -8,21 +8,26 @@ const PRIORITY: i32 = 1;
 /// Whoever keeps another program stopped and then queues for a processor behind that program's clients makes its pause
 /// as long as the queue. Needs CAP_SYS_NICE or RLIMIT_RTPRIO; without them nothing is changed.
 pub struct Urgency {
-    before: Option<(i32, libc::sched_param)>,
+    before: Option<(i32, Parameters)>,
+}
+
+/// The kernel's `struct sched_param`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Parameters {
+    priority: i32,
 }
 
 impl Urgency {
     /// Raises the calling thread, if it is an ordinary one and the kernel permits it.
     pub fn raise() -> Self {
+        let policy = policy();
+        let mut before = Parameters { priority: 0 };
         // SAFETY:
-        // - 0 is the calling thread, and the call takes no pointer.
-        let policy = unsafe { libc::sched_getscheduler(0) };
-        let mut before = libc::sched_param { sched_priority: 0 };
-        // SAFETY:
-        // - 0 is the calling thread, and `before` is a structure of ours.
-        let known = unsafe { libc::sched_getparam(0, &raw mut before) } == 0;
+        // - 0 is the calling thread, and `before` is the kernel's structure and ours.
+        let known = unsafe { libc::syscall(libc::SYS_sched_getparam, 0, &raw mut before) } == 0;
         let ordinary = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE].contains(&policy);
-        let raised = known && ordinary && set(libc::SCHED_FIFO, libc::sched_param { sched_priority: PRIORITY });
+        let raised = known && ordinary && set(libc::SCHED_FIFO, Parameters { priority: PRIORITY });
         Self { before: raised.then_some((policy, before)) }
     }
 }
@@ -36,10 +41,18 @@ impl Drop for Urgency {
     }
 }
 
-fn set(policy: i32, parameters: libc::sched_param) -> bool {
+/// How the calling thread is scheduled. By a system call of our own, as are the others here: musl's functions of these
+/// names always fail, since Linux schedules threads where POSIX has processes.
+fn policy() -> i32 {
     // SAFETY:
-    // - 0 is the calling thread, and `parameters` is a structure of ours that outlives the call.
-    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+    // - 0 is the calling thread, and the call takes no pointer.
+    unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) as i32 }
+}
+
+fn set(policy: i32, parameters: Parameters) -> bool {
+    // SAFETY:
+    // - 0 is the calling thread, and `parameters` is the kernel's structure and outlives the call.
+    unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const parameters) == 0 }
 }
 
 #[cfg(test)]
@@ -48,9 +61,6 @@ mod tests {
 
     #[test]
     fn the_thread_is_afterwards_what_it_was() {
-        // SAFETY:
-        // - 0 is the calling thread, and the call takes no pointer.
-        let policy = || unsafe { libc::sched_getscheduler(0) };
         let before = policy();
         let urgency = Urgency::raise();
         // Who may not be raised stays what it is.

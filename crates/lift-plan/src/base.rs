@@ -54,8 +54,10 @@ pub fn choose_base(image: &ElfImage, size: PageSize, base_page: PageSize, kinds:
     let step = image.largest_alignment(base_page);
     let mut all = Coverable::default();
     let mut candidates = vec![0];
+    let mut longest = 0;
     for group in group(pieces_at(image, 0, base_page, kinds), edges, false) {
         add(&mut all, &group.pieces);
+        longest = longest.max(group.pieces.iter().map(|piece| piece.range.len()).sum());
         for piece in &group.pieces {
             for boundary in [piece.range.start(), piece.range.end()] {
                 // The offset that puts this boundary on a huge page's, and the nearest ones that alignment allows.
@@ -65,10 +67,13 @@ pub fn choose_base(image: &ElfImage, size: PageSize, base_page: PageSize, kinds:
             }
         }
     }
+    let mut best = BaseChoice { offset: 0, covered: Coverable::default(), all };
+    if longest < size.bytes() {
+        return best;
+    }
     candidates.retain(|offset| *offset < size.bytes());
     candidates.sort_unstable();
     candidates.dedup();
-    let mut best = BaseChoice { offset: 0, covered: Coverable::default(), all };
     for offset in candidates {
         let covered = coverable(image, offset, size, base_page, kinds, edges);
         if covered > best.covered {

@@ -154,6 +154,21 @@ pub struct Policy {
     pub max_memory: Option<u64>,
 }
 
+impl Policy {
+    /// False where a lift by this policy makes nothing resident, so that it does not matter how much memory is left: shared
+    /// images show what is there already.
+    pub fn may_fill_memory(&self) -> bool {
+        let writable = [Kind::Data, Kind::Bss, Kind::Heap];
+        self.pages != Pages::Image || writable.into_iter().any(|kind| self.kinds.contains(kind))
+    }
+
+    /// False where nothing that the planner does by this policy depends on the pools.
+    pub fn may_take_from_pools(&self) -> bool {
+        let for_read_only = matches!(self.pages, Pages::Auto | Pages::Hugetlb);
+        for_read_only || self.writable_pages == WritablePages::Hugetlb || self.page_size.is_some()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

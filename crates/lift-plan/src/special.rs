@@ -1,7 +1,7 @@
 //! Mappings that must stay as they are.
 
 use crate::SpecialMapping;
-use address_space::MappingUsage;
+use address_space::MappingFlags;
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 
@@ -19,16 +19,18 @@ const SPECIAL_FLAGS: [(&str, &str); 9] = [
 ];
 
 /// The mappings among these that carry such a property.
-pub fn special_mappings(usages: &[MappingUsage]) -> Vec<SpecialMapping> {
+pub fn special_mappings(mappings: &[MappingFlags]) -> Vec<SpecialMapping> {
     let mut special = Vec::new();
-    for usage in usages {
-        let flag = SPECIAL_FLAGS.iter().find(|(flag, _)| usage.has_flag(flag));
+    for mapping in mappings {
+        let flag = SPECIAL_FLAGS.iter().find(|(flag, _)| mapping.has(flag));
         let property = match flag {
             Some((_, property)) => (*property).to_owned(),
-            None if usage.protection_key != 0 => alloc::format!("guarded by protection key {}", usage.protection_key),
+            None if mapping.protection_key != 0 => {
+                alloc::format!("guarded by protection key {}", mapping.protection_key)
+            }
             None => continue,
         };
-        special.push(SpecialMapping { range: usage.mapping.range, property });
+        special.push(SpecialMapping { range: mapping.range, property });
     }
     special
 }
@@ -36,7 +38,7 @@ pub fn special_mappings(usages: &[MappingUsage]) -> Vec<SpecialMapping> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use address_space::parse_smaps;
+    use address_space::parse_flags;
 
     #[test]
     fn special_mappings_are_recognised_by_their_flags() {
@@ -50,7 +52,7 @@ VmFlags: rd wr
 ProtectionKey: 0
 VmFlags: rd wr hg
 ";
-        let special = special_mappings(&parse_smaps(text).unwrap());
+        let special = special_mappings(&parse_flags(text).unwrap());
         let properties: Vec<_> = special.iter().map(|special| special.property.as_str()).collect();
         assert_eq!(properties, ["not inherited by children (MADV_DONTFORK)", "guarded by protection key 3"]);
     }

@@ -12,6 +12,7 @@ use object::ReadCache;
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// More of a file than this is never read for its headers; sound files need about two kilobytes.
 const MOST_HEADER_BYTES: u64 = 16 << 20;
@@ -63,6 +64,8 @@ pub enum NotUnderstoodReason {
 #[derive(Debug, Default)]
 pub struct ObjectReader {
     images: HashMap<FileIdentity, Result<ElfImage, ElfError>>,
+    /// What was read for one process a moment ago.
+    ahead: Option<(i32, Vec<(FileKey, ElfImage)>)>,
 }
 
 /// The objects of process `pid` whose mappings are `space`.
@@ -95,13 +98,17 @@ impl ObjectReader {
         let auxiliary = process.auxiliary()?;
         let base_page = auxiliary.page_size().map_or_else(|| process.page_size(), Ok)?;
         let mut found = LoadedObjects::default();
+        let ahead = self.ahead.take().filter(|(of, _)| *of == pid).map_or(Vec::new(), |(_, images)| images);
         let executed = ExecutedFile::of(&process);
         let mut executable = None;
         let mut opener = Opener::new(&process);
         for (key, mappings) in file_groups(space) {
             let is_executed = executed.as_ref().is_some_and(|file| file.is(&key));
-            let image =
-                if is_executed { self.executed_image(&process) } else { self.image(&mut opener, space, &mappings) };
+            let image = match ahead.iter().find(|(of, _)| *of == key) {
+                Some((_, image)) => Ok(Some(Ok(image.clone()))),
+                None if is_executed => self.executed_image(&process),
+                None => self.image(&mut opener, space, &mappings),
+            };
             let first = found.objects.len();
             self.take(&mut found, &key, image, Group { space, mappings: &mappings, base_page });
             if is_executed && found.objects.len() > first {
@@ -118,6 +125,37 @@ impl ObjectReader {
         self.take_linked(&process, space, &mut found);
         found.objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
         Ok(found)
+    }
+
+    /// As [`ObjectReader::load`], for a process that still maps its objects: the next `load` of this process, which is to
+    /// come within moments, takes for granted that the files that it has mapped by now are what they are.
+    ///
+    /// # Errors
+    /// As for [`ObjectReader::load`].
+    pub fn load_ahead(&mut self, pid: i32, space: &AddressSpace) -> Result<LoadedObjects, ObservationError> {
+        let found = self.load(pid, space)?;
+        let files = file_groups(space);
+        let mut images = Vec::new();
+        for key in files.keys() {
+            let is_only = files.keys().filter(|other| other.path == key.path).count() == 1;
+            let object = found.objects.iter().find(|object| is_only && object.path == key.path);
+            images.extend(object.map(|object| (key.clone(), object.image.clone())));
+        }
+        self.ahead = Some((pid, images));
+        Ok(found)
+    }
+
+    /// Reads the image of a file that is about to be mapped, so that [`ObjectReader::load`] need not; None where it is no
+    /// sound object.
+    pub fn read_ahead(&mut self, path: &Path) -> Option<&ElfImage> {
+        let file = open_regular(path).ok()??;
+        self.parse(&file).ok()?;
+        self.known(&FileIdentity::of(&file.metadata))
+    }
+
+    /// The image of a file that has been read before and has not changed since.
+    pub fn known(&self, file: &FileIdentity) -> Option<&ElfImage> {
+        self.images.get(file)?.as_ref().ok()
     }
 
     fn take(&self, found: &mut LoadedObjects, key: &FileKey, image: ReadImage, group: Group<'_>) {
@@ -151,6 +189,9 @@ impl ObjectReader {
 
     fn image(&mut self, opener: &mut Opener<'_>, space: &AddressSpace, mappings: &[usize]) -> ReadImage {
         let Some(&first) = mappings.first() else { return Ok(None) };
+        if let Some(known) = opener.identity(&space.mappings()[first]).and_then(|file| self.images.get(&file)) {
+            return Ok(Some(known.clone()));
+        }
         let file = opener.open(&space.mappings()[first])?;
         Ok(file.map(|file| self.parse(&file)))
     }

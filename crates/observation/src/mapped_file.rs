@@ -1,8 +1,8 @@
 //! Opens the very file that a process has mapped, though its path may have been removed or given to another file.
 
-use crate::ProcessFiles;
 use crate::file_identity::device_numbers;
 use crate::link_map::ProcessMemoryFile;
+use crate::{FileIdentity, ProcessFiles};
 use address_space::{AddressRange, Mapping};
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -40,11 +40,21 @@ impl<'a> Opener<'a> {
         Self { process, may_follow_mappings: true }
     }
 
+    /// The identity of the file behind `mapping`, where the kernel tells it without opening the file.
+    pub fn identity(&self, mapping: &Mapping) -> Option<FileIdentity> {
+        let metadata = self.may_follow_mappings.then(|| fs::metadata(self.path_of(mapping)))?.ok()?;
+        metadata.is_file().then(|| FileIdentity::of(&metadata))
+    }
+
+    fn path_of(&self, mapping: &Mapping) -> PathBuf {
+        let (start, end) = (mapping.range.start().0, mapping.range.end().0);
+        self.process.path(&format!("map_files/{start:x}-{end:x}"))
+    }
+
     /// Opens the file behind `mapping`; `None` where it is no regular file (a device is never opened).
     pub fn open(&mut self, mapping: &Mapping) -> Result<Option<MappedFile>, Unreadable> {
         if self.may_follow_mappings {
-            let (start, end) = (mapping.range.start().0, mapping.range.end().0);
-            match open_regular(&self.process.path(&format!("map_files/{start:x}-{end:x}"))) {
+            match open_regular(&self.path_of(mapping)) {
                 Ok(file) => return Ok(file),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.may_follow_mappings = false,
                 Err(_) => {}

@@ -1,7 +1,7 @@
 //! The files of one process under `/proc` (proc(5)).
 
 use crate::{AuxiliaryVector, ObservationError, printable};
-use address_space::{AddressSpace, MappingUsage, MapsError, PageSize, parse_smaps};
+use address_space::{AddressSpace, MappingFlags, MappingUsage, MapsError, PageSize, parse_flags, parse_smaps};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -55,6 +55,14 @@ impl ProcessFiles {
                 Some(at) => Err(MapsError { line: 1 + at, text: usages[at + 1].mapping.range.to_string() }.into()),
             }
         })
+    }
+
+    /// What each mapping is besides its protection, from `/proc/PID/smaps`.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn mapping_flags(&self) -> Result<Vec<MappingFlags>, ObservationError> {
+        self.consistent(|| Ok(parse_flags(&self.text("smaps")?)?))
     }
 
     /// The kernel hands out the mappings of a running process page by page of text; one that grows in between may

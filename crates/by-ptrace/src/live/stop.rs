@@ -6,6 +6,7 @@ use super::waiting::StopWaiter;
 use crate::arch;
 use crate::requests;
 use crate::seccomp;
+use crate::status::ThreadStatus;
 use crate::thread_list::{Listing, user_threads};
 use address_space::AddressRange;
 use kernel_calls::text::text_of;
@@ -169,7 +170,8 @@ impl LiveProcess {
     }
 
     fn permit(&mut self, thread: i32) -> Result<bool, StopError> {
-        seccomp::permit(Pid::from_raw(thread), OPTIONS).map(|()| true).map_err(|why| {
+        let thread = Pid::from_raw(thread);
+        seccomp::permit(thread, &ThreadStatus::read(thread), OPTIONS).map(|()| true).map_err(|why| {
             self.release_all();
             StopError::Refused(why)
         })

@@ -6,12 +6,15 @@ use crate::cli::{RunArgs, ViaArg};
 use crate::lifting::handler::{Lifter, Wishes};
 use crate::lifting::heap::{self, HeapArg, HeapStart};
 use crate::lifting::message;
-use by_ptrace::{Follower, LaunchError, start_helper};
+use by_ptrace::{Follower, Helper, Program, launch};
 use huge_page_pools::{base_page, machine_facts};
+use kernel_calls::bare;
+use nix::errno::Errno;
+use std::convert::Infallible;
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -31,7 +34,14 @@ pub fn run(args: &RunArgs) -> u8 {
     if args.require && heap.is_short {
         return OWN_FAILURE;
     }
-    let started = start(args, &heap);
+    let mut departure = match Departure::prepare(args, heap.environment.clone()) {
+        Ok(departure) => departure,
+        Err(why) => {
+            eprintln!("pagelift: {why}");
+            return OWN_FAILURE;
+        }
+    };
+    let started = start(args, &heap, &departure);
     if let Err(why) = &started {
         if args.require {
             eprintln!("pagelift: {why}; --require ends it here");
@@ -44,29 +54,32 @@ pub fn run(args: &RunArgs) -> u8 {
             return OWN_FAILURE;
         }
     }
-    execute(args, started.ok().flatten().as_deref().or(heap.environment.as_deref()))
+    if let Ok(environment) = started {
+        departure.program.set_environment(environment);
+    }
+    departure.depart()
 }
 
-/// Sees to it that the program is lifted on its way. Returns the environment that it needs for that, if any.
-fn start(args: &RunArgs, heap: &HeapStart) -> Result<Option<Vec<CString>>, String> {
+/// Departs with a helper, which lifts the program. Returns only where there is none: the environment with which the
+/// program lifts itself, or why it is not lifted.
+fn start(args: &RunArgs, heap: &HeapStart, departure: &Departure) -> Result<Vec<CString>, String> {
     let program = find(&args.command[0]);
     if let Some(why) = program.as_deref().and_then(privileged) {
         return Err(why);
     }
     let by_preload = || via_preload::environment(args, program.as_deref(), heap.environment.as_deref());
     if args.via == Some(ViaArg::Preload) {
-        return by_preload().map(Some);
+        return by_preload();
     }
-    let refused = match prepare(args, heap) {
-        Ok(()) => return Ok(None),
-        Err(why) if args.via == Some(ViaArg::Ptrace) => return Err(why),
-        Err(why) => why,
-    };
+    let refused = depart_with_helper(args, heap, departure);
+    if args.via == Some(ViaArg::Ptrace) {
+        return Err(refused);
+    }
     let environment = by_preload().map_err(|why| format!("{refused}; by preload: {why}"))?;
     if !args.quiet {
         eprintln!("pagelift: {}: lifted by preload: {refused}", Path::new(&args.command[0]).display());
     }
-    Ok(Some(environment))
+    Ok(environment)
 }
 
 /// Chooses how the heap gets huge pages, where that is asked for.
@@ -82,9 +95,10 @@ fn prepare_heap(args: &RunArgs) -> HeapStart {
     heap::prepare(&args.heap, &args.only, &path, &machine_facts(std::process::id() as i32))
 }
 
-/// Starts the helper, or tells why the program runs as it is.
-fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
-    let is_script = find(&args.command[0]).is_some_and(|path| interpreter(&path).is_some());
+/// Starts the helper and becomes the program, or tells why there is no helper.
+fn depart_with_helper(args: &RunArgs, heap: &HeapStart, departure: &Departure) -> String {
+    let program = find(&args.command[0]);
+    let is_script = program.as_deref().is_some_and(|path| interpreter(path).is_some());
     let wishes = Wishes {
         policy: args.policy.policy(),
         only: args.only.clone(),
@@ -97,22 +111,21 @@ fn prepare(args: &RunArgs, heap: &HeapStart) -> Result<(), String> {
         verbose: args.verbose,
         script: is_script.then(|| Path::new(&args.command[0]).display().to_string()),
     };
-    let started = start_helper(|us, answer| {
+    let helper = |us: nix::unistd::Pid, answer: &mut dyn FnMut(Result<(), String>)| {
         let mut lifter = Lifter::new(wishes);
         match Follower::seize(us, !args.only.is_empty()) {
             Ok(follower) => {
                 answer(Ok(()));
+                if let Some(program) = &program {
+                    lifter.prepare(us.as_raw(), program);
+                }
                 follower.that_stays(heap.collapse.is_some()).run(&mut lifter);
                 collapse(us.as_raw(), heap, args.quiet);
             }
             Err(error) => answer(Err(refusal(us.as_raw(), &error))),
         }
-    });
-    match started {
-        Ok(_) => Ok(()),
-        Err(LaunchError::Refused(why)) => Err(why),
-        Err(error @ LaunchError::NoHelper(_)) => Err(error.to_string()),
-    }
+    };
+    launch(helper, |helper| -> Infallible { departure.depart_from(helper) }).to_string()
 }
 
 /// Why ptrace was refused, and what mends it.
@@ -148,32 +161,51 @@ fn collapse(pid: i32, heap: &HeapStart, quiet: bool) {
     }
 }
 
-fn execute(args: &RunArgs, environment: Option<&[CString]>) -> u8 {
-    let mut words = Vec::new();
-    for word in &args.command {
-        match CString::new(word.clone().into_vec()) {
-            Ok(word) => words.push(word),
-            Err(_) => {
-                eprintln!("pagelift: an argument holds a NUL byte");
-                return OWN_FAILURE;
+/// The way from here to the program, with all memory that it takes: `by_ptrace::launch` tells why.
+struct Departure<'a> {
+    args: &'a RunArgs,
+    program: Program,
+    /// The program, as messages call it.
+    name: String,
+}
+
+impl<'a> Departure<'a> {
+    fn prepare(args: &'a RunArgs, environment: Option<Vec<CString>>) -> Result<Self, &'static str> {
+        let words: Result<Vec<_>, _> = args.command.iter().map(|word| CString::new(word.as_bytes())).collect();
+        let mut program = Program::named(words.map_err(|_| "an argument holds a NUL byte")?);
+        if let Some(environment) = environment {
+            program.set_environment(environment);
+        }
+        Ok(Self { args, program, name: Path::new(&args.command[0]).display().to_string() })
+    }
+
+    /// Becomes the program as `depart` does. One whose helper is gone runs as it is, where that is permitted.
+    fn depart_from(&self, helper: Helper) -> ! {
+        if helper == Helper::WasKilled {
+            let why: &[u8] = b"the helper process was killed";
+            if self.args.require {
+                bare::write(libc::STDERR_FILENO, [b"pagelift: ", why, b"; --require ends it here\n"]);
+                bare::exit(OWN_FAILURE.into());
+            }
+            if !self.args.quiet {
+                let pieces = [b"pagelift: ", self.name.as_bytes(), b": runs as it is: ", why, b"\n"];
+                bare::write(libc::STDERR_FILENO, pieces);
+            }
+            if self.args.dry_run {
+                bare::exit(OWN_FAILURE.into());
             }
         }
+        self.depart()
     }
-    // execvp runs a file without a known format by the shell, as every shell does.
-    let Err(errno) = match environment {
-        Some(environment) => nix::unistd::execvpe(&words[0], &words, environment),
-        None => nix::unistd::execvp(&words[0], &words),
-    };
-    let name = Path::new(&args.command[0]).display();
-    match errno {
-        nix::errno::Errno::ENOENT => {
-            eprintln!("pagelift: {name}: not found");
-            NOT_FOUND
-        }
-        other => {
-            eprintln!("pagelift: {name}: {}", other.desc());
-            NOT_EXECUTABLE
-        }
+
+    /// Becomes the program, or ends with what a shell would say and return; touches neither the heap nor `errno`.
+    fn depart(&self) -> ! {
+        let (status, why) = match Errno::from_raw(self.program.execute()) {
+            Errno::ENOENT => (NOT_FOUND, "not found"),
+            other => (NOT_EXECUTABLE, other.desc()),
+        };
+        bare::write(libc::STDERR_FILENO, [b"pagelift: ", self.name.as_bytes(), b": ", why.as_bytes(), b"\n"]);
+        bare::exit(status.into())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Gathers what the planner needs to know of a process.
 
-use super::images::{self, MissingImages};
+use super::images::{self, Known, MissingImages};
 use super::probes;
 use address_space::{AddressRange, AddressSpace, ObjectRole, PageSize, RangeSet};
 use anyhow::Context;
@@ -26,9 +26,10 @@ pub fn plan_for(
     machine: &MachineFacts,
     policy: &Policy,
     missing: MissingImages,
+    known: Known,
 ) -> anyhow::Result<(Seen, Plan)> {
     let seen = look_at(pid, reader, machine.base_page)?;
-    plan_seen(pid, seen, machine, policy, missing)
+    plan_seen(pid, seen, machine, policy, missing, known)
 }
 
 /// Looks at a process that runs, and plans.
@@ -42,7 +43,7 @@ pub fn plan_for_running(
     let mut seen = look_at(pid, reader, machine.base_page)?;
     seen.process.running = true;
     seen.process.relocates_itself = false;
-    plan_seen(pid, seen, machine, policy, missing)
+    plan_seen(pid, seen, machine, policy, missing, Known::default())
 }
 
 /// The facts for a lift during which the program's PR_SET_THP_DISABLE is suspended, and whether there is one to suspend:
@@ -59,6 +60,7 @@ fn plan_seen(
     machine: &MachineFacts,
     policy: &Policy,
     missing: MissingImages,
+    known: Known,
 ) -> anyhow::Result<(Seen, Plan)> {
     let machine = &with_room_for_the_program(machine, &seen.process);
     let first = plan(&seen.process, machine, policy);
@@ -66,10 +68,10 @@ fn plan_seen(
         return Ok((seen, first));
     }
     seen.process.probed = probes::find(pid, &seen.process, &first, machine.base_page);
-    let found = images::look(pid, &seen.process, machine, policy, missing);
+    let found = images::look(pid, &seen.process, machine, policy, missing, known);
     (seen.process.images, seen.without_image) = (found.spans, found.missing);
     // The account of every mapping costs more than all the rest, and only matters where something is to be replaced.
-    seen.process.special = special_mappings(&ProcessFiles::of(pid).smaps()?);
+    seen.process.special = special_mappings(&ProcessFiles::of(pid).mapping_flags()?);
     let second = plan(&seen.process, machine, policy);
     Ok((seen, second))
 }

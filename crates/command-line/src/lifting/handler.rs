@@ -1,19 +1,20 @@
 //! Decides at the stops of a start: which programs are lifted, and what is said and written about it.
 
+use super::images::Known;
 use super::message;
 use super::names::Names;
-use super::process::{Started, choose_and_move, lift};
+use super::process::{Started, better_base, choose_and_move, lift};
 use super::report::{Base, Report};
 use super::table;
-use address_space::{Address, LoadedObject, ObjectRole};
+use address_space::{Address, LoadedObject, ObjectRole, PageSize, file_groups};
 use by_ptrace::{After, AfterExec, EntryStop, ExecStop, Handler};
-use huge_page_pools::{elf_machine, machine_facts};
+use huge_page_pools::{Cgroups, elf_machine, machine_facts_for, usual_huge_page};
 use lift_plan::{MachineFacts, Policy};
-use observation::{ObjectReader, ProcessFiles};
+use observation::{FileIdentity, ObjectReader, ProcessFiles};
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// What `pagelift run` was asked for.
@@ -52,9 +53,29 @@ pub struct Lifter {
     wishes: Wishes,
     reader: ObjectReader,
     in_between: HashMap<i32, InBetween>,
-    /// The machine, as seen for one process.
-    machine: Option<(i32, MachineFacts)>,
+    /// The machine's usual huge page, once it has been asked for.
+    usual: Option<Option<PageSize>>,
+    /// The cgroups of the first process, found before its exec.
+    cgroups: Option<(i32, Cgroups)>,
+    /// What was found out for one process on its way to its entry.
+    ahead: Option<Ahead>,
 }
+
+/// Found out while a program runs to its entry, so that it need not stand still for it.
+struct Ahead {
+    pid: i32,
+    machine: MachineFacts,
+    known: Known,
+    /// How often its objects have been looked at.
+    looks: u32,
+}
+
+/// So often a program's objects are looked at while it loads them, and so long apart where it has loaded none yet. Each look
+/// takes about as long, and keeps a mapping waiting.
+const MOST_LOOKS: u32 = 8;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
+/// What the kernel maps: the program and its dynamic linker.
+const FILES_AT_START: usize = 2;
 
 /// Exit status of a program that was ended because of `--require`.
 const REQUIRED: i32 = 125;
@@ -62,12 +83,55 @@ const REQUIRED: i32 = 125;
 impl Lifter {
     /// A lifter for these wishes.
     pub fn new(wishes: Wishes) -> Self {
-        Self { wishes, reader: ObjectReader::default(), in_between: HashMap::new(), machine: None }
+        Self {
+            wishes,
+            reader: ObjectReader::default(),
+            in_between: HashMap::new(),
+            usual: None,
+            cgroups: None,
+            ahead: None,
+        }
     }
 
-    fn look_at_machine(&mut self, pid: i32) -> &MachineFacts {
-        let known = self.machine.take().filter(|(of, _)| *of == pid);
-        &self.machine.insert(known.unwrap_or_else(|| (pid, machine_facts(pid)))).1
+    /// Reads what the exec stop will ask for, while the program that is to be executed has not been mapped yet.
+    pub fn prepare(&mut self, pid: i32, program: &Path) {
+        self.usual_huge_page();
+        let interpreter = self.reader.read_ahead(program).and_then(|image| image.interpreter.clone());
+        if let Some(interpreter) = interpreter {
+            self.reader.read_ahead(Path::new(&interpreter));
+        }
+        self.cgroups = Some((pid, Cgroups::of(pid)));
+    }
+
+    fn look_at_machine(&mut self, pid: i32) -> MachineFacts {
+        let known = self.cgroups.take().filter(|(of, _)| *of == pid).map(|(_, cgroups)| cgroups);
+        machine_facts_for(pid, &self.wishes.policy, &known.unwrap_or_else(|| Cgroups::of(pid)))
+    }
+
+    fn usual_huge_page(&mut self) -> Option<PageSize> {
+        *self.usual.get_or_insert_with(usual_huge_page)
+    }
+
+    /// First what does not depend on the program, then the objects that it maps by and by. True where there may be more.
+    fn look_ahead(&mut self, pid: i32) -> bool {
+        let Some(ahead) = self.ahead.as_mut().filter(|ahead| ahead.pid == pid) else {
+            let machine = self.look_at_machine(pid);
+            self.ahead = Some(Ahead { pid, machine, known: Known::of_store(&self.wishes.policy), looks: 0 });
+            return true;
+        };
+        ahead.looks += 1;
+        let more = ahead.looks < MOST_LOOKS;
+        // It runs, so that what is read may be gone when it stands at its entry: there all is asked for again, but files
+        // that are the same then need not be read again.
+        let Ok(space) = ProcessFiles::of(pid).maps() else { return false };
+        if file_groups(&space).len() <= FILES_AT_START {
+            std::thread::sleep(BETWEEN_LOOKS);
+            return more;
+        }
+        if let Ok(loaded) = self.reader.load_ahead(pid, &space) {
+            ahead.known.look_ahead(pid, &space, &loaded.objects, &self.wishes.policy);
+        }
+        more && ahead.known.lacks_images()
     }
 
     fn is_wanted(&self, pid: i32) -> bool {
@@ -125,10 +189,30 @@ impl Lifter {
         self.conclude(&report)
     }
 
+    /// The way of a program whose file has been read before and whose base is to stay: its entry is all that is needed.
+    fn begin_known(&mut self, stop: &ExecStop) -> Option<AfterExec> {
+        let process = ProcessFiles::of(stop.pid());
+        let file = std::fs::metadata(process.path("exe")).ok()?;
+        let image = self.reader.known(&FileIdentity::of(&file))?;
+        let is_ordinary = file.mode() & libc::S_ISUID == 0
+            && image.machine == elf_machine()
+            && image.interpreter.is_some()
+            && !(image.is_static() || image.is_dynamic_linker());
+        let entry = process.auxiliary().ok()?.entry().filter(|_| is_ordinary)?;
+        let bias = entry.0.wrapping_sub(image.entry.0);
+        let base = better_base(image, bias, &self.wishes.policy, self.usual?).err()?;
+        self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });
+        Some(AfterExec::StopAt(entry))
+    }
+
     fn begin(&mut self, stop: &ExecStop) -> anyhow::Result<AfterExec> {
+        if let Some(after) = self.begin_known(stop) {
+            return Ok(after);
+        }
         if let Some(why) = lost_privileges(stop.pid()) {
             anyhow::bail!(why);
         }
+        let usual = self.usual_huge_page();
         let started = Started::look(stop.pid(), &mut self.reader)?;
         let Some(executable) = started.objects.iter().find(|object| object.role == ObjectRole::Executable) else {
             let linker = started.objects.iter().any(|object| object.role == ObjectRole::DynamicLinker);
@@ -143,17 +227,20 @@ impl Lifter {
             "{}",
             lift_plan::Reason::OtherMachine(executable.image.machine)
         );
-        let (base, bias) = choose_and_move(stop, &started, executable, &self.wishes.policy);
+        let (base, bias) = choose_and_move(stop, &started, executable, &self.wishes.policy, usual);
         self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });
         let entry = executable.image.entry + bias;
         Ok(if executable.image.is_static() { AfterExec::AtEntry } else { AfterExec::StopAt(entry) })
     }
 
     fn lift(&mut self, stop: &EntryStop, report: &mut Report) -> anyhow::Result<Option<lift_plan::Plan>> {
-        let machine = self.look_at_machine(stop.pid()).clone();
         // The pool is another's too: the next program gets fresh facts.
-        self.machine = None;
-        lift(stop, &mut self.reader, &machine, &self.wishes.policy, report, self.wishes.dry_run)
+        let ahead = self.ahead.take().filter(|ahead| ahead.pid == stop.pid());
+        let (machine, known) = match ahead {
+            Some(ahead) => (ahead.machine, ahead.known),
+            None => (self.look_at_machine(stop.pid()), Known::default()),
+        };
+        lift(stop, &mut self.reader, (&machine, known), &self.wishes.policy, report, self.wishes.dry_run)
     }
 
     fn write_perf_map(&self, report: &Report) {
@@ -186,8 +273,8 @@ impl Handler for Lifter {
         }
     }
 
-    fn meanwhile(&mut self, pid: i32) {
-        self.look_at_machine(pid);
+    fn meanwhile(&mut self, pid: i32) -> bool {
+        self.look_ahead(pid)
     }
 
     fn mapped(&mut self, stop: &ExecStop) -> Option<Address> {

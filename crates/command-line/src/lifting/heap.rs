@@ -4,7 +4,7 @@ use address_space::{PageSize, format_bytes, parse_bytes};
 use clap::{Args, ValueEnum};
 use heap::{Allocator, Context, Environment, Forced, Program, Way, Wish, choose, free_pages_by_node};
 use heap_contract::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node};
-use huge_page_pools::{HugetlbLimit, limits_of, pools_at};
+use huge_page_pools::{Cgroups, HugetlbLimit, pools_at};
 use lift_plan::{MachineFacts, ThpMode};
 use serde::Serialize;
 use std::ffi::CString;
@@ -188,7 +188,7 @@ fn choose_for(
 fn no_pages(size: PageSize) -> String {
     let pools = pools_at(Path::new("/sys/kernel/mm/hugepages"));
     let free = pools.iter().find(|pool| pool.size == size).map_or(0, |pool| pool.available);
-    let limits = limits_of(std::process::id() as i32, &[size]);
+    let limits = Cgroups::of(std::process::id() as i32).limits(&[size]);
     match limits.hugetlb_of(size).filter(|limit| free > 0 && limit.left < size.bytes()) {
         Some(HugetlbLimit { file, .. }) => {
             let file = file.display();

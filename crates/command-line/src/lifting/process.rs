@@ -1,14 +1,14 @@
 //! Acts on one stopped process: chooses its base at the exec stop, lifts it at the entry stop.
 
 use super::facts::plan_for;
-use super::images::MissingImages;
+use super::images::{Known, MissingImages};
 use super::report::{Base, Report};
-use address_space::{Address, AddressRange, AddressSpace, ElfKind, LoadedObject, ObjectRole, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, ObjectRole, PageSize};
 use anyhow::Context;
 use by_ptrace::{EntryStop, ExecStop, Injector, ProcessExecutor, move_image};
-use huge_page_pools::{base_page, usual_huge_page};
+use huge_page_pools::base_page;
 use lift_execution::execute;
-use lift_plan::{MachineFacts, Plan, Policy, choose_base, coverable};
+use lift_plan::{Coverable, MachineFacts, Plan, Policy, choose_base, coverable};
 use observation::{ObjectReader, ProcessFiles};
 use std::time::Instant;
 
@@ -35,28 +35,51 @@ impl Started {
     }
 }
 
-/// Moves the executable to the base that covers most, where that covers more than the base the kernel chose.
-///
-/// Returns what was done and the bias afterwards.
-pub fn choose_and_move(stop: &ExecStop, started: &Started, executable: &LoadedObject, policy: &Policy) -> (Base, u64) {
-    let kept = |why: &str| (Base::Kept { why: why.to_owned() }, executable.bias);
-    if executable.image.kind == ElfKind::FixedAddress {
+/// A base for a program, and how much it covers beside the one that the kernel chose.
+pub struct Better {
+    size: PageSize,
+    offset: u64,
+    before: Coverable,
+    after: Coverable,
+}
+
+/// The base that covers more of a program than its present one, or why there is none. `usual` is the machine's usual huge
+/// page.
+pub fn better_base(image: &ElfImage, bias: u64, policy: &Policy, usual: Option<PageSize>) -> Result<Better, Base> {
+    let kept = |why: &str| Err(Base::Kept { why: why.to_owned() });
+    if image.kind == ElfKind::FixedAddress {
         return kept("the program is linked to a fixed address");
     }
     // Not the whole of the machine's facts: those are gathered while the program runs to its entry.
-    let (Some(size), base_page) = (policy.page_size.or_else(usual_huge_page), base_page()) else {
+    let (Some(size), base_page) = (policy.page_size.or(usual), base_page()) else {
         return kept("no huge pages on this kernel");
     };
-    let image = &executable.image;
     let best = choose_base(image, size, base_page, policy.kinds, policy.edges);
-    let now = coverable(image, executable.bias, size, base_page, policy.kinds, policy.edges);
-    if best.covered <= now {
+    let before = coverable(image, bias, size, base_page, policy.kinds, policy.edges);
+    if best.covered <= before {
         return kept("no base covers more");
     }
-    let extent = executable.extent().widened(base_page);
-    match place_and_move(stop, &started.space, extent, size, best.offset, base_page, executable.bias) {
-        Ok(bias) => (Base::Moved { before: now, after: best.covered }, bias),
-        Err(error) => kept(&format!("{error:#}")),
+    Ok(Better { size, offset: best.offset, before, after: best.covered })
+}
+
+/// Moves the executable to the base that covers most, where that covers more than the base the kernel chose.
+///
+/// Returns what was done and the bias afterwards.
+pub fn choose_and_move(
+    stop: &ExecStop,
+    started: &Started,
+    executable: &LoadedObject,
+    policy: &Policy,
+    usual: Option<PageSize>,
+) -> (Base, u64) {
+    let better = match better_base(&executable.image, executable.bias, policy, usual) {
+        Ok(better) => better,
+        Err(kept) => return (kept, executable.bias),
+    };
+    let extent = executable.extent().widened(base_page());
+    match place_and_move(stop, &started.space, extent, &better, executable.bias) {
+        Ok(bias) => (Base::Moved { before: better.before, after: better.after }, bias),
+        Err(error) => (Base::Kept { why: format!("{error:#}") }, executable.bias),
     }
 }
 
@@ -64,20 +87,19 @@ fn place_and_move(
     stop: &ExecStop,
     space: &AddressSpace,
     extent: AddressRange,
-    size: PageSize,
-    offset: u64,
-    base_page: PageSize,
+    better: &Better,
     bias: u64,
 ) -> anyhow::Result<u64> {
+    let size = better.size;
     // The bias is what must have the offset; the image's first page lies at a fixed distance from it.
     let first = extent.start() - Address(bias);
-    let start_offset = offset.wrapping_add(first) % size.bytes();
+    let start_offset = better.offset.wrapping_add(first) % size.bytes();
     let place = space
         .free_place_below(extent.start(), extent.len(), size, start_offset, size.bytes(), LOWEST_BASE)
         .context("no free place for the program at a better base")?;
     let displacement = place - extent.start();
     let mut injector = stop.injector(space)?;
-    let moved = move_image(&mut injector, space, extent, displacement, base_page);
+    let moved = move_image(&mut injector, space, extent, displacement, base_page());
     injector.finish()?;
     moved?;
     Ok(bias.wrapping_add(displacement))
@@ -87,14 +109,14 @@ fn place_and_move(
 pub fn lift(
     stop: &EntryStop,
     reader: &mut ObjectReader,
-    machine: &MachineFacts,
+    (machine, known): (&MachineFacts, Known),
     policy: &Policy,
     report: &mut Report,
     dry_run: bool,
 ) -> anyhow::Result<Option<Plan>> {
     let started = Instant::now();
     let missing = if dry_run { MissingImages::Leave } else { MissingImages::Make };
-    let (seen, plan) = plan_for(stop.pid(), reader, machine, policy, missing)?;
+    let (seen, plan) = plan_for(stop.pid(), reader, machine, policy, missing, known)?;
     report.not_understood =
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
     report.without_image = seen.without_image;

@@ -111,4 +111,17 @@ proptest! {
         let made = plan(&program.facts, &machine, &policy);
         check(&program, &machine, &policy, &made)?;
     }
+
+    #[test]
+    fn who_may_not_take_from_the_pools_need_not_know_them(
+        program in random::program(),
+        machine in random::machine(),
+        policy in random::policy(),
+    ) {
+        let made = plan(&program.facts, &machine, &policy);
+        let without = plan(&program.facts, &MachineFacts { pools: Vec::new(), ..machine.clone() }, &policy);
+        // Where there is neither THP nor a usual size in meminfo, the smallest pool is what tells the size.
+        let size_is_known = machine.thp.is_some() || machine.default_hugetlb.is_some();
+        prop_assert!(policy.may_take_from_pools() || !size_is_known || made == without, "{made:?}\n{without:?}");
+    }
 }
