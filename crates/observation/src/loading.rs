@@ -13,9 +13,12 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// More of a file than this is never read for its headers; sound files need about two kilobytes.
 const MOST_HEADER_BYTES: u64 = 16 << 20;
+/// So long a file that was looked at ahead need not be looked at again.
+const TAKEN_FOR_GRANTED: Duration = Duration::from_millis(20);
 /// Images remembered by one reader; beyond that it starts anew, so that it cannot grow for ever.
 const MOST_IMAGES: usize = 4096;
 
@@ -64,8 +67,15 @@ pub enum NotUnderstoodReason {
 #[derive(Debug, Default)]
 pub struct ObjectReader {
     images: HashMap<FileIdentity, Result<ElfImage, ElfError>>,
-    /// What was read for one process a moment ago.
-    ahead: Option<(i32, Vec<(FileKey, ElfImage)>)>,
+    ahead: Option<Ahead>,
+}
+
+/// What was read for one process, and when.
+#[derive(Debug)]
+struct Ahead {
+    pid: i32,
+    at: Instant,
+    images: Vec<(FileKey, ElfImage)>,
 }
 
 /// The objects of process `pid` whose mappings are `space`.
@@ -98,7 +108,8 @@ impl ObjectReader {
         let auxiliary = process.auxiliary()?;
         let base_page = auxiliary.page_size().map_or_else(|| process.page_size(), Ok)?;
         let mut found = LoadedObjects::default();
-        let ahead = self.ahead.take().filter(|(of, _)| *of == pid).map_or(Vec::new(), |(_, images)| images);
+        let fresh = |ahead: &Ahead| ahead.pid == pid && ahead.at.elapsed() < TAKEN_FOR_GRANTED;
+        let ahead = self.ahead.take().filter(fresh).map_or(Vec::new(), |ahead| ahead.images);
         let executed = ExecutedFile::of(&process);
         let mut executable = None;
         let mut opener = Opener::new(&process);
@@ -127,8 +138,8 @@ impl ObjectReader {
         Ok(found)
     }
 
-    /// As [`ObjectReader::load`], for a process that still maps its objects: the next `load` of this process, which is to
-    /// come within moments, takes for granted that the files that it has mapped by now are what they are.
+    /// As [`ObjectReader::load`], for a process that still maps its objects: the next `load` of this process takes for
+    /// granted that the files that it has mapped by now are what they are, if it comes within moments.
     ///
     /// # Errors
     /// As for [`ObjectReader::load`].
@@ -141,7 +152,7 @@ impl ObjectReader {
             let object = found.objects.iter().find(|object| is_only && object.path == key.path);
             images.extend(object.map(|object| (key.clone(), object.image.clone())));
         }
-        self.ahead = Some((pid, images));
+        self.ahead = Some(Ahead { pid, at: Instant::now(), images });
         Ok(found)
     }
 

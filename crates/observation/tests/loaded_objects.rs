@@ -1,7 +1,7 @@
 //! The objects of real processes: this test itself and programs started for the purpose.
 
 use address_space::{AddressSpace, LoadedObject, ObjectRole};
-use observation::{AuxiliaryVector, LoadedObjects, ObjectReader, ProcessFiles, load_objects};
+use observation::{AuxiliaryVector, FileIdentity, LoadedObjects, ObjectReader, ProcessFiles, load_objects};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -87,6 +87,23 @@ fn objects_that_stand_on_anonymous_memory_alone_are_still_named() {
         let (objects, _, auxiliary) = loaded(lifted.pid());
         assert_eq!(objects.executable().unwrap().entry(), auxiliary.entry().unwrap());
     }
+}
+
+#[test]
+fn a_look_ahead_changes_nothing_of_what_is_found() {
+    let space = ProcessFiles::of(own_pid()).maps().unwrap();
+    let mut reader = ObjectReader::new();
+    let expected = ObjectReader::new().load(own_pid(), &space).unwrap().objects;
+    assert_eq!(reader.load_ahead(own_pid(), &space).unwrap().objects, expected);
+    assert_eq!(reader.load(own_pid(), &space).unwrap().objects, expected);
+    let own = std::env::current_exe().unwrap();
+    let file = FileIdentity::of(&std::fs::metadata(&own).unwrap());
+    let mut reader = ObjectReader::new();
+    assert!(reader.known(&file).is_none());
+    let image = reader.read_ahead(&own).cloned();
+    assert_eq!(image.as_ref(), Some(&expected[0].image));
+    assert_eq!(reader.known(&file).cloned(), image);
+    assert!(reader.read_ahead(std::path::Path::new("/dev/null")).is_none());
 }
 
 #[test]
