@@ -86,7 +86,8 @@ impl MappingFlags {
     }
 }
 
-/// Reads no more of the text of `/proc/PID/smaps` than the flags: a third of the time that [`parse_smaps`] takes.
+/// Reads no more of the text of `/proc/PID/smaps` than the flags, for whoever has no time for all that [`parse_smaps`]
+/// reads.
 ///
 /// # Errors
 /// [`MapsError`] as for [`parse_smaps`].

@@ -257,6 +257,8 @@ impl Handler for Lifter {
     fn at_exec(&mut self, stop: &ExecStop) -> AfterExec {
         let started = Instant::now();
         self.in_between.remove(&stop.pid());
+        // Of a program that executed another before its entry.
+        self.ahead.take_if(|ahead| ahead.pid == stop.pid());
         if !self.is_wanted(stop.pid()) {
             return AfterExec::Nothing;
         }

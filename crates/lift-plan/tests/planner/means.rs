@@ -124,4 +124,16 @@ proptest! {
         let size_is_known = machine.thp.is_some() || machine.default_hugetlb.is_some();
         prop_assert!(policy.may_take_from_pools() || !size_is_known || made == without, "{made:?}\n{without:?}");
     }
+
+    #[test]
+    fn who_may_not_fill_memory_need_not_know_how_much_is_left(
+        program in random::program(),
+        machine in random::machine(),
+        policy in random::policy(),
+    ) {
+        let made = plan(&program.facts, &machine, &policy);
+        let unbounded = MachineFacts { memory_available: u64::MAX, memory_bound: String::new(), ..machine.clone() };
+        let without = plan(&program.facts, &unbounded, &policy);
+        prop_assert!(policy.may_fill_memory() || made == without, "{made:?}\n{without:?}");
+    }
 }
