@@ -1,8 +1,9 @@
-// Spends its time in functions with names that only a demangler makes readable, in code of several huge pages.
+// Spends its time in functions with names that only a demangler makes readable, in code of several huge pages, until it is
+// killed: a profiler that is still at work when its program ends says so by its own ending.
 //
 // build: g++ -g -O1 -fno-omit-frame-pointer -fPIE -pie -o $OUT $SRC
 #include <cstdint>
-#include <cstdio>
+#include <unistd.h>
 extern "C" {
 #define CODE_PAGES 1700
 #include "support/ranges.h"
@@ -24,6 +25,6 @@ int main() {
     check_ranges(0);
     ready();
     volatile unsigned long sum = 0;
-    for (int i = 0; i < 1500; i++) sum = kitchen::bowl::stir_for_a_while(sum, 1000000);
-    std::printf("%lu\n", static_cast<unsigned long>(sum));
+    alarm(120); /* should nobody kill it */
+    for (;;) sum = kitchen::bowl::stir_for_a_while(sum, 1000000);
 }

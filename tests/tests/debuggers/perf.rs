@@ -62,6 +62,9 @@ fn perf_report(t: &Context, way: Way) -> Result<()> {
     let options: &[&str] = if way.pages == "image" { &[] } else { &["--perf-map"] };
     let Lifted { mut session, store } = waiting(t, "spins_in_a_named_function.cc", way, options)?;
     let pid = session.pid();
+    if store.is_none() {
+        map_of(pid)?;
+    }
     let data = t.folder().join("perf.data");
     let perf = || {
         let mut command = Command::new("perf");
