@@ -1,7 +1,9 @@
 //! Stops threads of a program that runs.
 
 use super::borrowing::{is_borrowable, is_in_call};
+use super::call_before::CallBefore;
 use super::restart;
+use super::timed::{Settled, settle};
 use super::waiting::StopWaiter;
 use crate::arch;
 use crate::requests;
@@ -22,6 +24,8 @@ use std::{io, thread};
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// How long a thread that can make calls is looked for.
 const SEARCH: Duration = Duration::from_millis(1000);
+/// How long threads that are awake are waited for to sleep, where only a sleeping one tells of its call.
+const REST: Duration = Duration::from_millis(2);
 /// How often the list of threads is read until no new one shows up.
 const ROUNDS: usize = 1000;
 /// Options of every thread that we seize.
@@ -40,7 +44,7 @@ pub enum StopError {
     #[error("thread {0} does not stop: it is in vfork or in uninterruptible sleep; try again when that has ended")]
     DoesNotStop(i32),
     /// No thread is fit to make calls.
-    #[error("every thread of it is in a restartable sequence, so that none can be borrowed safely; try again")]
+    #[error("every thread of it {}, so that none can be borrowed safely; try again", arch::UNFIT)]
     NoneFit,
     /// Its threads cannot be listed.
     #[error("its threads cannot be listed: {0}")]
@@ -52,6 +56,8 @@ pub struct LiveProcess {
     pid: Pid,
     /// Stopped threads, and the signal each stopped for.
     stopped: BTreeMap<i32, i32>,
+    /// The calls that threads slept in before they were told to stop, where a stop does not show them.
+    before: BTreeMap<i32, CallBefore>,
     /// A thread that is stopped by job control, which it stays.
     stopped_by_shell: bool,
     waiter: StopWaiter,
@@ -60,7 +66,8 @@ pub struct LiveProcess {
 impl LiveProcess {
     /// A process none of whose threads is held yet.
     pub fn new(pid: i32) -> Self {
-        Self { pid: Pid::from_raw(pid), stopped: BTreeMap::new(), stopped_by_shell: false, waiter: StopWaiter::take() }
+        let (stopped, before) = (BTreeMap::new(), BTreeMap::new());
+        Self { pid: Pid::from_raw(pid), stopped, before, stopped_by_shell: false, waiter: StopWaiter::take() }
     }
 
     /// The process.
@@ -92,7 +99,7 @@ impl LiveProcess {
         loop {
             for thread in self.by_suitability()? {
                 if self.stop(thread)? {
-                    if is_borrowable(Pid::from_raw(thread)) && self.permit(thread)? {
+                    if self.fits(thread) && self.permit(thread)? && self.settle(thread)? {
                         return Ok(Pid::from_raw(thread));
                     }
                     self.release(thread);
@@ -118,9 +125,11 @@ impl LiveProcess {
                 return Err(error);
             }
             let stopped = || self.stopped.keys().copied();
-            let in_call = stopped().find(|&thread| is_in_call(Pid::from_raw(thread)));
-            if let Some(thread) = in_call.or_else(|| stopped().find(|&thread| is_borrowable(Pid::from_raw(thread)))) {
-                self.permit(thread)?;
+            let in_call = stopped().find(|&thread| is_in_call(Pid::from_raw(thread)) && self.fits(thread));
+            if let Some(thread) = in_call.or_else(|| stopped().find(|&thread| self.fits(thread)))
+                && self.permit(thread)?
+                && self.settle(thread)?
+            {
                 return Ok(Pid::from_raw(thread));
             }
             self.release_all();
@@ -129,6 +138,11 @@ impl LiveProcess {
             }
             thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// The threads that are held.
+    pub fn threads_held(&self) -> impl Iterator<Item = Pid> {
+        self.stopped.keys().map(|&thread| Pid::from_raw(thread))
     }
 
     /// True where a held thread stands in a range, or may.
@@ -185,8 +199,9 @@ impl LiveProcess {
             }
             // All are told first, so that they come to a stop side by side.
             let mut told = Vec::new();
+            let rest = Instant::now() + REST;
             for thread in new.threads {
-                if self.interrupt(thread)? {
+                if self.interrupt(thread, rest)? {
                     told.push(thread);
                 }
             }
@@ -199,12 +214,44 @@ impl LiveProcess {
     }
 
     fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
-        Ok(self.interrupt(thread)? && self.await_stop(thread, Instant::now() + PATIENCE)?)
+        let now = Instant::now();
+        Ok(self.interrupt(thread, now + REST)? && self.await_stop(thread, now + PATIENCE)?)
     }
 
-    /// False where the thread has ended meanwhile.
-    fn interrupt(&mut self, thread: i32) -> Result<bool, StopError> {
+    /// True where a held thread can make calls. One that has stopped for a signal is to have it first where the kernel
+    /// decides only then whether its call is made again.
+    fn fits(&self, thread: i32) -> bool {
+        let free = arch::SHOWS_CALLS || self.stopped.get(&thread) == Some(&0);
+        free && is_borrowable(Pid::from_raw(thread))
+    }
+
+    /// Makes sure that the registers of the thread that is to make calls tell how it goes on; false where it has to go on
+    /// at once.
+    fn settle(&mut self, thread: i32) -> Result<bool, StopError> {
+        match settle(Pid::from_raw(thread), &self.waiter, Instant::now() + PATIENCE) {
+            Ok(Settled::Stopped) => return Ok(true),
+            Ok(Settled::BySignal(signal)) => drop(self.stopped.insert(thread, signal)),
+            Ok(Settled::Ended) | Err(Errno::ESRCH) => drop(self.stopped.remove(&thread)),
+            Err(error) => {
+                self.release_all();
+                return Err(if error == Errno::ETIMEDOUT {
+                    StopError::DoesNotStop(thread)
+                } else {
+                    StopError::Refused(error.to_string())
+                });
+            }
+        }
+        Ok(false)
+    }
+
+    /// Tells a thread to stop. Where a stop does not show the call that a thread was in, it is looked at before; one that
+    /// is awake is given until `rest` to sleep. False where the thread has ended meanwhile.
+    fn interrupt(&mut self, thread: i32, rest: Instant) -> Result<bool, StopError> {
         let id = Pid::from_raw(thread);
+        self.before.remove(&thread);
+        if !arch::SHOWS_CALLS {
+            self.before.extend(CallBefore::of(self.pid, thread, rest).map(|call| (thread, call)));
+        }
         match requests::seize(id, OPTIONS).and_then(|()| requests::interrupt(id)) {
             Ok(()) => Ok(true),
             Err(Errno::ESRCH) => Ok(false),
@@ -228,7 +275,7 @@ impl LiveProcess {
             Ok(WaitStatus::PtraceEvent(id, signal, _)) => {
                 self.stopped_by_shell |= signal != Signal::SIGTRAP;
                 // An error that only our stop has caused is none for the program.
-                let _ = restart::mend(id);
+                let _ = restart::mend(self.pid, id, self.before.get(&thread));
                 0
             }
             Ok(_) => 0,
