@@ -4,13 +4,12 @@
 //! `/proc/PID/task/TID/syscall`, and only while the thread sleeps in the call. A thread that has not slept again since is
 //! still in it when it is stopped.
 
+use crate::arch;
 use kernel_calls::text::text_of;
 use nix::unistd::Pid;
-use std::thread;
-use std::time::{Duration, Instant};
 
-/// How often a thread that is awake is looked at again.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
+/// The thread is awake, so that its call does not show.
+pub struct Awake;
 
 /// A system call, and where it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,21 +24,15 @@ pub struct CallBefore {
 }
 
 impl CallBefore {
-    /// The call that a thread sleeps in. A thread that is awake is waited for until `deadline`, since its call could not
-    /// be made again if it entered one just then.
-    pub fn of(process: Pid, thread: i32, deadline: Instant) -> Option<Self> {
-        loop {
-            // In this order: whoever sleeps in another call afterwards has slept once more by then.
-            let switches = switches(process, thread);
-            let text = text_of(format!("/proc/{process}/task/{thread}/syscall")).ok()?;
-            if text.trim() != "running" {
-                return Self::parse(&text, switches);
-            }
-            if Instant::now() >= deadline {
-                return None;
-            }
-            thread::sleep(LOOK_EVERY);
-        }
+    /// The call that a thread sleeps in, if it is in one.
+    ///
+    /// # Errors
+    /// It is awake.
+    pub fn of(process: Pid, thread: i32) -> Result<Option<Self>, Awake> {
+        // In this order: whoever sleeps in another call afterwards has slept once more by then.
+        let switches = switches(process, thread);
+        let text = text_of(format!("/proc/{process}/task/{thread}/syscall")).unwrap_or_default();
+        if text.trim() == "running" { Err(Awake) } else { Ok(Self::parse(&text, switches)) }
     }
 
     /// Number, six arguments, stack pointer and program counter (proc_pid_syscall(5)); outside of calls there is less.
@@ -61,6 +54,12 @@ impl CallBefore {
             && self.arguments[1..] == stopped.arguments[1..]
             && self.switches? + 1 == stopped.switches?;
         is_same.then_some(self.arguments[0])
+    }
+
+    /// True where a stopped thread is about to make this very call.
+    pub fn is_next(&self, stopped: &Self) -> bool {
+        (self.number, self.arguments, self.stack) == (stopped.number, stopped.arguments, stopped.stack)
+            && stopped.behind + arch::SYSCALL_INSTRUCTION.len() as u64 == self.behind
     }
 }
 
@@ -101,12 +100,17 @@ mod tests {
             CallBefore { arguments: [4, 0xffff_d5d8, 9, 0xffff_ffff, 0, 8], ..stopped.clone() },
         ];
         assert!(others.iter().all(|other| before.first_argument(other).is_none()));
+        let at_call = before.behind - arch::SYSCALL_INSTRUCTION.len() as u64;
+        let mut next = CallBefore { behind: at_call, switches: None, ..before.clone() };
+        assert!(before.is_next(&next) && !before.is_next(&before));
+        next.arguments[0] = 5;
+        assert!(!before.is_next(&next));
     }
 
     #[test]
     fn this_thread_has_slept() {
         let own = nix::unistd::gettid().as_raw();
-        thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(std::time::Duration::from_millis(1));
         assert!(switches(Pid::this(), own).is_some_and(|switches| switches > 0));
     }
 }

@@ -40,28 +40,31 @@ pub fn gives_error(number: i64) -> bool {
 
 /// Lets a stopped thread make its call again where our stop has made it fail: it failed with EINTR, and no signal was
 /// delivered, for the stop is not that of a signal. `before`: the call it slept in right before, where that is needed.
-pub fn mend(process: Pid, thread: Pid, before: Option<&CallBefore>) -> Result<(), Errno> {
+/// True where the thread is now about to make that call.
+pub fn mend(process: Pid, thread: Pid, before: Option<&CallBefore>) -> Result<bool, Errno> {
     let mut registers = requests::registers(thread)?;
     let first_argument = match before {
         _ if arch::SHOWS_CALLS => shown_argument(&registers),
-        // The registers could be read, so the thread has come to rest, and its switches are counted.
-        Some(before) if failed(&registers) => before.first_argument(&seen(process, thread, &registers)),
+        Some(before) if REPEATABLE.contains(&before.number) => {
+            // The registers could be read, so the thread has come to rest, and its switches are counted.
+            let stopped = seen(process, thread, &registers);
+            if before.is_next(&stopped) {
+                return Ok(true);
+            }
+            before.first_argument(&stopped).filter(|_| arch::result(&registers) == -i64::from(libc::EINTR))
+        }
         _ => None,
     };
-    let Some(first_argument) = first_argument else { return Ok(()) };
+    let Some(first_argument) = first_argument else { return Ok(false) };
     arch::make_again(&mut registers, first_argument);
-    requests::set_registers(thread, &registers)
+    requests::set_registers(thread, &registers)?;
+    Ok(true)
 }
 
 fn shown_argument(registers: &Registers) -> Option<u64> {
     let (number, arguments) = arch::call_registers(registers);
     let ours = arch::interrupted(registers) == Interrupted::WithError && REPEATABLE.contains(&number);
     ours.then_some(arguments[0])
-}
-
-fn failed(registers: &Registers) -> bool {
-    let (number, _) = arch::call_registers(registers);
-    arch::result(registers) == -i64::from(libc::EINTR) && REPEATABLE.contains(&number)
 }
 
 /// What the stopped thread shows of the call that it was in.

@@ -1,7 +1,7 @@
 //! Stops threads of a program that runs.
 
 use super::borrowing::{is_borrowable, is_in_call};
-use super::call_before::CallBefore;
+use super::call_before::{CallBefore, switches};
 use super::restart;
 use super::timed::{Settled, settle};
 use super::waiting::StopWaiter;
@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 const SEARCH: Duration = Duration::from_millis(1000);
 /// How long threads that are awake are waited for to sleep, where only a sleeping one tells of its call.
 const REST: Duration = Duration::from_millis(2);
+/// How often they are looked at meanwhile.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// How often the list of threads is read until no new one shows up.
 const ROUNDS: usize = 1000;
 /// Options of every thread that we seize.
@@ -56,7 +58,7 @@ pub struct LiveProcess {
     pid: Pid,
     /// Stopped threads, and the signal each stopped for.
     stopped: BTreeMap<i32, i32>,
-    /// The calls that threads slept in before they were told to stop, where a stop does not show them.
+    /// The calls that threads slept in before they were told to stop, and make again, where a stop does not show them.
     before: BTreeMap<i32, CallBefore>,
     /// A thread that is stopped by job control, which it stays.
     stopped_by_shell: bool,
@@ -198,13 +200,7 @@ impl LiveProcess {
                 return if self.stopped.is_empty() { Err(StopError::Gone) } else { Ok(()) };
             }
             // All are told first, so that they come to a stop side by side.
-            let mut told = Vec::new();
-            let rest = Instant::now() + REST;
-            for thread in new.threads {
-                if self.interrupt(thread, rest)? {
-                    told.push(thread);
-                }
-            }
+            let told = self.interrupt_all(new.threads)?;
             let deadline = Instant::now() + PATIENCE;
             for thread in told {
                 self.await_stop(thread, deadline)?;
@@ -214,8 +210,42 @@ impl LiveProcess {
     }
 
     fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
-        let now = Instant::now();
-        Ok(self.interrupt(thread, now + REST)? && self.await_stop(thread, now + PATIENCE)?)
+        let told = self.interrupt_all(vec![thread])?;
+        Ok(!told.is_empty() && self.await_stop(thread, Instant::now() + PATIENCE)?)
+    }
+
+    /// Tells threads to stop, and returns those that have not ended meanwhile. Where a stop does not show the call that a
+    /// thread was in, those that sleep in one are told first, and the others are given a little time to do so: the call
+    /// of one that is just entering it could not be made again.
+    fn interrupt_all(&mut self, threads: Vec<i32>) -> Result<Vec<i32>, StopError> {
+        let (mut awake, mut told) = (threads, Vec::new());
+        let deadline = Instant::now() + REST;
+        loop {
+            let is_last = Instant::now() >= deadline;
+            for thread in std::mem::take(&mut awake) {
+                if !self.look_at_call(thread) && !is_last {
+                    awake.push(thread);
+                } else if self.interrupt(thread)? {
+                    told.push(thread);
+                }
+            }
+            if awake.is_empty() {
+                return Ok(told);
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Notes the call that a thread sleeps in; false where it is awake. What was noted stays then: a thread that we have
+    /// let make its call again may not have come to sleep in it yet.
+    fn look_at_call(&mut self, thread: i32) -> bool {
+        if arch::SHOWS_CALLS {
+            return true;
+        }
+        let Ok(call) = CallBefore::of(self.pid, thread) else { return false };
+        self.before.remove(&thread);
+        self.before.extend(call.map(|call| (thread, call)));
+        true
     }
 
     /// True where a held thread can make calls. One that has stopped for a signal is to have it first where the kernel
@@ -244,14 +274,9 @@ impl LiveProcess {
         Ok(false)
     }
 
-    /// Tells a thread to stop. Where a stop does not show the call that a thread was in, it is looked at before; one that
-    /// is awake is given until `rest` to sleep. False where the thread has ended meanwhile.
-    fn interrupt(&mut self, thread: i32, rest: Instant) -> Result<bool, StopError> {
+    /// False where the thread has ended meanwhile.
+    fn interrupt(&mut self, thread: i32) -> Result<bool, StopError> {
         let id = Pid::from_raw(thread);
-        self.before.remove(&thread);
-        if !arch::SHOWS_CALLS {
-            self.before.extend(CallBefore::of(self.pid, thread, rest).map(|call| (thread, call)));
-        }
         match requests::seize(id, OPTIONS).and_then(|()| requests::interrupt(id)) {
             Ok(()) => Ok(true),
             Err(Errno::ESRCH) => Ok(false),
@@ -275,7 +300,9 @@ impl LiveProcess {
             Ok(WaitStatus::PtraceEvent(id, signal, _)) => {
                 self.stopped_by_shell |= signal != Signal::SIGTRAP;
                 // An error that only our stop has caused is none for the program.
-                let _ = restart::mend(self.pid, id, self.before.get(&thread));
+                if !matches!(restart::mend(self.pid, id, self.before.get(&thread)), Ok(true)) {
+                    self.before.remove(&thread);
+                }
                 0
             }
             Ok(_) => 0,
@@ -287,6 +314,10 @@ impl LiveProcess {
 
     fn release(&mut self, thread: i32) {
         if let Some(signal) = self.stopped.remove(&thread) {
+            // Until it sleeps again, it is at the call that it makes again; unless it has a signal to handle first.
+            if let Some(call) = self.before.get_mut(&thread) {
+                call.switches = switches(self.pid, thread).filter(|_| signal == 0);
+            }
             // A thread that was killed meanwhile is gone, and that is all that can be wrong.
             let _ = requests::detach(Pid::from_raw(thread), signal);
         }
