@@ -83,6 +83,8 @@ pub(crate) struct Bench {
     pub(crate) time: Duration,
     pub(crate) seed: u64,
     pub(crate) cpu: Option<usize>,
+    /// The programs of `heap-programs` that are to run; all of them where none is named.
+    pub(crate) programs: Vec<String>,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -104,6 +106,7 @@ impl Bench {
             time: Duration::from_secs_f64(seconds),
             seed,
             cpu: if pin { last_usable_cpu() } else { None },
+            programs: Vec::new(),
             interrupted,
         })
     }
