@@ -71,8 +71,17 @@ pub(crate) struct BurstPlan {
     pub(crate) arms: Vec<Arm>,
     pub(crate) workloads: Vec<String>,
     pub(crate) generations: u32,
-    /// Each alone, for so many bursts a start, instead of side by side for the bench's time.
-    pub(crate) alone: Option<u32>,
+    pub(crate) course: Course,
+}
+
+/// How the contestants of a series of bursts live.
+pub(crate) enum Course {
+    /// Side by side, for the bench's time.
+    SideBySide,
+    /// Each alone, for so many bursts a start.
+    Alone(u32),
+    /// Side by side, in one place and then in the other's, for so many bursts in each.
+    Exchanged(u32),
 }
 
 /// The benchmarks' common ground.
@@ -161,9 +170,10 @@ impl Bench {
             cpu: self.cpu,
             patience: Duration::from_secs(180),
         };
-        let series = match plan.alone {
-            None => run.run(&mut watch)?,
-            Some(rounds) => run.run_alone(rounds, &mut watch)?,
+        let series = match plan.course {
+            Course::SideBySide => run.run(&mut watch)?,
+            Course::Alone(rounds) => run.run_alone(rounds, &mut watch)?,
+            Course::Exchanged(rounds) => run.run_exchanged(rounds, &mut watch)?,
         };
         let mut facts: Vec<ContestantFacts> = plan.arms.iter().map(Arm::facts).collect();
         for (facts, seen) in facts.iter_mut().zip(&watch.huge) {

@@ -1,6 +1,6 @@
 //! `calloc` and `free` at sizes from 100 KB to 1 GB: what is not touched must cost nothing that grows with the size.
 
-use crate::bench::{Arm, Bench, BurstPlan};
+use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
 use crate::table::{table, with_interval};
 use address_space::format_bytes;
@@ -52,7 +52,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             arms,
             workloads: vec![kind.into()],
             generations: 2,
-            alone: None,
+            course: Course::SideBySide,
         };
         let series = bench.run_bursts(plan)?;
         for (workload, facts) in series.workloads.iter().enumerate() {

@@ -27,11 +27,16 @@ use std::process::ExitCode;
 type Benchmark = fn(&mut Bench) -> Result<()>;
 
 /// The benchmarks: name, what it shows, how it is run.
-const BENCHMARKS: [(&str, &str, Benchmark); 9] = [
+const BENCHMARKS: [(&str, &str, Benchmark); 10] = [
     ("lift-time", "time of a lift per 100 MB, beside a plain copy into populated huge pages", lift_time::run),
     ("start-up", "`pagelift run` of a program with nothing to lift, beside plain exec", start_up::run),
     ("scattered-code", "scattered code plain, lifted, relinked, relinked and lifted", scattered_code::run),
     ("fingerprints", "an index of fingerprints whose heap is backed in many ways", fingerprints::run),
+    (
+        "heap-limit",
+        "that index on the pool beside its layout by hand and other ways, which exchange places",
+        fingerprints::run_exchanged,
+    ),
     ("calloc", "calloc and free of untouched memory at many sizes, beside the C library's", calloc::run),
     (heap_programs::NAME, "real programs with their heaps on huge pages, beside plain", heap_programs::run),
     ("images", "starts and memory of many processes of a large library, from one image and otherwise", images::run),

@@ -7,7 +7,7 @@
 //! folios as large as a huge page (ext4 since about 6.16), nothing at all: the kernel then maps aligned text by huge
 //! entries by itself (`file` in the table), as long as the file has come into the page cache in such folios.
 
-use crate::bench::{Arm, Bench, BurstPlan};
+use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
 use crate::table::{print_bursts, ratio_line};
 use anyhow::{Context, Result};
@@ -54,7 +54,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         arms,
         workloads: vec!["code".to_owned()],
         generations: 5,
-        alone: None,
+        course: Course::SideBySide,
     };
     let series = bench.run_bursts(plan)?;
     print_bursts(series, Some(1));
