@@ -3,7 +3,7 @@
 use crate::{Lifted, Way, each_way, gdb, lift, waiting};
 use anyhow::{Context as _, Result, bail, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Ending, Program, Session, poll_until};
+use pagelift_tests::{Context, Ending, Program, Session, copy_program, poll_until};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -174,7 +174,7 @@ fn hits(counting: &Session) -> u64 {
 /// A copy of the program: a probe in the one that others run too would be in their way.
 fn own_copy(t: &Context) -> Result<PathBuf> {
     let copy = t.folder().join("calls_a_function_often");
-    fs::copy(Program::named("calls_a_function_often.c")?.build()?, &copy)?;
+    copy_program(t, &Program::named("calls_a_function_often.c")?.build()?, &copy)?;
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755))?;
     Ok(copy)
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Need, Program, Session, TestStore, View, copy_of_a_program, trial};
+use pagelift_tests::{Context, Need, Program, Session, TestStore, View, copy_of_a_program, copy_program, trial};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ fn changed_program(t: &Context) -> Result<()> {
     let path = t.folder().join("program");
     for name in ["pie_by_default.c", "many_segments.c"] {
         let built = Program::named(name)?.build()?;
-        fs::copy(&built, t.folder().join("new"))?;
+        copy_program(t, &built, &t.folder().join("new"))?;
         fs::rename(t.folder().join("new"), &path)?;
         let session = start(t, &at, &Command::new(&path), "auto")?;
         let view = View::of(session.pid())?;
