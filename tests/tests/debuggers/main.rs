@@ -212,9 +212,8 @@ fn strace(t: &Context, way: Way) -> Result<()> {
     let mut command = Command::new("strace");
     command.arg("-o").arg(&log).arg("-p").arg(session.pid().to_string());
     let tracer = t.session(command)?;
-    poll_until(Duration::from_secs(10), "strace to attach", || {
-        process_field(session.pid(), "TracerPid").is_some_and(|tracer| tracer != "0")
-    })?;
+    // Not before it has told the program to stop: a tracer that has only seized it sees no call.
+    tracer.wait_for_stderr("attached")?;
     session.send("go on\n")?;
     session.finish()?.success()?;
     tracer.finish()?;
