@@ -157,20 +157,16 @@ fn under_pgbench(t: &Context, pages: &str) -> Result<()> {
     let found = server.load()?;
     ensure!(found == wanted, "plain answered\n{wanted}\nlifted\n{found}");
     // What runs the queries are children of the process that was lifted, and they share its huge pages.
-    let mut sleeper = server.tool("psql");
-    sleeper.args(["-X", "-U", "postgres", "-h"]).arg(&server.folder).args(["-c", "select 'here', pg_sleep(3)"]);
-    let sleeper = t.session(sleeper)?;
-    soon("a backend", || {
-        let backend: u32 = server
-            .query(
-                "select pid from pg_stat_activity where query like '%here%pg_sleep(3)%' and pid <> pg_backend_pid()",
-            )?
-            .trim()
-            .parse()?;
-        let view = View::of(backend)?;
-        check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)
-    })?;
-    sleeper.finish()?.success()?;
+    let mut client = server.tool("psql");
+    client.args(["-X", "-U", "postgres", "-h"]).arg(&server.folder).arg("-At");
+    // It has one for as long as its input is open.
+    let mut client = t.session(client)?;
+    client.send("select pg_backend_pid(); select 'it is ' || 'there';\n")?;
+    client.wait_for_line("it is there")?;
+    let backend = client.stdout_so_far().lines().next().context("no backend")?.parse()?;
+    let view = View::of(backend)?;
+    check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)?;
+    client.finish()?.success()?;
     server.shut_down()
 }
 
