@@ -58,7 +58,7 @@ fn back_and_forth(t: &Context, pid: u32, pages: &str, store: Option<&TestStore>)
 fn child_of(pid: u32) -> Result<u32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let mut child = None;
-    poll_until(Duration::from_secs(10), "a child", || {
+    poll_until(Duration::from_secs(30), "a child", || {
         let text = fs::read_to_string(&path).unwrap_or_default();
         child = text.split_whitespace().next().and_then(|number| number.parse().ok());
         child.is_some()

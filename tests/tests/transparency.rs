@@ -235,7 +235,7 @@ fn pipes_carry_everything(t: &Context) -> Result<()> {
     fs::write(&input, vec![7; 10 << 20])?;
     command.stdin(fs::File::open(&input)?).stdout(Stdio::piped()).stderr(Stdio::piped());
     t.mark(&mut command);
-    let output = Session::start_as_is(command, Duration::from_secs(30))?.finish()?.success()?;
+    let output = Session::start_as_is(command, Duration::from_secs(240))?.finish()?.success()?;
     let mut plain = Command::new("md5sum");
     plain.stdin(fs::File::open(&input)?);
     let plain = plain.output()?;
@@ -249,7 +249,7 @@ fn nobody_else_is_there(t: &Context) -> Result<()> {
     let mut session = t.session(t.lifted(&["--pages", "thp"], &command)?)?;
     session.wait_for_line("ready")?;
     let pid = session.pid();
-    poll_until(Duration::from_secs(5), "the helper to be gone", || t.own_processes().len() == 1)?;
+    poll_until(Duration::from_secs(30), "the helper to be gone", || t.own_processes().len() == 1)?;
     ensure!(process_field(pid, "TracerPid").as_deref() == Some("0"), "it is still traced");
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     ensure!(children.is_empty(), "it has children: {children}");
@@ -328,7 +328,7 @@ fn dies_at_any_moment(t: &Context, signal: Signal) -> Result<()> {
         let mut session = session_of(t, "pie_by_default.c")?;
         std::thread::sleep(moment);
         session.signal(signal)?;
-        poll_until(Duration::from_secs(10), &format!("the end {moment:?} after the start"), || {
+        poll_until(Duration::from_secs(30), &format!("the end {moment:?} after the start"), || {
             session.has_ended().unwrap_or(true)
         })?;
         let output = session.finish()?;
@@ -352,7 +352,7 @@ fn stops_and_continues(t: &Context) -> Result<()> {
         session.signal(Signal::SIGSTOP)?;
         let pid = Pid::from_raw(session.pid() as i32);
         let mut stopped = false;
-        poll_until(Duration::from_secs(10), &format!("the stop {}", when()), || {
+        poll_until(Duration::from_secs(30), &format!("the stop {}", when()), || {
             let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG));
             stopped |= matches!(status, Ok(WaitStatus::Stopped(_, Signal::SIGSTOP)));
             stopped

@@ -7,7 +7,7 @@ use pagelift_tests::{Context, Ending, Need, tests_folder, trial};
 use std::process::Command;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(150);
+const LIMIT: Duration = Duration::from_secs(300);
 
 pub fn trials() -> Vec<Trial> {
     let needs = |pool: u64, commands: &[&str], files: &[&str]| {
@@ -54,7 +54,7 @@ fn mariadb(t: &Context) -> Result<()> {
             mariadbd --no-defaults --user=root --datadir=$PWD/data --socket=$PWD/socket --skip-networking >server.log 2>&1 &
         server=$!
         trap 'kill $server 2>/dev/null || true' EXIT
-        for i in $(seq 100); do mariadb --no-defaults -S $PWD/socket -e 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
+        for i in $(seq 300); do mariadb --no-defaults -S $PWD/socket -e 'select 1' >/dev/null 2>&1 && break; sleep 0.2; done
         grep -q 'rw-p .*anon_hugepage' /proc/$server/maps
         echo 0 >/proc/sys/vm/nr_hugepages
         grep HugePages_Free: /proc/meminfo

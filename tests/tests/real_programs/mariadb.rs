@@ -9,8 +9,8 @@ use std::time::Duration;
 
 const POOL: u64 = 160 << 20;
 /// For a server, from its start to its end.
-const LIFETIME: Duration = Duration::from_secs(150);
-const LIMIT: Duration = Duration::from_secs(100);
+const LIFETIME: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(240);
 
 pub fn trials() -> Vec<Trial> {
     let needs = ["command mariadbd", "command sysbench", "command mariadb-install-db"];
