@@ -285,7 +285,7 @@ fn the_parent_has_one_child(t: &Context) -> Result<()> {
 }
 
 fn small_programs_start_at_once(t: &Context) -> Result<()> {
-    let time = |command: &dyn Fn() -> Result<Command>| -> Result<Duration> {
+    let median = |command: &dyn Fn() -> Result<Command>| -> Result<Duration> {
         let mut times = Vec::new();
         for _ in 0..15 {
             let started = Instant::now();
@@ -295,12 +295,17 @@ fn small_programs_start_at_once(t: &Context) -> Result<()> {
         times.sort();
         Ok(times[times.len() / 2])
     };
-    let plain = time(&|| Ok(Command::new("/bin/true")))?;
-    let lifted = time(&|| t.lifted(&["-q"], &Command::new("/bin/true")))?;
-    t.note(format!("median of 15 starts: plain {plain:?}, through pagelift {lifted:?}"));
-    // The exact cost is measured by the benchmarks; here a delay that a person could notice is an error.
-    ensure!(lifted < plain + Duration::from_millis(30), "plain {plain:?}, through pagelift {lifted:?}");
-    Ok(())
+    // The exact cost is measured by the benchmarks; here a delay that a person could notice is an error. One of ours comes
+    // again however often it is looked for, a busy machine's does not.
+    let mut last = Ok((Duration::ZERO, Duration::MAX));
+    let waited = poll_until(Duration::from_secs(30), "starts without a delay", || {
+        let plain = median(&|| Ok(Command::new("/bin/true")));
+        let lifted = median(&|| t.lifted(&["-q"], &Command::new("/bin/true")));
+        last = plain.and_then(|plain| Ok((plain, lifted?)));
+        last.as_ref().map_or(true, |(plain, lifted)| *lifted < *plain + Duration::from_millis(30))
+    });
+    let (plain, lifted) = last?;
+    waited.with_context(|| format!("median of 15 starts: plain {plain:?}, through pagelift {lifted:?}"))
 }
 
 fn signals() -> Vec<Trial> {
