@@ -414,17 +414,19 @@ fn from_inside() -> Vec<Trial> {
         trial("from_inside/the_named_program_alone", gcc(), |t| {
             let huge =
                 "grep -c hg /proc/self/smaps; sed -n '/hg/p' /proc/self/smaps | wc -l; env | grep -c agelift_heap";
-            let said = said_with(t, "heap=thp only=grep lift=text quiet", huge)?;
-            let lines: Vec<&str> = said.lines().collect();
-            // grep's own memory is advised, sed's is not, and the variables stay for programs that are named.
-            ensure!(lines.len() == 3 && lines[0] != "0" && lines[1..] == ["0", "1"], "{said}");
+            for heap in ["thp", "auto"] {
+                let said = said_with(t, &format!("heap={heap} only=grep lift=text quiet"), huge)?;
+                let lines: Vec<&str> = said.lines().collect();
+                // grep's own memory is advised, sed's is not, and the variables stay for programs that are named.
+                ensure!(lines.len() == 3 && lines[0] != "0" && lines[1..] == ["0", "1"], "{heap}: {said}");
+            }
             let said = said_with(t, "heap=thp pid=1", "grep -c hg /proc/self/smaps; true")?;
             ensure!(said == "0\n", "{said}");
             Ok(())
         }),
         trial("from_inside/what_is_wrong_is_said_in_one_line", gcc(), |t| {
             for (words, says) in [
-                ("heap=3M only=seq", "PAGELIFT: `heap=3M`: needed thp, off, or a size"),
+                ("heap=3M only=seq", "PAGELIFT: `heap=3M`: needed auto, thp, off, or a size"),
                 ("heap=thp heap-reserve=x only=seq", "PAGELIFT: `heap-reserve=x`: needed a size"),
                 ("haep=2M only=seq", "PAGELIFT: `haep=2M`: not known; the words are pages"),
                 ("heap=64 only=seq", "this machine has no huge pages of 64 B; the program keeps its own heap"),

@@ -72,7 +72,10 @@ fn perf_report(t: &Context, way: Way) -> Result<()> {
         command
     };
     let mut record = perf();
-    record.args(["record", "-q", "-e", "cpu-clock:u", "-F", "500", "-g", "-o"]).arg(&data).args(["-p", &pid.to_string()]);
+    record
+        .args(["record", "-q", "-e", "cpu-clock:u", "-F", "500", "-g", "-o"])
+        .arg(&data)
+        .args(["-p", &pid.to_string()]);
     record.args(["--", "sleep", "1"]);
     session.send("go on\n")?;
     let recorded = t.run(record)?;
