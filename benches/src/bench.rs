@@ -69,9 +69,15 @@ impl Arm {
 pub(crate) struct BurstPlan {
     pub(crate) name: String,
     pub(crate) arms: Vec<Arm>,
-    pub(crate) workloads: Vec<String>,
+    pub(crate) workload: String,
     pub(crate) generations: u32,
     pub(crate) course: Course,
+}
+
+impl BurstPlan {
+    pub(crate) fn new(name: &str, arms: Vec<Arm>, workload: &str, generations: u32, course: Course) -> Self {
+        Self { name: name.to_owned(), arms, workload: workload.to_owned(), generations, course }
+    }
 }
 
 /// How the contestants of a series of bursts live.
@@ -160,7 +166,7 @@ impl Bench {
         let mut watch = Watch::new(&plan.name, self.interrupted.clone());
         let run = BurstRun {
             contestants: plan.arms.iter().map(|arm| ContestantSpec::new(&arm.name, |_| arm.command())).collect(),
-            workloads: plan.workloads.clone(),
+            workloads: vec![plan.workload.clone()],
             seed: self.seed,
             burst: Duration::from_millis(10),
             lead_in_percent: 10,
@@ -185,7 +191,7 @@ impl Bench {
                 facts.notes.push(format!("on up to {} of huge pages in other starts", format_bytes(*most)));
             }
         }
-        let steps = plan.workloads.iter().zip(&series.steps);
+        let steps = [&plan.workload].into_iter().zip(&series.steps);
         let workloads = steps.map(|(name, &steps)| WorkloadFacts { name: name.clone(), steps }).collect();
         self.take(Series::new(plan.name, self.seed, facts, workloads, self.cpu, series.samples))
     }

@@ -147,8 +147,7 @@ fn on_usual_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32)
 }
 
 fn one_group(bench: &mut Bench, name: &str, arms: Vec<Arm>, turns: u32) -> Result<()> {
-    let workloads = vec!["queries".into()];
-    let plan = BurstPlan { name: name.to_owned(), arms, workloads, generations: turns, course: Course::Alone(BURSTS) };
+    let plan = BurstPlan::new(name, arms, "queries", turns, Course::Alone(BURSTS));
     print_bursts(bench.run_bursts(plan)?, None);
     Ok(())
 }
@@ -178,8 +177,8 @@ fn exchanged(bench: &mut Bench, program: &Path, mebibytes: u64, exchanges: u32) 
             return Ok(());
         }
     };
-    let (arms, workloads) = (arms.into_iter().map(|(arm, _)| arm).collect(), vec!["queries".into()]);
-    let plan = BurstPlan { name: title, arms, workloads, generations: exchanges, course: Course::Exchanged(BURSTS) };
+    let arms = arms.into_iter().map(|(arm, _)| arm).collect();
+    let plan = BurstPlan::new(&title, arms, "queries", exchanges, Course::Exchanged(BURSTS));
     print_bursts(bench.run_bursts(plan)?, None);
     Ok(())
 }

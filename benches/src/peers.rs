@@ -65,13 +65,7 @@ fn code(bench: &mut Bench) -> Result<()> {
         add_if_it_runs(bench, &mut arms, arm, "code");
     }
     let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
-    let plan = BurstPlan {
-        name: "peers: code".into(),
-        arms,
-        workloads: vec!["code".into()],
-        generations: 4,
-        course: Course::SideBySide,
-    };
+    let plan = BurstPlan::new("peers: code", arms, "code", 4, Course::SideBySide);
     let series = bench.run_bursts(plan)?;
     print_bursts(series, Some(1));
     if let Some(theirs) = names.iter().position(|name| name == others[3].0) {
@@ -129,13 +123,7 @@ fn heap(bench: &mut Bench) -> Result<()> {
         let hugectl = ["hugectl".as_ref(), "--heap".as_ref(), words[0], words[1]];
         add_if_it_runs(bench, &mut arms, Arm::new("libhugetlbfs --heap", hugectl).silent(), "look-ups");
     }
-    let plan = BurstPlan {
-        name: "peers: heap".into(),
-        arms,
-        workloads: vec!["look-ups".into()],
-        generations: 6,
-        course: Course::SideBySide,
-    };
+    let plan = BurstPlan::new("peers: heap", arms, "look-ups", 6, Course::SideBySide);
     print_bursts(bench.run_bursts(plan)?, Some(1));
     Ok(())
 }

@@ -49,13 +49,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     }
     let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
     let number = |name: &str| names.iter().position(|n| n == name);
-    let plan = BurstPlan {
-        name: "scattered-code".to_owned(),
-        arms,
-        workloads: vec!["code".to_owned()],
-        generations: 5,
-        course: Course::SideBySide,
-    };
+    let plan = BurstPlan::new("scattered-code", arms, "code", 5, Course::SideBySide);
     let series = bench.run_bursts(plan)?;
     print_bursts(series, Some(1));
     for (lifted, measure) in pairs {
