@@ -69,10 +69,25 @@ impl Arm {
 pub(crate) struct BurstPlan {
     pub(crate) name: String,
     pub(crate) arms: Vec<Arm>,
-    pub(crate) workloads: Vec<String>,
+    pub(crate) workload: String,
     pub(crate) generations: u32,
-    /// Each alone, for so many bursts a start, instead of side by side for the bench's time.
-    pub(crate) alone: Option<u32>,
+    pub(crate) course: Course,
+}
+
+impl BurstPlan {
+    pub(crate) fn new(name: &str, arms: Vec<Arm>, workload: &str, generations: u32, course: Course) -> Self {
+        Self { name: name.to_owned(), arms, workload: workload.to_owned(), generations, course }
+    }
+}
+
+/// How the contestants of a series of bursts live.
+pub(crate) enum Course {
+    /// Side by side, for the bench's time.
+    SideBySide,
+    /// Each alone, for so many bursts a start.
+    Alone(u32),
+    /// Side by side, in one place and then in the other's, for so many bursts in each.
+    Exchanged(u32),
 }
 
 /// The benchmarks' common ground.
@@ -83,6 +98,8 @@ pub(crate) struct Bench {
     pub(crate) time: Duration,
     pub(crate) seed: u64,
     pub(crate) cpu: Option<usize>,
+    /// The programs of `heap-programs` that are to run; all of them where none is named.
+    pub(crate) programs: Vec<String>,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -104,6 +121,7 @@ impl Bench {
             time: Duration::from_secs_f64(seconds),
             seed,
             cpu: if pin { last_usable_cpu() } else { None },
+            programs: Vec::new(),
             interrupted,
         })
     }
@@ -148,7 +166,7 @@ impl Bench {
         let mut watch = Watch::new(&plan.name, self.interrupted.clone());
         let run = BurstRun {
             contestants: plan.arms.iter().map(|arm| ContestantSpec::new(&arm.name, |_| arm.command())).collect(),
-            workloads: plan.workloads.clone(),
+            workloads: vec![plan.workload.clone()],
             seed: self.seed,
             burst: Duration::from_millis(10),
             lead_in_percent: 10,
@@ -158,9 +176,10 @@ impl Bench {
             cpu: self.cpu,
             patience: Duration::from_secs(180),
         };
-        let series = match plan.alone {
-            None => run.run(&mut watch)?,
-            Some(rounds) => run.run_alone(rounds, &mut watch)?,
+        let series = match plan.course {
+            Course::SideBySide => run.run(&mut watch)?,
+            Course::Alone(rounds) => run.run_alone(rounds, &mut watch)?,
+            Course::Exchanged(rounds) => run.run_exchanged(rounds, &mut watch)?,
         };
         let mut facts: Vec<ContestantFacts> = plan.arms.iter().map(Arm::facts).collect();
         for (facts, seen) in facts.iter_mut().zip(&watch.huge) {
@@ -172,7 +191,7 @@ impl Bench {
                 facts.notes.push(format!("on up to {} of huge pages in other starts", format_bytes(*most)));
             }
         }
-        let steps = plan.workloads.iter().zip(&series.steps);
+        let steps = [&plan.workload].into_iter().zip(&series.steps);
         let workloads = steps.map(|(name, &steps)| WorkloadFacts { name: name.clone(), steps }).collect();
         self.take(Series::new(plan.name, self.seed, facts, workloads, self.cpu, series.samples))
     }

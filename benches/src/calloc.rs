@@ -1,6 +1,6 @@
 //! `calloc` and `free` at sizes from 100 KB to 1 GB: what is not touched must cost nothing that grows with the size.
 
-use crate::bench::{Arm, Bench, BurstPlan};
+use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
 use crate::table::{table, with_interval};
 use address_space::format_bytes;
@@ -47,13 +47,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             let reserve = POOL_BYTES.to_string();
             arms.push(bench.lifted("--heap=2M", &["-q", "--heap=2M", "--heap-reserve", &reserve], &words));
         }
-        let plan = BurstPlan {
-            name: format!("calloc of {}, {kind}", format_bytes(size)),
-            arms,
-            workloads: vec![kind.into()],
-            generations: 2,
-            alone: None,
-        };
+        let name = format!("calloc of {}, {kind}", format_bytes(size));
+        let plan = BurstPlan::new(&name, arms, kind, 2, Course::SideBySide);
         let series = bench.run_bursts(plan)?;
         for (workload, facts) in series.workloads.iter().enumerate() {
             let compare = |contestant| series.compare(workload, 0, contestant);

@@ -4,15 +4,18 @@
 //! Contestants run alone, one after the other, in turns. Side by side they cannot be compared: the same program differs
 //! from itself by up to a fifth, by where in the machine's memory its pages lie. Alone, those on the pool get the same
 //! pages in turn.
+//!
+//! How near the pool's heap comes to the limit is asked more closely by a benchmark of its own, where memory has room for
+//! more than one: side by side, so that the machine's drift falls out too, and each in another's place for half of the time.
 
-use crate::bench::{Arm, Bench, BurstPlan};
+use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
 use crate::table::print_bursts;
 use address_space::{PageSize, format_bytes};
 use anyhow::Result;
 use pagelift_tests::{default_huge_page, is_root, meminfo};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Sizes of the index in MiB; those that memory has no room for are skipped with the numbers.
 const SIZES: [u64; 3] = [1 << 10, 4 << 10, 12 << 10];
@@ -24,19 +27,30 @@ const PERCENT: u64 = 125;
 const TURNS: [u32; 3] = [6, 4, 2];
 /// Bursts of each start.
 const BURSTS: u32 = 60;
+/// How often they exchange their places, for each size.
+const EXCHANGES: [u32; 3] = [16, 12, 4];
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
-    let program = bench.build(
-        "fingerprint-index",
-        &["../../examples/fingerprint-index/fingerprint-index.c"],
-        Linking::Default,
-        &["-pthread"],
-    )?;
+    let program = build(bench)?;
     for (mebibytes, turns) in SIZES.into_iter().zip(TURNS) {
         on_usual_pages(bench, &program, mebibytes, turns)?;
         on_largest_pages(bench, &program, mebibytes, turns)?;
     }
     Ok(())
+}
+
+/// How near the pool's heap comes to the limit, and how far the others are from it.
+pub(crate) fn run_exchanged(bench: &mut Bench) -> Result<()> {
+    let program = build(bench)?;
+    for (mebibytes, exchanges) in SIZES.into_iter().zip(EXCHANGES) {
+        exchanged(bench, &program, mebibytes, exchanges)?;
+    }
+    Ok(())
+}
+
+fn build(bench: &Bench) -> Result<PathBuf> {
+    let source = "../../examples/fingerprint-index/fingerprint-index.c";
+    bench.build("fingerprint-index", &[source], Linking::Default, &["-pthread"])
 }
 
 fn needed(mebibytes: u64) -> u64 {
@@ -58,10 +72,15 @@ fn name(mebibytes: u64) -> String {
     format!("fingerprints, {}", format_bytes(mebibytes << 20))
 }
 
+/// The program with its heap on the pool.
+fn on_pool(bench: &Bench, words: &[OsString], mebibytes: u64) -> Arm {
+    let reserve = needed(mebibytes).to_string();
+    bench.lifted("--heap=2M", &["-q", "--heap=2M", "--heap-reserve", &reserve], words)
+}
+
 /// Who takes part beside the plain program and the limit; true where it takes pool pages.
 fn contestants(bench: &mut Bench, words: &[OsString], mebibytes: u64, pool: bool) -> Vec<(Arm, bool)> {
     let plain = |name: &str| Arm::new(name, words).silent();
-    let reserve = needed(mebibytes).to_string();
     let mimalloc = ["-q", "--heap=thp", "--heap-allocator=mimalloc"];
     let mut all = vec![
         (bench.lifted("--heap=auto", &["-q", "--heap=auto"], words), false),
@@ -69,7 +88,7 @@ fn contestants(bench: &mut Bench, words: &[OsString], mebibytes: u64, pool: bool
         (plain("glibc hugetlb=1").with("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"), false),
     ];
     if pool {
-        all.push((bench.lifted("--heap=2M", &["-q", "--heap=2M", "--heap-reserve", &reserve], words), true));
+        all.push((on_pool(bench, words, mebibytes), true));
         all.push((plain("glibc hugetlb=2").with("GLIBC_TUNABLES", "glibc.malloc.hugetlb=2"), true));
     }
     let libraries = [
@@ -128,8 +147,38 @@ fn on_usual_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32)
 }
 
 fn one_group(bench: &mut Bench, name: &str, arms: Vec<Arm>, turns: u32) -> Result<()> {
-    let workloads = vec!["queries".into()];
-    let plan = BurstPlan { name: name.to_owned(), arms, workloads, generations: turns, alone: Some(BURSTS) };
+    let plan = BurstPlan::new(name, arms, "queries", turns, Course::Alone(BURSTS));
+    print_bursts(bench.run_bursts(plan)?, None);
+    Ok(())
+}
+
+/// The pool's heap, the limit and as many others as memory has room for at once, which exchange their pages.
+fn exchanged(bench: &mut Bench, program: &Path, mebibytes: u64, exchanges: u32) -> Result<()> {
+    let title = format!("{}, places exchanged", name(mebibytes));
+    let room = (2..).take_while(|&times| has_room(bench, mebibytes, times)).last().unwrap_or(0) as usize;
+    if room == 0 {
+        bench.report.skip(title, format!("needed memory for two of {}", format_bytes(needed(mebibytes))));
+        return Ok(());
+    }
+    let words = words_of(program, mebibytes);
+    let (mut arms, others): (Vec<_>, Vec<_>) =
+        contestants(bench, &words, mebibytes, true).into_iter().partition(|(_, pool)| *pool);
+    arms.insert(1, (by_hand(&words, default_huge_page()?), true));
+    arms.truncate(room);
+    let on_pool = arms.len() as u64;
+    if room > arms.len() + others.len() {
+        arms.push((Arm::new("plain", &words).silent(), false));
+        arms.extend(others);
+    }
+    let _pool = match bench.reserve_pool(on_pool * needed(mebibytes)) {
+        Ok(pool) => pool,
+        Err(reason) => {
+            bench.report.skip(title, reason);
+            return Ok(());
+        }
+    };
+    let arms = arms.into_iter().map(|(arm, _)| arm).collect();
+    let plan = BurstPlan::new(&title, arms, "queries", exchanges, Course::Exchanged(BURSTS));
     print_bursts(bench.run_bursts(plan)?, None);
     Ok(())
 }

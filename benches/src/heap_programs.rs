@@ -18,6 +18,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+/// This benchmark's name.
+pub(crate) const NAME: &str = "heap-programs";
+
 /// The programs, what they need, and how much of the pool their heaps take, in MiB.
 const PROGRAMS: [(&str, &[&str], u64); 9] = [
     ("redis", &["redis-server", "redis-benchmark"], 700),
@@ -50,11 +53,27 @@ struct Outcome {
     memory: u64,
 }
 
+/// The programs' names.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    PROGRAMS.into_iter().map(|(name, ..)| name)
+}
+
+/// Those that the command line's names mean; none where it means all.
+pub(crate) fn chosen(names: &[String]) -> Vec<String> {
+    if names.iter().any(|name| name == NAME) {
+        return Vec::new();
+    }
+    names.iter().filter_map(|name| name.strip_prefix(NAME)?.strip_prefix('/')).map(str::to_owned).collect()
+}
+
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let mut rows = table(&["", "", "seconds", "time beside plain [97 %]", "memory", "beside plain"]);
     let largest = PageSize::new(1 << 30)?;
     for page in [None, Some(largest)] {
         for (name, needs, mebibytes) in PROGRAMS {
+            if !bench.programs.is_empty() && bench.programs.iter().all(|chosen| chosen != name) {
+                continue;
+            }
             if let Some(missing) = needs.iter().find(|command| !exists(name, command)) {
                 bench.report.skip(format!("heap-programs: {name}"), format!("no {missing}"));
                 continue;

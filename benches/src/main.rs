@@ -27,13 +27,18 @@ use std::process::ExitCode;
 type Benchmark = fn(&mut Bench) -> Result<()>;
 
 /// The benchmarks: name, what it shows, how it is run.
-const BENCHMARKS: [(&str, &str, Benchmark); 9] = [
+const BENCHMARKS: [(&str, &str, Benchmark); 10] = [
     ("lift-time", "time of a lift per 100 MB, beside a plain copy into populated huge pages", lift_time::run),
     ("start-up", "`pagelift run` of a program with nothing to lift, beside plain exec", start_up::run),
     ("scattered-code", "scattered code plain, lifted, relinked, relinked and lifted", scattered_code::run),
     ("fingerprints", "an index of fingerprints whose heap is backed in many ways", fingerprints::run),
+    (
+        "heap-limit",
+        "that index on the pool beside its layout by hand and other ways, which exchange places",
+        fingerprints::run_exchanged,
+    ),
     ("calloc", "calloc and free of untouched memory at many sizes, beside the C library's", calloc::run),
-    ("heap-programs", "real programs with their heaps on huge pages, beside plain", heap_programs::run),
+    (heap_programs::NAME, "real programs with their heaps on huge pages, beside plain", heap_programs::run),
     ("images", "starts and memory of many processes of a large library, from one image and otherwise", images::run),
     ("builds", "whole builds by cargo and make, plain and with their compilers lifted", builds::run),
     ("peers", "what others offer for code and for the heap, beside pagelift", peers::run),
@@ -42,7 +47,7 @@ const BENCHMARKS: [(&str, &str, Benchmark); 9] = [
 /// Benchmarks of Pagelift, in interleaved pairs.
 #[derive(Parser)]
 struct Options {
-    /// Benchmarks to run; all of them where none is named.
+    /// Benchmarks to run; all of them where none is named. `heap-programs/NAME` is one program of that benchmark.
     names: Vec<String>,
     /// Writes the report with every sample to this file.
     #[arg(long, value_name = "FILE")]
@@ -90,6 +95,7 @@ fn try_main(options: &Options) -> Result<()> {
     }
     let chosen = chosen(&options.names)?;
     let mut bench = Bench::new(options.pagelift.as_deref(), options.seconds, options.seed, !options.no_pin)?;
+    bench.programs = heap_programs::chosen(&options.names);
     bench.print_machine();
     let mut failure = None;
     for (name, shows, run) in chosen {
@@ -109,8 +115,19 @@ fn try_main(options: &Options) -> Result<()> {
 }
 
 fn chosen(names: &[String]) -> Result<Vec<(&'static str, &'static str, Benchmark)>> {
-    if let Some(unknown) = names.iter().find(|name| BENCHMARKS.iter().all(|b| b.0 != name.as_str())) {
-        bail!("there is no benchmark `{unknown}`; they are {}", BENCHMARKS.map(|b| b.0).join(", "));
+    let known = |name: &String| match name.split_once('/') {
+        Some((heap_programs::NAME, program)) => heap_programs::names().any(|known| known == program),
+        Some(_) => false,
+        None => BENCHMARKS.iter().any(|b| b.0 == name),
+    };
+    if let Some(unknown) = names.iter().find(|name| !known(name)) {
+        let programs: Vec<_> = heap_programs::names().map(|name| format!("{}/{name}", heap_programs::NAME)).collect();
+        bail!(
+            "there is no benchmark `{unknown}`; they are {}, and {}",
+            BENCHMARKS.map(|b| b.0).join(", "),
+            programs.join(", ")
+        );
     }
-    Ok(BENCHMARKS.into_iter().filter(|b| names.is_empty() || names.iter().any(|name| name == b.0)).collect())
+    let names_it = |name: &String, of: &str| name.split('/').next() == Some(of);
+    Ok(BENCHMARKS.into_iter().filter(|b| names.is_empty() || names.iter().any(|name| names_it(name, b.0))).collect())
 }

@@ -4,7 +4,7 @@
 //! there are at most three of them (`-z noseparate-code`) and the program is no PIE. For a heap there are glibc's
 //! tunables and other allocators; what a table says of memory is what the kernel says, not what was asked for.
 
-use crate::bench::{Arm, Bench, BurstPlan};
+use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
 use crate::table::{print_bursts, ratio_line};
 use address_space::format_bytes;
@@ -65,8 +65,7 @@ fn code(bench: &mut Bench) -> Result<()> {
         add_if_it_runs(bench, &mut arms, arm, "code");
     }
     let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
-    let plan =
-        BurstPlan { name: "peers: code".into(), arms, workloads: vec!["code".into()], generations: 4, alone: None };
+    let plan = BurstPlan::new("peers: code", arms, "code", 4, Course::SideBySide);
     let series = bench.run_bursts(plan)?;
     print_bursts(series, Some(1));
     if let Some(theirs) = names.iter().position(|name| name == others[3].0) {
@@ -124,8 +123,7 @@ fn heap(bench: &mut Bench) -> Result<()> {
         let hugectl = ["hugectl".as_ref(), "--heap".as_ref(), words[0], words[1]];
         add_if_it_runs(bench, &mut arms, Arm::new("libhugetlbfs --heap", hugectl).silent(), "look-ups");
     }
-    let plan =
-        BurstPlan { name: "peers: heap".into(), arms, workloads: vec!["look-ups".into()], generations: 6, alone: None };
+    let plan = BurstPlan::new("peers: heap", arms, "look-ups", 6, Course::SideBySide);
     print_bursts(bench.run_bursts(plan)?, Some(1));
     Ok(())
 }

@@ -7,7 +7,7 @@
 //! folios as large as a huge page (ext4 since about 6.16), nothing at all: the kernel then maps aligned text by huge
 //! entries by itself (`file` in the table), as long as the file has come into the page cache in such folios.
 
-use crate::bench::{Arm, Bench, BurstPlan};
+use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
 use crate::table::{print_bursts, ratio_line};
 use anyhow::{Context, Result};
@@ -49,13 +49,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     }
     let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
     let number = |name: &str| names.iter().position(|n| n == name);
-    let plan = BurstPlan {
-        name: "scattered-code".to_owned(),
-        arms,
-        workloads: vec!["code".to_owned()],
-        generations: 5,
-        alone: None,
-    };
+    let plan = BurstPlan::new("scattered-code", arms, "code", 5, Course::SideBySide);
     let series = bench.run_bursts(plan)?;
     print_bursts(series, Some(1));
     for (lifted, measure) in pairs {

@@ -208,13 +208,24 @@ fn elf_of(path: &Path) -> Result<ElfImage> {
     ElfImage::parse(&bytes[..]).with_context(|| path.display().to_string())
 }
 
+/// Copies a program by cp(1). A file that this process itself had open for writing may be busy when it is executed, by a
+/// child of another trial that is just being made and still has it.
+///
+/// # Errors
+/// What cp says.
+pub fn copy_program(t: &Context, from: &Path, to: &Path) -> Result<()> {
+    let mut copy = Command::new("cp");
+    copy.arg(from).arg(to);
+    t.run(copy)?.success().map(drop)
+}
+
 /// A copy of a small program with a few huge pages, in the trial's folder, readable by everybody.
 ///
 /// # Errors
 /// What went wrong.
 pub fn copy_of_a_program(t: &Context, name: &str) -> Result<PathBuf> {
     let copy = t.folder().join(name);
-    fs::copy(Program::named("pie_by_default.c")?.build()?, &copy)?;
+    copy_program(t, &Program::named("pie_by_default.c")?.build()?, &copy)?;
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755))?;
     Ok(copy)
 }

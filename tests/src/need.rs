@@ -1,6 +1,7 @@
 //! What a test needs of the machine. A need that is not met skips the test and says why.
 
 use crate::pool::PoolReservation;
+use address_space::PageSize;
 use std::path::Path;
 
 /// One thing that a test cannot do without.
@@ -10,6 +11,8 @@ pub enum Need {
     Root,
     /// So many free bytes in the pool of the default huge page size, and not a page more.
     Pool(u64),
+    /// So many free pages of this size. Gigantic ones can seldom be had once memory is in small pieces.
+    PoolOf(PageSize, u64),
     /// Transparent huge pages that can be asked for with `madvise`.
     Thp,
     /// A command in `PATH` or in `/usr/sbin`.
@@ -57,7 +60,7 @@ impl Need {
     pub fn missing(&self) -> Option<String> {
         let (met, reason) = match self {
             Self::Root => (is_root(), "needs root".to_owned()),
-            Self::Pool(_) => (is_root(), "needs root, to reserve huge pages".to_owned()),
+            Self::Pool(_) | Self::PoolOf(..) => (is_root(), "needs root, to reserve huge pages".to_owned()),
             Self::Thp => (thp_can_be_asked_for(), "transparent huge pages are switched off here".to_owned()),
             Self::Command(name) => (command_exists(name), format!("needs the command {name}")),
             Self::File(path) => (Path::new(path).exists(), format!("needs {path}")),
@@ -91,8 +94,12 @@ pub(crate) fn meet(needs: &[Need]) -> Result<Option<PoolReservation>, String> {
             return Err(reason);
         }
     }
-    let bytes = needs.iter().find_map(|need| if let Need::Pool(bytes) = need { Some(*bytes) } else { None });
-    bytes.map(PoolReservation::of_default_pages).transpose().map_err(|e| format!("{e:#}"))
+    let reserved = needs.iter().find_map(|need| match need {
+        Need::Pool(bytes) => Some(PoolReservation::of_default_pages(*bytes)),
+        Need::PoolOf(page, pages) => Some(PoolReservation::of(*page, *pages)),
+        _ => None,
+    });
+    reserved.transpose().map_err(|e| format!("{e:#}"))
 }
 
 /// True for user 0.

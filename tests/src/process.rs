@@ -239,7 +239,7 @@ impl Session {
         drop(self.stdin.take());
         let status = self.wait_until_deadline()?;
         let took = self.started.elapsed();
-        let until = self.deadline.max(Instant::now() + Duration::from_secs(5));
+        let until = self.deadline.max(Instant::now() + Duration::from_secs(30));
         let mut texts = Vec::new();
         for stream in [&self.stdout, &self.stderr] {
             let text = match stream {

@@ -284,9 +284,9 @@ pub fn process_field(pid: u32, field: &str) -> Option<String> {
 /// Waits until the process is in one of these states (`T` stopped, `t` stopped under a tracer, `Z` ended, `S` asleep).
 ///
 /// # Errors
-/// It does not come to it in ten seconds.
+/// It does not come to it in half a minute.
 pub fn process_state(pid: u32, wanted: &str) -> Result<()> {
     let what = format!("process {pid} to be in one of the states {wanted}");
     let is_one = |state: String| state.chars().next().is_some_and(|state| wanted.contains(state));
-    poll_until(Duration::from_secs(10), &what, || process_field(pid, "State").is_some_and(is_one))
+    poll_until(Duration::from_secs(30), &what, || process_field(pid, "State").is_some_and(is_one))
 }

@@ -10,7 +10,7 @@ use pagelift_tests::{
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 fn main() -> ExitCode {
     let programs = program_files().and_then(|files| files.into_iter().map(Program::of).collect::<Result<Vec<_>>>());

@@ -55,7 +55,7 @@ impl Ground {
                 t.lifted(&[&page, &format!("--heap-reserve={}", POOL_MIB * MIB)], &program)?
             }
         };
-        let output = t.run_within(command, Duration::from_secs(240))?;
+        let output = t.run_within(command, Duration::from_secs(400))?;
         if matches!(self, Self::Pool) {
             let (free, all) = (t.pool()?.free()?, t.pool()?.pages());
             ensure!(free == all, "{free} of {all} pages of the pool are free");

@@ -5,7 +5,6 @@ use address_space::PageSize;
 use anyhow::{Context as _, Result, ensure};
 use pagelift_tests::{Context, ControlGroup, Ending, Limit, Need, Program, default_huge_page, main_of, trial};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const REFUSED: &str = "a limit refused pages that the pool had (cgroup or cpuset)";
@@ -28,7 +27,7 @@ fn pool_of(mebibytes: u64) -> Vec<Need> {
 fn torture(t: &Context, group: &ControlGroup, options: &[&str], words: &[&str]) -> Result<()> {
     let mut torture = Program::named("heap/torture.c")?.command()?;
     torture.args(words);
-    let output = t.run_within(group.around(&t.lifted(options, &torture)?), Duration::from_secs(120))?;
+    let output = t.run(group.around(&t.lifted(options, &torture)?))?;
     ensure!(output.ending == Ending::Exit(0), "{options:?}: {:?}: {}", output.ending, output.stderr);
     let (free, all) = (t.pool()?.free()?, t.pool()?.pages());
     ensure!(free == all, "{free} of {all} pages of the pool are free");

@@ -5,12 +5,10 @@ use address_space::PageSize;
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
 use pagelift_tests::{
-    Context, ControlGroup, Ending, Limit, Need, Output, PoolReservation, Program, View, default_huge_page, main_of,
-    pool_file, trial,
+    Context, ControlGroup, Ending, Limit, Need, Output, Program, View, default_huge_page, main_of, pool_file, trial,
 };
 use std::fs;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 fn main() -> ExitCode {
     let mut trials = pool();
@@ -66,7 +64,7 @@ fn copy(command: &Command) -> Command {
 }
 
 fn watch(t: &Context, command: Command, look: impl FnOnce(&View) -> Result<()>) -> Result<Output> {
-    let mut session = t.session_within(command, Duration::from_secs(90))?;
+    let mut session = t.session(command)?;
     session.wait_for_line("ready")?;
     look(&View::of(session.pid())?).with_context(|| format!("it said {}", session.stderr_so_far().trim()))?;
     session.send("go on\n")?;
@@ -125,7 +123,7 @@ fn pool() -> Vec<Trial> {
         trial("pool/require_with_enough", pool_of(64 << 20), |t| {
             survives(t, "pie_by_default.c", &[], &["--pages", "hugetlb", "--require"]).map(drop)
         }),
-        trial("pool/of_1_gib_pages", [gcc(), vec![Need::Root, Need::Memory(6 << 30)]].concat(), gigantic_pages),
+        trial("pool/of_1_gib_pages", gigantic_needs(), gigantic_pages),
         trial("pool/hugetlb_cgroup_limit", pool_of(64 << 20), |t| hugetlb_cgroup(t, Limit::HugePages)),
         trial("pool/hugetlb_cgroup_reservation_limit", pool_of(64 << 20), |t| {
             hugetlb_cgroup(t, Limit::PromisedHugePages)
@@ -158,17 +156,21 @@ fn overcommit(t: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Wherever the base falls, the bss holds one whole page of this size or two.
+const GIGANTIC_PAGES: u64 = 2;
+
+fn gigantic_needs() -> Vec<Need> {
+    let pool = PageSize::new(1 << 30).map(|page| Need::PoolOf(page, GIGANTIC_PAGES));
+    [gcc(), vec![Need::Root, Need::Memory(6 << 30)], pool.into_iter().collect()].concat()
+}
+
 fn gigantic_pages(t: &Context) -> Result<()> {
-    let page = PageSize::new(1 << 30)?;
-    ensure!(pool_file(page, "nr_hugepages").exists(), "this machine has no 1 GiB pages");
-    // Wherever the base falls, the bss holds one whole page of this size or two.
-    let pool = PoolReservation::of(page, 2).context("2 GiB of memory in large pieces")?;
     let options = ["--pages", "hugetlb", "--page-size", "1G", "--writable-pages", "hugetlb", "--lift", "bss"];
     let (output, hugetlb, _) =
         survives(t, "bss_of_several_gib.c", &[], &[&options[..], &["--max-memory", "3G"]].concat())?;
     ensure!([1 << 30, 2 << 30].contains(&hugetlb), "{hugetlb} bytes on 1 GiB pages: {}", output.stderr);
     says(&output, &["1 GiB pages"])?;
-    ensure!(pool.free()? == 2, "a page is lost");
+    ensure!(t.pool()?.free()? == GIGANTIC_PAGES, "a page is lost");
     Ok(())
 }
 

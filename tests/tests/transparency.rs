@@ -235,7 +235,7 @@ fn pipes_carry_everything(t: &Context) -> Result<()> {
     fs::write(&input, vec![7; 10 << 20])?;
     command.stdin(fs::File::open(&input)?).stdout(Stdio::piped()).stderr(Stdio::piped());
     t.mark(&mut command);
-    let output = Session::start_as_is(command, Duration::from_secs(30))?.finish()?.success()?;
+    let output = Session::start_as_is(command, Duration::from_secs(240))?.finish()?.success()?;
     let mut plain = Command::new("md5sum");
     plain.stdin(fs::File::open(&input)?);
     let plain = plain.output()?;
@@ -249,7 +249,7 @@ fn nobody_else_is_there(t: &Context) -> Result<()> {
     let mut session = t.session(t.lifted(&["--pages", "thp"], &command)?)?;
     session.wait_for_line("ready")?;
     let pid = session.pid();
-    poll_until(Duration::from_secs(5), "the helper to be gone", || t.own_processes().len() == 1)?;
+    poll_until(Duration::from_secs(30), "the helper to be gone", || t.own_processes().len() == 1)?;
     ensure!(process_field(pid, "TracerPid").as_deref() == Some("0"), "it is still traced");
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     ensure!(children.is_empty(), "it has children: {children}");
@@ -285,7 +285,7 @@ fn the_parent_has_one_child(t: &Context) -> Result<()> {
 }
 
 fn small_programs_start_at_once(t: &Context) -> Result<()> {
-    let time = |command: &dyn Fn() -> Result<Command>| -> Result<Duration> {
+    let median = |command: &dyn Fn() -> Result<Command>| -> Result<Duration> {
         let mut times = Vec::new();
         for _ in 0..15 {
             let started = Instant::now();
@@ -295,12 +295,17 @@ fn small_programs_start_at_once(t: &Context) -> Result<()> {
         times.sort();
         Ok(times[times.len() / 2])
     };
-    let plain = time(&|| Ok(Command::new("/bin/true")))?;
-    let lifted = time(&|| t.lifted(&["-q"], &Command::new("/bin/true")))?;
-    t.note(format!("median of 15 starts: plain {plain:?}, through pagelift {lifted:?}"));
-    // The exact cost is measured by the benchmarks; here a delay that a person could notice is an error.
-    ensure!(lifted < plain + Duration::from_millis(30), "plain {plain:?}, through pagelift {lifted:?}");
-    Ok(())
+    // The exact cost is measured by the benchmarks; here a delay that a person could notice is an error. One of ours comes
+    // again however often it is looked for, a busy machine's does not.
+    let mut last = Ok((Duration::ZERO, Duration::MAX));
+    let waited = poll_until(Duration::from_secs(30), "starts without a delay", || {
+        let plain = median(&|| Ok(Command::new("/bin/true")));
+        let lifted = median(&|| t.lifted(&["-q"], &Command::new("/bin/true")));
+        last = plain.and_then(|plain| Ok((plain, lifted?)));
+        last.as_ref().map_or(true, |(plain, lifted)| *lifted < *plain + Duration::from_millis(30))
+    });
+    let (plain, lifted) = last?;
+    waited.with_context(|| format!("median of 15 starts: plain {plain:?}, through pagelift {lifted:?}"))
 }
 
 fn signals() -> Vec<Trial> {
@@ -328,7 +333,7 @@ fn dies_at_any_moment(t: &Context, signal: Signal) -> Result<()> {
         let mut session = session_of(t, "pie_by_default.c")?;
         std::thread::sleep(moment);
         session.signal(signal)?;
-        poll_until(Duration::from_secs(10), &format!("the end {moment:?} after the start"), || {
+        poll_until(Duration::from_secs(30), &format!("the end {moment:?} after the start"), || {
             session.has_ended().unwrap_or(true)
         })?;
         let output = session.finish()?;
@@ -352,7 +357,7 @@ fn stops_and_continues(t: &Context) -> Result<()> {
         session.signal(Signal::SIGSTOP)?;
         let pid = Pid::from_raw(session.pid() as i32);
         let mut stopped = false;
-        poll_until(Duration::from_secs(10), &format!("the stop {}", when()), || {
+        poll_until(Duration::from_secs(30), &format!("the stop {}", when()), || {
             let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG));
             stopped |= matches!(status, Ok(WaitStatus::Stopped(_, Signal::SIGSTOP)));
             stopped

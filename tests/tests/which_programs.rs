@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial;
 use nix::unistd::{Gid, Uid, chown};
 use pagelift_tests::{
-    Context, Ending, Kind, Need, Output, Program, Source, View, check_lifted, check_unlifted, default_huge_page,
-    exchange_text, main_of, pagelift_binary, process_field, trial,
+    Context, Ending, Kind, Need, Output, Program, Source, View, check_lifted, check_unlifted, copy_program,
+    default_huge_page, exchange_text, main_of, pagelift_binary, process_field, trial,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -64,21 +64,21 @@ fn installed(t: &Context, name: &str, owner: u32, mode: u32) -> Result<PathBuf> 
     fs::create_dir_all(&folder)?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
     let place = folder.join(t.folder().file_name().context("a name")?);
-    fs::copy(Program::named(name)?.build()?, &place)?;
+    copy_program(t, &Program::named(name)?.build()?, &place)?;
     chown(&place, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)))?;
     fs::set_permissions(&place, fs::Permissions::from_mode(mode))?;
     Ok(place)
 }
 
 /// `pagelift` where an ordinary user can execute it.
-fn public_pagelift() -> Result<PathBuf> {
+fn public_pagelift(t: &Context) -> Result<PathBuf> {
     let folder = public_folder();
     fs::create_dir_all(&folder)?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
     let place = folder.join("pagelift");
     if !place.exists() {
         let part = folder.join(format!("part-{:?}", std::thread::current().id()));
-        fs::copy(pagelift_binary()?, &part)?;
+        copy_program(t, &pagelift_binary()?, &part)?;
         fs::rename(part, &place)?;
     }
     Ok(place)
@@ -93,7 +93,7 @@ fn as_user(user: u32, words: &[&Path]) -> Command {
 /// Plain and through `pagelift run`, as a user; the second output.
 fn same_as_user(t: &Context, user: u32, program: &Path, options: &[&str]) -> Result<Output> {
     let plain = t.run(as_user(user, &[program]))?;
-    let pagelift = public_pagelift()?;
+    let pagelift = public_pagelift(t)?;
     let mut words: Vec<&Path> = vec![&pagelift, Path::new("run")];
     words.extend(options.iter().map(Path::new));
     words.extend([Path::new("--"), program]);
@@ -149,7 +149,7 @@ fn everything_is_lifted(view: &View, source: impl Fn(bool) -> Source) -> Result<
 
 fn ordinary_user(t: &Context) -> Result<()> {
     let program = installed(t, "pie_by_default.c", 0, 0o755)?;
-    let pagelift = public_pagelift()?;
+    let pagelift = public_pagelift(t)?;
     for pages in ["auto", "thp"] {
         let words = [&pagelift, Path::new("run"), Path::new("--pages"), Path::new(pages), Path::new("--"), &program];
         let output =
@@ -163,7 +163,7 @@ fn ordinary_user(t: &Context) -> Result<()> {
 
 fn ordinary_user_and_pool(t: &Context) -> Result<()> {
     let program = installed(t, "pie_by_default.c", 0, 0o755)?;
-    let pagelift = public_pagelift()?;
+    let pagelift = public_pagelift(t)?;
     let words = [&pagelift, Path::new("run"), Path::new("--"), &program];
     look_at(t, as_user(NOBODY, &words), |view| {
         everything_is_lifted(view, |writable| if writable { Source::Thp } else { Source::Hugetlb })
@@ -216,11 +216,8 @@ fn loses_its_file(t: &Context, replaced: bool) -> Result<()> {
     let other = t.folder().join("other");
     let mut outputs = Vec::new();
     for lifted in [true, false] {
-        for (from, to) in [(&program, &place), (&Program::named("static_pie.c")?.build()?, &other)] {
-            let mut copy = Command::new("cp");
-            copy.arg(from).arg(to);
-            t.run(copy)?.success()?;
-        }
+        copy_program(t, &program, &place)?;
+        copy_program(t, &Program::named("static_pie.c")?.build()?, &other)?;
         let plain = Command::new(&place);
         let mut command = if lifted { t.lifted(&["--pages", "thp"], &plain)? } else { plain };
         if replaced {

@@ -24,13 +24,15 @@ pub enum Wish {
 
 impl Wish {
     /// What [`Wish::parse`] understands, for whoever wrote something else.
-    pub const NEEDED: &str = "needed thp, off, or a size of pool pages, 2M or 1G for example";
+    pub const NEEDED: &str = "needed auto, thp, off, or a size of pool pages, 2M or 1G for example";
 
     /// Reads the value of `heap=`.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "off" => Some(Self::Off),
-            "thp" => Some(Self::Thp),
+            // Whoever preloads an allocator has chosen it: what `pagelift run --heap=auto` finds out is settled then, and
+            // transparent huge pages are what it gives a preloaded one.
+            "auto" | "thp" => Some(Self::Thp),
             size => PageSize::new(byte_count(size)?).ok().map(Self::Pool),
         }
     }
@@ -159,6 +161,7 @@ mod tests {
         assert_eq!(words, Ok(HeapWords { wish: pool(2 << 20), reserve: Some(3 << 29), quiet: true }));
         assert_eq!(HeapWords::parse("heap=1GiB v q").unwrap().wish, pool(1 << 30));
         assert_eq!(HeapWords::parse("heap=thp").unwrap().wish, Wish::Thp);
+        assert_eq!(HeapWords::parse("heap=auto").unwrap().wish, Wish::Thp);
         assert_eq!(HeapWords::parse("heap=thp heap=off").unwrap().wish, Wish::Off);
         assert_eq!(
             HeapWords::parse(" pages=auto\n").unwrap(),
@@ -170,10 +173,10 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_named() {
         for (text, expected) in [
-            ("heap=3M", "PAGELIFT: `heap=3M`: needed thp, off, or a size of pool pages, 2M or 1G for example"),
+            ("heap=3M", "PAGELIFT: `heap=3M`: needed auto, thp, off, or a size of pool pages, 2M or 1G for example"),
             (
-                "lift=text heap=auto",
-                "PAGELIFT: `heap=auto`: needed thp, off, or a size of pool pages, 2M or 1G for example",
+                "lift=text heap=all",
+                "PAGELIFT: `heap=all`: needed auto, thp, off, or a size of pool pages, 2M or 1G for example",
             ),
             ("heap", "PAGELIFT: `heap`: write heap=VALUE"),
             ("heap-reserve", "PAGELIFT: `heap-reserve`: write heap-reserve=SIZE"),

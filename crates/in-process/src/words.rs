@@ -137,7 +137,7 @@ mod tests {
                 "lift=text,code",
                 "PAGELIFT: `lift=text,code`: found `code`, needed text or rodata or data or bss or heap",
             ),
-            ("heap=3M", "PAGELIFT: `heap=3M`: needed thp, off, or a size of pool pages, 2M or 1G for example"),
+            ("heap=3M", "PAGELIFT: `heap=3M`: needed auto, thp, off, or a size of pool pages, 2M or 1G for example"),
             ("heap", "PAGELIFT: `heap`: write heap=VALUE"),
             ("pid=x", "PAGELIFT: `pid=x`: needed a number"),
         ] {

@@ -2,11 +2,12 @@
 
 use address_space::{AddressSpace, LoadedObject, ObjectRole};
 use observation::{AuxiliaryVector, FileIdentity, LoadedObjects, ObjectReader, ProcessFiles, load_objects};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 mod common;
-use common::{Directory, Program, build_on_anonymous_memory, own_pid};
+use common::{Directory, Program, build_on_anonymous_memory, own_pid, tool};
 
 fn loaded(pid: i32) -> (LoadedObjects, AddressSpace, AuxiliaryVector) {
     let process = ProcessFiles::of(pid);
@@ -51,7 +52,8 @@ fn a_program_started_through_the_linker_is_the_executable() {
 fn a_program_whose_file_is_gone_or_replaced_is_still_understood() {
     let directory = Directory::new("replaced");
     let copy = directory.path().join("cat");
-    std::fs::copy("/bin/cat", &copy).unwrap();
+    // By another process: a child that another test is just starting would still have the file open for writing.
+    tool("cp", [OsStr::new("/bin/cat"), copy.as_ref()]);
     let program = Program::start(&mut Command::new(&copy));
     for replacement in [None, Some("not an ELF file")] {
         std::fs::remove_file(&copy).unwrap();

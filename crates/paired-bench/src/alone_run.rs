@@ -20,9 +20,7 @@ impl BurstRun<'_> {
     /// # Errors
     /// As [`BurstRun::run`].
     pub fn run_alone(mut self, rounds: u32, observer: &mut dyn Observer) -> Result<BurstSeries, MeasureError> {
-        if self.contestants.is_empty() || self.workloads.is_empty() || self.generations == 0 {
-            return Err(MeasureError::Nothing("a run needs a contestant, a workload and a generation at least".into()));
-        }
+        self.check()?;
         let mut series = BurstSeries { samples: Vec::new(), steps: Vec::new() };
         let mut random = Random::new(self.seed);
         let mut schedule = Schedule::new(self.contestants.len(), random.next());

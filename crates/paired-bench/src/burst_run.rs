@@ -106,20 +106,20 @@ impl BurstRun<'_> {
     /// # Errors
     /// [`MeasureError`]: a contestant that cannot start, dies, is silent or computes something else than the first.
     pub fn run(mut self, observer: &mut dyn Observer) -> Result<BurstSeries, MeasureError> {
-        if self.contestants.is_empty() || self.workloads.is_empty() || self.generations == 0 {
-            return Err(MeasureError::Nothing("a run needs a contestant, a workload and a generation at least".into()));
-        }
-        let mut state = State {
-            series: BurstSeries { samples: Vec::new(), steps: Vec::new() },
-            random: Random::new(self.seed),
-            started: Instant::now(),
-            rounds: 0,
-        };
+        self.check()?;
+        let mut state = State::new(self.seed);
         for generation in 0..self.generations {
             self.run_generation(generation, &mut state, observer)?;
         }
         observer.progress(1.0);
         Ok(state.series)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), MeasureError> {
+        if self.contestants.is_empty() || self.workloads.is_empty() || self.generations == 0 {
+            return Err(MeasureError::Nothing("a run needs a contestant, a workload and a generation at least".into()));
+        }
+        Ok(())
     }
 
     fn run_generation(
@@ -138,8 +138,7 @@ impl BurstRun<'_> {
             stop_if_interrupted(observer)?;
             self.run_round(&mut contestants, &schedule.next_round(), generation, round, true, state)?;
         }
-        let running = |c: &Contestant| Running { name: c.name.clone(), process_id: c.process_id() };
-        observer.warmed_up(generation, &contestants.iter().map(running).collect::<Vec<_>>());
+        observer.warmed_up(generation, &contestants.iter().map(Contestant::running).collect::<Vec<_>>());
         let goal = self.goal_of(generation, state);
         let mut round = warm_up;
         loop {
@@ -183,8 +182,13 @@ impl BurstRun<'_> {
     fn start_all(&mut self, generation: u32, random: &mut Random) -> Result<Vec<Contestant>, MeasureError> {
         let mut order: Vec<usize> = (0..self.contestants.len()).collect();
         random.shuffle(&mut order);
+        self.start_in(&order, generation)
+    }
+
+    /// Starts all in this order; gives them in list order.
+    pub(crate) fn start_in(&mut self, order: &[usize], generation: u32) -> Result<Vec<Contestant>, MeasureError> {
         let mut started: Vec<(usize, Contestant)> = Vec::new();
-        for index in order {
+        for &index in order {
             started.push((index, self.start_one(index, generation)?));
         }
         started.sort_by_key(|(index, _)| *index);
@@ -210,6 +214,8 @@ impl BurstRun<'_> {
             let mut steps = 1u64;
             loop {
                 let burst = Burst { workload: workload.clone(), steps, lead_in: 0, seed: self.seed };
+                // The first one finds caches cold and pages unmapped, and would make the bursts too short.
+                contestant.run(&burst)?;
                 let (wall, cpu, _) = contestant.run(&burst)?;
                 let taken = cpu.unwrap_or(wall).max(1) as f64;
                 if taken >= wanted / 2.0 || steps >= 1 << 48 {
@@ -222,7 +228,7 @@ impl BurstRun<'_> {
         Ok(all_steps)
     }
 
-    fn run_round(
+    pub(crate) fn run_round(
         &self,
         contestants: &mut [Contestant],
         order: &[usize],
@@ -270,11 +276,24 @@ pub(crate) fn stop_if_interrupted(observer: &dyn Observer) -> Result<(), Measure
     if observer.is_interrupted() { Err(MeasureError::Interrupted) } else { Ok(()) }
 }
 
-struct State {
-    series: BurstSeries,
-    random: Random,
+/// How far a run has come.
+pub(crate) struct State {
+    pub(crate) series: BurstSeries,
+    /// Gives each burst its work.
+    pub(crate) random: Random,
     started: Instant,
     rounds: u32,
+}
+
+impl State {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            series: BurstSeries { samples: Vec::new(), steps: Vec::new() },
+            random: Random::new(seed),
+            started: Instant::now(),
+            rounds: 0,
+        }
+    }
 }
 
 enum Goal {

@@ -1,6 +1,7 @@
 //! One long-living worker process.
 
 use crate::MeasureError;
+use crate::burst_run::Running;
 use crate::protocol::{Answer, Burst};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -46,6 +47,10 @@ impl Contestant {
 
     pub(crate) fn process_id(&self) -> u32 {
         self.child.id()
+    }
+
+    pub(crate) fn running(&self) -> Running {
+        Running { name: self.name.clone(), process_id: self.process_id() }
     }
 
     /// Has the worker run one burst: wall nanoseconds, CPU nanoseconds, checksum.

@@ -50,6 +50,30 @@ fn scripted_times_come_out_as_their_ratio() {
     assert!(compare(&series.samples, 0, 0, 1, Clock::Cpu, 1).is_none(), "`fast` did not read that clock");
 }
 
+/// Where the first to start is a fifth faster, as long as it lives, the two halves of each generation cancel that.
+#[test]
+fn what_the_place_is_worth_cancels_where_places_are_exchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("taken").display().to_string();
+    let placed = |name: &str, cost: u32| {
+        let begin = format!("if mkdir {taken} 2>/dev/null; then place=8; trap 'rmdir {taken}' EXIT; else place=10; fi");
+        let answer = format!("echo done $((steps * {cost} * place)) - ab");
+        let script =
+            format!("{begin}; echo pagelift-worker 1 work; while read -r word name steps lead seed; do {answer}; done");
+        ContestantSpec::new(name, move |_| {
+            let mut command = Command::new("sh");
+            command.arg("-c").arg(&script);
+            command
+        })
+    };
+    let run = run_of(vec![placed("ten", 10), placed("nine", 9)], Stop::Rounds(2), 5);
+    let series = run.run_exchanged(6, &mut Unobserved).unwrap();
+    assert_eq!(series.samples.iter().filter(|s| !s.warm_up).count(), 5 * 2 * 6 * 2);
+    let c = compare(&series.samples, 0, 0, 1, Clock::Wall, 1).unwrap();
+    assert_eq!((c.rounds, c.ratio.generations), (5 * 2 * 6, 5));
+    assert!([c.ratio.centre, c.ratio.low, c.ratio.high].iter().all(|ratio| (ratio - 0.9).abs() < 1e-9), "{c:?}");
+}
+
 #[test]
 fn another_result_ends_the_run() {
     let contestants = vec![scripted("right", "echo done 10 10 ab"), scripted("wrong", "echo done 10 10 cd")];

@@ -207,18 +207,19 @@ int main(void) {
     printf("ready\n");
     fflush(stdout);
     struct pollfd in = {0, POLLIN, 0};
-    for (int i = 0;; i++) {
+    int told = 0, until_round = 0, until_signal = 0;
+    /* When it is told to end, some rounds and signals undisturbed, however long these take. */
+    for (int i = 0; !told || rounds <= until_round || handled <= until_signal; i++) {
         char c = (char)i;
         if (write(feeding[1], &c, 1) != 1) fault("feeding");
         kill(getpid(), SIGUSR1);
         check_quietly();
-        int ready = poll(&in, 1, 5);
-        if (ready > 0) break;
+        if (poll(&in, 1, 5) > 0 && !told) told = 1, until_round = rounds + 40, until_signal = handled + 20;
     }
     stop = 1;
     close(feeding[1]);
     for (int i = 0; i < COUNT; i++)
         if (bodies[i] != waits_for_bytes) pthread_join(threads[i], 0);
-    printf("%d faults, %s rounds, %s signals\n", faults, rounds > 20 ? "many" : "few", handled > 20 ? "many" : "few");
+    printf("%d faults\n", faults);
     return 0;
 }

@@ -145,12 +145,12 @@ fn gdb_breakpoint(t: &Context, way: Way) -> Result<()> {
     let mut command = gdb(&["break innermost", "continue", "backtrace", "print words[1]", "delete", "detach"]);
     command.arg("-p").arg(session.pid().to_string());
     let mut gdb = t.session(command)?;
-    poll_until(Duration::from_secs(30), "gdb to let it go on", || {
+    poll_until(Duration::from_secs(120), "gdb to let it go on", || {
         let runs = process_field(session.pid(), "State").is_some_and(|state| state.starts_with('S'));
         runs && gdb.stdout_so_far().contains("Breakpoint 1 at")
     })?;
     session.send("go on\n")?;
-    poll_until(Duration::from_secs(30), "gdb's end", || gdb.has_ended().unwrap_or(true))?;
+    poll_until(Duration::from_secs(120), "gdb's end", || gdb.has_ended().unwrap_or(true))?;
     let output = gdb.finish()?.success()?;
     t.keep(&output);
     for word in ["Breakpoint 1, innermost (", "middle (argument=7)", "main ("] {
@@ -212,9 +212,8 @@ fn strace(t: &Context, way: Way) -> Result<()> {
     let mut command = Command::new("strace");
     command.arg("-o").arg(&log).arg("-p").arg(session.pid().to_string());
     let tracer = t.session(command)?;
-    poll_until(Duration::from_secs(10), "strace to attach", || {
-        process_field(session.pid(), "TracerPid").is_some_and(|tracer| tracer != "0")
-    })?;
+    // Not before it has told the program to stop: a tracer that has only seized it sees no call.
+    tracer.wait_for_stderr("attached")?;
     session.send("go on\n")?;
     session.finish()?.success()?;
     tracer.finish()?;

@@ -3,7 +3,7 @@
 use crate::{Lifted, Way, each_way, gdb, lift, waiting};
 use anyhow::{Context as _, Result, bail, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Ending, Program, Session, poll_until};
+use pagelift_tests::{Context, Ending, Program, Session, copy_program, poll_until};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub fn trials() -> Vec<Trial> {
 
 /// The map of a process, which may be written a moment after the program has gone on.
 fn map_of(pid: u32) -> Result<String> {
-    poll_until(Duration::from_secs(5), "the perf map", || Path::new(&format!("/tmp/perf-{pid}.map")).exists())?;
+    poll_until(Duration::from_secs(30), "the perf map", || Path::new(&format!("/tmp/perf-{pid}.map")).exists())?;
     fs::read_to_string(format!("/tmp/perf-{pid}.map")).with_context(|| format!("no /tmp/perf-{pid}.map"))
 }
 
@@ -72,7 +72,10 @@ fn perf_report(t: &Context, way: Way) -> Result<()> {
         command
     };
     let mut record = perf();
-    record.args(["record", "-q", "-e", "cpu-clock", "-F", "500", "-g", "-o"]).arg(&data).args(["-p", &pid.to_string()]);
+    record
+        .args(["record", "-q", "-e", "cpu-clock:u", "-F", "500", "-g", "-o"])
+        .arg(&data)
+        .args(["-p", &pid.to_string()]);
     record.args(["--", "sleep", "1"]);
     session.send("go on\n")?;
     let recorded = t.run(record)?;
@@ -153,7 +156,7 @@ impl Probe {
     /// `perf stat` of it on all processes, which says every tenth of a second how often it fired.
     fn counted(&self, t: &Context) -> Result<Session> {
         let mut perf = Command::new("perf");
-        perf.args(["stat", "-a", "-x", ",", "-I", "100", "-e", &self.event, "--", "sleep", "60"]);
+        perf.args(["stat", "-a", "-x", ",", "-I", "100", "-e", &self.event, "--", "sleep", "200"]);
         let counting = t.session(perf)?;
         counting.wait_for_stderr(&self.event)?;
         Ok(counting)
@@ -174,7 +177,7 @@ fn hits(counting: &Session) -> u64 {
 /// A copy of the program: a probe in the one that others run too would be in their way.
 fn own_copy(t: &Context) -> Result<PathBuf> {
     let copy = t.folder().join("calls_a_function_often");
-    fs::copy(Program::named("calls_a_function_often.c")?.build()?, &copy)?;
+    copy_program(t, &Program::named("calls_a_function_often.c")?.build()?, &copy)?;
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755))?;
     Ok(copy)
 }
@@ -197,7 +200,7 @@ fn uprobe_in_an_image(t: &Context, way: Way) -> Result<()> {
     let counting = probe.counted(t)?;
     // Its first line of input lets it begin; it calls the function until there is another.
     session.send("go on\n")?;
-    poll_until(Duration::from_secs(20), "the probe to fire", || hits(&counting) > 10)?;
+    poll_until(Duration::from_secs(60), "the probe to fire", || hits(&counting) > 10)?;
     drop(counting);
     drop(probe);
     end(session)
@@ -210,7 +213,7 @@ fn uprobe_before(t: &Context, way: Way) -> Result<()> {
     let counting = probe.counted(t)?;
     let Lifted { mut session, .. } = lift(t, &Command::new(&file), way, &[])?;
     session.send("go on\n")?;
-    poll_until(Duration::from_secs(20), "the probe to fire", || hits(&counting) > 10)?;
+    poll_until(Duration::from_secs(60), "the probe to fire", || hits(&counting) > 10)?;
     drop(counting);
     drop(probe);
     end(session)

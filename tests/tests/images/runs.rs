@@ -2,7 +2,9 @@
 
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
-use pagelift_tests::{Context, Need, Program, Session, TestStore, View, copy_of_a_program, trial};
+use pagelift_tests::{
+    Context, Need, Output, Program, Session, TestStore, View, copy_of_a_program, copy_program, trial,
+};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -30,12 +32,11 @@ fn start(t: &Context, store: &Path, program: &Command, pages: &str) -> Result<Se
     Ok(session)
 }
 
-fn end(session: Session) -> Result<()> {
-    let mut session = session;
+fn end(mut session: Session) -> Result<Output> {
     session.send("\n")?;
     let output = session.finish()?.success()?;
     ensure!(!output.stdout.contains("differs"), "{}", output.stdout);
-    Ok(())
+    Ok(output)
 }
 
 /// Bytes that the process maps from the store, and how many of them by huge pages.
@@ -85,7 +86,7 @@ fn processes_share(t: &Context) -> Result<()> {
     }
     inodes.dedup();
     ensure!(inodes.len() == 1, "more than one image: {inodes:?}");
-    sessions.into_iter().try_for_each(end)
+    sessions.into_iter().try_for_each(|session| end(session).map(drop))
 }
 
 fn attach_and_detach(t: &Context) -> Result<()> {
@@ -106,7 +107,7 @@ fn attach_and_detach(t: &Context) -> Result<()> {
         ensure!(from_store(&view, &at) == (0, 0), "something is still mapped from the store");
         view.check_read_only_contents(view.executable()?)?;
     }
-    end(session)
+    end(session).map(drop)
 }
 
 /// Another program under the same name, as an upgrade puts it there.
@@ -116,7 +117,7 @@ fn changed_program(t: &Context) -> Result<()> {
     let path = t.folder().join("program");
     for name in ["pie_by_default.c", "many_segments.c"] {
         let built = Program::named(name)?.build()?;
-        fs::copy(&built, t.folder().join("new"))?;
+        copy_program(t, &built, &t.folder().join("new"))?;
         fs::rename(t.folder().join("new"), &path)?;
         let session = start(t, &at, &Command::new(&path), "auto")?;
         let view = View::of(session.pid())?;
@@ -128,12 +129,12 @@ fn changed_program(t: &Context) -> Result<()> {
 
 fn no_store(t: &Context) -> Result<()> {
     let command = Program::named("pie_by_default.c")?.command()?;
-    let session = start(t, &t.folder().join("no-such-store"), &command, "auto")?;
-    ensure!(session.stderr_so_far().contains(" MiB on "), "{}", session.stderr_so_far());
-    end(session)?;
-    let session = start(t, &t.folder().join("no-such-store"), &command, "image")?;
-    ensure!(session.stderr_so_far().contains("pagelift image setup"), "{}", session.stderr_so_far());
-    end(session)
+    for (pages, says) in [("auto", " MiB on "), ("image", "pagelift image setup")] {
+        let session = start(t, &t.folder().join("no-such-store"), &command, pages)?;
+        session.wait_for_stderr(says)?;
+        end(session)?;
+    }
+    Ok(())
 }
 
 /// An ordinary user cannot make the image that is missing: the next source serves, and the reason names the command.
@@ -154,15 +155,14 @@ fn says_why(t: &Context) -> Result<()> {
         file.display()
     );
     session.wait_for_stderr(&why)?;
-    let said = session.stderr_so_far();
+    let said = end(session)?.stderr;
     ensure!(said.contains(" MiB on ") && !said.contains("(image"), "{said}");
-    end(session)?;
     store.add(t, &file)?;
     let session = start()?;
-    let said = session.stderr_so_far();
-    ensure!(!said.contains("no image: "), "{said}");
     check(&session, &store.path)?;
-    end(session)
+    let said = end(session)?.stderr;
+    ensure!(!said.contains("no image: "), "{said}");
+    Ok(())
 }
 
 /// The maps name the image, which is an ELF file with the program's symbols.

@@ -86,13 +86,13 @@ fn being_written(t: &Context) -> Result<()> {
     let (begun, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let refused = std::thread::scope(|scope| {
         scope.spawn(|| {
-            for byte in 0..=u8::MAX {
+            for byte in (0..=u8::MAX).cycle() {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
                 let _ = write_byte(&file, place, byte);
                 begun.store(true, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(5));
+                std::thread::sleep(Duration::from_millis(1));
             }
         });
         while !begun.load(Ordering::Relaxed) {

@@ -7,7 +7,7 @@ use pagelift_tests::{Context, Ending, Need, Output, Program, View, trial};
 use std::process::Command;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(240);
 
 pub fn trials() -> Vec<Trial> {
     let needs = || vec![Need::Command("gcc".into()), Need::Thp];

@@ -130,7 +130,7 @@ fn rounds() -> Result<usize> {
 
 /// What it wrote to standard error; nothing is kept, for there may be very many of them.
 fn quietly(command: Command) -> Result<String> {
-    Ok(Session::start(command, Duration::from_secs(60))?.finish()?.success()?.stderr)
+    Ok(Session::start(command, Duration::from_secs(240))?.finish()?.success()?.stderr)
 }
 
 /// The number behind a word at the beginning of a line.
@@ -188,7 +188,7 @@ fn watch(t: &Context) -> Result<()> {
         let rest: u64 = own.filter(|u| u.mapping.protection.execute).map(|u| u.mapping.range.len()).sum();
         (rest, view.huge_bytes() > 0)
     };
-    poll_until(Duration::from_secs(15), "the library to be lifted", || {
+    poll_until(Duration::from_secs(60), "the library to be lifted", || {
         // Nearly all of its seven MiB of code no longer show the file.
         View::of(session.pid()).is_ok_and(|view| matches!(text(&view), (rest, true) if rest > 0 && rest < 4 << 20))
     })?;

@@ -5,7 +5,7 @@ use libtest_mimic::Trial;
 use pagelift_tests::{Context, GOOGLETEST, Need, SourceTree, TestStore, lifted_programs, same_outputs, trial};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 
 pub fn trials() -> Vec<Trial> {
     let needs = |commands: &[&str]| {

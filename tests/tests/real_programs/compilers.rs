@@ -28,7 +28,7 @@ fn printed(t: &Context, mut command: Command, words: &[&str]) -> Result<String> 
 /// Runs a compiler that reads its source from standard input. It waits there with all its code in place, so `look` has
 /// time to look at it however slow the machine is; one that reads a file may have ended by then.
 fn compile(t: &Context, command: Command, source: &Path, look: impl FnOnce(&Session) -> Result<()>) -> Result<()> {
-    let mut session = t.session_within(command, Duration::from_secs(180))?;
+    let mut session = t.session_within(command, Duration::from_secs(400))?;
     look(&session)?;
     session.send(&fs::read_to_string(source)?)?;
     let output = session.finish()?;

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+/// For a server, from its start to its end.
+const LIFETIME: Duration = Duration::from_secs(600);
+
 pub fn trials() -> Vec<Trial> {
     let mut trials = both_ways("postgres_under_pgbench", &["file /usr/lib/postgresql"], 64 << 20, under_pgbench);
     trials.extend(both_ways("redis_server", &["command redis-server", "command redis-cli"], 64 << 20, redis));
@@ -63,7 +66,7 @@ impl<'a> Postgres<'a> {
         initdb
             .args(["-A", "trust", "-U", "postgres", "--no-sync", "--locale=C", "-E", "UTF8", "-D"])
             .arg(server.folder.join("data"));
-        t.run_within(initdb, Duration::from_secs(60))?.success().context("initdb")?;
+        t.run_within(initdb, Duration::from_secs(240))?.success().context("initdb")?;
         Ok(server)
     }
 
@@ -85,7 +88,7 @@ impl<'a> Postgres<'a> {
     }
 
     fn start(&mut self, options: Option<&[&str]>) -> Result<u32> {
-        let session = self.t.session_within(self.server_command(options)?, Duration::from_secs(100))?;
+        let session = self.t.session_within(self.server_command(options)?, LIFETIME)?;
         let pid = session.pid();
         self.session = Some(session);
         soon("PostgreSQL's socket", || {
@@ -105,7 +108,7 @@ impl<'a> Postgres<'a> {
     fn pgbench(&self, words: &[&str]) -> Result<String> {
         let mut bench = self.tool("pgbench");
         bench.args(["-U", "postgres", "-h"]).arg(&self.folder).args(words).arg("postgres");
-        let output = self.t.run_within(bench, Duration::from_secs(60))?.success()?;
+        let output = self.t.run_within(bench, Duration::from_secs(240))?.success()?;
         Ok(output.stdout)
     }
 
@@ -157,20 +160,16 @@ fn under_pgbench(t: &Context, pages: &str) -> Result<()> {
     let found = server.load()?;
     ensure!(found == wanted, "plain answered\n{wanted}\nlifted\n{found}");
     // What runs the queries are children of the process that was lifted, and they share its huge pages.
-    let mut sleeper = server.tool("psql");
-    sleeper.args(["-X", "-U", "postgres", "-h"]).arg(&server.folder).args(["-c", "select 'here', pg_sleep(3)"]);
-    let sleeper = t.session(sleeper)?;
-    soon("a backend", || {
-        let backend: u32 = server
-            .query(
-                "select pid from pg_stat_activity where query like '%here%pg_sleep(3)%' and pid <> pg_backend_pid()",
-            )?
-            .trim()
-            .parse()?;
-        let view = View::of(backend)?;
-        check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)
-    })?;
-    sleeper.finish()?.success()?;
+    let mut client = server.tool("psql");
+    client.args(["-X", "-U", "postgres", "-h"]).arg(&server.folder).arg("-At");
+    // It has one for as long as its input is open.
+    let mut client = t.session(client)?;
+    client.send("select pg_backend_pid(); select 'it is ' || 'there';\n")?;
+    client.wait_for_line("it is there")?;
+    let backend = client.stdout_so_far().lines().next().context("no backend")?.parse()?;
+    let view = View::of(backend)?;
+    check_object(t, &view, view.executable()?, &[Kind::Text, Kind::Rodata], pages)?;
+    client.finish()?.success()?;
     server.shut_down()
 }
 

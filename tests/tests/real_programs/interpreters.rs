@@ -26,7 +26,7 @@ fn node(t: &Context, pages: &str) -> Result<()> {
     plain.arg(real("node.js"));
     let mut outputs = Vec::new();
     for (command, looked_at) in [(t.lifted(&["--pages", pages], &plain)?, true), (plain, false)] {
-        let mut session = t.session_within(command, Duration::from_secs(120))?;
+        let mut session = t.session_within(command, Duration::from_secs(400))?;
         session.wait_for_line("ready")?;
         if looked_at {
             let view = View::of(session.pid())?;
@@ -65,7 +65,7 @@ fn python(t: &Context, pages: &str) -> Result<()> {
 
     let mut tests = Command::new("/usr/bin/python3");
     tests.args(["-m", "test", "test_re", "test_mmap", "test_subprocess"]).current_dir(t.folder());
-    let limit = Duration::from_secs(180);
+    let limit = Duration::from_secs(400);
     let lifted = t.run_within(t.lifted(&options, &tests)?, limit)?.success()?;
     let plain = t.run_within(tests, limit)?.success()?;
     for output in [&plain, &lifted] {
@@ -78,8 +78,8 @@ fn python(t: &Context, pages: &str) -> Result<()> {
 fn java(t: &Context, pages: &str) -> Result<()> {
     let mut plain = Command::new("java");
     plain.args(["-Xmx256m", "-XX:+UseSerialGC"]).arg(real("Work.java"));
-    let lifted = t.run_within(t.lifted(&["--pages", pages, "--objects", "all"], &plain)?, Duration::from_secs(120))?;
-    let plain = t.run_within(plain, Duration::from_secs(120))?.success()?;
+    let lifted = t.run_within(t.lifted(&["--pages", pages, "--objects", "all"], &plain)?, Duration::from_secs(400))?;
+    let plain = t.run_within(plain, Duration::from_secs(400))?.success()?;
     let lifted = lifted.success()?;
     ensure!(lifted.own_lines().len() == 1, "no line of Pagelift's: {}", lifted.stderr);
     ensure!(lifted.stdout == plain.stdout, "lifted printed\n{}\nplain\n{}", lifted.stdout, plain.stdout);

@@ -51,7 +51,7 @@ fn check_object(t: &Context, view: &View, object: &LoadedElf, kinds: &[Kind], pa
 /// Looks at a running process until the check passes; a program that is just starting needs a moment.
 fn soon(what: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
     let mut last = Ok(());
-    let waited = poll_until(Duration::from_secs(20), what, || {
+    let waited = poll_until(Duration::from_secs(60), what, || {
         last = check();
         last.is_ok()
     });

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 const POOL: u64 = 160 << 20;
 /// For a server, from its start to its end.
-const LIFETIME: Duration = Duration::from_secs(150);
-const LIMIT: Duration = Duration::from_secs(100);
+const LIFETIME: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(240);
 
 pub fn trials() -> Vec<Trial> {
     let needs = ["command mariadbd", "command sysbench", "command mariadb-install-db"];
@@ -30,7 +30,7 @@ const SAME: &str = "create database same; use same;
     update a set text = reverse(text) where id % 3 = 0; delete from a where id % 5 = 0;
     checksum table a extended;";
 
-/// The answers that must be the same plain and lifted; sysbench's load, too, must go by without any error.
+/// The answers that must be the same plain and lifted; sysbench's load, too, must go by without any error but its own.
 fn load(t: &Context, server: &MariadbServer) -> Result<String> {
     let answers = server.query(SAME)?;
     server.query("create database sbtest")?;
@@ -38,9 +38,11 @@ fn load(t: &Context, server: &MariadbServer) -> Result<String> {
     for (work, seconds) in [("oltp_read_write", 5), ("oltp_point_select", 3)] {
         let report = server.sysbench(LIMIT, &[work, "--threads=16", &format!("--time={seconds}"), "run"])?;
         let count = |name| sysbench_count(&report, name);
-        let (done, errors, lost) = (count("transactions:")?, count("ignored errors:")?, count("reconnects:")?);
-        ensure!(done > 100 && errors == 0 && lost == 0, "{work}: {done} done, {errors} errors, {lost} reconnects");
-        t.note(format!("{work}: {done} transactions"));
+        // What sysbench ignores is that transactions have locked each other out, which is the load's own; at every other
+        // error it ends.
+        let (done, ignored, lost) = (count("transactions:")?, count("ignored errors:")?, count("reconnects:")?);
+        ensure!(done > 100 && lost == 0, "{work}: {done} done, {ignored} ignored, {lost} reconnects");
+        t.note(format!("{work}: {done} transactions, {ignored} locked out"));
     }
     Ok(answers + &server.query("select count(*) from sbtest.sbtest1; check table sbtest.sbtest1, same.a extended")?)
 }

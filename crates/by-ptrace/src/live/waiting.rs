@@ -13,6 +13,10 @@ use std::time::Instant;
 /// look after so many milliseconds finds the stop all the same.
 const LOOK_EVERY: u8 = 1;
 
+/// Nobody is given up before so many looks: where the whole machine has stood still, a deadline passes without anybody's
+/// having had time to stop.
+const FEWEST_LOOKS: u32 = 100;
+
 /// Takes the calling thread's SIGCHLD; gives it back when dropped.
 pub struct StopWaiter {
     descriptor: Option<SignalFd>,
@@ -34,9 +38,11 @@ impl StopWaiter {
     /// # Errors
     /// waitpid's.
     pub fn wait(&self, thread: Pid, deadline: Instant) -> Result<WaitStatus, Errno> {
+        let mut looks = 0;
         loop {
+            looks += 1;
             match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
-                WaitStatus::StillAlive if Instant::now() < deadline => self.sleep(),
+                WaitStatus::StillAlive if looks < FEWEST_LOOKS || Instant::now() < deadline => self.sleep(),
                 status => return Ok(status),
             }
         }
