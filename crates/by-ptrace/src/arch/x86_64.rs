@@ -236,19 +236,24 @@ const ERESTARTNOHAND: i64 = 514;
 const ERESTART_RESTARTBLOCK: i64 = 516;
 
 /// Rewinds the registers to make an interrupted call again, as the kernel itself would on the way out.
-pub fn rewind_call(r: &mut Registers, after_error: bool) {
-    let length = SYSCALL_INSTRUCTION.len() as u64;
-    match -(r.rax as i64) {
+pub fn rewind_call(r: &mut Registers) {
+    let number = match -(r.rax as i64) {
         _ if r.orig_rax as i64 == -1 => return,
-        ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND => r.rax = r.orig_rax,
+        ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND => r.orig_rax,
         // The call goes on with the time that is left.
-        ERESTART_RESTARTBLOCK => r.rax = libc::SYS_restart_syscall as u64,
-        error if error == i64::from(libc::EINTR) && after_error => r.rax = r.orig_rax,
+        ERESTART_RESTARTBLOCK => libc::SYS_restart_syscall as u64,
         _ => {
             r.orig_rax = u64::MAX;
             return;
         }
-    }
-    r.rip -= length;
+    };
+    r.rax = number;
+    r.rip -= SYSCALL_INSTRUCTION.len() as u64;
     r.orig_rax = u64::MAX;
+}
+
+/// Lets the kernel make a call again that gave EINTR, unless a signal is handled first: then it gives EINTR after all.
+/// The kernel looks at this result behind the stop, when it has seen to all signals (`arch_do_signal_or_restart`).
+pub fn make_again_unless_handled(r: &mut Registers) {
+    r.rax = (-ERESTARTNOHAND) as u64;
 }

@@ -41,7 +41,7 @@ impl<'a> Hold<'a> {
     ) -> Result<Self, InjectError> {
         let mut registers = requests::registers(thread)?;
         // What the kernel would do on its way out, had we not sent the thread elsewhere.
-        arch::rewind_call(&mut registers, false);
+        arch::rewind_call(&mut registers);
         page.set_return(memory, &registers, requests::signal_mask(thread)?)?;
         Ok(Self { thread, page, memory, waiter, registers, inside: false, pending_stop: None })
     }
