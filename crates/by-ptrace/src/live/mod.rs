@@ -15,6 +15,7 @@ mod borrowing;
 mod executor;
 mod hold;
 mod page;
+mod receivers;
 mod restart;
 mod stop;
 mod waiting;
