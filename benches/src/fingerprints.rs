@@ -157,7 +157,9 @@ fn exchanged(bench: &mut Bench, program: &Path, mebibytes: u64, exchanges: u32) 
     let title = format!("{}, places exchanged", name(mebibytes));
     let room = (2..).take_while(|&times| has_room(bench, mebibytes, times)).last().unwrap_or(0) as usize;
     if room == 0 {
-        bench.report.skip(title, format!("needed memory for two of {}", format_bytes(needed(mebibytes))));
+        let (found, each) = (meminfo("MemAvailable").unwrap_or(0), needed(mebibytes));
+        let (found, each) = (format_bytes(found), format_bytes(each));
+        bench.report.skip(title, format!("found {found} of available memory, needed room for two of {each}"));
         return Ok(());
     }
     let words = words_of(program, mebibytes);

@@ -1,5 +1,5 @@
 // Spends its time in functions with names that only a demangler makes readable, in code of several huge pages, until it is
-// killed: a profiler that is still at work when its program ends says so by its own ending.
+// killed. It does not end by itself, since a profiler whose program ends before it does ends in the same way as by a signal.
 //
 // build: g++ -g -O1 -fno-omit-frame-pointer -fPIE -pie -o $OUT $SRC
 #include <cstdint>

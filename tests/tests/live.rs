@@ -30,6 +30,9 @@ fn main() -> ExitCode {
             .push(trial(format!("lifted_and_put_back_while_it_waits/{pages}"), needs(), move |t| alternate(t, pages)));
         trials.push(trial(format!("killed_at_any_moment/{pages}"), needs(), move |t| killed(t, pages)));
     }
+    for program in ["waits_beside_children", "is_woken_by_signals"] {
+        trials.push(trial(program, vec![Need::Root, Need::Thp], move |t| interrupted(t, program)));
+    }
     trials.push(trial("one_thread_that_sleeps", vec![Need::Root, Need::Thp], single_thread));
     trials.push(trial("a_worker_of_the_kernel", vec![Need::Root, Need::Thp], kernel_worker));
     trials.push(trial("refused_with_a_reason", vec![Need::Root, Need::Command("strace".into())], refused));
@@ -117,6 +120,17 @@ fn killed(t: &Context, pages: &str) -> Result<()> {
     // Of staging copies that were left behind, what was noted is gone again; each is of several MiB.
     let grown = resident().context("its size")?.saturating_sub(before) >> 10;
     ensure!(grown < 40, "{grown} MiB were left behind");
+    end(t, session)
+}
+
+/// Calls end for the program's own signals, and for no others.
+fn interrupted(t: &Context, program: &str) -> Result<()> {
+    let session = begin(t, Program::named(&format!("live/{program}.c"))?.command()?)?;
+    let pid = session.pid().to_string();
+    for _ in 0..60 {
+        pagelift(t, &["attach", "--pages", "thp", &pid])?;
+        pagelift(t, &["detach", &pid])?;
+    }
     end(t, session)
 }
 

@@ -292,6 +292,12 @@ pub fn make_again(r: &mut Registers, first_argument: u64) {
     r.regs[0] = first_argument;
 }
 
+/// Lets the thread, which stands at a call that it makes again, see the error that the call gave.
+pub fn give_error(r: &mut Registers) {
+    r.pc += SYSCALL_INSTRUCTION.len() as u64;
+    r.regs[0] = (-i64::from(libc::EINTR)) as u64;
+}
+
 /// Lets the kernel take what is in the registers for no call's result.
 pub fn forget_call(thread: Pid) -> Result<(), Errno> {
     requests::set_register_set(thread, NT_ARM_SYSTEM_CALL, &-1i32)

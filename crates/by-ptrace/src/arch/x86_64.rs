@@ -256,15 +256,6 @@ pub fn rewind_call(r: &mut Registers) {
             return;
         }
     };
-    rewind(r, number);
-}
-
-/// Lets the thread, which stands behind a call, make it again. Its arguments are still in place.
-pub fn make_again(r: &mut Registers, _first_argument: u64) {
-    rewind(r, r.orig_rax);
-}
-
-fn rewind(r: &mut Registers, number: u64) {
     r.rax = number;
     r.rip -= SYSCALL_INSTRUCTION.len() as u64;
     r.orig_rax = u64::MAX;
@@ -274,3 +265,12 @@ fn rewind(r: &mut Registers, number: u64) {
 pub fn forget_call(_: Pid) -> Result<(), Errno> {
     Ok(())
 }
+
+/// Lets the kernel make a call again that gave EINTR, unless a signal is handled first: then it gives EINTR after all.
+/// The kernel looks at this result behind the stop, when it has seen to all signals (`arch_do_signal_or_restart`).
+pub fn make_again(r: &mut Registers, _first_argument: u64) {
+    r.rax = (-ERESTARTNOHAND) as u64;
+}
+
+/// Nothing: the kernel has yet to decide whether the call is made again.
+pub fn give_error(_: &mut Registers) {}

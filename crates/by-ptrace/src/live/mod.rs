@@ -19,6 +19,7 @@ mod call_before;
 mod executor;
 mod hold;
 mod page;
+mod receivers;
 mod restart;
 mod stop;
 mod timed;

@@ -1,4 +1,4 @@
-//! System calls that a stop makes fail though no signal was delivered.
+//! System calls that a stop makes fail though no signal was handled.
 //!
 //! Most interrupted calls are made again by the kernel itself. Some give EINTR whenever their thread was stopped
 //! (signal(7), "Interruption of system calls and library functions by stop signals"); these are made again here, so that
@@ -7,19 +7,19 @@
 use super::call_before::{CallBefore, switches};
 use crate::arch::{self, Interrupted, Registers};
 use crate::requests;
+use crate::status::ThreadStatus;
 use address_space::Address;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
-/// So many of the calls below always give EINTR; the others do for some descriptors and arguments.
+/// io_pgetevents(2) (Linux 4.18), which libc does not name.
 #[cfg(target_arch = "x86_64")]
-const FREQUENT: usize = 6;
-/// As above; there is no plain `epoll_wait`.
+const IO_PGETEVENTS: i64 = 333;
 #[cfg(target_arch = "aarch64")]
-const FREQUENT: usize = 5;
+const IO_PGETEVENTS: i64 = 292;
 
-/// Calls that give EINTR after a stop and can simply be made again.
-const REPEATABLE: [i64; FREQUENT + 4] = [
+/// Calls that give EINTR after any stop, and can simply be made again.
+const FREQUENT: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -27,25 +27,68 @@ const REPEATABLE: [i64; FREQUENT + 4] = [
     libc::SYS_semop,
     libc::SYS_semtimedop,
     libc::SYS_rt_sigtimedwait,
-    libc::SYS_read,
-    libc::SYS_recvfrom,
+    libc::SYS_io_uring_enter,
     libc::SYS_io_getevents,
+    IO_PGETEVENTS,
+];
+
+/// Calls that give it for some descriptors: files in user space, inotify, sockets with a limit of time. They give it
+/// only where they have done nothing yet; a connect that is made again goes on waiting (`inet_stream_connect`).
+const FOR_SOME_FILES: [i64; 14] = [
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
     libc::SYS_futex,
 ];
 
-/// True for a call that gives EINTR after a stop.
+/// Calls of a thread that has children, or is about to have one.
+const CONCERNING_CHILDREN: &[i64] = &[
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_fork,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_vfork,
+];
+
+/// True for a call that gives EINTR after any stop.
 pub fn gives_error(number: i64) -> bool {
-    REPEATABLE[..FREQUENT].contains(&number)
+    FREQUENT.contains(&number)
 }
 
-/// Lets a stopped thread make its call again where our stop has made it fail: it failed with EINTR, and no signal was
-/// delivered, for the stop is not that of a signal. `before`: the call it slept in right before, where that is needed.
-/// True where the thread is now about to make that call.
-pub fn mend(process: Pid, thread: Pid, before: Option<&CallBefore>) -> Result<bool, Errno> {
+/// True for a call of a thread that has children, or is about to have one.
+pub fn concerns_children(number: i64) -> bool {
+    CONCERNING_CHILDREN.contains(&number)
+}
+
+fn can_be_repeated(number: i64) -> bool {
+    FREQUENT.contains(&number) || FOR_SOME_FILES.contains(&number)
+}
+
+/// Lets a stopped thread make its call again where it failed with EINTR, unless a signal is handled before: what our
+/// stop, or a signal that only passes because of it, has made fail is made again; what a signal of the program's own
+/// has interrupted still gives EINTR. `signal`: what the thread has stopped for, 0 for our own stop. `before`: the call
+/// it slept in right before, where that is needed. True where the thread is now about to make that call.
+///
+/// # Errors
+/// ptrace's; the thread has been killed.
+pub fn mend(process: Pid, thread: Pid, signal: i32, before: Option<&CallBefore>) -> Result<bool, Errno> {
     let mut registers = requests::registers(thread)?;
     let first_argument = match before {
         _ if arch::SHOWS_CALLS => shown_argument(&registers),
-        Some(before) if REPEATABLE.contains(&before.number) => {
+        Some(before) if can_be_repeated(before.number) && !handles_a_signal(thread, signal) => {
             // The registers could be read, so the thread has come to rest, and its switches are counted.
             let stopped = seen(process, thread, &registers);
             if before.is_next(&stopped) {
@@ -61,9 +104,28 @@ pub fn mend(process: Pid, thread: Pid, before: Option<&CallBefore>) -> Result<bo
     Ok(true)
 }
 
+/// Takes that back where the thread has got a signal to handle meanwhile, and the kernel does not do so itself.
+///
+/// # Errors
+/// ptrace's; the thread has been killed.
+pub fn give_way_to_signals(thread: Pid) -> Result<(), Errno> {
+    if !arch::SHOWS_CALLS && handles_a_signal(thread, 0) {
+        let mut registers = requests::registers(thread)?;
+        arch::give_error(&mut registers);
+        requests::set_registers(thread, &registers)?;
+    }
+    Ok(())
+}
+
+/// True where a handler will be run for the signal, or for one that is pending.
+fn handles_a_signal(thread: Pid, signal: i32) -> bool {
+    let status = ThreadStatus::read(thread);
+    status.has_signal_to_handle() || (signal != 0 && status.handles(signal))
+}
+
 fn shown_argument(registers: &Registers) -> Option<u64> {
     let (number, arguments) = arch::call_registers(registers);
-    let ours = arch::interrupted(registers) == Interrupted::WithError && REPEATABLE.contains(&number);
+    let ours = arch::interrupted(registers) == Interrupted::WithError && can_be_repeated(number);
     ours.then_some(arguments[0])
 }
 

@@ -2,6 +2,7 @@
 
 use super::borrowing::{is_borrowable, is_in_call};
 use super::call_before::{CallBefore, switches};
+use super::receivers::{Receivers, has_children};
 use super::restart;
 use super::timed::{Settled, settle};
 use super::waiting::StopWaiter;
@@ -16,7 +17,7 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -56,10 +57,15 @@ pub enum StopError {
 /// The threads of one running program, as far as we hold them.
 pub struct LiveProcess {
     pid: Pid,
+    /// Threads that are traced and have not stopped yet.
+    traced: BTreeSet<i32>,
     /// Stopped threads, and the signal each stopped for.
     stopped: BTreeMap<i32, i32>,
     /// The calls that threads slept in before they were told to stop, and make again, where a stop does not show them.
     before: BTreeMap<i32, CallBefore>,
+    receivers: Receivers,
+    /// Threads that had children when they were to make calls.
+    parents: BTreeSet<i32>,
     /// A thread that is stopped by job control, which it stays.
     stopped_by_shell: bool,
     waiter: StopWaiter,
@@ -68,8 +74,16 @@ pub struct LiveProcess {
 impl LiveProcess {
     /// A process none of whose threads is held yet.
     pub fn new(pid: i32) -> Self {
-        let (stopped, before) = (BTreeMap::new(), BTreeMap::new());
-        Self { pid: Pid::from_raw(pid), stopped, before, stopped_by_shell: false, waiter: StopWaiter::take() }
+        Self {
+            pid: Pid::from_raw(pid),
+            traced: BTreeSet::new(),
+            stopped: BTreeMap::new(),
+            before: BTreeMap::new(),
+            receivers: Receivers::default(),
+            parents: BTreeSet::new(),
+            stopped_by_shell: false,
+            waiter: StopWaiter::take(),
+        }
     }
 
     /// The process.
@@ -99,12 +113,13 @@ impl LiveProcess {
     pub fn stop_one(&mut self) -> Result<Pid, StopError> {
         let deadline = Instant::now() + SEARCH;
         loop {
-            for thread in self.by_suitability()? {
-                if self.stop(thread)? {
-                    if self.fits(thread) && self.permit(thread)? && self.settle(thread)? {
+            let threads = self.by_suitability()?;
+            // One with children only where there is no other, see `receivers`.
+            for may_have_children in [false, true] {
+                for &thread in &threads {
+                    if self.stop_for_calls(thread, may_have_children)? {
                         return Ok(Pid::from_raw(thread));
                     }
-                    self.release(thread);
                 }
             }
             if Instant::now() > deadline {
@@ -115,6 +130,28 @@ impl LiveProcess {
         }
     }
 
+    fn stop_for_calls(&mut self, thread: i32, may_have_children: bool) -> Result<bool, StopError> {
+        if !(may_have_children || self.is_childless(thread)) || !self.stop(thread)? {
+            return Ok(false);
+        }
+        // Looked at once more: it may have started a child before it stopped.
+        let fits = self.fits(thread) && (may_have_children || self.is_childless(thread));
+        if fits && self.permit(thread)? && self.settle(thread)? {
+            return Ok(true);
+        }
+        self.release(thread);
+        Ok(false)
+    }
+
+    /// True for a thread that has no child now; one that had is asked again only after all others.
+    fn is_childless(&mut self, thread: i32) -> bool {
+        let has_children = has_children(self.pid, thread);
+        if has_children {
+            self.parents.insert(thread);
+        }
+        !has_children
+    }
+
     /// Stops every thread, and returns one that can make calls.
     ///
     /// # Errors
@@ -122,13 +159,8 @@ impl LiveProcess {
     pub fn stop_all(&mut self) -> Result<Pid, StopError> {
         let deadline = Instant::now() + SEARCH;
         loop {
-            if let Err(error) = self.stop_every_thread() {
-                self.release_all();
-                return Err(error);
-            }
-            let stopped = || self.stopped.keys().copied();
-            let in_call = stopped().find(|&thread| is_in_call(Pid::from_raw(thread)) && self.fits(thread));
-            if let Some(thread) = in_call.or_else(|| stopped().find(|&thread| self.fits(thread)))
+            self.stop_every_thread()?;
+            if let Some(thread) = self.most_fit()
                 && self.permit(thread)?
                 && self.settle(thread)?
             {
@@ -147,6 +179,15 @@ impl LiveProcess {
         self.stopped.keys().map(|&thread| Pid::from_raw(thread))
     }
 
+    /// Of the stopped threads, one that can make calls: if possible in a system call, and without a signal to handle.
+    fn most_fit(&self) -> Option<i32> {
+        let in_call = |&&thread: &&i32| is_in_call(Pid::from_raw(thread)) && self.fits(thread);
+        let undisturbed = self.stopped.iter().filter(|(_, signal)| **signal == 0).map(|(thread, _)| thread);
+        let all = || self.stopped.keys();
+        let best = undisturbed.clone().find(in_call).or_else(|| all().find(in_call));
+        best.or_else(|| all().find(|&&thread| self.fits(thread))).copied()
+    }
+
     /// True where a held thread stands in a range, or may.
     pub fn stands_in(&self, range: AddressRange) -> bool {
         let stands = |&thread: &i32| {
@@ -156,18 +197,28 @@ impl LiveProcess {
         self.stopped.keys().any(stands)
     }
 
-    /// Lets every held thread go, but the one.
-    pub fn release_others(&mut self, kept: Pid) {
-        for thread in self.stopped.keys().copied().filter(|&t| t != kept.as_raw()).collect::<Vec<_>>() {
+    /// Lets every held thread go; those first that may be sent a signal which the process ignores.
+    pub fn release_all(&mut self) {
+        let held: Vec<i32> = self.stopped.keys().copied().collect();
+        if held.len() > 1 {
+            self.receivers.look(self.pid, held.clone());
+        }
+        let (first, then): (Vec<i32>, Vec<i32>) = held.into_iter().partition(|&thread| self.receivers.contains(thread));
+        for thread in first.into_iter().chain(then) {
             self.release(thread);
         }
     }
 
-    /// Lets every held thread go.
-    pub fn release_all(&mut self) {
-        for thread in self.stopped.keys().copied().collect::<Vec<_>>() {
-            self.release(thread);
+    /// Lets every traced thread go, for which it has to stop.
+    fn give_up(&mut self) {
+        let told: Vec<i32> =
+            self.traced.iter().copied().filter(|&t| requests::interrupt(Pid::from_raw(t)).is_ok()).collect();
+        let deadline = Instant::now() + PATIENCE;
+        for thread in told {
+            // What does not stop even now stays ours until it does, or until we end.
+            let _ = self.await_stop(thread, deadline);
         }
+        self.release_all();
     }
 
     /// The threads, those first whose present system call the kernel itself makes again after a stop. A call that gives
@@ -177,7 +228,10 @@ impl LiveProcess {
         threads.sort_by_cached_key(|thread| {
             let text = text_of(format!("/proc/{}/task/{thread}/syscall", self.pid)).unwrap_or_default();
             match text.split(' ').next().and_then(|number| number.parse::<i64>().ok()) {
-                Some(number) if number >= 0 => u8::from(restart::gives_error(number)),
+                _ if self.parents.contains(thread) => 3,
+                Some(number) if number >= 0 && !restart::concerns_children(number) => {
+                    u8::from(restart::gives_error(number))
+                }
                 // Running, or not to be seen.
                 _ => 2,
             }
@@ -195,29 +249,46 @@ impl LiveProcess {
 
     fn stop_every_thread(&mut self) -> Result<(), StopError> {
         for _ in 0..ROUNDS {
-            let new = self.threads(|thread| !self.stopped.contains_key(&thread))?;
+            let new = self.threads(|thread| !self.stopped.contains_key(&thread)).inspect_err(|_| self.give_up())?;
             if new.threads.is_empty() && new.is_complete {
                 return if self.stopped.is_empty() { Err(StopError::Gone) } else { Ok(()) };
             }
-            // All are told first, so that they come to a stop side by side.
-            let told = self.interrupt_all(new.threads)?;
-            let deadline = Instant::now() + PATIENCE;
-            for thread in told {
-                self.await_stop(thread, deadline)?;
-            }
+            self.stop_threads(new.threads).inspect_err(|error| match error {
+                // It has been waited for long enough.
+                StopError::DoesNotStop(_) => self.release_all(),
+                _ => self.give_up(),
+            })?;
         }
+        self.give_up();
         Err(StopError::Listing(io::Error::other("it starts threads faster than they can be stopped")))
     }
 
-    fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
-        let told = self.interrupt_all(vec![thread])?;
-        Ok(!told.is_empty() && self.await_stop(thread, Instant::now() + PATIENCE)?)
+    /// Stops threads side by side: all are traced before the first is told to stop, see `receivers`.
+    fn stop_threads(&mut self, mut threads: Vec<i32>) -> Result<(), StopError> {
+        self.receivers.look(self.pid, threads.clone());
+        threads.sort_by_key(|&thread| self.receivers.contains(thread));
+        let mut seized = Vec::new();
+        for thread in threads {
+            if self.seize(thread)? {
+                seized.push(thread);
+            }
+        }
+        let told = self.interrupt_all(seized);
+        let deadline = Instant::now() + PATIENCE;
+        let ends = told.into_iter().map(|thread| self.await_stop(thread, deadline).map(drop));
+        // All are waited for, even where one does not stop.
+        ends.fold(Ok(()), Result::and)
     }
 
-    /// Tells threads to stop, and returns those that have not ended meanwhile. Where a stop does not show the call that a
-    /// thread was in, those that sleep in one are told first, and the others are given a little time to do so: the call
-    /// of one that is just entering it could not be made again.
-    fn interrupt_all(&mut self, threads: Vec<i32>) -> Result<Vec<i32>, StopError> {
+    fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
+        let told = self.seize(thread)? && !self.interrupt_all(vec![thread]).is_empty();
+        Ok(told && self.await_stop(thread, Instant::now() + PATIENCE)?)
+    }
+
+    /// Tells traced threads to stop, and returns those that have not ended meanwhile. Where a stop does not show the call
+    /// that a thread was in, those that sleep in one are told first, and the others are given a little time to do so: the
+    /// call of one that is just entering it could not be made again.
+    fn interrupt_all(&mut self, threads: Vec<i32>) -> Vec<i32> {
         let (mut awake, mut told) = (threads, Vec::new());
         let deadline = Instant::now() + REST;
         loop {
@@ -225,12 +296,12 @@ impl LiveProcess {
             for thread in std::mem::take(&mut awake) {
                 if !self.look_at_call(thread) && !is_last {
                     awake.push(thread);
-                } else if self.interrupt(thread)? {
+                } else if requests::interrupt(Pid::from_raw(thread)).is_ok() {
                     told.push(thread);
                 }
             }
             if awake.is_empty() {
-                return Ok(told);
+                return told;
             }
             thread::sleep(LOOK_EVERY);
         }
@@ -275,39 +346,39 @@ impl LiveProcess {
     }
 
     /// False where the thread has ended meanwhile.
-    fn interrupt(&mut self, thread: i32) -> Result<bool, StopError> {
-        let id = Pid::from_raw(thread);
-        match requests::seize(id, OPTIONS).and_then(|()| requests::interrupt(id)) {
-            Ok(()) => Ok(true),
+    fn seize(&mut self, thread: i32) -> Result<bool, StopError> {
+        if self.traced.contains(&thread) {
+            return Ok(true);
+        }
+        match requests::seize(Pid::from_raw(thread), OPTIONS) {
+            Ok(()) => Ok(self.traced.insert(thread)),
             Err(Errno::ESRCH) => Ok(false),
             // A thread that is on its way out cannot be traced any more.
             Err(Errno::EPERM) if crate::status::is_ending(self.pid, thread) => Ok(false),
-            Err(errno) => {
-                self.release_all();
-                Err(StopError::Refused(refusal(self.pid, errno)))
-            }
+            Err(errno) => Err(StopError::Refused(refusal(self.pid, errno))),
         }
     }
 
     fn await_stop(&mut self, thread: i32, deadline: Instant) -> Result<bool, StopError> {
-        let signal = match self.waiter.wait(Pid::from_raw(thread), deadline) {
-            Ok(WaitStatus::StillAlive) => {
-                self.release_all();
-                return Err(StopError::DoesNotStop(thread));
-            }
+        let status = self.waiter.wait(Pid::from_raw(thread), deadline);
+        if status == Ok(WaitStatus::StillAlive) {
+            return Err(StopError::DoesNotStop(thread));
+        }
+        self.traced.remove(&thread);
+        let signal = match status {
             Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD) => return Ok(false),
             Ok(WaitStatus::Stopped(_, signal)) => signal as i32,
-            Ok(WaitStatus::PtraceEvent(id, signal, _)) => {
+            Ok(WaitStatus::PtraceEvent(_, signal, _)) => {
                 self.stopped_by_shell |= signal != Signal::SIGTRAP;
-                // An error that only our stop has caused is none for the program.
-                if !matches!(restart::mend(self.pid, id, self.before.get(&thread)), Ok(true)) {
-                    self.before.remove(&thread);
-                }
                 0
             }
             Ok(_) => 0,
             Err(errno) => return Err(StopError::Refused(errno.to_string())),
         };
+        // An error that only our stop has caused is none for the program.
+        if !matches!(restart::mend(self.pid, Pid::from_raw(thread), signal, self.before.get(&thread)), Ok(true)) {
+            self.before.remove(&thread);
+        }
         self.stopped.insert(thread, signal);
         Ok(true)
     }
@@ -316,6 +387,7 @@ impl LiveProcess {
         if let Some(signal) = self.stopped.remove(&thread) {
             // Until it sleeps again, it is at the call that it makes again; unless it has a signal to handle first.
             if let Some(call) = self.before.get_mut(&thread) {
+                let _ = restart::give_way_to_signals(Pid::from_raw(thread));
                 call.switches = switches(self.pid, thread).filter(|_| signal == 0);
             }
             // A thread that was killed meanwhile is gone, and that is all that can be wrong.
