@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         trial("in_a_user_namespace", with_unshare(), user_namespace),
         trial("below_another_root", [needs(), vec![Need::Command("chroot".into())]].concat(), other_root),
         trial("in_vfork", needs(), in_vfork),
+        trial("watched_in_vfork", needs(), watched_in_vfork),
         trial("under_a_seccomp_filter", needs(), seccomp_filter),
         trial("in_seccomps_strict_mode", needs(), strict_mode),
         trial("of_another_user", needs(), another_user),
@@ -139,6 +140,22 @@ fn in_vfork(t: &Context) -> Result<()> {
     session.send("\n")?;
     let output = session.finish()?.success()?;
     ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
+    Ok(())
+}
+
+/// Whoever has given it up lets it go on, also while living on.
+fn watched_in_vfork(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("live/vforks.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    session.send("go on\n")?;
+    child_of(session.pid())?;
+    let watcher = t.session(t.pagelift(&["attach", "--watch", "--pages", "thp", &session.pid().to_string()])?)?;
+    // Refused, or lifted on a machine so busy that the child had ended.
+    watcher.wait_for_stderr("pagelift: ")?;
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
+    watcher.finish()?;
     Ok(())
 }
 

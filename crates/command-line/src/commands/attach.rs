@@ -10,6 +10,7 @@ use crate::lifting::message;
 use crate::lifting::report::Report;
 use crate::lifting::table;
 use anyhow::{Context, bail};
+use by_ptrace::live::StopWaiter;
 use huge_page_pools::machine_facts;
 use observation::{ObjectReader, ProcessFiles};
 use std::collections::HashSet;
@@ -28,13 +29,18 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let watched = if args.watch { pids.iter().map(|&pid| Watched::new(pid)).collect() } else { Vec::new() };
     let mut failed = Vec::new();
     for &pid in &pids {
-        if let Err(error) = attach_one(args, pid, &mut reader)
+        if let Err(error) = leaving_no_trace(|| attach_one(args, pid, &mut reader))
             && !has_just_ended(args.all.as_deref(), pid)
         {
             failed.push(format!("{}[{pid}]: {error:#}", program_name(pid)));
         }
     }
-    watch(args, watched, &mut reader);
+    if args.watch {
+        // Nobody waits for the end of a watch to learn what was refused at its beginning.
+        failed.iter().for_each(|line| eprintln!("pagelift: {line}"));
+        watch(args, watched, &mut reader);
+        failed.iter_mut().for_each(|line| line.insert_str(0, "at the beginning: "));
+    }
     if failed.is_empty() { Ok(()) } else { bail!(failed.join("\npagelift: ")) }
 }
 
@@ -71,6 +77,15 @@ fn attach_one(args: &AttachArgs, pid: i32, reader: &mut ObjectReader) -> anyhow:
     Ok(())
 }
 
+/// Works on a program in a thread that ends with the work. A thread of the program that was told to stop and could not,
+/// in vfork for example, is then let go by the kernel, whenever it comes to a stop: a tracer that lived on would have it
+/// stand there.
+fn leaving_no_trace<T: Send>(work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+    // The signals that tell of stops are not for this thread.
+    let _signals = StopWaiter::take();
+    thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
 /// A process that is watched.
 struct Watched {
     pid: i32,
@@ -96,7 +111,7 @@ fn watch(args: &AttachArgs, mut watched: Vec<Watched>, reader: &mut ObjectReader
             // What is there for the first time may still be half loaded.
             let settled = files.intersection(&watched.last).cloned().collect::<HashSet<_>>();
             if !settled.is_subset(&watched.known) {
-                if let Err(error) = attach_one(args, watched.pid, reader) {
+                if let Err(error) = leaving_no_trace(|| attach_one(args, watched.pid, reader)) {
                     eprintln!("pagelift: {error:#}");
                 }
                 watched.known = settled;
@@ -116,7 +131,7 @@ fn mapped_files(pid: i32) -> HashSet<PathBuf> {
 pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     for pid in targets(args.pid, args.all.as_deref())? {
-        match restore_running(pid) {
+        match leaving_no_trace(|| restore_running(pid)) {
             Ok(line) if !args.quiet => eprintln!("pagelift: {}[{pid}]: {line}", program_name(pid)),
             Ok(_) => {}
             Err(_) if has_just_ended(args.all.as_deref(), pid) => {}
