@@ -99,6 +99,14 @@ start sleeps_in_many_calls
 rounds 12 "threads in many calls"
 finish "threads in many calls" "$unharmed"
 
+start is_woken_by_signals
+rounds 8 "threads that signals wake"
+finish "threads that signals wake" "0 faults"
+
+start waits_beside_children
+rounds 8 "threads beside children"
+finish "threads beside children" "0 faults"
+
 start waits_once 20
 rounds 4 "one thread that sleeps"
 finish "one thread that sleeps" "all right, woken in time"

@@ -211,7 +211,8 @@ fn boot_arm(t: &Context) -> Result<()> {
 
 /// Programs that run are lifted and put back: what a borrowed thread goes on by differs between architectures.
 fn boot_arm_live(t: &Context) -> Result<()> {
-    let programs = ["sleeps_in_many_calls", "waits_once", "has_a_kernel_worker"];
+    let programs =
+        ["sleeps_in_many_calls", "waits_once", "has_a_kernel_worker", "waits_beside_children", "is_woken_by_signals"];
     let sources = programs.map(|name| format!("live/{name}"));
     let builds: Vec<_> = sources.iter().map(|source| (source.as_str(), "-fPIE -pie -pthread")).collect();
     run_arm(t, arm_initramfs(t, &builds)?, "live.sh", 15)

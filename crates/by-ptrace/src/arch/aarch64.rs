@@ -3,6 +3,7 @@
 use super::{Interrupted, Registers, signal_frame};
 use crate::requests;
 use address_space::Address;
+use kernel_calls::text::text_of;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
@@ -296,6 +297,19 @@ pub fn make_again(r: &mut Registers, first_argument: u64) {
 pub fn give_error(r: &mut Registers) {
     r.pc += SYSCALL_INSTRUCTION.len() as u64;
     r.regs[0] = (-i64::from(libc::EINTR)) as u64;
+}
+
+/// What the kernel has kept as the first argument of a stopped thread's last call, which may have ended: its number is set
+/// for as long as `/proc/PID/task/TID/syscall` is read, where it shows with all of the call's arguments.
+pub fn kept_first_argument(process: Pid, thread: Pid, number: i64) -> Result<Option<u64>, Errno> {
+    requests::set_register_set(thread, NT_ARM_SYSTEM_CALL, &(number as i32))?;
+    let text = text_of(format!("/proc/{process}/task/{thread}/syscall"));
+    forget_call(thread)?;
+    let text = text.unwrap_or_default();
+    let mut words = text.split_whitespace();
+    let is_number = words.next().is_some_and(|word| word.parse() == Ok(number));
+    let first = words.next().and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    Ok(first.filter(|_| is_number))
 }
 
 /// Lets the kernel take what is in the registers for no call's result.

@@ -261,6 +261,11 @@ pub fn rewind_call(r: &mut Registers) {
     r.orig_rax = u64::MAX;
 }
 
+/// Not needed: a stop shows it.
+pub fn kept_first_argument(_process: Pid, _thread: Pid, _number: i64) -> Result<Option<u64>, Errno> {
+    Ok(None)
+}
+
 /// Nothing: registers that were set by us belong to no call, for their `orig_rax` says so.
 pub fn forget_call(_: Pid) -> Result<(), Errno> {
     Ok(())

@@ -1,8 +1,7 @@
 //! The system call that a thread sleeps in, looked at before it is stopped.
 //!
-//! AArch64 keeps a call's first argument where its result will stand, and what the kernel saved of it shows only in
-//! `/proc/PID/task/TID/syscall`, and only while the thread sleeps in the call. A thread that has not slept again since is
-//! still in it when it is stopped.
+//! AArch64 keeps a call's first argument where its result will stand, and a stop shows neither it nor that there was a
+//! call. What a thread was seen to wait in is therefore remembered, to be compared with what its stop shows.
 
 use crate::arch;
 use kernel_calls::text::text_of;
@@ -19,8 +18,6 @@ pub struct CallBefore {
     pub stack: u64,
     /// The instruction behind it.
     pub behind: u64,
-    /// How often the thread had gone to sleep before.
-    pub switches: Option<u64>,
 }
 
 impl CallBefore {
@@ -29,14 +26,12 @@ impl CallBefore {
     /// # Errors
     /// It is awake.
     pub fn of(process: Pid, thread: i32) -> Result<Option<Self>, Awake> {
-        // In this order: whoever sleeps in another call afterwards has slept once more by then.
-        let switches = switches(process, thread);
         let text = text_of(format!("/proc/{process}/task/{thread}/syscall")).unwrap_or_default();
-        if text.trim() == "running" { Err(Awake) } else { Ok(Self::parse(&text, switches)) }
+        if text.trim() == "running" { Err(Awake) } else { Ok(Self::parse(&text)) }
     }
 
     /// Number, six arguments, stack pointer and program counter (proc_pid_syscall(5)); outside of calls there is less.
-    fn parse(text: &str, switches: Option<u64>) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace();
         let number = words.next()?.parse().ok()?;
         let mut words = words.map_while(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
@@ -44,16 +39,14 @@ impl CallBefore {
         for argument in &mut arguments {
             *argument = words.next()?;
         }
-        Some(Self { number, arguments, stack: words.next()?, behind: words.next()?, switches })
+        Some(Self { number, arguments, stack: words.next()?, behind: words.next()? })
     }
 
-    /// The first argument of the call that a stopped thread was in, if it is this one: all else that the registers
-    /// show is the same, and the thread has gone to sleep only once since, at its stop.
-    pub fn first_argument(&self, stopped: &Self) -> Option<u64> {
-        let is_same = (self.number, self.stack, self.behind) == (stopped.number, stopped.stack, stopped.behind)
+    /// True where a stopped thread may stand behind this call: all that its registers show is the same but the first
+    /// argument, in the place of which the result stands.
+    pub fn is_ended_by(&self, stopped: &Self) -> bool {
+        (self.number, self.stack, self.behind) == (stopped.number, stopped.stack, stopped.behind)
             && self.arguments[1..] == stopped.arguments[1..]
-            && self.switches? + 1 == stopped.switches?;
-        is_same.then_some(self.arguments[0])
     }
 
     /// True where a stopped thread is about to make this very call.
@@ -61,12 +54,6 @@ impl CallBefore {
         (self.number, self.arguments, self.stack) == (stopped.number, stopped.arguments, stopped.stack)
             && stopped.behind + arch::SYSCALL_INSTRUCTION.len() as u64 == self.behind
     }
-}
-
-/// How often a thread has gone to sleep (proc_pid_status(5), `voluntary_ctxt_switches`).
-pub fn switches(process: Pid, thread: i32) -> Option<u64> {
-    let text = text_of(format!("/proc/{process}/task/{thread}/status")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -77,40 +64,31 @@ mod tests {
 
     #[test]
     fn a_call_is_read_with_its_place() {
-        let call = CallBefore::parse(WAITS, Some(7)).unwrap();
+        let call = CallBefore::parse(WAITS).unwrap();
         assert_eq!((call.number, call.arguments), (22, [4, 0xffff_d5d8, 8, 0xffff_ffff, 0, 8]));
-        assert_eq!((call.stack, call.behind, call.switches), (0xffff_d5a0, 0xffff_a1f2_b6c4, Some(7)));
+        assert_eq!((call.stack, call.behind), (0xffff_d5a0, 0xffff_a1f2_b6c4));
         for text in ["running\n", "-1 0xffffd5a0 0xffffa1f2b6c4\n", "", "22 0x4"] {
-            assert_eq!(CallBefore::parse(text, Some(7)), None, "{text}");
+            assert_eq!(CallBefore::parse(text), None, "{text}");
         }
     }
 
     #[test]
-    fn only_the_same_call_gives_its_argument() {
-        let before = CallBefore::parse(WAITS, Some(7)).unwrap();
-        let mut stopped = CallBefore { switches: Some(8), ..before.clone() };
+    fn only_the_same_call_has_ended() {
+        let before = CallBefore::parse(WAITS).unwrap();
+        let mut stopped = before.clone();
         stopped.arguments[0] = -4i64 as u64;
-        assert_eq!(before.first_argument(&stopped), Some(4));
+        assert!(before.is_ended_by(&stopped));
         let others = [
-            CallBefore { switches: Some(9), ..stopped.clone() },
-            CallBefore { switches: None, ..stopped.clone() },
             CallBefore { behind: 0xffff_a1f2_b6c0, ..stopped.clone() },
             CallBefore { stack: 0, ..stopped.clone() },
             CallBefore { number: 63, ..stopped.clone() },
             CallBefore { arguments: [4, 0xffff_d5d8, 9, 0xffff_ffff, 0, 8], ..stopped.clone() },
         ];
-        assert!(others.iter().all(|other| before.first_argument(other).is_none()));
+        assert!(others.iter().all(|other| !before.is_ended_by(other)));
         let at_call = before.behind - arch::SYSCALL_INSTRUCTION.len() as u64;
-        let mut next = CallBefore { behind: at_call, switches: None, ..before.clone() };
+        let mut next = CallBefore { behind: at_call, ..before.clone() };
         assert!(before.is_next(&next) && !before.is_next(&before));
         next.arguments[0] = 5;
         assert!(!before.is_next(&next));
-    }
-
-    #[test]
-    fn this_thread_has_slept() {
-        let own = nix::unistd::gettid().as_raw();
-        std::thread::sleep(std::time::Duration::from_millis(1));
-        assert!(switches(Pid::this(), own).is_some_and(|switches| switches > 0));
     }
 }

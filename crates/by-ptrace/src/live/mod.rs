@@ -20,7 +20,7 @@ mod executor;
 mod hold;
 mod page;
 mod receivers;
-mod restart;
+pub(crate) mod restart;
 mod stop;
 mod timed;
 mod waiting;

@@ -4,7 +4,7 @@
 //! (signal(7), "Interruption of system calls and library functions by stop signals"); these are made again here, so that
 //! the program never sees an error that it would not have seen without us.
 
-use super::call_before::{CallBefore, switches};
+use super::call_before::CallBefore;
 use crate::arch::{self, Interrupted, Registers};
 use crate::requests;
 use crate::status::ThreadStatus;
@@ -89,12 +89,14 @@ pub fn mend(process: Pid, thread: Pid, signal: i32, before: Option<&CallBefore>)
     let first_argument = match before {
         _ if arch::SHOWS_CALLS => shown_argument(&registers),
         Some(before) if can_be_repeated(before.number) && !handles_a_signal(thread, signal) => {
-            // The registers could be read, so the thread has come to rest, and its switches are counted.
-            let stopped = seen(process, thread, &registers);
+            let stopped = seen(&registers);
             if before.is_next(&stopped) {
                 return Ok(true);
             }
-            before.first_argument(&stopped).filter(|_| arch::result(&registers) == -i64::from(libc::EINTR))
+            let is_same = arch::result(&registers) == -i64::from(libc::EINTR) && before.is_ended_by(&stopped);
+            // The kernel has kept it for the call that a thread made last: a handler that ran since has made others.
+            let kept = || arch::kept_first_argument(process, thread, before.number).ok().flatten();
+            (is_same && kept() == Some(before.arguments[0])).then_some(before.arguments[0])
         }
         _ => None,
     };
@@ -130,9 +132,9 @@ fn shown_argument(registers: &Registers) -> Option<u64> {
 }
 
 /// What the stopped thread shows of the call that it was in.
-fn seen(process: Pid, thread: Pid, registers: &Registers) -> CallBefore {
+fn seen(registers: &Registers) -> CallBefore {
     let (number, arguments) = arch::call_registers(registers);
     let Address(stack) = arch::stack_pointer(registers);
     let Address(behind) = arch::instruction_pointer(registers);
-    CallBefore { number, arguments, stack, behind, switches: switches(process, thread.as_raw()) }
+    CallBefore { number, arguments, stack, behind }
 }

@@ -1,7 +1,7 @@
 //! Stops threads of a program that runs.
 
 use super::borrowing::{is_borrowable, is_in_call};
-use super::call_before::{CallBefore, switches};
+use super::call_before::CallBefore;
 use super::receivers::{Receivers, has_children};
 use super::restart;
 use super::timed::{Settled, settle};
@@ -385,10 +385,8 @@ impl LiveProcess {
 
     fn release(&mut self, thread: i32) {
         if let Some(signal) = self.stopped.remove(&thread) {
-            // Until it sleeps again, it is at the call that it makes again; unless it has a signal to handle first.
-            if let Some(call) = self.before.get_mut(&thread) {
+            if self.before.contains_key(&thread) {
                 let _ = restart::give_way_to_signals(Pid::from_raw(thread));
-                call.switches = switches(self.pid, thread).filter(|_| signal == 0);
             }
             // A thread that was killed meanwhile is gone, and that is all that can be wrong.
             let _ = requests::detach(Pid::from_raw(thread), signal);
