@@ -30,6 +30,12 @@ impl fmt::Display for PauseText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1000.0;
         let Pause { longest, total, longest_of_one, threads } = self.0;
+        if threads == 0 {
+            return match longest_of_one.is_zero() {
+                true => f.write_str("no thread paused"),
+                false => write!(f, "one thread paused {:.1} ms at the longest", ms(longest_of_one)),
+            };
+        }
         write!(
             f,
             "all {threads} threads paused {:.1} ms at the longest, {:.1} ms in all; one thread {:.1} ms at the longest",
