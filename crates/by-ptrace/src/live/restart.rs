@@ -73,14 +73,15 @@ pub fn concerns_children(number: i64) -> bool {
     CONCERNING_CHILDREN.contains(&number)
 }
 
-fn can_be_repeated(number: i64) -> bool {
+/// True for a call that may give EINTR after a stop, and can simply be made again.
+pub fn can_be_repeated(number: i64) -> bool {
     FREQUENT.contains(&number) || FOR_SOME_FILES.contains(&number)
 }
 
 /// Lets a stopped thread make its call again where it failed with EINTR, unless a signal is handled before: what our
 /// stop, or a signal that only passes because of it, has made fail is made again; what a signal of the program's own
 /// has interrupted still gives EINTR. `signal`: what the thread has stopped for, 0 for our own stop. `before`: the call
-/// it slept in right before, where that is needed. True where the thread is now about to make that call.
+/// it was last seen to wait in, where that is needed. True where the thread is now about to make that call.
 ///
 /// # Errors
 /// ptrace's; the thread has been killed.

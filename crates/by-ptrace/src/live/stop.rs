@@ -61,8 +61,10 @@ pub struct LiveProcess {
     traced: BTreeSet<i32>,
     /// Stopped threads, and the signal each stopped for.
     stopped: BTreeMap<i32, i32>,
-    /// The calls that threads slept in before they were told to stop, and make again, where a stop does not show them.
+    /// The calls that threads were last seen to wait in, of those that may have to be made again.
     before: BTreeMap<i32, CallBefore>,
+    /// Stopped threads that make a call again when they go on.
+    make_again: BTreeSet<i32>,
     receivers: Receivers,
     /// Threads that had children when they were to make calls.
     parents: BTreeSet<i32>,
@@ -79,6 +81,7 @@ impl LiveProcess {
             traced: BTreeSet::new(),
             stopped: BTreeMap::new(),
             before: BTreeMap::new(),
+            make_again: BTreeSet::new(),
             receivers: Receivers::default(),
             parents: BTreeSet::new(),
             stopped_by_shell: false,
@@ -223,15 +226,15 @@ impl LiveProcess {
 
     /// The threads, those first whose present system call the kernel itself makes again after a stop. A call that gives
     /// EINTR is made again by us; but we may be killed just then.
-    fn by_suitability(&self) -> Result<Vec<i32>, StopError> {
+    fn by_suitability(&mut self) -> Result<Vec<i32>, StopError> {
         let mut threads = self.threads(|_| true)?.threads;
-        threads.sort_by_cached_key(|thread| {
-            let text = text_of(format!("/proc/{}/task/{thread}/syscall", self.pid)).unwrap_or_default();
-            match text.split(' ').next().and_then(|number| number.parse::<i64>().ok()) {
-                _ if self.parents.contains(thread) => 3,
-                Some(number) if number >= 0 && !restart::concerns_children(number) => {
-                    u8::from(restart::gives_error(number))
-                }
+        threads.sort_by_cached_key(|&thread| {
+            let call = CallBefore::of(self.pid, thread).ok().flatten();
+            let number = call.as_ref().map(|call| call.number);
+            self.note_call(thread, call);
+            match number {
+                _ if self.parents.contains(&thread) => 3,
+                Some(number) if !restart::concerns_children(number) => u8::from(restart::gives_error(number)),
                 // Running, or not to be seen.
                 _ => 2,
             }
@@ -307,16 +310,20 @@ impl LiveProcess {
         }
     }
 
-    /// Notes the call that a thread sleeps in; false where it is awake. What was noted stays then: a thread that we have
-    /// let make its call again may not have come to sleep in it yet.
+    /// Notes the call that a thread sleeps in; false where it is awake.
     fn look_at_call(&mut self, thread: i32) -> bool {
         if arch::SHOWS_CALLS {
             return true;
         }
         let Ok(call) = CallBefore::of(self.pid, thread) else { return false };
-        self.before.remove(&thread);
-        self.before.extend(call.map(|call| (thread, call)));
+        self.note_call(thread, call);
         true
+    }
+
+    /// Notes a call that may have to be made again. It stays noted until there is another such, for threads come back to
+    /// where they have waited; whether it is the one that a stop has ended, is found out then.
+    fn note_call(&mut self, thread: i32, call: Option<CallBefore>) {
+        self.before.extend(call.filter(|call| restart::can_be_repeated(call.number)).map(|call| (thread, call)));
     }
 
     /// True where a held thread can make calls. One that has stopped for a signal is to have it first where the kernel
@@ -376,8 +383,8 @@ impl LiveProcess {
             Err(errno) => return Err(StopError::Refused(errno.to_string())),
         };
         // An error that only our stop has caused is none for the program.
-        if !matches!(restart::mend(self.pid, Pid::from_raw(thread), signal, self.before.get(&thread)), Ok(true)) {
-            self.before.remove(&thread);
+        if matches!(restart::mend(self.pid, Pid::from_raw(thread), signal, self.before.get(&thread)), Ok(true)) {
+            self.make_again.insert(thread);
         }
         self.stopped.insert(thread, signal);
         Ok(true)
@@ -385,7 +392,7 @@ impl LiveProcess {
 
     fn release(&mut self, thread: i32) {
         if let Some(signal) = self.stopped.remove(&thread) {
-            if self.before.contains_key(&thread) {
+            if self.make_again.remove(&thread) {
                 let _ = restart::give_way_to_signals(Pid::from_raw(thread));
             }
             // A thread that was killed meanwhile is gone, and that is all that can be wrong.
