@@ -62,7 +62,8 @@ fn main() -> ExitCode {
         on("linux-6.1-amd64", "kernel.sh", &[1800], 50),
         on("linux-5.10-amd64", "nodes.sh", &[500, 500], 8),
         on("linux-6.1-amd64", "nodes.sh", &[500, 500], 8),
-        trial("linux-6.1-arm64/kernel", arm, boot_arm),
+        trial("linux-6.1-arm64/kernel", arm.clone(), boot_arm),
+        trial("linux-6.1-arm64/live", arm, boot_arm_live),
     ];
     main_of(trials)
 }
@@ -152,8 +153,8 @@ fn arm_library() -> PathBuf {
     target_folder().join("aarch64-unknown-linux-gnu/library/libpagelift.a")
 }
 
-/// The same programs, built for 64-bit ARM, static so that no library of that architecture must be carried along.
-fn boot_arm(t: &Context) -> Result<()> {
+/// An initramfs for 64-bit ARM with some of the programs, each with its flags.
+fn arm_initramfs(t: &Context, builds: &[(&str, &str)]) -> Result<Initramfs> {
     let mut initramfs = with_busybox(&kernel_image("busybox-arm64"))?;
     initramfs.add_file("/bin/pagelift", &fs::read(arm_pagelift())?);
     for library in arm_libraries()? {
@@ -162,37 +163,59 @@ fn boot_arm(t: &Context) -> Result<()> {
             &fs::read(&library)?,
         );
     }
-    let builds = [
-        ("pie_by_default", "-fPIE -pie"),
-        ("static_pie", "-static-pie -fPIE"),
-        ("fixed_address_executable", "-fno-pie -no-pie"),
-        ("relro_stays_read_only", "-fPIE -pie -Wl,-z,now"),
-        ("heap_grows_and_shrinks", "-fPIE -pie"),
-        ("handles_signals_at_start", "-fPIE -pie"),
-        ("fork_and_write", "-fPIE -pie"),
-        ("near_the_limit_of_mappings", "-fPIE -pie"),
-    ];
-    for (name, flags) in builds {
+    for (source, flags) in builds {
+        let name = source.rsplit('/').next().unwrap_or(source);
         let out = t.folder().join(name);
         let mut compiler = Command::new("aarch64-linux-gnu-gcc");
         compiler.args(["-g", "-O1"]).args(flags.split(' ')).arg("-o").arg(&out);
-        compiler.arg(tests_folder().join("programs").join(format!("{name}.c")));
+        compiler.arg(tests_folder().join("programs").join(format!("{source}.c")));
         t.run(compiler)?.success()?;
         initramfs.add_file(&format!("/bin/{name}"), &fs::read(&out)?);
         fs::remove_file(out)?;
     }
+    Ok(initramfs)
+}
+
+fn run_arm(t: &Context, mut initramfs: Initramfs, name: &str, least: usize) -> Result<()> {
+    initramfs.add_file("/init", &script(name)?);
+    let file = t.folder().join("initramfs");
+    fs::write(&file, initramfs.finish())?;
+    let kernel = kernel_image("linux-6.1-arm64");
+    let machine = VirtualMachine { architecture: "aarch64", kernel, initramfs: file, nodes: vec![1800] };
+    run_machine(t, &machine, least)
+}
+
+/// The same programs, built for 64-bit ARM.
+fn boot_arm(t: &Context) -> Result<()> {
+    let mut initramfs = arm_initramfs(
+        t,
+        &[
+            ("pie_by_default", "-fPIE -pie"),
+            ("static_pie", "-static-pie -fPIE"),
+            ("fixed_address_executable", "-fno-pie -no-pie"),
+            ("relro_stays_read_only", "-fPIE -pie -Wl,-z,now"),
+            ("heap_grows_and_shrinks", "-fPIE -pie"),
+            ("handles_signals_at_start", "-fPIE -pie"),
+            ("fork_and_write", "-fPIE -pie"),
+            ("near_the_limit_of_mappings", "-fPIE -pie"),
+        ],
+    )?;
     let library = arm_library();
     for program in LIBRARY_PROGRAMS {
         let out = with_library(t, program, "aarch64-linux-gnu-gcc", &library)?;
         initramfs.add_file(&format!("/bin/{program}"), &fs::read(&out)?);
         fs::remove_file(out)?;
     }
-    initramfs.add_file("/init", &script("kernel.sh")?);
-    let file = t.folder().join("initramfs");
-    fs::write(&file, initramfs.finish())?;
-    let kernel = kernel_image("linux-6.1-arm64");
-    let machine = VirtualMachine { architecture: "aarch64", kernel, initramfs: file, nodes: vec![1800] };
-    run_machine(t, &machine, 45)
+    run_arm(t, initramfs, "kernel.sh", 45)
+}
+
+/// Programs that run are lifted and put back: what a borrowed thread goes on by differs between architectures.
+fn boot_arm_live(t: &Context) -> Result<()> {
+    let programs =
+        ["sleeps_in_many_calls", "waits_once", "has_a_kernel_worker", "waits_beside_children", "is_woken_by_signals"];
+    let sources = programs.map(|name| format!("live/{name}"));
+    let builds: Vec<_> = sources.iter().map(|source| (source.as_str(), "-fPIE -pie -pthread")).collect();
+    run_arm(t, arm_initramfs(t, &builds)?, "live.sh", 15)
 }
 
 /// The C library and the dynamic linker of the cross compiler.

@@ -4,6 +4,7 @@
 
 use crate::arch::{self, numbers};
 use crate::breakpoint::Breakpoint;
+use crate::live::restart;
 use crate::requests::{self, CallStop, Resume};
 use crate::status::{ThreadStatus, bit};
 use crate::{InjectError, Injector, StoppedThreads, farewell, seccomp};
@@ -251,6 +252,8 @@ impl<H: Handler> Following<'_, H> {
         let at_entry = signal == libc::SIGTRAP
             && matches!(self.follower.threads.get(&pid.as_raw()), Some(State::Entry(breakpoint, _)) if breakpoint.is_hit(pid));
         if !at_entry {
+            // One that nobody handles would pass unnoticed, were the thread not traced.
+            let _ = restart::mend(pid, pid, signal, None);
             return self.go_on(pid, signal);
         }
         if let Some(State::Entry(breakpoint, before)) = self.follower.threads.insert(pid.as_raw(), State::Plain) {

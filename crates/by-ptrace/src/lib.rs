@@ -16,7 +16,6 @@ mod follow;
 mod from_file;
 mod injection;
 mod launch;
-#[cfg(target_arch = "x86_64")]
 pub mod live;
 mod memory;
 mod move_base;

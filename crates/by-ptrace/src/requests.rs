@@ -96,6 +96,13 @@ pub fn registers(pid: Pid) -> Result<Registers, Errno> {
     Ok(unsafe { registers.assume_init() })
 }
 
+/// Reads the beginning of a register set.
+#[cfg(target_arch = "aarch64")]
+pub fn register_set(pid: Pid, kind: i32, into: &mut [u8]) -> Result<(), Errno> {
+    let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    request(libc::PTRACE_GETREGSET as u32, pid, kind as usize, &raw mut vector as usize).map(drop)
+}
+
 /// Sets the general registers.
 pub fn set_registers(pid: Pid, registers: &Registers) -> Result<(), Errno> {
     set_register_set(pid, NT_PRSTATUS, registers)

@@ -8,6 +8,8 @@ use nix::unistd::Pid;
 pub struct ThreadStatus {
     blocked: u64,
     ignored: u64,
+    handled: u64,
+    pending: u64,
     /// 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
     /// How many filters (Linux 5.9).
@@ -31,6 +33,9 @@ impl ThreadStatus {
             match field {
                 "SigBlk" => status.blocked = u64::from_str_radix(value, 16).unwrap_or(0),
                 "SigIgn" => status.ignored = u64::from_str_radix(value, 16).unwrap_or(0),
+                "SigCgt" => status.handled = u64::from_str_radix(value, 16).unwrap_or(0),
+                // Of the thread, and of its process.
+                "SigPnd" | "ShdPnd" => status.pending |= u64::from_str_radix(value, 16).unwrap_or(0),
                 "Seccomp" => status.seccomp = value.parse().unwrap_or(0),
                 "Threads" => status.threads = value.parse().unwrap_or(0),
                 "NSpid" => status.own_number = value.split_whitespace().last().and_then(|last| last.parse().ok()),
@@ -49,6 +54,16 @@ impl ThreadStatus {
     /// True where the process ignores the signal.
     pub fn ignores(&self, signal: i32) -> bool {
         self.ignored & bit(signal) != 0
+    }
+
+    /// True where the process has a handler for the signal.
+    pub fn handles(&self, signal: i32) -> bool {
+        self.handled & bit(signal) != 0
+    }
+
+    /// True where a handler will be run for a signal that is pending.
+    pub fn has_signal_to_handle(&self) -> bool {
+        self.pending & self.handled & !self.blocked != 0
     }
 }
 
@@ -69,10 +84,14 @@ mod tests {
 
     #[test]
     fn masks_are_read_by_signal() {
-        let masks = "SigBlk:\t0000000000000010\nSigIgn:\t0000000000001000\n";
+        let masks = "SigPnd:\t0000000000000000\nShdPnd:\t0000000000000200\nSigBlk:\t0000000000000010\n\
+                     SigIgn:\t0000000000001000\nSigCgt:\t0000000000000200\n";
         let status = ThreadStatus::parse(&format!("NSpid:\t4711\t12\nThreads:\t3\n{masks}Seccomp:\t2\n"));
         assert!(status.blocks(libc::SIGTRAP) && !status.ignores(libc::SIGTRAP));
         assert!(status.ignores(libc::SIGPIPE) && !status.blocks(libc::SIGPIPE));
+        assert!(status.handles(libc::SIGUSR1) && status.has_signal_to_handle());
+        let blocked = ThreadStatus { blocked: bit(libc::SIGUSR1), ..status };
+        assert!(!blocked.has_signal_to_handle() && !status.handles(libc::SIGTRAP));
         assert_eq!((status.seccomp, status.threads, status.own_number), (2, 3, Some(12)));
     }
 }

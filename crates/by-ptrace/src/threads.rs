@@ -1,5 +1,6 @@
 //! Stops every other thread of a process.
 
+use crate::live::restart;
 use crate::requests;
 use crate::status::is_ending;
 use crate::thread_list::user_threads;
@@ -63,6 +64,7 @@ impl StoppedThreads {
             Ok(_) => 0,
             Err(errno) => return Err(errno),
         };
+        let _ = restart::mend(thread, thread, signal, None);
         self.threads.insert(thread.as_raw(), signal);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! x86-64.
 
-use super::Registers;
+use super::{Interrupted, Registers};
 use crate::requests;
 use address_space::Address;
 use nix::errno::Errno;
@@ -126,8 +126,8 @@ pub mod call_page {
     pub const NUMBER: usize = 0x20;
     /// Its six arguments.
     pub const ARGUMENTS: usize = 0x28;
-    /// The thread's registers, in the order of `saved_registers`.
-    pub const REGISTERS: usize = 0x60;
+    /// The thread's registers, in the order of `return_state`.
+    pub const RETURN: usize = 0x60;
 }
 
 std::arch::global_asm!(
@@ -191,9 +191,18 @@ unsafe extern "C" {
 pub const LOOP_CODE: crate::farewell::CodeBetween =
     crate::farewell::CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
 
-/// The registers that the code above changes, as the words of a call page from `REGISTERS` on.
-pub fn saved_registers(r: &Registers) -> [u64; 15] {
-    [r.rax, r.rcx, r.rdx, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, 0, 0, 0, 0, r.eflags, r.rbx]
+/// The registers that the code above changes, as the words of a call page from `RETURN` on.
+pub fn return_state(_: Pid, r: &Registers, _: u64, _at_call: bool) -> Result<Vec<u8>, Errno> {
+    let words = [r.rax, r.rcx, r.rdx, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, 0, 0, 0, 0, r.eflags, r.rbx];
+    Ok(words.iter().flat_map(|word| word.to_ne_bytes()).collect())
+}
+
+/// Length of what `return_state` gives. In bytes.
+pub const STATE_BYTES: usize = 15 * 8;
+
+/// How a thread goes on that stays in the code above: none does.
+pub fn way_out(_: &Registers, _page: Address, _state: &[u8], _at_call: bool) -> Option<Registers> {
+    None
 }
 
 /// Sends the thread into the code with its call page.
@@ -204,16 +213,16 @@ pub fn enter_loop(r: &mut Registers, code: Address, page: Address) {
     r.orig_rax = u64::MAX;
 }
 
-/// How a stopped thread stands to the system call it was in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interrupted {
-    /// In none.
-    No,
-    /// In one that was about to be made again by the kernel, or has ended.
-    Yes,
-    /// In one that gave EINTR.
-    WithError,
+/// Why a thread may be unfit to make calls.
+pub const UNFIT: &str = "is in a restartable sequence";
+
+/// True where the code puts back all that the thread has in registers.
+pub fn can_be_put_back(_: Pid, _at_call: bool) -> bool {
+    true
 }
+
+/// A stop shows in which call the thread was, and with what arguments.
+pub const SHOWS_CALLS: bool = true;
 
 /// How the thread stands to a system call.
 pub fn interrupted(r: &Registers) -> Interrupted {
@@ -224,9 +233,9 @@ pub fn interrupted(r: &Registers) -> Interrupted {
     }
 }
 
-/// Number of the system call that the thread was in.
-pub fn interrupted_call(r: &Registers) -> i64 {
-    r.orig_rax as i64
+/// Number and arguments of the system call that the thread was in.
+pub fn call_registers(r: &Registers) -> (i64, [u64; 6]) {
+    (r.orig_rax as i64, [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9])
 }
 
 /// Kernel-internal results that ask for the call to be made again (`linux/errno.h`).
@@ -252,8 +261,21 @@ pub fn rewind_call(r: &mut Registers) {
     r.orig_rax = u64::MAX;
 }
 
+/// Not needed: a stop shows it.
+pub fn kept_first_argument(_process: Pid, _thread: Pid, _number: i64) -> Result<Option<u64>, Errno> {
+    Ok(None)
+}
+
+/// Nothing: registers that were set by us belong to no call, for their `orig_rax` says so.
+pub fn forget_call(_: Pid) -> Result<(), Errno> {
+    Ok(())
+}
+
 /// Lets the kernel make a call again that gave EINTR, unless a signal is handled first: then it gives EINTR after all.
 /// The kernel looks at this result behind the stop, when it has seen to all signals (`arch_do_signal_or_restart`).
-pub fn make_again_unless_handled(r: &mut Registers) {
+pub fn make_again(r: &mut Registers, _first_argument: u64) {
     r.rax = (-ERESTARTNOHAND) as u64;
 }
+
+/// Nothing: the kernel has yet to decide whether the call is made again.
+pub fn give_error(_: &mut Registers) {}

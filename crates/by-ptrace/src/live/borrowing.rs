@@ -1,7 +1,7 @@
 //! Which stopped thread can make calls for us.
 
 use crate::RemoteMemory;
-use crate::arch::{self, Interrupted};
+use crate::arch::{self, Interrupted, Registers};
 use crate::requests;
 use address_space::Address;
 use nix::unistd::Pid;
@@ -13,7 +13,8 @@ const POST_COMMIT_OFFSET: u64 = 16;
 
 /// True where a stopped thread can be sent elsewhere and back without its noticing.
 pub fn is_borrowable(thread: Pid) -> bool {
-    is_in_call(thread) || is_outside_sequences(thread) == Some(true)
+    let in_call = is_in_call(thread);
+    (in_call || is_outside_sequences(thread) == Some(true)) && arch::can_be_put_back(thread, in_call)
 }
 
 /// True where the thread stands in a system call, or at one that it is about to make again.
@@ -22,10 +23,14 @@ pub fn is_in_call(thread: Pid) -> bool {
     if arch::interrupted(&registers) != Interrupted::No {
         return true;
     }
-    // `restart::mend` has rewound it to its instruction.
-    let Ok(memory) = RemoteMemory::open(thread.as_raw()) else { return false };
-    let mut code = vec![0; arch::SYSCALL_INSTRUCTION.len()];
-    memory.read(arch::instruction_pointer(&registers), &mut code).is_ok() && code == arch::SYSCALL_INSTRUCTION
+    // The kernel, or `restart::mend`, has rewound it to its instruction.
+    RemoteMemory::open(thread.as_raw()).is_ok_and(|memory| is_at_call(&memory, &registers))
+}
+
+/// True where the next instruction is a system call.
+pub fn is_at_call(memory: &RemoteMemory, registers: &Registers) -> bool {
+    let mut code = [0; arch::SYSCALL_INSTRUCTION.len()];
+    memory.read(arch::instruction_pointer(registers), &mut code).is_ok() && code == arch::SYSCALL_INSTRUCTION
 }
 
 /// Whether the thread computes outside of restartable sequences; `None` where that cannot be told.

@@ -8,7 +8,7 @@ use super::hold::Hold;
 use super::page::CallPage;
 use super::stop::{LiveProcess, StopError};
 use crate::RemoteMemory;
-use crate::arch::numbers;
+use crate::arch::{self, numbers};
 use crate::calls::{self, PRIVATE_FILE, failed};
 use crate::memory;
 use address_space::{
@@ -85,9 +85,12 @@ fn lock(pid: i32) -> Result<Flock<File>, String> {
 fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if !page.is_occupied(memory) {
+        // On AArch64 it may wait there for long, and is brought out.
+        if !page.is_occupied(memory) || !arch::SHOWS_CALLS {
             process.stop_all().map_err(|error| error.to_string())?;
-            let occupied = process.stands_in(page.code());
+            // One that is gone stands nowhere.
+            process.threads_held().for_each(|thread| drop(page.bring_out(memory, thread)));
+            let occupied = page.is_occupied(memory) || process.stands_in(page.code());
             process.release_all();
             if !occupied {
                 return Ok(());

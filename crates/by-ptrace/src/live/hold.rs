@@ -42,7 +42,7 @@ impl<'a> Hold<'a> {
         let mut registers = requests::registers(thread)?;
         // What the kernel would do on its way out, had we not sent the thread elsewhere.
         arch::rewind_call(&mut registers);
-        page.set_return(memory, &registers, requests::signal_mask(thread)?)?;
+        page.set_return(memory, thread, &registers)?;
         Ok(Self { thread, page, memory, waiter, registers, inside: false, pending_stop: None })
     }
 
@@ -76,6 +76,7 @@ impl<'a> Hold<'a> {
             // load the registers one by one; we do it at once.
             self.run_through_call()?;
             self.page.set_outside(self.memory)?;
+            arch::forget_call(self.thread)?;
             requests::set_registers(self.thread, &self.registers)?;
         }
         if let Some(signal) = self.pending_stop.take() {

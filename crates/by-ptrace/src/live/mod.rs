@@ -10,14 +10,19 @@
 //! - The call page is a page of the main thread's stack that has never been touched.
 //! - A thread is chosen that is in a system call, where there is one; else one that computes, outside of restartable
 //!   sequences. The code gives it back every register and flag that it changes.
+//! - On AArch64 a thread that goes on by itself loads them from a signal frame in the call page, since a jump would need
+//!   a register for its target. A thread with registers that no such frame of ours holds is not chosen
+//!   (`arch::can_be_put_back`).
 
 mod borrowing;
+mod call_before;
 mod executor;
 mod hold;
 mod page;
 mod receivers;
-mod restart;
+pub(crate) mod restart;
 mod stop;
+mod timed;
 mod waiting;
 
 pub use executor::{Calls, LiveExecutor, Pause};

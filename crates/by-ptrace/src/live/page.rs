@@ -1,9 +1,12 @@
 //! Where code and data for a thread's calls lie in the program's memory.
 
+use super::borrowing::is_at_call;
 use crate::RemoteMemory;
 use crate::arch::{self, Registers, call_page};
+use crate::requests;
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, MappingName, PageSize, RangeSet};
 use kernel_calls::pagemap::Pagemap;
+use nix::unistd::Pid;
 use std::io;
 
 /// First words of a call page, by which one of an earlier lift is found again.
@@ -92,6 +95,25 @@ impl CallPage {
         self.write(memory, call_page::INSIDE, 0)
     }
 
+    /// Takes a stopped thread out of the code, where a lift that was killed has left it to wait there.
+    ///
+    /// # Errors
+    /// Where the thread or the memory is gone.
+    pub fn bring_out(&self, memory: &RemoteMemory, thread: Pid) -> io::Result<()> {
+        let registers = requests::registers(thread)?;
+        if !self.code.contains(arch::instruction_pointer(&registers)) {
+            return Ok(());
+        }
+        let mut state = [0; arch::STATE_BYTES];
+        memory.read(self.data + call_page::RETURN as u64, &mut state)?;
+        if let Some(registers) = arch::way_out(&registers, self.data, &state, is_at_call(memory, &registers)) {
+            // In this order: a thread that is inside is found there without the note, too.
+            self.set_outside(memory)?;
+            requests::set_registers(thread, &registers)?;
+        }
+        Ok(())
+    }
+
     /// Takes the code out again. No thread may be in it.
     ///
     /// # Errors
@@ -110,13 +132,13 @@ impl CallPage {
         self.data
     }
 
-    /// Notes with what registers and signal mask the thread goes on afterwards, and where.
-    pub fn set_return(&self, memory: &RemoteMemory, registers: &Registers, mask: u64) -> io::Result<()> {
+    /// Notes with what registers and signal mask a stopped thread goes on afterwards, and where.
+    pub fn set_return(&self, memory: &RemoteMemory, thread: Pid, registers: &Registers) -> io::Result<()> {
+        let mask = requests::signal_mask(thread)?;
+        let state = arch::return_state(thread, registers, mask, is_at_call(memory, registers))?;
         self.write(memory, call_page::NUMBER, u64::MAX)?;
         self.write(memory, call_page::OLD_MASK, mask)?;
-        for (index, value) in arch::saved_registers(registers).into_iter().enumerate() {
-            self.write(memory, call_page::REGISTERS + index * 8, value)?;
-        }
+        memory.write(self.data + call_page::RETURN as u64, &state)?;
         let slot = self.code.end() - size_of::<u64>() as u64;
         memory.write(slot, &arch::instruction_pointer(registers).0.to_ne_bytes())
     }

@@ -1,8 +1,10 @@
 //! Stops threads of a program that runs.
 
 use super::borrowing::{is_borrowable, is_in_call};
+use super::call_before::CallBefore;
 use super::receivers::{Receivers, has_children};
 use super::restart;
+use super::timed::{Settled, settle};
 use super::waiting::StopWaiter;
 use crate::arch;
 use crate::requests;
@@ -23,6 +25,10 @@ use std::{io, thread};
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// How long a thread that can make calls is looked for.
 const SEARCH: Duration = Duration::from_millis(1000);
+/// How long threads that are awake are waited for to sleep, where only a sleeping one tells of its call.
+const REST: Duration = Duration::from_millis(2);
+/// How often they are looked at meanwhile.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// How often the list of threads is read until no new one shows up.
 const ROUNDS: usize = 1000;
 /// Options of every thread that we seize.
@@ -41,7 +47,7 @@ pub enum StopError {
     #[error("thread {0} does not stop: it is in vfork or in uninterruptible sleep; try again when that has ended")]
     DoesNotStop(i32),
     /// No thread is fit to make calls.
-    #[error("every thread of it is in a restartable sequence, so that none can be borrowed safely; try again")]
+    #[error("every thread of it {}, so that none can be borrowed safely; try again", arch::UNFIT)]
     NoneFit,
     /// Its threads cannot be listed.
     #[error("its threads cannot be listed: {0}")]
@@ -55,6 +61,10 @@ pub struct LiveProcess {
     traced: BTreeSet<i32>,
     /// Stopped threads, and the signal each stopped for.
     stopped: BTreeMap<i32, i32>,
+    /// The calls that threads were last seen to wait in, of those that may have to be made again.
+    before: BTreeMap<i32, CallBefore>,
+    /// Stopped threads that make a call again when they go on.
+    make_again: BTreeSet<i32>,
     receivers: Receivers,
     /// Threads that had children when they were to make calls.
     parents: BTreeSet<i32>,
@@ -70,6 +80,8 @@ impl LiveProcess {
             pid: Pid::from_raw(pid),
             traced: BTreeSet::new(),
             stopped: BTreeMap::new(),
+            before: BTreeMap::new(),
+            make_again: BTreeSet::new(),
             receivers: Receivers::default(),
             parents: BTreeSet::new(),
             stopped_by_shell: false,
@@ -126,8 +138,8 @@ impl LiveProcess {
             return Ok(false);
         }
         // Looked at once more: it may have started a child before it stopped.
-        let fits = is_borrowable(Pid::from_raw(thread)) && (may_have_children || self.is_childless(thread));
-        if fits && self.permit(thread)? {
+        let fits = self.fits(thread) && (may_have_children || self.is_childless(thread));
+        if fits && self.permit(thread)? && self.settle(thread)? {
             return Ok(true);
         }
         self.release(thread);
@@ -151,8 +163,10 @@ impl LiveProcess {
         let deadline = Instant::now() + SEARCH;
         loop {
             self.stop_every_thread()?;
-            if let Some(thread) = self.most_fit() {
-                self.permit(thread)?;
+            if let Some(thread) = self.most_fit()
+                && self.permit(thread)?
+                && self.settle(thread)?
+            {
                 return Ok(Pid::from_raw(thread));
             }
             self.release_all();
@@ -163,13 +177,18 @@ impl LiveProcess {
         }
     }
 
+    /// The threads that are held.
+    pub fn threads_held(&self) -> impl Iterator<Item = Pid> {
+        self.stopped.keys().map(|&thread| Pid::from_raw(thread))
+    }
+
     /// Of the stopped threads, one that can make calls: if possible in a system call, and without a signal to handle.
     fn most_fit(&self) -> Option<i32> {
-        let in_call = |&&thread: &&i32| is_in_call(Pid::from_raw(thread));
+        let in_call = |&&thread: &&i32| is_in_call(Pid::from_raw(thread)) && self.fits(thread);
         let undisturbed = self.stopped.iter().filter(|(_, signal)| **signal == 0).map(|(thread, _)| thread);
         let all = || self.stopped.keys();
         let best = undisturbed.clone().find(in_call).or_else(|| all().find(in_call));
-        best.or_else(|| all().find(|&&thread| is_borrowable(Pid::from_raw(thread)))).copied()
+        best.or_else(|| all().find(|&&thread| self.fits(thread))).copied()
     }
 
     /// True where a held thread stands in a range, or may.
@@ -207,15 +226,15 @@ impl LiveProcess {
 
     /// The threads, those first whose present system call the kernel itself makes again after a stop. A call that gives
     /// EINTR is made again by us; but we may be killed just then.
-    fn by_suitability(&self) -> Result<Vec<i32>, StopError> {
+    fn by_suitability(&mut self) -> Result<Vec<i32>, StopError> {
         let mut threads = self.threads(|_| true)?.threads;
-        threads.sort_by_cached_key(|thread| {
-            let text = text_of(format!("/proc/{}/task/{thread}/syscall", self.pid)).unwrap_or_default();
-            match text.split(' ').next().and_then(|number| number.parse::<i64>().ok()) {
-                _ if self.parents.contains(thread) => 3,
-                Some(number) if number >= 0 && !restart::concerns_children(number) => {
-                    u8::from(restart::gives_error(number))
-                }
+        threads.sort_by_cached_key(|&thread| {
+            let call = CallBefore::of(self.pid, thread).ok().flatten();
+            let number = call.as_ref().map(|call| call.number);
+            self.note_call(thread, call);
+            match number {
+                _ if self.parents.contains(&thread) => 3,
+                Some(number) if !restart::concerns_children(number) => u8::from(restart::gives_error(number)),
                 // Running, or not to be seen.
                 _ => 2,
             }
@@ -257,16 +276,80 @@ impl LiveProcess {
                 seized.push(thread);
             }
         }
-        seized.retain(|&thread| requests::interrupt(Pid::from_raw(thread)).is_ok());
+        let told = self.interrupt_all(seized);
         let deadline = Instant::now() + PATIENCE;
-        let ends = seized.into_iter().map(|thread| self.await_stop(thread, deadline).map(drop));
+        let ends = told.into_iter().map(|thread| self.await_stop(thread, deadline).map(drop));
         // All are waited for, even where one does not stop.
         ends.fold(Ok(()), Result::and)
     }
 
     fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
-        let told = self.seize(thread)? && requests::interrupt(Pid::from_raw(thread)).is_ok();
+        let told = self.seize(thread)? && !self.interrupt_all(vec![thread]).is_empty();
         Ok(told && self.await_stop(thread, Instant::now() + PATIENCE)?)
+    }
+
+    /// Tells traced threads to stop, and returns those that have not ended meanwhile. Where a stop does not show the call
+    /// that a thread was in, those that sleep in one are told first, and the others are given a little time to do so: the
+    /// call of one that is just entering it could not be made again.
+    fn interrupt_all(&mut self, threads: Vec<i32>) -> Vec<i32> {
+        let (mut awake, mut told) = (threads, Vec::new());
+        let deadline = Instant::now() + REST;
+        loop {
+            let is_last = Instant::now() >= deadline;
+            for thread in std::mem::take(&mut awake) {
+                if !self.look_at_call(thread) && !is_last {
+                    awake.push(thread);
+                } else if requests::interrupt(Pid::from_raw(thread)).is_ok() {
+                    told.push(thread);
+                }
+            }
+            if awake.is_empty() {
+                return told;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Notes the call that a thread sleeps in; false where it is awake.
+    fn look_at_call(&mut self, thread: i32) -> bool {
+        if arch::SHOWS_CALLS {
+            return true;
+        }
+        let Ok(call) = CallBefore::of(self.pid, thread) else { return false };
+        self.note_call(thread, call);
+        true
+    }
+
+    /// Notes a call that may have to be made again. It stays noted until there is another such, for threads come back to
+    /// where they have waited; whether it is the one that a stop has ended, is found out then.
+    fn note_call(&mut self, thread: i32, call: Option<CallBefore>) {
+        self.before.extend(call.filter(|call| restart::can_be_repeated(call.number)).map(|call| (thread, call)));
+    }
+
+    /// True where a held thread can make calls. One that has stopped for a signal is to have it first where the kernel
+    /// decides only then whether its call is made again.
+    fn fits(&self, thread: i32) -> bool {
+        let free = arch::SHOWS_CALLS || self.stopped.get(&thread) == Some(&0);
+        free && is_borrowable(Pid::from_raw(thread))
+    }
+
+    /// Makes sure that the registers of the thread that is to make calls tell how it goes on; false where it has to go on
+    /// at once.
+    fn settle(&mut self, thread: i32) -> Result<bool, StopError> {
+        match settle(Pid::from_raw(thread), &self.waiter, Instant::now() + PATIENCE) {
+            Ok(Settled::Stopped) => return Ok(true),
+            Ok(Settled::BySignal(signal)) => drop(self.stopped.insert(thread, signal)),
+            Ok(Settled::Ended) | Err(Errno::ESRCH) => drop(self.stopped.remove(&thread)),
+            Err(error) => {
+                self.release_all();
+                return Err(if error == Errno::ETIMEDOUT {
+                    StopError::DoesNotStop(thread)
+                } else {
+                    StopError::Refused(error.to_string())
+                });
+            }
+        }
+        Ok(false)
     }
 
     /// False where the thread has ended meanwhile.
@@ -300,13 +383,18 @@ impl LiveProcess {
             Err(errno) => return Err(StopError::Refused(errno.to_string())),
         };
         // An error that only our stop has caused is none for the program.
-        let _ = restart::mend(Pid::from_raw(thread));
+        if matches!(restart::mend(self.pid, Pid::from_raw(thread), signal, self.before.get(&thread)), Ok(true)) {
+            self.make_again.insert(thread);
+        }
         self.stopped.insert(thread, signal);
         Ok(true)
     }
 
     fn release(&mut self, thread: i32) {
         if let Some(signal) = self.stopped.remove(&thread) {
+            if self.make_again.remove(&thread) {
+                let _ = restart::give_way_to_signals(Pid::from_raw(thread));
+            }
             // A thread that was killed meanwhile is gone, and that is all that can be wrong.
             let _ = requests::detach(Pid::from_raw(thread), signal);
         }

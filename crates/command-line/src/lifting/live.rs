@@ -125,9 +125,10 @@ pub fn restore_running(pid: i32) -> anyhow::Result<String> {
         }
     }
     let pause = PauseText(executor.pause());
+    let why = executor.refusal().map(|why| format!("; {why}")).unwrap_or_default();
     executor.finish();
     if !failed.is_empty() {
-        bail!("{} restored, but not {}", format_bytes(restored), failed.join(", "));
+        bail!("{} restored, but not {}{why}", format_bytes(restored), failed.join(", "));
     }
     Ok(format!("{} back on the pages of their files; {pause}", format_bytes(restored)))
 }

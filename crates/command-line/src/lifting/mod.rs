@@ -5,10 +5,6 @@ pub mod handler;
 pub mod heap;
 pub mod heap_in_place;
 pub mod images;
-#[cfg(target_arch = "x86_64")]
-pub mod live;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "live_elsewhere.rs"]
 pub mod live;
 pub mod message;
 pub mod names;

@@ -1,0 +1,95 @@
+//! Calls of which some time is left, where a stop hides that.
+//!
+//! Of an interrupted wait the kernel keeps how long it still lasts, and lets the thread make `restart_syscall` instead.
+//! On AArch64 it does so on the way out, behind the stop, and only for a thread that is still at its call. A thread that
+//! we are going to send elsewhere is therefore let go first to where it makes the call, and stopped in it once more: then
+//! its registers hold the call that it has to go on with. It is at no moment but where it would have been without us.
+
+use super::borrowing::is_at_call;
+use super::waiting::StopWaiter;
+use crate::RemoteMemory;
+use crate::arch;
+use crate::requests::{self, Resume};
+use nix::errno::Errno;
+use nix::sys::wait::WaitStatus;
+use nix::unistd::Pid;
+use std::time::Instant;
+
+/// `FUTEX_CMD_MASK` and `FUTEX_WAIT` (`linux/futex.h`).
+const FUTEX_COMMAND: u64 = 0x7f;
+const FUTEX_WAIT: u64 = 0;
+
+/// What a thread has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is stopped, and its registers tell how it goes on.
+    Stopped,
+    /// It is stopped by a signal that came in between.
+    BySignal(i32),
+    /// It has ended.
+    Ended,
+}
+
+/// Makes sure that the registers of a stopped thread tell how it goes on.
+///
+/// # Errors
+/// ptrace's; `ETIMEDOUT` where the thread does not stop again.
+pub fn settle(thread: Pid, waiter: &StopWaiter, deadline: Instant) -> Result<Settled, Errno> {
+    let registers = requests::registers(thread)?;
+    let (number, arguments) = arch::call_registers(&registers);
+    if arch::SHOWS_CALLS || !may_have_time_left(number, arguments) {
+        return Ok(Settled::Stopped);
+    }
+    let at_call = RemoteMemory::open(thread.as_raw()).is_ok_and(|memory| is_at_call(&memory, &registers));
+    if !at_call {
+        return Ok(Settled::Stopped);
+    }
+    requests::resume(thread, Resume::ToSystemCall, 0)?;
+    match waiter.wait(thread, deadline)? {
+        // It makes the call now, whatever the kernel has put there.
+        WaitStatus::PtraceSyscall(_) => {}
+        other => return settled(other),
+    }
+    requests::interrupt(thread)?;
+    requests::resume(thread, Resume::Continue, 0)?;
+    settled(waiter.wait(thread, deadline)?)
+}
+
+fn settled(status: WaitStatus) -> Result<Settled, Errno> {
+    match status {
+        WaitStatus::StillAlive => Err(Errno::ETIMEDOUT),
+        WaitStatus::Exited(..) | WaitStatus::Signaled(..) => Ok(Settled::Ended),
+        WaitStatus::Stopped(_, signal) => Ok(Settled::BySignal(signal as i32)),
+        _ => Ok(Settled::Stopped),
+    }
+}
+
+/// True for a call that lasts a certain time from when it is made. One that lasts until a certain moment can be made
+/// again as it was.
+fn may_have_time_left(number: i64, arguments: [u64; 6]) -> bool {
+    match number {
+        libc::SYS_nanosleep => true,
+        libc::SYS_clock_nanosleep => arguments[1] & libc::TIMER_ABSTIME as u64 == 0,
+        libc::SYS_futex => arguments[1] & FUTEX_COMMAND == FUTEX_WAIT && arguments[3] != 0,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_waits_of_a_certain_length_have_time_left() {
+        let nanosleep = may_have_time_left(libc::SYS_nanosleep, [0; 6]);
+        let relative = may_have_time_left(libc::SYS_clock_nanosleep, [1, 0, 8, 0, 0, 0]);
+        let until = may_have_time_left(libc::SYS_clock_nanosleep, [1, 1, 8, 0, 0, 0]);
+        assert_eq!([nanosleep, relative, until], [true, true, false]);
+        let futex = |operation, time| may_have_time_left(libc::SYS_futex, [8, operation, 0, time, 0, 0]);
+        assert_eq!(
+            [futex(0, 8), futex(128, 8), futex(0, 0), futex(1, 8), futex(9, 8)],
+            [true, true, false, false, false]
+        );
+        assert!(!may_have_time_left(libc::SYS_read, [0; 6]));
+    }
+}
