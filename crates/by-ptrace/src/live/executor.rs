@@ -266,15 +266,13 @@ impl LiveExecutor {
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
         let _urgency = Urgency::raise();
-        let started = Instant::now();
         let thread = self.process.stop_all().map_err(|error| self.refused(&error))?;
         self.pause.threads = self.pause.threads.max(self.process.held());
         let result = match self.is_as_planned(range) {
             true => self.work_with(thread, work),
             false => Err(CallError { call: "the swap: the program has changed the range", errno: Errno::EBUSY as i32 }),
         };
-        self.process.release_all();
-        let elapsed = started.elapsed();
+        let elapsed = self.process.release_all();
         self.pause.longest = self.pause.longest.max(elapsed);
         self.pause.total += elapsed;
         result

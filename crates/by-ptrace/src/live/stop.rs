@@ -68,6 +68,8 @@ pub struct LiveProcess {
     receivers: Receivers,
     /// Threads that had children when they were to make calls.
     parents: BTreeSet<i32>,
+    /// Since when threads are told to stop.
+    since: Option<Instant>,
     /// A thread that is stopped by job control, which it stays.
     stopped_by_shell: bool,
     waiter: StopWaiter,
@@ -84,6 +86,7 @@ impl LiveProcess {
             make_again: BTreeSet::new(),
             receivers: Receivers::default(),
             parents: BTreeSet::new(),
+            since: None,
             stopped_by_shell: false,
             waiter: StopWaiter::take(),
         }
@@ -200,8 +203,9 @@ impl LiveProcess {
         self.stopped.keys().any(stands)
     }
 
-    /// Lets every held thread go; those first that may be sent a signal which the process ignores.
-    pub fn release_all(&mut self) {
+    /// Lets every held thread go; those first that may be sent a signal which the process ignores. Returns how long it is
+    /// since the first of all threads was told to stop; zero where only one was.
+    pub fn release_all(&mut self) -> Duration {
         let held: Vec<i32> = self.stopped.keys().copied().collect();
         if held.len() > 1 {
             self.receivers.look(self.pid, held.clone());
@@ -210,6 +214,7 @@ impl LiveProcess {
         for thread in first.into_iter().chain(then) {
             self.release(thread);
         }
+        self.since.take().map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Lets every traced thread go, for which it has to stop.
@@ -258,7 +263,7 @@ impl LiveProcess {
             }
             self.stop_threads(new.threads).inspect_err(|error| match error {
                 // It has been waited for long enough.
-                StopError::DoesNotStop(_) => self.release_all(),
+                StopError::DoesNotStop(_) => drop(self.release_all()),
                 _ => self.give_up(),
             })?;
         }
@@ -276,6 +281,7 @@ impl LiveProcess {
                 seized.push(thread);
             }
         }
+        self.since.get_or_insert_with(Instant::now);
         let told = self.interrupt_all(seized);
         let deadline = Instant::now() + PATIENCE;
         let ends = told.into_iter().map(|thread| self.await_stop(thread, deadline).map(drop));
