@@ -41,6 +41,34 @@ ended() { ! grep -q '^State:.[^Z]' /proc/$1/status 2>/dev/null; }
 # plain_output PROGRAM...: what it prints and its status when it runs by itself.
 plain_output() { echo go | timeout -s KILL 60 "$@" 2>&1; echo "status $?"; }
 
+# start PROGRAM WORDS...: runs it in the background until it is ready; $pid is it, descriptor 3 its input.
+start() {
+    rm -f /tmp/in
+    mkfifo /tmp/in
+    : >/tmp/out
+    "$@" </tmp/in >/tmp/out 2>/tmp/err &
+    pid=$!
+    exec 3>/tmp/in
+    tries=0
+    until grep -q '^ready' /tmp/out || [ $tries -ge 600 ] || [ ! -d /proc/$pid ]; do
+        usleep 50000
+        tries=$((tries + 1))
+    done
+}
+
+# stop NAME: tells it to end, and returns its status. One that hangs must not keep the others from being checked.
+stop() {
+    echo go >&3
+    exec 3>&-
+    tries=0
+    until [ $tries -ge 1200 ] || ended $pid; do
+        usleep 50000
+        tries=$((tries + 1))
+    done
+    ended $pid || { failed "$1: it does not end"; kill -9 $pid; }
+    wait $pid
+}
+
 # check NAME FIELD LEAST MOST PROGRAM OPTIONS...: the program prints the same lifted, and has from LEAST to MOST KiB of
 # this field of smaps on huge pages; no page is writable and executable; the pool is as full as before.
 check() {
@@ -49,29 +77,10 @@ check() {
     [ -x /bin/$program ] || return # not every program is written for every architecture
     before=$(free_pages)
     plain_output $program >/tmp/plain
-    rm -f /tmp/in
-    mkfifo /tmp/in
-    : >/tmp/out
-    $launcher pagelift run "$@" -- $program </tmp/in >/tmp/out 2>/tmp/err &
-    pid=$!
-    exec 3>/tmp/in
-    tries=0
-    until grep -q '^ready' /tmp/out || [ $tries -ge 600 ] || [ ! -d /proc/$pid ]; do
-        usleep 50000
-        tries=$((tries + 1))
-    done
+    start $launcher pagelift run "$@" -- $program
     found=$(smaps_sum $pid $field 2>/dev/null)
     both=$(grep -c ' rwxp' /proc/$pid/maps 2>/dev/null)
-    echo go >&3
-    exec 3>&-
-    tries=0
-    until [ $tries -ge 1200 ] || ended $pid; do
-        usleep 50000
-        tries=$((tries + 1))
-    done
-    # One that hangs must not keep the others from being checked.
-    ended $pid || { failed "$name: it does not end"; kill -9 $pid; }
-    wait $pid
+    stop "$name"
     echo "status $?" >>/tmp/out
     said=$(tr '\n' ' ' </tmp/err)
     if ! cmp -s /tmp/plain /tmp/out; then

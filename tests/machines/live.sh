@@ -4,35 +4,12 @@ echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 M=1024
 pool 30
 
-# start PROGRAM WORDS...: runs it in the background until it is ready; $pid is it, descriptor 3 its input.
-start() {
-    rm -f /tmp/in
-    mkfifo /tmp/in
-    : >/tmp/out
-    "$@" </tmp/in >/tmp/out 2>&1 &
-    pid=$!
-    exec 3>/tmp/in
-    tries=0
-    until grep -q '^ready' /tmp/out || [ $tries -ge 600 ] || [ ! -d /proc/$pid ]; do
-        usleep 50000
-        tries=$((tries + 1))
-    done
-}
-
-# finish NAME TEXT: tells it to end; its last line must hold TEXT.
+# finish NAME PATTERN: tells it to end; its last line must match.
 finish() {
-    echo go >&3
-    exec 3>&-
-    tries=0
-    until [ $tries -ge 1200 ] || ended $pid; do
-        usleep 50000
-        tries=$((tries + 1))
-    done
-    ended $pid || { failed "$1: it does not end"; kill -9 $pid; }
-    wait $pid
+    stop "$1"
     status=$?
     case "$status $(tail -n 1 /tmp/out)" in
-        "0 "*"$2"*) ok "$1" ;;
+        "0 "$2) ok "$1" ;;
         *) failed "$1: status $status, $(tail -n 5 /tmp/out | tr '\n' ' ')" ;;
     esac
 }
@@ -94,7 +71,8 @@ kills() {
     lift thp && unlift && ok "lifted after all that" || failed "not lifted after all that"
 }
 
-unharmed="0 faults"
+# An EINTR that is ours, see README.md, counts as two.
+unharmed="[0-4] faults"
 start sleeps_in_many_calls
 rounds 12 "threads in many calls"
 finish "threads in many calls" "$unharmed"
@@ -102,11 +80,11 @@ finish "threads in many calls" "$unharmed"
 start is_woken_by_signals
 rounds 8 "threads that signals wake"
 # It ends only where no signal was lost. One that is always awake can see an EINTR that is ours, see README.md.
-finish "threads that signals wake" " faults"
+finish "threads that signals wake" "* faults"
 
 start waits_beside_children
 rounds 8 "threads beside children"
-finish "threads beside children" "0 faults"
+finish "threads beside children" "[0-2] faults"
 
 start waits_once 20
 rounds 4 "one thread that sleeps"
@@ -118,7 +96,7 @@ finish "one thread that waits for events" "all right, woken in time"
 
 start has_a_kernel_worker
 rounds 3 "a thread that computes"
-finish "a thread that computes" "read x by 1, transparent huge pages off"
+finish "a thread that computes" "*read x by 1, transparent huge pages off"
 
 # Between a stop and what mends it, a lift may be killed.
 export FORGIVE_EINTR=1
