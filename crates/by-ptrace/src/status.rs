@@ -61,6 +61,16 @@ impl ThreadStatus {
         self.handled & bit(signal) != 0
     }
 
+    /// True where the process has a handler for any signal.
+    pub fn handles_any(&self) -> bool {
+        self.handled != 0
+    }
+
+    /// True where it has one for a signal that the thread does not block.
+    pub fn handles_any_unblocked(&self) -> bool {
+        self.handled & !self.blocked != 0
+    }
+
     /// True where a handler will be run for a signal that is pending.
     pub fn has_signal_to_handle(&self) -> bool {
         self.pending & self.handled & !self.blocked != 0
@@ -91,6 +101,7 @@ mod tests {
         assert!(status.ignores(libc::SIGPIPE) && !status.blocks(libc::SIGPIPE));
         assert!(status.handles(libc::SIGUSR1) && status.has_signal_to_handle());
         let blocked = ThreadStatus { blocked: bit(libc::SIGUSR1), ..status };
+        assert!(blocked.handles_any() && status.handles_any_unblocked() && !blocked.handles_any_unblocked());
         assert!(!blocked.has_signal_to_handle() && !status.handles(libc::SIGTRAP));
         assert_eq!((status.seccomp, status.threads, status.own_number), (2, 3, Some(12)));
     }

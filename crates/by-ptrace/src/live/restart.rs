@@ -5,6 +5,7 @@
 //! the program never sees an error that it would not have seen without us.
 
 use super::call_before::CallBefore;
+use crate::RemoteMemory;
 use crate::arch::{self, Interrupted, Registers};
 use crate::requests;
 use crate::status::ThreadStatus;
@@ -87,19 +88,17 @@ pub fn can_be_repeated(number: i64) -> bool {
 /// ptrace's; the thread has been killed.
 pub fn mend(process: Pid, thread: Pid, signal: i32, before: Option<&CallBefore>) -> Result<bool, Errno> {
     let mut registers = requests::registers(thread)?;
-    let first_argument = match before {
-        _ if arch::SHOWS_CALLS => shown_argument(&registers),
-        Some(before) if can_be_repeated(before.number) && !handles_a_signal(thread, signal) => {
-            let stopped = seen(&registers);
-            if before.is_next(&stopped) {
-                return Ok(true);
-            }
-            let is_same = arch::result(&registers) == -i64::from(libc::EINTR) && before.is_ended_by(&stopped);
-            // The kernel has kept it for the call that a thread made last: a handler that ran since has made others.
-            let kept = || arch::kept_first_argument(process, thread, before.number).ok().flatten();
-            (is_same && kept() == Some(before.arguments[0])).then_some(before.arguments[0])
+    let first_argument = if arch::SHOWS_CALLS {
+        shown_argument(&registers)
+    } else if handles_a_signal(thread, signal) {
+        None
+    } else {
+        let stopped = seen(&registers);
+        if before.is_some_and(|before| before.is_next(&stopped)) {
+            return Ok(true);
         }
-        _ => None,
+        let ended = arch::result(&registers) == -i64::from(libc::EINTR) && can_be_repeated(stopped.number);
+        if ended { hidden_argument(process, thread, &stopped, before) } else { None }
     };
     let Some(first_argument) = first_argument else { return Ok(false) };
     arch::make_again(&mut registers, first_argument);
@@ -124,6 +123,35 @@ pub fn give_way_to_signals(thread: Pid) -> Result<(), Errno> {
 fn handles_a_signal(thread: Pid, signal: i32) -> bool {
     let status = ThreadStatus::read(thread);
     status.has_signal_to_handle() || (signal != 0 && status.handles(signal))
+}
+
+/// The first argument of a call that a thread stands behind and that has failed, as the kernel has kept it. It has kept
+/// that of the last call; which was another, rt_sigreturn, where a handler has run since. It is this call's where the
+/// thread was seen to wait in it with the same, or where no handler can have run.
+fn hidden_argument(process: Pid, thread: Pid, stopped: &CallBefore, before: Option<&CallBefore>) -> Option<u64> {
+    let kept = arch::kept_first_argument(process, thread, stopped.number).ok().flatten()?;
+    let was_seen = before.is_some_and(|before| before.is_ended_by(stopped) && before.arguments[0] == kept);
+    (was_seen || (is_behind_call(process, stopped) && !may_run_handlers(thread, stopped))).then_some(kept)
+}
+
+fn is_behind_call(process: Pid, stopped: &CallBefore) -> bool {
+    let length = arch::SYSCALL_INSTRUCTION.len();
+    let mut code = vec![0; length];
+    let read = RemoteMemory::open(process.as_raw())
+        .and_then(|memory| memory.read(Address(stopped.behind.wrapping_sub(length as u64)), &mut code));
+    read.is_ok() && code == arch::SYSCALL_INSTRUCTION
+}
+
+/// False where the thread blocks every signal that its process handles, and the call lets in no other.
+fn may_run_handlers(thread: Pid, call: &CallBefore) -> bool {
+    let status = ThreadStatus::read(thread);
+    let own_mask = match call.number {
+        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => call.arguments[4] != 0,
+        IO_PGETEVENTS => call.arguments[5] != 0,
+        libc::SYS_io_uring_enter => call.arguments[4] != 0,
+        _ => false,
+    };
+    status.handles_any() && (own_mask || status.handles_any_unblocked())
 }
 
 fn shown_argument(registers: &Registers) -> Option<u64> {
