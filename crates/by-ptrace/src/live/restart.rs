@@ -4,6 +4,7 @@
 //! (signal(7), "Interruption of system calls and library functions by stop signals"); these are made again here, so that
 //! the program never sees an error that it would not have seen without us.
 
+use super::borrowing::is_at_call;
 use super::call_before::CallBefore;
 use crate::RemoteMemory;
 use crate::arch::{self, Interrupted, Registers};
@@ -113,8 +114,12 @@ pub fn mend(process: Pid, thread: Pid, signal: i32, before: Option<&CallBefore>)
 pub fn give_way_to_signals(thread: Pid) -> Result<(), Errno> {
     if !arch::SHOWS_CALLS && handles_a_signal(thread, 0) {
         let mut registers = requests::registers(thread)?;
-        arch::give_error(&mut registers);
-        requests::set_registers(thread, &registers)?;
+        // Where a call for us has failed, it may stand elsewhere.
+        let is_there = RemoteMemory::open(thread.as_raw()).is_ok_and(|memory| is_at_call(&memory, &registers));
+        if is_there && can_be_repeated(arch::call_registers(&registers).0) {
+            arch::give_error(&mut registers);
+            requests::set_registers(thread, &registers)?;
+        }
     }
     Ok(())
 }
