@@ -27,13 +27,15 @@ pub(crate) struct Arm {
     words: Vec<std::ffi::OsString>,
     environment: Vec<(String, String)>,
     silent: bool,
+    /// Bytes of the pool, of the usual pages, that are reserved for it while it runs, and given back for the next.
+    pool_bytes: Option<u64>,
 }
 
 impl Arm {
     /// A program by its name and its words.
     pub(crate) fn new<W: AsRef<OsStr>>(name: &str, words: impl IntoIterator<Item = W>) -> Self {
         let words = words.into_iter().map(|w| w.as_ref().to_owned()).collect();
-        Self { name: name.to_owned(), words, environment: Vec::new(), silent: false }
+        Self { name: name.to_owned(), words, environment: Vec::new(), silent: false, pool_bytes: None }
     }
 
     /// The same with an environment variable.
@@ -45,6 +47,12 @@ impl Arm {
     /// The same with its standard error thrown away, for what is known to be talkative.
     pub(crate) fn silent(mut self) -> Self {
         self.silent = true;
+        self
+    }
+
+    /// The same with so many bytes of the pool for each of its starts, where it runs alone.
+    pub(crate) fn with_pool(mut self, bytes: u64) -> Self {
+        self.pool_bytes = Some(bytes);
         self
     }
 
@@ -98,8 +106,8 @@ pub(crate) struct Bench {
     pub(crate) time: Duration,
     pub(crate) seed: u64,
     pub(crate) cpu: Option<usize>,
-    /// The programs of `heap-programs` that are to run; all of them where none is named.
-    pub(crate) programs: Vec<String>,
+    /// The parts of benchmarks that are to run, as the command line names them (`heap-programs/redis`).
+    pub(crate) parts: Vec<String>,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -121,7 +129,7 @@ impl Bench {
             time: Duration::from_secs_f64(seconds),
             seed,
             cpu: if pin { last_usable_cpu() } else { None },
-            programs: Vec::new(),
+            parts: Vec::new(),
             interrupted,
         })
     }
@@ -141,29 +149,19 @@ impl Bench {
 
     /// So many pages of one size, or the reason why there are none.
     pub(crate) fn reserve_pages(&self, page: PageSize, pages: u64) -> Result<PoolReservation, String> {
-        if !is_root() {
-            return Err("hugetlb pages are reserved by root only; run `sudo make bench`".to_owned());
-        }
-        // The lock may be held for long by a test, and taking it cannot be interrupted: so it is taken by a thread.
-        let (sender, receiver) = channel();
-        std::thread::spawn(move || sender.send(PoolReservation::of(page, pages)));
-        for waited in 0u32.. {
-            match receiver.recv_timeout(Duration::from_millis(100)) {
-                Ok(reservation) => return reservation.map_err(|error| format!("{error:#}")),
-                Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) if self.interrupted.load(Ordering::Relaxed) => {
-                    return Err("interrupted while others held the pool".to_owned());
-                }
-                Err(RecvTimeoutError::Timeout) if waited == 20 => eprintln!("waiting for the pool, which a test holds"),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
-        Err("the thread that reserves the pool ended".to_owned())
+        reserve_pages(page, pages, &self.interrupted)
+    }
+
+    /// True where the command line names this part of a benchmark, or the benchmark as a whole, or nothing.
+    pub(crate) fn takes(&self, benchmark: &str, part: &str) -> bool {
+        let mut of_it = self.parts.iter().filter_map(|name| name.strip_prefix(benchmark)?.strip_prefix('/')).peekable();
+        of_it.peek().is_none() || self.parts.iter().any(|name| name == benchmark) || of_it.any(|name| name == part)
     }
 
     /// Runs workers in bursts, notes what the kernel says they are on, and takes the series into the report.
     pub(crate) fn run_bursts(&mut self, plan: BurstPlan) -> Result<&Series> {
         let mut watch = Watch::new(&plan.name, self.interrupted.clone());
+        watch.pools = plan.arms.iter().map(|arm| arm.pool_bytes).collect();
         let run = BurstRun {
             contestants: plan.arms.iter().map(|arm| ContestantSpec::new(&arm.name, |_| arm.command())).collect(),
             workloads: vec![plan.workload.clone()],
@@ -275,12 +273,39 @@ fn build_pagelift() -> Result<PathBuf> {
     built.canonicalize().with_context(|| format!("no pagelift at {}; name one with --pagelift FILE", built.display()))
 }
 
+/// As [`Bench::reserve_pages`].
+fn reserve_pages(page: PageSize, pages: u64, interrupted: &AtomicBool) -> Result<PoolReservation, String> {
+    if !is_root() {
+        return Err("hugetlb pages are reserved by root only; run `sudo make bench`".to_owned());
+    }
+    // The lock may be held for long by a test, and taking it cannot be interrupted: so it is taken by a thread.
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || sender.send(PoolReservation::of(page, pages)));
+    for waited in 0u32.. {
+        match receiver.recv_timeout(Duration::from_millis(100)) {
+            Ok(reservation) => return reservation.map_err(|error| format!("{error:#}")),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) if interrupted.load(Ordering::Relaxed) => {
+                return Err("interrupted while others held the pool".to_owned());
+            }
+            Err(RecvTimeoutError::Timeout) if waited == 20 => {
+                eprintln!("waiting for the pool: another holds it, or the kernel still makes room for it")
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+    Err("the thread that reserves the pool ended".to_owned())
+}
+
 /// Shows the progress on a terminal, and notes what the workers' memory stands on.
 struct Watch {
     bar: ProgressBar,
     interrupted: Arc<AtomicBool>,
     /// For each contestant, what was read in each generation.
     huge: Vec<Vec<Option<Usage>>>,
+    /// For each contestant, the bytes of the pool that are reserved while it runs.
+    pools: Vec<Option<u64>>,
+    pool: Option<PoolReservation>,
 }
 
 impl Watch {
@@ -290,7 +315,7 @@ impl Watch {
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent} % {eta}") {
             bar.set_style(style);
         }
-        Self { bar, interrupted, huge: Vec::new() }
+        Self { bar, interrupted, huge: Vec::new(), pools: Vec::new(), pool: None }
     }
 }
 
@@ -300,6 +325,15 @@ impl Observer for Watch {
         for (seen, contestant) in self.huge.iter_mut().zip(contestants) {
             seen.push(usage_of(contestant.process_id));
         }
+    }
+    fn starts_alone(&mut self, contestant: usize) -> Result<(), String> {
+        // What the last one had is given back first: memory may have no room for both.
+        self.pool = None;
+        if let Some(bytes) = self.pools.get(contestant).copied().flatten() {
+            let page = default_huge_page().map_err(|error| format!("{error:#}"))?;
+            self.pool = Some(reserve_pages(page, page.pages_for(bytes), &self.interrupted)?);
+        }
+        Ok(())
     }
     fn measured_alone(&mut self, contestant: usize, process_id: u32) {
         if self.huge.len() <= contestant {

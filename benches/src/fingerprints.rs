@@ -17,6 +17,10 @@ use pagelift_tests::{default_huge_page, is_root, meminfo};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+/// This benchmark's name, and that of the one that asks more closely.
+pub(crate) const NAME: &str = "fingerprints";
+pub(crate) const LIMIT: &str = "heap-limit";
+
 /// Sizes of the index in MiB; those that memory has no room for are skipped with the numbers.
 const SIZES: [u64; 3] = [1 << 10, 4 << 10, 12 << 10];
 /// The index is made by so many threads, since threads' heaps are where allocators differ.
@@ -24,15 +28,28 @@ const THREADS: &str = "2";
 /// Allocators and layouts need more than the index: so many percent of it are counted on.
 const PERCENT: u64 = 125;
 /// How often each contestant is started, for each size: the large ones take long to make.
-const TURNS: [u32; 3] = [6, 4, 2];
+const TURNS: [u32; 3] = [6, 4, 4];
 /// Bursts of each start.
 const BURSTS: u32 = 60;
 /// How often they exchange their places, for each size.
 const EXCHANGES: [u32; 3] = [16, 12, 4];
 
+/// Their parts, one size each.
+pub(crate) fn parts() -> impl Iterator<Item = String> {
+    let of =
+        |benchmark: &'static str| SIZES.into_iter().map(move |mebibytes| format!("{benchmark}/{}", part(mebibytes)));
+    of(NAME).chain(of(LIMIT))
+}
+
+/// `12G`.
+fn part(mebibytes: u64) -> String {
+    format!("{}G", mebibytes >> 10)
+}
+
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let program = build(bench)?;
-    for (mebibytes, turns) in SIZES.into_iter().zip(TURNS) {
+    let sizes = SIZES.into_iter().zip(TURNS).filter(|(size, _)| bench.takes(NAME, &part(*size)));
+    for (mebibytes, turns) in sizes.collect::<Vec<_>>() {
         on_usual_pages(bench, &program, mebibytes, turns)?;
         on_largest_pages(bench, &program, mebibytes, turns)?;
     }
@@ -42,7 +59,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
 /// How near the pool's heap comes to the limit, and how far the others are from it.
 pub(crate) fn run_exchanged(bench: &mut Bench) -> Result<()> {
     let program = build(bench)?;
-    for (mebibytes, exchanges) in SIZES.into_iter().zip(EXCHANGES) {
+    let sizes = SIZES.into_iter().zip(EXCHANGES).filter(|(size, _)| bench.takes(LIMIT, &part(*size)));
+    for (mebibytes, exchanges) in sizes.collect::<Vec<_>>() {
         exchanged(bench, &program, mebibytes, exchanges)?;
     }
     Ok(())
@@ -117,33 +135,29 @@ fn by_hand(words: &[OsString], page: PageSize) -> Arm {
     Arm::new(&format!("by hand on {page}"), words)
 }
 
-/// All in one group where memory has room for the pool beside the others, else those on the pool by themselves.
+/// All in one group. Where memory has room for the pool beside the others it stays, and those on it get the same pages in
+/// turn; else it is reserved for each start, and given back for the next.
 fn on_usual_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32) -> Result<()> {
     if !has_room(bench, mebibytes, 1) {
         return Ok(());
     }
     let words = words_of(program, mebibytes);
     let page = default_huge_page()?;
-    let together = has_room(bench, mebibytes, 2);
-    let mut beside = vec![Arm::new("plain", &words).silent()];
-    {
-        let pool = bench.reserve_pool(needed(mebibytes));
-        if let Err(reason) = &pool {
-            bench.report.skip(format!("{}: the pool", name(mebibytes)), reason.clone());
-        }
-        let (on_pool, others): (Vec<_>, Vec<_>) =
-            contestants(bench, &words, mebibytes, pool.is_ok()).into_iter().partition(|(_, pool)| *pool);
-        beside.extend(others.into_iter().map(|(arm, _)| arm));
-        if pool.is_ok() {
-            let mut arms = vec![by_hand(&words, page)];
-            arms.extend(on_pool.into_iter().map(|(arm, _)| arm));
-            if together {
-                arms.append(&mut beside);
-            }
-            one_group(bench, &name(mebibytes), arms, turns)?;
-        }
+    let bytes = needed(mebibytes);
+    let room_beside = has_room(bench, mebibytes, 2);
+    let pool = bench.reserve_pool(bytes).inspect_err(|reason| {
+        bench.report.skip(format!("{}: the pool", name(mebibytes)), reason.clone());
+    });
+    let there_is_one = pool.is_ok();
+    let stays = pool.ok().filter(|_| room_beside);
+    let mut arms = vec![(Arm::new("plain", &words).silent(), false)];
+    if there_is_one {
+        arms.insert(0, (by_hand(&words, page), true));
     }
-    if beside.is_empty() { Ok(()) } else { one_group(bench, &name(mebibytes), beside, turns) }
+    arms.append(&mut contestants(bench, &words, mebibytes, there_is_one));
+    let given = |(arm, pool): (Arm, bool)| if pool && stays.is_none() { arm.with_pool(bytes) } else { arm };
+    let arms = arms.into_iter().map(given).collect();
+    one_group(bench, &name(mebibytes), arms, turns)
 }
 
 fn one_group(bench: &mut Bench, name: &str, arms: Vec<Arm>, turns: u32) -> Result<()> {

@@ -53,17 +53,9 @@ struct Outcome {
     memory: u64,
 }
 
-/// The programs' names.
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    PROGRAMS.into_iter().map(|(name, ..)| name)
-}
-
-/// Those that the command line's names mean; none where it means all.
-pub(crate) fn chosen(names: &[String]) -> Vec<String> {
-    if names.iter().any(|name| name == NAME) {
-        return Vec::new();
-    }
-    names.iter().filter_map(|name| name.strip_prefix(NAME)?.strip_prefix('/')).map(str::to_owned).collect()
+/// Its parts, one program each.
+pub(crate) fn parts() -> impl Iterator<Item = String> {
+    PROGRAMS.into_iter().map(|(name, ..)| format!("{NAME}/{name}"))
 }
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
@@ -71,7 +63,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let largest = PageSize::new(1 << 30)?;
     for page in [None, Some(largest)] {
         for (name, needs, mebibytes) in PROGRAMS {
-            if !bench.programs.is_empty() && bench.programs.iter().all(|chosen| chosen != name) {
+            if !bench.takes(NAME, name) {
                 continue;
             }
             if let Some(missing) = needs.iter().find(|command| !exists(name, command)) {

@@ -31,9 +31,9 @@ const BENCHMARKS: [(&str, &str, Benchmark); 10] = [
     ("lift-time", "time of a lift per 100 MB, beside a plain copy into populated huge pages", lift_time::run),
     ("start-up", "`pagelift run` of a program with nothing to lift, beside plain exec", start_up::run),
     ("scattered-code", "scattered code plain, lifted, relinked, relinked and lifted", scattered_code::run),
-    ("fingerprints", "an index of fingerprints whose heap is backed in many ways", fingerprints::run),
+    (fingerprints::NAME, "an index of fingerprints whose heap is backed in many ways", fingerprints::run),
     (
-        "heap-limit",
+        fingerprints::LIMIT,
         "that index on the pool beside its layout by hand and other ways, which exchange places",
         fingerprints::run_exchanged,
     ),
@@ -47,7 +47,8 @@ const BENCHMARKS: [(&str, &str, Benchmark); 10] = [
 /// Benchmarks of Pagelift, in interleaved pairs.
 #[derive(Parser)]
 struct Options {
-    /// Benchmarks to run; all of them where none is named. `heap-programs/NAME` is one program of that benchmark.
+    /// Benchmarks to run; all of them where none is named. `heap-programs/NAME` is one program of that benchmark,
+    /// `fingerprints/SIZE` one size.
     names: Vec<String>,
     /// Writes the report with every sample to this file.
     #[arg(long, value_name = "FILE")]
@@ -95,7 +96,7 @@ fn try_main(options: &Options) -> Result<()> {
     }
     let chosen = chosen(&options.names)?;
     let mut bench = Bench::new(options.pagelift.as_deref(), options.seconds, options.seed, !options.no_pin)?;
-    bench.programs = heap_programs::chosen(&options.names);
+    bench.parts = options.names.clone();
     bench.print_machine();
     let mut failure = None;
     for (name, shows, run) in chosen {
@@ -115,17 +116,13 @@ fn try_main(options: &Options) -> Result<()> {
 }
 
 fn chosen(names: &[String]) -> Result<Vec<(&'static str, &'static str, Benchmark)>> {
-    let known = |name: &String| match name.split_once('/') {
-        Some((heap_programs::NAME, program)) => heap_programs::names().any(|known| known == program),
-        Some(_) => false,
-        None => BENCHMARKS.iter().any(|b| b.0 == name),
-    };
+    let parts: Vec<String> = heap_programs::parts().chain(fingerprints::parts()).collect();
+    let known = |name: &String| parts.contains(name) || BENCHMARKS.iter().any(|b| b.0 == name);
     if let Some(unknown) = names.iter().find(|name| !known(name)) {
-        let programs: Vec<_> = heap_programs::names().map(|name| format!("{}/{name}", heap_programs::NAME)).collect();
         bail!(
             "there is no benchmark `{unknown}`; they are {}, and {}",
             BENCHMARKS.map(|b| b.0).join(", "),
-            programs.join(", ")
+            parts.join(", ")
         );
     }
     let names_it = |name: &String, of: &str| name.split('/').next() == Some(of);

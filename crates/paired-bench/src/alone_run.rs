@@ -32,6 +32,10 @@ impl BurstRun<'_> {
                 vec![None; (warm_up + rounds) as usize * self.workloads.len()];
             for (position, number) in (0u32..).zip(schedule.next_round()) {
                 stop_if_interrupted(observer)?;
+                observer.starts_alone(number).map_err(|problem| {
+                    let contestant = self.contestants[number].name.clone();
+                    MeasureError::NotReady { contestant, problem }
+                })?;
                 let mut contestant = self.start_one(number, generation)?;
                 if series.steps.is_empty() {
                     series.steps = self.calibrate(&mut contestant)?;

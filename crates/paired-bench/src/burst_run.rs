@@ -73,6 +73,15 @@ pub trait Observer {
     fn warmed_up(&mut self, generation: u32, contestants: &[Running]) {
         let _ = (generation, contestants);
     }
+    /// A contestant that runs alone is about to start: the last one has ended. The reason why it cannot ends the run with
+    /// [`MeasureError::NotReady`].
+    ///
+    /// # Errors
+    /// What it needs cannot be had.
+    fn starts_alone(&mut self, contestant: usize) -> Result<(), String> {
+        let _ = contestant;
+        Ok(())
+    }
     /// A contestant that runs alone has been measured, and still lives.
     fn measured_alone(&mut self, contestant: usize, process_id: u32) {
         let _ = (contestant, process_id);

@@ -37,6 +37,14 @@ pub enum MeasureError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// What a contestant needs could not be had.
+    #[error("{contestant} cannot start: {problem}")]
+    NotReady {
+        /// The contestant's name.
+        contestant: String,
+        /// What is missing.
+        problem: String,
+    },
     /// A contestant ended while more work was wanted from it.
     #[error("{contestant} ended in the middle of the measurement ({status}); run it by hand to see why")]
     Died {
