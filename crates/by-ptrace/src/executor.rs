@@ -3,6 +3,7 @@
 use crate::Injector;
 use crate::arch::numbers;
 use crate::calls::{self, PRIVATE_FILE, failed, mmap_flags, not_made};
+use crate::injection::{OpenFile, arguments_to_open};
 use crate::memory;
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use kernel_calls::numbers as linux;
@@ -23,12 +24,7 @@ pub struct ProcessExecutor<'a> {
     /// be a gap from which memory was moved aside, and the kernel would choose just that.
     scratch: Option<Address>,
     /// The image that was mapped last, open in the process: an object's ranges come from one file, one after the other.
-    image: Option<OpenImage>,
-}
-
-struct OpenImage {
-    path: String,
-    descriptor: u64,
+    image: Option<OpenFile>,
 }
 
 impl<'a> ProcessExecutor<'a> {
@@ -59,7 +55,8 @@ impl<'a> ProcessExecutor<'a> {
         }
     }
 
-    fn scratch(&self) -> Result<Address, CallError> {
+    fn scratch(&mut self) -> Result<Address, CallError> {
+        self.injector.await_opened().map_err(|error| not_made("openat", &error))?;
         self.scratch.ok_or(CallError { call: "mmap of a scratch page", errno: Errno::ENOMEM as i32 })
     }
 
@@ -88,8 +85,17 @@ impl<'a> ProcessExecutor<'a> {
             return Err(CallError { call: "openat", errno: Errno::ENAMETOOLONG as i32 });
         }
         self.write(scratch, &bytes)?;
-        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-        self.call("openat", numbers::SYS_openat, [libc::AT_FDCWD as u64, scratch.0, flags, 0, 0, 0])
+        self.call("openat", numbers::SYS_openat, arguments_to_open(scratch))
+    }
+
+    fn mappings(&self) -> Result<AddressSpace, CallError> {
+        let text = text_of(format!("/proc/{}/maps", self.injector.pid()));
+        let text = text.map_err(|error| failed("reading maps", &error))?;
+        AddressSpace::parse(&text).map_err(|_| CallError { call: "reading maps", errno: Errno::EINVAL as i32 })
+    }
+
+    fn begin_to_close(&mut self, image: &OpenFile) -> bool {
+        self.injector.begin(numbers::SYS_close, [image.descriptor, 0, 0, 0, 0, 0]).is_ok()
     }
 
     fn close_image(&mut self) {
@@ -206,12 +212,16 @@ impl Executor for ProcessExecutor<'_> {
     }
 
     fn map_file(&mut self, path: &str, offset: u64, length: u64, protection: Protection) -> Result<Address, CallError> {
+        if let Ok(Some(opened)) = self.injector.take_opened() {
+            self.close_image();
+            self.image = Some(opened);
+        }
         let descriptor = match &self.image {
             Some(image) if image.path == path => image.descriptor,
             _ => {
                 self.close_image();
                 let descriptor = self.open_file(path)?;
-                self.image = Some(OpenImage { path: path.to_owned(), descriptor });
+                self.image = Some(OpenFile { path: path.to_owned(), descriptor });
                 descriptor
             }
         };
@@ -244,10 +254,14 @@ impl Executor for ProcessExecutor<'_> {
     }
 
     fn space(&mut self) -> Result<AddressSpace, CallError> {
-        let text = text_of(format!("/proc/{}/maps", self.injector.pid()));
-        let text = text.map_err(|error| failed("reading maps", &error))?;
-        let space =
-            AddressSpace::parse(&text).map_err(|_| CallError { call: "reading maps", errno: Errno::EINVAL as i32 })?;
+        // Asked for at the end above all, where the image is no longer needed: it is closed while maps is read.
+        let image = self.image.take();
+        let closing = image.is_some_and(|image| self.begin_to_close(&image));
+        let space = self.mappings();
+        if closing {
+            let _ = self.injector.end();
+        }
+        let space = space?;
         Ok(match self.injector.scratch_range() {
             Some(scratch) => without(&space, scratch),
             None => space,

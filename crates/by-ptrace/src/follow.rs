@@ -11,7 +11,7 @@ use crate::{InjectError, Injector, StoppedThreads, farewell, seccomp};
 use address_space::{Address, AddressSpace};
 use kernel_calls::text::text_of;
 use nix::errno::Errno;
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::collections::HashMap;
 use std::{fs, io};
@@ -61,11 +61,8 @@ pub enum After {
 pub trait Handler {
     /// A program has been mapped.
     fn at_exec(&mut self, stop: &ExecStop) -> AfterExec;
-    /// A program runs towards its entry: time for what will be needed there. True where there is more to find out later,
-    /// while it still runs.
-    fn meanwhile(&mut self, _pid: i32) -> bool {
-        false
-    }
+    /// A program runs towards its entry: time for what will be needed there.
+    fn meanwhile(&mut self, _pid: i32) {}
     /// The dynamic linker, started as a program, has made a system call: where the program is entered, once known.
     fn mapped(&mut self, stop: &ExecStop) -> Option<Address>;
     /// A program is about to be entered.
@@ -227,7 +224,7 @@ impl<H: Handler> Following<'_, H> {
             Ok(breakpoint) => {
                 self.follower.threads.insert(pid.as_raw(), State::Entry(breakpoint, status));
                 self.go_on(pid, 0);
-                while self.handler.meanwhile(pid.as_raw()) && still_runs(pid) {}
+                self.handler.meanwhile(pid.as_raw());
             }
             Err(error) => {
                 self.follower.threads.insert(pid.as_raw(), State::Plain);
@@ -341,12 +338,6 @@ impl<H: Handler> Following<'_, H> {
         };
         resume(pid, how, signal);
     }
-}
-
-/// True where a traced thread has not stopped or ended yet; what it reports then is still to be waited for.
-fn still_runs(pid: Pid) -> bool {
-    let look = WaitPidFlag::WEXITED | WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-    waitid(Id::Pid(pid), look | WaitPidFlag::__WALL) == Ok(WaitStatus::StillAlive)
 }
 
 /// Lets a thread go on. A thread that was killed meanwhile reports its end next.

@@ -9,12 +9,13 @@
 
 use crate::RemoteMemory;
 use crate::arch::{self, Registers, numbers};
+use crate::patience::Patience;
 use crate::requests::{self, CallStop, Resume};
 use crate::status::{ThreadStatus, bit};
 use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use std::io;
 
@@ -68,6 +69,25 @@ impl Scratch {
     }
 }
 
+/// A file that the process was told to open.
+struct Opening {
+    path: String,
+    /// None while the call is being made.
+    descriptor: Option<u64>,
+}
+
+/// A file that is open in the process.
+pub(crate) struct OpenFile {
+    pub path: String,
+    pub descriptor: u64,
+}
+
+/// The arguments of `openat` for a file that is to be read, whose path stands at this address.
+pub(crate) fn arguments_to_open(path: Address) -> [u64; 6] {
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    [libc::AT_FDCWD as u64, path.0, flags, 0, 0, 0]
+}
+
 /// A stopped thread that executes system calls for us. [`Injector::finish`] puts it back as it was.
 pub struct Injector {
     pid: Pid,
@@ -81,6 +101,10 @@ pub struct Injector {
     steps: bool,
     /// Signals that cannot be blocked and came in between; they are sent again when the thread goes on.
     kept_back: u64,
+    /// The registers of the call that is being made.
+    begun: Option<Registers>,
+    opening: Option<Opening>,
+    patience: Patience,
     gone: bool,
 }
 
@@ -98,8 +122,21 @@ impl Injector {
         let steps = arch::STEPS_OVER_CALLS && saved_mask & trap == 0 && !status.ignores(libc::SIGTRAP);
         requests::set_signal_mask(pid, if steps { !trap } else { u64::MAX })?;
         let own_number = status.own_number.unwrap_or(pid.as_raw());
-        let (scratch, kept_back, gone) = (None, 0, false);
-        Ok(Self { pid, own_number, instruction, saved, saved_mask, scratch, memory, steps, kept_back, gone })
+        Ok(Self {
+            pid,
+            own_number,
+            instruction,
+            saved,
+            saved_mask,
+            scratch: None,
+            memory,
+            steps,
+            kept_back: 0,
+            begun: None,
+            opening: None,
+            patience: Patience::new(),
+            gone: false,
+        })
     }
 
     /// The process's memory.
@@ -137,29 +174,57 @@ impl Injector {
     /// # Errors
     /// [`InjectError`] where the call could not be made at all.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<Result<u64, Errno>, InjectError> {
+        self.begin(number, arguments)?;
+        self.end()
+    }
+
+    /// Begins a system call, and comes back while it is made, for what needs no thread of the process. Then
+    /// [`Injector::end`] must be asked for its result.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the call could not be begun.
+    pub(crate) fn begin(&mut self, number: i64, arguments: [u64; 6]) -> Result<(), InjectError> {
+        self.await_opened()?;
         if self.gone {
             return Err(InjectError::Gone);
         }
         let mut registers = self.saved;
         arch::set_call(&mut registers, self.instruction, number, arguments);
         requests::set_registers(self.pid, &registers)?;
+        requests::resume(self.pid, self.way(), 0)?;
+        self.begun = Some(registers);
+        Ok(())
+    }
+
+    /// Waits for the end of the call that was begun. The inner result is the call's own.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the call could not be made at all.
+    pub(crate) fn end(&mut self) -> Result<Result<u64, Errno>, InjectError> {
+        let registers = self.begun.take().ok_or(InjectError::Ptrace(Errno::EINVAL))?;
         let after = if self.steps { self.step_over(&registers)? } else { self.run_over(&registers)? };
         let result = arch::result(&after);
         // Linux returns errors as -1 to -4095.
         Ok(if (-4095..0).contains(&result) { Err(Errno::from_raw(-result as i32)) } else { Ok(result as u64) })
     }
 
-    /// Makes the call that stands in `registers` by one step; the registers behind it.
+    /// How the thread is made to run over a call.
+    fn way(&self) -> Resume {
+        if self.steps { Resume::Step } else { Resume::ToSystemCall }
+    }
+
+    /// Waits until the call that stands in `registers` has been made by one step; the registers behind it.
     fn step_over(&mut self, registers: &Registers) -> Result<Registers, InjectError> {
         let behind = self.instruction + arch::SYSCALL_INSTRUCTION.len() as u64;
         loop {
-            self.run_to_stop(Resume::Step)?;
+            self.wait_for_stop()?;
             let after = requests::registers(self.pid)?;
             if arch::instruction_pointer(&after) == behind {
                 return Ok(after);
             }
             // The end of the exec that the thread was still in.
             requests::set_registers(self.pid, registers)?;
+            requests::resume(self.pid, Resume::Step, 0)?;
         }
     }
 
@@ -167,20 +232,20 @@ impl Injector {
     fn run_over(&mut self, registers: &Registers) -> Result<Registers, InjectError> {
         let mut entered = false;
         loop {
-            match self.run_to_stop(Resume::ToSystemCall)? {
+            match self.wait_for_stop()? {
                 CallStop::Entry => entered = true,
                 CallStop::Exit if entered => return Ok(requests::registers(self.pid)?),
                 // The exit of the exec that the thread was still in.
                 CallStop::Exit | CallStop::None => requests::set_registers(self.pid, registers)?,
             }
+            requests::resume(self.pid, Resume::ToSystemCall, 0)?;
         }
     }
 
-    /// Runs until the thread has stopped for us: at a system call, or behind a step.
-    fn run_to_stop(&mut self, how: Resume) -> Result<CallStop, InjectError> {
+    /// Waits until the thread has stopped for us: at a system call, or behind a step.
+    fn wait_for_stop(&mut self) -> Result<CallStop, InjectError> {
         loop {
-            requests::resume(self.pid, how, 0)?;
-            match waitpid(self.pid, Some(WaitPidFlag::__WALL)).map_err(InjectError::from)? {
+            match self.patience.wait(self.pid).map_err(InjectError::from)? {
                 WaitStatus::PtraceSyscall(_) => return Ok(requests::call_stop(self.pid)?),
                 // What the kernel itself sends has a code above 0 (sigaction(2)); others' is for the program.
                 WaitStatus::Stopped(_, Signal::SIGTRAP) if self.steps && requests::signal_code(self.pid)? > 0 => {
@@ -198,6 +263,7 @@ impl Injector {
                 }
                 _ => {}
             }
+            requests::resume(self.pid, self.way(), 0)?;
         }
     }
 
@@ -232,6 +298,46 @@ impl Injector {
         Some(Scratch::BelowStack(at, before))
     }
 
+    /// Lets the process begin to open a file for reading, which goes on while this returns.
+    ///
+    /// # Errors
+    /// [`InjectError`]; that there is no memory for the path is none.
+    pub fn begin_to_open(&mut self, path: &str, base_page: PageSize) -> Result<(), InjectError> {
+        let Ok(scratch) = self.scratch(base_page)? else { return Ok(()) };
+        let bytes = [path.as_bytes(), &[0]].concat();
+        if bytes.len() as u64 > base_page.bytes() {
+            return Ok(());
+        }
+        self.memory.write(scratch, &bytes)?;
+        self.begin(numbers::SYS_openat, arguments_to_open(scratch))?;
+        self.opening = Some(Opening { path: path.to_owned(), descriptor: None });
+        Ok(())
+    }
+
+    /// Waits until the file is open that the process was to open; from then on the memory for its path is free.
+    pub(crate) fn await_opened(&mut self) -> Result<(), InjectError> {
+        if self.opening.as_ref().is_none_or(|opening| opening.descriptor.is_some()) {
+            return Ok(());
+        }
+        let opened = self.end();
+        match (&mut self.opening, opened) {
+            (Some(opening), Ok(Ok(descriptor))) => opening.descriptor = Some(descriptor),
+            (_, Ok(Err(_))) => self.opening = None,
+            (_, opened) => {
+                self.opening = None;
+                return opened.map(drop);
+            }
+        }
+        Ok(())
+    }
+
+    /// The file that the process has opened, whose descriptor is the caller's from now on.
+    pub(crate) fn take_opened(&mut self) -> Result<Option<OpenFile>, InjectError> {
+        self.await_opened()?;
+        let opening = self.opening.take();
+        Ok(opening.and_then(|Opening { path, descriptor }| Some(OpenFile { path, descriptor: descriptor? })))
+    }
+
     /// The scratch page, if one is mapped: it is ours, not the program's.
     pub fn scratch_range(&self) -> Option<AddressRange> {
         match &self.scratch {
@@ -246,6 +352,9 @@ impl Injector {
     /// # Errors
     /// [`InjectError`] where the process has ended.
     pub fn finish(mut self) -> Result<(), InjectError> {
+        if let Ok(Some(opened)) = self.take_opened() {
+            let _ = self.call(numbers::SYS_close, [opened.descriptor, 0, 0, 0, 0, 0]);
+        }
         // If either fails something is left behind, but the registers must be put back all the same.
         match self.scratch.take() {
             Some(Scratch::BelowStack(at, before)) => drop(self.memory.write(at, &before)),
@@ -301,6 +410,7 @@ mod tests {
     use super::*;
     use kernel_calls::pages::base_page;
     use kernel_calls::text::text_of;
+    use nix::sys::wait::{WaitPidFlag, waitpid};
     use std::process::Command;
 
     #[test]

@@ -1,8 +1,8 @@
 //! Starts the helper that traces us, as no child of ours, and then departs: becomes the program.
 //!
 //! The process that is to become the program starts a process between, which starts the helper and ends at once, so that
-//! the program is born without children. The helper leaves the terminal's session, so that no signal of the terminal
-//! reaches it.
+//! the program is born without children. The helper leaves the process group, so that no signal of the terminal reaches
+//! it; one that lives on leaves the terminal's session, too.
 //!
 //! # Who shares what, and until when
 //!
@@ -35,7 +35,7 @@
 use crate::stack::Stack;
 use kernel_calls::bare::{self, ErrorNumber};
 use nix::errno::Errno;
-use nix::unistd::{Pid, getpid, pipe2, setsid};
+use nix::unistd::{Pid, getpid, pipe2, setpgid, setsid};
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::ffi::c_void;
@@ -65,7 +65,8 @@ pub enum Helper {
     WasKilled,
 }
 
-/// Starts the helper, waits until it has said whether it traces us, and departs.
+/// Starts the helper, waits until it has said whether it traces us, and departs. One that `lives_on` may live as long as
+/// the program.
 ///
 /// `helper` runs in the helper process with our PID; it calls its second argument once: with `Ok` when it traces us,
 /// or with the reason why it cannot. The first closes all descriptors, so it opens none before. The helper ends with it.
@@ -76,10 +77,11 @@ pub enum Helper {
 /// Returns only where there is no helper; the caller is as it was then. It must be its process's only thread, and nobody
 /// is told any more that this thread has ended.
 pub fn launch(
+    lives_on: bool,
     helper: impl FnOnce(Pid, &mut dyn FnMut(Result<(), String>)),
     depart: impl FnOnce(Helper) -> Infallible,
 ) -> LaunchError {
-    let shared = match Shared::new(helper) {
+    let shared = match Shared::new(lives_on, helper) {
         Ok(shared) => shared,
         Err(error) => return LaunchError::NoHelper(error),
     };
@@ -127,6 +129,7 @@ enum Heard {
 /// by the helper's start, and by the end of the pipe.
 struct Shared<F> {
     us: Pid,
+    lives_on: bool,
     pipes: Pipes,
     /// Where the helper runs.
     stack: Stack,
@@ -140,10 +143,11 @@ struct Shared<F> {
 }
 
 impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
-    fn new(work: F) -> io::Result<Self> {
+    fn new(lives_on: bool, work: F) -> io::Result<Self> {
         let stack = Stack::new()?;
         Ok(Self {
             us: getpid(),
+            lives_on,
             pipes: Pipes::new()?,
             stack,
             work: Cell::new(Some(work)),
@@ -229,7 +233,8 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
     }
 
     fn help(&self) {
-        let _ = setsid();
+        // The kernel schedules sessions as groups (sched(7), autogroups): making one takes 30 microseconds.
+        let _ = if self.lives_on { setsid().map(drop) } else { setpgid(Pid::from_raw(0), Pid::from_raw(0)) };
         if let Some((go, permit)) = self.pipes.permit {
             // With this end open here, we would wait for ever for one who has been killed.
             bare::close(permit);
@@ -329,7 +334,7 @@ mod tests {
     }
 
     fn status_of_launch(helper: impl FnOnce(Pid, Answer), reason: &str) -> i32 {
-        let error = launch(helper, |helper| bare::exit(if helper == Helper::Traces { TRACED } else { KILLED }));
+        let error = launch(false, helper, |helper| bare::exit(if helper == Helper::Traces { TRACED } else { KILLED }));
         if waitpid(None, Some(WaitPidFlag::__WALL)) != Err(Errno::ECHILD) {
             return HAS_CHILDREN;
         }

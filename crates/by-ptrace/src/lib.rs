@@ -19,6 +19,7 @@ mod launch;
 pub mod live;
 mod memory;
 mod move_base;
+mod patience;
 mod program;
 mod requests;
 mod seccomp;

@@ -23,9 +23,9 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
     facts_with(pid, pools_at(Path::new(POOLS)), &Cgroups::of(pid))
 }
 
-/// The same for a plan by `policy` and a process of these cgroups: pools and memory are looked at only where it may take
+/// The same for a plan by `policy`: pools and memory, and the cgroups that bound them, are looked at only where it may take
 /// from them, and count as none and as without a bound else.
-pub fn machine_facts_for(pid: i32, policy: &Policy, cgroups: &Cgroups) -> MachineFacts {
+pub fn machine_facts_for(pid: i32, policy: &Policy) -> MachineFacts {
     let bounded = policy.may_take_from_pools() || policy.may_fill_memory();
     let unbounded = (!bounded).then(|| unbounded_facts(pid));
     // Without transparent huge pages, meminfo is what tells the size of those there are.
@@ -33,7 +33,7 @@ pub fn machine_facts_for(pid: i32, policy: &Policy, cgroups: &Cgroups) -> Machin
         return facts;
     }
     let pools = if policy.may_take_from_pools() { pools_at(Path::new(POOLS)) } else { Vec::new() };
-    facts_with(pid, pools, cgroups)
+    facts_with(pid, pools, &Cgroups::of(pid))
 }
 
 fn facts_with(pid: i32, mut pools: Vec<HugePool>, cgroups: &Cgroups) -> MachineFacts {

@@ -9,6 +9,7 @@ pub mod file_mapping;
 pub mod numbers;
 pub mod pagemap;
 pub mod pages;
+pub mod processors;
 pub mod release;
 pub mod text;
 pub mod urgency;

@@ -13,12 +13,9 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// More of a file than this is never read for its headers; sound files need about two kilobytes.
 const MOST_HEADER_BYTES: u64 = 16 << 20;
-/// So long a file that was looked at ahead need not be looked at again.
-const TAKEN_FOR_GRANTED: Duration = Duration::from_millis(20);
 /// Images remembered by one reader; beyond that it starts anew, so that it cannot grow for ever.
 const MOST_IMAGES: usize = 4096;
 
@@ -67,15 +64,6 @@ pub enum NotUnderstoodReason {
 #[derive(Debug, Default)]
 pub struct ObjectReader {
     images: HashMap<FileIdentity, Result<ElfImage, ElfError>>,
-    ahead: Option<Ahead>,
-}
-
-/// What was read for one process, and when.
-#[derive(Debug)]
-struct Ahead {
-    pid: i32,
-    at: Instant,
-    images: Vec<(FileKey, ElfImage)>,
 }
 
 /// The objects of process `pid` whose mappings are `space`.
@@ -108,17 +96,14 @@ impl ObjectReader {
         let auxiliary = process.auxiliary()?;
         let base_page = auxiliary.page_size().map_or_else(|| process.page_size(), Ok)?;
         let mut found = LoadedObjects::default();
-        let fresh = |ahead: &Ahead| ahead.pid == pid && ahead.at.elapsed() < TAKEN_FOR_GRANTED;
-        let ahead = self.ahead.take().filter(fresh).map_or(Vec::new(), |ahead| ahead.images);
         let executed = ExecutedFile::of(&process);
         let mut executable = None;
         let mut opener = Opener::new(&process);
         for (key, mappings) in file_groups(space) {
             let is_executed = executed.as_ref().is_some_and(|file| file.is(&key));
-            let image = match ahead.iter().find(|(of, _)| *of == key) {
-                Some((_, image)) => Ok(Some(Ok(image.clone()))),
-                None if is_executed => self.executed_image(&process),
-                None => self.image(&mut opener, space, &mappings),
+            let image = match is_executed {
+                true => self.executed_image(&process),
+                false => self.image(&mut opener, space, &mappings),
             };
             let first = found.objects.len();
             self.take(&mut found, &key, image, Group { space, mappings: &mappings, base_page });
@@ -135,24 +120,6 @@ impl ObjectReader {
         drop_images(&mut found.objects, space, base_page);
         self.take_linked(&process, space, &mut found);
         found.objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
-        Ok(found)
-    }
-
-    /// As [`ObjectReader::load`], for a process that still maps its objects: the next `load` of this process takes for
-    /// granted that the files that it has mapped by now are what they are, if it comes within moments.
-    ///
-    /// # Errors
-    /// As for [`ObjectReader::load`].
-    pub fn load_ahead(&mut self, pid: i32, space: &AddressSpace) -> Result<LoadedObjects, ObservationError> {
-        let found = self.load(pid, space)?;
-        let files = file_groups(space);
-        let mut images = Vec::new();
-        for key in files.keys() {
-            let is_only = files.keys().filter(|other| other.path == key.path).count() == 1;
-            let object = found.objects.iter().find(|object| is_only && object.path == key.path);
-            images.extend(object.map(|object| (key.clone(), object.image.clone())));
-        }
-        self.ahead = Some(Ahead { pid, at: Instant::now(), images });
         Ok(found)
     }
 

@@ -1,13 +1,16 @@
 //! The files of one process under `/proc` (proc(5)).
 
 use crate::{AuxiliaryVector, ObservationError, printable};
-use address_space::{AddressSpace, MappingFlags, MappingUsage, MapsError, PageSize, parse_flags, parse_smaps};
+use address_space::{Address, AddressSpace, MappingFlags, MappingUsage, MapsError, PageSize, parse_flags, parse_smaps};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Most of the files are shorter.
 const USUAL_LENGTH: usize = 16 << 10;
+/// Of the accounts of mappings, so much is read at once, and only what is asked for: the most that the kernel gives where
+/// pages have 4 KiB. In bytes.
+const READ_AT_ONCE: usize = 4 << 10;
 /// So often the mappings of a process that changes them all the time are read before giving up.
 const READ_ATTEMPTS: usize = 5;
 
@@ -57,12 +60,34 @@ impl ProcessFiles {
         })
     }
 
-    /// What each mapping is besides its protection, from `/proc/PID/smaps`.
+    /// What each mapping that begins below `end` is besides its protection, from `/proc/PID/smaps`. The kernel accounts for
+    /// a mapping when its lines are read, by a walk of its page tables: what lies above is not asked for.
     ///
     /// # Errors
     /// [`ObservationError`].
-    pub fn mapping_flags(&self) -> Result<Vec<MappingFlags>, ObservationError> {
-        self.consistent(|| Ok(parse_flags(&self.text("smaps")?)?))
+    pub fn mapping_flags_below(&self, end: Address) -> Result<Vec<MappingFlags>, ObservationError> {
+        self.consistent(|| Ok(parse_flags(&self.accounts_below(end)?)?))
+    }
+
+    fn accounts_below(&self, end: Address) -> Result<String, ObservationError> {
+        let path = self.path("smaps");
+        let explained = |error| self.explain(&path, error);
+        let mut file = File::open(&path).map_err(explained)?;
+        let (mut text, mut searched) = (Vec::with_capacity(USUAL_LENGTH), 0);
+        loop {
+            // The kernel gives a page of text at most for each read, and whole accounts.
+            let before = text.len();
+            text.resize(before + READ_AT_ONCE, 0);
+            let read = file.read(&mut text[before..]).map_err(explained)?;
+            text.truncate(before + read);
+            let beyond = first_account_from(end, &text, &mut searched);
+            if let Some(at) = beyond {
+                text.truncate(at);
+            }
+            if read == 0 || beyond.is_some() {
+                return Ok(String::from_utf8_lossy(&text).into_owned());
+            }
+        }
     }
 
     /// The kernel hands out the mappings of a running process page by page of text; one that grows in between may
@@ -143,6 +168,22 @@ impl ProcessFiles {
     }
 }
 
+/// Where, in the text of smaps, the account of the first mapping begins that lies at `end` or above; what has been searched
+/// is not searched again.
+fn first_account_from(end: Address, text: &[u8], searched: &mut usize) -> Option<usize> {
+    while let Some(length) = text[*searched..].iter().position(|&byte| byte == b'\n') {
+        let line = &text[*searched..*searched + length];
+        let start = line.split(|&byte| byte == b'-').next().and_then(|word| str::from_utf8(word).ok());
+        let is_header = line.first().is_some_and(|byte| !byte.is_ascii_uppercase());
+        let start = start.filter(|_| is_header).and_then(|word| u64::from_str_radix(word, 16).ok());
+        if start.is_some_and(|start| start >= end.0) {
+            return Some(*searched);
+        }
+        *searched += length + 1;
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +197,19 @@ mod tests {
         let usages = files.smaps().unwrap();
         assert!(usages.iter().map(|u| u.resident).sum::<u64>() > 0);
         assert!(files.auxiliary().unwrap().page_size().unwrap().bytes() >= 4096);
+    }
+
+    #[test]
+    fn accounts_are_read_as_far_as_they_are_asked_for() {
+        let files = ProcessFiles::of(std::process::id() as i32);
+        let all = files.mapping_flags_below(Address(u64::MAX)).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let space = files.maps().unwrap();
+        let last = space.mappings().iter().rfind(|m| m.path() == program.to_str()).unwrap();
+        let some = files.mapping_flags_below(last.range.end()).unwrap();
+        assert!(some.len() < all.len() && some.iter().all(|mapping| mapping.range.start() < last.range.end()));
+        assert!(some.iter().any(|mapping| mapping.range == last.range && mapping.has("rd")), "{some:?}");
+        assert!(files.mapping_flags_below(Address(0)).unwrap().is_empty());
     }
 
     #[test]

@@ -117,7 +117,7 @@ fn depart_with_helper(args: &RunArgs, heap: &HeapStart, departure: &Departure) -
             Ok(follower) => {
                 answer(Ok(()));
                 if let Some(program) = &program {
-                    lifter.prepare(us.as_raw(), program);
+                    lifter.prepare(program);
                 }
                 follower.that_stays(heap.collapse.is_some()).run(&mut lifter);
                 collapse(us.as_raw(), heap, args.quiet);
@@ -125,7 +125,8 @@ fn depart_with_helper(args: &RunArgs, heap: &HeapStart, departure: &Departure) -
             Err(error) => answer(Err(refusal(us.as_raw(), &error))),
         }
     };
-    launch(helper, |helper| -> Infallible { departure.depart_from(helper) }).to_string()
+    let lives_on = !args.only.is_empty() || heap.collapse.is_some();
+    launch(lives_on, helper, |helper| -> Infallible { departure.depart_from(helper) }).to_string()
 }
 
 /// Why ptrace was refused, and what mends it.

@@ -2,7 +2,7 @@
 
 use super::images::{self, Known, MissingImages};
 use super::probes;
-use address_space::{AddressRange, AddressSpace, ObjectRole, PageSize, RangeSet};
+use address_space::{Address, AddressRange, AddressSpace, ObjectRole, PageSize, RangeSet};
 use anyhow::Context;
 use huge_page_pools::system_thp;
 use kernel_calls::pagemap::Pagemap;
@@ -19,7 +19,8 @@ pub struct Seen {
     pub without_image: Vec<String>,
 }
 
-/// Looks at a process that stands at its entry, and plans.
+/// Looks at a process that stands at its entry, and plans. `found` is told of the process when its images are known, and
+/// before what takes longest is looked up.
 pub fn plan_for(
     pid: i32,
     reader: &mut ObjectReader,
@@ -27,9 +28,10 @@ pub fn plan_for(
     policy: &Policy,
     missing: MissingImages,
     known: Known,
+    found: impl FnOnce(&ProcessFacts),
 ) -> anyhow::Result<(Seen, Plan)> {
     let seen = look_at(pid, reader, machine.base_page)?;
-    plan_seen(pid, seen, machine, policy, missing, known)
+    plan_seen(pid, seen, machine, policy, missing, known, found)
 }
 
 /// Looks at a process that runs, and plans.
@@ -43,7 +45,7 @@ pub fn plan_for_running(
     let mut seen = look_at(pid, reader, machine.base_page)?;
     seen.process.running = true;
     seen.process.relocates_itself = false;
-    plan_seen(pid, seen, machine, policy, missing, Known::default())
+    plan_seen(pid, seen, machine, policy, missing, Known::default(), |_| {})
 }
 
 /// The facts for a lift during which the program's PR_SET_THP_DISABLE is suspended, and whether there is one to suspend:
@@ -61,6 +63,7 @@ fn plan_seen(
     policy: &Policy,
     missing: MissingImages,
     known: Known,
+    found: impl FnOnce(&ProcessFacts),
 ) -> anyhow::Result<(Seen, Plan)> {
     let machine = &with_room_for_the_program(machine, &seen.process);
     let first = plan(&seen.process, machine, policy);
@@ -68,12 +71,26 @@ fn plan_seen(
         return Ok((seen, first));
     }
     seen.process.probed = probes::find(pid, &seen.process, &first, machine.base_page);
-    let found = images::look(pid, &seen.process, machine, policy, missing, known);
-    (seen.process.images, seen.without_image) = (found.spans, found.missing);
+    let images = images::look(pid, &seen.process, machine, policy, missing, known);
+    (seen.process.images, seen.without_image) = (images.spans, images.missing);
+    found(&seen.process);
     // The account of every mapping costs more than all the rest, and only matters where something is to be replaced.
-    seen.process.special = special_mappings(&ProcessFiles::of(pid).mapping_flags()?);
-    let second = plan(&seen.process, machine, policy);
-    Ok((seen, second))
+    let shown = seen.process.images.iter().map(|span| span.range.end());
+    let mut end = end_of(&first).into_iter().chain(shown).max().unwrap_or(Address(0));
+    loop {
+        seen.process.special = special_mappings(&ProcessFiles::of(pid).mapping_flags_below(end)?);
+        let second = plan(&seen.process, machine, policy);
+        // What images show leaves room for more than the first plan had.
+        match end_of(&second).filter(|&beyond| beyond > end) {
+            Some(beyond) => end = beyond,
+            None => return Ok((seen, second)),
+        }
+    }
+}
+
+/// The end of what a plan replaces.
+fn end_of(plan: &Plan) -> Option<Address> {
+    plan.lifts.iter().map(|lift| lift.range.end()).max()
 }
 
 /// Takes off what the program will still touch of its own writable memory: a lift must leave room for it.

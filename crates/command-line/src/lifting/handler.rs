@@ -6,9 +6,9 @@ use super::names::Names;
 use super::process::{Started, better_base, choose_and_move, lift};
 use super::report::{Base, Report};
 use super::table;
-use address_space::{Address, LoadedObject, ObjectRole, PageSize, file_groups};
+use address_space::{Address, LoadedObject, ObjectRole, PageSize};
 use by_ptrace::{After, AfterExec, EntryStop, ExecStop, Handler};
-use huge_page_pools::{Cgroups, elf_machine, machine_facts_for, usual_huge_page};
+use huge_page_pools::{elf_machine, machine_facts_for, usual_huge_page};
 use lift_plan::{MachineFacts, Policy};
 use observation::{FileIdentity, ObjectReader, ProcessFiles};
 use std::collections::HashMap;
@@ -55,8 +55,6 @@ pub struct Lifter {
     in_between: HashMap<i32, InBetween>,
     /// The machine's usual huge page, once it has been asked for.
     usual: Option<Option<PageSize>>,
-    /// The cgroups of the first process, found before its exec.
-    cgroups: Option<(i32, Cgroups)>,
     /// What was found out for one process on its way to its entry.
     ahead: Option<Ahead>,
 }
@@ -66,16 +64,7 @@ struct Ahead {
     pid: i32,
     machine: MachineFacts,
     known: Known,
-    /// How often its objects have been looked at.
-    looks: u32,
 }
-
-/// So often a program's objects are looked at while it loads them, and so long apart where it has loaded none yet. Each look
-/// takes about as long, and keeps a mapping waiting.
-const MOST_LOOKS: u32 = 8;
-const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
-/// What the kernel maps: the program and its dynamic linker.
-const FILES_AT_START: usize = 2;
 
 /// Exit status of a program that was ended because of `--require`.
 const REQUIRED: i32 = 125;
@@ -83,55 +72,20 @@ const REQUIRED: i32 = 125;
 impl Lifter {
     /// A lifter for these wishes.
     pub fn new(wishes: Wishes) -> Self {
-        Self {
-            wishes,
-            reader: ObjectReader::default(),
-            in_between: HashMap::new(),
-            usual: None,
-            cgroups: None,
-            ahead: None,
-        }
+        Self { wishes, reader: ObjectReader::default(), in_between: HashMap::new(), usual: None, ahead: None }
     }
 
     /// Reads what the exec stop will ask for, while the program that is to be executed has not been mapped yet.
-    pub fn prepare(&mut self, pid: i32, program: &Path) {
+    pub fn prepare(&mut self, program: &Path) {
         self.usual_huge_page();
         let interpreter = self.reader.read_ahead(program).and_then(|image| image.interpreter.clone());
         if let Some(interpreter) = interpreter {
             self.reader.read_ahead(Path::new(&interpreter));
         }
-        self.cgroups = Some((pid, Cgroups::of(pid)));
-    }
-
-    fn look_at_machine(&mut self, pid: i32) -> MachineFacts {
-        let known = self.cgroups.take().filter(|(of, _)| *of == pid).map(|(_, cgroups)| cgroups);
-        machine_facts_for(pid, &self.wishes.policy, &known.unwrap_or_else(|| Cgroups::of(pid)))
     }
 
     fn usual_huge_page(&mut self) -> Option<PageSize> {
         *self.usual.get_or_insert_with(usual_huge_page)
-    }
-
-    /// First what does not depend on the program, then the objects that it maps by and by. True where there may be more.
-    fn look_ahead(&mut self, pid: i32) -> bool {
-        let Some(ahead) = self.ahead.as_mut().filter(|ahead| ahead.pid == pid) else {
-            let machine = self.look_at_machine(pid);
-            self.ahead = Some(Ahead { pid, machine, known: Known::of_store(&self.wishes.policy), looks: 0 });
-            return true;
-        };
-        ahead.looks += 1;
-        let more = ahead.looks < MOST_LOOKS;
-        // It runs, so that what is read may be gone when it stands at its entry: there all is asked for again, but files
-        // that are the same then need not be read again.
-        let Ok(space) = ProcessFiles::of(pid).maps() else { return false };
-        if file_groups(&space).len() <= FILES_AT_START {
-            std::thread::sleep(BETWEEN_LOOKS);
-            return more;
-        }
-        if let Ok(loaded) = self.reader.load_ahead(pid, &space) {
-            ahead.known.look_ahead(pid, &space, &loaded.objects, &self.wishes.policy);
-        }
-        more && ahead.known.lacks_images()
     }
 
     fn is_wanted(&self, pid: i32) -> bool {
@@ -238,7 +192,7 @@ impl Lifter {
         let ahead = self.ahead.take().filter(|ahead| ahead.pid == stop.pid());
         let (machine, known) = match ahead {
             Some(ahead) => (ahead.machine, ahead.known),
-            None => (self.look_at_machine(stop.pid()), Known::default()),
+            None => (machine_facts_for(stop.pid(), &self.wishes.policy), Known::default()),
         };
         lift(stop, &mut self.reader, (&machine, known), &self.wishes.policy, report, self.wishes.dry_run)
     }
@@ -275,8 +229,10 @@ impl Handler for Lifter {
         }
     }
 
-    fn meanwhile(&mut self, pid: i32) -> bool {
-        self.look_ahead(pid)
+    fn meanwhile(&mut self, pid: i32) {
+        let policy = &self.wishes.policy;
+        let machine = machine_facts_for(pid, policy);
+        self.ahead = Some(Ahead { pid, machine, known: Known::of_store(policy) });
     }
 
     fn mapped(&mut self, stop: &ExecStop) -> Option<Address> {

@@ -2,7 +2,7 @@
 
 use address_space::{AddressRange, AddressSpace, LoadedObject, ObjectRole, RangeSet};
 use huge_page_pools::{base_page, machine_facts};
-use image_store::{FileSystem, Image, Layout, SourceKey, Store, StoreError, default_directory};
+use image_store::{FileSystem, Layout, SourceKey, Store, StoreError, default_directory};
 use kernel_calls::pagemap::Pagemap;
 use lift_plan::{ImageSpan, MachineFacts, Pages, Policy, ProcessFacts, Reason, ThpMode};
 use nix::unistd::geteuid;
@@ -21,47 +21,22 @@ pub enum MissingImages {
     Leave,
 }
 
-/// What has been looked up for one process: the store, and images of it. To be used within moments, since stores change.
+/// The store, where it has been opened already. To be used within moments, since stores change.
 #[derive(Default)]
 pub struct Known {
     store: Option<Result<Store, StoreError>>,
-    images: Vec<(SourceKey, Layout, Image)>,
 }
 
 impl Known {
     /// With the store open, where the policy wants images.
     pub fn of_store(policy: &Policy) -> Self {
-        let mut known = Self::default();
-        if matches!(policy.pages, Pages::Auto | Pages::Image) {
-            known.open_store();
-        }
-        known
+        let wants_images = matches!(policy.pages, Pages::Auto | Pages::Image);
+        Self { store: wants_images.then(open_store) }
     }
+}
 
-    /// True where there is a store and no image has been found yet.
-    pub fn lacks_images(&self) -> bool {
-        matches!(self.store, Some(Ok(_))) && self.images.is_empty()
-    }
-
-    fn open_store(&mut self) -> &Result<Store, StoreError> {
-        self.store.get_or_insert_with(|| Store::open_to_map(&default_directory()))
-    }
-
-    /// Looks up the images of objects that are mapped already, while the program is still being loaded: what it is to be
-    /// stopped for later is then known.
-    pub fn look_ahead(&mut self, pid: i32, space: &AddressSpace, objects: &[LoadedObject], policy: &Policy) {
-        let Self { store: Some(Ok(store)), images } = self else { return };
-        for object in objects.iter().filter(|object| policy.objects.chooses(object) && is_worth_it(object, store)) {
-            let Some((_, identity)) = open(pid, space, object) else { continue };
-            let (key, layout) = (SourceKey::new(identity, &object.image), Layout::at(store.page_size(), object.bias));
-            if images.iter().any(|(of, at, _)| *of == key && *at == layout) {
-                continue;
-            }
-            if let Ok(Some(image)) = store.find(&key, layout) {
-                images.push((key, layout, image));
-            }
-        }
-    }
+fn open_store() -> Result<Store, StoreError> {
+    Store::open_to_map(&default_directory())
 }
 
 /// What images can show of a process.
@@ -82,15 +57,13 @@ pub fn look(
     machine: &MachineFacts,
     policy: &Policy,
     missing: MissingImages,
-    mut known: Known,
+    known: Known,
 ) -> Images {
     let mut images = Images::default();
     if !matches!(policy.pages, Pages::Auto | Pages::Image) {
         return images;
     }
-    known.open_store();
-    let Known { store: Some(store), images: found } = known else { return images };
-    let store = match store {
+    let store = match known.store.unwrap_or_else(open_store) {
         Ok(store) => store,
         // Who has set up none does not miss it.
         Err(StoreError::NoStore(_)) => return images,
@@ -118,7 +91,7 @@ pub fn look(
         (missing == MissingImages::Make).then_some(available / SHARE_OF_MEMORY)
     };
     for object in chosen {
-        match of_object(pid, &process.space, object, &store, &found, pagemap.as_ref(), most_bytes) {
+        match of_object(pid, &process.space, object, &store, pagemap.as_ref(), most_bytes) {
             Ok(spans) => images.spans.extend(spans),
             Err(why) => images.missing.push(format!("{}: {why}", object.name())),
         }
@@ -137,30 +110,20 @@ fn of_object(
     space: &AddressSpace,
     object: &LoadedObject,
     store: &Store,
-    known: &[(SourceKey, Layout, Image)],
     pagemap: Option<&Pagemap>,
     most_bytes: impl Fn() -> Option<u64>,
 ) -> Result<Vec<ImageSpan>, String> {
     let (file, identity) = open(pid, space, object).ok_or("its file cannot be opened, or has been replaced")?;
     let key = SourceKey::new(identity, &object.image);
     let layout = Layout::at(store.page_size(), object.bias);
-    let known = known.iter().find(|(of, at, _)| *of == key && *at == layout).map(|(.., image)| image);
-    let made;
-    let image = match known {
-        Some(image) => image,
-        None => {
-            let made_now = |most_bytes| {
-                Store::open(store.path()).and_then(|store| store.make(&file, layout, most_bytes)).map(Some)
-            };
-            let found = match store.find(&key, layout) {
-                Ok(None) if geteuid().is_root() => most_bytes().map_or(Ok(None), made_now),
-                found => found,
-            };
-            let none = || format!("the store has none for this base; as root: pagelift image add '{}'", object.path);
-            made = found.map_err(|error| error.to_string())?.ok_or_else(none)?;
-            &made
-        }
+    let made_now =
+        |most_bytes| Store::open(store.path()).and_then(|store| store.make(&file, layout, most_bytes)).map(Some);
+    let found = match store.find(&key, layout) {
+        Ok(None) if geteuid().is_root() => most_bytes().map_or(Ok(None), made_now),
+        found => found,
     };
+    let none = || format!("the store has none for this base; as root: pagelift image add '{}'", object.path);
+    let image = found.map_err(|error| error.to_string())?.ok_or_else(none)?;
     let path = image.path().to_str().ok_or("the store's path is no UTF-8")?;
     let mut spans = Vec::new();
     for segment in image.segments() {

@@ -8,7 +8,7 @@ use anyhow::Context;
 use by_ptrace::{EntryStop, ExecStop, Injector, ProcessExecutor, move_image};
 use huge_page_pools::base_page;
 use lift_execution::execute;
-use lift_plan::{Coverable, MachineFacts, Plan, Policy, choose_base, coverable};
+use lift_plan::{Coverable, ImageSpan, MachineFacts, Plan, Policy, ProcessFacts, choose_base, coverable};
 use observation::{ObjectReader, ProcessFiles};
 use std::time::Instant;
 
@@ -116,7 +116,17 @@ pub fn lift(
 ) -> anyhow::Result<Option<Plan>> {
     let started = Instant::now();
     let missing = if dry_run { MissingImages::Leave } else { MissingImages::Make };
-    let (seen, plan) = plan_for(stop.pid(), reader, machine, policy, missing, known)?;
+    let mut ahead = None;
+    let open_ahead = |process: &ProcessFacts| {
+        ahead =
+            process.images.first().filter(|_| !dry_run).and_then(|span| begin_to_open(stop, process, span, machine));
+    };
+    let planned = plan_for(stop.pid(), reader, machine, policy, missing, known, open_ahead);
+    // Whatever has become of the plan: the process must not be left with what was begun.
+    if !planned.as_ref().is_ok_and(|(_, plan)| !dry_run && !plan.lifts.is_empty()) {
+        ahead.take().map_or(Ok(()), Injector::finish)?;
+    }
+    let (seen, plan) = planned?;
     report.not_understood =
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
     report.without_image = seen.without_image;
@@ -130,13 +140,34 @@ pub fn lift(
     }
     let mut outcome = lift_execution::Outcome::default();
     if !plan.lifts.is_empty() {
-        let mut injector = stop.injector(&seen.process.space)?;
-        refuse_own_ground(&injector, &plan)?;
-        outcome = execute(&plan, &seen.process.space, &mut ProcessExecutor::new(&mut injector, machine.base_page));
+        let mut injector = ahead.map_or_else(|| stop.injector(&seen.process.space), Ok)?;
+        match refuse_own_ground(&injector, &plan) {
+            Ok(()) => {
+                let mut executor = ProcessExecutor::new(&mut injector, machine.base_page);
+                outcome = execute(&plan, &seen.process.space, &mut executor);
+            }
+            Err(refused) => {
+                injector.finish()?;
+                return Err(refused);
+            }
+        }
         injector.finish()?;
     }
     report.take(plan, outcome, started.elapsed());
     Ok(None)
+}
+
+/// Takes the process over and lets it open the image that will be mapped first, while we look up the rest. Where that
+/// cannot be done, it is tried again when it is needed.
+fn begin_to_open(
+    stop: &EntryStop,
+    process: &ProcessFacts,
+    span: &ImageSpan,
+    machine: &MachineFacts,
+) -> Option<Injector> {
+    let mut injector = stop.injector(&process.space).ok()?;
+    let _ = injector.begin_to_open(&span.path, machine.base_page);
+    Some(injector)
 }
 
 /// The instruction that makes the system calls must not be moved away in between; with a single `mremap` it never is,
