@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         trial("below_another_root", [needs(), vec![Need::Command("chroot".into())]].concat(), other_root),
         trial("in_vfork", needs(), in_vfork),
         trial("watched_in_vfork", needs(), watched_in_vfork),
+        trial("asleep_until_another_wakes_it", needs(), asleep_until_woken),
         trial("under_a_seccomp_filter", needs(), seccomp_filter),
         trial("in_seccomps_strict_mode", needs(), strict_mode),
         trial("of_another_user", needs(), another_user),
@@ -156,6 +157,17 @@ fn watched_in_vfork(t: &Context) -> Result<()> {
     let output = session.finish()?.success()?;
     ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
     watcher.finish()?;
+    Ok(())
+}
+
+/// All others go on while one of them sleeps where it cannot be stopped, for it may be them who wake it.
+fn asleep_until_woken(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("live/is_woken_by_another.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    session.send("go on\n")?;
+    back_and_forth(t, session.pid(), "thp", None)?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
     Ok(())
 }
 

@@ -83,6 +83,12 @@ pub fn is_ending(process: Pid, thread: i32) -> bool {
     text.lines().find_map(|line| line.strip_prefix("State:")).is_none_or(|state| state.trim().starts_with(['Z', 'X']))
 }
 
+/// True for a thread that sleeps where no stop reaches it: in uninterruptible sleep, such as for a disk, or in vfork.
+pub fn sleeps_uninterruptibly(process: Pid, thread: i32) -> bool {
+    let Ok(text) = text_of(format!("/proc/{process}/task/{thread}/status")) else { return false };
+    text.lines().find_map(|line| line.strip_prefix("State:")).is_some_and(|state| state.trim().starts_with('D'))
+}
+
 /// The bit of a signal in a mask.
 pub fn bit(signal: i32) -> u64 {
     1 << (signal - 1)

@@ -6,7 +6,7 @@
 
 use super::hold::Hold;
 use super::page::CallPage;
-use super::stop::{LiveProcess, StopError};
+use super::stop::{LiveProcess, Standstill, StopError};
 use crate::RemoteMemory;
 use crate::arch::{self, numbers};
 use crate::calls::{self, PRIVATE_FILE, failed};
@@ -53,7 +53,7 @@ pub struct LiveExecutor {
     /// Copies that are not in place yet.
     staging: RangeSet,
     has_cleaned_up: bool,
-    pause: Pause,
+    longest_of_one: Duration,
     refusal: Option<String>,
     /// What the program had chosen by PR_SET_THP_DISABLE, where that is suspended.
     thp_disabled: Option<u64>,
@@ -122,7 +122,6 @@ impl LiveExecutor {
         }
         page.install(&memory).map_err(|error| format!("its memory cannot be written: {error}"))?;
         let planned = space.clone();
-        let pause = Pause::default();
         let staging = RangeSet::new();
         let mut executor = Self {
             process,
@@ -133,7 +132,7 @@ impl LiveExecutor {
             planned,
             staging,
             has_cleaned_up: false,
-            pause,
+            longest_of_one: Duration::ZERO,
             refusal: None,
             thp_disabled: None,
             _lock: lock,
@@ -202,7 +201,8 @@ impl LiveExecutor {
 
     /// For how long the program stood still so far.
     pub fn pause(&self) -> Pause {
-        self.pause
+        let Standstill { longest, total, threads } = self.process.standstill();
+        Pause { longest, total, threads, longest_of_one: self.longest_of_one }
     }
 
     /// Why threads could not be stopped, where that happened.
@@ -252,7 +252,7 @@ impl LiveExecutor {
         let thread = self.process.stop_one().map_err(|error| self.refused(&error))?;
         let result = self.work_with(thread, work);
         self.process.release_all();
-        self.pause.longest_of_one = self.pause.longest_of_one.max(started.elapsed());
+        self.longest_of_one = self.longest_of_one.max(started.elapsed());
         result
     }
 
@@ -267,14 +267,11 @@ impl LiveExecutor {
     ) -> Result<T, CallError> {
         let _urgency = Urgency::raise();
         let thread = self.process.stop_all().map_err(|error| self.refused(&error))?;
-        self.pause.threads = self.pause.threads.max(self.process.held());
         let result = match self.is_as_planned(range) {
             true => self.work_with(thread, work),
             false => Err(CallError { call: "the swap: the program has changed the range", errno: Errno::EBUSY as i32 }),
         };
-        let elapsed = self.process.release_all();
-        self.pause.longest = self.pause.longest.max(elapsed);
-        self.pause.total += elapsed;
+        self.process.release_all();
         result
     }
 

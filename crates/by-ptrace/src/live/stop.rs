@@ -9,7 +9,7 @@ use super::waiting::StopWaiter;
 use crate::arch;
 use crate::requests;
 use crate::seccomp;
-use crate::status::ThreadStatus;
+use crate::status::{ThreadStatus, sleeps_uninterruptibly};
 use crate::thread_list::{Listing, user_threads};
 use address_space::AddressRange;
 use kernel_calls::text::text_of;
@@ -23,6 +23,16 @@ use std::{io, thread};
 
 /// How long a thread is given to stop. Threads in uninterruptible sleep, or in vfork, stop only when that ends.
 const PATIENCE: Duration = Duration::from_millis(1500);
+/// How long all others are kept waiting for a thread that sleeps uninterruptibly. Then they are let go until it wakes, and
+/// stopped once more. For one of the [`Receivers`] they are kept waiting all the same: it must not be traced while others
+/// are not.
+const GRACE: Duration = Duration::from_millis(5);
+/// So often that is tried. From then on they are kept twice as long each time, since there may always be one that sleeps.
+const TRIES_WITH_GRACE: u32 = 8;
+/// How long one of those is waited for to wake before anything is stopped.
+const AWAKE: Duration = Duration::from_millis(100);
+/// How often it is looked at meanwhile.
+const LOOK_FOR_WAKING: Duration = Duration::from_micros(200);
 /// How long a thread that can make calls is looked for.
 const SEARCH: Duration = Duration::from_millis(1000);
 /// How long threads that are awake are waited for to sleep, where only a sleeping one tells of its call.
@@ -54,6 +64,17 @@ pub enum StopError {
     Listing(#[from] io::Error),
 }
 
+/// For how long all threads of a program stood still, from when the first was told to stop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standstill {
+    /// At the longest in one piece.
+    pub longest: Duration,
+    /// In all.
+    pub total: Duration,
+    /// Threads stopped at the most.
+    pub threads: usize,
+}
+
 /// The threads of one running program, as far as we hold them.
 pub struct LiveProcess {
     pid: Pid,
@@ -70,6 +91,8 @@ pub struct LiveProcess {
     parents: BTreeSet<i32>,
     /// Since when threads are told to stop.
     since: Option<Instant>,
+    /// For how long all threads were told to stop or stood still, and how many did.
+    standstill: Standstill,
     /// A thread that is stopped by job control, which it stays.
     stopped_by_shell: bool,
     waiter: StopWaiter,
@@ -87,6 +110,7 @@ impl LiveProcess {
             receivers: Receivers::default(),
             parents: BTreeSet::new(),
             since: None,
+            standstill: Standstill::default(),
             stopped_by_shell: false,
             waiter: StopWaiter::take(),
         }
@@ -100,11 +124,6 @@ impl LiveProcess {
     /// Who waits for its threads.
     pub fn waiter(&self) -> &StopWaiter {
         &self.waiter
-    }
-
-    /// How many threads are held.
-    pub fn held(&self) -> usize {
-        self.stopped.len()
     }
 
     /// True where the process is stopped by job control.
@@ -163,9 +182,18 @@ impl LiveProcess {
     /// # Errors
     /// [`StopError`]; no thread is held then.
     pub fn stop_all(&mut self) -> Result<Pid, StopError> {
-        let deadline = Instant::now() + SEARCH;
+        let (deadline, awake_by) = (Instant::now() + SEARCH, Instant::now() + PATIENCE);
+        let mut tries = 0u32;
         loop {
-            self.stop_every_thread()?;
+            let grace = GRACE * (1 << tries.saturating_sub(TRIES_WITH_GRACE).min(10));
+            tries += 1;
+            match self.stop_every_thread(grace) {
+                Err(StopError::DoesNotStop(_)) if Instant::now() < awake_by => {
+                    self.await_sleepers(awake_by)?;
+                    continue;
+                }
+                stopped => stopped?,
+            }
             if let Some(thread) = self.most_fit()
                 && self.permit(thread)?
                 && self.settle(thread)?
@@ -203,18 +231,35 @@ impl LiveProcess {
         self.stopped.keys().any(stands)
     }
 
-    /// Lets every held thread go; those first that may be sent a signal which the process ignores. Returns how long it is
-    /// since the first of all threads was told to stop; zero where only one was.
-    pub fn release_all(&mut self) -> Duration {
+    /// Waits for threads that have been told to stop and sleep, while all others run. Those that stop are held.
+    fn await_sleepers(&mut self, deadline: Instant) -> Result<(), StopError> {
+        for thread in self.traced.clone() {
+            self.await_stop(thread, deadline).inspect_err(|_| self.release_all())?;
+        }
+        Ok(())
+    }
+
+    /// For how long all threads stood still so far.
+    pub fn standstill(&self) -> Standstill {
+        self.standstill
+    }
+
+    /// Lets every held thread go; those first that may be sent a signal which the process ignores.
+    pub fn release_all(&mut self) {
         let held: Vec<i32> = self.stopped.keys().copied().collect();
-        if held.len() > 1 {
+        let count = held.len();
+        if count > 1 {
             self.receivers.look(self.pid, held.clone());
         }
         let (first, then): (Vec<i32>, Vec<i32>) = held.into_iter().partition(|&thread| self.receivers.contains(thread));
         for thread in first.into_iter().chain(then) {
             self.release(thread);
         }
-        self.since.take().map_or(Duration::ZERO, |since| since.elapsed())
+        if let Some(elapsed) = self.since.take().map(|since| since.elapsed()) {
+            let Standstill { longest, total, threads } = self.standstill;
+            self.standstill =
+                Standstill { longest: longest.max(elapsed), total: total + elapsed, threads: threads.max(count) };
+        }
     }
 
     /// Lets every traced thread go, for which it has to stop.
@@ -238,6 +283,8 @@ impl LiveProcess {
             let number = call.as_ref().map(|call| call.number);
             self.note_call(thread, call);
             match number {
+                // It would keep us waiting.
+                _ if sleeps_uninterruptibly(self.pid, thread) => 4,
                 _ if self.parents.contains(&thread) => 3,
                 Some(number) if !restart::concerns_children(number) => u8::from(restart::gives_error(number)),
                 // Running, or not to be seen.
@@ -255,15 +302,16 @@ impl LiveProcess {
         })
     }
 
-    fn stop_every_thread(&mut self) -> Result<(), StopError> {
+    /// `grace` is how long all are kept waiting for one that sleeps uninterruptibly.
+    fn stop_every_thread(&mut self, grace: Duration) -> Result<(), StopError> {
         for _ in 0..ROUNDS {
             let new = self.threads(|thread| !self.stopped.contains_key(&thread)).inspect_err(|_| self.give_up())?;
             if new.threads.is_empty() && new.is_complete {
                 return if self.stopped.is_empty() { Err(StopError::Gone) } else { Ok(()) };
             }
-            self.stop_threads(new.threads).inspect_err(|error| match error {
+            self.stop_threads(new.threads, grace).inspect_err(|error| match error {
                 // It has been waited for long enough.
-                StopError::DoesNotStop(_) => drop(self.release_all()),
+                StopError::DoesNotStop(_) => self.release_all(),
                 _ => self.give_up(),
             })?;
         }
@@ -272,9 +320,10 @@ impl LiveProcess {
     }
 
     /// Stops threads side by side: all are traced before the first is told to stop, see `receivers`.
-    fn stop_threads(&mut self, mut threads: Vec<i32>) -> Result<(), StopError> {
+    fn stop_threads(&mut self, mut threads: Vec<i32>, grace: Duration) -> Result<(), StopError> {
         self.receivers.look(self.pid, threads.clone());
         threads.sort_by_key(|&thread| self.receivers.contains(thread));
+        self.await_awake(&threads);
         let mut seized = Vec::new();
         for thread in threads {
             if self.seize(thread)? {
@@ -283,10 +332,47 @@ impl LiveProcess {
         }
         self.since.get_or_insert_with(Instant::now);
         let told = self.interrupt_all(seized);
+        self.await_stops(told, grace)
+    }
+
+    /// Gives those of the receivers that sleep where no stop reaches them a little time to wake.
+    fn await_awake(&self, threads: &[i32]) {
+        let deadline = Instant::now() + AWAKE;
+        let sleeps = |&&thread: &&i32| self.receivers.contains(thread) && sleeps_uninterruptibly(self.pid, thread);
+        while threads.len() > 1 && threads.iter().any(|thread| sleeps(&thread)) && Instant::now() < deadline {
+            thread::sleep(LOOK_FOR_WAKING);
+        }
+    }
+
+    /// Waits until all have stopped. All are waited for, even where there is an error of one.
+    fn await_stops(&mut self, told: Vec<i32>, grace: Duration) -> Result<(), StopError> {
         let deadline = Instant::now() + PATIENCE;
-        let ends = told.into_iter().map(|thread| self.await_stop(thread, deadline).map(drop));
-        // All are waited for, even where one does not stop.
-        ends.fold(Ok(()), Result::and)
+        let (mut waiting, mut result) = (told, Ok(()));
+        loop {
+            let until = Instant::now() + grace;
+            let mut late = Vec::new();
+            for thread in waiting {
+                match self.waiter.wait_shortly(Pid::from_raw(thread), until) {
+                    Ok(WaitStatus::StillAlive) => late.push(thread),
+                    status => result = result.and(self.note_stop(thread, status).map(drop)),
+                }
+            }
+            if late.is_empty() {
+                return result;
+            }
+            let sleeps = |&&thread: &&i32| sleeps_uninterruptibly(self.pid, thread);
+            if let Some(&sleeper) = late.iter().find(sleeps)
+                && !late.iter().any(|&thread| self.receivers.contains(thread))
+            {
+                return result.and(Err(StopError::DoesNotStop(sleeper)));
+            }
+            if Instant::now() >= deadline {
+                // The last one has the allowance that `StopWaiter` gives.
+                let ends = late.into_iter().map(|thread| self.await_stop(thread, deadline).map(drop));
+                return ends.fold(result, Result::and);
+            }
+            waiting = late;
+        }
     }
 
     fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
@@ -374,6 +460,11 @@ impl LiveProcess {
 
     fn await_stop(&mut self, thread: i32, deadline: Instant) -> Result<bool, StopError> {
         let status = self.waiter.wait(Pid::from_raw(thread), deadline);
+        self.note_stop(thread, status)
+    }
+
+    /// Takes in what a thread has come to; false where it has ended.
+    fn note_stop(&mut self, thread: i32, status: Result<WaitStatus, Errno>) -> Result<bool, StopError> {
         if status == Ok(WaitStatus::StillAlive) {
             return Err(StopError::DoesNotStop(thread));
         }

@@ -38,11 +38,23 @@ impl StopWaiter {
     /// # Errors
     /// waitpid's.
     pub fn wait(&self, thread: Pid, deadline: Instant) -> Result<WaitStatus, Errno> {
+        self.look(thread, deadline, FEWEST_LOOKS)
+    }
+
+    /// The same without an allowance for a machine that has stood still.
+    ///
+    /// # Errors
+    /// waitpid's.
+    pub fn wait_shortly(&self, thread: Pid, deadline: Instant) -> Result<WaitStatus, Errno> {
+        self.look(thread, deadline, 1)
+    }
+
+    fn look(&self, thread: Pid, deadline: Instant, fewest: u32) -> Result<WaitStatus, Errno> {
         let mut looks = 0;
         loop {
             looks += 1;
             match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
-                WaitStatus::StillAlive if looks < FEWEST_LOOKS || Instant::now() < deadline => self.sleep(),
+                WaitStatus::StillAlive if looks < fewest || Instant::now() < deadline => self.sleep(),
                 status => return Ok(status),
             }
         }
