@@ -1,7 +1,7 @@
 //! Reads `/proc/PID/smaps`: what the kernel says it backs each mapping with (proc_pid_smaps(5)).
 
 use crate::maps::parse_line;
-use crate::{AddressRange, Mapping, MapsError, PageSize};
+use crate::{AddressRange, Mapping, MapsError, PageSize, RangeSet};
 use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -36,6 +36,20 @@ impl MappingUsage {
     /// Bytes that the kernel backs by huge pages, of any source.
     pub fn huge(&self) -> u64 {
         self.anonymous_huge + self.shmem_huge + self.file_huge + self.hugetlb
+    }
+
+    /// Where it is huge, as far as the account tells, which before Linux 6.7 is all that the kernel says: everywhere, or
+    /// in those whole pages of `size` that are touched throughout, where these are just as many. `touched` finds what of
+    /// a range has been touched, and is asked only where the account alone does not tell.
+    pub fn huge_parts(&self, size: PageSize, touched: impl FnOnce(AddressRange) -> Option<RangeSet>) -> RangeSet {
+        let (huge, whole) = (self.huge(), self.mapping.range.whole_pages(size));
+        if huge == 0 || huge == whole.len() {
+            return if huge == 0 { RangeSet::new() } else { RangeSet::from_iter([whole]) };
+        }
+        // Every part of a huge page counts as touched, so those that are huge are among these.
+        let throughout: RangeSet =
+            touched(whole).unwrap_or_default().iter().map(|part| part.whole_pages(size)).collect();
+        if throughout.bytes() == huge { throughout } else { RangeSet::new() }
     }
 
     /// Resident bytes, hugetlb pages counted.
@@ -148,6 +162,7 @@ fn read_field(usage: &mut MappingUsage, field: &str, value: &str) -> Option<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Address;
     use proptest::prelude::*;
 
     const TEXT: &str = "\
@@ -171,6 +186,24 @@ VmFlags: rd wr hg
         assert_eq!(usages[0].kernel_page_size.unwrap().bytes(), 2 << 20);
         assert_eq!((usages[1].anonymous_huge, usages[1].resident), (2 << 20, 2052 << 10));
         assert!(usages[1].has_flag("hg") && !usages[0].has_flag("hg"));
+    }
+
+    #[test]
+    fn where_a_mapping_is_huge_is_told_only_where_it_is_sure() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let usage = parse_smaps(TEXT).unwrap().remove(1);
+        let at = |start: u64, end: u64| AddressRange::new(Address(start), Address(end));
+        let parts = |touched: &[AddressRange]| usage.huge_parts(size, |_| Some(touched.iter().copied().collect()));
+        let (first, second) = (at(0x7f00_0020_0000, 0x7f00_0040_0000), at(0x7f00_0040_0000, 0x7f00_0060_0000));
+        let edge = at(0x7f00_0020_0000, 0x7f00_0020_1000);
+        assert_eq!(parts(&[edge, second]), RangeSet::from_iter([second]));
+        assert_eq!(parts(&[first, second]), RangeSet::new());
+        assert_eq!(parts(&[edge]), RangeSet::new());
+        assert_eq!(usage.huge_parts(size, |_| None), RangeSet::new());
+        let all = MappingUsage { anonymous_huge: 4 << 20, ..usage.clone() };
+        assert_eq!(all.huge_parts(size, |_| None), RangeSet::from_iter([all.mapping.range]));
+        let none = MappingUsage { anonymous_huge: 0, ..usage.clone() };
+        assert_eq!(none.huge_parts(size, |range| Some(RangeSet::from_iter([range]))), RangeSet::new());
     }
 
     #[test]

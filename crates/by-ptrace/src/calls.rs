@@ -39,16 +39,22 @@ pub fn not_made(call: &'static str, error: &InjectError) -> CallError {
 pub fn huge(pid: i32, pagemap: &Pagemap, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
     match pagemap.huge(range) {
         Ok(huge) => Ok(huge.iter().map(|part| part.whole_pages(size)).collect()),
-        Err(_) => huge_by_smaps(pid, range, size),
+        Err(_) => huge_by_smaps(pid, Some(pagemap), range, size),
     }
 }
 
-/// Before Linux 6.7 the kernel tells only how much of a mapping is huge, so a mapping counts where all of it is.
-pub fn huge_by_smaps(pid: i32, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
+/// Before Linux 6.7 the kernel tells only how much of a mapping is huge; `pagemap` helps to find where.
+pub fn huge_by_smaps(
+    pid: i32,
+    pagemap: Option<&Pagemap>,
+    range: AddressRange,
+    size: PageSize,
+) -> Result<RangeSet, CallError> {
     let text = text_of(format!("/proc/{pid}/smaps"));
     let text = text.map_err(|error| failed("reading smaps", &error))?;
     let usages = parse_smaps(&text).map_err(|_| CallError { call: "reading smaps", errno: Errno::EINVAL as i32 })?;
-    let whole = usages.iter().map(|usage| (usage.huge(), usage.mapping.range.whole_pages(size)));
-    let huge = whole.filter(|(huge, whole)| *huge == whole.len()).map(|(_, whole)| whole.intersect(range));
-    Ok(huge.collect())
+    let touched = |part| pagemap?.touched(part).ok();
+    let parts = usages.iter().filter(|usage| usage.mapping.range.overlaps(range));
+    let huge = parts.map(|usage| usage.huge_parts(size, touched));
+    Ok(huge.flat_map(|parts| parts.within(range).collect::<Vec<_>>()).collect())
 }

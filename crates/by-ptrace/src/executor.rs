@@ -249,7 +249,7 @@ impl Executor for ProcessExecutor<'_> {
         let pid = self.injector.pid().as_raw();
         match &self.pagemap {
             Some(pagemap) => calls::huge(pid, pagemap, range, size),
-            None => calls::huge_by_smaps(pid, range, size),
+            None => calls::huge_by_smaps(pid, None, range, size),
         }
     }
 

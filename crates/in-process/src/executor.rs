@@ -67,12 +67,18 @@ impl OwnProcess {
         Ok(())
     }
 
-    /// Before Linux 6.7 the kernel tells only how much of a mapping is huge, so a mapping counts where all of it is.
-    fn huge_by_smaps(range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
+    /// Before Linux 6.7 the kernel tells only how much of a mapping is huge; the pagemap helps to find where.
+    fn huge_by_smaps(
+        pagemap: Option<&pagemap::Pagemap>,
+        range: AddressRange,
+        size: PageSize,
+    ) -> Result<RangeSet, CallError> {
         let text = files::text(c"/proc/self/smaps").map_err(failed("reading smaps"))?;
         let usages = parse_smaps(&text).map_err(|_| CallError { call: "reading smaps", errno: EINVAL as i32 })?;
-        let whole = usages.iter().map(|usage| (usage.huge(), usage.mapping.range.whole_pages(size)));
-        Ok(whole.filter(|(huge, whole)| *huge == whole.len()).map(|(_, whole)| whole.intersect(range)).collect())
+        let touched = |part| pagemap?.touched(part).ok();
+        let parts = usages.iter().filter(|usage| usage.mapping.range.overlaps(range));
+        let huge = parts.map(|usage| usage.huge_parts(size, touched));
+        Ok(huge.flat_map(|parts| parts.within(range).collect::<Vec<_>>()).collect())
     }
 }
 
@@ -180,7 +186,7 @@ impl Executor for OwnProcess {
     fn huge(&mut self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
         match self.pagemap.as_ref().map(|pagemap| pagemap.huge(range)) {
             Some(Ok(huge)) => Ok(huge.iter().map(|part| part.whole_pages(size)).collect()),
-            _ => Self::huge_by_smaps(range, size),
+            _ => Self::huge_by_smaps(self.pagemap.as_ref(), range, size),
         }
     }
 
