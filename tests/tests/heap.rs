@@ -100,6 +100,12 @@ fn whole_pool_is_free(t: &Context) -> Result<()> {
     Ok(())
 }
 
+/// The kernel takes rings of io_uring down, and lets go of pages they know, after their process has ended.
+fn whole_pool_becomes_free(t: &Context) -> Result<()> {
+    poll_until(Duration::from_secs(10), "a free pool", || whole_pool_is_free(t).is_ok())?;
+    whole_pool_is_free(t)
+}
+
 fn threads_waste_no_huge_pages(t: &Context) -> Result<()> {
     let program = Program::named("heap/threads_hold_a_little.c")?.command()?;
     let options = on_pool(96)?;
@@ -160,6 +166,30 @@ fn forks() -> Vec<Trial> {
                 on_pool_run(t, "writes_while_the_pool_is_left.c", &[], 120)?;
             }
             whole_pool_is_free(t)
+        }),
+        trial("no_read_is_lost/room_in_the_pool", pool_of(120), |t| {
+            // 30 MiB are used; what else was taken goes back to the pool for the copies.
+            let output = on_pool_run(t, "reads_while_it_forks.c", &["10", "20"], 120)?;
+            ensure!(output.stdout == "0 of 10 forks refused\n", "{}{}", output.stdout, output.stderr);
+            whole_pool_becomes_free(t)
+        }),
+        trial("no_read_is_lost/no_room_in_the_pool", pool_of(64), |t| {
+            let output = on_pool_run(t, "reads_while_it_forks.c", &["3", "50"], 64)?;
+            ensure!(output.stdout == "3 of 3 forks refused\n", "{}{}", output.stdout, output.stderr);
+            ensure!(output.stderr.contains("fork refused: "), "{}", output.stderr);
+            whole_pool_becomes_free(t)
+        }),
+        trial("beside_aio_the_pool_needs_room", pool_of(120), |t| {
+            let run = |words: &[&str]| on_pool_run(t, "forks_with_a_filled_heap.c", words, 120).map(|o| o.stdout);
+            for (words, expected) in [
+                (&["80"][..], "forked, went on\n"),
+                (&["80", "aio"], "refused: 12, went on\n"),
+                (&["25", "aio"], "forked, went on\n"),
+            ] {
+                let said = run(words)?;
+                ensure!(said == expected, "{words:?}: {said}");
+            }
+            whole_pool_becomes_free(t)
         }),
         trial("redis_saves_from_the_pool", redis_needs(), redis_saves_from_the_pool),
         trial("a_fork_beyond_a_limit_of_memory_is_refused", limit_needs(), a_fork_beyond_a_limit),

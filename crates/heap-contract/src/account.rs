@@ -22,6 +22,9 @@ pub enum Shortage {
     UsedUp = 3,
     /// The process forked; its heap went over to transparent huge pages, which need no free pages for that.
     Forked = 4,
+    /// The process forked while the kernel may have been writing to the heap; what it did not use went back to the pool,
+    /// for the copies of both.
+    SpentOnFork = 5,
 }
 
 impl Shortage {
@@ -31,6 +34,7 @@ impl Shortage {
             2 => Self::PopulationRefused,
             3 => Self::UsedUp,
             4 => Self::Forked,
+            5 => Self::SpentOnFork,
             _ => Self::None,
         }
     }

@@ -8,21 +8,21 @@
 //! may, and the program goes on. `vfork`, `posix_spawn`, `system` and `popen` share memory with their child or need no
 //! guard; `clone` called directly is not seen.
 //!
-//! What the kernel itself writes to the heap meanwhile is not stopped: a read by io_uring or libaio that was begun before
-//! the first fork and ends after it goes to the pool page that was left, and the program does not see it. Nothing tells
-//! from outside which pages are the target of such a read. Direct reads that a thread waits for end before it is stopped.
+//! What the kernel itself writes to the heap meanwhile cannot be stopped. Where io_uring or AIO is in use
+//! (`kernel_writes`) the process stays on the pool and the child leaves it, before anybody goes on: for as long both have
+//! the same pages, the pool must have as many free ones as the heap uses, and where it has not, `fork` fails with
+//! `ENOMEM`. The kernel gives the child its own copies of pages that are the target of a direct read (Linux 5.12).
 //!
 //! The child must be able to allocate, whatever other threads were doing: no lock of the heap or of mimalloc (`locks`)
 //! is held by another thread at the moment of the fork.
 
-use crate::memory::available;
+use crate::handover::Handover;
+use crate::leave::{Stay, child_leaves, leave, make_room_for_copies};
 use crate::small::GROWING;
-use crate::stop::stop_others;
-use crate::sys::{KeepErrno, Lock, advise, base_page, copy, map_anywhere, milliseconds, say, set_errno, unmap};
-use crate::{ACCOUNT, SHARED, forget, locks};
+use crate::sys::{KeepErrno, Lock, milliseconds, say, set_errno};
+use crate::{SHARED, locks};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
-use heap_contract::Shortage;
 
 unsafe extern "C" {
     // In every GNU C library, under this name too; it runs the handlers that pthread_atfork registered.
@@ -58,7 +58,12 @@ extern "C" fn prepare() {
     // waited for: the thread goes on with it when the handler returns, here and in the child.
     HELD[0].store(lock_in_time(&GROWING), Relaxed);
     HELD[1].store(lock_in_time(&SHARED.lock), Relaxed);
-    if !(SAFE.load(Relaxed) || HELD[1].load(Relaxed) && leave_pool_locked()) {
+    let mut ready = READY.swap(false, Relaxed) || SAFE.load(Relaxed) || HELD[1].load(Relaxed) && make_ready_locked();
+    if !SAFE.load(Relaxed) && HELD[1].load(Relaxed) {
+        // Also where it is not sure to end well: the sooner the child leaves, the better.
+        ready &= HANDOVER.begin();
+    }
+    if !ready {
         say(
             "pagelift: this fork is not safe: the heap is on the hugetlb pool and could not leave it; use --heap=thp\n",
         );
@@ -68,11 +73,30 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn release_in_child() {
+    let keep = KeepErrno::new();
     locks::forget_other_threads();
-    release();
+    if HANDOVER.is_under_way() {
+        let left = SHARED.while_locked(child_leaves);
+        SAFE.store(left, Relaxed);
+        if !left {
+            say("pagelift: this child has no memory to leave the hugetlb pool with; use --heap=thp\n");
+        }
+        HANDOVER.end_in_child();
+    }
+    release_locks();
+    drop(keep);
 }
 
 extern "C" fn release() {
+    let keep = KeepErrno::new();
+    if HANDOVER.is_under_way() {
+        HANDOVER.await_child();
+    }
+    release_locks();
+    drop(keep);
+}
+
+fn release_locks() {
     locks::open();
     if HELD[1].swap(false, Relaxed) {
         SHARED.lock.unlock();
@@ -81,6 +105,9 @@ extern "C" fn release() {
         GROWING.unlock();
     }
 }
+
+/// For the fork that goes on now: begun, awaited and ended by the thread that forks, which holds the heap's lock.
+static HANDOVER: Handover = Handover::new();
 
 /// Which of the two locks the thread that forks holds.
 static HELD: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
@@ -99,82 +126,33 @@ fn lock_in_time(lock: &Lock) -> bool {
     true
 }
 
-/// Makes a fork safe; false where it is better not done.
-fn leave_pool() -> bool {
+/// Makes a fork safe, or sees that the child can; false where it is better not done.
+fn make_ready() -> bool {
     if SAFE.load(Relaxed) || !crate::start::is_acting() {
         return true;
     }
     if !lock_in_time(&SHARED.lock) {
         return false;
     }
-    let done = leave_pool_locked();
+    let ready = make_ready_locked();
+    // The handlers that follow need not find it out again.
+    READY.store(ready, Relaxed);
     SHARED.lock.unlock();
-    done
+    ready
 }
 
-fn leave_pool_locked() -> bool {
-    if SAFE.load(Relaxed) {
-        return true;
-    }
-    let done = SHARED.while_locked(|large| {
-        if large.pool.is_empty() {
-            return true;
-        }
-        if available().is_some_and(|bytes| bytes < ACCOUNT.pool_used.load(Relaxed)) {
-            return false;
-        }
-        let Some(_stopped) = stop_others() else { return false };
-        large.pool.dissolve(leave_pages)
-    });
-    if done && ACCOUNT.pool_taken.load(Relaxed) > 0 {
-        forget(ACCOUNT.mapped_used.fetch_add(ACCOUNT.pool_used.swap(0, Relaxed), Relaxed));
-        ACCOUNT.pool_taken.store(0, Relaxed);
-        ACCOUNT.note(Shortage::Forked);
-    }
-    SAFE.store(done, Relaxed);
-    done
-}
+/// True for as long as it takes from `make_ready` to the handlers.
+static READY: AtomicBool = AtomicBool::new(false);
 
-/// Moves the contents of some pool pages to transparent huge pages at the same address, or gives unused ones back.
-fn leave_pages(start: usize, bytes: usize, used: bool) -> bool {
-    if !used {
-        unmap(start, bytes);
-        return true;
-    }
-    let Some(new) = map_anywhere(bytes, false, 0) else { return false };
-    let aligned = new.is_multiple_of(bytes);
-    let new = if aligned {
-        new
-    } else {
-        unmap(new, bytes);
-        let Some(wide) = map_anywhere(bytes * 2, false, 0) else { return false };
-        let inside = wide.next_multiple_of(bytes);
-        unmap(wide, inside - wide);
-        unmap(inside + bytes, wide + bytes - inside);
-        inside
-    };
-    advise(new, bytes, libc::MADV_HUGEPAGE);
-    let page = base_page();
-    for offset in (0..bytes).step_by(page) {
-        if !is_zero(start + offset, page) {
-            copy(start + offset, new + offset, page);
+fn make_ready_locked() -> bool {
+    SHARED.while_locked(|large| match leave(large) {
+        Stay::Left => {
+            SAFE.store(true, Relaxed);
+            true
         }
-    }
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY:
-    // - both ranges are this heap's, of the same length, and hold the same bytes; every other thread is stopped.
-    let moved = unsafe { libc::mremap(new as *mut c_void, bytes, bytes, flags, start as *mut c_void) };
-    if moved == libc::MAP_FAILED {
-        unmap(new, bytes);
-    }
-    moved != libc::MAP_FAILED
-}
-
-fn is_zero(start: usize, bytes: usize) -> bool {
-    // SAFETY:
-    // - the range is resident memory of this heap, aligned to a page, that nobody writes to now.
-    let words = unsafe { core::slice::from_raw_parts(start as *const u64, bytes / 8) };
-    words.iter().all(|&word| word == 0)
+        Stay::MayBeWrittenTo => make_room_for_copies(large),
+        Stay::Failed => false,
+    })
 }
 
 /// Said once.
@@ -184,7 +162,7 @@ fn refuse() -> c_int {
     if !REFUSED.swap(true, Relaxed) {
         say(
             "pagelift: fork refused: the heap cannot leave the hugetlb pool, since memory is short or a thread cannot \
-             be stopped; use --heap=thp\n",
+             be stopped, or the pool has no room for the child's copy beside asynchronous reads; use --heap=thp\n",
         );
     }
     set_errno(libc::ENOMEM);
@@ -197,7 +175,7 @@ fn refuse() -> c_int {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fork() -> libc::pid_t {
-    if !leave_pool() {
+    if !make_ready() {
         return refuse();
     }
     // SAFETY:
@@ -220,16 +198,26 @@ fn next(name: &CStr) -> Option<*mut c_void> {
 /// As in C.
 #[unsafe(export_name = "_Fork")]
 pub unsafe extern "C" fn fork_without_handlers() -> libc::pid_t {
-    if !leave_pool() {
+    if !make_ready() {
         return refuse();
     }
     let Some(real) = next(c"_Fork") else {
         set_errno(libc::ENOSYS);
         return -1;
     };
+    let by_child = crate::start::is_acting() && !SAFE.load(Relaxed);
+    if by_child {
+        prepare();
+    }
     // SAFETY:
     // - the symbol is the C library's function of this type.
-    unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(real)() }
+    let process = unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(real)() };
+    match process {
+        _ if !by_child => {}
+        0 => release_in_child(),
+        _ => release(),
+    }
+    process
 }
 
 /// daemon(3): forks inside the C library.
@@ -239,7 +227,7 @@ pub unsafe extern "C" fn fork_without_handlers() -> libc::pid_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn daemon(no_chdir: c_int, no_close: c_int) -> c_int {
     type Daemon = unsafe extern "C" fn(c_int, c_int) -> c_int;
-    let real = if leave_pool() { next(c"daemon") } else { None };
+    let real = if make_ready() { next(c"daemon") } else { None };
     let Some(real) = real else { return refuse() };
     // SAFETY:
     // - the symbol is the C library's function of this type.
@@ -258,7 +246,7 @@ pub unsafe extern "C" fn forkpty(
     size: *const c_void,
 ) -> c_int {
     type ForkPty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const c_void, *const c_void) -> c_int;
-    let real = if leave_pool() { next(c"forkpty") } else { None };
+    let real = if make_ready() { next(c"forkpty") } else { None };
     let Some(real) = real else { return refuse() };
     // SAFETY:
     // - the symbol is the C library's function of this type.

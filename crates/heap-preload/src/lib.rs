@@ -3,7 +3,7 @@
 //!
 //! Small blocks are mimalloc's, in arenas that we provide (`small`); large ones have grains of huge pages to themselves
 //! (`large`); pool pages are taken and populated before the first allocation (`pool`), and left at the first fork
-//! (`fork`). In programs that the order does not name, every call goes on to the C library.
+//! (`fork`, `leave`). In programs that the order does not name, every call goes on to the C library.
 //!
 //! Rules of this library, since it runs before and beneath everything else in the process:
 //! - it never allocates by itself: no `Vec`, no `String`, text only in a `Text` of its own; what it needs it maps;
@@ -14,9 +14,13 @@
 compile_error!("the preloaded heap knows Linux with the GNU C library only");
 
 mod cleaning;
+mod directory;
 mod exports;
 mod fork;
+mod handover;
+mod kernel_writes;
 mod large;
+mod leave;
 mod locks;
 mod mapped;
 mod memory;

@@ -110,6 +110,28 @@ impl Pool {
         region.states().get(first..first + bytes.div_ceil(self.grain))
     }
 
+    /// True where each node's pool has as many free pages as are used of it here: so many can be had, all at once.
+    pub fn has_room_for_copies(&self) -> bool {
+        let several_nodes = self.regions.iter().filter(|region| region.grains > 0).count() > 1;
+        let mut room = [None; MOST_NODES];
+        for (region, taken) in self.regions.iter().zip(&mut room) {
+            let pages = region.states().chunks((self.page / self.grain.max(1)).max(1));
+            let used = pages.filter(|states| states.contains(&Grain::Used)).count();
+            if used > 0 {
+                *taken = Some((map_pages(used, self.page, several_nodes.then_some(region.node)), used));
+            }
+        }
+        let mut enough = true;
+        for (mapped, pages) in room.into_iter().flatten() {
+            let populated = mapped.map_or(0, |start| populate(start, pages, self.page));
+            enough &= populated == pages;
+        }
+        for (mapped, pages) in room.into_iter().flatten() {
+            mapped.into_iter().for_each(|start| unmap(start, pages * self.page));
+        }
+        enough
+    }
+
     /// Calls `step` for each page of the pool with its address and whether anything in it is handed out, and forgets
     /// the page where `step` says that it is no pool page any more. False where a step failed.
     pub fn dissolve(&mut self, mut step: impl FnMut(usize, usize, bool) -> bool) -> bool {
@@ -189,13 +211,11 @@ impl Region {
     }
 
     fn take(wanted: &NodePages, page: usize, grain: usize, bind: bool) -> Option<Self> {
-        let size = (page.trailing_zeros() as c_int) << libc::MAP_HUGE_SHIFT;
         let mut pages = wanted.pages as usize;
         let start = loop {
             // Without MAP_NORESERVE the kernel says at once where the pool has too few pages, or where a cgroup
             // promises so many to nobody.
-            let mapped = pages.checked_mul(page).and_then(|all| map_anywhere(all, false, libc::MAP_HUGETLB | size));
-            if let Some(start) = mapped {
+            if let Some(start) = map_pages(pages, page, bind.then_some(wanted.node)) {
                 break start;
             }
             let refused = available(page).is_some_and(|available| available >= pages);
@@ -205,9 +225,6 @@ impl Region {
                 return None;
             }
         };
-        if bind {
-            bind_to_node(start, pages * page, wanted.node);
-        }
         let populated = populate(start, pages, page);
         if populated < pages {
             ACCOUNT.note(Shortage::PopulationRefused);
@@ -220,6 +237,16 @@ impl Region {
         }
         Some(Self { start, states: states? as *mut Grain, grains, node: wanted.node })
     }
+}
+
+/// Pages of the pool, none of them populated; of one node where it is named.
+fn map_pages(pages: usize, page: usize, node: Option<u32>) -> Option<usize> {
+    let size = (page.trailing_zeros() as c_int) << libc::MAP_HUGE_SHIFT;
+    let start = map_anywhere(pages.checked_mul(page)?, false, libc::MAP_HUGETLB | size)?;
+    if let Some(node) = node {
+        bind_to_node(start, pages * page, node);
+    }
+    Some(start)
 }
 
 /// Free pages of the pool that are promised to nobody, where the kernel says so.

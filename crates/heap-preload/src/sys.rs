@@ -99,34 +99,61 @@ pub fn copy(from: usize, to: usize, bytes: usize) {
     unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
 }
 
+/// Opens for reading. Not the C library's function, nor are the next ones: a thread that has been told to end by
+/// pthread_cancel(3) would do so in those, with locks of the heap in its hands.
+pub fn open(path: &CStr, more_flags: c_int) -> Option<c_int> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | more_flags;
+    // SAFETY:
+    // - the path ends with NUL.
+    let file = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
+    (file >= 0).then_some(file as c_int)
+}
+
+/// Closes a descriptor of our own.
+pub fn close(file: c_int) {
+    // SAFETY:
+    // - every caller passes a descriptor that it opened itself, once.
+    unsafe { libc::syscall(libc::SYS_close, file) };
+}
+
+/// Reads once, whatever signals come in between; 0 at the end.
+pub fn read(file: c_int, buffer: &mut [u8]) -> Option<usize> {
+    loop {
+        // SAFETY:
+        // - the kernel writes to nothing but the buffer, which is exclusively ours.
+        let count = unsafe { libc::syscall(libc::SYS_read, file, buffer.as_mut_ptr(), buffer.len()) };
+        // SAFETY:
+        // - the location of errno is valid for the calling thread at any time.
+        if count >= 0 || unsafe { *libc::__errno_location() } != libc::EINTR {
+            return usize::try_from(count).ok();
+        }
+    }
+}
+
+/// Writes once; nothing can be done where it is not taken.
+pub fn write(file: c_int, bytes: &[u8]) {
+    // SAFETY:
+    // - the bytes are readable for their whole length.
+    unsafe { libc::syscall(libc::SYS_write, file, bytes.as_ptr(), bytes.len()) };
+}
+
 /// Reads a file into a buffer, as far as it fits; the number of bytes read.
 pub fn read_file(path: &CStr, buffer: &mut [u8]) -> Option<usize> {
-    // SAFETY:
-    // - the path ends with NUL; open, read and close touch nothing but the buffer, which is exclusively ours.
-    unsafe {
-        let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-        if file < 0 {
-            return None;
+    let file = open(path, 0)?;
+    let mut length = 0;
+    while length < buffer.len() {
+        match read(file, &mut buffer[length..]) {
+            Some(count) if count > 0 => length += count,
+            _ => break,
         }
-        let mut length = 0;
-        while length < buffer.len() {
-            match libc::read(file, buffer[length..].as_mut_ptr().cast(), buffer.len() - length) {
-                0 => break,
-                count if count > 0 => length += count as usize,
-                _ if *libc::__errno_location() == libc::EINTR => {}
-                _ => break,
-            }
-        }
-        libc::close(file);
-        Some(length)
     }
+    close(file);
+    Some(length)
 }
 
 /// One line on standard error, without buffers or allocation.
 pub fn say(text: &str) {
-    // SAFETY:
-    // - the text is readable for its whole length; nothing can be done where standard error does not take it.
-    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+    write(2, text.as_bytes());
 }
 
 /// Milliseconds of a clock that costs no system call.

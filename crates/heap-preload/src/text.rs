@@ -33,7 +33,8 @@ impl Text {
         }
     }
 
-    fn as_path(&self) -> Option<&CStr> {
+    /// For the kernel; none where the text holds a NUL of its own.
+    pub fn as_path(&self) -> Option<&CStr> {
         CStr::from_bytes_until_nul(&self.bytes).ok()
     }
 }

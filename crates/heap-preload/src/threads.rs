@@ -1,5 +1,6 @@
 //! The other threads of this process, as the kernel lists them, and what each is doing.
 
+use crate::directory::for_each_number;
 use crate::sys::{map_anywhere, read_file, unmap};
 use core::ffi::{CStr, c_long};
 
@@ -42,57 +43,22 @@ impl Threads {
 
     fn list_once(&mut self) -> Option<()> {
         self.count = 0;
-        let mut buffer = [0u64; 512];
         // SAFETY:
-        // - gettid has no arguments; the path ends with NUL.
-        let (own, directory) = unsafe {
-            let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-            (libc::syscall(libc::SYS_gettid) as u32, libc::open(c"/proc/self/task".as_ptr(), flags))
-        };
-        if directory < 0 {
-            return None;
-        }
-        let whole = loop {
+        // - gettid has no arguments.
+        let own = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+        for_each_number(c"/proc/self/task", |thread| {
+            if thread == own {
+                return true;
+            }
+            if self.count == MOST_THREADS {
+                return false;
+            }
             // SAFETY:
-            // - the kernel writes whole records into the buffer, at most its length.
-            let length =
-                unsafe { libc::syscall(libc::SYS_getdents64, directory, buffer.as_mut_ptr(), size_of_val(&buffer)) };
-            if length <= 0 {
-                break length == 0;
-            }
-            if !self.take_records(&buffer, length as usize, own) {
-                break false;
-            }
-        };
-        // SAFETY:
-        // - the descriptor is ours.
-        unsafe { libc::close(directory) };
-        whole.then_some(())
-    }
-
-    /// Records of getdents64(2): inode and offset (8 bytes each), length (2), type (1), name.
-    fn take_records(&mut self, buffer: &[u64; 512], length: usize, own: u32) -> bool {
-        let mut at = 0;
-        while at < length {
-            // SAFETY:
-            // - the kernel wrote whole records up to `length`, each with its own length and a name that ends with NUL.
-            let (size, name) = unsafe {
-                let record = buffer.as_ptr().cast::<u8>().add(at);
-                (record.add(16).cast::<u16>().read_unaligned() as usize, CStr::from_ptr(record.add(19).cast()))
-            };
-            at += size;
-            let thread = name.to_str().ok().and_then(|name| name.parse::<u32>().ok());
-            if let Some(thread) = thread.filter(|&thread| thread != own) {
-                if self.count == MOST_THREADS {
-                    return false;
-                }
-                // SAFETY:
-                // - the list has room for MOST_THREADS numbers.
-                unsafe { (self.start as *mut u32).add(self.count).write(thread) };
-                self.count += 1;
-            }
-        }
-        true
+            // - the list has room for MOST_THREADS numbers.
+            unsafe { (self.start as *mut u32).add(self.count).write(thread) };
+            self.count += 1;
+            true
+        })
     }
 }
 

@@ -1,12 +1,16 @@
 // Fills so many MiB in small blocks, forks, and says what came of it; a child must find everything as it was.
 //
-//   forks_with_a_filled_heap MEBIBYTES
+//   forks_with_a_filled_heap MEBIBYTES [aio]
+//
+// With `aio` it could read asynchronously.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +33,11 @@ int main(int words, char **word) {
     blocks = malloc(count * sizeof *blocks);
     for (size_t i = 0; i < count; i++)
         memset(blocks[i] = malloc(SIZE), (int)(i + 1), SIZE);
+    unsigned long context = 0;
+    if (words > 2 && syscall(SYS_io_setup, 8, &context)) {
+        perror("io_setup");
+        return 2;
+    }
     pid_t child = fork();
     if (child == 0)
         _exit(is_whole() ? 0 : 3);

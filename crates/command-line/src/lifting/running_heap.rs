@@ -90,6 +90,9 @@ impl RunningHeap {
                 Shortage::PopulationRefused => Some("a limit refused pages that the pool had (cgroup or cpuset)"),
                 Shortage::UsedUp => Some("the pages taken at the start are used up"),
                 Shortage::Forked => Some("it forked, and left the pool before"),
+                Shortage::SpentOnFork => {
+                    Some("it forked while it read asynchronously, and gave back what of the pool it did not use")
+                }
             },
         }
     }

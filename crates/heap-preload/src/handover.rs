@@ -1,0 +1,54 @@
+//! A parent that waits until its child has left the pool: a pipe whose other end the child closes, at the latest by its
+//! end.
+
+use crate::sys::{close, read, write};
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
+/// No descriptor.
+const NONE: c_int = -1;
+
+pub struct Handover {
+    from_child: AtomicI32,
+    to_parent: AtomicI32,
+}
+
+impl Handover {
+    pub const fn new() -> Self {
+        Self { from_child: AtomicI32::new(NONE), to_parent: AtomicI32::new(NONE) }
+    }
+
+    /// To be called before the fork; false where there is no descriptor left.
+    pub fn begin(&self) -> bool {
+        let mut ends = [NONE; 2];
+        // SAFETY:
+        // - the kernel writes two descriptors.
+        if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+            return false;
+        }
+        self.from_child.store(ends[0], Relaxed);
+        self.to_parent.store(ends[1], Relaxed);
+        true
+    }
+
+    pub fn is_under_way(&self) -> bool {
+        self.to_parent.load(Relaxed) != NONE
+    }
+
+    /// Returns when the child has left, or there is none.
+    pub fn await_child(&self) {
+        close(self.to_parent.swap(NONE, Relaxed));
+        let from = self.from_child.swap(NONE, Relaxed);
+        // A byte, the end of the pipe, or an error: nothing more is to come in any case.
+        let _ = read(from, &mut [0]);
+        close(from);
+    }
+
+    /// Lets the parent go on.
+    pub fn end_in_child(&self) {
+        close(self.from_child.swap(NONE, Relaxed));
+        let to = self.to_parent.swap(NONE, Relaxed);
+        write(to, &[0]);
+        close(to);
+    }
+}

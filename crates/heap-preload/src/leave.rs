@@ -1,0 +1,120 @@
+//! Leaving the pool: what the heap holds in it moves to transparent huge pages at the same addresses, and the rest goes
+//! back. By the process itself, while all others of its threads stand still, or by its child.
+
+use crate::large::Large;
+use crate::memory::available;
+use crate::stop::stop_others;
+use crate::sys::{advise, base_page, copy, map_anywhere, unmap};
+use crate::{ACCOUNT, forget, kernel_writes};
+use core::ffi::c_void;
+use core::sync::atomic::Ordering::Relaxed;
+use heap_contract::Shortage;
+
+/// Whether the heap is still on the pool, and why.
+pub enum Stay {
+    /// It has left.
+    Left,
+    /// The kernel may be writing to it, or a thread that cannot be stopped: only a child can leave.
+    MayBeWrittenTo,
+    /// There is no memory beside the pool for what it holds.
+    Failed,
+}
+
+/// Leaves the pool. The caller holds the heap's lock.
+pub fn leave(large: &mut Large) -> Stay {
+    if large.pool.is_empty() {
+        return Stay::Left;
+    }
+    if available().is_some_and(|bytes| bytes < ACCOUNT.pool_used.load(Relaxed)) {
+        return Stay::Failed;
+    }
+    // Before, since the kernel's workers do not stop, and again when nobody is left who could ask for another read.
+    if kernel_writes::may_be_under_way() {
+        return Stay::MayBeWrittenTo;
+    }
+    let Some(_stopped) = stop_others() else { return Stay::MayBeWrittenTo };
+    if kernel_writes::may_be_under_way() {
+        return Stay::MayBeWrittenTo;
+    }
+    if leave_all(large) { Stay::Left } else { Stay::Failed }
+}
+
+/// In a child, which has one thread and shares its pages with the parent. The caller holds the heap's lock.
+pub fn child_leaves(large: &mut Large) -> bool {
+    leave_all(large)
+}
+
+fn leave_all(large: &mut Large) -> bool {
+    let done = large.pool.dissolve(leave_page);
+    if done && ACCOUNT.pool_taken.load(Relaxed) > 0 {
+        forget(ACCOUNT.mapped_used.fetch_add(ACCOUNT.pool_used.swap(0, Relaxed), Relaxed));
+        ACCOUNT.pool_taken.store(0, Relaxed);
+        ACCOUNT.note(Shortage::Forked);
+    }
+    done
+}
+
+/// True where the pool has as many free pages as the heap uses, once those that it does not use have gone back if need
+/// be. The caller holds the heap's lock.
+pub fn make_room_for_copies(large: &mut Large) -> bool {
+    if large.pool.has_room_for_copies() {
+        return true;
+    }
+    let mut given_back = 0;
+    large.pool.dissolve(|start, bytes, used| {
+        if !used {
+            unmap(start, bytes);
+            given_back += bytes as u64;
+        }
+        !used
+    });
+    if given_back == 0 {
+        return false;
+    }
+    forget(ACCOUNT.pool_taken.fetch_sub(given_back, Relaxed));
+    ACCOUNT.note(Shortage::SpentOnFork);
+    large.pool.has_room_for_copies()
+}
+
+/// Moves the contents of a pool page to transparent huge pages at the same address, or gives an unused one back.
+fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
+    if !used {
+        unmap(start, bytes);
+        return true;
+    }
+    let Some(new) = map_anywhere(bytes, false, 0) else { return false };
+    let aligned = new.is_multiple_of(bytes);
+    let new = if aligned {
+        new
+    } else {
+        unmap(new, bytes);
+        let Some(wide) = map_anywhere(bytes * 2, false, 0) else { return false };
+        let inside = wide.next_multiple_of(bytes);
+        unmap(wide, inside - wide);
+        unmap(inside + bytes, wide + bytes - inside);
+        inside
+    };
+    advise(new, bytes, libc::MADV_HUGEPAGE);
+    let page = base_page();
+    for offset in (0..bytes).step_by(page) {
+        if !is_zero(start + offset, page) {
+            copy(start + offset, new + offset, page);
+        }
+    }
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY:
+    // - both ranges are this heap's, of the same length, and hold the same bytes; every other thread is
+    //   stopped, or this is a child with one thread.
+    let moved = unsafe { libc::mremap(new as *mut c_void, bytes, bytes, flags, start as *mut c_void) };
+    if moved == libc::MAP_FAILED {
+        unmap(new, bytes);
+    }
+    moved != libc::MAP_FAILED
+}
+
+fn is_zero(start: usize, bytes: usize) -> bool {
+    // SAFETY:
+    // - the range is resident memory of this heap, aligned to a page, that nobody writes to now.
+    let words = unsafe { core::slice::from_raw_parts(start as *const u64, bytes / 8) };
+    words.iter().all(|&word| word == 0)
+}
