@@ -149,7 +149,12 @@ impl Bench {
 
     /// So many pages of one size, or the reason why there are none.
     pub(crate) fn reserve_pages(&self, page: PageSize, pages: u64) -> Result<PoolReservation, String> {
-        reserve_pages(page, pages, &self.interrupted)
+        reserve_pages(move || PoolReservation::of(page, pages), &self.interrupted)
+    }
+
+    /// As many as there are, up to so many.
+    pub(crate) fn reserve_up_to(&self, page: PageSize, most: u64) -> Result<PoolReservation, String> {
+        reserve_pages(move || PoolReservation::up_to(page, most), &self.interrupted)
     }
 
     /// True where the command line names this part of a benchmark, or the benchmark as a whole, or nothing.
@@ -274,13 +279,16 @@ fn build_pagelift() -> Result<PathBuf> {
 }
 
 /// As [`Bench::reserve_pages`].
-fn reserve_pages(page: PageSize, pages: u64, interrupted: &AtomicBool) -> Result<PoolReservation, String> {
+fn reserve_pages(
+    reserve: impl FnOnce() -> Result<PoolReservation> + Send + 'static,
+    interrupted: &AtomicBool,
+) -> Result<PoolReservation, String> {
     if !is_root() {
         return Err("hugetlb pages are reserved by root only; run `sudo make bench`".to_owned());
     }
     // The lock may be held for long by a test, and taking it cannot be interrupted: so it is taken by a thread.
     let (sender, receiver) = channel();
-    std::thread::spawn(move || sender.send(PoolReservation::of(page, pages)));
+    std::thread::spawn(move || sender.send(reserve()));
     for waited in 0u32.. {
         match receiver.recv_timeout(Duration::from_millis(100)) {
             Ok(reservation) => return reservation.map_err(|error| format!("{error:#}")),
@@ -331,7 +339,8 @@ impl Observer for Watch {
         self.pool = None;
         if let Some(bytes) = self.pools.get(contestant).copied().flatten() {
             let page = default_huge_page().map_err(|error| format!("{error:#}"))?;
-            self.pool = Some(reserve_pages(page, page.pages_for(bytes), &self.interrupted)?);
+            let of = move || PoolReservation::of(page, page.pages_for(bytes));
+            self.pool = Some(reserve_pages(of, &self.interrupted)?);
         }
         Ok(())
     }

@@ -199,16 +199,17 @@ fn exchanged(bench: &mut Bench, program: &Path, mebibytes: u64, exchanges: u32) 
     Ok(())
 }
 
-/// The same on the machine's next larger pool pages, where so many can be had.
+/// The same on the machine's next larger pool pages. Where not all that it takes can be had, the heap has those that
+/// there are, goes on without, and is seen beside the plain program.
 fn on_largest_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32) -> Result<()> {
     let Ok(page) = PageSize::new(1 << 30) else { return Ok(()) };
     let title = format!("{} on {page}", name(mebibytes));
-    let pages = page.pages_for(needed(mebibytes));
     if !is_root() || !pagelift_tests::pool_file(page, "nr_hugepages").exists() {
         bench.report.skip(title, "needs root and a machine with pages of 1 GiB".to_owned());
         return Ok(());
     }
-    let _pool = match bench.reserve_pages(page, pages) {
+    let wanted = page.pages_for(needed(mebibytes));
+    let pool = match bench.reserve_up_to(page, wanted) {
         Ok(pool) => pool,
         Err(reason) => {
             bench.report.skip(title, reason);
@@ -216,7 +217,15 @@ fn on_largest_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u3
         }
     };
     let words = words_of(program, mebibytes);
-    let reserve = (page.bytes() * page.pages_for(needed(mebibytes))).to_string();
-    let lifted = bench.lifted("--heap=1G", &["-q", "--heap=1G", "--heap-reserve", &reserve], &words);
-    one_group(bench, &title, vec![by_hand(&words, page), lifted], turns)
+    let reserve = (page.bytes() * pool.pages()).to_string();
+    let lifted = |name: &str| bench.lifted(name, &["-q", "--heap=1G", "--heap-reserve", &reserve], &words);
+    if pool.pages() == wanted {
+        let arms = vec![by_hand(&words, page), lifted("--heap=1G")];
+        return one_group(bench, &title, arms, turns);
+    }
+    let left = wanted - pool.pages();
+    let some = lifted(&format!("--heap=1G, {} of {wanted} pages", pool.pages()));
+    bench.report.skip(format!("{title}: by hand"), format!("the kernel had no room for {left} of {wanted} pages"));
+    let auto = bench.lifted("--heap=auto", &["-q", "--heap=auto"], &words);
+    one_group(bench, &title, vec![Arm::new("plain", &words).silent(), auto, some], turns)
 }

@@ -37,6 +37,26 @@ impl PoolReservation {
     /// # Errors
     /// Not root, a size that the machine does not have, or memory too fragmented, also after compaction.
     pub fn of(page: PageSize, pages: u64) -> Result<Self> {
+        let reservation = Self::begin(page, pages)?;
+        reservation.resize(pages)?;
+        Ok(reservation)
+    }
+
+    /// As many pages of one size as the kernel gives, up to `most`, for what can do with fewer; at least one.
+    ///
+    /// # Errors
+    /// As for [`PoolReservation::of`], where there is none.
+    pub fn up_to(page: PageSize, most: u64) -> Result<Self> {
+        let mut reservation = Self::begin(page, most)?;
+        if let Err(error) = reservation.resize(most) {
+            reservation.pages = available_pages(page)?;
+            ensure!(reservation.pages > 0, error);
+        }
+        Ok(reservation)
+    }
+
+    /// Takes the lock, and notes what is to be put back.
+    fn begin(page: PageSize, pages: u64) -> Result<Self> {
         let lock = lock_pool()?;
         // The kernel would take all memory that there is for a pool that it cannot fill.
         let (wanted, found) = (pages.saturating_mul(page.bytes()), meminfo("MemAvailable").unwrap_or(0));
@@ -55,7 +75,6 @@ impl PoolReservation {
         if overcommitted {
             fs::write(&overcommit, "0").context("the pool's overcommit cannot be set")?;
         }
-        reservation.resize(pages)?;
         Ok(reservation)
     }
 
