@@ -31,7 +31,7 @@ pub(crate) struct Crowd<'a> {
 }
 
 impl Crowd<'_> {
-    /// Starts all processes of each arm in turn and prints what they take; the figures go into the last series' notes.
+    /// Starts all processes of each arm in turn and prints what they take; the figures go into the notes of the arm's last series.
     pub(crate) fn measure(&self, bench: &mut Bench) -> Result<()> {
         let mut rows = table(&["", "memory of all", "anonymous", "files", "images", "on huge pages", "of each"]);
         for (number, arm) in self.arms.iter().enumerate() {
@@ -47,8 +47,8 @@ impl Crowd<'_> {
             let mut row = vec![arm.name.clone()];
             row.extend([all, anonymous, files, images, huge, all / self.processes as u64].map(format_bytes));
             rows.add_row(row);
-            let series = bench.report.series.last_mut().context("the series was taken in")?;
-            if let Some(facts) = series.contestants.iter_mut().find(|facts| facts.name == arm.name) {
+            let mut facts = bench.report.series.iter_mut().flat_map(|series| &mut series.contestants);
+            if let Some(facts) = facts.rfind(|facts| facts.name == arm.name) {
                 let note =
                     format!("{} processes of {} take {all} bytes (sum of Pss)", self.processes, self.words.join(" "));
                 facts.notes.push(note);
