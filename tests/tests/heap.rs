@@ -191,6 +191,12 @@ fn forks() -> Vec<Trial> {
             }
             whole_pool_becomes_free(t)
         }),
+        trial("no_cancelled_thread_ends_in_a_fork/pool", pool_of(100), |t| {
+            for _ in 0..5 {
+                on_pool_run(t, "forks_in_a_cancelled_thread.c", &[], 100)?;
+            }
+            whole_pool_is_free(t)
+        }),
         trial("redis_saves_from_the_pool", redis_needs(), redis_saves_from_the_pool),
         trial("a_fork_beyond_a_limit_of_memory_is_refused", limit_needs(), a_fork_beyond_a_limit),
     ]

@@ -5,7 +5,7 @@
 //! that block signals leave it out, so that also threads that block all signals get it. Ours carry a mark; what carries
 //! none goes on to the C library's own handler. A call that a thread sleeps in goes on as if nothing had happened.
 
-use crate::sys::{KeepErrno, map_anywhere, milliseconds};
+use crate::sys::{KeepErrno, map_anywhere, milliseconds, pause};
 use crate::threads::{Call, MOST_THREADS, Threads, blocks, call_of};
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::{
@@ -90,10 +90,7 @@ fn stop_all(threads: &mut Threads) -> bool {
             return true;
         }
         new.for_each(|&thread| send(thread));
-        let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
-        // SAFETY:
-        // - the time is valid and the rest is not asked for.
-        unsafe { libc::nanosleep(&pause, core::ptr::null_mut()) };
+        pause();
     }
 }
 

@@ -165,6 +165,14 @@ pub fn milliseconds() -> u64 {
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
+/// Sleeps for a moment, or until a signal comes.
+pub fn pause() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
+    // SAFETY:
+    // - the time is valid and the rest is not asked for.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &time, core::ptr::null_mut::<libc::timespec>()) };
+}
+
 /// Size of an ordinary page.
 pub fn base_page() -> usize {
     // SAFETY:
