@@ -48,7 +48,8 @@ start() {
     : >/tmp/out
     "$@" </tmp/in >/tmp/out 2>/tmp/err &
     pid=$!
-    exec 3>/tmp/in
+    # For reading, too, which waits for nobody: an orphan that ends meanwhile would interrupt it, and end this shell.
+    exec 3<>/tmp/in
     tries=0
     until grep -q '^ready' /tmp/out || [ $tries -ge 600 ] || [ ! -d /proc/$pid ]; do
         usleep 50000
