@@ -46,9 +46,10 @@ impl Handover {
 
     /// Lets the parent go on.
     pub fn end_in_child(&self) {
-        close(self.from_child.swap(NONE, Relaxed));
         let to = self.to_parent.swap(NONE, Relaxed);
+        // While there is a reader, here: where the parent has been killed, writing would end this process (SIGPIPE).
         write(to, &[0]);
         close(to);
+        close(self.from_child.swap(NONE, Relaxed));
     }
 }

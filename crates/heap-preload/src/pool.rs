@@ -2,7 +2,7 @@
 //! meet an empty pool; handed out in grains of a transparent huge page, whatever the pool's page size is.
 
 use crate::sys::{advise, map_anywhere, read_file, unmap};
-use crate::{ACCOUNT, forget};
+use crate::{ACCOUNT, NODES, forget};
 use core::ffi::{CStr, c_int, c_ulong, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 use heap_contract::{MOST_NODES, NodePages, Shortage};
@@ -53,8 +53,7 @@ impl Pool {
         self.page = page;
         self.grain = grain.min(page);
         for (region, wanted) in self.regions.iter_mut().zip(order).filter(|(_, wanted)| wanted.pages > 0) {
-            let several_nodes = order.iter().filter(|node| node.pages > 0).count() > 1;
-            if let Some(taken) = Region::take(wanted, page, self.grain, several_nodes) {
+            if let Some(taken) = Region::take(wanted, page, self.grain, NODES.load(Relaxed) > 1) {
                 *region = taken;
                 forget(ACCOUNT.pool_taken.fetch_add((region.grains * self.grain) as u64, Relaxed));
             }
@@ -112,7 +111,8 @@ impl Pool {
 
     /// True where each node's pool has as many free pages as are used of it here: so many can be had, all at once.
     pub fn has_room_for_copies(&self) -> bool {
-        let several_nodes = self.regions.iter().filter(|region| region.grains > 0).count() > 1;
+        // As they were taken: bound to their nodes, where there were several.
+        let several_nodes = NODES.load(Relaxed) > 1;
         let mut room = [None; MOST_NODES];
         for (region, taken) in self.regions.iter().zip(&mut room) {
             let pages = region.states().chunks((self.page / self.grain.max(1)).max(1));
