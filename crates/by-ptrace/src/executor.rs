@@ -2,9 +2,8 @@
 
 use crate::Injector;
 use crate::arch::numbers;
-use crate::calls::{self, PRIVATE_FILE, failed, mmap_flags, not_made};
+use crate::calls::{self, IMAGE, failed, mmap_flags, not_made};
 use crate::injection::{OpenFile, arguments_to_open};
-use crate::memory;
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use kernel_calls::numbers as linux;
 use kernel_calls::pagemap::Pagemap;
@@ -86,6 +85,34 @@ impl<'a> ProcessExecutor<'a> {
         }
         self.write(scratch, &bytes)?;
         self.call("openat", numbers::SYS_openat, arguments_to_open(scratch))
+    }
+
+    fn map_image(
+        &mut self,
+        path: &str,
+        offset: u64,
+        range: AddressRange,
+        protection: Protection,
+        flags: i32,
+    ) -> Result<Address, CallError> {
+        let descriptor = self.open_image(path)?;
+        let arguments = [range.start().0, range.len(), protection.bits() as u64, flags as u64, descriptor, offset];
+        self.call("mmap of an image", numbers::SYS_mmap, arguments).map(Address)
+    }
+
+    /// The image's descriptor in the process.
+    fn open_image(&mut self, path: &str) -> Result<u64, CallError> {
+        if let Ok(Some(opened)) = self.injector.take_opened() {
+            self.close_image();
+            self.image = Some(opened);
+        }
+        if let Some(image) = self.image.as_ref().filter(|image| image.path == path) {
+            return Ok(image.descriptor);
+        }
+        self.close_image();
+        let descriptor = self.open_file(path)?;
+        self.image = Some(OpenFile { path: path.to_owned(), descriptor });
+        Ok(descriptor)
     }
 
     fn mappings(&self) -> Result<AddressSpace, CallError> {
@@ -212,28 +239,17 @@ impl Executor for ProcessExecutor<'_> {
     }
 
     fn map_file(&mut self, path: &str, offset: u64, length: u64, protection: Protection) -> Result<Address, CallError> {
-        if let Ok(Some(opened)) = self.injector.take_opened() {
-            self.close_image();
-            self.image = Some(opened);
-        }
-        let descriptor = match &self.image {
-            Some(image) if image.path == path => image.descriptor,
-            _ => {
-                self.close_image();
-                let descriptor = self.open_file(path)?;
-                self.image = Some(OpenFile { path: path.to_owned(), descriptor });
-                descriptor
-            }
-        };
-        let arguments = [0, length, protection.bits() as u64, PRIVATE_FILE as u64, descriptor, offset];
-        self.call("mmap of an image", numbers::SYS_mmap, arguments).map(Address)
+        self.map_image(path, offset, AddressRange::sized(Address(0), length), protection, IMAGE)
     }
 
-    fn touch(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
-        if memory::read_of_each(self.injector.pid(), range, page).is_ok() {
-            return Ok(());
-        }
-        self.madvise("madvise(MADV_POPULATE_READ)", range, linux::MADV_POPULATE_READ)
+    fn map_file_at(
+        &mut self,
+        path: &str,
+        offset: u64,
+        range: AddressRange,
+        protection: Protection,
+    ) -> Result<(), CallError> {
+        self.map_image(path, offset, range, protection, IMAGE | libc::MAP_FIXED).map(drop)
     }
 
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {

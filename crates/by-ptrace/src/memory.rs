@@ -1,31 +1,9 @@
 //! Memory of another process.
 
-use address_space::{Address, AddressRange, PageSize};
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
+use address_space::Address;
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::os::unix::fs::FileExt;
-
-/// One call reads at most so many places (`UIO_MAXIOV`, process_vm_readv(2)).
-const PLACES_AT_ONCE: usize = 1024;
-
-/// Reads one byte of each page, which maps the pages in the other process without its doing anything.
-///
-/// # Errors
-/// The kernel's: not permitted, or a page that cannot be read. The pages before it are mapped.
-pub fn read_of_each(pid: Pid, range: AddressRange, page: PageSize) -> io::Result<()> {
-    let places: Vec<RemoteIoVec> =
-        range.pages(page).map(|page| RemoteIoVec { base: page.start().0 as usize, len: 1 }).collect();
-    for some in places.chunks(PLACES_AT_ONCE) {
-        let mut bytes = [0; PLACES_AT_ONCE];
-        let read = process_vm_readv(pid, &mut [IoSliceMut::new(&mut bytes[..some.len()])], some)?;
-        if read < some.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-    }
-    Ok(())
-}
 
 /// The memory of a process that we trace, through `/proc/PID/mem`.
 pub struct RemoteMemory {

@@ -6,7 +6,7 @@ use alloc::string::ToString;
 use lift_plan::Reason;
 
 /// The number of "function not implemented", the same on every Linux architecture.
-const ENOSYS: i32 = 38;
+pub(crate) const ENOSYS: i32 = 38;
 
 /// The pages behind new anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +96,8 @@ pub trait Executor {
     /// Where a byte of either side cannot be accessed.
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError>;
 
-    /// Maps `length` bytes of a file anywhere, private, with its final protection.
+    /// Maps `length` bytes of a file anywhere, private, with its final protection. What the kernel has of it in memory is
+    /// in the page tables afterwards (`MAP_POPULATE`), so that the first accesses need not do that; nothing depends on it.
     ///
     /// # Errors
     /// Whatever `open` and `mmap` give; `ENOSYS` from an executor that knows no shared images.
@@ -110,13 +111,19 @@ pub trait Executor {
         Err(CallError { call: "mapping a shared image", errno: ENOSYS })
     }
 
-    /// Maps what backs `range`, in pages of this size, into the page tables (`MADV_POPULATE_READ`, Linux 5.14, or a read
-    /// of each page).
+    /// The same in place of what is mapped at `range`, by one system call (`MAP_FIXED`).
     ///
     /// # Errors
-    /// Whatever the calls give. Nothing depends on it but the time of the first access.
-    fn touch(&mut self, _range: AddressRange, _page: PageSize) -> Result<(), CallError> {
-        Err(CallError { call: "madvise(MADV_POPULATE_READ)", errno: ENOSYS })
+    /// Whatever `open` and `mmap` give; `ENOSYS` from an executor that maps files elsewhere only. Where the kernel runs out
+    /// of memory of its own, what was mapped may be gone (before Linux 6.12).
+    fn map_file_at(
+        &mut self,
+        _path: &str,
+        _offset: u64,
+        _range: AddressRange,
+        _protection: Protection,
+    ) -> Result<(), CallError> {
+        Err(CallError { call: "mapping a shared image in place", errno: ENOSYS })
     }
 
     /// Names private anonymous memory (`PR_SET_VMA_ANON_NAME`, Linux 5.17).

@@ -10,7 +10,7 @@ const TRIES: usize = 16;
 const EXISTS: i32 = 17;
 
 /// Tries a call that restores memory until it succeeds, within reason.
-pub(crate) fn persist(mut call: impl FnMut() -> Result<(), CallError>) -> Result<(), CallError> {
+pub(crate) fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Result<T, CallError> {
     let mut result = call();
     for _ in 1..TRIES {
         if result.is_ok() {

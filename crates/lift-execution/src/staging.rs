@@ -1,7 +1,7 @@
 //! The state of one part while its steps are executed, and how to undo it.
 
 use crate::aside::Aside;
-use crate::executor::{Backing, CallError, Executor};
+use crate::executor::{Backing, CallError, ENOSYS, Executor};
 use crate::restoring::{Place, persist, put_copy};
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
 use alloc::vec::Vec;
@@ -25,6 +25,24 @@ pub(crate) struct PartState<'a> {
     aside: Option<Aside>,
 }
 
+/// A shared image that is to be shown in a range.
+struct Shown<'a> {
+    range: AddressRange,
+    path: &'a str,
+    offset: u64,
+    protection: Protection,
+}
+
+impl Shown<'_> {
+    fn map_in_place(&self, executor: &mut impl Executor) -> Result<(), CallError> {
+        executor.map_file_at(self.path, self.offset, self.range, self.protection)
+    }
+
+    fn map_elsewhere(&self, executor: &mut impl Executor) -> Result<Address, CallError> {
+        executor.map_file(self.path, self.offset, self.range.len(), self.protection)
+    }
+}
+
 impl<'a> PartState<'a> {
     pub fn new(range: AddressRange, before: &'a AddressSpace) -> Self {
         let kept = RangeSet::from_iter([range]);
@@ -35,12 +53,10 @@ impl<'a> PartState<'a> {
     pub fn step(&mut self, executor: &mut impl Executor, step: &Step) -> Result<(), Reason> {
         match step {
             Step::MapStaging { range, source, size } => self.map_staging(executor, *range, *source, *size)?,
-            Step::MapImage { range, path, offset, protection } => {
-                self.copy_at = Some(executor.map_file(path, *offset, range.len(), *protection)?);
-                self.staged.insert(*range);
+            Step::ShowImage { range, path, offset, protection } => {
+                let image = Shown { range: *range, path, offset: *offset, protection: *protection };
+                self.show_image(executor, &image)?;
             }
-            // Without it the first accesses do the same, one huge page at a time.
-            Step::TouchInPlace(range, size) => drop(executor.touch(*range, *size)),
             Step::PopulateStaging(range, size) => self.populate_staging(executor, *range, *size)?,
             Step::CollapseStaging(range, size) => self.collapse_staging(executor, *range, *size),
             Step::KeepHuge(range, size) => self.keep_huge(executor, *range, *size)?,
@@ -114,6 +130,39 @@ impl<'a> PartState<'a> {
             }
         }
         executor.advise_huge(wanted)
+    }
+
+    /// In place at once, or where the executor cannot, elsewhere and then moved.
+    fn show_image(&mut self, executor: &mut impl Executor, image: &Shown<'_>) -> Result<(), CallError> {
+        let range = image.range;
+        match image.map_in_place(executor) {
+            Ok(()) => {}
+            Err(CallError { errno: ENOSYS, .. }) => {
+                self.copy_at = Some(image.map_elsewhere(executor)?);
+                self.staged.insert(range);
+                return self.swap(executor);
+            }
+            Err(error) if executor.space().is_ok_and(|space| space.is_fully_mapped(range)) => return Err(error),
+            Err(error) => self.show_again(executor, image, error)?,
+        }
+        self.swapped.insert(range);
+        Ok(())
+    }
+
+    /// The kernel has removed what was there and then failed. The image shows the same.
+    fn show_again(&self, executor: &mut impl Executor, image: &Shown<'_>, error: CallError) -> Result<(), CallError> {
+        if persist(|| image.map_in_place(executor)).is_ok() {
+            return Ok(());
+        }
+        // What is mapped anywhere would come to lie in the gap.
+        persist(|| executor.map_at(image.range, Backing::Ordinary))?;
+        let copy = AddressRange::sized(persist(|| image.map_elsewhere(executor))?, image.range.len());
+        if persist(|| executor.move_to(copy, image.range.start())).is_ok() {
+            return Ok(());
+        }
+        put_copy(executor, self.before, image.range, copy.start(), Place::Laid)?;
+        let _ = persist(|| executor.unmap(copy));
+        Err(error)
     }
 
     fn populate_staging(

@@ -29,6 +29,7 @@ fn kernel(ground: &Ground, huge_pages: u64, at_fault: bool) -> SimulatedKernel {
         base_page: ground.base_page,
         pools: ground.pool.map(|size| (size, POOL_PAGES)).into_iter().collect(),
         pool_charge: u64::MAX,
+        maps_in_place: true,
         images: ground.file.map(|path| image(path, ground.base_page)).into_iter().collect(),
         thp: ground.thp.map(|size| SimulatedThp { size, left: huge_pages, at_fault, splits_every: None }),
         movable_hugetlb: ground.movable_hugetlb,

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 /// One step. Ranges are those of the process; a step on the staging copy means the same range in the copy.
 ///
 /// Up to and including [`Step::SealStaging`] nothing the program can see has changed, so that a failure only means that
-/// the staging copy is dropped. [`Step::Swap`] is one system call.
+/// the staging copy is dropped. [`Step::Swap`] and [`Step::ShowImage`] are one system call each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Map memory for a copy of the range elsewhere, readable and writable.
@@ -21,8 +21,9 @@ pub enum Step {
         /// Their size.
         size: PageSize,
     },
-    /// Map a shared image elsewhere, with its final protection.
-    MapImage {
+    /// Show a shared image in place of the range, by one system call, with its final protection and with its pages in the
+    /// page tables already.
+    ShowImage {
         /// The range that the image is to show.
         range: AddressRange,
         /// The image's path.
@@ -44,8 +45,6 @@ pub enum Step {
     SealStaging(AddressRange, Protection),
     /// Put the staging copy in place, one call for each run that is kept.
     Swap(AddressRange),
-    /// Map what is in place now into the page tables, so that the first run does not have to.
-    TouchInPlace(AddressRange, PageSize),
     /// Move one mapping aside (before Linux 5.16).
     MoveAside(AddressRange),
     /// Map huge pages in the place that was left.
@@ -69,8 +68,7 @@ impl Step {
     pub fn ranges(&self) -> Vec<AddressRange> {
         match self {
             Self::MapStaging { range, .. }
-            | Self::MapImage { range, .. }
-            | Self::TouchInPlace(range, _)
+            | Self::ShowImage { range, .. }
             | Self::PopulateStaging(range, _)
             | Self::CollapseStaging(range, _)
             | Self::KeepHuge(range, _)
@@ -122,11 +120,7 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
         }
         Way::MapImage { path, offset } => {
             let (path, protection) = (path.clone(), lift.protection);
-            vec![
-                Step::MapImage { range, path, offset: *offset, protection },
-                Step::Swap(range),
-                Step::TouchInPlace(range, attempt.page_size),
-            ]
+            vec![Step::ShowImage { range, path, offset: *offset, protection }]
         }
         Way::InPlace { collapse } => {
             let mut steps = vec![Step::AdviseInPlace(range)];

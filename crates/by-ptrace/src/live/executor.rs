@@ -9,8 +9,7 @@ use super::page::CallPage;
 use super::stop::{LiveProcess, Standstill, StopError};
 use crate::RemoteMemory;
 use crate::arch::{self, numbers};
-use crate::calls::{self, PRIVATE_FILE, failed};
-use crate::memory;
+use crate::calls::{self, IMAGE, PRIVATE_FILE, failed};
 use address_space::{
     Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
 };
@@ -182,12 +181,23 @@ impl LiveExecutor {
         length: u64,
         protection: Protection,
     ) -> Result<Address, CallError> {
+        self.map_as(PRIVATE_FILE, path, offset, length, protection)
+    }
+
+    fn map_as(
+        &mut self,
+        how: i32,
+        path: &[u8],
+        offset: u64,
+        length: u64,
+        protection: Protection,
+    ) -> Result<Address, CallError> {
         let start = self.with_thread(|calls| {
             let at = calls.place(path)?;
             let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
             let arguments = [libc::AT_FDCWD as u64, at.0, flags, 0, 0, 0];
             let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments)?;
-            let arguments = [0, length, protection.bits() as u64, PRIVATE_FILE as u64, descriptor, offset];
+            let arguments = [0, length, protection.bits() as u64, how as u64, descriptor, offset];
             let mapped = calls.call("mmap of its file", numbers::SYS_mmap, arguments);
             // Linux closes a descriptor even where close reports an error (close(2)).
             let _ = calls.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
@@ -434,14 +444,7 @@ impl Executor for LiveExecutor {
     fn map_file(&mut self, path: &str, offset: u64, length: u64, protection: Protection) -> Result<Address, CallError> {
         let mut bytes = path.as_bytes().to_vec();
         bytes.push(0);
-        self.map_own_file(&bytes, offset, length, protection)
-    }
-
-    fn touch(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
-        if memory::read_of_each(self.process.pid(), range, page).is_ok() {
-            return Ok(());
-        }
-        self.with_thread(|calls| calls.advise("madvise(MADV_POPULATE_READ)", range, linux::MADV_POPULATE_READ))
+        self.map_as(IMAGE, &bytes, offset, length, protection)
     }
 
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {

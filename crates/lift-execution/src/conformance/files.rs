@@ -2,6 +2,7 @@
 
 use super::{Check, Checked, Ground, Needs, Subject, call, expect, expect_bytes, refused};
 use crate::Backing;
+use crate::executor::{CallError, ENOSYS};
 use address_space::{AddressRange, Protection};
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -14,6 +15,7 @@ pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
     vec![
         check("a_file_is_mapped_privately_from_its_offset_on", mapped),
         check("a_mapped_file_moves_over_others", moved),
+        check("a_file_is_mapped_in_place_of_others_or_elsewhere_only", in_place),
         check("a_file_that_is_not_there_is_an_error", missing),
     ]
 }
@@ -37,7 +39,6 @@ fn mapped<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
             && found.iter().all(|m| m.path() == Some(path) && m.protection == protection && !m.shared)
             && found.iter().all(|m| m.offset.wrapping_sub(m.range.start().0) == offset.wrapping_sub(range.start().0));
         expect(before.is_free(range) && right, || format!("{range} should be {path} from {offset} on: {found:?}"))?;
-        call(subject.touch(range, ground.base_page))?;
     }
     let bytes = call(subject.read_memory(first))?;
     expect_bytes(subject, second, &bytes[page as usize..])
@@ -52,6 +53,33 @@ fn moved<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     let space = call(subject.space())?;
     expect(space.is_free(from), || format!("{from} is still mapped"))?;
     call(subject.unmap(to))
+}
+
+fn in_place<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
+    let (path, page) = (ground.file.unwrap_or_default(), ground.base_page.bytes());
+    let file = map(subject, ground, Protection::READ)?;
+    let bytes = call(subject.read_memory(file))?;
+    // A page of ours on either side of it.
+    let around = AddressRange::sized(call(subject.map(3 * page, Backing::Ordinary))?, 3 * page);
+    let place = AddressRange::sized(around.start() + page, page);
+    match subject.map_file_at(path, page, place, Protection::READ) {
+        Err(CallError { errno: ENOSYS, .. }) => {}
+        result => {
+            call(result)?;
+            expect_bytes(subject, place, &bytes[page as usize..])?;
+            let space = call(subject.space())?;
+            let left = |range| space.overlapping(range).iter().all(|m| m.is_plain_anonymous());
+            let right = space.is_fully_mapped(around)
+                && around.without(place).into_iter().all(left)
+                && space.overlapping(place).iter().all(|m| m.path() == Some(path) && m.protection == Protection::READ);
+            expect(right, || format!("{place} should be {path}: {space:?}"))?;
+            let nowhere = subject.map_file_at("/no/such/file", 0, place, Protection::READ);
+            refused(nowhere, "mapping no file in place")?;
+            expect_bytes(subject, place, &bytes[page as usize..])?;
+        }
+    }
+    call(subject.unmap(around))?;
+    call(subject.unmap(file))
 }
 
 fn missing<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {

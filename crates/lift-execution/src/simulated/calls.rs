@@ -5,6 +5,7 @@ use super::errno::*;
 use super::kernel::{Errno, SimulatedKernel};
 use super::script::{Call, Failure, Mode};
 use crate::conformance::Subject;
+use crate::executor::ENOSYS;
 use crate::{Backing, CallError, Executor};
 use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize, Protection, RangeSet};
 use alloc::borrow::ToOwned;
@@ -157,14 +158,36 @@ impl Executor for SimulatedKernel {
         let range = AddressRange::sized(place, length);
         self.called((Call::MapFile, "mmap of an image"), range, nothing, |kernel| match place {
             Address(0) => Err(ENOMEM),
-            _ => kernel.place_image(range, path, offset, protection),
+            _ => {
+                kernel.place_image(range, path, offset, protection)?;
+                // Of what populating meets mmap says nothing.
+                let _ = kernel.make_readable(range);
+                Ok(())
+            }
         })?;
         Ok(place)
     }
 
-    fn touch(&mut self, range: AddressRange, _page: PageSize) -> Result<(), CallError> {
-        let name = "madvise(MADV_POPULATE_READ)";
-        self.called((Call::Touch, name), range, nothing, |kernel| kernel.make_readable(range))
+    fn map_file_at(
+        &mut self,
+        path: &str,
+        offset: u64,
+        range: AddressRange,
+        protection: Protection,
+    ) -> Result<(), CallError> {
+        let remove = |kernel: &mut Self, mode| {
+            if mode == Mode::DestinationGone {
+                let _ = kernel.remove(range);
+            }
+        };
+        if !self.machine.maps_in_place {
+            return Err(CallError { call: "mapping a shared image in place", errno: ENOSYS });
+        }
+        self.called((Call::MapFileAt, "mmap of an image"), range, remove, |kernel| {
+            kernel.place_image(range, path, offset, protection)?;
+            let _ = kernel.make_readable(range);
+            Ok(())
+        })
     }
 
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {

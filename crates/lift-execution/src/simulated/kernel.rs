@@ -52,6 +52,8 @@ pub struct SimulatedMachine {
     pub thp: Option<SimulatedThp>,
     /// Shared images.
     pub images: Vec<SimulatedImage>,
+    /// Files are mapped in place of others, not only elsewhere.
+    pub maps_in_place: bool,
     /// `mremap` moves pool memory.
     pub movable_hugetlb: bool,
     /// `MADV_COLLAPSE` exists.
@@ -332,7 +334,7 @@ impl SimulatedKernel {
         end.0.checked_sub(length).map(|start| Address(start).align_down(alignment)).filter(|start| start.0 > 0)
     }
 
-    /// `mmap` of an image in a place that is free.
+    /// `mmap` of an image in place of what is there.
     pub(super) fn place_image(
         &mut self,
         range: AddressRange,
@@ -342,8 +344,12 @@ impl SimulatedKernel {
     ) -> Errno {
         self.check_pages(range)?;
         let image = self.machine.images.iter().find(|image| image.path == path).cloned().ok_or(ENOENT)?;
+        // In this order: mmap asks how many mappings there are before it removes any.
         if self.areas.len() > self.machine.max_mappings {
             return Err(ENOMEM);
+        }
+        if !self.overlapping(range).is_empty() {
+            self.remove(range)?;
         }
         self.contents.set(range, Content::Foreign(offset));
         for (from, shown) in image.shows {

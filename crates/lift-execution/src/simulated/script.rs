@@ -18,7 +18,7 @@ pub enum Call {
     MoveTo,
     Copy,
     MapFile,
-    Touch,
+    MapFileAt,
     Name,
     Huge,
     Space,
@@ -37,7 +37,7 @@ impl Call {
         Self::MoveTo,
         Self::Copy,
         Self::MapFile,
-        Self::Touch,
+        Self::MapFileAt,
         Self::Name,
         Self::Huge,
         Self::Space,
@@ -57,8 +57,7 @@ impl Call {
             Self::Protect => &[EACCES, EINVAL, ENOMEM, EPERM, ESRCH],
             Self::MoveTo => &[EAGAIN, EFAULT, EINVAL, ENOMEM, EPERM, ESRCH],
             Self::Copy => &[EFAULT, EINVAL, ENOMEM, EPERM, EIO, ESRCH],
-            Self::MapFile => &[ENOENT, EACCES, ENOMEM, EAGAIN, EINVAL, EPERM, EMFILE, ESRCH],
-            Self::Touch => &[EFAULT, ENOMEM, EINVAL, EAGAIN, EINTR, EHWPOISON, ESRCH],
+            Self::MapFile | Self::MapFileAt => &[ENOENT, EACCES, ENOMEM, EAGAIN, EINVAL, EPERM, EMFILE, ESRCH],
             Self::Name => &[EINVAL, ENOMEM, EFAULT, ESRCH],
             Self::Huge => &[EACCES, ENOENT, EIO, ENOMEM, EINVAL, ESRCH],
             Self::Space => &[EACCES, ENOENT, EIO, ENOMEM, ESRCH],
@@ -68,7 +67,7 @@ impl Call {
     /// The ways in which the call can fail.
     pub fn modes(self) -> &'static [Mode] {
         match self {
-            Self::MoveTo => &[Mode::Clean, Mode::DestinationGone],
+            Self::MoveTo | Self::MapFileAt => &[Mode::Clean, Mode::DestinationGone],
             Self::AdviseHuge | Self::Populate | Self::Collapse | Self::Copy => &[Mode::Clean, Mode::Halfway],
             _ => &[Mode::Clean],
         }

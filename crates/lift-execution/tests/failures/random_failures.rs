@@ -19,19 +19,21 @@ struct Shortage {
     splits_every: Option<usize>,
     /// Pages between the program's end and the place below which new mappings lie.
     room: u64,
+    maps_in_place: bool,
 }
 
 fn shortage() -> impl Strategy<Value = Shortage> {
     let pages = || prop_oneof![2 => Just(1 << 30), 1 => 0..20u64];
     let splits = proptest::option::of(1..6usize);
-    (pages(), pages(), pages(), any::<bool>(), splits, 1..400u64).prop_map(
-        |(pool, charge, huge_pages, at_fault, splits_every, room)| Shortage {
+    (pages(), pages(), pages(), any::<bool>(), splits, 1..400u64, any::<bool>()).prop_map(
+        |(pool, charge, huge_pages, at_fault, splits_every, room, maps_in_place)| Shortage {
             pool,
             charge,
             huge_pages,
             at_fault,
             splits_every,
             room,
+            maps_in_place,
         },
     )
 }
@@ -45,6 +47,7 @@ fn machine_of(program: &Program, facts: &MachineFacts, short: &Shortage) -> Simu
         pools: facts.pools.iter().map(|pool| (pool.size, pool.available.min(short.pool))).collect(),
         pool_charge: short.charge,
         images: Vec::new(),
+        maps_in_place: short.maps_in_place,
         thp: facts.thp.map(|thp| SimulatedThp { size: thp.size, left: usable(thp.mode), at_fault, splits_every }),
         movable_hugetlb: facts.movable_hugetlb,
         collapse: facts.collapse,

@@ -38,13 +38,14 @@ impl Scenario {
         let process = ProcessFacts { space: kernel.mappings(), ..program.facts.clone() };
         let plan = plan(&process, facts, policy);
         let name = format!(
-            "{} {:?} writable {:?} {:?} movable {} images {}",
+            "{} {:?} writable {:?} {:?} movable {} images {} in place {}",
             program.name,
             policy.pages,
             policy.writable_pages,
             policy.edges,
             machine.movable_hugetlb,
-            machine.images.len()
+            machine.images.len(),
+            machine.maps_in_place
         );
         Self { name, facts: facts.clone(), policy: policy.clone(), process, plan, kernel, machine }
     }
@@ -122,6 +123,7 @@ pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (Machin
         pools: BTreeMap::from([(size, pages)]),
         pool_charge: u64::MAX,
         images: Vec::new(),
+        maps_in_place: true,
         thp: Some(SimulatedThp { size, left: pages, at_fault, splits_every: None }),
         movable_hugetlb,
         collapse: true,
@@ -134,10 +136,11 @@ pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (Machin
 /// The scenarios of one program: every policy, with and without images, each plan once.
 pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
     let mut scenarios: Vec<Scenario> = Vec::new();
-    let mut add = |program: &Program, policy: Policy, movable_hugetlb| {
+    let mut add = |program: &Program, policy: Policy, movable_hugetlb, maps_in_place| {
         let (facts, machine) = machine(page_size(programs::HUGE), movable_hugetlb, true);
-        let scenario = Scenario::new(program, &policy, &facts, machine);
-        if scenarios.iter().all(|other| other.plan != scenario.plan) {
+        let scenario = Scenario::new(program, &policy, &facts, SimulatedMachine { maps_in_place, ..machine });
+        let is_same = |other: &Scenario| other.plan == scenario.plan && other.machine.maps_in_place == maps_in_place;
+        if !scenarios.iter().any(is_same) {
             scenarios.push(scenario);
         }
     };
@@ -146,12 +149,14 @@ pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
         for pages in [Pages::Auto, Pages::Hugetlb, Pages::Thp] {
             for writable_pages in [WritablePages::Thp, WritablePages::Hugetlb] {
                 for movable_hugetlb in [true, false] {
-                    add(program, Policy { pages, writable_pages, edges, ..Policy::default() }, movable_hugetlb);
+                    add(program, Policy { pages, writable_pages, edges, ..Policy::default() }, movable_hugetlb, true);
                 }
             }
         }
         for pages in [Pages::Auto, Pages::Image] {
-            add(&imaged, Policy { pages, edges, ..Policy::default() }, true);
+            for maps_in_place in [true, false] {
+                add(&imaged, Policy { pages, edges, ..Policy::default() }, true, maps_in_place);
+            }
         }
     }
     scenarios

@@ -80,7 +80,6 @@ fn order_of_steps(steps: &[Step]) -> Result<(), TestCaseError> {
         !matches!(
             step,
             Step::MapStaging { .. }
-                | Step::MapImage { .. }
                 | Step::PopulateStaging(..)
                 | Step::CollapseStaging(..)
                 | Step::KeepHuge(..)
@@ -89,11 +88,8 @@ fn order_of_steps(steps: &[Step]) -> Result<(), TestCaseError> {
         )
     };
     let first = steps.iter().position(visible);
-    match steps.iter().position(|step| matches!(step, Step::Swap(_))) {
-        Some(swap) => {
-            let harmless = steps[swap + 1..].iter().all(|step| matches!(step, Step::TouchInPlace(..)));
-            prop_assert!(first == Some(swap) && harmless, "{steps:?}");
-        }
+    match steps.iter().position(|step| matches!(step, Step::Swap(_) | Step::ShowImage { .. })) {
+        Some(swap) => prop_assert!(first == Some(swap) && steps[swap + 1..].is_empty(), "{steps:?}"),
         None => prop_assert!(first == Some(0), "{steps:?}"),
     }
     Ok(())
