@@ -4,6 +4,8 @@
 //! `pagelift run` must hand both to the program just as they came.
 #![cfg_attr(not(test), no_main)]
 
+#[cfg(target_env = "musl")]
+mod allocator;
 mod cli;
 mod commands;
 mod lifting;
@@ -13,10 +15,9 @@ use cli::{Cli, Command, RunCli};
 use std::ffi::{CStr, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 
-/// musl's own makes a mapping for nearly every page that it hands out, and gives it back at once.
 #[cfg(target_env = "musl")]
 #[global_allocator]
-static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();
 
 /// Exit status of Pagelift's own failures, as env(1), nohup(1) and timeout(1) have it.
 const OWN_FAILURE: u8 = 125;
