@@ -97,6 +97,11 @@ impl EntryStop {
         self.pid.as_raw()
     }
 
+    /// True where the process has switched transparent huge pages off for itself.
+    pub fn thp_is_off(&self) -> bool {
+        self.status.thp_off
+    }
+
     /// Takes the main thread over for system calls.
     ///
     /// # Errors

@@ -14,6 +14,8 @@ pub struct ThreadStatus {
     pub seccomp: u32,
     /// How many filters (Linux 5.9).
     pub seccomp_filters: u32,
+    /// Its process has switched transparent huge pages off for itself (`THP_enabled`, Linux 5.0).
+    pub thp_off: bool,
     /// How many threads its process has. 0 where that is not told.
     pub threads: u32,
     /// The process's own number in its innermost PID namespace (Linux 4.1).
@@ -37,6 +39,7 @@ impl ThreadStatus {
                 // Of the thread, and of its process.
                 "SigPnd" | "ShdPnd" => status.pending |= u64::from_str_radix(value, 16).unwrap_or(0),
                 "Seccomp" => status.seccomp = value.parse().unwrap_or(0),
+                "THP_enabled" => status.thp_off = value == "0",
                 "Threads" => status.threads = value.parse().unwrap_or(0),
                 "NSpid" => status.own_number = value.split_whitespace().last().and_then(|last| last.parse().ok()),
                 "Seccomp_filters" => status.seccomp_filters = value.parse().unwrap_or(0),
@@ -102,13 +105,15 @@ mod tests {
     fn masks_are_read_by_signal() {
         let masks = "SigPnd:\t0000000000000000\nShdPnd:\t0000000000000200\nSigBlk:\t0000000000000010\n\
                      SigIgn:\t0000000000001000\nSigCgt:\t0000000000000200\n";
-        let status = ThreadStatus::parse(&format!("NSpid:\t4711\t12\nThreads:\t3\n{masks}Seccomp:\t2\n"));
+        let status =
+            ThreadStatus::parse(&format!("NSpid:\t4711\t12\nThreads:\t3\nTHP_enabled:\t0\n{masks}Seccomp:\t2\n"));
         assert!(status.blocks(libc::SIGTRAP) && !status.ignores(libc::SIGTRAP));
         assert!(status.ignores(libc::SIGPIPE) && !status.blocks(libc::SIGPIPE));
         assert!(status.handles(libc::SIGUSR1) && status.has_signal_to_handle());
         let blocked = ThreadStatus { blocked: bit(libc::SIGUSR1), ..status };
         assert!(blocked.handles_any() && status.handles_any_unblocked() && !blocked.handles_any_unblocked());
         assert!(!blocked.has_signal_to_handle() && !status.handles(libc::SIGTRAP));
+        assert!(status.thp_off && !ThreadStatus::parse("THP_enabled:\t1\n").thp_off);
         assert_eq!((status.seccomp, status.threads, status.own_number), (2, 3, Some(12)));
     }
 }

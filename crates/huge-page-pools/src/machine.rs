@@ -1,9 +1,8 @@
 //! All facts of the machine together.
 
-use crate::thp::thp_size_at;
 use crate::{Cgroups, pools_at, thp_at};
 use address_space::PageSize;
-use kernel_calls::pages::base_page;
+use kernel_calls::pages::{base_page, transparent_huge_page};
 use kernel_calls::text::text_of;
 use lift_plan::{HugePool, MachineFacts, Policy, ThpFacts, ThpMode};
 use std::path::Path;
@@ -20,23 +19,26 @@ pub fn elf_machine() -> u16 {
 
 /// The machine's facts for a plan that concerns process `pid`.
 pub fn machine_facts(pid: i32) -> MachineFacts {
-    facts_with(pid, pools_at(Path::new(POOLS)), &Cgroups::of(pid))
+    let facts = facts_with(pools_at(Path::new(POOLS)), &Cgroups::of(pid));
+    if is_thp_off_in(pid) { facts.with_thp_off_in_process() } else { facts }
 }
 
-/// The same for a plan by `policy`: pools and memory, and the cgroups that bound them, are looked at only where it may take
-/// from them, and count as none and as without a bound else.
+/// The same for a plan by `policy`, whatever the process has chosen for itself of transparent huge pages: pools, memory and
+/// the cgroups that bound them, and the mode of transparent huge pages are looked at only where it may take from them, and
+/// count as none, as without a bound, and as off else.
 pub fn machine_facts_for(pid: i32, policy: &Policy) -> MachineFacts {
     let bounded = policy.may_take_from_pools() || policy.may_fill_memory();
-    let unbounded = (!bounded).then(|| unbounded_facts(pid));
+    let off = || transparent_huge_page().map(|size| ThpFacts { size, mode: ThpMode::Never });
+    let unbounded = (!bounded).then(|| MachineFacts { thp: off(), ..facts_without_thp() });
     // Without transparent huge pages, meminfo is what tells the size of those there are.
     if let Some(facts) = unbounded.filter(|facts| facts.thp.is_some()) {
         return facts;
     }
     let pools = if policy.may_take_from_pools() { pools_at(Path::new(POOLS)) } else { Vec::new() };
-    facts_with(pid, pools, &Cgroups::of(pid))
+    facts_with(pools, &Cgroups::of(pid))
 }
 
-fn facts_with(pid: i32, mut pools: Vec<HugePool>, cgroups: &Cgroups) -> MachineFacts {
+fn facts_with(mut pools: Vec<HugePool>, cgroups: &Cgroups) -> MachineFacts {
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
     let limits = cgroups.limits(&sizes);
     for pool in &mut pools {
@@ -56,22 +58,20 @@ fn facts_with(pid: i32, mut pools: Vec<HugePool>, cgroups: &Cgroups) -> MachineF
         default_hugetlb: default_hugetlb(&meminfo),
         memory_available: memory - memory / SHARE_LEFT_ALONE,
         memory_bound: bound,
-        ..unbounded_facts(pid)
+        thp: system_thp(),
+        ..facts_without_thp()
     }
 }
 
-/// All facts but those of pools and memory.
-fn unbounded_facts(pid: i32) -> MachineFacts {
+/// The facts of no kind of huge pages, nor of memory.
+fn facts_without_thp() -> MachineFacts {
     let release = kernel_calls::release::kernel_release();
     MachineFacts {
         elf_machine: elf_machine(),
         base_page: base_page(),
         pools: Vec::new(),
         default_hugetlb: None,
-        thp: system_thp().map(|thp| match is_thp_off_in(pid) {
-            true => ThpFacts { mode: ThpMode::OffInProcess, ..thp },
-            false => thp,
-        }),
+        thp: None,
         movable_hugetlb: release >= (5, 16),
         collapse: release >= (6, 1),
         memory_available: u64::MAX,
@@ -85,13 +85,12 @@ fn unbounded_facts(pid: i32) -> MachineFacts {
 pub fn usual_huge_page() -> Option<PageSize> {
     let default = || default_hugetlb(&text_of("/proc/meminfo").unwrap_or_default());
     let smallest_pool = || pools_at(Path::new(POOLS)).first().map(|pool| pool.size);
-    let thp = thp_size_at(Path::new("/sys/kernel/mm/transparent_hugepage"));
-    thp.or_else(default).or_else(smallest_pool)
+    transparent_huge_page().or_else(default).or_else(smallest_pool)
 }
 
 /// Transparent huge pages as the system has them, whatever a process has chosen for itself.
 pub fn system_thp() -> Option<ThpFacts> {
-    thp_at(Path::new("/sys/kernel/mm/transparent_hugepage"))
+    thp_at(Path::new("/sys/kernel/mm/transparent_hugepage"), transparent_huge_page()?)
 }
 
 /// True where the process has switched transparent huge pages off for itself (`THP_enabled`, Linux 5.0).

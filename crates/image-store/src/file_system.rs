@@ -2,6 +2,7 @@
 
 use crate::StoreError;
 use address_space::PageSize;
+use kernel_calls::pages::transparent_huge_page;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use serde::Serialize;
@@ -35,8 +36,8 @@ pub struct Space {
 pub(crate) enum Check {
     /// Everything.
     Whole,
-    /// All but the mode of a tmpfs, which stands in the list of all mounts alone. Whoever maps an image asks the kernel
-    /// afterwards what it stands on.
+    /// All but what only matters for making an image: whether the kernel gives huge pages to a file of a tmpfs that is being
+    /// written. Whoever maps an image asks the kernel afterwards what it stands on.
     ToMap,
 }
 
@@ -67,16 +68,18 @@ pub(crate) fn inspect(
             Ok((FileSystem::Hugetlbfs, size))
         }
         TMPFS_MAGIC => {
-            let Some(size) = transparent_page_size() else {
+            let Some(size) = transparent_huge_page() else {
                 let mend = "pagelift image setup --hugetlbfs".to_owned();
                 return Err(unfit("a kernel without transparent huge pages".to_owned(), "such pages", mend));
             };
+            if check == Check::ToMap {
+                return Ok((FileSystem::Tmpfs, size));
+            }
             if chosen_word(&format!("{THP}/shmem_enabled")).as_deref() == Some("deny") {
                 let mend = format!("echo never > {THP}/shmem_enabled");
                 return Err(unfit("`deny` in shmem_enabled".to_owned(), "any other word there", mend));
             }
-            let ask = || huge_mode(device).unwrap_or_else(|| "never".to_owned());
-            let mode = if check == Check::Whole { ask() } else { "always".to_owned() };
+            let mode = huge_mode(device).unwrap_or_else(|| "never".to_owned());
             if mode != "always" && mode != "within_size" {
                 let mend = format!("mount -o remount,huge=always {}", path.display());
                 return Err(unfit(format!("a tmpfs mounted `huge={mode}`"), "`huge=always`", mend));
@@ -98,12 +101,6 @@ pub(crate) fn space(directory: impl AsFd) -> Result<Space, StoreError> {
     // A mount without a limit reports no blocks (tmpfs), or none at all in either field (hugetlbfs).
     let bounded = |blocks: u64| (stat.blocks() != 0 && stat.blocks() != u64::MAX).then(|| blocks.saturating_mul(block));
     Ok(Space { size: bounded(stat.blocks()), free: bounded(stat.blocks_available()) })
-}
-
-/// The size of transparent huge pages; `None` on a kernel without them.
-pub(crate) fn transparent_page_size() -> Option<PageSize> {
-    let text = fs::read_to_string(format!("{THP}/hpage_pmd_size")).ok()?;
-    PageSize::new(text.trim().parse().ok()?).ok()
 }
 
 /// The word in brackets of `always [madvise] never`.

@@ -59,8 +59,8 @@ impl Store {
         Self::open_checked(path, Check::Whole)
     }
 
-    /// Opens a store to map what it has, for which it is not asked how its tmpfs is mounted: whoever maps an image learns
-    /// from the kernel whether it stands on huge pages.
+    /// Opens a store to map what it has, for which it is not asked whether its tmpfs would get huge pages now: whoever maps
+    /// an image learns from the kernel whether it stands on them.
     ///
     /// # Errors
     /// As [`Store::open`].

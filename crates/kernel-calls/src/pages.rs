@@ -1,10 +1,21 @@
-//! The ordinary page size.
+//! The sizes of pages that the kernel has settled when it was built.
 
+use crate::text::text_of;
 use address_space::PageSize;
 use nix::unistd::{SysconfVar, sysconf};
+use std::sync::OnceLock;
 
 /// The ordinary page size of this machine.
 pub fn base_page() -> PageSize {
     let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| PageSize::new(size as u64).ok());
     size.unwrap_or_else(|| unreachable!("POSIX rules out that sysconf does not know the page size"))
+}
+
+/// The size of a transparent huge page; `None` on a kernel without them. Read once.
+pub fn transparent_huge_page() -> Option<PageSize> {
+    static SIZE: OnceLock<Option<PageSize>> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        let text = text_of("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
+        PageSize::new(text.trim().parse().ok()?).ok()
+    })
 }

@@ -106,6 +106,11 @@ impl MachineFacts {
     pub fn usual_huge_page(&self) -> Option<PageSize> {
         self.thp.map(|thp| thp.size).or(self.default_hugetlb).or_else(|| self.pools.first().map(|pool| pool.size))
     }
+
+    /// The same machine as a process sees it that has switched transparent huge pages off for itself.
+    pub fn with_thp_off_in_process(self) -> Self {
+        Self { thp: self.thp.map(|thp| ThpFacts { mode: ThpMode::OffInProcess, ..thp }), ..self }
+    }
 }
 
 /// A mapping that carries a property which a copy of its memory would lose.

@@ -194,6 +194,7 @@ impl Lifter {
             Some(ahead) => (ahead.machine, ahead.known),
             None => (machine_facts_for(stop.pid(), &self.wishes.policy), Known::default()),
         };
+        let machine = if stop.thp_is_off() { machine.with_thp_off_in_process() } else { machine };
         lift(stop, &mut self.reader, (&machine, known), &self.wishes.policy, report, self.wishes.dry_run)
     }
 

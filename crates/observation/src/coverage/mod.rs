@@ -13,10 +13,10 @@ pub use usage::{HugeBytes, HugeKind, Usage};
 
 use crate::{LoadedObjects, ObjectReader, ObservationError, ProcessFiles};
 use address_space::{AddressSpace, MappingName, MappingUsage, ObjectRole, PageSize, Protection, RangeSet};
+use kernel_calls::pages::transparent_huge_page;
 use parts::ObjectParts;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs;
 
 /// Version of the form in which [`Coverage`] and [`HugeProcesses`] are written; grows when a field changes its meaning.
 pub const COVERAGE_VERSION: u32 = 1;
@@ -53,7 +53,7 @@ impl ProcessMemory {
             usages,
             objects: ObjectReader::new().load(pid, &space)?,
             base_page: process.page_size()?,
-            thp: transparent_page_size(),
+            thp: transparent_huge_page(),
         })
     }
 
@@ -229,10 +229,4 @@ impl From<&crate::NotUnderstood> for UnknownFile {
     fn from(file: &crate::NotUnderstood) -> Self {
         Self { path: file.path.clone(), executable: file.executable, reason: file.reason.to_string() }
     }
-}
-
-/// The size of a transparent huge page; `None` where the kernel has none.
-fn transparent_page_size() -> Option<PageSize> {
-    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
-    PageSize::new(text.trim().parse().ok()?).ok()
 }

@@ -1,8 +1,9 @@
 //! Every process that stands on huge pages.
 
-use super::{COVERAGE_VERSION, Usage, transparent_page_size};
+use super::{COVERAGE_VERSION, Usage};
 use crate::{ObservationError, ProcessFiles};
 use address_space::PageSize;
+use kernel_calls::pages::transparent_huge_page;
 use serde::Serialize;
 use std::fs;
 
@@ -35,7 +36,7 @@ pub struct HugeProcess {
 /// be looked at is counted.
 pub fn processes_with_huge_pages() -> Result<HugeProcesses, ObservationError> {
     let mut found = HugeProcesses { version: COVERAGE_VERSION, processes: Vec::new(), not_permitted: 0 };
-    let thp = transparent_page_size();
+    let thp = transparent_huge_page();
     for pid in process_numbers()? {
         match look_at(&ProcessFiles::of(pid), thp) {
             Ok(Some(process)) => found.processes.push(process),
