@@ -1,19 +1,56 @@
 //! Reads the kernel's files, such as those of `/proc` and `/sys`.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 /// Nearly all of them are shorter. In bytes.
 const USUAL_LENGTH: usize = 8 << 10;
 
-/// A file of the kernel's as text. They tell no length, so that a buffer that grows from nothing would read most of them
-/// in ten pieces.
+/// A file of the kernel's. They tell no length, so that a buffer that grows from nothing would read most of them in ten
+/// pieces.
+///
+/// # Errors
+/// Those of opening and reading.
+pub fn bytes_of(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let (mut beginning, mut length) = ([0; USUAL_LENGTH], 0);
+    while length < USUAL_LENGTH {
+        match file.read(&mut beginning[length..]) {
+            Ok(0) => return Ok(beginning[..length].to_vec()),
+            Ok(read) => length += read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut bytes = beginning.to_vec();
+    file.take(u64::MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The same as text.
 ///
 /// # Errors
 /// Those of opening and reading, and of what is no UTF-8.
 pub fn text_of(path: impl AsRef<Path>) -> io::Result<String> {
-    let mut text = String::with_capacity(USUAL_LENGTH);
-    File::open(path)?.take(u64::MAX).read_to_string(&mut text)?;
-    Ok(text)
+    String::from_utf8(bytes_of(path)?).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_every_length_are_read_whole() {
+        for length in [0, 1, USUAL_LENGTH - 1, USUAL_LENGTH, USUAL_LENGTH + 1, 5 * USUAL_LENGTH] {
+            let path = std::env::temp_dir().join(format!("pagelift-text-{}-{length}", std::process::id()));
+            let bytes: Vec<u8> = (0..length).map(|at| b'a' + (at % 23) as u8).collect();
+            std::fs::write(&path, &bytes).unwrap();
+            let read = bytes_of(&path);
+            std::fs::remove_file(&path).unwrap();
+            assert!(read.unwrap() == bytes, "{length}");
+        }
+        assert!(text_of("/proc/self/maps").unwrap().contains("[stack]"));
+        assert_eq!(text_of("/nowhere/to/be/found").unwrap_err().kind(), ErrorKind::NotFound);
+    }
 }

@@ -2,12 +2,11 @@
 
 use crate::{AuxiliaryVector, ObservationError, printable};
 use address_space::{Address, AddressSpace, MappingFlags, MappingUsage, MapsError, PageSize, parse_flags, parse_smaps};
+use kernel_calls::text::bytes_of;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Most of the files are shorter.
-const USUAL_LENGTH: usize = 16 << 10;
 /// Of the accounts of mappings, so much is read at once, and only what is asked for: the most that the kernel gives where
 /// pages have 4 KiB. In bytes.
 const READ_AT_ONCE: usize = 4 << 10;
@@ -73,20 +72,23 @@ impl ProcessFiles {
         let path = self.path("smaps");
         let explained = |error| self.explain(&path, error);
         let mut file = File::open(&path).map_err(explained)?;
-        let (mut text, mut searched) = (Vec::with_capacity(USUAL_LENGTH), 0);
+        let mut kept = Vec::with_capacity(READ_AT_ONCE);
+        let (mut piece, mut begun) = (vec![0; READ_AT_ONCE], 0);
         loop {
-            // The kernel gives a page of text at most for each read, and whole accounts.
-            let before = text.len();
-            text.resize(before + READ_AT_ONCE, 0);
-            let read = file.read(&mut text[before..]).map_err(explained)?;
-            text.truncate(before + read);
-            let beyond = first_account_from(end, &text, &mut searched);
-            if let Some(at) = beyond {
-                text.truncate(at);
+            if begun == piece.len() {
+                piece.resize(2 * begun, 0);
             }
-            if read == 0 || beyond.is_some() {
-                return Ok(String::from_utf8_lossy(&text).into_owned());
+            // The kernel gives a page of text at most for each read, and mostly whole accounts.
+            let read = file.read(&mut piece[begun..]).map_err(explained)?;
+            let text = &piece[..begun + read];
+            let lines = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+            if keep_flags_below(end, &text[..lines], &mut kept) || read == 0 {
+                return Ok(
+                    String::from_utf8(kept).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+                );
             }
+            begun = text.len() - lines;
+            piece.copy_within(lines..lines + begun, 0);
         }
     }
 
@@ -147,10 +149,7 @@ impl ProcessFiles {
     /// [`ObservationError`].
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>, ObservationError> {
         let path = self.path(name);
-        // These files tell no length, so that a buffer that grows from nothing would read most of them in ten pieces.
-        let mut bytes = Vec::with_capacity(USUAL_LENGTH);
-        let read = File::open(&path).and_then(|file| file.take(u64::MAX).read_to_end(&mut bytes));
-        read.map(|_| bytes).map_err(|error| self.explain(&path, error))
+        bytes_of(&path).map_err(|error| self.explain(&path, error))
     }
 
     /// What a failure to read one of the process's files means.
@@ -168,20 +167,25 @@ impl ProcessFiles {
     }
 }
 
-/// Where, in the text of smaps, the account of the first mapping begins that lies at `end` or above; what has been searched
-/// is not searched again.
-fn first_account_from(end: Address, text: &[u8], searched: &mut usize) -> Option<usize> {
-    while let Some(length) = text[*searched..].iter().position(|&byte| byte == b'\n') {
-        let line = &text[*searched..*searched + length];
-        let start = line.split(|&byte| byte == b'-').next().and_then(|word| str::from_utf8(word).ok());
+/// Adds to `kept` what [`parse_flags`] reads of these lines of smaps, and returns true at the account of the first mapping
+/// that lies at `end` or above. There are over twenty other lines to each account.
+fn keep_flags_below(end: Address, lines: &[u8], kept: &mut Vec<u8>) -> bool {
+    for line in lines.split_inclusive(|&byte| byte == b'\n') {
         let is_header = line.first().is_some_and(|byte| !byte.is_ascii_uppercase());
-        let start = start.filter(|_| is_header).and_then(|word| u64::from_str_radix(word, 16).ok());
-        if start.is_some_and(|start| start >= end.0) {
-            return Some(*searched);
+        if is_header && start_of(line).is_some_and(|start| start >= end.0) {
+            return true;
         }
-        *searched += length + 1;
+        if is_header || line.starts_with(b"VmFlags:") || line.starts_with(b"ProtectionKey:") {
+            kept.extend_from_slice(line);
+        }
     }
-    None
+    false
+}
+
+/// The address that a header line begins with.
+fn start_of(line: &[u8]) -> Option<u64> {
+    let word = line.split(|&byte| byte == b'-').next()?;
+    u64::from_str_radix(str::from_utf8(word).ok()?, 16).ok()
 }
 
 #[cfg(test)]

@@ -66,7 +66,8 @@ fn plan_seen(
     found: impl FnOnce(&ProcessFacts),
 ) -> anyhow::Result<(Seen, Plan)> {
     let machine = &with_room_for_the_program(machine, &seen.process);
-    let first = plan(&seen.process, machine, policy);
+    // Without images nothing is lifted from images.
+    let first = if policy.pages == Pages::Image { Plan::default() } else { plan(&seen.process, machine, policy) };
     if first.lifts.is_empty() && policy.pages != Pages::Image {
         return Ok((seen, first));
     }
