@@ -93,13 +93,6 @@ pub struct MappingFlags {
     pub flags: String,
 }
 
-impl MappingFlags {
-    /// True where the mapping carries the two-letter flag.
-    pub fn has(&self, flag: &str) -> bool {
-        self.flags.split(' ').any(|found| found == flag)
-    }
-}
-
 /// Reads no more of the text of `/proc/PID/smaps` than the flags, for whoever has no time for all that [`parse_smaps`]
 /// reads.
 ///

@@ -30,7 +30,9 @@ impl ThreadStatus {
 
     fn parse(text: &str) -> Self {
         let mut status = Self::default();
-        for (field, value) in text.lines().filter_map(|line| line.split_once(':')) {
+        // One line in three.
+        let of_interest = |line: &&str| matches!(line.as_bytes().first(), Some(b'S' | b'T' | b'N'));
+        for (field, value) in text.lines().filter(of_interest).filter_map(|line| line.split_once(':')) {
             let value = value.trim();
             match field {
                 "SigBlk" => status.blocked = u64::from_str_radix(value, 16).unwrap_or(0),

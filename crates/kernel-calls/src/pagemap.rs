@@ -22,7 +22,21 @@ const ENTRY_SWAPPED: u64 = 1 << 62;
 const ENTRY_OF_FILE: u64 = 1 << 61;
 
 /// Regions that one call of the ioctl may return.
-const REGIONS: usize = 512;
+const REGIONS: usize = 128;
+
+/// Which pages a scan shall find.
+#[derive(Clone, Copy, Default)]
+struct Wanted {
+    /// Those that are all of this,
+    all_of: u64,
+    /// and nothing of this,
+    none_of: u64,
+    /// and something of this, where this is not 0.
+    any_of: u64,
+}
+
+/// What was ever touched.
+const TOUCHED: Wanted = Wanted { all_of: 0, none_of: 0, any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED };
 
 /// `struct page_region` of `linux/fs.h`.
 #[repr(C)]
@@ -76,7 +90,7 @@ impl Pagemap {
     /// # Errors
     /// `ENOTTY` or `EINVAL` on kernels before 6.7; else the kernel's.
     pub fn huge(&self, range: AddressRange) -> io::Result<RangeSet> {
-        self.scan(range, PAGE_IS_HUGE | PAGE_IS_PRESENT, 0)
+        self.scan(range, Wanted { all_of: PAGE_IS_HUGE | PAGE_IS_PRESENT, ..Wanted::default() })
     }
 
     /// The pages of `range`, a private mapping of a file, that no longer are the file's: somebody has written to them.
@@ -84,16 +98,13 @@ impl Pagemap {
     /// # Errors
     /// The kernel's.
     pub fn changed(&self, range: AddressRange) -> io::Result<RangeSet> {
-        match self.scan(range, 0, PAGE_IS_PRESENT | PAGE_IS_SWAPPED) {
-            Ok(mut there) => {
-                let of_file = self.scan(range, PAGE_IS_FILE | PAGE_IS_PRESENT, 0)?;
-                of_file.iter().for_each(|file| there.remove(file));
-                Ok(there)
-            }
-            Err(_) => self.read_entries_that(range, |entry| {
-                entry & ENTRY_SWAPPED != 0 || (entry & ENTRY_PRESENT != 0 && entry & ENTRY_OF_FILE == 0)
-            }),
-        }
+        self.scan(range, Wanted { none_of: PAGE_IS_FILE, ..TOUCHED }).or_else(|_| self.changed_by_entries(range))
+    }
+
+    fn changed_by_entries(&self, range: AddressRange) -> io::Result<RangeSet> {
+        self.read_entries_that(range, |entry| {
+            entry & ENTRY_SWAPPED != 0 || (entry & ENTRY_PRESENT != 0 && entry & ENTRY_OF_FILE == 0)
+        })
     }
 
     /// The pages of `range` that have been touched: present, or swapped out.
@@ -101,7 +112,7 @@ impl Pagemap {
     /// # Errors
     /// The kernel's.
     pub fn touched(&self, range: AddressRange) -> io::Result<RangeSet> {
-        self.scan(range, 0, PAGE_IS_PRESENT | PAGE_IS_SWAPPED).or_else(|_| self.read_entries(range))
+        self.scan(range, TOUCHED).or_else(|_| self.read_entries(range))
     }
 
     /// Bytes of `range` that are resident. Where the kernel tells, its page of zeros that stands for memory which was
@@ -112,7 +123,8 @@ impl Pagemap {
     pub fn resident(&self, range: AddressRange) -> io::Result<u64> {
         let scanned = |all_of| {
             let mut bytes = 0;
-            self.scan_each(range, all_of, 0, |found| bytes += found.len()).map(|()| bytes)
+            let wanted = Wanted { all_of, ..Wanted::default() };
+            self.scan_each(range, wanted, |found| bytes += found.len()).map(|()| bytes)
         };
         match scanned(PAGE_IS_PRESENT) {
             Ok(present) => Ok(present.saturating_sub(scanned(PAGE_IS_PRESENT | PAGE_IS_PFNZERO)?)),
@@ -123,20 +135,14 @@ impl Pagemap {
         }
     }
 
-    fn scan(&self, range: AddressRange, all_of: u64, any_of: u64) -> io::Result<RangeSet> {
+    fn scan(&self, range: AddressRange, wanted: Wanted) -> io::Result<RangeSet> {
         let mut found = RangeSet::new();
-        self.scan_each(range, all_of, any_of, |part| found.insert(part))?;
+        self.scan_each(range, wanted, |part| found.insert(part))?;
         Ok(found)
     }
 
-    fn scan_each(
-        &self,
-        range: AddressRange,
-        all_of: u64,
-        any_of: u64,
-        mut found: impl FnMut(AddressRange),
-    ) -> io::Result<()> {
-        let mut regions = vec![Region::default(); REGIONS];
+    fn scan_each(&self, range: AddressRange, wanted: Wanted, mut found: impl FnMut(AddressRange)) -> io::Result<()> {
+        let mut regions = [Region::default(); REGIONS];
         let mut start = range.start().0;
         while start < range.end().0 {
             let mut argument = ScanArgument {
@@ -145,8 +151,9 @@ impl Pagemap {
                 end: range.end().0,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: REGIONS as u64,
-                category_mask: all_of,
-                category_anyof_mask: any_of,
+                category_inverted: wanted.none_of,
+                category_mask: wanted.all_of | wanted.none_of,
+                category_anyof_mask: wanted.any_of,
                 return_mask: PAGE_IS_PRESENT,
                 ..ScanArgument::default()
             };
@@ -197,6 +204,38 @@ mod tests {
     fn base_page() -> PageSize {
         let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap();
         PageSize::new(size as u64).unwrap()
+    }
+
+    #[test]
+    fn both_ways_of_asking_agree_on_what_is_changed() {
+        let page = base_page().bytes();
+        let file = File::open("/proc/self/exe").unwrap();
+        let pages = file.metadata().unwrap().len() / page;
+        assert!(pages > 8);
+        let protection = nix::sys::mman::ProtFlags::PROT_READ | nix::sys::mman::ProtFlags::PROT_WRITE;
+        let length = std::num::NonZeroUsize::new((pages * page) as usize).unwrap();
+        let flags = nix::sys::mman::MapFlags::MAP_PRIVATE;
+        // SAFETY:
+        // - a mapping of its own, which nobody else knows of.
+        let at = unsafe { nix::sys::mman::mmap(None, length, protection, flags, &file, 0) }.unwrap();
+        let memory = at.as_ptr().cast::<u8>();
+        for number in [0, 1, 5] {
+            // SAFETY:
+            // - the page lies in the mapping, which is readable and writable.
+            unsafe { memory.add(number * page as usize).write_volatile(1) };
+        }
+        // SAFETY:
+        // - as above; it is read only, and stays the file's.
+        unsafe { memory.add(3 * page as usize).read_volatile() };
+        let range = AddressRange::sized(Address(memory as u64), pages * page);
+        let pagemap = Pagemap::open(std::process::id() as i32, base_page()).unwrap();
+        let expected: RangeSet =
+            [0, 1, 5].map(|n| AddressRange::sized(range.start() + n * page, page)).into_iter().collect();
+        assert_eq!(pagemap.changed(range).unwrap(), expected);
+        assert_eq!(pagemap.changed_by_entries(range).unwrap(), expected);
+        // SAFETY:
+        // - the mapping of this test, used no more.
+        unsafe { nix::sys::mman::munmap(at, length.get()) }.unwrap();
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 /// Nearly all of them are shorter. In bytes.
-const USUAL_LENGTH: usize = 8 << 10;
+const USUAL_LENGTH: usize = 4 << 10;
 
 /// A file of the kernel's. They tell no length, so that a buffer that grows from nothing would read most of them in ten
 /// pieces.

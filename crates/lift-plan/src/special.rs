@@ -22,9 +22,9 @@ const SPECIAL_FLAGS: [(&str, &str); 9] = [
 pub fn special_mappings(mappings: &[MappingFlags]) -> Vec<SpecialMapping> {
     let mut special = Vec::new();
     for mapping in mappings {
-        let flag = SPECIAL_FLAGS.iter().find(|(flag, _)| mapping.has(flag));
-        let property = match flag {
-            Some((_, property)) => (*property).to_owned(),
+        let known = |flag: &str| SPECIAL_FLAGS.iter().position(|(special, _)| *special == flag);
+        let property = match mapping.flags.split(' ').filter_map(known).min() {
+            Some(first) => SPECIAL_FLAGS[first].1.to_owned(),
             None if mapping.protection_key != 0 => {
                 alloc::format!("guarded by protection key {}", mapping.protection_key)
             }

@@ -212,7 +212,7 @@ mod tests {
         let last = space.mappings().iter().rfind(|m| m.path() == program.to_str()).unwrap();
         let some = files.mapping_flags_below(last.range.end()).unwrap();
         assert!(some.len() < all.len() && some.iter().all(|mapping| mapping.range.start() < last.range.end()));
-        assert!(some.iter().any(|mapping| mapping.range == last.range && mapping.has("rd")), "{some:?}");
+        assert!(some.iter().any(|mapping| mapping.range == last.range && mapping.flags.contains("rd ")), "{some:?}");
         assert!(files.mapping_flags_below(Address(0)).unwrap().is_empty());
     }
 

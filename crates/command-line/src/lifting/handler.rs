@@ -249,9 +249,14 @@ impl Handler for Lifter {
 
     fn at_entry(&mut self, stop: &EntryStop) -> After {
         let started = Instant::now();
-        let mut report = Report::new(stop.pid(), program_name(stop.pid()));
+        let mut report = Report::new(stop.pid(), String::new());
         let before = self.in_between.remove(&stop.pid());
-        match self.lift(stop, &mut report) {
+        let lifted = self.lift(stop, &mut report);
+        // Mostly its executable has been found by now, whose name is the program's.
+        if report.program.is_empty() {
+            report.program = program_name(stop.pid());
+        }
+        match lifted {
             Ok(None) => {}
             Ok(Some(plan)) => {
                 message::say_to(stop.pid(), &table::plan(&report.program, &plan));

@@ -31,6 +31,9 @@ impl CodeReader for OtherProcess<'_> {
 
 /// The pages of code which the plan would copy and in which a breakpoint or a uprobe stands.
 pub fn find(pid: i32, process: &ProcessFacts, plan: &Plan, base_page: PageSize) -> RangeSet {
+    if plan.lifts.is_empty() {
+        return RangeSet::new();
+    }
     let Ok(pagemap) = Pagemap::open(pid, base_page) else { return RangeSet::new() };
     probed_pages(process, plan, base_page, &mut OtherProcess { pid, process, pagemap })
 }
