@@ -128,11 +128,13 @@ pub struct Follower {
     descendants: bool,
     /// This process does not end when there is nothing left to follow.
     stays: bool,
+    /// The process that has started us, as long as it has executed nothing.
+    launcher: Option<Pid>,
     threads: HashMap<i32, State>,
 }
 
 impl Follower {
-    /// Seizes a process that is about to exec.
+    /// Seizes the process that has started this one and is about to exec.
     ///
     /// # Errors
     /// The kernel's: no permission, or traced by another already.
@@ -142,7 +144,13 @@ impl Follower {
             options |= libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACECLONE;
         }
         requests::seize(pid, options)?;
-        Ok(Self { options, descendants, stays: false, threads: HashMap::from([(pid.as_raw(), State::Plain)]) })
+        Ok(Self {
+            options,
+            descendants,
+            stays: false,
+            launcher: Some(pid),
+            threads: HashMap::from([(pid.as_raw(), State::Plain)]),
+        })
     }
 
     /// Says that this process has more to do afterwards, so that no program may wait for its end.
@@ -203,7 +211,8 @@ impl<H: Handler> Following<'_, H> {
 
     fn take_exec(&mut self, pid: Pid) {
         self.follower.threads.insert(pid.as_raw(), State::Plain);
-        let status = ThreadStatus::read(pid);
+        let launcher = self.follower.launcher.take_if(|launcher| *launcher == pid);
+        let status = launcher.and_then(ThreadStatus::of_our_launcher).unwrap_or_else(|| ThreadStatus::read(pid));
         if let Err(why) = seccomp::permit(pid, &status, self.follower.options) {
             let after = self.handler.missed(pid.as_raw(), &io::Error::other(why));
             return self.leave(pid, after, 0);

@@ -1,7 +1,9 @@
 //! What `/proc/PID/status` tells of a thread (proc_pid_status(5)).
 
+use crate::requests::signal_mask;
 use kernel_calls::text::text_of;
 use nix::unistd::Pid;
+use std::mem::MaybeUninit;
 
 /// The few fields that matter here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +28,25 @@ impl ThreadStatus {
     /// Reads it; what cannot be read counts as nothing set.
     pub fn read(pid: Pid) -> Self {
         Self::parse(&text_of(format!("/proc/{pid}/status")).unwrap_or_default())
+    }
+
+    /// What concerns calls and SIGTRAP of a process that stands at its exec and from which we were made: what it ignores and
+    /// what filters it has, so have we. `None` where that does not tell all.
+    pub fn of_our_launcher(pid: Pid) -> Option<Self> {
+        // SAFETY:
+        // - takes integers and touches no memory.
+        let seccomp = unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) };
+        let mut action = MaybeUninit::<libc::sigaction>::uninit();
+        // SAFETY:
+        // - without a new disposition nothing changes, and where it succeeds the old one is written whole.
+        let disposition = unsafe {
+            (libc::sigaction(libc::SIGTRAP, std::ptr::null(), action.as_mut_ptr()) == 0)
+                .then(|| action.assume_init().sa_sigaction)
+        };
+        let ignored = if disposition? == libc::SIG_IGN { bit(libc::SIGTRAP) } else { 0 };
+        let blocked = signal_mask(pid).ok()?;
+        // Filters are counted in the status alone.
+        (seccomp == 0).then(|| Self { blocked, ignored, threads: 1, own_number: Some(pid.as_raw()), ..Self::default() })
     }
 
     fn parse(text: &str) -> Self {
