@@ -12,8 +12,10 @@ const PURE: [&str; 3] = ["crates/address-space/src", "crates/lift-plan/src", "cr
 /// The only crates whose trade is memory that Rust cannot vouch for.
 const UNSAFE_CRATES: [&str; 4] =
     ["crates/kernel-calls/", "crates/by-ptrace/", "crates/in-process/", "crates/heap-preload/"];
-/// Program entries that take over before Rust's own start-up has changed signals and descriptors, and the demo's code.
-const UNSAFE_FILES: [&str; 2] = ["crates/command-line/src/main.rs", "crates/demo-program/src/"];
+/// Program entries that take over before Rust's own start-up has changed signals and descriptors, an allocator, and the
+/// demo's code.
+const UNSAFE_FILES: [&str; 3] =
+    ["crates/command-line/src/main.rs", "crates/command-line/src/allocator.rs", "crates/demo-program/src/"];
 const LONGEST: usize = 600;
 const SAFETY_WITHIN: usize = 12;
 
