@@ -7,6 +7,7 @@ use pagelift_tests::{
     main_of, source_of, target_folder, trial, workspace,
 };
 use serde_json::Value;
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -38,8 +39,44 @@ fn main() -> ExitCode {
         }),
         trial("make/says_how_to_get_rust", vec![Need::Command("make".into())], make_without_rust),
         trial("install/puts_everything_in_place", vec![Need::Command("make".into())], install),
+        trial("make/lays_side_by_side_what_every_start_runs", linked_in_order(), side_by_side),
     ];
     main_of(trials)
+}
+
+/// What `make` builds where there is a musl for it.
+fn linked_in_order() -> Vec<Need> {
+    let built = target_folder().join(format!("{}-unknown-linux-musl/program/pagelift", std::env::consts::ARCH));
+    vec![Need::Command("readelf".into()), Need::Command("awk".into()), Need::File(built.to_string_lossy().into_owned())]
+}
+
+/// The kernel maps the memory around a fault in pieces of this length.
+const FAULT_AROUND: u64 = 64 << 10;
+
+/// The functions that `packaging/start-order` names lie in few of the pieces that a start would have to map.
+fn side_by_side(t: &Context) -> Result<()> {
+    let folder = workspace().join("packaging/start-order");
+    let list = fs::read_to_string(folder.join("functions"))?;
+    let listed: HashSet<&str> = list.lines().filter(|line| !line.starts_with('#')).collect();
+    let symbols = "readelf -sW \"$1\" | awk \"$(cat \"$2\")\"'$4 == \"FUNC\" { print $2, plain($8) }'";
+    let mut command = Command::new("sh");
+    command.args(["-c", symbols, "sh"]).arg(t.pagelift(&[])?.get_program()).arg(folder.join("plain.awk"));
+    let output = t.run(command)?.success()?;
+    let (mut all, mut of_starts, mut found) = (HashSet::new(), HashSet::new(), HashSet::new());
+    for line in output.stdout.lines() {
+        let (address, name) = line.split_once(' ').context("no symbol")?;
+        let piece = u64::from_str_radix(address, 16)? / FAULT_AROUND;
+        all.insert(piece);
+        if listed.contains(name) {
+            of_starts.insert(piece);
+            found.insert(name);
+        }
+    }
+    // Another compiler has some other functions.
+    ensure!(2 * found.len() >= listed.len(), "{} of {} functions were found", found.len(), listed.len());
+    let (some, pieces) = (of_starts.len(), all.len());
+    ensure!(2 * some <= pieces, "what every start runs lies in {some} of {pieces} pieces of {FAULT_AROUND} bytes");
+    Ok(())
 }
 
 fn watch(t: &Context, command: Command, look: impl FnOnce(&View) -> Result<()>) -> Result<pagelift_tests::Output> {
