@@ -18,24 +18,19 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The command line of `pagelift run` alone: the same words and texts, made in less time.
+/// Start a program with its code and data on huge pages.
+//
+// The command line of `pagelift run` alone, from its second word on: the same words and texts, made in less time.
 #[derive(Parser)]
-#[command(name = "pagelift", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "run", bin_name = "pagelift run", display_name = "pagelift-run", version, max_term_width = 100)]
 pub struct RunCli {
-    #[command(subcommand)]
-    command: RunCommand,
-}
-
-#[derive(Subcommand)]
-enum RunCommand {
-    /// Start a program with its code and data on huge pages.
-    Run(RunArgs),
+    #[command(flatten)]
+    args: RunArgs,
 }
 
 impl From<RunCli> for Cli {
     fn from(cli: RunCli) -> Self {
-        let RunCommand::Run(args) = cli.command;
-        Self { command: Command::Run(args) }
+        Self { command: Command::Run(cli.args) }
     }
 }
 

@@ -11,7 +11,6 @@ use address_space::{
 use object::ReadCache;
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// More of a file than this is never read for its headers; sound files need about two kilobytes.
@@ -101,9 +100,11 @@ impl ObjectReader {
         let mut opener = Opener::new(&process);
         for (key, mappings) in file_groups(space) {
             let is_executed = executed.as_ref().is_some_and(|file| file.is(&key));
-            let image = match is_executed {
-                true => self.executed_image(&process),
-                false => self.image(&mut opener, space, &mappings),
+            let known = executed.as_ref().filter(|_| is_executed).and_then(|file| self.images.get(&file.identity));
+            let image = match (known, is_executed) {
+                (Some(known), _) => Ok(Some(known.clone())),
+                (None, true) => self.executed_image(&process),
+                (None, false) => self.image(&mut opener, space, &mappings),
             };
             let first = found.objects.len();
             self.take(&mut found, &key, image, Group { space, mappings: &mappings, base_page });
@@ -295,7 +296,7 @@ struct Group<'a> {
 
 /// The file that was executed, to be recognised among the mapped ones.
 struct ExecutedFile {
-    inode: u64,
+    identity: FileIdentity,
     path: String,
 }
 
@@ -304,10 +305,10 @@ impl ExecutedFile {
         let link = process.path("exe");
         let path = fs::read_link(&link).ok()?.to_string_lossy().into_owned();
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned();
-        Some(Self { inode: fs::metadata(&link).ok()?.ino(), path })
+        Some(Self { identity: FileIdentity::of(&fs::metadata(&link).ok()?), path })
     }
 
     fn is(&self, key: &FileKey) -> bool {
-        self.inode == key.inode && self.path == key.path
+        self.identity.inode == key.inode && self.path == key.path
     }
 }

@@ -63,15 +63,16 @@ pub fn run(args: &RunArgs) -> u8 {
 /// Departs with a helper, which lifts the program. Returns only where there is none: the environment with which the
 /// program lifts itself, or why it is not lifted.
 fn start(args: &RunArgs, heap: &HeapStart, departure: &Departure) -> Result<Vec<CString>, String> {
-    let program = find(&args.command[0]);
-    if let Some(why) = program.as_deref().and_then(privileged) {
+    let files = find(&args.command[0]).map(executed_files).unwrap_or_default();
+    if let Some(why) = privileged(&files) {
         return Err(why);
     }
-    let by_preload = || via_preload::environment(args, program.as_deref(), heap.environment.as_deref());
+    let program = files.first().map(PathBuf::as_path);
+    let by_preload = || via_preload::environment(args, program, heap.environment.as_deref());
     if args.via == Some(ViaArg::Preload) {
         return by_preload();
     }
-    let refused = depart_with_helper(args, heap, departure);
+    let refused = depart_with_helper(args, heap, departure, &files);
     if args.via == Some(ViaArg::Ptrace) {
         return Err(refused);
     }
@@ -88,17 +89,16 @@ fn prepare_heap(args: &RunArgs) -> HeapStart {
         return HeapStart::default();
     }
     let found = heap::program_that_counts(&args.only, find(&args.command[0]), |name| find(OsStr::new(name)));
-    let Some(mut path) = found.filter(|path| privileged(path).is_none()) else { return HeapStart::default() };
-    for _ in 0..MOST_INTERPRETERS {
-        path = interpreter(&path).unwrap_or(path);
+    let files = found.map(executed_files).unwrap_or_default();
+    match files.last().filter(|_| privileged(&files).is_none()) {
+        Some(last) => heap::prepare(&args.heap, &args.only, last, &machine_facts(std::process::id() as i32)),
+        None => HeapStart::default(),
     }
-    heap::prepare(&args.heap, &args.only, &path, &machine_facts(std::process::id() as i32))
 }
 
 /// Starts the helper and becomes the program, or tells why there is no helper.
-fn depart_with_helper(args: &RunArgs, heap: &HeapStart, departure: &Departure) -> String {
-    let program = find(&args.command[0]);
-    let is_script = program.as_deref().is_some_and(|path| interpreter(path).is_some());
+fn depart_with_helper(args: &RunArgs, heap: &HeapStart, departure: &Departure, files: &[PathBuf]) -> String {
+    let is_script = files.len() > 1;
     let wishes = Wishes {
         policy: args.policy.policy(),
         only: args.only.clone(),
@@ -116,7 +116,7 @@ fn depart_with_helper(args: &RunArgs, heap: &HeapStart, departure: &Departure) -
         match Follower::seize(us, !args.only.is_empty()) {
             Ok(follower) => {
                 answer(Ok(()));
-                if let Some(program) = &program {
+                if let Some(program) = files.first() {
                     lifter.prepare(program);
                 }
                 follower.that_stays(heap.collapse.is_some()).run(&mut lifter);
@@ -221,24 +221,33 @@ fn find(command: &OsStr) -> Option<PathBuf> {
     })
 }
 
+/// A program's file, behind it the interpreter of a script, and so on.
+fn executed_files(program: PathBuf) -> Vec<PathBuf> {
+    let mut files = vec![program];
+    while files.len() <= MOST_INTERPRETERS
+        && let Some(next) = files.last().and_then(|file| interpreter(file))
+    {
+        files.push(next);
+    }
+    files
+}
+
 /// Why a program must not be traced: one that gains privileges by its exec would silently go without them.
-fn privileged(path: &Path) -> Option<String> {
-    let mut path = path.to_owned();
-    for _ in 0..MOST_INTERPRETERS {
-        let metadata = fs::metadata(&path).ok()?;
+fn privileged(files: &[PathBuf]) -> Option<String> {
+    for path in files {
+        let metadata = fs::metadata(path).ok()?;
         let mode = metadata.mode();
         let gains_group = mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0;
         if mode & libc::S_ISUID != 0 || gains_group {
             return Some(format!("{} is a set-user-ID or set-group-ID program", path.display()));
         }
-        if has_capabilities(&path) {
+        if has_capabilities(path) {
             return Some(format!("{} has file capabilities", path.display()));
         }
         // The kernel shows nobody the memory of a program that its user may execute but not read.
-        if nix::unistd::access(&path, nix::unistd::AccessFlags::R_OK).is_err() {
+        if nix::unistd::access(path, nix::unistd::AccessFlags::R_OK).is_err() {
             return Some(format!("{} may be executed but not read, needed: permission to read it", path.display()));
         }
-        path = interpreter(&path)?;
     }
     None
 }
