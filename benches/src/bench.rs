@@ -205,6 +205,15 @@ impl Bench {
         self.run_interleaved(name, trials, 4, stop, cpu)
     }
 
+    /// The same on whatever CPUs the kernel chooses.
+    pub(crate) fn run_trials_anywhere(
+        &mut self,
+        name: &str,
+        trials: Vec<(ContestantFacts, Trial<'_>)>,
+    ) -> Result<&Series> {
+        self.run_interleaved(name, trials, 4, Stop::Time(self.time), None)
+    }
+
     /// The same for trials of many processes, on all CPUs, which take seconds each: as many rounds as an interval needs.
     pub(crate) fn run_builds(&mut self, name: &str, trials: Vec<(ContestantFacts, Trial<'_>)>) -> Result<&Series> {
         self.run_interleaved(name, trials, 0, Stop::Rounds(2 * FEWEST_BLOCKS as u32), None)
