@@ -300,8 +300,14 @@ pub fn poll_until(limit: Duration, what: &str, mut ready: impl FnMut() -> bool) 
     Ok(())
 }
 
-/// Replaces whole numbers equal to `number` by `word`, so that outputs that name a process can be compared.
+/// Replaces whole numbers equal to `number` by `word` in the lines that begin with `pid`, so that outputs that name a process
+/// can be compared. Any other line may hold the same number by chance.
 pub fn exchange_text(text: &str, number: u32, word: &str) -> String {
+    let exchanged = |line: &str| if line.starts_with("pid ") { exchange(line, number, word) } else { line.to_owned() };
+    text.split_inclusive('\n').map(exchanged).collect()
+}
+
+fn exchange(text: &str, number: u32, word: &str) -> String {
     let wanted = number.to_string();
     let mut result = String::new();
     let mut digits = String::new();
@@ -326,6 +332,7 @@ mod tests {
     #[test]
     fn only_whole_numbers_are_exchanged() {
         assert_eq!(exchange_text("pid 12, 123, 12", 12, "PID"), "pid PID, 123, PID");
+        assert_eq!(exchange_text("version 12\npid 12\n", 12, "PID"), "version 12\npid PID\n");
     }
 
     #[test]
