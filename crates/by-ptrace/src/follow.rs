@@ -7,11 +7,11 @@ use crate::breakpoint::Breakpoint;
 use crate::live::restart;
 use crate::requests::{self, CallStop, Resume};
 use crate::status::{ThreadStatus, bit};
+use crate::wait::{self, Report};
 use crate::{InjectError, Injector, StoppedThreads, farewell, seccomp};
 use address_space::{Address, AddressSpace};
 use kernel_calls::text::text_of;
 use nix::errno::Errno;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::collections::HashMap;
 use std::{fs, io};
@@ -160,16 +160,21 @@ impl Follower {
     }
 
     /// Runs until nothing is traced any more.
-    pub fn run(self, handler: &mut impl Handler) {
+    ///
+    /// # Errors
+    /// waitpid's, where it cannot be known any more what the traced threads do. They go on as they are when this process
+    /// ends.
+    pub fn run(self, handler: &mut impl Handler) -> io::Result<()> {
         let mut following = Following { follower: self, handler };
         while !following.follower.threads.is_empty() {
-            match waitpid(None, Some(WaitPidFlag::__WALL)) {
-                Ok(status) => following.take(status),
-                Err(Errno::EINTR) => {}
+            match wait::wait_for_any() {
+                Ok((pid, report)) => following.take(pid, report),
                 // No tracees left: all have ended or been released.
-                Err(_) => break,
+                Err(Errno::ECHILD) => break,
+                Err(errno) => return Err(errno.into()),
             }
         }
+        Ok(())
     }
 }
 
@@ -180,15 +185,12 @@ struct Following<'h, H: Handler> {
 }
 
 impl<H: Handler> Following<'_, H> {
-    fn take(&mut self, status: WaitStatus) {
-        match status {
-            WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) => {
-                self.follower.threads.remove(&pid.as_raw());
-            }
-            WaitStatus::PtraceEvent(pid, signal, event) => self.take_event(pid, signal as i32, event),
-            WaitStatus::PtraceSyscall(pid) => self.take_system_call(pid),
-            WaitStatus::Stopped(pid, signal) => self.take_signal(pid, signal as i32),
-            _ => {}
+    fn take(&mut self, pid: Pid, report: Report) {
+        match report {
+            Report::Ended => drop(self.follower.threads.remove(&pid.as_raw())),
+            Report::Event { event, signal } => self.take_event(pid, signal, event),
+            Report::SystemCall => self.take_system_call(pid),
+            Report::Signal(signal) => self.take_signal(pid, signal),
         }
     }
 

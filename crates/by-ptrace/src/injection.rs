@@ -12,10 +12,10 @@ use crate::arch::{self, Registers, numbers};
 use crate::patience::Patience;
 use crate::requests::{self, CallStop, Resume};
 use crate::status::{ThreadStatus, bit};
+use crate::wait::Report;
 use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use std::io;
 
@@ -36,8 +36,8 @@ pub enum InjectError {
     #[error("found no system call instruction in the process's code")]
     NoInstruction,
     /// The system call instruction could not be executed.
-    #[error("executing a system call instruction in the process gave {0}")]
-    Fault(Signal),
+    #[error("executing a system call instruction in the process gave signal {0}")]
+    Fault(i32),
     /// ptrace refused a request.
     #[error("ptrace: {0}")]
     Ptrace(Errno),
@@ -246,22 +246,21 @@ impl Injector {
     fn wait_for_stop(&mut self) -> Result<CallStop, InjectError> {
         loop {
             match self.patience.wait(self.pid).map_err(InjectError::from)? {
-                WaitStatus::PtraceSyscall(_) => return Ok(requests::call_stop(self.pid)?),
+                Report::SystemCall => return Ok(requests::call_stop(self.pid)?),
                 // What the kernel itself sends has a code above 0 (sigaction(2)); others' is for the program.
-                WaitStatus::Stopped(_, Signal::SIGTRAP) if self.steps && requests::signal_code(self.pid)? > 0 => {
+                Report::Signal(libc::SIGTRAP) if self.steps && requests::signal_code(self.pid)? > 0 => {
                     return Ok(CallStop::None);
                 }
                 // SIGSTOP cannot be blocked, and SIGTRAP is not where calls are made by steps.
-                WaitStatus::Stopped(_, signal @ Signal::SIGSTOP) => self.kept_back |= bit(signal as i32),
-                WaitStatus::Stopped(_, signal @ Signal::SIGTRAP) if self.steps => self.kept_back |= bit(signal as i32),
+                Report::Signal(signal @ libc::SIGSTOP) => self.kept_back |= bit(signal),
+                Report::Signal(signal @ libc::SIGTRAP) if self.steps => self.kept_back |= bit(signal),
                 // All else is blocked; a fault is not, and would only come again.
-                WaitStatus::Stopped(_, signal) => return Err(InjectError::Fault(signal)),
-                WaitStatus::PtraceEvent(..) => {}
-                WaitStatus::Exited(..) | WaitStatus::Signaled(..) => {
+                Report::Signal(signal) => return Err(InjectError::Fault(signal)),
+                Report::Event { .. } => {}
+                Report::Ended => {
                     self.gone = true;
                     return Err(InjectError::Gone);
                 }
-                _ => {}
             }
             requests::resume(self.pid, self.way(), 0)?;
         }

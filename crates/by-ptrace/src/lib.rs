@@ -27,6 +27,7 @@ mod stack;
 mod status;
 mod thread_list;
 mod threads;
+mod wait;
 
 pub use executor::ProcessExecutor;
 pub use follow::{After, AfterExec, EntryStop, ExecStop, Follower, Handler};

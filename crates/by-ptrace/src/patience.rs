@@ -4,9 +4,9 @@
 //! own has gone idle: some 20 microseconds on a virtual machine, more than most calls take. So where there is another
 //! processor for the other to run on, this one looks again and again for a while, and gives way to whoever else wants it.
 
+use crate::wait::{self, Report};
 use kernel_calls::processors;
 use nix::sched::sched_yield;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 /// So often, at half a microsecond or so each.
@@ -27,14 +27,14 @@ impl Patience {
     /// Waits for the next thing that a traced thread reports.
     ///
     /// # Errors
-    /// As for `waitpid`.
-    pub fn wait(self, thread: Pid) -> nix::Result<WaitStatus> {
+    /// As for [`wait::wait_for`].
+    pub fn wait(self, thread: Pid) -> nix::Result<Report> {
         for _ in 0..self.looks {
-            match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::StillAlive) => sched_yield()?,
-                reported => return reported,
+            match wait::poll(thread)? {
+                Some(report) => return Ok(report),
+                None => sched_yield()?,
             }
         }
-        waitpid(thread, Some(WaitPidFlag::__WALL))
+        wait::wait_for(thread)
     }
 }

@@ -4,8 +4,8 @@ use crate::live::restart;
 use crate::requests;
 use crate::status::is_ending;
 use crate::thread_list::user_threads;
+use crate::wait::{self, Report};
 use nix::errno::Errno;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::io;
@@ -58,12 +58,11 @@ impl StoppedThreads {
             Err(Errno::ESRCH) => return Ok(()),
             other => other?,
         }
-        let signal = match waitpid(thread, Some(WaitPidFlag::__WALL)) {
-            Ok(WaitStatus::Stopped(_, signal)) => signal as i32,
-            Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD) => return Ok(()),
-            Ok(_) => 0,
-            Err(errno) => return Err(errno),
+        let report = match wait::wait_for(thread) {
+            Ok(Report::Ended) | Err(Errno::ECHILD) => return Ok(()),
+            report => report?,
         };
+        let signal = report.delivered_signal();
         let _ = restart::mend(thread, thread, signal, None);
         self.threads.insert(thread.as_raw(), signal);
         Ok(())

@@ -6,9 +6,8 @@ use crate::RemoteMemory;
 use crate::arch::{self, Registers};
 use crate::injection::InjectError;
 use crate::requests::{self, CallStop, Resume};
+use crate::wait::Report;
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use std::time::{Duration, Instant};
 
@@ -24,8 +23,6 @@ pub struct Hold<'a> {
     /// Where it goes on.
     registers: Registers,
     inside: bool,
-    /// A stop signal that came in between.
-    pending_stop: Option<Signal>,
 }
 
 impl<'a> Hold<'a> {
@@ -43,7 +40,7 @@ impl<'a> Hold<'a> {
         // What the kernel would do on its way out, had we not sent the thread elsewhere.
         arch::rewind_call(&mut registers);
         page.set_return(memory, thread, &registers)?;
-        Ok(Self { thread, page, memory, waiter, registers, inside: false, pending_stop: None })
+        Ok(Self { thread, page, memory, waiter, registers, inside: false })
     }
 
     /// Makes one call. Were we killed now, the thread would make it and go on.
@@ -79,9 +76,6 @@ impl<'a> Hold<'a> {
             arch::forget_call(self.thread)?;
             requests::set_registers(self.thread, &self.registers)?;
         }
-        if let Some(signal) = self.pending_stop.take() {
-            kill(self.thread, signal)?;
-        }
         Ok(())
     }
 
@@ -92,16 +86,21 @@ impl<'a> Hold<'a> {
 
     fn run_to(&mut self, wanted: CallStop) -> Result<(), InjectError> {
         let deadline = Instant::now() + PATIENCE;
+        let mut delivered = 0;
         loop {
-            requests::resume(self.thread, Resume::ToSystemCall, 0)?;
+            requests::resume(self.thread, Resume::ToSystemCall, delivered)?;
+            delivered = 0;
             match self.waiter.wait(self.thread, deadline)? {
                 // It goes its round by itself whenever it can.
-                WaitStatus::StillAlive => return Err(InjectError::Ptrace(Errno::ETIMEDOUT)),
-                WaitStatus::PtraceSyscall(_) if requests::call_stop(self.thread)? == wanted => return Ok(()),
-                // Nothing else gets through: all other signals are blocked.
-                WaitStatus::Stopped(_, signal) => self.pending_stop = Some(signal),
-                WaitStatus::Exited(..) | WaitStatus::Signaled(..) => return Err(InjectError::Gone),
-                _ => {}
+                None => return Err(InjectError::Ptrace(Errno::ETIMEDOUT)),
+                Some(Report::SystemCall) if requests::call_stop(self.thread)? == wanted => return Ok(()),
+                // It cannot be blocked, and a SIGCONT that follows ends it only once it is delivered. A traced thread
+                // that is told to go on does so in spite of the group stop, which takes hold of it when it is released.
+                Some(Report::Signal(libc::SIGSTOP)) => delivered = libc::SIGSTOP,
+                // All else is blocked; a fault is not, and would only come again.
+                Some(Report::Signal(signal)) => return Err(InjectError::Fault(signal)),
+                Some(Report::Ended) => return Err(InjectError::Gone),
+                Some(Report::SystemCall | Report::Event { .. }) => {}
             }
         }
     }

@@ -7,15 +7,14 @@ use super::restart;
 use super::timed::{Settled, settle};
 use super::waiting::StopWaiter;
 use crate::arch;
-use crate::requests;
+use crate::requests::{self, Resume};
 use crate::seccomp;
 use crate::status::{ThreadStatus, sleeps_uninterruptibly};
 use crate::thread_list::{Listing, user_threads};
+use crate::wait::Report;
 use address_space::AddressRange;
 use kernel_calls::text::text_of;
 use nix::errno::Errno;
-use nix::sys::signal::Signal;
-use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -353,7 +352,7 @@ impl LiveProcess {
             let mut late = Vec::new();
             for thread in waiting {
                 match self.waiter.wait_shortly(Pid::from_raw(thread), until) {
-                    Ok(WaitStatus::StillAlive) => late.push(thread),
+                    Ok(None) => late.push(thread),
                     status => result = result.and(self.note_stop(thread, status).map(drop)),
                 }
             }
@@ -428,6 +427,9 @@ impl LiveProcess {
     /// Makes sure that the registers of the thread that is to make calls tell how it goes on; false where it has to go on
     /// at once.
     fn settle(&mut self, thread: i32) -> Result<bool, StopError> {
+        if !self.deliver_signal(thread)? {
+            return Ok(false);
+        }
         match settle(Pid::from_raw(thread), &self.waiter, Instant::now() + PATIENCE) {
             Ok(Settled::Stopped) => return Ok(true),
             Ok(Settled::BySignal(signal)) => drop(self.stopped.insert(thread, signal)),
@@ -442,6 +444,23 @@ impl LiveProcess {
             }
         }
         Ok(false)
+    }
+
+    /// Delivers the signal that a held thread has stopped for, and stops the thread again: at the first instruction of its
+    /// handler, or where it was. Only a thread that goes on from its signal's own stop gets that signal with its payload
+    /// and in its turn; from any other stop the kernel sends a new one (`ptrace_report_syscall`). False where the thread
+    /// can make no calls any more.
+    fn deliver_signal(&mut self, thread: i32) -> Result<bool, StopError> {
+        let Some(&signal) = self.stopped.get(&thread).filter(|&&signal| signal != 0) else { return Ok(true) };
+        let pid = Pid::from_raw(thread);
+        // In this order: the thread stops for us before it takes the next signal (`get_signal`).
+        let told = requests::interrupt(pid).and_then(|()| requests::resume(pid, Resume::Continue, signal));
+        self.stopped.remove(&thread);
+        if told.is_err() {
+            return Ok(false);
+        }
+        self.traced.insert(thread);
+        Ok(self.await_stop(thread, Instant::now() + PATIENCE)? && self.fits(thread))
     }
 
     /// False where the thread has ended meanwhile.
@@ -464,21 +483,20 @@ impl LiveProcess {
     }
 
     /// Takes in what a thread has come to; false where it has ended.
-    fn note_stop(&mut self, thread: i32, status: Result<WaitStatus, Errno>) -> Result<bool, StopError> {
-        if status == Ok(WaitStatus::StillAlive) {
-            return Err(StopError::DoesNotStop(thread));
-        }
-        self.traced.remove(&thread);
-        let signal = match status {
-            Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD) => return Ok(false),
-            Ok(WaitStatus::Stopped(_, signal)) => signal as i32,
-            Ok(WaitStatus::PtraceEvent(_, signal, _)) => {
-                self.stopped_by_shell |= signal != Signal::SIGTRAP;
-                0
+    fn note_stop(&mut self, thread: i32, status: Result<Option<Report>, Errno>) -> Result<bool, StopError> {
+        let report = match status {
+            Ok(None) => return Err(StopError::DoesNotStop(thread)),
+            Ok(Some(Report::Ended)) | Err(Errno::ECHILD) => {
+                self.traced.remove(&thread);
+                return Ok(false);
             }
-            Ok(_) => 0,
-            Err(errno) => return Err(StopError::Refused(errno.to_string())),
+            Ok(Some(report)) => report,
+            // It may be stopped all the same: it stays among those that are let go where a lift is given up.
+            Err(errno) => return Err(StopError::Refused(format!("waiting for thread {thread}: {}", errno.desc()))),
         };
+        self.traced.remove(&thread);
+        self.stopped_by_shell |= report.is_group_stop();
+        let signal = report.delivered_signal();
         // An error that only our stop has caused is none for the program.
         if matches!(restart::mend(self.pid, Pid::from_raw(thread), signal, self.before.get(&thread)), Ok(true)) {
             self.make_again.insert(thread);

@@ -10,8 +10,8 @@ use super::waiting::StopWaiter;
 use crate::RemoteMemory;
 use crate::arch;
 use crate::requests::{self, Resume};
+use crate::wait::Report;
 use nix::errno::Errno;
-use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use std::time::Instant;
 
@@ -47,7 +47,7 @@ pub fn settle(thread: Pid, waiter: &StopWaiter, deadline: Instant) -> Result<Set
     requests::resume(thread, Resume::ToSystemCall, 0)?;
     match waiter.wait(thread, deadline)? {
         // It makes the call now, whatever the kernel has put there.
-        WaitStatus::PtraceSyscall(_) => {}
+        Some(Report::SystemCall) => {}
         other => return settled(other),
     }
     requests::interrupt(thread)?;
@@ -55,12 +55,12 @@ pub fn settle(thread: Pid, waiter: &StopWaiter, deadline: Instant) -> Result<Set
     settled(waiter.wait(thread, deadline)?)
 }
 
-fn settled(status: WaitStatus) -> Result<Settled, Errno> {
-    match status {
-        WaitStatus::StillAlive => Err(Errno::ETIMEDOUT),
-        WaitStatus::Exited(..) | WaitStatus::Signaled(..) => Ok(Settled::Ended),
-        WaitStatus::Stopped(_, signal) => Ok(Settled::BySignal(signal as i32)),
-        _ => Ok(Settled::Stopped),
+fn settled(report: Option<Report>) -> Result<Settled, Errno> {
+    match report {
+        None => Err(Errno::ETIMEDOUT),
+        Some(Report::Ended) => Ok(Settled::Ended),
+        Some(Report::Signal(signal)) => Ok(Settled::BySignal(signal)),
+        Some(Report::SystemCall | Report::Event { .. }) => Ok(Settled::Stopped),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Waits for threads to stop, but not for ever.
 
+use crate::wait::{self, Report};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -33,29 +33,29 @@ impl StopWaiter {
         Self { descriptor, mask_before }
     }
 
-    /// What a thread has come to; `StillAlive` where it has come to nothing by the deadline.
+    /// What a thread reports; `None` where it has reported nothing by the deadline.
     ///
     /// # Errors
-    /// waitpid's.
-    pub fn wait(&self, thread: Pid, deadline: Instant) -> Result<WaitStatus, Errno> {
+    /// As for [`wait::wait_for`].
+    pub fn wait(&self, thread: Pid, deadline: Instant) -> Result<Option<Report>, Errno> {
         self.look(thread, deadline, FEWEST_LOOKS)
     }
 
     /// The same without an allowance for a machine that has stood still.
     ///
     /// # Errors
-    /// waitpid's.
-    pub fn wait_shortly(&self, thread: Pid, deadline: Instant) -> Result<WaitStatus, Errno> {
+    /// As for [`wait::wait_for`].
+    pub fn wait_shortly(&self, thread: Pid, deadline: Instant) -> Result<Option<Report>, Errno> {
         self.look(thread, deadline, 1)
     }
 
-    fn look(&self, thread: Pid, deadline: Instant, fewest: u32) -> Result<WaitStatus, Errno> {
+    fn look(&self, thread: Pid, deadline: Instant, fewest: u32) -> Result<Option<Report>, Errno> {
         let mut looks = 0;
         loop {
             looks += 1;
-            match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
-                WaitStatus::StillAlive if looks < fewest || Instant::now() < deadline => self.sleep(),
-                status => return Ok(status),
+            match wait::poll(thread)? {
+                None if looks < fewest || Instant::now() < deadline => self.sleep(),
+                report => return Ok(report),
             }
         }
     }

@@ -119,7 +119,10 @@ fn depart_with_helper(args: &RunArgs, heap: &HeapStart, departure: &Departure, f
                 if let Some(program) = files.first() {
                     lifter.prepare(program);
                 }
-                follower.that_stays(heap.collapse.is_some()).run(&mut lifter);
+                if let Err(error) = follower.that_stays(heap.collapse.is_some()).run(&mut lifter) {
+                    let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";
+                    message::say_to(us.as_raw(), &format!("{what}: {error}\n"));
+                }
                 collapse(us.as_raw(), heap, args.quiet);
             }
             Err(error) => answer(Err(refusal(us.as_raw(), &error))),
