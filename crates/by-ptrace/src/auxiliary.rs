@@ -19,24 +19,26 @@ impl AuxiliaryVector {
     /// # Errors
     /// Where the stack cannot be read or has not the form of a fresh one.
     pub fn read(memory: &RemoteMemory, stack_pointer: Address) -> io::Result<Self> {
-        let arguments = memory.read_word(stack_pointer)?;
+        let mut words = Words { memory, next: stack_pointer, buffer: Vec::new() };
+        let arguments = words.take()?;
         if arguments > MOST_WORDS {
             return Err(io::Error::other("the stack does not begin with a count of arguments"));
         }
-        let mut at = stack_pointer + (arguments + 2) * 8;
-        let end = at + MOST_WORDS * 8;
-        while memory.read_word(at)? != 0 {
-            at = at + 8;
-            if at > end {
+        // The arguments and the null pointer behind them.
+        for _ in 0..=arguments {
+            words.take()?;
+        }
+        let end = words.next + MOST_WORDS * 8;
+        while words.take()? != 0 {
+            if words.next > end {
                 return Err(io::Error::other("the environment on the stack does not end"));
             }
         }
-        let start = at + 8;
+        let start = words.next;
         let mut entries = Vec::new();
         // The kernel's vector has at most some fifty entries (AT_VECTOR_SIZE).
         while entries.len() < 256 {
-            let entry_at = start + entries.len() as u64 * 16;
-            let entry = (memory.read_word(entry_at)?, memory.read_word(entry_at + 8)?);
+            let entry = (words.take()?, words.take()?);
             entries.push(entry);
             if entry.0 == 0 {
                 return Ok(Self { start, entries });
@@ -55,6 +57,12 @@ impl AuxiliaryVector {
         self.entries.iter().find(|entry| entry.0 == tag).map(|entry| entry.1)
     }
 
+    /// Where the value of an entry lies.
+    pub fn place_of(&self, tag: u64) -> Option<Address> {
+        let index = self.entries.iter().position(|entry| entry.0 == tag)?;
+        Some(self.start + index as u64 * 16 + 8)
+    }
+
     /// Changes the value of an entry in the program's memory.
     ///
     /// # Errors
@@ -65,5 +73,35 @@ impl AuxiliaryVector {
             entry.1 = value;
         }
         Ok(())
+    }
+}
+
+/// The words of a stack, one after the other. Each read of another process's memory is a system call, so that many words
+/// are read at once.
+struct Words<'a> {
+    memory: &'a RemoteMemory,
+    next: Address,
+    /// Words from `next` on, the last first.
+    buffer: Vec<u64>,
+}
+
+impl Words<'_> {
+    /// Words that are read at once. The end of the stack, where less can be read, is found by halving.
+    const AT_ONCE: usize = 512;
+
+    fn take(&mut self) -> io::Result<u64> {
+        if self.buffer.is_empty() {
+            let mut bytes = vec![0; Self::AT_ONCE * 8];
+            while let Err(error) = self.memory.read(self.next, &mut bytes) {
+                if bytes.len() <= 8 {
+                    return Err(error);
+                }
+                bytes.truncate((bytes.len() / 16) * 8);
+            }
+            let words = bytes.chunks_exact(8).rev();
+            self.buffer.extend(words.map(|word| word.try_into().map_or(0, u64::from_ne_bytes)));
+        }
+        self.next = self.next + 8;
+        self.buffer.pop().ok_or_else(|| io::Error::other("the stack ends"))
     }
 }

@@ -34,7 +34,7 @@ pub fn not_made(call: &'static str, error: &InjectError) -> CallError {
     let errno = match error {
         InjectError::Ptrace(errno) => *errno,
         InjectError::Gone => Errno::ESRCH,
-        InjectError::NoInstruction | InjectError::Fault(_) | InjectError::Memory(_) => Errno::EFAULT,
+        InjectError::NoRoom(_) | InjectError::Fault(_) | InjectError::Memory(_) => Errno::EFAULT,
     };
     CallError { call, errno: errno as i32 }
 }

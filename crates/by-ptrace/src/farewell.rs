@@ -27,7 +27,7 @@ pub fn prepare(injector: &mut Injector) -> Result<(), InjectError> {
     let Ok(page) = injector.call(numbers::SYS_mmap, arguments)? else { return Ok(()) };
     let code = code_for(getpid(), injector.registers());
     injector.memory().write(Address(page), &code)?;
-    injector.change_registers(|registers| arch::set_instruction_pointer(registers, Address(page)));
+    injector.change_registers(|registers| arch::set_instruction_pointer(registers, Address(page)))?;
     Ok(())
 }
 
@@ -39,25 +39,6 @@ fn code_for(helper: Pid, registers: &Registers) -> Vec<u8> {
     words.push(arch::instruction_pointer(registers).0);
     code.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
     code
-}
-
-/// Code that stands in this program between two symbols and is only ever executed as a copy elsewhere.
-pub struct CodeBetween {
-    /// Its first byte.
-    pub start: unsafe extern "C" fn(),
-    /// The byte behind its last.
-    pub end: unsafe extern "C" fn(),
-}
-
-impl CodeBetween {
-    /// Its bytes.
-    pub fn code(&self) -> &'static [u8] {
-        let (start, end) = (self.start as usize, self.end as usize);
-        // SAFETY:
-        // - both symbols stand in this order in one piece of assembly in `arch`, with nothing but code between them.
-        // - code is mapped readable for as long as the program runs.
-        unsafe { std::slice::from_raw_parts(start as *const u8, end - start) }
-    }
 }
 
 #[cfg(test)]

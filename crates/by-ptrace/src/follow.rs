@@ -2,11 +2,11 @@
 //!
 //! The follower passes on every signal and every stop as it came. What happens at the two stops is the handler's.
 
-use crate::arch::{self, numbers};
-use crate::breakpoint::Breakpoint;
+use crate::arch::{self, guest};
+use crate::entry_stop::AwaitedEntry;
 use crate::live::restart;
 use crate::requests::{self, CallStop, Resume};
-use crate::status::{ThreadStatus, bit};
+use crate::status::ThreadStatus;
 use crate::wait::{self, Report};
 use crate::{InjectError, Injector, StoppedThreads, farewell, seccomp};
 use address_space::{Address, AddressSpace};
@@ -87,7 +87,9 @@ impl ExecStop {
     /// # Errors
     /// [`InjectError`].
     pub fn injector(&self, space: &AddressSpace) -> Result<Injector, InjectError> {
-        Injector::new(self.pid, space, &self.status)
+        let mut registers = requests::registers(self.pid)?;
+        guest::after_exec(&mut registers);
+        Injector::with_registers(self.pid, space, &self.status, registers)
     }
 }
 
@@ -116,8 +118,8 @@ impl EntryStop {
 enum State {
     /// Its next exec.
     Plain,
-    /// The program's entry; and what it did about SIGTRAP before, which the kernel forgets when a breakpoint is hit.
-    Entry(Breakpoint, ThreadStatus),
+    /// The program's entry.
+    Entry(AwaitedEntry),
     /// The mapping of a program by a dynamic linker that was started as one.
     Mapping,
 }
@@ -225,8 +227,15 @@ impl<H: Handler> Following<'_, H> {
             AfterExec::Nothing => {
                 self.leave(pid, if self.follower.descendants { After::Follow } else { After::Release }, 0)
             }
-            AfterExec::StopAt(entry) => self.await_entry(pid, entry, status),
-            AfterExec::AtEntry => self.at_entry(pid),
+            AfterExec::StopAt(entry) => self.await_entry(pid, AwaitedEntry::at_exec(pid, entry)),
+            AfterExec::AtEntry => {
+                // A static position-independent program may have been moved.
+                if let Ok(mut registers) = requests::registers(pid) {
+                    guest::after_exec(&mut registers);
+                    let _ = requests::set_registers(pid, &registers);
+                }
+                self.at_entry(pid);
+            }
             AfterExec::End(status) => self.leave(pid, After::Exit(status), 0),
             AfterExec::WatchMaps => {
                 self.follower.threads.insert(pid.as_raw(), State::Mapping);
@@ -235,10 +244,10 @@ impl<H: Handler> Following<'_, H> {
         }
     }
 
-    fn await_entry(&mut self, pid: Pid, entry: Address, status: ThreadStatus) {
-        match Breakpoint::set(pid, entry) {
-            Ok(breakpoint) => {
-                self.follower.threads.insert(pid.as_raw(), State::Entry(breakpoint, status));
+    fn await_entry(&mut self, pid: Pid, entry: io::Result<AwaitedEntry>) {
+        match entry {
+            Ok(entry) => {
+                self.follower.threads.insert(pid.as_raw(), State::Entry(entry));
                 self.go_on(pid, 0);
                 self.handler.meanwhile(pid.as_raw());
             }
@@ -255,26 +264,29 @@ impl<H: Handler> Following<'_, H> {
         if watching && requests::call_stop(pid) == Ok(CallStop::Exit) {
             let stop = ExecStop { pid, entry: Address(0), status: ThreadStatus::read(pid) };
             if let Some(entry) = self.handler.mapped(&stop) {
-                return self.await_entry(pid, entry, stop.status);
+                match AwaitedEntry::in_linker(pid, entry).transpose() {
+                    Some(awaited) => return self.await_entry(pid, awaited),
+                    // The linker does not know it yet: after its next call.
+                    None => return self.go_on(pid, 0),
+                }
             }
         }
         self.go_on(pid, 0);
     }
 
     fn take_signal(&mut self, pid: Pid, signal: i32) {
-        let at_entry = signal == libc::SIGTRAP
-            && matches!(self.follower.threads.get(&pid.as_raw()), Some(State::Entry(breakpoint, _)) if breakpoint.is_hit(pid));
-        if !at_entry {
-            // One that nobody handles would pass unnoticed, were the thread not traced.
-            let _ = restart::mend(pid, pid, signal, None);
-            return self.go_on(pid, signal);
-        }
-        if let Some(State::Entry(breakpoint, before)) = self.follower.threads.insert(pid.as_raw(), State::Plain) {
-            let cleared = breakpoint.clear(pid, true).and_then(|()| restore_trap_signal(pid, before));
-            if let Err(error) = cleared {
-                let after = self.handler.missed(pid.as_raw(), &error);
-                return self.leave(pid, after, 0);
+        let entered = match self.follower.threads.get(&pid.as_raw()) {
+            Some(State::Entry(entry)) if entry.is_reached(pid, signal) => entry.enter(pid),
+            _ => {
+                // One that nobody handles would pass unnoticed, were the thread not traced.
+                let _ = restart::mend(pid, pid, signal, None);
+                return self.go_on(pid, signal);
             }
+        };
+        self.follower.threads.insert(pid.as_raw(), State::Plain);
+        if let Err(error) = entered {
+            let after = self.handler.missed(pid.as_raw(), &error);
+            return self.leave(pid, after, 0);
         }
         self.at_entry(pid);
     }
@@ -361,31 +373,6 @@ impl<H: Handler> Following<'_, H> {
 /// Lets a thread go on. A thread that was killed meanwhile reports its end next.
 fn resume(pid: Pid, how: Resume, signal: i32) {
     let _ = requests::resume(pid, how, signal);
-}
-
-/// A thread that blocks or ignores SIGTRAP is made to take it all the same when it hits a breakpoint, and the kernel
-/// then unblocks it and sets its disposition to the default. What the program had inherited is put back.
-fn restore_trap_signal(pid: Pid, before: ThreadStatus) -> io::Result<()> {
-    if before.ignores(libc::SIGTRAP) {
-        ignore_trap_signal(pid, &space_of(pid)?).map_err(io::Error::other)?;
-    }
-    if before.blocks(libc::SIGTRAP) {
-        let mask = requests::signal_mask(pid)?;
-        requests::set_signal_mask(pid, mask | bit(libc::SIGTRAP))?;
-    }
-    Ok(())
-}
-
-fn ignore_trap_signal(pid: Pid, space: &AddressSpace) -> Result<(), InjectError> {
-    let mut injector = Injector::new(pid, space, &ThreadStatus::read(pid))?;
-    if let Ok(scratch) = injector.scratch(kernel_calls::pages::base_page())? {
-        // The kernel's struct sigaction: handler, flags, restorer and mask, of one word each.
-        let mut action = [0; 32];
-        action[..8].copy_from_slice(&(libc::SIG_IGN as u64).to_ne_bytes());
-        injector.memory().write(scratch, &action)?;
-        injector.call(numbers::SYS_rt_sigaction, [libc::SIGTRAP as u64, scratch.0, 0, 8, 0, 0])?.ok();
-    }
-    injector.finish()
 }
 
 fn take_leave(pid: Pid) -> Result<(), InjectError> {

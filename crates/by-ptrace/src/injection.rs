@@ -1,30 +1,27 @@
-//! Lets a stopped thread execute single system calls for us.
-//!
-//! The thread is set to a system call instruction that its process already has (in the vdso or in some code), with all
-//! signals blocked, and stopped again behind it. Registers and signal mask are put back at the end.
-//!
-//! A step over the instruction takes one stop, a system call's entry and exit take two, and each stop costs two changes
-//! of the running process. But a step ends in a SIGTRAP, for which the kernel resets a disposition that ignores it
-//! (`force_sig_info_to_task`): then, and where the program blocks it, system call stops are used, which are no signals.
+//! Lets a stopped thread execute single system calls for us, by the code of `guest_code`: with all signals blocked, and
+//! stopped again behind each by a SIGURG that it sends itself.
 
 use crate::RemoteMemory;
-use crate::arch::{self, Registers, numbers};
+use crate::arch::{self, GuestCall, Registers, guest, numbers};
+use crate::guest_code::{GuestCode, mappings_with_room};
 use crate::patience::Patience;
-use crate::requests::{self, CallStop, Resume};
-use crate::status::{ThreadStatus, bit};
-use crate::wait::Report;
-use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize};
+use crate::requests::{self, Resume};
+use crate::status::ThreadStatus;
+use crate::wait::{self, Report};
+use address_space::{Address, AddressRange, AddressSpace, PageSize};
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io;
 
-/// What a function may keep below its stack pointer without saying so (System V ABI for AMD64, 3.2.2; none on AArch64).
-/// In bytes.
-const RED_ZONE: u64 = 128;
+/// All signals but SIGURG, which tells us of the end of a call.
+const ALL_BUT_URGENT: u64 = !(1 << (libc::SIGURG - 1));
 
-/// At most so much of one mapping is searched for a system call instruction. In bytes.
-const SEARCHED: u64 = 4 << 20;
+/// The number that stands for the end of a list, and for a word that is stored.
+const END_OF_LIST: i64 = -1;
+const STORE: i64 = -2;
+
+/// Words of an entry in a list.
+const ENTRY_WORDS: usize = 7;
 
 /// Why no system call could be made in the process. An error of the call itself is not among these.
 #[derive(Debug, thiserror::Error)]
@@ -32,11 +29,11 @@ pub enum InjectError {
     /// The process has ended.
     #[error("the process has ended")]
     Gone,
-    /// The process has no system call instruction that could be used.
-    #[error("found no system call instruction in the process's code")]
-    NoInstruction,
-    /// The system call instruction could not be executed.
-    #[error("executing a system call instruction in the process gave signal {0}")]
+    /// The process has no room for the code that makes the calls.
+    #[error("making system calls in the process: {0}")]
+    NoRoom(io::Error),
+    /// The code that makes the calls could not be executed.
+    #[error("making a system call in the process gave signal {0}")]
     Fault(i32),
     /// ptrace refused a request.
     #[error("ptrace: {0}")]
@@ -88,21 +85,35 @@ pub(crate) fn arguments_to_open(path: Address) -> [u64; 6] {
     [libc::AT_FDCWD as u64, path.0, flags, 0, 0, 0]
 }
 
-/// A stopped thread that executes system calls for us. [`Injector::finish`] puts it back as it was.
+/// What a list makes the process do, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestStep {
+    /// A system call. Where it fails, nothing behind it is done.
+    Call(GuestCall),
+    /// Stores a word.
+    Store(Address, u64),
+}
+
+/// A stopped thread that executes system calls for us. [`Injector::finish`] puts it back as it was; so does dropping it,
+/// as far as that is possible then.
 pub struct Injector {
     pid: Pid,
     own_number: i32,
-    instruction: Address,
+    /// Until the thread is as it was.
+    code: Option<GuestCode>,
+    code_at: Address,
     saved: Registers,
     saved_mask: u64,
     scratch: Option<Scratch>,
     memory: RemoteMemory,
-    /// Calls are made by single steps.
-    steps: bool,
-    /// Signals that cannot be blocked and came in between; they are sent again when the thread goes on.
-    kept_back: u64,
-    /// The registers of the call that is being made.
-    begun: Option<Registers>,
+    /// The thread is in the code: its registers and its signal mask are ours.
+    inside: bool,
+    /// A SIGURG that came from somebody else in between.
+    urgent: Option<libc::siginfo_t>,
+    /// The process was stopped by SIGSTOP in between.
+    group_stopped: bool,
+    /// A call is being made.
+    begun: bool,
     opening: Option<Opening>,
     patience: Patience,
     gone: bool,
@@ -114,29 +125,50 @@ impl Injector {
     /// # Errors
     /// [`InjectError`]; the thread is then as it was.
     pub fn new(pid: Pid, space: &AddressSpace, status: &ThreadStatus) -> Result<Self, InjectError> {
-        let memory = RemoteMemory::open(pid.as_raw())?;
-        let instruction = find_instruction(&memory, space).ok_or(InjectError::NoInstruction)?;
         let saved = requests::registers(pid)?;
+        Self::with_registers(pid, space, status, saved)
+    }
+
+    /// For a thread that is to go on with these registers.
+    pub(crate) fn with_registers(
+        pid: Pid,
+        space: &AddressSpace,
+        status: &ThreadStatus,
+        saved: Registers,
+    ) -> Result<Self, InjectError> {
+        let memory = RemoteMemory::open(pid.as_raw())?;
         let saved_mask = requests::signal_mask(pid)?;
-        let trap = bit(libc::SIGTRAP);
-        let steps = arch::STEPS_OVER_CALLS && saved_mask & trap == 0 && !status.ignores(libc::SIGTRAP);
-        requests::set_signal_mask(pid, if steps { !trap } else { u64::MAX })?;
+        let code = GuestCode::place(pid, &memory, guest::CALL.code(), mappings_with_room(space))
+            .map_err(InjectError::NoRoom)?;
         let own_number = status.own_number.unwrap_or(pid.as_raw());
-        Ok(Self {
+        let injector = Self {
             pid,
             own_number,
-            instruction,
+            code_at: code.at(),
+            code: Some(code),
             saved,
             saved_mask,
             scratch: None,
             memory,
-            steps,
-            kept_back: 0,
-            begun: None,
+            inside: false,
+            urgent: None,
+            group_stopped: false,
+            begun: false,
             opening: None,
             patience: Patience::new(),
             gone: false,
-        })
+        };
+        injector.write_state()?;
+        Ok(injector)
+    }
+
+    /// Where the state lies that the thread goes on with should we be killed.
+    fn state(&self) -> Address {
+        arch::stack_pointer(&self.saved) - guest::STATE_BYTES as u64
+    }
+
+    fn write_state(&self) -> io::Result<()> {
+        self.memory.write(self.state(), &guest::state(&self.saved, self.saved_mask))
     }
 
     /// The process's memory.
@@ -154,9 +186,9 @@ impl Injector {
         self.own_number
     }
 
-    /// True where `range` holds the instruction that system calls are made with.
+    /// True where `range` holds the code that system calls are made with.
     pub fn stands_in(&self, range: AddressRange) -> bool {
-        range.contains(self.instruction)
+        range.contains(self.code_at)
     }
 
     /// The registers that the thread goes on with.
@@ -164,9 +196,18 @@ impl Injector {
         &self.saved
     }
 
-    /// Changes the registers that the thread goes on with.
-    pub fn change_registers(&mut self, change: impl FnOnce(&mut Registers)) {
+    /// Where the address lies at which the thread goes on, for a [`GuestStep::Store`] that changes it.
+    pub(crate) fn place_of_next_instruction(&self) -> Address {
+        self.state() + guest::STATE_PC
+    }
+
+    /// Changes the registers that the thread goes on with, but not its stack pointer.
+    ///
+    /// # Errors
+    /// Where its memory cannot be written.
+    pub fn change_registers(&mut self, change: impl FnOnce(&mut Registers)) -> io::Result<()> {
         change(&mut self.saved);
+        self.write_state()
     }
 
     /// Makes a system call. The inner result is the call's own.
@@ -188,11 +229,20 @@ impl Injector {
         if self.gone {
             return Err(InjectError::Gone);
         }
-        let mut registers = self.saved;
-        arch::set_call(&mut registers, self.instruction, number, arguments);
+        self.send(GuestCall { number, arguments }, None)
+    }
+
+    /// Sends the thread into the code. Were we killed from here on, it would make the call, and go on as it was.
+    fn send(&mut self, call: GuestCall, list: Option<Address>) -> Result<(), InjectError> {
+        let registers = guest::call_registers(&self.saved, self.code_at, self.state(), self.own_number, &call, list);
         requests::set_registers(self.pid, &registers)?;
-        requests::resume(self.pid, self.way(), 0)?;
-        self.begun = Some(registers);
+        if !self.inside {
+            // Behind the registers: it is the code that puts the mask back where we do not.
+            self.inside = true;
+            requests::set_signal_mask(self.pid, ALL_BUT_URGENT)?;
+        }
+        requests::resume(self.pid, Resume::Continue, 0)?;
+        self.begun = true;
         Ok(())
     }
 
@@ -201,69 +251,81 @@ impl Injector {
     /// # Errors
     /// [`InjectError`] where the call could not be made at all.
     pub(crate) fn end(&mut self) -> Result<Result<u64, Errno>, InjectError> {
-        let registers = self.begun.take().ok_or(InjectError::Ptrace(Errno::EINVAL))?;
-        let after = if self.steps { self.step_over(&registers)? } else { self.run_over(&registers)? };
-        let result = arch::result(&after);
-        // Linux returns errors as -1 to -4095.
-        Ok(if (-4095..0).contains(&result) { Err(Errno::from_raw(-result as i32)) } else { Ok(result as u64) })
+        let registers = self.wait_until_told()?;
+        Ok(call_result(&registers))
     }
 
-    /// How the thread is made to run over a call.
-    fn way(&self) -> Resume {
-        if self.steps { Resume::Step } else { Resume::ToSystemCall }
-    }
-
-    /// Waits until the call that stands in `registers` has been made by one step; the registers behind it.
-    fn step_over(&mut self, registers: &Registers) -> Result<Registers, InjectError> {
-        let behind = self.instruction + arch::SYSCALL_INSTRUCTION.len() as u64;
-        loop {
-            self.wait_for_stop()?;
-            let after = requests::registers(self.pid)?;
-            if arch::instruction_pointer(&after) == behind {
-                return Ok(after);
-            }
-            // The end of the exec that the thread was still in.
-            requests::set_registers(self.pid, registers)?;
-            requests::resume(self.pid, Resume::Step, 0)?;
-        }
-    }
-
-    /// The same by the call's entry and exit.
-    fn run_over(&mut self, registers: &Registers) -> Result<Registers, InjectError> {
-        let mut entered = false;
-        loop {
-            match self.wait_for_stop()? {
-                CallStop::Entry => entered = true,
-                CallStop::Exit if entered => return Ok(requests::registers(self.pid)?),
-                // The exit of the exec that the thread was still in.
-                CallStop::Exit | CallStop::None => requests::set_registers(self.pid, registers)?,
-            }
-            requests::resume(self.pid, Resume::ToSystemCall, 0)?;
-        }
-    }
-
-    /// Waits until the thread has stopped for us: at a system call, or behind a step.
-    fn wait_for_stop(&mut self) -> Result<CallStop, InjectError> {
-        loop {
-            match self.patience.wait(self.pid).map_err(InjectError::from)? {
-                Report::SystemCall => return Ok(requests::call_stop(self.pid)?),
-                // What the kernel itself sends has a code above 0 (sigaction(2)); others' is for the program.
-                Report::Signal(libc::SIGTRAP) if self.steps && requests::signal_code(self.pid)? > 0 => {
-                    return Ok(CallStop::None);
+    /// Lets the process do all of these steps, without a stop in between; `at` is memory for them. Were we killed
+    /// meanwhile, it would do all of them and go on. Returns how many were done, and the error of the one that failed.
+    ///
+    /// # Errors
+    /// [`InjectError`] where it could not be made to do them at all.
+    pub(crate) fn run(&mut self, steps: &[GuestStep], at: Address) -> Result<(usize, Result<(), Errno>), InjectError> {
+        self.await_opened()?;
+        let mut words: Vec<u64> = Vec::new();
+        for step in steps {
+            words.extend(match step {
+                GuestStep::Call(GuestCall { number, arguments: [a, b, c, d, e, f] }) => {
+                    [*number as u64, *a, *b, *c, *d, *e, *f]
                 }
-                // SIGSTOP cannot be blocked, and SIGTRAP is not where calls are made by steps.
-                Report::Signal(signal @ libc::SIGSTOP) => self.kept_back |= bit(signal),
-                Report::Signal(signal @ libc::SIGTRAP) if self.steps => self.kept_back |= bit(signal),
+                GuestStep::Store(at, value) => [STORE as u64, at.0, *value, 0, 0, 0, 0],
+            });
+        }
+        words.push(END_OF_LIST as u64);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.memory.write(at, &bytes)?;
+        // A call that does nothing comes first, since the code begins with one.
+        self.send(GuestCall { number: libc::SYS_getpid, arguments: [0; 6] }, Some(at))?;
+        let registers = self.wait_until_told()?;
+        let done = (guest::list_position(&registers) - at) as usize / (ENTRY_WORDS * size_of::<u64>());
+        Ok(match call_result(&registers) {
+            Ok(_) => (done, Ok(())),
+            // The one that has failed is counted by the position.
+            Err(errno) => (done.saturating_sub(1), Err(errno)),
+        })
+    }
+
+    /// Waits until the thread has stopped behind its call, and returns its registers.
+    fn wait_until_told(&mut self) -> Result<Registers, InjectError> {
+        if !std::mem::take(&mut self.begun) {
+            return Err(InjectError::Ptrace(Errno::EINVAL));
+        }
+        let told = self.code_at + guest::call_told();
+        loop {
+            let mut delivered = 0;
+            match self.patience.wait(self.pid)? {
+                Report::Signal(libc::SIGURG) => {
+                    let information = requests::signal_information(self.pid)?;
+                    let registers = requests::registers(self.pid)?;
+                    if !self.is_own_signal(&information) {
+                        self.urgent = Some(information);
+                    }
+                    // Signals of one number are one while they wait, so that ours may show as another's.
+                    if arch::instruction_pointer(&registers) == told {
+                        return Ok(registers);
+                    }
+                }
+                // It cannot be blocked, and a SIGCONT that follows ends it only once it is delivered. A traced thread that
+                // is told to go on does so in spite of the group stop.
+                Report::Signal(libc::SIGSTOP) => {
+                    self.group_stopped = true;
+                    delivered = libc::SIGSTOP;
+                }
                 // All else is blocked; a fault is not, and would only come again.
                 Report::Signal(signal) => return Err(InjectError::Fault(signal)),
-                Report::Event { .. } => {}
+                Report::Event { .. } | Report::SystemCall => {}
                 Report::Ended => {
                     self.gone = true;
                     return Err(InjectError::Gone);
                 }
             }
-            requests::resume(self.pid, self.way(), 0)?;
+            requests::resume(self.pid, Resume::Continue, delivered)?;
         }
+    }
+
+    /// True for the signal by which the code tells us.
+    fn is_own_signal(&self, information: &libc::siginfo_t) -> bool {
+        information.si_code == libc::SI_TKILL && requests::sender(information) == self.own_number
     }
 
     /// Memory of the process for arguments that lie in memory, as long as a page; as it was at the end.
@@ -290,7 +352,7 @@ impl Injector {
     }
 
     fn below_stack(&self, base_page: PageSize) -> Option<Scratch> {
-        let top = arch::stack_pointer(&self.saved).0.checked_sub(RED_ZONE)?;
+        let top = arch::stack_pointer(&self.saved).0.checked_sub(guest::STACK_BYTES)?;
         let at = Address(top.checked_sub(base_page.bytes())? & !15);
         let mut before = vec![0; base_page.bytes() as usize];
         self.memory.read(at, &mut before).ok()?;
@@ -345,8 +407,8 @@ impl Injector {
         }
     }
 
-    /// Puts registers and signal mask back. The thread stays in its ptrace stop; a signal that came in between is
-    /// pending again.
+    /// Puts registers and signal mask back. The thread stays in a ptrace stop; a signal that came in between is pending
+    /// again.
     ///
     /// # Errors
     /// [`InjectError`] where the process has ended.
@@ -363,12 +425,42 @@ impl Injector {
             }
             None => {}
         }
-        requests::set_registers(self.pid, &self.saved)?;
-        requests::set_signal_mask(self.pid, self.saved_mask)?;
-        for signal in [Signal::SIGTRAP, Signal::SIGSTOP] {
-            if self.kept_back & bit(signal as i32) != 0 {
-                kill(self.pid, signal)?;
+        let signal = self.send_urgent_again();
+        self.leave_code()?;
+        signal
+    }
+
+    /// Lets a SIGURG of somebody else's wait again, with its payload. A thread that is to get a signal that it blocks
+    /// keeps it for later (`ptrace_signal` of the kernel's `signal.c`), and stops for us before it does anything else.
+    fn send_urgent_again(&mut self) -> Result<(), InjectError> {
+        let Some(information) = self.urgent.take().filter(|_| self.inside) else { return Ok(()) };
+        requests::set_signal_mask(self.pid, u64::MAX)?;
+        requests::set_signal_information(self.pid, &information)?;
+        requests::interrupt(self.pid)?;
+        requests::resume(self.pid, Resume::Continue, libc::SIGURG)?;
+        match wait::wait_for(self.pid)? {
+            Report::Ended => {
+                self.gone = true;
+                Err(InjectError::Gone)
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the thread out of the code, and the code out of the process. At each moment the thread would go on as it was
+    /// were we killed.
+    fn leave_code(&mut self) -> Result<(), InjectError> {
+        if std::mem::take(&mut self.inside) && !self.gone {
+            requests::set_signal_mask(self.pid, self.saved_mask)?;
+            requests::set_registers(self.pid, &self.saved)?;
+            if self.group_stopped {
+                // Where the thread stays traced, it stops once more and shows that its process is stopped.
+                requests::interrupt(self.pid)?;
+            }
+        }
+        // What cannot be written belongs to a process that has ended.
+        if let Some(code) = self.code.take() {
+            let _ = code.erase(self.pid, &self.memory);
         }
         Ok(())
     }
@@ -385,23 +477,20 @@ impl Injector {
     }
 }
 
-/// Searches the vdso first, which is never lifted, then the program's code.
-fn find_instruction(memory: &RemoteMemory, space: &AddressSpace) -> Option<Address> {
-    let is_vdso = |name: &MappingName| *name == MappingName::Special("[vdso]".to_owned());
-    let executable = || space.mappings().iter().filter(|mapping| mapping.protection.execute && mapping.protection.read);
-    let vdso = executable().filter(|mapping| is_vdso(&mapping.name));
-    let others = executable().filter(|mapping| mapping.path().is_some());
-    vdso.chain(others).find_map(|mapping| find_in(memory, mapping.range))
+impl Drop for Injector {
+    fn drop(&mut self) {
+        if self.begun {
+            // Were its registers changed in the midst of a call, its result would be lost.
+            let _ = self.wait_until_told();
+        }
+        let _ = self.leave_code();
+    }
 }
 
-fn find_in(memory: &RemoteMemory, range: AddressRange) -> Option<Address> {
-    let mut code = vec![0; range.len().min(SEARCHED) as usize];
-    memory.read(range.start(), &mut code).ok()?;
-    let length = arch::SYSCALL_INSTRUCTION.len();
-    let at = (0..code.len().checked_sub(length)? + 1)
-        .step_by(arch::INSTRUCTION_ALIGNMENT)
-        .find(|&at| &code[at..at + length] == arch::SYSCALL_INSTRUCTION)?;
-    Some(range.start() + at as u64)
+/// Linux returns errors as -1 to -4095.
+fn call_result(registers: &Registers) -> Result<u64, Errno> {
+    let result = guest::call_result(registers);
+    if (-4095..0).contains(&result) { Err(Errno::from_raw(-result as i32)) } else { Ok(result as u64) }
 }
 
 #[cfg(test)]
@@ -425,7 +514,7 @@ mod tests {
             Injector::new(pid, &AddressSpace::parse(&mapped).unwrap(), &ThreadStatus::read(pid)).unwrap();
         let scratch = injector.scratch(base_page()).unwrap().unwrap();
         let top = arch::stack_pointer(&before);
-        assert!(injector.scratch_range().is_none() && scratch + base_page().bytes() + RED_ZONE <= top);
+        assert!(injector.scratch_range().is_none() && scratch + base_page().bytes() + guest::STACK_BYTES <= top);
         let page = |memory: &RemoteMemory| {
             let mut bytes = vec![0; base_page().bytes() as usize];
             memory.read(scratch, &mut bytes).unwrap();
@@ -446,5 +535,32 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found, (true, true, arch::instruction_pointer(&before), top));
+    }
+
+    #[test]
+    fn dropping_it_in_the_midst_of_a_call_puts_the_thread_back() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        requests::seize(pid, libc::PTRACE_O_TRACESYSGOOD).unwrap();
+        requests::interrupt(pid).unwrap();
+        waitpid(pid, Some(WaitPidFlag::__WALL)).unwrap();
+        let maps = text_of(format!("/proc/{pid}/maps")).unwrap();
+        let space = AddressSpace::parse(&maps).unwrap();
+        let vdso = mappings_with_room(&space).next().unwrap();
+        let state = || {
+            let memory = RemoteMemory::open(pid.as_raw()).unwrap();
+            let mut code = vec![0; vdso.len() as usize];
+            memory.read(vdso.start(), &mut code).unwrap();
+            let registers = requests::registers(pid).unwrap();
+            let places = (arch::instruction_pointer(&registers), arch::stack_pointer(&registers));
+            (guest::state(&registers, requests::signal_mask(pid).unwrap()), places, code)
+        };
+        let before = state();
+        let mut injector = Injector::new(pid, &space, &ThreadStatus::read(pid)).unwrap();
+        injector.begin(libc::SYS_getpid, [0; 6]).unwrap();
+        drop(injector);
+        assert!(state() == before);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

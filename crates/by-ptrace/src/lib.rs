@@ -8,12 +8,13 @@
 mod abort;
 mod arch;
 mod auxiliary;
-mod breakpoint;
 mod calls;
+mod entry_stop;
 mod executor;
 mod farewell;
 mod follow;
 mod from_file;
+mod guest_code;
 mod injection;
 mod launch;
 pub mod live;

@@ -4,8 +4,9 @@
 //! auxiliary vector (which gdb reads from `/proc/PID/auxv`) and its bounds of code and data. Where the kernel cannot
 //! correct its copy (`PR_SET_MM_MAP` needs CONFIG_CHECKPOINT_RESTORE), the base is not moved.
 
-use crate::arch::{self, numbers};
+use crate::arch::{self, GuestCall, numbers};
 use crate::auxiliary::AuxiliaryVector;
+use crate::injection::GuestStep;
 use crate::{InjectError, Injector};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize};
 use kernel_calls::numbers as linux;
@@ -62,7 +63,7 @@ pub fn move_image(
     check_support(injector, base_page)?;
     let bounds = KernelBounds::read(injector)?;
     let stack_pointer = arch::stack_pointer(injector.registers());
-    let mut auxiliary = AuxiliaryVector::read(injector.memory(), stack_pointer)?;
+    let auxiliary = AuxiliaryVector::read(injector.memory(), stack_pointer)?;
     let mappings = space.overlapping(extent);
     if mappings.iter().any(|mapping| !extent.covers(mapping.range)) {
         return Err(MoveError::NotUnderstood("the image shares a mapping with something else"));
@@ -72,36 +73,127 @@ pub fn move_image(
     if !mappings.iter().all(of_image) {
         return Err(MoveError::NotUnderstood("something else lies in a gap between the segments of the image"));
     }
-    let mut moved = Vec::new();
-    let result = move_mappings(injector, mappings, displacement, base_page, &mut moved).and_then(|()| {
-        correct_stack(injector, &mut auxiliary, extent, displacement)?;
-        bounds.write(injector, displacement, &auxiliary, base_page)
-    });
-    if let Err(error) = result {
-        let back = displacement.wrapping_neg();
-        for mapping in moved {
-            let _ = match mapping {
-                Moved::Mapping(range) => remap(injector, range.shifted(displacement), back),
-                Moved::Untouched(range) => unmap(injector, range.shifted(displacement)),
-            };
-        }
-        let there = extent.shifted(displacement);
-        let _ = correct_stack(injector, &mut auxiliary, there, back);
-        return Err(error);
+    let steps = Steps::plan(injector, mappings, extent, displacement, base_page, &auxiliary)?;
+    steps.make(injector, &bounds, displacement, &auxiliary, base_page)?;
+    let at = arch::instruction_pointer(injector.registers());
+    if extent.contains(at) {
+        injector.change_registers(|registers| arch::set_instruction_pointer(registers, at + displacement))?;
     }
-    for mapping in moved {
-        // What is left costs address space only.
-        if let Moved::Untouched(range) = mapping {
-            let _ = unmap(injector, range);
-        }
-    }
-    injector.change_registers(|registers| {
-        let at = arch::instruction_pointer(registers);
-        if extent.contains(at) {
-            arch::set_instruction_pointer(registers, at + displacement);
-        }
-    });
     Ok(())
+}
+
+/// What moves an image, for the process to do in one go: were whoever lifts killed in the midst of it, the process would do
+/// the rest all the same.
+struct Steps {
+    /// Each step with the one that takes it back.
+    steps: Vec<(GuestStep, GuestStep)>,
+    /// The old mappings of what was made anew; what is left of them costs address space only.
+    left: Vec<GuestStep>,
+}
+
+impl Steps {
+    fn plan(
+        injector: &Injector,
+        mappings: &[Mapping],
+        extent: AddressRange,
+        displacement: u64,
+        base_page: PageSize,
+        auxiliary: &AuxiliaryVector,
+    ) -> Result<Self, MoveError> {
+        let pagemap = Pagemap::open(injector.pid().as_raw(), base_page).ok();
+        let mut planned = Self { steps: Vec::new(), left: Vec::new() };
+        for mapping in mappings {
+            let range = mapping.range;
+            let touched = pagemap.as_ref().and_then(|pagemap| pagemap.touched(range).ok());
+            // `mremap` would bring along empty page tables, and where there is a page table no fault gives a huge page.
+            if mapping.is_plain_anonymous() && touched.is_some_and(|touched| touched.is_empty()) {
+                planned.steps.push((map_like(mapping, displacement), unmap(range.shifted(displacement))));
+                planned.left.push(unmap(range));
+            } else {
+                let back = remap(range.shifted(displacement), displacement.wrapping_neg());
+                planned.steps.push((remap(range, displacement), back));
+            }
+        }
+        let mut store = |at: Address, value: u64| {
+            let moved = GuestStep::Store(at, value.wrapping_add(displacement));
+            planned.steps.push((moved, GuestStep::Store(at, value)));
+        };
+        for tag in [linux::AT_PHDR, linux::AT_ENTRY] {
+            let value = auxiliary.value(tag).filter(|value| extent.contains(Address(*value)));
+            if let Some((value, place)) = value.zip(auxiliary.place_of(tag)) {
+                store(place, value);
+            }
+        }
+        let next = arch::instruction_pointer(injector.registers());
+        if extent.contains(next) {
+            store(injector.place_of_next_instruction(), next.0);
+        }
+        Ok(planned)
+    }
+
+    /// Lets the process do it. Where one of the steps fails, those before are taken back.
+    fn make(
+        &self,
+        injector: &mut Injector,
+        bounds: &KernelBounds,
+        displacement: u64,
+        auxiliary: &AuxiliaryVector,
+        base_page: PageSize,
+    ) -> Result<(), MoveError> {
+        let at = scratch(injector, base_page)?;
+        let bytes = bounds.moved(displacement, auxiliary);
+        injector.memory().write(at, &bytes)?;
+        let arguments = [linux::PR_SET_MM, linux::PR_SET_MM_MAP, at.0, bytes.len() as u64, 0, 0];
+        let correct_kernel = call(numbers::SYS_prctl, arguments);
+        let forward: Vec<GuestStep> = self.steps.iter().map(|(step, _)| *step).chain([correct_kernel]).collect();
+        let list: Vec<GuestStep> = forward.iter().copied().chain(self.left.iter().copied()).collect();
+        let list_at = at + (bytes.len() as u64).next_multiple_of(8);
+        // Seven words each, and one that ends the list.
+        if list_at + (list.len() as u64 * 7 + 1) * 8 > at + base_page.bytes() {
+            return Err(MoveError::NotUnderstood("the image has too many mappings"));
+        }
+        let (done, result) = injector.run(&list, list_at)?;
+        let Err(errno) = result else { return Ok(()) };
+        if done >= forward.len() {
+            return Ok(());
+        }
+        let back: Vec<GuestStep> =
+            self.steps[..done.min(self.steps.len())].iter().rev().map(|(_, back)| *back).collect();
+        let taken_back = injector.run(&back, list_at)?;
+        debug_assert_eq!(taken_back, (back.len(), Ok(())));
+        Err(MoveError::Refused(name_of(&forward[done]), errno))
+    }
+}
+
+fn call(number: i64, arguments: [u64; 6]) -> GuestStep {
+    GuestStep::Call(GuestCall { number, arguments })
+}
+
+fn name_of(step: &GuestStep) -> &'static str {
+    match step {
+        GuestStep::Call(call) if call.number == numbers::SYS_mremap => "mremap",
+        GuestStep::Call(call) if call.number == numbers::SYS_mmap => "mmap",
+        GuestStep::Call(_) => "prctl(PR_SET_MM_MAP)",
+        GuestStep::Store(..) => "a store",
+    }
+}
+
+fn remap(mapping: AddressRange, displacement: u64) -> GuestStep {
+    let to = mapping.shifted(displacement).start().0;
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+    call(numbers::SYS_mremap, [mapping.start().0, mapping.len(), mapping.len(), flags, to, 0])
+}
+
+/// Maps the same anonymous memory at the new place, where nothing is.
+fn map_like(mapping: &Mapping, displacement: u64) -> GuestStep {
+    let there = mapping.range.shifted(displacement);
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
+    let protection = mapping.protection.bits() as u64;
+    call(numbers::SYS_mmap, [there.start().0, there.len(), protection, flags, u64::MAX, 0])
+}
+
+fn unmap(range: AddressRange) -> GuestStep {
+    call(numbers::SYS_munmap, [range.start().0, range.len(), 0, 0, 0, 0])
 }
 
 /// Asks for the size of the structure, which kernels without `PR_SET_MM_MAP` refuse.
@@ -116,79 +208,6 @@ fn check_support(injector: &mut Injector, base_page: PageSize) -> Result<(), Mov
 
 fn scratch(injector: &mut Injector, base_page: PageSize) -> Result<Address, MoveError> {
     injector.scratch(base_page)?.map_err(|errno| MoveError::Refused("mmap of a scratch page", errno))
-}
-
-fn remap(injector: &mut Injector, mapping: AddressRange, displacement: u64) -> Result<(), MoveError> {
-    let to = mapping.shifted(displacement).start().0;
-    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-    let arguments = [mapping.start().0, mapping.len(), mapping.len(), flags, to, 0];
-    let result = injector.call(numbers::SYS_mremap, arguments)?;
-    result.map(drop).map_err(|errno| MoveError::Refused("mremap", errno))
-}
-
-/// How a mapping got to its new place. The ranges are the old ones.
-enum Moved {
-    /// By `mremap`.
-    Mapping(AddressRange),
-    /// Made anew, for nothing was in it; the old one still stands.
-    Untouched(AddressRange),
-}
-
-fn move_mappings(
-    injector: &mut Injector,
-    mappings: &[Mapping],
-    displacement: u64,
-    base_page: PageSize,
-    moved: &mut Vec<Moved>,
-) -> Result<(), MoveError> {
-    let pagemap = Pagemap::open(injector.pid().as_raw(), base_page).ok();
-    for mapping in mappings {
-        let touched = pagemap.as_ref().and_then(|pagemap| pagemap.touched(mapping.range).ok());
-        let untouched = mapping.is_plain_anonymous() && touched.is_some_and(|touched| touched.is_empty());
-        moved.push(if untouched {
-            // `mremap` would bring along empty page tables, and where there is a page table no fault gives a huge page.
-            map_like(injector, mapping, displacement)?;
-            Moved::Untouched(mapping.range)
-        } else {
-            remap(injector, mapping.range, displacement)?;
-            Moved::Mapping(mapping.range)
-        });
-    }
-    Ok(())
-}
-
-/// Maps the same anonymous memory at the new place, where nothing is.
-fn map_like(injector: &mut Injector, mapping: &Mapping, displacement: u64) -> Result<(), MoveError> {
-    let there = mapping.range.shifted(displacement);
-    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
-    let protection = mapping.protection.bits() as u64;
-    let arguments = [there.start().0, there.len(), protection, flags, u64::MAX, 0];
-    let at = injector.call(numbers::SYS_mmap, arguments)?.map_err(|errno| MoveError::Refused("mmap", errno))?;
-    if at == there.start().0 {
-        return Ok(());
-    }
-    // Kernels before 4.17 take the address for a hint.
-    let _ = unmap(injector, AddressRange::sized(Address(at), there.len()));
-    Err(MoveError::Refused("mmap", Errno::EEXIST))
-}
-
-fn unmap(injector: &mut Injector, range: AddressRange) -> Result<(), MoveError> {
-    let result = injector.call(numbers::SYS_munmap, [range.start().0, range.len(), 0, 0, 0, 0])?;
-    result.map(drop).map_err(|errno| MoveError::Refused("munmap", errno))
-}
-
-fn correct_stack(
-    injector: &Injector,
-    auxiliary: &mut AuxiliaryVector,
-    extent: AddressRange,
-    displacement: u64,
-) -> Result<(), MoveError> {
-    for tag in [linux::AT_PHDR, linux::AT_ENTRY] {
-        if let Some(value) = auxiliary.value(tag).filter(|value| extent.contains(Address(*value))) {
-            auxiliary.set(injector.memory(), tag, value.wrapping_add(displacement))?;
-        }
-    }
-    Ok(())
 }
 
 impl KernelBounds {
@@ -215,13 +234,8 @@ impl KernelBounds {
         })
     }
 
-    fn write(
-        &self,
-        injector: &mut Injector,
-        displacement: u64,
-        auxiliary: &AuxiliaryVector,
-        base_page: PageSize,
-    ) -> Result<(), MoveError> {
+    /// `struct prctl_mm_map` with code and data at their new place.
+    fn moved(&self, displacement: u64, auxiliary: &AuxiliaryVector) -> Vec<u8> {
         let (vector, length) = auxiliary.place();
         let moved = |address: u64| address.wrapping_add(displacement);
         let mut words =
@@ -234,11 +248,7 @@ impl KernelBounds {
         bytes.extend((length as u32).to_ne_bytes());
         // exe_fd -1: the executable stays the same.
         bytes.extend(u32::MAX.to_ne_bytes());
-        let scratch = scratch(injector, base_page)?;
-        injector.memory().write(scratch, &bytes)?;
-        let arguments = [linux::PR_SET_MM, linux::PR_SET_MM_MAP, scratch.0, bytes.len() as u64, 0, 0];
-        let result = injector.call(numbers::SYS_prctl, arguments)?;
-        result.map(drop).map_err(|errno| MoveError::Refused("prctl(PR_SET_MM_MAP)", errno))
+        bytes
     }
 }
 

@@ -34,8 +34,6 @@ pub enum Resume {
     Continue,
     /// Until the next system call's entry or exit, too.
     ToSystemCall,
-    /// Over one instruction. Behind it comes a SIGTRAP of the kernel's own.
-    Step,
     /// Stays stopped by its group stop, but reports when that ends.
     Listen,
 }
@@ -68,7 +66,6 @@ pub fn resume(pid: Pid, how: Resume, signal: i32) -> Result<(), Errno> {
     let number = match how {
         Resume::Continue => libc::PTRACE_CONT as u32,
         Resume::ToSystemCall => libc::PTRACE_SYSCALL as u32,
-        Resume::Step => libc::PTRACE_SINGLESTEP as u32,
         Resume::Listen => libc::PTRACE_LISTEN as u32,
     };
     request(number, pid, 0, signal as usize).map(drop)
@@ -146,13 +143,24 @@ pub fn rseq_area(pid: Pid) -> Result<u64, Errno> {
     Ok(configuration[0])
 }
 
-/// The code of the signal that a thread has stopped for (`si_code`).
-pub fn signal_code(pid: Pid) -> Result<i32, Errno> {
-    nix::sys::ptrace::getsiginfo(pid).map(|information| information.si_code)
+/// The signal that a thread has stopped for, with its payload.
+pub fn signal_information(pid: Pid) -> Result<libc::siginfo_t, Errno> {
+    nix::sys::ptrace::getsiginfo(pid)
 }
 
-/// Writes one word of the thread's user area.
-#[cfg(target_arch = "x86_64")]
-pub fn poke_user(pid: Pid, offset: usize, value: u64) -> Result<(), Errno> {
-    request(libc::PTRACE_POKEUSER as u32, pid, offset, value as usize).map(drop)
+/// The process that a signal sent by kill, tgkill or sigqueue says it comes from; its number in the receiver's PID namespace.
+pub fn sender(information: &libc::siginfo_t) -> i32 {
+    // SAFETY:
+    // - the structure is plain integers, all of them filled by the kernel, and every bit pattern is a number.
+    unsafe { information.si_pid() }
+}
+
+/// Changes the signal that a thread has stopped for.
+pub fn set_signal_information(pid: Pid, information: &libc::siginfo_t) -> Result<(), Errno> {
+    request(libc::PTRACE_SETSIGINFO as u32, pid, 0, ptr::from_ref(information) as usize).map(drop)
+}
+
+/// Writes one word of the process's memory, whatever its protection.
+pub fn poke(pid: Pid, address: u64, value: u64) -> Result<(), Errno> {
+    request(libc::PTRACE_POKEDATA as u32, pid, address as usize, value as usize).map(drop)
 }

@@ -11,13 +11,18 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid};
 
 /// The calls that executors make, each with arguments for which it does nothing.
-const CALLS: [(&str, i64, [u64; 6]); 7] = [
+const CALLS: [(&str, i64, [u64; 6]); 11] = [
     ("mmap", numbers::SYS_mmap, [0, 0, 0, 0, u64::MAX, 0]),
     ("munmap", numbers::SYS_munmap, [0, 0, 0, 0, 0, 0]),
     ("mprotect", numbers::SYS_mprotect, [0, 0, 0, 0, 0, 0]),
     ("mremap", numbers::SYS_mremap, [0, 0, 0, 0, 0, 0]),
     ("madvise", numbers::SYS_madvise, [0, 0, 0, 0, 0, 0]),
     ("prctl", numbers::SYS_prctl, [u64::MAX, 0, 0, 0, 0, 0]),
+    // What the code of `guest_code` makes.
+    ("getpid", libc::SYS_getpid, [0; 6]),
+    ("gettid", libc::SYS_gettid, [0; 6]),
+    ("rt_sigprocmask", libc::SYS_rt_sigprocmask, [u64::MAX, 0, 0, 8, 0, 0]),
+    ("tgkill", libc::SYS_tgkill, [0; 6]),
     ("process_vm_readv", numbers::SYS_process_vm_readv, [0, 0, 0, 0, 0, 0]),
 ];
 

@@ -30,3 +30,5 @@ pub const AT_PHNUM: u64 = 5;
 pub const AT_BASE: u64 = 7;
 /// Auxiliary vector: where the program is entered.
 pub const AT_ENTRY: u64 = 9;
+/// Where the vDSO begins.
+pub const AT_SYSINFO_EHDR: u64 = 33;

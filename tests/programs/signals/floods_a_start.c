@@ -33,7 +33,8 @@ static void flood(pid_t to) {
             /* EAGAIN: as many are queued as may be. */
             if (syscall(SYS_rt_sigqueueinfo, to, signal, &info) < 0 && errno != EAGAIN) _exit(0);
         }
-        struct timespec time = {0, 20000};
+        /* Each signal that is ignored is a stop of a traced thread: more often than this, and it would never come to run. */
+        struct timespec time = {0, 3000000};
         nanosleep(&time, 0);
     }
 }

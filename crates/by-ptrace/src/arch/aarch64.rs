@@ -9,38 +9,6 @@ use nix::unistd::Pid;
 
 /// `svc #0`.
 pub const SYSCALL_INSTRUCTION: &[u8] = &[0x01, 0x00, 0x00, 0xd4];
-/// Instructions are four bytes, aligned.
-pub const INSTRUCTION_ALIGNMENT: usize = 4;
-/// `brk #0`.
-pub const BREAKPOINT_INSTRUCTION: &[u8] = &[0x00, 0x00, 0x20, 0xd4];
-/// The trap is reported at the instruction.
-pub const BREAKPOINT_ADVANCES: u64 = 0;
-
-/// Regset of the hardware breakpoints (`NT_ARM_HW_BREAK`, `linux/elf.h`).
-const NT_ARM_HW_BREAK: i32 = 0x402;
-/// Control word: enabled, for user mode (EL0), all four bytes (Arm ARM, DBGBCR).
-const ENABLE_USER_EXECUTION: u32 = 1 | 2 << 1 | 0xf << 5;
-
-/// `struct user_hwdebug_state` of `asm/ptrace.h`, cut after its first breakpoint.
-#[repr(C)]
-struct HardwareBreakpoint {
-    information: u32,
-    padding: u32,
-    address: u64,
-    control: u32,
-    padding_2: u32,
-}
-
-/// Steps over system calls are not used: nobody has tried them here.
-pub const STEPS_OVER_CALLS: bool = false;
-
-/// Sets the registers for a system call at an instruction.
-pub fn set_call(registers: &mut Registers, instruction: Address, number: i64, arguments: [u64; 6]) {
-    registers.pc = instruction.0;
-    registers.regs[..6].copy_from_slice(&arguments);
-    registers.regs[8] = number as u64;
-}
-
 /// What the system call returned.
 pub fn result(registers: &Registers) -> i64 {
     registers.regs[0] as i64
@@ -61,26 +29,11 @@ pub fn stack_pointer(registers: &Registers) -> Address {
     Address(registers.sp)
 }
 
-/// Makes the thread trap before it executes the instruction at `address`, without a change to memory.
-pub fn set_hardware_breakpoint(pid: Pid, address: Address) -> Result<(), Errno> {
-    write_breakpoint(pid, address.0, ENABLE_USER_EXECUTION)
-}
-
-/// Takes the breakpoint back.
-pub fn clear_hardware_breakpoint(pid: Pid) -> Result<(), Errno> {
-    write_breakpoint(pid, 0, 0)
-}
-
-fn write_breakpoint(pid: Pid, address: u64, control: u32) -> Result<(), Errno> {
-    let breakpoint = HardwareBreakpoint { information: 0, padding: 0, address, control, padding_2: 0 };
-    requests::set_register_set(pid, NT_ARM_HW_BREAK, &breakpoint)
-}
-
 /// The system calls whose numbers differ between architectures.
 pub mod numbers {
     pub use libc::{
         SYS_brk, SYS_close, SYS_exit_group, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_openat,
-        SYS_prctl, SYS_pread64, SYS_process_vm_readv, SYS_rt_sigaction,
+        SYS_prctl, SYS_pread64, SYS_process_vm_readv,
     };
 }
 
@@ -121,8 +74,8 @@ unsafe extern "C" {
 }
 
 /// Waits for a child and goes on, see `farewell`.
-pub const WAIT_CODE: crate::farewell::CodeBetween =
-    crate::farewell::CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
+pub const WAIT_CODE: crate::guest_code::CodeBetween =
+    crate::guest_code::CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
 
 /// What the code above changes and puts back, in the order of its words.
 pub fn registers_used_by_wait(r: &Registers) -> Vec<u64> {
@@ -197,8 +150,8 @@ unsafe extern "C" {
 ///
 /// It leaves x6, x7 and everything that is not listed above alone. At a stop at a system call x7 shows which end of the
 /// call it is, and cannot be changed (`report_syscall` of the kernel's `ptrace.c`).
-pub const LOOP_CODE: crate::farewell::CodeBetween =
-    crate::farewell::CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
+pub const LOOP_CODE: crate::guest_code::CodeBetween =
+    crate::guest_code::CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
 
 /// The bits that say that a branch has come from a register (`PSR_BTYPE_MASK` of `asm/ptrace.h`).
 const PSR_BTYPE_MASK: u64 = 3 << 10;

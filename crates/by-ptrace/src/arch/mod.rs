@@ -1,7 +1,10 @@
-//! What differs between architectures: registers, the system call instruction, breakpoints.
+//! What differs between architectures: registers, the system call instruction, code of ours.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+#[cfg_attr(target_arch = "aarch64", path = "guest_aarch64.rs")]
+#[cfg_attr(target_arch = "x86_64", path = "guest_x86_64.rs")]
+pub mod guest;
 #[cfg(any(target_arch = "aarch64", test))]
 mod signal_frame;
 #[cfg(target_arch = "x86_64")]
@@ -25,4 +28,13 @@ pub enum Interrupted {
     Yes,
     /// In one that gave EINTR.
     WithError,
+}
+
+/// A system call that a starting program makes for us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestCall {
+    /// Its number.
+    pub number: i64,
+    /// Its arguments.
+    pub arguments: [u64; 6],
 }

@@ -1,37 +1,13 @@
 //! x86-64.
 
 use super::{Interrupted, Registers};
-use crate::requests;
 use address_space::Address;
 use nix::errno::Errno;
 use nix::unistd::Pid;
-use std::mem::offset_of;
 
 /// `syscall`.
 pub const SYSCALL_INSTRUCTION: &[u8] = &[0x0f, 0x05];
-/// Instructions may begin at every byte.
-pub const INSTRUCTION_ALIGNMENT: usize = 1;
-/// `int3`.
-pub const BREAKPOINT_INSTRUCTION: &[u8] = &[0xcc];
-/// The trap is reported behind the instruction.
-pub const BREAKPOINT_ADVANCES: u64 = 1;
-
-/// DR7: debug register 0 enabled for this thread, execution, length one (Intel SDM vol. 3, 19.2.4).
-const ENABLE_EXECUTION_BREAKPOINT_0: u64 = 1;
-
-/// A step over a system call stops right behind it.
-pub const STEPS_OVER_CALLS: bool = true;
-
-/// Sets the registers for a system call at an instruction. (System V ABI, appendix A.2.1.)
-pub fn set_call(registers: &mut Registers, instruction: Address, number: i64, arguments: [u64; 6]) {
-    registers.rip = instruction.0;
-    registers.rax = number as u64;
-    // Not in a system call: the kernel must not restart one when it returns.
-    registers.orig_rax = u64::MAX;
-    [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9] = arguments;
-}
-
-/// What the system call returned.
+/// What a system call returned that was made by itself.
 pub fn result(registers: &Registers) -> i64 {
     registers.rax as i64
 }
@@ -51,23 +27,11 @@ pub fn stack_pointer(registers: &Registers) -> Address {
     Address(registers.rsp)
 }
 
-/// Makes the thread trap before it executes the instruction at `address`, without a change to memory.
-pub fn set_hardware_breakpoint(pid: Pid, address: Address) -> Result<(), Errno> {
-    requests::poke_user(pid, offset_of!(libc::user, u_debugreg), address.0)?;
-    requests::poke_user(pid, offset_of!(libc::user, u_debugreg) + 7 * 8, ENABLE_EXECUTION_BREAKPOINT_0)
-}
-
-/// Takes the breakpoint back.
-pub fn clear_hardware_breakpoint(pid: Pid) -> Result<(), Errno> {
-    requests::poke_user(pid, offset_of!(libc::user, u_debugreg) + 7 * 8, 0)?;
-    requests::poke_user(pid, offset_of!(libc::user, u_debugreg), 0)
-}
-
 /// The system calls whose numbers differ between architectures.
 pub mod numbers {
     pub use libc::{
         SYS_brk, SYS_close, SYS_exit_group, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_openat,
-        SYS_prctl, SYS_pread64, SYS_process_vm_readv, SYS_rt_sigaction,
+        SYS_prctl, SYS_pread64, SYS_process_vm_readv,
     };
 }
 
@@ -108,8 +72,8 @@ unsafe extern "C" {
 }
 
 /// Waits for a child and goes on, see `farewell`.
-pub const WAIT_CODE: crate::farewell::CodeBetween =
-    crate::farewell::CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
+pub const WAIT_CODE: crate::guest_code::CodeBetween =
+    crate::guest_code::CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
 
 /// What the code above changes and puts back, in the order of its words.
 pub fn registers_used_by_wait(r: &Registers) -> Vec<u64> {
@@ -188,8 +152,8 @@ unsafe extern "C" {
 }
 
 /// Makes the system calls of a call page until there is none, and goes on where the word behind the code says.
-pub const LOOP_CODE: crate::farewell::CodeBetween =
-    crate::farewell::CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
+pub const LOOP_CODE: crate::guest_code::CodeBetween =
+    crate::guest_code::CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
 
 /// The registers that the code above changes, as the words of a call page from `RETURN` on.
 pub fn return_state(_: Pid, r: &Registers, _: u64, _at_call: bool) -> Result<Vec<u8>, Errno> {

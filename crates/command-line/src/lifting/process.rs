@@ -170,15 +170,14 @@ fn begin_to_open(
     Some(injector)
 }
 
-/// The instruction that makes the system calls must not be moved away in between; with a single `mremap` it never is,
-/// for its range is replaced by an equal copy, but the old way leaves a gap for a moment.
+/// The code that makes the system calls must not be replaced while it is used. It lies behind the vDSO, which is never
+/// lifted, or where there is none behind the code of a file.
 fn refuse_own_ground(injector: &Injector, plan: &Plan) -> anyhow::Result<()> {
-    use lift_plan::Way;
-    let gap = |lift: &&lift_plan::RangeLift| {
-        lift.attempts.iter().flat_map(|a| &a.parts).any(|part| matches!(part.way, Way::MoveAside { .. }))
-    };
-    match plan.lifts.iter().filter(gap).any(|lift| injector.stands_in(lift.range)) {
-        true => anyhow::bail!("this kernel cannot move pool pages, and the process has no vdso to work from"),
+    match plan.lifts.iter().any(|lift| injector.stands_in(lift.range)) {
+        true => anyhow::bail!(
+            "it has no vDSO with room for the code that makes its system calls, which stands in a range to be lifted; \
+             needed: a kernel that was not started with vdso=0"
+        ),
         false => Ok(()),
     }
 }

@@ -1,0 +1,151 @@
+//! Code of ours in a program that is being started.
+//!
+//! The rule: whoever lifts may be killed at any moment of a start, and the program starts as if nobody had been there.
+//!
+//! - The thread is sent by one change of its registers into code that makes the call which these registers hold, tells us
+//!   by a SIGURG to itself, and goes on with the registers and the signal mask that lie below its stack pointer. SIGURG is
+//!   ignored by default (signal(7)): a tracer sees it, nobody else does. A SIGTRAP, which a single step or a debug
+//!   register gives, kills a program whose tracer is gone.
+//! - The program's entry is awaited by its entry in the auxiliary vector, by which the dynamic linker enters it: that leads
+//!   to code which tells us by SIGURG and goes on to the entry.
+//! - Both pieces lie in the padding behind the vDSO, one at a time, and are erased when they have done their work. The kernel
+//!   lets a debugger write there, into a copy of the page that is this process's own. Where there is no such padding, that
+//!   of an executable segment serves.
+//! - What may lie there for longer than one stop is code that does no harm: all it needs is in it or on the stack.
+
+use crate::RemoteMemory;
+use crate::requests;
+use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize};
+use nix::unistd::Pid;
+use std::io;
+
+/// The object whose last table ends the vDSO may itself end in zeros. In bytes.
+const LAST_ZEROS: usize = 64;
+
+/// Code of ours that stands in a program.
+#[derive(Debug)]
+pub struct GuestCode {
+    at: Address,
+    length: usize,
+}
+
+impl GuestCode {
+    /// Writes code to where the program has nothing: to the end of the first of these mappings that has room there.
+    ///
+    /// # Errors
+    /// Where there is no room, or it cannot be written; nothing has changed then.
+    pub fn place(
+        pid: Pid,
+        memory: &RemoteMemory,
+        code: &[u8],
+        mut mappings: impl Iterator<Item = AddressRange>,
+    ) -> io::Result<Self> {
+        let at = mappings.find_map(|mapping| padding_of(memory, mapping, code.len())).ok_or_else(|| {
+            io::Error::other(format!("found no {} bytes of padding behind the vDSO or its code", code.len()))
+        })?;
+        write_code(pid, memory, at, code)?;
+        Ok(Self { at, length: code.len() })
+    }
+
+    /// Where it stands.
+    pub fn at(&self) -> Address {
+        self.at
+    }
+
+    /// Takes it out again. No thread may be in it.
+    ///
+    /// # Errors
+    /// Where the memory is gone.
+    pub fn erase(&self, pid: Pid, memory: &RemoteMemory) -> io::Result<()> {
+        write_code(pid, memory, self.at, &vec![0; self.length])
+    }
+}
+
+/// The mappings of a process that may have room for code: the vDSO, which is never lifted, then those of files.
+pub fn mappings_with_room(space: &AddressSpace) -> impl Iterator<Item = AddressRange> {
+    let executable =
+        || space.mappings().iter().filter(|m| m.protection.execute && m.protection.read && !m.protection.write);
+    let vdso = executable().filter(|mapping| mapping.name == MappingName::Special("[vdso]".to_owned()));
+    let files = executable().filter(|mapping| mapping.path().is_some());
+    vdso.chain(files).map(|mapping| mapping.range)
+}
+
+/// The mapping of the vDSO that begins at this address (`AT_SYSINFO_EHDR`), by its own headers: to read them takes a
+/// twentieth of the time that `/proc/PID/maps` takes.
+pub fn vdso_at(memory: &RemoteMemory, start: Address, base_page: PageSize) -> Option<AddressRange> {
+    let mut head = vec![0; 1024];
+    memory.read(start, &mut head).ok()?;
+    let word = |at: usize, length: usize| {
+        let mut bytes = [0; 8];
+        bytes[..length].copy_from_slice(head.get(at..at.checked_add(length)?)?);
+        Some(u64::from_le_bytes(bytes))
+    };
+    // Elf64_Ehdr and Elf64_Phdr of elf(5).
+    let (table, entry_size, count) = (word(32, 8)?, word(54, 2)?, word(56, 2)?);
+    let segments = (0..count).map_while(|index| usize::try_from(table.checked_add(index * entry_size)?).ok());
+    let loaded = segments.filter(|&at| word(at, 4) == Some(PT_LOAD)).filter_map(|at| word(at.checked_add(40)?, 8));
+    let length = loaded.max()?.checked_next_multiple_of(base_page.bytes())?;
+    Some(AddressRange::sized(start, length))
+}
+
+/// `PT_LOAD` of elf(5).
+const PT_LOAD: u64 = 1;
+
+/// The end of a mapping, where there are only zeros.
+fn padding_of(memory: &RemoteMemory, mapping: AddressRange, length: usize) -> Option<Address> {
+    let room = length.next_multiple_of(16);
+    let start = Address(mapping.end().0.checked_sub(room as u64)?);
+    let mut there = vec![0; LAST_ZEROS + room];
+    memory.read(Address(start.0.checked_sub(LAST_ZEROS as u64)?), &mut there).ok()?;
+    (mapping.contains(start) && there.iter().all(|&byte| byte == 0)).then_some(start)
+}
+
+/// Writes to pages that are not writable: by `/proc/PID/mem`, or where the kernel was told to refuse that (since Linux
+/// 6.12, `proc_mem.force_override=never`) by ptrace, word by word.
+fn write_code(pid: Pid, memory: &RemoteMemory, at: Address, code: &[u8]) -> io::Result<()> {
+    if memory.write(at, code).is_ok() {
+        return Ok(());
+    }
+    for (index, word) in code.chunks(8).enumerate() {
+        let at = at + index as u64 * 8;
+        let mut bytes = memory.read_word(at)?.to_ne_bytes();
+        bytes[..word.len()].copy_from_slice(word);
+        requests::poke(pid, at.0, u64::from_ne_bytes(bytes))?;
+    }
+    Ok(())
+}
+
+/// Code that stands in this program between two symbols and is only ever executed as a copy elsewhere.
+pub struct CodeBetween {
+    /// Its first byte.
+    pub start: unsafe extern "C" fn(),
+    /// The byte behind its last.
+    pub end: unsafe extern "C" fn(),
+}
+
+impl CodeBetween {
+    /// Its bytes.
+    pub fn code(&self) -> &'static [u8] {
+        let (start, end) = (self.start as usize, self.end as usize);
+        // SAFETY:
+        // - both symbols stand in this order in one piece of assembly in `arch`, with nothing but code between them.
+        // - code is mapped readable for as long as the program runs.
+        unsafe { std::slice::from_raw_parts(start as *const u8, end - start) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::guest;
+
+    #[test]
+    fn the_code_fits_behind_a_vdso() {
+        // Linux 5.10 to 7.2 leave 600 bytes and more on both architectures.
+        for code in [guest::CALL.code(), guest::ENTRY.code()] {
+            assert!(code.len() + LAST_ZEROS <= 512 && code.len().is_multiple_of(8), "{} bytes", code.len());
+        }
+        assert!(guest::call_told() < guest::CALL.code().len() as u64);
+        assert!(guest::entry_told() < guest::ENTRY.code().len() as u64);
+    }
+}
