@@ -108,11 +108,9 @@ fn cut_at_relro(piece: Piece, relro: Option<AddressRange>) -> Vec<Piece> {
 }
 
 fn refusal_of(piece: &Piece, object: &LoadedObject, process: &ProcessFacts) -> Option<Reason> {
-    if piece.protection.write && piece.protection.execute {
-        return Some(Reason::WritableAndExecutable);
-    }
-    if !piece.protection.read {
-        return Some(Reason::NotReadable);
+    let by_protection = refusal_by_protection(piece.protection);
+    if by_protection.is_some() {
+        return by_protection;
     }
     if process.running && piece.protection.write && !piece.anonymous {
         return Some(Reason::RunningAndWritable);
@@ -121,6 +119,15 @@ fn refusal_of(piece: &Piece, object: &LoadedObject, process: &ProcessFacts) -> O
         return Some(Reason::TextRelocationsPending);
     }
     special_in(process, piece.range)
+}
+
+/// Why memory with this protection is never copied, if so.
+pub(crate) fn refusal_by_protection(protection: Protection) -> Option<Reason> {
+    match protection {
+        p if p.write && p.execute => Some(Reason::WritableAndExecutable),
+        p if !p.read => Some(Reason::NotReadable),
+        _ => None,
+    }
 }
 
 /// The property of a mapping in `range` that a copy would lose.

@@ -1,7 +1,7 @@
 //! From facts and wishes to a plan.
 
 use crate::groups::{Group, Run, group, kinds_of};
-use crate::pieces::special_in;
+use crate::pieces::{refusal_by_protection, special_in};
 use crate::{
     Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, ObjectChoice, Pages, Part, Piece, Plan, Policy,
     ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, Way, WritablePages, pieces_of,
@@ -154,7 +154,7 @@ impl<'a> Planner<'a> {
         let heap = self.process.space.mappings().iter().filter(|mapping| mapping.name == MappingName::Heap);
         let pieces = heap.filter(|mapping| mapping.protection != Protection::NONE).map(|mapping| {
             let (range, protection) = (mapping.range, mapping.protection);
-            let refused = special_in(self.process, range);
+            let refused = refusal_by_protection(protection).or_else(|| special_in(self.process, range));
             Piece { kind: Kind::Heap, range, protection, anonymous: true, relro_pending: false, refused }
         });
         pieces.collect()

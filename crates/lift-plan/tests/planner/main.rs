@@ -4,6 +4,7 @@
 mod support;
 
 mod bases;
+mod bounds;
 mod means;
 mod memory;
 mod oracle;
