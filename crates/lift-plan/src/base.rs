@@ -127,6 +127,6 @@ fn piece(range: AddressRange, protection: Protection, writable: Kind) -> Option<
         _ => writable,
     };
     let liftable = protection.read && !(protection.write && protection.execute) && !range.is_empty();
-    let anonymous = writable == Kind::Bss;
-    liftable.then_some(Piece { kind, range, protection, anonymous, relro_pending: false, refused: None })
+    // Whether a piece is anonymous changes how it is lifted, not what huge pages cover of it.
+    liftable.then_some(Piece { kind, range, protection, anonymous: false, relro_pending: false, refused: None })
 }

@@ -31,19 +31,16 @@ impl Group {
 
     /// The whole huge pages of the group, as runs of one protection.
     pub fn runs(&self, size: PageSize) -> Vec<Run> {
-        let whole = self.range().whole_pages(size);
-        if self.pieces.iter().all(|piece| piece.protection == self.pieces[0].protection) {
-            return if whole.is_empty() { Vec::new() } else { vec![self.run(whole, self.pieces[0].protection)] };
-        }
         let mut runs: Vec<(AddressRange, Protection)> = Vec::new();
-        for page in whole.pages(size) {
+        for page in self.range().whole_pages(size).pages(size) {
             let protection = self.protection_of(page);
             match runs.last_mut() {
                 Some((range, same)) if *same == protection => *range = AddressRange::new(range.start(), page.end()),
                 _ => runs.push((page, protection)),
             }
         }
-        runs.into_iter().map(|(range, protection)| self.run(range, protection)).collect()
+        let run = |(range, protection)| Run { range, protection, pieces: pieces_in(&self.pieces, range) };
+        runs.into_iter().map(run).collect()
     }
 
     /// The protection of a huge page that holds all of `page`: that of its pieces, or theirs together where they differ.
@@ -54,25 +51,19 @@ impl Group {
             execute: all.execute || piece.protection.execute,
         })
     }
-
-    fn run(&self, range: AddressRange, protection: Protection) -> Run {
-        let pieces = self
-            .pieces
-            .iter()
-            .filter(|piece| piece.range.overlaps(range))
-            .map(|piece| Piece { range: piece.range.intersect(range), ..piece.clone() })
-            .collect();
-        Run { range, protection, pieces }
-    }
 }
 
 impl Run {
     /// The part of the run that lies in `range`.
     pub fn cut_to(&self, range: AddressRange) -> Self {
-        let inside = self.pieces.iter().filter(|piece| piece.range.overlaps(range));
-        let pieces = inside.map(|piece| Piece { range: piece.range.intersect(range), ..piece.clone() }).collect();
-        Self { range, protection: self.protection, pieces }
+        Self { range, protection: self.protection, pieces: pieces_in(&self.pieces, range) }
     }
+}
+
+/// The pieces that lie in `range`, cut to it.
+fn pieces_in(pieces: &[Piece], range: AddressRange) -> Vec<Piece> {
+    let inside = pieces.iter().filter(|piece| piece.range.overlaps(range));
+    inside.map(|piece| Piece { range: piece.range.intersect(range), ..piece.clone() }).collect()
 }
 
 /// The kinds of pieces, each once, in their order.

@@ -79,16 +79,18 @@ impl<'a> Planner<'a> {
         pieces.retain(|piece| self.policy.kinds.contains(piece.kind));
         let (refused, pieces): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|piece| piece.refused.is_some());
         let relro_apart = self.policy.writable_pages == WritablePages::Hugetlb;
+        let merged = group(pieces.clone(), Edges::MergeReadOnly, relro_apart);
         let groups = group(pieces, self.policy.edges, relro_apart);
         let worth_it = groups.iter().any(|group| !group.range().whole_pages(self.size).is_empty());
         if !worth_it && self.policy.objects == ObjectChoice::WorthIt && object.role != ObjectRole::Executable {
             return Vec::new();
         }
         self.refuse_pieces(object.name(), refused, None);
-        groups.into_iter().flat_map(|group| self.wishes_of_group(object, &group)).collect()
+        groups.into_iter().flat_map(|group| self.wishes_of_group(object, &group, &merged)).collect()
     }
 
-    fn wishes_of_group(&mut self, object: &LoadedObject, group: &Group) -> Vec<Wish> {
+    /// `merged`: the object's groups where read-only data and code are merged.
+    fn wishes_of_group(&mut self, object: &LoadedObject, group: &Group, merged: &[Group]) -> Vec<Wish> {
         let range = group.range();
         self.plan.considered += range.len();
         let runs = group.runs(self.size);
@@ -99,7 +101,7 @@ impl<'a> Planner<'a> {
         }
         let whole = range.whole_pages(self.size);
         for edge in range.without(whole).into_iter().filter(|edge| !edge.is_empty()) {
-            self.note_edge(object, group, edge);
+            self.note_edge(object, group, merged, edge);
         }
         let of_executable = object.role == ObjectRole::Executable;
         let runs: Vec<Run> = runs.into_iter().flat_map(|run| self.cut_out_probes(object, run)).collect();
@@ -113,27 +115,18 @@ impl<'a> Planner<'a> {
         free.insert(run.range);
         self.process.probed.within(run.range).for_each(|pages| probed.insert(pages.widened(self.size)));
         for pages in probed.iter() {
-            self.refuse(object.name(), kinds_of(run.pieces.iter()), pages, Reason::Probed);
+            self.refuse(object.name(), kinds_of(run.cut_to(pages).pieces.iter()), pages, Reason::Probed);
             free.remove(pages);
         }
         free.iter().map(|range| run.cut_to(range)).collect()
     }
 
-    fn note_edge(&mut self, object: &LoadedObject, group: &Group, edge: AddressRange) {
+    fn note_edge(&mut self, object: &LoadedObject, group: &Group, merged: &[Group], edge: AddressRange) {
         let protection =
             group.pieces.iter().find(|p| p.range.overlaps(edge)).map_or(Default::default(), |p| p.protection);
-        // Read-only data and code of one object that touch could share the huge page over their border.
-        let pieces = pieces_of(object, self.process, self.machine.base_page);
-        let touches_other = pieces.iter().any(|piece| {
-            !piece.protection.write
-                && !protection.write
-                && piece.protection != protection
-                && (piece.range.end() == edge.start() || piece.range.start() == edge.end())
-        });
-        let cure = match self.policy.edges {
-            Edges::Exact if touches_other => EdgeCure::MergeReadOnly,
-            _ => EdgeCure::Relink,
-        };
+        // Merging helps where a huge page over the border holds nothing but read-only data and code of one object.
+        let covered_by_merging = merged.iter().any(|group| group.range().whole_pages(self.size).overlaps(edge));
+        let cure = if covered_by_merging { EdgeCure::MergeReadOnly } else { EdgeCure::Relink };
         let (object, kinds) = (object.name().to_owned(), group.kinds_in(edge));
         self.plan.edges.push(Edge { object, kinds, range: edge, protection, cure });
     }
@@ -232,10 +225,10 @@ impl<'a> Planner<'a> {
         // The brk area on pool pages could not grow any more, and brk would fail for ever.
         let pool_possible = run.pieces.iter().all(|piece| piece.kind != Kind::Heap);
         match (self.policy.pages, pool_allowed && pool_possible) {
-            _ if run.protection.write && !pool_allowed => vec![Source::Thp],
             (Pages::Thp, _) | (_, false) => vec![Source::Thp],
             (Pages::Hugetlb, true) => vec![Source::Hugetlb],
-            (Pages::Image, true) if run.protection.write => vec![Source::Hugetlb, Source::Thp],
+            // An image never shows what is written.
+            (Pages::Auto | Pages::Image, true) if run.protection.write => vec![Source::Hugetlb, Source::Thp],
             (Pages::Image, true) => vec![Source::Image],
             (Pages::Auto, true) => vec![Source::Image, Source::Hugetlb, Source::Thp],
         }

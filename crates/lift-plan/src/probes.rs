@@ -72,13 +72,18 @@ fn is_probed(
 
 /// True where an instruction that breakpoints and uprobes are made of stands in code that was other in its file.
 pub fn holds_probe(original: &[u8], now: &[u8]) -> bool {
-    if cfg!(target_arch = "aarch64") {
-        let pairs = original.chunks_exact(4).zip(now.chunks_exact(4));
-        let word = |bytes: &[u8]| bytes.iter().rev().fold(0u32, |word, &byte| word << 8 | u32::from(byte));
-        // `brk` with any number.
-        return pairs.filter(|(a, b)| a != b).any(|(_, now)| word(now) & 0xffe0_001f == 0xd420_0000);
-    }
-    // `int3`, and since Linux 6.18 a call in the place of a `nop` of five bytes.
+    if cfg!(target_arch = "aarch64") { holds_aarch64_probe(original, now) } else { holds_x86_probe(original, now) }
+}
+
+/// `brk` with any number.
+fn holds_aarch64_probe(original: &[u8], now: &[u8]) -> bool {
+    let pairs = original.as_chunks().0.iter().zip(now.as_chunks().0);
+    let is_brk = |instruction: &[u8; 4]| u32::from_le_bytes(*instruction) & 0xffe0_001f == 0xd420_0000;
+    pairs.filter(|(original, now)| original != now).any(|(_, now)| is_brk(now))
+}
+
+/// `int3`, and since Linux 6.18 a call in the place of a `nop` of five bytes.
+fn holds_x86_probe(original: &[u8], now: &[u8]) -> bool {
     const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
     (0..now.len().min(original.len())).filter(|&at| original[at] != now[at]).any(|at| match now[at] {
         0xcc => true,
@@ -92,16 +97,36 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg(target_arch = "x86_64")]
-    fn probes_are_told_from_other_changes() {
+    fn probes_on_x86_are_told_from_other_changes() {
         let code = [0x55, 0x48, 0x89, 0xe5, 0x0f, 0x1f, 0x44, 0, 0, 0xcc, 0xc3];
         let changed = |at: usize, bytes: &[u8]| {
             let mut now = code;
             now[at..at + bytes.len()].copy_from_slice(bytes);
-            holds_probe(&code, &now)
+            holds_x86_probe(&code, &now)
         };
-        assert!(!holds_probe(&code, &code), "an int3 of the program's own is none of a debugger's");
+        assert!(!holds_x86_probe(&code, &code), "an int3 of the program's own is none of a debugger's");
         assert!(changed(0, &[0xcc]) && changed(4, &[0xe8, 1, 2, 3, 4]));
         assert!(!changed(0, &[0xe9, 1, 2, 3, 4]) && !changed(0, &[0x90]), "a program may patch itself");
+        assert!(!changed(3, &[0xe8, 1, 2, 3, 4]), "a call of the program's own making");
+    }
+
+    #[test]
+    fn probes_on_aarch64_are_told_from_other_changes() {
+        const NOP: u32 = 0xd503_201f;
+        let code = |second: u32| [NOP, second, NOP].map(u32::to_le_bytes).concat();
+        let changed = |to: u32| holds_aarch64_probe(&code(NOP), &code(to));
+        // brk #0, #0x3e8 (kgdb) and #5 (uprobes).
+        assert!(changed(0xd420_0000) && changed(0xd420_7d00) && changed(0xd420_00a0));
+        // hlt #0, dcps1, svc #0, and nothing.
+        assert!(!changed(0xd440_0000) && !changed(0xd4a0_0001) && !changed(0xd400_0001) && !changed(NOP));
+        let own = code(0xd420_0000);
+        assert!(!holds_aarch64_probe(&own, &own), "a brk of the program's own is none of a debugger's");
+    }
+
+    #[test]
+    fn probes_are_those_of_this_machine() {
+        let int3 = holds_probe(&[0x90; 4], &[0xcc; 4]);
+        let brk = holds_probe(&[0; 4], &0xd420_0000u32.to_le_bytes());
+        assert_eq!([int3, brk], [!cfg!(target_arch = "aarch64"), cfg!(target_arch = "aarch64")]);
     }
 }

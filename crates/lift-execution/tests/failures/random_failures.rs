@@ -62,7 +62,7 @@ fn failures() -> impl Strategy<Value = Vec<(usize, usize, Mode)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(4000))]
 
     #[test]
     fn no_failure_tears_any_program(

@@ -5,8 +5,12 @@ mod support;
 
 mod bases;
 mod bounds;
+mod fates;
 mod means;
 mod memory;
 mod oracle;
+mod probes;
 mod ranges;
 mod real_programs;
+mod sources;
+mod steps;

@@ -89,7 +89,7 @@ pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
     fn all_that_holds_anything_is_copied_and_no_means_are_overdrawn(

@@ -2,7 +2,7 @@
 
 use crate::support::{PAGE, Program, base_page};
 use address_space::{Address, AddressRange, LoadedObject, Mapping, MappingName, Protection};
-use lift_plan::{Kind, Policy};
+use lift_plan::{Kind, ObjectChoice, Policy, Reason};
 use std::collections::BTreeMap;
 
 /// One base page that belongs to an object or the heap.
@@ -15,7 +15,8 @@ pub struct Page {
     pub anonymous: bool,
     pub touched: bool,
     pub relro_pending: bool,
-    pub liftable: bool,
+    /// Why nothing may replace it, if so.
+    pub refused: Option<Reason>,
 }
 
 /// Pages by their addresses.
@@ -57,7 +58,14 @@ fn page_of(program: &Program, object: &LoadedObject, page: AddressRange) -> Opti
         _ if from_file || file_page => Kind::Data,
         _ => Kind::Bss,
     };
-    let special = facts.special.iter().any(|s| s.range.overlaps(mapping.range) && s.range.overlaps(page));
+    let special = facts.special.iter().find(|special| special.range.overlaps(page));
+    let rules = [
+        (p.write && p.execute, Reason::WritableAndExecutable),
+        (!p.read, Reason::NotReadable),
+        (facts.running && p.write && !plain, Reason::RunningAndWritable),
+        (facts.relocates_itself && object.image.text_relocations && !p.write, Reason::TextRelocationsPending),
+    ];
+    let broken = rules.into_iter().find(|(broken, _)| *broken).map(|(_, reason)| reason);
     let relro = object.relro(base_page()).is_some_and(|relro| relro.overlaps(page));
     Some(Page {
         object: object.name().to_owned(),
@@ -66,12 +74,34 @@ fn page_of(program: &Program, object: &LoadedObject, page: AddressRange) -> Opti
         anonymous: plain,
         touched: facts.touched.overlaps(page),
         relro_pending: facts.relocates_itself && relro,
-        liftable: p.read && !(p.write && p.execute) && !special && !(facts.running && p.write && !plain),
+        refused: broken.or_else(|| special.map(|special| Reason::Special(special.property.clone()))),
     })
 }
 
 fn shown(memory: AddressRange, object: &LoadedObject) -> AddressRange {
     memory.widened(base_page()).shifted(object.bias)
+}
+
+/// The pages of the heap that a plan considers, each with the reason why nothing may replace it, if there is one.
+pub fn considered_heap(program: &Program, policy: &Policy) -> Pages {
+    let mut pages = Pages::new();
+    let chosen = matches!(policy.objects, ObjectChoice::All | ObjectChoice::WorthIt);
+    if !chosen || !policy.kinds.contains(Kind::Heap) {
+        return pages;
+    }
+    for (at, p) in heap_pages(program).into_iter().filter(|(_, protection)| *protection != Protection::NONE) {
+        let special = program.facts.special.iter().find(|special| special.range.overlaps(page_at(at)));
+        let refused = match (p.write && p.execute, p.read) {
+            (true, _) => Some(Reason::WritableAndExecutable),
+            (false, false) => Some(Reason::NotReadable),
+            (false, true) => special.map(|special| Reason::Special(special.property.clone())),
+        };
+        let touched = program.facts.touched.overlaps(page_at(at));
+        let (object, kind) = ("[heap]".to_owned(), Kind::Heap);
+        let page = Page { object, kind, protection: p, anonymous: true, touched, relro_pending: false, refused };
+        pages.insert(at, page);
+    }
+    pages
 }
 
 /// The pages of the heap, whatever their protection.

@@ -41,11 +41,13 @@ pub struct Segment {
     pub skew: u64,
     /// Whole pages left free before it.
     pub gap: u64,
+    /// Begins in the page in which the one before ends, as a linker script without page alignment has it.
+    pub shares_page: bool,
 }
 
 impl Segment {
     pub fn new(protection: Protection, file: u64) -> Self {
-        Self { protection, file, zeros: 0, skew: 0, gap: 0 }
+        Self { protection, file, zeros: 0, skew: 0, gap: 0, shares_page: false }
     }
 
     pub fn zeros(self, zeros: u64) -> Self {
@@ -75,12 +77,14 @@ pub struct Shape {
     /// `p_align`; bytes.
     pub align: u64,
     pub interpreter: bool,
+    /// Relocations change read-only segments (`DT_TEXTREL`).
+    pub text_relocations: bool,
 }
 
 impl Shape {
     pub fn new(path: &'static str, role: ObjectRole, at: u64, segments: Vec<Segment>) -> Self {
         let kind = ElfKind::PositionIndependent;
-        Self { path, role, at, kind, segments, relro: 0, align: PAGE, interpreter: true }
+        Self { path, role, at, kind, segments, relro: 0, align: PAGE, interpreter: true, text_relocations: false }
     }
 
     pub fn relro(self, relro: u64) -> Self {
@@ -109,7 +113,7 @@ impl Shape {
         let mut end = first;
         for segment in &self.segments {
             let page = end.next_multiple_of(self.align) + segment.gap * self.align.max(PAGE);
-            let start = page + segment.skew % PAGE;
+            let start = if segment.shares_page { end } else { page + segment.skew % PAGE };
             let memory = AddressRange::sized(Address(start), segment.file + segment.zeros);
             let (file_size, protection, align) = (segment.file, segment.protection, self.align);
             segments.push(LoadSegment { memory, file_size, offset: start - first, protection, align });
@@ -126,7 +130,7 @@ impl Shape {
             relro,
             interpreter: self.interpreter.then(|| "/lib64/ld-linux-x86-64.so.2".to_owned()),
             dynamic: true,
-            text_relocations: false,
+            text_relocations: self.text_relocations,
             soname: None,
             build_id: None,
         }
@@ -239,7 +243,10 @@ impl Program {
         self
     }
 
+    /// Gives a range a property, which splits the mappings at its borders, as the kernel does.
     pub fn special(&mut self, range: AddressRange, property: &str) {
+        let inside: Vec<_> = self.mappings.iter().filter(|m| m.range.overlaps(range)).cloned().collect();
+        inside.iter().for_each(|mapping| self.protect(mapping.range.intersect(range), mapping.protection));
         self.facts.special.push(SpecialMapping { range, property: property.to_owned() });
     }
 

@@ -33,7 +33,7 @@ fn overlay() -> impl Strategy<Value = Overlay> {
         prop_oneof![Just(r), Just(rx), Just(rw)].prop_map(Overlay::ForeignFile),
         Just(Overlay::SharedFile),
         Just(Overlay::SameFile),
-        prop_oneof![Just(r), Just(rw), Just(Protection::NONE)].prop_map(Overlay::Protected),
+        prop_oneof![Just(r), Just(rw), Just(RWX), Just(Protection::NONE)].prop_map(Overlay::Protected),
         Just(Overlay::Special),
     ]
 }
@@ -48,10 +48,14 @@ fn segment() -> impl Strategy<Value = Segment> {
     ];
     let bytes = || prop_oneof![2 => 0..40 * PAGE, 1 => (0..40u64).prop_map(|pages| pages * PAGE)];
     let skew = prop_oneof![Just(0), 0..PAGE];
-    (protection, bytes(), bytes(), skew, prop_oneof![3 => Just(0), 1 => 0..4u64]).prop_map(
-        |(protection, file, zeros, skew, gap)| {
+    let file = prop_oneof![1 => Just(0), 9 => bytes()];
+    let shares_page = prop_oneof![7 => Just(false), 1 => Just(true)];
+    (protection, file, bytes(), skew, prop_oneof![3 => Just(0), 1 => 0..4u64], shares_page).prop_map(
+        |(protection, file, zeros, skew, gap, shares_page)| {
             let zeros = if protection.write { zeros } else { 0 };
-            Segment { protection, file: file.max(1), zeros, skew, gap }
+            // Only a segment of zeros has nothing in its file.
+            let file = if zeros > 0 { file } else { file.max(1) };
+            Segment { protection, file, zeros, skew, gap, shares_page }
         },
     )
 }
@@ -59,14 +63,15 @@ fn segment() -> impl Strategy<Value = Segment> {
 /// A random ELF file at a random place.
 pub fn shape() -> impl Strategy<Value = Shape> {
     let align = prop_oneof![3 => Just(PAGE), 1 => Just(4 * PAGE), 1 => Just(16 * PAGE)];
-    (vec(segment(), 1..6), 0..60 * PAGE, align, 0..300u64, any::<bool>()).prop_map(
-        |(segments, relro, align, at, fixed)| {
+    let text_relocations = prop_oneof![4 => Just(false), 1 => Just(true)];
+    (vec(segment(), 1..6), 0..60 * PAGE, align, 0..300u64, any::<bool>(), text_relocations).prop_map(
+        |(segments, relro, align, at, fixed, text_relocations)| {
             let kind = if fixed { ElfKind::FixedAddress } else { ElfKind::PositionIndependent };
             let at = 0x10_0000 + at * align;
             let relro = if segments.iter().any(|s| s.protection == Protection::READ_WRITE) { relro } else { 0 };
             let shape = Shape::new(PATHS[0], ObjectRole::Executable, at, segments).aligned(align);
             let writable = shape.segments.iter().find(|s| s.protection.write).map_or(0, |s| s.file + s.zeros);
-            Shape { kind, ..shape.relro(relro.min(writable)) }
+            Shape { kind, text_relocations, ..shape.relro(relro.min(writable)) }
         },
     )
 }
@@ -75,11 +80,12 @@ pub fn shape() -> impl Strategy<Value = Shape> {
 pub fn program() -> impl Strategy<Value = Program> {
     let overlays = vec((overlay(), 0..400u64, 1..8u64), 0..5);
     let touched = vec((0..500u64, 1..20u64), 0..6);
+    let probed = vec((0..400u64, 1..3u64), 0..3);
     let heap = proptest::option::of((0..5u64, 1..60u64));
     let moment = prop_oneof![2 => Just((false, false)), 1 => Just((true, false)), 1 => Just((false, true))];
     let images = vec((any::<bool>(), 0..6u64, 0..6u64, any::<bool>(), 0..HUGE_SIZES.len()), 0..8);
-    (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, moment, images).prop_map(
-        |(shapes, heap, overlays, touched, (relocates_itself, running), images)| {
+    (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, probed, moment, images).prop_map(
+        |(shapes, heap, mut overlays, touched, probed, (relocates_itself, running), images)| {
             let mut program = Program::new("random");
             let mut end = 0;
             for (index, (shape, gap)) in shapes.into_iter().enumerate() {
@@ -98,11 +104,16 @@ pub fn program() -> impl Strategy<Value = Program> {
                 program.heap(range(end + gap * PAGE, end + (gap + pages) * PAGE));
                 program.facts.touched.remove(range(end, end + (gap + pages / 2) * PAGE));
             }
+            // A mapping that is replaced or removed takes its properties with it.
+            overlays.sort_by_key(|(what, ..)| matches!(what, Overlay::Special));
             for (what, at, pages) in overlays {
                 lay(&mut program, what, range(start + at * PAGE, start + (at + pages) * PAGE));
             }
             for (at, pages) in touched {
                 program.touch(range(start + at * PAGE, start + (at + pages) * PAGE));
+            }
+            for (at, pages) in probed {
+                program.facts.probed.insert(range(start + at * PAGE, start + (at + pages) * PAGE));
             }
             // Images show read-only files, perhaps not from their first page to their last, perhaps out of step.
             let files: Vec<_> = program.mappings.iter().filter(|m| of_object(m)).map(|m| m.range).collect();

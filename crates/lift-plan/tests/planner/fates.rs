@@ -1,0 +1,188 @@
+//! What becomes of each page: the oracle works it out page by page, huge page by huge page, and every page of a plan must
+//! have just that fate. So a plan that widens a protection is found, and so is one that leaves out what could be lifted.
+
+use crate::oracle::{Page, Pages, chosen_pages, considered_heap, page_at, pages_in};
+use crate::support::{PAGE, Program, random};
+use address_space::{Address, AddressRange, ObjectRole, PageSize, RangeSet};
+use lift_plan::{EdgeCure, Edges, Kind, MachineFacts, ObjectChoice, Plan, Policy, Reason, WritablePages, plan};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// What becomes of one base page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fate {
+    /// In a huge page of one kind of protection: lifted, or refused for want of means.
+    Whole,
+    /// Stays as it is since it does not fill a huge page, in a range that has others that do.
+    Edge,
+    /// Stays as it is for a reason of its own.
+    Refused(Reason),
+}
+
+type Fates = BTreeMap<u64, Fate>;
+
+/// True where two neighbouring pages may share a huge page.
+fn may_share(a: &Page, b: &Page, policy: &Policy) -> bool {
+    let never_written = |page: &Page| page.protection.read && !page.protection.write;
+    let merged = policy.edges == Edges::MergeReadOnly && a.kind != Kind::Heap && never_written(a) && never_written(b);
+    // What the program will still seal must not lie in one pool page with what it will not.
+    let apart = policy.writable_pages == WritablePages::Hugetlb && a.relro_pending != b.relro_pending;
+    a.object == b.object && (a.protection == b.protection || merged) && !apart
+}
+
+/// Runs of neighbouring pages that may share huge pages.
+fn groups(pages: &Pages, policy: &Policy) -> Vec<AddressRange> {
+    let mut groups: Vec<AddressRange> = Vec::new();
+    let mut last: Option<(u64, &Page)> = None;
+    for (&at, page) in pages.iter().filter(|(_, page)| page.refused.is_none()) {
+        let joins = last.is_some_and(|(before, other)| before + PAGE == at && may_share(other, page, policy));
+        match groups.last_mut() {
+            Some(group) if joins => *group = AddressRange::new(group.start(), page_at(at).end()),
+            _ => groups.push(page_at(at)),
+        }
+        last = Some((at, page));
+    }
+    groups
+}
+
+/// The fates of the pages of one group.
+fn fates_of_group(group: AddressRange, size: PageSize, is_heap: bool, probed: &RangeSet) -> Fates {
+    let no_whole_page = |bytes: u64| Fate::Refused(Reason::NoWholePage { bytes, size });
+    let wholes: Vec<u64> = pages_in(group).filter(|&page| group.covers(huge_page_at(page, size))).collect();
+    let of_page = |page: u64| {
+        let huge = huge_page_at(page, size);
+        match (group.covers(huge), wholes.is_empty()) {
+            (true, _) if !is_heap && probed.overlaps(huge) => Fate::Refused(Reason::Probed),
+            (true, _) => Fate::Whole,
+            (false, true) => no_whole_page(group.len()),
+            (false, false) if !is_heap => Fate::Edge,
+            (false, false) if page < wholes[0] => no_whole_page(wholes[0] - group.start().0),
+            (false, false) => no_whole_page(group.end().0 - wholes[wholes.len() - 1] - PAGE),
+        }
+    };
+    pages_in(group).map(|page| (page, of_page(page))).collect()
+}
+
+/// The huge page that an address lies in.
+fn huge_page_at(address: u64, size: PageSize) -> AddressRange {
+    AddressRange::sized(Address(address / size.bytes() * size.bytes()), size.bytes())
+}
+
+/// The fates of all pages that a plan has to consider.
+fn expected(program: &Program, policy: &Policy, size: PageSize) -> Fates {
+    let mut fates = Fates::new();
+    for (pages, is_heap) in [(chosen_pages(program, policy), false), (considered_heap(program, policy), true)] {
+        for group in groups(&pages, policy) {
+            fates.extend(fates_of_group(group, size, is_heap, &program.facts.probed));
+        }
+        let refused = pages.iter().filter_map(|(&at, page)| Some((at, Fate::Refused(page.refused.clone()?))));
+        fates.extend(refused);
+        if policy.objects == ObjectChoice::WorthIt && !is_heap {
+            leave_out_small_objects(&mut fates, &pages, program);
+        }
+    }
+    fates
+}
+
+/// Other objects than the executable are worth considering only where they hold a whole huge page.
+fn leave_out_small_objects(fates: &mut Fates, pages: &Pages, program: &Program) {
+    for object in program.facts.objects.iter().filter(|object| object.role != ObjectRole::Executable) {
+        let own = || pages.iter().filter(|(_, page)| page.object == object.name()).map(|(&at, _)| at);
+        let fills_one = |fate: &Fate| matches!(fate, Fate::Whole | Fate::Refused(Reason::Probed));
+        if !own().any(|page| fills_one(&fates[&page])) {
+            own().for_each(|page| _ = fates.remove(&page));
+        }
+    }
+}
+
+/// Reasons that have to do with what the machine has to give, not with the memory.
+fn is_want_of_means(reason: &Reason) -> bool {
+    use Reason::*;
+    matches!(
+        reason,
+        PoolTooSmall { .. }
+            | NoSuchPool { .. }
+            | ThpOff
+            | NoThp
+            | ThpSize { .. }
+            | NoImage
+            | Memory { .. }
+            | Mappings { .. }
+            | ProtectionPending
+    )
+}
+
+/// The fates that a plan gives.
+fn planned(plan: &Plan) -> Fates {
+    let mut fates = Fates::new();
+    let of_reason =
+        |reason: &Reason| if is_want_of_means(reason) { Fate::Whole } else { Fate::Refused(reason.clone()) };
+    let lifts = plan.lifts.iter().map(|lift| (lift.range, Fate::Whole));
+    let refusals = plan.refusals.iter().map(|refusal| (refusal.range, of_reason(&refusal.reason)));
+    for (range, fate) in lifts.chain(refusals).chain(plan.edges.iter().map(|edge| (edge.range, Fate::Edge))) {
+        fates.extend(pages_in(range).map(|page| (page, fate.clone())));
+    }
+    fates
+}
+
+/// Refusals and edges name just the kinds that lie in them, in the order of addresses.
+fn kinds_are_true(program: &Program, policy: &Policy, plan: &Plan) -> Result<(), TestCaseError> {
+    let mut pages = chosen_pages(program, policy);
+    pages.extend(considered_heap(program, policy));
+    let refusals = plan.refusals.iter().map(|refusal| (refusal.range, &refusal.object, &refusal.kinds));
+    for (range, object, kinds) in refusals.chain(plan.edges.iter().map(|edge| (edge.range, &edge.object, &edge.kinds)))
+    {
+        let mut found: Vec<Kind> = Vec::new();
+        for page in pages_in(range).map(|page| &pages[&page]) {
+            prop_assert_eq!(&page.object, object, "{} in {:?}", range, plan);
+            if !found.contains(&page.kind) {
+                found.push(page.kind);
+            }
+        }
+        prop_assert_eq!(kinds, &found, "{} in {:?}", range, plan);
+    }
+    for edge in &plan.edges {
+        prop_assert_eq!(edge.protection, pages[&edge.range.start().0].protection, "{:?}", edge);
+    }
+    Ok(())
+}
+
+/// Merging is said to cover an edge where it does cover some of it, and nowhere else.
+fn cures_cure(program: &Program, machine: &MachineFacts, policy: &Policy, made: &Plan) -> Result<(), TestCaseError> {
+    let merging = Policy { edges: Edges::MergeReadOnly, ..policy.clone() };
+    let left: RangeSet = plan(&program.facts, machine, &merging).edges.iter().map(|edge| edge.range).collect();
+    for edge in &made.edges {
+        let expected = if left.covers(edge.range) { EdgeCure::Relink } else { EdgeCure::MergeReadOnly };
+        prop_assert_eq!(edge.cure, expected, "{:?}, merged: {:?}", edge, left);
+    }
+    Ok(())
+}
+
+/// The size of huge pages that a plan uses.
+pub fn size_of(machine: &MachineFacts, policy: &Policy) -> Option<PageSize> {
+    policy.page_size.or_else(|| machine.usual_huge_page())
+}
+
+pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &Plan) -> Result<(), TestCaseError> {
+    let Some(size) = size_of(machine, policy) else { return Ok(()) };
+    let (expected, planned) = (expected(program, policy, size), planned(plan));
+    for page in expected.keys().chain(planned.keys()) {
+        prop_assert_eq!(planned.get(page), expected.get(page), "page {:x} of {:?}", page, plan);
+    }
+    kinds_are_true(program, policy, plan)?;
+    cures_cure(program, machine, policy, plan)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn every_page_has_the_fate_that_it_must_have(
+        program in random::program(),
+        machine in random::machine(),
+        policy in random::policy(),
+    ) {
+        let made = plan(&program.facts, &machine, &policy);
+        check(&program, &machine, &policy, &made)?;
+    }
+}

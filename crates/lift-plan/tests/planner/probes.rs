@@ -1,0 +1,150 @@
+//! The search for breakpoints and uprobes, in a process of which each page can be changed, and its files be lost.
+
+use crate::support::{MACHINE, PAGE, Program, RWX, Segment, Shape, base_page, page_size, range};
+use address_space::{Address, AddressRange, LoadedObject, MappingName, ObjectRole, Protection, RangeSet};
+use lift_plan::{
+    CodeReader, HugePool, MachineFacts, ObjectChoice, Pages, Plan, Policy, ThpFacts, ThpMode, plan, probed_pages,
+};
+use std::collections::BTreeMap;
+
+const HUGE: u64 = 4 * PAGE;
+const AT: u64 = 64 * HUGE;
+/// Where in its first page the code begins, in bytes.
+const SKEW: u64 = 0x100;
+
+fn shape() -> Shape {
+    let segments = vec![
+        Segment::new(Protection::READ, 5 * PAGE),
+        Segment::new(Protection::READ_EXECUTE, 9 * PAGE).skew(SKEW),
+        Segment::new(Protection::READ_WRITE, 2 * PAGE),
+        Segment::new(RWX, 2 * PAGE),
+    ];
+    Shape::new("/bin/exe", ObjectRole::Executable, AT, segments)
+}
+
+fn loaded(shape: &Shape) -> Program {
+    let mut program = Program::new("probed");
+    program.load(shape, true);
+    program.finish()
+}
+
+/// Where the code lies: from `SKEW` in its first page on.
+const CODE: u64 = AT + 5 * PAGE + SKEW;
+
+fn page_at(address: u64) -> AddressRange {
+    AddressRange::sized(Address(address / PAGE * PAGE), PAGE)
+}
+
+fn planned(program: &Program) -> Plan {
+    let size = page_size(HUGE);
+    let machine = MachineFacts {
+        elf_machine: MACHINE,
+        base_page: base_page(),
+        pools: vec![HugePool { size, total: 99, available: 99 }],
+        default_hugetlb: Some(size),
+        thp: Some(ThpFacts { size, mode: ThpMode::Madvise }),
+        movable_hugetlb: true,
+        collapse: true,
+        memory_available: 1 << 40,
+        memory_bound: String::new(),
+        max_mappings: 65_530,
+    };
+    let policy = Policy { pages: Pages::Hugetlb, objects: ObjectChoice::All, ..Policy::default() };
+    plan(&program.facts, &machine, &policy)
+}
+
+/// A byte of the file: never a breakpoint, and no two pages alike.
+fn in_file(offset: u64) -> u8 {
+    ((offset * 7 + offset / PAGE) % 127) as u8
+}
+
+/// The instruction that a breakpoint is made of.
+fn breakpoint() -> Vec<u8> {
+    if cfg!(target_arch = "aarch64") { 0xd420_0000u32.to_le_bytes().to_vec() } else { vec![0xcc] }
+}
+
+/// A process's memory and file as they are read.
+#[derive(Clone, Default)]
+struct Reader {
+    /// Bytes that are not those of the file, by their addresses.
+    written: BTreeMap<u64, u8>,
+    changed: RangeSet,
+    tells_no_changes: bool,
+    has_no_file: bool,
+    shows_no_memory: bool,
+    asked: Vec<AddressRange>,
+}
+
+impl Reader {
+    fn write(mut self, at: u64, bytes: &[u8]) -> Self {
+        self.written.extend(bytes.iter().enumerate().map(|(index, &byte)| (at + index as u64, byte)));
+        self.changed.insert(page_at(at));
+        self
+    }
+}
+
+impl CodeReader for Reader {
+    fn changed(&mut self, range: AddressRange) -> Option<RangeSet> {
+        self.asked.push(range);
+        (!self.tells_no_changes).then(|| self.changed.within(range).collect())
+    }
+
+    fn read_file(&mut self, _: &LoadedObject, offset: u64, into: &mut [u8]) -> Option<()> {
+        into.iter_mut().zip(offset..).for_each(|(byte, offset)| *byte = in_file(offset));
+        (!self.has_no_file).then_some(())
+    }
+
+    fn read_memory(&mut self, at: Address, into: &mut [u8]) -> Option<()> {
+        for (byte, address) in into.iter_mut().zip(at.0..) {
+            *byte = self.written.get(&address).copied().unwrap_or(in_file(address - AT));
+        }
+        (!self.shows_no_memory).then_some(())
+    }
+}
+
+fn found(program: &Program, reader: &Reader) -> Vec<AddressRange> {
+    probed_pages(&program.facts, &planned(program), base_page(), &mut reader.clone()).iter().collect()
+}
+
+#[test]
+fn the_page_of_a_breakpoint_is_found_and_no_other() {
+    let program = loaded(&shape());
+    for at in [CODE, CODE + 4 * PAGE, CODE + 9 * PAGE - 4] {
+        let reader = Reader::default().write(at, &breakpoint()).write(CODE + 2 * PAGE, &[0x7f, 0x7f, 0x7f, 0x7f]);
+        assert_eq!(found(&program, &reader), [page_at(at)], "{at:x}");
+    }
+    assert_eq!(found(&program, &Reader::default().write(CODE, &[0x7f; 64])), []);
+    assert_eq!(found(&program, &Reader::default()), []);
+}
+
+/// A debugger may have changed what cannot be compared.
+#[test]
+fn what_cannot_be_compared_counts_as_probed() {
+    let program = loaded(&shape());
+    let patched = Reader::default().write(CODE + PAGE, &[0x7f]);
+    for reader in [Reader { has_no_file: true, ..patched.clone() }, Reader { shows_no_memory: true, ..patched.clone() }]
+    {
+        assert_eq!(found(&program, &reader), [page_at(CODE + PAGE)]);
+    }
+    assert_eq!(found(&program, &Reader { tells_no_changes: true, ..patched }), []);
+}
+
+#[test]
+fn only_code_of_the_file_that_would_be_lifted_is_looked_at() {
+    let mut program = loaded(&shape());
+    // The program has put memory of its own into its code.
+    let own = range(CODE - SKEW + 8 * PAGE, CODE - SKEW + 10 * PAGE);
+    program.anonymous(own, Protection::READ_EXECUTE, MappingName::Anonymous);
+    let program = program.finish();
+    let everywhere = (AT..AT + 18 * PAGE).step_by(PAGE as usize);
+    let reader = everywhere.fold(Reader::default(), |reader, at| reader.write(at + SKEW, &breakpoint()));
+    let of_file = range(CODE - SKEW, own.start().0);
+    assert_eq!(found(&program, &reader), [of_file]);
+    let mut asked = reader.clone();
+    probed_pages(&program.facts, &planned(&program), base_page(), &mut asked);
+    assert_eq!(asked.asked, [of_file]);
+    let nothing = probed_pages(&program.facts, &Plan::default(), base_page(), &mut reader.clone());
+    assert_eq!(nothing, RangeSet::new(), "what stays is not copied");
+    let relocated = loaded(&Shape { text_relocations: true, ..shape() });
+    assert_eq!(found(&relocated, &reader), [], "its dynamic linker has changed all of it");
+}
