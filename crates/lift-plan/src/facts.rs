@@ -167,4 +167,53 @@ mod tests {
         assert_eq!(ThpMode::read("[always] madvise never", "always inherit madvise [never]"), Some(ThpMode::Never));
         assert_eq!(ThpMode::read("always madvise", ""), None);
     }
+
+    #[test]
+    fn available_pages_are_free_and_not_reserved_or_still_allowed() {
+        assert_eq!(HugePool::available_of(7, 3, 5, 1), 4 + 4);
+        assert_eq!(HugePool::available_of(3, 7, 1, 5), 0);
+        assert_eq!(HugePool::available_of(7, 0, 0, 0), 7);
+    }
+
+    fn facts() -> MachineFacts {
+        let size = |bytes: u64| PageSize::new(bytes).unwrap();
+        let pool = |bytes: u64| HugePool { size: size(bytes), total: 1, available: 1 };
+        MachineFacts {
+            elf_machine: 62,
+            base_page: size(1 << 12),
+            pools: vec![pool(1 << 21), pool(1 << 30)],
+            default_hugetlb: Some(size(1 << 30)),
+            thp: Some(ThpFacts { size: size(1 << 21), mode: ThpMode::Madvise }),
+            movable_hugetlb: true,
+            collapse: true,
+            memory_available: 0,
+            memory_bound: String::new(),
+            max_mappings: 0,
+        }
+    }
+
+    #[test]
+    fn a_pool_is_found_by_its_size() {
+        let facts = facts();
+        assert_eq!(facts.pool(facts.pools[1].size), Some(&facts.pools[1]));
+        assert_eq!(facts.pool(facts.base_page), None);
+    }
+
+    #[test]
+    fn the_usual_size_is_that_of_transparent_pages_then_the_default_then_the_smallest() {
+        let usual = |facts: &MachineFacts| facts.usual_huge_page().map(PageSize::bytes);
+        let without_thp = MachineFacts { thp: None, ..facts() };
+        let without_default = MachineFacts { default_hugetlb: None, ..without_thp.clone() };
+        let without_pools = MachineFacts { pools: Vec::new(), ..without_default.clone() };
+        assert_eq!([usual(&facts()), usual(&without_thp)], [Some(1 << 21), Some(1 << 30)]);
+        assert_eq!([usual(&without_default), usual(&without_pools)], [Some(1 << 21), None]);
+    }
+
+    #[test]
+    fn a_process_switches_transparent_pages_off_and_nothing_else() {
+        let off = ThpFacts { mode: ThpMode::OffInProcess, ..facts().thp.unwrap() };
+        assert_eq!(facts().with_thp_off_in_process(), MachineFacts { thp: Some(off), ..facts() });
+        let without = MachineFacts { thp: None, ..facts() };
+        assert_eq!(without.clone().with_thp_off_in_process(), without);
+    }
 }

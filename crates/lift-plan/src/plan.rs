@@ -205,3 +205,52 @@ impl Plan {
         size.pages_for(bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::Address;
+
+    const PAGE: u64 = 1 << 21;
+
+    fn range(first: u64, pages: u64) -> AddressRange {
+        AddressRange::sized(Address(first * PAGE), pages * PAGE)
+    }
+
+    fn lift(source: Source, size: PageSize, parts: Vec<Part>) -> RangeLift {
+        let (first, last) = (parts[0].range.start(), parts[parts.len() - 1].range.end());
+        let attempt = Attempt { source, page_size: size, parts, memory: 0 };
+        let range = AddressRange::new(first, last);
+        let second = Attempt { source: Source::Hugetlb, ..attempt.clone() };
+        let (object, kinds) = ("prog".into(), alloc::vec![Kind::Bss]);
+        RangeLift { object, kinds, range, protection: Protection::READ_WRITE, attempts: alloc::vec![attempt, second] }
+    }
+
+    #[test]
+    fn kinds_and_sources_have_the_names_that_users_write() {
+        let kinds = [Kind::Text, Kind::Rodata, Kind::Data, Kind::Bss, Kind::Heap].map(|kind| kind.to_string());
+        assert_eq!(kinds, ["text", "rodata", "data", "bss", "heap"]);
+        let sources = [Source::Hugetlb, Source::Thp, Source::Image].map(|source| source.to_string());
+        assert_eq!(sources, ["hugetlb", "thp", "image"]);
+    }
+
+    #[test]
+    fn a_plan_counts_what_its_first_attempts_fill() {
+        let (size, other) = (PageSize::new(PAGE).unwrap(), PageSize::new(2 * PAGE).unwrap());
+        let swap = |range| Part { range, way: Way::Swap { copy: RangeSet::new() } };
+        let image = |range| Part { range, way: Way::MapImage { path: String::new(), offset: 0 } };
+        let in_place =
+            |range, collapse| Part { range, way: Way::InPlace { collapse: RangeSet::from_iter([collapse]) } };
+        let aside = |range| Part { range, way: Way::MoveAside { copy: RangeSet::new(), mappings: Vec::new() } };
+        let lifts = alloc::vec![
+            lift(Source::Hugetlb, size, alloc::vec![swap(range(0, 3)), aside(range(3, 2))]),
+            lift(Source::Hugetlb, other, alloc::vec![swap(range(8, 4))]),
+            lift(Source::Thp, size, alloc::vec![swap(range(16, 1)), in_place(range(17, 9), range(18, 2))]),
+            lift(Source::Image, size, alloc::vec![image(range(32, 6))]),
+        ];
+        let plan = Plan { lifts, ..Plan::default() };
+        assert_eq!(plan.planned(), (3 + 2 + 4 + 1 + 2 + 6) * PAGE);
+        assert_eq!((plan.pool_pages(size), plan.pool_pages(other)), (5, 2));
+        assert_eq!(Plan::default().planned(), 0);
+    }
+}

@@ -172,6 +172,7 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use address_space::{Address, ElfImage, ElfKind};
 
     #[test]
     fn patterns_match_as_in_a_shell() {
@@ -181,6 +182,8 @@ mod tests {
             ("lib?.so", "libz.so", true),
             ("lib?.so", "libzz.so", false),
             ("*z*s*", "libz.so.1", true),
+            ("lib?.so", "bin1.so", false),
+            ("libz.so", "libm.so", false),
             ("", "x", false),
             ("*", "", true),
         ] {
@@ -192,7 +195,56 @@ mod tests {
     fn object_choices_are_read() {
         assert_eq!("exe".parse(), Ok(ObjectChoice::Executable));
         assert_eq!("a,b*".parse(), Ok(ObjectChoice::Matching(vec!["a".into(), "b*".into()])));
+        assert_eq!("all".parse(), Ok(ObjectChoice::All));
         assert!("a,,b".parse::<ObjectChoice>().is_err());
+    }
+
+    #[test]
+    fn objects_are_chosen_by_role_name_or_path() {
+        let object = |path: &str, role| {
+            let image = ElfImage {
+                machine: 62,
+                kind: ElfKind::PositionIndependent,
+                entry: Address(0),
+                headers: None,
+                segments: Vec::new(),
+                relro: None,
+                interpreter: None,
+                dynamic: true,
+                text_relocations: false,
+                soname: None,
+                build_id: None,
+            };
+            LoadedObject { path: path.to_owned(), role, bias: 0, image }
+        };
+        let objects = [
+            object("/usr/bin/exe-1", ObjectRole::Executable),
+            object("/usr/lib/libz.so.1", ObjectRole::SharedObject),
+            object("/opt/exe", ObjectRole::SharedObject),
+        ];
+        let chosen = |choice: ObjectChoice| objects.each_ref().map(|object| choice.chooses(object));
+        let matching = |patterns: &[&str]| ObjectChoice::Matching(patterns.iter().map(|&p| p.to_owned()).collect());
+        assert_eq!([chosen(ObjectChoice::All), chosen(ObjectChoice::WorthIt)], [[true; 3]; 2]);
+        assert_eq!(chosen(ObjectChoice::Executable), [true, false, false]);
+        // `exe` means the executable, whatever it is called, and no object of that name.
+        assert_eq!(chosen(matching(&["exe"])), [true, false, false]);
+        assert_eq!(chosen(matching(&["libz*", "none"])), [false, true, false]);
+        assert_eq!(chosen(matching(&["/opt/*"])), [false, false, true]);
+        assert_eq!(chosen(matching(&["lib"])), [false; 3]);
+    }
+
+    #[test]
+    fn only_what_a_policy_may_take_is_looked_at() {
+        let of = |pages, kinds: &[Kind]| Policy { pages, kinds: Kinds::of(kinds), ..Policy::default() };
+        let read_only = [Kind::Text, Kind::Rodata];
+        let fills =
+            [of(Pages::Image, &read_only), of(Pages::Image, &[Kind::Text, Kind::Heap]), of(Pages::Thp, &read_only)];
+        assert_eq!(fills.map(|policy| policy.may_fill_memory()), [false, true, true]);
+        let takes = [Pages::Auto, Pages::Image, Pages::Hugetlb, Pages::Thp].map(|pages| of(pages, &read_only));
+        assert_eq!(takes.each_ref().map(Policy::may_take_from_pools), [true, false, true, false]);
+        let asked = |policy: Policy| policy.may_take_from_pools();
+        assert!(asked(Policy { writable_pages: WritablePages::Hugetlb, ..takes[3].clone() }));
+        assert!(asked(Policy { page_size: PageSize::new(4096).ok(), ..takes[3].clone() }));
     }
 
     #[test]
@@ -200,5 +252,6 @@ mod tests {
         let set = Kinds::of(&[Kind::Text, Kind::Bss]);
         assert!(set.contains(Kind::Text) && set.contains(Kind::Bss) && !set.contains(Kind::Data));
         assert!(Kinds::ALL.contains(Kind::Heap));
+        assert_eq!(Kinds::of(&[Kind::Text, Kind::Bss, Kind::Text]), set, "a kind that is named twice is in the set");
     }
 }

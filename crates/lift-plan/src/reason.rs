@@ -110,7 +110,6 @@ impl Reason {
     /// The command or change that mends it, if there is one.
     pub fn mend(&self) -> Option<String> {
         match self {
-            Self::NoWholePage { .. } => None,
             Self::PoolTooSmall { size, needed, available, total } => Some(format!(
                 "echo {} > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
                 total + needed.saturating_sub(*available),
@@ -186,5 +185,83 @@ impl fmt::Display for Reason {
 impl Serialize for Reason {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each reason that somebody can do something about, with its words and what mends it.
+    #[test]
+    fn reasons_say_what_was_found_and_what_mends_it() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let gib = PageSize::new(1 << 30).unwrap();
+        let bound = "available memory".to_owned();
+        let expected = [
+            (
+                Reason::PoolTooSmall { size, needed: 7, available: 3, total: 10 },
+                "needs 7 pages of 2 MiB from the pool, 3 available",
+                "echo 14 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+            ),
+            (
+                Reason::NoSuchPool { size, sizes: vec![gib] },
+                "no pool of 2 MiB pages on this machine, found 1 GiB",
+                "--page-size 1GiB",
+            ),
+            (Reason::NoImage, "no shared image shows it", "pagelift image setup; pagelift image add FILE"),
+            (
+                Reason::ThpOff,
+                "transparent huge pages are off (`never`), needed `madvise` or `always`",
+                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            ),
+            (
+                Reason::ThpOffInProcess,
+                "transparent huge pages are off for this process (PR_SET_THP_DISABLE, THP_enabled: 0)",
+                "--pages hugetlb",
+            ),
+            (
+                Reason::ThpSize { wanted: gib, size },
+                "transparent huge pages are 2 MiB here, 1 GiB asked for",
+                "--pages hugetlb",
+            ),
+            (
+                Reason::Memory { needed: 4 << 20, left: 1 << 20, bound },
+                "would make 4.0 MiB more resident, 1.0 MiB left by available memory",
+                "--max-memory 4194304, or free memory",
+            ),
+            (
+                Reason::Mappings { now: 65_000, most: 65_530 },
+                "the process has 65000 mappings, too near to vm.max_map_count = 65530",
+                "sysctl vm.max_map_count=131060",
+            ),
+            (
+                Reason::Probed,
+                "a breakpoint or a uprobe stands in its code, which would stay in a copy",
+                "remove it, and lift again",
+            ),
+            (
+                Reason::ProtectionPending,
+                "the program will change the protection of part of it, which pool pages cannot follow",
+                "--writable-pages thp",
+            ),
+            (
+                Reason::NotHuge { bytes: 2 << 20 },
+                "the kernel had no huge page for 2.0 MiB: memory is fragmented or short",
+                "echo 1 > /proc/sys/vm/compact_memory",
+            ),
+        ];
+        for (reason, words, mend) in expected {
+            assert_eq!((reason.to_string().as_str(), reason.mend().as_deref()), (words, Some(mend)));
+        }
+    }
+
+    #[test]
+    fn what_nobody_can_mend_offers_nothing() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let none = Reason::NoSuchPool { size, sizes: Vec::new() };
+        assert_eq!(none.to_string(), "no pool of 2 MiB pages on this machine, found no pool at all");
+        let reasons = [none, Reason::NoWholePage { bytes: 4096, size }, Reason::WritableAndExecutable, Reason::NoThp];
+        assert!(reasons.iter().all(|reason| reason.mend().is_none()));
     }
 }
