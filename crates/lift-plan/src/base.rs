@@ -71,7 +71,6 @@ pub fn choose_base(image: &ElfImage, size: PageSize, base_page: PageSize, kinds:
     if longest < size.bytes() {
         return best;
     }
-    candidates.retain(|offset| *offset < size.bytes());
     candidates.sort_unstable();
     candidates.dedup();
     for offset in candidates {

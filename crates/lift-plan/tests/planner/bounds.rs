@@ -104,16 +104,20 @@ fn what_the_user_allows_is_used_to_its_last_byte() {
 fn mappings_serve_to_the_last_that_mremap_allows() {
     const ROOM: u64 = 8;
     let policy = Policy { pages: Pages::Thp, ..Policy::default() };
-    let now = program().facts.space.mappings().len() as u64;
-    let with = |max_mappings| made(&MachineFacts { max_mappings, ..machine() }, &policy);
+    let mut program = program();
+    program.heap(range(32 * HUGE, 33 * HUGE));
+    let program = program.finish();
+    let now = program.facts.space.mappings().len() as u64;
+    let with = |max_mappings| plan(&program.facts, &MachineFacts { max_mappings, ..machine() }, &policy);
     let parts = |plan: &Plan| plan.lifts.iter().map(|lift| lift.attempts[0].parts.len() as u64).collect::<Vec<_>>();
-    let enough = with(now + 4 * (1 + 2) + ROOM);
-    assert_eq!(parts(&enough), [1, 2], "code by one swap, data by a swap and bss where it lies");
+    let enough = with(now + 4 * (1 + 2 + 1) + ROOM);
+    assert_eq!(parts(&enough), [1, 2, 1], "code by one swap, data by a swap and bss and heap where they lie");
     assert!(matches!(enough.lifts[1].attempts[0].parts[1].way, Way::InPlace { .. }));
-    let most = now + 4 * (1 + 2) + ROOM - 1;
+    let most = now + 4 * (1 + 2 + 1) + ROOM - 1;
     let short = with(most);
-    assert_eq!(parts(&short), [1]);
-    assert_eq!(*only_refusal(&short), Reason::Mappings { now: now + 4, most });
+    assert_eq!(parts(&short), [1, 2]);
+    assert_eq!(*only_refusal(&short), Reason::Mappings { now: now + 4 * (1 + 2), most });
+    assert_eq!(parts(&with(now + 4 * (1 + 2) + ROOM - 1)), [1, 1], "code and heap");
     assert!(with(now + 4 + ROOM - 1).lifts.is_empty());
 }
 

@@ -53,9 +53,13 @@ fn planned(program: &Program) -> Plan {
     plan(&program.facts, &machine, &policy)
 }
 
-/// A byte of the file: never a breakpoint, and no two pages alike.
+/// Where the program has a breakpoint of its own in its code; offset in the file, in bytes.
+const OWN_BREAKPOINT: u64 = CODE - AT + 3 * PAGE + 64;
+
+/// A byte of the file: no breakpoint but the one, and no two pages alike.
 fn in_file(offset: u64) -> u8 {
-    ((offset * 7 + offset / PAGE) % 127) as u8
+    let of_breakpoint = offset.checked_sub(OWN_BREAKPOINT).and_then(|at| breakpoint().get(at as usize).copied());
+    of_breakpoint.unwrap_or(((offset * 7 + offset / PAGE) % 127) as u8)
 }
 
 /// The instruction that a breakpoint is made of.
@@ -114,6 +118,8 @@ fn the_page_of_a_breakpoint_is_found_and_no_other() {
         assert_eq!(found(&program, &reader), [page_at(at)], "{at:x}");
     }
     assert_eq!(found(&program, &Reader::default().write(CODE, &[0x7f; 64])), []);
+    let beside_its_own = Reader::default().write(AT + OWN_BREAKPOINT - 16, &[0x7f; 8]);
+    assert_eq!(found(&program, &beside_its_own), [], "the program's own breakpoint");
     assert_eq!(found(&program, &Reader::default()), []);
 }
 

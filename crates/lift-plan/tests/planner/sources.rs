@@ -78,7 +78,11 @@ fn every_source_is_used(
         let serves = |source: &Source| fault(*source, lift.range, size, program, machine, policy).is_none();
         let expected = allowed(&lift.kinds, lift.protection.write, running, policy).into_iter().filter(serves);
         let found: Vec<_> = lift.attempts.iter().map(|attempt| attempt.source).collect();
-        prop_assert_eq!(found, expected.collect::<Vec<_>>(), "{:?}", lift);
+        prop_assert_eq!(&found, &expected.collect::<Vec<_>>(), "{:?}", lift);
+        // Where an image begins or ends, so does a range: what an image shows is not kept from it by what none does.
+        let may = allowed(&lift.kinds, lift.protection.write, running, policy).contains(&Source::Image);
+        let shown = lift.range.pages(size).any(|page| image_of(program, page, size).is_some());
+        prop_assert_eq!(found.contains(&Source::Image), may && shown, "{:?}", lift);
     }
     for refusal in plan.refusals.iter().filter(|refusal| refusal.range.whole_pages(size) == refusal.range) {
         let write = program.facts.space.find(refusal.range.start()).is_some_and(|mapping| mapping.protection.write);
