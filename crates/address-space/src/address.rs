@@ -196,6 +196,35 @@ mod tests {
     }
 
     #[test]
+    fn addresses_are_moved_compared_and_shown() {
+        assert_eq!((Address(0x3000) - 0x1000, Address(0x3000) + 0x1000), (Address(0x2000), Address(0x4000)));
+        assert_eq!(Address(0x3000) - Address(0x1000), 0x2000);
+        assert_eq!(
+            [0x4000, 0x8000, 0x4001, 0x5000, 0].map(|at| Address(at).is_aligned(size(0x4000))),
+            [true, true, false, false, true]
+        );
+        assert_eq!((format!("{}", Address(0x1f)), format!("{:?}", Address(0x1f))), ("0x1f".into(), "0x1f".into()));
+        let shown = (format!("{}", range(0x10, 0x20)), format!("{:?}", range(0x10, 0x20)));
+        assert_eq!(shown, ("10-20".into(), "10-20".into()));
+    }
+
+    #[test]
+    fn a_range_holds_its_start_and_not_its_end() {
+        let outer = range(0x1000, 0x3000);
+        assert_eq!([0xfff, 0x1000, 0x2fff, 0x3000].map(|at| outer.contains(Address(at))), [false, true, true, false]);
+        for (other, covered, overlaps) in [
+            (range(0x1000, 0x3000), true, true),
+            (range(0xfff, 0x3000), false, true),
+            (range(0x1000, 0x3001), false, true),
+            (range(0x0, 0x1000), false, false),
+            (range(0x3000, 0x4000), false, false),
+            (range(0x9000, 0x9000), true, false),
+        ] {
+            assert_eq!((outer.covers(other), outer.overlaps(other)), (covered, overlaps), "{other}");
+        }
+    }
+
+    #[test]
     fn whole_pages_leave_both_edges() {
         assert_eq!(range(0x1000, 0x9000).whole_pages(size(0x4000)), range(0x4000, 0x8000));
         assert!(range(0x1000, 0x3000).whole_pages(size(0x4000)).is_empty());

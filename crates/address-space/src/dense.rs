@@ -49,7 +49,46 @@ pub fn dense_runs(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Address;
+    use crate::{Address, parse_smaps};
+
+    /// The usage of a mapping with this header line and these fields.
+    fn usage(header: &str, fields: &str) -> MappingUsage {
+        parse_smaps(&format!("1000-9000 {header}\n{fields}")).unwrap().remove(0)
+    }
+
+    #[test]
+    fn only_private_written_memory_that_is_not_all_huge_may_be_collapsed() {
+        let some = "Rss: 32 kB\nAnonHugePages: 16 kB\nVmFlags: rd wr\n";
+        for (header, fields, expected) in [
+            ("rw-p 0 00:00 0", some, true),
+            ("rw-p 0 00:00 0 [heap]", some, true),
+            ("rw-p 0 00:00 0 [anon:arena]", some, true),
+            ("rw-p 0 00:00 0 [stack]", some, false),
+            ("rw-p 0 00:00 0 [vvar]", some, false),
+            ("rw-p 0 fe:00 7 /usr/bin/prog", some, false),
+            ("rw-s 0 00:00 0", some, false),
+            ("r--p 0 00:00 0", some, false),
+            ("rw-p 0 00:00 0", "Rss: 32 kB\nAnonHugePages: 32 kB\n", false),
+            ("rw-p 0 00:00 0", "Rss: 0 kB\n", false),
+            ("rw-p 0 00:00 0", "Rss: 32 kB\nPrivate_Hugetlb: 32 kB\n", false),
+        ] {
+            assert_eq!(may_be_collapsed(&usage(header, fields)), expected, "{header} {fields}");
+        }
+        for flag in LEFT_ALONE {
+            let fields = format!("Rss: 32 kB\nVmFlags: rd wr {flag} mr\n");
+            assert!(!may_be_collapsed(&usage("rw-p 0 00:00 0", &fields)), "{flag}");
+        }
+    }
+
+    #[test]
+    fn runs_are_no_longer_than_one_is_to_be() {
+        let (huge, page) = (PageSize::new(1 << 21).unwrap(), 1 << 21);
+        let all = AddressRange::sized(Address(page), 5 * page);
+        let touched = RangeSet::from_iter([all]);
+        let runs = dense_runs(all, huge, &touched, &RangeSet::new(), 2 * page);
+        assert_eq!(runs.iter().map(|run| run.len() / page).collect::<Vec<_>>(), [2, 2, 1]);
+        assert_eq!(runs.into_iter().collect::<RangeSet>(), touched);
+    }
 
     #[test]
     fn only_dense_pages_that_are_not_huge_are_taken() {

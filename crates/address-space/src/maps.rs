@@ -209,6 +209,43 @@ mod tests {
     }
 
     #[test]
+    fn names_in_brackets_are_the_kernels_where_there_is_no_file() {
+        let name = |inode: u64, text: &str| {
+            parse_maps(&format!("1000-2000 rw-p 0 00:00 {inode} {text}")).unwrap().remove(0).name
+        };
+        let file = |path: &str| MappingName::File { path: path.into(), deleted: false };
+        assert_eq!(name(0, "[stack]"), MappingName::Stack);
+        assert_eq!(name(0, "[uprobes]"), MappingName::Special("[uprobes]".into()));
+        assert_eq!(name(7, "[uprobes]"), file("[uprobes]"));
+        assert_eq!(name(0, "/SYSV00000000"), file("/SYSV00000000"));
+    }
+
+    #[test]
+    fn plain_anonymous_memory_is_private_and_of_no_file() {
+        let maps = parse_maps(TEXT).unwrap();
+        let plain: Vec<_> = maps.iter().map(Mapping::is_plain_anonymous).collect();
+        assert_eq!(plain, [false, false, false, true, true, true, false, false, false]);
+        let of = |shared, inode| Mapping { shared, inode, ..maps[4].clone() };
+        let cases = [of(false, 0), of(true, 0), of(false, 9), of(true, 9)].map(|mapping| mapping.is_plain_anonymous());
+        assert_eq!(cases, [true, false, false, false]);
+        let paths: Vec<_> = maps.iter().map(Mapping::path).collect();
+        let (prog, memfd) = (Some("/usr/bin/my prog"), Some("/memfd:x"));
+        assert_eq!(paths, [prog, prog, None, None, None, None, memfd, None, None]);
+    }
+
+    #[test]
+    fn a_mapping_is_aligned_at_both_ends() {
+        let aligned = |start: u64, end: u64| {
+            let mapping = parse_maps(&format!("{start:x}-{end:x} rw-p 0 00:00 0")).unwrap().remove(0);
+            mapping.is_aligned(PageSize::new(0x4000).unwrap())
+        };
+        assert_eq!(
+            [aligned(0x4000, 0xc000), aligned(0x4000, 0xb000), aligned(0x5000, 0xc000), aligned(0x5000, 0xb000)],
+            [true, false, false, false]
+        );
+    }
+
+    #[test]
     fn broken_lines_are_named() {
         for bad in ["zz", "1-2 r-xp 0 0:0", "2000-1000 r-xp 0 0:0 0", "+1-2 r-xp 0 0:0 0", "1-2 q-xp 0 0:0 0"] {
             assert_eq!(parse_maps(bad).unwrap_err().line, 1, "{bad}");

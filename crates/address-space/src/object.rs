@@ -90,12 +90,11 @@ pub fn bias_of(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_
             let first_offset = segment.offset & !(base_page.bytes() - 1);
             let Some(into) = mapping.offset.checked_sub(first_offset) else { continue };
             // RELRO and lifted parts split a segment; each piece must still lie inside of it, and allow no more.
-            if pages.len().checked_sub(into).is_none_or(|rest| rest == 0 || mapping.range.len() > rest) {
+            if pages.len().checked_sub(into).is_none_or(|rest| mapping.range.len() > rest) {
                 continue;
             }
-            let expected = segment.protection;
-            let sealed = expected.write && !mapping.protection.write;
-            if !(mapping.protection.is_within(expected) || sealed) || mapping.protection.execute != expected.execute {
+            let (expected, found) = (segment.protection, mapping.protection);
+            if !found.is_within(expected) || found.execute != expected.execute {
                 continue;
             }
             let bias = mapping.range.start() - (pages.start() + into);

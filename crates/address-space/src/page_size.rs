@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in ["", "M", "3M", "2X", "-1", "99999999999G", "1.2.3M"] {
+        for text in ["", "M", "3M", "2X", "2XB", "-1", "99999999999G", "1.2.3M"] {
             assert!(text.parse::<PageSize>().is_err(), "{text}");
         }
     }
@@ -157,6 +157,14 @@ mod tests {
     fn sizes_are_written_with_their_unit() {
         assert_eq!(PageSize::new(2 << 20).unwrap().to_string(), "2 MiB");
         assert_eq!(PageSize::new(1 << 30).unwrap().to_string(), "1 GiB");
+        assert_eq!(format!("{:?}", PageSize::new(64 << 10).unwrap()), "64 KiB");
         assert_eq!(format_bytes(20342374), "19.4 MiB");
+    }
+
+    #[test]
+    fn a_size_counts_in_the_kernels_units() {
+        let size = PageSize::new(2 << 20).unwrap();
+        assert_eq!((size.bytes(), size.log2(), size.kib()), (2 << 20, 21, 2048));
+        assert_eq!([0, 1, 2 << 20, (2 << 20) + 1].map(|bytes| size.pages_for(bytes)), [0, 1, 1, 2]);
     }
 }

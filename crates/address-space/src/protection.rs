@@ -63,3 +63,34 @@ impl Serialize for Protection {
         serializer.collect_str(self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> impl Iterator<Item = Protection> {
+        (0..8).map(|n| Protection { read: n & 1 != 0, write: n & 2 != 0, execute: n & 4 != 0 })
+    }
+
+    #[test]
+    fn the_bits_are_those_of_mmap() {
+        assert_eq!(all().map(Protection::bits).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_protection_lies_within_what_allows_at_least_as_much() {
+        for (a, b) in all().flat_map(|a| all().map(move |b| (a, b))) {
+            let allowed = (!a.read || b.read) && (!a.write || b.write) && (!a.execute || b.execute);
+            assert_eq!(a.is_within(b), allowed, "{a} within {b}");
+        }
+    }
+
+    #[test]
+    fn a_protection_is_written_as_maps_writes_it() {
+        let written: Vec<_> = all().map(|p| format!("{p}")).collect();
+        assert_eq!(written, ["---", "r--", "-w-", "rw-", "--x", "r-x", "-wx", "rwx"]);
+        assert!(
+            all().all(|p| format!("{p:?}") == format!("{p}") && Protection::parse(p.to_string().as_bytes()) == Some(p))
+        );
+    }
+}

@@ -36,10 +36,11 @@ impl RangeSet {
             return;
         }
         let first = self.ranges.partition_point(|r| r.end() <= range.start());
-        let last = self.ranges.partition_point(|r| r.start() < range.end());
+        let cut = self.ranges[first..].iter().take_while(|r| r.overlaps(range)).count();
+        let cut = first..first + cut;
         let kept: Vec<_> =
-            self.ranges[first..last].iter().flat_map(|r| r.without(range)).filter(|r| !r.is_empty()).collect();
-        self.ranges.splice(first..last, kept);
+            self.ranges[cut.clone()].iter().flat_map(|r| r.without(range)).filter(|r| !r.is_empty()).collect();
+        self.ranges.splice(cut, kept);
     }
 
     /// The ranges, sorted.
@@ -65,11 +66,7 @@ impl RangeSet {
     /// The parts of the set that lie in `range`.
     pub fn within(&self, range: AddressRange) -> impl Iterator<Item = AddressRange> + '_ {
         let first = self.ranges.partition_point(|r| r.end() <= range.start());
-        self.ranges[first..]
-            .iter()
-            .take_while(move |r| r.start() < range.end())
-            .map(move |r| r.intersect(range))
-            .filter(|r| !r.is_empty())
+        self.ranges[first..].iter().map(move |r| r.intersect(range)).take_while(|r| !r.is_empty())
     }
 
     /// True where all of `range` is in the set.
@@ -100,7 +97,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behaves_as_a_set_of_bytes(steps in prop::collection::vec((any::<bool>(), 0u64..40, 0u64..12), 0..40)) {
+        fn behaves_as_a_set_of_bytes(
+            steps in prop::collection::vec((any::<bool>(), 0u64..40, 0u64..12), 0..40),
+            asked in prop::collection::vec((0u64..45, 0u64..14), 8),
+        ) {
             let (mut set, mut model) = (RangeSet::new(), BTreeSet::new());
             for (add, start, length) in steps {
                 let range = AddressRange::sized(Address(start), length);
@@ -111,6 +111,19 @@ mod tests {
                 let bytes: BTreeSet<u64> = set.iter().flat_map(|r| r.start().0..r.end().0).collect();
                 prop_assert_eq!(&bytes, &model);
                 prop_assert!(set.ranges.windows(2).all(|w| w[0].end() < w[1].start()));
+            }
+            prop_assert_eq!(set.bytes(), model.len() as u64);
+            prop_assert_eq!(set.is_empty(), model.is_empty());
+            prop_assert_eq!(&set.iter().collect::<RangeSet>(), &set);
+            for (start, length) in asked {
+                let range = AddressRange::sized(Address(start), length);
+                let inside: BTreeSet<u64> = model.range(start..start + length).copied().collect();
+                let found: BTreeSet<u64> = set.within(range).flat_map(|r| r.start().0..r.end().0).collect();
+                prop_assert_eq!(&found, &inside);
+                prop_assert!(set.within(range).all(|r| !r.is_empty()));
+                prop_assert_eq!(set.bytes_in(range), inside.len() as u64);
+                prop_assert_eq!(set.covers(range), inside.len() as u64 == length);
+                prop_assert_eq!(set.overlaps(range), !inside.is_empty());
             }
         }
     }

@@ -182,6 +182,25 @@ VmFlags: rd wr hg
     }
 
     #[test]
+    fn every_kind_of_huge_page_counts() {
+        let text = "\
+1000-2000 rw-s 0 0:1 5 /dev/shm/x
+Rss:                   3 kB
+Private_Dirty:         5 kB
+AnonHugePages:         7 kB
+ShmemPmdMapped:       11 kB
+FilePmdMapped:        13 kB
+Private_Hugetlb:      17 kB
+Shared_Hugetlb:       19 kB
+";
+        let usage = &parse_smaps(text).unwrap()[0];
+        let fields = [usage.resident, usage.private_dirty, usage.anonymous_huge, usage.shmem_huge, usage.file_huge];
+        assert_eq!(fields, [3, 5, 7, 11, 13].map(|kib| kib << 10));
+        assert_eq!((usage.hugetlb, usage.huge()), (36 << 10, (7 + 11 + 13 + 36) << 10));
+        assert_eq!(usage.resident_with_hugetlb(), 39 << 10);
+    }
+
+    #[test]
     fn where_a_mapping_is_huge_is_told_only_where_it_is_sure() {
         let size = PageSize::new(2 << 20).unwrap();
         let usage = parse_smaps(TEXT).unwrap().remove(1);

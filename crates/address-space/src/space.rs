@@ -99,6 +99,8 @@ impl AddressSpace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RangeSet;
+    use proptest::prelude::*;
 
     fn space() -> AddressSpace {
         AddressSpace::parse(
@@ -119,6 +121,49 @@ mod tests {
         assert!(space.is_free(range(0x31000, 0x50000)) && !space.is_free(range(0x31000, 0x50001)));
         assert!(space.is_fully_mapped(range(0x10000, 0x31000)) && !space.is_fully_mapped(range(0x10000, 0x31001)));
         assert_eq!(space.heap().unwrap(), range(0x20000, 0x31000));
+    }
+
+    #[test]
+    fn mappings_are_sorted_and_only_heaps_that_touch_are_one() {
+        let line = |text: &str| parse_maps(text).unwrap().remove(0);
+        let (low, high) = (line("1000-2000 rw-p 0 0:0 0 [heap]"), line("4000-5000 rw-p 0 0:0 0 [heap]"));
+        let space = AddressSpace::from_mappings(vec![high.clone(), low.clone()]);
+        assert_eq!(space.mappings(), [low, high]);
+        assert_eq!(space.heap(), Some(range(0x1000, 0x2000)));
+        assert_eq!(AddressSpace::default().heap(), None);
+    }
+
+    /// The highest place of all that fit, found by trying each page.
+    fn place_by_trying(
+        space: &AddressSpace,
+        [below, length, size, offset, margin, lowest]: [u64; 6],
+    ) -> Option<Address> {
+        let fits = |start: &u64| {
+            let (from, to) = (start.checked_sub(margin), start + length + margin);
+            let free = from.is_some_and(|from| from >= lowest && space.is_free(range(from, to)));
+            free && to <= below && start % size == offset % size
+        };
+        (0..below >> 12).rev().map(|page| page << 12).find(fits).map(Address)
+    }
+
+    proptest! {
+        #[test]
+        fn a_free_place_is_the_highest_that_fits(
+            mapped in prop::collection::vec((0u64..60, 1u64..8), 0..6),
+            [below, length, offset, margin, lowest] in [0u64..64, 1u64..10, 0u64..24, 0u64..4, 0u64..20],
+            shift in 0u32..4,
+        ) {
+            let pages: RangeSet =
+                mapped.iter().map(|&(at, pages)| range(at << 12, (at + pages) << 12)).collect();
+            let text: String = pages.iter().map(|r| format!("{r} rw-p 0 0:0 0\n")).collect();
+            let space = AddressSpace::parse(&text).unwrap();
+            let [below, length, offset, margin, lowest] = [below, length, offset, margin, lowest].map(|n| n << 12);
+            let size = 0x1000 << shift;
+            let expected = place_by_trying(&space, [below, length, size, offset, margin, lowest]);
+            let size = PageSize::new(size).unwrap();
+            let found = space.free_place_below(Address(below), length, size, offset, margin, Address(lowest));
+            prop_assert_eq!(found, expected);
+        }
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! The ELF reader against real, cut, damaged and hostile files, and biases against what the kernel says.
 
+mod biases;
+mod fields;
+
 use address_space::{
     Address, AddressRange, AddressSpace, ElfError, ElfImage, ElfKind, MappingName, PageSize, bias_of, file_groups,
 };
