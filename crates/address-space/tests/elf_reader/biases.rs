@@ -96,6 +96,11 @@ fn of_two_places_that_overlap_the_one_that_explains_more_is_right() {
     let mut mappings = vec![(BIAS - 0x1000, BIAS, "r--", 0)];
     mappings.extend(MAPPINGS.map(|line| at(BIAS, line)));
     assert_eq!(biases(&mappings), [BIAS]);
+    // Other parts of the file that fill its gaps explain nothing.
+    let gaps = [(0x6000, 0x7000, "r--", 0x30_0000), (0xd000, 0xe000, "r--", 0x30_1000)];
+    mappings.extend(gaps.map(|line| at(BIAS, line)));
+    mappings.sort_unstable();
+    assert_eq!(biases(&mappings), [BIAS]);
 }
 
 #[test]

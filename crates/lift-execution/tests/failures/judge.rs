@@ -45,6 +45,8 @@ pub fn judge(scenario: &Scenario, run: &Run, leniency: Leniency) -> Verdict {
             same_protection(&after, range, mapping.protection)?;
         }
     }
+    let told = run.outcome.ranges.len();
+    hold(told == scenario.plan.lifts.len(), || format!("{told} of {} ranges told", scenario.plan.lifts.len()))?;
     for (lift, outcome) in scenario.plan.lifts.iter().zip(&run.outcome.ranges) {
         lifted_or_untouched(scenario, &kernel, &after, lift, leniency)?;
         tells_the_truth(&mut kernel, lift, outcome, leniency)?;
@@ -117,6 +119,7 @@ fn same_memory(old: &Mapping, new: &Mapping) -> bool {
 
 fn tells_the_truth(kernel: &mut SimulatedKernel, lift: &RangeLift, told: &RangeOutcome, lenient: Leniency) -> Verdict {
     let huge = kernel.huge(lift.range, told.page_size).map_err(|error| error.to_string())?;
+    hold((told.range, told.protection) == (lift.range, lift.protection), || format!("{lift:?} told as {told:?}"))?;
     let truth = told.covered == huge || (lenient.unread && told.covered.is_empty());
     hold(truth, || format!("{}: told {:?}, true {huge:?}", lift.range, told.covered))?;
     let mut accounted = told.covered.clone();

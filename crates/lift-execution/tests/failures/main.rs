@@ -10,3 +10,4 @@ mod random_failures;
 mod scenario;
 mod shortages;
 mod single;
+mod told;
