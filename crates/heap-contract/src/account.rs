@@ -208,6 +208,24 @@ mod tests {
     }
 
     #[test]
+    fn an_account_holds_once_it_is_open() {
+        let account = Account::new();
+        let head = || [&account.magic, &account.version].map(|word| word.load(Relaxed));
+        assert_eq!(head(), [0, 0]);
+        account.open();
+        assert_eq!(head(), [MAGIC, VERSION]);
+    }
+
+    #[test]
+    fn every_shortage_is_read_as_it_was_noted() {
+        use Shortage::*;
+        for shortage in [None, PoolTooSmall, PopulationRefused, UsedUp, Forked, SpentOnFork] {
+            assert_eq!(Shortage::from_number(shortage as u64), shortage);
+        }
+        assert_eq!(Shortage::from_number(6), None);
+    }
+
+    #[test]
     fn only_an_open_account_of_this_version_is_read() {
         let mut bytes = [0; Account::BYTES];
         let found = |bytes: &[u8; Account::BYTES]| Found::at(bytes[..Account::HEAD].try_into().unwrap());

@@ -70,6 +70,9 @@ mod tests {
     fn any_list_of_nodes_is_read_to_an_end() {
         let pages = |online: &str| free_pages_by_node(online, |node| Some(u64::from(node) + 1)).map(|node| node.pages);
         assert_eq!(pages("1,3-4")[..4], [2, 4, 5, 0]);
+        // A node without free pages takes no place.
+        let even = free_pages_by_node("0-3", |node| Some(u64::from(node) % 2));
+        assert_eq!([even[0], even[1], even[2]].map(|node| (node.node, node.pages)), [(1, 1), (3, 1), (0, 0)]);
         assert_eq!(pages("0-4294967295"), core::array::from_fn(|index| index as u64 + 1));
         for text in ["", "x", "4-2", "-1", "1-", ",,"] {
             assert_eq!(pages(text), [0; MOST_NODES], "{text}");

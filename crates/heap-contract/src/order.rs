@@ -112,15 +112,24 @@ mod tests {
         order.only = "redis-server,a program";
         assert_eq!(Order::parse(&order.to_string()), Some(order));
         assert_eq!(order.pool_bytes(), 4 << 30);
+        let text = std::format!("v{VERSION} huge=2097152 page=1073741824 pool=0:3,7:1 only=redis-server,a program");
+        assert_eq!(order.to_string(), text);
+        assert_eq!(
+            Order::parse(&std::format!("v{VERSION} huge=4096 page=4096")).map(|order| (order.huge, order.page)),
+            Some((4096, 4096))
+        );
     }
 
     #[test]
     fn what_is_no_order_is_refused() {
-        for text in ["", "v2", "v1 huge=2097152 page=0", "v2 huge=3 page=0", "v2 huge=2097152 page=x", "v2 page=4096"] {
-            assert_eq!(Order::parse(text), None, "{text}");
+        for text in ["huge=3 page=0", "huge=2048 page=0", "huge=2097152 page=2048", "huge=2097152 page=x", "page=4096"]
+        {
+            assert_eq!(Order::parse(&std::format!("v{VERSION} {text}")), None, "{text}");
         }
+        let (this, other) = (std::format!("v{VERSION}"), std::format!("v{} huge=2097152 page=0", VERSION + 1));
+        assert_eq!(["", &this, &other].map(Order::parse), [None; 3]);
         let nodes = ["0:1"; MOST_NODES + 1].join(",");
-        assert_eq!(Order::parse(&std::format!("v2 huge=2097152 page=2097152 pool={nodes}")), None);
+        assert_eq!(Order::parse(&std::format!("v{VERSION} huge=2097152 page=2097152 pool={nodes}")), None);
     }
 
     #[test]
