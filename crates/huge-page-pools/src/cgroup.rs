@@ -215,6 +215,63 @@ mod tests {
         assert_eq!(limits.hugetlb, [found]);
     }
 
+    /// Writes the files of one directory.
+    fn write(directory: &Path, files: &[(&str, u64)]) {
+        fs::create_dir_all(directory).unwrap();
+        files.iter().for_each(|(name, value)| fs::write(directory.join(name), format!("{value}\n")).unwrap());
+    }
+
+    #[test]
+    fn of_equal_limits_the_first_is_named_and_a_looser_one_never() {
+        let (root, size) = (tempfile::tempdir().unwrap(), PageSize::new(2 << 20).unwrap());
+        for (name, limit) in [("tight", 1000), ("equal", 1000), ("loose", 1001), ("none", NO_LIMIT)] {
+            let memory = [("memory.max", limit), ("memory.current", 0)];
+            write(&root.path().join(name), &memory);
+            write(&root.path().join(name), &[("hugetlb.2MB.max", limit), ("hugetlb.2MB.current", 0)]);
+        }
+        let found = |order: &[&str]| {
+            let mut limits = CgroupLimits::default();
+            for directory in order.iter().map(|name| root.path().join(name)) {
+                take_memory(&mut limits, &directory, true);
+                take_hugetlb(&mut limits, &directory, size, true);
+            }
+            let named = |path: &Path| path.strip_prefix(root.path()).unwrap().to_str().unwrap().to_owned();
+            let hugetlb = limits.hugetlb_of(size).map(|limit| named(limit.file.parent().unwrap()));
+            assert_eq!(limits.memory.map(|(_, directory)| named(&directory)), hugetlb);
+            hugetlb
+        };
+        let tight = Some("tight".to_owned());
+        assert_eq!(found(&["tight", "equal"]), tight);
+        assert_eq!(found(&["tight", "loose"]), tight);
+        assert_eq!(found(&["loose", "tight", "none"]), tight);
+        assert_eq!(found(&["none"]), None);
+    }
+
+    #[test]
+    fn limits_are_those_of_the_hierarchies_that_the_process_is_in() {
+        let (root, size) = (tempfile::tempdir().unwrap(), PageSize::new(2 << 20).unwrap());
+        let at = |path: &str| root.path().join(path);
+        write(&at("unified/leaf"), &[("memory.max", 900), ("memory.current", 100)]);
+        write(&at("unified/leaf"), &[("hugetlb.2MB.max", 9000), ("hugetlb.2MB.current", 1000)]);
+        write(&at("memory/leaf"), &[("memory.limit_in_bytes", 500), ("memory.usage_in_bytes", 100)]);
+        let hugetlb = [("hugetlb.2MB.limit_in_bytes", 5000), ("hugetlb.2MB.usage_in_bytes", 1000)];
+        write(&at("hugetlb/leaf"), &hugetlb);
+        write(&at("cpu/leaf"), &[("memory.limit_in_bytes", 1), ("memory.usage_in_bytes", 0)]);
+        write(&at("cpu/leaf"), &[("hugetlb.2MB.limit_in_bytes", 1), ("hugetlb.2MB.usage_in_bytes", 0)]);
+        let version_1 = |name: &str| format!("31 20 0:27 / {} rw - cgroup cgroup rw,{name}\n", at(name).display());
+        let mut mounts = format!("30 20 0:26 /docker/abc {} rw - cgroup2 cgroup2 rw\n", at("unified").display());
+        mounts.extend(["memory", "hugetlb", "cpu"].map(version_1));
+        let left = |membership: &str| {
+            let limits = limits_of(membership, &mounts, &[size]);
+            (limits.memory.as_ref().map(|(left, _)| *left), limits.hugetlb_of(size).map(|limit| limit.left))
+        };
+        assert_eq!(left("0::/docker/abc/leaf\n"), (Some(800), Some(8000)));
+        assert_eq!(left("5:memory:/leaf\n"), (Some(400), None));
+        assert_eq!(left("6:cpu,hugetlb:/leaf\n"), (None, Some(4000)));
+        assert_eq!(left("7:cpu:/leaf\n"), (None, None));
+        assert_eq!(left("0::/docker/abc/leaf\n5:memory:/leaf\n6:hugetlb:/leaf\n"), (Some(400), Some(4000)));
+    }
+
     #[test]
     fn hugetlb_files_are_named_as_the_kernel_does() {
         assert_eq!(hugetlb_name(PageSize::new(2 << 20).unwrap()), "2MB");

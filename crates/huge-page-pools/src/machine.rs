@@ -1,11 +1,11 @@
 //! All facts of the machine together.
 
-use crate::{Cgroups, pools_at, thp_at};
+use crate::{CgroupLimits, Cgroups, pools_at, thp_at};
 use address_space::PageSize;
 use kernel_calls::pages::{base_page, transparent_huge_page};
 use kernel_calls::text::text_of;
 use lift_plan::{HugePool, MachineFacts, Policy, ThpFacts, ThpMode};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Of available memory this share is left alone, so that a lift never brings the machine or a cgroup to its limit.
 const SHARE_LEFT_ALONE: u64 = 16;
@@ -38,29 +38,36 @@ pub fn machine_facts_for(pid: i32, policy: &Policy) -> MachineFacts {
     facts_with(pools, &Cgroups::of(pid))
 }
 
-fn facts_with(mut pools: Vec<HugePool>, cgroups: &Cgroups) -> MachineFacts {
+fn facts_with(pools: Vec<HugePool>, cgroups: &Cgroups) -> MachineFacts {
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
     let limits = cgroups.limits(&sizes);
-    for pool in &mut pools {
-        if let Some(limit) = limits.hugetlb_of(pool.size) {
-            pool.available = pool.available.min(limit.left / pool.size.bytes());
-        }
-    }
     let meminfo = text_of("/proc/meminfo").unwrap_or_default();
-    let available = meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(u64::MAX);
-    let (memory, bound) = match limits.memory {
-        // At the limit of its cgroup a program is killed; what is left must serve more than the lift.
-        Some((left, directory)) if left < available => (left / 2, format!("cgroup {}", directory.display())),
-        _ => (available, "available memory".to_owned()),
-    };
+    let (memory_available, memory_bound) = memory_left(&meminfo, limits.memory.as_ref());
     MachineFacts {
-        pools,
+        pools: pools.into_iter().map(|pool| cut_by(pool, &limits)).collect(),
         default_hugetlb: default_hugetlb(&meminfo),
-        memory_available: memory - memory / SHARE_LEFT_ALONE,
-        memory_bound: bound,
+        memory_available,
+        memory_bound,
         thp: system_thp(),
         ..facts_without_thp()
     }
+}
+
+/// The pool as far as a process with these limits may take from it.
+fn cut_by(pool: HugePool, limits: &CgroupLimits) -> HugePool {
+    let allowed = limits.hugetlb_of(pool.size).map_or(u64::MAX, |limit| limit.left / pool.size.bytes());
+    HugePool { available: pool.available.min(allowed), ..pool }
+}
+
+/// Bytes that a lift may make resident, and what sets that bound.
+fn memory_left(meminfo: &str, cgroup: Option<&(u64, PathBuf)>) -> (u64, String) {
+    let available = meminfo_bytes(meminfo, "MemAvailable").unwrap_or(u64::MAX);
+    let (memory, bound) = match cgroup {
+        // At the limit of its cgroup a program is killed; what is left must serve more than the lift.
+        Some((left, directory)) if *left < available => (left / 2, format!("cgroup {}", directory.display())),
+        _ => (available, "available memory".to_owned()),
+    };
+    (memory - memory / SHARE_LEFT_ALONE, bound)
 }
 
 /// The facts of no kind of huge pages, nor of memory.
@@ -93,9 +100,12 @@ pub fn system_thp() -> Option<ThpFacts> {
     thp_at(Path::new("/sys/kernel/mm/transparent_hugepage"), transparent_huge_page()?)
 }
 
-/// True where the process has switched transparent huge pages off for itself (`THP_enabled`, Linux 5.0).
 fn is_thp_off_in(pid: i32) -> bool {
-    let status = text_of(format!("/proc/{pid}/status")).unwrap_or_default();
+    is_thp_off(&text_of(format!("/proc/{pid}/status")).unwrap_or_default())
+}
+
+/// True where the process has switched transparent huge pages off for itself (`THP_enabled` in its status, Linux 5.0).
+fn is_thp_off(status: &str) -> bool {
     status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).is_some_and(|value| value.trim() == "0")
 }
 
@@ -118,6 +128,7 @@ fn meminfo_bytes(meminfo: &str, field: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::HugetlbLimit;
 
     #[test]
     fn this_machine_has_facts() {
@@ -132,5 +143,38 @@ mod tests {
     fn meminfo_fields_are_bytes() {
         assert_eq!(meminfo_bytes("MemTotal: 8 kB\nHugepagesize:    2048 kB\n", "Hugepagesize"), Some(2 << 20));
         assert_eq!(meminfo_bytes("", "Hugepagesize"), None);
+        assert_eq!(default_hugetlb("Hugepagesize:       2048 kB\n"), PageSize::new(2 << 20).ok());
+        assert_eq!(default_hugetlb("Hugepagesize:       3 kB\n"), None);
+    }
+
+    #[test]
+    fn memory_is_bound_by_the_machine_or_by_a_tighter_cgroup() {
+        let meminfo = "MemTotal: 64 kB\nMemAvailable:    32 kB\n";
+        let machine = |bytes: u64| (bytes, "available memory".to_owned());
+        assert_eq!(memory_left(meminfo, None), machine(30 << 10));
+        let cgroup = |left: u64| (left, PathBuf::from("/sys/fs/cgroup/a"));
+        assert_eq!(memory_left(meminfo, Some(&cgroup(32 << 10))), machine(30 << 10));
+        assert_eq!(memory_left(meminfo, Some(&cgroup(16 << 10))), (7680, "cgroup /sys/fs/cgroup/a".to_owned()));
+        assert_eq!(memory_left("", Some(&cgroup(16 << 10))).0, 7680);
+    }
+
+    #[test]
+    fn a_pool_gives_no_more_than_a_cgroup_allows() {
+        let size = |bytes: u64| PageSize::new(bytes).unwrap();
+        let limit = HugetlbLimit { size: size(2 << 20), left: (8 << 20) - 1, file: PathBuf::new() };
+        let limits = CgroupLimits { memory: None, hugetlb: vec![limit] };
+        let available = |bytes: u64, available: u64| {
+            let pool = HugePool { size: size(bytes), total: 9, available };
+            let cut = cut_by(pool, &limits);
+            assert_eq!((cut.size, cut.total), (pool.size, 9));
+            cut.available
+        };
+        assert_eq!([available(2 << 20, 9), available(2 << 20, 2), available(1 << 30, 9)], [3, 2, 9]);
+    }
+
+    #[test]
+    fn a_process_says_that_it_has_no_transparent_huge_pages() {
+        assert!(is_thp_off("Name:\tprog\nTHP_enabled:\t0\nThreads:\t1\n"));
+        assert!(!is_thp_off("THP_enabled:\t1\n") && !is_thp_off("Name:\tprog\n") && !is_thp_off(""));
     }
 }

@@ -12,3 +12,24 @@ pub fn thp_at(directory: &Path, size: PageSize) -> Option<ThpFacts> {
     let mode = ThpMode::read(&general, &text_of(own).unwrap_or_default())?;
     Some(ThpFacts { size, mode })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lift_plan::ThpMode;
+    use std::fs;
+
+    #[test]
+    fn a_size_has_its_own_mode_or_the_general_one() {
+        let root = tempfile::tempdir().unwrap();
+        let size = PageSize::new(2 << 20).unwrap();
+        let mode = || thp_at(root.path(), size);
+        assert_eq!(mode(), None);
+        fs::write(root.path().join("enabled"), "[always] madvise never\n").unwrap();
+        assert_eq!(mode(), Some(ThpFacts { size, mode: ThpMode::Always }));
+        let own = root.path().join("hugepages-2048kB");
+        fs::create_dir(&own).unwrap();
+        fs::write(own.join("enabled"), "always inherit [madvise] never\n").unwrap();
+        assert_eq!(mode(), Some(ThpFacts { size, mode: ThpMode::Madvise }));
+    }
+}
