@@ -144,3 +144,61 @@ pub trait Executor {
     /// Where the kernel does not tell.
     fn space(&mut self) -> Result<AddressSpace, CallError>;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that is gone, by an executor that knows no images.
+    struct Gone;
+
+    const GONE: CallError = CallError { call: "any", errno: 3 };
+
+    impl Executor for Gone {
+        fn map(&mut self, _: u64, _: Backing) -> Result<Address, CallError> {
+            Err(GONE)
+        }
+        fn map_at(&mut self, _: AddressRange, _: Backing) -> Result<(), CallError> {
+            Err(GONE)
+        }
+        fn unmap(&mut self, _: AddressRange) -> Result<(), CallError> {
+            Err(GONE)
+        }
+        fn advise_huge(&mut self, _: AddressRange) -> Result<(), CallError> {
+            Err(GONE)
+        }
+        fn populate(&mut self, _: AddressRange, _: PageSize) -> Result<(), CallError> {
+            Err(GONE)
+        }
+        fn collapse(&mut self, _: AddressRange) -> Result<(), CallError> {
+            Err(GONE)
+        }
+        fn protect(&mut self, _: AddressRange, _: Protection) -> Result<(), CallError> {
+            Err(GONE)
+        }
+        fn move_to(&mut self, _: AddressRange, _: Address) -> Result<(), CallError> {
+            Err(GONE)
+        }
+        fn copy(&mut self, _: AddressRange, _: Address) -> Result<(), CallError> {
+            Err(GONE)
+        }
+        fn name(&mut self, _: AddressRange, _: &str) -> Result<(), CallError> {
+            Err(GONE)
+        }
+        fn huge(&mut self, _: AddressRange, _: PageSize) -> Result<RangeSet, CallError> {
+            Err(GONE)
+        }
+        fn space(&mut self) -> Result<AddressSpace, CallError> {
+            Err(GONE)
+        }
+    }
+
+    #[test]
+    fn an_executor_that_knows_no_images_says_so_by_enosys() {
+        let nowhere = AddressRange::new(Address(0), Address(0));
+        let elsewhere = Gone.map_file("/run/images/1", 0, 0, Protection::READ).unwrap_err();
+        let in_place = Gone.map_file_at("/run/images/1", 0, nowhere, Protection::READ).unwrap_err();
+        assert_eq!([elsewhere.errno, in_place.errno], [ENOSYS; 2]);
+        assert_eq!(in_place.to_string(), "mapping a shared image in place: Function not implemented (os error 38)");
+    }
+}

@@ -3,7 +3,7 @@
 use crate::scenario::{Run, Scenario, machine, scenarios_of};
 use crate::support::{PAGE, Program, Segment, Shape, page_size, programs, range};
 use address_space::{AddressRange, MappingName, ObjectRole, Protection, RangeSet};
-use lift_execution::simulated::{Call, Failure, Mode, Script, SimulatedMachine, errno};
+use lift_execution::simulated::{Call, Content, Failure, Mode, Script, SimulatedMachine, Stretch, errno};
 use lift_execution::{RangeOutcome, Uncovered};
 use lift_plan::{Edges, Pages, Part, Policy, RangeLift, Reason, Source, Way};
 
@@ -165,6 +165,17 @@ fn memory_made_resident_is_counted_for_what_was_done() {
     assert_eq!(told.uncovered.iter().map(|uncovered| uncovered.range.len()).sum::<u64>(), HUGE);
 }
 
+fn contents_of(stretches: &[Stretch]) -> Vec<Content> {
+    stretches.iter().map(|stretch| stretch.content).collect()
+}
+
+/// What lies elsewhere than the range of a plan, where something as long as that does.
+fn kept_aside(planned: &Scenario, run: &Run) -> Option<Vec<Content>> {
+    let range = planned.plan.lifts[0].range;
+    let aside = run.kernel.mapped().iter().find(|aside| aside.len() >= range.len() && !aside.overlaps(range))?;
+    Some(contents_of(&run.kernel.contents(AddressRange::sized(aside.start(), range.len()))))
+}
+
 /// What was moved aside and can be put back by no means is at least not thrown away.
 #[test]
 fn what_cannot_be_put_back_is_kept_aside() {
@@ -179,12 +190,43 @@ fn what_cannot_be_put_back_is_kept_aside() {
     let script = later.fold(Script::new(), |script, call| script.failing_from(moved + 1, Some(call), clean));
     let run = planned.run(&script);
     let code = planned.plan.lifts[0].range;
-    let before = planned.kernel.contents(code);
-    let kept = run.kernel.mapped().iter().find(|aside| aside.len() >= code.len() && !aside.overlaps(code));
-    let kept = kept.map(|aside| run.kernel.contents(AddressRange::sized(aside.start(), code.len())));
-    let contents = |stretches: &[lift_execution::simulated::Stretch]| {
-        stretches.iter().map(|stretch| stretch.content.clone()).collect::<Vec<_>>()
-    };
-    assert_eq!(kept.map(|kept| contents(&kept)), Some(contents(&before)), "{:?}", run.kernel.log());
+    assert_eq!(kept_aside(&planned, &run), Some(contents_of(&planned.kernel.contents(code))), "{:?}", run.kernel.log());
     assert!(!run.outcome.unexpected.is_empty(), "the loss is told");
+}
+
+/// The memory that was moved aside has been put back by no means: something else stands in its place.
+#[test]
+fn what_something_stands_in_the_way_of_is_kept_aside() {
+    const TRIES: usize = 16;
+    let (facts, machine) = machine(page_size(HUGE), false, true);
+    let policy = Policy { pages: Pages::Hugetlb, ..Policy::default() };
+    let planned = Scenario::new(&code("/opt/prog"), &policy, &facts, machine);
+    let clean = Failure { errno: errno::ENOMEM, mode: Mode::Clean };
+    let populated = planned.calls().iter().position(|call| *call == Call::Populate).unwrap();
+    // Neither unmapping the new memory succeeds nor any move.
+    let unmaps = populated + 1..=populated + TRIES;
+    let script = unmaps.fold(Script::new().failing_at(populated, clean), |script, at| script.failing_at(at, clean));
+    let run = planned.run(&script.failing_from(populated + 1, Some(Call::MoveTo), clean));
+    assert_eq!(kept_aside(&planned, &run), Some(contents_of(&planned.kernel.contents(planned.plan.lifts[0].range))));
+}
+
+/// That the mappings cannot be read back either is not why nothing was swapped.
+#[test]
+fn a_swap_that_fails_is_told_though_nobody_can_see_what_is_left() {
+    let planned = scenario(&code("/opt/prog"), Pages::Hugetlb);
+    let clean = |errno| Failure { errno, mode: Mode::Clean };
+    let script = Script::new().failing_from(0, Some(Call::Space), clean(errno::EIO));
+    let outcome = planned.run(&script.failing_from(0, Some(Call::MoveTo), clean(errno::EAGAIN))).outcome;
+    let reason = &outcome.ranges[0].uncovered[0].reason;
+    assert!(matches!(reason, Reason::Kernel { call: "mremap", errno: errno::EAGAIN, .. }), "{reason:?}");
+}
+
+/// Where page faults give ordinary pages, collapsing is what makes them huge.
+#[test]
+fn what_faults_leave_on_ordinary_pages_is_collapsed() {
+    let planned = scenario(&code("/opt/prog"), Pages::Thp);
+    let kernel = planned.short_of(|machine| machine.thp.iter_mut().for_each(|thp| thp.at_fault = false));
+    let outcome = planned.run_on(&kernel, &Script::new()).outcome;
+    assert!(outcome.is_complete(), "{outcome:?}");
+    assert_eq!(outcome.covered(), 2 * HUGE);
 }
