@@ -225,6 +225,50 @@ mod tests {
         assert!(against(3).in_words(None).ends_with("% slower"), "{}", against(3).in_words(None));
     }
 
+    /// A comparison with this ratio and interval.
+    fn of_ratio(centre: f64, low: f64, high: f64) -> Comparison {
+        let comparison = compare(&simulate(&[1.0, 1.0], 40, 1, 0.0, 1.0, 5), 0, 0, 1, Clock::Wall, 1).unwrap();
+        Comparison { ratio: Estimate { centre, low, high, ..comparison.ratio }, ..comparison }
+    }
+
+    #[test]
+    fn an_interval_that_reaches_one_shows_no_difference() {
+        for (low, high, verdict) in [
+            (0.7, 0.9, Verdict::Faster),
+            (0.7, 1.0, Verdict::NoDifferenceSeen),
+            (1.0, 1.3, Verdict::NoDifferenceSeen),
+            (1.1, 1.3, Verdict::Slower),
+        ] {
+            assert_eq!(of_ratio((low + high) / 2.0, low, high).verdict(None), verdict, "{low} to {high}");
+        }
+        // As far from 1 as the baseline from itself is not farther.
+        let (faster, slower) = (of_ratio(0.5, 0.4, 0.6), of_ratio(2.0, 1.9, 2.1));
+        for null in [of_ratio(1.0, 0.5, 1.0), of_ratio(1.0, 1.0, 2.0)] {
+            assert_eq!(faster.verdict(Some(&null)), Verdict::NoDifferenceSeen);
+            assert_eq!(slower.verdict(Some(&null)), Verdict::NoDifferenceSeen);
+        }
+        let null = of_ratio(1.0, 0.51, 1.9);
+        assert_eq!((faster.verdict(Some(&null)), slower.verdict(Some(&null))), (Verdict::Faster, Verdict::Slower));
+    }
+
+    #[test]
+    fn words_are_percent_of_the_baselines_speed() {
+        assert_eq!(of_ratio(0.8, 0.79, 0.81).in_words(None), "25.0 % faster");
+        assert_eq!(of_ratio(1.25, 1.24, 1.26).in_words(None), "20.0 % slower");
+    }
+
+    #[test]
+    fn the_difference_is_in_nanoseconds_and_bursts_without_time_do_not_count() {
+        let mut samples = simulate(&[1.0, 1.5], 40, 1, 0.0, 1.0, 5);
+        let whole = compare(&samples, 0, 0, 1, Clock::Wall, 1).unwrap();
+        assert!((whole.difference.centre / 5e6 - 1.0).abs() < 0.01, "{:?}", whole.difference);
+        for (round, contestant) in [(2, 0), (7, 1)] {
+            let burst = samples.iter_mut().find(|sample| sample.round == round && sample.contestant == contestant);
+            burst.unwrap().wall_nanoseconds = 0;
+        }
+        assert_eq!(compare(&samples, 0, 0, 1, Clock::Wall, 1).unwrap().rounds, 36);
+    }
+
     #[test]
     fn a_difference_within_the_noise_of_the_null_is_none() {
         let samples = simulate(&[1.0, 0.99, 0.995], 60, 1, 0.0, 1.0, 5);

@@ -28,3 +28,16 @@ impl Random {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first numbers of the authors' own program (`splitmix64.c`) from the seed 1234567.
+    #[test]
+    fn the_numbers_are_those_of_the_reference() {
+        let mut random = Random::new(1_234_567);
+        let found = [(); 3].map(|()| random.next());
+        assert_eq!(found, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+}

@@ -112,5 +112,16 @@ mod tests {
         assert_eq!(fitting_clock(&[sample(100, Some(99), false), sample(900, Some(1), true)]), Clock::Wall);
         assert_eq!(fitting_clock(&[sample(100, Some(50), false), sample(100, None, false)]), Clock::Wall);
         assert_eq!(fitting_clock(&[]), Clock::Wall);
+        assert_eq!((waiting_share(&[]), waiting_share(&[sample(9, Some(1), true)])), (None, None));
+        assert_eq!(fitting_clock(&[sample(100, Some(98), false)]), Clock::Wall, "no more than is usual");
+    }
+
+    #[test]
+    fn a_sample_survives_its_text() {
+        for checksum in [Some(0xfedc_ba98_7654_3210), Some(0), None] {
+            let sample = Sample { checksum, ..sample(100, Some(99), false) };
+            let text = serde_json::to_string(&sample).unwrap();
+            assert_eq!(serde_json::from_str::<Sample>(&text).unwrap(), sample, "{text}");
+        }
     }
 }

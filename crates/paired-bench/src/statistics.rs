@@ -158,14 +158,14 @@ fn t_interval(values: &[f64]) -> (f64, f64) {
     (mean, t_quantile(values.len() - 1) * (variance / count).sqrt())
 }
 
-/// The two-sided 95 % quantile of Student's t, from the usual table; beyond it an expansion good to three digits.
+/// The two-sided 95 % quantile of Student's t, from the usual table; beyond it an expansion good to three digits, which
+/// is infinite for no degree of freedom.
 fn t_quantile(degrees: usize) -> f64 {
     const TABLE: [f64; 20] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
         2.120, 2.110, 2.101, 2.093, 2.086,
     ];
     match degrees {
-        0 => f64::INFINITY,
         1..=20 => TABLE[degrees - 1],
         _ => 1.960 + 2.372 / degrees as f64 + 2.823 / (degrees as f64).powi(2),
     }
@@ -200,12 +200,12 @@ fn sign_test_interval(sorted: &[f64]) -> (f64, f64) {
     let mut log_term = -(count as f64) * std::f64::consts::LN_2;
     let mut below = log_term.exp();
     let mut rank = 0;
-    while below <= tail && rank + 1 < count / 2 {
+    while below <= tail {
         rank += 1;
         log_term += ((count - rank + 1) as f64 / rank as f64).ln();
         below += log_term.exp();
     }
-    let cut = if below > tail { rank.saturating_sub(1) } else { rank };
+    let cut = rank.saturating_sub(1);
     (sorted[cut], sorted[count - 1 - cut])
 }
 
@@ -295,6 +295,49 @@ mod tests {
             blocks(&values, 6)
         });
         assert!((0.89..=1.0).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn quantiles_lie_between_neighbours() {
+        let values = [1.0, 2.0, 4.0, 8.0, 10.0];
+        let expected =
+            [(0.0, 1.0), (0.25, 2.0), (0.3, 2.4), (0.5, 4.0), (0.9, 9.2), (1.0, 10.0), (-1.0, 1.0), (2.0, 10.0)];
+        for (share, value) in expected {
+            assert!((quantile(&values, share) - value).abs() < 1e-9, "{share}: {}", quantile(&values, share));
+        }
+        assert_eq!((median(&[3.0, 1.0, 2.0]), median(&[])), (Some(2.0), None));
+    }
+
+    #[test]
+    fn students_t_is_that_of_the_table() {
+        // The usual table of Student's t, two-sided at 95 %.
+        for (degrees, t) in [(1, 12.706), (2, 4.303), (20, 2.086), (21, 2.080), (30, 2.042), (60, 2.000), (120, 1.980)]
+        {
+            assert!((t_quantile(degrees) - t).abs() < 1.1e-3, "{degrees}: {}", t_quantile(degrees));
+        }
+        assert_eq!(t_quantile(0), f64::INFINITY);
+        // Mean 2.5, variance 5/3 over four values, t of three degrees 3.182.
+        let (mean, half_width) = t_interval(&[1.0, 2.0, 3.0, 4.0]);
+        assert!(mean == 2.5 && (half_width - 2.053_97).abs() < 1e-4, "{mean} {half_width}");
+    }
+
+    /// Of values that lie evenly on both sides the interval does, too.
+    #[test]
+    fn the_bootstrap_leaves_as_much_out_above_as_below() {
+        let mut random = Random::new(3);
+        let above: Vec<f64> = (0..40).map(|_| noise(&mut random)).collect();
+        let values: Vec<f64> = above.iter().flat_map(|value| [*value, -value]).collect();
+        let (low, high) = bootstrap_interval(&values, 5);
+        assert!(low < 0.0 && high > 0.0 && (low + high).abs() < 0.1 * (high - low), "{low} to {high}");
+    }
+
+    #[test]
+    fn every_value_of_an_estimate_is_passed_through() {
+        let before = estimate(&blocks(&(0..40).map(f64::from).collect::<Vec<_>>(), 1), 1).unwrap();
+        let after = before.map(|value| 2.0 * value + 1.0);
+        let values = |e: Estimate| [e.centre, e.low, e.high, e.median, e.median_low, e.median_high];
+        assert_eq!(values(after), values(before).map(|value| 2.0 * value + 1.0));
+        assert_eq!((after.blocks, after.generations, after.method), (40, 1, Method::BlockBootstrap));
     }
 
     #[test]
