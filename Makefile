@@ -16,13 +16,14 @@ fishdir     = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 release     = target/release
 generated   = target/generated
 
-.PHONY: all build rust test demo bench install uninstall lint clean help
+.PHONY: all build rust test mutants demo bench install uninstall lint clean help
 
 all: build
 
 help:
 	@echo 'make            build the release'
 	@echo 'make test       every test; as root on Debian it installs what the tests need'
+	@echo 'make mutants    mutation testing of the planner, the engine and the pure crates; takes hours'
 	@echo 'make demo       a bundled program plain and lifted, under a minute'
 	@echo 'make bench      the benchmarks'
 	@echo 'make lint       formatting and lints'
@@ -42,6 +43,9 @@ test: build
 	@scripts/fetch-test-sources
 	@scripts/build-for-arm64 $(CARGO)
 	@CARGO=$(CARGO) scripts/test
+
+mutants: rust
+	@CARGO=$(CARGO) scripts/mutants
 
 demo: build
 	@$(release)/pagelift demo
