@@ -230,3 +230,14 @@ fn what_faults_leave_on_ordinary_pages_is_collapsed() {
     assert!(outcome.is_complete(), "{outcome:?}");
     assert_eq!(outcome.covered(), 2 * HUGE);
 }
+
+/// Nothing was taken from the program, so that there is nothing to try again.
+#[test]
+fn an_image_that_cannot_be_mapped_is_tried_once_and_told() {
+    let planned = scenario(&code("/opt/prog").imaged(HUGE), Pages::Image);
+    let run = planned.run(&failing(Call::MapFileAt, errno::ENOENT));
+    let told = &run.outcome.ranges[0];
+    let [failed] = &told.failed[..] else { panic!("{told:?}") };
+    assert!(matches!(failed.reason, Reason::Kernel { errno: errno::ENOENT, .. }), "{told:?}");
+    assert_eq!(run.kernel.log().iter().filter(|(call, _)| *call == Call::MapFileAt).count(), 1);
+}
