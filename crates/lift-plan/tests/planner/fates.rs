@@ -96,7 +96,7 @@ fn leave_out_small_objects(fates: &mut Fates, pages: &Pages, program: &Program) 
 }
 
 /// Reasons that have to do with what the machine has to give, not with the memory.
-fn is_want_of_means(reason: &Reason) -> bool {
+pub fn is_want_of_means(reason: &Reason) -> bool {
     use Reason::*;
     matches!(
         reason,

@@ -1,8 +1,8 @@
 //! Where nothing is short, each range gets every source that serves it, best first; and a plan is no longer than it has to
 //! be: its most valuable ranges come first, and what can be lifted together is.
 
-use crate::fates::size_of;
-use crate::oracle::{chosen_pages, pages_in};
+use crate::fates::{is_want_of_means, size_of};
+use crate::oracle::{self, chosen_pages, pages_in};
 use crate::support::{Program, random};
 use address_space::{AddressRange, ObjectRole, PageSize};
 use lift_plan::{
@@ -40,79 +40,71 @@ fn allowed(kinds: &[Kind], write: bool, running: bool, policy: &Policy) -> Vec<S
     }
 }
 
-/// Why a source does not serve a range, if so.
-fn fault(
-    source: Source,
-    range: AddressRange,
+/// What decides which sources serve a range.
+struct Case<'a> {
+    program: &'a Program,
+    machine: &'a MachineFacts,
+    policy: &'a Policy,
     size: PageSize,
-    program: &Program,
-    machine: &MachineFacts,
-    policy: &Policy,
-) -> Option<Reason> {
-    let pages = chosen_pages(program, policy);
-    let pending = || pages_in(range).any(|page| pages.get(&page).is_some_and(|page| page.relro_pending));
-    match source {
-        Source::Image => image_of(program, range, size).is_none().then_some(Reason::NoImage),
-        Source::Hugetlb if machine.pools.iter().all(|pool| pool.size != size) => {
-            Some(Reason::NoSuchPool { size, sizes: machine.pools.iter().map(|pool| pool.size).collect() })
+    /// The chosen pages.
+    pages: oracle::Pages,
+}
+
+impl Case<'_> {
+    fn is_pending(&self, page: u64) -> bool {
+        self.pages.get(&page).is_some_and(|page| page.relro_pending)
+    }
+
+    /// Why a source does not serve a range, if so.
+    fn fault(&self, source: Source, range: AddressRange) -> Option<Reason> {
+        let (size, pools) = (self.size, &self.machine.pools);
+        match source {
+            Source::Image => image_of(self.program, range, size).is_none().then_some(Reason::NoImage),
+            Source::Hugetlb if pools.iter().all(|pool| pool.size != size) => {
+                Some(Reason::NoSuchPool { size, sizes: pools.iter().map(|pool| pool.size).collect() })
+            }
+            Source::Hugetlb => pages_in(range).any(|page| self.is_pending(page)).then_some(Reason::ProtectionPending),
+            Source::Thp => match self.machine.thp {
+                None => Some(Reason::NoThp),
+                Some(thp) if thp.mode == ThpMode::Never => Some(Reason::ThpOff),
+                Some(thp) if thp.mode == ThpMode::OffInProcess => Some(Reason::ThpOffInProcess),
+                Some(thp) => (thp.size != size).then_some(Reason::ThpSize { wanted: size, size: thp.size }),
+            },
         }
-        Source::Hugetlb => pending().then_some(Reason::ProtectionPending),
-        Source::Thp => match machine.thp {
-            None => Some(Reason::NoThp),
-            Some(thp) if thp.mode == ThpMode::Never => Some(Reason::ThpOff),
-            Some(thp) if thp.mode == ThpMode::OffInProcess => Some(Reason::ThpOffInProcess),
-            Some(thp) => (thp.size != size).then_some(Reason::ThpSize { wanted: size, size: thp.size }),
-        },
+    }
+
+    fn allowed(&self, kinds: &[Kind], write: bool) -> Vec<Source> {
+        allowed(kinds, write, self.program.facts.running, self.policy)
     }
 }
 
-fn every_source_is_used(
-    program: &Program,
-    machine: &MachineFacts,
-    policy: &Policy,
-    plan: &Plan,
-) -> Result<(), TestCaseError> {
-    let Some(size) = size_of(machine, policy) else { return Ok(()) };
-    let running = program.facts.running;
+fn every_source_is_used(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     for lift in &plan.lifts {
-        let serves = |source: &Source| fault(*source, lift.range, size, program, machine, policy).is_none();
-        let expected = allowed(&lift.kinds, lift.protection.write, running, policy).into_iter().filter(serves);
+        let allowed = case.allowed(&lift.kinds, lift.protection.write);
+        let expected = allowed.iter().filter(|source| case.fault(**source, lift.range).is_none());
         let found: Vec<_> = lift.attempts.iter().map(|attempt| attempt.source).collect();
-        prop_assert_eq!(&found, &expected.collect::<Vec<_>>(), "{:?}", lift);
+        prop_assert_eq!(&found, &expected.copied().collect::<Vec<_>>(), "{:?}", lift);
         // Where an image begins or ends, so does a range: what an image shows is not kept from it by what none does.
-        let may = allowed(&lift.kinds, lift.protection.write, running, policy).contains(&Source::Image);
-        let shown = lift.range.pages(size).any(|page| image_of(program, page, size).is_some());
-        prop_assert_eq!(found.contains(&Source::Image), may && shown, "{:?}", lift);
+        let shown = lift.range.pages(case.size).any(|page| image_of(case.program, page, case.size).is_some());
+        prop_assert_eq!(found.contains(&Source::Image), shown && allowed.contains(&Source::Image), "{:?}", lift);
     }
-    for refusal in plan.refusals.iter().filter(|refusal| refusal.range.whole_pages(size) == refusal.range) {
-        let write = program.facts.space.find(refusal.range.start()).is_some_and(|mapping| mapping.protection.write);
-        let of_memory = matches!(
-            refusal.reason,
-            Reason::Probed
-                | Reason::Special(_)
-                | Reason::WritableAndExecutable
-                | Reason::NotReadable
-                | Reason::RunningAndWritable
-                | Reason::TextRelocationsPending
-                | Reason::NoWholePage { .. }
-        );
-        let sources = allowed(&refusal.kinds, write, running, policy);
-        let first = sources.iter().find_map(|&source| fault(source, refusal.range, size, program, machine, policy));
-        prop_assert!(of_memory || Some(&refusal.reason) == first.as_ref(), "{refusal:?}, expected {first:?}");
+    for refusal in plan.refusals.iter().filter(|refusal| is_want_of_means(&refusal.reason)) {
+        let mapping = case.program.facts.space.find(refusal.range.start());
+        let sources = case.allowed(&refusal.kinds, mapping.is_some_and(|mapping| mapping.protection.write));
+        let first = sources.iter().find_map(|&source| case.fault(source, refusal.range));
+        prop_assert_eq!(Some(&refusal.reason), first.as_ref(), "{:?}", refusal);
     }
     Ok(())
 }
 
 /// Neighbours of one object and one protection are one range, but for what the program will still seal and where an image
 /// begins or ends; neighbouring parts are one part where they are lifted in the same way.
-fn nothing_is_cut_without_need(program: &Program, policy: &Policy, plan: &Plan) -> Result<(), TestCaseError> {
-    let pages = chosen_pages(program, policy);
-    let pending = |lift: &RangeLift| pages.get(&lift.range.start().0).is_some_and(|page| page.relro_pending);
+fn nothing_is_cut_without_need(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
+    let pending = |lift: &RangeLift| case.is_pending(lift.range.start().0);
     let image = |lift: &RangeLift| {
-        let wanted = matches!(policy.pages, Pages::Auto | Pages::Image) && !lift.protection.write;
-        let size = lift.attempts[0].page_size;
-        let first = AddressRange::sized(lift.range.start(), size.bytes());
-        wanted.then(|| image_of(program, first, size)).flatten()
+        let wanted = matches!(case.policy.pages, Pages::Auto | Pages::Image) && !lift.protection.write;
+        let first = AddressRange::sized(lift.range.start(), case.size.bytes());
+        wanted.then(|| image_of(case.program, first, case.size)).flatten()
     };
     for lift in &plan.lifts {
         let next = plan.lifts.iter().find(|next| next.object == lift.object && next.range.start() == lift.range.end());
@@ -149,8 +141,12 @@ proptest! {
     ) {
         let (machine, policy) = (plentiful(machine), Policy { max_memory: None, ..policy });
         let made = plan(&program.facts, &machine, &policy);
-        every_source_is_used(&program, &machine, &policy, &made)?;
-        nothing_is_cut_without_need(&program, &policy, &made)?;
+        if let Some(size) = size_of(&machine, &policy) {
+            let pages = chosen_pages(&program, &policy);
+            let case = Case { program: &program, machine: &machine, policy: &policy, size, pages };
+            every_source_is_used(&case, &made)?;
+            nothing_is_cut_without_need(&case, &made)?;
+        }
         most_valuable_first(&program, &made)?;
     }
 }
