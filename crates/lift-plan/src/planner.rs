@@ -6,7 +6,9 @@ use crate::{
     Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, ObjectChoice, Pages, Part, Piece, Plan, Policy,
     ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, Way, WritablePages, pieces_of,
 };
-use address_space::{AddressRange, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet};
+use address_space::{
+    AddressRange, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet,
+};
 use alloc::borrow::ToOwned;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -124,9 +126,18 @@ impl<'a> Planner<'a> {
     fn note_edge(&mut self, object: &LoadedObject, group: &Group, merged: &[Group], edge: AddressRange) {
         let protection =
             group.pieces.iter().find(|p| p.range.overlaps(edge)).map_or(Default::default(), |p| p.protection);
-        // Merging helps where a huge page over the border holds nothing but read-only data and code of one object.
-        let covered_by_merging = merged.iter().any(|group| group.range().whole_pages(self.size).overlaps(edge));
-        let cure = if covered_by_merging { EdgeCure::MergeReadOnly } else { EdgeCure::Relink };
+        // Merging helps where a huge page over the border holds nothing but read-only data and code of one object. A
+        // start with merging moves an executable to a base that suits the two together.
+        let movable = object.role == ObjectRole::Executable
+            && object.image.kind == ElfKind::PositionIndependent
+            && !self.process.running;
+        let helps = |merged: &Group| {
+            let (all, own) = (merged.range(), group.range());
+            let reaches_beyond =
+                if edge.start() == own.start() { all.start() < own.start() } else { all.end() > own.end() };
+            all.whole_pages(self.size).overlaps(edge) || movable && reaches_beyond && all.covers(edge)
+        };
+        let cure = if merged.iter().any(helps) { EdgeCure::MergeReadOnly } else { EdgeCure::Relink };
         let (object, kinds) = (object.name().to_owned(), group.kinds_in(edge));
         self.plan.edges.push(Edge { object, kinds, range: edge, protection, cure });
     }
