@@ -29,7 +29,7 @@ pub fn machine_facts(pid: i32) -> MachineFacts {
 pub fn machine_facts_for(pid: i32, policy: &Policy) -> MachineFacts {
     let bounded = policy.may_take_from_pools() || policy.may_fill_memory();
     let off = || transparent_huge_page().map(|size| ThpFacts { size, mode: ThpMode::Never });
-    let unbounded = (!bounded).then(|| MachineFacts { thp: off(), ..facts_without_thp() });
+    let unbounded = (!bounded).then(|| unbounded_facts(off()));
     // Without transparent huge pages, meminfo is what tells the size of those there are.
     if let Some(facts) = unbounded.filter(|facts| facts.thp.is_some()) {
         return facts;
@@ -42,15 +42,11 @@ fn facts_with(pools: Vec<HugePool>, cgroups: &Cgroups) -> MachineFacts {
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
     let limits = cgroups.limits(&sizes);
     let meminfo = text_of("/proc/meminfo").unwrap_or_default();
-    let (memory_available, memory_bound) = memory_left(&meminfo, limits.memory.as_ref());
-    MachineFacts {
-        pools: pools.into_iter().map(|pool| cut_by(pool, &limits)).collect(),
-        default_hugetlb: default_hugetlb(&meminfo),
-        memory_available,
-        memory_bound,
-        thp: system_thp(),
-        ..facts_without_thp()
-    }
+    let mut facts = unbounded_facts(system_thp());
+    facts.pools = pools.into_iter().map(|pool| cut_by(pool, &limits)).collect();
+    facts.default_hugetlb = default_hugetlb(&meminfo);
+    (facts.memory_available, facts.memory_bound) = memory_left(&meminfo, limits.memory.as_ref());
+    facts
 }
 
 /// The pool as far as a process with these limits may take from it.
@@ -70,15 +66,15 @@ fn memory_left(meminfo: &str, cgroup: Option<&(u64, PathBuf)>) -> (u64, String) 
     (memory - memory / SHARE_LEFT_ALONE, bound)
 }
 
-/// The facts of no kind of huge pages, nor of memory.
-fn facts_without_thp() -> MachineFacts {
+/// The facts but for pools and what bounds memory.
+fn unbounded_facts(thp: Option<ThpFacts>) -> MachineFacts {
     let release = kernel_calls::release::kernel_release();
     MachineFacts {
         elf_machine: elf_machine(),
         base_page: base_page(),
         pools: Vec::new(),
         default_hugetlb: None,
-        thp: None,
+        thp,
         movable_hugetlb: release >= (5, 16),
         collapse: release >= (6, 1),
         memory_available: u64::MAX,
