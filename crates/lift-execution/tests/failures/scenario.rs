@@ -1,13 +1,10 @@
 //! A program, a machine and a wish, ready to be lifted.
 
-use crate::support::{MACHINE, Program, base_page, page_size, programs};
+use crate::support::{Program, base_page, machine_with, page_size, programs};
 use address_space::{Address, PageSize};
 use lift_execution::simulated::{Call, Script, SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp};
 use lift_execution::{Outcome, execute};
-use lift_plan::{
-    Edges, HugePool, ImageSpan, MachineFacts, Pages, Plan, Policy, ProcessFacts, ThpFacts, ThpMode, Way, WritablePages,
-    plan,
-};
+use lift_plan::{Edges, ImageSpan, MachineFacts, Pages, Plan, Policy, ProcessFacts, Way, WritablePages, plan};
 use std::collections::BTreeMap;
 
 /// Everything that a run needs.
@@ -106,18 +103,7 @@ fn images_of(process: &ProcessFacts) -> Vec<SimulatedImage> {
 /// A machine that has all it takes, and what the planner is told of it.
 pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (MachineFacts, SimulatedMachine) {
     let pages = 4096;
-    let facts = MachineFacts {
-        elf_machine: MACHINE,
-        base_page: base_page(),
-        pools: vec![HugePool { size, total: pages, available: pages }],
-        default_hugetlb: Some(size),
-        thp: Some(ThpFacts { size, mode: ThpMode::Madvise }),
-        movable_hugetlb,
-        collapse: true,
-        memory_available: 1 << 40,
-        memory_bound: "available memory".to_owned(),
-        max_mappings: 65_530,
-    };
+    let facts = MachineFacts { movable_hugetlb, ..machine_with(size.bytes(), pages) };
     let machine = SimulatedMachine {
         base_page: base_page(),
         pools: BTreeMap::from([(size, pages)]),

@@ -1,10 +1,8 @@
 //! What is just enough is enough, and one less is refused with the numbers that were found.
 
-use crate::support::{MACHINE, PAGE, Program, Segment, Shape, base_page, page_size, range};
+use crate::support::{PAGE, Program, Segment, Shape, machine_with, page_size, range};
 use address_space::{ObjectRole, Protection};
-use lift_plan::{
-    HugePool, Kind, MachineFacts, Pages, Plan, Policy, Reason, Source, ThpFacts, ThpMode, Way, WritablePages, plan,
-};
+use lift_plan::{HugePool, Kind, MachineFacts, Pages, Plan, Policy, Reason, Source, Way, WritablePages, plan};
 
 const HUGE: u64 = 4 * PAGE;
 
@@ -21,19 +19,7 @@ fn program() -> Program {
 }
 
 fn machine() -> MachineFacts {
-    let size = page_size(HUGE);
-    MachineFacts {
-        elf_machine: MACHINE,
-        base_page: base_page(),
-        pools: vec![HugePool { size, total: 9, available: 9 }],
-        default_hugetlb: Some(size),
-        thp: Some(ThpFacts { size, mode: ThpMode::Madvise }),
-        movable_hugetlb: true,
-        collapse: true,
-        memory_available: 1 << 40,
-        memory_bound: "the machine".to_owned(),
-        max_mappings: 65_530,
-    }
+    machine_with(HUGE, 9)
 }
 
 fn made(machine: &MachineFacts, policy: &Policy) -> Plan {

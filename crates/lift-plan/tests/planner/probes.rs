@@ -1,10 +1,8 @@
 //! The search for breakpoints and uprobes, in a process of which each page can be changed, and its files be lost.
 
-use crate::support::{MACHINE, PAGE, Program, RWX, Segment, Shape, base_page, page_size, range};
+use crate::support::{PAGE, Program, RWX, Segment, Shape, base_page, machine_with, range};
 use address_space::{Address, AddressRange, LoadedObject, MappingName, ObjectRole, Protection, RangeSet};
-use lift_plan::{
-    CodeReader, HugePool, MachineFacts, ObjectChoice, Pages, Plan, Policy, ThpFacts, ThpMode, plan, probed_pages,
-};
+use lift_plan::{CodeReader, ObjectChoice, Pages, Plan, Policy, plan, probed_pages};
 use std::collections::BTreeMap;
 
 const HUGE: u64 = 4 * PAGE;
@@ -36,19 +34,7 @@ fn page_at(address: u64) -> AddressRange {
 }
 
 fn planned(program: &Program) -> Plan {
-    let size = page_size(HUGE);
-    let machine = MachineFacts {
-        elf_machine: MACHINE,
-        base_page: base_page(),
-        pools: vec![HugePool { size, total: 99, available: 99 }],
-        default_hugetlb: Some(size),
-        thp: Some(ThpFacts { size, mode: ThpMode::Madvise }),
-        movable_hugetlb: true,
-        collapse: true,
-        memory_available: 1 << 40,
-        memory_bound: String::new(),
-        max_mappings: 65_530,
-    };
+    let machine = machine_with(HUGE, 99);
     let policy = Policy { pages: Pages::Hugetlb, objects: ObjectChoice::All, ..Policy::default() };
     plan(&program.facts, &machine, &policy)
 }

@@ -1,25 +1,11 @@
 //! The same properties on the layouts of real programs, and what each is expected to gain.
 
-use crate::support::{MACHINE, Program, base_page, page_size, programs};
+use crate::support::{Program, base_page, machine_with, page_size, programs};
 use address_space::format_bytes;
-use lift_plan::{
-    Edges, HugePool, Kind, MachineFacts, Pages, Plan, Policy, RangeLift, Reason, ThpFacts, ThpMode, WritablePages, plan,
-};
+use lift_plan::{Edges, Kind, MachineFacts, Pages, Plan, Policy, RangeLift, Reason, WritablePages, plan};
 
 fn machine(pool: u64) -> MachineFacts {
-    let size = page_size(programs::HUGE);
-    MachineFacts {
-        elf_machine: MACHINE,
-        base_page: base_page(),
-        pools: vec![HugePool { size, total: pool, available: pool }],
-        default_hugetlb: Some(size),
-        thp: Some(ThpFacts { size, mode: ThpMode::Madvise }),
-        movable_hugetlb: true,
-        collapse: true,
-        memory_available: 1 << 40,
-        memory_bound: "available memory".to_owned(),
-        max_mappings: 65_530,
-    }
+    machine_with(programs::HUGE, pool)
 }
 
 #[test]

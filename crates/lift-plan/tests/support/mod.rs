@@ -8,7 +8,7 @@ use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadSegment, LoadedObject, Mapping, MappingName,
     ObjectRole, PageSize, Protection, RangeSet,
 };
-use lift_plan::{ImageSpan, ProcessFacts, SpecialMapping};
+use lift_plan::{HugePool, ImageSpan, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode};
 
 /// The base page of every program here; bytes.
 pub const PAGE: u64 = 4096;
@@ -23,6 +23,23 @@ pub fn base_page() -> PageSize {
 
 pub fn page_size(bytes: u64) -> PageSize {
     PageSize::new(bytes).unwrap()
+}
+
+/// A machine with so many free pool pages of one size, transparent huge pages of the same, and enough of all else.
+pub fn machine_with(huge: u64, pool_pages: u64) -> MachineFacts {
+    let size = page_size(huge);
+    MachineFacts {
+        elf_machine: MACHINE,
+        base_page: base_page(),
+        pools: vec![HugePool { size, total: pool_pages, available: pool_pages }],
+        default_hugetlb: Some(size),
+        thp: Some(ThpFacts { size, mode: ThpMode::Madvise }),
+        movable_hugetlb: true,
+        collapse: true,
+        memory_available: 1 << 40,
+        memory_bound: "the machine".to_owned(),
+        max_mappings: 65_530,
+    }
 }
 
 pub fn range(start: u64, end: u64) -> AddressRange {
