@@ -2,6 +2,7 @@
 
 mod builds;
 mod compilers;
+mod cpython;
 mod databases;
 mod interpreters;
 mod mariadb;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     let mut trials = mariadb::trials();
     trials.extend(databases::trials());
     trials.extend(interpreters::trials());
+    trials.extend(cpython::trials());
     trials.extend(compilers::trials());
     trials.extend(builds::trials());
     main_of(trials)
