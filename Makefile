@@ -17,6 +17,7 @@ release     = target/release
 generated   = target/generated
 
 .PHONY: all build rust test mutants demo bench install uninstall lint clean help
+.PHONY: all build rust test suites demo bench install uninstall lint clean help
 
 all: build
 
@@ -24,6 +25,7 @@ help:
 	@echo 'make            build the release'
 	@echo 'make test       every test; as root on Debian it installs what the tests need'
 	@echo 'make mutants    mutation testing of the planner, the engine and the pure crates; takes hours'
+	@echo 'make suites     other projects'\'' test suites, plain and lifted, about an hour; SUITES=redis/run for a part'
 	@echo 'make demo       a bundled program plain and lifted, under a minute'
 	@echo 'make bench      the benchmarks'
 	@echo 'make lint       formatting and lints'
@@ -46,6 +48,10 @@ test: build
 
 mutants: rust
 	@CARGO=$(CARGO) scripts/mutants
+suites: build
+	@scripts/install-test-tools suites
+	@scripts/fetch-test-sources redis
+	@CARGO=$(CARGO) scripts/suites $(SUITES)
 
 demo: build
 	@$(release)/pagelift demo
@@ -56,6 +62,7 @@ bench: build
 lint: rust
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy -p pagelift-tests --test suites -- -D warnings
 
 # Installs what `make` built; it never builds, so that root need not.
 install:

@@ -188,6 +188,18 @@ fn processes_marked(value: &str) -> Vec<String> {
     marked.map(line).collect()
 }
 
+/// The error of a trial that finds only while it runs that it has nothing to show here; the trial is skipped.
+#[derive(Debug)]
+pub struct Skipped(pub String);
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
+
 /// A trial that is skipped where a need is not met, and whose folder is kept where it fails.
 pub fn trial<F>(name: impl Into<String>, needs: Vec<Need>, body: F) -> Trial
 where
@@ -210,6 +222,10 @@ where
             Ok(()) => {
                 fs::remove_dir_all(&context.folder).ok();
                 Ok(Completion::Completed)
+            }
+            Err(error) if error.is::<Skipped>() => {
+                fs::remove_dir_all(&context.folder).ok();
+                Ok(Completion::ignored_with(error.to_string()))
             }
             Err(error) => Err(failure(&context, &error)),
         }

@@ -20,7 +20,7 @@ mod view;
 mod virtual_machine;
 
 pub use cgroup::{ControlGroup, Limit};
-pub use context::{Context, main_of, trial};
+pub use context::{Context, Skipped, main_of, trial};
 pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
 pub use image_store::{Image, Range, TestStore, copy_of_a_program, copy_program};
 pub use mariadb::{MariadbServer, sysbench_count};

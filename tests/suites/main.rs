@@ -1,0 +1,49 @@
+//! Suites and programs that nobody wrote for Pagelift, plain and lifted: `make suites`. Not among `make test`, since they
+//! take about an hour.
+//!
+//! What passes plain must pass lifted; what fails plain is not counted, what does not apply here is skipped with its
+//! reason.
+
+mod chromium;
+mod cpython;
+mod go;
+mod redis;
+mod stress_ng;
+mod usr_bin;
+
+use anyhow::{Result, anyhow};
+use pagelift_tests::{Outcomes, main_of};
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+fn main() -> ExitCode {
+    let mut trials = usr_bin::trials();
+    trials.extend(chromium::trials());
+    trials.extend(cpython::trials());
+    trials.extend(go::trials());
+    trials.extend(stress_ng::trials());
+    trials.extend(redis::trials());
+    main_of(trials)
+}
+
+type PlainRun = Arc<OnceLock<Result<Outcomes, String>>>;
+
+/// The outcomes of a suite's plain run, which all trials that compare with it share.
+///
+/// # Errors
+/// What `run` said, the same for each caller.
+fn plain_once(suite: &str, run: impl FnOnce() -> Result<Outcomes>) -> Result<Outcomes> {
+    static RUNS: Mutex<BTreeMap<String, PlainRun>> = Mutex::new(BTreeMap::new());
+    let known = Arc::clone(RUNS.lock().unwrap_or_else(PoisonError::into_inner).entry(suite.to_owned()).or_default());
+    known.get_or_init(|| run().map_err(|e| format!("{e:#}"))).clone().map_err(|e| anyhow!("plain: {e}"))
+}
+
+/// Compares with a plain run and prints a line about both: a suite's own tests are no trials of ours.
+///
+/// # Errors
+/// See [`Outcomes::check_same`].
+fn compare(what: &str, plain: &Outcomes, lifted: &Outcomes) -> Result<()> {
+    println!("{what}: lifted {lifted}; plain {plain}");
+    plain.check_same(lifted)
+}

@@ -1,0 +1,166 @@
+//! The programs of /usr/bin with arguments that do no harm: what they write and how they end is the same.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use libtest_mimic::Trial;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pagelift_tests::{Context, Ending, Need, Session, Skipped, is_root, pagelift_binary, trial};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+const FOLDER: &str = "/usr/bin";
+const ARGUMENTS: [&str; 2] = ["--version", "--help"];
+/// A program that takes longer waits for something that is not here.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Bytes, for each file that a program writes.
+const MOST_OUTPUT: u64 = 4 << 20;
+/// Plain runs that look for an output which differs from the usual one.
+const MORE_RUNS: u32 = 50;
+/// Debian's and everybody's `nobody`.
+const NOBODY: u32 = 65534;
+
+pub fn trials() -> Vec<Trial> {
+    let of_program = |(file, name): (PathBuf, String)| {
+        let needs = vec![Need::Thp, Need::File(file.to_string_lossy().into_owned())];
+        trial(format!("usr_bin/{name}"), needs, move |t| same_outputs(t, &name))
+    };
+    programs().into_iter().map(of_program).collect()
+}
+
+/// Executables with the first of their names.
+fn programs() -> BTreeMap<PathBuf, String> {
+    let mut names: Vec<String> = fs::read_dir(FOLDER)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    let mut programs = BTreeMap::new();
+    for name in names {
+        let Ok(file) = Path::new(FOLDER).join(&name).canonicalize() else { continue };
+        let executable = file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+        if executable {
+            programs.entry(file).or_insert(name);
+        }
+    }
+    programs
+}
+
+fn same_outputs(t: &Context, name: &str) -> Result<()> {
+    if let Some(why) = out_of_reach() {
+        return Err(Skipped(why.clone()).into());
+    }
+    let scratch = std::env::temp_dir().join(format!("pagelift-usr-bin-{}-{name}", std::process::id()));
+    fs::create_dir_all(&scratch)?;
+    if is_root() {
+        chown(&scratch, Some(NOBODY), Some(NOBODY))?;
+    }
+    let results = ARGUMENTS.map(|argument| compare_once(t, name, argument, &scratch));
+    end_own_processes(t);
+    fs::remove_dir_all(&scratch).ok();
+    let mut reasons = Vec::new();
+    for result in results {
+        reasons.extend(result?);
+    }
+    match reasons.len() {
+        0 | 1 => Ok(()),
+        _ => Err(Skipped(reasons.join("; ")).into()),
+    }
+}
+
+/// Why the ordinary user cannot execute the `pagelift` under test, as in a folder that only root may enter.
+fn out_of_reach() -> Option<&'static String> {
+    static WHY: OnceLock<Option<String>> = OnceLock::new();
+    let why = || {
+        let pagelift = pagelift_binary().ok()?;
+        let mut command = Command::new(&pagelift);
+        command.arg("--version");
+        let output = harmless(&command, &std::env::temp_dir()).output();
+        let reached = output.is_ok_and(|output| output.status.success());
+        (!reached).then(|| {
+            format!("{} cannot be executed by user {NOBODY}; needed: o+x on it and its folders", pagelift.display())
+        })
+    };
+    WHY.get_or_init(why).as_ref()
+}
+
+/// What a program writes and how it ends.
+#[derive(PartialEq, Eq)]
+struct Said {
+    ending: Ending,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+/// Why nothing can be compared; `None` where the outputs are the same.
+fn compare_once(t: &Context, name: &str, argument: &str, scratch: &Path) -> Result<Option<String>> {
+    let mut program = Command::new(Path::new(FOLDER).join(name));
+    program.arg(argument);
+    let plain = || run(t, &program, scratch).map_err(|_| format!("{argument} does not end plain"));
+    let (one, other) = match (plain(), plain()) {
+        (Ok(one), Ok(other)) => (one, other),
+        (Err(why), _) | (_, Err(why)) => return Ok(Some(why)),
+    };
+    if one != other {
+        return Ok(Some(format!("{argument} gives other output each time")));
+    }
+    let lifted = run(t, &t.lifted(&["--quiet"], &program)?, scratch).with_context(|| format!("{argument}, lifted"))?;
+    // The order in which children write, or that of a hash, gives a few different outputs plain, too.
+    if lifted == one || (0..MORE_RUNS).any(|_| plain().is_ok_and(|another| another == lifted)) {
+        return Ok(None);
+    }
+    ensure!(lifted.ending == one.ending, "{argument}: plain {:?}, lifted {:?}", one.ending, lifted.ending);
+    same_text("standard output", &one.stdout, &lifted.stdout).with_context(|| argument.to_owned())?;
+    same_text("standard error", &one.stderr, &lifted.stderr).with_context(|| argument.to_owned())?;
+    Ok(None)
+}
+
+/// Names the first line that differs.
+fn same_text(what: &str, plain: &[u8], lifted: &[u8]) -> Result<()> {
+    let [plain, lifted] = [plain, lifted].map(String::from_utf8_lossy);
+    let differing = plain.lines().zip(lifted.lines()).find(|(one, other)| one != other);
+    if let Some((one, other)) = differing {
+        bail!("{what}: plain `{one}`, lifted `{other}`");
+    }
+    ensure!(plain == lifted, "{what}: {} bytes plain, {} lifted", plain.len(), lifted.len());
+    Ok(())
+}
+
+/// Runs a command with its output in files, as some programs write without an end when they have no input.
+fn run(t: &Context, command: &Command, scratch: &Path) -> Result<Said> {
+    let files = ["stdout", "stderr"].map(|name| t.folder().join(name));
+    let mut command = harmless(command, scratch);
+    command.stdin(Stdio::null()).stdout(File::create(&files[0])?).stderr(File::create(&files[1])?);
+    t.mark(&mut command);
+    let output = Session::start_as_is(command, LIMIT)?.finish()?;
+    Ok(Said { ending: output.ending, stdout: fs::read(&files[0])?, stderr: fs::read(&files[1])? })
+}
+
+/// The command as an ordinary user who may gain no privileges and write no large file, in a folder of its own, with next
+/// to no environment.
+fn harmless(command: &Command, scratch: &Path) -> Command {
+    let mut result = Command::new("prlimit");
+    result.args([format!("--fsize={MOST_OUTPUT}"), "--core=0".to_owned()]);
+    if is_root() {
+        let ids = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
+        result.arg("setpriv").args(ids).args(["--clear-groups", "--no-new-privs", "--"]);
+    }
+    result.arg(command.get_program()).args(command.get_args()).env_clear().current_dir(scratch);
+    result.env("PATH", "/usr/bin:/bin").env("LC_ALL", "C.UTF-8").env("HOME", scratch).env("TMPDIR", scratch);
+    result
+}
+
+/// Some programs leave a server of theirs running, plain too.
+fn end_own_processes(t: &Context) {
+    for line in t.own_processes() {
+        if let Some(pid) = line.split(' ').next().and_then(|pid| pid.parse().ok()) {
+            kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+        }
+    }
+}
