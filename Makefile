@@ -16,13 +16,16 @@ fishdir     = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 release     = target/release
 generated   = target/generated
 
-.PHONY: all build rust test mutants demo bench install uninstall lint clean help
-.PHONY: all build rust test suites demo bench install uninstall lint clean help
+# Models, plans and the simulated kernel, and the rules of the architecture.
+pure        = address-space lift-plan lift-execution heap-contract huge-page-pools observation paired-bench
+
+.PHONY: all build rust check test mutants suites demo bench install uninstall lint clean help
 
 all: build
 
 help:
 	@echo 'make            build the release'
+	@echo 'make check      formatting, lints, pure and simulated tests: needs only Rust; two minutes, the first time three'
 	@echo 'make test       every test; as root on Debian it installs what the tests need'
 	@echo 'make mutants    mutation testing of the planner, the engine and the pure crates; takes hours'
 	@echo 'make suites     other projects'\'' test suites, plain and lifted, about an hour; SUITES=redis/run for a part'
@@ -48,6 +51,11 @@ test: build
 
 mutants: rust
 	@CARGO=$(CARGO) scripts/mutants
+
+check: lint
+	$(CARGO) test --quiet $(pure:%=-p %)
+	$(CARGO) test --quiet -p pagelift-tests --test architecture
+
 suites: build
 	@scripts/install-test-tools suites
 	@scripts/fetch-test-sources redis
