@@ -1,7 +1,7 @@
 //! Joins pieces that may share huge pages into groups, and cuts groups into runs of whole huge pages.
 
 use crate::{Edges, Kind, Piece};
-use address_space::{AddressRange, PageSize, Protection};
+use address_space::{Address, AddressRange, PageSize, Protection};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -26,26 +26,46 @@ impl Group {
 
     /// The kinds in `range`, in the order of addresses.
     pub fn kinds_in(&self, range: AddressRange) -> Vec<Kind> {
-        kinds_of(self.pieces.iter().filter(|piece| piece.range.overlaps(range)))
+        kinds_of(self.overlapping(range).iter())
+    }
+
+    /// The pieces that `range` overlaps. Pieces of a group are sorted and touch each other.
+    fn overlapping(&self, range: AddressRange) -> &[Piece] {
+        let first = self.pieces.partition_point(|piece| piece.range.end() <= range.start());
+        let behind = self.pieces.partition_point(|piece| piece.range.start() < range.end());
+        &self.pieces[first.min(behind)..behind]
     }
 
     /// The whole huge pages of the group, as runs of one protection.
     pub fn runs(&self, size: PageSize) -> Vec<Run> {
         let mut runs: Vec<(AddressRange, Protection)> = Vec::new();
-        for page in self.range().whole_pages(size).pages(size) {
-            let protection = self.protection_of(page);
+        let whole = self.range().whole_pages(size);
+        let mut start = whole.start();
+        while start < whole.end() {
+            let pages = self.pages_alike(start, size).intersect(whole);
+            let protection = self.protection_of(pages);
             match runs.last_mut() {
-                Some((range, same)) if *same == protection => *range = AddressRange::new(range.start(), page.end()),
-                _ => runs.push((page, protection)),
+                Some((range, same)) if *same == protection => *range = AddressRange::new(range.start(), pages.end()),
+                _ => runs.push((pages, protection)),
             }
+            start = pages.end();
         }
         let run = |(range, protection)| Run { range, protection, pieces: pieces_in(&self.pieces, range) };
         runs.into_iter().map(run).collect()
     }
 
+    /// The huge pages from `start` on that lie in the same piece, or the one page there that several pieces share. Steps by
+    /// pieces: a hostile file has segments of 2^43 huge pages.
+    fn pages_alike(&self, start: Address, size: PageSize) -> AddressRange {
+        let page = AddressRange::sized(start, size.bytes());
+        let end = self.overlapping(page).first().map_or(start, |piece| piece.range.end());
+        let in_first = AddressRange::new(start, end).whole_pages(size);
+        if in_first.is_empty() { page } else { in_first }
+    }
+
     /// The protection of a huge page that holds all of `page`: that of its pieces, or theirs together where they differ.
     fn protection_of(&self, page: AddressRange) -> Protection {
-        self.pieces.iter().filter(|piece| piece.range.overlaps(page)).fold(Protection::NONE, |all, piece| Protection {
+        self.overlapping(page).iter().fold(Protection::NONE, |all, piece| Protection {
             read: all.read || piece.protection.read,
             write: all.write || piece.protection.write,
             execute: all.execute || piece.protection.execute,
@@ -99,4 +119,62 @@ pub(crate) fn group(pieces: Vec<Piece>, edges: Edges, relro_apart: bool) -> Vec<
 
 fn is_read_only(piece: &Piece) -> bool {
     piece.protection.read && !piece.protection.write
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SIZE: u64 = 1 << 21;
+
+    fn group_of(lengths: &[(u64, bool)], start: u64) -> Group {
+        let mut free = Address(start);
+        let piece = |&(length, code): &(u64, bool)| {
+            let range = AddressRange::sized(free, length);
+            free = range.end();
+            let (kind, protection) =
+                if code { (Kind::Text, Protection::READ_EXECUTE) } else { (Kind::Rodata, Protection::READ) };
+            Piece { kind, range, protection, anonymous: false, relro_pending: false, refused: None }
+        };
+        Group { pieces: lengths.iter().map(piece).collect() }
+    }
+
+    #[test]
+    fn a_segment_of_trillions_of_huge_pages_is_one_run() {
+        // Page by page this takes days.
+        let group = group_of(&[(1 << 62, false), (SIZE + 4096, true), (1 << 62, false)], 4096);
+        let runs = group.runs(PageSize::new(SIZE).unwrap());
+        let found: Vec<_> = runs.iter().map(|run| (run.range.len() / SIZE, run.protection.execute)).collect();
+        assert_eq!(found, [((1 << 41) - 1, false), (2, true), ((1 << 41) - 1, false)]);
+    }
+
+    proptest! {
+        #[test]
+        fn runs_are_those_that_a_walk_over_all_pages_finds(
+            lengths in prop::collection::vec((1..1500u64, any::<bool>()), 1..12),
+            start in 0..512u64,
+        ) {
+            let size = PageSize::new(SIZE).unwrap();
+            let lengths: Vec<_> = lengths.into_iter().map(|(pages, code)| (pages * 4096, code)).collect();
+            let group = group_of(&lengths, start * 4096);
+            let mut expected: Vec<(AddressRange, Protection)> = Vec::new();
+            for page in group.range().whole_pages(size).pages(size) {
+                let inside = group.pieces.iter().filter(|piece| piece.range.overlaps(page));
+                let execute = inside.fold(false, |any, piece| any | piece.protection.execute);
+                match expected.last_mut() {
+                    Some((range, same)) if same.execute == execute => {
+                        *range = AddressRange::new(range.start(), page.end());
+                    }
+                    _ => expected.push((page, Protection { execute, ..Protection::READ })),
+                }
+            }
+            let runs = group.runs(size);
+            let found: Vec<_> = runs.iter().map(|run| (run.range, run.protection)).collect();
+            prop_assert_eq!(found, expected);
+            for run in &runs {
+                prop_assert_eq!(run.pieces.iter().map(|piece| piece.range.len()).sum::<u64>(), run.range.len());
+            }
+        }
+    }
 }
