@@ -11,6 +11,8 @@ mod allocator;
 mod choice;
 mod collapse;
 mod elf;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod libraries;
 mod node_pages;
 mod program;

@@ -13,6 +13,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod model;
 #[cfg(test)]
 mod tests;
 

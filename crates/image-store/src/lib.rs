@@ -28,6 +28,8 @@ mod coverage;
 mod directory;
 mod error;
 mod file_system;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod image;
 mod key;
 mod layout;

@@ -9,6 +9,8 @@ mod bounded_file;
 pub mod coverage;
 mod error;
 mod file_identity;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod link_map;
 mod loading;
 mod mapped_file;

@@ -18,6 +18,12 @@ use parts::ObjectParts;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// Looks up which parts of an object a mapping shows.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn parts_shown(object: &address_space::LoadedObject, base_page: PageSize, mapping: &address_space::Mapping) {
+    ObjectParts::of(object, base_page).shown_by(mapping);
+}
+
 /// Version of the form in which [`Coverage`] and [`HugeProcesses`] are written; grows when a field changes its meaning.
 pub const COVERAGE_VERSION: u32 = 1;
 

@@ -110,6 +110,21 @@ fn symbols_in<'data, R: ReadRef<'data>>(data: R, kind: elf::SectionType, wanted:
     Sections::parse(data).map(|sections| table::symbols_of(&sections, kind, wanted)).unwrap_or_default()
 }
 
+/// Every name that any source within a file gives to code in `wanted`; what is only ever compared is read too.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn read_everything(bytes: &[u8], wanted: &RangeSet) -> Vec<Symbol> {
+    let Some(sections) = Sections::parse(bytes) else { return Vec::new() };
+    separate::debug_link(&sections);
+    sections.build_id();
+    let mut found = table::symbols_of(&sections, elf::SHT_SYMTAB, wanted);
+    found.extend(table::symbols_of(&sections, elf::SHT_DYNSYM, wanted));
+    found.extend(stubs::stubs_of(&sections, wanted));
+    if let Some(unpacked) = separate::mini_debug_data(&sections) {
+        found.extend(symbols_in(unpacked.as_slice(), elf::SHT_SYMTAB, wanted));
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,16 +141,9 @@ mod tests {
         })
     }
 
-    /// Everything that is read of a file, and how much that is.
     fn read_all(bytes: &[u8]) -> usize {
         let everything: RangeSet = [AddressRange::new(Address(0), Address(u64::MAX))].into_iter().collect();
-        let Some(sections) = Sections::parse(bytes) else { return 0 };
-        let symbols = table::symbols_of(&sections, elf::SHT_SYMTAB, &everything).len()
-            + table::symbols_of(&sections, elf::SHT_DYNSYM, &everything).len();
-        let stubs = stubs::stubs_of(&sections, &everything).len();
-        let debug = separate::mini_debug_data(&sections).map_or(0, |data| data.len());
-        let id = sections.build_id().map_or(0, |id| id.len());
-        symbols + stubs + debug + id
+        read_everything(bytes, &everything).len()
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) fn debug_file<'data, R: ReadRef<'data>>(
 }
 
 /// File name and checksum from `.gnu_debuglink`.
-fn debug_link<'data, R: ReadRef<'data>>(sections: &Sections<'data, R>) -> Option<(String, u32)> {
+pub(crate) fn debug_link<'data, R: ReadRef<'data>>(sections: &Sections<'data, R>) -> Option<(String, u32)> {
     let bytes = sections.bytes(sections.named(".gnu_debuglink")?)?;
     let end = bytes.iter().position(|&b| b == 0)?;
     let name = std::str::from_utf8(&bytes[..end]).ok().filter(|name| !name.is_empty() && !name.contains('/'))?;

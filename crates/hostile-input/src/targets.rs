@@ -1,0 +1,124 @@
+//! The targets: each one a reader, or a chain of readers, for one kind of input.
+
+use crate::samples;
+use address_space::{
+    Address, AddressRange, AddressSpace, ElfImage, PageSize, RangeSet, bias_of, file_groups, parse_flags, parse_smaps,
+};
+use heap_contract::{HeapWords, Order};
+use lift_plan::{Edges, Kinds, choose_base, coverable, special_mappings};
+use observation::AuxiliaryVector;
+use observation::coverage::Usage;
+
+/// One reader and inputs that it understands.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, which is the name of the binary in `fuzz/fuzz_targets` too.
+    pub name: &'static str,
+    /// Reads an input.
+    pub run: fn(&[u8]),
+    /// Sound inputs; damaged ones are made from them.
+    pub samples: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets.
+pub const TARGETS: [Target; 9] = [
+    Target { name: "elf", run: elf, samples: samples::elf_files },
+    Target { name: "maps", run: maps, samples: samples::maps },
+    Target { name: "smaps", run: smaps, samples: samples::smaps },
+    Target { name: "objects", run: objects, samples: samples::objects },
+    Target { name: "symbols", run: symbols, samples: samples::elf_files },
+    Target { name: "allocator", run: heap::fuzzing::read_allocator, samples: samples::elf_files },
+    Target { name: "heap_records", run: heap::fuzzing::read_records, samples: heap::fuzzing::sound_records },
+    Target { name: "orders", run: orders, samples: samples::orders },
+    Target { name: "image_recipe", run: image_store::fuzzing::make_recipe, samples: samples::elf_files },
+];
+
+/// The target of this name.
+pub fn target(name: &str) -> Option<Target> {
+    TARGETS.into_iter().find(|target| target.name == name)
+}
+
+/// Base and huge pages of the machines that Pagelift runs on, in bytes: x86-64, and AArch64 with 4, 16 and 64 KiB.
+const PAGES: [(u64, u64); 3] = [(4 << 10, 2 << 20), (16 << 10, 32 << 20), (64 << 10, 512 << 20)];
+
+fn pages() -> impl Iterator<Item = (PageSize, PageSize)> {
+    PAGES.iter().filter_map(|&(base, huge)| Some((PageSize::new(base).ok()?, PageSize::new(huge).ok()?)))
+}
+
+fn elf(bytes: &[u8]) {
+    let Ok(image) = ElfImage::parse(bytes) else { return };
+    for (base, huge) in pages() {
+        image.largest_alignment(base);
+        for edges in [Edges::Exact, Edges::MergeReadOnly] {
+            let best = choose_base(&image, huge, base, Kinds::ALL, edges);
+            coverable(&image, best.offset, huge, base, Kinds::ALL, edges);
+        }
+    }
+    for segment in &image.segments {
+        image.offset_of_address(segment.memory.start());
+        image.offset_of_address(segment.memory.end());
+    }
+}
+
+fn maps(bytes: &[u8]) {
+    let Ok(space) = AddressSpace::parse(&String::from_utf8_lossy(bytes)) else { return };
+    let mappings = space.mappings();
+    assert!(mappings.windows(2).all(|pair| pair[0].range.end() <= pair[1].range.start()), "mappings overlap");
+    space.heap();
+    for group in file_groups(&space).into_values() {
+        assert!(group.iter().all(|&index| mappings[index].path().is_some()), "a group of what is no file");
+    }
+    for mapping in mappings {
+        assert!(!space.overlapping(mapping.range).is_empty(), "a mapping is not found");
+    }
+}
+
+fn smaps(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(usages) = parse_smaps(&text) {
+        for (_, huge) in pages() {
+            for usage in &usages {
+                Usage::of(usage, Some(huge)).huge_bytes();
+                usage.huge_parts(huge, |range| Some([range].into_iter().collect::<RangeSet>()));
+            }
+        }
+    }
+    if let Ok(flags) = parse_flags(&text) {
+        special_mappings(&flags);
+    }
+}
+
+/// The text of maps, a NUL, and an ELF file that the process is said to have mapped.
+fn objects(bytes: &[u8]) {
+    let Some(end) = bytes.iter().position(|&byte| byte == 0) else { return };
+    let (text, file) = (&bytes[..end], &bytes[end + 1..]);
+    AuxiliaryVector::parse(file);
+    let (Ok(space), Ok(image)) = (AddressSpace::parse(&String::from_utf8_lossy(text)), ElfImage::parse(file)) else {
+        return;
+    };
+    for (base, _) in pages() {
+        for mappings in file_groups(&space).into_values() {
+            for bias in bias_of(&image, &space, &mappings, base) {
+                observation::fuzzing::place(&image, bias, &space, base);
+            }
+        }
+    }
+}
+
+fn symbols(bytes: &[u8]) {
+    let everything = AddressRange::new(Address(0), Address(u64::MAX));
+    observation::fuzzing::read_symbols(bytes, everything);
+}
+
+fn orders(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Some(order) = Order::parse(&text) {
+        assert_eq!(Order::parse(&order.to_string()), Some(order), "an order is not read as it was written");
+        order.pool_bytes();
+        order.names(&text);
+    }
+    if let Err(error) = HeapWords::parse(&text) {
+        assert!(!error.to_string().is_empty());
+    }
+    HeapWords::name_this(&text, &["program"], 1);
+}
