@@ -4,6 +4,7 @@ use object::elf::{self, DynamicTag};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
 use object::read::{Object, ObjectSection, ObjectSymbol, ReadCache};
 use object::{Endianness, ReadRef};
+use observation::open_regular_file;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -70,12 +71,14 @@ pub struct ElfFacts {
 }
 
 impl ElfFacts {
-    /// Reads a file; `None` where it is no 64-bit little-endian ELF file.
+    /// Reads a file; `None` where it is no regular file, or no 64-bit little-endian ELF file. Paths come from files that
+    /// others wrote, too: no device is opened, and no writer of a pipe is waited for.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The file cannot be opened.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
-        let cache = ReadCache::new(File::open(path)?);
+        let Some(file) = open_regular_file(path)? else { return Ok(None) };
+        let cache = ReadCache::new(file);
         let data = &cache;
         let Ok(file) = ElfFile64::<Endianness, _>::parse(data) else { return Ok(None) };
         let mut facts =
@@ -174,7 +177,7 @@ impl ElfFacts {
 fn file_offset(headers: &[elf::ProgramHeader64<Endianness>], endian: Endianness, address: u64) -> Option<u64> {
     headers.iter().filter(|header| header.p_type(endian) == elf::PT_LOAD).find_map(|header| {
         let inside = address.checked_sub(header.p_vaddr(endian))?;
-        (inside < header.p_filesz(endian)).then(|| header.p_offset(endian) + inside)
+        if inside < header.p_filesz(endian) { header.p_offset(endian).checked_add(inside) } else { None }
     })
 }
 
@@ -243,6 +246,54 @@ mod tests {
         assert!(facts.is_dynamic && facts.interpreter.is_some(), "{facts:?}");
         assert!(facts.needed.iter().any(|name| name.starts_with("libc.so")), "{facts:?}");
         assert!(facts.imports.contains("malloc") && !facts.is_go, "{facts:?}");
+    }
+
+    /// An ELF file that is nothing but a dynamic table of `entries`, with strings from offset `STRINGS` on.
+    fn dynamic_file(entries: &[(u64, u64)]) -> Vec<u8> {
+        let table: Vec<u8> =
+            entries.iter().flat_map(|(tag, value)| [*tag, *value]).flat_map(u64::to_le_bytes).collect();
+        let strings = (STRINGS..).zip(b"\0libx.so\0");
+        let length = STRINGS as u64 + 4096 + table.len() as u64;
+        let mut file = [&[0x7f, b'E', b'L', b'F', 2, 1, 1][..], &[0; 9], &[3, 0, 62, 0, 1, 0, 0, 0]].concat();
+        file.extend([0, 64, 0].iter().flat_map(|word: &u64| word.to_le_bytes()));
+        file.extend([0, 0, 0, 0, 64, 0, 56, 0, 2, 0, 64, 0, 0, 0, 0, 0]);
+        for (kind, offset, size) in [(1u32, 0, length), (2, STRINGS as u64 + 4096, table.len() as u64)] {
+            file.extend([kind.to_le_bytes(), 4u32.to_le_bytes()].concat());
+            file.extend([offset, offset, offset, size, size, 1].iter().flat_map(|word| word.to_le_bytes()));
+        }
+        file.resize(STRINGS + 4096, b'y');
+        strings.for_each(|(at, byte)| file[at] = *byte);
+        file.extend(table);
+        file
+    }
+
+    const STRINGS: usize = 0x200;
+
+    fn read_bytes(bytes: &[u8]) -> ElfFacts {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        ElfFacts::read(file.path()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_table_at_the_end_of_all_offsets_is_no_overflow() {
+        let sound = dynamic_file(&[(5, STRINGS as u64), (10, 4096), (1, 1), (0, 0)]);
+        assert_eq!(read_bytes(&sound).needed, ["libx.so"]);
+        let mut file = dynamic_file(&[(5, u64::MAX - 1), (10, 4096), (0, 0)]);
+        // The first segment: offset, address, size in the file.
+        file[64 + 8..64 + 24].copy_from_slice(&[u64::MAX - 8, u64::MAX - 16].map(u64::to_le_bytes).concat());
+        file[64 + 32..64 + 40].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert_eq!(read_bytes(&file).needed, [""; 0]);
+    }
+
+    #[test]
+    fn a_pipe_is_neither_opened_nor_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("libx.so");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(ElfFacts::read(&pipe).unwrap().is_none()).ok());
+        assert_eq!(receiver.recv_timeout(std::time::Duration::from_secs(20)), Ok(true));
     }
 
     #[test]

@@ -14,14 +14,15 @@ use anyhow::{Context, bail};
 use huge_page_pools::machine_facts;
 use lift_plan::{BaseChoice, Coverable, MachineFacts, Plan, Policy, ProcessFacts, choose_base, coverable, plan};
 use object::ReadCache;
-use observation::ObjectReader;
+use observation::{BoundedFile, ObjectReader, open_regular_file};
 use serde::Serialize;
-use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
 /// Files are shown as if loaded near here; only what lies below a huge page matters.
 const EXAMPLE_BASE: u64 = 0x5500_0000_0000;
+/// More of a file than this is never read for its headers. In bytes.
+const MOST_HEADER_BYTES: u64 = 16 << 20;
 
 /// What huge pages cover of the executable at three bases.
 #[derive(Serialize)]
@@ -69,13 +70,12 @@ fn inspect_process(args: &InspectArgs, policy: &Policy, pid: i32) -> anyhow::Res
 }
 
 fn inspect_file(args: &InspectArgs, policy: &Policy, path: &Path) -> anyhow::Result<()> {
-    let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-    if !file.metadata()?.is_file() {
+    let Some(file) = open_regular_file(path).with_context(|| format!("opening {}", path.display()))? else {
         bail!("{} is no regular file; needed: an ELF file, or the number of a process", path.display());
-    }
+    };
     let length = file.metadata()?.len();
-    let image =
-        ElfImage::parse(&ReadCache::new(file)).with_context(|| format!("{} cannot be inspected", path.display()))?;
+    let bytes = ReadCache::new(BoundedFile::new(&file, length, MOST_HEADER_BYTES));
+    let image = ElfImage::parse(&bytes).with_context(|| format!("{} cannot be inspected", path.display()))?;
     let needed = image.segments.iter().map(|segment| segment.offset + segment.file_size).max().unwrap_or(0);
     if needed > length {
         bail!("{} is cut off: found {length} bytes, needed {needed} for its segments", path.display());
