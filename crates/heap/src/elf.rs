@@ -77,7 +77,17 @@ impl ElfFacts {
     /// # Errors
     /// The file cannot be opened.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
-        let Some(file) = open_regular_file(path)? else { return Ok(None) };
+        match open_regular_file(path)? {
+            Some(file) => Self::of_file(path, &file),
+            None => Ok(None),
+        }
+    }
+
+    /// Like [`ElfFacts::read`], of a file that is open.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn of_file(path: &Path, file: &File) -> io::Result<Option<Self>> {
         let cache = ReadCache::new(file);
         let data = &cache;
         let Ok(file) = ElfFile64::<Endianness, _>::parse(data) else { return Ok(None) };
@@ -102,7 +112,7 @@ impl ElfFacts {
         self.defines.contains(symbol)
     }
 
-    fn take_headers<'a>(&mut self, file: &ElfFile64<'a, Endianness, &'a ReadCache<File>>, data: &'a ReadCache<File>) {
+    fn take_headers<'a>(&mut self, file: &ElfFile64<'a, Endianness, &'a ReadCache<&File>>, data: &'a ReadCache<&File>) {
         let endian = file.endian();
         let Ok(headers) = file.elf_header().program_headers(endian, data) else { return };
         for header in headers {
@@ -124,7 +134,7 @@ impl ElfFacts {
         entries: &[elf::Dyn64<Endianness>],
         endian: Endianness,
         headers: &[elf::ProgramHeader64<Endianness>],
-        data: &ReadCache<File>,
+        data: &ReadCache<&File>,
     ) {
         let value =
             |tag: DynamicTag| entries.iter().find(|entry| entry.d_tag(endian) == tag).map(|entry| entry.d_val(endian));
@@ -153,7 +163,7 @@ impl ElfFacts {
         }
     }
 
-    fn take_symbols<'a>(&mut self, file: &ElfFile64<'a, Endianness, &'a ReadCache<File>>) {
+    fn take_symbols<'a>(&mut self, file: &ElfFile64<'a, Endianness, &'a ReadCache<&File>>) {
         for symbol in file.dynamic_symbols().chain(file.symbols()) {
             let Ok(name) = symbol.name() else { continue };
             let bare = name.split('@').next().unwrap_or(name);
@@ -181,7 +191,7 @@ fn file_offset(headers: &[elf::ProgramHeader64<Endianness>], endian: Endianness,
     })
 }
 
-fn read_only_data<'a>(file: &ElfFile64<'a, Endianness, &'a ReadCache<File>>) -> Vec<u8> {
+fn read_only_data<'a>(file: &ElfFile64<'a, Endianness, &'a ReadCache<&File>>) -> Vec<u8> {
     let sections = file.sections().filter(|section| {
         section.name().is_ok_and(|name| name.starts_with(".rodata")) && section.size() <= MOST_RODATA
     });

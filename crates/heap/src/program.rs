@@ -3,7 +3,9 @@
 use crate::elf::ElfFacts;
 use crate::libraries::SearchPaths;
 use crate::settings::Environment;
+use observation::open_regular_file;
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +27,18 @@ impl Program {
     /// # Errors
     /// The executable cannot be read. A library that cannot be found or read is left out.
     pub fn read(path: &Path, environment: &Environment) -> io::Result<Option<Self>> {
-        let Some(executable) = ElfFacts::read(path)? else { return Ok(None) };
+        match open_regular_file(path)? {
+            Some(file) => Self::of_file(path, &file, environment),
+            None => Ok(None),
+        }
+    }
+
+    /// Like [`Program::read`], for an executable that is open: whoever has given up rights since may not open it again.
+    ///
+    /// # Errors
+    /// The executable cannot be read.
+    pub fn of_file(path: &Path, file: &File, environment: &Environment) -> io::Result<Option<Self>> {
+        let Some(executable) = ElfFacts::of_file(path, file)? else { return Ok(None) };
         let paths = SearchPaths::of_system(environment.get("LD_LIBRARY_PATH").map(str::to_owned));
         let mut program = Self { executable, libraries: Vec::new() };
         if program.executable.interpreter.is_some() {

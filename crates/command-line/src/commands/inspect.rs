@@ -1,5 +1,6 @@
 //! `pagelift inspect`: the plan for a file or a process, and where its base should be.
 
+use super::reading::confine_to;
 use crate::cli::InspectArgs;
 use crate::lifting::facts::plan_for_running;
 use crate::lifting::handler::program_name;
@@ -11,13 +12,14 @@ use address_space::{
     Protection, format_bytes,
 };
 use anyhow::{Context, bail};
+use confinement::Reads;
 use huge_page_pools::machine_facts;
 use lift_plan::{BaseChoice, Coverable, MachineFacts, Plan, Policy, ProcessFacts, choose_base, coverable, plan};
 use object::ReadCache;
 use observation::{BoundedFile, ObjectReader, open_regular_file};
 use serde::Serialize;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Files are shown as if loaded near here; only what lies below a huge page matters.
 const EXAMPLE_BASE: u64 = 0x5500_0000_0000;
@@ -58,6 +60,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
 }
 
 fn inspect_process(args: &InspectArgs, policy: &Policy, pid: i32) -> anyhow::Result<()> {
+    confine_to(Reads::Processes);
     let machine = machine_facts(pid);
     let (seen, plan) = plan_for_running(pid, &mut ObjectReader::new(), &machine, policy, MissingImages::Leave)?;
     let executable = seen.process.objects.iter().find(|object| object.role == ObjectRole::Executable);
@@ -65,7 +68,8 @@ fn inspect_process(args: &InspectArgs, policy: &Policy, pid: i32) -> anyhow::Res
     let not_understood: Vec<_> =
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
     let target = format!("{}[{pid}]", program_name(pid));
-    let heap = heap::view(Path::new(&format!("/proc/{pid}/exe")), &machine);
+    let executable = PathBuf::from(format!("/proc/{pid}/exe"));
+    let heap = open_regular_file(&executable).ok().flatten().and_then(|file| heap::view(&executable, &file, &machine));
     print(args, &target, bases.as_ref(), &plan, not_understood, heap.as_ref(), "")
 }
 
@@ -73,6 +77,7 @@ fn inspect_file(args: &InspectArgs, policy: &Policy, path: &Path) -> anyhow::Res
     let Some(file) = open_regular_file(path).with_context(|| format!("opening {}", path.display()))? else {
         bail!("{} is no regular file; needed: an ELF file, or the number of a process", path.display());
     };
+    confine_to(Reads::Own);
     let length = file.metadata()?.len();
     let bytes = ReadCache::new(BoundedFile::new(&file, length, MOST_HEADER_BYTES));
     let image = ElfImage::parse(&bytes).with_context(|| format!("{} cannot be inspected", path.display()))?;
@@ -94,7 +99,7 @@ fn inspect_file(args: &InspectArgs, policy: &Policy, path: &Path) -> anyhow::Res
     } else {
         ""
     };
-    let heap = heap::view(path, &machine);
+    let heap = heap::view(path, &file, &machine);
     print(args, &path.display().to_string(), bases.as_ref(), &plan, Vec::new(), heap.as_ref(), hint)
 }
 

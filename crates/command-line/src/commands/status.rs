@@ -1,10 +1,12 @@
 //! `pagelift status`.
 
+use super::reading::confine_to;
 use crate::lifting::running_heap as heap;
 use crate::lifting::table::{align_right, table};
 use address_space::{ObjectRole, Protection, format_bytes};
 use clap::Args;
 use comfy_table::Table;
+use confinement::Reads;
 use observation::coverage::{Coverage, HugeProcesses, MemoryCoverage, MemoryKind, ObjectCoverage, Usage};
 use observation::{ObservationError, ProcessMemory, printable, processes_with_huge_pages};
 use std::io::Write;
@@ -34,6 +36,7 @@ struct WithHeap<'a> {
 
 /// Says what the kernel backs with huge pages now.
 pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
+    confine_to(Reads::Processes);
     let explained = |error| explain(error, "status");
     let text = match args.pid {
         Some(pid) => {

@@ -8,6 +8,7 @@ use huge_page_pools::{Cgroups, HugetlbLimit, pools_at};
 use lift_plan::{MachineFacts, ThpMode};
 use serde::Serialize;
 use std::ffi::CString;
+use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -76,9 +77,9 @@ pub struct HeapView {
 }
 
 /// Looks at a file; `None` where it is no program.
-pub fn view(path: &Path, machine: &MachineFacts) -> Option<HeapView> {
+pub fn view(path: &Path, file: &File, machine: &MachineFacts) -> Option<HeapView> {
     let environment = Environment::of_this_process();
-    let program = Program::read(path, &environment).ok()??;
+    let program = Program::of_file(path, file, &environment).ok()??;
     let args = HeapArgs { heap: HeapArg::Auto, heap_reserve: None, heap_allocator: None };
     let (allocator, way) = choose_for(&program, &args, &[], machine, &environment)?;
     Some(HeapView { allocator, way })

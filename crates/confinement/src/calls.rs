@@ -1,0 +1,114 @@
+//! The system calls that reading takes, and with which arguments.
+
+use seccompiler::SeccompCmpArgLen::{Dword, Qword};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
+use seccompiler::{BackendError, SeccompCondition, SeccompRule};
+
+type Rules = (i64, Vec<SeccompRule>);
+
+/// Flags of open(2) without which nothing is written, created or cut.
+const CHANGING: i32 =
+    libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND | (libc::O_TMPFILE & !libc::O_DIRECTORY);
+/// `PAGEMAP_SCAN` (linux/fs.h, Linux 6.7): `_IOWR('f', 16, struct pm_scan_arg)`, which has 96 bytes.
+const PAGEMAP_SCAN: u64 = 0xc060_6610;
+
+/// Calls with their rules; a call without rules is allowed with any arguments.
+pub fn allowed() -> Result<Vec<Rules>, BackendError> {
+    let mut calls: Vec<Rules> = ANY_ARGUMENTS.iter().map(|&call| (call, Vec::new())).collect();
+    calls.push((libc::SYS_openat, only(2, Dword, MaskedEq(CHANGING as u64), 0)?));
+    #[cfg(target_arch = "x86_64")]
+    calls.push((libc::SYS_open, only(1, Dword, MaskedEq(CHANGING as u64), 0)?));
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        calls.push((call, only(2, Dword, MaskedEq(libc::PROT_EXEC as u64), 0)?));
+    }
+    // A thread, but no process and no namespace.
+    let thread = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
+    let foreign = (libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWNET) as u64
+        | (libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP) as u64;
+    calls.push((libc::SYS_clone, only(0, Dword, MaskedEq(thread | foreign), thread)?));
+    // A terminal's attributes and size, and whether pages are huge; nothing that types into a terminal.
+    let requests = [libc::TCGETS as u64, libc::TIOCGWINSZ as u64, PAGEMAP_SCAN];
+    let requests = requests.into_iter().map(|request| only(1, Dword, Eq, request)).collect::<Result<Vec<_>, _>>()?;
+    calls.push((libc::SYS_ioctl, requests.into_iter().flatten().collect()));
+    // Limits and names are asked for, not set.
+    calls.push((libc::SYS_prlimit64, only(2, Qword, Eq, 0)?));
+    calls.push((libc::SYS_prctl, only(0, Dword, Eq, libc::PR_GET_THP_DISABLE as u64)?));
+    Ok(calls)
+}
+
+/// The rule that an argument, compared like this, is `value`.
+fn only(
+    argument: u8,
+    length: seccompiler::SeccompCmpArgLen,
+    comparison: seccompiler::SeccompCmpOp,
+    value: u64,
+) -> Result<Vec<SeccompRule>, BackendError> {
+    Ok(vec![SeccompRule::new(vec![SeccompCondition::new(argument, length, comparison, value)?])?])
+}
+
+const ANY_ARGUMENTS: &[i64] = &[
+    // Files that are open, and what is known of files.
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_lseek,
+    libc::SYS_close,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_statfs,
+    libc::SYS_fstatfs,
+    libc::SYS_getdents64,
+    libc::SYS_readlinkat,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_getcwd,
+    libc::SYS_ppoll,
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    // Threads.
+    libc::SYS_futex,
+    libc::SYS_gettid,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_membarrier,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_sigaltstack,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_restart_syscall,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    // What this process is, and the time.
+    libc::SYS_getpid,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_uname,
+    libc::SYS_sysinfo,
+    libc::SYS_getrandom,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    // The older forms, which musl uses where a machine has them.
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lstat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+];

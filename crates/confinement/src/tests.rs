@@ -1,0 +1,98 @@
+use super::*;
+use rustix::process::getuid;
+use std::fs::{self, File, OpenOptions};
+use std::net::UdpSocket;
+use std::process::Command;
+use std::thread;
+
+/// What `/proc/PID/status` of the calling thread says in this field.
+fn status(field: &str) -> String {
+    let text = fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {field} in {text}")).trim().to_owned()
+}
+
+/// In a thread of its own: a confined one stays so.
+fn confined<T: Send + 'static>(reads: Reads, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let all = move || {
+        confine(reads).unwrap();
+        work()
+    };
+    thread::spawn(all).join().unwrap()
+}
+
+fn is_refused<T>(result: io::Result<T>) -> bool {
+    result.is_err_and(|error| error.raw_os_error() == Some(libc::ENOSYS))
+}
+
+#[test]
+fn no_capability_is_left_where_only_own_files_are_read() {
+    let fields = || ["CapEff", "CapPrm", "CapInh", "NoNewPrivs", "Seccomp"].map(status);
+    let none = "0000000000000000".to_owned();
+    let expected = [none.clone(), none.clone(), none, "1".to_owned(), "2".to_owned()];
+    assert_eq!(confined(Reads::Own, fields), expected);
+}
+
+#[test]
+fn of_capabilities_only_those_for_reading_are_left() {
+    let held = || u64::from_str_radix(&status("CapEff"), 16).unwrap();
+    let before = held();
+    let left = confined(Reads::Processes, held);
+    let reading = [libc_bit(2), libc_bit(19), libc_bit(40)].into_iter().sum::<u64>();
+    assert_eq!(left & !(reading | libc_bit(21)), 0, "{left:#x}");
+    assert_eq!(left & reading, before & reading, "what reading takes is kept");
+    if before & libc_bit(40) != 0 {
+        assert_eq!(left & libc_bit(21), 0, "CAP_SYS_ADMIN is not needed");
+    }
+}
+
+/// The mask of a capability by its number in linux/capability.h.
+fn libc_bit(number: u32) -> u64 {
+    1 << number
+}
+
+#[test]
+fn files_are_read_and_threads_started() {
+    let read = || {
+        let names = fs::read_dir("/proc/self").unwrap().count();
+        let pages = vec![1u8; 1 << 22];
+        let in_thread = thread::spawn(move || pages.len()).join().unwrap();
+        (fs::read("/proc/self/exe").unwrap().len() > 4096, names > 10, in_thread)
+    };
+    assert_eq!(confined(Reads::Own, read), (true, true, 1 << 22));
+}
+
+#[test]
+fn nothing_is_written_executed_or_sent() {
+    let folder = std::env::temp_dir().join(format!("confinement-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("file");
+    fs::write(&file, "as it was").unwrap();
+    let (there, path) = (folder.clone(), file.clone());
+    let refused = confined(Reads::Processes, move || {
+        [
+            ("opened for writing", is_refused(OpenOptions::new().write(true).open(&path))),
+            ("opened for both", is_refused(OpenOptions::new().read(true).write(true).open(&path))),
+            ("created", is_refused(File::create_new(there.join("new")))),
+            ("removed", is_refused(fs::remove_file(&path))),
+            ("renamed", is_refused(fs::rename(&path, there.join("other")))),
+            ("made a folder", is_refused(fs::create_dir(there.join("folder")))),
+            ("executed", Command::new("/bin/true").spawn().is_err()),
+            ("sent", is_refused(UdpSocket::bind("127.0.0.1:0"))),
+            ("changed its user", rustix::thread::set_thread_uid(getuid()).is_err()),
+        ]
+    });
+    let done: Vec<_> = refused.into_iter().filter(|(_, refused)| !refused).map(|(what, _)| what).collect();
+    assert!(done.is_empty(), "a confined thread has {done:?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "as it was");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn confining_twice_takes_nothing_back() {
+    // A second filter would need prctl, or seccomp.
+    let again = || confine(Reads::Processes).is_err();
+    assert!(confined(Reads::Own, again));
+    assert_eq!(confined(Reads::Own, || status("Seccomp")), "2");
+}
