@@ -6,6 +6,8 @@ use address_space::{ElfImage, PageSize};
 use std::io;
 use std::path::Path;
 
+/// Small, so that small files have many huge pages. In bytes.
+const HUGE: u64 = 16 << 10;
 /// Images larger than this are planned but not filled: it would only take time. In bytes.
 const LARGEST_FILLED: u64 = 1 << 26;
 
@@ -16,7 +18,7 @@ const LARGEST_FILLED: u64 = 1 << 26;
 pub fn make_recipe(bytes: &[u8]) {
     record::read(bytes);
     SourceKey::of_name(&String::from_utf8_lossy(bytes));
-    let (Ok(huge), Ok(base)) = (PageSize::new(2 << 20), PageSize::new(4 << 10)) else { return };
+    let (Ok(huge), Ok(base)) = (PageSize::new(HUGE), PageSize::new(HUGE / 4)) else { return };
     let Ok(image) = ElfImage::parse(bytes) else { return };
     let source = Path::new("/usr/bin/hostile");
     for layout in [Layout::most_likely(&image, huge, base), Layout::at(huge, 0)] {
