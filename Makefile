@@ -19,7 +19,7 @@ generated   = target/generated
 # Models, plans and the simulated kernel, and the rules of the architecture.
 pure        = address-space lift-plan lift-execution heap-contract huge-page-pools observation paired-bench
 
-.PHONY: all build rust check test mutants suites demo bench install uninstall lint clean help
+.PHONY: all build rust check test mutants suites demo bench install uninstall lint dependencies clean help
 
 all: build
 
@@ -32,13 +32,14 @@ help:
 	@echo 'make demo       a bundled program plain and lifted, under a minute'
 	@echo 'make bench      the benchmarks'
 	@echo 'make lint       formatting and lints'
+	@echo 'make dependencies   licences, origins and known vulnerabilities of the crates used'
 	@echo 'make install    to PREFIX ($(PREFIX)), below DESTDIR if set; after make, as the user who owns PREFIX'
 
 rust:
 	@scripts/check-rust $(CARGO)
 
 build: rust
-	$(CARGO) build --release
+	$(CARGO) build --release --locked
 	@scripts/link-statically $(CARGO) $(release)
 	packaging/library/build $(CARGO)
 
@@ -65,12 +66,16 @@ demo: build
 	@$(release)/pagelift demo
 
 bench: build
-	@$(CARGO) run --release -p pagelift-bench
+	@$(CARGO) run --release --locked -p pagelift-bench
 
 lint: rust
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) clippy -p pagelift-tests --test suites -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked -p pagelift-tests --test suites -- -D warnings
+
+# Licences, origins and known vulnerabilities of the crates that Pagelift is built from.
+dependencies: rust
+	@scripts/check-dependencies $(CARGO)
 
 # Installs what `make` built; it never builds, so that root need not.
 install:
