@@ -13,6 +13,7 @@ mandir      = $(DESTDIR)$(PREFIX)/share/man/man1
 bashdir     = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zshdir      = $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fishdir     = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+docdir      = $(DESTDIR)$(PREFIX)/share/doc/pagelift
 release     = target/release
 generated   = target/generated
 
@@ -42,6 +43,7 @@ build: rust
 	$(CARGO) build --release --locked
 	@scripts/link-statically $(CARGO) $(release)
 	packaging/library/build $(CARGO)
+	packaging/bill-of-materials $(CARGO) $(release)/pagelift.spdx.json
 
 test: build
 	@scripts/install-test-tools
@@ -93,11 +95,12 @@ install:
 	install -D -m 644 $(generated)/completions/pagelift.bash $(bashdir)/pagelift
 	install -D -m 644 $(generated)/completions/_pagelift $(zshdir)/_pagelift
 	install -D -m 644 $(generated)/completions/pagelift.fish $(fishdir)/pagelift.fish
+	install -D -m 644 $(release)/pagelift.spdx.json $(docdir)/pagelift.spdx.json
 
 uninstall:
 	rm -f $(bindir)/pagelift $(mandir)/pagelift.1 $(mandir)/pagelift-*.1
 	rm -f $(bashdir)/pagelift $(zshdir)/_pagelift $(fishdir)/pagelift.fish
-	rm -rf $(libexecdir)
+	rm -rf $(libexecdir) $(docdir)
 	packaging/library/install --remove $(PREFIX)
 
 clean:

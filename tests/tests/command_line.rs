@@ -400,6 +400,7 @@ fn install(t: &Context) -> Result<()> {
         "share/bash-completion/completions/pagelift",
         "share/zsh/site-functions/_pagelift",
         "share/fish/vendor_completions.d/pagelift.fish",
+        "share/doc/pagelift/pagelift.spdx.json",
     ] {
         let length = fs::metadata(prefix.join(file)).with_context(|| format!("no {file}"))?.len();
         ensure!(length > 100, "{file} has {length} bytes");
