@@ -9,6 +9,9 @@ type Rules = (i64, Vec<SeccompRule>);
 /// Flags of open(2) without which nothing is written, created or cut.
 const CHANGING: i32 =
     libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND | (libc::O_TMPFILE & !libc::O_DIRECTORY);
+/// asm-generic/ioctls.h; C libraries give them different types.
+const TCGETS: u64 = 0x5401;
+const TIOCGWINSZ: u64 = 0x5413;
 /// `PAGEMAP_SCAN` (linux/fs.h, Linux 6.7): `_IOWR('f', 16, struct pm_scan_arg)`, which has 96 bytes.
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
 
@@ -27,7 +30,7 @@ pub fn allowed() -> Result<Vec<Rules>, BackendError> {
         | (libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP) as u64;
     calls.push((libc::SYS_clone, only(0, Dword, MaskedEq(thread | foreign), thread)?));
     // A terminal's attributes and size, and whether pages are huge; nothing that types into a terminal.
-    let requests = [libc::TCGETS as u64, libc::TIOCGWINSZ as u64, PAGEMAP_SCAN];
+    let requests = [TCGETS, TIOCGWINSZ, PAGEMAP_SCAN];
     let requests = requests.into_iter().map(|request| only(1, Dword, Eq, request)).collect::<Result<Vec<_>, _>>()?;
     calls.push((libc::SYS_ioctl, requests.into_iter().flatten().collect()));
     // Limits and names are asked for, not set.

@@ -12,17 +12,19 @@ use std::path::Path;
 /// A change to the model of a program's memory: which piece (1 byte), where in it (4 bytes), what stands there (8 bytes).
 const CHANGE: usize = 13;
 
-/// Reads what an ELF file tells of its allocator.
+/// Reads what an ELF file tells of its allocator; false where it tells nothing.
 ///
 /// # Panics
 /// There can be no file in memory.
-pub fn read_allocator(bytes: &[u8]) {
+pub fn read_allocator(bytes: &[u8]) -> bool {
     let written = || -> std::io::Result<_> {
         let mut file = File::from(memfd_create("hostile", MemfdFlags::CLOEXEC)?);
         file.write_all(bytes)?;
         ElfFacts::read(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))
     };
-    assert!(written().is_ok(), "a file in memory can be read");
+    let facts = written();
+    assert!(facts.is_ok(), "a file in memory can be read");
+    facts.is_ok_and(|facts| facts.is_some())
 }
 
 /// Reads an account from the first bytes, then the records of small blocks of a program in whose memory the rest of the

@@ -128,13 +128,19 @@ fn symbol(name: u32, address: u64, size: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use address_space::{AddressSpace, ElfImage, parse_smaps};
+    use address_space::{Address, AddressRange, AddressSpace, ElfImage, parse_smaps};
 
     #[test]
     fn the_readers_understand_every_sample() {
         for bytes in elf_files() {
             ElfImage::parse(&bytes[..]).unwrap();
         }
+        let everything = AddressRange::new(Address(0), Address(u64::MAX));
+        let symbols: usize =
+            elf_files().iter().map(|bytes| observation::fuzzing::read_symbols(bytes, everything)).sum();
+        let images: usize = elf_files().iter().map(|bytes| image_store::fuzzing::make_recipe(bytes)).sum();
+        let known = elf_files().iter().filter(|bytes| heap::fuzzing::read_allocator(bytes)).count();
+        assert!(symbols > 10 && images > 1 && known > 1, "{symbols} symbols, {images} images, {known} allocators");
         let image = ElfImage::parse(&small_elf()[..]).unwrap();
         assert_eq!((image.segments.len(), image.interpreter.as_deref()), (3, Some("/lib/ld.so")));
         assert_eq!(image.build_id.as_deref(), Some("abcdef01"));

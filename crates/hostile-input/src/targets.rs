@@ -27,10 +27,10 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "smaps", run: smaps, samples: samples::smaps },
     Target { name: "objects", run: objects, samples: samples::objects },
     Target { name: "symbols", run: symbols, samples: samples::elf_files },
-    Target { name: "allocator", run: heap::fuzzing::read_allocator, samples: samples::elf_files },
+    Target { name: "allocator", run: allocator, samples: samples::elf_files },
     Target { name: "heap_records", run: heap::fuzzing::read_records, samples: heap::fuzzing::sound_records },
     Target { name: "orders", run: orders, samples: samples::orders },
-    Target { name: "image_recipe", run: image_store::fuzzing::make_recipe, samples: samples::elf_files },
+    Target { name: "image_recipe", run: image_recipe, samples: samples::elf_files },
 ];
 
 /// The target of this name.
@@ -108,6 +108,14 @@ fn objects(bytes: &[u8]) {
 fn symbols(bytes: &[u8]) {
     let everything = AddressRange::new(Address(0), Address(u64::MAX));
     observation::fuzzing::read_symbols(bytes, everything);
+}
+
+fn allocator(bytes: &[u8]) {
+    heap::fuzzing::read_allocator(bytes);
+}
+
+fn image_recipe(bytes: &[u8]) {
+    image_store::fuzzing::make_recipe(bytes);
 }
 
 fn orders(bytes: &[u8]) {

@@ -11,23 +11,27 @@ const HUGE: u64 = 16 << 10;
 /// Images larger than this are planned but not filled: it would only take time. In bytes.
 const LARGEST_FILLED: u64 = 1 << 26;
 
-/// Makes the image of an ELF file in memory, for two bases, and reads back what it says of itself.
+/// Makes the image of an ELF file in memory, for two bases, and reads back what it says of itself. Returns how many of the
+/// images there can be.
 ///
 /// # Panics
 /// An image holds anything but whole huge pages, or its record cannot be read back.
-pub fn make_recipe(bytes: &[u8]) {
+pub fn make_recipe(bytes: &[u8]) -> usize {
     record::read(bytes);
     SourceKey::of_name(&String::from_utf8_lossy(bytes));
-    let (Ok(huge), Ok(base)) = (PageSize::new(HUGE), PageSize::new(HUGE / 4)) else { return };
-    let Ok(image) = ElfImage::parse(bytes) else { return };
+    let (Ok(huge), Ok(base)) = (PageSize::new(HUGE), PageSize::new(HUGE / 4)) else { return 0 };
+    let Ok(image) = ElfImage::parse(bytes) else { return 0 };
     let source = Path::new("/usr/bin/hostile");
+    let mut made = 0;
     for layout in [Layout::most_likely(&image, huge, base), Layout::at(huge, 0)] {
         let Ok(recipe) = Recipe::new(bytes, bytes.len() as u64, layout, base, record::write(source)) else { continue };
+        made += 1;
         assert_eq!(recipe.size() % huge.bytes(), 0, "an image of parts of pages");
         if recipe.memory() <= LARGEST_FILLED {
             fill(&recipe, bytes, huge, source);
         }
     }
+    made
 }
 
 fn fill(recipe: &Recipe, bytes: &[u8], huge: PageSize, source: &Path) {

@@ -6,14 +6,18 @@ use crate::{roles, symbols};
 use address_space::{AddressRange, AddressSpace, ElfImage, LoadedObject, ObjectRole, PageSize, RangeSet};
 
 /// Reads all that [`crate::perf_map::write`] reads of an ELF file, and lays the names out over `range`. Addresses are those
-/// of the file.
-pub fn read_symbols(bytes: &[u8], range: AddressRange) {
+/// of the file. Returns the number of names.
+///
+/// # Panics
+/// A line of the map is none that perf could read.
+pub fn read_symbols(bytes: &[u8], range: AddressRange) -> usize {
     let ranges: RangeSet = [range].into_iter().collect();
     let found = symbols::read_everything(bytes, &ranges);
-    let Ok(image) = ElfImage::parse(bytes) else { return };
+    let Ok(image) = ElfImage::parse(bytes) else { return found.len() };
     let object = loaded(&image, 0);
     let text = render(&[NamedObject { object: &object, symbols: &found, ranges: &ranges }]);
     assert!(text.lines().all(|line| line.split(' ').count() >= 3), "a line that perf cannot read");
+    found.len()
 }
 
 /// Compares an image that lies at `bias` with the mappings of a process, as [`crate::load_objects`] and
