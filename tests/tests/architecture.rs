@@ -16,13 +16,15 @@ const UNSAFE_CRATES: [&str; 4] =
 /// demo's code.
 const UNSAFE_FILES: [&str; 3] =
     ["crates/command-line/src/main.rs", "crates/command-line/src/allocator.rs", "crates/demo-program/src/"];
+/// A crate that only its own test and libFuzzer use.
+const FUZZ_TARGETS: &str = "crates/hostile-input/";
 const LONGEST: usize = 600;
 const SAFETY_WITHIN: usize = 12;
 
 type Rule = (&'static str, fn() -> Result<()>);
 
 fn main() -> ExitCode {
-    let rules: [Rule; 9] = [
+    let rules: [Rule; 10] = [
         ("pure_crates_do_no_io", pure_crates_do_no_io),
         ("pure_crates_forbid_unsafe_code", pure_crates_forbid_unsafe_code),
         ("unsafe_stands_only_where_it_may", unsafe_stands_only_where_it_may),
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         ("nothing_is_left_undone", nothing_is_left_undone),
         ("no_page_size_is_assumed", no_page_size_is_assumed),
         ("nobody_depends_on_the_command_line", nobody_depends_on_the_command_line),
+        ("fuzz_targets_are_in_no_shipped_program", fuzz_targets_are_in_no_shipped_program),
         ("the_architecture_page_names_every_folder", the_architecture_page_names_every_folder),
     ];
     let trial =
@@ -52,7 +55,10 @@ impl SourceFile {
     }
 
     fn is_test(&self) -> bool {
-        self.path.contains("/tests/") || self.path.ends_with("/tests.rs") || self.path.contains("/benches/")
+        self.path.starts_with(FUZZ_TARGETS)
+            || self.path.contains("/tests/")
+            || self.path.ends_with("/tests.rs")
+            || self.path.contains("/benches/")
     }
 }
 
@@ -240,6 +246,16 @@ fn nobody_depends_on_the_command_line() -> Result<()> {
         ensure!(!depends, "{} depends on the command line", manifest.display());
     }
     Ok(())
+}
+
+/// Readers are opened to the fuzz targets by the feature `fuzzing`, which nobody else asks for.
+fn fuzz_targets_are_in_no_shipped_program() -> Result<()> {
+    let manifests = sources("crates", &["toml"])?;
+    let others = manifests.iter().filter(|file| !file.path.starts_with(FUZZ_TARGETS));
+    let asks = |line: &str| line.contains("hostile-input") || line.contains("features") && line.contains("\"fuzzing\"");
+    let found = others.filter(|file| file.text.lines().any(asks)).map(|file| file.path.clone()).collect();
+    ensure!(manifests.iter().any(|file| file.path.starts_with(FUZZ_TARGETS)), "{FUZZ_TARGETS} is not there any more");
+    refuse(found, "crates that use the fuzz targets:")
 }
 
 fn the_architecture_page_names_every_folder() -> Result<()> {

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs};
 
-/// Rounds for each target; with a debug build all targets together take under 20 seconds.
-const ROUNDS: u64 = 3_000;
+/// Rounds for each target; with a debug build all targets together take about half a minute.
+const ROUNDS: u64 = 1_500;
 /// Beside what a target takes there are its samples and this program.
 const OWN_MEMORY: u64 = 256 << 20;
 
