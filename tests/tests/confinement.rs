@@ -171,7 +171,7 @@ fn before_a_file_is_read(t: &Context) -> Result<()> {
     let first = lines[opened..].iter().position(reads).context("the file was not read")? + opened;
     let confined =
         |line: &&str| (line.contains("seccomp(") || line.contains("PR_SET_SECCOMP")) && line.ends_with("= 0");
-    ensure!(lines[..first].iter().any(|line| confined(line)), "read before it was confined: {}", lines[first]);
+    ensure!(lines[..first].iter().any(confined), "read before it was confined: {}", lines[first]);
     let reopened = lines[opened + 1..].iter().any(|line| line.contains("open") && line.contains(&name));
     ensure!(!reopened, "the file is opened twice: it may be another one then");
     Ok(())
