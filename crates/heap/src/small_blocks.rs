@@ -216,7 +216,8 @@ impl Bounded {
         let counts_fit = used <= capacity && capacity <= reserved;
         let begins_here = start >= slice && start - slice < r.slice;
         let blocks_end = start.checked_add(reserved.checked_mul(block)?)?;
-        (counts_fit && begins_here && blocks_end <= end).then_some(used * block)
+        let fits = counts_fit && begins_here && blocks_end <= end;
+        fits.then(|| used * block)
     }
 }
 

@@ -18,7 +18,8 @@ fn blocks_in_use_are_summed_over_all_pages_of_all_arenas() {
 
 #[test]
 fn records_that_contradict_themselves_are_read_again() {
-    let contradictions: [([u16; 3], u64); 6] = [
+    let contradictions: [([u16; 3], u64); 7] = [
+        ([1000, 1, 1], 1 << 55),
         ([5, 4, 100], 64),
         ([5, 200, 100], 64),
         ([1, 1, 1], u64::MAX),
