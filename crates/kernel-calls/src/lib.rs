@@ -6,6 +6,8 @@ pub mod attributes;
 pub mod bare;
 pub mod descriptors;
 pub mod file_mapping;
+pub mod file_systems;
+pub mod leases;
 pub mod numbers;
 pub mod pagemap;
 pub mod pages;
