@@ -7,6 +7,9 @@ use kernel_calls::pagemap::Pagemap;
 use kernel_calls::text::text_of;
 use lift_execution::{Backing, CallError};
 use nix::errno::Errno;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 /// Flags of `mmap` for a file that is never written: of hugetlbfs no pool pages must be set aside for copies.
 pub const PRIVATE_FILE: i32 = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
@@ -27,6 +30,21 @@ pub fn mmap_flags(backing: Backing) -> u64 {
 /// An error of ours as one of a call.
 pub fn failed(call: &'static str, error: &std::io::Error) -> CallError {
     CallError { call, errno: error.raw_os_error().unwrap_or(Errno::EIO as i32) }
+}
+
+/// Refuses a file that a process has opened by a path, where another one lies at that path here: whoever rules over the
+/// process's mount namespace decides what the path leads to there.
+pub fn is_ours(pid: i32, descriptor: u64, path: &OsStr) -> Result<(), CallError> {
+    let opened = format!("/proc/{pid}/fd/{descriptor}");
+    let number = |path: &OsStr| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    match (number(path), number(OsStr::new(&opened))) {
+        (Ok(here), Ok(there)) if here == there => Ok(()),
+        (Err(error), _) | (_, Err(error)) => Err(failed("comparing the opened image with ours", &error)),
+        _ => Err(CallError {
+            call: "opening the image, which is another file in the process's mounts,",
+            errno: Errno::ESTALE as i32,
+        }),
+    }
 }
 
 /// A call that could not be made at all.

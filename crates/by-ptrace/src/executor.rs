@@ -2,7 +2,7 @@
 
 use crate::Injector;
 use crate::arch::numbers;
-use crate::calls::{self, IMAGE, failed, mmap_flags, not_made};
+use crate::calls::{self, IMAGE, failed, is_ours, mmap_flags, not_made};
 use crate::injection::{OpenFile, arguments_to_open};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use kernel_calls::numbers as linux;
@@ -10,6 +10,7 @@ use kernel_calls::pagemap::Pagemap;
 use kernel_calls::text::text_of;
 use lift_execution::{Backing, CallError, Executor};
 use nix::errno::Errno;
+use std::ffi::OsStr;
 
 /// A call copies at most so many bytes, so that no single call keeps the process for long.
 const COPIED_AT_ONCE: u64 = 256 << 20;
@@ -103,16 +104,22 @@ impl<'a> ProcessExecutor<'a> {
     /// The image's descriptor in the process.
     fn open_image(&mut self, path: &str) -> Result<u64, CallError> {
         if let Ok(Some(opened)) = self.injector.take_opened() {
-            self.close_image();
-            self.image = Some(opened);
+            self.keep_image(opened)?;
         }
         if let Some(image) = self.image.as_ref().filter(|image| image.path == path) {
             return Ok(image.descriptor);
         }
-        self.close_image();
         let descriptor = self.open_file(path)?;
-        self.image = Some(OpenFile { path: path.to_owned(), descriptor });
+        self.keep_image(OpenFile { path: path.to_owned(), descriptor })?;
         Ok(descriptor)
+    }
+
+    /// Keeps an image that the process has opened, in place of the one before, if it is the one that lies here.
+    fn keep_image(&mut self, opened: OpenFile) -> Result<(), CallError> {
+        self.close_image();
+        let meant = is_ours(self.injector.pid().as_raw(), opened.descriptor, OsStr::new(&opened.path));
+        self.image = Some(opened);
+        meant.inspect_err(|_| self.close_image())
     }
 
     fn mappings(&self) -> Result<AddressSpace, CallError> {

@@ -79,9 +79,10 @@ pub(crate) struct OpenFile {
     pub descriptor: u64,
 }
 
-/// The arguments of `openat` for a file that is to be read, whose path stands at this address.
+/// The arguments of `openat` for a file that is to be read, whose path stands at this address. A pipe or a terminal that
+/// somebody has put there is not waited for.
 pub(crate) fn arguments_to_open(path: Address) -> [u64; 6] {
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as u64;
     [libc::AT_FDCWD as u64, path.0, flags, 0, 0, 0]
 }
 

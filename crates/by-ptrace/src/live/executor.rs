@@ -9,7 +9,8 @@ use super::page::CallPage;
 use super::stop::{LiveProcess, Standstill, StopError};
 use crate::RemoteMemory;
 use crate::arch::{self, numbers};
-use crate::calls::{self, IMAGE, PRIVATE_FILE, failed};
+use crate::calls::{self, IMAGE, PRIVATE_FILE, failed, is_ours};
+use crate::injection::arguments_to_open;
 use address_space::{
     Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
 };
@@ -20,7 +21,9 @@ use kernel_calls::urgency::Urgency;
 use lift_execution::{Backing, CallError, Executor};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use std::ffi::OsStr;
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -192,13 +195,17 @@ impl LiveExecutor {
         length: u64,
         protection: Protection,
     ) -> Result<Address, CallError> {
+        let pid = self.process.pid().as_raw();
+        let is_meant = |descriptor| match (how, path) {
+            (IMAGE, [path @ .., 0]) => is_ours(pid, descriptor, OsStr::from_bytes(path)),
+            _ => Ok(()),
+        };
         let start = self.with_thread(|calls| {
             let at = calls.place(path)?;
-            let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-            let arguments = [libc::AT_FDCWD as u64, at.0, flags, 0, 0, 0];
-            let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments)?;
+            let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments_to_open(at))?;
             let arguments = [0, length, protection.bits() as u64, how as u64, descriptor, offset];
-            let mapped = calls.call("mmap of its file", numbers::SYS_mmap, arguments);
+            let mapped =
+                is_meant(descriptor).and_then(|()| calls.call("mmap of its file", numbers::SYS_mmap, arguments));
             // Linux closes a descriptor even where close reports an error (close(2)).
             let _ = calls.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
             let range = AddressRange::sized(Address(mapped?), length);
