@@ -26,6 +26,6 @@ pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};
 pub use error::ObservationError;
 pub use file_identity::FileIdentity;
 pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};
-pub use mapped_file::{Unreadable, open_regular_file};
+pub use mapped_file::{Unreadable, open_mapped, open_regular_file};
 pub use process_files::ProcessFiles;
 pub use text::printable;

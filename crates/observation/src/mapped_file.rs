@@ -27,6 +27,16 @@ pub(crate) struct MappedFile {
     pub metadata: Metadata,
 }
 
+/// Opens the file behind a mapping of a process: what the mapping itself leads to, or, where only root may follow that,
+/// what lies at its path, if it is the same file by device and inode. `None` where it is no regular file.
+///
+/// # Errors
+/// [`Unreadable`]: the path leads to another file by now, or nothing can be opened there.
+pub fn open_mapped(process: &ProcessFiles, mapping: &Mapping) -> Result<Option<(File, FileIdentity)>, Unreadable> {
+    let opened = Opener::new(process).open(mapping)?;
+    Ok(opened.map(|MappedFile { file, metadata }| (file, FileIdentity::of(&metadata))))
+}
+
 /// Opens the files that one process has mapped.
 #[derive(Debug)]
 pub(crate) struct Opener<'a> {
