@@ -55,6 +55,54 @@ pub enum StoreError {
     /// The file system keeps no time of change, without which an old image could be taken for a new file's.
     #[error("its file system keeps no time of change (ctime), which tells a changed file from an old one")]
     NoTimeOfChange,
+    /// The file's contents can change without its times telling.
+    #[error(
+        "its file system (type {0:#x}) does not give a changed file another time of change; needed: ext4, xfs, btrfs, \
+         f2fs, squashfs or erofs; fix: copy the file to one of these"
+    )]
+    ChangesUnseen(u64),
+    /// Nothing tells the file system from one that is mounted in its place later.
+    #[error(
+        "the kernel does not tell its file system from another one that is mounted there later; needed: Linux 6.10, a \
+         disk on Linux 5.15, or the file system of / or /usr; fix: copy the file there"
+    )]
+    MediumUnknown,
+    /// Somebody can write to the file.
+    #[error(
+        "a process has the file open for writing, or mapped so that it can be written; needed: no such process; find it \
+         with `fuser -v '{}'`", .0.display()
+    )]
+    OpenForWriting(PathBuf),
+    /// The kernel grants no lease on the file.
+    #[error(
+        "cannot make sure that nobody writes to the file: a read lease gives {0}; needed: its owner or CAP_LEASE, and a \
+         file system with leases"
+    )]
+    NoLease(#[source] io::Error),
+    /// The file is of a kind that images are made of only when somebody asks for one.
+    #[error(
+        "no image is made of it without being asked for, since {why}; needed: a file that root alone can write or \
+         exchange; as root: pagelift image add '{}'", path.display()
+    )]
+    NotAskedFor {
+        /// What was found.
+        why: String,
+        /// Path of the file.
+        path: PathBuf,
+    },
+    /// Images that nobody asked for take all that they may take.
+    #[error(
+        "images that nobody asked for may take {}, and take {}; needed {} more; as root: `pagelift image add FILE`, or \
+         `pagelift image setup --size SIZE`", size(.allowed), size(.found), size(.needed)
+    )]
+    OverShare {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes that those there are take.
+        found: u64,
+        /// Bytes that they may take.
+        allowed: u64,
+    },
     /// The image would need more than the caller allows.
     #[error("the image needs {}, allowed are {}", size(.needed), size(.allowed))]
     TooLarge {

@@ -1,10 +1,39 @@
 //! One image, open and ready to be mapped.
 
-use crate::{Layout, SourceKey, SourceState, StoreError, origin};
+use crate::{Layout, SourceKey, SourceState, StoreError, access, origin};
 use address_space::{AddressRange, ElfImage, PageSize, Protection};
+use nix::sys::stat::{Mode, fchmod};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+/// What the mode of an image tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// Everybody can read its source.
+    pub for_everybody: bool,
+    /// Nobody has asked for it.
+    pub automatic: bool,
+}
+
+impl Mark {
+    const FOR_EVERYBODY: u32 = 0o444;
+    const FOR_ROOT: u32 = 0o400;
+    /// The sticky bit, which Linux ignores on a file (inode(7)).
+    const AUTOMATIC: u32 = 0o1000;
+
+    /// What a mode tells.
+    pub fn of(mode: u32) -> Self {
+        Self { for_everybody: mode & 0o004 != 0, automatic: mode & Self::AUTOMATIC != 0 }
+    }
+
+    /// The mode that tells this.
+    pub fn mode(self) -> Mode {
+        let readers = if self.for_everybody { Self::FOR_EVERYBODY } else { Self::FOR_ROOT };
+        let automatic = if self.automatic { Self::AUTOMATIC } else { 0 };
+        Mode::from_bits_truncate(readers | automatic)
+    }
+}
 
 /// A read-only segment as it lies in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +56,7 @@ pub struct Image {
     pub(crate) device: u64,
     pub(crate) inode: u64,
     pub(crate) for_everybody: bool,
+    pub(crate) automatic: bool,
     pub(crate) key: SourceKey,
     pub(crate) layout: Layout,
     pub(crate) source: PathBuf,
@@ -70,6 +100,30 @@ impl Image {
         self.for_everybody
     }
 
+    /// True where nobody asked for it: it was made because a process could use it.
+    pub fn is_automatic(&self) -> bool {
+        self.automatic
+    }
+
+    /// True where it is everybody's and its source is not.
+    pub(crate) fn shows_too_much(&self) -> bool {
+        self.for_everybody && !access::is_readable_by_everybody(&self.source, &self.key.file())
+    }
+
+    /// Shows it to root alone from now on. Processes that map it keep their memory.
+    pub(crate) fn withdraw(&mut self) -> Result<(), StoreError> {
+        self.set_mode(Mark { for_everybody: false, automatic: self.automatic })
+    }
+
+    /// Gives it the mode that tells this, if it has another one.
+    pub(crate) fn set_mode(&mut self, mark: Mark) -> Result<(), StoreError> {
+        if mark != (Mark { for_everybody: self.for_everybody, automatic: self.automatic }) {
+            fchmod(&self.file, mark.mode()).map_err(|error| StoreError::io("changing the mode of an image", error))?;
+            Mark { for_everybody: self.for_everybody, automatic: self.automatic } = mark;
+        }
+        Ok(())
+    }
+
     /// The file it was made from.
     pub fn key(&self) -> &SourceKey {
         &self.key
@@ -87,7 +141,7 @@ impl Image {
 
     /// What is at the source's path now.
     pub fn source_state(&self) -> SourceState {
-        origin::state_of(&self.source, &self.key.file())
+        origin::state_of(&self.source, &self.key)
     }
 
     /// The read-only segments, lowest first.

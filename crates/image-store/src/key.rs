@@ -1,18 +1,20 @@
 //! What identifies the file that an image was made from.
 
+use crate::medium::Medium;
 use crate::{Layout, StoreError, reading};
 use address_space::{ElfImage, PageSize};
 use observation::FileIdentity;
 use std::fs::File;
 
 /// Changes whenever images of older versions must not be used any more.
-const FORMAT: &str = "v1";
+const FORMAT: &str = "v2";
 /// Of a longer build-id only so many hexadecimal digits take part: a file name has a bound.
 const MOST_BUILD_ID: usize = 64;
 
-/// Device, inode, size, both times and the build-id of a file, as read from a descriptor of it.
+/// The mounted file system, device, inode, size, both times and the build-id of a file, as read from a descriptor of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SourceKey {
+    medium: Medium,
     file: FileIdentity,
     build_id: Option<String>,
 }
@@ -21,16 +23,22 @@ impl SourceKey {
     /// The key of an open file, for example of `/proc/PID/map_files/…` or `/proc/PID/exe`.
     ///
     /// # Errors
-    /// [`StoreError`] where it is no regular file, or no sound ELF file.
+    /// [`StoreError`] where it is no regular file, or no sound ELF file, or where the key could come to be that of another
+    /// content: [`StoreError::ChangesUnseen`], [`StoreError::MediumUnknown`].
     pub fn read(file: &File) -> Result<Self, StoreError> {
         let identity = reading::identity(file)?;
-        Ok(Self::new(identity, &reading::elf_image(file, identity.size)?))
+        Self::new(file, identity, &reading::elf_image(file, identity.size)?)
     }
 
     /// The key of a file whose identity and image were read from the same descriptor.
-    pub fn new(file: FileIdentity, image: &ElfImage) -> Self {
+    ///
+    /// # Errors
+    /// [`StoreError::ChangesUnseen`], [`StoreError::MediumUnknown`].
+    pub fn new(file: &File, identity: FileIdentity, image: &ElfImage) -> Result<Self, StoreError> {
+        let medium = Medium::of(file, identity.device)?;
         let build_id = image.build_id.as_ref().filter(|id| !id.is_empty());
-        Self { file, build_id: build_id.map(|id| id.chars().take(MOST_BUILD_ID).collect()) }
+        let build_id = build_id.map(|id| id.chars().take(MOST_BUILD_ID).collect());
+        Ok(Self { medium, file: identity, build_id })
     }
 
     /// Identity of the file.
@@ -43,14 +51,23 @@ impl SourceKey {
         self.build_id.as_deref()
     }
 
+    /// The file system that it lies on.
+    pub(crate) fn medium(&self) -> Medium {
+        self.medium
+    }
+
+    /// What the names of all images of this file begin with, whatever it held when they were made.
+    pub(crate) fn prefix_of_inode(&self) -> String {
+        let FileIdentity { device, inode, .. } = self.file;
+        format!("{FORMAT}-{}-{device:x}-{inode:x}-", self.medium)
+    }
+
     /// What the names of all images of this source begin with.
     pub(crate) fn prefix(&self) -> String {
-        let FileIdentity { device, inode, size, modified, changed } = self.file;
+        let FileIdentity { size, modified, changed, .. } = self.file;
         let build_id = self.build_id.as_deref().unwrap_or("none");
-        format!(
-            "{FORMAT}-{device:x}-{inode:x}-{size:x}-{:x}.{:x}-{:x}.{:x}-{build_id}-",
-            modified.0, modified.1, changed.0, changed.1
-        )
+        let times = format!("{:x}.{:x}-{:x}.{:x}", modified.0, modified.1, changed.0, changed.1);
+        format!("{}{size:x}-{times}-{build_id}-", self.prefix_of_inode())
     }
 
     /// The name that an image of this source in this layout has in every store.
@@ -61,7 +78,8 @@ impl SourceKey {
     /// Reads a name; `None` for anything but what [`SourceKey::name`] writes.
     pub(crate) fn of_name(name: &str) -> Option<(Self, Layout)> {
         let fields: Vec<&str> = name.split('-').collect();
-        let [FORMAT, device, inode, size, modified, changed, build_id, page_size, base_offset] = fields[..] else {
+        let [FORMAT, medium, device, inode, size, modified, changed, build_id, page_size, base_offset] = fields[..]
+        else {
             return None;
         };
         let file = FileIdentity {
@@ -72,7 +90,7 @@ impl SourceKey {
             changed: time(changed)?,
         };
         let build_id = (build_id != "none").then(|| build_id.to_owned());
-        let key = Self { file, build_id };
+        let key = Self { medium: Medium::parse(medium)?, file, build_id };
         let layout = Layout::at(PageSize::new(hexadecimal(page_size)?).ok()?, hexadecimal(base_offset)?);
         // Written anew it must be the same: no two names mean one image.
         (key.name(layout) == name).then_some((key, layout))
@@ -97,8 +115,15 @@ mod tests {
     fn keys() -> impl Strategy<Value = SourceKey> {
         let times = || (any::<i64>(), 0..1_000_000_000i64);
         let file = (any::<u64>(), any::<u64>(), any::<u64>(), times(), times());
-        (file, prop::option::of("[0-9a-f]{1,64}")).prop_map(|((device, inode, size, modified, changed), build_id)| {
-            SourceKey { file: FileIdentity { device, inode, size, modified, changed }, build_id }
+        let numbered = any::<u64>();
+        let medium = (0..3u8, numbered).prop_map(|(kind, number)| match kind {
+            0 => Medium::Mounted(number),
+            1 => Medium::Disk(number),
+            _ => Medium::Permanent,
+        });
+        (medium, file, prop::option::of("[0-9a-f]{1,64}")).prop_map(|(medium, file, build_id)| {
+            let (device, inode, size, modified, changed) = file;
+            SourceKey { medium, file: FileIdentity { device, inode, size, modified, changed }, build_id }
         })
     }
 
@@ -119,7 +144,7 @@ mod tests {
         }
 
         #[test]
-        fn no_name_makes_the_reader_panic(name in "(v1-)?[-.0-9a-fx]{0,80}") {
+        fn no_name_makes_the_reader_panic(name in "(v2-)?[-.0-9a-fmpx]{0,80}") {
             let _ = SourceKey::of_name(&name);
         }
     }

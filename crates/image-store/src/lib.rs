@@ -12,7 +12,7 @@
 //! let layout = Layout::at(store.page_size(), object.bias);
 //! let image = match store.find(&key, layout)? {
 //!     Some(image) => image,
-//!     None => store.make(&file, layout, most_bytes)?,     // root only
+//!     None => store.make(&file, layout, Request::Explicit)?, // root only
 //! };
 //! image.offset_of(range, object.bias)                     // for mmap(MAP_FIXED) of image.path() or image.file()
 //! ```
@@ -20,9 +20,16 @@
 //! What holds:
 //! - An image appears in the store whole or not at all: it is filled without a name and then linked.
 //! - No symbolic link is followed, neither on the way to the store nor in it.
-//! - An image shows others no byte of a file that they could not read themselves.
+//! - A file that was changed has no image of what it held before: images are made of files on file systems that give a
+//!   changed file another time, while nobody can write to them ([`Store::make`]).
+//! - A file has no image of another one that lies on a file system that was mounted before ([`SourceKey`]).
+//! - An image is made for everybody only of a file that everybody can read, and is taken back when root looks at it
+//!   after that has ended ([`Store::find`], [`Store::collect`]).
+//! - Nobody but root decides how much the store holds: without being asked for, images are made of root's own files only
+//!   ([`Request`]).
 #![forbid(unsafe_code)]
 
+mod access;
 mod collect;
 mod coverage;
 mod directory;
@@ -34,15 +41,18 @@ mod image;
 mod key;
 mod layout;
 mod make;
+mod medium;
 mod origin;
 mod reading;
 mod recipe;
 mod record;
+mod request;
+mod room;
 mod setup;
 mod store;
 mod users;
 
-pub use collect::Collected;
+pub use collect::{Collected, Collection};
 pub use coverage::ImageCoverage;
 pub use error::StoreError;
 pub use file_system::{FileSystem, Space};
@@ -51,6 +61,7 @@ pub use key::SourceKey;
 pub use layout::Layout;
 pub use origin::SourceState;
 pub use reading::read_elf;
+pub use request::Request;
 pub use setup::{StoreMount, StoreSize};
 pub use store::{DEFAULT_DIRECTORY, Listing, STORE_VARIABLE, Store, default_directory};
 pub use users::Users;

@@ -2,11 +2,13 @@
 
 use crate::directory::{open_directory_in, open_in};
 use crate::file_system::FileSystem;
+use crate::image::Mark;
 use crate::recipe::Recipe;
 use crate::store::ROOT;
-use crate::{Image, Layout, SourceKey, Store, StoreError, coverage, origin, reading, record};
+use crate::{Image, Layout, Request, SourceKey, Store, StoreError, access, coverage, origin, reading, record};
 use address_space::ElfImage;
 use kernel_calls::file_mapping::write_huge_pages;
+use kernel_calls::leases::Lease;
 use kernel_calls::pages::base_page;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, Flock, FlockArg, OFlag, fallocate, openat};
@@ -27,44 +29,79 @@ impl Store {
     /// The image of an open file in a layout; it is made where there is none yet. Only root can make one.
     ///
     /// Any number may make the same image at once: one does, the others wait and get it. Killed at any moment, a maker
-    /// leaves no image and no memory behind. `most_bytes` bounds what the image may take in memory.
+    /// leaves no image and no memory behind.
+    ///
+    /// While it is made a read lease is held, so that nobody has the source open for writing or mapped so that it can be
+    /// written; whoever opens it for writing waits until the image is made, or dropped.
     ///
     /// # Errors
-    /// [`StoreError`]: why there is no image. Nothing in the store has changed then.
-    pub fn make(&self, source: &File, layout: Layout, most_bytes: u64) -> Result<Image, StoreError> {
-        let before = reading::settled_identity(source)?;
-        let length = before.size;
-        let key = SourceKey::new(before, &reading::elf_image(source, length)?);
+    /// [`StoreError`]: why there is no image. Nothing in the store has changed then, but for images of no use that made
+    /// room.
+    pub fn make(&self, source: &File, layout: Layout, request: Request) -> Result<Image, StoreError> {
         let layout = self.own(layout)?;
-        if let Some(image) = self.find(&key, layout)? {
-            return Ok(image);
+        let origin = origin::of(source);
+        if let Some(image) = self.find(&SourceKey::read(source)?, layout)? {
+            return Self::as_asked_for(image, request);
         }
-        let origin = origin::of(source, &before);
         if geteuid().as_raw() != ROOT {
             let mend = format!("pagelift image add '{}'", origin.path.display());
             return Err(StoreError::NotPermitted { mend });
         }
+        let lease = lease_on(source, &origin)?;
+        let before = reading::identity_at_rest(source)?;
+        if request.is_automatic()
+            && let Some(why) = access::not_roots_own(&origin.path, &before)
+        {
+            return Err(StoreError::NotAskedFor { why, path: origin.path });
+        }
+        let length = before.size;
+        let key = SourceKey::new(source, before, &reading::elf_image(source, length)?)?;
         let cache = reading::cache(source, length);
         let recipe = Recipe::new(&cache, length, layout, base_page(), record::write(&origin.path))?;
-        self.check_bounds(&key, layout, &recipe, most_bytes)?;
+        self.check_bounds(&key, layout, &recipe, request)?;
+        let for_everybody = access::is_readable_by_everybody(&origin.path, &before);
+        let mark = Mark { for_everybody, automatic: request.is_automatic() };
         let name = key.name(layout);
         let folder = self.locked_folder(&name)?;
         if let Some(image) = self.open_image(&name, &key, layout)? {
             return Ok(image);
         }
         let made = self.fill(&folder, &recipe, source, length).and_then(|file| {
-            if reading::identity(source)? != before {
+            if !lease.is_kept() || reading::identity(source)? != before {
                 return Err(StoreError::SourceChanging);
             }
             check_shape(&file, &recipe, source, length)?;
-            publish(&folder, &file, &origin)
+            publish(&folder, &file, &origin, mark)
         });
         if let Err(error) = made {
             // The lock is held: nobody else makes this image now.
             let _ = unlinkat(&self.directory, name.as_str(), UnlinkatFlags::RemoveDir);
             return Err(error);
         }
+        self.withdraw_older(&key)?;
         self.open_image(&name, &key, layout)?.ok_or(StoreError::RemovedMeanwhile)
+    }
+
+    /// An image that is there: somebody's who asks for it, and everybody's if its file has become so.
+    fn as_asked_for(mut image: Image, request: Request) -> Result<Image, StoreError> {
+        if geteuid().as_raw() == ROOT {
+            let identity = image.key.file();
+            let for_everybody = image.for_everybody || access::is_readable_by_everybody(&image.source, &identity);
+            image.set_mode(Mark { for_everybody, automatic: image.automatic && request.is_automatic() })?;
+        }
+        Ok(image)
+    }
+
+    /// Images of what the file held before show nobody but root what he may not be able to read any more.
+    fn withdraw_older(&self, key: &SourceKey) -> Result<(), StoreError> {
+        let (inode, now) = (key.prefix_of_inode(), key.prefix());
+        for name in self.names()?.iter().filter(|name| name.starts_with(&inode) && !name.starts_with(&now)) {
+            let Some((key, layout)) = SourceKey::of_name(name) else { continue };
+            if let Ok(Some(mut image)) = self.open_image(name, &key, layout) {
+                image.withdraw()?;
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a layout for other huge pages than the store's.
@@ -75,19 +112,22 @@ impl Store {
         }
     }
 
-    fn check_bounds(&self, key: &SourceKey, layout: Layout, recipe: &Recipe, most: u64) -> Result<(), StoreError> {
-        let needed = recipe.memory();
-        if needed > most {
-            return Err(StoreError::TooLarge { needed, allowed: most });
-        }
-        if let Some(free) = self.space()?.free.filter(|free| *free < needed) {
-            return Err(StoreError::Full { needed, free });
+    fn check_bounds(
+        &self,
+        key: &SourceKey,
+        layout: Layout,
+        recipe: &Recipe,
+        request: Request,
+    ) -> Result<(), StoreError> {
+        let (needed, allowed) = (recipe.memory(), request.most_bytes());
+        if needed > allowed {
+            return Err(StoreError::TooLarge { needed, allowed });
         }
         let others = self.layouts(key)?.into_iter().filter(|other| *other != layout).count();
         if others >= MOST_LAYOUTS {
             return Err(StoreError::TooManyLayouts(others));
         }
-        Ok(())
+        self.make_room(needed, request)
     }
 
     /// The image's folder, made if need be, and locked against others who would make or remove the same image.
@@ -193,11 +233,26 @@ fn check_shape(file: &File, recipe: &Recipe, source: &File, length: u64) -> Resu
     if same { Ok(()) } else { Err(StoreError::Differs(0)) }
 }
 
+/// A lease that is granted while nobody can write to the source. Who is just closing it is waited for, for a moment.
+fn lease_on<'a>(source: &'a File, origin: &origin::Origin) -> Result<Lease<'a>, StoreError> {
+    let busy = |error: &io::Error| error.raw_os_error() == Some(Errno::EAGAIN as i32);
+    let lease = match Lease::against_writers(source) {
+        Err(error) if busy(&error) => {
+            std::thread::sleep(reading::TICK);
+            Lease::against_writers(source)
+        }
+        result => result,
+    };
+    lease.map_err(|error| match busy(&error) {
+        true => StoreError::OpenForWriting(origin.path.clone()),
+        false => StoreError::NoLease(error),
+    })
+}
+
 /// Gives the finished file its mode and its name. Until then nobody can open it.
-fn publish(folder: &OwnedFd, file: &File, origin: &origin::Origin) -> Result<(), StoreError> {
+fn publish(folder: &OwnedFd, file: &File, origin: &origin::Origin, mark: Mark) -> Result<(), StoreError> {
     let explain = |error: Errno| StoreError::io("linking an image into the store", error);
-    let mode = if origin.readable_by_everybody { 0o444 } else { 0o400 };
-    fchmod(file, Mode::from_bits_truncate(mode)).map_err(explain)?;
+    fchmod(file, mark.mode()).map_err(explain)?;
     let label = origin.label.as_str();
     match linkat(file, "", folder, label, AtFlags::AT_EMPTY_PATH) {
         // Needs CAP_DAC_READ_SEARCH; the other way needs /proc.

@@ -1,11 +1,14 @@
-//! Where a source lies: for people, and to tell who may read it.
+//! Where a source lies, and what has become of it.
 
+use crate::SourceKey;
+use crate::medium::Medium;
+use nix::fcntl::OFlag;
 use observation::FileIdentity;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// A name in the store is no longer than this.
@@ -18,17 +21,14 @@ pub(crate) struct Origin {
     pub path: PathBuf,
     /// The last part of it, of harmless characters alone: the image's own name, for maps and profilers.
     pub label: String,
-    /// Every user can read the file: its mode and those of all folders on the way allow it.
-    pub readable_by_everybody: bool,
 }
 
-/// The origin of an open file whose identity is known.
-pub(crate) fn of(file: &File, identity: &FileIdentity) -> Origin {
+/// The origin of an open file.
+pub(crate) fn of(file: &File) -> Origin {
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
     let path = without_mark(path);
     let label = label_of(path.file_name().unwrap_or_default());
-    let readable_by_everybody = is_readable_by_everybody(&path, identity);
-    Origin { path, label, readable_by_everybody }
+    Origin { path, label }
 }
 
 /// The kernel marks the path of a removed file.
@@ -50,14 +50,6 @@ fn label_of(name: &OsStr) -> String {
     }
 }
 
-/// A file that nobody finds at its path, as one that was removed or lies in a container, counts as not readable.
-fn is_readable_by_everybody(path: &Path, identity: &FileIdentity) -> bool {
-    let readable =
-        fs::metadata(path).is_ok_and(|found| FileIdentity::of(&found) == *identity && found.mode() & 0o004 != 0);
-    let reachable = |folder: &Path| fs::metadata(folder).is_ok_and(|found| found.mode() & 0o001 != 0);
-    path.is_absolute() && readable && path.ancestors().skip(1).all(reachable)
-}
-
 /// What has become of an image's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -73,9 +65,9 @@ pub enum SourceState {
 }
 
 /// What is now at the path of a source.
-pub(crate) fn state_of(path: &Path, identity: &FileIdentity) -> SourceState {
-    match fs::metadata(path) {
-        Ok(found) if FileIdentity::of(&found) == *identity => SourceState::Same,
+pub(crate) fn state_of(path: &Path, key: &SourceKey) -> SourceState {
+    match fs::symlink_metadata(path) {
+        Ok(found) if FileIdentity::of(&found) == key.file() && !is_on_another_medium(path, key) => SourceState::Same,
         Ok(_) => SourceState::Changed,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => SourceState::Gone,
         Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => SourceState::Gone,
@@ -83,11 +75,16 @@ pub(crate) fn state_of(path: &Path, identity: &FileIdentity) -> SourceState {
     }
 }
 
+/// True where the file at the path, which has the identity of the source, can be opened and lies on another file system.
+fn is_on_another_medium(path: &Path, key: &SourceKey) -> bool {
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
+    let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
+    Medium::of(&file, key.file().device).is_ok_and(|medium| medium != key.medium())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn labels_are_harmless() {
@@ -105,30 +102,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_below_a_private_folder_is_not_for_everybody() {
+    fn the_path_of_a_removed_file_is_told_without_the_kernels_mark() {
         let folder = tempfile::tempdir().unwrap();
-        let set = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
-        set(folder.path(), 0o755);
         let path = folder.path().canonicalize().unwrap().join("file");
         fs::write(&path, "x").unwrap();
-        let readable = || {
-            let file = File::open(&path).unwrap();
-            of(&file, &FileIdentity::of(&file.metadata().unwrap())).readable_by_everybody
-        };
-        set(&path, 0o644);
-        // As far as the temporary folder itself can be reached.
-        let reachable = folder.path().ancestors().skip(1).all(|p| p.metadata().unwrap().mode() & 1 != 0);
-        assert_eq!(readable(), reachable);
-        set(&path, 0o640);
-        assert!(!readable());
-        set(&path, 0o644);
-        set(folder.path(), 0o700);
-        assert!(!readable());
         let file = File::open(&path).unwrap();
-        let identity = FileIdentity::of(&file.metadata().unwrap());
-        assert_eq!(state_of(&path, &identity), SourceState::Same);
+        assert_eq!(of(&file).path, path);
         fs::remove_file(&path).unwrap();
-        assert_eq!(of(&file, &identity).path, path);
-        assert_eq!(state_of(&path, &identity), SourceState::Gone);
+        assert_eq!(of(&file).path, path);
     }
 }

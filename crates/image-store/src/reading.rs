@@ -2,6 +2,7 @@
 
 use crate::StoreError;
 use address_space::ElfImage;
+use nix::errno::Errno;
 use object::ReadCache;
 use observation::{BoundedFile, FileIdentity};
 use std::fs::File;
@@ -10,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// More of a file than this is never read for its headers.
 const MOST_HEADER_BYTES: u64 = 16 << 20;
 /// More than one tick of the slowest clock that stamps files (10 ms where the kernel ticks 100 times a second).
-const TICK: Duration = Duration::from_millis(25);
+pub(crate) const TICK: Duration = Duration::from_millis(25);
 /// The same for file systems that know whole seconds only (FAT even pairs of them).
 const WHOLE_SECONDS: Duration = Duration::from_secs(3);
 
@@ -23,11 +24,25 @@ pub(crate) fn identity(file: &File) -> Result<FileIdentity, StoreError> {
     Ok(FileIdentity::of(&metadata))
 }
 
+/// The identity of a file that every later change gives another one, whether it is made by `write` or through a mapping.
+///
+/// File systems stamp a file when a page that can be written is mapped, and no more while it stays so: until it has been
+/// written back. So all pages are written back, and if nobody has been stamping meanwhile, then no page can be written now.
+pub(crate) fn identity_at_rest(file: &File) -> Result<FileIdentity, StoreError> {
+    let found = settled_identity(file)?;
+    match file.sync_data().map_err(|error| (error.raw_os_error().map(Errno::from_raw), error)) {
+        // File systems that cannot be written have nothing to write back.
+        Ok(()) | Err((Some(Errno::EINVAL | Errno::EROFS), _)) => {}
+        Err((_, error)) => return Err(StoreError::io("fdatasync of the source", error)),
+    }
+    if identity(file)? == found { Ok(found) } else { Err(StoreError::SourceChanging) }
+}
+
 /// The identity of a file that has stayed the same for so long that every later change gives it another identity.
 ///
 /// Files are stamped with a clock that stands still for some milliseconds: a change within the same tick as the one
 /// before leaves the times as they are.
-pub(crate) fn settled_identity(file: &File) -> Result<FileIdentity, StoreError> {
+fn settled_identity(file: &File) -> Result<FileIdentity, StoreError> {
     let found = identity(file)?;
     if found.changed == (0, 0) {
         return Err(StoreError::NoTimeOfChange);

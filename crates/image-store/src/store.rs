@@ -2,13 +2,13 @@
 
 use crate::directory::{names_in, open_directory_in, open_in, open_path};
 use crate::file_system::{self, Check, FileSystem, Space};
-use crate::image::mappable_segments;
-use crate::{Image, Layout, SourceKey, StoreError, reading, record};
+use crate::image::{Mark, mappable_segments};
+use crate::{Image, Layout, SourceKey, StoreError, access, reading, record};
 use address_space::PageSize;
 use kernel_calls::pages::base_page;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::os::fd::OwnedFd;
@@ -111,10 +111,28 @@ impl Store {
 
     /// The image of a source in a layout; `None` where there is none.
     ///
+    /// Whether the source can still be read by everybody is looked at each time: root takes back an image that it finds
+    /// to show others more than the source does, and nobody else uses it.
+    ///
     /// # Errors
     /// [`StoreError::NotForEverybody`], [`StoreError::Damaged`] or [`StoreError::Io`].
     pub fn find(&self, key: &SourceKey, layout: Layout) -> Result<Option<Image>, StoreError> {
-        self.open_image(&key.name(layout), key, layout)
+        let Some(mut image) = self.open_image(&key.name(layout), key, layout)? else { return Ok(None) };
+        if geteuid().as_raw() == ROOT {
+            self.review(&mut image)?;
+        } else if !access::is_readable_by_us(image.source()) {
+            return Err(StoreError::NotForEverybody(image.source));
+        }
+        Ok(Some(image))
+    }
+
+    /// Takes an image back from others where not everybody can read its source. True where that was so.
+    pub(crate) fn review(&self, image: &mut Image) -> Result<bool, StoreError> {
+        let shows_too_much = image.shows_too_much();
+        if shows_too_much {
+            image.withdraw()?;
+        }
+        Ok(shows_too_much)
     }
 
     /// The layouts in which the store has images of a source, so that a base may be chosen that suits one.
@@ -177,7 +195,7 @@ impl Store {
     }
 
     /// Names in the store. One that is no UTF-8 comes changed, and thus never as an image's.
-    fn names(&self) -> Result<Vec<String>, StoreError> {
+    pub(crate) fn names(&self) -> Result<Vec<String>, StoreError> {
         let names = names_in(&self.directory).map_err(|error| StoreError::io("listing the image store", error))?;
         Ok(names.into_iter().map(|name| name.to_string_lossy().into_owned()).collect())
     }
@@ -194,7 +212,9 @@ impl Store {
         let [label] = &names[..] else {
             return if names.is_empty() { Ok(None) } else { Err(damaged("more than one file")) };
         };
-        let file = match open_in(&folder, label, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+        // What is read here is no use of the image; only its owner may read it so.
+        let unnoticed = if geteuid().as_raw() == ROOT { OFlag::O_NOATIME } else { OFlag::empty() };
+        let file = match open_in(&folder, label, OFlag::O_RDONLY | OFlag::O_NONBLOCK | unnoticed) {
             Ok(file) => File::from(file),
             Err(Errno::ENOENT) => return Ok(None),
             Err(Errno::EACCES) => return Err(StoreError::NotForEverybody(PathBuf::from(label))),
@@ -211,6 +231,7 @@ impl Store {
             file.read_at(&mut head, record::OFFSET).map_err(|error| StoreError::io("reading an image", error))?;
         let source = record::read(&head[..length]).ok_or_else(|| damaged("no record"))?;
         let elf = reading::elf_image(&file, metadata.size()).map_err(|_| damaged("no sound ELF file"))?;
+        let Mark { for_everybody, automatic } = Mark::of(metadata.mode());
         Ok(Some(Image {
             path: self.path.join(name).join(label),
             name: name.to_owned(),
@@ -218,7 +239,8 @@ impl Store {
             size: metadata.size(),
             device: metadata.dev(),
             inode: metadata.ino(),
-            for_everybody: metadata.mode() & 0o004 != 0,
+            for_everybody,
+            automatic,
             key: key.clone(),
             layout,
             source,

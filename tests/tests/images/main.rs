@@ -1,6 +1,7 @@
 //! Shared images: what is in them, who may make them, what becomes of them, and that tools read them.
 
 mod contents;
+mod hostile;
 mod making;
 mod runs;
 mod safety;
@@ -15,6 +16,7 @@ fn main() -> ExitCode {
     trials.extend(making::trials());
     trials.extend(sources::trials());
     trials.extend(safety::trials());
+    trials.extend(hostile::trials());
     trials.extend(tools::trials());
     trials.extend(runs::trials());
     main_of(trials)

@@ -1,5 +1,6 @@
 //! Programs that stand on shared images: lifted at the start and while they run, shared between processes, never stale.
 
+use crate::safety::NOBODY;
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
 use pagelift_tests::{
@@ -24,7 +25,7 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-fn start(t: &Context, store: &Path, program: &Command, pages: &str) -> Result<Session> {
+pub fn start(t: &Context, store: &Path, program: &Command, pages: &str) -> Result<Session> {
     let mut command = t.lifted(&["--pages", pages], program)?;
     command.env("PAGELIFT_STORE", store);
     let session = t.session(command)?;
@@ -32,7 +33,7 @@ fn start(t: &Context, store: &Path, program: &Command, pages: &str) -> Result<Se
     Ok(session)
 }
 
-fn end(mut session: Session) -> Result<Output> {
+pub fn end(mut session: Session) -> Result<Output> {
     session.send("\n")?;
     let output = session.finish()?.success()?;
     ensure!(!output.stdout.contains("differs"), "{}", output.stdout);
@@ -46,12 +47,10 @@ fn from_store(view: &View, store: &Path) -> (u64, u64) {
     usages.fold((0, 0), |(all, huge), usage| (all + usage.mapping.range.len(), huge + usage.shmem_huge))
 }
 
-/// Of the user and the group `nobody`.
-const NOBODY: u32 = 65534;
 /// Six or seven MiB of code and of constants each hold four MiB of whole huge pages at the least.
 const AT_LEAST: u64 = 8 << 20;
 
-fn check(session: &Session, store: &Path) -> Result<()> {
+pub fn check(session: &Session, store: &Path) -> Result<()> {
     let view = View::of(session.pid())?;
     let (all, huge) = from_store(&view, store);
     ensure!(all >= AT_LEAST && huge == all, "{all} bytes from the store, {huge} of them huge");

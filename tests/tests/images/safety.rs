@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Of the user and the group `nobody`.
-const NOBODY: u32 = 65534;
+pub const NOBODY: u32 = 65534;
 
 pub fn trials() -> Vec<Trial> {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
@@ -29,12 +29,12 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// Runs a command as nobody.
-fn as_nobody(t: &Context, mut command: Command) -> Result<Output> {
+pub fn as_nobody(t: &Context, mut command: Command) -> Result<Output> {
     command.uid(NOBODY).gid(NOBODY).current_dir("/");
     t.run(command)
 }
 
-fn refused(output: &Output, words: &[&str]) -> Result<()> {
+pub fn refused(output: &Output, words: &[&str]) -> Result<()> {
     ensure!(output.ending == Ending::Exit(125), "{:?}: {}", output.ending, output.stdout);
     for word in words {
         ensure!(output.stderr.contains(word), "`{word}` is missing in:\n{}", output.stderr);

@@ -1,13 +1,14 @@
 //! What shared images can show of a process.
 
-use address_space::{AddressRange, AddressSpace, LoadedObject, ObjectRole, RangeSet};
+use address_space::{AddressRange, AddressSpace, LoadedObject, RangeSet};
 use huge_page_pools::{base_page, machine_facts};
-use image_store::{FileSystem, Layout, SourceKey, Store, StoreError, default_directory};
+use image_store::{FileSystem, Layout, Request, SourceKey, Store, StoreError, default_directory};
 use kernel_calls::pagemap::Pagemap;
 use lift_plan::{ImageSpan, MachineFacts, Pages, Policy, ProcessFacts, Reason, ThpMode};
 use nix::unistd::geteuid;
-use observation::{FileIdentity, ProcessFiles};
-use std::fs::File;
+use observation::{FileIdentity, ProcessFiles, open_mapped};
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 
 /// An image may take so much of the memory that is available: one in so many parts.
 const SHARE_OF_MEMORY: u64 = 4;
@@ -114,16 +115,21 @@ fn of_object(
     most_bytes: impl Fn() -> Option<u64>,
 ) -> Result<Vec<ImageSpan>, String> {
     let (file, identity) = open(pid, space, object).ok_or("its file cannot be opened, or has been replaced")?;
-    let key = SourceKey::new(identity, &object.image);
+    let key = SourceKey::new(&file, identity, &object.image).map_err(|error| error.to_string())?;
     let layout = Layout::at(store.page_size(), object.bias);
-    let made_now =
-        |most_bytes| Store::open(store.path()).and_then(|store| store.make(&file, layout, most_bytes)).map(Some);
+    let made_now = |most_bytes| {
+        let request = Request::Automatic { most_bytes };
+        Store::open(store.path()).and_then(|store| store.make(&file, layout, request)).map(Some)
+    };
     let found = match store.find(&key, layout) {
         Ok(None) if geteuid().is_root() => most_bytes().map_or(Ok(None), made_now),
         found => found,
     };
     let none = || format!("the store has none for this base; as root: pagelift image add '{}'", object.path);
     let image = found.map_err(|error| error.to_string())?.ok_or_else(none)?;
+    if !image.for_everybody() && !may_read_all(pid) {
+        return Err(StoreError::NotForEverybody(image.source().to_owned()).to_string());
+    }
     let path = image.path().to_str().ok_or("the store's path is no UTF-8")?;
     let mut spans = Vec::new();
     for segment in image.segments() {
@@ -137,22 +143,16 @@ fn of_object(
     Ok(spans)
 }
 
+/// True where a process runs as root, which could open an image that is for root only. The kernel shows a process that
+/// keeps its memory to itself as root's (proc(5)); it gets an error then, and the next source.
+fn may_read_all(pid: i32) -> bool {
+    fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == 0)
+}
+
 /// The file that the process really has mapped, if it can be opened and is not another by now.
 pub fn open(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Option<(File, FileIdentity)> {
-    let process = ProcessFiles::of(pid);
-    let mapping = space.mappings().iter().find(|m| !m.shared && m.path() == Some(object.path.as_str()));
-    let by_mapping = mapping.and_then(|m| File::open(process.path(&format!("map_files/{}", m.range))).ok());
-    let file = match (by_mapping, object.role) {
-        (Some(file), _) => file,
-        (None, ObjectRole::Executable) => File::open(process.path("exe")).ok()?,
-        (None, _) => {
-            let file = File::open(process.path("root").join(object.path.trim_start_matches('/'))).ok()?;
-            let inode = FileIdentity::of(&file.metadata().ok()?).inode;
-            (mapping?.inode == inode).then_some(file)?
-        }
-    };
-    let identity = FileIdentity::of(&file.metadata().ok()?);
-    Some((file, identity))
+    let mapping = space.mappings().iter().find(|m| !m.shared && m.path() == Some(object.path.as_str()))?;
+    open_mapped(&ProcessFiles::of(pid), mapping).ok()?
 }
 
 /// The parts of a range that still are the file's pages. Where the kernel does not tell, there are none.

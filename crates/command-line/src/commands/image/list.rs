@@ -34,6 +34,8 @@ struct Row {
     size: u64,
     memory: u64,
     for_everybody: bool,
+    /// Nobody asked for it.
+    automatic: bool,
     users: Vec<i32>,
     /// None where the kernel cannot tell.
     coverage: Option<ImageCoverage>,
@@ -87,6 +89,7 @@ fn row(image: &Image, users: &Users) -> anyhow::Result<Row> {
         size: image.size(),
         memory: image.memory()?,
         for_everybody: image.for_everybody(),
+        automatic: image.is_automatic(),
         users: users.of(image),
         coverage: image.coverage().ok(),
     })

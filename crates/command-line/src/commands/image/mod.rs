@@ -6,13 +6,18 @@ mod setup;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use image_store::{Image, Layout, Store, StoreError, Users, default_directory};
+use image_store::{Collection, Image, Layout, Request, Store, StoreError, Users, default_directory};
 use kernel_calls::pages::base_page;
 use observation::printable;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// An image that nobody has used for so many days is removed by `gc` where nobody says otherwise.
+const UNUSED_DAYS: u32 = 30;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// `pagelift image`.
 #[derive(Args, Clone)]
@@ -32,7 +37,7 @@ enum ImageCommand {
     List(ListArgs),
     /// Remove images.
     Remove(RemoveArgs),
-    /// Remove images that nobody maps and whose file was changed or has vanished.
+    /// Remove images that nobody maps and whose file was changed or has vanished, or that nobody has used for long.
     Gc(GcArgs),
 }
 
@@ -94,6 +99,9 @@ struct GcArgs {
     /// Only say which images these are.
     #[arg(long)]
     dry_run: bool,
+    /// Days after which an image that nobody has used goes, too. Times of use are exact to a day.
+    #[arg(long, value_name = "DAYS", default_value_t = UNUSED_DAYS)]
+    unused_days: u32,
 }
 
 /// Runs one of the commands.
@@ -139,7 +147,7 @@ fn add_one(store: &Store, path: &Path, base_offset: Option<u64>) -> anyhow::Resu
     let size = store.page_size();
     let layout = base_offset
         .map_or_else(|| Layout::most_likely(&elf, size, base_page()), |base_offset| Layout::at(size, base_offset));
-    let image = store.make(&file, layout, u64::MAX)?;
+    let image = store.make(&file, layout, Request::Explicit)?;
     Ok(describe(&image, size))
 }
 
@@ -194,7 +202,8 @@ fn is_meant(image: &Image, file: &Path) -> bool {
 }
 
 fn collect(args: &GcArgs) -> anyhow::Result<()> {
-    let collected = args.store.open()?.collect(args.dry_run)?;
+    let unused_for = Some(DAY * args.unused_days);
+    let collected = args.store.open()?.collect(Collection { dry_run: args.dry_run, unused_for })?;
     let mut out = std::io::stdout();
     let verb = if args.dry_run { "would remove" } else { "removed" };
     for image in &collected.images {
@@ -206,6 +215,11 @@ fn collect(args: &GcArgs) -> anyhow::Result<()> {
     writeln!(out, "{verb} {images}, {bytes}, and {} other things", collected.debris)?;
     if collected.in_use > 0 {
         writeln!(out, "{} images are of changed files too, but processes still map them", collected.in_use)?;
+    }
+    if collected.withdrawn > 0 {
+        let count = collected.withdrawn;
+        let verb = if args.dry_run { "would be" } else { "are" };
+        writeln!(out, "{count} images {verb} for root only from now on: not every user can read the files themselves")?;
     }
     Ok(())
 }

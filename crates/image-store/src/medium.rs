@@ -1,0 +1,126 @@
+//! The file system that a source lies on: whether a changed file shows there, and what tells it from another one.
+//!
+//! Device numbers are given to the next file system when one is unmounted, and inode numbers and times are whatever the
+//! medium says. So an image is of a file on one *mounted file system*, which the kernel numbers in one of these ways:
+//!
+//! - It makes a folder below `/sys/fs` at each mount, and inode numbers there come from one 64-bit counter that is never
+//!   set back before the next boot (`kernfs_new_node` in `fs/kernfs/dir.c`). Since Linux 6.10 it tells which folder a
+//!   file's file system has: ext4, xfs, btrfs, f2fs.
+//! - It numbers the disks in the order in which they appear and in which their media are changed (`diskseq` in
+//!   `Documentation/ABI/stable/sysfs-block`, Linux 5.15).
+//! - The file systems of `/` and `/usr` stay mounted.
+
+use crate::StoreError;
+use kernel_calls::file_systems::sysfs_path;
+use nix::sys::stat::{major, minor};
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, XFS_SUPER_MAGIC, fstatfs};
+use std::fmt;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// File systems that give a file a new time of change whenever it is changed, by `write` and through mappings: their
+/// `page_mkwrite` calls `file_update_time` when a page that can be written is mapped (read in Linux 6.18). On tmpfs no
+/// write through a mapping does. On overlayfs it is the file system below that does or does not.
+const STAMPING: [FsType; 4] = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC];
+/// File systems that cannot be written: squashfs and erofs (`linux/magic.h`).
+const READ_ONLY: [u32; 2] = [0x7371_7368, 0xe0f5_e1e2];
+/// They stay mounted for as long as anybody runs who could look at them.
+const PERMANENT: [&str; 2] = ["/", "/usr"];
+
+/// Which mounted file system a file lies on, among all that were mounted since the machine started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Medium {
+    /// Inode number of its folder below `/sys/fs`.
+    Mounted(u64),
+    /// Sequence number of the disk it lies on.
+    Disk(u64),
+    /// The one of `/` or `/usr`.
+    Permanent,
+}
+
+impl Medium {
+    /// The medium of an open file on the device `device` (as stat(2) gives it).
+    ///
+    /// # Errors
+    /// [`StoreError::ChangesUnseen`] where the file could change without another time of change, and
+    /// [`StoreError::MediumUnknown`] where nothing tells its file system from one that is mounted there later.
+    pub fn of(file: &File, device: u64) -> Result<Self, StoreError> {
+        let found = fstatfs(file).map_err(|error| StoreError::io("statfs of the source", error))?.filesystem_type();
+        let cannot_be_written = READ_ONLY.contains(&(found.0 as u32));
+        if !STAMPING.contains(&found) && !cannot_be_written {
+            return Err(StoreError::ChangesUnseen(found.0 as u64));
+        }
+        let mounted = || sysfs_path(file).ok().and_then(|name| folder_number(&name)).map(Self::Mounted);
+        let disk = || disk_number(device).map(Self::Disk);
+        let permanent = || is_permanent(device).then_some(Self::Permanent);
+        mounted().or_else(disk).or_else(permanent).ok_or(StoreError::MediumUnknown)
+    }
+
+    /// Reads what is written by `Display`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
+        match text.split_at_checked(1)? {
+            ("m", digits) => number(digits).map(Self::Mounted),
+            ("d", digits) => number(digits).map(Self::Disk),
+            ("p", "") => Some(Self::Permanent),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Medium {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mounted(number) => write!(f, "m{number:x}"),
+            Self::Disk(number) => write!(f, "d{number:x}"),
+            Self::Permanent => write!(f, "p"),
+        }
+    }
+}
+
+fn folder_number(name: &str) -> Option<u64> {
+    // The name comes from the kernel, but a file system may take it from its medium.
+    let is_plain = Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    let folder = fs::symlink_metadata(Path::new("/sys/fs").join(name)).ok().filter(|_| is_plain && !name.is_empty())?;
+    folder.is_dir().then(|| folder.ino())
+}
+
+/// A partition has the number of its disk.
+fn disk_number(device: u64) -> Option<u64> {
+    let folder = format!("/sys/dev/block/{}:{}", major(device), minor(device));
+    let read = |name: &str| fs::read_to_string(format!("{folder}/{name}")).ok();
+    read("diskseq").or_else(|| read("../diskseq"))?.trim().parse().ok()
+}
+
+fn is_permanent(device: u64) -> bool {
+    PERMANENT.iter().any(|path| fs::metadata(path).is_ok_and(|found| found.dev() == device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for medium in [Medium::Mounted(u64::MAX), Medium::Disk(0), Medium::Permanent] {
+            assert_eq!(Medium::parse(&medium.to_string()), Some(medium));
+        }
+        for text in ["", "m", "p1", "x1", "ä", "d-1"] {
+            assert_eq!(Medium::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_folder_is_looked_for_in_sys_fs_alone() {
+        for name in ["", "..", "../fs", "/sys", "ext4/../..", "ext4/features/no-such"] {
+            assert_eq!(folder_number(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn files_of_the_kernel_have_no_medium() {
+        let file = File::open("/proc/self/status").unwrap();
+        assert!(matches!(Medium::of(&file, 0), Err(StoreError::ChangesUnseen(_))));
+    }
+}
