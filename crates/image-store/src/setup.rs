@@ -138,6 +138,34 @@ impl StoreMount {
         (format!("{}.mount", unit_name(&self.directory)), text)
     }
 
+    /// The names and texts of a service that runs `program image gc` for this store, and of a timer that starts it each
+    /// day (systemd.timer(5)).
+    pub fn collection_units(&self, program: &Path) -> [(String, String); 2] {
+        let (directory, name) = (self.directory.display(), format!("{}-gc", unit_name(&self.directory)));
+        let service = format!(
+            "[Unit]\n\
+             Description=Remove shared images of programs that nobody uses\n\
+             Documentation=man:pagelift-image(1)\n\
+             RequiresMountsFor={directory}\n\
+             \n\
+             [Service]\n\
+             Type=oneshot\n\
+             ExecStart=\"{}\" image gc --store {directory}\n",
+            escaped(program),
+        );
+        let timer = "[Unit]\n\
+             Description=Remove shared images of programs that nobody uses, each day\n\
+             Documentation=man:pagelift-image(1)\n\
+             \n\
+             [Timer]\n\
+             OnCalendar=daily\n\
+             RandomizedDelaySec=1h\n\
+             \n\
+             [Install]\n\
+             WantedBy=timers.target\n";
+        [(format!("{name}.service"), service), (format!("{name}.timer"), timer.to_owned())]
+    }
+
     /// A line for fstab(5).
     pub fn fstab_line(&self) -> String {
         format!(
@@ -205,25 +233,21 @@ impl StoreMount {
         StoreError::io(format!("setting up {}", self.directory.display()), error)
     }
 
-    /// Writes the mount unit into a folder such as `/etc/systemd/system` and enables it there. Returns its path.
+    /// Writes the mount unit and the daily collection by `program` into a folder such as `/etc/systemd/system` and enables
+    /// them there. Returns their paths.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn install_unit(&self, folder: &Path) -> Result<PathBuf, StoreError> {
-        let (name, text) = self.systemd_unit();
-        let path = folder.join(&name);
-        let wants = folder.join("local-fs.target.wants");
-        let link = wants.join(&name);
-        let write = || -> io::Result<()> {
-            fs::create_dir_all(&wants)?;
-            replace(&path, text.as_bytes(), 0o644)?;
-            match std::os::unix::fs::symlink(Path::new("..").join(&name), &link) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                result => result,
-            }
-        };
-        write().map_err(|error| StoreError::io(format!("writing {}", path.display()), error))?;
-        Ok(path)
+    pub fn install_units(&self, folder: &Path, program: &Path) -> Result<Vec<PathBuf>, StoreError> {
+        let [service, timer] = self.collection_units(program);
+        let units = [(self.systemd_unit(), Some("local-fs.target")), (service, None), (timer, Some("timers.target"))];
+        let installed = units.into_iter().map(|((name, text), wanted_by)| {
+            let path = folder.join(&name);
+            install_unit(folder, &name, &text, wanted_by)
+                .map_err(|error| StoreError::io(format!("writing {}", path.display()), error))?;
+            Ok(path)
+        });
+        installed.collect()
     }
 
     /// Puts the line into an fstab, in place of an older one for the same directory.
@@ -253,6 +277,32 @@ impl StoreMount {
         lines.push(self.fstab_line());
         replace(fstab, (lines.join("\n") + "\n").as_bytes(), mode).map_err(failed)
     }
+}
+
+/// Writes a unit, and enables it where a target is to want it.
+fn install_unit(folder: &Path, name: &str, text: &str, wanted_by: Option<&str>) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    replace(&folder.join(name), text.as_bytes(), 0o644)?;
+    let Some(target) = wanted_by else { return Ok(()) };
+    let wants = folder.join(format!("{target}.wants"));
+    fs::create_dir_all(&wants)?;
+    match std::os::unix::fs::symlink(Path::new("..").join(name), wants.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        result => result,
+    }
+}
+
+/// A path between quotes in a command line of systemd.service(5).
+fn escaped(path: &Path) -> String {
+    let mut text = String::new();
+    for c in path.display().to_string().chars() {
+        match c {
+            '"' | '\\' => text.extend(['\\', c]),
+            '%' | '$' => text.extend([c, c]),
+            c => text.push(c),
+        }
+    }
+    text
 }
 
 /// Replaces a file at once: a reader sees the old contents or the new ones.
@@ -349,12 +399,22 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_written_and_enabled() {
+    fn units_are_written_and_enabled() {
         let folder = tempfile::tempdir().unwrap();
         let mount = on("/run/pagelift/images").unwrap();
-        let path = mount.install_unit(folder.path()).unwrap();
-        assert_eq!(mount.install_unit(folder.path()).unwrap(), path);
-        let link = folder.path().join("local-fs.target.wants/run-pagelift-images.mount");
-        assert_eq!(fs::read_to_string(link).unwrap(), fs::read_to_string(path).unwrap());
+        let program = Path::new("/opt/100% \"sure\"/pagelift");
+        let paths = mount.install_units(folder.path(), program).unwrap();
+        assert_eq!(mount.install_units(folder.path(), program).unwrap(), paths);
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        for (unit, link) in [
+            ("run-pagelift-images.mount", "local-fs.target.wants/run-pagelift-images.mount"),
+            ("run-pagelift-images-gc.timer", "timers.target.wants/run-pagelift-images-gc.timer"),
+        ] {
+            assert_eq!(read(link), read(unit));
+        }
+        let service = read("run-pagelift-images-gc.service");
+        let line = r#"ExecStart="/opt/100%% \"sure\"/pagelift" image gc --store /run/pagelift/images"#;
+        assert!(service.lines().any(|found| found == line), "{service}");
+        assert_eq!(paths.len(), 3);
     }
 }

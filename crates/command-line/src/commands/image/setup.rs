@@ -47,7 +47,7 @@ pub struct SetupArgs {
 /// How a store is mounted at boot.
 #[derive(Clone, Copy, ValueEnum)]
 enum BootArg {
-    /// A systemd mount unit.
+    /// A systemd mount unit, and a timer that runs `pagelift image gc` each day.
     Systemd,
     /// A line in /etc/fstab.
     Fstab,
@@ -64,8 +64,10 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     match args.print {
         Some(BootArg::Systemd) => {
-            let (name, text) = mount.systemd_unit();
-            write!(out, "# {}\n{text}", args.unit_folder.join(name).display())?;
+            let [service, timer] = mount.collection_units(&std::env::current_exe()?);
+            for (name, text) in [mount.systemd_unit(), service, timer] {
+                write!(out, "# {}\n{text}\n", args.unit_folder.join(name).display())?;
+            }
             return Ok(());
         }
         Some(BootArg::Fstab) => {
@@ -78,12 +80,14 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
     writeln!(out, "{}", describe(&store)?)?;
     match args.install {
         Some(BootArg::Systemd) => {
-            let unit = mount.install_unit(&args.unit_folder)?;
-            writeln!(out, "written and enabled: {}{}", unit.display(), reload())?;
+            let units = mount.install_units(&args.unit_folder, &std::env::current_exe()?)?;
+            units.iter().try_for_each(|unit| writeln!(out, "written and enabled: {}", unit.display()))?;
+            out.write_all(reload().as_bytes())?;
         }
         Some(BootArg::Fstab) => {
             mount.install_fstab_line(&args.fstab)?;
             writeln!(out, "written to {}: {}", args.fstab.display(), mount.fstab_line())?;
+            writeln!(out, "have `pagelift image gc` run each day, too; --install systemd writes a timer for that")?;
         }
         None => {}
     }
@@ -109,6 +113,6 @@ fn reload() -> &'static str {
     }
     match Command::new("systemctl").arg("daemon-reload").status() {
         Ok(status) if status.success() => "",
-        _ => "; run `systemctl daemon-reload`",
+        _ => "run `systemctl daemon-reload`\n",
     }
 }
