@@ -8,6 +8,7 @@ use crate::guest_code::{GuestCode, mappings_with_room, vdso_at};
 use crate::{RemoteMemory, requests};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName};
 use kernel_calls::numbers as linux;
+use kernel_calls::pagemap::Pagemap;
 use kernel_calls::pages::base_page;
 use kernel_calls::text::text_of;
 use nix::unistd::Pid;
@@ -55,7 +56,9 @@ impl AwaitedEntry {
             };
             whose && mapping.protection.write && !mapping.shared
         };
-        let places = space.mappings().iter().filter(is_linkers).flat_map(|m| places_of(&memory, m.range, entry));
+        let pagemap = Pagemap::open(pid.as_raw(), base_page())?;
+        let places =
+            space.mappings().iter().filter(is_linkers).flat_map(|m| places_of(&memory, &pagemap, m.range, entry));
         let places: Vec<Address> = places.collect();
         if places.is_empty() {
             return Ok(None);
@@ -134,15 +137,20 @@ fn space_of(pid: Pid) -> io::Result<AddressSpace> {
     AddressSpace::parse(&text_of(format!("/proc/{pid}/maps"))?).map_err(io::Error::other)
 }
 
-/// Where the words of a range equal an address.
-fn places_of(memory: &RemoteMemory, range: AddressRange, entry: Address) -> Vec<Address> {
+/// Where the words of a range equal an address. Only what the process has touched is read: reading the program's bss would
+/// map pages of zeros there, and a range with these cannot be collapsed.
+fn places_of(memory: &RemoteMemory, pagemap: &Pagemap, range: AddressRange, entry: Address) -> Vec<Address> {
     // Of a stack, the end is in use.
-    let start = Address(range.end().0 - range.len().min(SEARCHED));
-    let mut bytes = vec![0; (range.end() - start) as usize];
-    if memory.read(start, &mut bytes).is_err() {
-        return Vec::new();
+    let searched = AddressRange::new(Address(range.end().0 - range.len().min(SEARCHED)), range.end());
+    let Ok(touched) = pagemap.touched(searched) else { return Vec::new() };
+    let mut places = Vec::new();
+    for part in touched.iter() {
+        let mut bytes = vec![0; part.len() as usize];
+        if memory.read(part.start(), &mut bytes).is_ok() {
+            let words = bytes.chunks_exact(8).enumerate();
+            let equal = words.filter(|(_, word)| *word == entry.0.to_ne_bytes());
+            places.extend(equal.map(|(index, _)| part.start() + index as u64 * 8));
+        }
     }
-    let words = bytes.chunks_exact(8).enumerate();
-    let equal = words.filter(|(_, word)| *word == entry.0.to_ne_bytes());
-    equal.map(|(index, _)| start + index as u64 * 8).collect()
+    places
 }
