@@ -7,6 +7,7 @@ pub mod bare;
 pub mod descriptors;
 pub mod file_mapping;
 pub mod file_systems;
+pub mod interrupted;
 pub mod leases;
 pub mod numbers;
 pub mod pagemap;

@@ -11,47 +11,10 @@ use crate::arch::{self, Interrupted, Registers};
 use crate::requests;
 use crate::status::ThreadStatus;
 use address_space::Address;
+use kernel_calls::interrupted::IO_PGETEVENTS;
+pub use kernel_calls::interrupted::{can_be_repeated, gives_error};
 use nix::errno::Errno;
 use nix::unistd::Pid;
-
-/// io_pgetevents(2) (Linux 4.18), which libc does not name.
-#[cfg(target_arch = "x86_64")]
-const IO_PGETEVENTS: i64 = 333;
-#[cfg(target_arch = "aarch64")]
-const IO_PGETEVENTS: i64 = 292;
-
-/// Calls that give EINTR after any stop, and can simply be made again.
-const FREQUENT: &[i64] = &[
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_getevents,
-    IO_PGETEVENTS,
-];
-
-/// Calls that give it for some descriptors: files in user space, inotify, sockets with a limit of time. They give it
-/// only where they have done nothing yet; a connect that is made again goes on waiting (`inet_stream_connect`).
-const FOR_SOME_FILES: [i64; 14] = [
-    libc::SYS_read,
-    libc::SYS_readv,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_connect,
-    libc::SYS_futex,
-];
 
 /// Calls of a thread that has children, or is about to have one.
 const CONCERNING_CHILDREN: &[i64] = &[
@@ -65,19 +28,9 @@ const CONCERNING_CHILDREN: &[i64] = &[
     libc::SYS_vfork,
 ];
 
-/// True for a call that gives EINTR after any stop.
-pub fn gives_error(number: i64) -> bool {
-    FREQUENT.contains(&number)
-}
-
 /// True for a call of a thread that has children, or is about to have one.
 pub fn concerns_children(number: i64) -> bool {
     CONCERNING_CHILDREN.contains(&number)
-}
-
-/// True for a call that may give EINTR after a stop, and can simply be made again.
-pub fn can_be_repeated(number: i64) -> bool {
-    FREQUENT.contains(&number) || FOR_SOME_FILES.contains(&number)
 }
 
 /// Lets a stopped thread make its call again where it failed with EINTR, unless a signal is handled before: what our
