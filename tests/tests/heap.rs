@@ -197,6 +197,13 @@ fn forks() -> Vec<Trial> {
             }
             whole_pool_is_free(t)
         }),
+        trial("waits_last_as_long_as_they_should/pool", pool_of(64), |t| {
+            on_pool_run(t, "waits_last_as_long_as_they_should.c", &[], 64).map(drop)
+        }),
+        // The program needs SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV.
+        trial("no_descriptor_is_closed_twice/pool", [pool_of(64), vec![Need::Kernel(5, 19)]].concat(), |t| {
+            on_pool_run(t, "closes_once_while_it_forks.c", &[], 64).map(drop)
+        }),
         trial("redis_saves_from_the_pool", redis_needs(), redis_saves_from_the_pool),
         trial("a_fork_beyond_a_limit_of_memory_is_refused", limit_needs(), a_fork_beyond_a_limit),
     ]

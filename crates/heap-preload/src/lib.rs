@@ -13,10 +13,12 @@
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 compile_error!("the preloaded heap knows Linux with the GNU C library only");
 
+mod again;
 mod cleaning;
 mod directory;
 mod exports;
 mod fork;
+mod frame;
 mod handover;
 mod kernel_writes;
 mod large;
@@ -24,6 +26,7 @@ mod leave;
 mod locks;
 mod mapped;
 mod memory;
+mod places;
 mod pool;
 mod small;
 mod start;

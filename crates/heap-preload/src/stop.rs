@@ -3,14 +3,16 @@
 //!
 //! The signal is the one by which the C library has every thread change its user (`SIGSETXID`, nptl(7)): the functions
 //! that block signals leave it out, so that also threads that block all signals get it. Ours carry a mark; what carries
-//! none goes on to the C library's own handler. A call that a thread sleeps in goes on as if nothing had happened.
+//! none goes on to the C library's own handler. A call that a thread sleeps in goes on as if nothing had happened (`again`).
 
-use crate::sys::{KeepErrno, map_anywhere, milliseconds, pause};
-use crate::threads::{Call, MOST_THREADS, Threads, blocks, call_of};
+use crate::again::{Action, Next, prepare};
+use crate::frame::Frame;
+use crate::places::{self, place_of};
+use crate::sys::{KeepErrno, milliseconds, pause};
+use crate::threads::{Threads, blocks, call_of, own_thread};
 use core::ffi::{c_int, c_ulong, c_void};
-use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
-};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 
 /// A thread that is not stopped within so many milliseconds will not be: it sleeps in the kernel and cannot be woken, or
 /// blocks the signal by a system call of its own.
@@ -24,17 +26,6 @@ const SIGNAL: c_int = 33;
 static WAITING: AtomicU32 = AtomicU32::new(0);
 static STOPS: AtomicU32 = AtomicU32::new(0);
 static BUSY: AtomicBool = AtomicBool::new(false);
-
-/// What is known of each thread that was sent the signal: a table that is mapped once and stays, since a handler that
-/// comes late may look into it.
-static PLACES: AtomicUsize = AtomicUsize::new(0);
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-struct Place {
-    thread: u32,
-    stopped: AtomicBool,
-    call: Option<Call>,
-}
 
 /// All other threads stand still while this lives.
 pub struct Stopped(());
@@ -63,33 +54,31 @@ pub fn stop_others() -> Option<Stopped> {
     if threads.others().is_empty() {
         return Some(stopped);
     }
-    if PLACES.load(Relaxed) == 0 {
-        PLACES.store(map_anywhere(MOST_THREADS * size_of::<Place>(), false, 0)?, Release);
-    }
+    places::clear()?;
     take_signal()?;
-    COUNT.store(0, SeqCst);
-    WAITING.store(STOPS.fetch_add(1, SeqCst).wrapping_add(1).max(1), SeqCst);
-    stop_all(&mut threads).then_some(stopped)
+    let stop = STOPS.fetch_add(1, SeqCst).wrapping_add(1).max(1);
+    WAITING.store(stop, SeqCst);
+    stop_all(&mut threads, stop).then_some(stopped)
 }
 
-fn stop_all(threads: &mut Threads) -> bool {
+fn stop_all(threads: &mut Threads, stop: u32) -> bool {
     let start = milliseconds();
     // Ends with a list of which everyone had stopped before it was made: nobody is left who could start a thread.
     loop {
         let may_sleep = milliseconds() >= start + SLEEPERS_AFTER;
         let stands = |thread| {
-            let stopped = place_of(thread).map(|place| place.stopped.load(SeqCst));
-            stopped == Some(true) || stopped == Some(false) && may_sleep && is_harmless(thread)
+            let stands = place_of(thread, stop).map(|place| place.stands(stop));
+            stands == Some(true) || stands == Some(false) && may_sleep && is_harmless(thread)
         };
         let all = threads.others().iter().all(|&thread| stands(thread));
         if threads.list().is_none() || milliseconds() >= start + PATIENCE {
             return false;
         }
-        let mut new = threads.others().iter().filter(|&&thread| place_of(thread).is_none()).peekable();
+        let mut new = threads.others().iter().filter(|&&thread| place_of(thread, stop).is_none()).peekable();
         if all && new.peek().is_none() {
             return true;
         }
-        new.for_each(|&thread| send(thread));
+        new.for_each(|&thread| send(thread, stop));
         pause();
     }
 }
@@ -121,32 +110,11 @@ fn is_harmless(thread: u32) -> bool {
     call_of(thread).is_some_and(|call| calls.contains(&call.number)) && !blocks(thread, SIGNAL)
 }
 
-fn places() -> &'static [Place] {
-    let table = PLACES.load(Acquire) as *const Place;
-    if table.is_null() {
-        return &[];
-    }
-    // SAFETY:
-    // - the table stays mapped, is zero at first, which is a valid place, and the first `COUNT` were written before they
-    //   were counted.
-    unsafe { core::slice::from_raw_parts(table, COUNT.load(SeqCst).min(MOST_THREADS)) }
-}
-
-fn place_of(thread: u32) -> Option<&'static Place> {
-    places().iter().find(|place| place.thread == thread)
-}
-
 /// Notes a thread and sends it the signal.
-fn send(thread: u32) {
-    let at = COUNT.load(SeqCst);
-    if at >= MOST_THREADS {
+fn send(thread: u32, stop: u32) {
+    if !places::note(thread, stop, call_of(thread)) {
         return;
     }
-    let place = Place { thread, stopped: AtomicBool::new(false), call: call_of(thread) };
-    // SAFETY:
-    // - the table has room, and nobody reads a place that is not counted yet.
-    unsafe { (PLACES.load(Relaxed) as *mut Place).add(at).write(place) };
-    COUNT.store(at + 1, SeqCst);
     let info = Info::ours();
     // SAFETY:
     // - the signal's handler is ours; a thread that has ended meanwhile is not there to get it.
@@ -180,30 +148,12 @@ impl Info {
     }
 }
 
-/// An action as the kernel keeps it (rt_sigaction(2)). The C library hides the signals that it uses itself.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Action {
-    handler: usize,
-    flags: c_ulong,
-    restorer: usize,
-    mask: u64,
-}
-
 /// The C library's handler.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// Puts our handler before the C library's, which is there as soon as the process has had a second thread.
 fn take_signal() -> Option<()> {
-    let mut action = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
-    let exchange = |new: *const Action, old: *mut Action| {
-        // SAFETY:
-        // - both are null or an action in the kernel's form, whose signal set has 8 bytes.
-        unsafe { libc::syscall(libc::SYS_rt_sigaction, SIGNAL, new, old, size_of::<u64>()) == 0 }
-    };
-    if !exchange(core::ptr::null(), &mut action) {
-        return None;
-    }
+    let mut action = Action::of(SIGNAL)?;
     let ours = arrived as extern "C" fn(c_int, *mut Info, *mut libc::ucontext_t) as usize;
     if action.handler == ours {
         return Some(());
@@ -216,35 +166,50 @@ fn take_signal() -> Option<()> {
     action.handler = ours;
     action.flags |= (libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK) as c_ulong;
     action.mask = !0;
-    exchange(&action, core::ptr::null_mut()).then_some(())
+    // SAFETY:
+    // - `arrived` is a handler with SA_SIGINFO in a library that is never unloaded, keeps errno, takes no lock and
+    //   allocates nothing; the restorer is the C library's own.
+    unsafe { action.set(SIGNAL) }.then_some(())
 }
 
 extern "C" fn arrived(signal: c_int, info: *mut Info, context: *mut libc::ucontext_t) {
     // SAFETY:
-    // - the kernel hands both over to a handler with SA_SIGINFO, and they live as long as the handler runs.
-    unsafe {
-        if (*info).is_ours() {
-            return wait(&mut *context);
-        }
+    // - the kernel hands a description of the signal over to a handler with SA_SIGINFO.
+    if !unsafe { (*info).is_ours() } {
         let next = NEXT.load(SeqCst);
         if next != 0 {
             type Handler = extern "C" fn(c_int, *mut Info, *mut libc::ucontext_t);
-            core::mem::transmute::<usize, Handler>(next)(signal, info, context);
+            // SAFETY:
+            // - the C library's handler for this signal takes the three arguments of one with SA_SIGINFO.
+            let next = unsafe { core::mem::transmute::<usize, Handler>(next) };
+            next(signal, info, context);
         }
+        return;
+    }
+    let Some(context) = NonNull::new(context) else { return };
+    let next = {
+        let _keep = KeepErrno::new();
+        let thread = own_thread();
+        wait(thread);
+        // SAFETY:
+        // - the kernel has handed the frame over to this handler, which does not return before the last use.
+        prepare(unsafe { Frame::of(context) }, thread, SIGNAL)
+    };
+    if let Next::Leave(frame) = next {
+        // SAFETY:
+        // - the functions above that frame are this handler's, which holds nothing any more, and, where it has come in
+        //   the midst of the way out of another, that one's, which holds nothing either.
+        // - `prepare` says so only of frames that can be left and that stand before restart_syscall.
+        unsafe { frame.leave() }
     }
 }
 
-/// Notes that the thread stands still, and waits. It also waits where it comes too late to be counted.
-fn wait(context: &mut libc::ucontext_t) {
-    let _keep = KeepErrno::new();
+/// Notes that the thread stands still, and waits. A thread that this stop does not know yet has got the signal of an
+/// earlier one so late, and is sent another.
+fn wait(thread: u32) {
     let stop = WAITING.load(SeqCst);
-    // SAFETY:
-    // - gettid has no arguments.
-    let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-    let place = place_of(thread);
-    if let Some(place) = place {
-        place.stopped.store(true, SeqCst);
-    }
+    let Some(place) = place_of(thread, stop) else { return };
+    place.stand(stop);
     while stop != 0 && WAITING.load(SeqCst) == stop {
         // SAFETY:
         // - waits on a word of our own; spurious returns are caught by the loop.
@@ -256,46 +221,6 @@ fn wait(context: &mut libc::ucontext_t) {
                 stop,
                 core::ptr::null::<c_void>(),
             );
-        }
-    }
-    if let Some(call) = place.and_then(|place| place.call) {
-        call_again(context, &call);
-    }
-}
-
-/// Lets a call that ended with `EINTR` because of our signal begin again: some do so whatever the handler's flags are
-/// (signal(7)), and the program need not know of this signal.
-fn call_again(context: &mut libc::ucontext_t, call: &Call) {
-    const INTERRUPTED: i64 = -(libc::EINTR as i64);
-    let machine = &mut context.uc_mcontext;
-    #[cfg(target_arch = "x86_64")]
-    {
-        const CALL: [u8; 2] = [0x0f, 0x05];
-        let register = |number: c_int| machine.gregs[number as usize];
-        let same = register(libc::REG_RAX) == INTERRUPTED
-            && register(libc::REG_RIP) as u64 == call.next_instruction
-            && [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX].map(|number| register(number) as u64) == call.arguments;
-        let before = (call.next_instruction as usize).wrapping_sub(CALL.len());
-        // SAFETY:
-        // - the thread has executed the instruction before this one, a system call, and so it can be read.
-        if same && unsafe { (before as *const [u8; 2]).read() } == CALL {
-            machine.gregs[libc::REG_RAX as usize] = call.number;
-            machine.gregs[libc::REG_RIP as usize] = before as i64;
-        }
-    }
-    #[cfg(target_arch = "aarch64")]
-    {
-        const CALL: u32 = 0xd400_0001;
-        let same = machine.regs[0] as i64 == INTERRUPTED
-            && machine.pc == call.next_instruction
-            && machine.regs[8] == call.number as u64
-            && machine.regs[1..3] == call.arguments[1..];
-        let before = (call.next_instruction as usize).wrapping_sub(size_of::<u32>());
-        // SAFETY:
-        // - as above.
-        if same && unsafe { (before as *const u32).read() } == CALL {
-            machine.regs[0] = call.arguments[0];
-            machine.pc = before as u64;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Thin words for the C library's calls that this heap makes, none of which allocates.
 
 use core::cell::UnsafeCell;
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_int, c_long, c_void};
 
 /// Keeps `errno` as it was while the heap makes system calls of its own.
 pub struct KeepErrno(c_int);
@@ -149,6 +149,29 @@ pub fn read_file(path: &CStr, buffer: &mut [u8]) -> Option<usize> {
     }
     close(file);
     Some(length)
+}
+
+/// Reads memory of this process by the kernel's hand; false where it is not mapped or may not be read.
+pub fn read_own(address: usize, into: &mut [u8]) -> bool {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: into.len() };
+    // SAFETY:
+    // - both vectors are one iovec, and the kernel writes to nothing but `into`, which is exclusively ours.
+    // - what is read is looked up by the kernel, for which an address that cannot be read is an error.
+    let read = unsafe {
+        libc::syscall(libc::SYS_process_vm_readv, libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+    };
+    read == into.len() as c_long || read_own_by_file(address, into)
+}
+
+/// For processes that may not call process_vm_readv(2).
+fn read_own_by_file(address: usize, into: &mut [u8]) -> bool {
+    let Some(memory) = open(c"/proc/self/mem", 0) else { return false };
+    // SAFETY:
+    // - the kernel writes to nothing but `into`, which is exclusively ours.
+    let read = unsafe { libc::syscall(libc::SYS_pread64, memory, into.as_mut_ptr(), into.len(), address) };
+    close(memory);
+    read == into.len() as c_long
 }
 
 /// One line on standard error, without buffers or allocation.

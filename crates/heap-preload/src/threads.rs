@@ -43,9 +43,7 @@ impl Threads {
 
     fn list_once(&mut self) -> Option<()> {
         self.count = 0;
-        // SAFETY:
-        // - gettid has no arguments.
-        let own = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+        let own = own_thread();
         for_each_number(c"/proc/self/task", |thread| {
             if thread == own {
                 return true;
@@ -68,6 +66,13 @@ impl Drop for Threads {
     }
 }
 
+/// The calling thread, as the kernel numbers it.
+pub fn own_thread() -> u32 {
+    // SAFETY:
+    // - gettid has no arguments.
+    (unsafe { libc::syscall(libc::SYS_gettid) }) as u32
+}
+
 /// How many threads there are: field 20 of `/proc/self/stat`. The name, field 2, may hold anything (proc_pid_stat(5)).
 fn number_of_threads() -> Option<usize> {
     let mut buffer = [0u8; 1024];
@@ -80,8 +85,9 @@ fn number_of_threads() -> Option<usize> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     pub number: c_long,
-    /// The first three.
-    pub arguments: [u64; 3],
+    pub arguments: [u64; 6],
+    /// The stack pointer.
+    pub stack: u64,
     /// Where the thread goes on after it.
     pub next_instruction: u64,
 }
@@ -97,7 +103,8 @@ pub fn call_of(thread: u32) -> Option<Call> {
     for word in &mut words {
         *word = u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok()?;
     }
-    Some(Call { number, arguments: [words[0], words[1], words[2]], next_instruction: words[7] })
+    let [a, b, c, d, e, f, stack, next_instruction] = words;
+    Some(Call { number, arguments: [a, b, c, d, e, f], stack, next_instruction })
 }
 
 /// True where a thread has blocked a signal, or the kernel does not say.
