@@ -204,6 +204,12 @@ fn forks() -> Vec<Trial> {
         trial("no_descriptor_is_closed_twice/pool", [pool_of(64), vec![Need::Kernel(5, 19)]].concat(), |t| {
             on_pool_run(t, "closes_once_while_it_forks.c", &[], 64).map(drop)
         }),
+        trial("several_threads_fork_at_once/thp", gcc(), |t| {
+            run(t, "forks_of_several_threads.c", &["2", "3"], &THP).map(drop)
+        }),
+        trial("several_threads_fork_at_once/pool", pool_of(160), |t| {
+            on_pool_run(t, "forks_of_several_threads.c", &["2", "3"], 160).map(drop)
+        }),
         trial("redis_saves_from_the_pool", redis_needs(), redis_saves_from_the_pool),
         trial("a_fork_beyond_a_limit_of_memory_is_refused", limit_needs(), a_fork_beyond_a_limit),
     ]

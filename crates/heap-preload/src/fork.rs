@@ -17,12 +17,13 @@
 //! is held by another thread at the moment of the fork.
 
 use crate::handover::Handover;
+use crate::large::Large;
 use crate::leave::{Stay, child_leaves, leave, make_room_for_copies};
 use crate::small::GROWING;
 use crate::sys::{KeepErrno, Lock, milliseconds, say, set_errno};
 use crate::{SHARED, locks};
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 unsafe extern "C" {
     // In every GNU C library, under this name too; it runs the handlers that pthread_atfork registered.
@@ -52,65 +53,186 @@ pub fn register() {
     unsafe { pthread_atfork(Some(prepare), Some(release), Some(release_in_child)) };
 }
 
-extern "C" fn prepare() {
-    let keep = KeepErrno::new();
-    // Held from here until after the fork. Where a signal handler forks while this very thread has a lock, it is not
-    // waited for: the thread goes on with it when the handler returns, here and in the child.
-    HELD[0].store(lock_in_time(&GROWING), Relaxed);
-    HELD[1].store(lock_in_time(&SHARED.lock), Relaxed);
-    let mut ready = READY.swap(false, Relaxed) || SAFE.load(Relaxed) || HELD[1].load(Relaxed) && make_ready_locked();
-    if !SAFE.load(Relaxed) && HELD[1].load(Relaxed) {
-        // Also where it is not sure to end well: the sooner the child leaves, the better.
-        ready &= HANDOVER.begin();
+/// The thread that forks and holds the heap's locks; 0 where none does. Handlers around forks run in several threads at
+/// once (glibc 2.36). A thread that does not get its turn in time holds nothing and touches nothing of the one that has it.
+static TURN: AtomicUsize = AtomicUsize::new(0);
+
+/// What belongs to the thread whose turn it is.
+struct Turn {
+    /// It has done what has to be done before its fork: until its end the heap does not change.
+    is_settled: AtomicBool,
+    /// Forks that it has begun since, in handlers of the program's.
+    nested: AtomicUsize,
+    /// Which of the two locks it holds.
+    holds_growing: AtomicBool,
+    holds_shared: AtomicBool,
+    /// Begun before the fork, awaited and ended behind it.
+    handover: Handover,
+}
+
+static OF_TURN: Turn = Turn {
+    is_settled: AtomicBool::new(false),
+    nested: AtomicUsize::new(0),
+    holds_growing: AtomicBool::new(false),
+    holds_shared: AtomicBool::new(false),
+    handover: Handover::new(),
+};
+
+fn is_own_turn() -> bool {
+    TURN.load(SeqCst) == locks::this_thread()
+}
+
+/// True in a handler of the program's around a fork of this thread, where `GROWING` is this thread's already.
+pub fn holds_growing() -> bool {
+    is_own_turn() && OF_TURN.is_settled.load(SeqCst) && OF_TURN.holds_growing.load(SeqCst)
+}
+
+/// The same for `SHARED.lock`.
+pub fn holds_shared() -> bool {
+    is_own_turn() && OF_TURN.is_settled.load(SeqCst) && OF_TURN.holds_shared.load(SeqCst)
+}
+
+/// Waits for the turn. Not for ever where the other thread may be in a handler of the program's, which may wait for this
+/// thread; only as long as that one does our own work.
+fn take_turn() -> bool {
+    let own = locks::this_thread();
+    let mut settled_since = None;
+    while TURN.compare_exchange(0, own, SeqCst, SeqCst).is_err() {
+        if OF_TURN.is_settled.load(SeqCst) {
+            let now = milliseconds();
+            if now.saturating_sub(*settled_since.get_or_insert(now)) > PATIENCE {
+                return false;
+            }
+        }
+        // SAFETY:
+        // - has no arguments.
+        unsafe { libc::sched_yield() };
     }
-    if !ready {
+    true
+}
+
+extern "C" fn prepare() {
+    let _keep = KeepErrno::new();
+    let is_ready = if is_own_turn() {
+        // In a handler of the program's, around another fork of this thread, which holds everything already.
+        OF_TURN.nested.fetch_add(1, SeqCst);
+        SAFE.load(Relaxed)
+    } else if take_turn() {
+        let is_ready = prepare_in_turn();
+        locks::close();
+        OF_TURN.is_settled.store(true, SeqCst);
+        is_ready
+    } else {
+        locks::close();
+        SAFE.load(Relaxed)
+    };
+    if !is_ready {
         say(
             "pagelift: this fork is not safe: the heap is on the hugetlb pool and could not leave it; use --heap=thp\n",
         );
     }
-    locks::close();
-    drop(keep);
+}
+
+fn prepare_in_turn() -> bool {
+    // Held from here until after the fork. Where a signal handler forks while this very thread has a lock, it is not
+    // waited for: the thread goes on with it when the handler returns, here and in the child.
+    OF_TURN.holds_growing.store(lock_in_time(&GROWING), SeqCst);
+    let holds_shared = lock_in_time(&SHARED.lock);
+    OF_TURN.holds_shared.store(holds_shared, SeqCst);
+    let was_ready = READY_FOR.compare_exchange(locks::this_thread(), 0, SeqCst, SeqCst).is_ok();
+    // SAFETY:
+    // - `holds_shared` says that this thread holds the lock.
+    let mut is_ready = was_ready || SAFE.load(Relaxed) || holds_shared && unsafe { make_ready_locked() };
+    if !SAFE.load(Relaxed) && holds_shared {
+        // Also where it is not sure to end well: the sooner the child leaves, the better.
+        is_ready &= OF_TURN.handover.begin();
+    }
+    is_ready
 }
 
 extern "C" fn release_in_child() {
-    let keep = KeepErrno::new();
+    let _keep = KeepErrno::new();
     locks::forget_other_threads();
-    if HANDOVER.is_under_way() {
-        let left = SHARED.while_locked(child_leaves);
+    if !is_own_turn() {
+        // SAFETY:
+        // - the child has one thread.
+        unsafe { forget_turn_of_another() };
+        locks::open();
+        return;
+    }
+    if is_end_of_nested() {
+        return;
+    }
+    if OF_TURN.handover.is_under_way() {
+        // SAFETY:
+        // - a handover is only begun by a thread that holds the lock, and it is this thread's turn.
+        let left = unsafe { SHARED.while_locked(child_leaves) };
         SAFE.store(left, Relaxed);
         if !left {
             say("pagelift: this child has no memory to leave the hugetlb pool with; use --heap=thp\n");
         }
-        HANDOVER.end_in_child();
+        OF_TURN.handover.end_in_child();
     }
-    release_locks();
-    drop(keep);
+    end_turn();
 }
 
 extern "C" fn release() {
-    let keep = KeepErrno::new();
-    if HANDOVER.is_under_way() {
-        HANDOVER.await_child();
+    let _keep = KeepErrno::new();
+    if !is_own_turn() {
+        return locks::open();
     }
-    release_locks();
-    drop(keep);
+    if is_end_of_nested() {
+        return;
+    }
+    if OF_TURN.handover.is_under_way() {
+        OF_TURN.handover.await_child();
+    }
+    end_turn();
 }
 
-fn release_locks() {
+/// True behind a fork in a handler around another one of this thread.
+fn is_end_of_nested() -> bool {
+    OF_TURN.nested.fetch_update(SeqCst, SeqCst, |nested| nested.checked_sub(1)).is_ok()
+}
+
+/// To be called by the thread whose turn it is.
+fn end_turn() {
     locks::open();
-    if HELD[1].swap(false, Relaxed) {
-        SHARED.lock.unlock();
+    if OF_TURN.holds_shared.swap(false, SeqCst) {
+        // SAFETY:
+        // - this thread, whose turn it is, has locked it in `prepare_in_turn`.
+        unsafe { SHARED.lock.unlock() };
     }
-    if HELD[0].swap(false, Relaxed) {
-        GROWING.unlock();
+    if OF_TURN.holds_growing.swap(false, SeqCst) {
+        // SAFETY:
+        // - as above.
+        unsafe { GROWING.unlock() };
     }
+    OF_TURN.is_settled.store(false, SeqCst);
+    TURN.store(0, SeqCst);
 }
 
-/// For the fork that goes on now: begun, awaited and ended by the thread that forks, which holds the heap's lock.
-static HANDOVER: Handover = Handover::new();
-
-/// Which of the two locks the thread that forks holds.
-static HELD: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
+/// In the child of a thread that did not get its turn in time: the thread whose turn it was is not there, and what it
+/// held is free. It was settled, so that what the locks guard is whole.
+///
+/// # Safety
+/// The process has one thread.
+unsafe fn forget_turn_of_another() {
+    if TURN.load(SeqCst) == 0 {
+        return;
+    }
+    for (holds, lock) in [(&OF_TURN.holds_shared, &SHARED.lock), (&OF_TURN.holds_growing, &GROWING)] {
+        if holds.swap(false, SeqCst) {
+            // SAFETY:
+            // - its holder is not there, and the caller's promise: nobody waits for it.
+            unsafe { lock.renew() };
+        }
+    }
+    OF_TURN.handover.give_up();
+    OF_TURN.nested.store(0, SeqCst);
+    OF_TURN.is_settled.store(false, SeqCst);
+    TURN.store(0, SeqCst);
+}
 
 /// Waits for a lock, but not for ever: it may be this thread's own, below a signal handler.
 fn lock_in_time(lock: &Lock) -> bool {
@@ -131,28 +253,39 @@ fn make_ready() -> bool {
     if SAFE.load(Relaxed) || !crate::start::is_acting() {
         return true;
     }
-    if !lock_in_time(&SHARED.lock) {
+    // A handler that forks: the lock is this thread's own.
+    if is_own_turn() || !lock_in_time(&SHARED.lock) {
         return false;
     }
-    let ready = make_ready_locked();
+    // SAFETY:
+    // - the lock has just been taken.
+    let ready = unsafe { make_ready_locked() };
     // The handlers that follow need not find it out again.
-    READY.store(ready, Relaxed);
-    SHARED.lock.unlock();
+    READY_FOR.store(if ready { locks::this_thread() } else { 0 }, SeqCst);
+    // SAFETY:
+    // - as above.
+    unsafe { SHARED.lock.unlock() };
     ready
 }
 
-/// True for as long as it takes from `make_ready` to the handlers.
-static READY: AtomicBool = AtomicBool::new(false);
+/// The thread that `make_ready` has said yes to, for as long as it takes from there to the handlers. Where another takes
+/// its place it finds it out again.
+static READY_FOR: AtomicUsize = AtomicUsize::new(0);
 
-fn make_ready_locked() -> bool {
-    SHARED.while_locked(|large| match leave(large) {
+/// # Safety
+/// This thread holds `SHARED.lock`.
+unsafe fn make_ready_locked() -> bool {
+    let work = |large: &mut Large| match leave(large) {
         Stay::Left => {
             SAFE.store(true, Relaxed);
             true
         }
         Stay::MayBeWrittenTo => make_room_for_copies(large),
         Stay::Failed => false,
-    })
+    };
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { SHARED.while_locked(work) }
 }
 
 /// Said once.

@@ -44,6 +44,16 @@ impl Handover {
         close(from);
     }
 
+    /// In a child of another fork, which has only inherited the pipe.
+    pub fn give_up(&self) {
+        for end in [&self.to_parent, &self.from_child] {
+            let end = end.swap(NONE, Relaxed);
+            if end != NONE {
+                close(end);
+            }
+        }
+    }
+
     /// Lets the parent go on.
     pub fn end_in_child(&self) {
         let to = self.to_parent.swap(NONE, Relaxed);

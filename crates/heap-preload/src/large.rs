@@ -8,7 +8,7 @@
 use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
 use crate::pool::{Grain, Pool, is_free, is_fresh, is_returned};
 use crate::sys::{Lock, Table, advise, base_page, clear, copy, milliseconds};
-use crate::{ACCOUNT, forget, mapped};
+use crate::{ACCOUNT, forget, fork, mapped};
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -57,7 +57,7 @@ pub struct Shared {
 }
 
 // SAFETY:
-// - `large` is only reached through `with`, under the lock.
+// - `large` is only reached through `with` and `while_locked`, under the lock.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -69,18 +69,26 @@ impl Shared {
 
     /// Runs `work` under the lock.
     pub fn with<R>(&self, work: impl FnOnce(&mut Large) -> R) -> R {
-        self.lock.lock();
+        let is_new = self.lock.lock_unless(fork::holds_shared);
         // SAFETY:
-        // - the lock is held, and `work` cannot call `with` again without a deadlock, which the callers avoid.
+        // - this thread holds the lock, and `work` cannot call `with` again without a deadlock, which the callers avoid.
+        // - where it has held it before, it is in a handler of the program's around a fork, outside of any `work`.
         let result = work(unsafe { &mut *self.large.get() });
-        self.lock.unlock();
+        if is_new {
+            // SAFETY:
+            // - this thread has locked it above.
+            unsafe { self.lock.unlock() };
+        }
         result
     }
 
     /// For the thread that holds the lock already, at a fork.
-    pub fn while_locked<R>(&self, work: impl FnOnce(&mut Large) -> R) -> R {
+    ///
+    /// # Safety
+    /// This thread has locked `lock`, not by [`Shared::with`], and `work` calls neither of these functions.
+    pub unsafe fn while_locked<R>(&self, work: impl FnOnce(&mut Large) -> R) -> R {
         // SAFETY:
-        // - the caller holds the lock.
+        // - the caller's promise: nobody else has a reference.
         work(unsafe { &mut *self.large.get() })
     }
 }

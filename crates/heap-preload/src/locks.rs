@@ -26,7 +26,8 @@ static HOLDERS: [Holder; MOST_HOLDERS] =
 /// The thread that forks now.
 static CLOSED_BY: AtomicUsize = AtomicUsize::new(0);
 
-fn this_thread() -> usize {
+/// The calling thread, as the C library numbers it; the same in a child that it forks.
+pub fn this_thread() -> usize {
     // SAFETY:
     // - only asks.
     (unsafe { libc::pthread_self() }) as usize
@@ -94,9 +95,12 @@ pub fn open() {
     CLOSED_BY.compare_exchange(this_thread(), 0, SeqCst, SeqCst).ok();
 }
 
-/// In the child: there is one thread.
+/// In the child: there is one thread. Another that forked at the same time has not come along.
 pub fn forget_other_threads() {
     let own = this_thread();
+    if CLOSED_BY.load(SeqCst) != own {
+        CLOSED_BY.store(0, SeqCst);
+    }
     for holder in HOLDERS.iter().filter(|holder| holder.thread.load(SeqCst) != own) {
         holder.thread.store(0, SeqCst);
     }

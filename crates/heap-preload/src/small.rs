@@ -66,9 +66,13 @@ pub fn arenas() -> usize {
 
 /// Adds an arena, unless another thread has just done so. False where there is no memory.
 pub fn grow(seen: usize) -> bool {
-    GROWING.lock();
+    let is_new = GROWING.lock_unless(crate::fork::holds_growing);
     let grown = ARENAS.load(Relaxed) != seen || add_arena();
-    GROWING.unlock();
+    if is_new {
+        // SAFETY:
+        // - this thread has locked it above.
+        unsafe { GROWING.unlock() };
+    }
     grown
 }
 

@@ -38,10 +38,23 @@ impl Lock {
         Self(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER))
     }
 
-    pub fn lock(&self) {
+    fn lock(&self) {
         // SAFETY:
         // - the mutex is initialised and never destroyed or moved: it is part of a static.
         unsafe { libc::pthread_mutex_lock(self.0.get()) };
+    }
+
+    /// Locks, unless this thread holds the lock already, which `is_held` is asked where somebody does; true where it was
+    /// locked here.
+    pub fn lock_unless(&self, is_held: fn() -> bool) -> bool {
+        if self.try_lock() {
+            return true;
+        }
+        if is_held() {
+            return false;
+        }
+        self.lock();
+        true
     }
 
     pub fn try_lock(&self) -> bool {
@@ -50,11 +63,22 @@ impl Lock {
         unsafe { libc::pthread_mutex_trylock(self.0.get()) == 0 }
     }
 
-    /// To be called by the thread that holds it.
-    pub fn unlock(&self) {
+    /// # Safety
+    /// This thread has locked it.
+    pub unsafe fn unlock(&self) {
         // SAFETY:
-        // - as in `lock`; a mutex of the default kind that its holder unlocks.
+        // - as in `lock`; a mutex of the default kind that its holder unlocks, by the caller's promise.
         unsafe { libc::pthread_mutex_unlock(self.0.get()) };
+    }
+
+    /// Makes it a lock that nobody holds.
+    ///
+    /// # Safety
+    /// The process has one thread, and that one does not hold the lock: its holder was not taken along by a fork.
+    pub unsafe fn renew(&self) {
+        // SAFETY:
+        // - the caller's promise: nobody uses the mutex, or waits for it.
+        unsafe { self.0.get().write(libc::PTHREAD_MUTEX_INITIALIZER) };
     }
 }
 
