@@ -20,6 +20,13 @@ impl Drop for KeepErrno {
     }
 }
 
+/// The error of the C library's last call.
+pub fn last_error() -> c_int {
+    // SAFETY:
+    // - the location of errno is valid for the calling thread at any time.
+    unsafe { *libc::__errno_location() }
+}
+
 pub fn set_errno(value: c_int) {
     // SAFETY:
     // - the location of errno is valid for the calling thread at any time.

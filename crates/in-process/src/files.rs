@@ -1,10 +1,12 @@
 //! Reads small files of `/proc` and `/sys`.
 
 use crate::calls::{self, Errno};
+use address_space::ProcessFiles;
 use alloc::ffi::CString;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ffi::CStr;
+use linux_raw_sys::errno::ENOENT;
 
 /// An open file, closed when dropped.
 pub struct File(i32);
@@ -92,15 +94,43 @@ pub fn link(path: &CStr) -> Option<String> {
     core::str::from_utf8(buffer.get(..length)?).ok().map(ToString::to_string)
 }
 
-/// The names in a directory, `.` and `..` left out; none where it cannot be read.
-pub fn names_in(path: &CStr) -> Vec<String> {
-    let mut names = Vec::new();
-    let Ok(directory) = File::open(path) else { return names };
-    let mut buffer = [0u8; 4096];
-    while let Ok(length @ 1..) = calls::directory_entries(directory.descriptor(), &mut buffer) {
-        names.extend(names_of_entries(&buffer[..length]));
+/// This process's files, for what `address-space` looks for in them.
+pub struct OwnFiles;
+
+impl ProcessFiles for OwnFiles {
+    fn maps(&mut self, take: &mut dyn FnMut(&[u8])) -> Option<()> {
+        take(&bytes(c"/proc/self/maps").ok()?);
+        Some(())
     }
-    names
+
+    fn descriptors(&mut self, take: &mut dyn FnMut(&[u8])) -> Option<()> {
+        let mut target = [0; 4096];
+        for name in names_in(c"/proc/self/fd").ok()? {
+            match calls::read_link(&c_path(&alloc::format!("/proc/self/fd/{name}"))?, &mut target) {
+                Ok(length) => take(target.get(..length)?),
+                // It has been closed meanwhile, as the one that lists them.
+                Err(errno) if errno == ENOENT as Errno => {}
+                Err(_) => return None,
+            }
+        }
+        Some(())
+    }
+}
+
+/// The names in a directory, `.` and `..` left out.
+///
+/// # Errors
+/// The kernel's.
+pub fn names_in(path: &CStr) -> Result<Vec<String>, Errno> {
+    let mut names = Vec::new();
+    let directory = File::open(path)?;
+    let mut buffer = [0u8; 4096];
+    loop {
+        match calls::directory_entries(directory.descriptor(), &mut buffer)? {
+            0 => return Ok(names),
+            length => names.extend(names_of_entries(&buffer[..length])),
+        }
+    }
 }
 
 /// The names in what `getdents64` wrote: inode and offset of eight bytes each, the entry's length in two, a type, and
@@ -132,11 +162,11 @@ mod tests {
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        let mut found = names_in(c"/proc/self/attr");
+        let mut found = names_in(c"/proc/self/attr").unwrap();
         expected.sort();
         found.sort();
         assert_eq!(found, expected);
-        assert!(names_in(c"/nowhere").is_empty());
+        assert_eq!(names_in(c"/nowhere"), Err(ENOENT as Errno));
     }
 
     #[test]

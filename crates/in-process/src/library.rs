@@ -83,11 +83,11 @@ impl Library {
         let started = calls::monotonic_microseconds();
         self.forget_what_is_gone();
         let mut report = Report::default();
-        let (Some(auxiliary), Ok(space)) = (Auxiliary::read(), own_space()) else {
+        let Some(auxiliary) = Auxiliary::read() else {
             return Report::nothing("found no /proc/self".to_string());
         };
         let mut executor = OwnProcess::new(auxiliary.base_page);
-        let situation = Situation::of(&space, &[]);
+        let situation = Situation::of(&[]);
         let mut kept = Vec::new();
         for record in core::mem::take(&mut self.records) {
             let unrest = if record.is_writable() { situation.unrest(record.range) } else { None };

@@ -33,7 +33,7 @@ pub fn look(policy: &Policy, lifted: &[records::Record]) -> Result<Seen, String>
     let machine = machine_facts(auxiliary.base_page);
     let space = own_space().map_err(|error| error.to_string())?;
     let objects = objects_of(&space, &auxiliary);
-    let situation = Situation::of(&space, &objects);
+    let situation = Situation::of(&objects);
     let mut process = ProcessFacts { space, objects, ..ProcessFacts::default() };
     process.touched = touched(&process, &auxiliary).map_err(|error| error.to_string())?;
     let mut made = plan(&process, &machine, policy);

@@ -54,7 +54,7 @@ pub fn smallest_huge_page() -> u64 {
 
 fn pools() -> Vec<HugePool> {
     let Some(directory) = files::c_path(POOLS) else { return Vec::new() };
-    let sizes = files::names_in(&directory).into_iter().filter_map(|name| {
+    let sizes = files::names_in(&directory).unwrap_or_default().into_iter().filter_map(|name| {
         let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
         PageSize::new(kib.checked_mul(1024)?).ok()
     });

@@ -2,7 +2,7 @@
 //! reason before anything is touched.
 
 use crate::{calls, files, linking, loaded};
-use address_space::{Address, AddressRange, AddressSpace, LoadedObject, RangeSet};
+use address_space::{Address, AddressRange, LoadedObject, RangeSet, kernel_may_write};
 use alloc::vec::Vec;
 use lift_plan::{Attempt, Plan, RangeLift, Reason, Refusal, Source, Way};
 
@@ -20,7 +20,7 @@ const NO_GUARD: &str = "this C library has no pthread_atfork for the fork guard;
 pub struct Situation {
     /// More than the thread that asks.
     pub threads: usize,
-    /// The kernel may write to memory by itself.
+    /// The kernel may write to memory by itself, or nothing tells that it does not.
     pub pending_io: bool,
     /// Where the asking thread's stack is.
     pub stack: Address,
@@ -34,14 +34,14 @@ pub struct Situation {
 
 impl Situation {
     /// The situation of the calling thread.
-    pub fn of(space: &AddressSpace, objects: &[LoadedObject]) -> Self {
+    pub fn of(objects: &[LoadedObject]) -> Self {
         let holder = |at: usize| {
             let at = Address(at as u64);
             objects.iter().map(LoadedObject::extent).find(|extent| extent.contains(at))
         };
         Self {
             threads: files::number_of_threads(),
-            pending_io: pending_io(space),
+            pending_io: kernel_may_write(&mut files::OwnFiles),
             stack: Address(calls::stack_pointer() as u64),
             own_object: holder(Self::of as *const () as usize),
             fork_object: linking::register_atfork().and_then(holder),
@@ -128,18 +128,6 @@ fn gaps(range: AddressRange, parts: &[AddressRange]) -> Vec<AddressRange> {
     rest.iter().collect()
 }
 
-/// True where an asynchronous read may be under way: AIO has a ring in the address space, io_uring a descriptor.
-fn pending_io(space: &AddressSpace) -> bool {
-    let aio = space.mappings().iter().any(|mapping| mapping.path().is_some_and(|path| path == "/[aio]"));
-    let ring = || {
-        files::names_in(c"/proc/self/fd").iter().any(|name| {
-            let path = files::c_path(&alloc::format!("/proc/self/fd/{name}"));
-            path.and_then(|path| files::link(&path)).is_some_and(|to| to.contains("[io_uring]"))
-        })
-    };
-    aio || ring()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,6 +183,31 @@ mod tests {
         assert_eq!(reasons(&stack, plan()), (vec![Reason::InUse(HOLDS_STACK)], 1));
         let unseen = Situation { threads: 0, ..still() };
         assert_eq!(reasons(&unseen, plan()), (vec![Reason::InUse(OTHER_THREADS)], 1));
+    }
+
+    /// io_uring_setup(2) and mmap(2) of its submissions; the descriptor is closed, which leaves the ring as it is.
+    fn with_a_ring_without_descriptor<R>(look: impl FnOnce() -> R) -> R {
+        use nix::libc;
+        // `struct io_uring_params` has 120 bytes, all zero for the defaults.
+        let mut parameters = [0u64; 15];
+        let size = crate::auxiliary::Auxiliary::read().unwrap().base_page.bytes() as usize;
+        // SAFETY:
+        // - the kernel reads and writes one `struct io_uring_params`, and the mapping is new and this function's own.
+        unsafe {
+            let ring = libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) as i32;
+            assert!(ring >= 0, "io_uring_setup: {}", std::io::Error::last_os_error());
+            let mapped = libc::mmap(core::ptr::null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, ring, 0);
+            assert!(mapped != libc::MAP_FAILED);
+            libc::close(ring);
+            let result = look();
+            libc::munmap(mapped, size);
+            result
+        }
+    }
+
+    #[test]
+    fn a_ring_whose_descriptor_is_closed_is_seen() {
+        assert!(with_a_ring_without_descriptor(|| Situation::of(&[]).pending_io));
     }
 
     #[test]
