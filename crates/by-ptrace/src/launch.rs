@@ -208,7 +208,7 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
     /// is a refusal, for its end.
     fn hear(&self, reason: &mut [u8; LONGEST_REASON]) -> Heard {
         if let Some((_, permit)) = self.pipes.permit {
-            bare::set_of_process(libc::PR_SET_PTRACER, self.helper.load(Ordering::Acquire) as usize);
+            bare::set_ptracer(self.helper.load(Ordering::Acquire));
             bare::write(permit, [b"+"]);
         }
         let from = self.pipes.answer.0;
@@ -317,7 +317,7 @@ impl Pipes {
         let pipe = || pipe2(nix::fcntl::OFlag::O_CLOEXEC);
         let answer = pipe()?;
         // Naming nobody is refused where there is no Yama.
-        let permit = bare::set_of_process(libc::PR_SET_PTRACER, 0).then(pipe).transpose()?;
+        let permit = bare::set_ptracer(0).then(pipe).transpose()?;
         let numbers = |(read, write): (OwnedFd, OwnedFd)| (read.into_raw_fd(), write.into_raw_fd());
         Ok(Self { answer: numbers(answer), permit: permit.map(numbers) })
     }
@@ -342,7 +342,7 @@ fn adopts_orphans() -> bool {
 }
 
 fn set_adopts_orphans(adopts: bool) {
-    bare::set_of_process(libc::PR_SET_CHILD_SUBREAPER, usize::from(adopts));
+    bare::set_child_subreaper(adopts);
 }
 
 /// Closes every descriptor that the helper got by its start, so that nobody waits for the end of a file that it holds.

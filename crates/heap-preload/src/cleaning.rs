@@ -21,10 +21,17 @@ pub enum Density {
 
 impl Density {
     /// For memory that need not be zero: on huge pages again.
-    pub fn for_any_use(self, start: usize, bytes: usize) -> Self {
+    ///
+    /// # Safety
+    /// The range is a mapping of this heap that nobody holds.
+    pub unsafe fn for_any_use(self, start: usize, bytes: usize) -> Self {
         if self == Self::Sparse {
-            advise(start, bytes, libc::MADV_HUGEPAGE);
-            advise(start, bytes, libc::MADV_DONTNEED);
+            // SAFETY:
+            // - the caller's promise.
+            unsafe {
+                advise(start, bytes, libc::MADV_HUGEPAGE);
+                advise(start, bytes, libc::MADV_DONTNEED);
+            }
             return Self::Unknown;
         }
         self
@@ -46,21 +53,35 @@ const DENSELY_RESIDENT: usize = SAMPLES / 4;
 const PAGES_ASKED: usize = 1024;
 
 /// Makes a kept mapping zero; how it is now thought to be used.
-pub fn clean(start: usize, bytes: usize, density: Density) -> Density {
-    let seen = observe(start, bytes, density);
-    if seen.used_throughout {
-        clear_what_is_resident(start, bytes);
-    } else {
-        give_back(start, bytes);
+///
+/// # Safety
+/// The range is a mapping of this heap that nobody holds.
+pub unsafe fn clean(start: usize, bytes: usize, density: Density) -> Density {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe {
+        let seen = observe(start, bytes, density);
+        if seen.used_throughout {
+            clear_what_is_resident(start, bytes);
+        } else {
+            give_back(start, bytes);
+        }
+        seen.becomes(start, bytes)
     }
-    seen.becomes(start, bytes)
 }
 
 /// Gives a mapping's memory back, which makes it zero; how it is now thought to be used. `None` where the kernel does
 /// not take it.
-pub fn give_back_at_once(start: usize, bytes: usize, density: Density) -> Option<Density> {
-    let seen = observe(start, bytes, density);
-    advise(start, bytes, libc::MADV_DONTNEED).then(|| seen.becomes(start, bytes))
+///
+/// # Safety
+/// As for [`clean`].
+pub unsafe fn give_back_at_once(start: usize, bytes: usize, density: Density) -> Option<Density> {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe {
+        let seen = observe(start, bytes, density);
+        advise(start, bytes, libc::MADV_DONTNEED).then(|| seen.becomes(start, bytes))
+    }
 }
 
 struct Seen {
@@ -69,7 +90,9 @@ struct Seen {
     used_throughout: bool,
 }
 
-fn observe(start: usize, bytes: usize, before: Density) -> Seen {
+/// # Safety
+/// As for [`clean`].
+unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
     let page = base_page();
     let resident = |offset: &usize| is_resident(start + offset / page * page, page);
     let ends = [0, bytes - page];
@@ -81,7 +104,10 @@ fn observe(start: usize, bytes: usize, before: Density) -> Seen {
         let now = if dense { Density::Dense } else { Density::Sparse };
         return Seen { before, now, used_throughout: false };
     }
-    let used = samples(bytes).filter(resident).filter(|&offset| is_used(start + offset)).count();
+    // SAFETY:
+    // - the caller's promise; samples are lines of the range.
+    let is_used = |&offset: &usize| unsafe { is_used(start + offset) };
+    let used = samples(bytes).filter(resident).filter(is_used).count();
     let now = match before {
         Density::Dense => Density::Dense,
         _ if used >= DENSE => Density::Cleared,
@@ -94,19 +120,33 @@ fn observe(start: usize, bytes: usize, before: Density) -> Seen {
 
 impl Seen {
     /// Has the mapping's next pages come in the size that fits.
-    fn becomes(self, start: usize, bytes: usize) -> Density {
-        match (self.before == Density::Sparse, self.now == Density::Sparse) {
-            (false, true) => _ = advise(start, bytes, libc::MADV_NOHUGEPAGE),
-            (true, false) => _ = advise(start, bytes, libc::MADV_HUGEPAGE),
-            _ => {}
+    ///
+    /// # Safety
+    /// As for [`clean`].
+    unsafe fn becomes(self, start: usize, bytes: usize) -> Density {
+        let advice = match (self.before == Density::Sparse, self.now == Density::Sparse) {
+            (false, true) => Some(libc::MADV_NOHUGEPAGE),
+            (true, false) => Some(libc::MADV_HUGEPAGE),
+            _ => None,
+        };
+        if let Some(advice) = advice {
+            // SAFETY:
+            // - the caller's promise; the advice keeps contents.
+            unsafe { advise(start, bytes, advice) };
         }
         self.now
     }
 }
 
 /// Looks at a few places of resident memory. Decides which way is cheaper, and nothing else.
-pub fn is_dense_in_pool(start: usize, bytes: usize) -> bool {
-    samples(bytes).filter(|&offset| is_used(start + offset)).take(DENSE_IN_POOL).count() == DENSE_IN_POOL
+///
+/// # Safety
+/// The range is readable memory of this heap that nobody holds.
+pub unsafe fn is_dense_in_pool(start: usize, bytes: usize) -> bool {
+    // SAFETY:
+    // - the caller's promise; samples are lines of the range.
+    let is_used = |&offset: &usize| unsafe { is_used(start + offset) };
+    samples(bytes).filter(is_used).take(DENSE_IN_POOL).count() == DENSE_IN_POOL
 }
 
 /// Offsets of lines all over a block, without a pattern that a program's own might meet.
@@ -120,27 +160,43 @@ fn samples(bytes: usize) -> impl Iterator<Item = usize> {
 }
 
 /// True where any of a line is not zero.
-fn is_used(line: usize) -> bool {
+///
+/// # Safety
+/// The line is readable, aligned to its own size, and nobody writes to it.
+unsafe fn is_used(line: usize) -> bool {
     // SAFETY:
-    // - the line lies in memory of this heap that nobody holds, aligned to its own size.
+    // - the caller's promise.
     let words = unsafe { &*(line as *const [u64; LINE / size_of::<u64>()]) };
     words.iter().any(|&word| word != 0)
 }
 
-fn give_back(start: usize, bytes: usize) {
-    // Locked memory (mlock) is not given back that way.
-    if !advise(start, bytes, libc::MADV_DONTNEED) {
-        clear(start, bytes);
+/// # Safety
+/// As for [`clean`].
+unsafe fn give_back(start: usize, bytes: usize) {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe {
+        // Locked memory (mlock) is not given back that way.
+        if !advise(start, bytes, libc::MADV_DONTNEED) {
+            clear(start, bytes);
+        }
     }
 }
 
 /// Clears what is resident and gives back the rest, which may have been swapped out.
-fn clear_what_is_resident(start: usize, bytes: usize) {
+///
+/// # Safety
+/// As for [`clean`].
+unsafe fn clear_what_is_resident(start: usize, bytes: usize) {
     let step = PAGES_ASKED * base_page();
     for offset in (0..bytes).step_by(step) {
         let length = step.min(bytes - offset);
-        if is_resident(start + offset, length) || !advise(start + offset, length, libc::MADV_DONTNEED) {
-            clear(start + offset, length);
+        // SAFETY:
+        // - the caller's promise, for a part of the range.
+        unsafe {
+            if is_resident(start + offset, length) || !advise(start + offset, length, libc::MADV_DONTNEED) {
+                clear(start + offset, length);
+            }
         }
     }
 }
@@ -148,8 +204,9 @@ fn clear_what_is_resident(start: usize, bytes: usize) {
 /// True where any page of the range is in memory, or the kernel does not say.
 fn is_resident(start: usize, bytes: usize) -> bool {
     let mut pages = [0u8; PAGES_ASKED];
+    assert!(bytes <= PAGES_ASKED * base_page());
     // SAFETY:
-    // - the range is a mapping of ours, and has at most as many pages as the answer has room for.
+    // - the range has at most as many pages as the answer has room for; of the range itself nothing is touched.
     let failed = unsafe { libc::mincore(start as *mut c_void, bytes, pages.as_mut_ptr()) } != 0;
     failed || pages[..bytes / base_page()].iter().any(|page| page & 1 != 0)
 }

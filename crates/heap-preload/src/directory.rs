@@ -20,7 +20,9 @@ pub fn for_each_number(path: &CStr, mut each: impl FnMut(u32) -> bool) -> Option
             break false;
         }
     };
-    close(directory);
+    // SAFETY:
+    // - opened above, and used no more.
+    unsafe { close(directory) };
     whole.then_some(())
 }
 

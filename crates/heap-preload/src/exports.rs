@@ -227,7 +227,9 @@ fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
     let new = malloc_slowly(size);
     if !new.is_null() {
         let old = usable(block);
-        crate::sys::copy(block as usize, new as usize, old.min(size));
+        // SAFETY:
+        // - two blocks of this heap that the program holds, of at least so many bytes each.
+        unsafe { crate::sys::copy(block as usize, new as usize, old.min(size)) };
         free_slowly(block);
     }
     new

@@ -37,29 +37,33 @@ impl Handover {
 
     /// Returns when the child has left, or there is none.
     pub fn await_child(&self) {
-        close(self.to_parent.swap(NONE, Relaxed));
-        let from = self.from_child.swap(NONE, Relaxed);
+        self.close_end(&self.to_parent);
+        let from = self.from_child.load(Relaxed);
         // A byte, the end of the pipe, or an error: nothing more is to come in any case.
         let _ = read(from, &mut [0]);
-        close(from);
+        self.close_end(&self.from_child);
     }
 
     /// In a child of another fork, which has only inherited the pipe.
     pub fn give_up(&self) {
-        for end in [&self.to_parent, &self.from_child] {
-            let end = end.swap(NONE, Relaxed);
-            if end != NONE {
-                close(end);
-            }
-        }
+        self.close_end(&self.to_parent);
+        self.close_end(&self.from_child);
     }
 
     /// Lets the parent go on.
     pub fn end_in_child(&self) {
-        let to = self.to_parent.swap(NONE, Relaxed);
         // While there is a reader, here: where the parent has been killed, writing would end this process (SIGPIPE).
-        write(to, &[0]);
-        close(to);
-        close(self.from_child.swap(NONE, Relaxed));
+        write(self.to_parent.load(Relaxed), &[0]);
+        self.close_end(&self.to_parent);
+        self.close_end(&self.from_child);
+    }
+
+    fn close_end(&self, end: &AtomicI32) {
+        let end = end.swap(NONE, Relaxed);
+        if end != NONE {
+            // SAFETY:
+            // - `begin` has opened it, and it is taken out here, once.
+            unsafe { close(end) };
+        }
     }
 }

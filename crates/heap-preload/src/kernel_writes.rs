@@ -24,7 +24,9 @@ impl ProcessFiles for OwnFiles {
                 None => break false,
             }
         };
-        close(file);
+        // SAFETY:
+        // - opened above, and used no more.
+        unsafe { close(file) };
         whole.then_some(())
     }
 

@@ -108,9 +108,13 @@ impl Shared {
         let (block, cleaning) = self.with(|large| large.allocate(asked, align, zero))?;
         match cleaning {
             Cleaning::Nothing => {}
-            Cleaning::Clear => clear(block.start, block.bytes),
+            // SAFETY:
+            // - a block of the pool that is about to be handed out: nobody holds it yet.
+            Cleaning::Clear => unsafe { clear(block.start, block.bytes) },
             Cleaning::FindOut => {
-                let density = clean(block.start, block.bytes, block.density);
+                // SAFETY:
+                // - a kept mapping that is about to be handed out: nobody holds it yet.
+                let density = unsafe { clean(block.start, block.bytes, block.density) };
                 if density != block.density {
                     self.with(|large| large.set_density(block.start, density));
                 }
@@ -138,7 +142,10 @@ impl Shared {
     pub fn move_to_new(&self, address: usize, asked: usize) -> Option<usize> {
         let old = self.usable(address)?;
         let new = self.allocate(asked, base_page(), false)?;
-        copy(address, new, old.min(asked));
+        // SAFETY:
+        // - the old block is the program's, which has given it to realloc, and the new one nobody's yet; both have so
+        //   many bytes.
+        unsafe { copy(address, new, old.min(asked)) };
         self.free(address);
         Some(new)
     }
@@ -197,7 +204,9 @@ impl Large {
         } else {
             // Pool memory is always resident: nothing tells whether it was touched but its contents. Where it seems
             // untouched the kernel's untouched memory costs less than clearing all of this.
-            let start = find(is_free).filter(|&start| is_dense_in_pool(start, bytes))?;
+            // SAFETY:
+            // - free grains of the pool, which is resident as long as it stands.
+            let start = find(is_free).filter(|&start| unsafe { is_dense_in_pool(start, bytes) })?;
             (start, Cleaning::Clear)
         };
         self.pool.mark(start, bytes, Grain::Used);
@@ -219,7 +228,9 @@ impl Large {
         let State::Kept { clean, .. } = block.state else { return None };
         block.state = State::Held(0);
         if !zero {
-            block.density = block.density.for_any_use(block.start, block.bytes);
+            // SAFETY:
+            // - a kept mapping, which nobody holds.
+            block.density = unsafe { block.density.for_any_use(block.start, block.bytes) };
         }
         let block = *block;
         self.no_longer_kept(block.bytes, clean);
@@ -254,13 +265,17 @@ impl Large {
         }
         if block.from_pool {
             // Its memory left the pool at a fork, and may consist of several mappings.
-            mapped::give_back(block.start, block.bytes);
+            // SAFETY:
+            // - the block has come back from the program and is removed from the list.
+            unsafe { mapped::give_back(block.start, block.bytes) };
             self.blocks.remove(at);
             return true;
         }
         let mut kept = block;
         let given_back = (block.bytes > KEPT_WITH_MEMORY)
-            .then(|| give_back_at_once(block.start, block.bytes, block.density))
+            // SAFETY:
+            // - the block, a mapping of its own, has come back from the program.
+            .then(|| unsafe { give_back_at_once(block.start, block.bytes, block.density) })
             .flatten();
         kept.density = given_back.unwrap_or(block.density);
         let clean = given_back.is_some();
@@ -301,7 +316,9 @@ impl Large {
                 return;
             }
             let block = self.blocks.as_slice()[at];
-            if advise(block.start, block.bytes, libc::MADV_DONTNEED) {
+            // SAFETY:
+            // - a kept mapping, which nobody holds.
+            if unsafe { advise(block.start, block.bytes, libc::MADV_DONTNEED) } {
                 self.kept_with_memory -= block.bytes;
                 forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
                 self.blocks.as_mut_slice()[at].state = State::Kept { since, clean: true };
@@ -334,7 +351,9 @@ impl Large {
         if let State::Kept { clean, .. } = block.state {
             self.no_longer_kept(block.bytes, clean);
         }
-        mapped::give_back(block.start, block.bytes);
+        // SAFETY:
+        // - a kept mapping, which nobody holds, and which is not listed any more.
+        unsafe { mapped::give_back(block.start, block.bytes) };
     }
 
     fn resize(&mut self, address: usize, asked: usize) -> Option<usize> {
@@ -350,10 +369,14 @@ impl Large {
         } else if block.from_pool {
             return None;
         } else if bytes < block.bytes {
-            mapped::give_back(block.start + bytes, block.bytes - bytes);
+            // SAFETY:
+            // - the program has given the block to realloc and no longer uses what lies behind the new size.
+            unsafe { mapped::give_back(block.start + bytes, block.bytes - bytes) };
             Block { bytes, ..block }
         } else {
-            let start = mapped::grow(block.start, block.bytes, bytes, self.grain)?;
+            // SAFETY:
+            // - the block is a mapping of its own, which the program has given to realloc.
+            let start = unsafe { mapped::grow(block.start, block.bytes, bytes, self.grain)? };
             Block { start, bytes, ..block }
         };
         count_held(resized.bytes as i64 - block.bytes as i64, asked as i64 - before as i64);

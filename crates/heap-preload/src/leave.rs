@@ -63,7 +63,9 @@ pub fn make_room_for_copies(large: &mut Large) -> bool {
     let mut given_back = 0;
     large.pool.dissolve(|start, bytes, used| {
         if !used {
-            unmap(start, bytes);
+            // SAFETY:
+            // - `dissolve` gives whole pages of the pool's mapping, and nothing in this one is handed out.
+            unsafe { unmap(start, bytes) };
             given_back += bytes as u64;
         }
         !used
@@ -79,7 +81,9 @@ pub fn make_room_for_copies(large: &mut Large) -> bool {
 /// Moves the contents of a pool page to transparent huge pages at the same address, or gives an unused one back.
 fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
     if !used {
-        unmap(start, bytes);
+        // SAFETY:
+        // - `dissolve` gives whole pages of the pool's mapping, and nothing in this one is handed out.
+        unsafe { unmap(start, bytes) };
         return true;
     }
     let Some(new) = map_anywhere(bytes, false, 0) else { return false };
@@ -87,18 +91,31 @@ fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
     let new = if aligned {
         new
     } else {
-        unmap(new, bytes);
+        // SAFETY:
+        // - mapped just now, and nobody knows of it.
+        unsafe { unmap(new, bytes) };
         let Some(wide) = map_anywhere(bytes * 2, false, 0) else { return false };
         let inside = wide.next_multiple_of(bytes);
-        unmap(wide, inside - wide);
-        unmap(inside + bytes, wide + bytes - inside);
+        // SAFETY:
+        // - as above, beside the part that is kept.
+        unsafe {
+            unmap(wide, inside - wide);
+            unmap(inside + bytes, wide + bytes - inside);
+        }
         inside
     };
-    advise(new, bytes, libc::MADV_HUGEPAGE);
+    // SAFETY:
+    // - mapped above; the advice keeps contents.
+    unsafe { advise(new, bytes, libc::MADV_HUGEPAGE) };
     let page = base_page();
     for offset in (0..bytes).step_by(page) {
-        if !is_zero(start + offset, page) {
-            copy(start + offset, new + offset, page);
+        // SAFETY:
+        // - a page of the pool, which is resident, and of the new mapping, both as long; every other thread is stopped,
+        //   or this is a child with one thread.
+        unsafe {
+            if !is_zero(start + offset, page) {
+                copy(start + offset, new + offset, page);
+            }
         }
     }
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
@@ -107,14 +124,18 @@ fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
     //   stopped, or this is a child with one thread.
     let moved = unsafe { libc::mremap(new as *mut c_void, bytes, bytes, flags, start as *mut c_void) };
     if moved == libc::MAP_FAILED {
-        unmap(new, bytes);
+        // SAFETY:
+        // - mapped above, and nobody knows of it.
+        unsafe { unmap(new, bytes) };
     }
     moved != libc::MAP_FAILED
 }
 
-fn is_zero(start: usize, bytes: usize) -> bool {
+/// # Safety
+/// The range is readable, aligned to a page, and nobody writes to it.
+unsafe fn is_zero(start: usize, bytes: usize) -> bool {
     // SAFETY:
-    // - the range is resident memory of this heap, aligned to a page, that nobody writes to now.
+    // - the caller's promise.
     let words = unsafe { core::slice::from_raw_parts(start as *const u64, bytes / 8) };
     words.iter().all(|&word| word == 0)
 }

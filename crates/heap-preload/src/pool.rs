@@ -127,7 +127,11 @@ impl Pool {
             enough &= populated == pages;
         }
         for (mapped, pages) in room.into_iter().flatten() {
-            mapped.into_iter().for_each(|start| unmap(start, pages * self.page));
+            if let Some(start) = mapped {
+                // SAFETY:
+                // - mapped above with this length, and nobody knows of it.
+                unsafe { unmap(start, pages * self.page) };
+            }
         }
         enough
     }
@@ -152,8 +156,11 @@ impl Pool {
                 }
             }
             if !left {
-                unmap(region.states as usize, region.grains.next_multiple_of(crate::sys::base_page()));
+                let bytes = region.grains.next_multiple_of(crate::sys::base_page());
                 region.grains = 0;
+                // SAFETY:
+                // - the states' own mapping; with no grains nobody refers to them any more.
+                unsafe { unmap(region.states as usize, bytes) };
             }
             whole &= !left;
         }
@@ -228,12 +235,16 @@ impl Region {
         let populated = populate(start, pages, page);
         if populated < pages {
             ACCOUNT.note(Shortage::PopulationRefused);
-            unmap(start + populated * page, (pages - populated) * page);
+            // SAFETY:
+            // - a part of what was mapped above, of which nobody knows.
+            unsafe { unmap(start + populated * page, (pages - populated) * page) };
         }
         let grains = populated * (page / grain);
         let states = map_anywhere(grains.next_multiple_of(crate::sys::base_page()), false, 0).filter(|_| grains > 0);
         if states.is_none() {
-            unmap(start, populated * page);
+            // SAFETY:
+            // - as above.
+            unsafe { unmap(start, populated * page) };
         }
         Some(Self { start, states: states? as *mut Grain, grains, node: wanted.node })
     }
@@ -284,7 +295,9 @@ fn populate(start: usize, pages: usize, page: usize) -> usize {
     let mut step = PAGES_AT_ONCE;
     while done < pages {
         let count = step.min(pages - done);
-        if advise(start + done * page, count * page, libc::MADV_POPULATE_WRITE) {
+        // SAFETY:
+        // - its callers have mapped the range; the advice keeps contents.
+        if unsafe { advise(start + done * page, count * page, libc::MADV_POPULATE_WRITE) } {
             done += count;
         } else if step > 1 {
             step = 1;

@@ -111,7 +111,9 @@ fn arena_from_kernel(bytes: usize) -> bool {
     let Some(start) = mapped::map(bytes.next_multiple_of(grain), grain) else { return false };
     let taken = give(start, bytes, false, true, -1);
     if !taken {
-        mapped::give_back(start, bytes.next_multiple_of(grain));
+        // SAFETY:
+        // - mapped above, and mimalloc has not taken it.
+        unsafe { mapped::give_back(start, bytes.next_multiple_of(grain)) };
     }
     taken
 }

@@ -53,7 +53,9 @@ fn start() -> bool {
         }
         _ => false,
     };
-    unmap(buffer, MOST_ENVIRONMENT);
+    // SAFETY:
+    // - mapped above with this length; what was read of it is used no more.
+    unsafe { unmap(buffer, MOST_ENVIRONMENT) };
     acting
 }
 

@@ -8,9 +8,7 @@ pub struct KeepErrno(c_int);
 
 impl KeepErrno {
     pub fn new() -> Self {
-        // SAFETY:
-        // - the location of errno is valid for the calling thread at any time.
-        Self(unsafe { *libc::__errno_location() })
+        Self(last_error())
     }
 }
 
@@ -100,33 +98,44 @@ pub fn map_anywhere(bytes: usize, reserve_only: bool, more_flags: c_int) -> Opti
 }
 
 /// Gives a range of our own back to the kernel.
-pub fn unmap(start: usize, bytes: usize) {
+///
+/// # Safety
+/// The range consists of whole pages of mappings that this heap made, and nothing uses it any more.
+pub unsafe fn unmap(start: usize, bytes: usize) {
     if bytes > 0 {
         // SAFETY:
-        // - every caller passes whole pages of a mapping that this heap made and that nothing uses any more.
+        // - the caller's promise.
         unsafe { libc::munmap(start as *mut c_void, bytes) };
     }
 }
 
 /// True where the kernel took the advice.
-pub fn advise(start: usize, bytes: usize, advice: c_int) -> bool {
+///
+/// # Safety
+/// The range consists of whole pages of mappings of this heap; with advice that drops contents, nobody needs those.
+pub unsafe fn advise(start: usize, bytes: usize, advice: c_int) -> bool {
     // SAFETY:
-    // - every caller passes whole pages of a mapping of this heap; advice that drops contents is only given for memory
-    //   that the program does not hold.
+    // - the caller's promise.
     unsafe { libc::madvise(start as *mut c_void, bytes, advice) == 0 }
 }
 
 /// Clears memory of this heap.
-pub fn clear(start: usize, bytes: usize) {
+///
+/// # Safety
+/// The range is writable memory of this heap that nobody else uses.
+pub unsafe fn clear(start: usize, bytes: usize) {
     // SAFETY:
-    // - every caller passes writable memory of this heap that no one else uses.
+    // - the caller's promise.
     unsafe { core::ptr::write_bytes(start as *mut u8, 0, bytes) };
 }
 
-/// Copies between two ranges of this heap that do not overlap.
-pub fn copy(from: usize, to: usize, bytes: usize) {
+/// Copies between two ranges of this heap.
+///
+/// # Safety
+/// The first is readable, the second writable, nobody else writes to either, and they do not overlap.
+pub unsafe fn copy(from: usize, to: usize, bytes: usize) {
     // SAFETY:
-    // - every caller passes readable and writable memory of this heap, in different mappings or blocks.
+    // - the caller's promise.
     unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
 }
 
@@ -141,9 +150,12 @@ pub fn open(path: &CStr, more_flags: c_int) -> Option<c_int> {
 }
 
 /// Closes a descriptor of our own.
-pub fn close(file: c_int) {
+///
+/// # Safety
+/// The caller has opened the descriptor, and nobody uses it any more.
+pub unsafe fn close(file: c_int) {
     // SAFETY:
-    // - every caller passes a descriptor that it opened itself, once.
+    // - the caller's promise.
     unsafe { libc::syscall(libc::SYS_close, file) };
 }
 
@@ -153,9 +165,7 @@ pub fn read(file: c_int, buffer: &mut [u8]) -> Option<usize> {
         // SAFETY:
         // - the kernel writes to nothing but the buffer, which is exclusively ours.
         let count = unsafe { libc::syscall(libc::SYS_read, file, buffer.as_mut_ptr(), buffer.len()) };
-        // SAFETY:
-        // - the location of errno is valid for the calling thread at any time.
-        if count >= 0 || unsafe { *libc::__errno_location() } != libc::EINTR {
+        if count >= 0 || last_error() != libc::EINTR {
             return usize::try_from(count).ok();
         }
     }
@@ -178,7 +188,9 @@ pub fn read_file(path: &CStr, buffer: &mut [u8]) -> Option<usize> {
             _ => break,
         }
     }
-    close(file);
+    // SAFETY:
+    // - opened above, and used no more.
+    unsafe { close(file) };
     Some(length)
 }
 
@@ -201,7 +213,9 @@ fn read_own_by_file(address: usize, into: &mut [u8]) -> bool {
     // SAFETY:
     // - the kernel writes to nothing but `into`, which is exclusively ours.
     let read = unsafe { libc::syscall(libc::SYS_pread64, memory, into.as_mut_ptr(), into.len(), address) };
-    close(memory);
+    // SAFETY:
+    // - opened above, and used no more.
+    unsafe { close(memory) };
     read == into.len() as c_long
 }
 

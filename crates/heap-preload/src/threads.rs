@@ -62,7 +62,9 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        unmap(self.start, LIST_BYTES);
+        // SAFETY:
+        // - the list's own mapping, as long as it was made; references into it borrow the list.
+        unsafe { unmap(self.start, LIST_BYTES) };
     }
 }
 

@@ -92,7 +92,19 @@ fn started_by() -> Option<alloc::string::String> {
 /// kernel, for which a page that is not there is an error and no signal.
 struct FileInMemory<'a> {
     pieces: &'a [(u64, AddressRange)],
-    read: RefCell<Vec<Box<[u8]>>>,
+    /// Boxes, as pointers: a box that is moved into a list says that nobody has a reference into it.
+    read: RefCell<Vec<*mut [u8]>>,
+}
+
+impl Drop for FileInMemory<'_> {
+    fn drop(&mut self) {
+        for copy in self.read.get_mut().drain(..) {
+            // SAFETY:
+            // - it came from `Box::into_raw`, stands in the list once, and nobody refers to it any more: references to
+            //   its bytes live no longer than those to `self`.
+            drop(unsafe { Box::from_raw(copy) });
+        }
+    }
 }
 
 impl FileInMemory<'_> {
@@ -102,18 +114,18 @@ impl FileInMemory<'_> {
             self.pieces.iter().find(|(first, range)| *first <= offset && end <= first + range.len())?;
         let from = AddressRange::sized(range.start() + (offset - first), size as u64);
         let mut copy = vec![0u8; size].into_boxed_slice();
-        let address = copy.as_mut_ptr();
         // SAFETY:
         // - the box has room for `size` bytes and is ours alone.
-        let copied = unsafe { calls::process_vm_readv(from, address as usize) };
+        let copied = unsafe { calls::process_vm_readv(from, copy.as_mut_ptr() as usize) };
         if copied != Ok(size) && !read_by_file(from, &mut copy) {
             return None;
         }
+        let copy = Box::into_raw(copy);
         self.read.borrow_mut().push(copy);
         // SAFETY:
-        // - boxes are only ever added, never changed or removed while `self` lives, and moving a box keeps its bytes
-        //   where they are; so the bytes live as long as the reference to `self`.
-        Some(unsafe { core::slice::from_raw_parts(address, size) })
+        // - what the pointer points to is neither written to nor freed before `self` is dropped, which outlives the
+        //   reference to it.
+        Some(unsafe { &*copy })
     }
 }
 

@@ -203,7 +203,9 @@ impl Staged {
             let at = (page.start() - chunk.start()) as usize;
             let expected = &in_file[at..at + page.len() as usize];
             // Behind the file's end the kernel shows zeros up to the end of the page, as the buffer does.
-            if at >= read || !same(memory_of(page), expected) {
+            // SAFETY:
+            // - the page is one of the original, in the range that this restores (`Record::restore`).
+            if at >= read || !same(unsafe { memory_of(page) }, expected) {
                 self.take(page)?;
             }
         }
@@ -211,8 +213,14 @@ impl Staged {
     }
 
     fn take_what_is_not_zero(&self, chunk: AddressRange, base_page: PageSize) -> Result<(), CallError> {
-        let pages = chunk.pages(base_page).filter(|page| !is_zero(memory_of(*page)));
-        pages.into_iter().try_for_each(|page| self.take(page))
+        for page in chunk.pages(base_page) {
+            // SAFETY:
+            // - as in `take_differences`.
+            if !is_zero(unsafe { memory_of(page) }) {
+                self.take(page)?;
+            }
+        }
+        Ok(())
     }
 
     /// Copies a page by the kernel's hand, for which a file that has just been cut short is an error and no signal.
@@ -271,9 +279,12 @@ fn words(page: &[u8]) -> impl Iterator<Item = u64> + '_ {
 }
 
 /// The bytes of a lifted range.
-fn memory_of(range: AddressRange) -> &'static [u8] {
+///
+/// # Safety
+/// All of the range is mapped and readable, and is neither unmapped nor written to as long as the reference is used: it
+/// is lifted, the library is held, and no other thread could write to it (`Situation::unrest`).
+unsafe fn memory_of<'a>(range: AddressRange) -> &'a [u8] {
     // SAFETY:
-    // - the range is lifted: readable, present and not unmapped before the library is released. Memory that other
-    //   threads could write to is not restored.
+    // - the caller's promise.
     unsafe { core::slice::from_raw_parts(range.start().0 as *const u8, range.len() as usize) }
 }

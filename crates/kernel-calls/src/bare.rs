@@ -141,11 +141,20 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     before
 }
 
-/// A `prctl` that takes an integer, 0 for most; false where it is refused.
-pub fn set_of_process(option: i32, value: usize) -> bool {
+/// Lets a process, and those below it, trace this one (`PR_SET_PTRACER` of the Yama module, prctl(2)); 0 for none. False
+/// where it is refused.
+pub fn set_ptracer(process: i32) -> bool {
     // SAFETY:
-    // - the calls that this is for take integers and touch no memory.
-    unsafe { call(libc::SYS_prctl, [option as usize, value, 0, 0, 0]) }.is_ok()
+    // - this option takes an integer and touches no memory.
+    unsafe { call(libc::SYS_prctl, [libc::PR_SET_PTRACER as usize, process as usize, 0, 0, 0]) }.is_ok()
+}
+
+/// Makes this process the one that adopts orphans below it (`PR_SET_CHILD_SUBREAPER`, prctl(2)), or not; false where it
+/// is refused.
+pub fn set_child_subreaper(adopts: bool) -> bool {
+    // SAFETY:
+    // - this option takes an integer and touches no memory.
+    unsafe { call(libc::SYS_prctl, [libc::PR_SET_CHILD_SUBREAPER as usize, usize::from(adopts), 0, 0, 0]) }.is_ok()
 }
 
 /// Makes the kernel forget the word that it would set to 0 when this thread leaves its memory to others.
