@@ -4,9 +4,9 @@
 //! denied anything that reading it takes. An image is made without being asked for only of a file on which the kernel
 //! would honour a set-user-ID bit for root, so that whoever can change it or exchange it needs no image to harm others.
 
+use crate::medium::XFS_SUPER_MAGIC;
 use nix::sys::statfs::{
-    BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC,
-    statfs,
+    BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs,
 };
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::AccessFlags;

@@ -13,11 +13,14 @@
 use crate::StoreError;
 use kernel_calls::file_systems::sysfs_path;
 use nix::sys::stat::{major, minor};
-use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, XFS_SUPER_MAGIC, fstatfs};
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, fstatfs};
 use std::fmt;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// `linux/magic.h`; nix has it for glibc only.
+pub(crate) const XFS_SUPER_MAGIC: FsType = FsType(0x5846_5342);
 
 /// File systems that give a file a new time of change whenever it is changed, by `write` and through mappings: their
 /// `page_mkwrite` calls `file_update_time` when a page that can be written is mapped (read in Linux 6.18). On tmpfs no
