@@ -52,7 +52,8 @@ fn killed_for() -> Option<&'static str> {
 
 fn is_killed(number: i64, a: [u64; 6]) -> bool {
     // SAFETY:
-    // - this process has one thread, so that the child may do whatever the parent may; it makes two system calls.
+    // - other threads may hold locks that the child has copied: between its fork and its end the child only makes two raw
+    //   system calls, which take none.
     match unsafe { fork() } {
         Ok(ForkResult::Child) => {
             // SAFETY:
