@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const ROUNDS: u64 = 30;
 /// A start may be over before its moment has come: so many times as many starts are tried at the most.
 const MOST_TRIES: u64 = 2;
+/// For what does not end.
+const LIMIT: Duration = Duration::from_secs(120);
 const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
 
 fn main() -> ExitCode {
@@ -73,7 +75,9 @@ fn tracer_of(session: &Session) -> i32 {
 
 /// The helper, as soon as it traces the process; `None` where that has ended before.
 fn helper_of(session: &mut Session) -> Result<Option<Pid>> {
+    let started = Instant::now();
     while !session.has_ended()? {
+        ensure!(started.elapsed() < LIMIT, "it neither is traced nor ends");
         let tracer = tracer_of(session);
         if tracer != 0 {
             return Ok(Some(Pid::from_raw(tracer)));
@@ -118,7 +122,9 @@ fn how_long_it_is_traced(t: &Context, lifted: &impl Fn() -> Result<Command>) -> 
         let mut session = started(t, lifted()?)?;
         let since = Instant::now();
         if helper_of(&mut session)?.is_some() {
-            while tracer_of(&session) != 0 && !session.has_ended()? {}
+            while tracer_of(&session) != 0 && !session.has_ended()? {
+                ensure!(since.elapsed() < LIMIT, "it is traced for ever");
+            }
             longest = longest.max(since.elapsed());
         }
         session.finish()?.success()?;
