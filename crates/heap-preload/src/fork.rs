@@ -87,7 +87,7 @@ pub fn holds_growing() -> bool {
     is_own_turn() && OF_TURN.is_settled.load(SeqCst) && OF_TURN.holds_growing.load(SeqCst)
 }
 
-/// The same for `SHARED.lock`.
+/// True in a handler of the program's around a fork of this thread, where `SHARED.lock` is this thread's already.
 pub fn holds_shared() -> bool {
     is_own_turn() && OF_TURN.is_settled.load(SeqCst) && OF_TURN.holds_shared.load(SeqCst)
 }

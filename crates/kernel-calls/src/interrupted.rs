@@ -122,7 +122,7 @@ pub enum Repetition {
 /// Where it stands how long a call lasts at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// So many milliseconds.
+    /// This number of milliseconds.
     Milliseconds(u64),
     /// In a `struct timespec` at this address.
     At(u64),

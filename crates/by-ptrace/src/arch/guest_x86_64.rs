@@ -226,7 +226,7 @@ pub fn after_exec(r: &mut Registers) {
 /// Length of what [`ENTRY`] has on the stack at its signal. In bytes.
 pub const ENTRY_STACK_BYTES: usize = 80;
 
-/// The registers and the signal mask at the entry, of a thread that stands at the signal of [`ENTRY`] with this on its
+/// Returns the registers and the signal mask at the entry, of a thread that stands at the signal of [`ENTRY`] with this on its
 /// stack.
 pub fn at_entry(r: &Registers, stack: &[u8; ENTRY_STACK_BYTES], entry: Address) -> (Registers, u64) {
     let mut words = [0; ENTRY_STACK_BYTES / 8];
