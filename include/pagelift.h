@@ -4,7 +4,7 @@
  * Link with libpagelift.so or libpagelift.a. The library needs no other library, starts no thread, keeps no file open
  * and never uses the program's allocator. Every function may be called from any thread at any time, before main too;
  * calls exclude each other. Whatever fails, memory is as it was, and the report says what was found, what was needed
- * and the command that mends it.
+ * and the command that fixes it.
  *
  * With other threads running, read-only memory is lifted all the same; writable memory that would have to be replaced
  * is refused, and anonymous writable memory is turned into huge pages where it lies. So lift early.
@@ -40,10 +40,13 @@ enum pagelift_result {
 
 /* Where huge pages come from. */
 enum pagelift_pages {
-    /* The hugetlb pool where pages are free, else transparent huge pages. */
+    /* The page cache where it holds a file in huge folios, else the hugetlb pool where pages are free, else transparent
+     * huge pages. */
     PAGELIFT_PAGES_AUTO = 0,
     PAGELIFT_PAGES_HUGETLB = 1,
-    PAGELIFT_PAGES_THP = 2
+    PAGELIFT_PAGES_THP = 2,
+    /* The page cache of the files themselves, for what is never written. */
+    PAGELIFT_PAGES_FILE = 3
 };
 
 /* Where huge pages for writable memory come from. */
@@ -134,9 +137,12 @@ typedef struct pagelift_report {
     uint64_t refused_ranges;
     /* One line about the whole. */
     char message[512];
+    /* Of covered_bytes, what pagelift_lift() has put on the file's own pages in the page cache. It is not replaced, so
+     * pagelift_query() does not count it. */
+    uint64_t file_bytes;
 } pagelift_report;
 
-#define PAGELIFT_REPORT_EMPTY { sizeof(pagelift_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0 } }
+#define PAGELIFT_REPORT_EMPTY { sizeof(pagelift_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0 }, 0 }
 
 /* Fills the options with their defaults; size is sizeof(pagelift_options). */
 void pagelift_options_init(pagelift_options *options, size_t size);
@@ -166,8 +172,8 @@ const char *pagelift_error_text(int result);
 const char *pagelift_version(void);
 
 /* The entry point of the older technique, with the same meaning: puts the executable's code and data on huge pages, of
- * the pool where it has enough. Returns the number of huge pages, 0 on failure. The logger, which may be NULL, is told
- * what could not be done. */
+ * its own file where the page cache has it in huge folios, else of the pool where it has enough. Returns the number of
+ * huge pages, 0 on failure. The logger, which may be NULL, is told what could not be done. */
 size_t remap_text_and_data_to_huge_pages(void (*logger)(const char *message));
 
 #ifdef __cplusplus

@@ -1,21 +1,21 @@
-//! Addresses of a process: a type of their own, so that they are never taken for addresses of ours.
+//! Addresses in another process, as a type of their own, so that they cannot be mistaken for addresses in this process.
 
 use crate::PageSize;
 use core::fmt;
 use core::ops::{Add, Sub};
 use serde::{Serialize, Serializer};
 
-/// A virtual address in the process that is looked at.
+/// A virtual address in the inspected process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Address(pub u64);
 
 impl Address {
-    /// The nearest multiple of `size` at or below this address.
+    /// Returns the nearest multiple of `size` at or below this address.
     pub fn align_down(self, size: PageSize) -> Self {
         Self(self.0 & !(size.bytes() - 1))
     }
 
-    /// The nearest multiple of `size` at or above this address; `None` past the end of the address space.
+    /// Returns the nearest multiple of `size` at or above this address; `None` past the end of the address space.
     pub fn align_up(self, size: PageSize) -> Option<Self> {
         self.0.checked_add(size.bytes() - 1).map(|a| Self(a).align_down(size))
     }
@@ -25,7 +25,7 @@ impl Address {
         self.0 & (size.bytes() - 1) == 0
     }
 
-    /// This address plus `bytes`, or `None` past the end of the address space.
+    /// Returns this address plus `bytes`; `None` past the end of the address space.
     pub fn checked_add(self, bytes: u64) -> Option<Self> {
         self.0.checked_add(bytes).map(Self)
     }
@@ -79,12 +79,12 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
-    /// The range between two addresses; an end before the start gives an empty range at `start`.
+    /// Returns the range between two addresses; an end before the start gives an empty range at `start`.
     pub fn new(start: Address, end: Address) -> Self {
         Self { start, end: end.max(start) }
     }
 
-    /// The `length` bytes from `start` on, cut at the end of the address space.
+    /// Returns the range of `length` bytes at `start`, cut at the end of the address space.
     pub fn sized(start: Address, length: u64) -> Self {
         Self::new(start, Address(start.0.saturating_add(length)))
     }
@@ -104,7 +104,7 @@ impl AddressRange {
         self.end.0 - self.start.0
     }
 
-    /// True where there is no byte in it.
+    /// True where the range is empty.
     pub fn is_empty(self) -> bool {
         self.start == self.end
     }
@@ -124,12 +124,12 @@ impl AddressRange {
         !self.intersect(other).is_empty()
     }
 
-    /// The bytes in both; empty where there are none.
+    /// Returns the bytes in both ranges; empty where there are none.
     pub fn intersect(self, other: Self) -> Self {
         Self::new(self.start.max(other.start), self.end.min(other.end))
     }
 
-    /// The whole pages of `size` that lie in the range; empty where none does.
+    /// Returns the whole pages of `size` in the range; empty where there are none.
     pub fn whole_pages(self, size: PageSize) -> Self {
         match self.start.align_up(size) {
             Some(start) => Self::new(start, self.end.align_down(size)),
@@ -137,13 +137,14 @@ impl AddressRange {
         }
     }
 
-    /// The range widened to whole pages of `size`.
+    /// Returns the range widened to whole pages of `size`.
     pub fn widened(self, size: PageSize) -> Self {
         let end = self.end.align_up(size).unwrap_or(Address(u64::MAX).align_down(size));
         Self::new(self.start.align_down(size), end)
     }
 
-    /// The same length, `bytes` higher (wrapping, so that a negative displacement can be added as its two's complement).
+    /// Returns the range moved up by `bytes` (wrapping, so that a negative displacement can be passed as its two's
+    /// complement).
     pub fn shifted(self, bytes: u64) -> Self {
         Self::sized(self.start + bytes, self.len())
     }
@@ -162,7 +163,7 @@ impl AddressRange {
         })
     }
 
-    /// What of this range lies below `other` and what lies above it.
+    /// Returns the parts of this range below and above `other`.
     pub fn without(self, other: Self) -> [Self; 2] {
         if !self.overlaps(other) {
             return [self, Self::new(self.end, self.end)];

@@ -1,17 +1,17 @@
-//! Which huge pages of a range are worth making out of what has been touched.
+//! Selects the huge pages of a range that are worth making, by how much of each has been touched.
 
 use crate::{AddressRange, MappingName, MappingUsage, PageSize, RangeSet};
 use alloc::vec::Vec;
 
-/// A huge page is made where at least one of so many parts of it has been touched: no more memory becomes resident than
-/// is in use.
+/// A huge page is made where at least this fraction (one part in this number) of it has been touched: no more memory
+/// becomes resident than is in use.
 const LEAST_TOUCHED: u64 = 2;
 
-/// Mappings that are left alone, by their flags in smaps (proc_pid_smaps(5)): advised against huge pages, locked,
+/// Mappings that are not changed, by their flags in smaps (proc_pid_smaps(5)): advised against huge pages, locked,
 /// registered with userfaultfd, device memory.
 const LEFT_ALONE: [&str; 6] = ["nh", "lo", "um", "uw", "ui", "io"];
 
-/// True for anonymous memory of the process alone that is written to and not all huge.
+/// True for private anonymous memory that is writable and not all huge.
 pub fn may_be_collapsed(usage: &MappingUsage) -> bool {
     let mapping = &usage.mapping;
     let anonymous = mapping.inode == 0 && !matches!(mapping.name, MappingName::Stack | MappingName::Special(_));

@@ -1,4 +1,4 @@
-//! ELF images: just what decides which memory of a process may move (elf(5)).
+//! ELF images, reduced to what determines which memory of a process may move (elf(5)).
 
 use crate::{Address, AddressRange, PageSize, Protection};
 use alloc::format;
@@ -12,15 +12,16 @@ use serde::Serialize;
 type Header = elf::FileHeader64<Endianness>;
 type Segment = elf::ProgramHeader64<Endianness>;
 
-/// Images with more program headers than this are taken for damaged; real ones have about ten.
+/// Maximum number of program headers; an image with more counts as damaged, real ones have about ten.
 const MOST_SEGMENTS: u32 = 4096;
-/// The kernel takes no longer path for the interpreter (PATH_MAX).
+/// Length of the longest interpreter path that the kernel accepts, in bytes (PATH_MAX).
 const LONGEST_INTERPRETER: u64 = 4096;
-/// Notes and dynamic tables beyond this are not looked at: a hostile header must not make us read a whole huge file.
+/// Maximum size of notes and dynamic tables that are read, in bytes: a hostile header must not cause a whole huge file
+/// to be read.
 const MOST_NOTE_BYTES: u64 = 1 << 20;
 const MOST_DYNAMIC_BYTES: u64 = 1 << 20;
 
-/// Why an ELF file is not understood. The program it belongs to simply runs as it is.
+/// Why an ELF file cannot be parsed. Its program runs unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ElfError {
     /// No ELF magic number.
@@ -97,7 +98,7 @@ pub struct ElfImage {
 }
 
 impl ElfImage {
-    /// Reads the headers of an ELF file; of the file only what is needed is looked at.
+    /// Reads the headers of an ELF file, and no more of the file than is needed.
     ///
     /// # Errors
     /// [`ElfError`] for anything but a sound 64-bit executable or shared object. Hostile input never panics.
@@ -232,7 +233,7 @@ impl ElfImage {
         Some(holder.memory.start() + (offset - holder.offset))
     }
 
-    /// Where in the file the byte at this address (before the bias) lies.
+    /// Returns the file offset of the byte at this address (before the bias).
     pub fn offset_of_address(&self, address: Address) -> Option<u64> {
         let holder = self.segments.iter().find(|s| s.file_memory().contains(address))?;
         holder.offset.checked_add(address - holder.memory.start())

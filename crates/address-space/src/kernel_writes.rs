@@ -1,24 +1,24 @@
-//! Whether the kernel may be writing to a process's memory by itself: reads of io_uring and AIO go on while no thread of
-//! the process waits for them, some of them to pages rather than to addresses. Nothing tells from outside where they
-//! write to.
+//! Detects whether the kernel may be writing to a process's memory by itself. Reads of io_uring and AIO continue while
+//! no thread of the process waits for them, some of them into pages rather than addresses. Where they write cannot be
+//! seen from outside.
 
-/// How maps names the rings of io_uring, and a descriptor's link too.
+/// Name of io_uring's rings in maps, and in a descriptor's link.
 const RING: &[u8] = b"[io_uring]";
-/// How maps names the contexts of AIO (`fs/aio.c`).
+/// Name of AIO contexts in maps (`fs/aio.c`).
 const CONTEXT: &[u8] = b"/[aio]";
-/// What may be the beginning of a name at the end of one piece of text.
+/// Longest beginning of a name that the end of one piece of text can hold.
 const KEPT: usize = if RING.len() > CONTEXT.len() { RING.len() } else { CONTEXT.len() } - 1;
 
-/// What a process shows of itself in `/proc`. Whoever reads it need not keep it.
+/// Reads what a process shows in `/proc`, without keeping it.
 pub trait ProcessFiles {
-    /// Hands over the text of `/proc/PID/maps`, in pieces of any length; `None` where it cannot be read to its end.
+    /// Passes on the text of `/proc/PID/maps`, in pieces of any length; `None` where it cannot be read to its end.
     fn maps(&mut self, take: &mut dyn FnMut(&[u8])) -> Option<()>;
 
-    /// Hands over where each link in `/proc/PID/fd` leads; `None` where not all of them can be read.
+    /// Passes on where each link in `/proc/PID/fd` leads; `None` where not all of them can be read.
     fn descriptors(&mut self, take: &mut dyn FnMut(&[u8])) -> Option<()>;
 }
 
-/// True where such a read may be under way, or where nothing can be known.
+/// True where such a read may be in progress, or where that is unknown.
 pub fn kernel_may_write(process: &mut impl ProcessFiles) -> bool {
     // A ring that is mapped by the program itself (IORING_SETUP_NO_MMAP) shows as a descriptor only, and one whose
     // descriptor is closed as a mapping only.

@@ -1,7 +1,7 @@
 //! Pure model of a Linux process's address space and of the ELF objects in it.
 //!
-//! Nothing here does I/O: text of `/proc/PID/maps` and bytes of ELF files come in, values go out.
-//! Nothing here knows a policy either; what to do with the model is decided in `lift-plan`.
+//! The crate does no I/O: it turns text of `/proc/PID/maps` and bytes of ELF files into values. It has no policy
+//! either; `lift-plan` decides what to do with the model.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 

@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use serde::Serialize;
 
-/// What a mapping is a mapping of, as the kernel names it.
+/// The kernel's name for what a mapping maps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MappingName {
@@ -91,7 +91,7 @@ impl Mapping {
     }
 }
 
-/// Where and why a maps text cannot be read.
+/// Where and why a text of maps cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the process's maps cannot be read: `{text}`")]
 pub struct MapsError {
@@ -124,7 +124,7 @@ pub fn parse_maps(text: &str) -> Result<Vec<Mapping>, MapsError> {
     Ok(mappings)
 }
 
-/// Reads one header line of maps or smaps; `None` where it is none.
+/// Parses one header line of maps or smaps; `None` for any other line.
 pub(crate) fn parse_line(line: &str) -> Option<Mapping> {
     let mut rest = line;
     let mut field = || {
@@ -164,7 +164,7 @@ fn hex(text: &str) -> Option<u64> {
     plain.then(|| u64::from_str_radix(text, 16).ok()).flatten()
 }
 
-/// The kernel writes a newline in a path as `\012` and leaves all else as it is.
+/// Unescapes a path: the kernel writes a newline as `\012` and everything else unchanged.
 fn unescape(path: &str) -> String {
     path.replace("\\012", "\n")
 }

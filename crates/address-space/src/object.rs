@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use serde::Serialize;
 
-/// What a file is to the kernel in one process's maps.
+/// The identity of a file in one process's maps.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct FileKey {
     /// Major and minor device number as maps shows them.
@@ -17,7 +17,7 @@ pub struct FileKey {
     pub path: String,
 }
 
-/// What an object is to its process.
+/// The role of an object in its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ObjectRole {
@@ -36,7 +36,7 @@ pub struct LoadedObject {
     pub path: String,
     /// Role in the process.
     pub role: ObjectRole,
-    /// What is added to the file's addresses (wrapping).
+    /// The bias: what is added to the file's addresses (wrapping).
     pub bias: u64,
     /// The file's shape.
     pub image: ElfImage,
@@ -78,18 +78,31 @@ pub fn file_groups(space: &AddressSpace) -> BTreeMap<FileKey, Vec<usize>> {
     groups
 }
 
+/// Maximum number of biases of one file; glibc loads an object 16 times at most (`dlmopen`). A hostile program can map
+/// a file 65,000 times, each at a bias of its own, and the work grows with the biases times the mappings.
+const MOST_BIASES: usize = 64;
+
 /// The biases at which the mappings of one file show the image, lowest first. A file mapped as plain data has none.
 ///
 /// A mapping votes for a bias where its offset and length fit a segment's pages. More than one bias means that the
 /// object has been loaded more than once (`dlmopen`), which is as legal as it is rare.
 pub fn bias_of(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_page: PageSize) -> Vec<u64> {
-    let mut biases = Vec::new();
+    let mut biases = votes(image, space, mappings, base_page);
+    let score = |bias: u64| fitting_bytes(image, space, mappings, base_page, bias);
+    biases.retain(|&bias| score(bias) > 0);
+    biases.sort_by_key(|&bias| core::cmp::Reverse(score(bias)));
+    drop_overlapping(image, biases)
+}
+
+/// The biases that the mappings vote for, as far as [`MOST_BIASES`] goes: those with the most mapped bytes.
+fn votes(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_page: PageSize) -> Vec<u64> {
+    let mut votes: BTreeMap<u64, u64> = BTreeMap::new();
     for mapping in mappings.iter().map(|&index| &space.mappings()[index]) {
         for segment in &image.segments {
             let pages = segment.file_memory().widened(base_page);
             let first_offset = segment.offset & !(base_page.bytes() - 1);
             let Some(into) = mapping.offset.checked_sub(first_offset) else { continue };
-            // RELRO and lifted parts split a segment; each piece must still lie inside of it, and allow no more.
+            // RELRO and lifted parts split a segment; each piece must lie inside it, with no wider protection.
             if pages.len().checked_sub(into).is_none_or(|rest| mapping.range.len() > rest) {
                 continue;
             }
@@ -98,23 +111,23 @@ pub fn bias_of(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_
                 continue;
             }
             let bias = mapping.range.start() - (pages.start() + into);
-            if !biases.contains(&bias) {
-                biases.push(bias);
-            }
+            *votes.entry(bias).or_default() += mapping.range.len();
         }
     }
-    let score = |bias: u64| fitting_bytes(image, space, mappings, base_page, bias);
-    biases.retain(|&bias| score(bias) > 0);
-    biases.sort_by_key(|&bias| core::cmp::Reverse(score(bias)));
-    drop_overlapping(image, biases)
+    let mut biases: Vec<(u64, u64)> = votes.into_iter().collect();
+    biases.sort_by_key(|&(bias, bytes)| (core::cmp::Reverse(bytes), bias));
+    biases.into_iter().take(MOST_BIASES).map(|(bias, _)| bias).collect()
 }
 
-/// Bytes of the image's file-backed segments that the file's mappings show just where this bias says.
+/// Bytes of the image's file-backed segments that the file's mappings show just where this bias says. `mappings` are
+/// sorted.
 fn fitting_bytes(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_page: PageSize, bias: u64) -> u64 {
     let mut bytes = 0;
-    for mapping in mappings.iter().map(|&index| &space.mappings()[index]) {
-        for segment in &image.segments {
-            let pages = segment.file_memory().widened(base_page).shifted(bias);
+    for segment in &image.segments {
+        let pages = segment.file_memory().widened(base_page).shifted(bias);
+        let first = mappings.partition_point(|&index| space.mappings()[index].range.end() <= pages.start());
+        let here = mappings[first..].iter().map(|&index| &space.mappings()[index]);
+        for mapping in here.take_while(|mapping| mapping.range.start() < pages.end()) {
             let shared = pages.intersect(mapping.range);
             let offset_here = mapping.offset.wrapping_add(shared.start() - mapping.range.start());
             let offset_wanted =

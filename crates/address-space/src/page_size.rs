@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageSize(u64);
 
-/// Why a text or number is no page size.
+/// Why a text or number is not a page size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PageSizeError {
     /// Not a power of two of at least one byte.
@@ -22,7 +22,7 @@ pub enum PageSizeError {
 }
 
 impl PageSize {
-    /// A page size of so many bytes.
+    /// Returns the page size of `bytes` bytes.
     ///
     /// # Errors
     /// [`PageSizeError::NotAPowerOfTwo`].
@@ -90,7 +90,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, PageSizeError> {
     byte_count(text).ok_or_else(|| PageSizeError::NotASize(text.to_owned()))
 }
 
-/// As [`parse_bytes`], without an error to be told and without allocation: for code that runs beneath the allocator.
+/// Like [`parse_bytes`], without an error value and without allocation, for code that runs beneath the allocator.
 pub fn byte_count(text: &str) -> Option<u64> {
     const UNITS: [(&str, u32); 4] = [("k", 10), ("m", 20), ("g", 30), ("t", 40)];
     let trimmed = text.trim();
@@ -114,12 +114,12 @@ pub fn byte_count(text: &str) -> Option<u64> {
     (0.0..u64::MAX as f64).contains(&bytes).then_some(bytes as u64)
 }
 
-/// A byte count for people, with one decimal where it is no whole number: `512 B`, `4.0 KiB`, `33.9 MiB`.
+/// Formats a byte count for people, with one decimal where it is not a whole number: `512 B`, `4.0 KiB`, `33.9 MiB`.
 pub fn format_bytes(bytes: u64) -> String {
     ByteCount(bytes).to_string()
 }
 
-/// Shows itself as [`format_bytes`] does, without allocation.
+/// Displays a byte count like [`format_bytes`], without allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteCount(pub u64);
 

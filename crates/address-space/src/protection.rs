@@ -3,7 +3,7 @@
 use core::fmt;
 use serde::{Serialize, Serializer};
 
-/// What a page lets the process do.
+/// The accesses that a page permits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Protection {
     /// Loads are allowed.
@@ -29,7 +29,7 @@ impl Protection {
         i32::from(self.read) | i32::from(self.write) << 1 | i32::from(self.execute) << 2
     }
 
-    /// True where nothing that `other` forbids is allowed here.
+    /// True where every access permitted here is permitted by `other`.
     pub fn is_within(self, other: Self) -> bool {
         self.bits() & !other.bits() == 0
     }

@@ -1,4 +1,4 @@
-//! Reads `/proc/PID/smaps`: what the kernel says it backs each mapping with (proc_pid_smaps(5)).
+//! Parses `/proc/PID/smaps`: how the kernel backs each mapping (proc_pid_smaps(5)).
 
 use crate::maps::parse_line;
 use crate::{AddressRange, Mapping, MapsError, PageSize, RangeSet};
@@ -6,13 +6,16 @@ use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// One mapping and the kernel's account of it. Byte counts.
+/// One smaps entry: a mapping and the kernel's counts for it, in bytes.
 #[derive(Clone, Debug)]
 pub struct MappingUsage {
     /// The mapping itself.
     pub mapping: Mapping,
     /// Resident, hugetlb pages not counted.
     pub resident: u64,
+    /// Marked as accessed since the marks were last cleared, hugetlb pages not counted: those that a page table entry of this
+    /// process marks, and those whose page is marked itself.
+    pub referenced: u64,
     /// Pages changed by this process alone.
     pub private_dirty: u64,
     /// Anonymous transparent huge pages mapped whole.
@@ -38,9 +41,10 @@ impl MappingUsage {
         self.anonymous_huge + self.shmem_huge + self.file_huge + self.hugetlb
     }
 
-    /// Where it is huge, as far as the account tells, which before Linux 6.7 is all that the kernel says: everywhere, or
-    /// in those whole pages of `size` that are touched throughout, where these are just as many. `touched` finds what of
-    /// a range has been touched, and is asked only where the account alone does not tell.
+    /// Returns the huge parts of the mapping, as far as its smaps entry tells, which before Linux 6.7 is all that the
+    /// kernel reports: all of it, or those whole pages of `size` that are touched throughout, where their number equals
+    /// the count. `touched` returns the touched parts of a range, and is called only where the entry alone does not
+    /// tell.
     pub fn huge_parts(&self, size: PageSize, touched: impl FnOnce(AddressRange) -> Option<RangeSet>) -> RangeSet {
         let (huge, whole) = (self.huge(), self.mapping.range.whole_pages(size));
         if huge == 0 || huge == whole.len() {
@@ -82,7 +86,7 @@ pub fn parse_smaps(text: &str) -> Result<Vec<MappingUsage>, MapsError> {
     Ok(usages)
 }
 
-/// What one mapping is besides its protection, from the same text.
+/// The flags and protection key of one mapping, from its smaps entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappingFlags {
     /// Addresses.
@@ -93,8 +97,7 @@ pub struct MappingFlags {
     pub flags: String,
 }
 
-/// Reads no more of the text of `/proc/PID/smaps` than the flags, for whoever has no time for all that [`parse_smaps`]
-/// reads.
+/// Parses only the flags in the text of `/proc/PID/smaps`, which is faster than [`parse_smaps`].
 ///
 /// # Errors
 /// [`MapsError`] as for [`parse_smaps`].
@@ -124,6 +127,7 @@ fn empty(mapping: Mapping) -> MappingUsage {
     MappingUsage {
         mapping,
         resident: 0,
+        referenced: 0,
         private_dirty: 0,
         anonymous_huge: 0,
         shmem_huge: 0,
@@ -139,6 +143,7 @@ fn read_field(usage: &mut MappingUsage, field: &str, value: &str) -> Option<()> 
     let bytes = || value.strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024);
     match field {
         "Rss" => usage.resident = bytes()?,
+        "Referenced" => usage.referenced = bytes()?,
         "Private_Dirty" => usage.private_dirty = bytes()?,
         "AnonHugePages" => usage.anonymous_huge = bytes()?,
         "ShmemPmdMapped" => usage.shmem_huge = bytes()?,
@@ -186,6 +191,7 @@ VmFlags: rd wr hg
         let text = "\
 1000-2000 rw-s 0 0:1 5 /dev/shm/x
 Rss:                   3 kB
+Referenced:            2 kB
 Private_Dirty:         5 kB
 AnonHugePages:         7 kB
 ShmemPmdMapped:       11 kB
@@ -197,7 +203,7 @@ Shared_Hugetlb:       19 kB
         let fields = [usage.resident, usage.private_dirty, usage.anonymous_huge, usage.shmem_huge, usage.file_huge];
         assert_eq!(fields, [3, 5, 7, 11, 13].map(|kib| kib << 10));
         assert_eq!((usage.hugetlb, usage.huge()), (36 << 10, (7 + 11 + 13 + 36) << 10));
-        assert_eq!(usage.resident_with_hugetlb(), 39 << 10);
+        assert_eq!((usage.resident_with_hugetlb(), usage.referenced), (39 << 10, 2 << 10));
     }
 
     #[test]

@@ -1,19 +1,27 @@
-//! The system calls that reading takes, and with which arguments.
+//! The system calls that reading needs, with their permitted arguments.
 
+use linux::file_cache::SYS_CACHESTAT;
+use linux::pagemap::PAGEMAP_SCAN;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
 use seccompiler::{BackendError, SeccompCondition, SeccompRule};
 
 type Rules = (i64, Vec<SeccompRule>);
 
-/// Flags of open(2) without which nothing is written, created or cut.
-const CHANGING: i32 =
-    libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND | (libc::O_TMPFILE & !libc::O_DIRECTORY);
+/// Flags of open(2) without which no file is written, created or truncated. Not by O_ACCMODE, which in musl has O_PATH in it.
+const CHANGING: i32 = libc::O_WRONLY
+    | libc::O_RDWR
+    | libc::O_CREAT
+    | libc::O_TRUNC
+    | libc::O_APPEND
+    | (libc::O_TMPFILE & !libc::O_DIRECTORY);
+const _: () = assert!(CHANGING & libc::O_PATH == 0, "a path that is opened alone changes nothing");
 /// asm-generic/ioctls.h; C libraries give them different types.
 const TCGETS: u64 = 0x5401;
 const TIOCGWINSZ: u64 = 0x5413;
-/// `PAGEMAP_SCAN` (linux/fs.h, Linux 6.7): `_IOWR('f', 16, struct pm_scan_arg)`, which has 96 bytes.
-const PAGEMAP_SCAN: u64 = 0xc060_6610;
+/// linux/perf_event.h: they start and stop an event that is open already.
+const PERF_EVENT_IOC_ENABLE: u64 = 0x2400;
+const PERF_EVENT_IOC_DISABLE: u64 = 0x2401;
 
 /// Calls with their rules; a call without rules is allowed with any arguments.
 pub fn allowed() -> Result<Vec<Rules>, BackendError> {
@@ -29,11 +37,11 @@ pub fn allowed() -> Result<Vec<Rules>, BackendError> {
     let foreign = (libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWNET) as u64
         | (libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP) as u64;
     calls.push((libc::SYS_clone, only(0, Dword, MaskedEq(thread | foreign), thread)?));
-    // A terminal's attributes and size, and whether pages are huge; nothing that types into a terminal.
-    let requests = [TCGETS, TIOCGWINSZ, PAGEMAP_SCAN];
+    // A terminal's attributes and size, whether pages are huge, and open perf events; nothing that types into a terminal.
+    let requests = [TCGETS, TIOCGWINSZ, PAGEMAP_SCAN.into(), PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_DISABLE];
     let requests = requests.into_iter().map(|request| only(1, Dword, Eq, request)).collect::<Result<Vec<_>, _>>()?;
     calls.push((libc::SYS_ioctl, requests.into_iter().flatten().collect()));
-    // Limits and names are asked for, not set.
+    // Limits and names are read, not set.
     calls.push((libc::SYS_prlimit64, only(2, Qword, Eq, 0)?));
     calls.push((libc::SYS_prctl, only(0, Dword, Eq, libc::PR_GET_THP_DISABLE as u64)?));
     Ok(calls)
@@ -65,6 +73,7 @@ const ANY_ARGUMENTS: &[i64] = &[
     libc::SYS_statx,
     libc::SYS_statfs,
     libc::SYS_fstatfs,
+    SYS_CACHESTAT,
     libc::SYS_getdents64,
     libc::SYS_readlinkat,
     libc::SYS_faccessat,
@@ -91,7 +100,7 @@ const ANY_ARGUMENTS: &[i64] = &[
     libc::SYS_restart_syscall,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    // What this process is, and the time.
+    // The identity of this process, and the time.
     libc::SYS_getpid,
     libc::SYS_getuid,
     libc::SYS_geteuid,
@@ -99,6 +108,7 @@ const ANY_ARGUMENTS: &[i64] = &[
     libc::SYS_getegid,
     libc::SYS_uname,
     libc::SYS_sysinfo,
+    libc::SYS_getrusage,
     libc::SYS_getrandom,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,

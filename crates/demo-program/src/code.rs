@@ -1,4 +1,4 @@
-//! The scattered code, which is assembly: no compiler lays out a page per function by itself.
+//! The scattered code, in assembly: no compiler places each function on a page of its own.
 
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(include_str!("scattered-x86_64.s"), options(att_syntax));

@@ -1,13 +1,13 @@
 //! `pagelift-demo-program`: large scattered code, large initialised data and a large random-access table in bss.
 //!
 //! It stands for a big server in `pagelift demo` and in the benchmarks: as a worker it runs bursts of work on command
-//! and answers with their time and a checksum, which must be the same wherever its pages lie. It knows nothing of huge
-//! pages and does nothing to get any.
+//! and answers with their time and a checksum, which must be the same wherever its pages lie. It does nothing to get
+//! huge pages.
 
 mod code;
 mod workloads;
 
-use paired_bench::worker::{Work, serve};
+use measure::worker::{Work, serve};
 use std::io::{stdin, stdout};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

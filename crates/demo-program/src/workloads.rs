@@ -1,7 +1,7 @@
-//! What the program does in a burst.
+//! The work of a burst.
 
 use crate::code::{FUNCTIONS_PER_STEP, ROUTES, pagelift_routes, pagelift_walk};
-use paired_bench::worker::Work;
+use measure::worker::Work;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,7 +12,7 @@ static TABLE: [AtomicU64; TABLE_WORDS] = [const { AtomicU64::new(0) }; TABLE_WOR
 /// Look-ups that stand beside one walk over a chain of functions, where both are mixed.
 const LOOK_UPS_PER_WALK: u64 = 12;
 
-/// The program's state: none but its tables, so that a burst's result depends on its seed alone.
+/// The program's state: only its tables, so that a burst's result depends on its seed alone.
 pub(crate) struct DemoWork;
 
 impl DemoWork {
@@ -42,7 +42,7 @@ impl Work for DemoWork {
     }
 }
 
-/// What a step of each workload is, for people.
+/// Descriptions of a step of each workload.
 pub(crate) fn describe() -> String {
     format!(
         "code: a step enters one of 320 chains of {FUNCTIONS_PER_STEP} functions, each function on a page of its own \

@@ -1,10 +1,10 @@
-//! Damages sound inputs, always in the same way for the same seed.
+//! Damages sound inputs, reproducibly for each seed.
 
 use fastrand::Rng;
 
 /// The longest damaged input, in bytes.
 pub const LONGEST: usize = 1 << 20;
-/// ELF files have their headers within so many bytes of either end: half of all damage is done there.
+/// Distance from either end, in bytes, within which ELF files have their headers: half of all damage is done there.
 const HEADERS: usize = 4096;
 /// The most changes to one input.
 const MOST_CHANGES: usize = 12;

@@ -1,7 +1,7 @@
 //! Sound inputs: files of the machine and the process that runs the test, and files made here, so that there is always
 //! something to damage.
 
-use heap_contract::Order;
+use heap_abi::Order;
 use std::fs;
 
 /// Programs and libraries that are small, differ in how they were linked, and are there on most machines.
@@ -32,6 +32,11 @@ pub fn maps() -> Vec<Vec<u8>> {
     [text.to_vec()].into_iter().chain(fs::read("/proc/self/maps").ok()).collect()
 }
 
+/// A record of `pagelift bench` with each kind of line.
+pub fn bench_records() -> Vec<Vec<u8>> {
+    vec![include_bytes!("record.jsonl").to_vec()]
+}
+
 /// Texts of `/proc/PID/smaps`.
 pub fn smaps() -> Vec<Vec<u8>> {
     let text = b"7f0000000000-7f0000400000 r-xp 00000000 00:00 0 [anon:text]\nSize: 4096 kB\nKernelPageSize: 4 kB\n\
@@ -56,6 +61,17 @@ pub fn orders() -> Vec<Vec<u8>> {
     order.only = "postgres,a program";
     let words = "heap=2M heap-reserve=1.5G only=redis-server,python* pid=7 --lift=text,data quiet";
     vec![order.to_string().into_bytes(), b"v2 huge=2097152 page=2097152 pool=0:3,7:1".to_vec(), words.into()]
+}
+
+/// Texts of a tracepoint's format, of `/proc/interrupts` and of an environment.
+pub fn trace_formats() -> Vec<Vec<u8>> {
+    let format = b"name: tlb_flush\nID: 188\nformat:\n\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n\n\
+        \tfield:int reason;\toffset:8;\tsize:4;\tsigned:1;\n\tfield:unsigned long pages;\toffset:16;\tsize:8;\tsigned:0;\n\n\
+        print fmt: \"pages:%ld reason:%s (%d)\", REC->pages, __print_symbolic(REC->reason, { 1, \"remote shootdown\" }, \
+        { 4, \"remote IPI send\" }), REC->reason\n";
+    let interrupts = b"            CPU0       CPU1\n CAL:     117303      98231   Function call interrupts\n TLB:      55158      57050\n";
+    let environment = b"PATH=/bin\0MALLOC_CONF=dirty_decay_ms:-1\0ffffffff81000000 T startup_64\n";
+    vec![format.to_vec(), interrupts.to_vec(), environment.to_vec()]
 }
 
 /// A shared object of three segments with an interpreter, a note, a dynamic table, symbols and stubs.
@@ -137,9 +153,9 @@ mod tests {
         }
         let everything = AddressRange::new(Address(0), Address(u64::MAX));
         let symbols: usize =
-            elf_files().iter().map(|bytes| observation::fuzzing::read_symbols(bytes, everything)).sum();
+            elf_files().iter().map(|bytes| process_view::fuzzing::read_symbols(bytes, everything)).sum();
         let images: usize = elf_files().iter().map(|bytes| image_store::fuzzing::make_recipe(bytes)).sum();
-        let known = elf_files().iter().filter(|bytes| heap::fuzzing::read_allocator(bytes)).count();
+        let known = elf_files().iter().filter(|bytes| heap_choice::fuzzing::read_allocator(bytes)).count();
         assert!(symbols > 10 && images > 1 && known > 1, "{symbols} symbols, {images} images, {known} allocators");
         let image = ElfImage::parse(&small_elf()[..]).unwrap();
         assert_eq!((image.segments.len(), image.interpreter.as_deref()), (3, Some("/lib/ld.so")));
@@ -150,6 +166,9 @@ mod tests {
         for text in smaps() {
             assert!(!parse_smaps(&String::from_utf8(text).unwrap()).unwrap().is_empty());
         }
+        let format = String::from_utf8(trace_formats().remove(0)).unwrap();
+        let format = shootdowns::format::Format::parse(&format).unwrap();
+        assert!(shootdowns::reason::FlushFormat::of(&format).is_some_and(|flush| flush.sent == 4));
         assert!(Order::parse(str::from_utf8(&orders()[0]).unwrap()).is_some());
     }
 }

@@ -4,10 +4,18 @@ use crate::samples;
 use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, PageSize, RangeSet, bias_of, file_groups, parse_flags, parse_smaps,
 };
-use heap_contract::{HeapWords, Order};
+use bench_record::Record;
+use bench_report::{MOST_BYTES, Source, html, markdown};
+use heap_abi::Order;
+use heap_choice::Environment;
 use lift_plan::{Edges, Kinds, choose_base, coverable, special_mappings};
-use observation::AuxiliaryVector;
-use observation::coverage::Usage;
+use options::HeapWords;
+use process_view::AuxiliaryVector;
+use process_view::coverage::Usage;
+use shootdowns::format::Format;
+use shootdowns::interrupts::InterruptCounts;
+use shootdowns::kernel_symbols::KernelSymbols;
+use shootdowns::reason::FlushFormat;
 
 /// One reader and inputs that it understands.
 #[derive(Clone, Copy, Debug)]
@@ -21,15 +29,21 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "elf", run: elf, samples: samples::elf_files },
     Target { name: "maps", run: maps, samples: samples::maps },
     Target { name: "smaps", run: smaps, samples: samples::smaps },
     Target { name: "objects", run: objects, samples: samples::objects },
     Target { name: "symbols", run: symbols, samples: samples::elf_files },
     Target { name: "allocator", run: allocator, samples: samples::elf_files },
-    Target { name: "heap_records", run: heap::fuzzing::read_records, samples: heap::fuzzing::sound_records },
+    Target {
+        name: "heap_records",
+        run: heap_choice::fuzzing::read_records,
+        samples: heap_choice::fuzzing::sound_records,
+    },
     Target { name: "orders", run: orders, samples: samples::orders },
+    Target { name: "bench_records", run: bench_records, samples: samples::bench_records },
+    Target { name: "trace_formats", run: trace_formats, samples: samples::trace_formats },
     Target { name: "image_recipe", run: image_recipe, samples: samples::elf_files },
 ];
 
@@ -58,6 +72,16 @@ fn elf(bytes: &[u8]) {
         image.offset_of_address(segment.memory.start());
         image.offset_of_address(segment.memory.end());
     }
+}
+
+/// A page of a record is bounded and whole, whatever the record holds.
+fn bench_records(bytes: &[u8]) {
+    let Ok(record) = Record::parse(&String::from_utf8_lossy(bytes)) else { return };
+    let sources = [Source { name: "record".to_owned(), record }];
+    let page = html(&sources);
+    assert!(page.len() <= MOST_BYTES && page.ends_with("</html>"), "a page of {} bytes", page.len());
+    assert_eq!(page.matches("<script").count(), 1, "a script of the record's");
+    markdown(&sources);
 }
 
 fn maps(bytes: &[u8]) {
@@ -99,7 +123,7 @@ fn objects(bytes: &[u8]) {
     for (base, _) in pages() {
         for mappings in file_groups(&space).into_values() {
             for bias in bias_of(&image, &space, &mappings, base) {
-                observation::fuzzing::place(&image, bias, &space, base);
+                process_view::fuzzing::place(&image, bias, &space, base);
             }
         }
     }
@@ -107,15 +131,32 @@ fn objects(bytes: &[u8]) {
 
 fn symbols(bytes: &[u8]) {
     let everything = AddressRange::new(Address(0), Address(u64::MAX));
-    observation::fuzzing::read_symbols(bytes, everything);
+    process_view::fuzzing::read_symbols(bytes, everything);
 }
 
 fn allocator(bytes: &[u8]) {
-    heap::fuzzing::read_allocator(bytes);
+    heap_choice::fuzzing::read_allocator(bytes);
 }
 
 fn image_recipe(bytes: &[u8]) {
     image_store::fuzzing::make_recipe(bytes);
+}
+
+/// The kernel's texts that `pagelift shootdowns` reads: the format of a tracepoint, `/proc/interrupts`, `/proc/kallsyms`; and
+/// the environment of another process.
+fn trace_formats(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(format) = Format::parse(&text) {
+        format.fields.iter().filter_map(|field| field.number(bytes)).for_each(|_| ());
+        if let Some(flush) = FlushFormat::of(&format) {
+            flush.flushed(bytes);
+        }
+    }
+    let counts = InterruptCounts::parse(&text);
+    counts.shootdowns_since(&counts);
+    let symbols = KernelSymbols::parse(&text);
+    symbols.name(bytes.len() as u64);
+    Environment::parse(bytes).get("MALLOC_CONF");
 }
 
 fn orders(bytes: &[u8]) {

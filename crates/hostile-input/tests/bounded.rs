@@ -7,8 +7,8 @@
 use anyhow::{Context as _, Result, bail};
 use fastrand::Rng;
 use hostile_input::{MEMORY, TARGETS, Target, mutation};
-use libtest_mimic::{Arguments, Failed, Trial};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use libtest_mimic::{Arguments, Failed, Trial as Test};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,16 +25,15 @@ fn main() -> Result<ExitCode> {
     arguments.test_threads = Some(1);
     limit_memory()?;
     let fuzz =
-        |target: Target| Trial::test(target.name, move || run(&target).map_err(|e| Failed::from(format!("{e:#}"))));
+        |target: Target| Test::test(target.name, move || run(&target).map_err(|e| Failed::from(format!("{e:#}"))));
     Ok(libtest_mimic::run(&arguments, TARGETS.map(fuzz).into()).exit_code())
 }
 
 /// Memory beyond the limit is refused by the kernel (setrlimit(2), RLIMIT_DATA, private memory since Linux 4.7), and the
 /// allocation aborts the test.
 fn limit_memory() -> Result<()> {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Data);
-    let current = maximum.map_or(MEMORY + OWN_MEMORY, |most| most.min(MEMORY + OWN_MEMORY));
-    setrlimit(Resource::Data, Rlimit { current: Some(current), maximum }).context("setrlimit(RLIMIT_DATA)")
+    let (_, most) = getrlimit(Resource::RLIMIT_DATA).context("getrlimit(RLIMIT_DATA)")?;
+    setrlimit(Resource::RLIMIT_DATA, most.min(MEMORY + OWN_MEMORY), most).context("setrlimit(RLIMIT_DATA)")
 }
 
 fn run(target: &Target) -> Result<()> {

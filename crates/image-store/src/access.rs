@@ -1,20 +1,27 @@
-//! Who could read a source, and who decides what is in it: by its mode, its folders and their access control lists.
+//! Determines who can read a source and who can change it, from its mode, its folders and their access control lists.
 //!
-//! Rules that are simpler than the kernel's and never give more: a file is everybody's where no user and no group is
-//! denied anything that reading it takes. An image is made without being asked for only of a file on which the kernel
-//! would honour a set-user-ID bit for root, so that whoever can change it or exchange it needs no image to harm others.
+//! The rules are simpler than the kernel's and never grant more: a file is readable by everybody where no user and no
+//! group is denied any right that reading it needs. An image is made without being asked for only of a file on which
+//! the kernel would honour a set-user-ID bit for root, so a user who can change or exchange it does not need an image
+//! to harm others.
 
 use crate::medium::XFS_SUPER_MAGIC;
+use linux::attributes;
+use nix::errno::Errno;
 use nix::sys::statfs::{
     BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs,
 };
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::AccessFlags;
-use observation::FileIdentity;
-use rustix::io::Errno;
+use process_view::FileIdentity;
+use std::ffi::{CStr, CString};
 use std::fs::{self, Metadata};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// Images belong to this user.
+pub(crate) const ROOT: u32 = 0;
 
 /// Read permission of owner, group and others (inode(7)).
 const READ_BY_ALL: u32 = 0o444;
@@ -23,9 +30,10 @@ const SEARCH_BY_ALL: u32 = 0o111;
 /// Write permission of group and others.
 const WRITE_BY_OTHERS: u32 = 0o022;
 /// The access control list of a file (acl(5)); its group bits are the most that any named user or group gets.
-const ACCESS_LIST: &str = "system.posix_acl_access";
+const ACCESS_LIST: &CStr = c"system.posix_acl_access";
 
-/// File systems on which mode and [`ACCESS_LIST`] say all: squashfs, erofs and ramfs (`linux/magic.h`), too.
+/// File systems on which mode and [`ACCESS_LIST`] are the only access rules, among them squashfs, erofs and ramfs
+/// (`linux/magic.h`).
 const BY_MODE: [FsType; 6] =
     [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC];
 const ALSO_BY_MODE: [u32; 3] = [0x7371_7368, 0xe0f5_e1e2, 0x8584_58f6];
@@ -59,7 +67,7 @@ pub(crate) fn not_roots_own(path: &Path, identity: &FileIdentity) -> Option<Stri
     let Some(found) = at_its_path(path, identity) else {
         return Some("it is not found at its path from here".to_owned());
     };
-    if found.uid() != crate::store::ROOT {
+    if found.uid() != ROOT {
         return Some(format!("its owner is user {}", found.uid()));
     }
     if found.mode() & WRITE_BY_OTHERS != 0 {
@@ -72,7 +80,7 @@ pub(crate) fn not_roots_own(path: &Path, identity: &FileIdentity) -> Option<Stri
     }
 }
 
-/// What lies at the path, if it is the file of this identity itself and no link to it.
+/// Returns the metadata of what lies at the path, if it is the file of this identity itself and not a link to it.
 fn at_its_path(path: &Path, identity: &FileIdentity) -> Option<Metadata> {
     let found = fs::symlink_metadata(path).ok().filter(|_| path.is_absolute())?;
     is_it(&found, identity).then_some(found)
@@ -90,8 +98,11 @@ fn goes_by_mode(path: &Path) -> bool {
 }
 
 fn has_no_access_list(path: &Path) -> bool {
-    let nothing: &mut [u8] = &mut [];
-    matches!(rustix::fs::lgetxattr(path, ACCESS_LIST, nothing), Err(Errno::NODATA | Errno::OPNOTSUPP))
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    let length = attributes::length_without_following(&path, ACCESS_LIST);
+    length.is_err_and(|error| {
+        [Some(Errno::ENODATA as i32), Some(Errno::EOPNOTSUPP as i32)].contains(&error.raw_os_error())
+    })
 }
 
 #[cfg(test)]
@@ -173,7 +184,7 @@ mod tests {
     fn what_others_decide_on_is_not_roots_own() {
         let place = Place::new();
         let why = || not_roots_own(&place.path, &FileIdentity::of(&place.path.metadata().unwrap()));
-        let owned = place.path.metadata().unwrap().uid() == crate::store::ROOT;
+        let owned = place.path.metadata().unwrap().uid() == ROOT;
         let nosuid = statvfs(&place.path).unwrap().flags().contains(FsFlags::ST_NOSUID);
         assert_eq!(why().is_none(), owned && !nosuid, "{:?}", why());
         set(&place.path, 0o664);

@@ -1,4 +1,4 @@
-//! Removes images that nobody can find any more or that nobody has used for long, and takes back what shows too much.
+//! Removes images that are out of date or unused, and restricts those that show more than their source does.
 
 use crate::{Image, SourceState, Store, StoreError, Users};
 use std::time::Duration;
@@ -6,31 +6,32 @@ use std::time::Duration;
 /// What to collect.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Collection {
-    /// Only tell what it is.
+    /// Report what would be removed, and remove nothing.
     pub dry_run: bool,
-    /// Images that nobody has used for so long go, too; `None` keeps them.
+    /// Also remove images unused for at least this time; `None` keeps them.
     pub unused_for: Option<Duration>,
 }
 
 /// What a collection removed, or would remove.
 #[derive(Debug, Default)]
 pub struct Collected {
-    /// Images that nobody maps, and whose source is no longer what it was, or that nobody has used for long.
+    /// Images that no process maps, and whose source has changed or that have not been used for the given time.
     pub images: Vec<Image>,
-    /// Bytes of memory that they took.
+    /// Bytes of memory that these occupied.
     pub bytes: u64,
-    /// Other things in the store that were no images: left over, damaged or strange.
+    /// Number of other things in the store that are not images: left over, damaged or foreign.
     pub debris: u64,
-    /// Images whose source is no longer what it was, but that some process still maps.
+    /// Images whose source has changed, but that some process still maps.
     pub in_use: u64,
-    /// Images that were everybody's and are root's now, since not everybody can read their source.
+    /// Images that were readable by everybody and are now restricted to root, since not everybody can read their
+    /// source.
     pub withdrawn: u64,
 }
 
 impl Store {
-    /// Removes every image that no process maps and whose source was changed or has vanished, or that nobody has used for
-    /// the given time, and whatever in the store is no image. What stays and shows others more than its source does is
-    /// root's alone from then on. With `dry_run` it only tells what it would do.
+    /// Removes every image that no process maps and whose source was changed or has vanished, or that nobody has used
+    /// for the given time, and everything in the store that is not an image. Images that are kept but show more than
+    /// their source does are restricted to root. With `dry_run` it only reports what it would do.
     ///
     /// # Errors
     /// [`StoreError::NotPermitted`] or [`StoreError::Io`].
@@ -39,7 +40,7 @@ impl Store {
         let mut collected = Collected::default();
         for mut image in self.list()?.images {
             let is_old = matches!(image.source_state(), SourceState::Changed | SourceState::Gone);
-            // A process that may not be looked at could map it; root sees all but those of no account.
+            // A process that this user cannot inspect could map it; root can inspect all that matter.
             let is_used = !users.of(&image).is_empty();
             let goes = is_old || collection.unused_for.is_some_and(|time| image.was_unused_for(time));
             if goes && !is_used {

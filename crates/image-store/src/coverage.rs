@@ -1,26 +1,26 @@
-//! On which pages an image stands, as the kernel tells it.
+//! Reads from the kernel on which pages an image is.
 
 use crate::{Image, StoreError};
 use address_space::{Address, AddressRange, PageSize, RangeSet};
-use kernel_calls::file_mapping::FileMapping;
-use observation::{ObservationError, ProcessFiles};
+use linux::file_mapping::FileMapping;
+use process_view::{ObservationError, ProcessFiles};
 use serde::Serialize;
 use std::fs::File;
 
-/// What a process would get that maps an image. Bytes.
+/// What a process that maps an image gets. Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageCoverage {
     /// Huge pages that hold nothing but read-only segments.
     pub mappable: u64,
-    /// Of these, what the kernel maps by huge pages.
+    /// Bytes of these that the kernel maps by huge pages.
     pub huge: u64,
 }
 
 impl Image {
-    /// Maps what can be mapped of the image and reads in smaps what the kernel mapped it by.
+    /// Maps the mappable parts of the image and reads in smaps by which pages the kernel maps them.
     ///
     /// # Errors
-    /// [`StoreError::Io`], on Linux before 5.14 too; nothing can be said then.
+    /// [`StoreError::Io`], also on Linux before 5.14, where the coverage cannot be determined.
     pub fn coverage(&self) -> Result<ImageCoverage, StoreError> {
         let size = self.layout().page_size();
         let mut coverage = ImageCoverage { mappable: 0, huge: 0 };
@@ -48,15 +48,15 @@ impl Image {
     }
 }
 
-/// What smaps of this process says of the mappings of a file in `range`.
+/// Returns what smaps of this process reports for the mappings of a file in `range`.
 fn huge_bytes(range: AddressRange, inode: u64) -> Result<u64, ObservationError> {
     let usages = ProcessFiles::of(std::process::id() as i32).smaps()?;
     let of_file = usages.iter().filter(|u| u.mapping.range.overlaps(range) && u.mapping.inode == inode);
     Ok(of_file.map(|usage| usage.huge()).sum())
 }
 
-/// Turns what was filled with ordinary pages into huge ones. Where that fails the image still serves, and its coverage
-/// tells how far.
+/// Collapses ordinary pages of the image into huge ones. Where that fails the image still serves, and its coverage
+/// shows how far.
 pub(crate) fn collapse(file: &File, pages: impl Iterator<Item = u64>, size: PageSize) {
     for (offset, length) in runs(pages, size) {
         if let Ok(mapping) = FileMapping::readable(file, offset, length, size) {

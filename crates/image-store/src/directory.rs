@@ -1,18 +1,18 @@
-//! Opens directories and files without ever following a symbolic link.
+//! Opens directories and files without following symbolic links.
 
+use linux::directory::for_each_name;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::Mode;
-use rustix::fs::RawDir;
-use std::ffi::{OsStr, OsString};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::ffi::{CStr, OsStr, OsString};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path};
 
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC).union(OFlag::O_NOFOLLOW);
 
-/// The kernel tells the names in pieces of this size, in which the longest has room (getdents(2)). In bytes.
+/// Size of the buffer for names, in bytes; the longest name fits (getdents(2)).
 const LISTED_AT_ONCE: usize = 2 << 10;
 
 /// Opens a directory by a path in which no part is a symbolic link (`ELOOP` or `ENOTDIR` where one is).
@@ -45,7 +45,7 @@ pub(crate) fn open_in(directory: impl AsFd, name: &OsStr, flags: OFlag) -> Resul
     let flags = flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
     let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
     match openat2(&directory, name, OpenHow::new().flags(flags).resolve(resolve)) {
-        // One part and O_NOFOLLOW come to the same, but for a mount on it, which only root could have made.
+        // A name of one part opened with O_NOFOLLOW is equivalent, except for a mount on it, which only root can make.
         Err(Errno::ENOSYS | Errno::EPERM) => openat(&directory, name, flags, Mode::empty()),
         result => result,
     }
@@ -56,21 +56,25 @@ pub(crate) fn open_directory_in(directory: impl AsFd, name: &OsStr) -> Result<Ow
     open_in(directory, name, DIRECTORY)
 }
 
-/// The names in a directory, in order, but for `.` and `..`.
+/// Returns the names in a directory, sorted, without `.` and `..`. A directory that has been removed since it was opened
+/// has none: the kernel answers `ENOENT` when it is read (getdents(2)).
 pub(crate) fn names_in(directory: impl AsFd) -> Result<Vec<OsString>, Errno> {
-    // A descriptor of its own: reading a directory moves the position of the one it reads by.
-    let listing = openat(directory, ".", DIRECTORY, Mode::empty())?;
-    // The C library's way would set up a heap of its own for it: 20 microseconds of a start.
-    let mut buffer = [MaybeUninit::uninit(); LISTED_AT_ONCE];
-    let mut entries = RawDir::new(listing, &mut buffer);
-    let mut names = Vec::new();
-    while let Some(entry) = entries.next() {
-        let entry = entry.map_err(|error| Errno::from_raw(error.raw_os_error()))?;
-        let name = entry.file_name().to_bytes().to_vec();
-        if name != b"." && name != b".." {
-            names.push(OsString::from_vec(name));
-        }
+    match read_names(directory) {
+        Err(Errno::ENOENT) => Ok(Vec::new()),
+        result => result,
     }
+}
+
+fn read_names(directory: impl AsFd) -> Result<Vec<OsString>, Errno> {
+    // A separate descriptor, because reading a directory moves the descriptor's position.
+    let listing = openat(directory, ".", DIRECTORY, Mode::empty())?;
+    // The C library's `readdir` would set up its heap for this, which costs 20 µs of a start.
+    let mut names = Vec::new();
+    let add = |name: &CStr| {
+        names.push(OsString::from_vec(name.to_bytes().to_vec()));
+        ControlFlow::<()>::Continue(())
+    };
+    let _ = for_each_name(listing.as_raw_fd(), &mut [0; LISTED_AT_ONCE], add).map_err(Errno::from_raw)?;
     names.sort();
     Ok(names)
 }
@@ -102,5 +106,15 @@ mod tests {
         }
         assert_eq!(names_in(&real).unwrap(), ["file", "inner", "to-file"]);
         assert_eq!(names_in(&real).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_directory_that_is_removed_while_it_is_open_has_no_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("removed");
+        fs::create_dir(&path).unwrap();
+        let open = open_path(&path).unwrap();
+        fs::remove_dir(&path).unwrap();
+        assert_eq!(names_in(&open), Ok(Vec::new()));
     }
 }

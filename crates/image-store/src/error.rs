@@ -1,18 +1,18 @@
-//! Why a store or an image cannot be used, made or removed. Nothing here harms a program: it gets its huge pages from
+//! Errors of using, making or removing stores and images. None of them harms a program, which gets its huge pages from
 //! another source.
 
 use address_space::{ElfError, PageSize, format_bytes};
 use std::io;
 use std::path::PathBuf;
 
-/// Why there is no image. Each text says what was found, what was needed, and the command that mends it.
+/// Why there is no image. Each text says what was found, what was needed, and the command that fixes it.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// There is no such directory.
     #[error("no image store at {}; set one up with `pagelift image setup`", .0.display())]
     NoStore(PathBuf),
-    /// A directory, but not one that could hold images.
-    #[error("{} cannot be used as an image store: {found}, needed {needed}; mend it with `{mend}`", path.display())]
+    /// The directory cannot hold images.
+    #[error("{} cannot be used as an image store: found {found}, needed {needed}; fix: `{fix}`", path.display())]
     Unfit {
         /// The directory.
         path: PathBuf,
@@ -20,19 +20,19 @@ pub enum StoreError {
         found: String,
         /// What was needed.
         needed: &'static str,
-        /// The command that mends it.
-        mend: String,
+        /// The command that fixes it.
+        fix: String,
     },
     /// Only the store's owner makes and removes images.
-    #[error("only root may change the image store; as root run `{mend}`")]
+    #[error("only root may change the image store; fix: run `{fix}` as root")]
     NotPermitted {
         /// The command that a privileged user would run.
-        mend: String,
+        fix: String,
     },
-    /// A directory, device or pipe in place of a file.
+    /// The path leads to a directory, device or pipe instead of a file.
     #[error("not a regular file")]
     NotARegularFile,
-    /// Not an ELF file that could be mapped.
+    /// The file is not an ELF file that can be mapped.
     #[error(transparent)]
     Elf(#[from] ElfError),
     /// The program headers reach past the end of the file.
@@ -46,31 +46,31 @@ pub enum StoreError {
     /// Relocations are written into its read-only segments, so that no two processes hold the same.
     #[error("it has text relocations: each process writes its own addresses into the code")]
     TextRelocations,
-    /// Not one whole huge page could be mapped from an image.
+    /// No whole huge page could be mapped from an image.
     #[error("nothing read-only in it fills a huge page at this base")]
     NothingToMap,
     /// The file changed while it was copied, or so shortly before that a change could be missed.
     #[error("the file is being changed; an image is made of files that stay the same")]
     SourceChanging,
-    /// The file system keeps no time of change, without which an old image could be taken for a new file's.
+    /// The file system keeps no time of change, without which an old image could be mistaken for that of a new file.
     #[error("its file system keeps no time of change (ctime), which tells a changed file from an old one")]
     NoTimeOfChange,
-    /// The file's contents can change without its times telling.
+    /// The file's contents can change without a change of its times.
     #[error(
         "its file system (type {0:#x}) does not give a changed file another time of change; needed: ext4, xfs, btrfs, \
          f2fs, squashfs or erofs; fix: copy the file to one of these"
     )]
     ChangesUnseen(u64),
-    /// Nothing tells the file system from one that is mounted in its place later.
+    /// Nothing distinguishes the file system from one that is mounted in its place later.
     #[error(
         "the kernel does not tell its file system from another one that is mounted there later; needed: Linux 6.10, a \
          disk on Linux 5.15, or the file system of / or /usr; fix: copy the file there"
     )]
     MediumUnknown,
-    /// Somebody can write to the file.
+    /// A process can write to the file.
     #[error(
-        "a process has the file open for writing, or mapped so that it can be written; needed: no such process; find it \
-         with `fuser -v '{}'`", .0.display()
+        "a process has the file open for writing, or mapped so that it can be written; needed: no such process; fix: find \
+         it with `fuser -v '{}'` and end it", .0.display()
     )]
     OpenForWriting(PathBuf),
     /// The kernel grants no lease on the file.
@@ -79,10 +79,10 @@ pub enum StoreError {
          file system with leases"
     )]
     NoLease(#[source] io::Error),
-    /// The file is of a kind that images are made of only when somebody asks for one.
+    /// Images of such a file are made only on request.
     #[error(
         "no image is made of it without being asked for, since {why}; needed: a file that root alone can write or \
-         exchange; as root: pagelift image add '{}'", path.display()
+         exchange; fix, as root: pagelift image add '{}'", path.display()
     )]
     NotAskedFor {
         /// What was found.
@@ -90,15 +90,15 @@ pub enum StoreError {
         /// Path of the file.
         path: PathBuf,
     },
-    /// Images that nobody asked for take all that they may take.
+    /// Images that were made without a request take all that they may take.
     #[error(
-        "images that nobody asked for may take {}, and take {}; needed {} more; as root: `pagelift image add FILE`, or \
+        "images that nobody asked for may take {}, and take {}; needed {} more; fix, as root: `pagelift image add FILE`, or \
          `pagelift image setup --size SIZE`", size(.allowed), size(.found), size(.needed)
     )]
     OverShare {
         /// Bytes needed.
         needed: u64,
-        /// Bytes that those there are take.
+        /// Bytes that the existing ones occupy.
         found: u64,
         /// Bytes that they may take.
         allowed: u64,
@@ -113,8 +113,8 @@ pub enum StoreError {
     },
     /// The store has no room.
     #[error(
-        "the image store is full: needed {}, found {} free; remove images with `pagelift image gc` or enlarge it with \
-         `pagelift image setup --size SIZE`", size(.needed), size(.free)
+        "the image store is full: needed {}, found {} free; fix: remove images with `pagelift image gc` or enlarge it \
+         with `pagelift image setup --size SIZE`", size(.needed), size(.free)
     )]
     Full {
         /// Bytes needed.
@@ -127,7 +127,7 @@ pub enum StoreError {
     TooManyLayouts(usize),
     /// The pool of the store's hugetlbfs has too few pages.
     #[error(
-        "the pool has too few pages for the image: needed {needed} of {size}; reserve more with \
+        "the pool has too few pages for the image: needed {needed} of {size}; fix: reserve more with \
          `echo N > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages`", .size.kib()
     )]
     PoolTooSmall {
@@ -144,14 +144,14 @@ pub enum StoreError {
         /// The store's.
         found: PageSize,
     },
-    /// Somebody removed the image as soon as it was made.
+    /// The image was removed as soon as it was made.
     #[error("the image was removed as soon as it was made")]
     RemovedMeanwhile,
     /// The image's contents did not equal the source's after it was written.
     #[error("the copy differs from its source at byte {0:#x} of the image; the image was dropped")]
     Differs(u64),
-    /// Something in the store that no image is.
-    #[error("{name} in the store is no sound image: {problem}; remove it with `pagelift image gc`")]
+    /// Something in the store is not an image.
+    #[error("{name} in the store is not a sound image: {problem}; fix: remove it with `pagelift image gc`")]
     Damaged {
         /// Its name in the store.
         name: String,
@@ -167,7 +167,7 @@ pub enum StoreError {
     /// The kernel refused something.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
         /// The kernel's answer.
         #[source]

@@ -1,8 +1,8 @@
-//! Whether a directory's file system can hold images, and how much of them.
+//! Checks whether a directory's file system can hold images, and how much.
 
 use crate::StoreError;
 use address_space::PageSize;
-use kernel_calls::pages::transparent_huge_page;
+use linux::pages::transparent_huge_page;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use serde::Serialize;
@@ -16,7 +16,7 @@ const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FileSystem {
-    /// tmpfs mounted `huge=always`: transparent huge pages, as far as the kernel finds them.
+    /// tmpfs mounted `huge=always`: transparent huge pages, as far as the kernel has them.
     Tmpfs,
     /// hugetlbfs: pages of the pool.
     Hugetlbfs,
@@ -27,17 +27,17 @@ pub enum FileSystem {
 pub struct Space {
     /// Most that the store may hold; `None` where it is bound by memory or the pool alone.
     pub size: Option<u64>,
-    /// Of that, what is free; `None` where there is no bound.
+    /// Free bytes of that; `None` where there is no bound.
     pub free: Option<u64>,
 }
 
-/// How much is asked before a store is used.
+/// Which checks are made before a store is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     /// Everything.
     Whole,
-    /// All but what only matters for making an image: whether the kernel gives huge pages to a file of a tmpfs that is being
-    /// written. Whoever maps an image asks the kernel afterwards what it stands on.
+    /// Everything except what matters only for making an image: whether the kernel gives huge pages to a tmpfs file
+    /// that is being written. After mapping an image the lift reads back on which pages it is.
     ToMap,
 }
 
@@ -48,18 +48,18 @@ pub(crate) fn inspect(
     path: &Path,
     check: Check,
 ) -> Result<(FileSystem, PageSize), StoreError> {
-    let unfit = |found: String, needed: &'static str, mend: String| StoreError::Unfit {
+    let unfit = |found: String, needed: &'static str, fix: String| StoreError::Unfit {
         path: path.to_owned(),
         found,
         needed,
-        mend,
+        fix,
     };
     let set_up = || format!("pagelift image setup --store {}", path.display());
     let stat = fstatfs(&directory).map_err(|error| StoreError::io("statfs of the image store", error))?;
     let flags = fstatvfs(&directory).map_err(|error| StoreError::io("statvfs of the image store", error))?.flags();
     if flags.contains(FsFlags::ST_NOEXEC) {
-        let mend = format!("mount -o remount,exec {}", path.display());
-        return Err(unfit("mounted `noexec`".to_owned(), "a mount from which code may be mapped", mend));
+        let fix = format!("mount -o remount,exec {}", path.display());
+        return Err(unfit("mounted `noexec`".to_owned(), "a mount from which code may be mapped", fix));
     }
     match stat.filesystem_type() {
         HUGETLBFS_MAGIC => {
@@ -69,20 +69,20 @@ pub(crate) fn inspect(
         }
         TMPFS_MAGIC => {
             let Some(size) = transparent_huge_page() else {
-                let mend = "pagelift image setup --hugetlbfs".to_owned();
-                return Err(unfit("a kernel without transparent huge pages".to_owned(), "such pages", mend));
+                let fix = "pagelift image setup --hugetlbfs".to_owned();
+                return Err(unfit("a kernel without transparent huge pages".to_owned(), "such pages", fix));
             };
             if check == Check::ToMap {
                 return Ok((FileSystem::Tmpfs, size));
             }
             if chosen_word(&format!("{THP}/shmem_enabled")).as_deref() == Some("deny") {
-                let mend = format!("echo never > {THP}/shmem_enabled");
-                return Err(unfit("`deny` in shmem_enabled".to_owned(), "any other word there", mend));
+                let fix = format!("echo never > {THP}/shmem_enabled");
+                return Err(unfit("`deny` in shmem_enabled".to_owned(), "any other word there", fix));
             }
             let mode = huge_mode(device).unwrap_or_else(|| "never".to_owned());
             if mode != "always" && mode != "within_size" {
-                let mend = format!("mount -o remount,huge=always {}", path.display());
-                return Err(unfit(format!("a tmpfs mounted `huge={mode}`"), "`huge=always`", mend));
+                let fix = format!("mount -o remount,huge=always {}", path.display());
+                return Err(unfit(format!("a tmpfs mounted `huge={mode}`"), "`huge=always`", fix));
             }
             Ok((FileSystem::Tmpfs, size))
         }
@@ -94,7 +94,7 @@ pub(crate) fn inspect(
     }
 }
 
-/// How much the file system of a directory holds.
+/// Returns how much the file system of a directory holds.
 pub(crate) fn space(directory: impl AsFd) -> Result<Space, StoreError> {
     let stat = fstatfs(directory).map_err(|error| StoreError::io("statfs of the image store", error))?;
     let block = stat.block_size() as u64;

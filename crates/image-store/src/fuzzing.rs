@@ -6,13 +6,13 @@ use address_space::{ElfImage, PageSize};
 use std::io;
 use std::path::Path;
 
-/// Small, so that small files have many huge pages. In bytes.
+/// Size of a huge page, in bytes; small, so that small files have many of them.
 const HUGE: u64 = 16 << 10;
-/// Images larger than this are planned but not filled: it would only take time. In bytes.
+/// Largest image that is filled, in bytes; larger ones are only planned, to save time.
 const LARGEST_FILLED: u64 = 1 << 26;
 
-/// Makes the image of an ELF file in memory, for two bases, and reads back what it says of itself. Returns how many of the
-/// images there can be.
+/// Makes the image of an ELF file in memory, for two bases, and reads back its record. Returns how many of the images
+/// there can be.
 ///
 /// # Panics
 /// An image holds anything but whole huge pages, or its record cannot be read back.

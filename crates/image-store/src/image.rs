@@ -7,12 +7,12 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What the mode of an image tells.
+/// Flags that are stored in the mode of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
-    /// Everybody can read its source.
+    /// Every user can read its source.
     pub for_everybody: bool,
-    /// Nobody has asked for it.
+    /// It was made without a request.
     pub automatic: bool,
 }
 
@@ -22,12 +22,12 @@ impl Mark {
     /// The sticky bit, which Linux ignores on a file (inode(7)).
     const AUTOMATIC: u32 = 0o1000;
 
-    /// What a mode tells.
+    /// Returns the flags of a mode.
     pub fn of(mode: u32) -> Self {
         Self { for_everybody: mode & 0o004 != 0, automatic: mode & Self::AUTOMATIC != 0 }
     }
 
-    /// The mode that tells this.
+    /// Returns the mode for these flags.
     pub fn mode(self) -> Mode {
         let readers = if self.for_everybody { Self::FOR_EVERYBODY } else { Self::FOR_ROOT };
         let automatic = if self.automatic { Self::AUTOMATIC } else { 0 };
@@ -35,10 +35,10 @@ impl Mark {
     }
 }
 
-/// A read-only segment as it lies in an image.
+/// A read-only segment and its place in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageSegment {
-    /// Addresses before the bias, in whole base pages; each byte of them is the same as in the source.
+    /// Addresses before the bias, in whole base pages; every byte equals the source's.
     pub memory: AddressRange,
     /// Where in the image they begin, in bytes.
     pub offset: u64,
@@ -64,7 +64,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Path of the image, as it will stand in `/proc/PID/maps`. Its last part is the source's name.
+    /// Path of the image, as shown in `/proc/PID/maps`. Its last part is the source's name.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -79,7 +79,7 @@ impl Image {
         self.size
     }
 
-    /// Bytes of memory that the image takes, as the kernel accounts for the file.
+    /// Returns the bytes of memory that the image occupies, as the kernel counts the file's blocks.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -90,7 +90,7 @@ impl Image {
         Ok(metadata.blocks() * BLOCK)
     }
 
-    /// Device number (as stat(2) gives it) and inode, by which maps shows who uses the image.
+    /// Device number (as stat(2) gives it) and inode, by which users of the image are found in maps.
     pub fn device_and_inode(&self) -> (u64, u64) {
         (self.device, self.inode)
     }
@@ -100,22 +100,22 @@ impl Image {
         self.for_everybody
     }
 
-    /// True where nobody asked for it: it was made because a process could use it.
+    /// True where it was made without a request, because a process could use it.
     pub fn is_automatic(&self) -> bool {
         self.automatic
     }
 
-    /// True where it is everybody's and its source is not.
+    /// True where every user can read it, but not its source.
     pub(crate) fn shows_too_much(&self) -> bool {
         self.for_everybody && !access::is_readable_by_everybody(&self.source, &self.key.file())
     }
 
-    /// Shows it to root alone from now on. Processes that map it keep their memory.
+    /// Restricts it to root. Processes that map it keep their memory.
     pub(crate) fn withdraw(&mut self) -> Result<(), StoreError> {
         self.set_mode(Mark { for_everybody: false, automatic: self.automatic })
     }
 
-    /// Gives it the mode that tells this, if it has another one.
+    /// Sets the mode for these flags, if it differs.
     pub(crate) fn set_mode(&mut self, mark: Mark) -> Result<(), StoreError> {
         if mark != (Mark { for_everybody: self.for_everybody, automatic: self.automatic }) {
             fchmod(&self.file, mark.mode()).map_err(|error| StoreError::io("changing the mode of an image", error))?;
@@ -129,17 +129,17 @@ impl Image {
         &self.key
     }
 
-    /// For which bases it can be mapped.
+    /// The layout: for which bases it can be mapped.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Path that the source had when the image was made. For people; nothing is decided by it.
+    /// Path that the source had when the image was made. For display only.
     pub fn source(&self) -> &Path {
         &self.source
     }
 
-    /// What is at the source's path now.
+    /// Returns what is at the source's path now.
     pub fn source_state(&self) -> SourceState {
         origin::state_of(&self.source, &self.key)
     }

@@ -3,12 +3,12 @@
 use crate::medium::Medium;
 use crate::{Layout, StoreError, reading};
 use address_space::{ElfImage, PageSize};
-use observation::FileIdentity;
+use process_view::FileIdentity;
 use std::fs::File;
 
-/// Changes whenever images of older versions must not be used any more.
+/// Version of the key; raised when images of older versions must not be used any more.
 const FORMAT: &str = "v2";
-/// Of a longer build-id only so many hexadecimal digits take part: a file name has a bound.
+/// Maximum number of hexadecimal digits of the build-id in a name, since the length of file names is limited.
 const MOST_BUILD_ID: usize = 64;
 
 /// The mounted file system, device, inode, size, both times and the build-id of a file, as read from a descriptor of it.
@@ -23,8 +23,8 @@ impl SourceKey {
     /// The key of an open file, for example of `/proc/PID/map_files/…` or `/proc/PID/exe`.
     ///
     /// # Errors
-    /// [`StoreError`] where it is no regular file, or no sound ELF file, or where the key could come to be that of another
-    /// content: [`StoreError::ChangesUnseen`], [`StoreError::MediumUnknown`].
+    /// [`StoreError`] where it is not a regular file, or not a sound ELF file, or where the key could become that of
+    /// other contents: [`StoreError::ChangesUnseen`], [`StoreError::MediumUnknown`].
     pub fn read(file: &File) -> Result<Self, StoreError> {
         let identity = reading::identity(file)?;
         Self::new(file, identity, &reading::elf_image(file, identity.size)?)
@@ -56,13 +56,13 @@ impl SourceKey {
         self.medium
     }
 
-    /// What the names of all images of this file begin with, whatever it held when they were made.
+    /// Prefix of the names of all images of this file, whatever its contents were when they were made.
     pub(crate) fn prefix_of_inode(&self) -> String {
         let FileIdentity { device, inode, .. } = self.file;
         format!("{FORMAT}-{}-{device:x}-{inode:x}-", self.medium)
     }
 
-    /// What the names of all images of this source begin with.
+    /// Prefix of the names of all images of this source.
     pub(crate) fn prefix(&self) -> String {
         let FileIdentity { size, modified, changed, .. } = self.file;
         let build_id = self.build_id.as_deref().unwrap_or("none");
@@ -92,7 +92,7 @@ impl SourceKey {
         let build_id = (build_id != "none").then(|| build_id.to_owned());
         let key = Self { medium: Medium::parse(medium)?, file, build_id };
         let layout = Layout::at(PageSize::new(hexadecimal(page_size)?).ok()?, hexadecimal(base_offset)?);
-        // Written anew it must be the same: no two names mean one image.
+        // Writing the key again must give the same name: no two names denote one image.
         (key.name(layout) == name).then_some((key, layout))
     }
 }

@@ -1,10 +1,11 @@
-//! How an image's file offsets agree with addresses.
+//! The relation between an image's file offsets and addresses.
 
 use address_space::{ElfImage, ElfKind, PageSize};
 use lift_plan::{Edges, Kinds, choose_base};
 use serde::Serialize;
 
-/// For which bases an image can be mapped by huge pages: those that lie `base_offset` above a multiple of the page size.
+/// The bases at which an image can be mapped by huge pages: those that lie `base_offset` above a multiple of the page
+/// size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Layout {
     page_size: PageSize,
@@ -36,7 +37,7 @@ impl Layout {
         self.page_size
     }
 
-    /// What a base is modulo the huge page size, in bytes.
+    /// The base modulo the huge page size, in bytes.
     pub fn base_offset(self) -> u64 {
         self.base_offset
     }

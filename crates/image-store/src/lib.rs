@@ -17,15 +17,15 @@
 //! image.offset_of(range, object.bias)                     // for mmap(MAP_FIXED) of image.path() or image.file()
 //! ```
 //!
-//! What holds:
+//! Guarantees:
 //! - An image appears in the store whole or not at all: it is filled without a name and then linked.
 //! - No symbolic link is followed, neither on the way to the store nor in it.
-//! - A file that was changed has no image of what it held before: images are made of files on file systems that give a
-//!   changed file another time, while nobody can write to them ([`Store::make`]).
-//! - A file has no image of another one that lies on a file system that was mounted before ([`SourceKey`]).
-//! - An image is made for everybody only of a file that everybody can read, and is taken back when root looks at it
-//!   after that has ended ([`Store::find`], [`Store::collect`]).
-//! - Nobody but root decides how much the store holds: without being asked for, images are made of root's own files only
+//! - A changed file has no image of its old contents: images are made of files on file systems that give a changed file
+//!   another time of change, while no process can write to them ([`Store::make`]).
+//! - A file has no image of another file on a file system that was mounted before ([`SourceKey`]).
+//! - An image is readable by everybody only if its source is, and is restricted when root looks at it after that has
+//!   ended ([`Store::find`], [`Store::collect`]).
+//! - Only root decides how much the store holds: without a request, images are made of root's own files only
 //!   ([`Request`]).
 #![forbid(unsafe_code)]
 

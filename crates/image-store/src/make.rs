@@ -1,15 +1,15 @@
 //! Makes an image: fills a file that has no name yet, checks it, and links it into the store.
 
+use crate::access::ROOT;
 use crate::directory::{open_directory_in, open_in};
 use crate::file_system::FileSystem;
 use crate::image::Mark;
 use crate::recipe::Recipe;
-use crate::store::ROOT;
 use crate::{Image, Layout, Request, SourceKey, Store, StoreError, access, coverage, origin, reading, record};
 use address_space::ElfImage;
-use kernel_calls::file_mapping::write_huge_pages;
-use kernel_calls::leases::Lease;
-use kernel_calls::pages::base_page;
+use linux::file_mapping::write_huge_pages;
+use linux::leases::Lease;
+use linux::pages::base_page;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, Flock, FlockArg, OFlag, fallocate, openat};
 use nix::sys::stat::{Mode, fchmod, fstat, mkdirat};
@@ -20,23 +20,23 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-/// A file has few bases that are worth an image; more than these would only fill the store.
+/// Maximum number of images of one file, each for another base. More would only fill the store.
 const MOST_LAYOUTS: usize = 8;
-/// So often a folder that somebody else removes is made anew.
+/// Number of times that a folder is made again after another process has removed it.
 const FOLDER_ATTEMPTS: usize = 100;
 
 impl Store {
-    /// The image of an open file in a layout; it is made where there is none yet. Only root can make one.
+    /// Returns the image of an open file in a layout, and makes it where there is none yet. Only root can make one.
     ///
-    /// Any number may make the same image at once: one does, the others wait and get it. Killed at any moment, a maker
-    /// leaves no image and no memory behind.
+    /// Any number of processes may ask for the same image at once: one makes it, the others wait and get it. A process
+    /// that is killed at any moment while it makes an image leaves no image and no memory behind.
     ///
-    /// While it is made a read lease is held, so that nobody has the source open for writing or mapped so that it can be
-    /// written; whoever opens it for writing waits until the image is made, or dropped.
+    /// A read lease is held while the image is made, so that no process has the source open for writing or mapped
+    /// writable; a process that opens it for writing waits until the image is made or dropped.
     ///
     /// # Errors
-    /// [`StoreError`]: why there is no image. Nothing in the store has changed then, but for images of no use that made
-    /// room.
+    /// [`StoreError`]: why there is no image. The store is unchanged then, except for useless images that were removed
+    /// to make room.
     pub fn make(&self, source: &File, layout: Layout, request: Request) -> Result<Image, StoreError> {
         let layout = self.own(layout)?;
         let origin = origin::of(source);
@@ -44,8 +44,8 @@ impl Store {
             return Self::as_asked_for(image, request);
         }
         if geteuid().as_raw() != ROOT {
-            let mend = format!("pagelift image add '{}'", origin.path.display());
-            return Err(StoreError::NotPermitted { mend });
+            let fix = format!("pagelift image add '{}'", origin.path.display());
+            return Err(StoreError::NotPermitted { fix });
         }
         let lease = lease_on(source, &origin)?;
         let before = reading::identity_at_rest(source)?;
@@ -74,7 +74,7 @@ impl Store {
             publish(&folder, &file, &origin, mark)
         });
         if let Err(error) = made {
-            // The lock is held: nobody else makes this image now.
+            // The lock is held: no other process makes this image now.
             let _ = unlinkat(&self.directory, name.as_str(), UnlinkatFlags::RemoveDir);
             return Err(error);
         }
@@ -82,7 +82,8 @@ impl Store {
         self.open_image(&name, &key, layout)?.ok_or(StoreError::RemovedMeanwhile)
     }
 
-    /// An image that is there: somebody's who asks for it, and everybody's if its file has become so.
+    /// Updates the flags of an existing image: it is requested now, and readable by everybody if its file has become
+    /// so.
     fn as_asked_for(mut image: Image, request: Request) -> Result<Image, StoreError> {
         if geteuid().as_raw() == ROOT {
             let identity = image.key.file();
@@ -92,7 +93,7 @@ impl Store {
         Ok(image)
     }
 
-    /// Images of what the file held before show nobody but root what he may not be able to read any more.
+    /// Restricts images of the file's earlier contents to root, since users may not be able to read the file any more.
     fn withdraw_older(&self, key: &SourceKey) -> Result<(), StoreError> {
         let (inode, now) = (key.prefix_of_inode(), key.prefix());
         for name in self.names()?.iter().filter(|name| name.starts_with(&inode) && !name.starts_with(&now)) {
@@ -130,10 +131,11 @@ impl Store {
         self.make_room(needed, request)
     }
 
-    /// The image's folder, made if need be, and locked against others who would make or remove the same image.
+    /// Returns the image's folder, made if necessary, and locked against others that would make or remove the same
+    /// image.
     fn locked_folder(&self, name: &str) -> Result<Flock<OwnedFd>, StoreError> {
         let explain = |error| match error {
-            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { mend: "pagelift image add FILE".to_owned() },
+            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { fix: "pagelift image add FILE".to_owned() },
             Errno::ENOSPC => StoreError::Full { needed: 1, free: 0 },
             error => StoreError::io(format!("making the folder {name} in the image store"), error),
         };
@@ -148,11 +150,11 @@ impl Store {
                 Err(error) => return Err(explain(error)),
             };
             let folder = Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, error)| explain(error))?;
-            // Whoever held the lock may have removed the folder: then it is a nameless one that was locked.
+            // The previous holder of the lock may have removed the folder; the locked one has no name then.
             let named = open_directory_in(&self.directory, OsStr::new(name)).and_then(fstat);
             let held = fstat(&*folder).map_err(explain)?;
             if named.is_ok_and(|named| named.st_ino == held.st_ino) {
-                // The umask of a maker must not keep others out.
+                // The umask must not restrict access.
                 fchmod(&*folder, Mode::from_bits_truncate(0o755)).map_err(explain)?;
                 return Ok(folder);
             }
@@ -160,7 +162,7 @@ impl Store {
         Err(explain(Errno::EAGAIN))
     }
 
-    /// A nameless file with the recipe's contents, each byte read back.
+    /// Returns a nameless file with the recipe's contents, each byte read back.
     fn fill(&self, folder: &OwnedFd, recipe: &Recipe, source: &File, length: u64) -> Result<File, StoreError> {
         let explain = |error: io::Error| self.explain_write(recipe, error);
         let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
@@ -168,7 +170,8 @@ impl Store {
         let file = File::from(file);
         file.set_len(recipe.size()).map_err(explain)?;
         let page = self.page_size().bytes();
-        // Every page first: what does not fit fails before anything is copied, and hugetlbfs would raise SIGBUS later.
+        // All pages are allocated first: a shortage fails before anything is copied, and hugetlbfs would raise SIGBUS
+        // later.
         for number in recipe.pages() {
             let (offset, length) = ((number * page) as i64, page as i64);
             fallocate(&file, FallocateFlags::empty(), offset, length).map_err(|e| explain(e.into()))?;
@@ -211,8 +214,8 @@ impl Store {
     }
 }
 
-/// Reads the source; behind its end there are zeros, as in the last page of a mapping. A source that has been cut
-/// meanwhile is an error.
+/// Reads the source; behind its end there are zeros, as in the last page of a mapping. A source that is truncated while
+/// it is read is an error.
 fn read_padded(source: &File, length: u64, offset: u64, into: &mut [u8]) -> io::Result<()> {
     let present = length.saturating_sub(offset).min(into.len() as u64) as usize;
     source.read_exact_at(&mut into[..present], offset)?;
@@ -220,7 +223,7 @@ fn read_padded(source: &File, length: u64, offset: u64, into: &mut [u8]) -> io::
     Ok(())
 }
 
-/// The finished file must have the very shape of its source: the recipe's work is not taken on trust.
+/// Checks that the finished file has the same shape as its source, without trust in the recipe.
 fn check_shape(file: &File, recipe: &Recipe, source: &File, length: u64) -> Result<(), StoreError> {
     let source = reading::elf_image(source, length)?;
     let image = reading::elf_image(file, recipe.size()).map_err(|_| StoreError::Differs(0))?;
@@ -233,7 +236,8 @@ fn check_shape(file: &File, recipe: &Recipe, source: &File, length: u64) -> Resu
     if same { Ok(()) } else { Err(StoreError::Differs(0)) }
 }
 
-/// A lease that is granted while nobody can write to the source. Who is just closing it is waited for, for a moment.
+/// Takes a lease that is granted only while no process can write to the source. Waits a short time for a process that
+/// is just closing it.
 fn lease_on<'a>(source: &'a File, origin: &origin::Origin) -> Result<Lease<'a>, StoreError> {
     let busy = |error: &io::Error| error.raw_os_error() == Some(Errno::EAGAIN as i32);
     let lease = match Lease::against_writers(source) {
@@ -249,13 +253,13 @@ fn lease_on<'a>(source: &'a File, origin: &origin::Origin) -> Result<Lease<'a>, 
     })
 }
 
-/// Gives the finished file its mode and its name. Until then nobody can open it.
+/// Gives the finished file its mode and its name. Until then no process can open it.
 fn publish(folder: &OwnedFd, file: &File, origin: &origin::Origin, mark: Mark) -> Result<(), StoreError> {
     let explain = |error: Errno| StoreError::io("linking an image into the store", error);
     fchmod(file, mark.mode()).map_err(explain)?;
     let label = origin.label.as_str();
     match linkat(file, "", folder, label, AtFlags::AT_EMPTY_PATH) {
-        // Needs CAP_DAC_READ_SEARCH; the other way needs /proc.
+        // Needs CAP_DAC_READ_SEARCH; the alternative needs /proc.
         Err(Errno::ENOENT | Errno::EPERM) => {
             let own = format!("/proc/self/fd/{}", file.as_raw_fd());
             linkat(AT_FDCWD, own.as_str(), folder, label, AtFlags::AT_SYMLINK_FOLLOW).map_err(explain)

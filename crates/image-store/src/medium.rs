@@ -1,7 +1,8 @@
-//! The file system that a source lies on: whether a changed file shows there, and what tells it from another one.
+//! The file system of a source: whether it shows that a file was changed, and what distinguishes it from others.
 //!
-//! Device numbers are given to the next file system when one is unmounted, and inode numbers and times are whatever the
-//! medium says. So an image is of a file on one *mounted file system*, which the kernel numbers in one of these ways:
+//! The device number of an unmounted file system is given to the next one, and inode numbers and times come from the
+//! medium. An image therefore belongs to a file on one *mounted file system*, which the kernel numbers in one of these
+//! ways:
 //!
 //! - It makes a folder below `/sys/fs` at each mount, and inode numbers there come from one 64-bit counter that is never
 //!   set back before the next boot (`kernfs_new_node` in `fs/kernfs/dir.c`). Since Linux 6.10 it tells which folder a
@@ -11,7 +12,7 @@
 //! - The file systems of `/` and `/usr` stay mounted.
 
 use crate::StoreError;
-use kernel_calls::file_systems::sysfs_path;
+use linux::file_systems::sysfs_path;
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, fstatfs};
 use std::fmt;
@@ -28,10 +29,10 @@ pub(crate) const XFS_SUPER_MAGIC: FsType = FsType(0x5846_5342);
 const STAMPING: [FsType; 4] = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC];
 /// File systems that cannot be written: squashfs and erofs (`linux/magic.h`).
 const READ_ONLY: [u32; 2] = [0x7371_7368, 0xe0f5_e1e2];
-/// They stay mounted for as long as anybody runs who could look at them.
+/// Mounts that stay as long as any process runs that could read them.
 const PERMANENT: [&str; 2] = ["/", "/usr"];
 
-/// Which mounted file system a file lies on, among all that were mounted since the machine started.
+/// The mounted file system of a file, among all that were mounted since the machine started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Medium {
     /// Inode number of its folder below `/sys/fs`.
@@ -60,7 +61,7 @@ impl Medium {
         mounted().or_else(disk).or_else(permanent).ok_or(StoreError::MediumUnknown)
     }
 
-    /// Reads what is written by `Display`.
+    /// Parses what `Display` writes.
     pub fn parse(text: &str) -> Option<Self> {
         let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
         match text.split_at_checked(1)? {

@@ -1,9 +1,9 @@
-//! Where a source lies, and what has become of it.
+//! The path of a source, and its present state.
 
 use crate::SourceKey;
 use crate::medium::Medium;
 use nix::fcntl::OFlag;
-use observation::FileIdentity;
+use process_view::FileIdentity;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -11,15 +11,15 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A name in the store is no longer than this.
+/// Maximum length of a name in the store, in bytes.
 const LONGEST_LABEL: usize = 64;
 
-/// What the path of an open file tells.
+/// What is known from the path of an open file.
 #[derive(Debug)]
 pub(crate) struct Origin {
-    /// The path by which the kernel knows the file; empty where it tells none.
+    /// The kernel's path of the file; empty where it gives none.
     pub path: PathBuf,
-    /// The last part of it, of harmless characters alone: the image's own name, for maps and profilers.
+    /// The last part of the path, reduced to safe characters: the image's own name, for maps and profilers.
     pub label: String,
 }
 
@@ -50,21 +50,21 @@ fn label_of(name: &OsStr) -> String {
     }
 }
 
-/// What has become of an image's source.
+/// The state of an image's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceState {
-    /// The very file is still at its path, unchanged.
+    /// The file is still at its path, unchanged.
     Same,
     /// Another file is there, or it was changed.
     Changed,
     /// Nothing is there.
     Gone,
-    /// The path cannot be looked at.
+    /// The path cannot be read.
     Unknown,
 }
 
-/// What is now at the path of a source.
+/// Returns what is now at the path of a source.
 pub(crate) fn state_of(path: &Path, key: &SourceKey) -> SourceState {
     match fs::symlink_metadata(path) {
         Ok(found) if FileIdentity::of(&found) == key.file() && !is_on_another_medium(path, key) => SourceState::Same,

@@ -4,15 +4,15 @@ use crate::StoreError;
 use address_space::ElfImage;
 use nix::errno::Errno;
 use object::ReadCache;
-use observation::{BoundedFile, FileIdentity};
+use process_view::{BoundedFile, FileIdentity};
 use std::fs::File;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// More of a file than this is never read for its headers.
+/// Maximum number of bytes of a file that are read for its headers.
 const MOST_HEADER_BYTES: u64 = 16 << 20;
-/// More than one tick of the slowest clock that stamps files (10 ms where the kernel ticks 100 times a second).
+/// Longer than one tick of the slowest clock that stamps files (10 ms where the kernel ticks 100 times a second).
 pub(crate) const TICK: Duration = Duration::from_millis(25);
-/// The same for file systems that know whole seconds only (FAT even pairs of them).
+/// Longer than one tick on file systems with times in whole seconds (FAT: pairs of seconds).
 const WHOLE_SECONDS: Duration = Duration::from_secs(3);
 
 /// The identity of an open regular file.
@@ -24,10 +24,10 @@ pub(crate) fn identity(file: &File) -> Result<FileIdentity, StoreError> {
     Ok(FileIdentity::of(&metadata))
 }
 
-/// The identity of a file that every later change gives another one, whether it is made by `write` or through a mapping.
+/// Returns an identity of a file that every later change replaces, whether made by `write` or through a mapping.
 ///
-/// File systems stamp a file when a page that can be written is mapped, and no more while it stays so: until it has been
-/// written back. So all pages are written back, and if nobody has been stamping meanwhile, then no page can be written now.
+/// File systems stamp a file when a page becomes writable in a mapping, and not again until the page has been written
+/// back. So all pages are written back; if the file's times have not changed during that, no page is writable now.
 pub(crate) fn identity_at_rest(file: &File) -> Result<FileIdentity, StoreError> {
     let found = settled_identity(file)?;
     match file.sync_data().map_err(|error| (error.raw_os_error().map(Errno::from_raw), error)) {
@@ -38,10 +38,11 @@ pub(crate) fn identity_at_rest(file: &File) -> Result<FileIdentity, StoreError> 
     if identity(file)? == found { Ok(found) } else { Err(StoreError::SourceChanging) }
 }
 
-/// The identity of a file that has stayed the same for so long that every later change gives it another identity.
+/// Returns the identity of a file that has been unchanged for so long that every later change gives it another
+/// identity.
 ///
-/// Files are stamped with a clock that stands still for some milliseconds: a change within the same tick as the one
-/// before leaves the times as they are.
+/// Files are stamped with a clock that advances every few milliseconds: a change within the same tick as the one before
+/// leaves the times unchanged.
 fn settled_identity(file: &File) -> Result<FileIdentity, StoreError> {
     let found = identity(file)?;
     if found.changed == (0, 0) {
@@ -62,7 +63,7 @@ fn settled_identity(file: &File) -> Result<FileIdentity, StoreError> {
 #[derive(Debug, PartialEq, Eq)]
 enum Rest {
     Enough,
-    /// It will have in a moment.
+    /// It will have soon.
     OneTickMore,
     TooLittle,
 }
@@ -71,7 +72,7 @@ fn rest_of(found: &FileIdentity, now: Duration) -> Rest {
     let (seconds, nanoseconds) = found.changed.max(found.modified);
     let (Ok(seconds), Ok(nanoseconds)) = (seconds.try_into(), nanoseconds.try_into()) else { return Rest::Enough };
     let newest = Duration::new(seconds, nanoseconds);
-    // A time far ahead was set by somebody, or comes from a machine with another clock.
+    // A time far in the future was set by a program, or comes from a machine with another clock.
     if newest > now + TICK {
         return Rest::Enough;
     }
@@ -82,10 +83,10 @@ fn rest_of(found: &FileIdentity, now: Duration) -> Rest {
     }
 }
 
-/// The loadable shape of an open file; of the file only its headers are read.
+/// Returns the loadable shape of an open file; only its headers are read.
 ///
 /// # Errors
-/// [`StoreError`] where it is no regular file, or no sound ELF file.
+/// [`StoreError`] where it is not a regular file, or not a sound ELF file.
 pub fn read_elf(file: &File) -> Result<ElfImage, StoreError> {
     let length = identity(file)?.size;
     elf_image(file, length)

@@ -1,4 +1,4 @@
-//! What an image says of itself, behind its ELF header: that it is one, and the path that its source had.
+//! The record of an image, behind its ELF header: a mark that it is one, and the path that its source had.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// Where the record lies: right behind the header of a 64-bit ELF file.
 pub(crate) const OFFSET: u64 = 64;
-/// So much of an image holds all of any record.
+/// Number of bytes at the beginning of an image that hold any record.
 pub(crate) const MOST_BYTES: usize = MAGIC.len() + 2 + LONGEST_PATH;
 
 const MAGIC: &[u8; 8] = b"PAGELIFT";

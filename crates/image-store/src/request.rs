@@ -1,12 +1,12 @@
-//! Why an image is made, which decides of what files and how large.
+//! Requests for images, which determine of what files they are made and how large.
 
-/// Who asks for an image.
+/// The origin of a request for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// A person: of any file, as large as the store has room for.
+    /// A user: images of any file, as large as the store has room for.
     Explicit,
-    /// Nobody; a process could use it. Such images are made of root's own files only: what other users may write or
-    /// exchange would take memory at their choice.
+    /// No user; a process could use it. Such images are made of root's own files only: other users could otherwise take
+    /// memory with files that they write or exchange.
     Automatic {
         /// Most memory that the image may take, in bytes.
         most_bytes: u64,

@@ -1,19 +1,19 @@
-//! Room for a new image: how much those may take that nobody asked for, and which of them go when it is needed.
+//! Makes room for a new image: how much automatic images may take, and which of them are removed when room is needed.
 
 use crate::{Image, Request, SourceState, Store, StoreError};
-use kernel_calls::leases::Lease;
+use linux::leases::Lease;
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use std::time::{Duration, SystemTime};
 
-/// Images that nobody asked for take no more than this part of a store whose size is bounded.
+/// Automatic images take no more than this part of a store whose size is bounded.
 const SHARE_OF_STORE: u64 = 2;
-/// An image that was used within this time stays. Times of use are exact to a day (`relatime`, mount(8)), and programs
-/// that are started in turn must not make each other's images anew at each start.
+/// An image that was used within this time is kept. Times of use are exact to a day (`relatime`, mount(8)), and
+/// programs that are started in turn must not replace each other's images at each start.
 const STAYS_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Image {
-    /// When it was opened to be mapped for the last time, exact to a day; `None` where the store's mount keeps no such
-    /// times (`noatime`). What Pagelift reads as root does not count.
+    /// Returns when it was last opened to be mapped, exact to a day; `None` where the store's mount keeps no such times
+    /// (`noatime`). Reads by Pagelift as root do not count.
     pub fn last_use(&self) -> Option<SystemTime> {
         let flags = fstatvfs(&self.file).ok()?.flags();
         if flags.contains(FsFlags::ST_NOATIME) {
@@ -22,13 +22,14 @@ impl Image {
         self.file.metadata().ok()?.accessed().ok()
     }
 
-    /// True where nobody has used it for so long. An image that a process maps is in use, however long ago that began.
+    /// True where it has not been used for this time. An image that a process maps is in use, however long ago it was
+    /// mapped.
     pub(crate) fn was_unused_for(&self, time: Duration) -> bool {
         let since = self.last_use().and_then(|used| SystemTime::now().duration_since(used).ok());
         since.is_some_and(|since| since >= time)
     }
 
-    /// True where no process has it open or mapped, in whichever container; false where the kernel does not tell.
+    /// True where no process has it open or mapped, in any container; false where the kernel does not tell.
     fn is_unmapped(&self) -> bool {
         Lease::against_everybody(&self.file).is_ok()
     }
@@ -42,7 +43,7 @@ impl Image {
 struct Lack {
     /// Of the whole store.
     room: u64,
-    /// Of what images may take that nobody asked for.
+    /// Of the part for automatic images.
     share: u64,
 }
 
@@ -58,11 +59,11 @@ impl Lack {
 }
 
 impl Store {
-    /// Removes images that nobody maps, as far as one of `needed` bytes takes their room: first those of files that were
-    /// changed or removed, then those that nobody asked for and nobody has used for a day. None goes in vain.
+    /// Removes images that no process maps, until there is room for `needed` bytes: first those of files that were
+    /// changed or removed, then automatic ones unused for a day. Nothing is removed where it would not suffice.
     ///
     /// # Errors
-    /// [`StoreError::Full`] or [`StoreError::OverShare`]: what may be removed is not enough, and all is as it was.
+    /// [`StoreError::Full`] or [`StoreError::OverShare`]: what may be removed is not enough, and nothing was removed.
     pub(crate) fn make_room(&self, needed: u64, request: Request) -> Result<(), StoreError> {
         let space = self.space()?;
         let room = space.free.map_or(0, |free| needed.saturating_sub(free));
@@ -96,7 +97,7 @@ impl Store {
     }
 }
 
-/// Those that may go, in the order in which they go.
+/// Returns the images that may be removed, in the order of removal.
 fn in_order(images: &[Image]) -> impl Iterator<Item = &Image> {
     let (useless, others): (Vec<_>, Vec<_>) = images.iter().partition(|image| image.is_of_no_use());
     let mut unused: Vec<&Image> =

@@ -1,6 +1,6 @@
-//! Mounts a store's file system, and writes down how it is mounted again at the next boot.
+//! Mounts a store's file system, and writes the configuration that mounts it at the next boot.
 
-use crate::store::ROOT;
+use crate::access::ROOT;
 use crate::{FileSystem, Store, StoreError};
 use address_space::{PageSize, parse_bytes};
 use nix::mount::{MsFlags, mount};
@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 /// What the mount table calls the store's device.
 const DEVICE: &str = "pagelift";
-/// Of memory a tmpfs may take where nobody says otherwise; half is the kernel's own default.
+/// Default share of memory that a tmpfs may take; the kernel's own default is half.
 const USUAL_SHARE: StoreSize = StoreSize::Percent(25);
 
 /// A bound for a store.
@@ -53,7 +53,7 @@ impl fmt::Display for StoreSize {
     }
 }
 
-/// How a store is to be mounted.
+/// Options for mounting a store.
 #[derive(Clone, Debug)]
 pub struct StoreMount {
     directory: PathBuf,
@@ -77,10 +77,10 @@ impl StoreMount {
         size: Option<StoreSize>,
         mode: u32,
     ) -> Result<Self, StoreError> {
-        let unfit = |found: String, needed, mend: &str| {
-            Err(StoreError::Unfit { path: directory.to_owned(), found, needed, mend: mend.to_owned() })
+        let unfit = |found: String, needed, fix: &str| {
+            Err(StoreError::Unfit { path: directory.to_owned(), found, needed, fix: fix.to_owned() })
         };
-        // Mount units and fstab each escape in a way of their own; a plain path needs neither.
+        // Mount units and fstab escape differently; a plain path needs no escapes.
         let plain = |b: &u8| b.is_ascii_alphanumeric() || b"/._-+".contains(b);
         let normal = directory.components().collect::<PathBuf>();
         let below_root = directory.is_absolute() && normal.parent().is_some();
@@ -176,14 +176,14 @@ impl StoreMount {
         )
     }
 
-    /// Mounts the store, or gives the mounted one these options.
+    /// Mounts the store, or remounts a mounted one with these options.
     ///
     /// # Errors
-    /// [`StoreError::NotPermitted`], [`StoreError::Unfit`] where something else lies there, or [`StoreError::Io`].
+    /// [`StoreError::NotPermitted`], [`StoreError::Unfit`] where something else is there, or [`StoreError::Io`].
     pub fn mount(&self) -> Result<Store, StoreError> {
         if geteuid().as_raw() != ROOT {
-            let mend = format!("pagelift image setup --store {}", self.directory.display());
-            return Err(StoreError::NotPermitted { mend });
+            let fix = format!("pagelift image setup --store {}", self.directory.display());
+            return Err(StoreError::NotPermitted { fix });
         }
         self.make_folders()?;
         let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
@@ -201,12 +201,12 @@ impl StoreMount {
                 StoreError::io(what, error)
             },
         )?;
-        // A remount leaves the directory's own mode as it was.
+        // A remount does not change the directory's mode.
         fs::set_permissions(&self.directory, Permissions::from_mode(self.mode)).map_err(|e| self.failed(e))?;
         Store::open(&self.directory)
     }
 
-    /// Folders on the way are for everybody to pass, whatever the umask is.
+    /// Parent folders are searchable by everybody, whatever the umask is.
     fn make_folders(&self) -> Result<(), StoreError> {
         let mut missing: Vec<&Path> = self.directory.ancestors().take_while(|path| !path.exists()).collect();
         missing.reverse();
@@ -225,8 +225,8 @@ impl StoreMount {
     }
 
     fn in_the_way(&self, found: String) -> StoreError {
-        let mend = "pagelift image setup --store DIRECTORY".to_owned();
-        StoreError::Unfit { path: self.directory.clone(), found, needed: "an empty directory, or a store", mend }
+        let fix = "pagelift image setup --store DIRECTORY".to_owned();
+        StoreError::Unfit { path: self.directory.clone(), found, needed: "an empty directory, or a store", fix }
     }
 
     fn failed(&self, error: io::Error) -> StoreError {
@@ -279,7 +279,7 @@ impl StoreMount {
     }
 }
 
-/// Writes a unit, and enables it where a target is to want it.
+/// Writes a unit, and enables it where `wanted_by` names a target.
 fn install_unit(folder: &Path, name: &str, text: &str, wanted_by: Option<&str>) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     replace(&folder.join(name), text.as_bytes(), 0o644)?;

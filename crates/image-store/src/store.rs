@@ -1,11 +1,12 @@
 //! The store: finds, lists and removes images.
 
+use crate::access::ROOT;
 use crate::directory::{names_in, open_directory_in, open_in, open_path};
 use crate::file_system::{self, Check, FileSystem, Space};
 use crate::image::{Mark, mappable_segments};
 use crate::{Image, Layout, SourceKey, StoreError, access, reading, record};
 use address_space::PageSize;
-use kernel_calls::pages::base_page;
+use linux::pages::base_page;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
@@ -15,14 +16,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Where the store is where nobody says otherwise.
+/// The default directory of the store.
 pub const DEFAULT_DIRECTORY: &str = "/run/pagelift/images";
-/// The environment variable that names another place.
+/// The environment variable that names another directory.
 pub const STORE_VARIABLE: &str = "PAGELIFT_STORE";
-/// Images belong to this user.
-pub(crate) const ROOT: u32 = 0;
 
-/// The store's place: `$PAGELIFT_STORE`, else [`DEFAULT_DIRECTORY`].
+/// Returns the store's directory: `$PAGELIFT_STORE`, else [`DEFAULT_DIRECTORY`].
 pub fn default_directory() -> PathBuf {
     std::env::var_os(STORE_VARIABLE)
         .filter(|path| !path.is_empty())
@@ -43,7 +42,7 @@ pub struct Store {
 pub struct Listing {
     /// Sound images that this user may read, by the names of their sources.
     pub images: Vec<Image>,
-    /// Names in the store that are no images, and why.
+    /// Names in the store that are not images, and why.
     pub damaged: Vec<(String, &'static str)>,
     /// Images that only root may read.
     pub not_readable: u64,
@@ -54,13 +53,13 @@ impl Store {
     /// without a symbolic link, on a tmpfs mounted `huge=always` or on hugetlbfs, and code may be mapped from it.
     ///
     /// # Errors
-    /// [`StoreError::NoStore`] or [`StoreError::Unfit`], with the command that mends it.
+    /// [`StoreError::NoStore`] or [`StoreError::Unfit`], with the command that fixes it.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         Self::open_checked(path, Check::Whole)
     }
 
-    /// Opens a store to map what it has, for which it is not asked whether its tmpfs would get huge pages now: whoever maps
-    /// an image learns from the kernel whether it stands on them.
+    /// Opens a store to map its images. Whether its tmpfs would get huge pages now is not checked: a lift reads back
+    /// from the kernel whether a mapped image is on them.
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -74,8 +73,8 @@ impl Store {
             Err(Errno::ENOENT) => return Err(StoreError::NoStore(path.to_owned())),
             Err(Errno::ELOOP | Errno::ENOTDIR) => {
                 let found = "a symbolic link or a file on the way".to_owned();
-                let mend = format!("pagelift image setup --store $(realpath {})", path.display());
-                return Err(StoreError::Unfit { path: path.to_owned(), found, needed: "directories alone", mend });
+                let fix = format!("pagelift image setup --store $(realpath {})", path.display());
+                return Err(StoreError::Unfit { path: path.to_owned(), found, needed: "directories alone", fix });
             }
             Err(error) => return Err(StoreError::io(format!("opening the image store {}", path.display()), error)),
         };
@@ -111,8 +110,8 @@ impl Store {
 
     /// The image of a source in a layout; `None` where there is none.
     ///
-    /// Whether the source can still be read by everybody is looked at each time: root takes back an image that it finds
-    /// to show others more than the source does, and nobody else uses it.
+    /// Each call checks whether everybody can still read the source. An image that shows more than its source does is
+    /// restricted by root, and not used by others.
     ///
     /// # Errors
     /// [`StoreError::NotForEverybody`], [`StoreError::Damaged`] or [`StoreError::Io`].
@@ -126,7 +125,7 @@ impl Store {
         Ok(Some(image))
     }
 
-    /// Takes an image back from others where not everybody can read its source. True where that was so.
+    /// Restricts an image to root where not everybody can read its source. True where that was so.
     pub(crate) fn review(&self, image: &mut Image) -> Result<bool, StoreError> {
         let shows_too_much = image.shows_too_much();
         if shows_too_much {
@@ -135,7 +134,7 @@ impl Store {
         Ok(shows_too_much)
     }
 
-    /// The layouts in which the store has images of a source, so that a base may be chosen that suits one.
+    /// Returns the layouts in which the store has images of a source, so that a matching base can be chosen.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -172,13 +171,13 @@ impl Store {
     /// Removes an image. Processes that map it keep their memory until they end.
     ///
     /// # Errors
-    /// [`StoreError::NotPermitted`] or [`StoreError::Io`]; that somebody else has removed it already is none.
+    /// [`StoreError::NotPermitted`] or [`StoreError::Io`]; an image that is already removed is not an error.
     pub fn remove(&self, image: &Image) -> Result<(), StoreError> {
         self.remove_named(&image.name)
     }
 
-    /// Removes what is no image: a name that [`Store::list`] gives as damaged, and folders that a maker left empty when
-    /// it was killed. Returns how many were removed.
+    /// Removes what is not an image: a name that [`Store::list`] gives as damaged, and folders that a maker left empty
+    /// when it was killed. Returns how many were removed.
     ///
     /// # Errors
     /// [`StoreError::NotPermitted`] or [`StoreError::Io`].
@@ -194,7 +193,7 @@ impl Store {
         Ok(removed)
     }
 
-    /// Names in the store. One that is no UTF-8 comes changed, and thus never as an image's.
+    /// Returns the names in the store. One that is not UTF-8 is changed, and so never an image's.
     pub(crate) fn names(&self) -> Result<Vec<String>, StoreError> {
         let names = names_in(&self.directory).map_err(|error| StoreError::io("listing the image store", error))?;
         Ok(names.into_iter().map(|name| name.to_string_lossy().into_owned()).collect())
@@ -212,7 +211,7 @@ impl Store {
         let [label] = &names[..] else {
             return if names.is_empty() { Ok(None) } else { Err(damaged("more than one file")) };
         };
-        // What is read here is no use of the image; only its owner may read it so.
+        // This read does not count as a use of the image (O_NOATIME), which only its owner may do.
         let unnoticed = if geteuid().as_raw() == ROOT { OFlag::O_NOATIME } else { OFlag::empty() };
         let file = match open_in(&folder, label, OFlag::O_RDONLY | OFlag::O_NONBLOCK | unnoticed) {
             Ok(file) => File::from(file),
@@ -250,7 +249,7 @@ impl Store {
 
     fn remove_named(&self, name: &str) -> Result<(), StoreError> {
         let explain = |error| match error {
-            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { mend: "pagelift image gc".to_owned() },
+            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { fix: "pagelift image gc".to_owned() },
             error => StoreError::io(format!("removing {name} from the image store"), error),
         };
         let folder = match open_directory_in(&self.directory, OsStr::new(name)) {
@@ -261,7 +260,7 @@ impl Store {
             }
             Err(error) => return Err(explain(error)),
         };
-        // Whoever is making an image holds this lock.
+        // A process that is making an image holds this lock.
         let folder = Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, error)| explain(error))?;
         for label in names_in(&*folder).map_err(explain)? {
             ignore_absence(unlinkat(&*folder, label.as_os_str(), UnlinkatFlags::NoRemoveDir)).map_err(explain)?;
@@ -269,7 +268,7 @@ impl Store {
         ignore_absence(unlinkat(&self.directory, name, UnlinkatFlags::RemoveDir)).map_err(explain)
     }
 
-    /// Removes a folder without an image that nobody is making one in.
+    /// Removes a folder that has no image and in which none is being made.
     pub(crate) fn remove_if_empty(&self, name: &str) -> bool {
         let Ok(folder) = open_directory_in(&self.directory, OsStr::new(name)) else { return false };
         let Ok(_lock) = Flock::lock(folder, FlockArg::LockExclusiveNonblock) else { return false };
@@ -282,14 +281,14 @@ fn ignore_absence(result: Result<(), Errno>) -> Result<(), Errno> {
 }
 
 fn check_owner(metadata: &Metadata, path: &Path) -> Result<(), StoreError> {
-    let unfit = |found, needed, mend| Err(StoreError::Unfit { path: path.to_owned(), found, needed, mend });
+    let unfit = |found, needed, fix| Err(StoreError::Unfit { path: path.to_owned(), found, needed, fix });
     if metadata.uid() != ROOT {
-        let mend = format!("chown root:root {}", path.display());
-        return unfit(format!("owner {}", metadata.uid()), "root as owner", mend);
+        let fix = format!("chown root:root {}", path.display());
+        return unfit(format!("owner {}", metadata.uid()), "root as owner", fix);
     }
     if metadata.mode() & 0o022 != 0 {
-        let mend = format!("chmod go-w {}", path.display());
-        return unfit(format!("mode {:o}", metadata.mode() & 0o7777), "writable by root alone", mend);
+        let fix = format!("chmod go-w {}", path.display());
+        return unfit(format!("mode {:o}", metadata.mode() & 0o7777), "writable by root alone", fix);
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! Which processes map which image.
+//! Finds which processes map which image.
 
 use crate::{Image, StoreError};
 use nix::sys::stat::{major, minor};
-use observation::{ObservationError, ProcessFiles};
+use process_view::{ObservationError, ProcessFiles};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
@@ -10,15 +10,15 @@ use std::fs;
 #[derive(Clone, Debug, Default)]
 pub struct Users {
     by_file: BTreeMap<((u32, u32), u64), BTreeSet<i32>>,
-    /// Processes that this user may not look at; some of them may map images too.
+    /// Number of processes that this user cannot inspect; some of them may map images too.
     pub not_permitted: u64,
 }
 
 impl Users {
-    /// Looks at the mappings of every process.
+    /// Reads the mappings of every process.
     ///
     /// # Errors
-    /// [`StoreError::Io`] where `/proc` cannot be listed. A process that ends meanwhile is passed over.
+    /// [`StoreError::Io`] where `/proc` cannot be listed. A process that ends while it is read is skipped.
     pub fn read() -> Result<Self, StoreError> {
         let failed = |error| StoreError::io("listing /proc", error);
         let mut users = Self::default();

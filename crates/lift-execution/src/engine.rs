@@ -4,17 +4,17 @@ use crate::executor::Executor;
 use crate::outcome::{FailedAttempt, Outcome, RangeOutcome, Uncovered};
 use crate::staging::PartState;
 use crate::verify::compare;
-use address_space::{AddressSpace, RangeSet};
+use address_space::{AddressRange, AddressSpace, RangeSet};
 use alloc::format;
 use alloc::string::String;
 use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
-use lift_plan::{Attempt, Part, Plan, RangeLift, Reason, Source, Step, Way, steps_of};
+use lift_plan::{Attempt, Method, Part, Plan, RangeLift, Reason, Source, Step, steps_of};
 
-/// Executes `plan` on a process whose mappings are `before`, and reads back what became of it.
+/// Executes `plan` on a process whose mappings are `before`, and reads back the outcome.
 ///
-/// Whatever fails, each range is afterwards either on huge pages (as far as its outcome says) or as it was.
+/// Whatever fails, each range is afterwards either on huge pages (as far as its outcome says) or unchanged.
 pub fn execute(plan: &Plan, before: &AddressSpace, executor: &mut impl Executor) -> Outcome {
     let mut outcome = Outcome::default();
     for lift in &plan.lifts {
@@ -34,6 +34,7 @@ fn lift_range(lift: &RangeLift, before: &AddressSpace, executor: &mut impl Execu
         protection: lift.protection,
         source: None,
         page_size: lift.attempts[0].page_size,
+        lifted: RangeSet::new(),
         covered: RangeSet::new(),
         advised: 0,
         made_resident: 0,
@@ -41,17 +42,19 @@ fn lift_range(lift: &RangeLift, before: &AddressSpace, executor: &mut impl Execu
         uncovered: Vec::new(),
     };
     let mut done = Done::default();
+    let mut served = None;
     for attempt in &lift.attempts {
         done = try_attempt(lift, attempt, before, executor);
         if !done.lifted.is_empty() {
+            served = Some(attempt);
             outcome.source = Some(attempt.source);
             outcome.page_size = attempt.page_size;
+            outcome.lifted = done.lifted.clone();
             break;
         }
         let reason = done.failures.first().map_or(Reason::NoHugePages, |failure| failure.reason.clone());
         outcome.failed.push(FailedAttempt { source: attempt.source, reason });
     }
-    let served = lift.attempts.iter().find(|attempt| Some(attempt.source) == outcome.source);
     if served.is_none() {
         let reason = outcome.failed.first().map_or(Reason::NoHugePages, |failed| failed.reason.clone());
         done.failures = vec![Uncovered { range: lift.range, reason }];
@@ -85,9 +88,10 @@ fn lift_part(
     executor: &mut impl Executor,
     done: &mut Done,
 ) {
+    let in_files = contents_in_files(lift, attempt, part, executor);
     for step in steps_of(lift, attempt, part) {
         let Err(reason) = state.step(executor, &step) else { continue };
-        // One stretch that cannot be collapsed does not keep the next from it.
+        // A range that cannot be collapsed does not keep the next from being collapsed.
         if let Step::CollapseInPlace(range) = step {
             done.failures.push(Uncovered { range, reason });
             continue;
@@ -96,16 +100,45 @@ fn lift_part(
         break;
     }
     state.clean_up(executor);
-    if attempt.source == Source::Thp && !matches!(part.way, Way::InPlace { .. }) {
+    for range in state.swapped.iter() {
+        for range in in_files.within(range) {
+            // A refusal only makes core dumps larger.
+            let _ = executor.leave_out_of_dumps(range);
+        }
+    }
+    if attempt.source == Source::Thp && !matches!(part.method, Method::InPlace { .. }) {
         let name = mark_of(lift);
         for range in state.swapped.iter() {
-            // Kernels without names for anonymous memory simply show none.
+            // Kernels without names for anonymous memory show none.
             let _ = executor.name(range, &name);
         }
     }
 }
 
-/// The name by which maps shows lifted memory. The kernel allows 79 printable characters and no brackets.
+/// Returns the parts of a copy that core dumps can omit, because a debugger finds their contents in the file. The
+/// kernel omits files that a process has mapped and not written to (core(5)), but dumps copies. The parts are whole
+/// huge pages, since a border within one would split it. The first page of a file is kept: the kernel dumps it, for its
+/// build-id.
+///
+/// Applies to pool pages only: these are mapped from a nameless file, and gdb reads the program's file for missing
+/// parts of one. For missing anonymous memory gdb shows zeros (seen with gdb of Debian 12), so transparent copies are
+/// dumped.
+fn contents_in_files(lift: &RangeLift, attempt: &Attempt, part: &Part, executor: &mut impl Executor) -> RangeSet {
+    if lift.protection.write || attempt.source != Source::Hugetlb {
+        return RangeSet::new();
+    }
+    let mut found = RangeSet::new();
+    for mapping in executor.unchanged_files(part.range) {
+        let mut range = mapping.range.intersect(part.range);
+        if mapping.offset == 0 && range.start() == mapping.range.start() && !range.is_empty() {
+            range = AddressRange::new(range.start() + 1, range.end());
+        }
+        found.insert(range);
+    }
+    found.iter().map(|range| range.whole_pages(attempt.page_size)).filter(|range| !range.is_empty()).collect()
+}
+
+/// Returns the name under which maps shows lifted memory. The kernel allows 79 printable characters and no brackets.
 fn mark_of(lift: &RangeLift) -> String {
     let kinds: Vec<_> = lift.kinds.iter().map(ToString::to_string).collect();
     let name = format!("pagelift {} {}", kinds.join("+"), lift.object);
@@ -115,10 +148,10 @@ fn mark_of(lift: &RangeLift) -> String {
         .collect()
 }
 
-/// Reads back what the kernel really backs by huge pages, and gives each byte that is not its reason.
+/// Reads back what the kernel backs by huge pages, and records a reason for every byte that is not.
 fn read_back(outcome: &mut RangeOutcome, served: Option<&Attempt>, done: &Done, executor: &mut impl Executor) {
     let mut failures = done.failures.clone();
-    match executor.huge(outcome.range, outcome.page_size) {
+    match executor.query_huge(outcome.range, outcome.page_size) {
         Ok(covered) => outcome.covered = covered,
         Err(error) if served.is_some() => failures = vec![Uncovered { range: outcome.range, reason: error.into() }],
         Err(_) => {}
@@ -137,15 +170,17 @@ fn read_back(outcome: &mut RangeOutcome, served: Option<&Attempt>, done: &Done, 
             missing.remove(range);
         }
     }
-    let not_huge = missing.iter().map(|range| Uncovered { range, reason: Reason::NotHuge { bytes: range.len() } });
+    let of_file = outcome.source == Some(Source::File);
+    let why = |bytes| if of_file { Reason::SmallFolios(None) } else { Reason::NotHuge { bytes } };
+    let not_huge = missing.iter().map(|range| Uncovered { range, reason: why(range.len()) });
     outcome.uncovered.extend(not_huge);
     outcome.made_resident = served.map_or(0, |attempt| made_resident(attempt, &outcome.covered, done));
 }
 
-/// The share of the memory planned for an attempt that what it really did has taken.
+/// Returns the share of an attempt's planned memory that was used by what it did.
 fn made_resident(attempt: &Attempt, covered: &RangeSet, done: &Done) -> u64 {
-    let filled = |part: &Part| match &part.way {
-        Way::InPlace { collapse } => collapse.iter().map(|range| covered.bytes_in(range)).sum(),
+    let filled = |part: &Part| match &part.method {
+        Method::InPlace { collapse } => collapse.iter().map(|range| covered.bytes_in(range)).sum(),
         _ => done.lifted.bytes_in(part.range),
     };
     let filled: u64 = attempt.parts.iter().map(filled).sum();
@@ -153,9 +188,9 @@ fn made_resident(attempt: &Attempt, covered: &RangeSet, done: &Done) -> u64 {
     if planned == 0 { 0 } else { (u128::from(attempt.memory) * u128::from(filled) / u128::from(planned)) as u64 }
 }
 
-/// What of a part was advised only, because nobody has touched it.
+/// Returns what of a part was only advised, because it is untouched.
 fn advised_only(part: &Part, done: &Done) -> RangeSet {
-    let Way::InPlace { collapse } = &part.way else { return RangeSet::new() };
+    let Method::InPlace { collapse } = &part.method else { return RangeSet::new() };
     let mut advised: RangeSet = done.lifted.within(part.range).collect();
     collapse.iter().for_each(|range| advised.remove(range));
     advised

@@ -1,9 +1,9 @@
-//! Error numbers in words. The library that lives inside of programs has no C library to ask.
+//! Error numbers in words. The library that runs inside programs has no C library to ask.
 
 use core::fmt;
 
-/// Errors that memory calls give, with the texts that people know from strerror(3). The numbers are the same on every
-/// architecture that Pagelift runs on (`asm-generic/errno-base.h`, `asm-generic/errno.h`).
+/// Errors of memory calls, with the texts of strerror(3). The numbers are the same on every architecture that Pagelift
+/// runs on (`asm-generic/errno-base.h`, `asm-generic/errno.h`).
 const TEXTS: [(i32, &str); 24] = [
     (1, "Operation not permitted"),
     (2, "No such file or directory"),
@@ -31,7 +31,7 @@ const TEXTS: [(i32, &str); 24] = [
     (133, "Memory page has hardware error"),
 ];
 
-/// An error number that is shown in words.
+/// An error number, displayed in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrnoText(pub i32);
 

@@ -1,12 +1,13 @@
-//! What every executor offers: calls on the memory of one process whose threads stand still.
+//! The interface of every executor: calls on the memory of one process whose threads are stopped.
 
 use crate::ErrnoText;
-use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::string::ToString;
+use alloc::vec::Vec;
 use lift_plan::Reason;
 
 /// The number of "function not implemented", the same on every Linux architecture.
-pub(crate) const ENOSYS: i32 = 38;
+pub const ENOSYS: i32 = 38;
 
 /// The pages behind new anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,11 +18,22 @@ pub enum Backing {
     Hugetlb(PageSize),
 }
 
+/// What of a file is mapped, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileMapping<'a> {
+    /// The file's absolute path, as the process sees it.
+    pub path: &'a str,
+    /// Where in the file the mapping begins, in bytes.
+    pub offset: u64,
+    /// The final protection.
+    pub protection: Protection,
+}
+
 /// A call that the kernel refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {}", ErrnoText(*.errno))]
 pub struct CallError {
-    /// The call and its arguments' sense, `mremap` for example.
+    /// The call, for example `mremap`.
     pub call: &'static str,
     /// The error's number.
     pub errno: i32,
@@ -44,104 +56,152 @@ pub trait Executor {
     /// Maps `length` bytes of private anonymous memory anywhere, readable and writable.
     ///
     /// # Errors
-    /// Whatever `mmap` gives.
+    /// The errors of `mmap`.
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError>;
 
     /// Maps private anonymous memory at `range`, where nothing is mapped, readable and writable. It never replaces
     /// anything (`MAP_FIXED_NOREPLACE`).
     ///
     /// # Errors
-    /// Whatever `mmap` gives; `EEXIST` where something is mapped.
+    /// The errors of `mmap`; `EEXIST` where something is mapped.
     fn map_at(&mut self, range: AddressRange, backing: Backing) -> Result<(), CallError>;
 
     /// Unmaps.
     ///
     /// # Errors
-    /// Whatever `munmap` gives.
+    /// The errors of `munmap`.
     fn unmap(&mut self, range: AddressRange) -> Result<(), CallError>;
 
     /// `MADV_HUGEPAGE`.
     ///
     /// # Errors
-    /// Whatever `madvise` gives.
+    /// The errors of `madvise`.
     fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError>;
 
     /// Makes every page of writable memory present, so that no later fault on it can fail.
     ///
     /// # Errors
-    /// Whatever the kernel gives; a shortage of pages is an error here, never a signal.
+    /// The errors of the kernel; a shortage of pages is an error here, never a signal.
     fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError>;
 
     /// `MADV_COLLAPSE`: turns what the range holds into transparent huge pages.
     ///
     /// # Errors
-    /// Whatever `madvise` gives, where any huge page of the range could not be made.
+    /// The errors of `madvise`, where any huge page of the range could not be made.
     fn collapse(&mut self, range: AddressRange) -> Result<(), CallError>;
 
     /// `mprotect`.
     ///
     /// # Errors
-    /// Whatever `mprotect` gives.
+    /// The errors of `mprotect`.
     fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError>;
 
     /// Moves a mapping or part of one, replacing what is mapped at the destination: one `mremap(MREMAP_FIXED)`.
     ///
     /// # Errors
-    /// Whatever `mremap` gives.
+    /// The errors of `mremap`.
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError>;
 
     /// Copies memory within the process.
     ///
     /// # Errors
-    /// Where a byte of either side cannot be accessed.
+    /// A byte of either range cannot be accessed.
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError>;
 
-    /// Maps `length` bytes of a file anywhere, private, with its final protection. What the kernel has of it in memory is
-    /// in the page tables afterwards (`MAP_POPULATE`), so that the first accesses need not do that; nothing depends on it.
+    /// Maps `length` bytes of a file anywhere, private. Pages that the kernel has in its
+    /// cache are in the page tables afterwards (`MAP_POPULATE`), which saves faults; nothing depends on it.
     ///
     /// # Errors
-    /// Whatever `open` and `mmap` give; `ENOSYS` from an executor that knows no shared images.
-    fn map_file(
-        &mut self,
-        _path: &str,
-        _offset: u64,
-        _length: u64,
-        _protection: Protection,
-    ) -> Result<Address, CallError> {
+    /// The errors of `open` and `mmap`; `ENOSYS` from an executor that knows no shared images.
+    fn map_file(&mut self, _file: FileMapping<'_>, _length: u64) -> Result<Address, CallError> {
         Err(CallError { call: "mapping a shared image", errno: ENOSYS })
     }
 
-    /// The same in place of what is mapped at `range`, by one system call (`MAP_FIXED`).
+    /// Like [`Executor::map_file`], but replaces what is mapped at `range`, by one system call (`MAP_FIXED`).
     ///
     /// # Errors
-    /// Whatever `open` and `mmap` give; `ENOSYS` from an executor that maps files elsewhere only. Where the kernel runs out
-    /// of memory of its own, what was mapped may be gone (before Linux 6.12).
-    fn map_file_at(
-        &mut self,
-        _path: &str,
-        _offset: u64,
-        _range: AddressRange,
-        _protection: Protection,
-    ) -> Result<(), CallError> {
+    /// The errors of `open` and `mmap`; `ENOSYS` from an executor that maps files elsewhere only. Where the kernel runs
+    /// out of memory of its own, what was mapped may be gone (before Linux 6.12).
+    fn map_file_at(&mut self, _file: FileMapping<'_>, _range: AddressRange) -> Result<(), CallError> {
         Err(CallError { call: "mapping a shared image in place", errno: ENOSYS })
+    }
+
+    /// Maps `length` bytes of a file of the process anywhere, private, untouched. Whether it is
+    /// the file that is meant is for the caller to check, by what [`Executor::space`] shows.
+    ///
+    /// # Errors
+    /// The errors of `open` and `mmap`; `ENOSYS` from an executor without this call.
+    fn map_own_file(&mut self, _file: FileMapping<'_>, _length: u64) -> Result<Address, CallError> {
+        Err(CallError { call: "mapping a file again", errno: ENOSYS })
+    }
+
+    /// Returns an error where a page of private mappings of files has been written to, and no longer shows its file.
+    ///
+    /// # Errors
+    /// `EBUSY` where that is so; the kernel does not tell; `ENOSYS` from an executor without this call.
+    fn expect_unchanged(&mut self, _range: AddressRange) -> Result<(), CallError> {
+        Err(CallError { call: "reading the pagemap", errno: ENOSYS })
+    }
+
+    /// Withdraws the page table entries of private mappings of files and makes them anew (`MADV_DONTNEED`, then
+    /// `MADV_POPULATE_READ`), which changes nothing that the program can read: while no page has been written to, both
+    /// show the file.
+    ///
+    /// # Errors
+    /// `EBUSY` where a page has been written to, and would be lost; the errors of `madvise`; `ENOSYS` from an executor
+    /// without this call.
+    fn refault(&mut self, _range: AddressRange) -> Result<(), CallError> {
+        Err(CallError { call: "madvise(MADV_DONTNEED)", errno: ENOSYS })
+    }
+
+    /// Puts the pages of files into the page tables (`MADV_POPULATE_READ`, Linux 5.14). A failure only means that they
+    /// come there when they are accessed.
+    ///
+    /// # Errors
+    /// The errors of `madvise`; `ENOSYS` from an executor without this call.
+    fn touch(&mut self, _range: AddressRange) -> Result<(), CallError> {
+        Err(CallError { call: "madvise(MADV_POPULATE_READ)", errno: ENOSYS })
     }
 
     /// Names private anonymous memory (`PR_SET_VMA_ANON_NAME`, Linux 5.17).
     ///
     /// # Errors
-    /// Whatever `prctl` gives. Names only help people; nobody relies on them.
+    /// The errors of `prctl`. Names only help people; no code relies on them.
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError>;
 
-    /// The parts of `range` that the kernel backs by huge pages of at least `size` now.
-    ///
-    /// # Errors
-    /// Where the kernel does not tell.
-    fn huge(&mut self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError>;
+    /// Returns the mappings within `range` that show a file which has not been removed, and of which no page has been
+    /// written to, so that their contents can be read from the file. Empty where the executor cannot tell.
+    fn unchanged_files(&mut self, _range: AddressRange) -> Vec<Mapping> {
+        Vec::new()
+    }
 
-    /// The process's mappings now.
+    /// `MADV_DONTDUMP`: leaves memory out of core dumps.
     ///
     /// # Errors
-    /// Where the kernel does not tell.
+    /// The errors of `madvise`; `ENOSYS` from an executor without this call.
+    fn leave_out_of_dumps(&mut self, _range: AddressRange) -> Result<(), CallError> {
+        Err(CallError { call: "madvise(MADV_DONTDUMP)", errno: ENOSYS })
+    }
+
+    /// `mseal` (Linux 6.10): the kernel refuses from then on to unmap, move or protect the memory, or, where it is not
+    /// writable, to discard it.
+    ///
+    /// # Errors
+    /// The errors of `mseal`; `ENOSYS` on older kernels, and from an executor without this call.
+    fn seal(&mut self, _range: AddressRange) -> Result<(), CallError> {
+        Err(CallError { call: "mseal", errno: ENOSYS })
+    }
+
+    /// Returns the parts of `range` that the kernel backs by huge pages of at least `size` now.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    fn query_huge(&mut self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError>;
+
+    /// Returns the process's mappings now.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
     fn space(&mut self) -> Result<AddressSpace, CallError>;
 }
 
@@ -149,7 +209,7 @@ pub trait Executor {
 mod tests {
     use super::*;
 
-    /// A process that is gone, by an executor that knows no images.
+    /// An executor for a process that has ended, without support for images.
     struct Gone;
 
     const GONE: CallError = CallError { call: "any", errno: 3 };
@@ -185,7 +245,7 @@ mod tests {
         fn name(&mut self, _: AddressRange, _: &str) -> Result<(), CallError> {
             Err(GONE)
         }
-        fn huge(&mut self, _: AddressRange, _: PageSize) -> Result<RangeSet, CallError> {
+        fn query_huge(&mut self, _: AddressRange, _: PageSize) -> Result<RangeSet, CallError> {
             Err(GONE)
         }
         fn space(&mut self) -> Result<AddressSpace, CallError> {
@@ -196,8 +256,9 @@ mod tests {
     #[test]
     fn an_executor_that_knows_no_images_says_so_by_enosys() {
         let nowhere = AddressRange::new(Address(0), Address(0));
-        let elsewhere = Gone.map_file("/run/images/1", 0, 0, Protection::READ).unwrap_err();
-        let in_place = Gone.map_file_at("/run/images/1", 0, nowhere, Protection::READ).unwrap_err();
+        let image = FileMapping { path: "/run/images/1", offset: 0, protection: Protection::READ };
+        let elsewhere = Gone.map_file(image, 0).unwrap_err();
+        let in_place = Gone.map_file_at(image, nowhere).unwrap_err();
         assert_eq!([elsewhere.errno, in_place.errno], [ENOSYS; 2]);
         assert_eq!(in_place.to_string(), "mapping a shared image in place: Function not implemented (os error 38)");
     }

@@ -1,4 +1,4 @@
-//! What became of a plan, as read back from the kernel.
+//! The outcome of a plan, as read back from the kernel.
 
 use crate::Difference;
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
@@ -25,7 +25,7 @@ pub struct Uncovered {
     pub reason: Reason,
 }
 
-/// What became of one range of the plan.
+/// The outcome for one range of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RangeOutcome {
     /// Name of the object.
@@ -40,11 +40,14 @@ pub struct RangeOutcome {
     pub source: Option<Source>,
     /// Size of the huge pages.
     pub page_size: PageSize,
-    /// What the kernel says is on huge pages.
+    /// The memory that is on new pages, huge or not.
+    #[serde(skip)]
+    pub lifted: RangeSet,
+    /// The memory that the kernel reports on huge pages.
     pub covered: RangeSet,
-    /// Bytes advised in place that nobody has touched yet: they become huge when they are.
+    /// Bytes advised in place that are untouched: they become huge when they are touched.
     pub advised: u64,
-    /// Bytes that the plan counted as newly resident, for what was really done.
+    /// Bytes made resident by what was done, as the plan counts them.
     pub made_resident: u64,
     /// Sources that did not serve.
     pub failed: Vec<FailedAttempt>,
@@ -52,17 +55,31 @@ pub struct RangeOutcome {
     pub uncovered: Vec<Uncovered>,
 }
 
-/// What became of the whole plan.
+/// The outcome of sealing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sealing {
+    /// Bytes that are sealed.
+    pub sealed: u64,
+    /// Bytes that should be sealed and are not.
+    pub not_sealed: u64,
+    /// Why, for the first of these.
+    pub reason: Option<Reason>,
+}
+
+/// The outcome of a whole plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
     /// Range by range, in the plan's order.
     pub ranges: Vec<RangeOutcome>,
     /// Differences of the address space that no step should have made; always empty unless Pagelift has a fault.
     pub unexpected: Vec<Difference>,
+    /// Outcome of sealing, where it was requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sealing: Option<Sealing>,
 }
 
 impl Outcome {
-    /// Bytes that the kernel backs by huge pages in the lifted ranges.
+    /// Returns the bytes of the lifted ranges that the kernel backs by huge pages.
     pub fn covered(&self) -> u64 {
         self.ranges.iter().map(|range| range.covered.bytes()).sum()
     }
@@ -72,7 +89,7 @@ impl Outcome {
         self.ranges.iter().filter(|r| r.source == Some(source)).map(|r| r.covered.bytes()).sum()
     }
 
-    /// Bytes made resident that were not.
+    /// Returns the bytes that the lift made resident.
     pub fn made_resident(&self) -> u64 {
         self.ranges.iter().map(|range| range.made_resident).sum()
     }

@@ -1,15 +1,15 @@
-//! Ways to put memory back where the plain one fails.
+//! Puts memory back where moving it back fails.
 
 use crate::executor::{Backing, CallError, Executor};
 use address_space::{Address, AddressRange, AddressSpace, Protection};
 
-/// How often a call that must succeed to restore memory is tried again. Such calls fail only for want of kernel memory.
+/// Number of tries of a call that must succeed to restore memory. Such calls fail only for lack of kernel memory.
 const TRIES: usize = 16;
 
 /// `EEXIST` (errno(3)): something is mapped there.
 const EXISTS: i32 = 17;
 
-/// Tries a call that restores memory until it succeeds, within reason.
+/// Repeats a call that restores memory until it succeeds, at most [`TRIES`] times.
 pub(crate) fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Result<T, CallError> {
     let mut result = call();
     for _ in 1..TRIES {
@@ -21,19 +21,19 @@ pub(crate) fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Resu
     result
 }
 
-/// What stands where a copy is to be put.
+/// What is mapped where a copy is to be put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Nothing, or still what has always been there.
+    /// Nothing, or still the original mappings.
     Unknown,
-    /// Nothing; what is there all the same is in the way.
+    /// Nothing; a mapping found there all the same is an error.
     Gap,
-    /// Ordinary writable memory of ours.
+    /// Ordinary writable memory that Pagelift mapped.
     Laid,
 }
 
 /// Puts a copy of the memory at `from` into `range`, on ordinary pages and with the protections of `before`: the last
-/// resort where the kernel has taken the memory away and refuses to move it back. Mappings that still stand are left.
+/// resort where the kernel has taken the memory away and refuses to move it back. Mappings that still exist are kept.
 pub(crate) fn put_copy(
     executor: &mut impl Executor,
     before: &AddressSpace,

@@ -1,13 +1,13 @@
 //! The state of one part while its steps are executed, and how to undo it.
 
-use crate::aside::Aside;
-use crate::executor::{Backing, CallError, ENOSYS, Executor};
+use crate::executor::{Backing, CallError, ENOSYS, Executor, FileMapping};
+use crate::move_aside::MovedAside;
 use crate::restoring::{Place, persist, put_copy};
-use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::vec::Vec;
 use lift_plan::{Reason, Source, Step};
 
-/// One part on its way to huge pages.
+/// The state of one part while it is lifted.
 pub(crate) struct PartState<'a> {
     /// The part.
     range: AddressRange,
@@ -19,34 +19,24 @@ pub(crate) struct PartState<'a> {
     staged: RangeSet,
     /// Ranges that the remaining steps act on.
     kept: RangeSet,
-    /// Ranges that lie on their new pages.
+    /// Ranges that are on their new pages.
     pub swapped: RangeSet,
     /// What was moved aside (before Linux 5.16).
-    aside: Option<Aside>,
-}
-
-/// A shared image that is to be shown in a range.
-struct Shown<'a> {
-    range: AddressRange,
-    path: &'a str,
-    offset: u64,
-    protection: Protection,
-}
-
-impl Shown<'_> {
-    fn map_in_place(&self, executor: &mut impl Executor) -> Result<(), CallError> {
-        executor.map_file_at(self.path, self.offset, self.range, self.protection)
-    }
-
-    fn map_elsewhere(&self, executor: &mut impl Executor) -> Result<Address, CallError> {
-        executor.map_file(self.path, self.offset, self.range.len(), self.protection)
-    }
+    moved_aside: Option<MovedAside>,
 }
 
 impl<'a> PartState<'a> {
     pub fn new(range: AddressRange, before: &'a AddressSpace) -> Self {
         let kept = RangeSet::from_iter([range]);
-        Self { range, before, copy_at: None, staged: RangeSet::new(), kept, swapped: RangeSet::new(), aside: None }
+        Self {
+            range,
+            before,
+            copy_at: None,
+            staged: RangeSet::new(),
+            kept,
+            swapped: RangeSet::new(),
+            moved_aside: None,
+        }
     }
 
     /// Executes one step.
@@ -54,8 +44,17 @@ impl<'a> PartState<'a> {
         match step {
             Step::MapStaging { range, source, size } => self.map_staging(executor, *range, *source, *size)?,
             Step::ShowImage { range, path, offset, protection } => {
-                let image = Shown { range: *range, path, offset: *offset, protection: *protection };
-                self.show_image(executor, &image)?;
+                let image = FileMapping { path, offset: *offset, protection: *protection };
+                self.show_image(executor, *range, image)?;
+            }
+            Step::Refault(range, size) => self.refault(executor, *range, *size)?,
+            Step::MapFile { range, path, offset, protection } => {
+                let file = FileMapping { path, offset: *offset, protection: *protection };
+                self.map_file_again(executor, *range, file)?;
+            }
+            Step::Touch(range) => {
+                // What is not touched now comes into the page tables when the program accesses it.
+                let _ = executor.touch(*range);
             }
             Step::PopulateStaging(range, size) => self.populate_staging(executor, *range, *size)?,
             Step::CollapseStaging(range, size) => self.collapse_staging(executor, *range, *size),
@@ -65,13 +64,15 @@ impl<'a> PartState<'a> {
             Step::Swap(_) => self.swap(executor)?,
             Step::MoveAside(range) => self.move_aside(executor, *range)?,
             Step::MapInPlace(_, size) => {
-                self.aside.as_mut().map_or(Ok(()), |aside| aside.map_in_place(executor, *size))?;
+                self.moved_aside.as_mut().map_or(Ok(()), |moved| moved.map_in_place(executor, *size))?;
             }
             Step::PopulateInPlace(range, size) => executor.populate(*range, *size)?,
-            Step::CopyBack(copy) => self.aside.as_ref().map_or(Ok(()), |aside| aside.copy_back(executor, copy))?,
+            Step::CopyBack(copy) => {
+                self.moved_aside.as_ref().map_or(Ok(()), |moved| moved.copy_back(executor, copy))?
+            }
             Step::SealInPlace(range, protection) => executor.protect(*range, *protection)?,
             Step::DropAside(range) => {
-                self.aside.take().into_iter().for_each(|aside| aside.drop(executor));
+                self.moved_aside.take().into_iter().for_each(|moved| moved.drop(executor));
                 self.swapped.insert(*range);
             }
             Step::AdviseInPlace(range) => {
@@ -83,15 +84,15 @@ impl<'a> PartState<'a> {
         Ok(())
     }
 
-    /// Takes back what is not finished. What of ours could not be unmapped shows when the mappings are compared.
+    /// Undoes what is not finished. A staging copy that could not be unmapped is found when the mappings are compared.
     pub fn clean_up(&mut self, executor: &mut impl Executor) {
         for range in core::mem::take(&mut self.staged).iter() {
             if let Some(copy) = self.copy_of(range) {
                 let _ = persist(|| executor.unmap(copy));
             }
         }
-        if let Some(aside) = self.aside.take() {
-            aside.give_back(executor, self.before);
+        if let Some(moved) = self.moved_aside.take() {
+            moved.give_back(executor, self.before);
         }
     }
 
@@ -123,7 +124,8 @@ impl<'a> PartState<'a> {
         self.staged.insert(range);
         for slack in got.without(wanted).into_iter().filter(|slack| !slack.is_empty()) {
             if let Err(error) = executor.unmap(slack) {
-                // Untouched slack costs address space only; but it would stay for ever, so give up and take all back.
+                // Untouched slack costs only address space, but would stay for ever, so the part is given up and
+                // undone.
                 let _ = persist(|| executor.unmap(got));
                 self.staged = RangeSet::new();
                 return Err(error);
@@ -132,37 +134,81 @@ impl<'a> PartState<'a> {
         executor.advise_huge(wanted)
     }
 
-    /// In place at once, or where the executor cannot, elsewhere and then moved.
-    fn show_image(&mut self, executor: &mut impl Executor, image: &Shown<'_>) -> Result<(), CallError> {
-        let range = image.range;
-        match image.map_in_place(executor) {
+    /// Maps the image in place, or, where the executor cannot, elsewhere and moves it.
+    fn show_image<E: Executor>(
+        &mut self,
+        executor: &mut E,
+        range: AddressRange,
+        image: FileMapping<'_>,
+    ) -> Result<(), CallError> {
+        match executor.map_file_at(image, range) {
             Ok(()) => {}
             Err(CallError { errno: ENOSYS, .. }) => {
-                self.copy_at = Some(image.map_elsewhere(executor)?);
+                self.copy_at = Some(executor.map_file(image, range.len())?);
                 self.staged.insert(range);
                 return self.swap(executor);
             }
             Err(error) if executor.space().is_ok_and(|space| space.is_fully_mapped(range)) => return Err(error),
-            Err(error) => self.show_again(executor, image, error)?,
+            Err(error) => self.show_again(executor, range, image, error)?,
         }
         self.swapped.insert(range);
         Ok(())
     }
 
-    /// The kernel has removed what was there and then failed. The image shows the same.
-    fn show_again(&self, executor: &mut impl Executor, image: &Shown<'_>, error: CallError) -> Result<(), CallError> {
-        if persist(|| image.map_in_place(executor)).is_ok() {
+    /// The kernel has removed the old mapping and then failed. The image shows the same contents.
+    fn show_again<E: Executor>(
+        &self,
+        executor: &mut E,
+        range: AddressRange,
+        image: FileMapping<'_>,
+        error: CallError,
+    ) -> Result<(), CallError> {
+        if persist(|| executor.map_file_at(image, range)).is_ok() {
             return Ok(());
         }
-        // What is mapped anywhere would come to lie in the gap.
-        persist(|| executor.map_at(image.range, Backing::Ordinary))?;
-        let copy = AddressRange::sized(persist(|| image.map_elsewhere(executor))?, image.range.len());
-        if persist(|| executor.move_to(copy, image.range.start())).is_ok() {
+        // A mapping at an address of the kernel's choice could land in the gap.
+        persist(|| executor.map_at(range, Backing::Ordinary))?;
+        let copy = AddressRange::sized(persist(|| executor.map_file(image, range.len()))?, range.len());
+        if persist(|| executor.move_to(copy, range.start())).is_ok() {
             return Ok(());
         }
-        put_copy(executor, self.before, image.range, copy.start(), Place::Laid)?;
+        put_copy(executor, self.before, range, copy.start(), Place::Laid)?;
         let _ = persist(|| executor.unmap(copy));
         Err(error)
+    }
+
+    /// Renews the page table entries, unless all are huge already.
+    fn refault(&mut self, executor: &mut impl Executor, range: AddressRange, size: PageSize) -> Result<(), Reason> {
+        let mut huge = executor.query_huge(range, size)?;
+        if !huge.covers(range) {
+            executor.refault(range)?;
+            huge = executor.query_huge(range, size)?;
+        }
+        huge.within(range).for_each(|part| self.swapped.insert(part));
+        if self.swapped.is_empty() { Err(Reason::SmallFolios(None)) } else { Ok(()) }
+    }
+
+    /// Maps the file again, elsewhere. It must be the file that the range shows: the path may lead to another by now.
+    fn map_file_again<E: Executor>(
+        &mut self,
+        executor: &mut E,
+        range: AddressRange,
+        file: FileMapping<'_>,
+    ) -> Result<(), Reason> {
+        self.copy_at = Some(executor.map_own_file(file, range.len())?);
+        self.staged.insert(range);
+        let copy = self.copy_of(range).unwrap_or(range);
+        let (before, now) = (self.before.find(range.start()), executor.space()?);
+        let (before, now) = before.zip(now.find(copy.start())).ok_or(Reason::NoCachedFile)?;
+        let place = |mapping: &Mapping, at: AddressRange| {
+            let offset = mapping.offset.wrapping_add(at.start() - mapping.range.start());
+            (mapping.device, mapping.inode, offset, mapping.protection, mapping.shared)
+        };
+        let is_same = place(before, range) == place(now, copy) && now.range.covers(copy);
+        if !is_same {
+            return Err(Reason::FileReplaced);
+        }
+        Ok(executor.expect_unchanged(range)?)
     }
 
     fn populate_staging(
@@ -174,12 +220,13 @@ impl<'a> PartState<'a> {
         self.copy_of(range).map_or(Ok(()), |copy| executor.populate(copy, size))
     }
 
-    /// Whether it worked is read back by the next step. Kernels without `MADV_COLLAPSE` keep what the faults gave.
+    /// Errors are ignored: the next step reads back which pages are huge. Kernels without `MADV_COLLAPSE` keep the
+    /// pages that the faults gave.
     fn collapse_staging(&mut self, executor: &mut impl Executor, range: AddressRange, size: PageSize) {
         for kept in self.kept.within(range).collect::<Vec<_>>() {
             let Some(copy) = self.copy_of(kept) else { return };
-            let huge = executor.huge(copy, size).unwrap_or_default();
-            // Page by page, so that one huge page that cannot be had does not keep the others from it.
+            let huge = executor.query_huge(copy, size).unwrap_or_default();
+            // Page by page, so that one huge page that cannot be had does not affect the others.
             for page in copy.pages(size).filter(|page| !huge.covers(*page)) {
                 let _ = executor.collapse(page);
             }
@@ -188,12 +235,12 @@ impl<'a> PartState<'a> {
 
     fn keep_huge(&mut self, executor: &mut impl Executor, range: AddressRange, size: PageSize) -> Result<(), Reason> {
         let Some(copy) = self.copy_of(range) else { return Ok(()) };
-        let huge = executor.huge(copy, size)?;
+        let huge = executor.query_huge(copy, size)?;
         let in_process = |part: AddressRange| {
             let whole = part.whole_pages(size);
             AddressRange::sized(range.start() + (whole.start() - copy.start()), whole.len())
         };
-        // What was dropped before has not been copied, and is never taken up again.
+        // Ranges that were dropped earlier have not been copied, and must not be kept again.
         self.kept = huge
             .within(copy)
             .map(in_process)
@@ -235,9 +282,9 @@ impl<'a> PartState<'a> {
         Ok(())
     }
 
-    /// A swap that failed has changed nothing, or the kernel has removed the old memory and then could not move the new.
-    /// The copy is complete, so that moving it once more is all that is needed; if even that is refused, its contents
-    /// are put back on ordinary pages.
+    /// A swap that failed has changed nothing, or the kernel has removed the old memory and then could not move the
+    /// new. The copy is complete, so it is moved once more; if that is refused too, its contents are put back on
+    /// ordinary pages.
     fn swap_again(
         &self,
         executor: &mut impl Executor,
@@ -256,10 +303,10 @@ impl<'a> PartState<'a> {
     }
 
     fn move_aside(&mut self, executor: &mut impl Executor, range: AddressRange) -> Result<(), CallError> {
-        let aside = match self.aside.take() {
-            Some(aside) => aside,
-            None => Aside::reserve(executor, self.range)?,
+        let moved = match self.moved_aside.take() {
+            Some(moved) => moved,
+            None => MovedAside::reserve(executor, self.range)?,
         };
-        self.aside.insert(aside).take(executor, range)
+        self.moved_aside.insert(moved).take(executor, range)
     }
 }

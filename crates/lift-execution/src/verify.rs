@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use lift_plan::Plan;
 use serde::Serialize;
 
-/// A stretch of memory that is not what it should be after a lift.
+/// A range of memory that is not what it should be after a lift.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// Addresses.
@@ -16,7 +16,7 @@ pub struct Difference {
     pub found: Option<Protection>,
 }
 
-/// Every difference in what is mapped with which protection, other than the protections that the plan gives.
+/// Returns every difference in what is mapped with which protection, except the protections that the plan sets.
 ///
 /// Byte-exact: a lift must keep mappings and protections, inside of its ranges and outside.
 pub fn compare(before: &AddressSpace, after: &AddressSpace, plan: &Plan) -> Vec<Difference> {
@@ -24,7 +24,8 @@ pub fn compare(before: &AddressSpace, after: &AddressSpace, plan: &Plan) -> Vec<
     for range in stretches(before, after, plan) {
         let old = protection_at(before, range);
         let found = protection_at(after, range);
-        // A range whose lift failed keeps its old protection, which the plan's may differ from where data and code merge.
+        // A range whose lift failed keeps its old protection, which may differ from the plan's where data and code are
+        // merged.
         let planned = plan.lifts.iter().find(|lift| lift.range.covers(range)).map(|lift| lift.protection);
         if found != old && (old.is_none() || found != planned) {
             differences.push(Difference { range, expected: old, found });

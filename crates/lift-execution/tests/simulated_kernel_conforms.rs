@@ -1,9 +1,10 @@
 //! The simulated kernel does what every executor must do, on every kind of machine.
 
 use address_space::{Address, AddressSpace, PageSize, RangeSet};
-use lift_execution::conformance::{Ground, POOL_PAGES, assert_conforms};
-use lift_execution::simulated::{SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp};
+use lift_simulation::conformance::{Ground, POOL_PAGES, assert_conforms};
+use lift_simulation::simulated::{SimulatedFile, SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp};
 
+const LIBRARY: &str = "/usr/lib/lib.so";
 const MAPS: &str = "\
 555555554000-555555560000 r-xp 0 fe:0 7 /usr/bin/prog
 555555560000-555555570000 rw-p 0 0:0 0 [heap]
@@ -31,6 +32,8 @@ fn kernel(ground: &Ground, huge_pages: u64, at_fault: bool) -> SimulatedKernel {
         pool_charge: u64::MAX,
         maps_in_place: true,
         images: ground.file.map(|path| image(path, ground.base_page)).into_iter().collect(),
+        files: vec![SimulatedFile { path: LIBRARY.to_owned(), own_path: Some(LIBRARY.to_owned()), huge: Vec::new() }],
+        refaults_huge: true,
         thp: ground.thp.map(|size| SimulatedThp { size, left: huge_pages, at_fault, splits_every: None }),
         movable_hugetlb: ground.movable_hugetlb,
         collapse: ground.collapse,

@@ -1,4 +1,4 @@
-//! Where a position-independent image should lie so that huge pages cover most of it.
+//! Chooses the base of a position-independent image at which huge pages cover most of it.
 
 use crate::groups::group;
 use crate::pieces::{file_pages_of, keep_below};
@@ -42,7 +42,7 @@ pub fn coverable(
     let mut covered = Coverable::default();
     for group in group(pieces_at(image, bias, base_page, kinds), edges, false) {
         for run in group.runs(size) {
-            add(&mut covered, &run.pieces);
+            run.pieces.iter().for_each(|piece| covered.add(piece));
         }
     }
     covered
@@ -56,7 +56,7 @@ pub fn choose_base(image: &ElfImage, size: PageSize, base_page: PageSize, kinds:
     let mut candidates = vec![0];
     let mut longest = 0;
     for group in group(pieces_at(image, 0, base_page, kinds), edges, false) {
-        add(&mut all, &group.pieces);
+        group.pieces.iter().for_each(|piece| all.add(piece));
         longest = longest.max(group.pieces.iter().map(|piece| piece.range.len()).sum());
         for piece in &group.pieces {
             for boundary in [piece.range.start(), piece.range.end()] {
@@ -82,16 +82,17 @@ pub fn choose_base(image: &ElfImage, size: PageSize, base_page: PageSize, kinds:
     best
 }
 
-fn add(sum: &mut Coverable, pieces: &[Piece]) {
-    for piece in pieces {
-        sum.total += piece.range.len();
-        sum.read_only += if piece.protection.write { 0 } else { piece.range.len() };
-        sum.text += if piece.kind == Kind::Text { piece.range.len() } else { 0 };
+impl Coverable {
+    /// Adds what a piece holds.
+    pub(crate) fn add(&mut self, piece: &Piece) {
+        self.total += piece.range.len();
+        self.read_only += if piece.protection.write { 0 } else { piece.range.len() };
+        self.text += if piece.kind == Kind::Text { piece.range.len() } else { 0 };
     }
 }
 
 /// The pieces that the image will have once it is loaded and relocated at `bias`.
-fn pieces_at(image: &ElfImage, bias: u64, base_page: PageSize, kinds: Kinds) -> Vec<Piece> {
+pub(crate) fn pieces_at(image: &ElfImage, bias: u64, base_page: PageSize, kinds: Kinds) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     for segment in &image.segments {
         let pages = segment.memory.widened(base_page);
@@ -110,7 +111,7 @@ fn pieces_at(image: &ElfImage, bias: u64, base_page: PageSize, kinds: Kinds) -> 
     pieces
 }
 
-/// What of `range` the dynamic linker makes read-only.
+/// Returns the part of `range` that the dynamic linker makes read-only.
 fn relro_in(image: &ElfImage, segment: &LoadSegment, range: AddressRange, base_page: PageSize) -> AddressRange {
     let nothing = AddressRange::new(range.end(), range.end());
     image.relro.filter(|_| segment.protection.write).map_or(nothing, |relro| {

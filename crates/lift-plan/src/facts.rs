@@ -1,25 +1,25 @@
-//! What the planner is told about the machine and the process.
+//! The planner's input: facts about the machine and the process.
 
-use address_space::{AddressRange, AddressSpace, LoadedObject, PageSize, RangeSet};
+use address_space::{AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, RangeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ops::Range;
 use serde::Serialize;
 
-/// One pool of hugetlb pages of one size.
+/// A pool of hugetlb pages of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct HugePool {
     /// Page size.
     pub size: PageSize,
     /// Pages in the pool.
     pub total: u64,
-    /// Pages that a new mapping can really have: free less reserved, plus what overcommit still allows, cut by the
+    /// Pages that a new mapping can use: free less reserved, plus what overcommit still allows, limited by the
     /// process's hugetlb cgroup.
     pub available: u64,
 }
 
 impl HugePool {
-    /// Available pages, by the kernel's counts of free and reserved pages, and of those that overcommit allows and has
-    /// given.
+    /// Returns the available pages, from the kernel's counts of free, reserved, overcommit and surplus pages.
     pub const fn available_of(free: u64, reserved: u64, overcommit: u64, surplus: u64) -> u64 {
         free.saturating_sub(reserved) + overcommit.saturating_sub(surplus)
     }
@@ -41,7 +41,7 @@ pub enum ThpMode {
 
 impl ThpMode {
     /// Reads the general mode, such as `always [madvise] never`, and that of one size: since Linux 6.8 each size has a
-    /// mode of its own, which may refer to the general one. Empty texts are files that are not there.
+    /// mode of its own, which may refer to the general one. A missing file is passed as an empty text.
     pub fn read(general: &str, own: &str) -> Option<Self> {
         let word = match chosen(own) {
             Some("inherit") | None => chosen(general)?,
@@ -55,7 +55,7 @@ impl ThpMode {
     }
 }
 
-/// The word in brackets.
+/// Returns the word in brackets.
 fn chosen(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once('[')?;
     Some(rest.split_once(']')?.0)
@@ -70,7 +70,7 @@ pub struct ThpFacts {
     pub mode: ThpMode,
 }
 
-/// The machine, as far as a plan depends on it.
+/// The facts about the machine on which a plan depends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MachineFacts {
     /// `e_machine` of the programs that this build can lift.
@@ -87,27 +87,38 @@ pub struct MachineFacts {
     pub movable_hugetlb: bool,
     /// `MADV_COLLAPSE` exists (Linux 6.1).
     pub collapse: bool,
-    /// Bytes that can be made resident without squeezing anybody: available memory, or a part of what is left below the
-    /// tightest memory cgroup limit. What the program itself will still touch is not yet taken off.
+    /// `MADV_DONTNEED` frees the page tables that it empties, so that the next access to a file in huge folios gets a
+    /// huge entry (seen with Linux 6.18, not with 6.12).
+    pub refaults_huge: bool,
+    /// Bytes that can be made resident without memory pressure: available memory, or a part of what is left below the
+    /// tightest memory cgroup limit. Memory that the program itself has yet to touch is not subtracted.
     pub memory_available: u64,
-    /// What sets `memory_available`, for messages.
+    /// Name of the bound that sets `memory_available`, for messages.
     pub memory_bound: String,
     /// `vm.max_map_count`.
     pub max_mappings: u64,
 }
 
 impl MachineFacts {
-    /// The pool of pages of this size.
+    /// Returns the pool of pages of this size.
     pub fn pool(&self, size: PageSize) -> Option<&HugePool> {
         self.pools.iter().find(|pool| pool.size == size)
     }
 
-    /// The size used where the user names none: that of transparent huge pages, else the default of hugetlb.
+    /// Returns the size used where the user names none: that of transparent huge pages, else the default of hugetlb.
     pub fn usual_huge_page(&self) -> Option<PageSize> {
         self.thp.map(|thp| thp.size).or(self.default_hugetlb).or_else(|| self.pools.first().map(|pool| pool.size))
     }
 
-    /// The same machine as a process sees it that has switched transparent huge pages off for itself.
+    /// Returns the facts of this machine as if its pools and its memory lacked nothing, to find what a lift would take.
+    pub fn with_plentiful_pools(self) -> Self {
+        /// Far more than any program has, and far from where sums overflow.
+        const PLENTY_BYTES: u64 = 1 << 47;
+        let plenty = |pool: HugePool| HugePool { available: PLENTY_BYTES / pool.size.bytes(), ..pool };
+        Self { pools: self.pools.into_iter().map(plenty).collect(), memory_available: u64::MAX, ..self }
+    }
+
+    /// Returns the facts for a process that has disabled transparent huge pages for itself.
     pub fn with_thp_off_in_process(self) -> Self {
         Self { thp: self.thp.map(|thp| ThpFacts { mode: ThpMode::OffInProcess, ..thp }), ..self }
     }
@@ -118,11 +129,11 @@ impl MachineFacts {
 pub struct SpecialMapping {
     /// Where.
     pub range: AddressRange,
-    /// What is special about it, for the message.
+    /// The property, for messages.
     pub property: String,
 }
 
-/// A stretch of a process that a shared image can show.
+/// A range of a process that a shared image can show.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageSpan {
     /// Addresses of the process, in whole base pages.
@@ -131,11 +142,50 @@ pub struct ImageSpan {
     pub path: String,
     /// Offset in the image of the span's first byte; agrees with its address modulo `page_size`.
     pub offset: u64,
-    /// Size of the huge pages that the image stands on.
+    /// Size of the image's huge pages.
     pub page_size: PageSize,
 }
 
-/// The process, as far as a plan depends on it.
+/// How the file of an object lies in the page cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CachedFile {
+    /// The object's path, as maps shows it.
+    pub path: String,
+    /// Major and minor number of its device, as maps shows them.
+    pub device: (u32, u32),
+    /// Its inode number, as maps shows it: another file may have had the path before.
+    pub inode: u64,
+    /// The parts in huge folios, as offsets in bytes, in their order.
+    pub huge: Vec<Range<u64>>,
+    /// Path by which the process itself opens the same file, if there is one.
+    pub own_path: Option<String>,
+    /// Why the other parts do not lie in huge folios, if that is known.
+    pub shortfall: Option<CacheShortfall>,
+}
+
+/// Why a file does not lie in huge folios, in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CacheShortfall {
+    /// What was found and what was needed.
+    pub why: String,
+    /// The command or change that fixes it, if there is one.
+    pub fix: Option<String>,
+}
+
+impl CachedFile {
+    /// True where the mapping shows this file.
+    pub fn is_shown_by(&self, mapping: &Mapping) -> bool {
+        (mapping.device, mapping.inode) == (self.device, self.inode) && mapping.path() == Some(self.path.as_str())
+    }
+
+    /// True where all of the part lies in huge folios.
+    pub fn holds(&self, part: &Range<u64>) -> bool {
+        let index = self.huge.partition_point(|huge| huge.end <= part.start);
+        self.huge.get(index).is_some_and(|huge| huge.start <= part.start && part.end <= huge.end)
+    }
+}
+
+/// The facts about the process on which a plan depends.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessFacts {
     /// Its mappings.
@@ -146,9 +196,13 @@ pub struct ProcessFacts {
     pub touched: RangeSet,
     /// What shared images can show of it. Pages that differ from their file are not in these.
     pub images: Vec<ImageSpan>,
+    /// How the files of its objects lie in the page cache.
+    pub cached: Vec<CachedFile>,
+    /// Pages of these files' mappings that were written to, and are the process's own.
+    pub changed: RangeSet,
     /// Mappings that must not be replaced.
     pub special: Vec<SpecialMapping>,
-    /// Pages of code in which a breakpoint or a uprobe stands, which must not be copied.
+    /// Pages of code that hold a breakpoint or a uprobe, and must not be copied.
     pub probed: RangeSet,
     /// The program sets up its own RELRO after this moment (a static program at its entry).
     pub relocates_itself: bool,
@@ -175,6 +229,15 @@ mod tests {
         assert_eq!(HugePool::available_of(7, 0, 0, 0), 7);
     }
 
+    #[test]
+    fn plentiful_pools_keep_their_sizes() {
+        let plentiful = facts().with_plentiful_pools();
+        let pages: Vec<_> =
+            plentiful.pools.iter().map(|pool| (pool.size.bytes(), pool.total, pool.available)).collect();
+        assert_eq!(pages, [(1 << 21, 1, 1 << 26), (1 << 30, 1, 1 << 17)]);
+        assert_eq!(plentiful.memory_available, u64::MAX);
+    }
+
     fn facts() -> MachineFacts {
         let size = |bytes: u64| PageSize::new(bytes).unwrap();
         let pool = |bytes: u64| HugePool { size: size(bytes), total: 1, available: 1 };
@@ -186,6 +249,7 @@ mod tests {
             thp: Some(ThpFacts { size: size(1 << 21), mode: ThpMode::Madvise }),
             movable_hugetlb: true,
             collapse: true,
+            refaults_huge: true,
             memory_available: 0,
             memory_bound: String::new(),
             max_mappings: 0,

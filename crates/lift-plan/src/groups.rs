@@ -54,8 +54,8 @@ impl Group {
         runs.into_iter().map(run).collect()
     }
 
-    /// The huge pages from `start` on that lie in the same piece, or the one page there that several pieces share. Steps by
-    /// pieces: a hostile file has segments of 2^43 huge pages.
+    /// The huge pages from `start` on that lie in the same piece, or the one page there that several pieces share.
+    /// Steps by pieces, since a hostile file can have segments of 2^43 huge pages.
     fn pages_alike(&self, start: Address, size: PageSize) -> AddressRange {
         let page = AddressRange::sized(start, size.bytes());
         let end = self.overlapping(page).first().map_or(start, |piece| piece.range.end());
@@ -63,7 +63,8 @@ impl Group {
         if in_first.is_empty() { page } else { in_first }
     }
 
-    /// The protection of a huge page that holds all of `page`: that of its pieces, or theirs together where they differ.
+    /// Returns the protection of a huge page that holds all of `page`: that of its pieces, or their union where they
+    /// differ.
     fn protection_of(&self, page: AddressRange) -> Protection {
         self.overlapping(page).iter().fold(Protection::NONE, |all, piece| Protection {
             read: all.read || piece.protection.read,
@@ -97,9 +98,9 @@ pub(crate) fn kinds_of<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<Kind>
     kinds
 }
 
-/// Joins sorted pieces. Only what touches is joined, so that a gap or a neighbour is never swallowed; only equal
-/// protections, except that `MergeReadOnly` joins read-only data with code. `relro_apart` keeps memory whose
-/// protection is still to change from the rest.
+/// Joins sorted pieces into groups. Only adjacent pieces are joined, never across a gap, and only with equal
+/// protections, except that `MergeReadOnly` joins read-only data with code. `relro_apart` separates memory whose
+/// protection is still to change.
 pub(crate) fn group(pieces: Vec<Piece>, edges: Edges, relro_apart: bool) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for piece in pieces {

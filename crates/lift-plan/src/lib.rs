@@ -1,31 +1,38 @@
-//! The planner: a pure function from what is known of a process and its machine to a [`Plan`].
+//! The planner: a pure function from the facts about a process and its machine to a [`Plan`].
 //!
-//! Nothing here does I/O and nothing here is unsafe. What cannot be lifted comes back as a [`Refusal`] with its
-//! reason; the planner never guesses.
+//! The crate does no I/O and has no unsafe code. What cannot be lifted comes back as a [`Refusal`] with its reason; the
+//! planner never guesses.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
 
 mod base;
+mod cached;
 mod facts;
 mod groups;
 mod pieces;
 mod plan;
 mod planner;
-mod policy;
 mod probes;
 mod reason;
+mod shortfall;
 mod special;
 mod steps;
 
+/// The options that the planner uses.
+pub use options::{Edges, Kind, Kinds, ObjectChoice, Pages, Policy, WritablePages};
+
 pub use base::{BaseChoice, Coverable, choose_base, coverable};
-pub use facts::{HugePool, ImageSpan, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode};
+pub use cached::{cached_coverable, choose_cached_base};
+pub use facts::{
+    CacheShortfall, CachedFile, HugePool, ImageSpan, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode,
+};
 pub use pieces::{Piece, pieces_of};
-pub use plan::{Attempt, Edge, EdgeCure, Kind, Part, Plan, RangeLift, Refusal, Source, Way};
+pub use plan::{Attempt, Edge, EdgeCure, Method, Part, Plan, PoolPages, RangeLift, Refusal, Source};
 pub use planner::plan;
-pub use policy::{Edges, Kinds, ObjectChoice, Pages, Policy, WritablePages, matches};
 pub use probes::{CodeReader, holds_probe, probed_pages};
 pub use reason::Reason;
+pub use shortfall::Shortfall;
 pub use special::special_mappings;
 pub use steps::{Step, steps_of};

@@ -1,4 +1,4 @@
-//! Cuts objects into pieces: what of a process's mappings belongs to which object, and as what.
+//! Cuts objects into pieces: which part of a process's mappings belongs to which object, and of which kind it is.
 
 use crate::{Kind, ProcessFacts, Reason};
 use address_space::{Address, AddressRange, LoadSegment, LoadedObject, Mapping, MappingName, PageSize, Protection};
@@ -54,7 +54,8 @@ pub(crate) fn file_pages_of(segment: &LoadSegment, base_page: PageSize) -> Addre
     }
 }
 
-/// Cuts off what lies at `limit` and above: a page that two segments share shows the later one, which is mapped over it.
+/// Cuts off what lies at `limit` and above: a page that two segments share shows the later segment, which is mapped
+/// over the earlier.
 pub(crate) fn keep_below(pieces: &mut Vec<Piece>, limit: Address) {
     pieces
         .iter_mut()
@@ -81,7 +82,7 @@ fn piece_of(
         _ if from_file || file_pages.contains(range.start()) => Kind::Data,
         _ => Kind::Bss,
     };
-    // Memory of others inside of the object's extent, and memory that is on pool pages already, is left alone.
+    // Foreign memory inside the object's extent, and memory that is on pool pages already, is not touched.
     let ours = from_file || (anonymous && asked.write);
     ours.then_some(Piece {
         kind,
@@ -93,7 +94,8 @@ fn piece_of(
     })
 }
 
-/// Marks what the program will seal, read-only already or not: it protects all of it by one call.
+/// Marks the memory that the program will make read-only, including parts that already are: one call protects all of
+/// it.
 fn cut_at_relro(piece: Piece, relro: Option<AddressRange>) -> Vec<Piece> {
     let Some(relro) = relro.filter(|relro| relro.overlaps(piece.range)) else {
         return vec![piece];
@@ -121,7 +123,7 @@ fn refusal_of(piece: &Piece, object: &LoadedObject, process: &ProcessFacts) -> O
     special_in(process, piece.range)
 }
 
-/// Why memory with this protection is never copied, if so.
+/// Returns the reason why memory with this protection is never copied, if there is one.
 pub(crate) fn refusal_by_protection(protection: Protection) -> Option<Reason> {
     match protection {
         p if p.write && p.execute => Some(Reason::WritableAndExecutable),
@@ -130,7 +132,7 @@ pub(crate) fn refusal_by_protection(protection: Protection) -> Option<Reason> {
     }
 }
 
-/// The property of a mapping in `range` that a copy would lose.
+/// Returns the property of a mapping in `range` that a copy would lose.
 pub(crate) fn special_in(process: &ProcessFacts, range: AddressRange) -> Option<Reason> {
     let special = process.special.iter().find(|special| special.range.overlaps(range))?;
     Some(Reason::Special(special.property.clone()))

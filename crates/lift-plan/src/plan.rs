@@ -1,39 +1,12 @@
-//! The plan: what to lift, from which source, in which way, and what not, with the reason.
+//! The plan: what to lift, from which source, by which method, and what not, with the reason.
 
+use crate::Kind;
 use crate::Reason;
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 use serde::Serialize;
-
-/// What a piece of memory is to its program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// Executable code.
-    Text,
-    /// Read-only data, sealed RELRO included.
-    Rodata,
-    /// Initialised writable data.
-    Data,
-    /// Zero-initialised writable data.
-    Bss,
-    /// The brk area.
-    Heap,
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Text => "text",
-            Self::Rodata => "rodata",
-            Self::Data => "data",
-            Self::Bss => "bss",
-            Self::Heap => "heap",
-        })
-    }
-}
 
 /// Where huge pages come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -45,6 +18,8 @@ pub enum Source {
     Thp,
     /// A copy of the file that all processes share.
     Image,
+    /// The file itself, as it lies in the page cache.
+    File,
 }
 
 impl fmt::Display for Source {
@@ -53,6 +28,7 @@ impl fmt::Display for Source {
             Self::Hugetlb => "hugetlb",
             Self::Thp => "thp",
             Self::Image => "image",
+            Self::File => "file",
         })
     }
 }
@@ -60,13 +36,14 @@ impl fmt::Display for Source {
 /// How a part gets onto huge pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum Method {
     /// A huge copy is made elsewhere and moved into place by one `mremap`.
     Swap {
         /// What must be copied; the rest of the part has never been touched and is zero.
         copy: RangeSet,
     },
-    /// The old way for hugetlb before Linux 5.16: move the memory aside, map huge pages in its place, copy back.
+    /// For hugetlb before Linux 5.16, whose `mremap` refuses pool memory: moves the memory aside, maps huge pages in its
+    /// place and copies back.
     MoveAside {
         /// What must be copied.
         copy: RangeSet,
@@ -80,6 +57,17 @@ pub enum Way {
         /// Offset in it.
         offset: u64,
     },
+    /// The page table entries of an unchanged file mapping are withdrawn and made anew, which gives huge ones where the
+    /// file lies in huge folios; the mapping stays.
+    Refault,
+    /// The file is mapped once more elsewhere, and the mapping, before anything of it is touched, moved into place by one
+    /// `mremap`: for kernels that keep page tables which `MADV_DONTNEED` has emptied.
+    MapAgain {
+        /// Path by which the process itself opens the file.
+        path: String,
+        /// Offset in it.
+        offset: u64,
+    },
     /// Anonymous memory is advised where it lies, and what has been touched of it collapsed.
     InPlace {
         /// Whole huge pages that hold touched memory.
@@ -87,21 +75,26 @@ pub enum Way {
     },
 }
 
-/// A run of whole huge pages that is lifted in one way.
+/// A run of whole huge pages that is lifted by one method.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
     /// Addresses.
     pub range: AddressRange,
-    /// The way.
-    pub way: Way,
+    /// How it is lifted; `way` in JSON.
+    #[serde(rename = "way")]
+    pub method: Method,
 }
 
 impl Part {
     /// The bytes that will be huge at once; an advised part becomes huge when it is touched.
     pub fn filled(&self) -> u64 {
-        match &self.way {
-            Way::Swap { .. } | Way::MoveAside { .. } | Way::MapImage { .. } => self.range.len(),
-            Way::InPlace { collapse } => collapse.bytes(),
+        match &self.method {
+            Method::Swap { .. }
+            | Method::MoveAside { .. }
+            | Method::MapImage { .. }
+            | Method::Refault
+            | Method::MapAgain { .. } => self.range.len(),
+            Method::InPlace { collapse } => collapse.bytes(),
         }
     }
 }
@@ -204,6 +197,24 @@ impl Plan {
             .sum();
         size.pages_for(bytes)
     }
+
+    /// Pool pages that the first attempts take, by size, smallest first.
+    pub fn pool_pages_by_size(&self) -> Vec<PoolPages> {
+        let attempts = self.lifts.iter().filter_map(|lift| lift.attempts.first());
+        let mut sizes: Vec<_> = attempts.filter(|a| a.source == Source::Hugetlb).map(|a| a.page_size).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes.into_iter().map(|page_size| PoolPages { page_size, pages: self.pool_pages(page_size) }).collect()
+    }
+}
+
+/// Pages of one pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PoolPages {
+    /// Page size.
+    pub page_size: PageSize,
+    /// How many.
+    pub pages: u64,
 }
 
 #[cfg(test)]
@@ -230,27 +241,30 @@ mod tests {
     fn kinds_and_sources_have_the_names_that_users_write() {
         let kinds = [Kind::Text, Kind::Rodata, Kind::Data, Kind::Bss, Kind::Heap].map(|kind| kind.to_string());
         assert_eq!(kinds, ["text", "rodata", "data", "bss", "heap"]);
-        let sources = [Source::Hugetlb, Source::Thp, Source::Image].map(|source| source.to_string());
-        assert_eq!(sources, ["hugetlb", "thp", "image"]);
+        let sources = [Source::Hugetlb, Source::Thp, Source::Image, Source::File].map(|source| source.to_string());
+        assert_eq!(sources, ["hugetlb", "thp", "image", "file"]);
     }
 
     #[test]
     fn a_plan_counts_what_its_first_attempts_fill() {
         let (size, other) = (PageSize::new(PAGE).unwrap(), PageSize::new(2 * PAGE).unwrap());
-        let swap = |range| Part { range, way: Way::Swap { copy: RangeSet::new() } };
-        let image = |range| Part { range, way: Way::MapImage { path: String::new(), offset: 0 } };
+        let swap = |range| Part { range, method: Method::Swap { copy: RangeSet::new() } };
+        let image = |range| Part { range, method: Method::MapImage { path: String::new(), offset: 0 } };
         let in_place =
-            |range, collapse| Part { range, way: Way::InPlace { collapse: RangeSet::from_iter([collapse]) } };
-        let aside = |range| Part { range, way: Way::MoveAside { copy: RangeSet::new(), mappings: Vec::new() } };
+            |range, collapse| Part { range, method: Method::InPlace { collapse: RangeSet::from_iter([collapse]) } };
+        let aside = |range| Part { range, method: Method::MoveAside { copy: RangeSet::new(), mappings: Vec::new() } };
         let lifts = alloc::vec![
             lift(Source::Hugetlb, size, alloc::vec![swap(range(0, 3)), aside(range(3, 2))]),
             lift(Source::Hugetlb, other, alloc::vec![swap(range(8, 4))]),
             lift(Source::Thp, size, alloc::vec![swap(range(16, 1)), in_place(range(17, 9), range(18, 2))]),
             lift(Source::Image, size, alloc::vec![image(range(32, 6))]),
+            lift(Source::File, size, alloc::vec![Part { range: range(48, 7), method: Method::Refault }]),
         ];
         let plan = Plan { lifts, ..Plan::default() };
-        assert_eq!(plan.planned(), (3 + 2 + 4 + 1 + 2 + 6) * PAGE);
+        assert_eq!(plan.planned(), (3 + 2 + 4 + 1 + 2 + 6 + 7) * PAGE);
         assert_eq!((plan.pool_pages(size), plan.pool_pages(other)), (5, 2));
+        let both = [(size, 5), (other, 2)].map(|(page_size, pages)| PoolPages { page_size, pages });
+        assert_eq!(plan.pool_pages_by_size(), both);
         assert_eq!(Plan::default().planned(), 0);
     }
 }

@@ -1,10 +1,11 @@
-//! From facts and wishes to a plan.
+//! Makes a plan from facts and a policy.
 
+use crate::cached::{CachedPlace, cached_place};
 use crate::groups::{Group, Run, group, kinds_of};
 use crate::pieces::{refusal_by_protection, special_in};
 use crate::{
-    Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, ObjectChoice, Pages, Part, Piece, Plan, Policy,
-    ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, Way, WritablePages, pieces_of,
+    Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, Method, ObjectChoice, Pages, Part, Piece, Plan,
+    Policy, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, WritablePages, pieces_of,
 };
 use address_space::{
     AddressRange, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet,
@@ -15,10 +16,10 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// The staging copy, a split on both sides of the swap, and one of the copy itself.
+/// Mappings that a part needs at most: the staging copy, a split on both sides of the swap, and one of the copy itself.
 const MAPPINGS_PER_PART: u64 = 4;
-/// `mremap` refuses to work this near to `vm.max_map_count` (Linux, `mm/mremap.c`: two for splits, three more to spare),
-/// and moving back what was moved aside must never be refused.
+/// Mappings kept free below `vm.max_map_count`. `mremap` refuses to work near the limit (Linux, `mm/mremap.c`: two for
+/// splits, three more in reserve), and moving back what was moved aside must never be refused.
 const MOVE_HEADROOM: u64 = 8;
 
 /// Makes the plan for one process.
@@ -27,23 +28,25 @@ pub fn plan(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> 
         return nothing(process, policy, machine, &Reason::NoHugePages);
     };
     let mut planner = Planner::new(process, machine, policy, size);
-    let mut wishes: Vec<Wish> = Vec::new();
+    let mut candidates: Vec<Candidate> = Vec::new();
     for object in process.objects.iter().filter(|object| policy.objects.chooses(object)) {
         if object.image.machine != machine.elf_machine {
             planner.refuse_object(object, &Reason::OtherMachine(object.image.machine));
         } else {
-            wishes.extend(planner.wishes_of(object));
+            candidates.extend(planner.candidates_of(object));
         }
     }
-    wishes.extend(planner.heap_wishes());
-    wishes.sort_by_key(|wish| (wish.run.pieces[0].kind, !wish.of_executable, core::cmp::Reverse(wish.run.range.len())));
-    wishes.into_iter().for_each(|wish| planner.decide(wish));
+    candidates.extend(planner.heap_candidates());
+    candidates.sort_by_key(|candidate| {
+        (candidate.run.pieces[0].kind, !candidate.of_executable, core::cmp::Reverse(candidate.run.range.len()))
+    });
+    candidates.into_iter().for_each(|candidate| planner.decide(candidate));
     planner.drop_fallbacks_beyond_means();
     planner.plan
 }
 
-/// A run of whole huge pages that should be lifted if means allow.
-struct Wish {
+/// A run of whole huge pages that is lifted if pages and memory allow.
+struct Candidate {
     object: String,
     of_executable: bool,
     run: Run,
@@ -76,7 +79,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn wishes_of(&mut self, object: &LoadedObject) -> Vec<Wish> {
+    fn candidates_of(&mut self, object: &LoadedObject) -> Vec<Candidate> {
         let mut pieces = pieces_of(object, self.process, self.machine.base_page);
         pieces.retain(|piece| self.policy.kinds.contains(piece.kind));
         let (refused, pieces): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|piece| piece.refused.is_some());
@@ -88,11 +91,11 @@ impl<'a> Planner<'a> {
             return Vec::new();
         }
         self.refuse_pieces(object.name(), refused, None);
-        groups.into_iter().flat_map(|group| self.wishes_of_group(object, &group, &merged)).collect()
+        groups.into_iter().flat_map(|group| self.candidates_of_group(object, &group, &merged)).collect()
     }
 
-    /// `merged`: the object's groups where read-only data and code are merged.
-    fn wishes_of_group(&mut self, object: &LoadedObject, group: &Group, merged: &[Group]) -> Vec<Wish> {
+    /// Returns the runs of a group to lift. `merged` are the object's groups with read-only data and code merged.
+    fn candidates_of_group(&mut self, object: &LoadedObject, group: &Group, merged: &[Group]) -> Vec<Candidate> {
         let range = group.range();
         self.plan.considered += range.len();
         let runs = group.runs(self.size);
@@ -107,11 +110,11 @@ impl<'a> Planner<'a> {
         }
         let of_executable = object.role == ObjectRole::Executable;
         let runs: Vec<Run> = runs.into_iter().flat_map(|run| self.cut_out_probes(object, run)).collect();
-        let runs = runs.into_iter().flat_map(|run| self.cut_at_images(run));
-        runs.map(|run| Wish { object: object.name().to_owned(), of_executable, run }).collect()
+        let runs = runs.into_iter().flat_map(|run| self.cut_at_sources(run));
+        runs.map(|run| Candidate { object: object.name().to_owned(), of_executable, run }).collect()
     }
 
-    /// What is left of a run without the huge pages in which a probe stands; those are refused.
+    /// Cuts out of a run the huge pages that hold a probe, and refuses those.
     fn cut_out_probes(&mut self, object: &LoadedObject, run: Run) -> Vec<Run> {
         let (mut free, mut probed) = (RangeSet::new(), RangeSet::new());
         free.insert(run.range);
@@ -126,8 +129,8 @@ impl<'a> Planner<'a> {
     fn note_edge(&mut self, object: &LoadedObject, group: &Group, merged: &[Group], edge: AddressRange) {
         let protection =
             group.pieces.iter().find(|p| p.range.overlaps(edge)).map_or(Default::default(), |p| p.protection);
-        // Merging helps where a huge page over the border holds nothing but read-only data and code of one object. A
-        // start with merging moves an executable to a base that suits the two together.
+        // Merging helps where a huge page across the border holds only read-only data and code of one object. A start
+        // with merging moves an executable to a base that suits both together.
         let movable = object.role == ObjectRole::Executable
             && object.image.kind == ElfKind::PositionIndependent
             && !self.process.running;
@@ -142,14 +145,14 @@ impl<'a> Planner<'a> {
         self.plan.edges.push(Edge { object, kinds, range: edge, protection, cure });
     }
 
-    fn heap_wishes(&mut self) -> Vec<Wish> {
+    fn heap_candidates(&mut self) -> Vec<Candidate> {
         let (refused, pieces): (Vec<_>, Vec<_>) = self.heap_pieces().into_iter().partition(|p| p.refused.is_some());
         self.refuse_pieces("[heap]", refused, None);
         let groups = group(pieces, Edges::Exact, false);
-        groups.into_iter().flat_map(|group| self.wishes_of_heap(&group)).collect()
+        groups.into_iter().flat_map(|group| self.candidates_of_heap(&group)).collect()
     }
 
-    /// The brk area, which a program may have protected or unmapped in parts.
+    /// Returns the pieces of the brk area, parts of which a program may have protected or unmapped.
     fn heap_pieces(&self) -> Vec<Piece> {
         let chosen = matches!(self.policy.objects, ObjectChoice::WorthIt | ObjectChoice::All);
         if !chosen || !self.policy.kinds.contains(Kind::Heap) {
@@ -164,34 +167,35 @@ impl<'a> Planner<'a> {
         pieces.collect()
     }
 
-    fn wishes_of_heap(&mut self, group: &Group) -> Vec<Wish> {
+    fn candidates_of_heap(&mut self, group: &Group) -> Vec<Candidate> {
         let range = group.range();
         self.plan.considered += range.len();
-        // No linking and no base would cover the edges of the heap: they are as small as the program keeps them.
+        // Neither linking nor another base would cover the edges of the heap.
         for edge in range.without(range.whole_pages(self.size)).into_iter().filter(|edge| !edge.is_empty()) {
             self.refuse("[heap]", vec![Kind::Heap], edge, Reason::NoWholePage { bytes: edge.len(), size: self.size });
         }
         let runs = group.runs(self.size).into_iter();
-        runs.map(|run| Wish { object: "[heap]".to_owned(), of_executable: true, run }).collect()
+        runs.map(|run| Candidate { object: "[heap]".to_owned(), of_executable: true, run }).collect()
     }
 
-    /// Takes the wish into the plan with every attempt that means allow, or refuses it with the first reason.
-    fn decide(&mut self, wish: Wish) {
+    /// Adds the candidate to the plan with every attempt that pages and memory allow, or refuses it with the first
+    /// reason.
+    fn decide(&mut self, candidate: Candidate) {
         let mut reasons = Vec::new();
         let mut attempts: Vec<Attempt> = Vec::new();
-        for source in self.sources_for(&wish.run) {
-            match self.attempt(&wish.run, source) {
-                Ok(attempt) => attempts.push(attempt),
+        for source in self.sources_for(&candidate.run) {
+            match self.attempts(&candidate.run, source) {
+                Ok(found) => attempts.extend(found),
                 Err(reason) => reasons.push(reason),
             }
         }
-        let kinds = kinds_of(wish.run.pieces.iter());
+        let kinds = kinds_of(candidate.run.pieces.iter());
         let Some(first) = attempts.first() else {
             let reason = reasons.into_iter().next().unwrap_or(Reason::NoHugePages);
-            return self.refuse(&wish.object, kinds, wish.run.range, reason);
+            return self.refuse(&candidate.object, kinds, candidate.run.range, reason);
         };
         self.spend(first.clone());
-        let Wish { object, run: Run { range, protection, .. }, .. } = wish;
+        let Candidate { object, run: Run { range, protection, .. }, .. } = candidate;
         self.plan.lifts.push(RangeLift { object, kinds, range, protection, attempts });
     }
 
@@ -199,7 +203,7 @@ impl<'a> Planner<'a> {
         self.allowed_left = self.allowed_left.saturating_sub(attempt.memory);
         self.mappings += MAPPINGS_PER_PART * attempt.parts.len() as u64;
         match attempt.source {
-            Source::Image => {}
+            Source::Image | Source::File => {}
             Source::Thp => self.available_left = self.available_left.saturating_sub(attempt.memory),
             Source::Hugetlb => {
                 let pages = attempt.parts.iter().map(|part| attempt.page_size.pages_for(part.range.len())).sum();
@@ -210,8 +214,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whichever ranges come to need their second source, the bounds hold: second sources that together would take
-    /// more than is left are not kept.
+    /// Drops second sources that together would take more than is left, so that the bounds hold whichever ranges need
+    /// theirs.
     fn drop_fallbacks_beyond_means(&mut self) {
         let (mut allowed, mut available) = (self.allowed_left, self.available_left);
         for lift in &mut self.plan.lifts {
@@ -233,24 +237,33 @@ impl<'a> Planner<'a> {
     fn sources_for(&self, run: &Run) -> Vec<Source> {
         let pool_allowed =
             !run.protection.write || (self.policy.writable_pages == WritablePages::Hugetlb && !self.process.running);
-        // The brk area on pool pages could not grow any more, and brk would fail for ever.
+        // On pool pages the brk area could not grow any more: brk would always fail.
         let pool_possible = run.pieces.iter().all(|piece| piece.kind != Kind::Heap);
         match (self.policy.pages, pool_allowed && pool_possible) {
             (Pages::Thp, _) | (_, false) => vec![Source::Thp],
             (Pages::Hugetlb, true) => vec![Source::Hugetlb],
-            // An image never shows what is written.
-            (Pages::Auto | Pages::Image, true) if run.protection.write => vec![Source::Hugetlb, Source::Thp],
+            // An image never shows writable memory.
+            (Pages::Auto | Pages::Image | Pages::File, true) if run.protection.write => {
+                vec![Source::Hugetlb, Source::Thp]
+            }
             (Pages::Image, true) => vec![Source::Image],
-            (Pages::Auto, true) => vec![Source::Image, Source::Hugetlb, Source::Thp],
+            (Pages::File, true) => vec![Source::File],
+            (Pages::Auto, true) => vec![Source::File, Source::Image, Source::Hugetlb, Source::Thp],
         }
     }
 
-    fn attempt(&self, run: &Run, source: Source) -> Result<Attempt, Reason> {
-        let parts = match source {
-            Source::Hugetlb => self.pool_parts(run)?,
-            Source::Thp => self.thp_parts(run)?,
-            Source::Image => self.image_parts(run)?,
+    /// Returns the attempts to lift a run from one source, best first; never none.
+    fn attempts(&self, run: &Run, source: Source) -> Result<Vec<Attempt>, Reason> {
+        let ways = match source {
+            Source::Hugetlb => vec![self.pool_parts(run)?],
+            Source::Thp => vec![self.thp_parts(run)?],
+            Source::Image => vec![self.image_parts(run)?],
+            Source::File => self.file_methods(run)?.into_iter().map(|method| whole(run, method)).collect(),
         };
+        ways.into_iter().map(|parts| self.attempt(run, source, parts)).collect()
+    }
+
+    fn attempt(&self, run: &Run, source: Source, parts: Vec<Part>) -> Result<Attempt, Reason> {
         let memory = parts.iter().map(|part| self.memory_of(run, part)).sum();
         self.check_memory(memory, source)?;
         if self.mappings + MAPPINGS_PER_PART * parts.len() as u64 + MOVE_HEADROOM > self.machine.max_mappings {
@@ -263,7 +276,7 @@ impl<'a> Planner<'a> {
         if needed > self.allowed_left {
             return Err(Reason::Memory { needed, left: self.allowed_left, bound: "--max-memory".to_owned() });
         }
-        // Pool pages are set aside already; taking them squeezes nobody.
+        // Pool pages are reserved already; using them takes no other memory.
         if source == Source::Thp && needed > self.available_left {
             let bound = self.machine.memory_bound.clone();
             return Err(Reason::Memory { needed, left: self.available_left, bound });
@@ -271,27 +284,27 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// What becomes resident by lifting a part, at most: all of it less what is touched anonymous memory already.
+    /// Returns the bytes that lifting a part makes resident at most: all of it, less touched anonymous memory.
     fn memory_of(&self, run: &Run, part: &Part) -> u64 {
         let touched = |range: AddressRange| {
             let anonymous = run.pieces.iter().filter(|piece| piece.anonymous);
             anonymous.map(|piece| self.process.touched.bytes_in(piece.range.intersect(range))).sum::<u64>()
         };
-        match &part.way {
-            Way::Swap { .. } | Way::MoveAside { .. } => part.range.len() - touched(part.range),
-            Way::InPlace { collapse } => collapse.iter().map(|range| range.len() - touched(range)).sum(),
-            // The image is there already, for everybody.
-            Way::MapImage { .. } => 0,
+        match &part.method {
+            Method::Swap { .. } | Method::MoveAside { .. } => part.range.len() - touched(part.range),
+            Method::InPlace { collapse } => collapse.iter().map(|range| range.len() - touched(range)).sum(),
+            // The image, or the page cache, is in memory already, shared by all processes.
+            Method::MapImage { .. } | Method::Refault | Method::MapAgain { .. } => 0,
         }
     }
 
     fn image_parts(&self, run: &Run) -> Result<Vec<Part>, Reason> {
         let span = self.image_span(run.range).ok_or(Reason::NoImage)?;
         let offset = span.offset + (run.range.start() - span.range.start());
-        Ok(vec![Part { range: run.range, way: Way::MapImage { path: span.path.clone(), offset } }])
+        Ok(whole(run, Method::MapImage { path: span.path.clone(), offset }))
     }
 
-    /// The image that can show all of the range on huge pages of the wanted size.
+    /// Returns the image that can show all of the range on huge pages of the wanted size.
     fn image_span(&self, range: AddressRange) -> Option<&'a ImageSpan> {
         let size = self.size.bytes();
         self.process.images.iter().find(|span| {
@@ -299,20 +312,60 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Cuts a run where an image begins or ends to show it.
-    fn cut_at_images(&self, run: Run) -> Vec<Run> {
-        if run.protection.write || !matches!(self.policy.pages, Pages::Auto | Pages::Image) {
+    /// Cuts a run where an image, or a file in huge folios, begins or ends to show it.
+    fn cut_at_sources(&self, run: Run) -> Vec<Run> {
+        let images = matches!(self.policy.pages, Pages::Auto | Pages::Image);
+        let files = matches!(self.policy.pages, Pages::Auto | Pages::File) && self.fault_of_files().is_none();
+        if run.protection.write || !(images || files) {
             return vec![run];
         }
-        let mut pieces: Vec<(AddressRange, Option<&ImageSpan>)> = Vec::new();
+        let shown = |page: AddressRange| {
+            let file = self.cached_place(page).ok().filter(|_| files);
+            (file.map(|place| place.mapping), self.image_span(page).filter(|_| images))
+        };
+        let mut pieces: Vec<(AddressRange, _)> = Vec::new();
         for page in run.range.pages(self.size) {
-            let span = self.image_span(page);
+            let shown = shown(page);
             match pieces.last_mut() {
-                Some((range, same)) if *same == span => *range = AddressRange::new(range.start(), page.end()),
-                _ => pieces.push((page, span)),
+                Some((range, same)) if *same == shown => *range = AddressRange::new(range.start(), page.end()),
+                _ => pieces.push((page, shown)),
             }
         }
         pieces.into_iter().map(|(range, _)| run.cut_to(range)).collect()
+    }
+
+    fn cached_place(&self, page: AddressRange) -> Result<CachedPlace<'a>, Reason> {
+        cached_place(self.process, page, self.size)
+    }
+
+    /// Returns why files of this machine and process are not mapped by huge pages of the wanted size, if so. The kernel
+    /// maps files so in every mode of transparent huge pages but one.
+    fn fault_of_files(&self) -> Option<Reason> {
+        match self.machine.thp {
+            None => Some(Reason::NoThp),
+            Some(thp) if thp.mode == ThpMode::OffInProcess => Some(Reason::ThpOffInProcess),
+            Some(thp) => (thp.size != self.size).then_some(Reason::ThpSize { wanted: self.size, size: thp.size }),
+        }
+    }
+
+    /// Returns the ways to map a run from the page cache, best first.
+    fn file_methods(&self, run: &Run) -> Result<Vec<Method>, Reason> {
+        if let Some(fault) = self.fault_of_files() {
+            return Err(fault);
+        }
+        // A run is cut where a file begins to show it or ends, so that what holds of one page holds of all.
+        let mut place = None;
+        for page in run.range.pages(self.size) {
+            place = Some(self.cached_place(page)?);
+        }
+        let place = place.ok_or(Reason::NoCachedFile)?;
+        if run.pieces.iter().any(|piece| piece.protection != run.protection) {
+            return Err(Reason::NoCachedFile);
+        }
+        let offset = run.range.start().0.wrapping_sub(place.distance);
+        let again = place.file.own_path.clone().map(|path| Method::MapAgain { path, offset });
+        let methods: Vec<_> = self.machine.refaults_huge.then_some(Method::Refault).into_iter().chain(again).collect();
+        if methods.is_empty() { Err(Reason::NoCachedFile) } else { Ok(methods) }
     }
 
     fn pool_parts(&self, run: &Run) -> Result<Vec<Part>, Reason> {
@@ -329,17 +382,17 @@ impl<'a> Planner<'a> {
             return Err(Reason::PoolTooSmall { size: self.size, needed, available, total: pool.total });
         }
         let copy = self.to_copy(run, run.range);
-        let way = if self.machine.movable_hugetlb {
-            Way::Swap { copy }
+        let method = if self.machine.movable_hugetlb {
+            Method::Swap { copy }
         } else {
             let mappings = self.process.space.overlapping(run.range);
-            Way::MoveAside { copy, mappings: mappings.iter().map(|m| m.range.intersect(run.range)).collect() }
+            Method::MoveAside { copy, mappings: mappings.iter().map(|m| m.range.intersect(run.range)).collect() }
         };
-        Ok(vec![Part { range: run.range, way }])
+        Ok(vec![Part { range: run.range, method }])
     }
 
-    /// With transparent pages, anonymous memory is advised and collapsed where it lies; only huge pages that hold a
-    /// file's pages are replaced by a copy.
+    /// Cuts a run into parts for transparent huge pages. Anonymous memory is advised and collapsed in place; only huge
+    /// pages that hold a file's pages are replaced by a copy.
     fn thp_parts(&self, run: &Run) -> Result<Vec<Part>, Reason> {
         let thp = self.machine.thp.ok_or(Reason::NoThp)?;
         match thp.mode {
@@ -351,8 +404,8 @@ impl<'a> Planner<'a> {
             return Err(Reason::ThpSize { wanted: self.size, size: thp.size });
         }
         let mut runs: Vec<(AddressRange, bool)> = Vec::new();
-        // What a running program may write to is never replaced, even where two mappings share a huge page, which the
-        // kernel does not collapse then.
+        // Memory that a running program may write to is never replaced, even where two mappings share a huge page,
+        // which the kernel then does not collapse.
         let never_replaced = self.process.running && run.protection.write;
         for (range, anonymous) in self.spans(run) {
             let anonymous = anonymous || never_replaced;
@@ -365,13 +418,13 @@ impl<'a> Planner<'a> {
     }
 
     fn thp_part(&self, run: &Run, range: AddressRange, anonymous: bool) -> Part {
-        let way = if anonymous {
+        let method = if anonymous {
             let touched = self.process.touched.within(range).map(|touched| touched.widened(self.size)).collect();
-            Way::InPlace { collapse: touched }
+            Method::InPlace { collapse: touched }
         } else {
-            Way::Swap { copy: self.to_copy(run, range) }
+            Method::Swap { copy: self.to_copy(run, range) }
         };
-        Part { range, way }
+        Part { range, method }
     }
 
     /// Cuts a run at huge page borders into what lies wholly in one anonymous mapping and what does not.
@@ -392,8 +445,8 @@ impl<'a> Planner<'a> {
         spans
     }
 
-    /// The pages of files in `range`, and the anonymous ones that have been touched. Sealed anonymous memory was written
-    /// before it was sealed, so all of it counts.
+    /// Returns the pages of files in `range`, and the anonymous ones that have been touched. Sealed anonymous memory
+    /// was written before it was sealed, so all of it counts.
     fn to_copy(&self, run: &Run, range: AddressRange) -> RangeSet {
         let mut copy = RangeSet::new();
         for piece in &run.pieces {
@@ -417,7 +470,7 @@ impl<'a> Planner<'a> {
         self.refuse_pieces(object.name(), pieces, Some(reason));
     }
 
-    /// Refuses pieces for one reason, or each for its own.
+    /// Refuses pieces for `reason`, or each for its own.
     fn refuse_pieces(&mut self, object: &str, pieces: Vec<Piece>, reason: Option<&Reason>) {
         for piece in pieces {
             let Some(reason) = reason.cloned().or(piece.refused) else { continue };
@@ -427,7 +480,12 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Memory that the kernel can turn into transparent huge pages without moving it.
+/// A run that is lifted as one part.
+fn whole(run: &Run, method: Method) -> Vec<Part> {
+    vec![Part { range: run.range, method }]
+}
+
+/// True for memory that the kernel can turn into transparent huge pages without moving it.
 fn in_place(mapping: &Mapping) -> bool {
     mapping.is_plain_anonymous() || mapping.name == MappingName::Heap
 }

@@ -1,16 +1,18 @@
-//! Finds the breakpoints and uprobes that stand in a program's code.
+//! Finds the breakpoints and uprobes in a program's code.
 //!
-//! Each is an instruction that was written over the program's own, and whoever wrote it knows it by its file and offset.
-//! A copy of the page would carry the instruction to memory of which they know nothing, and it would end the program.
+//! Each is an instruction that a debugger or the kernel wrote over the program's own, and that it finds again by file
+//! and offset. A copy of the page would carry the instruction to memory that its writer does not know, and executing it
+//! would end the program.
 
 use crate::{Plan, ProcessFacts};
 use address_space::{Address, AddressRange, LoadSegment, LoadedObject, PageSize, RangeSet};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// What the search asks of a process and of its files.
+/// Reads what the search needs of a process and of its files.
 pub trait CodeReader {
-    /// The pages of a range, a private mapping of a file, that no longer are the file's; `None` where nobody can tell.
+    /// Returns the pages of `range`, a private mapping of a file, that are no longer the file's; `None` where that is
+    /// unknown.
     fn changed(&mut self, range: AddressRange) -> Option<RangeSet>;
     /// Reads the file that the process has mapped for an object. `None` where it cannot be had.
     fn read_file(&mut self, object: &LoadedObject, offset: u64, into: &mut [u8]) -> Option<()>;
@@ -18,7 +20,7 @@ pub trait CodeReader {
     fn read_memory(&mut self, at: Address, into: &mut [u8]) -> Option<()>;
 }
 
-/// The pages of code which the plan would copy and in which a breakpoint or a uprobe stands.
+/// Returns the pages of code that the plan would copy and that hold a breakpoint or a uprobe.
 pub fn probed_pages(
     process: &ProcessFacts,
     plan: &Plan,
@@ -26,7 +28,7 @@ pub fn probed_pages(
     reader: &mut impl CodeReader,
 ) -> RangeSet {
     let mut probed = RangeSet::new();
-    // The dynamic linker has changed all of a code with relocations.
+    // In an object with text relocations the dynamic linker has changed the code itself.
     for object in process.objects.iter().filter(|object| !object.image.text_relocations) {
         for segment in object.image.segments.iter().filter(|s| s.protection.execute && !s.protection.write) {
             let code = segment.file_memory().shifted(object.bias);
@@ -56,7 +58,7 @@ fn changed_pages(
     changed.flat_map(|changed| changed.iter().flat_map(|range| range.pages(base_page)).collect::<Vec<_>>()).collect()
 }
 
-/// What cannot be compared with its file counts as probed: it was changed by somebody.
+/// Code that was changed and cannot be compared with its file counts as probed.
 fn is_probed(
     object: &LoadedObject,
     segment: &LoadSegment,
@@ -70,19 +72,19 @@ fn is_probed(
     Some(holds_probe(&original, &now))
 }
 
-/// True where an instruction that breakpoints and uprobes are made of stands in code that was other in its file.
+/// True where a breakpoint or uprobe instruction stands in code that differs from its file.
 pub fn holds_probe(original: &[u8], now: &[u8]) -> bool {
     if cfg!(target_arch = "aarch64") { holds_aarch64_probe(original, now) } else { holds_x86_probe(original, now) }
 }
 
-/// `brk` with any number.
+/// The instruction is `brk` with any immediate.
 fn holds_aarch64_probe(original: &[u8], now: &[u8]) -> bool {
     let pairs = original.as_chunks().0.iter().zip(now.as_chunks().0);
     let is_brk = |instruction: &[u8; 4]| u32::from_le_bytes(*instruction) & 0xffe0_001f == 0xd420_0000;
     pairs.filter(|(original, now)| original != now).any(|(_, now)| is_brk(now))
 }
 
-/// `int3`, and since Linux 6.18 a call in the place of a `nop` of five bytes.
+/// The instruction is `int3`, or, since Linux 6.18, a call in place of a five-byte `nop`.
 fn holds_x86_probe(original: &[u8], now: &[u8]) -> bool {
     const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
     (0..now.len().min(original.len())).filter(|&at| original[at] != now[at]).any(|at| match now[at] {

@@ -1,5 +1,6 @@
-//! Why memory stays where it is: what was found, what was needed, and the command that mends it.
+//! Reasons why memory is not lifted: what was found, what was needed, and the command that fixes it.
 
+use crate::CacheShortfall;
 use address_space::{PageSize, format_bytes};
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -52,6 +53,21 @@ pub enum Reason {
     },
     /// No shared image shows the range.
     NoImage,
+    /// The range is no unchanged mapping of a file, or it is unknown how the file lies in the page cache.
+    NoCachedFile,
+    /// A huge folio can only be mapped where the address agrees with the offset in the file.
+    NotCongruent {
+        /// Address less offset, modulo the huge page size. Bytes.
+        bytes: u64,
+        /// Huge page size.
+        size: PageSize,
+    },
+    /// The file does not lie in huge folios of the page cache.
+    SmallFolios(Option<CacheShortfall>),
+    /// The path of the range's file leads to another file by now.
+    FileReplaced,
+    /// The process has written to pages of the mapping, which are its own now.
+    WrittenTo,
     /// No huge pages of any kind on this kernel.
     NoHugePages,
     /// More memory would become resident than allowed or available.
@@ -76,17 +92,17 @@ pub enum Reason {
     NotReadable,
     /// Carries a property that a copy would lose.
     Special(String),
-    /// A debugger or a tracer has written an instruction into it, which a copy would keep for ever.
+    /// A debugger or a tracer has written an instruction into it, which would stay in a copy.
     Probed,
-    /// In use in a way that lets nobody replace it now, in words.
+    /// In use in a way that does not allow to replace it now, in words.
     InUse(&'static str),
     /// The program is going to change the protection of parts of it (RELRO of a static program), which pool pages
     /// cannot follow.
     ProtectionPending,
     /// The program is going to write relocations into its code.
     TextRelocationsPending,
-    /// Writable pages of a file in a program that runs: a copy would miss what is written meanwhile, by the program or by
-    /// the kernel on its behalf, and the kernel cannot collapse them where they lie.
+    /// Writable pages of a file in a program that runs: a copy would miss what the program, or the kernel on its
+    /// behalf, writes during the copy, and the kernel cannot collapse such pages in place.
     RunningAndWritable,
     /// Built for another kind of machine.
     OtherMachine(u16),
@@ -107,8 +123,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The command or change that mends it, if there is one.
-    pub fn mend(&self) -> Option<String> {
+    /// The command or change that fixes it, if there is one.
+    pub fn fix(&self) -> Option<String> {
         match self {
             Self::PoolTooSmall { size, needed, available, total } => Some(format!(
                 "echo {} > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
@@ -119,6 +135,11 @@ impl Reason {
                 sizes.first().map(|size| format!("--page-size {}", size.to_string().replace(' ', "")))
             }
             Self::NoImage => Some("pagelift image setup; pagelift image add FILE".to_owned()),
+            Self::NotCongruent { size, .. } => {
+                Some(format!("link it with -z max-page-size={}, or --pages auto", size.bytes()))
+            }
+            Self::SmallFolios(Some(shortfall)) => shortfall.fix.clone(),
+            Self::SmallFolios(None) => Some("pagelift cache prepare FILE".to_owned()),
             Self::ThpOff => Some("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".to_owned()),
             Self::ThpSize { .. } | Self::ThpOffInProcess => Some("--pages hugetlb".to_owned()),
             Self::Memory { needed, .. } => Some(format!("--max-memory {needed}, or free memory")),
@@ -127,6 +148,16 @@ impl Reason {
             Self::ProtectionPending => Some("--writable-pages thp".to_owned()),
             Self::NotHuge { .. } => Some("echo 1 > /proc/sys/vm/compact_memory".to_owned()),
             _ => None,
+        }
+    }
+}
+
+impl Reason {
+    /// The reason with the command that fixes it, where there is one.
+    pub fn with_fix(&self) -> String {
+        match self.fix() {
+            Some(fix) => format!("{self}; fix: {fix}"),
+            None => self.to_string(),
         }
     }
 }
@@ -154,6 +185,20 @@ impl fmt::Display for Reason {
                 write!(f, "transparent huge pages are {size} here, {wanted} asked for")
             }
             Self::NoImage => f.write_str("no shared image shows it"),
+            Self::NoCachedFile => f.write_str("it does not show a file of which the page cache could be looked at"),
+            Self::NotCongruent { bytes, size } => write!(
+                f,
+                "its addresses are out of step with the file's offsets by {} KiB, needed: a multiple of {size}",
+                bytes / 1024
+            ),
+            Self::SmallFolios(None) => f.write_str("its file does not lie in huge folios of the page cache"),
+            Self::SmallFolios(Some(shortfall)) => {
+                write!(f, "its file does not lie in huge folios of the page cache: {}", shortfall.why)
+            }
+            Self::FileReplaced => {
+                f.write_str("its file has been replaced since it was mapped; a restart shows the new one")
+            }
+            Self::WrittenTo => f.write_str("the program has written to it, so that it no longer shows its file"),
             Self::NoHugePages => f.write_str("this kernel has no huge pages"),
             Self::Memory { needed, left, bound } => {
                 write!(f, "would make {} more resident, {} left by {bound}", format_bytes(*needed), format_bytes(*left))
@@ -192,9 +237,9 @@ impl Serialize for Reason {
 mod tests {
     use super::*;
 
-    /// Each reason that somebody can do something about, with its words and what mends it.
+    /// Each reason that has a fix, with its words.
     #[test]
-    fn reasons_say_what_was_found_and_what_mends_it() {
+    fn reasons_say_what_was_found_and_the_fix() {
         let size = PageSize::new(2 << 20).unwrap();
         let gib = PageSize::new(1 << 30).unwrap();
         let bound = "available memory".to_owned();
@@ -208,6 +253,21 @@ mod tests {
                 Reason::NoSuchPool { size, sizes: vec![gib] },
                 "no pool of 2 MiB pages on this machine, found 1 GiB",
                 "--page-size 1GiB",
+            ),
+            (
+                Reason::NotCongruent { bytes: 12 << 10, size },
+                "its addresses are out of step with the file's offsets by 12 KiB, needed: a multiple of 2 MiB",
+                "link it with -z max-page-size=2097152, or --pages auto",
+            ),
+            (
+                Reason::SmallFolios(None),
+                "its file does not lie in huge folios of the page cache",
+                "pagelift cache prepare FILE",
+            ),
+            (
+                Reason::SmallFolios(Some(CacheShortfall { why: "found nfs".into(), fix: Some("move it".into()) })),
+                "its file does not lie in huge folios of the page cache: found nfs",
+                "move it",
             ),
             (Reason::NoImage, "no shared image shows it", "pagelift image setup; pagelift image add FILE"),
             (
@@ -251,17 +311,18 @@ mod tests {
                 "echo 1 > /proc/sys/vm/compact_memory",
             ),
         ];
-        for (reason, words, mend) in expected {
-            assert_eq!((reason.to_string().as_str(), reason.mend().as_deref()), (words, Some(mend)));
+        for (reason, words, fix) in expected {
+            assert_eq!((reason.to_string().as_str(), reason.fix().as_deref()), (words, Some(fix)));
+            assert_eq!(reason.with_fix(), format!("{words}; fix: {fix}"));
         }
     }
 
     #[test]
-    fn what_nobody_can_mend_offers_nothing() {
+    fn what_nobody_can_fix_offers_nothing() {
         let size = PageSize::new(2 << 20).unwrap();
         let none = Reason::NoSuchPool { size, sizes: Vec::new() };
         assert_eq!(none.to_string(), "no pool of 2 MiB pages on this machine, found no pool at all");
         let reasons = [none, Reason::NoWholePage { bytes: 4096, size }, Reason::WritableAndExecutable, Reason::NoThp];
-        assert!(reasons.iter().all(|reason| reason.mend().is_none()));
+        assert!(reasons.iter().all(|reason| reason.fix().is_none() && reason.with_fix() == reason.to_string()));
     }
 }

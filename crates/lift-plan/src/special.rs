@@ -18,7 +18,7 @@ const SPECIAL_FLAGS: [(&str, &str); 9] = [
     ("ui", "registered with userfaultfd"),
 ];
 
-/// The mappings among these that carry such a property.
+/// Returns those of the mappings that carry such a property.
 pub fn special_mappings(mappings: &[MappingFlags]) -> Vec<SpecialMapping> {
     let mut special = Vec::new();
     for mapping in mappings {

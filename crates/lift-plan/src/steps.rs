@@ -1,6 +1,6 @@
-//! The steps of a lift. Executors know only these.
+//! The steps of a lift, which are all that executors know.
 
-use crate::{Attempt, Part, RangeLift, Source, Way};
+use crate::{Attempt, Method, Part, RangeLift, Source};
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
 use alloc::string::String;
 use alloc::vec;
@@ -9,7 +9,8 @@ use alloc::vec::Vec;
 /// One step. Ranges are those of the process; a step on the staging copy means the same range in the copy.
 ///
 /// Up to and including [`Step::SealStaging`] nothing the program can see has changed, so that a failure only means that
-/// the staging copy is dropped. [`Step::Swap`] and [`Step::ShowImage`] are one system call each.
+/// the staging copy is dropped. [`Step::Swap`] and [`Step::ShowImage`] are one system call each. [`Step::Refault`] and
+/// [`Step::Touch`] change nothing that the program can see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Map memory for a copy of the range elsewhere, readable and writable.
@@ -33,11 +34,26 @@ pub enum Step {
         /// Final protection.
         protection: Protection,
     },
+    /// Withdraw and renew the page table entries of a file's unchanged pages.
+    Refault(AddressRange, PageSize),
+    /// Map the file of a range once more, elsewhere and untouched, with its final protection.
+    MapFile {
+        /// The range that shows the file now.
+        range: AddressRange,
+        /// Path by which the process opens it.
+        path: String,
+        /// Offset in it.
+        offset: u64,
+        /// Protection.
+        protection: Protection,
+    },
+    /// Put the pages of a file that are in memory into the page tables.
+    Touch(AddressRange),
     /// Make the staging copy's pages present, so that no fault can fail later.
     PopulateStaging(AddressRange, PageSize),
     /// Turn into huge pages what populating left on ordinary ones.
     CollapseStaging(AddressRange, PageSize),
-    /// Read back which of the staging copy is huge; the steps that follow act on that only.
+    /// Read back which pages of the staging copy are huge; the steps that follow act only on these.
     KeepHuge(AddressRange, PageSize),
     /// Copy into staging.
     CopyToStaging(RangeSet),
@@ -47,11 +63,11 @@ pub enum Step {
     Swap(AddressRange),
     /// Move one mapping aside (before Linux 5.16).
     MoveAside(AddressRange),
-    /// Map huge pages in the place that was left.
+    /// Map huge pages in the range's own place.
     MapInPlace(AddressRange, PageSize),
     /// Make them present.
     PopulateInPlace(AddressRange, PageSize),
-    /// Copy back from aside.
+    /// Copy back from where the mappings were moved.
     CopyBack(RangeSet),
     /// Final protection.
     SealInPlace(AddressRange, Protection),
@@ -64,11 +80,14 @@ pub enum Step {
 }
 
 impl Step {
-    /// The addresses of the process that the step is about.
+    /// Returns the ranges of the process that the step acts on.
     pub fn ranges(&self) -> Vec<AddressRange> {
         match self {
             Self::MapStaging { range, .. }
             | Self::ShowImage { range, .. }
+            | Self::Refault(range, _)
+            | Self::MapFile { range, .. }
+            | Self::Touch(range)
             | Self::PopulateStaging(range, _)
             | Self::CollapseStaging(range, _)
             | Self::KeepHuge(range, _)
@@ -86,11 +105,11 @@ impl Step {
     }
 }
 
-/// The steps by which one part of a range is lifted.
+/// Returns the steps that lift one part of a range.
 pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
     let range = part.range;
-    match &part.way {
-        Way::Swap { copy } => {
+    match &part.method {
+        Method::Swap { copy } => {
             let mut steps = vec![
                 Step::MapStaging { range, source: attempt.source, size: attempt.page_size },
                 Step::PopulateStaging(range, attempt.page_size),
@@ -101,7 +120,8 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
             }
             steps.push(Step::CopyToStaging(copy.clone()));
             if attempt.source == Source::Thp {
-                // Until it was copied, a huge page was full of zeros, which the kernel splits when memory is short.
+                // A huge page that was still all zeros before the copy may have been split by the kernel when memory
+                // was short.
                 steps.push(Step::CollapseStaging(range, attempt.page_size));
                 steps.push(Step::KeepHuge(range, attempt.page_size));
             }
@@ -109,7 +129,7 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
             steps.push(Step::Swap(range));
             steps
         }
-        Way::MoveAside { copy, mappings } => {
+        Method::MoveAside { copy, mappings } => {
             let mut steps: Vec<_> = mappings.iter().map(|&mapping| Step::MoveAside(mapping)).collect();
             steps.push(Step::MapInPlace(range, attempt.page_size));
             steps.push(Step::PopulateInPlace(range, attempt.page_size));
@@ -118,11 +138,16 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
             steps.push(Step::DropAside(range));
             steps
         }
-        Way::MapImage { path, offset } => {
+        Method::MapImage { path, offset } => {
             let (path, protection) = (path.clone(), lift.protection);
             vec![Step::ShowImage { range, path, offset: *offset, protection }]
         }
-        Way::InPlace { collapse } => {
+        Method::Refault => vec![Step::Refault(range, attempt.page_size)],
+        Method::MapAgain { path, offset } => {
+            let (path, protection) = (path.clone(), lift.protection);
+            vec![Step::MapFile { range, path, offset: *offset, protection }, Step::Swap(range), Step::Touch(range)]
+        }
+        Method::InPlace { collapse } => {
             let mut steps = vec![Step::AdviseInPlace(range)];
             steps.extend(collapse.iter().map(Step::CollapseInPlace));
             steps

@@ -21,7 +21,7 @@ pub(super) struct Headers {
 }
 
 impl Headers {
-    /// Reads what `ElfImage` has found sound already.
+    /// Reads headers that `ElfImage` has found sound.
     pub fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, StoreError> {
         let damaged = |_| ElfError::Damaged("its header");
         let header = Header::parse(data).map_err(damaged)?;
@@ -77,7 +77,7 @@ fn rewrite_load(segment: &mut Segment, endian: Endianness, placed: Option<&Place
 
 fn rewrite_other(segment: &mut Segment, endian: Endianness, placed: &[Placed], notes: Option<&OwnNotes>) {
     let (offset, length, address) = (segment.p_offset(endian), segment.p_filesz(endian), segment.p_vaddr(endian));
-    // A header that only says something, such as PT_GNU_STACK.
+    // A header without contents, such as PT_GNU_STACK.
     if length == 0 && segment.p_memsz(endian) == 0 {
         segment.p_offset = U64::new(endian, 0);
         return;
@@ -100,7 +100,7 @@ fn rewrite_other(segment: &mut Segment, endian: Endianness, placed: &[Placed], n
     }
 }
 
-/// How much of the file a segment shows from an address on.
+/// Returns how much of the file a segment shows from an address on.
 fn file_part(placed: &[Placed], address: u64) -> Option<u64> {
     let holder = placed.iter().find(|placed| placed.segment.file_memory().contains(Address(address)))?;
     Some(holder.segment.file_memory().end() - Address(address))

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 type Segment = elf::ProgramHeader64<Endianness>;
 
-/// Notes longer than this are taken for hostile; a build-id's take some dozen bytes.
+/// Maximum length of notes, in bytes; those of a build-id take a few dozen.
 const MOST_NOTE_BYTES: u64 = 1 << 16;
 
 /// Length of a note's header: the lengths of its name and its content, and its type, in 32 bits each (elf(5)).
@@ -30,7 +30,7 @@ pub(super) struct OwnNotes {
 }
 
 impl OwnNotes {
-    /// Where the copy has what the source has at these offsets, if it has all of them.
+    /// Returns where the copy holds what the source has at these offsets, if it holds all of them.
     pub fn moved(&self, offset: u64, length: u64) -> Option<u64> {
         let end = offset.checked_add(length)?;
         (self.source.start <= offset && end <= self.source.end).then(|| self.offset + (offset - self.source.start))
@@ -78,12 +78,12 @@ fn build_id(notes: &[u8], endian: Endianness, align: usize) -> Option<Range<usiz
     None
 }
 
-/// Another id for each layout, always the same one.
+/// The id depends on the layout alone.
 fn change(id: &mut [u8], layout: Layout) {
     let mut state = layout.base_offset() ^ layout.page_size().bytes().rotate_left(32);
     for chunk in id.chunks_mut(8) {
         state = mixed(state);
-        // Never the id itself: one bit is turned in any case.
+        // One bit is always flipped, so the id never equals the source's.
         let mask = (state | 1).to_le_bytes();
         chunk.iter_mut().zip(mask).for_each(|(byte, mask)| *byte ^= mask);
     }

@@ -1,9 +1,9 @@
-//! What an image will hold at which offset: decided purely, from the source's headers.
+//! Decides what an image holds at which offset, purely from the source's headers.
 //!
 //! Segments lie in their order, each in whole base pages, at the first free offset that agrees with its address modulo
 //! the huge page size. So segments that lie near each other keep their distance, as they do in memory, and what lies
 //! far apart is packed. The space below the first segment holds the image's own headers: those of the source are part
-//! of what processes map and stay as they are. What no segment loads, symbols above all, fills the space that is left
+//! of what processes map and stay as they are. What no segment loads, mainly symbols, fills the space that is left
 //! there, or follows behind.
 
 mod headers;
@@ -20,7 +20,7 @@ use sections::Sections;
 use std::io;
 use std::ops::Range;
 
-/// With no more than this in each of at most some thousand segments no sum of offsets overflows.
+/// Bound on a segment's length, below which the sum over a few thousand segments cannot overflow.
 const MOST_SEGMENT_BYTES: u64 = 1 << 44;
 
 /// One part of an image.
@@ -34,11 +34,11 @@ struct Piece {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Content {
     Bytes(Vec<u8>),
-    /// The source from this offset on, and zeros behind its end.
+    /// Copied from the source at this offset, with zeros behind its end.
     Source(u64),
 }
 
-/// A segment of the source and where it comes to lie.
+/// A segment of the source and its place in the image.
 #[derive(Clone, Copy, Debug)]
 struct Placed {
     segment: LoadSegment,
@@ -127,8 +127,8 @@ impl Recipe {
         self.runs().iter().map(|run| run.end - run.start).sum::<u64>().saturating_mul(self.page_size.bytes())
     }
 
-    /// Fills `buffer`, one huge page long, with what the image holds in huge page `number`. `read` reads the source at
-    /// an offset; what lies behind its end must come as zeros.
+    /// Fills `buffer`, one huge page long, with the contents of the image's huge page `number`. `read` reads the source
+    /// at an offset, and gives zeros behind its end.
     pub fn fill(
         &self,
         number: u64,

@@ -1,4 +1,4 @@
-//! Sections: those that segments load move with them, the others are copied to where there is room.
+//! Places sections: those that segments load move with them, the others are copied into free space.
 
 use super::identity::OwnNotes;
 use super::{Content, Piece, Placed, Room, moved};
@@ -10,7 +10,7 @@ use object::{Endianness, ReadRef, U32, U64};
 type Header = elf::FileHeader64<Endianness>;
 type Section = elf::SectionHeader64<Endianness>;
 
-/// Files with more are taken for hostile: all their sections are left out.
+/// Maximum number of sections; of a file with more, all sections are left out.
 const MOST_SECTIONS: usize = 1 << 16;
 
 /// The source's sections.
@@ -28,7 +28,7 @@ pub(super) struct PlacedSections {
 }
 
 impl Sections {
-    /// Reads the sections; `None` where there are none, or where they are damaged: what is mapped does not need them.
+    /// Reads the sections; `None` where there are none, or where they are damaged: mappings do not need them.
     pub fn read<'data, R: ReadRef<'data>>(data: R, length: u64) -> Option<Self> {
         let header = Header::parse(data).ok()?;
         let endian = header.endian().ok()?;
@@ -42,7 +42,8 @@ impl Sections {
         read.are_sound(length).then_some(read)
     }
 
-    /// Sections within the file, and not more in all than the file: a hostile one could claim it many times over.
+    /// Only sections within the file count, with no more bytes in all than the file: a hostile file could claim its
+    /// bytes many times.
     fn are_sound(&self, length: u64) -> bool {
         let mut sum = 0u64;
         self.sections.iter().filter(|section| self.has_content(section)).all(|section| {
@@ -115,7 +116,7 @@ fn is_debug(name: &[u8]) -> bool {
     prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// A section's alignment, as far as it can matter in a file.
+/// Returns a section's alignment, as far as it matters in a file.
 fn alignment(section: &Section, endian: Endianness) -> u64 {
     const MOST: u64 = 4096;
     let align = section.sh_addralign(endian);

@@ -3,9 +3,9 @@
 use crate::scenario::{Run, Scenario};
 use crate::support::{PAGE, base_page};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, Protection, RangeSet};
-use lift_execution::simulated::{Script, SimulatedKernel};
 use lift_execution::{Executor, RangeOutcome};
 use lift_plan::{RangeLift, Source};
+use lift_simulation::simulated::{Script, SimulatedKernel};
 
 /// Where the images of these tests lie.
 const IMAGES: &str = "/run/images/";
@@ -118,7 +118,7 @@ fn same_memory(old: &Mapping, new: &Mapping) -> bool {
 }
 
 fn tells_the_truth(kernel: &mut SimulatedKernel, lift: &RangeLift, told: &RangeOutcome, lenient: Leniency) -> Verdict {
-    let huge = kernel.huge(lift.range, told.page_size).map_err(|error| error.to_string())?;
+    let huge = kernel.query_huge(lift.range, told.page_size).map_err(|error| error.to_string())?;
     hold((told.range, told.protection) == (lift.range, lift.protection), || format!("{lift:?} told as {told:?}"))?;
     let truth = told.covered == huge || (lenient.unread && told.covered.is_empty());
     hold(truth, || format!("{}: told {:?}, true {huge:?}", lift.range, told.covered))?;
@@ -133,7 +133,7 @@ fn tells_the_truth(kernel: &mut SimulatedKernel, lift: &RangeLift, told: &RangeO
     match told.source {
         Some(Source::Hugetlb) => hold(lenient.unread || told.covered.covers(lift.range), || format!("{told:?}")),
         // What an image shows is right even where its pages are not mapped as huge ones yet.
-        Some(Source::Thp | Source::Image) => Ok(()),
+        Some(Source::Thp | Source::Image | Source::File) => Ok(()),
         None => hold(!told.failed.is_empty() && told.made_resident == 0, || format!("no reason given: {told:?}")),
     }
 }

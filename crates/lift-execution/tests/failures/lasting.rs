@@ -3,7 +3,7 @@
 use crate::judge::{Leniency, contents_are_right, demand};
 use crate::scenario::{Scenario, scenarios_of};
 use crate::support::programs;
-use lift_execution::simulated::{Call, Failure, Mode, Script, errno};
+use lift_simulation::simulated::{Call, Failure, Mode, Script, errno};
 
 fn failure(mode: Mode) -> Failure {
     Failure { errno: errno::ENOMEM, mode }

@@ -4,8 +4,8 @@ use crate::judge::{Leniency, judge};
 use crate::scenario::Scenario;
 use crate::support::{PAGE, Program, random};
 use address_space::Address;
-use lift_execution::simulated::{Call, Failure, Mode, Script, SimulatedMachine, SimulatedThp};
 use lift_plan::{MachineFacts, ThpMode};
+use lift_simulation::simulated::{Call, Failure, Mode, Script, SimulatedMachine, SimulatedThp};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -47,6 +47,8 @@ fn machine_of(program: &Program, facts: &MachineFacts, short: &Shortage) -> Simu
         pools: facts.pools.iter().map(|pool| (pool.size, pool.available.min(short.pool))).collect(),
         pool_charge: short.charge,
         images: Vec::new(),
+        files: Vec::new(),
+        refaults_huge: facts.refaults_huge,
         maps_in_place: short.maps_in_place,
         thp: facts.thp.map(|thp| SimulatedThp { size: thp.size, left: usable(thp.mode), at_fault, splits_every }),
         movable_hugetlb: facts.movable_hugetlb,

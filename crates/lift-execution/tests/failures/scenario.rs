@@ -1,10 +1,14 @@
-//! A program, a machine and a wish, ready to be lifted.
+//! A program, a machine and a policy, ready to be lifted.
 
 use crate::support::{Program, base_page, machine_with, page_size, programs};
 use address_space::{Address, PageSize};
-use lift_execution::simulated::{Call, Script, SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp};
 use lift_execution::{Outcome, execute};
-use lift_plan::{Edges, ImageSpan, MachineFacts, Pages, Plan, Policy, ProcessFacts, Way, WritablePages, plan};
+use lift_plan::{
+    CachedFile, Edges, ImageSpan, MachineFacts, Method, Pages, Plan, Policy, ProcessFacts, WritablePages, plan,
+};
+use lift_simulation::simulated::{
+    Call, Script, SimulatedFile, SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp,
+};
 use std::collections::BTreeMap;
 
 /// Everything that a run needs.
@@ -29,7 +33,8 @@ pub struct Run<'a> {
 
 impl Scenario {
     pub fn new(program: &Program, policy: &Policy, facts: &MachineFacts, machine: SimulatedMachine) -> Self {
-        let machine = SimulatedMachine { images: images_of(&program.facts), ..machine };
+        let machine =
+            SimulatedMachine { images: images_of(&program.facts), files: files_of(&program.facts), ..machine };
         let kernel = SimulatedKernel::new(machine.clone(), &program.facts.space, &program.facts.touched);
         // The kernel joins some mappings; the planner sees them as maps shows them.
         let process = ProcessFacts { space: kernel.mappings(), ..program.facts.clone() };
@@ -47,7 +52,7 @@ impl Scenario {
         Self { name, facts: facts.clone(), policy: policy.clone(), process, plan, kernel, machine }
     }
 
-    /// The same on a machine that is different, and known to be.
+    /// Returns this scenario on a different machine, which the plan knows.
     pub fn planned_for(&self, program: &Program, differ: impl FnOnce(&mut SimulatedMachine)) -> Self {
         let mut machine = self.machine.clone();
         differ(&mut machine);
@@ -55,7 +60,7 @@ impl Scenario {
         Self::new(program, &self.policy, &facts, machine)
     }
 
-    /// The same plan in another state of the machine.
+    /// Returns this scenario's plan in another state of the machine.
     pub fn on(&self, kernel: SimulatedKernel) -> Self {
         Self { kernel, ..self.clone() }
     }
@@ -86,7 +91,7 @@ impl Scenario {
 
     pub fn moves_aside(&self) -> bool {
         let parts = self.plan.lifts.iter().flat_map(|lift| &lift.attempts).flat_map(|attempt| &attempt.parts);
-        parts.into_iter().any(|part| matches!(part.way, Way::MoveAside { .. }))
+        parts.into_iter().any(|part| matches!(part.method, Method::MoveAside { .. }))
     }
 }
 
@@ -100,6 +105,16 @@ fn images_of(process: &ProcessFacts) -> Vec<SimulatedImage> {
     process.images.iter().map(image).collect()
 }
 
+/// The files in huge folios that the planner knows of.
+fn files_of(process: &ProcessFacts) -> Vec<SimulatedFile> {
+    let file = |file: &CachedFile| SimulatedFile {
+        path: file.path.clone(),
+        own_path: file.own_path.clone(),
+        huge: file.huge.clone(),
+    };
+    process.cached.iter().map(file).collect()
+}
+
 /// A machine that has all it takes, and what the planner is told of it.
 pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (MachineFacts, SimulatedMachine) {
     let pages = 4096;
@@ -109,6 +124,8 @@ pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (Machin
         pools: BTreeMap::from([(size, pages)]),
         pool_charge: u64::MAX,
         images: Vec::new(),
+        files: Vec::new(),
+        refaults_huge: facts.refaults_huge,
         maps_in_place: true,
         thp: Some(SimulatedThp { size, left: pages, at_fault, splits_every: None }),
         movable_hugetlb,
@@ -131,6 +148,7 @@ pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
         }
     };
     let imaged = program.clone().imaged(programs::HUGE);
+    let cached = program.clone().all_cached();
     for edges in [Edges::Exact, Edges::MergeReadOnly] {
         for pages in [Pages::Auto, Pages::Hugetlb, Pages::Thp] {
             for writable_pages in [WritablePages::Thp, WritablePages::Hugetlb] {
@@ -143,6 +161,9 @@ pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
             for maps_in_place in [true, false] {
                 add(&imaged, Policy { pages, edges, ..Policy::default() }, true, maps_in_place);
             }
+        }
+        for pages in [Pages::Auto, Pages::File] {
+            add(&cached, Policy { pages, edges, ..Policy::default() }, true, true);
         }
     }
     scenarios

@@ -4,8 +4,8 @@ use crate::judge::{Leniency, demand};
 use crate::scenario::{Scenario, scenarios_of};
 use crate::single::each_call_fails;
 use crate::support::{Program, programs};
-use lift_execution::simulated::{Script, SimulatedKernel, SimulatedMachine};
 use lift_plan::Source;
+use lift_simulation::simulated::{Script, SimulatedKernel, SimulatedMachine};
 
 /// Up to this many pages, each number is tried; beyond, only some.
 const EACH: u64 = 24;

@@ -3,7 +3,7 @@
 use crate::judge::{Leniency, demand};
 use crate::scenario::{Scenario, scenarios_of};
 use crate::support::{Program, programs};
-use lift_execution::simulated::{Call, Failure, Mode, Script, errno};
+use lift_simulation::simulated::{Call, Failure, Mode, Script, errno};
 
 fn leniency(calls: &[Call]) -> Leniency {
     Leniency { unread: calls.iter().any(|call| matches!(call, Call::Huge | Call::Space)), ..Leniency::default() }

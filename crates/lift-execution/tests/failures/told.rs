@@ -3,9 +3,9 @@
 use crate::scenario::{Run, Scenario, machine, scenarios_of};
 use crate::support::{PAGE, Program, Segment, Shape, page_size, programs, range};
 use address_space::{AddressRange, MappingName, ObjectRole, Protection, RangeSet};
-use lift_execution::simulated::{Call, Content, Failure, Mode, Script, SimulatedMachine, Stretch, errno};
 use lift_execution::{RangeOutcome, Uncovered};
-use lift_plan::{Edges, Pages, Part, Policy, RangeLift, Reason, Source, Way};
+use lift_plan::{Edges, Method, Pages, Part, Policy, RangeLift, Reason, Source};
+use lift_simulation::simulated::{Call, Content, Failure, Mode, Script, SimulatedMachine, Stretch, errno};
 
 const HUGE: u64 = programs::HUGE;
 
@@ -44,7 +44,7 @@ fn sums_are_those_of_the_ranges() {
         let sum = |of: &dyn Fn(&RangeOutcome) -> u64| outcome.ranges.iter().map(of).sum::<u64>();
         assert_eq!(outcome.covered(), sum(&|range| range.covered.bytes()));
         assert_eq!(outcome.made_resident(), sum(&|range| range.made_resident));
-        for source in [Source::Image, Source::Hugetlb, Source::Thp] {
+        for source in [Source::File, Source::Image, Source::Hugetlb, Source::Thp] {
             let of_source = |range: &RangeOutcome| if range.source == Some(source) { range.covered.bytes() } else { 0 };
             assert_eq!(outcome.covered_from(source), sum(&of_source));
         }
@@ -60,9 +60,11 @@ fn only_copies_on_transparent_pages_are_named() {
         let (before, after) = (&scenario.process.space, run.kernel.mappings());
         for part in &lift.attempts[0].parts {
             let found = &after.find(part.range.start()).unwrap().name;
-            match part.way {
-                Way::Swap { .. } if told.source == Some(Source::Thp) => assert_eq!(*found, mark, "{}", scenario.name),
-                Way::InPlace { .. } => assert_eq!(*found, before.find(part.range.start()).unwrap().name),
+            match part.method {
+                Method::Swap { .. } if told.source == Some(Source::Thp) => {
+                    assert_eq!(*found, mark, "{}", scenario.name)
+                }
+                Method::InPlace { .. } => assert_eq!(*found, before.find(part.range.start()).unwrap().name),
                 _ => assert_ne!(*found, mark, "{}", scenario.name),
             }
         }
@@ -75,7 +77,7 @@ fn only_copies_on_transparent_pages_are_named() {
 fn copies_on_transparent_pages(lift: &RangeLift) -> Vec<AddressRange> {
     let first = Some(&lift.attempts[0]).filter(|attempt| attempt.source == Source::Thp);
     let parts = first.into_iter().flat_map(|attempt| &attempt.parts);
-    parts.filter(|part| matches!(part.way, Way::Swap { .. })).map(|part| part.range).collect()
+    parts.filter(|part| matches!(part.method, Method::Swap { .. })).map(|part| part.range).collect()
 }
 
 /// A program of two huge pages of code.

@@ -1,9 +1,12 @@
 //! The choice of a base: as good as any, and true to what a plan then covers.
 
 use crate::oracle::{Page, chosen_pages, pages_in};
-use crate::support::{PAGE, Program, Segment, Shape, base_page, page_size, random};
+use crate::support::{PAGE, Program, Segment, Shape, base_page, machine_with, page_size, random};
 use address_space::{Address, AddressRange, ElfKind, ObjectRole, Protection, RangeSet};
-use lift_plan::{BaseChoice, Coverable, Edges, Kind, Kinds, ObjectChoice, Policy, choose_base, coverable, plan};
+use lift_plan::{
+    BaseChoice, Coverable, Edges, Kind, Kinds, ObjectChoice, Pages, Policy, Source, cached_coverable, choose_base,
+    choose_cached_base, coverable, plan,
+};
 use proptest::prelude::*;
 
 /// The best of all offsets, the smallest of equals.
@@ -104,6 +107,31 @@ proptest! {
         let lacking = lacking
             .filter(|range| !program.facts.space.overlapping(*range).iter().any(|m| writable_code(m.protection)));
         prop_assert_eq!(wholes.sum::<u64>() + lacking.map(|r| r.len()).sum::<u64>(), promised.total, "{:?}", made);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// No base shows more of a file in huge folios, and what is promised at a base is what a plan takes from the file there.
+    #[test]
+    fn no_other_base_agrees_with_more_of_the_file(shape in random::shape(), blocks in any::<u64>(), kinds in kinds()) {
+        let (huge, image) = (random::HUGE_SIZES[0], shape.object().image);
+        let parts = random::huge_parts(blocks);
+        let size = page_size(huge);
+        let chosen = choose_cached_base(&image, &parts, size, base_page(), kinds);
+        let step = image.largest_alignment(base_page()).bytes();
+        let shown = |bias| cached_coverable(&image, &parts, bias, size, base_page(), kinds);
+        let best = (0..huge).step_by(step as usize).map(shown).max().unwrap_or_default();
+        prop_assert_eq!((chosen.covered, shown(chosen.offset)), (best, best));
+        let mut program = Program::new("alone");
+        let object = program.load(&shape, true);
+        program.cached(shape.path, parts.clone(), true);
+        let program = program.finish();
+        let policy = Policy { kinds, pages: Pages::File, objects: ObjectChoice::All, ..Policy::default() };
+        let made = plan(&program.facts, &machine_with(huge, 0), &policy);
+        let of_file = made.lifts.iter().filter(|lift| lift.attempts[0].source == Source::File);
+        prop_assert!(of_file.map(|lift| lift.range.len()).sum::<u64>() >= shown(object.bias).read_only, "{made:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::support::{PAGE, Program, Segment, Shape, machine_with, page_size, range};
 use address_space::{ObjectRole, Protection};
-use lift_plan::{HugePool, Kind, MachineFacts, Pages, Plan, Policy, Reason, Source, Way, WritablePages, plan};
+use lift_plan::{HugePool, Kind, MachineFacts, Method, Pages, Plan, Policy, Reason, Source, WritablePages, plan};
 
 const HUGE: u64 = 4 * PAGE;
 
@@ -98,7 +98,7 @@ fn mappings_serve_to_the_last_that_mremap_allows() {
     let parts = |plan: &Plan| plan.lifts.iter().map(|lift| lift.attempts[0].parts.len() as u64).collect::<Vec<_>>();
     let enough = with(now + 4 * (1 + 2 + 1) + ROOM);
     assert_eq!(parts(&enough), [1, 2, 1], "code by one swap, data by a swap and bss and heap where they lie");
-    assert!(matches!(enough.lifts[1].attempts[0].parts[1].way, Way::InPlace { .. }));
+    assert!(matches!(enough.lifts[1].attempts[0].parts[1].method, Method::InPlace { .. }));
     let most = now + 4 * (1 + 2 + 1) + ROOM - 1;
     let short = with(most);
     assert_eq!(parts(&short), [1, 2]);

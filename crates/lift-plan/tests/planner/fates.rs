@@ -103,6 +103,11 @@ pub fn is_want_of_means(reason: &Reason) -> bool {
         PoolTooSmall { .. }
             | NoSuchPool { .. }
             | ThpOff
+            | ThpOffInProcess
+            | NoCachedFile
+            | NotCongruent { .. }
+            | SmallFolios(_)
+            | WrittenTo
             | NoThp
             | ThpSize { .. }
             | NoImage

@@ -1,4 +1,4 @@
-//! Properties of every plan, on random programs, machines and wishes, and on the layouts of real programs.
+//! Properties of every plan, on random programs, machines and policies, and on the layouts of real programs.
 
 #[path = "../support/mod.rs"]
 mod support;

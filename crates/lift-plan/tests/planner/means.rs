@@ -4,7 +4,7 @@ use crate::oracle::chosen_pages;
 use crate::support::{Program, random};
 use address_space::PageSize;
 use lift_plan::{
-    ImageSpan, Kind, MachineFacts, Pages, Part, Plan, Policy, RangeLift, Source, Step, ThpMode, Way, WritablePages,
+    ImageSpan, Kind, MachineFacts, Method, Pages, Part, Plan, Policy, RangeLift, Source, Step, ThpMode, WritablePages,
     plan, steps_of,
 };
 use proptest::prelude::*;
@@ -18,15 +18,25 @@ pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &
             let pool = attempt.source == Source::Hugetlb;
             prop_assert!(!(pool && pending), "the program could not seal its RELRO: {lift:?}");
             for part in &attempt.parts {
-                let in_place = matches!(part.way, Way::InPlace { .. });
+                let in_place = matches!(part.method, Method::InPlace { .. });
                 let behind_its_back = program.facts.running && lift.protection.write && !in_place;
-                prop_assert!(!behind_its_back, "the program may write meanwhile: {part:?}");
-                let aside = matches!(part.way, Way::MoveAside { .. });
+                prop_assert!(!behind_its_back, "the program may write at the same time: {part:?}");
+                let aside = matches!(part.method, Method::MoveAside { .. });
                 prop_assert_eq!(aside, pool && !machine.movable_hugetlb, "{:?}", part);
-                if let Way::MapImage { path, offset } = &part.way {
+                if let Method::MapImage { path, offset } = &part.method {
                     let fits =
                         program.facts.images.iter().any(|span| shows(span, part, path, *offset, attempt.page_size));
                     prop_assert!(fits, "{part:?} of {:?}", program.facts.images);
+                }
+                if let Method::MapAgain { path, offset } = &part.method {
+                    let mapping = program.facts.space.find(part.range.start()).unwrap();
+                    let file = program.facts.cached.iter().find(|file| mapping.path() == Some(&file.path)).unwrap();
+                    let shown = mapping.offset + (part.range.start() - mapping.range.start());
+                    prop_assert_eq!((Some(path), *offset), (file.own_path.as_ref(), shown), "{:?}", part);
+                    prop_assert!(mapping.range.covers(part.range) && mapping.protection == lift.protection);
+                }
+                if part.method == Method::Refault {
+                    prop_assert!(machine.refaults_huge && !program.facts.changed.overlaps(part.range), "{part:?}");
                 }
                 order_of_steps(&steps_of(lift, attempt, part))?;
             }
@@ -46,19 +56,26 @@ fn shows(span: &ImageSpan, part: &Part, path: &str, offset: u64, size: PageSize)
 }
 
 fn sources(lift: &RangeLift, machine: &MachineFacts, policy: &Policy) -> Result<(), TestCaseError> {
-    let sources: Vec<_> = lift.attempts.iter().map(|attempt| attempt.source).collect();
-    let best_first = [Source::Image, Source::Hugetlb, Source::Thp];
+    let mut sources: Vec<_> = lift.attempts.iter().map(|attempt| attempt.source).collect();
+    if sources.starts_with(&[Source::File; 2]) {
+        sources.remove(0);
+    }
+    let best_first = [Source::File, Source::Image, Source::Hugetlb, Source::Thp];
     let rank = |source: &Source| best_first.iter().position(|other| other == source);
     prop_assert!(sources.windows(2).all(|pair| rank(&pair[0]) < rank(&pair[1])), "{sources:?}");
     for attempt in &lift.attempts {
         let size = attempt.page_size;
         prop_assert!(policy.page_size.is_none_or(|wanted| wanted == size));
         match attempt.source {
+            Source::File => {
+                prop_assert!(matches!(policy.pages, Pages::Auto | Pages::File) && !lift.protection.write, "{lift:?}");
+                prop_assert!(machine.thp.is_some_and(|thp| thp.size == size && thp.mode != ThpMode::OffInProcess));
+            }
             Source::Image => {
                 prop_assert!(matches!(policy.pages, Pages::Auto | Pages::Image) && !lift.protection.write, "{lift:?}");
             }
             Source::Hugetlb => {
-                let wanted = policy.pages != Pages::Image || lift.protection.write;
+                let wanted = !matches!(policy.pages, Pages::Image | Pages::File) || lift.protection.write;
                 prop_assert!(machine.pool(size).is_some() && policy.pages != Pages::Thp && wanted, "{lift:?}");
                 prop_assert!(!lift.kinds.contains(&Kind::Heap), "brk could never grow again: {lift:?}");
                 prop_assert!(!lift.protection.write || policy.writable_pages == WritablePages::Hugetlb, "{lift:?}");
@@ -85,11 +102,16 @@ fn order_of_steps(steps: &[Step]) -> Result<(), TestCaseError> {
                 | Step::KeepHuge(..)
                 | Step::CopyToStaging(..)
                 | Step::SealStaging(..)
+                | Step::MapFile { .. }
         )
     };
     let first = steps.iter().position(visible);
     match steps.iter().position(|step| matches!(step, Step::Swap(_) | Step::ShowImage { .. })) {
-        Some(swap) => prop_assert!(first == Some(swap) && steps[swap + 1..].is_empty(), "{steps:?}"),
+        Some(swap) => {
+            let rest = &steps[swap + 1..];
+            let nothing_can_fail = rest.iter().all(|step| matches!(step, Step::Touch(_)));
+            prop_assert!(first == Some(swap) && nothing_can_fail, "{steps:?}");
+        }
         None => prop_assert!(first == Some(0), "{steps:?}"),
     }
     Ok(())

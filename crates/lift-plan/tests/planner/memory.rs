@@ -3,7 +3,7 @@
 use crate::oracle::{Pages, chosen_pages, heap_pages, pages_in};
 use crate::support::{PAGE, Program, random};
 use address_space::RangeSet;
-use lift_plan::{Attempt, MachineFacts, Part, Plan, Policy, Source, Way, plan};
+use lift_plan::{Attempt, MachineFacts, Method, Part, Plan, Policy, Source, plan};
 use proptest::prelude::*;
 
 /// Only memory of the program itself is anonymous here, so a page that is no page of an object is one of the heap.
@@ -15,8 +15,8 @@ fn has_contents(program: &Program, pages: &Pages, page: u64) -> bool {
 }
 
 fn check_way(program: &Program, pages: &Pages, attempt: &Attempt, part: &Part) -> Result<(), TestCaseError> {
-    match &part.way {
-        Way::Swap { copy } | Way::MoveAside { copy, .. } => {
+    match &part.method {
+        Method::Swap { copy } | Method::MoveAside { copy, .. } => {
             let within = copy.iter().all(|range| part.range.covers(range));
             prop_assert!(within, "{copy:?} reaches beyond {part:?}");
             for page in pages_in(part.range) {
@@ -24,11 +24,16 @@ fn check_way(program: &Program, pages: &Pages, attempt: &Attempt, part: &Part) -
                 prop_assert_eq!(copied, has_contents(program, pages, page), "page {:x} of {:?}", page, part);
             }
         }
-        Way::MapImage { .. } => {
+        Method::MapImage { .. } => {
             let of_files = pages_in(part.range).all(|page| pages.get(&page).is_some_and(|found| !found.anonymous));
             prop_assert!(of_files && attempt.source == Source::Image, "{part:?}");
         }
-        Way::InPlace { collapse } => {
+        Method::Refault | Method::MapAgain { .. } => {
+            let of_files = pages_in(part.range).all(|page| pages.get(&page).is_some_and(|found| !found.anonymous));
+            prop_assert!(of_files && attempt.source == Source::File, "{part:?}");
+            prop_assert!(!program.facts.changed.overlaps(part.range), "what was written would be lost: {part:?}");
+        }
+        Method::InPlace { collapse } => {
             prop_assert_eq!(attempt.source, Source::Thp);
             for page in pages_in(part.range) {
                 let anonymous = pages.get(&page).is_none_or(|found| found.anonymous);
@@ -39,7 +44,7 @@ fn check_way(program: &Program, pages: &Pages, attempt: &Attempt, part: &Part) -
             prop_assert_eq!(collapse, &touched);
         }
     }
-    if let Way::MoveAside { mappings, .. } = &part.way {
+    if let Method::MoveAside { mappings, .. } = &part.method {
         let together: RangeSet = mappings.iter().copied().collect();
         prop_assert_eq!(together, RangeSet::from_iter([part.range]));
         let single = mappings.iter().all(|range| program.facts.space.overlapping(*range).len() == 1);
@@ -54,10 +59,10 @@ fn newly_resident(program: &Program, pages: &Pages, part: &Part) -> u64 {
         Some(found) => found.anonymous && found.touched,
         None => program.facts.touched.overlaps(crate::oracle::page_at(page)),
     };
-    let filled = match &part.way {
-        Way::InPlace { collapse } => collapse.clone(),
-        // The image is there already, for everybody.
-        Way::MapImage { .. } => RangeSet::new(),
+    let filled = match &part.method {
+        Method::InPlace { collapse } => collapse.clone(),
+        // The image is in memory already, shared by all processes.
+        Method::MapImage { .. } | Method::Refault | Method::MapAgain { .. } => RangeSet::new(),
         _ => RangeSet::from_iter([part.range]),
     };
     filled.iter().flat_map(pages_in).filter(|&page| !resident(page)).count() as u64 * PAGE

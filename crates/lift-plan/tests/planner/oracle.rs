@@ -1,8 +1,8 @@
 //! What may be lifted, worked out page by page and independently of the planner.
 
 use crate::support::{PAGE, Program, base_page};
-use address_space::{Address, AddressRange, LoadedObject, Mapping, MappingName, Protection};
-use lift_plan::{Kind, ObjectChoice, Policy, Reason};
+use address_space::{Address, AddressRange, LoadedObject, Mapping, MappingName, PageSize, Protection};
+use lift_plan::{CachedFile, Kind, ObjectChoice, Policy, Reason};
 use std::collections::BTreeMap;
 
 /// One base page that belongs to an object or the heap.
@@ -112,6 +112,31 @@ pub fn heap_pages(program: &Program) -> BTreeMap<u64, Protection> {
         mapping.range.pages(base_page()).for_each(|page| _ = pages.insert(page.start().0, mapping.protection));
     }
     pages
+}
+
+/// The file whose huge folios show a huge page, or why none does.
+pub fn fault_of_cached(program: &Program, page: AddressRange) -> Result<&CachedFile, Reason> {
+    let facts = &program.facts;
+    let shown = facts.space.overlapping(page);
+    let [mapping] = shown else { return Err(Reason::NoCachedFile) };
+    let shows = |file: &&CachedFile| mapping.path() == Some(&file.path) && mapping.inode == file.inode;
+    let file = facts.cached.iter().find(shows).ok_or(Reason::NoCachedFile)?;
+    if mapping.shared || !mapping.range.covers(page) {
+        return Err(Reason::NoCachedFile);
+    }
+    let offset_of = |at: u64| mapping.offset + (at - mapping.range.start().0);
+    let bytes = page.start().0.wrapping_sub(offset_of(page.start().0)) % page.len();
+    if bytes != 0 {
+        return Err(Reason::NotCongruent { bytes, size: PageSize::new(page.len()).unwrap() });
+    }
+    let is_huge = |at: u64| file.huge.iter().any(|part| part.contains(&offset_of(at)));
+    if !pages_in(page).all(is_huge) {
+        return Err(Reason::SmallFolios(None));
+    }
+    match pages_in(page).any(|at| facts.changed.overlaps(page_at(at))) {
+        true => Err(Reason::WrittenTo),
+        false => Ok(file),
+    }
 }
 
 /// The base pages of a range, by their addresses.

@@ -6,7 +6,7 @@ use crate::oracle::{self, chosen_pages, pages_in};
 use crate::support::{Program, random};
 use address_space::{AddressRange, ObjectRole, PageSize};
 use lift_plan::{
-    HugePool, ImageSpan, Kind, MachineFacts, Pages, Part, Plan, Policy, RangeLift, Reason, Source, ThpMode, Way,
+    HugePool, ImageSpan, Kind, MachineFacts, Method, Pages, Part, Plan, Policy, RangeLift, Reason, Source, ThpMode,
     WritablePages, plan,
 };
 use proptest::prelude::*;
@@ -33,10 +33,10 @@ fn allowed(kinds: &[Kind], write: bool, running: bool, policy: &Policy) -> Vec<S
         _ if heap || write && no_pool_for_writing => vec![Thp],
         Pages::Thp => vec![Thp],
         Pages::Hugetlb => vec![Hugetlb],
-        Pages::Image if write => vec![Hugetlb, Thp],
+        Pages::Image | Pages::File | Pages::Auto if write => vec![Hugetlb, Thp],
         Pages::Image => vec![Image],
-        Pages::Auto if write => vec![Hugetlb, Thp],
-        Pages::Auto => vec![Image, Hugetlb, Thp],
+        Pages::File => vec![File],
+        Pages::Auto => vec![File, Image, Hugetlb, Thp],
     }
 }
 
@@ -59,6 +59,7 @@ impl Case<'_> {
     fn fault(&self, source: Source, range: AddressRange) -> Option<Reason> {
         let (size, pools) = (self.size, &self.machine.pools);
         match source {
+            Source::File => self.fault_of_files(range),
             Source::Image => image_of(self.program, range, size).is_none().then_some(Reason::NoImage),
             Source::Hugetlb if pools.iter().all(|pool| pool.size != size) => {
                 Some(Reason::NoSuchPool { size, sizes: pools.iter().map(|pool| pool.size).collect() })
@@ -73,6 +74,21 @@ impl Case<'_> {
         }
     }
 
+    /// Why a range is not mapped from the page cache, if so.
+    fn fault_of_files(&self, range: AddressRange) -> Option<Reason> {
+        let size = self.size;
+        match self.machine.thp {
+            None => return Some(Reason::NoThp),
+            Some(thp) if thp.mode == ThpMode::OffInProcess => return Some(Reason::ThpOffInProcess),
+            Some(thp) if thp.size != size => return Some(Reason::ThpSize { wanted: size, size: thp.size }),
+            Some(_) => {}
+        }
+        let fault = range.pages(size).find_map(|page| oracle::fault_of_cached(self.program, page).err());
+        let file = oracle::fault_of_cached(self.program, AddressRange::sized(range.start(), size.bytes())).ok();
+        let way = self.machine.refaults_huge || file.is_some_and(|file| file.own_path.is_some());
+        fault.or((!way).then_some(Reason::NoCachedFile))
+    }
+
     fn allowed(&self, kinds: &[Kind], write: bool) -> Vec<Source> {
         allowed(kinds, write, self.program.facts.running, self.policy)
     }
@@ -82,7 +98,9 @@ fn every_source_is_used(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     for lift in &plan.lifts {
         let allowed = case.allowed(&lift.kinds, lift.protection.write);
         let expected = allowed.iter().filter(|source| case.fault(**source, lift.range).is_none());
-        let found: Vec<_> = lift.attempts.iter().map(|attempt| attempt.source).collect();
+        let mut found: Vec<_> = lift.attempts.iter().map(|attempt| attempt.source).collect();
+        // A file has two ways.
+        found.dedup();
         prop_assert_eq!(&found, &expected.copied().collect::<Vec<_>>(), "{:?}", lift);
         // Where an image begins or ends, so does a range: what an image shows is not kept from it by what none does.
         let shown = lift.range.pages(case.size).any(|page| image_of(case.program, page, case.size).is_some());
@@ -98,7 +116,7 @@ fn every_source_is_used(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
 }
 
 /// Neighbours of one object and one protection are one range, but for what the program will still seal and where an image
-/// begins or ends; neighbouring parts are one part where they are lifted in the same way.
+/// or a file in huge folios begins or ends; neighbouring parts are one part where they are lifted in the same way.
 fn nothing_is_cut_without_need(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     let pending = |lift: &RangeLift| case.is_pending(lift.range.start().0);
     let image = |lift: &RangeLift| {
@@ -106,13 +124,23 @@ fn nothing_is_cut_without_need(case: &Case, plan: &Plan) -> Result<(), TestCaseE
         let first = AddressRange::sized(lift.range.start(), case.size.bytes());
         wanted.then(|| image_of(case.program, first, case.size)).flatten()
     };
+    let file = |lift: &RangeLift| {
+        let first = AddressRange::sized(lift.range.start(), case.size.bytes());
+        let wanted = matches!(case.policy.pages, Pages::Auto | Pages::File) && !lift.protection.write;
+        let place = wanted.then(|| oracle::fault_of_cached(case.program, first).ok()).flatten();
+        place.and_then(|_| case.program.facts.space.find(lift.range.start()))
+    };
     for lift in &plan.lifts {
         let next = plan.lifts.iter().find(|next| next.object == lift.object && next.range.start() == lift.range.end());
         if let Some(next) = next.filter(|next| next.protection == lift.protection) {
-            prop_assert!(pending(lift) != pending(next) || image(lift) != image(next), "{lift:?} and {next:?}");
+            let same_file = file(lift) == file(next);
+            prop_assert!(
+                pending(lift) != pending(next) || image(lift) != image(next) || !same_file,
+                "{lift:?} and {next:?}"
+            );
         }
         for parts in lift.attempts.iter().flat_map(|attempt| attempt.parts.windows(2)) {
-            let in_place = |part: &Part| matches!(part.way, Way::InPlace { .. });
+            let in_place = |part: &Part| matches!(part.method, Method::InPlace { .. });
             prop_assert!(in_place(&parts[0]) != in_place(&parts[1]), "{parts:?}");
         }
     }

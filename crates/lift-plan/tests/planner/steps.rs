@@ -2,11 +2,11 @@
 
 use crate::support::{page_size, range};
 use address_space::{Protection, RangeSet};
-use lift_plan::{Attempt, Kind, Part, RangeLift, Source, Step, Way, steps_of};
+use lift_plan::{Attempt, Kind, Method, Part, RangeLift, Source, Step, steps_of};
 
-fn steps(source: Source, way: Way) -> Vec<Step> {
+fn steps(source: Source, method: Method) -> Vec<Step> {
     let (all, page_size) = (range(0x10_0000, 0x12_0000), page_size(0x1_0000));
-    let part = Part { range: all, way };
+    let part = Part { range: all, method };
     let attempt = Attempt { source, page_size, parts: vec![part.clone()], memory: 0 };
     let (object, kinds) = ("prog".to_owned(), vec![Kind::Text]);
     let lift = RangeLift { object, kinds, range: all, protection: Protection::READ_EXECUTE, attempts: vec![attempt] };
@@ -17,7 +17,7 @@ fn steps(source: Source, way: Way) -> Vec<Step> {
 fn pool_pages_are_populated_filled_sealed_and_swapped_in() {
     let (all, size) = (range(0x10_0000, 0x12_0000), page_size(0x1_0000));
     let copy = RangeSet::from_iter([range(0x10_0000, 0x10_3000), range(0x11_0000, 0x12_0000)]);
-    let found = steps(Source::Hugetlb, Way::Swap { copy: copy.clone() });
+    let found = steps(Source::Hugetlb, Method::Swap { copy: copy.clone() });
     let expected = [
         Step::MapStaging { range: all, source: Source::Hugetlb, size },
         Step::PopulateStaging(all, size),
@@ -46,7 +46,7 @@ fn transparent_pages_are_collapsed_before_and_after_they_are_filled() {
         Step::SealStaging(all, Protection::READ_EXECUTE),
         Step::Swap(all),
     ];
-    assert_eq!(steps(Source::Thp, Way::Swap { copy }), expected);
+    assert_eq!(steps(Source::Thp, Method::Swap { copy }), expected);
 }
 
 #[test]
@@ -63,16 +63,27 @@ fn what_cannot_be_moved_goes_aside_mapping_by_mapping() {
         Step::SealInPlace(all, Protection::READ_EXECUTE),
         Step::DropAside(all),
     ];
-    assert_eq!(steps(Source::Hugetlb, Way::MoveAside { copy, mappings }), expected);
+    assert_eq!(steps(Source::Hugetlb, Method::MoveAside { copy, mappings }), expected);
+}
+
+#[test]
+fn a_file_is_refaulted_or_mapped_again_and_touched_at_its_place() {
+    let (all, size) = (range(0x10_0000, 0x12_0000), page_size(0x1_0000));
+    assert_eq!(steps(Source::File, Method::Refault), [Step::Refault(all, size)]);
+    let (path, protection) = ("/proc/self/exe".to_owned(), Protection::READ_EXECUTE);
+    let again = steps(Source::File, Method::MapAgain { path: path.clone(), offset: 0x3_0000 });
+    let map = Step::MapFile { range: all, path, offset: 0x3_0000, protection };
+    assert_eq!(again, [map, Step::Swap(all), Step::Touch(all)]);
+    assert!(again.iter().all(|step| step.ranges() == [all]));
 }
 
 #[test]
 fn an_image_is_shown_and_anonymous_memory_is_advised_by_one_step() {
     let all = range(0x10_0000, 0x12_0000);
     let (path, protection) = ("/run/images/1".to_owned(), Protection::READ_EXECUTE);
-    let shown = steps(Source::Image, Way::MapImage { path: path.clone(), offset: 0x3000 });
+    let shown = steps(Source::Image, Method::MapImage { path: path.clone(), offset: 0x3000 });
     assert_eq!(shown, [Step::ShowImage { range: all, path, offset: 0x3000, protection }]);
     let page = all.pages(page_size(0x1_0000)).next().unwrap();
-    let advised = steps(Source::Thp, Way::InPlace { collapse: RangeSet::from_iter([page]) });
+    let advised = steps(Source::Thp, Method::InPlace { collapse: RangeSet::from_iter([page]) });
     assert_eq!(advised, [Step::AdviseInPlace(all), Step::CollapseInPlace(page)]);
 }

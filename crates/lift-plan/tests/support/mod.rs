@@ -8,7 +8,8 @@ use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadSegment, LoadedObject, Mapping, MappingName,
     ObjectRole, PageSize, Protection, RangeSet,
 };
-use lift_plan::{HugePool, ImageSpan, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode};
+use lift_plan::{CachedFile, HugePool, ImageSpan, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode};
+use std::ops::Range;
 
 /// The base page of every program here; bytes.
 pub const PAGE: u64 = 4096;
@@ -36,6 +37,7 @@ pub fn machine_with(huge: u64, pool_pages: u64) -> MachineFacts {
         thp: Some(ThpFacts { size, mode: ThpMode::Madvise }),
         movable_hugetlb: true,
         collapse: true,
+        refaults_huge: true,
         memory_available: 1 << 40,
         memory_bound: "the machine".to_owned(),
         max_mappings: 65_530,
@@ -257,6 +259,22 @@ impl Program {
         let shown = |mapping: &&Mapping| objects.iter().any(|object| unchanged(object, mapping));
         let shown: Vec<_> = self.mappings.iter().filter(shown).map(|mapping| mapping.range).collect();
         shown.into_iter().for_each(|range| self.image(range, huge, 0));
+        self
+    }
+
+    /// The file of an object lies in huge folios where its offsets are in `huge`.
+    pub fn cached(&mut self, path: &str, huge: Vec<Range<u64>>, own_path: bool) {
+        let own_path = own_path.then(|| format!("/root{path}"));
+        let shows = |mapping: &&Mapping| mapping.path() == Some(path) && !mapping.shared;
+        let Some(mapping) = self.mappings.iter().find(shows) else { return };
+        let (path, device, inode) = (path.to_owned(), mapping.device, mapping.inode);
+        self.facts.cached.push(CachedFile { path, device, inode, huge, own_path, shortfall: None });
+    }
+
+    /// All files of objects lie in huge folios.
+    pub fn all_cached(mut self) -> Self {
+        let paths: Vec<_> = self.facts.objects.iter().map(|object| object.path.clone()).collect();
+        paths.iter().for_each(|path| self.cached(path, std::iter::once(0..1 << 40).collect(), true));
         self
     }
 

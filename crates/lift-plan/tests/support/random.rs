@@ -1,4 +1,4 @@
-//! Random programs, machines and wishes.
+//! Random programs, machines and policies.
 
 use super::{MACHINE, PAGE, Program, RWX, Segment, Shape, base_page, page_size, range};
 use address_space::{AddressRange, ElfKind, Mapping, MappingName, ObjectRole, Protection};
@@ -7,13 +7,14 @@ use lift_plan::{
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::ops::Range;
 
 /// The sizes of huge pages there are; bytes. The last is to the first as 1 GiB pages are to ordinary huge ones.
 pub const HUGE_SIZES: [u64; 3] = [4 * PAGE, 16 * PAGE, 128 * PAGE];
 
 const PATHS: [&str; 3] = ["/bin/exe", "/lib/liba.so", "/lib/libb.so.1"];
 
-/// What somebody has done to a place inside of or beside an object.
+/// A change at a place inside or beside an object.
 #[derive(Clone, Copy, Debug)]
 enum Overlay {
     Unmapped,
@@ -21,6 +22,7 @@ enum Overlay {
     ForeignFile(Protection),
     SharedFile,
     SameFile,
+    ReplacedFile,
     Protected(Protection),
     Special,
 }
@@ -33,6 +35,7 @@ fn overlay() -> impl Strategy<Value = Overlay> {
         prop_oneof![Just(r), Just(rx), Just(rw)].prop_map(Overlay::ForeignFile),
         Just(Overlay::SharedFile),
         Just(Overlay::SameFile),
+        Just(Overlay::ReplacedFile),
         prop_oneof![Just(r), Just(rw), Just(RWX), Just(Protection::NONE)].prop_map(Overlay::Protected),
         Just(Overlay::Special),
     ]
@@ -84,8 +87,10 @@ pub fn program() -> impl Strategy<Value = Program> {
     let heap = proptest::option::of((0..5u64, 1..60u64));
     let moment = prop_oneof![2 => Just((false, false)), 1 => Just((true, false)), 1 => Just((false, true))];
     let images = vec((any::<bool>(), 0..6u64, 0..6u64, any::<bool>(), 0..HUGE_SIZES.len()), 0..8);
-    (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, probed, moment, images).prop_map(
-        |(shapes, heap, mut overlays, touched, probed, (relocates_itself, running), images)| {
+    let all_or_some = || prop_oneof![Just(u64::MAX), any::<u64>()];
+    let cached = (vec((any::<bool>(), all_or_some(), any::<bool>()), 0..=3), vec((0..400u64, 1..3u64), 0..3));
+    (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, probed, moment, (images, cached)).prop_map(
+        |(shapes, heap, mut overlays, touched, probed, (relocates_itself, running), (images, cached))| {
             let mut program = Program::new("random");
             let mut end = 0;
             for (index, (shape, gap)) in shapes.into_iter().enumerate() {
@@ -123,9 +128,29 @@ pub fn program() -> impl Strategy<Value = Program> {
                     program.image(shown, HUGE_SIZES[size], if in_step { 0 } else { PAGE });
                 }
             }
+            let (cached, changed) = cached;
+            for (path, (_, blocks, own_path)) in PATHS.iter().zip(cached).filter(|(_, (there, ..))| *there) {
+                program.cached(path, huge_parts(blocks), own_path);
+            }
+            for (at, pages) in changed {
+                program.facts.changed.insert(range(start + at * PAGE, start + (at + pages) * PAGE));
+            }
             program.finish()
         },
     )
+}
+
+/// The parts of a file in huge folios: those whose bits are set.
+pub fn huge_parts(blocks: u64) -> Vec<Range<u64>> {
+    let size = HUGE_SIZES[0];
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    for block in (0..64).filter(|block| blocks >> block & 1 == 1) {
+        match parts.last_mut() {
+            Some(last) if last.end == block * size => last.end += size,
+            _ => parts.push(block * size..(block + 1) * size),
+        }
+    }
+    parts
 }
 
 fn of_object(mapping: &Mapping) -> bool {
@@ -142,6 +167,7 @@ fn lay(program: &mut Program, what: Overlay, place: AddressRange) {
             program.mappings.last_mut().expect("just mapped").shared = true;
         }
         Overlay::SameFile => program.file(place, Protection::READ, PATHS[0], 0x7000, 101),
+        Overlay::ReplacedFile => program.file(place, Protection::READ, PATHS[0], 0x7000, 9),
         Overlay::Protected(protection) => program.protect(place, protection),
         Overlay::Special => program.special(place, "locked in memory (mlock)"),
     }
@@ -155,11 +181,12 @@ pub fn machine() -> impl Strategy<Value = MachineFacts> {
         1 => Just(Some(ThpMode::Never)),
         6 => Just(Some(ThpMode::Madvise)),
         2 => Just(Some(ThpMode::Always)),
+        1 => Just(Some(ThpMode::OffInProcess)),
     ];
     let memory = prop_oneof![1 => 0..200 * PAGE, 2 => Just(1 << 40)];
     let mappings = prop_oneof![1 => 0..80u64, 3 => Just(65_530)];
-    (vec(pages(), 0..=3), thp, memory, mappings, any::<bool>(), any::<bool>()).prop_map(
-        |(pools, thp, memory_available, max_mappings, movable_hugetlb, collapse)| {
+    (vec(pages(), 0..=3), thp, memory, mappings, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+        |(pools, thp, memory_available, max_mappings, movable_hugetlb, collapse, refaults_huge)| {
             let pool =
                 |(pages, size): (u64, u64)| HugePool { size: page_size(size), total: pages + 3, available: pages };
             let pools: Vec<_> = pools.into_iter().zip(HUGE_SIZES).map(pool).collect();
@@ -171,6 +198,7 @@ pub fn machine() -> impl Strategy<Value = MachineFacts> {
                 thp: thp.map(|mode| ThpFacts { size: page_size(HUGE_SIZES[0]), mode }),
                 movable_hugetlb,
                 collapse,
+                refaults_huge,
                 memory_available,
                 memory_bound: "the machine".to_owned(),
                 max_mappings,
@@ -179,10 +207,9 @@ pub fn machine() -> impl Strategy<Value = MachineFacts> {
     )
 }
 
-/// A random wish.
+/// A random policy.
 pub fn policy() -> impl Strategy<Value = Policy> {
-    let pages =
-        prop_oneof![4 => Just(Pages::Auto), 1 => Just(Pages::Image), 1 => Just(Pages::Hugetlb), 1 => Just(Pages::Thp)];
+    let pages = prop_oneof![4 => Just(Pages::Auto), 2 => Just(Pages::File), 1 => Just(Pages::Image), 1 => Just(Pages::Hugetlb), 1 => Just(Pages::Thp)];
     let writable = prop_oneof![Just(WritablePages::Thp), Just(WritablePages::Hugetlb)];
     let edges = prop_oneof![Just(Edges::Exact), Just(Edges::MergeReadOnly)];
     let size = proptest::option::of(proptest::sample::select(vec![PAGE, HUGE_SIZES[0], HUGE_SIZES[1], HUGE_SIZES[2]]));
@@ -207,6 +234,7 @@ pub fn policy() -> impl Strategy<Value = Policy> {
             writable_pages,
             edges,
             max_memory,
+            seal: false,
         },
     )
 }

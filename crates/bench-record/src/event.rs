@@ -1,0 +1,100 @@
+//! What happens in an experiment.
+
+use crate::{AddressMap, Lift, MemoryUse};
+use measure::toggle::{Measured, WINDOWS};
+use serde::{Deserialize, Serialize};
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Event {
+    /// A switch that worked.
+    Switch(Switch),
+    /// A whole block.
+    Block(Box<TimedBlock>),
+    /// What was seen of the program in one of its states.
+    Observed(Box<Observation>),
+    /// The end.
+    End(Ended),
+}
+
+/// Why an experiment ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ended {
+    /// The interval is narrow enough.
+    Resolved,
+    /// Its time is up.
+    TimeIsUp,
+    /// The user wants the answer so far.
+    Interrupted,
+    /// Something failed: the reason.
+    Failed(String),
+}
+
+/// A switch into or out of an arm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Switch {
+    /// The arm; absent for the way back.
+    pub arm: Option<usize>,
+    /// Seconds that the program stood still, the longest stop of all threads.
+    pub pause: f64,
+    /// Seconds of CPU time of the process that went into it.
+    pub cpu: f64,
+    /// Bytes on huge pages after it, where the switch knows.
+    pub covered: Option<u64>,
+}
+
+/// A block, and what was noted beside it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimedBlock {
+    /// The windows.
+    #[serde(flatten)]
+    pub measured: Measured,
+    /// Seconds from the start of the experiment to the end of the block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<f64>,
+    /// Counters of the kernel for each window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counters: Option<[Counters; WINDOWS]>,
+}
+
+/// Counters of the kernel for one window: of the process with all of its threads, or of a run with all that it waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Page faults that read nothing from a disk.
+    pub minor_faults: u64,
+    /// Page faults that did.
+    pub major_faults: u64,
+    /// Seconds of CPU time in the program.
+    pub user: f64,
+    /// Seconds of CPU time in the kernel.
+    pub system: f64,
+}
+
+/// What was seen of the program at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Observation {
+    /// The arm that was in force; absent where the program was plain.
+    pub arm: Option<usize>,
+    /// Seconds from the start of the experiment, or of the run.
+    pub at: f64,
+    /// Name of the process that was looked at.
+    #[serde(default)]
+    pub process: String,
+    /// What the lift did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lift: Option<Lift>,
+    /// Its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryUse>,
+    /// Its address space.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub map: Option<AddressMap>,
+}
+
+impl Observation {
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.lift.as_ref().is_none_or(Lift::is_bounded) && self.map.as_ref().is_none_or(AddressMap::is_bounded)
+    }
+}

@@ -1,0 +1,255 @@
+//! The record of a measurement: JSON lines, the first a [`Header`], then each [`Event`] as it happens. The answer can be
+//! made again from it alone. Pure: text comes in, and values go out.
+//!
+//! A record may come from anybody, so that every count in it is bounded; its texts are as they were written, and whoever
+//! shows them makes them fit to be shown.
+#![forbid(unsafe_code)]
+
+mod event;
+mod lift;
+mod memory;
+
+pub use event::{Counters, Ended, Event, Observation, Switch, TimedBlock};
+pub use lift::{Attempt, Lift, LiftedRange, NotLifted};
+pub use memory::{AddressMap, HexAddress, HugeBytes, LeftOut, MapRange, MemoryUse};
+
+use measure::machine::MachineFacts;
+use measure::toggle::{Answer, Measured, Per};
+use serde::{Deserialize, Serialize};
+
+/// The number of this format; it grows where old readers would misread. What has been added since is absent in old
+/// records: see the fields with a default.
+pub const VERSION: u32 = 1;
+/// What `format` says.
+pub const FORMAT: &str = "pagelift-bench";
+/// The most arms of one record; there are five sources of huge pages.
+pub const MOST_ARMS: usize = 16;
+/// The most blocks of one record: a day of blocks of four windows of 400 ms has 40,000.
+pub const MOST_BLOCKS: usize = 50_000;
+/// The most lines of one record. Each block of a live program has two switches or four.
+const MOST_LINES: usize = 6 * MOST_BLOCKS;
+
+/// What was compared, on what, and how.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// Always [`FORMAT`].
+    pub format: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// `toggle` or `runs`.
+    pub design: Design,
+    /// The machine.
+    pub machine: MachineFacts,
+    /// The program's name, or the command.
+    pub program: String,
+    /// Names of the arms.
+    pub arms: Vec<String>,
+    /// What a unit of work is called, in the plural.
+    pub unit: String,
+    /// What work is divided by.
+    pub per: Per,
+    /// The seed of the order and the resampling.
+    pub seed: u64,
+    /// The options of each arm, in words of the command line; empty in records of before they were kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<Vec<String>>,
+    /// How windows were cut, of a live program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<Windows>,
+    /// Version of Pagelift.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pagelift: Option<String>,
+    /// When it began, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<u64>,
+}
+
+impl Header {
+    /// A header of an experiment of which only the essential is known.
+    pub fn new(design: Design, program: String, arms: Vec<String>, unit: String, per: Per, seed: u64) -> Self {
+        Self {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            design,
+            machine: MachineFacts::default(),
+            program,
+            arms,
+            unit,
+            per,
+            seed,
+            options: Vec::new(),
+            windows: None,
+            pagelift: None,
+            started: None,
+        }
+    }
+}
+
+/// How windows come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Design {
+    /// One live program, switched in place.
+    Toggle,
+    /// A run of a command for each window.
+    Runs,
+}
+
+/// How the windows of a live program were cut.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Windows {
+    /// Seconds of a window.
+    pub length: f64,
+    /// Seconds that were dropped after each switch.
+    pub settle: f64,
+    /// Switches into an arm count in the window behind them.
+    pub with_switches: bool,
+}
+
+/// A record that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// The first line.
+    pub header: Header,
+    /// The others.
+    pub events: Vec<Event>,
+}
+
+/// Why a text is no record.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} is not one of `pagelift bench -o`: {found}; needed: {needed}")]
+pub struct RecordError {
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub found: String,
+    /// What it should be.
+    pub needed: String,
+}
+
+impl RecordError {
+    fn json(line: usize, error: &serde_json::Error) -> Self {
+        // The reader sees each line alone and calls it the first.
+        let text = error.to_string();
+        let found = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+        let found: String = found.chars().map(|c| if c.is_control() { '?' } else { c }).take(200).collect();
+        let needed = if line == 1 {
+            format!("its first line, {{\"format\":\"{FORMAT}\",\"version\":{VERSION},…}}")
+        } else {
+            "{\"block\":…}, {\"switch\":…}, {\"observed\":…} or {\"end\":…}".to_owned()
+        };
+        Self { line, found: format!("{found} (column {})", error.column()), needed }
+    }
+
+    fn new(line: usize, found: impl Into<String>, needed: impl Into<String>) -> Self {
+        Self { line, found: found.into(), needed: needed.into() }
+    }
+}
+
+impl Record {
+    /// Reads a record. A last line that was cut off is left out.
+    ///
+    /// # Errors
+    /// [`RecordError`], with the line.
+    pub fn parse(text: &str) -> Result<Self, RecordError> {
+        let mut lines = text.split_inclusive('\n').enumerate();
+        let (_, first) =
+            lines.next().ok_or_else(|| RecordError::new(1, "the file is empty", "a file of `pagelift bench -o`"))?;
+        let header = parse_header(first)?;
+        let (mut events, mut blocks) = (Vec::new(), 0);
+        for (index, line) in lines {
+            let number = index + 1;
+            if number > MOST_LINES {
+                return Err(RecordError::new(number, "it is one too many", format!("at most {MOST_LINES} lines")));
+            }
+            let event: Event = match serde_json::from_str(line) {
+                Ok(event) => event,
+                // The only line without an end is the last.
+                Err(_) if !line.ends_with('\n') => break,
+                Err(error) => return Err(RecordError::json(number, &error)),
+            };
+            check(&event, number, header.arms.len())?;
+            blocks += usize::from(matches!(event, Event::Block(_)));
+            if blocks > MOST_BLOCKS {
+                return Err(RecordError::new(number, "it is one block too many", format!("at most {MOST_BLOCKS}")));
+            }
+            events.push(event);
+        }
+        Ok(Self { header, events })
+    }
+
+    /// The whole blocks, in their order.
+    pub fn blocks(&self) -> Vec<Measured> {
+        self.timed_blocks().map(|block| block.measured).collect()
+    }
+
+    /// The whole blocks with what was noted beside them.
+    pub fn timed_blocks(&self) -> impl Iterator<Item = &TimedBlock> {
+        self.events.iter().filter_map(|event| if let Event::Block(block) = event { Some(&**block) } else { None })
+    }
+
+    /// The switches into an arm.
+    pub fn switches(&self) -> impl Iterator<Item = &Switch> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Switch(switch) if switch.arm.is_some() => Some(switch),
+            _ => None,
+        })
+    }
+
+    /// What was seen of the program, in the order in which it was looked at.
+    pub fn observations(&self) -> impl Iterator<Item = &Observation> {
+        self.events.iter().filter_map(|event| if let Event::Observed(seen) = event { Some(&**seen) } else { None })
+    }
+
+    /// What the blocks say.
+    pub fn answer(&self) -> Answer {
+        Answer::of(&self.blocks(), self.header.arms.len(), self.header.per, self.header.seed)
+    }
+
+    /// Why the experiment ended; absent where the record was cut off.
+    pub fn ended(&self) -> Option<&Ended> {
+        self.events.iter().rev().find_map(|event| if let Event::End(ended) = event { Some(ended) } else { None })
+    }
+}
+
+fn parse_header(line: &str) -> Result<Header, RecordError> {
+    let header: Header = serde_json::from_str(line).map_err(|error| RecordError::json(1, &error))?;
+    let clean = |text: &str| text.chars().filter(|c| !c.is_control()).take(40).collect::<String>();
+    if header.format != FORMAT || header.version != VERSION {
+        let found = format!("it is {} {}", clean(&header.format), header.version);
+        return Err(RecordError::new(1, found, format!("{FORMAT} {VERSION}")));
+    }
+    if header.arms.len() > MOST_ARMS {
+        let found = format!("it has {} arms", header.arms.len());
+        return Err(RecordError::new(1, found, format!("at most {MOST_ARMS}")));
+    }
+    Ok(header)
+}
+
+/// Refuses an arm that the header does not name, and maps and lifts that no `pagelift bench` writes.
+fn check(event: &Event, line: usize, arms: usize) -> Result<(), RecordError> {
+    let arm = match event {
+        Event::Block(block) => block.measured.block.treatment.arm(),
+        Event::Switch(switch) => switch.arm,
+        Event::Observed(seen) => seen.arm,
+        Event::End(_) => None,
+    };
+    if let Some(arm) = arm.filter(|&arm| arm >= arms) {
+        return Err(RecordError::new(
+            line,
+            format!("its arm is {arm}"),
+            format!("one of the {arms} in the first line"),
+        ));
+    }
+    match event {
+        Event::Observed(seen) if !seen.is_bounded() => Err(RecordError::new(
+            line,
+            "it has more ranges than are ever written",
+            "a map and a lift of bounded length",
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+//! What a lift did, as far as a record keeps it.
+
+use crate::HexAddress;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The most entries of each list of a lift.
+const MOST_ENTRIES: usize = 500;
+
+/// What a lift did: the essential of the report that `pagelift run --report` writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lift {
+    /// Name of the program's file.
+    pub program: String,
+    /// Why the program was not lifted, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unlifted: Option<String>,
+    /// Bytes of all memory that the options chose.
+    pub considered: u64,
+    /// Bytes of it that the kernel reported on huge pages afterwards.
+    pub covered: u64,
+    /// Bytes of it that become huge when they are touched.
+    pub advised: u64,
+    /// Bytes that the lift made resident.
+    pub made_resident: u64,
+    /// The ranges of the plan.
+    pub ranges: Vec<LiftedRange>,
+    /// What stays on base pages, with its reason.
+    pub not_lifted: Vec<NotLifted>,
+    /// Entries of both lists that were left out.
+    #[serde(default)]
+    pub left_out: usize,
+}
+
+/// A range of the plan, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiftedRange {
+    /// Name of the object.
+    pub object: String,
+    /// What lies in it.
+    pub kinds: Vec<String>,
+    /// First address.
+    pub start: HexAddress,
+    /// Bytes of the range.
+    pub bytes: u64,
+    /// The source that served; absent where the range is as it was.
+    pub source: Option<String>,
+    /// Size of the huge pages in bytes.
+    pub page_size: u64,
+    /// Bytes that the kernel reported on huge pages.
+    pub covered: u64,
+    /// Bytes that become huge when they are touched.
+    pub advised: u64,
+    /// Sources that did not serve.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<Attempt>,
+}
+
+/// A source that did not serve.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// The source.
+    pub source: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Memory that stays on base pages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotLifted {
+    /// Name of the object.
+    pub object: String,
+    /// What lies in it.
+    pub kinds: Vec<String>,
+    /// Bytes.
+    pub bytes: u64,
+    /// Why.
+    pub reason: String,
+}
+
+impl Lift {
+    /// Reads the essential of a report that `pagelift run --report` has written.
+    ///
+    /// # Errors
+    /// It is no such report.
+    pub fn from_report(json: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str::<Report>(json).map(Self::from)
+    }
+
+    pub(crate) fn is_bounded(&self) -> bool {
+        let is_short = |range: &LiftedRange| range.failed.len() <= MOST_ENTRIES && range.kinds.len() <= MOST_ENTRIES;
+        self.ranges.len() <= MOST_ENTRIES
+            && self.not_lifted.len() <= MOST_ENTRIES
+            && self.ranges.iter().all(is_short)
+            && self.not_lifted.iter().all(|not| not.kinds.len() <= MOST_ENTRIES)
+    }
+
+    /// Keeps the largest of each list.
+    fn bounded(mut self) -> Self {
+        let all = self.ranges.len() + self.not_lifted.len();
+        self.ranges.sort_by_key(|range| std::cmp::Reverse(range.bytes));
+        self.ranges.truncate(MOST_ENTRIES);
+        self.not_lifted.sort_by_key(|not| std::cmp::Reverse(not.bytes));
+        self.not_lifted.truncate(MOST_ENTRIES);
+        self.left_out = all - self.ranges.len() - self.not_lifted.len();
+        self
+    }
+}
+
+/// The report's own words.
+#[derive(Deserialize)]
+struct Report {
+    program: String,
+    unlifted: Option<String>,
+    considered_bytes: u64,
+    covered_bytes: u64,
+    advised_bytes: u64,
+    made_resident_bytes: u64,
+    ranges: Vec<ReportedRange>,
+    refusals: Vec<ReportedRefusal>,
+    edges: Vec<ReportedEdge>,
+}
+
+#[derive(Deserialize)]
+struct Addresses {
+    start: HexAddress,
+    end: HexAddress,
+}
+
+impl Addresses {
+    fn bytes(&self) -> u64 {
+        self.end.0.saturating_sub(self.start.0)
+    }
+}
+
+#[derive(Deserialize)]
+struct ReportedRange {
+    object: String,
+    kinds: Vec<String>,
+    range: Addresses,
+    source: Option<String>,
+    page_size: u64,
+    covered: Vec<Addresses>,
+    advised: u64,
+    failed: Vec<Attempt>,
+    uncovered: Vec<ReportedUncovered>,
+}
+
+#[derive(Deserialize)]
+struct ReportedUncovered {
+    range: Addresses,
+    reason: String,
+}
+
+#[derive(Deserialize)]
+struct ReportedRefusal {
+    object: String,
+    kinds: Vec<String>,
+    range: Addresses,
+    reason: String,
+}
+
+#[derive(Deserialize)]
+struct ReportedEdge {
+    object: String,
+    kinds: Vec<String>,
+    range: Addresses,
+    cure: String,
+}
+
+impl ReportedEdge {
+    fn reason(&self) -> &'static str {
+        match self.cure.as_str() {
+            "merge-read-only" => "an edge that fills no huge page; fix: --edges merge-read-only",
+            _ => "an edge that fills no huge page; fix: relink it with segments aligned to huge pages",
+        }
+    }
+}
+
+fn sum<'a>(ranges: impl IntoIterator<Item = &'a Addresses>) -> u64 {
+    ranges.into_iter().fold(0, |sum, range| sum.saturating_add(range.bytes()))
+}
+
+impl From<Report> for Lift {
+    fn from(report: Report) -> Self {
+        // One entry for each object, kind and reason.
+        let mut not_lifted: BTreeMap<(String, Vec<String>, String), u64> = BTreeMap::new();
+        let mut add = |object: &str, kinds: &[String], reason: &str, bytes: u64| {
+            let sum = not_lifted.entry((object.to_owned(), kinds.to_vec(), reason.to_owned())).or_default();
+            *sum = sum.saturating_add(bytes);
+        };
+        for refusal in &report.refusals {
+            add(&refusal.object, &refusal.kinds, &refusal.reason, refusal.range.bytes());
+        }
+        for edge in &report.edges {
+            add(&edge.object, &edge.kinds, edge.reason(), edge.range.bytes());
+        }
+        for range in &report.ranges {
+            for part in &range.uncovered {
+                add(&range.object, &range.kinds, &part.reason, part.range.bytes());
+            }
+        }
+        let entry = |((object, kinds, reason), bytes)| NotLifted { object, kinds, bytes, reason };
+        let not_lifted = not_lifted.into_iter().map(entry).collect();
+        Self {
+            program: report.program,
+            unlifted: report.unlifted,
+            considered: report.considered_bytes,
+            covered: report.covered_bytes,
+            advised: report.advised_bytes,
+            made_resident: report.made_resident_bytes,
+            ranges: report.ranges.into_iter().map(LiftedRange::from).collect(),
+            not_lifted,
+            left_out: 0,
+        }
+        .bounded()
+    }
+}
+
+impl From<ReportedRange> for LiftedRange {
+    fn from(range: ReportedRange) -> Self {
+        Self {
+            start: range.range.start,
+            bytes: range.range.bytes(),
+            covered: sum(&range.covered),
+            object: range.object,
+            kinds: range.kinds,
+            source: range.source,
+            page_size: range.page_size,
+            advised: range.advised,
+            failed: range.failed,
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Makes text of a record fit to be shown.
+
+/// The longest text that is shown, in characters; a longer one is cut in its middle.
+const MOST: usize = 160;
+
+/// Returns the text without what acts on its reader: control characters, and marks that hide text or change its direction.
+pub(crate) fn shown(text: &str) -> String {
+    let visible = |c: char| match c {
+        c if c.is_control() => '\u{fffd}',
+        // Zero width, direction, invisible operators and tags (Unicode's default ignorable code points).
+        '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}' => '\u{fffd}',
+        '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e0fff}' => '\u{fffd}',
+        c => c,
+    };
+    let count = text.chars().count();
+    if count <= MOST {
+        return text.chars().map(visible).collect();
+    }
+    let half = MOST / 2;
+    let (first, last) = (text.chars().take(half), text.chars().skip(count - half));
+    first.chain(['…']).chain(last).map(visible).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_invisible_and_nothing_endless_is_left() {
+        assert_eq!(shown("a\u{202e}b\nc\u{1b}[31m"), "a\u{fffd}b\u{fffd}c\u{fffd}[31m");
+        assert_eq!(shown("сервер ×2"), "сервер ×2");
+        let long = shown(&format!("{}{}", "a".repeat(1000), "z".repeat(1000)));
+        assert_eq!(long.chars().count(), MOST + 1);
+        assert!(long.starts_with("aaa") && long.contains('…') && long.ends_with("zzz"));
+    }
+}

@@ -1,0 +1,124 @@
+//! One record: the answer first, then what it rests on.
+
+use super::{bars, map, pretty, tables};
+use crate::Detail;
+use crate::charts::{self, Drawing, colour_number};
+use crate::view::Section;
+use maud::{Markup, PreEscaped, html};
+
+pub(super) fn section(section: &Section, number: usize, is_one_of_many: bool, detail: Detail) -> Markup {
+    let (verdict, class) = section.verdict();
+    html! {
+        article id={ "r" (number) } aria-labelledby={ "h" (number) } {
+            header class={ "top " (class) } {
+                p.file { (section.file) }
+                @if is_one_of_many {
+                    h2 id={ "h" (number) } { (verdict) span.program { (section.program) } }
+                } @else {
+                    h1 id={ "h" (number) } { (verdict) span.program { (section.program) } }
+                }
+                p.sentence { (pretty(&section.sentence())) }
+                @for note in &section.notes { p.note { (note) } }
+            }
+            (part("Ratio and control", bars::intervals(section)))
+            (part("All pairs over time", over_time(section, detail)))
+            (part("Distribution", distribution(section, detail)))
+            (part("Address map", map::map(section, number, detail)))
+            (part("What was lifted, and what not", tables::lifts(section, detail)))
+            (part("Memory", tables::memory(section)))
+            (part("Counters", tables::counters(section)))
+            @if section.arms.iter().any(|arm| arm.switch.is_some()) { (part("What a switch costs", tables::switches(section))) }
+            (part("The machine", tables::machine(section)))
+            (part("How it was measured", method(section)))
+        }
+    }
+}
+
+fn part(heading: &str, content: Markup) -> Markup {
+    html! { section { h3 { (heading) } (content) } }
+}
+
+/// Names of the series beside their colours.
+fn legend(section: &Section) -> Markup {
+    let count = section.series.len();
+    html! {
+        ul.legend {
+            @for (at, series) in section.series.iter().enumerate() {
+                li { span class={ "key k" (colour_number(at, count)) } {} (series.name) }
+            }
+        }
+    }
+}
+
+/// A drawing for wide windows and one for narrow ones, of which one is shown; where room is short, only the narrow one.
+fn both(wide: &Drawing, narrow: &Drawing, detail: Detail) -> Markup {
+    html! {
+        @if detail.is_short() {
+            div.only { (PreEscaped(&narrow.svg)) }
+        } @else {
+            div.wide { (PreEscaped(&wide.svg)) }
+            div.narrow { (PreEscaped(&narrow.svg)) }
+        }
+    }
+}
+
+fn over_time(section: &Section, detail: Detail) -> Markup {
+    let draw = |size| charts::over_time(&section.series, section.resolution, size, detail.points);
+    let (wide, narrow) = (draw((1000, 320)), draw((420, 300)));
+    html! {
+        @if section.series.iter().all(|series| series.points.is_empty()) {
+            p.none { "No pair was measured." }
+        } @else {
+            figure {
+                (legend(section))
+                (both(&wide, &narrow, detail))
+                figcaption {
+                    @match wide.grouped {
+                        Some(group) => {
+                            "Up to " (group) " neighbouring pairs share a dot, at their median; its line spans their middle 80 %. "
+                        }
+                        None => "Each dot is a pair: treated windows against the plain ones of the same block. ",
+                    }
+                    "Lines are centres; the band is the resolution. "
+                    @if wide.outside > 0 { (wide.outside) " pairs lie beyond the axis and stand at its end." }
+                }
+            }
+        }
+    }
+}
+
+fn distribution(section: &Section, detail: Detail) -> Markup {
+    let classes = (detail.points / 10).max(8);
+    let x = charts::extent(&section.series, section.resolution);
+    let count = section.series.len();
+    html! {
+        @if section.series.iter().all(|series| series.points.is_empty()) {
+            p.none { "No pair was measured." }
+        } @else {
+            @for (at, series) in section.series.iter().enumerate() {
+                @let wide = charts::distribution(series, at, count, x, (1000, 110), classes);
+                figure.row {
+                    figcaption { span class={ "key k" (colour_number(at, count)) } {} (series.name)
+                        span.faint { " " (series.points.len()) " pairs"
+                            @if wide.outside > 0 { ", " (wide.outside) " beyond the axis" } } }
+                    (both(&wide, &charts::distribution(series, at, count, x, (420, 110), classes.div_ceil(2)), detail))
+                }
+            }
+            p.faint { "The thick line is the centre, the bar below the axis its interval." }
+        }
+    }
+}
+
+fn method(section: &Section) -> Markup {
+    html! {
+        @for sentence in &section.method { p { (sentence) } }
+        @if section.arms.iter().any(|arm| arm.options.is_some()) {
+            dl {
+                @for arm in &section.arms {
+                    @if let Some(options) = &arm.options { dt { (arm.name) } dd { code { (options) } } }
+                }
+            }
+        }
+        p { "The same answer from the record: " code { "pagelift bench --from FILE" } }
+    }
+}

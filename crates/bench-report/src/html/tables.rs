@@ -1,0 +1,166 @@
+//! Tables: what was lifted and what not, memory, counters, costs, the machine.
+
+use crate::Detail;
+use crate::view::{LiftView, Rates, Section, page};
+use address_space::format_bytes;
+use bench_record::{Design, MemoryUse};
+use maud::{Markup, html};
+
+/// Objects that are named beside a reason.
+const PLACES: usize = 4;
+
+/// One of the counters.
+type Value = fn(&Rates) -> f64;
+
+fn share(part: u64, whole: u64) -> String {
+    if whole == 0 { String::new() } else { format!("{:.0} %", part as f64 / whole as f64 * 100.0) }
+}
+
+pub(super) fn lifts(section: &Section, detail: Detail) -> Markup {
+    html! {
+        @if section.arms.iter().all(|arm| arm.lift.is_none()) {
+            p.none { "The record does not tell: it was made by other commands than a lift, by an earlier version, or a run was not lifted." }
+        }
+        @for arm in &section.arms {
+            @if let Some(lift) = &arm.lift { (lift_of(&arm.name, lift, detail)) }
+        }
+    }
+}
+
+fn lift_of(name: &str, lift: &LiftView, detail: Detail) -> Markup {
+    html! {
+        h4 { (name) }
+        p { strong { (format_bytes(lift.covered)) } " of " (format_bytes(lift.considered)) " on huge pages, read back from the kernel"
+            @if lift.advised > 0 { "; " (format_bytes(lift.advised)) " more become huge when they are touched" } "." }
+        @if let Some(why) = &lift.unlifted { p.note { "Not lifted: " (why) } }
+        @if !lift.ranges.is_empty() {
+            p.caption { "Lifted" }
+            div.scroll { table {
+                thead { tr { th scope="col" { "Object" } th scope="col" { "What" } th.number scope="col" { "Size" }
+                    th scope="col" { "Source" } th.number scope="col" { "On huge pages" } } }
+                tbody { @for range in lift.ranges.iter().take(detail.rows) { tr {
+                    th scope="row" { (range.object) } td { (range.kinds) } td.number { (format_bytes(range.bytes)) }
+                    td { @match &range.source { Some(source) => (source), None => "none" } " " span.faint { (page(range.page_size)) }
+                        @for failed in &range.failed { br; span.faint { "not " (failed) } } }
+                    td.number { (format_bytes(range.covered)) " " span.faint { (share(range.covered, range.bytes)) }
+                        @if range.advised > 0 { br; span.faint { (format_bytes(range.advised)) " advised" } } }
+                } } }
+            } }
+            (more(lift.ranges.len(), detail.rows, "ranges"))
+        }
+        @if lift.reasons.is_empty() {
+            p.faint { "Nothing of what the options chose stays on base pages." }
+        } @else {
+            p.caption { "Not lifted, and why" }
+            div.scroll { table {
+                thead { tr { th.number scope="col" { "Size" } th scope="col" { "Why" } th scope="col" { "Where" } } }
+                tbody { @for reason in lift.reasons.iter().take(detail.rows) { tr {
+                    td.number { (format_bytes(reason.bytes)) } td { (reason.reason) }
+                    td { (reason.places.iter().take(PLACES).map(String::as_str).collect::<Vec<_>>().join(", "))
+                        @if reason.places.len() > PLACES { " and " (reason.places.len() - PLACES) " more" } }
+                } } }
+            } }
+            (more(lift.reasons.len(), detail.rows, "reasons"))
+        }
+        @if lift.left_out > 0 { p.faint { (lift.left_out) " smaller ranges are not in the record." } }
+    }
+}
+
+pub(super) fn more(all: usize, shown: usize, what: &str) -> Markup {
+    html! { @if all > shown { p.faint { (all - shown) " more " (what) " are in the record." } } }
+}
+
+/// `12.0 MiB thp 2 MiB`, for each kind.
+fn huge(memory: &MemoryUse) -> Markup {
+    html! {
+        @if memory.huge.is_empty() { "none" }
+        @for (number, huge) in memory.huge.iter().take(8).enumerate() {
+            @if number > 0 { br; }
+            (format_bytes(huge.bytes)) " " span.faint { (huge.kind) @if let Some(size) = huge.page_size { " " (page(size)) } }
+        }
+    }
+}
+
+pub(super) fn memory(section: &Section) -> Markup {
+    let seen: Vec<_> = section.states.iter().filter_map(|state| Some((state, state.memory.as_ref()?))).collect();
+    let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "–".to_owned(), format_bytes);
+    html! {
+        @if seen.is_empty() {
+            p.none { "The record does not tell: it was made by an earlier version, or runs were too short to look at." }
+        } @else {
+            div.scroll { table {
+                thead { tr { th scope="col" { "State" } th.number scope="col" { "Resident" } th.number scope="col" { "Its share (Pss)" }
+                    th.number scope="col" { "On huge pages" } th.number scope="col" { "Page tables" } } }
+                tbody { @for (state, memory) in &seen { tr {
+                    th scope="row" { (state.name) } td.number { (format_bytes(memory.resident)) }
+                    td.number { (bytes(memory.proportional)) } td.number { (huge(memory)) } td.number { (bytes(memory.page_tables)) }
+                } } }
+            } }
+            p.faint { "Process " (seen[0].0.process)
+                @match section.design {
+                    Design::Toggle => ", looked at outside of the windows.",
+                    Design::Runs => ", as last seen in the first run of each kind; children of it are not counted.",
+                } }
+        }
+    }
+}
+
+pub(super) fn counters(section: &Section) -> Markup {
+    let per = match section.design {
+        Design::Toggle => "second",
+        Design::Runs => "run",
+    };
+    let rows: [(&str, Value, bool); 4] = [
+        ("Page faults", |rates| rates.minor_faults, false),
+        ("Page faults that read", |rates| rates.major_faults, false),
+        ("CPU time in the program", |rates| rates.user, true),
+        ("CPU time in the kernel", |rates| rates.system, true),
+    ];
+    let value = |rates: &Rates, of: Value, is_time: bool| {
+        let value = of(rates) / rates.base;
+        if is_time { format!("{:.1} ms", (value * 1e3).min(1e9)) } else { format!("{:.1}", value.min(1e12)) }
+    };
+    let counted: Vec<_> =
+        section.series.iter().filter(|series| series.plain.base > 0.0 && series.treated.base > 0.0).collect();
+    html! {
+        @if !section.has_counters() {
+            p.none { "The record has no counters." }
+        } @else {
+            p.caption { "For each " (per) ", in plain windows, and in treated windows of the same blocks" }
+            div.scroll { table {
+                thead { tr { th scope="col" { "Counter" }
+                    @for series in &counted { th.number scope="col" { (series.name) ": plain" } th.number scope="col" { "treated" } } } }
+                tbody { @for (name, of, is_time) in rows { tr {
+                    th scope="row" { (name) }
+                    @for series in &counted {
+                        td.number { (value(&series.plain, of, is_time)) } td.number { (value(&series.treated, of, is_time)) }
+                    }
+                } } }
+            } }
+            p.faint { "Counters of the CPU itself are not in the record." }
+        }
+    }
+}
+
+pub(super) fn switches(section: &Section) -> Markup {
+    let milliseconds = |seconds: f64| format!("{:.1} ms", (seconds * 1e3).clamp(0.0, 1e9));
+    html! {
+        div.scroll { table {
+            thead { tr { th scope="col" { "To" } th.number scope="col" { "CPU time" } th.number scope="col" { "Standstill" }
+                th.number scope="col" { "Switches" } th.number scope="col" { "Paid back after" } } }
+            tbody { @for arm in &section.arms { @if let Some(cost) = arm.switch { tr {
+                th scope="row" { (arm.name) } td.number { (milliseconds(cost.cpu)) } td.number { (milliseconds(cost.pause)) }
+                td.number { (cost.switches) }
+                td.number { @match cost.paid_back { Some(time) => { (format!("{:.1} s", time.min(1e9))) " of CPU time" }, None => "–" } }
+            } } } }
+        } }
+        p.faint { "Medians." }
+    }
+}
+
+pub(super) fn machine(section: &Section) -> Markup {
+    html! {
+        @if !section.warnings.is_empty() { ul.warnings { @for warning in &section.warnings { li { (warning) } } } }
+        dl { @for (name, value) in &section.machine { dt { (name) } dd { (value) } } }
+    }
+}

@@ -1,0 +1,77 @@
+//! Pages for people of the records that `pagelift bench -o` writes: HTML in one file, and Markdown for a pull request.
+//!
+//! Records come in and text goes out. A record may come from anybody: [`view`] makes each text of it fit to be shown and
+//! bounds its length, and `maud` escapes what stands in HTML; drawings hold no text of a record. A page is drawn with less
+//! detail until it is shorter than [`MOST_BYTES`].
+#![forbid(unsafe_code)]
+
+mod charts;
+mod clean;
+mod html;
+mod markdown;
+mod view;
+pub mod words;
+
+use bench_record::Record;
+use view::Section;
+
+/// The longest page, in bytes.
+pub const MOST_BYTES: usize = 500_000;
+/// The most records of one page.
+pub const MOST_RECORDS: usize = 16;
+
+/// A record and where it was read from.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Name of the file.
+    pub name: String,
+    /// The record.
+    pub record: Record,
+}
+
+/// Makes a page of HTML, of at most [`MOST_RECORDS`] records.
+pub fn html(sources: &[Source]) -> String {
+    let sections: Vec<Section> = sources.iter().take(MOST_RECORDS).map(Section::of).collect();
+    let mut detail = Detail::FULL;
+    loop {
+        let page = html::page(&sections, detail);
+        match detail.less() {
+            Some(less) if page.len() > MOST_BYTES => detail = less,
+            _ => return page,
+        }
+    }
+}
+
+/// Makes Markdown for GitHub, of at most [`MOST_RECORDS`] records.
+pub fn markdown(sources: &[Source]) -> String {
+    let sections: Vec<Section> = sources.iter().take(MOST_RECORDS).map(Section::of).collect();
+    markdown::text(&sections)
+}
+
+/// How much a page shows.
+#[derive(Clone, Copy, Debug)]
+struct Detail {
+    /// Pairs of a chart that are drawn each for itself; more are drawn in groups.
+    points: usize,
+    /// Mappings of each state of an address map.
+    mappings: usize,
+    /// Rows of a table.
+    rows: usize,
+}
+
+impl Detail {
+    const FULL: Self = Self { points: 600, mappings: 240, rows: 40 };
+
+    /// True where every drawing counts.
+    fn is_short(self) -> bool {
+        self.points < 100
+    }
+
+    fn less(self) -> Option<Self> {
+        let half = Self { points: self.points / 2, mappings: self.mappings / 2, rows: (self.rows / 2).max(6) };
+        (self.points > 30).then_some(half)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,332 @@
+//! Pages of recorded and of hostile measurements.
+
+use super::*;
+use bench_record::{
+    AddressMap, Attempt, Counters, Design, Ended, Event, Header, HexAddress, HugeBytes, Lift, LiftedRange, MapRange,
+    MemoryUse, NotLifted, Observation, Switch, TimedBlock,
+};
+use measure::toggle::{Blocks, Measured, Per, Treatment, WINDOWS, Window};
+
+/// A record of a server of which the first arm gains a tenth.
+fn record(arms: &[&str], blocks: usize, design: Design) -> Record {
+    let names = arms.iter().map(|arm| (*arm).to_owned()).collect();
+    let mut header = Header::new(design, "mariadbd".to_owned(), names, "Questions".to_owned(), Per::CpuSecond, 7);
+    header.machine.kernel = "6.18.0".to_owned();
+    header.machine.virtual_machine = Some(true);
+    header.options = arms.iter().map(|arm| vec![format!("--pages={arm}")]).collect();
+    header.started = Some(0);
+    let mut events = vec![seen(None), seen(Some(0))];
+    let mut noise = 0.0f64;
+    for (number, block) in Blocks::new(arms.len(), 7).take(blocks).enumerate() {
+        let gains = block.treatment == Treatment::Arm(0);
+        let windows = block.treated().map(|treated| {
+            noise = (noise * 1.618_034 + 0.37).fract();
+            Window {
+                work: 1000.0 * (1.0 + noise / 100.0) * if treated && gains { 1.1 } else { 1.0 },
+                cpu: 0.4,
+                wall: 0.4,
+            }
+        });
+        let counters = Counters { minor_faults: 40, major_faults: 0, user: 0.3, system: 0.1 };
+        events.push(Event::Block(Box::new(TimedBlock {
+            measured: Measured { block, windows },
+            at: Some(number as f64 * 2.2),
+            counters: Some([counters; WINDOWS]),
+        })));
+        events.push(Event::Switch(Switch { arm: Some(0), pause: 0.001, cpu: 0.004, covered: Some(4 << 20) }));
+    }
+    events.push(Event::End(Ended::TimeIsUp));
+    Record { header, events }
+}
+
+fn seen(arm: Option<usize>) -> Event {
+    let size = 1 << 21;
+    let huge = HugeBytes { kind: "thp".to_owned(), page_size: Some(size), bytes: 4 << 20 };
+    let range = |start: u64, object: &str, kind: &str, is_huge: bool| MapRange {
+        start: HexAddress(start),
+        end: HexAddress(start + (6 << 20)),
+        protection: "r-x".to_owned(),
+        kind: kind.to_owned(),
+        object: object.to_owned(),
+        resident: 5 << 20,
+        huge: if is_huge { vec![huge.clone()] } else { Vec::new() },
+    };
+    let ranges =
+        vec![range(0x5555_0000_0000, "mariadbd", "text", arm.is_some()), range(0x7fff_0000_0000, "", "stack", false)];
+    let lift = Lift {
+        program: "mariadbd".to_owned(),
+        considered: 7 << 20,
+        covered: 4 << 20,
+        ranges: vec![LiftedRange {
+            object: "mariadbd".to_owned(),
+            kinds: vec!["text".to_owned()],
+            start: HexAddress(0x5555_0000_0000),
+            bytes: 6 << 20,
+            source: Some("thp".to_owned()),
+            page_size: size,
+            covered: 4 << 20,
+            advised: 0,
+            failed: vec![Attempt { source: "file".to_owned(), reason: "small folios".to_owned() }],
+        }],
+        not_lifted: vec![NotLifted {
+            object: "libc.so.6".to_owned(),
+            kinds: vec!["text".to_owned()],
+            bytes: 1 << 20,
+            reason: "holds no whole 2 MiB page (1.0 MiB)".to_owned(),
+        }],
+        ..Lift::default()
+    };
+    let memory = MemoryUse {
+        resident: 10 << 20,
+        proportional: Some(9 << 20),
+        huge: if arm.is_some() { vec![huge.clone()] } else { Vec::new() },
+        page_tables: Some(300 << 10),
+    };
+    Event::Observed(Box::new(Observation {
+        arm,
+        at: 0.1,
+        process: "mariadbd".to_owned(),
+        lift: arm.map(|_| lift),
+        memory: Some(memory),
+        map: Some(AddressMap::new(4096, ranges)),
+    }))
+}
+
+fn source(name: &str, record: Record) -> Source {
+    Source { name: name.to_owned(), record }
+}
+
+#[test]
+fn a_page_says_what_the_record_holds() {
+    let page = html(&[source("maria.jsonl", record(&["thp", "hugetlb"], 60, Design::Toggle))]);
+    for expected in [
+        "<title>It pays: mariadbd</title>",
+        "thp pays: +",
+        "hugetlb: no difference that this machine can show",
+        "plain against itself",
+        "holds no whole 2 MiB page",
+        "libc.so.6 text",
+        "not file: small folios",
+        "4.0 MiB</strong> of 7.0 MiB on huge pages",
+        "mariadbd text, 6.0 MiB, r-x at 555500000000: 4.0 MiB on 2 MiB pages (thp), 1.0 MiB on 4 KiB pages",
+        "this is a virtual machine",
+        "--pages=hugetlb",
+        "Page faults",
+        "300.0 KiB",
+        "1970-01-01 00:00 UTC, seed 7",
+        "prefers-color-scheme:dark",
+        "@media print",
+    ] {
+        assert!(page.contains(expected), "{expected}\n{page}");
+    }
+}
+
+/// For those who hear a page or go by keys: a language, one first heading, headings in order, names of drawings and inputs.
+#[test]
+fn a_page_can_be_read_aloud() {
+    let page =
+        html(&[source("a", record(&["thp"], 20, Design::Toggle)), source("b", record(&["thp"], 20, Design::Runs))]);
+    assert!(page.starts_with("<!DOCTYPE html><html lang=\"en\">"));
+    assert_eq!((page.matches("<h1").count(), page.matches("<h2").count()), (1, 2));
+    assert_eq!(page.matches("<svg").count(), page.matches("role=\"img\" aria-label=\"").count());
+    for number in 0..2 {
+        assert!(
+            page.contains(&format!("aria-labelledby=\"h{number}\"")) && page.contains(&format!("id=\"h{number}\""))
+        );
+        assert!(
+            page.contains(&format!("<label for=\"z{number}\"")) && page.contains(&format!("<input id=\"z{number}\""))
+        );
+        assert!(page.contains(&format!("href=\"#r{number}\"")) && page.contains(&format!("id=\"r{number}\"")));
+    }
+    assert!(
+        page.matches("<th ").count()
+            == page.matches("scope=\"").count() - page.matches("scope=\"colgroup\" class").count()
+    );
+}
+
+#[test]
+fn a_page_needs_nothing_else() {
+    let page = html(&[source("a", record(&["thp"], 20, Design::Toggle))]);
+    for outside in ["http:", "https:", "src=", "@import", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.contains("default-src 'none'"));
+}
+
+#[test]
+fn a_record_without_observations_is_shown_too() {
+    let mut old = record(&["thp"], 20, Design::Toggle);
+    old.events.retain(|event| matches!(event, Event::Block(_)));
+    old.header.options.clear();
+    let page = html(&[source("old", old.clone())]);
+    assert!(page.contains("made by an earlier version") && page.contains("the file was cut off"), "{page}");
+    old.events.clear();
+    let page = html(&[source("old", old.clone())]);
+    assert!(page.contains("Too few blocks to say") && page.contains("No pair was measured."), "{page}");
+    assert!(markdown(&[source("old", old)]).contains("too few blocks"));
+}
+
+/// The whole text of a record is somebody else's.
+#[test]
+fn hostile_text_does_nothing() {
+    const EVIL: &str = "</title></style></script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`|@root\n# x\u{202e}\u{1b}[2J";
+    let mut hostile = record(&[EVIL], 20, Design::Toggle);
+    hostile.header.program = EVIL.to_owned();
+    hostile.header.unit = EVIL.to_owned();
+    hostile.header.options = vec![vec![EVIL.to_owned()]];
+    hostile.header.pagelift = Some(EVIL.to_owned());
+    let machine = &mut hostile.header.machine;
+    (machine.kernel, machine.architecture) = (EVIL.to_owned(), EVIL.to_owned());
+    (machine.cpu_model, machine.thp_enabled, machine.thp_defrag) =
+        (Some(EVIL.into()), Some(EVIL.into()), Some(EVIL.into()));
+    machine.governors = vec![EVIL.to_owned(); 1000];
+    for event in &mut hostile.events {
+        let Event::Observed(seen) = event else { continue };
+        seen.process = EVIL.to_owned();
+        seen.memory.iter_mut().flat_map(|memory| &mut memory.huge).for_each(|huge| huge.kind = EVIL.to_owned());
+        for range in seen.map.iter_mut().flat_map(|map| &mut map.ranges) {
+            (range.object, range.kind, range.protection) = (EVIL.to_owned(), EVIL.to_owned(), EVIL.to_owned());
+            range.huge.iter_mut().for_each(|huge| huge.kind = EVIL.to_owned());
+        }
+        let Some(lift) = &mut seen.lift else { continue };
+        lift.unlifted = Some(EVIL.to_owned());
+        for range in &mut lift.ranges {
+            (range.object, range.kinds, range.source) = (EVIL.to_owned(), vec![EVIL.to_owned()], Some(EVIL.to_owned()));
+            range.failed = vec![Attempt { source: EVIL.to_owned(), reason: EVIL.to_owned() }];
+        }
+        for not in &mut lift.not_lifted {
+            (not.object, not.kinds, not.reason) = (EVIL.to_owned(), vec![EVIL.to_owned()], EVIL.to_owned());
+        }
+    }
+    hostile.events.push(Event::End(Ended::Failed(EVIL.to_owned())));
+    let page = html(&[source(EVIL, hostile.clone()), source(EVIL, hostile.clone())]);
+    assert_eq!(
+        (page.matches("<script").count(), page.matches("<img").count(), page.matches("</style").count()),
+        (1, 0, 1)
+    );
+    assert!(!page.contains('\u{202e}') && !page.contains('\u{1b}') && !page.contains("title=\"</"));
+    let text = markdown(&[source(EVIL, hostile.clone()), source(EVIL, hostile)]);
+    assert!(!text.contains("\n# x") && !text.contains('\u{202e}') && !text.contains('\u{1b}'));
+    // Each row of a table has as many cells as its heading.
+    let cells = |line: &str| line.replace("\\|", "").matches('|').count();
+    let lines: Vec<&str> = text.lines().collect();
+    for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| line.starts_with('|'))) {
+        assert_eq!(cells(pair[0]), cells(pair[1]), "{pair:?}");
+    }
+    // Outside of code no mark of HTML is left alone.
+    for line in text.lines().filter(|line| !line.contains('`')) {
+        assert!(!line.replace("\\<", "").contains('<'), "{line}");
+    }
+}
+
+#[test]
+fn numbers_beyond_measure_are_drawn_and_written() {
+    let mut wild = record(&["thp"], 60, Design::Toggle);
+    for (number, event) in wild.events.iter_mut().enumerate() {
+        match event {
+            Event::Block(block) => {
+                block.at = Some([f64::MAX, -1.0, 0.0][number % 3]);
+                block.measured.windows[number % 4].work = [1e308, 1e-308, -1e308, 0.0][number / 4 % 4];
+                block.measured.windows[number % 3].wall = 1e308;
+                block.counters = Some(
+                    [Counters { minor_faults: u64::MAX, major_faults: u64::MAX, user: 1e308, system: -1e308 }; WINDOWS],
+                );
+            }
+            Event::Observed(seen) => {
+                let map = seen.map.as_mut().unwrap();
+                map.base_page = 3;
+                for range in &mut map.ranges {
+                    (range.start, range.end, range.resident) = (HexAddress(u64::MAX), HexAddress(0), u64::MAX);
+                    range.huge = vec![HugeBytes { kind: String::new(), page_size: Some(0), bytes: u64::MAX }; 3];
+                }
+                seen.memory.as_mut().unwrap().huge =
+                    vec![HugeBytes { kind: String::new(), page_size: None, bytes: u64::MAX }; 9];
+            }
+            Event::Switch(switch) => (switch.cpu, switch.pause) = (1e308, -1e308),
+            Event::End(_) => {}
+        }
+    }
+    wild.header.started = Some(u64::MAX);
+    for design in [Design::Toggle, Design::Runs] {
+        wild.header.design = design;
+        let page = html(&[source("wild", wild.clone())]);
+        assert!(!page.contains("NaN") && !page.contains("inf") && page.len() < MOST_BYTES, "{page}");
+        assert!(markdown(&[source("wild", wild.clone())]).len() < 20_000);
+    }
+}
+
+/// A day of windows of 100 ms, large maps, many arms, and as many records as a page takes.
+#[test]
+fn no_page_is_too_long() {
+    let mut long = record(&["thp", "hugetlb", "image", "file"], 12_000, Design::Toggle);
+    for event in &mut long.events {
+        let Event::Observed(seen) = event else { continue };
+        let map = seen.map.as_mut().unwrap();
+        let one = map.ranges[0].clone();
+        let range = |number: u64| MapRange {
+            start: HexAddress(number << 24),
+            end: HexAddress((number << 24) + (1 << 20)),
+            object: format!("a library of the number {number} with a long name"),
+            ..one.clone()
+        };
+        map.ranges = (0..1000).map(range).collect();
+        if let Some(lift) = &mut seen.lift {
+            lift.ranges = vec![lift.ranges[0].clone(); 500];
+            let reason = |number: usize| NotLifted {
+                reason: format!("reason {number}: {}", "x".repeat(500)),
+                ..lift.not_lifted[0].clone()
+            };
+            lift.not_lifted = (0..500).map(reason).collect();
+        }
+    }
+    let page = html(&[source("long", long.clone())]);
+    assert!(page.len() < MOST_BYTES && page.contains("neighbouring pairs share a dot"), "{}", page.len());
+    assert!(page.contains("mappings of little memory are left out") && page.contains("more ranges are in the record"));
+    let mut short = long.clone();
+    short.events.truncate(2 + 600);
+    let many: Vec<Source> = (0..MOST_RECORDS).map(|number| source(&number.to_string(), short.clone())).collect();
+    let page = html(&many);
+    assert!(page.len() < MOST_BYTES, "{}", page.len());
+    assert_eq!(page.matches("<article").count(), MOST_RECORDS);
+}
+
+#[test]
+fn markdown_says_what_the_record_holds() {
+    let text = markdown(&[source("a", record(&["thp"], 60, Design::Toggle))]);
+    for expected in [
+        "## It pays: `mariadbd`\n",
+        "| Compared | Questions per CPU second | Pairs | Finding |\n| --- | --- | ---: | --- |\n| `thp` against plain | \\+10.",
+        "| plain against itself | ",
+        "| 1.0 MiB | holds no whole 2 MiB page | `libc.so.6 text` |",
+        "| `plain` | 10.0 MiB | 9.0 MiB | 0 B | 300.0 KiB |",
+        "- this is a virtual machine",
+        "`thp`: `--pages=thp`",
+    ] {
+        assert!(text.contains(expected), "{expected}\n{text}");
+    }
+    let both = [source("a", record(&["thp"], 60, Design::Toggle)), source("b", record(&["thp"], 5, Design::Runs))];
+    assert!(markdown(&both).starts_with("## Does it pay? 2 measurements\n\n| Program | Arm |"));
+}
+
+#[test]
+fn a_counter_that_goes_backwards_is_named_with_its_value() {
+    let mut record = record(&["thp"], 20, Design::Toggle);
+    let block =
+        record.events.iter_mut().find_map(|event| if let Event::Block(block) = event { Some(block) } else { None });
+    block.unwrap().measured.windows[2].work = -1234.0;
+    let said = words::unusable(&record, &record.answer()).unwrap();
+    assert!(
+        said.starts_with("1 blocks do not count: the counter of Questions went backwards, by 1234 in one window"),
+        "{said}"
+    );
+}
+
+/// The page runs this script and no other.
+#[test]
+fn the_policy_names_the_script_s_hash() {
+    use base64::Engine;
+    use sha2::Digest;
+    let hash = sha2::Sha256::digest(include_str!("html/zoom.js").as_bytes());
+    let hash = base64::engine::general_purpose::STANDARD.encode(hash);
+    assert!(html::POLICY.ends_with(&format!("; script-src 'sha256-{hash}'")), "{hash}");
+}

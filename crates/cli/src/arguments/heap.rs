@@ -1,0 +1,58 @@
+//! Options that concern the heap.
+
+use address_space::parse_bytes;
+use clap::{Args, ValueEnum};
+use options::HeapPages;
+use session::heap::{Forced, HeapOptions};
+
+/// `--heap-allocator`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum HeapAllocatorArg {
+    /// The program's own, by its settings.
+    Own,
+    /// A preloaded mimalloc on pages that Pagelift provides.
+    Mimalloc,
+    /// The program's own, collapsed from outside.
+    Collapse,
+}
+
+impl From<HeapAllocatorArg> for Forced {
+    fn from(arg: HeapAllocatorArg) -> Self {
+        match arg {
+            HeapAllocatorArg::Own => Self::Own,
+            HeapAllocatorArg::Mimalloc => Self::Mimalloc,
+            HeapAllocatorArg::Collapse => Self::Collapse,
+        }
+    }
+}
+
+/// The heap of a program that is started.
+#[derive(Args, Clone)]
+pub struct HeapArgs {
+    /// Put all memory that the program allocates on huge pages: auto, off, thp, or a size of pool pages such as 2M.
+    #[arg(long, value_name = "HOW", default_value = "off")]
+    pub heap: HeapPages,
+    /// Pool memory that the heap takes at the start [default: half of the pool's free pages].
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub heap_reserve: Option<u64>,
+    /// Overrides the way that --heap finds for the program's allocator.
+    #[arg(long, value_enum, value_name = "WHICH")]
+    pub heap_allocator: Option<HeapAllocatorArg>,
+}
+
+impl HeapArgs {
+    /// What the arguments ask for.
+    pub fn options(&self) -> HeapOptions {
+        HeapOptions { pages: self.heap, reserve: self.heap_reserve, forced: self.heap_allocator.map(Forced::from) }
+    }
+}
+
+/// `--heap` of `attach`. Pages of the pool cannot be put below memory that others may be writing to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AttachHeapArg {
+    /// The heap is left as it is.
+    #[default]
+    Off,
+    /// Transparent huge pages, in place.
+    Thp,
+}

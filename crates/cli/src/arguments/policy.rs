@@ -1,0 +1,106 @@
+//! What to lift and from where: options that all commands share which plan.
+
+use address_space::{PageSize, parse_bytes};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use options::{Choice, Edges, Kind, Kinds, ObjectChoice, Pages, Policy, WritablePages};
+
+/// Reads one of the words of an option, all of which the help shows.
+pub fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let shown = T::ALL.iter().map(|named| PossibleValue::new(named.word).help(named.help.trim_end_matches('.')));
+    PossibleValuesParser::new(shown).try_map(|word| T::from_word(&word))
+}
+
+/// What to lift and from where; common to all commands that plan.
+#[derive(Args, Clone)]
+pub struct PolicyArgs {
+    /// Where huge pages come from.
+    #[arg(long, value_parser = choice::<Pages>(), default_value = "auto")]
+    pub pages: Pages,
+    /// Size of huge pages, 2M or 1G for example [default: the machine's usual one].
+    #[arg(long, value_name = "SIZE")]
+    pub page_size: Option<PageSize>,
+    /// What to lift.
+    #[arg(long, value_parser = choice::<Kind>(), value_delimiter = ',', value_name = "KINDS", default_value = "text,rodata,data,bss,heap")]
+    pub lift: Vec<Kind>,
+    /// Objects to lift: exe, all, or patterns for their names separated by commas [default: the executable and every
+    /// object that holds at least one whole huge page].
+    #[arg(long, value_name = "OBJECTS")]
+    pub objects: Option<ObjectChoice>,
+    /// Where huge pages for writable memory come from.
+    #[arg(long, value_parser = choice::<WritablePages>(), default_value = "thp")]
+    pub writable_pages: WritablePages,
+    /// What to do where read-only data and code share a huge page.
+    #[arg(long, value_parser = choice::<Edges>(), default_value = "exact")]
+    pub edges: Edges,
+    /// Most memory that the lift may make resident.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub max_memory: Option<u64>,
+    /// Seal copies of code and read-only data, so that nothing discards, unmaps or protects them any more (Linux 6.10).
+    /// Sealed memory cannot be detached.
+    #[arg(long)]
+    pub seal: bool,
+}
+
+impl PolicyArgs {
+    /// The policy that the arguments ask for.
+    pub fn policy(&self) -> Policy {
+        Policy {
+            pages: self.pages,
+            page_size: self.page_size,
+            kinds: Kinds::of(&self.lift),
+            objects: self.objects.clone().unwrap_or_default(),
+            writable_pages: self.writable_pages,
+            edges: self.edges,
+            max_memory: self.max_memory,
+            seal: self.seal,
+        }
+    }
+}
+
+/// The words by which `pagelift run` and `pagelift attach` read this policy.
+pub fn words(policy: &Policy) -> Vec<String> {
+    let kinds = Kind::ALL.iter().filter(|kind| policy.kinds.contains(kind.value)).map(|kind| kind.word);
+    let mut words = Vec::from([
+        format!("--pages={}", policy.pages.word()),
+        format!("--lift={}", kinds.collect::<Vec<_>>().join(",")),
+        format!("--writable-pages={}", policy.writable_pages.word()),
+        format!("--edges={}", policy.edges.word()),
+    ]);
+    words.extend(policy.page_size.map(|size| format!("--page-size={}", size.bytes())));
+    words.extend(policy.max_memory.map(|bytes| format!("--max-memory={bytes}")));
+    let objects = policy.objects.to_string();
+    words.extend((!objects.is_empty()).then(|| format!("--objects={objects}")));
+    words.extend(policy.seal.then(|| "--seal".to_owned()));
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        policy: PolicyArgs,
+    }
+
+    fn parse(words: &[String]) -> Policy {
+        Only::try_parse_from([&["pagelift".to_owned()], words].concat()).unwrap().policy.policy()
+    }
+
+    #[test]
+    fn words_say_the_policy_again() {
+        let texts = [
+            "",
+            "--pages thp --lift text,data --seal",
+            "--pages image --page-size 1G --max-memory 300M --edges merge-read-only",
+            "--pages hugetlb --writable-pages hugetlb --objects exe,libc*",
+        ];
+        for text in texts {
+            let policy = parse(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+            assert_eq!(parse(&words(&policy)), policy, "{text}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The command line's definition; man pages and completions are made from it.
+
+use crate::arguments::heap::{AttachHeapArg, HeapArgs};
+use crate::arguments::policy::{PolicyArgs, choice};
+use crate::commands::{
+    align::AlignArgs, bench::BenchArgs, cache::CacheArgs, demo::DemoArgs, doctor::DoctorArgs, estimate::EstimateArgs,
+    generate::GenerateArgs, image::ImageArgs, perf_map::PerfMapArgs, pool::PoolArgs, probe::ProbeArgs,
+    report::ReportArgs, shootdowns::ShootdownsArgs, stat::StatArgs, status::StatusArgs,
+};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use options::Prepare;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Puts any Linux program's code, data and heap on huge pages, and proves it.
+#[derive(Parser)]
+#[command(name = "pagelift", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Start a program with its code and data on huge pages.
+//
+// The command line of `pagelift run` alone, from its second word on: the same words and texts, made in less time.
+#[derive(Parser)]
+#[command(name = "run", bin_name = "pagelift run", display_name = "pagelift-run", version, max_term_width = 100)]
+pub struct RunCli {
+    #[command(flatten)]
+    args: RunArgs,
+}
+
+impl From<RunCli> for Cli {
+    fn from(cli: RunCli) -> Self {
+        Self { command: Command::Run(cli.args) }
+    }
+}
+
+/// The commands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Start a program with its code and data on huge pages.
+    Run(RunArgs),
+    /// Lift a program that runs.
+    Attach(AttachArgs),
+    /// Give a lifted program its files' pages back, while it runs.
+    Detach(DetachArgs),
+    /// Show what would be lifted of a program or process, and what not and why.
+    Inspect(InspectArgs),
+    /// Say what keeps huge pages from this machine, a process or a command, with the fixes, and what to run.
+    ///
+    /// Kernel features are tried, on memory and a child of its own, not guessed from the release. Everything else is read.
+    Doctor(DoctorArgs),
+    /// Show what the kernel backs with huge pages now.
+    ///
+    /// Of a heap that Pagelift has preloaded it also shows what the program holds of it beside what is resident. A small
+    /// block counts with the size of its class, up to an eighth more than was asked for, and one that another thread has
+    /// freed counts until the thread that its page belongs to takes it back.
+    Status(StatusArgs),
+    /// Count page walks, faults and the pages in use, and say whether the TLB holds them.
+    ///
+    /// Page walks are counted by the CPU's PMU where the machine has one. Without one, as in most virtual machines, the accessed
+    /// marks of a process's page tables are cleared and counted after 1, 10, 100 and 500 ms: a marked page was walked to in that
+    /// time, and one that stays in a TLB is not marked. Beside the size of the TLB that says where huge pages can gain. Clearing
+    /// holds the process's memory map for a few milliseconds (--stall), and the kernel's reclaim takes pages for idle until they
+    /// are used again; contents are not touched.
+    Stat(StatArgs),
+    /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
+    PerfMap(PerfMapArgs),
+    /// Shared images: one huge-page copy of a program that every process maps.
+    Image(ImageArgs),
+    /// Measure whether a lift pays: a live program switched in place, or a command run plain and lifted in turn.
+    ///
+    /// With --toggle the process is lifted and put back in random blocks under its own load; nothing is sent to it, and it
+    /// is left as it was found, at Ctrl-C too. Plain against itself is measured in the same way, and no difference below what
+    /// that shows is claimed.
+    Bench(BenchArgs),
+    /// Make a page of what bench has recorded: the answer, every pair, the address map before and after, and why.
+    ///
+    /// One file of HTML that needs no network and no other file, in light and dark, fit to be printed; or Markdown. With
+    /// several records a table compares them.
+    Report(ReportArgs),
+    /// Measure what address translation costs on this machine, and what huge pages save of it.
+    ///
+    /// Loads and jumps that depend on each other visit one cache line in each base page, in random order; the same number of
+    /// lines packed one behind the other is the control, and the difference is translation. In virtual machines it shows
+    /// whether the host backs the guest's huge pages by huge pages.
+    Probe(ProbeArgs),
+    /// Show who sends TLB shootdowns, by which calls, what they cost, and which setting ends them.
+    ///
+    /// A program with threads that gives memory back, mostly its allocator, interrupts every CPU it runs on. Counted from the
+    /// kernel's tracepoints, as root; an ordinary user sees what /proc/interrupts counts for the whole machine.
+    Shootdowns(ShootdownsArgs),
+    /// Estimate what a lift does to a program's TLB misses, before anything is lifted, on any machine.
+    ///
+    /// A bounded slice of the program runs under QEMU's user mode (Debian: qemu-user), which reports the pages that it
+    /// touches, and the TLBs of a CPU are simulated: for the pages of today, for those that `pagelift run` plans, and for
+    /// those with whole huge pages of anonymous memory too. The program's own output goes to standard error.
+    Estimate(EstimateArgs),
+    /// Files in huge folios of the page cache, which every process maps without any copy.
+    Cache(CacheArgs),
+    /// Have every plain start of a program of your own placed so that huge pages can map its file.
+    Align(AlignArgs),
+    /// The pools of huge pages: show, plan, reserve, release, demote, overcommit.
+    Pool(PoolArgs),
+    /// Run a bundled program plain and lifted, and show the difference.
+    Demo(DemoArgs),
+    /// Write man pages or shell completions.
+    #[command(hide = true)]
+    Generate(GenerateArgs),
+}
+
+/// `--via`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ViaArg {
+    /// From outside: any program, and nothing stays in it.
+    Ptrace,
+    /// From inside, by libpagelift.so in its environment: dynamically linked programs; objects loaded later too.
+    Preload,
+}
+
+/// `pagelift run`.
+#[derive(Args, Clone)]
+#[command(
+    after_help = "Exit status: that of the program; 127 where it is not found, 126 where it cannot be executed, \
+125 where Pagelift itself fails."
+)]
+pub struct RunArgs {
+    /// What to lift and from where.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// Whether files are brought into huge folios of the page cache before they are lifted from there.
+    #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
+    pub prepare: Prepare,
+    /// What concerns the heap.
+    #[command(flatten)]
+    pub heap: HeapArgs,
+    /// Have the program's allocator keep what is freed, by its own settings, so that it sends no TLB shootdowns. It costs
+    /// resident memory; what you have set in the environment stays.
+    #[arg(long)]
+    pub calm: bool,
+    /// How the program is lifted [default: by ptrace; where that is refused, by preload].
+    #[arg(long, value_enum)]
+    pub via: Option<ViaArg>,
+    /// Follow all descendants and lift only programs of these names, separated by commas. A link's name means the program
+    /// that it leads to.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// With --only, follow the descendants of lifted programs too. They stay traced as long as they run.
+    #[arg(long, requires = "only")]
+    pub follow_lifted: bool,
+    /// Fail instead of running the program where anything planned could not be lifted.
+    #[arg(long)]
+    pub require: bool,
+    /// Start the program up to its entry, show the plan, and end it there.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// With --dry-run, plan as if the pools had all pages that the lift takes.
+    #[arg(long, requires = "dry_run")]
+    pub suppose_pool: bool,
+    /// What is told of it.
+    #[command(flatten)]
+    pub outcome: OutcomeArgs,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// What `run` and `attach` tell of what they did.
+#[derive(Args, Clone)]
+pub struct OutcomeArgs {
+    /// Write what was done, or the plan of a dry run, as JSON (of several programs, one document a line).
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
+    #[arg(long)]
+    pub perf_map: bool,
+    /// Say nothing.
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Say what became of each range.
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub verbose: bool,
+}
+
+/// `pagelift attach`.
+#[derive(Args, Clone)]
+pub struct AttachArgs {
+    /// What to lift and from where.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// Whether files are brought into huge folios of the page cache before they are lifted from there.
+    #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
+    pub prepare: Prepare,
+    /// Number of the process.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub pid: Option<i32>,
+    /// All processes that run a program of this name.
+    #[arg(long, value_name = "NAME")]
+    pub all: Option<String>,
+    /// Collapse what it has allocated onto huge pages too, in place: off or thp.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "off")]
+    pub heap: AttachHeapArg,
+    /// Show the plan only.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Stay, and lift what is loaded later.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub watch: bool,
+    /// Fail where anything planned could not be lifted.
+    #[arg(long)]
+    pub require: bool,
+    /// What is told of it.
+    #[command(flatten)]
+    pub outcome: OutcomeArgs,
+}
+
+/// `pagelift detach`.
+#[derive(Args, Clone)]
+pub struct DetachArgs {
+    /// Number of the process.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub pid: Option<i32>,
+    /// All processes that run a program of this name.
+    #[arg(long, value_name = "NAME")]
+    pub all: Option<String>,
+    /// Say nothing.
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// `pagelift inspect`.
+#[derive(Args, Clone)]
+pub struct InspectArgs {
+    /// What to lift and from where.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Plan as if the pools had all pages that the lift takes.
+    #[arg(long)]
+    pub suppose_pool: bool,
+    /// An ELF file, or the number of a process.
+    #[arg(value_name = "FILE|PID")]
+    pub target: OsString,
+}

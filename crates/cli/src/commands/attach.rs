@@ -1,0 +1,132 @@
+//! `pagelift attach` and `pagelift detach`: lift a program that runs, and put it back.
+
+use super::reading::keeps_rights;
+use crate::arguments::heap::AttachHeapArg;
+use crate::cli::{AttachArgs, DetachArgs};
+use crate::text::{heap, message, pause::pause, table};
+use address_space::format_bytes;
+use anyhow::{Context, bail};
+use process_view::{ObjectReader, ObservationError};
+use session::inspect::Inspection;
+use session::running::{
+    AttachOptions, Attached, Detached, Selected, Watch, attach as lift, detach as put_back, plan_attach,
+    processes_named,
+};
+use session::{SessionError, process_name};
+use std::thread;
+use std::time::Duration;
+
+/// Interval at which `--watch` looks for newly loaded objects.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// Lifts.
+pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
+    let pids = targets(args.pid, args.all.as_deref())?;
+    let mut reader = ObjectReader::new();
+    // Watched from before the first lift, so that objects loaded during it are noticed.
+    let watched = if args.watch { pids.iter().map(|&pid| Watch::new(pid)).collect() } else { Vec::new() };
+    let mut failed = Vec::new();
+    for &pid in &pids {
+        let process = Selected { program: args.all.as_deref(), ..Selected::by_number(pid) };
+        if let Err(error) = attach_one(args, &process, &mut reader)
+            && !process.has_gone()
+        {
+            failed.push(refusal(pid, &error));
+        }
+    }
+    if args.watch {
+        // Refusals at the beginning of a watch are printed at once, not at its end.
+        failed.iter().for_each(|line| eprintln!("pagelift: {line}"));
+        watch(args, watched, &mut reader);
+        failed.iter_mut().for_each(|line| line.insert_str(0, "at the beginning: "));
+    }
+    if failed.is_empty() { Ok(()) } else { bail!(failed.join("\npagelift: ")) }
+}
+
+fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectReader) -> anyhow::Result<()> {
+    let pid = process.pid;
+    let policy = args.policy.policy();
+    if args.dry_run {
+        let plan = plan_attach(pid, &policy, reader)?;
+        print!("{}", table::plan(&process_name(pid), &plan));
+        if let Some(path) = &args.outcome.report {
+            let document = Inspection::of_plan(process_name(pid), plan);
+            document.write(path, args.all.is_some()).with_context(|| format!("writing {}", path.display()))?;
+        }
+        return Ok(());
+    }
+    let options = AttachOptions { policy, prepare: args.prepare, heap: args.heap == AttachHeapArg::Thp };
+    let Some(Attached { report, pause: paused }) = lift(process, &options, reader)? else { return Ok(()) };
+    if args.outcome.perf_map && report.covered_bytes > 0 {
+        let written = session::perf_map::write(pid).context("writing the perf map")?;
+        written.not_confined.iter().for_each(keeps_rights);
+    }
+    if let Some(path) = &args.outcome.report {
+        report.write(path, args.all.is_some()).with_context(|| format!("writing {}", path.display()))?;
+    }
+    if !args.outcome.quiet {
+        let heap = report.heap.as_ref().map(|in_place| format!("; {}", heap::in_place(in_place))).unwrap_or_default();
+        eprintln!("{}; {}{heap}", message::line(&report), pause(paused));
+    }
+    if args.outcome.verbose {
+        eprint!("{}", table::outcome(&report));
+    }
+    if args.require && !report.is_complete() {
+        bail!("not everything could be lifted, and --require was given");
+    }
+    Ok(())
+}
+
+/// Looks once a second whether objects were loaded, and lifts again where they were.
+fn watch(args: &AttachArgs, mut watched: Vec<Watch>, reader: &mut ObjectReader) {
+    while !watched.is_empty() {
+        thread::sleep(WATCH_EVERY);
+        watched.retain_mut(|watched| {
+            if watched.has_loaded()
+                && let Err(error) = attach_one(args, &watched.process(), reader)
+            {
+                eprintln!("pagelift: {error:#}");
+            }
+            !watched.has_ended()
+        });
+    }
+}
+
+/// Puts back.
+pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
+    let mut failed = Vec::new();
+    for pid in targets(args.pid, args.all.as_deref())? {
+        let process = Selected { program: args.all.as_deref(), ..Selected::by_number(pid) };
+        match put_back(&process) {
+            Ok(Some(detached)) if !args.quiet => {
+                eprintln!("pagelift: {}: {}", process_name(pid), text(&detached))
+            }
+            Ok(_) => {}
+            Err(_) if process.has_gone() => {}
+            Err(error) => failed.push(refusal(pid, &error.into())),
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { bail!(failed.join("\npagelift: ")) }
+}
+
+/// Names the process and why nothing was done to it. That there is no such process is said with its number already.
+fn refusal(pid: i32, error: &anyhow::Error) -> String {
+    match error.downcast_ref() {
+        Some(SessionError::Process(ObservationError::NoSuchProcess { .. })) => error.to_string(),
+        _ => format!("{}: {error:#}", process_name(pid)),
+    }
+}
+
+fn text(detached: &Detached) -> String {
+    match detached.restored {
+        0 => "nothing of it is lifted".to_owned(),
+        bytes => format!("{} back on the pages of their files; {}", format_bytes(bytes), pause(detached.pause)),
+    }
+}
+
+fn targets(pid: Option<i32>, all: Option<&str>) -> anyhow::Result<Vec<i32>> {
+    match pid {
+        Some(pid) => Ok(vec![pid]),
+        None => Ok(processes_named(all.context("needed: the number of a process, or --all NAME")?)?),
+    }
+}

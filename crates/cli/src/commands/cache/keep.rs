@@ -1,0 +1,120 @@
+//! `pagelift cache keep`.
+
+use super::huge_page;
+use super::prepare::{describe, executed_by, files_of_package, programs_of};
+use address_space::PageSize;
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use page_cache::{Keeper, KeptFile, ListEntry, LockedFile, Report, parse_list};
+use process_view::printable;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `pagelift cache keep`.
+#[derive(Args, Clone)]
+#[command(after_help = "The list has one entry a line: /PATH, `package NAME` or `running NAME`; # begins a comment.\n\
+`systemctl enable --now pagelift-cache.timer` runs it with --once, pagelift-cache-lock.service with --lock.")]
+pub struct KeepArgs {
+    /// The list of files.
+    #[arg(long, value_name = "FILE", default_value = "/etc/pagelift/cache.conf")]
+    config: PathBuf,
+    /// Hold the files in memory, so that reclaim does not drop them, as long as this command runs.
+    #[arg(long, requires = "budget", conflicts_with = "once")]
+    lock: bool,
+    /// Most bytes that --lock may hold, 512M for example; the first entries come first.
+    #[arg(long, value_name = "SIZE", requires = "lock", value_parser = size)]
+    budget: Option<u64>,
+    /// Look once and end, with an error where something listed is not in huge folios at all.
+    #[arg(long)]
+    once: bool,
+    /// Seconds between two looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    interval: u64,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    address_space::parse_bytes(text).map_err(|error| error.to_string())
+}
+
+/// Keeps the listed files in huge folios.
+pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
+    let huge = huge_page()?;
+    let mut keeper = Keeper::new(huge, args.budget.filter(|_| args.lock));
+    let mut said = String::new();
+    loop {
+        let (paths, mut failed) = listed(args, huge)?;
+        let number = paths.len() + failed.len();
+        let mut others = 0;
+        for report in keeper.round(&paths) {
+            others += usize::from(say(&report)?);
+        }
+        if args.once {
+            failed.iter().for_each(|error| eprintln!("pagelift: {error}"));
+            return match failed.len() + others {
+                0 => Ok(()),
+                failed => Err(anyhow!("{failed} of {number} entries are not in huge folios")),
+            };
+        }
+        failed.sort();
+        let now = failed.join("\npagelift: ");
+        if !now.is_empty() && now != said {
+            eprintln!("pagelift: {now}");
+        }
+        said = now;
+        std::thread::sleep(Duration::from_secs(args.interval));
+    }
+}
+
+/// The files that the list names now, in its order, each once; and why an entry names none.
+fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<PathBuf>, Vec<String>)> {
+    let name = args.config.display();
+    let text = fs::read_to_string(&args.config).with_context(|| format!("reading the list {name}"))?;
+    let entries = parse_list(&text).map_err(|error| anyhow!("{name}, {error}"))?;
+    if entries.is_empty() {
+        bail!("{name}: found no entry, needed at least one");
+    }
+    let (mut paths, mut failed) = (Vec::new(), Vec::new());
+    for entry in entries {
+        let found = match &entry {
+            ListEntry::File(path) => Ok(vec![path.clone()]),
+            ListEntry::Package(name) => {
+                files_of_package(name).map(|files| programs_of(&files, huge).into_iter().map(|one| one.path).collect())
+            }
+            // A program that does not run yet is no failure: it is looked for again.
+            ListEntry::Running(name) => {
+                Ok(executed_by(name, huge).unwrap_or_default().into_iter().map(|one| one.path).collect())
+            }
+        };
+        match found {
+            Ok(found) => paths.extend(found),
+            Err(error) => failed.push(format!("{error:#}")),
+        }
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    paths.retain(|path| seen.insert(path.clone()));
+    Ok((paths, failed))
+}
+
+/// Says what has changed. True where nothing of the file lies in huge folios.
+fn say(report: &Report) -> anyhow::Result<bool> {
+    let name = printable(&report.path.display().to_string());
+    match &report.kept {
+        KeptFile::Same => {}
+        KeptFile::Prepared(prepared) => {
+            writeln!(std::io::stdout(), "{name}: {}", describe(prepared))?;
+            if let Some(rest) = &prepared.rest {
+                eprintln!("pagelift: {name}: the rest stays small: {rest}");
+            }
+        }
+        KeptFile::Refused(refusal) => eprintln!("pagelift: {name}: {refusal}"),
+        KeptFile::Unreadable(error) => eprintln!("pagelift: {name}: {error}"),
+    }
+    match &report.locked {
+        Some(locked @ LockedFile::All(_)) => writeln!(std::io::stdout(), "{name}: {locked}")?,
+        Some(locked) => eprintln!("pagelift: {name}: {locked}"),
+        None => {}
+    }
+    Ok(matches!(report.kept, KeptFile::Refused(_) | KeptFile::Unreadable(_)))
+}

@@ -1,0 +1,42 @@
+//! `pagelift cache`: files in huge folios of the page cache.
+
+mod keep;
+mod prepare;
+mod status;
+
+use address_space::PageSize;
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use linux::pages::transparent_huge_page;
+
+/// `pagelift cache`.
+#[derive(Args, Clone)]
+pub struct CacheArgs {
+    /// What to do.
+    #[command(subcommand)]
+    command: CacheCommand,
+}
+
+#[derive(Subcommand, Clone)]
+enum CacheCommand {
+    /// Get files into huge folios.
+    Prepare(prepare::PrepareArgs),
+    /// Prepare listed files, and again whenever they were replaced or memory was short.
+    Keep(keep::KeepArgs),
+    /// Show how files lie in the page cache, who maps them, and who would gain by another base.
+    Status(status::StatusArgs),
+}
+
+/// Runs one of the commands.
+pub fn run(args: &CacheArgs) -> anyhow::Result<()> {
+    match &args.command {
+        CacheCommand::Prepare(args) => prepare::run(args),
+        CacheCommand::Keep(args) => keep::run(args),
+        CacheCommand::Status(args) => status::run(args),
+    }
+}
+
+/// The size of a huge folio.
+fn huge_page() -> anyhow::Result<PageSize> {
+    transparent_huge_page().context("found a kernel without transparent huge pages, needed CONFIG_TRANSPARENT_HUGEPAGE")
+}

@@ -1,0 +1,212 @@
+//! `pagelift cache prepare`.
+
+use super::huge_page;
+use address_space::{PageSize, format_bytes};
+use anyhow::{Context, bail};
+use clap::Args;
+use file_replacement::{Change, replace};
+use page_cache::{Budget, MappedFiles, Prepare, Prepared, Refusal, loaded_offsets, prepare};
+use process_view::{FileIdentity, open_regular_file, printable};
+use session::running::processes_named;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// `pagelift cache prepare`.
+#[derive(Args, Clone)]
+#[command(
+    after_help = "The page cache forgets: after a boot, a package upgrade or a shortage of memory the files lie as they \
+were read. `pagelift cache keep` prepares them again."
+)]
+pub struct PrepareArgs {
+    /// Programs and libraries of an installed package (dpkg or rpm).
+    #[arg(long, value_name = "NAME")]
+    package: Vec<String>,
+    /// What the processes of a program of this name execute.
+    #[arg(long, value_name = "NAME")]
+    running: Vec<String>,
+    /// Replace files that others map, and that therefore cannot be evicted, by a copy: with all metadata, compared byte by
+    /// byte, by one rename. Who runs the old file keeps it until its end. Root, or the file's owner.
+    #[arg(long)]
+    replace: bool,
+    /// Files.
+    #[arg(value_name = "FILE", required_unless_present_any = ["package", "running"])]
+    files: Vec<PathBuf>,
+}
+
+/// A file to be prepared.
+pub struct Chosen {
+    pub path: PathBuf,
+    pub file: File,
+}
+
+/// Prepares files.
+pub fn run(args: &PrepareArgs) -> anyhow::Result<()> {
+    let huge = huge_page()?;
+    let mut failed = 0;
+    let chosen = choose(args, huge, &mut failed)?;
+    let (mut out, number) = (std::io::stdout(), chosen.len() + failed);
+    for one in chosen {
+        let name = printable(&one.path.display().to_string());
+        match prepare_one(&one, huge, args.replace) {
+            Ok(Outcome { prepared, keepers }) => {
+                writeln!(out, "{name}: {}{}", describe(&prepared), after_replacement(keepers.as_deref()))?;
+                if let Some(rest) = &prepared.rest {
+                    eprintln!("pagelift: {name}: the rest stays small: {rest}");
+                }
+            }
+            Err(error) => {
+                eprintln!("pagelift: {name}: {error:#}");
+                failed += 1;
+            }
+        }
+    }
+    match failed {
+        0 => Ok(()),
+        failed => bail!("{failed} of {number} files are not in huge folios"),
+    }
+}
+
+/// What became of a file.
+struct Outcome {
+    prepared: Prepared,
+    /// Where it was replaced, the processes that have the old file.
+    keepers: Option<Vec<i32>>,
+}
+
+fn prepare_one(one: &Chosen, huge: PageSize, may_replace: bool) -> anyhow::Result<Outcome> {
+    let prepared = prepare_file(&one.file, &one.path, huge);
+    let is_mapped = match &prepared {
+        Ok(prepared) => matches!(prepared.rest, Some(Refusal::Mapped { .. })),
+        Err(refusal) => matches!(refusal, Refusal::Mapped { .. }),
+    };
+    if !may_replace || !is_mapped {
+        return Ok(Outcome { prepared: prepared?, keepers: None });
+    }
+    let change = Change { only_if: Some(FileIdentity::of(&one.file.metadata()?)), ..Change::default() };
+    let replaced = replace(&one.path, &change).context("not replaced")?;
+    let prepared =
+        prepare_file(&replaced.file, &replaced.path, huge).context("replaced, and the new file stays small")?;
+    let keepers = MappedFiles::read()?.users_of(&replaced.old, huge)?.processes();
+    Ok(Outcome { prepared, keepers: Some(keepers) })
+}
+
+fn prepare_file(file: &File, path: &Path, huge: PageSize) -> Result<Prepared, Refusal> {
+    let offsets = loaded_offsets(file).unwrap_or(0..u64::MAX);
+    prepare(file, path, offsets, huge, Prepare::Always, Budget::UNLIMITED)
+}
+
+fn after_replacement(keepers: Option<&[i32]>) -> String {
+    match keepers {
+        None => String::new(),
+        Some([]) => "; replaced".to_owned(),
+        Some(processes) => {
+            let numbers: Vec<String> = processes.iter().map(i32::to_string).collect();
+            format!("; replaced, start these anew, which have the old file: {}", numbers.join(", "))
+        }
+    }
+}
+
+pub fn describe(prepared: &Prepared) -> String {
+    let Prepared { extents, of, found, collapsed, created, time, .. } = prepared;
+    let parts = [(*found, "found so"), (*collapsed, "collapsed"), (*created, "read again")];
+    let parts: Vec<String> = parts
+        .iter()
+        .filter(|(bytes, _)| *bytes > 0)
+        .map(|(bytes, how)| format!("{} {how}", format_bytes(*bytes)))
+        .collect();
+    let (huge, of) = (format_bytes(extents.bytes()), format_bytes(*of));
+    format!("{huge} of {of} in huge folios ({}), {} ms", parts.join(", "), time.as_millis())
+}
+
+/// Opens what was asked for. Files that were named and cannot be opened are counted in `failed`; of packages and processes
+/// those are left out that have no whole huge page.
+fn choose(args: &PrepareArgs, huge: PageSize, failed: &mut usize) -> anyhow::Result<Vec<Chosen>> {
+    let mut chosen = Vec::new();
+    for path in &args.files {
+        match open_named(path) {
+            Ok(file) => chosen.push(Chosen { path: path.clone(), file }),
+            Err(error) => {
+                eprintln!("pagelift: {}: {error:#}", path.display());
+                *failed += 1;
+            }
+        }
+    }
+    for name in &args.package {
+        let found = programs_of(&files_of_package(name)?, huge);
+        if found.is_empty() {
+            bail!("found no program or library of {huge} or more in the package {name}, needed at least one");
+        }
+        chosen.extend(found);
+    }
+    for name in &args.running {
+        let found = executed_by(name, huge)?;
+        if found.is_empty() {
+            bail!("found no program or library of {huge} or more that {name} executes, needed at least one");
+        }
+        chosen.extend(found);
+    }
+    Ok(chosen)
+}
+
+fn open_named(path: &Path) -> anyhow::Result<File> {
+    match open_regular_file(path)? {
+        Some(file) => Ok(file),
+        None => bail!("found something else than a regular file, needed a file"),
+    }
+}
+
+/// Those ELF files that have a whole huge page of what is loaded. Links lead to a file that is listed itself, or belongs to
+/// another package.
+pub fn programs_of(paths: &[PathBuf], huge: PageSize) -> Vec<Chosen> {
+    let is_link = |path: &Path| path.symlink_metadata().map_or(true, |found| !found.is_file());
+    let open = |path: &PathBuf| Some(Chosen { path: path.clone(), file: open_regular_file(path).ok()?? });
+    paths
+        .iter()
+        .filter(|path| !is_link(path))
+        .filter_map(open)
+        .filter(|one| is_large_program(&one.file, huge))
+        .collect()
+}
+
+fn is_large_program(file: &File, huge: PageSize) -> bool {
+    loaded_offsets(file)
+        .is_some_and(|offsets| offsets.start.next_multiple_of(huge.bytes()) + huge.bytes() <= offsets.end)
+}
+
+/// The files of an installed package, as the package manager lists them.
+pub fn files_of_package(name: &str) -> anyhow::Result<Vec<PathBuf>> {
+    if name.starts_with('-') {
+        bail!("`{name}` is no name of a package");
+    }
+    let mut asked = Vec::new();
+    for (program, option) in [("dpkg-query", "-L"), ("rpm", "-ql")] {
+        match Command::new(program).args([option, "--", name]).output() {
+            Ok(output) if output.status.success() => {
+                let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                return Ok(text.lines().filter(|line| line.starts_with('/')).map(PathBuf::from).collect());
+            }
+            Ok(output) => asked.push(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+            Err(_) => {}
+        }
+    }
+    match asked.is_empty() {
+        true => bail!("found neither dpkg-query nor rpm, needed one of them; fix: name the files themselves"),
+        false => bail!("found no installed package {name}: {}", printable(&asked.join("; "))),
+    }
+}
+
+/// What the processes of a program execute.
+pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Vec<Chosen>> {
+    let processes = processes_named(name)?;
+    let mapped = MappedFiles::read()?;
+    let mut chosen = Vec::new();
+    for part in mapped.executed(Some(&processes)) {
+        let path = PathBuf::from(part.mapping.path().unwrap_or_default());
+        let opened = part.open().with_context(|| path.display().to_string())?;
+        let large = opened.map(|(file, _)| file).filter(|file| is_large_program(file, huge));
+        chosen.extend(large.map(|file| Chosen { path, file }));
+    }
+    Ok(chosen)
+}

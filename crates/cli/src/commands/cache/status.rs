@@ -1,0 +1,160 @@
+//! `pagelift cache status`.
+
+use super::huge_page;
+use crate::commands::reading::confine_to;
+use crate::text::table::{align_right, table};
+use address_space::{PageSize, format_bytes};
+use anyhow::{Context, bail};
+use clap::Args;
+use confinement::Reads;
+use page_cache::{FileStatus, MappedFiles, MappedPart, UserStatus, status_of};
+use process_view::{open_regular_file, printable};
+use serde::Serialize;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Number of processes that are named for one file.
+const MOST_NAMED: usize = 5;
+
+/// `pagelift cache status`.
+#[derive(Args, Clone)]
+pub struct StatusArgs {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Files [default: all programs and libraries that run and have at least one huge page].
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Listing {
+    format: &'static str,
+    version: u32,
+    page_size: PageSize,
+    files: Vec<Row>,
+    /// Mapped files that cannot be read.
+    not_readable: u64,
+    /// Processes that this user may not look at, so that they are not among the users.
+    processes_not_permitted: u64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    path: String,
+    #[serde(flatten)]
+    status: FileStatus,
+}
+
+/// Prints how files lie in the page cache.
+pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
+    confine_to(Reads::Processes);
+    let listing = read(args)?;
+    let mut out = std::io::stdout();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &listing)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(text(&listing, args.files.is_empty()).as_bytes())?;
+    }
+    Ok(())
+}
+
+fn read(args: &StatusArgs) -> anyhow::Result<Listing> {
+    let (page_size, mapped) = (huge_page()?, MappedFiles::read()?);
+    let processes_not_permitted = mapped.not_permitted;
+    let mut listing = Listing {
+        format: "pagelift-cache-status",
+        version: 1,
+        page_size,
+        files: Vec::new(),
+        not_readable: 0,
+        processes_not_permitted,
+    };
+    for path in &args.files {
+        let explain = || format!("{}", path.display());
+        let Some(file) = open_regular_file(path).with_context(explain)? else {
+            bail!("{}: found something else than a regular file, needed a file", path.display());
+        };
+        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
+        let status = status_of(&file, &mapped, page_size).with_context(explain)?;
+        listing.files.push(Row { path, status });
+    }
+    if args.files.is_empty() {
+        listing.read_running(&mapped);
+    }
+    Ok(listing)
+}
+
+impl Listing {
+    fn read_running(&mut self, mapped: &MappedFiles) {
+        for part in mapped.executed(None) {
+            match part.open() {
+                Ok(Some((file, identity))) if identity.size >= self.page_size.bytes() => {
+                    self.read_mapped(&file, part, mapped);
+                }
+                Ok(_) => {}
+                Err(_) => self.not_readable += 1,
+            }
+        }
+        self.files.sort_by(|a, b| (b.status.of, &a.path).cmp(&(a.status.of, &b.path)));
+    }
+
+    fn read_mapped(&mut self, file: &File, part: &MappedPart, mapped: &MappedFiles) {
+        match status_of(file, mapped, self.page_size) {
+            Ok(status) if status.of > 0 => {
+                self.files.push(Row { path: part.mapping.path().unwrap_or_default().to_owned(), status });
+            }
+            Ok(_) => {}
+            Err(_) => self.not_readable += 1,
+        }
+    }
+}
+
+fn text(listing: &Listing, running: bool) -> String {
+    let mut text = match (listing.files.is_empty(), running) {
+        (true, _) => format!("no program or library that runs has {} or more\n", listing.page_size),
+        (false, _) => format!("{}\n", rows(&listing.files)),
+    };
+    let gaining: Vec<String> = listing.files.iter().filter_map(gains).collect();
+    if !gaining.is_empty() {
+        text += &format!("\nWould gain by a base that agrees with the file's offsets modulo {}\n", listing.page_size);
+        text += &gaining.concat();
+        text += "A start by `pagelift run` is placed so; of a program of your own, `pagelift align FILE` has each start \
+                 placed so.\n";
+    }
+    if listing.not_readable > 0 {
+        text += &format!("note: {} mapped files cannot be read\n", listing.not_readable);
+    }
+    if listing.processes_not_permitted > 0 {
+        let count = listing.processes_not_permitted;
+        let fix = if nix::unistd::geteuid().is_root() { "" } else { "; run it as root to count them" };
+        text += &format!("note: {count} processes may not be looked at{fix}\n");
+    }
+    text
+}
+
+fn rows(files: &[Row]) -> String {
+    let mut rows = table(&["huge", "cached", "of", "users", "file"]);
+    for Row { path, status } in files {
+        rows.add_row([
+            format_bytes(status.huge),
+            status.cached.map_or_else(|| "unknown".to_owned(), format_bytes),
+            format_bytes(status.of),
+            status.users.len().to_string(),
+            printable(path),
+        ]);
+    }
+    (0..=3).for_each(|column| align_right(&mut rows, column));
+    rows.lines().map(|line| line.trim_end().to_owned() + "\n").collect::<String>().trim_end().to_owned()
+}
+
+fn gains(row: &Row) -> Option<String> {
+    let mut users: Vec<&UserStatus> = row.status.users.iter().filter(|user| user.gain > 0).collect();
+    users.sort_by_key(|user| (std::cmp::Reverse(user.gain), user.pid));
+    let most = users.first()?.gain;
+    let named: Vec<String> = users.iter().take(MOST_NAMED).map(|user| format!("{}[{}]", user.name, user.pid)).collect();
+    let more = if users.len() > MOST_NAMED { format!(" and {} more", users.len() - MOST_NAMED) } else { String::new() };
+    Some(format!("  {}: {}{more}, up to {}\n", printable(&row.path), named.join(", "), format_bytes(most)))
+}

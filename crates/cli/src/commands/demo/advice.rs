@@ -1,0 +1,115 @@
+//! What root and a pool would add to what was seen, as commands that can be pasted.
+
+use address_space::{PageSize, format_bytes};
+use measure::machine::PoolFacts;
+use serde::Deserialize;
+
+/// The fields of `pagelift run`'s report that the demo needs.
+#[derive(Deserialize)]
+pub(super) struct LiftSummary {
+    ranges: Vec<LiftedRange>,
+}
+
+#[derive(Deserialize)]
+struct LiftedRange {
+    range: Addresses,
+    protection: String,
+    source: Option<String>,
+    page_size: u64,
+}
+
+#[derive(Deserialize)]
+struct Addresses {
+    start: String,
+    end: String,
+}
+
+impl LiftedRange {
+    fn bytes(&self) -> u64 {
+        let address = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0);
+        address(&self.range.end).saturating_sub(address(&self.range.start))
+    }
+
+    fn is_read_only(&self) -> bool {
+        !self.protection.contains('w')
+    }
+}
+
+/// One paragraph: what could be had beyond this run, and how.
+pub(super) fn advice(report: &LiftSummary, pools: &[PoolFacts], root: bool) -> String {
+    let read_only = || report.ranges.iter().filter(|range| range.is_read_only());
+    let missing: Vec<_> = read_only().filter(|range| range.source.as_deref() != Some("hugetlb")).collect();
+    let Some(first) = missing.first() else {
+        return match read_only().next() {
+            Some(_) => "\nThe code stands on pages of the pool: there is nothing that root could add.\n".to_owned(),
+            None => String::new(),
+        };
+    };
+    let bytes: u64 = missing.iter().map(|range| range.bytes()).sum();
+    let Some(pool) = pools.iter().find(|pool| pool.page_bytes == first.page_size) else {
+        return format!(
+            "\nThis kernel has no pool of such pages; {} of code could stand on one.\n",
+            format_bytes(bytes)
+        );
+    };
+    let needed = bytes.div_ceil(pool.page_bytes.max(1));
+    let size = PageSize::new(pool.page_bytes).map_or_else(|_| format_bytes(pool.page_bytes), |size| size.to_string());
+    let found = match missing.iter().all(|range| range.source.is_some()) {
+        true => "on transparent huge\npages, which the kernel may split or take back when memory is short",
+        false => "on ordinary pages",
+    };
+    let mut text = format!(
+        "\nWhat root and a pool would add: {} of code stand {found}.\n\
+         Pages of the pool stay. Needed: {needed} of {size}; found free: {}.\n",
+        format_bytes(bytes),
+        pool.free
+    );
+    if pool.free < needed {
+        let file = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", pool.page_bytes / 1024);
+        let wanted = pool.total + needed - pool.free;
+        text += &match root {
+            true => format!("    echo {wanted} > {file}\n"),
+            false => format!("    sudo sh -c 'echo {wanted} > {file}'\n"),
+        };
+    }
+    text + "    pagelift demo --pages hugetlb\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(source: &str) -> LiftSummary {
+        let text = format!(
+            r#"{{"pid": 1, "ranges": [
+                {{"range": {{"start": "0x200000", "end": "0x1600000"}}, "protection": "r-x", "source": {source},
+                  "page_size": 2097152}},
+                {{"range": {{"start": "0x2000000", "end": "0x4000000"}}, "protection": "rw-", "source": "thp",
+                  "page_size": 2097152}}]}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn pool(total: u64, free: u64) -> Vec<PoolFacts> {
+        vec![PoolFacts { page_bytes: 2 << 20, total, free }]
+    }
+
+    #[test]
+    fn the_pool_is_asked_for_just_what_is_missing() {
+        let text = advice(&report("\"thp\""), &pool(4, 3), false);
+        assert!(text.contains("20.0 MiB of code") && text.contains("Needed: 10 of 2 MiB; found free: 3."), "{text}");
+        assert!(
+            text.contains("sudo sh -c 'echo 11 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages'"),
+            "{text}"
+        );
+        assert!(advice(&report("null"), &pool(4, 3), true).contains("    echo 11 > /sys"), "root needs no sudo");
+    }
+
+    #[test]
+    fn nothing_is_asked_for_that_is_there() {
+        let text = advice(&report("\"thp\""), &pool(10, 10), true);
+        assert!(!text.contains("echo") && text.contains("--pages hugetlb"), "{text}");
+        assert!(advice(&report("\"hugetlb\""), &pool(0, 0), true).contains("nothing that root could add"));
+        assert!(advice(&report("\"thp\""), &[], true).contains("no pool"));
+    }
+}

@@ -1,0 +1,110 @@
+//! `pagelift doctor`.
+
+use super::reading::confine_to;
+use crate::text::doctor::{Style, text};
+use anyhow::{Context, bail};
+use clap::Args;
+use confinement::Reads;
+use health::gather::{Subject, gather, try_features};
+use health::{Report, examine};
+use process_view::open_regular_file;
+use session::start::CommandFiles;
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use working_set::{Observer, Options, PartVerdict, Reach, WorkingSetError, verdicts};
+
+/// `pagelift doctor`.
+#[derive(Args, Clone)]
+#[command(
+    after_help = "Exit status: 0 where all is well or only noted, 1 with advice, 2 with problems, 125 where Pagelift itself \
+fails."
+)]
+pub struct DoctorArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Measure how the host of a virtual machine backs huge pages, how far the TLB reaches, and which pages of a process
+    /// are in use within half a second, as `stat` does. Takes some seconds.
+    #[arg(long)]
+    pub probe: bool,
+    /// Show what is fine, too.
+    #[arg(short, long)]
+    pub all: bool,
+    /// The number of a process.
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "command")]
+    pub pid: Option<i32>,
+    /// A program that is to be started, and its arguments; it is not started.
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// Examines and prints. Returns the exit status.
+pub fn run(args: &DoctorArgs) -> u8 {
+    let printed = report(args).and_then(|report| print(args, &report).map(|()| report.exit_status()));
+    printed.unwrap_or_else(|error| {
+        if crate::is_broken_pipe(&error) {
+            return 0;
+        }
+        eprintln!("pagelift: {error:#}");
+        crate::OWN_FAILURE
+    })
+}
+
+fn report(args: &DoctorArgs) -> anyhow::Result<Report> {
+    // All that needs more rights than reading, before anything of others is read.
+    let tried = try_features(args.probe);
+    let subject = subject(args)?;
+    let observer = match subject {
+        Subject::Process(pid) if args.probe => Some(Observer::open(pid, Options::default())),
+        _ => None,
+    };
+    confine_to(if matches!(subject, Subject::Process(_)) { Reads::Processes } else { Reads::Own });
+    let used = observer.map_or_else(Vec::new, |observer| observer.and_then(in_use).unwrap_or_else(not_seen));
+    Ok(examine(&gather(tried, &subject, used)?))
+}
+
+/// What of a process is in use, by its accessed marks.
+fn in_use(mut observer: Observer) -> Result<Vec<PartVerdict>, WorkingSetError> {
+    observer.round()?;
+    Ok(observer.finish().map_or_else(Vec::new, |used| verdicts(&used, &Reach::of_this_cpu())))
+}
+
+fn not_seen(error: WorkingSetError) -> Vec<PartVerdict> {
+    eprintln!("pagelift: note: which pages are in use was not measured: {error}");
+    Vec::new()
+}
+
+fn subject(args: &DoctorArgs) -> anyhow::Result<Subject> {
+    let Some(command) = args.command.first() else {
+        return Ok(args.pid.map_or(Subject::Machine, Subject::Process));
+    };
+    let files = CommandFiles::of(command);
+    let Some(path) = files.executed() else {
+        bail!("{} is not found; needed: a program in PATH, or its path", command.display());
+    };
+    let Some(file) = open_regular_file(path).with_context(|| format!("opening {}", path.display()))? else {
+        bail!("{} is no regular file; needed: a program", path.display());
+    };
+    let words = args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    Ok(Subject::Command { words, path: path.to_owned(), file, is_script: files.is_script() })
+}
+
+fn print(args: &DoctorArgs, report: &Report) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, report)?;
+        writeln!(out)?;
+    } else {
+        let style = Style { is_coloured: is_coloured(out.is_terminal()), all: args.all };
+        let is_root = nix::unistd::geteuid().is_root();
+        out.write_all(text(report, is_root, style).as_bytes())?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// NO_COLOR (no-color.org) and terminals that cannot are respected.
+fn is_coloured(is_terminal: bool) -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    is_terminal && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}

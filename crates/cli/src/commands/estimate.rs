@@ -1,0 +1,241 @@
+//! `pagelift estimate`.
+
+use crate::arguments::policy::{PolicyArgs, words};
+use crate::text::estimate::text;
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use lift_plan::ThpMode;
+use session::start::CommandFiles;
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tlb_estimate::{EstimateError, PlannedPages, Qemu, Request, Slice, Transparent, estimate, fix_addresses};
+use tlb_model::{Geometry, Replacement, known_cpu, known_cpus, own_cpu};
+
+/// `--replacement`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReplacementArg {
+    /// What was used longest ago gives way.
+    Lru,
+    /// An approximation by a tree of bits, in arrays of 2, 4, 8, ... ways.
+    TreePlru,
+}
+
+/// `pagelift estimate`.
+#[derive(Args, Clone)]
+pub struct EstimateArgs {
+    /// What the lift takes, and from where.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// The CPU whose TLBs are simulated: skylake-sp, ice-lake-sp, sapphire-rapids, zen2 to zen5, neoverse-n1, neoverse-v2
+    /// [default: this one, by CPUID].
+    #[arg(long, value_name = "NAME")]
+    pub cpu: Option<String>,
+    /// Which entry gives way in a full set. Makers do not publish it; the other one shows how much hangs on it.
+    #[arg(long, value_enum, default_value = "lru")]
+    pub replacement: ReplacementArg,
+    /// Cores that all threads share in turn [default: a core for each thread].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cores: Option<u32>,
+    /// Instructions that are counted, of all threads: 100M, 2G.
+    #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "100M")]
+    pub instructions: u64,
+    /// Instructions before the slice, which run five to ten times as fast.
+    #[arg(long, value_name = "COUNT", value_parser = parse_count, default_value = "0")]
+    pub skip: u64,
+    /// Seconds before the slice, for servers: time to start and to be put under load.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub after: u64,
+    /// Instructions at the beginning of the slice that fill the TLBs and are not counted [default: a tenth of
+    /// --instructions].
+    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+    pub warm_up: Option<u64>,
+    /// Run the command line of this process once more: QEMU cannot trace a process that runs already.
+    #[arg(short, long, value_name = "PID", conflicts_with = "command")]
+    pub pid: Option<i32>,
+    /// With --pid: start a second one of the process's program, with its arguments, environment and folder.
+    #[arg(long, requires = "pid")]
+    pub again: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The program and its arguments.
+    #[arg(required_unless_present = "pid", trailing_var_arg = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// Counts have decimal multiples.
+fn parse_count(text: &str) -> Result<u64, String> {
+    let (number, factor) = match text.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1_000),
+        Some((at, 'M')) => (&text[..at], 1_000_000),
+        Some((at, 'G')) => (&text[..at], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let count = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    count.ok_or_else(|| {
+        format!("{text:?} is no count; needed: a number, with k, M or G for thousands, millions, billions")
+    })
+}
+
+/// Traces, simulates and prints.
+pub fn run(args: &EstimateArgs) -> Result<()> {
+    let (slice, cpu) = (slice(args)?, cpu(args)?);
+    let started = match args.pid {
+        Some(pid) => Started::of_process(pid, args.again)?,
+        None => Started { words: args.command.clone(), process: None, environment: None },
+    };
+    let qemu = Qemu::find()?;
+    let plugin = Qemu::find_plugin()?;
+    let files = CommandFiles::of(&started.words[0]);
+    let program = executable(&files, &started.words)?;
+    started.enter_folder()?;
+    fix_addresses().context("fixing the addresses of the programs that are started")?;
+    let planned = plan(args, &started)?;
+    let request = Request {
+        program: &program,
+        words: &started.words,
+        environment: started.environment.as_deref(),
+        cpu,
+        cores: args.cores,
+        slice,
+        planned,
+        transparent: transparent(),
+        plugin,
+    };
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        signal_hook::flag::register(signal, interrupted.clone())?;
+    }
+    let estimate = estimate(&request, &qemu, &|| interrupted.load(Ordering::Relaxed))?;
+    let text = if args.json { serde_json::to_string_pretty(&estimate)? + "\n" } else { text(&estimate) };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// What is started.
+struct Started {
+    words: Vec<OsString>,
+    /// The process whose folder is taken.
+    process: Option<i32>,
+    /// Its environment.
+    environment: Option<Vec<(OsString, OsString)>>,
+}
+
+impl Started {
+    fn of_process(pid: i32, again: bool) -> Result<Self> {
+        let words = words_of(pid, "cmdline")?;
+        ensure!(!words.is_empty(), "process {pid} has no command line: it is a kernel thread, or has ended");
+        let shown: Vec<String> = words.iter().map(|word| quoted(&word.to_string_lossy())).collect();
+        ensure!(
+            again,
+            "process {pid} runs already, and QEMU can trace only what it starts; fix: stop it where two cannot run at a \
+             time, and start another under the trace: `pagelift estimate -p {pid} --again` while it runs, or \
+             `pagelift estimate -- {}`",
+            shown.join(" ")
+        );
+        let pair = |word: OsString| {
+            let bytes = word.as_bytes();
+            let at = bytes.iter().position(|byte| *byte == b'=')?;
+            Some((OsStr::from_bytes(&bytes[..at]).to_owned(), OsStr::from_bytes(&bytes[at + 1..]).to_owned()))
+        };
+        let environment = words_of(pid, "environ")?.into_iter().filter_map(pair).collect();
+        Ok(Self { words, process: Some(pid), environment: Some(environment) })
+    }
+
+    fn enter_folder(&self) -> Result<()> {
+        let Some(pid) = self.process else { return Ok(()) };
+        let folder = format!("/proc/{pid}/cwd");
+        std::env::set_current_dir(&folder).with_context(|| format!("changing to {folder}"))
+    }
+}
+
+/// The words of a file of `/proc/PID`, each of which ends with NUL.
+fn words_of(pid: i32, name: &str) -> Result<Vec<OsString>> {
+    let path = format!("/proc/{pid}/{name}");
+    let text = linux::text::bytes_of(&path).with_context(|| format!("reading {path}"))?;
+    let words = text.strip_suffix(b"\0").unwrap_or(&text).split(|byte| *byte == 0);
+    Ok(words.filter(|_| !text.is_empty()).map(|word| OsStr::from_bytes(word).to_owned()).collect())
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+/// The ELF file to execute, by the name that maps will show.
+fn executable(files: &CommandFiles, words: &[OsString]) -> Result<std::path::PathBuf> {
+    let name = words[0].to_string_lossy();
+    let Some(program) = files.executed().filter(|path| path.exists()) else { bail!("{name}: not found") };
+    if files.is_script() {
+        let script = files.program().unwrap_or(Path::new("")).display();
+        bail!(
+            "{script} is a script, and QEMU executes only ELF files; fix: name its interpreter: \
+             `pagelift estimate -- {} {script} ...`",
+            program.display()
+        );
+    }
+    if let Some(why) = files.privileged() {
+        bail!("{why}, and would run without that privilege");
+    }
+    program.canonicalize().with_context(|| program.display().to_string())
+}
+
+fn cpu(args: &EstimateArgs) -> Result<Geometry> {
+    let cpu = match &args.cpu {
+        None => own_cpu().map_err(|error| EstimateError::Cpu(error.to_string()))?,
+        Some(name) => match known_cpu(name) {
+            Some(cpu) => cpu,
+            None => {
+                let known: Vec<String> = known_cpus().into_iter().map(|cpu| cpu.name).collect();
+                bail!("--cpu {name} is not known; known: {}", known.join(", "))
+            }
+        },
+    };
+    Ok(match args.replacement {
+        ReplacementArg::Lru => cpu,
+        ReplacementArg::TreePlru => cpu.with_replacement(Replacement::TreePlru),
+    })
+}
+
+fn slice(args: &EstimateArgs) -> Result<Slice> {
+    ensure!(args.instructions > 0, "--instructions is 0; needed: 1 or more");
+    let warm_up = args.warm_up.unwrap_or(args.instructions / 10);
+    Ok(Slice { skip: args.skip, after_seconds: args.after, warm_up, instructions: args.instructions })
+}
+
+fn transparent() -> Transparent {
+    let thp = machine_facts::machine_facts(std::process::id() as i32).thp;
+    Transparent {
+        size: linux::pages::transparent_huge_page(),
+        always: thp.is_some_and(|thp| thp.mode == ThpMode::Always),
+    }
+}
+
+/// Starts the program up to its entry, as `pagelift run` would lift it, and reads the plan.
+fn plan(args: &EstimateArgs, started: &Started) -> Result<PlannedPages> {
+    let report = tempfile::NamedTempFile::new().context("making a file for the plan")?;
+    let own = std::env::current_exe().context("the own executable cannot be found: is /proc mounted?")?;
+    let mut run = Command::new(own);
+    run.args(["run", "--dry-run", "--report"]).arg(report.path()).args(words(&args.policy.policy()));
+    run.arg("--").args(&started.words).stdin(Stdio::null());
+    if let Some(variables) = &started.environment {
+        run.env_clear().envs(variables.iter().map(|(name, value)| (name, value)));
+    }
+    let output = run.output().context("starting the dry run")?;
+    let text = std::fs::read_to_string(report.path()).context("reading the plan")?;
+    if text.is_empty() {
+        let said = OsStr::from_bytes(&output.stderr).to_string_lossy().trim_end().to_owned();
+        bail!("the lift cannot be planned: {said}; `pagelift run --dry-run -- CMD` shows the same");
+    }
+    Ok(PlannedPages::parse(&text)?)
+}

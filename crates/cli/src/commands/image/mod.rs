@@ -1,0 +1,225 @@
+//! `pagelift image`: the store of shared images.
+
+mod list;
+mod setup;
+
+use address_space::{PageSize, format_bytes};
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use image_store::{Collection, Image, Layout, Request, Store, StoreError, Users, default_directory};
+use linux::pages::base_page;
+use process_view::printable;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Default number of days without use after which `gc` removes an image.
+const UNUSED_DAYS: u32 = 30;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// `pagelift image`.
+#[derive(Args, Clone)]
+pub struct ImageArgs {
+    /// What to do.
+    #[command(subcommand)]
+    command: ImageCommand,
+}
+
+#[derive(Subcommand, Clone)]
+enum ImageCommand {
+    /// Mount a store, and have it mounted at every boot.
+    Setup(setup::SetupArgs),
+    /// Make images of programs and shared objects.
+    Add(AddArgs),
+    /// List the images, who uses them, and whether their files are still the same.
+    List(ListArgs),
+    /// Remove images.
+    Remove(RemoveArgs),
+    /// Remove images that nobody maps and whose file was changed or has vanished, or that nobody has used for long.
+    Gc(GcArgs),
+}
+
+#[derive(Args, Clone)]
+struct StoreArg {
+    /// The store's directory [default: $PAGELIFT_STORE, else /run/pagelift/images].
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+}
+
+impl StoreArg {
+    fn path(&self) -> PathBuf {
+        self.store.clone().unwrap_or_else(default_directory)
+    }
+
+    fn open(&self) -> Result<Store, StoreError> {
+        Store::open(&self.path())
+    }
+}
+
+#[derive(Args, Clone)]
+struct AddArgs {
+    #[command(flatten)]
+    store: StoreArg,
+    /// What the object's base is modulo the huge page size [default: as `pagelift run` places a program, 0 for a shared
+    /// object].
+    #[arg(long, value_name = "BYTES", value_parser = offset)]
+    base_offset: Option<u64>,
+    /// Programs and shared objects.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+#[derive(Args, Clone)]
+struct ListArgs {
+    #[command(flatten)]
+    store: StoreArg,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Clone)]
+struct RemoveArgs {
+    #[command(flatten)]
+    store: StoreArg,
+    /// Remove images that processes map, too; they keep their memory until they end.
+    #[arg(long)]
+    force: bool,
+    /// Files of which images were made, or paths of images.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+#[derive(Args, Clone)]
+struct GcArgs {
+    #[command(flatten)]
+    store: StoreArg,
+    /// Only say which images these are.
+    #[arg(long)]
+    dry_run: bool,
+    /// Days after which an image that nobody has used goes, too. Times of use are exact to a day.
+    #[arg(long, value_name = "DAYS", default_value_t = UNUSED_DAYS)]
+    unused_days: u32,
+}
+
+/// Runs one of the commands.
+pub fn run(args: &ImageArgs) -> anyhow::Result<()> {
+    match &args.command {
+        ImageCommand::Setup(args) => setup::run(args),
+        ImageCommand::Add(args) => add(args),
+        ImageCommand::List(args) => list::run(&args.store.open()?, args.json),
+        ImageCommand::Remove(args) => remove(args),
+        ImageCommand::Gc(args) => collect(args),
+    }
+}
+
+/// A number of bytes, in hexadecimal too, as `inspect` prints it.
+fn offset(text: &str) -> Result<u64, String> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).map_err(|error| error.to_string()),
+        None => address_space::parse_bytes(text).map_err(|error| error.to_string()),
+    }
+}
+
+fn add(args: &AddArgs) -> anyhow::Result<()> {
+    let store = args.store.open()?;
+    let mut failed = 0;
+    for path in &args.files {
+        match add_one(&store, path, args.base_offset) {
+            Ok(text) => writeln!(std::io::stdout(), "{text}")?,
+            Err(error) => {
+                eprintln!("pagelift: {}: {error:#}", path.display());
+                failed += 1;
+            }
+        }
+    }
+    match failed {
+        0 => Ok(()),
+        failed => bail!("{failed} of {} files have no image", args.files.len()),
+    }
+}
+
+fn add_one(store: &Store, path: &Path, base_offset: Option<u64>) -> anyhow::Result<String> {
+    let file = open(path)?;
+    let elf = image_store::read_elf(&file)?;
+    let size = store.page_size();
+    let layout = base_offset
+        .map_or_else(|| Layout::most_likely(&elf, size, base_page()), |base_offset| Layout::at(size, base_offset));
+    let image = store.make(&file, layout, Request::Explicit)?;
+    Ok(describe(&image, size))
+}
+
+/// Opens a file without waiting for a writer where it is a pipe.
+fn open(path: &Path) -> anyhow::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path).context("opening it")
+}
+
+fn describe(image: &Image, size: PageSize) -> String {
+    let coverage = match image.coverage() {
+        Ok(coverage) => {
+            format!("{} of {} mappable on {size} pages", format_bytes(coverage.huge), format_bytes(coverage.mappable))
+        }
+        Err(error) => format!("coverage unknown: {error}"),
+    };
+    let readers = if image.for_everybody() { "" } else { ", for root only: not every user can read the file" };
+    let base = image.layout().base_offset();
+    let name = printable(&image.source().display().to_string());
+    format!("{name}: {coverage}, base offset {base:#x}{readers}\n  {}", image.path().display())
+}
+
+fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
+    let store = args.store.open()?;
+    let users = Users::read()?;
+    let images = store.list()?.images;
+    for file in &args.files {
+        let chosen: Vec<&Image> = images.iter().filter(|image| is_meant(image, file)).collect();
+        if chosen.is_empty() {
+            bail!(
+                "no image of {} in {}; `pagelift image list` shows those there are",
+                file.display(),
+                store.path().display()
+            );
+        }
+        for image in chosen {
+            let count = users.of(image).len() as u64;
+            if count > 0 && !args.force {
+                return Err(StoreError::InUse(count)).context(image.path().display().to_string());
+            }
+            store.remove(image)?;
+            let after = if count > 0 { format!("; {count} processes keep it until they end") } else { String::new() };
+            writeln!(std::io::stdout(), "removed {}{after}", image.path().display())?;
+        }
+    }
+    Ok(())
+}
+
+/// By the image's own path, or by the path of its source, which may be gone.
+fn is_meant(image: &Image, file: &Path) -> bool {
+    let absolute = fs::canonicalize(file).or_else(|_| std::path::absolute(file)).unwrap_or_else(|_| file.to_owned());
+    image.path() == absolute || image.source() == absolute
+}
+
+fn collect(args: &GcArgs) -> anyhow::Result<()> {
+    let unused_for = Some(DAY * args.unused_days);
+    let collected = args.store.open()?.collect(Collection { dry_run: args.dry_run, unused_for })?;
+    let mut out = std::io::stdout();
+    let verb = if args.dry_run { "would remove" } else { "removed" };
+    for image in &collected.images {
+        let source = printable(&image.source().display().to_string());
+        writeln!(out, "{verb} {} (of {source})", image.path().display())?;
+    }
+    let (count, bytes) = (collected.images.len(), format_bytes(collected.bytes));
+    let images = if count == 1 { "1 image".to_owned() } else { format!("{count} images") };
+    writeln!(out, "{verb} {images}, {bytes}, and {} other things", collected.debris)?;
+    if collected.in_use > 0 {
+        writeln!(out, "{} images are of changed files too, but processes still map them", collected.in_use)?;
+    }
+    if collected.withdrawn > 0 {
+        let count = collected.withdrawn;
+        let verb = if args.dry_run { "would be" } else { "are" };
+        writeln!(out, "{count} images {verb} for root only from now on: not every user can read the files themselves")?;
+    }
+    Ok(())
+}

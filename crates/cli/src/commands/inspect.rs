@@ -1,0 +1,81 @@
+//! `pagelift inspect`: the plan for a file or a process, and where its base should be.
+
+use super::reading::confine_to;
+use crate::cli::InspectArgs;
+use crate::text::{heap, table};
+use address_space::format_bytes;
+use anyhow::{Context, bail};
+use confinement::Reads;
+use lift_plan::Coverable;
+use process_view::open_regular_file;
+use session::inspect::{Bases, Inspection, Pools, inspect_file, inspect_process};
+use std::io::Write;
+use std::path::Path;
+
+/// Prints the plan.
+pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
+    let inspection = inspect(args)?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &inspection)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", text(&inspection))?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn inspect(args: &InspectArgs) -> anyhow::Result<Inspection> {
+    let policy = args.policy.policy();
+    let pools = if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre };
+    let path = Path::new(&args.target);
+    let pid = args.target.to_str().and_then(|text| text.parse::<i32>().ok());
+    if let Some(pid) = pid.filter(|_| !path.exists()) {
+        confine_to(Reads::Processes);
+        return Ok(inspect_process(pid, &policy, pools)?);
+    }
+    let Some(file) = open_regular_file(path).with_context(|| format!("opening {}", path.display()))? else {
+        bail!("{} is no regular file; needed: an ELF file, or the number of a process", path.display());
+    };
+    confine_to(Reads::Own);
+    Ok(inspect_file(path, &file, &policy, pools)?)
+}
+
+fn text(inspection: &Inspection) -> String {
+    let mut text = table::plan(&inspection.target, &inspection.plan);
+    for file in &inspection.not_understood {
+        text += &format!("\nNot understood: {file}\n");
+    }
+    text += &match &inspection.bases {
+        Some(bases) => format!("\n{}", base_text(bases)),
+        None => "\nIts base is fixed by the linker.\n".to_owned(),
+    };
+    if let Some(plan) = &inspection.heap {
+        text += &format!("\n{}", heap::plan(plan));
+    }
+    if inspection.lacks_shared_objects {
+        text += "Shared objects are not in this picture; `pagelift run --dry-run -- CMD` shows them too.\n";
+    }
+    text
+}
+
+fn base_text(bases: &Bases) -> String {
+    let Bases { page_size, now, aligned, best } = bases;
+    let covered = |c: &Coverable| {
+        format!(
+            "{} of {} code, {} of {} in all",
+            format_bytes(c.text),
+            format_bytes(best.all.text),
+            format_bytes(c.total),
+            format_bytes(best.all.total)
+        )
+    };
+    let mut text = String::from("Base of the executable, and what huge pages cover there\n");
+    if let Some(now) = now {
+        text += &format!("  now: {}\n", covered(now));
+    }
+    text += &format!("  a multiple of {page_size}: {}\n", covered(aligned));
+    text += &format!("  best, {:#x} above a multiple of {page_size}: {}\n", best.offset, covered(&best.covered));
+    text + "`pagelift run` chooses the best by itself: most code first, then most read-only data, then most of all.\n"
+}

@@ -1,0 +1,21 @@
+//! One file per command.
+
+pub mod align;
+pub mod attach;
+pub mod bench;
+pub mod cache;
+pub mod demo;
+pub mod doctor;
+pub mod estimate;
+pub mod generate;
+pub mod image;
+pub mod inspect;
+pub mod perf_map;
+pub mod pool;
+pub mod probe;
+mod reading;
+pub mod report;
+pub mod run;
+pub mod shootdowns;
+pub mod stat;
+pub mod status;

@@ -1,0 +1,48 @@
+//! `pagelift perf-map`.
+
+use super::reading::confine_to;
+use super::status::explain;
+use address_space::format_bytes;
+use clap::Args;
+use confinement::Reads;
+use process_view::perf_map::{Destination, PerfMapError, PerfMapSummary};
+use process_view::printable;
+use std::io::Write;
+
+/// `pagelift perf-map`.
+#[derive(Args, Clone)]
+pub struct PerfMapArgs {
+    /// The number of a lifted process.
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: i32,
+}
+
+/// Writes the perf map of a process and says where its names come from.
+pub fn run(args: &PerfMapArgs) -> anyhow::Result<()> {
+    // Its thread writes with the rights of the process; this one keeps those to read.
+    let destination = Destination::of(args.pid);
+    confine_to(Reads::Processes);
+    let summary = destination.write().map_err(|error| match error {
+        PerfMapError::Process(error) => explain(error, "perf-map"),
+        error => error.into(),
+    })?;
+    std::io::stdout().write_all(text(args.pid, &summary).as_bytes())?;
+    Ok(())
+}
+
+fn text(pid: i32, summary: &PerfMapSummary) -> String {
+    let Some(path) = &summary.path else {
+        return format!("process {pid}: all code is mapped from its files, where perf finds the symbols by itself\n");
+    };
+    let mut text = format!("{}: {} symbols\n", printable(&path.display().to_string()), summary.symbols);
+    if let Some(owner) = summary.owner.filter(|&owner| owner != 0) {
+        text +=
+            &format!("  it belongs to user {owner}, as the process does; perf of another user reads it with --force\n");
+    }
+    for object in &summary.objects {
+        let (bytes, names) = (format_bytes(object.bytes), object.symbols);
+        let source = printable(&object.source.to_string());
+        text += &format!("  {}: {bytes} of code, {names} names from {source}\n", printable(&object.path));
+    }
+    text
+}

@@ -1,0 +1,133 @@
+//! `pagelift pool`: the machine's pools of huge pages.
+
+mod lend;
+pub mod needed;
+mod plan;
+mod reserve;
+mod show;
+
+use crate::text::pool as text;
+use address_space::PageSize;
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use pools::{KernelSettings, PoolLock, PoolRequest, ReleaseRequest};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// `pagelift pool`.
+#[derive(Args, Clone)]
+pub struct PoolArgs {
+    #[command(subcommand)]
+    command: PoolCommand,
+}
+
+#[derive(Subcommand, Clone)]
+enum PoolCommand {
+    /// Show the pools on each NUMA node, who uses them, and the memory around them.
+    Show(show::ShowArgs),
+    /// Show which pages a program needs, which of them are there, and the commands that get the others and make them
+    /// last.
+    Plan(plan::PlanArgs),
+    /// Make pages available, as many as a request names: those that are missing are added to the pool.
+    ///
+    /// Memory is compacted first where it is in pieces; what is missing then is tried again, at last node by node.
+    Reserve(reserve::ReserveArgs),
+    /// Give free pages back to the system.
+    Release(ReleaseArgs),
+    /// Split free pages into smaller ones of another pool, 1G into 2M for example (Linux 5.16).
+    Demote(DemoteArgs),
+    /// Set how many pages the kernel may allocate beyond the pool when a program needs them.
+    ///
+    /// Such surplus pages cost nothing until then and go back to the system when they are freed. They can fail for want of
+    /// memory in one piece: enough for a server that starts once a month, not for what must always start.
+    Overcommit(OvercommitArgs),
+}
+
+#[derive(Args, Clone)]
+struct ReleaseArgs {
+    /// Pages, 2M:64 or 1G:2@0 for example; `all` for all that are free: 2M:all.
+    #[arg(required = true, value_name = "SIZE:COUNT[@NODE]")]
+    requests: Vec<ReleaseRequest>,
+}
+
+#[derive(Args, Clone)]
+struct DemoteArgs {
+    /// The size of the smaller pages [default: the kernel's setting].
+    #[arg(long, value_name = "SIZE")]
+    to: Option<PageSize>,
+    /// The pages to be split, 1G:2@0 for example.
+    #[arg(required = true, value_name = "SIZE:COUNT[@NODE]")]
+    requests: Vec<PoolRequest>,
+}
+
+#[derive(Args, Clone)]
+struct OvercommitArgs {
+    /// Most pages beyond the pool, 2M:512 for example; 0 for none.
+    #[arg(required = true, value_name = "SIZE:COUNT")]
+    requests: Vec<PoolRequest>,
+}
+
+/// Runs one of the commands; returns the exit status.
+pub fn run(args: &PoolArgs) -> anyhow::Result<u8> {
+    match &args.command {
+        PoolCommand::Show(args) => show::run(args).map(|()| 0),
+        PoolCommand::Plan(args) => plan::run(args).map(|()| 0),
+        PoolCommand::Reserve(args) => reserve::run(args),
+        PoolCommand::Release(args) => release(args).map(|()| 0),
+        PoolCommand::Demote(args) => demote(args).map(|()| 0),
+        PoolCommand::Overcommit(args) => overcommit(args).map(|()| 0),
+    }
+}
+
+/// The machine's settings. Signals no longer end this program: what is going on ends at its next step, and what must be
+/// put back is.
+fn settings() -> anyhow::Result<(KernelSettings, Arc<AtomicBool>)> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, interrupted.clone()).context("handling signals")?;
+    }
+    Ok((KernelSettings::new(interrupted.clone()), interrupted))
+}
+
+fn lock() -> anyhow::Result<PoolLock> {
+    PoolLock::take().context("pools are changed by root only: locking /run/pagelift-pool.lock")
+}
+
+fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
+    let (settings, _) = settings()?;
+    let _lock = lock()?;
+    for request in &args.requests {
+        writeln!(std::io::stdout(), "{}", text::released(&pools::release(&settings, request)?))?;
+    }
+    say_kubelet();
+    Ok(())
+}
+
+fn demote(args: &DemoteArgs) -> anyhow::Result<()> {
+    let (settings, _) = settings()?;
+    let _lock = lock()?;
+    for request in &args.requests {
+        writeln!(std::io::stdout(), "{}", text::demoted(&pools::demote(&settings, request, args.to)?))?;
+    }
+    say_kubelet();
+    Ok(())
+}
+
+fn overcommit(args: &OvercommitArgs) -> anyhow::Result<()> {
+    let (settings, _) = settings()?;
+    let _lock = lock()?;
+    for request in &args.requests {
+        writeln!(std::io::stdout(), "{}", text::overcommitted(&pools::overcommit(&settings, request)?))?;
+    }
+    Ok(())
+}
+
+/// Kubernetes counts the pool when its kubelet starts (Kubernetes documentation, "Manage HugePages").
+fn say_kubelet() {
+    if Path::new("/var/lib/kubelet").exists() {
+        eprintln!("pagelift: {}", text::KUBELET);
+    }
+}

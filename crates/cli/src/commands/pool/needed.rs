@@ -1,0 +1,90 @@
+//! Finds which pages a command, a process or a file needs: other commands of this program look, so that what is foreign is
+//! read with no rights but to read, and the plan is the one that a lift makes.
+
+use crate::arguments::policy::words;
+use anyhow::{Context, bail};
+use linux::bounded::KERNEL_TEXT;
+use options::{Pages, Policy};
+use pools::PoolRequest;
+use serde_json::Value;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What is needed, and what is to be said about it.
+pub struct Needed {
+    /// What needs it.
+    pub name: String,
+    /// Pages.
+    pub requests: Vec<PoolRequest>,
+    /// What the reader must know.
+    pub notes: Vec<String>,
+    /// The process, where it is one.
+    pub pid: Option<i32>,
+}
+
+/// The policy by which pages come from the pools.
+pub fn pool_policy(policy: Policy) -> Policy {
+    let pages = if policy.pages == Pages::Auto { Pages::Hugetlb } else { policy.pages };
+    Policy { pages, ..policy }
+}
+
+/// This program.
+pub fn this_program() -> anyhow::Result<std::path::PathBuf> {
+    std::env::current_exe().context("finding the file of this program")
+}
+
+/// What a command needs: it is started up to its entry, and ended there.
+pub fn by_command(command: &[OsString], policy: &Policy) -> anyhow::Result<Needed> {
+    let folder = tempfile::tempdir().context("making a temporary folder")?;
+    let report = folder.path().join("plan");
+    let mut start = Command::new(this_program()?);
+    start.args(["run", "--dry-run", "--suppose-pool", "--quiet", "--report"]).arg(&report).args(words(policy));
+    let name = command[0].to_string_lossy().into_owned();
+    let output = start.arg("--").args(command).stdin(Stdio::null()).output().context("starting it")?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let Ok(file) = std::fs::File::open(&report) else {
+        bail!("{name}: it could not be started up to its entry: {}", said.trim());
+    };
+    let document: Value = serde_json::from_slice(&KERNEL_TEXT.read_rest(file)?).context("reading its plan")?;
+    if let Some(why) = document["unlifted"].as_str() {
+        bail!("{name}: it cannot be lifted: {why}");
+    }
+    let program = document["target"].as_str().unwrap_or(&name).to_owned();
+    let mut notes = Vec::new();
+    if Path::new(&command[0]).file_name() != Some(OsStr::new(&program)) {
+        notes.push(format!(
+            "{name} executes {program}, which this plan is for; name another program by its file or number"
+        ));
+    }
+    Ok(Needed { name: program, requests: requests_of(&document)?, notes, pid: None })
+}
+
+/// What a process or a file needs.
+pub fn by_target(target: &OsStr, policy: &Policy) -> anyhow::Result<Needed> {
+    let mut look = Command::new(this_program()?);
+    look.args(["inspect", "--json", "--suppose-pool"]).args(words(policy)).arg("--").arg(target);
+    let output = look.stdin(Stdio::null()).output().context("looking at it")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        bail!("{}", said.trim().trim_start_matches("pagelift: "));
+    }
+    let document: Value = serde_json::from_slice(&output.stdout).context("reading its plan")?;
+    let name = document["target"].as_str().unwrap_or_default().to_owned();
+    let pid = target.to_str().and_then(|text| text.parse().ok()).filter(|_| !Path::new(target).exists());
+    let mut notes = Vec::new();
+    if pid.is_none() {
+        notes.push("shared objects that it loads are not counted; `pagelift pool plan -- CMD` counts them".to_owned());
+    }
+    Ok(Needed { name, requests: requests_of(&document)?, notes, pid })
+}
+
+/// The pages that a plan takes of the pools.
+fn requests_of(document: &Value) -> anyhow::Result<Vec<PoolRequest>> {
+    let pool = document["pool"].as_array().context("its plan names no pages")?;
+    let request = |entry: &Value| {
+        let size = address_space::PageSize::new(entry["page_size"].as_u64()?).ok()?;
+        Some(PoolRequest { size, pages: entry["pages"].as_u64()?, node: None })
+    };
+    pool.iter().map(|entry| request(entry).context("its plan is not understood")).collect()
+}

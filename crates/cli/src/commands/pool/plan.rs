@@ -1,0 +1,234 @@
+//! `pagelift pool plan`.
+
+use super::needed::{Needed, by_command, by_target, pool_policy, this_program};
+use crate::arguments::policy::{PolicyArgs, words};
+use crate::text::pool as text;
+use address_space::PageSize;
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use lift_plan::Policy;
+use machine_facts::{Files, System, allowed_nodes, default_hugetlb, free_blocks, pool_counts};
+use pools::{BootFile, BootKind, Installation, PoolNeed, PoolRequest, needs_of};
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// `pagelift pool plan`.
+#[derive(Args, Clone)]
+#[command(
+    after_help = "The pages are those that `pagelift run --pages hugetlb` takes. What a program takes of the pool by itself, \
+or by `--heap 2M`, is added as SIZE:COUNT."
+)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    policy: PolicyArgs,
+    /// Place all pages on this NUMA node [default: spread evenly over those that the program may use].
+    #[arg(long, value_name = "NODE")]
+    node: Option<u32>,
+    /// Have the pages reserved at every boot.
+    #[arg(long, value_enum, value_name = "HOW", conflicts_with_all = ["print", "uninstall"])]
+    install: Option<BootArg>,
+    /// Only print what --install would write.
+    #[arg(long, value_enum, value_name = "HOW", conflicts_with = "uninstall")]
+    print: Option<BootArg>,
+    /// Remove what --install has written, and nothing else.
+    #[arg(long, conflicts_with_all = ["target", "command"])]
+    uninstall: bool,
+    /// Name of the files that --install writes, so that several programs have their own.
+    #[arg(long, value_name = "NAME", default_value = "main")]
+    name: String,
+    /// Folder below which --install writes and --uninstall removes, of an image for example.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    /// Print JSON.
+    #[arg(long, conflicts_with_all = ["install", "print", "uninstall"])]
+    json: bool,
+    /// Processes, ELF files, or pages such as 2M:64@0; their needs are added up.
+    #[arg(value_name = "PID|FILE|SIZE:COUNT")]
+    target: Vec<OsString>,
+    /// A program and its arguments; it is started up to its entry and ended there.
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// `--install`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BootArg {
+    /// A unit that reserves them on each node, early in the boot.
+    Systemd,
+    /// A file in sysctl.d: pages of the default size, spread over all nodes.
+    Sysctl,
+    /// The kernel's command line, by a fragment in /etc/default/grub.d (Debian, Ubuntu).
+    Grub,
+}
+
+impl From<BootArg> for BootKind {
+    fn from(arg: BootArg) -> Self {
+        match arg {
+            BootArg::Systemd => Self::Systemd,
+            BootArg::Sysctl => Self::Sysctl,
+            BootArg::Grub => Self::Grub,
+        }
+    }
+}
+
+/// Prints the plan, or makes it last.
+pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    let installation = Installation::new(&args.root, &args.name)?;
+    if args.uninstall {
+        let removed = installation.uninstall()?;
+        if removed.is_empty() {
+            bail!("nothing of the name {} is installed below {}", args.name, args.root.display());
+        }
+        removed.iter().try_for_each(|path| writeln!(out, "removed {}", path.display()))?;
+        reload_systemd(args, &removed);
+        writeln!(out, "{}", text::UNINSTALLED)?;
+        return Ok(());
+    }
+    let needed = needed(args)?;
+    let process = needed.pid.map_or_else(|| "/proc/self".to_owned(), |pid| format!("/proc/{pid}"));
+    let needs = needs_of(&needed.requests, &pool_counts(&System), &allowed_nodes(&System, &process));
+    let requests: Vec<_> = needs.iter().flat_map(PoolNeed::requests).collect();
+    if let Some(kind) = args.print.or(args.install) {
+        if requests.is_empty() {
+            bail!("{} needs no pages of a pool", needed.name);
+        }
+        let file = boot_file(args, kind, &requests)?;
+        if args.print.is_some() {
+            write!(out, "{}", file.text)?;
+            return Ok(());
+        }
+        return install(args, kind, &installation, &file);
+    }
+    if args.json {
+        let document = serde_json::json!({
+            "format": "pagelift-pool-plan", "version": 1, "target": needed.name, "needs": needs,
+            "kernel_arguments": pools::kernel_arguments(&requests), "notes": needed.notes,
+        });
+        writeln!(out, "{}", serde_json::to_string_pretty(&document)?)?;
+        return Ok(());
+    }
+    let (words, policy) = (plan_words(args), policy_words(args));
+    let cma = pools::cma_argument(&requests, is_gigantic);
+    let shown =
+        text::ShownPlan { needed: &needed, needs: &needs, words: &words, policy: &policy, command: &args.command, cma };
+    write!(out, "{}", text::plan(&shown))?;
+    super::say_kubelet();
+    Ok(())
+}
+
+fn needed(args: &PlanArgs) -> anyhow::Result<Needed> {
+    let policy = pool_policy(args.policy.policy());
+    let mut all = Needed { name: String::new(), requests: Vec::new(), notes: Vec::new(), pid: None };
+    let mut names = Vec::new();
+    let mut take = |needed: Needed| {
+        names.push(needed.name);
+        all.requests.extend(needed.requests);
+        all.notes.extend(needed.notes.into_iter().filter(|note| !all.notes.contains(note)).collect::<Vec<_>>());
+        all.pid = needed.pid.or(all.pid);
+    };
+    for target in &args.target {
+        match target.to_str().filter(|text| text.contains(':') && !Path::new(text).exists()) {
+            Some(text) => {
+                let request: PoolRequest = text.parse()?;
+                let (name, notes) = (request.to_string(), Vec::new());
+                take(Needed { name, requests: vec![request], notes, pid: None });
+            }
+            None => take(by_target(target, &policy)?),
+        }
+    }
+    if !args.command.is_empty() {
+        take(by_command(&args.command, &policy)?);
+    }
+    if names.is_empty() {
+        bail!("found nothing to plan for; needed: `-- CMD`, the number of a process, a file, or pages such as 2M:64");
+    }
+    all.name = names.join(", ");
+    for request in &mut all.requests {
+        request.node = request.node.or(args.node);
+    }
+    Ok(all)
+}
+
+/// The words of the policy, where it is not the usual one.
+fn policy_words(args: &PlanArgs) -> String {
+    let usual = words(&Policy::default());
+    let own = words(&args.policy.policy());
+    own.into_iter()
+        .filter(|word| !usual.contains(word))
+        .map(|word| format!(" {}", text::quoted(word.as_ref())))
+        .collect()
+}
+
+/// The words that ask for this plan again.
+fn plan_words(args: &PlanArgs) -> String {
+    let mut words = policy_words(args);
+    if let Some(node) = args.node {
+        words += &format!(" --node {node}");
+    }
+    for target in &args.target {
+        words += &format!(" {}", text::quoted(target));
+    }
+    if !args.command.is_empty() {
+        words += " --";
+        args.command.iter().for_each(|word| words += &format!(" {}", text::quoted(word)));
+    }
+    words
+}
+
+fn boot_file(args: &PlanArgs, kind: BootArg, requests: &[PoolRequest]) -> anyhow::Result<BootFile> {
+    let default = default_hugetlb(&System.text("/proc/meminfo").unwrap_or_default());
+    let program = program_at_boot(&args.root)?;
+    BootFile::new(kind.into(), &args.name, requests, &program, default).map_err(anyhow::Error::msg)
+}
+
+/// The path of this program at boot: of an image, that in the image.
+fn program_at_boot(root: &Path) -> anyhow::Result<String> {
+    if root == Path::new("/") {
+        return Ok(this_program()?.display().to_string());
+    }
+    let usual = ["/usr/bin/pagelift", "/usr/local/bin/pagelift"];
+    let found = usual.into_iter().find(|path| root.join(&path[1..]).exists());
+    if found.is_none() {
+        eprintln!("pagelift: note: there is no pagelift in {} yet; needed at boot: {}", root.display(), usual[0]);
+    }
+    Ok(found.unwrap_or(usual[0]).to_owned())
+}
+
+fn install(args: &PlanArgs, kind: BootArg, installation: &Installation, file: &BootFile) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    let others = installation.found();
+    if let Some(other) = others.first() {
+        bail!(
+            "{} reserves pages for the name {} already; fix: `pagelift pool plan --uninstall --name {}` first, or another --name",
+            other.display(),
+            installation.name(),
+            installation.name()
+        );
+    }
+    let written = installation.install(file).context("installing")?;
+    written.iter().try_for_each(|path| writeln!(out, "wrote {}", path.display()))?;
+    reload_systemd(args, &written);
+    writeln!(out, "{}", text::installed(kind.into()))?;
+    super::say_kubelet();
+    Ok(())
+}
+
+/// Has a running systemd read its units again.
+fn reload_systemd(args: &PlanArgs, paths: &[PathBuf]) {
+    let has_unit = paths.iter().any(|path| path.extension().is_some_and(|extension| extension == "service"));
+    if has_unit && args.root == Path::new("/") && Path::new("/run/systemd/system").exists() {
+        let reloaded = Command::new("systemctl").arg("daemon-reload").status();
+        if !reloaded.is_ok_and(|status| status.success()) {
+            eprintln!("pagelift: note: `systemctl daemon-reload` failed; the next boot reads the unit anyway");
+        }
+    }
+}
+
+/// True for pages that are larger than the largest piece of memory that the kernel keeps.
+pub fn is_gigantic(size: PageSize) -> bool {
+    let largest = free_blocks(&System).iter().map(|free| free.pages_of(size, machine_facts::base_page())).next();
+    matches!(largest, Some(None))
+}

@@ -1,0 +1,144 @@
+//! `pagelift pool reserve`.
+
+use super::lend::{self, Lending};
+use super::{lock, say_kubelet, settings};
+use crate::OWN_FAILURE;
+use crate::arguments::policy::PolicyArgs;
+use crate::text::pool as text;
+use address_space::parse_bytes;
+use clap::Args;
+use machine_facts::base_page;
+use pools::{Change, Goal, KernelSettings, Outcome, PoolRequest, ReserveOptions, give_back, reserve, usual_floor};
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// How often a held reservation looks whether it was interrupted.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// `pagelift pool reserve`.
+#[derive(Args, Clone)]
+#[command(
+    after_help = "Exit status: 0 where every request is met, 125 where one is not; with --for that of the program.\n\
+Pages of 1G are seldom to be had once the machine has run for a while: `pagelift pool plan` says how to get them at boot."
+)]
+pub struct ReserveArgs {
+    /// Add so many pages to those that there are, instead of making so many available.
+    #[arg(long)]
+    add: bool,
+    /// Put everything back where a request is not met in full.
+    #[arg(long)]
+    all_or_nothing: bool,
+    /// Drop the page cache and other caches first, so that memory is in larger pieces. Files are read from disk again then.
+    #[arg(long)]
+    drop_caches: bool,
+    /// Memory that stays available whatever was asked for [default: a sixteenth of all memory].
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    keep_free: Option<u64>,
+    /// Have the pages reserved at every boot too, by a systemd unit; `pagelift pool plan --uninstall` removes it.
+    #[arg(long, conflicts_with_all = ["hold", "command"])]
+    persist: bool,
+    /// Name of the unit of --persist.
+    #[arg(long, value_name = "NAME", requires = "persist", default_value = "main")]
+    name: String,
+    /// Keep the pages only until standard input ends or a signal comes, then give them back.
+    #[arg(long)]
+    hold: bool,
+    /// Reserve what the program behind `--` needs, run it lifted, and give all back when it ends, however it ends.
+    #[arg(long = "for", requires = "command", conflicts_with = "hold")]
+    for_command: bool,
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// Pages, 2M:64 or 1G:2@0 for example.
+    #[arg(value_name = "SIZE:COUNT[@NODE]", required_unless_present = "for_command")]
+    pub requests: Vec<PoolRequest>,
+    /// With --for: the program and its arguments.
+    #[arg(last = true, value_name = "CMD", requires = "for_command")]
+    pub command: Vec<OsString>,
+}
+
+impl ReserveArgs {
+    /// The words that a reservation of pages that are lent takes over.
+    fn lending_words(&self) -> Vec<String> {
+        let mut words = Vec::from(["--add", "--hold", "--all-or-nothing"].map(str::to_owned));
+        words.extend(self.drop_caches.then(|| "--drop-caches".to_owned()));
+        words.extend(self.keep_free.map(|bytes| format!("--keep-free={bytes}")));
+        words
+    }
+}
+
+/// Reserves; returns the exit status.
+pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
+    if args.for_command {
+        let (policy, words) = (args.policy.policy(), args.lending_words());
+        return lend::run(Lending { command: &args.command, policy, requests: &args.requests, words });
+    }
+    let (settings, interrupted) = settings()?;
+    let lock = lock()?;
+    let options = ReserveOptions {
+        goal: if args.add { Goal::Added } else { Goal::Available },
+        floor: args.keep_free.unwrap_or_else(|| usual_floor(&settings)),
+        drop_caches: args.drop_caches,
+        all_or_nothing: args.all_or_nothing,
+        base_page: base_page(),
+    };
+    let outcomes = reserve(&settings, &args.requests, &options)?;
+    drop(lock);
+    // From here on the pages must be given back even if nobody reads what is said.
+    let said = say(&outcomes, args.hold);
+    let is_met = outcomes.iter().all(Outcome::is_met);
+    if args.hold {
+        let changes: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.changes.clone()).collect();
+        if said.is_ok() && !changes.is_empty() {
+            wait_for_the_end(&interrupted);
+        }
+        give_all_back(&settings, &changes)?;
+    } else {
+        said?;
+        say_kubelet();
+    }
+    if args.persist {
+        persist(args)?;
+    }
+    Ok(if is_met { 0 } else { OWN_FAILURE })
+}
+
+fn say(outcomes: &[Outcome], hold: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout();
+    outcomes.iter().try_for_each(|outcome| writeln!(out, "{}", text::outcome(outcome)))?;
+    if hold && outcomes.iter().all(Outcome::is_met) {
+        writeln!(out, "{}", lend::HELD)?;
+    }
+    out.flush()
+}
+
+/// Waits until standard input ends or a signal comes.
+fn wait_for_the_end(interrupted: &AtomicBool) {
+    let (ended, end) = channel::<()>();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 256];
+        while std::io::stdin().read(&mut buffer).is_ok_and(|read| read > 0) {}
+        drop(ended);
+    });
+    while !interrupted.load(Ordering::Relaxed) && end.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {}
+}
+
+fn give_all_back(settings: &KernelSettings, changes: &[Change]) -> anyhow::Result<()> {
+    let _lock = lock()?;
+    let given = give_back(settings, changes)?;
+    // Who started it may have been killed.
+    given.iter().rev().for_each(|given| drop(writeln!(std::io::stdout(), "{}", text::given_back(given))));
+    Ok(())
+}
+
+/// Installs the unit by the command that does so.
+fn persist(args: &ReserveArgs) -> anyhow::Result<()> {
+    let mut plan = Command::new(super::needed::this_program()?);
+    plan.args(["pool", "plan", "--install", "systemd", "--name", &args.name]);
+    plan.args(args.requests.iter().map(ToString::to_string));
+    anyhow::ensure!(plan.status()?.success(), "the pages are reserved now, but not at the next boot");
+    Ok(())
+}

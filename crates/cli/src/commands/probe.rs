@@ -1,0 +1,49 @@
+//! `pagelift probe`.
+
+use crate::text::probe::text;
+use address_space::parse_bytes;
+use anyhow::ensure;
+use clap::Args;
+use linux::pages::base_page;
+use std::io::Write;
+use std::time::Duration;
+use tlb_probe::{Options, probe};
+
+/// `pagelift probe`.
+#[derive(Args, Clone)]
+pub struct ProbeArgs {
+    /// Seconds that it may take.
+    #[arg(long = "for", value_name = "SECONDS", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// The largest footprint, and half of the memory that is used for the time: 256M, 1G. Huge pages that a TLB of 1,024
+    /// entries cannot hold any more need 4G.
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
+    pub memory: u64,
+    /// Print JSON, with all points.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The smallest footprint that shows anything.
+const SMALLEST: u64 = 16 << 20;
+
+/// Measures and prints.
+pub fn run(args: &ProbeArgs) -> anyhow::Result<()> {
+    ensure!(args.memory >= SMALLEST, "--memory is {} MiB; needed: 16M or more", args.memory >> 20);
+    let available = machine_facts::machine_facts(std::process::id() as i32).memory_available;
+    let needed = args.memory.saturating_mul(2).saturating_add(256 << 20);
+    ensure!(
+        needed <= available,
+        "--memory {} MiB takes {} MiB for the time, and {} MiB are available; fix: --memory {}M",
+        args.memory >> 20,
+        needed >> 20,
+        available >> 20,
+        ((available / 4) >> 20).max(16)
+    );
+    let options =
+        Options { time: Duration::from_secs(args.seconds), memory: args.memory.next_multiple_of(base_page().bytes()) };
+    let probe = probe(&options);
+    let text = if args.json { serde_json::to_string_pretty(&probe)? + "\n" } else { text(&probe) };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,271 @@
+//! `pagelift run`: becomes the program, which a helper lifts on its way.
+//!
+//! A boundary module: it meets the requirements of [`become_program`] on its caller.
+//!
+//! In order: the heap is decided, the exec is prepared, and the helper is started, which lifts the program that this
+//! process becomes. Where there is no helper, the program lifts itself by preload, or runs unlifted.
+
+use crate::OWN_FAILURE;
+use crate::cli::{RunArgs, ViaArg};
+use crate::text::{heap, message, table};
+use linux::bare;
+use machine_facts::machine_facts;
+use nix::errno::Errno;
+use options::{HeapPages, Variable};
+use session::LiftReport;
+use session::heap::{HeapStart, calm, prepare_heap};
+use session::inspect::{Inspection, Pools};
+use session::start::{
+    CommandFiles, Helper, Program, StartEvent, StartOptions, become_program, preload_environment, prepare_file,
+};
+use std::ffi::CString;
+use std::path::Path;
+
+/// The shell's statuses for a command that is not found and for one that cannot be executed.
+const NOT_FOUND: u8 = 127;
+const NOT_EXECUTABLE: u8 = 126;
+
+/// Returns only where the program could not be started.
+pub fn run(args: &RunArgs) -> u8 {
+    let mut heap = decide_heap(args);
+    if let Some(decision) = heap.decision.as_ref().filter(|_| !args.outcome.quiet || (args.require && heap.is_short)) {
+        eprintln!("{}", heap::decision(decision));
+    }
+    if args.require && heap.is_short {
+        return OWN_FAILURE;
+    }
+    if args.calm && !calm_down(args, &mut heap) {
+        return OWN_FAILURE;
+    }
+    let mut exec = match ExecPlan::prepare(args, heap.environment.clone()) {
+        Ok(exec) => exec,
+        Err(why) => {
+            eprintln!("pagelift: {why}");
+            return OWN_FAILURE;
+        }
+    };
+    match become_lifted(args, &heap, &exec) {
+        Ok(environment) => exec.program.set_environment(environment),
+        Err(why) => {
+            if args.require {
+                eprintln!("pagelift: {why}; --require ends it here");
+                return OWN_FAILURE;
+            }
+            if !args.outcome.quiet {
+                eprintln!("pagelift: {}: not lifted: {why}", exec.name);
+            }
+            if args.dry_run {
+                return OWN_FAILURE;
+            }
+        }
+    }
+    exec.execute()
+}
+
+/// Becomes the program with a helper that lifts it. Returns only where there is none: the environment with which the
+/// program lifts itself, or why it is not lifted.
+fn become_lifted(args: &RunArgs, heap: &HeapStart, exec: &ExecPlan<'_>) -> Result<Vec<CString>, String> {
+    let files = CommandFiles::of(&args.command[0]);
+    if let Some(why) = files.privileged() {
+        return Err(why);
+    }
+    let by_preload = || {
+        only_with_ptrace(args)?;
+        preload_environment(&variable(args), files.program(), heap.environment.as_deref())
+    };
+    if args.via == Some(ViaArg::Preload) {
+        if let Some(program) = files.executed() {
+            prepare_file(program, &start_options(args, heap));
+        }
+        return by_preload();
+    }
+    let script = files.is_script().then_some(exec.name.as_str());
+    let tell = |event: &StartEvent<'_>| say(args, script, event);
+    let options = start_options(args, heap);
+    // SAFETY:
+    // - `pagelift run` starts no thread.
+    // - `execute_with` only makes calls of `bare`, with words that were made before, and ends by one.
+    let refused = unsafe { become_program(options, files.executed(), tell, |helper| exec.execute_with(helper)) };
+    if args.via == Some(ViaArg::Ptrace) {
+        return Err(refused);
+    }
+    let environment = by_preload().map_err(|why| format!("{refused}; by preload: {why}"))?;
+    if !args.outcome.quiet {
+        eprintln!("pagelift: {}: lifted by preload: {refused}", exec.name);
+    }
+    Ok(environment)
+}
+
+/// Decides how the heap gets huge pages, where that is asked for.
+fn decide_heap(args: &RunArgs) -> HeapStart {
+    let options = args.heap.options();
+    if options.pages == HeapPages::Off {
+        return HeapStart::default();
+    }
+    let files = CommandFiles::that_count(&args.command[0], &args.only);
+    match files.executed().filter(|_| files.privileged().is_none()) {
+        Some(path) => prepare_heap(&options, &args.only, path, &machine_facts(std::process::id() as i32)),
+        None => HeapStart::default(),
+    }
+}
+
+/// Adds the settings by which the allocator keeps its memory; false where --require ends the start.
+fn calm_down(args: &RunArgs, heap: &mut HeapStart) -> bool {
+    let files = CommandFiles::that_count(&args.command[0], &args.only);
+    let Some(path) = files.executed().filter(|_| files.privileged().is_none()) else { return true };
+    let start = calm(path, heap);
+    let is_short = start.is_short && args.require;
+    if !args.outcome.quiet || is_short {
+        eprintln!("{}", heap::calm(&start));
+    }
+    if let Some(environment) = start.environment {
+        heap.environment = Some(environment);
+    }
+    !is_short
+}
+
+fn start_options(args: &RunArgs, heap: &HeapStart) -> StartOptions {
+    StartOptions {
+        policy: args.policy.policy(),
+        prepare: args.prepare,
+        only: args.only.clone(),
+        follow_lifted: args.follow_lifted,
+        require: args.require,
+        dry_run: args.dry_run,
+        pools: if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre },
+        perf_map: args.outcome.perf_map,
+        collapse_heap: heap.collapse,
+    }
+}
+
+/// The request to the library. Without --only it names this process, which becomes the program, so that no other
+/// process acts on it.
+fn variable(args: &RunArgs) -> Variable {
+    Variable {
+        policy: args.policy.policy(),
+        only: args.only.clone(),
+        pid: args.only.is_empty().then(|| std::process::id().into()),
+        require: args.require,
+        heap: HeapPages::Off,
+        quiet: args.outcome.quiet,
+        verbose: args.outcome.verbose,
+    }
+}
+
+/// Refuses options that only the helper can serve.
+fn only_with_ptrace(args: &RunArgs) -> Result<(), String> {
+    let options = [
+        (args.dry_run, "--dry-run"),
+        (args.outcome.report.is_some(), "--report"),
+        (args.outcome.perf_map, "--perf-map"),
+        (args.follow_lifted, "--follow-lifted"),
+    ];
+    match options.into_iter().find(|(given, _)| *given) {
+        Some((_, option)) => Err(format!("{option} needs --via ptrace")),
+        None => Ok(()),
+    }
+}
+
+/// Prints what happens at the program's start, and writes the report.
+fn say(args: &RunArgs, script: Option<&str>, event: &StartEvent<'_>) {
+    match event {
+        StartEvent::Planned { pid, program, plan, objects } => {
+            if let Some(path) = &args.outcome.report {
+                let document = Inspection::of_plan((*program).to_owned(), (*plan).clone()).with_objects(objects);
+                say_unwritten(*pid, path, document.write(path, !args.only.is_empty()));
+            }
+            if !args.outcome.quiet {
+                message::say_to(*pid, &table::plan(program, plan));
+            }
+        }
+        StartEvent::Concluded { report, ended } => conclude(args, script, report, *ended),
+        StartEvent::NoPerfMap { pid, error } => message::say_to(*pid, &format!("pagelift: no perf map: {error}\n")),
+        StartEvent::CannotFollow { pid, error } => {
+            let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";
+            message::say_to(*pid, &format!("{what}: {error}\n"));
+        }
+        StartEvent::HeapNotCollapsed { pid, error } if !args.outcome.quiet => {
+            let needed = session::heap::COLLAPSE_NEEDS;
+            message::say_to(*pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}\n"));
+        }
+        StartEvent::HeapNotCollapsed { .. } => {}
+    }
+}
+
+/// Says why a report could not be written.
+fn say_unwritten(pid: i32, path: &Path, written: std::io::Result<()>) {
+    if let Err(error) = written {
+        message::say_to(pid, &format!("pagelift: writing {}: {error}\n", path.display()));
+    }
+}
+
+fn conclude(args: &RunArgs, script: Option<&str>, report: &LiftReport, ended: bool) {
+    if let Some(path) = &args.outcome.report {
+        say_unwritten(report.pid, path, report.write(path, !args.only.is_empty()));
+    }
+    if args.outcome.quiet && !ended && report.unexpected.is_empty() {
+        return;
+    }
+    let mut text = message::line(report);
+    let nothing = report.covered_bytes + report.advised_bytes == 0;
+    if let Some(script) = script.filter(|_| nothing && args.only.is_empty()) {
+        text += &format!("; {script} is a script: `--only NAME` lifts the program NAME that it starts");
+    }
+    if ended {
+        text += "; --require ends it here";
+    }
+    text.push('\n');
+    if args.outcome.verbose {
+        text += &table::outcome(report);
+    }
+    message::say_to(report.pid, &text);
+}
+
+/// The exec of the program, with all memory that it needs: see [`become_program`] for the reason.
+struct ExecPlan<'a> {
+    args: &'a RunArgs,
+    program: Program,
+    /// The program's name in messages.
+    name: String,
+}
+
+impl<'a> ExecPlan<'a> {
+    fn prepare(args: &'a RunArgs, environment: Option<Vec<CString>>) -> Result<Self, &'static str> {
+        let words: Result<Vec<_>, _> = args.command.iter().map(|word| CString::new(word.as_encoded_bytes())).collect();
+        let mut program = Program::named(words.map_err(|_| "an argument holds a NUL byte")?);
+        if let Some(environment) = environment {
+            program.set_environment(environment);
+        }
+        Ok(Self { args, program, name: Path::new(&args.command[0]).display().to_string() })
+    }
+
+    /// Becomes the program while the helper shares this memory. Where the helper is gone the program runs unlifted, if
+    /// that is permitted.
+    fn execute_with(&self, helper: Helper) -> ! {
+        if helper == Helper::WasKilled {
+            let why: &[u8] = b"the helper process was killed";
+            if self.args.require {
+                bare::write(libc::STDERR_FILENO, [b"pagelift: ", why, b"; --require ends it here\n"]);
+                bare::exit(OWN_FAILURE.into());
+            }
+            if !self.args.outcome.quiet {
+                let pieces = [b"pagelift: ", self.name.as_bytes(), b": not lifted: ", why, b"\n"];
+                bare::write(libc::STDERR_FILENO, pieces);
+            }
+            if self.args.dry_run {
+                bare::exit(OWN_FAILURE.into());
+            }
+        }
+        self.execute()
+    }
+
+    /// Becomes the program, or exits with a shell's message and status; touches neither the heap nor `errno`.
+    fn execute(&self) -> ! {
+        let (status, why) = match Errno::from_raw(self.program.execute()) {
+            Errno::ENOENT => (NOT_FOUND, "not found"),
+            other => (NOT_EXECUTABLE, other.desc()),
+        };
+        bare::write(libc::STDERR_FILENO, [b"pagelift: ", self.name.as_bytes(), b": ", why.as_bytes(), b"\n"]);
+        bare::exit(status.into())
+    }
+}

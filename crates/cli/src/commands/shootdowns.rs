@@ -1,0 +1,95 @@
+//! `pagelift shootdowns`.
+
+use super::bench::interruptions;
+use super::reading::confine_to;
+use crate::text::shootdowns::{live, text};
+use anyhow::ensure;
+use clap::Args;
+use confinement::Reads;
+use serde::Serialize;
+use shootdowns::{Diagnosis, Evidence, Summary, Watch, diagnose};
+use std::io::{IsTerminal, Write, stdout};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// `pagelift shootdowns`.
+#[derive(Args, Clone)]
+pub struct ShootdownsArgs {
+    /// Show this process only.
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: Option<i32>,
+    /// Seconds to watch [default: until Ctrl-C on a terminal, else 10].
+    #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub seconds: Option<u64>,
+    /// Print JSON, with all processes, threads and call paths.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Without a terminal, where nobody presses Ctrl-C.
+const USUAL: Duration = Duration::from_secs(10);
+/// Longer than any machine runs.
+const FOR_EVER: Duration = Duration::from_secs(1 << 32);
+/// The live view is drawn anew this often.
+const REDRAWN: Duration = Duration::from_secs(1);
+/// Processes that are diagnosed.
+const MOST_DIAGNOSED: usize = 5;
+/// A process with a smaller share of what was sent is not diagnosed, unless it was asked for.
+const SMALLEST_SHARE: f64 = 0.02;
+
+/// All that is printed.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    summary: Summary,
+    diagnoses: Vec<Diagnosis>,
+}
+
+/// Watches, and prints what was seen.
+pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
+    if let Some(pid) = args.pid {
+        let threads = Path::new("/proc").join(pid.to_string()).join("task");
+        ensure!(threads.exists(), "there is no process {pid}");
+    }
+    let stop = interruptions()?;
+    let mut watch = Watch::start(args.pid);
+    confine_to(Reads::Processes);
+    let is_live = args.seconds.is_none() && !args.json && stdout().is_terminal();
+    let time = args.seconds.map_or(if is_live { FOR_EVER } else { USUAL }, Duration::from_secs);
+    let end = Instant::now() + time;
+    while is_live && watch.evidence() != Evidence::Nothing && !stop.load(Ordering::Relaxed) {
+        watch.until(Instant::now() + REDRAWN, &stop);
+        print!("{}", live(&selected(&mut watch, args.pid)));
+        stdout().flush()?;
+    }
+    if !is_live && watch.evidence() != Evidence::Nothing {
+        watch.until(end, &stop);
+    }
+    print_report(args, &mut watch)
+}
+
+/// What was seen, of one process only where one was asked for.
+fn selected(watch: &mut Watch, pid: Option<i32>) -> Summary {
+    let mut summary = watch.summary();
+    summary.processes.retain(|process| pid.is_none_or(|pid| process.pid == pid));
+    summary
+}
+
+fn print_report(args: &ShootdownsArgs, watch: &mut Watch) -> anyhow::Result<()> {
+    let summary = selected(watch, args.pid);
+    let all: f64 = summary.processes.iter().map(|process| process.sent).sum();
+    let counts = |sent: f64| sent > 0.0 && (args.pid.is_some() || sent >= all * SMALLEST_SHARE);
+    let processes = summary.processes.iter().filter(|process| counts(process.sent)).take(MOST_DIAGNOSED);
+    let diagnoses = processes.map(diagnose).collect();
+    let report = Report { summary, diagnoses };
+    let mut out = stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(text(&report.summary, &report.diagnoses).as_bytes())?;
+    }
+    out.flush()?;
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! `pagelift stat`.
+
+mod command;
+mod machine;
+mod process;
+pub mod report;
+mod rounds;
+
+use crate::text::stat::text;
+use clap::Args;
+use process_view::printable;
+use report::{CountedWalks, Marks, Outcome, Report, VERSION};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::ffi::OsString;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use walk_counters::{Counting, NoCounters, Walks};
+
+/// The time that is measured where none is asked for.
+const USUAL: Duration = Duration::from_secs(5);
+
+/// `pagelift stat`.
+#[derive(Args, Clone)]
+#[command(
+    after_help = "Exit status: 0; with CMD that of the command (128 and the signal's number where a signal ended it, 127 where \
+it is not found, 126 where it cannot be executed); 125 where Pagelift itself fails."
+)]
+pub struct StatArgs {
+    /// Number of the process.
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["all", "command"])]
+    pub pid: Option<i32>,
+    /// The whole machine.
+    #[arg(short, long, conflicts_with = "command", required_unless_present_any = ["pid", "command"])]
+    pub all: bool,
+    /// Seconds to measure [default: 5; with CMD until it ends].
+    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
+    pub time: Option<Duration>,
+    /// The longest time in milliseconds for which the process may have to wait for the map of its memory while its accessed
+    /// marks are cleared. Memory that would take longer is left out; 0 leaves the marks alone.
+    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=60_000))]
+    pub stall: u64,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Write to a file [default: standard output; with CMD standard error].
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// The command and its arguments.
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// `--for`.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time; needed: a number of seconds from 0.1 to 86400");
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    if (0.1..=86_400.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
+}
+
+/// Measures and prints. Returns the status to exit with.
+pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
+    if !args.command.is_empty() {
+        return command::run(args);
+    }
+    let output = Output::open(args)?;
+    let time = args.time.unwrap_or(USUAL);
+    let interrupted = interruptions()?;
+    let report = match args.pid {
+        Some(pid) => process::measure(pid, time, stall(args), &interrupted)?,
+        None => machine::measure(time, &interrupted)?,
+    };
+    output.write(&report)?;
+    Ok(0)
+}
+
+/// Set by SIGINT, SIGTERM and SIGHUP: what was measured so far is wanted.
+fn interruptions() -> std::io::Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, interrupted.clone())?;
+    }
+    Ok(interrupted)
+}
+
+fn stall(args: &StatArgs) -> Duration {
+    Duration::from_millis(args.stall)
+}
+
+/// Where the report goes. A file is opened before anything is measured: later there may be no right to.
+enum Output {
+    File(fs::File, bool),
+    Standard(bool),
+    Error(bool),
+}
+
+impl Output {
+    fn open(args: &StatArgs) -> anyhow::Result<Self> {
+        Ok(match &args.output {
+            Some(path) => {
+                let file = fs::File::create(path)
+                    .map_err(|error| anyhow::anyhow!("{} cannot be written: {error}", path.display()))?;
+                Self::File(file, args.json)
+            }
+            None if args.command.is_empty() => Self::Standard(args.json),
+            None => Self::Error(args.json),
+        })
+    }
+
+    fn write(self, report: &Report) -> anyhow::Result<()> {
+        let formatted = |json: bool| {
+            if json { serde_json::to_string_pretty(report).map(|text| text + "\n") } else { Ok(text(report)) }
+        };
+        match self {
+            Self::File(mut file, json) => file.write_all(formatted(json)?.as_bytes())?,
+            Self::Standard(json) => std::io::stdout().write_all(formatted(json)?.as_bytes())?,
+            Self::Error(json) => std::io::stderr().write_all(formatted(json)?.as_bytes())?,
+        }
+        Ok(())
+    }
+}
+
+/// What the counters have counted.
+fn counted(counting: Result<Vec<Counting>, NoCounters>) -> Outcome<Vec<CountedWalks>> {
+    match counting {
+        Ok(mut counting) => Outcome::Measured(
+            counting
+                .iter_mut()
+                .map(Counting::read)
+                .map(|counts| CountedWalks { walks: Walks::of(&counts), counts })
+                .collect(),
+        ),
+        Err(error) => Outcome::NotMeasured(error.to_string()),
+    }
+}
+
+/// The name of a process, fit to be printed.
+fn name_of(pid: i32) -> String {
+    let name = linux::text::text_of(format!("/proc/{pid}/comm")).unwrap_or_default();
+    printable(name.trim_end())
+}

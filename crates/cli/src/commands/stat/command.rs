@@ -1,0 +1,169 @@
+//! A command, from its start to its end.
+
+use super::process::coverage;
+use super::rounds::{Rounds, Watch};
+use super::{Outcome, Output, Report, StatArgs, VERSION, counted, stall};
+use confinement::{Reads, confine};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::time::TimeValLike;
+use nix::unistd::{Pid, getpgrp, tcgetpgrp};
+use process_view::coverage::Usage;
+use process_view::{Activity, printable};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+use walk_counters::{Counting, Target};
+use working_set::Reach;
+
+const NOT_FOUND: u8 = 127;
+const NOT_EXECUTABLE: u8 = 126;
+/// As shells do: a status above it is that of a signal.
+const BY_SIGNAL: i32 = 128;
+/// The first look at the memory of a command: it has loaded its libraries by then. Each other is twice as late.
+const FIRST_LOOK: Duration = Duration::from_millis(200);
+/// The time in which rounds are spread: a command's end is not known.
+const ROUNDS_WITHIN: Duration = Duration::from_secs(3);
+
+/// Runs the command, measures it and prints. Returns its status.
+pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
+    let output = Output::open(args)?;
+    let reach = Reach::of_this_cpu();
+    // By this thread, which starts the command: what it starts inherits the counters.
+    let counting = Counting::start(Target::Children);
+    // Before the command starts: a signal that comes at once is its, too.
+    let signals = Signals::new(not_ignored())?;
+    let words = &args.command;
+    let start = Instant::now();
+    let mut child = match Command::new(&words[0]).args(&words[1..]).spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let what = printable(&words[0].to_string_lossy());
+            eprintln!("pagelift: {what} cannot be executed: {error}");
+            return Ok(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE });
+        }
+    };
+    let pid = child.id() as i32;
+    forward(signals, pid);
+    let (ended, end) = channel();
+    let (limit, stall) = (args.time, stall(args));
+    let looking = thread::spawn(move || look(pid, stall, limit, &end));
+    let status = child.wait()?;
+    let seconds = start.elapsed().as_secs_f64();
+    drop(ended);
+    let looked = looking.join();
+    let (watch, coverage) = looked.unwrap_or_else(|_| (None, no_coverage()));
+    let report = Report {
+        version: VERSION,
+        what: shortened(words),
+        pid: Some(pid),
+        seconds,
+        ended_early: None,
+        activity: activity().map_or_else(|error| Outcome::NotMeasured(error.to_string()), Outcome::Measured),
+        coverage: Some(coverage),
+        page_walks: counted(counting),
+        marks: Some(watch.map_or_else(too_soon, |watch| watch.finish(&reach))),
+        tlb: reach,
+    };
+    output.write(&report)?;
+    Ok(status_of(status))
+}
+
+/// The command, as much of it as fits a heading.
+fn shortened(words: &[OsString]) -> String {
+    const LONGEST: usize = 60;
+    let all = words.iter().map(|word| printable(&word.to_string_lossy())).collect::<Vec<_>>().join(" ");
+    if all.chars().count() <= LONGEST {
+        return all;
+    }
+    all.chars().take(LONGEST - 1).chain(['…']).collect()
+}
+
+fn too_soon<T>() -> Outcome<T> {
+    Outcome::NotMeasured(format!("the command ended within {} ms", FIRST_LOOK.as_millis()))
+}
+
+fn no_coverage() -> Outcome<Usage> {
+    too_soon()
+}
+
+/// Looks at the command's memory until it ends, in a thread that can only read.
+fn look(pid: i32, stall: Duration, limit: Option<Duration>, end: &Receiver<()>) -> (Option<Watch>, Outcome<Usage>) {
+    let (start, mut wait) = (Instant::now(), FIRST_LOOK);
+    let (mut watch, mut usage) = (None::<Watch>, no_coverage());
+    while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+        if watch.is_none() {
+            watch = Some(Watch::start(Rounds::open(pid, limit.unwrap_or(ROUNDS_WITHIN), stall)));
+            // What cannot be given up is kept: the command runs on all the same.
+            let _ = confine(Reads::Processes);
+        }
+        if let measured @ Outcome::Measured(_) = coverage(pid) {
+            usage = measured;
+        }
+        if limit.is_some_and(|limit| start.elapsed() >= limit) {
+            break;
+        }
+        wait = (2 * wait).min(Duration::from_secs(2));
+    }
+    (watch, usage)
+}
+
+/// Sends the command what is sent to this process. Keys of the terminal reach both: those are not sent twice.
+fn forward(mut signals: Signals, pid: i32) {
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            if matches!(signal, SIGINT | SIGQUIT) && has_the_terminal() {
+                continue;
+            }
+            if let Ok(signal) = Signal::try_from(signal) {
+                let _ = kill(Pid::from_raw(pid), signal);
+            }
+        }
+    });
+}
+
+/// The signals to be sent on. One that is ignored (SIGHUP under nohup) stays so, in the command too: a handler would be reset
+/// to the default action by its exec.
+fn not_ignored() -> Vec<i32> {
+    let status = linux::text::text_of("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let mut signals = vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+    signals.retain(|signal| ignored >> (signal - 1) & 1 == 0);
+    signals
+}
+
+/// True where the terminal's keys signal this process and, as one of its group, the command.
+fn has_the_terminal() -> bool {
+    let terminal = std::fs::File::open("/dev/tty");
+    terminal.is_ok_and(|terminal| tcgetpgrp(&terminal) == Ok(getpgrp()))
+}
+
+/// Of the command and all its descendants that were waited for (getrusage(2)).
+fn activity() -> nix::Result<Activity> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    Ok(Activity {
+        minor_faults: count(usage.minor_page_faults()),
+        major_faults: count(usage.major_page_faults()),
+        user_seconds: usage.user_time().num_microseconds() as f64 / 1e6,
+        system_seconds: usage.system_time().num_microseconds() as f64 / 1e6,
+        voluntary_switches: count(usage.voluntary_context_switches()),
+        involuntary_switches: count(usage.involuntary_context_switches()),
+    })
+}
+
+/// A count of the kernel, which is never negative.
+fn count(number: impl TryInto<u64>) -> u64 {
+    number.try_into().unwrap_or(0)
+}
+
+fn status_of(status: ExitStatus) -> u8 {
+    let status = status.code().unwrap_or_else(|| BY_SIGNAL + status.signal().unwrap_or(0));
+    u8::try_from(status).unwrap_or(u8::MAX)
+}

@@ -1,0 +1,63 @@
+//! What one run of `pagelift stat` finds out.
+
+use process_view::Activity;
+use process_view::coverage::Usage;
+use serde::Serialize;
+use walk_counters::{Counts, Walks};
+use working_set::{PartVerdict, Reach, WorkingSet};
+
+/// Version of the form in which [`Report`] is written; grows when a field changes its meaning.
+pub const VERSION: u32 = 1;
+
+/// What was measured, or why not.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome<T> {
+    /// What was measured.
+    Measured(T),
+    /// Why nothing was.
+    NotMeasured(String),
+}
+
+/// Page walks as the PMU counts them, on one kind of core.
+#[derive(Clone, Debug, Serialize)]
+pub struct CountedWalks {
+    /// What they mean.
+    pub walks: Walks,
+    /// The counts.
+    pub counts: Counts,
+}
+
+/// Pages marked by page walks, and what follows.
+#[derive(Clone, Debug, Serialize)]
+pub struct Marks {
+    /// The pages.
+    pub working_set: WorkingSet,
+    /// What huge pages can bring.
+    pub verdicts: Vec<PartVerdict>,
+}
+
+/// Everything that one run of the command finds out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What was measured: a process's name, a command, the machine.
+    pub what: String,
+    /// The process.
+    pub pid: Option<i32>,
+    /// Seconds measured.
+    pub seconds: f64,
+    /// Why the measurement ended before its time.
+    pub ended_early: Option<String>,
+    /// Faults, CPU time, context switches.
+    pub activity: Outcome<Activity>,
+    /// What lies on huge pages at the end; `None` for the machine.
+    pub coverage: Option<Outcome<Usage>>,
+    /// Page walks, by kind of core.
+    pub page_walks: Outcome<Vec<CountedWalks>>,
+    /// Pages marked over time; `None` for the machine.
+    pub marks: Option<Outcome<Marks>>,
+    /// This machine's TLBs.
+    pub tlb: Reach,
+}

@@ -1,0 +1,134 @@
+//! Heaps in words.
+
+use address_space::format_bytes;
+use session::heap::{CalmStart, HeapDecision, HeapInPlace, HeapPlan, PreloadedHeapView, RunningHeap};
+
+/// What was decided about the heap of a program that is about to start, as one line.
+pub fn decision(decision: &HeapDecision) -> String {
+    match &decision.allocator {
+        Some(allocator) => format!("pagelift: {}: heap: {allocator}: {}", decision.program, decision.notes.join("; ")),
+        None => format!("pagelift: {}: heap: not an ELF program of this machine; left as it is", decision.program),
+    }
+}
+
+/// What `--calm` does, as one line.
+pub fn calm(start: &CalmStart) -> String {
+    match &start.allocator {
+        Some(allocator) => format!("pagelift: {}: calm: {allocator}: {}", start.program, start.notes.join("; ")),
+        None => format!("pagelift: {}: calm: not an ELF program; left as it is", start.program),
+    }
+}
+
+/// The allocator of a program and what `--heap=auto` does about it.
+pub fn plan(plan: &HeapPlan) -> String {
+    let mut text = format!("Heap: {}\n", plan.allocator);
+    for reason in &plan.choice.reasons {
+        text += &format!("  --heap=auto: {reason}\n");
+    }
+    for refusal in &plan.choice.refusals {
+        text += &format!("  not with --heap=auto: {refusal}\n");
+    }
+    text
+}
+
+/// What collapsing gave.
+pub fn in_place(heap: &HeapInPlace) -> String {
+    format!(
+        "heap: {} of {} anonymous memory on huge pages, {} before",
+        format_bytes(heap.after.huge),
+        format_bytes(heap.after.resident),
+        format_bytes(heap.before.huge)
+    )
+}
+
+/// A preloaded heap.
+pub fn preloaded(view: &PreloadedHeapView) -> String {
+    match view {
+        PreloadedHeapView::Read(heap) => running(heap),
+        PreloadedHeapView::NotRead { not_read } => format!("\nPreloaded heap\n  not read: {not_read}\n"),
+    }
+}
+
+fn running(heap: &RunningHeap) -> String {
+    let mut text = String::from("\nPreloaded heap\n");
+    if heap.pool_page > 0 {
+        text += &format!(
+            "  pool, pages of {}: {} used of {} taken, {} asked for\n",
+            format_bytes(heap.pool_page),
+            format_bytes(heap.pool_used),
+            format_bytes(heap.pool_taken),
+            format_bytes(heap.pool_asked)
+        );
+    }
+    if let Some(why) = heap.shortage {
+        text += &format!("  the rest is not on the pool: {why}\n");
+    }
+    text += &format!("  beside the pool: {}, as the kernel backs it (above)\n", format_bytes(heap.mapped));
+    text += &small_blocks(heap);
+    text += &format!(
+        "  large blocks: {} asked for, {} held, {} kept for the next\n",
+        format_bytes(heap.large_asked),
+        format_bytes(heap.large_held),
+        format_bytes(heap.large_kept)
+    );
+    text
+}
+
+fn small_blocks(heap: &RunningHeap) -> String {
+    let resident = heap.small_resident.map(|bytes| format!("{} resident ", format_bytes(bytes))).unwrap_or_default();
+    let arenas = format!("{resident}in arenas of {}", format_bytes(heap.arenas));
+    match (heap.small_live, &heap.small_not_known) {
+        (Some(live), _) => format!("  small blocks: {} live, {arenas}\n", format_bytes(live)),
+        (None, why) => {
+            format!("  small blocks: {arenas}; live: not known, {}\n", why.as_deref().unwrap_or_default())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heap_abi::{AccountCopy, Shortage};
+    use heap_choice::{NotKnown, SmallUse};
+
+    const ACCOUNT: AccountCopy = AccountCopy {
+        pool_page: 0,
+        pool_asked: 0,
+        pool_taken: 0,
+        pool_used: 0,
+        mapped_used: 96 << 20,
+        arenas: 96 << 20,
+        large_asked: 0,
+        large_held: 0,
+        large_kept: 0,
+        shortage: Shortage::None,
+        small_records: 0,
+    };
+
+    #[test]
+    fn text_and_json_tell_the_same_of_small_blocks() {
+        let known = |resident| RunningHeap::of(ACCOUNT, Ok(SmallUse { live: 61 << 20, resident }));
+        let heap = known(Some(70 << 20));
+        assert!(running(&heap).contains("small blocks: 61.0 MiB live, 70.0 MiB resident in arenas of 96.0 MiB\n"));
+        let json = serde_json::to_value(PreloadedHeapView::Read(heap)).unwrap();
+        assert_eq!(
+            (json["small_live"].as_u64(), json["small_resident"].as_u64()),
+            (Some(61 << 20), Some(70 << 20)),
+            "{json}"
+        );
+        assert!(json.get("small_not_known").is_none());
+        assert!(running(&known(None)).contains("small blocks: 61.0 MiB live, in arenas of 96.0 MiB\n"));
+    }
+
+    #[test]
+    fn what_is_not_known_is_said_with_its_reason() {
+        let heap = RunningHeap::of(ACCOUNT, Err(NotKnown::Inconsistent));
+        let text = running(&heap);
+        assert!(text.contains("in arenas of 96.0 MiB; live: not known, the heap's records do not fit"), "{text}");
+        let json = serde_json::to_value(PreloadedHeapView::Read(heap)).unwrap();
+        assert!(json["small_live"].is_null() && json["small_not_known"].is_string(), "{json}");
+        let view = PreloadedHeapView::NotRead { not_read: heap_choice::NotRead::OtherVersion { found: 1 }.to_string() };
+        assert!(preloaded(&view).contains("not read: libpagelift_heap.so in the process is of another release"));
+        assert!(serde_json::to_value(view).unwrap()["not_read"].is_string());
+    }
+}

@@ -1,0 +1,14 @@
+//! Formats the commands' results as lines and tables.
+
+pub mod bench;
+pub mod doctor;
+pub mod estimate;
+pub mod heap;
+pub mod message;
+pub mod number;
+pub mod pause;
+pub mod pool;
+pub mod probe;
+pub mod shootdowns;
+pub mod stat;
+pub mod table;

@@ -1,0 +1,338 @@
+//! Formats pools, plans and what became of reservations.
+
+use super::table::{align_right, table};
+use crate::commands::pool::needed::Needed;
+use address_space::{PageSize, format_bytes};
+use lift_plan::ThpMode;
+use pools::{
+    BootKind, Demoted, GivenBack, Outcome, Overcommitted, PoolNeed, PoolView, PoolsView, Released, kernel_arguments,
+    short_size,
+};
+use process_view::printable;
+use std::ffi::{OsStr, OsString};
+
+/// What Kubernetes must be told.
+pub const KUBELET: &str =
+    "note: the kubelet counts huge pages when it starts; fix: `systemctl restart kubelet` after the pool has changed";
+/// What is left to be done after files were removed.
+pub const UNINSTALLED: &str = "pages that are reserved now stay until `pagelift pool release` or a reboot; after a \
+                               fragment of GRUB: update-grub";
+
+/// Everything that `pool show` shows.
+pub fn view(view: &PoolsView) -> String {
+    let mut text = if view.pools.is_empty() {
+        "This kernel has no pools of huge pages; needed: CONFIG_HUGETLBFS\n".to_owned()
+    } else {
+        format!("Pools, in pages\n{}\n", pools_table(&view.pools))
+    };
+    text += &users(view);
+    text += &limits(view);
+    text += &memory(view);
+    text
+}
+
+fn pools_table(pools: &[PoolView]) -> comfy_table::Table {
+    let headings =
+        ["size", "node", "total", "free", "reserved", "available", "surplus", "overcommit left", "demotes to"];
+    let mut table = table(&headings);
+    for pool in pools {
+        let counts = &pool.counts;
+        let numbers = [counts.total, counts.free, counts.reserved, pool.available, counts.surplus, pool.headroom];
+        let mut row = vec![counts.size.to_string(), "all".to_owned()];
+        row.extend(numbers.iter().map(u64::to_string));
+        row.push(counts.demotes_to.map_or_else(|| "-".to_owned(), |size| size.to_string()));
+        table.add_row(row);
+        // The kernel counts promised pages for the whole machine only.
+        for node in counts.nodes.iter().filter(|_| counts.nodes.len() > 1) {
+            let row = ["", &node.node.to_string(), &node.total.to_string(), &node.free.to_string()].map(str::to_owned);
+            table.add_row(row.into_iter().chain([
+                "-".into(),
+                "-".into(),
+                node.surplus.to_string(),
+                "-".into(),
+                "-".into(),
+            ]));
+        }
+    }
+    (2..8).for_each(|column| align_right(&mut table, column));
+    table
+}
+
+fn users(view: &PoolsView) -> String {
+    let mut text = String::new();
+    let mut table = table(&["process", "pages", "size", "what"]);
+    for user in &view.users.processes {
+        let process = format!("{}[{}]", user.program, user.pid);
+        table.add_row([process, user.size.pages_for(user.bytes).to_string(), user.size.to_string(), user.what.clone()]);
+    }
+    for file in &view.users.files {
+        let path = printable(&file.path.display().to_string());
+        table.add_row(["(file)".to_owned(), file.size.pages_for(file.bytes).to_string(), file.size.to_string(), path]);
+    }
+    align_right(&mut table, 1);
+    if table.row_count() > 0 {
+        text += &format!("\nUsed by\n{table}\n");
+    }
+    for pool in view.pools.iter().filter(|pool| pool.unexplained > 0) {
+        let (pages, size) = (pool.unexplained, pool.counts.size);
+        text += &format!(
+            "{pages} x {size} more are used by what is not seen here: System V segments that nobody has attached \
+             (ipcs -m), files that are open but deleted, other mount namespaces\n"
+        );
+    }
+    if view.users.not_permitted > 0 {
+        text += &format!("{} processes cannot be looked at by this user\n", view.users.not_permitted);
+    }
+    text
+}
+
+fn limits(view: &PoolsView) -> String {
+    let mut text = String::new();
+    for limit in &view.cgroup.hugetlb {
+        let pages = limit.left / limit.size.bytes();
+        text += &format!("  {pages} x {} left below {}\n", limit.size, limit.file);
+    }
+    if let Some((left, directory)) = &view.cgroup.memory {
+        text += &format!("  {} of memory left below the limit of {directory}\n", format_bytes(*left));
+    }
+    if text.is_empty() { text } else { format!("\nLimits of this cgroup\n{text}") }
+}
+
+fn memory(view: &PoolsView) -> String {
+    let memory = &view.memory;
+    let mut text =
+        format!("\nMemory: {} of {} available\n", format_bytes(memory.available), format_bytes(memory.total));
+    for free in &memory.free {
+        let at_once: Vec<_> = free.at_once.iter().map(|(size, pages)| format!("{pages} x {size}")).collect();
+        let at_once =
+            if at_once.is_empty() { String::new() } else { format!(", {} of it in one piece", at_once.join(", ")) };
+        text += &format!("  node {}: {} free{at_once}\n", free.node, format_bytes(free.bytes));
+    }
+    if let Some(cma) = &view.cma {
+        let parameter = cma.for_huge_pages.as_ref().map_or_else(String::new, |value| format!(", hugetlb_cma={value}"));
+        text +=
+            &format!("  set aside (CMA): {} of {} free{parameter}\n", format_bytes(cma.free), format_bytes(cma.total));
+    }
+    text += &format!(
+        "\nTransparent huge pages in use: anonymous {}, tmpfs {}, files {}\n",
+        format_bytes(memory.anonymous_huge),
+        format_bytes(memory.shmem_huge),
+        format_bytes(memory.file_huge)
+    );
+    for mode in [ThpMode::Always, ThpMode::Madvise, ThpMode::Never] {
+        let of_mode = view.thp.iter().filter(|thp| thp.mode == mode);
+        let sizes: Vec<_> = of_mode
+            .map(|thp| match thp.in_use.filter(|&pages| pages > 0) {
+                Some(pages) => format!("{} ({pages} in use)", thp.size),
+                None => thp.size.to_string(),
+            })
+            .collect();
+        let word = match mode {
+            ThpMode::Always => "always",
+            ThpMode::Madvise => "madvise",
+            _ => "never",
+        };
+        if !sizes.is_empty() {
+            text += &format!("  {word}: {}\n", sizes.join(", "));
+        }
+    }
+    text
+}
+
+/// A plan to be shown.
+pub struct ShownPlan<'a> {
+    /// What needs the pages.
+    pub needed: &'a Needed,
+    /// The pages.
+    pub needs: &'a [PoolNeed],
+    /// The words that ask for the plan again.
+    pub words: &'a str,
+    /// Those of them that a lift needs, too.
+    pub policy: &'a str,
+    /// The command, if it is for one.
+    pub command: &'a [OsString],
+    /// The kernel's parameter that sets memory aside for gigantic pages.
+    pub cma: Option<String>,
+}
+
+/// What is needed, what is there, and the commands.
+pub fn plan(plan: &ShownPlan<'_>) -> String {
+    let name = printable(&plan.needed.name);
+    let mut text = String::new();
+    if plan.needs.is_empty() {
+        text += &format!("{name} takes no pages of a pool: it holds no whole huge page of what would be lifted\n");
+    } else {
+        text += &format!("{name}: pages of the pools\n\n{}\n", needs_table(plan.needs));
+        text += &commands(plan);
+    }
+    plan.needed.notes.iter().for_each(|note| text += &format!("note: {}\n", printable(note)));
+    text
+}
+
+fn needs_table(needs: &[PoolNeed]) -> comfy_table::Table {
+    let mut table = table(&["size", "node", "needed", "available", "missing", "overcommit left"]);
+    for need in needs {
+        let numbers = |numbers: [u64; 3]| numbers.map(|number| number.to_string());
+        let row =
+            [vec![need.size.to_string(), "all".into()], numbers([need.pages, need.available, need.missing]).into()];
+        table.add_row(row.concat().into_iter().chain([need.headroom.to_string()]));
+        for node in &need.nodes {
+            let row = [
+                vec![String::new(), node.node.to_string()],
+                numbers([node.pages, node.available, node.missing]).into(),
+            ];
+            table.add_row(row.concat().into_iter().chain([String::new()]));
+        }
+    }
+    (2..6).for_each(|column| align_right(&mut table, column));
+    table
+}
+
+fn commands(plan: &ShownPlan<'_>) -> String {
+    let mut text = String::new();
+    for need in plan.needs.iter().filter(|need| !need.has_pool) {
+        text += &format!(
+            "This kernel has no pool of pages of {}; `pagelift pool show` lists those there are.\n",
+            need.size
+        );
+    }
+    let requests: Vec<_> = plan.needs.iter().flat_map(PoolNeed::requests).collect();
+    let words = requests.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    let missing: u64 = plan.needs.iter().map(|need| need.missing).sum();
+    text += &match missing {
+        0 => "\nAll pages are there.\n".to_owned(),
+        _ => format!("\nNow, as root\n  pagelift pool reserve {words}\n"),
+    };
+    if !plan.command.is_empty() {
+        let command = plan.command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+        text += &format!("Then\n  pagelift run --pages hugetlb{} -- {command}\n", plan.policy);
+        text += &format!(
+            "Or both, and the pages back at its end\n  pagelift pool reserve --for{} -- {command}\n",
+            plan.policy
+        );
+    } else if let Some(pid) = plan.needed.pid {
+        text += &format!("Then\n  pagelift attach --pages hugetlb{} {pid}\n", plan.policy);
+    }
+    text += "\nTo have them after every boot, as root, one of\n";
+    let install = |how: &str, what: &str| format!("  pagelift pool plan --install {how}{}\n      {what}\n", plan.words);
+    text += &install("systemd", "a unit that reserves them on each node, early in the boot");
+    let is_plain = requests.iter().all(|request| request.node.is_none()) && plan.needs.len() == 1 && plan.cma.is_none();
+    if is_plain {
+        text += &install("sysctl", "/etc/sysctl.d: vm.nr_hugepages, where that is the kernel's default size");
+    }
+    text += &install("grub", &format!("the kernel's command line: {}; then update-grub", kernel_arguments(&requests)));
+    if let Some(cma) = &plan.cma {
+        text += &format!(
+            "Gigantic pages are sure to be had at boot only, by the kernel's command line; or `{cma}` there sets memory \
+             aside from which `pagelift pool reserve` gets them later, and which serves movable memory until then.\n"
+        );
+    }
+    text + "`--print` in place of `--install` shows the file; `pagelift pool plan --uninstall` removes it.\n"
+}
+
+/// A word as a shell reads it.
+pub fn quoted(word: &OsStr) -> String {
+    let text = printable(&word.to_string_lossy());
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+%".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
+/// What is left to be done after a file was written.
+pub fn installed(kind: BootKind) -> &'static str {
+    match kind {
+        BootKind::Systemd => {
+            "the pages are reserved at the next boot; now: `pagelift pool reserve`, with the same pages"
+        }
+        BootKind::Sysctl => "the pages are reserved at the next boot; now: `sysctl --system`",
+        BootKind::Grub => {
+            "then: `update-grub` and a reboot; where GRUB reads no /etc/default/grub.d (Fedora): \
+             `grubby --update-kernel=ALL --args=...` with the parameters of --print grub"
+        }
+    }
+}
+
+fn on_node(node: Option<u32>) -> String {
+    node.map_or_else(String::new, |node| format!(" on node {node}"))
+}
+
+/// What became of a request.
+pub fn outcome(outcome: &Outcome) -> String {
+    let (size, place) = (outcome.request.size, on_node(outcome.request.node));
+    let mut text = if outcome.undone && outcome.added < outcome.wanted {
+        format!("{size}{place}: got {} of {} pages that were missing; all was put back", outcome.added, outcome.wanted)
+    } else if outcome.undone {
+        format!("{size}{place}: put back, since another request was not met")
+    } else if outcome.wanted == 0 {
+        format!("{size}{place}: {} pages were available already", outcome.available_before)
+    } else {
+        let before = outcome.available_before;
+        format!(
+            "{size}{place}: added {} of {} pages; {} available now, {before} before",
+            outcome.added,
+            outcome.wanted,
+            before + outcome.added
+        )
+    };
+    if outcome.changes.len() > 1 {
+        let shares: Vec<_> =
+            outcome.changes.iter().map(|change| format!("{}{}", change.pages, on_node(change.node))).collect();
+        text += &format!(" ({})", shares.join(", "));
+    }
+    for obstacle in &outcome.obstacles {
+        text += &format!("\n  in the way: {obstacle}");
+    }
+    if !outcome.is_met() && !outcome.obstacles.is_empty() {
+        let short = short_size(size);
+        text += &format!(
+            "\n  fix: at boot memory is whole: `pagelift pool plan --install systemd {short}:{}`, for pages of 1G \
+             `--install grub`",
+            outcome.request.pages
+        );
+    }
+    text
+}
+
+/// What was released.
+pub fn released(released: &Released) -> String {
+    let Released { size, pages, kept, left, node } = released;
+    let place = on_node(*node);
+    let mut text = format!("{size}{place}: released {pages} pages; {left} are left in the pool");
+    if *kept > 0 {
+        text += &format!(
+            "; {kept} of those asked for stay: in use, promised, or not there (`pagelift pool show` says who uses them)"
+        );
+    }
+    text
+}
+
+/// What was given back.
+pub fn given_back(given: &GivenBack) -> String {
+    let place = on_node(given.change.node);
+    let mut text = format!("{}{place}: gave back {} of {} pages", given.change.size, given.freed, given.change.pages);
+    if given.freed < given.change.pages {
+        text += "; the others are in use, and follow when they are freed";
+    }
+    text
+}
+
+/// What was demoted.
+pub fn demoted(demoted: &Demoted) -> String {
+    let Demoted { from, pages, to, gained } = demoted;
+    format!("{from}: split {pages} pages into {gained} pages of {to}")
+}
+
+/// The new limit, and what it means.
+pub fn overcommitted(set: &Overcommitted) -> String {
+    let Overcommitted { size, before, now, surplus, available } = set;
+    let bytes = format_bytes(PageSize::bytes(*size).saturating_mul(*now));
+    let first = format!("{size}: at most {now} surplus pages ({bytes}), {before} before; {surplus} exist now");
+    match now {
+        0 => format!("{first}\n  programs get the {available} pages that the pool has available, and no more"),
+        _ => format!(
+            "{first}\n  programs get the {available} pages that the pool has available first, then pages that the kernel \
+             allocates when\n  they are mapped and takes back when they are freed. That can fail where memory is in pieces: \
+             enough for what\n  starts once a month; what must always start needs `pagelift pool reserve`. It lasts \
+             until the next boot."
+        ),
+    }
+}

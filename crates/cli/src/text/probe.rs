@@ -1,0 +1,98 @@
+//! Formats what `pagelift probe` measured; pure.
+
+use super::table::{align_right, table, trimmed};
+use address_space::format_bytes;
+use tlb_probe::{Backing, Compared, Levels, Measured, Probe, Series, Verdict};
+
+/// Characters of the longest bar.
+const WIDTH: f64 = 36.0;
+
+/// Both measurements and what follows.
+pub fn text(probe: &Probe) -> String {
+    let mut text = measured("Loads", &probe.data) + &measured("Jumps in code", &probe.code);
+    text += &match &probe.verdict {
+        Some(verdict) => verdict_text(verdict),
+        None => "No huge pages could be measured: there is nothing to compare base pages with.\n".to_owned(),
+    };
+    text
+}
+
+fn measured(what: &str, measured: &Measured) -> String {
+    let mut text = String::new();
+    if !measured.series.is_empty() {
+        text += &format!("{what}, one in each base page: ns of translation an access\n{}\n", curves(&measured.series));
+        text += &format!("\n{}\n\n", levels(&measured.series));
+    }
+    for missing in &measured.unmeasured {
+        text += &format!("{what} on {}: not measured: {}\n", missing.backing, missing.reason);
+    }
+    text
+}
+
+/// A row for each power of two, with a bar for each page size.
+fn curves(series: &[Series]) -> String {
+    let times = |series: &Series| series.curve.points.iter().map(|point| point.translation).fold(0.0, f64::max);
+    let most = series.iter().map(times).fold(1.0, f64::max);
+    let names: Vec<String> = series.iter().map(|series| series.backing.to_string()).collect();
+    let mut headings = vec!["footprint"];
+    headings.extend(names.iter().map(String::as_str));
+    headings.push("");
+    let mut rows = table(&headings);
+    for (index, point) in series[0].curve.points.iter().enumerate().filter(|(_, point)| point.slots.is_power_of_two()) {
+        let at: Vec<f64> =
+            series.iter().filter_map(|series| Some(series.curve.points.get(index)?.translation)).collect();
+        let mut cells = vec![format_bytes(point.footprint)];
+        cells.extend(at.iter().map(|time| format!("{:.1}", time.max(0.0))));
+        cells.push(at.iter().map(|time| bar(*time, most)).collect::<Vec<_>>().join("\n"));
+        rows.add_row(cells);
+    }
+    (0..=series.len()).for_each(|column| align_right(&mut rows, column));
+    trimmed(&rows)
+}
+
+fn bar(time: f64, most: f64) -> String {
+    let length = (time.max(0.0) / most * WIDTH).round() as usize;
+    if length == 0 { "▏".to_owned() } else { "█".repeat(length) }
+}
+
+fn levels(series: &[Series]) -> String {
+    let mut rows = table(&["pages", "free up to", "then", "up to", "page walk"]);
+    for Series { backing, levels: Levels { first_reach, second_hit, second_reach, walk }, .. } in series {
+        let bytes = |bytes: &Option<u64>| bytes.map_or_else(|| "–".to_owned(), format_bytes);
+        let time = |time: &Option<f64>| time.map_or_else(|| "–".to_owned(), |time| format!("{time:.1} ns"));
+        rows.add_row([backing.to_string(), bytes(first_reach), time(second_hit), bytes(second_reach), time(walk)]);
+    }
+    (1..=4).for_each(|column| align_right(&mut rows, column));
+    trimmed(&rows)
+}
+
+fn verdict_text(verdict: &Verdict) -> String {
+    let mut text = saving("data", verdict.backing, &verdict.data);
+    if let Some(code) = &verdict.code {
+        text += &saving("code", verdict.backing, code);
+    }
+    let page = verdict.backing.page();
+    text += &match (verdict.splintered, verdict.virtual_machine) {
+        (true, Some(false)) => format!(
+            "Few {page} pages cost page walks although any TLB holds them: something below this kernel splits them.\n"
+        ),
+        (true, _) => format!(
+            "The host backs this virtual machine by smaller pages than {page}: walks get shorter, the TLB's reach hardly \
+             longer.\nExpect more on a host that gives the guest huge pages, or on bare metal.\n"
+        ),
+        (false, Some(true)) => format!("The host backs this virtual machine by pages of {page} or larger.\n"),
+        (false, _) => String::new(),
+    };
+    text
+}
+
+fn saving(what: &str, backing: Backing, compared: &Compared) -> String {
+    let Compared { footprint, base, huge } = compared;
+    let share = compared.saved().map_or_else(String::new, |share| format!(": {:.0} % less", share * 100.0));
+    format!(
+        "{} of {what}, visited at random: {:.1} ns of translation an access on base pages, {:.1} on {backing}{share}.\n",
+        format_bytes(*footprint),
+        base,
+        huge
+    )
+}

@@ -1,0 +1,412 @@
+//! Formats what `pagelift stat` measured; pure.
+
+use super::number::grouped;
+use super::table::{align_right, table, trimmed};
+use crate::commands::stat::report::{CountedWalks, Marks, Outcome, Report};
+use address_space::format_bytes;
+use process_view::Activity;
+use process_view::coverage::Usage;
+use walk_counters::{Measured, SideWalks, What};
+use working_set::{Entries, Holds, PageClass, Part, PartVerdict, Reach, Reading, Verdict, WorkingSet};
+
+/// Everything, for a terminal.
+pub fn text(report: &Report) -> String {
+    let pid = report.pid.map(|pid| format!("[{pid}]")).unwrap_or_default();
+    let early = report.ended_early.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+    let mut text = format!("{}{pid}: {:.1} s{early}\n\n", report.what, report.seconds);
+    match &report.activity {
+        Outcome::Measured(activity) => text += &of_activity(activity, report.seconds, report.pid.is_some()),
+        Outcome::NotMeasured(why) => text += &format!("CPU time, page faults: not counted: {why}\n"),
+    }
+    match &report.coverage {
+        Some(Outcome::Measured(usage)) => text += &of_coverage(usage),
+        Some(Outcome::NotMeasured(why)) => text += &format!("on huge pages      not known: {why}\n"),
+        None => {}
+    }
+    text += "\n";
+    match &report.page_walks {
+        Outcome::Measured(cores) => cores.iter().for_each(|core| text += &of_walks(core)),
+        Outcome::NotMeasured(why) => text += &format!("Page walks: not counted: {why}\n"),
+    }
+    match &report.marks {
+        Some(Outcome::Measured(marks)) => text += &of_marks(marks, &report.tlb),
+        Some(Outcome::NotMeasured(why)) => text += &format!("\nPages that are walked to: not counted: {why}\n"),
+        None => {}
+    }
+    text
+}
+
+fn of_activity(activity: &Activity, seconds: f64, of_process: bool) -> String {
+    let cpu = activity.cpu_seconds();
+    let per_second = |count: u64| grouped((count as f64 / seconds.max(1e-3)).round() as u64);
+    let mut text = format!(
+        "CPU time           {cpu:.2} s: user {:.2}, kernel {:.2}; {:.2} CPUs busy\n",
+        activity.user_seconds,
+        activity.system_seconds,
+        cpu / seconds.max(1e-3)
+    );
+    text += &format!(
+        "page faults        {} minor ({}/s), {} major\n",
+        grouped(activity.minor_faults),
+        per_second(activity.minor_faults),
+        grouped(activity.major_faults)
+    );
+    let switches = activity.voluntary_switches + activity.involuntary_switches;
+    text += &match of_process {
+        true => format!(
+            "context switches   {} voluntary, {} involuntary\n",
+            grouped(activity.voluntary_switches),
+            grouped(activity.involuntary_switches)
+        ),
+        false => format!("context switches   {} ({}/s)\n", grouped(switches), per_second(switches)),
+    };
+    text
+}
+
+fn of_coverage(usage: &Usage) -> String {
+    let share = 100.0 * usage.huge_bytes() as f64 / usage.resident.max(1) as f64;
+    format!(
+        "on huge pages      {} of {} resident ({share:.0} %)\n",
+        format_bytes(usage.huge_bytes()),
+        format_bytes(usage.resident)
+    )
+}
+
+/// Code and data side by side.
+fn of_walks(core: &CountedWalks) -> String {
+    let (walks, counts) = (&core.walks, &core.counts);
+    let mut rows = table(&["page walks", "code", "data"]);
+    let percent =
+        |measured: &Measured| measured.value().map_or_else(|| "–".to_owned(), |v| format!("{:.2} %", 100.0 * v));
+    let number = |measured: &Measured| measured.value().map_or_else(|| "–".to_owned(), |v| format!("{v:.3}"));
+    let mut row = |name: &str, of: &dyn Fn(&SideWalks) -> String| {
+        rows.add_row([name.to_owned(), of(&walks.code), of(&walks.data)]);
+    };
+    row("share of cycles", &|side| percent(&side.cycles));
+    row("in progress, on average", &|side| number(&side.in_progress));
+    row("per 1,000 instructions", &|side| number(&side.walks));
+    row("by page size", &|side| sizes(&side.sizes));
+    row("L2 TLB hits per 1,000 instructions", &|side| number(&side.l2_hits));
+    row("cycles that wait for translation", &|side| percent(&side.stalls));
+    (1..3).for_each(|column| align_right(&mut rows, column));
+    let mut text = format!("{}, counted by the PMU\n{}\n", counts.family, trimmed(&rows));
+    for (name, measured) in
+        [("page walkers busy", &walks.utilisation), ("walks of the hypervisor's tables", &walks.nested)]
+    {
+        if measured.value().is_some() {
+            text += &format!("{name}: {}\n", percent(measured));
+        }
+    }
+    text += &missing(core);
+    if !counts.with_kernel {
+        text += "note: the kernel's part is not counted; needed: kernel.perf_event_paranoid 1 or less, or root\n";
+    }
+    let share = counts.least_share();
+    if share < 0.995 {
+        text += &format!(
+            "note: events took turns on the counters; counted {:.0} % of the time at least, and scaled\n",
+            100.0 * share
+        );
+    }
+    text
+}
+
+/// Why there are gaps, each reason once.
+fn missing(core: &CountedWalks) -> String {
+    let walks = &core.walks;
+    let named = [
+        ("share of cycles", &walks.code.cycles),
+        ("walks in progress", &walks.code.in_progress),
+        ("walks of code", &walks.code.walks),
+        ("walks of data", &walks.data.walks),
+        ("L2 TLB hits", &walks.data.l2_hits),
+        ("page walkers busy", &walks.utilisation),
+    ];
+    let line = |(name, measured): &(&str, &Measured)| match measured {
+        Measured::Value(_) => None,
+        Measured::NotCounted(why) => Some(format!("{name}: not counted: {why}\n")),
+    };
+    named.iter().filter_map(line).collect()
+}
+
+fn sizes(sizes: &[(What, f64)]) -> String {
+    let name = |what: &What| match what {
+        What::Walks4K => "4K",
+        What::WalksCoalesced => "coalesced",
+        What::Walks2M => "2M",
+        What::Walks1G => "1G",
+        What::WalksSmall => "<2M",
+        _ => "≥2M",
+    };
+    let shown: Vec<String> =
+        sizes.iter().map(|(what, share)| format!("{} {:.0} %", name(what), 100.0 * share)).collect();
+    if shown.is_empty() { "–".to_owned() } else { shown.join(", ") }
+}
+
+fn of_marks(marks: &Marks, reach: &Reach) -> String {
+    let set = &marks.working_set;
+    let mut text =
+        format!("\nPages that CPUs walked to, by the time since the accessed marks were cleared\n{}\n", marked(set));
+    text += &of_tlb(reach);
+    if let Some(walks) = &set.walks {
+        let per_cpu = walks.cpu_seconds.filter(|&cpu| cpu > 0.0);
+        let of_cpu =
+            per_cpu.map(|cpu| format!(", {} a CPU second", rate(walks.walks as f64 / cpu))).unwrap_or_default();
+        text += &format!(
+            "at least {} page walks a second in heap and stacks{of_cpu} ({} in {:.1} ms)\n",
+            rate(walks.per_second()),
+            grouped(walks.walks),
+            1e3 * walks.seconds
+        );
+    }
+    text += "\n";
+    let all: u64 = marks.verdicts.iter().map(|verdict| verdict.last).sum();
+    let counts = |verdict: &&PartVerdict| {
+        verdict.last >= LEAST && (verdict.part == Part::Code || verdict.last as f64 >= WORTH * all as f64)
+    };
+    for verdict in marks.verdicts.iter().filter(counts) {
+        text += &format!("{}\n", of_verdict(verdict));
+    }
+    text + &of_cost(set)
+}
+
+/// Kinds of memory with fewer marked pages are not worth a sentence.
+const LEAST: u64 = 32;
+/// Nor are those with a smaller share of all marked pages.
+const WORTH: f64 = 0.05;
+
+fn marked(set: &WorkingSet) -> String {
+    let times: Vec<String> = set.curve.iter().map(|reading| time(reading.after)).collect();
+    let mut headings = vec!["memory", "resident", "huge"];
+    headings.extend(times.iter().map(String::as_str));
+    let mut rows = table(&headings);
+    let longest = set.curve.iter().map(|reading| time(reading.longest));
+    let cpu = |reading: &Reading| reading.cpu.map_or_else(|| "?".to_owned(), time);
+    rows.add_row(["(at most within)", "", ""].map(str::to_owned).into_iter().chain(longest));
+    rows.add_row(["(of CPU time)", "", ""].map(str::to_owned).into_iter().chain(set.curve.iter().map(cpu)));
+    for part in set.parts() {
+        let marks = set.of(part);
+        let Some(last) = marks.last().filter(|last| last.resident > 0 || last.pool > 0) else { continue };
+        let mut cells = vec![part.to_string(), format_bytes(last.resident), huge(last.huge)];
+        cells.extend(marks.iter().map(|marks| pages(marks.pages)));
+        rows.add_row(cells);
+        if last.pool > 0 {
+            let blank = set.curve.iter().map(|_| "?".to_owned());
+            rows.add_row(
+                [format!("{part}, pool pages"), format_bytes(last.pool), format_bytes(last.pool)]
+                    .into_iter()
+                    .chain(blank),
+            );
+        }
+    }
+    (1..headings.len()).for_each(|column| align_right(&mut rows, column));
+    trimmed(&rows)
+}
+
+fn huge(bytes: u64) -> String {
+    if bytes == 0 { "-".to_owned() } else { format_bytes(bytes) }
+}
+
+/// A number of pages, or between which it lies.
+fn pages(entries: Entries) -> String {
+    match entries {
+        Entries { least, most } if least == most => grouped(least),
+        Entries { least, most } => format!("{}–{}", grouped(least), grouped(most)),
+    }
+}
+
+fn time(seconds: f64) -> String {
+    match 1e3 * seconds {
+        time if time < 9.95 && time.fract() > 0.05 => format!("{time:.1} ms"),
+        time if time < 999.5 => format!("{time:.0} ms"),
+        _ => format!("{seconds:.1} s"),
+    }
+}
+
+fn of_tlb(reach: &Reach) -> String {
+    let entries = |holds| reach.entries(holds, PageClass::Base).map(grouped);
+    match (entries(Holds::Code), entries(Holds::Data)) {
+        (Some(both), Some(_)) if reach.shared() => format!("L2 TLB: {both} entries that code and data share (CPUID)\n"),
+        (Some(code), Some(data)) => format!("L2 TLB: {code} entries for code, {data} for data (CPUID)\n"),
+        _ => "L2 TLB: the CPU does not tell how many entries it has\n".to_owned(),
+    }
+}
+
+fn of_verdict(verdict: &PartVerdict) -> String {
+    let PartVerdict { part, first, last, .. } = verdict;
+    let entries = grouped(verdict.entries.unwrap_or(0));
+    let mut used = format!("{part}: {} pages within {}", grouped(*last), time(verdict.last_within));
+    if verdict.first_within < verdict.last_within {
+        used += &format!(", {} within {}", grouped(*first), time(verdict.first_within));
+    }
+    let fitting = if *part == Part::Code { "for code" } else { "for it" };
+    match verdict.verdict {
+        Verdict::Fits => {
+            format!("{used}: the {entries} entries of the L2 TLB hold them; huge pages {fitting} gain little here")
+        }
+        Verdict::FitsAlone => format!(
+            "{used}: the {entries} entries of the L2 TLB would hold them alone, but other memory competes for them; huge \
+             pages for that gain more"
+        ),
+        Verdict::SeldomWalked => format!(
+            "{used}: more than the {entries} entries of the L2 TLB, but walked to seldom; huge pages {fitting} gain little here"
+        ),
+        Verdict::Exceeds => {
+            format!("{used}: more than the {entries} entries of the L2 TLB; huge pages {fitting} may gain")
+        }
+        Verdict::Huge => format!("{used}: on huge pages already"),
+        Verdict::Unknown => used,
+    }
+}
+
+fn of_cost(set: &WorkingSet) -> String {
+    let cost = &set.cost;
+    let mut text = format!(
+        "cost: its memory map was held {}, for {:.1} ms at most, and read {} times, {:.1} ms at most\n",
+        if cost.clears == 1 { "once".to_owned() } else { format!("{} times", cost.clears) },
+        1e3 * cost.longest_clear,
+        cost.reads,
+        1e3 * cost.longest_read
+    );
+    if let Some(left_out) = &set.left_out {
+        let rest = left_out.from.map(|from| format!(" and everything from {from:x} on")).unwrap_or_default();
+        text += &format!(
+            "left out: {} of anonymous memory{rest}; needed: a stall of about {} ms; fix: --stall {} (found: {})\n",
+            format_bytes(left_out.anonymous),
+            left_out.needed_milliseconds,
+            left_out.needed_milliseconds,
+            left_out.permitted_milliseconds
+        );
+    }
+    text
+}
+
+/// A rate in two or three digits.
+fn rate(number: f64) -> String {
+    match number {
+        number if number >= 1e6 => format!("{:.1} million", number / 1e6),
+        number => grouped((number / 100.0).round() as u64 * 100),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use walk_counters::Walks;
+    use working_set::{Cleared, Cost, LeftOut, Level, PartMarks, WalkBound, verdicts};
+
+    fn marks(pages: u64) -> PartMarks {
+        let pages = Entries { least: pages, most: pages };
+        PartMarks { resident: 1023 << 20, marked: pages.most << 12, pages, ..PartMarks::default() }
+    }
+
+    fn working_set() -> WorkingSet {
+        let reading = |after: f64, code: u64, heap: u64| Reading {
+            after,
+            shortest: after,
+            longest: after + 0.0009,
+            cpu: Some(after),
+            faults: 3,
+            parts: BTreeMap::from([(Part::Code, marks(code)), (Part::Anonymous, marks(heap))]),
+        };
+        WorkingSet {
+            version: 1,
+            cleared: Cleared::All,
+            left_out: None,
+            curve: vec![
+                reading(0.001, 400, 1_300),
+                reading(0.01, 402, 2_200),
+                reading(0.1, 410, 4_300),
+                reading(0.5, 420, 11_800),
+            ],
+            walks: Some(WalkBound { walks: 1_300, seconds: 0.001, cpu_seconds: Some(0.0005) }),
+            cost: Cost { longest_clear: 0.0091, longest_read: 0.013, clears: 1, reads: 4, total: 0.05 },
+            rounds: Vec::new(),
+        }
+    }
+
+    fn report(set: WorkingSet) -> Report {
+        let level = |holds, entries| Level { level: 2, holds, pages: vec![PageClass::Base], entries };
+        let tlb = Reach { levels: vec![level(Holds::Code, 512), level(Holds::Data, 2048)] };
+        let verdicts = verdicts(&set, &tlb);
+        Report {
+            version: 1,
+            what: "server".to_owned(),
+            pid: Some(7),
+            seconds: 5.0,
+            ended_early: None,
+            activity: Outcome::Measured(Activity { minor_faults: 12_345, user_seconds: 4.0, ..Activity::default() }),
+            coverage: Some(Outcome::NotMeasured("it has ended".to_owned())),
+            page_walks: Outcome::NotMeasured("no PMU".to_owned()),
+            marks: Some(Outcome::Measured(Marks { working_set: set, verdicts })),
+            tlb,
+        }
+    }
+
+    #[test]
+    fn a_server_s_answer_is_said_in_words() {
+        let text = text(&report(working_set()));
+        for wanted in [
+            "server[7]: 5.0 s\n",
+            "page faults        12,345 minor (2,469/s), 0 major",
+            "on huge pages      not known: it has ended",
+            "Page walks: not counted: no PMU",
+            "L2 TLB: 512 entries for code, 2,048 for data (CPUID)",
+            "at least 1.3 million page walks a second in heap and stacks, 2.6 million a CPU second (1,300 in 1.0 ms)",
+            "code: 420 pages within 501 ms, 400 within 1.9 ms: the 512 entries of the L2 TLB hold them; huge pages for code gain little",
+            "11,800 pages within 501 ms, 1,300 within 1.9 ms: more than the 2,048 entries of the L2 TLB; huge pages for it may gain",
+            "held once, for 9.1 ms at most, and read 4 times, 13.0 ms at most",
+        ] {
+            assert!(text.contains(wanted), "no {wanted:?} in:\n{text}");
+        }
+        let table = marked(&working_set());
+        assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    }
+
+    #[test]
+    fn what_was_left_out_has_its_command_and_pool_pages_are_not_counted() {
+        let left_out =
+            LeftOut { anonymous: 64 << 30, from: Some(0x7f00), needed_milliseconds: 1678, permitted_milliseconds: 50 };
+        let mut set = WorkingSet { left_out: Some(left_out), walks: None, ..working_set() };
+        for reading in &mut set.curve {
+            reading.parts.insert(Part::Code, PartMarks { pool: 8 << 20, ..PartMarks::default() });
+        }
+        let text = text(&report(set));
+        assert!(text.contains("left out: 64.0 GiB of anonymous memory and everything from 7f00 on; needed: a stall of about 1678 ms; fix: --stall 1678 (found: 50)"), "{text}");
+        assert!(text.contains("code, pool pages") && text.contains("?") && !text.contains("at least"), "{text}");
+    }
+
+    #[test]
+    fn a_table_of_counters_says_what_is_missing_and_what_was_scaled() {
+        let family = &walk_counters::families()[0];
+        let counted = |raw, running| Some(walk_counters::Counted { raw, enabled: 1_000, running });
+        let event = |event: &walk_counters::EventCode| walk_counters::EventCount {
+            side: event.side,
+            counts: event.counts,
+            name: event.name.clone(),
+            counted: counted(5_000, 500),
+            not_counted: None,
+        };
+        let whole = |raw| walk_counters::EventCount { counted: counted(raw, 1_000), ..event(&family.events[0]) };
+        let counts = walk_counters::Counts {
+            family: family.name.clone(),
+            source: family.source.clone(),
+            walkers: family.walkers,
+            with_kernel: false,
+            cycles: whole(2_000_000),
+            instructions: whole(1_000_000),
+            events: family.events.iter().map(event).collect(),
+        };
+        let text = of_walks(&CountedWalks { walks: Walks::of(&counts), counts });
+        for wanted in [
+            "per 1,000 instructions",
+            "10.000",
+            "share of cycles: not counted: Zen 1, Zen+ has no event for it",
+            "the kernel's part is not counted",
+            "counted 50 % of the time at least, and scaled",
+        ] {
+            assert!(text.contains(wanted), "no {wanted:?} in:\n{text}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Whether a lift pays.
+//!
+//! [`toggle`] switches one live program between plain and lifted in random blocks and reads how much work it did for how
+//! much CPU time; [`whole_runs`] runs a command plain and lifted in turn. Both compare plain with itself in the same way,
+//! and [`record`] keeps every sample, so that the answer can be made again from the file alone. What the samples say is
+//! decided in [`measure::toggle`].
+#![forbid(unsafe_code)]
+
+mod conduct;
+mod observation;
+pub mod record;
+pub mod toggle;
+pub mod whole_runs;
+pub mod work;
+
+pub use conduct::{Limits, Progress};
+pub use record::Ended;
+
+/// What can go wrong before the first window; later failures end the experiment and are part of its record.
+#[derive(Debug, thiserror::Error)]
+pub enum ExperimentError {
+    /// The work cannot be counted.
+    #[error(transparent)]
+    Work(#[from] work::WorkError),
+    /// The process cannot be measured.
+    #[error("the CPU time of process {pid} cannot be read: {source}; needed: a process that runs")]
+    NoCpuTime {
+        /// The process.
+        pid: i32,
+        /// What the kernel says.
+        source: nix::errno::Errno,
+    },
+    /// A switch is not possible.
+    #[error("{0}")]
+    Switch(String),
+    /// The record cannot be written.
+    #[error("the samples cannot be written")]
+    Record(#[source] std::io::Error),
+}

@@ -1,0 +1,156 @@
+//! Replacements of real files.
+
+use file_replacement::{Change, Patch, ReplaceError, replace};
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::geteuid;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+
+struct Sample {
+    folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+fn sample() -> Sample {
+    // Not /tmp, which may be a tmpfs.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().canonicalize().unwrap().join("file");
+    let bytes: Vec<u8> = (0..(9 << 20) + 12345).map(|at: u32| (at % 251) as u8).collect();
+    fs::write(&path, bytes).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o751)).unwrap();
+    Sample { folder, path }
+}
+
+impl Sample {
+    /// Nothing but the file is in its folder.
+    fn is_alone(&self) -> bool {
+        fs::read_dir(self.folder.path()).unwrap().count() == 1
+    }
+}
+
+#[test]
+fn the_copy_is_another_file_with_everything_the_same() {
+    let sample = sample();
+    let (before, bytes) = (fs::metadata(&sample.path).unwrap(), fs::read(&sample.path).unwrap());
+    let replaced = replace(&sample.path, &Change::default()).unwrap();
+    let after = fs::metadata(&sample.path).unwrap();
+    assert!(fs::read(&sample.path).unwrap() == bytes && sample.is_alone());
+    assert_ne!(before.ino(), after.ino());
+    let shown = |m: &fs::Metadata| (m.mode(), m.uid(), m.gid(), m.size(), m.mtime(), m.mtime_nsec(), m.nlink());
+    assert_eq!(shown(&before), shown(&after));
+    assert_eq!((replaced.path, replaced.old.metadata().unwrap().nlink()), (sample.path.clone(), 0));
+    assert_eq!(replaced.file.metadata().unwrap().ino(), after.ino());
+}
+
+#[test]
+fn patches_reach_over_pieces_and_attributes_are_set_and_removed() {
+    let sample = sample();
+    let mut expected = fs::read(&sample.path).unwrap();
+    let at = (8 << 20) - 3;
+    expected[at..at + 6].copy_from_slice(b"patch!");
+    let name = c"user.pagelift-test".to_owned();
+    let patches = vec![Patch { at: at as u64, bytes: b"patch!".to_vec() }];
+    let change = Change { patches, attributes: vec![(name.clone(), Some(b"x".to_vec()))], only_if: None };
+    match replace(&sample.path, &change) {
+        Err(ReplaceError::Metadata { what, .. }) if what.contains("user.") => {
+            eprintln!("skipped: no extended attributes here");
+            return;
+        }
+        result => drop(result.unwrap()),
+    }
+    assert!(fs::read(&sample.path).unwrap() == expected);
+    let value = || linux::attributes::of_file(&fs::File::open(&sample.path).unwrap(), &name);
+    assert_eq!(value().unwrap(), b"x");
+    let change = Change { attributes: vec![(name.clone(), None)], ..Change::default() };
+    replace(&sample.path, &change).unwrap();
+    assert!(value().is_err() && fs::read(&sample.path).unwrap() == expected && sample.is_alone());
+}
+
+#[test]
+fn what_cannot_be_replaced_safely_stays() {
+    let sample = sample();
+    let inode = fs::metadata(&sample.path).unwrap().ino();
+    let refuse = || replace(&sample.path, &Change::default()).unwrap_err();
+    let writer = OpenOptions::new().append(true).open(&sample.path).unwrap();
+    assert!(matches!(refuse(), ReplaceError::BeingWritten), "{}", refuse());
+    drop(writer);
+    let other = sample.folder.path().join("other name");
+    fs::hard_link(&sample.path, &other).unwrap();
+    assert!(matches!(refuse(), ReplaceError::HardLinks(2)));
+    fs::remove_file(&other).unwrap();
+    assert!(matches!(replace(sample.folder.path(), &Change::default()).unwrap_err(), ReplaceError::NotRegular));
+    assert!(matches!(replace("/dev/null".as_ref(), &Change::default()).unwrap_err(), ReplaceError::NotRegular));
+    let identity = process_view::FileIdentity::of(&fs::metadata(&sample.path).unwrap());
+    File::options().append(true).open(&sample.path).unwrap().write_all(b"more").unwrap();
+    let change = Change { only_if: Some(identity), ..Change::default() };
+    assert!(matches!(replace(&sample.path, &change).unwrap_err(), ReplaceError::Changed));
+    assert!(fs::metadata(&sample.path).unwrap().ino() == inode && sample.is_alone());
+}
+
+#[test]
+fn a_link_leads_to_its_file_and_stays() {
+    let sample = sample();
+    let link = sample.folder.path().join("link");
+    symlink(&sample.path, &link).unwrap();
+    let replaced = replace(&link, &Change::default()).unwrap();
+    assert_eq!((replaced.path, fs::read_link(&link).unwrap()), (sample.path.clone(), sample.path.clone()));
+}
+
+#[test]
+fn a_file_that_runs_is_replaced_and_goes_on() {
+    let sample = sample();
+    fs::copy("/bin/sleep", &sample.path).unwrap();
+    let mut child = std::process::Command::new(&sample.path).arg("60").spawn().unwrap();
+    replace(&sample.path, &Change::default()).unwrap();
+    assert!(child.try_wait().unwrap().is_none());
+    let exe = fs::read_link(format!("/proc/{}/exe", child.id())).unwrap();
+    assert_eq!(exe.to_string_lossy(), format!("{} (deleted)", sample.path.display()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn root_keeps_owner_set_user_id_capabilities_and_lists() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let sample = sample();
+    umask(Mode::from_bits_truncate(0o077));
+    std::os::unix::fs::chown(&sample.path, Some(1234), Some(4321)).unwrap();
+    fs::set_permissions(&sample.path, fs::Permissions::from_mode(0o6755)).unwrap();
+    // cap_net_raw=ep of version 2 (linux/capability.h); an access control list of version 2 with an entry for user 77.
+    let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let entry = |tag: u16, permissions: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes()[..], &id.to_le_bytes()[..]].concat()
+    };
+    let none = u32::MAX;
+    let list = [
+        2u32.to_le_bytes().to_vec(),
+        entry(1, 7, none),
+        entry(2, 5, 77),
+        entry(4, 5, none),
+        entry(16, 5, none),
+        entry(32, 5, none),
+    ]
+    .concat();
+    let mut set = vec![];
+    for (name, value) in
+        [(c"security.capability", &capability[..]), (c"system.posix_acl_access", &list), (c"trusted.x", b"y")]
+    {
+        if linux::attributes::set(&fs::File::open(&sample.path).unwrap(), name, value).is_ok() {
+            set.push((name, value.to_vec()));
+        }
+    }
+    assert!(!set.is_empty(), "no attribute could be set");
+    let before = fs::metadata(&sample.path).unwrap();
+    replace(&sample.path, &Change::default()).unwrap();
+    let after = fs::metadata(&sample.path).unwrap();
+    assert_eq!((after.uid(), after.gid(), after.mode()), (1234, 4321, before.mode()));
+    for (name, value) in set {
+        let found = linux::attributes::of_file(&fs::File::open(&sample.path).unwrap(), name).unwrap();
+        assert_eq!(found, value, "{name:?}");
+    }
+}

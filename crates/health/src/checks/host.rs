@@ -1,0 +1,56 @@
+//! The machine below this kernel.
+
+use super::{fine, found};
+use crate::facts::Facts;
+use crate::finding::{Fix, Outcome, Severity};
+
+/// Whether the host backs huge pages by huge pages, as it was measured.
+pub fn backing(facts: &Facts) -> Vec<Outcome> {
+    match facts.host.measured.map(|measured| measured.splintered) {
+        Some(Some(true)) => found(
+            Severity::Advice,
+            "the host backs huge pages by small ones",
+            "few huge pages, which any TLB holds, cost page walks (measured)",
+            "memory of the guest on huge pages of the host",
+            "walks get shorter, but the TLB reaches hardly farther: most of the gain is lost",
+            Some(Fix::by_hand(
+                "on the host: hugepages for the guest (libvirt <hugepages/>, QEMU memory-backend-memfd,hugetlb=on), or \
+                 transparent_hugepage=always; in a cloud: bare metal or another instance type",
+            )),
+        ),
+        Some(Some(false)) => fine("the host backs huge pages by huge pages (measured)"),
+        Some(None) => vec![Outcome::NotSeen { what: "how the host backs huge pages".to_owned(), root_sees: false }],
+        // Of a program the verdict says so.
+        None if facts.host.virtual_machine == Some(true) && facts.program.is_none() => vec![Outcome::NotSeen {
+            what: "how the host of this virtual machine backs huge pages: --probe measures it".to_owned(),
+            root_sees: false,
+        }],
+        None => Vec::new(),
+    }
+}
+
+/// KVM's cure for the erratum itlb_multihit, which splits executable huge pages of guests
+/// (`Documentation/admin-guide/hw-vuln/multihit.rst`).
+pub fn executable_pages(facts: &Facts) -> Vec<Outcome> {
+    let Some(state) = facts.host.itlb_multihit.as_deref() else { return Vec::new() };
+    let splits_here = state.contains("Split huge pages");
+    let in_guest = facts.host.virtual_machine == Some(true);
+    if state.contains("Not affected") || !(splits_here || in_guest) {
+        return fine(format!("itlb_multihit: {state}"));
+    }
+    let parameter = facts.host.nx_huge_pages.as_deref().unwrap_or("not shown");
+    found(
+        Severity::Note,
+        match in_guest {
+            true => "the host may split executable huge pages",
+            false => "this host splits executable huge pages of its guests",
+        },
+        format!("itlb_multihit: {state}; kvm.nx_huge_pages: {parameter}"),
+        "a CPU that is not affected",
+        "KVM maps code of guests by 4 KiB pages on such CPUs; programs of the host itself are not concerned",
+        Some(Fix::by_hand(
+            "newer CPUs are not affected; kvm.nx_huge_pages=off on the host gives up the protection: only where all \
+             guests are trusted",
+        )),
+    )
+}

@@ -1,0 +1,93 @@
+//! The checks: each is a function from facts to outcomes, and a line of [`CHECKS`].
+//!
+//! A check that needs a new fact takes it from [`Facts`], which `gather` fills; it reads nothing by itself. What finds TLB
+//! shootdowns, or the cure for an allocator that causes them, belongs to the area [`Area::Program`] and gets a line there;
+//! a measured working set belongs to [`crate::facts::RunningFacts`], from where the verdict takes it.
+
+mod host;
+mod kernel;
+mod measuring;
+mod memory;
+mod permission;
+mod pool;
+mod program;
+mod settings;
+mod thp;
+
+use crate::facts::Facts;
+use crate::finding::{Area, Fix, Outcome, Severity};
+
+/// One check.
+pub struct Check {
+    /// Its name in JSON.
+    pub name: &'static str,
+    /// What it is about.
+    pub area: Area,
+    /// Looks at the facts; no outcome where it does not apply.
+    pub run: fn(&Facts) -> Vec<Outcome>,
+}
+
+const fn check(name: &'static str, area: Area, run: fn(&Facts) -> Vec<Outcome>) -> Check {
+    Check { name, area, run }
+}
+
+/// All checks. Within one severity the report keeps this order.
+pub const CHECKS: &[Check] = &[
+    check("thp-mode", Area::Thp, thp::mode),
+    check("thp-switched-off", Area::Thp, thp::switched_off),
+    check("thp-defrag", Area::Thp, thp::defrag),
+    check("khugepaged-bloat", Area::Thp, thp::bloat),
+    check("pool-cgroup", Area::Pool, pool::cgroup),
+    check("pool-nodes", Area::Pool, pool::nodes),
+    check("pool-pages", Area::Pool, pool::pages),
+    check("ptrace", Area::Permission, permission::ptrace),
+    check("executable-memory", Area::Permission, permission::executable_memory),
+    check("seccomp", Area::Permission, permission::seccomp),
+    check("max-map-count", Area::Permission, permission::mappings),
+    check("memlock", Area::Permission, permission::memlock),
+    check("heap", Area::Program, settings::heap),
+    check("shared-memory", Area::Program, settings::shared_memory),
+    check("java", Area::Program, settings::java),
+    check("redis", Area::Program, settings::redis),
+    check("node", Area::Program, settings::node),
+    check("large-folios", Area::Program, program::large_folios),
+    check("refused", Area::Program, program::refused),
+    check("elf-thp", Area::Program, program::elf_thp),
+    check("program", Area::Program, program::shape),
+    check("fragmentation", Area::Memory, memory::fragmentation),
+    check("min-free", Area::Memory, memory::min_free),
+    check("swap", Area::Memory, memory::swap),
+    check("ksm", Area::Memory, memory::ksm),
+    check("numa-balancing", Area::Memory, memory::numa_balancing),
+    check("host-backing", Area::Host, host::backing),
+    check("itlb-multihit", Area::Host, host::executable_pages),
+    check("kernel-features", Area::Kernel, kernel::features),
+    check("perf-events", Area::Measuring, measuring::events),
+    check("cpu-counters", Area::Measuring, measuring::cpu_counters),
+    check("tracepoints", Area::Measuring, measuring::tracepoints),
+];
+
+fn found(
+    severity: Severity,
+    title: impl Into<String>,
+    found: impl Into<String>,
+    wanted: impl Into<String>,
+    why: impl Into<String>,
+    fix: Option<Fix>,
+) -> Vec<Outcome> {
+    vec![Outcome::Found {
+        severity,
+        title: title.into(),
+        found: found.into(),
+        wanted: wanted.into(),
+        why: why.into(),
+        fix,
+    }]
+}
+
+fn fine(seen: impl Into<String>) -> Vec<Outcome> {
+    vec![Outcome::fine(seen)]
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

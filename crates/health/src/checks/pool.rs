@@ -1,0 +1,158 @@
+//! The pools, and what limits them (`Documentation/admin-guide/mm/hugetlbpage.rst`, `Documentation/admin-guide/cgroup-v2.rst`).
+
+use super::{fine, found};
+use crate::facts::{Facts, HugetlbCgroup, PoolFacts};
+use crate::finding::{Fix, Outcome, Severity};
+use address_space::format_bytes;
+use lift_plan::Source;
+use machine_facts::POOLS;
+
+/// Pages that overcommit may give, where nothing tells how many are needed.
+const SOME_PAGES: u64 = 64;
+
+fn directory(pool: &PoolFacts) -> String {
+    format!("{POOLS}/hugepages-{}kB", pool.size.kib())
+}
+
+/// Bytes that a pool can give at most.
+fn capacity(pool: &PoolFacts) -> u64 {
+    (pool.total + pool.overcommit).saturating_mul(pool.size.bytes())
+}
+
+/// Limits of pages in use without limits of pages promised.
+pub fn cgroup(facts: &Facts) -> Vec<Outcome> {
+    let limited = facts.cgroups.iter().filter(|cgroup| can_be_reached(facts, cgroup));
+    let outcomes: Vec<Outcome> = limited.filter(|cgroup| !is_guarded(facts, cgroup)).flat_map(unguarded).collect();
+    match (outcomes.is_empty(), facts.cgroups.is_empty()) {
+        (true, true) => fine("no cgroup limits pool pages"),
+        (true, false) => fine("cgroup limits of pool pages are told at mmap"),
+        _ => outcomes,
+    }
+}
+
+/// True where the pool has more than the limit.
+fn can_be_reached(facts: &Facts, cgroup: &HugetlbCgroup) -> bool {
+    let pool = facts.pools.iter().find(|pool| pool.size == cgroup.size);
+    pool.zip(cgroup.in_use).is_some_and(|(pool, limit)| capacity(pool) > limit)
+}
+
+/// True where this cgroup or one above it refuses a mapping before the limit is reached. Cgroups are listed from the
+/// process's own upwards.
+fn is_guarded(facts: &Facts, cgroup: &HugetlbCgroup) -> bool {
+    let above = |other: &&HugetlbCgroup| {
+        let inside = cgroup.directory.strip_prefix(&other.directory);
+        other.size == cgroup.size && inside.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    facts.cgroups.iter().filter(above).any(|other| other.promised.zip(cgroup.in_use).is_some_and(|(p, max)| p <= max))
+}
+
+fn unguarded(cgroup: &HugetlbCgroup) -> Vec<Outcome> {
+    let limit = cgroup.in_use.unwrap_or_default();
+    let fix = match &cgroup.promised_file {
+        Some(file) => Fix::write(limit, file)
+            .with_note("in a container the runtime sets it: hugepage limits with rsvd (runc 1.1, containerd 1.6)"),
+        None => {
+            Fix::by_hand("this kernel has no such limit (Linux 5.7 has); raise the limit, or do not use the pool there")
+        }
+    };
+    found(
+        Severity::Problem,
+        format!("a cgroup limits {} pool pages without a limit of promises", cgroup.size),
+        format!("{} in {}, and none in its rsvd file", format_bytes(limit), cgroup.in_use_file),
+        "the rsvd limit, not above the other",
+        "beyond the limit mmap still succeeds, and the program is killed by SIGBUS when it touches the page",
+        Some(fix),
+    )
+}
+
+/// Free pages on nodes that the process may not use.
+pub fn nodes(facts: &Facts) -> Vec<Outcome> {
+    let Some(allowed) = &facts.permission.allowed_nodes else { return Vec::new() };
+    let misplaced = facts.pools.iter().filter_map(|pool| {
+        let free = |wanted: bool| -> u64 {
+            let nodes = pool.nodes.iter().filter(|(node, _)| allowed.contains(node) == wanted);
+            nodes.map(|(_, free)| free).sum()
+        };
+        let elsewhere = pool.nodes.iter().find(|(node, free)| !allowed.contains(node) && *free > 0)?;
+        (free(true) == 0).then(|| (pool, elsewhere.0, free(false)))
+    });
+    let outcomes: Vec<Outcome> =
+        misplaced.flat_map(|(pool, node, free)| wrong_node(pool, allowed, node, free)).collect();
+    match outcomes.is_empty() {
+        true if facts.pools.iter().any(|pool| pool.total > 0) => fine("the pool's free pages are on allowed nodes"),
+        _ => outcomes,
+    }
+}
+
+fn wrong_node(pool: &PoolFacts, allowed: &[u32], node: u32, free: u64) -> Vec<Outcome> {
+    let own = allowed.first().copied().unwrap_or_default();
+    let nodes: Vec<String> = allowed.iter().map(ToString::to_string).collect();
+    let file = |node: u32| {
+        format!("/sys/devices/system/node/node{node}/hugepages/hugepages-{}kB/nr_hugepages", pool.size.kib())
+    };
+    found(
+        Severity::Problem,
+        format!("the pool of {} pages is on the wrong node", pool.size),
+        format!("{free} free pages, all on other nodes (node {node}); the process may use node {}", nodes.join(", ")),
+        format!("free pages on node {own}"),
+        "a mapping succeeds by the sum of all nodes, and the program is killed by SIGBUS when it touches the page",
+        Some(Fix::write(free, file(own)).with_note(format!("and back from the other: echo 0 > {}", file(node)))),
+    )
+}
+
+/// Whether the pool can serve the program.
+pub fn pages(facts: &Facts) -> Vec<Outcome> {
+    let size = facts.huge_page;
+    let Some(pool) = facts.pools.iter().find(|pool| Some(pool.size) == size) else {
+        return match facts.pools.is_empty() {
+            true => found(
+                Severity::Note,
+                "this kernel has no pool of huge pages",
+                format!("nothing in {POOLS}"),
+                "CONFIG_HUGETLBFS, for --pages hugetlb and --heap=2M",
+                "everything else works without",
+                None,
+            ),
+            false => Vec::new(),
+        };
+    };
+    match &facts.program {
+        Some(program) if program.running.is_none() && program.small_folios.is_empty() => {
+            fine("pool: not needed, since `pagelift run` brings the files into huge folios of the page cache")
+        }
+        Some(program) if program.pool_pages > 0 => {
+            let moved = program.lifts.iter().any(|(source, _)| !matches!(source, Source::File | Source::Image));
+            let matters = if moved { Severity::Advice } else { Severity::Note };
+            for_program(pool, program.pool_pages, matters)
+        }
+        Some(_) => Vec::new(),
+        None if pool.available > 0 => fine(format!("pool: {} pages of {} available", pool.available, pool.size)),
+        None => found(
+            Severity::Note,
+            format!("the pool of {} pages is empty", pool.size),
+            format!("{} pages, none available", pool.total),
+            "some, only for --pages hugetlb and --heap=2M",
+            "everything else works without; overcommit takes pages when they are wanted and keeps none",
+            Some(Fix::write(SOME_PAGES, format!("{}/nr_overcommit_hugepages", directory(pool)))),
+        ),
+    }
+}
+
+fn for_program(pool: &PoolFacts, needed: u64, severity: Severity) -> Vec<Outcome> {
+    if pool.available >= needed {
+        return fine(format!("pool: {} pages of {} available, {needed} needed", pool.available, pool.size));
+    }
+    let wanted = pool.total + needed - pool.available;
+    let state = if pool.available == 0 { "empty" } else { "too small" };
+    found(
+        severity,
+        format!("the pool of {} pages is {state} for the program's code", pool.size),
+        format!("{} of {} pages available", pool.available, pool.total),
+        format!("{needed} available"),
+        "pool pages stay; transparent ones may be split, and cannot always be had when memory is fragmented",
+        Some(Fix::write(wanted, format!("{}/nr_hugepages", directory(pool))).with_note(format!(
+            "takes {} of memory; vm.nr_hugepages in /etc/sysctl.d keeps it after a reboot",
+            format_bytes((needed - pool.available).saturating_mul(pool.size.bytes()))
+        ))),
+    )
+}

@@ -1,0 +1,98 @@
+//! The program's own shape, and what keeps its memory off huge pages.
+
+use super::{fine, found};
+use crate::facts::Facts;
+use crate::finding::{Fix, Outcome, Severity, quoted};
+use address_space::format_bytes;
+use heap_choice::Family;
+
+/// The first glibc 2.N with the tunable `glibc.elf.thp`.
+const ELF_THP: u32 = 44;
+
+/// The files' folios.
+pub fn large_folios(facts: &Facts) -> Vec<Outcome> {
+    let Some(program) = &facts.program else { return Vec::new() };
+    // `pagelift run` prepares the file by itself.
+    let starts = program.running.is_none();
+    let by_run = |fix: &Option<String>| starts && fix.as_deref().is_some_and(|fix| fix.starts_with("pagelift cache"));
+    let outcomes: Vec<Outcome> = program
+        .small_folios
+        .iter()
+        .filter(|(_, shortfall)| !by_run(&shortfall.fix))
+        .flat_map(|(path, shortfall)| {
+            let fix = shortfall.fix.as_ref().map(|fix| match fix.starts_with("pagelift ") && !fix.contains(", ") {
+                true => Fix::user(fix),
+                false => Fix::by_hand(fix),
+            });
+            found(
+                Severity::Advice,
+                "a file cannot be mapped by huge pages from the page cache",
+                format!("{path}: {}", shortfall.why.trim_start_matches("found ")),
+                "the file in huge folios",
+                "that is the best source of code: no copy, shared by all processes, with its name and symbols",
+                fix,
+            )
+        })
+        .collect();
+    if outcomes.is_empty() && !program.lifts.is_empty() { fine("the files' place in the page cache") } else { outcomes }
+}
+
+/// What most of the memory stays on base pages for.
+pub fn refused(facts: &Facts) -> Vec<Outcome> {
+    let Some((bytes, reason, fix)) = facts.program.as_ref().and_then(|program| program.refused.as_ref()) else {
+        return Vec::new();
+    };
+    found(
+        Severity::Advice,
+        format!("{} would not be lifted", format_bytes(*bytes)),
+        reason,
+        "memory that can be lifted",
+        "`pagelift inspect` lists each range with its reason",
+        fix.as_ref().map(|fix| match fix.starts_with("echo ") || fix.starts_with("sysctl ") {
+            true => Fix::root(fix),
+            false => Fix::by_hand(fix),
+        }),
+    )
+}
+
+/// glibc's own way.
+pub fn elf_thp(facts: &Facts) -> Vec<Outcome> {
+    let Some(program) = facts.program.as_ref().filter(|program| program.code.0 > 0) else { return Vec::new() };
+    let minor = match &program.allocator {
+        Some((Family::Glibc { minor: Some(minor) }, _)) if program.is_static == Some(false) => *minor,
+        _ => return Vec::new(),
+    };
+    if minor < ELF_THP {
+        return Vec::new();
+    }
+    if program.environment.iter().any(|text| text.contains("glibc.elf.thp=1")) {
+        return fine("glibc.elf.thp=1 is set");
+    }
+    let command: Vec<String> = program.command.iter().map(|word| quoted(word)).collect();
+    found(
+        Severity::Note,
+        "glibc can align and advise the program's code by itself",
+        format!("glibc 2.{minor}, without glibc.elf.thp=1 in GLIBC_TUNABLES"),
+        "glibc.elf.thp=1, where the file lies in huge folios",
+        "shared objects get huge pages from the page cache at every plain start, without any tool",
+        Some(Fix::user(format!("GLIBC_TUNABLES=glibc.elf.thp=1 {}", command.join(" ")))),
+    )
+}
+
+/// How the program is linked, its code and its allocator.
+pub fn shape(facts: &Facts) -> Vec<Outcome> {
+    let Some(program) = &facts.program else { return Vec::new() };
+    let Some(is_static) = program.is_static else {
+        return vec![Outcome::for_root(format!("the file of {}, its linkage and its allocator", program.name))];
+    };
+    let linkage = match (is_static, program.fixed_base) {
+        (true, true) => "static",
+        (true, false) => "static-PIE",
+        (false, true) => "dynamic, fixed base",
+        (false, false) => "dynamic PIE",
+    };
+    let (bytes, objects) = program.code;
+    let plural = if objects == 1 { "" } else { "s" };
+    let allocator = program.allocator.as_ref().map(|(_, name)| format!(", malloc from {name}")).unwrap_or_default();
+    fine(format!("{linkage}, {} of code in {objects} large object{plural}{allocator}", format_bytes(bytes)))
+}

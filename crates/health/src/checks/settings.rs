@@ -1,0 +1,171 @@
+//! Programs that can ask for huge pages by themselves, where that is better.
+//!
+//! Sources: PostgreSQL's documentation (`huge_pages`, `shared_memory_size_in_huge_pages`), MariaDB's (`large_pages`,
+//! `lock_memory`), redis.conf (`disable-thp`, since 6.2) and Redis' page on latency, java(1), node's
+//! `--use-largepages`.
+
+use super::{fine, found};
+use crate::facts::{Facts, Known, ProgramFacts};
+use crate::finding::{Fix, Outcome, Severity};
+use address_space::{PageSize, byte_count, format_bytes};
+use heap_choice::Family;
+use machine_facts::POOLS;
+
+/// Huge pages' worth of memory on base pages that is worth a word.
+const MANY_PAGES: u64 = 32;
+
+fn command_has(program: &ProgramFacts, words: &[&str]) -> bool {
+    let has = |text: &String| words.iter().any(|word| text.contains(word));
+    program.command.iter().any(has) || program.environment.iter().any(has)
+}
+
+/// The command that gives the pool so many pages more.
+fn fill_pool(facts: &Facts, size: PageSize, pages: u64) -> Fix {
+    let pool = facts.pools.iter().find(|pool| pool.size == size);
+    let (total, available) = pool.map_or((0, 0), |pool| (pool.total, pool.available));
+    Fix::write(total + pages.saturating_sub(available), format!("{POOLS}/hugepages-{}kB/nr_hugepages", size.kib()))
+}
+
+/// Private anonymous memory of a program that runs: the heap, in most.
+pub fn heap(facts: &Facts) -> Vec<Outcome> {
+    let (Some(program), Some(running), Some(huge)) = (&facts.program, facts.running(), facts.huge_page) else {
+        return Vec::new();
+    };
+    let (resident, on_huge) = running.anonymous;
+    let small = resident.saturating_sub(on_huge);
+    if small < MANY_PAGES * huge.bytes() || small < resident / 4 {
+        let shown = format!("{} of {} anonymous memory on huge pages", format_bytes(on_huge), format_bytes(resident));
+        return fine(shown);
+    }
+    let pid = running.pid;
+    let fix = match (program.known, program.allocator.as_ref().map(|(family, _)| family)) {
+        // Its fork copies what changes, by whole huge pages.
+        (Known::Redis, _) => return fine("redis keeps its data on base pages, which suits its forks"),
+        // The check for Java says more.
+        (Known::Java, _) | (_, Some(Family::Jvm)) => return Vec::new(),
+        (Known::Mysql, _) => fill_pool(facts, huge, huge.pages_for(small))
+            .with_note("then large_pages=ON below [mysqld] (LimitMEMLOCK=infinity in the unit), and a restart"),
+        // The check of that setting says more.
+        _ if !facts.process_permits_thp() => return Vec::new(),
+        _ => Fix::root(format!("pagelift attach {pid} --heap=thp")).with_note(
+            "collapses what is allocated now, in place; `pagelift run --heap=auto` also serves what comes later",
+        ),
+    };
+    found(
+        Severity::Advice,
+        format!("the heap of {} is on base pages", program.name),
+        format!("{} of {} private anonymous memory", format_bytes(small), format_bytes(resident)),
+        "most of it on huge pages, if it is visited at random",
+        "each base page takes a TLB entry of its own",
+        Some(fix),
+    )
+}
+
+/// Shared memory: PostgreSQL's buffers.
+pub fn shared_memory(facts: &Facts) -> Vec<Outcome> {
+    let (Some(program), Some(running), Some(huge)) = (&facts.program, facts.running(), facts.huge_page) else {
+        return Vec::new();
+    };
+    let (resident, on_huge) = running.shared;
+    let small = resident.saturating_sub(on_huge);
+    if program.known != Known::Postgres {
+        return Vec::new();
+    }
+    if small < MANY_PAGES * huge.bytes() / 4 {
+        return fine(format!("{} of {} shared memory on huge pages", format_bytes(on_huge), format_bytes(resident)));
+    }
+    found(
+        Severity::Advice,
+        "PostgreSQL's shared memory is on base pages",
+        format!("{} resident, {} of it on huge pages", format_bytes(resident), format_bytes(on_huge)),
+        "huge_pages = try or on, and that many pages in the pool when it starts",
+        "every backend has page tables of its own for the whole of it; huge pages save these and TLB misses",
+        Some(fill_pool(facts, huge, huge.pages_for(resident)).with_note(
+            "then restart it; `postgres -C shared_memory_size_in_huge_pages -D DATA` tells the whole number, of which only \
+             what was touched is resident now",
+        )),
+    )
+}
+
+/// A Java virtual machine without its flags, or with the flag and without the pages.
+pub fn java(facts: &Facts) -> Vec<Outcome> {
+    let Some(program) = facts.program.as_ref().filter(|program| program.known == Known::Java) else {
+        return Vec::new();
+    };
+    if command_has(program, &["-XX:+UseTransparentHugePages"]) {
+        return fine("Java asks for transparent huge pages");
+    }
+    if command_has(program, &["-XX:+UseLargePages"]) {
+        return java_on_pool(facts, program);
+    }
+    let command: Vec<String> = program.command.iter().map(|word| crate::finding::quoted(word)).collect();
+    let (first, rest) = command.split_first().map_or(("java", &[][..]), |(first, rest)| (first.as_str(), rest));
+    found(
+        Severity::Advice,
+        "Java's heap is on base pages",
+        "neither -XX:+UseTransparentHugePages nor -XX:+UseLargePages",
+        "one of them",
+        "the JVM maps its heap by itself: its own flag serves it from the start, better than anything from outside",
+        Some(
+            Fix::user(format!("{first} -XX:+UseTransparentHugePages {}", rest.join(" ")).trim_end().to_owned())
+                .with_note("with -XX:+AlwaysPreTouch the huge pages are there before the first request"),
+        ),
+    )
+}
+
+fn java_on_pool(facts: &Facts, program: &ProgramFacts) -> Vec<Outcome> {
+    let Some(huge) = facts.huge_page else { return Vec::new() };
+    let available = facts.pools.iter().find(|pool| pool.size == huge).map_or(0, |pool| pool.available);
+    let asked = program.command.iter().rev().find_map(|word| byte_count(word.strip_prefix("-Xmx")?));
+    let on_pool = facts.running().is_some_and(|running| running.anonymous.1 + running.shared.1 > 0);
+    let Some(bytes) = asked.filter(|bytes| !on_pool && huge.pages_for(*bytes) > available) else {
+        return fine("Java asks for pages of the pool");
+    };
+    found(
+        Severity::Advice,
+        "Java asks for more pages than the pool has",
+        format!("-Xmx of {}, and {available} pages of {huge} available", format_bytes(bytes)),
+        format!("{} pages when it starts", huge.pages_for(bytes)),
+        "it prints a warning and goes on with base pages",
+        Some(fill_pool(facts, huge, huge.pages_for(bytes))),
+    )
+}
+
+/// redis, which forks to save.
+pub fn redis(facts: &Facts) -> Vec<Outcome> {
+    let Some(program) = facts.program.as_ref().filter(|program| program.known == Known::Redis) else {
+        return Vec::new();
+    };
+    if facts.thp_mode() != Some("always") || facts.thp.switched_off.is_some() || program.running.is_none() {
+        return fine("redis' forks copy base pages");
+    }
+    found(
+        Severity::Advice,
+        "redis' forks copy whole huge pages",
+        "transparent huge pages are always, and redis has not switched them off for itself",
+        "disable-thp yes (the default since redis 6.2), or the mode madvise",
+        "while a child saves, the first write to each huge page copies all of it: latency and memory",
+        Some(
+            Fix::write("madvise", format!("{}/enabled", machine_facts::THP))
+                .with_note("its code can be lifted all the same; do not use --heap for it"),
+        ),
+    )
+}
+
+/// node with its own remapping.
+pub fn node(facts: &Facts) -> Vec<Outcome> {
+    let Some(program) = facts.program.as_ref().filter(|program| program.known == Known::Node) else {
+        return Vec::new();
+    };
+    if !command_has(program, &["--use-largepages=on", "--use-largepages=silent"]) {
+        return fine("node leaves its code to its file");
+    }
+    found(
+        Severity::Note,
+        "node moves its own code",
+        "--use-largepages",
+        "the file's own pages, by `pagelift run`",
+        "its copy is anonymous: it is not shared with other processes, and perf and uprobes lose it",
+        Some(Fix::by_hand("leave the option out, and start it by `pagelift run`")),
+    )
+}

@@ -1,0 +1,306 @@
+//! The facts that checks are made of. What could not be read is `None`, never a guess.
+
+use address_space::PageSize;
+use heap_choice::Family;
+use lift_plan::{CacheShortfall, Source};
+pub use machine_facts::HugetlbCgroup;
+use working_set::PartVerdict;
+
+/// What was tried of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// `PAGEMAP_SCAN`.
+    PagemapScan,
+    /// `MADV_COLLAPSE` in this process.
+    Collapse,
+    /// `process_madvise(MADV_COLLAPSE)` in another process.
+    CollapseOther,
+    /// `MADV_POPULATE_WRITE`.
+    Populate,
+    /// `mremap` of pool pages.
+    MovePool,
+    /// `memfd_create` with pool pages.
+    PoolFile,
+    /// userfaultfd(2) for faults of system calls.
+    Userfaultfd,
+    /// ptrace(2) of a child.
+    Trace,
+    /// Memory that is written, then executable.
+    ExecutableCopy,
+    /// `PR_SET_MM_MAP`.
+    AuxiliaryVector,
+    /// perf_event_open(2) of this process's own time.
+    Events,
+    /// perf_event_open(2) of the CPU's own counters.
+    CpuCounters,
+}
+
+/// What became of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// It worked.
+    Works,
+    /// The kernel refused.
+    Refused {
+        /// With this error (errno(3)).
+        errno: i32,
+        /// The error in words.
+        words: &'static str,
+    },
+    /// It was not made, for this reason.
+    NotMade(&'static str),
+}
+
+/// The state of transparent huge pages.
+#[derive(Clone, Debug, Default)]
+pub struct ThpFacts {
+    /// Size; `None` on a kernel without them.
+    pub size: Option<PageSize>,
+    /// The chosen word of `enabled`.
+    pub general: Option<String>,
+    /// The chosen word of each size's own `enabled` (Linux 6.8), smallest size first.
+    pub sizes: Vec<(PageSize, String)>,
+    /// The chosen word of `defrag`.
+    pub defrag: Option<String>,
+    /// `khugepaged/max_ptes_none`.
+    pub max_ptes_none: Option<u64>,
+    /// The process's own setting.
+    pub switched_off: Option<SwitchedOff>,
+}
+
+/// A process without transparent huge pages of its own (`PR_SET_THP_DISABLE`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchedOff {
+    /// Except where memory is advised (Linux 6.18).
+    pub except_advised: bool,
+    /// The oldest ancestor that has the setting too, by number and name; `None` where the process made it by itself.
+    pub inherited_from: Option<(i32, String)>,
+}
+
+/// A pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolFacts {
+    /// Page size.
+    pub size: PageSize,
+    /// Pages in it.
+    pub total: u64,
+    /// Pages that a new mapping can have, overcommit included, cgroups not.
+    pub available: u64,
+    /// Pages that may be taken beyond it (`nr_overcommit_hugepages`).
+    pub overcommit: u64,
+    /// Free pages of each node.
+    pub nodes: Vec<(u32, u64)>,
+}
+
+/// Free memory, and what the kernel does with memory by itself.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryFacts {
+    /// Nodes with memory: number, free bytes, and bytes of these in blocks of a huge page or larger. Empty where blocks of
+    /// that size are not counted.
+    pub nodes: Vec<(u32, u64, u64)>,
+    /// Nodes that are online.
+    pub online: Vec<u32>,
+    /// Zones that hold memory (lines of `/proc/buddyinfo`).
+    pub zones: u64,
+    /// `vm.min_free_kbytes`.
+    pub min_free_kib: Option<u64>,
+    /// Bytes of memory.
+    pub total: Option<u64>,
+    /// `kernel.numa_balancing`.
+    pub numa_balancing: Option<u64>,
+    /// `/sys/kernel/mm/ksm/run`.
+    pub ksm: Option<u64>,
+    /// `vm.compaction_proactiveness` (Linux 5.9).
+    pub proactiveness: Option<u64>,
+}
+
+/// What the process and its user may do.
+#[derive(Clone, Debug, Default)]
+pub struct PermissionFacts {
+    /// `kernel.yama.ptrace_scope`; `None` without Yama.
+    pub ptrace_scope: Option<u64>,
+    /// SELinux enforces its policy.
+    pub selinux_enforces: Option<bool>,
+    /// The process's mode of seccomp: 0, 1 (strict) or 2 (a filter).
+    pub seccomp: Option<u64>,
+    /// Nodes that the process may take memory from.
+    pub allowed_nodes: Option<Vec<u32>>,
+    /// Bytes that it may lock (`RLIMIT_MEMLOCK`); `None` without a limit or where it is not known.
+    pub lockable: Option<u64>,
+    /// Bytes that it has locked.
+    pub locked: u64,
+    /// `vm.max_map_count`.
+    pub most_mappings: u64,
+    /// Mappings that it has.
+    pub mappings: Option<u64>,
+    /// systemd's unit that it belongs to.
+    pub unit: Option<String>,
+}
+
+/// What is known of the machine below this kernel.
+#[derive(Clone, Debug, Default)]
+pub struct HostFacts {
+    /// This is a virtual machine.
+    pub virtual_machine: Option<bool>,
+    /// KVM's parameter `nx_huge_pages`.
+    pub nx_huge_pages: Option<String>,
+    /// `/sys/devices/system/cpu/vulnerabilities/itlb_multihit`.
+    pub itlb_multihit: Option<String>,
+    /// What the probe measured; `None` where it was not asked for.
+    pub measured: Option<Measured>,
+    /// Entries for base pages in the last level of the TLB, for code and for data, as CPUID tells.
+    pub entries: Option<(u64, u64)>,
+}
+
+/// What the probe measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// The host backs huge pages by smaller ones; `None` where huge pages could not be measured.
+    pub splintered: Option<bool>,
+    /// Bytes that the TLB reaches with base pages.
+    pub reach: Option<u64>,
+    /// ns of one translation of data with base pages and with huge pages, at a footprint in bytes.
+    pub translation: Option<(u64, f64, f64)>,
+}
+
+/// What measuring needs.
+#[derive(Clone, Debug, Default)]
+pub struct MeasuringFacts {
+    /// `kernel.perf_event_paranoid`.
+    pub paranoid: Option<i64>,
+    /// Tracepoints can be read.
+    pub tracepoints: bool,
+}
+
+/// Programs whose own settings of huge pages are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// PostgreSQL.
+    Postgres,
+    /// MariaDB or MySQL.
+    Mysql,
+    /// Redis or Valkey.
+    Redis,
+    /// node.
+    Node,
+    /// A Java virtual machine.
+    Java,
+    /// Another program.
+    Other,
+}
+
+/// The program that is asked about.
+#[derive(Clone, Debug)]
+pub struct ProgramFacts {
+    /// Its name.
+    pub name: String,
+    /// Path of its file.
+    pub path: String,
+    /// The words that start it.
+    pub command: Vec<String>,
+    /// The program that runs it, where it is a script.
+    pub interpreter: Option<String>,
+    /// What is known of its settings.
+    pub known: Known,
+    /// No dynamic linker loads it; `None` where its file could not be read.
+    pub is_static: Option<bool>,
+    /// Its base is fixed by the linker.
+    pub fixed_base: bool,
+    /// The allocator and how that was found out.
+    pub allocator: Option<(Family, String)>,
+    /// Code in its objects of at least a huge page, in bytes, and in how many objects.
+    pub code: (u64, usize),
+    /// Bytes of read-only memory that a lift would put on huge pages, by source.
+    pub lifts: Vec<(Source, u64)>,
+    /// Pool pages that all of its read-only memory would need.
+    pub pool_pages: u64,
+    /// Files that do not lie in huge folios, each with the reason.
+    pub small_folios: Vec<(String, CacheShortfall)>,
+    /// What most of the memory that stays as it is stays for.
+    pub refused: Option<(u64, String, Option<String>)>,
+    /// What is seen of it because it runs.
+    pub running: Option<RunningFacts>,
+    /// Its environment sets huge pages for Java, or glibc's `elf.thp`.
+    pub environment: Vec<String>,
+}
+
+/// A program that runs. Bytes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunningFacts {
+    /// The process.
+    pub pid: i32,
+    /// Another user's, so that only root may change it.
+    pub foreign: bool,
+    /// Resident code, and as much of it as lies on huge pages.
+    pub code: (u64, u64),
+    /// Resident private anonymous memory, and as much of it as lies on huge pages.
+    pub anonymous: (u64, u64),
+    /// Resident shared memory, and as much of it as lies on huge pages.
+    pub shared: (u64, u64),
+    /// Swapped out.
+    pub swapped: u64,
+    /// Merged by KSM.
+    pub merged: u64,
+    /// What of its memory is in use, by the accessed marks of its page tables; empty where that was not measured.
+    pub used: Vec<PartVerdict>,
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The user is root.
+    pub is_root: bool,
+    /// Release of the kernel.
+    pub release: (u32, u32),
+    /// Base page.
+    pub base_page: PageSize,
+    /// Size of huge pages where the user names none.
+    pub huge_page: Option<PageSize>,
+    /// What was tried.
+    pub attempts: Vec<(Feature, Attempt)>,
+    /// Transparent huge pages.
+    pub thp: ThpFacts,
+    /// The pools, smallest page size first.
+    pub pools: Vec<PoolFacts>,
+    /// The cgroups' limits of pool pages.
+    pub cgroups: Vec<HugetlbCgroup>,
+    /// Memory.
+    pub memory: MemoryFacts,
+    /// Permissions.
+    pub permission: PermissionFacts,
+    /// The host.
+    pub host: HostFacts,
+    /// What measuring needs.
+    pub measuring: MeasuringFacts,
+    /// The program; `None` where the machine alone is asked about.
+    pub program: Option<ProgramFacts>,
+}
+
+impl Facts {
+    /// What became of the attempt.
+    pub fn attempt(&self, feature: Feature) -> Option<Attempt> {
+        self.attempts.iter().find(|(tried, _)| *tried == feature).map(|(_, attempt)| *attempt)
+    }
+
+    /// True where the attempt was made and worked.
+    pub fn works(&self, feature: Feature) -> bool {
+        self.attempt(feature) == Some(Attempt::Works)
+    }
+
+    /// What is seen of the program because it runs.
+    pub fn running(&self) -> Option<&RunningFacts> {
+        self.program.as_ref()?.running.as_ref()
+    }
+
+    /// True where the program's own memory can have transparent huge pages, as far as its own setting goes. A lift suspends
+    /// the setting, a collapse of its heap cannot.
+    pub fn process_permits_thp(&self) -> bool {
+        self.thp.switched_off.as_ref().is_none_or(|off| off.except_advised)
+    }
+
+    /// The mode of transparent huge pages of the usual size: the size's own, or the general one.
+    pub fn thp_mode(&self) -> Option<&str> {
+        let own = self.thp.sizes.iter().find(|(size, _)| Some(*size) == self.thp.size).map(|(_, word)| word.as_str());
+        own.filter(|word| *word != "inherit").or(self.thp.general.as_deref())
+    }
+}

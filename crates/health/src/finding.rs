@@ -1,0 +1,206 @@
+//! What a check answers.
+
+use serde::Serialize;
+use std::fmt;
+
+/// How much a finding matters; the last is worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Good to know; nothing needs to be done.
+    Note,
+    /// All works; this would make it better.
+    Advice,
+    /// Huge pages cannot be had, or the program may be killed.
+    Problem,
+}
+
+/// What a check is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Area {
+    /// What the kernel can do.
+    Kernel,
+    /// Transparent huge pages.
+    Thp,
+    /// The hugetlb pools and what limits them.
+    Pool,
+    /// Free memory, and what the kernel does with memory by itself.
+    Memory,
+    /// What the process and its user may do.
+    Permission,
+    /// The hypervisor.
+    Host,
+    /// What measuring needs.
+    Measuring,
+    /// The program.
+    Program,
+}
+
+impl fmt::Display for Area {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kernel => "kernel",
+            Self::Thp => "transparent huge pages",
+            Self::Pool => "pool",
+            Self::Memory => "memory",
+            Self::Permission => "permissions",
+            Self::Host => "host",
+            Self::Measuring => "measuring",
+            Self::Program => "program",
+        })
+    }
+}
+
+/// How a finding is put right.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Fix {
+    /// Commands for a shell, one after the other; empty where no command helps.
+    pub commands: Vec<String>,
+    /// They need root.
+    pub as_root: bool,
+    /// What else is to be known: what has to be restarted, what it costs, how it survives a reboot.
+    pub note: Option<String>,
+}
+
+impl Fix {
+    /// A command that root types.
+    pub fn root(command: impl Into<String>) -> Self {
+        Self { commands: vec![command.into()], as_root: true, note: None }
+    }
+
+    /// A command that the user types.
+    pub fn user(command: impl Into<String>) -> Self {
+        Self { commands: vec![command.into()], as_root: false, note: None }
+    }
+
+    /// What no command does.
+    pub fn by_hand(words: impl Into<String>) -> Self {
+        Self { note: Some(words.into()), ..Self::default() }
+    }
+
+    /// Adds what else is to be known.
+    #[must_use]
+    pub fn with_note(self, note: impl Into<String>) -> Self {
+        Self { note: Some(note.into()), ..self }
+    }
+
+    /// A value for a file of the kernel.
+    pub fn write(value: impl fmt::Display, file: impl fmt::Display) -> Self {
+        Self::root(format!("echo {value} > {file}"))
+    }
+
+    /// A setting of sysctl(8), which a file in `/etc/sysctl.d` keeps.
+    pub fn sysctl(name: &str, value: impl fmt::Display) -> Self {
+        let lasting = format!("{name} = {value} in /etc/sysctl.d/60-pagelift.conf keeps it after a reboot");
+        Self::root(format!("sysctl {name}={value}")).with_note(lasting)
+    }
+
+    /// The commands as a user of this kind types them.
+    pub fn typed(&self, is_root: bool) -> Vec<String> {
+        let prefix = |command: &String| match (self.as_root && !is_root, command.contains(['>', '|', '\''])) {
+            (false, _) => command.clone(),
+            (true, false) => format!("sudo {command}"),
+            (true, true) => format!("sudo sh -c {}", quoted(command)),
+        };
+        self.commands.iter().map(prefix).collect()
+    }
+}
+
+/// A word as a shell takes it literally.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+/// What a check found wanting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Name of the check that found it.
+    pub check: &'static str,
+    /// What it is about.
+    pub area: Area,
+    /// How much it matters.
+    pub severity: Severity,
+    /// The finding in a few words.
+    pub title: String,
+    /// What was found, and where.
+    pub found: String,
+    /// What was wanted in its place.
+    pub wanted: String,
+    /// Why that matters.
+    pub why: String,
+    /// How it is put right; `None` where nobody can.
+    pub fix: Option<Fix>,
+}
+
+/// What could not be looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NotSeen {
+    /// Name of the check.
+    pub check: &'static str,
+    /// What was not seen, and why.
+    pub what: String,
+    /// Root would see it.
+    pub root_sees: bool,
+}
+
+/// One answer of a check. A check that does not apply gives none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// As it should be; what was seen.
+    Fine(String),
+    /// Wanting.
+    Found {
+        /// How much it matters.
+        severity: Severity,
+        /// The finding in a few words.
+        title: String,
+        /// What was found, and where.
+        found: String,
+        /// What was wanted in its place.
+        wanted: String,
+        /// Why that matters.
+        why: String,
+        /// How it is put right.
+        fix: Option<Fix>,
+    },
+    /// Could not be looked at.
+    NotSeen {
+        /// What, and why.
+        what: String,
+        /// Root would see it.
+        root_sees: bool,
+    },
+}
+
+impl Outcome {
+    /// All is well, with what was seen.
+    pub fn fine(seen: impl Into<String>) -> Self {
+        Self::Fine(seen.into())
+    }
+
+    /// Something that root would see.
+    pub fn for_root(what: impl Into<String>) -> Self {
+        Self::NotSeen { what: what.into(), root_sees: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fix_is_typed_by_root_and_by_others() {
+        let write = Fix::write("madvise", "/sys/x");
+        assert_eq!(write.typed(true), ["echo madvise > /sys/x"]);
+        assert_eq!(write.typed(false), ["sudo sh -c 'echo madvise > /sys/x'"]);
+        assert_eq!(Fix::sysctl("vm.x", 1).typed(false), ["sudo sysctl vm.x=1"]);
+        assert_eq!(Fix::user("a 'b'").typed(false), ["a 'b'"]);
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!([quoted("-a=b/c"), quoted(""), quoted("a b")], ["-a=b/c", "''", "'a b'"]);
+    }
+}

@@ -1,0 +1,20 @@
+//! Whether a machine and a program are ready for huge pages.
+//!
+//! [`gather`] reads and tries; [`examine`] is a pure function from these facts to a report. Each check is a small function
+//! in [`checks`] from facts to outcomes, so that every one is tested with ill and with healthy facts.
+//!
+//! The order of a command that wants both: [`gather::try_features`] first, since it acts on a child and makes memory
+//! executable; then give up rights; then read what others wrote ([`gather::gather`]).
+#![forbid(unsafe_code)]
+
+pub mod checks;
+pub mod facts;
+mod finding;
+pub mod gather;
+mod report;
+mod verdict;
+
+pub use facts::Facts;
+pub use finding::{Area, Finding, Fix, NotSeen, Outcome, Severity};
+pub use report::{FineCheck, Report, examine};
+pub use verdict::{Estimate, Verdict};

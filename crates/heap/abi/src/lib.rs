@@ -1,0 +1,33 @@
+//! The contract between `pagelift` and the heap that it preloads (`libpagelift_heap.so`): the [`Order`] that goes in by
+//! an environment variable, and the [`Account`] that is read from outside. Both carry [`VERSION`]. For a program that
+//! nobody launches for it there are the words of `PAGELIFT` (crate `options`); here is what it takes to make an order of
+//! them.
+//!
+//! No allocation, no I/O, no `std`: the preloaded side reads its order before the program's first `malloc`.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod account;
+mod node_pages;
+mod order;
+mod records;
+
+pub use account::{Account, AccountCopy, Found, Shortage};
+pub use node_pages::{free_pages_by_node, pages_to_take, share_by_node};
+pub use order::{MOST_NODES, NodePages, Order};
+pub use records::SmallRecords;
+
+/// Version of the contract; the two sides come from one build and refuse another.
+pub const VERSION: u64 = 2;
+
+/// The environment variable that holds the order.
+pub const ORDER_VARIABLE: &str = "PAGELIFT_HEAP";
+
+/// File name of the preloaded library.
+pub const LIBRARY: &str = "libpagelift_heap.so";
+
+/// Name of the account's symbol in the library's dynamic symbol table.
+pub const ACCOUNT_SYMBOL: &str = "pagelift_heap_account";
+
+/// Largest grain in bytes: the heap works in grains of a transparent huge page up to this size.
+pub const LARGEST_GRAIN: u64 = 32 << 20;

@@ -1,0 +1,212 @@
+//! Zeroes a kept mapping before it is handed out again, by the method that is cheapest for how it was used. Untouched
+//! memory is given back to the kernel. Memory that was used throughout is cleared in place. Memory of which only a few
+//! places were touched is given back and put on ordinary pages: its next use most likely touches a few places only, and
+//! each of them would take a whole huge page.
+
+use crate::sys::{advise, base_page, clear};
+use core::ffi::c_void;
+
+/// How densely a mapping was used, as seen when it was freed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Density {
+    /// On huge pages; nothing is known.
+    Unknown,
+    /// On huge pages and used throughout; it has been cleared since.
+    Cleared,
+    /// Few places were touched: it is on ordinary pages.
+    Sparse,
+    /// It was classified as sparse and was not: it stays on huge pages.
+    Dense,
+}
+
+impl Density {
+    /// Puts memory that need not be zero on huge pages again, and returns its new density.
+    ///
+    /// # Safety
+    /// The range is a mapping of this heap that nobody holds.
+    pub unsafe fn for_any_use(self, start: usize, bytes: usize) -> Self {
+        if self == Self::Sparse {
+            // SAFETY:
+            // - the caller's promise.
+            unsafe {
+                advise(start, bytes, libc::MADV_HUGEPAGE);
+                advise(start, bytes, libc::MADV_DONTNEED);
+            }
+            return Self::Unknown;
+        }
+        self
+    }
+}
+
+/// Number of places of a block that are sampled, each a cache line; the first [`FIRST_SAMPLES`] decide whether it was
+/// touched at all.
+const SAMPLES: usize = 64;
+const FIRST_SAMPLES: usize = 3;
+const LINE: usize = 64;
+/// Number of samples that are not zero from which a block counts as used throughout.
+const DENSE: usize = SAMPLES / 16;
+/// Like [`DENSE`], for pool memory: that is always resident, so that clearing is cheaper only if more is in use.
+const DENSE_IN_POOL: usize = SAMPLES / 4;
+/// Number of resident samples from which a block on ordinary pages does not count as sparse.
+const DENSELY_RESIDENT: usize = SAMPLES / 4;
+
+/// Number of pages that one mincore(2) asks for.
+const PAGES_ASKED: usize = 1024;
+
+/// Zeroes a kept mapping and returns its new density.
+///
+/// # Safety
+/// The range is a mapping of this heap that nobody holds.
+pub unsafe fn clean(start: usize, bytes: usize, density: Density) -> Density {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe {
+        let seen = observe(start, bytes, density);
+        if seen.used_throughout {
+            clear_what_is_resident(start, bytes);
+        } else {
+            give_back(start, bytes);
+        }
+        seen.becomes(start, bytes)
+    }
+}
+
+/// Gives a mapping's memory back, which zeroes it, and returns its new density; `None` if the kernel does not take it.
+///
+/// # Safety
+/// As for [`clean`].
+pub unsafe fn give_back_at_once(start: usize, bytes: usize, density: Density) -> Option<Density> {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe {
+        let seen = observe(start, bytes, density);
+        advise(start, bytes, libc::MADV_DONTNEED).then(|| seen.becomes(start, bytes))
+    }
+}
+
+struct Seen {
+    before: Density,
+    now: Density,
+    used_throughout: bool,
+}
+
+/// # Safety
+/// As for [`clean`].
+unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
+    let page = base_page();
+    let resident = |offset: &usize| is_resident(start + offset / page * page, page);
+    let ends = [0, bytes - page];
+    if !ends.iter().any(resident) && !samples(bytes).take(FIRST_SAMPLES).any(|offset| resident(&offset)) {
+        return Seen { before, now: before, used_throughout: false };
+    }
+    if before == Density::Sparse {
+        let dense = samples(bytes).filter(resident).count() >= DENSELY_RESIDENT;
+        let now = if dense { Density::Dense } else { Density::Sparse };
+        return Seen { before, now, used_throughout: false };
+    }
+    // SAFETY:
+    // - the caller's promise; samples are lines of the range.
+    let is_used = |&offset: &usize| unsafe { is_used(start + offset) };
+    let used = samples(bytes).filter(resident).filter(is_used).count();
+    let now = match before {
+        Density::Dense => Density::Dense,
+        _ if used >= DENSE => Density::Cleared,
+        // It was cleared before and not used since: it is not cleared again.
+        Density::Cleared if used == 0 => Density::Unknown,
+        _ => Density::Sparse,
+    };
+    Seen { before, now, used_throughout: used >= DENSE }
+}
+
+impl Seen {
+    /// Advises the kernel to back the mapping by pages of the size that fits from now on.
+    ///
+    /// # Safety
+    /// As for [`clean`].
+    unsafe fn becomes(self, start: usize, bytes: usize) -> Density {
+        let advice = match (self.before == Density::Sparse, self.now == Density::Sparse) {
+            (false, true) => Some(libc::MADV_NOHUGEPAGE),
+            (true, false) => Some(libc::MADV_HUGEPAGE),
+            _ => None,
+        };
+        if let Some(advice) = advice {
+            // SAFETY:
+            // - the caller's promise; the advice keeps contents.
+            unsafe { advise(start, bytes, advice) };
+        }
+        self.now
+    }
+}
+
+/// True if resident memory is used densely, by samples. The result only decides which method is cheaper.
+///
+/// # Safety
+/// The range is readable memory of this heap that nobody holds.
+pub unsafe fn is_dense_in_pool(start: usize, bytes: usize) -> bool {
+    // SAFETY:
+    // - the caller's promise; samples are lines of the range.
+    let is_used = |&offset: &usize| unsafe { is_used(start + offset) };
+    samples(bytes).filter(is_used).take(DENSE_IN_POOL).count() == DENSE_IN_POOL
+}
+
+/// Offsets of lines spread over a block, without a regular stride, which could coincide with the program's own.
+fn samples(bytes: usize) -> impl Iterator<Item = usize> {
+    let lines = (bytes / LINE) as u128;
+    // An even spread: multiples of the golden ratio.
+    (1..=SAMPLES as u64).map(move |n| {
+        let part = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((u128::from(part) * lines) >> 64) as usize * LINE
+    })
+}
+
+/// True if any byte of the line is not zero.
+///
+/// # Safety
+/// The line is readable, aligned to its own size, and nobody writes to it.
+unsafe fn is_used(line: usize) -> bool {
+    // SAFETY:
+    // - the caller's promise.
+    let words = unsafe { &*(line as *const [u64; LINE / size_of::<u64>()]) };
+    words.iter().any(|&word| word != 0)
+}
+
+/// # Safety
+/// As for [`clean`].
+unsafe fn give_back(start: usize, bytes: usize) {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe {
+        // MADV_DONTNEED does not take locked memory (mlock).
+        if !advise(start, bytes, libc::MADV_DONTNEED) {
+            clear(start, bytes);
+        }
+    }
+}
+
+/// Clears what is resident and gives back the rest, which may have been swapped out.
+///
+/// # Safety
+/// As for [`clean`].
+unsafe fn clear_what_is_resident(start: usize, bytes: usize) {
+    let step = PAGES_ASKED * base_page();
+    for offset in (0..bytes).step_by(step) {
+        let length = step.min(bytes - offset);
+        // SAFETY:
+        // - the caller's promise, for a part of the range.
+        unsafe {
+            if is_resident(start + offset, length) || !advise(start + offset, length, libc::MADV_DONTNEED) {
+                clear(start + offset, length);
+            }
+        }
+    }
+}
+
+/// True if any page of the range is resident, or if the kernel does not tell.
+fn is_resident(start: usize, bytes: usize) -> bool {
+    let mut pages = [0u8; PAGES_ASKED];
+    assert!(bytes <= PAGES_ASKED * base_page());
+    // SAFETY:
+    // - the range has at most as many pages as the answer has room for; of the range itself nothing is touched.
+    let failed = unsafe { libc::mincore(start as *mut c_void, bytes, pages.as_mut_ptr()) } != 0;
+    failed || pages[..bytes / base_page()].iter().any(|page| page & 1 != 0)
+}

@@ -1,0 +1,395 @@
+//! The functions of the C library's allocator, under its names.
+//!
+//! Most calls make one comparison and go to mimalloc. Rare cases are in functions that are not inlined.
+
+use crate::c_library::libc_usable_size;
+use crate::start::{is_acting, page};
+use crate::sys::{KeepErrno, set_errno};
+use crate::{LARGE_FROM, SHARED, WITHIN_GRAIN, small};
+use core::ffi::{CStr, c_int, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// mimalloc aligns blocks in arenas up to this (`MI_PAGE_MAX_OVERALLOC_ALIGN`); beyond, a block gets grains of its own.
+const MOST_SMALL_ALIGN: usize = 64 << 10;
+
+unsafe extern "C" {
+    fn mi_malloc(size: usize) -> *mut c_void;
+    fn mi_zalloc(size: usize) -> *mut c_void;
+    fn mi_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    fn mi_malloc_aligned(size: usize, align: usize) -> *mut c_void;
+    fn mi_free(block: *mut c_void);
+    fn mi_usable_size(block: *const c_void) -> usize;
+    fn __libc_malloc(size: usize) -> *mut c_void;
+    fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
+    fn __libc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
+    fn __libc_free(block: *mut c_void);
+}
+
+#[inline]
+fn is_small(size: usize) -> bool {
+    size < LARGE_FROM.load(Relaxed)
+}
+
+/// False for every address that a large block may have, and for all addresses if the heap does not act.
+#[inline]
+fn is_surely_small(block: *mut c_void) -> bool {
+    block as usize & WITHIN_GRAIN.load(Relaxed) != 0
+}
+
+fn no_memory() -> *mut c_void {
+    set_errno(libc::ENOMEM);
+    null_mut()
+}
+
+/// Highest number of arenas that are added for one block; if it fits into none, the allocation fails.
+const MOST_TRIES: usize = 16;
+
+/// Asks mimalloc again as long as an arena can be added, up to [`MOST_TRIES`] times.
+fn with_new_arenas(ask: impl Fn() -> *mut c_void) -> *mut c_void {
+    let keep = KeepErrno::new();
+    for _ in 0..MOST_TRIES {
+        let seen = small::arenas();
+        let block = ask();
+        if !block.is_null() {
+            return block;
+        }
+        if !small::grow(seen) {
+            break;
+        }
+    }
+    drop(keep);
+    no_memory()
+}
+
+fn large(size: usize, align: usize, zero: bool) -> *mut c_void {
+    if size > isize::MAX as usize {
+        return no_memory();
+    }
+    let keep = KeepErrno::new();
+    match SHARED.allocate(size, align, zero) {
+        Some(address) => address as *mut c_void,
+        None => {
+            drop(keep);
+            no_memory()
+        }
+    }
+}
+
+/// malloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    if is_small(size) {
+        // SAFETY:
+        // - mimalloc is set up and takes any size.
+        let block = unsafe { mi_malloc(size) };
+        if !block.is_null() {
+            return block;
+        }
+    }
+    malloc_slowly(size)
+}
+
+#[cold]
+#[inline(never)]
+fn malloc_slowly(size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the C library's own malloc takes any size.
+        return unsafe { __libc_malloc(size) };
+    }
+    if !is_small(size) {
+        return large(size, page(), false);
+    }
+    // SAFETY:
+    // - as in `malloc`.
+    with_new_arenas(|| unsafe { mi_malloc(size) })
+}
+
+/// calloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    let Some(bytes) = count.checked_mul(size) else { return no_memory() };
+    if is_small(bytes) {
+        // SAFETY:
+        // - mimalloc is set up and takes any size.
+        let block = unsafe { mi_zalloc(bytes) };
+        if !block.is_null() {
+            return block;
+        }
+    }
+    calloc_slowly(bytes)
+}
+
+#[cold]
+#[inline(never)]
+fn calloc_slowly(size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the C library's own calloc takes any size.
+        return unsafe { __libc_calloc(1, size) };
+    }
+    if !is_small(size) {
+        return large(size, page(), true);
+    }
+    // SAFETY:
+    // - as in `calloc`.
+    with_new_arenas(|| unsafe { mi_zalloc(size) })
+}
+
+/// free(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(block: *mut c_void) {
+    if is_surely_small(block) {
+        // SAFETY:
+        // - the block is no large one, so that it came from mimalloc.
+        unsafe { mi_free(block) };
+    } else if !block.is_null() {
+        // SAFETY:
+        // - the caller's promise.
+        unsafe { free_slowly(block) };
+    }
+}
+
+/// # Safety
+/// As for [`free`].
+#[cold]
+#[inline(never)]
+unsafe fn free_slowly(block: *mut c_void) {
+    let _keep = KeepErrno::new();
+    if !is_acting() {
+        // SAFETY:
+        // - where this heap does not act, every block came from the C library.
+        unsafe { __libc_free(block) };
+    } else if !SHARED.free(block as usize) {
+        // SAFETY:
+        // - the block is no large one, so that it came from mimalloc.
+        unsafe { mi_free(block) };
+    }
+}
+
+/// realloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    if is_surely_small(block) && is_small(size) && size > 0 {
+        // SAFETY:
+        // - the block came from mimalloc, which keeps it where it cannot give the new size.
+        let moved = unsafe { mi_realloc(block, size) };
+        if !moved.is_null() {
+            return moved;
+        }
+    }
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { realloc_slowly(block, size) }
+}
+
+/// # Safety
+/// As for [`realloc`].
+#[cold]
+#[inline(never)]
+unsafe fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - where this heap does not act, every block came from the C library.
+        return unsafe { __libc_realloc(block, size) };
+    }
+    if block.is_null() {
+        return malloc_slowly(size);
+    }
+    if size == 0 {
+        // As the GNU C library has it: the block is gone.
+        // SAFETY:
+        // - the caller's promise.
+        unsafe { free_slowly(block) };
+        return null_mut();
+    }
+    if size > isize::MAX as usize {
+        return no_memory();
+    }
+    let large_now = SHARED.usable(block as usize);
+    if large_now.is_some() && !is_small(size) {
+        let keep = KeepErrno::new();
+        let address = block as usize;
+        if let Some(moved) = SHARED.resize(address, size).or_else(|| SHARED.move_to_new(address, size)) {
+            return moved as *mut c_void;
+        }
+        drop(keep);
+        return no_memory();
+    }
+    if large_now.is_none() && is_small(size) {
+        // SAFETY:
+        // - the block came from mimalloc.
+        return with_new_arenas(|| unsafe { mi_realloc(block, size) });
+    }
+    let new = malloc_slowly(size);
+    if !new.is_null() {
+        // SAFETY:
+        // - by the caller's promise the old block is one of this heap's; the new one is another, and each has at least
+        //   so many bytes.
+        unsafe {
+            let old = usable(block);
+            crate::sys::copy(block as usize, new as usize, old.min(size));
+            free_slowly(block);
+        }
+    }
+    new
+}
+
+/// # Safety
+/// The block is one of this heap's that the program holds.
+unsafe fn usable(block: *mut c_void) -> usize {
+    // SAFETY:
+    // - the caller's promise: a block that is no large one came from mimalloc.
+    SHARED.usable(block as usize).unwrap_or_else(|| unsafe { mi_usable_size(block) })
+}
+
+/// reallocarray(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: usize) -> *mut c_void {
+    match count.checked_mul(size) {
+        // SAFETY:
+        // - the caller's promise for reallocarray is that for realloc.
+        Some(bytes) => unsafe { realloc(block, bytes) },
+        None => no_memory(),
+    }
+}
+
+fn aligned(align: usize, size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the C library's function takes any size, and any alignment, of which it takes the next power of two.
+        return unsafe { __libc_memalign(align, size) };
+    }
+    if !is_small(size) || align > MOST_SMALL_ALIGN {
+        return large(size, align, false);
+    }
+    // SAFETY:
+    // - mimalloc takes any size, and gives nothing for an alignment that is no power of two.
+    with_new_arenas(|| unsafe { mi_malloc_aligned(size, align) })
+}
+
+/// memalign(3): like the C library's, it takes the next power of two as alignment.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    match align.max(size_of::<usize>()).checked_next_power_of_two() {
+        Some(align) => aligned(align, size),
+        None => {
+            set_errno(libc::EINVAL);
+            null_mut()
+        }
+    }
+}
+
+/// aligned_alloc(3): as the C library of this process has it. Up to 2.37 it is another name of memalign; since then it
+/// refuses what is no power of two (glibc's malloc/malloc.c, `aligned_alloc`).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    if !align.is_power_of_two() && refuses_odd_alignments() {
+        set_errno(libc::EINVAL);
+        return null_mut();
+    }
+    // SAFETY:
+    // - the caller's promise for aligned_alloc is that for memalign.
+    unsafe { memalign(align, size) }
+}
+
+#[cold]
+fn refuses_odd_alignments() -> bool {
+    /// glibc 2.MINOR is the first that does.
+    const MINOR: u32 = 38;
+    // SAFETY:
+    // - the C library's version is a static string that ends with NUL.
+    let version = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
+    let minor = version.to_str().ok().and_then(|text| text.split('.').nth(1)?.parse::<u32>().ok());
+    minor.is_none_or(|minor| minor >= MINOR)
+}
+
+/// posix_memalign(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<usize>()) {
+        return libc::EINVAL;
+    }
+    let keep = KeepErrno::new();
+    let block = aligned(align, size);
+    drop(keep);
+    if block.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY:
+    // - the caller gives a place for the address.
+    unsafe { place.write(block) };
+    0
+}
+
+/// valloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    aligned(page(), size)
+}
+
+/// pvalloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    match size.max(1).checked_next_multiple_of(page()) {
+        Some(bytes) => aligned(page(), bytes),
+        None => no_memory(),
+    }
+}
+
+/// malloc_usable_size(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
+    if block.is_null() {
+        return 0;
+    }
+    // SAFETY:
+    // - the caller's promise: the block is this heap's where it acts, and the C library's where it does not.
+    unsafe { if is_acting() { usable(block) } else { libc_usable_size(block) } }
+}
+
+/// cfree(3), which old programs still call.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cfree(block: *mut c_void) {
+    // SAFETY:
+    // - the caller's promise for cfree is that for free.
+    unsafe { free(block) };
+}

@@ -1,0 +1,257 @@
+//! What precedes and follows a fork. Private pool pages do not survive one: after a fork the next write to a shared page
+//! needs a free pool page. If there is none, the child is killed, whether the child writes or the parent (the kernel then
+//! takes the page from the child). No reservation covers that page. So a process leaves the pool before its first fork:
+//! the heap's contents move to transparent huge pages, which the kernel copies on write, and the rest is given back.
+//!
+//! While memory moves, no other thread may write to it: other threads are stopped by a signal that none can block
+//! (`stop`). If there is less memory outside of the pool than the heap holds in it, `fork` fails with `ENOMEM`, which
+//! fork(2) allows, and the program goes on. `vfork`, `posix_spawn`, `system` and `popen` share memory with their child or
+//! need no guard. A direct call of `clone` is not noticed.
+//!
+//! Writes of the kernel itself cannot be stopped. If io_uring or AIO is in use (`kernel_writes`), the process stays on the
+//! pool and the child leaves it, before either goes on. As long as both share pages, the pool must have as many free pages
+//! as the heap uses; otherwise `fork` fails with `ENOMEM`. The kernel gives the child its own copies of pages that are the
+//! target of a direct read (Linux 5.12).
+//!
+//! The child must be able to allocate, so no lock of the heap or of mimalloc (`locks`) is held by another thread at the
+//! moment of the fork.
+
+use crate::large::Large;
+use crate::pool_exit::{PoolExit, child_leaves_pool, leave_pool, make_room_for_copies};
+use crate::small::GROWING;
+use crate::sys::{KeepErrno, Lock, milliseconds, say};
+use crate::turn::{OF_TURN, TURN, is_own_turn};
+use crate::{SHARED, locks};
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+
+unsafe extern "C" {
+    fn pthread_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+    ) -> c_int;
+}
+
+/// Longest wait for a lock or for the turn, in milliseconds.
+const MAX_WAIT_MS: u64 = 1000;
+
+/// True once nothing of the heap stands on the pool, so that forks need nothing of us.
+static SAFE: AtomicBool = AtomicBool::new(false);
+
+/// True while the heap is on the pool, so that forks need what this module does.
+pub fn is_needed() -> bool {
+    !SAFE.load(Relaxed)
+}
+
+/// Notes that nothing of the heap was ever on the pool.
+pub fn needs_no_guard() {
+    SAFE.store(true, Relaxed);
+}
+
+/// Registers the handlers that keep the heap's locks whole in the child; they also see forks inside the C library.
+pub fn register() {
+    // SAFETY:
+    // - the handlers are functions of this library, which is never unloaded.
+    unsafe { pthread_atfork(Some(prepare), Some(release), Some(release_in_child)) };
+}
+
+/// Waits for the turn; false if it was not given in time. The wait is bounded by [`MAX_WAIT_MS`] once the other thread has
+/// settled: it may then be in a handler of the program's, which may wait for this thread.
+fn take_turn() -> bool {
+    let own = locks::this_thread();
+    let mut settled_since = None;
+    while TURN.compare_exchange(0, own, SeqCst, SeqCst).is_err() {
+        if OF_TURN.is_settled.load(SeqCst) {
+            let now = milliseconds();
+            if now.saturating_sub(*settled_since.get_or_insert(now)) > MAX_WAIT_MS {
+                return false;
+            }
+        }
+        // SAFETY:
+        // - has no arguments.
+        unsafe { libc::sched_yield() };
+    }
+    true
+}
+
+/// What precedes a fork: makes it safe, and takes the heap's locks.
+pub extern "C" fn prepare() {
+    let _keep = KeepErrno::new();
+    let is_ready = if is_own_turn() {
+        // In a handler of the program's around another fork of this thread, which holds the locks already.
+        OF_TURN.nested.fetch_add(1, SeqCst);
+        SAFE.load(Relaxed)
+    } else if take_turn() {
+        let is_ready = prepare_in_turn();
+        locks::close();
+        OF_TURN.is_settled.store(true, SeqCst);
+        is_ready
+    } else {
+        locks::close();
+        SAFE.load(Relaxed)
+    };
+    if !is_ready {
+        say(
+            "pagelift: this fork is not safe: the heap is on the hugetlb pool and could not leave it; use --heap=thp\n",
+        );
+    }
+}
+
+fn prepare_in_turn() -> bool {
+    // Both locks are held until after the fork. If a signal handler forks while its own thread holds a lock, the wait for
+    // it times out, and the thread goes on with the lock when the handler returns, in the parent and in the child.
+    OF_TURN.holds_growing.store(lock_in_time(&GROWING), SeqCst);
+    let holds_shared = lock_in_time(&SHARED.lock);
+    OF_TURN.holds_shared.store(holds_shared, SeqCst);
+    let was_ready = READY_FOR.compare_exchange(locks::this_thread(), 0, SeqCst, SeqCst).is_ok();
+    // SAFETY:
+    // - `holds_shared` says that this thread holds the lock.
+    let mut is_ready = was_ready || SAFE.load(Relaxed) || holds_shared && unsafe { make_ready_locked() };
+    if !SAFE.load(Relaxed) && holds_shared {
+        // Even if the fork may not be safe: the sooner the child leaves the pool, the better.
+        is_ready &= OF_TURN.handover.begin();
+    }
+    is_ready
+}
+
+/// What follows a fork in the child.
+pub extern "C" fn release_in_child() {
+    let _keep = KeepErrno::new();
+    locks::forget_other_threads();
+    if !is_own_turn() {
+        // SAFETY:
+        // - the child has one thread.
+        unsafe { forget_turn_of_another() };
+        locks::open();
+        return;
+    }
+    if is_end_of_nested() {
+        return;
+    }
+    if OF_TURN.handover.is_under_way() {
+        // SAFETY:
+        // - a handover is only begun by a thread that holds the lock, and it is this thread's turn.
+        let left = unsafe { SHARED.while_locked(child_leaves_pool) };
+        SAFE.store(left, Relaxed);
+        if !left {
+            say("pagelift: this child has no memory to leave the hugetlb pool with; use --heap=thp\n");
+        }
+        OF_TURN.handover.end_in_child();
+    }
+    end_turn();
+}
+
+/// What follows a fork in the parent.
+pub extern "C" fn release() {
+    let _keep = KeepErrno::new();
+    if !is_own_turn() {
+        return locks::open();
+    }
+    if is_end_of_nested() {
+        return;
+    }
+    if OF_TURN.handover.is_under_way() {
+        OF_TURN.handover.await_child();
+    }
+    end_turn();
+}
+
+/// True after a fork that was made in a handler around another fork of this thread.
+fn is_end_of_nested() -> bool {
+    OF_TURN.nested.fetch_update(SeqCst, SeqCst, |nested| nested.checked_sub(1)).is_ok()
+}
+
+/// Ends the turn. Called by the thread whose turn it is.
+fn end_turn() {
+    locks::open();
+    if OF_TURN.holds_shared.swap(false, SeqCst) {
+        // SAFETY:
+        // - this thread, whose turn it is, has locked it in `prepare_in_turn`.
+        unsafe { SHARED.lock.unlock() };
+    }
+    if OF_TURN.holds_growing.swap(false, SeqCst) {
+        // SAFETY:
+        // - as above.
+        unsafe { GROWING.unlock() };
+    }
+    OF_TURN.is_settled.store(false, SeqCst);
+    TURN.store(0, SeqCst);
+}
+
+/// Releases the turn of another thread, in the child of a thread that did not get the turn in time. The thread that had it
+/// does not exist in the child. It had settled, so what the locks guard is consistent.
+///
+/// # Safety
+/// The process has one thread.
+unsafe fn forget_turn_of_another() {
+    if TURN.load(SeqCst) == 0 {
+        return;
+    }
+    for (holds, lock) in [(&OF_TURN.holds_shared, &SHARED.lock), (&OF_TURN.holds_growing, &GROWING)] {
+        if holds.swap(false, SeqCst) {
+            // SAFETY:
+            // - its holder is not there, and the caller's promise: nobody waits for it.
+            unsafe { lock.renew() };
+        }
+    }
+    OF_TURN.handover.give_up();
+    OF_TURN.nested.store(0, SeqCst);
+    OF_TURN.is_settled.store(false, SeqCst);
+    TURN.store(0, SeqCst);
+}
+
+/// Waits for a lock for at most [`MAX_WAIT_MS`]: this thread may hold it itself, below a signal handler.
+fn lock_in_time(lock: &Lock) -> bool {
+    let deadline = milliseconds() + MAX_WAIT_MS;
+    while !lock.try_lock() {
+        if milliseconds() > deadline {
+            return false;
+        }
+        // SAFETY:
+        // - has no arguments.
+        unsafe { libc::sched_yield() };
+    }
+    true
+}
+
+/// Makes a fork of this process, in which the heap acts, safe, or makes sure that the child can; false if the fork is to
+/// be refused.
+pub fn make_ready() -> bool {
+    if SAFE.load(Relaxed) {
+        return true;
+    }
+    // A handler that forks: the lock is this thread's own.
+    if is_own_turn() || !lock_in_time(&SHARED.lock) {
+        return false;
+    }
+    // SAFETY:
+    // - the lock has just been taken.
+    let ready = unsafe { make_ready_locked() };
+    // The handlers that follow need not find it out again.
+    READY_FOR.store(if ready { locks::this_thread() } else { 0 }, SeqCst);
+    // SAFETY:
+    // - as above.
+    unsafe { SHARED.lock.unlock() };
+    ready
+}
+
+/// The thread for which `make_ready` returned true, until its handlers run. If another thread replaces it, its handler
+/// checks again.
+static READY_FOR: AtomicUsize = AtomicUsize::new(0);
+
+/// # Safety
+/// This thread holds `SHARED.lock`.
+unsafe fn make_ready_locked() -> bool {
+    let work = |large: &mut Large| match leave_pool(large) {
+        PoolExit::Left => {
+            SAFE.store(true, Relaxed);
+            true
+        }
+        PoolExit::MayBeWrittenTo => make_room_for_copies(large),
+        PoolExit::Failed => false,
+    };
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { SHARED.while_locked(work) }
+}

@@ -1,0 +1,422 @@
+//! Large blocks: each on grains of its own, from the pool while it lasts, then from mappings.
+//!
+//! A freed mapping is kept for the next block. Whether it was touched is found out when a zeroed block is asked for. If it
+//! was not, its memory is given back to the kernel, which is one call for any size and interrupts no other CPU; if it was,
+//! it is cleared in place; if only a few places were touched, it gets ordinary pages (`cleaning`).
+
+use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
+use crate::pool::{Grain, Pool, is_free, is_fresh, is_returned};
+use crate::sys::{Lock, Table, advise, base_page, clear, copy, milliseconds};
+use crate::{ACCOUNT, forget, mapped, turn};
+use core::cell::UnsafeCell;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// Largest freed mapping that keeps its memory, in bytes; larger ones give it back at once.
+const KEPT_WITH_MEMORY: usize = 128 << 20;
+/// Bytes of memory that all kept mappings together may keep: the larger of this and the share `1 / KEPT_SHARE` of the
+/// large blocks that the program holds.
+const LEAST_KEPT: usize = 32 << 20;
+const KEPT_SHARE: usize = 8;
+/// Age in milliseconds from which unused kept memory is given back, by the next call that concerns a large block.
+const KEPT_MILLISECONDS: u64 = 1000;
+/// Highest number of kept mappings, and the least limit of their address space in bytes.
+const MOST_KEPT: usize = 32;
+const MOST_KEPT_SPACE: usize = 4 << 30;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The program holds it; the number of bytes that it asked for.
+    Held(usize),
+    /// Free since this time in milliseconds; `clean` if all of it is zero.
+    Kept { since: u64, clean: bool },
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    start: usize,
+    bytes: usize,
+    state: State,
+    from_pool: bool,
+    density: Density,
+}
+
+/// Everything that the lock guards.
+pub struct Large {
+    pub pool: Pool,
+    blocks: Table<Block>,
+    kept_with_memory: usize,
+    kept_space: usize,
+    kept: usize,
+    grain: usize,
+}
+
+/// The large blocks and the pool, with their lock.
+pub struct Shared {
+    pub lock: Lock,
+    large: UnsafeCell<Large>,
+}
+
+// SAFETY:
+// - `large` is only reached through `with` and `while_locked`, under the lock.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    pub const fn new() -> Self {
+        let large =
+            Large { pool: Pool::new(), blocks: Table::new(), kept_with_memory: 0, kept_space: 0, kept: 0, grain: 0 };
+        Self { lock: Lock::new(), large: UnsafeCell::new(large) }
+    }
+
+    /// Runs `work` under the lock.
+    ///
+    /// # Safety
+    /// `work` calls neither this function nor [`Shared::while_locked`].
+    pub unsafe fn with<R>(&self, work: impl FnOnce(&mut Large) -> R) -> R {
+        let is_new = self.lock.lock_unless(turn::holds_shared);
+        // SAFETY:
+        // - this thread holds the lock, and `work` does not come here again, by the caller's promise.
+        // - where it has held it before, it is in a handler of the program's around a fork, outside of any `work`.
+        let result = work(unsafe { &mut *self.large.get() });
+        if is_new {
+            // SAFETY:
+            // - this thread has locked it above.
+            unsafe { self.lock.unlock() };
+        }
+        result
+    }
+
+    /// Runs `work` for a thread that holds the lock already, at a fork.
+    ///
+    /// # Safety
+    /// This thread has locked `lock`, not by [`Shared::with`], and `work` calls neither of these functions.
+    pub unsafe fn while_locked<R>(&self, work: impl FnOnce(&mut Large) -> R) -> R {
+        // SAFETY:
+        // - the caller's promise: nobody else has a reference.
+        work(unsafe { &mut *self.large.get() })
+    }
+}
+
+/// What is done to a block, outside the lock, before the program gets it.
+enum Cleaning {
+    Nothing,
+    /// Its memory may hold anything.
+    Clear,
+    /// It is a kept mapping; which of its pages were touched only the kernel knows.
+    FindOut,
+}
+
+impl Shared {
+    /// Allocates a block of at least `asked` bytes and returns its address.
+    pub fn allocate(&self, asked: usize, align: usize, zero: bool) -> Option<usize> {
+        // SAFETY:
+        // - `work` only acts on what it is given.
+        let (block, cleaning) = unsafe { self.with(|large| large.allocate(asked, align, zero)) }?;
+        match cleaning {
+            Cleaning::Nothing => {}
+            // SAFETY:
+            // - a block of the pool that is about to be handed out: nobody holds it yet.
+            Cleaning::Clear => unsafe { clear(block.start, block.bytes) },
+            Cleaning::FindOut => {
+                // SAFETY:
+                // - a kept mapping that is about to be handed out: nobody holds it yet.
+                let density = unsafe { clean(block.start, block.bytes, block.density) };
+                if density != block.density {
+                    // SAFETY:
+                    // - `work` only acts on what it is given.
+                    unsafe { self.with(|large| large.set_density(block.start, density)) };
+                }
+            }
+        }
+        Some(block.start)
+    }
+
+    /// Frees a block; false if the address is not that of a large block.
+    pub fn free(&self, address: usize) -> bool {
+        // SAFETY:
+        // - `work` only acts on what it is given.
+        unsafe { self.with(|large| large.free(address)) }
+    }
+
+    /// Usable bytes of a block; `None` if the address is not that of a large block.
+    pub fn usable(&self, address: usize) -> Option<usize> {
+        // SAFETY:
+        // - `work` only acts on what it is given.
+        unsafe { self.with(|large| large.held(address).map(|at| large.blocks.as_slice()[at].bytes)) }
+    }
+
+    /// Resizes a block without copying it and returns its new address; `None` if that is not possible.
+    pub fn resize(&self, address: usize, asked: usize) -> Option<usize> {
+        // SAFETY:
+        // - `work` only acts on what it is given.
+        unsafe { self.with(|large| large.resize(address, asked)) }
+    }
+
+    /// Copies a block into a new one of another size, frees it, and returns the new address.
+    pub fn move_to_new(&self, address: usize, asked: usize) -> Option<usize> {
+        let old = self.usable(address)?;
+        let new = self.allocate(asked, base_page(), false)?;
+        // SAFETY:
+        // - the old block is the program's, which has given it to realloc, and the new one nobody's yet; both have this
+        //   many bytes.
+        unsafe { copy(address, new, old.min(asked)) };
+        self.free(address);
+        Some(new)
+    }
+}
+
+impl Large {
+    /// The unit of large blocks, in bytes.
+    pub fn grain(&self) -> usize {
+        self.grain
+    }
+
+    pub fn set_grain(&mut self, grain: usize) {
+        self.grain = grain;
+    }
+
+    fn position(&self, address: usize) -> Result<usize, usize> {
+        self.blocks.as_slice().binary_search_by_key(&address, |block| block.start)
+    }
+
+    fn held(&self, address: usize) -> Option<usize> {
+        let at = self.position(address).ok()?;
+        matches!(self.blocks.as_slice()[at].state, State::Held(_)).then_some(at)
+    }
+
+    fn allocate(&mut self, asked: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
+        let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
+        if !self.blocks.make_room() {
+            return None;
+        }
+        self.give_back_the_old();
+        let found = self.take_from_pool(bytes, align, zero).or_else(|| self.take_kept(bytes, align, zero));
+        let (mut block, cleaning) = match found {
+            Some(found) => found,
+            None => (self.take_from_kernel(bytes, align)?, Cleaning::Nothing),
+        };
+        block.state = State::Held(asked);
+        match self.position(block.start) {
+            // One that was kept.
+            Ok(at) => self.blocks.as_mut_slice()[at] = block,
+            Err(at) => self.blocks.insert(at, block),
+        }
+        count_held(block.bytes as i64, asked as i64);
+        Some((block, cleaning))
+    }
+
+    fn take_from_pool(&mut self, bytes: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
+        if self.pool.is_empty() || align > self.pool.grain() {
+            return None;
+        }
+        let node = crate::current_node();
+        let find = |usable| self.pool.find(bytes, node, false, usable);
+        let (start, cleaning) = if !zero {
+            (find(is_returned).or_else(|| find(is_free))?, Cleaning::Nothing)
+        } else if let Some(start) = find(is_fresh) {
+            (start, Cleaning::Nothing)
+        } else {
+            // Pool memory is always resident: nothing tells whether it was touched but its contents. Where it seems
+            // untouched the kernel's untouched memory costs less than clearing all of this.
+            // SAFETY:
+            // - free grains of the pool, which is resident as long as it stands.
+            let start = find(is_free).filter(|&start| unsafe { is_dense_in_pool(start, bytes) })?;
+            (start, Cleaning::Clear)
+        };
+        self.pool.mark(start, bytes, Grain::Used);
+        let bytes = bytes.next_multiple_of(self.pool.grain());
+        let state = State::Held(0);
+        Some((Block { start, bytes, state, from_pool: true, density: Density::Unknown }, cleaning))
+    }
+
+    /// The kept mapping that fits best.
+    fn take_kept(&mut self, bytes: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
+        if self.kept == 0 {
+            return None;
+        }
+        let fits = |block: &&mut Block| {
+            let kept = matches!(block.state, State::Kept { .. });
+            kept && block.bytes >= bytes && block.bytes - bytes <= bytes / 4 && block.start.is_multiple_of(align)
+        };
+        let block = self.blocks.as_mut_slice().iter_mut().filter(fits).min_by_key(|block| block.bytes)?;
+        let State::Kept { clean, .. } = block.state else { return None };
+        block.state = State::Held(0);
+        if !zero {
+            // SAFETY:
+            // - a kept mapping, which nobody holds.
+            block.density = unsafe { block.density.for_any_use(block.start, block.bytes) };
+        }
+        let block = *block;
+        self.no_longer_kept(block.bytes, clean);
+        Some((block, if zero && !clean { Cleaning::FindOut } else { Cleaning::Nothing }))
+    }
+
+    fn set_density(&mut self, address: usize, density: Density) {
+        if let Some(at) = self.held(address) {
+            self.blocks.as_mut_slice()[at].density = density;
+        }
+    }
+
+    fn take_from_kernel(&mut self, bytes: usize, align: usize) -> Option<Block> {
+        let align = align.max(self.grain);
+        let start = mapped::map(bytes, align).or_else(|| {
+            // Kept address space may be what is missing, under a limit.
+            self.drop_kept(0, 0);
+            mapped::map(bytes, align)
+        })?;
+        Some(Block { start, bytes, state: State::Held(0), from_pool: false, density: Density::Unknown })
+    }
+
+    fn free(&mut self, address: usize) -> bool {
+        let Some(at) = self.held(address) else { return false };
+        let block = self.blocks.as_slice()[at];
+        let State::Held(asked) = block.state else { return false };
+        count_held(-(block.bytes as i64), -(asked as i64));
+        if block.from_pool && self.pool.holds(block.start) {
+            self.pool.mark(block.start, block.bytes, Grain::Returned);
+            self.blocks.remove(at);
+            return true;
+        }
+        if block.from_pool {
+            // Its memory left the pool at a fork, and may consist of several mappings.
+            // SAFETY:
+            // - the block has come back from the program and is removed from the list.
+            unsafe { mapped::give_back(block.start, block.bytes) };
+            self.blocks.remove(at);
+            return true;
+        }
+        let mut kept = block;
+        let given_back = (block.bytes > KEPT_WITH_MEMORY)
+            // SAFETY:
+            // - the block, a mapping of its own, has come back from the program.
+            .then(|| unsafe { give_back_at_once(block.start, block.bytes, block.density) })
+            .flatten();
+        kept.density = given_back.unwrap_or(block.density);
+        let clean = given_back.is_some();
+        kept.state = State::Kept { since: milliseconds(), clean };
+        self.blocks.as_mut_slice()[at] = kept;
+        self.kept += 1;
+        self.kept_space += block.bytes;
+        if !clean {
+            self.kept_with_memory += block.bytes;
+            forget(ACCOUNT.large_kept.fetch_add(block.bytes as u64, Relaxed));
+        }
+        self.give_back_the_old();
+        let space = MOST_KEPT_SPACE.max(ACCOUNT.large_held.load(Relaxed) as usize);
+        self.drop_kept(MOST_KEPT, space);
+        true
+    }
+
+    fn no_longer_kept(&mut self, bytes: usize, clean: bool) {
+        self.kept -= 1;
+        self.kept_space -= bytes;
+        if !clean {
+            self.kept_with_memory -= bytes;
+            forget(ACCOUNT.large_kept.fetch_sub(bytes as u64, Relaxed));
+        }
+    }
+
+    /// Gives back the memory, but not the addresses, of blocks that were kept for long, and of the oldest ones while too
+    /// much is kept.
+    fn give_back_the_old(&mut self) {
+        if self.kept_with_memory == 0 {
+            return;
+        }
+        let now = milliseconds();
+        let most = LEAST_KEPT.max(ACCOUNT.large_held.load(Relaxed) as usize / KEPT_SHARE);
+        while let Some((at, since)) = self.oldest(|clean| !clean) {
+            // The block that was freed last is kept whatever its size: the next request is often for the same size.
+            let alone = self.kept_with_memory == self.blocks.as_slice()[at].bytes;
+            if now.saturating_sub(since) < KEPT_MILLISECONDS && (self.kept_with_memory <= most || alone) {
+                return;
+            }
+            let block = self.blocks.as_slice()[at];
+            // SAFETY:
+            // - a kept mapping, which nobody holds.
+            if unsafe { advise(block.start, block.bytes, libc::MADV_DONTNEED) } {
+                self.kept_with_memory -= block.bytes;
+                forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
+                self.blocks.as_mut_slice()[at].state = State::Kept { since, clean: true };
+            } else {
+                // Locked memory (mlock) is not given back that way.
+                self.unmap_kept(at);
+            }
+        }
+    }
+
+    /// The kept block that has been free for longest, of those whose `clean` is `wanted`.
+    fn oldest(&self, wanted: fn(bool) -> bool) -> Option<(usize, u64)> {
+        let kept = self.blocks.as_slice().iter().enumerate().filter_map(|(at, block)| match block.state {
+            State::Kept { since, clean } if wanted(clean) => Some((at, since)),
+            _ => None,
+        });
+        kept.min_by_key(|&(_, since)| since)
+    }
+
+    /// Unmaps kept blocks, oldest first, until at most `most` of them and `most_space` bytes are left.
+    fn drop_kept(&mut self, most: usize, most_space: usize) {
+        while self.kept > most || self.kept_space > most_space {
+            let Some((at, _)) = self.oldest(|_| true) else { return };
+            self.unmap_kept(at);
+        }
+    }
+
+    fn unmap_kept(&mut self, at: usize) {
+        let block = self.blocks.remove(at);
+        if let State::Kept { clean, .. } = block.state {
+            self.no_longer_kept(block.bytes, clean);
+        }
+        // SAFETY:
+        // - a kept mapping, which nobody holds, and which is not listed any more.
+        unsafe { mapped::give_back(block.start, block.bytes) };
+    }
+
+    fn resize(&mut self, address: usize, asked: usize) -> Option<usize> {
+        let at = self.held(address)?;
+        let block = self.blocks.as_slice()[at];
+        let State::Held(before) = block.state else { return None };
+        let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
+        let in_pool = block.from_pool && self.pool.holds(block.start);
+        let resized = if bytes == block.bytes {
+            block
+        } else if in_pool {
+            self.resize_in_pool(block, bytes)?
+        } else if block.from_pool {
+            return None;
+        } else if bytes < block.bytes {
+            // SAFETY:
+            // - the program has given the block to realloc and no longer uses what lies behind the new size.
+            unsafe { mapped::give_back(block.start + bytes, block.bytes - bytes) };
+            Block { bytes, ..block }
+        } else {
+            // SAFETY:
+            // - the block is a mapping of its own, which the program has given to realloc.
+            let start = unsafe { mapped::grow(block.start, block.bytes, bytes, self.grain)? };
+            Block { start, bytes, ..block }
+        };
+        count_held(resized.bytes as i64 - block.bytes as i64, asked as i64 - before as i64);
+        self.blocks.remove(at);
+        if let Err(at) = self.position(resized.start) {
+            self.blocks.insert(at, Block { state: State::Held(asked), ..resized });
+        }
+        Some(resized.start)
+    }
+
+    fn resize_in_pool(&mut self, block: Block, bytes: usize) -> Option<Block> {
+        let bytes = bytes.next_multiple_of(self.pool.grain());
+        if bytes < block.bytes {
+            self.pool.mark(block.start + bytes, block.bytes - bytes, Grain::Returned);
+        } else if bytes > block.bytes {
+            let (end, more) = (block.start + block.bytes, bytes - block.bytes);
+            if !self.pool.is_free(end, more) {
+                return None;
+            }
+            self.pool.mark(end, more, Grain::Used);
+        }
+        Some(Block { bytes, ..block })
+    }
+}
+
+fn count_held(bytes: i64, asked: i64) {
+    forget(ACCOUNT.large_held.fetch_add(bytes as u64, Relaxed));
+    forget(ACCOUNT.large_asked.fetch_add(asked as u64, Relaxed));
+}

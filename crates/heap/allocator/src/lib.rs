@@ -1,0 +1,76 @@
+//! `libpagelift_heap.so`: replaces the C library's allocator in a program that `pagelift run --heap` starts, or that is
+//! started with this library in LD_PRELOAD and named by the variable `PAGELIFT` (`env_order`).
+//!
+//! Small blocks are mimalloc's, in arenas that we provide (`small`); large ones have grains of huge pages to themselves
+//! (`large`); pool pages are taken and populated before the first allocation (`pool`), and left at the first fork
+//! (`fork_calls`, `fork`, `pool_exit`). In programs that the order does not name, every call goes on to the C library.
+//!
+//! Rules of this library, which runs before and beneath everything else in the process:
+//! - It never allocates: it uses neither `Vec` nor `String`, formats text into its own `Text`, and maps the memory that it
+//!   needs.
+//! - It does not panic on purpose, and holds no lock while it calls anything that might allocate.
+//! - Whatever fails, the program gets memory as long as the kernel has any, in the end on ordinary pages.
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+compile_error!("the preloaded heap knows Linux with the GNU C library only");
+
+mod again;
+mod c_library;
+mod cleaning;
+mod directory;
+mod env_order;
+mod exports;
+mod fork;
+mod fork_calls;
+mod frame;
+mod handover;
+mod kernel_writes;
+mod large;
+mod locks;
+mod mapped;
+mod memory;
+mod places;
+mod pool;
+mod pool_exit;
+mod program;
+mod small;
+mod start;
+mod stop;
+mod sys;
+mod text;
+mod threads;
+mod turn;
+
+use core::sync::atomic::AtomicUsize;
+use heap_abi::Account;
+
+/// The account that `pagelift status` reads; its name is [`heap_abi::ACCOUNT_SYMBOL`].
+// SAFETY:
+// - no other object defines a symbol of this name.
+#[unsafe(export_name = "pagelift_heap_account")]
+pub static ACCOUNT: Account = Account::new();
+
+static SHARED: large::Shared = large::Shared::new();
+
+/// Least size of a large block in bytes; smaller ones are mimalloc's. 0 until the heap has started, and always if it does
+/// not act.
+static LARGE_FROM: AtomicUsize = AtomicUsize::new(0);
+/// Mask of the bits that are 0 in the address of every large block. 0 whenever `LARGE_FROM` is.
+static WITHIN_GRAIN: AtomicUsize = AtomicUsize::new(0);
+/// Number of nodes that the pool's pages come from.
+static NODES: AtomicUsize = AtomicUsize::new(0);
+
+/// Drops the old value of a counter.
+fn forget(_: u64) {}
+
+/// The NUMA node that the calling thread runs on; 0 if the pool's pages are of one node.
+fn current_node() -> u32 {
+    if NODES.load(core::sync::atomic::Ordering::Relaxed) < 2 {
+        return 0;
+    }
+    let mut node = 0u32;
+    // SAFETY:
+    // - the place for the node is valid, and the CPU is not asked for.
+    let _ = unsafe { sys::system_call(libc::SYS_getcpu, [0, &raw mut node as usize, 0]) };
+    node
+}

@@ -1,0 +1,77 @@
+//! Memory outside of the pool, aligned to transparent huge pages and advised for them. The kernel falls back to ordinary
+//! pages by itself.
+
+use crate::ACCOUNT;
+use crate::forget;
+use crate::sys::{advise, map_anywhere, move_to, resize_in_place, unmap};
+use core::sync::atomic::Ordering::Relaxed;
+
+/// Maps `bytes`, a multiple of `align`'s base page, at a multiple of `align`. All zero.
+pub fn map(bytes: usize, align: usize) -> Option<usize> {
+    let start = map_aligned(bytes, align, false)?;
+    // SAFETY:
+    // - mapped just now; the advice keeps contents.
+    unsafe { advise(start, bytes, libc::MADV_HUGEPAGE) };
+    forget(ACCOUNT.mapped_used.fetch_add(bytes as u64, Relaxed));
+    Some(start)
+}
+
+/// Unmaps a mapping of [`map`], or a part of it.
+///
+/// # Safety
+/// The range consists of whole pages that [`map`] or [`grow`] gave, or that have taken the place of pool pages, and
+/// nothing uses it any more.
+pub unsafe fn give_back(start: usize, bytes: usize) {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { unmap(start, bytes) };
+    forget(ACCOUNT.mapped_used.fetch_sub(bytes as u64, Relaxed));
+}
+
+fn map_aligned(bytes: usize, align: usize, reserve_only: bool) -> Option<usize> {
+    // Since Linux 6.7 large mappings come aligned to huge pages by themselves.
+    let start = map_anywhere(bytes, reserve_only, 0)?;
+    if start.is_multiple_of(align) {
+        return Some(start);
+    }
+    // SAFETY:
+    // - mapped just now, and nobody knows of it.
+    unsafe { unmap(start, bytes) };
+    let wide = bytes.checked_add(align)?;
+    let start = map_anywhere(wide, reserve_only, 0)?;
+    let aligned = start.next_multiple_of(align);
+    // SAFETY:
+    // - both are parts of what was mapped just now, beside what is handed out.
+    unsafe {
+        unmap(start, aligned - start);
+        unmap(aligned + bytes, start + wide - aligned - bytes);
+    }
+    Some(aligned)
+}
+
+/// Makes a mapping longer, in place or at another address, and returns its address. Page tables move; contents are not
+/// copied.
+///
+/// # Safety
+/// The range is what [`map`] or this function gave, with this length, and where the address changes nobody uses the old
+/// one any more.
+pub unsafe fn grow(start: usize, old: usize, new: usize, align: usize) -> Option<usize> {
+    // SAFETY:
+    // - the caller's promise; the mapping becomes longer.
+    let moved = if unsafe { resize_in_place(start, old, new) } {
+        start
+    } else {
+        let place = map_aligned(new, align, true)?;
+        // SAFETY:
+        // - the target was just reserved by us and nothing uses it; the caller's promise for the old range.
+        if !unsafe { move_to(start, old, new, place) } {
+            // SAFETY:
+            // - reserved above, and nobody knows of it.
+            unsafe { unmap(place, new) };
+            return None;
+        }
+        place
+    };
+    forget(ACCOUNT.mapped_used.fetch_add((new - old) as u64, Relaxed));
+    Some(moved)
+}

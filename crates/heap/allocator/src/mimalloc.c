@@ -1,0 +1,112 @@
+/* mimalloc, from the sources of the crate libmimalloc-sys, in one piece (as its own static.c has it), with a description
+   of its records for those who look from outside, and with two changes for programs that fork while they have threads;
+   mimalloc itself does not know of forks:
+   - its locks are taken by functions of ours (locks.rs), so that none is held at a fork;
+   - mi_bitmap_clear_once_set does not wait for ever for a thread that the child does not have. */
+#define _DEFAULT_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+
+int (*mimalloc_lock)(pthread_mutex_t *) = pthread_mutex_lock;
+int (*mimalloc_unlock)(pthread_mutex_t *) = pthread_mutex_unlock;
+#define pthread_mutex_lock mimalloc_lock
+#define pthread_mutex_unlock mimalloc_unlock
+
+#include "mimalloc.h"
+#include "mimalloc/internal.h"
+
+#include "alloc.c"
+#include "alloc-aligned.c"
+#include "alloc-posix.c"
+#include "arena.c"
+#include "arena-meta.c"
+#define mi_bitmap_clear_once_set mi_bitmap_clear_once_set_unless_forked
+#include "bitmap.c"
+#undef mi_bitmap_clear_once_set
+#include "heap.c"
+#include "init.c"
+#include "libc.c"
+#include "options.c"
+#include "os.c"
+#include "page.c"
+#include "page-map.c"
+#include "random.c"
+#include "stats.c"
+#include "theap.c"
+#include "threadlocal.c"
+#include "prim/prim.c"
+
+/* A process that was forked waits so many milliseconds for another thread. */
+enum { TIME_LIMIT_MS = 100 };
+
+/* The process that mimalloc was set up in. */
+pid_t mimalloc_process;
+
+static long milliseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Clears the bit of a page that this thread has claimed. It is set, or another thread has cleared it, is about to find
+   that the page is claimed, and sets it again: a matter of nanoseconds. Where the process was forked in that time there is
+   nobody to set it, and it can be taken for cleared. */
+void mi_bitmap_clear_once_set(mi_bitmap_t *bitmap, size_t index) {
+    long since = 0;
+    while (!mi_bitmap_clear(bitmap, index)) {
+        if (since == 0)
+            since = milliseconds();
+        else if (milliseconds() - since > TIME_LIMIT_MS && getpid() != mimalloc_process)
+            return;
+        sched_yield();
+    }
+}
+
+/* Where the records of small blocks lie: `SmallRecords` of crates/heap/abi/src/records.rs, field by field. */
+typedef struct {
+    const void *arenas, *arena_count;
+    uint64_t most_arenas, slice;
+    uint64_t arena, arena_slices, arena_pages, arena_page_bits;
+    uint64_t bitmap_chunk_count, bitmap_chunks, chunk_bits;
+    uint64_t page, page_used, page_capacity, page_reserved, page_block, page_start;
+} small_records_t;
+
+const small_records_t mimalloc_small_records = {
+    .arenas = &subproc_main.arenas,
+    .arena_count = &subproc_main.arena_count,
+    .most_arenas = MI_MAX_ARENAS,
+    .slice = MI_ARENA_SLICE_SIZE,
+    .arena = sizeof(mi_arena_t),
+    .arena_slices = offsetof(mi_arena_t, slice_count),
+    .arena_pages = offsetof(mi_arena_t, pages_meta),
+    .arena_page_bits = offsetof(mi_arena_t, pages_main.pages),
+    .bitmap_chunk_count = offsetof(mi_bitmap_t, chunk_count),
+    .bitmap_chunks = offsetof(mi_bitmap_t, chunks),
+    .chunk_bits = MI_BCHUNK_BITS,
+    .page = sizeof(mi_page_t),
+    .page_used = offsetof(mi_page_t, used),
+    .page_capacity = offsetof(mi_page_t, capacity),
+    .page_reserved = offsetof(mi_page_t, reserved),
+    .page_block = offsetof(mi_page_t, block_size),
+    .page_start = offsetof(mi_page_t, page_start),
+};
+
+#define HAS_BYTES(type, field, bytes) _Static_assert(sizeof(((type *)0)->field) == (bytes), #field)
+_Static_assert(sizeof(small_records_t) == 17 * 8, "as long as in Rust");
+HAS_BYTES(mi_subproc_t, arena_count, 8);
+HAS_BYTES(mi_subproc_t, arenas[0], 8);
+HAS_BYTES(mi_arena_t, slice_count, 8);
+HAS_BYTES(mi_arena_t, pages_meta, 8);
+HAS_BYTES(mi_arena_t, pages_main.pages, 8);
+HAS_BYTES(mi_bitmap_t, chunk_count, 8);
+HAS_BYTES(mi_bchunk_t, bfields[0], 8);
+HAS_BYTES(mi_page_t, used, 2);
+HAS_BYTES(mi_page_t, capacity, 2);
+HAS_BYTES(mi_page_t, reserved, 2);
+HAS_BYTES(mi_page_t, block_size, 8);
+HAS_BYTES(mi_page_t, page_start, 8);
+_Static_assert(MI_PAGE_META_IS_SEPARATED && !MI_PAGE_META_ALIGNED_FREE_SMALL, "records of pages lie in tables of arenas");

@@ -1,0 +1,330 @@
+//! Memory from the hugetlb pool. It is taken and populated before the program's first allocation, so that no later access
+//! finds the pool empty, and is handed out in grains of a transparent huge page, whatever the pool's page size is.
+
+use crate::sys::{advise, map_anywhere, read_file, system_call, unmap};
+use crate::{ACCOUNT, NODES, forget};
+use core::ffi::{CStr, c_int, c_ulong};
+use core::sync::atomic::Ordering::Relaxed;
+use heap_abi::{MOST_NODES, NodePages, Shortage};
+
+/// The state of a grain.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Grain {
+    /// Never handed out: all zero. (0, as fresh memory is.)
+    Fresh = 0,
+    Used = 1,
+    /// Was handed out and freed; its contents are arbitrary.
+    Returned = 2,
+    /// Is no longer pool memory.
+    Gone = 3,
+}
+
+/// One node's share.
+struct Region {
+    start: usize,
+    states: *mut Grain,
+    grains: usize,
+    node: u32,
+}
+
+/// All pool memory. Lives in a static and is used under the heap's lock.
+pub struct Pool {
+    regions: [Region; MOST_NODES],
+    grain: usize,
+    page: usize,
+}
+
+/// Number of pages that are populated by one call; if the kernel refuses a step, its pages are tried one by one.
+const PAGES_AT_ONCE: usize = 64;
+
+impl Pool {
+    pub const fn new() -> Self {
+        const NONE: Region = Region { start: 0, states: core::ptr::null_mut(), grains: 0, node: 0 };
+        Self { regions: [NONE; MOST_NODES], grain: 0, page: 0 }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.regions.iter().all(|region| region.grains == 0)
+    }
+
+    /// Takes the pages that the order names, or as many of them as there are.
+    pub fn take(&mut self, order: &[NodePages; MOST_NODES], page: usize, grain: usize) {
+        self.page = page;
+        self.grain = grain.min(page);
+        for (region, wanted) in self.regions.iter_mut().zip(order).filter(|(_, wanted)| wanted.pages > 0) {
+            if let Some(taken) = Region::take(wanted, page, self.grain, NODES.load(Relaxed) > 1) {
+                *region = taken;
+                forget(ACCOUNT.pool_taken.fetch_add((region.grains * self.grain) as u64, Relaxed));
+            }
+        }
+    }
+
+    /// The address of a run of usable grains of at least `bytes`, on the given node if possible.
+    ///
+    /// `from_the_end` keeps arenas apart from large blocks, which come and go.
+    pub fn find(&self, bytes: usize, node: u32, from_the_end: bool, usable: fn(Grain) -> bool) -> Option<usize> {
+        let count = bytes.div_ceil(self.grain.max(1));
+        let of_node = |own: bool| self.regions.iter().filter(move |r| r.grains >= count && (r.node == node) == own);
+        of_node(true).chain(of_node(false)).find_map(|region| {
+            let at = run_of(region.states(), count, from_the_end, usable)?;
+            Some(region.start + at * self.grain)
+        })
+    }
+
+    /// Marks grains; `start` and `bytes` are those of a run that `find` gave, or of a block handed out.
+    pub fn mark(&mut self, start: usize, bytes: usize, state: Grain) {
+        let grain = self.grain;
+        let Some(region) = self.regions.iter_mut().find(|region| region.holds(start, grain)) else { return };
+        let first = (start - region.start) / grain;
+        for place in &mut region.states_mut()[first..first + bytes.div_ceil(grain)] {
+            let used = |state: Grain| i64::from(state == Grain::Used);
+            let change = (used(state) - used(*place)) * grain as i64;
+            forget(ACCOUNT.pool_used.fetch_add(change as u64, Relaxed));
+            *place = state;
+        }
+    }
+
+    /// True if none of these grains was ever handed out.
+    pub fn is_fresh(&self, start: usize, bytes: usize) -> bool {
+        self.states_at(start, bytes).is_some_and(|states| states.iter().all(|&state| state == Grain::Fresh))
+    }
+
+    /// True if the grains after a block are free, so that it can grow in place.
+    pub fn is_free(&self, start: usize, bytes: usize) -> bool {
+        self.states_at(start, bytes).is_some_and(|states| states.iter().all(|&state| is_free(state)))
+    }
+
+    pub fn holds(&self, address: usize) -> bool {
+        self.regions.iter().any(|region| region.holds(address, self.grain))
+    }
+
+    pub fn grain(&self) -> usize {
+        self.grain
+    }
+
+    fn states_at(&self, start: usize, bytes: usize) -> Option<&[Grain]> {
+        let region = self.regions.iter().find(|region| region.holds(start, self.grain))?;
+        let first = (start - region.start) / self.grain;
+        region.states().get(first..first + bytes.div_ceil(self.grain))
+    }
+
+    /// True if each node's pool has as many free pages as this heap uses of it, and they can be reserved all at once.
+    pub fn has_room_for_copies(&self) -> bool {
+        // As they were taken: bound to their nodes, where there were several.
+        let several_nodes = NODES.load(Relaxed) > 1;
+        let mut room = [None; MOST_NODES];
+        for (region, taken) in self.regions.iter().zip(&mut room) {
+            let pages = region.states().chunks((self.page / self.grain.max(1)).max(1));
+            let used = pages.filter(|states| states.contains(&Grain::Used)).count();
+            if used > 0 {
+                *taken = Some((map_pages(used, self.page, several_nodes.then_some(region.node)), used));
+            }
+        }
+        let mut enough = true;
+        for (mapped, pages) in room.into_iter().flatten() {
+            // SAFETY:
+            // - mapped above with this length.
+            let populated = mapped.map_or(0, |start| unsafe { populate(start, pages, self.page) });
+            enough &= populated == pages;
+        }
+        for (mapped, pages) in room.into_iter().flatten() {
+            if let Some(start) = mapped {
+                // SAFETY:
+                // - mapped above with this length, and nobody knows of it.
+                unsafe { unmap(start, pages * self.page) };
+            }
+        }
+        enough
+    }
+
+    /// Calls `step` for each page of the pool with its address, its size, and whether anything in it is handed out. If
+    /// `step` returns true, the page is no longer a pool page and is forgotten. False if any step returned false.
+    pub fn dissolve(&mut self, mut step: impl FnMut(usize, usize, bool) -> bool) -> bool {
+        let (page, grain) = (self.page, self.grain);
+        let mut whole = true;
+        for region in self.regions.iter_mut().filter(|region| region.grains > 0) {
+            let start = region.start;
+            let mut left = false;
+            for (index, states) in region.states_mut().chunks_mut(page / grain).enumerate() {
+                if states[0] == Grain::Gone {
+                    continue;
+                }
+                let used = states.contains(&Grain::Used);
+                if step(start + index * page, page, used) {
+                    states.fill(Grain::Gone);
+                } else {
+                    left = true;
+                }
+            }
+            if !left {
+                let bytes = region.grains.next_multiple_of(crate::sys::base_page());
+                region.grains = 0;
+                // SAFETY:
+                // - the states' own mapping; with no grains nobody refers to them any more.
+                unsafe { unmap(region.states as usize, bytes) };
+            }
+            whole &= !left;
+        }
+        whole
+    }
+}
+
+pub fn is_free(state: Grain) -> bool {
+    matches!(state, Grain::Fresh | Grain::Returned)
+}
+
+pub fn is_fresh(state: Grain) -> bool {
+    state == Grain::Fresh
+}
+
+pub fn is_returned(state: Grain) -> bool {
+    state == Grain::Returned
+}
+
+/// The index of the first, or last, run of `count` usable grains.
+fn run_of(states: &[Grain], count: usize, from_the_end: bool, usable: fn(Grain) -> bool) -> Option<usize> {
+    let mut length = 0;
+    for step in 0..states.len() {
+        let at = if from_the_end { states.len() - 1 - step } else { step };
+        length = if usable(states[at]) { length + 1 } else { 0 };
+        if length == count {
+            return Some(if from_the_end { at } else { at + 1 - count });
+        }
+    }
+    None
+}
+
+impl Region {
+    fn holds(&self, address: usize, grain: usize) -> bool {
+        address >= self.start && address < self.start + self.grains * grain
+    }
+
+    fn states(&self) -> &[Grain] {
+        if self.grains == 0 {
+            return &[];
+        }
+        // SAFETY:
+        // - the states are a mapping of at least `grains` bytes, which are 0 (`Fresh`) at first and later only written
+        //   as `Grain`; it lives as long as `grains` is not 0.
+        unsafe { core::slice::from_raw_parts(self.states, self.grains) }
+    }
+
+    fn states_mut(&mut self) -> &mut [Grain] {
+        if self.grains == 0 {
+            return &mut [];
+        }
+        // SAFETY:
+        // - as in `states`, and `self` is borrowed exclusively.
+        unsafe { core::slice::from_raw_parts_mut(self.states, self.grains) }
+    }
+
+    fn take(wanted: &NodePages, page: usize, grain: usize, bind: bool) -> Option<Self> {
+        let mut pages = wanted.pages as usize;
+        let start = loop {
+            // Without MAP_NORESERVE mmap fails at once if the pool has too few pages, or if a cgroup does not allow a
+            // reservation of this size.
+            if let Some(start) = map_pages(pages, page, bind.then_some(wanted.node)) {
+                break start;
+            }
+            let refused = available(page).is_some_and(|available| available >= pages);
+            ACCOUNT.note(if refused { Shortage::PopulationRefused } else { Shortage::PoolTooSmall });
+            pages -= pages.div_ceil(8);
+            if pages == 0 {
+                return None;
+            }
+        };
+        // SAFETY:
+        // - mapped above with this length.
+        let populated = unsafe { populate(start, pages, page) };
+        if populated < pages {
+            ACCOUNT.note(Shortage::PopulationRefused);
+            // SAFETY:
+            // - a part of what was mapped above, of which nobody knows.
+            unsafe { unmap(start + populated * page, (pages - populated) * page) };
+        }
+        let grains = populated * (page / grain);
+        let states = map_anywhere(grains.next_multiple_of(crate::sys::base_page()), false, 0).filter(|_| grains > 0);
+        if states.is_none() {
+            // SAFETY:
+            // - as above.
+            unsafe { unmap(start, populated * page) };
+        }
+        Some(Self { start, states: states? as *mut Grain, grains, node: wanted.node })
+    }
+}
+
+/// Maps pages of the pool without populating them; of `node`, if it is given.
+fn map_pages(pages: usize, page: usize, node: Option<u32>) -> Option<usize> {
+    let size = (page.trailing_zeros() as c_int) << libc::MAP_HUGE_SHIFT;
+    let start = map_anywhere(pages.checked_mul(page)?, false, libc::MAP_HUGETLB | size)?;
+    if let Some(node) = node {
+        bind_to_node(start, pages * page, node);
+    }
+    Some(start)
+}
+
+/// Free pages of the pool that are not reserved; `None` if the kernel does not tell.
+fn available(page: usize) -> Option<usize> {
+    let number = |name: &CStr| {
+        let mut buffer = [0u8; 32];
+        let length = read_file(file_of_pool(page, name, &mut [0; 128])?, &mut buffer)?;
+        core::str::from_utf8(&buffer[..length]).ok()?.trim().parse::<usize>().ok()
+    };
+    Some(number(c"free_hugepages")?.saturating_sub(number(c"resv_hugepages")?))
+}
+
+/// The path of a file that tells of the pool of one page size.
+fn file_of_pool<'a>(page: usize, name: &CStr, buffer: &'a mut [u8; 128]) -> Option<&'a CStr> {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    let mut kib = page / 1024;
+    while kib > 0 {
+        at -= 1;
+        digits[at] = b'0' + (kib % 10) as u8;
+        kib /= 10;
+    }
+    let folder = b"/sys/kernel/mm/hugepages/hugepages-";
+    let mut end = 0;
+    for part in [&folder[..], &digits[at..], b"kB/", name.to_bytes_with_nul()] {
+        buffer.get_mut(end..end + part.len())?.copy_from_slice(part);
+        end += part.len();
+    }
+    CStr::from_bytes_with_nul(&buffer[..end]).ok()
+}
+
+/// Populates the pages until the kernel refuses one, and returns their number. An access to them raises no SIGBUS.
+///
+/// # Safety
+/// The pages belong to a mapping of this heap.
+unsafe fn populate(start: usize, pages: usize, page: usize) -> usize {
+    let mut done = 0;
+    let mut step = PAGES_AT_ONCE;
+    while done < pages {
+        let count = step.min(pages - done);
+        // SAFETY:
+        // - the caller's promise; the advice keeps contents.
+        if unsafe { advise(start + done * page, count * page, libc::MADV_POPULATE_WRITE) } {
+            done += count;
+        } else if step > 1 {
+            step = 1;
+        } else {
+            break;
+        }
+    }
+    done
+}
+
+/// Binds a range to a node (mbind(2)). If the kernel refuses, its pages come from any node.
+fn bind_to_node(start: usize, bytes: usize, node: u32) {
+    const BITS: usize = 1024;
+    let mut mask = [0 as c_ulong; BITS / c_ulong::BITS as usize];
+    let word = c_ulong::BITS;
+    let Some(place) = mask.get_mut((node / word) as usize) else { return };
+    *place = 1 << (node % word);
+    // SAFETY:
+    // - the range is a mapping of ours and the mask has the number of bits that is told.
+    let _ = unsafe {
+        system_call(libc::SYS_mbind, [start, bytes, libc::MPOL_BIND as usize, mask.as_ptr() as usize, BITS, 0])
+    };
+}

@@ -1,0 +1,73 @@
+//! The program that the heap serves: the names by which it can be named.
+
+use crate::sys::read_file;
+use core::ffi::{CStr, c_char};
+use heap_abi::Order;
+use options::program_names;
+
+/// The running program, as far as the kernel tells.
+pub struct Program<'a> {
+    /// The file that it executes.
+    path: &'a str,
+    called: &'a str,
+}
+
+/// The path that was executed, if it leads to this program's file; that of a script does not.
+fn started_by() -> Option<&'static str> {
+    // SAFETY:
+    // - getauxval only looks up a number, which is the address of a string that the kernel has put beside the stack and
+    //   that stays there; `stat` fills the whole structure where it succeeds, and zeros are a value of it.
+    unsafe {
+        let path = libc::getauxval(libc::AT_EXECFN) as *const c_char;
+        if path.is_null() {
+            return None;
+        }
+        let file = |path: *const c_char| {
+            let mut status = core::mem::zeroed::<libc::stat>();
+            (libc::stat(path, &mut status) == 0).then_some((status.st_dev, status.st_ino))
+        };
+        let is_own = file(path).is_some_and(|found| file(c"/proc/self/exe".as_ptr()) == Some(found));
+        CStr::from_ptr(path).to_str().ok().filter(|_| is_own)
+    }
+}
+
+/// Buffers for a [`Program`]'s texts.
+pub struct ProgramBuffer {
+    path: [u8; libc::PATH_MAX as usize],
+    arguments: [u8; libc::PATH_MAX as usize],
+}
+
+impl ProgramBuffer {
+    pub const fn new() -> Self {
+        Self { path: [0; libc::PATH_MAX as usize], arguments: [0; libc::PATH_MAX as usize] }
+    }
+}
+
+impl<'a> Program<'a> {
+    /// The calling process's program; an unreadable name is empty.
+    pub fn this(buffer: &'a mut ProgramBuffer) -> Self {
+        let (path, arguments) = (&mut buffer.path, &mut buffer.arguments);
+        // SAFETY:
+        // - readlink writes at most the length that is told into the buffer.
+        let length = unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), path.as_mut_ptr().cast(), path.len()) };
+        let path = core::str::from_utf8(&path[..usize::try_from(length).unwrap_or(0)]).unwrap_or("");
+        let length = read_file(c"/proc/self/cmdline", arguments).unwrap_or(0);
+        let called = arguments[..length].split(|&byte| byte == 0).next().unwrap_or_default();
+        Self { path, called: core::str::from_utf8(called).unwrap_or("") }
+    }
+
+    /// The names by which it can be named; the first is that of its file.
+    pub fn names(&self) -> [&'a str; 5] {
+        program_names(self.path, self.called, started_by())
+    }
+
+    /// True if the order's `only` names it, by the names that `pagelift run --only` compares.
+    pub fn is_named_by(&self, order: &Order) -> bool {
+        self.names().iter().any(|name| !name.is_empty() && order.names(name))
+    }
+
+    /// The process ID.
+    pub fn pid(&self) -> u64 {
+        u64::from(std::process::id())
+    }
+}

@@ -1,0 +1,147 @@
+//! Small blocks: mimalloc, which takes all its memory from this heap and none from the kernel.
+
+use crate::large::Large;
+use crate::pool::{Grain, is_free};
+use crate::sys::Lock;
+use crate::{ACCOUNT, SHARED, current_node, forget, mapped, turn};
+use core::ffi::{c_int, c_long, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use heap_abi::{Shortage, SmallRecords};
+
+/// mimalloc's numbers for the options used here (`mi_option_t` of mimalloc 3.3; the crate's version is pinned).
+const OPTION_PURGE_DELAY: c_int = 15;
+const OPTION_DISALLOW_OS_ALLOC: c_int = 17;
+const OPTION_MINIMAL_PURGE_SIZE: c_int = 44;
+
+/// Time in milliseconds after which mimalloc gives back free memory of arenas. It is long so that there are few TLB
+/// shootdowns.
+const PURGE_MILLISECONDS: c_long = 10_000;
+
+/// mimalloc takes no arena that is smaller (`MI_ARENA_MIN_SIZE` on 64-bit machines).
+const LEAST_ARENA: usize = 32 << 20;
+/// Each new arena has at least this fraction of the size of all earlier ones: mimalloc has room for 160 arenas, and a
+/// terabyte must fit.
+const ARENA_SHARE: usize = 8;
+const MOST_ARENA: usize = 8 << 30;
+
+unsafe extern "C" {
+    /// Of `mimalloc.c`.
+    static mut mimalloc_process: libc::pid_t;
+    static mimalloc_small_records: SmallRecords;
+    fn mi_option_set(option: c_int, value: c_long);
+    fn mi_option_set_default(option: c_int, value: c_long);
+    fn mi_manage_os_memory_ex(
+        start: *mut c_void,
+        size: usize,
+        is_committed: bool,
+        is_pinned: bool,
+        is_zero: bool,
+        numa_node: c_int,
+        exclusive: bool,
+        arena_id: *mut *mut c_void,
+    ) -> bool;
+}
+
+/// Held while an arena is added.
+pub static GROWING: Lock = Lock::new();
+static ARENAS: AtomicUsize = AtomicUsize::new(0);
+
+/// Sets mimalloc's options and takes over its locks.
+///
+/// # Safety
+/// The process has one thread, and mimalloc has given no block yet.
+pub unsafe fn set_up(grain: usize) {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { crate::locks::take_over() };
+    ACCOUNT.small_records.store(&raw const mimalloc_small_records as u64, Relaxed);
+    // SAFETY:
+    // - the options are plain numbers in static memory; the caller's promise.
+    unsafe {
+        mimalloc_process = libc::getpid();
+        mi_option_set(OPTION_DISALLOW_OS_ALLOC, 1);
+        // In KiB. Giving back less than a huge page would break it up.
+        mi_option_set(OPTION_MINIMAL_PURGE_SIZE, (grain / 1024) as c_long);
+        // A value that the user has set by MIMALLOC_PURGE_DELAY takes precedence.
+        mi_option_set_default(OPTION_PURGE_DELAY, PURGE_MILLISECONDS);
+    }
+}
+
+/// The number of arenas so far, for [`grow`].
+pub fn arenas() -> usize {
+    ARENAS.load(Relaxed)
+}
+
+/// Adds an arena, unless another thread has done so since `seen`. False if there is no memory.
+pub fn grow(seen: usize) -> bool {
+    let is_new = GROWING.lock_unless(turn::holds_growing);
+    let grown = ARENAS.load(Relaxed) != seen || add_arena();
+    if is_new {
+        // SAFETY:
+        // - this thread has locked it above.
+        unsafe { GROWING.unlock() };
+    }
+    grown
+}
+
+fn add_arena() -> bool {
+    let so_far = ACCOUNT.arenas.load(Relaxed) as usize;
+    let wanted = (so_far / ARENA_SHARE).clamp(LEAST_ARENA, MOST_ARENA).next_multiple_of(LEAST_ARENA);
+    let pool = |bytes| arena_from_pool(bytes);
+    let mapped = |bytes| arena_from_kernel(bytes);
+    pool(wanted) || pool(LEAST_ARENA) || mapped(wanted) || mapped(LEAST_ARENA)
+}
+
+fn arena_from_pool(bytes: usize) -> bool {
+    let node = current_node();
+    let take = |large: &mut Large| {
+        if large.pool.is_empty() || !LEAST_ARENA.is_multiple_of(large.pool.grain()) {
+            return None;
+        }
+        let Some(start) = large.pool.find(bytes, node, true, is_free) else {
+            ACCOUNT.note(Shortage::UsedUp);
+            return None;
+        };
+        let zero = large.pool.is_fresh(start, bytes);
+        large.pool.mark(start, bytes, Grain::Used);
+        Some((start, zero))
+    };
+    // SAFETY:
+    // - `take` only acts on what it is given.
+    let found = unsafe { SHARED.with(take) };
+    let Some((start, zero)) = found else { return false };
+    let taken = give(start, bytes, true, zero, node as c_int);
+    if !taken {
+        // SAFETY:
+        // - the work only acts on what it is given.
+        unsafe { SHARED.with(|large| large.pool.mark(start, bytes, Grain::Returned)) };
+    }
+    taken
+}
+
+fn arena_from_kernel(bytes: usize) -> bool {
+    // SAFETY:
+    // - the work only acts on what it is given.
+    let grain = unsafe { SHARED.with(|large| large.grain()) };
+    let Some(start) = mapped::map(bytes.next_multiple_of(grain), grain) else { return false };
+    let taken = give(start, bytes, false, true, -1);
+    if !taken {
+        // SAFETY:
+        // - mapped above, and mimalloc has not taken it.
+        unsafe { mapped::give_back(start, bytes.next_multiple_of(grain)) };
+    }
+    taken
+}
+
+fn give(start: usize, bytes: usize, pinned: bool, zero: bool, node: c_int) -> bool {
+    // SAFETY:
+    // - the range is ours, mapped readable and writable, as zero as is told, and stays mimalloc's for good.
+    let taken = unsafe {
+        mi_manage_os_memory_ex(start as *mut c_void, bytes, true, pinned, zero, node, false, core::ptr::null_mut())
+    };
+    if taken {
+        ARENAS.fetch_add(1, Relaxed);
+        forget(ACCOUNT.arenas.fetch_add(bytes as u64, Relaxed));
+    }
+    taken
+}

@@ -1,0 +1,247 @@
+//! Starts the heap: reads the order or the words of `PAGELIFT`, takes the pool's pages, and removes the order from the
+//! environment of children that it does not name.
+
+use crate::large::Large;
+use crate::program::{Program, ProgramBuffer};
+use crate::sys::{base_page, map_anywhere, read_file, say, unmap};
+use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, small};
+use core::ffi::{CStr, c_char};
+use core::sync::atomic::{AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use heap_abi::{LIBRARY, ORDER_VARIABLE, Order};
+use options::{HeapWords, VARIABLE};
+
+/// Least size of a large block, in grains.
+const LARGE_GRAINS: usize = 4;
+/// Most bytes of environment and command line, by the kernel's own limit (execve(2): a quarter of the stack, 6 MiB at
+/// most).
+const MOST_ENVIRONMENT: usize = 6 << 20;
+
+const NEW: u8 = 0;
+const STARTING: u8 = 1;
+const ACTING: u8 = 2;
+const PASSIVE: u8 = 3;
+static STATE: AtomicU8 = AtomicU8::new(NEW);
+
+/// True if this heap serves the program. The first call decides.
+pub fn is_acting() -> bool {
+    match STATE.load(Acquire) {
+        ACTING => true,
+        NEW => {
+            STATE.store(STARTING, Relaxed);
+            // SAFETY:
+            // - the first call comes with the process's first block, or else before the program's own constructors; the
+            //   C library allocates a thread's storage before it starts one.
+            let acting = unsafe { start() };
+            STATE.store(if acting { ACTING } else { PASSIVE }, Release);
+            acting
+        }
+        _ => false,
+    }
+}
+
+/// # Safety
+/// The process has one thread, and the heap has given no block yet.
+unsafe fn start() -> bool {
+    let Some(buffer) = map_anywhere(MOST_ENVIRONMENT, false, 0) else { return false };
+    // SAFETY:
+    // - the mapping is new, zero, and only ours until it is unmapped below.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(buffer as *mut u8, MOST_ENVIRONMENT) };
+    let length = read_file(c"/proc/self/environ", bytes).unwrap_or(0);
+    let variables = || bytes[..length].split(|&byte| byte == 0);
+    let text = |name: &str| variables().find_map(|variable| value_of(name, variable)).map(core::str::from_utf8);
+    let acting = match (text(ORDER_VARIABLE), text(VARIABLE)) {
+        // SAFETY:
+        // - the caller's promise.
+        (Some(order), _) => order.is_ok_and(|order| unsafe { begin_as_ordered(order) }),
+        (None, Some(Ok(words))) => {
+            let beside_library = variables().any(|variable| {
+                let names = value_of("LD_PRELOAD", variable).unwrap_or_default();
+                names.split(|&byte| parts_names(byte)).any(|name| is_file(name, LIFTING_LIBRARY))
+            });
+            // SAFETY:
+            // - the caller's promise.
+            unsafe { begin_by_words(words, beside_library) }
+        }
+        _ => false,
+    };
+    // SAFETY:
+    // - mapped above with this length; what was read of it is used no more.
+    unsafe { unmap(buffer, MOST_ENVIRONMENT) };
+    acting
+}
+
+/// File name of the library that lifts code and data from inside; it reads the words of `PAGELIFT`, too.
+const LIFTING_LIBRARY: &str = "libpagelift.so";
+
+fn value_of<'a>(name: &str, variable: &'a [u8]) -> Option<&'a [u8]> {
+    variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")
+}
+
+/// True for blanks and colons, which separate the names in LD_PRELOAD (ld.so(8)).
+fn parts_names(byte: u8) -> bool {
+    byte == b':' || byte == b' '
+}
+
+fn is_file(path: &[u8], name: &str) -> bool {
+    path.rsplit(|&byte| byte == b'/').next() == Some(name.as_bytes())
+}
+
+/// # Safety
+/// As for [`start`].
+unsafe fn begin_as_ordered(text: &str) -> bool {
+    let Some(order) = Order::parse(text) else {
+        say("pagelift: the heap's order is not of this version; the program keeps its own heap\n");
+        return false;
+    };
+    if !order.only.is_empty() && !Program::this(&mut ProgramBuffer::new()).is_named_by(&order) {
+        return false;
+    }
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { begin(&order) };
+    true
+}
+
+/// # Safety
+/// As for [`start`].
+unsafe fn begin_by_words(text: &str, beside_library: bool) -> bool {
+    let mut buffer = ProgramBuffer::new();
+    let program = Program::this(&mut buffer);
+    let Some(requested) = env_order::order_of(text, &program, beside_library) else { return false };
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { begin(&requested.order) };
+    requested.tell(&program);
+    true
+}
+
+/// # Safety
+/// As for [`start`].
+unsafe fn begin(order: &Order) {
+    let (grain, page) = (order.huge as usize, order.page as usize);
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { small::set_up(grain) };
+    ACCOUNT.pool_page.store(order.page, Relaxed);
+    ACCOUNT.pool_asked.store(order.pool_bytes(), Relaxed);
+    NODES.store(order.pool.iter().filter(|node| node.pages > 0).count(), Relaxed);
+    let take = |large: &mut Large| {
+        large.set_grain(grain);
+        if page > 0 {
+            large.pool.take(&order.pool, page, grain);
+        }
+    };
+    // SAFETY:
+    // - `take` only acts on what it is given.
+    unsafe { SHARED.with(take) };
+    if ACCOUNT.pool_taken.load(Relaxed) == 0 {
+        fork::needs_no_guard();
+    }
+    ACCOUNT.open();
+    WITHIN_GRAIN.store(grain.min(if page > 0 { page } else { grain }) - 1, Relaxed);
+    LARGE_FROM.store(grain * LARGE_GRAINS, Release);
+}
+
+/// Runs when the library is initialised, before the program's own constructors.
+extern "C" fn constructor() {
+    if !is_acting() {
+        return;
+    }
+    fork::register();
+    // SAFETY:
+    // - the process has one thread that could look at the environment, and the C library has set it up.
+    unsafe { remove_from_environment() };
+}
+
+// SAFETY:
+// - the section holds pointers to functions without arguments that need none.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+
+unsafe extern "C" {
+    static mut environ: *mut *mut c_char;
+}
+
+/// Removes the order, and this library's name in LD_PRELOAD, from the environment, so that children start without them.
+/// If the order names programs, everything stays, for those programs. `PAGELIFT` always stays: other libraries read it.
+///
+/// # Safety
+/// No other thread reads or changes the environment.
+unsafe fn remove_from_environment() {
+    // SAFETY:
+    // - by the function's condition the list is stable; it ends with a null pointer, and each string with NUL.
+    unsafe {
+        if environ.is_null() {
+            return;
+        }
+        let text = |name: &str| {
+            let mut place = environ;
+            while !(*place).is_null() {
+                if let Some(value) = value_of(name, CStr::from_ptr(*place).to_bytes()) {
+                    return Some(core::str::from_utf8(value).unwrap_or_default());
+                }
+                place = place.add(1);
+            }
+            None
+        };
+        let names_programs = match text(ORDER_VARIABLE) {
+            Some(order) => Order::parse(order).is_some_and(|order| !order.only.is_empty()),
+            None => text(VARIABLE).is_some_and(HeapWords::name_programs),
+        };
+        if names_programs {
+            return;
+        }
+        let (mut from, mut to) = (environ, environ);
+        while !(*from).is_null() {
+            let variable = *from;
+            from = from.add(1);
+            let bytes = CStr::from_ptr(variable).to_bytes();
+            if value_of(ORDER_VARIABLE, bytes).is_some() || is_only_us(variable) {
+                continue;
+            }
+            *to = variable;
+            to = to.add(1);
+        }
+        *to = core::ptr::null_mut();
+    }
+}
+
+/// Removes this library from an LD_PRELOAD variable, in place; true if nothing is left in it.
+///
+/// # Safety
+/// `variable` is a string that ends with NUL, may be written to, and is not used by others during the call.
+unsafe fn is_only_us(variable: *mut c_char) -> bool {
+    const NAME: &[u8] = b"LD_PRELOAD=";
+    // SAFETY:
+    // - by the function's condition; the length is that of the string, without its NUL.
+    let bytes = unsafe {
+        let length = CStr::from_ptr(variable).count_bytes();
+        core::slice::from_raw_parts_mut(variable.cast::<u8>(), length)
+    };
+    if !bytes.starts_with(NAME) {
+        return false;
+    }
+    let (mut read, mut written) = (NAME.len(), NAME.len());
+    while read < bytes.len() {
+        let end = (read..bytes.len()).find(|&at| parts_names(bytes[at])).unwrap_or(bytes.len());
+        let after = (end + 1).min(bytes.len());
+        if !is_file(&bytes[read..end], LIBRARY) {
+            bytes.copy_within(read..after, written);
+            written += after - read;
+        }
+        read = after;
+    }
+    if written > NAME.len() && parts_names(bytes[written - 1]) {
+        written -= 1;
+    }
+    if written < bytes.len() {
+        bytes[written] = 0;
+    }
+    written == NAME.len()
+}
+
+/// Size of an ordinary page in bytes, for blocks that are aligned to one.
+pub fn page() -> usize {
+    base_page()
+}

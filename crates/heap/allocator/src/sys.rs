@@ -1,0 +1,328 @@
+//! What this heap uses of the C library, and short forms of the system calls of `linux_raw`, which leave `errno` as it is
+//! and are no cancellation points (pthreads(7)): at one of those a thread could end while it holds locks of the heap. None
+//! of them allocates.
+
+use address_space::{Address, AddressRange};
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_int, c_long};
+
+pub use linux_raw::{close, read_uninterrupted as read};
+
+/// Makes a system call without the C library: `errno` stays as it is.
+///
+/// # Safety
+/// As for the system call that is made.
+pub unsafe fn system_call<const COUNT: usize>(
+    number: c_long,
+    arguments: [usize; COUNT],
+) -> Result<usize, linux_raw::Errno> {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { linux_raw::call_with(number as u32, arguments) }
+}
+
+/// Keeps `errno` as it was while the heap makes system calls of its own.
+pub struct KeepErrno(c_int);
+
+impl KeepErrno {
+    pub fn new() -> Self {
+        Self(last_error())
+    }
+}
+
+impl Drop for KeepErrno {
+    fn drop(&mut self) {
+        set_errno(self.0);
+    }
+}
+
+/// The error of the C library's last call.
+pub fn last_error() -> c_int {
+    // SAFETY:
+    // - the location of errno is valid for the calling thread at any time.
+    unsafe { *libc::__errno_location() }
+}
+
+pub fn set_errno(value: c_int) {
+    // SAFETY:
+    // - the location of errno is valid for the calling thread at any time.
+    unsafe { *libc::__errno_location() = value };
+}
+
+/// A lock that needs no set-up and is known by address, so that a fork can take it along.
+pub struct Lock(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY:
+// - a pthread mutex is made to be used by many threads, and is only handed to the pthread functions.
+unsafe impl Sync for Lock {}
+
+impl Lock {
+    pub const fn new() -> Self {
+        Self(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER))
+    }
+
+    fn lock(&self) {
+        // SAFETY:
+        // - the mutex is initialised and never destroyed or moved: it is part of a static.
+        unsafe { libc::pthread_mutex_lock(self.0.get()) };
+    }
+
+    /// Locks, unless this thread holds the lock already; true if it was locked by this call. `is_held` tells whether this
+    /// thread holds it, and is asked only if the lock is taken.
+    pub fn lock_unless(&self, is_held: fn() -> bool) -> bool {
+        if self.try_lock() {
+            return true;
+        }
+        if is_held() {
+            return false;
+        }
+        self.lock();
+        true
+    }
+
+    pub fn try_lock(&self) -> bool {
+        // SAFETY:
+        // - as in `lock`.
+        unsafe { libc::pthread_mutex_trylock(self.0.get()) == 0 }
+    }
+
+    /// # Safety
+    /// This thread has locked it.
+    pub unsafe fn unlock(&self) {
+        // SAFETY:
+        // - as in `lock`; a mutex of the default kind that its holder unlocks, by the caller's promise.
+        unsafe { libc::pthread_mutex_unlock(self.0.get()) };
+    }
+
+    /// Resets the lock to unlocked.
+    ///
+    /// # Safety
+    /// The process has one thread, and that one does not hold the lock: its holder was not taken along by a fork.
+    pub unsafe fn renew(&self) {
+        // SAFETY:
+        // - the caller's promise: nobody uses the mutex, or waits for it.
+        unsafe { self.0.get().write(libc::PTHREAD_MUTEX_INITIALIZER) };
+    }
+}
+
+fn range(start: usize, bytes: usize) -> AddressRange {
+    AddressRange::sized(Address(start as u64), bytes as u64)
+}
+
+/// A mapping of anonymous memory anywhere, private, readable and writable unless `reserve_only`.
+pub fn map_anywhere(bytes: usize, reserve_only: bool, more_flags: c_int) -> Option<usize> {
+    let protection = if reserve_only { libc::PROT_NONE } else { libc::PROT_READ | libc::PROT_WRITE };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | more_flags;
+    // SAFETY:
+    // - a new mapping at an address of the kernel's choice touches no memory in use.
+    unsafe { linux_raw::mmap(0, bytes, protection, flags as u32, -1, 0) }.ok()
+}
+
+/// Unmaps a range of this heap.
+///
+/// # Safety
+/// The range consists of whole pages of mappings that this heap made, and nothing uses it any more.
+pub unsafe fn unmap(start: usize, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY:
+        // - the caller's promise.
+        let _ = unsafe { linux_raw::munmap(range(start, bytes)) };
+    }
+}
+
+/// Changes the length of a mapping in place.
+///
+/// # Safety
+/// The range is a mapping of this heap, and nothing uses what goes if it becomes shorter.
+pub unsafe fn resize_in_place(start: usize, old: usize, new: usize) -> bool {
+    // SAFETY:
+    // - the caller's promise; without MREMAP_MAYMOVE the mapping stays where it is.
+    unsafe { linux_raw::mremap(range(start, old), new, 0, 0) }.is_ok()
+}
+
+/// Moves a mapping to `to` and changes its length; true if it succeeded.
+///
+/// # Safety
+/// The range is a mapping of this heap that nothing uses at its old address any more; what is mapped at the destination is
+/// this heap's, too, and not in use.
+pub unsafe fn move_to(start: usize, old: usize, new: usize, to: usize) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { linux_raw::mremap(range(start, old), new, flags as u32, to) }.is_ok()
+}
+
+/// madvise(2); true if it succeeded.
+///
+/// # Safety
+/// The range consists of whole pages of mappings of this heap; with advice that drops contents, nobody needs those.
+pub unsafe fn advise(start: usize, bytes: usize, advice: c_int) -> bool {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { linux_raw::madvise(range(start, bytes), advice as u32) }.is_ok()
+}
+
+/// Clears memory of this heap.
+///
+/// # Safety
+/// The range is writable memory of this heap that nobody else uses.
+pub unsafe fn clear(start: usize, bytes: usize) {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { core::ptr::write_bytes(start as *mut u8, 0, bytes) };
+}
+
+/// Copies between two ranges of this heap.
+///
+/// # Safety
+/// The first is readable, the second writable, nobody else writes to either, and they do not overlap.
+pub unsafe fn copy(from: usize, to: usize, bytes: usize) {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+}
+
+/// Writes once, ignoring errors.
+pub fn write(file: c_int, bytes: &[u8]) {
+    let _ = linux_raw::write(file, bytes);
+}
+
+/// Reads a file into a buffer, as far as it fits; the number of bytes read.
+pub fn read_file(path: &CStr, buffer: &mut [u8]) -> Option<usize> {
+    let file = linux_raw::open(path, 0).ok()?;
+    let mut length = 0;
+    while length < buffer.len() {
+        match read(file, &mut buffer[length..]) {
+            Ok(count) if count > 0 => length += count,
+            _ => break,
+        }
+    }
+    // SAFETY:
+    // - opened above, and used no more.
+    unsafe { close(file) };
+    Some(length)
+}
+
+/// Reads memory of this process by process_vm_readv(2), which returns an error instead of raising a signal; false if the
+/// memory is not mapped or not readable.
+pub fn read_own(address: usize, into: &mut [u8]) -> bool {
+    // SAFETY:
+    // - the kernel writes to nothing but `into`, which is exclusively ours.
+    let read = unsafe { linux_raw::process_vm_readv(range(address, into.len()), into.as_mut_ptr() as usize) };
+    read == Ok(into.len()) || read_own_by_file(address, into)
+}
+
+/// For processes that may not call process_vm_readv(2).
+fn read_own_by_file(address: usize, into: &mut [u8]) -> bool {
+    let Ok(memory) = linux_raw::open(c"/proc/thread-self/mem", 0) else { return false };
+    let read = linux_raw::read_at(memory, into, address as u64);
+    // SAFETY:
+    // - opened above, and used no more.
+    unsafe { close(memory) };
+    read == Ok(into.len())
+}
+
+/// One line on standard error, without buffers or allocation.
+pub fn say(text: &str) {
+    write(2, text.as_bytes());
+}
+
+/// Milliseconds of a clock that costs no system call.
+pub fn milliseconds() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY:
+    // - the place for the time is valid.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut time) };
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
+/// Sleeps for a moment, or until a signal comes.
+pub fn pause() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
+    // SAFETY:
+    // - the time is valid and the rest is not asked for.
+    let _ = unsafe { system_call(libc::SYS_nanosleep, [&raw const time as usize, 0]) };
+}
+
+/// Size of an ordinary page.
+pub fn base_page() -> usize {
+    // SAFETY:
+    // - getauxval only looks a number up.
+    (unsafe { libc::getauxval(libc::AT_PAGESZ) }) as usize
+}
+
+/// A table of plain records in a mapping of its own, growing as needed.
+pub struct Table<T: Copy> {
+    start: *mut T,
+    length: usize,
+    capacity: usize,
+}
+
+impl<T: Copy> Table<T> {
+    pub const fn new() -> Self {
+        Self { start: core::ptr::null_mut(), length: 0, capacity: 0 }
+    }
+
+    pub fn as_slice(&self) -> &[T] {
+        if self.length == 0 {
+            return &[];
+        }
+        // SAFETY:
+        // - the first `length` records of the mapping were written, and live as long as the table, which is static.
+        unsafe { core::slice::from_raw_parts(self.start, self.length) }
+    }
+
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        if self.length == 0 {
+            return &mut [];
+        }
+        // SAFETY:
+        // - as in `as_slice`, and `self` is borrowed exclusively.
+        unsafe { core::slice::from_raw_parts_mut(self.start, self.length) }
+    }
+
+    /// Makes room for one more record; false if there is no memory for it.
+    pub fn make_room(&mut self) -> bool {
+        if self.length < self.capacity {
+            return true;
+        }
+        let bytes = (self.capacity * size_of::<T>()).max(base_page() / 2) * 2;
+        let start = if self.capacity == 0 {
+            map_anywhere(bytes, false, 0)
+        } else {
+            let old = (self.capacity * size_of::<T>()).next_multiple_of(base_page());
+            // SAFETY:
+            // - the mapping is the table's own; nothing points into it while the table is borrowed exclusively.
+            unsafe { linux_raw::mremap(range(self.start as usize, old), bytes, libc::MREMAP_MAYMOVE as u32, 0) }.ok()
+        };
+        let Some(start) = start else { return false };
+        self.start = start as *mut T;
+        self.capacity = bytes / size_of::<T>();
+        true
+    }
+
+    /// Inserts a record, after [`Table::make_room`] has returned true.
+    pub fn insert(&mut self, at: usize, record: T) {
+        assert!(self.length < self.capacity && at <= self.length);
+        // SAFETY:
+        // - the mapping has room for `length + 1` records and `at` is at most `length`.
+        unsafe {
+            let place = self.start.add(at);
+            core::ptr::copy(place, place.add(1), self.length - at);
+            place.write(record);
+        }
+        self.length += 1;
+    }
+
+    pub fn remove(&mut self, at: usize) -> T {
+        let record = self.as_slice()[at];
+        // SAFETY:
+        // - indexing has shown that `at` is a record; those behind it move up by one.
+        unsafe {
+            let place = self.start.add(at);
+            core::ptr::copy(place.add(1), place, self.length - at - 1);
+        }
+        self.length -= 1;
+        record
+    }
+}

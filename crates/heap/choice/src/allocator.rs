@@ -1,0 +1,219 @@
+//! Finds out from a program's files which allocator it uses.
+
+use crate::elf::ElfFacts;
+use crate::program::Program;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// Kinds of allocators, distinguished by how they can be put on huge pages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "name")]
+pub enum Family {
+    /// The GNU C library's, of version 2.N.
+    Glibc {
+        /// N, if it is known.
+        minor: Option<u32>,
+    },
+    /// musl's.
+    Musl,
+    /// jemalloc.
+    Jemalloc {
+        /// Its version, if it is known.
+        version: Option<String>,
+        /// The variable that it reads.
+        variable: String,
+    },
+    /// tcmalloc, Google's or that of gperftools.
+    Tcmalloc,
+    /// mimalloc.
+    Mimalloc,
+    /// Go's runtime.
+    Go,
+    /// A Java virtual machine, whose heap is its own.
+    Jvm,
+    /// Another one, or an unknown one.
+    Unknown,
+}
+
+/// How the allocator comes into the program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "how")]
+pub enum Place {
+    /// Linked into the executable: a preloaded one does not replace it.
+    LinkedIn,
+    /// In a shared library: a preloaded one replaces it.
+    Library {
+        /// The library.
+        path: String,
+    },
+}
+
+/// A language runtime that manages memory above the allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Runtime {
+    /// CPython, whose small objects have an allocator of their own.
+    Python,
+    /// V8 (node), whose heap is mapped by itself.
+    V8,
+}
+
+/// What serves a program's `malloc`, and how that was found out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Allocator {
+    /// Which one.
+    pub family: Family,
+    /// Where it is.
+    pub place: Place,
+    /// A runtime above it.
+    pub runtime: Option<Runtime>,
+    /// The program starts threads by itself.
+    pub starts_threads: bool,
+    /// The evidence for it.
+    pub evidence: String,
+    /// Settings that its code knows, of those that differ between versions.
+    pub settings: BTreeSet<String>,
+}
+
+impl Allocator {
+    /// Finds out what serves a program.
+    pub fn of(program: &Program) -> Self {
+        let exe = &program.executable;
+        let starts_threads = exe.imports.contains("pthread_create") || exe.defines("pthread_create");
+        let (family, place, evidence) = special(program)
+            .or_else(|| linked_in(exe))
+            .or_else(|| from_libraries(program))
+            .unwrap_or_else(|| c_library(program));
+        let settings = match &place {
+            Place::LinkedIn => exe.settings.clone(),
+            Place::Library { path } => {
+                let serving = program.libraries.iter().find(|facts| facts.path.as_os_str() == path.as_str());
+                serving.map(|facts| facts.settings.clone()).unwrap_or_default()
+            }
+        };
+        Self { family, place, runtime: runtime(program), starts_threads, evidence, settings }
+    }
+
+    /// True where a preloaded library's `malloc` takes the place of this one.
+    pub fn is_replaceable(&self, program: &Program) -> bool {
+        let gnu = program.libraries.iter().any(|library| library.glibc_minor.is_some());
+        gnu && self.place != Place::LinkedIn && !matches!(self.family, Family::Go | Family::Jvm)
+    }
+}
+
+type Found = (Family, Place, String);
+
+fn library(facts: &ElfFacts) -> Place {
+    Place::Library { path: facts.path.display().to_string() }
+}
+
+/// Programs whose memory is not malloc's in the first place.
+fn special(program: &Program) -> Option<Found> {
+    if program.executable.is_go {
+        return Some((Family::Go, Place::LinkedIn, "it carries Go's build information".to_owned()));
+    }
+    let jvm = |facts: &&ElfFacts| {
+        let name = facts.soname.as_deref().unwrap_or_default();
+        name.starts_with("libjli.so") || name.starts_with("libjvm.so")
+    };
+    let found = program.libraries.iter().find(jvm)?;
+    let name = found.soname.clone().unwrap_or_default();
+    Some((Family::Jvm, library(found), format!("it needs {name}")))
+}
+
+/// An allocator among the objects' symbols.
+fn known_symbols(facts: &ElfFacts) -> Option<(Family, String)> {
+    let symbol = |wanted: &dyn Fn(&str) -> bool| facts.defines.iter().find(|name| wanted(name)).cloned();
+    if let Some(name) = symbol(&|name| name.ends_with("mallctl")) {
+        let variable = facts.jemalloc_variable.clone().unwrap_or_else(|| "MALLOC_CONF".to_owned());
+        return Some((Family::Jemalloc { version: facts.jemalloc_version.clone(), variable }, name));
+    }
+    let tcmalloc = ["tc_malloc", "tc_version", "TCMallocInternalMalloc"];
+    if let Some(name) = symbol(&|name| tcmalloc.contains(&name)) {
+        return Some((Family::Tcmalloc, name));
+    }
+    symbol(&|name| matches!(name, "mi_malloc" | "mi_version")).map(|name| (Family::Mimalloc, name))
+}
+
+fn linked_in(exe: &ElfFacts) -> Option<Found> {
+    let (family, symbol) = known_symbols(exe)?;
+    Some((family, Place::LinkedIn, format!("the executable defines {symbol}")))
+}
+
+/// The first library that defines `malloc` serves it.
+fn from_libraries(program: &Program) -> Option<Found> {
+    let first = program.libraries.iter().find(|facts| facts.defines("malloc"))?;
+    let path = first.path.display();
+    if let Some((family, symbol)) = known_symbols(first) {
+        return Some((family, library(first), format!("{path} defines malloc and {symbol}")));
+    }
+    if let Some(minor) = first.glibc_minor {
+        return Some((Family::Glibc { minor: Some(minor) }, library(first), format!("{path} defines malloc")));
+    }
+    if is_musl(first) {
+        return Some((Family::Musl, library(first), format!("{path} is musl")));
+    }
+    Some((Family::Unknown, library(first), format!("{path} defines malloc and is none that is known")))
+}
+
+fn is_musl(facts: &ElfFacts) -> bool {
+    let name = facts.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    name.contains("musl") || facts.defines("__malloc_replaced") || facts.defines("__malloc_allzerop")
+}
+
+fn c_library(program: &Program) -> Found {
+    let exe = &program.executable;
+    if let Some(interpreter) = exe.interpreter.as_deref().filter(|path| path.contains("ld-musl")) {
+        let place = Place::Library { path: interpreter.to_owned() };
+        return (Family::Musl, place, format!("its dynamic linker is {interpreter}"));
+    }
+    if exe.glibc_minor.is_some() || (exe.interpreter.is_none() && exe.defines("__libc_malloc") && !is_musl(exe)) {
+        let family = Family::Glibc { minor: exe.glibc_minor };
+        return (family, Place::LinkedIn, "a static program with the GNU C library".to_owned());
+    }
+    if exe.interpreter.is_none() && is_musl(exe) {
+        return (Family::Musl, Place::LinkedIn, "a static program with musl".to_owned());
+    }
+    let evidence = match &exe.interpreter {
+        Some(_) => "no library of it that was found defines malloc",
+        None => "a static program without symbols that tell",
+    };
+    (Family::Unknown, Place::LinkedIn, evidence.to_owned())
+}
+
+fn runtime(program: &Program) -> Option<Runtime> {
+    let mut objects = program.objects();
+    let python = |facts: &ElfFacts| {
+        let main = ["Py_BytesMain", "Py_Main"];
+        main.iter().any(|&name| facts.defines(name) || facts.imports.contains(name))
+    };
+    if python(&program.executable) {
+        return Some(Runtime::Python);
+    }
+    let v8 = ["_ZN2v87Isolate3NewERKNS0_12CreateParamsE", "napi_create_function"];
+    objects.any(|facts| v8.iter().any(|&name| facts.defines(name))).then_some(Runtime::V8)
+}
+
+impl fmt::Display for Allocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.family {
+            Family::Glibc { minor: Some(minor) } => write!(f, "glibc 2.{minor}")?,
+            Family::Glibc { minor: None } => write!(f, "glibc")?,
+            Family::Musl => write!(f, "musl")?,
+            Family::Jemalloc { version: Some(version), .. } => write!(f, "jemalloc {version}")?,
+            Family::Jemalloc { version: None, .. } => write!(f, "jemalloc")?,
+            Family::Tcmalloc => write!(f, "tcmalloc")?,
+            Family::Mimalloc => write!(f, "mimalloc")?,
+            Family::Go => write!(f, "Go's runtime")?,
+            Family::Jvm => write!(f, "a Java virtual machine")?,
+            Family::Unknown => write!(f, "an allocator that is not known")?,
+        }
+        match self.runtime {
+            Some(Runtime::Python) => write!(f, " below Python's")?,
+            Some(Runtime::V8) => write!(f, " beside V8's heap")?,
+            None => {}
+        }
+        write!(f, " ({})", self.evidence)
+    }
+}

@@ -1,0 +1,274 @@
+//! Chooses how a program's heap gets huge pages: a function of what was found, of what the user asks for, and of what the
+//! user's environment sets already.
+//!
+//! Facts about allocators, with their sources: glibc's tunable `glibc.malloc.hugetlb` came with 2.35; with value 1 it
+//! advises the main heap and mapped chunks, threads' arenas only from 2.43, and looks whether the mode of transparent
+//! huge pages is `madvise` before (glibc's NEWS and malloc/malloc.c). jemalloc's `thp:always` came with 5.1 (its
+//! ChangeLog). Go before and after 1.21.2 has no setting that asks for huge pages (its diagnostics page and runtime
+//! release notes). `JDK_JAVA_OPTIONS` is read by the launcher of Java 9 and later (java(1)).
+
+use crate::allocator::{Allocator, Family, Place, Runtime};
+use crate::settings::{Environment, merged};
+use address_space::PageSize;
+use heap_abi::{NodePages, ORDER_VARIABLE, Order};
+use lift_plan::ThpMode;
+use options::HeapPages;
+use serde::Serialize;
+
+/// `--heap-allocator`: overrides the choice by the allocator's family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forced {
+    /// The allocator that the program has, by its own settings.
+    Own,
+    /// The preloaded mimalloc.
+    Mimalloc,
+    /// No allocator is changed: memory is collapsed from outside.
+    Collapse,
+}
+
+/// What the choice depends on beside the allocator.
+pub struct Context<'a> {
+    /// `--heap`; the choice takes `Off` as `Auto`.
+    pub pages: HeapPages,
+    /// `--heap-allocator`.
+    pub forced: Option<Forced>,
+    /// A preloaded `malloc` would take the place of the program's.
+    pub replaceable: bool,
+    /// The mode of transparent huge pages.
+    pub thp: ThpMode,
+    /// The grain of the preloaded heap.
+    pub grain: PageSize,
+    /// Where the preloaded library lies, or why there is none.
+    pub library: Result<String, String>,
+    /// Pool pages to take, if `pages` asks for the pool.
+    pub pool: [NodePages; heap_abi::MOST_NODES],
+    /// `--only`, divided by commas.
+    pub only: String,
+    /// What the user has set.
+    pub environment: &'a Environment,
+}
+
+/// The preloaded heap's part of a choice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Preload {
+    /// Bytes that it takes from the pool.
+    pub pool_bytes: u64,
+}
+
+/// How a heap gets huge pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HeapChoice {
+    /// Variables to set for the program, each with its whole value.
+    pub variables: Vec<(String, String)>,
+    /// The preloaded heap, where it is used.
+    pub preload: Option<Preload>,
+    /// The program's memory is collapsed from outside while it runs.
+    pub collapse: bool,
+    /// What is done and why, in sentences without an end.
+    pub reasons: Vec<String>,
+    /// What was asked for and is not possible, and why.
+    pub refusals: Vec<String>,
+}
+
+/// Chooses how the heap of a program with this allocator gets huge pages.
+pub fn choose(allocator: &Allocator, context: &Context) -> HeapChoice {
+    let mut choice = HeapChoice::default();
+    match context.forced {
+        Some(Forced::Mimalloc) => {
+            if !preload(allocator, context, &mut choice) {
+                own(allocator, context, &mut choice);
+            }
+        }
+        Some(Forced::Own) => own(allocator, context, &mut choice),
+        Some(Forced::Collapse) => collapse(&mut choice, "asked for by --heap-allocator"),
+        None => match context.pages {
+            HeapPages::Pool(size) => from_pool(allocator, context, size, &mut choice),
+            HeapPages::Auto | HeapPages::Thp | HeapPages::Off => best(allocator, context, &mut choice),
+        },
+    }
+    choice
+}
+
+/// The best choice on transparent huge pages.
+fn best(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
+    if context.thp == ThpMode::Never {
+        choice.refusals.push(
+            "transparent huge pages are switched off; needed: echo madvise > \
+             /sys/kernel/mm/transparent_hugepage/enabled, or --heap=2M and pages in the pool"
+                .to_owned(),
+        );
+        return;
+    }
+    let preload_instead = |why: &str, choice: &mut HeapChoice| {
+        choice.reasons.push(why.to_owned());
+        if !preload(allocator, context, choice) {
+            own(allocator, context, choice);
+        }
+    };
+    match &allocator.family {
+        Family::Glibc { minor } if context.replaceable => match (allocator.runtime, minor) {
+            (Some(Runtime::Python), _) => preload_instead("Python's own arenas are too small for huge pages", choice),
+            (_, Some(minor)) if *minor < 35 => preload_instead("this glibc has no setting for huge pages", choice),
+            (None, Some(minor)) if *minor < 43 && allocator.starts_threads => {
+                preload_instead(
+                    "this glibc's setting does not reach the heaps of threads, which the program has",
+                    choice,
+                );
+            }
+            _ => own(allocator, context, choice),
+        },
+        Family::Jemalloc { version, .. } if context.replaceable && !has_thp(version.as_deref()) => {
+            preload_instead("this jemalloc has no setting for huge pages", choice);
+        }
+        Family::Tcmalloc | Family::Mimalloc | Family::Unknown if context.replaceable => {
+            preload_instead("its own settings do not ask for transparent huge pages", choice);
+        }
+        _ => own(allocator, context, choice),
+    }
+}
+
+fn from_pool(allocator: &Allocator, context: &Context, size: PageSize, choice: &mut HeapChoice) {
+    if allocator.family == Family::Jvm {
+        return java(context, Some(size), choice);
+    }
+    if !preload(allocator, context, choice) {
+        choice.refusals.push(format!("its heap cannot stand on {size} pages of the pool"));
+        best(allocator, context, choice);
+    }
+}
+
+/// Chooses the preloaded mimalloc; false, with a refusal, if that is not possible.
+fn preload(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) -> bool {
+    if !context.replaceable {
+        let why = match (&allocator.family, &allocator.place) {
+            (Family::Jvm | Family::Go, _) => "its heap is not malloc's",
+            (Family::Musl, _) => "the preloaded heap is made for the GNU C library, and this program has musl",
+            (_, Place::LinkedIn) => "its allocator is linked in, so that a preloaded one is not used",
+            _ => "the preloaded heap needs the GNU C library",
+        };
+        choice.refusals.push(why.to_owned());
+        return false;
+    }
+    let library = match &context.library {
+        Ok(library) => library,
+        Err(why) => {
+            choice.refusals.push(why.clone());
+            return false;
+        }
+    };
+    let mut order = Order { only: &context.only, ..Order::transparent(context.grain.bytes()) };
+    if let HeapPages::Pool(size) = context.pages {
+        order.page = size.bytes();
+        order.pool = context.pool;
+    }
+    let before = context.environment.get("LD_PRELOAD");
+    let value = before.map_or_else(|| library.clone(), |before| format!("{library}:{before}"));
+    choice.variables.push(("LD_PRELOAD".to_owned(), value));
+    choice.variables.push((ORDER_VARIABLE.to_owned(), order.to_string()));
+    if allocator.runtime == Some(Runtime::Python) && context.environment.get("PYTHONMALLOC").is_none() {
+        choice.variables.push(("PYTHONMALLOC".to_owned(), "malloc".to_owned()));
+        choice.reasons.push("PYTHONMALLOC=malloc sends Python's small objects there too".to_owned());
+    }
+    choice.preload = Some(Preload { pool_bytes: order.pool_bytes() });
+    choice.reasons.push("a preloaded mimalloc takes the place of its malloc".to_owned());
+    choice.collapse = allocator.runtime == Some(Runtime::V8);
+    if choice.collapse {
+        choice.reasons.push("V8 maps its heap by itself: that is collapsed from outside".to_owned());
+    }
+    true
+}
+
+fn collapse(choice: &mut HeapChoice, why: &str) {
+    choice.collapse = true;
+    choice.reasons.push(format!("its memory is collapsed from outside while it runs: {why}"));
+}
+
+/// Chooses the settings of the allocator that the program has.
+fn own(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
+    match &allocator.family {
+        Family::Glibc { minor } => glibc(*minor, allocator, context, choice),
+        Family::Jemalloc { version, variable } => jemalloc(version.as_deref(), variable, context, choice),
+        Family::Jvm => java(context, None, choice),
+        Family::Go => collapse(choice, "Go has no setting that asks for huge pages"),
+        Family::Musl => collapse(choice, "musl has no setting for huge pages"),
+        Family::Tcmalloc => collapse(choice, "tcmalloc has no setting that asks for transparent huge pages"),
+        Family::Mimalloc => {
+            collapse(choice, "mimalloc's setting would take pool pages without the means to survive a fork")
+        }
+        Family::Unknown => collapse(choice, "no setting of its allocator is known"),
+    }
+}
+
+fn glibc(minor: Option<u32>, allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
+    const KEY: &str = "glibc.malloc.hugetlb";
+    if minor.is_some_and(|minor| minor < 35) {
+        return collapse(choice, "this glibc has no setting for huge pages");
+    }
+    if minor.is_none() {
+        // An older one ignores settings that it does not know.
+        collapse(choice, "it cannot be told whether this glibc has the setting");
+    }
+    if context.thp == ThpMode::Always && minor.is_some_and(|minor| minor < 43) {
+        choice.reasons.push("transparent huge pages are given to all memory here (mode always)".to_owned());
+        return;
+    }
+    match merged(context.environment.get("GLIBC_TUNABLES"), ':', '=', &[(KEY, "1")]) {
+        Some(value) => {
+            choice.variables.push(("GLIBC_TUNABLES".to_owned(), value));
+            choice.reasons.push(format!("glibc is told by {KEY}=1 to advise its heap for transparent huge pages"));
+        }
+        None => choice.reasons.push(format!("{KEY} is set by you and stays")),
+    }
+    if allocator.runtime == Some(Runtime::V8) {
+        collapse(choice, "V8 maps its heap by itself");
+    }
+}
+
+fn has_thp(version: Option<&str>) -> bool {
+    let mut numbers = version.unwrap_or("0.0").split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (5, 1)
+}
+
+fn jemalloc(version: Option<&str>, variable: &str, context: &Context, choice: &mut HeapChoice) {
+    let before = context.environment.get(variable);
+    let settings: &[(&str, &str)] = match has_thp(version) {
+        true => &[("thp", "always"), ("dirty_decay_ms", "-1"), ("muzzy_decay_ms", "-1")],
+        false => &[("purge", "decay"), ("decay_time", "-1")],
+    };
+    match merged(before, ',', ':', settings) {
+        Some(value) => {
+            let text = settings.iter().map(|(key, value)| format!("{key}:{value}")).collect::<Vec<_>>().join(",");
+            choice.variables.push((variable.to_owned(), value));
+            choice.reasons.push(format!(
+                "jemalloc is told by {variable}={text}; without purging, huge pages stay whole, and so does its memory"
+            ));
+        }
+        None => choice.reasons.push(format!("{variable} is set by you and stays")),
+    }
+    if !has_thp(version) {
+        collapse(choice, "this jemalloc has no setting for huge pages");
+    }
+}
+
+fn java(context: &Context, pool: Option<PageSize>, choice: &mut HeapChoice) {
+    const VARIABLE: &str = "JDK_JAVA_OPTIONS";
+    let set_by_user = ["JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"].iter().any(|name| {
+        let value = context.environment.get(name).unwrap_or_default();
+        value.contains("UseTransparentHugePages") || value.contains("UseLargePages")
+    });
+    if set_by_user {
+        choice.reasons.push("huge pages for Java are set by you and stay".to_owned());
+        return;
+    }
+    let option = match pool {
+        None => "-XX:+UseTransparentHugePages".to_owned(),
+        Some(size) => format!("-XX:+UseLargePages -XX:LargePageSizeInBytes={}", size.bytes()),
+    };
+    let before = context.environment.get(VARIABLE);
+    let value = before.map_or_else(|| option.clone(), |before| format!("{option} {before}"));
+    choice.variables.push((VARIABLE.to_owned(), value));
+    choice.reasons.push(format!("Java is told by {VARIABLE}={option}, and says so on standard error"));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use super::*;
+use std::collections::BTreeSet;
+
+fn allocator(family: Family, place: Place) -> Allocator {
+    Allocator {
+        family,
+        place,
+        runtime: None,
+        starts_threads: false,
+        evidence: "a test".into(),
+        settings: BTreeSet::new(),
+    }
+}
+
+fn library() -> Place {
+    Place::Library { path: "/lib/x.so".into() }
+}
+
+fn context(environment: &Environment) -> Context<'_> {
+    Context {
+        pages: HeapPages::Auto,
+        forced: None,
+        replaceable: true,
+        thp: ThpMode::Madvise,
+        grain: PageSize::new(1 << 21).unwrap(),
+        library: Ok("/lib/heap.so".into()),
+        pool: [NodePages::default(); heap_abi::MOST_NODES],
+        only: String::new(),
+        environment,
+    }
+}
+
+fn variable<'a>(choice: &'a HeapChoice, name: &str) -> Option<&'a str> {
+    choice.variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+}
+
+#[test]
+fn glibc_is_told_where_that_reaches_the_whole_heap() {
+    let environment = Environment::default().with("GLIBC_TUNABLES", "glibc.malloc.arena_max=1");
+    let mut glibc = allocator(Family::Glibc { minor: Some(36) }, library());
+    let choice = choose(&glibc, &context(&environment));
+    assert_eq!(variable(&choice, "GLIBC_TUNABLES"), Some("glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"));
+    assert!(choice.preload.is_none() && !choice.collapse);
+
+    glibc.starts_threads = true;
+    let choice = choose(&glibc, &context(&environment));
+    assert!(choice.preload.is_some() && variable(&choice, "GLIBC_TUNABLES").is_none());
+    glibc.family = Family::Glibc { minor: Some(43) };
+    assert!(choose(&glibc, &context(&environment)).preload.is_none());
+    glibc.family = Family::Glibc { minor: Some(31) };
+    assert!(choose(&glibc, &context(&environment)).preload.is_some());
+}
+
+#[test]
+fn what_the_user_has_set_is_left_alone() {
+    let environment = Environment::default()
+        .with("GLIBC_TUNABLES", "glibc.malloc.hugetlb=2")
+        .with("JDK_JAVA_OPTIONS", "-XX:-UseTransparentHugePages")
+        .with("PYTHONMALLOC", "debug")
+        .with("LD_PRELOAD", "/mine.so");
+    let glibc = allocator(Family::Glibc { minor: Some(36) }, library());
+    assert!(choose(&glibc, &context(&environment)).variables.is_empty());
+    let java = allocator(Family::Jvm, library());
+    assert!(choose(&java, &context(&environment)).variables.is_empty());
+    let python = Allocator { runtime: Some(Runtime::Python), ..glibc };
+    let choice = choose(&python, &context(&environment));
+    assert_eq!(variable(&choice, "PYTHONMALLOC"), None);
+    assert_eq!(variable(&choice, "LD_PRELOAD"), Some("/lib/heap.so:/mine.so"));
+}
+
+#[test]
+fn each_jemalloc_is_told_what_it_understands() {
+    let environment = Environment::default();
+    let of = |version: &str| Family::Jemalloc { version: Some(version.into()), variable: "JE_MALLOC_CONF".into() };
+    let mut context = context(&environment);
+    let choice = choose(&allocator(of("5.3.0"), library()), &context);
+    assert_eq!(variable(&choice, "JE_MALLOC_CONF"), Some("thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"));
+    assert!(choose(&allocator(of("4.2.0"), library()), &context).preload.is_some());
+    context.replaceable = false;
+    let choice = choose(&allocator(of("4.2.0"), Place::LinkedIn), &context);
+    assert_eq!(variable(&choice, "JE_MALLOC_CONF"), Some("purge:decay,decay_time:-1"));
+    assert!(choice.collapse);
+}
+
+#[test]
+fn the_pool_needs_a_heap_that_can_be_replaced() {
+    let environment = Environment::default();
+    let size = PageSize::new(1 << 30).unwrap();
+    let mut context = Context { pages: HeapPages::Pool(size), ..context(&environment) };
+    context.pool[0] = NodePages { node: 0, pages: 3 };
+    let glibc = allocator(Family::Glibc { minor: Some(36) }, library());
+    let choice = choose(&glibc, &context);
+    assert_eq!(choice.preload, Some(Preload { pool_bytes: 3 << 30 }));
+    let order = Order::parse(variable(&choice, ORDER_VARIABLE).unwrap()).unwrap();
+    assert_eq!((order.page, order.pool[0].pages), (1 << 30, 3));
+
+    context.replaceable = false;
+    let choice = choose(&allocator(Family::Musl, Place::LinkedIn), &context);
+    assert!(choice.collapse && choice.preload.is_none() && choice.refusals.len() == 2, "{choice:?}");
+    let choice = choose(&allocator(Family::Jvm, library()), &context);
+    let java = "-XX:+UseLargePages -XX:LargePageSizeInBytes=1073741824";
+    assert_eq!(variable(&choice, "JDK_JAVA_OPTIONS"), Some(java));
+}
+
+#[test]
+fn nothing_is_promised_where_huge_pages_are_off() {
+    let environment = Environment::default();
+    let context = Context { thp: ThpMode::Never, ..context(&environment) };
+    let choice = choose(&allocator(Family::Glibc { minor: Some(36) }, library()), &context);
+    assert!(choice.variables.is_empty() && choice.refusals.len() == 1);
+}
+
+#[test]
+fn the_user_may_override_the_choice() {
+    let environment = Environment::default();
+    let glibc = allocator(Family::Glibc { minor: Some(36) }, library());
+    let with = |forced| choose(&glibc, &Context { forced: Some(forced), ..context(&environment) });
+    assert!(with(Forced::Mimalloc).preload.is_some());
+    assert!(with(Forced::Collapse).collapse && with(Forced::Collapse).variables.is_empty());
+    assert!(variable(&with(Forced::Own), "GLIBC_TUNABLES").is_some());
+}
+
+#[test]
+fn a_missing_library_is_said_and_the_next_way_taken() {
+    let environment = Environment::default();
+    let context = Context { library: Err("no libpagelift_heap.so".into()), ..context(&environment) };
+    let threads = Allocator { starts_threads: true, ..allocator(Family::Glibc { minor: Some(36) }, library()) };
+    let choice = choose(&threads, &context);
+    assert!(variable(&choice, "GLIBC_TUNABLES").is_some() && choice.refusals == ["no libpagelift_heap.so"]);
+}

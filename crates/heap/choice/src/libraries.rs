@@ -1,0 +1,131 @@
+//! Finds shared libraries as the dynamic linker does (ld.so(8)).
+
+use std::path::{Path, PathBuf};
+
+/// Where a library is looked for, beside what an object says itself.
+#[derive(Clone, Debug, Default)]
+pub struct SearchPaths {
+    /// `LD_LIBRARY_PATH`.
+    pub from_environment: Option<String>,
+    /// The linker's cache.
+    pub cache: LoaderCache,
+}
+
+/// Folders that the dynamic linker knows by itself.
+const DEFAULT_FOLDERS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+
+impl SearchPaths {
+    /// The places of this system, with the value of `LD_LIBRARY_PATH`.
+    pub fn of_system(from_environment: Option<String>) -> Self {
+        Self { from_environment, cache: LoaderCache::read(Path::new("/etc/ld.so.cache")) }
+    }
+
+    /// Candidates for a name, in the linker's order. `rpath` counts only where there is no `runpath`.
+    pub fn candidates(&self, name: &str, origin: &Path, rpath: Option<&str>, runpath: Option<&str>) -> Vec<PathBuf> {
+        if name.contains('/') {
+            return vec![PathBuf::from(name)];
+        }
+        let rpath = rpath.filter(|_| runpath.is_none());
+        let lists = [rpath, self.from_environment.as_deref(), runpath];
+        let listed = lists.into_iter().flatten().flat_map(|list| list.split([':', ';'])).filter(|f| !f.is_empty());
+        let mut found: Vec<PathBuf> = listed.map(|folder| expand(folder, origin).join(name)).collect();
+        found.extend(self.cache.find(name).map(PathBuf::from));
+        found.extend(DEFAULT_FOLDERS.iter().map(|folder| Path::new(folder).join(name)));
+        found
+    }
+}
+
+/// Replaces `$ORIGIN` by the folder of the object that says it.
+fn expand(folder: &str, origin: &Path) -> PathBuf {
+    let folder = folder.replace("${ORIGIN}", "$ORIGIN");
+    PathBuf::from(folder.replace("$ORIGIN", &origin.to_string_lossy()))
+}
+
+/// `/etc/ld.so.cache` in the form that the GNU C library writes since 2.32 (`glibc-ld.so.cache1.1`), alone or after the
+/// older one.
+#[derive(Clone, Debug, Default)]
+pub struct LoaderCache {
+    entries: Vec<(String, String)>,
+}
+
+const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
+/// Magic (20 bytes), number of entries, length of strings (4 each), flags and reserved words.
+const CACHE_HEADER: usize = 48;
+/// Flags, key, value, version of the system (4 bytes each), capabilities (8).
+const CACHE_ENTRY: usize = 24;
+
+impl LoaderCache {
+    /// Reads the cache; empty where there is none in this form.
+    pub fn read(path: &Path) -> Self {
+        linux::text::bytes_of(path).ok().and_then(|data| Self::parse(&data)).unwrap_or_default()
+    }
+
+    fn parse(data: &[u8]) -> Option<Self> {
+        let start = data.windows(CACHE_MAGIC.len()).position(|window| window == CACHE_MAGIC)?;
+        let data = &data[start..];
+        let number = |at: usize| Some(u32::from_le_bytes(data.get(at..at + 4)?.try_into().ok()?) as usize);
+        let string = |at: usize| {
+            let text = data.get(at..)?.split(|&byte| byte == 0).next()?;
+            Some(String::from_utf8_lossy(text).into_owned())
+        };
+        let count = number(CACHE_MAGIC.len())?.min(data.len() / CACHE_ENTRY);
+        let entries = (0..count).filter_map(|index| {
+            let entry = CACHE_HEADER + index * CACHE_ENTRY;
+            Some((string(number(entry + 4)?)?, string(number(entry + 8)?)?))
+        });
+        Some(Self { entries: entries.collect() })
+    }
+
+    fn find<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.entries.iter().filter(move |(key, _)| key == name).map(|(_, path)| path.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(entries: &[(&str, &str)]) -> Vec<u8> {
+        let mut strings = Vec::new();
+        let strings_at = CACHE_HEADER + entries.len() * CACHE_ENTRY;
+        let mut table = Vec::new();
+        for (key, value) in entries {
+            let key_at = strings_at + strings.len();
+            strings.extend(key.bytes().chain([0]));
+            let value_at = strings_at + strings.len();
+            strings.extend(value.bytes().chain([0]));
+            for number in [3u32, key_at as u32, value_at as u32, 0, 0, 0] {
+                table.extend(number.to_le_bytes());
+            }
+        }
+        let mut data = CACHE_MAGIC.to_vec();
+        data.extend((entries.len() as u32).to_le_bytes());
+        data.resize(CACHE_HEADER, 0);
+        data.extend(table);
+        data.extend(strings);
+        data
+    }
+
+    #[test]
+    fn the_linker_looks_in_its_own_order() {
+        let data = cache(&[("libx.so.1", "/opt/x/libx.so.1"), ("liby.so", "/opt/liby.so")]);
+        let paths = SearchPaths { from_environment: Some("/env".into()), cache: LoaderCache::parse(&data).unwrap() };
+        let found = paths.candidates("libx.so.1", Path::new("/prog"), Some("/old"), None);
+        assert_eq!(found[..3], ["/old/libx.so.1", "/env/libx.so.1", "/opt/x/libx.so.1"].map(PathBuf::from));
+        let found = paths.candidates("libx.so.1", Path::new("/prog"), Some("/old"), Some("$ORIGIN/../lib"));
+        assert_eq!(found[..2], ["/env/libx.so.1", "/prog/../lib/libx.so.1"].map(PathBuf::from));
+        assert_eq!(paths.candidates("/a/b.so", Path::new("/"), None, None), [PathBuf::from("/a/b.so")]);
+    }
+
+    #[test]
+    fn a_damaged_cache_is_no_danger() {
+        let data = cache(&[("libx.so.1", "/opt/x/libx.so.1")]);
+        for length in 0..data.len() {
+            let _ = LoaderCache::parse(&data[..length]);
+        }
+        assert!(LoaderCache::parse(b"nothing").is_none());
+        let mut huge = data;
+        huge[CACHE_MAGIC.len()..CACHE_MAGIC.len() + 4].fill(0xff);
+        assert!(LoaderCache::parse(&huge).is_some());
+    }
+}

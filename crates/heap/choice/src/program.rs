@@ -1,0 +1,118 @@
+//! A program and the libraries that the dynamic linker will load with it.
+
+use crate::elf::ElfFacts;
+use crate::libraries::SearchPaths;
+use crate::settings::Environment;
+use process_view::{ProcessCode, open_regular_file};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// No program loads more libraries than this by DT_NEEDED.
+const MOST_LIBRARIES: usize = 1000;
+
+/// An executable with its preloaded and needed libraries, in the order in which symbols are looked up.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// The executable.
+    pub executable: ElfFacts,
+    /// Its libraries: preloaded ones first, then breadth-first by DT_NEEDED.
+    pub libraries: Vec<ElfFacts>,
+}
+
+impl Program {
+    /// Reads an executable and follows its libraries; `None` where it is no 64-bit ELF file.
+    ///
+    /// # Errors
+    /// The executable cannot be read. A library that cannot be found or read is left out.
+    pub fn read(path: &Path, environment: &Environment) -> io::Result<Option<Self>> {
+        match open_regular_file(path)? {
+            Some(file) => Self::of_file(path, &file, environment),
+            None => Ok(None),
+        }
+    }
+
+    /// Like [`Program::read`], for an executable that is already open: a process that has given up rights since may not be
+    /// able to open it again.
+    ///
+    /// # Errors
+    /// The executable cannot be read.
+    pub fn of_file(path: &Path, file: &File, environment: &Environment) -> io::Result<Option<Self>> {
+        let Some(executable) = ElfFacts::of_file(path, file)? else { return Ok(None) };
+        let paths = SearchPaths::of_system(environment.get("LD_LIBRARY_PATH").map(str::to_owned));
+        let mut program = Self { executable, libraries: Vec::new() };
+        if program.executable.interpreter.is_some() {
+            program.follow(&paths, environment.get("LD_PRELOAD").unwrap_or_default());
+        }
+        Ok(Some(program))
+    }
+
+    /// The program that a process runs now, by the objects that it has mapped. The C library comes last, since whatever else
+    /// defines `malloc` was asked first. `None` where the executable cannot be read.
+    pub fn of_process(code: &ProcessCode) -> Option<Self> {
+        let facts = |index: usize| {
+            let path = Path::new(&code.objects().get(index)?.path);
+            ElfFacts::of_file(path, &code.file_of(index)?).ok()?
+        };
+        let executable = facts(0)?;
+        let mut libraries: Vec<ElfFacts> = (1..code.objects().len().min(MOST_LIBRARIES)).filter_map(facts).collect();
+        libraries.sort_by_key(|library| library.glibc_minor.is_some());
+        Some(Self { executable, libraries })
+    }
+
+    fn follow(&mut self, paths: &SearchPaths, preloaded: &str) {
+        let mut seen = BTreeSet::new();
+        let exe = Rc::new(self.executable.clone());
+        let mut waiting: Vec<(String, Rc<ElfFacts>)> = preloaded
+            .split([':', ' '])
+            .filter(|name| !name.is_empty())
+            .chain(exe.needed.iter().map(String::as_str))
+            .map(|name| (name.to_owned(), exe.clone()))
+            .collect();
+        let mut next = 0;
+        while next < waiting.len() && next < MOST_LIBRARIES {
+            let (name, asker) = waiting[next].clone();
+            next += 1;
+            if !seen.insert(name.clone()) {
+                continue;
+            }
+            let Some(found) = find(paths, &name, &asker, &exe) else { continue };
+            let found = Rc::new(found);
+            let room = MOST_LIBRARIES.saturating_sub(waiting.len());
+            waiting.extend(found.needed.iter().take(room).map(|needed| (needed.clone(), Rc::clone(&found))));
+            self.libraries.push(ElfFacts::clone(&found));
+        }
+    }
+
+    /// The executable and its libraries, in the order in which symbols are looked up.
+    pub fn objects(&self) -> impl Iterator<Item = &ElfFacts> {
+        std::iter::once(&self.executable).chain(&self.libraries)
+    }
+}
+
+fn find(paths: &SearchPaths, name: &str, asker: &ElfFacts, exe: &ElfFacts) -> Option<ElfFacts> {
+    let absolute = asker.path.canonicalize().unwrap_or_else(|_| asker.path.clone());
+    let origin = absolute.parent().unwrap_or(Path::new("/"));
+    let inherited = asker.rpath.as_deref().or(exe.rpath.as_deref());
+    let candidates: Vec<PathBuf> = paths.candidates(name, origin, inherited, asker.runpath.as_deref());
+    candidates.into_iter().find_map(|path| {
+        // A library for another machine with the same name is skipped, as the linker does.
+        ElfFacts::read(&path).ok().flatten().filter(|facts| facts.machine == exe.machine)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_libraries_of_this_test_are_found() {
+        let path = std::env::current_exe().unwrap();
+        let program = Program::read(&path, &Environment::default()).unwrap().unwrap();
+        let libc = program.libraries.iter().find(|l| l.soname.as_deref() == Some("libc.so.6")).expect("its libc");
+        assert!(libc.glibc_minor.is_some_and(|minor| minor >= 17), "{libc:?}");
+        assert!(libc.defines("malloc"));
+    }
+}

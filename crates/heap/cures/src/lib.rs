@@ -1,0 +1,218 @@
+//! What ends the TLB shootdowns that an allocator sends: settings by which it keeps the memory that is freed, for each family
+//! and version, with what they cost and where that is documented.
+//!
+//! The knowledge is data, in `cures.toml`. What the user has set is never changed: [`Cure::applied`] adds only what is not
+//! there, and says what stays.
+#![forbid(unsafe_code)]
+
+use heap_choice::{Allocator, Environment, Family, Runtime, merged};
+use serde::{Deserialize, Serialize};
+use std::sync::LazyLock;
+
+/// All that is known.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cures {
+    cure: Vec<Cure>,
+    advice: Vec<Advice>,
+}
+
+/// Environment settings of one allocator, for versions that know them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cure {
+    /// Its name in the data.
+    pub id: String,
+    #[serde(skip_serializing)]
+    family: String,
+    /// Text that the allocator's file must hold.
+    #[serde(default, skip_serializing)]
+    knows: Option<String>,
+    /// Text that it must not hold.
+    #[serde(default, skip_serializing)]
+    lacks: Option<String>,
+    /// The versions that it is for, in words.
+    pub versions: String,
+    /// For which behaviour it is.
+    #[serde(default)]
+    pub when: When,
+    /// What it brings.
+    pub effect: Effect,
+    /// The environment variable.
+    pub variable: String,
+    #[serde(default, skip_serializing)]
+    between: Option<char>,
+    #[serde(default, skip_serializing)]
+    equals: Option<char>,
+    #[serde(skip_serializing)]
+    settings: Vec<(String, String)>,
+    #[serde(default, skip_serializing)]
+    same: Vec<(String, String)>,
+    #[serde(default, skip_serializing)]
+    also_in: Vec<String>,
+    /// What is paid for it.
+    pub costs: String,
+    /// Where it is documented.
+    pub source: String,
+}
+
+/// The behaviour that a cure is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum When {
+    /// Memory is given back, in whatever way.
+    #[default]
+    Always,
+    /// Free pages are given back; blocks that are unmapped are not affected.
+    Purging,
+    /// Memory is given back so that the kernel clears it for `calloc`.
+    Calloc,
+}
+
+/// What a cure brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Effect {
+    /// The allocator gives nothing back by itself any more, but for what `costs` names.
+    Ends,
+    /// It gives back less, or less often.
+    Reduces,
+}
+
+/// What to do where no environment variable helps.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Advice {
+    /// Its name in the data.
+    pub id: String,
+    #[serde(skip_serializing)]
+    family: String,
+    #[serde(default, skip_serializing)]
+    lacks: Option<String>,
+    /// The advice.
+    pub says: String,
+    /// Where it is documented.
+    pub source: String,
+}
+
+/// A cure merged with an environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The variable's new value; `None` where the user has set all of it.
+    pub value: Option<String>,
+    /// Settings that are added: names, or the variable's where it has one value.
+    pub added: Vec<String>,
+    /// Settings that the user has set and that stay.
+    pub stays: Vec<String>,
+}
+
+static CURES: LazyLock<Cures> =
+    LazyLock::new(|| toml::from_str(include_str!("cures.toml")).expect("the embedded data are tested"));
+
+/// The data of this release.
+pub fn cures() -> &'static Cures {
+    &CURES
+}
+
+fn name_of(family: &Family) -> &'static str {
+    match family {
+        Family::Glibc { .. } => "glibc",
+        Family::Musl => "musl",
+        Family::Jemalloc { .. } => "jemalloc",
+        Family::Tcmalloc => "tcmalloc",
+        Family::Mimalloc => "mimalloc",
+        Family::Go => "go",
+        Family::Jvm => "jvm",
+        Family::Unknown => "unknown",
+    }
+}
+
+impl Cures {
+    /// The cures that this allocator knows.
+    pub fn of<'a>(&'a self, allocator: &Allocator) -> Vec<&'a Cure> {
+        // GLIBC_TUNABLES came with glibc 2.26.
+        if matches!(allocator.family, Family::Glibc { minor: Some(..26) }) {
+            return Vec::new();
+        }
+        let family = name_of(&allocator.family);
+        self.cure.iter().filter(|cure| cure.family == family && cure.fits(allocator)).collect()
+    }
+
+    /// What to do about an allocator for which there is no cure, and about a runtime above it.
+    pub fn advice_for(&self, allocator: &Allocator) -> Option<&Advice> {
+        let runtime = (allocator.runtime == Some(Runtime::V8)).then(|| self.advice_about("v8")).flatten();
+        let family = name_of(&allocator.family);
+        let lacks = |advice: &&Advice| advice.lacks.as_ref().is_none_or(|text| !allocator.settings.contains(text));
+        runtime.or_else(|| self.advice.iter().find(|advice| advice.family == family && lacks(advice)))
+    }
+
+    /// What to do about a cause that is no allocator: `program`, `v8`, `kernel-ksm`.
+    pub fn advice_about(&self, what: &str) -> Option<&Advice> {
+        self.advice.iter().find(|advice| advice.family == what)
+    }
+}
+
+impl Cure {
+    fn fits(&self, allocator: &Allocator) -> bool {
+        let knows = |text: &String| allocator.settings.contains(text);
+        self.knows.as_ref().is_none_or(knows) && !self.lacks.as_ref().is_some_and(knows)
+    }
+
+    /// The variable that this allocator reads: jemalloc may be built with a prefix.
+    pub fn variable_of<'a>(&'a self, allocator: &'a Allocator) -> &'a str {
+        match &allocator.family {
+            Family::Jemalloc { variable, .. } => variable,
+            _ => &self.variable,
+        }
+    }
+
+    /// All variables in which a user may have set something of it.
+    pub fn variables<'a>(&'a self, allocator: &'a Allocator) -> impl Iterator<Item = &'a str> {
+        let others = self.same.iter().map(|(name, _)| name).chain(&self.also_in).map(String::as_str);
+        [self.variable_of(allocator)].into_iter().chain(others)
+    }
+
+    /// The settings as they stand in the variable.
+    pub fn value(&self) -> String {
+        let settings: Vec<String> = self.settings.iter().map(|(name, value)| self.setting(name, value)).collect();
+        settings.join(&self.between.map(String::from).unwrap_or_default())
+    }
+
+    fn setting(&self, name: &str, value: &str) -> String {
+        match self.equals {
+            Some(equals) => format!("{name}{equals}{value}"),
+            None => value.to_owned(),
+        }
+    }
+
+    /// Merges the cure with what `variable` has in the environment. What is set there stays.
+    pub fn applied(&self, variable: &str, environment: &Environment) -> Applied {
+        let before = environment.get(variable);
+        let (Some(between), Some(equals)) = (self.between, self.equals) else {
+            let names = vec![variable.to_owned()];
+            return match before {
+                Some(_) => Applied { value: None, added: Vec::new(), stays: names },
+                None => Applied { value: Some(self.value()), added: names, stays: Vec::new() },
+            };
+        };
+        let is_in = |list: Option<&str>, name: &str| {
+            let mut keys = list.unwrap_or_default().split(between).filter_map(|setting| setting.split(equals).next());
+            keys.any(|key| key.trim() == name)
+        };
+        let by_the_user = |name: &str| {
+            is_in(before, name)
+                || self.same.iter().any(|(other, of)| of == name && environment.get(other).is_some())
+                || self.also_in.iter().any(|other| is_in(environment.get(other), name))
+        };
+        let (stays, ours): (Vec<_>, Vec<_>) = self.settings.iter().partition(|(name, _)| by_the_user(name));
+        let ours: Vec<(&str, &str)> = ours.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        Applied {
+            value: merged(before, between, equals, &ours),
+            added: ours.iter().map(|(name, value)| self.setting(name, value)).collect(),
+            stays: stays.iter().map(|(name, _)| name.clone()).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,456 @@
+//! The C interface, `include/pagelift.h`. Structures carry their size, so that a program that was built with an older or
+//! a newer header works with this library: fields that one side does not know are left out.
+
+use crate::fork_handlers;
+use crate::library::Library;
+use crate::linking::with_nothing_unloaded;
+use crate::own_state::{Unusable, with_library};
+use crate::report::LiftReport;
+use address_space::PageSize;
+use alloc::borrow::ToOwned;
+use alloc::ffi::CString;
+use alloc::string::{String, ToString};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use lift_plan::{Edges, Kind, Kinds, ObjectChoice, Pages, Policy, Source, WritablePages};
+
+/// A logger: receives a line of text and the caller's context.
+type Logger = unsafe extern "C" fn(*const c_char, *mut c_void);
+/// The logger of the older entry point, without a context.
+type PlainLogger = unsafe extern "C" fn(*const c_char);
+
+/// `pagelift_options`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Options {
+    size: usize,
+    pages: c_int,
+    writable_pages: c_int,
+    edges: c_int,
+    lift: c_uint,
+    page_size: u64,
+    max_memory: u64,
+    objects: *const c_char,
+    logger: Option<Logger>,
+    context: *mut c_void,
+    later_objects: c_int,
+}
+
+/// Size of a message in a report in bytes, with its NUL.
+const MESSAGE: usize = 512;
+
+/// `pagelift_report`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CReport {
+    size: usize,
+    considered_bytes: u64,
+    covered_bytes: u64,
+    hugetlb_bytes: u64,
+    thp_bytes: u64,
+    advised_bytes: u64,
+    made_resident_bytes: u64,
+    huge_pages: u64,
+    microseconds: u64,
+    lifted_ranges: u64,
+    refused_ranges: u64,
+    message: [c_char; MESSAGE],
+    file_bytes: u64,
+}
+
+const OK: c_int = 0;
+const PARTIAL: c_int = 1;
+const INVALID: c_int = -1;
+const NOTHING: c_int = -2;
+const BUSY: c_int = -3;
+const NO_MEMORY: c_int = -4;
+const NOT_SEEN: c_int = -5;
+const FAULT: c_int = -6;
+
+/// The text of a result. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn pagelift_error_text(code: c_int) -> *const c_char {
+    let text = match code {
+        OK => c"done",
+        PARTIAL => c"done in part: the report says what is left and why",
+        INVALID => c"an option has no valid value",
+        NOTHING => c"nothing could be lifted: the report says why",
+        BUSY => c"the library was called from its own callback",
+        NO_MEMORY => c"no memory for the library's own state",
+        NOT_SEEN => c"this process cannot be looked at: /proc is not mounted or not readable",
+        FAULT => c"the address space differs where it should not: a fault of the library",
+        _ => c"no result of this library",
+    };
+    text.as_ptr()
+}
+
+/// The library's version. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn pagelift_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+const DEFAULTS: Options = Options {
+    size: size_of::<Options>(),
+    pages: 0,
+    writable_pages: 0,
+    edges: 0,
+    lift: 0,
+    page_size: 0,
+    max_memory: 0,
+    objects: core::ptr::null(),
+    logger: None,
+    context: core::ptr::null_mut(),
+    later_objects: 0,
+};
+
+/// Fills the options with their defaults.
+///
+/// # Safety
+/// `options` is NULL or points to `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagelift_options_init(options: *mut Options, size: usize) {
+    if options.is_null() || size < size_of::<usize>() {
+        return;
+    }
+    let known = size.min(size_of::<Options>());
+    // SAFETY:
+    // - the caller's promise: there are `size` bytes. Zero is the default of every field but the size.
+    unsafe {
+        core::ptr::write_bytes(options.cast::<u8>(), 0, size);
+        core::ptr::copy_nonoverlapping(core::ptr::from_ref(&DEFAULTS).cast::<u8>(), options.cast::<u8>(), known);
+        options.cast::<usize>().write(size);
+    }
+}
+
+/// The options that the caller's header and this library both know; the rest has its default.
+///
+/// # Safety
+/// `options` is NULL or points to as many bytes as its first field says, with a logger that takes a text and the context.
+unsafe fn read_options(options: *const Options) -> Option<Options> {
+    let mut read = DEFAULTS;
+    if !options.is_null() {
+        // SAFETY:
+        // - the caller's promise.
+        let size = unsafe { options.cast::<usize>().read() };
+        if size < size_of::<usize>() {
+            return None;
+        }
+        let known = size.min(size_of::<Options>());
+        // SAFETY:
+        // - the caller's promise; every field is a number or a pointer, of which zero is a value.
+        unsafe {
+            core::ptr::copy_nonoverlapping(options.cast::<u8>(), core::ptr::from_mut(&mut read).cast::<u8>(), known);
+        }
+    }
+    Some(read)
+}
+
+impl Options {
+    /// # Safety
+    /// `objects` is NULL or points to a text that ends with NUL.
+    unsafe fn policy(&self) -> Result<Policy, String> {
+        let no = |what: &str| Err(what.to_owned() + " has a value that pagelift.h does not name");
+        let objects = if self.objects.is_null() {
+            ObjectChoice::default()
+        } else {
+            // SAFETY:
+            // - the caller's promise.
+            let text =
+                unsafe { CStr::from_ptr(self.objects) }.to_str().map_err(|_| "objects is not UTF-8".to_owned())?;
+            text.parse()?
+        };
+        let page_size = match self.page_size {
+            0 => None,
+            bytes => Some(PageSize::new(bytes).map_err(|error| error.to_string())?),
+        };
+        Ok(Policy {
+            pages: match self.pages {
+                0 => Pages::Auto,
+                1 => Pages::Hugetlb,
+                2 => Pages::Thp,
+                3 => Pages::File,
+                _ => return no("pages"),
+            },
+            writable_pages: match self.writable_pages {
+                0 => WritablePages::Thp,
+                1 => WritablePages::Hugetlb,
+                _ => return no("writable_pages"),
+            },
+            edges: match self.edges {
+                0 => Edges::Exact,
+                1 => Edges::MergeReadOnly,
+                _ => return no("edges"),
+            },
+            kinds: match self.lift {
+                0 => Kinds::ALL,
+                bits if bits < 1 << KINDS.len() => {
+                    let wanted = KINDS.iter().enumerate().filter(|(bit, _)| bits & 1 << bit != 0);
+                    Kinds::of(&wanted.map(|(_, kind)| *kind).collect::<alloc::vec::Vec<_>>())
+                }
+                _ => return no("lift"),
+            },
+            page_size,
+            objects,
+            max_memory: (self.max_memory != 0).then_some(self.max_memory),
+            seal: false,
+        })
+    }
+
+    fn log(&self, line: &str) {
+        if let (Some(logger), Ok(line)) = (self.logger, CString::new(line)) {
+            // SAFETY:
+            // - whoever gave the options has promised that the function takes a text and this context (`read_options`); the
+            //   text lives during the call.
+            unsafe { logger(line.as_ptr(), self.context) };
+        }
+    }
+}
+
+/// The bits of `lift`, lowest first.
+const KINDS: [Kind; 5] = [Kind::Text, Kind::Rodata, Kind::Data, Kind::Bss, Kind::Heap];
+
+/// Lifts this process. See the header.
+///
+/// # Safety
+/// `options` is NULL or sound as the header says, and so is `report`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagelift_lift(options: *const Options, report: *mut CReport) -> c_int {
+    // SAFETY:
+    // - the caller's promise.
+    let Some(options) = (unsafe { read_options(options) }) else { return INVALID };
+    // SAFETY:
+    // - the caller's promise.
+    let policy = match unsafe { options.policy() } {
+        Ok(policy) => policy,
+        Err(why) => {
+            options.log(&why);
+            // SAFETY:
+            // - the caller's promise.
+            unsafe { write_report(report, &LiftReport::nothing(why)) };
+            return INVALID;
+        }
+    };
+    let later = options.later_objects != 0;
+    #[cfg(feature = "preload")]
+    if later {
+        crate::preload::watch(&policy);
+    }
+    let lifted = with_nothing_unloaded(|| {
+        with_library(|library| {
+            library.later = later.then(|| policy.clone());
+            library.lift(&policy, fork_handlers::register)
+        })
+    });
+    let code = |lifted: &LiftReport| match () {
+        () if lifted.unlifted.is_some() => NOT_SEEN,
+        () if !lifted.outcome.unexpected.is_empty() => FAULT,
+        () if lifted.covered() + lifted.advised() + lifted.already == 0 => NOTHING,
+        () if lifted.is_complete() => OK,
+        () => PARTIAL,
+    };
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { conclude(lifted, &options, report, code) }
+}
+
+/// Moves everything that was lifted back to ordinary pages. See the header.
+///
+/// # Safety
+/// As for [`pagelift_lift`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagelift_restore(options: *const Options, report: *mut CReport) -> c_int {
+    // SAFETY:
+    // - the caller's promise.
+    let Some(options) = (unsafe { read_options(options) }) else { return INVALID };
+    let restored = with_nothing_unloaded(|| with_library(Library::restore));
+    let code = |restored: &LiftReport| match () {
+        () if restored.unlifted.is_some() => NOT_SEEN,
+        () if restored.not_restored.is_empty() => OK,
+        () => PARTIAL,
+    };
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { conclude(restored, &options, report, code) }
+}
+
+/// # Safety
+/// `report` is NULL or points to as many bytes as its first field says.
+unsafe fn conclude(
+    done: Result<LiftReport, Unusable>,
+    options: &Options,
+    report: *mut CReport,
+    code: impl FnOnce(&LiftReport) -> c_int,
+) -> c_int {
+    let done = match done {
+        Ok(done) => done,
+        Err(Unusable::Busy) => return BUSY,
+        Err(Unusable::NoMemory) => return NO_MEMORY,
+    };
+    let code = code(&done);
+    if !done.plan.considered.eq(&0) || done.unlifted.is_some() {
+        options.log(&done.line());
+    }
+    done.details().iter().for_each(|line| options.log(line));
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { write_report(report, &done) };
+    code
+}
+
+/// Reads what the kernel backs with huge pages now. See the header.
+///
+/// # Safety
+/// `report` is NULL or sound as the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagelift_query(report: *mut CReport) -> c_int {
+    let now = with_library(|library| (library.covered_now(), library.records.len()));
+    let ((pool, transparent, pages), ranges) = match now {
+        Ok(now) => now,
+        Err(Unusable::Busy) => return BUSY,
+        Err(Unusable::NoMemory) => return NO_MEMORY,
+    };
+    let filled = CReport {
+        covered_bytes: pool + transparent,
+        hugetlb_bytes: pool,
+        thp_bytes: transparent,
+        huge_pages: pages,
+        lifted_ranges: ranges as u64,
+        ..empty_report()
+    };
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { put_report(report, filled) };
+    OK
+}
+
+/// Collapses the memory that the program has allocated onto huge pages, in place. See the header.
+///
+/// # Safety
+/// `report` is NULL or sound as the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagelift_collapse_heap(report: *mut CReport) -> c_int {
+    let collapsed = match with_library(|_| crate::heap::collapse()) {
+        Ok(Ok(collapsed)) => collapsed,
+        Ok(Err(why)) => {
+            // SAFETY:
+            // - the caller's promise.
+            unsafe { write_report(report, &LiftReport::nothing(why)) };
+            return NOT_SEEN;
+        }
+        Err(Unusable::Busy) => return BUSY,
+        Err(Unusable::NoMemory) => return NO_MEMORY,
+    };
+    let filled = CReport {
+        considered_bytes: collapsed.resident,
+        covered_bytes: collapsed.huge,
+        thp_bytes: collapsed.huge,
+        microseconds: collapsed.microseconds,
+        ..empty_report()
+    };
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { put_report(report, filled) };
+    if collapsed.huge > collapsed.before { OK } else { NOTHING }
+}
+
+fn empty_report() -> CReport {
+    CReport {
+        size: size_of::<CReport>(),
+        considered_bytes: 0,
+        covered_bytes: 0,
+        hugetlb_bytes: 0,
+        thp_bytes: 0,
+        advised_bytes: 0,
+        made_resident_bytes: 0,
+        huge_pages: 0,
+        microseconds: 0,
+        lifted_ranges: 0,
+        refused_ranges: 0,
+        message: [0; MESSAGE],
+        file_bytes: 0,
+    }
+}
+
+/// # Safety
+/// `report` is NULL or points to as many bytes as its first field says.
+unsafe fn write_report(report: *mut CReport, done: &LiftReport) {
+    let mut filled = CReport {
+        considered_bytes: done.plan.considered,
+        covered_bytes: done.covered(),
+        hugetlb_bytes: done.outcome.covered_from(Source::Hugetlb),
+        thp_bytes: done.outcome.covered_from(Source::Thp),
+        file_bytes: done.outcome.covered_from(Source::File),
+        advised_bytes: done.advised(),
+        made_resident_bytes: done.outcome.made_resident(),
+        huge_pages: done.pages(),
+        microseconds: done.microseconds,
+        lifted_ranges: done.outcome.ranges.iter().filter(|range| range.source.is_some()).count() as u64,
+        refused_ranges: (done.plan.refusals.len() + done.not_restored.len()) as u64,
+        ..empty_report()
+    };
+    let message = match done.not_restored.first() {
+        Some((object, why)) => alloc::format!("{object}: {why}"),
+        None if done.plan.considered == 0 && done.unlifted.is_none() => String::new(),
+        None => done.line(),
+    };
+    // Cut between characters, with the end left in place.
+    let end = (0..MESSAGE).rev().find(|&end| message.is_char_boundary(end.min(message.len()))).unwrap_or(0);
+    for (to, from) in filled.message.iter_mut().zip(message.bytes().take(end)) {
+        *to = from as c_char;
+    }
+    filled.message[MESSAGE - 1] = 0;
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { put_report(report, filled) };
+}
+
+/// # Safety
+/// `report` is NULL or points to as many bytes as its first field says.
+unsafe fn put_report(report: *mut CReport, mut filled: CReport) {
+    if report.is_null() {
+        return;
+    }
+    // SAFETY:
+    // - the caller's promise.
+    unsafe {
+        let size = report.cast::<usize>().read();
+        let known = size.min(size_of::<CReport>());
+        if known < size_of::<usize>() {
+            return;
+        }
+        filled.size = size;
+        core::ptr::copy_nonoverlapping(core::ptr::from_ref(&filled).cast::<u8>(), report.cast::<u8>(), known);
+    }
+}
+
+/// The entry point of the older technique: the executable's code and data on huge pages of its own file, of the pool,
+/// or else on transparent ones. Returns the number of huge pages, 0 where nothing could be done; the logger, which may be
+/// NULL, gets to know why.
+///
+/// # Safety
+/// The logger is NULL or a function that takes a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn remap_text_and_data_to_huge_pages(logger: Option<PlainLogger>) -> usize {
+    let policy = Policy {
+        kinds: Kinds::of(&KINDS[..4]),
+        objects: ObjectChoice::Executable,
+        writable_pages: WritablePages::Hugetlb,
+        ..Policy::default()
+    };
+    let lifted = with_nothing_unloaded(|| with_library(|library| library.lift(&policy, fork_handlers::register)));
+    let (pages, why) = match &lifted {
+        Ok(report) => {
+            let why = (!report.is_complete()).then(|| report.line());
+            (report.pages(), why)
+        }
+        Err(Unusable::Busy) => (0, Some("the library was called from its own callback".to_owned())),
+        Err(Unusable::NoMemory) => (0, Some("no memory for the library's own state".to_owned())),
+    };
+    if let (Some(logger), Some(why)) = (logger, why.and_then(|why| CString::new(why).ok())) {
+        // SAFETY:
+        // - the caller's promise; the text lives during the call.
+        unsafe { logger(why.as_ptr()) };
+    }
+    pages as usize
+}

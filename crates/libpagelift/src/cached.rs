@@ -1,0 +1,124 @@
+//! Looks how the files of this process lie in the page cache: maps each once more, where addresses agree with offsets,
+//! touches it, and asks the kernel which parts it maps by huge pages.
+
+use crate::files::{File, c_path, program};
+use crate::pagemap::Pagemap;
+use address_space::{Address, AddressRange, LoadedObject, Mapping, ObjectRole, PageSize, RangeSet};
+use alloc::vec::Vec;
+use core::ops::Range;
+use lift_plan::{CachedFile, MachineFacts, Policy, ProcessFacts};
+use linux_raw::kernel::general as linux;
+
+/// The files of the chosen objects, as far as addresses agree with offsets, and the pages of their mappings that were
+/// written to. Empty where the kernel does not tell what is huge (before Linux 6.7).
+pub fn look(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> (Vec<CachedFile>, RangeSet) {
+    let (mut found, mut changed) = (Vec::new(), RangeSet::new());
+    let size = machine.thp.map(|thp| thp.size).filter(|size| policy.page_size.is_none_or(|wanted| wanted == *size));
+    let (Some(size), Ok(pagemap)) = (size.filter(|_| policy.may_use_files()), Pagemap::open(machine.base_page)) else {
+        return (found, changed);
+    };
+    for object in process.objects.iter().filter(|object| policy.objects.chooses(object)) {
+        let mappings = mappings_of(object, process, size);
+        let Some(first) = mappings.first() else { continue };
+        let mut cached =
+            CachedFile { path: object.path.clone(), device: first.device, inode: first.inode, ..CachedFile::default() };
+        let congruent: Vec<_> =
+            mappings.into_iter().filter(|m| m.range.start().0 % size.bytes() == m.offset % size.bytes()).collect();
+        if !congruent.is_empty() {
+            let Some(huge) = huge_parts_of(object, &congruent, size, machine.base_page, &pagemap) else { continue };
+            cached.huge = huge;
+            cached.own_path = Some(object.path.clone());
+        }
+        for mapping in congruent.iter().filter(|_| !cached.huge.is_empty()) {
+            let own = pagemap.changed(mapping.range).unwrap_or_else(|_| RangeSet::from_iter([mapping.range]));
+            own.iter().for_each(|range| changed.insert(range));
+        }
+        found.push(cached);
+    }
+    (found, changed)
+}
+
+/// The private mappings of an object's file that are never written and can hold a huge page, all of one inode.
+fn mappings_of<'a>(object: &LoadedObject, process: &'a ProcessFacts, size: PageSize) -> Vec<&'a Mapping> {
+    let of_path = |m: &&Mapping| !m.shared && m.path() == Some(object.path.as_str());
+    let mappings = process.space.mappings();
+    let Some(first) = mappings.iter().find(of_path) else { return Vec::new() };
+    let same = |m: &&Mapping| (m.device, m.inode) == (first.device, first.inode) && !m.protection.write;
+    mappings.iter().filter(of_path).filter(same).filter(|m| !m.range.whole_pages(size).is_empty()).collect()
+}
+
+/// The parts of an object's file in huge folios; `None` where the file cannot be opened, or is another by now.
+fn huge_parts_of(
+    object: &LoadedObject,
+    mappings: &[&Mapping],
+    size: PageSize,
+    base_page: PageSize,
+    pagemap: &Pagemap,
+) -> Option<Vec<Range<u64>>> {
+    let file = match object.role {
+        ObjectRole::Executable => program::open(),
+        _ => File::open(&c_path(&object.path)?),
+    };
+    let file = file.ok()?;
+    let status = linux_raw::status_of(file.descriptor()).ok()?;
+    if status.stx_ino != mappings.first()?.inode {
+        return None;
+    }
+    let start = mappings.iter().map(|m| m.offset).min()?.checked_next_multiple_of(size.bytes())?;
+    let end = mappings.iter().map(|m| m.offset.saturating_add(m.range.len())).max()?.min(status.stx_size);
+    let end = end - end % size.bytes();
+    if start >= end {
+        return Some(Vec::new());
+    }
+    let probe = Probe::new(&file, start, end - start, size).ok()?;
+    for block in probe.range.pages(size) {
+        probe.touch(AddressRange::sized(block.start(), base_page.bytes()));
+    }
+    let huge = pagemap.huge(probe.range).ok()?;
+    let offset = |at: Address| start + (at - probe.range.start());
+    let whole = huge.iter().map(|part| part.whole_pages(size)).filter(|part| !part.is_empty());
+    Some(whole.map(|part| offset(part.start())..offset(part.end())).collect())
+}
+
+/// A mapping of a part of a file, readable, at addresses that agree with its offsets. Unmapped when dropped.
+struct Probe {
+    range: AddressRange,
+    /// What was reserved to find the place.
+    reserved: AddressRange,
+}
+
+impl Probe {
+    fn new(file: &File, offset: u64, length: u64, size: PageSize) -> Result<Self, linux_raw::Errno> {
+        let whole = (length + size.bytes()) as usize;
+        let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
+        // SAFETY:
+        // - no MAP_FIXED: only free addresses are taken.
+        let at = unsafe { linux_raw::mmap(0, whole, linux::PROT_NONE as i32, flags, -1, 0) }?;
+        let reserved = AddressRange::sized(Address(at as u64), whole as u64);
+        let start = reserved.start().align_up(size).unwrap_or(reserved.start());
+        let probe = Self { range: AddressRange::sized(start, length), reserved };
+        let (flags, bits) = (linux::MAP_PRIVATE | linux::MAP_FIXED, linux::PROT_READ as i32);
+        // SAFETY:
+        // - the place lies in what was just reserved, which nobody else knows of.
+        unsafe { linux_raw::mmap(start.0 as usize, length as usize, bits, flags, file.descriptor(), offset) }?;
+        // SAFETY:
+        // - this advice keeps all contents. Without it a touch reads more of the file than its page.
+        let _ = unsafe { linux_raw::madvise(probe.range, linux::MADV_RANDOM) };
+        Ok(probe)
+    }
+
+    /// A part that the file has lost since stays untouched.
+    fn touch(&self, page: AddressRange) {
+        // SAFETY:
+        // - this advice keeps all contents, and gives an error where an access would raise a signal.
+        let _ = unsafe { linux_raw::madvise(page, linux::MADV_POPULATE_READ) };
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        // SAFETY:
+        // - the memory was reserved by this value, and nobody else knows of it.
+        let _ = unsafe { linux_raw::munmap(self.reserved) };
+    }
+}

@@ -1,0 +1,261 @@
+//! The executor that acts on the process it lives in.
+//!
+//! Rules of this file, which hold from the first step of a range to its swap:
+//! - No function of any other library is called, the C library's included; only system calls are made.
+//! - No memory of the range is read but by the one copy, and nothing in it is written: what the library itself changes
+//!   lies in its own mapping (`own_memory`), on this thread's stack, or in registers. Ranges that hold this stack, or
+//!   memory that changes by itself, are refused before (`live_restrictions`).
+//! - The swap is one `mremap`. The code that makes it may lie in the range: the instruction after the system call is
+//!   fetched from the copy, which is equal.
+//! - Every signal is held, so that no other code of the program runs on this thread.
+
+use crate::own_memory::own_mappings;
+use crate::{files, pagemap};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet, parse_smaps};
+use alloc::ffi::CString;
+use alloc::vec::Vec;
+use lift_execution::{Backing, CallError, Executor, FileMapping};
+use linux_raw::Errno;
+use linux_raw::kernel::errno::{EBUSY, EFAULT, EINVAL, EIO, ENOMEM, ENOSYS, EPERM};
+use linux_raw::kernel::general as linux;
+
+/// Most bytes that one call copies, so that no single call takes long.
+const COPIED_AT_ONCE: u64 = 256 << 20;
+
+/// Executes steps in this process.
+pub struct OwnProcess {
+    pagemap: Option<pagemap::Pagemap>,
+    memory: Option<files::File>,
+    base_page: PageSize,
+}
+
+impl OwnProcess {
+    /// An executor on the process it lives in.
+    ///
+    /// # Safety
+    /// The methods of [`Executor`] change memory of this process as they are told. The caller copies, unmaps and moves only
+    /// what it has mapped by this executor, and replaces memory that is in use only by a copy of it, while no thread writes
+    /// there. The engine does so with a plan that was made of this process and is still valid.
+    pub unsafe fn new(base_page: PageSize) -> Self {
+        Self { pagemap: pagemap::Pagemap::open(base_page).ok(), memory: None, base_page }
+    }
+
+    /// Populates fresh memory on kernels before 5.14: reads zeros into each page from a file, so that a shortage is an error
+    /// instead of a signal.
+    fn fill_with_zeros(range: AddressRange, page: PageSize) -> Result<(), Errno> {
+        let zeros = files::File::open(c"/dev/zero")?;
+        for page in range.pages(page) {
+            // SAFETY:
+            // - the memory is fresh, writable and zero, and nobody but the library knows of it.
+            unsafe { linux_raw::read_to(zeros.descriptor(), page.start().0 as usize, 1, 0) }?;
+        }
+        Ok(())
+    }
+
+    /// Copies in processes that may not call `process_vm_readv`.
+    fn copy_by_memory_file(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let name = "reading /proc/thread-self/mem";
+        if self.memory.is_none() {
+            self.memory =
+                Some(files::File::open(c"/proc/thread-self/mem").map_err(|errno| CallError { call: name, errno })?);
+        }
+        let Some(memory) = &self.memory else { return Err(CallError { call: name, errno: EIO as i32 }) };
+        let mut done = 0;
+        while done < from.len() {
+            let (to, length) = ((to + done).0 as usize, (from.len() - done).min(COPIED_AT_ONCE) as usize);
+            // SAFETY:
+            // - by the promise of `new` what is copied to is staging, which is the caller's own.
+            match unsafe { linux_raw::read_to(memory.descriptor(), to, length, (from.start() + done).0) } {
+                Ok(0) => return Err(CallError { call: name, errno: EFAULT as i32 }),
+                Ok(copied) => done += copied as u64,
+                Err(errno) => return Err(CallError { call: name, errno }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds huge pages on kernels before 6.7, where smaps tells only how much of a mapping is huge, and the pagemap helps
+    /// to find the addresses.
+    fn huge_by_smaps(
+        pagemap: Option<&pagemap::Pagemap>,
+        range: AddressRange,
+        size: PageSize,
+    ) -> Result<RangeSet, CallError> {
+        let text = files::text(c"/proc/thread-self/smaps").map_err(failed("reading smaps"))?;
+        let usages = parse_smaps(&text).map_err(|_| CallError { call: "reading smaps", errno: EINVAL as i32 })?;
+        let touched = |part| pagemap?.touched(part).ok();
+        let parts = usages.iter().filter(|usage| usage.mapping.range.overlaps(range));
+        let huge = parts.map(|usage| usage.huge_parts(size, touched));
+        Ok(huge.flat_map(|parts| parts.within(range).collect::<Vec<_>>()).collect())
+    }
+}
+
+/// Names the call that gave an error.
+fn failed(call: &'static str) -> impl Fn(Errno) -> CallError {
+    move |errno| CallError { call, errno }
+}
+
+fn flags_of(backing: Backing) -> u32 {
+    let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS;
+    match backing {
+        Backing::Ordinary => flags,
+        Backing::Hugetlb(size) => flags | linux::MAP_HUGETLB | size.log2() << linux::MAP_HUGE_SHIFT,
+    }
+}
+
+impl Executor for OwnProcess {
+    fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
+        let bits = Protection::READ_WRITE.bits();
+        // SAFETY:
+        // - no MAP_FIXED: only free addresses are taken.
+        let got = unsafe { linux_raw::mmap(0, length as usize, bits, flags_of(backing), -1, 0) };
+        got.map(|at| Address(at as u64)).map_err(failed("mmap"))
+    }
+
+    fn map_at(&mut self, range: AddressRange, backing: Backing) -> Result<(), CallError> {
+        let (flags, bits) = (flags_of(backing) | linux::MAP_FIXED_NOREPLACE, Protection::READ_WRITE.bits());
+        // SAFETY:
+        // - MAP_FIXED_NOREPLACE never takes addresses that are in use.
+        let got = unsafe { linux_raw::mmap(range.start().0 as usize, range.len() as usize, bits, flags, -1, 0) };
+        let at = got.map_err(failed("mmap"))?;
+        if at as u64 == range.start().0 {
+            return Ok(());
+        }
+        // Kernels before 4.17 take the address as a hint.
+        self.unmap(AddressRange::sized(Address(at as u64), range.len()))?;
+        Err(CallError { call: "mmap", errno: linux_raw::kernel::errno::EEXIST as i32 })
+    }
+
+    fn unmap(&mut self, range: AddressRange) -> Result<(), CallError> {
+        // SAFETY:
+        // - the engine unmaps only what it has mapped or moved aside itself.
+        unsafe { linux_raw::munmap(range) }.map_err(failed("munmap"))
+    }
+
+    fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
+        // SAFETY:
+        // - this advice keeps all contents.
+        unsafe { linux_raw::madvise(range, linux::MADV_HUGEPAGE) }.map_err(failed("madvise(MADV_HUGEPAGE)"))
+    }
+
+    fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
+        // SAFETY:
+        // - this advice keeps all contents.
+        match unsafe { linux_raw::madvise(range, linux::MADV_POPULATE_WRITE) } {
+            Err(errno) if errno == EINVAL as i32 => Self::fill_with_zeros(range, page),
+            result => result,
+        }
+        .map_err(failed("madvise(MADV_POPULATE_WRITE)"))
+    }
+
+    fn collapse(&mut self, range: AddressRange) -> Result<(), CallError> {
+        // SAFETY:
+        // - this advice keeps all contents; the kernel makes it invisible to other threads.
+        unsafe { linux_raw::madvise(range, linux::MADV_COLLAPSE) }.map_err(failed("madvise(MADV_COLLAPSE)"))
+    }
+
+    fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
+        // SAFETY:
+        // - the engine protects only copies that nobody uses yet, with what the original had.
+        unsafe { linux_raw::mprotect(range, protection.bits()) }.map_err(failed("mprotect"))
+    }
+
+    fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        // SAFETY:
+        // - the engine moves a copy over what it is a copy of, or what it moved aside back.
+        unsafe { linux_raw::mremap_to(from, to.0 as usize) }.map_err(failed("mremap"))
+    }
+
+    /// Copies by a system call, so that a page that cannot be allocated is an error instead of a signal.
+    fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let mut done = 0;
+        while done < from.len() {
+            let rest = AddressRange::new(from.start() + done, from.end());
+            let now = AddressRange::sized(rest.start(), rest.len().min(COPIED_AT_ONCE));
+            // SAFETY:
+            // - the engine copies only to staging, which is its own.
+            match unsafe { linux_raw::process_vm_readv(now, (to + done).0 as usize) } {
+                Ok(0) => return Err(CallError { call: "process_vm_readv", errno: EFAULT as i32 }),
+                Ok(copied) => done += copied as u64,
+                Err(errno) if [EPERM as i32, ENOSYS as i32].contains(&errno) => {
+                    return self.copy_by_memory_file(rest, to + done);
+                }
+                Err(errno) => return Err(CallError { call: "process_vm_readv", errno }),
+            }
+        }
+        Ok(())
+    }
+
+    fn map_own_file(&mut self, file: FileMapping<'_>, length: u64) -> Result<Address, CallError> {
+        let FileMapping { path, offset, protection } = file;
+        let path = files::c_path(path).ok_or(CallError { call: "openat", errno: EINVAL as i32 })?;
+        let file = files::File::open(&path).map_err(failed("openat"))?;
+        let (bits, flags) = (protection.bits(), linux::MAP_PRIVATE | linux::MAP_NORESERVE);
+        // SAFETY:
+        // - no MAP_FIXED: only free addresses are taken.
+        let got = unsafe { linux_raw::mmap(0, length as usize, bits, flags, file.descriptor(), offset) };
+        got.map(|at| Address(at as u64)).map_err(failed("mmap of its file"))
+    }
+
+    fn expect_unchanged(&mut self, range: AddressRange) -> Result<(), CallError> {
+        let busy = CallError { call: "mapping its file anew: pages were written to", errno: EBUSY as i32 };
+        let changed = self.pagemap.as_ref().ok_or(busy)?.changed(range).map_err(failed("reading the pagemap"))?;
+        if changed.is_empty() { Ok(()) } else { Err(busy) }
+    }
+
+    fn refault(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.expect_unchanged(range)?;
+        // SAFETY:
+        // - the memory shows a file and has not been written to: whoever accesses it next reads the file again. It is
+        //   never written, so that no other thread writes to it now.
+        unsafe { linux_raw::madvise(range, linux::MADV_DONTNEED) }.map_err(failed("madvise(MADV_DONTNEED)"))?;
+        let _ = self.touch(range);
+        Ok(())
+    }
+
+    fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
+        // SAFETY:
+        // - this advice keeps all contents.
+        unsafe { linux_raw::madvise(range, linux::MADV_POPULATE_READ) }.map_err(failed("madvise(MADV_POPULATE_READ)"))
+    }
+
+    fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {
+        let name = CString::new(name).map_err(|_| CallError { call: "prctl(PR_SET_VMA)", errno: EINVAL as i32 })?;
+        linux_raw::name_memory(range, &name).map_err(failed("prctl(PR_SET_VMA)"))
+    }
+
+    fn query_huge(&mut self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
+        match self.pagemap.as_ref().map(|pagemap| pagemap.huge(range)) {
+            Some(Ok(huge)) => Ok(huge.iter().map(|part| part.whole_pages(size)).collect()),
+            _ => Self::huge_by_smaps(self.pagemap.as_ref(), range, size),
+        }
+    }
+
+    fn space(&mut self) -> Result<AddressSpace, CallError> {
+        let _ = self.base_page;
+        own_space()
+    }
+}
+
+/// This process's mappings without the library's own.
+///
+/// # Errors
+/// `/proc/thread-self/maps` cannot be read.
+pub fn own_space() -> Result<AddressSpace, CallError> {
+    // The buffer is allocated before the file is read, so that the text includes the memory that the buffer lies in.
+    let text = files::text(c"/proc/thread-self/maps").map_err(failed("reading maps"))?;
+    let space = AddressSpace::parse(&text).map_err(|_| CallError { call: "reading maps", errno: ENOMEM as i32 })?;
+    let mut own = RangeSet::new();
+    own_mappings(|range| own.insert(range));
+    let mut kept: Vec<Mapping> = Vec::new();
+    for mapping in space.mappings() {
+        let mut rest = RangeSet::from_iter([mapping.range]);
+        own.within(mapping.range).for_each(|range| rest.remove(range));
+        // The kernel may have merged our memory with a neighbour.
+        kept.extend(rest.iter().map(|range| {
+            let offset = mapping.offset + (range.start() - mapping.range.start());
+            Mapping { range, offset, ..mapping.clone() }
+        }));
+    }
+    Ok(AddressSpace::from_mappings(kept))
+}

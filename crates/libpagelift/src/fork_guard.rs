@@ -1,0 +1,320 @@
+//! The fork guard: writable memory on private pool pages, and `fork`.
+//!
+//! After a fork the kernel shares such pages until one side writes, and the writer needs another page of the pool. With
+//! none left, a child that writes is killed by SIGBUS; and where the parent writes first, the kernel takes the page away
+//! from the child, which is killed at its next access, even a read.
+//!
+//! So no child gets to share them. Before a fork the contents are copied to ordinary memory (transparent huge pages
+//! where the kernel gives them), and the child finds that copy in place of the pool pages; the parent keeps its pages as
+//! they are and never needs another. Children of the child share ordinary memory, as everywhere.
+//!
+//! The copy has to show the moment of the fork:
+//!
+//! - A process with one thread keeps its pool pages out of the child altogether (`MADV_DONTFORK`). Between the fork and
+//!   the child's handler there is a hole in the child at these addresses; only the C library runs then, and an object
+//!   that holds it is never lifted to writable pool pages (`live_restrictions`). Signals are held until the copy is in place.
+//! - Other threads may write at any moment, so their writes wait from before the copy until the fork is done
+//!   (`held_writes`): the child sees all its memory, on whatever pages, as of one moment, as after any fork.
+//! - Where the kernel does not hold writes for this process, the child gets the kernel's own snapshot, reads each page
+//!   at once and puts the copy in place: again one moment. Only where the pool is empty, and another thread of the parent
+//!   writes to a page before the child has read it, the page is taken from the child; the copy from just before the fork
+//!   then stands in for that page, which can so be older than the rest, by as long as the copying took.
+//!
+//! The handlers (`fork_handlers`) are registered when the library is loaded. In the shared library at the program's start, and in the
+//! archive in a static program, that is before all others, so that the one before a fork runs last and the other two run
+//! first: what is copied is final, the child's copy is in place before anybody looks, and holding writes cannot hold a
+//! handler that still has to run. After the last handler glibc takes its own locks (the list of streams, malloc, nss),
+//! under which it calls no code of the program's but functions of `fopencookie` streams.
+//!
+//! Where other handlers may have been registered earlier (the archive in a dynamic program, whose libraries are started
+//! before it; the library loaded by dlopen) the child shares the pages, and no writes are held, whatever the number of
+//! threads. What those handlers write to pool pages just before a fork can then be missing in the child where the pool is
+//! empty, and one that writes to them in the child first needs a page of the pool. One that forks itself gets a child on
+//! the copies of the fork around it, as that fork's child does.
+//!
+//! `vfork`, `posix_spawn` and `system` share the parent's memory until the exec; nothing is copied, nothing can fail.
+//! A raw `clone` and `_Fork` run no handlers; their children share pool pages as without the guard. So do those of a
+//! thread whose own stack lies on pool pages, for that stack.
+
+use crate::files;
+use crate::held_writes::HeldWrites;
+use crate::records::Record;
+use address_space::{Address, AddressRange, PageSize};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
+use lift_plan::Source;
+use linux_raw::kernel::general::{
+    MADV_DOFORK, MADV_DONTFORK, MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_PRIVATE,
+};
+
+/// Looked at and copied at once.
+const COPIED: u64 = 64 << 10;
+
+/// `PROT_READ | PROT_WRITE`.
+const READ_WRITE: i32 = 3;
+
+/// What stands ready for a fork.
+#[derive(Default)]
+pub struct Guard {
+    installed: bool,
+    snapshots: Vec<Snapshot>,
+    held: Option<HeldWrites>,
+}
+
+/// The contents of one range on ordinary memory.
+struct Snapshot {
+    range: AddressRange,
+    copy: AddressRange,
+    child: Child,
+}
+
+/// What the child finds at the range, before its handler puts the copy there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Child {
+    /// A hole. The copy is as of the fork.
+    Hole,
+    /// Shared pages. The copy is as of the fork.
+    Shared,
+    /// Shared pages, which are to be read for what has changed since the copy was made.
+    Newer,
+}
+
+const NOT_FIRST: &str = "with other threads and an empty pool, pages that they write to during a fork may be older in the \
+child than the rest; needed for more: libpagelift.so loaded at the program's start";
+const NOT_HELD: &str = "with other threads and an empty pool, pages that they write to during a fork may be older in the \
+child than the rest, for userfaultfd is refused; needed for more: Linux 5.19 and CAP_SYS_PTRACE, or sysctl \
+vm.unprivileged_userfaultfd=1";
+
+/// How the handlers stand to those of others. Written once, before anything is lifted.
+static PLACE: AtomicU32 = AtomicU32::new(NOT_REGISTERED);
+const NOT_REGISTERED: u32 = 0;
+#[cfg(feature = "freestanding")]
+const SOMEWHERE: u32 = 1;
+const BEFORE_ALL: u32 = 2;
+
+/// Notes that the handlers have been registered when the library was loaded, before those of all others or not.
+#[cfg(feature = "freestanding")]
+pub fn note_registered(is_first: bool) {
+    PLACE.store(if is_first { BEFORE_ALL } else { SOMEWHERE }, Ordering::Relaxed);
+}
+
+fn is_first() -> bool {
+    PLACE.load(Ordering::Relaxed) == BEFORE_ALL
+}
+
+impl Guard {
+    /// Makes sure that the C library calls the handlers around every fork. `register` asks it to, if it has not been
+    /// asked yet, and returns false if it cannot; so does this function.
+    pub fn install(&mut self, register: fn() -> bool) -> bool {
+        let installed = self.installed || PLACE.load(Ordering::Relaxed) != NOT_REGISTERED;
+        self.installed = installed || register();
+        self.installed
+    }
+
+    /// What keeps forks beside other threads from showing one moment where the pool is empty; none where nothing does.
+    pub fn shortfall(&self, records: &[Record]) -> Option<&'static str> {
+        match () {
+            () if guarded(records).next().is_none() => None,
+            () if !is_first() => Some(NOT_FIRST),
+            () if !HeldWrites::is_allowed() => Some(NOT_HELD),
+            () => None,
+        }
+    }
+
+    /// Copies every writable range on pool pages.
+    pub fn prepare(&mut self, records: &[Record]) {
+        let ranges: Vec<&Record> = guarded(records).collect();
+        if ranges.is_empty() {
+            return;
+        }
+        // A child without its stack or its thread's memory could not even get to the handler.
+        let (stack, thread) = (Address(linux_raw::stack_pointer() as u64), Address(linux_raw::thread_pointer() as u64));
+        let in_use = |range: AddressRange| range.contains(stack) || range.contains(thread);
+        let alone = files::number_of_threads() == 1;
+        if !alone && is_first() {
+            self.held = HeldWrites::hold(ranges.iter().map(|record| record.range).filter(|range| !in_use(*range)));
+        }
+        for record in ranges {
+            let child = match () {
+                () if in_use(record.range) => Child::Newer,
+                () if alone && is_first() => Child::Hole,
+                () if self.held.is_some() => Child::Shared,
+                () => Child::Newer,
+            };
+            self.snapshots.extend(Snapshot::take(record, child));
+        }
+    }
+
+    /// Lets held writes go on, and drops the copies.
+    pub fn finish_in_parent(&mut self) {
+        if let Some(held) = self.held.take() {
+            held.release();
+        }
+        for snapshot in self.snapshots.drain(..) {
+            snapshot.drop_in_parent();
+        }
+    }
+
+    /// Puts the copies in place; what stands on them is no pool memory any more.
+    pub fn finish_in_child(&mut self, records: &mut Vec<Record>) {
+        if let Some(held) = self.held.take() {
+            held.leave_to_parent();
+        }
+        for snapshot in self.snapshots.drain(..) {
+            snapshot.put_in_child();
+            records.retain(|record| record.range != snapshot.range);
+        }
+    }
+}
+
+/// Writable ranges on pool pages.
+fn guarded(records: &[Record]) -> impl Iterator<Item = &Record> {
+    records.iter().filter(|record| record.is_writable() && record.source == Source::Hugetlb)
+}
+
+impl Snapshot {
+    /// None where there is no memory for it; the fork is then as it would be without the guard.
+    fn take(record: &Record, child: Child) -> Option<Self> {
+        let range = record.range;
+        let snapshot = Self { range, copy: map_aligned(range.len(), record.page_size)?, child };
+        if snapshot.fill(record.protection.bits()).is_err() {
+            snapshot.drop_in_parent();
+            return None;
+        }
+        Some(snapshot)
+    }
+
+    fn fill(&self, protection: i32) -> Result<(), linux_raw::Errno> {
+        for chunk in chunks(self.range) {
+            // SAFETY:
+            // - the range is lifted, present and readable; other threads may write to it, which makes single bytes old
+            //   or new, and only the kernel copies them.
+            let zero = unsafe { is_zero(chunk) };
+            if !zero {
+                // SAFETY:
+                // - the copy is the library's own and as long as the range.
+                unsafe { copy_all(chunk, place(self.copy, self.range, chunk)) }?;
+            }
+        }
+        // SAFETY:
+        // - the copy is the library's own; the advice keeps all contents of this process.
+        unsafe {
+            if protection != READ_WRITE {
+                linux_raw::mprotect(self.copy, protection)?;
+            }
+            if self.child == Child::Hole { linux_raw::madvise(self.range, MADV_DONTFORK) } else { Ok(()) }
+        }
+    }
+
+    fn drop_in_parent(&self) {
+        // SAFETY:
+        // - the advice keeps all contents; the copy is the library's own.
+        unsafe {
+            if self.child == Child::Hole {
+                let _ = linux_raw::madvise(self.range, MADV_DOFORK);
+            }
+            let _ = linux_raw::munmap(self.copy);
+        }
+    }
+
+    fn put_in_child(&self) {
+        if self.child == Child::Newer {
+            let mut now = vec![0u8; COPIED as usize];
+            for chunk in chunks(self.range) {
+                self.renew(chunk, &mut now);
+            }
+        }
+        // SAFETY:
+        // - at the destination is a hole, or the memory that the copy is a copy of; this is the only thread.
+        let _ = unsafe { linux_raw::mremap_to(self.copy, self.range.start().0 as usize) };
+    }
+
+    /// Takes what the page held at the very moment of the fork, unless the parent has taken it away since.
+    ///
+    /// A read holds the page, so that it goes on after the page was taken away, and then sees what the parent writes. A
+    /// page that is still there after the read was not written to before its end.
+    fn renew(&self, chunk: AddressRange, now: &mut [u8]) {
+        let now = &mut now[..chunk.len() as usize];
+        // SAFETY:
+        // - the buffer is as long as the chunk, and exclusively ours.
+        if unsafe { copy_all(chunk, now.as_mut_ptr() as usize) }.is_err() || !is_still_there(chunk) {
+            return;
+        }
+        let at = place(self.copy, self.range, chunk);
+        // SAFETY:
+        // - the copy is the library's own and as long as the range.
+        let copy = unsafe { core::slice::from_raw_parts_mut(at as *mut u8, now.len()) };
+        if copy != now {
+            copy.copy_from_slice(now);
+        }
+    }
+}
+
+fn chunks(range: AddressRange) -> impl Iterator<Item = AddressRange> {
+    let count = range.len().div_ceil(COPIED);
+    (0..count).map(move |index| {
+        let start = range.start() + index * COPIED;
+        AddressRange::sized(start, COPIED.min(range.end() - start))
+    })
+}
+
+/// Where in `copy` the bytes of `chunk` belong.
+fn place(copy: AddressRange, range: AddressRange, chunk: AddressRange) -> usize {
+    (copy.start() + (chunk.start() - range.start())).0 as usize
+}
+
+/// # Safety
+/// The chunk is mapped and readable, and whole words long.
+unsafe fn is_zero(chunk: AddressRange) -> bool {
+    let words = chunk.start().0 as *const u64;
+    (0..chunk.len() as usize / 8).all(|index| {
+        // SAFETY:
+        // - the caller's promise; volatile, for others may write to it.
+        unsafe { words.add(index).read_volatile() == 0 }
+    })
+}
+
+/// # Safety
+/// `to` and as many bytes behind it as `from` has must be the caller's to write.
+unsafe fn copy_all(from: AddressRange, to: usize) -> Result<(), linux_raw::Errno> {
+    // SAFETY:
+    // - the caller's promise.
+    match unsafe { linux_raw::process_vm_readv(from, to) } {
+        Ok(copied) if copied as u64 == from.len() => Ok(()),
+        _ => {
+            let memory = files::File::open(c"/proc/thread-self/mem")?;
+            // SAFETY:
+            // - as above.
+            let copied = unsafe { linux_raw::read_to(memory.descriptor(), to, from.len() as usize, from.start().0) }?;
+            if copied as u64 == from.len() { Ok(()) } else { Err(linux_raw::kernel::errno::EFAULT as i32) }
+        }
+    }
+}
+
+fn is_still_there(chunk: AddressRange) -> bool {
+    let mut byte = 0u8;
+    // SAFETY:
+    // - one byte is written, which is this function's own.
+    unsafe { copy_all(AddressRange::sized(chunk.start(), 1), (&raw mut byte) as usize) }.is_ok()
+}
+
+/// Ordinary memory that begins on a boundary of huge pages, advised so that it may consist of them.
+fn map_aligned(length: u64, size: PageSize) -> Option<AddressRange> {
+    let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    let whole = length + size.bytes();
+    // SAFETY:
+    // - no MAP_FIXED: only free addresses are taken.
+    let start = unsafe { linux_raw::mmap(0, whole as usize, READ_WRITE, flags, -1, 0) }.ok()?;
+    let got = AddressRange::sized(Address(start as u64), whole);
+    let wanted = AddressRange::sized(got.start().align_up(size)?, length);
+    // SAFETY:
+    // - all of it is fresh and the library's own.
+    unsafe {
+        for slack in got.without(wanted).into_iter().filter(|slack| !slack.is_empty()) {
+            let _ = linux_raw::munmap(slack);
+        }
+        let _ = linux_raw::madvise(wanted, MADV_HUGEPAGE);
+    }
+    Some(wanted)
+}

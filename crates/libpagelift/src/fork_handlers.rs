@@ -1,0 +1,42 @@
+//! The handlers around a fork: each takes the library or gives it back, and has the fork guard act.
+
+use crate::library::Library;
+use crate::linking;
+use crate::own_state::{release_in_child, release_in_parent, take_for_fork};
+
+/// Registers the handlers; called when the library is loaded.
+#[cfg(feature = "freestanding")]
+pub fn register_at_start() {
+    if !register() {
+        return;
+    }
+    #[cfg(feature = "preload")]
+    let is_first = crate::loaded::was_loaded_at_start();
+    #[cfg(not(feature = "preload"))]
+    let is_first = crate::auxiliary::Auxiliary::read().is_some_and(|auxiliary| auxiliary.linker.is_none());
+    crate::fork_guard::note_registered(is_first);
+}
+
+/// Asks the C library to call the handlers around every fork. False if it cannot.
+pub fn register() -> bool {
+    linking::at_fork(before, in_parent, in_child)
+}
+
+extern "C" fn before() {
+    take_for_fork(|library| {
+        library.forget_what_is_gone();
+        let Library { guard, records, .. } = library;
+        guard.prepare(records);
+    });
+}
+
+extern "C" fn in_parent() {
+    release_in_parent(|library| library.guard.finish_in_parent());
+}
+
+extern "C" fn in_child() {
+    release_in_child(|library| {
+        let Library { guard, records, .. } = library;
+        guard.finish_in_child(records);
+    });
+}

@@ -1,0 +1,45 @@
+//! `libpagelift`: lifts the process it lives in.
+//!
+//! It is linked to no library and starts no thread. All memory it needs comes from a mapping of its own (`arena`), all
+//! system calls are its own (`linux_raw`), and of the program's C library it uses, where there is one, `dl_iterate_phdr` and
+//! `pthread_atfork`, before and after a lift, never in it. The rules of the lift itself stand at the top of `executor`,
+//! those of what may be lifted in `live_restrictions`, those of forks in `fork_guard`.
+#![cfg_attr(not(test), no_std)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+extern crate alloc;
+
+mod arena;
+mod auxiliary;
+pub mod c_api;
+mod cached;
+mod executor;
+mod files;
+mod fork_guard;
+mod fork_handlers;
+#[cfg(feature = "freestanding")]
+mod freestanding;
+mod heap;
+mod held_writes;
+mod library;
+mod linking;
+mod live_restrictions;
+mod loaded;
+mod look;
+mod machine;
+#[cfg(feature = "freestanding")]
+mod memory_functions;
+mod objects;
+mod own_memory;
+mod own_state;
+mod pagemap;
+#[cfg(feature = "preload")]
+pub mod preload;
+mod probes;
+mod records;
+mod report;
+#[cfg(feature = "preload")]
+mod symbols;
+
+pub use executor::OwnProcess;
+pub use own_memory::OwnMemory;

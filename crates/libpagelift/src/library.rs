@@ -1,0 +1,161 @@
+//! What the library does: lift, restore, look again. Everything here runs alone and with all signals held, see
+//! `own_state`.
+
+use crate::auxiliary::Auxiliary;
+use crate::executor::{OwnProcess, own_space};
+use crate::fork_guard;
+use crate::live_restrictions::LiveRestrictions;
+use crate::look::{Seen, look};
+use crate::records::Record;
+use crate::report::LiftReport;
+use address_space::{AddressRange, AddressSpace, MappingName};
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use lift_execution::{Executor, Outcome, execute};
+use lift_plan::{Method, Policy, Source};
+
+/// What the library remembers of this process.
+#[derive(Default)]
+pub struct Library {
+    /// What has been swapped.
+    pub records: Vec<Record>,
+    /// How objects that are loaded later are lifted, where they are.
+    pub later: Option<Policy>,
+    /// What stands ready for a fork.
+    pub guard: fork_guard::Guard,
+}
+
+impl Library {
+    /// Lifts what the policy asks for and what is not lifted yet. `register` registers the handlers around `fork`, before
+    /// the first lift that needs them.
+    pub fn lift(&mut self, policy: &Policy, register: fn() -> bool) -> LiftReport {
+        let started = linux_raw::monotonic_microseconds();
+        self.forget_what_is_gone();
+        let seen = match look(policy, &self.records) {
+            Ok(seen) => seen,
+            Err(why) => return LiftReport::nothing(why),
+        };
+        let already = self.records.iter().map(|record| record.range.len()).sum();
+        let mut outcome = Outcome::default();
+        if !seen.plan.lifts.is_empty() && self.ready_for_forks(&seen, register) {
+            // SAFETY:
+            // - the engine acts on a plan of this process as it is now: the library's lock is held, nothing is unloaded
+            //   during the lift, and `live_restrictions` has taken out what others may write to.
+            let mut executor = unsafe { OwnProcess::new(seen.machine.base_page) };
+            outcome = execute(&seen.plan, &seen.process.space, &mut executor);
+            self.remember(&seen, &outcome, &mut executor);
+            leave_out_foreign(&mut outcome, &seen);
+        }
+        let microseconds = linux_raw::monotonic_microseconds() - started;
+        let forks = self.guard.shortfall(&self.records);
+        LiftReport { plan: seen.plan, outcome, already, microseconds, forks, ..LiftReport::default() }
+    }
+
+    /// Lifts what has been loaded since, under the policy for it.
+    #[cfg(feature = "preload")]
+    pub fn lift_new(&mut self, register: fn() -> bool) -> Option<LiftReport> {
+        let policy = self.later.clone()?;
+        Some(self.lift(&policy, register))
+    }
+
+    /// Registers the handlers around `fork` if the plan has writable pool pages; false if that fails.
+    fn ready_for_forks(&mut self, seen: &Seen, register: fn() -> bool) -> bool {
+        let needs =
+            seen.plan.lifts.iter().any(|lift| {
+                lift.protection.write && lift.attempts.iter().any(|attempt| attempt.source == Source::Hugetlb)
+            });
+        !needs || self.guard.install(register)
+    }
+
+    fn remember(&mut self, seen: &Seen, outcome: &Outcome, executor: &mut OwnProcess) {
+        let Ok(after) = executor.space() else { return };
+        for (lift, done) in seen.plan.lifts.iter().zip(&outcome.ranges) {
+            let attempt = lift.attempts.iter().find(|attempt| Some(attempt.source) == done.source);
+            let Some(attempt) = attempt else { continue };
+            let swapped = attempt.parts.iter().filter(|part| !matches!(part.method, Method::InPlace { .. }));
+            for range in swapped.flat_map(|part| replaced_in(part.range, &seen.process.space, &after)) {
+                let (object, source) = (lift.object.clone(), attempt.source);
+                let before = &seen.process.space;
+                let record = Record::new(object, range, lift.protection, source, attempt.page_size, before);
+                self.records.push(record);
+            }
+        }
+    }
+
+    /// Gives everything back to ordinary pages.
+    pub fn restore(&mut self) -> LiftReport {
+        let started = linux_raw::monotonic_microseconds();
+        self.forget_what_is_gone();
+        let mut report = LiftReport::default();
+        let Some(auxiliary) = Auxiliary::read() else {
+            return LiftReport::nothing("found no /proc/self".to_string());
+        };
+        // SAFETY:
+        // - records restore what was lifted, and nobody writes to a writable one during a restore: `live_restrictions`.
+        let mut executor = unsafe { OwnProcess::new(auxiliary.base_page) };
+        let restrictions = LiveRestrictions::of(&[]);
+        let mut kept = Vec::new();
+        for record in core::mem::take(&mut self.records) {
+            let obstacle = if record.is_writable() { restrictions.why_not_writable(record.range) } else { None };
+            let result = match obstacle {
+                Some(why) => Err(String::from(why)),
+                None => record.restore(&mut executor, auxiliary.base_page).map_err(|error| error.to_string()),
+            };
+            if let Err(why) = result {
+                report.not_restored.push((record.object.clone(), why));
+                kept.push(record);
+            }
+        }
+        self.records = kept;
+        report.microseconds = linux_raw::monotonic_microseconds() - started;
+        report
+    }
+
+    /// Bytes that the kernel backs with huge pages now, from the pool and transparently, of what was swapped.
+    pub fn covered_now(&mut self) -> (u64, u64, u64) {
+        self.forget_what_is_gone();
+        let Some(auxiliary) = Auxiliary::read() else { return (0, 0, 0) };
+        // SAFETY:
+        // - it is only asked what is huge.
+        let mut executor = unsafe { OwnProcess::new(auxiliary.base_page) };
+        let (mut pool, mut transparent, mut pages) = (0, 0, 0);
+        for record in &self.records {
+            let huge = executor.query_huge(record.range, record.page_size).unwrap_or_default().bytes_in(record.range);
+            pages += huge / record.page_size.bytes();
+            match record.source {
+                Source::Hugetlb => pool += huge,
+                Source::Thp | Source::Image | Source::File => transparent += huge,
+            }
+        }
+        (pool, transparent, pages)
+    }
+
+    /// Objects that were unloaded have taken their ranges with them.
+    pub fn forget_what_is_gone(&mut self) {
+        if !self.records.is_empty()
+            && let Ok(space) = own_space()
+        {
+            self.records.retain(|record| record.stands(&space));
+        }
+    }
+}
+
+/// What of a range was replaced, as maps shows it.
+fn replaced_in(range: AddressRange, before: &AddressSpace, after: &AddressSpace) -> Vec<AddressRange> {
+    let replaced = after.overlapping(range).iter().filter(|mapping| {
+        let was_file = before.overlapping(mapping.range.intersect(range)).iter().any(|m| m.path().is_some());
+        match mapping.name {
+            MappingName::HugetlbAnonymous | MappingName::Named(_) => true,
+            _ => mapping.is_plain_anonymous() && was_file,
+        }
+    });
+    let joined: address_space::RangeSet = replaced.map(|mapping| mapping.range.intersect(range)).collect();
+    joined.iter().collect()
+}
+
+/// Memory outside of the objects is other threads' business, and that of tools such as valgrind that live in the process
+/// too: it changes all the time.
+fn leave_out_foreign(outcome: &mut Outcome, seen: &Seen) {
+    let extents: Vec<_> = seen.process.objects.iter().map(address_space::LoadedObject::extent).collect();
+    outcome.unexpected.retain(|difference| extents.iter().any(|extent| extent.overlaps(difference.range)));
+}

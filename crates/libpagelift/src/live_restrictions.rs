@@ -1,0 +1,254 @@
+//! What may be lifted from inside of a running program, and what may not: the rest of the plan is refused with its
+//! reason before anything is touched.
+
+use crate::{files, linking, loaded};
+use address_space::{Address, AddressRange, LoadedObject, RangeSet, kernel_may_write};
+use alloc::vec::Vec;
+use lift_plan::{Attempt, Method, Plan, RangeLift, Reason, Refusal, Source};
+
+const OTHER_THREADS: &str = "other threads may write to it while it is copied; lift before they are started";
+const BEING_LOADED: &str = "another thread may be loading this object just now";
+const KERNEL_WRITES: &str = "the kernel may be writing to it for an asynchronous read (io_uring or AIO is in use)";
+const HOLDS_STACK: &str = "holds the stack of the thread that lifts";
+const HOLDS_LIFTER: &str = "holds the code that lifts, which this kernel would take away for a moment";
+const HOLDS_LIBC: &str = "holds the C library, which a child needs before the fork guard can act; \
+                          --writable-pages thp needs no guard";
+const NO_GUARD: &str = "this C library has no pthread_atfork for the fork guard; --writable-pages thp needs no guard";
+
+/// The facts about a live process that forbid some lifts, as of one moment.
+#[derive(Clone, Debug)]
+pub struct LiveRestrictions {
+    /// More than the thread that asks.
+    pub threads: usize,
+    /// The kernel may write to memory by itself, or nothing tells that it does not.
+    pub pending_io: bool,
+    /// Where the asking thread's stack is.
+    pub stack: Address,
+    /// The object that holds this very code.
+    pub own_object: Option<AddressRange>,
+    /// The object that holds `fork`; none without a C library that offers handlers around it.
+    pub fork_object: Option<AddressRange>,
+    /// What the dynamic linker lists as loaded; none without such a list.
+    pub listed: Option<RangeSet>,
+}
+
+impl LiveRestrictions {
+    /// The facts of this process, as seen by the calling thread.
+    pub fn of(objects: &[LoadedObject]) -> Self {
+        let holder = |at: usize| {
+            let at = Address(at as u64);
+            objects.iter().map(LoadedObject::extent).find(|extent| extent.contains(at))
+        };
+        Self {
+            threads: files::number_of_threads(),
+            pending_io: kernel_may_write(&mut files::OwnFiles),
+            stack: Address(linux_raw::stack_pointer() as u64),
+            own_object: holder(Self::of as *const () as usize),
+            fork_object: linking::register_atfork().and_then(holder),
+            listed: loaded::all_segments(),
+        }
+    }
+
+    /// Why the writable memory at `range` cannot be replaced now; `None` if it can.
+    pub fn why_not_writable(&self, range: AddressRange) -> Option<&'static str> {
+        match self {
+            _ if self.threads != 1 => Some(OTHER_THREADS),
+            _ if self.pending_io => Some(KERNEL_WRITES),
+            _ if range.contains(self.stack) => Some(HOLDS_STACK),
+            _ => None,
+        }
+    }
+
+    /// Takes out of the plan what is not safe from inside, as refusals.
+    pub fn keep_what_is_safe(&self, plan: &mut Plan) {
+        let mut kept = Vec::new();
+        for mut lift in core::mem::take(&mut plan.lifts) {
+            let mut reason = None;
+            let attempts = core::mem::take(&mut lift.attempts);
+            lift.attempts = attempts.into_iter().filter_map(|a| self.safe(&lift, a, &mut reason)).collect();
+            let covered: Vec<_> = lift.attempts.iter().take(1).flat_map(|a| &a.parts).map(|p| p.range).collect();
+            if let Some(why) = reason {
+                for range in gaps(lift.range, &covered) {
+                    let (object, kinds) = (lift.object.clone(), lift.kinds.clone());
+                    plan.refusals.push(Refusal { object, kinds, range, reason: Reason::InUse(why) });
+                }
+            }
+            if !lift.attempts.is_empty() {
+                kept.push(lift);
+            }
+        }
+        plan.lifts = kept;
+    }
+
+    /// The attempt with only those parts that are safe; none where no part is.
+    fn safe(&self, lift: &RangeLift, mut attempt: Attempt, reason: &mut Option<&'static str>) -> Option<Attempt> {
+        let all = attempt.parts.len();
+        attempt.parts.retain(|part| {
+            let why = self.danger(lift, &attempt.source, part.range, &part.method);
+            *reason = reason.or(why);
+            why.is_none()
+        });
+        if attempt.parts.len() != all {
+            attempt.memory = attempt.parts.iter().map(lift_plan::Part::filled).sum();
+        }
+        (!attempt.parts.is_empty()).then_some(attempt)
+    }
+
+    fn is_unlisted(&self, range: AddressRange) -> bool {
+        self.listed.as_ref().is_some_and(|listed| listed.within(range).next().is_none())
+    }
+
+    fn danger(&self, lift: &RangeLift, source: &Source, range: AddressRange, method: &Method) -> Option<&'static str> {
+        let overlaps = |object: Option<AddressRange>| object.is_some_and(|object| object.overlaps(range));
+        match method {
+            Method::InPlace { .. } | Method::Refault => return None,
+            // Its segments are still being mapped, over what was mapped for the whole of it at first.
+            _ if self.threads != 1 && self.is_unlisted(range) => return Some(BEING_LOADED),
+            Method::Swap { .. } | Method::MapImage { .. } | Method::MapAgain { .. } => {}
+            Method::MoveAside { .. } if overlaps(self.own_object) => return Some(HOLDS_LIFTER),
+            Method::MoveAside { .. } if self.threads != 1 => return Some(OTHER_THREADS),
+            Method::MoveAside { .. } => {}
+        }
+        if !lift.protection.write {
+            return None;
+        }
+        let guarded = || match self.fork_object {
+            None => Some(NO_GUARD),
+            fork_object if overlaps(fork_object) => Some(HOLDS_LIBC),
+            Some(_) => None,
+        };
+        self.why_not_writable(range).or_else(|| if *source == Source::Hugetlb { guarded() } else { None })
+    }
+}
+
+/// What of `range` lies in none of the sorted parts.
+fn gaps(range: AddressRange, parts: &[AddressRange]) -> Vec<AddressRange> {
+    let mut rest = address_space::RangeSet::from_iter([range]);
+    parts.iter().for_each(|part| rest.remove(*part));
+    rest.iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::{PageSize, Protection, RangeSet};
+    use lift_plan::{Kind, Part};
+
+    fn range(start: u64, end: u64) -> AddressRange {
+        AddressRange::new(Address(start), Address(end))
+    }
+
+    fn still() -> LiveRestrictions {
+        let fork_object = Some(range(0x9000, 0xa000));
+        LiveRestrictions {
+            threads: 1,
+            pending_io: false,
+            stack: Address(0xf000),
+            own_object: None,
+            fork_object,
+            listed: None,
+        }
+    }
+
+    fn plan_of(protection: Protection, source: Source, method: fn(AddressRange) -> Method) -> Plan {
+        let range = range(0x1000, 0x3000);
+        let parts = vec![
+            Part { range: AddressRange::new(Address(0x1000), Address(0x2000)), method: method(range) },
+            Part {
+                range: AddressRange::new(Address(0x2000), Address(0x3000)),
+                method: Method::InPlace { collapse: RangeSet::new() },
+            },
+        ];
+        let attempts = vec![Attempt { source, page_size: PageSize::new(0x1000).unwrap(), parts, memory: 0x1000 }];
+        let lift = RangeLift { object: "x".into(), kinds: vec![Kind::Data], range, protection, attempts };
+        Plan { lifts: vec![lift], ..Plan::default() }
+    }
+
+    fn swap(range: AddressRange) -> Method {
+        Method::Swap { copy: RangeSet::from_iter([range]) }
+    }
+
+    fn aside(range: AddressRange) -> Method {
+        Method::MoveAside { copy: RangeSet::new(), mappings: vec![range] }
+    }
+
+    fn reasons(facts: &LiveRestrictions, mut plan: Plan) -> (Vec<Reason>, usize) {
+        facts.keep_what_is_safe(&mut plan);
+        let parts = plan.lifts.iter().flat_map(|lift| &lift.attempts).map(|attempt| attempt.parts.len()).sum();
+        (plan.refusals.into_iter().map(|refusal| refusal.reason).collect(), parts)
+    }
+
+    #[test]
+    fn writable_memory_is_replaced_only_where_nobody_writes_to_it() {
+        let plan = || plan_of(Protection::READ_WRITE, Source::Thp, swap);
+        assert_eq!(reasons(&still(), plan()), (vec![], 2));
+        let threads = LiveRestrictions { threads: 2, ..still() };
+        assert_eq!(reasons(&threads, plan()), (vec![Reason::InUse(OTHER_THREADS)], 1));
+        let io = LiveRestrictions { pending_io: true, ..still() };
+        assert_eq!(reasons(&io, plan()), (vec![Reason::InUse(KERNEL_WRITES)], 1));
+        let stack = LiveRestrictions { stack: Address(0x1800), ..still() };
+        assert_eq!(reasons(&stack, plan()), (vec![Reason::InUse(HOLDS_STACK)], 1));
+        let unseen = LiveRestrictions { threads: 0, ..still() };
+        assert_eq!(reasons(&unseen, plan()), (vec![Reason::InUse(OTHER_THREADS)], 1));
+    }
+
+    /// io_uring_setup(2) and mmap(2) of its submissions; the descriptor is closed, which leaves the ring as it is.
+    fn with_a_ring_without_descriptor<R>(look: impl FnOnce() -> R) -> R {
+        use nix::libc;
+        // `struct io_uring_params` has 120 bytes, all zero for the defaults.
+        let mut parameters = [0u64; 15];
+        let size = crate::auxiliary::Auxiliary::read().unwrap().base_page.bytes() as usize;
+        // SAFETY:
+        // - the kernel reads and writes one `struct io_uring_params`, and the mapping is new and this function's own.
+        unsafe {
+            let ring = libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) as i32;
+            assert!(ring >= 0, "io_uring_setup: {}", std::io::Error::last_os_error());
+            let mapped = libc::mmap(core::ptr::null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, ring, 0);
+            assert!(mapped != libc::MAP_FAILED);
+            libc::close(ring);
+            let result = look();
+            libc::munmap(mapped, size);
+            result
+        }
+    }
+
+    #[test]
+    fn a_ring_whose_descriptor_is_closed_is_seen() {
+        assert!(with_a_ring_without_descriptor(|| LiveRestrictions::of(&[]).pending_io));
+    }
+
+    #[test]
+    fn read_only_memory_is_lifted_with_any_number_of_threads() {
+        let threads = LiveRestrictions { threads: 9, pending_io: true, ..still() };
+        assert_eq!(reasons(&threads, plan_of(Protection::READ_EXECUTE, Source::Hugetlb, swap)), (vec![], 2));
+    }
+
+    #[test]
+    fn an_object_that_is_being_loaded_is_left_alone() {
+        let plan = || plan_of(Protection::READ_EXECUTE, Source::Hugetlb, swap);
+        let elsewhere = Some(RangeSet::from_iter([range(0x5000, 0x6000)]));
+        let threads = LiveRestrictions { threads: 2, listed: elsewhere.clone(), ..still() };
+        assert_eq!(reasons(&threads, plan()), (vec![Reason::InUse(BEING_LOADED)], 1));
+        let listed = Some(RangeSet::from_iter([range(0x1100, 0x1200)]));
+        assert_eq!(reasons(&LiveRestrictions { threads: 2, listed, ..still() }, plan()), (vec![], 2));
+        assert_eq!(reasons(&LiveRestrictions { listed: elsewhere, ..still() }, plan()), (vec![], 2));
+    }
+
+    #[test]
+    fn code_that_would_be_missing_for_a_moment_is_not_that_of_the_lifter() {
+        let own = LiveRestrictions { own_object: Some(range(0, 0x1001)), ..still() };
+        let plan = || plan_of(Protection::READ_EXECUTE, Source::Hugetlb, aside);
+        assert_eq!(reasons(&own, plan()), (vec![Reason::InUse(HOLDS_LIFTER)], 1));
+        assert_eq!(reasons(&still(), plan()), (vec![], 2));
+    }
+
+    #[test]
+    fn writable_pool_pages_need_a_guard_that_acts_in_time() {
+        let plan = || plan_of(Protection::READ_WRITE, Source::Hugetlb, swap);
+        let holds = LiveRestrictions { fork_object: Some(range(0, 0x2000)), ..still() };
+        assert_eq!(reasons(&holds, plan()), (vec![Reason::InUse(HOLDS_LIBC)], 1));
+        let none = LiveRestrictions { fork_object: None, ..still() };
+        assert_eq!(reasons(&none, plan()), (vec![Reason::InUse(NO_GUARD)], 1));
+        assert_eq!(reasons(&still(), plan()), (vec![], 2));
+    }
+}

@@ -1,0 +1,77 @@
+//! Reads the facts of this process and makes a plan.
+
+use crate::auxiliary::Auxiliary;
+use crate::executor::own_space;
+use crate::live_restrictions::LiveRestrictions;
+use crate::machine::machine_facts;
+use crate::objects::objects_of;
+use crate::pagemap::Pagemap;
+use crate::{cached, files, probes, records};
+use address_space::{AddressRange, RangeSet, parse_flags};
+use alloc::borrow::ToOwned;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use lift_execution::CallError;
+use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, plan, special_mappings};
+
+/// The facts of this process at one moment, and the plan for it.
+pub struct Seen {
+    /// The planner's facts about the process.
+    pub process: ProcessFacts,
+    /// The machine.
+    pub machine: MachineFacts,
+    /// The plan, without what is not safe from inside.
+    pub plan: Plan,
+}
+
+/// Reads the facts and plans. Ranges that are lifted already are left out.
+///
+/// # Errors
+/// A text that says what could not be read.
+pub fn look(policy: &Policy, lifted: &[records::Record]) -> Result<Seen, String> {
+    let auxiliary = Auxiliary::read().ok_or_else(no_proc)?;
+    let machine = machine_facts(auxiliary.base_page);
+    let space = own_space().map_err(|error| error.to_string())?;
+    let objects = objects_of(&space, &auxiliary);
+    let restrictions = LiveRestrictions::of(&objects);
+    let mut process = ProcessFacts { space, objects, ..ProcessFacts::default() };
+    process.touched = touched(&process, &auxiliary).map_err(|error| error.to_string())?;
+    (process.cached, process.changed) = cached::look(&process, &machine, policy);
+    let mut made = plan(&process, &machine, policy);
+    leave_lifted(&mut made, lifted);
+    if !made.lifts.is_empty() {
+        process.probed = probes::find(&process, &made, auxiliary.base_page);
+        // Reading smaps takes longer than all the rest, and is only needed if something is replaced.
+        let smaps = files::text(c"/proc/thread-self/smaps").map_err(|_| no_proc())?;
+        process.special = parse_flags(&smaps).map(|flags| special_mappings(&flags)).map_err(|e| e.to_string())?;
+        made = plan(&process, &machine, policy);
+        leave_lifted(&mut made, lifted);
+    }
+    restrictions.keep_what_is_safe(&mut made);
+    Ok(Seen { process, machine, plan: made })
+}
+
+fn no_proc() -> String {
+    "found no /proc/self; needed to see this process's memory: mount -t proc proc /proc".to_owned()
+}
+
+fn leave_lifted(plan: &mut Plan, lifted: &[records::Record]) {
+    plan.lifts.retain(|lift| !lifted.iter().any(|record| record.range.overlaps(lift.range)));
+}
+
+/// The touched pages of the anonymous memory of objects and of the heap.
+fn touched(process: &ProcessFacts, auxiliary: &Auxiliary) -> Result<RangeSet, CallError> {
+    let failed = |errno| CallError { call: "reading /proc/self/pagemap", errno };
+    let pagemap = Pagemap::open(auxiliary.base_page).map_err(failed)?;
+    let extents: Vec<AddressRange> =
+        process.objects.iter().map(|object| object.extent().widened(auxiliary.base_page)).collect();
+    let heap = process.space.heap();
+    let mut touched = RangeSet::new();
+    for mapping in process.space.mappings().iter().filter(|m| m.inode == 0 && m.protection.write) {
+        let of_object = extents.iter().any(|extent| extent.overlaps(mapping.range));
+        if of_object || heap.is_some_and(|heap| heap.overlaps(mapping.range)) {
+            pagemap.touched(mapping.range).map_err(failed)?.iter().for_each(|range| touched.insert(range));
+        }
+    }
+    Ok(touched)
+}

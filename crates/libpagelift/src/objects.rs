@@ -1,0 +1,153 @@
+//! The ELF objects of this process, read from its own memory. No file is opened, so a file that has been replaced or
+//! deleted does not matter.
+
+use crate::auxiliary::Auxiliary;
+use crate::files;
+use address_space::{
+    Address, AddressRange, AddressSpace, ElfImage, FileKey, LoadedObject, ObjectRole, PageSize, bias_of, file_groups,
+};
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::cell::RefCell;
+use object::ReadRef;
+
+/// The objects in an address space: the executable first, then by address.
+pub fn objects_of(space: &AddressSpace, auxiliary: &Auxiliary) -> Vec<LoadedObject> {
+    let mut objects = Vec::new();
+    for (key, mappings) in file_groups(space) {
+        objects.extend(objects_in(space, &key, &mappings, auxiliary.base_page));
+    }
+    assign_roles(&mut objects, auxiliary);
+    objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
+    objects
+}
+
+fn objects_in(space: &AddressSpace, key: &FileKey, mappings: &[usize], base_page: PageSize) -> Vec<LoadedObject> {
+    let pieces = mappings.iter().map(|&index| &space.mappings()[index]);
+    let pieces: Vec<_> = pieces.filter(|m| m.protection.read).map(|m| (m.offset, m.range)).collect();
+    let memory = FileInMemory { pieces: &pieces, read: RefCell::new(Vec::new()) };
+    let Ok(image) = ElfImage::parse(&memory) else { return Vec::new() };
+    let object =
+        |bias| LoadedObject { path: key.path.clone(), role: ObjectRole::SharedObject, bias, image: image.clone() };
+    let biases = bias_of(&image, space, mappings, base_page).into_iter();
+    biases.map(object).filter(|object| is_whole(object, space)).collect()
+}
+
+/// True if something is mapped at this bias for every segment of the image. An ELF file that is mapped as plain data is
+/// not a loaded object.
+fn is_whole(object: &LoadedObject, space: &AddressSpace) -> bool {
+    let segments = object.image.segments.iter().filter(|segment| !segment.memory.is_empty());
+    segments.into_iter().all(|segment| space.find(segment.memory.shifted(object.bias).start()).is_some())
+}
+
+fn assign_roles(objects: &mut [LoadedObject], auxiliary: &Auxiliary) {
+    let holds = |object: &LoadedObject, at: Option<Address>| at.is_some_and(|at| object.extent().contains(at));
+    for object in objects.iter_mut().filter(|object| holds(object, auxiliary.linker)) {
+        object.role = ObjectRole::DynamicLinker;
+    }
+    let Some(executed) = objects.iter().position(|object| holds(object, auxiliary.headers.or(auxiliary.entry))) else {
+        return;
+    };
+    // In a program started as `ld.so PROGRAM` the executed file is the dynamic linker.
+    if auxiliary.linker.is_none() && objects[executed].image.is_dynamic_linker() {
+        objects[executed].role = ObjectRole::DynamicLinker;
+        let asks = |o: &LoadedObject| o.image.interpreter.is_some() && o.image.soname.is_none();
+        if let Some(program) = objects.iter_mut().find(|o| o.role == ObjectRole::SharedObject && asks(o)) {
+            program.role = ObjectRole::Executable;
+        }
+    } else {
+        objects[executed].role = ObjectRole::Executable;
+    }
+}
+
+#[cfg(feature = "preload")]
+/// This program's names: its file's name and path, and the name it was called by where that is the start of the file's.
+pub fn program_names() -> Vec<alloc::string::String> {
+    use alloc::string::ToString;
+    let Some(path) = files::program::path() else { return Vec::new() };
+    let arguments = files::program::command_line().unwrap_or_default();
+    let first = arguments.split(|byte| *byte == 0).next().and_then(|first| core::str::from_utf8(first).ok());
+    let started = started_by();
+    let names = options::program_names(&path, first.unwrap_or_default(), started.as_deref());
+    names.iter().filter(|name| !name.is_empty()).map(ToString::to_string).collect()
+}
+
+/// The path that was executed, if it leads to this program's file; that of a script does not.
+#[cfg(feature = "preload")]
+fn started_by() -> Option<alloc::string::String> {
+    let identity = |file: files::File| {
+        let status = linux_raw::status_of(file.descriptor()).ok()?;
+        Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
+    };
+    let address = Auxiliary::read()?.started_by?;
+    // SAFETY:
+    // - the kernel has put a string that ends with NUL there, beside the stack, where it stays.
+    let path = unsafe { core::ffi::CStr::from_ptr(address.0 as *const core::ffi::c_char) };
+    let found = identity(files::File::open(path).ok()?)?;
+    let is_own = identity(files::program::open().ok()?) == Some(found);
+    path.to_str().ok().filter(|_| is_own).map(alloc::string::String::from)
+}
+
+/// The mapped parts of a file, read as if they were the file. Each part that is read is copied once by the kernel, which
+/// returns an error for a page that does not exist instead of raising a signal.
+struct FileInMemory<'a> {
+    pieces: &'a [(u64, AddressRange)],
+    /// Boxes, as pointers: a box that is moved into a list says that nobody has a reference into it.
+    read: RefCell<Vec<*mut [u8]>>,
+}
+
+impl Drop for FileInMemory<'_> {
+    fn drop(&mut self) {
+        for copy in self.read.get_mut().drain(..) {
+            // SAFETY:
+            // - it came from `Box::into_raw`, stands in the list once, and nobody refers to it any more: references to
+            //   its bytes live no longer than those to `self`.
+            drop(unsafe { Box::from_raw(copy) });
+        }
+    }
+}
+
+impl FileInMemory<'_> {
+    fn fetch(&self, offset: u64, size: usize) -> Option<&[u8]> {
+        let end = offset.checked_add(size as u64)?;
+        let (first, range) =
+            self.pieces.iter().find(|(first, range)| *first <= offset && end <= first + range.len())?;
+        let from = AddressRange::sized(range.start() + (offset - first), size as u64);
+        let mut copy = vec![0u8; size].into_boxed_slice();
+        // SAFETY:
+        // - the box has room for `size` bytes and is ours alone.
+        let copied = unsafe { linux_raw::process_vm_readv(from, copy.as_mut_ptr() as usize) };
+        if copied != Ok(size) && !read_by_file(from, &mut copy) {
+            return None;
+        }
+        let copy = Box::into_raw(copy);
+        self.read.borrow_mut().push(copy);
+        // SAFETY:
+        // - what the pointer points to is neither written to nor freed before `self` is dropped, which outlives the
+        //   reference to it.
+        Some(unsafe { &*copy })
+    }
+}
+
+/// For processes that may not call `process_vm_readv`.
+fn read_by_file(from: AddressRange, to: &mut [u8]) -> bool {
+    let Ok(memory) = files::File::open(c"/proc/thread-self/mem") else { return false };
+    linux_raw::read_at(memory.descriptor(), to, from.start().0) == Ok(to.len())
+}
+
+impl<'a> ReadRef<'a> for &'a FileInMemory<'_> {
+    fn len(self) -> Result<u64, ()> {
+        self.pieces.iter().map(|(first, range)| first + range.len()).max().ok_or(())
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
+        self.fetch(offset, usize::try_from(size).map_err(drop)?).ok_or(())
+    }
+
+    fn read_bytes_at_until(self, range: core::ops::Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
+        let bytes = self.read_bytes_at(range.start, range.end.checked_sub(range.start).ok_or(())?)?;
+        let end = bytes.iter().position(|byte| *byte == delimiter).ok_or(())?;
+        Ok(&bytes[..end])
+    }
+}

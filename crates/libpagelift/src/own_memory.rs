@@ -1,0 +1,90 @@
+//! The library's own memory: one mapping that holds the arena, and the room in which `own_state` keeps its state.
+//!
+//! Nothing that changes lies in the library's `.data` or `.bss`. Linked statically, those belong to the program that is
+//! lifted, and a change between the copy of a range and its swap would be lost. One pointer lies there; it is written
+//! once, before anything is lifted.
+
+use crate::arena::Arena;
+use address_space::{Address, AddressRange};
+use core::alloc::{GlobalAlloc, Layout};
+use core::cell::UnsafeCell;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use linux_raw::kernel::general::{MAP_ANONYMOUS, MAP_PRIVATE};
+
+/// The place of `own_state`'s state. All zero at first.
+pub type Room = [u64; 128];
+
+/// What lies in the mapping. All zero, as fresh memory from the kernel is, it is an arena without memory and an empty
+/// room.
+struct Memory {
+    arena: Arena,
+    room: UnsafeCell<Room>,
+}
+
+static MEMORY: AtomicPtr<Memory> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The mapping, if it has been made already.
+fn known() -> Option<&'static Memory> {
+    // SAFETY:
+    // - the pointer was published by `memory`, is never unmapped, and nobody has a `&mut` to it.
+    unsafe { MEMORY.load(Ordering::Acquire).as_ref() }
+}
+
+fn memory() -> Option<&'static Memory> {
+    if let Some(known) = known() {
+        return Some(known);
+    }
+    // SAFETY:
+    // - no MAP_FIXED: only free addresses are taken.
+    let fresh = unsafe { linux_raw::mmap(0, size_of::<Memory>(), 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) }.ok()?;
+    let _ = linux_raw::name_memory(extent(fresh), c"pagelift library");
+    let null = core::ptr::null_mut();
+    if MEMORY.compare_exchange(null, fresh as *mut Memory, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY:
+        // - another thread was first; nobody knows of this mapping.
+        let _ = unsafe { linux_raw::munmap(extent(fresh)) };
+    }
+    known()
+}
+
+fn extent(start: usize) -> AddressRange {
+    AddressRange::sized(Address(start as u64), size_of::<Memory>() as u64)
+}
+
+/// The room for the state; maps the memory if this has not been done yet. `None` if there is no memory.
+pub fn room() -> Option<NonNull<Room>> {
+    memory().and_then(|memory| NonNull::new(memory.room.get()))
+}
+
+/// The room for the state; `None` if the memory has not been mapped yet.
+pub fn known_room() -> Option<NonNull<Room>> {
+    known().and_then(|memory| NonNull::new(memory.room.get()))
+}
+
+/// The library's allocator.
+pub struct OwnMemory;
+
+// SAFETY:
+// - blocks come from the arena, which never gives out a block twice, with the alignment of their class or of a page.
+unsafe impl GlobalAlloc for OwnMemory {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        memory().map_or(core::ptr::null_mut(), |memory| memory.arena.allocate(layout))
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if let Some(memory) = memory() {
+            // SAFETY:
+            // - the caller's promise: the block is one of this allocator's, with its layout.
+            unsafe { memory.arena.free(block, layout) };
+        }
+    }
+}
+
+/// Every mapping of the library's own.
+pub fn own_mappings(mut take: impl FnMut(AddressRange)) {
+    if let Some(memory) = memory() {
+        take(extent(core::ptr::from_ref(memory) as usize));
+        memory.arena.mappings(take);
+    }
+}

@@ -1,0 +1,193 @@
+//! What the library remembers, and the lock under which it is used: alone, with all signals held, or by the thread that
+//! forks. It lies in the library's own memory (`own_memory`).
+
+use crate::library::Library;
+use crate::own_memory::{self, Room};
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use linux_raw::ALL_SIGNALS;
+
+/// The state in [`Room`]. All zero, as that is at first, it is a state in which nothing has happened.
+struct State {
+    /// 0 free, 1 held, 2 held and waited for.
+    lock: AtomicU32,
+    /// The thread that holds the lock.
+    owner: AtomicU32,
+    /// The thread pointer of the thread that holds it for a fork, else 0. In the child the owner has another number, but
+    /// the same thread pointer.
+    forker: AtomicUsize,
+    library: UnsafeCell<MaybeUninit<Library>>,
+    /// True once `library` has been written.
+    has_library: AtomicBool,
+    /// The number of forks that the thread which holds the lock is in; more than one where a handler of the program's
+    /// around a fork forks itself.
+    forks: AtomicU32,
+    /// The signal mask of that thread before the first of them.
+    mask_at_fork: UnsafeCell<u64>,
+}
+
+const _: () = assert!(size_of::<State>() <= size_of::<Room>() && align_of::<State>() <= align_of::<Room>());
+
+fn known_state() -> Option<&'static State> {
+    own_memory::known_room().map(state_in)
+}
+
+fn state() -> Option<&'static State> {
+    own_memory::room().map(state_in)
+}
+
+fn state_in(room: NonNull<Room>) -> &'static State {
+    // SAFETY:
+    // - the room has the size and the alignment of a `State`, as asserted above, and is never unmapped.
+    // - it is zero at first, which is a value of every field, and only this module uses it; nobody has a `&mut` to it.
+    unsafe { room.cast::<State>().as_ref() }
+}
+
+impl State {
+    /// The library, new where it has not been used yet.
+    ///
+    /// # Safety
+    /// The calling thread holds the lock, and there is no other reference to the library.
+    #[allow(clippy::mut_from_ref, reason = "the lock makes it exclusive, by the caller's promise")]
+    unsafe fn library(&self) -> &mut Library {
+        // SAFETY:
+        // - the caller's promise.
+        let library = unsafe { &mut *self.library.get() };
+        if !self.has_library.swap(true, Ordering::Relaxed) {
+            library.write(Library::default());
+        }
+        // SAFETY:
+        // - `has_library` says that it has been written, here or before.
+        unsafe { library.assume_init_mut() }
+    }
+}
+
+/// Why the library cannot be used just now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// The calling thread already holds the library's state: it was called from a callback of its own.
+    Busy,
+    /// There is no memory even for its state.
+    NoMemory,
+}
+
+/// Keeps every signal from this thread as long as it lives: no handler of the program may run, or fork, while memory is
+/// half way, and none may find the lock held by the very thread that it interrupted.
+struct SignalsHeld(u64);
+
+impl SignalsHeld {
+    /// Holds them from now on.
+    fn new() -> Self {
+        Self(linux_raw::set_signal_mask(ALL_SIGNALS))
+    }
+}
+
+impl Drop for SignalsHeld {
+    fn drop(&mut self) {
+        linux_raw::set_signal_mask(self.0);
+    }
+}
+
+/// Acts on what the library remembers, alone and with all signals held.
+///
+/// # Errors
+/// [`Unusable`].
+pub fn with_library<R>(act: impl FnOnce(&mut Library) -> R) -> Result<R, Unusable> {
+    let state = state().ok_or(Unusable::NoMemory)?;
+    let _signals = SignalsHeld::new();
+    lock(state)?;
+    // SAFETY:
+    // - the lock is held, so that nobody else has a reference.
+    let library = unsafe { state.library() };
+    let result = act(library);
+    unlock(state);
+    Ok(result)
+}
+
+fn lock(state: &State) -> Result<(), Unusable> {
+    let me = linux_raw::thread_id();
+    if state.owner.load(Ordering::Relaxed) == me || is_forker(state) {
+        return Err(Unusable::Busy);
+    }
+    let mut seen = state.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+    while seen.is_err() {
+        if state.lock.swap(2, Ordering::Acquire) == 0 {
+            break;
+        }
+        linux_raw::futex_wait(&state.lock, 2, false);
+        seen = Err(2);
+    }
+    state.owner.store(me, Ordering::Relaxed);
+    Ok(())
+}
+
+/// True in a handler around a fork of this thread, in the parent and in the child.
+fn is_forker(state: &State) -> bool {
+    state.forks.load(Ordering::Relaxed) > 0 && state.forker.load(Ordering::Relaxed) == linux_raw::thread_pointer()
+}
+
+fn unlock(state: &State) {
+    state.owner.store(0, Ordering::Relaxed);
+    if state.lock.swap(0, Ordering::Release) == 2 {
+        linux_raw::futex_wake(&state.lock, false);
+    }
+}
+
+/// Takes the library for the time of a fork: from now until the outermost of [`release_in_parent`] or
+/// [`release_in_child`] no signal reaches this thread and no other thread forks or lifts. Where this very thread has the
+/// library already, only forks are counted.
+pub fn take_for_fork(prepare: impl FnOnce(&mut Library)) {
+    // Not only where the library has been used: what another thread takes while this one forks is not this one's to release.
+    let Some(state) = state() else { return };
+    let mask = linux_raw::set_signal_mask(ALL_SIGNALS);
+    if lock(state).is_err() {
+        linux_raw::set_signal_mask(mask);
+        // This thread holds the lock, in a handler around another fork or in the library.
+        if is_forker(state) {
+            state.forks.fetch_add(1, Ordering::Relaxed);
+        }
+        return;
+    }
+    state.forker.store(linux_raw::thread_pointer(), Ordering::Relaxed);
+    state.forks.store(1, Ordering::Relaxed);
+    // SAFETY:
+    // - the lock is held, so that nobody else has a reference to either.
+    unsafe {
+        *state.mask_at_fork.get() = mask;
+        prepare(state.library());
+    }
+}
+
+/// Gives the library back after a fork, in the parent. After a fork within another one's handlers it stays taken: what
+/// was prepared is the outer fork's.
+pub fn release_in_parent(finish: impl FnOnce(&mut Library)) {
+    let Some(state) = known_state().filter(|state| is_forker(state)) else { return };
+    match state.forks.load(Ordering::Relaxed) {
+        1 => release(state, finish),
+        forks => state.forks.store(forks - 1, Ordering::Relaxed),
+    }
+}
+
+/// Gives the library back after a fork, in the child, whatever forks its thread is in: what was prepared before any of
+/// them serves this child, and leaves nothing that a later fork within the same handlers would have to guard.
+pub fn release_in_child(finish: impl FnOnce(&mut Library)) {
+    if let Some(state) = known_state().filter(|state| is_forker(state)) {
+        release(state, finish);
+    }
+}
+
+/// To be called by the thread that has taken the lock for a fork, or by its copy in the child.
+fn release(state: &State, finish: impl FnOnce(&mut Library)) {
+    state.forks.store(0, Ordering::Relaxed);
+    state.forker.store(0, Ordering::Relaxed);
+    // SAFETY:
+    // - the lock has been held by this thread since `take_for_fork`; in the child no other thread exists.
+    let mask = unsafe {
+        finish(state.library());
+        *state.mask_at_fork.get()
+    };
+    unlock(state);
+    linux_raw::set_signal_mask(mask);
+}

@@ -1,0 +1,149 @@
+//! Scripts: which calls fail, how, and with which error.
+
+use super::errno::*;
+use lift_execution::ENOSYS;
+use std::collections::BTreeMap;
+
+/// The calls of an executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs)]
+pub enum Call {
+    Map,
+    MapAt,
+    Unmap,
+    AdviseHuge,
+    Populate,
+    Collapse,
+    Protect,
+    MoveTo,
+    Copy,
+    MapFile,
+    MapFileAt,
+    MapOwnFile,
+    ExpectUnchanged,
+    Refault,
+    Touch,
+    Name,
+    LeaveOutOfDumps,
+    Seal,
+    Huge,
+    Space,
+}
+
+impl Call {
+    /// Every call.
+    pub const ALL: [Self; 20] = [
+        Self::Map,
+        Self::MapAt,
+        Self::Unmap,
+        Self::AdviseHuge,
+        Self::Populate,
+        Self::Collapse,
+        Self::Protect,
+        Self::MoveTo,
+        Self::Copy,
+        Self::MapFile,
+        Self::MapFileAt,
+        Self::MapOwnFile,
+        Self::ExpectUnchanged,
+        Self::Refault,
+        Self::Touch,
+        Self::Name,
+        Self::LeaveOutOfDumps,
+        Self::Seal,
+        Self::Huge,
+        Self::Space,
+    ];
+
+    /// The errors that the call can give: those of open(2), mmap(2), munmap(2), madvise(2), mprotect(2), mremap(2),
+    /// process_vm_readv(2), prctl(2) and read(2) of `/proc` files that a process can meet with arguments in order,
+    /// security modules and a process that has ended included.
+    pub fn errors(self) -> &'static [i32] {
+        match self {
+            Self::Map => &[ENOMEM, EAGAIN, EINVAL, EPERM, EACCES, ESRCH],
+            Self::MapAt => &[ENOMEM, EAGAIN, EINVAL, EPERM, EACCES, EEXIST, ESRCH],
+            Self::Unmap => &[EINVAL, ENOMEM, EPERM, EINTR, ESRCH],
+            Self::AdviseHuge => &[EINVAL, ENOMEM, EAGAIN, EPERM, ESRCH],
+            Self::Populate => &[EFAULT, ENOMEM, EINVAL, EAGAIN, EINTR, EHWPOISON, ESRCH],
+            Self::Collapse => &[EAGAIN, EBUSY, EINVAL, ENOMEM, EINTR, ESRCH],
+            Self::Protect => &[EACCES, EINVAL, ENOMEM, EPERM, ESRCH],
+            Self::MoveTo => &[EAGAIN, EFAULT, EINVAL, ENOMEM, EPERM, ESRCH],
+            Self::Copy => &[EFAULT, EINVAL, ENOMEM, EPERM, EIO, ESRCH],
+            Self::Refault => &[EBUSY, EINVAL, ENOMEM, EAGAIN, EPERM, EINTR, ESRCH],
+            Self::Touch => &[EFAULT, EINVAL, ENOMEM, EAGAIN, EINTR, EHWPOISON, ESRCH],
+            Self::MapFile | Self::MapFileAt | Self::MapOwnFile => {
+                &[ENOENT, EACCES, ENOMEM, EAGAIN, EINVAL, EPERM, EMFILE, ESRCH]
+            }
+            Self::Name => &[EINVAL, ENOMEM, EFAULT, ESRCH],
+            Self::LeaveOutOfDumps => &[EINVAL, ENOMEM, EAGAIN, EPERM, ESRCH],
+            Self::Seal => &[EINVAL, ENOMEM, EPERM, ENOSYS, ESRCH],
+            Self::ExpectUnchanged => &[EBUSY, EACCES, ENOENT, EIO, ENOMEM, ESRCH],
+            Self::Huge => &[EACCES, ENOENT, EIO, ENOMEM, EINVAL, ESRCH],
+            Self::Space => &[EACCES, ENOENT, EIO, ENOMEM, ESRCH],
+        }
+    }
+
+    /// The ways in which the call can fail.
+    pub fn modes(self) -> &'static [Mode] {
+        match self {
+            Self::MoveTo | Self::MapFileAt => &[Mode::Clean, Mode::DestinationGone],
+            Self::AdviseHuge | Self::Populate | Self::Collapse | Self::Copy | Self::Refault | Self::Touch => {
+                &[Mode::Clean, Mode::Halfway]
+            }
+            _ => &[Mode::Clean],
+        }
+    }
+}
+
+/// What a call that fails leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing has changed.
+    Clean,
+    /// Half of what was to be advised, populated, collapsed or copied is.
+    Halfway,
+    /// What was mapped at the destination has been removed.
+    DestinationGone,
+}
+
+/// How a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The error's number.
+    pub errno: i32,
+    /// What is left behind.
+    pub mode: Mode,
+}
+
+/// Which calls fail.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    single: BTreeMap<usize, Failure>,
+    lasting: Vec<(usize, Option<Call>, Failure)>,
+}
+
+impl Script {
+    /// No call fails but those that the model itself refuses.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes the call with this number fail, counted from 0 over all calls.
+    #[must_use]
+    pub fn failing_at(mut self, number: usize, failure: Failure) -> Self {
+        self.single.insert(number, failure);
+        self
+    }
+
+    /// Makes every call of one kind, or every call, fail from this number on.
+    #[must_use]
+    pub fn failing_from(mut self, number: usize, call: Option<Call>, failure: Failure) -> Self {
+        self.lasting.push((number, call, failure));
+        self
+    }
+
+    pub(super) fn failure(&self, number: usize, call: Call) -> Option<Failure> {
+        let lasting = || self.lasting.iter().find(|(from, kind, _)| number >= *from && kind.is_none_or(|k| k == call));
+        self.single.get(&number).copied().or_else(|| lasting().map(|(_, _, failure)| *failure))
+    }
+}

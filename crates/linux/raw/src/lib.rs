@@ -1,0 +1,75 @@
+//! System calls without a C library, for code that runs where there is none, beneath it, or while memory is being moved
+//! or shared with another process: nothing here touches `errno`, allocates (except where it returns a `RangeSet`), takes
+//! a lock, panics or is a cancellation point (pthreads(7)).
+//!
+//! A function returns the kernel's error number as [`Errno`]; the manual page of the call that it is named after says
+//! which there are. The kernel's constants and structures are in [`kernel`].
+#![no_std]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+pub mod directory;
+mod files;
+mod memory;
+pub mod pagemap;
+mod process;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+use aarch64::system_call;
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::{stack_pointer, thread_pointer};
+#[cfg(target_arch = "x86_64")]
+use x86_64::system_call;
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::{stack_pointer, thread_pointer};
+
+pub use files::{
+    close, ioctl, open, read, read_at, read_link, read_to, read_uninterrupted, status_of, userfaultfd, write,
+    write_pieces,
+};
+/// The kernel's constants and structures, generated from its headers.
+pub use linux_raw_sys as kernel;
+pub use memory::{madvise, mmap, mprotect, mremap, mremap_to, munmap, name_memory, process_vm_readv};
+#[rustfmt::skip]
+pub use process::{
+    ALL_SIGNALS, abort, close_all, execute, exit, forget_thread_word, futex_wait, futex_wake, kernel_release,
+    monotonic_microseconds, process_id, set_child_subreaper, set_ptracer, set_signal_mask, thread_id, wait_for_end, yield_cpu,
+};
+
+/// An error number, positive, as in errno(3).
+pub type Errno = i32;
+
+/// Highest error number that a system call returns, negated (Linux, `include/linux/err.h`).
+const MAX_ERRNO: isize = 4095;
+
+/// Makes the system call `number` and returns its result.
+///
+/// # Errors
+/// The kernel's error number.
+///
+/// # Safety
+/// As for the system call that is made.
+pub unsafe fn call(number: u32, arguments: [usize; 6]) -> Result<usize, Errno> {
+    // SAFETY:
+    // - the caller's promise.
+    let result = unsafe { system_call(number as usize, arguments) };
+    if (-MAX_ERRNO..0).contains(&result) { Err(-result as Errno) } else { Ok(result as usize) }
+}
+
+/// As [`call`], with fewer arguments; the rest are 0.
+///
+/// # Errors
+/// The kernel's error number.
+///
+/// # Safety
+/// As for the system call that is made.
+pub unsafe fn call_with<const COUNT: usize>(number: u32, arguments: [usize; COUNT]) -> Result<usize, Errno> {
+    const { assert!(COUNT <= 6, "a system call has at most six arguments") };
+    let arguments = core::array::from_fn(|index| arguments.get(index).copied().unwrap_or(0));
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { call(number, arguments) }
+}

@@ -1,0 +1,71 @@
+//! What of a file is in the page cache (cachestat(2)).
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+/// System call `cachestat` (Linux 6.5): one number on every architecture.
+pub const SYS_CACHESTAT: libc::c_long = 451;
+
+/// `struct cachestat_range` (`linux/mman.h`), in bytes.
+#[repr(C)]
+struct ByteRange {
+    offset: u64,
+    length: u64,
+}
+
+/// Pages of a part of a file, as the kernel counts them (`struct cachestat`, `linux/mman.h`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedPages {
+    /// In the page cache.
+    pub cached: u64,
+    /// Of these, changed and not yet written back.
+    pub dirty: u64,
+    /// Of these, being written back.
+    pub writeback: u64,
+    /// Dropped by reclaim.
+    pub evicted: u64,
+    /// Dropped by reclaim a short time ago.
+    pub recently_evicted: u64,
+}
+
+/// Counts the base pages of a part of a file that are in the page cache. Nothing is read.
+///
+/// # Errors
+/// `ENOSYS` before Linux 6.5; `EPERM` since 6.15 where the caller neither owns the file nor may write it; `EOPNOTSUPP`
+/// for hugetlbfs.
+pub fn cached_pages(file: &File, offsets: Range<u64>) -> io::Result<CachedPages> {
+    let range = ByteRange { offset: offsets.start, length: offsets.end.saturating_sub(offsets.start) };
+    // A length of 0 means all that follows.
+    if range.length == 0 {
+        return Ok(CachedPages::default());
+    }
+    let mut counts = CachedPages::default();
+    // SAFETY:
+    // - both structures have the layout of `linux/mman.h`, and the kernel writes to `counts` alone.
+    let result =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0 as libc::c_uint) };
+    if result == 0 { Ok(counts) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::base_page;
+
+    #[test]
+    fn what_was_just_written_is_in_the_cache() {
+        let path = std::env::temp_dir().join(format!("pagelift-cached-{}", std::process::id()));
+        let page = base_page().bytes();
+        std::fs::write(&path, vec![1; 3 * page as usize]).unwrap();
+        let file = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        match cached_pages(&file, page..3 * page) {
+            Ok(pages) => assert_eq!(pages.cached, 2),
+            Err(error) => assert!(matches!(error.raw_os_error(), Some(libc::ENOSYS)), "{error}"),
+        }
+        assert!(cached_pages(&file, page..page).is_ok_and(|pages| pages == CachedPages::default()));
+    }
+}

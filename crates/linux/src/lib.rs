@@ -1,0 +1,29 @@
+//! Raw system calls that no library wraps. This crate has no policy: the callers decide what to do with an answer.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod advice;
+pub mod attributes;
+pub mod bare;
+pub mod bounded;
+pub mod capabilities;
+pub mod constants;
+pub mod cpus;
+pub mod descriptors;
+pub mod features;
+pub mod file_cache;
+pub mod file_flags;
+pub mod file_mapping;
+pub mod file_rights;
+pub mod file_systems;
+pub mod interrupted;
+pub mod leases;
+pub mod pagemap;
+pub mod pages;
+pub mod perf_event;
+pub mod process_handle;
+pub mod release;
+pub mod text;
+pub mod tracefs;
+pub mod urgency;
+
+pub use linux_raw::directory;

@@ -1,0 +1,170 @@
+//! `/proc/PID/pagemap`: which pages are present and which are huge.
+//!
+//! Uses `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`), which returns ranges. On older kernels
+//! entries are read one by one and do not show huge pages; [`Pagemap::huge`] fails there.
+
+use address_space::{AddressRange, PageSize, RangeSet};
+pub use linux_raw::pagemap::PAGEMAP_SCAN;
+use linux_raw::pagemap::{EMPTY_REGION, Entry, Wanted, entries_that, scan};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+/// Regions that one call may return.
+const REGIONS: usize = 128;
+/// Most entries read at once.
+const ENTRIES: u64 = 8192;
+
+/// The pagemap of one process.
+pub struct Pagemap {
+    file: File,
+    base_page: PageSize,
+}
+
+impl Pagemap {
+    /// Opens the pagemap of a process.
+    ///
+    /// # Errors
+    /// The kernel's: no such process, no permission, or no `/proc`.
+    pub fn open(pid: i32, base_page: PageSize) -> io::Result<Self> {
+        Ok(Self { file: File::open(format!("/proc/{pid}/pagemap"))?, base_page })
+    }
+
+    /// Returns the parts of `range` that are mapped by huge pages, of the pool or transparent.
+    ///
+    /// # Errors
+    /// `ENOTTY` or `EINVAL` on kernels before 6.7; otherwise the kernel's.
+    pub fn huge(&self, range: AddressRange) -> io::Result<RangeSet> {
+        self.scan(range, Wanted::HUGE)
+    }
+
+    /// Returns the pages of `range`, a private mapping of a file, that have been written to and are no longer the
+    /// file's.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn changed(&self, range: AddressRange) -> io::Result<RangeSet> {
+        self.scan(range, Wanted::CHANGED).or_else(|_| self.changed_by_entries(range))
+    }
+
+    fn changed_by_entries(&self, range: AddressRange) -> io::Result<RangeSet> {
+        self.entries_that(range, Entry::is_changed)
+    }
+
+    /// Returns the pages of `range` that have been touched: present, or swapped out.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn touched(&self, range: AddressRange) -> io::Result<RangeSet> {
+        self.scan(range, Wanted::TOUCHED).or_else(|_| self.read_entries(range))
+    }
+
+    /// Returns the pages of `range` that are present or swapped out. Where the kernel reports it (Linux 6.7), the zero
+    /// page, which stands for memory that was only read, is left out.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn with_contents(&self, range: AddressRange) -> io::Result<RangeSet> {
+        self.scan(range, Wanted::WITH_CONTENTS).or_else(|_| self.read_entries(range))
+    }
+
+    /// Returns the number of bytes of `range` that are resident. Where the kernel reports it (Linux 6.7), the zero
+    /// page, which stands for memory that was only read, does not count.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn resident(&self, range: AddressRange) -> io::Result<u64> {
+        let scanned = |wanted| {
+            let mut bytes = 0;
+            self.scan_each(range, wanted, |found| bytes += found.len()).map(|()| bytes)
+        };
+        match scanned(Wanted::PRESENT) {
+            Ok(present) => Ok(present.saturating_sub(scanned(Wanted::ZERO_PAGE)?)),
+            Err(_) => {
+                let there = self.entries_that(range, Entry::is_present)?;
+                Ok(there.iter().map(AddressRange::len).sum())
+            }
+        }
+    }
+
+    fn scan(&self, range: AddressRange, wanted: Wanted) -> io::Result<RangeSet> {
+        let mut found = RangeSet::new();
+        self.scan_each(range, wanted, |part| found.insert(part))?;
+        Ok(found)
+    }
+
+    fn scan_each(&self, range: AddressRange, wanted: Wanted, found: impl FnMut(AddressRange)) -> io::Result<()> {
+        scan(self.file.as_raw_fd(), range, wanted, &mut [EMPTY_REGION; REGIONS], found)
+            .map_err(io::Error::from_raw_os_error)
+    }
+
+    fn read_entries(&self, range: AddressRange) -> io::Result<RangeSet> {
+        self.entries_that(range, Entry::is_touched)
+    }
+
+    fn entries_that(&self, range: AddressRange, fits: impl Fn(Entry) -> bool) -> io::Result<RangeSet> {
+        let pages = (range.len() / self.base_page.bytes()).clamp(1, ENTRIES);
+        let mut buffer = vec![0; pages as usize * Entry::BYTES];
+        let read = |into: &mut [u8], offset| self.file.read_exact_at(into, offset).map(|()| into.len());
+        entries_that(range, self.base_page, &mut buffer, read, fits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::Address;
+
+    fn base_page() -> PageSize {
+        let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap();
+        PageSize::new(size as u64).unwrap()
+    }
+
+    #[test]
+    fn both_ways_of_asking_agree_on_what_is_changed() {
+        let page = base_page().bytes();
+        let file = File::open("/proc/self/exe").unwrap();
+        let pages = file.metadata().unwrap().len() / page;
+        assert!(pages > 8);
+        let protection = nix::sys::mman::ProtFlags::PROT_READ | nix::sys::mman::ProtFlags::PROT_WRITE;
+        let length = std::num::NonZeroUsize::new((pages * page) as usize).unwrap();
+        let flags = nix::sys::mman::MapFlags::MAP_PRIVATE;
+        // SAFETY:
+        // - a new mapping, which nothing else knows of.
+        let at = unsafe { nix::sys::mman::mmap(None, length, protection, flags, &file, 0) }.unwrap();
+        let memory = at.as_ptr().cast::<u8>();
+        for number in [0, 1, 5] {
+            // SAFETY:
+            // - the page lies in the mapping, which is readable and writable.
+            unsafe { memory.add(number * page as usize).write_volatile(1) };
+        }
+        // SAFETY:
+        // - as above; the page is only read, and stays the file's.
+        unsafe { memory.add(3 * page as usize).read_volatile() };
+        let range = AddressRange::sized(Address(memory as u64), pages * page);
+        let pagemap = Pagemap::open(std::process::id() as i32, base_page()).unwrap();
+        let expected: RangeSet =
+            [0, 1, 5].map(|n| AddressRange::sized(range.start() + n * page, page)).into_iter().collect();
+        assert_eq!(pagemap.changed(range).unwrap(), expected);
+        assert_eq!(pagemap.changed_by_entries(range).unwrap(), expected);
+        // SAFETY:
+        // - the mapping of this test, which is not used afterwards.
+        unsafe { nix::sys::mman::munmap(at, length.get()) }.unwrap();
+    }
+
+    #[test]
+    fn both_ways_of_asking_agree_on_what_is_touched() {
+        let page = base_page().bytes() as usize;
+        let mut memory = vec![0u8; 64 * page];
+        memory.iter_mut().step_by(7 * page).for_each(|byte| *byte = 1);
+        let start = Address(std::hint::black_box(&memory).as_ptr() as u64).align_up(base_page()).unwrap();
+        let range = AddressRange::sized(start, 60 * page as u64);
+        let pagemap = Pagemap::open(std::process::id() as i32, base_page()).unwrap();
+        let entries = pagemap.read_entries(range).unwrap();
+        assert!(!entries.is_empty());
+        assert_eq!(pagemap.touched(range).unwrap(), entries);
+        let all: u64 = entries.iter().map(AddressRange::len).sum();
+        assert!((1..=all).contains(&pagemap.resident(range).unwrap()));
+    }
+}

@@ -1,0 +1,55 @@
+//! Reads the kernel's files, such as those of `/proc` and `/sys`.
+
+use crate::bounded::KERNEL_TEXT;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
+
+/// Size in bytes that nearly all of these files stay below.
+const USUAL_LENGTH: usize = 4 << 10;
+
+/// Reads a file of the kernel. These files report no length, so that a buffer that grows from nothing would read most
+/// of them in ten pieces.
+///
+/// # Errors
+/// Those of opening and reading, and of a file that is longer than [`KERNEL_TEXT`].
+pub fn bytes_of(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let (mut beginning, mut length) = ([0; USUAL_LENGTH], 0);
+    while length < USUAL_LENGTH {
+        match file.read(&mut beginning[length..]) {
+            Ok(0) => return Ok(beginning[..length].to_vec()),
+            Ok(read) => length += read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    KERNEL_TEXT.read_behind(beginning.to_vec(), file)
+}
+
+/// Reads a file of the kernel as text.
+///
+/// # Errors
+/// Those of opening and reading; `InvalidData` where the file is not UTF-8.
+pub fn text_of(path: impl AsRef<Path>) -> io::Result<String> {
+    String::from_utf8(bytes_of(path)?).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_every_length_are_read_whole() {
+        for length in [0, 1, USUAL_LENGTH - 1, USUAL_LENGTH, USUAL_LENGTH + 1, 5 * USUAL_LENGTH] {
+            let path = std::env::temp_dir().join(format!("pagelift-text-{}-{length}", std::process::id()));
+            let bytes: Vec<u8> = (0..length).map(|at| b'a' + (at % 23) as u8).collect();
+            std::fs::write(&path, &bytes).unwrap();
+            let read = bytes_of(&path);
+            std::fs::remove_file(&path).unwrap();
+            assert!(read.unwrap() == bytes, "{length}");
+        }
+        assert!(text_of("/proc/self/maps").unwrap().contains("[stack]"));
+        assert_eq!(text_of("/nowhere/to/be/found").unwrap_err().kind(), ErrorKind::NotFound);
+    }
+}

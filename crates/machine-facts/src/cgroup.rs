@@ -1,0 +1,349 @@
+//! Reads the limits of a process's cgroups, version 1 and 2 (cgroups(7)).
+
+use crate::Files;
+use address_space::PageSize;
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use serde::Serialize;
+
+/// Version 1 expresses "no limit" by the largest number of whole pages (`PAGE_COUNTER_MAX`), which no machine has.
+const NO_LIMIT: u64 = 1 << 62;
+
+/// What is left below the tightest limits of a process's cgroups.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CgroupLimits {
+    /// Bytes of memory, and the directory that sets them; `None` without a limit.
+    pub memory: Option<(u64, String)>,
+    /// Of hugetlb pages, the tightest by size.
+    pub hugetlb: Vec<HugetlbLimit>,
+}
+
+impl CgroupLimits {
+    /// The tightest limit of pages of one size.
+    pub fn hugetlb_of(&self, size: PageSize) -> Option<&HugetlbLimit> {
+        self.hugetlb.iter().find(|limit| limit.size == size)
+    }
+}
+
+/// A limit of hugetlb pages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HugetlbLimit {
+    /// Which pages.
+    pub size: PageSize,
+    /// Bytes left below the limit.
+    pub left: u64,
+    /// The file that sets it.
+    pub file: String,
+}
+
+/// A process's cgroups and their directories. Finding them takes longer than reading their limits.
+#[derive(Clone, Debug, Default)]
+pub struct Cgroups {
+    membership: String,
+    mounts: String,
+}
+
+impl Cgroups {
+    /// The cgroups of the process whose directory in /proc is `process`. What cannot be read counts as none.
+    pub fn of(files: &impl Files, process: &str) -> Self {
+        Self {
+            membership: files.text(&format!("{process}/cgroup")).unwrap_or_default(),
+            mounts: files.text("/proc/self/mountinfo").unwrap_or_default(),
+        }
+    }
+
+    /// Reads their limits. What cannot be read counts as no limit; the kernel has the last word.
+    pub fn limits(&self, files: &impl Files, sizes: &[PageSize]) -> CgroupLimits {
+        limits_of(files, &self.membership, &self.mounts, sizes)
+    }
+
+    /// Returns what each cgroup of the process says about hugetlb pages, its own first. Cgroups without any limit are
+    /// left out.
+    pub fn hugetlb(&self, files: &impl Files, sizes: &[PageSize]) -> Vec<HugetlbCgroup> {
+        let mut found = Vec::new();
+        for_each_directory(&self.membership, &self.mounts, |controller, directory, version_2| {
+            if controller == "hugetlb" {
+                let of_size = |size: &PageSize| HugetlbCgroup::read(files, directory, *size, version_2);
+                found.extend(sizes.iter().filter_map(of_size));
+            }
+        });
+        found
+    }
+}
+
+/// The limits that one cgroup sets to hugetlb pages of one size. Bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HugetlbCgroup {
+    /// Which pages.
+    pub size: PageSize,
+    /// Directory of the cgroup.
+    pub directory: String,
+    /// Limit of pages in use, beyond which a fault is SIGBUS.
+    pub in_use: Option<u64>,
+    /// Limit of pages promised to mappings, beyond which mmap fails.
+    pub promised: Option<u64>,
+    /// The file that sets `in_use`.
+    pub in_use_file: String,
+    /// The file that sets `promised` (Linux 5.7); `None` where the kernel has none.
+    pub promised_file: Option<String>,
+}
+
+impl HugetlbCgroup {
+    fn read(files: &impl Files, directory: &str, size: PageSize, version_2: bool) -> Option<Self> {
+        let limit = if version_2 { "max" } else { "limit_in_bytes" };
+        let name = hugetlb_name(size);
+        let [in_use_file, promised_file] =
+            ["", "rsvd."].map(|kind| format!("{directory}/hugetlb.{name}.{kind}{limit}"));
+        let bound = |file: &str| files.number(file).filter(|limit| *limit < NO_LIMIT);
+        let (in_use, promised) = (bound(&in_use_file), bound(&promised_file));
+        let promised_file = files.text(&promised_file).map(|_| promised_file);
+        let directory = directory.to_owned();
+        let is_limited = in_use.is_some() || promised.is_some();
+        is_limited.then_some(Self { size, directory, in_use, promised, in_use_file, promised_file })
+    }
+}
+
+fn limits_of(files: &impl Files, membership: &str, mounts: &str, sizes: &[PageSize]) -> CgroupLimits {
+    let mut limits = CgroupLimits::default();
+    for_each_directory(membership, mounts, |controller, directory, version_2| match controller {
+        "memory" => take_memory(files, &mut limits, directory, version_2),
+        _ => sizes.iter().for_each(|size| take_hugetlb(files, &mut limits, directory, *size, version_2)),
+    });
+    limits
+}
+
+/// Calls `look` with `memory` or `hugetlb`, each directory of a cgroup that limits it, the process's own first, and
+/// whether the directory is of version 2.
+fn for_each_directory(membership: &str, mounts: &str, mut look: impl FnMut(&str, &str, bool)) {
+    for line in membership.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
+        let version_2 = controllers.is_empty();
+        let has = |name: &str| controllers.split(',').any(|c| c == name);
+        for name in ["memory", "hugetlb"].into_iter().filter(|name| version_2 || has(name)) {
+            let Some((root, mounted_root)) = mount_of(mounts, (!version_2).then_some(name)) else { continue };
+            let inside = path.strip_prefix(mounted_root.trim_end_matches('/')).unwrap_or(path);
+            ancestors(root, inside).iter().for_each(|directory| look(name, directory, version_2));
+        }
+    }
+}
+
+/// Mount point and mounted root of the cgroup2 hierarchy, or of the version 1 hierarchy with a controller.
+fn mount_of<'a>(mountinfo: &'a str, controller: Option<&str>) -> Option<(&'a str, &'a str)> {
+    mountinfo.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut right = right.split(' ');
+        let kind = right.next()?;
+        let options = right.nth(1)?;
+        let fits = match controller {
+            None => kind == "cgroup2",
+            Some(name) => kind == "cgroup" && options.split(',').any(|option| option == name),
+        };
+        let mut left = left.split(' ');
+        let (root, point) = (left.nth(3)?, left.next()?);
+        fits.then_some((point, root))
+    })
+}
+
+/// The cgroup's directory and those above it, up to the root of the hierarchy.
+fn ancestors(root: &str, inside: &str) -> Vec<String> {
+    let mut directories = Vec::new();
+    let mut inside = inside.trim_matches('/');
+    while !inside.is_empty() {
+        directories.push(format!("{root}/{inside}"));
+        inside = inside.rsplit_once('/').map_or("", |(above, _)| above);
+    }
+    directories.push(root.to_owned());
+    directories
+}
+
+fn take_memory(files: &impl Files, limits: &mut CgroupLimits, directory: &str, version_2: bool) {
+    let (limit, usage) =
+        if version_2 { ("memory.max", "memory.current") } else { ("memory.limit_in_bytes", "memory.usage_in_bytes") };
+    // Without a limit the rest need not be read: the kernel sums `memory.stat` over all CPUs for each reader.
+    let Some(limit) = files.number(&format!("{directory}/{limit}")).filter(|limit| *limit < NO_LIMIT) else { return };
+    let Some(usage) = files.number(&format!("{directory}/{usage}")) else { return };
+    // Inactive page cache is reclaimed at once when the limit is reached.
+    let stat = files.text(&format!("{directory}/memory.stat")).unwrap_or_default();
+    let name = if version_2 { "inactive_file " } else { "total_inactive_file " };
+    let reclaimable = stat.lines().find_map(|l| l.strip_prefix(name)).and_then(|n| n.trim().parse().ok()).unwrap_or(0);
+    let left = limit.saturating_sub(usage.saturating_sub(reclaimable));
+    if limits.memory.as_ref().is_none_or(|(so_far, _)| left < *so_far) {
+        limits.memory = Some((left, directory.to_owned()));
+    }
+}
+
+fn take_hugetlb(files: &impl Files, limits: &mut CgroupLimits, directory: &str, size: PageSize, version_2: bool) {
+    let name = hugetlb_name(size);
+    let pairs = if version_2 {
+        [("max", "current"), ("rsvd.max", "rsvd.current")]
+    } else {
+        [("limit_in_bytes", "usage_in_bytes"), ("rsvd.limit_in_bytes", "rsvd.usage_in_bytes")]
+    };
+    for (limit, usage) in pairs {
+        let file = |what: &str| format!("{directory}/hugetlb.{name}.{what}");
+        let set_by = file(limit);
+        let Some(limit) = files.number(&set_by).filter(|limit| *limit < NO_LIMIT) else { continue };
+        let Some(usage) = files.number(&file(usage)) else { continue };
+        let left = limit.saturating_sub(usage);
+        let found = HugetlbLimit { size, left, file: set_by };
+        match limits.hugetlb.iter_mut().find(|so_far| so_far.size == size) {
+            Some(so_far) if left < so_far.left => *so_far = found,
+            Some(_) => {}
+            None => limits.hugetlb.push(found),
+        }
+    }
+}
+
+/// The size as hugetlb cgroup files name it: `2MB`, `1GB`, `64KB`.
+fn hugetlb_name(size: PageSize) -> String {
+    size.to_string().replace(' ', "").replace("iB", "B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::tests::WrittenFiles;
+
+    const MOUNTS: &str = "\
+30 20 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+31 20 0:27 /docker/abc /sys/fs/cgroup/hugetlb rw,relatime shared:5 - cgroup cgroup rw,hugetlb
+32 20 0:28 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn hierarchies_are_found_by_controller() {
+        assert_eq!(mount_of(MOUNTS, Some("memory")).unwrap().0, "/sys/fs/cgroup/memory");
+        assert_eq!(mount_of(MOUNTS, Some("hugetlb")).unwrap().1, "/docker/abc");
+        assert_eq!(mount_of(MOUNTS, None).unwrap().0, "/sys/fs/cgroup/unified");
+        assert!(mount_of(MOUNTS, Some("cpu")).is_none());
+    }
+
+    #[test]
+    fn every_ancestor_counts() {
+        assert_eq!(ancestors("/c", "/a/b"), ["/c/a/b", "/c/a", "/c"]);
+        assert_eq!(ancestors("/c", "/"), ["/c"]);
+    }
+
+    #[test]
+    fn the_tightest_memory_limit_wins() {
+        let mut files = WrittenFiles::default();
+        for (directory, max, current) in [("/c/a", "max", 500), ("/c", "1000", 600)] {
+            files.write(&format!("{directory}/memory.max"), max);
+            files.write(&format!("{directory}/memory.current"), current);
+            files.write(&format!("{directory}/memory.stat"), "anon 1\ninactive_file 100");
+        }
+        let mut limits = CgroupLimits::default();
+        ancestors("/c", "a").iter().for_each(|directory| take_memory(&files, &mut limits, directory, true));
+        assert_eq!(limits.memory, Some((500, "/c".to_owned())));
+    }
+
+    #[test]
+    fn the_tightest_hugetlb_limit_wins_and_is_named() {
+        let mut files = WrittenFiles::default();
+        let size = PageSize::new(2 << 20).unwrap();
+        for (path, text) in [
+            ("/c/a/hugetlb.2MB.max", "9000000"),
+            ("/c/a/hugetlb.2MB.current", "1000000"),
+            ("/c/a/hugetlb.2MB.rsvd.max", "max"),
+            ("/c/a/hugetlb.2MB.rsvd.current", "0"),
+            ("/c/hugetlb.2MB.rsvd.max", "2000000"),
+            ("/c/hugetlb.2MB.rsvd.current", "2000000"),
+        ] {
+            files.write(path, text);
+        }
+        let mut limits = CgroupLimits::default();
+        take_hugetlb(&files, &mut limits, "/c/a", size, true);
+        assert_eq!(limits.hugetlb_of(size).map(|limit| limit.left), Some(8_000_000));
+        take_hugetlb(&files, &mut limits, "/c", size, true);
+        let found = HugetlbLimit { size, left: 0, file: "/c/hugetlb.2MB.rsvd.max".to_owned() };
+        assert_eq!(limits.hugetlb, [found]);
+    }
+
+    /// Writes the files of one directory.
+    fn write(files: &mut WrittenFiles, directory: &str, numbers: &[(&str, u64)]) {
+        numbers.iter().for_each(|(name, value)| files.write(&format!("{directory}/{name}"), value));
+    }
+
+    #[test]
+    fn of_equal_limits_the_first_is_named_and_a_looser_one_never() {
+        let (mut files, size) = (WrittenFiles::default(), PageSize::new(2 << 20).unwrap());
+        for (name, limit) in [("/tight", 1000), ("/equal", 1000), ("/loose", 1001), ("/none", NO_LIMIT)] {
+            write(&mut files, name, &[("memory.max", limit), ("memory.current", 0)]);
+            write(&mut files, name, &[("hugetlb.2MB.max", limit), ("hugetlb.2MB.current", 0)]);
+        }
+        let found = |order: &[&str]| {
+            let mut limits = CgroupLimits::default();
+            for directory in order {
+                take_memory(&files, &mut limits, directory, true);
+                take_hugetlb(&files, &mut limits, directory, size, true);
+            }
+            let hugetlb = limits.hugetlb_of(size).and_then(|limit| Some(limit.file.rsplit_once('/')?.0.to_owned()));
+            assert_eq!(limits.memory.map(|(_, directory)| directory), hugetlb);
+            hugetlb
+        };
+        let tight = Some("/tight".to_owned());
+        assert_eq!(found(&["/tight", "/equal"]), tight);
+        assert_eq!(found(&["/tight", "/loose"]), tight);
+        assert_eq!(found(&["/loose", "/tight", "/none"]), tight);
+        assert_eq!(found(&["/none"]), None);
+    }
+
+    #[test]
+    fn limits_are_those_of_the_hierarchies_that_the_process_is_in() {
+        let (mut files, size) = (WrittenFiles::default(), PageSize::new(2 << 20).unwrap());
+        write(&mut files, "/unified/leaf", &[("memory.max", 900), ("memory.current", 100)]);
+        write(&mut files, "/unified/leaf", &[("hugetlb.2MB.max", 9000), ("hugetlb.2MB.current", 1000)]);
+        write(&mut files, "/memory/leaf", &[("memory.limit_in_bytes", 500), ("memory.usage_in_bytes", 100)]);
+        let hugetlb = [("hugetlb.2MB.limit_in_bytes", 5000), ("hugetlb.2MB.usage_in_bytes", 1000)];
+        write(&mut files, "/hugetlb/leaf", &hugetlb);
+        write(&mut files, "/cpu/leaf", &[("memory.limit_in_bytes", 1), ("memory.usage_in_bytes", 0)]);
+        write(&mut files, "/cpu/leaf", &[("hugetlb.2MB.limit_in_bytes", 1), ("hugetlb.2MB.usage_in_bytes", 0)]);
+        let version_1 = |name: &str| format!("31 20 0:27 / /{name} rw - cgroup cgroup rw,{name}\n");
+        let mut mounts = "30 20 0:26 /docker/abc /unified rw - cgroup2 cgroup2 rw\n".to_owned();
+        mounts.extend(["memory", "hugetlb", "cpu"].map(version_1));
+        files.write("/proc/self/mountinfo", mounts);
+        let mut left = |membership: &str| {
+            files.write("/proc/7/cgroup", membership);
+            let limits = Cgroups::of(&files, "/proc/7").limits(&files, &[size]);
+            (limits.memory.as_ref().map(|(left, _)| *left), limits.hugetlb_of(size).map(|limit| limit.left))
+        };
+        assert_eq!(left("0::/docker/abc/leaf\n"), (Some(800), Some(8000)));
+        assert_eq!(left("5:memory:/leaf\n"), (Some(400), None));
+        assert_eq!(left("6:cpu,hugetlb:/leaf\n"), (None, Some(4000)));
+        assert_eq!(left("7:cpu:/leaf\n"), (None, None));
+        assert_eq!(left("0::/docker/abc/leaf\n5:memory:/leaf\n6:hugetlb:/leaf\n"), (Some(400), Some(4000)));
+    }
+
+    #[test]
+    fn each_cgroup_with_a_limit_is_told_with_both_limits() {
+        let (mut files, size) = (WrittenFiles::default(), PageSize::new(2 << 20).unwrap());
+        files.write("/proc/7/cgroup", "0::/a/b\n5:hugetlb:/c");
+        files.write(
+            "/proc/self/mountinfo",
+            "30 20 0:26 / /two rw - cgroup2 cgroup2 rw\n31 20 0:27 / /one rw - cgroup cgroup rw,hugetlb",
+        );
+        for (file, text) in [
+            ("/two/a/b/hugetlb.2MB.max", "max"),
+            ("/two/a/b/hugetlb.2MB.rsvd.max", "max"),
+            ("/two/a/hugetlb.2MB.max", "4194304"),
+            ("/two/a/hugetlb.2MB.rsvd.max", "2097152"),
+            ("/one/c/hugetlb.2MB.limit_in_bytes", "0"),
+        ] {
+            files.write(file, text);
+        }
+        let found = Cgroups::of(&files, "/proc/7").hugetlb(&files, &[size]);
+        let limits: Vec<_> = found.iter().map(|c| (c.directory.as_str(), c.in_use, c.promised)).collect();
+        assert_eq!(limits, [("/two/a", Some(4 << 20), Some(2 << 20)), ("/one/c", Some(0), None)]);
+        assert_eq!(found[0].promised_file.as_deref(), Some("/two/a/hugetlb.2MB.rsvd.max"));
+        assert_eq!(found[1].promised_file, None);
+    }
+
+    #[test]
+    fn hugetlb_files_are_named_as_the_kernel_does() {
+        assert_eq!(hugetlb_name(PageSize::new(2 << 20).unwrap()), "2MB");
+        assert_eq!(hugetlb_name(PageSize::new(1 << 30).unwrap()), "1GB");
+    }
+}

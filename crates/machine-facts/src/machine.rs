@@ -1,0 +1,174 @@
+//! All facts of a machine together.
+
+use crate::{CgroupLimits, Cgroups, Files, POOLS, THP, default_hugetlb, pools_at, thp_at};
+use address_space::PageSize;
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use lift_plan::{HugePool, MachineFacts, Policy, ThpFacts, ThpMode};
+
+/// Share of available memory that is kept free, so that a lift never brings the machine or a cgroup to its limit.
+const SHARE_LEFT_ALONE: u64 = 16;
+
+/// `vm.max_map_count` where it cannot be read: the kernel's default.
+const USUAL_MOST_MAPPINGS: u64 = 65530;
+
+/// `e_machine` of programs that run natively here and that this build can lift (elf.h: EM_X86_64, EM_AARCH64).
+pub fn elf_machine() -> u16 {
+    if cfg!(target_arch = "x86_64") { 62 } else { 183 }
+}
+
+/// Facts about the running kernel that are in no file, or are known already.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    /// Ordinary page size.
+    pub base_page: PageSize,
+    /// Major and minor number of its release.
+    pub release: (u32, u32),
+    /// Size of a transparent huge page; `None` without them.
+    pub thp_size: Option<PageSize>,
+}
+
+/// Which facts are read; each costs a start some microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looks {
+    /// The hugetlb pools.
+    pub at_pools: bool,
+    /// Memory and what bounds it, and the mode of transparent huge pages.
+    pub at_memory: bool,
+}
+
+impl Looks {
+    /// Reads everything.
+    pub const EVERYWHERE: Self = Self { at_pools: true, at_memory: true };
+
+    /// Reads what a plan by this policy may use.
+    pub fn for_policy(policy: &Policy) -> Self {
+        let at_pools = policy.may_take_from_pools();
+        Self { at_pools, at_memory: at_pools || policy.may_fill_memory() }
+    }
+}
+
+/// The facts for a plan that concerns the process whose directory in /proc is `process`. What is not read counts as
+/// none, as unbounded, and as off. The process's own setting of transparent huge pages is not included.
+pub fn facts_of(files: &impl Files, kernel: &Kernel, process: &str, looks: Looks) -> MachineFacts {
+    let off = || kernel.thp_size.map(|size| ThpFacts { size, mode: ThpMode::Never });
+    let unbounded = (!looks.at_memory).then(|| unbounded_facts(files, kernel, off()));
+    // Without transparent huge pages, meminfo is what tells the size of those there are.
+    if let Some(facts) = unbounded.filter(|facts| facts.thp.is_some()) {
+        return facts;
+    }
+    let pools = if looks.at_pools { pools_at(files, POOLS) } else { Vec::new() };
+    let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
+    let limits = Cgroups::of(files, process).limits(files, &sizes);
+    let meminfo = files.text("/proc/meminfo").unwrap_or_default();
+    let mut facts = unbounded_facts(files, kernel, kernel.thp_size.and_then(|size| thp_at(files, THP, size)));
+    facts.pools = pools.into_iter().map(|pool| cut_by(pool, &limits)).collect();
+    facts.default_hugetlb = default_hugetlb(&meminfo);
+    (facts.memory_available, facts.memory_bound) = memory_left(&meminfo, limits.memory.as_ref());
+    facts
+}
+
+/// Returns the pool as far as a process with these limits may use it.
+fn cut_by(pool: HugePool, limits: &CgroupLimits) -> HugePool {
+    let allowed = limits.hugetlb_of(pool.size).map_or(u64::MAX, |limit| limit.left / pool.size.bytes());
+    HugePool { available: pool.available.min(allowed), ..pool }
+}
+
+/// Bytes that a lift may make resident, and what sets that bound.
+fn memory_left(meminfo: &str, cgroup: Option<&(u64, String)>) -> (u64, String) {
+    let available = meminfo_bytes(meminfo, "MemAvailable").unwrap_or(u64::MAX);
+    let (memory, bound) = match cgroup {
+        // At the limit of its cgroup a program is killed; what is left must serve more than the lift.
+        Some((left, directory)) if *left < available => (left / 2, format!("cgroup {directory}")),
+        _ => (available, "available memory".to_owned()),
+    };
+    (memory - memory / SHARE_LEFT_ALONE, bound)
+}
+
+/// Returns the facts without pools and memory bounds.
+fn unbounded_facts(files: &impl Files, kernel: &Kernel, thp: Option<ThpFacts>) -> MachineFacts {
+    MachineFacts {
+        elf_machine: elf_machine(),
+        base_page: kernel.base_page,
+        pools: Vec::new(),
+        default_hugetlb: None,
+        thp,
+        movable_hugetlb: kernel.release >= (5, 16),
+        collapse: kernel.release >= (6, 1),
+        refaults_huge: kernel.release >= (6, 18),
+        memory_available: u64::MAX,
+        memory_bound: String::new(),
+        max_mappings: files.number("/proc/sys/vm/max_map_count").unwrap_or(USUAL_MOST_MAPPINGS),
+    }
+}
+
+/// The size of huge pages that is used where the user names none, by the size of a transparent huge page, if there is
+/// one; reads no more than that takes.
+pub fn usual_huge_page_of(files: &impl Files, thp_size: Option<PageSize>) -> Option<PageSize> {
+    let default = || default_hugetlb(&files.text("/proc/meminfo").unwrap_or_default());
+    let smallest_pool = || pools_at(files, POOLS).first().map(|pool| pool.size);
+    thp_size.or_else(default).or_else(smallest_pool)
+}
+
+/// Bytes of the smallest huge page that is used where the user names none; the largest number without huge pages.
+pub fn smallest_huge_page(files: &impl Files, thp_size: Option<PageSize>) -> u64 {
+    let default = default_hugetlb(&files.text("/proc/meminfo").unwrap_or_default());
+    thp_size.into_iter().chain(default).map(PageSize::bytes).min().unwrap_or(u64::MAX)
+}
+
+/// True where a process's status says that it has switched transparent huge pages off for itself (`THP_enabled`, Linux
+/// 5.0).
+pub fn is_thp_off(status: &str) -> bool {
+    status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).is_some_and(|value| value.trim() == "0")
+}
+
+/// A field of the text of `/proc/meminfo`, in bytes; `None` where the kernel does not have it.
+pub fn meminfo_bytes(meminfo: &str, field: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HugetlbLimit;
+
+    #[test]
+    fn meminfo_fields_are_bytes() {
+        assert_eq!(meminfo_bytes("MemTotal: 8 kB\nHugepagesize:    2048 kB\n", "Hugepagesize"), Some(2 << 20));
+        assert_eq!(meminfo_bytes("", "Hugepagesize"), None);
+    }
+
+    #[test]
+    fn memory_is_bound_by_the_machine_or_by_a_tighter_cgroup() {
+        let meminfo = "MemTotal: 64 kB\nMemAvailable:    32 kB\n";
+        let machine = |bytes: u64| (bytes, "available memory".to_owned());
+        assert_eq!(memory_left(meminfo, None), machine(30 << 10));
+        let cgroup = |left: u64| (left, "/sys/fs/cgroup/a".to_owned());
+        assert_eq!(memory_left(meminfo, Some(&cgroup(32 << 10))), machine(30 << 10));
+        assert_eq!(memory_left(meminfo, Some(&cgroup(16 << 10))), (7680, "cgroup /sys/fs/cgroup/a".to_owned()));
+        assert_eq!(memory_left("", Some(&cgroup(16 << 10))).0, 7680);
+    }
+
+    #[test]
+    fn a_pool_gives_no_more_than_a_cgroup_allows() {
+        let size = |bytes: u64| PageSize::new(bytes).unwrap();
+        let limit = HugetlbLimit { size: size(2 << 20), left: (8 << 20) - 1, file: String::new() };
+        let limits = CgroupLimits { memory: None, hugetlb: vec![limit] };
+        let available = |bytes: u64, available: u64| {
+            let pool = HugePool { size: size(bytes), total: 9, available };
+            let cut = cut_by(pool, &limits);
+            assert_eq!((cut.size, cut.total), (pool.size, 9));
+            cut.available
+        };
+        assert_eq!([available(2 << 20, 9), available(2 << 20, 2), available(1 << 30, 9)], [3, 2, 9]);
+    }
+
+    #[test]
+    fn a_process_says_that_it_has_no_transparent_huge_pages() {
+        assert!(is_thp_off("Name:\tprog\nTHP_enabled:\t0\nThreads:\t1\n"));
+        assert!(!is_thp_off("THP_enabled:\t1\n") && !is_thp_off("Name:\tprog\n") && !is_thp_off(""));
+    }
+}

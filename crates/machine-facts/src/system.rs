@@ -1,0 +1,70 @@
+//! This machine, read by the standard library.
+
+use crate::{Files, THP, thp_at};
+use crate::{Kernel, Looks, facts_of, is_thp_off, usual_huge_page_of};
+use address_space::PageSize;
+use lift_plan::{MachineFacts, Policy, ThpFacts};
+pub use linux::pages::base_page;
+use linux::pages::transparent_huge_page;
+use linux::release::kernel_release;
+use linux::text::text_of;
+
+/// The files of the machine that this process runs on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct System;
+
+impl Files for System {
+    fn text(&self, path: &str) -> Option<String> {
+        text_of(path).ok()
+    }
+
+    fn names_in(&self, path: &str) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+}
+
+fn kernel() -> Kernel {
+    Kernel { base_page: base_page(), release: kernel_release(), thp_size: transparent_huge_page() }
+}
+
+/// The machine's facts for a plan that concerns process `pid`.
+pub fn machine_facts(pid: i32) -> MachineFacts {
+    let facts = facts_of(&System, &kernel(), &format!("/proc/{pid}"), Looks::EVERYWHERE);
+    if is_thp_off(&System.text(&format!("/proc/{pid}/status")).unwrap_or_default()) {
+        return facts.with_thp_off_in_process();
+    }
+    facts
+}
+
+/// Like [`machine_facts`], for a plan by `policy`, and without the process's own setting of transparent huge pages.
+/// Pools, memory and the cgroups that bound them, and the mode of transparent huge pages are read only where the policy
+/// may use them; else they count as none, as unbounded, and as off.
+pub fn machine_facts_for(pid: i32, policy: &Policy) -> MachineFacts {
+    facts_of(&System, &kernel(), &format!("/proc/{pid}"), Looks::for_policy(policy))
+}
+
+/// The size of huge pages that is used where the user names none, as [`MachineFacts::usual_huge_page`] has it, with no
+/// more reading than that takes.
+pub fn usual_huge_page() -> Option<PageSize> {
+    usual_huge_page_of(&System, transparent_huge_page())
+}
+
+/// Returns the system's transparent huge pages, without any process's own setting.
+pub fn system_thp() -> Option<ThpFacts> {
+    thp_at(&System, THP, transparent_huge_page()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_facts() {
+        let facts = machine_facts(std::process::id() as i32);
+        assert!(facts.base_page.bytes() >= 4096);
+        assert_eq!(facts.usual_huge_page(), usual_huge_page());
+        assert!(facts.memory_available > 0 && facts.max_mappings > 0);
+        assert!(facts.pools.windows(2).all(|pair| pair[0].size < pair[1].size));
+    }
+}

@@ -1,0 +1,84 @@
+//! Transparent huge pages (`Documentation/admin-guide/mm/transhuge.rst`).
+
+use crate::Files;
+use address_space::PageSize;
+use alloc::format;
+use alloc::vec::Vec;
+use lift_plan::{ThpFacts, ThpMode};
+use serde::Serialize;
+
+/// Where the kernel shows its transparent huge pages.
+pub const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Returns the size of a transparent huge page, read below a directory; `None` on a kernel without them.
+pub fn pmd_size(files: &impl Files, directory: &str) -> Option<PageSize> {
+    PageSize::new(files.number(&format!("{directory}/hpage_pmd_size"))?).ok()
+}
+
+/// Returns the facts about transparent huge pages of this size, read below a directory.
+pub fn thp_at(files: &impl Files, directory: &str, size: PageSize) -> Option<ThpFacts> {
+    let general = files.text(&format!("{directory}/enabled"))?;
+    let own = files.text(&format!("{directory}/hugepages-{}kB/enabled", size.kib())).unwrap_or_default();
+    Some(ThpFacts { size, mode: ThpMode::read(&general, &own)? })
+}
+
+/// Transparent huge pages of one size, which have a mode of their own since Linux 6.8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ThpSize {
+    /// Page size.
+    pub size: PageSize,
+    /// Mode for anonymous memory.
+    pub mode: ThpMode,
+    /// Anonymous pages of this size that are in use now; `None` where the kernel does not count them (before Linux 6.12).
+    pub in_use: Option<u64>,
+}
+
+/// All sizes of transparent huge pages below a directory, smallest first; empty on a kernel without them.
+pub fn thp_sizes(files: &impl Files, directory: &str) -> Vec<ThpSize> {
+    let of_name = |name: &str| {
+        let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        let ThpFacts { size, mode } = thp_at(files, directory, PageSize::new(kib.checked_mul(1024)?).ok()?)?;
+        Some(ThpSize { size, mode, in_use: files.number(&format!("{directory}/{name}/stats/nr_anon")) })
+    };
+    let mut sizes: Vec<_> = files.names_in(directory).iter().filter_map(|name| of_name(name)).collect();
+    if sizes.is_empty() {
+        let only = pmd_size(files, directory).and_then(|size| thp_at(files, directory, size));
+        sizes.extend(only.map(|ThpFacts { size, mode }| ThpSize { size, mode, in_use: None }));
+    }
+    sizes.sort_by_key(|size| size.size);
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::tests::WrittenFiles;
+
+    #[test]
+    fn a_size_has_its_own_mode_or_the_general_one() {
+        let mut files = WrittenFiles::default();
+        let size = PageSize::new(2 << 20).unwrap();
+        assert_eq!((thp_at(&files, "/thp", size), pmd_size(&files, "/thp")), (None, None));
+        files.write("/thp/enabled", "[always] madvise never");
+        files.write("/thp/hpage_pmd_size", 2 << 20);
+        assert_eq!(thp_at(&files, "/thp", size), Some(ThpFacts { size, mode: ThpMode::Always }));
+        assert_eq!(pmd_size(&files, "/thp"), Some(size));
+        files.write("/thp/hugepages-2048kB/enabled", "always inherit [madvise] never");
+        assert_eq!(thp_at(&files, "/thp", size), Some(ThpFacts { size, mode: ThpMode::Madvise }));
+    }
+
+    #[test]
+    fn kernels_with_several_sizes_tell_each() {
+        let mut files = WrittenFiles::default();
+        files.write("/thp/enabled", "always [madvise] never");
+        files.write("/thp/hpage_pmd_size", 2 << 20);
+        let size = |bytes: u64| PageSize::new(bytes).unwrap();
+        let only = ThpSize { size: size(2 << 20), mode: ThpMode::Madvise, in_use: None };
+        assert_eq!(thp_sizes(&files, "/thp"), [only]);
+        files.write("/thp/hugepages-2048kB/enabled", "always [inherit] madvise never");
+        files.write("/thp/hugepages-2048kB/stats/nr_anon", 3);
+        files.write("/thp/hugepages-64kB/enabled", "always inherit madvise [never]");
+        let small = ThpSize { size: size(64 << 10), mode: ThpMode::Never, in_use: None };
+        assert_eq!(thp_sizes(&files, "/thp"), [small, ThpSize { in_use: Some(3), ..only }]);
+    }
+}

@@ -1,0 +1,250 @@
+//! What is lifted, and from where.
+
+use crate::choices::choice;
+use crate::{Kind, Kinds, matches};
+use address_space::{LoadedObject, ObjectRole, PageSize};
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::str::FromStr;
+
+/// Where huge pages may come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pages {
+    /// The file's page cache where it lies in huge folios, else a shared image where there is one, else the pool where
+    /// pages are free, else transparent huge pages.
+    #[default]
+    Auto,
+    /// The page cache of the files themselves, for what is never written.
+    File,
+    /// Shared images for what is never written.
+    Image,
+    /// The hugetlb pool only.
+    Hugetlb,
+    /// Transparent huge pages only.
+    Thp,
+}
+
+choice!(Pages {
+    "auto" => Auto: "The page cache where it holds the file in huge folios, else a shared image where there is one, else the hugetlb pool where pages are free, else transparent huge pages.",
+    "file" => File: "The page cache of the files themselves, for what is never written: nothing is copied.",
+    "image" => Image: "Shared images for what is never written (see `pagelift image`).",
+    "hugetlb" => Hugetlb: "The hugetlb pool only.",
+    "thp" => Thp: "Transparent huge pages only.",
+});
+
+/// Whether files are brought into huge folios of the page cache before a program is lifted from there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prepare {
+    /// Where nobody has the file mapped, within a bound of time and memory, and not again where it failed before.
+    #[default]
+    Auto,
+    /// Never: a file is used as it lies.
+    Never,
+    /// Even where an earlier try failed.
+    Always,
+}
+
+choice!(Prepare {
+    "auto" => Auto: "Where nobody has the file mapped, within a bound of time and memory, and not again where it failed.",
+    "never" => Never: "Never: files are used as they lie in the page cache.",
+    "always" => Always: "Even where an earlier try failed.",
+});
+
+/// Where huge pages for writable ranges may come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WritablePages {
+    /// Transparent: the kernel handles fork's copy-on-write by itself.
+    #[default]
+    Thp,
+    /// The pool, on request: a child of a fork needs pool pages for what it writes.
+    Hugetlb,
+}
+
+choice!(WritablePages {
+    "thp" => Thp: "Transparent huge pages: fork works as ever.",
+    "hugetlb" => Hugetlb: "The pool: after a fork, writing needs free pool pages, or the child is killed by SIGBUS.",
+});
+
+/// What to do with huge pages that hold read-only data and code side by side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edges {
+    /// Leave them on ordinary pages; every protection stays as it was.
+    #[default]
+    Exact,
+    /// Lift them as readable and executable: read-only data in them becomes executable. Never a writable page.
+    MergeReadOnly,
+}
+
+choice!(Edges {
+    "exact" => Exact: "Every protection stays as it was.",
+    "merge-read-only" => MergeReadOnly: "Read-only data that shares a huge page with code becomes executable.",
+});
+
+/// Which objects to lift.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ObjectChoice {
+    /// The executable and every object that holds at least one whole huge page.
+    #[default]
+    WorthIt,
+    /// The executable alone.
+    Executable,
+    /// Every object, so that each small one is reported with its reason.
+    All,
+    /// Objects whose file name or path matches one of these patterns (`*` and `?` as in a shell).
+    Matching(Vec<String>),
+}
+
+impl ObjectChoice {
+    /// True where the object is chosen.
+    pub fn chooses(&self, object: &LoadedObject) -> bool {
+        match self {
+            Self::WorthIt | Self::All => true,
+            Self::Executable => object.role == ObjectRole::Executable,
+            Self::Matching(patterns) => patterns.iter().any(|pattern| match pattern.as_str() {
+                "exe" => object.role == ObjectRole::Executable,
+                _ => matches(pattern, object.name()) || matches(pattern, &object.path),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for ObjectChoice {
+    /// The word that [`ObjectChoice::from_str`] reads; empty for the choice that has none.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WorthIt => Ok(()),
+            Self::Executable => f.write_str("exe"),
+            Self::All => f.write_str("all"),
+            Self::Matching(patterns) => f.write_str(&patterns.join(",")),
+        }
+    }
+}
+
+impl FromStr for ObjectChoice {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "exe" => Ok(Self::Executable),
+            "all" => Ok(Self::All),
+            _ => {
+                let patterns: Vec<_> = text.split(',').map(|p| p.trim().to_owned()).collect();
+                if patterns.iter().any(String::is_empty) {
+                    return Err("an empty pattern; write exe, all or names such as `libjvm*,libz.so.1`".to_owned());
+                }
+                Ok(Self::Matching(patterns))
+            }
+        }
+    }
+}
+
+/// Everything the user can ask of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Source of huge pages.
+    pub pages: Pages,
+    /// Size of huge pages; the machine's usual one where not given.
+    pub page_size: Option<PageSize>,
+    /// Kinds of memory to lift.
+    pub kinds: Kinds,
+    /// Objects to lift.
+    pub objects: ObjectChoice,
+    /// Source of huge pages for writable ranges.
+    pub writable_pages: WritablePages,
+    /// Treatment of huge pages that hold read-only data and code.
+    pub edges: Edges,
+    /// Most bytes that a lift may make resident, pool pages included.
+    pub max_memory: Option<u64>,
+    /// Seal copies that are never written (Linux 6.10). They cannot be restored then.
+    pub seal: bool,
+}
+
+impl Policy {
+    /// False where a lift by this policy makes nothing resident, so that it does not matter how much memory is left: shared
+    /// images and the page cache show what is there already.
+    pub fn may_fill_memory(&self) -> bool {
+        let writable = [Kind::Data, Kind::Bss, Kind::Heap];
+        !matches!(self.pages, Pages::Image | Pages::File) || writable.into_iter().any(|kind| self.kinds.contains(kind))
+    }
+
+    /// True where code or read-only data may come from the page cache of its file.
+    pub fn may_use_files(&self) -> bool {
+        let read_only = [Kind::Text, Kind::Rodata];
+        matches!(self.pages, Pages::Auto | Pages::File) && read_only.into_iter().any(|kind| self.kinds.contains(kind))
+    }
+
+    /// False where nothing that the planner does by this policy depends on the pools.
+    pub fn may_take_from_pools(&self) -> bool {
+        let for_read_only = matches!(self.pages, Pages::Auto | Pages::Hugetlb);
+        for_read_only || self.writable_pages == WritablePages::Hugetlb || self.page_size.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::{Address, ElfImage, ElfKind};
+
+    #[test]
+    fn object_choices_are_read() {
+        assert_eq!("exe".parse(), Ok(ObjectChoice::Executable));
+        assert_eq!("a,b*".parse(), Ok(ObjectChoice::Matching(vec!["a".into(), "b*".into()])));
+        assert_eq!("all".parse(), Ok(ObjectChoice::All));
+        assert!("a,,b".parse::<ObjectChoice>().is_err());
+    }
+
+    #[test]
+    fn objects_are_chosen_by_role_name_or_path() {
+        let object = |path: &str, role| {
+            let image = ElfImage {
+                machine: 62,
+                kind: ElfKind::PositionIndependent,
+                entry: Address(0),
+                headers: None,
+                segments: Vec::new(),
+                relro: None,
+                interpreter: None,
+                dynamic: true,
+                text_relocations: false,
+                soname: None,
+                build_id: None,
+            };
+            LoadedObject { path: path.to_owned(), role, bias: 0, image }
+        };
+        let objects = [
+            object("/usr/bin/exe-1", ObjectRole::Executable),
+            object("/usr/lib/libz.so.1", ObjectRole::SharedObject),
+            object("/opt/exe", ObjectRole::SharedObject),
+        ];
+        let chosen = |choice: ObjectChoice| objects.each_ref().map(|object| choice.chooses(object));
+        let matching = |patterns: &[&str]| ObjectChoice::Matching(patterns.iter().map(|&p| p.to_owned()).collect());
+        assert_eq!([chosen(ObjectChoice::All), chosen(ObjectChoice::WorthIt)], [[true; 3]; 2]);
+        assert_eq!(chosen(ObjectChoice::Executable), [true, false, false]);
+        // `exe` means the executable, whatever it is called, and no object of that name.
+        assert_eq!(chosen(matching(&["exe"])), [true, false, false]);
+        assert_eq!(chosen(matching(&["libz*", "none"])), [false, true, false]);
+        assert_eq!(chosen(matching(&["/opt/*"])), [false, false, true]);
+        assert_eq!(chosen(matching(&["lib"])), [false; 3]);
+    }
+
+    #[test]
+    fn only_what_a_policy_may_take_is_looked_at() {
+        let of = |pages, kinds: &[Kind]| Policy { pages, kinds: Kinds::of(kinds), ..Policy::default() };
+        let read_only = [Kind::Text, Kind::Rodata];
+        let fills = [
+            of(Pages::Image, &read_only),
+            of(Pages::File, &read_only),
+            of(Pages::Image, &[Kind::Text, Kind::Heap]),
+            of(Pages::Thp, &read_only),
+        ];
+        assert_eq!(fills.map(|policy| policy.may_fill_memory()), [false, false, true, true]);
+        let files = [of(Pages::File, &[Kind::Rodata]), of(Pages::Auto, &[Kind::Data]), of(Pages::Image, &read_only)];
+        assert_eq!(files.map(|policy| policy.may_use_files()), [true, false, false]);
+        let takes = [Pages::Auto, Pages::Image, Pages::Hugetlb, Pages::Thp].map(|pages| of(pages, &read_only));
+        assert_eq!(takes.each_ref().map(Policy::may_take_from_pools), [true, false, true, false]);
+        let asked = |policy: Policy| policy.may_take_from_pools();
+        assert!(asked(Policy { writable_pages: WritablePages::Hugetlb, ..takes[3].clone() }));
+        assert!(asked(Policy { page_size: PageSize::new(4096).ok(), ..takes[3].clone() }));
+    }
+}

@@ -1,0 +1,276 @@
+//! Attempts that failed, kept so that no start repeats one in vain.
+//!
+//! One small file for each state of a file: its name holds device, inode, size and times, its contents the boot, the
+//! blocks that stayed small and why. It is also the lock that lets one process at a time prepare the file. root keeps them
+//! in `/run/pagelift/page-cache`, other users in `pagelift/page-cache` below `$XDG_RUNTIME_DIR`, or in a directory of
+//! their own below the one for temporary files.
+
+use linux::text::text_of;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use process_view::FileIdentity;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+const ROOTS: &str = "/run/pagelift/page-cache";
+/// Time after which an attempt that failed for lack of memory or time is repeated.
+const REPEAT_AFTER: Duration = Duration::from_secs(600);
+/// Pause between two looks at a lock that another process holds.
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
+
+/// Until when an attempt is not repeated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Lasting {
+    /// To the next boot.
+    ToBoot,
+    /// As long as one of these processes runs: number and start time, in clock ticks since boot (proc_pid_stat(5)).
+    WhileAlive(Vec<(i32, u64)>),
+    /// For [`REPEAT_AFTER`] from this time, in seconds since 1970.
+    AWhile(u64),
+}
+
+impl Lasting {
+    /// As long as one of `processes` runs.
+    pub fn while_alive(processes: &[i32]) -> Self {
+        Self::WhileAlive(processes.iter().filter_map(|&pid| Some((pid, start_time(pid)?))).collect())
+    }
+
+    /// From now on.
+    pub fn a_while() -> Self {
+        Self::AWhile(now())
+    }
+
+    fn is_over(&self) -> bool {
+        match self {
+            Self::ToBoot => false,
+            Self::WhileAlive(processes) => !processes.iter().any(|&(pid, start)| start_time(pid) == Some(start)),
+            Self::AWhile(since) => now().abs_diff(*since) > REPEAT_AFTER.as_secs(),
+        }
+    }
+}
+
+/// What failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Attempt {
+    boot: String,
+    /// Numbers of the blocks that stayed small, sorted.
+    pub blocks: Vec<u64>,
+    /// Text of the refusal.
+    pub reason: String,
+    lasting: Lasting,
+}
+
+impl Attempt {
+    /// An attempt of this boot.
+    pub fn new(blocks: Vec<u64>, reason: String, lasting: Lasting) -> Self {
+        Self { boot: boot(), blocks, reason, lasting }
+    }
+
+    fn counts(&self) -> bool {
+        !self.boot.is_empty() && self.boot == boot() && !self.lasting.is_over()
+    }
+}
+
+/// The directory of one user's attempts.
+#[derive(Debug)]
+pub(crate) struct Attempts {
+    directory: OwnedFd,
+}
+
+impl Attempts {
+    /// The directory of this user, made where necessary; `None` where there is no safe place for one.
+    pub fn of_this_user() -> Option<Self> {
+        if geteuid().is_root() {
+            return Self::below(Path::new("/run"), &["pagelift", "page-cache"]);
+        }
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+        let own = || Self::below(&std::env::temp_dir(), &[&format!("pagelift-{}", geteuid()), "page-cache"]);
+        runtime.and_then(|path| Self::below(&path, &["pagelift", "page-cache"])).or_else(own)
+    }
+
+    /// The directory that leads there from `start`. Below `start` each part must belong to this user and be writable for
+    /// nobody else.
+    fn below(start: &Path, parts: &[&str]) -> Option<Self> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_PATH;
+        let mut directory = nix::fcntl::open(start, flags, Mode::empty()).ok()?;
+        for part in parts {
+            let _ = mkdirat(&directory, *part, Mode::from_bits_truncate(0o755));
+            let next = nix::fcntl::openat(&directory, *part, flags | OFlag::O_NOFOLLOW, Mode::empty()).ok()?;
+            let found = fstat(&next).ok()?;
+            if found.st_uid != geteuid().as_raw() || found.st_mode & 0o022 != 0 {
+                return None;
+            }
+            directory = next;
+        }
+        Some(Self { directory })
+    }
+
+    /// Opens the record of a file. Waits until no other process holds it, `most` at the longest.
+    pub fn record(&self, identity: &FileIdentity, most: Duration) -> Option<Result<Record, Held>> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let mode = Mode::from_bits_truncate(0o644);
+        let file = nix::fcntl::openat(&self.directory, name_of(identity).as_str(), flags, mode).ok()?;
+        let found = fstat(&file).ok()?;
+        if found.st_uid != geteuid().as_raw()
+            || SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG
+        {
+            return None;
+        }
+        let (mut file, begin) = (File::from(file), Instant::now());
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(locked) => {
+                    let directory = self.directory.try_clone().ok()?;
+                    return Some(Ok(Record { file: locked, directory, name: name_of(identity) }));
+                }
+                Err((_, _)) if begin.elapsed() >= most => return Some(Err(Held(begin.elapsed()))),
+                Err((again, nix::errno::Errno::EWOULDBLOCK | nix::errno::Errno::EINTR)) => {
+                    file = again;
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// Another process has held the record for so long.
+#[derive(Debug)]
+pub(crate) struct Held(pub Duration);
+
+/// The record of one file in one state, locked.
+#[derive(Debug)]
+pub(crate) struct Record {
+    file: Flock<File>,
+    directory: OwnedFd,
+    name: String,
+}
+
+impl Record {
+    /// The attempt that still counts.
+    pub fn attempt(&self) -> Option<Attempt> {
+        parse(&self.file)
+    }
+
+    /// Replaces the attempt, or removes the record where there is none. A record that cannot be written is none.
+    pub fn keep(&mut self, attempt: Option<&Attempt>) {
+        let Some(text) = attempt.and_then(|attempt| serde_json::to_string(attempt).ok()) else {
+            // A process that waits for the lock then has a record without a name, and finds nothing left to do.
+            let _ = unlinkat(&self.directory, self.name.as_str(), UnlinkatFlags::NoRemoveDir);
+            return;
+        };
+        let file = &mut *self.file;
+        let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(text.as_bytes()));
+    }
+}
+
+/// The attempt of root with a file, which every user can read.
+pub(crate) fn attempt_of_root(identity: &FileIdentity) -> Option<Attempt> {
+    let path = Path::new(ROOTS).join(name_of(identity));
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    (fstat(&file).ok()?.st_uid == 0).then(|| parse(&file)).flatten()
+}
+
+fn parse(mut file: &File) -> Option<Attempt> {
+    file.rewind().ok()?;
+    let bytes = linux::bounded::PAGE_CACHE_RECORD.read_rest(file).ok()?;
+    serde_json::from_slice(&bytes).ok().filter(Attempt::counts)
+}
+
+fn name_of(identity: &FileIdentity) -> String {
+    let FileIdentity { device, inode, size, modified, changed } = identity;
+    format!("{device:x}-{inode:x}-{size:x}-{:x}.{:x}-{:x}.{:x}", modified.0, modified.1, changed.0, changed.1)
+}
+
+fn boot() -> String {
+    text_of("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// The 22nd field of `/proc/PID/stat`; the second one, in parentheses, may hold anything.
+fn start_time(pid: i32) -> Option<u64> {
+    let text = String::from_utf8_lossy(&linux::text::bytes_of(format!("/proc/{pid}/stat")).ok()?).into_owned();
+    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDENTITY: FileIdentity = FileIdentity { device: 1, inode: 2, size: 3, modified: (-1, 5), changed: (6, 7) };
+
+    fn attempts() -> (tempfile::TempDir, Attempts) {
+        let folder = tempfile::tempdir().unwrap();
+        let attempts = Attempts::below(folder.path(), &["a", "b"]).unwrap();
+        (folder, attempts)
+    }
+
+    fn kept(attempts: &Attempts) -> Option<Attempt> {
+        attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap().attempt()
+    }
+
+    #[test]
+    fn an_attempt_is_kept_while_it_counts() {
+        let (folder, attempts) = attempts();
+        assert_eq!(kept(&attempts), None);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let lasting = Lasting::while_alive(&[child.id() as i32]);
+        let attempt = Attempt::new(vec![1, 7], "it was so".to_owned(), lasting);
+        attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap().keep(Some(&attempt));
+        assert_eq!(kept(&attempts), Some(attempt));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(kept(&attempts), None);
+        attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap().keep(None);
+        assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 0);
+        let other = FileIdentity { changed: (6, 8), ..IDENTITY };
+        assert_eq!(attempts.record(&other, Duration::ZERO).unwrap().unwrap().attempt(), None);
+    }
+
+    #[test]
+    fn attempts_of_another_boot_and_old_ones_do_not_count() {
+        let attempt = Attempt::new(vec![], String::new(), Lasting::ToBoot);
+        assert!(attempt.counts() && !Attempt { boot: "other".to_owned(), ..attempt.clone() }.counts());
+        assert!(Attempt { lasting: Lasting::a_while(), ..attempt.clone() }.counts());
+        assert!(!Attempt { lasting: Lasting::AWhile(now() - 2 * REPEAT_AFTER.as_secs()), ..attempt }.counts());
+    }
+
+    #[test]
+    fn one_process_at_a_time_has_the_record() {
+        let (_folder, attempts) = attempts();
+        let first = attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap();
+        assert!(attempts.record(&IDENTITY, 3 * LOCK_PAUSE).unwrap().is_err());
+        drop(first);
+        assert!(attempts.record(&IDENTITY, Duration::ZERO).unwrap().is_ok());
+    }
+
+    #[test]
+    fn directories_of_others_and_links_are_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/tmp", folder.path().join("link")).unwrap();
+        assert!(Attempts::below(folder.path(), &["link", "x"]).is_none());
+        std::fs::create_dir(folder.path().join("open")).unwrap();
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(folder.path().join("open"), open).unwrap();
+        assert!(Attempts::below(folder.path(), &["open"]).is_none());
+    }
+
+    #[test]
+    fn damaged_records_are_none() {
+        let (_folder, attempts) = attempts();
+        let mut record = attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap();
+        record.file.write_all(b"{\"boot\":\"x\",").unwrap();
+        assert_eq!(record.attempt(), None);
+    }
+}

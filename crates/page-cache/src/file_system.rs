@@ -1,0 +1,185 @@
+//! What is known of a file system before anything is tried.
+
+use crate::Refusal;
+use linux::file_flags;
+use linux::release::kernel_release;
+use nix::sys::stat::{major, minor};
+use nix::sys::statfs::{FsType, fstatfs};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+/// What a file system can do with large folios.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ability {
+    /// Since this release of the kernel.
+    Since(u32, u32),
+    /// Not up to this release, later ones were not measured.
+    NotUpTo(u32, u32),
+    /// Its pages are the only copy: they are collapsed, never evicted.
+    CollapseOnly,
+}
+
+/// Magic number (`linux/magic.h`), name and ability. Measured on 6.1, 6.12, 6.18 and 7.2; releases from the kernel's
+/// history (`mapping_set_large_folios`).
+const KNOWN: [(u32, &str, Ability); 8] = [
+    (0xef53, "ext4", Ability::Since(6, 16)),
+    (0x5846_5342, "xfs", Ability::Since(5, 18)),
+    (0xe0f5_e1e2, "erofs", Ability::Since(6, 2)),
+    (0x9123_683e, "btrfs", Ability::NotUpTo(7, 2)),
+    (0x7371_7368, "squashfs", Ability::NotUpTo(7, 2)),
+    (0x0102_1994, "tmpfs", Ability::CollapseOnly),
+    (0x794c_7630, "overlayfs", Ability::Since(0, 0)),
+    (0x9584_58f6, "hugetlbfs", Ability::CollapseOnly),
+];
+
+/// Bytes of an ext4 superblock from its start to the end of the feature words (`fs/ext4/ext4.h`).
+const SUPERBLOCK: u64 = 1024;
+const FEATURE_INCOMPAT: u64 = SUPERBLOCK + 0x60;
+const INCOMPAT_ENCRYPT: u32 = 0x1_0000;
+const RO_COMPAT_VERITY: u32 = 0x8000;
+
+/// The file system of a file.
+#[derive(Debug)]
+pub(crate) struct FileSystem {
+    /// Its name; the magic number where it is not known.
+    pub name: String,
+    ability: Option<Ability>,
+    known_name: &'static str,
+}
+
+impl FileSystem {
+    /// The one of an open file.
+    pub fn of(file: &File) -> std::io::Result<Self> {
+        Ok(Self::of_type(fstatfs(file)?.filesystem_type()))
+    }
+
+    fn of_type(found: FsType) -> Self {
+        let magic = found.0 as u32;
+        match KNOWN.iter().find(|(known, _, _)| *known == magic) {
+            Some((_, name, ability)) => Self { name: (*name).to_owned(), ability: Some(*ability), known_name: name },
+            None => Self { name: format!("type {magic:#x}"), ability: None, known_name: "" },
+        }
+    }
+
+    /// True where its pages may be evicted and read again.
+    pub fn can_be_evicted(&self) -> bool {
+        self.ability != Some(Ability::CollapseOnly)
+    }
+
+    /// Why evicting and reading again would be in vain, where that is known.
+    pub fn refuse(&self, file: &File) -> Option<Refusal> {
+        let release = kernel_release();
+        match self.ability {
+            Some(Ability::Since(major, minor)) if release < (major, minor) => {
+                Some(Refusal::KernelTooOld { name: self.known_name, found: release, needed: (major, minor) })
+            }
+            Some(Ability::NotUpTo(major, minor)) if release <= (major, minor) => {
+                Some(Refusal::FileSystem { name: self.name.clone(), release })
+            }
+            _ if self.name == "ext4" => ext4_refusal(file),
+            _ => None,
+        }
+    }
+}
+
+/// Returns why the file system of this file keeps it out of large folios, as far as that is known without trying; `None`
+/// where nothing speaks against them.
+pub fn unfit(file: &File) -> Option<Refusal> {
+    FileSystem::of(file).ok()?.refuse(file)
+}
+
+/// The conditions of `ext4_should_enable_large_folio` (`fs/ext4/inode.c`, Linux 6.16).
+fn ext4_refusal(file: &File) -> Option<Refusal> {
+    let attributes = file_flags::shown(file).unwrap_or(0);
+    if attributes & file_flags::ENCRYPTED != 0 {
+        return Some(Refusal::Encrypted("an encrypted file"));
+    }
+    if attributes & file_flags::VERITY != 0 {
+        return Some(Refusal::Verity("a file protected by fs-verity"));
+    }
+    if file_flags::flags(file).is_ok_and(|flags| flags & file_flags::JOURNAL_DATA != 0) {
+        return Some(Refusal::DataJournal("the attribute j (data journalling)"));
+    }
+    let device = file.metadata().ok()?.dev();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mount = mount_of(&mounts, device);
+    if mount.as_ref().is_some_and(|mount| mount.options.split(',').any(|option| option == "data=journal")) {
+        return Some(Refusal::DataJournal("a file system mounted data=journal"));
+    }
+    let (incompatible, read_only_compatible) = features(device, mount.map(|mount| mount.source))?;
+    if incompatible & INCOMPAT_ENCRYPT != 0 {
+        return Some(Refusal::Encrypted("an ext4 file system with the feature encrypt"));
+    }
+    (read_only_compatible & RO_COMPAT_VERITY != 0)
+        .then_some(Refusal::Verity("an ext4 file system with the feature verity"))
+}
+
+/// What mountinfo says of one mounted file system.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    source: PathBuf,
+    options: String,
+}
+
+/// Fields as in proc_pid_mountinfo(5): the device is the third; type, source and the file system's own options follow the
+/// lone hyphen.
+fn mount_of(mountinfo: &str, device: u64) -> Option<Mount> {
+    let device = format!("{}:{}", major(device), minor(device));
+    let line = mountinfo.lines().rev().find(|line| line.split(' ').nth(2) == Some(&device))?;
+    let mut fields = line.split_once(" - ")?.1.split(' ').skip(1);
+    Some(Mount { source: PathBuf::from(fields.next()?), options: fields.next()?.to_owned() })
+}
+
+/// The words `s_feature_incompat` and `s_feature_ro_compat` of a mounted ext4 file system. Only root can read them.
+fn features(device: u64, source: Option<PathBuf>) -> Option<(u32, u32)> {
+    let by_number = PathBuf::from(format!("/dev/block/{}:{}", major(device), minor(device)));
+    let disk = [Some(by_number), source].into_iter().flatten().find_map(|path| open_disk(&path, device))?;
+    let mut words = [0; 8];
+    disk.read_exact_at(&mut words, FEATURE_INCOMPAT).ok()?;
+    let word = |at: usize| Some(u32::from_le_bytes(words.get(at..at + 4)?.try_into().ok()?));
+    Some((word(0)?, word(4)?))
+}
+
+/// Opens a block device of this number, and nothing else.
+fn open_disk(path: &std::path::Path, device: u64) -> Option<File> {
+    let is_it = |found: &fs::Metadata| found.file_type().is_block_device() && found.rdev() == device;
+    fs::metadata(path).ok().filter(is_it)?;
+    let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).ok()?;
+    file.metadata().ok().filter(is_it)?;
+    Some(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+25 30 0:23 / /proc rw,relatime shared:12 - proc proc rw
+30 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard,data=journal
+31 30 7:1 /a /a\\040b rw,relatime - ext4 /dev/loop1 rw
+";
+
+    #[test]
+    fn mounts_are_found_by_device() {
+        let mount = mount_of(MOUNTS, nix::sys::stat::makedev(254, 0)).unwrap();
+        assert_eq!((mount.source, mount.options.as_str()), ("/dev/vda".into(), "rw,discard,data=journal"));
+        assert_eq!(mount_of(MOUNTS, nix::sys::stat::makedev(7, 1)).unwrap().options, "rw");
+        assert!(mount_of(MOUNTS, nix::sys::stat::makedev(7, 2)).is_none() && mount_of("x\n1 2 7:2 - \n", 0).is_none());
+    }
+
+    #[test]
+    fn file_systems_are_named() {
+        assert_eq!(FileSystem::of_type(FsType(0xef53)).name, "ext4");
+        assert_eq!(FileSystem::of_type(FsType(0x6969)).name, "type 0x6969");
+        assert!(!FileSystem::of_type(FsType(0x0102_1994)).can_be_evicted());
+        let file = File::open("/proc/self/status").unwrap();
+        assert_eq!(FileSystem::of_type(FsType(0x9123_683e)).refuse(&file).is_some(), kernel_release() <= (7, 2));
+    }
+
+    #[test]
+    fn only_disks_of_the_number_are_opened() {
+        assert!(open_disk(std::path::Path::new("/dev/null"), 0x103).is_none());
+        assert!(open_disk(std::path::Path::new("/etc/passwd"), 0).is_none());
+    }
+}

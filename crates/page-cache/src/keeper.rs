@@ -1,0 +1,236 @@
+//! Keeps files in huge folios: after they were replaced, and after reclaim has dropped them.
+
+use crate::{Budget, HugeExtents, Prepare, Prepared, Refusal, loaded_offsets, prepare};
+use address_space::{PageSize, format_bytes};
+use linux::file_mapping::FileMapping;
+use process_view::{FileIdentity, open_regular_file};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What became of one file in one round.
+#[derive(Debug)]
+pub enum KeptFile {
+    /// It lies as before.
+    Same,
+    /// Something was made, or it is seen for the first time.
+    Prepared(Prepared),
+    /// Nothing of it lies in huge folios.
+    Refused(Refusal),
+    /// It cannot be opened.
+    Unreadable(io::Error),
+}
+
+/// What is locked of one file.
+#[derive(Debug)]
+pub enum LockedFile {
+    /// The number of bytes that lie in huge folios, all of which are held.
+    All(u64),
+    /// The budget ended.
+    OverBudget {
+        /// Bytes locked.
+        locked: u64,
+        /// Bytes that lie in huge folios.
+        of: u64,
+    },
+    /// The kernel refused.
+    Refused(io::Error),
+}
+
+impl std::fmt::Display for LockedFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All(bytes) => write!(f, "{} locked", format_bytes(*bytes)),
+            Self::OverBudget { locked, of } => write!(
+                f,
+                "found {} of the budget left for it, needed {}; fix: a larger --budget",
+                format_bytes(*locked),
+                format_bytes(*of)
+            ),
+            Self::Refused(error) => write!(
+                f,
+                "cannot be locked: {error}; needed: root, or a larger RLIMIT_MEMLOCK (`ulimit -l`, LimitMEMLOCK= of systemd)"
+            ),
+        }
+    }
+}
+
+/// A report on one file.
+#[derive(Debug)]
+pub struct Report {
+    /// The file.
+    pub path: PathBuf,
+    /// What became of it.
+    pub kept: KeptFile,
+    /// What is locked of it; `None` where that is as before, or nothing is to be locked.
+    pub locked: Option<LockedFile>,
+}
+
+/// Prepares files round by round, and holds them in memory where asked for.
+#[derive(Debug)]
+pub struct Keeper {
+    huge: PageSize,
+    /// Bytes that may be locked; `None` where nothing is.
+    lock: Option<u64>,
+    files: BTreeMap<PathBuf, Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    identity: FileIdentity,
+    /// The text of the last refusal.
+    refusal: Option<String>,
+    /// The parts that lie in huge folios.
+    huge: Vec<Range<u64>>,
+    /// What is locked; it is as soon as these mappings are dropped no more.
+    locks: Vec<FileMapping>,
+    locked: u64,
+}
+
+impl Keeper {
+    /// A keeper that locks at most `lock` bytes, `None` for no lock at all.
+    pub fn new(huge: PageSize, lock: Option<u64>) -> Self {
+        Self { huge, lock, files: BTreeMap::new() }
+    }
+
+    /// Looks at these files and prepares those that do not lie in huge folios: a file that is new or was replaced in any
+    /// case, others where no attempt failed before for a reason that still holds. Files that are not named any more are let
+    /// go. The first ones are locked first.
+    pub fn round(&mut self, paths: &[PathBuf]) -> Vec<Report> {
+        self.files.retain(|path, _| paths.contains(path));
+        paths.iter().map(|path| self.keep(path)).collect()
+    }
+
+    fn keep(&mut self, path: &Path) -> Report {
+        let report = |kept, locked| Report { path: path.to_owned(), kept, locked };
+        let opened = open_regular_file(path).and_then(|file| file.ok_or_else(|| io::ErrorKind::InvalidInput.into()));
+        let (file, identity) = match opened.and_then(|file| Ok((FileIdentity::of(&file.metadata()?), file))) {
+            Ok((identity, file)) => (file, identity),
+            Err(error) => {
+                self.files.remove(path);
+                return report(KeptFile::Unreadable(error), None);
+            }
+        };
+        // The locks of a file that was replaced would keep the old one.
+        let before = self.files.remove(path).filter(|known| known.identity == identity);
+        let way = if before.is_some() { Prepare::Auto } else { Prepare::Always };
+        let offsets = loaded_offsets(&file).unwrap_or(0..u64::MAX);
+        match prepare(&file, path, offsets, self.huge, way, Budget::UNLIMITED) {
+            Ok(prepared) => {
+                let is_same = before.as_ref().is_some_and(|known| known.huge == prepared.extents.huge);
+                let (known, locked) = self.lock(&file, identity, before, &prepared.extents);
+                self.files.insert(path.to_owned(), known);
+                report(if is_same { KeptFile::Same } else { KeptFile::Prepared(prepared) }, locked)
+            }
+            Err(refusal) => {
+                let text = refusal.to_string();
+                // An attempt that is not repeated has been reported.
+                let is_known = |known: &Known| {
+                    known.refusal.as_ref().is_some_and(|before| *before == text || text.contains(before.as_str()))
+                };
+                let is_same = before.as_ref().is_some_and(is_known);
+                let first = before.filter(|_| is_same).and_then(|known| known.refusal).unwrap_or(text);
+                let known = Known { identity, refusal: Some(first), huge: Vec::new(), locks: Vec::new(), locked: 0 };
+                self.files.insert(path.to_owned(), known);
+                report(if is_same { KeptFile::Same } else { KeptFile::Refused(refusal) }, None)
+            }
+        }
+    }
+
+    /// Locks what lies in huge folios, unless it is locked.
+    fn lock(
+        &self,
+        file: &File,
+        identity: FileIdentity,
+        before: Option<Known>,
+        extents: &HugeExtents,
+    ) -> (Known, Option<LockedFile>) {
+        let huge = extents.huge.clone();
+        let mut known = Known { identity, refusal: None, huge, locks: Vec::new(), locked: 0 };
+        let Some(budget) = self.lock else { return (known, None) };
+        if let Some(before) = before
+            && before.huge == known.huge
+            && before.locked > 0
+        {
+            return (before, None);
+        }
+        let taken: u64 = self.files.values().map(|known| known.locked).sum();
+        let mut left = budget.saturating_sub(taken) / self.huge.bytes() * self.huge.bytes();
+        for part in &extents.huge {
+            let length = (part.end - part.start).min(left);
+            if length == 0 {
+                break;
+            }
+            match self.lock_part(file, part.start, length) {
+                Ok(mapping) => known.locks.push(mapping),
+                Err(error) => return (known, Some(LockedFile::Refused(error))),
+            }
+            known.locked += length;
+            left -= length;
+        }
+        let (locked, of) = (known.locked, extents.bytes());
+        let result = if locked == of { LockedFile::All(of) } else { LockedFile::OverBudget { locked, of } };
+        (known, Some(result))
+    }
+
+    fn lock_part(&self, file: &File, start: u64, length: u64) -> io::Result<FileMapping> {
+        let mapping = FileMapping::readable(file, start, length, self.huge)?;
+        mapping.lock_part(0, length)?;
+        Ok(mapping)
+    }
+}
+
+/// One line of a list of files to be kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListEntry {
+    /// A file, by its absolute path.
+    File(PathBuf),
+    /// Programs and libraries of an installed package.
+    Package(String),
+    /// What the processes of a program execute.
+    Running(String),
+}
+
+/// Reads a list: one entry a line, `/PATH`, `package NAME` or `running NAME`; `#` begins a comment.
+///
+/// # Errors
+/// The line that is none of these, with its number.
+pub fn parse_list(text: &str) -> Result<Vec<ListEntry>, String> {
+    let mut entries = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        let entry = match line.split_once(char::is_whitespace) {
+            _ if line.is_empty() || line.starts_with('#') => continue,
+            _ if line.starts_with('/') => ListEntry::File(PathBuf::from(line)),
+            Some(("package", name)) => ListEntry::Package(name.trim().to_owned()),
+            Some(("running", name)) => ListEntry::Running(name.trim().to_owned()),
+            _ => {
+                let needed = "needed `/PATH`, `package NAME` or `running NAME`";
+                return Err(format!("line {}: found `{line}`, {needed}", index + 1));
+            }
+        };
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read() {
+        let text = "# comment\n\n /usr/bin/a b \npackage  nodejs\nrunning java\n";
+        let expected = [
+            ListEntry::File("/usr/bin/a b".into()),
+            ListEntry::Package("nodejs".to_owned()),
+            ListEntry::Running("java".to_owned()),
+        ];
+        assert_eq!(parse_list(text).unwrap(), expected);
+        for text in ["relative/path", "package", "other x", "/a\npackage"] {
+            assert!(parse_list(text).unwrap_err().contains("needed"), "{text}");
+        }
+    }
+}

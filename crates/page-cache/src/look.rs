@@ -1,0 +1,127 @@
+//! Which blocks of a file lie in huge folios.
+
+use crate::blocks::{offsets_of, runs, whole_blocks};
+use address_space::{AddressRange, PageSize, RangeSet};
+use linux::file_cache::cached_pages;
+use linux::file_mapping::FileMapping;
+use linux::pagemap::Pagemap;
+use linux::pages::base_page;
+use nix::errno::Errno;
+use process_view::ProcessFiles;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+/// A failure to look at the page cache.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct Error {
+    /// The operation that failed.
+    pub what: &'static str,
+    /// The kernel's answer.
+    #[source]
+    pub source: io::Error,
+}
+
+impl Error {
+    pub(crate) fn new(what: &'static str, source: impl Into<io::Error>) -> Self {
+        Self { what, source: source.into() }
+    }
+}
+
+/// The parts of a file that lie in huge folios of the page cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HugeExtents {
+    /// Offsets in bytes, multiples of the huge page size, sorted; no two ranges touch.
+    pub huge: Vec<Range<u64>>,
+    /// Length of the file in bytes.
+    pub file_length: u64,
+}
+
+impl HugeExtents {
+    /// Number of bytes that lie in huge folios.
+    pub fn bytes(&self) -> u64 {
+        self.huge.iter().map(|part| part.end - part.start).sum()
+    }
+
+    /// True where all of `offsets` lies in huge folios.
+    pub fn covers(&self, offsets: &Range<u64>) -> bool {
+        offsets.is_empty() || self.huge.iter().any(|part| part.start <= offsets.start && offsets.end <= part.end)
+    }
+}
+
+/// Finds the blocks that lie in `offsets` with all their bytes and in huge folios. Any process that maps them at addresses
+/// that agree with the offsets modulo `huge` gets entries for huge pages.
+///
+/// It maps the file at such addresses, touches each block once and asks the kernel (about 0.4 ms for 96 MiB). The file needs
+/// to be open for reading, no more. Where the caller may not ask what is cached (see [`cached_pages`]) the first page of a
+/// block that is not cached is read from disk.
+///
+/// # Errors
+/// [`Error`]: the file cannot be mapped, `/proc` is missing, or Linux is older than 5.14.
+pub fn look(file: &File, offsets: Range<u64>, huge: PageSize) -> Result<HugeExtents, Error> {
+    let file_length = file.metadata().map_err(|error| Error::new("fstat", error))?.len();
+    let blocks = whole_blocks(&offsets, file_length, huge);
+    let found = huge_blocks(file, &blocks, huge)?;
+    Ok(HugeExtents { huge: runs(&found).iter().map(|run| offsets_of(run, huge)).collect(), file_length })
+}
+
+/// The numbers of those blocks that lie in huge folios, sorted.
+pub(crate) fn huge_blocks(file: &File, blocks: &Range<u64>, huge: PageSize) -> Result<Vec<u64>, Error> {
+    if blocks.is_empty() {
+        return Ok(Vec::new());
+    }
+    let start = blocks.start * huge.bytes();
+    let mapping = FileMapping::readable(file, start, (blocks.end - blocks.start) * huge.bytes(), huge)
+        .map_err(|error| Error::new("mapping the file", error))?;
+    mapping.expect_random_reads().map_err(|error| Error::new("madvise(MADV_RANDOM)", error))?;
+    for block in blocks.clone().filter(|block| may_be_huge(file, *block, huge)) {
+        touch(&mapping, block * huge.bytes() - start)?;
+    }
+    let parts = huge_parts(mapping.range(), huge)?;
+    let numbers = parts.iter().flat_map(|part| {
+        let first = blocks.start + (part.start().0 - mapping.range().start().0).div_ceil(huge.bytes());
+        let end = blocks.start + (part.end().0 - mapping.range().start().0) / huge.bytes();
+        first..end
+    });
+    Ok(numbers.collect())
+}
+
+/// Makes the first page of a block present. A block that has been truncated or cannot be read stays untouched.
+pub(crate) fn touch(mapping: &FileMapping, at: u64) -> Result<(), Error> {
+    match mapping.populate_part(at, base_page().bytes()) {
+        Err(error) if error.raw_os_error() != Some(Errno::EFAULT as i32) => {
+            Err(Error::new("madvise(MADV_POPULATE_READ), which Linux has since 5.14", error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// False where the kernel says that a part of the block is not cached, so that looking at it would only read it.
+fn may_be_huge(file: &File, block: u64, huge: PageSize) -> bool {
+    let pages = huge.bytes() / base_page().bytes();
+    cached_pages(file, offsets_of(&(block..block + 1), huge)).map_or(true, |found| found.cached >= pages)
+}
+
+/// The parts of one of this process's own mappings that are mapped by huge pages.
+fn huge_parts(range: AddressRange, huge: PageSize) -> Result<RangeSet, Error> {
+    let own = std::process::id() as i32;
+    let pagemap = Pagemap::open(own, base_page()).map_err(|error| Error::new("opening /proc/self/pagemap", error))?;
+    match pagemap.huge(range) {
+        Ok(found) => Ok(found),
+        // Before Linux 6.7 smaps counts them.
+        Err(_) => {
+            let usages = ProcessFiles::of(own)
+                .smaps()
+                .map_err(|error| Error::new("/proc/self/smaps", io::Error::other(error)))?;
+            let Some(usage) = usages.iter().find(|usage| usage.mapping.range.covers(range)) else {
+                return Ok(RangeSet::new());
+            };
+            Ok(usage
+                .huge_parts(huge, |part| pagemap.touched(part).ok())
+                .iter()
+                .map(|part| part.intersect(range))
+                .collect())
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Which processes map a file, and how.
+
+use crate::Error;
+use address_space::{AddressRange, Mapping, PageSize};
+use linux::file_mapping::FileMapping;
+use linux::pagemap::Pagemap;
+use linux::pages::base_page;
+use process_view::{FileIdentity, ObservationError, ProcessFiles, Unreadable, open_mapped};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::ops::Range;
+
+/// A part of a file that a process maps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedPart {
+    /// The process.
+    pub pid: i32,
+    /// Where and how it maps the part.
+    pub mapping: Mapping,
+}
+
+impl MappedPart {
+    /// True where addresses agree with offsets modulo `huge`, so that huge pages can map it.
+    pub fn is_congruent(&self, huge: PageSize) -> bool {
+        (self.mapping.range.start().0 ^ self.mapping.offset) & (huge.bytes() - 1) == 0
+    }
+
+    /// The mapped offsets, in bytes.
+    pub fn offsets(&self) -> Range<u64> {
+        self.mapping.offset..self.mapping.offset.saturating_add(self.mapping.range.len())
+    }
+
+    /// Opens the file, as it is mapped; `None` where it is not a regular file.
+    ///
+    /// # Errors
+    /// [`Unreadable`]: the path leads to another file by now, or nothing can be opened there.
+    pub fn open(&self) -> Result<Option<(File, FileIdentity)>, Unreadable> {
+        open_mapped(&ProcessFiles::of(self.pid), &self.mapping)
+    }
+
+    /// The addresses of those offsets that are mapped here.
+    fn addresses_of(&self, offsets: &Range<u64>) -> Option<AddressRange> {
+        let own = self.offsets();
+        let (start, end) = (offsets.start.max(own.start), offsets.end.min(own.end));
+        (start < end).then(|| AddressRange::sized(self.mapping.range.start() + (start - own.start), end - start))
+    }
+}
+
+/// Device and inode as `/proc/PID/maps` has them, which on btrfs and overlayfs are not those of stat(2).
+type Numbers = ((u32, u32), u64);
+
+/// The files that the running processes map.
+#[derive(Clone, Debug, Default)]
+pub struct MappedFiles {
+    parts: BTreeMap<Numbers, Vec<MappedPart>>,
+    /// Number of processes that this user cannot inspect.
+    pub not_permitted: u64,
+}
+
+/// The users of one file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileUsers {
+    /// Every part that a process maps.
+    pub parts: Vec<MappedPart>,
+}
+
+impl MappedFiles {
+    /// Reads the mappings of every process but this one. A process that ends while it is read is skipped.
+    ///
+    /// # Errors
+    /// [`Error`] where `/proc` cannot be listed.
+    pub fn read() -> Result<Self, Error> {
+        let (own, failed) = (std::process::id() as i32, |error| Error::new("listing /proc", error));
+        let mut found = Self::default();
+        for entry in fs::read_dir("/proc").map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).filter(|pid| *pid != own) else {
+                continue;
+            };
+            match ProcessFiles::of(pid).maps() {
+                Ok(space) => {
+                    for mapping in space.mappings().iter().filter(|mapping| mapping.inode != 0) {
+                        let part = MappedPart { pid, mapping: mapping.clone() };
+                        found.parts.entry((mapping.device, mapping.inode)).or_default().push(part);
+                    }
+                }
+                Err(ObservationError::NotPermitted { .. }) => found.not_permitted += 1,
+                Err(_) => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// The users of an open file.
+    ///
+    /// # Errors
+    /// [`Error`] where the file cannot be mapped.
+    pub fn users_of(&self, file: &File, huge: PageSize) -> Result<FileUsers, Error> {
+        let parts = numbers_of(file, huge)?.and_then(|numbers| self.parts.get(&numbers)).cloned().unwrap_or_default();
+        Ok(FileUsers { parts })
+    }
+
+    /// One part of each file of which a process executes a part; where `of` is given, of those processes alone.
+    pub fn executed(&self, of: Option<&[i32]>) -> impl Iterator<Item = &MappedPart> {
+        let is_meant = move |part: &&MappedPart| {
+            part.mapping.protection.execute && of.is_none_or(|processes| processes.contains(&part.pid))
+        };
+        self.parts.values().filter_map(move |parts| parts.iter().find(is_meant))
+    }
+}
+
+impl FileUsers {
+    /// The processes, sorted.
+    pub fn processes(&self) -> Vec<i32> {
+        let mut all: Vec<i32> = self.parts.iter().map(|part| part.pid).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// The parts that one process maps.
+    pub fn parts_of(&self, pid: i32) -> impl Iterator<Item = &MappedPart> {
+        self.parts.iter().filter(move |part| part.pid == pid)
+    }
+
+    /// The processes in whose page tables are pages of these offsets. A process that cannot be looked at counts.
+    pub fn holders_of(&self, offsets: &Range<u64>) -> Vec<i32> {
+        let holds = |part: &MappedPart| part.addresses_of(offsets).is_some_and(|addresses| holds(part.pid, addresses));
+        let mut all: Vec<i32> = self.parts.iter().filter(|part| holds(part)).map(|part| part.pid).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+/// True where a process has pages of the file present there, other than those it has written to.
+fn holds(pid: i32, addresses: AddressRange) -> bool {
+    let look = || {
+        let pagemap = Pagemap::open(pid, base_page())?;
+        let (touched, changed) = (pagemap.touched(addresses)?, pagemap.changed(addresses)?);
+        std::io::Result::Ok(touched.bytes() > changed.bytes())
+    };
+    look().unwrap_or(true)
+}
+
+/// Device and inode of a file, as this process's own maps have them.
+fn numbers_of(file: &File, huge: PageSize) -> Result<Option<Numbers>, Error> {
+    let mapping =
+        FileMapping::readable(file, 0, huge.bytes(), huge).map_err(|error| Error::new("mapping the file", error))?;
+    let space = ProcessFiles::of(std::process::id() as i32)
+        .maps()
+        .map_err(|error| Error::new("/proc/self/maps", std::io::Error::other(error)))?;
+    Ok(space.find(mapping.range().start()).map(|found| (found.device, found.inode)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::{Address, MappingName, Protection};
+
+    fn part(start: u64, length: u64, offset: u64) -> MappedPart {
+        let range = AddressRange::sized(Address(start), length);
+        let name = MappingName::File { path: "/x".to_owned(), deleted: false };
+        let (protection, device) = (Protection::READ, (1, 2));
+        MappedPart { pid: 1, mapping: Mapping { range, protection, shared: false, offset, device, inode: 3, name } }
+    }
+
+    #[test]
+    fn a_part_knows_which_addresses_show_an_offset() {
+        let part = part(0x10_0000, 0x4000, 0x2000);
+        let addresses = |offsets: Range<u64>| part.addresses_of(&offsets).map(|found| (found.start().0, found.len()));
+        assert_eq!(addresses(0..0x3000), Some((0x10_0000, 0x1000)));
+        assert_eq!(addresses(0x5000..0x9000), Some((0x10_3000, 0x1000)));
+        assert_eq!((addresses(0..0x2000), addresses(0x6000..0x7000)), (None, None));
+    }
+
+    #[test]
+    fn congruence_is_agreement_modulo_the_huge_page() {
+        let huge = PageSize::new(0x1000).unwrap();
+        assert!(part(0x7_5000, 1, 0x3000).is_congruent(huge) && part(0x7_5800, 1, 0x800).is_congruent(huge));
+        assert!(!part(0x7_5000, 1, 0x800).is_congruent(huge));
+    }
+
+    #[test]
+    fn a_mapping_of_another_process_is_found() {
+        let huge = linux::pages::transparent_huge_page().unwrap_or(base_page());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        let is_found = || {
+            let file = File::open(format!("/proc/{pid}/exe")).unwrap();
+            let users = MappedFiles::read().unwrap().users_of(&file, huge).unwrap();
+            users.processes().contains(&pid) && users.holders_of(&(0..u64::MAX)).contains(&pid)
+        };
+        // The program's mappings come into being some time after its start.
+        let begin = std::time::Instant::now();
+        while !is_found() {
+            assert!(begin.elapsed().as_secs() < 60, "not found among {:?}", MappedFiles::read());
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,221 @@
+//! Why a file does not lie in huge folios. Each text says what was found, what was needed, and what fixes it.
+
+use crate::look;
+use address_space::{PageSize, format_bytes};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The part of a [`crate::Budget`] that was used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Time.
+    Time(Duration),
+    /// Bytes that may be read again.
+    Bytes(u64),
+}
+
+/// Why blocks of a file are not in huge folios.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The kernel has no transparent huge pages, or of another size.
+    #[error("found a kernel without transparent huge pages of {0}, needed CONFIG_TRANSPARENT_HUGEPAGE")]
+    NoHugePages(PageSize),
+    /// Nothing asked for fills a huge page.
+    #[error("found {} and no whole block of {huge} in it, needed at least one", format_bytes(*.bytes))]
+    TooSmall {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Size of a block.
+        huge: PageSize,
+    },
+    /// The path leads to a directory, device or pipe instead of a file.
+    #[error("found something else than a regular file, needed a file")]
+    NotRegular,
+    /// Huge pages are disabled for this process, which then cannot see them.
+    #[error(
+        "found transparent huge pages disabled for this process (PR_SET_THP_DISABLE), needed to see what it makes; fix: \
+         start it from a process that does not disable them"
+    )]
+    DisabledHere,
+    /// The file system never keeps files in large folios.
+    #[error(
+        "found the file system {name}, which has no large folios on Linux {}.{}, needed one that has: ext4 (6.16), xfs \
+         (5.18), erofs (6.2); fix: use an image of the file, `pagelift image add`, or copy it to such a file system",
+        release.0, release.1
+    )]
+    FileSystem {
+        /// Name of the file system.
+        name: String,
+        /// Release of the kernel.
+        release: (u32, u32),
+    },
+    /// The file system does so on later kernels only.
+    #[error(
+        "found {name} on Linux {}.{}, needed Linux {}.{} for large folios; fix: a later kernel, or an image of the file, \
+         `pagelift image add`", found.0, found.1, needed.0, needed.1
+    )]
+    KernelTooOld {
+        /// Name of the file system.
+        name: &'static str,
+        /// The kernel's release.
+        found: (u32, u32),
+        /// Release needed.
+        needed: (u32, u32),
+    },
+    /// ext4 journals the file's data, by mount option or attribute.
+    #[error(
+        "found {0}, with which ext4 has no large folios, needed data=ordered or data=writeback; fix: mount it so, or `chattr \
+         -j` for an attribute"
+    )]
+    DataJournal(&'static str),
+    /// The ext4 file system has the feature `encrypt`, or the file is encrypted.
+    #[error(
+        "found {0}, with which ext4 has no large folios, needed a file system without the feature; fix: copy the file to \
+         one, or use an image of it, `pagelift image add`"
+    )]
+    Encrypted(&'static str),
+    /// The ext4 file system has the feature `verity`, or the file is protected by it.
+    #[error(
+        "found {0}, with which ext4 has no large folios, needed a file system without the feature; fix: copy the file to \
+         one, or use an image of it, `pagelift image add`"
+    )]
+    Verity(&'static str),
+    /// tmpfs without huge pages, whose pages could not be collapsed either.
+    #[error(
+        "found a tmpfs whose pages cannot be collapsed ({0}), needed Linux 6.1 and memory that is not fragmented; fix: mount \
+         it with huge=always"
+    )]
+    Tmpfs(String),
+    /// Not huge, and it was not to be prepared.
+    #[error(
+        "found {} of {} in huge folios, needed more; fix: pagelift cache prepare '{}'", format_bytes(*.huge),
+        format_bytes(*.of), path.display()
+    )]
+    NotAsked {
+        /// Bytes in huge folios.
+        huge: u64,
+        /// Bytes in whole blocks.
+        of: u64,
+        /// The file.
+        path: PathBuf,
+    },
+    /// Pages that other processes map cannot be evicted.
+    #[error("{}", mapped_text(processes, *blocks, *unseen, path))]
+    Mapped {
+        /// The processes, and their names.
+        processes: Vec<(i32, String)>,
+        /// Number of blocks that they keep small.
+        blocks: u64,
+        /// Number of processes that this user cannot inspect.
+        unseen: u64,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The kernel had no free memory of the size of a huge page.
+    #[error(
+        "found fragmented memory: {blocks} of {of} blocks of {huge} stayed small, needed that many free huge pages; fix, as \
+         root: `echo 1 > /proc/sys/vm/compact_memory`, then `pagelift cache prepare '{}'`", path.display()
+    )]
+    Fragmented {
+        /// Blocks that stayed small.
+        blocks: u64,
+        /// Blocks tried.
+        of: u64,
+        /// Size of a block.
+        huge: PageSize,
+        /// The file.
+        path: PathBuf,
+    },
+    /// Some blocks stayed small although nobody maps them and enough memory is free.
+    #[error(
+        "found pages of {blocks} blocks in use by the kernel or for I/O, needed them at rest; fix: pagelift cache prepare \
+         '{}', again", path.display()
+    )]
+    InUse {
+        /// Blocks that stayed small.
+        blocks: u64,
+        /// The file.
+        path: PathBuf,
+    },
+    /// All blocks stayed small although nobody maps them and enough memory is free.
+    #[error(
+        "found {blocks} blocks small after they were read again on {file_system}, needed a file system that makes large \
+         folios; on ext4 the features encrypt and verity and data=journal prevent them; fix: use an image of the file, \
+         `pagelift image add '{}'`", path.display()
+    )]
+    StayedSmall {
+        /// Blocks that stayed small.
+        blocks: u64,
+        /// Name of the file system.
+        file_system: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The budget ended before all was done.
+    #[error("{}", budget_text(limit, *left, path))]
+    OutOfBudget {
+        /// What was used up.
+        limit: Limit,
+        /// Bytes that remain small.
+        left: u64,
+        /// The file.
+        path: PathBuf,
+    },
+    /// Parts of the file are not yet on the disk and cannot be evicted.
+    #[error(
+        "found {} that are not yet written to the disk, needed a file at rest; fix: `sync '{}'`", format_bytes(*.bytes),
+        path.display()
+    )]
+    NotYetWritten {
+        /// Bytes to be written.
+        bytes: u64,
+        /// The file.
+        path: PathBuf,
+    },
+    /// An earlier attempt failed, and nothing has changed since.
+    #[error("tried before, at this boot: {reason}; fix: pagelift cache prepare '{}'", path.display())]
+    TriedBefore {
+        /// The text of the refusal of that attempt.
+        reason: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// Another process prepares the file, and took longer than the budget.
+    #[error("found another process that prepares the file for {} ms now, needed it to end", .0.as_millis())]
+    PreparedByAnother(Duration),
+    /// The page cache could not be looked at.
+    #[error(transparent)]
+    Failed(#[from] look::Error),
+}
+
+fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std::path::Path) -> String {
+    const NAMED: usize = 3;
+    let named: Vec<String> = processes.iter().take(NAMED).map(|(pid, name)| format!("{name} {pid}")).collect();
+    let more = if processes.len() > NAMED { ", …" } else { "" };
+    let unseen = match unseen {
+        0 => String::new(),
+        unseen => format!(" and perhaps some of {unseen} that only root can inspect"),
+    };
+    let path = path.display();
+    format!(
+        "found {blocks} blocks mapped by {} other processes ({}{more}){unseen}, needed none: pages that are mapped cannot be \
+         evicted; fix: end them and run pagelift cache prepare '{path}', or, as root, pagelift cache prepare --replace \
+         '{path}'",
+        processes.len(),
+        named.join(", ")
+    )
+}
+
+fn budget_text(limit: &Limit, left: u64, path: &std::path::Path) -> String {
+    let (used, path) = (
+        match limit {
+            Limit::Time(time) => format!("{} ms", time.as_millis()),
+            Limit::Bytes(bytes) => format_bytes(*bytes),
+        },
+        path.display(),
+    );
+    format!(
+        "found the budget of {used} used up, needed more for the remaining {}; fix: pagelift cache prepare '{path}'",
+        format_bytes(left)
+    )
+}

@@ -1,0 +1,98 @@
+//! How a file lies in the page cache, and what its users have of that.
+
+use crate::blocks::{offsets_of, whole_blocks};
+use crate::{Error, FileUsers, MappedFiles, MappedPart, loaded_offsets, look};
+use address_space::PageSize;
+use linux::file_cache::cached_pages;
+use linux::pagemap::Pagemap;
+use linux::pages::base_page;
+use process_view::ProcessFiles;
+use serde::Serialize;
+use std::fs::File;
+use std::ops::Range;
+
+/// How one file lies in the page cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileStatus {
+    /// Length in bytes.
+    pub length: u64,
+    /// Bytes that can lie in huge folios: whole blocks, of an ELF file those among its segments.
+    pub of: u64,
+    /// Bytes of these that do.
+    pub huge: u64,
+    /// Bytes of these that are cached at all; `None` where the kernel does not tell this user.
+    pub cached: Option<u64>,
+    /// The processes that map it.
+    pub users: Vec<UserStatus>,
+}
+
+/// What one process has of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UserStatus {
+    /// The process.
+    pub pid: i32,
+    /// The name the kernel knows it by.
+    pub name: String,
+    /// Bytes that it maps and cannot write to.
+    pub mapped: u64,
+    /// Bytes of these that huge pages map now; `None` where this user cannot see that.
+    pub huge: Option<u64>,
+    /// Bytes more that huge pages would map if its addresses agreed with the offsets.
+    pub gain: u64,
+}
+
+/// Looks at a file and its users.
+///
+/// # Errors
+/// [`Error`], as for [`look`].
+pub fn status_of(file: &File, mapped: &MappedFiles, huge: PageSize) -> Result<FileStatus, Error> {
+    let offsets = loaded_offsets(file).unwrap_or(0..u64::MAX);
+    let found = look(file, offsets.clone(), huge)?;
+    let blocks = whole_blocks(&offsets, found.file_length, huge);
+    let cached = (!blocks.is_empty())
+        .then(|| cached_pages(file, offsets_of(&blocks, huge)).ok().map(|pages| pages.cached * base_page().bytes()));
+    let users = mapped.users_of(file, huge)?;
+    Ok(FileStatus {
+        length: found.file_length,
+        of: (blocks.end - blocks.start) * huge.bytes(),
+        huge: found.bytes(),
+        cached: cached.unwrap_or(Some(0)),
+        users: users.processes().into_iter().map(|pid| user(pid, &users, &found.huge, huge)).collect(),
+    })
+}
+
+fn user(pid: i32, users: &FileUsers, extents: &[Range<u64>], huge: PageSize) -> UserStatus {
+    let read_only = || users.parts_of(pid).filter(|part| !part.mapping.protection.write);
+    let pagemap = Pagemap::open(pid, base_page()).ok();
+    let huge_now = |part: &MappedPart| Some(pagemap.as_ref()?.huge(part.mapping.range).ok()?.bytes());
+    let gains = read_only().filter(|part| part.mapping.protection.read && !part.is_congruent(huge));
+    UserStatus {
+        pid,
+        name: ProcessFiles::of(pid).name().unwrap_or_else(|_| "?".to_owned()),
+        mapped: read_only().map(|part| part.mapping.range.len()).sum(),
+        huge: read_only().map(huge_now).sum(),
+        gain: gains.map(|part| whole_bytes_in(&part.offsets(), extents, huge)).sum(),
+    }
+}
+
+/// Bytes of the blocks in `extents` that lie in `offsets` with all their bytes.
+fn whole_bytes_in(offsets: &Range<u64>, extents: &[Range<u64>], huge: PageSize) -> u64 {
+    let whole = |extent: &Range<u64>| {
+        let blocks = whole_blocks(&(offsets.start.max(extent.start)..offsets.end), extent.end, huge);
+        (blocks.end - blocks.start) * huge.bytes()
+    };
+    extents.iter().map(whole).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_blocks_of_both_count() {
+        let huge = PageSize::new(16).unwrap();
+        let extents = [0..32, 64..96];
+        let bytes = |offsets: Range<u64>| whole_bytes_in(&offsets, &extents, huge);
+        assert_eq!([bytes(0..96), bytes(1..96), bytes(16..79), bytes(17..80), bytes(32..64)], [64, 48, 16, 16, 0]);
+    }
+}

@@ -1,0 +1,107 @@
+//! The sizes of pools: changed by differences, so that what others change at the same time stays.
+
+use crate::{PoolError, Settings};
+use address_space::PageSize;
+use machine_facts::{PoolCounts, pool_counts, pool_directory};
+use serde::Serialize;
+
+/// By how much a pool was enlarged on one node, or as a whole on a machine without nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// Page size.
+    pub size: PageSize,
+    /// The node.
+    pub node: Option<u32>,
+    /// Pages by which the persistent pool was enlarged. They include surplus pages that the kernel has made persistent
+    /// on the way.
+    pub pages: u64,
+}
+
+/// What became of pages that were given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct GivenBack {
+    /// The change that was taken back.
+    pub change: Change,
+    /// Pages that are the system's again. The others are in use, and follow when they are freed.
+    pub freed: u64,
+}
+
+/// The counts of one pool.
+///
+/// # Errors
+/// [`PoolError::NoPool`].
+pub(crate) fn pool_of(settings: &impl Settings, size: PageSize) -> Result<PoolCounts, PoolError> {
+    let pools = pool_counts(settings);
+    let found = pools.iter().map(|pool| pool.size).collect();
+    pools.into_iter().find(|pool| pool.size == size).ok_or(PoolError::NoPool { size, found })
+}
+
+/// Checks that the machine has the node.
+pub(crate) fn check_node(pool: &PoolCounts, node: Option<u32>) -> Result<(), PoolError> {
+    match node {
+        Some(node) if pool.on_node(node).is_none() => {
+            Err(PoolError::NoNode { node, found: pool.nodes.iter().map(|pool| pool.node).collect() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// All pages of a pool, or of its part on a node.
+pub(crate) fn total(pool: &PoolCounts, node: Option<u32>) -> u64 {
+    node.map_or(pool.total, |node| pool.on_node(node).map_or(0, |pool| pool.total))
+}
+
+/// The pages that stay in a pool, or in its part on a node.
+fn persistent(pool: &PoolCounts, node: Option<u32>) -> u64 {
+    node.map_or(pool.persistent(), |node| pool.on_node(node).map_or(0, |pool| pool.persistent()))
+}
+
+/// Sets the number of persistent pages, of the whole machine or of a node. The kernel makes surplus pages persistent
+/// before it allocates any, gives back what is free, and makes the rest surplus (`set_max_huge_pages` in mm/hugetlb.c).
+pub(crate) fn set_size(
+    settings: &impl Settings,
+    size: PageSize,
+    node: Option<u32>,
+    pages: u64,
+) -> Result<(), PoolError> {
+    set(settings, format!("{}/nr_hugepages", pool_directory(size, node)), pages)
+}
+
+/// Writes a number.
+pub(crate) fn set(settings: &impl Settings, path: String, value: u64) -> Result<(), PoolError> {
+    settings.set(&path, &value.to_string()).map_err(|error| PoolError::Refused { path, error })
+}
+
+/// By how much the pool has grown since `before`, node by node.
+pub(crate) fn changes_since(before: &PoolCounts, now: &PoolCounts) -> Vec<Change> {
+    let nodes: Vec<_> = match now.nodes.as_slice() {
+        [] => vec![None],
+        nodes => nodes.iter().map(|pool| Some(pool.node)).collect(),
+    };
+    let change =
+        |node| Change { size: now.size, node, pages: persistent(now, node).saturating_sub(persistent(before, node)) };
+    nodes.into_iter().map(change).filter(|change| change.pages > 0).collect()
+}
+
+/// Makes each pool smaller again by what it was enlarged by. Pages that somebody uses now become surplus: the kernel
+/// takes them back when they are freed.
+///
+/// # Errors
+/// The first refusal; the other changes are taken back all the same.
+pub fn give_back(settings: &impl Settings, changes: &[Change]) -> Result<Vec<GivenBack>, PoolError> {
+    let (mut given, mut failed) = (Vec::new(), None);
+    for change in changes.iter().rev() {
+        let result = pool_of(settings, change.size).and_then(|before| {
+            let left = persistent(&before, change.node).saturating_sub(change.pages);
+            set_size(settings, change.size, change.node, left)?;
+            let after = pool_of(settings, change.size)?;
+            let freed = total(&before, change.node).saturating_sub(total(&after, change.node));
+            Ok(GivenBack { change: *change, freed })
+        });
+        match result {
+            Ok(one) => given.push(one),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    failed.map_or(Ok(given), Err)
+}

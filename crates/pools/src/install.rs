@@ -1,0 +1,230 @@
+//! Writes boot files below a root folder, and takes exactly those back.
+
+use crate::{BootFile, BootKind};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+const MARK: &str = "# Written by `pagelift pool plan --install`; `pagelift pool plan --uninstall` removes it.";
+/// Maximum number of bytes of a boot file; those that are written have less than one kilobyte.
+const LONGEST: u64 = 64 << 10;
+
+/// Why a file is not written or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// The kernel's error, at this path.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel says.
+        error: io::Error,
+    },
+    /// There is such a file.
+    #[error("{} exists already; fix: `pagelift pool plan --uninstall` first, or another --name", .0.display())]
+    Exists(PathBuf),
+    /// Somebody has changed the file since it was written.
+    #[error("{} was changed since Pagelift wrote it, so that it stays; remove it by hand", .0.display())]
+    Changed(PathBuf),
+    /// The name could lead out of its folder.
+    #[error("`{0}` is no name for a reservation; needed: letters, digits, - and _")]
+    Name(String),
+}
+
+/// The boot files of one name below a root folder.
+#[derive(Clone, Debug)]
+pub struct Installation {
+    root: PathBuf,
+    name: String,
+}
+
+impl Installation {
+    /// The files of `name` below `root`, `/` for this machine.
+    ///
+    /// # Errors
+    /// [`InstallError::Name`].
+    pub fn new(root: &Path, name: &str) -> Result<Self, InstallError> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        if name.is_empty() || !name.chars().all(is_plain) {
+            return Err(InstallError::Name(name.to_owned()));
+        }
+        Ok(Self { root: root.to_owned(), name: name.to_owned() })
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The paths of this name's files that exist.
+    pub fn found(&self) -> Vec<PathBuf> {
+        let paths = BootKind::ALL.map(|kind| self.root.join(BootFile::paths(kind, &self.name).0));
+        paths.into_iter().filter(|path| path.symlink_metadata().is_ok()).collect()
+    }
+
+    /// Writes a file and its link, and nothing where one of them exists. Returns the paths of what was written.
+    ///
+    /// # Errors
+    /// [`InstallError`]; nothing stays behind.
+    pub fn install(&self, file: &BootFile) -> Result<Vec<PathBuf>, InstallError> {
+        let path = self.root.join(&file.path);
+        write_new(&path, &with_mark(&file.text))?;
+        let mut written = vec![path.clone()];
+        if let Some((link, target)) = &file.link {
+            let link = self.root.join(link);
+            let made = make_parent(&link).and_then(|()| symlink(target, &link));
+            if let Err(error) = made {
+                let _ = fs::remove_file(&path);
+                return Err(unwritten(link, error));
+            }
+            written.push(link);
+        }
+        Ok(written)
+    }
+
+    /// Removes the files of this name that Pagelift has written, with their links. Folders stay. Returns the paths.
+    ///
+    /// # Errors
+    /// [`InstallError::Changed`] for a file that somebody has changed, before anything is removed; the kernel's.
+    pub fn uninstall(&self) -> Result<Vec<PathBuf>, InstallError> {
+        let paths = BootKind::ALL.map(|kind| BootFile::paths(kind, &self.name));
+        let present: Vec<_> = paths.into_iter().map(|(file, link)| (self.root.join(file), link)).collect();
+        let mut ours = Vec::new();
+        for (path, link) in present {
+            match text_of(&path) {
+                Ok(text) if is_own(&text) => ours.push((path, link)),
+                Ok(_) => return Err(InstallError::Changed(path)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(InstallError::Io { path, error }),
+            }
+        }
+        let mut removed = Vec::new();
+        for (path, link) in ours {
+            let link = link.map(|link| self.root.join(link)).filter(|link| link.is_symlink());
+            for path in [link, Some(path)].into_iter().flatten() {
+                fs::remove_file(&path).map_err(|error| InstallError::Io { path: path.clone(), error })?;
+                removed.push(path);
+            }
+        }
+        Ok(removed)
+    }
+}
+
+fn write_new(path: &Path, text: &str) -> Result<(), InstallError> {
+    let write = || {
+        make_parent(path)?;
+        // O_EXCL also refuses a link that somebody has put there.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    };
+    write().map_err(|error| unwritten(path.to_owned(), error))
+}
+
+fn unwritten(path: PathBuf, error: io::Error) -> InstallError {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists => InstallError::Exists(path),
+        _ => InstallError::Io { path, error },
+    }
+}
+
+fn make_parent(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)
+}
+
+fn text_of(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(LONGEST).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn with_mark(text: &str) -> String {
+    format!("{MARK}\n# Checksum of the rest: {:016x}\n{text}", checksum(text))
+}
+
+/// True for a file that is as Pagelift wrote it.
+fn is_own(text: &str) -> bool {
+    let rest = text.strip_prefix(MARK).and_then(|rest| rest.strip_prefix('\n'));
+    rest.and_then(|rest| Some(rest.split_once('\n')?.1)).is_some_and(|body| with_mark(body) == text)
+}
+
+/// FNV-1a of 64 bits (RFC 9923), which tells a changed text from an unchanged one; nobody is kept out by it.
+fn checksum(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PoolRequest;
+    use std::collections::BTreeSet;
+
+    fn file(kind: BootKind) -> BootFile {
+        let request: PoolRequest = "2M:64".parse().unwrap();
+        BootFile::new(kind, "db", &[request], "/usr/bin/pagelift", Some(request.size)).unwrap()
+    }
+
+    /// All files below a folder.
+    fn files(folder: &Path) -> BTreeSet<PathBuf> {
+        let mut found = BTreeSet::new();
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() && !path.is_symlink() { found.extend(files(&path)) } else { found.extend([path]) }
+        }
+        found
+    }
+
+    #[test]
+    fn what_was_installed_is_taken_back_and_nothing_else() {
+        let root = tempfile::tempdir().unwrap();
+        let other = root.path().join("etc/systemd/system/pagelift-pool-other.service");
+        make_parent(&other).unwrap();
+        fs::write(&other, "someone else's").unwrap();
+        let before = files(root.path());
+        let installation = Installation::new(root.path(), "db").unwrap();
+        for kind in BootKind::ALL {
+            installation.install(&file(kind)).unwrap();
+        }
+        assert_eq!((files(root.path()).len(), installation.found().len()), (before.len() + 4, 3));
+        let unit = fs::read_to_string(root.path().join(file(BootKind::Systemd).path)).unwrap();
+        assert!(unit.starts_with(MARK) && unit.contains("\n[Unit]\n"));
+        let again = installation.install(&file(BootKind::Systemd)).unwrap_err();
+        assert!(matches!(again, InstallError::Exists(_)), "{again}");
+        assert_eq!(installation.uninstall().unwrap().len(), 4);
+        assert_eq!(files(root.path()), before);
+        assert!(installation.uninstall().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_file_that_was_changed_stays_and_so_do_the_others() {
+        let root = tempfile::tempdir().unwrap();
+        let installation = Installation::new(root.path(), "db").unwrap();
+        for kind in BootKind::ALL {
+            installation.install(&file(kind)).unwrap();
+        }
+        let sysctl = root.path().join(file(BootKind::Sysctl).path);
+        let changed = fs::read_to_string(&sysctl).unwrap().replace("64", "65");
+        fs::write(&sysctl, changed).unwrap();
+        let before = files(root.path());
+        let error = installation.uninstall().unwrap_err();
+        assert!(matches!(&error, InstallError::Changed(path) if *path == sysctl), "{error}");
+        assert_eq!(files(root.path()), before);
+    }
+
+    #[test]
+    fn a_link_that_is_in_the_way_is_not_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let (victim, path) = (root.path().join("victim"), root.path().join(file(BootKind::Sysctl).path));
+        make_parent(&path).unwrap();
+        symlink(&victim, &path).unwrap();
+        let installation = Installation::new(root.path(), "db").unwrap();
+        assert!(matches!(installation.install(&file(BootKind::Sysctl)), Err(InstallError::Exists(_))));
+        assert!(!victim.exists());
+    }
+
+    #[test]
+    fn names_stay_in_their_folders() {
+        assert!(["", "../x", "a b", "a/b", "%i"].iter().all(|name| Installation::new(Path::new("/"), name).is_err()));
+        assert!(Installation::new(Path::new("/"), "maria-db_2").is_ok());
+    }
+}

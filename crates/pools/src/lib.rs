@@ -1,0 +1,39 @@
+//! The machine's pools of huge pages: who uses them, what a program needs of them, and everything that changes them.
+//!
+//! What is decided (how much, on which node, what stood in the way, the texts of boot files) is pure; facts come through
+//! [`machine_facts::Files`] and changes go through [`Settings`], so that a test can put a simulated machine in their place.
+//! Nothing here prints.
+#![forbid(unsafe_code)]
+
+mod boot;
+mod change;
+mod demote;
+mod error;
+mod install;
+mod need;
+mod obstacle;
+mod overcommit;
+mod release;
+mod request;
+mod reserve;
+mod settings;
+mod users;
+mod view;
+
+#[cfg(test)]
+mod simulated;
+
+pub use boot::{BootFile, BootKind, cma_argument, kernel_arguments};
+pub use change::{Change, GivenBack, give_back};
+pub use demote::{Demoted, demote};
+pub use error::PoolError;
+pub use install::{InstallError, Installation};
+pub use need::{NodeNeed, PoolNeed, needs_of};
+pub use obstacle::Obstacle;
+pub use overcommit::{Overcommitted, overcommit};
+pub use release::{Amount, ReleaseRequest, Released, release};
+pub use request::{PoolRequest, RequestError, short_size};
+pub use reserve::{Goal, Outcome, ReserveOptions, reserve, usual_floor};
+pub use settings::{KernelSettings, PoolLock, Settings};
+pub use users::{HugetlbFile, PoolUser, UserKind, Users};
+pub use view::{CmaView, FreeView, MemoryView, PoolView, PoolsView};

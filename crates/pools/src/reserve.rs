@@ -1,0 +1,278 @@
+//! Enlarges pools.
+//!
+//! The kernel allocates what a write to `nr_hugepages` asks for as far as it finds whole pages, and says nothing about
+//! the rest (`Documentation/admin-guide/mm/hugetlbpage.rst`): so memory is compacted first, the pool is read back, and
+//! what is missing is tried again, at last node by node.
+
+use crate::change::{Change, changes_since, check_node, give_back, pool_of, set_size, total};
+use crate::{Obstacle, PoolError, PoolRequest, Settings};
+use address_space::PageSize;
+use machine_facts::{NODES, PoolCounts, free_blocks, meminfo_bytes, node_memory, page_blocks};
+use serde::Serialize;
+
+/// Drops what is cached (`Documentation/admin-guide/sysctl/vm.rst`).
+pub(crate) const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
+/// Compacts the memory of all nodes.
+const COMPACT: &str = "/proc/sys/vm/compact_memory";
+/// Maximum number of attempts; those after the first that brings nothing are not made.
+const ATTEMPTS: u32 = 5;
+/// Share of all memory that stays available unless the user says otherwise.
+const SHARE_LEFT_ALONE: u64 = 16;
+
+/// What the number in a request means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// So many pages are free and promised to nobody afterwards.
+    Available,
+    /// So many pages are added to those that there are.
+    Added,
+}
+
+/// How to reserve.
+#[derive(Clone, Copy, Debug)]
+pub struct ReserveOptions {
+    /// What a request asks for.
+    pub goal: Goal,
+    /// Available memory never becomes less by it than this, in bytes.
+    pub floor: u64,
+    /// Drop caches first.
+    pub drop_caches: bool,
+    /// Undo everything where a request is not met in full.
+    pub all_or_nothing: bool,
+    /// Base page of the machine.
+    pub base_page: PageSize,
+}
+
+/// What became of one request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Outcome {
+    /// The request.
+    pub request: PoolRequest,
+    /// Pages that were free and promised to nobody before.
+    pub available_before: u64,
+    /// Pages that were to be added.
+    pub wanted: u64,
+    /// Pages that were added.
+    pub added: u64,
+    /// Where they were added; what [`give_back`] takes.
+    pub changes: Vec<Change>,
+    /// What stood in the way of the others.
+    pub obstacles: Vec<Obstacle>,
+    /// All was put back, since a request was not met in full.
+    pub undone: bool,
+}
+
+impl Outcome {
+    /// True where the request was met in full.
+    pub const fn is_met(&self) -> bool {
+        self.added >= self.wanted && !self.undone
+    }
+}
+
+/// The memory that a reservation leaves available where the user says nothing else, in bytes.
+pub fn usual_floor(settings: &impl Settings) -> u64 {
+    let meminfo = settings.text("/proc/meminfo").unwrap_or_default();
+    meminfo_bytes(&meminfo, "MemTotal").unwrap_or(0) / SHARE_LEFT_ALONE
+}
+
+/// Reserves what is asked for, request by request.
+///
+/// # Errors
+/// [`PoolError`] where a request names a pool or node that does not exist; then nothing was changed.
+pub fn reserve(
+    settings: &impl Settings,
+    requests: &[PoolRequest],
+    options: &ReserveOptions,
+) -> Result<Vec<Outcome>, PoolError> {
+    for request in requests {
+        check_node(&pool_of(settings, request.size)?, request.node)?;
+    }
+    if options.drop_caches
+        && let Err(error) = settings.set(DROP_CACHES, "3")
+    {
+        return Err(PoolError::Refused { path: DROP_CACHES.to_owned(), error });
+    }
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    for request in &merged(requests) {
+        let of_size = outcomes.iter().filter(|outcome| outcome.request.size == request.size);
+        let claimed = of_size.map(|outcome| outcome.request.pages).sum();
+        let outcome = reserve_one(settings, request, claimed, options)?;
+        let is_met = outcome.is_met();
+        outcomes.push(outcome);
+        if !is_met && options.all_or_nothing {
+            undo(settings, &mut outcomes)?;
+            break;
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Adds up requests for the same pages; those for a node come before those for any, which count what is left.
+fn merged(requests: &[PoolRequest]) -> Vec<PoolRequest> {
+    let mut merged: Vec<PoolRequest> = Vec::new();
+    for request in requests {
+        match merged.iter_mut().find(|other| (other.size, other.node) == (request.size, request.node)) {
+            Some(other) => other.pages = other.pages.saturating_add(request.pages),
+            None => merged.push(*request),
+        }
+    }
+    merged.sort_by_key(|request| request.node.is_none());
+    merged
+}
+
+fn undo(settings: &impl Settings, outcomes: &mut [Outcome]) -> Result<(), PoolError> {
+    let changes: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.changes.clone()).collect();
+    give_back(settings, &changes)?;
+    for outcome in outcomes {
+        outcome.undone = true;
+        outcome.changes.clear();
+    }
+    Ok(())
+}
+
+fn reserve_one(
+    settings: &impl Settings,
+    request: &PoolRequest,
+    claimed: u64,
+    options: &ReserveOptions,
+) -> Result<Outcome, PoolError> {
+    let before = pool_of(settings, request.size)?;
+    let available_before = match request.node {
+        Some(node) => before.unpromised_on(node),
+        None => before.unpromised().saturating_sub(claimed),
+    };
+    let wanted = match options.goal {
+        Goal::Available => request.pages.saturating_sub(available_before),
+        Goal::Added => request.pages,
+    };
+    let mut obstacles = Vec::new();
+    let aim = match above_floor(settings, request.size, wanted, options.floor, &mut obstacles) {
+        // What cannot be met in full is not begun, since it would only push others out of memory.
+        fits if fits < wanted && options.all_or_nothing => 0,
+        fits => fits,
+    };
+    let mut enlarging = Enlarging { settings, request, before: &before, aim, base_page: options.base_page };
+    let refused = enlarging.run()?;
+    let now = pool_of(settings, request.size)?;
+    let added = total(&now, request.node).saturating_sub(total(&before, request.node));
+    if added < aim {
+        match refused {
+            Some(refused) => obstacles.push(refused),
+            None if settings.is_interrupted() => obstacles.push(Obstacle::Interrupted),
+            None => obstacles.extend(enlarging.fragmentation()),
+        }
+    }
+    let changes = changes_since(&before, &now);
+    Ok(Outcome { request: *request, available_before, wanted, added, changes, obstacles, undone: false })
+}
+
+/// Returns the pages that may be taken without going below the floor, at most `wanted`.
+fn above_floor(
+    settings: &impl Settings,
+    size: PageSize,
+    wanted: u64,
+    floor: u64,
+    obstacles: &mut Vec<Obstacle>,
+) -> u64 {
+    let meminfo = settings.text("/proc/meminfo").unwrap_or_default();
+    let available = meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(0);
+    let room = available.saturating_sub(floor) / size.bytes();
+    if room < wanted {
+        obstacles.push(Obstacle::Floor { available, floor, wanted: wanted.saturating_mul(size.bytes()) });
+    }
+    wanted.min(room)
+}
+
+/// One pool on its way to its size.
+struct Enlarging<'a, S> {
+    settings: &'a S,
+    request: &'a PoolRequest,
+    before: &'a PoolCounts,
+    /// Pages to be added.
+    aim: u64,
+    base_page: PageSize,
+}
+
+impl<S: Settings> Enlarging<'_, S> {
+    /// Tries until all pages are there or nothing more comes. Returns the refusal where the kernel refuses the size.
+    fn run(&mut self) -> Result<Option<Obstacle>, PoolError> {
+        for _ in 0..ATTEMPTS {
+            let left = self.left()?;
+            if left == 0 || self.settings.is_interrupted() {
+                return Ok(None);
+            }
+            self.compact(left);
+            if let Some(refused) = self.add(self.request.node, left)? {
+                return Ok(Some(refused));
+            }
+            if self.left()? == left {
+                break;
+            }
+        }
+        if self.request.node.is_none() && self.before.nodes.len() > 1 {
+            return self.node_by_node();
+        }
+        Ok(None)
+    }
+
+    /// Pages that are still missing.
+    fn left(&self) -> Result<u64, PoolError> {
+        let now = pool_of(self.settings, self.request.size)?;
+        let added = total(&now, self.request.node).saturating_sub(total(self.before, self.request.node));
+        Ok(self.aim.saturating_sub(added))
+    }
+
+    /// Asks for so many pages more.
+    fn add(&self, node: Option<u32>, pages: u64) -> Result<Option<Obstacle>, PoolError> {
+        // All pages, not only the persistent ones: those that are surplus now become persistent first.
+        let now = total(&pool_of(self.settings, self.request.size)?, node);
+        match set_size(self.settings, self.request.size, node, now + pages) {
+            Ok(()) => Ok(None),
+            Err(PoolError::Refused { path, error }) => Ok(Some(Obstacle::refused(path, &error))),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks each node for what is missing, the one with most free memory first.
+    fn node_by_node(&self) -> Result<Option<Obstacle>, PoolError> {
+        let mut nodes = node_memory(self.settings);
+        nodes.sort_by_key(|node| std::cmp::Reverse(node.free));
+        for node in nodes {
+            let left = self.left()?;
+            if left == 0 || self.settings.is_interrupted() {
+                break;
+            }
+            if let Some(refused) = self.add(Some(node.node), left)? {
+                return Ok(Some(refused));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Compacts memory unless enough of it lies in one piece. That it cannot be done is no error: the kernel compacts on
+    /// its own, too, only less.
+    fn compact(&self, pages: u64) {
+        let nodes = free_blocks(self.settings);
+        let of_interest = nodes.iter().filter(|node| self.request.node.is_none_or(|wanted| wanted == node.node));
+        let at_once: Option<u64> = of_interest.map(|node| node.pages_of(self.request.size, self.base_page)).sum();
+        if at_once.is_some_and(|at_once| at_once >= pages) {
+            return;
+        }
+        let file = match self.request.node {
+            Some(node) => format!("{NODES}/node{node}/compact"),
+            None => COMPACT.to_owned(),
+        };
+        let _ = self.settings.set(&file, "1");
+    }
+
+    /// What the nodes' memory looks like now.
+    fn fragmentation(&self) -> Vec<Obstacle> {
+        let blocks = page_blocks(self.settings);
+        let nodes = free_blocks(self.settings);
+        let of_interest = nodes.iter().filter(|free| self.request.node.is_none_or(|node| node == free.node));
+        of_interest.map(|free| Obstacle::fragmented(free, &blocks, self.request.size, self.base_page)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! What the kernel counts of a process without a PMU: page faults, CPU time, context switches.
+
+use crate::{ObservationError, ProcessFiles};
+use nix::unistd::{SysconfVar, sysconf};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// Counts since the start of a process, or between two moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Activity {
+    /// Page faults that needed no reading from a disk.
+    pub minor_faults: u64,
+    /// Page faults that did.
+    pub major_faults: u64,
+    /// Seconds of CPU time of the program, in steps of the kernel's clock tick (10 ms nearly everywhere).
+    pub user_seconds: f64,
+    /// Seconds of CPU time of the kernel for it.
+    pub system_seconds: f64,
+    /// Times that a thread went to sleep.
+    pub voluntary_switches: u64,
+    /// Times that a thread was put aside for another.
+    pub involuntary_switches: u64,
+}
+
+impl Activity {
+    /// The difference to an earlier moment.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            minor_faults: self.minor_faults.saturating_sub(before.minor_faults),
+            major_faults: self.major_faults.saturating_sub(before.major_faults),
+            user_seconds: (self.user_seconds - before.user_seconds).max(0.0),
+            system_seconds: (self.system_seconds - before.system_seconds).max(0.0),
+            voluntary_switches: self.voluntary_switches.saturating_sub(before.voluntary_switches),
+            involuntary_switches: self.involuntary_switches.saturating_sub(before.involuntary_switches),
+        }
+    }
+
+    /// Seconds of CPU time.
+    pub fn cpu_seconds(&self) -> f64 {
+        self.user_seconds + self.system_seconds
+    }
+}
+
+/// Reads the counts of one process again and again. A thread's switches are known until its last reading: what it did
+/// after that, before it ended, is missing. All else includes ended threads.
+#[derive(Debug)]
+pub struct ActivityReader {
+    process: ProcessFiles,
+    /// Voluntary and involuntary switches of each thread that was ever seen.
+    switches: BTreeMap<i32, (u64, u64)>,
+    ticks_per_second: f64,
+}
+
+impl ActivityReader {
+    /// Of process `pid`.
+    pub fn of(pid: i32) -> Self {
+        let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
+        Self { process: ProcessFiles::of(pid), switches: BTreeMap::new(), ticks_per_second: ticks as f64 }
+    }
+
+    /// The counts until now.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn read(&mut self) -> Result<Activity, ObservationError> {
+        let stat = self.process.text("stat")?;
+        let [minor_faults, major_faults, user, system] = counts(&stat).unwrap_or_default();
+        self.read_switches();
+        let sum = |of: fn(&(u64, u64)) -> u64| self.switches.values().map(of).fold(0, u64::saturating_add);
+        Ok(Activity {
+            minor_faults,
+            major_faults,
+            user_seconds: user as f64 / self.ticks_per_second,
+            system_seconds: system as f64 / self.ticks_per_second,
+            voluntary_switches: sum(|switches| switches.0),
+            involuntary_switches: sum(|switches| switches.1),
+        })
+    }
+
+    fn read_switches(&mut self) {
+        let Ok(entries) = fs::read_dir(self.process.path("task")) else { return };
+        for thread in entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
+            let Ok(status) = self.process.text(&format!("task/{thread}/status")) else { continue };
+            let last = self.switches.entry(thread).or_default();
+            let now = |name: &str, last: u64| field(&status, name).unwrap_or(last).max(last);
+            *last = (now("voluntary_ctxt_switches:", last.0), now("nonvoluntary_ctxt_switches:", last.1));
+        }
+    }
+}
+
+/// Page faults of all threads of a process until now, minor and major; `None` where the kernel does not tell.
+pub fn page_faults(process: &ProcessFiles) -> Option<u64> {
+    let [minor, major, ..] = counts(&process.text("stat").ok()?)?;
+    Some(minor.saturating_add(major))
+}
+
+/// Minor and major faults, user and system time in ticks (proc_pid_stat(5)).
+fn counts(stat: &str) -> Option<[u64; 4]> {
+    // The second field, the name in parentheses, can hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse().ok();
+    Some([number(7)?, number(9)?, number(11)?, number(12)?])
+}
+
+/// A field of proc_pid_status(5).
+fn field(status: &str, name: &str) -> Option<u64> {
+    status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_whatever_the_name_is() {
+        let stat = "7 (a) b (c) R 1 7 7 0 -1 4194560 111 5 22 6 333 444 7 8 20 0 1 0 99\n";
+        assert_eq!(counts(stat), Some([111, 22, 333, 444]));
+        assert_eq!(counts("7 (name) R 1"), None);
+        assert_eq!(counts(""), None);
+    }
+
+    #[test]
+    fn this_process_faults_and_works() {
+        let mut reader = ActivityReader::of(std::process::id() as i32);
+        let before = reader.read().unwrap();
+        let written: Vec<u8> = (0..16 << 20).map(|index| index as u8).collect();
+        assert!(written.iter().map(|&byte| u64::from(byte)).sum::<u64>() > 0);
+        let after = reader.read().unwrap();
+        let between = after.since(&before);
+        assert!(between.minor_faults > 0 && after.user_seconds >= before.user_seconds, "{between:?}");
+        assert!(page_faults(&reader.process).unwrap() >= after.minor_faults + after.major_faults);
+        assert!(after.voluntary_switches + after.involuntary_switches > 0);
+        assert_eq!(before.since(&after).minor_faults, 0);
+    }
+
+    #[test]
+    fn what_a_thread_has_done_stays_counted() {
+        let mut reader = ActivityReader::of(std::process::id() as i32);
+        let (told, wait) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            for _ in 0..50 {
+                std::thread::sleep(std::time::Duration::from_micros(10));
+            }
+            let _ = wait.recv();
+        });
+        let during = loop {
+            let activity = reader.read().unwrap();
+            if activity.voluntary_switches >= 50 {
+                break activity;
+            }
+        };
+        drop(told);
+        thread.join().unwrap();
+        assert!(reader.read().unwrap().voluntary_switches >= during.voluntary_switches);
+    }
+}

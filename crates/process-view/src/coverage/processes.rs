@@ -1,0 +1,108 @@
+//! Finds every process that has memory on huge pages.
+
+use super::{COVERAGE_VERSION, Usage};
+use crate::{ObservationError, ProcessFiles};
+use address_space::PageSize;
+use linux::pages::transparent_huge_page;
+use serde::Serialize;
+use std::fs;
+
+/// The processes with memory on huge pages of any kind.
+#[derive(Clone, Debug, Serialize)]
+pub struct HugeProcesses {
+    /// [`COVERAGE_VERSION`].
+    pub version: u32,
+    /// The most huge bytes first.
+    pub processes: Vec<HugeProcess>,
+    /// Number of processes that this user cannot inspect.
+    pub not_permitted: u64,
+}
+
+/// One process with memory on huge pages.
+#[derive(Clone, Debug, Serialize)]
+pub struct HugeProcess {
+    /// Its number.
+    pub pid: i32,
+    /// The name the kernel knows it by.
+    pub name: String,
+    /// All of its memory.
+    pub usage: Usage,
+}
+
+/// All processes that have any memory on huge pages.
+///
+/// # Errors
+/// [`ObservationError`] where `/proc` cannot be listed. A process that ends while it is read is skipped; one that this
+/// user cannot inspect is counted.
+pub fn processes_with_huge_pages() -> Result<HugeProcesses, ObservationError> {
+    let mut found = HugeProcesses { version: COVERAGE_VERSION, processes: Vec::new(), not_permitted: 0 };
+    let thp = transparent_huge_page();
+    for pid in process_numbers()? {
+        match look_at(&ProcessFiles::of(pid), thp) {
+            Ok(Some(process)) => found.processes.push(process),
+            Ok(None) | Err(ObservationError::NoSuchProcess { .. }) => {}
+            Err(ObservationError::NotPermitted { .. }) => found.not_permitted += 1,
+            Err(error) => return Err(error),
+        }
+    }
+    found.processes.sort_by_key(|process| (std::cmp::Reverse(process.usage.huge_bytes()), process.pid));
+    Ok(found)
+}
+
+fn process_numbers() -> Result<Vec<i32>, ObservationError> {
+    let error = |source| match source {
+        _ if !std::path::Path::new("/proc/self/stat").exists() => ObservationError::ProcNotMounted,
+        source => ObservationError::Io { path: "/proc".into(), source },
+    };
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir("/proc").map_err(error)? {
+        numbers.extend(entry.map_err(error)?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
+    }
+    if numbers.is_empty() {
+        return Err(ObservationError::ProcNotMounted);
+    }
+    Ok(numbers)
+}
+
+/// Reads the rollup first, which costs the kernel a walk but little text. Only for a process with huge pages are all
+/// mappings read, since only they tell the sizes of hugetlb pages.
+fn look_at(process: &ProcessFiles, thp: Option<PageSize>) -> Result<Option<HugeProcess>, ObservationError> {
+    match process.text("smaps_rollup") {
+        Ok(rollup) if !has_huge_bytes(&rollup) => return Ok(None),
+        // Kernels before 4.14 have no rollup.
+        Ok(_) | Err(ObservationError::Io { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    let mut usage = Usage::default();
+    for mapping in process.smaps()? {
+        usage += &Usage::of(&mapping, thp);
+    }
+    let name = process.name()?;
+    Ok((usage.huge_bytes() > 0).then_some(HugeProcess { pid: process.pid(), name, usage }))
+}
+
+fn has_huge_bytes(rollup: &str) -> bool {
+    const FIELDS: [&str; 5] = ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Private_Hugetlb", "Shared_Hugetlb"];
+    rollup.lines().filter_map(|line| line.split_once(':')).any(|(field, value)| {
+        FIELDS.contains(&field) && value.trim().trim_end_matches(" kB").parse::<u64>().is_ok_and(|kib| kib > 0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rollup_tells_whether_there_is_anything_huge() {
+        let rollup =
+            |huge: &str| format!("1000-2000 ---p 00000000 00:00 0 [rollup]\nRss: 4 kB\nAnonHugePages: {huge} kB\n");
+        assert!(has_huge_bytes(&rollup("    2048")));
+        assert!(!has_huge_bytes(&rollup("       0")));
+    }
+
+    #[test]
+    fn the_processes_of_this_machine_can_be_listed() {
+        let found = processes_with_huge_pages().unwrap();
+        assert!(found.processes.iter().all(|process| process.usage.huge_bytes() > 0 && !process.name.is_empty()));
+    }
+}

@@ -1,0 +1,38 @@
+//! Errors of inspecting a process.
+
+use address_space::MapsError;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a process cannot be inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum ObservationError {
+    /// There is no process with this PID, or it has ended since.
+    #[error(
+        "no process has the number {pid} (any more); needed: the number of a process that runs; fix: `ps -e` lists them"
+    )]
+    NoSuchProcess {
+        /// The number asked for.
+        pid: i32,
+    },
+    /// The kernel does not permit this user to inspect the process.
+    #[error("process {pid} may be looked at only by its own user (and not if it is setuid) or by root; use sudo")]
+    NotPermitted {
+        /// The process.
+        pid: i32,
+    },
+    /// No procfs at `/proc`.
+    #[error("/proc is not mounted, and nothing else tells what a process has mapped; run `mount -t proc proc /proc`")]
+    ProcNotMounted,
+    /// The kernel's text has another form than the manual page gives.
+    #[error(transparent)]
+    Maps(#[from] MapsError),
+    /// A file cannot be read for another reason.
+    #[error("{path} cannot be read")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel says.
+        source: io::Error,
+    },
+}

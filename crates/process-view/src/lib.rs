@@ -1,0 +1,36 @@
+//! Reads from the kernel what backs a process's memory, and finds symbols for profilers.
+//!
+//! All data come from files under `/proc` and from the ELF files that a process has mapped. The crate changes no other
+//! process.
+#![forbid(unsafe_code)]
+
+mod activity;
+mod auxiliary;
+mod bounded_file;
+mod code;
+pub mod coverage;
+mod error;
+mod file_identity;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod link_map;
+mod loading;
+mod mapped_file;
+pub mod perf_map;
+mod process_files;
+mod process_memory;
+mod roles;
+pub mod symbols;
+mod text;
+
+pub use activity::{Activity, ActivityReader, page_faults};
+pub use auxiliary::AuxiliaryVector;
+pub use bounded_file::BoundedFile;
+pub use code::{CodePlace, ProcessCode, UnwindSections};
+pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};
+pub use error::ObservationError;
+pub use file_identity::FileIdentity;
+pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};
+pub use mapped_file::{Unreadable, open_mapped, open_regular_file};
+pub use process_files::ProcessFiles;
+pub use text::printable;

@@ -1,0 +1,178 @@
+//! Writes a perf map where perf looks for it.
+//!
+//! perf reads `/tmp/perf-PID.map` in the target's mount namespace, with the PID that the target has in its own
+//! innermost PID namespace, and only if the file belongs to root or to the user who runs perf (or with `--force`).
+//!
+//! The target chooses what its `/tmp` is, by a mount namespace of its own, and which names its symbols have. So the map
+//! is written with the target's own rights to files and without any capability, in a sticky directory only: nothing is
+//! created, replaced or added to that the target could not write itself. A file system may be the target's program, too
+//! (FUSE): every access to one is made by a thread that is waited for no longer than [`LIMIT`].
+
+use super::PerfMapError;
+use super::directory::{TemporaryDirectory, descriptor_of_root};
+use crate::ProcessFiles;
+use address_space::{Address, AddressRange, RangeSet};
+use linux::bounded::{LineReader, PERF_MAP_OF_PROGRAM};
+use linux::file_rights::FileRights;
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The longest time that writing a map may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where a map was written.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    /// The path by which perf finds it, as seen from here.
+    pub path: PathBuf,
+    /// The user it belongs to.
+    pub owner: u32,
+}
+
+/// The place for the map of one process, and a thread that has taken on the rights of that process and puts there what
+/// it is sent. The sender can give up every right to write before it reads the process.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// `/proc/PID`, held open: a later process with the same PID is not reached by it.
+    files: File,
+    path: PathBuf,
+    maps: mpsc::Sender<Map>,
+    outcome: mpsc::Receiver<Result<Placed, PerfMapError>>,
+}
+
+/// A map for a [`Place`].
+#[derive(Debug)]
+struct Map {
+    /// When the target started, where that is known.
+    started: Option<SystemTime>,
+    ranges: RangeSet,
+    text: String,
+}
+
+/// What the writing thread holds.
+struct Writer {
+    root: OwnedFd,
+    is_own_namespace: bool,
+    /// The target's directory of temporary files, as messages show it.
+    shown: PathBuf,
+    name: String,
+    rights: FileRights,
+}
+
+impl Place {
+    /// Finds the place and starts the thread.
+    pub fn of(process: &ProcessFiles) -> Result<Self, PerfMapError> {
+        let files = File::open(process.path("")).map_err(|error| process.explain(&process.path(""), error))?;
+        let (root, status) =
+            descriptor_of_root(&files).map_err(|error| process.explain(&process.path("root"), error))?;
+        let namespace = |path: &Path| fs::read_link(path).ok();
+        let own = namespace(Path::new("/proc/self/ns/mnt"));
+        let writer = Writer {
+            root,
+            is_own_namespace: own.is_some() && namespace(&process.path("ns/mnt")) == own,
+            shown: process.path("root").join("tmp"),
+            name: format!("perf-{}.map", innermost_pid(&status).unwrap_or(process.pid())),
+            rights: FileRights::of_status(&status).ok_or(PerfMapError::Rights { pid: process.pid() })?,
+        };
+        let path = writer.shown.join(&writer.name);
+        let (maps, incoming) = mpsc::channel();
+        let (sender, outcome) = mpsc::channel();
+        thread::spawn(move || {
+            let (rights, to_write) = (&writer.rights, &writer);
+            let written = rights.act(move || incoming.recv().ok().map(|map| to_write.write(&map)));
+            let refused = |source| Some(Err(PerfMapError::Write { path: writer.shown.clone(), source }));
+            let written = written.unwrap_or_else(refused);
+            // The receiver is gone where the time limit has passed, or where there was no map to write.
+            let _ = written.map(|written| sender.send(written));
+        });
+        Ok(Self { files, path, maps, outcome })
+    }
+
+    /// Writes the map of the process.
+    ///
+    /// A map that the program itself keeps for its generated code stays: lines are added to it. Any other of its own is
+    /// replaced.
+    pub fn put(self, process: &ProcessFiles, text: String, ranges: &RangeSet) -> Result<Placed, PerfMapError> {
+        // The data are this process's only if it has existed all the time.
+        descriptor_of_root(&self.files).map_err(|error| process.explain(&process.path("root"), error))?;
+        // A thread that could not take on the rights has ended, and said why.
+        let _ = self.maps.send(Map { started: start_of(process), ranges: ranges.clone(), text });
+        let too_long = PerfMapError::TookTooLong { path: self.path, seconds: LIMIT.as_secs() };
+        self.outcome.recv_timeout(LIMIT).unwrap_or(Err(too_long))
+    }
+}
+
+impl Writer {
+    fn write(&self, map: &Map) -> Result<Placed, PerfMapError> {
+        let directory = TemporaryDirectory::open(&self.root, self.is_own_namespace, &self.shown)?;
+        let path = directory.shown.join(&self.name);
+        let error = |source| PerfMapError::Write { path: path.clone(), source };
+        let owner = self.rights.user;
+        match self.own_map_of_program(&directory, map) {
+            Some((mut file, more)) => file.write_all(more.as_bytes()).map_err(error)?,
+            None => {
+                if let Some(other) = directory.owner_of(&self.name).filter(|&other| other != owner) {
+                    return Err(PerfMapError::OthersFile { path, owner: other });
+                }
+                directory.replace(&self.name, map.text.as_bytes()).map_err(error)?;
+            }
+        }
+        Ok(Placed { path, owner })
+    }
+
+    /// The map that the running program keeps for code it generates, and the lines that are to be added to it. It is
+    /// recognised by lines for addresses outside of the ranges, by its owner, and by being younger than the process.
+    fn own_map_of_program(&self, directory: &TemporaryDirectory, map: &Map) -> Option<(File, String)> {
+        let file = directory.open_to_add(&self.name)?;
+        let metadata = file.metadata().ok()?;
+        let is_its_own = metadata.is_file() && metadata.nlink() == 1 && metadata.uid() == self.rights.user;
+        let written = UNIX_EPOCH + Duration::from_secs(u64::try_from(metadata.mtime()).ok()?);
+        if !is_its_own || written < map.started? {
+            return None;
+        }
+        let mut missing: HashSet<&str> = map.text.lines().collect();
+        let mut has_others = false;
+        let mut lines = LineReader::new(&file, PERF_MAP_OF_PROGRAM);
+        while let Some(line) = lines.next_line().ok()? {
+            let line = String::from_utf8_lossy(line);
+            match map.is_of_ranges(&line) {
+                true => drop(missing.remove(line.as_ref())),
+                false => has_others = true,
+            }
+        }
+        let more = || map.text.lines().filter(|line| missing.contains(line)).flat_map(|line| [line, "\n"]).collect();
+        has_others.then(|| (file.try_clone().ok(), more())).and_then(|(file, more)| Some((file?, more)))
+    }
+}
+
+impl Map {
+    /// True for a line that begins with an address of the ranges.
+    fn is_of_ranges(&self, line: &str) -> bool {
+        let start = line.split(' ').next().and_then(|start| u64::from_str_radix(start, 16).ok());
+        start.is_some_and(|start| self.ranges.overlaps(AddressRange::sized(Address(start), 1)))
+    }
+}
+
+/// The number of the process in its own PID namespace: the last of `NStgid` (Linux 4.1).
+fn innermost_pid(status: &str) -> Option<i32> {
+    status.lines().find_map(|line| line.strip_prefix("NStgid:"))?.split_whitespace().last()?.parse().ok()
+}
+
+/// When the process started, a second or so early: field 22 of `/proc/PID/stat` counts clock ticks since boot.
+fn start_of(process: &ProcessFiles) -> Option<SystemTime> {
+    let stat = process.text("stat").ok()?;
+    // The name, in parentheses, may hold anything; the fields behind it begin with the third.
+    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(22 - 3)?.parse().ok()?;
+    let per_second = process.auxiliary().ok()?.clock_ticks()?;
+    let system = fs::read_to_string("/proc/stat").ok()?;
+    let boot: u64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    let seconds = boot.checked_add(ticks / per_second)?.saturating_sub(1);
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+}

@@ -1,0 +1,86 @@
+//! Makes symbol names readable.
+
+use crate::printable;
+use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
+use std::fmt;
+
+/// Maximum length of a name, in bytes; one template can make a name of megabytes.
+const LONGEST_NAME: usize = 1024;
+/// Mangled names longer than this are not demangled.
+const LONGEST_MANGLED: usize = 16384;
+
+/// The name demangled (Rust and C++; parameters left away, as perf does), on one line and of bounded length.
+pub(crate) fn readable(name: &[u8]) -> String {
+    let Ok(text) = std::str::from_utf8(name) else { return short(&String::from_utf8_lossy(name)) };
+    // A version behind the name (`memcpy@@GLIBC_2.14`) is no part of the mangling.
+    let (mangled, version) = text.split_at(text.find('@').unwrap_or(text.len()));
+    match demangled(mangled) {
+        Some(name) => short(&(name + version)),
+        None => short(text),
+    }
+}
+
+fn demangled(name: &str) -> Option<String> {
+    if name.len() > LONGEST_MANGLED {
+        return None;
+    }
+    let mut bounded = Bounded(String::new());
+    if let Ok(rust) = rustc_demangle::try_demangle(name) {
+        fmt::write(&mut bounded, format_args!("{rust:#}")).ok()?;
+        return Some(bounded.0);
+    }
+    if !name.starts_with("_Z") {
+        return None;
+    }
+    let symbol = Symbol::new_with_options(name, &ParseOptions::default()).ok()?;
+    symbol.structured_demangle(&mut bounded, &DemangleOptions::new().no_params().no_return_type()).ok()?;
+    Some(bounded.0)
+}
+
+/// On one line and cut.
+fn short(name: &str) -> String {
+    printable(&name.chars().take(LONGEST_NAME).collect::<String>())
+}
+
+/// Takes text up to a bound, then makes the demangler stop.
+struct Bounded(String);
+
+impl fmt::Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.0.len() + text.len() > LONGEST_NAME {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_language_is_demangled() {
+        for (mangled, name) in [
+            ("_ZN4core3fmt9Formatter3pad17h0123456789abcdefE", "core::fmt::Formatter::pad"),
+            ("_RNvC6_123foo3bar", "123foo::bar"),
+            ("_ZN3foo3barILi5EEEvi", "foo::bar<5>"),
+            ("main.main", "main.main"),
+            ("memcpy@@GLIBC_2.14", "memcpy@@GLIBC_2.14"),
+            ("_Znwm@GLIBCXX_3.4", "operator new@GLIBCXX_3.4"),
+            ("bad\nname", "bad?name"),
+        ] {
+            assert_eq!(readable(mangled.as_bytes()), name);
+        }
+    }
+
+    #[test]
+    fn names_that_explode_stay_bounded() {
+        // Each substitution doubles the one before.
+        let mut mangled = String::from("_Z1fISt4pairIiiE");
+        (0..64).for_each(|i| mangled.push_str(&format!("St4pairIS{i}_S{i}_E")));
+        mangled.push('E');
+        assert!(readable(mangled.as_bytes()).len() <= LONGEST_NAME);
+        assert!(readable(&[b'x'; 1 << 20]).len() <= LONGEST_NAME);
+    }
+}

@@ -1,0 +1,531 @@
+//! The executor for a running program.
+//!
+//! Long work (filling and copying a staging copy) is done from outside while the program runs. One thread is stopped
+//! for each call that only the process itself can make. For the swap of a range every thread is stopped, and the range
+//! is checked again: the program may have unmapped it since.
+
+use super::call_page::CallPage;
+use super::calls_of_thread::Calls;
+use super::remote_call::RemoteCaller;
+use super::stop::{LiveProcess, Standstill, StopError};
+use super::target::{Target, lock};
+use crate::remote::RemoteMemory;
+use crate::remote::arch::{self, numbers};
+use crate::remote::calls::{self, IMAGE, PRIVATE_FILE, failed, is_ours};
+use crate::remote::injection::{InjectError, arguments_to_open};
+use crate::remote::seccomp;
+use address_space::{
+    Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
+};
+use lift_execution::{Backing, CallError, Executor, FileMapping};
+use linux::constants;
+use linux::pagemap::Pagemap;
+use linux::process_handle::ProcessHandle;
+use linux::text::text_of;
+use linux::urgency::Urgency;
+use nix::errno::Errno;
+use nix::fcntl::Flock;
+use nix::unistd::Pid;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Maximum number of bytes that are copied from outside at a time.
+const COPIED_AT_ONCE: usize = 1 << 20;
+
+/// Times for which the program was stopped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pause {
+    /// All threads: longest single stop.
+    pub longest: Duration,
+    /// All threads: sum of all stops.
+    pub total: Duration,
+    /// One thread: longest single stop.
+    pub longest_of_one: Duration,
+    /// Maximum number of threads stopped at once.
+    pub threads: usize,
+}
+
+/// Executes steps in a running program.
+pub struct LiveExecutor {
+    process: LiveProcess,
+    memory: RemoteMemory,
+    handle: ProcessHandle,
+    pagemap: Pagemap,
+    page: CallPage,
+    base_page: PageSize,
+    /// The mappings on which the plan is based.
+    planned: AddressSpace,
+    /// Copies that are not in place yet.
+    staging: RangeSet,
+    has_cleaned_up: bool,
+    longest_of_one: Duration,
+    /// Time for which threads were stopped to make calls.
+    held: Duration,
+    refusal: Option<String>,
+    /// The program's own setting of PR_SET_THP_DISABLE, where that is suspended.
+    thp_disabled: Option<u64>,
+    /// Keeps other lifts from working on the program.
+    _lock: Flock<File>,
+}
+
+/// Maximum sum of the times for which threads are stopped to make calls: a hostile program decides how long each call
+/// takes.
+const ALL_CALLS: Duration = Duration::from_secs(60);
+
+/// Maximum wait for another lift, or for a thread in the code of a killed one.
+const FREE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Waits until no thread is in the code of a killed lift, or in a signal handler that returns to it. The thread leaves
+/// by itself; before that nothing there may be changed.
+fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), String> {
+    let deadline = Instant::now() + FREE_TIMEOUT;
+    loop {
+        // On AArch64 it may wait there for long, and is taken out.
+        if !page.is_occupied(memory) || !arch::SHOWS_CALLS {
+            let thread = process.stop_all().map_err(|error| error.to_string())?;
+            if !page.is_memory_of(thread, memory).unwrap_or(false) {
+                let error = process.note_exec();
+                process.release_all();
+                return Err(error.to_string());
+            }
+            // Errors are ignored: a thread that has ended is not in the code.
+            process.threads_held().for_each(|thread| drop(page.take_out(memory, thread)));
+            let occupied = page.is_occupied(memory) || process.stands_in(page.code());
+            process.release_all();
+            if !occupied {
+                return Ok(());
+            }
+        }
+        if Instant::now() > deadline {
+            return Err("a thread of it still makes a call for a pagelift that was killed; try again later".to_owned());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl LiveExecutor {
+    /// Prepares the program, of which only the code after one of its segments changes. `space` and `objects` were read
+    /// after `target` had been opened.
+    ///
+    /// # Errors
+    /// A sentence that says why the program cannot be worked on.
+    pub fn new(
+        target: Target,
+        space: &AddressSpace,
+        objects: &[LoadedObject],
+        base_page: PageSize,
+    ) -> Result<Self, String> {
+        let Target { pid, memory, handle } = target;
+        let pagemap =
+            Pagemap::open(pid, base_page).map_err(|error| format!("its pagemap cannot be opened: {error}"))?;
+        let mut process = LiveProcess::new(pid);
+        let lock = lock(pid, FREE_TIMEOUT)?;
+        let page = CallPage::find(&memory, space, objects, &pagemap, base_page);
+        let thread = process.stop_one().map_err(|error| error.to_string())?;
+        // Nothing is written before the facts of the plan are known to belong to this program.
+        let found = page.map_err(|error| error.to_string()).and_then(|page| {
+            let is_same = page.is_memory_of(thread, &memory).unwrap_or(false);
+            if is_same { Ok(page) } else { Err(process.note_exec().to_string()) }
+        });
+        process.release_all();
+        let page = found?;
+        if page.is_left_behind() {
+            wait_until_free(&mut process, &page, &memory)?;
+        }
+        page.install(&memory).map_err(|error| format!("its memory cannot be written: {error}"))?;
+        let planned = space.clone();
+        let staging = RangeSet::new();
+        let mut executor = Self {
+            process,
+            memory,
+            handle,
+            pagemap,
+            page,
+            base_page,
+            planned,
+            staging,
+            has_cleaned_up: false,
+            longest_of_one: Duration::ZERO,
+            held: Duration::ZERO,
+            refusal: None,
+            thp_disabled: None,
+            _lock: lock,
+        };
+        executor.drop_orphans();
+        Ok(executor)
+    }
+
+    /// Unmaps staging copies of a lift that was killed: those recorded in its call page, if they are still staging
+    /// copies.
+    fn drop_orphans(&mut self) {
+        let orphans = self.page.staging(&self.memory);
+        if orphans.is_empty() {
+            return;
+        }
+        let text = text_of(format!("/proc/{}/smaps", self.process.pid())).unwrap_or_default();
+        for usage in parse_smaps(&text).unwrap_or_default() {
+            // Memory in place never has MADV_DONTFORK; recorded memory that has it is a copy.
+            let ours = usage.has_flag("dc");
+            for range in orphans.within(usage.mapping.range).filter(|_| ours).collect::<Vec<_>>() {
+                // A copy that cannot be unmapped only costs memory, as it did before.
+                self.has_cleaned_up |= self.unmap(range).is_ok();
+            }
+        }
+        self.note_staging(|staging| *staging = RangeSet::new());
+    }
+
+    /// Changes the list of staging copies, here and in the call page, where the next lift finds it if this process is
+    /// killed.
+    fn note_staging(&mut self, change: impl FnOnce(&mut RangeSet)) {
+        change(&mut self.staging);
+        // A call page that cannot be written belongs to a process that has ended.
+        let _ = self.page.set_staging(&self.memory, &self.staging);
+    }
+
+    /// True where copies of a lift that was killed have been unmapped: the mappings must be read again.
+    pub fn has_cleaned_up(&self) -> bool {
+        self.has_cleaned_up
+    }
+
+    fn map_as(&mut self, how: i32, file: FileMapping<'_>, length: u64) -> Result<Address, CallError> {
+        let pid = self.process.pid().as_raw();
+        let is_meant = |descriptor| match how {
+            IMAGE => is_ours(pid, descriptor, OsStr::new(file.path)),
+            _ => Ok(()),
+        };
+        let path = [file.path.as_bytes(), &[0]].concat();
+        let start = self.with_thread(|calls| {
+            let at = calls.place(&path)?;
+            let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments_to_open(at))?;
+            let arguments = [0, length, file.protection.bits() as u64, how as u64, descriptor, file.offset];
+            let mapped =
+                is_meant(descriptor).and_then(|()| calls.call("mmap of its file", numbers::SYS_mmap, arguments));
+            // Linux closes a descriptor even where close reports an error (close(2)).
+            let _ = calls.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+            calls.keep_from_children(AddressRange::sized(Address(mapped?), length))
+        })?;
+        self.note_staging(|staging| staging.insert(AddressRange::sized(start, length)));
+        Ok(start)
+    }
+
+    /// Returns the times for which the program was stopped so far.
+    pub fn pause(&self) -> Pause {
+        let Standstill { longest, total, threads } = self.process.standstill();
+        Pause { longest, total, threads, longest_of_one: self.longest_of_one }
+    }
+
+    /// Returns why threads could not be stopped, if that happened.
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
+    /// True where the program is known to have executed another one: its lifted ranges are gone.
+    pub fn has_executed(&self) -> bool {
+        self.process.is_replaced()
+    }
+
+    /// Suspends the program's own PR_SET_THP_DISABLE until [`LiveExecutor::finish`]: what is lifted in between stays on
+    /// huge pages, as for a program that disables them after it was lifted at its start.
+    ///
+    /// # Errors
+    /// Those of prctl(2); the setting is unchanged then.
+    pub fn suspend_thp_disable(&mut self) -> Result<(), CallError> {
+        let chosen = self.with_thread(|calls| {
+            let get = libc::PR_GET_THP_DISABLE as u64;
+            let chosen = calls.call("prctl(PR_GET_THP_DISABLE)", numbers::SYS_prctl, [get, 0, 0, 0, 0, 0])?;
+            calls.disable_thp(0, 0).map(|()| chosen)
+        })?;
+        self.thp_disabled = (chosen != 0).then_some(chosen);
+        Ok(())
+    }
+
+    /// Leaves the program and removes the code. The returned target can be worked on again.
+    pub fn finish(mut self) -> Target {
+        if let Some(chosen) = self.thp_disabled.take() {
+            // Since Linux 6.18 the upper bits of the result are the flags with which it was set.
+            let _ = self.with_thread(|calls| calls.disable_thp(chosen & 1, chosen & !1));
+        }
+        self.process.release_all();
+        // A thread that could not be taken out of the code still needs it. Memory that cannot be written belongs to a
+        // program that has ended.
+        if !self.page.is_occupied(&self.memory) {
+            let _ = self.page.erase(&self.memory);
+        }
+        Target { pid: self.process.pid().as_raw(), memory: self.memory, handle: self.handle }
+    }
+
+    /// Stops one thread and makes it execute calls.
+    ///
+    /// # Errors
+    /// The first error of a call.
+    pub fn with_thread<T>(
+        &mut self,
+        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        let _urgency = Urgency::raise();
+        let started = Instant::now();
+        let thread = self.process.stop_one().map_err(|error| self.refused(&error))?;
+        let result = self.work_with(thread, None, work);
+        self.process.release_all();
+        self.longest_of_one = self.longest_of_one.max(started.elapsed());
+        result
+    }
+
+    /// Stops all threads and makes one execute calls, if `range` is unchanged since it was planned.
+    ///
+    /// # Errors
+    /// The first error of a call; `EBUSY` where the range has changed.
+    pub fn with_all_stopped<T>(
+        &mut self,
+        range: AddressRange,
+        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        let _urgency = Urgency::raise();
+        let thread = self.process.stop_all().map_err(|error| self.refused(&error))?;
+        let result = self.work_with(thread, Some(range), work);
+        self.process.release_all();
+        result
+    }
+
+    /// Makes a stopped thread execute calls, if it still has the memory of the plan and `range` is unchanged.
+    fn work_with<T>(
+        &mut self,
+        thread: Pid,
+        range: Option<AddressRange>,
+        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        if !self.page.is_memory_of(thread, &self.memory).unwrap_or(false) {
+            let error = self.process.note_exec();
+            return Err(self.refused(&error));
+        }
+        if range.is_some_and(|range| !self.is_as_planned(range)) {
+            return Err(CallError { call: "the swap: the program has changed the range", errno: Errno::EBUSY as i32 });
+        }
+        let started = Instant::now();
+        let worked = self.make_calls(thread, started + ALL_CALLS.saturating_sub(self.held), work);
+        self.held += started.elapsed();
+        worked.map_err(|failed| match failed {
+            Failed::Call(error) => error,
+            Failed::Filtered(error) => {
+                self.refusal = Some(seccomp::refusal(error.call));
+                error
+            }
+            Failed::NotMade(InjectError::Executed) => {
+                let error = self.process.note_exec();
+                self.refused(&error)
+            }
+            Failed::NotMade(InjectError::Ptrace(Errno::ETIMEDOUT)) => {
+                let error = self.process.note_lost(thread);
+                self.refused(&error)
+            }
+            Failed::NotMade(InjectError::Ptrace(Errno::ECHILD) | InjectError::Gone) if self.process.has_executed() => {
+                self.refused(&StopError::Executed)
+            }
+            Failed::NotMade(error) => {
+                self.refusal = Some(error.to_string());
+                calls::not_made("ptrace", &error)
+            }
+        })
+    }
+
+    fn make_calls<T>(
+        &self,
+        thread: Pid,
+        deadline: Instant,
+        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
+    ) -> Result<T, Failed> {
+        let places = (&self.page, &self.memory);
+        let caller = RemoteCaller::new(thread, places, self.process.waiter(), self.process.filters(), deadline);
+        let caller = caller.map_err(Failed::NotMade)?;
+        let mut calls = Calls { caller, page: &self.page, memory: &self.memory, pagemap: &self.pagemap, failed: None };
+        let result = work(&mut calls);
+        let Calls { caller, failed, .. } = calls;
+        let finished = caller.finish();
+        match (result, failed) {
+            (Ok(value), _) => finished.map(|()| value).map_err(Failed::NotMade),
+            (Err(error), Some(InjectError::Filtered)) => Err(Failed::Filtered(error)),
+            (Err(_), Some(why)) => Err(Failed::NotMade(why)),
+            (Err(error), None) => Err(Failed::Call(error)),
+        }
+    }
+
+    fn refused(&mut self, error: &StopError) -> CallError {
+        self.refusal = Some(error.to_string());
+        let errno = match error {
+            StopError::Gone | StopError::Executed => Errno::ESRCH,
+            StopError::Lost(_) => Errno::ETIMEDOUT,
+            StopError::Refused(_) | StopError::Listing(_) => Errno::EPERM,
+            StopError::DoesNotStop(_) | StopError::NoneFit => Errno::EAGAIN,
+        };
+        CallError { call: "stopping its threads", errno: errno as i32 }
+    }
+
+    fn is_as_planned(&mut self, range: AddressRange) -> bool {
+        let same = |a: &Mapping, b: &Mapping| {
+            a.range.intersect(range) == b.range.intersect(range)
+                && (a.protection, a.inode, a.device, a.shared) == (b.protection, b.inode, b.device, b.shared)
+        };
+        let Ok(now) = self.space() else { return false };
+        let (before, now) = (self.planned.overlapping(range), now.overlapping(range));
+        before.len() == now.len() && before.iter().zip(now).all(|(a, b)| same(a, b))
+    }
+}
+
+/// Why the work of a thread failed.
+enum Failed {
+    /// The kernel refused a call.
+    Call(CallError),
+    /// A seccomp filter refuses this call.
+    Filtered(CallError),
+    /// No call could be made.
+    NotMade(InjectError),
+}
+
+impl Executor for LiveExecutor {
+    fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
+        let arguments = [0, length, Protection::READ_WRITE.bits() as u64, calls::mmap_flags(backing), u64::MAX, 0];
+        let start = self.with_thread(|calls| {
+            let start = calls.call("mmap", numbers::SYS_mmap, arguments)?;
+            calls.keep_from_children(AddressRange::sized(Address(start), length))
+        })?;
+        self.note_staging(|staging| staging.insert(AddressRange::sized(start, length)));
+        Ok(start)
+    }
+
+    fn map_at(&mut self, _range: AddressRange, _backing: Backing) -> Result<(), CallError> {
+        // Moving memory aside leaves a gap, into which a running program would fault.
+        Err(CallError { call: "mapping in place in a program that runs", errno: Errno::EOPNOTSUPP as i32 })
+    }
+
+    fn unmap(&mut self, range: AddressRange) -> Result<(), CallError> {
+        let arguments = [range.start().0, range.len(), 0, 0, 0, 0];
+        self.with_thread(|calls| calls.call("munmap", numbers::SYS_munmap, arguments))?;
+        self.note_staging(|staging| staging.remove(range));
+        Ok(())
+    }
+
+    fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.with_thread(|calls| calls.advise("madvise(MADV_HUGEPAGE)", range, libc::MADV_HUGEPAGE))
+    }
+
+    /// Writes to each huge page from outside: the program is not stopped, and a shortage is an error.
+    fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
+        for page in range.pages(page) {
+            self.memory.write(page.start(), &[0]).map_err(|error| failed("populating", &error))?;
+        }
+        Ok(())
+    }
+
+    fn collapse(&mut self, range: AddressRange) -> Result<(), CallError> {
+        let result = linux::advice::collapse(self.process.pid().as_raw(), range);
+        result.map_err(|error| failed("process_madvise(MADV_COLLAPSE)", &error))
+    }
+
+    fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
+        let arguments = [range.start().0, range.len(), protection.bits() as u64, 0, 0, 0];
+        self.with_thread(|calls| calls.call("mprotect", numbers::SYS_mprotect, arguments)).map(drop)
+    }
+
+    fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+        let arguments = [from.start().0, from.len(), from.len(), flags, to.0, 0];
+        let range = AddressRange::sized(to, from.len());
+        let staged = self.staging.covers(from);
+        self.with_all_stopped(range, |calls| {
+            if staged {
+                calls.advise("madvise(MADV_DOFORK)", from, libc::MADV_DOFORK)?;
+            }
+            calls.call("mremap", numbers::SYS_mremap, arguments)
+        })?;
+        self.note_staging(|staging| staging.remove(from));
+        Ok(())
+    }
+
+    fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let mut buffer = vec![0; COPIED_AT_ONCE.min(from.len() as usize)];
+        let mut done = 0;
+        while done < from.len() {
+            let length = (from.len() - done).min(buffer.len() as u64) as usize;
+            let chunk = &mut buffer[..length];
+            self.memory.read(from.start() + done, chunk).map_err(|error| failed("reading memory", &error))?;
+            self.memory.write(to + done, chunk).map_err(|error| failed("writing memory", &error))?;
+            done += length as u64;
+        }
+        Ok(())
+    }
+
+    fn map_file(&mut self, file: FileMapping<'_>, length: u64) -> Result<Address, CallError> {
+        self.map_as(IMAGE, file, length)
+    }
+
+    fn map_own_file(&mut self, file: FileMapping<'_>, length: u64) -> Result<Address, CallError> {
+        self.map_as(PRIVATE_FILE, file, length)
+    }
+
+    fn expect_unchanged(&mut self, range: AddressRange) -> Result<(), CallError> {
+        calls::expect_unchanged(Some(&self.pagemap), range)
+    }
+
+    /// All threads stand still, so that no page is written to after it was looked at.
+    fn refault(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.with_all_stopped(range, |calls| {
+            calls::expect_unchanged(Some(calls.pagemap), range)?;
+            calls.advise("madvise(MADV_DONTNEED)", range, libc::MADV_DONTNEED)
+        })?;
+        let _ = self.touch(range);
+        Ok(())
+    }
+
+    fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
+        let name = "madvise(MADV_POPULATE_READ)";
+        self.with_thread(|calls| calls.advise(name, range, constants::MADV_POPULATE_READ))
+    }
+
+    fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {
+        let mut bytes = name.as_bytes().to_vec();
+        bytes.push(0);
+        self.with_thread(|calls| {
+            let at = calls.place(&bytes)?;
+            let arguments =
+                [constants::PR_SET_VMA, constants::PR_SET_VMA_ANON_NAME, range.start().0, range.len(), at.0, 0];
+            calls.call("prctl(PR_SET_VMA)", numbers::SYS_prctl, arguments).map(drop)
+        })
+    }
+
+    fn unchanged_files(&mut self, range: AddressRange) -> Vec<Mapping> {
+        self.space().map(|space| calls::unchanged_files(&self.pagemap, &space, range)).unwrap_or_default()
+    }
+
+    fn leave_out_of_dumps(&mut self, range: AddressRange) -> Result<(), CallError> {
+        self.with_thread(|calls| calls.advise("madvise(MADV_DONTDUMP)", range, libc::MADV_DONTDUMP))
+    }
+
+    fn seal(&mut self, range: AddressRange) -> Result<(), CallError> {
+        let arguments = [range.start().0, range.len(), 0, 0, 0, 0];
+        self.with_thread(|calls| calls.call("mseal", constants::SYS_MSEAL, arguments)).map(drop)
+    }
+
+    fn query_huge(&mut self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
+        calls::huge(self.process.pid().as_raw(), &self.pagemap, range, size)
+    }
+
+    fn space(&mut self) -> Result<AddressSpace, CallError> {
+        let text = text_of(format!("/proc/{}/maps", self.process.pid()));
+        let text = text.map_err(|error| failed("reading maps", &error))?;
+        AddressSpace::parse(&text).map_err(|_| CallError { call: "reading maps", errno: Errno::EINVAL as i32 })
+    }
+}
+
+impl LiveExecutor {
+    /// The base page size of the program.
+    pub fn base_page(&self) -> PageSize {
+        self.base_page
+    }
+
+    /// The program's memory.
+    pub fn memory(&self) -> &RemoteMemory {
+        &self.memory
+    }
+}

@@ -1,0 +1,195 @@
+//! Makes a stopped thread execute system calls by the code of a call page.
+//!
+//! The code lies in the program's memory, which others can write: other threads, and processes that share it. Each call
+//! is therefore checked at its entry, and cancelled where it is not the expected one. After an exec nothing is done to
+//! the thread any more.
+
+use super::call_page::CallPage;
+use super::waiting::StopWaiter;
+use crate::remote::RemoteMemory;
+use crate::remote::arch::{self, Registers};
+use crate::remote::injection::InjectError;
+use crate::remote::requests::{self, CallStop, Resume};
+use crate::remote::seccomp::{Filters, Verdict};
+use crate::remote::status::ThreadStatus;
+use crate::remote::wait::{Report, Stop};
+use nix::errno::Errno;
+use nix::unistd::Pid;
+use std::time::{Duration, Instant};
+
+/// Maximum duration of one call: the longest ones fill some GiB of memory.
+pub const LONGEST_CALL: Duration = Duration::from_secs(30);
+
+/// Where the thread is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Where it was stopped.
+    Outside,
+    /// In the code of the call page.
+    Inside,
+    /// Out of reach: it runs, has ended, or has executed another program.
+    Lost,
+    /// Back where it was stopped; it makes no more calls.
+    PutBack,
+}
+
+/// A thread that makes calls by the code of a [`CallPage`].
+pub struct RemoteCaller<'a> {
+    thread: Pid,
+    page: &'a CallPage,
+    memory: &'a RemoteMemory,
+    waiter: &'a StopWaiter,
+    filters: &'a Filters,
+    /// The registers with which it continues, and the signals that it blocks then.
+    registers: Registers,
+    mask: u64,
+    state: State,
+    /// Limit of all waits.
+    deadline: Instant,
+}
+
+impl<'a> RemoteCaller<'a> {
+    /// Takes over a stopped thread, which has these filters, until a deadline.
+    ///
+    /// # Errors
+    /// [`InjectError`]; the thread is unchanged.
+    pub fn new(
+        thread: Pid,
+        (page, memory): (&'a CallPage, &'a RemoteMemory),
+        waiter: &'a StopWaiter,
+        filters: &'a Filters,
+        deadline: Instant,
+    ) -> Result<Self, InjectError> {
+        let mut registers = requests::registers(thread)?;
+        // As the kernel does on the return to user space, where the thread is not sent elsewhere.
+        arch::rewind_call(&mut registers);
+        let mask = requests::signal_mask(thread)?;
+        page.set_return(memory, thread, &registers, mask)?;
+        let state = State::Outside;
+        Ok(Self { thread, page, memory, waiter, filters, registers, mask, state, deadline })
+    }
+
+    /// Makes one call, if the thread's filters allow it. If this process is killed, the thread completes the call and
+    /// continues.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the call could not be made at all; the thread is put back then, if it still exists, and
+    /// makes no more calls. The inner result is that of the call.
+    pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<Result<u64, Errno>, InjectError> {
+        match self.filters.judge(number, arguments, self.page.behind_call().0) {
+            Verdict::Allowed => {}
+            Verdict::Fails(errno) => return Ok(Err(errno)),
+            Verdict::Refused => return Err(InjectError::Filtered),
+        }
+        let made = self.make(number, &arguments);
+        let result = made.map_err(|error| self.give_up(error))?;
+        Ok(if (-4095..0).contains(&result) { Err(Errno::from_raw(-result as i32)) } else { Ok(result as u64) })
+    }
+
+    fn make(&mut self, number: i64, arguments: &[u64; 6]) -> Result<i64, InjectError> {
+        if matches!(self.state, State::Lost | State::PutBack) {
+            return Err(InjectError::Gone);
+        }
+        self.page.set_call(self.memory, number, *arguments)?;
+        if self.state == State::Outside {
+            let mut registers = self.registers;
+            arch::enter_loop(&mut registers, self.page.code().start(), self.page.data());
+            // In this order: if this process is killed in between, the thread runs through the code with its own signal
+            // mask; if it is killed afterwards, the code restores the mask.
+            requests::set_registers_of_same_program(self.thread, &registers)?;
+            self.state = State::Inside;
+            requests::set_signal_mask(self.thread, u64::MAX)?;
+        }
+        self.run_through_call(number, arguments)?;
+        Ok(arch::result(&requests::registers(self.thread)?))
+    }
+
+    /// Takes the thread out of the code; it stays stopped where it was before.
+    ///
+    /// # Errors
+    /// [`InjectError`].
+    pub fn finish(mut self) -> Result<(), InjectError> {
+        if self.state == State::Inside {
+            // There is no call in the page any more, so that the thread restores its signal mask. From there the code
+            // would load the registers one by one; here they are set at once.
+            let (number, arguments) = self.page.mask_call();
+            let made = self.run_through_call(number, &arguments);
+            made.and_then(|()| self.put_back()).map_err(|error| self.give_up(error))?;
+        }
+        Ok(())
+    }
+
+    /// Puts the thread back where it was before, if it still exists.
+    fn give_up(&mut self, error: InjectError) -> InjectError {
+        if self.state == State::Inside && self.put_back().is_err() {
+            self.state = State::Lost;
+        }
+        error
+    }
+
+    fn put_back(&mut self) -> Result<(), InjectError> {
+        self.page.set_outside(self.memory)?;
+        arch::forget_call(self.thread)?;
+        requests::set_registers_of_same_program(self.thread, &self.registers)?;
+        requests::set_signal_mask(self.thread, self.mask)?;
+        self.state = State::PutBack;
+        Ok(())
+    }
+
+    /// Lets the thread make exactly this call.
+    fn run_through_call(&mut self, number: i64, arguments: &[u64]) -> Result<(), InjectError> {
+        self.run_to(CallStop::Entry)?;
+        let registers = requests::registers(self.thread)?;
+        let (found, its_arguments) = arch::call_registers(&registers);
+        let is_ours = found == number && its_arguments[..arguments.len()] == *arguments;
+        // The kernel runs the filters after this stop (`syscall_trace_enter`).
+        if !is_ours || self.filters.have_grown(self.thread) {
+            self.cancel_call(&registers)?;
+            return Err(InjectError::Interfered);
+        }
+        self.run_to(CallStop::Exit)
+    }
+
+    /// Cancels the call at whose entry the thread stands.
+    fn cancel_call(&mut self, registers: &Registers) -> Result<(), InjectError> {
+        let filters = Filters::of(self.thread, &ThreadStatus::read(self.thread));
+        let (_, arguments) = arch::call_registers(&self.registers);
+        let behind = arch::instruction_pointer(registers).0;
+        let number = filters.map_or(-1, |filters| filters.harmless_call(arguments, behind));
+        arch::replace_call(self.thread, &self.registers, number)?;
+        self.run_to(CallStop::Exit)
+    }
+
+    fn run_to(&mut self, wanted: CallStop) -> Result<(), InjectError> {
+        let deadline = self.deadline.min(Instant::now() + LONGEST_CALL);
+        let mut delivered = 0;
+        while Instant::now() < deadline {
+            requests::resume(self.thread, Resume::ToSystemCall, delivered)?;
+            delivered = 0;
+            let report = self.waiter.wait(self.thread, deadline).inspect_err(|_| self.state = State::Lost)?;
+            match report {
+                // It completes the code by itself when it can.
+                None => {
+                    self.state = State::Lost;
+                    break;
+                }
+                Some(Report::Stopped(Stop::SystemCall)) if requests::call_stop(self.thread)? == wanted => return Ok(()),
+                Some(Report::Stopped(Stop::Event { event: libc::PTRACE_EVENT_EXEC, .. })) => {
+                    self.state = State::Lost;
+                    return Err(InjectError::Executed);
+                }
+                // SIGSTOP cannot be blocked, and a later SIGCONT ends its group stop only once it is delivered. A
+                // resumed tracee runs in spite of the group stop, which applies to it when it is released.
+                Some(Report::Stopped(Stop::Signal(libc::SIGSTOP))) => delivered = libc::SIGSTOP,
+                // All other signals are blocked but those of a fault, which would only occur again.
+                Some(Report::Stopped(Stop::Signal(signal))) => return Err(InjectError::Fault(signal)),
+                Some(Report::Ended) => {
+                    self.state = State::Lost;
+                    return Err(InjectError::Gone);
+                }
+                Some(Report::Stopped(Stop::SystemCall) | Report::Stopped(Stop::Event { .. })) => {}
+            }
+        }
+        Err(InjectError::Ptrace(Errno::ETIMEDOUT))
+    }
+}

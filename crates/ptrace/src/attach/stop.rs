@@ -1,0 +1,591 @@
+//! Stops threads of a running program.
+
+mod error;
+mod exec;
+mod standstill;
+
+pub use error::StopError;
+pub use standstill::Standstill;
+
+use super::choose_thread::{can_make_calls, is_in_call};
+use super::restart_block::{Settled, settle};
+use super::signal_order::{SignalReceivers, has_children};
+use super::waiting::StopWaiter;
+use crate::remote::arch;
+use crate::remote::inflight_syscall::InflightSyscall;
+use crate::remote::reaping;
+use crate::remote::requests::{self, Resume};
+use crate::remote::restart;
+use crate::remote::seccomp::{self, Filters, NamedCall};
+use crate::remote::status::{ThreadStatus, is_ending, sleeps_uninterruptibly};
+use crate::remote::thread_list::{Listing, user_threads};
+use crate::remote::wait::{Report, Stop};
+use address_space::AddressRange;
+use error::refusal;
+use exec::Over;
+use nix::errno::Errno;
+use nix::unistd::Pid;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+/// Maximum wait for a thread to stop. Threads in uninterruptible sleep, or in vfork, stop only when that ends.
+const STOP_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Time for which all other threads stay stopped for a thread in uninterruptible sleep. Then they are released until it
+/// wakes, and stopped once more. For one of the [`SignalReceivers`] they stay stopped nevertheless: it must not be
+/// traced while others are not.
+const GRACE: Duration = Duration::from_millis(5);
+/// Number of tries with that time. From then on it is doubled each time, since some thread may always be asleep.
+const TRIES_WITH_FIRST_GRACE: u32 = 8;
+/// Maximum wait for one of the [`SignalReceivers`] to wake before anything is stopped.
+const WAKE_TIMEOUT: Duration = Duration::from_millis(100);
+/// Interval between two polls of its state.
+const WAKE_POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// Maximum time of the search for a thread that can make calls.
+const SEARCH_TIMEOUT: Duration = Duration::from_millis(1000);
+/// Maximum wait for awake threads to sleep, where only a sleeping thread shows its call.
+const SLEEP_TIMEOUT: Duration = Duration::from_millis(2);
+/// Interval between two polls of their state.
+const SLEEP_POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// Number of times that the list of threads is read until it shows no new one.
+const ROUNDS: usize = 1000;
+/// Options with which every thread is seized.
+const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
+
+/// Calls without which no range of a running program can be swapped, or a begun lift be undone.
+const NEEDED: &[NamedCall] = &[
+    seccomp::NEEDED,
+    ("mremap", libc::SYS_mremap, [0, 0, 0, (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64, 0, 0]),
+    ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DONTFORK as u64, 0, 0, 0]),
+    ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DOFORK as u64, 0, 0, 0]),
+    ("rt_sigprocmask", libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as u64, 0, 0, 8, 0, 0]),
+    #[cfg(target_arch = "aarch64")]
+    ("restart_syscall", libc::SYS_restart_syscall, [0; 6]),
+    #[cfg(target_arch = "aarch64")]
+    ("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 6]),
+];
+
+/// The stopped threads of one running program.
+pub struct LiveProcess {
+    pid: Pid,
+    /// Threads that are traced and have not stopped yet.
+    traced: BTreeSet<i32>,
+    /// Stopped threads, each with the signal for which it has stopped.
+    stopped: BTreeMap<i32, i32>,
+    /// The calls in which threads were last seen to wait, of those that may have to be restarted.
+    inflight: BTreeMap<i32, InflightSyscall>,
+    /// Stopped threads that restart a call when they are resumed.
+    restarting: BTreeSet<i32>,
+    receivers: SignalReceivers,
+    /// Threads that had children when they were asked to make calls.
+    parents: BTreeSet<i32>,
+    /// Time of the first request to stop.
+    since: Option<Instant>,
+    /// Times for which all threads were stopped or stopping, and their number.
+    standstill: Standstill,
+    /// A thread is stopped by job control, and stays so.
+    stopped_by_shell: bool,
+    /// Why the process is left alone from now on.
+    over: Option<Over>,
+    /// The seccomp filters of the thread that makes calls.
+    filters: Filters,
+    waiter: StopWaiter,
+}
+
+impl LiveProcess {
+    /// Creates the state of a process none of whose threads is stopped yet.
+    pub fn new(pid: i32) -> Self {
+        Self {
+            pid: Pid::from_raw(pid),
+            traced: BTreeSet::new(),
+            stopped: BTreeMap::new(),
+            inflight: BTreeMap::new(),
+            restarting: BTreeSet::new(),
+            receivers: SignalReceivers::default(),
+            parents: BTreeSet::new(),
+            since: None,
+            standstill: Standstill::default(),
+            stopped_by_shell: false,
+            over: None,
+            filters: Filters::None,
+            waiter: StopWaiter::take(),
+        }
+    }
+
+    /// The process.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// The waiter for its threads.
+    pub fn waiter(&self) -> &StopWaiter {
+        &self.waiter
+    }
+
+    /// The seccomp filters of the thread that was stopped to make calls.
+    pub fn filters(&self) -> &Filters {
+        &self.filters
+    }
+
+    /// True where the process is stopped by job control.
+    pub fn is_stopped_by_shell(&self) -> bool {
+        self.stopped_by_shell
+    }
+
+    /// Stops one thread that can make calls, preferably one in a system call.
+    ///
+    /// # Errors
+    /// [`StopError`]; no thread is held then.
+    pub fn stop_one(&mut self) -> Result<Pid, StopError> {
+        self.unless_executed(Self::find_one)
+    }
+
+    fn find_one(&mut self) -> Result<Pid, StopError> {
+        let deadline = Instant::now() + SEARCH_TIMEOUT;
+        loop {
+            let threads = self.by_suitability()?;
+            // A thread with children only where there is no other, see `signal_order`.
+            for may_have_children in [false, true] {
+                for &thread in &threads {
+                    if self.stop_for_calls(thread, may_have_children)? {
+                        return Ok(Pid::from_raw(thread));
+                    }
+                }
+            }
+            if Instant::now() > deadline {
+                return Err(StopError::NoneFit);
+            }
+            // Tries again when threads have moved on.
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn stop_for_calls(&mut self, thread: i32, may_have_children: bool) -> Result<bool, StopError> {
+        if !(may_have_children || self.is_childless(thread)) || self.may_be_replaced(thread)? || !self.stop(thread)? {
+            return Ok(false);
+        }
+        // Checked again: it may have started a child before it stopped.
+        let fits = self.fits(thread) && (may_have_children || self.is_childless(thread));
+        if fits && self.permit(thread)? && self.settle(thread)? {
+            return Ok(true);
+        }
+        self.release(thread);
+        Ok(false)
+    }
+
+    /// True for a thread that has no child now. One with children is tried again only after all others.
+    fn is_childless(&mut self, thread: i32) -> bool {
+        let has_children = has_children(self.pid, thread);
+        if has_children {
+            self.parents.insert(thread);
+        }
+        !has_children
+    }
+
+    /// Stops every thread, and returns one that can make calls.
+    ///
+    /// # Errors
+    /// [`StopError`]; no thread is held then.
+    pub fn stop_all(&mut self) -> Result<Pid, StopError> {
+        self.unless_executed(Self::stop_all_for_one)
+    }
+
+    fn stop_all_for_one(&mut self) -> Result<Pid, StopError> {
+        let (deadline, awake_by) = (Instant::now() + SEARCH_TIMEOUT, Instant::now() + STOP_TIMEOUT);
+        let mut tries = 0u32;
+        loop {
+            let grace = GRACE * (1 << tries.saturating_sub(TRIES_WITH_FIRST_GRACE).min(10));
+            tries += 1;
+            match self.stop_every_thread(grace) {
+                Err(StopError::DoesNotStop(_)) if Instant::now() < awake_by => {
+                    self.await_sleepers(awake_by)?;
+                    continue;
+                }
+                stopped => stopped?,
+            }
+            if let Some(thread) = self.most_fit()
+                && self.permit(thread)?
+                && self.settle(thread)?
+            {
+                return Ok(Pid::from_raw(thread));
+            }
+            self.release_all();
+            if Instant::now() > deadline {
+                return Err(StopError::NoneFit);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The threads that are held.
+    pub fn threads_held(&self) -> impl Iterator<Item = Pid> {
+        self.stopped.keys().map(|&thread| Pid::from_raw(thread))
+    }
+
+    /// Returns a stopped thread that can make calls, preferably one in a system call and without a signal to handle.
+    fn most_fit(&self) -> Option<i32> {
+        let in_call = |&&thread: &&i32| is_in_call(Pid::from_raw(thread)) && self.fits(thread);
+        let undisturbed = self.stopped.iter().filter(|(_, signal)| **signal == 0).map(|(thread, _)| thread);
+        let all = || self.stopped.keys();
+        let best = undisturbed.clone().find(in_call).or_else(|| all().find(in_call));
+        best.or_else(|| all().find(|&&thread| self.fits(thread))).copied()
+    }
+
+    /// True where a held thread is in a range, or may be.
+    pub fn stands_in(&self, range: AddressRange) -> bool {
+        let stands = |&thread: &i32| {
+            let registers = requests::registers(Pid::from_raw(thread));
+            registers.map_or(true, |registers| range.contains(arch::instruction_pointer(&registers)))
+        };
+        self.stopped.keys().any(stands)
+    }
+
+    /// Waits for sleeping threads that are to stop, while all others run. Those that stop are held.
+    fn await_sleepers(&mut self, deadline: Instant) -> Result<(), StopError> {
+        for thread in self.traced.clone() {
+            self.await_stop(thread, deadline).inspect_err(|_| self.release_all())?;
+        }
+        Ok(())
+    }
+
+    /// The times for which all threads were stopped so far.
+    pub fn standstill(&self) -> Standstill {
+        self.standstill
+    }
+
+    /// Releases every held thread, beginning with those that may be sent a signal which the process ignores.
+    pub fn release_all(&mut self) {
+        let held: Vec<i32> = self.stopped.keys().copied().collect();
+        let count = held.len();
+        if count > 1 {
+            self.receivers.look(self.pid, held.clone());
+        }
+        let (first, then): (Vec<i32>, Vec<i32>) = held.into_iter().partition(|&thread| self.receivers.contains(thread));
+        for thread in first.into_iter().chain(then) {
+            self.release(thread);
+        }
+        if let Some(since) = self.since.take() {
+            self.standstill.add(since.elapsed(), count);
+        }
+    }
+
+    /// Releases every traced thread, which has to stop first.
+    fn give_up(&mut self) {
+        let told: Vec<i32> =
+            self.traced.iter().copied().filter(|&t| requests::interrupt(Pid::from_raw(t)).is_ok()).collect();
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        for thread in told {
+            // A thread that does not stop even now stays traced until this process ends.
+            let _ = self.await_stop(thread, deadline);
+        }
+        self.release_all();
+    }
+
+    /// Returns the threads, beginning with those whose present system call the kernel itself restarts after a stop. A
+    /// call that fails with EINTR is restarted by this process, which may be killed just then.
+    fn by_suitability(&mut self) -> Result<Vec<i32>, StopError> {
+        let mut threads = self.threads(|_| true)?.threads;
+        threads.sort_by_cached_key(|&thread| {
+            let call = InflightSyscall::of(self.pid, thread).ok().flatten();
+            let number = call.as_ref().map(|call| call.number);
+            self.note_call(thread, call);
+            match number {
+                // It may not stop for long.
+                _ if sleeps_uninterruptibly(self.pid, thread) => 4,
+                _ if self.parents.contains(&thread) => 3,
+                Some(number) if !restart::concerns_children(number) => u8::from(restart::gives_error(number)),
+                // Running, or unknown.
+                _ => 2,
+            }
+        });
+        Ok(threads)
+    }
+
+    fn permit(&mut self, thread: i32) -> Result<bool, StopError> {
+        let thread = Pid::from_raw(thread);
+        let permitted = seccomp::permit(thread, &ThreadStatus::read(thread), NEEDED);
+        self.filters = permitted.map_err(|why| {
+            self.release_all();
+            StopError::Refused(why)
+        })?;
+        Ok(true)
+    }
+
+    /// Stops all threads. `grace` is the time for which they stay stopped for one in uninterruptible sleep.
+    fn stop_every_thread(&mut self, grace: Duration) -> Result<(), StopError> {
+        for _ in 0..ROUNDS {
+            let new = self.threads(|thread| !self.stopped.contains_key(&thread)).inspect_err(|_| self.give_up())?;
+            if new.threads.is_empty() && new.is_complete {
+                // Another thread may have taken over the number of a stopped one.
+                return match self.stopped.is_empty() {
+                    true => Err(StopError::Gone),
+                    false if requests::is_at_exec(self.pid) == Ok(true) => Err(self.note_exec()),
+                    false => Ok(()),
+                };
+            }
+            self.stop_threads(new.threads, grace).inspect_err(|error| match error {
+                // The thread that does not stop is not waited for again.
+                StopError::DoesNotStop(_) => self.release_all(),
+                _ => self.give_up(),
+            })?;
+        }
+        self.give_up();
+        Err(StopError::Listing(io::Error::other("it starts threads faster than they can be stopped")))
+    }
+
+    /// Stops threads in parallel: all are traced before the first is told to stop, see `signal_order`.
+    fn stop_threads(&mut self, mut threads: Vec<i32>, grace: Duration) -> Result<(), StopError> {
+        self.receivers.look(self.pid, threads.clone());
+        threads.sort_by_key(|&thread| self.receivers.contains(thread));
+        self.await_awake(&threads);
+        let with_stopped: Vec<i32> = self.stopped.keys().chain(&threads).copied().collect();
+        let seized = reaping::while_tracing(&with_stopped, || self.seize_all(&threads))?;
+        self.since.get_or_insert_with(Instant::now);
+        let told = self.interrupt_all(seized);
+        self.await_stops(told, grace)
+    }
+
+    /// Seizes threads, and returns those that have not ended.
+    fn seize_all(&mut self, threads: &[i32]) -> Result<Vec<i32>, StopError> {
+        let mut seized = Vec::new();
+        for &thread in threads {
+            if self.seize(thread)? {
+                seized.push(thread);
+            }
+        }
+        Ok(seized)
+    }
+
+    /// Waits a little for those of the receivers to wake that are in uninterruptible sleep.
+    fn await_awake(&self, threads: &[i32]) {
+        let deadline = Instant::now() + WAKE_TIMEOUT;
+        let sleeps = |&&thread: &&i32| self.receivers.contains(thread) && sleeps_uninterruptibly(self.pid, thread);
+        while threads.len() > 1 && threads.iter().any(|thread| sleeps(&thread)) && Instant::now() < deadline {
+            thread::sleep(WAKE_POLL_INTERVAL);
+        }
+    }
+
+    /// Waits until all have stopped, even after an error of one of them.
+    fn await_stops(&mut self, told: Vec<i32>, grace: Duration) -> Result<(), StopError> {
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        let (mut waiting, mut result) = (told, Ok(()));
+        loop {
+            let until = Instant::now() + grace;
+            let mut late = Vec::new();
+            for thread in waiting {
+                match self.waiter.wait_shortly(Pid::from_raw(thread), until) {
+                    Ok(None) => late.push(thread),
+                    status => result = result.and(self.note_stop(thread, status).map(drop)),
+                }
+            }
+            if late.is_empty() {
+                return result;
+            }
+            let sleeps = |&&thread: &&i32| sleeps_uninterruptibly(self.pid, thread);
+            if let Some(&sleeper) = late.iter().find(sleeps)
+                && !late.iter().any(|&thread| self.receivers.contains(thread))
+            {
+                return result.and(Err(StopError::DoesNotStop(sleeper)));
+            }
+            if Instant::now() >= deadline {
+                // Late threads get the allowance of `StopWaiter::wait`.
+                let ends = late.into_iter().map(|thread| self.await_stop(thread, deadline).map(drop));
+                return ends.fold(result, Result::and);
+            }
+            waiting = late;
+        }
+    }
+
+    fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
+        let told = self.seize(thread)? && !self.interrupt_all(vec![thread]).is_empty();
+        Ok(told && self.await_stop(thread, Instant::now() + STOP_TIMEOUT)?)
+    }
+
+    /// True for the first thread where it has ended before the others, which is not reported.
+    fn is_ending_leader(&self, thread: i32) -> bool {
+        thread == self.pid.as_raw() && is_ending(self.pid, thread)
+    }
+
+    /// Tells traced threads to stop, and returns those that are to be waited for. Where a stop does not show a thread's
+    /// call, those that sleep in a call are told first, and the others get a little time to sleep: the call of a thread
+    /// that is just entering it could not be restarted.
+    fn interrupt_all(&mut self, threads: Vec<i32>) -> Vec<i32> {
+        let (mut awake, mut told) = (threads, Vec::new());
+        let deadline = Instant::now() + SLEEP_TIMEOUT;
+        loop {
+            let is_last = Instant::now() >= deadline;
+            for thread in std::mem::take(&mut awake) {
+                if !self.look_at_call(thread) && !is_last {
+                    awake.push(thread);
+                } else if requests::interrupt(Pid::from_raw(thread)).is_ok() || !self.is_ending_leader(thread) {
+                    // A thread that has ended, or executed another program, reports it when it is waited for.
+                    told.push(thread);
+                }
+            }
+            if awake.is_empty() {
+                return told;
+            }
+            thread::sleep(SLEEP_POLL_INTERVAL);
+        }
+    }
+
+    /// Records the call in which a thread sleeps. Returns false where it is awake.
+    fn look_at_call(&mut self, thread: i32) -> bool {
+        if arch::SHOWS_CALLS {
+            return true;
+        }
+        let Ok(call) = InflightSyscall::of(self.pid, thread) else { return false };
+        self.note_call(thread, call);
+        true
+    }
+
+    /// Records a call that may have to be restarted, in place of the previous one. It is kept while the thread does
+    /// something else, since threads return to the calls in which they wait; whether a stop has interrupted this call
+    /// is found out after the stop.
+    fn note_call(&mut self, thread: i32, call: Option<InflightSyscall>) {
+        self.inflight.extend(call.filter(|call| restart::can_be_repeated(call.number)).map(|call| (thread, call)));
+    }
+
+    /// True where a held thread can make calls. A thread that has stopped for a signal must receive it first where the
+    /// kernel decides only then whether its call is restarted.
+    fn fits(&self, thread: i32) -> bool {
+        let free = arch::SHOWS_CALLS || self.stopped.get(&thread) == Some(&0);
+        free && can_make_calls(Pid::from_raw(thread))
+    }
+
+    /// Makes sure that the registers of the thread that is to make calls show how it continues. Returns false where it
+    /// cannot make calls.
+    fn settle(&mut self, thread: i32) -> Result<bool, StopError> {
+        if !self.deliver_signal(thread)? {
+            return Ok(false);
+        }
+        match settle(Pid::from_raw(thread), &self.waiter, Instant::now() + STOP_TIMEOUT) {
+            Ok(Settled::Stopped) => return Ok(true),
+            Ok(Settled::BySignal(signal)) => drop(self.stopped.insert(thread, signal)),
+            Ok(Settled::Ended) => drop(self.stopped.remove(&thread)),
+            Err(Errno::ESRCH) => {
+                self.stopped.remove(&thread);
+                self.await_end(thread);
+            }
+            Err(error) => {
+                self.release_all();
+                return Err(if error == Errno::ETIMEDOUT {
+                    StopError::DoesNotStop(thread)
+                } else {
+                    StopError::Refused(error.to_string())
+                });
+            }
+        }
+        Ok(false)
+    }
+
+    /// Delivers the signal for which a held thread has stopped, and stops the thread again: at the first instruction of
+    /// its handler, or where it was. Only a thread that is resumed from the signal's own stop receives it with its
+    /// payload and in order; from any other stop the kernel sends a new one (`ptrace_report_syscall`). Returns false
+    /// where the thread can no longer make calls.
+    fn deliver_signal(&mut self, thread: i32) -> Result<bool, StopError> {
+        let Some(&signal) = self.stopped.get(&thread).filter(|&&signal| signal != 0) else { return Ok(true) };
+        let pid = Pid::from_raw(thread);
+        // In this order: the thread stops for the interrupt before it takes the next signal (`get_signal`).
+        let told = requests::interrupt(pid).and_then(|()| requests::resume(pid, Resume::Continue, signal));
+        self.stopped.remove(&thread);
+        if told.is_err() {
+            self.await_end(thread);
+            return Ok(false);
+        }
+        self.traced.insert(thread);
+        Ok(self.await_stop(thread, Instant::now() + STOP_TIMEOUT)? && self.fits(thread))
+    }
+
+    /// Begins to trace a thread. Returns false where it has ended.
+    fn seize(&mut self, thread: i32) -> Result<bool, StopError> {
+        if self.traced.contains(&thread) {
+            return Ok(true);
+        }
+        match requests::seize(Pid::from_raw(thread), OPTIONS) {
+            Ok(()) => Ok(self.traced.insert(thread)),
+            Err(Errno::ESRCH) => Ok(false),
+            // A thread that is ending cannot be traced any more.
+            Err(Errno::EPERM) if is_ending(self.pid, thread) => Ok(false),
+            Err(Errno::EPERM) if self.has_executed() => Err(StopError::Executed),
+            Err(errno) => Err(StopError::Refused(refusal(self.pid, errno))),
+        }
+    }
+
+    fn await_stop(&mut self, thread: i32, deadline: Instant) -> Result<bool, StopError> {
+        let status = self.waiter.wait(Pid::from_raw(thread), deadline);
+        self.note_stop(thread, status)
+    }
+
+    /// Records what a thread has reported. Returns false where it has ended.
+    fn note_stop(&mut self, thread: i32, status: Result<Option<Report>, Errno>) -> Result<bool, StopError> {
+        let stop = match status {
+            Ok(None) => return Err(StopError::DoesNotStop(thread)),
+            Ok(Some(Report::Ended)) => {
+                self.traced.remove(&thread);
+                return Ok(false);
+            }
+            Err(Errno::ECHILD) => {
+                self.traced.remove(&thread);
+                return if self.has_executed() { Err(StopError::Executed) } else { Ok(false) };
+            }
+            Ok(Some(Report::Stopped(Stop::Event { event: libc::PTRACE_EVENT_EXEC, .. }))) => {
+                self.traced.remove(&thread);
+                self.stopped.insert(thread, 0);
+                return Err(self.note_exec());
+            }
+            Ok(Some(Report::Stopped(stop))) => stop,
+            // It may be stopped nevertheless: it stays among those that are released when a lift is given up.
+            Err(errno) => return Err(StopError::Refused(format!("waiting for thread {thread}: {}", errno.desc()))),
+        };
+        self.traced.remove(&thread);
+        self.stopped_by_shell |= stop.is_group_stop();
+        let signal = stop.delivered_signal();
+        // The program must not see an error that only this stop has caused.
+        if matches!(
+            restart::restart_interrupted(self.pid, Pid::from_raw(thread), signal, self.inflight.get(&thread)),
+            Ok(true)
+        ) {
+            self.restarting.insert(thread);
+        }
+        self.stopped.insert(thread, signal);
+        Ok(true)
+    }
+
+    fn release(&mut self, thread: i32) {
+        if let Some(signal) = self.stopped.remove(&thread) {
+            if self.restarting.remove(&thread) {
+                let _ = restart::give_way_to_signals(Pid::from_raw(thread));
+            }
+            if requests::detach(Pid::from_raw(thread), signal).is_err() {
+                self.await_end(thread);
+            }
+        }
+    }
+
+    /// Waits for a stopped thread that was killed, the only reason why a request fails. It stays traced until it is
+    /// waited for; a thread that executes a program waits for that, and every request to trace a thread waits for the
+    /// latter. The first thread is not waited for, since the other one takes over its number.
+    fn await_end(&self, thread: i32) {
+        if thread != self.pid.as_raw() {
+            // If it does not end in time, it is released when this process ends.
+            let _ = self.waiter.wait(Pid::from_raw(thread), Instant::now() + STOP_TIMEOUT);
+        }
+    }
+
+    fn threads(&self, wanted: impl FnMut(i32) -> bool) -> Result<Listing, StopError> {
+        let mut listing = match user_threads(self.pid, wanted) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(StopError::Gone),
+            other => other?,
+        };
+        let first = self.pid.as_raw();
+        if listing.threads.contains(&first) && self.is_ending_leader(first) {
+            // It stays listed until the others have ended too and its parent has waited for it.
+            listing.threads.retain(|&thread| thread != first);
+            if listing.threads.is_empty() && self.stopped.is_empty() {
+                return Err(StopError::Gone);
+            }
+        }
+        Ok(listing)
+    }
+}

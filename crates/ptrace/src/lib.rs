@@ -1,0 +1,19 @@
+//! Acts on another process from outside.
+//!
+//! A process is stopped with ptrace and executes single system calls for Pagelift; no code is left in it. What to lift is
+//! decided by the callers: this crate only carries it out.
+//!
+//! - [`remote`] acts on a stopped process: its memory, registers and threads, and the system calls that it is made to make.
+//! - [`start`] launches a program under a helper and follows it to its entry point.
+//! - [`attach`] works on a program that runs already.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod attach;
+mod remote;
+mod start;
+
+pub use remote::{InjectError, Injector, ProcessExecutor, RemoteMemory};
+pub use start::{
+    After, AfterExec, EntryStop, ExecStop, Follower, Handler, Helper, LaunchError, MoveError, Program, launch,
+    move_image,
+};

@@ -1,0 +1,230 @@
+//! The code that a starting program is made to execute, on AArch64. See `guest_code` for the rules.
+
+use super::Registers;
+use crate::remote::guest_code::CodeBetween;
+use address_space::Address;
+
+/// Number of bytes below the stack pointer that hold the state with which the thread continues.
+pub const STATE_BYTES: usize = 128;
+
+/// Number of bytes below the stack pointer beyond which memory for arguments may lie.
+pub const STACK_BYTES: u64 = 512;
+
+/// Number of bytes by which the stack pointer is lowered in the code, so that signal handlers do not overwrite the
+/// state.
+const STACK_DROP: u64 = 256;
+
+/// Offset of the program counter in the state.
+pub const STATE_PC: u64 = 96;
+
+/// The bits that show that a branch came from a register (`PSR_BTYPE_MASK` of `asm/ptrace.h`).
+const PSR_BTYPE_MASK: u64 = 3 << 10;
+
+std::arch::global_asm!(
+    ".pushsection .text.pagelift_call, \"ax\", @progbits",
+    ".balign 8",
+    ".globl pagelift_call_start",
+    ".hidden pagelift_call_start",
+    ".globl pagelift_call_reported",
+    ".hidden pagelift_call_reported",
+    ".globl pagelift_call_end",
+    ".hidden pagelift_call_end",
+    "pagelift_call_start:",
+    // The end of an exec sets x0 to 0 after the registers have been set.
+    "2: mov x0, x19",
+    "svc #0",
+    "cmn x0, #4095",
+    "b.cs 4f",
+    "3: cbz x21, 4f",
+    "ldr x8, [x21]",
+    "cmn x8, #1",
+    "b.eq 4f",
+    "ldp x19, x1, [x21, #8]",
+    "ldp x2, x3, [x21, #24]",
+    "ldp x4, x5, [x21, #40]",
+    "add x21, x21, #56",
+    "cmn x8, #2",
+    "b.ne 2b",
+    "str x1, [x19]",
+    "b 3b",
+    "4: mov x19, x0",
+    "mov x8, #131", // tgkill(process, thread, SIGURG)
+    "mov x0, x22",
+    "mov x1, x22",
+    "mov x2, #23",
+    "svc #0",
+    "pagelift_call_reported:",
+    "mov x8, #135", // rt_sigprocmask(SIG_SETMASK, &mask, NULL, 8)
+    "mov x0, #2",
+    "add x1, x20, #112",
+    "mov x2, #0",
+    "mov x3, #8",
+    "svc #0",
+    "ldr x16, [x20, #104]",
+    "msr nzcv, x16",
+    "ldp x0, x1, [x20]",
+    "ldp x2, x3, [x20, #16]",
+    "ldp x4, x5, [x20, #32]",
+    "ldr x8, [x20, #48]",
+    "mov x17, x20",
+    "ldp x19, x20, [x17, #56]",
+    "ldp x21, x22, [x17, #72]",
+    // x16 and x17 are reserved for linkers and veneers: no program expects a value in them at its entry (AAPCS64,
+    // 6.1.1).
+    "ldr x16, [x17, #96]",
+    "ldr x17, [x17, #88]",
+    "mov sp, x17",
+    "br x16",
+    ".balign 8",
+    "pagelift_call_end:",
+    "nop",
+    ".popsection",
+    ".pushsection .text.pagelift_entry, \"ax\", @progbits",
+    ".balign 8",
+    ".globl pagelift_entry_start",
+    ".hidden pagelift_entry_start",
+    ".globl pagelift_entry_reported",
+    ".hidden pagelift_entry_reported",
+    ".globl pagelift_entry_end",
+    ".hidden pagelift_entry_end",
+    "pagelift_entry_start:",
+    "hint #38", // bti jc
+    "sub sp, sp, #128",
+    "stp x0, x1, [sp, #16]",
+    "stp x2, x3, [sp, #32]",
+    "stp x8, x9, [sp, #48]",
+    // All signals are blocked but SIGURG, so that no handler comes in between.
+    "mov x0, #0xffffffffffbfffff",
+    "str x0, [sp]",
+    "mov x8, #135", // rt_sigprocmask(SIG_SETMASK, &mask, &old, 8)
+    "mov x0, #2",
+    "mov x1, sp",
+    "add x2, sp, #8",
+    "mov x3, #8",
+    "svc #0",
+    "mov x8, #172", // getpid: a child of a constructor's fork comes here, too.
+    "svc #0",
+    "mov x9, x0",
+    "mov x8, #178", // gettid
+    "svc #0",
+    "mov x1, x0",
+    "mov x0, x9",
+    "mov x2, #23",  // SIGURG
+    "mov x8, #131", // tgkill
+    "svc #0",
+    "pagelift_entry_reported:",
+    "mov x8, #135", // rt_sigprocmask(SIG_SETMASK, &old, NULL, 8)
+    "mov x0, #2",
+    "add x1, sp, #8",
+    "mov x2, #0",
+    "mov x3, #8",
+    "svc #0",
+    "ldp x0, x1, [sp, #16]",
+    "ldp x2, x3, [sp, #32]",
+    "ldp x8, x9, [sp, #48]",
+    "add sp, sp, #128",
+    "ldr x16, 2f",
+    "br x16",
+    ".balign 8",
+    "2: .quad 0",
+    "pagelift_entry_end:",
+    "nop",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn pagelift_call_start();
+    fn pagelift_call_reported();
+    fn pagelift_call_end();
+    fn pagelift_entry_start();
+    fn pagelift_entry_reported();
+    fn pagelift_entry_end();
+}
+
+/// Makes the call in the registers and those of a list, reports the end by SIGURG, and continues with the state.
+///
+/// Input: x8 number, x19 and x1 to x5 arguments, x22 thread ID, x21 the list or 0, x20 the state. After the signal x19
+/// holds the result of the last call and x21 the position in the list.
+pub const CALL: CodeBetween = CodeBetween { start: pagelift_call_start, end: pagelift_call_end };
+
+/// Reports by SIGURG that the program is about to be entered, and enters it at the address in its last word.
+pub const ENTRY: CodeBetween = CodeBetween { start: pagelift_entry_start, end: pagelift_entry_end };
+
+/// Offset in [`CALL`] at which its signal stops the thread.
+pub fn call_reported() -> u64 {
+    (pagelift_call_reported as *const () as usize - pagelift_call_start as *const () as usize) as u64
+}
+
+/// Offset in [`ENTRY`] at which its signal stops the thread.
+pub fn entry_reported() -> u64 {
+    (pagelift_entry_reported as *const () as usize - pagelift_entry_start as *const () as usize) as u64
+}
+
+/// Returns the state of a thread that continues with these registers and this signal mask.
+pub fn state(r: &Registers, mask: u64) -> [u8; STATE_BYTES] {
+    let x = &r.regs;
+    let words = [x[0], x[1], x[2], x[3], x[4], x[5], x[8], x[19], x[20], x[21], x[22], r.sp, r.pc, r.pstate, mask, 0];
+    let mut state = [0; STATE_BYTES];
+    for (bytes, word) in state.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    state
+}
+
+/// Returns the registers of a thread that makes a call by [`CALL`], which lies at `code`, with the state at `state`.
+pub fn call_registers(
+    saved: &Registers,
+    code: Address,
+    state: Address,
+    thread: i32,
+    call: &super::GuestCall,
+    list: Option<Address>,
+) -> Registers {
+    let mut r = *saved;
+    r.pc = code.0;
+    r.sp -= STACK_DROP;
+    // No branch leads there.
+    r.pstate &= !PSR_BTYPE_MASK;
+    r.regs[..6].copy_from_slice(&call.arguments);
+    r.regs[8] = call.number as u64;
+    r.regs[19] = call.arguments[0];
+    r.regs[20] = state.0;
+    r.regs[21] = list.map_or(0, |list| list.0);
+    r.regs[22] = thread as u64;
+    r
+}
+
+/// Returns the result of the last call made by [`CALL`].
+pub fn call_result(r: &Registers) -> i64 {
+    r.regs[19] as i64
+}
+
+/// Returns the position in the list at which [`CALL`] has stopped.
+pub fn list_position(r: &Registers) -> Address {
+    Address(r.regs[21])
+}
+
+/// Sets the registers with which a thread at its exec stop continues, as the kernel does at the end of the exec.
+pub fn after_exec(r: &mut Registers) {
+    r.regs[0] = 0;
+}
+
+/// Number of bytes that [`ENTRY`] has on the stack at its signal.
+pub const ENTRY_STACK_BYTES: usize = 64;
+
+/// Returns registers and signal mask at the entry, for a thread that stands at the signal of [`ENTRY`] with this
+/// `stack`.
+pub fn at_entry(r: &Registers, stack: &[u8; ENTRY_STACK_BYTES], entry: Address) -> (Registers, u64) {
+    let mut words = [0; ENTRY_STACK_BYTES / 8];
+    for (word, bytes) in words.iter_mut().zip(stack.chunks_exact(8)) {
+        *word = bytes.try_into().map_or(0, u64::from_ne_bytes);
+    }
+    let mut registers = *r;
+    let mask = words[1];
+    registers.regs[..4].copy_from_slice(&words[2..6]);
+    registers.regs[8..10].copy_from_slice(&words[6..8]);
+    registers.sp += 128;
+    registers.pc = entry.0;
+    registers.pstate &= !PSR_BTYPE_MASK;
+    (registers, mask)
+}

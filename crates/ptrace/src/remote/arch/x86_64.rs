@@ -1,0 +1,257 @@
+//! x86-64.
+
+use super::{Interrupted, Registers};
+use crate::remote::requests;
+use address_space::Address;
+use nix::errno::Errno;
+use nix::unistd::Pid;
+
+/// `syscall`.
+pub const SYSCALL_INSTRUCTION: &[u8] = &[0x0f, 0x05];
+/// Instructions may begin at any byte.
+pub const INSTRUCTION_ALIGNMENT: usize = 1;
+/// `AUDIT_ARCH_X86_64` (`linux/audit.h`).
+pub const AUDIT_ARCHITECTURE: u32 = 0xc000_003e;
+/// Returns the result of the system call that the thread has just left.
+pub fn result(registers: &Registers) -> i64 {
+    registers.rax as i64
+}
+
+/// Returns the address at which the thread continues.
+pub fn instruction_pointer(registers: &Registers) -> Address {
+    Address(registers.rip)
+}
+
+/// Sets the address at which the thread continues.
+pub fn set_instruction_pointer(registers: &mut Registers, to: Address) {
+    registers.rip = to.0;
+}
+
+/// Returns the stack pointer.
+pub fn stack_pointer(registers: &Registers) -> Address {
+    Address(registers.rsp)
+}
+
+/// Replaces the call that the thread, stopped at its entry, is about to make; -1: by none. After it the thread
+/// continues with `registers`, except for the call's result.
+pub fn replace_call(thread: Pid, registers: &Registers, number: i64) -> Result<(), Errno> {
+    requests::set_registers_of_same_program(thread, &Registers { orig_rax: number as u64, ..*registers })
+}
+
+/// The system calls whose numbers differ between architectures.
+pub mod numbers {
+    pub use libc::{
+        SYS_brk, SYS_close, SYS_exit_group, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_openat,
+        SYS_prctl, SYS_pread64, SYS_process_vm_readv,
+    };
+}
+
+std::arch::global_asm!(
+    ".pushsection .text.pagelift_wait, \"ax\", @progbits",
+    ".balign 8",
+    ".globl pagelift_wait_start",
+    ".hidden pagelift_wait_start",
+    ".globl pagelift_wait_end",
+    ".hidden pagelift_wait_end",
+    "pagelift_wait_start:",
+    "2: mov eax, 61", // wait4
+    "mov edi, dword ptr [rip + 3f]",
+    "xor esi, esi",
+    "mov edx, 0x40000000", // __WALL
+    "xor r10d, r10d",
+    "syscall",
+    "cmp rax, -4", // EINTR
+    "je 2b",
+    "mov rax, qword ptr [rip + 3f + 8]",
+    "mov rdi, qword ptr [rip + 3f + 16]",
+    "mov rsi, qword ptr [rip + 3f + 24]",
+    "mov rdx, qword ptr [rip + 3f + 32]",
+    "mov r10, qword ptr [rip + 3f + 40]",
+    "mov rcx, qword ptr [rip + 3f + 48]",
+    "mov r11, qword ptr [rip + 3f + 56]",
+    "jmp qword ptr [rip + 3f + 64]",
+    ".balign 8",
+    "3:",
+    "pagelift_wait_end:",
+    "ud2",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn pagelift_wait_start();
+    fn pagelift_wait_end();
+}
+
+/// Waits for a child and continues, see `start::reap_stub`.
+pub const WAIT_CODE: crate::remote::guest_code::CodeBetween =
+    crate::remote::guest_code::CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
+
+/// Returns the registers that the code above changes and restores, in the order of its words.
+pub fn registers_used_by_wait(r: &Registers) -> Vec<u64> {
+    vec![r.rax, r.rdi, r.rsi, r.rdx, r.r10, r.rcx, r.r11]
+}
+
+/// Offsets of the words of a call page, see `attach::call_page`. The code below knows them too.
+pub mod call_page {
+    /// 1 while a thread is in the code, which sets and clears the word.
+    pub const INSIDE: usize = 0x10;
+    /// The thread's own signal mask.
+    pub const OLD_MASK: usize = 0x18;
+    /// Number of the next system call; -1: none.
+    pub const NUMBER: usize = 0x20;
+    /// Its six arguments.
+    pub const ARGUMENTS: usize = 0x28;
+    /// The thread's registers, in the order of `return_state`.
+    pub const RETURN: usize = 0x60;
+}
+
+std::arch::global_asm!(
+    ".pushsection .text.pagelift_loop, \"ax\", @progbits",
+    ".balign 8",
+    ".globl pagelift_loop_start",
+    ".hidden pagelift_loop_start",
+    ".globl pagelift_loop_end",
+    ".hidden pagelift_loop_end",
+    "pagelift_loop_start:",
+    "mov qword ptr [rbx + 0x10], 1",
+    "2: mov rax, qword ptr [rbx + 0x20]",
+    "cmp rax, -1",
+    "je 3f",
+    "mov rdi, qword ptr [rbx + 0x28]",
+    "mov rsi, qword ptr [rbx + 0x30]",
+    "mov rdx, qword ptr [rbx + 0x38]",
+    "mov r10, qword ptr [rbx + 0x40]",
+    "mov r8, qword ptr [rbx + 0x48]",
+    "mov r9, qword ptr [rbx + 0x50]",
+    "mov qword ptr [rbx + 0x20], -1",
+    "syscall",
+    "mov qword ptr [rbx + 0x58], rax",
+    "jmp 2b",
+    "3: mov eax, 14", // rt_sigprocmask(SIG_SETMASK, &old, NULL, 8)
+    "mov edi, 2",
+    "lea rsi, [rbx + 0x18]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "syscall",
+    // Restores the flags by a push far below the red zone, where the program has nothing.
+    "lea rsp, [rsp - 512]",
+    "push qword ptr [rbx + 0xc8]",
+    "popfq",
+    "lea rsp, [rsp + 512]",
+    "mov rax, qword ptr [rbx + 0x60]",
+    "mov rcx, qword ptr [rbx + 0x68]",
+    "mov rdx, qword ptr [rbx + 0x70]",
+    "mov rsi, qword ptr [rbx + 0x78]",
+    "mov rdi, qword ptr [rbx + 0x80]",
+    "mov r8, qword ptr [rbx + 0x88]",
+    "mov r9, qword ptr [rbx + 0x90]",
+    "mov r10, qword ptr [rbx + 0x98]",
+    "mov r11, qword ptr [rbx + 0xa0]",
+    "mov qword ptr [rbx + 0x10], 0",
+    "mov rbx, qword ptr [rbx + 0xd0]",
+    "jmp qword ptr [rip + 4f]",
+    ".balign 8",
+    "4:",
+    "pagelift_loop_end:",
+    "ud2",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn pagelift_loop_start();
+    fn pagelift_loop_end();
+}
+
+/// Makes the system calls of a call page until there is none, and continues at the address in the word after the code.
+pub const LOOP_CODE: crate::remote::guest_code::CodeBetween =
+    crate::remote::guest_code::CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
+
+/// Returns the registers that the code above changes, as the words of a call page from `RETURN` on.
+pub fn return_state(_: Pid, r: &Registers, _: u64, _at_call: bool) -> Result<Vec<u8>, Errno> {
+    let words = [r.rax, r.rcx, r.rdx, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, 0, 0, 0, 0, r.eflags, r.rbx];
+    Ok(words.iter().flat_map(|word| word.to_ne_bytes()).collect())
+}
+
+/// Length in bytes of what `return_state` returns.
+pub const STATE_BYTES: usize = 15 * 8;
+
+/// Returns the registers that take a thread out of a call in the code above: none waits there on x86-64.
+pub fn way_out(_: &Registers, _page: Address, _state: &[u8], _at_call: bool) -> Option<Registers> {
+    None
+}
+
+/// Sends the thread into the code with its call page.
+pub fn enter_loop(r: &mut Registers, code: Address, page: Address) {
+    r.rip = code.0;
+    r.rbx = page.0;
+    // Not in a system call: the kernel must not restart one when the thread continues.
+    r.orig_rax = u64::MAX;
+}
+
+/// Why a thread may be unable to make calls.
+pub const UNFIT: &str = "is in a restartable sequence";
+
+/// True where the code restores all registers of the thread.
+pub fn can_be_put_back(_: Pid, _at_call: bool) -> bool {
+    true
+}
+
+/// True where a stop shows in which call the thread was, and its arguments.
+pub const SHOWS_CALLS: bool = true;
+
+/// Returns the state of the system call in which the thread was stopped.
+pub fn interrupted(r: &Registers) -> Interrupted {
+    match r.orig_rax as i64 {
+        -1 => Interrupted::No,
+        _ if r.rax as i64 == -i64::from(libc::EINTR) => Interrupted::WithError,
+        _ => Interrupted::Yes,
+    }
+}
+
+/// Returns number and arguments of the system call that the thread was in.
+pub fn call_registers(r: &Registers) -> (i64, [u64; 6]) {
+    (r.orig_rax as i64, [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9])
+}
+
+/// Results inside the kernel that ask for a restart of the call (`linux/errno.h`).
+const ERESTARTSYS: i64 = 512;
+const ERESTARTNOINTR: i64 = 513;
+const ERESTARTNOHAND: i64 = 514;
+const ERESTART_RESTARTBLOCK: i64 = 516;
+
+/// Rewinds the registers to restart an interrupted call, as the kernel does on the return to user space.
+pub fn rewind_call(r: &mut Registers) {
+    let number = match -(r.rax as i64) {
+        _ if r.orig_rax as i64 == -1 => return,
+        ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND => r.orig_rax,
+        // The call continues with the remaining time.
+        ERESTART_RESTARTBLOCK => libc::SYS_restart_syscall as u64,
+        _ => {
+            r.orig_rax = u64::MAX;
+            return;
+        }
+    };
+    r.rax = number;
+    r.rip -= SYSCALL_INSTRUCTION.len() as u64;
+    r.orig_rax = u64::MAX;
+}
+
+/// Returns `None`: a stop shows the argument.
+pub fn kept_first_argument(_process: Pid, _thread: Pid, _number: i64) -> Result<Option<u64>, Errno> {
+    Ok(None)
+}
+
+/// Does nothing: registers that Pagelift has set belong to no call, as their `orig_rax` shows.
+pub fn forget_call(_: Pid) -> Result<(), Errno> {
+    Ok(())
+}
+
+/// Makes the kernel restart a call that has failed with EINTR, unless a signal is handled first: then it fails with
+/// EINTR after all. The kernel checks this result after the stop, when all signals are delivered
+/// (`arch_do_signal_or_restart`).
+pub fn make_again(r: &mut Registers, _first_argument: u64) {
+    r.rax = (-ERESTARTNOHAND) as u64;
+}
+
+/// Does nothing: the kernel has yet to decide whether the call is restarted.
+pub fn give_error(_: &mut Registers) {}

@@ -1,0 +1,597 @@
+//! Makes a stopped thread execute single system calls, by the code of `guest_code`: with all signals blocked, and
+//! stopped again after each call by a SIGURG that it sends to itself.
+
+mod error;
+
+pub use error::InjectError;
+
+use crate::remote::RemoteMemory;
+use crate::remote::arch::{self, GuestCall, Registers, guest, numbers};
+use crate::remote::guest_code::{GuestCode, mappings_with_room};
+use crate::remote::requests::{self, Resume};
+use crate::remote::seccomp::{Filters, Verdict};
+use crate::remote::spin_wait::SpinWait;
+use crate::remote::status::ThreadStatus;
+use crate::remote::tracee::Stopped;
+use crate::remote::wait::{self, Report, Stop};
+use address_space::{Address, AddressRange, AddressSpace, PageSize};
+use nix::errno::Errno;
+use nix::unistd::Pid;
+use std::io;
+
+/// All signals but SIGURG, which reports the end of a call.
+const ALL_BUT_URGENT: u64 = !(1 << (libc::SIGURG - 1));
+
+/// Call numbers in a list that mark its end, and a store of a word.
+const END_OF_LIST: i64 = -1;
+const STORE: i64 = -2;
+
+/// Number of words in an entry of a list.
+const ENTRY_WORDS: usize = 7;
+
+/// Memory of the process for arguments that a call reads from memory.
+enum Scratch {
+    /// Below the stack, with the previous contents.
+    BelowStack(Address, Vec<u8>),
+    /// A mapping made for this purpose.
+    Mapped(AddressRange),
+}
+
+impl Scratch {
+    fn start(&self) -> Address {
+        match self {
+            Self::BelowStack(at, _) => *at,
+            Self::Mapped(range) => range.start(),
+        }
+    }
+}
+
+/// A file that the process has been told to open.
+struct Opening {
+    path: String,
+    /// `None` while the call is being made.
+    descriptor: Option<u64>,
+}
+
+/// A file that is open in the process.
+pub(crate) struct OpenFile {
+    pub path: String,
+    pub descriptor: u64,
+}
+
+/// Returns the arguments of `openat` for reading a file whose path lies at this address. The flags keep the call from
+/// waiting for a pipe and from acquiring a terminal.
+pub(crate) fn arguments_to_open(path: Address) -> [u64; 6] {
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as u64;
+    [libc::AT_FDCWD as u64, path.0, flags, 0, 0, 0]
+}
+
+/// A step of a list that the process executes in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestStep {
+    /// A system call. Where it fails, the steps after it are not executed.
+    Call(GuestCall),
+    /// Stores a word.
+    Store(Address, u64),
+}
+
+/// A stopped thread that executes system calls. [`Injector::finish`] restores its registers and memory; so does
+/// dropping this, as far as that is possible then.
+pub struct Injector {
+    pid: Pid,
+    own_number: i32,
+    /// `None` once the thread is restored.
+    code: Option<GuestCode>,
+    code_at: Address,
+    saved: Registers,
+    saved_mask: u64,
+    scratch: Option<Scratch>,
+    memory: RemoteMemory,
+    /// The thread is in the code: its registers and its signal mask are changed.
+    inside: bool,
+    /// A SIGURG of another sender that has come in between.
+    urgent: Option<libc::siginfo_t>,
+    /// The process has been stopped by SIGSTOP in between.
+    group_stopped: bool,
+    /// A call is being made.
+    begun: bool,
+    /// The thread's seccomp filters, and the error with which they reject the next call.
+    filters: Filters,
+    refused: Option<Errno>,
+    opening: Option<Opening>,
+    spin_wait: SpinWait,
+    /// The process has ended or executed another program, and is left alone.
+    gone: bool,
+    has_executed: bool,
+}
+
+impl Injector {
+    /// Takes over a stopped thread, whose status is `status`. The thread is in a ptrace stop again when this is dropped.
+    ///
+    /// # Errors
+    /// [`InjectError`]; the thread is then as it was.
+    pub fn new(stopped: &Stopped, space: &AddressSpace, status: &ThreadStatus) -> Result<Self, InjectError> {
+        let saved = requests::registers(stopped.pid())?;
+        Self::with_registers(stopped, space, status, saved)
+    }
+
+    /// Takes over a stopped thread that continues with the registers `saved`.
+    pub(crate) fn with_registers(
+        stopped: &Stopped,
+        space: &AddressSpace,
+        status: &ThreadStatus,
+        saved: Registers,
+    ) -> Result<Self, InjectError> {
+        let pid = stopped.pid();
+        let memory = RemoteMemory::open(pid.as_raw())?;
+        let saved_mask = requests::signal_mask(pid)?;
+        let code = GuestCode::place(pid, &memory, guest::CALL.code(), mappings_with_room(space))
+            .map_err(InjectError::NoRoom)?;
+        let own_number = status.own_number.unwrap_or(pid.as_raw());
+        let injector = Self {
+            pid,
+            own_number,
+            code_at: code.at(),
+            code: Some(code),
+            saved,
+            saved_mask,
+            scratch: None,
+            memory,
+            inside: false,
+            urgent: None,
+            group_stopped: false,
+            begun: false,
+            // The follower has reported filters that cannot be read.
+            filters: Filters::of(pid, status).unwrap_or_default(),
+            refused: None,
+            opening: None,
+            spin_wait: SpinWait::new(),
+            gone: false,
+            has_executed: false,
+        };
+        injector.write_state()?;
+        Ok(injector)
+    }
+
+    /// The address of the state with which the thread continues if this process is killed.
+    fn state(&self) -> Address {
+        arch::stack_pointer(&self.saved) - guest::STATE_BYTES as u64
+    }
+
+    fn write_state(&self) -> io::Result<()> {
+        self.memory.write(self.state(), &guest::state(&self.saved, self.saved_mask))
+    }
+
+    /// The process's memory.
+    pub fn memory(&self) -> &RemoteMemory {
+        &self.memory
+    }
+
+    /// The process.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// The PID of the process in its innermost PID namespace, which it uses in its own calls.
+    pub fn own_number(&self) -> i32 {
+        self.own_number
+    }
+
+    /// Returns why the process is lost, if it has ended or executed another program: what was read of it is invalid
+    /// then.
+    pub fn loss(&self) -> Option<InjectError> {
+        let loss = if self.has_executed { InjectError::Executed } else { InjectError::Gone };
+        self.gone.then_some(loss)
+    }
+
+    /// True where `range` contains the code that makes the system calls.
+    pub fn stands_in(&self, range: AddressRange) -> bool {
+        range.contains(self.code_at)
+    }
+
+    /// The registers with which the thread continues.
+    pub fn registers(&self) -> &Registers {
+        &self.saved
+    }
+
+    /// The place of the address at which the thread continues, for a [`GuestStep::Store`] that changes it.
+    pub(crate) fn place_of_next_instruction(&self) -> Address {
+        self.state() + guest::STATE_PC
+    }
+
+    /// Changes the registers with which the thread continues. The stack pointer must not change.
+    ///
+    /// # Errors
+    /// Where the process's memory cannot be written.
+    pub fn change_registers(&mut self, change: impl FnOnce(&mut Registers)) -> io::Result<()> {
+        change(&mut self.saved);
+        self.write_state()
+    }
+
+    /// Makes a system call. The inner result is that of the call.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the call could not be made at all.
+    pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<Result<u64, Errno>, InjectError> {
+        self.begin(number, arguments)?;
+        self.end()
+    }
+
+    /// Begins a system call and returns while it is being made, for work that needs no thread of the process.
+    /// [`Injector::end`] must be called for its result.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the call could not be begun.
+    pub(crate) fn begin(&mut self, number: i64, arguments: [u64; 6]) -> Result<(), InjectError> {
+        self.await_opened()?;
+        if self.gone {
+            return Err(InjectError::Gone);
+        }
+        let call = GuestCall { number, arguments };
+        self.refused = self.refusal_of(&call);
+        if self.refused.is_some() { Ok(()) } else { self.send(call, None) }
+    }
+
+    /// Returns the error with which the thread's filters reject a call. A call that would kill the thread is not made.
+    fn refusal_of(&self, call: &GuestCall) -> Option<Errno> {
+        match self.filters.judge(call.number, call.arguments, self.code_at.0) {
+            Verdict::Allowed => None,
+            Verdict::Fails(errno) => Some(errno),
+            Verdict::Refused => Some(Errno::EPERM),
+        }
+    }
+
+    /// Sends the thread into the code. If this process is killed from here on, the thread makes the call and continues
+    /// with its own state.
+    fn send(&mut self, call: GuestCall, list: Option<Address>) -> Result<(), InjectError> {
+        let registers = guest::call_registers(&self.saved, self.code_at, self.state(), self.own_number, &call, list);
+        requests::set_registers(self.pid, &registers)?;
+        if !self.inside {
+            // After the registers: if this process is killed, the code restores the mask.
+            self.inside = true;
+            requests::set_signal_mask(self.pid, ALL_BUT_URGENT)?;
+        }
+        requests::resume(self.pid, Resume::Continue, 0)?;
+        self.begun = true;
+        Ok(())
+    }
+
+    /// Waits for the end of the call that was begun. The inner result is that of the call.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the call could not be made at all.
+    pub(crate) fn end(&mut self) -> Result<Result<u64, Errno>, InjectError> {
+        if let Some(errno) = self.refused.take() {
+            return Ok(Err(errno));
+        }
+        let registers = self.wait_until_reported()?;
+        Ok(call_result(&registers))
+    }
+
+    /// Makes the process execute all of these steps without a stop in between; `at` is memory for them. If this process
+    /// is killed in the meantime, the steps are still completed. Returns the number of executed steps, and the error of
+    /// the one that failed.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the steps could not be executed at all.
+    pub(crate) fn run(&mut self, steps: &[GuestStep], at: Address) -> Result<(usize, Result<(), Errno>), InjectError> {
+        self.await_opened()?;
+        let refusal = |step: &GuestStep| if let GuestStep::Call(call) = step { self.refusal_of(call) } else { None };
+        if let Some(errno) = steps.iter().find_map(refusal) {
+            return Ok((0, Err(errno)));
+        }
+        let mut words: Vec<u64> = Vec::new();
+        for step in steps {
+            words.extend(match step {
+                GuestStep::Call(GuestCall { number, arguments: [a, b, c, d, e, f] }) => {
+                    [*number as u64, *a, *b, *c, *d, *e, *f]
+                }
+                GuestStep::Store(at, value) => [STORE as u64, at.0, *value, 0, 0, 0, 0],
+            });
+        }
+        words.push(END_OF_LIST as u64);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.memory.write(at, &bytes)?;
+        // A call without an effect comes first, since the code begins with a call.
+        self.send(GuestCall { number: libc::SYS_getpid, arguments: [0; 6] }, Some(at))?;
+        let registers = self.wait_until_reported()?;
+        let done = (guest::list_position(&registers) - at) as usize / (ENTRY_WORDS * size_of::<u64>());
+        Ok(match call_result(&registers) {
+            Ok(_) => (done, Ok(())),
+            // The position counts the step that has failed.
+            Err(errno) => (done.saturating_sub(1), Err(errno)),
+        })
+    }
+
+    /// Waits until the thread has stopped after its call, and returns its registers.
+    fn wait_until_reported(&mut self) -> Result<Registers, InjectError> {
+        if !std::mem::take(&mut self.begun) {
+            return Err(InjectError::Ptrace(Errno::EINVAL));
+        }
+        let reported = self.code_at + guest::call_reported();
+        loop {
+            let mut delivered = 0;
+            match self.spin_wait.wait(self.pid)? {
+                Report::Stopped(Stop::Signal(libc::SIGURG)) => {
+                    let information = requests::signal_information(self.pid)?;
+                    let registers = requests::registers(self.pid)?;
+                    if !self.is_own_signal(&information) {
+                        self.urgent = Some(information);
+                    }
+                    // Pending signals of one number are merged, so that this one may carry another sender's payload.
+                    if arch::instruction_pointer(&registers) == reported {
+                        return Ok(registers);
+                    }
+                }
+                // SIGSTOP cannot be blocked, and a later SIGCONT ends its group stop only once it is delivered. A
+                // resumed tracee runs in spite of the group stop.
+                Report::Stopped(Stop::Signal(libc::SIGSTOP)) => {
+                    self.group_stopped = true;
+                    delivered = libc::SIGSTOP;
+                }
+                // All other signals are blocked but those of a fault, which would only occur again.
+                Report::Stopped(Stop::Signal(signal)) => return Err(InjectError::Fault(signal)),
+                // The thread has been made to execute another program, whose registers must not change.
+                Report::Stopped(Stop::Event { event: libc::PTRACE_EVENT_EXEC, .. }) => {
+                    (self.gone, self.has_executed) = (true, true);
+                    return Err(InjectError::Executed);
+                }
+                Report::Stopped(Stop::Event { .. }) | Report::Stopped(Stop::SystemCall) => {}
+                Report::Ended => {
+                    self.gone = true;
+                    return Err(InjectError::Gone);
+                }
+            }
+            requests::resume(self.pid, Resume::Continue, delivered)?;
+        }
+    }
+
+    /// True for the signal by which the code reports the end of a call.
+    fn is_own_signal(&self, information: &libc::siginfo_t) -> bool {
+        information.si_code == libc::SI_TKILL && requests::sender(information) == self.own_number
+    }
+
+    /// Returns a page of the process's memory for arguments that a call reads from memory. Its contents are restored in
+    /// the end.
+    ///
+    /// It lies below the stack, which a thread that runs no signal handler does not use; where there is no such memory,
+    /// a page is mapped.
+    ///
+    /// # Errors
+    /// [`InjectError`]; the inner result is `mmap`'s.
+    pub fn scratch(&mut self, base_page: PageSize) -> Result<Result<Address, Errno>, InjectError> {
+        if self.scratch.is_none() {
+            self.scratch = self.below_stack(base_page);
+        }
+        if let Some(scratch) = &self.scratch {
+            return Ok(Ok(scratch.start()));
+        }
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let mapped = self.call(numbers::SYS_mmap, [0, base_page.bytes(), protection, flags, u64::MAX, 0])?;
+        Ok(mapped.map(|start| {
+            self.scratch = Some(Scratch::Mapped(AddressRange::sized(Address(start), base_page.bytes())));
+            Address(start)
+        }))
+    }
+
+    fn below_stack(&self, base_page: PageSize) -> Option<Scratch> {
+        let top = arch::stack_pointer(&self.saved).0.checked_sub(guest::STACK_BYTES)?;
+        let at = Address(top.checked_sub(base_page.bytes())? & !15);
+        let mut before = vec![0; base_page.bytes() as usize];
+        self.memory.read(at, &mut before).ok()?;
+        Some(Scratch::BelowStack(at, before))
+    }
+
+    /// Makes the process begin to open a file for reading, and returns while the call is being made.
+    ///
+    /// # Errors
+    /// [`InjectError`]. A lack of memory for the path is not an error: the file is not opened then.
+    pub fn begin_to_open(&mut self, path: &str, base_page: PageSize) -> Result<(), InjectError> {
+        let Ok(scratch) = self.scratch(base_page)? else { return Ok(()) };
+        let bytes = [path.as_bytes(), &[0]].concat();
+        if bytes.len() as u64 > base_page.bytes() {
+            return Ok(());
+        }
+        self.memory.write(scratch, &bytes)?;
+        self.begin(numbers::SYS_openat, arguments_to_open(scratch))?;
+        self.opening = Some(Opening { path: path.to_owned(), descriptor: None });
+        Ok(())
+    }
+
+    /// Waits until the process has opened its file; then the memory for the path is free.
+    pub(crate) fn await_opened(&mut self) -> Result<(), InjectError> {
+        if self.opening.as_ref().is_none_or(|opening| opening.descriptor.is_some()) {
+            return Ok(());
+        }
+        let opened = self.end();
+        match (&mut self.opening, opened) {
+            (Some(opening), Ok(Ok(descriptor))) => opening.descriptor = Some(descriptor),
+            (_, Ok(Err(_))) => self.opening = None,
+            (_, opened) => {
+                self.opening = None;
+                return opened.map(drop);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the file that the process has opened. Its descriptor belongs to the caller from now on.
+    pub(crate) fn take_opened(&mut self) -> Result<Option<OpenFile>, InjectError> {
+        self.await_opened()?;
+        let opening = self.opening.take();
+        Ok(opening.and_then(|Opening { path, descriptor }| Some(OpenFile { path, descriptor: descriptor? })))
+    }
+
+    /// The scratch page, if one is mapped: it does not belong to the program.
+    pub fn scratch_range(&self) -> Option<AddressRange> {
+        match &self.scratch {
+            Some(Scratch::Mapped(range)) => Some(*range),
+            _ => None,
+        }
+    }
+
+    /// Restores registers and signal mask. The thread stays in a ptrace stop; a signal that has come in between is
+    /// pending again.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the process has ended.
+    pub fn finish(mut self) -> Result<(), InjectError> {
+        if let Ok(Some(opened)) = self.take_opened() {
+            let _ = self.call(numbers::SYS_close, [opened.descriptor, 0, 0, 0, 0, 0]);
+        }
+        // If either fails, something is left behind, but the registers must be restored nevertheless.
+        match self.scratch.take() {
+            Some(Scratch::BelowStack(at, before)) => drop(self.memory.write(at, &before)),
+            // A separate mapping of one page: unmapping it splits nothing.
+            Some(Scratch::Mapped(page)) => {
+                let _ = self.call(numbers::SYS_munmap, [page.start().0, page.len(), 0, 0, 0, 0]);
+            }
+            None => {}
+        }
+        let signal = self.send_urgent_again();
+        self.leave_code()?;
+        signal
+    }
+
+    /// Makes a SIGURG of another sender pending again, with its payload. A thread that is resumed with a signal that it
+    /// blocks keeps it pending (`ptrace_signal` of the kernel's `signal.c`), and stops for the interrupt before it does
+    /// anything else.
+    fn send_urgent_again(&mut self) -> Result<(), InjectError> {
+        let Some(information) = self.urgent.take().filter(|_| self.inside) else { return Ok(()) };
+        requests::set_signal_mask(self.pid, u64::MAX)?;
+        requests::set_signal_information(self.pid, &information)?;
+        requests::interrupt(self.pid)?;
+        requests::resume(self.pid, Resume::Continue, libc::SIGURG)?;
+        match wait::wait_for(self.pid)? {
+            Report::Ended => {
+                self.gone = true;
+                Err(InjectError::Gone)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the thread out of the code, and the code out of the process. The thread continues with its own state even
+    /// if this process is killed in between.
+    fn leave_code(&mut self) -> Result<(), InjectError> {
+        if std::mem::take(&mut self.inside) && !self.gone {
+            requests::set_signal_mask(self.pid, self.saved_mask)?;
+            requests::set_registers_of_same_program(self.pid, &self.saved)?;
+            if self.group_stopped {
+                // A thread that stays traced stops once more and reports the group stop of its process.
+                requests::interrupt(self.pid)?;
+            }
+        }
+        // Memory that cannot be written belongs to a process that has ended.
+        if let Some(code) = self.code.take().filter(|_| !self.gone) {
+            let _ = code.erase(self.pid, &self.memory);
+        }
+        Ok(())
+    }
+
+    /// Ends the process with an exit status.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the process cannot be made to end. One that has ended already is not an error.
+    pub fn exit_group(mut self, status: i32) -> Result<(), InjectError> {
+        match self.call(numbers::SYS_exit_group, [status as u64, 0, 0, 0, 0, 0]) {
+            Ok(Ok(_)) | Err(InjectError::Gone) => Ok(()),
+            Ok(Err(errno)) => Err(InjectError::Ptrace(errno)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Injector {
+    fn drop(&mut self) {
+        if self.begun {
+            // If the registers changed during a call, the call's result would be lost.
+            let _ = self.wait_until_reported();
+        }
+        let _ = self.leave_code();
+    }
+}
+
+/// Linux returns errors as -1 to -4095.
+fn call_result(registers: &Registers) -> Result<u64, Errno> {
+    let result = guest::call_result(registers);
+    if (-4095..0).contains(&result) { Err(Errno::from_raw(-result as i32)) } else { Ok(result as u64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::tracee::{Running, Waited};
+    use linux::pages::base_page;
+    use linux::text::text_of;
+    use std::process::Command;
+
+    fn stopped(pid: Pid) -> Stopped {
+        let running = Running::seize(pid, libc::PTRACE_O_TRACESYSGOOD).unwrap();
+        running.interrupt().unwrap();
+        match running.wait().unwrap() {
+            Waited::Stopped(stopped, _) => stopped,
+            Waited::Ended(_) => panic!("the process has ended"),
+        }
+    }
+
+    #[test]
+    fn calls_leave_nothing_in_the_process() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        let stopped = stopped(pid);
+        let maps = || text_of(format!("/proc/{pid}/maps")).unwrap();
+        let (mapped, before) = (maps(), requests::registers(pid).unwrap());
+        let mut injector =
+            Injector::new(&stopped, &AddressSpace::parse(&mapped).unwrap(), &ThreadStatus::read(pid)).unwrap();
+        let scratch = injector.scratch(base_page()).unwrap().unwrap();
+        let top = arch::stack_pointer(&before);
+        assert!(injector.scratch_range().is_none() && scratch + base_page().bytes() + guest::STACK_BYTES <= top);
+        let page = |memory: &RemoteMemory| {
+            let mut bytes = vec![0; base_page().bytes() as usize];
+            memory.read(scratch, &mut bytes).unwrap();
+            bytes
+        };
+        let bytes = page(injector.memory());
+        injector.memory().write(scratch, b"/dev/null\0").unwrap();
+        assert_ne!(page(injector.memory()), bytes);
+        let open = [libc::AT_FDCWD as u64, scratch.0, libc::O_RDONLY as u64, 0, 0, 0];
+        let descriptor = injector.call(numbers::SYS_openat, open).unwrap().unwrap();
+        let link = std::fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).unwrap();
+        assert_eq!(link.to_str(), Some("/dev/null"));
+        injector.finish().unwrap();
+        let memory = RemoteMemory::open(pid.as_raw()).unwrap();
+        let after = requests::registers(pid).unwrap();
+        let found =
+            (page(&memory) == bytes, maps() == mapped, arch::instruction_pointer(&after), arch::stack_pointer(&after));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, (true, true, arch::instruction_pointer(&before), top));
+    }
+
+    #[test]
+    fn dropping_it_in_the_midst_of_a_call_puts_the_thread_back() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        let stopped = stopped(pid);
+        let maps = text_of(format!("/proc/{pid}/maps")).unwrap();
+        let space = AddressSpace::parse(&maps).unwrap();
+        let vdso = mappings_with_room(&space).next().unwrap();
+        let state = || {
+            let memory = RemoteMemory::open(pid.as_raw()).unwrap();
+            let mut code = vec![0; vdso.len() as usize];
+            memory.read(vdso.start(), &mut code).unwrap();
+            let registers = requests::registers(pid).unwrap();
+            let places = (arch::instruction_pointer(&registers), arch::stack_pointer(&registers));
+            (guest::state(&registers, requests::signal_mask(pid).unwrap()), places, code)
+        };
+        let before = state();
+        let mut injector = Injector::new(&stopped, &space, &ThreadStatus::read(pid)).unwrap();
+        injector.begin(libc::SYS_getpid, [0; 6]).unwrap();
+        drop(injector);
+        assert!(state() == before);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

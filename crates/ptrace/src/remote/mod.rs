@@ -1,0 +1,31 @@
+//! Acts on a stopped process.
+//!
+//! - The states of a traced thread as types: `tracee`.
+//! - Requests and reports: `requests`, `wait`, `spin_wait`, `reaping`, `thread_list`, `status`.
+//! - The process's state: `memory`, `auxiliary`, `inflight_syscall`; registers and code per architecture: `arch`.
+//! - System calls that it is made to make: `injection` by the code of `guest_code`, if its filters allow them (`seccomp`);
+//!   `executor` lifts with them, `from_file` copies with them, and `calls` is what both executors share.
+//! - System calls of its own that a stop has interrupted: `restart`.
+
+pub mod arch;
+pub mod auxiliary;
+pub mod calls;
+mod executor;
+mod from_file;
+pub mod guest_code;
+pub mod inflight_syscall;
+pub mod injection;
+mod memory;
+pub mod reaping;
+pub mod requests;
+pub mod restart;
+pub mod seccomp;
+mod spin_wait;
+pub mod status;
+pub mod thread_list;
+pub mod tracee;
+pub mod wait;
+
+pub use executor::ProcessExecutor;
+pub use injection::{InjectError, Injector};
+pub use memory::RemoteMemory;

@@ -1,0 +1,138 @@
+//! Restarts system calls that a stop makes fail although no signal was handled.
+//!
+//! The kernel restarts most interrupted calls itself. Some fail with EINTR whenever their thread was stopped
+//! (signal(7), "Interruption of system calls and library functions by stop signals"); these are restarted here, so that
+//! the program never sees an error that only Pagelift has caused.
+
+use super::inflight_syscall::{InflightSyscall, is_at_call};
+use crate::remote::RemoteMemory;
+use crate::remote::arch::{self, Interrupted, Registers};
+use crate::remote::requests;
+use crate::remote::status::ThreadStatus;
+use address_space::Address;
+use linux::interrupted::IO_PGETEVENTS;
+pub use linux::interrupted::{can_be_repeated, gives_error};
+use nix::errno::Errno;
+use nix::unistd::Pid;
+
+/// Calls of a thread that has children or is creating one.
+const CONCERNING_CHILDREN: &[i64] = &[
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_fork,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_vfork,
+];
+
+/// True for a call of a thread that has children or is creating one.
+pub fn concerns_children(number: i64) -> bool {
+    CONCERNING_CHILDREN.contains(&number)
+}
+
+/// Makes a stopped thread restart its call if that failed with EINTR, unless a signal is handled first: a call is
+/// restarted that the stop has made fail, or a signal that is only delivered because of the stop; a call that a handled
+/// signal of the program has interrupted still fails with EINTR. `signal` is the signal for which the thread has
+/// stopped, 0 for a stop by this process. `before` is the call in which it was last seen to wait, where that is needed.
+/// Returns true where the thread is now about to make that call.
+///
+/// # Errors
+/// Those of ptrace: the thread has been killed.
+pub fn restart_interrupted(
+    process: Pid,
+    thread: Pid,
+    signal: i32,
+    before: Option<&InflightSyscall>,
+) -> Result<bool, Errno> {
+    let mut registers = requests::registers(thread)?;
+    let first_argument = if arch::SHOWS_CALLS {
+        shown_argument(&registers)
+    } else if handles_a_signal(thread, signal) {
+        None
+    } else {
+        let stopped = seen(&registers);
+        if before.is_some_and(|before| before.is_next(&stopped)) {
+            return Ok(true);
+        }
+        let ended = arch::result(&registers) == -i64::from(libc::EINTR) && can_be_repeated(stopped.number);
+        if ended { hidden_argument(process, thread, &stopped, before) } else { None }
+    };
+    let Some(first_argument) = first_argument else { return Ok(false) };
+    arch::make_again(&mut registers, first_argument);
+    requests::set_registers_of_same_program(thread, &registers)?;
+    Ok(true)
+}
+
+/// Undoes [`restart_interrupted`] where the thread has received a signal to handle since, and the kernel does not do so
+/// itself.
+///
+/// # Errors
+/// Those of ptrace: the thread has been killed.
+pub fn give_way_to_signals(thread: Pid) -> Result<(), Errno> {
+    if !arch::SHOWS_CALLS && handles_a_signal(thread, 0) {
+        let mut registers = requests::registers(thread)?;
+        // After a failed injected call the thread may be elsewhere.
+        let is_there = RemoteMemory::open(thread.as_raw()).is_ok_and(|memory| is_at_call(&memory, &registers));
+        if is_there && can_be_repeated(arch::call_registers(&registers).0) {
+            arch::give_error(&mut registers);
+            requests::set_registers_of_same_program(thread, &registers)?;
+        }
+    }
+    Ok(())
+}
+
+/// True where a handler will run for the signal, or for a pending one.
+fn handles_a_signal(thread: Pid, signal: i32) -> bool {
+    let status = ThreadStatus::read(thread);
+    status.has_signal_to_handle() || (signal != 0 && status.handles(signal))
+}
+
+/// Returns the first argument of a failed call that a thread has just left, as kept by the kernel. The kernel keeps
+/// that of the last call, which is rt_sigreturn where a handler has run since. The argument belongs to this call where
+/// the thread was seen to wait in it with this argument, or where no handler can have run.
+fn hidden_argument(
+    process: Pid,
+    thread: Pid,
+    stopped: &InflightSyscall,
+    before: Option<&InflightSyscall>,
+) -> Option<u64> {
+    let kept = arch::kept_first_argument(process, thread, stopped.number).ok().flatten()?;
+    let was_seen = before.is_some_and(|before| before.is_ended_by(stopped) && before.arguments[0] == kept);
+    (was_seen || (is_behind_call(process, stopped) && !may_run_handlers(thread, stopped))).then_some(kept)
+}
+
+fn is_behind_call(process: Pid, stopped: &InflightSyscall) -> bool {
+    let length = arch::SYSCALL_INSTRUCTION.len();
+    let mut code = vec![0; length];
+    let read = RemoteMemory::open(process.as_raw())
+        .and_then(|memory| memory.read(Address(stopped.behind.wrapping_sub(length as u64)), &mut code));
+    read.is_ok() && code == arch::SYSCALL_INSTRUCTION
+}
+
+/// False where the thread blocks every signal that its process handles, and the call does not unblock any.
+fn may_run_handlers(thread: Pid, call: &InflightSyscall) -> bool {
+    let status = ThreadStatus::read(thread);
+    let own_mask = match call.number {
+        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => call.arguments[4] != 0,
+        IO_PGETEVENTS => call.arguments[5] != 0,
+        libc::SYS_io_uring_enter => call.arguments[4] != 0,
+        _ => false,
+    };
+    status.handles_any() && (own_mask || status.handles_any_unblocked())
+}
+
+fn shown_argument(registers: &Registers) -> Option<u64> {
+    let (number, arguments) = arch::call_registers(registers);
+    let ours = arch::interrupted(registers) == Interrupted::WithError && can_be_repeated(number);
+    ours.then_some(arguments[0])
+}
+
+/// Returns what the registers of a stopped thread show of the call that it was in.
+fn seen(registers: &Registers) -> InflightSyscall {
+    let (number, arguments) = arch::call_registers(registers);
+    let Address(stack) = arch::stack_pointer(registers);
+    let Address(behind) = arch::instruction_pointer(registers);
+    InflightSyscall { number, arguments, stack, behind }
+}

@@ -1,0 +1,162 @@
+//! Waits for traced threads and decodes their reports.
+//!
+//! nix's `WaitStatus` is not used because it knows the signals 1 to 31 only: its `waitpid` returns EINVAL for a thread
+//! that stops for a real-time signal (signal(7)), and the report is lost.
+
+use nix::errno::Errno;
+use nix::unistd::Pid;
+
+/// Set in the signal of a system call stop (`PTRACE_O_TRACESYSGOOD`, ptrace(2)).
+const SYSTEM_CALL_BIT: i32 = 0x80;
+
+/// Any tracee or child, for waitpid(2).
+const ANY: Pid = Pid::from_raw(-1);
+
+/// What a traced thread reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// It has ended, by an exit or by a signal.
+    Ended,
+    /// It has stopped.
+    Stopped(Stop),
+}
+
+/// Why a traced thread has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Before the delivery of this signal, 1 to 64.
+    Signal(i32),
+    /// Before or after a system call.
+    SystemCall,
+    /// At a `PTRACE_EVENT_*`.
+    Event {
+        /// Which event.
+        event: i32,
+        /// SIGTRAP; for the `PTRACE_EVENT_STOP` of a group stop, the signal that has stopped the process.
+        signal: i32,
+    },
+}
+
+impl Report {
+    /// Returns `None` for a status that no tracee reports.
+    fn of(status: i32) -> Option<Self> {
+        if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
+            return Some(Self::Ended);
+        }
+        let signal = libc::WIFSTOPPED(status).then(|| libc::WSTOPSIG(status))?;
+        Some(Self::Stopped(match status >> 16 {
+            0 if signal == libc::SIGTRAP | SYSTEM_CALL_BIT => Stop::SystemCall,
+            0 => Stop::Signal(signal),
+            event => Stop::Event { event, signal },
+        }))
+    }
+}
+
+impl Stop {
+    /// The signal that a thread at this stop is about to receive; 0: none.
+    pub fn delivered_signal(self) -> i32 {
+        if let Self::Signal(signal) = self { signal } else { 0 }
+    }
+
+    /// True where job control has stopped the whole process.
+    pub fn is_group_stop(self) -> bool {
+        matches!(self, Self::Event { event: libc::PTRACE_EVENT_STOP, signal } if signal != libc::SIGTRAP)
+    }
+}
+
+/// Waits for the next report of one thread.
+///
+/// # Errors
+/// `ECHILD` where it is not a tracee of this process; otherwise those of waitpid(2) but EINTR.
+pub fn wait_for(thread: Pid) -> Result<Report, Errno> {
+    loop {
+        if let Some((_, report)) = wait(thread, 0)? {
+            return Ok(report);
+        }
+    }
+}
+
+/// Waits for the next report of any thread.
+///
+/// # Errors
+/// `ECHILD` where there are neither tracees nor children; otherwise those of waitpid(2) but EINTR.
+pub fn wait_for_any() -> Result<(Pid, Report), Errno> {
+    loop {
+        if let Some(report) = wait(ANY, 0)? {
+            return Ok(report);
+        }
+    }
+}
+
+/// Returns the report of one thread, if one is pending.
+///
+/// # Errors
+/// As for [`wait_for`].
+pub fn poll(thread: Pid) -> Result<Option<Report>, Errno> {
+    Ok(wait(thread, libc::WNOHANG)?.map(|(_, report)| report))
+}
+
+fn wait(thread: Pid, options: i32) -> Result<Option<(Pid, Report)>, Errno> {
+    let mut status = 0;
+    loop {
+        // Threads of other processes are only reported with `__WALL` (wait(2)).
+        // SAFETY:
+        // - the kernel writes one integer.
+        let found = unsafe { libc::waitpid(thread.as_raw(), &mut status, options | libc::__WALL) };
+        match Errno::result(found) {
+            Ok(0) => return Ok(None),
+            Ok(pid) => return Ok(Report::of(status).map(|report| (Pid::from_raw(pid), report))),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::requests::{self, Resume};
+    use nix::sys::signal::{Signal, kill};
+    use std::process::Command;
+
+    fn send(pid: Pid, signal: i32) {
+        // SAFETY:
+        // - sends a signal to a child of this test and touches no memory.
+        assert_eq!(unsafe { libc::kill(pid.as_raw(), signal) }, 0);
+    }
+
+    #[test]
+    fn each_of_the_64_signals_is_reported_by_its_number() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        requests::seize(pid, libc::PTRACE_O_TRACESYSGOOD).unwrap();
+        for signal in (1..=64).filter(|&signal| signal != libc::SIGKILL && signal != libc::SIGCONT) {
+            // 32 and 33 are reserved by the C library; the kernel sends them like any other.
+            send(pid, signal);
+            assert_eq!(wait_for(pid), Ok(Report::Stopped(Stop::Signal(signal))));
+            assert_eq!(poll(pid), Ok(None));
+            requests::resume(pid, Resume::Continue, 0).unwrap();
+        }
+        requests::interrupt(pid).unwrap();
+        assert_eq!(
+            wait_for(pid),
+            Ok(Report::Stopped(Stop::Event { event: libc::PTRACE_EVENT_STOP, signal: libc::SIGTRAP }))
+        );
+        requests::resume(pid, Resume::ToSystemCall, 0).unwrap();
+        // An interrupted sleep is restarted by a system call.
+        assert_eq!(wait_for(pid), Ok(Report::Stopped(Stop::SystemCall)));
+        kill(pid, Signal::SIGKILL).unwrap();
+        assert_eq!(wait_for(pid), Ok(Report::Ended));
+        assert_eq!(poll(pid), Err(Errno::ECHILD));
+        drop(child.wait());
+    }
+
+    #[test]
+    fn a_group_stop_is_distinguished_from_an_interrupt() {
+        let stop = |signal| Stop::Event { event: libc::PTRACE_EVENT_STOP, signal };
+        assert!(stop(libc::SIGTSTP).is_group_stop() && !stop(libc::SIGTRAP).is_group_stop());
+        assert!(!Stop::Signal(libc::SIGSTOP).is_group_stop());
+        let others = [Stop::Signal(40), stop(libc::SIGSTOP), Stop::SystemCall];
+        assert_eq!(others.map(Stop::delivered_signal), [40, 0, 0]);
+    }
+}

@@ -1,0 +1,22 @@
+//! Starts a program and stops it at its exec and at its entry point.
+//!
+//! In the order of a start: `launch` starts the helper (on a `stack` of its own; `abort` for musl) and executes the
+//! `program`. In the helper, `follow` traces the process: at the exec stop, `move_base` moves the executable; `entry_stop`
+//! stops the program at its entry point, where `threads` stops all other threads. `reap_stub` lets a program that is the
+//! helper's parent wait for the helper's end.
+
+#[cfg(target_env = "musl")]
+mod abort;
+mod entry_stop;
+mod follow;
+mod launch;
+mod move_base;
+mod program;
+mod reap_stub;
+mod stack;
+mod threads;
+
+pub use follow::{After, AfterExec, EntryStop, ExecStop, Follower, Handler};
+pub use launch::{Helper, LaunchError, launch};
+pub use move_base::{MoveError, move_image};
+pub use program::Program;

@@ -1,0 +1,71 @@
+//! Errors of the use cases.
+
+use lift_execution::CallError;
+use process_view::ObservationError;
+use ptrace::InjectError;
+use std::error::Error;
+use std::io;
+
+/// Why nothing, or not everything, was done. The process runs on unchanged, unless a variant says otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The process cannot be looked at.
+    #[error(transparent)]
+    Process(#[from] ObservationError),
+    /// A file or directory cannot be used.
+    #[error("{doing}")]
+    Io {
+        /// What was being done, as a present participle: "opening /proc/1/pagemap".
+        doing: String,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// A system call in the process failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The process cannot be made to execute system calls.
+    #[error(transparent)]
+    Inject(#[from] InjectError),
+    /// An object of the process is not a sound ELF file.
+    #[error("{path}: {reason}")]
+    NotUnderstood {
+        /// The file, as the kernel names it.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The request is not possible, in words: what was found, what is needed, the fix.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl SessionError {
+    /// Returns the kernel's error with what was being done.
+    pub(crate) fn io(doing: impl Into<String>, source: io::Error) -> Self {
+        Self::Io { doing: doing.into(), source }
+    }
+
+    /// The error with all its causes, separated by colons.
+    pub fn in_full(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text += &format!(": {error}");
+            cause = error.source();
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_error_names_its_causes() {
+        let denied = || io::Error::from_raw_os_error(13);
+        let error = SessionError::io("opening /proc/1/pagemap", denied());
+        assert_eq!(error.in_full(), format!("opening /proc/1/pagemap: {}", denied()));
+        assert_eq!(SessionError::Refused("no".to_owned()).in_full(), "no");
+    }
+}

@@ -1,0 +1,164 @@
+//! Gathers the facts about a process that the planner needs.
+
+use crate::SessionError;
+use crate::files::{self, KnownFile};
+use crate::images::{self, Known, MissingImages};
+use crate::probes;
+use address_space::{Address, AddressRange, AddressSpace, ObjectRole, PageSize, RangeSet};
+use lift_plan::{MachineFacts, Pages, Plan, Policy, ProcessFacts, ThpMode, plan, special_mappings};
+use linux::pagemap::Pagemap;
+use machine_facts::system_thp;
+use options::Prepare;
+use process_view::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
+
+/// A process as seen at one moment.
+pub struct Seen {
+    /// Facts for the planner.
+    pub process: ProcessFacts,
+    /// Mapped files that are not sound 64-bit objects.
+    pub not_understood: Vec<NotUnderstood>,
+    /// Objects that no image can show, each with the reason.
+    pub without_image: Vec<String>,
+}
+
+/// Reads the facts of a process that stands at its entry, and plans. `found` is called with the process once its images
+/// are known, before the slowest facts are read.
+pub fn plan_for(
+    pid: i32,
+    reader: &mut ObjectReader,
+    machine: &MachineFacts,
+    policy: &Policy,
+    missing: MissingImages,
+    known: (Known, Option<&KnownFile>),
+    found: impl FnOnce(&ProcessFacts),
+) -> Result<(Seen, Plan), SessionError> {
+    let seen = look_at(pid, reader, machine.base_page)?;
+    let preparation = Preparation { missing, files: None };
+    plan_seen(pid, seen, machine, policy, preparation, known, found)
+}
+
+/// What is made before a plan.
+#[derive(Clone, Copy)]
+pub struct Preparation {
+    /// What to do where the store has no image.
+    pub missing: MissingImages,
+    /// How files are brought into huge folios; `None`: they are used as they lie.
+    pub files: Option<Prepare>,
+}
+
+impl Preparation {
+    /// Nothing is made.
+    pub const NONE: Self = Self { missing: MissingImages::Leave, files: None };
+}
+
+/// Reads the facts of a running process, and plans.
+pub fn plan_for_running(
+    pid: i32,
+    reader: &mut ObjectReader,
+    machine: &MachineFacts,
+    policy: &Policy,
+    preparation: Preparation,
+) -> Result<(Seen, Plan), SessionError> {
+    let mut seen = look_at(pid, reader, machine.base_page)?;
+    seen.process.running = true;
+    seen.process.relocates_itself = false;
+    plan_seen(pid, seen, machine, policy, preparation, (Known::default(), None), |_| {})
+}
+
+/// Returns the facts for a lift during which the program's PR_SET_THP_DISABLE is suspended, and whether there is one to
+/// suspend. A user's request to lift this program outweighs the program's own setting, which was made without knowledge
+/// of the lift.
+pub fn without_thp_disable(machine: &MachineFacts) -> (MachineFacts, bool) {
+    let suspends = machine.thp.is_some_and(|thp| thp.mode == ThpMode::OffInProcess);
+    let thp = if suspends { system_thp() } else { machine.thp };
+    (MachineFacts { thp, ..machine.clone() }, suspends)
+}
+
+fn plan_seen(
+    pid: i32,
+    mut seen: Seen,
+    machine: &MachineFacts,
+    policy: &Policy,
+    preparation: Preparation,
+    (known, known_file): (Known, Option<&KnownFile>),
+    found: impl FnOnce(&ProcessFacts),
+) -> Result<(Seen, Plan), SessionError> {
+    let machine = &with_room_for_the_program(machine, &seen.process);
+    // What shows images or files alone is not known yet.
+    let shows_only = matches!(policy.pages, Pages::Image | Pages::File);
+    let first = if shows_only { Plan::default() } else { plan(&seen.process, machine, policy) };
+    let cached = files::look(pid, &seen.process, machine, policy, known_file, preparation.files);
+    if first.lifts.is_empty() && !shows_only && cached.files.is_empty() {
+        return Ok((seen, first));
+    }
+    (seen.process.cached, seen.process.changed) = (cached.files, cached.changed);
+    seen.process.probed = probes::find(pid, &seen.process, &first, machine.base_page);
+    let images = images::look(pid, &seen.process, machine, policy, preparation.missing, known);
+    (seen.process.images, seen.without_image) = (images.spans, images.missing);
+    found(&seen.process);
+    // The smaps entries of all mappings cost more to read than all the rest, and matter only where memory is replaced.
+    let shown = seen.process.images.iter().map(|span| span.range.end());
+    let mut end = end_of(&first).into_iter().chain(shown).max().unwrap_or(Address(0));
+    loop {
+        seen.process.special = special_mappings(&ProcessFiles::of(pid).mapping_flags_below(end)?);
+        let second = plan(&seen.process, machine, policy);
+        // Memory that images serve leaves pool pages for more than the first plan had.
+        match end_of(&second).filter(|&beyond| beyond > end) {
+            Some(beyond) => end = beyond,
+            None => return Ok((seen, second)),
+        }
+    }
+}
+
+/// The end of what a plan replaces.
+fn end_of(plan: &Plan) -> Option<Address> {
+    plan.lifts.iter().map(|lift| lift.range.end()).max()
+}
+
+/// Subtracts the writable memory that the program has yet to touch, which a lift must leave available.
+fn with_room_for_the_program(machine: &MachineFacts, process: &ProcessFacts) -> MachineFacts {
+    let writable = process.space.mappings().iter().filter(|mapping| mapping.protection.write && !mapping.shared);
+    let of_objects = writable.filter(|m| process.objects.iter().any(|o| o.extent().overlaps(m.range)));
+    let untouched: u64 = of_objects.map(|m| m.range.len() - process.touched.bytes_in(m.range)).sum();
+    MachineFacts { memory_available: machine.memory_available.saturating_sub(untouched), ..machine.clone() }
+}
+
+fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> Result<Seen, SessionError> {
+    let space = ProcessFiles::of(pid).maps()?;
+    let LoadedObjects { objects, not_understood, .. } = reader.load(pid, &space)?;
+    let touched = touched(pid, &space, &objects_extents(&objects), base_page)?;
+    let relocates_itself = objects.iter().any(|o| o.role == ObjectRole::Executable && o.image.is_static());
+    Ok(Seen {
+        process: ProcessFacts { space, objects, touched, relocates_itself, ..ProcessFacts::default() },
+        not_understood,
+        without_image: Vec::new(),
+    })
+}
+
+fn objects_extents(objects: &[address_space::LoadedObject]) -> Vec<AddressRange> {
+    objects.iter().map(address_space::LoadedObject::extent).collect()
+}
+
+/// Returns the touched parts of the anonymous memory of objects and of the heap.
+fn touched(
+    pid: i32,
+    space: &AddressSpace,
+    extents: &[AddressRange],
+    base_page: PageSize,
+) -> Result<RangeSet, SessionError> {
+    let heap = space.heap();
+    let pagemap = Pagemap::open(pid, base_page)
+        .map_err(|error| SessionError::io(format!("opening /proc/{pid}/pagemap"), error))?;
+    let mut touched = RangeSet::new();
+    for mapping in space.mappings().iter().filter(|mapping| mapping.inode == 0 && mapping.protection.write) {
+        let of_interest = extents.iter().any(|extent| extent.widened(base_page).overlaps(mapping.range))
+            || heap.is_some_and(|heap| heap.overlaps(mapping.range));
+        if of_interest {
+            let found = pagemap
+                .touched(mapping.range)
+                .map_err(|error| SessionError::io(format!("reading /proc/{pid}/pagemap"), error))?;
+            found.iter().for_each(|range| touched.insert(range));
+        }
+    }
+    Ok(touched)
+}

@@ -1,0 +1,213 @@
+//! Looks how the files of a process lie in the page cache, and brings them into huge folios there.
+
+use crate::{SessionError, images};
+use address_space::{AddressSpace, ElfKind, LoadedObject, Mapping, ObjectRole, PageSize, RangeSet};
+use lift_plan::{CacheShortfall, CachedFile, MachineFacts, Policy, ProcessFacts, cached_coverable, choose_cached_base};
+use linux::pagemap::Pagemap;
+use machine_facts::base_page;
+use options::Prepare;
+use page_cache::{Budget, Refusal};
+use process_view::{FileIdentity, ObjectReader, ProcessFiles};
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest time that a start, or a lift of a running program, waits for one file to be brought into huge folios.
+const LONGEST_PREPARATION: Duration = Duration::from_millis(500);
+/// Divisor of the available memory; no more than the quotient is read again.
+const SHARE_OF_MEMORY: u64 = 4;
+
+/// How the files of a process lie in the page cache.
+#[derive(Default)]
+pub struct Cached {
+    /// The files.
+    pub files: Vec<CachedFile>,
+    /// Pages of their mappings that were written to.
+    pub changed: RangeSet,
+}
+
+/// A file that was looked at or prepared before its program was mapped.
+#[derive(Clone)]
+pub struct KnownFile {
+    identity: FileIdentity,
+    huge: Vec<Range<u64>>,
+    shortfall: Option<CacheShortfall>,
+}
+
+impl KnownFile {
+    /// The parts of the file in huge folios, if it is this file.
+    pub fn huge_of(&self, identity: &FileIdentity) -> Option<&[Range<u64>]> {
+        (self.identity == *identity).then_some(self.huge.as_slice())
+    }
+}
+
+/// Brings the file of a program that will be executed into huge folios, as far as that is wanted and allowed, and looks at
+/// it. `None` where no address can show a huge folio of it.
+pub fn prepare_program(
+    path: &Path,
+    policy: &Policy,
+    size: PageSize,
+    how: Prepare,
+    available: u64,
+) -> Option<KnownFile> {
+    let file = process_view::open_regular_file(path).ok()??;
+    let identity = FileIdentity::of(&file.metadata().ok()?);
+    if identity.size < size.bytes() {
+        return None;
+    }
+    let mut reader = ObjectReader::new();
+    let image = reader.read_ahead(path)?;
+    let whole_file = &std::iter::once(0..identity.size & !(size.bytes() - 1)).collect::<Vec<_>>();
+    let best = match image.kind {
+        ElfKind::FixedAddress => cached_coverable(image, whole_file, 0, size, base_page(), policy.kinds),
+        ElfKind::PositionIndependent => choose_cached_base(image, whole_file, size, base_page(), policy.kinds).covered,
+    };
+    if best.read_only == 0 {
+        return None;
+    }
+    let read_only = || image.segments.iter().filter(|segment| !segment.protection.write);
+    let start = read_only().map(|segment| segment.offset).min()?;
+    let end = read_only().map(|segment| segment.offset.saturating_add(segment.file_size)).max()?;
+    let (huge, shortfall) = prepare(&file, path, start..end, size, how, available);
+    Some(KnownFile { identity, huge, shortfall })
+}
+
+/// Returns the parts of an open file in huge folios; empty where that cannot be told.
+pub fn huge_parts(file: &File, huge: PageSize) -> Vec<Range<u64>> {
+    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    page_cache::look(file, 0..length, huge).map(|looked| looked.huge).unwrap_or_default()
+}
+
+/// Returns the parts of a file that lie in huge folios, after the preparation that is wanted, and why others do not.
+fn prepare(
+    file: &File,
+    path: &Path,
+    offsets: Range<u64>,
+    huge: PageSize,
+    how: Prepare,
+    available: u64,
+) -> (Vec<Range<u64>>, Option<CacheShortfall>) {
+    let way = match how {
+        Prepare::Auto => page_cache::Prepare::Auto,
+        Prepare::Never => page_cache::Prepare::Never,
+        Prepare::Always => page_cache::Prepare::Always,
+    };
+    let budget = Budget { time: LONGEST_PREPARATION, bytes: available / SHARE_OF_MEMORY };
+    match page_cache::prepare(file, path, offsets, huge, way, budget) {
+        Ok(prepared) => (prepared.extents.huge, prepared.rest.as_ref().map(shortfall)),
+        Err(refusal) => (Vec::new(), Some(shortfall(&refusal))),
+    }
+}
+
+fn shortfall(refusal: &Refusal) -> CacheShortfall {
+    let text = refusal.to_string();
+    let (why, fix) = text.split_once("; fix: ").map_or((text.as_str(), None), |(why, fix)| (why, Some(fix)));
+    CacheShortfall { why: why.to_owned(), fix: fix.map(str::to_owned) }
+}
+
+/// Looks at the files of the chosen objects, as far as their addresses agree with their offsets. With `how` the files are
+/// brought into huge folios first; the process's own pages are in the way of that before Linux 7.2.
+pub fn look(
+    pid: i32,
+    process: &ProcessFacts,
+    machine: &MachineFacts,
+    policy: &Policy,
+    known: Option<&KnownFile>,
+    how: Option<Prepare>,
+) -> Cached {
+    let mut cached = Cached::default();
+    let size = machine.thp.map(|thp| thp.size).filter(|size| policy.page_size.is_none_or(|wanted| wanted == *size));
+    let Some(size) = size.filter(|_| policy.may_use_files()) else { return cached };
+    let pagemap = Pagemap::open(pid, machine.base_page).ok();
+    for object in process.objects.iter().filter(|object| policy.objects.chooses(object)) {
+        let mappings = mappings_of(object, &process.space, size);
+        let Some(first) = mappings.first() else { continue };
+        let (path, device, inode) = (object.path.clone(), first.device, first.inode);
+        let mut found = CachedFile { path, device, inode, ..CachedFile::default() };
+        let congruent: Vec<_> = mappings.into_iter().filter(|mapping| is_congruent(mapping, size)).collect();
+        if !congruent.is_empty() {
+            let looked = images::open(pid, &process.space, object).and_then(|(file, identity)| {
+                look_at(&file, &identity, object, &congruent, size, known, how, machine.memory_available)
+            });
+            // A file that cannot be looked at is unknown to the planner.
+            let Some((huge, shortfall)) = looked else { continue };
+            (found.huge, found.shortfall) = (huge, shortfall);
+        }
+        if !found.huge.is_empty() {
+            let changed = |mapping: &&Mapping| pagemap.as_ref()?.changed(mapping.range).ok();
+            for mapping in congruent {
+                // Where the kernel does not tell, every page may have been written to.
+                let changed = changed(&mapping).unwrap_or_else(|| RangeSet::from_iter([mapping.range]));
+                changed.iter().for_each(|range| cached.changed.insert(range));
+            }
+            let path = own_path(pid, &process.space, object).ok();
+            found.own_path = path.and_then(|path| path.to_str().map(str::to_owned));
+        }
+        cached.files.push(found);
+    }
+    cached
+}
+
+#[expect(clippy::too_many_arguments, reason = "facts about one file and what may be done with it")]
+fn look_at(
+    file: &File,
+    identity: &FileIdentity,
+    object: &LoadedObject,
+    mappings: &[&Mapping],
+    size: PageSize,
+    known: Option<&KnownFile>,
+    how: Option<Prepare>,
+    available: u64,
+) -> Option<(Vec<Range<u64>>, Option<CacheShortfall>)> {
+    let start = mappings.iter().map(|mapping| mapping.offset).min()?;
+    let end = mappings.iter().map(|mapping| mapping.offset.saturating_add(mapping.range.len())).max()?;
+    let known = known.filter(|known| known.identity == *identity && how.is_none());
+    if let Some(known) = known.filter(|known| !known.huge.is_empty()) {
+        // It was looked at before the program was executed.
+        return Some((known.huge.clone(), known.shortfall.clone()));
+    }
+    let path = Path::new(&object.path);
+    let (huge, shortfall) = prepare(file, path, start..end, size, how.unwrap_or(Prepare::Never), available);
+    // What an earlier preparation met says more.
+    Some((huge, known.and_then(|known| known.shortfall.clone()).or(shortfall)))
+}
+
+/// The private mappings of an object's file that are never written and can hold a huge page. Of several files that had
+/// the path one after the other, that of the first mapping, which [`images::open`] opens.
+fn mappings_of<'a>(object: &LoadedObject, space: &'a AddressSpace, size: PageSize) -> Vec<&'a Mapping> {
+    let of_path = |m: &&Mapping| !m.shared && m.path() == Some(object.path.as_str());
+    let Some(first) = space.mappings().iter().find(of_path) else { return Vec::new() };
+    let same = |m: &&Mapping| (m.device, m.inode) == (first.device, first.inode) && !m.protection.write;
+    let fits = |m: &&Mapping| !m.range.whole_pages(size).is_empty();
+    space.mappings().iter().filter(of_path).filter(same).filter(fits).collect()
+}
+
+fn is_congruent(mapping: &Mapping, size: PageSize) -> bool {
+    mapping.range.start().0 % size.bytes() == mapping.offset % size.bytes()
+}
+
+/// Returns the path by which the process itself can open the object's file, if that is still the same file.
+pub fn own_path(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Result<PathBuf, SessionError> {
+    let process = ProcessFiles::of(pid);
+    // In a root of its own the process may have no /proc, and its paths begin elsewhere.
+    let sees_proc = fs::symlink_metadata(process.path("root").join("proc/self")).is_ok();
+    if object.role == ObjectRole::Executable && sees_proc && fs::metadata(process.path("exe")).is_ok() {
+        return Ok(PathBuf::from("/proc/self/exe"));
+    }
+    let root = fs::read_link(process.path("root")).unwrap_or_default();
+    let path = Path::new(&object.path);
+    let own_path = Path::new("/").join(path.strip_prefix(&root).or_else(|_| path.strip_prefix("/")).unwrap_or(path));
+    let still = space.mappings().iter().find(|mapping| mapping.path() == Some(object.path.as_str()));
+    let seen_from_here = process.path("root").join(own_path.strip_prefix("/").unwrap_or(&own_path));
+    let metadata = fs::metadata(&seen_from_here).map_err(|error| {
+        SessionError::io(format!("its file {} is gone; needed: the file, or a restart", object.path), error)
+    })?;
+    match still {
+        Some(mapping) if mapping.inode != metadata.ino() => {
+            Err(SessionError::Refused(format!("its file {} has been replaced since; needed: a restart", object.path)))
+        }
+        _ => Ok(own_path),
+    }
+}

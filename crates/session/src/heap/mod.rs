@@ -1,0 +1,12 @@
+//! Heaps on huge pages: decided at a start, collapsed in place while the program runs, read back from a preloaded heap.
+
+mod calm;
+mod in_place;
+mod preloaded;
+mod start;
+
+pub use calm::{CalmStart, calm};
+pub use heap_choice::Forced;
+pub use in_place::{Anonymous, COLLAPSE_NEEDS, HeapInPlace, collapse_in_place};
+pub use preloaded::{PreloadedHeapView, RunningHeap, preloaded_heap};
+pub use start::{HeapDecision, HeapOptions, HeapPlan, HeapStart, heap_plan, prepare_heap};

@@ -1,0 +1,23 @@
+//! Pagelift's use cases as a library: start a program lifted, lift a running one and put it back, inspect, status.
+//!
+//! Results are values, and progress is reported by [`start::StartEvent`]s; nothing here prints. The command line is one
+//! user of this crate; a benchmark or a daemon is another.
+#![deny(unsafe_code)]
+
+mod error;
+mod facts;
+mod files;
+pub mod heap;
+mod images;
+pub mod inspect;
+mod names;
+pub mod perf_map;
+mod probes;
+mod report;
+pub mod running;
+pub mod start;
+pub mod status;
+
+pub use error::SessionError;
+pub use names::{process_name, program_name};
+pub use report::{Base, LiftReport};

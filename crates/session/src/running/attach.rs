@@ -1,0 +1,177 @@
+//! Lifts a running program.
+
+use super::{Selected, executor_for};
+use crate::facts::{Preparation, plan_for_running, without_thp_disable};
+use crate::heap::{HeapInPlace, collapse_in_place};
+use crate::images::MissingImages;
+use crate::names::program_name;
+use crate::{LiftReport, SessionError};
+use address_space::AddressSpace;
+use lift_execution::{Difference, Executor, compare, execute, seal};
+use lift_plan::{MachineFacts, Plan, Policy};
+use machine_facts::machine_facts;
+use options::Prepare;
+use process_view::{ObjectReader, ProcessFiles};
+use ptrace::attach::{LiveExecutor, Pause, Target};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Number of comparisons after which a difference counts as lasting.
+const LOOKS: u32 = 20;
+/// Time between two comparisons.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Options of a lift of a running program.
+#[derive(Clone, Default)]
+pub struct AttachOptions {
+    /// What to lift.
+    pub policy: Policy,
+    /// Whether files are brought into huge folios of the page cache first.
+    pub prepare: Prepare,
+    /// Also collapse the program's allocated memory onto transparent huge pages.
+    pub heap: bool,
+}
+
+/// The outcome of a lift of a running program.
+pub struct Attached {
+    /// The outcome.
+    pub report: LiftReport,
+    /// Time for which its threads were stopped.
+    pub pause: Pause,
+}
+
+/// Returns the plan for a running program without executing it.
+///
+/// # Errors
+/// The program cannot be inspected.
+pub fn plan_attach(pid: i32, policy: &Policy, reader: &mut ObjectReader) -> Result<Plan, SessionError> {
+    let (machine, _) = without_thp_disable(&machine_facts(pid));
+    plan_for_running(pid, reader, &machine, policy, Preparation::NONE).map(|(_, plan)| plan)
+}
+
+/// Lifts the memory of a program that can be lifted while it runs.
+///
+/// Returns `None` where the process is no longer the one that was selected.
+///
+/// # Errors
+/// The program cannot be stopped or changed; it runs on unchanged.
+pub fn attach(
+    process: &Selected<'_>,
+    options: &AttachOptions,
+    reader: &mut ObjectReader,
+) -> Result<Option<Attached>, SessionError> {
+    super::in_own_thread(|| {
+        // Taken before anything of the process is read.
+        let Some(target) = process.open()? else { return Ok(None) };
+        let pid = target.pid();
+        let machine = machine_facts(pid);
+        let mut report = LiftReport::new(pid, program_name(pid));
+        let (pause, target) = lift(target, reader, &machine, options, &mut report)?;
+        if options.heap {
+            report.heap = Some(collapse_heap(target, reader, &machine)?);
+        }
+        Ok(Some(Attached { report, pause }))
+    })
+}
+
+/// Collapses the heap, with the program's own PR_SET_THP_DISABLE suspended for as long as that takes.
+fn collapse_heap(
+    target: Target,
+    reader: &mut ObjectReader,
+    machine: &MachineFacts,
+) -> Result<HeapInPlace, SessionError> {
+    let pid = target.pid();
+    let (machine, thp_is_disabled) = without_thp_disable(machine);
+    if !thp_is_disabled {
+        return collapse_in_place(pid, &machine);
+    }
+    let space = ProcessFiles::of(pid).maps()?;
+    let objects = reader.load(pid, &space)?.objects;
+    let mut executor = executor_for(target, &space, &objects)?;
+    executor.suspend_thp_disable()?;
+    let collapsed = collapse_in_place(pid, &machine);
+    executor.finish();
+    collapsed
+}
+
+/// Lifts, and returns for how long the program's threads were stopped.
+fn lift(
+    target: Target,
+    reader: &mut ObjectReader,
+    machine: &MachineFacts,
+    options: &AttachOptions,
+    report: &mut LiftReport,
+) -> Result<(Pause, Target), SessionError> {
+    let policy = &options.policy;
+    let files = Some(options.prepare).filter(|prepare| *prepare != Prepare::Never);
+    let preparation = Preparation { missing: MissingImages::Make, files };
+    let (started, pid) = (Instant::now(), target.pid());
+    let (machine, thp_is_suspended) = &without_thp_disable(machine);
+    let (mut seen, mut plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
+    if plan.lifts.is_empty() {
+        report.take(plan, lift_execution::Outcome::default(), started.elapsed());
+        report.without_image = seen.without_image;
+        return Ok((Pause::default(), target));
+    }
+    let mut executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
+    if executor.has_cleaned_up() {
+        let target = executor.finish();
+        (seen, plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
+        executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
+    }
+    if *thp_is_suspended {
+        executor.suspend_thp_disable()?;
+    }
+    let space = &seen.process.space;
+    let mut outcome = execute(&plan, space, &mut executor);
+    // The program keeps mapping and unmapping memory while it is lifted, so only the lifted ranges are compared.
+    outcome.unexpected.retain(|difference| plan.lifts.iter().any(|lift| lift.range.covers(difference.range)));
+    retain_lasting(&mut outcome.unexpected, (&plan, space), &mut executor);
+    if !outcome.unexpected.is_empty() {
+        // A difference is a fault only where the mappings still belong to the same program.
+        if let Err(error) = executor.with_thread(|_| Ok(())) {
+            let why = executor.refusal().map_or_else(|| error.to_string(), str::to_owned);
+            executor.finish();
+            return Err(SessionError::Refused(why));
+        }
+    }
+    if policy.seal {
+        seal(&mut outcome, &mut executor);
+    }
+    let pause = executor.pause();
+    let refusal = executor.refusal().map(str::to_owned);
+    let has_executed = executor.has_executed();
+    let target = executor.finish();
+    if let Some(why) = refusal.as_ref().filter(|_| has_executed) {
+        return Err(SessionError::Refused(why.clone()));
+    }
+    report.take(plan, outcome, started.elapsed());
+    report.without_image = seen.without_image;
+    report.other_threads = pause.threads.saturating_sub(1);
+    if let Some(why) = refusal.filter(|_| report.covered_bytes == 0) {
+        return Err(SessionError::Refused(why));
+    }
+    Ok((pause, target))
+}
+
+/// Keeps the differences that last. A program that generates code changes protections within its own code for short
+/// times.
+fn retain_lasting(
+    differences: &mut Vec<Difference>,
+    (plan, before): (&Plan, &AddressSpace),
+    executor: &mut LiveExecutor,
+) {
+    for _ in 0..LOOKS {
+        if differences.is_empty() {
+            return;
+        }
+        thread::sleep(LOOK_EVERY);
+        if let Ok(now) = executor.space() {
+            let now = compare(before, &now, plan);
+            let is_same = |a: &Difference, b: &Difference| {
+                a.range.overlaps(b.range) && (a.expected, a.found) == (b.expected, b.found)
+            };
+            differences.retain(|difference| now.iter().any(|other| is_same(other, difference)));
+        }
+    }
+}

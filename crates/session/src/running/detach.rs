@@ -1,0 +1,225 @@
+//! Puts a lifted program back onto the pages of its files while it runs.
+
+use super::{Selected, executor_for};
+use crate::SessionError;
+use crate::files::own_path;
+use address_space::{
+    Address, AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection,
+    format_bytes,
+};
+use lift_execution::{Backing, Executor, FileMapping};
+use lift_plan::{Reason, holds_probe};
+use machine_facts::base_page;
+use process_view::{ObjectReader, ProcessFiles};
+use ptrace::attach::{LiveExecutor, Pause, Target};
+use std::path::Path;
+
+/// Number of bytes of a range that are compared with its file at a time.
+const COMPARED_AT_ONCE: u64 = 1 << 20;
+
+/// The outcome of a detach.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Detached {
+    /// Bytes that are back on the pages of their files; 0 where nothing was lifted.
+    pub restored: u64,
+    /// Time for which the program's threads were stopped.
+    pub pause: Pause,
+}
+
+/// Puts the ranges of every object that no longer show their file back onto it; Returns `None` where the process is no
+/// longer the one that was selected.
+///
+/// # Errors
+/// The program cannot be stopped or changed, or a range could not be put back; the other ranges are put back.
+pub fn detach(process: &Selected<'_>) -> Result<Option<Detached>, SessionError> {
+    super::in_own_thread(|| process.open()?.map(restore_all).transpose())
+}
+
+fn restore_all(target: Target) -> Result<Detached, SessionError> {
+    let pid = target.pid();
+    let look = || -> Result<_, SessionError> {
+        let space = ProcessFiles::of(pid).maps()?;
+        let objects = ObjectReader::new().load(pid, &space)?.objects;
+        Ok((space, objects))
+    };
+    let (mut space, mut objects) = look()?;
+    let mut executor = executor_for(target, &space, &objects)?;
+    if executor.has_cleaned_up() {
+        let target = executor.finish();
+        (space, objects) = look()?;
+        executor = executor_for(target, &space, &objects)?;
+    }
+    let lifted = lifted_ranges(&space, &objects);
+    if lifted.is_empty() {
+        executor.finish();
+        return Ok(Detached::default());
+    }
+    if let Some(range) = sealed_of(pid, &lifted)? {
+        executor.finish();
+        return Err(SessionError::Refused(format!(
+            "{range} is sealed (`--seal`), so that the kernel refuses to replace it; fix: restart the program"
+        )));
+    }
+    let mut restored = 0;
+    let mut failed = Vec::new();
+    for lifted in &lifted {
+        match restore(&mut executor, pid, &space, lifted) {
+            Ok(()) => restored += lifted.range.len(),
+            Err(error) => failed.push(format!("{} {}: {}", lifted.object.name(), lifted.range, error.in_full())),
+        }
+    }
+    let pause = executor.pause();
+    let why = executor.refusal().map(|why| format!("; {why}")).unwrap_or_default();
+    executor.finish();
+    if !failed.is_empty() {
+        let failed = failed.join(", ");
+        return Err(SessionError::Refused(format!("{} restored, but not {failed}{why}", format_bytes(restored))));
+    }
+    Ok(Detached { restored, pause })
+}
+
+/// Returns the first of these ranges that is sealed: smaps shows the flag `sl` (Linux 6.10).
+fn sealed_of(pid: i32, lifted: &[Lifted<'_>]) -> Result<Option<AddressRange>, SessionError> {
+    let Some(end) = lifted.iter().map(|lifted| lifted.range.end()).max() else { return Ok(None) };
+    let flags = ProcessFiles::of(pid).mapping_flags_below(end)?;
+    let sealed = flags.iter().filter(|mapping| mapping.flags.split(' ').any(|flag| flag == "sl"));
+    let ranges: Vec<AddressRange> = sealed.map(|mapping| mapping.range).collect();
+    Ok(lifted.iter().map(|lifted| lifted.range).find(|range| ranges.iter().any(|sealed| sealed.overlaps(*range))))
+}
+
+/// A range that shows a copy instead of its file.
+struct Lifted<'a> {
+    object: &'a LoadedObject,
+    segment: LoadSegment,
+    range: AddressRange,
+    /// The pool mapping that it shares with another segment.
+    shared_page: Option<Mapping>,
+}
+
+fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject]) -> Vec<Lifted<'a>> {
+    let base = base_page();
+    let mut lifted = Vec::new();
+    for object in objects.iter().filter(|object| object.role != ObjectRole::DynamicLinker) {
+        for segment in &object.image.segments {
+            let pages = segment.file_memory().widened(base).shifted(object.bias);
+            for mapping in space.overlapping(pages).iter().filter(|mapping| is_lift(mapping, object)) {
+                let range = mapping.range.intersect(pages);
+                // Writable memory is on transparent huge pages, which stay: it cannot be moved while the program runs.
+                if mapping.protection.write || range.is_empty() {
+                    continue;
+                }
+                let spans_more = mapping.name == MappingName::HugetlbAnonymous && range != mapping.range;
+                let shared_page = spans_more.then(|| mapping.clone());
+                let range = if spans_more { mapping.range } else { range };
+                if lifted.iter().all(|other: &Lifted<'_>| other.range != range) {
+                    lifted.push(Lifted { object, segment: *segment, range, shared_page });
+                }
+            }
+        }
+    }
+    lifted
+}
+
+fn is_lift(mapping: &Mapping, object: &LoadedObject) -> bool {
+    match &mapping.name {
+        // Another file within the object's segments is an image of it.
+        MappingName::File { path, .. } => !mapping.shared && *path != object.path,
+        MappingName::HugetlbAnonymous => true,
+        MappingName::Named(name) => name.starts_with("pagelift "),
+        // Kernels without names for anonymous memory (before Linux 5.17) show none.
+        MappingName::Anonymous => mapping.protection != Protection::NONE,
+        _ => false,
+    }
+}
+
+fn restore(
+    executor: &mut LiveExecutor,
+    pid: i32,
+    space: &AddressSpace,
+    lifted: &Lifted<'_>,
+) -> Result<(), SessionError> {
+    if let Some(whole) = &lifted.shared_page {
+        return restore_without_file(executor, whole);
+    }
+    let path = own_path(pid, space, lifted.object)?;
+    let offset = file_offset(lifted);
+    let staging = map_file(executor, &path, offset, lifted.range.len(), lifted.object)?;
+    let result = fill_and_swap(executor, lifted, staging);
+    if result.is_err() {
+        let _ = executor.unmap(AddressRange::sized(staging, lifted.range.len()));
+    }
+    result
+}
+
+/// Puts a pool mapping that holds pages of several segments onto ordinary pages with the same contents. Such a mapping
+/// can be replaced only as a whole by one mapping, which cannot show the file.
+fn restore_without_file(executor: &mut LiveExecutor, mapping: &Mapping) -> Result<(), SessionError> {
+    let start = executor.map(mapping.range.len(), Backing::Ordinary)?;
+    let copy = AddressRange::sized(start, mapping.range.len());
+    let result = executor
+        .copy(mapping.range, start)
+        .and_then(|()| executor.protect(copy, mapping.protection))
+        .and_then(|()| executor.move_to(copy, mapping.range.start()));
+    if result.is_err() {
+        let _ = executor.unmap(copy);
+    }
+    Ok(result?)
+}
+
+/// Maps the file, writes into it what the program or its dynamic linker changed, and moves it into place.
+fn fill_and_swap(executor: &mut LiveExecutor, lifted: &Lifted<'_>, staging: Address) -> Result<(), SessionError> {
+    let memory = |error| SessionError::io("memory of the process", error);
+    let page = executor.base_page().bytes() as usize;
+    let most = lifted.range.len().min(COMPARED_AT_ONCE) as usize;
+    let (mut now, mut file) = (vec![0; most], vec![0; most]);
+    for at in (0..lifted.range.len()).step_by(most) {
+        let length = (lifted.range.len() - at).min(most as u64) as usize;
+        let (now, file) = (&mut now[..length], &mut file[..length]);
+        executor.memory().read(lifted.range.start() + at, now).map_err(memory)?;
+        executor.memory().read(staging + at, file).map_err(memory)?;
+        if now == file {
+            continue;
+        }
+        for (index, (now, file)) in now.chunks(page).zip(file.chunks(page)).enumerate() {
+            let probed = |original, found| lifted.segment.protection.execute && holds_probe(original, found);
+            if probed(file, now) {
+                return Err(SessionError::Refused(format!("{}; fix: remove it, and detach again", Reason::Probed)));
+            }
+            // A uprobe on the file itself, which the kernel has just inserted into the new mapping, stays.
+            if now != file && !probed(now, file) {
+                executor.memory().write(staging + at + (index * page) as u64, now).map_err(memory)?;
+            }
+        }
+    }
+    let copy = AddressRange::sized(staging, lifted.range.len());
+    executor.move_to(copy, lifted.range.start())?;
+    Ok(())
+}
+
+fn file_offset(lifted: &Lifted<'_>) -> u64 {
+    let pages = lifted.segment.memory.widened(base_page()).shifted(lifted.object.bias);
+    let first = lifted.segment.offset & !(base_page().bytes() - 1);
+    first + (lifted.range.start() - pages.start())
+}
+
+fn map_file(
+    executor: &mut LiveExecutor,
+    path: &Path,
+    offset: u64,
+    length: u64,
+    object: &LoadedObject,
+) -> Result<Address, SessionError> {
+    let path = path.to_str().ok_or_else(|| SessionError::Refused(format!("{} is no UTF-8", path.display())))?;
+    Ok(executor.map_own_file(FileMapping { path, offset, protection: object_protection(object, offset) }, length)?)
+}
+
+/// Returns the protection of the file's segment without write permission, which the range had before it was lifted.
+fn object_protection(object: &LoadedObject, offset: u64) -> Protection {
+    let base = base_page().bytes();
+    let holder = object.image.segments.iter().find(|segment| {
+        let first = segment.offset & !(base - 1);
+        offset >= first && offset < segment.offset + segment.file_size
+    });
+    let asked = holder.map_or(Protection::READ, |segment| segment.protection);
+    Protection { write: false, ..asked }
+}

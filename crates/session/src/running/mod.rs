@@ -1,0 +1,31 @@
+//! Running programs: finding them, lifting them and putting them back.
+
+mod attach;
+mod detach;
+mod targets;
+mod watch;
+
+pub use attach::{AttachOptions, Attached, attach, plan_attach};
+pub use detach::{Detached, detach};
+pub use ptrace::attach::Pause;
+pub use targets::{Selected, processes_named};
+pub use watch::Watch;
+
+use crate::SessionError;
+use address_space::{AddressSpace, LoadedObject};
+use machine_facts::base_page;
+use ptrace::attach::{LiveExecutor, StopWaiter, Target};
+use std::thread;
+
+fn executor_for(target: Target, space: &AddressSpace, objects: &[LoadedObject]) -> Result<LiveExecutor, SessionError> {
+    LiveExecutor::new(target, space, objects, base_page()).map_err(SessionError::Refused)
+}
+
+/// Runs `work` in a thread of its own, which ends with it. A thread of the program that was asked to stop and could
+/// not, such as one in vfork, is then released by the kernel when it does stop; with a tracer that lives on, it would
+/// stay stopped.
+fn in_own_thread<T: Send>(work: impl FnOnce() -> Result<T, SessionError> + Send) -> Result<T, SessionError> {
+    // The signals that report stops must not reach the calling thread.
+    let _signals = StopWaiter::take();
+    thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

@@ -1,0 +1,153 @@
+//! The base of a program that has just been mapped: chosen and moved at the exec stop.
+
+use crate::{Base, SessionError};
+use address_space::{Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, PageSize};
+use image_store::{Store, default_directory};
+use lift_plan::{BaseChoice, Coverable, Pages, Policy, cached_coverable, choose_base, choose_cached_base, coverable};
+use machine_facts::base_page;
+use process_view::{ObjectReader, ProcessFiles};
+use ptrace::{ExecStop, move_image};
+use std::ops::Range;
+
+/// Lowest base that is chosen, well above the kernel's default `vm.mmap_min_addr`.
+const LOWEST_BASE: Address = Address(1 << 20);
+
+/// A program as found at its exec stop.
+pub struct Started {
+    /// The executable and, if it has one, its dynamic linker.
+    pub objects: Vec<LoadedObject>,
+    /// The mappings.
+    pub space: AddressSpace,
+}
+
+impl Started {
+    /// Reads a program that has just been mapped.
+    pub fn look(pid: i32, reader: &mut ObjectReader) -> Result<Self, SessionError> {
+        let space = ProcessFiles::of(pid).maps()?;
+        let loaded = reader.load(pid, &space)?;
+        if let Some(bad) = loaded.not_understood.iter().find(|file| file.executable) {
+            return Err(SessionError::NotUnderstood { path: bad.path.clone(), reason: bad.reason.to_string() });
+        }
+        Ok(Self { objects: loaded.objects, space })
+    }
+}
+
+/// A base for a program, and how much more it covers than the kernel's choice.
+pub struct Better {
+    size: PageSize,
+    offset: u64,
+    before: Coverable,
+    after: Coverable,
+    /// It is the base at which the program's file agrees with its addresses.
+    congruent: bool,
+}
+
+/// What is known of a program before it is placed.
+pub struct Placing<'a> {
+    pub image: &'a ElfImage,
+    pub bias: u64,
+    /// The parts of its file in huge folios of the page cache.
+    pub huge: &'a [Range<u64>],
+}
+
+/// Returns the base that covers more of a program than its present one, or why there is none. `usual` is the machine's
+/// usual huge page size.
+pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSize>) -> Result<Better, Base> {
+    let Placing { image, bias, huge } = *placing;
+    let kept = |why: &str| Err(Base::Kept { why: why.to_owned() });
+    if image.kind == ElfKind::FixedAddress {
+        return kept("the program is linked to a fixed address");
+    }
+    // Only these facts are read here; the rest is gathered while the program runs to its entry.
+    let (Some(size), base_page) = (policy.page_size.or(usual), base_page()) else {
+        return kept("no huge pages on this kernel");
+    };
+    let best = choose_base(image, size, base_page, policy.kinds, policy.edges);
+    if let Some(cached) = base_for_file(image, huge, policy, size, &best) {
+        let before = cached_coverable(image, huge, bias, size, base_page, policy.kinds);
+        if cached.covered <= before {
+            return kept("its addresses agree with its file already");
+        }
+        let (offset, after) = (cached.offset, cached.covered);
+        return Ok(Better { size, offset, before, after, congruent: true });
+    }
+    let before = coverable(image, bias, size, base_page, policy.kinds, policy.edges);
+    if best.covered <= before {
+        return kept("no base covers more");
+    }
+    Ok(Better { size, offset: best.offset, before, after: best.covered, congruent: false })
+}
+
+/// Returns the base at which addresses agree with the file, where that is better than `best`, the base for copies.
+pub fn base_for_file(
+    image: &ElfImage,
+    huge: &[Range<u64>],
+    policy: &Policy,
+    size: PageSize,
+    best: &BaseChoice,
+) -> Option<BaseChoice> {
+    if huge.is_empty() || !policy.may_use_files() {
+        return None;
+    }
+    let cached = choose_cached_base(image, huge, size, base_page(), policy.kinds);
+    let wanted = policy.pages == Pages::File || is_worth_it(&cached, best) && !a_store_covers_more(&cached, best, size);
+    (cached.covered.read_only > 0 && wanted).then_some(cached)
+}
+
+/// True where huge folios of the file show at least half of the code, and half of all that is never written, that copies
+/// could cover at their best base: a base for the file costs what copies could cover at the edges.
+fn is_worth_it(cached: &BaseChoice, best: &BaseChoice) -> bool {
+    2 * cached.covered.text >= best.covered.text && 2 * cached.covered.read_only >= best.covered.read_only
+}
+
+/// True where there is a store of shared images, and an image covers more code, or as much code and more other memory that
+/// is never written, than huge folios of the file do.
+fn a_store_covers_more(cached: &BaseChoice, best: &BaseChoice, size: PageSize) -> bool {
+    let of = |choice: &BaseChoice| (choice.covered.text, choice.covered.read_only);
+    of(best) > of(cached) && Store::open_to_map(&default_directory()).is_ok_and(|store| store.page_size() == size)
+}
+
+/// Moves the executable to the base that covers most, where that covers more than the base the kernel chose.
+///
+/// Returns what was done and the bias afterwards.
+pub fn choose_and_move(
+    stop: &ExecStop,
+    started: &Started,
+    executable: &LoadedObject,
+    huge: &[Range<u64>],
+    policy: &Policy,
+    usual: Option<PageSize>,
+) -> (Base, u64) {
+    let placing = Placing { image: &executable.image, bias: executable.bias, huge };
+    let better = match better_base(&placing, policy, usual) {
+        Ok(better) => better,
+        Err(kept) => return (kept, executable.bias),
+    };
+    let extent = executable.extent().widened(base_page());
+    match place_and_move(stop, &started.space, extent, &better, executable.bias) {
+        Ok(bias) => (Base::Moved { before: better.before, after: better.after, congruent: better.congruent }, bias),
+        Err(error) => (Base::Kept { why: error.in_full() }, executable.bias),
+    }
+}
+
+fn place_and_move(
+    stop: &ExecStop,
+    space: &AddressSpace,
+    extent: AddressRange,
+    better: &Better,
+    bias: u64,
+) -> Result<u64, SessionError> {
+    let size = better.size;
+    // The offset is that of the bias; the image's first page lies at a fixed distance from it.
+    let first = extent.start() - Address(bias);
+    let start_offset = better.offset.wrapping_add(first) % size.bytes();
+    let place = space
+        .free_place_below(extent.start(), extent.len(), size, start_offset, size.bytes(), LOWEST_BASE)
+        .ok_or_else(|| SessionError::Refused("no free place for the program at a better base".to_owned()))?;
+    let displacement = place - extent.start();
+    let mut injector = stop.injector(space)?;
+    let moved = move_image(&mut injector, space, extent, displacement, base_page());
+    injector.finish()?;
+    moved.map_err(|error| SessionError::Refused(error.to_string()))?;
+    Ok(bias.wrapping_add(displacement))
+}

@@ -1,0 +1,90 @@
+//! Starts a program lifted: this process becomes the program, and a helper process lifts it.
+
+pub(crate) mod base;
+mod command;
+mod entry;
+mod handler;
+mod helper;
+mod preload;
+
+pub use command::CommandFiles;
+pub use helper::{become_program, prepare_file};
+pub use preload::preload_environment;
+pub use ptrace::{Helper, Program};
+
+use crate::LiftReport;
+use crate::inspect::Pools;
+use address_space::{LoadedObject, PageSize};
+use lift_plan::{Plan, Policy};
+use options::Prepare;
+use process_view::perf_map::PerfMapError;
+use std::io;
+
+/// Exit status of a program that was ended because of [`StartOptions::require`].
+pub const ENDED_BY_REQUIRE: i32 = 125;
+
+/// Options of a start.
+#[derive(Clone, Default)]
+pub struct StartOptions {
+    /// What to lift.
+    pub policy: Policy,
+    /// Whether the program's file is brought into huge folios of the page cache before it is executed.
+    pub prepare: Prepare,
+    /// Follow all descendants and lift only programs of these names; empty: lift the program itself.
+    pub only: Vec<String>,
+    /// With `only`, follow the descendants of lifted programs too.
+    pub follow_lifted: bool,
+    /// End a program where anything planned could not be lifted.
+    pub require: bool,
+    /// Plan at the entry, tell the plan, and end the program.
+    pub dry_run: bool,
+    /// The pools that a dry run plans for.
+    pub pools: Pools,
+    /// Write a perf map of each lifted program.
+    pub perf_map: bool,
+    /// Collapse the program's memory into pages of this size as long as it runs.
+    pub collapse_heap: Option<PageSize>,
+}
+
+/// An event of a start. The helper reports it while the program is stopped, unless a variant says otherwise.
+pub enum StartEvent<'a> {
+    /// The plan of a dry run. The program ends.
+    Planned {
+        /// The process.
+        pid: i32,
+        /// The name of its file.
+        program: &'a str,
+        /// What would be lifted.
+        plan: &'a Plan,
+        /// The objects of the program.
+        objects: &'a [LoadedObject],
+    },
+    /// A program was lifted as the report says, or was not, for the reason that it gives.
+    Concluded {
+        /// The outcome.
+        report: &'a LiftReport,
+        /// True where the program is ended because of [`StartOptions::require`].
+        ended: bool,
+    },
+    /// A perf map could not be written.
+    NoPerfMap {
+        /// The process.
+        pid: i32,
+        /// Why.
+        error: &'a PerfMapError,
+    },
+    /// Programs that start from now on are not lifted: waiting for the traced threads has failed.
+    CannotFollow {
+        /// The process that was started.
+        pid: i32,
+        /// The kernel's error.
+        error: &'a io::Error,
+    },
+    /// The heap is not collapsed (any more). The program runs.
+    HeapNotCollapsed {
+        /// The process.
+        pid: i32,
+        /// The kernel's error.
+        error: &'a io::Error,
+    },
+}

@@ -1,0 +1,58 @@
+//! The environment with which a program lifts itself by libpagelift.so, which works where ptrace is refused too.
+
+use address_space::ElfImage;
+use options::{VARIABLE, Variable};
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+const LIBRARY: &str = "libpagelift.so";
+
+/// Returns the environment with which `program` lifts itself as `variable` says: `base`, or else this process's, with
+/// the library and its variable added.
+///
+/// # Errors
+/// The reason why the program cannot be lifted in this way.
+pub fn preload_environment(
+    variable: &Variable,
+    program: Option<&Path>,
+    base: Option<&[CString]>,
+) -> Result<Vec<CString>, String> {
+    if let Some(program) = program.filter(|_| variable.only.is_empty())
+        && let Ok(image) = fs::read(program).map_err(drop).and_then(|file| ElfImage::parse(&*file).map_err(drop))
+        && image.is_static()
+    {
+        return Err(format!("{} is linked statically, so that nothing can be preloaded", program.display()));
+    }
+    let library = find_library().ok_or("libpagelift.so is not installed beside pagelift, in ../lib: make install")?;
+    let words = variable.to_words()?;
+    let mut variables: Vec<Vec<u8>> = match base {
+        Some(base) => base.iter().map(|variable| variable.as_bytes().to_vec()).collect(),
+        None => std::env::vars_os().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect(),
+    };
+    let earlier = variables.iter().find_map(|variable| variable.strip_prefix(b"LD_PRELOAD=").map(<[u8]>::to_vec));
+    variables.retain(|variable| {
+        !variable.starts_with(b"LD_PRELOAD=") && !variable.starts_with(format!("{VARIABLE}=").as_bytes())
+    });
+    let mut preload = [b"LD_PRELOAD=", library.as_os_str().as_bytes()].concat();
+    if let Some(earlier) = earlier.filter(|earlier| !earlier.is_empty()) {
+        preload.push(b':');
+        preload.extend(earlier);
+    }
+    variables.push(preload);
+    variables.push(format!("{VARIABLE}={words}").into_bytes());
+    variables.into_iter().map(|variable| CString::new(variable).map_err(|_| "a NUL byte".to_owned())).collect()
+}
+
+/// Finds the library: installed beside this program, or in the folder in which it was built.
+fn find_library() -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    let folder = own.parent()?;
+    let machine = std::env::consts::ARCH;
+    let places = ["../lib".to_owned(), format!("../lib/{machine}-linux-gnu"), "../lib64".into(), "../library".into()];
+    let found = places.iter().map(|place| folder.join(place).join(LIBRARY)).find(|path| path.is_file())?;
+    let found = fs::canonicalize(found).ok()?;
+    // Blanks and colons separate the names in LD_PRELOAD.
+    (!found.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte))).then_some(found)
+}

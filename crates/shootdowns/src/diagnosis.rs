@@ -1,0 +1,344 @@
+//! Names what is behind a process's shootdowns, and what ends them.
+
+use crate::cause::Cause;
+use crate::stacks::Frame;
+use crate::summary::ProcessSummary;
+use heap_choice::{Allocator, Environment, Family, Place, Program, Runtime};
+pub use heap_cures::Effect;
+use heap_cures::{Advice, Cure, When, cures};
+use process_view::{ProcessCode, ProcessFiles};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A finding below this share of a process's shootdowns is not told.
+const SMALLEST_SHARE: f64 = 0.02;
+
+/// What is behind one process's shootdowns.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diagnosis {
+    /// The process.
+    pub pid: i32,
+    /// Its allocator with the evidence for it; `None` where its files cannot be read any more.
+    pub allocator: Option<String>,
+    /// Variables in its environment that steer its allocator: `NAME=VALUE`.
+    pub environment: Vec<String>,
+    /// What sends, the most frequent first.
+    pub findings: Vec<Finding>,
+}
+
+/// One source of shootdowns.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// Share of the process's shootdowns.
+    pub share: f64,
+    /// What happens.
+    pub behaviour: Behaviour,
+    /// In words.
+    pub text: String,
+    /// Settings that end it.
+    pub cures: Vec<Remedy>,
+    /// What to do where no setting does.
+    pub advice: Option<Advice>,
+}
+
+/// A cure as it applies to the process.
+#[derive(Clone, Debug, Serialize)]
+pub struct Remedy {
+    /// The variable and the value that it should have: merged with what the process has.
+    pub variable: String,
+    /// `None` where the process has all of it set already.
+    pub value: Option<String>,
+    /// Settings that the process has another value for.
+    pub stays: Vec<String>,
+    /// Whether it ends the behaviour or reduces it.
+    pub effect: Effect,
+    /// For whom it is.
+    pub versions: String,
+    /// What it costs.
+    pub costs: String,
+    /// Where that is documented.
+    pub source: String,
+}
+
+/// What makes a process send shootdowns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "by", content = "how")]
+pub enum Behaviour {
+    /// The allocator.
+    Allocator(Returning),
+    /// A runtime's own memory: V8's heap and code, a JVM, Go.
+    Runtime,
+    /// The program itself, by its own calls.
+    Program(Cause),
+    /// The kernel.
+    Kernel(Cause),
+}
+
+/// How an allocator gives memory back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Returning {
+    /// madvise on free pages.
+    Purging,
+    /// munmap of freed blocks or whole heaps.
+    Unmapping,
+    /// The end of the heap moves down (brk).
+    Trimming,
+    /// Pages are given back and taken again because calloc wants zeros.
+    CallocZeroing,
+    /// Rights of heap pages change.
+    Protecting,
+}
+
+impl fmt::Display for Returning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Purging => "gives free pages back by madvise",
+            Self::Unmapping => "unmaps what is freed",
+            Self::Trimming => "trims the end of its heap",
+            Self::CallocZeroing => "clears memory for calloc by giving its pages back",
+            Self::Protecting => "changes the rights of its pages",
+        })
+    }
+}
+
+/// What a process's files and environment tell.
+struct Subject {
+    allocator: Option<Allocator>,
+    environment: Environment,
+    /// The number of the object that the allocator's code is in.
+    object: Option<usize>,
+}
+
+/// Finds out what is behind the shootdowns of a process.
+pub fn diagnose(process: &ProcessSummary) -> Diagnosis {
+    let subject = Subject::of(process.pid);
+    let mut shares: BTreeMap<Behaviour, f64> = BTreeMap::new();
+    for path in &process.paths {
+        *shares.entry(subject.behaviour(path.cause, &path.frames)).or_default() += path.share;
+    }
+    let mut findings: Vec<Finding> = shares
+        .into_iter()
+        .filter(|(_, share)| *share >= SMALLEST_SHARE)
+        .map(|(behaviour, share)| subject.finding(behaviour, share))
+        .collect();
+    findings.sort_by(|a, b| b.share.total_cmp(&a.share));
+    Diagnosis {
+        pid: process.pid,
+        allocator: subject.allocator.as_ref().map(ToString::to_string),
+        environment: subject.settings(),
+        findings,
+    }
+}
+
+/// The allocator of a process that runs; `None` where it cannot be looked at.
+pub fn allocator_of(pid: i32) -> Option<Allocator> {
+    Some(Allocator::of(&Program::of_process(&ProcessCode::of(pid).ok()?)?))
+}
+
+impl Subject {
+    fn of(pid: i32) -> Self {
+        let code = ProcessCode::of(pid).ok();
+        let environment = ProcessFiles::of(pid).bytes("environ").unwrap_or_default();
+        let allocator = code.as_ref().and_then(|code| Some(Allocator::of(&Program::of_process(code)?)));
+        let object = match (allocator.as_ref().map(|allocator| &allocator.place), &code) {
+            (Some(Place::LinkedIn), _) => Some(0),
+            (Some(Place::Library { path }), Some(code)) => {
+                code.objects().iter().position(|object| object.path == *path)
+            }
+            _ => None,
+        };
+        Self { allocator, environment: Environment::parse(&environment), object }
+    }
+
+    /// What one path shows.
+    fn behaviour(&self, cause: Cause, frames: &[Frame]) -> Behaviour {
+        if !cause.is_call() || cause == Cause::Exit {
+            return Behaviour::Kernel(cause);
+        }
+        let callers = frames.iter().skip_while(|frame| is_call_itself(frame)).take(MOST_CALLERS);
+        let by_allocator = callers.clone().any(|frame| self.is_allocator(frame));
+        if by_allocator {
+            return Behaviour::Allocator(returning(cause, callers));
+        }
+        let own = self.allocator.as_ref().is_some_and(|allocator| {
+            matches!(allocator.family, Family::Go | Family::Jvm) || allocator.runtime == Some(Runtime::V8)
+        });
+        if own && callers.clone().any(is_runtime) { Behaviour::Runtime } else { Behaviour::Program(cause) }
+    }
+
+    /// True for code of the allocator. Where it shares an object with other code (the C library, the program), a function
+    /// of its interface must be on the stack.
+    fn is_allocator(&self, frame: &Frame) -> bool {
+        let Some(allocator) = &self.allocator else { return false };
+        if frame.index.is_none() || frame.index != self.object {
+            return false;
+        }
+        let alone = !matches!(allocator.family, Family::Glibc { .. } | Family::Musl | Family::Jvm)
+            && allocator.place != Place::LinkedIn;
+        alone || frame.function.as_deref().is_some_and(is_interface)
+    }
+
+    fn finding(&self, behaviour: Behaviour, share: f64) -> Finding {
+        let allocator = self.allocator.as_ref();
+        let name = allocator.map_or_else(|| "the allocator".to_owned(), short_name);
+        let text = match behaviour {
+            Behaviour::Allocator(how) => format!("{name} {how}"),
+            Behaviour::Runtime => "the runtime changes its own memory".to_owned(),
+            Behaviour::Program(cause) => format!("the program's own calls of {cause}"),
+            Behaviour::Kernel(Cause::Exit) => "processes end or execute another program".to_owned(),
+            Behaviour::Kernel(Cause::Unknown) => {
+                "the cause is not known (kernel addresses are hidden, or none fits)".to_owned()
+            }
+            Behaviour::Kernel(cause) => format!("the kernel: {cause}"),
+        };
+        let advice = match behaviour {
+            Behaviour::Allocator(_) => allocator.and_then(|allocator| cures().advice_for(allocator)),
+            Behaviour::Runtime => allocator.and_then(|allocator| cures().advice_for(allocator)),
+            Behaviour::Program(_) => cures().advice_about("program"),
+            Behaviour::Kernel(cause) => kernel_part(cause).and_then(|part| cures().advice_about(part)),
+        };
+        let cures = match behaviour {
+            Behaviour::Allocator(how) => self.remedies(how),
+            Behaviour::Runtime if allocator.is_some_and(|allocator| allocator.family == Family::Jvm) => {
+                self.remedies(Returning::Purging)
+            }
+            _ => Vec::new(),
+        };
+        let advice = advice.filter(|_| cures.is_empty()).cloned();
+        Finding { share, behaviour, text, cures, advice }
+    }
+
+    fn remedies(&self, how: Returning) -> Vec<Remedy> {
+        let Some(allocator) = &self.allocator else { return Vec::new() };
+        let fits = |cure: &&Cure| match cure.when {
+            When::Always => true,
+            When::Purging => matches!(how, Returning::Purging | Returning::CallocZeroing),
+            When::Calloc => how == Returning::CallocZeroing,
+        };
+        let mut environment = self.environment.clone();
+        let remedy = |cure: &Cure| {
+            let variable = cure.variable_of(allocator);
+            let applied = cure.applied(variable, &environment);
+            // Cures of one variable build on each other.
+            if let Some(value) = &applied.value {
+                environment = environment.clone().with(variable, value);
+            }
+            Remedy {
+                variable: variable.to_owned(),
+                value: applied.value,
+                stays: applied.stays,
+                effect: cure.effect,
+                versions: cure.versions.clone(),
+                costs: cure.costs.clone(),
+                source: cure.source.clone(),
+            }
+        };
+        cures().of(allocator).into_iter().filter(fits).map(remedy).collect()
+    }
+
+    /// What the process's environment says to its allocator.
+    fn settings(&self) -> Vec<String> {
+        let Some(allocator) = &self.allocator else { return Vec::new() };
+        let mut names: Vec<&str> = cures().of(allocator).iter().flat_map(|cure| cure.variables(allocator)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let set = |name: &str| Some(format!("{name}={}", process_view::printable(self.environment.get(name)?)));
+        names.into_iter().filter_map(set).collect()
+    }
+}
+
+/// Callers that are looked at: an allocator's own functions are few.
+const MOST_CALLERS: usize = 16;
+
+/// The allocator's name and version without the evidence.
+fn short_name(allocator: &Allocator) -> String {
+    let text = allocator.to_string();
+    text.split(" (").next().unwrap_or(&text).to_owned()
+}
+
+/// A symbol's name without the version that some tables add: `cfree@GLIBC_2.2.5`.
+fn without_version(name: &str) -> &str {
+    name.split('@').next().unwrap_or(name)
+}
+
+/// The C library's wrapper of the system call.
+fn is_call_itself(frame: &Frame) -> bool {
+    const WRAPPERS: [&str; 9] =
+        ["madvise", "munmap", "mprotect", "mremap", "mmap", "mmap64", "brk", "sbrk", "process_madvise"];
+    frame.function.as_deref().is_some_and(|name| WRAPPERS.contains(&without_version(name).trim_start_matches('_')))
+}
+
+/// A function by which memory is asked for or given back.
+fn is_interface(name: &str) -> bool {
+    const NAMES: [&str; 21] = [
+        "int_free",
+        "int_malloc",
+        "heap_trim",
+        "munmap_chunk",
+        "free",
+        "cfree",
+        "libc_free",
+        "malloc",
+        "libc_malloc",
+        "calloc",
+        "libc_calloc",
+        "realloc",
+        "reallocarray",
+        "libc_realloc",
+        "posix_memalign",
+        "aligned_alloc",
+        "memalign",
+        "malloc_trim",
+        "dallocx",
+        "sdallocx",
+        "rallocx",
+    ];
+    const BEGINNINGS: [&str; 9] = [
+        "operator delete",
+        "operator new",
+        "je_",
+        "mi_",
+        "tc_",
+        "tcmalloc",
+        "_rjem_",
+        "runtime.",
+        "malloc_arena_thread",
+    ];
+    let bare = without_version(name).trim_start_matches('_');
+    NAMES.contains(&bare) || BEGINNINGS.iter().any(|start| bare.starts_with(start.trim_start_matches('_')))
+}
+
+fn is_runtime(frame: &Frame) -> bool {
+    let by_name = |name: &str| name.contains("v8::") || name.starts_with("runtime.");
+    frame.object.starts_with("libjvm.so") || frame.index == Some(0) && frame.function.as_deref().is_none_or(by_name)
+}
+
+fn returning<'a>(cause: Cause, mut callers: impl Iterator<Item = &'a Frame>) -> Returning {
+    let zeroes =
+        |frame: &Frame| frame.function.as_deref().is_some_and(|name| without_version(name).ends_with("calloc"));
+    match cause {
+        Cause::Madvise if callers.any(zeroes) => Returning::CallocZeroing,
+        Cause::Madvise => Returning::Purging,
+        Cause::Brk => Returning::Trimming,
+        Cause::Mprotect => Returning::Protecting,
+        _ => Returning::Unmapping,
+    }
+}
+
+fn kernel_part(cause: Cause) -> Option<&'static str> {
+    match cause {
+        Cause::NumaBalancing => Some("kernel-numa-balancing"),
+        Cause::Ksm => Some("kernel-ksm"),
+        Cause::Khugepaged => Some("kernel-khugepaged"),
+        Cause::Migration => Some("kernel-migration"),
+        Cause::Reclaim => Some("kernel-reclaim"),
+        Cause::Fork => Some("kernel-fork"),
+        Cause::CopyOnWrite => Some("kernel-copy-on-write"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

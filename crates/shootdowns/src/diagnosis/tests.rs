@@ -1,0 +1,66 @@
+use super::*;
+
+fn frame(object: &str, function: Option<&str>, index: usize) -> Frame {
+    Frame { object: object.to_owned(), function: function.map(str::to_owned), address: 0x1234, index: Some(index) }
+}
+
+fn subject(family: Family, place: Place, object: usize, environment: Environment) -> Subject {
+    let settings = ["opt.dirty_decay_ms".to_owned()].into();
+    let allocator =
+        Allocator { family, place, runtime: None, starts_threads: true, evidence: "a test".to_owned(), settings };
+    Subject { allocator: Some(allocator), environment, object: Some(object) }
+}
+
+fn jemalloc(environment: Environment) -> Subject {
+    let family = Family::Jemalloc { version: Some("5.3.0".to_owned()), variable: "MALLOC_CONF".to_owned() };
+    subject(family, Place::Library { path: "/lib/libjemalloc.so.2".to_owned() }, 2, environment)
+}
+
+fn glibc() -> Subject {
+    let place = Place::Library { path: "/lib/libc.so.6".to_owned() };
+    subject(Family::Glibc { minor: Some(36) }, place, 1, Environment::default())
+}
+
+#[test]
+fn an_allocator_in_its_own_library_needs_no_symbols() {
+    let subject = jemalloc(Environment::default());
+    let path =
+        [frame("libc.so.6", Some("madvise"), 1), frame("libjemalloc.so.2", None, 2), frame("a", Some("main"), 0)];
+    assert_eq!(subject.behaviour(Cause::Madvise, &path), Behaviour::Allocator(Returning::Purging));
+    assert_eq!(subject.behaviour(Cause::Munmap, &path), Behaviour::Allocator(Returning::Unmapping));
+    let calloc = [&path[..2], &[frame("libjemalloc.so.2", Some("calloc"), 2)]].concat();
+    assert_eq!(subject.behaviour(Cause::Madvise, &calloc), Behaviour::Allocator(Returning::CallocZeroing));
+}
+
+#[test]
+fn the_c_library_s_allocator_is_known_by_its_interface() {
+    let own = [frame("libc.so.6", Some("__munmap"), 1), frame("a", Some("main"), 0)];
+    assert_eq!(glibc().behaviour(Cause::Munmap, &own), Behaviour::Program(Cause::Munmap));
+    let freed = [frame("libc.so.6", None, 1), frame("libc.so.6", Some("cfree"), 1), frame("a", Some("main"), 0)];
+    assert_eq!(glibc().behaviour(Cause::Munmap, &freed), Behaviour::Allocator(Returning::Unmapping));
+    assert_eq!(glibc().behaviour(Cause::Brk, &freed), Behaviour::Allocator(Returning::Trimming));
+    // A thread's stack is unmapped by the C library, but not by its allocator.
+    let thread = [frame("libc.so.6", Some("munmap"), 1), frame("libc.so.6", Some("pthread_join"), 1)];
+    assert_eq!(glibc().behaviour(Cause::Munmap, &thread), Behaviour::Program(Cause::Munmap));
+}
+
+#[test]
+fn the_kernel_s_own_doing_is_the_kernel_s() {
+    let path = [frame("libjemalloc.so.2", None, 2)];
+    let behaviour = jemalloc(Environment::default()).behaviour(Cause::NumaBalancing, &path);
+    assert_eq!(behaviour, Behaviour::Kernel(Cause::NumaBalancing));
+    let finding = jemalloc(Environment::default()).finding(behaviour, 1.0);
+    assert!(finding.cures.is_empty() && finding.advice.is_some_and(|advice| advice.says.contains("numa_balancing")));
+}
+
+#[test]
+fn the_cure_is_merged_with_what_the_process_has() {
+    let subject = jemalloc(Environment::default().with("MALLOC_CONF", "narenas:2"));
+    let finding = subject.finding(Behaviour::Allocator(Returning::Purging), 0.9);
+    assert_eq!(finding.cures.len(), 1);
+    assert_eq!(finding.cures[0].value.as_deref(), Some("dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:2"));
+    assert_eq!(subject.settings(), ["MALLOC_CONF=narenas:2"]);
+    let calloc = subject.finding(Behaviour::Allocator(Returning::CallocZeroing), 0.9);
+    let last = calloc.cures.last().and_then(|cure| cure.value.as_deref());
+    assert_eq!(last, Some("thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:2"));
+}

@@ -1,0 +1,27 @@
+//! TLB shootdowns: who sends them, by which calls, whom they interrupt, what they cost, and what ends them.
+//!
+//! [`Watch`] samples the kernel's tracepoints on all CPUs, or falls back to what the machine and the user's rights allow
+//! ([`Evidence`]); [`Summary`] adds up what was seen; [`diagnose`] names the allocator or the part of the kernel behind it
+//! and the setting that ends it. Nothing here changes another process.
+#![forbid(unsafe_code)]
+
+pub mod cause;
+pub mod diagnosis;
+pub mod format;
+pub mod interrupts;
+pub mod kernel_symbols;
+pub mod machine;
+pub mod reason;
+mod rings;
+pub mod stacks;
+pub mod summary;
+mod tally;
+pub mod times;
+mod tracepoints;
+mod watch;
+
+pub use cause::Cause;
+pub use diagnosis::{Diagnosis, diagnose};
+pub use summary::Summary;
+pub use tracepoints::NoTracepoint;
+pub use watch::{Evidence, Watch};

@@ -1,0 +1,222 @@
+//! Events of one tracepoint on all CPUs: exact counters, and rings of samples.
+//!
+//! Samples are taken by frequency: below it the kernel records every event, above it one in so many, and each record says
+//! how many events it stands for. The counters beside them count every event and lose none.
+
+use crate::stacks::UserStack;
+use crate::tracepoints::NoTracepoint;
+use perf_event::data::Record;
+use perf_event::events::Tracepoint;
+use perf_event::{Builder, Clock, Counter, SampleFlag, Sampler};
+use std::ffi::CString;
+use std::io;
+
+/// A tracepoint, and which of its records count.
+#[derive(Clone, Debug)]
+pub(crate) struct Selection {
+    /// As messages show it.
+    pub name: &'static str,
+    pub id: u64,
+    /// Over the fields of its format; the kernel's syntax.
+    pub filter: Option<String>,
+}
+
+/// How samples are taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sampling {
+    /// Thread, time and the record itself, up to so many a second and CPU.
+    Records(u64),
+    /// The same fields with the stacks of kernel and user.
+    Stacks(u64),
+    /// Every event, without its weight.
+    Everything,
+}
+
+/// Bytes of one ring; the kernel wants a power of two of pages.
+const RECORDS: usize = 128 << 10;
+const STACKS: usize = 512 << 10;
+/// Bytes of stack in a sample; perf's default.
+const STACK_BYTES: u32 = 8 << 10;
+/// Events in one drain of a ring, so that a storm cannot hold the reader for ever.
+const AT_ONCE: usize = 20_000;
+
+/// One sample.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sample {
+    pub pid: i32,
+    pub tid: i32,
+    /// Nanoseconds of CLOCK_MONOTONIC.
+    pub time: u64,
+    pub cpu: u32,
+    /// Events that it stands for.
+    pub weight: u64,
+    pub raw: Vec<u8>,
+    /// Addresses in the kernel, innermost first.
+    pub kernel: Vec<u64>,
+    pub user: Option<UserStack>,
+}
+
+/// Rings of one selection, one for each CPU.
+pub(crate) struct Rings {
+    samplers: Vec<Sampler>,
+    /// Samples for which a ring had no room.
+    pub lost: u64,
+}
+
+fn builder(selection: &Selection, cpu: usize) -> Builder<'static> {
+    let mut builder = Builder::new(Tracepoint::with_id(selection.id));
+    builder.any_pid().one_cpu(cpu).include_kernel();
+    builder
+}
+
+fn opened(builder: &Builder<'_>, selection: &Selection) -> Result<Counter, NoTracepoint> {
+    let refused = |error: io::Error| NoTracepoint::Refused(selection.name.to_owned(), error);
+    let counter = builder.build().map_err(refused)?;
+    if let Some(filter) = &selection.filter {
+        let filter = CString::new(filter.as_str()).map_err(|error| refused(error.into()))?;
+        linux::perf_event::set_filter(&counter, &filter).map_err(refused)?;
+    }
+    Ok(counter)
+}
+
+/// Counters of a selection on all these CPUs.
+pub(crate) struct Counters(Vec<Counter>);
+
+impl Counters {
+    pub fn open(selection: &Selection, cpus: &[usize]) -> Result<Self, NoTracepoint> {
+        let open = |&cpu: &usize| {
+            let mut counter = opened(&builder(selection, cpu), selection)?;
+            counter.enable().map_err(|error| NoTracepoint::Refused(selection.name.to_owned(), error))?;
+            Ok(counter)
+        };
+        cpus.iter().map(open).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Events since they were opened.
+    pub fn sum(&mut self) -> u64 {
+        self.0.iter_mut().filter_map(|counter| counter.read().ok()).sum()
+    }
+}
+
+impl Rings {
+    /// Opens rings that are not running yet.
+    pub fn open(selection: &Selection, cpus: &[usize], sampling: Sampling) -> Result<Self, NoTracepoint> {
+        let open = |&cpu: &usize| {
+            let mut builder = builder(selection, cpu);
+            let common = SampleFlag::TID | SampleFlag::TIME | SampleFlag::CPU | SampleFlag::RAW;
+            builder.clockid(Clock::MONOTONIC);
+            let bytes = match sampling {
+                Sampling::Records(frequency) => {
+                    builder.sample(common | SampleFlag::PERIOD).sample_frequency(frequency);
+                    RECORDS
+                }
+                Sampling::Stacks(frequency) => {
+                    let stacks = SampleFlag::CALLCHAIN | SampleFlag::REGS_USER | SampleFlag::STACK_USER;
+                    builder.sample(common | SampleFlag::PERIOD | stacks).sample_frequency(frequency);
+                    builder.sample_regs_user(REGISTERS).sample_stack_user(STACK_BYTES);
+                    STACKS
+                }
+                Sampling::Everything => {
+                    builder.sample(common).sample_period(1);
+                    RECORDS
+                }
+            };
+            let refused = |error| NoTracepoint::Refused(selection.name.to_owned(), error);
+            opened(&builder, selection)?.sampled(bytes).map_err(refused)
+        };
+        let samplers = cpus.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Self { samplers, lost: 0 })
+    }
+
+    /// Lets the rings fill, or stops them.
+    pub fn run(&mut self, on: bool) {
+        for sampler in &mut self.samplers {
+            // An event that is open can be enabled and disabled: the calls have no other failure.
+            let _ = if on { sampler.enable() } else { sampler.disable() };
+        }
+    }
+
+    /// Hands out what has come, ring by ring.
+    pub fn drain(&mut self, mut take: impl FnMut(Sample)) {
+        for sampler in &mut self.samplers {
+            for _ in 0..AT_ONCE {
+                let Some(record) = sampler.next_record() else { break };
+                match record.parse_record() {
+                    Ok(Record::Sample(sample)) => take(read(&sample)),
+                    Ok(Record::Lost(lost)) => self.lost += lost.lost,
+                    Ok(Record::LostSamples(lost)) => self.lost += lost.lost,
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+fn read(sample: &perf_event::data::Sample<'_>) -> Sample {
+    let (kernel, walked) = split_chain(sample.callchain().unwrap_or_default());
+    let registers = sample.regs_user().map(|registers| &*registers.regs).unwrap_or_default();
+    Sample {
+        pid: sample.pid().unwrap_or_default() as i32,
+        tid: sample.tid().unwrap_or_default() as i32,
+        time: sample.time().unwrap_or_default(),
+        cpu: sample.cpu().unwrap_or_default(),
+        weight: sample.period().unwrap_or(1).max(1),
+        raw: sample.raw().unwrap_or_default().to_vec(),
+        kernel,
+        user: user_stack(registers, sample.stack_user().unwrap_or_default(), walked),
+    }
+}
+
+/// Markers in a chain are the negative numbers down to -4095 (linux/perf_event.h: PERF_CONTEXT_MAX).
+const LOWEST_MARKER: u64 = (-4095_i64) as u64;
+const KERNEL_MARKER: u64 = (-128_i64) as u64;
+const USER_MARKER: u64 = (-512_i64) as u64;
+
+/// The addresses in the kernel, and those in the program.
+fn split_chain(chain: &[u64]) -> (Vec<u64>, Vec<u64>) {
+    let (mut kernel, mut user, mut context) = (Vec::new(), Vec::new(), 0);
+    for &entry in chain {
+        match (entry >= LOWEST_MARKER, context) {
+            (true, _) => context = entry,
+            (false, KERNEL_MARKER) => kernel.push(entry),
+            (false, USER_MARKER) => user.push(entry),
+            _ => {}
+        }
+    }
+    (kernel, user)
+}
+
+/// Registers that a stack is unwound by: BP, SP and IP (arch/x86/include/uapi/asm/perf_regs.h).
+#[cfg(target_arch = "x86_64")]
+const REGISTERS: u64 = 1 << 6 | 1 << 7 | 1 << 8;
+/// Registers that a stack is unwound by: x29, LR, SP and PC (arch/arm64/include/uapi/asm/perf_regs.h).
+#[cfg(target_arch = "aarch64")]
+const REGISTERS: u64 = 1 << 29 | 1 << 30 | 1 << 31 | 1 << 32;
+
+#[cfg(target_arch = "x86_64")]
+fn user_stack(registers: &[u64], bytes: &[u8], by_frame_pointers: Vec<u64>) -> Option<UserStack> {
+    let &[frame_pointer, stack_pointer, instruction] = registers else { return None };
+    let bytes = bytes.to_vec();
+    Some(UserStack { instruction, stack_pointer, frame_pointer, link: 0, bytes, by_frame_pointers })
+}
+
+#[cfg(target_arch = "aarch64")]
+fn user_stack(registers: &[u64], bytes: &[u8], by_frame_pointers: Vec<u64>) -> Option<UserStack> {
+    let &[frame_pointer, link, stack_pointer, instruction] = registers else { return None };
+    let bytes = bytes.to_vec();
+    Some(UserStack { instruction, stack_pointer, frame_pointer, link, bytes, by_frame_pointers })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_is_split_at_its_markers() {
+        let chain = [KERNEL_MARKER, 0xffff_ffff_8100_0000, 0xffff_ffff_8200_0000, USER_MARKER, 0x7f00, 0x55];
+        let (kernel, user) = split_chain(&chain);
+        assert_eq!(kernel, [0xffff_ffff_8100_0000, 0xffff_ffff_8200_0000]);
+        assert_eq!(user, [0x7f00, 0x55]);
+        assert_eq!(split_chain(&[1, 2]), (vec![], vec![]));
+    }
+}

@@ -1,0 +1,148 @@
+//! Time that senders wait and receivers are interrupted, from the records of one window.
+//!
+//! A sender queues a request for each CPU (`csd:csd_queue_cpu`) and waits until the last of them has been served; a receiver
+//! serves each between `csd_function_entry` and `csd_function_exit`. Pairs that the window cuts do not count.
+
+use std::collections::HashMap;
+
+/// One record of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// Nanoseconds.
+    pub time: u64,
+    /// CPU of the record.
+    pub cpu: u32,
+    /// Current process.
+    pub pid: i32,
+    /// Current thread.
+    pub tid: i32,
+    /// What happened.
+    pub step: Step,
+    /// The request's address, by which its records belong together.
+    pub request: u64,
+}
+
+/// A step of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Its sender has queued it.
+    Queued,
+    /// Its receiver begins to serve it.
+    Entered,
+    /// Its receiver is done.
+    Left,
+}
+
+/// A sum of times and their number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Nanoseconds together.
+    pub nanoseconds: u64,
+    /// Times that were measured.
+    pub count: u64,
+}
+
+impl Times {
+    fn add(&mut self, nanoseconds: u64) {
+        self.nanoseconds += nanoseconds;
+        self.count += 1;
+    }
+
+    /// Nanoseconds on average; `None` where none was measured.
+    pub fn mean(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.nanoseconds as f64 / self.count as f64)
+    }
+}
+
+/// Times by process.
+#[derive(Clone, Debug, Default)]
+pub struct TimesByProcess {
+    /// From the first request to the last answer, by the sender's process.
+    pub waited: HashMap<i32, Times>,
+    /// In the handler, by the process that was interrupted.
+    pub interrupted: HashMap<i32, Times>,
+}
+
+/// A shootdown under way.
+#[derive(Clone, Copy)]
+struct Open {
+    pid: i32,
+    since: u64,
+    unanswered: u32,
+}
+
+impl TimesByProcess {
+    /// Adds the records of one window, in any order.
+    pub fn add(&mut self, window: &mut [Moment]) {
+        window.sort_by_key(|moment| moment.time);
+        let mut open: HashMap<i32, Open> = HashMap::new();
+        let mut senders: HashMap<u64, i32> = HashMap::new();
+        let mut entered: HashMap<u32, Moment> = HashMap::new();
+        for moment in window {
+            match moment.step {
+                Step::Queued => {
+                    let new = Open { pid: moment.pid, since: moment.time, unanswered: 0 };
+                    open.entry(moment.tid).or_insert(new).unanswered += 1;
+                    senders.insert(moment.request, moment.tid);
+                }
+                Step::Entered => {
+                    entered.insert(moment.cpu, *moment);
+                }
+                Step::Left => {
+                    if let Some(begin) = entered.remove(&moment.cpu).filter(|begin| begin.request == moment.request) {
+                        let taken = moment.time.saturating_sub(begin.time);
+                        self.interrupted.entry(moment.pid).or_default().add(taken);
+                    }
+                    self.answer(moment, &mut open, &mut senders);
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, moment: &Moment, open: &mut HashMap<i32, Open>, senders: &mut HashMap<u64, i32>) {
+        let Some(sender) = senders.remove(&moment.request) else { return };
+        let Some(shootdown) = open.get_mut(&sender) else { return };
+        shootdown.unanswered = shootdown.unanswered.saturating_sub(1);
+        if shootdown.unanswered == 0 {
+            self.waited.entry(shootdown.pid).or_default().add(moment.time.saturating_sub(shootdown.since));
+            open.remove(&sender);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moment(time: u64, cpu: u32, tid: i32, step: Step, request: u64) -> Moment {
+        Moment { time, cpu, pid: tid / 10, tid, step, request }
+    }
+
+    #[test]
+    fn a_sender_waits_for_the_last_answer() {
+        let mut times = TimesByProcess::default();
+        // In the order of their rings, not of time.
+        let mut window = [
+            moment(100, 0, 10, Step::Queued, 1),
+            moment(110, 0, 10, Step::Queued, 2),
+            moment(130, 1, 20, Step::Entered, 1),
+            moment(150, 1, 20, Step::Left, 1),
+            moment(140, 2, 30, Step::Entered, 2),
+            moment(190, 2, 30, Step::Left, 2),
+        ];
+        window.reverse();
+        times.add(&mut window);
+        assert_eq!(times.waited[&1], Times { nanoseconds: 90, count: 1 });
+        assert_eq!(times.interrupted[&2], Times { nanoseconds: 20, count: 1 });
+        assert_eq!(times.interrupted[&3].mean(), Some(50.0));
+    }
+
+    #[test]
+    fn what_the_window_cuts_does_not_count() {
+        let mut times = TimesByProcess::default();
+        times.add(&mut [moment(5, 1, 20, Step::Left, 1), moment(9, 0, 10, Step::Queued, 2)]);
+        times.add(&mut [moment(10, 1, 20, Step::Entered, 2), moment(12, 1, 20, Step::Left, 2)]);
+        assert!(times.waited.is_empty(), "{times:?}");
+        assert_eq!(times.interrupted[&2].count, 1);
+    }
+}

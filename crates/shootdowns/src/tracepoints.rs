@@ -1,0 +1,32 @@
+//! Which tracepoints the running kernel has, and their formats.
+
+use crate::format::Format;
+use linux::tracefs::text_below;
+use std::io;
+
+/// Why a tracepoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum NoTracepoint {
+    /// This kernel does not have it.
+    #[error("this kernel has no tracepoint {0}")]
+    Missing(String),
+    /// The kernel's trace files are not shown to this user.
+    #[error("the tracepoint {0} is not shown to this user ({1}); fix: run as root")]
+    NotShown(String, io::Error),
+    /// Its format is another one than expected.
+    #[error("the tracepoint {0} has another format than expected")]
+    NotUnderstood(String),
+    /// The kernel refuses to open the event.
+    #[error("the tracepoint {0} may not be watched ({1}); fix: run as root, or sysctl kernel.perf_event_paranoid=-1")]
+    Refused(String, io::Error),
+}
+
+/// Reads the format of a tracepoint, `tlb/tlb_flush` for example.
+pub(crate) fn format_of(name: &str) -> Result<Format, NoTracepoint> {
+    let shown = name.replace('/', ":");
+    let text = text_below(&format!("events/{name}/format")).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => NoTracepoint::Missing(shown.clone()),
+        _ => NoTracepoint::NotShown(shown.clone(), error),
+    })?;
+    Format::parse(&text).map_err(|_| NoTracepoint::NotUnderstood(shown))
+}

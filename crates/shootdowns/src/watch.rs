@@ -1,0 +1,361 @@
+//! Watches a machine's shootdowns by the best means that it allows.
+
+use crate::cause::Cause;
+use crate::interrupts::InterruptCounts;
+use crate::kernel_symbols::KernelSymbols;
+use crate::reason::FlushFormat;
+use crate::rings::{Counters, Rings, Sample, Sampling, Selection};
+use crate::stacks::ProcessStacks;
+use crate::tally::Tally;
+use crate::times::{Moment, Step, TimesByProcess};
+use crate::tracepoints::{NoTracepoint, format_of};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Records a second and CPU; above it the kernel records one event in so many.
+const RECORDS_PER_SECOND: u64 = 8000;
+/// Stacks a second and CPU. Each takes about 30 µs to unwind.
+const STACKS_PER_SECOND: u64 = 397;
+/// Rings are emptied this often.
+const CYCLE: Duration = Duration::from_millis(50);
+/// The part of a cycle in which times are measured where there are many shootdowns.
+const SHORT_WINDOW: Duration = Duration::from_millis(5);
+/// Shootdowns in a cycle from which on times are measured in the short window only.
+const MANY: u64 = 200;
+/// Processes whose code is kept at a time.
+const MOST_STACKS: usize = 32;
+
+/// What the numbers come from, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Evidence {
+    /// `tlb:tlb_flush`: each shootdown, with its sender and receivers.
+    TlbTracepoint,
+    /// System calls that can send shootdowns.
+    SystemCalls,
+    /// The line `TLB` of `/proc/interrupts`: received shootdowns of the whole machine.
+    Interrupts,
+    /// Nothing on this machine shows shootdowns to this user.
+    Nothing,
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TlbTracepoint => "the tracepoint tlb:tlb_flush",
+            Self::SystemCalls => {
+                "calls of munmap, madvise, mprotect and mremap (raw_syscalls:sys_enter), not shootdowns themselves"
+            }
+            Self::Interrupts => "the line TLB of /proc/interrupts: received by all CPUs, from whomever",
+            Self::Nothing => "nothing: this machine shows no shootdowns to this user",
+        })
+    }
+}
+
+/// How a record is understood.
+enum Reader {
+    Flush(FlushFormat),
+    Call(crate::format::Field),
+}
+
+/// Tracepoints of one kind, open on all CPUs.
+struct Events {
+    reader: Reader,
+    sent: Rings,
+    stacks: Rings,
+    received: Option<Rings>,
+    all_sent: Counters,
+    all_received: Option<Counters>,
+}
+
+/// Records by which times are measured.
+struct Timing {
+    rings: Vec<(Step, crate::format::Field, Rings)>,
+}
+
+/// A watch that is running.
+pub struct Watch {
+    pub(crate) evidence: Evidence,
+    /// Why better evidence is not used.
+    pub(crate) refused: Vec<String>,
+    events: Option<Events>,
+    timing: Option<Timing>,
+    paths: Paths,
+    pub(crate) tally: Tally,
+    pub(crate) times: TimesByProcess,
+    pub(crate) interrupts: InterruptCounts,
+    pub(crate) started: Instant,
+    /// CPU time of this program before the watch.
+    cpu_before: Duration,
+}
+
+/// Turns samples of stacks into call paths.
+struct Paths {
+    kernel: KernelSymbols,
+    code: HashMap<i32, Option<ProcessStacks>>,
+    only: Option<i32>,
+    taken: u64,
+    /// Stacks for which there was no time.
+    skipped: u64,
+}
+
+impl Watch {
+    /// Starts to watch, with `only` for the stacks of one process. Never fails: what is refused is said, and the next best
+    /// evidence taken.
+    pub fn start(only: Option<i32>) -> Self {
+        let kernel = KernelSymbols::read();
+        let cpus = online_cpus();
+        let mut refused = Vec::new();
+        let mut keep = |result: Result<Events, NoTracepoint>| result.map_err(|why| refused.push(why.to_string())).ok();
+        let by_flushes = keep(open_flushes(&cpus));
+        let mut evidence = Evidence::TlbTracepoint;
+        let mut events = by_flushes.or_else(|| {
+            evidence = Evidence::SystemCalls;
+            keep(open_calls(&cpus))
+        });
+        let timing = match evidence {
+            Evidence::TlbTracepoint => {
+                open_timing(&cpus, &kernel).map_err(|why| refused.push(format!("times are not measured: {why}"))).ok()
+            }
+            _ => None,
+        };
+        let interrupts = InterruptCounts::read().unwrap_or_default();
+        if events.is_none() {
+            evidence = if interrupts.shootdowns.is_some() { Evidence::Interrupts } else { Evidence::Nothing };
+        }
+        if let Some(events) = &mut events {
+            events.run(true);
+        }
+        Self {
+            evidence,
+            refused,
+            events,
+            timing,
+            paths: Paths { kernel, code: HashMap::new(), only, taken: 0, skipped: 0 },
+            tally: Tally::default(),
+            times: TimesByProcess::default(),
+            interrupts,
+            started: Instant::now(),
+            cpu_before: cpu_time(),
+        }
+    }
+
+    /// What the numbers come from.
+    pub fn evidence(&self) -> Evidence {
+        self.evidence
+    }
+
+    /// Watches until `end` or until `stop` is set.
+    pub fn until(&mut self, end: Instant, stop: &AtomicBool) {
+        let mut before = self.totals().0.unwrap_or(0);
+        while !stop.load(Ordering::Relaxed) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let cycle = CYCLE.min(left);
+            let now = self.totals().0.unwrap_or(0);
+            let window = if now.saturating_sub(before) > MANY { SHORT_WINDOW.min(cycle) } else { cycle };
+            before = now;
+            self.measure_times(window);
+            sleep(cycle - window);
+            self.read_rings();
+        }
+    }
+
+    fn measure_times(&mut self, window: Duration) {
+        let Some(timing) = &mut self.timing else { return sleep(window) };
+        timing.rings.iter_mut().for_each(|(_, _, rings)| rings.run(true));
+        sleep(window);
+        timing.rings.iter_mut().for_each(|(_, _, rings)| rings.run(false));
+        let mut moments = Vec::new();
+        for (step, request, rings) in &mut timing.rings {
+            rings.drain(|sample| {
+                let Sample { time, cpu, pid, tid, .. } = sample;
+                let request = request.number(&sample.raw).map(|address| address as u64);
+                moments.extend(request.map(|request| Moment { time, cpu, pid, tid, step: *step, request }));
+            });
+        }
+        self.times.add(&mut moments);
+    }
+
+    fn read_rings(&mut self) {
+        let Some(events) = &mut self.events else { return };
+        let (tally, reader) = (&mut self.tally, &events.reader);
+        events.sent.drain(|sample| {
+            tally.sent += sample.weight;
+            let Some(process) = tally.process(sample.pid) else { return };
+            process.sent += sample.weight;
+            if let Reader::Flush(format) = reader
+                && let Some(flushed) = format.flushed(&sample.raw)
+            {
+                process.flushes.add(flushed, sample.weight);
+            }
+            if let Some(thread) = process.thread(sample.pid, sample.tid) {
+                thread.sent += sample.weight;
+            }
+        });
+        if let Some(received) = &mut events.received {
+            received.drain(|sample| {
+                tally.received += sample.weight;
+                let Some(process) = tally.process(sample.pid) else { return };
+                process.received += sample.weight;
+                if let Some(thread) = process.thread(sample.pid, sample.tid) {
+                    thread.received += sample.weight;
+                }
+            });
+        }
+        // Symbols of a large program take a while to read: what does not fit into a cycle is not looked at, so that the other
+        // rings are read in time.
+        let (paths, begin) = (&mut self.paths, Instant::now());
+        events.stacks.drain(|sample| match begin.elapsed() < CYCLE {
+            true => paths.add(sample, reader, tally),
+            false => paths.skipped += 1,
+        });
+    }
+
+    /// Shootdowns (or calls) sent, and received, since the start on the whole machine, each one counted.
+    pub(crate) fn totals(&mut self) -> (Option<u64>, Option<u64>) {
+        let Some(events) = &mut self.events else { return (None, None) };
+        (Some(events.all_sent.sum()), events.all_received.as_mut().map(Counters::sum))
+    }
+
+    /// CPU time that this program has taken since the start.
+    pub(crate) fn cpu_taken(&self) -> Duration {
+        cpu_time().saturating_sub(self.cpu_before)
+    }
+
+    /// Stacks that were sampled.
+    pub(crate) fn stacks_taken(&self) -> u64 {
+        self.paths.taken
+    }
+
+    /// Samples that were lost: of senders, of receivers, of stacks, of times.
+    pub(crate) fn lost(&self) -> [u64; 4] {
+        let timing = self.timing.iter().flat_map(|timing| &timing.rings).map(|(_, _, rings)| rings.lost).sum();
+        self.events.as_ref().map_or([0; 4], |events| {
+            let received = events.received.as_ref().map_or(0, |rings| rings.lost);
+            [events.sent.lost, received, events.stacks.lost + self.paths.skipped, timing]
+        })
+    }
+}
+
+impl Paths {
+    fn add(&mut self, sample: Sample, reader: &Reader, tally: &mut Tally) {
+        if self.only.is_some_and(|pid| pid != sample.pid) {
+            return;
+        }
+        self.taken += 1;
+        let cause = self.cause(&sample, reader);
+        if self.code.len() >= MOST_STACKS && !self.code.contains_key(&sample.pid) {
+            self.code.clear();
+        }
+        let code = self.code.entry(sample.pid).or_insert_with(|| ProcessStacks::of(sample.pid).ok());
+        let addresses = match (code.as_mut(), &sample.user) {
+            (Some(code), Some(user)) => code.unwind(user),
+            _ => Vec::new(),
+        };
+        let Some(process) = tally.process(sample.pid) else { return };
+        process.add_path(cause, addresses, sample.weight, |addresses| {
+            let name = |code: &mut ProcessStacks| addresses.iter().map(|&address| code.name(address)).collect();
+            code.as_mut().map(name).unwrap_or_default()
+        });
+    }
+
+    fn cause(&self, sample: &Sample, reader: &Reader) -> Cause {
+        match reader {
+            Reader::Call(number) => number.number(&sample.raw).map_or(Cause::Unknown, Cause::of_system_call),
+            Reader::Flush(_) => {
+                let names: Vec<&str> = sample.kernel.iter().filter_map(|&address| self.kernel.name(address)).collect();
+                Cause::of(names.iter().copied())
+            }
+        }
+    }
+}
+
+impl Events {
+    fn run(&mut self, on: bool) {
+        self.sent.run(on);
+        self.stacks.run(on);
+        if let Some(received) = &mut self.received {
+            received.run(on);
+        }
+    }
+}
+
+fn open_flushes(cpus: &[usize]) -> Result<Events, NoTracepoint> {
+    const NAME: &str = "tlb:tlb_flush";
+    let format = format_of("tlb/tlb_flush")?;
+    let format = FlushFormat::of(&format).ok_or_else(|| NoTracepoint::NotUnderstood(NAME.to_owned()))?;
+    let with_reason = |reason| Selection { name: NAME, id: format.id, filter: Some(format!("reason == {reason}")) };
+    let (sent, received) = (with_reason(format.sent), with_reason(format.received));
+    Ok(Events {
+        sent: Rings::open(&sent, cpus, Sampling::Records(RECORDS_PER_SECOND))?,
+        stacks: Rings::open(&sent, cpus, Sampling::Stacks(STACKS_PER_SECOND))?,
+        received: Some(Rings::open(&received, cpus, Sampling::Records(RECORDS_PER_SECOND))?),
+        all_sent: Counters::open(&sent, cpus)?,
+        all_received: Some(Counters::open(&received, cpus)?),
+        reader: Reader::Flush(format),
+    })
+}
+
+fn open_calls(cpus: &[usize]) -> Result<Events, NoTracepoint> {
+    const NAME: &str = "raw_syscalls:sys_enter";
+    let format = format_of("raw_syscalls/sys_enter")?;
+    let number = format.field("id").ok_or_else(|| NoTracepoint::NotUnderstood(NAME.to_owned()))?.clone();
+    let calls = [libc::SYS_munmap, libc::SYS_madvise, libc::SYS_mprotect, libc::SYS_mremap];
+    let filter = calls.map(|call| format!("id == {call}")).join(" || ");
+    let calls = Selection { name: NAME, id: format.id, filter: Some(filter) };
+    Ok(Events {
+        sent: Rings::open(&calls, cpus, Sampling::Records(RECORDS_PER_SECOND))?,
+        stacks: Rings::open(&calls, cpus, Sampling::Stacks(STACKS_PER_SECOND))?,
+        received: None,
+        all_sent: Counters::open(&calls, cpus)?,
+        all_received: None,
+        reader: Reader::Call(number),
+    })
+}
+
+/// Opens the events by which times are measured. They carry all function calls between CPUs; those of flushes are told by
+/// the function's address.
+fn open_timing(cpus: &[usize], kernel: &KernelSymbols) -> Result<Timing, String> {
+    const HANDLER: &str = "flush_tlb_func";
+    let handler = kernel.address(HANDLER).ok_or("the kernel hides its addresses (kernel.kptr_restrict)")?;
+    let steps = [
+        ("csd/csd_queue_cpu", "csd:csd_queue_cpu", Step::Queued),
+        ("csd/csd_function_entry", "csd:csd_function_entry", Step::Entered),
+        ("csd/csd_function_exit", "csd:csd_function_exit", Step::Left),
+    ];
+    let open = |(path, name, step)| {
+        let format = format_of(path)?;
+        let request = format.field("csd").ok_or_else(|| NoTracepoint::NotUnderstood(str::to_owned(name)))?;
+        let selection = Selection { name, id: format.id, filter: Some(format!("func == {handler:#x}")) };
+        Ok((step, request.clone(), Rings::open(&selection, cpus, Sampling::Everything)?))
+    };
+    let rings = steps.into_iter().map(open).collect::<Result<_, NoTracepoint>>();
+    rings.map(|rings| Timing { rings }).map_err(|why| why.to_string())
+}
+
+/// CPU time of this program, its own and the kernel's for it (getrusage(2)).
+fn cpu_time() -> Duration {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Duration::ZERO };
+    let microseconds = |time: nix::sys::time::TimeVal| Duration::from_micros(time.num_microseconds().max(0) as u64);
+    microseconds(usage.user_time()) + microseconds(usage.system_time())
+}
+
+/// CPUs that are online: `0-3,8`.
+fn online_cpus() -> Vec<usize> {
+    let text = linux::text::text_of("/sys/devices/system/cpu/online").unwrap_or_default();
+    let ranges = text.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse::<usize>().ok()?..=last.parse().ok()?)
+    });
+    let cpus: Vec<usize> = ranges.flatten().take(1 << 14).collect();
+    if cpus.is_empty() { vec![0] } else { cpus }
+}

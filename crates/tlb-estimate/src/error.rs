@@ -1,0 +1,81 @@
+//! What can fail.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why there is no estimate.
+#[derive(Debug, thiserror::Error)]
+pub enum EstimateError {
+    /// QEMU's user mode is not installed.
+    #[error(
+        "no {name} in PATH; needed: QEMU's user mode, which runs the program and reports what it touches; \
+         fix: sudo apt-get install qemu-user"
+    )]
+    NoQemu {
+        /// The command.
+        name: &'static str,
+    },
+    /// The plugin is not there.
+    #[error(
+        "{name} is neither in {} nor in ../libexec/pagelift of it; fix: `make install`, or in a source tree \
+         `cargo build --release -p tlb-trace`",
+        folder.display()
+    )]
+    NoPlugin {
+        /// Its file name.
+        name: &'static str,
+        /// Where pagelift is.
+        folder: PathBuf,
+    },
+    /// QEMU did not come as far as the program.
+    #[error(
+        "{qemu} ended before the trace began ({status}); found: its message above; needed: a {qemu} with plugins, such as \
+         Debian's package qemu-user, not qemu-user-static, and an ELF file for this machine"
+    )]
+    DidNotBegin {
+        /// The command.
+        qemu: String,
+        /// Exit status.
+        status: String,
+    },
+    /// The program came to its end in what is to be skipped.
+    #[error(
+        "the program ended ({status}) after {found} traced instructions, of which the first {warm_up} only fill the TLBs; \
+         fix: a smaller --skip, --after or --warm-up"
+    )]
+    TooShort {
+        /// Instructions traced.
+        found: u64,
+        /// Of these, how many are not counted.
+        warm_up: u64,
+        /// Exit status.
+        status: String,
+    },
+    /// The plugin and this program are of different releases.
+    #[error(
+        "the trace is not of this release's form; fix: install pagelift and {} of one release",
+        crate::qemu::PLUGIN
+    )]
+    Form,
+    /// What is planned could not be read.
+    #[error("the plan of the dry run cannot be read: {0}")]
+    Plan(String),
+    /// The CPU's TLBs are not known.
+    #[error("the TLBs of this CPU are not known: {0}; fix: name one by --cpu")]
+    Cpu(String),
+    /// The kernel refuses something.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        error: io::Error,
+    },
+}
+
+impl EstimateError {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |error| Self::Io { what, error }
+    }
+}

@@ -1,0 +1,103 @@
+//! The page that holds an address, now, lifted, and lifted with the heap; pure.
+
+use crate::places::{Kind, Place};
+use crate::plan::PlannedPages;
+use address_space::{Address, AddressRange, PageSize};
+use tlb_model::Translation;
+
+/// Variants that are simulated side by side.
+pub const VARIANTS: usize = 3;
+
+/// Transparent huge pages of anonymous memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transparent {
+    /// Their size; `None` where the kernel has none.
+    pub size: Option<PageSize>,
+    /// The kernel gives them to every process without being asked (`enabled` is `always`).
+    pub always: bool,
+}
+
+/// The rules by which pages get their sizes.
+#[derive(Clone, Debug)]
+pub struct PageSizes {
+    pub base: PageSize,
+    pub planned: PlannedPages,
+    pub transparent: Transparent,
+}
+
+/// Bit in page numbers of the planned process, whose addresses are not those of the traced one.
+const OF_PLAN: u64 = 1 << 51;
+
+impl PageSizes {
+    /// The pages that hold what lies at `address`: plain, lifted, lifted with the heap.
+    ///
+    /// Pages of today are base pages, but for anonymous memory where transparent huge pages are given to all. Anonymous
+    /// memory on huge pages is what its mapping holds of whole ones.
+    pub fn pages(&self, address: Address, place: &Place<'_>) -> [Translation; VARIANTS] {
+        let plain = numbered(address, self.base, 0);
+        let transparent = self.transparent_page(address, place);
+        let heap = transparent.unwrap_or(plain);
+        let today = if self.transparent.always { heap } else { plain };
+        let lifted = self.planned_page(place).unwrap_or(today);
+        let with_heap = if place.kind == Kind::Heap || place.kind == Kind::Anonymous { heap } else { lifted };
+        [today, lifted, with_heap]
+    }
+
+    fn planned_page(&self, place: &Place<'_>) -> Option<Translation> {
+        let (path, in_file) = place.object?;
+        let address = Address(in_file.wrapping_add(self.planned.bias_of(path)?));
+        Some(numbered(address, self.planned.huge_at(address)?, OF_PLAN))
+    }
+
+    fn transparent_page(&self, address: Address, place: &Place<'_>) -> Option<Translation> {
+        let size = self.transparent.size?;
+        let page = AddressRange::sized(address.align_down(size), size.bytes());
+        place.anonymous?.covers(page).then(|| numbered(address, size, 0))
+    }
+}
+
+fn numbered(address: Address, size: PageSize, mark: u64) -> Translation {
+    let shift = size.bytes().trailing_zeros();
+    Translation { page: address.0 >> shift | mark, shift: shift as u8 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::PlannedObject;
+
+    fn rules(always: bool) -> PageSizes {
+        let size = |bytes| PageSize::new(bytes).unwrap();
+        let huge = vec![(AddressRange::new(Address(0x60_0000), Address(0xa0_0000)), size(2 << 20))];
+        let planned = PlannedPages { objects: vec![PlannedObject { path: "/x".to_owned(), bias: 0x60_0000 }], huge };
+        PageSizes { base: size(4096), planned, transparent: Transparent { size: Some(size(2 << 20)), always } }
+    }
+
+    fn shifts(always: bool, address: u64, place: &Place<'_>) -> [u8; VARIANTS] {
+        rules(always).pages(Address(address), place).map(|page| page.shift)
+    }
+
+    #[test]
+    fn objects_are_huge_where_the_plan_says_so() {
+        let object = |in_file| Place { kind: Kind::Text, object: Some(("/x", in_file)), anonymous: None };
+        // The traced process has the object elsewhere: its address does not count.
+        assert_eq!(shifts(false, 0x1000, &object(0)), [12, 21, 21]);
+        assert_eq!(shifts(true, 0x1000, &object(0x3f_ffff)), [12, 21, 21]);
+        assert_eq!(shifts(false, 0x1000, &object(0x40_0000)), [12, 12, 12]);
+        let other = Place { object: Some(("/y", 0)), ..object(0) };
+        assert_eq!(shifts(false, 0x1000, &other), [12, 12, 12]);
+        let page = |in_file| rules(false).pages(Address(0), &object(in_file))[1].page;
+        assert_eq!((page(0), page(0x1f_ffff)), (3 | OF_PLAN, 3 | OF_PLAN));
+        assert_eq!(page(0x20_0000), 4 | OF_PLAN);
+    }
+
+    #[test]
+    fn anonymous_memory_is_huge_where_its_mapping_holds_the_whole_page() {
+        let range = AddressRange::new(Address(0x3f_f000), Address(0x80_1000));
+        let place = Place { kind: Kind::Anonymous, object: None, anonymous: Some(range) };
+        assert_eq!(shifts(false, 0x3f_f000, &place), [12, 12, 12]);
+        assert_eq!(shifts(false, 0x40_0000, &place), [12, 12, 21]);
+        assert_eq!(shifts(true, 0x40_0000, &place), [21, 21, 21]);
+        assert_eq!(shifts(true, 0x80_0fff, &place), [12, 12, 12]);
+    }
+}

@@ -1,0 +1,211 @@
+//! Starts QEMU's user mode with the plugin, and ends it.
+
+use crate::{EstimateError, Request};
+use nix::sys::personality::{self, Persona};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The plugin's file, which lies beside pagelift in a build and in libexec once installed.
+pub const PLUGIN: &str = "libpagelift_trace.so";
+
+/// Told to the plugin before QEMU looks at its version; not seen by the program.
+const VERSION_VARIABLE: &str = "PAGELIFT_QEMU_PLUGIN_VERSION";
+
+/// How often a wait looks whether it still makes sense.
+const LOOK: Duration = Duration::from_millis(50);
+/// The time that the program has to end by SIGTERM.
+const TO_END: Duration = Duration::from_secs(10);
+
+/// QEMU's user mode for this architecture.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    command: PathBuf,
+    version: String,
+}
+
+#[cfg(target_arch = "x86_64")]
+const NAME: &str = "qemu-x86_64";
+#[cfg(target_arch = "aarch64")]
+const NAME: &str = "qemu-aarch64";
+
+impl Qemu {
+    /// Looks for it in PATH.
+    ///
+    /// # Errors
+    /// [`EstimateError::NoQemu`], and the kernel's.
+    pub fn find() -> Result<Self, EstimateError> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let found = std::env::split_paths(&path).map(|folder| folder.join(NAME)).find(|file| file.is_file());
+        let command = found.ok_or(EstimateError::NoQemu { name: NAME })?;
+        let output = Command::new(&command).arg("--version").output();
+        let output = output.map_err(EstimateError::io(command.display().to_string()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(Self { command, version: text.lines().next().unwrap_or(NAME).to_owned() })
+    }
+
+    /// What it says of itself.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The version of the plugins' interface to ask for: QEMU up to 8 takes 0 and 1, later ones take 2 and more.
+    fn plugin_version(&self) -> u32 {
+        let number = self.version.split_once("version ").map(|(_, rest)| rest.split('.').next().unwrap_or(rest));
+        if number.and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major >= 9) { 2 } else { 1 }
+    }
+
+    /// The plugin beside this program.
+    ///
+    /// # Errors
+    /// [`EstimateError::NoPlugin`].
+    pub fn find_plugin() -> Result<PathBuf, EstimateError> {
+        let own = std::env::current_exe().map_err(EstimateError::io("finding this program"))?;
+        let folder = own.parent().unwrap_or(Path::new("/"));
+        let places = [folder.join(PLUGIN), folder.join("../libexec/pagelift").join(PLUGIN)];
+        let found = places.iter().find(|place| place.is_file()).and_then(|place| place.canonicalize().ok());
+        found.ok_or_else(|| EstimateError::NoPlugin { name: PLUGIN, folder: folder.to_owned() })
+    }
+
+    /// Starts the program and waits until the plugin connects.
+    pub(crate) fn start(&self, request: &Request<'_>, interrupted: &dyn Fn() -> bool) -> Result<Traced, EstimateError> {
+        let folder = tempfile::Builder::new().prefix("pagelift-trace").tempdir();
+        let folder = folder.map_err(EstimateError::io("making a folder for the trace's socket"))?;
+        let socket = folder.path().join("socket");
+        let listener = UnixListener::bind(&socket).map_err(EstimateError::io(socket.display().to_string()))?;
+        let mut command = self.command(request, &socket).map_err(EstimateError::io("preparing QEMU"))?;
+        let child = command.spawn().map_err(EstimateError::io(self.command.display().to_string()))?;
+        let mut traced = Traced { child, stream: None, _folder: folder };
+        listener.set_nonblocking(true).map_err(EstimateError::io("the trace's socket"))?;
+        while traced.stream.is_none() {
+            match listener.accept() {
+                Ok((stream, _)) => traced.stream = Some(stream),
+                Err(error) if error.kind() != ErrorKind::WouldBlock => {
+                    return Err(EstimateError::io("the trace's socket")(error));
+                }
+                Err(_) => traced.look(&self.command, interrupted)?,
+            }
+        }
+        Ok(traced)
+    }
+
+    /// The program's output goes to standard error: standard output is the estimate's.
+    fn command(&self, request: &Request<'_>, socket: &Path) -> io::Result<Command> {
+        let mut plugin = OsString::from("file=");
+        plugin.push(&request.plugin);
+        plugin.push(",socket=");
+        plugin.push(socket);
+        let page = linux::pages::base_page().bytes();
+        plugin.push(format!(",page={page},skip={},after={}", request.slice.skip, request.slice.after_seconds));
+        let mut command = Command::new(&self.command);
+        if let Some(variables) = request.environment {
+            command.env_clear().envs(variables.iter().map(|(name, value)| (name, value)));
+        }
+        command.env(VERSION_VARIABLE, self.plugin_version().to_string()).arg("-U").arg(VERSION_VARIABLE);
+        // All instructions that it can translate; the usual CPU has no AVX.
+        command.arg("-cpu").arg("max").arg("-plugin").arg(plugin);
+        command.arg("-0").arg(&request.words[0]).arg(request.program).args(&request.words[1..]);
+        command.stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?));
+        Ok(command)
+    }
+}
+
+/// Has the programs that are started from now on get the same addresses at each start, so that an estimate can be
+/// repeated (personality(2)).
+///
+/// # Errors
+/// The kernel's.
+pub fn fix_addresses() -> io::Result<()> {
+    let persona = personality::get()?;
+    personality::set(persona | Persona::ADDR_NO_RANDOMIZE)?;
+    Ok(())
+}
+
+/// A program under QEMU.
+pub struct Traced {
+    child: Child,
+    stream: Option<UnixStream>,
+    _folder: TempDir,
+}
+
+impl Traced {
+    /// Number of the process. The program's memory is QEMU's, at the same addresses.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// The trace. Reads time out after a moment.
+    pub fn stream(&mut self) -> Result<UnixStream, EstimateError> {
+        let stream = self.stream.take().ok_or(EstimateError::Form)?;
+        let ready = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(LOOK)));
+        ready.map_err(EstimateError::io("the trace's socket"))?;
+        Ok(stream)
+    }
+
+    /// Looks after the program before it has connected, and waits a moment.
+    fn look(&mut self, qemu: &Path, interrupted: &dyn Fn() -> bool) -> Result<(), EstimateError> {
+        let ended = self.child.try_wait().map_err(EstimateError::io("waiting for QEMU"))?;
+        let qemu = qemu.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if let Some(status) = ended {
+            return Err(EstimateError::DidNotBegin { qemu, status: status.to_string() });
+        }
+        if interrupted() {
+            return Err(EstimateError::DidNotBegin { qemu, status: "interrupted".to_owned() });
+        }
+        std::thread::sleep(LOOK / 10);
+        Ok(())
+    }
+
+    /// Ends the program, where it has not ended, and says how.
+    pub fn end(mut self) -> String {
+        self.ended().map_or_else(|error| error.to_string(), |status| status.to_string())
+    }
+
+    fn ended(&mut self) -> io::Result<std::process::ExitStatus> {
+        let begun = Instant::now();
+        let mut told = false;
+        while begun.elapsed() < TO_END {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            // It may be at its end anyway.
+            if !told && begun.elapsed() >= LOOK {
+                kill(Pid::from_raw(self.pid()), Signal::SIGTERM)?;
+                told = true;
+            }
+            std::thread::sleep(LOOK / 10);
+        }
+        self.child.kill()?;
+        self.child.wait()
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interface_follows_the_version() {
+        let of = |version: &str| Qemu { command: PathBuf::new(), version: version.to_owned() }.plugin_version();
+        assert_eq!(of("qemu-x86_64 version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)"), 1);
+        assert_eq!(of("qemu-x86_64 version 8.2.2"), 1);
+        assert_eq!(of("qemu-aarch64 version 10.0.3"), 2);
+        assert_eq!(of("qemu"), 1);
+    }
+}

@@ -1,0 +1,203 @@
+//! Takes the samples: for each footprint all page sizes in turn, forwards and backwards, so that a change of the machine's
+//! speed meets all of them alike.
+
+use crate::chain::{Access, Chain, Layout, Slots, cycle};
+use crate::curve::{Curve, Levels, Point};
+use crate::region::{NoMemory, Region};
+use crate::{Backing, Verdict};
+use fastrand::Rng;
+use lift_plan::{Reason, ThpMode};
+use linux::pages::base_page;
+use machine_facts::machine_facts;
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// Steps of one sample, at least: some 50 µs to 5 ms, by the cost of a step.
+const STEPS: usize = 1 << 15;
+/// The fewest lines of a chain.
+const FEWEST: usize = 16;
+/// Samples of each page size at each footprint, at least.
+const ROUNDS: usize = 5;
+/// The longest chain of jumps in bytes: the branch of AArch64 reaches 128 MiB in each direction.
+const CODE: u64 = 64 << 20;
+/// The usual length of a cache line, where the kernel does not tell it.
+const LINE: usize = 64;
+const SEED: u64 = 0x7461_626c_6520_6f66;
+
+/// Bounds of a measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Time for all of it. Every footprint gets its samples, five at least, even where that takes longer.
+    pub time: Duration,
+    /// The largest footprint in bytes. Twice as much memory and a little more is used at the same time.
+    pub memory: u64,
+}
+
+/// One page size's times.
+#[derive(Clone, Debug, Serialize)]
+pub struct Series {
+    /// What the memory lies on.
+    pub backing: Backing,
+    /// Its times.
+    pub curve: Curve,
+    /// What they show.
+    pub levels: Levels,
+}
+
+/// A page size that could not be measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Unmeasured {
+    /// What the memory should have lain on.
+    pub backing: Backing,
+    /// Why it does not.
+    pub reason: String,
+}
+
+/// All page sizes, for loads or for code.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Measured {
+    /// Base pages first.
+    pub series: Vec<Series>,
+    /// What there was no memory for.
+    pub unmeasured: Vec<Unmeasured>,
+}
+
+/// The whole measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct Probe {
+    /// Base page size in bytes.
+    pub base_page: u64,
+    /// True where the CPU says that it is a virtual one; absent where it cannot be seen.
+    pub virtual_machine: Option<bool>,
+    /// Loads.
+    pub data: Measured,
+    /// Jumps.
+    pub code: Measured,
+    /// What follows, for the huge pages that programs get most often.
+    pub verdict: Option<Verdict>,
+}
+
+/// Measures this machine from the calling thread. It should have a CPU to itself.
+pub fn probe(options: &Options) -> Probe {
+    let backings = backings();
+    // Loads have more page sizes' footprints to show than code.
+    let data = measure(options.memory, options.time.mul_f64(0.6), &backings, Access::Data);
+    let code = measure(options.memory.min(CODE), options.time.mul_f64(0.4), &backings, Access::Code);
+    let virtual_machine = is_virtual_machine();
+    let verdict = Verdict::of(&data, &code, virtual_machine);
+    Probe { base_page: base_page().bytes(), virtual_machine, data, code, verdict }
+}
+
+/// A page size, and why it is known not to be had.
+type Candidate = (Backing, Option<String>);
+
+/// Base pages, transparent huge pages, and the pools that have free pages.
+fn backings() -> Vec<Candidate> {
+    let facts = machine_facts(std::process::id() as i32);
+    let off = |mode| (mode == ThpMode::OffInProcess).then(|| Reason::ThpOffInProcess.to_string());
+    let transparent = facts.thp.map(|thp| (Backing::Transparent(thp.size), off(thp.mode)));
+    // A pool of the same size as transparent huge pages shows the same once more.
+    let shown = transparent.iter().filter(|(_, off)| off.is_none()).map(|(backing, _)| backing.page()).next();
+    let pools = facts.pools.iter().filter(|pool| pool.available > 0 && Some(pool.size) != shown);
+    let pools: Vec<Candidate> = pools.map(|pool| (Backing::Pool(pool.size), None)).collect();
+    [(Backing::Base, None)].into_iter().chain(transparent).chain(pools).collect()
+}
+
+fn measure(memory: u64, time: Duration, backings: &[Candidate], access: Access) -> Measured {
+    let mut measured = Measured::default();
+    let mut regions = Vec::new();
+    for &(backing, ref reason) in backings {
+        match reason.clone().map_or_else(|| region(memory, backing, access).map_err(|error| error.to_string()), Err) {
+            Ok(region) => regions.push((backing, region)),
+            Err(reason) => measured.unmeasured.push(Unmeasured { backing, reason }),
+        }
+    }
+    let Some(huge) = regions.iter().rposition(|(backing, _)| *backing != Backing::Base) else { return measured };
+    let samples = Samples { regions: &regions, packed: huge, access, line: cache_line() };
+    let counts = counts(memory);
+    let deadline = Instant::now() + time;
+    let mut curves = vec![Curve::default(); regions.len()];
+    for (index, &count) in counts.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now()) / (counts.len() - index) as u32;
+        let Ok(points) = samples.at(count, left) else { break };
+        for (curve, point) in curves.iter_mut().zip(points) {
+            curve.points.extend(point);
+        }
+    }
+    for ((backing, _), curve) in regions.iter().zip(curves) {
+        let levels = curve.levels();
+        measured.series.push(Series { backing: *backing, curve, levels });
+    }
+    measured
+}
+
+/// Memory for the largest footprint, writable, or executable for a moment to see whether that is allowed.
+fn region(memory: u64, backing: Backing, access: Access) -> Result<Region, NoMemory> {
+    let page = backing.page().bytes();
+    let region = Region::new(memory.next_multiple_of(page) as usize, backing)?;
+    if access == Access::Code {
+        region.protect(true)?;
+    }
+    Ok(region)
+}
+
+/// Numbers of lines: powers of two and the middle between each two, one line in each base page up to `memory`.
+fn counts(memory: u64) -> Vec<usize> {
+    let most = (memory / base_page().bytes()) as usize;
+    let powers = std::iter::successors(Some(FEWEST), |count| count.checked_mul(2));
+    powers.flat_map(|count| [count, count + count / 2]).take_while(|count| *count <= most).collect()
+}
+
+/// The memory of all page sizes.
+struct Samples<'a> {
+    regions: &'a [(Backing, Region)],
+    /// The index of the one that packed lines lie in: huge pages, so that the control itself has hardly any translation.
+    packed: usize,
+    access: Access,
+    line: usize,
+}
+
+impl Samples<'_> {
+    /// The points of all page sizes where `count` lines are visited.
+    fn at(&self, count: usize, time: Duration) -> Result<Vec<Option<Point>>, NoMemory> {
+        let next = cycle(count, &mut Rng::with_seed(SEED ^ count as u64));
+        let stretch = base_page().bytes() as usize;
+        let mut pairs = vec![Vec::new(); self.regions.len()];
+        let deadline = Instant::now() + time;
+        let mut round = 0;
+        while round < ROUNDS || Instant::now() < deadline {
+            let mut order: Vec<usize> = (0..self.regions.len()).collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            let packed = self.time(self.packed, count, Layout::Packed, &next)?;
+            for index in order {
+                let spread = self.time(index, count, Layout::Spread(stretch), &next)?;
+                pairs[index].push((spread, packed));
+            }
+            round += 1;
+        }
+        Ok(pairs.iter().map(|pairs| Point::of_pairs(count, (count * stretch) as u64, pairs)).collect())
+    }
+
+    fn time(&self, index: usize, count: usize, layout: Layout, next: &[u32]) -> Result<f64, NoMemory> {
+        let slots = Slots { count, layout, line: self.line };
+        let chain = Chain::write(&self.regions[index].1, slots, next, self.access)?;
+        chain.time(count);
+        Ok(chain.time(STEPS))
+    }
+}
+
+/// Bytes of a line of the first cache.
+fn cache_line() -> usize {
+    let text = linux::text::text_of("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size");
+    let told = text.ok().and_then(|text| text.trim().parse().ok());
+    told.filter(|line: &usize| line.is_power_of_two() && (16..=1024).contains(line)).unwrap_or(LINE)
+}
+
+/// The flag `hypervisor` of x86 CPUs in `/proc/cpuinfo`; other architectures do not tell.
+pub fn is_virtual_machine() -> Option<bool> {
+    let text = linux::text::text_of("/proc/cpuinfo").ok()?;
+    let flags = text.lines().find(|line| line.starts_with("flags"))?;
+    Some(flags.split_ascii_whitespace().any(|flag| flag == "hypervisor"))
+}

@@ -1,0 +1,322 @@
+//! Counts events by perf_event_open(2).
+
+use crate::{Counted, Counts, CpuIdentity, EventCount, Family};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use perf_event::events::{Hardware, Raw};
+use perf_event::{Builder, Counter, ReadFormat};
+use std::fs;
+use std::io;
+
+/// Events that are counted at the same time: a hardware thread has four general counters where its core has two threads
+/// (Haswell to Cascade Lake), and the NMI watchdog may hold one. Cycles and instructions have counters of their own on Intel.
+const AT_ONCE: usize = 3;
+/// `perf_event_attr.config` of cycles and instructions has the PMU in its upper half where a CPU has several (Linux 5.13).
+const PMU_SHIFT: u32 = 32;
+const DEVICES: &str = "/sys/bus/event_source/devices";
+const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A process: all its threads, and those that they start.
+    Process(i32),
+    /// What this thread starts from now on, from its exec on, with all descendants.
+    Children,
+    /// Everything, on all CPUs.
+    System,
+}
+
+/// Why nothing is counted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoCounters {
+    /// The kernel has found no performance monitoring unit.
+    #[error(
+        "this machine shows no PMU: {DEVICES} has none of a CPU; needed: a bare machine, or a virtual one whose host passes its \
+         PMU on; fix: on the host, `-cpu host,pmu=on` (QEMU), a metal or whole-socket instance (clouds)"
+    )]
+    NoPmu,
+    /// No table has this CPU.
+    #[error("no table of events for this CPU: {0}; fix: add a file to crates/walk-counters/families")]
+    UnknownCpu(CpuIdentity),
+    /// The kernel does not permit it.
+    #[error(
+        "the kernel permits it not (kernel.perf_event_paranoid is {found}); needed: {needed}, or CAP_PERFMON; fix: as root, or \
+         `sudo sysctl kernel.perf_event_paranoid={needed}`"
+    )]
+    NotPermitted {
+        /// `kernel.perf_event_paranoid`.
+        found: String,
+        /// What would do.
+        needed: i32,
+    },
+    /// Something else.
+    #[error("perf_event_open: {0}")]
+    Kernel(String),
+}
+
+/// Events that are being counted on one kind of core.
+pub struct Counting {
+    counts: Counts,
+    cycles: Vec<Counter>,
+    instructions: Vec<Counter>,
+    /// For each event of the family, one counter for each thread or CPU.
+    events: Vec<Vec<Counter>>,
+}
+
+/// Where counters are opened: a thread or a CPU.
+#[derive(Clone, Copy)]
+enum Place {
+    Thread(i32),
+    Oneself,
+    Cpu(usize),
+}
+
+impl Counting {
+    /// Starts counting the events of this machine's CPU: one for each kind of core.
+    ///
+    /// # Errors
+    /// [`NoCounters`].
+    pub fn start(target: Target) -> Result<Vec<Self>, NoCounters> {
+        if !has_pmu() {
+            return Err(NoCounters::NoPmu);
+        }
+        let cpu = CpuIdentity::read();
+        let families = Family::of(&cpu);
+        if families.is_empty() {
+            return Err(NoCounters::UnknownCpu(cpu));
+        }
+        allow_descriptors();
+        families.into_iter().map(|family| Self::of(family, target)).collect()
+    }
+
+    fn of(family: &'static Family, target: Target) -> Result<Self, NoCounters> {
+        let pmu = family.pmu.as_deref().map(pmu_type).transpose()?;
+        let places = places(target, family)?;
+        let mut with_kernel = true;
+        let mut counting = Self {
+            counts: family.blank(with_kernel),
+            cycles: Vec::new(),
+            instructions: Vec::new(),
+            events: family.events.iter().map(|_| Vec::new()).collect(),
+        };
+        for &place in &places {
+            match counting.open(family, pmu, place, with_kernel) {
+                Err(error) if is_refusal(&error) && with_kernel && !matches!(place, Place::Cpu(_)) => {
+                    with_kernel = false;
+                    counting.open(family, pmu, place, with_kernel).map_err(|error| explained(&error, target))?;
+                }
+                // A thread has ended since it was listed.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                result => result.map_err(|error| explained(&error, target))?,
+            }
+        }
+        counting.counts.with_kernel = with_kernel;
+        if counting.cycles.is_empty() {
+            return Err(NoCounters::Kernel("no thread is left".to_owned()));
+        }
+        Ok(counting)
+    }
+
+    /// Opens all events at one place: cycles and instructions by themselves, the others in groups that are counted together.
+    fn open(&mut self, family: &Family, pmu: Option<u32>, place: Place, with_kernel: bool) -> io::Result<()> {
+        let of_pmu = |hardware: Hardware| {
+            let mut builder = builder(hardware, place, with_kernel);
+            let attributes = builder.attrs_mut();
+            attributes.config |= u64::from(pmu.unwrap_or(0)) << PMU_SHIFT;
+            builder.build()
+        };
+        let cycles = of_pmu(Hardware::CPU_CYCLES)?;
+        let instructions = of_pmu(Hardware::INSTRUCTIONS)?;
+        self.cycles.push(cycles);
+        self.instructions.push(instructions);
+        for first in (0..family.events.len()).step_by(AT_ONCE) {
+            let mut leader: Option<usize> = None;
+            for index in first..(first + AT_ONCE).min(family.events.len()) {
+                let mut builder = builder(Raw::new(family.events[index].config()), place, with_kernel);
+                if let Some(pmu) = pmu {
+                    builder.attrs_mut().type_ = pmu;
+                }
+                let counter = match leader.and_then(|leader| self.events[leader].last_mut()) {
+                    Some(leader) => {
+                        builder.enabled(true);
+                        builder.attrs_mut().set_enable_on_exec(0);
+                        builder.build_with_group(LeaderOf(leader))
+                    }
+                    None => builder.build(),
+                };
+                match counter {
+                    Ok(counter) => {
+                        self.events[index].push(counter);
+                        leader = leader.or(Some(index));
+                    }
+                    Err(error) => self.counts.events[index].not_counted = Some(refused(&error)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The counts until now.
+    pub fn read(&mut self) -> Counts {
+        let mut counts = self.counts.clone();
+        fill(&mut counts.cycles, &mut self.cycles);
+        fill(&mut counts.instructions, &mut self.instructions);
+        for (event, counters) in counts.events.iter_mut().zip(&mut self.events) {
+            fill(event, counters);
+        }
+        counts
+    }
+}
+
+/// The leader of a group, as the library wants it.
+struct LeaderOf<'a>(&'a mut Counter);
+
+impl AsMut<Counter> for LeaderOf<'_> {
+    fn as_mut(&mut self) -> &mut Counter {
+        self.0
+    }
+}
+
+fn builder<'a>(event: impl perf_event::events::Event, place: Place, with_kernel: bool) -> Builder<'a> {
+    let mut builder = Builder::new(event);
+    builder.read_format(ReadFormat::TOTAL_TIME_ENABLED | ReadFormat::TOTAL_TIME_RUNNING);
+    builder.exclude_kernel(!with_kernel).exclude_hv(true);
+    match place {
+        Place::Thread(thread) => builder.observe_pid(thread).any_cpu().inherit(true).enabled(true),
+        Place::Oneself => builder.observe_self().any_cpu().inherit(true).enable_on_exec(true),
+        Place::Cpu(cpu) => builder.any_pid().one_cpu(cpu).enabled(true),
+    };
+    builder
+}
+
+fn fill(event: &mut EventCount, counters: &mut [Counter]) {
+    let mut sum: Option<Counted> = None;
+    for counter in counters {
+        match counter.read_count_and_time() {
+            Ok(read) => {
+                let counted = Counted { raw: read.count, enabled: read.time_enabled, running: read.time_running };
+                sum = Some(sum.unwrap_or_default().plus(counted));
+            }
+            Err(error) => {
+                (event.counted, event.not_counted) = (None, Some(format!("it cannot be read: {error}")));
+                return;
+            }
+        }
+    }
+    // Counted in some threads only is not counted.
+    if event.not_counted.is_none() {
+        event.counted = sum;
+    }
+}
+
+fn places(target: Target, family: &Family) -> Result<Vec<Place>, NoCounters> {
+    let failed = |error: io::Error| NoCounters::Kernel(error.to_string());
+    Ok(match target {
+        Target::Children => vec![Place::Oneself],
+        Target::Process(pid) => {
+            let threads = fs::read_dir(format!("/proc/{pid}/task")).map_err(failed)?;
+            threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).map(Place::Thread).collect()
+        }
+        Target::System => {
+            // Where there are several kinds of cores, the PMU of each names its own.
+            let list = match &family.pmu {
+                Some(pmu) => format!("{DEVICES}/{pmu}/cpus"),
+                None => "/sys/devices/system/cpu/online".to_owned(),
+            };
+            cpu_list(&linux::text::text_of(list).map_err(failed)?).into_iter().map(Place::Cpu).collect()
+        }
+    })
+}
+
+/// Reads a list of CPUs, `0-3,8` for example.
+fn cpu_list(text: &str) -> Vec<usize> {
+    const MOST: usize = 1 << 16;
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse::<usize>().ok()?..=last.trim().parse::<usize>().ok()?.min(MOST))
+    };
+    text.split(',').filter_map(range).flatten().collect()
+}
+
+fn has_pmu() -> bool {
+    let Ok(devices) = fs::read_dir(DEVICES) else { return false };
+    devices.flatten().any(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        name == "cpu" || name == "cpu_core" || name == "cpu_atom" || name.starts_with("armv")
+    })
+}
+
+/// The kernel's number for a PMU.
+fn pmu_type(name: &str) -> Result<u32, NoCounters> {
+    let path = format!("{DEVICES}/{name}/type");
+    let text = linux::text::text_of(&path).map_err(|error| NoCounters::Kernel(format!("{path}: {error}")))?;
+    text.trim().parse().map_err(|_| NoCounters::Kernel(format!("{path} is no number")))
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM))
+}
+
+fn explained(error: &io::Error, target: Target) -> NoCounters {
+    if !is_refusal(error) {
+        return NoCounters::Kernel(refused(error));
+    }
+    let found = linux::text::text_of(PARANOID).map_or_else(|_| "not known".to_owned(), |text| text.trim().to_owned());
+    NoCounters::NotPermitted { found, needed: if target == Target::System { 0 } else { 2 } }
+}
+
+fn refused(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV) => {
+            "the kernel or the hypervisor does not offer the event here".to_owned()
+        }
+        Some(libc::EMFILE) => {
+            "no descriptor is left: each thread takes one for each event; fix: a higher `ulimit -n`".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// Each event of each thread takes a descriptor. Where the limit cannot be raised, the kernel refuses those for which there is
+/// none.
+fn allow_descriptors() {
+    let limits = getrlimit(Resource::RLIMIT_NOFILE);
+    if let Ok((soft, hard)) = limits
+        && soft < hard
+    {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_read() {
+        assert_eq!(cpu_list("0-2,5,7-8\n"), [0, 1, 2, 5, 7, 8]);
+        assert_eq!(cpu_list("nonsense"), Vec::<usize>::new());
+    }
+
+    /// With a PMU there are counts, without one there is the reason.
+    #[test]
+    fn this_process_is_counted_or_the_reason_is_said() {
+        match Counting::start(Target::Process(std::process::id() as i32)) {
+            Ok(mut counting) => {
+                let counts = counting[0].read();
+                assert!(counts.cycles.counted.is_some_and(|counted| counted.enabled > 0), "{counts:?}");
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("; needed: ") || error.to_string().contains("; fix: "), "{error}")
+            }
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_setting_and_the_command() {
+        let error = explained(&io::Error::from_raw_os_error(libc::EACCES), Target::System);
+        assert!(error.to_string().contains("sudo sysctl kernel.perf_event_paranoid=0"), "{error}");
+        let error = explained(&io::Error::from_raw_os_error(libc::ENOENT), Target::Children);
+        assert!(error.to_string().contains("does not offer"), "{error}");
+    }
+}

@@ -1,0 +1,269 @@
+//! What counts mean. Pure.
+
+use crate::{Family, Side, What};
+use serde::Serialize;
+
+/// One count of the kernel, with the times in nanoseconds that its event was wanted and that a counter was free for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counted {
+    /// As counted.
+    pub raw: u64,
+    /// Wanted.
+    pub enabled: u64,
+    /// Counted.
+    pub running: u64,
+}
+
+impl Counted {
+    /// The count for the whole time; `None` where no counter was ever free.
+    pub fn scaled(&self) -> Option<f64> {
+        (self.running > 0).then(|| self.raw as f64 * (self.enabled as f64 / self.running as f64).max(1.0))
+    }
+
+    /// Share of the time that was counted.
+    pub fn share(&self) -> f64 {
+        if self.enabled == 0 { 0.0 } else { (self.running as f64 / self.enabled as f64).min(1.0) }
+    }
+
+    /// Adds the count of another thread or CPU.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            raw: self.raw.saturating_add(other.raw),
+            enabled: self.enabled.saturating_add(other.enabled),
+            running: self.running.saturating_add(other.running),
+        }
+    }
+}
+
+/// A number, or why there is none.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measured {
+    /// The number.
+    Value(f64),
+    /// Why there is none.
+    NotCounted(String),
+}
+
+impl Measured {
+    /// The number, if there is one.
+    pub fn value(&self) -> Option<f64> {
+        match self {
+            Self::Value(value) => Some(*value),
+            Self::NotCounted(_) => None,
+        }
+    }
+
+    fn with(self, other: Self, both: impl Fn(f64, f64) -> Self) -> Self {
+        match (self, other) {
+            (Self::Value(one), Self::Value(two)) => both(one, two),
+            (Self::NotCounted(why), _) | (_, Self::NotCounted(why)) => Self::NotCounted(why),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        self.with(other, |one, two| Self::Value(one + two))
+    }
+
+    fn over(self, other: Self, what: &str) -> Self {
+        self.with(other, |one, two| match two {
+            0.0 => Self::NotCounted(format!("no {what} at all")),
+            two => Self::Value(one / two),
+        })
+    }
+
+    fn times(self, factor: f64) -> Self {
+        match self {
+            Self::Value(value) => Self::Value(value * factor),
+            none => none,
+        }
+    }
+}
+
+/// One event's count, or why there is none.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EventCount {
+    /// What the access is for.
+    pub side: Side,
+    /// What is counted.
+    pub counts: What,
+    /// Its name at the source.
+    pub name: String,
+    /// The count.
+    pub counted: Option<Counted>,
+    /// Why there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_counted: Option<String>,
+}
+
+/// The counts of one kind of core.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Counts {
+    /// Name of the family.
+    pub family: String,
+    /// Where its codes are from.
+    pub source: String,
+    /// Page walkers.
+    pub walkers: Option<u32>,
+    /// The kernel's work is counted too.
+    pub with_kernel: bool,
+    /// Cycles of the hardware thread, not halted.
+    pub cycles: EventCount,
+    /// Instructions retired.
+    pub instructions: EventCount,
+    /// All events of the family.
+    pub events: Vec<EventCount>,
+}
+
+impl Counts {
+    fn of(&self, side: Side, counts: What) -> Measured {
+        match self.events.iter().find(|event| (event.side, event.counts) == (side, counts)) {
+            Some(event) => measured(event),
+            None => Measured::NotCounted(format!("{} has no event for it", self.family)),
+        }
+    }
+
+    /// Loads and stores together.
+    fn of_data(&self, counts: What) -> Measured {
+        match self.of(Side::Data, counts) {
+            Measured::NotCounted(_) => self.of(Side::Loads, counts).plus(self.of(Side::Stores, counts)),
+            value => value,
+        }
+    }
+
+    /// The smallest share of the time that any event was counted; 1 where none had to share a counter.
+    pub fn least_share(&self) -> f64 {
+        let counted = self.events.iter().chain([&self.cycles, &self.instructions]).filter_map(|event| event.counted);
+        counted.filter(|counted| counted.running > 0).map(|counted| counted.share()).fold(1.0, f64::min)
+    }
+}
+
+fn measured(event: &EventCount) -> Measured {
+    match (&event.counted, &event.not_counted) {
+        (Some(counted), _) => counted.scaled().map_or_else(
+            || Measured::NotCounted("no counter was free for it (other users of perf, or the NMI watchdog)".to_owned()),
+            Measured::Value,
+        ),
+        (None, why) => Measured::NotCounted(why.clone().unwrap_or_default()),
+    }
+}
+
+/// What is known of code, or of data.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SideWalks {
+    /// Cycles with a walk in progress, over all cycles. Loads and stores are added, though they can walk at the same time: at
+    /// most so much.
+    pub cycles: Measured,
+    /// Walks in progress, on average.
+    pub in_progress: Measured,
+    /// Walks per 1,000 instructions.
+    pub walks: Measured,
+    /// Misses in the first TLB that hit in the second, per 1,000 instructions.
+    pub l2_hits: Measured,
+    /// Share of the walks that ended at pages of a size, where it was counted.
+    pub sizes: Vec<(What, f64)>,
+    /// Cycles in which the pipeline waited for translation, over all cycles.
+    pub stalls: Measured,
+}
+
+/// What the counts mean. Shares are between 0 and 1.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Walks {
+    /// Instruction fetches.
+    pub code: SideWalks,
+    /// Loads and stores.
+    pub data: SideWalks,
+    /// Share of the walkers' capacity that is used.
+    pub utilisation: Measured,
+    /// Walks of a hypervisor's tables in progress, on average.
+    pub nested: Measured,
+    /// Misses in a second TLB that code and data share, per 1,000 instructions.
+    pub l2_refills: Measured,
+    /// Instructions per cycle.
+    pub instructions_per_cycle: Measured,
+}
+
+const SIZES: [What; 6] =
+    [What::Walks4K, What::WalksCoalesced, What::WalksSmall, What::Walks2M, What::WalksLarge, What::Walks1G];
+
+impl Walks {
+    /// Of these counts.
+    pub fn of(counts: &Counts) -> Self {
+        let (cycles, instructions) = (measured(&counts.cycles), measured(&counts.instructions));
+        let side = |of: &dyn Fn(What) -> Measured| SideWalks {
+            cycles: active(counts, of).over(cycles.clone(), "cycles"),
+            in_progress: of(What::Pending).over(cycles.clone(), "cycles"),
+            walks: of(What::Walks).over(instructions.clone(), "instructions").times(1000.0),
+            l2_hits: of(What::L2Hits).over(instructions.clone(), "instructions").times(1000.0),
+            sizes: sizes(of),
+            stalls: of(What::Stalls).over(cycles.clone(), "cycles"),
+        };
+        Self {
+            code: side(&|what| counts.of(Side::Code, what)),
+            data: side(&|what| counts.of_data(what)),
+            utilisation: utilisation(counts, &cycles),
+            nested: counts.of(Side::Nested, What::Pending).over(cycles.clone(), "cycles"),
+            l2_refills: counts.of(Side::Both, What::L2Refills).over(instructions.clone(), "instructions").times(1000.0),
+            instructions_per_cycle: instructions.over(cycles, "cycles"),
+        }
+    }
+}
+
+/// Cycles with a walk. With one walker no two walks are in progress at once, so that their sum over cycles is that.
+fn active(counts: &Counts, of: &dyn Fn(What) -> Measured) -> Measured {
+    match of(What::Active) {
+        Measured::NotCounted(_) if counts.walkers == Some(1) => of(What::Pending),
+        measured => measured,
+    }
+}
+
+/// Walks in progress of all kinds over walkers times cycles, as Intel's Info_Memory_TLB_Page_Walks_Utilization has it. Cycles
+/// are the core's share of this hardware thread where the family counts that.
+fn utilisation(counts: &Counts, cycles: &Measured) -> Measured {
+    let Some(walkers) = counts.walkers else {
+        return Measured::NotCounted(format!("how many page walkers {} has is not published", counts.family));
+    };
+    let walking = counts.of(Side::Code, What::Pending).plus(counts.of_data(What::Pending));
+    let with_nested = match counts.of(Side::Nested, What::Pending) {
+        nested @ Measured::Value(_) => walking.plus(nested),
+        Measured::NotCounted(_) => walking,
+    };
+    let cycles = match counts.of(Side::Core, What::Cycles) {
+        Measured::NotCounted(_) => cycles.clone(),
+        core => core,
+    };
+    with_nested.over(cycles, "cycles").times(1.0 / f64::from(walkers))
+}
+
+fn sizes(of: &dyn Fn(What) -> Measured) -> Vec<(What, f64)> {
+    let counted: Vec<(What, f64)> =
+        SIZES.into_iter().filter_map(|what| of(what).value().map(|value| (what, value))).collect();
+    let sum: f64 = counted.iter().map(|(_, value)| value).sum();
+    counted.into_iter().filter(|_| sum > 0.0).map(|(what, value)| (what, value / sum)).collect()
+}
+
+impl Family {
+    /// Counts without numbers: each event waits for its own.
+    pub(crate) fn blank(&self, with_kernel: bool) -> Counts {
+        let event = |side, counts, name: &str| EventCount {
+            side,
+            counts,
+            name: name.to_owned(),
+            counted: None,
+            not_counted: None,
+        };
+        Counts {
+            family: self.name.clone(),
+            source: self.source.clone(),
+            walkers: self.walkers,
+            with_kernel,
+            cycles: event(Side::Both, What::Cycles, "cycles"),
+            instructions: event(Side::Both, What::Walks, "instructions"),
+            events: self.events.iter().map(|code| event(code.side, code.counts, &code.name)).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

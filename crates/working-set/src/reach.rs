@@ -1,0 +1,179 @@
+//! How many pages the TLBs of this machine hold, as CPUID tells ([`tlb_model::own_cpu`]). A hypervisor may show anything or
+//! nothing. AArch64 tells no program.
+
+use serde::Serialize;
+use tlb_model::{ArrayShape, Geometry, Second, own_cpu};
+
+/// Sizes of pages as shifts: CPUID tells of x86-64's alone.
+const CLASSES: [(PageClass, u8); 2] = [(PageClass::Base, 12), (PageClass::Huge, 21)];
+
+/// What a TLB translates for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Holds {
+    /// Instruction fetches.
+    Code,
+    /// Loads and stores.
+    Data,
+    /// Both, in competition.
+    Both,
+}
+
+/// Sizes of pages by the level of the page table that maps them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PageClass {
+    /// 4 KiB on x86-64.
+    Base,
+    /// 2 MiB on x86-64.
+    Huge,
+}
+
+/// One TLB.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Level {
+    /// 1 or 2.
+    pub level: u8,
+    /// What it translates for.
+    pub holds: Holds,
+    /// Sizes of pages that it holds.
+    pub pages: Vec<PageClass>,
+    /// Entries.
+    pub entries: u64,
+}
+
+/// The TLBs of one CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Reach {
+    /// All that are told of; none where nothing is told.
+    pub levels: Vec<Level>,
+}
+
+impl Reach {
+    /// Of the CPU that this thread runs on.
+    pub fn of_this_cpu() -> Self {
+        own_cpu().map_or_else(|_| Self::default(), |geometry| Self::of(&geometry))
+    }
+
+    /// Of a CPU with these TLBs.
+    pub fn of(geometry: &Geometry) -> Self {
+        let second = match &geometry.second {
+            Second::Shared(arrays) => vec![(Holds::Both, arrays)],
+            Second::Split { instruction, data } => vec![(Holds::Code, instruction), (Holds::Data, data)],
+        };
+        let first = [(1, Holds::Code, &geometry.instruction), (1, Holds::Data, &geometry.data)];
+        let arrays = first.into_iter().chain(second.into_iter().map(|(holds, arrays)| (2, holds, arrays)));
+        let levels =
+            arrays.flat_map(|(number, holds, arrays)| arrays.iter().map(move |array| level(number, holds, array)));
+        Self { levels: levels.filter(|level| !level.pages.is_empty()).collect() }
+    }
+
+    /// Entries of the last level that code or data with pages of this size can use; `None` where nothing is told. Code and
+    /// data share them where [`Reach::shared`] is true.
+    pub fn entries(&self, holds: Holds, page: PageClass) -> Option<u64> {
+        let usable =
+            |level: &&Level| (level.holds == holds || level.holds == Holds::Both) && level.pages.contains(&page);
+        let last = self.levels.iter().filter(usable).map(|level| level.level).max()?;
+        Some(self.levels.iter().filter(usable).filter(|level| level.level == last).map(|level| level.entries).sum())
+    }
+
+    /// True where code and data compete for the entries of the last level.
+    pub fn shared(&self) -> bool {
+        let last = self.levels.iter().map(|level| level.level).max();
+        self.levels.iter().any(|level| Some(level.level) == last && level.holds == Holds::Both)
+    }
+}
+
+fn level(number: u8, holds: Holds, array: &ArrayShape) -> Level {
+    let pages = CLASSES.iter().filter(|(_, shift)| array.sizes.has(*shift)).map(|(class, _)| *class).collect();
+    Level { level: number, holds, pages, entries: array.entries as u64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tlb_model::{Leaf, geometry_of};
+
+    type Dump = &'static [(u32, u32, [u32; 4])];
+
+    fn reach(dump: Dump) -> Reach {
+        let geometry = geometry_of(|leaf, subleaf| {
+            let found = dump.iter().find(|(l, s, _)| (*l, *s) == (leaf, subleaf));
+            let [eax, ebx, ecx, edx] = found.map_or([0; 4], |(_, _, registers)| *registers);
+            Leaf { eax, ebx, ecx, edx }
+        });
+        geometry.map_or_else(|_| Reach::default(), |geometry| Reach::of(&geometry))
+    }
+
+    const INTEL: [u32; 4] = [0x20, 0x756e_6547, 0x6c65_746e, 0x4965_6e69];
+    const AMD: [u32; 4] = [0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65];
+
+    /// Of a virtual machine on an EPYC of family 25, model 1 (Zen 3); read there.
+    const ZEN_3: Dump = &[
+        (0, 0, AMD),
+        (0x8000_0000, 0, [0x8000_0023, 0, 0, 0]),
+        (0x8000_0005, 0, [0xff40_ff40, 0xff40_ff40, 0x2008_0140, 0x2008_0140]),
+        (0x8000_0006, 0, [0x4800_2200, 0x6800_4200, 0x0200_6140, 0x0800_9140]),
+        (0x8000_0021, 0, [0x204, 0, 0x86, 0]),
+    ];
+
+    #[test]
+    fn amd_has_second_levels_of_its_own_for_code_and_data() {
+        let reach = reach(ZEN_3);
+        assert_eq!(reach.entries(Holds::Code, PageClass::Base), Some(512));
+        assert_eq!(reach.entries(Holds::Data, PageClass::Base), Some(2048));
+        assert_eq!(reach.entries(Holds::Code, PageClass::Huge), Some(512));
+        assert!(!reach.shared() && reach.levels.iter().any(|l| l.level == 1 && l.entries == 64));
+    }
+
+    #[test]
+    fn sizes_of_zen_5_are_in_units_of_32() {
+        const ZEN_5: Dump = &[
+            (0, 0, AMD),
+            (0x8000_0000, 0, [0x8000_0023, 0, 0, 0]),
+            (0x8000_0005, 0, [0xff40_ff40, 0xff40_ff40, 0, 0]),
+            (0x8000_0006, 0, [0x6080_6040, 0x6080_6040, 0, 0]),
+            (0x8000_0021, 0, [1 << 14, 0, 0, 0]),
+        ];
+        let reach = reach(ZEN_5);
+        assert_eq!(reach.entries(Holds::Data, PageClass::Base), Some(4096));
+        assert_eq!(reach.entries(Holds::Code, PageClass::Base), Some(2048));
+    }
+
+    #[test]
+    fn intel_shares_its_second_level_and_huge_pages_reach_half_of_it() {
+        // Leaf 0x18 as on Ice Lake-SP: L2 of 1,024 entries for 4 KiB and 2 MiB, and 1,024 for 4 KiB and 1 GiB.
+        const ICE_LAKE: Dump = &[
+            (0, 0, INTEL),
+            (0x18, 0, [8, 0, 0, 0]),
+            (0x18, 1, [0, 0x0008_0001, 16, 0x4022]),
+            (0x18, 2, [0, 0x0008_0006, 2, 0x4022]),
+            (0x18, 3, [0, 0x0010_000f, 1, 0x4125]),
+            (0x18, 4, [0, 0x0004_0001, 16, 0x4024]),
+            (0x18, 7, [0, 0x0008_0007, 0x80, 0x4043]),
+            (0x18, 8, [0, 0x0008_0009, 0x80, 0x4043]),
+        ];
+        let reach = reach(ICE_LAKE);
+        assert_eq!(reach.entries(Holds::Code, PageClass::Base), Some(2048));
+        assert_eq!(reach.entries(Holds::Data, PageClass::Huge), Some(1024));
+        assert!(reach.shared());
+    }
+
+    #[test]
+    fn descriptors_are_read_where_there_is_no_leaf_0x18() {
+        const SKYLAKE: Dump =
+            &[(0, 0, [0x16, INTEL[1], INTEL[2], INTEL[3]]), (2, 0, [0x7603_6301, 0x00f0_b5ff, 0, 0x00c3_0000])];
+        let reach = reach(SKYLAKE);
+        assert_eq!(reach.entries(Holds::Data, PageClass::Base), Some(1536));
+        assert_eq!(reach.levels.iter().filter(|l| l.level == 1).count(), 4);
+    }
+
+    #[test]
+    fn where_nothing_is_told_nothing_is_known() {
+        let reach = reach(&[(0, 0, [0, INTEL[1], INTEL[2], INTEL[3]])]);
+        assert_eq!(reach, Reach::default());
+        assert_eq!((reach.entries(Holds::Code, PageClass::Base), reach.shared()), (None, false));
+        // Whatever this machine tells.
+        let _ = Reach::of_this_cpu();
+    }
+}

@@ -1,0 +1,207 @@
+//! What was measured.
+
+use crate::{Cleared, LeftOut, Part, PartMarks};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Version of the form in which [`WorkingSet`] is written; grows when a field changes its meaning.
+pub const VERSION: u32 = 1;
+
+/// Pages that one page fault can mark, at most: those around the one that is needed (fault_around_bytes is 64 KiB), or the
+/// pages of a folio of that size.
+const PAGES_PER_FAULT: u64 = 16;
+
+/// The marks at one moment after a clear. Times are seconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reading {
+    /// The time that was waited for.
+    pub after: f64,
+    /// The shortest time that any page had to be marked: from the end of the clear to the start of the reading.
+    pub shortest: f64,
+    /// The longest: from the start of the clear to the end of the reading.
+    pub longest: f64,
+    /// CPU time of the process from the start of the clear to the end of the reading; `None` where the kernel does not tell.
+    pub cpu: Option<f64>,
+    /// Page faults in that time.
+    pub faults: u64,
+    /// What is marked.
+    pub parts: BTreeMap<Part, PartMarks>,
+}
+
+impl Reading {
+    /// Bytes marked in all memory.
+    pub fn marked(&self) -> u64 {
+        self.parts.values().map(|marks| marks.marked).sum()
+    }
+
+    /// Page walks that there must have been: marks of private anonymous memory beyond what page faults explain. On x86-64
+    /// only: elsewhere the kernel may mark several pages for one (contiguous entries of AArch64).
+    fn walks(&self) -> u64 {
+        if !cfg!(target_arch = "x86_64") {
+            return 0;
+        }
+        let marked = self.parts.iter().filter(|(part, _)| part.is_private_anonymous());
+        let pages: u64 = marked.map(|(_, marks)| marks.pages.least).sum();
+        pages.saturating_sub(self.faults.saturating_mul(PAGES_PER_FAULT))
+    }
+}
+
+/// One clear and the readings after it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Round {
+    /// Seconds that the clear took.
+    pub clear: f64,
+    /// Seconds that each reading took.
+    pub reads: Vec<f64>,
+    /// In order of time; fewer than asked for where the process has ended.
+    pub readings: Vec<Reading>,
+}
+
+/// What looking has cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Cost {
+    /// The longest time in seconds for which threads of the process may have waited for the map of its memory, at each
+    /// clear.
+    pub longest_clear: f64,
+    /// The longest reading, in seconds: for its time the process cannot change the map.
+    pub longest_read: f64,
+    /// Number of clears.
+    pub clears: u64,
+    /// Number of readings.
+    pub reads: u64,
+    /// Seconds of all clears and readings together.
+    pub total: f64,
+}
+
+/// At least so many page walks in so much time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WalkBound {
+    /// Walks.
+    pub walks: u64,
+    /// Seconds in which they were.
+    pub seconds: f64,
+    /// CPU seconds of the process in that time.
+    pub cpu_seconds: Option<f64>,
+}
+
+impl WalkBound {
+    /// Walks a second.
+    pub fn per_second(&self) -> f64 {
+        self.walks as f64 / self.seconds
+    }
+}
+
+/// Pages marked over time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WorkingSet {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What was cleared.
+    pub cleared: Cleared,
+    /// What was not looked at.
+    pub left_out: Option<LeftOut>,
+    /// The readings of one round: the median of all by what its last reading has marked.
+    pub curve: Vec<Reading>,
+    /// A lower bound of page walks, from the reading that gives the highest rate; `None` where none can be given.
+    pub walks: Option<WalkBound>,
+    /// What it has cost.
+    pub cost: Cost,
+    /// Everything that was read.
+    pub rounds: Vec<Round>,
+}
+
+impl WorkingSet {
+    pub(crate) fn new(cleared: Cleared, left_out: Option<LeftOut>, rounds: Vec<Round>) -> Self {
+        let curve = curve(&rounds);
+        let walks = walk_bound(&curve);
+        Self { version: VERSION, cleared, left_out, cost: cost(&rounds), curve, walks, rounds }
+    }
+
+    /// The marks of one kind of memory, by time.
+    pub fn of(&self, part: Part) -> Vec<PartMarks> {
+        self.curve.iter().map(|reading| reading.parts.get(&part).copied().unwrap_or_default()).collect()
+    }
+
+    /// The kinds of memory that there are.
+    pub fn parts(&self) -> Vec<Part> {
+        let mut parts: Vec<Part> = self.curve.iter().flat_map(|reading| reading.parts.keys().copied()).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        parts
+    }
+}
+
+fn curve(rounds: &[Round]) -> Vec<Reading> {
+    let points = rounds.iter().map(|round| round.readings.len()).max().unwrap_or(0);
+    let mut whole: Vec<&Round> = rounds.iter().filter(|round| round.readings.len() == points).collect();
+    whole.sort_by_key(|round| round.readings.last().map(Reading::marked));
+    whole.get(whole.len() / 2).map(|round| round.readings.clone()).unwrap_or_default()
+}
+
+fn walk_bound(curve: &[Reading]) -> Option<WalkBound> {
+    let bound =
+        |reading: &Reading| WalkBound { walks: reading.walks(), seconds: reading.longest, cpu_seconds: reading.cpu };
+    let bounds = curve.iter().map(bound).filter(|bound| bound.walks > 0 && bound.seconds > 0.0);
+    bounds.max_by(|one, other| one.per_second().total_cmp(&other.per_second()))
+}
+
+fn cost(rounds: &[Round]) -> Cost {
+    let clears = || rounds.iter().map(|round| round.clear);
+    let reads = || rounds.iter().flat_map(|round| round.reads.iter().copied());
+    Cost {
+        longest_clear: clears().fold(0.0, f64::max),
+        longest_read: reads().fold(0.0, f64::max),
+        clears: clears().count() as u64,
+        reads: reads().count() as u64,
+        total: clears().sum::<f64>() + reads().sum::<f64>(),
+    }
+}
+
+/// Seconds as a number.
+pub(crate) fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Entries;
+
+    fn reading(longest: f64, heap_pages: u64, code_pages: u64, faults: u64) -> Reading {
+        let marks = |pages: u64| PartMarks {
+            resident: 1 << 30,
+            marked: pages << 12,
+            pages: Entries { least: pages, most: pages },
+            ..PartMarks::default()
+        };
+        let parts = BTreeMap::from([(Part::Anonymous, marks(heap_pages)), (Part::Code, marks(code_pages))]);
+        Reading { after: longest, shortest: longest, longest, cpu: Some(longest / 2.0), faults, parts }
+    }
+
+    fn round(clear: f64, readings: Vec<Reading>) -> Round {
+        Round { clear, reads: vec![0.002; readings.len()], readings }
+    }
+
+    #[test]
+    fn the_curve_is_the_median_of_the_rounds() {
+        let rounds = [700, 500, 9_000].map(|pages| round(0.001, vec![reading(0.001, pages, 10, 0)]));
+        let set = WorkingSet::new(Cleared::All, None, rounds.to_vec());
+        assert_eq!(set.of(Part::Anonymous)[0].pages.least, 700);
+        assert_eq!(set.parts(), [Part::Code, Part::Anonymous]);
+        assert!(set.of(Part::Heap)[0].resident == 0);
+        assert_eq!((set.cost.clears, set.cost.reads), (3, 3));
+        assert!((set.cost.total - 0.009).abs() < 1e-9);
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn a_bound_of_walks_counts_anonymous_pages_only_and_leaves_room_for_faults() {
+        let set = |readings| WorkingSet::new(Cleared::All, None, vec![round(0.001, readings)]);
+        let walks = set(vec![reading(0.002, 1_300, 400, 10), reading(0.5, 11_800, 420, 10)]).walks.unwrap();
+        assert_eq!((walks.walks, walks.seconds, walks.cpu_seconds), (1_140, 0.002, Some(0.001)));
+        assert!((walks.per_second() - 570_000.0).abs() < 1e-6);
+        assert_eq!(set(vec![reading(0.002, 150, 9_000, 10)]).walks, None);
+        assert_eq!(set(Vec::new()).walks, None);
+    }
+}
