@@ -13,12 +13,14 @@ mandir      = $(DESTDIR)$(PREFIX)/share/man/man1
 bashdir     = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zshdir      = $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fishdir     = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+unitdir     = $(DESTDIR)$(PREFIX)/lib/systemd/system
 docdir      = $(DESTDIR)$(PREFIX)/share/doc/pagelift
 release     = target/release
 generated   = target/generated
 
 # Models, plans and the simulated kernel, and the rules of the architecture.
-pure        = address-space lift-plan lift-execution heap-contract huge-page-pools observation paired-bench
+pure        = address-space options lift-plan lift-execution heap-abi machine-facts process-view measure \
+              bench-record bench-report health heap-cures pools shootdowns tlb-model walk-counters
 
 .PHONY: all build rust check test mutants suites demo bench install uninstall lint dependencies clean help
 
@@ -40,7 +42,7 @@ rust:
 	@scripts/check-rust $(CARGO)
 
 build: rust
-	$(CARGO) build --release --locked
+	$(CARGO) build --release --locked -p heap-allocator -p demo-program -p tlb-trace
 	@scripts/link-statically $(CARGO) $(release)
 	packaging/library/build $(CARGO)
 	packaging/bill-of-materials $(CARGO) $(release)/pagelift.spdx.json
@@ -57,7 +59,7 @@ mutants: rust
 
 check: lint
 	$(CARGO) test --quiet $(pure:%=-p %)
-	$(CARGO) test --quiet -p pagelift-tests --test architecture
+	$(CARGO) test --locked --quiet -p pagelift-tests --test architecture
 
 suites: build
 	@scripts/install-test-tools suites
@@ -89,6 +91,7 @@ install:
 	install -D -m 755 $(release)/pagelift $(bindir)/pagelift
 	install -D -m 755 $(release)/pagelift-demo-program $(libexecdir)/pagelift-demo-program
 	install -D -m 755 $(release)/libpagelift_heap.so $(libexecdir)/libpagelift_heap.so
+	install -D -m 755 $(release)/libpagelift_trace.so $(libexecdir)/libpagelift_trace.so
 	packaging/library/install $(PREFIX)
 	install -d $(mandir)
 	install -m 644 $(generated)/man/*.1 $(mandir)
@@ -96,8 +99,14 @@ install:
 	install -D -m 644 $(generated)/completions/_pagelift $(zshdir)/_pagelift
 	install -D -m 644 $(generated)/completions/pagelift.fish $(fishdir)/pagelift.fish
 	install -D -m 644 $(release)/pagelift.spdx.json $(docdir)/pagelift.spdx.json
+	install -d $(unitdir)
+	for unit in pagelift-cache.service pagelift-cache-lock.service; do \
+		sed 's|@PREFIX@|$(PREFIX)|g' packaging/systemd/$$unit.in >$(unitdir)/$$unit && chmod 644 $(unitdir)/$$unit || exit 1; \
+	done
+	install -m 644 packaging/systemd/pagelift-cache.timer $(unitdir)
 
 uninstall:
+	rm -f $(unitdir)/pagelift-cache.service $(unitdir)/pagelift-cache-lock.service $(unitdir)/pagelift-cache.timer
 	rm -f $(bindir)/pagelift $(mandir)/pagelift.1 $(mandir)/pagelift-*.1
 	rm -f $(bashdir)/pagelift $(zshdir)/_pagelift $(fishdir)/pagelift.fish
 	rm -rf $(libexecdir) $(docdir)

@@ -3,15 +3,14 @@
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use observation::ProcessMemory;
-use observation::coverage::Usage;
-use pagelift_tests::{PoolReservation, default_huge_page, is_root};
-use paired_bench::burst_run::{BurstRun, ContestantSpec, Observer, Running, Stop};
-use paired_bench::machine_check::look_at_machine;
-use paired_bench::pinning::last_usable_cpu;
-use paired_bench::report::{ContestantFacts, Report, Series, WorkloadFacts};
-use paired_bench::start_up::{Trial, TrialRun};
-use paired_bench::statistics::FEWEST_BLOCKS;
+use measure::burst_run::{BurstRun, Observer, Running, Stop, VariantSpec};
+use measure::machine_check::look_at_machine;
+use measure::pinning::last_usable_cpu;
+use measure::report::{BenchmarkReport, Series, VariantFacts, WorkloadFacts};
+use measure::start_up::{TimedRun, TimedVariant};
+use measure::statistics::FEWEST_BLOCKS;
+use process_view::ProcessMemory;
+use process_view::coverage::Usage;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
+use test_support::{PoolReservation, default_huge_page, is_root};
 
 /// A program to start, in a form that can be started again and shown.
 #[derive(Clone)]
@@ -38,19 +38,19 @@ impl Arm {
         Self { name: name.to_owned(), words, environment: Vec::new(), silent: false, pool_bytes: None }
     }
 
-    /// The same with an environment variable.
+    /// Returns the arm with an environment variable added.
     pub(crate) fn with(mut self, variable: &str, value: &str) -> Self {
         self.environment.push((variable.to_owned(), value.to_owned()));
         self
     }
 
-    /// The same with its standard error thrown away, for what is known to be talkative.
+    /// Returns the arm with its standard error discarded, for programs that print much.
     pub(crate) fn silent(mut self) -> Self {
         self.silent = true;
         self
     }
 
-    /// The same with so many bytes of the pool for each of its starts, where it runs alone.
+    /// Returns the arm with this number of bytes of the pool reserved for each of its starts, where it runs alone.
     pub(crate) fn with_pool(mut self, bytes: u64) -> Self {
         self.pool_bytes = Some(bytes);
         self
@@ -65,11 +65,11 @@ impl Arm {
         command
     }
 
-    pub(crate) fn facts(&self) -> ContestantFacts {
+    pub(crate) fn facts(&self) -> VariantFacts {
         let variables = self.environment.iter().map(|(variable, value)| format!("{variable}={value}"));
         let words = self.words.iter().map(|word| word.to_string_lossy().into_owned());
         let command = variables.chain(words).collect::<Vec<_>>().join(" ");
-        ContestantFacts { name: self.name.clone(), command, ..Default::default() }
+        VariantFacts { name: self.name.clone(), command, ..Default::default() }
     }
 }
 
@@ -88,7 +88,7 @@ impl BurstPlan {
     }
 }
 
-/// How the contestants of a series of bursts live.
+/// How the variants of a series of bursts live.
 pub(crate) enum Course {
     /// Side by side, for the bench's time.
     SideBySide,
@@ -100,7 +100,7 @@ pub(crate) enum Course {
 
 /// The benchmarks' common ground.
 pub(crate) struct Bench {
-    pub(crate) report: Report,
+    pub(crate) report: BenchmarkReport,
     pub(crate) pagelift: PathBuf,
     pub(crate) folder: tempfile::TempDir,
     pub(crate) time: Duration,
@@ -123,7 +123,7 @@ impl Bench {
             None => build_pagelift()?,
         };
         Ok(Self {
-            report: Report::new(look_at_machine(Duration::from_millis(500))),
+            report: BenchmarkReport::new(look_at_machine(Duration::from_millis(500))),
             pagelift,
             folder: tempfile::Builder::new().prefix("pagelift-bench-").tempdir()?,
             time: Duration::from_secs_f64(seconds),
@@ -141,13 +141,13 @@ impl Bench {
         Arm::new(name, pagelift.chain(options).chain(program.iter().map(AsRef::as_ref)))
     }
 
-    /// So many bytes of the pool, or the reason why there are none.
+    /// Returns this number of bytes of the pool, or the reason why there are none.
     pub(crate) fn reserve_pool(&self, bytes: u64) -> Result<PoolReservation, String> {
         let page = default_huge_page().map_err(|error| format!("{error:#}"))?;
         self.reserve_pages(page, page.pages_for(bytes))
     }
 
-    /// So many pages of one size, or the reason why there are none.
+    /// Returns this number of pages of one size, or the reason why there are none.
     pub(crate) fn reserve_pages(&self, page: PageSize, pages: u64) -> Result<PoolReservation, String> {
         reserve_pages(move || PoolReservation::of(page, pages), &self.interrupted)
     }
@@ -168,7 +168,7 @@ impl Bench {
         let mut watch = Watch::new(&plan.name, self.interrupted.clone());
         watch.pools = plan.arms.iter().map(|arm| arm.pool_bytes).collect();
         let run = BurstRun {
-            contestants: plan.arms.iter().map(|arm| ContestantSpec::new(&arm.name, |_| arm.command())).collect(),
+            variants: plan.arms.iter().map(|arm| VariantSpec::new(&arm.name, |_| arm.command())).collect(),
             workloads: vec![plan.workload.clone()],
             seed: self.seed,
             burst: Duration::from_millis(10),
@@ -177,14 +177,14 @@ impl Bench {
             generations: plan.generations,
             stop: Stop::Time(self.time),
             cpu: self.cpu,
-            patience: Duration::from_secs(180),
+            time_limit: Duration::from_secs(180),
         };
         let series = match plan.course {
             Course::SideBySide => run.run(&mut watch)?,
             Course::Alone(rounds) => run.run_alone(rounds, &mut watch)?,
             Course::Exchanged(rounds) => run.run_exchanged(rounds, &mut watch)?,
         };
-        let mut facts: Vec<ContestantFacts> = plan.arms.iter().map(Arm::facts).collect();
+        let mut facts: Vec<VariantFacts> = plan.arms.iter().map(Arm::facts).collect();
         for (facts, seen) in facts.iter_mut().zip(&watch.huge) {
             let bytes: Vec<u64> = seen.iter().flatten().map(Usage::huge_bytes).collect();
             let least = seen.iter().flatten().min_by_key(|usage| usage.huge_bytes());
@@ -199,36 +199,41 @@ impl Bench {
         self.take(Series::new(plan.name, self.seed, facts, workloads, self.cpu, series.samples))
     }
 
-    /// Runs trials interleaved and takes the series into the report. `facts` name and describe the trials.
-    pub(crate) fn run_trials(&mut self, name: &str, trials: Vec<(ContestantFacts, Trial<'_>)>) -> Result<&Series> {
+    /// Runs timed variants interleaved and takes the series into the report. `facts` name and describe the timed variants.
+    pub(crate) fn run_timed(&mut self, name: &str, variants: Vec<(VariantFacts, TimedVariant<'_>)>) -> Result<&Series> {
         let (stop, cpu) = (Stop::Time(self.time), self.cpu);
-        self.run_interleaved(name, trials, 4, stop, cpu)
+        self.run_interleaved(name, variants, 4, stop, cpu)
     }
 
-    /// The same on whatever CPUs the kernel chooses.
-    pub(crate) fn run_trials_anywhere(
+    /// Like [`Bench::run_timed`], on CPUs that the kernel chooses.
+    pub(crate) fn run_timed_anywhere(
         &mut self,
         name: &str,
-        trials: Vec<(ContestantFacts, Trial<'_>)>,
+        variants: Vec<(VariantFacts, TimedVariant<'_>)>,
     ) -> Result<&Series> {
-        self.run_interleaved(name, trials, 4, Stop::Time(self.time), None)
+        self.run_interleaved(name, variants, 4, Stop::Time(self.time), None)
     }
 
-    /// The same for trials of many processes, on all CPUs, which take seconds each: as many rounds as an interval needs.
-    pub(crate) fn run_builds(&mut self, name: &str, trials: Vec<(ContestantFacts, Trial<'_>)>) -> Result<&Series> {
-        self.run_interleaved(name, trials, 0, Stop::Rounds(2 * FEWEST_BLOCKS as u32), None)
+    /// Like [`Bench::run_timed_anywhere`], for timed variants of many processes that take seconds each: as many rounds
+    /// as an interval needs.
+    pub(crate) fn run_builds(
+        &mut self,
+        name: &str,
+        variants: Vec<(VariantFacts, TimedVariant<'_>)>,
+    ) -> Result<&Series> {
+        self.run_interleaved(name, variants, 0, Stop::Rounds(2 * FEWEST_BLOCKS as u32), None)
     }
 
     fn run_interleaved(
         &mut self,
         name: &str,
-        trials: Vec<(ContestantFacts, Trial<'_>)>,
+        variants: Vec<(VariantFacts, TimedVariant<'_>)>,
         warm_up_rounds: u32,
         stop: Stop,
         cpu: Option<usize>,
     ) -> Result<&Series> {
-        let (facts, trials): (Vec<_>, Vec<_>) = trials.into_iter().unzip();
-        let run = TrialRun { trials, seed: self.seed, warm_up_rounds, stop, cpu };
+        let (facts, variants): (Vec<_>, Vec<_>) = variants.into_iter().unzip();
+        let run = TimedRun { variants, seed: self.seed, warm_up_rounds, stop, cpu };
         let samples = run.run(&mut Watch::new(name, self.interrupted.clone()))?;
         let workloads = vec![WorkloadFacts { name: name.to_owned(), steps: 1 }];
         self.take(Series::new(name, self.seed, facts, workloads, cpu, samples))
@@ -249,7 +254,7 @@ impl Bench {
         println!(
             "{} CPUs ({}), kernel {}, {} memory, transparent huge pages: {}, bursts {}",
             machine.cpus,
-            machine.processor.as_deref().unwrap_or(&machine.architecture),
+            machine.cpu_model.as_deref().unwrap_or(&machine.architecture),
             machine.kernel,
             machine.memory_bytes.map_or_else(|| "unknown".to_owned(), format_bytes),
             machine.thp_enabled.as_deref().unwrap_or("not built in"),
@@ -267,10 +272,10 @@ impl Bench {
     }
 }
 
-/// An arm as a trial that is timed from its start to its end, with what it prints thrown away.
-pub(crate) fn process_trial(arm: Arm) -> (ContestantFacts, Trial<'static>) {
+/// An arm as a timed variant that is timed from its start to its end, with what it prints thrown away.
+pub(crate) fn timed_arm(arm: Arm) -> (VariantFacts, TimedVariant<'static>) {
     let arm = arm.silent();
-    (arm.facts(), Trial::process(arm.name.clone(), move || arm.command()))
+    (arm.facts(), TimedVariant::process(arm.name.clone(), move || arm.command()))
 }
 
 /// Builds the `pagelift` of this workspace as users get it, linked statically: cargo alone would link it dynamically, and
@@ -283,7 +288,7 @@ fn build_pagelift() -> Result<PathBuf> {
     if !status.success() {
         bail!("pagelift could not be built; name one with --pagelift FILE");
     }
-    let built = pagelift_tests::workspace().join("target/release/pagelift");
+    let built = test_support::workspace().join("target/release/pagelift");
     built.canonicalize().with_context(|| format!("no pagelift at {}; name one with --pagelift FILE", built.display()))
 }
 
@@ -318,9 +323,9 @@ fn reserve_pages(
 struct Watch {
     bar: ProgressBar,
     interrupted: Arc<AtomicBool>,
-    /// For each contestant, what was read in each generation.
+    /// For each variant, what was read in each generation.
     huge: Vec<Vec<Option<Usage>>>,
-    /// For each contestant, the bytes of the pool that are reserved while it runs.
+    /// For each variant, the bytes of the pool that are reserved while it runs.
     pools: Vec<Option<u64>>,
     pool: Option<PoolReservation>,
 }
@@ -337,27 +342,27 @@ impl Watch {
 }
 
 impl Observer for Watch {
-    fn warmed_up(&mut self, _generation: u32, contestants: &[Running]) {
-        self.huge.resize(contestants.len(), Vec::new());
-        for (seen, contestant) in self.huge.iter_mut().zip(contestants) {
-            seen.push(usage_of(contestant.process_id));
+    fn warmed_up(&mut self, _generation: u32, variants: &[Running]) {
+        self.huge.resize(variants.len(), Vec::new());
+        for (seen, variant) in self.huge.iter_mut().zip(variants) {
+            seen.push(usage_of(variant.process_id));
         }
     }
-    fn starts_alone(&mut self, contestant: usize) -> Result<(), String> {
+    fn starts_alone(&mut self, variant: usize) -> Result<(), String> {
         // What the last one had is given back first: memory may have no room for both.
         self.pool = None;
-        if let Some(bytes) = self.pools.get(contestant).copied().flatten() {
+        if let Some(bytes) = self.pools.get(variant).copied().flatten() {
             let page = default_huge_page().map_err(|error| format!("{error:#}"))?;
             let of = move || PoolReservation::of(page, page.pages_for(bytes));
             self.pool = Some(reserve_pages(of, &self.interrupted)?);
         }
         Ok(())
     }
-    fn measured_alone(&mut self, contestant: usize, process_id: u32) {
-        if self.huge.len() <= contestant {
-            self.huge.resize(contestant + 1, Vec::new());
+    fn measured_alone(&mut self, variant: usize, process_id: u32) {
+        if self.huge.len() <= variant {
+            self.huge.resize(variant + 1, Vec::new());
         }
-        self.huge[contestant].push(usage_of(process_id));
+        self.huge[variant].push(usage_of(process_id));
     }
     fn progress(&mut self, done: f64) {
         self.bar.set_position((done * 1000.0) as u64);
@@ -380,7 +385,7 @@ fn usage_of(process_id: u32) -> Option<Usage> {
 
 /// `20.0 MiB hugetlb, 2.0 MiB thp`.
 fn sources(usage: &Usage) -> String {
-    let source = |huge: &observation::coverage::HugeBytes| format!("{} {}", format_bytes(huge.bytes), huge.kind);
+    let source = |huge: &process_view::coverage::HugeBytes| format!("{} {}", format_bytes(huge.bytes), huge.kind);
     usage.huge.iter().map(source).collect::<Vec<_>>().join(", ")
 }
 

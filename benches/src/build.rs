@@ -2,9 +2,9 @@
 
 use crate::bench::Bench;
 use anyhow::{Context, Result, bail};
-use pagelift_tests::default_huge_page;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use test_support::default_huge_page;
 
 /// How a program is linked.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -13,9 +13,9 @@ pub(crate) enum Linking {
     Default,
     /// Every segment aligned to a huge page, in memory and in the file.
     HugeSegments,
-    /// The same with constants and headers in the code's segment, as linkers did before 2018: two segments.
+    /// Like `HugeSegments`, with constants and headers in the code's segment, as linkers did before 2018: two segments.
     TwoHugeSegments,
-    /// The same at a fixed address.
+    /// Like `TwoHugeSegments`, at a fixed address.
     TwoHugeSegmentsNoPie,
 }
 

@@ -2,17 +2,17 @@
 
 use crate::bench::Bench;
 use crate::images::Store;
-use crate::table::print_trials;
+use crate::table::print_times;
 use anyhow::Result;
-use pagelift_tests::{GOOGLETEST, SourceTree, command_exists, is_root, lifted_programs, same_outputs};
-use paired_bench::MeasureError;
-use paired_bench::report::ContestantFacts;
-use paired_bench::start_up::{Trial, time_to_exit};
+use measure::MeasureError;
+use measure::report::VariantFacts;
+use measure::start_up::{TimedVariant, time_to_exit};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use test_support::{GOOGLETEST, SourceTree, command_exists, is_root, lifted_programs, same_outputs};
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     if !is_root() {
@@ -48,12 +48,12 @@ fn compare(bench: &mut Bench, name: &str, tree: &SourceTree) -> Result<()> {
         lifted: Cell::new(0),
     };
     let ways = [way("plain", None), way("plain once more", None), way("image", Some("image")), way("thp", Some("thp"))];
-    let trials = ways.iter().map(|way| (way.facts(), Trial::new(way.name.clone(), || way.timed()))).collect();
+    let variants = ways.iter().map(|way| (way.facts(), TimedVariant::new(way.name.clone(), || way.timed()))).collect();
     // Once for what the others are compared with, and for the page cache; and the images are made.
     ways[0].timed()?;
     ways[2].timed()?;
-    let series = bench.run_builds(name, trials)?;
-    print_trials(series);
+    let series = bench.run_builds(name, variants)?;
+    print_times(series);
     let files = made.borrow().as_ref().map_or(0, BTreeMap::len);
     let [.., image, thp] = &ways;
     println!(
@@ -91,12 +91,12 @@ impl Way<'_> {
         command
     }
 
-    fn facts(&self) -> ContestantFacts {
-        ContestantFacts { name: self.name.clone(), command: format!("{:?}", self.command()), ..Default::default() }
+    fn facts(&self) -> VariantFacts {
+        VariantFacts { name: self.name.clone(), command: format!("{:?}", self.command()), ..Default::default() }
     }
 
     fn timed(&self) -> Result<Duration, MeasureError> {
-        let problem = |error| MeasureError::Protocol { contestant: self.name.clone(), problem: format!("{error:#}") };
+        let problem = |error| MeasureError::Protocol { variant: self.name.clone(), problem: format!("{error:#}") };
         self.prepare().map_err(problem)?;
         let mut command = self.command();
         command.stderr(Stdio::null());

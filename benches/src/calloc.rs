@@ -51,9 +51,9 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let plan = BurstPlan::new(&name, arms, kind, 2, Course::SideBySide);
         let series = bench.run_bursts(plan)?;
         for (workload, facts) in series.workloads.iter().enumerate() {
-            let compare = |contestant| series.compare(workload, 0, contestant);
+            let compare = |variant| series.compare(workload, 0, variant);
             let steps = facts.steps as f64;
-            let ratio = |contestant| compare(contestant).map_or_else(String::new, |c| with_interval(&c.ratio, 1.0, 2));
+            let ratio = |variant| compare(variant).map_or_else(String::new, |c| with_interval(&c.ratio, 1.0, 2));
             let plain = compare(1).map_or_else(String::new, |c| format!("{:.2}", c.baseline_nanoseconds / steps / 1e3));
             rows.add_row([format!("{}, {}", format_bytes(size), facts.name), plain, ratio(1), ratio(2)]);
         }

@@ -1,7 +1,7 @@
 //! The index of fingerprints (`examples/fingerprint-index`): one heap backed in many ways, each beside the limit that a
 //! hand-written layout on pool pages sets.
 //!
-//! Contestants run alone, one after the other, in turns. Side by side they cannot be compared: the same program differs
+//! Variants run alone, one after the other, in turns. Side by side they cannot be compared: the same program differs
 //! from itself by up to a fifth, by where in the machine's memory its pages lie. Alone, those on the pool get the same
 //! pages in turn.
 //!
@@ -13,9 +13,9 @@ use crate::build::Linking;
 use crate::table::print_bursts;
 use address_space::{PageSize, format_bytes};
 use anyhow::Result;
-use pagelift_tests::{default_huge_page, is_root, meminfo};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use test_support::{default_huge_page, is_root, meminfo};
 
 /// This benchmark's name, and that of the one that asks more closely.
 pub(crate) const NAME: &str = "fingerprints";
@@ -27,7 +27,7 @@ const SIZES: [u64; 3] = [1 << 10, 4 << 10, 12 << 10];
 const THREADS: &str = "2";
 /// Allocators and layouts need more than the index: so many percent of it are counted on.
 const PERCENT: u64 = 125;
-/// How often each contestant is started, for each size: the large ones take long to make.
+/// How often each variant is started, for each size: the large ones take long to make.
 const TURNS: [u32; 3] = [6, 4, 4];
 /// Bursts of each start.
 const BURSTS: u32 = 60;
@@ -97,7 +97,7 @@ fn on_pool(bench: &Bench, words: &[OsString], mebibytes: u64) -> Arm {
 }
 
 /// Who takes part beside the plain program and the limit; true where it takes pool pages.
-fn contestants(bench: &mut Bench, words: &[OsString], mebibytes: u64, pool: bool) -> Vec<(Arm, bool)> {
+fn variants(bench: &mut Bench, words: &[OsString], mebibytes: u64, pool: bool) -> Vec<(Arm, bool)> {
     let plain = |name: &str| Arm::new(name, words).silent();
     let mimalloc = ["-q", "--heap=thp", "--heap-allocator=mimalloc"];
     let mut all = vec![
@@ -154,7 +154,7 @@ fn on_usual_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32)
     if there_is_one {
         arms.insert(0, (by_hand(&words, page), true));
     }
-    arms.append(&mut contestants(bench, &words, mebibytes, there_is_one));
+    arms.append(&mut variants(bench, &words, mebibytes, there_is_one));
     let given = |(arm, pool): (Arm, bool)| if pool && stays.is_none() { arm.with_pool(bytes) } else { arm };
     let arms = arms.into_iter().map(given).collect();
     one_group(bench, &name(mebibytes), arms, turns)
@@ -178,7 +178,7 @@ fn exchanged(bench: &mut Bench, program: &Path, mebibytes: u64, exchanges: u32) 
     }
     let words = words_of(program, mebibytes);
     let (mut arms, others): (Vec<_>, Vec<_>) =
-        contestants(bench, &words, mebibytes, true).into_iter().partition(|(_, pool)| *pool);
+        variants(bench, &words, mebibytes, true).into_iter().partition(|(_, pool)| *pool);
     arms.insert(1, (by_hand(&words, default_huge_page()?), true));
     arms.truncate(room);
     let on_pool = arms.len() as u64;
@@ -199,12 +199,12 @@ fn exchanged(bench: &mut Bench, program: &Path, mebibytes: u64, exchanges: u32) 
     Ok(())
 }
 
-/// The same on the machine's next larger pool pages. Where not all that it takes can be had, the heap has those that
-/// there are, goes on without, and is seen beside the plain program.
+/// Runs on the machine's next larger pool pages. Where not all that it takes can be had, the heap has those that there
+/// are, goes on without, and is seen beside the plain program.
 fn on_largest_pages(bench: &mut Bench, program: &Path, mebibytes: u64, turns: u32) -> Result<()> {
     let Ok(page) = PageSize::new(1 << 30) else { return Ok(()) };
     let title = format!("{} on {page}", name(mebibytes));
-    if !is_root() || !pagelift_tests::pool_file(page, "nr_hugepages").exists() {
+    if !is_root() || !test_support::pool_file(page, "nr_hugepages").exists() {
         bench.report.skip(title, "needs root and a machine with pages of 1 GiB".to_owned());
         return Ok(());
     }

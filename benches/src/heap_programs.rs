@@ -5,10 +5,9 @@ use crate::bench::Bench;
 use crate::table::table;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, Result, ensure};
-use pagelift_tests::{command_exists, default_huge_page};
-use paired_bench::report::{ContestantFacts, Series, WorkloadFacts};
-use paired_bench::sample::Sample;
-use paired_bench::schedule::Schedule;
+use measure::report::{Series, VariantFacts, WorkloadFacts};
+use measure::sample::Sample;
+use measure::schedule::Schedule;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use test_support::{command_exists, default_huge_page};
 
 /// This benchmark's name.
 pub(crate) const NAME: &str = "heap-programs";
@@ -140,7 +140,7 @@ fn measure(bench: &mut Bench, name: &str, ways: &[Way], folder: &Path, rows: &mu
                 generation: 0,
                 round,
                 position,
-                contestant: way,
+                variant: way,
                 workload: 0,
                 wall_nanoseconds: outcome.wall.as_nanos() as u64,
                 cpu_nanoseconds: Some(outcome.cpu.as_nanos() as u64),
@@ -165,7 +165,7 @@ fn measure(bench: &mut Bench, name: &str, ways: &[Way], folder: &Path, rows: &mu
             format_bytes(memory(all)),
             format!("{:.2}", memory(all) as f64 / memory(&outcomes[0]).max(1) as f64),
         ]);
-        facts.push(ContestantFacts {
+        facts.push(VariantFacts {
             name: way.name.clone(),
             command: way.words.clone(),
             notes: vec![format!("anonymous memory and pool pages at most: {}", memory(all))],

@@ -1,17 +1,17 @@
 //! Shared images: what a start costs a program with a very large library, and what many processes of it take of memory.
 
-use crate::bench::{Arm, Bench, process_trial, unmount};
+use crate::bench::{Arm, Bench, timed_arm, unmount};
 use crate::build::Linking;
 use crate::memory::Crowd;
-use crate::table::print_trials;
+use crate::table::print_times;
 use address_space::format_bytes;
 use anyhow::{Result, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::statfs::statfs;
-use pagelift_tests::is_root;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use test_support::is_root;
 
 /// Three times this is the library: code twice, constants once.
 const CONTENT_BYTES: usize = 48 << 20;
@@ -39,16 +39,16 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         lifted("image", "image"),
         lifted("private copy, thp", "thp"),
     ];
-    // By itself, since a copy of the whole library leaves nothing in the processor's caches for whoever comes next.
-    let copied = [&arms[0], &arms[3]].map(|arm| process_trial(arm.clone())).into();
-    print_trials(bench.run_trials("images: a private copy", copied)?);
-    let shared = || arms[..3].iter().cloned().map(process_trial).collect();
-    print_trials(bench.run_trials("images", shared())?);
+    // By itself, since a copy of the whole library empties the CPU's caches for the next variant.
+    let copied = [&arms[0], &arms[3]].map(|arm| timed_arm(arm.clone())).into();
+    print_times(bench.run_timed("images: a private copy", copied)?);
+    let shared = || arms[..3].iter().cloned().map(timed_arm).collect();
+    print_times(bench.run_timed("images", shared())?);
     println!("aim: an image under 1.5 ms over plain exec");
     if bench.cpu.is_some() {
-        // Whoever lifts wakes the program on another one, which takes an interrupt each time.
+        // The helper wakes the program on another CPU, which takes an interrupt each time.
         println!("on whatever CPUs the kernel chooses:");
-        print_trials(bench.run_trials_anywhere("images: on any CPU", shared())?);
+        print_times(bench.run_timed_anywhere("images: on any CPU", shared())?);
     }
     of_the_library(bench, &[&arms[0], &arms[2], &arms[3]])?;
     println!("the store takes {}, which is part of the sum of the images", format_bytes(store.used()?));
@@ -127,7 +127,7 @@ fn of_compilers(bench: &mut Bench, store: &Store) -> Result<()> {
         bench.lifted("image", &options("image"), &[&compiler]).with("PAGELIFT_STORE", &place),
         bench.lifted("private copy, thp", &options("thp"), &[&compiler]),
     ];
-    // More than a pipe holds, so that nobody comes to an end while nobody reads.
+    // More than a pipe holds, so that no program ends before its output is read.
     let functions: String = (0..2000).map(|i| format!("int f{i}(int x) {{ return x * {i} + 1; }}\n")).collect();
     let source = bench.folder.path().join("functions.ii");
     std::fs::write(&source, functions)?;

@@ -6,9 +6,9 @@ use crate::build::Linking;
 use crate::table::{table, with_interval};
 use address_space::format_bytes;
 use anyhow::{Context, Result, ensure};
-use paired_bench::MeasureError;
-use paired_bench::report::{ContestantFacts, Series};
-use paired_bench::start_up::Trial;
+use measure::MeasureError;
+use measure::report::{Series, VariantFacts};
+use measure::start_up::TimedVariant;
 use std::cell::Cell;
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// The program holds its content four times: twice as code, once as constants, once as initialised data.
 const CONTENT_BYTES: usize = 32 << 20;
-/// Room for one lift; contestants never run at the same time.
+/// Room for one lift; variants never run at the same time.
 const POOL_BYTES: u64 = 5 * CONTENT_BYTES as u64;
 /// Executable file-backed memory only; bss and heap would not be copied.
 const WHAT: [&str; 4] = ["--lift", "text,rodata,data", "--objects", "exe"];
@@ -59,17 +59,17 @@ fn measure(bench: &mut Bench, source: &str, options: &[&str], program: &Path, co
         Arm::new(name, [copy.as_os_str(), source.as_ref(), way.as_ref(), length.as_ref(), program.as_os_str()])
     };
     let copies = [arm("plain copy by memcpy", "memcpy"), arm("plain copy by read", "read")];
-    let mut trials: Vec<(ContestantFacts, Trial<'_>)> = Vec::new();
+    let mut variants: Vec<(VariantFacts, TimedVariant<'_>)> = Vec::new();
     for copy in &copies {
-        trials.push((copy.facts(), Trial::new(&copy.name, || copy_once(copy, bytes))));
+        variants.push((copy.facts(), TimedVariant::new(&copy.name, || copy_once(copy, bytes))));
     }
-    let lift_trial = Trial::new(&lift.name, || {
+    let timed_lift = TimedVariant::new(&lift.name, || {
         let (time, bytes) = lift_once(&lift, &report).map_err(|error| problem("lift", format!("{error:#}")))?;
         least.set(least.get().min(bytes));
         Ok(time)
     });
-    trials.push((lift.facts(), lift_trial));
-    let series = bench.run_trials(&format!("lift-time: {source}"), trials)?;
+    variants.push((lift.facts(), timed_lift));
+    let series = bench.run_timed(&format!("lift-time: {source}"), variants)?;
     print(series, source, bytes);
     if least.get() < bytes {
         println!("note: one of the lifts covered only {}", format_bytes(least.get()));
@@ -79,8 +79,8 @@ fn measure(bench: &mut Bench, source: &str, options: &[&str], program: &Path, co
 
 fn print(series: &Series, source: &str, bytes: u64) {
     let mut table = table(&["", "median ms", "ms per 100 MB", "time of the lift over it [95 %]"]);
-    let lift = series.contestants.len() - 1;
-    for (number, contestant) in series.contestants.iter().enumerate() {
+    let lift = series.variants.len() - 1;
+    for (number, variant) in series.variants.iter().enumerate() {
         let other = if number == lift { 0 } else { lift };
         let Some(comparison) = series.compare(0, number, other) else {
             println!("too few rounds for a ratio: give more --seconds");
@@ -88,7 +88,7 @@ fn print(series: &Series, source: &str, bytes: u64) {
         };
         let milliseconds = comparison.baseline_nanoseconds / 1e6;
         table.add_row([
-            contestant.name.clone(),
+            variant.name.clone(),
             format!("{milliseconds:.1}"),
             format!("{:.1}", milliseconds * 1e8 / bytes as f64),
             if number == lift { String::new() } else { with_interval(&comparison.ratio, 1.0, 3) },
@@ -127,6 +127,6 @@ fn copy_once(copy: &Arm, bytes: u64) -> Result<Duration, MeasureError> {
     }
 }
 
-fn problem(contestant: &str, problem: String) -> MeasureError {
-    MeasureError::Protocol { contestant: contestant.to_owned(), problem }
+fn problem(variant: &str, problem: String) -> MeasureError {
+    MeasureError::Protocol { variant: variant.to_owned(), problem }
 }

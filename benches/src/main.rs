@@ -1,6 +1,6 @@
 //! `make bench`: what a lift costs, what it wins, and what others win.
 //!
-//! Every benchmark runs its contestants interleaved (see `paired-bench`), prints a table, and puts every sample into the
+//! Every benchmark runs its variants interleaved (see `measure`), prints a table, and puts every sample into the
 //! JSON report. No time is ever asserted: a table says what was seen.
 #![forbid(unsafe_code)]
 
@@ -59,7 +59,7 @@ struct Options {
     /// The `pagelift` to measure; built from this workspace where it is not given.
     #[arg(long, value_name = "FILE")]
     pagelift: Option<PathBuf>,
-    /// Leaves the contestants free to move between CPUs.
+    /// Leaves the variants free to move between CPUs.
     #[arg(long)]
     no_pin: bool,
     /// Seed of the schedules.

@@ -1,17 +1,17 @@
-//! What many processes of one program take of memory together, by the kernel's own account.
+//! Memory that many processes of one program take together, by the kernel's own counts.
 
 use crate::bench::{Arm, Bench};
 use crate::table::table;
 use address_space::format_bytes;
 use anyhow::{Context, Result, ensure};
-use pagelift_tests::{meminfo, poll_until};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
+use test_support::{meminfo, poll_until};
 
 /// For all processes of one arm to have done their work, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIME_LIMIT: Duration = Duration::from_secs(300);
 /// What the machine must have left beside what the processes take.
 const RESERVE: u64 = 2 << 30;
 
@@ -47,7 +47,7 @@ impl Crowd<'_> {
             let mut row = vec![arm.name.clone()];
             row.extend([all, anonymous, files, images, huge, all / self.processes as u64].map(format_bytes));
             rows.add_row(row);
-            let mut facts = bench.report.series.iter_mut().flat_map(|series| &mut series.contestants);
+            let mut facts = bench.report.series.iter_mut().flat_map(|series| &mut series.variants);
             if let Some(facts) = facts.rfind(|facts| facts.name == arm.name) {
                 let note =
                     format!("{} processes of {} take {all} bytes (sum of Pss)", self.processes, self.words.join(" "));
@@ -73,7 +73,7 @@ impl Waiting {
             waiting.0.push(child);
         }
         for child in &mut waiting.0 {
-            poll_until(PATIENCE, &format!("a process of {}", arm.name), || {
+            poll_until(TIME_LIMIT, &format!("a process of {}", arm.name), || {
                 (crowd.is_ready)(child) || child.try_wait().is_ok_and(|status| status.is_some())
             })?;
             ensure!(child.try_wait()?.is_none(), "{} ended early", arm.name);

@@ -9,18 +9,18 @@ use crate::build::Linking;
 use crate::table::{print_bursts, ratio_line};
 use address_space::format_bytes;
 use anyhow::{Context, Result};
-use pagelift_tests::{command_exists, is_root};
-use paired_bench::burst_run::{BurstRun, ContestantSpec, Stop, Unobserved};
+use measure::burst_run::{BurstRun, Stop, Unobserved, VariantSpec};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use test_support::{command_exists, is_root};
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     code(bench)?;
     heap(bench)
 }
 
-/// Room for the code and data of all contestants that use the pool.
+/// Room for the code and data of all variants that use the pool.
 const CODE_POOL_BYTES: u64 = 256 << 20;
 
 fn code(bench: &mut Bench) -> Result<()> {
@@ -76,7 +76,7 @@ fn code(bench: &mut Bench) -> Result<()> {
 
 /// Size of the heap worker's heap.
 const HEAP_MIB: u64 = 256;
-/// So many contestants live side by side at most.
+/// Maximum number of variants that run side by side.
 const MOST_HEAPS: u64 = 11;
 
 fn heap(bench: &mut Bench) -> Result<()> {
@@ -128,10 +128,10 @@ fn heap(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Tries a contestant for one round; what cannot run is left out with the reason.
+/// Tries a variant for one round; what cannot run is left out with the reason.
 fn add_if_it_runs(bench: &mut Bench, arms: &mut Vec<Arm>, arm: Arm, workload: &str) {
-    let trial = BurstRun {
-        contestants: vec![ContestantSpec::new(&arm.name, |_| arm.command())],
+    let check = BurstRun {
+        variants: vec![VariantSpec::new(&arm.name, |_| arm.command())],
         workloads: vec![workload.to_owned()],
         seed: 1,
         burst: Duration::from_millis(1),
@@ -140,9 +140,9 @@ fn add_if_it_runs(bench: &mut Bench, arms: &mut Vec<Arm>, arm: Arm, workload: &s
         generations: 1,
         stop: Stop::Rounds(2),
         cpu: bench.cpu,
-        patience: Duration::from_secs(60),
+        time_limit: Duration::from_secs(60),
     };
-    match trial.run(&mut Unobserved) {
+    match check.run(&mut Unobserved) {
         Ok(_) => arms.push(arm),
         Err(error) => bench.report.skip(format!("peers: {}", arm.name), error.to_string()),
     }

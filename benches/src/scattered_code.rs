@@ -11,9 +11,9 @@ use crate::bench::{Arm, Bench, BurstPlan, Course};
 use crate::build::Linking;
 use crate::table::{print_bursts, ratio_line};
 use anyhow::{Context, Result};
-use pagelift_tests::is_root;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use test_support::is_root;
 
 /// Room in the pool for two lifted workers, with all that may be lifted in them.
 const POOL_BYTES: u64 = 128 << 20;

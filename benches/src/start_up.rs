@@ -1,7 +1,7 @@
 //! What `pagelift run` costs a program that has nothing to win.
 
-use crate::bench::{Arm, Bench, process_trial};
-use crate::table::print_trials;
+use crate::bench::{Arm, Bench, timed_arm};
+use crate::table::print_times;
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 
@@ -15,8 +15,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         bench.lifted("pagelift run", &[], &[&program]),
         bench.lifted("pagelift run -q", &["-q"], &[&program]),
     ];
-    let series = bench.run_trials("start-up", arms.into_iter().map(process_trial).collect())?;
-    print_trials(series);
+    let series = bench.run_timed("start-up", arms.into_iter().map(timed_arm).collect())?;
+    print_times(series);
     println!("aim: `pagelift run` under 2 ms over plain exec");
     Ok(())
 }

@@ -1,11 +1,11 @@
 //! Chromium without a display renders a local page: the same document and the same picture.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial;
-use pagelift_tests::{Context, Need, tests_folder, trial};
+use libtest_mimic::Trial as Test;
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
+use test_support::{Context, Need, test_case, tests_folder};
 
 const LIMIT: Duration = Duration::from_secs(240);
 const MODES: [(&str, &[&str]); 3] = [
@@ -14,11 +14,11 @@ const MODES: [(&str, &[&str]); 3] = [
     ("only_followed", &["--quiet", "--only", "chromium", "--follow-lifted"]),
 ];
 
-pub fn trials() -> Vec<Trial> {
+pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Thp, Need::Command("chromium".into()), Need::Memory(2 << 30)];
     MODES
         .map(|(name, options)| {
-            trial(format!("chromium/{name}"), needs(), move |t| {
+            test_case(format!("chromium/{name}"), needs(), move |t| {
                 let plain = render(t, "plain", None)?;
                 let lifted = render(t, "lifted", Some(options))?;
                 ensure!(lifted.document == plain.document, "plain\n{}\nlifted\n{}", plain.document, lifted.document);

@@ -2,8 +2,8 @@
 //! machinery.
 
 use crate::compare;
-use libtest_mimic::Trial;
-use pagelift_tests::{Need, PythonRun, PythonTests, trial};
+use libtest_mimic::Trial as Test;
+use test_support::{Need, PythonRun, PythonTests, test_case};
 
 const MODULES: [&str; 44] = [
     "test_asyncio",
@@ -53,10 +53,10 @@ const MODULES: [&str; 44] = [
 ];
 const OPTIONS: [&str; 5] = ["--quiet", "--pages", "thp", "--edges", "merge-read-only"];
 
-pub fn trials() -> Vec<Trial> {
+pub fn tests() -> Vec<Test> {
     let needs = || [PythonTests::needs(), vec![Need::Thp]].concat();
     let of_module = |module: &'static str| {
-        trial(format!("cpython/{module}"), needs(), move |t| {
+        test_case(format!("cpython/{module}"), needs(), move |t| {
             let tests = PythonTests { modules: &[module] };
             let plain = tests.start(t, "plain", PythonRun::Plain)?.finish(t)?.outcomes;
             let run = tests.start(t, "run", PythonRun::EachLifted(&OPTIONS))?.finish(t)?.outcomes;

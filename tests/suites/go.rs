@@ -3,23 +3,23 @@
 
 use crate::{compare, plain_once};
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial;
-use pagelift_tests::{Context, Ending, Need, Outcome, Outcomes, Skipped, scratch_folder, trial};
+use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use test_support::{Context, Ending, Need, Outcome, Outcomes, Skipped, scratch_folder, test_case};
 
 const PACKAGES: [&str; 8] = ["runtime", "runtime/debug", "sync", "os", "os/exec", "os/signal", "syscall", "time"];
 const LIMIT: Duration = Duration::from_secs(900);
 
-pub fn trials() -> Vec<Trial> {
+pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Thp, Need::Command("go".into())];
     let of_package = |package: &'static str| {
         [
-            trial(format!("go/{package}/run"), needs(), move |t| check(t, package, false)),
-            trial(format!("go/{package}/only"), needs(), move |t| check(t, package, true)),
+            test_case(format!("go/{package}/run"), needs(), move |t| check(t, package, false)),
+            test_case(format!("go/{package}/only"), needs(), move |t| check(t, package, true)),
         ]
     };
     PACKAGES.into_iter().flat_map(of_package).collect()

@@ -12,24 +12,24 @@ mod stress_ng;
 mod usr_bin;
 
 use anyhow::{Result, anyhow};
-use pagelift_tests::{Outcomes, main_of};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use test_support::{Outcomes, main_of};
 
 fn main() -> ExitCode {
-    let mut trials = usr_bin::trials();
-    trials.extend(chromium::trials());
-    trials.extend(cpython::trials());
-    trials.extend(go::trials());
-    trials.extend(stress_ng::trials());
-    trials.extend(redis::trials());
-    main_of(trials)
+    let mut tests = usr_bin::tests();
+    tests.extend(chromium::tests());
+    tests.extend(cpython::tests());
+    tests.extend(go::tests());
+    tests.extend(stress_ng::tests());
+    tests.extend(redis::tests());
+    main_of(tests)
 }
 
 type PlainRun = Arc<OnceLock<Result<Outcomes, String>>>;
 
-/// The outcomes of a suite's plain run, which all trials that compare with it share.
+/// The outcomes of a suite's plain run, which all tests that compare with it share.
 ///
 /// # Errors
 /// What `run` said, the same for each caller.
@@ -39,7 +39,7 @@ fn plain_once(suite: &str, run: impl FnOnce() -> Result<Outcomes>) -> Result<Out
     known.get_or_init(|| run().map_err(|e| format!("{e:#}"))).clone().map_err(|e| anyhow!("plain: {e}"))
 }
 
-/// Compares with a plain run and prints a line about both: a suite's own tests are no trials of ours.
+/// Compares with a plain run and prints a line about both: a suite's own tests are no tests of ours.
 ///
 /// # Errors
 /// See [`Outcomes::check_same`].

@@ -2,13 +2,13 @@
 
 use crate::{compare, plain_once};
 use anyhow::{Context as _, Result, bail, ensure};
-use libtest_mimic::Trial;
-use pagelift_tests::{Context, Ending, Need, Outcome, Outcomes, Skipped, pagelift_binary, target_folder, trial};
+use libtest_mimic::Trial as Test;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use test_support::{Context, Ending, Need, Outcome, Outcomes, Skipped, pagelift_binary, target_folder, test_case};
 
 /// For one unit of the suite; a minute or two is usual.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -36,23 +36,23 @@ const WAYS: [(&str, Way); 4] = [
     ("preload", Way::Each(&["--quiet", "--via", "preload"])),
 ];
 
-pub fn trials() -> Vec<Trial> {
+pub fn tests() -> Vec<Test> {
     let units = units().unwrap_or_default();
     if units.is_empty() {
-        return vec![trial("redis", needs(), |_| bail!("the suite names no units"))];
+        return vec![test_case("redis", needs(), |_| bail!("the suite names no units"))];
     }
-    let mut trials = Vec::new();
+    let mut tests = Vec::new();
     for (name, way) in WAYS {
         for unit in &units {
             let mut needs = needs();
             if name == "heap" {
                 needs.push(Need::Pool(POOL));
             }
-            let (unit, ports) = (unit.clone(), FIRST_PORT + trials.len() % RANGES * PORTS);
-            trials.push(trial(format!("redis/{name}/{unit}"), needs, move |t| check(t, name, &unit, way, ports)));
+            let (unit, ports) = (unit.clone(), FIRST_PORT + tests.len() % RANGES * PORTS);
+            tests.push(test_case(format!("redis/{name}/{unit}"), needs, move |t| check(t, name, &unit, way, ports)));
         }
     }
-    trials
+    tests
 }
 
 fn needs() -> Vec<Need> {

@@ -1,10 +1,10 @@
 //! Stressors of stress-ng that verify what they compute or what the kernel gives them.
 
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial;
-use pagelift_tests::{Context, Ending, Need, Skipped, trial};
+use libtest_mimic::Trial as Test;
 use std::process::Command;
 use std::time::Duration;
+use test_support::{Context, Ending, Need, Skipped, test_case};
 
 const STRESSORS: [&str; 60] = [
     "aio",
@@ -73,9 +73,10 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Of stress-ng(1), exit status: not enough resources; not supported here; ended by SIGSYS.
 const NOT_HERE: [i32; 3] = [3, 4, 6];
 
-pub fn trials() -> Vec<Trial> {
+pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Thp, Need::Command("stress-ng".into())];
-    let of_stressor = |name: &'static str| trial(format!("stress_ng/{name}"), needs(), move |t| run_both_ways(t, name));
+    let of_stressor =
+        |name: &'static str| test_case(format!("stress_ng/{name}"), needs(), move |t| run_both_ways(t, name));
     STRESSORS.map(of_stressor).into()
 }
 

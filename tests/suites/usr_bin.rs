@@ -1,10 +1,9 @@
 //! The programs of /usr/bin with arguments that do no harm: what they write and how they end is the same.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use libtest_mimic::Trial;
+use libtest_mimic::Trial as Test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pagelift_tests::{Context, Ending, Need, Session, Skipped, is_root, pagelift_binary, trial};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -12,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
+use test_support::{Context, Ending, Need, Session, Skipped, is_root, pagelift_binary, test_case};
 
 const FOLDER: &str = "/usr/bin";
 const ARGUMENTS: [&str; 2] = ["--version", "--help"];
@@ -24,10 +24,10 @@ const MORE_RUNS: u32 = 50;
 /// Debian's and everybody's `nobody`.
 const NOBODY: u32 = 65534;
 
-pub fn trials() -> Vec<Trial> {
+pub fn tests() -> Vec<Test> {
     let of_program = |(file, name): (PathBuf, String)| {
         let needs = vec![Need::Thp, Need::File(file.to_string_lossy().into_owned())];
-        trial(format!("usr_bin/{name}"), needs, move |t| same_outputs(t, &name))
+        test_case(format!("usr_bin/{name}"), needs, move |t| same_outputs(t, &name))
     };
     programs().into_iter().map(of_program).collect()
 }

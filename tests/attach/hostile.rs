@@ -1,0 +1,232 @@
+//! Programs of users who wish whoever lifts them ill, and programs that change all the time what a lift relies on: nothing
+//! is gained, nothing breaks, and no lift takes longer than is said.
+//!
+//! `PAGELIFT_ROUNDS` sets how often, for long runs:
+//!
+//!     PAGELIFT_ROUNDS=1000 cargo test -p pagelift-tests --test hostile -- changes/exec
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial as Test;
+use nix::sys::signal::Signal;
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+use test_support::{
+    Context, Ending, Kind, Need, Output, Program, Session, View, check_lifted, check_unlifted, copy_program,
+    default_huge_page, main_of, poll_until, process_field, source_of, test_case,
+};
+
+/// Of the user and the group `nobody`.
+const NOBODY: u32 = 65534;
+const ROUNDS: &str = "PAGELIFT_ROUNDS";
+/// The longest that a lift or a restore may take: one call that does not come back, and what is waited for besides.
+const BOUND: Duration = Duration::from_secs(45);
+/// For a program, from its start to its end.
+const LIFETIME: Duration = Duration::from_secs(3600);
+const SIGKILL: i32 = Signal::SIGKILL as i32;
+/// What no hostile program must be able to say.
+const GAINED: &str = "gained";
+
+fn main() -> ExitCode {
+    let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into()), Need::Machine("x86_64".into())];
+    let mut tests: Vec<Test> = Vec::new();
+    for when in ["call", "between", "thread"] {
+        tests.push(test_case(format!("executes_a_set_user_id_program/{when}"), needs(), move |t| steers(t, when)));
+    }
+    tests.push(test_case("executes_a_set_user_id_program/start", needs(), steers_its_start));
+    tests.push(test_case("gives_its_number_on", needs(), gives_its_number_on));
+    tests.push(test_case("escapes_its_sandbox", needs(), escapes));
+    tests.push(test_case("killed_under_a_filter", needs(), killed_under_a_filter));
+    for what in ["exec", "fork", "maps", "mounts", "credentials", "filters"] {
+        tests.push(test_case(format!("changes/{what}"), needs(), move |t| changes(t, what)));
+    }
+    main_of(tests)
+}
+
+fn rounds(otherwise: usize) -> Result<usize> {
+    std::env::var(ROUNDS).map_or(Ok(otherwise), |text| text.parse().with_context(|| format!("{ROUNDS} is no number")))
+}
+
+/// Runs pagelift, which may refuse, but neither crash nor find a fault, nor take longer than [`BOUND`]. Nothing is kept, for
+/// there may be very many of them.
+fn attempt(t: &Context, words: &[&str]) -> Result<Output> {
+    let output = Session::start(t.pagelift(words)?, BOUND)?.finish().with_context(|| format!("{words:?}"))?;
+    let said = !output.stderr.contains("FAULT") && !output.stderr.contains("panicked");
+    let ended = matches!(output.ending, Ending::Exit(0) | Ending::Exit(125));
+    ensure!(said && ended, "{words:?}: {:?}: {}", output.ending, output.stderr);
+    Ok(output)
+}
+
+/// A copy of a program under a name that no other test uses.
+fn installed(t: &Context, program: &str, name: &str, mode: u32) -> Result<PathBuf> {
+    let path = t.folder().join(name);
+    copy_program(t, &Program::named(program)?.build()?, &path)?;
+    fs::set_permissions(&path, Permissions::from_mode(mode))?;
+    Ok(path)
+}
+
+/// The program's memory is shared with another process, so that it lives on when the program executes a set-user-ID
+/// program: that one must not be touched.
+fn steers(t: &Context, when: &str) -> Result<()> {
+    let victim = installed(t, "attach/set_user_id.c", "victim", 0o4755)?;
+    let mut alone = Command::new(&victim);
+    alone.uid(NOBODY).gid(NOBODY).current_dir("/");
+    let alone = t.run(alone)?.success()?.stdout;
+    ensure!(alone.contains("of user 0 ended as it should"), "set-user-ID has no effect where it lies: {alone}");
+    let mut executed = 0;
+    let count = rounds(12)?;
+    for round in 0..count {
+        let output = steer(t, &victim, when).with_context(|| format!("round {round}"))?;
+        if output.ending != Ending::Signal(SIGKILL) {
+            ensure!(output.ending == Ending::Exit(0) && output.stdout.contains(&alone), "{output:?}");
+            executed += 1;
+        }
+        ensure!(!output.stdout.contains(GAINED), "{}", output.stdout);
+    }
+    t.note(format!("executed in {executed} of {count} rounds"));
+    Ok(())
+}
+
+/// Lifts the program once while it tries; it is killed where it is still the first program afterwards.
+fn steer(t: &Context, victim: &Path, when: &str) -> Result<Output> {
+    let mut command = Program::named("attach/executes_set_user_id.c")?.command()?;
+    command.arg(victim).arg(when).uid(NOBODY).gid(NOBODY).current_dir("/");
+    let session = Session::start(command, LIFETIME)?;
+    session.wait_for_line("ready")?;
+    attempt(t, &["attach", "--pages", "thp", &session.pid().to_string()])?;
+    let is_victim = fs::read_link(format!("/proc/{}/exe", session.pid())).is_ok_and(|exe| exe == victim);
+    if !is_victim {
+        // Where it has just ended by itself, the signal comes too late.
+        session.signal(Signal::SIGKILL)?;
+    }
+    session.finish()
+}
+
+/// A process that shares the program's memory writes to the code by which the program makes calls at its start.
+fn steers_its_start(t: &Context) -> Result<()> {
+    let victim = installed(t, "attach/set_user_id.c", "victim-of-start", 0o4755)?;
+    let program = Program::named("attach/steers_its_start.c")?.build()?;
+    let name = program.file_name().and_then(OsStr::to_str).context("a name")?;
+    let (mut executed, count) = (0, rounds(12)?);
+    for round in 0..count {
+        let mut command = t.pagelift(&["run", "--pages", "thp", "--only", name, "--"])?;
+        command.arg(&program).arg(&victim).current_dir("/");
+        let output = Session::start(command, BOUND)?.finish().with_context(|| format!("round {round}"))?;
+        let said = !output.stderr.contains("FAULT") && !output.stderr.contains("panicked");
+        ensure!(said && output.ending == Ending::Exit(0), "round {round}: {output:?}");
+        ensure!(output.stdout.ends_with("ended as it should\n") && !output.stdout.contains(GAINED), "{output:?}");
+        executed += usize::from(output.stdout.contains("set-user-ID program of user 0"));
+    }
+    ensure!(executed > 0, "no code was replaced in any round");
+    t.note(format!("executed in {executed} of {count} rounds"));
+    Ok(())
+}
+
+/// The program that is to be lifted ends, and another one gets its number.
+fn gives_its_number_on(t: &Context) -> Result<()> {
+    let named = |name: &str| installed(t, "attach/gives_its_number_on.c", name, 0o755);
+    let mut command = Command::new(named("number-giver")?);
+    command.arg(named("number-first")?).arg(named("number-second")?);
+    let mut session = t.session_within(command, LIFETIME)?;
+    session.wait_for_line("ready")?;
+    let (mut lifted, count) = (0, rounds(60)?);
+    for round in 0..count {
+        let context = || format!("round {round}; it says: {}", session.stdout_so_far());
+        let output = attempt(t, &["attach", "--pages", "thp", "--all", "number-first"]).with_context(context)?;
+        lifted += usize::from(output.stderr.contains(" MiB on "));
+    }
+    session.send("\n")?;
+    let output = session.finish()?;
+    ensure!(output.stdout.ends_with("none was touched\n"), "{:?}: {}", output.ending, output.stdout);
+    ensure!(lifted > 0, "none of the others was lifted either");
+    t.note(format!("lifted in {lifted} of {count} rounds: {}", output.stdout));
+    output.success().map(drop)
+}
+
+/// One thread exchanges the calls that another is to make.
+fn escapes(t: &Context) -> Result<()> {
+    let mut replaced = 0;
+    for round in 0..rounds(15)? {
+        let folder = t.folder().join(format!("made-{round}"));
+        let mut command = Program::named("attach/escapes_its_sandbox.c")?.command()?;
+        command.arg(&folder);
+        let mut session = Session::start(command, LIFETIME)?;
+        session.wait_for_line("ready")?;
+        attempt(t, &["attach", "--pages", "thp", &session.pid().to_string()])?;
+        session.send("\n")?;
+        let output = session.finish()?.success()?;
+        ensure!(!folder.exists() && output.stdout.ends_with("still confined\n"), "round {round}: {}", output.stdout);
+        replaced += usize::from(!output.stdout.contains("\n0 calls replaced"));
+    }
+    // Else nothing was tried.
+    ensure!(replaced > 0, "no call was replaced in any round");
+    t.note(format!("a call was replaced in {replaced} rounds"));
+    Ok(())
+}
+
+/// The lift is killed at moments spread over all that it takes: the program makes the call that stands there by itself.
+fn killed_under_a_filter(t: &Context) -> Result<()> {
+    let mut command = Program::named("attach/under_seccomp.c")?.command()?;
+    command.arg("lift");
+    let mut session = t.session_within(command, LIFETIME)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid().to_string();
+    for round in 0..rounds(60)? as u64 {
+        let words: &[&str] = if round % 3 == 2 { &["detach", "-q"] } else { &["attach", "-q", "--pages", "thp"] };
+        let mut command = t.pagelift(words)?;
+        command.arg(&pid).stderr(Stdio::null());
+        let mut child = command.spawn()?;
+        // A multiplicative sequence reaches every part of the time that a lift takes.
+        std::thread::sleep(Duration::from_micros(round * 7919 % 16000));
+        child.kill().ok();
+        child.wait()?;
+        ensure!(!session.has_ended()?, "the program has ended in round {round}: {:?}", session.finish()?);
+    }
+    attempt(t, &["attach", "--pages", "thp", &pid])?.success()?;
+    let view = View::of(session.pid())?;
+    check_lifted(&view, view.executable()?, &[Kind::Text], default_huge_page()?, |_| source_of("thp", false))?;
+    attempt(t, &["detach", &pid])?.success()?;
+    let view = View::of(session.pid())?;
+    check_unlifted(&view, view.executable()?)?;
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
+    Ok(())
+}
+
+/// The program is lifted and put back while it changes: it finds nothing wrong, and is not traced afterwards.
+fn changes(t: &Context, what: &str) -> Result<()> {
+    let name = format!("changes-{what}");
+    let mut command = Command::new(installed(t, "attach/changes_all_the_time.c", &name, 0o755)?);
+    command.arg(what);
+    let mut session = t.session_within(command, LIFETIME)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid().to_string();
+    // Of those with children, the children, too.
+    let whom: &[&str] = if ["fork", "filters"].contains(&what) { &["--all", &name] } else { &[&pid] };
+    let (mut lifted, mut longest) = (0, Duration::ZERO);
+    let count = rounds(30)?;
+    for round in 0..count {
+        let context = || format!("round {round}; it says: {}", session.stdout_so_far());
+        let attached = attempt(t, &[&["attach", "--pages", "thp"], whom].concat()).with_context(context)?;
+        let detached = attempt(t, &[&["detach"], whom].concat()).with_context(context)?;
+        lifted += usize::from(attached.stderr.contains(" MiB on "));
+        longest = longest.max(attached.took).max(detached.took);
+    }
+    ensure!(lifted > 0, "it was never lifted");
+    t.note(format!("lifted in {lifted} of {count} rounds; the longest took {longest:.1?}"));
+    if std::env::var_os(ROUNDS).is_some() {
+        println!("{what}: lifted in {lifted} of {count} rounds; the longest took {longest:.1?}");
+    }
+    poll_until(Duration::from_secs(30), "it to be let go", || {
+        process_field(session.pid(), "TracerPid").as_deref() == Some("0")
+    })?;
+    session.send("\n")?;
+    let output = session.finish()?;
+    ensure!(output.stdout.ends_with("nothing was wrong\n"), "{:?}: {}", output.ending, output.stdout);
+    output.success().map(drop)
+}

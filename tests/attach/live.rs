@@ -1,0 +1,224 @@
+//! Programs that run are lifted and put back: they see nothing of it, whatever they are doing, and whoever lifts may be
+//! killed at any moment.
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial as Test;
+use std::fs;
+use std::process::{Command, ExitCode, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+use test_support::{
+    Context, Kind, Need, Program, Session, View, check_lifted, check_unlifted, default_huge_page, main_of, poll_until,
+    process_field, source_of, test_case,
+};
+
+const PROGRAM: &str = "attach/sleeps_in_many_calls.c";
+/// What the program says at its end when it has seen nothing of us.
+const UNHARMED: &str = "0 faults";
+const POOL: u64 = 96 << 20;
+/// The number of clock_nanosleep(2) on x86-64, and the space behind it in `/proc/PID/syscall`.
+const NANOSLEEP: &str = "230 ";
+
+fn main() -> ExitCode {
+    let mut tests: Vec<Test> = Vec::new();
+    for pages in ["thp", "hugetlb"] {
+        let needs = || match pages {
+            "thp" => vec![Need::Root, Need::Thp],
+            _ => vec![Need::Root, Need::Pool(POOL)],
+        };
+        tests.push(test_case(format!("lifted_and_put_back_while_it_waits/{pages}"), needs(), move |t| {
+            alternate(t, pages)
+        }));
+        tests.push(test_case(format!("killed_at_any_moment/{pages}"), needs(), move |t| killed(t, pages)));
+    }
+    for program in ["waits_beside_children", "is_woken_by_signals"] {
+        tests.push(test_case(program, vec![Need::Root, Need::Thp], move |t| interrupted(t, program)));
+    }
+    tests.push(test_case("one_thread_that_sleeps", vec![Need::Root, Need::Thp], single_thread));
+    tests.push(test_case("a_worker_of_the_kernel", vec![Need::Root, Need::Thp], kernel_worker));
+    tests.push(test_case("refused_with_a_reason", vec![Need::Root, Need::Command("strace".into())], refused));
+    tests.push(test_case("all_of_a_name", vec![Need::Root, Need::Thp], all_of_a_name));
+    tests.push(test_case("plan_only", vec![Need::Root, Need::Thp], plan_only));
+    main_of(tests)
+}
+
+fn start(t: &Context) -> Result<Session> {
+    begin(t, Program::named(PROGRAM)?.command()?)
+}
+
+fn begin(t: &Context, command: Command) -> Result<Session> {
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    Ok(session)
+}
+
+fn end(t: &Context, mut session: Session) -> Result<()> {
+    session.send("\n")?;
+    let output = session.finish()?;
+    t.keep(&output);
+    let last = output.stdout.lines().last().unwrap_or_default().to_owned();
+    ensure!(last == UNHARMED, "the program has seen something:\n{}\n{}", output.stdout, output.stderr);
+    output.success().map(drop)
+}
+
+fn pagelift(t: &Context, words: &[&str]) -> Result<String> {
+    Ok(t.run(t.pagelift(words)?)?.success()?.stderr)
+}
+
+/// Code and read-only data on huge pages, everything of the file back on it, many times over.
+fn alternate(t: &Context, pages: &str) -> Result<()> {
+    let session = start(t)?;
+    let pid = session.pid().to_string();
+    let before = View::of(session.pid())?;
+    let protections = before.protections(before.executable()?);
+    for round in 0..25 {
+        pagelift(t, &["attach", "--pages", pages, &pid])?;
+        let view = View::of(session.pid())?;
+        let lifted =
+            check_lifted(&view, view.executable()?, &[Kind::Text, Kind::Rodata], default_huge_page()?, |writable| {
+                source_of(pages, writable)
+            })?;
+        ensure!(view.protections(view.executable()?) == protections, "protections differ after the lift");
+        pagelift(t, &["detach", &pid])?;
+        let view = View::of(session.pid())?;
+        ensure!(view.protections(view.executable()?) == protections, "protections differ after it was put back");
+        let executable = view.executable()?;
+        let files = |view: &View| {
+            let mine = view.space.mappings().iter().filter(|m| m.path() == Some(&executable.path));
+            mine.map(|m| m.range.len()).sum::<u64>()
+        };
+        ensure!(files(&view) == files(&before), "round {round}: not all of the file is mapped again");
+        view.check_read_only_contents(executable)?;
+        if round == 0 {
+            t.note(format!("{} MiB lifted", lifted >> 20));
+        }
+    }
+    ensure!(process_field(session.pid(), "TracerPid").as_deref() == Some("0"), "it is still traced");
+    end(t, session)
+}
+
+/// Kills the lift at moments spread over all that it takes.
+fn killed(t: &Context, pages: &str) -> Result<()> {
+    let mut command = Program::named(PROGRAM)?.command()?;
+    command.env("FORGIVE_EINTR", "1");
+    let session = begin(t, command)?;
+    let resident = || process_field(session.pid(), "VmRSS").and_then(|kb| kb.split(' ').next()?.parse::<u64>().ok());
+    let before = resident().context("its size")?;
+    let pid = session.pid().to_string();
+    for round in 0..120u64 {
+        let words: &[&str] = if round % 3 == 2 { &["detach", "-q"] } else { &["attach", "-q", "--pages", pages] };
+        let mut command = t.pagelift(words)?;
+        command.arg(&pid).stderr(Stdio::null());
+        let mut child = command.spawn()?;
+        // A multiplicative sequence reaches every part of the time that a lift takes.
+        sleep(Duration::from_micros(round * 7919 % 16000));
+        child.kill().ok();
+        child.wait()?;
+        ensure!(fs::exists(format!("/proc/{pid}"))?, "the program has ended after round {round}");
+    }
+    pagelift(t, &["attach", "--pages", "thp", &pid])?;
+    pagelift(t, &["detach", &pid])?;
+    // Of staging copies that were left behind, what was noted is gone again; each is of several MiB.
+    let grown = resident().context("its size")?.saturating_sub(before) >> 10;
+    ensure!(grown < 40, "{grown} MiB were left behind");
+    end(t, session)
+}
+
+/// Calls end for the program's own signals, and for no others.
+fn interrupted(t: &Context, program: &str) -> Result<()> {
+    let session = begin(t, Program::named(&format!("attach/{program}.c"))?.command()?)?;
+    let pid = session.pid().to_string();
+    for _ in 0..60 {
+        pagelift(t, &["attach", "--pages", "thp", &pid])?;
+        pagelift(t, &["detach", &pid])?;
+    }
+    end(t, session)
+}
+
+/// The only thread waits in a call with a time that is left: it ends when it should.
+fn single_thread(t: &Context) -> Result<()> {
+    let mut command = Program::named("start/pie_by_default.c")?.command()?;
+    command.stdin(Stdio::piped());
+    let mut session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid().to_string();
+    for _ in 0..10 {
+        pagelift(t, &["attach", "--pages", "thp", &pid])?;
+        pagelift(t, &["detach", &pid])?;
+    }
+    session.send("\n")?;
+    session.finish()?.success()?;
+    let mut sleeper = Command::new("sleep");
+    // Longer than a lift can take.
+    sleeper.arg("5");
+    let session = t.session(sleeper)?;
+    let pid = session.pid().to_string();
+    let asleep = || fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with(NANOSLEEP));
+    poll_until(Duration::from_secs(30), "its sleep", asleep)?;
+    pagelift(t, &["attach", "--objects", "all", &pid])?;
+    let output = session.finish()?.success()?;
+    // That it ends at all is for the session's own limit of time to say; how late, depends on the machine.
+    ensure!(output.took.as_secs_f64() > 4.99, "slept {:?} instead of 5 s", output.took);
+    Ok(())
+}
+
+/// Such a worker cannot be borrowed, and the program's own choice against transparent huge pages is only suspended.
+fn kernel_worker(t: &Context) -> Result<()> {
+    let mut session = begin(t, Program::named("attach/has_a_kernel_worker.c")?.command()?)?;
+    let pid = session.pid().to_string();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.count();
+    ensure!(tasks == 2, "{tasks} threads; needed: the program's own and one of the kernel");
+    for _ in 0..20 {
+        pagelift(t, &["attach", "--pages", "thp", &pid])?;
+        let view = View::of(session.pid())?;
+        check_lifted(&view, view.executable()?, &[Kind::Text], default_huge_page()?, |_| source_of("thp", false))?;
+        let thp = process_field(session.pid(), "THP_enabled");
+        ensure!(thp.as_deref().is_none_or(|thp| thp == "0"), "THP_enabled: {thp:?}");
+        pagelift(t, &["detach", &pid])?;
+    }
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("read x by 1, transparent huge pages off\n"), "{}", output.stdout);
+    Ok(())
+}
+
+fn refused(t: &Context) -> Result<()> {
+    let gone = t.run(t.pagelift(&["attach", "4194000"])?)?;
+    ensure!(gone.stderr.contains("no process"), "{}", gone.stderr);
+    let session = start(t)?;
+    let pid = session.pid().to_string();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-o", "/dev/null", "-p", &pid]);
+    let strace = t.session(strace)?;
+    strace.wait_for_stderr("attached")?;
+    let traced = t.run(t.pagelift(&["attach", "--pages", "thp", &pid])?)?;
+    ensure!(traced.stderr.contains("traces it already"), "{}", traced.stderr);
+    strace.signal(nix::sys::signal::Signal::SIGINT)?;
+    drop(strace);
+    let view = View::of(session.pid())?;
+    check_unlifted(&view, view.executable()?)?;
+    drop(session);
+    Ok(())
+}
+
+fn all_of_a_name(t: &Context) -> Result<()> {
+    let sessions = [start(t)?, start(t)?];
+    let exe = fs::read_link(format!("/proc/{}/exe", sessions[0].pid()))?;
+    let name = exe.file_name().and_then(|name| name.to_str()).context("a name")?.to_owned();
+    pagelift(t, &["attach", "--pages", "thp", "--all", &name])?;
+    for session in &sessions {
+        let view = View::of(session.pid())?;
+        check_lifted(&view, view.executable()?, &[Kind::Text], default_huge_page()?, |_| source_of("thp", false))?;
+    }
+    pagelift(t, &["detach", "--all", &name])?;
+    sessions.into_iter().try_for_each(|session| end(t, session))
+}
+
+fn plan_only(t: &Context) -> Result<()> {
+    let session = start(t)?;
+    let pid = session.pid().to_string();
+    let output = t.run(t.pagelift(&["attach", "--dry-run", "--pages", "thp", &pid])?)?.success()?;
+    ensure!(output.stdout.contains("To be lifted"), "{}", output.stdout);
+    let view = View::of(session.pid())?;
+    check_unlifted(&view, view.executable()?)
+}

@@ -1,0 +1,236 @@
+//! Programs that run in other namespaces, below another root, in vfork, under seccomp, or as another user: lifted, or
+//! refused with the reason, and unharmed.
+
+use anyhow::{Context as _, Result, ensure};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+use test_support::{
+    Context, Ending, Kind, Need, Output, Program, Session, TestStore, View, check_lifted, check_unlifted, copy_program,
+    default_huge_page, main_of, make_small, poll_until, process_field, source_of, test_case,
+};
+
+/// Of the user and the group `nobody`.
+const NOBODY: u32 = 65534;
+
+fn main() -> ExitCode {
+    let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into()), Need::Machine("x86_64".into())];
+    let with_unshare = || [needs(), vec![Need::Command("unshare".into())]].concat();
+    main_of(vec![
+        test_case("in_other_namespaces", with_unshare(), other_namespaces),
+        test_case("in_a_user_namespace", with_unshare(), user_namespace),
+        test_case("below_another_root", [needs(), vec![Need::Command("chroot".into())]].concat(), other_root),
+        test_case("in_vfork", needs(), in_vfork),
+        test_case("watched_in_vfork", needs(), watched_in_vfork),
+        test_case("asleep_until_another_wakes_it", needs(), asleep_until_woken),
+        test_case("under_a_seccomp_filter", needs(), seccomp_filter),
+        test_case("under_a_filter_that_refuses", needs(), strict_filter),
+        test_case("in_seccomps_strict_mode", needs(), strict_mode),
+        test_case("of_another_user", needs(), another_user),
+    ])
+}
+
+fn pagelift(t: &Context, words: &[&str], store: Option<&TestStore>) -> Result<Output> {
+    let mut command = t.pagelift(words)?;
+    command.envs(store.iter().map(|store| ("PAGELIFT_STORE", &store.path)));
+    t.run(command)
+}
+
+/// Lifts and puts back, and looks at the program each time.
+fn back_and_forth(t: &Context, pid: u32, pages: &str, store: Option<&TestStore>) -> Result<()> {
+    let number = pid.to_string();
+    pagelift(t, &["attach", "--pages", pages, &number], store)?.success()?;
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    match store {
+        Some(store) => ensure!(maps.contains(&store.text()), "nothing is mapped from the store:\n{maps}"),
+        None => {
+            let view = View::of(pid)?;
+            let of_copy = |writable| source_of(pages, writable);
+            check_lifted(&view, view.executable()?, &[Kind::Text], default_huge_page()?, of_copy)?;
+        }
+    }
+    let detached = pagelift(t, &["detach", &number], None)?.success()?;
+    ensure!(detached.stderr.contains("back on the pages of their files"), "{}", detached.stderr);
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    ensure!(store.is_none_or(|store| !maps.contains(&store.text())), "still mapped from the store:\n{maps}");
+    Ok(())
+}
+
+/// The child of a process.
+fn child_of(pid: u32) -> Result<u32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let mut child = None;
+    poll_until(Duration::from_secs(30), "a child", || {
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        child = text.split_whitespace().next().and_then(|number| number.parse().ok());
+        child.is_some()
+    })?;
+    child.context("no child")
+}
+
+/// Also where its parent has not waited for it yet.
+fn has_ended(pid: u32) -> bool {
+    process_field(pid, "State").is_none_or(|state| state.starts_with(['Z', 'X']))
+}
+
+fn end(mut session: Session) -> Result<()> {
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(!output.stdout.contains("differs"), "{}", output.stdout);
+    Ok(())
+}
+
+fn unshared(t: &Context, options: &[&str]) -> Result<Session> {
+    let mut unshare = Command::new("unshare");
+    unshare.args(options).arg("--").arg(Program::named("start/pie_by_default.c")?.build()?);
+    let session = t.session(unshare)?;
+    session.wait_for_line("ready")?;
+    Ok(session)
+}
+
+fn other_namespaces(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    // The mounts are the child's own by now, and so is the store among them.
+    let session = unshared(t, &["--pid", "--mount", "--fork", "--mount-proc"])?;
+    let pid = child_of(session.pid())?;
+    back_and_forth(t, pid, "thp", None)?;
+    back_and_forth(t, pid, "image", Some(&store))?;
+    end(session)
+}
+
+fn user_namespace(t: &Context) -> Result<()> {
+    let session = unshared(t, &["--user", "--map-root-user"])?;
+    back_and_forth(t, session.pid(), "thp", None)?;
+    end(session)
+}
+
+/// No /proc is to be seen there, and no store, so that a copy serves.
+fn other_root(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let root = t.folder().join("root");
+    fs::create_dir(&root)?;
+    copy_program(t, &Program::named("start/static_pie.c")?.build()?, &root.join("program"))?;
+    // `auto` would take the file itself before an image.
+    make_small(&root.join("program"))?;
+    let mut chroot = Command::new("chroot");
+    chroot.arg(&root).arg("/program");
+    let session = t.session(chroot)?;
+    session.wait_for_line("ready")?;
+    back_and_forth(t, session.pid(), "thp", None)?;
+    let pid = session.pid().to_string();
+    let attach = pagelift(t, &["attach", "-v", "--pages", "auto", &pid], Some(&store))?.success()?;
+    for word in [" MiB on ", "image: the kernel refused openat"] {
+        ensure!(attach.stderr.contains(word), "`{word}` is missing in\n{}", attach.stderr);
+    }
+    pagelift(t, &["detach", &pid], None)?.success()?;
+    end(session)
+}
+
+/// The parent cannot be stopped as long as its child lives in its memory; the child can.
+fn in_vfork(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("attach/vforks.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    session.send("go on\n")?;
+    let (pid, child) = (session.pid(), child_of(session.pid())?);
+    let attach = pagelift(t, &["attach", "--pages", "thp", &pid.to_string()], None)?;
+    // On a busy machine the child may have ended before its parent was looked at; then it is lifted.
+    let refused = attach.ending != Ending::Exit(0) && attach.stderr.contains("it is in vfork");
+    let lifted = attach.ending == Ending::Exit(0) && has_ended(child);
+    ensure!(refused || lifted, "{:?}: {}", attach.ending, attach.stderr);
+    let child = child_of(pid)?;
+    let attach = pagelift(t, &["attach", "--pages", "thp", &child.to_string()], None)?;
+    ensure!(attach.ending == Ending::Exit(0) || has_ended(child), "{}", attach.stderr);
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
+    Ok(())
+}
+
+/// Whoever has given it up lets it go on, also while living on.
+fn watched_in_vfork(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("attach/vforks.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    session.send("go on\n")?;
+    child_of(session.pid())?;
+    let watcher = t.session(t.pagelift(&["attach", "--watch", "--pages", "thp", &session.pid().to_string()])?)?;
+    // Refused, or lifted on a machine so busy that the child had ended.
+    watcher.wait_for_stderr("pagelift: ")?;
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
+    watcher.finish()?;
+    Ok(())
+}
+
+/// All others go on while one of them sleeps where it cannot be stopped, for it may be them who wake it.
+fn asleep_until_woken(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("attach/is_woken_by_another.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    session.send("go on\n")?;
+    back_and_forth(t, session.pid(), "thp", None)?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
+    Ok(())
+}
+
+fn confined(t: &Context, words: &[&str]) -> Result<Session> {
+    let mut command = Program::named("attach/under_seccomp.c")?.command()?;
+    command.args(words);
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    Ok(session)
+}
+
+fn seccomp_filter(t: &Context) -> Result<()> {
+    let session = confined(t, &["lift"])?;
+    ensure!(process_field(session.pid(), "Seccomp").as_deref() == Some("2"), "it has no filter");
+    back_and_forth(t, session.pid(), "thp", None)?;
+    end_confined(session)
+}
+
+/// By which it would be killed for our calls: none is made.
+fn strict_filter(t: &Context) -> Result<()> {
+    let session = confined(t, &[])?;
+    let attach = pagelift(t, &["attach", "--pages", "thp", &session.pid().to_string()], None)?;
+    let refused = attach.ending == Ending::Exit(125) && attach.stderr.contains("does not let it call munmap");
+    ensure!(refused, "{:?}: {}", attach.ending, attach.stderr);
+    let view = View::of(session.pid())?;
+    check_unlifted(&view, view.executable()?)?;
+    end_confined(session)
+}
+
+fn strict_mode(t: &Context) -> Result<()> {
+    let session = confined(t, &["strict"])?;
+    ensure!(process_field(session.pid(), "Seccomp").as_deref() == Some("1"), "it is in no strict mode");
+    let attach = pagelift(t, &["attach", "--pages", "thp", &session.pid().to_string()], None)?;
+    ensure!(attach.ending == Ending::Exit(125) && attach.stderr.contains("strict mode"), "{}", attach.stderr);
+    let view = View::of(session.pid())?;
+    check_unlifted(&view, view.executable()?)?;
+    end_confined(session)
+}
+
+fn end_confined(mut session: Session) -> Result<()> {
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
+    Ok(())
+}
+
+/// Nobody lifts what is root's; root lifts what is nobody's.
+fn another_user(t: &Context) -> Result<()> {
+    let program = Program::named("start/pie_by_default.c")?;
+    let session = t.session(program.command()?)?;
+    session.wait_for_line("ready")?;
+    let mut attach = t.pagelift(&["attach", "--pages", "thp", &session.pid().to_string()])?;
+    attach.uid(NOBODY).gid(NOBODY).current_dir("/");
+    let attach = t.run(attach)?;
+    ensure!(attach.ending == Ending::Exit(125) && attach.stderr.contains("own user"), "{}", attach.stderr);
+    end(session)?;
+    let mut command = program.command()?;
+    command.uid(NOBODY).gid(NOBODY).current_dir("/");
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    back_and_forth(t, session.pid(), "thp", None)?;
+    end(session)
+}

@@ -1,0 +1,49 @@
+// May only read, write and end itself, by a filter that kills it for every other call, or by seccomp's strict mode where its
+// word is `strict`; where it is `lift`, it may also make the calls that a lift by transparent huge pages, and its end, need. After a line of input it runs its code and says whether it was right.
+//
+// build: gcc -g -O1 -Wall -Wno-unused-function -D_GNU_SOURCE -o $OUT $SRC
+#define CODE_PAGES 1700
+#include "ranges.h"
+#include "ready.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static int filter(int lift) {
+    const unsigned more = lift ? 0 : 0x10000;
+    struct sock_filter allowed[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        // Where these are not allowed, they are the numbers of no call.
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat + more, 12, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close + more, 11, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap + more, 10, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_munmap + more, 9, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mprotect + more, 8, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mremap + more, 7, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise + more, 6, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigprocmask + more, 5, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_read, 4, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 3, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigreturn, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof allowed / sizeof *allowed, allowed};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+int main(int count, char **words) {
+    uint64_t wanted = run_code();
+    printf("confined\n");
+    fflush(stdout);
+    int strict = count > 1 && !strcmp(words[1], "strict"), lift = count > 1 && !strict;
+    if (strict ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) : filter(lift)) return 1;
+    // What ready() writes is in no buffer of its own now.
+    ready();
+    const char *text = run_code() == wanted ? "all right\n" : "wrong\n";
+    syscall(SYS_write, 1, text, strlen(text));
+    syscall(SYS_exit, 0);
+}

@@ -1,0 +1,232 @@
+//! Programs that are lifted from the page cache of their own files: at the start and while they run. Nothing is copied, and
+//! nothing that the program has written is lost.
+
+mod files;
+mod programs;
+
+use address_space::{AddressRange, PageSize};
+use anyhow::{Result, ensure};
+use files::own_copy;
+use libtest_mimic::Trial as Test;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use test_support::{Context, Ending, Need, Session, View, default_huge_page, main_of, make_small, test_case};
+
+const PROGRAMS: [&str; 3] = ["pie_by_default", "fixed_address_executable", "static_pie"];
+
+fn main() -> ExitCode {
+    let needs = || vec![Need::Root, Need::Kernel(6, 18), Need::Thp, Need::LargeFolios, Need::Command("gcc".into())];
+    let with_python = || [needs(), vec![Need::Command("python3".into())]].concat();
+    let mut tests: Vec<Test> = Vec::new();
+    for program in PROGRAMS {
+        tests.push(test_case(format!("run_lifts_from_the_file/{program}"), needs(), move |t| run(t, program, "file")));
+        tests.push(test_case(format!("auto_takes_the_file/{program}"), needs(), move |t| run(t, program, "auto")));
+    }
+    tests.extend([
+        test_case("what_is_not_to_be_prepared_says_why", needs(), not_prepared),
+        test_case("a_file_that_others_map_says_so", needs(), mapped_by_another),
+        test_case("many_processes_share_one_file", needs(), shared),
+        test_case("attach_maps_anew_what_runs", with_python(), attach),
+        test_case("attach_to_a_program_whose_file_was_replaced", with_python(), replaced),
+        test_case("what_was_written_to_stays", with_python(), written_to),
+        test_case("a_preloaded_program_lifts_itself", needs(), preloaded),
+        test_case("a_program_that_disables_huge_pages_says_so", with_python(), disabled),
+    ]);
+    tests.extend(programs::tests(needs));
+    main_of(tests)
+}
+
+/// What the kernel maps by huge pages of the page cache, and what it could, of the read-only mappings of a file.
+fn from_file(view: &View, path: &Path, size: PageSize) -> (u64, u64) {
+    let own = view.usages.iter().filter(|usage| {
+        let mapping = &usage.mapping;
+        let agrees = mapping.range.start().0 % size.bytes() == mapping.offset % size.bytes();
+        mapping.path().map(Path::new) == Some(path) && !mapping.protection.write && agrees
+    });
+    own.fold((0, 0), |(huge, whole), usage| {
+        (huge + usage.file_huge, whole + usage.mapping.range.whole_pages(size).len())
+    })
+}
+
+/// All that can be is on huge pages of the file, four MiB of code and four of constants at the least less what the base
+/// costs; and the program holds no copy of it.
+fn check_all_from_file(session: &Session, path: &Path) -> Result<()> {
+    let view = View::of(session.pid())?;
+    let (huge, whole) = from_file(&view, path, default_huge_page()?);
+    ensure!(huge == whole && whole >= 8 << 20, "{huge} of {whole} bytes are huge pages of {}", path.display());
+    let own = view.usages.iter().filter(|usage| usage.mapping.path().map(Path::new) == Some(path));
+    let copied: u64 = own.filter(|usage| !usage.mapping.protection.write).map(|usage| usage.anonymous_huge).sum();
+    ensure!(copied == 0, "{copied} bytes are copies");
+    view.check_read_only_contents(view.executable()?)
+}
+
+fn start(t: &Context, options: &[&str], path: &Path) -> Result<Session> {
+    let session = t.session(t.lifted(options, &Command::new(path))?)?;
+    session.wait_for_line("ready")?;
+    Ok(session)
+}
+
+fn end(mut session: Session) -> Result<()> {
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(!output.stdout.contains("differs"), "{}", output.stdout);
+    Ok(())
+}
+
+/// A start prepares the file; the next finds it prepared.
+fn run(t: &Context, program: &str, pages: &str) -> Result<()> {
+    let path = own_copy(t, program)?;
+    make_small(&path)?;
+    for prepare in ["auto", "never"] {
+        let report = t.folder().join(format!("report-{prepare}"));
+        let report_at = report.to_string_lossy();
+        let options = ["--pages", pages, "--lift", "text,rodata", "--prepare", prepare, "--report", &report_at];
+        let session = start(t, &options, &path)?;
+        check_all_from_file(&session, &path)?;
+        session.wait_for_stderr("file")?;
+        end(session)?;
+        let report = fs::read_to_string(report)?;
+        ensure!(report.contains("\"source\": \"file\"") && report.contains("\"unexpected\": []"), "{report}");
+    }
+    Ok(())
+}
+
+fn not_prepared(t: &Context) -> Result<()> {
+    let path = own_copy(t, "fixed_address_executable")?;
+    make_small(&path)?;
+    let session = start(t, &["--pages", "file", "--prepare", "never", "--lift", "text,rodata"], &path)?;
+    session.wait_for_stderr("nothing lifted: its file does not lie in huge folios of the page cache")?;
+    session.wait_for_stderr("pagelift cache prepare")?;
+    end(session)?;
+    // --require makes an error of it, before the program has run.
+    let options = ["--pages", "file", "--prepare", "never", "--lift", "text,rodata", "--require"];
+    let output = t.run(t.lifted(&options, &Command::new(&path))?)?;
+    ensure!(output.ending == Ending::Exit(125) && !output.stdout.contains("ready"), "{output:?}");
+    Ok(())
+}
+
+/// Pages that a running program maps cannot be evicted.
+fn mapped_by_another(t: &Context) -> Result<()> {
+    let path = own_copy(t, "fixed_address_executable")?;
+    make_small(&path)?;
+    let first = t.session(Command::new(&path))?;
+    first.wait_for_line("ready")?;
+    let second = start(t, &["--pages", "file", "--lift", "text,rodata"], &path)?;
+    second.wait_for_stderr(&format!(" {})", first.pid()))?;
+    let view = View::of(second.pid())?;
+    view.check_read_only_contents(view.executable()?)?;
+    end(second)?;
+    end(first)
+}
+
+fn shared(t: &Context) -> Result<()> {
+    let path = own_copy(t, "pie_by_default")?;
+    let sessions = (0..8).map(|_| start(t, &["--pages", "file"], &path)).collect::<Result<Vec<_>>>()?;
+    sessions.iter().try_for_each(|session| check_all_from_file(session, &path))?;
+    sessions.into_iter().try_for_each(end)
+}
+
+/// The program, started so that the kernel maps its file by ordinary pages although it lies in huge folios.
+fn start_on_ordinary_pages(t: &Context, path: &Path) -> Result<Session> {
+    // Once lifted, the file lies in huge folios.
+    end(start(t, &["--pages", "file"], path)?)?;
+    let session = t.session(files::without_huge_pages(path))?;
+    session.wait_for_line("ready")?;
+    let (huge, _) = from_file(&View::of(session.pid())?, path, default_huge_page()?);
+    ensure!(huge == 0, "{huge} bytes are on huge pages without any help: this would check nothing");
+    Ok(session)
+}
+
+fn attach_to(t: &Context, session: &Session) -> Result<()> {
+    let pid = session.pid().to_string();
+    t.run(t.pagelift(&["attach", "--pages", "file", "--lift", "text,rodata", &pid])?)?.success().map(drop)
+}
+
+fn attach(t: &Context) -> Result<()> {
+    let path = own_copy(t, "fixed_address_executable")?;
+    let session = start_on_ordinary_pages(t, &path)?;
+    let before = fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
+    for _ in 0..3 {
+        attach_to(t, &session)?;
+        check_all_from_file(&session, &path)?;
+        // The file is shown where it was shown before: there is nothing to put back.
+        let output = t.run(t.pagelift(&["detach", &session.pid().to_string()])?)?.success()?;
+        ensure!(output.stderr.contains("nothing of it is lifted"), "{}", output.stderr);
+    }
+    let after = fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
+    ensure!(before == after, "the mappings have changed:\n{before}\n{after}");
+    end(session)
+}
+
+/// An upgrade puts another file under the path; the running program keeps its own.
+fn replaced(t: &Context) -> Result<()> {
+    let path = own_copy(t, "fixed_address_executable")?;
+    let session = start_on_ordinary_pages(t, &path)?;
+    let original = fs::read(&path)?;
+    fs::write(t.folder().join("new"), "another file")?;
+    fs::rename(t.folder().join("new"), &path)?;
+    attach_to(t, &session)?;
+    let view = View::of(session.pid())?;
+    let huge: u64 = view.usages.iter().map(|usage| usage.file_huge).sum();
+    ensure!(huge >= 8 << 20, "{huge} bytes are huge pages of the file that was replaced");
+    for usage in view.usages.iter().filter(|usage| usage.file_huge > 0) {
+        let (range, offset) = (usage.mapping.range, usage.mapping.offset as usize);
+        ensure!(view.bytes(range)?[..] == original[offset..offset + range.len() as usize], "{range} differs");
+    }
+    end(session)
+}
+
+/// A debugger writes into the program's code, which makes the page the process's own.
+fn written_to(t: &Context) -> Result<()> {
+    let path = own_copy(t, "fixed_address_executable")?;
+    let session = start_on_ordinary_pages(t, &path)?;
+    let (view, size) = (View::of(session.pid())?, default_huge_page()?);
+    let whole = |usage: &&address_space::MappingUsage| {
+        usage.mapping.path().map(Path::new) == Some(&path) && usage.mapping.range.whole_pages(size).len() > size.bytes()
+    };
+    let constants = view.usages.iter().filter(whole).find(|usage| !usage.mapping.protection.execute);
+    let range = constants.map(|usage| usage.mapping.range.whole_pages(size));
+    let range = range.ok_or_else(|| anyhow::anyhow!("no constants of several huge pages"))?;
+    let block = AddressRange::sized(range.start(), size.bytes());
+    let memory = File::options().read(true).write(true).open(format!("/proc/{}/mem", session.pid()))?;
+    let at = block.start().0 + 0x5123;
+    let mut before = [0];
+    memory.read_exact_at(&mut before, at)?;
+    memory.write_all_at(&[!before[0]], at)?;
+    for _ in 0..2 {
+        attach_to(t, &session)?;
+        let mut now = [0];
+        memory.read_exact_at(&mut now, at)?;
+        ensure!(now[0] == !before[0], "what was written is lost");
+        let (huge, whole) = from_file(&View::of(session.pid())?, &path, size);
+        ensure!(huge + size.bytes() == whole, "{huge} of {whole} bytes are huge, needed all but one page");
+    }
+    memory.write_all_at(&before, at)?;
+    end(session)
+}
+
+/// The launcher prepares the file, and the library in the program maps it.
+fn preloaded(t: &Context) -> Result<()> {
+    let path = own_copy(t, "fixed_address_executable")?;
+    make_small(&path)?;
+    for pages in ["file", "auto"] {
+        let session = start(t, &["--pages", pages, "--via", "preload", "--lift", "text,rodata"], &path)?;
+        session.wait_for_stderr("(file)")?;
+        check_all_from_file(&session, &path)?;
+        end(session)?;
+    }
+    Ok(())
+}
+
+/// Huge pages that are disabled before the exec stay so in what `run` starts.
+fn disabled(t: &Context) -> Result<()> {
+    let path = own_copy(t, "fixed_address_executable")?;
+    end(start(t, &["--pages", "file"], &path)?)?;
+    let lifted = t.lifted(&["--pages", "file", "--lift", "text,rodata"], &Command::new(&path))?;
+    let session = t.session(files::of_command_without_huge_pages(&lifted))?;
+    session.wait_for_line("ready")?;
+    session.wait_for_stderr("PR_SET_THP_DISABLE")?;
+    end(session)
+}

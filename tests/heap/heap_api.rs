@@ -1,0 +1,139 @@
+//! The preloaded heap behind the standard names: the corners of malloc and its kin, C++'s new and delete, libraries that
+//! are loaded and unloaded, and mimalloc's own test suite, which `scripts/fetch-test-sources` fetches as Debian has it.
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial as Test;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+use test_support::{Context, Ending, Need, Output, Program, default_huge_page, main_of, test_case, tests_folder};
+
+const MIB: u64 = 1 << 20;
+const POOL_MIB: u64 = 128;
+
+/// What the heap stands on.
+#[derive(Clone, Copy)]
+enum Ground {
+    Plain,
+    Thp,
+    Pool,
+}
+
+const GROUNDS: [(&str, Ground); 3] = [("plain", Ground::Plain), ("thp", Ground::Thp), ("pool", Ground::Pool)];
+
+fn main() -> ExitCode {
+    let mut tests = Vec::new();
+    for (name, ground) in GROUNDS {
+        tests.push(corners(format!("malloc_corners/{name}"), "malloc_corners.c", ground));
+        tests.push(corners(format!("new_and_delete/{name}"), "new_and_delete.cc", ground));
+        tests.push(corners(format!("frees_across_libraries/{name}"), "frees_across_libraries.c", ground));
+    }
+    for (name, ground) in &GROUNDS[1..] {
+        tests.push(suite(format!("mimalloc_suite/api/{name}"), *ground, api));
+        tests.push(suite(format!("mimalloc_suite/api_fill/{name}"), *ground, api_fill));
+        tests.push(suite(format!("mimalloc_suite/stress/{name}"), *ground, stress));
+    }
+    main_of(tests)
+}
+
+impl Ground {
+    fn needs(self) -> Vec<Need> {
+        match self {
+            Self::Plain => Vec::new(),
+            Self::Thp => vec![Need::Thp],
+            Self::Pool => vec![Need::Thp, Need::Pool(POOL_MIB * MIB)],
+        }
+    }
+
+    /// Runs it to its end.
+    fn run(self, t: &Context, program: Command) -> Result<Output> {
+        let command = match self {
+            Self::Plain => program,
+            Self::Thp => t.lifted(&["--heap=thp", "--heap-allocator=mimalloc"], &program)?,
+            Self::Pool => {
+                let page = format!("--heap={}", default_huge_page()?.bytes());
+                t.lifted(&[&page, &format!("--heap-reserve={}", POOL_MIB * MIB)], &program)?
+            }
+        };
+        let output = t.run_within(command, Duration::from_secs(400))?;
+        if matches!(self, Self::Pool) {
+            let (free, all) = (t.pool()?.free()?, t.pool()?.pages());
+            ensure!(free == all, "{free} of {all} pages of the pool are free");
+        }
+        Ok(output)
+    }
+}
+
+/// Plain too: what is asked for is what the C library's allocator does.
+fn corners(name: String, program: &'static str, ground: Ground) -> Test {
+    let compiler = if program.ends_with(".cc") { "g++" } else { "gcc" };
+    let needs = [vec![Need::Command(compiler.into())], ground.needs()].concat();
+    test_case(name, needs, move |t| {
+        let output = ground.run(t, Program::named(&format!("heap/{program}"))?.command()?)?;
+        ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+        ensure!(output.stdout == "all is well\n", "{}", output.stdout);
+        Ok(())
+    })
+}
+
+fn suite_folder() -> PathBuf {
+    // Of the workspace's own target folder, whichever one this test was built to.
+    test_support::workspace().join("target/test-sources/mimalloc/test")
+}
+
+fn suite(name: String, ground: Ground, body: fn(&Context, Ground) -> Result<()>) -> Test {
+    let there = Need::File(suite_folder().join("test-api.c").to_string_lossy().into_owned());
+    let needs = [vec![there, Need::Command("gcc".into()), Need::Command("g++".into())], ground.needs()].concat();
+    test_case(name, needs, move |t| body(t, ground))
+}
+
+/// Builds a program of the suite against the standard names.
+fn build(t: &Context, source: &str, words: &[&str]) -> Result<PathBuf> {
+    let names = tests_folder().join("heap/programs/mimalloc_suite");
+    let program = t.folder().join(source.replace('.', "_"));
+    let mut compile = Command::new(words.first().context("no compiler")?);
+    compile.args(&words[1..]).args(["-g", "-O1", "-fno-builtin", "-w", "-o"]).arg(&program).arg("-I").arg(names);
+    compile.arg("-I").arg(suite_folder()).arg(suite_folder().join(source)).arg("-lpthread");
+    t.run(compile)?.success()?;
+    Ok(program)
+}
+
+/// The names of the checks that failed, and how many there were in all.
+fn failed(output: &Output) -> Result<(Vec<String>, u64)> {
+    let text = &output.stderr;
+    let name = |line: &str| Some(line.trim().strip_prefix("FAILED: ")?.split(':').next()?.to_owned());
+    let count = |word: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(word)?.trim().strip_prefix(':'));
+        line.and_then(|number| number.trim().parse::<u64>().ok()).with_context(|| format!("no sum in {text}"))
+    };
+    let names: Vec<String> = text.lines().filter_map(name).collect();
+    let count = count("succeeded")? + count("failed")?;
+    ensure!(output.ending == Ending::Exit(names.len() as i32), "{:?}: {text}", output.ending);
+    Ok((names, count))
+}
+
+fn api(t: &Context, ground: Ground) -> Result<()> {
+    for compiler in [&["gcc"][..], &["g++", "-std=c++17", "-x", "c++"]] {
+        let output = ground.run(t, Command::new(build(t, "test-api.c", compiler)?))?;
+        let (names, count) = failed(&output)?;
+        // No standard name aligns by an offset, and realloc to no bytes frees, as the GNU C library has it.
+        ensure!(names == ["malloc-aligned-at2", "realloc-sizezero"] && count >= 30, "{}", output.stderr);
+    }
+    Ok(())
+}
+
+fn api_fill(t: &Context, ground: Ground) -> Result<()> {
+    let output = ground.run(t, Command::new(build(t, "test-api-fill.c", &["gcc"])?))?;
+    let (names, count) = failed(&output)?;
+    ensure!(names.is_empty() && count >= 15, "{}", output.stderr);
+    Ok(())
+}
+
+/// It aborts where a block does not hold what was written to it.
+fn stress(t: &Context, ground: Ground) -> Result<()> {
+    let mut program = Command::new(build(t, "test-stress.c", &["gcc", "-DUSE_STD_MALLOC"])?);
+    program.args(["16", "25", "10"]);
+    let output = ground.run(t, program)?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! `--heap` where cgroups allow less than there is, and what `status` says of it: the program runs to a right end, no page
+//! is touched that the kernel would refuse, and the reason is named.
+
+use address_space::PageSize;
+use anyhow::{Context as _, Result, ensure};
+use std::process::{Command, ExitCode};
+use test_support::{Context, ControlGroup, Ending, Limit, Need, Program, default_huge_page, main_of, test_case};
+
+const MIB: u64 = 1 << 20;
+const REFUSED: &str = "a limit refused pages that the pool had (cgroup or cpuset)";
+
+fn main() -> ExitCode {
+    main_of(vec![
+        test_case("pool_pages_in_use", pool_of(80), |t| pages(t, Limit::HugePages)),
+        test_case("promised_pool_pages", pool_of(80), |t| pages(t, Limit::PromisedHugePages)),
+        test_case("memory/pool_pages_are_not_counted", pool_of(128), |t| memory(t, 80, 128)),
+        test_case("memory/the_rest_beside_the_pool", pool_of(40), |t| memory(t, 320, 40)),
+        test_case(
+            "status_counts_what_large_blocks_asked_for",
+            vec![Need::Command("gcc".into()), Need::Thp],
+            large_blocks,
+        ),
+    ])
+}
+
+fn pool_of(mebibytes: u64) -> Vec<Need> {
+    vec![Need::Command("gcc".into()), Need::Thp, Need::Pool(mebibytes * MIB)]
+}
+
+/// The torture behind these options, in the group, to a right end; the pool is whole afterwards.
+fn torture(t: &Context, group: &ControlGroup, options: &[&str], words: &[&str]) -> Result<()> {
+    let mut torture = Program::named("heap/torture.c")?.command()?;
+    torture.args(words);
+    let output = t.run(group.around(&t.lifted(options, &torture)?))?;
+    ensure!(output.ending == Ending::Exit(0), "{options:?}: {:?}: {}", output.ending, output.stderr);
+    let (free, all) = (t.pool()?.free()?, t.pool()?.pages());
+    ensure!(free == all, "{free} of {all} pages of the pool are free");
+    Ok(())
+}
+
+/// Under limits that leave none, a few, or an arena's worth of the pool's 80 MiB, by each version of cgroups that is here.
+fn pages(t: &Context, limit: fn(PageSize) -> Limit) -> Result<()> {
+    let page = default_huge_page()?;
+    for allowed in [0, 6 * MIB, 40 * MIB] {
+        let (limit, allowed) = (limit(page), allowed / page.bytes() * page.bytes());
+        if let Some(group) = ControlGroup::of_version_2(limit, allowed)? {
+            t.note("in version 2");
+            pages_within(t, &group, page, allowed)?;
+        }
+        let group = ControlGroup::with(t, limit, allowed)?;
+        pages_within(t, &group, page, allowed)?;
+    }
+    Ok(())
+}
+
+/// The heap is to take all of the pool, or what it finds.
+fn pages_within(t: &Context, group: &ControlGroup, page: PageSize, allowed: u64) -> Result<()> {
+    let option = format!("--heap={}", page.bytes());
+    let reserve = format!("--heap-reserve={}", 80 * MIB);
+    for options in [&[&*option][..], &[&*option, &*reserve]] {
+        torture(t, group, options, &["3000", "2", "0", "3"])?;
+    }
+    if allowed == 0 {
+        // The pool is full: it is the limit that has to be raised.
+        let mut required = t.lifted(&[&*option, "--require"], &Command::new("true"))?;
+        required = group.around(&required);
+        let output = t.run(required)?;
+        let file = group.file();
+        ensure!(output.ending == Ending::Exit(125), "{output:?}");
+        let needed = format!("fix: echo BYTES > {}", file.display());
+        ensure!(
+            output.stderr.contains("a cgroup allows no more pages") && output.stderr.contains(&needed),
+            "{output:?}"
+        );
+        ensure!(!output.stderr.contains("nr_hugepages"), "{output:?}");
+        let library = test_support::pagelift_binary()?.with_file_name("libpagelift_heap.so");
+        let words = format!("PAGELIFT=heap={} only=seq", page.bytes());
+        let mut seq = Command::new("env");
+        seq.arg(format!("LD_PRELOAD={}", library.display())).args([&*words, "seq", "1"]);
+        let output = t.run(group.around(&seq))?.success()?;
+        let said = output.stderr;
+        ensure!(said.contains("hugetlb limit") && !said.contains("nr_hugepages"), "from inside: {said}");
+    }
+    let holder = Program::named("heap/threads_hold_a_little.c")?.command()?;
+    let mut session = t.session(group.around(&t.lifted(&[&*option, &*reserve], &holder)?))?;
+    session.wait_for_line("ready")?;
+    let status = t.run(t.pagelift(&["status", &session.pid().to_string()])?)?.success()?;
+    let heap = heap_of(t, session.pid())?;
+    session.send("\n")?;
+    let output = session.finish()?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+    ensure!(status.stdout.contains(REFUSED) && heap["shortage"] == REFUSED, "{allowed} bytes: {}", status.stdout);
+    let taken = heap["pool_taken"].as_u64().context("no pool_taken")?;
+    ensure!(taken <= allowed && (taken > 0) == (allowed > 0), "{taken} bytes taken, {allowed} allowed");
+    Ok(())
+}
+
+fn heap_of(t: &Context, pid: u32) -> Result<serde_json::Value> {
+    let status = t.run(t.pagelift(&["status", "--json", &pid.to_string()])?)?.success()?;
+    let json: serde_json::Value = serde_json::from_str(&status.stdout)?;
+    ensure!(json["preloaded_heap"].is_object(), "no preloaded heap: {json}");
+    Ok(json["preloaded_heap"].clone())
+}
+
+/// The torture takes about 110 MiB with the C library's allocator.
+fn memory(t: &Context, allowed: u64, reserve: u64) -> Result<()> {
+    let group = ControlGroup::with(t, Limit::Memory, allowed * MIB)?;
+    let option = format!("--heap={}", default_huge_page()?.bytes());
+    let reserve = format!("--heap-reserve={}", reserve * MIB);
+    torture(t, &group, &[&option, &reserve], &["6000", "1", "0", "3", "4"])
+}
+
+fn large_blocks(t: &Context) -> Result<()> {
+    let program: Command = Program::named("heap/reuses_large_blocks.c")?.command()?;
+    let mut session = t.session(t.lifted(&["--heap=thp", "--heap-allocator=mimalloc"], &program)?)?;
+    session.wait_for_line("ready")?;
+    let heap = heap_of(t, session.pid())?;
+    session.send("\n")?;
+    ensure!(session.finish()?.ending == Ending::Exit(0));
+    let bytes = |name: &str| heap[name].as_u64().with_context(|| format!("no {name}: {heap}"));
+    ensure!(bytes("large_asked")? == 20 * MIB && bytes("large_held")? >= 20 * MIB, "{heap}");
+    Ok(())
+}

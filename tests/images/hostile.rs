@@ -1,0 +1,435 @@
+//! What users do to have others run old code, to read what they may not, and to fill the store.
+
+use crate::runs::{check, end, start};
+use crate::safety::{NOBODY, as_nobody, refused};
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial as Test;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::ffi::OsStr;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use test_support::{
+    Context, Image, Need, Output, Program, Session, TestStore, View, copy_of_a_program, copy_program, poll_until,
+    test_case,
+};
+
+/// Bytes that a page of the small programs' code has, behind its function, and that nothing executes.
+const BEHIND_THE_FUNCTION: u64 = 100;
+
+/// A file whose time of change is told in whole seconds rests after so long.
+const WHOLE_SECONDS: Duration = Duration::from_secs(4);
+
+pub fn tests() -> Vec<Test> {
+    let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
+    let disks = ["mkfs.ext4", "debugfs", "losetup"].map(|name| Need::Command(name.into()));
+    let with_disks = [needs(), disks.to_vec()].concat();
+    vec![
+        test_case("writes_through_a_mapping_leave_no_old_image", needs(), written_through_a_mapping),
+        test_case("no_image_where_changes_are_not_seen", needs(), changes_unseen),
+        test_case("another_medium_gets_no_image_of_the_first", with_disks, another_medium),
+        test_case("an_image_is_taken_back_with_its_folder", needs(), taken_back),
+        test_case("a_group_that_is_denied_reads_no_image", needs(), denied_group),
+        test_case("a_user_whom_a_list_denies_reads_no_image", needs(), denied_by_a_list),
+        test_case("users_do_not_fill_the_store", needs(), users_files),
+        test_case("images_that_nobody_uses_are_collected", needs(), unused),
+        test_case("room_is_made_by_what_nobody_asked_for", needs(), room),
+        test_case("a_foreign_image_is_not_mapped", needs(), foreign_image),
+    ]
+}
+
+/// Runs a tool that must end with status 0.
+fn tool(t: &Context, name: &str, arguments: &[&dyn AsRef<OsStr>]) -> Result<Output> {
+    let mut command = Command::new(name);
+    command.args(arguments.iter().map(|argument| argument.as_ref()));
+    t.run(command)?.success()
+}
+
+/// Where a byte lies in the file that every image holds in a whole huge page, and that can be changed without harm.
+fn harmless_place(t: &Context, store: &TestStore, file: &Path) -> Result<u64> {
+    let image = store.add(t, file)?;
+    let place = image.ranges(file)?[0].source_offset + BEHIND_THE_FUNCTION;
+    store.image(t, "remove", &[&image.path.to_string_lossy()])?.success()?;
+    Ok(place)
+}
+
+fn writer(t: &Context, file: &Path, place: u64) -> Result<Session> {
+    let mut command = Program::named("images/writes_through_a_mapping.c")?.command()?;
+    command.arg(file).args([&place.to_string(), "65", "66"]).uid(NOBODY).gid(NOBODY).current_dir("/");
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    Ok(session)
+}
+
+/// The program runs what is in its file, whatever it was lifted from.
+fn runs_its_file(t: &Context, store: &TestStore, file: &Path) -> Result<Output> {
+    let session = start(t, &store.path, &Command::new(file), "auto")?;
+    let view = View::of(session.pid())?;
+    view.check_read_only_contents(view.executable()?)?;
+    end(session)
+}
+
+fn byte_of(file: &Path, place: u64) -> Result<u8> {
+    let mut byte = [0];
+    File::open(file)?.read_exact_at(&mut byte, place)?;
+    Ok(byte[0])
+}
+
+fn changed_at(file: &Path) -> Result<(i64, i64)> {
+    let found = file.metadata()?;
+    Ok((found.ctime(), found.ctime_nsec()))
+}
+
+fn written_through_a_mapping(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let file = copy_of_a_program(t, "program")?;
+    let place = harmless_place(t, &store, &file)?;
+    chown(&file, Some(NOBODY), Some(NOBODY))?;
+    let mut hostile = writer(t, &file, place)?;
+    let add = || store.image(t, "add", &[&file.to_string_lossy()]);
+    let while_mapped = add()?;
+    let before = changed_at(&file)?;
+    hostile.send("\n")?;
+    let output = hostile.finish()?.success()?;
+    ensure!(output.stdout.contains("changed") && byte_of(&file, place)? == 66, "{}", output.stdout);
+    t.note(format!("changed without another time: {}", before == changed_at(&file)?));
+    runs_its_file(t, &store, &file)?;
+    refused(&while_mapped, &["a process has the file open for writing, or mapped", "fuser -v "])?;
+    store.add(t, &file)?.compare(t, &file)?;
+    // Once there is an image, whoever writes gives the file another time.
+    File::options().write(true).open(&file)?.write_all_at(&[67], place)?;
+    let image = store.add(t, &file)?;
+    let mut hostile = writer(t, &file, place)?;
+    hostile.send("\n")?;
+    hostile.finish()?.success()?;
+    runs_its_file(t, &store, &file)?;
+    let after = store.add(t, &file)?;
+    ensure!(after.path != image.path, "the old image is taken for the new file's");
+    after.compare(t, &file).map(drop)
+}
+
+/// A file system mounted for a test; unmounted when dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(t: &Context, name: &str, source: Option<&Path>, kind: &str) -> Result<Self> {
+        let path = t.folder().join(name);
+        fs::create_dir_all(&path)?;
+        mount(source, &path, Some(kind), MsFlags::empty(), None::<&str>).context("mounting")?;
+        fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(error) = umount2(&self.0, MntFlags::empty()).or_else(|_| umount2(&self.0, MntFlags::MNT_DETACH)) {
+            eprintln!("{} stays mounted: {error}", self.0.display());
+        }
+    }
+}
+
+fn changes_unseen(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let place = harmless_place(t, &store, &copy_of_a_program(t, "program")?)?;
+    let memory = Mounted::new(t, "memory", None, "tmpfs")?;
+    let file = memory.0.join("program");
+    copy_program(t, &t.folder().join("program"), &file)?;
+    chown(&file, Some(NOBODY), None)?;
+    let before = changed_at(&file)?;
+    let added = store.image(t, "add", &[&file.to_string_lossy()])?;
+    let mut hostile = writer(t, &file, place)?;
+    hostile.send("\n")?;
+    hostile.finish()?.success()?;
+    ensure!(changed_at(&file)? == before, "this kernel does stamp files of a tmpfs: the list of file systems is short");
+    runs_its_file(t, &store, &file)?;
+    refused(&added, &["does not give a changed file another time of change", "copy the file"])?;
+    chown(&file, Some(0), None)?;
+    runs_its_file(t, &store, &file)?;
+    ensure!(store.images(t)?.is_empty() && store.used()? == 0, "an image of a file on a tmpfs");
+    Ok(())
+}
+
+/// A loop device with a medium in it; both are let go when dropped.
+struct Medium {
+    device: PathBuf,
+    mounted: Option<Mounted>,
+}
+
+impl Medium {
+    fn put_in(t: &Context, medium: &Path, device: Option<&Path>) -> Result<Self> {
+        let output = match device {
+            Some(device) => tool(t, "losetup", &[&device, &medium])?,
+            None => tool(t, "losetup", &[&"--find", &"--show", &medium])?,
+        };
+        let device = device.map_or_else(|| PathBuf::from(output.stdout.trim()), Path::to_owned);
+        let mut held = Self { device, mounted: None };
+        held.mounted = Some(Mounted::new(t, "medium", Some(&held.device), "ext4")?);
+        Ok(held)
+    }
+
+    fn file(&self) -> Result<PathBuf> {
+        Ok(self.mounted.as_ref().context("nothing is mounted")?.0.join("program"))
+    }
+}
+
+impl Drop for Medium {
+    fn drop(&mut self) {
+        drop(self.mounted.take());
+        let backing =
+            Path::new("/sys/block").join(self.device.file_name().unwrap_or_default()).join("loop/backing_file");
+        // The device is let go once nobody has it open, udev among others.
+        let detached = poll_until(Duration::from_secs(30), "the loop device to be free", || {
+            let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
+            !backing.exists()
+        });
+        if let Err(error) = detached {
+            eprintln!("{}: {error}", self.device.display());
+        }
+    }
+}
+
+/// A medium with a program, and another that differs in one byte of it and in no number or time.
+fn two_media(t: &Context, program: &Path, place: u64) -> Result<(PathBuf, PathBuf)> {
+    let (first, second) = (t.folder().join("first.img"), t.folder().join("second.img"));
+    let contents = t.folder().join("contents");
+    fs::create_dir(&contents)?;
+    copy_program(t, program, &contents.join("program"))?;
+    fs::set_permissions(contents.join("program"), Permissions::from_mode(0o755))?;
+    let block = 4096;
+    tool(t, "mkfs.ext4", &[&"-q", &"-b", &block.to_string(), &"-d", &contents, &first, &"96M"])?;
+    let output = tool(t, "debugfs", &[&"-R", &format!("bmap /program {}", place / block), &first])?;
+    let number: u64 = output.stdout.trim().parse().with_context(|| format!("debugfs says {}", output.stdout))?;
+    fs::copy(&first, &second)?;
+    File::options().write(true).open(&second)?.write_all_at(&[66], number * block + place % block)?;
+    Ok((first, second))
+}
+
+fn another_medium(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let program = copy_of_a_program(t, "program")?;
+    let place = harmless_place(t, &store, &program)?;
+    let (first, second) = two_media(t, &program, place)?;
+    let numbers = |file: &Path| -> Result<_> {
+        let found = file.metadata()?;
+        Ok((found.dev(), found.ino(), found.size(), found.mtime_nsec(), changed_at(file)?))
+    };
+    let medium = Medium::put_in(t, &first, None)?;
+    let (device, before) = (medium.device.clone(), numbers(&medium.file()?)?);
+    // A time of change in whole seconds, as mkfs writes it, must be some of them ago before an image is made.
+    let changed = UNIX_EPOCH + Duration::from_secs(changed_at(&medium.file()?)?.0 as u64);
+    poll_until(Duration::from_secs(60), "the first medium's file to rest", || {
+        SystemTime::now().duration_since(changed).is_ok_and(|age| age > WHOLE_SECONDS)
+    })?;
+    let old = store.add(t, &medium.file()?)?;
+    drop(medium);
+    let medium = Medium::put_in(t, &second, Some(&device))?;
+    let file = medium.file()?;
+    ensure!(numbers(&file)? == before && byte_of(&file, place)? == 66, "the second medium differs in its numbers");
+    runs_its_file(t, &store, &file)?;
+    let new = store.add(t, &file)?;
+    ensure!(new.path != old.path, "the second medium gets the image of the first");
+    new.compare(t, &file)?;
+    store.image(t, "gc", &[])?.success()?;
+    ensure!(!old.path.exists() && new.path.exists(), "gc takes the second medium's file for the first's");
+    Ok(())
+}
+
+/// What a user gets to read of a file.
+fn nobody_reads(t: &Context, file: &Path) -> Result<bool> {
+    let mut command = Command::new("head");
+    command.args(["-c", "100"]).arg(file);
+    Ok(!as_nobody(t, command)?.stdout.is_empty())
+}
+
+fn taken_back(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let folder = t.folder().join("folder");
+    fs::create_dir(&folder)?;
+    let file = folder.join("program");
+    fs::rename(copy_of_a_program(t, "program")?, &file)?;
+    let open = |mode: u32| fs::set_permissions(&folder, Permissions::from_mode(mode));
+    let by_gc = || store.image(t, "gc", &[])?.success().map(drop);
+    let by_lift = || runs_its_file(t, &store, &file).map(drop);
+    let ways: [(&str, &dyn Fn() -> Result<()>); 2] = [("gc", &by_gc), ("a lift", &by_lift)];
+    for (name, look) in ways {
+        open(0o755)?;
+        let image = store.add(t, &file)?;
+        ensure!(nobody_reads(t, &image.path)?, "before {name}: nobody can read the image of a file for everybody");
+        open(0o700)?;
+        ensure!(!nobody_reads(t, &file)?, "before {name}: a private folder can be passed");
+        look()?;
+        ensure!(image.path.exists(), "{name} removes an image of a file that is still the same");
+        ensure!(!nobody_reads(t, &image.path)?, "after {name}: the image of a private file can be read");
+    }
+    // Nobody but root gets what the old image showed, either, when there is a newer one.
+    open(0o755)?;
+    let image = store.add(t, &file)?;
+    fs::set_permissions(&file, Permissions::from_mode(0o700))?;
+    by_lift()?;
+    ensure!(!nobody_reads(t, &image.path)?, "an image from before can be read");
+    Ok(())
+}
+
+fn denied_group(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let file = copy_of_a_program(t, "program")?;
+    chown(&file, None, Some(NOBODY))?;
+    fs::set_permissions(&file, Permissions::from_mode(0o604))?;
+    shows_nobody(t, &store, &file)
+}
+
+fn shows_nobody(t: &Context, store: &TestStore, file: &Path) -> Result<()> {
+    ensure!(!nobody_reads(t, file)?, "nobody can read {}", file.display());
+    let image = store.add(t, file)?;
+    ensure!(!nobody_reads(t, &image.path)?, "nobody can read the image of {}", file.display());
+    image.compare(t, file).map(drop)
+}
+
+fn denied_by_a_list(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "512M")?;
+    let deny = |path: &Path| -> Result<()> {
+        let mut command = Program::named("images/denies_by_an_access_list.c")?.command()?;
+        command.arg(path).arg(NOBODY.to_string());
+        t.run(command)?.success().map(drop)
+    };
+    let file = copy_of_a_program(t, "program")?;
+    ensure!(nobody_reads(t, &file)?, "{} cannot be read before it has a list", file.display());
+    deny(&file)?;
+    shows_nobody(t, &store, &file)?;
+    let folder = t.folder().join("folder");
+    fs::create_dir(&folder)?;
+    let inner = folder.join("program");
+    fs::rename(copy_of_a_program(t, "inner")?, &inner)?;
+    deny(&folder)?;
+    shows_nobody(t, &store, &inner)
+}
+
+fn says_why(t: &Context, store: &TestStore, file: &Path, why: &str) -> Result<()> {
+    let mut command = t.lifted(&["-v", "--pages", "auto"], &Command::new(file))?;
+    command.env("PAGELIFT_STORE", &store.path);
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    session.wait_for_stderr(why)?;
+    end(session).map(drop)
+}
+
+fn users_files(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let file = t.folder().join("program");
+    copy_program(t, &Program::named("images/sparse_on_disk.c")?.build()?, &file)?;
+    chown(&file, Some(NOBODY), None)?;
+    let (stored, size) = (file.metadata()?.blocks() * 512, file.metadata()?.size());
+    ensure!(stored < size / 100, "{stored} of {size} bytes are stored: not sparse");
+    runs_its_file(t, &store, &file)?;
+    ensure!(store.used()? == 0, "{stored} bytes of a user take {} of the store", store.used()?);
+    says_why(t, &store, &file, "no image is made of it without being asked for, since its owner is user 65534")?;
+    // What anybody may write, and what lies where others may mount, is not root's own either.
+    chown(&file, Some(0), None)?;
+    fs::set_permissions(&file, Permissions::from_mode(0o757))?;
+    says_why(t, &store, &file, "since others than root may write it (mode 757)")?;
+    fs::set_permissions(&file, Permissions::from_mode(0o755))?;
+    let place = t.folder().join("nosuid");
+    fs::create_dir(&place)?;
+    let none = None::<&str>;
+    mount(Some(t.folder()), &place, none, MsFlags::MS_BIND, none)?;
+    let mounted = Mounted(place.clone());
+    mount(none, &place, none, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID, none)?;
+    says_why(t, &store, &place.join("program"), "since it lies on a mount with `nosuid`")?;
+    drop(mounted);
+    ensure!(store.images(t)?.is_empty(), "an image that nobody asked for");
+    runs_its_file(t, &store, &file)?;
+    ensure!(store.images(t)?.len() == 1, "no image of root's own file");
+    Ok(())
+}
+
+/// Makes an image look as if it had been used for the last time so many days ago.
+fn last_used(t: &Context, image: &Image, days: u32) -> Result<()> {
+    tool(t, "touch", &[&"-a", &"-d", &format!("{days} days ago"), &image.path]).map(drop)
+}
+
+fn unused(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let file = copy_of_a_program(t, "program")?;
+    let image = store.add(t, &file)?;
+    let gc = |days: &[&str]| -> Result<bool> {
+        store.image(t, "gc", days)?.success()?;
+        Ok(image.path.exists())
+    };
+    ensure!(gc(&[])?, "a new image is removed");
+    last_used(t, &image, 40)?;
+    // What Pagelift itself looks at is not used by that.
+    store.list(t)?;
+    ensure!(gc(&["--dry-run"])?, "a dry run removes something");
+    ensure!(!gc(&[])?, "an image that nobody has used for 40 days stays");
+    let image = store.add(t, &file)?;
+    last_used(t, &image, 40)?;
+    ensure!(gc(&["--unused-days", "50"])?, "an image that was used 40 days ago is removed for not being used for 50");
+    // A process that maps it uses it, however long ago that began.
+    let (command, _) = image.mapper(&file)?;
+    let mut session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    last_used(t, &image, 40)?;
+    store.image(t, "gc", &[])?.success()?;
+    ensure!(image.path.exists(), "an image in use is removed");
+    session.send("go on\n")?;
+    session.finish()?.success().map(drop)
+}
+
+fn room(t: &Context) -> Result<()> {
+    // Half of it holds one image, the whole holds two.
+    let store = TestStore::of(t, "64M")?;
+    let (first, second) = (copy_of_a_program(t, "first")?, copy_of_a_program(t, "second")?);
+    let sources = || -> Result<Vec<String>> {
+        let images = store.images(t)?;
+        Ok(images.iter().filter_map(|image| image["source"].as_str()).map(str::to_owned).collect())
+    };
+    let name = |file: &Path| file.display().to_string();
+    runs_its_file(t, &store, &first)?;
+    ensure!(sources()? == [name(&first)], "{:?}", sources()?);
+    runs_its_file(t, &store, &second)?;
+    ensure!(sources()? == [name(&first)], "more than half of the store, or made room by what is new: {:?}", sources()?);
+    says_why(t, &store, &second, "images that nobody asked for may take 32.0 MiB")?;
+    let image = Image { path: PathBuf::from(store.images(t)?[0]["image"].as_str().context("no path")?) };
+    last_used(t, &image, 2)?;
+    runs_its_file(t, &store, &second)?;
+    ensure!(sources()? == [name(&second)], "{:?}", sources()?);
+    // Whoever asks has the other half, and what somebody asked for makes no room.
+    store.add(t, &first)?;
+    ensure!(sources()? == [name(&first), name(&second)], "{:?}", sources()?);
+    Ok(())
+}
+
+/// Somebody who rules over a mount namespace puts a file of his own where the store has the image.
+fn foreign_image(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let file = Program::named("start/fixed_address_executable.c")?.build()?;
+    let image = store.add(t, &file)?;
+    let forged = t.folder().join("forged");
+    fs::copy(&image.path, &forged)?;
+    fs::set_permissions(&forged, Permissions::from_mode(0o644))?;
+    let range = image.ranges(&file)?[0];
+    let place = range.image_offset + BEHIND_THE_FUNCTION;
+    File::options().write(true).open(&forged)?.write_all_at(&[66], place)?;
+    let mut command = Command::new("unshare");
+    let script = r#"mount --bind "$1" "$2" && exec "$3""#;
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+    command.args([&forged, &image.path, &file]);
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let mut attach = t.pagelift(&["attach", "--pages", "image", &session.pid().to_string()])?;
+    attach.env("PAGELIFT_STORE", &store.path);
+    let output = t.run(attach)?;
+    let view = View::of(session.pid())?;
+    view.check_read_only_contents(view.executable()?)?;
+    ensure!(!view.space.mappings().iter().any(|m| m.path().is_some_and(|path| image.path.ends_with(path))), "mapped");
+    t.note(output.stderr);
+    end(session)?;
+    // The image itself serves whoever sees it.
+    let session = start(t, &store.path, &Command::new(&file), "image")?;
+    check(&session, &store.path)?;
+    end(session).map(drop)
+}

@@ -1,0 +1,23 @@
+//! Shared images: what is in them, who may make them, what becomes of them, and that tools read them.
+
+mod contents;
+mod hostile;
+mod making;
+mod runs;
+mod safety;
+mod sources;
+mod tools;
+
+use std::process::ExitCode;
+use test_support::main_of;
+
+fn main() -> ExitCode {
+    let mut tests = contents::tests();
+    tests.extend(making::tests());
+    tests.extend(sources::tests());
+    tests.extend(safety::tests());
+    tests.extend(hostile::tests());
+    tests.extend(tools::tests());
+    tests.extend(runs::tests());
+    main_of(tests)
+}

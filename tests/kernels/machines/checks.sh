@@ -1,0 +1,131 @@
+# Shell functions for the checks in virtual machines; init scripts are put behind them. Busybox only.
+
+mount -t proc none /proc
+mount -t sysfs none /sys
+mount -t devtmpfs none /dev 2>/dev/null
+ulimit -c 0
+export PAGELIFT_TEST_EMULATED=1 # some programs do less then
+
+ok() { echo "RESULT ok $*"; }
+failed() { echo "RESULT failed $*"; }
+
+huge_kib=$(awk '$1 == "Hugepagesize:" { print $2 }' /proc/meminfo)
+pool_file=/sys/kernel/mm/hugepages/hugepages-${huge_kib}kB/nr_hugepages
+
+# pool N: exactly N pages in the pool, after compaction where memory is in small pieces.
+pool() {
+    for try in 1 2 3 4 5; do
+        echo "$1" >$pool_file
+        [ "$(cat $pool_file)" = "$1" ] && break
+        echo 3 >/proc/sys/vm/drop_caches
+        echo 1 >/proc/sys/vm/compact_memory
+    done
+    [ "$(cat $pool_file)" = "$1" ] || failed "pool: $1 pages wanted, $(cat $pool_file) given"
+}
+free_pages() { awk '$1 == "HugePages_Free:" { print $2 }' /proc/meminfo; }
+
+# settle N: waits up to ten seconds until N pages are free.
+settle() {
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        [ "$(free_pages)" = "$1" ] && return
+        sleep 1
+    done
+}
+
+# smaps_sum PID FIELD: KiB of the field in all mappings.
+smaps_sum() { awk -v field="$2:" '$1 == field { sum += $2 } END { print sum + 0 }' /proc/$1/smaps; }
+
+# ended PID: true once the child has ended, waited for or not.
+ended() { ! grep -q '^State:.[^Z]' /proc/$1/status 2>/dev/null; }
+
+# plain_output PROGRAM...: what it prints and its status when it runs by itself.
+plain_output() { echo go | timeout -s KILL 60 "$@" 2>&1; echo "status $?"; }
+
+# start PROGRAM WORDS...: runs it in the background until it is ready; $pid is it, descriptor 3 its input.
+start() {
+    rm -f /tmp/in
+    mkfifo /tmp/in
+    : >/tmp/out
+    "$@" </tmp/in >/tmp/out 2>/tmp/err &
+    pid=$!
+    # For reading, too, which waits for nobody: an orphan that ends during the read would interrupt it, and end this shell.
+    exec 3<>/tmp/in
+    tries=0
+    until grep -q '^ready' /tmp/out || [ $tries -ge 600 ] || [ ! -d /proc/$pid ]; do
+        usleep 50000
+        tries=$((tries + 1))
+    done
+}
+
+# stop NAME: tells it to end, and returns its status. One that hangs must not keep the others from being checked.
+stop() {
+    echo go >&3
+    exec 3>&-
+    tries=0
+    until [ $tries -ge 1200 ] || ended $pid; do
+        usleep 50000
+        tries=$((tries + 1))
+    done
+    ended $pid || { failed "$1: it does not end"; kill -9 $pid; }
+    wait $pid
+}
+
+# check NAME FIELD LEAST MOST PROGRAM OPTIONS...: the program prints the same lifted, and has from LEAST to MOST KiB of
+# this field of smaps on huge pages; no page is writable and executable; the pool is as full as before.
+check() {
+    name=$1 field=$2 least=$3 most=$4 program=$5
+    shift 5
+    [ -x /bin/$program ] || return # not every program is written for every architecture
+    before=$(free_pages)
+    plain_output $program >/tmp/plain
+    start $launcher pagelift run "$@" -- $program
+    found=$(smaps_sum $pid $field 2>/dev/null)
+    both=$(grep -c ' rwxp' /proc/$pid/maps 2>/dev/null)
+    stop "$name"
+    echo "status $?" >>/tmp/out
+    said=$(tr '\n' ' ' </tmp/err)
+    if ! cmp -s /tmp/plain /tmp/out; then
+        failed "$name: it printed $(tail -n 3 /tmp/out | tr '\n' ' '), plain $(tail -n 3 /tmp/plain | tr '\n' ' '); $said"
+    elif [ "${found:-0}" -lt $least ] || [ "${found:-0}" -gt $most ]; then
+        failed "$name: $field is $found KiB, due are $least to $most; $said"
+    elif [ "$both" != 0 ]; then
+        failed "$name: $both mappings are writable and executable"
+    elif [ "$(free_pages)" != "$before" ]; then
+        failed "$name: $before pages were free, now $(free_pages)"
+    else
+        ok "$name ($found KiB; $said)"
+    fi
+}
+
+# own NAME PROGRAM: a program that checks itself says that all is well, and leaves the pool as full as it was.
+own() {
+    [ -x /bin/$2 ] || return # not every one is for every kernel
+    before=$(free_pages)
+    timeout -s KILL 200 $2 >/tmp/out 2>/tmp/err
+    status=$?
+    if [ "$(tail -n 1 /tmp/out)" != ok ]; then
+        failed "$1: status $status, $(grep -v '^[0-9a-f]*-' /tmp/err | tail -n 3 | tr '\n' ' ')"
+        # Children of one that was killed hold pages until they have ended, which is no fault of the next check.
+        settle $before
+    elif [ "$(free_pages)" != "$before" ]; then
+        failed "$1: $before pages were free, now $(free_pages)"
+    else
+        ok "$1"
+    fi
+}
+
+# same NAME PROGRAM OPTIONS...: only the output and the ending must be the same.
+same() {
+    name=$1 program=$2
+    shift 2
+    [ -x /bin/${program#/bin/} ] || return
+    plain_output $program >/tmp/plain
+    plain_output $launcher pagelift run -q "$@" -- $program >/tmp/out
+    if cmp -s /tmp/plain /tmp/out; then
+        ok "$name"
+    else
+        failed "$name: it printed $(tail -n 3 /tmp/out | tr '\n' ' '), plain $(tail -n 3 /tmp/plain | tr '\n' ' ')"
+    fi
+}
+launcher=
+any=1000000000

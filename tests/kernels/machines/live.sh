@@ -1,0 +1,111 @@
+# Programs that run are lifted and put back, and whoever lifts is killed at any moment.
+echo "kernel $(uname -r) on $(uname -m)"
+echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+M=1024
+pool 30
+
+# finish NAME PATTERN: tells it to end; its last line must match.
+finish() {
+    stop "$1"
+    status=$?
+    case "$status $(tail -n 1 /tmp/out)" in
+        "0 "$2) ok "$1" ;;
+        *) failed "$1: status $status, $(tail -n 5 /tmp/out | tr '\n' ' ')" ;;
+    esac
+}
+
+# lift PAGES: lifts it, and sees that it is; unlift the other way round. Both note how often they had to be told
+# again, for no thread may have been fit just then.
+lift() {
+    tries=0
+    until pagelift attach --pages $1 $pid 2>/tmp/err; do
+        tries=$((tries + 1)) again=$((again + 1))
+        [ $tries -lt 5 ] || { failed "attach: $(tr '\n' ' ' </tmp/err)"; return 1; }
+    done
+    # Of code and constants of the executable, 6 MiB each, at least half.
+    # A child that the program has just then shares those of the pool.
+    found=$(awk '/^(AnonHugePages|Private_Hugetlb|Shared_Hugetlb):/ { sum += $2 } END { print sum + 0 }' /proc/$pid/smaps)
+    [ "$found" -ge $((6 * M)) ] || { failed "attach --pages $1: $found KiB; $(tr '\n' ' ' </tmp/err)"; return 1; }
+    [ "$(grep -c ' rwxp' /proc/$pid/maps)" = 0 ] || { failed "attach: writable and executable"; return 1; }
+}
+unlift() {
+    tries=0
+    until pagelift detach $pid 2>/tmp/err; do
+        tries=$((tries + 1)) again=$((again + 1))
+        [ $tries -lt 5 ] || { failed "detach: $(tr '\n' ' ' </tmp/err)"; return 1; }
+    done
+}
+
+# rounds N NAME PROGRAM...
+rounds() {
+    round=0 again=0
+    while [ $round -lt $1 ]; do
+        lift thp && unlift && lift hugetlb && unlift || break
+        round=$((round + 1))
+    done
+    [ $round = $1 ] && ok "$2: $round rounds, told again $again times; $(tr '\n' ' ' </tmp/err)"
+}
+
+seconds() { awk '{ print int($1) }' /proc/uptime; }
+
+# kills N SECONDS: as many lifts are killed, or as many as there is time for, after times that reach all of what one takes.
+kills() {
+    round=0 killed=0 end=$(($(seconds) + $2))
+    began=$(awk '{ print int($1 * 1000) }' /proc/uptime)
+    again=0
+    lift thp && unlift
+    took=$(awk -v began=$began '{ print int(($1 * 1000 - began) / 2) + 1 }' /proc/uptime)
+    while [ $round -lt $1 ] && [ $(seconds) -lt $end ]; do
+        what="attach -q --pages thp"
+        [ $((round % 3)) = 2 ] && what="detach -q"
+        pagelift $what $pid 2>/dev/null &
+        lifter=$!
+        usleep $((round * 7919 % took * 1000))
+        kill -9 $lifter 2>/dev/null
+        wait $lifter 2>/dev/null
+        [ $? = 137 ] && killed=$((killed + 1))
+        ended $pid && { failed "it has ended in round $round"; return; }
+        round=$((round + 1))
+    done
+    [ $killed -ge 10 ] && ok "$killed of $round lifts were killed within $took ms" || failed "only $killed were killed"
+    lift thp && unlift && ok "lifted after all that" || failed "not lifted after all that"
+}
+
+# An EINTR that is ours, see README.md, counts as two.
+unharmed="[0-4] faults"
+start sleeps_in_many_calls
+rounds 12 "threads in many calls"
+finish "threads in many calls" "$unharmed"
+
+start is_woken_by_signals
+rounds 8 "threads that signals wake"
+# It ends only where no signal was lost. One that is always awake can see an EINTR that is ours, see README.md.
+finish "threads that signals wake" "* faults"
+
+start waits_beside_children
+rounds 8 "threads beside children"
+finish "threads beside children" "[0-2] faults"
+
+start waits_once 20
+rounds 4 "one thread that sleeps"
+finish "one thread that sleeps" "all right, woken in time"
+
+start waits_once input
+rounds 4 "one thread that waits for events"
+finish "one thread that waits for events" "all right, woken in time"
+
+start has_a_kernel_worker
+rounds 3 "a thread that computes"
+finish "a thread that computes" "*read x by 1, transparent huge pages off"
+
+# Between a stop and what makes up for it, a lift may be killed.
+export FORGIVE_EINTR=1
+start sleeps_in_many_calls
+kills 60 200
+finish "threads in many calls, lifts killed" "$unharmed"
+
+start waits_once 45
+kills 40 35
+finish "one thread that sleeps, lifts killed" "all right, woken in time"
+
+[ "$(free_pages)" = 30 ] && ok "no page of the pool is lost" || failed "$(free_pages) of 30 pages are free at the end"

@@ -1,0 +1,104 @@
+//! The installed package: header, pkg-config, CMake, and the examples built and run against it.
+
+use crate::library_folder;
+use anyhow::{Result, ensure};
+use libtest_mimic::Trial as Test;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use test_support::{Context, Ending, Need, test_case, workspace};
+
+pub fn tests() -> Vec<Test> {
+    let needs = |commands: &[&str]| {
+        let mut needs: Vec<_> = commands.iter().map(|name| Need::Command((*name).to_owned())).collect();
+        needs.push(Need::Thp);
+        needs
+    };
+    vec![
+        test_case("the_c_example_by_pkg_config", needs(&["gcc", "pkg-config"]), c_example),
+        test_case("the_header_is_c99_and_c++", needs(&["gcc", "g++"]), header),
+        test_case("small_and_with_nothing_but_its_interface", needs(&["nm", "readelf"]), small),
+        test_case("the_c++_example_by_cmake", needs(&["g++", "cmake"]), cmake_example),
+    ]
+}
+
+fn installed(t: &Context) -> Result<PathBuf> {
+    library_folder()?;
+    let prefix = t.folder().join("prefix");
+    let mut install = Command::new(workspace().join("packaging/library/install"));
+    install.arg(&prefix).env_remove("DESTDIR");
+    succeed(t, install)?;
+    Ok(prefix)
+}
+
+fn succeed(t: &Context, command: Command) -> Result<String> {
+    let output = t.run(command)?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}\n{}\n{}", output.ending, output.stdout, output.stderr);
+    Ok(output.stdout)
+}
+
+fn shell(t: &Context, prefix: &Path, line: &str) -> Result<String> {
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", line]).current_dir(t.folder()).env("PREFIX", prefix).env("SOURCE", workspace());
+    shell.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).env("LD_LIBRARY_PATH", prefix.join("lib"));
+    succeed(t, shell)
+}
+
+fn c_example(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let build =
+        "cc -Wall -Wextra -Werror $SOURCE/examples/c/lift_yourself.c $(pkg-config --cflags --libs pagelift) -o example";
+    shell(t, &prefix, build)?;
+    let said = shell(t, &prefix, "./example")?;
+    ensure!(said.ends_with("table[12345] = 12345\n") && !said.starts_with("0 "), "it said {said}");
+    let run_path = build.to_owned() + " -Wl,-rpath,$(pkg-config --variable=libdir pagelift)";
+    shell(t, &prefix, &run_path)?;
+    let again = shell(t, &prefix, "unset LD_LIBRARY_PATH; ./example")?;
+    ensure!(again.ends_with("table[12345] = 12345\n"), "it said {again}");
+    Ok(())
+}
+
+fn header(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let line = "echo '#include <pagelift.h>' > one.c
+        gcc -std=c99 -pedantic -Wall -Wextra -Werror -I$PREFIX/include -c one.c
+        g++ -std=c++11 -pedantic -Wall -Wextra -Werror -I$PREFIX/include -x c++ -c one.c";
+    shell(t, &prefix, line).map(drop)
+}
+
+fn cmake_example(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let line = "cmake -S $SOURCE/examples/c++ -B build -DCMAKE_PREFIX_PATH=$PREFIX && cmake --build build
+        readelf -lW build/lift_yourself | grep -q 'LOAD .* 0x200000$'";
+    shell(t, &prefix, line)?;
+    for program in ["lift_yourself", "lift_yourself_static"] {
+        let said = shell(t, &prefix, &format!("./build/{program}"))?;
+        ensure!(said.ends_with("table[12345] = 12345\n") && !said.contains("\n0 huge"), "{program} said {said}");
+    }
+    Ok(())
+}
+
+/// A few hundred KB, no other library, and no symbol that a program could meet by chance.
+fn small(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let (so, archive) = (prefix.join("lib/libpagelift.so"), prefix.join("lib/libpagelift.a"));
+    let size = fs::metadata(&so)?.len();
+    println!("libpagelift.so has {} KiB, libpagelift.a {} KiB", size >> 10, fs::metadata(&archive)?.len() >> 10);
+    ensure!(size < 512 << 10, "{size} bytes");
+    let needed = shell(t, &prefix, "readelf -dW $PREFIX/lib/libpagelift.so")?;
+    ensure!(!needed.contains("(NEEDED)") && needed.contains("INITFIRST"), "{needed}");
+    let interface: Vec<String> =
+        fs::read_to_string(workspace().join("packaging/library/symbols"))?.lines().map(ToOwned::to_owned).collect();
+    let defined = |options: &str| -> Result<Vec<String>> {
+        let listed = shell(t, &prefix, &format!("nm {options} --defined-only"))?;
+        Ok(listed.lines().filter_map(|line| line.split(' ').nth(2)).map(ToOwned::to_owned).collect())
+    };
+    ensure!(defined("-g $PREFIX/lib/libpagelift.a")? == interface, "the archive defines more than its interface");
+    let mut with_preload = interface;
+    with_preload.extend(["__gmon_start__", "dlsym", "dlvsym"].map(ToOwned::to_owned));
+    with_preload.sort();
+    let mut found = defined("-D $PREFIX/lib/libpagelift.so")?;
+    found.sort();
+    ensure!(found == with_preload, "{found:?}");
+    Ok(())
+}

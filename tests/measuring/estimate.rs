@@ -1,0 +1,138 @@
+//! `pagelift estimate`: programs whose misses follow from what they touch.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+use test_support::{Context, Need, Program, main_of, pagelift_binary, test_case};
+
+/// Of the user and the group `nobody`.
+const NOBODY: u32 = 65534;
+/// 64 entries for each side, then 1,024 for code and 2,048 for data, all 8 and 16 ways with a linear index.
+const CPU: &str = "zen2";
+/// Far behind the program's start, which takes about 130,000 instructions.
+const SLICE: [&str; 6] = ["--skip", "1M", "--instructions", "1M", "--warm-up", "200k"];
+
+fn main() -> ExitCode {
+    let plugin = pagelift_binary().map(|binary| binary.with_file_name("libpagelift_trace.so"));
+    let plugin = plugin.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+    let qemu = format!("qemu-{}", std::env::consts::ARCH);
+    let needs = || vec![Need::Command("gcc".into()), Need::Command(qemu.clone()), Need::File(plugin.clone())];
+    let with_thp = || [needs(), vec![Need::Thp]].concat();
+    main_of(vec![
+        test_case("data/within_the_first_level", needs(), |t| sweep(t, 32, 0.0, 0.0)),
+        test_case("data/within_the_second_level", needs(), |t| sweep(t, 1024, 250.0, 0.0)),
+        test_case("data/beyond_both", with_thp(), |t| sweep(t, 4096, 250.0, 250.0)),
+        test_case("code/is_lifted_as_planned", with_thp(), code),
+        test_case("code/what_is_not_to_be_lifted_stays", with_thp(), code_unlifted),
+        test_case("the_figure_is_the_same_again", needs(), again),
+        test_case("for_an_ordinary_user", [needs(), vec![Need::Root]].concat(), ordinary_user),
+        test_case("a_short_program_is_said", needs(), short),
+        test_case("a_running_process_is_started_again_on_request_only", needs(), running),
+        test_case("mistakes_are_explained", vec![], mistakes),
+    ])
+}
+
+fn command(t: &Context, options: &[&str], arguments: &[&str]) -> Result<Command> {
+    let mut command = t.pagelift(&[&["estimate", "--cpu", CPU, "--json"], &SLICE[..], options].concat())?;
+    let program = Program::named("measuring/touches_pages.c")?.command()?;
+    command.arg("--").arg(program.get_program()).args(arguments);
+    Ok(command)
+}
+
+fn estimate(t: &Context, options: &[&str], arguments: &[&str]) -> Result<Value> {
+    Ok(serde_json::from_str(&t.run(command(t, options, arguments)?)?.success()?.stdout)?)
+}
+
+/// Misses and walks per 1,000 instructions of one side of a variant: 0 plain, 1 lifted, 2 with the heap.
+fn figures(estimate: &Value, variant: usize, side: &str) -> Result<(f64, f64)> {
+    let counted = estimate["trace"]["instructions"].as_f64().context("no instructions")?;
+    let figure = |name: &str| {
+        let count = estimate["variants"][variant][side][name].as_f64();
+        Ok::<_, anyhow::Error>(count.with_context(|| format!("no {name} in {estimate}"))? * 1000.0 / counted)
+    };
+    Ok((figure("misses")?, figure("walks")?))
+}
+
+/// The slice ends between two records, which count up to 4,095 instructions.
+fn near(found: (f64, f64), wanted: (f64, f64)) -> Result<()> {
+    let is_near = |found: f64, wanted: f64| (found - wanted).abs() <= 1.5;
+    ensure!(is_near(found.0, wanted.0) && is_near(found.1, wanted.1), "found {found:?}, wanted {wanted:?}");
+    Ok(())
+}
+
+/// Four instructions for each page, so that a miss of every load is 250 in 1,000. 4,096 base pages are a few huge ones,
+/// which every level holds.
+fn sweep(t: &Context, pages: u32, misses: f64, walks: f64) -> Result<()> {
+    let estimate = estimate(t, &[], &["data", &pages.to_string()])?;
+    // Unless the kernel gives huge pages to all.
+    let always = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+        .is_ok_and(|mode| mode.contains("[always]"));
+    if !always {
+        near(figures(&estimate, 0, "data")?, (misses, walks))?;
+        near(figures(&estimate, 1, "data")?, (misses, walks))?;
+    }
+    if walks > 0.0 {
+        near(figures(&estimate, 2, "data")?, (0.0, 0.0))?;
+    }
+    near(figures(&estimate, 0, "code")?, (0.0, 0.0))
+}
+
+/// One instruction for each of 2,048 pages, more than both levels hold of base pages.
+fn code(t: &Context) -> Result<()> {
+    let estimate = estimate(t, &["--pages", "thp"], &["code"])?;
+    near(figures(&estimate, 0, "code")?, (1000.0, 1000.0))?;
+    let (_, walks) = figures(&estimate, 1, "code")?;
+    ensure!(walks < 1.5, "{walks} walks per 1,000 instructions after the lift");
+    let kinds = estimate["variants"][0]["walks"].as_array().context("no kinds")?;
+    ensure!(kinds[0]["kind"] == "text" && kinds[0]["code"].as_u64() > Some(900_000), "{kinds:?}");
+    Ok(())
+}
+
+fn code_unlifted(t: &Context) -> Result<()> {
+    let estimate = estimate(t, &["--pages", "thp", "--lift", "data"], &["code"])?;
+    near(figures(&estimate, 1, "code")?, (1000.0, 1000.0))
+}
+
+fn again(t: &Context) -> Result<()> {
+    let once = estimate(t, &[], &["data", "3000"])?;
+    ensure!(once == estimate(t, &[], &["data", "3000"])?, "another figure at the second time");
+    Ok(())
+}
+
+fn ordinary_user(t: &Context) -> Result<()> {
+    let mut command = command(t, &[], &["data", "1024"])?;
+    command.uid(NOBODY).gid(NOBODY).current_dir("/").env("TMPDIR", "/tmp");
+    near(figures(&serde_json::from_str(&t.run(command)?.success()?.stdout)?, 0, "data")?, (250.0, 0.0))
+}
+
+fn short(t: &Context) -> Result<()> {
+    let output = t.run(t.pagelift(&["estimate", "--cpu", CPU, "--", "/bin/true"])?)?;
+    ensure!(output.stderr.contains("fix: a smaller --skip, --after or --warm-up"), "{}", output.stderr);
+    ensure!(output.stdout.is_empty(), "{}", output.stdout);
+    Ok(())
+}
+
+fn running(t: &Context) -> Result<()> {
+    let mut program = Program::named("measuring/touches_pages.c")?.command()?;
+    program.args(["data", "1024"]).stdin(Stdio::null());
+    let session = t.session(program)?;
+    let pid = session.pid().to_string();
+    let output = t.run(t.pagelift(&["estimate", "-p", &pid])?)?;
+    ensure!(output.stderr.contains("--again` while it runs, or `pagelift estimate -- "), "{}", output.stderr);
+    let mut command = t.pagelift(&["estimate", "--cpu", CPU, "--json"])?;
+    command.args(SLICE).args(["-p", &pid, "--again"]);
+    near(figures(&serde_json::from_str(&t.run(command)?.success()?.stdout)?, 0, "data")?, (250.0, 0.0))
+}
+
+fn mistakes(t: &Context) -> Result<()> {
+    for (arguments, wanted) in [
+        (&["--cpu", "z80", "--", "/bin/true"][..], "--cpu z80 is not known; known: skylake-sp, "),
+        (&["--instructions", "0", "--", "/bin/true"], "--instructions is 0; needed: 1 or more"),
+        (&["--skip", "many", "--", "/bin/true"], "is no count; needed: a number, with k, M or G"),
+    ] {
+        let output = t.run(t.pagelift(&[&["estimate"], arguments].concat())?)?;
+        ensure!(output.stderr.contains(wanted) && output.stdout.is_empty(), "{arguments:?}: {}", output.stderr);
+    }
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! `pagelift shootdowns` and `pagelift run --calm`: the culprit is named, and its cure works.
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use test_support::{Context, Ending, Need, Program, Session, main_of, test_case};
+
+/// Of the user and the group `nobody`.
+const NOBODY: u32 = 65534;
+/// Blocks that glibc keeps in its arenas, as many as its threads' heaps hold.
+const SMALL: [&str; 3] = ["malloc", "262144", "64"];
+/// Blocks above jemalloc's oversize_threshold (8 MiB), which it gives back at once.
+const LARGE: [&str; 3] = ["malloc", "9437184", "4"];
+const LARGE_ZEROED: [&str; 3] = ["calloc", "9437184", "4"];
+
+/// From so many shootdowns on the paths to them say which is the most frequent.
+const ENOUGH: f64 = 20.0;
+/// Seconds after which a storm that has sent fewer is taken for none.
+const LONGEST: u32 = 16;
+
+const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
+const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2.0";
+
+fn main() -> ExitCode {
+    // Without interrupts between CPUs (Arm) there is nothing to count.
+    let needs = || vec![Need::Root, Need::Machine("x86_64".into()), Need::Command("gcc".into())];
+    let with = |file: &str| [needs(), vec![Need::File(file.to_owned())]].concat();
+    main_of(vec![
+        test_case("glibc_is_named_and_cured", needs(), glibc),
+        test_case("jemalloc_is_named_and_cured", with(JEMALLOC), jemalloc),
+        test_case("jemalloc_that_zeroes_for_calloc_is_cured", with(JEMALLOC), jemalloc_calloc),
+        test_case("tcmalloc_is_named_and_cured", with(TCMALLOC), tcmalloc),
+        test_case("mimalloc_is_named", with(MIMALLOC), mimalloc),
+        test_case("what_the_user_has_set_stays", with(JEMALLOC), kept_settings),
+        test_case("the_whole_machine_is_shown", needs(), whole_machine),
+        test_case("an_ordinary_user_sees_interrupts", needs(), ordinary_user),
+        test_case("a_process_that_is_not_there_is_said", vec![], no_process),
+    ])
+}
+
+/// A storm with these variables, by `run --calm` where wanted.
+fn storm(t: &Context, words: &[&str], variables: &[(&str, &str)], calm: bool) -> Result<Session> {
+    let program = Program::named("measuring/storms.c")?.build()?;
+    let mut command = match calm {
+        true => t.pagelift(&["run", "--quiet", "--calm", "--"])?,
+        false => Command::new(&program),
+    };
+    if calm {
+        command.arg(&program);
+    }
+    command.args(words).envs(variables.iter().copied());
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    Ok(session)
+}
+
+fn watch(t: &Context, session: &Session, seconds: u32) -> Result<Value> {
+    let (pid, time) = (session.pid().to_string(), seconds.to_string());
+    let output = t.run(t.pagelift(&["shootdowns", "-p", &pid, "--for", &time, "--json"])?)?.success()?;
+    let report: Value = serde_json::from_str(&output.stdout)?;
+    ensure!(report["evidence"] == "tlb-tracepoint", "{}", report["refused"]);
+    Ok(report)
+}
+
+fn ended(session: Session) -> Result<()> {
+    session.signal(Signal::SIGTERM)?;
+    let output = session.finish()?;
+    ensure!(output.ending == Ending::Exit(0) && output.stdout.ends_with("all right\n"), "{output:?}");
+    Ok(())
+}
+
+/// Watches a storm, for longer where its threads hardly come to run side by side. The last report, and for how many seconds.
+fn seen(t: &Context, words: &[&str], variables: &[(&str, &str)]) -> Result<(Value, u32)> {
+    let session = storm(t, words, variables, false)?;
+    let (mut seconds, mut report) = (1, watch(t, &session, 1)?);
+    while sent(&report) <= ENOUGH && seconds < LONGEST {
+        seconds *= 4;
+        report = watch(t, &session, seconds)?;
+    }
+    ended(session)?;
+    Ok((report, seconds))
+}
+
+/// Checks that the storm sends at most a twentieth with a cure of what it has sent without.
+fn is_cured(t: &Context, session: Session, before: &(Value, u32)) -> Result<()> {
+    let after = watch(t, &session, before.1)?;
+    ended(session)?;
+    let (plain, cured) = (sent(&before.0), sent(&after));
+    ensure!(cured <= 0.05 * plain, "{plain} before, {cured} with the cure: {after:#}");
+    Ok(())
+}
+
+fn sent(report: &Value) -> f64 {
+    report["processes"][0]["sent"].as_f64().unwrap_or(0.0)
+}
+
+/// The finding that most shootdowns come from, with the report for messages.
+fn first_finding(report: &Value) -> Result<&Value> {
+    let finding = &report["diagnoses"][0]["findings"][0];
+    ensure!(sent(report) > ENOUGH && finding["share"].as_f64() > Some(0.5), "{report:#}");
+    Ok(finding)
+}
+
+fn names_allocator(report: &Value, name: &str, how: &str) -> Result<()> {
+    let finding = first_finding(report)?;
+    let text = finding["text"].as_str().unwrap_or_default();
+    ensure!(text.starts_with(name) && text.contains(how), "{finding:#}");
+    let functions = report["processes"][0]["paths"].to_string();
+    ensure!(functions.contains("grow_and_shrink"), "the caller is not named: {functions}");
+    Ok(())
+}
+
+fn glibc(t: &Context) -> Result<()> {
+    let storms = seen(t, &SMALL, &[])?;
+    let plain = &storms.0;
+    names_allocator(plain, "glibc 2.", "by madvise")?;
+    let cure = &first_finding(plain)?["cures"][0];
+    ensure!(cure["variable"] == "GLIBC_TUNABLES" && cure["source"].is_string(), "{cure}");
+    ensure!(cure["costs"].as_str().is_some_and(|costs| costs.contains("resident memory")), "{cure}");
+    is_cured(t, storm(t, &SMALL, &[], true)?, &storms)
+}
+
+fn jemalloc(t: &Context) -> Result<()> {
+    let preload = [("LD_PRELOAD", JEMALLOC)];
+    let storms = seen(t, &LARGE, &preload)?;
+    let plain = &storms.0;
+    names_allocator(plain, "jemalloc 5.", "by madvise")?;
+    let cure = &first_finding(plain)?["cures"][0];
+    ensure!(cure["value"] == "dirty_decay_ms:-1,muzzy_decay_ms:-1", "{cure}");
+    is_cured(t, storm(t, &LARGE, &preload, true)?, &storms)
+}
+
+/// Purging by its calloc goes on where purging by its decay has ended; the second cure ends it, typed as it is printed.
+fn jemalloc_calloc(t: &Context) -> Result<()> {
+    let decay = "dirty_decay_ms:-1,muzzy_decay_ms:-1";
+    let storms = seen(t, &LARGE_ZEROED, &[("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", decay)])?;
+    let plain = &storms.0;
+    names_allocator(plain, "jemalloc 5.", "calloc")?;
+    let finding = first_finding(plain)?;
+    ensure!(finding["cures"][0]["value"].is_null(), "the first cure is set already: {finding}");
+    let cure = finding["cures"][1]["value"].as_str().context("no second cure")?;
+    let cured = [("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", cure)];
+    is_cured(t, storm(t, &LARGE_ZEROED, &cured, false)?, &storms)
+}
+
+fn tcmalloc(t: &Context) -> Result<()> {
+    let preload = [("LD_PRELOAD", TCMALLOC)];
+    let words = ["malloc", "1048576", "64"];
+    let storms = seen(t, &words, &preload)?;
+    let plain = &storms.0;
+    names_allocator(plain, "tcmalloc", "by madvise")?;
+    is_cured(t, storm(t, &words, &preload, true)?, &storms)
+}
+
+/// Debian 12's mimalloc 2.0 has no setting against the unmapping of large blocks, and none is promised.
+fn mimalloc(t: &Context) -> Result<()> {
+    let (plain, _) = &seen(t, &["malloc", "20000000", "4"], &[("LD_PRELOAD", MIMALLOC)])?;
+    names_allocator(plain, "mimalloc", "unmaps")?;
+    let finding = first_finding(plain)?;
+    let has_cure = finding["cures"].as_array().is_some_and(|cures| !cures.is_empty());
+    ensure!(has_cure || finding["advice"]["says"].is_string(), "neither cure nor advice: {finding}");
+    Ok(())
+}
+
+fn kept_settings(t: &Context) -> Result<()> {
+    let mut command = t.pagelift(&["run", "--calm", "--", "/usr/bin/env"])?;
+    command.env("LD_PRELOAD", JEMALLOC).env("MALLOC_CONF", "narenas:2,dirty_decay_ms:500");
+    let output = t.run(command)?.success()?;
+    ensure!(output.stderr.contains("dirty_decay_ms is set by you and stays"), "{}", output.stderr);
+    let wanted = "MALLOC_CONF=muzzy_decay_ms:-1,narenas:2,dirty_decay_ms:500";
+    ensure!(output.stdout.lines().any(|line| line == wanted), "{}", output.stdout);
+    Ok(())
+}
+
+fn whole_machine(t: &Context) -> Result<()> {
+    let session = storm(t, &SMALL, &[], false)?;
+    let output = t.run(t.pagelift(&["shootdowns", "--for", "1"])?)?.success()?;
+    ended(session)?;
+    for part in ["by the tracepoint tlb:tlb_flush", "sent/s", "storms", "cure: GLIBC_TUNABLES=", "Watching took"] {
+        ensure!(output.stdout.contains(part), "no `{part}` in\n{}", output.stdout);
+    }
+    Ok(())
+}
+
+fn ordinary_user(t: &Context) -> Result<()> {
+    let mut command = t.pagelift(&["shootdowns", "--for", "1"])?;
+    command.uid(NOBODY).gid(NOBODY);
+    let output = t.run(command)?.success()?;
+    ensure!(output.stdout.contains("by the line TLB of /proc/interrupts"), "{}", output.stdout);
+    ensure!(output.stdout.contains("fix: run as root"), "{}", output.stdout);
+    Ok(())
+}
+
+fn no_process(t: &Context) -> Result<()> {
+    // Above the kernel's largest possible number.
+    let output = t.run(t.pagelift(&["shootdowns", "-p", "2147483647"])?)?;
+    ensure!(output.ending == Ending::Exit(125), "{output:?}");
+    ensure!(output.stderr == "pagelift: there is no process 2147483647\n", "{}", output.stderr);
+    Ok(())
+}

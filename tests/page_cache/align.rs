@@ -1,0 +1,123 @@
+//! `pagelift align`.
+
+use crate::{huge_bytes, large_program, needs, prepared, started};
+use anyhow::{Result, ensure};
+use libtest_mimic::Trial as Test;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use test_support::{Context, Ending, Need, Output, test_case};
+
+pub fn tests() -> Vec<Test> {
+    let dpkg = || [needs(), vec![Need::Command("dpkg-query".into()), Need::File("/usr/bin/gdb".into())]].concat();
+    vec![
+        test_case("align/plain_starts_of_an_aligned_program_are_mapped_by_huge_pages", needs(), aligned),
+        test_case("align/undo_gives_the_same_bytes", needs(), undone),
+        test_case("align/what_it_cannot_better_is_refused", needs(), refused),
+        test_case("align/packages_are_refused", dpkg(), packaged),
+        test_case("align/the_flags_that_it_names_do_the_same", needs(), flags),
+    ]
+}
+
+fn align(t: &Context, options: &[&str], path: &Path) -> Result<Output> {
+    let mut command = t.pagelift(&["align"])?;
+    command.args(options).arg(path);
+    t.run(command)
+}
+
+/// Starts it several times: by chance the kernel may put a program where it would be best.
+fn always_huge(t: &Context, program: &Path) -> Result<bool> {
+    for _ in 0..8 {
+        if huge_bytes(&started(t, program)?)? == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn aligned(t: &Context) -> Result<()> {
+    let program = large_program(t, ".pie")?;
+    prepared(t, &program)?;
+    let before = fs::read(&program)?;
+    let said = align(t, &["--check"], &program)?.success()?.stdout;
+    ensure!(said.contains("would bring huge pages for") && said.contains("max-page-size="), "{said}");
+    ensure!(fs::read(&program)? == before, "--check has changed it");
+    ensure!(!always_huge(t, &program)?, "every start was placed well before it was aligned");
+    // While it runs, too.
+    let session = started(t, &program)?;
+    align(t, &[], &program)?.success()?;
+    session.finish()?.success()?;
+    prepared(t, &program)?;
+    ensure!(always_huge(t, &program)?, "a start was not mapped by huge pages");
+    let again = align(t, &[], &program)?.success()?.stdout;
+    ensure!(again.contains("already"), "{again}");
+    Ok(())
+}
+
+fn undone(t: &Context) -> Result<()> {
+    let program = large_program(t, ".pie")?;
+    let before = fs::read(&program)?;
+    let none = align(t, &["--undo"], &program)?;
+    ensure!(none.ending == Ending::Exit(125) && none.stderr.contains("no record"), "{none:?}");
+    align(t, &[], &program)?.success()?;
+    let changed: Vec<usize> =
+        fs::read(&program)?.iter().zip(&before).enumerate().filter(|(_, (a, b))| a != b).map(|(at, _)| at).collect();
+    ensure!(
+        !changed.is_empty() && changed.len() <= 16 && changed.iter().all(|at| *at < 1024),
+        "changed at {changed:?}"
+    );
+    align(t, &["--undo"], &program)?.success()?;
+    ensure!(fs::read(&program)? == before, "other bytes after --undo");
+    let again = align(t, &["--undo"], &program)?;
+    ensure!(again.ending == Ending::Exit(125), "{again:?}");
+    Ok(())
+}
+
+fn refused(t: &Context) -> Result<()> {
+    let fixed = large_program(t, "")?;
+    let text = t.folder().join("text");
+    fs::write(&text, "no program")?;
+    let cases =
+        [(fixed.as_path(), "of a fixed address"), (&text, "no sound 64-bit"), ("/dev/null".as_ref(), "regular file")];
+    for (path, says) in cases {
+        let output = align(t, &[], path)?;
+        ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(says), "{}: {output:?}", path.display());
+    }
+    let signed = large_program(t, ".pie")?;
+    let mut objcopy = Command::new("objcopy");
+    objcopy.arg("--add-section").arg(format!(".signature={}", text.display())).arg(&signed);
+    if t.run(objcopy).is_ok_and(|output| output.ending == Ending::Exit(0)) {
+        let output = align(t, &[], &signed)?;
+        ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("section .signature"), "{output:?}");
+        align(t, &["--force"], &signed)?.success()?;
+    }
+    Ok(())
+}
+
+fn packaged(t: &Context) -> Result<()> {
+    let before = fs::read("/usr/bin/gdb")?;
+    let output = align(t, &[], "/usr/bin/gdb".as_ref())?;
+    // Or its distribution links it otherwise.
+    let is_refused = ["belongs to the package gdb", "of a fixed address", "no read-only segment"];
+    ensure!(
+        output.ending == Ending::Exit(125) && is_refused.iter().any(|text| output.stderr.contains(text)),
+        "{output:?}"
+    );
+    ensure!(fs::read("/usr/bin/gdb")? == before);
+    Ok(())
+}
+
+fn flags(t: &Context) -> Result<()> {
+    let source = test_support::program_source("page_cache/large_code.c")?;
+    let said = align(t, &["--check"], &large_program(t, ".pie")?)?.success()?.stdout;
+    let flags: Vec<&str> = said.split_whitespace().filter(|word| word.starts_with("-Wl,-z,")).take(2).collect();
+    ensure!(flags.len() == 2, "{said}");
+    let program = t.folder().join("linked_so");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O1", "-fno-toplevel-reorder", "-fPIE", "-pie"]).args(&flags).arg("-o").arg(&program).arg(source);
+    gcc.arg("-I").arg(test_support::shared_folder());
+    t.run(gcc)?.success()?;
+    prepared(t, &program)?;
+    ensure!(always_huge(t, &program)?, "a start was not mapped by huge pages");
+    Ok(())
+}

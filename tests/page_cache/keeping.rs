@@ -1,0 +1,124 @@
+//! `pagelift cache keep`, and the units that run it.
+
+use crate::{huge_bytes, large_program, needs, number, prepared, started, status};
+use anyhow::{Result, ensure};
+use libtest_mimic::Trial as Test;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use test_support::{Context, Ending, Need, make_small, poll_until, test_case, workspace};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub fn tests() -> Vec<Test> {
+    let systemd = vec![Need::Command("systemd-analyze".into()), Need::Root];
+    vec![
+        test_case("keep/once_prepares_what_is_listed", needs(), once),
+        test_case("keep/prepares_again_what_was_replaced", needs(), again),
+        test_case("keep/lock_holds_within_the_budget", [needs(), vec![Need::Root]].concat(), lock),
+        test_case("keep/lists_that_say_nothing", vec![Need::Thp], lists),
+        test_case("keep/units_are_sound", systemd, units),
+    ]
+}
+
+fn list(t: &Context, text: &str) -> Result<PathBuf> {
+    let path = t.folder().join("cache.conf");
+    fs::write(&path, text)?;
+    Ok(path)
+}
+
+fn keep(t: &Context, list: &Path, options: &[&str]) -> Result<Command> {
+    let mut command = t.pagelift(&["cache", "keep", "--config"])?;
+    command.arg(list).args(options);
+    Ok(command)
+}
+
+fn is_huge(t: &Context, path: &Path) -> Result<bool> {
+    let found = status(t, path)?;
+    Ok(number(&found, "huge")? == number(&found, "of")?)
+}
+
+fn once(t: &Context) -> Result<()> {
+    let program = large_program(t, "")?;
+    prepared(t, &program)?;
+    make_small(&program)?;
+    ensure!(!is_huge(t, &program)?, "not made small");
+    let named = list(t, &format!("# a program\n{}\nrunning nobody-is-called-so\n", program.display()))?;
+    t.run(keep(t, &named, &["--once"])?)?.success()?;
+    ensure!(is_huge(t, &program)? && huge_bytes(&started(t, &program)?)? > 0);
+    // Which is an error for what is not there.
+    let missing = list(t, &format!("{}\n/nowhere/to/be/found\n", program.display()))?;
+    let output = t.run(keep(t, &missing, &["--once"])?)?;
+    let says = output.stderr.contains("/nowhere/to/be/found: No such file") && output.stderr.contains("1 of 2 entries");
+    ensure!(output.ending == Ending::Exit(125) && says, "{output:?}");
+    Ok(())
+}
+
+fn again(t: &Context) -> Result<()> {
+    let program = large_program(t, "")?;
+    prepared(t, &program)?;
+    let session = t.session(keep(t, &list(t, &program.display().to_string())?, &["--interval", "1"])?)?;
+    poll_until(LIMIT, "the first round", || session.stdout_so_far().contains("in huge folios"))?;
+    let other = large_program(t, ".pie")?;
+    fs::rename(&other, &program)?;
+    poll_until(LIMIT, "the file to be prepared after it was replaced", || is_huge(t, &program).unwrap_or(false))?;
+    // As reclaim drops it.
+    make_small(&program)?;
+    poll_until(LIMIT, "the file to be prepared after it was dropped", || is_huge(t, &program).unwrap_or(false))?;
+    session.signal(nix::sys::signal::Signal::SIGTERM)?;
+    session.finish()?;
+    Ok(())
+}
+
+fn lock(t: &Context) -> Result<()> {
+    let program = large_program(t, "")?;
+    prepared(t, &program)?;
+    let command = keep(t, &list(t, &program.display().to_string())?, &["--lock", "--budget", "4M"])?;
+    let session = t.session(command)?;
+    session.wait_for_stderr("of the budget left for it")?;
+    let locked = test_support::process_field(session.pid(), "VmLck").unwrap_or_default();
+    ensure!(locked.trim_end_matches(" kB").trim() == "4096", "VmLck: {locked}");
+    // What is mapped by huge pages cannot be evicted, the rest can.
+    make_small(&program)?;
+    let found = status(t, &program)?;
+    ensure!(number(&found, "huge")? == 4 << 20, "{found}");
+    session.signal(nix::sys::signal::Signal::SIGTERM)?;
+    session.finish()?;
+    let output = t.run(t.pagelift(&["cache", "keep", "--lock"])?)?;
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("--budget"), "{output:?}");
+    Ok(())
+}
+
+fn lists(t: &Context) -> Result<()> {
+    for (text, says) in
+        [("", "found no entry"), ("/a\nrelative\n", "line 2: found `relative`"), ("package\n", "line 1")]
+    {
+        let output = t.run(keep(t, &list(t, text)?, &["--once"])?)?;
+        ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(says), "{text}: {output:?}");
+    }
+    let output = t.run(keep(t, Path::new("/nowhere/to/be/found"), &["--once"])?)?;
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("reading the list"), "{output:?}");
+    Ok(())
+}
+
+fn units(t: &Context) -> Result<()> {
+    let folder = workspace().join("packaging/systemd");
+    let mut units = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let unit = t.folder().join(name.trim_end_matches(".in"));
+        // A program that is there, so that only the unit itself is checked.
+        let text = fs::read_to_string(&path)?.replace("@PREFIX@/bin/pagelift", "/bin/true");
+        ensure!(!text.contains('@'), "{text}");
+        fs::write(&unit, text)?;
+        units.push(unit);
+    }
+    ensure!(units.len() == 3, "{units:?}");
+    let mut verify = Command::new("systemd-analyze");
+    verify.args(["verify", "--man=no"]).args(&units);
+    let output = t.run(verify)?.success()?;
+    ensure!(!output.stderr.contains("pagelift-cache"), "{output:?}");
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! Files in huge folios of the page cache: `pagelift cache` and `pagelift align`.
+
+mod align;
+mod commands;
+mod keeping;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use test_support::{Context, Need, Program, Session, Skipped, View, copy_program, main_of, make_small};
+
+fn main() -> ExitCode {
+    let mut tests = commands::tests();
+    tests.extend(keeping::tests());
+    tests.extend(align::tests());
+    main_of(tests)
+}
+
+/// What all these tests need. Whether the file system can is seen by [`prepared`].
+fn needs() -> Vec<Need> {
+    vec![Need::Thp, Need::Command("gcc".into()), Need::Kernel(5, 18)]
+}
+
+/// A copy of the program with more than three huge pages of code, in small pages of the page cache.
+fn large_program(t: &Context, suffix: &str) -> Result<PathBuf> {
+    let built = Program::named("page_cache/large_code.c")?.build()?;
+    let copy = t.folder().join(format!("large_code{suffix}"));
+    copy_program(t, &PathBuf::from(format!("{}{suffix}", built.display())), &copy)?;
+    make_small(&copy)?;
+    Ok(copy)
+}
+
+/// Prepares a file; skips the test where its file system has no large folios.
+fn prepared(t: &Context, path: &Path) -> Result<String> {
+    let output = t.run(cache(t, &["prepare"], path)?)?;
+    let unable = ["has no large folios", "for large folios", "that makes large folios", "with which ext4 has no"];
+    if unable.iter().any(|text| output.stderr.contains(text)) {
+        return Err(Skipped(output.stderr).into());
+    }
+    Ok(output.success()?.stdout)
+}
+
+fn cache(t: &Context, words: &[&str], path: &Path) -> Result<Command> {
+    let mut command = t.pagelift(&["cache"])?;
+    command.args(words).arg(path);
+    Ok(command)
+}
+
+/// What `cache status --json` says of one file.
+fn status(t: &Context, path: &Path) -> Result<Value> {
+    let output = t.run(cache(t, &["status", "--json"], path)?)?.success()?;
+    let listing: Value = serde_json::from_str(&output.stdout)?;
+    ensure!(listing["files"].as_array().is_some_and(|files| files.len() == 1), "{listing}");
+    Ok(listing["files"][0].clone())
+}
+
+fn number(value: &Value, field: &str) -> Result<u64> {
+    value[field].as_u64().with_context(|| format!("no {field} in {value}"))
+}
+
+/// The program, waiting after it has touched its code.
+fn started(t: &Context, program: &Path) -> Result<Session> {
+    let session = t.session(Command::new(program))?;
+    session.wait_for_line("ready")?;
+    Ok(session)
+}
+
+/// Bytes that a process maps by huge pages, as smaps has them.
+fn huge_bytes(session: &Session) -> Result<u64> {
+    Ok(View::of(session.pid())?.huge_bytes())
+}

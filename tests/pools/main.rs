@@ -1,0 +1,319 @@
+//! `pagelift pool` on this machine's own pools. Every test holds the tests' lock on the pool, which puts its size and
+//! overcommit back.
+
+use address_space::PageSize;
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+use test_support::{
+    Context, Ending, Need, Output, Skipped, default_huge_page, main_of, poll_until, pool_file, test_case,
+};
+
+fn main() -> ExitCode {
+    let needs = || vec![Need::Root, Need::Pool(0)];
+    let with = |more: &[Need]| [needs(), more.to_vec()].concat();
+    let node = || with(&[Need::File("/usr/bin/node".into())]);
+    let verify = vec![Need::Command("systemd-analyze".into())];
+    main_of(vec![
+        test_case("reserve_makes_pages_available_and_release_gives_them_back", needs(), reserve_and_release),
+        test_case("all_or_nothing_leaves_the_pool_as_it_was", needs(), all_or_nothing),
+        test_case("the_floor_is_kept", needs(), floor),
+        test_case("show_counts_and_names_who_uses_them", with(&[Need::Command("python3".into())]), shown),
+        test_case("overcommit_is_set_and_explained", needs(), overcommitted),
+        test_case("a_page_is_demoted", needs(), demoted),
+        test_case("held_pages_go_back_when_the_holder_is_ended", needs(), held),
+        test_case("for_runs_a_program_on_what_its_plan_needs", node(), lent),
+        test_case("for_gives_back_after_a_kill", node(), lent_and_killed),
+        test_case("an_ordinary_user_is_told_what_is_needed", with(&[Need::Command("setpriv".into())]), as_a_user),
+        test_case("plan_shows_what_is_missing", Vec::new(), planned),
+        test_case("install_and_uninstall_leave_a_tree_as_it_was", Vec::new(), installed),
+        test_case("systemd_understands_the_unit", verify, verified),
+    ])
+}
+
+/// Runs `pagelift pool` with these words.
+fn pool(t: &Context, words: &[&str]) -> Result<Output> {
+    t.run(t.pagelift(&[&["pool"], words].concat())?)
+}
+
+fn short(page: PageSize) -> String {
+    format!("{}K", page.kib())
+}
+
+fn count(page: PageSize, file: &str) -> Result<u64> {
+    Ok(fs::read_to_string(pool_file(page, file))?.trim().parse()?)
+}
+
+fn reserve_and_release(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let request = |pages: u64| format!("{}:{pages}", short(page));
+    let before = count(page, "nr_hugepages")?;
+    let said = pool(t, &["reserve", &request(6)])?.success()?.stdout;
+    ensure!(said.contains("added 6 of 6 pages") && t.pool()?.free()? == 6, "{said}");
+    let again = pool(t, &["reserve", &request(6)])?.success()?.stdout;
+    ensure!(again.contains("available already") && t.pool()?.free()? == 6, "{again}");
+    pool(t, &["reserve", "--add", &request(2)])?.success()?;
+    ensure!(t.pool()?.free()? == 8);
+    let part = pool(t, &["release", &request(3)])?.success()?.stdout;
+    ensure!(part.contains("released 3 pages") && t.pool()?.free()? == 5, "{part}");
+    let rest = pool(t, &["release", &format!("{}:all", short(page))])?.success()?.stdout;
+    ensure!(rest.contains("released 5 pages") && count(page, "nr_hugepages")? == before, "{rest}");
+    Ok(())
+}
+
+fn all_or_nothing(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let before = count(page, "nr_hugepages")?;
+    let (some, far_too_many) = (format!("{}:4", short(page)), format!("{}:1000000@0", short(page)));
+    let output = pool(t, &["reserve", "--all-or-nothing", &some, &far_too_many])?;
+    ensure!(output.ending == Ending::Exit(125) && output.stdout.contains("put back"), "{output:?}");
+    ensure!(count(page, "nr_hugepages")? == before, "{output:?}");
+    let nowhere = pool(t, &["reserve", &some, &format!("{}:1@99", short(page))])?;
+    ensure!(nowhere.ending == Ending::Exit(125) && nowhere.stderr.contains("there is no node 99"), "{nowhere:?}");
+    ensure!(count(page, "nr_hugepages")? == before);
+    Ok(())
+}
+
+fn floor(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let output = pool(t, &["reserve", "--keep-free=1000000G", &format!("{}:4", short(page))])?;
+    ensure!(output.ending == Ending::Exit(125) && t.pool()?.free()? == 0, "{output:?}");
+    ensure!(output.stdout.contains("added 0 of 4 pages") && output.stdout.contains("--keep-free"), "{output:?}");
+    Ok(())
+}
+
+/// Maps one page of the pool, shared and System V, and waits.
+const USER: &str = "import mmap, sys
+size = int(sys.argv[1])
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000)
+memory[0] = 1
+print('ready', flush=True)
+sys.stdin.read()
+";
+
+fn shown(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    t.pool()?.resize(3)?;
+    let mut python = Command::new("python3");
+    python.args(["-c", USER, &page.bytes().to_string()]);
+    let session = t.session(python)?;
+    session.wait_for_line("ready")?;
+    let view: Value = serde_json::from_str(&pool(t, &["show", "--json"])?.success()?.stdout)?;
+    let pools = view["pools"].as_array().context("no pools")?;
+    let ours = pools.iter().find(|pool| pool["size"] == page.bytes()).context("not the default pool")?;
+    for (field, file) in [("total", "nr_hugepages"), ("free", "free_hugepages"), ("surplus", "surplus_hugepages")] {
+        ensure!(ours[field] == count(page, file)?, "{field}: {ours}");
+    }
+    ensure!(ours["available"] == 2 && ours["unexplained"] == 0, "{ours}");
+    let users = view["users"]["processes"].as_array().context("no users")?;
+    let user = users.iter().find(|user| user["pid"].as_u64().is_some_and(|pid| pid == u64::from(session.pid())));
+    let user = user.with_context(|| format!("not named: {users:?}"))?;
+    ensure!(user["kind"] == "anonymous" && user["bytes"] == page.bytes(), "{user}");
+    let text = pool(t, &["show"])?.success()?.stdout;
+    ensure!(text.contains(&format!("[{}]", session.pid())) && text.contains("anonymous memory"), "{text}");
+    session.finish()?.success()?;
+    Ok(())
+}
+
+fn overcommitted(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    // A reservation of the tests whose pool has an overcommit puts that back, too; this one had none.
+    let _put_back = PutBack::new(pool_file(page, "nr_overcommit_hugepages"))?;
+    let said = pool(t, &["overcommit", &format!("{}:5", short(page))])?.success()?.stdout;
+    ensure!(said.contains("at most 5 surplus pages") && count(page, "nr_overcommit_hugepages")? == 5, "{said}");
+    let none = pool(t, &["overcommit", &format!("{}:0", short(page))])?.success()?.stdout;
+    ensure!(none.contains("no more") && count(page, "nr_overcommit_hugepages")? == 0, "{none}");
+    Ok(())
+}
+
+/// Writes what a setting held before when it is dropped.
+struct PutBack(PathBuf, String);
+
+impl PutBack {
+    fn new(path: PathBuf) -> Result<Self> {
+        let value = fs::read_to_string(&path)?;
+        Ok(Self(path, value))
+    }
+}
+
+impl Drop for PutBack {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(&self.0, &self.1) {
+            eprintln!("{} could not be put back: {error}", self.0.display());
+        }
+    }
+}
+
+fn demoted(t: &Context) -> Result<()> {
+    let small = default_huge_page()?;
+    let huge = PageSize::new(1 << 30)?;
+    if !pool_file(huge, "demote").exists() {
+        return Err(Skipped("this kernel demotes no pages of 1 GiB".to_owned()).into());
+    }
+    let before = count(huge, "nr_hugepages")?;
+    let too_many = pool(t, &["demote", "1G:1000"])?;
+    let found = format!("found {} free pages of 1 GiB, needed 1000", count(huge, "free_hugepages")?);
+    ensure!(too_many.ending == Ending::Exit(125) && too_many.stderr.contains(&found), "{too_many:?}");
+    let _put_back = PutBack::new(pool_file(huge, "nr_hugepages"))?;
+    let reserved = pool(t, &["reserve", "--add", "1G:1"])?;
+    if reserved.ending != Ending::Exit(0) {
+        ensure!(reserved.stdout.contains("in the way"), "{reserved:?}");
+        ensure!(count(huge, "nr_hugepages")? == before, "{reserved:?}");
+        return Err(Skipped("no page of 1 GiB is to be had now".to_owned()).into());
+    }
+    let said = pool(t, &["demote", "1G:1"])?.success()?.stdout;
+    let gained = huge.bytes() / small.bytes();
+    ensure!(said.contains(&format!("split 1 pages into {gained}")), "{said}");
+    ensure!(t.pool()?.free()? == gained && count(huge, "nr_hugepages")? == before, "{said}");
+    Ok(())
+}
+
+fn held(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let words = ["pool", "reserve", "--hold", "--add", &format!("{}:3", short(page))];
+    for signal in [None, Some(Signal::SIGTERM)] {
+        let session = t.session(t.pagelift(&words)?)?;
+        session.wait_for_line("all requests are met")?;
+        ensure!(t.pool()?.free()? == 3);
+        if let Some(signal) = signal {
+            session.signal(signal)?;
+        }
+        let said = session.finish()?.success()?.stdout;
+        ensure!(said.contains("gave back 3 of 3 pages") && t.pool()?.free()? == 0, "{signal:?}: {said}");
+    }
+    Ok(())
+}
+
+const PRINTS_COVERAGE: &str = "const s = require('fs').readFileSync('/proc/self/status', 'utf8');\
+    console.log('on the pool:', s.match(/HugetlbPages:\\s*(\\d+)/)[1]);";
+
+fn lent(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let plan = pool(t, &["plan", "--json", "--", "/usr/bin/node", "-e", "0"])?.success()?.stdout;
+    let plan: Value = serde_json::from_str(&plan)?;
+    let needed = plan["needs"][0]["pages"].as_u64().with_context(|| format!("{plan}"))?;
+    let script = format!("{PRINTS_COVERAGE} process.exit(3)");
+    let output = pool(t, &["reserve", "--for", "--", "/usr/bin/node", "-e", &script])?;
+    let kib = needed * page.kib();
+    ensure!(output.ending == Ending::Exit(3), "{output:?}");
+    ensure!(output.stdout == format!("on the pool: {kib}\n"), "{needed} pages are planned: {output:?}");
+    let back = format!("gave back {needed} of {needed} pages");
+    ensure!(output.stderr.contains(&back) && count(page, "nr_hugepages")? == 0, "{output:?}");
+    Ok(())
+}
+
+/// Neither the borrower's own end nor that of the program can keep the pages.
+fn lent_and_killed(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let script = "console.log('ready'); process.stdin.resume()";
+        let command = t.pagelift(&["pool", "reserve", "--for", "--", "/usr/bin/node", "-e", script])?;
+        let session = t.session(command)?;
+        session.wait_for_line("ready")?;
+        ensure!(count(page, "nr_hugepages")? > 0);
+        session.signal(signal)?;
+        let output = session.finish()?;
+        let expected = match signal {
+            // Handed on to the program, whose end is told as a shell tells it.
+            Signal::SIGTERM => Ending::Exit(128 + Signal::SIGTERM as i32),
+            signal => Ending::Signal(signal as i32),
+        };
+        ensure!(output.ending == expected, "{output:?}");
+        poll_until(Duration::from_secs(10), "the pool to be as before", || {
+            count(page, "nr_hugepages").is_ok_and(|pages| pages == 0)
+        })?;
+    }
+    Ok(())
+}
+
+fn as_a_user(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let program = test_support::pagelift_binary()?;
+    let user = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).arg("pool").args(words);
+        t.run(command)
+    };
+    let denied = user(&["reserve", &format!("{}:1", short(page))])?;
+    if denied.stderr.contains("failed to execute") {
+        return Err(Skipped("another user cannot execute this build".to_owned()).into());
+    }
+    ensure!(denied.ending == Ending::Exit(125) && denied.stderr.contains("by root only"), "{denied:?}");
+    ensure!(user(&["show"])?.success()?.stdout.contains("Pools, in pages"));
+    Ok(())
+}
+
+fn planned(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let request = format!("{}:1000000", short(page));
+    let text = pool(t, &["plan", &request])?.success()?.stdout;
+    for part in ["pagelift pool reserve", "--install systemd", "--install grub", "hugepages=1000000"] {
+        ensure!(text.contains(part), "{part} is missing: {text}");
+    }
+    let plan: Value = serde_json::from_str(&pool(t, &["plan", "--json", &request])?.success()?.stdout)?;
+    let missing = plan["needs"][0]["missing"].as_u64().context("no number")?;
+    ensure!(plan["needs"][0]["pages"] == 1_000_000 && missing <= 1_000_000, "{plan}");
+    let nothing = pool(t, &["plan"])?;
+    ensure!(nothing.ending == Ending::Exit(125) && nothing.stderr.contains("needed: `-- CMD`"), "{nothing:?}");
+    let script = pool(t, &["plan", "--", "/nowhere/to/be/found"])?;
+    ensure!(script.ending == Ending::Exit(125) && script.stderr.contains("not found"), "{script:?}");
+    Ok(())
+}
+
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() && !path.is_symlink() { files.extend(files_below(&path)?) } else { files.push(path) }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn installed(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let (root, request) = (t.folder().display().to_string(), format!("{}:64", short(page)));
+    fs::create_dir_all(t.folder().join("etc/sysctl.d"))?;
+    fs::write(t.folder().join("etc/sysctl.d/10-other.conf"), "vm.swappiness = 1\n")?;
+    let before = files_below(t.folder())?;
+    for (how, file, text) in [
+        ("systemd", "etc/systemd/system/pagelift-pool-db.service", "pool reserve --add"),
+        ("sysctl", "etc/sysctl.d/60-pagelift-pool-db.conf", "vm.nr_hugepages = 64"),
+        ("grub", "etc/default/grub.d/60-pagelift-pool-db.cfg", "hugepages=64"),
+    ] {
+        let install = ["plan", "--root", &root, "--name", "db", "--install", how, &request];
+        pool(t, &install)?.success()?;
+        let written = fs::read_to_string(t.folder().join(file))?;
+        ensure!(written.contains(text), "{written}");
+        let again = pool(t, &install)?;
+        ensure!(again.ending == Ending::Exit(125) && again.stderr.contains("already"), "{again:?}");
+        let other = pool(t, &["plan", "--root", &root, "--name", "other", "--uninstall"])?;
+        ensure!(other.ending == Ending::Exit(125), "{other:?}");
+        pool(t, &["plan", "--root", &root, "--name", "db", "--uninstall"])?.success()?;
+        // What runs here keeps its output in the folder.
+        let after: Vec<_> =
+            files_below(t.folder())?.into_iter().filter(|path| path.starts_with(t.folder().join("etc"))).collect();
+        ensure!(after == before, "{before:?} {after:?}");
+    }
+    Ok(())
+}
+
+fn verified(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let request = format!("{}:64@0", short(page));
+    let text = pool(t, &["plan", "--print", "systemd", &request])?.success()?.stdout;
+    // A path below a folder that systemd knows, as where it is installed.
+    let program = text.lines().find_map(|line| line.strip_prefix("ExecStart=")?.split(' ').next());
+    let unit = t.folder().join("pagelift-pool-db.service");
+    fs::write(&unit, text.replace(program.context("no program")?, "/bin/true"))?;
+    let mut verify = Command::new("systemd-analyze");
+    verify.args(["verify", "--man=no"]).arg(&unit);
+    let output = t.run(verify)?;
+    let about: Vec<_> = output.stderr.lines().filter(|line| line.contains("pagelift-pool-db")).collect();
+    ensure!(output.ending == Ending::Exit(0) && about.is_empty(), "{output:?}");
+    Ok(())
+}

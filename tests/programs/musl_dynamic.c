@@ -1,7 +1,0 @@
-// musl's dynamic linker, which is libc itself.
-//
-// needs: pool 64M
-// needs: command musl-gcc
-// build: musl-gcc -g -O1 -fPIE -pie -o $OUT $SRC
-// expect: lifted text rodata data bss
-#include "support/every_range.h"

@@ -1,0 +1,304 @@
+//! The rules that hold the project together, checked in the text of its sources.
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::{Failed, Trial as Test};
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use test_support::{main_of, workspace};
+
+/// Crates and files that model, plan or calculate: no I/O, no system call, no `unsafe`.
+const PURE: [&str; 8] = [
+    "crates/address-space/src",
+    "crates/options/src",
+    "crates/lift-plan/src",
+    "crates/measure/src/statistics",
+    "crates/health/src/checks",
+    "crates/bench-record/src",
+    "crates/bench-report/src",
+    "crates/tlb-model/src",
+];
+/// The only crates whose trade is memory that Rust cannot vouch for, or, for the plugin of QEMU, another program's functions.
+const UNSAFE_CRATES: [&str; 5] =
+    ["crates/linux/", "crates/ptrace/", "crates/libpagelift/", "crates/heap/allocator/", "crates/tlb-trace/"];
+/// Program entries that take over before Rust's own start-up has changed signals and descriptors, an allocator, the launch
+/// of a helper in this process's memory, the demo's code, and the memory and chains of the probe.
+const UNSAFE_FILES: [&str; 7] = [
+    "crates/cli/src/main.rs",
+    "crates/cli/src/allocator.rs",
+    "crates/cli/src/commands/run.rs",
+    "crates/session/src/start/helper.rs",
+    "crates/demo-program/src/",
+    "crates/tlb-probe/src/chain.rs",
+    "crates/tlb-probe/src/region.rs",
+];
+/// A crate that only its own test and libFuzzer use.
+const FUZZ_TARGETS: &str = "crates/hostile-input/";
+const LONGEST: usize = 600;
+const SAFETY_WITHIN: usize = 12;
+
+type Rule = (&'static str, fn() -> Result<()>);
+
+fn main() -> ExitCode {
+    let rules: [Rule; 11] = [
+        ("pure_crates_do_no_io", pure_crates_do_no_io),
+        ("pure_crates_forbid_unsafe_code", pure_crates_forbid_unsafe_code),
+        ("unsafe_stands_only_where_it_may", unsafe_stands_only_where_it_may),
+        ("each_unsafe_use_states_its_facts", each_unsafe_use_states_its_facts),
+        ("no_file_is_too_long", no_file_is_too_long),
+        ("nothing_is_left_undone", nothing_is_left_undone),
+        ("no_page_size_is_assumed", no_page_size_is_assumed),
+        ("nobody_depends_on_the_command_line", nobody_depends_on_the_command_line),
+        ("fuzz_targets_are_in_no_shipped_program", fuzz_targets_are_in_no_shipped_program),
+        ("system_calls_come_from_three_libraries", system_calls_come_from_three_libraries),
+        ("the_architecture_page_names_every_folder", the_architecture_page_names_every_folder),
+    ];
+    let test_case =
+        |(name, rule): Rule| Test::test(name, move || rule().map_err(|error| Failed::from(format!("{error:#}"))));
+    main_of(rules.into_iter().map(test_case).collect())
+}
+
+struct SourceFile {
+    /// From the workspace's root, with `/`.
+    path: String,
+    text: String,
+}
+
+impl SourceFile {
+    /// Lines with their numbers, without comments, and without the unit tests at the end.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let lines = self.text.lines().enumerate().take_while(|(_, line)| line.trim() != "#[cfg(test)]");
+        lines.map(|(index, line)| (index + 1, line.split_once("//").map_or(line, |(code, _)| code)))
+    }
+
+    fn is_test(&self) -> bool {
+        self.path.starts_with(FUZZ_TARGETS)
+            || self.path.contains("/tests/")
+            || self.path.ends_with("/tests.rs")
+            || self.path.contains("/benches/")
+    }
+}
+
+fn sources(folder: &str, extensions: &[&str]) -> Result<Vec<SourceFile>> {
+    let mut files = Vec::new();
+    collect(&workspace().join(folder), extensions, &mut files)?;
+    ensure!(!files.is_empty(), "no source was found in {folder}");
+    Ok(files)
+}
+
+fn collect(folder: &Path, extensions: &[&str], into: &mut Vec<SourceFile>) -> Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                collect(&path, extensions, into)?;
+            }
+        } else if path.extension().is_some_and(|e| extensions.iter().any(|x| e == *x)) {
+            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let path = path.strip_prefix(workspace()).unwrap_or(&path).to_string_lossy().into_owned();
+            into.push(SourceFile { path, text });
+        }
+    }
+    Ok(())
+}
+
+fn rust_sources() -> Result<Vec<SourceFile>> {
+    sources("crates", &["rs"])
+}
+
+fn pure_sources() -> Result<Vec<SourceFile>> {
+    let files: Vec<SourceFile> =
+        rust_sources()?.into_iter().filter(|file| PURE.iter().any(|pure| file.path.starts_with(pure))).collect();
+    for pure in PURE {
+        ensure!(
+            files.iter().any(|file| file.path.starts_with(pure)),
+            "{pure} is not there any more: correct this list"
+        );
+    }
+    Ok(files)
+}
+
+fn refuse(found: Vec<String>, rule: &str) -> Result<()> {
+    ensure!(found.is_empty(), "{rule}\n  {}", found.join("\n  "));
+    Ok(())
+}
+
+/// True where `word` stands in `line` as a word of its own.
+fn has_word(line: &str, word: &str) -> bool {
+    let part_of_name = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word)
+        .any(|(at, _)| !line[..at].ends_with(part_of_name) && !line[at + word.len()..].starts_with(part_of_name))
+}
+
+fn pure_crates_do_no_io() -> Result<()> {
+    const IO: [&str; 16] = [
+        "std::fs",
+        "std::process",
+        "std::net",
+        "std::env",
+        "std::io",
+        "std::thread",
+        "std::time",
+        "std::os",
+        "libc::",
+        "nix::",
+        "rustix::",
+        "linux::",
+        "println!",
+        "eprintln!",
+        "print!",
+        "eprint!",
+    ];
+    let mut found = Vec::new();
+    for file in pure_sources()?.iter().filter(|file| !file.is_test()) {
+        for (number, line) in file.code() {
+            let used =
+                IO.iter().find(|word| has_word(line, word.trim_end_matches(['!', ':'])) && line.contains(**word));
+            found.extend(used.map(|word| format!("{}:{number}: {word}", file.path)));
+        }
+    }
+    refuse(found, "I/O where only values may come in and go out:")
+}
+
+fn pure_crates_forbid_unsafe_code() -> Result<()> {
+    const CRATES: [&str; 7] =
+        ["address-space", "bench-record", "bench-report", "options", "lift-plan", "measure", "tlb-model"];
+    for pure in CRATES.map(|name| format!("crates/{name}/src/lib.rs")) {
+        let text = fs::read_to_string(workspace().join(&pure)).with_context(|| format!("no {pure}"))?;
+        ensure!(text.contains("#![forbid(unsafe_code)]"), "{pure} does not forbid unsafe code");
+    }
+    Ok(())
+}
+
+fn unsafe_stands_only_where_it_may() -> Result<()> {
+    let mut found = Vec::new();
+    for file in rust_sources()?.iter().chain(&sources("tests", &["rs"])?) {
+        let allowed = UNSAFE_CRATES.iter().chain(&UNSAFE_FILES).any(|place| file.path.starts_with(place));
+        if allowed || file.path.ends_with("project/architecture.rs") {
+            continue;
+        }
+        let uses = file.text.lines().enumerate().filter(|(_, line)| {
+            let code = line.split_once("//").map_or(*line, |(code, _)| code);
+            has_word(code, "unsafe")
+        });
+        found.extend(uses.map(|(index, line)| format!("{}:{}: {}", file.path, index + 1, line.trim())));
+    }
+    refuse(found, "`unsafe` outside its few places:")
+}
+
+fn each_unsafe_use_states_its_facts() -> Result<()> {
+    let mut found = Vec::new();
+    for file in rust_sources()? {
+        let lines: Vec<&str> = file.text.lines().collect();
+        for (index, line) in lines.iter().enumerate() {
+            let code = line.split_once("//").map_or(*line, |(code, _)| code);
+            let is_block = has_word(code, "unsafe") && (code.contains("unsafe {") || code.contains("unsafe impl"));
+            let is_function = code.contains("unsafe fn") && !code.contains("= unsafe") && !code.contains("(unsafe");
+            let above = &lines[index.saturating_sub(SAFETY_WITHIN)..=index];
+            let stated = |word: &str| above.iter().any(|l| l.contains(word));
+            if (is_block && !stated("SAFETY:")) || (is_function && !stated("# Safety") && !stated("SAFETY:")) {
+                found.push(format!("{}:{}: {}", file.path, index + 1, line.trim()));
+            }
+        }
+    }
+    refuse(found, "`unsafe` without the facts that make it sound:")
+}
+
+fn no_file_is_too_long() -> Result<()> {
+    let extensions = ["rs", "c", "h", "S", "go", "sh", "py", "toml"];
+    let mut found = Vec::new();
+    for folder in ["crates", "tests"] {
+        for file in sources(folder, &extensions)? {
+            let lines = file.text.lines().count();
+            if lines > LONGEST {
+                found.push(format!("{}: {lines} lines", file.path));
+            }
+        }
+    }
+    refuse(found, "longer than a reader can keep in mind:")
+}
+
+fn nothing_is_left_undone() -> Result<()> {
+    let mut found = Vec::new();
+    for file in rust_sources()?.iter().chain(&sources("tests", &["rs", "c", "h", "S", "go", "sh"])?) {
+        if file.path.ends_with("project/architecture.rs") {
+            continue;
+        }
+        for (index, line) in file.text.lines().enumerate() {
+            if ["TODO", "FIXME", "XXX", "todo!", "unimplemented!"]
+                .iter()
+                .any(|word| has_word(line, word.trim_end_matches('!')) && line.contains(*word))
+            {
+                found.push(format!("{}:{}: {}", file.path, index + 1, line.trim()));
+            }
+        }
+    }
+    refuse(found, "left undone:")
+}
+
+/// Page sizes are read from the machine; a number that looks like one is an assumption.
+fn no_page_size_is_assumed() -> Result<()> {
+    const SIZES: [&str; 8] =
+        ["2 << 20", "1 << 21", "2097152", "0x200000", "0x20_0000", "2 * 1024 * 1024", "2048 * 1024", "2_097_152"];
+    let mut found = Vec::new();
+    for file in rust_sources()?.iter().filter(|file| !file.is_test() && !file.path.starts_with("crates/demo-program")) {
+        for (number, line) in file.code() {
+            // `32 << 20` is another number.
+            let is_whole = |at: usize| !line[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+            if SIZES.iter().any(|size| line.match_indices(size).any(|(at, _)| is_whole(at))) {
+                found.push(format!("{}:{number}: {}", file.path, line.trim()));
+            }
+        }
+    }
+    refuse(found, "a page size written down instead of read:")
+}
+
+fn nobody_depends_on_the_command_line() -> Result<()> {
+    for manifest in sources("crates", &["toml"])?.iter().filter(|file| file.path != "crates/cli/Cargo.toml") {
+        let depends = manifest.text.lines().any(|line| {
+            let name = line.split(['=', '.', ' ']).next().unwrap_or_default().trim();
+            name == "pagelift" || line.contains("crates/cli")
+        });
+        ensure!(!depends, "{} depends on the command line", manifest.path);
+    }
+    Ok(())
+}
+
+/// The architecture page says what each of the three is for.
+fn system_calls_come_from_three_libraries() -> Result<()> {
+    const OTHERS: [&str; 5] = ["rustix", "syscalls", "sc", "linux-syscall", "procfs"];
+    const KERNEL_HEADERS: &str = "linux-raw-sys";
+    let mut found = Vec::new();
+    let mut manifests = sources("crates", &["toml"])?;
+    manifests.extend(sources("tests", &["toml"])?);
+    for manifest in manifests {
+        let names = manifest.text.lines().map(|line| line.split(['=', '.', ' ']).next().unwrap_or_default());
+        let refused = names.filter(|name| {
+            OTHERS.contains(name) || *name == KERNEL_HEADERS && manifest.path != "crates/linux/raw/Cargo.toml"
+        });
+        found.extend(refused.map(|name| format!("{}: {name}", manifest.path)));
+    }
+    refuse(found, "system calls are made by nix and libc, and by linux-raw-sys in crates/linux/raw only:")
+}
+
+/// Readers are opened to the fuzz targets by the feature `fuzzing`, which nobody else asks for.
+fn fuzz_targets_are_in_no_shipped_program() -> Result<()> {
+    let manifests = sources("crates", &["toml"])?;
+    let others = manifests.iter().filter(|file| !file.path.starts_with(FUZZ_TARGETS));
+    let asks = |line: &str| line.contains("hostile-input") || line.contains("features") && line.contains("\"fuzzing\"");
+    let found = others.filter(|file| file.text.lines().any(asks)).map(|file| file.path.clone()).collect();
+    ensure!(manifests.iter().any(|file| file.path.starts_with(FUZZ_TARGETS)), "{FUZZ_TARGETS} is not there any more");
+    refuse(found, "crates that use the fuzz targets:")
+}
+
+fn the_architecture_page_names_every_folder() -> Result<()> {
+    let page = fs::read_to_string(workspace().join("docs/ARCHITECTURE.md")).context("no docs/ARCHITECTURE.md")?;
+    let manifests = sources("crates", &["toml"])?;
+    let missing = manifests.iter().filter_map(|manifest| {
+        let folder = manifest.path.strip_suffix("/Cargo.toml")?;
+        let name = folder.rsplit('/').next()?.to_owned();
+        (!page.contains(&format!("{name}/"))).then_some(name)
+    });
+    refuse(missing.collect(), "folders that docs/ARCHITECTURE.md does not name:")
+}

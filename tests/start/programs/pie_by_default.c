@@ -1,0 +1,6 @@
+// A position-independent executable linked with the distribution's defaults: 4 KiB alignment, lazy nothing, RELRO.
+//
+// needs: pool 64M
+// build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
+// expect: lifted text rodata data bss
+#include "every_range.h"

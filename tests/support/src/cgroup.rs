@@ -1,0 +1,192 @@
+//! A cgroup with one limit for one test, of whichever version the machine has, removed when it is dropped.
+
+use crate::context::Context;
+use crate::process::poll_until;
+use address_space::PageSize;
+use anyhow::{Context as _, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// What a group limits.
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    /// All memory that is charged to it.
+    Memory,
+    /// Pool pages in use: a fault beyond it is SIGBUS.
+    HugePages(PageSize),
+    /// Pool pages promised to mappings: a mapping beyond it is refused.
+    PromisedHugePages(PageSize),
+}
+
+impl Limit {
+    fn controller(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::HugePages(_) | Self::PromisedHugePages(_) => "hugetlb",
+        }
+    }
+
+    fn file(self, unified: bool) -> String {
+        let limit = if unified { "max" } else { "limit_in_bytes" };
+        match self {
+            Self::Memory => format!("memory.{limit}"),
+            Self::HugePages(page) => format!("hugetlb.{}MB.{limit}", page.bytes() >> 20),
+            Self::PromisedHugePages(page) => format!("hugetlb.{}MB.rsvd.{limit}", page.bytes() >> 20),
+        }
+    }
+}
+
+/// A cgroup of its own.
+#[derive(Debug)]
+pub struct ControlGroup {
+    folder: PathBuf,
+    file: PathBuf,
+    undo: Undo,
+}
+
+/// What was changed of the machine's hierarchies for the group.
+#[derive(Debug)]
+enum Undo {
+    Nothing,
+    Unmount(PathBuf, &'static str),
+    /// Version 2: the root hands a controller on to its children only where it is told to.
+    KeepFromChildren(PathBuf, &'static str),
+}
+
+impl ControlGroup {
+    /// In the limit's hierarchy of version 1, which is mounted for the time where it is not; where that cannot be, in the
+    /// one of version 2.
+    ///
+    /// # Errors
+    /// The machine has the controller in neither, or this is not root.
+    pub fn with(t: &Context, limit: Limit, bytes: u64) -> Result<Self> {
+        let controller = limit.controller();
+        if let Some(root) = version_1(controller) {
+            return Self::make(&root, limit, bytes, Undo::Nothing);
+        }
+        let place = t.folder().join("hierarchy");
+        fs::create_dir_all(&place)?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "cgroup", "-o", controller, "none"]).arg(&place);
+        if t.run(mount)?.success().is_ok() {
+            return Self::make(&place, limit, bytes, Undo::Unmount(place.clone(), controller));
+        }
+        Self::of_version_2(limit, bytes)?.with_context(|| format!("no cgroup controller {controller}"))
+    }
+
+    /// In the unified hierarchy; `None` where it has no such controller.
+    ///
+    /// # Errors
+    /// This is not root.
+    pub fn of_version_2(limit: Limit, bytes: u64) -> Result<Option<Self>> {
+        let controller = limit.controller();
+        let Some(root) = version_2(controller) else { return Ok(None) };
+        let switch = root.join("cgroup.subtree_control");
+        let mut undo = Undo::Nothing;
+        if !names(&switch, controller) {
+            fs::write(&switch, format!("+{controller}")).context("cgroup.subtree_control cannot be set")?;
+            undo = Undo::KeepFromChildren(switch, controller);
+        }
+        Self::make(&root, limit, bytes, undo).map(Some)
+    }
+
+    fn make(root: &Path, limit: Limit, bytes: u64, undo: Undo) -> Result<Self> {
+        // Tests of one process run side by side.
+        static GROUPS: AtomicU32 = AtomicU32::new(0);
+        let number = GROUPS.fetch_add(1, Ordering::Relaxed);
+        let folder = root.join(format!("pagelift-test-{}-{number}-{}", std::process::id(), limit.controller()));
+        let unified = root.join("cgroup.controllers").exists();
+        let file = folder.join(limit.file(unified));
+        // Dropped, it undoes what was done.
+        let group = Self { folder, file, undo };
+        fs::create_dir(&group.folder).with_context(|| format!("cannot make {}", group.folder.display()))?;
+        let file = &group.file;
+        fs::write(file, bytes.to_string()).with_context(|| format!("cannot write {bytes} to {}", file.display()))?;
+        let found = fs::read_to_string(file)?;
+        ensure!(found.trim() == bytes.to_string(), "{} holds {found}", file.display());
+        Ok(group)
+    }
+
+    /// The file that sets the limit.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Words that put what follows them into the group.
+    pub fn words(&self) -> Vec<String> {
+        let script = format!("echo $$ >{}/cgroup.procs && exec \"$@\"", self.folder.display());
+        ["sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
+    }
+
+    /// The command, inside the group.
+    pub fn around(&self, command: &Command) -> Command {
+        let words = self.words();
+        let mut inside = Command::new(&words[0]);
+        inside.args(&words[1..]).arg(command.get_program()).args(command.get_args());
+        inside
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        let removed = (0..100).any(|_| {
+            let gone = fs::remove_dir(&self.folder).is_ok() || !self.folder.exists();
+            if !gone {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            gone
+        });
+        if !removed {
+            eprintln!("the cgroup {} could not be removed", self.folder.display());
+        }
+        match &self.undo {
+            Undo::Nothing => {}
+            Undo::Unmount(place, controller) => {
+                // While the kernel still has the group, unmounted or not, version 2 does not get the controller back.
+                poll_until(Duration::from_secs(2), "the cgroup to be gone", || groups_of(controller) <= 1).ok();
+                Command::new("umount").arg(place).status().ok();
+            }
+            Undo::KeepFromChildren(switch, controller) => {
+                fs::write(switch, format!("-{controller}")).ok();
+            }
+        }
+    }
+}
+
+/// Where the hierarchy of version 1 with this controller is mounted.
+fn version_1(controller: &str) -> Option<PathBuf> {
+    mounts("cgroup").find(|(_, options)| options.split(',').any(|option| option == controller)).map(|(place, _)| place)
+}
+
+/// Where version 2 is mounted, if it has this controller.
+fn version_2(controller: &str) -> Option<PathBuf> {
+    mounts("cgroup2").map(|(place, _)| place).find(|place| names(&place.join("cgroup.controllers"), controller))
+}
+
+/// How many groups a controller has, its root included (cgroups(7)).
+fn groups_of(controller: &str) -> u64 {
+    let text = fs::read_to_string("/proc/cgroups").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(controller)?.strip_prefix('\t'));
+    line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
+}
+
+/// Places and options of what is mounted of one kind.
+fn mounts(kind: &str) -> impl Iterator<Item = (PathBuf, String)> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let places: Vec<_> = mounts
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (place, found, options) = (fields.next()?, fields.next()?, fields.next()?);
+            (found == kind).then(|| (PathBuf::from(place), options.to_owned()))
+        })
+        .collect();
+    places.into_iter()
+}
+
+fn names(file: &Path, controller: &str) -> bool {
+    fs::read_to_string(file).is_ok_and(|text| text.split_whitespace().any(|word| word == controller))
+}

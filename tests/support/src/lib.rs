@@ -1,0 +1,77 @@
+//! What the end-to-end tests share: tests with requirements, a reserved pool, programs built from `tests/GROUP/programs`,
+//! runs with a limit of time, and the tests' own view of what the kernel backs a process with.
+//!
+//! Nothing here uses the code that lifts: what is due is worked out from the ELF files and from `/proc` alone.
+#![forbid(unsafe_code)]
+
+mod cgroup;
+mod context;
+mod due;
+mod image_store;
+mod mariadb;
+mod need;
+mod outcomes;
+mod pool;
+mod process;
+mod program;
+mod python_tests;
+mod source_tree;
+mod uprobe;
+mod view;
+mod virtual_machine;
+
+pub use cgroup::{ControlGroup, Limit};
+pub use context::{Context, Skipped, main_of, test_case};
+pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
+pub use image_store::{Image, Range, TestStore, copy_of_a_program, copy_program, make_small};
+pub use mariadb::{MariadbServer, sysbench_count};
+pub use need::{Need, command_exists, is_root, meminfo};
+pub use outcomes::{Outcome, Outcomes};
+pub use pool::{PoolReservation, available_pages, default_huge_page, pool_file};
+pub use process::{Ending, Output, Session, exchange_text, poll_until};
+pub use program::{Program, program_files, program_source, shared_folder};
+pub use python_tests::{FinishedPythonTests, PythonRun, PythonTests, RunningPythonTests, python, python_name};
+pub use source_tree::{GOOGLETEST, SourceTree, lifted_programs, same_outputs};
+pub use uprobe::Uprobe;
+pub use view::{Flag, LoadedElf, View, process_field, process_state};
+pub use virtual_machine::{Initramfs, VirtualMachine, check_results};
+
+use std::path::PathBuf;
+
+/// The folder of all tests, where each group has its `programs/`.
+pub fn tests_folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().map(PathBuf::from).unwrap_or_default()
+}
+
+/// The workspace's root folder.
+pub fn workspace() -> PathBuf {
+    tests_folder().parent().map(PathBuf::from).unwrap_or_default()
+}
+
+/// Where tests build and keep things: `pagelift-tests` in the target folder that this test itself lies in.
+pub fn scratch_folder() -> PathBuf {
+    target_folder().join("pagelift-tests")
+}
+
+/// Cargo's target folder, from the place of the running test binary (`target/PROFILE/deps/NAME`).
+pub fn target_folder() -> PathBuf {
+    let mut path = std::env::current_exe().unwrap_or_default();
+    for _ in 0..3 {
+        path.pop();
+    }
+    path
+}
+
+/// The `pagelift` under test: `$PAGELIFT_BINARY`, else the release build, else the one of this test's own profile.
+///
+/// # Errors
+/// None was built: the command that builds one.
+pub fn pagelift_binary() -> anyhow::Result<PathBuf> {
+    if let Some(path) = std::env::var_os("PAGELIFT_BINARY") {
+        return Ok(PathBuf::from(path));
+    }
+    let built = ["release", "debug"].map(|profile| target_folder().join(profile).join("pagelift"));
+    built.into_iter().find(|path| path.exists()).ok_or_else(|| {
+        anyhow::anyhow!("no pagelift in {}/release; build it with `cargo build --release`", target_folder().display())
+    })
+}

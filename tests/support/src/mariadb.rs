@@ -1,0 +1,159 @@
+//! Debian's mariadbd and sysbench, for tests.
+
+use crate::{Context, Session, poll_until};
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// A mariadbd of a test's own: its data folder, its socket, and the process. Killed when dropped.
+pub struct MariadbServer<'a> {
+    t: &'a Context,
+    folder: PathBuf,
+    session: Option<Session>,
+}
+
+impl<'a> MariadbServer<'a> {
+    /// A data folder and a socket of its own; no port, nothing of the machine's own server.
+    ///
+    /// # Errors
+    /// MariaDB is not installed as it should be.
+    pub fn prepare(t: &'a Context, name: &str) -> Result<Self> {
+        // A socket's path may have only some hundred characters.
+        let folder = std::env::temp_dir().join(format!("pagelift-{name}-{}", std::process::id()));
+        fs::remove_dir_all(&folder).ok();
+        fs::create_dir_all(folder.join("tmp"))?;
+        let mut install = Command::new("mariadb-install-db");
+        install
+            .args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", "--user=root"])
+            .args(["--innodb-log-file-size=16M", "--skip-name-resolve"])
+            .arg(format!("--datadir={}", folder.join("data").display()))
+            // A server that starts removes temporary tables that it finds, another test's in /tmp too.
+            .env("TMPDIR", folder.join("tmp"));
+        t.run(install)?.success().context("mariadb-install-db")?;
+        Ok(Self { t, folder, session: None })
+    }
+
+    /// A place in its folder.
+    pub fn path(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+
+    /// The command that starts it.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new("/usr/sbin/mariadbd");
+        command
+            .args(["--no-defaults", "--skip-networking", "--user=root", "--innodb-buffer-pool-size=64M"])
+            .args(["--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=2", "--table-open-cache=200"])
+            // A thread that waits for a slow disk in fsync cannot be stopped for as long as that takes.
+            .args(["--innodb-flush-method=nosync"])
+            .arg(format!("--datadir={}", self.path("data")))
+            .arg(format!("--socket={}", self.path("socket")))
+            .arg(format!("--tmpdir={}", self.path("tmp")))
+            .arg(format!("--pid-file={}", self.path("pid")))
+            .arg(format!("--log-error={}", self.path("log.err")));
+        command
+    }
+
+    /// Starts it by a command and waits until it answers; it may live so long.
+    ///
+    /// # Errors
+    /// It does not answer in a minute.
+    pub fn start(&mut self, command: Command, lifetime: Duration) -> Result<()> {
+        self.session = Some(self.t.session_within(command, lifetime)?);
+        let mut ping = Command::new("mariadb-admin");
+        ping.args(["--no-defaults", "-u", "root", "-S", &self.path("socket"), "ping"]);
+        poll_until(Duration::from_secs(60), "mariadbd's answer", || ping.output().is_ok_and(|o| o.status.success()))
+            .with_context(|| format!("its log:\n{}", self.log()))
+    }
+
+    /// The process that was started, which is a shell where the server was started by one.
+    ///
+    /// # Errors
+    /// None runs.
+    pub fn started_pid(&self) -> Result<u32> {
+        Ok(self.session.as_ref().context("no server runs")?.pid())
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log.err")).unwrap_or_default()
+    }
+
+    /// The server's own process, which is a descendant where it was started by a shell.
+    ///
+    /// # Errors
+    /// It has not said yet.
+    pub fn pid(&self) -> Result<u32> {
+        Ok(fs::read_to_string(self.path("pid"))?.trim().parse()?)
+    }
+
+    /// The answer to SQL statements.
+    ///
+    /// # Errors
+    /// The server or the client reports one.
+    pub fn query(&self, text: &str) -> Result<String> {
+        let mut client = Command::new("mariadb");
+        client.args(["--no-defaults", "-u", "root", "-S", &self.path("socket"), "-N", "-B", "-e", text]);
+        Ok(self.t.run(client)?.success()?.stdout)
+    }
+
+    /// The command of a sysbench of eight tables on this server.
+    pub fn sysbench_command(&self, words: &[&str]) -> Command {
+        let mut sysbench = Command::new("sysbench");
+        sysbench
+            .args(["--db-driver=mysql", "--mysql-user=root", "--tables=8", "--table-size=30000", "--rand-seed=7"])
+            .args(["--rand-type=uniform"])
+            .arg(format!("--mysql-socket={}", self.path("socket")))
+            .args(words);
+        sysbench
+    }
+
+    /// What sysbench reports.
+    ///
+    /// # Errors
+    /// It fails or takes longer.
+    pub fn sysbench(&self, limit: Duration, words: &[&str]) -> Result<String> {
+        Ok(self.t.run_within(self.sysbench_command(words), limit)?.success()?.stdout)
+    }
+
+    /// Asks it to end; it must do so by itself, with status 0 and no error in its log.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn shut_down(&mut self) -> Result<()> {
+        let session = self.session.take().context("the server runs")?;
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid()? as i32), Signal::SIGTERM)?;
+        let output = session.finish()?;
+        self.t.keep(&output);
+        output.success()?;
+        let log = self.log();
+        fs::write(self.t.folder().join("mariadbd.log"), &log)?;
+        ensure!(log.contains("Shutdown complete"), "no regular end:\n{log}");
+        let errors: Vec<&str> =
+            log.lines().filter(|line| line.contains("[ERROR]") || line.contains("InnoDB: Assertion")).collect();
+        ensure!(errors.is_empty(), "{errors:?}");
+        Ok(())
+    }
+}
+
+impl Drop for MariadbServer<'_> {
+    fn drop(&mut self) {
+        if self.session.is_some() {
+            fs::write(self.t.folder().join("mariadbd.log"), self.log()).ok();
+        }
+        drop(self.session.take());
+        fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+/// A count in sysbench's report, by the words before it: `transactions:` for example.
+///
+/// # Errors
+/// There is none.
+pub fn sysbench_count(report: &str, name: &str) -> Result<u64> {
+    let line = report.lines().find(|line| line.trim_start().starts_with(name)).context("an old sysbench")?;
+    let number = line.split_whitespace().nth(name.split(' ').count()).context("a number")?;
+    Ok(number.parse()?)
+}

@@ -1,0 +1,171 @@
+//! CPython's own tests, as Debian packages them (`libpython3.X-testsuite`), run by the interpreter of the same package.
+
+use crate::context::Context;
+use crate::outcomes::{Outcome, Outcomes};
+use crate::process::Session;
+use crate::{Need, tests_folder};
+use anyhow::{Context as _, Result, bail, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// The interpreter that the distribution's own programs use, and that its packages of tests belong to.
+const PYTHON: &str = "/usr/bin/python3";
+/// For a module that hangs: the longest takes less than a minute.
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// How a run of the tests is started.
+#[derive(Clone, Copy, Debug)]
+pub enum PythonRun<'a> {
+    /// Without Pagelift.
+    Plain,
+    /// Each module by a `pagelift run` of its own with these options.
+    EachLifted(&'a [&'a str]),
+    /// All modules below one `pagelift run --only` with these options, which follows every descendant.
+    Followed(&'a [&'a str]),
+}
+
+/// Some modules of CPython's tests.
+#[derive(Clone, Copy, Debug)]
+pub struct PythonTests<'a> {
+    /// Names such as `test_signal`.
+    pub modules: &'a [&'a str],
+}
+
+/// A run that was started.
+pub struct RunningPythonTests {
+    /// Each process, and the file that its outcomes go to.
+    processes: Vec<(Session, PathBuf)>,
+}
+
+/// The interpreter's file, which `--only` names, links resolved.
+pub fn python() -> PathBuf {
+    Path::new(PYTHON).canonicalize().unwrap_or_else(|_| PYTHON.into())
+}
+
+/// The name by which `--only` finds [`python`].
+pub fn python_name() -> String {
+    python().file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+impl PythonTests<'_> {
+    /// The interpreter and its package of tests.
+    pub fn needs() -> Vec<Need> {
+        let tests = Path::new("/usr/lib").join(python_name()).join("test/test_signal.py");
+        vec![Need::File(PYTHON.to_owned()), Need::File(tests.to_string_lossy().into_owned())]
+    }
+
+    /// Starts the modules side by side: most of them sleep most of the time. What they write goes to a new folder of
+    /// this name in the test's own.
+    ///
+    /// # Errors
+    /// A process cannot be started.
+    pub fn start(&self, t: &Context, name: &str, how: PythonRun) -> Result<RunningPythonTests> {
+        let folder = t.folder().join(name);
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let names: &[&str] = if let PythonRun::Followed(_) = how { &["all"] } else { self.modules };
+        let mut processes = Vec::new();
+        for name in names {
+            let outcomes = folder.join(format!("{name}.xml"));
+            let command = match how {
+                PythonRun::Plain => one_module(name, &outcomes),
+                PythonRun::EachLifted(options) => t.lifted(options, &one_module(name, &outcomes))?,
+                PythonRun::Followed(options) => self.followed(t, &outcomes, options)?,
+            };
+            processes.push((t.session_within(with_setting(command, &folder), LIMIT)?, outcomes));
+        }
+        Ok(RunningPythonTests { processes })
+    }
+
+    /// A shell that nobody lifts starts the tests in parallel processes, and after them one more Python, which shows
+    /// whether programs are still lifted then.
+    fn followed(&self, t: &Context, outcomes: &Path, options: &[&str]) -> Result<Command> {
+        let script = r#"python=$1 xml=$2 last=$3; shift 3
+            "$python" -m test -j"$#" --junit-xml "$xml" "$@"
+            "$python" -c "$last""#;
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", script, "sh"]).arg(python()).arg(outcomes).arg(LAST).args(self.modules);
+        let name = python_name();
+        let options = [options, &["--only", &name, "--follow-lifted"]].concat();
+        t.lifted(&options, &shell)
+    }
+}
+
+fn one_module(name: &str, outcomes: &Path) -> Command {
+    let mut command = Command::new(python());
+    command.args(["-m", "test", "--junit-xml"]).arg(outcomes).arg(name);
+    command
+}
+
+/// Says which process it is and whether pool pages are among its memory.
+const LAST: &str = "import os; \
+    print('last', os.getpid(), 'on pool pages' if 'anon_hugepage' in open('/proc/self/maps').read() else 'on others')";
+
+/// The heap of `--heap` sees small objects only where Python's own allocator is off; plain runs have the same setting.
+fn with_setting(mut command: Command, folder: &Path) -> Command {
+    command.env("PYTHONMALLOC", "malloc").current_dir(folder);
+    command
+}
+
+/// The outcomes of a run that has ended.
+#[derive(Debug)]
+pub struct FinishedPythonTests {
+    /// One for each test of all modules.
+    pub outcomes: Outcomes,
+    /// The last program of a [`PythonRun::Followed`]: its process and whether it was on pool pages.
+    pub last: Option<(u32, bool)>,
+}
+
+impl RunningPythonTests {
+    /// Waits for all modules and reads their outcomes. How a test process ended is not looked at: its outcomes say it.
+    ///
+    /// # Errors
+    /// A module leaves no outcomes, because its process was killed for example, or takes too long.
+    pub fn finish(self, t: &Context) -> Result<FinishedPythonTests> {
+        let mut last = None;
+        let mut files = Vec::new();
+        for (session, file) in self.processes {
+            let output = session.finish()?;
+            t.keep(&output);
+            last = last.or_else(|| last_program(&output.stdout));
+            ensure!(
+                file.exists(),
+                "no outcomes in {}: {:?}\n{}{}",
+                file.display(),
+                output.ending,
+                output.stdout,
+                output.stderr
+            );
+            files.push(file);
+        }
+        Ok(FinishedPythonTests { outcomes: read_outcomes(t, &files)?, last })
+    }
+}
+
+fn read_outcomes(t: &Context, files: &[PathBuf]) -> Result<Outcomes> {
+    let mut reader = Command::new(python());
+    reader.arg(tests_folder().join("start/programs/real/outcomes.py")).args(files);
+    let text = t.run(reader)?.success()?.stdout;
+    let mut outcomes = Outcomes::default();
+    for line in text.lines() {
+        let (outcome, name) = line.split_once(' ').with_context(|| format!("not an outcome: {line}"))?;
+        outcomes.add(name, outcome_of(outcome)?);
+    }
+    Ok(outcomes)
+}
+
+fn outcome_of(word: &str) -> Result<Outcome> {
+    Ok(match word {
+        "passed" => Outcome::Passed,
+        "skipped" => Outcome::Skipped,
+        "failure" | "error" => Outcome::Failed,
+        _ => bail!("not an outcome: {word}"),
+    })
+}
+
+fn last_program(stdout: &str) -> Option<(u32, bool)> {
+    let line = stdout.lines().find_map(|line| line.strip_prefix("last "))?;
+    let (pid, pages) = line.split_once(' ')?;
+    Some((pid.parse().ok()?, pages == "on pool pages"))
+}
