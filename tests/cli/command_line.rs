@@ -210,12 +210,12 @@ fn lift_names_kinds(t: &Context) -> Result<()> {
 
 fn objects_names_objects(t: &Context) -> Result<()> {
     let huge = default_huge_page()?;
-    let program = Program::named("start/threads_of_a_constructor.c")?.command()?;
+    let program = Program::named("start/data_of_a_shared_object.c")?.command()?;
     for (objects, executable, library) in
-        [("exe", true, false), ("libbusy*", false, true), ("all", true, true), ("*constructor,libb*.so", true, true)]
+        [("exe", true, false), ("liblarge*", false, true), ("all", true, true), ("*_object,libl*.so", true, true)]
     {
         watch(t, t.lifted(&["--pages", "thp", "--objects", objects], &program)?, |view| {
-            for (object, wanted) in [(view.executable()?, executable), (view.object("libbusy.so")?, library)] {
+            for (object, wanted) in [(view.executable()?, executable), (view.object("liblarge.so")?, library)] {
                 match wanted {
                     true => check_lifted(view, object, &[Kind::Data], huge, |_| Source::Thp).map(drop)?,
                     false => check_unlifted(view, object)?,

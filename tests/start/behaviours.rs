@@ -93,7 +93,8 @@ fn copy(command: &Command) -> Result<Command> {
 
 /// Runs it to the end, with a look at it while it waits after `ready`.
 fn watch(t: &Context, program: &Program, command: Command, look: impl FnOnce(View) -> Result<()>) -> Result<Output> {
-    let looked_at = ["lifted", "lifted-object", "unlifted"].iter().any(|w| !program.expectations(w).is_empty());
+    let looked_at =
+        ["lifted", "lifted-object", "unlifted", "unlifted-object"].iter().any(|w| !program.expectations(w).is_empty());
     let mut session = t.session_within(command, LIMIT)?;
     if looked_at {
         session.wait_for_line("ready")?;
@@ -144,6 +145,9 @@ fn check_view(program: &Program, pages: &str, view: &View) -> Result<()> {
     }
     if !program.expectations("unlifted").is_empty() {
         check_unlifted(view, executable)?;
+    }
+    for name in program.expectations("unlifted-object") {
+        check_unlifted(view, view.object(&name)?)?;
     }
     Ok(())
 }

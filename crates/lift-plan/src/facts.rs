@@ -208,6 +208,16 @@ pub struct ProcessFacts {
     pub relocates_itself: bool,
     /// The program runs: writable memory may change at any moment, and the kernel may be writing to it.
     pub running: bool,
+    /// The program stands still, but has other threads, which go on at once should the lifter be killed: what they write
+    /// between the copy of a range and its exchange would be lost.
+    pub other_threads: bool,
+}
+
+impl ProcessFacts {
+    /// True where a copy of writable memory may miss what the program writes.
+    pub fn may_write_during_copies(&self) -> bool {
+        self.running || self.other_threads
+    }
 }
 
 #[cfg(test)]

@@ -117,6 +117,9 @@ fn refusal_of(piece: &Piece, object: &LoadedObject, process: &ProcessFacts) -> O
     if process.running && piece.protection.write && !piece.anonymous {
         return Some(Reason::RunningAndWritable);
     }
+    if process.other_threads && piece.protection.write && !piece.anonymous {
+        return Some(Reason::OtherThreadsWrite);
+    }
     if process.relocates_itself && object.image.text_relocations && !piece.protection.write {
         return Some(Reason::TextRelocationsPending);
     }

@@ -235,8 +235,8 @@ impl<'a> Planner<'a> {
     }
 
     fn sources_for(&self, run: &Run) -> Vec<Source> {
-        let pool_allowed =
-            !run.protection.write || (self.policy.writable_pages == WritablePages::Hugetlb && !self.process.running);
+        let pool_allowed = !run.protection.write
+            || (self.policy.writable_pages == WritablePages::Hugetlb && !self.process.may_write_during_copies());
         // On pool pages the brk area could not grow any more: brk would always fail.
         let pool_possible = run.pieces.iter().all(|piece| piece.kind != Kind::Heap);
         match (self.policy.pages, pool_allowed && pool_possible) {
@@ -404,9 +404,9 @@ impl<'a> Planner<'a> {
             return Err(Reason::ThpSize { wanted: self.size, size: thp.size });
         }
         let mut runs: Vec<(AddressRange, bool)> = Vec::new();
-        // Memory that a running program may write to is never replaced, even where two mappings share a huge page,
-        // which the kernel then does not collapse.
-        let never_replaced = self.process.running && run.protection.write;
+        // Memory that the program may write to during the lift is never replaced, even where two mappings share a huge
+        // page, which the kernel then does not collapse.
+        let never_replaced = self.process.may_write_during_copies() && run.protection.write;
         for (range, anonymous) in self.spans(run) {
             let anonymous = anonymous || never_replaced;
             match runs.last_mut() {

@@ -104,6 +104,9 @@ pub enum Reason {
     /// Writable pages of a file in a program that runs: a copy would miss what the program, or the kernel on its
     /// behalf, writes during the copy, and the kernel cannot collapse such pages in place.
     RunningAndWritable,
+    /// Writable pages of a file in a program whose constructors have started threads: should the lifter be killed, the
+    /// kernel lets these go on at once, and what they write between copy and exchange would be lost.
+    OtherThreadsWrite,
     /// Built for another kind of machine.
     OtherMachine(u16),
     /// The kernel refused a call.
@@ -217,6 +220,9 @@ impl fmt::Display for Reason {
             Self::TextRelocationsPending => f.write_str("the program will write relocations into it"),
             Self::RunningAndWritable => f.write_str(
                 "writable pages of a file cannot be moved while the program runs; `pagelift run` lifts them",
+            ),
+            Self::OtherThreadsWrite => f.write_str(
+                "threads that a constructor has started may write to it; needed: a program with one thread at its entry",
             ),
             Self::OtherMachine(machine) => write!(f, "built for another machine (ELF machine {machine})"),
             Self::Kernel { call, error, .. } => write!(f, "the kernel refused {call}: {error}"),

@@ -10,6 +10,7 @@ use linux::pagemap::Pagemap;
 use machine_facts::system_thp;
 use options::Prepare;
 use process_view::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
+use ptrace::EntryStop;
 
 /// A process as seen at one moment.
 pub struct Seen {
@@ -24,7 +25,7 @@ pub struct Seen {
 /// Reads the facts of a process that stands at its entry, and plans. `found` is called with the process once its images
 /// are known, before the slowest facts are read.
 pub fn plan_for(
-    pid: i32,
+    stop: &EntryStop,
     reader: &mut ObjectReader,
     machine: &MachineFacts,
     policy: &Policy,
@@ -32,9 +33,10 @@ pub fn plan_for(
     known: (Known, Option<&KnownFile>),
     found: impl FnOnce(&ProcessFacts),
 ) -> Result<(Seen, Plan), SessionError> {
-    let seen = look_at(pid, reader, machine.base_page)?;
+    let mut seen = look_at(stop.pid(), reader, machine.base_page)?;
+    seen.process.other_threads = stop.other_threads > 0;
     let preparation = Preparation { missing, files: None };
-    plan_seen(pid, seen, machine, policy, preparation, known, found)
+    plan_seen(stop.pid(), seen, machine, policy, preparation, known, found)
 }
 
 /// What is made before a plan.

@@ -10,14 +10,14 @@ check "hugetlb: static and position-independent" Private_Hugetlb $((20 * M)) $((
 check "hugetlb: fixed address" Private_Hugetlb $((20 * M)) $((30 * M)) fixed_address_executable --pages hugetlb --writable-pages hugetlb
 check "hugetlb: no libc" Private_Hugetlb $((4 * M)) $((8 * M)) no_libc --pages hugetlb --writable-pages hugetlb
 check "hugetlb: sealed pages stay sealed" Private_Hugetlb $((6 * M)) $any relro_stays_read_only --pages hugetlb --writable-pages hugetlb
-check "hugetlb: threads of a constructor" Private_Hugetlb $((8 * M)) $any threads_of_a_constructor --pages hugetlb --writable-pages hugetlb
+check "hugetlb: threads of a constructor" Private_Hugetlb $((4 * M)) $((6 * M)) threads_of_a_constructor --pages hugetlb --writable-pages hugetlb
 check "hugetlb: heap" Private_Hugetlb $((2 * M)) $any heap_grows_and_shrinks --pages hugetlb
 check "hugetlb: fork" Private_Hugetlb $((4 * M)) $any fork_and_write --pages hugetlb
 
 check "thp: everything" AnonHugePages $((16 * M)) $((30 * M)) pie_by_default --pages thp
 check "thp: static and position-independent" AnonHugePages $((16 * M)) $((30 * M)) static_pie --pages thp
 check "thp: no libc" AnonHugePages $((4 * M)) $((8 * M)) no_libc --pages thp
-check "thp: threads of a constructor" AnonHugePages $((8 * M)) $any threads_of_a_constructor --pages thp
+check "thp: threads of a constructor" AnonHugePages $((4 * M)) $((6 * M)) threads_of_a_constructor --pages thp
 check "thp: fork" AnonHugePages $((8 * M)) $any fork_and_write --pages thp
 check "thp: signals at the start" AnonHugePages $((4 * M)) $any handles_signals_at_start --pages thp
 

@@ -3,7 +3,7 @@
 // needs: pool 64M
 // build: gcc -g -O1 -fPIC -shared -DLIBRARY -o $BUILD/libbusy.so $SRC -lpthread
 // build: gcc -g -O1 -fPIE -pie -rdynamic -o $OUT $SRC -L$BUILD -Wl,--no-as-needed -lbusy -Wl,-rpath,$BUILD -lpthread
-// expect: lifted text data
-// expect: lifted-object libbusy.so data
+// expect: lifted text
+// expect: unlifted-object libbusy.so
 #define THREADS 60
 #include "threads_of_a_constructor.c"

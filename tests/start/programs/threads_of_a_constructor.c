@@ -1,12 +1,13 @@
 // A shared object's constructor has started four threads, which call code of the executable and write to its data and to
-// the object's own without a pause. They must stand still while the ranges are exchanged, and no write may be lost.
+// the object's own without a pause. They must stand still while the ranges are exchanged, and no write may be lost, so that
+// the data stays where it is.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIC -shared -DLIBRARY -o $BUILD/libbusy.so $SRC -lpthread
 // build: gcc -g -O1 -fPIE -pie -rdynamic -o $OUT $SRC -L$BUILD -Wl,--no-as-needed -lbusy -Wl,-rpath,$BUILD -lpthread
 // pages: hugetlb hugetlb-writable thp
-// expect: lifted text data
-// expect: lifted-object libbusy.so data
+// expect: lifted text
+// expect: unlifted-object libbusy.so
 #define DATA_BYTES 6000000
 #define WORDS (DATA_BYTES / 8)
 #ifndef THREADS

@@ -182,6 +182,7 @@ fn take_plan(facts: &mut ProgramFacts, plan: &Plan, huge: Option<PageSize>) {
             reason,
             Reason::NoWholePage { .. }
                 | Reason::RunningAndWritable
+                | Reason::OtherThreadsWrite
                 | Reason::ThpOff
                 | Reason::ThpOffInProcess
                 | Reason::NoThp

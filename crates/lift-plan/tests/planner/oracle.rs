@@ -63,6 +63,7 @@ fn page_of(program: &Program, object: &LoadedObject, page: AddressRange) -> Opti
         (p.write && p.execute, Reason::WritableAndExecutable),
         (!p.read, Reason::NotReadable),
         (facts.running && p.write && !plain, Reason::RunningAndWritable),
+        (facts.other_threads && p.write && !plain, Reason::OtherThreadsWrite),
         (facts.relocates_itself && object.image.text_relocations && !p.write, Reason::TextRelocationsPending),
     ];
     let broken = rules.into_iter().find(|(broken, _)| *broken).map(|(_, reason)| reason);

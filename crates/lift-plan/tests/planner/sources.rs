@@ -25,10 +25,10 @@ fn image_of(program: &Program, range: AddressRange, size: PageSize) -> Option<&I
 }
 
 /// The sources that the user allows for a range, best first.
-fn allowed(kinds: &[Kind], write: bool, running: bool, policy: &Policy) -> Vec<Source> {
+fn allowed(kinds: &[Kind], write: bool, may_write: bool, policy: &Policy) -> Vec<Source> {
     use Source::*;
     let heap = kinds.contains(&Kind::Heap);
-    let no_pool_for_writing = policy.writable_pages == WritablePages::Thp || running;
+    let no_pool_for_writing = policy.writable_pages == WritablePages::Thp || may_write;
     match policy.pages {
         _ if heap || write && no_pool_for_writing => vec![Thp],
         Pages::Thp => vec![Thp],
@@ -90,7 +90,7 @@ impl Case<'_> {
     }
 
     fn allowed(&self, kinds: &[Kind], write: bool) -> Vec<Source> {
-        allowed(kinds, write, self.program.facts.running, self.policy)
+        allowed(kinds, write, self.program.facts.may_write_during_copies(), self.policy)
     }
 }
 

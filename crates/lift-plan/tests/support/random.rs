@@ -79,18 +79,32 @@ pub fn shape() -> impl Strategy<Value = Shape> {
     )
 }
 
+/// When a program is lifted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Moment {
+    Entry,
+    EntryOfStatic,
+    EntryWithThreads,
+    Runs,
+}
+
 /// A random program: objects that may touch each other, a heap, and what others have put among them.
 pub fn program() -> impl Strategy<Value = Program> {
     let overlays = vec((overlay(), 0..400u64, 1..8u64), 0..5);
     let touched = vec((0..500u64, 1..20u64), 0..6);
     let probed = vec((0..400u64, 1..3u64), 0..3);
     let heap = proptest::option::of((0..5u64, 1..60u64));
-    let moment = prop_oneof![2 => Just((false, false)), 1 => Just((true, false)), 1 => Just((false, true))];
+    let moment = prop_oneof![
+        2 => Just(Moment::Entry),
+        1 => Just(Moment::EntryOfStatic),
+        1 => Just(Moment::EntryWithThreads),
+        1 => Just(Moment::Runs),
+    ];
     let images = vec((any::<bool>(), 0..6u64, 0..6u64, any::<bool>(), 0..HUGE_SIZES.len()), 0..8);
     let all_or_some = || prop_oneof![Just(u64::MAX), any::<u64>()];
     let cached = (vec((any::<bool>(), all_or_some(), any::<bool>()), 0..=3), vec((0..400u64, 1..3u64), 0..3));
     (vec((shape(), 0..6u64), 1..=3), heap, overlays, touched, probed, moment, (images, cached)).prop_map(
-        |(shapes, heap, mut overlays, touched, probed, (relocates_itself, running), (images, cached))| {
+        |(shapes, heap, mut overlays, touched, probed, moment, (images, cached))| {
             let mut program = Program::new("random");
             let mut end = 0;
             for (index, (shape, gap)) in shapes.into_iter().enumerate() {
@@ -99,11 +113,13 @@ pub fn program() -> impl Strategy<Value = Program> {
                     0 => (shape.at, shape.kind),
                     _ => ((end + gap * PAGE).next_multiple_of(shape.align), ElfKind::PositionIndependent),
                 };
-                let object = program.load(&Shape { path: PATHS[index], role, at, kind, ..shape }, !relocates_itself);
+                let object = program
+                    .load(&Shape { path: PATHS[index], role, at, kind, ..shape }, moment != Moment::EntryOfStatic);
                 end = object.extent().end().0.next_multiple_of(PAGE);
             }
-            program.facts.relocates_itself = relocates_itself;
-            program.facts.running = running;
+            program.facts.relocates_itself = moment == Moment::EntryOfStatic;
+            program.facts.running = moment == Moment::Runs;
+            program.facts.other_threads = moment == Moment::EntryWithThreads;
             let start = program.mappings[0].range.start().0;
             if let Some((gap, pages)) = heap {
                 program.heap(range(end + gap * PAGE, end + (gap + pages) * PAGE));

@@ -30,7 +30,7 @@ pub fn lift(
         ahead =
             process.images.first().filter(|_| !dry_run).and_then(|span| begin_to_open(stop, process, span, machine));
     };
-    let planned = plan_for(stop.pid(), reader, machine, policy, missing, known, open_ahead);
+    let planned = plan_for(stop, reader, machine, policy, missing, known, open_ahead);
     // What has been begun in the process is undone whatever the outcome of the plan.
     if !planned.as_ref().is_ok_and(|(_, plan)| !dry_run && !plan.lifts.is_empty()) {
         ahead.take().map_or(Ok(()), Injector::finish)?;
