@@ -2,23 +2,24 @@
 
 mod error;
 mod exec;
+mod settled;
 mod standstill;
 
 pub use error::StopError;
 pub use standstill::Standstill;
 
 use super::choose_thread::{can_make_calls, is_in_call};
-use super::restart_block::{Settled, settle};
 use super::signal_order::{SignalReceivers, has_children};
 use super::waiting::StopWaiter;
 use crate::remote::arch;
 use crate::remote::inflight_syscall::InflightSyscall;
 use crate::remote::reaping;
-use crate::remote::requests::{self, Resume};
+use crate::remote::requests;
 use crate::remote::restart;
 use crate::remote::seccomp::{self, Filters, NamedCall};
 use crate::remote::status::{ThreadStatus, is_ending, sleeps_uninterruptibly};
 use crate::remote::thread_list::{Listing, user_threads};
+use crate::remote::tracee::{Running, Stopped};
 use crate::remote::wait::{Report, Stop};
 use address_space::AddressRange;
 use error::refusal;
@@ -65,13 +66,19 @@ const NEEDED: &[NamedCall] = &[
     ("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 6]),
 ];
 
+/// A stopped thread, and the signal for which it has stopped (0: none).
+struct Held {
+    thread: Stopped,
+    signal: i32,
+}
+
 /// The stopped threads of one running program.
 pub struct LiveProcess {
     pid: Pid,
     /// Threads that are traced and have not stopped yet.
-    traced: BTreeSet<i32>,
-    /// Stopped threads, each with the signal for which it has stopped.
-    stopped: BTreeMap<i32, i32>,
+    traced: BTreeMap<i32, Running>,
+    /// Stopped threads. One that makes calls is lent to a `RemoteCaller`, which gives it back stopped or lost.
+    stopped: BTreeMap<i32, Held>,
     /// The calls in which threads were last seen to wait, of those that may have to be restarted.
     inflight: BTreeMap<i32, InflightSyscall>,
     /// Stopped threads that restart a call when they are resumed.
@@ -97,7 +104,7 @@ impl LiveProcess {
     pub fn new(pid: i32) -> Self {
         Self {
             pid: Pid::from_raw(pid),
-            traced: BTreeSet::new(),
+            traced: BTreeMap::new(),
             stopped: BTreeMap::new(),
             inflight: BTreeMap::new(),
             restarting: BTreeSet::new(),
@@ -217,6 +224,11 @@ impl LiveProcess {
         }
     }
 
+    /// The threads that are traced and have not stopped yet.
+    fn threads_traced(&self) -> Vec<i32> {
+        self.traced.keys().copied().collect()
+    }
+
     /// The threads that are held.
     pub fn threads_held(&self) -> impl Iterator<Item = Pid> {
         self.stopped.keys().map(|&thread| Pid::from_raw(thread))
@@ -225,7 +237,7 @@ impl LiveProcess {
     /// Returns a stopped thread that can make calls, preferably one in a system call and without a signal to handle.
     fn most_fit(&self) -> Option<i32> {
         let in_call = |&&thread: &&i32| is_in_call(Pid::from_raw(thread)) && self.fits(thread);
-        let undisturbed = self.stopped.iter().filter(|(_, signal)| **signal == 0).map(|(thread, _)| thread);
+        let undisturbed = self.stopped.iter().filter(|(_, held)| held.signal == 0).map(|(thread, _)| thread);
         let all = || self.stopped.keys();
         let best = undisturbed.clone().find(in_call).or_else(|| all().find(in_call));
         best.or_else(|| all().find(|&&thread| self.fits(thread))).copied()
@@ -242,7 +254,7 @@ impl LiveProcess {
 
     /// Waits for sleeping threads that are to stop, while all others run. Those that stop are held.
     fn await_sleepers(&mut self, deadline: Instant) -> Result<(), StopError> {
-        for thread in self.traced.clone() {
+        for thread in self.threads_traced() {
             self.await_stop(thread, deadline).inspect_err(|_| self.release_all())?;
         }
         Ok(())
@@ -271,8 +283,8 @@ impl LiveProcess {
 
     /// Releases every traced thread, which has to stop first.
     fn give_up(&mut self) {
-        let told: Vec<i32> =
-            self.traced.iter().copied().filter(|&t| requests::interrupt(Pid::from_raw(t)).is_ok()).collect();
+        let told = self.traced.values().filter(|thread| thread.interrupt().is_ok()).map(|thread| thread.pid().as_raw());
+        let told: Vec<i32> = told.collect();
         let deadline = Instant::now() + STOP_TIMEOUT;
         for thread in told {
             // A thread that does not stop even now stays traced until this process ends.
@@ -417,7 +429,7 @@ impl LiveProcess {
             for thread in std::mem::take(&mut awake) {
                 if !self.look_at_call(thread) && !is_last {
                     awake.push(thread);
-                } else if requests::interrupt(Pid::from_raw(thread)).is_ok() || !self.is_ending_leader(thread) {
+                } else if self.is_told_to_stop(thread) || !self.is_ending_leader(thread) {
                     // A thread that has ended, or executed another program, reports it when it is waited for.
                     told.push(thread);
                 }
@@ -427,6 +439,10 @@ impl LiveProcess {
             }
             thread::sleep(SLEEP_POLL_INTERVAL);
         }
+    }
+
+    fn is_told_to_stop(&self, thread: i32) -> bool {
+        self.traced.get(&thread).is_some_and(|thread| thread.interrupt().is_ok())
     }
 
     /// Records the call in which a thread sleeps. Returns false where it is awake.
@@ -449,61 +465,17 @@ impl LiveProcess {
     /// True where a held thread can make calls. A thread that has stopped for a signal must receive it first where the
     /// kernel decides only then whether its call is restarted.
     fn fits(&self, thread: i32) -> bool {
-        let free = arch::SHOWS_CALLS || self.stopped.get(&thread) == Some(&0);
+        let free = arch::SHOWS_CALLS || self.stopped.get(&thread).is_some_and(|held| held.signal == 0);
         free && can_make_calls(Pid::from_raw(thread))
-    }
-
-    /// Makes sure that the registers of the thread that is to make calls show how it continues. Returns false where it
-    /// cannot make calls.
-    fn settle(&mut self, thread: i32) -> Result<bool, StopError> {
-        if !self.deliver_signal(thread)? {
-            return Ok(false);
-        }
-        match settle(Pid::from_raw(thread), &self.waiter, Instant::now() + STOP_TIMEOUT) {
-            Ok(Settled::Stopped) => return Ok(true),
-            Ok(Settled::BySignal(signal)) => drop(self.stopped.insert(thread, signal)),
-            Ok(Settled::Ended) => drop(self.stopped.remove(&thread)),
-            Err(Errno::ESRCH) => {
-                self.stopped.remove(&thread);
-                self.await_end(thread);
-            }
-            Err(error) => {
-                self.release_all();
-                return Err(if error == Errno::ETIMEDOUT {
-                    StopError::DoesNotStop(thread)
-                } else {
-                    StopError::Refused(error.to_string())
-                });
-            }
-        }
-        Ok(false)
-    }
-
-    /// Delivers the signal for which a held thread has stopped, and stops the thread again: at the first instruction of
-    /// its handler, or where it was. Only a thread that is resumed from the signal's own stop receives it with its
-    /// payload and in order; from any other stop the kernel sends a new one (`ptrace_report_syscall`). Returns false
-    /// where the thread can no longer make calls.
-    fn deliver_signal(&mut self, thread: i32) -> Result<bool, StopError> {
-        let Some(&signal) = self.stopped.get(&thread).filter(|&&signal| signal != 0) else { return Ok(true) };
-        let pid = Pid::from_raw(thread);
-        // In this order: the thread stops for the interrupt before it takes the next signal (`get_signal`).
-        let told = requests::interrupt(pid).and_then(|()| requests::resume(pid, Resume::Continue, signal));
-        self.stopped.remove(&thread);
-        if told.is_err() {
-            self.await_end(thread);
-            return Ok(false);
-        }
-        self.traced.insert(thread);
-        Ok(self.await_stop(thread, Instant::now() + STOP_TIMEOUT)? && self.fits(thread))
     }
 
     /// Begins to trace a thread. Returns false where it has ended.
     fn seize(&mut self, thread: i32) -> Result<bool, StopError> {
-        if self.traced.contains(&thread) {
+        if self.traced.contains_key(&thread) {
             return Ok(true);
         }
-        match requests::seize(Pid::from_raw(thread), OPTIONS) {
-            Ok(()) => Ok(self.traced.insert(thread)),
+        match Running::seize(Pid::from_raw(thread), OPTIONS) {
+            Ok(running) => Ok(self.traced.insert(thread, running).is_none()),
             Err(Errno::ESRCH) => Ok(false),
             // A thread that is ending cannot be traced any more.
             Err(Errno::EPERM) if is_ending(self.pid, thread) => Ok(false),
@@ -520,25 +492,25 @@ impl LiveProcess {
     /// Records what a thread has reported. Returns false where it has ended.
     fn note_stop(&mut self, thread: i32, status: Result<Option<Report>, Errno>) -> Result<bool, StopError> {
         let stop = match status {
-            Ok(None) => return Err(StopError::DoesNotStop(thread)),
+            Ok(Some(Report::Stopped(stop))) => stop,
             Ok(Some(Report::Ended)) => {
                 self.traced.remove(&thread);
                 return Ok(false);
             }
+            Ok(None) => return Err(StopError::DoesNotStop(thread)),
             Err(Errno::ECHILD) => {
                 self.traced.remove(&thread);
                 return if self.has_executed() { Err(StopError::Executed) } else { Ok(false) };
             }
-            Ok(Some(Report::Stopped(Stop::Event { event: libc::PTRACE_EVENT_EXEC, .. }))) => {
-                self.traced.remove(&thread);
-                self.stopped.insert(thread, 0);
-                return Err(self.note_exec());
-            }
-            Ok(Some(Report::Stopped(stop))) => stop,
             // It may be stopped nevertheless: it stays among those that are released when a lift is given up.
             Err(errno) => return Err(StopError::Refused(format!("waiting for thread {thread}: {}", errno.desc()))),
         };
-        self.traced.remove(&thread);
+        let running = self.traced.remove(&thread).unwrap_or(Running::already_traced(Pid::from_raw(thread)));
+        let stopped = running.has_stopped();
+        if matches!(stop, Stop::Event { event: libc::PTRACE_EVENT_EXEC, .. }) {
+            self.stopped.insert(thread, Held { thread: stopped, signal: 0 });
+            return Err(self.note_exec());
+        }
         self.stopped_by_shell |= stop.is_group_stop();
         let signal = stop.delivered_signal();
         // The program must not see an error that only this stop has caused.
@@ -548,16 +520,16 @@ impl LiveProcess {
         ) {
             self.restarting.insert(thread);
         }
-        self.stopped.insert(thread, signal);
+        self.stopped.insert(thread, Held { thread: stopped, signal });
         Ok(true)
     }
 
     fn release(&mut self, thread: i32) {
-        if let Some(signal) = self.stopped.remove(&thread) {
+        if let Some(held) = self.stopped.remove(&thread) {
             if self.restarting.remove(&thread) {
                 let _ = restart::give_way_to_signals(Pid::from_raw(thread));
             }
-            if requests::detach(Pid::from_raw(thread), signal).is_err() {
+            if held.thread.detach(held.signal).is_err() {
                 self.await_end(thread);
             }
         }

@@ -46,6 +46,18 @@ impl Stopped {
         Running { pid: self.pid }
     }
 
+    /// Lets the thread take a signal and stop again, before it takes the next one: at the first instruction of the
+    /// signal's handler, or where it was.
+    ///
+    /// # Errors
+    /// `ESRCH` where the thread has been killed.
+    pub fn take_signal(self, signal: i32) -> Result<Running, Errno> {
+        // In this order: the thread stops for the interrupt before it takes the next signal (`get_signal`).
+        requests::interrupt(self.pid)?;
+        requests::resume(self.pid, Resume::Continue, signal)?;
+        Ok(Running { pid: self.pid })
+    }
+
     /// Resumes the thread with a signal (0: none), no longer traced.
     ///
     /// # Errors
@@ -73,6 +85,11 @@ impl Running {
     /// A thread that this process traces already and that has not been waited for since it was resumed.
     pub fn already_traced(pid: Pid) -> Self {
         Self { pid }
+    }
+
+    /// A thread whose stop has been reported by a wait for its number, or is known from the kernel.
+    pub fn has_stopped(self) -> Stopped {
+        Stopped { pid: self.pid }
     }
 
     /// The thread.

@@ -3,9 +3,10 @@
 //! A thread that executes a program takes over the number of its process's first thread, and stays traced if it was
 //! (ptrace(2), "execve(2) under ptrace"). It stays at the stop after the exec until it is resumed.
 
-use super::{LiveProcess, STOP_TIMEOUT, StopError, WAKE_POLL_INTERVAL};
+use super::{Held, LiveProcess, STOP_TIMEOUT, StopError, WAKE_POLL_INTERVAL};
 use crate::remote::requests;
 use crate::remote::status::is_ending;
+use crate::remote::tracee::Running;
 use linux::text::text_of;
 use nix::unistd::Pid;
 use std::thread;
@@ -29,7 +30,7 @@ impl LiveProcess {
         let first = self.pid.as_raw();
         // What was known of the thread belongs to the previous program.
         self.restarting.remove(&first);
-        self.stopped.entry(first).and_modify(|signal| *signal = 0);
+        self.stopped.entry(first).and_modify(|held| held.signal = 0);
         StopError::Executed
     }
 
@@ -67,7 +68,9 @@ impl LiveProcess {
         }
         let executed = self.over == Some(Over::Executed);
         if executed {
-            self.stopped.insert(self.pid.as_raw(), 0);
+            // Known from the kernel: its report is not consumed.
+            let thread = Running::already_traced(self.pid).has_stopped();
+            self.stopped.insert(self.pid.as_raw(), Held { thread, signal: 0 });
             self.release(self.pid.as_raw());
         }
         executed
@@ -102,7 +105,7 @@ impl LiveProcess {
     /// program, it takes over the first one's number.
     pub(super) fn may_be_replaced(&mut self, thread: i32) -> Result<bool, StopError> {
         if thread == self.pid.as_raw() {
-            for other in self.traced.clone() {
+            for other in self.threads_traced() {
                 match self.waiter.wait_shortly(Pid::from_raw(other), Instant::now()) {
                     Ok(None) => {}
                     status => drop(self.note_stop(other, status)?),
