@@ -1,6 +1,7 @@
 //! `pagelift bench`: what it does to a program and to its record. Differences of speed are not asserted.
 
 mod report;
+mod servers;
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         test_case("mistakes_are_explained", vec![], mistakes),
     ];
     tests.extend(report::tests(needs));
+    tests.extend(servers::tests());
     main_of(tests)
 }
 

@@ -36,7 +36,7 @@ pub struct Header {
     pub format: String,
     /// [`VERSION`].
     pub version: u32,
-    /// `toggle` or `runs`.
+    /// `toggle`, `runs` or `servers`.
     pub design: Design,
     /// The machine.
     pub machine: MachineFacts,
@@ -56,6 +56,12 @@ pub struct Header {
     /// How windows were cut, of a live program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windows: Option<Windows>,
+    /// What loaded the servers, where they stand side by side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<Load>,
+    /// The words of the command line that made it, without passwords.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
     /// Version of Pagelift.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pagelift: Option<String>,
@@ -79,6 +85,8 @@ impl Header {
             seed,
             options: Vec::new(),
             windows: None,
+            load: None,
+            command: Vec::new(),
             pagelift: None,
             started: None,
         }
@@ -93,6 +101,30 @@ pub enum Design {
     Toggle,
     /// A run of a command for each window.
     Runs,
+    /// Servers side by side, to which the load goes in turn.
+    Servers,
+}
+
+impl Design {
+    /// All states are states of one process, whose mappings stay where they are.
+    pub fn is_of_one_process(self) -> bool {
+        self == Self::Toggle
+    }
+}
+
+/// What loads servers that stand side by side.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// The command, or the address and the request; without passwords.
+    pub command: String,
+    /// What is taken from the command's output.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
+    /// Connections, each with one request at a time; absent where a command loads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clients: Option<u32>,
+    /// How often all servers are started.
+    pub starts: u32,
 }
 
 /// How the windows of a live program were cut.

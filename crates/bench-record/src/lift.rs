@@ -63,6 +63,9 @@ pub struct Attempt {
     pub source: String,
     /// Why.
     pub reason: String,
+    /// The command or change that fixes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
 }
 
 /// Memory that stays on base pages.
@@ -76,6 +79,9 @@ pub struct NotLifted {
     pub bytes: u64,
     /// Why.
     pub reason: String,
+    /// The command or change that fixes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
 }
 
 impl Lift {
@@ -119,6 +125,9 @@ struct Report {
     ranges: Vec<ReportedRange>,
     refusals: Vec<ReportedRefusal>,
     edges: Vec<ReportedEdge>,
+    /// By reason.
+    #[serde(default)]
+    fixes: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -168,11 +177,14 @@ struct ReportedEdge {
     cure: String,
 }
 
+/// The reason of every edge.
+const EDGE: &str = "an edge that fills no huge page";
+
 impl ReportedEdge {
-    fn reason(&self) -> &'static str {
+    fn fix(&self) -> &'static str {
         match self.cure.as_str() {
-            "merge-read-only" => "an edge that fills no huge page; fix: --edges merge-read-only",
-            _ => "an edge that fills no huge page; fix: relink it with segments aligned to huge pages",
+            "merge-read-only" => "--edges merge-read-only",
+            _ => "relink it with segments aligned to huge pages",
         }
     }
 }
@@ -183,25 +195,30 @@ fn sum<'a>(ranges: impl IntoIterator<Item = &'a Addresses>) -> u64 {
 
 impl From<Report> for Lift {
     fn from(report: Report) -> Self {
-        // One entry for each object, kind and reason.
-        let mut not_lifted: BTreeMap<(String, Vec<String>, String), u64> = BTreeMap::new();
-        let mut add = |object: &str, kinds: &[String], reason: &str, bytes: u64| {
-            let sum = not_lifted.entry((object.to_owned(), kinds.to_vec(), reason.to_owned())).or_default();
+        // One entry for each object, kind, reason and fix.
+        let mut not_lifted: BTreeMap<(String, Vec<String>, String, Option<String>), u64> = BTreeMap::new();
+        let mut add = |object: &str, kinds: &[String], reason: &str, fix: Option<&str>, bytes: u64| {
+            let fix = fix.or_else(|| report.fixes.get(reason).map(String::as_str)).map(str::to_owned);
+            let sum = not_lifted.entry((object.to_owned(), kinds.to_vec(), reason.to_owned(), fix)).or_default();
             *sum = sum.saturating_add(bytes);
         };
         for refusal in &report.refusals {
-            add(&refusal.object, &refusal.kinds, &refusal.reason, refusal.range.bytes());
+            add(&refusal.object, &refusal.kinds, &refusal.reason, None, refusal.range.bytes());
         }
         for edge in &report.edges {
-            add(&edge.object, &edge.kinds, edge.reason(), edge.range.bytes());
+            add(&edge.object, &edge.kinds, EDGE, Some(edge.fix()), edge.range.bytes());
         }
         for range in &report.ranges {
             for part in &range.uncovered {
-                add(&range.object, &range.kinds, &part.reason, part.range.bytes());
+                add(&range.object, &range.kinds, &part.reason, None, part.range.bytes());
             }
         }
-        let entry = |((object, kinds, reason), bytes)| NotLifted { object, kinds, bytes, reason };
+        let entry = |((object, kinds, reason, fix), bytes)| NotLifted { object, kinds, bytes, reason, fix };
         let not_lifted = not_lifted.into_iter().map(entry).collect();
+        let mut ranges: Vec<LiftedRange> = report.ranges.into_iter().map(LiftedRange::from).collect();
+        for failed in ranges.iter_mut().flat_map(|range| &mut range.failed) {
+            failed.fix = report.fixes.get(&failed.reason).cloned();
+        }
         Self {
             program: report.program,
             unlifted: report.unlifted,
@@ -209,7 +226,7 @@ impl From<Report> for Lift {
             covered: report.covered_bytes,
             advised: report.advised_bytes,
             made_resident: report.made_resident_bytes,
-            ranges: report.ranges.into_iter().map(LiftedRange::from).collect(),
+            ranges,
             not_lifted,
             left_out: 0,
         }

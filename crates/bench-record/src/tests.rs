@@ -27,7 +27,11 @@ fn block(block: Block) -> TimedBlock {
     let rate = if block.treatment == Treatment::Control { 1.0 } else { 1.1 };
     let windows = block.treated().map(|treated| Window { work: if treated { rate } else { 1.0 }, cpu: 1.0, wall: 2.0 });
     assert_eq!(windows.len(), WINDOWS);
-    TimedBlock { measured: Measured { block, windows }, at: Some(8.0), counters: Some([Counters::default(); WINDOWS]) }
+    TimedBlock {
+        measured: Measured { block, start: 0, windows },
+        at: Some(8.0),
+        counters: Some([Counters::default(); WINDOWS]),
+    }
 }
 
 fn written(events: &[Event]) -> String {
@@ -138,14 +142,20 @@ fn the_essential_of_a_lift_s_report_is_kept() {
             {"object":"libc.so.6","kinds":["text"],"range":{"start":"0x3000","end":"0x5000"},"reason":"small"}],
         "edges":[{"object":"server","kinds":["rodata"],"range":{"start":"0x3ff000","end":"0x400000"},"protection":"r--",
             "cure":"merge-read-only"}],
-        "not_understood":[],"without_image":[],"unexpected":[]}"#;
+        "not_understood":[],"without_image":[],"unexpected":[],"fixes":{"small folios":"pagelift cache prepare FILE","memory is fragmented or short":"compact"}}"#;
     let lift = Lift::from_report(report).unwrap();
     assert_eq!((lift.covered, lift.ranges[0].covered, lift.ranges[0].bytes), (4 << 20, 4 << 20, 6 << 20));
     assert_eq!(lift.ranges[0].source.as_deref(), Some("thp"));
     assert_eq!(lift.ranges[0].failed[0].reason, "small folios");
-    let not: Vec<(&str, u64)> = lift.not_lifted.iter().map(|not| (not.reason.as_str(), not.bytes)).collect();
-    let edge = "an edge that fills no huge page; fix: --edges merge-read-only";
-    assert_eq!(not, [("memory is fragmented or short", 2 << 20), ("small", 3 * 4096), (edge, 4096)]);
+    assert_eq!(lift.ranges[0].failed[0].fix.as_deref(), Some("pagelift cache prepare FILE"));
+    let of = |not: &NotLifted| (not.reason.clone(), not.fix.clone(), not.bytes);
+    let row = |reason: &str, fix: Option<&str>, bytes| (reason.to_owned(), fix.map(str::to_owned), bytes);
+    let expected = [
+        row("memory is fragmented or short", Some("compact"), 2 << 20),
+        row("small", None, 3 * 4096),
+        row("an edge that fills no huge page", Some("--edges merge-read-only"), 4096),
+    ];
+    assert_eq!(lift.not_lifted.iter().map(of).collect::<Vec<_>>(), expected);
     assert!(Lift::from_report("{}").is_err());
 }
 

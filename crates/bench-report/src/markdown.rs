@@ -133,10 +133,11 @@ fn lifts(section: &Section) -> String {
             [
                 format_bytes(reason.bytes),
                 plain(&reason.reason),
+                reason.fix.as_deref().map_or_else(|| "–".to_owned(), code),
                 reason.places.first().map_or_else(String::new, |p| code(p)),
             ]
         });
-        rows(&mut text, ["Bytes", "Why", "Where"], reasons);
+        rows(&mut text, ["Bytes", "Why", "Fix", "Where"], reasons);
     }
     text
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 use bench_record::{
-    AddressMap, Attempt, Counters, Design, Ended, Event, Header, HexAddress, HugeBytes, Lift, LiftedRange, MapRange,
-    MemoryUse, NotLifted, Observation, Switch, TimedBlock,
+    AddressMap, Attempt, Counters, Design, Ended, Event, Header, HexAddress, HugeBytes, Lift, LiftedRange, Load,
+    MapRange, MemoryUse, NotLifted, Observation, Switch, TimedBlock,
 };
 use measure::toggle::{Blocks, Measured, Per, Treatment, WINDOWS, Window};
 
@@ -29,7 +29,7 @@ fn record(arms: &[&str], blocks: usize, design: Design) -> Record {
         });
         let counters = Counters { minor_faults: 40, major_faults: 0, user: 0.3, system: 0.1 };
         events.push(Event::Block(Box::new(TimedBlock {
-            measured: Measured { block, windows },
+            measured: Measured { block, start: 0, windows },
             at: Some(number as f64 * 2.2),
             counters: Some([counters; WINDOWS]),
         })));
@@ -66,13 +66,18 @@ fn seen(arm: Option<usize>) -> Event {
             page_size: size,
             covered: 4 << 20,
             advised: 0,
-            failed: vec![Attempt { source: "file".to_owned(), reason: "small folios".to_owned() }],
+            failed: vec![Attempt {
+                source: "file".to_owned(),
+                reason: "small folios".to_owned(),
+                fix: Some("pagelift cache prepare FILE".to_owned()),
+            }],
         }],
         not_lifted: vec![NotLifted {
             object: "libc.so.6".to_owned(),
             kinds: vec!["text".to_owned()],
             bytes: 1 << 20,
             reason: "holds no whole 2 MiB page (1.0 MiB)".to_owned(),
+            fix: Some("link it statically".to_owned()),
         }],
         ..Lift::default()
     };
@@ -106,7 +111,8 @@ fn a_page_says_what_the_record_holds() {
         "plain against itself",
         "holds no whole 2 MiB page",
         "libc.so.6 text",
-        "not file: small folios",
+        "<code>link it statically</code>",
+        "not file: small folios; fix: pagelift cache prepare FILE",
         "4.0 MiB</strong> of 7.0 MiB on huge pages",
         "mariadbd text, 6.0 MiB, r-x at 555500000000: 4.0 MiB on 2 MiB pages (thp), 1.0 MiB on 4 KiB pages",
         "this is a virtual machine",
@@ -145,6 +151,17 @@ fn a_page_can_be_read_aloud() {
 }
 
 #[test]
+fn servers_are_shown_with_their_load() {
+    let mut servers = record(&["thp"], 20, Design::Servers);
+    let command = "redis://127.0.0.1:{port}?query=PING".to_owned();
+    servers.header.load = Some(Load { command: command.clone(), metric: None, clients: Some(4), starts: 6 });
+    let page = html(&[source("a", servers.clone())]);
+    assert!(page.contains("Servers side by side") && page.contains(&command), "{page}");
+    assert!(page.contains("Starts asked for: 6") && page.contains("Each process has other addresses"), "{page}");
+    assert!(markdown(&[source("a", servers)]).contains("| `link it statically` |"));
+}
+
+#[test]
 fn a_page_needs_nothing_else() {
     let page = html(&[source("a", record(&["thp"], 20, Design::Toggle))]);
     for outside in ["http:", "https:", "src=", "@import", "url("] {
@@ -175,6 +192,9 @@ fn hostile_text_does_nothing() {
     hostile.header.unit = EVIL.to_owned();
     hostile.header.options = vec![vec![EVIL.to_owned()]];
     hostile.header.pagelift = Some(EVIL.to_owned());
+    hostile.header.design = Design::Servers;
+    let load = Load { command: EVIL.to_owned(), metric: Some(EVIL.to_owned()), clients: Some(1), starts: 1 };
+    hostile.header.load = Some(load);
     let machine = &mut hostile.header.machine;
     (machine.kernel, machine.architecture) = (EVIL.to_owned(), EVIL.to_owned());
     (machine.cpu_model, machine.thp_enabled, machine.thp_defrag) =
@@ -192,10 +212,12 @@ fn hostile_text_does_nothing() {
         lift.unlifted = Some(EVIL.to_owned());
         for range in &mut lift.ranges {
             (range.object, range.kinds, range.source) = (EVIL.to_owned(), vec![EVIL.to_owned()], Some(EVIL.to_owned()));
-            range.failed = vec![Attempt { source: EVIL.to_owned(), reason: EVIL.to_owned() }];
+            range.failed =
+                vec![Attempt { source: EVIL.to_owned(), reason: EVIL.to_owned(), fix: Some(EVIL.to_owned()) }];
         }
         for not in &mut lift.not_lifted {
             (not.object, not.kinds, not.reason) = (EVIL.to_owned(), vec![EVIL.to_owned()], EVIL.to_owned());
+            not.fix = Some(EVIL.to_owned());
         }
     }
     hostile.events.push(Event::End(Ended::Failed(EVIL.to_owned())));
@@ -247,7 +269,7 @@ fn numbers_beyond_measure_are_drawn_and_written() {
         }
     }
     wild.header.started = Some(u64::MAX);
-    for design in [Design::Toggle, Design::Runs] {
+    for design in [Design::Toggle, Design::Runs, Design::Servers] {
         wild.header.design = design;
         let page = html(&[source("wild", wild.clone())]);
         assert!(!page.contains("NaN") && !page.contains("inf") && page.len() < MOST_BYTES, "{page}");
@@ -297,7 +319,7 @@ fn markdown_says_what_the_record_holds() {
         "## It pays: `mariadbd`\n",
         "| Compared | Questions per CPU second | Pairs | Finding |\n| --- | --- | ---: | --- |\n| `thp` against plain | \\+10.",
         "| plain against itself | ",
-        "| 1.0 MiB | holds no whole 2 MiB page | `libc.so.6 text` |",
+        "| 1.0 MiB | holds no whole 2 MiB page | `link it statically` | `libc.so.6 text` |",
         "| `plain` | 10.0 MiB | 9.0 MiB | 0 B | 300.0 KiB |",
         "- this is a virtual machine",
         "`thp`: `--pages=thp`",

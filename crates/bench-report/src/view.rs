@@ -4,7 +4,7 @@ use crate::Source;
 use crate::clean::shown;
 use crate::words;
 use address_space::{PageSize, format_bytes};
-use bench_record::{AddressMap, Counters, Design, Lift, MemoryUse, Observation, Record};
+use bench_record::{AddressMap, Counters, Design, Header, Lift, MemoryUse, Observation, Record};
 use measure::machine::MachineFacts;
 use measure::toggle::{Answer, ArmAnswer, Finding, Per, Treatment};
 
@@ -100,6 +100,8 @@ pub(crate) struct RangeView {
 /// A reason, and all memory that it keeps on base pages.
 pub(crate) struct ReasonView {
     pub reason: String,
+    /// What fixes it, if anything is known.
+    pub fix: Option<String>,
     pub bytes: u64,
     /// Objects with what lies there, the largest first.
     pub places: Vec<String>,
@@ -268,6 +270,10 @@ fn state(name: String, seen: &Observation, is_last: bool) -> State {
 
 impl LiftView {
     fn of(lift: &Lift) -> Self {
+        let failed = |attempt: &bench_record::Attempt| {
+            let fix = attempt.fix.as_deref().map_or_else(String::new, |fix| format!("; fix: {}", shown(fix)));
+            format!("{}: {}{fix}", shown(&attempt.source), shown(&attempt.reason))
+        };
         let range = |range: &bench_record::LiftedRange| RangeView {
             object: shown(&range.object),
             kinds: shown(&range.kinds.join("+")),
@@ -276,7 +282,7 @@ impl LiftView {
             page_size: range.page_size,
             covered: range.covered,
             advised: range.advised,
-            failed: range.failed.iter().take(4).map(|f| shown(&format!("{}: {}", f.source, f.reason))).collect(),
+            failed: range.failed.iter().take(4).map(failed).collect(),
         };
         let mut reasons: Vec<ReasonView> = Vec::new();
         let mut all: Vec<_> = lift.not_lifted.iter().collect();
@@ -284,12 +290,13 @@ impl LiftView {
         for not in all {
             let place = shown(&format!("{} {}", not.object, not.kinds.join("+")));
             let reason = shown(&without_sizes(&not.reason));
-            match reasons.iter_mut().find(|other| other.reason == reason) {
+            let fix = not.fix.as_deref().map(shown);
+            match reasons.iter_mut().find(|other| other.reason == reason && other.fix == fix) {
                 Some(other) => {
                     other.bytes = other.bytes.saturating_add(not.bytes);
                     other.places.push(place);
                 }
-                None => reasons.push(ReasonView { reason, bytes: not.bytes, places: vec![place] }),
+                None => reasons.push(ReasonView { reason, fix, bytes: not.bytes, places: vec![place] }),
             }
         }
         reasons.sort_by_key(|reason| std::cmp::Reverse(reason.bytes));
@@ -350,12 +357,14 @@ fn method(record: &Record) -> Vec<String> {
             "One live program, switched in place under its own load: {blocks} blocks of four windows in random mirrored \
              order. A control block lifts the program and puts it back before windows that are all plain."
         ),
+        Design::Servers => servers(header, blocks),
         Design::Runs => format!(
             "Whole runs of the command: {blocks} blocks of four runs in random mirrored order. A control block has four \
              plain runs."
         ),
     }];
     let cost = match header.per {
+        Per::CpuSecond if header.design == Design::Servers => "the CPU time of the server's processes",
         Per::CpuSecond => "the CPU time of the process",
         Per::Second => "time",
     };
@@ -364,7 +373,7 @@ fn method(record: &Record) -> Vec<String> {
          the truth in 95 of 100 experiments; a difference is claimed only beyond what plain shows against itself, and \
          where the exact signed-rank test agrees."
     ));
-    if let Some(windows) = header.windows {
+    if let Some(windows) = header.windows.filter(|_| header.design == Design::Toggle) {
         let milliseconds = |seconds: f64| format!("{:.0} ms", (seconds * 1e3).clamp(0.0, 1e9));
         let counted = if windows.with_switches { "count" } else { "do not count" };
         sentences.push(format!(
@@ -378,6 +387,22 @@ fn method(record: &Record) -> Vec<String> {
     let date = header.started.map_or_else(String::new, |seconds| format!("{}, ", date(seconds)));
     sentences.push(format!("{version}{date}seed {}.", header.seed));
     sentences
+}
+
+fn servers(header: &Header, blocks: usize) -> String {
+    let mut text = format!(
+        "Servers side by side, a plain one, one of each arm and a second plain one as the control; the load goes to one at a \
+         time, {blocks} blocks of four bursts in random mirrored order."
+    );
+    let Some(load) = &header.load else { return text };
+    if let Some((windows, clients)) = header.windows.zip(load.clients) {
+        let milliseconds = |seconds: f64| (seconds * 1e3).clamp(0.0, 1e9);
+        let (length, settle) = (milliseconds(windows.length), milliseconds(windows.settle));
+        text +=
+            &format!(" Bursts of {length:.0} ms from {clients} connections, behind {settle:.0} ms that do not count.");
+    }
+    let metric = load.metric.as_deref().map_or_else(String::new, |metric| format!(" (metric {})", shown(metric)));
+    text + &format!(" Load: {}{metric}. Starts asked for: {}.", shown(&load.command), load.starts)
 }
 
 /// `2026-11-23 07:30 UTC`, from seconds since 1970 (days to civil date after Howard Hinnant, `chrono`-compatible).

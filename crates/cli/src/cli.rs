@@ -70,12 +70,14 @@ pub enum Command {
     PerfMap(PerfMapArgs),
     /// Shared images: one huge-page copy of a program that every process maps.
     Image(ImageArgs),
-    /// Measure whether a lift pays: a live program switched in place, or a command run plain and lifted in turn.
+    /// Measure whether a lift pays: a live program switched in place, servers side by side, or a command run plain and lifted
+    /// in turn.
     ///
     /// With --toggle the process is lifted and put back in random blocks under its own load; nothing is sent to it, and it
-    /// is left as it was found, at Ctrl-C too. Plain against itself is measured in the same way, and no difference below what
-    /// that shows is claimed.
-    Bench(BenchArgs),
+    /// is left as it was found, at Ctrl-C too. With --server and --load a plain and a lifted server are started, and a second
+    /// plain one as the control, and the load alternates between them; at the end all are ended. Plain against itself is
+    /// measured in the same way, and no difference below what that shows is claimed.
+    Bench(Box<BenchArgs>),
     /// Make a page of what bench has recorded: the answer, every pair, the address map before and after, and why.
     ///
     /// One file of HTML that needs no network and no other file, in light and dark, fit to be printed; or Markdown. With

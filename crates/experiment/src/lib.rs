@@ -1,14 +1,15 @@
 //! Whether a lift pays.
 //!
 //! [`toggle`] switches one live program between plain and lifted in random blocks and reads how much work it did for how
-//! much CPU time; [`whole_runs`] runs a command plain and lifted in turn. Both compare plain with itself in the same way,
-//! and [`record`] keeps every sample, so that the answer can be made again from the file alone. What the samples say is
-//! decided in [`measure::toggle`].
+//! much CPU time; [`whole_runs`] runs a command plain and lifted in turn; [`servers`] starts servers side by side and loads
+//! one at a time. All compare plain with plain in the same way, and [`record`] keeps every sample, so that the answer can be
+//! made again from the file alone. What the samples say is decided in [`measure::toggle`].
 #![forbid(unsafe_code)]
 
 mod conduct;
 mod observation;
 pub mod record;
+pub mod servers;
 pub mod toggle;
 pub mod whole_runs;
 pub mod work;

@@ -93,6 +93,20 @@ fn parse_stat(text: &str, ticks: f64) -> Option<Counters> {
     })
 }
 
+/// Counters of a process, and of its children that have ended and were waited for, from the text of `/proc/PID/stat`.
+pub(crate) fn counters_with_children(text: &str, ticks: f64) -> Option<(Counters, Counters)> {
+    let (_, fields) = text.rsplit_once(')')?;
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    let children = Counters {
+        minor_faults: field(11)?,
+        major_faults: field(13)?,
+        user: field(16)? as f64 / ticks,
+        system: field(17)? as f64 / ticks,
+    };
+    Some((parse_stat(text, ticks)?, children))
+}
+
 /// The counters that getrusage(2) returns.
 pub(crate) fn counters_in(usage: &ResourceUsage) -> Counters {
     let seconds = |time: nix::sys::time::TimeVal| time.num_microseconds() as f64 / 1e6;
@@ -139,6 +153,8 @@ mod tests {
         let counters = Counters { minor_faults: 70, major_faults: 90, user: 2.5, system: 0.5 };
         assert_eq!(parse_stat(stat, 100.0), Some(counters));
         assert_eq!(parse_stat("12 (a", 100.0), None);
+        let children = Counters { minor_faults: 80, major_faults: 100, user: 0.01, system: 0.02 };
+        assert_eq!(counters_with_children(stat, 100.0), Some((counters, children)));
         assert_eq!(field("Rss: 1 kB\nPss:       2 kB\nPss_Dirty: 3 kB\n", "Pss"), Some(2048));
         assert_eq!(between(counters, Counters::default()), Counters::default());
     }

@@ -157,7 +157,7 @@ impl Toggle<'_, '_> {
     fn blocks(&mut self, blocks: Blocks, tell: &mut dyn FnMut(&Progress<'_>)) -> Result<Ended, Stop> {
         for block in blocks {
             let windows = self.windows(block)?;
-            let measured = Measured { block, windows: windows.map(|(window, _)| window) };
+            let measured = Measured { block, start: 0, windows: windows.map(|(window, _)| window) };
             let counters = counters_of_all(&windows.map(|(_, counters)| counters));
             let block = TimedBlock { measured, at: Some(self.conduct.elapsed().as_secs_f64()), counters };
             self.recorder.add(Event::Block(Box::new(block))).map_err(Stop::Record)?;

@@ -90,7 +90,7 @@ impl Runs<'_, '_, '_> {
         }
         let at = Some(self.conduct.elapsed().as_secs_f64());
         let counters = counters_of_all(&counters);
-        Ok(Ok(TimedBlock { measured: Measured { block, windows }, at, counters }))
+        Ok(Ok(TimedBlock { measured: Measured { block, start: 0, windows }, at, counters }))
     }
 
     /// A run that is looked at while it goes on, and that leaves a report where it is lifted. On a busy machine it may end
@@ -111,7 +111,7 @@ impl Runs<'_, '_, '_> {
 }
 
 /// The lift that a run reports; with `--only` one a line, of which the largest is kept.
-fn lift_in(report: &Path) -> Option<Lift> {
+pub(crate) fn lift_in(report: &Path) -> Option<Lift> {
     let bytes = LIFT_REPORT.read_rest(File::open(report).ok()?).ok()?;
     std::fs::remove_file(report).ok();
     let text = String::from_utf8(bytes).ok()?;

@@ -58,6 +58,9 @@ pub const BENCH_RECORD: MemoryBound = MemoryBound::mebibytes(64);
 /// The report of one lift, which a run writes for `pagelift bench`; a program with 500 libraries has about 1 MB.
 pub const LIFT_REPORT: MemoryBound = MemoryBound::mebibytes(16);
 
+/// The end of what a load prints in one burst, of which `pagelift bench` takes a number, or a server at its start.
+pub const LOAD_OUTPUT: MemoryBound = MemoryBound::mebibytes(1);
+
 /// Maximum length of one line, in bytes; a longer line is returned in pieces.
 const LONGEST_LINE: u64 = 16 << 10;
 

@@ -1,12 +1,13 @@
-//! One program, switched between two states in place: who is next, and what the windows say.
+//! One program, switched between two states in place, or servers side by side: who is next, and what the windows say.
 //!
 //! A *window* is a stretch of time in one state. A *block* is four windows, plain, switched, switched, plain or the other way
 //! round, so that whatever drifts steadily cancels. In a *control* block the two inner windows are plain, too, but behind a
-//! switch there and back: what it shows is what this machine cannot tell from a difference.
+//! switch there and back, or of a second plain server: what it shows is what this machine cannot tell from a difference.
 //!
 //! - **Value of a block**: the logarithm of the ratio of work per cost, switched over plain, each the sum of two windows.
-//! - **Interval**: [`crate::statistics`], over blocks. All blocks are of one process: the interval holds for this process as
-//!   long as it lives, with its pages where they lie.
+//! - **Interval**: [`crate::statistics`], over blocks. Where all blocks are of one process the interval holds for this process
+//!   as long as it lives, with its pages where they lie; where processes are started again, four times or more, it is taken
+//!   over the starts.
 //! - **Resolution**: the far end of the control's interval. No difference below it is claimed.
 
 use crate::random::Random;
@@ -119,8 +120,15 @@ pub struct Measured {
     /// The order.
     #[serde(flatten)]
     pub block: Block,
+    /// Number of the start of the processes, where they are started again in an experiment; else 0.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub start: u32,
     /// The windows.
     pub windows: [Window; WINDOWS],
+}
+
+fn is_first(start: &u32) -> bool {
+    *start == 0
 }
 
 impl Measured {
@@ -218,8 +226,9 @@ fn far_end(ratio: &Estimate) -> f64 {
 
 fn answer(blocks: &[Measured], treatment: Treatment, per: Per, seed: u64) -> ArmAnswer {
     let of_arm = || blocks.iter().filter(|block| block.block.treatment == treatment);
-    let values: Vec<f64> = of_arm().filter_map(|block| block.value(per)).collect();
-    let block_values: Vec<BlockValue> = values.iter().map(|&value| BlockValue { generation: 0, value }).collect();
+    let block_value = |block: &Measured| Some(BlockValue { generation: block.start, value: block.value(per)? });
+    let block_values: Vec<BlockValue> = of_arm().filter_map(block_value).collect();
+    let values: Vec<f64> = block_values.iter().map(|block| block.value).collect();
     ArmAnswer {
         ratio: estimate(&block_values, seed).map(|estimate| estimate.map(f64::exp)),
         signed_rank: signed_rank(&values),
@@ -264,7 +273,7 @@ mod tests {
                 .take(blocks)
                 .map(|block| {
                     let in_force = |treated| treated && block.treatment != Treatment::Control;
-                    Measured { block, windows: block.treated().map(|treated| self.window(in_force(treated))) }
+                    Measured { block, start: 0, windows: block.treated().map(|treated| self.window(in_force(treated))) }
                 })
                 .collect();
             Answer::of(&measured, 1, Per::CpuSecond, seed)
@@ -338,7 +347,7 @@ mod tests {
             .map(|(number, block)| {
                 let noise = if block.treatment == Treatment::Control { 0.05 * (number % 7) as f64 } else { 0.0 };
                 let window = |treated| Window { work: if treated { 1.0 + noise } else { 1.0 }, cpu: 1.0, wall: 1.0 };
-                Measured { block, windows: block.treated().map(window) }
+                Measured { block, start: 0, windows: block.treated().map(window) }
             })
             .collect();
         let answer = Answer::of(&blocks, 1, Per::CpuSecond, 5);
@@ -351,7 +360,7 @@ mod tests {
     fn steady_drift_cancels() {
         let block = Block { treatment: Treatment::Arm(0), plain_outside: true };
         let windows = [100.0, 110.0, 120.0, 130.0].map(|work| Window { work, cpu: 1.0, wall: 1.0 });
-        assert_eq!(Measured { block, windows }.value(Per::CpuSecond), Some(0.0));
+        assert_eq!(Measured { block, start: 0, windows }.value(Per::CpuSecond), Some(0.0));
     }
 
     #[test]
@@ -359,7 +368,7 @@ mod tests {
         let block = Block { treatment: Treatment::Arm(0), plain_outside: false };
         let mut windows = [Window { work: 100.0, cpu: 1.0, wall: 1.0 }; WINDOWS];
         windows[2].work = -5.0;
-        let answer = Answer::of(&[Measured { block, windows }], 1, Per::Second, 0);
+        let answer = Answer::of(&[Measured { block, start: 0, windows }], 1, Per::Second, 0);
         assert_eq!((answer.arms[0].blocks, answer.arms[0].unusable), (0, 1));
         assert_eq!(answer.finding(0), Finding::TooFew);
     }

@@ -5,6 +5,7 @@ use address_space::PageSize;
 use lift_execution::{Outcome, RangeOutcome, Sealing};
 use lift_plan::{Coverable, Edge, Plan, Reason, Refusal, Shortfall, Source};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
@@ -79,6 +80,9 @@ pub struct LiftReport {
     pub not_understood: Vec<String>,
     /// Objects without an image, where there is a store, each with the reason.
     pub without_image: Vec<String>,
+    /// The command or change that fixes a reason, where there is one, by the reason's own words.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub fixes: BTreeMap<String, String>,
     /// Differences that no step should have made; always empty unless Pagelift has a fault.
     pub unexpected: Vec<lift_execution::Difference>,
 }
@@ -108,6 +112,7 @@ impl LiftReport {
             not_understood: Vec::new(),
             without_image: Vec::new(),
             unexpected: Vec::new(),
+            fixes: BTreeMap::new(),
         }
     }
 
@@ -123,6 +128,11 @@ impl LiftReport {
         self.sealing = outcome.sealing;
         self.refusals = plan.refusals;
         self.edges = plan.edges;
+        let of_ranges = self.ranges.iter().flat_map(|range| {
+            range.failed.iter().map(|failed| &failed.reason).chain(range.uncovered.iter().map(|part| &part.reason))
+        });
+        let reasons = self.refusals.iter().map(|refusal| &refusal.reason).chain(of_ranges);
+        self.fixes = reasons.filter_map(|reason| Some((reason.to_string(), reason.fix()?))).collect();
     }
 
     /// Returns the bytes covered, by source and page size.

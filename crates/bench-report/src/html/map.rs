@@ -64,7 +64,7 @@ pub(super) fn map(section: &Section, number: usize, detail: Detail) -> Markup {
                 "Each block is a mapping, in the order of addresses, with gaps left out; the wider the more is resident, by the \
                  square root. The filled height is what is resident: the kernel counts pages of a mapping and does not tell \
                  where in it they lie."
-                @if section.design == Design::Runs { " Each run has other addresses: what is of one name stands below each other." }
+                @if !section.design.is_of_one_process() { " Each process has other addresses: what is of one name stands below each other." }
                 @if left_out > 0 { " " (left_out) " mappings of little memory are left out." }
             }
         }
@@ -89,16 +89,15 @@ fn states<'a>(maps: &[(&'a str, &'a AddressMap)], design: Design, most: usize) -
     let state = |(name, map): &(&'a str, &'a AddressMap)| {
         let ranges = largest(map, most);
         let left_out = map.left_out.ranges.saturating_add(map.ranges.len() - ranges.len());
-        let cells = match design {
-            Design::Toggle => {
-                ranges.into_iter().map(|range| Cell { range, start: range.start.0, end: range.end.0 }).collect()
-            }
-            Design::Runs => slots.cells(ranges),
+        let cells = if design.is_of_one_process() {
+            ranges.into_iter().map(|range| Cell { range, start: range.start.0, end: range.end.0 }).collect()
+        } else {
+            slots.cells(ranges)
         };
         State { name, base_page: map.base_page, cells, left_out }
     };
     let mut states: Vec<State<'a>> = maps.iter().map(state).collect();
-    if design == Design::Runs {
+    if !design.is_of_one_process() {
         states.iter_mut().for_each(|state| slots.place(&mut state.cells));
     }
     states

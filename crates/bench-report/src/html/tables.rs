@@ -53,9 +53,11 @@ fn lift_of(name: &str, lift: &LiftView, detail: Detail) -> Markup {
         } @else {
             p.caption { "Not lifted, and why" }
             div.scroll { table {
-                thead { tr { th.number scope="col" { "Size" } th scope="col" { "Why" } th scope="col" { "Where" } } }
+                thead { tr { th.number scope="col" { "Size" } th scope="col" { "Why" } th scope="col" { "Fix" }
+                    th scope="col" { "Where" } } }
                 tbody { @for reason in lift.reasons.iter().take(detail.rows) { tr {
                     td.number { (format_bytes(reason.bytes)) } td { (reason.reason) }
+                    td { @match &reason.fix { Some(fix) => code { (fix) }, None => "–" } }
                     td { (reason.places.iter().take(PLACES).map(String::as_str).collect::<Vec<_>>().join(", "))
                         @if reason.places.len() > PLACES { " and " (reason.places.len() - PLACES) " more" } }
                 } } }
@@ -99,6 +101,7 @@ pub(super) fn memory(section: &Section) -> Markup {
             p.faint { "Process " (seen[0].0.process)
                 @match section.design {
                     Design::Toggle => ", looked at outside of the windows.",
+                    Design::Servers => ", as it answered for the first time; children of it are not counted.",
                     Design::Runs => ", as last seen in the first run of each kind; children of it are not counted.",
                 } }
         }
@@ -107,7 +110,7 @@ pub(super) fn memory(section: &Section) -> Markup {
 
 pub(super) fn counters(section: &Section) -> Markup {
     let per = match section.design {
-        Design::Toggle => "second",
+        Design::Toggle | Design::Servers => "second",
         Design::Runs => "run",
     };
     let rows: [(&str, Value, bool); 4] = [

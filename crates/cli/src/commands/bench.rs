@@ -1,11 +1,12 @@
 //! `pagelift bench`: does it pay?
 
+mod servers;
 mod switchers;
 
 use crate::arguments::policy::{PolicyArgs, choice, words};
 use crate::text::bench as text;
 use anyhow::{Context, bail, ensure};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use experiment::record::{Design, Header, Record, Windows, read};
 use experiment::toggle::{Subject, Switcher, Timing};
 use experiment::work::WorkSource;
@@ -14,8 +15,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use measure::machine_check::look_at_machine;
 use measure::toggle::Per;
 use options::{Choice, Kind, Kinds, Pages, Policy};
+use servers::{Arms, ServerArgs};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,6 +32,7 @@ const WATCH: Duration = Duration::from_millis(500);
 
 /// `pagelift bench`.
 #[derive(Args, Clone)]
+#[command(group = ArgGroup::new("bursts").args(["toggle", "server"]))]
 pub struct BenchArgs {
     /// What to lift and from where.
     #[command(flatten)]
@@ -37,6 +40,14 @@ pub struct BenchArgs {
     /// Compare these sources of huge pages, separated by commas, each with plain.
     #[arg(long, value_parser = choice::<Pages>(), value_delimiter = ',', value_name = "PAGES", conflicts_with = "pages")]
     pub arms: Vec<Pages>,
+    /// Lift only programs of these names, separated by commas, that the command or the server starts or becomes: cc1plus of
+    /// g++, postgres of setpriv.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["toggle", "from"])]
+    pub only: Vec<String>,
+    /// Instead of lifting, compare this command, or this server, with the plain one. CMD, or NAME: CMD; can be given several
+    /// times.
+    #[arg(long, value_name = "CMD", conflicts_with_all = ["arms", "toggle", "from"])]
+    pub against: Vec<String>,
     /// Lift this process and put it back, in random blocks, under its own load: its code and read-only data, since huge
     /// pages below writable memory cannot be taken back.
     #[arg(long, value_name = "PID", conflicts_with = "command", value_parser = clap::value_parser!(i32).range(1..))]
@@ -49,7 +60,10 @@ pub struct BenchArgs {
     /// redis://HOST#total_commands_processed.
     #[arg(long, value_name = "WORK", default_value = "auto", requires = "toggle")]
     pub work: String,
-    /// What work is divided by: CPU time of the process, or time [default: cpu with --toggle, else time].
+    /// Servers side by side.
+    #[command(flatten)]
+    pub servers: ServerArgs,
+    /// What work is divided by: CPU time of the process, or time [default: cpu with --toggle and --server, else time].
     #[arg(long, value_enum)]
     pub per: Option<PerArg>,
     /// Time for all of it: 90, 90s, 5m.
@@ -58,11 +72,11 @@ pub struct BenchArgs {
     /// End as soon as the interval reaches no further than this to either side: 0.5%.
     #[arg(long, value_name = "PERCENT", value_parser = share)]
     pub resolution: Option<f64>,
-    /// Length of a window, of which a block has four.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 400, requires = "toggle", value_parser = clap::value_parser!(u64).range(10..=600_000))]
+    /// Length of a window or a burst, of which a block has four.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 400, requires = "bursts", value_parser = clap::value_parser!(u64).range(10..=600_000))]
     pub window: u64,
-    /// What is dropped after each switch.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 100, requires = "toggle", value_parser = clap::value_parser!(u64).range(0..=600_000))]
+    /// What is dropped after each switch, from one state or server to another.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 100, requires = "bursts", value_parser = clap::value_parser!(u64).range(0..=600_000))]
     pub settle: u64,
     /// Count pauses and copies of each lift in the window behind it; else they are measured apart.
     #[arg(long, requires = "toggle")]
@@ -71,7 +85,7 @@ pub struct BenchArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Answer from such a file, without measuring.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["toggle", "command", "output"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["toggle", "server", "command", "output"])]
     pub from: Option<PathBuf>,
     /// Print the answer as JSON.
     #[arg(long)]
@@ -80,7 +94,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
     /// The command to run plain and lifted in turn. What it prints is dropped.
-    #[arg(trailing_var_arg = true, value_name = "CMD", required_unless_present_any = ["toggle", "from"])]
+    #[arg(trailing_var_arg = true, value_name = "CMD", required_unless_present_any = ["toggle", "server", "from"])]
     pub command: Vec<OsString>,
 }
 
@@ -113,13 +127,14 @@ fn share(text: &str) -> Result<f64, String> {
 
 /// Measures, or reads what was measured, and prints the answer.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let record = match (&args.from, args.toggle) {
-        (Some(path), _) => {
+    let record = match (&args.from, args.toggle, &args.servers.server) {
+        (Some(path), ..) => {
             let record = File::open(path).and_then(|file| read(&file));
             record.with_context(|| path.display().to_string())?
         }
-        (None, Some(pid)) => toggle(args, pid)?,
-        (None, None) => whole_runs(args)?,
+        (None, Some(pid), _) => toggle(args, pid)?,
+        (None, None, Some(server)) => servers::run(args, server)?,
+        (None, None, None) => whole_runs(args)?,
     };
     let text = if args.json { text::json(&record)? } else { text::answer(&record) };
     std::io::stdout().write_all(text.as_bytes())?;
@@ -172,28 +187,16 @@ fn toggle(args: &BenchArgs, pid: i32) -> anyhow::Result<Record> {
 }
 
 fn whole_runs(args: &BenchArgs) -> anyhow::Result<Record> {
-    let arms = arms(args);
-    let names = arms.iter().map(|(name, _)| name.clone()).collect();
-    let program = args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-    let options = arms.iter().map(|(_, policy)| words(policy)).collect();
+    let plain = words_of(&args.command)?;
+    let compared = Arms::of(args, &plain)?;
+    let program = plain.join(" ");
+    let (names, options) = (compared.names.clone(), compared.options());
     let header = Header { options, ..header(args, Design::Runs, program, names, "runs".to_owned(), Per::Second) };
     let own = std::env::current_exe().context("finding pagelift's own file")?;
     let mut command = |arm: Option<usize>, report: Option<&Path>| {
-        let mut command = match arm.and_then(|arm| arms.get(arm)) {
-            Some((_, policy)) => {
-                let mut lifted = Command::new(&own);
-                lifted.args(["run", "--quiet"]).args(words(policy));
-                if let Some(path) = report {
-                    lifted.arg("--report").arg(path);
-                }
-                lifted.arg("--").args(&args.command);
-                lifted
-            }
-            None => {
-                let mut plain = Command::new(&args.command[0]);
-                plain.args(&args.command[1..]);
-                plain
-            }
+        let mut command = match arm {
+            Some(arm) => started(&own, compared.lift(arm), &args.only, report, &compared.commands[arm]),
+            None => started(&own, None, &[], None, &args.command),
         };
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command
@@ -202,6 +205,41 @@ fn whole_runs(args: &BenchArgs) -> anyhow::Result<Record> {
     measured(args, &interrupted, |limits, file, tell| {
         experiment::whole_runs::run(&mut command, header, limits, file, tell)
     })
+}
+
+/// Words for a record, and for an arm that is made of them.
+fn words_of(command: &[OsString]) -> anyhow::Result<Vec<String>> {
+    let word = |word: &OsString| {
+        word.to_str().map(str::to_owned).with_context(|| format!("{}: needed: words in UTF-8", word.display()))
+    };
+    command.iter().map(word).collect()
+}
+
+/// The command, which is lifted where words say how.
+fn started<T: AsRef<OsStr>>(
+    own: &Path,
+    lift: Option<&[String]>,
+    only: &[String],
+    report: Option<&Path>,
+    words: &[T],
+) -> Command {
+    let mut command = match lift {
+        Some(lift) => {
+            let mut lifted = Command::new(own);
+            lifted.args(["run", "--quiet"]).args(lift);
+            if !only.is_empty() {
+                lifted.arg("--only").arg(only.join(","));
+            }
+            if let Some(path) = report {
+                lifted.arg("--report").arg(path);
+            }
+            lifted.arg("--").arg(&words[0]);
+            lifted
+        }
+        None => Command::new(&words[0]),
+    };
+    command.args(&words[1..]);
+    command
 }
 
 /// The names of the arms and what each lifts.
@@ -253,8 +291,10 @@ fn header(args: &BenchArgs, design: Design, program: String, arms: Vec<String>, 
         // The program and whoever gives it work are at it already.
         machine.other_load = None;
     }
+    let shown = |word: OsString| experiment::work::without_password(&word.to_string_lossy());
     Header {
         machine,
+        command: std::env::args_os().skip(1).map(shown).collect(),
         pagelift: Some(env!("CARGO_PKG_VERSION").to_owned()),
         started: Some(now.as_secs()),
         ..Header::new(design, program, arms, unit, per, seed)

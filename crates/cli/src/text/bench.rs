@@ -34,6 +34,7 @@ fn windows(design: Design) -> &'static str {
     match design {
         Design::Toggle => "windows",
         Design::Runs => "runs",
+        Design::Servers => "bursts",
     }
 }
 

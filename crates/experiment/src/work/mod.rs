@@ -7,6 +7,7 @@ mod switches;
 mod system_calls;
 
 pub use command::shell;
+pub use servers::without_password;
 use std::fmt;
 use std::str::FromStr;
 

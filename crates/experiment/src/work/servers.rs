@@ -110,10 +110,12 @@ fn is_name(name: &str) -> Result<(), String> {
 }
 
 /// The address for messages and records.
-fn without_password(address: &str) -> String {
+pub fn without_password(address: &str) -> String {
     let Some((scheme, rest)) = address.split_once("://") else { return address.to_owned() };
-    match rest.rsplit_once('@') {
-        Some((user, host)) => format!("{scheme}://{}@{host}", user.split(':').next().unwrap_or_default()),
+    // What stands behind the server's name may hold an @ of its own.
+    let (server, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    match server.rsplit_once('@') {
+        Some((user, host)) => format!("{scheme}://{}@{host}{path}", user.split(':').next().unwrap_or_default()),
         None => address.to_owned(),
     }
 }
@@ -126,6 +128,7 @@ mod tests {
     fn no_password_is_shown() {
         assert_eq!(without_password("mysql://root:secret@localhost:3306/"), "mysql://root@localhost:3306/");
         assert_eq!(without_password("redis://localhost"), "redis://localhost");
+        assert_eq!(without_password("redis://:secret@h?query=GET a@b:c"), "redis://@h?query=GET a@b:c");
     }
 
     #[test]

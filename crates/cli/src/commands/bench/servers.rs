@@ -1,0 +1,151 @@
+//! `pagelift bench --server`: servers side by side.
+
+use super::{BenchArgs, arms, header, interruptions, measured, started};
+use crate::arguments::policy::words;
+use anyhow::{Context, ensure};
+use clap::Args;
+use experiment::record::{Design, Header, Load, Record, Windows};
+use experiment::servers::{Bursts, LoadSource, Place, Servers, words_of};
+use measure::toggle::Per;
+use std::path::Path;
+use std::time::Duration;
+
+/// What is said of servers and their load.
+#[derive(Args, Clone)]
+pub struct ServerArgs {
+    /// Start this server plain, lifted, and plain again as the control, each with {port} and {dir} of its own, and load one at
+    /// a time in bursts. It is executed without a shell, and stays in the foreground.
+    #[arg(long, value_name = "CMD", conflicts_with = "command", requires = "load")]
+    pub server: Option<String>,
+    /// What loads them: a shell command for each burst, in which {port}, {dir} and {seconds} are filled in, or clients of
+    /// Pagelift: mysql://USER@127.0.0.1:{port}/DB?query=SQL, postgres://…?query=SQL, redis://127.0.0.1:{port}?query=COMMAND,
+    /// http://127.0.0.1:{port}/PATH. In a request {1..1000} is another number each time.
+    #[arg(long, value_name = "CMD|URL", requires = "server")]
+    pub load: Option<String>,
+    /// A regular expression whose group is the number in what the load prints, the last one: work in a second, or for a group
+    /// named (?<count>…) in the burst, (?<time>…) time for a unit [default: each run of the load is the same work].
+    #[arg(long, value_name = "REGEX", requires = "load")]
+    pub metric: Option<String>,
+    /// Connections of Pagelift's own clients, each with one request at a time.
+    #[arg(long, value_name = "NUMBER", default_value_t = 4, requires = "load", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub clients: u32,
+    /// Shell command before the first start of each server, to make what it needs in {dir}.
+    #[arg(long, value_name = "CMD", requires = "server")]
+    pub prepare: Option<String>,
+    /// Shell command that succeeds once a server is ready [default: it answers the clients, or takes connections on {port}].
+    #[arg(long, value_name = "CMD", requires = "server")]
+    pub ready: Option<String>,
+    /// Shell command after each start, once the server is ready, to put data into it.
+    #[arg(long, value_name = "CMD", requires = "server")]
+    pub fill: Option<String>,
+    /// How often all servers are started: the interval is taken over the starts, from four on.
+    #[arg(long, value_name = "NUMBER", default_value_t = 6, requires = "server", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub starts: u32,
+}
+
+/// The commands that are compared with the plain one.
+pub(super) struct Arms {
+    pub(super) names: Vec<String>,
+    /// Options of the lift; empty where the arm has a command of its own.
+    pub(super) lifts: Vec<Vec<String>>,
+    pub(super) commands: Vec<Vec<String>>,
+}
+
+impl Arms {
+    pub(super) fn of(args: &BenchArgs, plain: &[String]) -> anyhow::Result<Self> {
+        if args.against.is_empty() {
+            let (names, lifts): (Vec<_>, Vec<_>) =
+                arms(args).into_iter().map(|(name, policy)| (name, words(&policy))).unzip();
+            let commands = lifts.iter().map(|_| plain.to_vec()).collect();
+            return Ok(Self { names, lifts, commands });
+        }
+        let named = args.against.iter().enumerate().map(|(number, text)| name_and_command(number, text));
+        let (names, commands): (Vec<_>, Vec<_>) = named.unzip();
+        Ok(Self {
+            lifts: vec![Vec::new(); names.len()],
+            names,
+            commands: commands.into_iter().map(split).collect::<anyhow::Result<_>>()?,
+        })
+    }
+
+    /// How an arm is lifted; `None` where it is another command.
+    pub(super) fn lift(&self, arm: usize) -> Option<&[String]> {
+        Some(self.lifts[arm].as_slice()).filter(|lift| !lift.is_empty())
+    }
+
+    /// What the record keeps of each.
+    pub(super) fn options(&self) -> Vec<Vec<String>> {
+        let of = |(lift, command): (&Vec<String>, &Vec<String>)| if lift.is_empty() { command } else { lift }.clone();
+        self.lifts.iter().zip(&self.commands).map(of).collect()
+    }
+}
+
+/// `NAME: CMD`, or a command alone.
+fn name_and_command(number: usize, text: &str) -> (String, &str) {
+    match text.split_once(": ") {
+        Some((name, command)) if !name.contains(char::is_whitespace) => (name.to_owned(), command),
+        _ => (format!("other {}", number + 1), text),
+    }
+}
+
+fn split(command: &str) -> anyhow::Result<Vec<String>> {
+    words_of(command).map_err(anyhow::Error::msg)
+}
+
+pub(super) fn run(args: &BenchArgs, server: &str) -> anyhow::Result<Record> {
+    let text = args.servers.load.as_deref().context("--load is missing")?;
+    let load = LoadSource::parse(text, args.servers.metric.as_deref()).map_err(anyhow::Error::msg)?;
+    let plain = split(server)?;
+    let compared = Arms::of(args, &plain)?;
+    let has_port = |words: &[String]| words.iter().any(|word| word.contains("{port}"));
+    ensure!(
+        args.servers.ready.is_some()
+            || matches!(load, LoadSource::Clients(_))
+            || [&plain].into_iter().chain(&compared.commands).all(|words| has_port(words)),
+        "when the server is ready cannot be seen; fix: {{port}} in its command, or --ready 'CMD' that succeeds then"
+    );
+    let own = std::env::current_exe().context("finding pagelift's own file")?;
+    let mut command = |arm: Option<usize>, report: &Path, place: &Place| {
+        let lift = arm.and_then(|arm| compared.lift(arm));
+        let words = place.fill_in_words(arm.map_or(&plain, |arm| &compared.commands[arm]));
+        started(&own, lift, &args.only, Some(report), &words)
+    };
+    let (window, settle) = (Duration::from_millis(args.window), Duration::from_millis(args.settle));
+    let clients = matches!(load, LoadSource::Clients(_)).then_some(args.servers.clients);
+    let windows = Windows { length: window.as_secs_f64(), settle: settle.as_secs_f64(), with_switches: false };
+    let (names, options) = (compared.names.clone(), compared.options());
+    let header = Header {
+        options,
+        windows: Some(windows),
+        load: Some(Load {
+            command: load.shown().to_owned(),
+            metric: args.servers.metric.clone(),
+            clients,
+            starts: args.servers.starts,
+        }),
+        ..header(args, Design::Servers, server.to_owned(), names, load.unit().to_owned(), Per::CpuSecond)
+    };
+    let servers = Servers {
+        command: &mut command,
+        load: &load,
+        clients: args.servers.clients,
+        bursts: Bursts { window, settle },
+        starts: args.servers.starts,
+        prepare: args.servers.prepare.as_deref(),
+        fill: args.servers.fill.as_deref(),
+        ready: args.servers.ready.as_deref(),
+    };
+    let interrupted = interruptions()?;
+    measured(args, &interrupted, |limits, file, tell| experiment::servers::run(servers, header, limits, file, tell))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_may_have_a_name() {
+        assert_eq!(name_and_command(0, "jemalloc: env A=b: c"), ("jemalloc".to_owned(), "env A=b: c"));
+        assert_eq!(name_and_command(1, "sh -c ': x'"), ("other 2".to_owned(), "sh -c ': x'"));
+    }
+}

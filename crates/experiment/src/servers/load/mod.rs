@@ -1,0 +1,135 @@
+//! What loads servers, one at a time, in bursts.
+
+mod clients;
+mod metric;
+mod pattern;
+mod protocols;
+mod tool;
+
+pub use clients::ClientLoad;
+pub use metric::Metric;
+pub(super) use tool::{end_of, last_words, run};
+
+use super::Place;
+use crate::conduct::Conduct;
+use crate::record::Counters;
+use clients::Clients;
+use std::time::{Duration, Instant};
+use tool::Tool;
+
+/// A load.
+#[derive(Clone, Debug)]
+pub enum LoadSource {
+    /// Clients of this process.
+    Clients(ClientLoad),
+    /// A shell command, and the number in what it prints; without one each run of it is the same work.
+    Tool(String, Option<Metric>),
+}
+
+/// How long bursts are.
+#[derive(Clone, Copy, Debug)]
+pub struct Bursts {
+    /// What counts.
+    pub window: Duration,
+    /// What is dropped before.
+    pub settle: Duration,
+}
+
+impl LoadSource {
+    /// Reads `--load` and `--metric`.
+    ///
+    /// # Errors
+    /// What is wrong, and what is right.
+    pub fn parse(load: &str, metric: Option<&str>) -> Result<Self, String> {
+        match (ClientLoad::parse(load), metric) {
+            (Some(_), Some(_)) => {
+                Err(format!("{load}: clients of Pagelift count by themselves; fix: leave out --metric"))
+            }
+            (Some(clients), None) => clients.map(Self::Clients),
+            (None, _) if load.trim().is_empty() => {
+                Err("an empty command loads nothing; needed: a command or an address with a request".to_owned())
+            }
+            (None, metric) => Ok(Self::Tool(load.to_owned(), metric.map(Metric::parse).transpose()?)),
+        }
+    }
+
+    /// What a unit of work is called, in the plural.
+    pub fn unit(&self) -> &'static str {
+        match self {
+            Self::Clients(clients) => clients.unit(),
+            Self::Tool(_, Some(_)) => "operations",
+            Self::Tool(_, None) => "runs of the load",
+        }
+    }
+
+    /// As it was given, without a password.
+    pub fn shown(&self) -> &str {
+        match self {
+            Self::Clients(clients) => clients.shown(),
+            Self::Tool(command, _) => command,
+        }
+    }
+
+    /// Says why a server does not answer yet. `None` where only the server's own way can tell.
+    pub(super) fn is_ready(&self, place: &Place) -> Option<Result<(), String>> {
+        match self {
+            Self::Clients(clients) => Some(clients.is_ready(place)),
+            Self::Tool(..) => None,
+        }
+    }
+
+    /// The load of one server that is ready.
+    pub(super) fn open<'a>(&'a self, clients: u32, bursts: Bursts, place: &Place) -> Result<OpenLoad<'a>, Broken> {
+        match self {
+            Self::Clients(load) => Clients::connect(load, clients, bursts, place).map(OpenLoad::Clients),
+            Self::Tool(command, metric) => {
+                let seconds = bursts.window.as_secs_f64();
+                Ok(OpenLoad::Tool(Tool { command, metric: metric.as_ref(), seconds }))
+            }
+        }
+    }
+}
+
+/// The load of one server.
+pub(super) enum OpenLoad<'a> {
+    Clients(Clients),
+    Tool(Tool<'a>),
+}
+
+impl OpenLoad<'_> {
+    pub(super) fn burst(
+        &mut self,
+        place: &Place,
+        conduct: &Conduct<'_>,
+        read: &mut dyn FnMut() -> Result<Reading, Broken>,
+    ) -> Result<Burst, Broken> {
+        match self {
+            Self::Clients(clients) => clients.burst(conduct, read),
+            Self::Tool(tool) => tool.burst(place, conduct, read),
+        }
+    }
+}
+
+/// What a server has used until a moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    pub(super) cpu: f64,
+    pub(super) counters: Counters,
+    pub(super) at: Instant,
+}
+
+/// What was done between two moments.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Burst {
+    pub(super) work: f64,
+    pub(super) from: Reading,
+    pub(super) to: Reading,
+}
+
+/// Why it cannot go on.
+#[derive(Debug)]
+pub(super) enum Broken {
+    Interrupted,
+    Failed(String),
+    Record(std::io::Error),
+}

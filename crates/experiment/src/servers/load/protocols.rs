@@ -1,0 +1,140 @@
+//! One connection that sends a request and waits for its answer, in the protocol of each kind of server.
+
+use mysql::prelude::Queryable;
+use std::time::Duration;
+
+/// The longest that a server may take for one answer.
+const LIMIT: Duration = Duration::from_secs(30);
+/// The most that is read of an HTTP answer, in bytes.
+const MOST: u64 = 256 << 20;
+
+/// A protocol of servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// MySQL and MariaDB, text protocol.
+    MySql,
+    /// PostgreSQL, simple query protocol.
+    Postgres,
+    /// RESP: Redis and what speaks like it.
+    Resp,
+    /// HTTP/1.1, connections kept.
+    Http,
+}
+
+impl Protocol {
+    /// What one request is called, in the plural.
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Self::MySql | Self::Postgres => "queries",
+            Self::Resp => "commands",
+            Self::Http => "requests",
+        }
+    }
+
+    /// A connection; a server that does not take any yet refuses it.
+    pub(super) fn connect(self, address: &str) -> Result<Box<dyn Connection>, String> {
+        Ok(match self {
+            Self::MySql => Box::new(MySql::connect(address)?),
+            Self::Postgres => Box::new(Postgres::connect(address)?),
+            Self::Resp => Box::new(Resp::connect(address)?),
+            Self::Http => Box::new(Http::new()),
+        })
+    }
+}
+
+/// A connection.
+pub(super) trait Connection: Send {
+    /// Sends a request and reads the whole answer.
+    fn ask(&mut self, request: &str) -> Result<(), String>;
+
+    /// Says why the server is not ready for requests; that one of them fails is no reason.
+    fn is_ready(&mut self, _request: &str) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+struct MySql(mysql::Conn);
+
+impl MySql {
+    fn connect(address: &str) -> Result<Self, String> {
+        let options = mysql::Opts::from_url(address).map_err(|error| error.to_string())?;
+        let options = mysql::OptsBuilder::from_opts(options).read_timeout(Some(LIMIT)).tcp_connect_timeout(Some(LIMIT));
+        mysql::Conn::new(options).map(Self).map_err(|error| error.to_string())
+    }
+}
+
+impl Connection for MySql {
+    fn ask(&mut self, request: &str) -> Result<(), String> {
+        self.0.query_drop(request).map_err(|error| error.to_string())
+    }
+}
+
+struct Postgres(postgres::Client);
+
+impl Postgres {
+    fn connect(address: &str) -> Result<Self, String> {
+        let mut config: postgres::Config = address.parse().map_err(|error: postgres::Error| in_full(&error))?;
+        let client = config.connect_timeout(LIMIT).tcp_user_timeout(LIMIT).connect(postgres::NoTls);
+        client.map(Self).map_err(|error| in_full(&error))
+    }
+}
+
+impl Connection for Postgres {
+    fn ask(&mut self, request: &str) -> Result<(), String> {
+        self.0.simple_query(request).map(drop).map_err(|error| in_full(&error))
+    }
+}
+
+/// The error with what it stands for: `db error` alone says nothing.
+fn in_full(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
+}
+
+struct Resp(redis::Connection);
+
+impl Resp {
+    fn connect(address: &str) -> Result<Self, String> {
+        let client = redis::Client::open(address).map_err(|error| error.to_string())?;
+        let connection = client.get_connection_with_timeout(LIMIT).map_err(|error| error.to_string())?;
+        connection.set_read_timeout(Some(LIMIT)).map_err(|error| error.to_string())?;
+        Ok(Self(connection))
+    }
+}
+
+impl Connection for Resp {
+    fn ask(&mut self, request: &str) -> Result<(), String> {
+        let mut words = request.split_ascii_whitespace();
+        let mut command = redis::cmd(words.next().unwrap_or("PING"));
+        words.for_each(|word| {
+            command.arg(word);
+        });
+        command.query::<redis::Value>(&mut self.0).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// While it loads its data it takes connections, and answers with an error.
+    fn is_ready(&mut self, _request: &str) -> Result<(), String> {
+        self.ask("PING")
+    }
+}
+
+struct Http(ureq::Agent);
+
+impl Http {
+    fn new() -> Self {
+        Self(ureq::Agent::config_builder().timeout_global(Some(LIMIT)).proxy(None).build().into())
+    }
+}
+
+impl Connection for Http {
+    fn ask(&mut self, request: &str) -> Result<(), String> {
+        let mut answer = self.0.get(request).call().map_err(|error| error.to_string())?;
+        answer.body_mut().with_config().limit(MOST).read_to_vec().map(drop).map_err(|error| error.to_string())
+    }
+
+    fn is_ready(&mut self, request: &str) -> Result<(), String> {
+        match self.0.get(request).call() {
+            Ok(_) | Err(ureq::Error::StatusCode(_)) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Servers side by side: a plain one, one of each arm, and a second plain one as the control. The load goes to one at a time,
+//! in mirrored random blocks of bursts, as windows of a live program do.
+//!
+//! Two processes of the same program differ for as long as they live, by where their pages lie, so that all servers are
+//! started several times, in another order each time, and the interval is taken over the starts.
+
+mod load;
+mod place;
+mod server;
+mod tree;
+
+pub use load::{Bursts, ClientLoad, LoadSource, Metric};
+pub use place::{Place, words_of};
+
+use crate::ExperimentError;
+use crate::conduct::{Conduct, Limits, Progress};
+use crate::observation::{between, look_at};
+use crate::record::{Counters, Ended, Event, Header, Observation, Record, Recorder, TimedBlock};
+use crate::whole_runs::lift_in;
+use load::{Broken, Burst, OpenLoad, end_of, last_words, run as run_shell};
+use measure::schedule::Schedule;
+use measure::statistics::GENERATIONS_FOR_T;
+use measure::toggle::{Block, Blocks, Measured, Treatment, WINDOWS, Window};
+use server::Server;
+use std::fs::{self, File, Permissions};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// What makes the command of a server: of an arm, or a plain one for `None`. One that is lifted may write its report to the
+/// path.
+pub type MakeServer<'a> = dyn FnMut(Option<usize>, &Path, &Place) -> Command + 'a;
+
+/// What is compared, and how.
+pub struct Servers<'a> {
+    /// What starts them.
+    pub command: &'a mut MakeServer<'a>,
+    /// What loads them.
+    pub load: &'a LoadSource,
+    /// Connections of a load of this process.
+    pub clients: u32,
+    /// How long bursts are.
+    pub bursts: Bursts,
+    /// How often all are started.
+    pub starts: u32,
+    /// A shell command before the first start of each.
+    pub prepare: Option<&'a str>,
+    /// A shell command after each start, once the server is ready.
+    pub fill: Option<&'a str>,
+    /// A shell command that succeeds once the server is ready.
+    pub ready: Option<&'a str>,
+}
+
+/// Runs blocks until an end is reached, and ends all servers. A failure ends it, too: what was measured is kept. This process
+/// must have no other children.
+///
+/// # Errors
+/// [`ExperimentError`] where nothing can be prepared, or the record cannot be written.
+pub fn run(
+    servers: Servers<'_>,
+    header: Header,
+    limits: Limits<'_>,
+    file: Option<File>,
+    tell: &mut dyn FnMut(&Progress<'_>),
+) -> Result<Record, ExperimentError> {
+    let _reaper = Reaper::begin()?;
+    let folder = tempfile::tempdir().map_err(ExperimentError::Record)?;
+    // Servers of other users get to their folders, and see nothing else.
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o711)).map_err(ExperimentError::Record)?;
+    let blocks = Blocks::new(header.arms.len(), header.seed);
+    let order = Schedule::new(header.arms.len() + 2, header.seed);
+    let recorder = Recorder::new(header, file).map_err(ExperimentError::Record)?;
+    let conduct = Conduct::start(limits);
+    let mut experiment =
+        Experiment { servers, conduct, limits, recorder, folder: folder.path().to_owned(), blocks, order };
+    let ended = match experiment.all_starts(tell) {
+        Ok(ended) => ended,
+        Err(Broken::Interrupted) => Ended::Interrupted,
+        Err(Broken::Failed(why)) => Ended::Failed(why),
+        Err(Broken::Record(error)) => return Err(ExperimentError::Record(error)),
+    };
+    experiment.recorder.add(Event::End(ended)).map_err(ExperimentError::Record)?;
+    Ok(experiment.recorder.finish())
+}
+
+/// Makes this process the parent of what its descendants leave behind, so that nothing is left running.
+struct Reaper;
+
+impl Reaper {
+    fn begin() -> Result<Self, ExperimentError> {
+        let set = nix::sys::prctl::set_child_subreaper(true);
+        set.map_err(|error| ExperimentError::Switch(format!("this process cannot become a subreaper: {error}")))?;
+        Ok(Self)
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        tree::end_all();
+        let _ = nix::sys::prctl::set_child_subreaper(false);
+    }
+}
+
+/// The servers of one start. In order: plain, the arms, plain again.
+type Started<'a> = Vec<Loaded<'a>>;
+
+/// A server that is ready, and its load. Fields are dropped in their order: many servers wait for their clients to go.
+struct Loaded<'a> {
+    load: OpenLoad<'a>,
+    server: Server,
+}
+
+struct Experiment<'s, 'l> {
+    servers: Servers<'s>,
+    conduct: Conduct<'l>,
+    limits: Limits<'l>,
+    recorder: Recorder,
+    folder: PathBuf,
+    blocks: Blocks,
+    /// The order in which servers are started.
+    order: Schedule,
+}
+
+impl Experiment<'_, '_> {
+    fn all_starts(&mut self, tell: &mut dyn FnMut(&Progress<'_>)) -> Result<Ended, Broken> {
+        let names = self.names();
+        let folders = self.prepared(&names)?;
+        for start in 0..self.servers.starts {
+            // Time that the last starts took more is taken from this one's, not from the end.
+            let until = self.limits.time.mul_f64(f64::from(start + 1) / f64::from(self.servers.starts));
+            let load = self.servers.load;
+            let mut started = self.start(&names, &folders, load)?;
+            if start == 0 {
+                self.look(&started)?;
+            }
+            self.warm_up(&mut started)?;
+            if let Some(ended) = self.blocks_of(start, until, &mut started, tell)? {
+                return Ok(ended);
+            }
+        }
+        Ok(Ended::TimeIsUp)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let arms = &self.recorder.record().header.arms;
+        ["plain".to_owned()].into_iter().chain(arms.iter().cloned()).chain(["plain, second".to_owned()]).collect()
+    }
+
+    fn arm_of(&self, server: usize) -> Option<usize> {
+        (1..=self.recorder.record().header.arms.len()).contains(&server).then(|| server - 1)
+    }
+
+    /// A folder for each server, in which the user's command has been.
+    fn prepared(&self, names: &[String]) -> Result<Vec<PathBuf>, Broken> {
+        let mut folders = Vec::new();
+        for (number, name) in names.iter().enumerate() {
+            let folder = self.folder.join(number.to_string());
+            fs::create_dir(&folder).map_err(|error| Broken::Failed(format!("{}: {error}", folder.display())))?;
+            if let Some(command) = self.servers.prepare {
+                let place = Place { port: free_ports(1)?[0], folder: folder.clone() };
+                self.shell(&format!("--prepare for the server {name}"), &place.fill_in(command))?;
+            }
+            folders.push(folder);
+        }
+        Ok(folders)
+    }
+
+    fn shell(&self, what: &str, command: &str) -> Result<(), Broken> {
+        let failed = |why: String| Broken::Failed(format!("{what} failed: {why}"));
+        let output = tempfile::tempfile().map_err(|error| failed(error.to_string()))?;
+        let status = run_shell(command, &output, &self.conduct)?;
+        if status.success() {
+            return Ok(());
+        }
+        let said = end_of(&output).map_err(|error| failed(error.to_string()))?;
+        Err(failed(format!("{status}; it printed last: {}", last_words(&said))))
+    }
+
+    /// Starts all, in a random order, and connects the load to each once it is ready.
+    fn start<'a>(
+        &mut self,
+        names: &[String],
+        folders: &[PathBuf],
+        source: &'a LoadSource,
+    ) -> Result<Started<'a>, Broken> {
+        let ports = free_ports(names.len())?;
+        let mut started: Vec<Option<Loaded<'a>>> = names.iter().map(|_| None).collect();
+        for number in self.order.next_round() {
+            let place = Place { port: ports[number], folder: folders[number].clone() };
+            let report = self.report_of(number);
+            fs::remove_file(&report).ok();
+            let arm = self.arm_of(number);
+            let command = (self.servers.command)(arm, &report, &place);
+            let mut server = Server::start(&names[number], command, place)?;
+            let (ready, conduct) = (self.servers.ready, &self.conduct);
+            server.wait_for(conduct, &mut |place| is_ready(ready, source, place))?;
+            if let Some(command) = self.servers.fill {
+                let filled =
+                    self.shell(&format!("--fill for the server {}", server.name), &server.place.fill_in(command));
+                filled.map_err(|broken| server.explained(broken, &self.conduct))?;
+            }
+            let open = source.open(self.servers.clients, self.servers.bursts, &server.place);
+            let load = open.map_err(|broken| server.explained(broken, &self.conduct))?;
+            started[number] = Some(Loaded { load, server });
+        }
+        Ok(started.into_iter().flatten().collect())
+    }
+
+    fn report_of(&self, server: usize) -> PathBuf {
+        self.folder.join(format!("report-{server}"))
+    }
+
+    /// Looks at the plain server and at each arm's. An arm that lifted nothing is no arm.
+    fn look(&mut self, started: &Started<'_>) -> Result<(), Broken> {
+        for (number, Loaded { server, .. }) in started.iter().enumerate().take(started.len() - 1) {
+            let lift = lift_in(&self.report_of(number));
+            if let Some(lift) = lift.as_ref().filter(|lift| lift.covered == 0 && lift.advised == 0) {
+                let why = lift.unlifted.clone().or_else(|| Some(lift.not_lifted.first()?.reason.clone()));
+                let why = why.unwrap_or_else(|| "the options chose nothing".to_owned());
+                return Err(Broken::Failed(format!("nothing of the server {} was lifted: {why}", server.name)));
+            }
+            let Some(seen) = look_at(server.pid()) else { continue };
+            let at = self.conduct.elapsed().as_secs_f64();
+            let seen = Observation { arm: self.arm_of(number), at, lift, ..seen };
+            self.recorder.add(Event::Observed(Box::new(seen))).map_err(Broken::Record)?;
+        }
+        Ok(())
+    }
+
+    /// A burst for each server that does not count.
+    fn warm_up(&mut self, started: &mut Started<'_>) -> Result<(), Broken> {
+        started.iter_mut().try_for_each(|one| burst(one, &self.conduct).map(drop))
+    }
+
+    /// Blocks of one start, at least one of each kind.
+    fn blocks_of(
+        &mut self,
+        start: u32,
+        until: Duration,
+        started: &mut Started<'_>,
+        tell: &mut dyn FnMut(&Progress<'_>),
+    ) -> Result<Option<Ended>, Broken> {
+        let least = 2 * (self.recorder.record().header.arms.len() + 1);
+        let is_last = start + 1 == self.servers.starts;
+        for number in 1.. {
+            let Some(block) = self.blocks.next() else { break };
+            let (windows, counters) = self.windows(block, started)?;
+            let measured = Measured { block, start, windows };
+            let at = Some(self.conduct.elapsed().as_secs_f64());
+            let block = TimedBlock { measured, at, counters: Some(counters) };
+            self.recorder.add(Event::Block(Box::new(block))).map_err(Broken::Record)?;
+            let ended = self.conduct.after_block(self.recorder.record(), tell);
+            match ended {
+                Some(Ended::Interrupted) => return Ok(ended),
+                // As long as the interval is not over starts, it does not hold what differs between them.
+                Some(Ended::Resolved) if start as usize + 1 >= GENERATIONS_FOR_T => return Ok(ended),
+                Some(Ended::TimeIsUp) if is_last && number >= least => return Ok(ended),
+                _ => {}
+            }
+            if !is_last && number >= least && self.conduct.elapsed() >= until {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    fn windows(
+        &mut self,
+        block: Block,
+        started: &mut Started<'_>,
+    ) -> Result<([Window; WINDOWS], [Counters; WINDOWS]), Broken> {
+        let mut windows = [Window { work: 0.0, cpu: 0.0, wall: 0.0 }; WINDOWS];
+        let mut counters = [Counters::default(); WINDOWS];
+        let last = started.len() - 1;
+        for ((window, counters), treated) in windows.iter_mut().zip(&mut counters).zip(block.treated()) {
+            let burst = burst(&mut started[server_of(block.treatment, treated, last)], &self.conduct)?;
+            let wall = (burst.to.at - burst.from.at).as_secs_f64();
+            *window = Window { work: burst.work, cpu: burst.to.cpu - burst.from.cpu, wall };
+            *counters = between(burst.from.counters, burst.to.counters);
+        }
+        Ok((windows, counters))
+    }
+}
+
+fn burst(Loaded { load, server }: &mut Loaded<'_>, conduct: &Conduct<'_>) -> Result<Burst, Broken> {
+    server.check()?;
+    let burst = load.burst(&server.place, conduct, &mut || server.reading());
+    burst.map_err(|broken| server.explained(broken, conduct))
+}
+
+/// Which server a burst goes to, of those from 0, plain, to `last`, plain too.
+fn server_of(treatment: Treatment, treated: bool, last: usize) -> usize {
+    match (treatment, treated) {
+        (_, false) => 0,
+        (Treatment::Arm(arm), true) => arm + 1,
+        (Treatment::Control, true) => last,
+    }
+}
+
+fn is_ready(ready: Option<&str>, load: &LoadSource, place: &Place) -> Result<(), String> {
+    if let Some(command) = ready {
+        let command = place.fill_in(command);
+        let output = crate::work::shell(&command).map_err(|error| format!("sh cannot be executed: {error}"))?;
+        return if output.status.success() { Ok(()) } else { Err(format!("{command}: {}", output.status)) };
+    }
+    load.is_ready(place).unwrap_or_else(|| {
+        let address = (Ipv4Addr::LOCALHOST, place.port);
+        TcpStream::connect(address).map(drop).map_err(|error| format!("127.0.0.1:{}: {error}", place.port))
+    })
+}
+
+/// Ports that are free now, all different.
+fn free_ports(count: usize) -> Result<Vec<u16>, Broken> {
+    let failed = |error: std::io::Error| Broken::Failed(format!("no port is free: {error}"));
+    let bind = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let held = (0..count).map(bind).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    held.iter().map(|listener| Ok(listener.local_addr().map_err(failed)?.port())).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+//! A process with all that descend from it: what they use, and their end.
+
+use crate::observation::counters_with_children;
+use crate::record::Counters;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::time::TimeValLike;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::{Pid, SysconfVar, sysconf};
+use process_view::ProcessFiles;
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// How long what was killed may take to end.
+const TO_END: Duration = Duration::from_secs(20);
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A process and its descendants, as far as they can be seen; parents first.
+pub(super) fn tree_of(root: i32) -> Vec<i32> {
+    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        if let Some(parent) = stat_of(pid).as_deref().and_then(parent_in) {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let mut tree = vec![root];
+    let mut next = 0;
+    while let Some(pid) = tree.get(next) {
+        let below = children.remove(pid).unwrap_or_default();
+        tree.extend(below);
+        next += 1;
+    }
+    tree
+}
+
+fn stat_of(pid: i32) -> Option<String> {
+    ProcessFiles::of(pid).text("stat").ok()
+}
+
+/// Field 4 of `/proc/PID/stat` (proc_pid_stat(5)). The name, in parentheses, may hold anything.
+fn parent_in(stat: &str) -> Option<i32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Seconds of CPU time and the counters of a process and its descendants, those that have ended and were waited for, too.
+/// `None` where the process is not there. Of those that run the time is exact, of the others in the kernel's ticks.
+pub(super) fn used_by(root: i32) -> Option<(f64, Counters)> {
+    let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten()? as f64;
+    let (mut cpu, mut all) = (cpu_of(root)?, Counters::default());
+    for pid in tree_of(root) {
+        // One that has just ended is in its parent's sum from now on.
+        let Some((own, children)) = stat_of(pid).and_then(|stat| counters_with_children(&stat, ticks)) else {
+            continue;
+        };
+        if pid != root {
+            cpu += cpu_of(pid).unwrap_or(own.user + own.system);
+        }
+        cpu += children.user + children.system;
+        for part in [own, children] {
+            all.minor_faults += part.minor_faults;
+            all.major_faults += part.major_faults;
+            all.user += part.user;
+            all.system += part.system;
+        }
+    }
+    Some((cpu, all))
+}
+
+fn cpu_of(pid: i32) -> Option<f64> {
+    let time = clock_getcpuclockid(Pid::from_raw(pid)).and_then(clock_gettime).ok()?;
+    Some(time.num_nanoseconds() as f64 / 1e9)
+}
+
+/// Kills all that descends from this process, and waits for what becomes its child that way. Only for a process that is its
+/// descendants' subreaper and waits for no child of its own any more.
+pub(super) fn end_all() {
+    let own = std::process::id() as i32;
+    let until = Instant::now() + TO_END;
+    while Instant::now() < until {
+        for pid in tree_of(own).into_iter().skip(1) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL)) {
+            Ok(WaitStatus::StillAlive) => std::thread::sleep(LOOK),
+            Err(Errno::ECHILD) => return,
+            _ => {}
+        }
+    }
+    let left = tree_of(own).len() - 1;
+    if left > 0 {
+        eprintln!("pagelift: note: {left} processes that the servers or the load have started cannot be ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_tree_holds_children_of_children_and_their_time() {
+        let script =
+            "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'; sh -c 'echo $$; exec sleep 100' & wait";
+        let mut shell = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (root, grandchild) = (shell.id() as i32, line.trim().parse::<i32>().unwrap());
+        let tree = tree_of(root);
+        assert!(tree[0] == root && tree.contains(&grandchild), "{tree:?}");
+        let (cpu, counters) = used_by(root).unwrap();
+        assert!(cpu >= 0.01 && counters.minor_faults > 0 && counters.user > 0.0, "{cpu} {counters:?}");
+        for pid in tree.into_iter().rev() {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        shell.wait().unwrap();
+        assert!(used_by(i32::MAX).is_none());
+    }
+
+    #[test]
+    fn the_parent_is_read_behind_any_name() {
+        assert_eq!(parent_in("12 (a) b) S 7 1"), Some(7));
+        assert_eq!(parent_in("12 (a"), None);
+    }
+}

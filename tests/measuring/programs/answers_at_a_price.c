@@ -1,0 +1,74 @@
+// A server that answers each request of RESP with +OK and takes exactly so many microseconds of CPU time for each, as its
+// second argument says, more by as many percent as its third says. It listens on the port of its first argument. A request
+// `QUIT` ends it without an answer, `FAIL` is answered by an error.
+//
+// build: gcc -g -O1 -pthread -o $OUT $SRC
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+static double price;
+
+static double used(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+// The length of the first request of a text, 0 where it has not all come: `*2`, and two lines for each word.
+static size_t first_request(const char *text, size_t length) {
+    if (length < 4 || text[0] != '*') return 0;
+    long lines = 1 + 2 * atol(text + 1);
+    for (const char *at = text; at < text + length; at++)
+        if (*at == '\n' && --lines == 0) return (size_t)(at + 1 - text);
+    return 0;
+}
+
+static int names(const char *text, size_t length, const char *word) { return memmem(text, length, word, strlen(word)) != NULL; }
+
+static void *answer(void *argument) {
+    int connection = (int)(long)argument;
+    char text[1 << 16];
+    size_t length = 0;
+    double until = used();
+    for (;;) {
+        ssize_t more = read(connection, text + length, sizeof text - 1 - length);
+        if (more <= 0) break;
+        length += (size_t)more;
+        text[length] = 0;
+        for (size_t first; (first = first_request(text, length)); length -= first, memmove(text, text + first, length + 1)) {
+            if (names(text, first, "QUIT")) exit(7);
+            const char *said = names(text, first, "FAIL") ? "-ERR told to fail\r\n" : "+OK\r\n";
+            // What a request took beyond its price the next one takes less.
+            until += price;
+            while (used() < until) {}
+            if (write(connection, said, strlen(said)) < 0) return NULL;
+        }
+    }
+    close(connection);
+    return NULL;
+}
+
+int main(int count, char **words) {
+    if (count < 4) return 2;
+    price = atof(words[2]) * 1e-6 * (1 + atof(words[3]) / 100);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(words[1]))};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int server = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+    setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (bind(server, (struct sockaddr *)&address, sizeof address) || listen(server, 64)) return 3;
+    printf("listening on %s\n", words[1]);
+    fflush(stdout);
+    for (;;) {
+        int connection = accept(server, NULL, NULL);
+        pthread_t thread;
+        if (connection < 0 || pthread_create(&thread, NULL, answer, (void *)(long)connection)) return 4;
+        pthread_detach(thread);
+    }
+}

@@ -1,0 +1,214 @@
+//! `pagelift bench --server`: servers side by side, and what loads them.
+
+use crate::LONG;
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial as Test;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use test_support::{Context, Ending, MariadbServer, Need, Output, Program, poll_until, test_case};
+
+pub fn tests() -> Vec<Test> {
+    let needs =
+        |commands: &[&str]| -> Vec<Need> { commands.iter().map(|name| Need::Command((*name).into())).collect() };
+    let with_root = |commands: &[&str]| [needs(commands), vec![Need::Root, Need::Thp]].concat();
+    vec![
+        test_case("servers/three_percent_slower_is_found", needs(&["gcc"]), |t| known_truth(t, 3.0)),
+        test_case("servers/ten_percent_slower_is_found", needs(&["gcc"]), |t| known_truth(t, 10.0)),
+        test_case("servers/redis_by_clients", needs(&["redis-server"]), redis),
+        test_case("servers/redis_by_its_benchmark", needs(&["redis-server", "redis-benchmark"]), redis_benchmark),
+        test_case("servers/mariadb_lifted", with_root(&["mariadbd", "mariadb-install-db"]), mariadb),
+        test_case(
+            "servers/postgres_lifted",
+            [with_root(&["setpriv"]), vec![Need::File(POSTGRES.into())]].concat(),
+            postgres,
+        ),
+        test_case("servers/http", vec![Need::File("/usr/bin/python3".into())], http),
+        test_case("servers/what_fails_is_said", needs(&["gcc"]), failures),
+        test_case("servers/an_interruption_ends_all", needs(&["gcc"]), interrupted),
+    ]
+}
+
+const POSTGRES: &str = "/usr/lib/postgresql";
+
+/// The test's own server, on `{port}`.
+fn server(microseconds: u32, percent: f64) -> Result<String> {
+    let program = Program::named("measuring/answers_at_a_price.c")?.build()?;
+    Ok(format!("'{}' {{port}} {microseconds} {percent}", program.display()))
+}
+
+fn bench(t: &Context, words: &[&str]) -> Result<Output> {
+    let output = t.run(t.pagelift(&[&["bench", "--settle", "5"], words].concat())?)?;
+    nothing_is_left(t)?;
+    Ok(output)
+}
+
+/// As soon as it has ended, nothing that it has started runs any more.
+fn nothing_is_left(t: &Context) -> Result<()> {
+    let left = t.own_processes();
+    ensure!(left.is_empty(), "{left:?} run on");
+    Ok(())
+}
+
+fn answer(output: Output) -> Result<Value> {
+    Ok(serde_json::from_str(&output.success()?.stdout)?)
+}
+
+/// Each request takes exactly so much CPU time, so that work for a second of it does not depend on what else runs.
+fn known_truth(t: &Context, percent: f64) -> Result<()> {
+    let (plain, slower) = (server(100, 0.0)?, server(100, percent)?);
+    let words = ["--server", &plain, "--against", &slower, "--load", "redis://127.0.0.1:{port}?query=PING"];
+    let more = ["--clients", "2", "--window", "60", "--starts", "4", "--for", "7", "--seed", "5", "--json"];
+    let answer = answer(bench(t, &[&words[..], &more].concat())?)?;
+    let truth = 1.0 / (1.0 + percent / 100.0);
+    let ratio = &answer["answer"]["arms"][0]["ratio"];
+    let value = |name: &str| ratio[name].as_f64().with_context(|| format!("{answer}"));
+    ensure!((value("centre")? - truth).abs() < 0.01 && value("high")? < 1.0, "{truth}: {answer}");
+    ensure!(ratio["generations"] == 4 && ratio["method"] == "generations-t", "{ratio}");
+    ensure!(answer["findings"][0] == "worse", "{answer}");
+    Ok(())
+}
+
+const REDIS: &str = "redis-server --port {port} --save '' --dir {dir}";
+
+fn redis(t: &Context) -> Result<()> {
+    let record = t.folder().join("record").display().to_string();
+    let load = "redis://127.0.0.1:{port}?query=SET key:{1..1000} value";
+    let words =
+        ["--server", REDIS, "--against", REDIS, "--load", load, "--window", "30", "--starts", "2", "--for", "2"];
+    let output = bench(t, &[&words[..], &["-o", &record, "--per", "time"]].concat())?.success()?;
+    ensure!(output.stdout.contains("commands per second"), "{output:?}");
+    let record_text = fs::read_to_string(&record)?;
+    ensure!(record_text.contains("\"start\":1") && record_text.contains("\"design\":\"servers\""), "{record_text}");
+    let again = t.run(t.pagelift(&["bench", "--from", &record])?)?.success()?;
+    ensure!(output.stdout == again.stdout, "{}\n{}", output.stdout, again.stdout);
+    let page = t.run(t.pagelift(&["report", &record, "--markdown"])?)?.success()?.stdout;
+    ensure!(page.contains("Servers side by side") && page.contains("SET key:"), "{page}");
+    Ok(())
+}
+
+/// Its own answers are read back: what the clients write is there.
+fn redis_benchmark(t: &Context) -> Result<()> {
+    let load = "redis-benchmark -p {port} -n 2000 -t get -q";
+    let metric = r"([0-9.]+) requests per second";
+    let fill = "redis-cli -p {port} set key:__rand_int__ 1";
+    let words = ["--server", REDIS, "--against", REDIS, "--load", load, "--metric", metric, "--fill", fill];
+    let answer = answer(bench(t, &[&words[..], &["--starts", "1", "--for", "3", "--json"]].concat())?)?;
+    ensure!(answer["header"]["unit"] == "operations" && answer["blocks"].as_u64() > Some(1), "{answer}");
+    Ok(())
+}
+
+/// The lifted server is lifted, and both do what they are asked.
+fn lifted(t: &Context, words: &[&str]) -> Result<()> {
+    let record = t.folder().join("record").display().to_string();
+    let more = ["--pages", "thp", "--window", "30", "--starts", "1", "--for", "3", "-o", &record];
+    bench(t, &[words, &more].concat())?.success()?;
+    let lines = fs::read_to_string(&record)?.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let lift = lines.iter().find_map(|line| line["observed"]["lift"]["covered"].as_u64()).context("no lift")?;
+    ensure!(lift > 2 << 20, "{lift} bytes were lifted");
+    let plain = lines.iter().filter(|line| line["observed"].is_object() && line["observed"]["arm"].is_null());
+    ensure!(plain.count() == 1, "the plain server was not looked at");
+    for window in lines.iter().filter_map(|line| line["block"]["windows"].as_array()).flatten() {
+        ensure!(window["work"].as_f64() > Some(0.0) && window["cpu"].as_f64() > Some(0.0), "{window}");
+    }
+    Ok(())
+}
+
+fn mariadb(t: &Context) -> Result<()> {
+    let prepared = MariadbServer::prepare(t, "servers")?;
+    let copy = format!("cp -a {} {{dir}}/data && mkdir {{dir}}/tmp", prepared.path("data"));
+    let server = "/usr/sbin/mariadbd --no-defaults --user=root --skip-networking --innodb-buffer-pool-size=16M \
+                  --innodb-log-file-size=16M --innodb-flush-method=nosync --datadir={dir}/data --socket={dir}/s --tmpdir={dir}/tmp \
+                  --pid-file={dir}/pid";
+    let load = "mysql://root@localhost/?socket={dir}/s&query=SELECT {1..100} + 1";
+    lifted(t, &["--server", server, "--prepare", &copy, "--load", load, "--clients", "2"])
+}
+
+/// Its connections are processes of their own, whose CPU time counts.
+fn postgres(t: &Context) -> Result<()> {
+    let newest = fs::read_dir(POSTGRES)?.flatten().map(|entry| entry.path()).max().context("no PostgreSQL")?;
+    let newest = newest.join("bin").display().to_string();
+    let user = "setpriv --reuid=postgres --regid=postgres --clear-groups";
+    let prepare = format!(
+        "chown postgres {{dir}} && cd {{dir}} && {user} {newest}/initdb -D {{dir}}/data -A trust -U root --no-sync >&2"
+    );
+    let server = format!("{user} {newest}/postgres -D {{dir}}/data -k '' -p {{port}} -F");
+    let load = "postgres://root@127.0.0.1:{port}/postgres?query=SELECT {1..100} + 1";
+    lifted(t, &["--server", &server, "--prepare", &prepare, "--load", load, "--only", "postgres", "--clients", "2"])
+}
+
+fn http(t: &Context) -> Result<()> {
+    let server = "/usr/bin/python3 -m http.server -b 127.0.0.1 -d {dir} {port}";
+    let load = "http://127.0.0.1:{port}/file";
+    let words = ["--server", server, "--against", server, "--load", load, "--prepare", "echo text > {dir}/file"];
+    let answer =
+        answer(bench(t, &[&words[..], &["--starts", "1", "--for", "2", "--window", "30", "--json"]].concat())?)?;
+    ensure!(answer["header"]["unit"] == "requests" && answer["blocks"].as_u64() > Some(1), "{answer}");
+    Ok(())
+}
+
+fn failures(t: &Context) -> Result<()> {
+    let plain = server(10, 0.0)?;
+    let record = t.folder().join("record").display().to_string();
+    let good = "redis://127.0.0.1:{port}?query=PING";
+    // The load ends the server after some blocks.
+    let count = t.folder().join("count").display().to_string();
+    let ends = format!(
+        "echo >> {count}; test $(wc -l < {count}) -lt 20 && echo n: 5 && exit; bash -c 'exec 3<>/dev/tcp/127.0.0.1/{{port}}; \
+         printf \"*1\\r\\n\\$4\\r\\nQUIT\\r\\n\" >&3; cat <&3'; exit 1"
+    );
+    let cases: [(&[&str], &str); 10] = [
+        (&["--server", "false {port}", "--load", "true"], "has ended (exit status: 1)"),
+        (&["--server", "/no/such/server {port}", "--load", "true"], "cannot be started"),
+        (&["--server", "sleep 100", "--load", "true"], "fix: {port} in its command"),
+        (&["--server", &plain, "--load", "echo no; exit 3"], "exit status: 3; it printed last: no"),
+        (
+            &["--server", &plain, "--load", "echo done", "--metric", "n: ([0-9]+)"],
+            "is not in its output, which ends with: done",
+        ),
+        (&["--server", &plain, "--load", "true", "--metric", "n: "], "fix: parentheses around it"),
+        (&["--server", &plain, "--load", "redis://127.0.0.1:{port}"], "what to ask is missing"),
+        (&["--server", &plain, "--load", "redis://127.0.0.1:{port}?query=FAIL"], "told to fail"),
+        (
+            &["--server", &plain, "--load", good, "--prepare", "exit 5"],
+            "--prepare for the server plain failed: exit status: 5",
+        ),
+        (
+            &["--server", &plain, "--load", &ends, "--metric", "n: ([0-9]+)", "-o", &record],
+            "has ended (exit status: 7); it printed last: listening on",
+        ),
+    ];
+    for (words, expected) in cases {
+        // A second server of the same kind: what is shown here does not depend on a lift.
+        let words = [words, &["--against", words[1], "--window", "10", "--for", "100"]].concat();
+        let output = bench(t, &words)?;
+        ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(expected), "{words:?}: {output:?}");
+    }
+    let text = fs::read_to_string(&record)?;
+    ensure!(text.contains("{\"block\"") && text.contains("\"failed\""), "samples are lost: {text}");
+    Ok(())
+}
+
+fn blocks_in(record: &Path) -> usize {
+    fs::read_to_string(record).map_or(0, |text| text.matches("{\"block\"").count())
+}
+
+/// In the middle of a burst of a load that lasts.
+fn interrupted(t: &Context) -> Result<()> {
+    let plain = server(10, 0.0)?;
+    let record = t.folder().join("record");
+    let count = t.folder().join("count").display().to_string();
+    let load = format!("echo >> {count}; test $(wc -l < {count}) -lt 12 || sleep 1000 & wait");
+    let words = ["bench", "--server", &plain, "--against", &plain, "--load", &load, "--for", "1h", "-o"];
+    let mut command = t.pagelift(&words)?;
+    command.arg(&record);
+    let running = t.session(command)?;
+    poll_until(LONG, "a block", || blocks_in(&record) >= 1)?;
+    let waits = || fs::read_to_string(&count).is_ok_and(|text| text.lines().count() >= 12);
+    poll_until(LONG, "the load that lasts", waits)?;
+    running.signal(Signal::SIGINT)?;
+    let output = running.finish()?;
+    ensure!(output.ending == Ending::Exit(0) && output.stdout.contains("interrupted: the answer so far"), "{output:?}");
+    nothing_is_left(t)
+}
