@@ -22,7 +22,7 @@ generated   = target/generated
 pure        = address-space options lift-plan lift-execution heap-abi machine-facts process-view measure \
               bench-record bench-report health heap-cures pools shootdowns tlb-model walk-counters
 
-.PHONY: all build rust check test mutants suites demo bench install uninstall lint dependencies clean help
+.PHONY: all build rust check test mutants suites demo bench results install uninstall lint dependencies clean help
 
 all: build
 
@@ -34,6 +34,7 @@ help:
 	@echo 'make suites     other projects'\'' test suites, plain and lifted, about an hour; SUITES=redis/run for a part'
 	@echo 'make demo       a bundled program plain and lifted, under a minute'
 	@echo 'make bench      the benchmarks'
+	@echo 'make results    the figures of docs/RESULTS.md, about half an hour; RESULTS=redis-get-4 for a part'
 	@echo 'make lint       formatting and lints'
 	@echo 'make dependencies   licences, origins and known vulnerabilities of the crates used'
 	@echo 'make install    to PREFIX ($(PREFIX)), below DESTDIR if set; after make, as the user who owns PREFIX'
@@ -71,6 +72,12 @@ demo: build
 
 bench: build
 	@$(CARGO) run --release --locked -p pagelift-bench
+
+# docs/RESULTS.md's figures, two minutes each: TIME=600 for more, RESULTS='redis-get-4 cc1plus' for some.
+results: build
+	@scripts/install-test-tools
+	$(CARGO) build --quiet --release --locked -p pagelift-bench --bin pagelift-results
+	@scripts/results $(RESULTS)
 
 lint: rust
 	$(CARGO) fmt --all --check
