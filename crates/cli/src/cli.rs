@@ -5,7 +5,7 @@ use crate::arguments::policy::{PolicyArgs, choice};
 use crate::commands::{
     align::AlignArgs, bench::BenchArgs, cache::CacheArgs, demo::DemoArgs, doctor::DoctorArgs, estimate::EstimateArgs,
     generate::GenerateArgs, image::ImageArgs, perf_map::PerfMapArgs, pool::PoolArgs, probe::ProbeArgs,
-    report::ReportArgs, shootdowns::ShootdownsArgs, stat::StatArgs, status::StatusArgs,
+    report::ReportArgs, shootdowns::ShootdownsArgs, stat::StatArgs, stat::rounds::USUAL_STALL, status::StatusArgs,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use options::Prepare;
@@ -47,6 +47,8 @@ pub enum Command {
     /// Give a lifted program its files' pages back, while it runs.
     Detach(DetachArgs),
     /// Show what would be lifted of a program or process, and what not and why.
+    ///
+    /// With --used also whether it is likely to pay: the pages that a process uses, beside the size of the TLB.
     Inspect(InspectArgs),
     /// Say what keeps huge pages from this machine, a process or a command, with the fixes, and what to run.
     ///
@@ -244,6 +246,14 @@ pub struct InspectArgs {
     /// Plan as if the pools had all pages that the lift takes.
     #[arg(long)]
     pub suppose_pool: bool,
+    /// Of a process: count the pages that it uses within half a second, and say whether the TLB holds them, as `stat` does.
+    /// For that its accessed marks are cleared once.
+    #[arg(long)]
+    pub used: bool,
+    /// With --used, the longest time in milliseconds for which the process may have to wait for the map of its memory.
+    /// Memory that would take longer is left out.
+    #[arg(long, value_name = "MS", requires = "used", default_value_t = USUAL_STALL, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub stall: u64,
     /// An ELF file, or the number of a process.
     #[arg(value_name = "FILE|PID")]
     pub target: OsString,

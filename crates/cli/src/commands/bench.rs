@@ -1,7 +1,7 @@
 //! `pagelift bench`: does it pay?
 
 mod servers;
-mod switchers;
+pub mod switchers;
 
 use crate::arguments::policy::{PolicyArgs, choice, words};
 use crate::text::bench as text;

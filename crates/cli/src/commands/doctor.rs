@@ -1,6 +1,8 @@
 //! `pagelift doctor`.
 
 use super::reading::confine_to;
+use super::stat::report::Outcome;
+use super::stat::rounds::{Rounds, USUAL_STALL, Watch};
 use crate::text::doctor::{Style, text};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -11,7 +13,8 @@ use process_view::open_regular_file;
 use session::start::CommandFiles;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
-use working_set::{Observer, Options, PartVerdict, Reach, WorkingSetError, verdicts};
+use std::time::Duration;
+use working_set::{PartVerdict, Reach};
 
 /// `pagelift doctor`.
 #[derive(Args, Clone)]
@@ -54,24 +57,25 @@ fn report(args: &DoctorArgs) -> anyhow::Result<Report> {
     // All that needs more rights than reading, before anything of others is read.
     let tried = try_features(args.probe);
     let subject = subject(args)?;
-    let observer = match subject {
-        Subject::Process(pid) if args.probe => Some(Observer::open(pid, Options::default())),
+    let watch = match subject {
+        Subject::Process(pid) if args.probe => {
+            Some(Watch::start(Rounds::open_for_one("doctor --probe", pid, Duration::from_millis(USUAL_STALL))))
+        }
         _ => None,
     };
     confine_to(if matches!(subject, Subject::Process(_)) { Reads::Processes } else { Reads::Own });
-    let used = observer.map_or_else(Vec::new, |observer| observer.and_then(in_use).unwrap_or_else(not_seen));
-    Ok(examine(&gather(tried, &subject, used)?))
+    Ok(examine(&gather(tried, &subject, watch.map_or_else(Vec::new, in_use))?))
 }
 
 /// What of a process is in use, by its accessed marks.
-fn in_use(mut observer: Observer) -> Result<Vec<PartVerdict>, WorkingSetError> {
-    observer.round()?;
-    Ok(observer.finish().map_or_else(Vec::new, |used| verdicts(&used, &Reach::of_this_cpu())))
-}
-
-fn not_seen(error: WorkingSetError) -> Vec<PartVerdict> {
-    eprintln!("pagelift: note: which pages are in use was not measured: {error}");
-    Vec::new()
+fn in_use(watch: Watch) -> Vec<PartVerdict> {
+    match watch.finish(&Reach::of_this_cpu()) {
+        Outcome::Measured(marks) => marks.verdicts,
+        Outcome::NotMeasured(why) => {
+            eprintln!("pagelift: note: which pages are in use was not measured: {why}");
+            Vec::new()
+        }
+    }
 }
 
 fn subject(args: &DoctorArgs) -> anyhow::Result<Subject> {

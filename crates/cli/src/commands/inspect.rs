@@ -1,45 +1,84 @@
 //! `pagelift inspect`: the plan for a file or a process, and where its base should be.
 
 use super::reading::confine_to;
+use super::stat::report::{Marks, Outcome};
+use super::stat::rounds::{Rounds, Watch};
 use crate::cli::InspectArgs;
-use crate::text::{heap, table};
+use crate::text::{heap, stat, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
 use confinement::Reads;
 use lift_plan::Coverable;
 use process_view::open_regular_file;
+use serde::Serialize;
 use session::inspect::{Bases, Inspection, Pools, inspect_file, inspect_process};
 use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
+use working_set::Reach;
+
+/// The plan, and with `--used` what is in use.
+#[derive(Serialize)]
+struct Inspected {
+    #[serde(flatten)]
+    inspection: Inspection,
+    #[serde(flatten)]
+    used: Option<Used>,
+}
+
+/// The pages that a process uses, beside the size of the TLB; the form is that of `stat --json`.
+#[derive(Serialize)]
+struct Used {
+    marks: Outcome<Marks>,
+    tlb: Reach,
+}
 
 /// Prints the plan.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
-    let inspection = inspect(args)?;
+    let inspected = inspect(args)?;
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &inspection)?;
+        serde_json::to_writer_pretty(&mut out, &inspected)?;
         writeln!(out)?;
     } else {
-        write!(out, "{}", text(&inspection))?;
+        write!(out, "{}", text(&inspected.inspection))?;
+        if let Some(used) = &inspected.used {
+            write!(out, "{}", stat::of_use(&used.marks, &used.tlb))?;
+        }
     }
     out.flush()?;
     Ok(())
 }
 
-fn inspect(args: &InspectArgs) -> anyhow::Result<Inspection> {
+fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
     let policy = args.policy.policy();
     let pools = if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre };
     let path = Path::new(&args.target);
     let pid = args.target.to_str().and_then(|text| text.parse::<i32>().ok());
     if let Some(pid) = pid.filter(|_| !path.exists()) {
+        // What changes the process is opened before the rights to change anything are given up.
+        let stall = Duration::from_millis(args.stall);
+        let watch = args.used.then(|| Watch::start(Rounds::open_for_one("inspect --used", pid, stall)));
         confine_to(Reads::Processes);
-        return Ok(inspect_process(pid, &policy, pools)?);
+        // Counted before the plan is made: to read the map of a process is to hold it.
+        let used = watch.map(|watch| {
+            let tlb = Reach::of_this_cpu();
+            Used { marks: watch.finish(&tlb), tlb }
+        });
+        return Ok(Inspected { inspection: inspect_process(pid, &policy, pools)?, used });
+    }
+    if args.used {
+        bail!(
+            "{} is no process; --used counts what a process uses; needed: the number of one that runs under its usual load, \
+             or `pagelift stat -- CMD`",
+            path.display()
+        );
     }
     let Some(file) = open_regular_file(path).with_context(|| format!("opening {}", path.display()))? else {
         bail!("{} is no regular file; needed: an ELF file, or the number of a process", path.display());
     };
     confine_to(Reads::Own);
-    Ok(inspect_file(path, &file, &policy, pools)?)
+    Ok(Inspected { inspection: inspect_file(path, &file, &policy, pools)?, used: None })
 }
 
 fn text(inspection: &Inspection) -> String {

@@ -1,15 +1,20 @@
 //! `pagelift stat`.
 
 mod command;
+mod lifted;
 mod machine;
 mod process;
 pub mod report;
-mod rounds;
+pub mod rounds;
 
-use crate::text::stat::text;
+use crate::arguments::policy::choice;
+use crate::text::{comparison, stat};
 use clap::Args;
+use command::{Ran, Runs};
+use options::{Kind, Pages};
 use process_view::printable;
-use report::{CountedWalks, Marks, Outcome, Report, VERSION};
+use report::{Comparison, CountedWalks, Marks, Outcome, Report, VERSION};
+use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsString;
 use std::fs;
@@ -27,7 +32,8 @@ const USUAL: Duration = Duration::from_secs(5);
 #[derive(Args, Clone)]
 #[command(
     after_help = "Exit status: 0; with CMD that of the command (128 and the signal's number where a signal ended it, 127 where \
-it is not found, 126 where it cannot be executed); 125 where Pagelift itself fails."
+it is not found, 126 where it cannot be executed), with --lift of its lifted run; 125 where Pagelift itself fails, or could not \
+lift a process."
 )]
 pub struct StatArgs {
     /// Number of the process.
@@ -41,8 +47,21 @@ pub struct StatArgs {
     pub time: Option<Duration>,
     /// The longest time in milliseconds for which the process may have to wait for the map of its memory while its accessed
     /// marks are cleared. Memory that would take longer is left out; 0 leaves the marks alone.
-    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=60_000))]
+    #[arg(long, value_name = "MS", default_value_t = rounds::USUAL_STALL, value_parser = clap::value_parser!(u64).range(..=60_000))]
     pub stall: u64,
+    /// Measure twice, plain and lifted, and show both side by side. A process is lifted between the two and put back; a command
+    /// is run twice. Without kinds, code and read-only data [kinds: text, rodata, data, bss, heap].
+    #[arg(
+        long, value_name = "KINDS", conflicts_with = "all", num_args = 0..=1, require_equals = true,
+        default_missing_value = "text,rodata", value_delimiter = ',', value_parser = choice::<Kind>(), hide_possible_values = true
+    )]
+    pub lift: Option<Vec<Kind>>,
+    /// With --lift, where huge pages come from [default: auto].
+    #[arg(long, value_parser = choice::<Pages>(), requires = "lift")]
+    pub pages: Option<Pages>,
+    /// With --lift, leave the process lifted.
+    #[arg(long, requires = "lift", conflicts_with = "command")]
+    pub keep: bool,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -63,18 +82,44 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// Measures and prints. Returns the status to exit with.
 pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
-    if !args.command.is_empty() {
-        return command::run(args);
-    }
     let output = Output::open(args)?;
+    if !args.command.is_empty() {
+        return of_command(args, output);
+    }
     let time = args.time.unwrap_or(USUAL);
     let interrupted = interruptions()?;
-    let report = match args.pid {
-        Some(pid) => process::measure(pid, time, stall(args), &interrupted)?,
-        None => machine::measure(time, &interrupted)?,
+    let report = match (args.pid, &args.lift) {
+        (Some(pid), Some(kinds)) => {
+            let comparison = lifted::process(pid, kinds, args, &interrupted)?;
+            output.write(&comparison, comparison::text)?;
+            return Ok(status_of(&comparison));
+        }
+        (Some(pid), None) => process::measure(pid, time, stall(args), &interrupted)?,
+        (None, _) => machine::measure(time, &interrupted)?,
     };
-    output.write(&report)?;
+    output.write(&report, stat::text)?;
     Ok(0)
+}
+
+fn of_command(args: &StatArgs, output: Output) -> anyhow::Result<u8> {
+    if let Some(kinds) = &args.lift {
+        let (comparison, status) = lifted::command(kinds, args)?;
+        if let Some(comparison) = comparison {
+            output.write(&comparison, comparison::text)?;
+        }
+        return Ok(status);
+    }
+    let Ran { report, status } = Runs::prepare()?.measure(&args.command, args)?;
+    if let Some(report) = report {
+        output.write(&report, stat::text)?;
+    }
+    Ok(status)
+}
+
+/// A lift that was refused is a failure; one that an end or an interruption has forestalled is none.
+fn status_of(comparison: &Comparison) -> u8 {
+    let refused = comparison.plain.ended_early.is_none() && matches!(comparison.lifted, Outcome::NotMeasured(_));
+    if refused { crate::OWN_FAILURE } else { 0 }
 }
 
 /// Set by SIGINT, SIGTERM and SIGHUP: what was measured so far is wanted.
@@ -110,7 +155,7 @@ impl Output {
         })
     }
 
-    fn write(self, report: &Report) -> anyhow::Result<()> {
+    fn write<T: Serialize>(self, report: &T, text: impl Fn(&T) -> String) -> anyhow::Result<()> {
         let formatted = |json: bool| {
             if json { serde_json::to_string_pretty(report).map(|text| text + "\n") } else { Ok(text(report)) }
         };

@@ -1,6 +1,7 @@
 //! Formats the commands' results as lines and tables.
 
 pub mod bench;
+pub mod comparison;
 pub mod doctor;
 pub mod estimate;
 pub mod heap;

@@ -28,12 +28,15 @@ pub fn text(report: &Report) -> String {
         Outcome::Measured(cores) => cores.iter().for_each(|core| text += &of_walks(core)),
         Outcome::NotMeasured(why) => text += &format!("Page walks: not counted: {why}\n"),
     }
-    match &report.marks {
-        Some(Outcome::Measured(marks)) => text += &of_marks(marks, &report.tlb),
-        Some(Outcome::NotMeasured(why)) => text += &format!("\nPages that are walked to: not counted: {why}\n"),
-        None => {}
+    text + &report.marks.as_ref().map(|marks| of_use(marks, &report.tlb)).unwrap_or_default()
+}
+
+/// The pages in use beside the size of the TLB, and what follows.
+pub fn of_use(marks: &Outcome<Marks>, reach: &Reach) -> String {
+    match marks {
+        Outcome::Measured(marks) => of_marks(marks, reach),
+        Outcome::NotMeasured(why) => format!("\nPages that are walked to: not counted: {why}\n"),
     }
-    text
 }
 
 fn of_activity(activity: &Activity, seconds: f64, of_process: bool) -> String {
@@ -112,7 +115,7 @@ fn of_walks(core: &CountedWalks) -> String {
 }
 
 /// Why there are gaps, each reason once.
-fn missing(core: &CountedWalks) -> String {
+pub(super) fn missing(core: &CountedWalks) -> String {
     let walks = &core.walks;
     let named = [
         ("share of cycles", &walks.code.cycles),
@@ -129,7 +132,7 @@ fn missing(core: &CountedWalks) -> String {
     named.iter().filter_map(line).collect()
 }
 
-fn sizes(sizes: &[(What, f64)]) -> String {
+pub(super) fn sizes(sizes: &[(What, f64)]) -> String {
     let name = |what: &What| match what {
         What::Walks4K => "4K",
         What::WalksCoalesced => "coalesced",
@@ -160,14 +163,18 @@ fn of_marks(marks: &Marks, reach: &Reach) -> String {
         );
     }
     text += "\n";
-    let all: u64 = marks.verdicts.iter().map(|verdict| verdict.last).sum();
-    let counts = |verdict: &&PartVerdict| {
-        verdict.last >= LEAST && (verdict.part == Part::Code || verdict.last as f64 >= WORTH * all as f64)
-    };
-    for verdict in marks.verdicts.iter().filter(counts) {
+    for verdict in worth_saying(marks) {
         text += &format!("{}\n", of_verdict(verdict));
     }
     text + &of_cost(set)
+}
+
+/// The verdicts on memory of which enough is in use for a sentence.
+pub(super) fn worth_saying(marks: &Marks) -> impl Iterator<Item = &PartVerdict> {
+    let all: u64 = marks.verdicts.iter().map(|verdict| verdict.last).sum();
+    marks.verdicts.iter().filter(move |verdict| {
+        verdict.last >= LEAST && (verdict.part == Part::Code || verdict.last as f64 >= WORTH * all as f64)
+    })
 }
 
 /// Kinds of memory with fewer marked pages are not worth a sentence.
@@ -208,14 +215,14 @@ fn huge(bytes: u64) -> String {
 }
 
 /// A number of pages, or between which it lies.
-fn pages(entries: Entries) -> String {
+pub(super) fn pages(entries: Entries) -> String {
     match entries {
         Entries { least, most } if least == most => grouped(least),
         Entries { least, most } => format!("{}–{}", grouped(least), grouped(most)),
     }
 }
 
-fn time(seconds: f64) -> String {
+pub(super) fn time(seconds: f64) -> String {
     match 1e3 * seconds {
         time if time < 9.95 && time.fract() > 0.05 => format!("{time:.1} ms"),
         time if time < 999.5 => format!("{time:.0} ms"),
@@ -223,7 +230,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn of_tlb(reach: &Reach) -> String {
+pub(super) fn of_tlb(reach: &Reach) -> String {
     let entries = |holds| reach.entries(holds, PageClass::Base).map(grouped);
     match (entries(Holds::Code), entries(Holds::Data)) {
         (Some(both), Some(_)) if reach.shared() => format!("L2 TLB: {both} entries that code and data share (CPUID)\n"),
@@ -232,7 +239,7 @@ fn of_tlb(reach: &Reach) -> String {
     }
 }
 
-fn of_verdict(verdict: &PartVerdict) -> String {
+pub(super) fn of_verdict(verdict: &PartVerdict) -> String {
     let PartVerdict { part, first, last, .. } = verdict;
     let entries = grouped(verdict.entries.unwrap_or(0));
     let mut used = format!("{part}: {} pages within {}", grouped(*last), time(verdict.last_within));
@@ -259,7 +266,7 @@ fn of_verdict(verdict: &PartVerdict) -> String {
     }
 }
 
-fn of_cost(set: &WorkingSet) -> String {
+pub(super) fn of_cost(set: &WorkingSet) -> String {
     let cost = &set.cost;
     let mut text = format!(
         "cost: its memory map was held {}, for {:.1} ms at most, and read {} times, {:.1} ms at most\n",
@@ -282,7 +289,7 @@ fn of_cost(set: &WorkingSet) -> String {
 }
 
 /// A rate in two or three digits.
-fn rate(number: f64) -> String {
+pub(super) fn rate(number: f64) -> String {
     match number {
         number if number >= 1e6 => format!("{:.1} million", number / 1e6),
         number => grouped((number / 100.0).round() as u64 * 100),

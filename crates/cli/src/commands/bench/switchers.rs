@@ -8,10 +8,23 @@ use experiment::work::shell as shell_command;
 use linux::process_handle::ProcessHandle;
 use options::{Policy, Prepare};
 use process_view::ObjectReader;
+use serde::Serialize;
 use session::running::{AttachOptions, Attached, Selected, attach, detach};
 
+/// How a process is left that was lifted for a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Left {
+    /// Plain, as it was found.
+    Plain,
+    /// Lifted: it was before, or that was asked for.
+    Lifted,
+    /// It could not be put back, or has ended.
+    Unknown,
+}
+
 /// Lifts and puts back. What was lifted before is lifted again, by the first policy, when this is dropped.
-pub(super) struct LiftSwitcher {
+pub(in crate::commands) struct LiftSwitcher {
     pid: i32,
     /// Of this process, so that no later one of its number is switched. `None` before Linux 5.3.
     handle: Option<ProcessHandle>,
@@ -22,7 +35,7 @@ pub(super) struct LiftSwitcher {
 
 impl LiftSwitcher {
     /// Puts the process back to plain, where it is lifted.
-    pub(super) fn new(pid: i32, policies: Vec<Policy>) -> anyhow::Result<Self> {
+    pub(in crate::commands) fn new(pid: i32, policies: Vec<Policy>) -> anyhow::Result<Self> {
         let handle = ProcessHandle::open(pid).ok();
         let process = Selected { handle: handle.as_ref(), ..Selected::by_number(pid) };
         let found = detach(&process).map_err(|error| anyhow::anyhow!(error.in_full()));
@@ -39,12 +52,35 @@ impl LiftSwitcher {
         Ok(Self { pid, handle, policies, reader: ObjectReader::new(), was_lifted })
     }
 
-    fn lift(&mut self, arm: usize) -> Result<Attached, String> {
+    /// Lifts by one of the policies.
+    pub(in crate::commands) fn lift(&mut self, arm: usize) -> Result<Attached, String> {
         let policy = self.policies[arm].clone();
         let options = AttachOptions { policy, heap: false, prepare: Prepare::Auto };
         let process = Selected { handle: self.handle.as_ref(), ..Selected::by_number(self.pid) };
         let attached = attach(&process, &options, &mut self.reader);
         attached.map_err(|error| error.in_full())?.ok_or_else(|| format!("process {} has ended", self.pid))
+    }
+
+    /// Leaves the process lifted.
+    pub(in crate::commands) fn keep(mut self) -> Left {
+        self.was_lifted = false;
+        Left::Lifted
+    }
+
+    /// Puts the process back, or lifts it again if it was lifted before; says where that fails.
+    pub(in crate::commands) fn leave_as_found(mut self) -> Left {
+        let was_lifted = std::mem::take(&mut self.was_lifted);
+        let (done, left) = match was_lifted {
+            true => (self.lift(0).map(drop), Left::Lifted),
+            false => (self.back().map(drop), Left::Plain),
+        };
+        done.map_or_else(
+            |why| {
+                eprintln!("pagelift: process {} is not left as it was found: {why}", self.pid);
+                Left::Unknown
+            },
+            |()| left,
+        )
     }
 }
 

@@ -1,22 +1,24 @@
-//! A command, from its start to its end.
+//! A command, from its start to its end, once or several times.
 
 use super::process::coverage;
 use super::rounds::{Rounds, Watch};
-use super::{Outcome, Output, Report, StatArgs, VERSION, counted, stall};
+use super::{Outcome, Report, StatArgs, VERSION, counted, stall};
 use confinement::{Reads, confine};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp};
 use process_view::coverage::Usage;
 use process_view::{Activity, printable};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{self, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use walk_counters::{Counting, Target};
@@ -31,48 +33,102 @@ const FIRST_LOOK: Duration = Duration::from_millis(200);
 /// The time in which rounds are spread: a command's end is not known.
 const ROUNDS_WITHIN: Duration = Duration::from_secs(3);
 
-/// Runs the command, measures it and prints. Returns its status.
-pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
-    let output = Output::open(args)?;
-    let reach = Reach::of_this_cpu();
-    // By this thread, which starts the command: what it starts inherits the counters.
-    let counting = Counting::start(Target::Children);
-    // Before the command starts: a signal that comes at once is its, too.
-    let signals = Signals::new(not_ignored())?;
-    let words = &args.command;
-    let start = Instant::now();
-    let mut child = match Command::new(&words[0]).args(&words[1..]).spawn() {
-        Ok(child) => child,
-        Err(error) => {
-            let what = printable(&words[0].to_string_lossy());
-            eprintln!("pagelift: {what} cannot be executed: {error}");
-            return Ok(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE });
+/// What became of one run.
+pub struct Ran {
+    /// What was measured; `None` where the command could not be started, which has been said.
+    pub report: Option<Report>,
+    /// Its status.
+    pub status: u8,
+}
+
+/// Runs of a command, one after the other. The command that runs is sent what is sent to this process.
+pub struct Runs {
+    signals: Option<Signals>,
+    receiver: Arc<Mutex<Receiver>>,
+}
+
+/// Who gets a signal.
+#[derive(Default)]
+struct Receiver {
+    /// The command that runs.
+    pid: Option<Pid>,
+    /// A signal that came while none ran.
+    waiting: Option<Signal>,
+    /// True once a signal has come that ends programs.
+    told_to_end: bool,
+}
+
+impl Runs {
+    /// Takes over the signals, before a command starts: one that comes at once is the command's, too.
+    pub fn prepare() -> io::Result<Self> {
+        Ok(Self { signals: Some(Signals::new(not_ignored())?), receiver: Arc::default() })
+    }
+
+    /// True once a signal has come that ends programs: nothing more should be started.
+    pub fn is_told_to_end(&self) -> bool {
+        self.receiver().told_to_end
+    }
+
+    /// Runs a command and measures it. `words` start what `args` names.
+    pub fn measure(&mut self, words: &[OsString], args: &StatArgs) -> io::Result<Ran> {
+        let reach = Reach::of_this_cpu();
+        let before = activity();
+        // By this thread, which starts the command: what it starts inherits the counters.
+        let counting = Counting::start(Target::Children);
+        let start = Instant::now();
+        let mut child = match Command::new(&words[0]).args(&words[1..]).spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                let what = printable(&words[0].to_string_lossy());
+                eprintln!("pagelift: {what} cannot be executed: {error}");
+                let status = if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+                return Ok(Ran { report: None, status });
+            }
+        };
+        let pid = child.id() as i32;
+        self.forward_to(Pid::from_raw(pid));
+        let (ended, end) = channel();
+        let (limit, stall) = (args.time, stall(args));
+        let looking = thread::spawn(move || look(pid, stall, limit, &end));
+        // Its number is its own until it is waited for.
+        let _ = waitid(Id::Pid(Pid::from_raw(pid)), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+        self.receiver().pid = None;
+        let status = child.wait()?;
+        let seconds = start.elapsed().as_secs_f64();
+        drop(ended);
+        let (watch, coverage) = looking.join().unwrap_or_else(|_| (None, no_coverage()));
+        let activity = before.and_then(|before| Ok(activity()?.since(&before)));
+        let report = Report {
+            version: VERSION,
+            what: shortened(&args.command),
+            pid: Some(pid),
+            seconds,
+            ended_early: None,
+            activity: activity.map_or_else(|error| Outcome::NotMeasured(error.to_string()), Outcome::Measured),
+            coverage: Some(coverage),
+            page_walks: counted(counting),
+            marks: Some(watch.map_or_else(too_soon, |watch| watch.finish(&reach))),
+            tlb: reach,
+        };
+        Ok(Ran { report: Some(report), status: status_of(status) })
+    }
+
+    fn receiver(&self) -> MutexGuard<'_, Receiver> {
+        self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forward_to(&mut self, pid: Pid) {
+        let mut receiver = self.receiver();
+        receiver.pid = Some(pid);
+        if let Some(signal) = receiver.waiting.take() {
+            let _ = kill(pid, signal);
         }
-    };
-    let pid = child.id() as i32;
-    forward(signals, pid);
-    let (ended, end) = channel();
-    let (limit, stall) = (args.time, stall(args));
-    let looking = thread::spawn(move || look(pid, stall, limit, &end));
-    let status = child.wait()?;
-    let seconds = start.elapsed().as_secs_f64();
-    drop(ended);
-    let looked = looking.join();
-    let (watch, coverage) = looked.unwrap_or_else(|_| (None, no_coverage()));
-    let report = Report {
-        version: VERSION,
-        what: shortened(words),
-        pid: Some(pid),
-        seconds,
-        ended_early: None,
-        activity: activity().map_or_else(|error| Outcome::NotMeasured(error.to_string()), Outcome::Measured),
-        coverage: Some(coverage),
-        page_walks: counted(counting),
-        marks: Some(watch.map_or_else(too_soon, |watch| watch.finish(&reach))),
-        tlb: reach,
-    };
-    output.write(&report)?;
-    Ok(status_of(status))
+        drop(receiver);
+        if let Some(signals) = self.signals.take() {
+            let receiver = self.receiver.clone();
+            thread::spawn(move || forward(signals, &receiver));
+        }
+    }
 }
 
 /// The command, as much of it as fits a heading.
@@ -94,7 +150,12 @@ fn no_coverage() -> Outcome<Usage> {
 }
 
 /// Looks at the command's memory until it ends, in a thread that can only read.
-fn look(pid: i32, stall: Duration, limit: Option<Duration>, end: &Receiver<()>) -> (Option<Watch>, Outcome<Usage>) {
+fn look(
+    pid: i32,
+    stall: Duration,
+    limit: Option<Duration>,
+    end: &mpsc::Receiver<()>,
+) -> (Option<Watch>, Outcome<Usage>) {
     let (start, mut wait) = (Instant::now(), FIRST_LOOK);
     let (mut watch, mut usage) = (None::<Watch>, no_coverage());
     while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
@@ -115,17 +176,19 @@ fn look(pid: i32, stall: Duration, limit: Option<Duration>, end: &Receiver<()>) 
 }
 
 /// Sends the command what is sent to this process. Keys of the terminal reach both: those are not sent twice.
-fn forward(mut signals: Signals, pid: i32) {
-    thread::spawn(move || {
-        for signal in signals.forever() {
-            if matches!(signal, SIGINT | SIGQUIT) && has_the_terminal() {
-                continue;
-            }
-            if let Ok(signal) = Signal::try_from(signal) {
-                let _ = kill(Pid::from_raw(pid), signal);
-            }
+fn forward(mut signals: Signals, receiver: &Mutex<Receiver>) {
+    for signal in signals.forever() {
+        let Ok(known) = Signal::try_from(signal) else { continue };
+        let mut receiver = receiver.lock().unwrap_or_else(PoisonError::into_inner);
+        receiver.told_to_end |= !matches!(signal, SIGUSR1 | SIGUSR2);
+        if matches!(signal, SIGINT | SIGQUIT) && has_the_terminal() {
+            continue;
         }
-    });
+        match receiver.pid {
+            Some(pid) => drop(kill(pid, known)),
+            None => receiver.waiting = Some(known),
+        }
+    }
 }
 
 /// The signals to be sent on. One that is ignored (SIGHUP under nohup) stays so, in the command too: a handler would be reset

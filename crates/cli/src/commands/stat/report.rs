@@ -1,5 +1,6 @@
 //! What one run of `pagelift stat` finds out.
 
+use crate::commands::bench::switchers::Left;
 use process_view::Activity;
 use process_view::coverage::Usage;
 use serde::Serialize;
@@ -60,4 +61,28 @@ pub struct Report {
     pub marks: Option<Outcome<Marks>>,
     /// This machine's TLBs.
     pub tlb: Reach,
+}
+
+/// A measurement plain and one lifted.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The options of the lift, as `attach` and `run` read them.
+    pub options: Vec<String>,
+    /// Plain.
+    pub plain: Report,
+    /// What the lift did, and the measurement after it; or why there is none.
+    pub lifted: Outcome<Lifted>,
+    /// How a process that ran before was left; `None` for a command.
+    pub left: Option<Left>,
+}
+
+/// A lift and what was measured of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Lifted {
+    /// What the lift of a process that ran did, in a line; `None` for a command, whose start says it.
+    pub lift: Option<String>,
+    /// Lifted.
+    pub report: Report,
 }

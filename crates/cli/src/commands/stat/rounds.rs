@@ -1,4 +1,5 @@
-//! Rounds of clearing and counting the accessed marks of a process, spread over the time of a measurement.
+//! Rounds of clearing and counting the accessed marks of a process, spread over the time of a measurement: what `stat`,
+//! `doctor` and `inspect` know of the pages in use.
 
 use super::{Marks, Outcome};
 use crate::commands::status::explain;
@@ -16,6 +17,10 @@ const SHARE: f64 = 0.5;
 
 /// How often a round may be due.
 const LOOK: Duration = Duration::from_millis(20);
+/// The longest time in milliseconds for which a process may have to wait for the map of its memory, where none is asked for.
+pub const USUAL_STALL: u64 = 50;
+/// A measurement so short that it has one round, up to the last point of the curve.
+const FOR_ONE_ROUND: Duration = Duration::from_secs(1);
 
 /// Rounds in a thread of their own. It comes before all others where it may: waiting for a CPU it would hold the map of the
 /// process's memory all that time. It has rights to read only, apart from clearing the marks.
@@ -54,6 +59,7 @@ impl Watch {
 /// The rounds of one process.
 pub struct Rounds {
     observer: Result<Observer, String>,
+    command: String,
     made: u32,
     next: Instant,
     apart: Duration,
@@ -62,13 +68,22 @@ pub struct Rounds {
 impl Rounds {
     /// Opens the process for rounds in a measurement of this time; `stall` is the longest time that its map may be held.
     pub fn open(pid: i32, time: Duration, stall: Duration) -> Self {
+        Self::open_for("stat -p", pid, time, stall)
+    }
+
+    /// Opens the process for one round; `command` is what a user repeats with more rights.
+    pub fn open_for_one(command: &str, pid: i32, stall: Duration) -> Self {
+        Self::open_for(command, pid, FOR_ONE_ROUND, stall)
+    }
+
+    fn open_for(command: &str, pid: i32, time: Duration, stall: Duration) -> Self {
         let mut options = Options { longest_hold: stall, ..Options::default() };
         options.points.retain(|&point| point <= time.mul_f64(SHARE));
         let observer = match stall {
             Duration::ZERO => Err("--stall 0".to_owned()),
-            _ => Observer::open(pid, options).map_err(said),
+            _ => Observer::open(pid, options).map_err(|error| said(error, command)),
         };
-        Self { observer, made: 0, next: Instant::now(), apart: time / ROUNDS }
+        Self { observer, command: command.to_owned(), made: 0, next: Instant::now(), apart: time / ROUNDS }
     }
 
     /// Makes a round if one is due.
@@ -82,7 +97,7 @@ impl Rounds {
         if let Err(error) = observer.round()
             && self.made == 1
         {
-            self.observer = Err(said(error));
+            self.observer = Err(said(error, &self.command));
         }
     }
 
@@ -100,9 +115,9 @@ impl Rounds {
 }
 
 /// The error with the command that fixes it.
-fn said(error: WorkingSetError) -> String {
+fn said(error: WorkingSetError, command: &str) -> String {
     match error {
-        WorkingSetError::Process(error) => explain(error, "stat -p").to_string(),
+        WorkingSetError::Process(error) => explain(error, command).to_string(),
         error => error.to_string(),
     }
 }

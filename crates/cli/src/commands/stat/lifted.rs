@@ -1,0 +1,84 @@
+//! Plain and lifted, one after the other: a process that is lifted for the time and put back, or a command that is run twice.
+
+use super::command::{Ran, Runs};
+use super::report::{Comparison, Lifted};
+use super::{Outcome, Report, StatArgs, USUAL, VERSION, process, stall};
+use crate::arguments::policy::words;
+use crate::commands::bench::switchers::LiftSwitcher;
+use crate::text::{message, pause::pause};
+use anyhow::bail;
+use options::{Kind, Kinds, Pages, Policy};
+use session::running::Attached;
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::Duration;
+
+/// The lift that is asked for.
+fn policy(args: &StatArgs, kinds: &[Kind]) -> Policy {
+    Policy { kinds: Kinds::of(kinds), pages: args.pages.unwrap_or(Pages::Auto), ..Policy::default() }
+}
+
+/// Measures a process plain, lifts it, measures it again, and leaves it as it was found unless it is to stay lifted.
+pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Comparison> {
+    let writable = |kind: &&Kind| !matches!(kind, Kind::Text | Kind::Rodata);
+    if let Some(kind) = kinds.iter().find(writable).filter(|_| !args.keep) {
+        bail!(
+            "{kind} cannot be put back once it is lifted; needed: --lift=text,rodata, or --keep, which leaves it lifted"
+        );
+    }
+    let policy = policy(args, kinds);
+    let options = words(&policy);
+    let time = args.time.unwrap_or(USUAL);
+    let measured = || in_a_thread(pid, time, stall(args), interrupted);
+    let mut switcher = LiftSwitcher::new(pid, vec![policy])?;
+    let plain = measured()?;
+    let lifted = match &plain.ended_early {
+        Some(why) => Outcome::NotMeasured(why.clone()),
+        None => match switcher.lift(0) {
+            Err(why) => Outcome::NotMeasured(why),
+            Ok(Attached { report, .. }) if report.covered_bytes == 0 => Outcome::NotMeasured(message::line(&report)),
+            Ok(Attached { report, pause: paused }) => {
+                let lift = Some(format!("{}; {}", message::line(&report), pause(paused)));
+                let measured = measured().map(|report| Lifted { lift, report });
+                measured.map_or_else(|error| Outcome::NotMeasured(format!("{error:#}")), Outcome::Measured)
+            }
+        },
+    };
+    let left = match &lifted {
+        Outcome::Measured(_) if args.keep => switcher.keep(),
+        _ => switcher.leave_as_found(),
+    };
+    Ok(Comparison { version: VERSION, options, plain, lifted, left: Some(left) })
+}
+
+/// Measures in a thread of its own, which gives up all rights but to read. This thread keeps those that lifting takes.
+fn in_a_thread(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Report> {
+    let measured = thread::scope(|scope| scope.spawn(|| process::measure(pid, time, stall, interrupted)).join());
+    measured.unwrap_or_else(|_| bail!("the thread that measures has failed"))
+}
+
+/// Runs a command plain and then by `pagelift run`. Returns the status of the last run, too, and no comparison where it could
+/// not be started.
+pub fn command(kinds: &[Kind], args: &StatArgs) -> anyhow::Result<(Option<Comparison>, u8)> {
+    let options = words(&policy(args, kinds));
+    let own = std::env::current_exe()?.into_os_string();
+    let mut runs = Runs::prepare()?;
+    let Ran { report, status } = runs.measure(&args.command, args)?;
+    let Some(plain) = report else { return Ok((None, status)) };
+    if runs.is_told_to_end() {
+        let lifted = Outcome::NotMeasured("interrupted".to_owned());
+        return Ok((Some(Comparison { version: VERSION, options, plain, lifted, left: None }), status));
+    }
+    let mut start: Vec<OsString> = vec![own, "run".into()];
+    start.extend(options.iter().map(OsString::from));
+    start.push("--".into());
+    start.extend(args.command.iter().cloned());
+    let Ran { report, status } = runs.measure(&start, args)?;
+    let lifted = match report {
+        Some(report) => Outcome::Measured(Lifted { lift: None, report }),
+        None => Outcome::NotMeasured("it could not be started again".to_owned()),
+    };
+    Ok((Some(Comparison { version: VERSION, options, plain, lifted, left: None }), status))
+}
