@@ -193,6 +193,8 @@ impl Options {
             page_size,
             objects,
             max_memory: (self.max_memory != 0).then_some(self.max_memory),
+            // The variable PAGELIFT has a word for it.
+            numa: Default::default(),
             seal: false,
         })
     }

@@ -15,6 +15,7 @@ use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Prot
 use alloc::ffi::CString;
 use alloc::vec::Vec;
 use lift_execution::{Backing, CallError, Executor, FileMapping};
+use lift_plan::Placement;
 use linux_raw::Errno;
 use linux_raw::kernel::errno::{EBUSY, EFAULT, EINVAL, EIO, ENOMEM, ENOSYS, EPERM};
 use linux_raw::kernel::general as linux;
@@ -136,6 +137,10 @@ impl Executor for OwnProcess {
         // SAFETY:
         // - this advice keeps all contents.
         unsafe { linux_raw::madvise(range, linux::MADV_HUGEPAGE) }.map_err(failed("madvise(MADV_HUGEPAGE)"))
+    }
+
+    fn place(&mut self, range: AddressRange, placement: &Placement) -> Result<(), CallError> {
+        linux_raw::mbind(range, placement.mode(), &placement.nodes.mask()).map_err(failed("mbind"))
     }
 
     fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {

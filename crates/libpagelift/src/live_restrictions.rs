@@ -159,7 +159,8 @@ mod tests {
                 method: Method::InPlace { collapse: RangeSet::new() },
             },
         ];
-        let attempts = vec![Attempt { source, page_size: PageSize::new(0x1000).unwrap(), parts, memory: 0x1000 }];
+        let page_size = PageSize::new(0x1000).unwrap();
+        let attempts = vec![Attempt { source, page_size, parts, memory: 0x1000, placement: None }];
         let lift = RangeLift { object: "x".into(), kinds: vec![Kind::Data], range, protection, attempts };
         Plan { lifts: vec![lift], ..Plan::default() }
     }

@@ -3,7 +3,7 @@
 use crate::auxiliary::Auxiliary;
 use crate::executor::own_space;
 use crate::live_restrictions::LiveRestrictions;
-use crate::machine::machine_facts;
+use crate::machine::{machine_facts, placed_mappings};
 use crate::objects::objects_of;
 use crate::pagemap::Pagemap;
 use crate::{cached, files, probes, records};
@@ -44,6 +44,9 @@ pub fn look(policy: &Policy, lifted: &[records::Record]) -> Result<Seen, String>
         // Reading smaps takes longer than all the rest, and is only needed if something is replaced.
         let smaps = files::text(c"/proc/thread-self/smaps").map_err(|_| no_proc())?;
         process.special = parse_flags(&smaps).map(|flags| special_mappings(&flags)).map_err(|e| e.to_string())?;
+        if machine.numa.is_some() {
+            process.special.extend(placed_mappings(&process.space));
+        }
         made = plan(&process, &machine, policy);
         leave_lifted(&mut made, lifted);
     }

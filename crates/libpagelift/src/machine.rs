@@ -1,10 +1,10 @@
 //! The machine's facts, read by system calls alone.
 
 use crate::files;
-use address_space::PageSize;
+use address_space::{AddressSpace, PageSize};
 use alloc::string::String;
 use alloc::vec::Vec;
-use lift_plan::MachineFacts;
+use lift_plan::{MachineFacts, SpecialMapping};
 use machine_facts::{Files, Kernel, Looks, THP, facts_of, is_thp_off, pmd_size};
 
 /// The files of the machine that this process runs on.
@@ -28,6 +28,11 @@ pub fn machine_facts(base_page: PageSize) -> MachineFacts {
         return facts.with_thp_off_in_process();
     }
     facts
+}
+
+/// The mappings of this process that have a memory policy of their own.
+pub fn placed_mappings(space: &AddressSpace) -> Vec<SpecialMapping> {
+    machine_facts::placed_mappings(&System, "/proc/self", space)
 }
 
 /// Bytes of the smallest huge pages that are used where none are named.

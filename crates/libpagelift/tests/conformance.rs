@@ -6,6 +6,7 @@
 
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
 use lift_execution::{Backing, CallError, Executor};
+use lift_plan::Placement;
 use lift_simulation::conformance::{Ground, POOL_PAGES, Subject, assert_conforms};
 use nix::fcntl::{Flock, FlockArg};
 use pagelift::{OwnMemory, OwnProcess};
@@ -75,6 +76,9 @@ impl Executor for Own {
     }
     fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
         self.executor.advise_huge(range)
+    }
+    fn place(&mut self, range: AddressRange, placement: &Placement) -> Result<(), CallError> {
+        self.executor.place(range, placement)
     }
     fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
         self.executor.populate(range, page)

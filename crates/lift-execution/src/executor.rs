@@ -4,7 +4,7 @@ use crate::ErrnoText;
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::string::ToString;
 use alloc::vec::Vec;
-use lift_plan::Reason;
+use lift_plan::{Placement, Reason};
 
 /// The number of "function not implemented", the same on every Linux architecture.
 pub const ENOSYS: i32 = 38;
@@ -77,6 +77,15 @@ pub trait Executor {
     /// # Errors
     /// The errors of `madvise`.
     fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError>;
+
+    /// Gives memory of which no page is present a memory policy of its own (mbind(2)), which decides from which NUMA nodes
+    /// its pages come.
+    ///
+    /// # Errors
+    /// The errors of `mbind`; `ENOSYS` from an executor without this call.
+    fn place(&mut self, _range: AddressRange, _placement: &Placement) -> Result<(), CallError> {
+        Err(CallError { call: "mbind", errno: ENOSYS })
+    }
 
     /// Makes every page of writable memory present, so that no later fault on it can fail.
     ///

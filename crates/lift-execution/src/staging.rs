@@ -56,6 +56,10 @@ impl<'a> PartState<'a> {
                 // What is not touched now comes into the page tables when the program accesses it.
                 let _ = executor.touch(*range);
             }
+            Step::PlaceStaging(range, placement) => {
+                self.copy_of(*range).map_or(Ok(()), |copy| executor.place(copy, placement))?;
+            }
+            Step::PlaceInPlace(range, placement) => executor.place(*range, placement)?,
             Step::PopulateStaging(range, size) => self.populate_staging(executor, *range, *size)?,
             Step::CollapseStaging(range, size) => self.collapse_staging(executor, *range, *size),
             Step::KeepHuge(range, size) => self.keep_huge(executor, *range, *size)?,

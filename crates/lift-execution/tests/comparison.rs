@@ -16,8 +16,13 @@ fn range(start: u64, end: u64) -> AddressRange {
 
 /// A plan that makes 10000-18000 readable and executable, as merging does.
 fn plan() -> Plan {
-    let attempt =
-        Attempt { source: Source::Thp, page_size: PageSize::new(0x8000).unwrap(), parts: Vec::new(), memory: 0 };
+    let attempt = Attempt {
+        source: Source::Thp,
+        page_size: PageSize::new(0x8000).unwrap(),
+        parts: Vec::new(),
+        memory: 0,
+        placement: None,
+    };
     let lift = RangeLift {
         object: "prog".to_owned(),
         kinds: vec![Kind::Rodata, Kind::Text],

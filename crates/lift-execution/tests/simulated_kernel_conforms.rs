@@ -30,6 +30,7 @@ fn kernel(ground: &Ground, huge_pages: u64, at_fault: bool) -> SimulatedKernel {
         base_page: ground.base_page,
         pools: ground.pool.map(|size| (size, POOL_PAGES)).into_iter().collect(),
         pool_charge: u64::MAX,
+        pool_on_bound_nodes: u64::MAX,
         maps_in_place: true,
         images: ground.file.map(|path| image(path, ground.base_page)).into_iter().collect(),
         files: vec![SimulatedFile { path: LIBRARY.to_owned(), own_path: Some(LIBRARY.to_owned()), huge: Vec::new() }],

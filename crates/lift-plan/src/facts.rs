@@ -1,5 +1,6 @@
 //! The planner's input: facts about the machine and the process.
 
+use crate::NumaFacts;
 use address_space::{AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, RangeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -97,6 +98,8 @@ pub struct MachineFacts {
     pub memory_bound: String,
     /// `vm.max_map_count`.
     pub max_mappings: u64,
+    /// NUMA; `None` on a machine with one node.
+    pub numa: Option<NumaFacts>,
 }
 
 impl MachineFacts {
@@ -115,7 +118,15 @@ impl MachineFacts {
         /// Far more than any program has, and far from where sums overflow.
         const PLENTY_BYTES: u64 = 1 << 47;
         let plenty = |pool: HugePool| HugePool { available: PLENTY_BYTES / pool.size.bytes(), ..pool };
-        Self { pools: self.pools.into_iter().map(plenty).collect(), memory_available: u64::MAX, ..self }
+        let pools: Vec<_> = self.pools.into_iter().map(plenty).collect();
+        let numa = self.numa.map(|mut numa| {
+            for node in &mut numa.nodes {
+                node.pools = pools.iter().map(|pool| (pool.size, pool.available)).collect();
+                node.memory = PLENTY_BYTES;
+            }
+            numa
+        });
+        Self { pools, memory_available: PLENTY_BYTES, numa, ..self }
     }
 
     /// Returns the facts for a process that has disabled transparent huge pages for itself.
@@ -220,8 +231,30 @@ impl ProcessFacts {
     }
 }
 
+/// The facts of a machine with two pools of one page each.
+#[cfg(test)]
+pub(crate) fn bare() -> MachineFacts {
+    let size = |bytes: u64| PageSize::new(bytes).unwrap();
+    let pool = |bytes: u64| HugePool { size: size(bytes), total: 1, available: 1 };
+    MachineFacts {
+        elf_machine: 62,
+        base_page: size(1 << 12),
+        pools: vec![pool(1 << 21), pool(1 << 30)],
+        default_hugetlb: Some(size(1 << 30)),
+        thp: Some(ThpFacts { size: size(1 << 21), mode: ThpMode::Madvise }),
+        movable_hugetlb: true,
+        collapse: true,
+        refaults_huge: true,
+        memory_available: 0,
+        memory_bound: String::new(),
+        max_mappings: 0,
+        numa: None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::bare as facts;
     use super::*;
 
     #[test]
@@ -245,25 +278,7 @@ mod tests {
         let pages: Vec<_> =
             plentiful.pools.iter().map(|pool| (pool.size.bytes(), pool.total, pool.available)).collect();
         assert_eq!(pages, [(1 << 21, 1, 1 << 26), (1 << 30, 1, 1 << 17)]);
-        assert_eq!(plentiful.memory_available, u64::MAX);
-    }
-
-    fn facts() -> MachineFacts {
-        let size = |bytes: u64| PageSize::new(bytes).unwrap();
-        let pool = |bytes: u64| HugePool { size: size(bytes), total: 1, available: 1 };
-        MachineFacts {
-            elf_machine: 62,
-            base_page: size(1 << 12),
-            pools: vec![pool(1 << 21), pool(1 << 30)],
-            default_hugetlb: Some(size(1 << 30)),
-            thp: Some(ThpFacts { size: size(1 << 21), mode: ThpMode::Madvise }),
-            movable_hugetlb: true,
-            collapse: true,
-            refaults_huge: true,
-            memory_available: 0,
-            memory_bound: String::new(),
-            max_mappings: 0,
-        }
+        assert_eq!(plentiful.memory_available, 1 << 47);
     }
 
     #[test]

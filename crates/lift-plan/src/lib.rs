@@ -12,6 +12,7 @@ mod cached;
 mod facts;
 mod groups;
 mod pieces;
+mod placement;
 mod plan;
 mod planner;
 mod probes;
@@ -21,7 +22,7 @@ mod special;
 mod steps;
 
 /// The options that the planner uses.
-pub use options::{Edges, Kind, Kinds, ObjectChoice, Pages, Policy, WritablePages};
+pub use options::{Edges, Kind, Kinds, Numa, ObjectChoice, Pages, Policy, WritablePages};
 
 pub use base::{BaseChoice, Coverable, choose_base, coverable};
 pub use cached::{cached_coverable, choose_cached_base};
@@ -29,6 +30,7 @@ pub use facts::{
     CacheShortfall, CachedFile, HugePool, ImageSpan, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode,
 };
 pub use pieces::{Piece, pieces_of};
+pub use placement::{NodeFacts, Nodes, NumaFacts, Placement, Preference};
 pub use plan::{Attempt, Edge, EdgeCure, Method, Part, Plan, PoolPages, RangeLift, Refusal, Source};
 pub use planner::plan;
 pub use probes::{CodeReader, holds_probe, probed_pages};

@@ -1,7 +1,7 @@
 //! The plan: what to lift, from which source, by which method, and what not, with the reason.
 
 use crate::Kind;
-use crate::Reason;
+use crate::{Placement, Reason};
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -110,6 +110,9 @@ pub struct Attempt {
     pub parts: Vec<Part>,
     /// Bytes that become resident that were not.
     pub memory: u64,
+    /// Memory policy of the new pages; `None`: that of the thread which makes them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
 }
 
 /// A range of one protection that is to be lifted.
@@ -230,7 +233,7 @@ mod tests {
 
     fn lift(source: Source, size: PageSize, parts: Vec<Part>) -> RangeLift {
         let (first, last) = (parts[0].range.start(), parts[parts.len() - 1].range.end());
-        let attempt = Attempt { source, page_size: size, parts, memory: 0 };
+        let attempt = Attempt { source, page_size: size, parts, memory: 0, placement: None };
         let range = AddressRange::new(first, last);
         let second = Attempt { source: Source::Hugetlb, ..attempt.clone() };
         let (object, kinds) = ("prog".into(), alloc::vec![Kind::Bss]);

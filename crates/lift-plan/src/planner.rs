@@ -3,9 +3,10 @@
 use crate::cached::{CachedPlace, cached_place};
 use crate::groups::{Group, Run, group, kinds_of};
 use crate::pieces::{refusal_by_protection, special_in};
+use crate::placement::{Placed, memory_bound, place, pool_on};
 use crate::{
-    Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, Method, ObjectChoice, Pages, Part, Piece, Plan,
-    Policy, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, WritablePages, pieces_of,
+    Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, Method, Numa, ObjectChoice, Pages, Part, Piece,
+    Placement, Plan, Policy, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, WritablePages, pieces_of,
 };
 use address_space::{
     AddressRange, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet,
@@ -58,22 +59,38 @@ struct Planner<'a> {
     policy: &'a Policy,
     size: PageSize,
     pool_left: BTreeMap<PageSize, u64>,
+    /// Pages that are available on other nodes only.
+    pool_elsewhere: BTreeMap<PageSize, u64>,
+    /// Where new pages are to lie; `None` on a machine with one node.
+    placed: Result<Option<Placed>, Reason>,
     allowed_left: u64,
     available_left: u64,
+    memory_bound: String,
     mappings: u64,
     plan: Plan,
 }
 
 impl<'a> Planner<'a> {
     fn new(process: &'a ProcessFacts, machine: &'a MachineFacts, policy: &'a Policy, size: PageSize) -> Self {
+        let placed = place(machine, policy.numa);
+        let nodes = placed.as_ref().ok().and_then(Option::as_ref);
+        let pools = machine.pools.iter().map(|pool| {
+            let pages = nodes.map_or((pool.available, 0), |placed| pool_on(machine, pool, &placed.nodes));
+            (pool.size, pages)
+        });
+        let pools: Vec<_> = pools.collect();
+        let (available_left, memory_bound) = memory_bound(machine, nodes);
         Self {
             process,
             machine,
             policy,
             size,
-            pool_left: machine.pools.iter().map(|pool| (pool.size, pool.available)).collect(),
+            pool_left: pools.iter().map(|(size, (here, _))| (*size, *here)).collect(),
+            pool_elsewhere: pools.iter().map(|(size, (_, elsewhere))| (*size, *elsewhere)).collect(),
+            placed,
             allowed_left: policy.max_memory.unwrap_or(u64::MAX),
-            available_left: machine.memory_available,
+            available_left,
+            memory_bound,
             mappings: process.space.mappings().len() as u64,
             plan: Plan::default(),
         }
@@ -248,6 +265,7 @@ impl<'a> Planner<'a> {
             }
             (Pages::Image, true) => vec![Source::Image],
             (Pages::File, true) => vec![Source::File],
+            (Pages::Auto, true) if self.policy.numa != Numa::Own => vec![Source::Hugetlb, Source::Thp],
             (Pages::Auto, true) => vec![Source::File, Source::Image, Source::Hugetlb, Source::Thp],
         }
     }
@@ -269,7 +287,18 @@ impl<'a> Planner<'a> {
         if self.mappings + MAPPINGS_PER_PART * parts.len() as u64 + MOVE_HEADROOM > self.machine.max_mappings {
             return Err(Reason::Mappings { now: self.mappings, most: self.machine.max_mappings });
         }
-        Ok(Attempt { source, page_size: self.size, parts, memory })
+        let placement = self.placement_of(source, &parts)?;
+        Ok(Attempt { source, page_size: self.size, parts, memory, placement })
+    }
+
+    /// Returns the memory policy for the new pages of these parts. Memory that stays in place keeps the program's own.
+    fn placement_of(&self, source: Source, parts: &[Part]) -> Result<Option<Placement>, Reason> {
+        match source {
+            Source::Image | Source::File if self.policy.numa != Numa::Own => Err(Reason::SharedPages),
+            Source::Image | Source::File => Ok(None),
+            _ if parts.iter().all(|part| matches!(part.method, Method::InPlace { .. })) => Ok(None),
+            _ => Ok(self.placed.clone()?.and_then(|placed| placed.placement)),
+        }
     }
 
     fn check_memory(&self, needed: u64, source: Source) -> Result<(), Reason> {
@@ -278,7 +307,7 @@ impl<'a> Planner<'a> {
         }
         // Pool pages are reserved already; using them takes no other memory.
         if source == Source::Thp && needed > self.available_left {
-            let bound = self.machine.memory_bound.clone();
+            let bound = self.memory_bound.clone();
             return Err(Reason::Memory { needed, left: self.available_left, bound });
         }
         Ok(())
@@ -379,7 +408,7 @@ impl<'a> Planner<'a> {
         let needed = self.size.pages_for(run.range.len());
         let available = self.pool_left.get(&self.size).copied().unwrap_or(0);
         if needed > available {
-            return Err(Reason::PoolTooSmall { size: self.size, needed, available, total: pool.total });
+            return Err(self.pool_shortage(needed, available, pool.total));
         }
         let copy = self.to_copy(run, run.range);
         let method = if self.machine.movable_hugetlb {
@@ -389,6 +418,16 @@ impl<'a> Planner<'a> {
             Method::MoveAside { copy, mappings: mappings.iter().map(|m| m.range.intersect(run.range)).collect() }
         };
         Ok(vec![Part { range: run.range, method }])
+    }
+
+    fn pool_shortage(&self, needed: u64, available: u64, total: u64) -> Reason {
+        let (size, elsewhere) = (self.size, self.pool_elsewhere.get(&self.size).copied().unwrap_or(0));
+        match &self.placed {
+            Ok(Some(placed)) if elsewhere > 0 && available + elsewhere >= needed => {
+                Reason::PoolOnOtherNodes { size, needed, available, elsewhere, nodes: placed.nodes.clone() }
+            }
+            _ => Reason::PoolTooSmall { size, needed, available, total },
+        }
     }
 
     /// Cuts a run into parts for transparent huge pages. Anonymous memory is advised and collapsed in place; only huge

@@ -1,6 +1,6 @@
 //! Reasons why memory is not lifted: what was found, what was needed, and the command that fixes it.
 
-use crate::CacheShortfall;
+use crate::{CacheShortfall, Nodes};
 use address_space::{PageSize, format_bytes};
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -31,6 +31,30 @@ pub enum Reason {
         /// Pages in the pool now.
         total: u64,
     },
+    /// The pool has enough pages, but not on the nodes from which they must come.
+    PoolOnOtherNodes {
+        /// Page size.
+        size: PageSize,
+        /// Pages needed.
+        needed: u64,
+        /// Pages available on the nodes.
+        available: u64,
+        /// Pages available on other nodes only.
+        elsewhere: u64,
+        /// The nodes.
+        nodes: Nodes,
+    },
+    /// The wanted node does not exist, or the process may not take memory from it.
+    NodeForbidden {
+        /// The node.
+        node: u32,
+        /// The nodes that may be used.
+        allowed: Nodes,
+    },
+    /// It is unknown on which node the program runs.
+    NoLocalNode,
+    /// The nodes of what is shared with other processes cannot be chosen for one.
+    SharedPages,
     /// The kernel has no pool of this page size.
     NoSuchPool {
         /// Page size.
@@ -134,6 +158,15 @@ impl Reason {
                 total + needed.saturating_sub(*available),
                 size.kib()
             )),
+            Self::PoolOnOtherNodes { size, needed, nodes, .. } => {
+                let node = nodes.iter().next()?;
+                Some(format!("pagelift pool reserve {}K:{needed}@{node}", size.kib()))
+            }
+            Self::NodeForbidden { allowed, .. } => {
+                allowed.iter().next().map(|node| format!("--numa node={node}, or a cpuset with the wanted node"))
+            }
+            Self::NoLocalNode => Some("--numa node=NUMBER".to_owned()),
+            Self::SharedPages => Some("--pages hugetlb or --pages thp, which copy".to_owned()),
             Self::NoSuchPool { sizes, .. } => {
                 sizes.first().map(|size| format!("--page-size {}", size.to_string().replace(' ', "")))
             }
@@ -173,6 +206,18 @@ impl fmt::Display for Reason {
             }
             Self::PoolTooSmall { size, needed, available, .. } => {
                 write!(f, "needs {needed} pages of {size} from the pool, {available} available")
+            }
+            Self::PoolOnOtherNodes { size, needed, available, elsewhere, nodes } => write!(
+                f,
+                "needs {needed} pages of {size} from the pool on {nodes}, {available} available there; {elsewhere} on \
+                 other nodes may not be used"
+            ),
+            Self::NodeForbidden { node, allowed } => {
+                write!(f, "node {node} is not one it may take memory from, found {allowed}")
+            }
+            Self::NoLocalNode => f.write_str("found no node for the CPU that it runs on, needed by --numa local"),
+            Self::SharedPages => {
+                f.write_str("its pages are shared with other processes, so that --numa cannot choose their node")
             }
             Self::NoSuchPool { size, sizes } => {
                 let sizes: Vec<_> = sizes.iter().map(ToString::to_string).collect();
@@ -254,6 +299,27 @@ mod tests {
                 Reason::PoolTooSmall { size, needed: 7, available: 3, total: 10 },
                 "needs 7 pages of 2 MiB from the pool, 3 available",
                 "echo 14 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+            ),
+            (
+                Reason::PoolOnOtherNodes {
+                    size,
+                    needed: 7,
+                    available: 2,
+                    elsewhere: 40,
+                    nodes: [1, 0].into_iter().collect(),
+                },
+                "needs 7 pages of 2 MiB from the pool on nodes 0, 1, 2 available there; 40 on other nodes may not be used",
+                "pagelift pool reserve 2048K:7@0",
+            ),
+            (
+                Reason::NodeForbidden { node: 3, allowed: [1].into_iter().collect() },
+                "node 3 is not one it may take memory from, found node 1",
+                "--numa node=1, or a cpuset with the wanted node",
+            ),
+            (
+                Reason::SharedPages,
+                "its pages are shared with other processes, so that --numa cannot choose their node",
+                "--pages hugetlb or --pages thp, which copy",
             ),
             (
                 Reason::NoSuchPool { size, sizes: vec![gib] },

@@ -1,6 +1,6 @@
 //! The steps of a lift, which are all that executors know.
 
-use crate::{Attempt, Method, Part, RangeLift, Source};
+use crate::{Attempt, Method, Part, Placement, RangeLift, Source};
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
 use alloc::string::String;
 use alloc::vec;
@@ -22,6 +22,8 @@ pub enum Step {
         /// Their size.
         size: PageSize,
     },
+    /// Give the staging copy a memory policy, before any page of it is present.
+    PlaceStaging(AddressRange, Placement),
     /// Show a shared image in place of the range, by one system call, with its final protection and with its pages in the
     /// page tables already.
     ShowImage {
@@ -65,6 +67,8 @@ pub enum Step {
     MoveAside(AddressRange),
     /// Map huge pages in the range's own place.
     MapInPlace(AddressRange, PageSize),
+    /// Give them a memory policy, before any is present.
+    PlaceInPlace(AddressRange, Placement),
     /// Make them present.
     PopulateInPlace(AddressRange, PageSize),
     /// Copy back from where the mappings were moved.
@@ -88,6 +92,8 @@ impl Step {
             | Self::Refault(range, _)
             | Self::MapFile { range, .. }
             | Self::Touch(range)
+            | Self::PlaceStaging(range, _)
+            | Self::PlaceInPlace(range, _)
             | Self::PopulateStaging(range, _)
             | Self::CollapseStaging(range, _)
             | Self::KeepHuge(range, _)
@@ -110,10 +116,9 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
     let range = part.range;
     match &part.method {
         Method::Swap { copy } => {
-            let mut steps = vec![
-                Step::MapStaging { range, source: attempt.source, size: attempt.page_size },
-                Step::PopulateStaging(range, attempt.page_size),
-            ];
+            let mut steps = vec![Step::MapStaging { range, source: attempt.source, size: attempt.page_size }];
+            steps.extend(attempt.placement.clone().map(|placement| Step::PlaceStaging(range, placement)));
+            steps.push(Step::PopulateStaging(range, attempt.page_size));
             if attempt.source == Source::Thp {
                 steps.push(Step::CollapseStaging(range, attempt.page_size));
                 steps.push(Step::KeepHuge(range, attempt.page_size));
@@ -132,6 +137,7 @@ pub fn steps_of(lift: &RangeLift, attempt: &Attempt, part: &Part) -> Vec<Step> {
         Method::MoveAside { copy, mappings } => {
             let mut steps: Vec<_> = mappings.iter().map(|&mapping| Step::MoveAside(mapping)).collect();
             steps.push(Step::MapInPlace(range, attempt.page_size));
+            steps.extend(attempt.placement.clone().map(|placement| Step::PlaceInPlace(range, placement)));
             steps.push(Step::PopulateInPlace(range, attempt.page_size));
             steps.push(Step::CopyBack(copy.clone()));
             steps.push(Step::SealInPlace(range, lift.protection));

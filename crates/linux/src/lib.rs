@@ -17,6 +17,7 @@ pub mod file_rights;
 pub mod file_systems;
 pub mod interrupted;
 pub mod leases;
+pub mod nodes;
 pub mod pagemap;
 pub mod pages;
 pub mod perf_event;

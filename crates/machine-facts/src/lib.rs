@@ -13,6 +13,7 @@ mod files;
 mod fragmentation;
 mod machine;
 mod nodes;
+mod numa;
 mod pools;
 #[cfg(feature = "std")]
 mod system;
@@ -25,6 +26,7 @@ pub use machine::{
     Kernel, Looks, elf_machine, facts_of, is_thp_off, meminfo_bytes, smallest_huge_page, usual_huge_page_of,
 };
 pub use nodes::{NODES, NodeMemory, allowed_nodes, node_memory, node_numbers};
+pub use numa::{bytes_on_nodes, placed_mappings};
 pub use pools::{NodePool, POOLS, PoolCounts, default_hugetlb, pool_counts, pool_directory, pools_at};
 #[cfg(feature = "std")]
 pub use system::{System, base_page, machine_facts, machine_facts_for, system_thp, usual_huge_page};

@@ -1,5 +1,6 @@
 //! All facts of a machine together.
 
+use crate::numa::numa_facts;
 use crate::{CgroupLimits, Cgroups, Files, POOLS, THP, default_hugetlb, pools_at, thp_at};
 use address_space::PageSize;
 use alloc::borrow::ToOwned;
@@ -65,6 +66,7 @@ pub fn facts_of(files: &impl Files, kernel: &Kernel, process: &str, looks: Looks
     let meminfo = files.text("/proc/meminfo").unwrap_or_default();
     let mut facts = unbounded_facts(files, kernel, kernel.thp_size.and_then(|size| thp_at(files, THP, size)));
     facts.pools = pools.into_iter().map(|pool| cut_by(pool, &limits)).collect();
+    facts.numa = numa_facts(files, process, &sizes);
     facts.default_hugetlb = default_hugetlb(&meminfo);
     (facts.memory_available, facts.memory_bound) = memory_left(&meminfo, limits.memory.as_ref());
     facts
@@ -101,6 +103,7 @@ fn unbounded_facts(files: &impl Files, kernel: &Kernel, thp: Option<ThpFacts>) -
         memory_available: u64::MAX,
         memory_bound: String::new(),
         max_mappings: files.number("/proc/sys/vm/max_map_count").unwrap_or(USUAL_MOST_MAPPINGS),
+        numa: None,
     }
 }
 

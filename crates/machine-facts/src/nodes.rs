@@ -10,7 +10,7 @@ use serde::Serialize;
 pub const NODES: &str = "/sys/devices/system/node";
 
 /// Maximum number of nodes that is read from a list: the kernel's own (`CONFIG_NODES_SHIFT` of at most 10).
-const MOST_NODES: u32 = 1 << 10;
+pub(crate) const MOST_NODES: u32 = 1 << 10;
 
 /// Memory of one node, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -25,7 +25,7 @@ pub struct NodeMemory {
 
 /// The numbers of the nodes that are online, ascending; empty on a kernel without NUMA.
 pub fn node_numbers(files: &impl Files) -> Vec<u32> {
-    numbers_in(&files.text(&format!("{NODES}/online")).unwrap_or_default())
+    numbers_in(&files.text(&format!("{NODES}/online")).unwrap_or_default(), MOST_NODES)
 }
 
 /// The nodes from which the process whose directory in /proc is `process` may take memory (`Mems_allowed_list`, which its
@@ -35,7 +35,7 @@ pub fn allowed_nodes(files: &impl Files, process: &str) -> Vec<u32> {
     let status = files.text(&format!("{process}/status")).unwrap_or_default();
     match status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:")) {
         Some(list) => {
-            let allowed = numbers_in(list);
+            let allowed = numbers_in(list, MOST_NODES);
             online.into_iter().filter(|node| allowed.contains(node)).collect()
         }
         None => online,
@@ -55,13 +55,13 @@ pub fn node_memory(files: &impl Files) -> Vec<NodeMemory> {
     node_numbers(files).into_iter().filter_map(memory).collect()
 }
 
-/// The numbers of a list such as `0-2,5`; what is not understood is left out.
-fn numbers_in(list: &str) -> Vec<u32> {
+/// The numbers of a list such as `0-2,5`, up to `most`; what is not understood is left out.
+pub(crate) fn numbers_in(list: &str, most: u32) -> Vec<u32> {
     let mut numbers = Vec::new();
     for part in list.trim().split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) else { continue };
-        numbers.extend(first..=last.min(MOST_NODES));
+        numbers.extend(first..=last.min(most));
     }
     numbers
 }
@@ -73,6 +73,7 @@ mod tests {
 
     #[test]
     fn lists_have_numbers_and_spans() {
+        let numbers_in = |list| numbers_in(list, MOST_NODES);
         assert_eq!(numbers_in("0-2,5\n"), [0, 1, 2, 5]);
         assert_eq!(numbers_in("0"), [0]);
         assert!(numbers_in("").is_empty() && numbers_in("x,3-1").is_empty());

@@ -1,7 +1,7 @@
 //! What is lifted, and from where.
 
 use crate::choices::choice;
-use crate::{Kind, Kinds, matches};
+use crate::{Kind, Kinds, Numa, matches};
 use address_space::{LoadedObject, ObjectRole, PageSize};
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -156,6 +156,8 @@ pub struct Policy {
     pub edges: Edges,
     /// Most bytes that a lift may make resident, pool pages included.
     pub max_memory: Option<u64>,
+    /// NUMA nodes of the pages.
+    pub numa: Numa,
     /// Seal copies that are never written (Linux 6.10). They cannot be restored then.
     pub seal: bool,
 }

@@ -64,6 +64,7 @@ impl Variable {
             ("edges", Some(value)) => policy.edges = Edges::from_word(value)?,
             ("page-size", Some(value)) => policy.page_size = Some(value.parse().map_err(|e| format!("{e}"))?),
             ("max-memory", Some(value)) => policy.max_memory = Some(parse_bytes(value).map_err(|e| e.to_string())?),
+            ("numa", Some(value)) => policy.numa = value.parse()?,
             ("lift", Some(value)) => policy.kinds = Kinds::parse(value)?,
             ("objects", Some(value)) => policy.objects = value.parse()?,
             ("heap" | "heap-reserve", Some(_)) => {}
@@ -118,6 +119,8 @@ fn policy_words(policy: &Policy) -> Result<Vec<String>, String> {
     ]);
     words.extend(policy.page_size.map(|size| format!("page-size={}", size.bytes())));
     words.extend(policy.max_memory.map(|bytes| format!("max-memory={bytes}")));
+    let numa = policy.numa.to_string();
+    words.extend((!numa.is_empty()).then(|| format!("numa={numa}")));
     let objects = policy.objects.to_string();
     words.extend((!objects.is_empty()).then(|| format!("objects={objects}")));
     Ok(words)
@@ -126,13 +129,13 @@ fn policy_words(policy: &Policy) -> Result<Vec<String>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ObjectChoice;
+    use crate::{Numa, ObjectChoice};
     use proptest::prelude::*;
 
     #[test]
     fn every_word_is_understood() {
         let text = "pages=hugetlb --page-size=2M lift=text,data objects=exe writable-pages=hugetlb \
-                    edges=merge-read-only max-memory=1G only=mariadbd,post* pid=12 require quiet verbose";
+                    edges=merge-read-only max-memory=1G numa=node=3 only=mariadbd,post* pid=12 require quiet verbose";
         let variable = Variable::parse(text).unwrap();
         assert_eq!(variable.policy.pages, Pages::Hugetlb);
         assert_eq!(variable.policy.page_size.unwrap().to_string(), "2 MiB");
@@ -141,6 +144,7 @@ mod tests {
         assert_eq!(variable.policy.writable_pages, WritablePages::Hugetlb);
         assert_eq!(variable.policy.edges, Edges::MergeReadOnly);
         assert_eq!(variable.policy.max_memory, Some(1 << 30));
+        assert_eq!(variable.policy.numa, Numa::Node(3));
         assert_eq!(variable.only, ["mariadbd", "post*"]);
         assert_eq!((variable.pid, variable.require, variable.quiet, variable.verbose), (Some(12), true, true, true));
         assert_eq!(variable.heap, HeapPages::Off);
@@ -161,6 +165,7 @@ mod tests {
             ),
             ("heap=3M", "PAGELIFT: `heap=3M`: needed auto, off, thp, or a size of pool pages, 2M or 1G for example"),
             ("heap", "PAGELIFT: `heap`: write heap=VALUE"),
+            ("numa=1", "PAGELIFT: `numa=1`: found `1`, needed local or interleave or node=NUMBER"),
             ("pid=x", "PAGELIFT: `pid=x`: needed a number"),
         ] {
             assert_eq!(Variable::parse(text).unwrap_err(), expected);
@@ -210,8 +215,10 @@ mod tests {
         let kinds = proptest::collection::vec(choice::<Kind>(), 1..6).prop_map(|kinds| Kinds::of(&kinds));
         let size = proptest::option::of((12u32..31).prop_map(|log2| address_space::PageSize::new(1 << log2).unwrap()));
         let memory = proptest::option::of(any::<u64>());
-        (pages, size, kinds, objects(), choice(), choice(), memory).prop_map(
-            |(pages, page_size, kinds, objects, writable_pages, edges, max_memory)| Policy {
+        let numa =
+            prop_oneof![Just(Numa::Own), Just(Numa::Local), Just(Numa::Interleave), any::<u32>().prop_map(Numa::Node)];
+        (pages, size, kinds, objects(), choice(), choice(), memory, numa).prop_map(
+            |(pages, page_size, kinds, objects, writable_pages, edges, max_memory, numa)| Policy {
                 pages,
                 page_size,
                 kinds,
@@ -219,6 +226,7 @@ mod tests {
                 writable_pages,
                 edges,
                 max_memory,
+                numa,
                 seal: false,
             },
         )

@@ -1,8 +1,8 @@
 //! The words of `PAGELIFT`.
 
 /// All words of the variable.
-pub const WORDS: &str = "pages, page-size, lift, objects, writable-pages, edges, max-memory, heap, heap-reserve, only, \
-                         pid, require, quiet, verbose";
+pub const WORDS: &str = "pages, page-size, lift, objects, writable-pages, edges, max-memory, numa, heap, heap-reserve, \
+                         only, pid, require, quiet, verbose";
 
 /// Short forms of words.
 const SHORT: [&str; 2] = ["q", "v"];

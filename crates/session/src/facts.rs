@@ -7,7 +7,7 @@ use crate::probes;
 use address_space::{Address, AddressRange, AddressSpace, ObjectRole, PageSize, RangeSet};
 use lift_plan::{MachineFacts, Pages, Plan, Policy, ProcessFacts, ThpMode, plan, special_mappings};
 use linux::pagemap::Pagemap;
-use machine_facts::system_thp;
+use machine_facts::{System, placed_mappings, system_thp};
 use options::Prepare;
 use process_view::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
 use ptrace::EntryStop;
@@ -103,6 +103,10 @@ fn plan_seen(
     let mut end = end_of(&first).into_iter().chain(shown).max().unwrap_or(Address(0));
     loop {
         seen.process.special = special_mappings(&ProcessFiles::of(pid).mapping_flags_below(end)?);
+        if machine.numa.is_some() {
+            let placed = placed_mappings(&System, &format!("/proc/{pid}"), &seen.process.space);
+            seen.process.special.extend(placed);
+        }
         let second = plan(&seen.process, machine, policy);
         // Memory that images serve leaves pool pages for more than the first plan had.
         match end_of(&second).filter(|&beyond| beyond > end) {

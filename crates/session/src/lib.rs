@@ -20,4 +20,4 @@ pub mod status;
 
 pub use error::SessionError;
 pub use names::{process_name, program_name};
-pub use report::{Base, LiftReport};
+pub use report::{Base, LiftReport, NodeBytes};

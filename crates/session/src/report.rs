@@ -3,7 +3,9 @@
 use crate::heap::HeapInPlace;
 use address_space::PageSize;
 use lift_execution::{Outcome, RangeOutcome, Sealing};
-use lift_plan::{Coverable, Edge, Plan, Reason, Refusal, Shortfall, Source};
+use lift_plan::{Coverable, Edge, MachineFacts, Plan, Reason, Refusal, Shortfall, Source};
+use machine_facts::{System, bytes_on_nodes};
+use process_view::ProcessFiles;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -35,6 +37,15 @@ pub enum Base {
     },
 }
 
+/// Bytes on one NUMA node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct NodeBytes {
+    /// Number of the node.
+    pub node: u32,
+    /// Bytes.
+    pub bytes: u64,
+}
+
 /// The outcome for one program.
 #[derive(Clone, Debug, Serialize)]
 pub struct LiftReport {
@@ -60,6 +71,9 @@ pub struct LiftReport {
     pub advised_bytes: u64,
     /// Bytes that the lift made resident.
     pub made_resident_bytes: u64,
+    /// Bytes of lifted mappings on each NUMA node; empty on a machine with one node.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeBytes>,
     /// Time to prepare and execute the plan, in microseconds.
     pub lift_microseconds: u64,
     /// Time for which the program was stopped, at both stops together, in microseconds.
@@ -102,6 +116,7 @@ impl LiftReport {
             covered_bytes: 0,
             advised_bytes: 0,
             made_resident_bytes: 0,
+            nodes: Vec::new(),
             lift_microseconds: 0,
             stopped_microseconds: 0,
             heap: None,
@@ -133,6 +148,17 @@ impl LiftReport {
         });
         let reasons = self.refusals.iter().map(|refusal| &refusal.reason).chain(of_ranges);
         self.fixes = reasons.filter_map(|reason| Some((reason.to_string(), reason.fix()?))).collect();
+    }
+
+    /// Adds where the lifted memory lies, as the kernel shows it now.
+    pub fn look_at_nodes(&mut self, machine: &MachineFacts) {
+        if machine.numa.is_none() {
+            return;
+        }
+        let Ok(space) = ProcessFiles::of(self.pid).maps() else { return };
+        let lifted = self.ranges.iter().flat_map(|range| range.lifted.iter()).collect();
+        let found = bytes_on_nodes(&System, &format!("/proc/{}", self.pid), &space, &lifted);
+        self.nodes = found.into_iter().map(|(node, bytes)| NodeBytes { node, bytes }).collect();
     }
 
     /// Returns the bytes covered, by source and page size.

@@ -3,7 +3,7 @@
 use address_space::{PageSize, parse_bytes};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use options::{Choice, Edges, Kind, Kinds, ObjectChoice, Pages, Policy, WritablePages};
+use options::{Choice, Edges, Kind, Kinds, Numa, ObjectChoice, Pages, Policy, WritablePages};
 
 /// Reads one of the words of an option, all of which the help shows.
 pub fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
@@ -36,6 +36,10 @@ pub struct PolicyArgs {
     /// Most memory that the lift may make resident.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub max_memory: Option<u64>,
+    /// NUMA nodes of the pages that the lift fills: `local` (that of the CPU on which the program runs), `interleave` (all
+    /// nodes of its cpuset in turn), or `node=NUMBER` [default: by the program's own memory policy and cpuset]
+    #[arg(long, value_name = "NODES")]
+    pub numa: Option<Numa>,
     /// Seal copies of code and read-only data, so that nothing discards, unmaps or protects them any more (Linux 6.10).
     /// Sealed memory cannot be detached.
     #[arg(long)]
@@ -53,6 +57,7 @@ impl PolicyArgs {
             writable_pages: self.writable_pages,
             edges: self.edges,
             max_memory: self.max_memory,
+            numa: self.numa.unwrap_or_default(),
             seal: self.seal,
         }
     }
@@ -69,6 +74,8 @@ pub fn words(policy: &Policy) -> Vec<String> {
     ]);
     words.extend(policy.page_size.map(|size| format!("--page-size={}", size.bytes())));
     words.extend(policy.max_memory.map(|bytes| format!("--max-memory={bytes}")));
+    let numa = policy.numa.to_string();
+    words.extend((!numa.is_empty()).then(|| format!("--numa={numa}")));
     let objects = policy.objects.to_string();
     words.extend((!objects.is_empty()).then(|| format!("--objects={objects}")));
     words.extend(policy.seal.then(|| "--seal".to_owned()));
@@ -97,6 +104,8 @@ mod tests {
             "--pages thp --lift text,data --seal",
             "--pages image --page-size 1G --max-memory 300M --edges merge-read-only",
             "--pages hugetlb --writable-pages hugetlb --objects exe,libc*",
+            "--pages hugetlb --numa node=1",
+            "--numa local",
         ];
         for text in texts {
             let policy = parse(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());

@@ -5,7 +5,7 @@ use comfy_table::LineStyle;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use lift_plan::{EdgeCure, Kind, Method, Part, Plan, RangeLift};
-use session::{Base, LiftReport};
+use session::{Base, LiftReport, NodeBytes};
 
 /// A table without borders on the sides, with these headings.
 pub fn table(headings: &[&str]) -> Table {
@@ -167,6 +167,10 @@ fn summary(report: &LiftReport) -> String {
         report.stopped_microseconds as f64 / 1000.0,
         report.other_threads
     );
+    if !report.nodes.is_empty() {
+        let on = |node: &NodeBytes| format!("{} on node {}", format_bytes(node.bytes), node.node);
+        text += &format!("lifted memory: {}\n", report.nodes.iter().map(on).collect::<Vec<_>>().join(", "));
+    }
     for why in &report.without_image {
         text += &format!("no image: {why}\n");
     }

@@ -46,6 +46,7 @@ fn machine_of(program: &Program, facts: &MachineFacts, short: &Shortage) -> Simu
         base_page: facts.base_page,
         pools: facts.pools.iter().map(|pool| (pool.size, pool.available.min(short.pool))).collect(),
         pool_charge: short.charge,
+        pool_on_bound_nodes: u64::MAX,
         images: Vec::new(),
         files: Vec::new(),
         refaults_huge: facts.refaults_huge,

@@ -4,7 +4,8 @@ use crate::support::{Program, base_page, machine_with, page_size, programs};
 use address_space::{Address, PageSize};
 use lift_execution::{Outcome, execute};
 use lift_plan::{
-    CachedFile, Edges, ImageSpan, MachineFacts, Method, Pages, Plan, Policy, ProcessFacts, WritablePages, plan,
+    CachedFile, Edges, ImageSpan, MachineFacts, Method, NodeFacts, Nodes, Numa, NumaFacts, Pages, Plan, Policy,
+    ProcessFacts, WritablePages, plan,
 };
 use lift_simulation::simulated::{
     Call, Script, SimulatedFile, SimulatedImage, SimulatedKernel, SimulatedMachine, SimulatedThp,
@@ -118,11 +119,15 @@ fn files_of(process: &ProcessFacts) -> Vec<SimulatedFile> {
 /// A machine that has all it takes, and what the planner is told of it.
 pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (MachineFacts, SimulatedMachine) {
     let pages = 4096;
-    let facts = MachineFacts { movable_hugetlb, ..machine_with(size.bytes(), pages) };
+    let both: Nodes = (0..2).collect();
+    let node = |node| NodeFacts { node, pools: vec![(size, pages)], memory: u64::MAX / 2 };
+    let numa = NumaFacts { nodes: both.iter().map(node).collect(), allowed: both, bound: None, running_on: Some(0) };
+    let facts = MachineFacts { movable_hugetlb, numa: Some(numa), ..machine_with(size.bytes(), pages) };
     let machine = SimulatedMachine {
         base_page: base_page(),
         pools: BTreeMap::from([(size, pages)]),
         pool_charge: u64::MAX,
+        pool_on_bound_nodes: u64::MAX,
         images: Vec::new(),
         files: Vec::new(),
         refaults_huge: facts.refaults_huge,
@@ -147,6 +152,9 @@ pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
             scenarios.push(scenario);
         }
     };
+    for (pages, movable_hugetlb) in [(Pages::Auto, true), (Pages::Hugetlb, false)] {
+        add(program, Policy { pages, numa: Numa::Node(1), ..Policy::default() }, movable_hugetlb, true);
+    }
     let imaged = program.clone().imaged(programs::HUGE);
     let cached = program.clone().all_cached();
     for edges in [Edges::Exact, Edges::MergeReadOnly] {

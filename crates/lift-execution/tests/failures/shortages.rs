@@ -36,6 +36,9 @@ fn the_pool_runs_out_after_so_many_pages() {
             lift_on(scenario, &scenario.short_of(empty), Leniency::default());
             // A cgroup without reservations refuses pages only when they are touched.
             lift_on(scenario, &scenario.short_of(|machine| machine.pool_charge = pages), Leniency::default());
+            // Pages are free, but on nodes that may not be used; the plan did not know it yet.
+            let elsewhere = |machine: &mut SimulatedMachine| machine.pool_on_bound_nodes = pages;
+            lift_on(scenario, &scenario.short_of(elsewhere), Leniency::default());
         }
     });
 }

@@ -8,6 +8,7 @@ mod bounds;
 mod fates;
 mod means;
 mod memory;
+mod nodes;
 mod oracle;
 mod probes;
 mod ranges;

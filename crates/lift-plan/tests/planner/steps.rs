@@ -7,7 +7,7 @@ use lift_plan::{Attempt, Kind, Method, Part, RangeLift, Source, Step, steps_of};
 fn steps(source: Source, method: Method) -> Vec<Step> {
     let (all, page_size) = (range(0x10_0000, 0x12_0000), page_size(0x1_0000));
     let part = Part { range: all, method };
-    let attempt = Attempt { source, page_size, parts: vec![part.clone()], memory: 0 };
+    let attempt = Attempt { source, page_size, parts: vec![part.clone()], memory: 0, placement: None };
     let (object, kinds) = ("prog".to_owned(), vec![Kind::Text]);
     let lift = RangeLift { object, kinds, range: all, protection: Protection::READ_EXECUTE, attempts: vec![attempt] };
     steps_of(&lift, &lift.attempts[0], &part)

@@ -41,6 +41,7 @@ pub fn machine_with(huge: u64, pool_pages: u64) -> MachineFacts {
         memory_available: 1 << 40,
         memory_bound: "the machine".to_owned(),
         max_mappings: 65_530,
+        numa: None,
     }
 }
 

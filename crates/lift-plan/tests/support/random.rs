@@ -218,6 +218,7 @@ pub fn machine() -> impl Strategy<Value = MachineFacts> {
                 memory_available,
                 memory_bound: "the machine".to_owned(),
                 max_mappings,
+                numa: None,
             }
         },
     )
@@ -250,6 +251,7 @@ pub fn policy() -> impl Strategy<Value = Policy> {
             writable_pages,
             edges,
             max_memory,
+            numa: Default::default(),
             seal: false,
         },
     )

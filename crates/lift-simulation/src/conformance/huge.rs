@@ -2,7 +2,8 @@
 
 use super::{Check, Checked, Ground, Needs, Subject, call, expect, expect_bytes, pattern, refused};
 use address_space::{AddressRange, PageSize, Protection};
-use lift_execution::{Backing, CallError};
+use lift_execution::{Backing, CallError, ENOSYS};
+use lift_plan::{Nodes, Placement, Preference};
 
 /// More than any pool holds.
 const TOO_MANY_PAGES: u64 = 1 << 24;
@@ -17,6 +18,7 @@ pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
         pool("a_pool_that_is_too_small_is_an_error_and_no_signal", pool_too_small),
         pool("pool_memory_moves_over_others_where_the_kernel_can", pool_moves),
         pool("pool_memory_is_mapped_in_a_place_that_was_left", pool_in_place),
+        pool("pool_memory_is_placed_before_it_is_populated", pool_placed),
         thp("advised_memory_becomes_huge_or_says_why_not", advised),
         thp("collapsing_keeps_contents_and_tells_the_truth", collapse),
         thp("huge_memory_that_is_moved_stays_what_it_was", moved),
@@ -116,6 +118,25 @@ fn pool_moves<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     let sealed = space.overlapping(to).iter().all(|m| m.protection == Protection::READ_EXECUTE);
     expect(sealed, || format!("{:?}", space.overlapping(to)))?;
     expect_bytes(subject, to, &pattern(from.len(), 32))
+}
+
+/// Every machine has node 0; a kernel without NUMA has no `mbind`.
+fn pool_placed<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
+    let size = pool_of(ground)?;
+    let length = 2 * size.bytes();
+    let range = AddressRange::sized(call(subject.map(length, Backing::Hugetlb(size)))?, length);
+    let on_first = Placement { preference: Preference::Bind, nodes: Nodes::from_iter([0]) };
+    match subject.place(range, &on_first) {
+        Err(error) if error.errno == ENOSYS => return Ok(()),
+        placed => call(placed)?,
+    }
+    let nowhere = Placement { preference: Preference::Bind, nodes: Nodes::from_iter([1000]) };
+    if subject.place(range, &nowhere).is_ok() {
+        return call(subject.unmap(range)).and_then(|()| Err("a node that does not exist was accepted".to_owned()));
+    }
+    call(subject.populate(range, size))?;
+    let huge = call(subject.query_huge(range, size))?;
+    expect(huge.covers(range), || format!("of {range} only {huge:?} is huge"))
 }
 
 fn pool_in_place<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {

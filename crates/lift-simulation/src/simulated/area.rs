@@ -22,6 +22,8 @@ pub(super) struct Area {
     pub image: Option<PageSize>,
     /// `MADV_DONTDUMP`.
     pub not_dumped: bool,
+    /// Confined to some NUMA nodes (`mbind`).
+    pub bound: bool,
     /// `mseal`.
     pub sealed: bool,
     /// How far anonymous memory has been moved since it was made. The kernel joins only memory that it numbers
@@ -38,6 +40,7 @@ impl Area {
             pool: None,
             image: None,
             not_dumped: false,
+            bound: false,
             sealed: false,
             moved: 0,
         }
@@ -51,7 +54,7 @@ impl Area {
             None => ((0, 0), 0, MappingName::Anonymous),
         };
         let mapping = Mapping { range, protection, shared: false, offset: 0, device, inode, name };
-        Self { mapping, advised: false, pool, image: None, not_dumped: false, sealed: false, moved: 0 }
+        Self { mapping, advised: false, pool, image: None, not_dumped: false, bound: false, sealed: false, moved: 0 }
     }
 
     /// Part of a shared image.
@@ -59,7 +62,8 @@ impl Area {
         let name = MappingName::File { path: path.to_owned(), deleted: false };
         let inode = IMAGE_INODE + path.len() as u64;
         let mapping = Mapping { range, protection, shared: false, offset, device: IMAGE_DEVICE, inode, name };
-        Self { mapping, advised: false, pool: None, image: Some(size), not_dumped: false, sealed: false, moved: 0 }
+        let image = Some(size);
+        Self { mapping, advised: false, pool: None, image, not_dumped: false, bound: false, sealed: false, moved: 0 }
     }
 
     /// The whole huge pages of an image: they need address and offset to agree.
@@ -102,7 +106,7 @@ impl Area {
             && (a.protection, a.shared, a.device, a.inode) == (b.protection, b.shared, b.device, b.inode)
             && a.name == b.name
             && (self.advised, self.pool, self.moved) == (next.advised, next.pool, next.moved)
-            && (self.not_dumped, self.sealed) == (next.not_dumped, next.sealed)
+            && (self.not_dumped, self.bound, self.sealed) == (next.not_dumped, next.bound, next.sealed)
             && follows
     }
 }

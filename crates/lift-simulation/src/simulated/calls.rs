@@ -7,6 +7,7 @@ use super::script::{Call, Failure, Mode};
 use crate::conformance::Subject;
 use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize, Protection, RangeSet};
 use lift_execution::{Backing, CallError, ENOSYS, Executor, FileMapping};
+use lift_plan::Placement;
 
 impl SimulatedKernel {
     /// Notes a call and asks the script about it.
@@ -103,6 +104,10 @@ impl Executor for SimulatedKernel {
             }
         };
         self.called((Call::AdviseHuge, "madvise(MADV_HUGEPAGE)"), range, half, |kernel| advise(kernel, range))
+    }
+
+    fn place(&mut self, range: AddressRange, placement: &Placement) -> Result<(), CallError> {
+        self.called((Call::Place, "mbind"), range, nothing, |kernel| kernel.bind(range, placement))
     }
 
     fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {

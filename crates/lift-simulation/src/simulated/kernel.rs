@@ -7,6 +7,7 @@ use super::errno::*;
 use super::script::{Call, Script};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize, Protection, RangeSet};
 use lift_execution::FileMapping;
+use lift_plan::Placement;
 use std::collections::BTreeMap;
 
 /// `mremap` refuses to work where fewer mappings than this are left to be had, and two more are needed for the splits
@@ -47,6 +48,8 @@ pub struct SimulatedMachine {
     pub pools: BTreeMap<PageSize, u64>,
     /// Pool pages that the process may have in use, as a cgroup limits them: more are refused when they are touched.
     pub pool_charge: u64,
+    /// Free pool pages on the nodes to which a memory policy confines: more are refused when they are touched.
+    pub pool_on_bound_nodes: u64,
     /// Transparent huge pages.
     pub thp: Option<SimulatedThp>,
     /// Shared images.
@@ -324,7 +327,10 @@ impl SimulatedKernel {
 
     fn give_back(&mut self, area: &Area) {
         let Some(size) = area.pool else { return };
-        self.machine.pool_charge += self.present.bytes_in(area.range()) / size.bytes();
+        let present = self.present.bytes_in(area.range()) / size.bytes();
+        self.machine.pool_charge += present;
+        let of_bound_nodes = if area.bound { present } else { 0 };
+        self.machine.pool_on_bound_nodes = self.machine.pool_on_bound_nodes.saturating_add(of_bound_nodes);
         *self.pool_left.entry(size).or_default() += area.range().len() / size.bytes();
     }
 
@@ -344,6 +350,18 @@ impl SimulatedKernel {
         self.insert(Area::anonymous(range, pool));
         self.merge();
         Ok(())
+    }
+
+    /// `mbind`, which decides only about pages that are not present yet.
+    pub(super) fn bind(&mut self, range: AddressRange, placement: &Placement) -> Errno {
+        // The model has the nodes 0 and 1.
+        if placement.nodes.is_empty() || placement.nodes.iter().any(|node| node > 1) {
+            return Err(EINVAL);
+        }
+        if self.present.overlaps(range) {
+            self.violations.push(format!("{range} gets a memory policy after its pages"));
+        }
+        self.change(range, |area| area.bound = true).map_err(|errno| if errno == ENOMEM { EFAULT } else { errno })
     }
 
     /// The highest free place, as the kernel chooses it.

@@ -12,6 +12,7 @@ pub enum Call {
     MapAt,
     Unmap,
     AdviseHuge,
+    Place,
     Populate,
     Collapse,
     Protect,
@@ -32,11 +33,12 @@ pub enum Call {
 
 impl Call {
     /// Every call.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Map,
         Self::MapAt,
         Self::Unmap,
         Self::AdviseHuge,
+        Self::Place,
         Self::Populate,
         Self::Collapse,
         Self::Protect,
@@ -55,7 +57,7 @@ impl Call {
         Self::Space,
     ];
 
-    /// The errors that the call can give: those of open(2), mmap(2), munmap(2), madvise(2), mprotect(2), mremap(2),
+    /// The errors that the call can give: those of open(2), mmap(2), munmap(2), madvise(2), mbind(2), mprotect(2), mremap(2),
     /// process_vm_readv(2), prctl(2) and read(2) of `/proc` files that a process can meet with arguments in order,
     /// security modules and a process that has ended included.
     pub fn errors(self) -> &'static [i32] {
@@ -64,6 +66,7 @@ impl Call {
             Self::MapAt => &[ENOMEM, EAGAIN, EINVAL, EPERM, EACCES, EEXIST, ESRCH],
             Self::Unmap => &[EINVAL, ENOMEM, EPERM, EINTR, ESRCH],
             Self::AdviseHuge => &[EINVAL, ENOMEM, EAGAIN, EPERM, ESRCH],
+            Self::Place => &[EFAULT, EINVAL, ENOMEM, EPERM, EIO, ENOSYS, ESRCH],
             Self::Populate => &[EFAULT, ENOMEM, EINVAL, EAGAIN, EINTR, EHWPOISON, ESRCH],
             Self::Collapse => &[EAGAIN, EBUSY, EINVAL, ENOMEM, EINTR, ESRCH],
             Self::Protect => &[EACCES, EINVAL, ENOMEM, EPERM, ESRCH],

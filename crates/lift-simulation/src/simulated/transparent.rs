@@ -67,7 +67,7 @@ impl SimulatedKernel {
             let here = area.range().intersect(range);
             match area.pool {
                 Some(size) => {
-                    if self.take_pool_pages(here.widened(size), size).is_err() {
+                    if self.take_pool_pages(here.widened(size), size, area.bound).is_err() {
                         self.violations.push(format!("touching {here} without a pool page would be a SIGBUS"));
                         return Err(EFAULT);
                     }
@@ -104,7 +104,7 @@ impl SimulatedKernel {
                 return Err(EINVAL);
             }
             match area.pool {
-                Some(size) => self.take_pool_pages(here.widened(size), size)?,
+                Some(size) => self.take_pool_pages(here.widened(size), size, area.bound)?,
                 None => {
                     if area.advised && self.machine.thp.is_some_and(|thp| thp.at_fault) {
                         self.fault_huge(area.range().intersect(range));
@@ -117,10 +117,14 @@ impl SimulatedKernel {
     }
 
     /// Pages come one by one, so that some are there where others are refused.
-    fn take_pool_pages(&mut self, range: AddressRange, size: PageSize) -> Errno {
+    fn take_pool_pages(&mut self, range: AddressRange, size: PageSize, bound: bool) -> Errno {
         for page in range.pages(size) {
             if self.present.covers(page) {
                 continue;
+            }
+            if bound {
+                let left = &mut self.machine.pool_on_bound_nodes;
+                *left = left.checked_sub(1).ok_or(EFAULT)?;
             }
             self.machine.pool_charge = self.machine.pool_charge.checked_sub(1).ok_or(ENOMEM)?;
             self.present.insert(page);

@@ -32,7 +32,7 @@ pub use files::{
 };
 /// The kernel's constants and structures, generated from its headers.
 pub use linux_raw_sys as kernel;
-pub use memory::{madvise, mmap, mprotect, mremap, mremap_to, munmap, name_memory, process_vm_readv};
+pub use memory::{madvise, mbind, mmap, mprotect, mremap, mremap_to, munmap, name_memory, process_vm_readv};
 #[rustfmt::skip]
 pub use process::{
     ALL_SIGNALS, abort, close_all, execute, exit, forget_thread_word, futex_wait, futex_wake, kernel_release,

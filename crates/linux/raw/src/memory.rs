@@ -119,6 +119,19 @@ pub fn name_memory(range: AddressRange, name: &CStr) -> Result<(), Errno> {
     unsafe { call_with(linux::__NR_prctl, arguments) }.map(drop)
 }
 
+/// Gives memory a policy about its NUMA nodes, which decides where pages come from that are made present later.
+///
+/// # Errors
+/// `ENOSYS` from a kernel without NUMA; otherwise those of mbind(2).
+pub fn mbind(range: AddressRange, mode: u64, nodes: &[u64]) -> Result<(), Errno> {
+    // One bit less is looked at than the kernel is told (Linux, `mm/mempolicy.c`, `get_nodes`).
+    let bits = nodes.len() * u64::BITS as usize + 1;
+    let arguments = [start(range), length(range), mode as usize, nodes.as_ptr() as usize, bits, 0];
+    // SAFETY:
+    // - the kernel reads no more of the mask than it has; no flag moves pages, and no contents change.
+    unsafe { call_with(linux::__NR_mbind, arguments) }.map(drop)
+}
+
 fn start(range: AddressRange) -> usize {
     range.start().0 as usize
 }

@@ -18,7 +18,9 @@ use address_space::{
     Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
 };
 use lift_execution::{Backing, CallError, Executor, FileMapping};
+use lift_plan::Placement;
 use linux::constants;
+use linux::nodes::has_several_nodes;
 use linux::pagemap::Pagemap;
 use linux::process_handle::ProcessHandle;
 use linux::text::text_of;
@@ -187,6 +189,18 @@ impl LiveExecutor {
     /// True where copies of a lift that was killed have been unmapped: the mappings must be read again.
     pub fn has_cleaned_up(&self) -> bool {
         self.has_cleaned_up
+    }
+
+    /// Stops a thread for each page, so that no stop takes long. False where the kernel is too old for it (Linux 5.14).
+    fn populate_by_thread(&mut self, range: AddressRange, page: PageSize) -> Result<bool, CallError> {
+        let name = "madvise(MADV_POPULATE_WRITE)";
+        for page in range.pages(page) {
+            match self.with_thread(|calls| calls.advise(name, page, constants::MADV_POPULATE_WRITE)) {
+                Err(error) if error.errno == Errno::EINVAL as i32 => return Ok(false),
+                result => result?,
+            }
+        }
+        Ok(true)
     }
 
     fn map_as(&mut self, how: i32, file: FileMapping<'_>, length: u64) -> Result<Address, CallError> {
@@ -410,8 +424,22 @@ impl Executor for LiveExecutor {
         self.with_thread(|calls| calls.advise("madvise(MADV_HUGEPAGE)", range, libc::MADV_HUGEPAGE))
     }
 
-    /// Writes to each huge page from outside: the program is not stopped, and a shortage is an error.
+    fn place(&mut self, range: AddressRange, placement: &Placement) -> Result<(), CallError> {
+        let (mask, bits) = calls::node_mask(placement);
+        self.with_thread(|calls| {
+            let at = calls.place(&mask)?;
+            let arguments = [range.start().0, range.len(), placement.mode(), at.0, bits, 0];
+            calls.call("mbind", numbers::SYS_mbind, arguments).map(drop)
+        })
+    }
+
+    /// Writes to each huge page from outside: the program is not stopped, and a shortage is an error. On a machine with
+    /// several NUMA nodes a thread of the program makes them present, because the kernel applies the cpuset and the memory
+    /// policy of whoever causes the page fault.
     fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
+        if has_several_nodes() && self.populate_by_thread(range, page)? {
+            return Ok(());
+        }
         for page in range.pages(page) {
             self.memory.write(page.start(), &[0]).map_err(|error| failed("populating", &error))?;
         }

@@ -3,6 +3,7 @@
 use crate::remote::injection::InjectError;
 use address_space::{AddressRange, AddressSpace, Mapping, MappingName, PageSize, RangeSet, parse_smaps};
 use lift_execution::{Backing, CallError};
+use lift_plan::Placement;
 use linux::constants;
 use linux::pagemap::Pagemap;
 use linux::text::text_of;
@@ -26,6 +27,13 @@ pub fn mmap_flags(backing: Backing) -> u64 {
         Backing::Ordinary => flags,
         Backing::Hugetlb(size) => flags | libc::MAP_HUGETLB | (size.log2() << constants::MAP_HUGE_SHIFT) as i32,
     }) as u32 as u64
+}
+
+/// The mask of nodes that `mbind` reads, and the number of bits in it that it looks at: one less than it is told (Linux,
+/// `mm/mempolicy.c`, `get_nodes`).
+pub fn node_mask(placement: &Placement) -> (Vec<u8>, u64) {
+    let mask = placement.nodes.mask();
+    (mask.iter().flat_map(|word| word.to_ne_bytes()).collect(), mask.len() as u64 * u64::from(u64::BITS) + 1)
 }
 
 /// Returns an I/O error of this process as the error of a call.

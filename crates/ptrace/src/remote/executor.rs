@@ -6,6 +6,7 @@ use crate::remote::calls::{self, IMAGE, PRIVATE_FILE, failed, is_ours, mmap_flag
 use crate::remote::injection::{OpenFile, arguments_to_open};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use lift_execution::{Backing, CallError, Executor, FileMapping};
+use lift_plan::Placement;
 use linux::constants;
 use linux::pagemap::Pagemap;
 use linux::text::text_of;
@@ -207,6 +208,14 @@ impl Executor for ProcessExecutor<'_> {
 
     fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
         self.madvise("madvise(MADV_HUGEPAGE)", range, libc::MADV_HUGEPAGE)
+    }
+
+    fn place(&mut self, range: AddressRange, placement: &Placement) -> Result<(), CallError> {
+        let (mask, bits) = calls::node_mask(placement);
+        let scratch = self.scratch()?;
+        self.write(scratch, &mask)?;
+        let arguments = [range.start().0, range.len(), placement.mode(), scratch.0, bits, 0];
+        self.call("mbind", numbers::SYS_mbind, arguments).map(drop)
     }
 
     fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {

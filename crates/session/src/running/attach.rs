@@ -146,6 +146,7 @@ fn lift(
         return Err(SessionError::Refused(why.clone()));
     }
     report.take(plan, outcome, started.elapsed());
+    report.look_at_nodes(machine);
     report.without_image = seen.without_image;
     report.other_threads = pause.threads.saturating_sub(1);
     if let Some(why) = refusal.filter(|_| report.covered_bytes == 0) {

@@ -71,6 +71,7 @@ pub fn lift(
         }
     }
     report.take(plan, outcome, started.elapsed());
+    report.look_at_nodes(machine);
     Ok(None)
 }
 

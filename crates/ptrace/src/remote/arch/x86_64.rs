@@ -41,8 +41,8 @@ pub fn replace_call(thread: Pid, registers: &Registers, number: i64) -> Result<(
 /// The system calls whose numbers differ between architectures.
 pub mod numbers {
     pub use libc::{
-        SYS_brk, SYS_close, SYS_exit_group, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_openat,
-        SYS_prctl, SYS_pread64, SYS_process_vm_readv,
+        SYS_brk, SYS_close, SYS_exit_group, SYS_madvise, SYS_mbind, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap,
+        SYS_openat, SYS_prctl, SYS_pread64, SYS_process_vm_readv,
     };
 }
 

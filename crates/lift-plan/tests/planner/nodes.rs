@@ -1,0 +1,105 @@
+//! Pages and memory count where they may be used, and new pages get a policy where the user asks for nodes.
+
+use crate::support::{PAGE, Program, Segment, Shape, machine_with, page_size};
+use address_space::{ObjectRole, Protection};
+use lift_plan::{
+    MachineFacts, NodeFacts, Nodes, Numa, NumaFacts, Pages, Plan, Policy, Preference, Reason, Source, Step, plan,
+    steps_of,
+};
+
+const HUGE: u64 = 4 * PAGE;
+
+/// A program of 3 huge pages of code, in the page cache by huge folios.
+fn program() -> Program {
+    let mut program = Program::new("nodes");
+    let segments = vec![Segment::new(Protection::READ_EXECUTE, 3 * HUGE)];
+    program.load(&Shape::new("/bin/exe", ObjectRole::Executable, 16 * HUGE, segments), true);
+    program.finish().all_cached()
+}
+
+fn nodes(numbers: &[u32]) -> Nodes {
+    numbers.iter().copied().collect()
+}
+
+/// Two nodes with free pages of the pool on each.
+fn machine(free: [u64; 2], allowed: &[u32]) -> MachineFacts {
+    let node = |node: u32| NodeFacts { node, pools: vec![(page_size(HUGE), free[node as usize])], memory: 1 << 40 };
+    let numa = NumaFacts { nodes: vec![node(0), node(1)], allowed: nodes(allowed), bound: None, running_on: Some(1) };
+    MachineFacts { numa: Some(numa), ..machine_with(HUGE, free[0] + free[1]) }
+}
+
+fn made(machine: &MachineFacts, pages: Pages, numa: Numa) -> Plan {
+    plan(&program().facts, machine, &Policy { pages, numa, ..Policy::default() })
+}
+
+fn sources(plan: &Plan) -> Vec<Source> {
+    plan.lifts.iter().flat_map(|lift| &lift.attempts).map(|attempt| attempt.source).collect()
+}
+
+#[test]
+fn pages_of_other_nodes_are_named_and_not_used() {
+    let short = |numa, allowed: &[u32]| made(&machine([2, 40], allowed), Pages::Hugetlb, numa);
+    for plan in [short(Numa::Own, &[0]), short(Numa::Node(0), &[0, 1]), short(Numa::Interleave, &[0])] {
+        let size = page_size(HUGE);
+        let expected = Reason::PoolOnOtherNodes { size, needed: 3, available: 2, elsewhere: 40, nodes: nodes(&[0]) };
+        assert_eq!(plan.refusals[0].reason, expected);
+        assert!(plan.lifts.is_empty());
+    }
+    assert_eq!(sources(&short(Numa::Own, &[0, 1])), [Source::Hugetlb]);
+    assert_eq!(sources(&short(Numa::Local, &[0, 1])), [Source::Hugetlb]);
+}
+
+#[test]
+fn a_node_that_may_not_be_used_is_named_for_every_source_that_copies() {
+    for pages in [Pages::Hugetlb, Pages::Thp, Pages::Auto] {
+        let plan = made(&machine([40, 40], &[0]), pages, Numa::Node(1));
+        assert_eq!(plan.refusals[0].reason, Reason::NodeForbidden { node: 1, allowed: nodes(&[0]) });
+    }
+}
+
+#[test]
+fn what_is_shared_is_not_placed() {
+    let machine = machine([40, 40], &[0, 1]);
+    assert_eq!(made(&machine, Pages::File, Numa::Node(1)).refusals[0].reason, Reason::SharedPages);
+    assert_eq!(sources(&made(&machine, Pages::Auto, Numa::Node(1))), [Source::Hugetlb, Source::Thp]);
+    assert_eq!(sources(&made(&machine, Pages::Auto, Numa::Own))[0], Source::File);
+}
+
+#[test]
+fn memory_has_its_policy_before_its_pages() {
+    for (numa, preference, on) in
+        [(Numa::Node(0), Preference::Bind, [0].as_slice()), (Numa::Interleave, Preference::Interleave, &[0, 1])]
+    {
+        for movable_hugetlb in [true, false] {
+            let machine = MachineFacts { movable_hugetlb, ..machine([40, 40], &[0, 1]) };
+            for lift in made(&machine, Pages::Hugetlb, numa).lifts {
+                let attempt = &lift.attempts[0];
+                let steps = steps_of(&lift, attempt, &attempt.parts[0]);
+                let placed = steps.iter().position(|step| match step {
+                    Step::PlaceStaging(_, placement) | Step::PlaceInPlace(_, placement) => {
+                        assert_eq!((placement.preference, &placement.nodes), (preference, &nodes(on)));
+                        true
+                    }
+                    _ => false,
+                });
+                let fills = |step: &Step| matches!(step, Step::PopulateStaging(..) | Step::PopulateInPlace(..));
+                let mapped = steps.iter().position(|s| matches!(s, Step::MapStaging { .. } | Step::MapInPlace(..)));
+                assert!(mapped < placed && placed < steps.iter().position(fills), "{steps:?}");
+            }
+        }
+    }
+    let own = made(&machine([40, 40], &[0, 1]), Pages::Hugetlb, Numa::Own);
+    assert_eq!(own.lifts[0].attempts[0].placement, None);
+}
+
+#[test]
+fn memory_of_the_allowed_nodes_bounds_transparent_pages() {
+    let mut machine = machine([0, 0], &[0]);
+    let facts = machine.numa.as_mut().unwrap();
+    facts.nodes[0].memory = 3 * HUGE - 1;
+    let bound = "available memory of node 0".to_owned();
+    let expected = Reason::Memory { needed: 3 * HUGE, left: 3 * HUGE - 1, bound };
+    assert_eq!(made(&machine, Pages::Thp, Numa::Own).refusals[0].reason, expected);
+    machine.numa.as_mut().unwrap().allowed = nodes(&[0, 1]);
+    assert_eq!(sources(&made(&machine, Pages::Thp, Numa::Own)), [Source::Thp]);
+}
