@@ -6,6 +6,15 @@ mount -t devtmpfs none /dev 2>/dev/null
 ulimit -c 0
 export PAGELIFT_TEST_EMULATED=1 # some programs do less then
 
+# What the results are about: libc by what it says of itself.
+for libc in /lib/*/libc.so.6 /lib/libc.so.6; do
+    [ -x $libc ] && libc=$($libc | head -n 1 | tr -d '\t') && break
+done
+echo "MACHINE $(uname -r)	$(uname -m)	$libc	$(awk '$2 == "/" { type = $3 } END { print type }' /proc/mounts)"
+
+# feature WORDS: the results that follow show it, until the next. way WORD: how the last one was done.
+feature() { echo "FEATURE $*"; }
+way() { echo "WAY $*"; }
 ok() { echo "RESULT ok $*"; }
 failed() { echo "RESULT failed $*"; }
 
@@ -93,6 +102,10 @@ check() {
     elif [ "$(free_pages)" != "$before" ]; then
         failed "$name: $before pages were free, now $(free_pages)"
     else
+        case $field in
+            *Hugetlb) [ "$found" = 0 ] || way hugetlb ;;
+            AnonHugePages) [ "$found" = 0 ] || way thp ;;
+        esac
         ok "$name ($found KiB; $said)"
     fi
 }

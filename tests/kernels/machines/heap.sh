@@ -25,6 +25,7 @@ on_pool() {
     fi
 }
 
+feature "heap on the pool: forks"
 on_pool "waits go on" waits_last_as_long_as_they_should
 on_pool "a descriptor is closed once" closes_once_while_it_forks
 on_pool "threads that block signals" forks_beside_threads_that_block_signals 2

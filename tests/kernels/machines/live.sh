@@ -73,6 +73,7 @@ kills() {
 
 # An EINTR that is ours, see README.md, counts as two.
 unharmed="[0-4] faults"
+feature "attach and detach"
 start sleeps_in_many_calls
 rounds 12 "threads in many calls"
 finish "threads in many calls" "$unharmed"
@@ -99,6 +100,7 @@ rounds 3 "a thread that computes"
 finish "a thread that computes" "*read x by 1, transparent huge pages off"
 
 # Between a stop and what makes up for it, a lift may be killed.
+feature "attach and detach, killed at any moment"
 export FORGIVE_EINTR=1
 start sleeps_in_many_calls
 kills 60 200

@@ -101,6 +101,8 @@ pub struct VirtualMachine {
     pub initramfs: PathBuf,
     /// Sizes of the memory of each NUMA node, in MiB.
     pub nodes: Vec<u32>,
+    /// More words for the kernel's command line.
+    pub boot: &'static str,
 }
 
 impl VirtualMachine {
@@ -122,7 +124,7 @@ impl VirtualMachine {
             }
         }
         qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initramfs);
-        qemu.args(["-append", &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init")]);
+        qemu.args(["-append", &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init {}", self.boot)]);
         qemu
     }
 }
