@@ -22,7 +22,7 @@ generated   = target/generated
 pure        = address-space options lift-plan lift-execution heap-abi machine-facts process-view measure \
               bench-record bench-report health heap-cures pools shootdowns tlb-model walk-counters
 
-.PHONY: all build rust check test mutants suites demo bench results install uninstall lint dependencies clean help
+.PHONY: all build rust check test compatibility mutants suites demo bench results install uninstall lint dependencies clean help
 
 all: build
 
@@ -30,6 +30,7 @@ help:
 	@echo 'make            build the release'
 	@echo 'make check      formatting, lints, pure and simulated tests: needs only Rust; two minutes, the first time three'
 	@echo 'make test       every test; as root on Debian it installs what the tests need'
+	@echo 'make compatibility   docs/COMPATIBILITY.md from the tests on other kernels, in virtual machines; ten minutes'
 	@echo 'make mutants    mutation testing of the planner, the engine and the pure crates; takes hours'
 	@echo 'make suites     other projects'\'' test suites, plain and lifted, about an hour; SUITES=redis/run for a part'
 	@echo 'make demo       a bundled program plain and lifted, under a minute'
@@ -54,6 +55,15 @@ test: build
 	@scripts/fetch-test-sources
 	@scripts/build-for-arm64 $(CARGO)
 	@CARGO=$(CARGO) scripts/test
+
+# docs/COMPATIBILITY.md, from a run of the tests in virtual machines.
+compatibility: build
+	@scripts/install-test-tools
+	@scripts/fetch-test-kernels
+	@scripts/build-for-arm64 $(CARGO)
+	rm -rf target/pagelift-tests/compatibility
+	PAGELIFT_BINARY=$(CURDIR)/$(release)/pagelift $(CARGO) test --locked -p pagelift-tests --test other_kernels
+	@scripts/compatibility
 
 mutants: rust
 	@CARGO=$(CARGO) scripts/mutants

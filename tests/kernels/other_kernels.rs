@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
     Context, Initramfs, Need, Program, VirtualMachine, check_results, main_of, pagelift_binary, program_source,
-    shared_folder, target_folder, test_case, tests_folder, workspace,
+    record_results, shared_folder, target_folder, test_case, tests_folder, workspace,
 };
 
 /// Far more than it takes: the machine is emulated, and others may be busy on the same processors.
@@ -101,6 +101,7 @@ fn with_busybox(busybox: &Path) -> Result<Initramfs> {
 fn run_machine(t: &Context, machine: &VirtualMachine, least: usize) -> Result<()> {
     let output = t.run_within(machine.command(), LIMIT)?;
     let console = output.stdout.replace('\r', "");
+    record_results(t.name(), &console)?;
     let checks = check_results(&console, least).with_context(|| output.stderr.clone())?;
     t.note(format!("{checks} checks in {:?}", output.took));
     Ok(())

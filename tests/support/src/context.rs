@@ -36,6 +36,10 @@ impl Context {
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Self { name: name.to_owned(), folder, pool, notes: RefCell::default(), runs: Cell::new(0) })
     }
+    /// The test's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
 
     /// An empty folder of the test's own.
     pub fn folder(&self) -> &Path {

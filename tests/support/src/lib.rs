@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cgroup;
+mod compatibility;
 mod context;
 mod due;
 mod image_store;
@@ -21,6 +22,7 @@ mod view;
 mod virtual_machine;
 
 pub use cgroup::{ControlGroup, Limit};
+pub use compatibility::record_results;
 pub use context::{Context, Skipped, main_of, test_case};
 pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
 pub use image_store::{Image, Range, TestStore, copy_of_a_program, copy_program, make_small};
