@@ -67,12 +67,12 @@ impl CallPage {
         Ok(Self { code: AddressRange::sized(place, length as u64), data, left_behind })
     }
 
-    /// Writes the code. No thread may be in it.
+    /// Writes the code. No thread may be in it. `thread` is stopped, if one is.
     ///
     /// # Errors
-    /// Where the memory is gone.
-    pub fn install(&self, memory: &RemoteMemory) -> io::Result<()> {
-        memory.write(self.code.start(), arch::LOOP_CODE.code())?;
+    /// Where the memory is gone; `EIO` where it can only be written through a stopped thread (see [`write_code`]).
+    pub fn install(&self, memory: &RemoteMemory, thread: Option<Pid>) -> io::Result<()> {
+        write_code(memory, thread, self.code.start(), arch::LOOP_CODE.code())?;
         self.write(memory, 0, MARK[0])?;
         self.write(memory, 8, MARK[1])?;
         self.write(memory, call_page::INSIDE, 0)?;
@@ -117,12 +117,12 @@ impl CallPage {
         Ok(())
     }
 
-    /// Erases the code. No thread may be in it.
+    /// Erases the code. No thread may be in it. `thread` is stopped, if one is.
     ///
     /// # Errors
-    /// Where the memory is gone.
-    pub fn erase(&self, memory: &RemoteMemory) -> io::Result<()> {
-        memory.write(self.code.start(), &vec![0; self.code.len() as usize])
+    /// As for [`CallPage::install`].
+    pub fn erase(&self, memory: &RemoteMemory, thread: Option<Pid>) -> io::Result<()> {
+        write_code(memory, thread, self.code.start(), &vec![0; self.code.len() as usize])
     }
 
     /// The range of the code and the word after it.
@@ -166,7 +166,7 @@ impl CallPage {
         self.write(memory, call_page::OLD_MASK, mask)?;
         memory.write(self.data + call_page::RETURN as u64, &state)?;
         let slot = self.code.end() - size_of::<u64>() as u64;
-        memory.write(slot, &arch::instruction_pointer(registers).0.to_ne_bytes())
+        write_code(memory, Some(thread), slot, &arch::instruction_pointer(registers).0.to_ne_bytes())
     }
 
     /// Writes the next call. The number comes last, since it makes the call valid.
@@ -201,6 +201,23 @@ impl CallPage {
     fn write(&self, memory: &RemoteMemory, offset: usize, value: u64) -> io::Result<()> {
         memory.write(self.data + offset as u64, &value.to_ne_bytes())
     }
+}
+
+/// Writes to code, which the process itself may not write to.
+///
+/// Since Linux 6.12 a kernel can be built (`CONFIG_PROC_MEM_FORCE_PTRACE`, Debian's since 7.2) or booted
+/// (`proc_mem.force_override=ptrace`) so that `/proc/PID/mem` writes to such pages only for the tracer of the main thread,
+/// and reports `EIO` to others. Any stopped thread can be written through then.
+fn write_code(memory: &RemoteMemory, thread: Option<Pid>, at: Address, bytes: &[u8]) -> io::Result<()> {
+    match (memory.write(at, bytes), thread) {
+        (Err(error), Some(thread)) if is_refused(&error) => Ok(requests::write_through(thread, at, bytes)?),
+        (written, _) => written,
+    }
+}
+
+/// True where the kernel writes to code through a stopped thread only.
+pub fn is_refused(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EIO)
 }
 
 /// Finds memory for code that is readable, executable and unused by the program.

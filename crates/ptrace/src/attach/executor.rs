@@ -4,7 +4,7 @@
 //! for each call that only the process itself can make. For the swap of a range every thread is stopped, and the range
 //! is checked again: the program may have unmapped it since.
 
-use super::call_page::CallPage;
+use super::call_page::{CallPage, is_refused};
 use super::calls_of_thread::Calls;
 use super::remote_call::RemoteCaller;
 use super::stop::{LiveProcess, Standstill, StopError};
@@ -30,6 +30,7 @@ use nix::fcntl::Flock;
 use nix::unistd::Pid;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -107,6 +108,21 @@ fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMe
     }
 }
 
+/// Writes the code into a program that runs, through a stopped thread where that is needed.
+fn install(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), String> {
+    match page.install(memory, None) {
+        Err(error) if is_refused(&error) => {}
+        written => return written.map_err(|error| error.to_string()),
+    }
+    let thread = process.stop_one().map_err(|error| error.to_string())?;
+    let written = match page.is_memory_of(thread, memory) {
+        Ok(true) => page.install(memory, Some(thread)).map_err(|error| error.to_string()),
+        _ => Err(process.note_exec().to_string()),
+    };
+    process.release_all();
+    written
+}
+
 impl LiveExecutor {
     /// Prepares the program, of which only the code after one of its segments changes. `space` and `objects` were read
     /// after `target` had been opened.
@@ -136,7 +152,7 @@ impl LiveExecutor {
         if page.is_left_behind() {
             wait_until_free(&mut process, &page, &memory)?;
         }
-        page.install(&memory).map_err(|error| format!("its memory cannot be written: {error}"))?;
+        install(&mut process, &page, &memory).map_err(|error| format!("its memory cannot be written: {error}"))?;
         let planned = space.clone();
         let staging = RangeSet::new();
         let mut executor = Self {
@@ -265,9 +281,22 @@ impl LiveExecutor {
         // A thread that could not be taken out of the code still needs it. Memory that cannot be written belongs to a
         // program that has ended.
         if !self.page.is_occupied(&self.memory) {
-            let _ = self.page.erase(&self.memory);
+            match self.page.erase(&self.memory, None) {
+                Err(error) if is_refused(&error) => drop(self.erase_through_thread()),
+                _ => {}
+            }
         }
         Target { pid: self.process.pid().as_raw(), memory: self.memory, handle: self.handle }
+    }
+
+    fn erase_through_thread(&mut self) -> io::Result<()> {
+        let thread = self.process.stop_one().map_err(io::Error::other)?;
+        let erased = match self.page.is_memory_of(thread, &self.memory) {
+            Ok(true) => self.page.erase(&self.memory, Some(thread)),
+            _ => Ok(()),
+        };
+        self.process.release_all();
+        erased
     }
 
     /// Stops one thread and makes it execute calls.

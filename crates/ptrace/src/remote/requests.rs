@@ -160,6 +160,18 @@ pub fn word_of(pid: Pid, at: Address) -> Result<u64, Errno> {
     nix::sys::ptrace::read(pid, at.0 as usize as *mut libc::c_void).map(|word| word as u64)
 }
 
+/// Writes to the memory that the stopped thread has now, whatever the pages' protection.
+pub fn write_through(pid: Pid, at: Address, bytes: &[u8]) -> Result<(), Errno> {
+    const WORD: usize = size_of::<libc::c_long>();
+    for (index, part) in bytes.chunks(WORD).enumerate() {
+        let at = at + (index * WORD) as u64;
+        let mut word = word_of(pid, at)?.to_ne_bytes();
+        word[..part.len()].copy_from_slice(part);
+        nix::sys::ptrace::write(pid, at.0 as usize as *mut libc::c_void, i64::from_ne_bytes(word))?;
+    }
+    Ok(())
+}
+
 /// Reads a seccomp filter of a stopped thread, counted from 0 for the oldest (Linux 4.4).
 ///
 /// # Errors
