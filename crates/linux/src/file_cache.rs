@@ -1,5 +1,6 @@
 //! What of a file is in the page cache (cachestat(2)).
 
+use nix::sys::statfs::FsType;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -7,6 +8,9 @@ use std::os::fd::AsRawFd;
 
 /// System call `cachestat` (Linux 6.5): one number on every architecture.
 pub const SYS_CACHESTAT: libc::c_long = 451;
+
+/// `OVERLAYFS_SUPER_MAGIC` (`linux/magic.h`).
+const OVERLAYFS: FsType = FsType(0x794c_7630);
 
 /// `struct cachestat_range` (`linux/mman.h`), in bytes.
 #[repr(C)]
@@ -35,12 +39,16 @@ pub struct CachedPages {
 ///
 /// # Errors
 /// `ENOSYS` before Linux 6.5; `EPERM` since 6.15 where the caller neither owns the file nor may write it; `EOPNOTSUPP`
-/// for hugetlbfs.
+/// for hugetlbfs, and for overlayfs, where the kernel counts the pages of the file above the layers, which never has any
+/// (seen with 7.3).
 pub fn cached_pages(file: &File, offsets: Range<u64>) -> io::Result<CachedPages> {
     let range = ByteRange { offset: offsets.start, length: offsets.end.saturating_sub(offsets.start) };
     // A length of 0 means all that follows.
     if range.length == 0 {
         return Ok(CachedPages::default());
+    }
+    if nix::sys::statfs::fstatfs(file)?.filesystem_type() == OVERLAYFS {
+        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
     let mut counts = CachedPages::default();
     // SAFETY:

@@ -20,13 +20,13 @@ enum Ability {
     CollapseOnly,
 }
 
-/// Magic number (`linux/magic.h`), name and ability. Measured on 6.1, 6.12, 6.18 and 7.2; releases from the kernel's
+/// Magic number (`linux/magic.h`), name and ability. Measured on 6.1, 6.12, 6.18 and 7.2, btrfs on 7.3, too; releases from the kernel's
 /// history (`mapping_set_large_folios`).
 const KNOWN: [(u32, &str, Ability); 8] = [
     (0xef53, "ext4", Ability::Since(6, 16)),
     (0x5846_5342, "xfs", Ability::Since(5, 18)),
     (0xe0f5_e1e2, "erofs", Ability::Since(6, 2)),
-    (0x9123_683e, "btrfs", Ability::NotUpTo(7, 2)),
+    (0x9123_683e, "btrfs", Ability::NotUpTo(7, 3)),
     (0x7371_7368, "squashfs", Ability::NotUpTo(7, 2)),
     (0x0102_1994, "tmpfs", Ability::CollapseOnly),
     (0x794c_7630, "overlayfs", Ability::Since(0, 0)),
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(FileSystem::of_type(FsType(0x6969)).name, "type 0x6969");
         assert!(!FileSystem::of_type(FsType(0x0102_1994)).can_be_evicted());
         let file = File::open("/proc/self/status").unwrap();
-        assert_eq!(FileSystem::of_type(FsType(0x9123_683e)).refuse(&file).is_some(), kernel_release() <= (7, 2));
+        assert_eq!(FileSystem::of_type(FsType(0x9123_683e)).refuse(&file).is_some(), kernel_release() <= (7, 3));
     }
 
     #[test]
