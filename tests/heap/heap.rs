@@ -501,6 +501,18 @@ fn from_inside() -> Vec<Test> {
             ensure!(said_with(t, "pages=thp lift=text only=seq", "exec seq 1")? == "1\n");
             Ok(())
         }),
+        test_case("from_inside/both_libraries_say_what_is_wrong_once", gcc(), |t| {
+            let heap = pagelift_binary()?.with_file_name("libpagelift_heap.so").canonicalize()?;
+            let folder = heap.with_file_name("../library").canonicalize()?;
+            for name in ["libpagelift.so", "libpagelift.so.0"] {
+                let mut seq = Command::new("seq");
+                let preload = format!("{}:{}", folder.join(name).display(), heap.display());
+                seq.arg("1").env("LD_PRELOAD", preload).env("PAGELIFT", "haep=thp only=seq");
+                let said = t.run(seq)?.success()?.stderr;
+                ensure!(said.matches("`haep=thp`: not known").count() == 1, "with {name}: {said}");
+            }
+            Ok(())
+        }),
         test_case("from_inside/the_library_tells_where_the_heap_lies", gcc(), |t| {
             let heap = pagelift_binary()?.with_file_name("libpagelift_heap.so").canonicalize()?;
             let library = heap.with_file_name("../library/libpagelift.so");

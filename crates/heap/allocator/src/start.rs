@@ -56,7 +56,7 @@ unsafe fn start() -> bool {
         (None, Some(Ok(words))) => {
             let beside_library = variables().any(|variable| {
                 let names = value_of("LD_PRELOAD", variable).unwrap_or_default();
-                names.split(|&byte| parts_names(byte)).any(|name| is_file(name, LIFTING_LIBRARY))
+                names.split(|&byte| parts_names(byte)).any(is_lifting_library)
             });
             // SAFETY:
             // - the caller's promise.
@@ -70,7 +70,7 @@ unsafe fn start() -> bool {
     acting
 }
 
-/// File name of the library that lifts code and data from inside; it reads the words of `PAGELIFT`, too.
+/// File name, without a version, of the library that lifts code and data from inside; it reads the words of `PAGELIFT`, too.
 const LIFTING_LIBRARY: &str = "libpagelift.so";
 
 fn value_of<'a>(name: &str, variable: &'a [u8]) -> Option<&'a [u8]> {
@@ -84,6 +84,12 @@ fn parts_names(byte: u8) -> bool {
 
 fn is_file(path: &[u8], name: &str) -> bool {
     path.rsplit(|&byte| byte == b'/').next() == Some(name.as_bytes())
+}
+
+/// True for paths of [`LIFTING_LIBRARY`], with a version such as `.0` or without.
+fn is_lifting_library(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    name.strip_prefix(LIFTING_LIBRARY.as_bytes()).is_some_and(|version| version.first().is_none_or(|&byte| byte == b'.'))
 }
 
 /// # Safety

@@ -7,7 +7,8 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-const LIBRARY: &str = "libpagelift.so";
+/// The name that programs load it by; the one without a version is for linking, and comes with a package of its own.
+const LIBRARY: &str = "libpagelift.so.0";
 
 /// Returns the environment with which `program` lifts itself as `variable` says: `base`, or else this process's, with
 /// the library and its variable added.
@@ -25,7 +26,10 @@ pub fn preload_environment(
     {
         return Err(format!("{} is linked statically, so that nothing can be preloaded", program.display()));
     }
-    let library = find_library().ok_or("libpagelift.so is not installed beside pagelift, in ../lib: make install")?;
+    let library = find_library().ok_or(
+        "found no libpagelift.so.0 in ../lib beside pagelift; fix: install the package libpagelift0 or pagelift-libs, or \
+         `make install`",
+    )?;
     let words = variable.to_words()?;
     let mut variables: Vec<Vec<u8>> = match base {
         Some(base) => base.iter().map(|variable| variable.as_bytes().to_vec()).collect(),
