@@ -5,6 +5,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO   ?= cargo
 PREFIX  ?= /usr/local
+LIBDIR  ?= $(PREFIX)/lib
 DESTDIR ?=
 
 bindir      = $(DESTDIR)$(PREFIX)/bin
@@ -15,14 +16,19 @@ zshdir      = $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fishdir     = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 unitdir     = $(DESTDIR)$(PREFIX)/lib/systemd/system
 docdir      = $(DESTDIR)$(PREFIX)/share/doc/pagelift
+exampledir  = $(docdir)/examples
 release     = target/release
+packages    = target/packages
+inherited_rustflags := $(RUSTFLAGS)
+inherited_cflags    := $(CFLAGS)
 generated   = target/generated
 
 # Models, plans and the simulated kernel, and the rules of the architecture.
 pure        = address-space options lift-plan lift-execution heap-abi machine-facts process-view measure \
               bench-record bench-report health heap-cures pools shootdowns tlb-model walk-counters
 
-.PHONY: all build rust check test compatibility mutants suites demo bench results install uninstall lint dependencies clean help
+.PHONY: all build rust check test compatibility mutants suites demo bench results install uninstall deb rpm reproducible lint \
+        dependencies clean help
 
 all: build
 
@@ -39,10 +45,17 @@ help:
 	@echo 'make lint       formatting and lints'
 	@echo 'make dependencies   licences, origins and known vulnerabilities of the crates used'
 	@echo 'make install    to PREFIX ($(PREFIX)), below DESTDIR if set; after make, as the user who owns PREFIX'
+	@echo 'make deb        Debian packages, in target/packages; needs debhelper'
+	@echo 'make rpm        RPM packages, in target/packages; needs rpmbuild'
+	@echo 'make reproducible   builds and packs the commit in two folders and compares the bytes; ten minutes'
 
 rust:
 	@scripts/check-rust $(CARGO)
 
+# The same commit gives the same bytes, wherever it is built.
+build: export RUSTFLAGS = $(inherited_rustflags) $(shell packaging/path-flags)
+build: export CFLAGS = $(inherited_cflags) $(shell packaging/path-flags c)
+build: export SOURCE_DATE_EPOCH = $(shell packaging/source-date)
 build: rust
 	$(CARGO) build --release --locked -p heap-allocator -p demo-program -p tlb-trace
 	@scripts/link-statically $(CARGO) $(release)
@@ -109,25 +122,39 @@ install:
 	install -D -m 755 $(release)/pagelift-demo-program $(libexecdir)/pagelift-demo-program
 	install -D -m 755 $(release)/libpagelift_heap.so $(libexecdir)/libpagelift_heap.so
 	install -D -m 755 $(release)/libpagelift_trace.so $(libexecdir)/libpagelift_trace.so
-	packaging/library/install $(PREFIX)
+	packaging/library/install $(PREFIX) $(LIBDIR)
 	install -d $(mandir)
 	install -m 644 $(generated)/man/*.1 $(mandir)
 	install -D -m 644 $(generated)/completions/pagelift.bash $(bashdir)/pagelift
 	install -D -m 644 $(generated)/completions/_pagelift $(zshdir)/_pagelift
 	install -D -m 644 $(generated)/completions/pagelift.fish $(fishdir)/pagelift.fish
 	install -D -m 644 $(release)/pagelift.spdx.json $(docdir)/pagelift.spdx.json
+	install -D -m 644 packaging/examples/cache.conf $(exampledir)/cache.conf
+	install -D -m 644 examples/c/lift_yourself.c $(exampledir)/c/lift_yourself.c
+	install -D -m 644 examples/c++/lift_yourself.cc $(exampledir)/c++/lift_yourself.cc
+	install -D -m 644 examples/c++/CMakeLists.txt $(exampledir)/c++/CMakeLists.txt
 	install -d $(unitdir)
 	for unit in pagelift-cache.service pagelift-cache-lock.service; do \
 		sed 's|@PREFIX@|$(PREFIX)|g' packaging/systemd/$$unit.in >$(unitdir)/$$unit && chmod 644 $(unitdir)/$$unit || exit 1; \
 	done
 	install -m 644 packaging/systemd/pagelift-cache.timer $(unitdir)
 
+# As `install`, these pack what `make` built.
+deb:
+	packaging/make-deb $(packages)
+
+rpm:
+	packaging/make-rpm $(packages)
+
+reproducible:
+	@scripts/reproducible
+
 uninstall:
 	rm -f $(unitdir)/pagelift-cache.service $(unitdir)/pagelift-cache-lock.service $(unitdir)/pagelift-cache.timer
 	rm -f $(bindir)/pagelift $(mandir)/pagelift.1 $(mandir)/pagelift-*.1
 	rm -f $(bashdir)/pagelift $(zshdir)/_pagelift $(fishdir)/pagelift.fish
 	rm -rf $(libexecdir) $(docdir)
-	packaging/library/install --remove $(PREFIX)
+	packaging/library/install --remove $(PREFIX) $(LIBDIR)
 
 clean:
 	$(CARGO) clean

@@ -1,0 +1,236 @@
+//! The packages of `make deb` and `make rpm`: linted, packed again from another folder, and installed, used, upgraded,
+//! removed and purged in roots that hold nothing else.
+
+mod root;
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial as Test;
+use root::Root;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Mutex;
+use test_support::{Context, Need, main_of, pagelift_binary, scratch_folder, target_folder, test_case, workspace};
+
+fn main() -> ExitCode {
+    let needs = |commands: &[&str]| {
+        let mut needs: Vec<Need> = commands.iter().map(|name| Need::Command((*name).to_owned())).collect();
+        needs.extend([Need::Root, Need::Thp]);
+        needs
+    };
+    let bill = || pagelift_binary().unwrap_or_default().with_file_name("pagelift.spdx.json");
+    let packed = || {
+        let files = [bill(), target_folder().join("library/libpagelift.so")];
+        files.map(|file| Need::File(file.to_string_lossy().into_owned()))
+    };
+    let case = |name: &str, commands: &[&str], body: fn(&Context) -> Result<()>| {
+        let needs = needs(commands).into_iter().chain(packed()).collect();
+        test_case(format!("packages/{name}"), needs, body)
+    };
+    let tests: Vec<Test> = vec![
+        case("the_symbols_are_the_interface", &[], symbols),
+        case("deb_is_clean_and_reproducible", &["dh", "lintian"], |t| clean(t, Kind::Deb)),
+        case("rpm_is_clean_and_reproducible", &["rpmbuild", "rpmlint"], |t| clean(t, Kind::Rpm)),
+        case("deb_lives_in_a_clean_root", &["dh", "mmdebstrap", "systemctl"], deb_in_a_root),
+        case("deb_for_development", &["dh", "gcc", "g++", "cmake", "pkg-config"], deb_for_development),
+        case(
+            "rpm_lives_in_a_clean_root",
+            &["rpmbuild", "mmdebstrap", "systemctl", "cmake", "pkg-config"],
+            rpm_in_a_root,
+        ),
+    ];
+    let status = main_of(tests);
+    let _ = fs::remove_dir_all(scratch_folder().join(format!("packages.{}", std::process::id())));
+    status
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Deb,
+    Rpm,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Deb => "deb",
+            Self::Rpm => "rpm",
+        }
+    }
+}
+
+/// Returns the folder of the packages of what was built, little compressed: made once for all tests.
+fn pack(t: &Context, kind: Kind, revision: &str) -> Result<PathBuf> {
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().map_err(|_| anyhow::anyhow!("another test has failed to make packages"))?;
+    let all = scratch_folder().join(format!("packages.{}", std::process::id()));
+    let output = all.join(format!("{}-{revision}", kind.name()));
+    if !output.exists() {
+        let part = output.with_extension("part");
+        t.run(packer(&workspace(), kind, revision, &part)?)?.success()?;
+        ensure!(files_of(&part)?.len() == 3, "{:?}", files_of(&part)?);
+        fs::rename(&part, &output)?;
+    }
+    Ok(output)
+}
+
+fn packer(sources: &Path, kind: Kind, revision: &str, output: &Path) -> Result<Command> {
+    let programs = pagelift_binary()?.canonicalize()?.parent().context("a folder")?.to_owned();
+    let mut make = Command::new(sources.join(format!("packaging/make-{}", kind.name())));
+    make.arg(output).env("RELEASE", programs).env("REVISION", revision).env("COMPRESSION", "1");
+    make.env("CARGO_TARGET_DIR", target_folder()).env("SOURCE_DATE_EPOCH", "1700000000");
+    Ok(make)
+}
+
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    Ok(files)
+}
+
+/// What Debian's tools check at each build is what the header promises.
+fn symbols(_: &Context) -> Result<()> {
+    let folder = workspace().join("packaging");
+    let mut interface: Vec<String> =
+        fs::read_to_string(folder.join("library/symbols"))?.lines().map(str::to_owned).collect();
+    // The shared library watches dlopen, too.
+    interface.extend(["dlsym", "dlvsym"].map(str::to_owned));
+    interface.sort();
+    let listed = fs::read_to_string(folder.join("debian/libpagelift0.symbols"))?;
+    let listed: Vec<&str> =
+        listed.lines().filter_map(|line| Some(line.strip_prefix(' ')?.split_once("@Base ")?.0)).collect();
+    ensure!(listed == interface, "{listed:?} in libpagelift0.symbols, {interface:?} in packaging/library/symbols");
+    Ok(())
+}
+
+/// No complaint beside those that are excepted with a reason; the same bytes from another folder, later, by another user's
+/// settings.
+fn clean(t: &Context, kind: Kind) -> Result<()> {
+    let packages = pack(t, kind, "1")?;
+    let mut lint = match kind {
+        Kind::Deb => Command::new("lintian"),
+        Kind::Rpm => Command::new("rpmlint"),
+    };
+    match kind {
+        Kind::Deb => lint.args(["--allow-root", "--fail-on", "error,warning"]),
+        Kind::Rpm => lint.arg("--config").arg(workspace().join("packaging/rpm/rpmlint.toml")),
+    };
+    let said = t.run({
+        lint.args(files_of(&packages)?);
+        lint
+    })?;
+    let text = said.success()?.stdout;
+    match kind {
+        Kind::Deb => ensure!(text.is_empty(), "{text}"),
+        Kind::Rpm => ensure!(text.contains("3 packages") && text.contains(" 0 errors, 0 warnings"), "{text}"),
+    }
+
+    let elsewhere = t.folder().join("a-copy-of-the-sources");
+    fs::create_dir(&elsewhere)?;
+    let mut copy = Command::new("cp");
+    copy.arg("-R").current_dir(workspace()).arg("--target-directory").arg(&elsewhere);
+    copy.args(["Makefile", "Cargo.toml", "CHANGELOG.md", "LICENSE", "LICENSE-MIT", "LICENSE-APACHE"]);
+    t.run({
+        copy.args(["packaging", "include", "examples"]);
+        copy
+    })?
+    .success()?;
+    let again = t.folder().join("again");
+    let make = packer(&elsewhere, kind, "1", &again)?;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "umask 077; exec \"$0\" \"$@\""]).arg(make.get_program()).args(make.get_args());
+    shell.envs(make.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TZ", "Asia/Tokyo");
+    t.run(shell)?.success()?;
+    for file in files_of(&packages)? {
+        let copy = again.join(file.file_name().context("a name")?);
+        ensure!(fs::read(&file)? == fs::read(&copy)?, "{} and {} differ", file.display(), copy.display());
+    }
+    Ok(())
+}
+
+/// What a user does with an installed Pagelift; it ends with 0 where all of that works.
+const USE: &str = "pagelift --version
+    pagelift demo --seconds 2 --pages thp > /tmp/demo
+    grep -q 'text .* thp' /tmp/demo
+    pagelift run --via preload --pages thp -- sh -c 'exec cat /proc/self/maps' > /tmp/maps 2> /tmp/said
+    grep -q 'libpagelift.so.0' /tmp/maps
+    pagelift run --heap=thp --pages thp -v -- sh -c : 2> /tmp/said
+    grep -q 'heap' /tmp/said
+    rm /tmp/demo /tmp/maps /tmp/said";
+const UNITS: [&str; 2] = ["pagelift-cache.timer", "pagelift-cache-lock.service"];
+
+fn deb_in_a_root(t: &Context) -> Result<()> {
+    let (old, new) = (pack(t, Kind::Deb, "1")?, pack(t, Kind::Deb, "2")?);
+    let root = Root::new(t)?;
+    let before = root.files()?;
+    root.bring("old", &old)?;
+    root.bring("new", &new)?;
+    root.run(t, "dpkg -i /old/*.deb && test -z \"$(dpkg --verify pagelift libpagelift0 libpagelift-dev)\"")?;
+    root.run(t, USE)?;
+    root.units_are_sound(t)?;
+    ensure!(root.enabled(&UNITS)?.is_empty(), "the installation has enabled units");
+    root.enable(t, &UNITS)?;
+    root.write("etc/pagelift/cache.conf", "/usr/bin/dpkg\n")?;
+
+    root.run(t, "dpkg -i /new/*.deb && dpkg-query -W -f '${Version}\\n' pagelift | grep -qx '.*-2'")?;
+    root.run(t, USE)?;
+    ensure!(root.enabled(&UNITS)?.len() == UNITS.len(), "the upgrade has disabled units");
+    root.run(t, "dpkg -r pagelift libpagelift-dev libpagelift0; test ! -e /usr/bin/pagelift")?;
+    root.run(t, "dpkg -P pagelift libpagelift-dev libpagelift0; ! dpkg -l '*pagelift*' | grep '^[^un ].*pagelift'")?;
+    ensure!(root.enabled(&UNITS)?.is_empty(), "links of {:?} are left", root.enabled(&UNITS)?);
+    root.left(&before, &["etc/pagelift", "etc/pagelift/cache.conf"])
+}
+
+/// In a copy of this machine, which has the compilers.
+fn deb_for_development(t: &Context) -> Result<()> {
+    let packages = pack(t, Kind::Deb, "1")?;
+    let root = Root::over_this_machine(t)?;
+    let script = "dpkg -i $PACKAGES/*.deb
+        cd /tmp && cp -R /usr/share/doc/libpagelift-dev/examples pagelift-examples && cd pagelift-examples
+        test \"$(pkg-config --variable=prefix pagelift)\" = /usr
+        cc c/lift_yourself.c $(pkg-config --cflags --libs pagelift) -o by-pkg-config
+        ./by-pkg-config | grep -q 'table.12345. = 12345'
+        cmake -S c++ -B build && cmake --build build
+        grep -q '^Pagelift_DIR:PATH=/usr/lib/[^/]*/cmake/Pagelift' build/CMakeCache.txt
+        for program in build/lift_yourself build/lift_yourself_static; do
+            $program | grep -q 'table.12345. = 12345'
+        done
+        ldd by-pkg-config | grep -q 'libpagelift.so.0 => /'";
+    root.run(t, &script.replace("$PACKAGES", &packages.to_string_lossy()))
+}
+
+fn rpm_in_a_root(t: &Context) -> Result<()> {
+    let (old, new) = (pack(t, Kind::Rpm, "1")?, pack(t, Kind::Rpm, "2")?);
+    let root = Root::new(t)?;
+    root.make_rpm_root(t)?;
+    let before = root.files()?;
+    root.rpm(t, "-i", &files_of(&old)?)?;
+    root.rpm(t, "-V", &["pagelift", "pagelift-libs", "pagelift-devel"].map(PathBuf::from))?;
+    root.run(t, USE)?;
+    root.units_are_sound(t)?;
+    ensure!(root.enabled(&UNITS)?.is_empty(), "the installation has enabled units");
+    root.enable(t, &UNITS)?;
+    root.write("etc/pagelift/cache.conf", "/usr/bin/dpkg\n")?;
+    rpm_for_development(t, &root)?;
+
+    root.rpm(t, "-U", &files_of(&new)?)?;
+    root.rpm(t, "-V", &["pagelift", "pagelift-libs", "pagelift-devel"].map(PathBuf::from))?;
+
+    root.run(t, USE)?;
+    ensure!(root.enabled(&UNITS)?.len() == UNITS.len(), "the upgrade has disabled units");
+    // rpm knows no purge: what is left is what others wrote.
+    root.rpm(t, "-e", &["pagelift", "pagelift-libs", "pagelift-devel"].map(PathBuf::from))?;
+    root.left(&before, &["etc/pagelift", "etc/pagelift/cache.conf"])
+}
+
+fn rpm_for_development(t: &Context, root: &Root) -> Result<()> {
+    let script = "export PKG_CONFIG_SYSROOT_DIR=$ROOT PKG_CONFIG_LIBDIR=$ROOT/usr/lib64/pkgconfig
+        docs=$ROOT/usr/share/doc/pagelift-devel
+        cc $docs/c/lift_yourself.c $(pkg-config --cflags --libs pagelift) -o $ROOT/tmp/by-pkg-config
+        cmake -S $docs/c++ -B build -DPagelift_DIR=$ROOT/usr/lib64/cmake/Pagelift && cmake --build build
+        LD_LIBRARY_PATH=$ROOT/usr/lib64 ./build/lift_yourself | grep -q 'table.12345. = 12345'";
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", script]).current_dir(t.folder()).env("ROOT", root.path());
+    t.run(shell)?.success()?;
+    root.run(t, "/tmp/by-pkg-config | grep -q 'table.12345. = 12345'; rm /tmp/by-pkg-config")
+}
