@@ -2,6 +2,7 @@
 
 use crate::arguments::heap::{AttachHeapArg, HeapArgs};
 use crate::arguments::policy::{PolicyArgs, choice};
+use crate::commands::service::{DisableArgs, EnableArgs, EnabledArgs};
 use crate::commands::{
     align::AlignArgs, bench::BenchArgs, cache::CacheArgs, demo::DemoArgs, doctor::DoctorArgs, estimate::EstimateArgs,
     generate::GenerateArgs, image::ImageArgs, perf_map::PerfMapArgs, pool::PoolArgs, probe::ProbeArgs,
@@ -108,6 +109,15 @@ pub enum Command {
     Align(AlignArgs),
     /// The pools of huge pages: show, plan, reserve, release, demote, overcommit.
     Pool(PoolArgs),
+    /// Have a systemd service lifted at each start, by a drop-in file.
+    ///
+    /// Puts `pagelift run` before the commands of ExecStart=, or lifts from outside after each start where the service's
+    /// sandbox refuses that. The file is shown before it is written. Nothing is restarted without --now.
+    Enable(Box<EnableArgs>),
+    /// Take back what `enable` has written.
+    Disable(DisableArgs),
+    /// List the services that are lifted at each start.
+    Enabled(EnabledArgs),
     /// Run a bundled program plain and lifted, and show the difference.
     Demo(DemoArgs),
     /// Write man pages or shell completions.
@@ -163,6 +173,9 @@ pub struct RunArgs {
     /// With --dry-run, plan as if the pools had all pages that the lift takes.
     #[arg(long, requires = "dry_run")]
     pub suppose_pool: bool,
+    /// Execute the program with this argv[0] instead of CMD, as env --argv0 does.
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    pub argv0: Option<OsString>,
     /// What is told of it.
     #[command(flatten)]
     pub outcome: OutcomeArgs,

@@ -85,6 +85,9 @@ fn run(cli: Cli) -> u8 {
             Ok(status) => return status,
             Err(error) => Err(error),
         },
+        Command::Enable(args) => commands::service::enable(args),
+        Command::Disable(args) => commands::service::disable(args),
+        Command::Enabled(args) => commands::service::enabled(args),
         Command::Demo(args) => commands::demo::run(args),
         Command::Generate(args) => commands::generate::run(args, Cli::command()),
     };

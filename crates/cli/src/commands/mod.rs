@@ -16,6 +16,7 @@ pub mod probe;
 mod reading;
 pub mod report;
 pub mod run;
+pub mod service;
 pub mod shootdowns;
 pub mod stat;
 pub mod status;

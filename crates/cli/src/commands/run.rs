@@ -232,7 +232,10 @@ struct ExecPlan<'a> {
 impl<'a> ExecPlan<'a> {
     fn prepare(args: &'a RunArgs, environment: Option<Vec<CString>>) -> Result<Self, &'static str> {
         let words: Result<Vec<_>, _> = args.command.iter().map(|word| CString::new(word.as_encoded_bytes())).collect();
-        let mut program = Program::named(words.map_err(|_| "an argument holds a NUL byte")?);
+        let has_nul = |_| "an argument holds a NUL byte";
+        let argv0 =
+            args.argv0.as_ref().map(|name| CString::new(name.as_encoded_bytes())).transpose().map_err(has_nul)?;
+        let mut program = Program::called(argv0, words.map_err(has_nul)?);
         if let Some(environment) = environment {
             program.set_environment(environment);
         }

@@ -48,8 +48,16 @@ impl Pointers {
 impl Program {
     /// Finds the program as `execvp` does: the first word is its name, and PATH is that of this process.
     pub fn named(words: Vec<CString>) -> Self {
+        Self::called(None, words)
+    }
+
+    /// Like [`Program::named`], with another `argv[0]` than the first word.
+    pub fn called(argv0: Option<CString>, mut words: Vec<CString>) -> Self {
         let name = words.first().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
         let path = std::env::var_os("PATH").map(std::os::unix::ffi::OsStringExt::into_vec);
+        if let (Some(argv0), Some(first)) = (argv0, words.first_mut()) {
+            *first = argv0;
+        }
         let arguments = Pointers::to(words);
         let candidates = files(&name, path.as_deref().unwrap_or(USUAL_PATH))
             .into_iter()
@@ -137,6 +145,14 @@ mod tests {
     fn a_name_is_looked_for_in_all_folders() {
         assert_eq!(found("tool", "/bin:/usr/bin"), ["/bin/tool", "/usr/bin/tool"]);
         assert_eq!(found("tool", ":/bin:"), ["tool", "/bin/tool", "tool"]);
+    }
+
+    #[test]
+    fn a_program_can_be_called_by_another_name() {
+        let program = Program::called(Some(c"-other".to_owned()), vec![c"/tmp/tool".to_owned(), c"word".to_owned()]);
+        assert_eq!(program.candidates[0].path.as_c_str(), c"/tmp/tool");
+        let words: Vec<_> = program.arguments._strings.iter().map(|word| word.as_c_str()).collect();
+        assert_eq!(words, [c"-other", c"word"]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod preload;
 
 pub use command::CommandFiles;
 pub use helper::{become_program, prepare_file};
-pub use preload::preload_environment;
+pub use preload::{find_library, preload_environment};
 pub use ptrace::{Helper, Program};
 
 use crate::LiftReport;

@@ -49,8 +49,8 @@ pub fn preload_environment(
     variables.into_iter().map(|variable| CString::new(variable).map_err(|_| "a NUL byte".to_owned())).collect()
 }
 
-/// Finds the library: installed beside this program, or in the folder in which it was built.
-fn find_library() -> Option<PathBuf> {
+/// Finds the library that is preloaded: installed beside this program, or in the folder in which it was built.
+pub fn find_library() -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
     let folder = own.parent()?;
     let machine = std::env::consts::ARCH;

@@ -66,6 +66,9 @@ struct AddArgs {
     /// object].
     #[arg(long, value_name = "BYTES", value_parser = offset)]
     base_offset: Option<u64>,
+    /// Say nothing but what fails.
+    #[arg(short, long)]
+    quiet: bool,
     /// Programs and shared objects.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -128,6 +131,7 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
     let mut failed = 0;
     for path in &args.files {
         match add_one(&store, path, args.base_offset) {
+            Ok(_) if args.quiet => {}
             Ok(text) => writeln!(std::io::stdout(), "{text}")?,
             Err(error) => {
                 eprintln!("pagelift: {}: {error:#}", path.display());

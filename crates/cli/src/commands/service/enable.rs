@@ -1,0 +1,230 @@
+//! `pagelift enable`.
+
+use super::facts::{ordered_behind, programs, surroundings, this_program, with_path};
+use super::systemd::{self, FOLDERS, Unit};
+use super::{restarted, words};
+use crate::arguments::heap::HeapArgs;
+use crate::arguments::policy::{PolicyArgs, choice};
+use crate::cli::ViaArg;
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use options::Prepare;
+use serde::Serialize;
+use service_units::{Choice, CommandError, DropIn, ExecCommand, Program, Way, choose};
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// `pagelift enable`.
+#[derive(Args, Clone)]
+pub struct EnableArgs {
+    /// Restart the service now, if it runs.
+    #[arg(long)]
+    now: bool,
+    /// Only until the next boot.
+    #[arg(long)]
+    runtime: bool,
+    /// Only show the file and the reasons.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    lift: LiftArgs,
+    /// The service; a template's name ends in `@`, and counts for all instances.
+    #[arg(value_name = "UNIT")]
+    unit: String,
+}
+
+/// Options that `pagelift run` has too.
+#[derive(Args, Clone)]
+pub struct LiftArgs {
+    /// What to lift and from where.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// Whether files are brought into huge folios of the page cache before they are lifted from there.
+    #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
+    pub prepare: Prepare,
+    /// What concerns the heap.
+    #[command(flatten)]
+    pub heap: HeapArgs,
+    /// Have the program's allocator keep what is freed, by its own settings.
+    #[arg(long)]
+    pub calm: bool,
+    /// How the program is lifted [default: what works in the service's sandbox].
+    #[arg(long, value_enum)]
+    pub via: Option<ViaArg>,
+    /// Follow all descendants and lift only programs of these names, separated by commas; for services that start by a
+    /// script.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// With --only, follow the descendants of lifted programs too.
+    #[arg(long, requires = "only")]
+    pub follow_lifted: bool,
+    /// Have the service fail where anything planned could not be lifted.
+    #[arg(long)]
+    pub require: bool,
+    /// Have nothing written to the service's journal.
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Have the journal say what became of each range.
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub verbose: bool,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    format: &'static str,
+    version: u32,
+    unit: &'a str,
+    choice: &'a Choice,
+    path: &'a Path,
+    text: &'a str,
+    written: bool,
+    restart: Option<String>,
+}
+
+/// Writes the drop-in file of a service.
+pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
+    let unit = Unit::load(&args.unit)?;
+    let pagelift = this_program()?;
+    let (choice, mut file) = made(&unit, args, &pagelift)?;
+    let [lasting, until_boot] = FOLDERS.map(|folder| unit.drop_in(folder));
+    let path = if args.runtime { &until_boot } else { &lasting };
+    ensure!(
+        !args.runtime || !lasting.exists(),
+        "{} has {} already, which counts before one until the next boot; fix: pagelift disable {}",
+        unit.name,
+        lasting.display(),
+        unit.name
+    );
+    file.made_folder = is_made(path);
+    let text = file.text();
+    if !args.json {
+        show(&choice, path, &text)?;
+    }
+    let mut restart = None;
+    if !args.dry_run {
+        install(&unit, &file, path, choice.way)?;
+        if !args.runtime && until_boot.exists() {
+            take_away(&until_boot)?;
+        }
+        restart = Some(restarted(&unit.name, &systemd::show(&unit.name.replace("@.", "@pagelift."))?, args.now, true)?);
+    }
+    let mut out = io::stdout();
+    if args.json {
+        let (unit, choice, text) = (unit.name.as_str(), &choice, text.as_str());
+        let written = !args.dry_run;
+        let document = Document { format: "pagelift-service", version: 1, unit, choice, path, text, written, restart };
+        serde_json::to_writer_pretty(&mut out, &document)?;
+        writeln!(out)?;
+    } else {
+        let done = restart.map_or_else(|| "nothing was written".to_owned(), |restart| format!("written; {restart}"));
+        writeln!(out, "{done}")?;
+    }
+    Ok(())
+}
+
+/// Decides, and makes the file.
+fn made(unit: &Unit, args: &EnableArgs, pagelift: &Path) -> anyhow::Result<(Choice, DropIn)> {
+    let lines = unit.commands();
+    ensure!(!lines.is_empty(), "{} has no ExecStart=; needed: a program that can be lifted", unit.name);
+    let (commands, refused) = read(&lines)?;
+    let mut programs = programs(&commands, &unit.properties.programs());
+    if let Some(why) = refused {
+        programs.push(Program { not_prefixable: Some(why), is_large: true, ..Program::default() });
+    }
+    let here = surroundings(pagelift);
+    let choice = choose(&unit.properties, &programs, &words::wanted(&args.lift), &here)
+        .map_err(|refusal| anyhow::anyhow!("{} cannot be lifted, and nothing was changed:\n  {refusal}", unit.name))?;
+    let options = words::words(&args.lift, choice.way);
+    let after = ordered_behind(unit);
+    let file = DropIn::new(&unit.name, &choice, (&lines, &commands), (&here.pagelift, &options), &after);
+    Ok((choice, file))
+}
+
+/// Reads the commands; with the reason where one cannot be given again, which only matters if it has to be.
+fn read(lines: &[String]) -> anyhow::Result<(Vec<ExecCommand>, Option<String>)> {
+    let (mut commands, mut refused) = (Vec::new(), None);
+    for line in lines {
+        match ExecCommand::parse_line(line) {
+            Ok(found) => commands.extend(found.into_iter().map(with_path).collect::<Result<Vec<_>, _>>()?),
+            Err(error @ CommandError::NotPossible { .. }) => refused = Some(error.to_string()),
+            Err(error) => bail!("{error}"),
+        }
+    }
+    Ok((commands, refused))
+}
+
+fn show(choice: &Choice, path: &Path, text: &str) -> io::Result<()> {
+    let mut out = io::stdout();
+    writeln!(out, "way: {}", choice.way)?;
+    choice.reasons.iter().try_for_each(|reason| writeln!(out, "  {reason}"))?;
+    writeln!(out, "\n{}:", path.display())?;
+    text.lines().try_for_each(|line| writeln!(out, "  {line}").map(drop))?;
+    writeln!(out)
+}
+
+/// True where the file's folder is made for it, now or by an earlier `enable`.
+fn is_made(path: &Path) -> bool {
+    let earlier = fs::read_to_string(path).ok().and_then(|text| DropIn::parse(&text));
+    earlier.map_or_else(|| path.parent().is_some_and(|folder| !folder.exists()), |earlier| earlier.made_folder)
+}
+
+/// Writes the file and has systemd read it; takes it away again where systemd does not do what it says.
+fn install(unit: &Unit, file: &DropIn, path: &PathBuf, way: Way) -> anyhow::Result<()> {
+    let before = fs::read_to_string(path).ok();
+    ensure!(
+        before.as_deref().is_none_or(|text| DropIn::parse(text).is_some()),
+        "{} was not written by pagelift; fix: give it another name",
+        path.display()
+    );
+    write(path, &file.text()).with_context(|| format!("writing {}", path.display()))?;
+    let checked = systemd::control(&["daemon-reload"]).and_then(|()| check(unit, file, path, way));
+    if checked.is_err() {
+        match before {
+            Some(text) => write(path, &text)?,
+            None => systemd::remove(path, file)?,
+        }
+        systemd::control(&["daemon-reload"])?;
+    }
+    checked.with_context(|| format!("{} was taken back", path.display()))
+}
+
+/// Writes a file whole or not at all.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(folder)?;
+    // systemd reads only what ends in `.conf`.
+    let mut file = tempfile::Builder::new().prefix(".pagelift").suffix(".new").tempfile_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// Compares what systemd has read with what was written.
+fn check(unit: &Unit, file: &DropIn, path: &Path, way: Way) -> anyhow::Result<()> {
+    let now = systemd::show(&unit.name.replace("@.", "@pagelift."))?;
+    let path = path.display().to_string();
+    ensure!(now.list("DropInPaths").contains(&path), "systemd does not read {path}");
+    let state = now.value("LoadState");
+    ensure!(state == "loaded", "systemd says `{state}` of the unit with {path}");
+    let started = service_units::exec_start([file.text().as_str()]).len();
+    let found = now.programs();
+    let pagelift = this_program()?.display().to_string();
+    let as_written = found.len() == started && found.iter().all(|program| *program == pagelift);
+    ensure!(way == Way::AfterStart || as_written, "systemd starts {} instead of {pagelift}", found.join(", "));
+    Ok(())
+}
+
+/// Removes an earlier file of Pagelift.
+fn take_away(path: &Path) -> anyhow::Result<()> {
+    if let Some(file) = DropIn::parse(&fs::read_to_string(path)?) {
+        systemd::remove(path, &file)?;
+        systemd::control(&["daemon-reload"])?;
+    }
+    Ok(())
+}

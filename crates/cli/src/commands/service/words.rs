@@ -1,0 +1,74 @@
+//! The options of `run` and `attach` that `enable` takes, as words again.
+
+use super::enable::LiftArgs;
+use crate::arguments::policy::words as policy_words;
+use crate::cli::ViaArg;
+use clap::ValueEnum;
+use options::{Choice as _, HeapPages, Pages, Policy, Prepare};
+use service_units::{Wanted, Way};
+
+/// The words that differ from what is usual, without those of `--via`.
+pub fn words(args: &LiftArgs, way: Way) -> Vec<String> {
+    let usual = policy_words(&Policy::default());
+    let mut words: Vec<String> =
+        policy_words(&args.policy.policy()).into_iter().filter(|word| !usual.contains(word)).collect();
+    if args.prepare != Prepare::default() {
+        words.push(format!("--prepare={}", args.prepare.word()));
+    }
+    words.extend(heap(args));
+    let flags = [
+        (args.calm, "--calm"),
+        (args.follow_lifted, "--follow-lifted"),
+        (args.require, "--require"),
+        (args.quiet, "--quiet"),
+        (args.verbose, "--verbose"),
+    ];
+    words.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, word)| word.to_owned()));
+    if !args.only.is_empty() {
+        words.push(format!("--only={}", args.only.join(",")));
+    }
+    if args.via == Some(ViaArg::Ptrace) && way == Way::Ptrace {
+        words.push("--via=ptrace".to_owned());
+    }
+    words
+}
+
+fn heap(args: &LiftArgs) -> Vec<String> {
+    let mut words = Vec::new();
+    match args.heap.heap {
+        HeapPages::Off => {}
+        HeapPages::Auto => words.push("--heap=auto".to_owned()),
+        HeapPages::Thp => words.push("--heap=thp".to_owned()),
+        HeapPages::Pool(size) => words.push(format!("--heap={}", size.bytes())),
+    }
+    words.extend(args.heap.heap_reserve.map(|bytes| format!("--heap-reserve={bytes}")));
+    let allocator = args.heap.heap_allocator.and_then(|which| which.to_possible_value());
+    words.extend(allocator.map(|value| format!("--heap-allocator={}", value.get_name())));
+    words
+}
+
+/// What the options ask for, as far as the way depends on it.
+pub fn wanted(args: &LiftArgs) -> Wanted {
+    let heap = args.heap.heap;
+    let for_run = [
+        (args.calm, "--calm"),
+        (!args.only.is_empty(), "--only"),
+        (!matches!(heap, HeapPages::Off | HeapPages::Thp), "--heap but for thp"),
+        (args.heap.heap_allocator.is_some(), "--heap-allocator"),
+        (args.heap.heap_reserve.is_some(), "--heap-reserve"),
+    ];
+    let for_ptrace = [(args.follow_lifted, "--follow-lifted"), (args.policy.seal, "--seal")];
+    let given = |options: &[(bool, &str)]| -> Vec<String> {
+        options.iter().filter(|(given, _)| *given).map(|(_, name)| (*name).to_owned()).collect()
+    };
+    Wanted {
+        via: args.via.map(|via| match via {
+            ViaArg::Ptrace => Way::Ptrace,
+            ViaArg::Preload => Way::Preload,
+        }),
+        pages: (args.policy.pages != Pages::default()).then(|| args.policy.pages.word().to_owned()),
+        only: !args.only.is_empty(),
+        only_by_ptrace: given(&for_ptrace),
+        only_by_run: given(&for_run),
+    }
+}

@@ -1,0 +1,22 @@
+//! Services of systemd: their commands, their sandbox, the way to lift them in it, and the drop-in file that does so.
+//!
+//! A drop-in file empties `ExecStart=` and gives each command again with `pagelift run … --` before it. Everything behind
+//! the program's path is kept as it was written, so that quotes, specifiers and variables mean what they meant
+//! ([`ExecCommand`]). Where a sandbox refuses that, the service is lifted from outside once it runs ([`Way::AfterStart`]).
+//!
+//! Pure: files and properties come in as text, and a text comes out.
+#![forbid(unsafe_code)]
+
+mod choice;
+mod command;
+mod drop_in;
+mod file;
+mod properties;
+mod words;
+
+pub use choice::{Choice, Program, Refusal, Surroundings, Wanted, Way, choose};
+pub use command::{CommandError, ExecCommand, Launcher};
+pub use drop_in::{DropIn, FILE_NAME};
+pub use file::{Assignment, assignments, exec_start};
+pub use properties::{CallRule, NAMES, Properties};
+pub use words::{WordError, first_word, quoted};

@@ -1,0 +1,171 @@
+//! What systemd says of a unit (`systemctl show`).
+
+use crate::words::first_word;
+use std::collections::BTreeMap;
+
+/// The properties that are asked for.
+pub const NAMES: [&str; 31] = [
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "MainPID",
+    "FragmentPath",
+    "DropInPaths",
+    "Transient",
+    "Type",
+    "User",
+    "DynamicUser",
+    "ExecStart",
+    "RootDirectory",
+    "RootImage",
+    "MountImages",
+    "ProtectHome",
+    "PrivateTmp",
+    "InaccessiblePaths",
+    "TemporaryFileSystem",
+    "NoExecPaths",
+    "ExecPaths",
+    "SELinuxContext",
+    "AppArmorProfile",
+    "SystemCallFilter",
+    "SystemCallErrorNumber",
+    "MemoryDenyWriteExecute",
+    "MemoryTHP",
+    "NoNewPrivileges",
+    "ProtectSystem",
+    "CapabilityBoundingSet",
+    "PrivateUsers",
+    "LimitMEMLOCK",
+];
+
+/// `SystemCallErrorNumber=kill` as systemd shows it (`SECCOMP_ERROR_NUMBER_KILL`, systemd 252).
+const KILL: &str = "2147483646";
+
+/// What a service's `SystemCallFilter=` does to a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallRule {
+    /// It is made.
+    Allowed,
+    /// It fails with an error.
+    Fails,
+    /// The process is killed by SIGSYS.
+    Kills,
+}
+
+/// Properties of a unit by their names. One that this systemd does not know is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Properties(BTreeMap<String, Vec<String>>);
+
+impl Properties {
+    /// Reads what `systemctl show` prints.
+    pub fn parse(text: &str) -> Self {
+        let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
+            all.entry(name.to_owned()).or_default().push(value.to_owned());
+        }
+        Self(all)
+    }
+
+    /// The value, empty where there is none.
+    pub fn value(&self, name: &str) -> &str {
+        self.0.get(name).and_then(|values| values.first()).map_or("", String::as_str)
+    }
+
+    /// True where a boolean property is set.
+    pub fn is_set(&self, name: &str) -> bool {
+        self.value(name) == "yes"
+    }
+
+    /// The words of a list, which systemctl prints between quotes and with escapes where they need them.
+    pub fn list(&self, name: &str) -> Vec<String> {
+        let (mut words, mut rest) = (Vec::new(), self.value(name));
+        while let Ok(Some((word, next))) = first_word(rest) {
+            words.push(String::from_utf8_lossy(&word).into_owned());
+            rest = next;
+        }
+        words
+    }
+
+    /// The paths of the programs of `ExecStart=`, specifiers expanded, in their order.
+    pub fn programs(&self) -> Vec<String> {
+        let lines = self.0.get("ExecStart").map_or(&[][..], Vec::as_slice);
+        let path = |line: &String| Some(line.strip_prefix("{ path=")?.split_once(" ; argv[]=")?.0.to_owned());
+        lines.iter().filter_map(path).collect()
+    }
+
+    /// What the service's filter does to a call.
+    pub fn rule(&self, call: &str) -> CallRule {
+        let filter = self.value("SystemCallFilter");
+        let (denies, names) = filter.strip_prefix('~').map_or((false, filter), |names| (true, names));
+        let own = names.split_whitespace().find(|item| item.split_once(':').map_or(*item, |(name, _)| name) == call);
+        let is_allowed = if filter.is_empty() { true } else { own.is_some() != denies };
+        if is_allowed {
+            return CallRule::Allowed;
+        }
+        let has_error = own.is_some_and(|item| item.contains(':') && !item.ends_with(":kill"));
+        let usual = self.value("SystemCallErrorNumber");
+        if has_error || !(usual.is_empty() || usual == "0" || usual == KILL) {
+            CallRule::Fails
+        } else {
+            CallRule::Kills
+        }
+    }
+
+    /// True where a path may not be executed or mapped executable: the longest of `NoExecPaths=` and `ExecPaths=` counts.
+    pub fn forbids_executing(&self, path: &str) -> bool {
+        let longest = |name| {
+            let folders = self.list(name);
+            let folders = folders.iter().map(|folder| folder.trim_start_matches(['-', '+']));
+            folders.filter(|folder| is_within(path, folder)).map(str::len).max()
+        };
+        longest("NoExecPaths").is_some_and(|no| longest("ExecPaths").is_none_or(|yes| yes < no))
+    }
+}
+
+/// True where a path is a folder's or lies in it.
+pub fn is_within(path: &str, folder: &str) -> bool {
+    let folder = folder.trim_end_matches('/');
+    path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_read_as_systemd_shows_them() {
+        let rule = |text: &str, call: &str| Properties::parse(text).rule(call);
+        assert_eq!(rule("", "ptrace"), CallRule::Allowed);
+        assert_eq!(rule("SystemCallFilter=~", "ptrace"), CallRule::Allowed);
+        let allows = "SystemCallFilter=read write\nSystemCallErrorNumber=";
+        assert_eq!(rule(&format!("{allows}{KILL}"), "ptrace"), CallRule::Kills);
+        assert_eq!(rule(&format!("{allows}1"), "ptrace"), CallRule::Fails);
+        assert_eq!(rule(&format!("{allows}1"), "read"), CallRule::Allowed);
+        let denies = format!("SystemCallFilter=~ptrace mbind:EPERM\nSystemCallErrorNumber={KILL}");
+        assert_eq!(rule(&denies, "ptrace"), CallRule::Kills);
+        assert_eq!(rule(&denies, "mbind"), CallRule::Fails);
+        assert_eq!(rule(&denies, "read"), CallRule::Allowed);
+    }
+
+    #[test]
+    fn the_longest_path_decides_what_may_be_executed() {
+        let redis = Properties::parse("NoExecPaths=/\nExecPaths=/usr/bin/redis-server /usr/lib -/opt");
+        assert!(redis.forbids_executing("/usr/bin/pagelift") && redis.forbids_executing("/usr/library"));
+        assert!(!redis.forbids_executing("/usr/lib/libpagelift.so") && !redis.forbids_executing("/opt/x"));
+        assert!(!Properties::parse("ExecPaths=/usr").forbids_executing("/bin/x"));
+    }
+
+    #[test]
+    fn lists_are_read_with_their_quotes() {
+        let text = "DropInPaths=/etc/a.conf \"/run/a@b\\\\x20c.d/z.conf\"";
+        assert_eq!(Properties::parse(text).list("DropInPaths"), ["/etc/a.conf", "/run/a@b\\x20c.d/z.conf"]);
+    }
+
+    #[test]
+    fn programs_are_those_of_each_command() {
+        let text = "ExecStart={ path=/bin/a ; argv[]=/bin/a x ; ignore_errors=no ; pid=0 }\n\
+                    ExecStart={ path=/bin/b c ; argv[]=b ; ignore_errors=yes ; pid=0 }\nUser=x\n";
+        assert_eq!(Properties::parse(text).programs(), ["/bin/a", "/bin/b c"]);
+        assert_eq!(Properties::parse(text).value("User"), "x");
+    }
+}
