@@ -1,5 +1,8 @@
 //! Other kernels and another architecture, in virtual machines under software emulation: Debian's 5.10, which cannot move
-//! hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, two NUMA nodes, and 64-bit ARM.
+//! hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, two NUMA nodes, and 64-bit ARM; file
+//! systems with and without large folios on 6.1, 6.12 and the newest kernel.
+
+mod file_systems;
 
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::Trial as Test;
@@ -59,7 +62,7 @@ fn main() -> ExitCode {
         let name = format!("{kernel}/{}", script.trim_end_matches(".sh"));
         test_case(name, needs(kernel), move |t| boot(t, kernel, script, nodes, least))
     };
-    let tests: Vec<Test> = vec![
+    let mut tests: Vec<Test> = vec![
         on("linux-5.10-amd64", "kernel.sh", &[1800], 47),
         on("linux-6.1-amd64", "kernel.sh", &[1800], 50),
         on("linux-5.10-amd64", "nodes.sh", TWO_NODES, 40),
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         test_case("linux-6.1-arm64/live", arm.clone(), boot_arm_live),
         test_case("linux-6.1-arm64/heap", arm_heap_needs(arm), boot_arm_heap),
     ];
+    tests.extend(file_systems::tests(needs));
     main_of(tests)
 }
 
@@ -88,7 +92,7 @@ fn script(name: &str) -> Result<Vec<u8>> {
 fn with_busybox(busybox: &Path) -> Result<Initramfs> {
     let mut initramfs = Initramfs::default();
     initramfs.add_file("/bin/busybox", &fs::read(busybox)?);
-    let applets = "sh mount awk cat grep tr tail cmp mkdir taskset mkfifo rm usleep timeout kill poweroff sync uname ls wc true sleep env";
+    let applets = "sh mount awk cat grep tr tail cmp mkdir cp insmod taskset mkfifo rm usleep timeout kill poweroff sync uname ls wc true sleep env";
     for applet in applets.split(' ') {
         initramfs.add_link(&format!("/bin/{applet}"), "busybox");
     }
@@ -96,6 +100,11 @@ fn with_busybox(busybox: &Path) -> Result<Initramfs> {
         initramfs.add_folder(folder);
     }
     Ok(initramfs)
+}
+
+fn own_busybox() -> Result<&'static Path> {
+    let found = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.exists());
+    found.context("no busybox")
 }
 
 fn run_machine(t: &Context, machine: &VirtualMachine, least: usize) -> Result<()> {
@@ -108,8 +117,7 @@ fn run_machine(t: &Context, machine: &VirtualMachine, least: usize) -> Result<()
 }
 
 fn boot(t: &Context, kernel: &str, name: &str, nodes: &[u32], least: usize) -> Result<()> {
-    let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.exists());
-    let mut initramfs = with_busybox(busybox.context("no busybox")?)?;
+    let mut initramfs = with_busybox(own_busybox()?)?;
     initramfs.add_program(&pagelift_binary()?, "/bin/pagelift")?;
     for name in PROGRAMS.iter().chain(&["start/starts_another_with.c"]) {
         let program = Program::named(name)?;
@@ -133,7 +141,7 @@ fn boot(t: &Context, kernel: &str, name: &str, nodes: &[u32], least: usize) -> R
     // Without two nodes nothing looks at it.
     let boot = if nodes.len() > 1 { "hugepagesz=1G hugepages=1 hugepagesz=2M" } else { "" };
     let (kernel, nodes) = (kernel_image(kernel), nodes.to_vec());
-    let machine = VirtualMachine { architecture: "x86_64", kernel, initramfs: file, nodes, boot };
+    let machine = VirtualMachine { architecture: "x86_64", kernel, initramfs: file, nodes, disks: Vec::new(), boot };
     run_machine(t, &machine, least)
 }
 
@@ -190,7 +198,14 @@ fn run_arm(t: &Context, mut initramfs: Initramfs, name: &str, least: usize) -> R
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;
     let kernel = kernel_image("linux-6.1-arm64");
-    let machine = VirtualMachine { architecture: "aarch64", kernel, initramfs: file, nodes: vec![1800], boot: "" };
+    let machine = VirtualMachine {
+        architecture: "aarch64",
+        kernel,
+        initramfs: file,
+        nodes: vec![1800],
+        disks: Vec::new(),
+        boot: "",
+    };
     run_machine(t, &machine, least)
 }
 

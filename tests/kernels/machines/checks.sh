@@ -84,7 +84,7 @@ stop() {
 check() {
     name=$1 field=$2 least=$3 most=$4 program=$5
     shift 5
-    [ -x /bin/$program ] || return # not every program is written for every architecture
+    command -v $program >/dev/null || return # not every program is written for every architecture
     before=$(free_pages)
     plain_output $program >/tmp/plain
     start $launcher pagelift run "$@" -- $program

@@ -36,7 +36,7 @@ pub use python_tests::{FinishedPythonTests, PythonRun, PythonTests, RunningPytho
 pub use source_tree::{GOOGLETEST, SourceTree, lifted_programs, same_outputs};
 pub use uprobe::Uprobe;
 pub use view::{Flag, LoadedElf, View, process_field, process_state};
-pub use virtual_machine::{Initramfs, VirtualMachine, check_results};
+pub use virtual_machine::{Initramfs, VirtualMachine, check_results, modules_in_order};
 
 use std::path::PathBuf;
 

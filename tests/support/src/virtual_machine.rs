@@ -103,6 +103,8 @@ pub struct VirtualMachine {
     pub nodes: Vec<u32>,
     /// More words for the kernel's command line.
     pub boot: &'static str,
+    /// Contents of its virtio disks: `/dev/vda`, `/dev/vdb` and so on.
+    pub disks: Vec<PathBuf>,
 }
 
 impl VirtualMachine {
@@ -123,10 +125,47 @@ impl VirtualMachine {
                 qemu.args(["-numa", &format!("node,nodeid={node},memdev=node{node},cpus={node}")]);
             }
         }
+        for disk in &self.disks {
+            qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio", disk.display()));
+        }
         qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initramfs);
         qemu.args(["-append", &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init {}", self.boot)]);
         qemu
     }
+}
+
+/// The files of these modules and of those that they need, each after what it needs. Names are as the kernel has them, with
+/// `_` for `-`.
+///
+/// # Errors
+/// A module cannot be read. One that `wanted` names and that is not there is taken to be a part of the kernel itself.
+pub fn modules_in_order(folder: &Path, wanted: &[&str]) -> Result<Vec<PathBuf>> {
+    let files = fs::read_dir(folder).with_context(|| format!("no modules in {}", folder.display()))?;
+    let files: Vec<PathBuf> = files.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    let mut order = Vec::new();
+    for name in wanted {
+        add_module(name, &files, &mut order)?;
+    }
+    Ok(order)
+}
+
+fn add_module(name: &str, files: &[PathBuf], order: &mut Vec<PathBuf>) -> Result<()> {
+    let is_it = |path: &&PathBuf| path.file_stem().is_some_and(|stem| stem.to_string_lossy().replace('-', "_") == name);
+    let Some(file) = files.iter().find(is_it).filter(|file| !order.contains(file)) else { return Ok(()) };
+    for needed in modules_needed(&fs::read(file)?) {
+        add_module(&needed, files, order)?;
+    }
+    order.push(file.clone());
+    Ok(())
+}
+
+/// What the line `depends=` of a module's `.modinfo` section names (kernel/module/main.c; the lines end with a zero byte).
+fn modules_needed(module: &[u8]) -> Vec<String> {
+    const NAME: &[u8] = b"\0depends=";
+    let Some(at) = module.windows(NAME.len()).position(|window| window == NAME) else { return Vec::new() };
+    let value = module[at + NAME.len()..].split(|&byte| byte == 0).next().unwrap_or_default();
+    let names = String::from_utf8_lossy(value);
+    names.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect()
 }
 
 /// The results that an init script has printed: `RESULT ok NAME` or `RESULT failed NAME: why`.
@@ -171,6 +210,12 @@ mod tests {
             rest = &rest[(data + size).next_multiple_of(4)..];
         }
         assert_eq!(names, ["usr", "usr/bin", "usr/bin/x", "bin", "bin/y", "TRAILER!!!"]);
+    }
+
+    #[test]
+    fn a_module_names_what_it_needs() {
+        assert_eq!(modules_needed(b"license=GPL\0depends=xor,raid6-pq\0retpoline=Y"), ["xor", "raid6_pq"]);
+        assert!(modules_needed(b"\0depends=\0x").is_empty() && modules_needed(b"name=x").is_empty());
     }
 
     #[test]

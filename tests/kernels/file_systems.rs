@@ -1,0 +1,95 @@
+//! Files in huge folios on other file systems and kernels: each machine is booted once, with a disk for each file system.
+
+use crate::{kernel_image, own_busybox, run_machine, script, with_busybox};
+use anyhow::{Context as _, Result};
+use libtest_mimic::Trial as Test;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use test_support::{
+    Context, Need, Program, VirtualMachine, modules_in_order, pagelift_binary, target_folder, test_case,
+};
+
+const PROGRAMS: [&str; 3] =
+    ["start/fixed_address_executable.c", "start/pie_by_default.c", "start/starts_another_with.c"];
+/// Of each disk. It is sparse; xfs is not made smaller.
+const DISK_BYTES: u64 = 320 << 20;
+/// The kernel's modules that the machines need, as far as they are not a part of it.
+const MODULES: [&str; 10] = [
+    "virtio_pci",
+    "virtio_blk",
+    "crc32c_cryptoapi",
+    "crc32c_generic",
+    "crc32c_intel",
+    "ext4",
+    "xfs",
+    "erofs",
+    "btrfs",
+    "overlay",
+];
+
+/// A kernel, its file systems in the order of their disks, and how many checks it makes at the least.
+const MACHINES: [(&str, &[&str], usize); 3] = [
+    ("linux-6.1-amd64", &["xfs", "ext4"], 14),
+    ("linux-6.12-amd64", &["xfs", "erofs", "btrfs"], 27),
+    ("linux-new-amd64", &["xfs", "ext4", "btrfs"], 39),
+];
+
+pub fn tests(needs: impl Fn(&str) -> Vec<Need>) -> Vec<Test> {
+    let machines = MACHINES.into_iter().map(|(kernel, file_systems, least)| {
+        let makers = file_systems.iter().map(|name| Need::Command(format!("mkfs.{name}")));
+        let modules = Need::File(modules_of(kernel).to_string_lossy().into_owned());
+        let needs = needs(kernel).into_iter().chain(makers).chain([modules]).collect();
+        test_case(format!("{kernel}/files"), needs, move |t| boot(t, kernel, file_systems, least))
+    });
+    machines.collect()
+}
+
+fn modules_of(kernel: &str) -> PathBuf {
+    kernel_image(&format!("{kernel}.modules"))
+}
+
+fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Result<()> {
+    let mut initramfs = with_busybox(own_busybox()?)?;
+    initramfs.add_program(&pagelift_binary()?, "/bin/pagelift")?;
+    initramfs.add_file("/lib/libpagelift.so", &fs::read(target_folder().join("library/libpagelift.so"))?);
+    let programs = t.folder().join("programs");
+    fs::create_dir(&programs)?;
+    for source in PROGRAMS {
+        let program = Program::named(source)?;
+        let built = program.build()?;
+        initramfs.add_program(&built, &format!("/bin/{}", program.name()))?;
+        fs::copy(&built, programs.join(program.name()))?;
+    }
+    for (number, module) in modules_in_order(&modules_of(kernel), &MODULES)?.iter().enumerate() {
+        let name = module.file_name().context("a module without a name")?.to_string_lossy();
+        initramfs.add_file(&format!("/modules/{number:02}-{name}"), &fs::read(module)?);
+    }
+    initramfs.add_file("/init", &script("files.sh")?);
+    let file = t.folder().join("initramfs");
+    fs::write(&file, initramfs.finish())?;
+    let disks = file_systems.iter().map(|name| disk(t, name, &programs)).collect::<Result<_>>()?;
+    let machine = VirtualMachine {
+        architecture: "x86_64",
+        kernel: kernel_image(kernel),
+        initramfs: file,
+        nodes: vec![1800],
+        disks,
+        boot: "",
+    };
+    run_machine(t, &machine, least)
+}
+
+/// An empty file system; one that cannot be written holds the programs.
+fn disk(t: &Context, file_system: &str, programs: &Path) -> Result<PathBuf> {
+    let path = t.folder().join(format!("{file_system}.disk"));
+    let mut maker = Command::new(format!("mkfs.{file_system}"));
+    if file_system == "erofs" {
+        maker.arg(&path).arg(programs);
+    } else {
+        File::create(&path)?.set_len(DISK_BYTES)?;
+        maker.arg(if file_system == "ext4" { "-q" } else { "-f" }).arg(&path);
+    }
+    t.run(maker)?.success()?;
+    Ok(path)
+}

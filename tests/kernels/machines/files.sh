@@ -1,0 +1,164 @@
+# Files in huge folios, on the file systems of this kernel: the programs' own files are prepared, shown at a start, to a
+# running program and from inside; what cannot be done has its reason.
+echo "kernel $(uname -r) on $(uname -m)"
+echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+for module in /modules/*; do
+    insmod $module || failed "loading $module"
+done
+M=1024
+least=$((8 * M)) # of the seven million bytes each of code and of constants
+release=$(uname -r)
+case $release in
+    6.1.* | 6.12.*) collapses=false ;;
+    *) collapses=true ;;
+esac
+case $release in
+    # PAGEMAP_SCAN is of 6.7, and PR_SET_THP_DISABLE was not yet looked at where files are mapped.
+    6.1.*) library_looks=false disabled_is_small=false ;;
+    *) library_looks=true disabled_is_small=true ;;
+esac
+
+# mounted NAME TYPE DEVICE: mounts a file system and copies the programs to it; $files is where. Read-only ones have them.
+mounted() {
+    name=$1 files=/mnt/$1
+    mkdir -p $files
+    mount -t $2 $3 $files || { failed "$name: not mounted"; return 1; }
+    [ -e $files/fixed_address_executable ] ||
+        cp /bin/fixed_address_executable /bin/pie_by_default $files || { failed "$name: not copied"; return 1; }
+    sync
+    PATH=$files:/bin
+}
+
+# small FILE: reads it into small folios.
+small() {
+    sync
+    echo 1 >/proc/sys/vm/drop_caches
+    cat $1 >/dev/null
+}
+
+# huge FILE: bytes of it in huge folios, and those that could be.
+huge() { pagelift cache status --json $1 | awk '/"(of|huge)":/ && !done[$1]++ { gsub(/[",:]/, ""); print $1 "=" $2 }'; }
+
+# says NAME TEXT COMMAND...: it fails, and says this.
+says() {
+    name=$1 text=$2
+    shift 2
+    if "$@" >/tmp/said 2>&1; then
+        failed "$name: it does not fail: $(cat /tmp/said)"
+    elif grep -q "$text" /tmp/said; then
+        ok "$name"
+    else
+        failed "$name: $(cat /tmp/said)"
+    fi
+}
+
+# tells NAME TEXT COMMAND...: it works, and says this.
+tells() {
+    name=$1 text=$2
+    shift 2
+    if "$@" >/tmp/said 2>&1 && grep -q "$text" /tmp/said; then
+        ok "$name ($(tr '\n' ' ' </tmp/said))"
+    else
+        failed "$name: $(cat /tmp/said)"
+    fi
+}
+
+# on_file NAME: the program that was started has as much as it can on huge pages of its file.
+on_file() {
+    found=$(smaps_sum $pid FilePmdMapped)
+    [ "$found" -ge $least ] && ok "$1 ($found KiB)" || failed "$1: FilePmdMapped is $found KiB, due are $least; $(cat /tmp/said)"
+}
+
+ended_well() { stop "$1" && ok "$1: it ends as ever" || failed "$1: it failed; $(tail -n 3 /tmp/out /tmp/err)"; }
+
+# started_before PROGRAM OPTIONS...: starts it until its file is prepared. A start takes half a second for that at most, which
+# may not be enough on an emulated machine; the next one goes on from there.
+started_before() {
+    program=$1
+    shift
+    for try in 1 2 3 4 5 6 7 8 9; do
+        plain_output pagelift run --prepare always "$@" -- $program >/tmp/tried
+        grep -q "the budget of" /tmp/tried || return
+    done
+}
+
+# prepared NAME FILE: made small, it is prepared by the command, as `cache status` confirms.
+prepared() {
+    small $2
+    before=$(huge $2)
+    tells "$1: cache prepare" "in huge folios" pagelift cache prepare $2
+    huge $2 >/tmp/after
+    (
+        . /tmp/after
+        [ "$huge" = "$of" ] && [ "$huge" -ge $((least * M)) ]
+    ) && ok "$1: cache status ($(echo $before) before)" || failed "$1: cache status: $(cat /tmp/after), before $before"
+}
+
+# can NAME: all that there is, on the file system that was mounted under this name.
+can() {
+    fixed=$files/fixed_address_executable
+    small $fixed
+    started_before fixed_address_executable --pages file --lift text,rodata
+    check "$1: a start prepares the file" FilePmdMapped $least $any fixed_address_executable --prepare never --pages file --lift text,rodata
+    prepared $1 $fixed
+    started_before pie_by_default --lift text,rodata
+    check "$1: auto takes the file, any base" FilePmdMapped $least $any pie_by_default --lift text,rodata
+    if $library_looks; then
+        check "$1: from inside" FilePmdMapped $least $any fixed_address_executable --pages file --via preload --lift text,rodata
+    fi
+
+    # The kernel maps it by ordinary pages although it lies in huge folios.
+    start starts_another_with no-thp -- $fixed
+    found=$(smaps_sum $pid FilePmdMapped)
+    [ "$found" = 0 ] || ! $disabled_is_small || failed "$1: $found KiB are huge by themselves: this would check nothing"
+    tells "$1: attach" "(file)" pagelift attach --pages file --lift text,rodata $pid
+    on_file "$1: attached"
+    tells "$1: detach" "nothing of it is lifted" pagelift detach $pid
+    ended_well "$1: after attach and detach"
+
+    # Pages that are mapped are not evicted; from 7.2 on they are collapsed where they lie.
+    small $fixed
+    start $fixed
+    if $collapses; then
+        for try in 1 2 3 4 5 6 7 8; do
+            pagelift attach --pages file --lift text,rodata $pid >/tmp/tried 2>&1
+            grep -q "the budget of" /tmp/tried || break
+        done
+        tells "$1: attach collapses what runs" "(file)" pagelift attach --pages file --lift text,rodata $pid
+        on_file "$1: collapsed"
+    else
+        says "$1: mapped by another" "mapped by 1 other processes (fixed_address_e" pagelift cache prepare $fixed
+        pagelift attach --pages file --lift text,rodata $pid >/tmp/said 2>&1
+        grep -q "huge folios" /tmp/said && ok "$1: attach says why not" || failed "$1: attach: $(cat /tmp/said)"
+    fi
+    ended_well "$1: what ran"
+}
+
+# cannot NAME TEXT: it is refused with this reason, and the program runs unchanged.
+cannot() {
+    fixed=$files/fixed_address_executable
+    small $fixed
+    says "$1: cache prepare is refused" "$2" pagelift cache prepare $fixed
+    check "$1: a start lifts nothing" FilePmdMapped 0 0 fixed_address_executable --pages file --lift text,rodata
+    grep -q "$2" /tmp/err && ok "$1: a start says why" || failed "$1: a start says $(cat /tmp/err)"
+}
+
+case $release in
+    6.1.*)
+        mounted xfs xfs /dev/vda && can xfs
+        mounted ext4 ext4 /dev/vdb && cannot ext4 "found ext4 on Linux 6.1, needed Linux 6.16"
+        ;;
+    6.12.*)
+        mounted xfs xfs /dev/vda && can xfs
+        mounted erofs erofs /dev/vdb && can erofs
+        mounted btrfs btrfs /dev/vdc && cannot btrfs "found the file system btrfs, which has no large folios on Linux 6.12"
+        ;;
+    *)
+        mounted xfs xfs /dev/vda && can xfs
+        mounted ext4 ext4 /dev/vdb && can ext4
+        # What is in the layers is there, and shown through the file below.
+        mkdir -p /mnt/ext4/upper /mnt/ext4/work
+        mounted overlay overlay "none -o lowerdir=/mnt/xfs,upperdir=/mnt/ext4/upper,workdir=/mnt/ext4/work" && can overlay
+        mounted btrfs btrfs /dev/vdc && cannot btrfs "found the file system btrfs, which has no large folios on Linux 7"
+        ;;
+esac
