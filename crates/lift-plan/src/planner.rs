@@ -260,12 +260,13 @@ impl<'a> Planner<'a> {
             (Pages::Thp, _) | (_, false) => vec![Source::Thp],
             (Pages::Hugetlb, true) => vec![Source::Hugetlb],
             // An image never shows writable memory.
-            (Pages::Auto | Pages::Image | Pages::File, true) if run.protection.write => {
+            (Pages::Auto | Pages::Image | Pages::File | Pages::FileThenImage, true) if run.protection.write => {
                 vec![Source::Hugetlb, Source::Thp]
             }
             (Pages::Image, true) => vec![Source::Image],
             (Pages::File, true) => vec![Source::File],
             (Pages::Auto, true) if self.policy.numa != Numa::Own => vec![Source::Hugetlb, Source::Thp],
+            (Pages::FileThenImage, true) => vec![Source::File, Source::Image],
             (Pages::Auto, true) => vec![Source::File, Source::Image, Source::Hugetlb, Source::Thp],
         }
     }
@@ -343,8 +344,8 @@ impl<'a> Planner<'a> {
 
     /// Cuts a run where an image, or a file in huge folios, begins or ends to show it.
     fn cut_at_sources(&self, run: Run) -> Vec<Run> {
-        let images = matches!(self.policy.pages, Pages::Auto | Pages::Image);
-        let files = matches!(self.policy.pages, Pages::Auto | Pages::File) && self.fault_of_files().is_none();
+        let images = self.policy.pages.takes_images();
+        let files = self.policy.pages.takes_files() && self.fault_of_files().is_none();
         if run.protection.write || !(images || files) {
             return vec![run];
         }

@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn every_value_has_a_word_of_its_own() {
-        check::<Pages>(5);
+        check::<Pages>(6);
         check::<Prepare>(3);
         check::<WritablePages>(2);
         check::<Edges>(2);

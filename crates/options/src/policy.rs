@@ -18,6 +18,8 @@ pub enum Pages {
     Auto,
     /// The page cache of the files themselves, for what is never written.
     File,
+    /// The page cache of the files where it can show them, else shared images, for what is never written.
+    FileThenImage,
     /// Shared images for what is never written.
     Image,
     /// The hugetlb pool only.
@@ -29,10 +31,28 @@ pub enum Pages {
 choice!(Pages {
     "auto" => Auto: "The page cache where it holds the file in huge folios, else a shared image where there is one, else the hugetlb pool where pages are free, else transparent huge pages.",
     "file" => File: "The page cache of the files themselves, for what is never written: nothing is copied.",
+    "file+image" => FileThenImage: "The page cache of the files where it holds them in huge folios, a shared image for what that leaves over.",
     "image" => Image: "Shared images for what is never written (see `pagelift image`).",
     "hugetlb" => Hugetlb: "The hugetlb pool only.",
     "thp" => Thp: "Transparent huge pages only.",
 });
+
+impl Pages {
+    /// True where the page cache of a file may show what is never written.
+    pub const fn takes_files(self) -> bool {
+        matches!(self, Self::Auto | Self::File | Self::FileThenImage)
+    }
+
+    /// True where a shared image may show what is never written.
+    pub const fn takes_images(self) -> bool {
+        matches!(self, Self::Auto | Self::Image | Self::FileThenImage)
+    }
+
+    /// True where what is never written is shown from a file or an image, and never copied.
+    pub const fn only_shows(self) -> bool {
+        matches!(self, Self::File | Self::FileThenImage | Self::Image)
+    }
+}
 
 /// Whether files are brought into huge folios of the page cache before a program is lifted from there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -167,13 +187,13 @@ impl Policy {
     /// images and the page cache show what is there already.
     pub fn may_fill_memory(&self) -> bool {
         let writable = [Kind::Data, Kind::Bss, Kind::Heap];
-        !matches!(self.pages, Pages::Image | Pages::File) || writable.into_iter().any(|kind| self.kinds.contains(kind))
+        !self.pages.only_shows() || writable.into_iter().any(|kind| self.kinds.contains(kind))
     }
 
     /// True where code or read-only data may come from the page cache of its file.
     pub fn may_use_files(&self) -> bool {
         let read_only = [Kind::Text, Kind::Rodata];
-        matches!(self.pages, Pages::Auto | Pages::File) && read_only.into_iter().any(|kind| self.kinds.contains(kind))
+        self.pages.takes_files() && read_only.into_iter().any(|kind| self.kinds.contains(kind))
     }
 
     /// False where nothing that the planner does by this policy depends on the pools.
@@ -241,8 +261,10 @@ mod tests {
             of(Pages::Thp, &read_only),
         ];
         assert_eq!(fills.map(|policy| policy.may_fill_memory()), [false, false, true, true]);
+        assert!(!of(Pages::FileThenImage, &read_only).may_fill_memory());
         let files = [of(Pages::File, &[Kind::Rodata]), of(Pages::Auto, &[Kind::Data]), of(Pages::Image, &read_only)];
         assert_eq!(files.map(|policy| policy.may_use_files()), [true, false, false]);
+        assert!(of(Pages::FileThenImage, &read_only).may_use_files());
         let takes = [Pages::Auto, Pages::Image, Pages::Hugetlb, Pages::Thp].map(|pages| of(pages, &read_only));
         assert_eq!(takes.each_ref().map(Policy::may_take_from_pools), [true, false, true, false]);
         let asked = |policy: Policy| policy.may_take_from_pools();

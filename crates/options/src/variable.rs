@@ -57,7 +57,7 @@ impl Variable {
             ("require" | "quiet" | "q" | "verbose" | "v", Some(_)) => return Err("it takes no value".to_owned()),
             // Shared images cannot be mapped from inside.
             ("pages", Some(value)) => match Pages::from_word(value) {
-                Ok(pages) if pages != Pages::Image => policy.pages = pages,
+                Ok(pages) if !needs_a_helper(pages) => policy.pages = pages,
                 _ => return Err(format!("found `{value}`, needed auto or file or hugetlb or thp")),
             },
             ("writable-pages", Some(value)) => policy.writable_pages = WritablePages::from_word(value)?,
@@ -103,9 +103,14 @@ impl Variable {
     }
 }
 
+/// True for sources that are not mapped from inside: images.
+fn needs_a_helper(pages: Pages) -> bool {
+    matches!(pages, Pages::Image | Pages::FileThenImage)
+}
+
 fn policy_words(policy: &Policy) -> Result<Vec<String>, String> {
-    if policy.pages == Pages::Image {
-        return Err("--pages image needs --via ptrace".to_owned());
+    if needs_a_helper(policy.pages) {
+        return Err(format!("--pages {} needs --via ptrace", policy.pages.word()));
     }
     if policy.seal {
         return Err("--seal needs --via ptrace".to_owned());
@@ -157,6 +162,10 @@ mod tests {
         for (text, expected) in [
             ("pages=huge", "PAGELIFT: `pages=huge`: found `huge`, needed auto or file or hugetlb or thp"),
             ("pages=image", "PAGELIFT: `pages=image`: found `image`, needed auto or file or hugetlb or thp"),
+            (
+                "pages=file+image",
+                "PAGELIFT: `pages=file+image`: found `file+image`, needed auto or file or hugetlb or thp",
+            ),
             ("pages", "PAGELIFT: `pages`: write pages=VALUE"),
             ("quiet=yes", "PAGELIFT: `quiet=yes`: it takes no value"),
             (
@@ -189,6 +198,8 @@ mod tests {
     fn what_only_a_helper_can_do_has_no_words() {
         let refused = |policy: Policy| Variable { policy, ..Variable::default() }.to_words().unwrap_err();
         assert_eq!(refused(Policy { pages: Pages::Image, ..Policy::default() }), "--pages image needs --via ptrace");
+        let both = Policy { pages: Pages::FileThenImage, ..Policy::default() };
+        assert_eq!(refused(both), "--pages file+image needs --via ptrace");
         assert_eq!(refused(Policy { seal: true, ..Policy::default() }), "--seal needs --via ptrace");
         let only = Vec::from(["a program".to_owned()]);
         let with_blank = Variable { only, ..Variable::default() };
@@ -211,7 +222,7 @@ mod tests {
     }
 
     fn policy() -> impl Strategy<Value = Policy> {
-        let pages = choice::<Pages>().prop_filter("not from inside", |pages| *pages != Pages::Image);
+        let pages = choice::<Pages>().prop_filter("not from inside", |pages| !needs_a_helper(*pages));
         let kinds = proptest::collection::vec(choice::<Kind>(), 1..6).prop_map(|kinds| Kinds::of(&kinds));
         let size = proptest::option::of((12u32..31).prop_map(|log2| address_space::PageSize::new(1 << log2).unwrap()));
         let memory = proptest::option::of(any::<u64>());

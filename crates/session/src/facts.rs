@@ -5,7 +5,7 @@ use crate::files::{self, KnownFile};
 use crate::images::{self, Known, MissingImages};
 use crate::probes;
 use address_space::{Address, AddressRange, AddressSpace, ObjectRole, PageSize, RangeSet};
-use lift_plan::{MachineFacts, Pages, Plan, Policy, ProcessFacts, ThpMode, plan, special_mappings};
+use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, ThpMode, plan, special_mappings};
 use linux::pagemap::Pagemap;
 use machine_facts::{System, placed_mappings, system_thp};
 use options::Prepare;
@@ -87,7 +87,7 @@ fn plan_seen(
 ) -> Result<(Seen, Plan), SessionError> {
     let machine = &with_room_for_the_program(machine, &seen.process);
     // What shows images or files alone is not known yet.
-    let shows_only = matches!(policy.pages, Pages::Image | Pages::File);
+    let shows_only = policy.pages.only_shows();
     let first = if shows_only { Plan::default() } else { plan(&seen.process, machine, policy) };
     let cached = files::look(pid, &seen.process, machine, policy, known_file, preparation.files);
     if first.lifts.is_empty() && !shows_only && cached.files.is_empty() {

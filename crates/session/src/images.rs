@@ -2,7 +2,7 @@
 
 use address_space::{AddressRange, AddressSpace, LoadedObject, RangeSet};
 use image_store::{FileSystem, Layout, Request, SourceKey, Store, StoreError, default_directory};
-use lift_plan::{ImageSpan, MachineFacts, Pages, Policy, ProcessFacts, Reason, ThpMode};
+use lift_plan::{ImageSpan, MachineFacts, Policy, ProcessFacts, Reason, ThpMode};
 use linux::pagemap::Pagemap;
 use machine_facts::{base_page, machine_facts};
 use nix::unistd::geteuid;
@@ -31,8 +31,7 @@ pub struct Known {
 impl Known {
     /// Opens the store where the policy asks for images.
     pub fn of_store(policy: &Policy) -> Self {
-        let wants_images = matches!(policy.pages, Pages::Auto | Pages::Image);
-        Self { store: wants_images.then(open_store) }
+        Self { store: policy.pages.takes_images().then(open_store) }
     }
 }
 
@@ -61,7 +60,7 @@ pub fn look(
     known: Known,
 ) -> Images {
     let mut images = Images::default();
-    if !matches!(policy.pages, Pages::Auto | Pages::Image) {
+    if !policy.pages.takes_images() {
         return images;
     }
     let store = match known.store.unwrap_or_else(open_store) {

@@ -15,12 +15,20 @@ const OTHER: &str = "/opt/other";
 /// A program of three huge pages of code, linked so that its addresses agree with its offsets, and all of it cached, beside another
 /// file.
 fn scenario(pages: Pages) -> Scenario {
+    of_program(program().all_cached(), pages)
+}
+
+fn program() -> Program {
     let segments = vec![Segment::new(Protection::READ_EXECUTE, 3 * HUGE)];
     let mut program = Program::new("code");
     program.load(&Shape::new(PROGRAM, ObjectRole::Executable, 16 * HUGE, segments), true);
     program.file(range(HUGE, 2 * HUGE), Protection::READ, OTHER, 0, 77);
+    program
+}
+
+fn of_program(program: Program, pages: Pages) -> Scenario {
     let (facts, machine) = machine(page_size(HUGE), true, true);
-    Scenario::new(&program.all_cached().finish(), &Policy { pages, ..Policy::default() }, &facts, machine)
+    Scenario::new(&program.finish(), &Policy { pages, ..Policy::default() }, &facts, machine)
 }
 
 /// Lifts the one range on `kernel`, judges what became of the program, and returns what is told and which calls were made.
@@ -116,4 +124,20 @@ fn the_next_source_serves_where_the_file_fails() {
         .fold(Script::new(), |script, call| script.failing_from(0, Some(call), failure));
     let (told, _) = lift(&planned, &planned.kernel, &script);
     assert_eq!((told.source, told.covered.bytes(), told.failed.len()), (Some(Source::Hugetlb), 3 * HUGE, 2));
+}
+
+/// The second of three blocks is not cached: an image shows it, where there is one.
+#[test]
+fn an_image_shows_what_the_file_leaves_over() {
+    let partly = || program().all_partly_cached(HUGE);
+    let planned = of_program(partly().imaged(HUGE), Pages::FileThenImage);
+    let run = planned.run(&Script::new());
+    judge(&planned, &run, Leniency::default()).unwrap();
+    let mut told: Vec<_> = run.outcome.ranges.iter().map(|range| (range.covered.bytes(), range.source)).collect();
+    told.sort();
+    assert_eq!(told, [(HUGE, Some(Source::Image)), (HUGE, Some(Source::File)), (HUGE, Some(Source::File))]);
+    // Nothing is copied where there is none.
+    let planned = of_program(partly(), Pages::FileThenImage);
+    assert!(planned.plan.lifts.iter().all(|lift| lift.attempts.iter().all(|attempt| attempt.source == Source::File)));
+    assert_eq!((planned.plan.planned(), planned.plan.refusals.len()), (2 * HUGE, 1));
 }

@@ -157,6 +157,7 @@ pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
     }
     let imaged = program.clone().imaged(programs::HUGE);
     let cached = program.clone().all_cached();
+    let partly = imaged.clone().all_partly_cached(programs::HUGE);
     for edges in [Edges::Exact, Edges::MergeReadOnly] {
         for pages in [Pages::Auto, Pages::Hugetlb, Pages::Thp] {
             for writable_pages in [WritablePages::Thp, WritablePages::Hugetlb] {
@@ -172,6 +173,9 @@ pub fn scenarios_of(program: &Program) -> Vec<Scenario> {
         }
         for pages in [Pages::Auto, Pages::File] {
             add(&cached, Policy { pages, edges, ..Policy::default() }, true, true);
+        }
+        for maps_in_place in [true, false] {
+            add(&partly, Policy { pages: Pages::FileThenImage, edges, ..Policy::default() }, true, maps_in_place);
         }
     }
     scenarios

@@ -68,14 +68,21 @@ fn sources(lift: &RangeLift, machine: &MachineFacts, policy: &Policy) -> Result<
         prop_assert!(policy.page_size.is_none_or(|wanted| wanted == size));
         match attempt.source {
             Source::File => {
-                prop_assert!(matches!(policy.pages, Pages::Auto | Pages::File) && !lift.protection.write, "{lift:?}");
+                prop_assert!(
+                    matches!(policy.pages, Pages::Auto | Pages::File | Pages::FileThenImage) && !lift.protection.write,
+                    "{lift:?}"
+                );
                 prop_assert!(machine.thp.is_some_and(|thp| thp.size == size && thp.mode != ThpMode::OffInProcess));
             }
             Source::Image => {
-                prop_assert!(matches!(policy.pages, Pages::Auto | Pages::Image) && !lift.protection.write, "{lift:?}");
+                prop_assert!(
+                    matches!(policy.pages, Pages::Auto | Pages::Image | Pages::FileThenImage) && !lift.protection.write,
+                    "{lift:?}"
+                );
             }
             Source::Hugetlb => {
-                let wanted = !matches!(policy.pages, Pages::Image | Pages::File) || lift.protection.write;
+                let wanted =
+                    !matches!(policy.pages, Pages::Image | Pages::File | Pages::FileThenImage) || lift.protection.write;
                 prop_assert!(machine.pool(size).is_some() && policy.pages != Pages::Thp && wanted, "{lift:?}");
                 prop_assert!(!lift.kinds.contains(&Kind::Heap), "brk could never grow again: {lift:?}");
                 prop_assert!(!lift.protection.write || policy.writable_pages == WritablePages::Hugetlb, "{lift:?}");

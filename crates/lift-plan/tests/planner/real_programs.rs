@@ -12,7 +12,7 @@ fn machine(pool: u64) -> MachineFacts {
 fn every_property_holds_for_real_programs() {
     let imaged = programs::all().into_iter().map(|program| program.imaged(programs::HUGE));
     for program in programs::all().into_iter().chain(imaged) {
-        for pages in [Pages::Auto, Pages::File, Pages::Image, Pages::Hugetlb, Pages::Thp] {
+        for pages in [Pages::Auto, Pages::File, Pages::FileThenImage, Pages::Image, Pages::Hugetlb, Pages::Thp] {
             for writable_pages in [WritablePages::Thp, WritablePages::Hugetlb] {
                 for (edges, pool) in [(Edges::Exact, 1000), (Edges::MergeReadOnly, 1000), (Edges::Exact, 7)] {
                     let policy = Policy { pages, writable_pages, edges, ..Policy::default() };

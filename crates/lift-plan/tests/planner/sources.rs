@@ -33,9 +33,10 @@ fn allowed(kinds: &[Kind], write: bool, may_write: bool, policy: &Policy) -> Vec
         _ if heap || write && no_pool_for_writing => vec![Thp],
         Pages::Thp => vec![Thp],
         Pages::Hugetlb => vec![Hugetlb],
-        Pages::Image | Pages::File | Pages::Auto if write => vec![Hugetlb, Thp],
+        Pages::Image | Pages::File | Pages::FileThenImage | Pages::Auto if write => vec![Hugetlb, Thp],
         Pages::Image => vec![Image],
         Pages::File => vec![File],
+        Pages::FileThenImage => vec![File, Image],
         Pages::Auto => vec![File, Image, Hugetlb, Thp],
     }
 }
@@ -120,13 +121,15 @@ fn every_source_is_used(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
 fn nothing_is_cut_without_need(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     let pending = |lift: &RangeLift| case.is_pending(lift.range.start().0);
     let image = |lift: &RangeLift| {
-        let wanted = matches!(case.policy.pages, Pages::Auto | Pages::Image) && !lift.protection.write;
+        let wanted =
+            matches!(case.policy.pages, Pages::Auto | Pages::Image | Pages::FileThenImage) && !lift.protection.write;
         let first = AddressRange::sized(lift.range.start(), case.size.bytes());
         wanted.then(|| image_of(case.program, first, case.size)).flatten()
     };
     let file = |lift: &RangeLift| {
         let first = AddressRange::sized(lift.range.start(), case.size.bytes());
-        let wanted = matches!(case.policy.pages, Pages::Auto | Pages::File) && !lift.protection.write;
+        let wanted =
+            matches!(case.policy.pages, Pages::Auto | Pages::File | Pages::FileThenImage) && !lift.protection.write;
         let place = wanted.then(|| oracle::fault_of_cached(case.program, first).ok()).flatten();
         place.and_then(|_| case.program.facts.space.find(lift.range.start()))
     };

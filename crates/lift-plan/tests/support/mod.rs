@@ -272,6 +272,14 @@ impl Program {
         self.facts.cached.push(CachedFile { path, device, inode, huge, own_path, shortfall: None });
     }
 
+    /// Every second block of all files of objects lies in a huge folio.
+    pub fn all_partly_cached(mut self, huge: u64) -> Self {
+        let paths: Vec<_> = self.facts.objects.iter().map(|object| object.path.clone()).collect();
+        let blocks: Vec<_> = (0..64).map(|number| 2 * number * huge..(2 * number + 1) * huge).collect();
+        paths.iter().for_each(|path| self.cached(path, blocks.clone(), true));
+        self
+    }
+
     /// All files of objects lie in huge folios.
     pub fn all_cached(mut self) -> Self {
         let paths: Vec<_> = self.facts.objects.iter().map(|object| object.path.clone()).collect();

@@ -226,7 +226,7 @@ pub fn machine() -> impl Strategy<Value = MachineFacts> {
 
 /// A random policy.
 pub fn policy() -> impl Strategy<Value = Policy> {
-    let pages = prop_oneof![4 => Just(Pages::Auto), 2 => Just(Pages::File), 1 => Just(Pages::Image), 1 => Just(Pages::Hugetlb), 1 => Just(Pages::Thp)];
+    let pages = prop_oneof![4 => Just(Pages::Auto), 2 => Just(Pages::File), 2 => Just(Pages::FileThenImage), 1 => Just(Pages::Image), 1 => Just(Pages::Hugetlb), 1 => Just(Pages::Thp)];
     let writable = prop_oneof![Just(WritablePages::Thp), Just(WritablePages::Hugetlb)];
     let edges = prop_oneof![Just(Edges::Exact), Just(Edges::MergeReadOnly)];
     let size = proptest::option::of(proptest::sample::select(vec![PAGE, HUGE_SIZES[0], HUGE_SIZES[1], HUGE_SIZES[2]]));

@@ -90,7 +90,8 @@ pub fn base_for_file(
         return None;
     }
     let cached = choose_cached_base(image, huge, size, base_page(), policy.kinds);
-    let wanted = policy.pages == Pages::File || is_worth_it(&cached, best) && !a_store_covers_more(&cached, best, size);
+    let wanted = matches!(policy.pages, Pages::File | Pages::FileThenImage)
+        || is_worth_it(&cached, best) && !a_store_covers_more(&cached, best, size);
     (cached.covered.read_only > 0 && wanted).then_some(cached)
 }
 
