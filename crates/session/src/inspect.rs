@@ -183,7 +183,7 @@ pub fn inspect_file(path: &Path, file: &File, policy: &Policy, pools: Pools) -> 
     let huge = machine.thp.filter(|_| policy.may_use_files()).map_or_else(Vec::new, |thp| huge_parts(file, thp.size));
     let bias = match (image.kind, &bases) {
         (ElfKind::PositionIndependent, Some(bases)) => {
-            let for_file = base_for_file(&image, &huge, policy, bases.page_size, &bases.best);
+            let for_file = base_for_file(&image, &huge, policy, bases.page_size, &bases.best).ok();
             EXAMPLE_BASE + for_file.map_or(bases.best.offset, |base| base.offset)
         }
         (ElfKind::PositionIndependent, None) => EXAMPLE_BASE,

@@ -34,6 +34,9 @@ pub enum Base {
         /// The base was chosen for the file's own page cache: its addresses agree with its offsets, and both numbers
         /// count only what huge folios of the file show.
         congruent: bool,
+        /// Why the base was chosen for copies or an image although huge folios of the file could show something.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
     },
 }
 

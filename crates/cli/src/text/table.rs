@@ -175,7 +175,7 @@ fn summary(report: &LiftReport) -> String {
         text += &format!("no image: {why}\n");
     }
     match &report.base {
-        Some(Base::Moved { before, after, congruent }) => {
+        Some(Base::Moved { before, after, congruent, why }) => {
             let covered = |c: &lift_plan::Coverable| {
                 format!("{} of code, {} in all", format_bytes(c.text), format_bytes(c.total))
             };
@@ -185,6 +185,7 @@ fn summary(report: &LiftReport) -> String {
                 "base moved: huge pages"
             };
             text += &format!("{what} can cover {} (before {})\n", covered(after), covered(before));
+            text += &why.as_ref().map(|why| format!("not from the file: {why}\n")).unwrap_or_default();
         }
         Some(Base::Kept { why }) => text += &format!("base kept: {why}\n"),
         None => {}

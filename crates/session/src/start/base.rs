@@ -1,7 +1,7 @@
 //! The base of a program that has just been mapped: chosen and moved at the exec stop.
 
 use crate::{Base, SessionError};
-use address_space::{Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, PageSize, format_bytes};
 use image_store::{Store, default_directory};
 use lift_plan::{BaseChoice, Coverable, Pages, Policy, cached_coverable, choose_base, choose_cached_base, coverable};
 use machine_facts::base_page;
@@ -40,6 +40,8 @@ pub struct Better {
     after: Coverable,
     /// It is the base at which the program's file agrees with its addresses.
     congruent: bool,
+    /// Why it is not, where it could be.
+    why: Option<String>,
 }
 
 /// What is known of a program before it is placed.
@@ -63,36 +65,50 @@ pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSiz
         return kept("no huge pages on this kernel");
     };
     let best = choose_base(image, size, base_page, policy.kinds, policy.edges);
-    if let Some(cached) = base_for_file(image, huge, policy, size, &best) {
-        let before = cached_coverable(image, huge, bias, size, base_page, policy.kinds);
-        if cached.covered <= before {
-            return kept("its addresses agree with its file already");
+    let why = match base_for_file(image, huge, policy, size, &best) {
+        Ok(cached) => {
+            let before = cached_coverable(image, huge, bias, size, base_page, policy.kinds);
+            if cached.covered <= before {
+                return kept("its addresses agree with its file already");
+            }
+            let (offset, after) = (cached.offset, cached.covered);
+            return Ok(Better { size, offset, before, after, congruent: true, why: None });
         }
-        let (offset, after) = (cached.offset, cached.covered);
-        return Ok(Better { size, offset, before, after, congruent: true });
-    }
+        Err(why) => why,
+    };
     let before = coverable(image, bias, size, base_page, policy.kinds, policy.edges);
     if best.covered <= before {
-        return kept("no base covers more");
+        return kept(&format!("no base covers more{}", why.map(|why| format!(" ({why})")).unwrap_or_default()));
     }
-    Ok(Better { size, offset: best.offset, before, after: best.covered, congruent: false })
+    Ok(Better { size, offset: best.offset, before, after: best.covered, congruent: false, why })
 }
 
-/// Returns the base at which addresses agree with the file, where that is better than `best`, the base for copies.
+/// Returns the base at which addresses agree with the file, where that is better than `best`, the base for copies and
+/// images; else why it is not, where huge folios could show anything.
 pub fn base_for_file(
     image: &ElfImage,
     huge: &[Range<u64>],
     policy: &Policy,
     size: PageSize,
     best: &BaseChoice,
-) -> Option<BaseChoice> {
+) -> Result<BaseChoice, Option<String>> {
     if huge.is_empty() || !policy.may_use_files() {
-        return None;
+        return Err(None);
     }
     let cached = choose_cached_base(image, huge, size, base_page(), policy.kinds);
-    let wanted = matches!(policy.pages, Pages::File | Pages::FileThenImage)
-        || is_worth_it(&cached, best) && !a_store_covers_more(&cached, best, size);
-    (cached.covered.read_only > 0 && wanted).then_some(cached)
+    if cached.covered.read_only == 0 {
+        return Err(None);
+    }
+    let others = match policy.pages {
+        Pages::File | Pages::FileThenImage => return Ok(cached),
+        _ if a_store_covers_more(&cached, best, size) => "an image",
+        _ if !is_worth_it(&cached, best) => "copies",
+        _ => return Ok(cached),
+    };
+    let of = |covered: &Coverable| {
+        format!("{} of code, {} in all", format_bytes(covered.text), format_bytes(covered.read_only))
+    };
+    Err(Some(format!("{others} can show {}; huge folios of the file {}", of(&best.covered), of(&cached.covered))))
 }
 
 /// True where huge folios of the file show at least half of the code, and half of all that is never written, that copies
@@ -126,7 +142,10 @@ pub fn choose_and_move(
     };
     let extent = executable.extent().widened(base_page());
     match place_and_move(stop, &started.space, extent, &better, executable.bias) {
-        Ok(bias) => (Base::Moved { before: better.before, after: better.after, congruent: better.congruent }, bias),
+        Ok(bias) => {
+            let Better { before, after, congruent, why, .. } = better;
+            (Base::Moved { before, after, congruent, why }, bias)
+        }
         Err(error) => (Base::Kept { why: error.in_full() }, executable.bias),
     }
 }
