@@ -1,6 +1,7 @@
 //! Programs that are lifted from the page cache of their own files: at the start and while they run. Nothing is copied, and
 //! nothing that the program has written is lost.
 
+mod changes;
 mod files;
 mod programs;
 
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         test_case("a_program_that_disables_huge_pages_says_so", with_python(), disabled),
     ]);
     tests.extend(programs::tests(needs));
+    tests.extend(changes::tests(needs));
     main_of(tests)
 }
 

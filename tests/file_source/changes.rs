@@ -1,0 +1,144 @@
+//! Files of which not all lies in huge folios, or does not stay there: by direct writes, by reclaim, and under many
+//! compilers at once.
+
+use crate::files::{own_copy, own_copy_of};
+use crate::{check_all_from_file, end, from_file, start};
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::Trial as Test;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use test_support::{Context, Need, Session, TestStore, View, default_huge_page, make_small, test_case};
+
+const LONG: Duration = Duration::from_secs(300);
+const COMPILERS: usize = 200;
+
+pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
+    let with = |command: &str| [needs(), vec![Need::Command(command.into())]].concat();
+    vec![
+        test_case("an_image_shows_what_the_file_leaves_over", with("dd"), with_image),
+        test_case("what_is_reclaimed_comes_back", with("python3"), reclaimed),
+        test_case("many_compilers_share_one_file", with("xargs"), compilers),
+    ]
+}
+
+/// Writes what is there once more past the page cache, which makes that block of the file small.
+fn write_directly(t: &Context, path: &Path, offset: u64) -> Result<()> {
+    let block = t.folder().join("block");
+    let at = |name: &str| format!("{name}={}", offset >> 12);
+    for (from, to, word, flags) in
+        [(path, block.as_path(), at("skip"), "conv=fsync"), (&block, path, at("seek"), "oflag=direct")]
+    {
+        let mut dd = Command::new("dd");
+        dd.arg(format!("if={}", from.display())).arg(format!("of={}", to.display()));
+        dd.args(["bs=4096", "count=1", "conv=notrunc", &word, flags]);
+        t.run(dd)?.success()?;
+    }
+    // What is read again afterwards lies in small folios.
+    let file = File::open(path)?;
+    posix_fadvise(&file, offset as i64, 4096, PosixFadviseAdvice::POSIX_FADV_WILLNEED)?;
+    Ok(())
+}
+
+/// The sources of the lifted ranges in a report.
+fn sources(report: &Path) -> Result<Vec<String>> {
+    let report: Value = serde_json::from_str(&fs::read_to_string(report)?)?;
+    let ranges = report["ranges"].as_array().with_context(|| format!("no ranges in {report}"))?;
+    let mut sources: Vec<_> = ranges.iter().filter_map(|range| range["source"].as_str().map(str::to_owned)).collect();
+    sources.sort();
+    sources.dedup();
+    Ok(sources)
+}
+
+/// Blocks that a direct write has made small are shown by an image, the others by the file.
+fn with_image(t: &Context) -> Result<()> {
+    let (path, store) = (own_copy(t, "fixed_address_executable")?, TestStore::of(t, "128M")?);
+    end(start(t, &["--pages", "file"], &path)?)?;
+    let size = default_huge_page()?.bytes();
+    write_directly(t, &path, size)?;
+    let report = t.folder().join("report");
+    for (pages, due) in [("file", &["file"][..]), ("file+image", &["file", "image"])] {
+        let options = ["--prepare", "never", "--pages", pages, "--lift", "text,rodata", "--report"];
+        let mut command = t.lifted(&[&options[..], &[&report.to_string_lossy()]].concat(), &Command::new(&path))?;
+        command.env("PAGELIFT_STORE", &store.path);
+        let session = t.session(command)?;
+        session.wait_for_line("ready")?;
+        let view = View::of(session.pid())?;
+        view.check_read_only_contents(view.executable()?)?;
+        let found = sources(&report)?;
+        ensure!(found == due, "--pages {pages}: from {found:?}, due are {due:?}");
+        end(session)?;
+    }
+    Ok(())
+}
+
+const RECLAIM: &str = "import ctypes, os, sys
+descriptor = os.pidfd_open(int(sys.argv[1]))
+part = (ctypes.c_ulong * 2)(int(sys.argv[2]), int(sys.argv[3]))
+MADV_PAGEOUT = 21
+result = ctypes.CDLL(None, use_errno=True).syscall(440, descriptor, part, ctypes.c_ulong(1), MADV_PAGEOUT, 0)
+assert result == int(sys.argv[3]), os.strerror(ctypes.get_errno())";
+
+/// Takes the read-only memory of a process away as a shortage of memory does.
+fn reclaim(t: &Context, session: &Session, path: &Path) -> Result<()> {
+    for usage in &View::of(session.pid())?.usages {
+        let mapping = &usage.mapping;
+        if mapping.path().map(Path::new) != Some(path) || mapping.protection.write {
+            continue;
+        }
+        let mut python = Command::new("python3");
+        python.args(["-c", RECLAIM, &session.pid().to_string()]);
+        python.args([mapping.range.start().0, mapping.range.len()].map(|number| number.to_string()));
+        t.run(python)?.success()?;
+    }
+    Ok(())
+}
+
+/// The program reads its file again, and works; once the file is prepared anew, so is what starts next.
+fn reclaimed(t: &Context) -> Result<()> {
+    let path = own_copy(t, "fixed_address_executable")?;
+    let session = start(t, &["--pages", "file", "--lift", "text,rodata"], &path)?;
+    check_all_from_file(&session, &path)?;
+    reclaim(t, &session, &path)?;
+    let (huge, whole) = from_file(&View::of(session.pid())?, &path, default_huge_page()?);
+    ensure!(huge < whole, "all {whole} bytes are huge pages still: nothing was reclaimed");
+    let view = View::of(session.pid())?;
+    view.check_read_only_contents(view.executable()?)?;
+    end(session)?;
+    let next = start(t, &["--pages", "file", "--lift", "text,rodata"], &path)?;
+    check_all_from_file(&next, &path)?;
+    end(next)
+}
+
+/// Eight at a time, all from one file that the first of them prepares; each writes what a plain one writes.
+fn compilers(t: &Context) -> Result<()> {
+    let found = t.run({
+        let mut gcc = Command::new("gcc");
+        gcc.arg("-print-prog-name=cc1");
+        gcc
+    })?;
+    let compiler = own_copy_of(t, &PathBuf::from(found.success()?.stdout.trim()), "cc1")?;
+    make_small(&compiler)?;
+    let source = t.folder().join("source.c");
+    fs::write(&source, "int twice(int number) { return 2 * number; }\n")?;
+    let mut plain = Command::new(&compiler);
+    plain.args(["-quiet", "-o"]).arg(t.folder().join("plain.s")).arg(&source);
+    t.run(plain)?.success()?;
+    let mut lifted = Command::new(&compiler);
+    lifted.args(["-quiet", "-o"]).arg(t.folder().join("{}.s")).arg(&source);
+    let lifted = t.lifted(&["--pages", "file", "--lift", "text,rodata"], &lifted)?;
+    let mut many = Command::new("sh");
+    let script = format!("seq {COMPILERS} | xargs -P 8 -I '{{}}' \"$@\"");
+    many.args(["-c", &script, "sh"]).arg(lifted.get_program()).args(lifted.get_args());
+    let output = t.run_within(many, LONG)?.success()?;
+    let from_file = output.stderr.lines().filter(|line| line.contains("(file)")).count();
+    ensure!(from_file == COMPILERS, "{from_file} of {COMPILERS} have said that they were lifted: {}", output.stderr);
+    let due = fs::read(t.folder().join("plain.s"))?;
+    for number in 1..=COMPILERS {
+        ensure!(fs::read(t.folder().join(format!("{number}.s")))? == due, "compiler {number} wrote something else");
+    }
+    Ok(())
+}
