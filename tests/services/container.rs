@@ -1,0 +1,226 @@
+//! A Debian with systemd in a container. Its root is made once from packages, and kept; each run has a copy.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use std::cell::Cell;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use test_support::{
+    Context, Skipped, pagelift_binary, poll_until, program_source, scratch_folder, target_folder, tests_folder,
+};
+
+const PACKAGES: &str = "systemd,systemd-sysv,dbus,redis-server,mariadb-server,procps";
+/// Generous: the machine may be busy.
+const BOOT: Duration = Duration::from_secs(120);
+const MAKING: Duration = Duration::from_secs(600);
+
+/// The container; it is killed when this goes.
+pub struct Container {
+    root: PathBuf,
+    nspawn: Cell<Option<Child>>,
+    leader: i32,
+}
+
+impl Container {
+    /// Boots a copy of the root with the tested program in it.
+    pub fn start(t: &Context) -> Result<Self> {
+        let archive = archive(t)?;
+        let root = t.folder().join("root");
+        fs::create_dir(&root)?;
+        let mut unpack = Command::new("tar");
+        unpack.args(["-xf"]).arg(&archive).arg("-C").arg(&root);
+        t.run(unpack)?.success()?;
+        install(t, &root)?;
+        // The name must be the container's own among other tests.
+        let name = format!("pagelift-{}", std::process::id());
+        let mut command = Command::new("systemd-nspawn");
+        command.args(["--quiet", "--boot", "--register=no", "--keep-unit", "--private-network", "--console=pipe"]);
+        // Filters of nspawn itself would stand in for those of the units.
+        command.args(["--capability=all", "--machine", &name, "-D"]).arg(&root).env("SYSTEMD_SECCOMP", "0");
+        let log = fs::File::create(t.folder().join("console"))?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        t.mark(&mut command);
+        let child = command.spawn()?;
+        let nspawn = i32::try_from(child.id())?;
+        let mut machine = Self { root, nspawn: Cell::new(Some(child)), leader: 0 };
+        // nspawn's first child is another one, which starts the container's first process and ends.
+        poll_until(BOOT, "systemd in the container", || {
+            machine.leader = child_of(nspawn).unwrap_or_default();
+            machine.leader > 0 && machine.has_booted()
+        })
+        .with_context(|| fs::read_to_string(t.folder().join("console")).unwrap_or_default())?;
+        Ok(machine)
+    }
+
+    fn has_booted(&self) -> bool {
+        let state = self.command(&["systemctl", "is-system-running"]).output();
+        state.is_ok_and(|state| ["running", "degraded"].contains(&String::from_utf8_lossy(&state.stdout).trim()))
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &self.leader.to_string(), "-m", "-u", "-i", "-n", "-p", "-C", "--root", "--wd", "--"]);
+        command.args(words).env("PATH", "/usr/sbin:/usr/bin").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command in the container; what it prints.
+    pub fn run(&self, words: &[&str]) -> Result<String> {
+        let output = self.command(words).output()?;
+        let [out, error] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        ensure!(output.status.success(), "{words:?}: {}\n{out}{error}", output.status);
+        Ok(out)
+    }
+
+    /// Runs a command that must fail; what it says.
+    pub fn fail(&self, words: &[&str]) -> Result<String> {
+        let output = self.command(words).output()?;
+        ensure!(!output.status.success(), "{words:?} has not failed");
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// The number of a unit's main process, in the container.
+    pub fn main_pid(&self, unit: &str) -> Result<i32> {
+        Ok(self.run(&["systemctl", "show", unit, "-p", "MainPID", "--value"])?.trim().parse()?)
+    }
+
+    /// True for a unit that has started.
+    pub fn is_active(&self, unit: &str) -> bool {
+        self.run(&["systemctl", "is-active", unit]).is_ok()
+    }
+
+    /// What a unit has written.
+    pub fn journal(&self, unit: &str) -> Result<String> {
+        self.run(&["journalctl", "-o", "cat", "--no-pager", "-u", unit])
+    }
+
+    /// The mappings of a process.
+    pub fn maps(&self, pid: i32) -> Result<String> {
+        self.run(&["cat", &format!("/proc/{pid}/maps")])
+    }
+
+    /// The images that a process maps.
+    pub fn images(&self, pid: i32) -> Result<Vec<String>> {
+        let maps = self.maps(pid)?;
+        let mut paths: Vec<String> =
+            maps.lines().filter_map(|line| Some(line[line.find("/run/pagelift/images/")?..].to_owned())).collect();
+        paths.sort();
+        paths.dedup();
+        Ok(paths)
+    }
+
+    /// Bytes of executable mappings that the kernel backs by huge pages.
+    pub fn huge_code(&self, pid: i32) -> Result<u64> {
+        let text = self.run(&["cat", &format!("/proc/{pid}/smaps")])?;
+        let (mut executable, mut bytes) = (false, 0);
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            match (words.next(), words.next()) {
+                (Some("AnonHugePages:" | "ShmemPmdMapped:" | "FilePmdMapped:"), Some(kib)) if executable => {
+                    bytes += kib.parse::<u64>()? << 10;
+                }
+                (Some(first), Some(protection)) if !first.ends_with(':') => executable = protection.contains('x'),
+                _ => {}
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Powers the container off.
+    pub fn stop(&self) -> Result<()> {
+        // The connection is lost on the way.
+        let _ = self.command(&["systemctl", "--no-block", "poweroff"]).output();
+        let mut child = self.nspawn.take().context("it was stopped before")?;
+        let mut ended = false;
+        poll_until(BOOT, "the container's end", || {
+            ended = matches!(child.try_wait(), Ok(Some(_)));
+            ended
+        })
+        .inspect_err(|_| kill(&mut child))
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.nspawn.take() {
+            // What the units wrote stays with the artefacts; with its first process the whole container ends.
+            let journal = self.command(&["journalctl", "--no-pager", "-b"]).output();
+            if let (Ok(journal), Some(folder)) = (journal, self.root.parent()) {
+                let _ = fs::write(folder.join("journal"), journal.stdout);
+            }
+            if self.leader > 0 {
+                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.leader), nix::sys::signal::SIGKILL);
+            }
+            kill(&mut child);
+        }
+        // A root of half a gigabyte is no artefact.
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// nspawn ends by itself once the container has ended, and clears what it has mounted.
+fn kill(child: &mut Child) {
+    let ended = poll_until(Duration::from_secs(30), "nspawn to end", || matches!(child.try_wait(), Ok(Some(_))));
+    if ended.is_err() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+fn child_of(pid: i32) -> Option<i32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+/// The root as an archive; made from packages where it is not there yet.
+fn archive(t: &Context) -> Result<PathBuf> {
+    let archive = scratch_folder().join("debian-with-services.tar");
+    if archive.exists() {
+        return Ok(archive);
+    }
+    let part = scratch_folder().join(format!("debian-with-services.{}.tar", std::process::id()));
+    let mut make = Command::new("mmdebstrap");
+    make.args(["--variant=minbase", "--include", PACKAGES]);
+    for folder in ["man", "doc", "locale"] {
+        make.arg(format!("--dpkgopt=path-exclude=/usr/share/{folder}/*"));
+    }
+    make.arg("bookworm").arg(&part).arg(mirror()?);
+    let made = t.run_within(make, MAKING)?;
+    let said = made.stderr.lines().last().unwrap_or_default().to_owned();
+    if made.success().is_err() {
+        let _ = fs::remove_file(&part);
+        bail!(Skipped(format!("mmdebstrap could not make a root: {said}")));
+    }
+    fs::rename(part, &archive)?;
+    Ok(archive)
+}
+
+/// The mirror that this machine's own apt uses.
+fn mirror() -> Result<String> {
+    let output =
+        Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(LABEL)"]).output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let debian = text.lines().find_map(|line| line.strip_suffix(" Debian Debian"));
+    debian.map(str::to_owned).ok_or_else(|| Skipped("apt has no Debian mirror here".to_owned()).into())
+}
+
+/// Puts the tested program, the library and the small units into the root.
+fn install(t: &Context, root: &Path) -> Result<()> {
+    let bin = root.join("usr/bin");
+    fs::copy(pagelift_binary()?, bin.join("pagelift"))?;
+    fs::copy(target_folder().join("library/libpagelift.so"), root.join("usr/lib/libpagelift.so"))?;
+    for (name, source) in [("hardened", "services/hardened.c"), ("prints-words", "services/prints_words.c")] {
+        let mut build = Command::new("gcc");
+        build.args(["-O1", "-o"]).arg(bin.join(name)).arg(program_source(source)?);
+        t.run(build)?.success()?;
+    }
+    fs::write(bin.join("start-by-script"), "#!/bin/sh\nexec sleep 1000\n")?;
+    fs::set_permissions(bin.join("start-by-script"), fs::Permissions::from_mode(0o755))?;
+    let units = tests_folder().join("services/units");
+    for unit in fs::read_dir(units)?.flatten() {
+        fs::copy(unit.path(), root.join("etc/systemd/system").join(unit.file_name()))?;
+    }
+    Ok(())
+}

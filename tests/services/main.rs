@@ -1,0 +1,219 @@
+//! Services of a real systemd: a Debian in a container that `systemd-nspawn --boot` runs, with redis, MariaDB and a unit
+//! whose sandbox refuses nearly everything.
+
+mod container;
+
+use anyhow::{Context as _, Result, ensure};
+use container::Container;
+use std::process::ExitCode;
+use std::time::Duration;
+use test_support::{Context, Need, main_of, poll_until, target_folder, test_case};
+
+const RESTART_LIMIT: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let mut needs = vec![Need::Root, Need::Thp, Need::Machine("x86_64".into())];
+    needs.extend(["systemd-nspawn", "mmdebstrap", "nsenter", "gcc"].map(|name| Need::Command(name.into())));
+    let library = target_folder().join("library/libpagelift.so");
+    needs.push(Need::File(library.to_string_lossy().into_owned()));
+    main_of(vec![test_case("services_of_a_real_systemd", needs, services)])
+}
+
+/// One container for everything: it takes longest to start.
+fn services(t: &Context) -> Result<()> {
+    let machine = Container::start(t)?;
+    machine.run(&["pagelift", "image", "setup", "--size", "256M"])?;
+    with_a_database(t, &machine).context("mariadb")?;
+    with_full_privileges_refused(&machine).context("hardened")?;
+    with_a_filter_that_kills(&machine).context("filtered")?;
+    words_of_every_kind(&machine).context("words")?;
+    what_cannot_be_lifted(&machine).context("refused")?;
+    machine.stop()
+}
+
+/// All properties of a unit but for those of a run of it.
+fn lasting_properties(machine: &Container, unit: &str) -> Result<Vec<String>> {
+    const OF_A_RUN: [&str; 24] = [
+        "ExecMain",
+        "MainPID=",
+        "ActiveState=",
+        "SubState=",
+        "StatusText=",
+        "StatusErrno=",
+        "InvocationID=",
+        "CPUUsage",
+        "MemoryCurrent=",
+        "MemoryAvailable=",
+        "TasksCurrent=",
+        "ControlPID=",
+        "ControlGroup",
+        "NRestarts=",
+        "Job=",
+        "UID=",
+        "GID=",
+        "IO",
+        "IPIngress",
+        "IPEgress",
+        "NFileDescriptorStore=",
+        "Effective",
+        "StateChange",
+        "InactiveE",
+    ];
+    let text = machine.run(&["systemctl", "show", unit])?;
+    let of_a_run = |line: &str| {
+        let parts = ["Timestamp", "Result=", "start_time="];
+        OF_A_RUN.iter().any(|name| line.starts_with(name)) || parts.iter().any(|part| line.contains(part))
+    };
+    // Dependencies are printed in any order.
+    let sorted = |line: &str| {
+        let mut words: Vec<&str> = line.split([' ', '=']).collect();
+        words.sort_unstable();
+        words.join(" ")
+    };
+    let mut lines: Vec<_> = text.lines().filter(|line| !of_a_run(line)).map(sorted).collect();
+    lines.push(machine.run(&["systemctl", "cat", unit])?);
+    // Without the times of the last run.
+    let commands =
+        machine.run(&["systemctl", "show", unit, "-p", "ExecStart,ExecStartPre,ExecStartPost,ExecReload"])?;
+    lines.extend(commands.lines().map(|line| line.split(" ; start_time").next().unwrap_or_default().to_owned()));
+    Ok(lines)
+}
+
+fn with_a_database(t: &Context, machine: &Container) -> Result<()> {
+    let unit = "mariadb.service";
+    let answers = || -> Result<()> {
+        let version = machine.run(&["mariadb", "-Ne", "select 6 * 7"])?;
+        ensure!(version.trim() == "42", "it answers {version}");
+        Ok(())
+    };
+    answers()?;
+    let before = lasting_properties(machine, unit)?;
+    let pid = machine.main_pid(unit)?;
+    let shown = machine.run(&["pagelift", "enable", unit])?;
+    ensure!(shown.contains("ExecStart=/usr/bin/pagelift run -- /usr/sbin/mariadbd $MYSQLD_OPTS"), "{shown}");
+    ensure!(shown.contains("written; mariadb.service runs on as it is"), "{shown}");
+    ensure!(machine.main_pid(unit)? == pid, "enable has restarted it");
+    ensure!(machine.huge_code(pid)? == 0, "the plain server is on huge pages already: nothing would be shown");
+    ensure!(machine.run(&["pagelift", "enabled"])?.contains("current"), "it is not listed");
+
+    let lifted = |why: &str| -> Result<i32> {
+        let pid = machine.main_pid(unit)?;
+        let name = machine.run(&["cat", &format!("/proc/{pid}/comm")])?;
+        ensure!(name.trim() == "mariadbd", "after {why} the main process is {name}");
+        let huge = machine.huge_code(pid)?;
+        ensure!(huge > 0, "after {why} no code is on huge pages: {}", machine.journal(unit)?);
+        answers().with_context(|| format!("after {why}"))?;
+        t.note(format!("{why}: {} KiB of code on huge pages", huge >> 10));
+        Ok(pid)
+    };
+    machine.run(&["systemctl", "restart", unit])?;
+    let first = lifted("a restart")?;
+    let lines = machine.journal(unit)?.lines().filter(|line| line.contains("pagelift")).count();
+    ensure!(lines == 1, "{lines} lines of ours in the journal instead of one");
+    ensure!(machine.maps(first)?.contains("/run/pagelift/images/"), "it maps no image, though it runs as another user");
+
+    machine.run(&["systemctl", "kill", "--kill-whom=main", "-s", "SEGV", unit])?;
+    let restarted = || machine.main_pid(unit).is_ok_and(|pid| pid > 0 && pid != first) && machine.is_active(unit);
+    poll_until(RESTART_LIMIT, "the restart after a crash", restarted)?;
+    let second = lifted("a crash")?;
+
+    // An upgrade replaces the file: what runs keeps the old one, what starts has the new one's code.
+    machine.run(&["sh", "-c", "cp -p /usr/sbin/mariadbd /usr/sbin/new && printf upgraded >>/usr/sbin/new && mv /usr/sbin/new /usr/sbin/mariadbd"])?;
+    answers()?;
+    ensure!(machine.main_pid(unit)? == second, "the upgrade has restarted it");
+    let old_images = machine.images(second)?;
+    machine.run(&["systemctl", "restart", unit])?;
+    let third = lifted("an upgrade")?;
+    let new_images = machine.images(third)?;
+    ensure!(!new_images.is_empty() && new_images != old_images, "it has the old file's image: {new_images:?}");
+
+    machine.run(&["pagelift", "disable", unit])?;
+    ensure!(machine.main_pid(unit)? == third, "disable has restarted it");
+    let after = lasting_properties(machine, unit)?;
+    let differ: Vec<_> = before.iter().zip(&after).filter(|(before, after)| before != after).collect();
+    ensure!(before.len() == after.len() && differ.is_empty(), "disable leaves {differ:?}");
+    machine.run(&["systemctl", "restart", unit])?;
+    ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "it is still lifted");
+    answers()
+}
+
+/// No ptrace, no copied code, nothing executable but itself: it is lifted from outside.
+fn with_full_privileges_refused(machine: &Container) -> Result<()> {
+    let unit = "hardened@a\\x20b.service";
+    let before = lasting_properties(machine, unit)?;
+    machine.run(&["systemctl", "start", unit])?;
+    let plain = machine.main_pid(unit)?;
+    ensure!(
+        machine.run(&["systemctl", "show", unit, "-p", "StatusText"])?.contains("a b"),
+        "it did not say its argument"
+    );
+    machine.run(&["pagelift", "enable", "--runtime", "--now", "hardened@a\\x20b"])?;
+    let pid = machine.main_pid(unit)?;
+    ensure!(pid != plain, "--now has not restarted it");
+    ensure!(machine.huge_code(pid)? > 0, "not lifted: {}", machine.journal(unit)?);
+    ensure!(
+        machine.run(&["systemctl", "show", unit, "-p", "StatusText"])?.contains("a b"),
+        "its argument is another one"
+    );
+    let listed = machine.run(&["pagelift", "enabled", "--json"])?;
+    ensure!(listed.contains("\"until_boot\": true") && listed.contains("attach after each start"), "{listed}");
+    machine.run(&["systemctl", "reload", unit])?;
+    machine.run(&["pagelift", "disable", "--all", "--now"])?;
+    machine.run(&["systemctl", "stop", unit])?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
+    Ok(())
+}
+
+/// redis is killed for each call that its filter does not list: it lifts itself, or is lifted from outside, and lives.
+fn with_a_filter_that_kills(machine: &Container) -> Result<()> {
+    let unit = "redis-server.service";
+    let answers = || -> Result<()> {
+        let answer = machine.run(&["redis-cli", "ping"])?;
+        ensure!(answer.trim() == "PONG", "it answers {answer}");
+        Ok(())
+    };
+    let shown = machine.run(&["pagelift", "enable", "--now", unit])?;
+    ensure!(shown.contains("SystemCallFilter= kills a process for ptrace"), "{shown}");
+    answers().with_context(|| machine.journal(unit).unwrap_or_default())?;
+    let journal = machine.journal(unit)?;
+    let pid = machine.main_pid(unit)?;
+    // Debian's redis-server is a link to redis-check-rdb.
+    ensure!(journal.contains(&format!("[{pid}]: nothing lifted")), "nothing is said of it: {journal}");
+    ensure!(shown.contains("fills a huge page; its data and heap alone can gain"), "{shown}");
+    machine.run(&["pagelift", "disable", "--now", unit])?;
+    answers()
+}
+
+/// Quotes, escapes, variables, specifiers and prefixes: the program gets the words that systemd gives it without us.
+fn words_of_every_kind(machine: &Container) -> Result<()> {
+    const COMMANDS: usize = 7;
+    let unit = "odd@prints-words.service";
+    let printed = || -> Result<Vec<String>> {
+        machine.run(&["systemctl", "start", unit])?;
+        // The journal is written beside the unit's end.
+        machine.run(&["journalctl", "--sync"])?;
+        let text = machine.journal(unit)?;
+        Ok(text.lines().filter(|line| line.starts_with('[')).map(str::to_owned).collect())
+    };
+    let plain = printed()?;
+    ensure!(plain.len() == COMMANDS && plain[0].contains("[a ' b]"), "{plain:?}");
+    let shown = machine.run(&["pagelift", "enable", "--quiet", "odd@"])?;
+    ensure!(shown.matches("ExecStart=").count() == 2 * COMMANDS, "one line of the unit holds two commands: {shown}");
+    let both = printed()?;
+    ensure!(both[COMMANDS..] == plain, "lifted: {:#?}", &both[COMMANDS..]);
+    machine.run(&["pagelift", "disable", "odd@"]).map(drop)
+}
+
+fn what_cannot_be_lifted(machine: &Container) -> Result<()> {
+    let refused = |unit: &str, needle: &str| -> Result<()> {
+        let before = lasting_properties(machine, unit)?;
+        let text = machine.fail(&["pagelift", "enable", "--now", unit])?;
+        ensure!(text.contains(needle) && text.contains("nothing was changed"), "{text}");
+        ensure!(lasting_properties(machine, unit)? == before, "{unit} was changed");
+        Ok(())
+    };
+    refused("script.service", "fix: --only NAME")?;
+    refused("once.service", "Type=oneshot leaves no process")?;
+    ensure!(machine.fail(&["pagelift", "enable", "nothing"])?.contains("not-found"), "a unit that is not there");
+    Ok(())
+}
