@@ -159,6 +159,19 @@ const USE: &str = "pagelift --version
     rm /tmp/demo /tmp/maps /tmp/said";
 const UNITS: [&str; 2] = ["pagelift-cache.timer", "pagelift-cache-lock.service"];
 
+/// What `pagelift enable` writes: without it a service starts as before, with it not without Pagelift.
+const SERVICE: &str = "etc/systemd/system/demo.service.d/zz-pagelift.conf";
+const LIFTED: &str = "# Written by `pagelift enable`. `pagelift disable` removes it.
+# Unit: demo.service
+# Way: run
+# Options: run
+# ExecStart=/bin/true
+# Folder: made
+[Service]
+ExecStart=
+ExecStart=/usr/bin/pagelift run -- /bin/true
+";
+
 fn deb_in_a_root(t: &Context) -> Result<()> {
     let (old, new) = (pack(t, Kind::Deb, "1")?, pack(t, Kind::Deb, "2")?);
     let root = Root::new(t)?;
@@ -175,6 +188,8 @@ fn deb_in_a_root(t: &Context) -> Result<()> {
     root.run(t, "dpkg -i /new/*.deb && dpkg-query -W -f '${Version}\\n' pagelift | grep -qx '.*-2'")?;
     root.run(t, USE)?;
     ensure!(root.enabled(&UNITS)?.len() == UNITS.len(), "the upgrade has disabled units");
+    root.write(SERVICE, LIFTED)?;
+    root.run(t, "pagelift enabled | grep -q demo.service")?;
     root.run(t, "dpkg -r pagelift libpagelift-dev libpagelift0; test ! -e /usr/bin/pagelift")?;
     root.run(t, "dpkg -P pagelift libpagelift-dev libpagelift0; ! dpkg -l '*pagelift*' | grep '^[^un ].*pagelift'")?;
     ensure!(root.enabled(&UNITS)?.is_empty(), "links of {:?} are left", root.enabled(&UNITS)?);
@@ -218,6 +233,8 @@ fn rpm_in_a_root(t: &Context) -> Result<()> {
 
     root.run(t, USE)?;
     ensure!(root.enabled(&UNITS)?.len() == UNITS.len(), "the upgrade has disabled units");
+    root.write(SERVICE, LIFTED)?;
+    root.run(t, "pagelift enabled | grep -q demo.service")?;
     // rpm knows no purge: what is left is what others wrote.
     root.rpm(t, "-e", &["pagelift", "pagelift-libs", "pagelift-devel"].map(PathBuf::from))?;
     root.left(&before, &["etc/pagelift", "etc/pagelift/cache.conf"])
