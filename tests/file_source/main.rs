@@ -6,7 +6,7 @@ mod files;
 mod programs;
 
 use address_space::{AddressRange, PageSize};
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use files::own_copy;
 use libtest_mimic::Trial as Test;
 use std::fs::{self, File};
@@ -132,8 +132,11 @@ fn shared(t: &Context) -> Result<()> {
 
 /// The program, started so that the kernel maps its file by ordinary pages although it lies in huge folios.
 fn start_on_ordinary_pages(t: &Context, path: &Path) -> Result<Session> {
-    // Once lifted, the file lies in huge folios.
-    end(start(t, &["--pages", "file"], path)?)?;
+    // A start takes half a second for it at most, this as long as a busy disk needs.
+    t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success()?;
+    let first = start(t, &["--pages", "file"], path)?;
+    check_all_from_file(&first, path).with_context(|| first.stderr_so_far())?;
+    end(first)?;
     let session = t.session(files::without_huge_pages(path))?;
     session.wait_for_line("ready")?;
     let (huge, _) = from_file(&View::of(session.pid())?, path, default_huge_page()?);
