@@ -121,8 +121,10 @@ fn mariadb(t: &Context) -> Result<()> {
     let server = "/usr/sbin/mariadbd --no-defaults --user=root --skip-networking --innodb-buffer-pool-size=16M \
                   --innodb-log-file-size=16M --innodb-flush-method=nosync --datadir={dir}/data --socket={dir}/s --tmpdir={dir}/tmp \
                   --pid-file={dir}/pid";
-    let load = "mysql://root@localhost/?socket={dir}/s&query=SELECT {1..100} + 1";
-    lifted(t, &["--server", server, "--prepare", &copy, "--load", load, "--clients", "2"])
+    // The database is made once the server is ready.
+    let load = "mysql://root@localhost/made?socket={dir}/s&query=SELECT {1..100} + 1";
+    let fill = "mariadb -uroot -S{dir}/s -e 'create database if not exists made'";
+    lifted(t, &["--server", server, "--prepare", &copy, "--load", load, "--fill", fill, "--clients", "2"])
 }
 
 /// Its connections are processes of their own, whose CPU time counts.

@@ -56,7 +56,7 @@ impl ClientLoad {
     pub(super) fn is_ready(&self, place: &Place) -> Result<(), String> {
         let request = self.request.filled_in(|text| place.fill_in(text));
         let request = request.next(&mut Rng::with_seed(0));
-        self.protocol.connect(&place.fill_in(&self.address))?.is_ready(&request)
+        self.protocol.is_ready(&place.fill_in(&self.address), &request)
     }
 
     pub(super) fn unit(&self) -> &'static str {

@@ -31,7 +31,27 @@ impl Protocol {
         }
     }
 
-    /// A connection; a server that does not take any yet refuses it.
+    /// Says why a server does not answer yet. An error that is its answer, for a database that is still to be made for example,
+    /// is no reason.
+    pub(super) fn is_ready(self, address: &str, request: &str) -> Result<(), String> {
+        match self {
+            Self::MySql => match MySql::open(address) {
+                Ok(_) | Err(mysql::Error::MySqlError(_)) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            },
+            Self::Postgres => match Postgres::open(address) {
+                Ok(_) => Ok(()),
+                // While it starts it answers that it does.
+                Err(error) => match error.code() {
+                    Some(code) if *code != postgres::error::SqlState::CANNOT_CONNECT_NOW => Ok(()),
+                    _ => Err(in_full(&error)),
+                },
+            },
+            Self::Resp | Self::Http => self.connect(address)?.is_ready(request),
+        }
+    }
+
+    /// A connection.
     pub(super) fn connect(self, address: &str) -> Result<Box<dyn Connection>, String> {
         Ok(match self {
             Self::MySql => Box::new(MySql::connect(address)?),
@@ -56,10 +76,13 @@ pub(super) trait Connection: Send {
 struct MySql(mysql::Conn);
 
 impl MySql {
+    fn open(address: &str) -> Result<mysql::Conn, mysql::Error> {
+        let options = mysql::OptsBuilder::from_opts(mysql::Opts::from_url(address)?);
+        mysql::Conn::new(options.read_timeout(Some(LIMIT)).tcp_connect_timeout(Some(LIMIT)))
+    }
+
     fn connect(address: &str) -> Result<Self, String> {
-        let options = mysql::Opts::from_url(address).map_err(|error| error.to_string())?;
-        let options = mysql::OptsBuilder::from_opts(options).read_timeout(Some(LIMIT)).tcp_connect_timeout(Some(LIMIT));
-        mysql::Conn::new(options).map(Self).map_err(|error| error.to_string())
+        Self::open(address).map(Self).map_err(|error| error.to_string())
     }
 }
 
@@ -72,10 +95,13 @@ impl Connection for MySql {
 struct Postgres(postgres::Client);
 
 impl Postgres {
+    fn open(address: &str) -> Result<postgres::Client, postgres::Error> {
+        let mut config: postgres::Config = address.parse()?;
+        config.connect_timeout(LIMIT).tcp_user_timeout(LIMIT).connect(postgres::NoTls)
+    }
+
     fn connect(address: &str) -> Result<Self, String> {
-        let mut config: postgres::Config = address.parse().map_err(|error: postgres::Error| in_full(&error))?;
-        let client = config.connect_timeout(LIMIT).tcp_user_timeout(LIMIT).connect(postgres::NoTls);
-        client.map(Self).map_err(|error| in_full(&error))
+        Self::open(address).map(Self).map_err(|error| in_full(&error))
     }
 }
 
