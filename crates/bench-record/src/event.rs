@@ -14,8 +14,48 @@ pub enum Event {
     Block(Box<TimedBlock>),
     /// What was seen of the program in one of its states.
     Observed(Box<Observation>),
+    /// Page walks that the CPU counted in all windows of one state.
+    Walks(Box<WalkFigures>),
     /// The end.
     End(Ended),
+}
+
+/// What the CPU counted in one state.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WalkFigures {
+    /// The arm; absent for plain.
+    pub arm: Option<usize>,
+    /// Name of the table of events, for each kind of core.
+    #[serde(default)]
+    pub cores: String,
+    /// The figures; none where nothing was counted at all.
+    #[serde(default)]
+    pub figures: Vec<Figure>,
+    /// Why nothing was counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_counted: Option<String>,
+}
+
+/// A figure, or why there is none; never a zero for what was not counted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// Its name, with the unit.
+    pub name: String,
+    /// The figure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_counted: Option<String>,
+}
+
+/// The most figures of one state.
+const MOST_FIGURES: usize = 100;
+
+impl WalkFigures {
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.figures.len() <= MOST_FIGURES
+    }
 }
 
 /// Why an experiment ended.

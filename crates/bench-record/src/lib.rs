@@ -9,7 +9,7 @@ mod event;
 mod lift;
 mod memory;
 
-pub use event::{Counters, Ended, Event, Observation, Switch, TimedBlock};
+pub use event::{Counters, Ended, Event, Figure, Observation, Switch, TimedBlock, WalkFigures};
 pub use lift::{Attempt, Lift, LiftedRange, NotLifted};
 pub use memory::{AddressMap, HexAddress, HugeBytes, LeftOut, MapRange, MemoryUse};
 
@@ -59,6 +59,9 @@ pub struct Header {
     /// What loaded the servers, where they stand side by side.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
+    /// Page walks are to be counted by the CPU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counters: bool,
     /// The words of the command line that made it, without passwords.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
@@ -86,6 +89,7 @@ impl Header {
             options: Vec::new(),
             windows: None,
             load: None,
+            counters: false,
             command: Vec::new(),
             pagelift: None,
             started: None,
@@ -233,6 +237,11 @@ impl Record {
         self.events.iter().filter_map(|event| if let Event::Observed(seen) = event { Some(&**seen) } else { None })
     }
 
+    /// What the CPU counted in each state.
+    pub fn walks(&self) -> impl Iterator<Item = &WalkFigures> {
+        self.events.iter().filter_map(|event| if let Event::Walks(walks) = event { Some(&**walks) } else { None })
+    }
+
     /// What the blocks say.
     pub fn answer(&self) -> Answer {
         Answer::of(&self.blocks(), self.header.arms.len(), self.header.per, self.header.seed)
@@ -264,6 +273,7 @@ fn check(event: &Event, line: usize, arms: usize) -> Result<(), RecordError> {
         Event::Block(block) => block.measured.block.treatment.arm(),
         Event::Switch(switch) => switch.arm,
         Event::Observed(seen) => seen.arm,
+        Event::Walks(walks) => walks.arm,
         Event::End(_) => None,
     };
     if let Some(arm) = arm.filter(|&arm| arm >= arms) {
@@ -274,6 +284,9 @@ fn check(event: &Event, line: usize, arms: usize) -> Result<(), RecordError> {
         ));
     }
     match event {
+        Event::Walks(walks) if !walks.is_bounded() => {
+            Err(RecordError::new(line, "it has more figures than are ever written", "at most 100"))
+        }
         Event::Observed(seen) if !seen.is_bounded() => Err(RecordError::new(
             line,
             "it has more ranges than are ever written",

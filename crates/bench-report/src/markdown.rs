@@ -104,6 +104,9 @@ fn of_section(section: &Section) -> String {
     rows(&mut text, ["Compared", &per, "Pairs", "Finding"], arms.chain([control]));
     text += &lifts(section);
     text += &memory(section);
+    for line in &section.walks {
+        let _ = writeln!(text, "\n- {}", plain(line));
+    }
     text += "\nMachine: ";
     let machine: Vec<String> = section.machine.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect();
     let _ = writeln!(text, "{}.", machine.join("; "));

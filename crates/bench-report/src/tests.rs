@@ -2,8 +2,8 @@
 
 use super::*;
 use bench_record::{
-    AddressMap, Attempt, Counters, Design, Ended, Event, Header, HexAddress, HugeBytes, Lift, LiftedRange, Load,
-    MapRange, MemoryUse, NotLifted, Observation, Switch, TimedBlock,
+    AddressMap, Attempt, Counters, Design, Ended, Event, Figure, Header, HexAddress, HugeBytes, Lift, LiftedRange,
+    Load, MapRange, MemoryUse, NotLifted, Observation, Switch, TimedBlock, WalkFigures,
 };
 use measure::toggle::{Blocks, Measured, Per, Treatment, WINDOWS, Window};
 
@@ -162,6 +162,28 @@ fn servers_are_shown_with_their_load() {
 }
 
 #[test]
+fn what_the_cpu_counted_is_shown_and_what_it_did_not_has_its_reason() {
+    let mut counted = record(&["thp"], 20, Design::Toggle);
+    let of = |value: Option<f64>| Figure {
+        name: "code: cycles in page walks, %".to_owned(),
+        value,
+        not_counted: value.is_none().then(|| "no event for it".to_owned()),
+    };
+    let state =
+        |arm, value| Event::Walks(Box::new(WalkFigures { arm, figures: vec![of(value)], ..WalkFigures::default() }));
+    counted.events.extend([state(None, Some(7.5)), state(Some(0), None)]);
+    let line = "code: cycles in page walks, %: plain 7.500, thp not counted (no event for it)";
+    assert!(
+        html(&[source("a", counted.clone())]).contains(line)
+            && markdown(&[source("a", counted.clone())]).contains(line)
+    );
+    counted.events.retain(|event| !matches!(event, Event::Walks(_)));
+    let none = WalkFigures { not_counted: Some("no PMU".to_owned()), ..WalkFigures::default() };
+    counted.events.push(Event::Walks(Box::new(none)));
+    assert!(html(&[source("a", counted)]).contains("page walks were not counted: no PMU"));
+}
+
+#[test]
 fn a_page_needs_nothing_else() {
     let page = html(&[source("a", record(&["thp"], 20, Design::Toggle))]);
     for outside in ["http:", "https:", "src=", "@import", "url("] {
@@ -220,6 +242,9 @@ fn hostile_text_does_nothing() {
             not.fix = Some(EVIL.to_owned());
         }
     }
+    let figure = Figure { name: EVIL.to_owned(), value: Some(f64::MAX), not_counted: Some(EVIL.to_owned()) };
+    let walks = WalkFigures { arm: Some(0), cores: EVIL.to_owned(), figures: vec![figure], not_counted: None };
+    hostile.events.push(Event::Walks(Box::new(walks)));
     hostile.events.push(Event::End(Ended::Failed(EVIL.to_owned())));
     let page = html(&[source(EVIL, hostile.clone()), source(EVIL, hostile.clone())]);
     assert_eq!(
@@ -265,7 +290,7 @@ fn numbers_beyond_measure_are_drawn_and_written() {
                     vec![HugeBytes { kind: String::new(), page_size: None, bytes: u64::MAX }; 9];
             }
             Event::Switch(switch) => (switch.cpu, switch.pause) = (1e308, -1e308),
-            Event::End(_) => {}
+            Event::Walks(_) | Event::End(_) => {}
         }
     }
     wild.header.started = Some(u64::MAX);

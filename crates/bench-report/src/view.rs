@@ -31,6 +31,8 @@ pub(crate) struct Section {
     pub method: Vec<String>,
     /// What should be known of the answer: blocks that do not count, an early end.
     pub notes: Vec<String>,
+    /// What the CPU counted, in lines.
+    pub walks: Vec<String>,
 }
 
 /// An arm.
@@ -132,6 +134,7 @@ impl Section {
             warnings: header.machine.warnings().iter().map(|warning| shown(warning)).collect(),
             method: method(record),
             notes: words::unusable(record, &answer).into_iter().chain(words::end(record)).map(|n| shown(&n)).collect(),
+            walks: words::walks(record).iter().map(|line| shown(line)).collect(),
             control: answer.control,
         }
     }

@@ -102,6 +102,30 @@ pub fn switch_cost(record: &Record, answer: &Answer, arm: usize) -> Option<Switc
     Some(SwitchCost { cpu, pause, switches: of_arm.len(), paid_back })
 }
 
+/// What the CPU counted, plain and in each arm: a line for each figure, or the reason why there is none.
+pub fn walks(record: &Record) -> Vec<String> {
+    let states: Vec<_> = record.walks().collect();
+    if let Some(why) = states.iter().find_map(|state| state.not_counted.as_ref()) {
+        return vec![format!("page walks were not counted: {why}")];
+    }
+    let name = |arm: Option<usize>| arm.and_then(|arm| record.header.arms.get(arm)).map_or("plain", String::as_str);
+    let Some(first) = states.first() else { return Vec::new() };
+    let line = |at: usize, figure: &bench_record::Figure| {
+        let value = |state: &&bench_record::WalkFigures| {
+            let value = state.figures.get(at).and_then(|figure| figure.value);
+            format!(
+                "{} {}",
+                name(state.arm),
+                value.map_or_else(|| "not counted".to_owned(), |value| format!("{value:.3}"))
+            )
+        };
+        let reason = states.iter().find_map(|state| state.figures.get(at)?.not_counted.as_deref());
+        let reason = reason.map_or_else(String::new, |why| format!(" ({why})"));
+        format!("{}: {}{reason}", figure.name, states.iter().map(value).collect::<Vec<_>>().join(", "))
+    };
+    first.figures.iter().enumerate().map(|(at, figure)| line(at, figure)).collect()
+}
+
 /// How the experiment ended; absent where its time was up.
 pub fn end(record: &Record) -> Option<String> {
     match record.ended() {

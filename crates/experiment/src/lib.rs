@@ -11,6 +11,7 @@ mod observation;
 pub mod record;
 pub mod servers;
 pub mod toggle;
+mod walks;
 pub mod whole_runs;
 pub mod work;
 

@@ -4,6 +4,7 @@ use crate::ExperimentError;
 use crate::conduct::{Conduct, INTERRUPTION, Limits, Progress};
 use crate::observation::{between, counters_of, look_at};
 use crate::record::{Counters, Ended, Event, Header, Lift, Observation, Record, Recorder, Switch, TimedBlock};
+use crate::walks::{Meter, WalkTally};
 use crate::work::Counter;
 use measure::toggle::{Block, Blocks, Measured, Treatment, WINDOWS, Window};
 use nix::sys::time::TimeValLike;
@@ -11,6 +12,7 @@ use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use std::fs::File;
 use std::time::{Duration, Instant};
+use walk_counters::Target;
 
 /// What changes the program from plain to an arm and back.
 pub trait Switcher {
@@ -74,7 +76,9 @@ pub fn run(
 ) -> Result<Record, ExperimentError> {
     let blocks = Blocks::new(header.arms.len(), header.seed);
     let recorder = Recorder::new(header, file).map_err(ExperimentError::Record)?;
-    let mut toggle = Toggle { subject, recorder, conduct: Conduct::start(limits), switched: None };
+    let mut tally = WalkTally::of(&recorder.record().header);
+    let meter = tally.meter(Target::Process(subject.pid));
+    let mut toggle = Toggle { subject, recorder, conduct: Conduct::start(limits), switched: None, tally, meter };
     toggle.cpu()?;
     let ended = toggle.look_at_all().and_then(|()| toggle.blocks(blocks, tell));
     let back = toggle.plain();
@@ -90,6 +94,9 @@ pub fn run(
         (_, Err(Stop::Failed(why))) => Ended::Failed(format!("the program is still switched: {why}")),
         (_, Err(_)) => Ended::Interrupted,
     };
+    for walks in toggle.tally.events() {
+        toggle.recorder.add(walks).map_err(ExperimentError::Record)?;
+    }
     toggle.recorder.add(Event::End(ended)).map_err(ExperimentError::Record)?;
     Ok(toggle.recorder.finish())
 }
@@ -113,6 +120,8 @@ struct Toggle<'s, 'l> {
     conduct: Conduct<'l>,
     /// The arm in force.
     switched: Option<usize>,
+    tally: WalkTally,
+    meter: Meter,
 }
 
 /// Counters at one moment.
@@ -172,7 +181,7 @@ impl Toggle<'_, '_> {
         let mut windows = [(Window { work: 0.0, cpu: 0.0, wall: 0.0 }, None); WINDOWS];
         let mut treated_before = None;
         for (window, treated) in windows.iter_mut().zip(block.treated()) {
-            let before = self.reading()?;
+            let (before, mut walks) = (self.reading()?, self.meter.read());
             if treated_before != Some(treated) {
                 self.enter(block.treatment, treated)?;
             }
@@ -181,9 +190,14 @@ impl Toggle<'_, '_> {
                 self.wait(self.subject.timing.settle)?;
             }
             treated_before = Some(treated);
-            let start = if counts_switch { before } else { self.reading()? };
+            let mut start = before;
+            if !counts_switch {
+                (start, walks) = (self.reading()?, self.meter.read());
+            }
             self.wait(self.subject.timing.window)?;
             *window = start.window_to(&self.reading()?);
+            let arm = block.treatment.arm().filter(|_| treated);
+            self.tally.add(arm, &walks, &self.meter.read());
         }
         Ok(windows)
     }

@@ -5,6 +5,7 @@ use crate::conduct::{Conduct, INTERRUPTION, Limits, Progress};
 use crate::observation::{between, counters_in, look_at};
 use crate::record::{Counters, Ended, Event, Header, Lift, Observation, Record, Recorder, TimedBlock};
 use crate::toggle::counters_of_all;
+use crate::walks::WalkTally;
 use linux::bounded::LIFT_REPORT;
 use measure::toggle::{Block, Blocks, Measured, WINDOWS, Window};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+use walk_counters::Target;
 
 /// How often a run is looked at: it can be interrupted, and its end is seen this late at most. The time is read by the
 /// kernel's wait, not by this.
@@ -42,8 +44,12 @@ pub fn run(
     let recorder = Recorder::new(header, file).map_err(ExperimentError::Record)?;
     let reports = tempfile::tempdir().map_err(ExperimentError::Record)?;
     let report = reports.path().join("report");
-    let mut runs = Runs { command, conduct: Conduct::start(limits), recorder, report, looks: Vec::new() };
+    let tally = WalkTally::of(&recorder.record().header);
+    let mut runs = Runs { command, conduct: Conduct::start(limits), recorder, report, looks: Vec::new(), tally };
     let ended = runs.blocks(blocks, tell).map_err(ExperimentError::Record)?;
+    for walks in runs.tally.events() {
+        runs.recorder.add(walks).map_err(ExperimentError::Record)?;
+    }
     runs.recorder.add(Event::End(ended)).map_err(ExperimentError::Record)?;
     Ok(runs.recorder.finish())
 }
@@ -56,6 +62,7 @@ struct Runs<'c, 'f, 'l> {
     report: PathBuf,
     /// The kind of each run that was looked at; [`LOOKS`] times one that was seen.
     looks: Vec<Option<usize>>,
+    tally: WalkTally,
 }
 
 impl Runs<'_, '_, '_> {
@@ -78,11 +85,15 @@ impl Runs<'_, '_, '_> {
         for ((window, counters), treated) in windows.iter_mut().zip(&mut counters).zip(block.treated()) {
             let arm = block.treatment.arm().filter(|_| treated);
             let looks = self.looks.iter().filter(|looked_at| **looked_at == arm).count();
+            // Of what this thread starts: the run, from its exec on.
+            let mut meter = self.tally.meter(Target::Children);
+            let before = meter.read();
             let run = if looks < LOOKS {
                 self.observed_run(arm, looks + 1 == LOOKS)?
             } else {
                 one_run((self.command)(arm, None), &self.conduct, None)
             };
+            self.tally.add(arm, &before, &meter.read());
             match run {
                 Ok(run) => (*window, *counters) = (run.window, Some(run.counters)),
                 Err(ended) => return Ok(Err(ended)),

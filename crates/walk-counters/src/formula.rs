@@ -25,6 +25,16 @@ impl Counted {
         if self.enabled == 0 { 0.0 } else { (self.running as f64 / self.enabled as f64).min(1.0) }
     }
 
+    /// What was counted since an earlier reading.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            raw: self.raw.saturating_sub(before.raw),
+            enabled: self.enabled.saturating_sub(before.enabled),
+            running: self.running.saturating_sub(before.running),
+        }
+    }
+
     /// Adds the count of another thread or CPU.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -116,7 +126,38 @@ pub struct Counts {
     pub events: Vec<EventCount>,
 }
 
+impl EventCount {
+    /// With both counted; what is not counted in one of them is not counted.
+    fn with(&self, other: &Self, both: impl Fn(Counted, Counted) -> Counted) -> Self {
+        let counted = self.counted.zip(other.counted).map(|(one, two)| both(one, two));
+        let not_counted = self.not_counted.clone().or_else(|| other.not_counted.clone());
+        Self { counted, not_counted, ..self.clone() }
+    }
+}
+
 impl Counts {
+    fn with(&self, other: &Self, both: impl Fn(Counted, Counted) -> Counted + Copy) -> Self {
+        Self {
+            cycles: self.cycles.with(&other.cycles, both),
+            instructions: self.instructions.with(&other.instructions, both),
+            events: self.events.iter().zip(&other.events).map(|(one, two)| one.with(two, both)).collect(),
+            with_kernel: self.with_kernel && other.with_kernel,
+            ..self.clone()
+        }
+    }
+
+    /// What was counted since an earlier reading of the same counters.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        self.with(before, Counted::since)
+    }
+
+    /// The sum with counts of the same kind of core.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        self.with(other, Counted::plus)
+    }
+
     fn of(&self, side: Side, counts: What) -> Measured {
         match self.events.iter().find(|event| (event.side, event.counts) == (side, counts)) {
             Some(event) => measured(event),
@@ -182,6 +223,25 @@ pub struct Walks {
     pub l2_refills: Measured,
     /// Instructions per cycle.
     pub instructions_per_cycle: Measured,
+}
+
+impl Walks {
+    /// Each figure with its name. Shares are in percent.
+    pub fn figures(&self) -> Vec<(String, Measured)> {
+        let of_side = |name: &'static str, side: &SideWalks| {
+            [
+                ("cycles in page walks, %", side.cycles.clone().times(100.0)),
+                ("page walks per 1,000 instructions", side.walks.clone()),
+                ("L2 TLB hits per 1,000 instructions", side.l2_hits.clone()),
+            ]
+            .map(|(what, value)| (format!("{name}: {what}"), value))
+        };
+        let mut figures: Vec<(String, Measured)> = of_side("code", &self.code).into();
+        figures.extend(of_side("data", &self.data));
+        figures.push(("page walkers in use, %".to_owned(), self.utilisation.clone().times(100.0)));
+        figures.push(("instructions per cycle".to_owned(), self.instructions_per_cycle.clone()));
+        figures
+    }
 }
 
 const SIZES: [What; 6] =

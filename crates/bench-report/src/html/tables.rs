@@ -140,7 +140,12 @@ pub(super) fn counters(section: &Section) -> Markup {
                     }
                 } } }
             } }
-            p.faint { "Counters of the CPU itself are not in the record." }
+        }
+        @if section.walks.is_empty() {
+            p.faint { "Counters of the CPU itself are not in the record: bench --counters." }
+        } @else {
+            p.caption { "Counted by the CPU (PMU) in all windows of each state" }
+            ul { @for line in &section.walks { li { (line) } } }
         }
     }
 }

@@ -81,6 +81,9 @@ pub struct BenchArgs {
     /// Count pauses and copies of each lift in the window behind it; else they are measured apart.
     #[arg(long, requires = "toggle")]
     pub with_switches: bool,
+    /// Count page walks in each state, by the CPU's PMU; where there is none the reason is kept and shown.
+    #[arg(long, conflicts_with = "from")]
+    pub counters: bool,
     /// Keep every sample, as JSON lines.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -294,6 +297,7 @@ fn header(args: &BenchArgs, design: Design, program: String, arms: Vec<String>, 
     let shown = |word: OsString| experiment::work::without_password(&word.to_string_lossy());
     Header {
         machine,
+        counters: args.counters,
         command: std::env::args_os().skip(1).map(shown).collect(),
         pagelift: Some(env!("CARGO_PKG_VERSION").to_owned()),
         started: Some(now.as_secs()),

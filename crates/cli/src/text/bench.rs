@@ -27,6 +27,7 @@ pub fn answer(record: &Record) -> String {
     text += &format!("plain against itself: {}\n", interval(&answer.control));
     text += &words::unusable(record, &answer).map_or_else(String::new, |line| line + "\n");
     text += &switches(record, &answer);
+    text += &words::walks(record).into_iter().map(|line| line + "\n").collect::<String>();
     text + &words::end(record).map_or_else(String::new, |line| line + "\n")
 }
 

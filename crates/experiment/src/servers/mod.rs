@@ -16,6 +16,7 @@ use crate::ExperimentError;
 use crate::conduct::{Conduct, Limits, Progress};
 use crate::observation::{between, look_at};
 use crate::record::{Counters, Ended, Event, Header, Observation, Record, Recorder, TimedBlock};
+use crate::walks::{Meter, WalkTally};
 use crate::whole_runs::lift_in;
 use load::{Broken, Burst, OpenLoad, end_of, last_words, run as run_shell};
 use measure::schedule::Schedule;
@@ -28,6 +29,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use walk_counters::Target;
 
 /// What makes the command of a server: of an arm, or a plain one for `None`. One that is lifted may write its report to the
 /// path.
@@ -73,14 +75,18 @@ pub fn run(
     let order = Schedule::new(header.arms.len() + 2, header.seed);
     let recorder = Recorder::new(header, file).map_err(ExperimentError::Record)?;
     let conduct = Conduct::start(limits);
+    let tally = WalkTally::of(&recorder.record().header);
     let mut experiment =
-        Experiment { servers, conduct, limits, recorder, folder: folder.path().to_owned(), blocks, order };
+        Experiment { tally, servers, conduct, limits, recorder, folder: folder.path().to_owned(), blocks, order };
     let ended = match experiment.all_starts(tell) {
         Ok(ended) => ended,
         Err(Broken::Interrupted) => Ended::Interrupted,
         Err(Broken::Failed(why)) => Ended::Failed(why),
         Err(Broken::Record(error)) => return Err(ExperimentError::Record(error)),
     };
+    for walks in experiment.tally.events() {
+        experiment.recorder.add(walks).map_err(ExperimentError::Record)?;
+    }
     experiment.recorder.add(Event::End(ended)).map_err(ExperimentError::Record)?;
     Ok(experiment.recorder.finish())
 }
@@ -110,6 +116,8 @@ type Started<'a> = Vec<Loaded<'a>>;
 struct Loaded<'a> {
     load: OpenLoad<'a>,
     server: Server,
+    /// For the processes that there are once it is ready, and what they start.
+    meters: Vec<Meter>,
 }
 
 struct Experiment<'s, 'l> {
@@ -121,6 +129,7 @@ struct Experiment<'s, 'l> {
     blocks: Blocks,
     /// The order in which servers are started.
     order: Schedule,
+    tally: WalkTally,
 }
 
 impl Experiment<'_, '_> {
@@ -203,9 +212,16 @@ impl Experiment<'_, '_> {
             }
             let open = source.open(self.servers.clients, self.servers.bursts, &server.place);
             let load = open.map_err(|broken| server.explained(broken, &self.conduct))?;
-            started[number] = Some(Loaded { load, server });
+            started[number] = Some(Loaded { load, meters: self.meters(server.pid()), server });
         }
         Ok(started.into_iter().flatten().collect())
+    }
+
+    fn meters(&mut self, pid: i32) -> Vec<Meter> {
+        if !self.recorder.record().header.counters {
+            return Vec::new();
+        }
+        tree::tree_of(pid).into_iter().map(|pid| self.tally.meter(Target::Process(pid))).collect()
     }
 
     fn report_of(&self, server: usize) -> PathBuf {
@@ -275,7 +291,13 @@ impl Experiment<'_, '_> {
         let mut counters = [Counters::default(); WINDOWS];
         let last = started.len() - 1;
         for ((window, counters), treated) in windows.iter_mut().zip(&mut counters).zip(block.treated()) {
-            let burst = burst(&mut started[server_of(block.treatment, treated, last)], &self.conduct)?;
+            let loaded = &mut started[server_of(block.treatment, treated, last)];
+            let before: Vec<_> = loaded.meters.iter_mut().map(Meter::read).collect();
+            let burst = burst(loaded, &self.conduct)?;
+            let arm = block.treatment.arm().filter(|_| treated);
+            for (meter, before) in loaded.meters.iter_mut().zip(before) {
+                self.tally.add(arm, &before, &meter.read());
+            }
             let wall = (burst.to.at - burst.from.at).as_secs_f64();
             *window = Window { work: burst.work, cpu: burst.to.cpu - burst.from.cpu, wall };
             *counters = between(burst.from.counters, burst.to.counters);
@@ -284,7 +306,7 @@ impl Experiment<'_, '_> {
     }
 }
 
-fn burst(Loaded { load, server }: &mut Loaded<'_>, conduct: &Conduct<'_>) -> Result<Burst, Broken> {
+fn burst(Loaded { load, server, .. }: &mut Loaded<'_>, conduct: &Conduct<'_>) -> Result<Burst, Broken> {
     server.check()?;
     let burst = load.burst(&server.place, conduct, &mut || server.reading());
     burst.map_err(|broken| server.explained(broken, conduct))
