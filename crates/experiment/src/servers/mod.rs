@@ -26,8 +26,9 @@ use server::Server;
 use std::fs::{self, File, Permissions};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use walk_counters::Target;
 
@@ -324,8 +325,14 @@ fn server_of(treatment: Treatment, treated: bool, last: usize) -> usize {
 fn is_ready(ready: Option<&str>, load: &LoadSource, place: &Place) -> Result<(), String> {
     if let Some(command) = ready {
         let command = place.fill_in(command);
-        let output = crate::work::shell(&command).map_err(|error| format!("sh cannot be executed: {error}"))?;
-        return if output.status.success() { Ok(()) } else { Err(format!("{command}: {}", output.status)) };
+        // What it says on the way is of interest only where it never succeeds.
+        let output = Command::new("sh").arg("-c").arg(&command).stdin(Stdio::null()).process_group(0).output();
+        let output = output.map_err(|error| format!("sh cannot be executed: {error}"))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = last_words(&String::from_utf8_lossy(&output.stderr));
+        return Err(format!("{command}: {}; it printed last: {said}", output.status));
     }
     load.is_ready(place).unwrap_or_else(|| {
         let address = (Ipv4Addr::LOCALHOST, place.port);
