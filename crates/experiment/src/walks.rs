@@ -97,7 +97,8 @@ mod tests {
             side,
             counts,
             name: "event".to_owned(),
-            counted: raw.map(|raw| Counted { raw, enabled: 10, running: 10 }),
+            // The longer it counts, the more cycles there are.
+            counted: raw.map(|raw| Counted { raw, enabled: cycles, running: cycles }),
             not_counted: raw.is_none().then(|| "no counter was free".to_owned()),
         };
         vec![Counts {
