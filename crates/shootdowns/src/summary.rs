@@ -9,6 +9,7 @@ use crate::times::TimesByProcess;
 use crate::watch::{Evidence, Watch};
 use serde::Serialize;
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 /// Paths and threads that a summary keeps of a process.
 const MOST_SHOWN: usize = 20;
@@ -116,6 +117,49 @@ impl Scale {
     }
 }
 
+impl Summary {
+    /// What was seen since an earlier summary of the same watch: counts and times of the time in between, processes and
+    /// threads that had any, those that sent most first. Shares, paths and pages for each flush stay those of the whole
+    /// watch, which one second has too few samples for.
+    #[must_use]
+    pub fn since(mut self, before: &Self) -> Self {
+        let less = |now: Option<u64>, before: Option<u64>| now.map(|now| now.saturating_sub(before.unwrap_or(0)));
+        self.seconds -= before.seconds;
+        self.sent = less(self.sent, before.sent);
+        self.received = less(self.received, before.received);
+        self.interrupts = less(self.interrupts, before.interrupts);
+        let earlier: HashMap<i32, &ProcessSummary> = before.processes.iter().map(|p| (p.pid, p)).collect();
+        for process in &mut self.processes {
+            if let Some(earlier) = earlier.get(&process.pid) {
+                process.subtract(earlier);
+            }
+        }
+        self.processes.retain(|process| process.sent + process.received > 0.0);
+        self.processes.sort_by(|a, b| b.sent.total_cmp(&a.sent).then(b.received.total_cmp(&a.received)));
+        self
+    }
+}
+
+impl ProcessSummary {
+    /// Subtracts an earlier summary. Counts that were estimated by another scale then are not less than nothing.
+    fn subtract(&mut self, before: &Self) {
+        let less = |now: f64, before: f64| (now - before).max(0.0);
+        let less_if = |now: Option<f64>, before: Option<f64>| now.map(|now| less(now, before.unwrap_or(0.0)));
+        self.sent = less(self.sent, before.sent);
+        self.received = less(self.received, before.received);
+        self.waited_seconds = less_if(self.waited_seconds, before.waited_seconds);
+        self.interrupted_seconds = less_if(self.interrupted_seconds, before.interrupted_seconds);
+        for thread in &mut self.threads {
+            if let Some(before) = before.threads.iter().find(|earlier| earlier.tid == thread.tid) {
+                thread.sent = less(thread.sent, before.sent);
+                thread.received = less(thread.received, before.received);
+            }
+        }
+        self.threads.retain(|thread| thread.sent + thread.received > 0.0);
+        self.threads.sort_by(|a, b| b.sent.total_cmp(&a.sent).then(b.received.total_cmp(&a.received)));
+    }
+}
+
 impl Watch {
     /// What has been seen up to now.
     pub fn summary(&mut self) -> Summary {
@@ -187,5 +231,68 @@ fn process_summary(pid: i32, process: &ProcessTally, scale: Scale, times: &Times
         interrupted_seconds: seconds(times.interrupted.get(&pid).and_then(|times| times.mean()), received),
         threads,
         paths: paths.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, sent: f64, waited: Option<f64>) -> ProcessSummary {
+        let thread = |tid, sent| ThreadSummary { tid, name: "t".to_owned(), sent, received: 0.0 };
+        ProcessSummary {
+            pid,
+            name: format!("p{pid}"),
+            sent,
+            received: 0.0,
+            pages_per_flush: Some(3.0),
+            whole_flushes: None,
+            waited_seconds: waited,
+            interrupted_seconds: None,
+            threads: vec![thread(pid, 1.0), thread(pid + 1, sent - 1.0)],
+            paths: Vec::new(),
+        }
+    }
+
+    fn summary(seconds: f64, sent: u64, processes: Vec<ProcessSummary>) -> Summary {
+        Summary {
+            evidence: Evidence::TlbTracepoint,
+            refused: Vec::new(),
+            unseen: Vec::new(),
+            seconds,
+            sent: Some(sent),
+            received: None,
+            interrupts: Some(2 * sent),
+            processes,
+            watching: Watching {
+                stacks: 0,
+                lost_sent: 0,
+                lost_received: 0,
+                lost_stacks: 0,
+                lost_times: 0,
+                cpu_seconds: 0.0,
+            },
+        }
+    }
+
+    #[test]
+    fn a_storm_that_has_ended_is_not_shown_any_more() {
+        let before = summary(9.0, 5010, vec![process(10, 5000.0, Some(2.0)), process(20, 10.0, None)]);
+        let now =
+            summary(10.0, 5047, vec![process(10, 5000.0, Some(2.0)), process(20, 40.0, None), process(30, 7.0, None)]);
+        let last = now.since(&before);
+        let seen: Vec<_> = last.processes.iter().map(|process| (process.pid, process.sent)).collect();
+        assert_eq!((last.seconds, last.sent, last.received, last.interrupts), (1.0, Some(37), None, Some(74)));
+        assert_eq!(seen, [(20, 30.0), (30, 7.0)]);
+        let threads: Vec<_> = last.processes[0].threads.iter().map(|thread| (thread.tid, thread.sent)).collect();
+        assert_eq!(threads, [(21, 30.0)], "the thread that sent nothing since is left out");
+        assert_eq!(last.processes[0].pages_per_flush, Some(3.0));
+    }
+
+    #[test]
+    fn an_estimate_that_has_shrunk_is_no_negative_count() {
+        let before = summary(1.0, 100, vec![process(10, 100.0, Some(0.5))]);
+        let last = summary(2.0, 101, vec![process(10, 99.0, Some(0.4))]).since(&before);
+        assert!(last.processes.is_empty() && last.sent == Some(1));
     }
 }

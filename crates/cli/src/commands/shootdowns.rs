@@ -31,7 +31,7 @@ pub struct ShootdownsArgs {
 const USUAL: Duration = Duration::from_secs(10);
 /// Longer than any machine runs.
 const FOR_EVER: Duration = Duration::from_secs(1 << 32);
-/// The live view is drawn anew this often.
+/// The live view is drawn anew this often, of what was seen since.
 const REDRAWN: Duration = Duration::from_secs(1);
 /// Processes that are diagnosed.
 const MOST_DIAGNOSED: usize = 5;
@@ -58,9 +58,12 @@ pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
     let is_live = args.seconds.is_none() && !args.json && stdout().is_terminal();
     let time = args.seconds.map_or(if is_live { FOR_EVER } else { USUAL }, Duration::from_secs);
     let end = Instant::now() + time;
+    let mut before = selected(&mut watch, args.pid);
     while is_live && watch.evidence() != Evidence::Nothing && !stop.load(Ordering::Relaxed) {
         watch.until(Instant::now() + REDRAWN, &stop);
-        print!("{}", live(&selected(&mut watch, args.pid)));
+        let now = selected(&mut watch, args.pid);
+        print!("{}", live(&now.clone().since(&before)));
+        before = now;
         stdout().flush()?;
     }
     if !is_live && watch.evidence() != Evidence::Nothing {
