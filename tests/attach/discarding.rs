@@ -1,9 +1,8 @@
 //! Programs that discard memory of their files by madvise(MADV_DONTNEED), which costs a plain program nothing.
 
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::{Command, ExitCode};
-use test_support::{Context, Ending, Need, Program, Session, TestStore, View, main_of, test_case};
+use test_support::{Context, Ending, Need, Program, Session, Test, TestStore, View, main_of, test_case};
 
 fn main() -> ExitCode {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];

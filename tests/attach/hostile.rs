@@ -6,7 +6,6 @@
 //!     PAGELIFT_ROUNDS=1000 cargo test -p pagelift-tests --test hostile -- changes/exec
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::sys::signal::Signal;
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
@@ -16,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 use test_support::{
-    Context, Ending, Kind, Need, Output, Program, Session, View, check_lifted, check_unlifted, copy_program,
+    Context, Ending, Kind, Need, Output, Program, Session, Test, View, check_lifted, check_unlifted, copy_program,
     default_huge_page, main_of, poll_until, process_field, source_of, test_case,
 };
 

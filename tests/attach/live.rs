@@ -2,14 +2,13 @@
 //! killed at any moment.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 use test_support::{
-    Context, Kind, Need, Program, Session, View, check_lifted, check_unlifted, default_huge_page, main_of, poll_until,
-    process_field, source_of, test_case,
+    Context, Kind, Need, Program, Session, Test, View, check_lifted, check_unlifted, default_huge_page, main_of,
+    poll_until, process_field, source_of, test_case,
 };
 
 const PROGRAM: &str = "attach/sleeps_in_many_calls.c";

@@ -1,13 +1,12 @@
 //! What a hostile file or process makes Pagelift read does not make it take memory without bound.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use test_support::{
-    Context, ControlGroup, Ending, Limit, Need, Output, Program, Session, copy_program, main_of, test_case,
+    Context, ControlGroup, Ending, Limit, Need, Output, Program, Session, Test, copy_program, main_of, test_case,
 };
 
 /// Memory that `pagelift` may have where it reads something hostile; the kernel ends it where it takes more. In bytes.

@@ -1,7 +1,6 @@
 //! The other options and commands: reports, dry runs, merged edges, inspect, status, damaged files, installation.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
@@ -9,8 +8,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use test_support::{
-    Context, Ending, Kind, Need, Program, Source, View, check_lifted, check_range, check_unlifted, default_huge_page,
-    main_of, source_of, target_folder, test_case, workspace,
+    Context, Ending, Kind, Need, Program, Source, Test, View, check_lifted, check_range, check_unlifted,
+    default_huge_page, main_of, source_of, target_folder, test_case, workspace,
 };
 
 fn main() -> ExitCode {

@@ -2,7 +2,6 @@
 //! others wrote, and what is installed is linked so that its memory cannot be changed into other code.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::fcntl::OFlag;
 use nix::unistd::{pipe2, read, write};
 use std::fs;
@@ -11,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 use test_support::{
-    Context, Ending, Need, Output, Program, Session, main_of, pagelift_binary, poll_until, process_field,
+    Context, Ending, Need, Output, Program, Session, Test, main_of, pagelift_binary, poll_until, process_field,
     target_folder, test_case,
 };
 

@@ -2,12 +2,11 @@
 //! making on a line of its own.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use test_support::{Context, Ending, Need, Output, Program, Session, main_of, test_case};
+use test_support::{Context, Ending, Need, Output, Program, Session, Test, main_of, test_case};
 
 /// The user that the hostile program runs as.
 const NOBODY: u32 = 65534;

@@ -4,14 +4,13 @@
 use crate::files::{own_copy, own_copy_of};
 use crate::{check_all_from_file, end, from_file, start};
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Need, Session, TestStore, View, default_huge_page, make_small, test_case};
+use test_support::{Context, Need, Session, Test, TestStore, View, default_huge_page, make_small, test_case};
 
 const LONG: Duration = Duration::from_secs(300);
 const COMPILERS: usize = 200;

@@ -8,12 +8,11 @@ mod programs;
 use address_space::{AddressRange, PageSize};
 use anyhow::{Context as _, Result, ensure};
 use files::own_copy;
-use libtest_mimic::Trial as Test;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use test_support::{Context, Ending, Need, Session, View, default_huge_page, main_of, make_small, test_case};
+use test_support::{Context, Ending, Need, Session, Test, View, default_huge_page, main_of, make_small, test_case};
 
 const PROGRAMS: [&str; 3] = ["pie_by_default", "fixed_address_executable", "static_pie"];
 

@@ -5,13 +5,12 @@ use crate::files::own_copy_of;
 use crate::{from_file, start};
 use address_space::{Address, ElfImage};
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use test_support::{
-    Context, MariadbServer, Need, Program, Session, Uprobe, View, default_huge_page, test_case, tests_folder,
+    Context, MariadbServer, Need, Program, Session, Test, Uprobe, View, default_huge_page, test_case, tests_folder,
 };
 
 const FUNCTION: &str = "spin_amid_code";
@@ -38,7 +37,7 @@ fn built(t: &Context, source: &str) -> Result<PathBuf> {
     own_copy_of(t, &program.build()?, &program.name())
 }
 
-/// The same output lifted and plain, and what can be is huge pages of the file.
+/// Checks that a command prints lifted what it prints plain, and that what can be is huge pages of the file.
 fn works_as_plain(t: &Context, command: &Command, input: &str) -> Result<()> {
     let run = |command: Command, look: bool| -> Result<String> {
         let mut session = t.session_within(command, LONG)?;

@@ -2,11 +2,10 @@
 //! environments, and huge pages by the way that fits each allocator.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Ending, Need, Output, Program, View, available_pages, default_huge_page, is_root, main_of,
+    Context, Ending, Need, Output, Program, Test, View, available_pages, default_huge_page, is_root, main_of,
     pagelift_binary, poll_until, test_case,
 };
 

@@ -2,11 +2,10 @@
 //! are loaded and unloaded, and mimalloc's own test suite, which `scripts/fetch-test-sources` fetches as Debian has it.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Output, Program, default_huge_page, main_of, test_case, tests_folder};
+use test_support::{Context, Ending, Need, Output, Program, Test, default_huge_page, main_of, test_case, tests_folder};
 
 const MIB: u64 = 1 << 20;
 const POOL_MIB: u64 = 128;

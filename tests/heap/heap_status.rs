@@ -2,12 +2,11 @@
 //! a reason where it cannot, whatever the process does at the same time and whatever its memory says.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Program, Session, default_huge_page, main_of, poll_until, test_case};
+use test_support::{Context, Ending, Need, Program, Session, Test, default_huge_page, main_of, poll_until, test_case};
 
 const MIB: u64 = 1 << 20;
 const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];

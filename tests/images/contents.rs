@@ -1,11 +1,10 @@
 //! Images of real and of odd programs hold their very bytes, where huge pages can map them.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Need, Program, TestStore, test_case};
+use test_support::{Context, Need, Program, Test, TestStore, test_case};
 
 const PROGRAMS: [&str; 5] = [
     "start/fixed_address_executable.c",

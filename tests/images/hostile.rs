@@ -3,7 +3,6 @@
 use crate::runs::{check, end, start};
 use crate::safety::{NOBODY, as_nobody, refused};
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -13,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use test_support::{
-    Context, Image, Need, Output, Program, Session, TestStore, View, copy_of_a_program, copy_program, poll_until,
+    Context, Image, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program, copy_program, poll_until,
     test_case,
 };
 

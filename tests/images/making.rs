@@ -1,11 +1,10 @@
 //! Makers that compete, that are killed, and that find no room.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
-use test_support::{Context, Ending, Image, Need, Program, TestStore, copy_of_a_program, test_case};
+use test_support::{Context, Ending, Image, Need, Program, Test, TestStore, copy_of_a_program, test_case};
 
 const MAKERS: usize = 20;
 const KILLS: u64 = 150;

@@ -2,13 +2,12 @@
 
 use crate::safety::NOBODY;
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use test_support::{
-    Context, Need, Output, Program, Session, TestStore, View, copy_of_a_program, copy_program, test_case,
+    Context, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program, copy_program, test_case,
 };
 
 pub fn tests() -> Vec<Test> {

@@ -1,13 +1,12 @@
 //! Who may do what, and what becomes of a store that somebody has tampered with.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Ending, Image, Need, Output, Program, TestStore, copy_of_a_program, test_case};
+use test_support::{Context, Ending, Image, Need, Output, Program, Test, TestStore, copy_of_a_program, test_case};
 
 /// Of the user and the group `nobody`.
 pub const NOBODY: u32 = 65534;

@@ -1,13 +1,12 @@
 //! A file that was replaced, edited, cut or removed never meets an old image.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use test_support::{Context, Need, TestStore, copy_of_a_program, test_case};
+use test_support::{Context, Need, Test, TestStore, copy_of_a_program, test_case};
 
 pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];

@@ -1,11 +1,10 @@
 //! perf, gdb, uprobes, addr2line and nm read an image as they read its source.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Image, Need, Program, Session, TestStore, Uprobe, copy_program, test_case};
+use test_support::{Context, Image, Need, Program, Session, Test, TestStore, Uprobe, copy_program, test_case};
 
 const FUNCTION: &str = "spin_in_the_image";
 

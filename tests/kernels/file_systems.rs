@@ -2,12 +2,11 @@
 
 use crate::{kernel_image, own_busybox, run_machine, script, with_busybox};
 use anyhow::{Context as _, Result};
-use libtest_mimic::Trial as Test;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use test_support::{
-    Context, Need, Program, VirtualMachine, modules_in_order, pagelift_binary, target_folder, test_case,
+    Context, Need, Program, Test, VirtualMachine, modules_in_order, pagelift_binary, target_folder, test_case,
 };
 
 const PROGRAMS: [&str; 3] =

@@ -5,13 +5,12 @@
 mod file_systems;
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Initramfs, Need, Program, VirtualMachine, check_results, main_of, pagelift_binary, program_source,
+    Context, Initramfs, Need, Program, Test, VirtualMachine, check_results, main_of, pagelift_binary, program_source,
     record_results, shared_folder, target_folder, test_case, tests_folder, workspace,
 };
 
@@ -209,7 +208,7 @@ fn run_arm(t: &Context, mut initramfs: Initramfs, name: &str, least: usize) -> R
     run_machine(t, &machine, least)
 }
 
-/// The same programs, built for 64-bit ARM.
+/// Boots the programs that are built for 64-bit ARM.
 fn boot_arm(t: &Context) -> Result<()> {
     let mut initramfs = arm_initramfs(
         t,

@@ -2,10 +2,9 @@
 
 use crate::library_folder;
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Output, Program, View, test_case};
+use test_support::{Context, Ending, Need, Output, Program, Test, View, test_case};
 
 const LIMIT: Duration = Duration::from_secs(240);
 

@@ -17,12 +17,11 @@ mod package;
 mod servers;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Program, main_of, target_folder, test_case, tests_folder, workspace};
+use test_support::{Context, Ending, Need, Program, Test, main_of, target_folder, test_case, tests_folder, workspace};
 
 /// One of them takes half a minute on a machine that has nothing else to do.
 const LIMIT: Duration = Duration::from_secs(400);

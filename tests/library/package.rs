@@ -2,11 +2,10 @@
 
 use crate::library_folder;
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Ending, Need, test_case, workspace};
+use test_support::{Context, Ending, Need, Test, test_case, workspace};
 
 pub fn tests() -> Vec<Test> {
     let needs = |commands: &[&str]| {

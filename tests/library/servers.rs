@@ -2,10 +2,9 @@
 
 use crate::library_folder;
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Ending, Need, test_case, tests_folder};
+use test_support::{Context, Ending, Need, Test, test_case, tests_folder};
 
 const LIMIT: Duration = Duration::from_secs(300);
 

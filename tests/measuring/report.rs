@@ -2,13 +2,12 @@
 
 use super::{SHORT, finished, started};
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use test_support::{Context, Ending, Need, test_case};
+use test_support::{Context, Ending, Need, Test, test_case};
 
-pub fn tests(needs: impl Fn() -> Vec<Need>) -> Vec<Trial> {
+pub fn tests(needs: impl Fn() -> Vec<Need>) -> Vec<Test> {
     vec![
         test_case("report/a_live_program", needs(), live_program),
         test_case("report/whole_runs", needs(), whole_runs),

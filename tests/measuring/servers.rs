@@ -2,12 +2,11 @@
 
 use crate::LONG;
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use test_support::{Context, Ending, MariadbServer, Need, Output, Program, poll_until, test_case};
+use test_support::{Context, Ending, MariadbServer, Need, Output, Program, Test, poll_until, test_case};
 
 pub fn tests() -> Vec<Test> {
     let needs =

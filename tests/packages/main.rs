@@ -4,13 +4,14 @@
 mod root;
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use root::Root;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Mutex;
-use test_support::{Context, Need, main_of, pagelift_binary, scratch_folder, target_folder, test_case, workspace};
+use test_support::{
+    Context, Need, Test, main_of, pagelift_binary, scratch_folder, target_folder, test_case, workspace,
+};
 
 fn main() -> ExitCode {
     let needs = |commands: &[&str]| {

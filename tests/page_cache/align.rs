@@ -2,11 +2,10 @@
 
 use crate::{huge_bytes, large_program, needs, prepared, started};
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use test_support::{Context, Ending, Need, Output, test_case};
+use test_support::{Context, Ending, Need, Output, Test, test_case};
 
 pub fn tests() -> Vec<Test> {
     let dpkg = || [needs(), vec![Need::Command("dpkg-query".into()), Need::File("/usr/bin/gdb".into())]].concat();

@@ -2,11 +2,10 @@
 
 use crate::{cache, huge_bytes, large_program, needs, number, prepared, started, status};
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
-use test_support::{Context, Ending, Need, copy_program, is_root, make_small, test_case};
+use test_support::{Context, Ending, Need, Test, copy_program, is_root, make_small, test_case};
 
 pub fn tests() -> Vec<Test> {
     let dpkg = || [needs(), vec![Need::Command("dpkg-query".into())]].concat();

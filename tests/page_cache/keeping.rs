@@ -2,12 +2,11 @@
 
 use crate::{huge_bytes, large_program, needs, number, prepared, started, status};
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Ending, Need, make_small, poll_until, test_case, workspace};
+use test_support::{Context, Ending, Need, Test, make_small, poll_until, test_case, workspace};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

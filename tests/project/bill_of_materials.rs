@@ -1,12 +1,11 @@
 //! The bill of materials that is installed names what the files that are installed with it were made of.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::ExitCode;
-use test_support::{Context, Need, main_of, target_folder, test_case, workspace};
+use test_support::{Context, Need, Test, main_of, target_folder, test_case, workspace};
 
 /// Files that are built, by the names that the bill has for them.
 const FILES: [(&str, &str); 5] = [

@@ -2,11 +2,10 @@
 //! ending, same protections, same read-only bytes, and on huge pages what is due.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Ending, Kind, Need, Output, PoolReservation, Program, View, check_lifted, check_unlifted,
+    Context, Ending, Kind, Need, Output, PoolReservation, Program, Test, View, check_lifted, check_unlifted,
     default_huge_page, main_of, program_files, source_of, test_case,
 };
 

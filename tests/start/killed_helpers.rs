@@ -3,12 +3,11 @@
 //! `PAGELIFT_ROUNDS=1000 cargo test -p pagelift-tests --test killed_helpers` tries so many moments of each kind of start.
 
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
-use test_support::{Context, Need, Output, Program, Session, copy_program, main_of, process_field, test_case};
+use test_support::{Context, Need, Output, Program, Session, Test, copy_program, main_of, process_field, test_case};
 
 /// Moments that are tried of each kind of start, unless `PAGELIFT_ROUNDS` says otherwise.
 const ROUNDS: u64 = 30;

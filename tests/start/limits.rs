@@ -3,12 +3,11 @@
 
 use address_space::PageSize;
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use test_support::{
-    Context, ControlGroup, Ending, Limit, Need, Output, Program, View, copy_program, default_huge_page, main_of,
+    Context, ControlGroup, Ending, Limit, Need, Output, Program, Test, View, copy_program, default_huge_page, main_of,
     pool_file, test_case,
 };
 

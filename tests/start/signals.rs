@@ -2,9 +2,8 @@
 //! it would without Pagelift, with number, order and payload.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::{Command, ExitCode, Stdio};
-use test_support::{Context, Need, Output, Program, Session, View, copy_program, main_of, test_case};
+use test_support::{Context, Need, Output, Program, Session, Test, View, copy_program, main_of, test_case};
 
 /// What the program says where nothing was lost, added, or out of order.
 const COMPLETE: &str = "0 lost, 0 added, 0 faults";

@@ -1,7 +1,6 @@
 //! `pagelift run` must be to the program, to its parent and to its terminal what exec would be.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use libtest_mimic::Trial as Test;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -11,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use test_support::{
-    Context, Ending, Need, Output, Program, Session, exchange_text, main_of, pagelift_binary, poll_until,
+    Context, Ending, Need, Output, Program, Session, Test, exchange_text, main_of, pagelift_binary, poll_until,
     process_field, process_state, test_case,
 };
 

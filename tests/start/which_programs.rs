@@ -1,7 +1,6 @@
 //! Which programs are lifted and which run as they are: privileges, architectures, scripts, descendants, users.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::unistd::{Gid, Uid, chown};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use test_support::{
-    Context, Ending, Kind, Need, Output, Program, Source, View, check_lifted, check_unlifted, copy_program,
+    Context, Ending, Kind, Need, Output, Program, Source, Test, View, check_lifted, check_unlifted, copy_program,
     default_huge_page, exchange_text, main_of, pagelift_binary, process_field, test_case,
 };
 

@@ -1,11 +1,10 @@
 //! Chromium without a display renders a local page: the same document and the same picture.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Need, test_case, tests_folder};
+use test_support::{Context, Need, Test, test_case, tests_folder};
 
 const LIMIT: Duration = Duration::from_secs(240);
 const MODES: [(&str, &[&str]); 3] = [

@@ -2,8 +2,7 @@
 //! machinery.
 
 use crate::compare;
-use libtest_mimic::Trial as Test;
-use test_support::{Need, PythonRun, PythonTests, test_case};
+use test_support::{Need, PythonRun, PythonTests, Test, test_case};
 
 const MODULES: [&str; 44] = [
     "test_asyncio",

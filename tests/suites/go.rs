@@ -3,13 +3,12 @@
 
 use crate::{compare, plain_once};
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Outcome, Outcomes, Skipped, scratch_folder, test_case};
+use test_support::{Context, Ending, Need, Outcome, Outcomes, Skipped, Test, scratch_folder, test_case};
 
 const PACKAGES: [&str; 8] = ["runtime", "runtime/debug", "sync", "os", "os/exec", "os/signal", "syscall", "time"];
 const LIMIT: Duration = Duration::from_secs(900);

@@ -2,13 +2,14 @@
 
 use crate::{compare, plain_once};
 use anyhow::{Context as _, Result, bail, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Outcome, Outcomes, Skipped, pagelift_binary, target_folder, test_case};
+use test_support::{
+    Context, Ending, Need, Outcome, Outcomes, Skipped, Test, pagelift_binary, target_folder, test_case,
+};
 
 /// For one unit of the suite; a minute or two is usual.
 const LIMIT: Duration = Duration::from_secs(900);

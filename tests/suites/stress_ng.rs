@@ -1,10 +1,9 @@
 //! Stressors of stress-ng that verify what they compute or what the kernel gives them.
 
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Skipped, test_case};
+use test_support::{Context, Ending, Need, Skipped, Test, test_case};
 
 const STRESSORS: [&str; 60] = [
     "aio",

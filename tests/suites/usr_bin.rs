@@ -1,7 +1,6 @@
 //! The programs of /usr/bin with arguments that do no harm: what they write and how they end is the same.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use libtest_mimic::Trial as Test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
@@ -11,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Session, Skipped, is_root, pagelift_binary, test_case};
+use test_support::{Context, Ending, Need, Session, Skipped, Test, is_root, pagelift_binary, test_case};
 
 const FOLDER: &str = "/usr/bin";
 const ARGUMENTS: [&str; 2] = ["--version", "--help"];

@@ -10,7 +10,7 @@ use std::str::FromStr;
 /// How much of a pool is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// So many pages.
+    /// This number of pages.
     Pages(u64),
     /// All that are free and promised to nobody.
     All,

@@ -22,9 +22,9 @@ const SHARE_LEFT_ALONE: u64 = 16;
 /// What the number in a request means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// So many pages are free and promised to nobody afterwards.
+    /// The number of pages that are free and promised to nobody afterwards.
     Available,
-    /// So many pages are added to those that there are.
+    /// The number of pages that are added to those that there are.
     Added,
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Selection {
 pub(crate) enum Sampling {
     /// Thread, time and the record itself, up to so many a second and CPU.
     Records(u64),
-    /// The same fields with the stacks of kernel and user.
+    /// Those fields and the stacks of kernel and user, up to so many a second and CPU.
     Stacks(u64),
     /// Every event, without its weight.
     Everything,

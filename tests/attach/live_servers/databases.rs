@@ -2,11 +2,10 @@
 
 use crate::{LIFETIME, Lifting, POOL, finish, from_each_source, needs, rounds, say};
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::Command;
 use std::time::Duration;
 use test_support::{
-    Context, MariadbServer, Need, Program, TestStore, poll_until, process_field, sysbench_count, test_case,
+    Context, MariadbServer, Need, Program, Test, TestStore, poll_until, process_field, sysbench_count, test_case,
 };
 
 pub fn tests() -> Vec<Test> {

@@ -2,14 +2,13 @@
 
 use crate::{LIFETIME, Lifting, finish, from_each_source, number_after, say};
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::scope;
 use std::time::Duration;
-use test_support::{Context, Program, poll_until, tests_folder};
+use test_support::{Context, Program, Test, poll_until, tests_folder};
 
 const CLIENTS: u64 = 8;
 /// So that each client asks with numbers of its own.

@@ -9,11 +9,10 @@ mod databases;
 mod http;
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Need, Output, Program, Session, TestStore, View, main_of, poll_until, test_case, tests_folder,
+    Context, Need, Output, Program, Session, Test, TestStore, View, main_of, poll_until, test_case, tests_folder,
 };
 
 /// For a server, from its start to its end.

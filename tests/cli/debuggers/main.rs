@@ -3,14 +3,13 @@
 mod perf;
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::sys::signal::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Ending, Need, Program, Session, TestStore, default_huge_page, main_of, poll_until, process_field,
+    Context, Ending, Need, Program, Session, Test, TestStore, default_huge_page, main_of, poll_until, process_field,
     test_case,
 };
 

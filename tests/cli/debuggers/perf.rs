@@ -2,7 +2,6 @@
 
 use crate::{Lifted, Way, each_way, gdb, lift, waiting};
 use anyhow::{Context as _, Result, bail, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +9,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use test_support::{Context, Ending, Program, Session, copy_program, poll_until};
+use test_support::{Context, Ending, Program, Session, Test, copy_program, poll_until};
 
 /// Of `calls_a_function_often.c`.
 const FUNCTION: &str = "ring_the_bell";

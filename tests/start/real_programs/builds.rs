@@ -1,9 +1,8 @@
 //! Whole builds with their compilers lifted: the same files, byte for byte.
 
 use anyhow::Result;
-use libtest_mimic::Trial as Test;
 use std::time::Duration;
-use test_support::{Context, GOOGLETEST, Need, SourceTree, TestStore, lifted_programs, same_outputs, test_case};
+use test_support::{Context, GOOGLETEST, Need, SourceTree, Test, TestStore, lifted_programs, same_outputs, test_case};
 
 const LIMIT: Duration = Duration::from_secs(600);
 

@@ -2,12 +2,11 @@
 
 use crate::{both_ways, check_object};
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Kind, Session, View, tests_folder};
+use test_support::{Context, Kind, Session, Test, View, tests_folder};
 
 pub fn tests() -> Vec<Test> {
     let mut tests = both_ways("cc1plus", &["command g++"], 96 << 20, cc1plus);

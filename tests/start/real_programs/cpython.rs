@@ -1,10 +1,9 @@
 //! CPython's own tests of threads, signals, processes and mappings: the same outcomes as plain.
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::fs;
 use std::path::Path;
-use test_support::{Context, Need, PythonRun, PythonTests, default_huge_page, python_name, test_case};
+use test_support::{Context, Need, PythonRun, PythonTests, Test, default_huge_page, python_name, test_case};
 
 const TESTS: PythonTests<'static> =
     PythonTests { modules: &["test_threading", "test_signal", "test_subprocess", "test_mmap", "test_fork1"] };

@@ -2,13 +2,12 @@
 
 use crate::{both_ways, check_object, soon};
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use nix::sys::signal::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Kind, Session, View, is_root};
+use test_support::{Context, Kind, Session, Test, View, is_root};
 
 /// For a server, from its start to its end.
 const LIFETIME: Duration = Duration::from_secs(600);

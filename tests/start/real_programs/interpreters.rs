@@ -3,11 +3,10 @@
 use crate::{both_ways, check_object};
 use address_space::AddressRange;
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Kind, View, check_range, default_huge_page, source_of, tests_folder};
+use test_support::{Context, Kind, Test, View, check_range, default_huge_page, source_of, tests_folder};
 
 pub fn tests() -> Vec<Test> {
     let mut tests = both_ways("node", &["command node"], 200 << 20, node);

@@ -8,12 +8,11 @@ mod interpreters;
 mod mariadb;
 
 use anyhow::{Context as _, Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::ExitCode;
 use std::time::Duration;
 use test_support::{
-    Context, Kind, LoadedElf, Need, View, check_lifted, default_huge_page, due_ranges, main_of, poll_until, source_of,
-    test_case,
+    Context, Kind, LoadedElf, Need, Test, View, check_lifted, default_huge_page, due_ranges, main_of, poll_until,
+    source_of, test_case,
 };
 
 fn main() -> ExitCode {

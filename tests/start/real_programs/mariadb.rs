@@ -2,10 +2,9 @@
 
 use crate::{both_ways, check_object};
 use anyhow::{Result, ensure};
-use libtest_mimic::Trial as Test;
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Kind, MariadbServer, View, sysbench_count};
+use test_support::{Context, Kind, MariadbServer, Test, View, sysbench_count};
 
 const POOL: u64 = 160 << 20;
 /// For a server, from its start to its end.

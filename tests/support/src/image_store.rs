@@ -46,7 +46,7 @@ impl TestStore {
         t.pagelift(&[&["image", command, "--store", &self.text()], arguments].concat())
     }
 
-    /// The same, run to its end.
+    /// Runs that command to its end.
     ///
     /// # Errors
     /// What went wrong, in `pagelift`'s or the kernel's words.

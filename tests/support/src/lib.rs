@@ -38,6 +38,8 @@ pub use uprobe::Uprobe;
 pub use view::{Flag, LoadedElf, View, process_field, process_state};
 pub use virtual_machine::{Initramfs, VirtualMachine, check_results, modules_in_order};
 
+/// One test, with its name and body.
+pub use libtest_mimic::Trial as Test;
 use std::path::PathBuf;
 
 /// The folder of all tests, where each group has its `programs/`.

@@ -9,9 +9,9 @@ use std::path::Path;
 pub enum Need {
     /// User 0.
     Root,
-    /// So many free bytes in the pool of the default huge page size, and not a page more.
+    /// Free bytes in the pool of the default huge page size, and not a page more.
     Pool(u64),
-    /// So many free pages of this size. Gigantic ones can seldom be had once memory is in small pieces.
+    /// Free pages of this size, in number. Gigantic ones can seldom be had once memory is in small pieces.
     PoolOf(PageSize, u64),
     /// Transparent huge pages that can be asked for with `madvise`.
     Thp,
@@ -25,7 +25,7 @@ pub enum Need {
     ThirtyTwoBit,
     /// This machine architecture, as `uname -m` prints it.
     Machine(String),
-    /// So many bytes of available memory.
+    /// Bytes of available memory.
     Memory(u64),
     /// A file system below the tests' scratch folder that keeps files in large folios.
     LargeFolios,

@@ -23,7 +23,7 @@ pub struct PoolReservation {
 }
 
 impl PoolReservation {
-    /// So many free bytes, rounded up to pages, of the default huge page size.
+    /// Reserves this number of free bytes, rounded up to pages, of the default huge page size.
     ///
     /// # Errors
     /// See [`PoolReservation::of`].

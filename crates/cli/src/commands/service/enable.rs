@@ -1,14 +1,11 @@
 //! `pagelift enable`.
 
 use super::facts::{ordered_behind, programs, surroundings, this_program, with_path};
+use super::lift_args::LiftArgs;
 use super::systemd::{self, FOLDERS, Unit};
 use super::{restarted, words};
-use crate::arguments::heap::HeapArgs;
-use crate::arguments::policy::{PolicyArgs, choice};
-use crate::cli::ViaArg;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use options::Prepare;
 use serde::Serialize;
 use service_units::{Choice, CommandError, DropIn, ExecCommand, Program, Way, choose};
 use std::fs;
@@ -35,42 +32,6 @@ pub struct EnableArgs {
     /// The service; a template's name ends in `@`, and counts for all instances.
     #[arg(value_name = "UNIT")]
     unit: String,
-}
-
-/// Options that `pagelift run` has too.
-#[derive(Args, Clone)]
-pub struct LiftArgs {
-    /// What to lift and from where.
-    #[command(flatten)]
-    pub policy: PolicyArgs,
-    /// Whether files are brought into huge folios of the page cache before they are lifted from there.
-    #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
-    pub prepare: Prepare,
-    /// What concerns the heap.
-    #[command(flatten)]
-    pub heap: HeapArgs,
-    /// Have the program's allocator keep what is freed, by its own settings.
-    #[arg(long)]
-    pub calm: bool,
-    /// How the program is lifted [default: what works in the service's sandbox].
-    #[arg(long, value_enum)]
-    pub via: Option<ViaArg>,
-    /// Follow all descendants and lift only programs of these names, separated by commas; for services that start by a
-    /// script.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
-    pub only: Vec<String>,
-    /// With --only, follow the descendants of lifted programs too.
-    #[arg(long, requires = "only")]
-    pub follow_lifted: bool,
-    /// Have the service fail where anything planned could not be lifted.
-    #[arg(long)]
-    pub require: bool,
-    /// Have nothing written to the service's journal.
-    #[arg(short, long)]
-    pub quiet: bool,
-    /// Have the journal say what became of each range.
-    #[arg(short, long, conflicts_with = "quiet")]
-    pub verbose: bool,
 }
 
 #[derive(Serialize)]

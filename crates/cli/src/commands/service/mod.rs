@@ -3,6 +3,7 @@
 mod enable;
 mod facts;
 mod installed;
+mod lift_args;
 mod systemd;
 mod words;
 

@@ -1,6 +1,6 @@
 //! The options of `run` and `attach` that `enable` takes, as words again.
 
-use super::enable::LiftArgs;
+use super::lift_args::LiftArgs;
 use crate::arguments::policy::words as policy_words;
 use crate::cli::ViaArg;
 use clap::ValueEnum;
