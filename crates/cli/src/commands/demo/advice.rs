@@ -38,10 +38,11 @@ impl LiftedRange {
 /// One paragraph: what could be had beyond this run, and how.
 pub(super) fn advice(report: &LiftSummary, pools: &[PoolFacts], root: bool) -> String {
     let read_only = || report.ranges.iter().filter(|range| range.is_read_only());
-    let missing: Vec<_> = read_only().filter(|range| range.source.as_deref() != Some("hugetlb")).collect();
+    let lasts = |range: &LiftedRange| matches!(range.source.as_deref(), Some("hugetlb" | "image"));
+    let missing: Vec<_> = read_only().filter(|range| !lasts(range)).collect();
     let Some(first) = missing.first() else {
         return match read_only().next() {
-            Some(_) => "\nThe code stands on pages of the pool: there is nothing that root could add.\n".to_owned(),
+            Some(_) => "\nThe code stands on pages that stay: there is nothing that root could add.\n".to_owned(),
             None => String::new(),
         };
     };
@@ -54,10 +55,7 @@ pub(super) fn advice(report: &LiftSummary, pools: &[PoolFacts], root: bool) -> S
     };
     let needed = bytes.div_ceil(pool.page_bytes.max(1));
     let size = PageSize::new(pool.page_bytes).map_or_else(|_| format_bytes(pool.page_bytes), |size| size.to_string());
-    let found = match missing.iter().all(|range| range.source.is_some()) {
-        true => "on transparent huge\npages, which the kernel may split or take back when memory is short",
-        false => "on ordinary pages",
-    };
+    let found = found(&missing);
     let mut text = format!(
         "\nWhat root and a pool would add: {} of code stand {found}.\n\
          Pages of the pool stay. Needed: {needed} of {size}; found free: {}.\n",
@@ -73,6 +71,17 @@ pub(super) fn advice(report: &LiftSummary, pools: &[PoolFacts], root: bool) -> S
         };
     }
     text + "    pagelift demo --pages hugetlb\n"
+}
+
+/// What these ranges stand on, of what the kernel can take back.
+fn found(missing: &[&LiftedRange]) -> &'static str {
+    let all = |source: &str| missing.iter().all(|range| range.source.as_deref() == Some(source));
+    match missing.iter().all(|range| range.source.is_some()) {
+        _ if all("file") => "in huge folios\nof the page cache, which the kernel may take back when memory is short",
+        _ if all("thp") => "on transparent huge\npages, which the kernel may split or take back when memory is short",
+        true => "on pages\nwhich the kernel may split or take back when memory is short",
+        false => "on ordinary pages",
+    }
 }
 
 #[cfg(test)]
@@ -103,6 +112,15 @@ mod tests {
             "{text}"
         );
         assert!(advice(&report("null"), &pool(4, 3), true).contains("    echo 11 > /sys"), "root needs no sudo");
+    }
+
+    #[test]
+    fn it_says_what_the_code_stands_on() {
+        let said = |source| advice(&report(source), &pool(0, 0), true);
+        assert!(said("\"thp\"").contains("transparent huge\npages"));
+        assert!(said("\"file\"").contains("page cache") && !said("\"file\"").contains("transparent"));
+        assert!(said("null").contains("ordinary"));
+        assert!(said("\"image\"").contains("nothing that root could add"));
     }
 
     #[test]
