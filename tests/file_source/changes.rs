@@ -19,6 +19,7 @@ pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
     let with = |command: &str| [needs(), vec![Need::Command(command.into())]].concat();
     vec![
         test_case("an_image_shows_what_the_file_leaves_over", with("dd"), with_image),
+        test_case("no_image_is_made_of_what_the_file_shows", needs(), without_image),
         test_case("what_is_reclaimed_comes_back", with("python3"), reclaimed),
         test_case("many_compilers_share_one_file", with("xargs"), compilers),
     ]
@@ -70,6 +71,28 @@ fn with_image(t: &Context) -> Result<()> {
         let found = sources(&report)?;
         ensure!(found == due, "--pages {pages}: from {found:?}, due are {due:?}");
         end(session)?;
+    }
+    Ok(())
+}
+
+/// An image is made where the file lies in small folios, and only there: it takes memory and time.
+fn without_image(t: &Context) -> Result<()> {
+    let (path, store) = (own_copy(t, "fixed_address_executable")?, TestStore::of(t, "128M")?);
+    for (prepare, source) in [("always", "file"), ("never", "image")] {
+        if prepare == "never" {
+            make_small(&path)?;
+        }
+        let report = t.folder().join(format!("report-{prepare}"));
+        let options = ["--prepare", prepare, "--lift", "text,rodata", "--report", &report.to_string_lossy()];
+        let mut command = t.lifted(&options, &Command::new(&path))?;
+        command.env("PAGELIFT_STORE", &store.path);
+        let session = t.session(command)?;
+        session.wait_for_line("ready")?;
+        end(session)?;
+        let found = sources(&report)?;
+        ensure!(found == [source], "--prepare {prepare}: from {found:?}, due is {source}");
+        let images = fs::read_dir(&store.path)?.flatten().filter(|entry| entry.path().is_dir()).count();
+        ensure!((images > 0) == (source == "image"), "--prepare {prepare}: {images} folders in the store");
     }
     Ok(())
 }

@@ -1,8 +1,10 @@
 //! Finds the ranges of a process that shared images can serve.
 
-use address_space::{AddressRange, AddressSpace, LoadedObject, RangeSet};
+use address_space::{AddressRange, AddressSpace, LoadedObject, PageSize, RangeSet};
 use image_store::{FileSystem, Layout, Request, SourceKey, Store, StoreError, default_directory};
-use lift_plan::{ImageSpan, MachineFacts, Policy, ProcessFacts, Reason, ThpMode};
+use lift_plan::{
+    CachedFile, ImageSpan, MachineFacts, Policy, ProcessFacts, Reason, ThpMode, cached_coverable, coverable,
+};
 use linux::pagemap::Pagemap;
 use machine_facts::{base_page, machine_facts};
 use nix::unistd::geteuid;
@@ -84,7 +86,8 @@ pub fn look(
         return images;
     }
     let pagemap = Pagemap::open(pid, machine.base_page).ok();
-    let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, &store));
+    let shown = |object: &LoadedObject| is_shown_by_its_file(object, &process.cached, policy, store.page_size());
+    let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, &store) && !shown(o));
     // An image is made rarely, so its cost does not matter here.
     let most_bytes = || {
         let available = machine.memory_available.min(machine_facts(pid).memory_available);
@@ -103,6 +106,15 @@ pub fn look(
 fn is_worth_it(object: &LoadedObject, store: &Store) -> bool {
     let read_only = object.image.segments.iter().filter(|segment| !segment.protection.write);
     !object.image.text_relocations && read_only.map(|s| s.memory.len()).any(|bytes| bytes >= store.page_size().bytes())
+}
+
+/// True where huge folios of its file show as much of an object as an image could: an image would only take memory.
+fn is_shown_by_its_file(object: &LoadedObject, cached: &[CachedFile], policy: &Policy, size: PageSize) -> bool {
+    let Some(file) = cached.iter().find(|file| file.path == object.path && !file.huge.is_empty()) else { return false };
+    let (image, bias) = (&object.image, object.bias);
+    let by_file = cached_coverable(image, &file.huge, bias, size, base_page(), policy.kinds);
+    let by_image = coverable(image, bias, size, base_page(), policy.kinds, policy.edges);
+    by_file.text >= by_image.text && by_file.read_only >= by_image.read_only
 }
 
 fn of_object(
