@@ -55,7 +55,7 @@ fn while_it_runs(t: &Context) -> Result<()> {
         return Ok(());
     }
     let pid = session.pid().to_string();
-    let is_refused = output.stderr.contains("mapped by 1 other processes") && output.stderr.contains(&pid);
+    let is_refused = output.stderr.contains("mapped by 1 process") && output.stderr.contains(&pid);
     ensure!(output.ending == Ending::Exit(125) && (is_refused || !output.stderr.contains("mapped by")), "{output:?}");
     session.finish()?.success()?;
     prepared(t, &program)?;

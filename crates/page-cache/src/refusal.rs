@@ -173,7 +173,7 @@ pub enum Refusal {
         path: PathBuf,
     },
     /// An earlier attempt failed, and nothing has changed since.
-    #[error("tried before, at this boot: {reason}; fix: pagelift cache prepare '{}'", path.display())]
+    #[error("tried before, at this boot: {reason}{}", fix_of(reason, path))]
     TriedBefore {
         /// The text of the refusal of that attempt.
         reason: String,
@@ -188,6 +188,14 @@ pub enum Refusal {
     Failed(#[from] look::Error),
 }
 
+/// The fix of an earlier attempt, unless its text names one.
+fn fix_of(reason: &str, path: &std::path::Path) -> String {
+    match reason.contains("; fix") {
+        true => String::new(),
+        false => format!("; fix: pagelift cache prepare '{}'", path.display()),
+    }
+}
+
 fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std::path::Path) -> String {
     const NAMED: usize = 3;
     let named: Vec<String> = processes.iter().take(NAMED).map(|(pid, name)| format!("{name} {pid}")).collect();
@@ -198,10 +206,10 @@ fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std
     };
     let path = path.display();
     format!(
-        "found {blocks} blocks mapped by {} other processes ({}{more}){unseen}, needed none: pages that are mapped cannot be \
-         evicted; fix: end them and run pagelift cache prepare '{path}', or, as root, pagelift cache prepare --replace \
+        "found {blocks} blocks mapped by {} ({}{more}){unseen}, needed none: pages that are mapped cannot be evicted; fix: \
+         end them and run pagelift cache prepare '{path}', or, as root, pagelift cache prepare --replace \
          '{path}'",
-        processes.len(),
+        if processes.len() == 1 { "1 process".to_owned() } else { format!("{} processes", processes.len()) },
         named.join(", ")
     )
 }

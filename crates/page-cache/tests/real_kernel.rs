@@ -172,6 +172,7 @@ fn what_others_map_is_refused_once_and_tried_again_when_they_have_ended() {
             assert_eq!((processes[0].0, *blocks), (other.0.id() as i32, BLOCKS));
             let second = sample.prepare(huge, Prepare::Auto, Budget::UNLIMITED).unwrap_err();
             assert!(matches!(second, Refusal::TriedBefore { .. }), "{second}");
+            assert_eq!(second.to_string().matches("; fix").count(), 1, "{second}");
             let users = MappedFiles::read().unwrap().users_of(&sample.file, huge).unwrap();
             assert_eq!(users.processes(), [other.0.id() as i32]);
         }
