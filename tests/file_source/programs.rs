@@ -24,6 +24,7 @@ pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
     let with = |command: &str| [needs(), vec![Need::Command(command.to_owned())]].concat();
     vec![
         test_case("what_is_discarded_comes_back", needs(), discarded),
+        test_case("its_mappings_are_changed_as_those_of_a_plain_program", needs(), changed),
         test_case("children_share_it", needs(), children),
         test_case("uprobes_fire_in_it", with("nm"), probed),
         test_case("gdb_stops_in_it", with("gdb"), debugged),
@@ -79,6 +80,11 @@ fn discarded(t: &Context) -> Result<()> {
     session.send("end\n")?;
     session.finish()?.success()?;
     Ok(())
+}
+
+/// madvise, mlock and mprotect answer as they do to a plain program, and what is discarded is the file's again.
+fn changed(t: &Context) -> Result<()> {
+    works_as_plain(t, &Command::new(built(t, "file_source/changes_its_own_mappings.c")?), "go on\n")
 }
 
 fn children(t: &Context) -> Result<()> {
