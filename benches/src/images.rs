@@ -143,7 +143,7 @@ fn of_compilers(bench: &mut Bench, store: &Store) -> Result<()> {
     crowd.measure(bench)
 }
 
-fn has_written(child: &mut Child) -> bool {
+pub(crate) fn has_written(child: &mut Child) -> bool {
     let Some(output) = &child.stdout else { return false };
     let mut waiting = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
     poll(&mut waiting, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)

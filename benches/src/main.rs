@@ -9,6 +9,7 @@ mod build;
 mod builds;
 mod calloc;
 mod fingerprints;
+mod from_file;
 mod heap_programs;
 mod images;
 mod lift_time;
@@ -27,7 +28,7 @@ use std::process::ExitCode;
 type Benchmark = fn(&mut Bench) -> Result<()>;
 
 /// The benchmarks: name, what it shows, how it is run.
-const BENCHMARKS: [(&str, &str, Benchmark); 10] = [
+const BENCHMARKS: [(&str, &str, Benchmark); 11] = [
     ("lift-time", "time of a lift per 100 MB, beside a plain copy into populated huge pages", lift_time::run),
     ("start-up", "`pagelift run` of a program with nothing to lift, beside plain exec", start_up::run),
     ("scattered-code", "scattered code plain, lifted, relinked, relinked and lifted", scattered_code::run),
@@ -40,6 +41,11 @@ const BENCHMARKS: [(&str, &str, Benchmark); 10] = [
     ("calloc", "calloc and free of untouched memory at many sizes, beside the C library's", calloc::run),
     (heap_programs::NAME, "real programs with their heaps on huge pages, beside plain", heap_programs::run),
     ("images", "starts and memory of many processes of a large library, from one image and otherwise", images::run),
+    (
+        from_file::NAME,
+        "code from the page cache of its own file: starts, memory of many processes, scattered code",
+        from_file::run,
+    ),
     ("builds", "whole builds by cargo and make, plain and with their compilers lifted", builds::run),
     ("peers", "what others offer for code and for the heap, beside pagelift", peers::run),
 ];
@@ -48,7 +54,7 @@ const BENCHMARKS: [(&str, &str, Benchmark); 10] = [
 #[derive(Parser)]
 struct Options {
     /// Benchmarks to run; all of them where none is named. `heap-programs/NAME` is one program of that benchmark,
-    /// `fingerprints/SIZE` one size.
+    /// `fingerprints/SIZE` one size, `file/PART` one part.
     names: Vec<String>,
     /// Writes the report with every sample to this file.
     #[arg(long, value_name = "FILE")]
@@ -116,7 +122,7 @@ fn try_main(options: &Options) -> Result<()> {
 }
 
 fn chosen(names: &[String]) -> Result<Vec<(&'static str, &'static str, Benchmark)>> {
-    let parts: Vec<String> = heap_programs::parts().chain(fingerprints::parts()).collect();
+    let parts: Vec<String> = heap_programs::parts().chain(fingerprints::parts()).chain(from_file::parts()).collect();
     let known = |name: &String| parts.contains(name) || BENCHMARKS.iter().any(|b| b.0 == name);
     if let Some(unknown) = names.iter().find(|name| !known(name)) {
         bail!(

@@ -24,16 +24,18 @@ pub(crate) struct Crowd<'a> {
     pub(crate) input: String,
     /// True once a process has done its work and waits.
     pub(crate) is_ready: fn(&mut Child) -> bool,
-    /// What a private copy of the program takes in each process, in bytes.
+    /// What a private copy of the program takes in each process, in bytes; 0 where no arm has one.
     pub(crate) private_bytes: u64,
-    /// Of these arms, the last has a private copy in each process.
+    /// Of these arms, the last may have a private copy in each process.
     pub(crate) arms: &'a [&'a Arm],
 }
 
 impl Crowd<'_> {
     /// Starts all processes of each arm in turn and prints what they take; the figures go into the notes of the arm's last series.
     pub(crate) fn measure(&self, bench: &mut Bench) -> Result<()> {
-        let mut rows = table(&["", "memory of all", "anonymous", "files", "images", "on huge pages", "of each"]);
+        let headings =
+            ["", "memory of all", "anonymous", "files", "images", "on huge pages", "of each", "page tables of all"];
+        let mut rows = table(&headings);
         for (number, arm) in self.arms.iter().enumerate() {
             let needed = self.private_bytes * self.processes as u64 + RESERVE;
             let free = meminfo("MemAvailable").unwrap_or(0);
@@ -43,14 +45,17 @@ impl Crowd<'_> {
                 continue;
             }
             let taken = Waiting::start(self, arm)?.taken()?;
-            let [all, anonymous, files, images, huge] = taken;
+            let [all, anonymous, files, images, huge, tables] = taken;
             let mut row = vec![arm.name.clone()];
-            row.extend([all, anonymous, files, images, huge, all / self.processes as u64].map(format_bytes));
+            row.extend([all, anonymous, files, images, huge, all / self.processes as u64, tables].map(format_bytes));
             rows.add_row(row);
             let mut facts = bench.report.series.iter_mut().flat_map(|series| &mut series.variants);
             if let Some(facts) = facts.rfind(|facts| facts.name == arm.name) {
-                let note =
-                    format!("{} processes of {} take {all} bytes (sum of Pss)", self.processes, self.words.join(" "));
+                let note = format!(
+                    "{} processes of {} take {all} bytes (sum of Pss), {anonymous} of them anonymous, and {tables} bytes of page tables",
+                    self.processes,
+                    self.words.join(" ")
+                );
                 facts.notes.push(note);
             }
         }
@@ -81,19 +86,23 @@ impl Waiting {
         Ok(waiting)
     }
 
-    /// In bytes, of all processes: proportional set size, its anonymous, file and shared-memory parts, and what is mapped
-    /// by huge entries, counted in each process.
-    fn taken(&self) -> Result<[u64; 5]> {
-        let mut sums = [0; 5];
+    /// In bytes, of all processes: proportional set size, its anonymous, file and shared-memory parts, what is mapped
+    /// by huge entries, counted in each process, and page tables.
+    fn taken(&self) -> Result<[u64; 6]> {
+        let mut sums = [0; 6];
         for child in &self.0 {
-            let text = std::fs::read_to_string(Path::new("/proc").join(child.id().to_string()).join("smaps_rollup"))?;
+            let folder = Path::new("/proc").join(child.id().to_string());
+            let text = ["smaps_rollup", "status"].map(|name| std::fs::read_to_string(folder.join(name)));
+            let [rollup, status] = text;
+            let text = rollup? + &status?;
             let field = |name: &str| -> Result<u64> {
                 let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-                let line = line.with_context(|| format!("no {name} in smaps_rollup"))?;
+                let line = line.with_context(|| format!("no {name} in smaps_rollup or status"))?;
                 Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
             };
-            let huge = field("AnonHugePages")? + field("ShmemPmdMapped")?;
-            let own = [field("Pss")?, field("Pss_Anon")?, field("Pss_File")?, field("Pss_Shmem")?, huge];
+            let huge = field("AnonHugePages")? + field("ShmemPmdMapped")? + field("FilePmdMapped")?;
+            let own =
+                [field("Pss")?, field("Pss_Anon")?, field("Pss_File")?, field("Pss_Shmem")?, huge, field("VmPTE")?];
             sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
         }
         Ok(sums)

@@ -1,0 +1,192 @@
+//! Code from the page cache of a program's own file: what a start costs beside plain exec and an image, what many processes
+//! take of memory, and how fast scattered code is beside a program that was linked for huge pages.
+//!
+//! All files are prepared before (`pagelift cache prepare`), so that plain programs have the best that the page cache offers, too:
+//! where a file is linked for it, the kernel maps it by huge entries by itself.
+
+use crate::bench::{Arm, Bench, BurstPlan, Course, timed_arm};
+use crate::build::Linking;
+use crate::images::{Store, has_written};
+use crate::memory::Crowd;
+use crate::table::{print_bursts, print_times, ratio_line};
+use anyhow::{Context, Result};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use test_support::is_root;
+
+pub(crate) const NAME: &str = "file";
+
+/// The parts of the benchmark.
+const PARTS: [&str; 4] = ["fixed-address", "library", "largest", "scattered-code"];
+
+pub(crate) fn parts() -> impl Iterator<Item = String> {
+    PARTS.into_iter().map(|part| format!("{NAME}/{part}"))
+}
+
+/// Three times this are the constants and the code of the library, and four times the program's own sections.
+const LIBRARY_BYTES: usize = 16 << 20;
+/// Four times this is the code of the largest program: 280 MiB.
+const LARGEST_BYTES: usize = 70 << 20;
+/// Processes of the largest program: a browser has at least so many.
+const BROWSER_PROCESSES: usize = 4;
+
+pub(crate) fn run(bench: &mut Bench) -> Result<()> {
+    let scattered = bench.build_scattered("file-scattered", Linking::Default)?;
+    if let Err(reason) = prepare(bench, &scattered) {
+        bench.report.skip(NAME, format!("{reason:#}"));
+        return Ok(());
+    }
+    for part in PARTS.into_iter().filter(|part| bench.takes(NAME, part)).collect::<Vec<_>>() {
+        match part {
+            "scattered-code" => scattered_code(bench, &scattered)?,
+            part => starts_and_memory(bench, part)?,
+        }
+    }
+    Ok(())
+}
+
+/// A part, beside images in a store of its own where that can be mounted.
+fn starts_and_memory(bench: &mut Bench, part: &str) -> Result<()> {
+    let store = if is_root() {
+        Some(Store::mount(bench)?)
+    } else {
+        bench
+            .report
+            .skip(format!("file/{part}: beside images"), "a store is mounted by root only; run `sudo make bench`");
+        None
+    };
+    let measure = match part {
+        "fixed-address" => fixed_address,
+        "library" => congruent_library,
+        _ => largest,
+    };
+    measure(bench, store.as_ref())
+}
+
+/// Gets a file into huge folios of the page cache.
+fn prepare(bench: &Bench, file: &Path) -> Result<()> {
+    let output = Command::new(&bench.pagelift).args(["cache", "prepare"]).arg(file).output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "not prepared: {}", text.trim());
+    Ok(())
+}
+
+/// A program, beside its plain starts, and its lifts from its file and from an image.
+fn arms(bench: &Bench, program: &Path, object: &Path, store: Option<&Store>) -> Result<Vec<Arm>> {
+    let lifted = |pages: &str| {
+        let options = ["-q", "--pages", pages, "--prepare", "never", "--lift", "text,rodata"];
+        bench.lifted(pages, &options, &[program])
+    };
+    let mut arms = vec![Arm::new("plain", [program]), Arm::new("plain once more", [program]), lifted("file")];
+    if let Some(store) = store {
+        let mut add = Command::new(&bench.pagelift);
+        add.args(["image", "add", "--store"]).arg(store.place()).arg(object);
+        let output = add.output()?;
+        anyhow::ensure!(output.status.success(), "no image: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let place: OsString = store.place().into();
+        arms.push(lifted("image").with("PAGELIFT_STORE", place.to_str().context("a path that is no text")?));
+    }
+    Ok(arms)
+}
+
+/// Times their starts, on one CPU and on any.
+fn time_starts(bench: &mut Bench, name: &str, arms: &[Arm], aim: &str) -> Result<()> {
+    let timed = || arms.iter().cloned().map(timed_arm).collect();
+    println!("{name}, starts:");
+    print_times(bench.run_timed(&format!("file: {name}"), timed())?);
+    if bench.cpu.is_some() {
+        // The helper wakes the program on another CPU, which takes an interrupt each time.
+        println!("on whatever CPUs the kernel chooses:");
+        print_times(bench.run_timed_anywhere(&format!("file: {name}, on any CPU"), timed())?);
+    }
+    println!("aim: {aim}");
+    Ok(())
+}
+
+/// What so many processes take that have read so many bytes.
+fn weigh(bench: &mut Bench, arms: &[Arm], processes: usize, bytes: usize) -> Result<()> {
+    let arms: Vec<&Arm> = arms.iter().filter(|arm| arm.name != "plain once more").collect();
+    let crowd = Crowd {
+        processes,
+        words: vec![bytes.to_string()],
+        input: String::new(),
+        is_ready: has_written,
+        private_bytes: 0,
+        arms: &arms,
+    };
+    crowd.measure(bench)
+}
+
+/// A file that the assembler includes; no page of it is the same as another, or zero.
+fn content(bench: &Bench, bytes: usize) -> Result<(PathBuf, String)> {
+    let content = bench.folder.path().join("file-content");
+    std::fs::write(&content, (0..bytes).map(|i| ((i * 7919) >> 8) as u8 | 1).collect::<Vec<u8>>())?;
+    let define = format!("-DCONTENT=\"{}\"", content.display());
+    Ok((content, define))
+}
+
+fn fixed_address(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
+    let (content, define) = content(bench, LIBRARY_BYTES)?;
+    let program = bench.build("file-fixed", &["large-program.c"], Linking::Default, &["-no-pie", &define])?;
+    std::fs::remove_file(content)?;
+    prepare(bench, &program)?;
+    let arms = arms(bench, &program, &program, store)?;
+    time_starts(bench, "a program of a fixed address", &arms, "`file` at most 0.5 ms over plain exec")
+}
+
+fn congruent_library(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
+    let (content, define) = content(bench, LIBRARY_BYTES)?;
+    let options = ["-shared", "-fPIC", &define];
+    // Its address agrees with its offset wherever the dynamic linker puts it.
+    let library = bench.build("libimage-library.so", &["image-library.c"], Linking::HugeSegments, &options)?;
+    std::fs::remove_file(content)?;
+    let folder = format!("-L{}", bench.folder.path().display());
+    let path = format!("-Wl,-rpath,{},--no-as-needed", bench.folder.path().display());
+    let options = [folder.as_str(), &path, "-limage-library"];
+    let program = bench.build("file-user", &["image-user.c"], Linking::Default, &options)?;
+    prepare(bench, &library)?;
+    let arms = arms(bench, &program, &library, store)?;
+    time_starts(bench, "a program with a congruent library", &arms, "`file` at most 0.5 ms over plain exec")?;
+    for processes in [50, 200] {
+        weigh(bench, &arms, processes, LIBRARY_BYTES)?;
+    }
+    Ok(())
+}
+
+/// A position-independent program with 280 MiB of code.
+fn largest(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
+    let (content, define) = content(bench, LARGEST_BYTES)?;
+    let program = bench.build("file-largest", &["huge-text.c"], Linking::Default, &[&define])?;
+    std::fs::remove_file(content)?;
+    prepare(bench, &program)?;
+    let arms = arms(bench, &program, &program, store)?;
+    time_starts(bench, "a program with 280 MiB of code", &arms, "`file` at most 2 ms over plain exec")?;
+    for processes in [BROWSER_PROCESSES, 50, 200] {
+        weigh(bench, &arms, processes, LARGEST_BYTES)?;
+    }
+    println!("aim: `file` at most plain's memory, and nothing anonymous beside plain's");
+    Ok(())
+}
+
+fn scattered_code(bench: &mut Bench, plain: &Path) -> Result<()> {
+    let relinked = bench.build_scattered("file-scattered-relinked", Linking::HugeSegments)?;
+    // What was prepared first may have been reclaimed since.
+    prepare(bench, plain)?;
+    prepare(bench, &relinked)?;
+    let options = ["-q", "--pages", "file", "--prepare", "never", "--lift", "text,rodata"];
+    let arms = vec![
+        Arm::new("plain", [plain]),
+        Arm::new("plain once more", [plain]),
+        bench.lifted("file", &options, &[plain]),
+        Arm::new("relinked", [&relinked]),
+        Arm::new("relinked once more", [&relinked]),
+    ];
+    let plan = BurstPlan::new("file: scattered code", arms, "code", 5, Course::SideBySide);
+    let series = bench.run_bursts(plan)?;
+    print_bursts(series, Some(1));
+    println!("{}", ratio_line(series, 0, 3, 2));
+    println!("{}", ratio_line(series, 0, 3, 4));
+    println!("aim: at most 1.02 (98 % of the relinked program's speed)");
+    Ok(())
+}
