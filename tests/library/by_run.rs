@@ -2,9 +2,10 @@
 
 use crate::library_folder;
 use anyhow::{Result, ensure};
+use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Output, Program, Test, View, test_case};
+use test_support::{Context, Ending, Need, Output, Program, Test, View, copy_program, test_case};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -94,13 +95,18 @@ fn names_what_it_cannot_do(t: &Context) -> Result<()> {
 
 fn static_program(t: &Context) -> Result<()> {
     library_folder()?;
-    let program = Program::named("start/static_glibc.c")?.command()?;
-    let mut session = t.session_within(t.lifted(&["--via", "preload"], &program)?, LIMIT)?;
-    session.wait_for_line("ready")?;
-    session.send("go on\n")?;
-    let output = session.finish()?;
-    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
-    ensure!(said(&output).contains("linked statically, so that nothing can be preloaded"), "{}", output.stderr);
+    // A file that is larger than all memory, and almost empty: only its headers can be read.
+    let (built, large) = (Program::named("start/static_glibc.c")?.build()?, t.folder().join("large"));
+    copy_program(t, &built, &large)?;
+    File::options().write(true).open(&large)?.set_len(1 << 40)?;
+    for program in [built, large] {
+        let mut session = t.session_within(t.lifted(&["--via", "preload"], &Command::new(program))?, LIMIT)?;
+        session.wait_for_line("ready")?;
+        session.send("go on\n")?;
+        let output = session.finish()?;
+        ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+        ensure!(said(&output).contains("linked statically, so that nothing can be preloaded"), "{}", output.stderr);
+    }
     Ok(())
 }
 

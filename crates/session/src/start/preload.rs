@@ -2,6 +2,7 @@
 
 use address_space::ElfImage;
 use options::{VARIABLE, Variable};
+use process_view::ObjectReader;
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -21,8 +22,7 @@ pub fn preload_environment(
     base: Option<&[CString]>,
 ) -> Result<Vec<CString>, String> {
     if let Some(program) = program.filter(|_| variable.only.is_empty())
-        && let Ok(image) = fs::read(program).map_err(drop).and_then(|file| ElfImage::parse(&*file).map_err(drop))
-        && image.is_static()
+        && ObjectReader::new().read_ahead(program).is_some_and(ElfImage::is_static)
     {
         return Err(format!("{} is linked statically, so that nothing can be preloaded", program.display()));
     }
