@@ -29,6 +29,11 @@ fn main() -> ExitCode {
         test_case("for_runs_a_program_on_what_its_plan_needs", node(), lent),
         test_case("for_gives_back_after_a_kill", node(), lent_and_killed),
         test_case("an_ordinary_user_is_told_what_is_needed", with(&[Need::Command("setpriv".into())]), as_a_user),
+        test_case(
+            "a_run_folder_that_cannot_be_written_is_named",
+            with(&[Need::Command("unshare".into())]),
+            without_run,
+        ),
         test_case("plan_shows_what_is_missing", Vec::new(), planned),
         test_case("install_and_uninstall_leave_a_tree_as_it_was", Vec::new(), installed),
         test_case("systemd_understands_the_unit", verify, verified),
@@ -244,6 +249,32 @@ fn as_a_user(t: &Context) -> Result<()> {
     }
     ensure!(denied.ending == Ending::Exit(125) && denied.stderr.contains("by root only"), "{denied:?}");
     ensure!(user(&["show"])?.success()?.stdout.contains("Pools, in pages"));
+    Ok(())
+}
+
+/// The lock cannot be made: the message names what is wrong with /run, not the user, and no pool is changed.
+fn without_run(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let program = test_support::pagelift_binary()?;
+    let cases = [
+        ("ro", "Read-only file system", "a /run that can be written"),
+        ("nr_inodes=1", "No space left", "space in /run"),
+    ];
+    for (options, found, needed) in cases {
+        for command in ["reserve", "overcommit"] {
+            let script = r#"mount -t tmpfs -o "$1" none /run && shift && exec "$@""#;
+            let mut inside = Command::new("unshare");
+            inside.args(["-m", "sh", "-c", script, "sh", options]).arg(&program);
+            inside.args(["pool", command, &format!("{}:1", short(page))]);
+            let output = t.run(inside)?;
+            let said = &output.stderr;
+            ensure!(output.ending == Ending::Exit(125) && !said.contains("root"), "{output:?}");
+            for part in [found, needed, "fix: "] {
+                ensure!(said.contains(part), "{part} is missing: {said}");
+            }
+            ensure!(count(page, "nr_hugepages")? == 0 && count(page, "nr_overcommit_hugepages")? == 0, "{output:?}");
+        }
+    }
     Ok(())
 }
 

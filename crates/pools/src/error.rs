@@ -31,6 +31,14 @@ pub enum PoolError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// The lock that changes of pools take cannot be had.
+    #[error("found {path}: {error}; {}", lock_fix(error))]
+    Lock {
+        /// The lock's file.
+        path: &'static str,
+        /// What the kernel says.
+        error: io::Error,
+    },
     /// The pages cannot be demoted.
     #[error("{0}")]
     NotDemoted(String),
@@ -48,6 +56,21 @@ fn found_nodes(nodes: &[u32]) -> String {
         return "none; needed: a request without @NODE".to_owned();
     }
     nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// What the lock needs, and how to get it.
+fn lock_fix(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "needed: root; pools are changed by root only; fix: run it by sudo",
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "needed: a /run that can be written; fix: mount -o remount,rw /run, or in a container a tmpfs there (--tmpfs /run)"
+        }
+        io::ErrorKind::NotFound => "needed: the folder /run; fix: mkdir /run && mount -t tmpfs tmpfs /run",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "needed: space in /run; fix: remove what fills it (df /run)"
+        }
+        _ => "needed: to create and lock this file",
+    }
 }
 
 /// What helps against the error of a write to sysfs.

@@ -1,5 +1,6 @@
 //! The way to the kernel's settings, which a test can replace.
 
+use crate::error::PoolError;
 use machine_facts::{Files, System};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{File, OpenOptions};
@@ -69,10 +70,11 @@ impl PoolLock {
     /// Waits for other changes by Pagelift.
     ///
     /// # Errors
-    /// Those of opening the lock, which takes root, and of locking it.
-    pub fn take() -> io::Result<Self> {
-        let file = File::options().create(true).append(true).open(LOCK)?;
-        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| io::Error::from(error))?;
+    /// Those of opening the lock, which takes root and a /run that can be written, and of locking it.
+    pub fn take() -> Result<Self, PoolError> {
+        let refused = |error| PoolError::Lock { path: LOCK, error };
+        let file = File::options().create(true).append(true).open(LOCK).map_err(refused)?;
+        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| refused(error.into()))?;
         Ok(Self { _file: file })
     }
 }

@@ -93,7 +93,7 @@ fn settings() -> anyhow::Result<(KernelSettings, Arc<AtomicBool>)> {
 }
 
 fn lock() -> anyhow::Result<PoolLock> {
-    PoolLock::take().context("pools are changed by root only: locking /run/pagelift-pool.lock")
+    PoolLock::take().context("no pool is changed")
 }
 
 fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
