@@ -111,9 +111,14 @@ typedef struct pagelift_options {
      * linked without the usual start files, when a symbol is first looked up after that. Only the shared library, loaded
      * with the program, can do that. */
     int later_objects;
+    /* NUMA nodes of the pages that a lift fills for this process alone: "local" (the node of the CPU on which the caller
+     * runs), "interleave" (all nodes of its cpuset in turn), "node=1" (node 1 and no other); NULL for the program's own
+     * memory policy and cpuset. What lies elsewhere in the page cache is then not used. Pages that a node lacks are a
+     * reason in the report, never a signal. */
+    const char *numa;
 } pagelift_options;
 
-#define PAGELIFT_OPTIONS_DEFAULT { sizeof(pagelift_options), 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0 }
+#define PAGELIFT_OPTIONS_DEFAULT { sizeof(pagelift_options), 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, NULL }
 
 /* What became of a call. Set size to sizeof(pagelift_report) before. */
 typedef struct pagelift_report {

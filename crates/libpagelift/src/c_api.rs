@@ -11,7 +11,7 @@ use alloc::borrow::ToOwned;
 use alloc::ffi::CString;
 use alloc::string::{String, ToString};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use lift_plan::{Edges, Kind, Kinds, ObjectChoice, Pages, Policy, Source, WritablePages};
+use lift_plan::{Edges, Kind, Kinds, Numa, ObjectChoice, Pages, Policy, Source, WritablePages};
 
 /// A logger: receives a line of text and the caller's context.
 type Logger = unsafe extern "C" fn(*const c_char, *mut c_void);
@@ -33,6 +33,8 @@ pub struct Options {
     logger: Option<Logger>,
     context: *mut c_void,
     later_objects: c_int,
+    /// Behind the padding of the fields that the first header had: programs that were built with it leave that unset.
+    numa: *const c_char,
 }
 
 /// Size of a message in a report in bytes, with its NUL.
@@ -102,6 +104,7 @@ const DEFAULTS: Options = Options {
     logger: None,
     context: core::ptr::null_mut(),
     later_objects: 0,
+    numa: core::ptr::null(),
 };
 
 /// Fills the options with their defaults.
@@ -148,18 +151,15 @@ unsafe fn read_options(options: *const Options) -> Option<Options> {
 
 impl Options {
     /// # Safety
-    /// `objects` is NULL or points to a text that ends with NUL.
+    /// `objects` and `numa` are NULL or point to texts that end with NUL.
     unsafe fn policy(&self) -> Result<Policy, String> {
         let no = |what: &str| Err(what.to_owned() + " has a value that pagelift.h does not name");
-        let objects = if self.objects.is_null() {
-            ObjectChoice::default()
-        } else {
-            // SAFETY:
-            // - the caller's promise.
-            let text =
-                unsafe { CStr::from_ptr(self.objects) }.to_str().map_err(|_| "objects is not UTF-8".to_owned())?;
-            text.parse()?
-        };
+        // SAFETY:
+        // - the caller's promise.
+        let (objects, numa) = unsafe { (text_of("objects", self.objects)?, text_of("numa", self.numa)?) };
+        let objects = objects.map_or(Ok(ObjectChoice::default()), str::parse)?;
+        let numa =
+            numa.map_or(Ok(Numa::default()), |text| text.parse().map_err(|why: String| "numa: ".to_owned() + &why))?;
         let page_size = match self.page_size {
             0 => None,
             bytes => Some(PageSize::new(bytes).map_err(|error| error.to_string())?),
@@ -193,8 +193,7 @@ impl Options {
             page_size,
             objects,
             max_memory: (self.max_memory != 0).then_some(self.max_memory),
-            // The variable PAGELIFT has a word for it.
-            numa: Default::default(),
+            numa,
             seal: false,
         })
     }
@@ -207,6 +206,20 @@ impl Options {
             unsafe { logger(line.as_ptr(), self.context) };
         }
     }
+}
+
+/// The text of an option, if it has one.
+///
+/// # Safety
+/// `text` is NULL or points to a text that ends with NUL and outlives `'a`.
+unsafe fn text_of<'a>(option: &str, text: *const c_char) -> Result<Option<&'a str>, String> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY:
+    // - the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map(Some).map_err(|_| option.to_owned() + " is not UTF-8")
 }
 
 /// The bits of `lift`, lowest first.

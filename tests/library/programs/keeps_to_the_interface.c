@@ -45,6 +45,19 @@ int main(void)
     options.objects = NULL;
     options.page_size = 12345;
     CHECK(pagelift_lift(&options, NULL) == PAGELIFT_INVALID);
+    options.page_size = 0;
+    options.numa = "node=x";
+    CHECK(pagelift_lift(&options, &report) == PAGELIFT_INVALID && strstr(report.message, "numa: found `node=x`, needed local"));
+    // A node that no machine has: nothing is lifted that a lift would have to place.
+    options.numa = "node=1000";
+    pagelift_lift(&options, &report);
+    CHECK(report.file_bytes == 0 && report.hugetlb_bytes == 0);
+    // A program that was built before the field was there leaves something else behind its options.
+    options.size = offsetof(pagelift_options, numa);
+    options.numa = (const char *)1;
+    result = pagelift_lift(&options, &report);
+    CHECK(result != PAGELIFT_INVALID);
+    options.numa = NULL;
     options.size = 3;
     CHECK(pagelift_lift(&options, NULL) == PAGELIFT_INVALID);
     CHECK(pagelift_restore(NULL, NULL) == PAGELIFT_OK);
