@@ -23,6 +23,7 @@ pub mod pages;
 pub mod perf_event;
 pub mod process_handle;
 pub mod release;
+pub mod terminal;
 pub mod text;
 pub mod tracefs;
 pub mod urgency;
