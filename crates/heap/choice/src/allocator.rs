@@ -111,7 +111,11 @@ fn library(facts: &ElfFacts) -> Place {
 /// Programs whose memory is not malloc's in the first place.
 fn special(program: &Program) -> Option<Found> {
     if program.executable.is_go {
-        return Some((Family::Go, Place::LinkedIn, "it carries Go's build information".to_owned()));
+        let evidence = match &program.executable.go_version {
+            Some(version) => format!("it was built by {version}"),
+            None => "it carries Go's build information".to_owned(),
+        };
+        return Some((Family::Go, Place::LinkedIn, evidence));
     }
     let jvm = |facts: &&ElfFacts| {
         let name = facts.soname.as_deref().unwrap_or_default();
@@ -119,7 +123,11 @@ fn special(program: &Program) -> Option<Found> {
     };
     let found = program.libraries.iter().find(jvm)?;
     let name = found.soname.clone().unwrap_or_default();
-    Some((Family::Jvm, library(found), format!("it needs {name}")))
+    let evidence = match program.libraries.iter().find_map(|facts| facts.jvm_version.as_ref()) {
+        Some(version) => format!("{version}; it needs {name}"),
+        None => format!("it needs {name}"),
+    };
+    Some((Family::Jvm, library(found), evidence))
 }
 
 /// An allocator among the objects' symbols.
@@ -195,6 +203,16 @@ fn runtime(program: &Program) -> Option<Runtime> {
     objects.any(|facts| v8.iter().any(|&name| facts.defines(name))).then_some(Runtime::V8)
 }
 
+/// A jemalloc that does not tell its version, by the settings that it knows.
+fn jemalloc_by(settings: &BTreeSet<String>) -> &'static str {
+    let knows = [
+        ("opt.dirty_decay_ms", "jemalloc 5"),
+        ("opt.decay_time", "jemalloc 4.1 to 4.5"),
+        ("opt.lg_dirty_mult", "jemalloc 4.0 or older"),
+    ];
+    knows.iter().find(|(name, _)| settings.contains(*name)).map_or("jemalloc", |(_, words)| words)
+}
+
 impl fmt::Display for Allocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.family {
@@ -202,7 +220,7 @@ impl fmt::Display for Allocator {
             Family::Glibc { minor: None } => write!(f, "glibc")?,
             Family::Musl => write!(f, "musl")?,
             Family::Jemalloc { version: Some(version), .. } => write!(f, "jemalloc {version}")?,
-            Family::Jemalloc { version: None, .. } => write!(f, "jemalloc")?,
+            Family::Jemalloc { version: None, .. } => f.write_str(jemalloc_by(&self.settings))?,
             Family::Tcmalloc => write!(f, "tcmalloc")?,
             Family::Mimalloc => write!(f, "mimalloc")?,
             Family::Go => write!(f, "Go's runtime")?,

@@ -39,11 +39,12 @@ const TELLING: [&str; 21] = [
 
 /// Names of settings by which allocators of different versions are told apart: texts by which the allocator looks for them in
 /// its variable, or that it shows them by.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 10] = [
     "opt.dirty_decay_ms",
     "opt.calloc_madvise_threshold",
     "opt.decay_time",
     "opt.purge",
+    "opt.lg_dirty_mult",
     "purge_delay",
     "allow_decommit",
     "page_reset",
@@ -76,6 +77,10 @@ pub struct ElfFacts {
     pub imports: BTreeSet<String>,
     /// It carries Go's build information.
     pub is_go: bool,
+    /// The version of Go that built it, where that is stored in place (Go 1.18 and later): `go1.22.4`.
+    pub go_version: Option<String>,
+    /// The version of the Java virtual machine that it is: `17.0.15+6-Debian-1deb12u1`.
+    pub jvm_version: Option<String>,
     /// The highest `GLIBC_2.N` of its version definitions or, in a static program, of the library's banner.
     pub glibc_minor: Option<u32>,
     /// jemalloc's version, where jemalloc is in it: `5.3.0`.
@@ -183,7 +188,12 @@ impl ElfFacts {
                 self.take_symbols(symbols, names, sections.endian, budget);
             }
         }
-        self.is_go = [".go.buildinfo", ".note.go.buildid"].iter().any(|name| sections.named(name).is_some());
+        let build = sections.named(".go.buildinfo");
+        self.is_go = build.is_some() || sections.named(".note.go.buildid").is_some();
+        self.go_version = build.and_then(|section| go_version(sections.bytes(section)?));
+        if self.soname.as_deref().is_some_and(|name| name.starts_with("libjvm.so")) {
+            self.jvm_version = read_only_data(sections).find_map(jvm_version);
+        }
         if self.defines.iter().any(|symbol| symbol.ends_with("mallctl")) {
             self.jemalloc_version = read_only_data(sections).find_map(jemalloc_version);
             self.jemalloc_variable = read_only_data(sections).find_map(jemalloc_variable);
@@ -256,6 +266,9 @@ fn texts(data: &[u8]) -> impl Iterator<Item = &str> {
     data.split(|&byte| byte == 0).filter_map(|text| std::str::from_utf8(text).ok())
 }
 
+/// What jemalloc calls itself that was built from sources without its file VERSION, as in the crate jemalloc-sys.
+const UNKNOWN_JEMALLOC: &str = "0.0.0";
+
 /// jemalloc's own version text, `5.3.0-0-g54eaed1d8b56…`; without the commit, `5.3.0`.
 fn jemalloc_version(data: &[u8]) -> Option<String> {
     texts(data).find_map(|text| {
@@ -264,7 +277,31 @@ fn jemalloc_version(data: &[u8]) -> Option<String> {
         let numbers: Vec<&str> = version.split('.').collect();
         let all_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let is_version = numbers.len() == 3 && numbers.iter().all(|part| all_digits(part)) && all_digits(number);
-        (is_version && commit.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| version.to_owned())
+        let is_known = version != UNKNOWN_JEMALLOC;
+        (is_version && is_known && commit.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| version.to_owned())
+    })
+}
+
+/// Go's version in `.go.buildinfo`: a magic text, flags of which the second says that texts stand behind these 32 bytes, then
+/// the version with its length before it (Go, debug/buildinfo/buildinfo.go).
+fn go_version(data: &[u8]) -> Option<String> {
+    const TEXTS_FOLLOW: u8 = 2;
+    let (head, texts) = data.split_at_checked(32)?;
+    if !head.starts_with(b"\xff Go buildinf:") || head[15] & TEXTS_FOLLOW == 0 {
+        return None;
+    }
+    let (&length, rest) = texts.split_first()?;
+    // A varint; versions are shorter than what its first byte can say.
+    let version = std::str::from_utf8(rest.get(..usize::from(length & 0x7f))?).ok()?;
+    (length < 0x80 && version.starts_with("go") && version.bytes().all(|byte| byte.is_ascii_graphic()))
+        .then(|| version.to_owned())
+}
+
+/// HotSpot's version in what it writes into its logs (hotspot/share/runtime/abstract_vm_version.cpp).
+fn jvm_version(data: &[u8]) -> Option<String> {
+    texts(data).find_map(|text| {
+        let version = text.split_once(" JRE (")?.1.split_once("), built on")?.0;
+        (!version.is_empty() && version.bytes().all(|byte| byte.is_ascii_graphic())).then(|| version.to_owned())
     })
 }
 
@@ -294,6 +331,28 @@ mod tests {
         assert_eq!(jemalloc_version(data).as_deref(), Some("5.3.0"));
         assert_eq!(jemalloc_variable(data).as_deref(), Some("_RJEM_MALLOC_CONF"));
         assert_eq!(jemalloc_version(b"1.2.3\x002022-01-01-gzz\x00"), None);
+        assert_eq!(jemalloc_version(b"0.0.0-0-g0000000000000000000000000000000000000000\x00"), None);
+    }
+
+    #[test]
+    fn go_tells_its_version() {
+        let build = |flags: u8, texts: &[u8]| {
+            let mut data = b"\xff Go buildinf:\x08".to_vec();
+            data.push(flags);
+            data.resize(32, 0);
+            [data, texts.to_vec()].concat()
+        };
+        assert_eq!(go_version(&build(2, b"\x08go1.26.8\xc0\x06rest")).as_deref(), Some("go1.26.8"));
+        assert_eq!(go_version(&build(0, b"\x08go1.17.8")), None, "pointers stand there");
+        assert_eq!(go_version(&build(2, b"\x20go1.26.8")), None, "it is cut off");
+        assert_eq!(go_version(b"\xff Go buildinf:"), None);
+    }
+
+    #[test]
+    fn a_java_virtual_machine_tells_its_version() {
+        let data = b"x\x00OpenJDK 64-Bit Server VM (21+35) for linux-amd64 JRE (21.0.1+12-LTS), built on 2023\x00";
+        assert_eq!(jvm_version(data).as_deref(), Some("21.0.1+12-LTS"));
+        assert_eq!(jvm_version(b"a JRE (of somebody) that was, built on\x00"), None);
     }
 
     #[test]

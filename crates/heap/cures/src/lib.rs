@@ -89,6 +89,9 @@ pub struct Advice {
     family: String,
     #[serde(default, skip_serializing)]
     lacks: Option<String>,
+    /// Variables that steer it, though none ends its shootdowns.
+    #[serde(default, skip_serializing)]
+    pub variables: Vec<String>,
     /// The advice.
     pub says: String,
     /// Where it is documented.

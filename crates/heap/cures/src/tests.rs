@@ -43,6 +43,8 @@ fn a_cure_is_chosen_by_what_the_allocator_knows() {
     let newer = ["opt.dirty_decay_ms", "opt.calloc_madvise_threshold"];
     assert_eq!(ids(&jemalloc("5.3.1", &newer)), ["jemalloc-5", "jemalloc-5-calloc-threshold"]);
     assert_eq!(ids(&jemalloc("4.2.0", &["opt.decay_time", "opt.purge"])), ["jemalloc-4"]);
+    assert_eq!(ids(&jemalloc("4.5.0", &["opt.decay_time", "opt.lg_dirty_mult"])), ["jemalloc-4"]);
+    assert_eq!(ids(&jemalloc("3.6.0", &["opt.lg_dirty_mult"])), ["jemalloc-3"]);
     assert_eq!(ids(&jemalloc("3.6.0", &[])), [""; 0]);
     assert_eq!(ids(&allocator(Family::Mimalloc, &["allow_decommit"])), ["mimalloc-decommit"]);
     assert_eq!(ids(&allocator(Family::Mimalloc, &["purge_delay", "allow_decommit"])), ["mimalloc-purge-delay"]);
