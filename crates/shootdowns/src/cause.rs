@@ -45,7 +45,7 @@ pub enum Cause {
 
 /// Functions by which a cause is recognised, the most telling first. A name matches where a function's begins with it; the
 /// names are those of Linux 5.10 to 7.2, in mm/, kernel/sched/fair.c and the entry points of system calls.
-const TELLING: [(&str, Cause); 40] = [
+const TELLING: [(&str, Cause); 44] = [
     ("task_numa_work", Cause::NumaBalancing),
     ("change_prot_numa", Cause::NumaBalancing),
     ("ksm_scan_thread", Cause::Ksm),
@@ -84,8 +84,13 @@ const TELLING: [(&str, Cause); 40] = [
     ("mmap_region", Cause::Mmap),
     ("__x64_sys_brk", Cause::Brk),
     ("__arm64_sys_brk", Cause::Brk),
-    ("__split_huge_p", Cause::Split),
+    // What stands on the stack where the compiler makes the entry point's last call a jump.
+    ("__do_sys_munmap", Cause::Munmap),
+    ("__do_sys_madvise", Cause::Madvise),
+    ("__do_sys_mprotect", Cause::Mprotect),
+    ("__do_sys_mremap", Cause::Mremap),
     ("__do_sys_brk", Cause::Brk),
+    ("__split_huge_p", Cause::Split),
 ];
 
 impl Cause {
@@ -151,6 +156,10 @@ mod tests {
         assert_eq!(Cause::of(unmap), Cause::Munmap);
         let reclaim = ["arch_tlbbatch_flush", "try_to_unmap_flush", "shrink_folio_list", "do_exc_page_fault"];
         assert_eq!(Cause::of(reclaim), Cause::Reclaim);
+        // Linux 6.18.
+        let moved =
+            ["flush_tlb_mm_range", "move_page_tables", "move_vma", "do_mremap", "__do_sys_mremap", "do_syscall_64"];
+        assert_eq!(Cause::of(moved), Cause::Mremap);
         assert_eq!(Cause::of([]), Cause::Unknown);
     }
 

@@ -21,7 +21,7 @@ pub struct Diagnosis {
     pub pid: i32,
     /// Its allocator with the evidence for it; `None` where its files cannot be read any more.
     pub allocator: Option<String>,
-    /// Variables in its environment that steer its allocator: `NAME=VALUE`.
+    /// Variables in its environment that steer its allocator, `NAME=VALUE`, and such flags of a JVM's command line.
     pub environment: Vec<String>,
     /// What sends, the most frequent first.
     pub findings: Vec<Finding>,
@@ -83,6 +83,8 @@ pub enum Returning {
     Purging,
     /// munmap of freed blocks or whole heaps.
     Unmapping,
+    /// mremap of blocks that realloc makes larger or smaller.
+    Moving,
     /// The end of the heap moves down (brk).
     Trimming,
     /// Pages are given back and taken again because calloc wants zeros.
@@ -96,6 +98,7 @@ impl fmt::Display for Returning {
         f.write_str(match self {
             Self::Purging => "gives free pages back by madvise",
             Self::Unmapping => "unmaps what is freed",
+            Self::Moving => "moves large blocks by mremap where realloc changes their size",
             Self::Trimming => "trims the end of its heap",
             Self::CallocZeroing => "clears memory for calloc by giving its pages back",
             Self::Protecting => "changes the rights of its pages",
@@ -107,6 +110,8 @@ impl fmt::Display for Returning {
 struct Subject {
     allocator: Option<Allocator>,
     environment: Environment,
+    /// Words of its command line.
+    words: Vec<String>,
     /// The number of the object that the allocator's code is in.
     object: Option<usize>,
 }
@@ -149,7 +154,9 @@ impl Subject {
             }
             _ => None,
         };
-        Self { allocator, environment: Environment::parse(&environment), object }
+        let words = ProcessFiles::of(pid).bytes("cmdline").unwrap_or_default();
+        let words = words.split(|&byte| byte == 0).map(|word| process_view::printable(&String::from_utf8_lossy(word)));
+        Self { allocator, environment: Environment::parse(&environment), words: words.collect(), object }
     }
 
     /// What one path shows.
@@ -238,15 +245,25 @@ impl Subject {
         cures().of(allocator).into_iter().filter(fits).map(remedy).collect()
     }
 
-    /// What the process's environment says to its allocator.
+    /// What the process's environment says to its allocator, and its command line to a JVM.
     fn settings(&self) -> Vec<String> {
         let Some(allocator) = &self.allocator else { return Vec::new() };
         let mut names: Vec<&str> = cures().of(allocator).iter().flat_map(|cure| cure.variables(allocator)).collect();
+        names.extend(cures().advice_for(allocator).iter().flat_map(|advice| &advice.variables).map(String::as_str));
         names.sort_unstable();
         names.dedup();
         let set = |name: &str| Some(format!("{name}={}", process_view::printable(self.environment.get(name)?)));
-        names.into_iter().filter_map(set).collect()
+        let flags = self.words.iter().filter(|word| allocator.family == Family::Jvm && is_jvm_flag(word)).cloned();
+        names.into_iter().filter_map(set).chain(flags).collect()
     }
+}
+
+/// Flags of java that steer its memory; others may hold secrets.
+fn is_jvm_flag(word: &str) -> bool {
+    const BEGINNINGS: [&str; 5] = ["-Xms", "-Xmx", "-Xmn", "-XX:+Use", "-XX:-Use"];
+    const PARTS: [&str; 4] = ["Heap", "Uncommit", "Size=", "PeriodicGC"];
+    BEGINNINGS.iter().any(|start| word.starts_with(start))
+        || word.strip_prefix("-XX:").is_some_and(|rest| PARTS.iter().any(|part| rest.contains(part)))
 }
 
 /// Callers that are looked at: an allocator's own functions are few.
@@ -321,6 +338,7 @@ fn returning<'a>(cause: Cause, mut callers: impl Iterator<Item = &'a Frame>) -> 
     match cause {
         Cause::Madvise if callers.any(zeroes) => Returning::CallocZeroing,
         Cause::Madvise => Returning::Purging,
+        Cause::Mremap => Returning::Moving,
         Cause::Brk => Returning::Trimming,
         Cause::Mprotect => Returning::Protecting,
         _ => Returning::Unmapping,

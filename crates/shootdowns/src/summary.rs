@@ -10,6 +10,7 @@ use crate::watch::{Evidence, Watch};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::time::Instant;
 
 /// Paths and threads that a summary keeps of a process.
 const MOST_SHOWN: usize = 20;
@@ -166,7 +167,8 @@ impl Watch {
         let (sent, received) = self.totals();
         let scale =
             Scale { sent: Scale::of(sent, self.tally.sent), received: Scale::of(received, self.tally.received) };
-        let now = InterruptCounts::read().unwrap_or_default();
+        let (now, interrupts) =
+            self.ended.clone().unwrap_or_else(|| (Instant::now(), InterruptCounts::read().unwrap_or_default()));
         let mut processes: Vec<ProcessSummary> = self
             .tally
             .processes
@@ -179,10 +181,10 @@ impl Watch {
             evidence: self.evidence,
             refused: self.refused.clone(),
             unseen: machine::unseen(),
-            seconds: self.started.elapsed().as_secs_f64(),
+            seconds: (now - self.started).as_secs_f64(),
             sent,
             received,
-            interrupts: now.shootdowns_since(&self.interrupts),
+            interrupts: interrupts.shootdowns_since(&self.interrupts),
             processes,
             watching: Watching {
                 stacks: self.stacks_taken(),

@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Records a second and CPU; above it the kernel records one event in so many.
-const RECORDS_PER_SECOND: u64 = 8000;
 /// Stacks a second and CPU. Each takes about 30 µs to unwind.
 const STACKS_PER_SECOND: u64 = 397;
+/// Stacks that are left at the end are looked at for so long: the first one of a large program waits for its symbols.
+const AT_THE_END: Duration = Duration::from_secs(2);
 /// Rings are emptied this often.
 const CYCLE: Duration = Duration::from_millis(50);
 /// The part of a cycle in which times are measured where there are many shootdowns.
@@ -91,6 +91,8 @@ pub struct Watch {
     pub(crate) times: TimesByProcess,
     pub(crate) interrupts: InterruptCounts,
     pub(crate) started: Instant,
+    /// When it ended, and the interrupts then.
+    pub(crate) ended: Option<(Instant, InterruptCounts)>,
     /// CPU time of this program before the watch.
     cpu_before: Duration,
 }
@@ -101,8 +103,6 @@ struct Paths {
     code: HashMap<i32, Option<ProcessStacks>>,
     only: Option<i32>,
     taken: u64,
-    /// Stacks for which there was no time.
-    skipped: u64,
 }
 
 impl Watch {
@@ -137,11 +137,12 @@ impl Watch {
             refused,
             events,
             timing,
-            paths: Paths { kernel, code: HashMap::new(), only, taken: 0, skipped: 0 },
+            paths: Paths { kernel, code: HashMap::new(), only, taken: 0 },
             tally: Tally::default(),
             times: TimesByProcess::default(),
             interrupts,
             started: Instant::now(),
+            ended: None,
             cpu_before: cpu_time(),
         }
     }
@@ -165,8 +166,17 @@ impl Watch {
             before = now;
             self.measure_times(window);
             sleep(cycle - window);
-            self.read_rings();
+            self.read_rings(CYCLE);
         }
+    }
+
+    /// Ends the watch: nothing is counted any more, and what has been recorded is looked at.
+    pub fn finish(&mut self) {
+        self.ended = Some((Instant::now(), InterruptCounts::read().unwrap_or_default()));
+        if let Some(events) = &mut self.events {
+            events.run(false);
+        }
+        self.read_rings(AT_THE_END);
     }
 
     fn measure_times(&mut self, window: Duration) {
@@ -185,7 +195,7 @@ impl Watch {
         self.times.add(&mut moments);
     }
 
-    fn read_rings(&mut self) {
+    fn read_rings(&mut self, time_for_stacks: Duration) {
         let Some(events) = &mut self.events else { return };
         let (tally, reader) = (&mut self.tally, &events.reader);
         events.sent.drain(|sample| {
@@ -211,13 +221,10 @@ impl Watch {
                 }
             });
         }
-        // Symbols of a large program take a while to read: what does not fit into a cycle is not looked at, so that the other
-        // rings are read in time.
-        let (paths, begin) = (&mut self.paths, Instant::now());
-        events.stacks.drain(|sample| match begin.elapsed() < CYCLE {
-            true => paths.add(sample, reader, tally),
-            false => paths.skipped += 1,
-        });
+        // Symbols of a large program take a while to read: what does not fit into a cycle waits, so that the other rings are
+        // read in time.
+        let paths = &mut self.paths;
+        events.stacks.drain_within(time_for_stacks, |sample| paths.add(sample, reader, tally));
     }
 
     /// Shootdowns (or calls) sent, and received, since the start on the whole machine, each one counted.
@@ -241,7 +248,7 @@ impl Watch {
         let timing = self.timing.iter().flat_map(|timing| &timing.rings).map(|(_, _, rings)| rings.lost).sum();
         self.events.as_ref().map_or([0; 4], |events| {
             let received = events.received.as_ref().map_or(0, |rings| rings.lost);
-            [events.sent.lost, received, events.stacks.lost + self.paths.skipped, timing]
+            [events.sent.lost, received, events.stacks.lost, timing]
         })
     }
 }
@@ -286,6 +293,10 @@ impl Events {
         if let Some(received) = &mut self.received {
             received.run(on);
         }
+        self.all_sent.run(on);
+        if let Some(received) = &mut self.all_received {
+            received.run(on);
+        }
     }
 }
 
@@ -296,9 +307,9 @@ fn open_flushes(cpus: &[usize]) -> Result<Events, NoTracepoint> {
     let with_reason = |reason| Selection { name: NAME, id: format.id, filter: Some(format!("reason == {reason}")) };
     let (sent, received) = (with_reason(format.sent), with_reason(format.received));
     Ok(Events {
-        sent: Rings::open(&sent, cpus, Sampling::Records(RECORDS_PER_SECOND))?,
+        sent: Rings::open(&sent, cpus, Sampling::Records)?,
         stacks: Rings::open(&sent, cpus, Sampling::Stacks(STACKS_PER_SECOND))?,
-        received: Some(Rings::open(&received, cpus, Sampling::Records(RECORDS_PER_SECOND))?),
+        received: Some(Rings::open(&received, cpus, Sampling::Records)?),
         all_sent: Counters::open(&sent, cpus)?,
         all_received: Some(Counters::open(&received, cpus)?),
         reader: Reader::Flush(format),
@@ -313,7 +324,7 @@ fn open_calls(cpus: &[usize]) -> Result<Events, NoTracepoint> {
     let filter = calls.map(|call| format!("id == {call}")).join(" || ");
     let calls = Selection { name: NAME, id: format.id, filter: Some(filter) };
     Ok(Events {
-        sent: Rings::open(&calls, cpus, Sampling::Records(RECORDS_PER_SECOND))?,
+        sent: Rings::open(&calls, cpus, Sampling::Records)?,
         stacks: Rings::open(&calls, cpus, Sampling::Stacks(STACKS_PER_SECOND))?,
         received: None,
         all_sent: Counters::open(&calls, cpus)?,

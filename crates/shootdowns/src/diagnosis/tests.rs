@@ -8,7 +8,7 @@ fn subject(family: Family, place: Place, object: usize, environment: Environment
     let settings = ["opt.dirty_decay_ms".to_owned()].into();
     let allocator =
         Allocator { family, place, runtime: None, starts_threads: true, evidence: "a test".to_owned(), settings };
-    Subject { allocator: Some(allocator), environment, object: Some(object) }
+    Subject { allocator: Some(allocator), environment, words: Vec::new(), object: Some(object) }
 }
 
 fn jemalloc(environment: Environment) -> Subject {
@@ -39,6 +39,8 @@ fn the_c_library_s_allocator_is_known_by_its_interface() {
     let freed = [frame("libc.so.6", None, 1), frame("libc.so.6", Some("cfree"), 1), frame("a", Some("main"), 0)];
     assert_eq!(glibc().behaviour(Cause::Munmap, &freed), Behaviour::Allocator(Returning::Unmapping));
     assert_eq!(glibc().behaviour(Cause::Brk, &freed), Behaviour::Allocator(Returning::Trimming));
+    let grown = [frame("libc.so.6", Some("mremap"), 1), frame("libc.so.6", Some("realloc"), 1)];
+    assert_eq!(glibc().behaviour(Cause::Mremap, &grown), Behaviour::Allocator(Returning::Moving));
     // A thread's stack is unmapped by the C library, but not by its allocator.
     let thread = [frame("libc.so.6", Some("munmap"), 1), frame("libc.so.6", Some("pthread_join"), 1)];
     assert_eq!(glibc().behaviour(Cause::Munmap, &thread), Behaviour::Program(Cause::Munmap));
@@ -63,4 +65,17 @@ fn the_cure_is_merged_with_what_the_process_has() {
     let calloc = subject.finding(Behaviour::Allocator(Returning::CallocZeroing), 0.9);
     let last = calloc.cures.last().and_then(|cure| cure.value.as_deref());
     assert_eq!(last, Some("thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:2"));
+}
+
+#[test]
+fn the_settings_of_a_runtime_are_told() {
+    let environment = Environment::default().with("GOGC", "50").with("MALLOC_CONF", "narenas:2");
+    let go = subject(Family::Go, Place::LinkedIn, 0, environment);
+    assert_eq!(go.settings(), ["GOGC=50"]);
+    let words = ["java", "-Xmx1g", "-XX:+UseZGC", "-XX:MaxHeapFreeRatio=40", "-Dpassword=x", "-XX:OnError=x", "Main"];
+    let words = words.map(str::to_owned).to_vec();
+    let environment = Environment::default().with("JAVA_TOOL_OPTIONS", "-Xms1g");
+    let java = Subject { words, ..subject(Family::Jvm, Place::LinkedIn, 0, environment) };
+    let wanted = ["JAVA_TOOL_OPTIONS=-Xms1g", "-Xmx1g", "-XX:+UseZGC", "-XX:MaxHeapFreeRatio=40"];
+    assert_eq!(java.settings(), wanted);
 }
