@@ -29,6 +29,8 @@ pub struct ShootdownsArgs {
 
 /// Without a terminal, where nobody presses Ctrl-C.
 const USUAL: Duration = Duration::from_secs(10);
+/// Of a terminal that does not tell.
+const USUAL_COLUMNS: usize = 80;
 /// Longer than any machine runs.
 const FOR_EVER: Duration = Duration::from_secs(1 << 32);
 /// The live view is drawn anew this often, of what was seen since.
@@ -62,13 +64,15 @@ pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
     while is_live && watch.evidence() != Evidence::Nothing && !stop.load(Ordering::Relaxed) {
         watch.until(Instant::now() + REDRAWN, &stop);
         let now = selected(&mut watch, args.pid);
-        print!("{}", live(&now.clone().since(&before)));
+        let width = linux::terminal::columns(stdout()).unwrap_or(USUAL_COLUMNS);
+        print!("{}", live(&now.clone().since(&before), width));
         before = now;
         stdout().flush()?;
     }
     if !is_live && watch.evidence() != Evidence::Nothing {
         watch.until(end, &stop);
     }
+    watch.finish();
     print_report(args, &mut watch)
 }
 
@@ -91,7 +95,8 @@ fn print_report(args: &ShootdownsArgs, watch: &mut Watch) -> anyhow::Result<()> 
         serde_json::to_writer_pretty(&mut out, &report)?;
         writeln!(out)?;
     } else {
-        out.write_all(text(&report.summary, &report.diagnoses).as_bytes())?;
+        let width = out.is_terminal().then(|| linux::terminal::columns(&out).unwrap_or(USUAL_COLUMNS));
+        out.write_all(text(&report.summary, &report.diagnoses, width).as_bytes())?;
     }
     out.flush()?;
     Ok(())

@@ -1,7 +1,7 @@
 //! Formats what `pagelift shootdowns` has seen; pure.
 
 use super::number::grouped;
-use super::table::{align_right, table};
+use super::table::{align_right, table, trimmed};
 use shootdowns::diagnosis::{Finding, Remedy};
 use shootdowns::summary::{PathSummary, ProcessSummary};
 use shootdowns::{Diagnosis, Evidence, Summary};
@@ -11,19 +11,36 @@ use std::fmt::Write;
 const MOST_PROCESSES: usize = 10;
 /// Call paths and threads of one process.
 const MOST_PATHS: usize = 3;
+/// Smallest share of a path that is shown: it is not 0 %.
+const SMALLEST_PATH: f64 = 0.005;
 /// Frames of a path.
 const MOST_FRAMES: usize = 8;
 /// Clears a terminal and goes to its beginning (ECMA-48: ED, CUP).
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// One picture of the live view.
-pub fn live(summary: &Summary) -> String {
-    format!("{CLEAR}{}{}\nCtrl-C ends it and shows the diagnosis.\n", head(summary), processes(summary))
+/// Headings of the processes' columns: in full, and on two lines where the terminal is narrow.
+const HEADINGS: [[&str; 2]; 8] = [
+    ["process", "process"],
+    ["", ""],
+    ["sent/s", "sent/s"],
+    ["received/s", "received\n/s"],
+    ["pages each", "pages\neach"],
+    ["of all", "of\nall"],
+    ["waiting", "waiting"],
+    ["interrupted", "inter-\nrupted"],
+];
+/// Columns of a terminal that a name keeps at the least.
+const SHORTEST_NAME: usize = 6;
+
+/// One picture of the live view, in a terminal of so many columns.
+pub fn live(summary: &Summary, width: usize) -> String {
+    let picture = head(summary, Some(width)) + &processes(summary, Some(width));
+    format!("{CLEAR}{picture}\nCtrl-C ends it and shows the diagnosis.\n")
 }
 
-/// All that was seen, and what ends it.
-pub fn text(summary: &Summary, diagnoses: &[Diagnosis]) -> String {
-    let mut text = head(summary) + &processes(summary);
+/// All that was seen, and what ends it; the table within so many columns.
+pub fn text(summary: &Summary, diagnoses: &[Diagnosis], width: Option<usize>) -> String {
+    let mut text = head(summary, width) + &processes(summary, width);
     for diagnosis in diagnoses {
         if let Some(process) = summary.processes.iter().find(|process| process.pid == diagnosis.pid) {
             text += &diagnosed(summary, process, diagnosis);
@@ -32,7 +49,7 @@ pub fn text(summary: &Summary, diagnoses: &[Diagnosis]) -> String {
     text + &notes(summary)
 }
 
-fn head(summary: &Summary) -> String {
+fn head(summary: &Summary, width: Option<usize>) -> String {
     let rate = |count: u64| per_second(count as f64, summary.seconds);
     let mut text = format!("TLB shootdowns in {:.1} s, by {}\n", summary.seconds, summary.evidence);
     let mut parts = Vec::new();
@@ -41,12 +58,29 @@ fn head(summary: &Summary) -> String {
     parts.extend(summary.received.map(|count| format!("received {}/s", rate(count))));
     parts.extend(summary.interrupts.map(|count| format!("interrupts by /proc/interrupts {}/s", rate(count))));
     if !parts.is_empty() {
-        let _ = writeln!(text, "The whole machine: {}", parts.join(", "));
+        text += &in_lines("The whole machine: ", &parts, width);
     }
     text
 }
 
-fn processes(summary: &Summary) -> String {
+/// Parts with commas between them, on another line where one does not fit.
+fn in_lines(begin: &str, parts: &[String], width: Option<usize>) -> String {
+    let mut lines = vec![begin.to_owned()];
+    for (number, part) in parts.iter().enumerate() {
+        let part = if number + 1 < parts.len() { format!("{part},") } else { part.clone() };
+        let last = lines.last_mut().unwrap_or_else(|| unreachable!("there is always a line"));
+        let is_first = last.ends_with(' ');
+        let fits = width.is_none_or(|width| last.chars().count() + 1 + part.chars().count() <= width);
+        match (is_first, fits) {
+            (true, _) => last.push_str(&part),
+            (false, true) => last.extend([" ", &part]),
+            (false, false) => lines.push(format!("  {part}")),
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+fn processes(summary: &Summary, width: Option<usize>) -> String {
     let shown = summary.processes.iter().filter(|process| process.sent + process.received > 0.0);
     let shown: Vec<&ProcessSummary> = shown.take(MOST_PROCESSES).collect();
     if shown.is_empty() {
@@ -56,31 +90,80 @@ fn processes(summary: &Summary) -> String {
         };
     }
     let calls = summary.evidence == Evidence::SystemCalls;
-    let headings: &[&str] = match calls {
-        true => &["process", "", "calls/s"],
-        false => &["process", "", "sent/s", "received/s", "pages each", "of all", "waiting", "interrupted"],
-    };
-    let mut rows = table(headings);
-    for process in shown {
-        let mut cells = vec![process.pid.to_string(), process.name.clone(), per_second(process.sent, summary.seconds)];
-        if !calls {
-            let share = |seconds: Option<f64>| {
-                seconds.map_or_else(|| "–".to_owned(), |seconds| format!("{:.1} %", 100.0 * seconds / summary.seconds))
-            };
-            cells.push(per_second(process.received, summary.seconds));
-            cells.push(process.pages_per_flush.map_or_else(|| "–".to_owned(), |pages| format!("{pages:.1}")));
-            cells.push(process.whole_flushes.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", 100.0 * share)));
-            cells.extend([share(process.waited_seconds), share(process.interrupted_seconds)]);
-        }
-        rows.add_row(cells);
-    }
-    [0].into_iter().chain(2..headings.len()).for_each(|column| align_right(&mut rows, column));
-    let rows = rows.to_string();
-    let mut text = format!("\n{}\n", rows.lines().map(str::trim_end).collect::<Vec<_>>().join("\n"));
+    let rows: Vec<Vec<String>> = shown.iter().map(|process| cells(process, summary)).collect();
+    let mut text = format!("\n{}\n", fitting(&rows, calls, width));
     if !calls {
-        text += "of all: flushes of a whole address space; waiting, interrupted: of one CPU's time\n";
+        text += "of all: whole address spaces; waiting, interrupted: of one CPU's time\n";
     }
     text
+}
+
+fn cells(process: &ProcessSummary, summary: &Summary) -> Vec<String> {
+    let mut cells = vec![process.pid.to_string(), process.name.clone(), per_second(process.sent, summary.seconds)];
+    if summary.evidence != Evidence::SystemCalls {
+        let share = |seconds: Option<f64>| {
+            seconds.map_or_else(|| "–".to_owned(), |seconds| format!("{:.1} %", 100.0 * seconds / summary.seconds))
+        };
+        cells.push(per_second(process.received, summary.seconds));
+        cells.push(process.pages_per_flush.map_or_else(|| "–".to_owned(), |pages| format!("{pages:.1}")));
+        cells.push(process.whole_flushes.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", 100.0 * share)));
+        cells.extend([share(process.waited_seconds), share(process.interrupted_seconds)]);
+    }
+    cells
+}
+
+/// The table in the first form that fits: with all headings in full, on two lines, with shorter names, without its last
+/// columns.
+fn fitting(rows: &[Vec<String>], calls: bool, width: Option<usize>) -> String {
+    let all = laid_out(rows, calls, None, HEADINGS.len());
+    let Some(width) = width.filter(|&width| widest(&all) > width) else { return all };
+    let names = rows.iter().map(|cells| cells[1].chars().count()).max().unwrap_or(0);
+    let mut narrow = String::new();
+    for columns in (3..=HEADINGS.len()).rev() {
+        narrow = laid_out(rows, calls, Some(names), columns);
+        let excess = widest(&narrow).saturating_sub(width);
+        if excess > 0 {
+            narrow = laid_out(rows, calls, Some(names.saturating_sub(excess).max(SHORTEST_NAME)), columns);
+        }
+        if widest(&narrow) <= width {
+            break;
+        }
+    }
+    narrow
+}
+
+/// The table with so many columns; narrow, where names may have so many characters only.
+fn laid_out(rows: &[Vec<String>], calls: bool, longest_name: Option<usize>, columns: usize) -> String {
+    let narrow = longest_name.is_some();
+    let mut headings: Vec<&str> = HEADINGS.iter().map(|heading| heading[usize::from(narrow)]).take(columns).collect();
+    if calls {
+        headings.truncate(2);
+        headings.push("calls/s");
+    }
+    let mut made = table(&headings);
+    for cells in rows {
+        let mut cells: Vec<String> = cells.iter().take(headings.len()).cloned().collect();
+        cells[1] = shortened(&cells[1], longest_name);
+        made.add_row(cells);
+    }
+    [0].into_iter().chain(2..headings.len()).for_each(|column| align_right(&mut made, column));
+    if narrow {
+        made.column_iter_mut().for_each(|column| {
+            column.set_padding((0, 1));
+        });
+    }
+    trimmed(&made)
+}
+
+fn shortened(name: &str, longest: Option<usize>) -> String {
+    match longest.filter(|&longest| name.chars().count() > longest) {
+        Some(longest) => name.chars().take(longest.saturating_sub(1)).chain(['…']).collect(),
+        None => name.to_owned(),
+    }
+}
+
+fn widest(text: &str) -> usize {
+    text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
 }
 
 fn diagnosed(summary: &Summary, process: &ProcessSummary, diagnosis: &Diagnosis) -> String {
@@ -105,7 +188,10 @@ fn diagnosed(summary: &Summary, process: &ProcessSummary, diagnosis: &Diagnosis)
     for finding in &diagnosis.findings {
         text += &found(finding);
     }
-    for path in process.paths.iter().take(MOST_PATHS) {
+    if diagnosis.findings.is_empty() {
+        text += "  no stack of it was sampled, so that its cause is not known; fix: watch for longer (--for SECONDS)\n";
+    }
+    for path in process.paths.iter().filter(|path| path.share >= SMALLEST_PATH).take(MOST_PATHS) {
         text += &call_path(path);
     }
     text
@@ -184,17 +270,96 @@ fn notes(summary: &Summary) -> String {
 
 fn per_second(count: f64, seconds: f64) -> String {
     let rate = count / seconds.max(f64::MIN_POSITIVE);
-    if rate < 10.0 && rate > 0.0 { format!("{rate:.1}") } else { grouped(rate.round() as u64) }
+    match rate {
+        0.05..9.95 => format!("{rate:.1}"),
+        _ if rate > 0.0 && rate < 0.05 => "<0.1".to_owned(),
+        _ => grouped(rate.round() as u64),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn process(pid: i32, name: &str, sent: f64) -> ProcessSummary {
+        ProcessSummary {
+            pid,
+            name: name.to_owned(),
+            sent,
+            received: sent,
+            pages_per_flush: Some(1234.5),
+            whole_flushes: Some(1.0),
+            waited_seconds: Some(1.5),
+            interrupted_seconds: Some(0.5),
+            threads: Vec::new(),
+            paths: Vec::new(),
+        }
+    }
+
+    fn summary(evidence: Evidence) -> Summary {
+        let watching = shootdowns::summary::Watching {
+            stacks: 0,
+            lost_sent: 0,
+            lost_received: 0,
+            lost_stacks: 0,
+            lost_times: 0,
+            cpu_seconds: 0.0,
+        };
+        Summary {
+            evidence,
+            refused: Vec::new(),
+            unseen: Vec::new(),
+            seconds: 1.0,
+            sent: Some(1_234_567),
+            received: Some(1_234_567),
+            interrupts: Some(1_234_567),
+            processes: vec![process(4_194_303, "a-name-of-15-ch", 1_234_567.0), process(1, "init", 2.0)],
+            watching,
+        }
+    }
+
+    #[test]
+    fn the_live_view_fits_into_its_terminal() {
+        let summary = summary(Evidence::TlbTracepoint);
+        for width in [60, 72, 80, 90, 100, 120, 200] {
+            let picture = live(&summary, width);
+            let widest = widest(picture.trim_start_matches(CLEAR));
+            assert!(widest <= width.max(70), "{widest} columns in {width}:\n{picture}");
+            let table: Vec<&str> = picture.lines().skip_while(|line| !line.is_empty()).take(6).collect();
+            assert!(table.iter().all(|line| line.chars().count() <= width), "{width}:\n{picture}");
+            assert!(picture.contains("4194303") && picture.contains("1,234,567"), "{picture}");
+            assert_eq!(picture.contains("a-name-of-15-ch"), width > 80, "{width}:\n{picture}");
+            assert_eq!(picture.contains("received/s"), width >= 100, "{width}:\n{picture}");
+            assert_eq!(picture.contains("150.0 %"), width >= 72, "{width}:\n{picture}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_terminal_has_any_width() {
+        let summary = summary(Evidence::TlbTracepoint);
+        let printed = text(&summary, &[], None);
+        assert!(printed.contains("received/s   pages each   of all   waiting   interrupted"), "{printed}");
+        assert!(
+            printed.lines().any(|line| line.starts_with("The whole") && line.ends_with("1,234,567/s")),
+            "{printed}"
+        );
+    }
+
+    #[test]
+    fn calls_have_a_table_of_their_own() {
+        let summary = summary(Evidence::SystemCalls);
+        for width in [24, 80] {
+            let picture = live(&summary, width);
+            assert!(picture.contains("calls/s") && !picture.contains("waiting"), "{picture}");
+        }
+    }
+
     #[test]
     fn rates_are_readable() {
         assert_eq!(per_second(3.0, 2.0), "1.5");
         assert_eq!(per_second(0.0, 2.0), "0");
+        assert_eq!(per_second(1.0, 60.0), "<0.1");
+        assert_eq!(per_second(9.96, 1.0), "10");
         assert_eq!(per_second(2_469_134.0, 2.0), "1,234,567");
         assert_eq!(grouped(999), "999");
     }
