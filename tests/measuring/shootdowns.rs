@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-use test_support::{Context, Ending, Need, Program, Session, main_of, test_case};
+use test_support::{Context, Ending, Need, Program, Session, main_of, test_case, workspace};
 
 /// Of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
@@ -28,17 +28,19 @@ fn main() -> ExitCode {
     // Without interrupts between CPUs (Arm) there is nothing to count.
     let needs = || vec![Need::Root, Need::Machine("x86_64".into()), Need::Command("gcc".into())];
     let with = |file: &str| [needs(), vec![Need::File(file.to_owned())]].concat();
-    main_of(vec![
+    let tests = vec![
         test_case("glibc_is_named_and_cured", needs(), glibc),
         test_case("jemalloc_is_named_and_cured", with(JEMALLOC), jemalloc),
         test_case("jemalloc_that_zeroes_for_calloc_is_cured", with(JEMALLOC), jemalloc_calloc),
+        test_case("jemalloc_4_is_named_and_cured", with(&jemalloc_4_library()), jemalloc_4),
         test_case("tcmalloc_is_named_and_cured", with(TCMALLOC), tcmalloc),
         test_case("mimalloc_is_named", with(MIMALLOC), mimalloc),
         test_case("what_the_user_has_set_stays", with(JEMALLOC), kept_settings),
         test_case("the_whole_machine_is_shown", needs(), whole_machine),
         test_case("an_ordinary_user_sees_interrupts", needs(), ordinary_user),
         test_case("a_process_that_is_not_there_is_said", vec![], no_process),
-    ])
+    ];
+    main_of(tests)
 }
 
 /// A storm with these variables, by `run --calm` where wanted.
@@ -131,6 +133,23 @@ fn jemalloc(t: &Context) -> Result<()> {
     let cure = &first_finding(plain)?["cures"][0];
     ensure!(cure["value"] == "dirty_decay_ms:-1,muzzy_decay_ms:-1", "{cure}");
     is_cured(t, storm(t, &LARGE, &preload, true)?, &storms)
+}
+
+/// What `scripts/fetch-test-sources` has built of the last jemalloc 4.
+fn jemalloc_4_library() -> String {
+    // Of the workspace's own target folder, whichever one this test was built to.
+    workspace().join("target/test-sources/jemalloc-4/lib/libjemalloc.so.2").to_string_lossy().into_owned()
+}
+
+fn jemalloc_4(t: &Context) -> Result<()> {
+    let library = jemalloc_4_library();
+    let preload = [("LD_PRELOAD", library.as_str())];
+    let storms = seen(t, &SMALL, &preload)?;
+    let plain = &storms.0;
+    names_allocator(plain, "jemalloc 4.5.0", "by madvise")?;
+    let cure = &first_finding(plain)?["cures"][0];
+    ensure!(cure["value"] == "purge:decay,decay_time:-1", "{cure}");
+    is_cured(t, storm(t, &SMALL, &preload, true)?, &storms)
 }
 
 /// Purging by its calloc goes on where purging by its decay has ended; the second cure ends it, typed as it is printed.
