@@ -61,6 +61,8 @@ build: rust
 	@scripts/link-statically $(CARGO) $(release)
 	packaging/library/build $(CARGO)
 	packaging/bill-of-materials $(CARGO) $(release)/pagelift.spdx.json
+	packaging/third-party/write $(CARGO) $(release)/pagelift.spdx.json $(release)/third-party.txt
+	packaging/third-party/write $(CARGO) $(release)/pagelift.spdx.json $(release)/third-party-libpagelift.txt libpagelift
 
 test: build
 	@scripts/install-test-tools
@@ -129,6 +131,8 @@ install:
 	install -D -m 644 $(generated)/completions/_pagelift $(zshdir)/_pagelift
 	install -D -m 644 $(generated)/completions/pagelift.fish $(fishdir)/pagelift.fish
 	install -D -m 644 $(release)/pagelift.spdx.json $(docdir)/pagelift.spdx.json
+	install -m 644 $(release)/third-party.txt $(docdir)/THIRD-PARTY.txt
+	install -m 644 $(release)/third-party-libpagelift.txt $(docdir)/THIRD-PARTY-libpagelift.txt
 	install -D -m 644 packaging/examples/cache.conf $(exampledir)/cache.conf
 	install -D -m 644 examples/c/lift_yourself.c $(exampledir)/c/lift_yourself.c
 	install -D -m 644 examples/c++/lift_yourself.cc $(exampledir)/c++/lift_yourself.cc

@@ -16,10 +16,13 @@ const FILES: [(&str, &str); 5] = [
     ("libpagelift", "library/libpagelift.so"),
 ];
 const BILL: &str = "release/pagelift.spdx.json";
+const TEXTS: &str = "release/third-party.txt";
 
 fn main() -> ExitCode {
     let built = |file: &str| Need::File(target_folder().join(file).to_string_lossy().into_owned());
     let mut tests: Vec<Test> = vec![test_case("bill/agrees_with_the_lock", vec![built(BILL)], agrees_with_the_lock)];
+    let needs = vec![built(BILL), built(TEXTS)];
+    tests.push(test_case("bill/each_crate_has_the_texts_of_its_licences", needs, has_texts));
     for (name, file) in FILES {
         let needs = vec![built(BILL), built(file)];
         tests.push(test_case(format!("bill/names_every_crate_in/{name}"), needs, move |t| every_crate(t, name, file)));
@@ -57,6 +60,23 @@ fn bill() -> Result<Bill> {
         }
     }
     Ok(Bill { packages, links })
+}
+
+/// Each crate that is not of this workspace has a text, and so has the standard library.
+fn has_texts(_: &Context) -> Result<()> {
+    let texts = fs::read_to_string(target_folder().join(TEXTS))?;
+    let heads = texts.lines().filter_map(|line| line.strip_prefix("Text ")?.split_once(", of "));
+    let owners: BTreeSet<String> =
+        heads.flat_map(|(_, owners)| owners.split(", ")).map(|owner| owner.replace(' ', "-")).collect();
+    let archived: BTreeSet<String> =
+        bill()?.packages.into_values().filter_map(|(name, checksum)| checksum.map(|_| name)).collect();
+    let missing: Vec<_> = archived.difference(&owners).collect();
+    ensure!(missing.is_empty() && archived.len() > 10, "no text for {missing:?} of {} crates", archived.len());
+    ensure!(owners.iter().any(|owner| owner.starts_with("Rust's-standard-library")), "no text for Rust itself");
+    for words in ["Permission is hereby granted, free of charge", "TERMS AND CONDITIONS FOR USE, REPRODUCTION"] {
+        ensure!(texts.contains(words), "no licence says: {words}");
+    }
+    Ok(())
 }
 
 /// The compiler writes where each piece of code came from into what it makes: into debug information, and into the places
