@@ -6,11 +6,11 @@ mod root;
 use anyhow::{Context as _, Result, ensure};
 use root::Root;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::sync::Mutex;
 use test_support::{
-    Context, Need, Test, main_of, pagelift_binary, scratch_folder, target_folder, test_case, workspace,
+    Context, Need, PackageKind as Kind, Test, files_of, main_of, pack, packed_needs, packer, remove_packages,
+    test_case, workspace,
 };
 
 fn main() -> ExitCode {
@@ -19,13 +19,8 @@ fn main() -> ExitCode {
         needs.extend([Need::Root, Need::Thp]);
         needs
     };
-    let bill = || pagelift_binary().unwrap_or_default().with_file_name("pagelift.spdx.json");
-    let packed = || {
-        let files = [bill(), target_folder().join("library/libpagelift.so")];
-        files.map(|file| Need::File(file.to_string_lossy().into_owned()))
-    };
     let case = |name: &str, commands: &[&str], body: fn(&Context) -> Result<()>| {
-        let needs = needs(commands).into_iter().chain(packed()).collect();
+        let needs = needs(commands).into_iter().chain(packed_needs()).collect();
         test_case(format!("packages/{name}"), needs, body)
     };
     let tests: Vec<Test> = vec![
@@ -33,6 +28,7 @@ fn main() -> ExitCode {
         case("deb_is_clean_and_reproducible", &["dh", "lintian"], |t| clean(t, Kind::Deb)),
         case("rpm_is_clean_and_reproducible", &["rpmbuild", "rpmlint"], |t| clean(t, Kind::Rpm)),
         case("deb_lives_in_a_clean_root", &["dh", "mmdebstrap", "systemctl"], deb_in_a_root),
+        case("deb_lives_in_another_release", &["dh", "mmdebstrap"], deb_in_another_release),
         case("deb_for_development", &["dh", "gcc", "g++", "cmake", "pkg-config"], deb_for_development),
         case(
             "rpm_lives_in_a_clean_root",
@@ -41,52 +37,8 @@ fn main() -> ExitCode {
         ),
     ];
     let status = main_of(tests);
-    let _ = fs::remove_dir_all(scratch_folder().join(format!("packages.{}", std::process::id())));
+    remove_packages();
     status
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    Deb,
-    Rpm,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Deb => "deb",
-            Self::Rpm => "rpm",
-        }
-    }
-}
-
-/// Returns the folder of the packages of what was built, little compressed: made once for all tests.
-fn pack(t: &Context, kind: Kind, revision: &str) -> Result<PathBuf> {
-    static MAKING: Mutex<()> = Mutex::new(());
-    let _making = MAKING.lock().map_err(|_| anyhow::anyhow!("another test has failed to make packages"))?;
-    let all = scratch_folder().join(format!("packages.{}", std::process::id()));
-    let output = all.join(format!("{}-{revision}", kind.name()));
-    if !output.exists() {
-        let part = output.with_extension("part");
-        t.run(packer(&workspace(), kind, revision, &part)?)?.success()?;
-        ensure!(files_of(&part)?.len() == 3, "{:?}", files_of(&part)?);
-        fs::rename(&part, &output)?;
-    }
-    Ok(output)
-}
-
-fn packer(sources: &Path, kind: Kind, revision: &str, output: &Path) -> Result<Command> {
-    let programs = pagelift_binary()?.canonicalize()?.parent().context("a folder")?.to_owned();
-    let mut make = Command::new(sources.join(format!("packaging/make-{}", kind.name())));
-    make.arg(output).env("RELEASE", programs).env("REVISION", revision).env("COMPRESSION", "1");
-    make.env("CARGO_TARGET_DIR", target_folder()).env("SOURCE_DATE_EPOCH", "1700000000");
-    Ok(make)
-}
-
-fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
-    files.sort();
-    Ok(files)
 }
 
 /// What Debian's tools check at each build is what the header promises.
@@ -195,6 +147,18 @@ fn deb_in_a_root(t: &Context) -> Result<()> {
     root.run(t, "dpkg -P pagelift libpagelift-dev libpagelift0; ! dpkg -l '*pagelift*' | grep '^[^un ].*pagelift'")?;
     ensure!(root.enabled(&UNITS)?.is_empty(), "links of {:?} are left", root.enabled(&UNITS)?);
     root.left(&before, &["etc/pagelift", "etc/pagelift/cache.conf"])
+}
+
+/// Packed on this release, used on the older or newer one.
+fn deb_in_another_release(t: &Context) -> Result<()> {
+    let packages = pack(t, Kind::Deb, "1")?;
+    let root = Root::of_another_release(t)?;
+    let before = root.files()?;
+    root.bring("new", &packages)?;
+    root.run(t, "dpkg -i /new/*.deb && test -z \"$(dpkg --verify pagelift libpagelift0 libpagelift-dev)\"")?;
+    root.run(t, USE)?;
+    root.run(t, "dpkg -P pagelift libpagelift-dev libpagelift0")?;
+    root.left(&before, &[])
 }
 
 /// In a copy of this machine, which has the compilers.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
-use test_support::{Context, scratch_folder};
+use test_support::{Context, debian_mirror, scratch_folder};
 
 /// Runs `$SCRIPT` in `$ROOT`, with `/proc`, `/sys` and `/dev`, in namespaces whose mounts end with it. `$LAYERS`, if it is set,
 /// is an empty folder for a copy-on-write copy of `/`, which is then the root.
@@ -33,6 +33,12 @@ License: none
 BuildArch: noarch
 ";
 
+fn own_release() -> Result<String> {
+    let text = fs::read_to_string("/etc/os-release")?;
+    let codename = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(codename.context("no VERSION_CODENAME in /etc/os-release")?.to_owned())
+}
+
 pub struct Root {
     path: PathBuf,
     /// For a copy of this machine.
@@ -43,16 +49,23 @@ pub struct Root {
 impl Root {
     /// Of this machine's own release, from the mirrors that its apt uses; made once for all tests.
     pub fn new(t: &Context) -> Result<Self> {
+        Self::of_release(t, &own_release()?, &["--include=systemd"])
+    }
+
+    /// Of the other one of Debian 12 and 13, without systemd.
+    pub fn of_another_release(t: &Context) -> Result<Self> {
+        Self::of_release(t, if own_release()? == "bookworm" { "trixie" } else { "bookworm" }, &[])
+    }
+
+    fn of_release(t: &Context, codename: &str, more: &[&str]) -> Result<Self> {
         static MADE: Mutex<()> = Mutex::new(());
-        let pristine = scratch_folder().join("clean-root");
+        let pristine = scratch_folder().join(format!("clean-{codename}"));
         let made = MADE.lock().map_err(|_| anyhow::anyhow!("another test has failed to make the root"))?;
         if !pristine.exists() {
-            let release = fs::read_to_string("/etc/os-release")?;
-            let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
             let part = pristine.with_extension(format!("{}", std::process::id()));
             let mut make = Command::new("mmdebstrap");
-            make.args(["--quiet", "--variant=essential", "--include=systemd", "--format=directory"]);
-            make.arg(codename.context("no VERSION_CODENAME in /etc/os-release")?).arg(&part);
+            make.args(["--quiet", "--variant=essential", "--format=directory"]).args(more);
+            make.arg(codename).arg(&part).arg(debian_mirror()?);
             t.run(make)?.success()?;
             fs::rename(&part, &pristine)?;
         }

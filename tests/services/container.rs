@@ -1,20 +1,16 @@
 //! A Debian with systemd in a container. Its root is made once from packages, and kept; each run has a copy.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use test_support::{
-    Context, Skipped, pagelift_binary, poll_until, program_source, scratch_folder, target_folder, tests_folder,
-};
+use test_support::{Context, pagelift_binary, poll_until, program_source, target_folder, tests_folder, unpack_debian};
 
-const PACKAGES: &str = "systemd,systemd-sysv,dbus,redis-server,mariadb-server,procps";
 /// Generous: the machine may be busy.
 const BOOT: Duration = Duration::from_secs(120);
-const MAKING: Duration = Duration::from_secs(600);
 
 /// The container; it is killed when this goes.
 pub struct Container {
@@ -26,12 +22,8 @@ pub struct Container {
 impl Container {
     /// Boots a copy of the root with the tested program in it.
     pub fn start(t: &Context) -> Result<Self> {
-        let archive = archive(t)?;
         let root = t.folder().join("root");
-        fs::create_dir(&root)?;
-        let mut unpack = Command::new("tar");
-        unpack.args(["-xf"]).arg(&archive).arg("-C").arg(&root);
-        t.run(unpack)?.success()?;
+        unpack_debian(t, &root)?;
         install(t, &root)?;
         // The name must be the container's own among other tests.
         let name = format!("pagelift-{}", std::process::id());
@@ -174,38 +166,6 @@ fn child_of(pid: i32) -> Option<i32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// The root as an archive; made from packages where it is not there yet.
-fn archive(t: &Context) -> Result<PathBuf> {
-    let archive = scratch_folder().join("debian-with-services.tar");
-    if archive.exists() {
-        return Ok(archive);
-    }
-    let part = scratch_folder().join(format!("debian-with-services.{}.tar", std::process::id()));
-    let mut make = Command::new("mmdebstrap");
-    make.args(["--variant=minbase", "--include", PACKAGES]);
-    for folder in ["man", "doc", "locale"] {
-        make.arg(format!("--dpkgopt=path-exclude=/usr/share/{folder}/*"));
-    }
-    make.arg("bookworm").arg(&part).arg(mirror()?);
-    let made = t.run_within(make, MAKING)?;
-    let said = made.stderr.lines().last().unwrap_or_default().to_owned();
-    if made.success().is_err() {
-        let _ = fs::remove_file(&part);
-        bail!(Skipped(format!("mmdebstrap could not make a root: {said}")));
-    }
-    fs::rename(part, &archive)?;
-    Ok(archive)
-}
-
-/// The mirror that this machine's own apt uses.
-fn mirror() -> Result<String> {
-    let output =
-        Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(LABEL)"]).output()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let debian = text.lines().find_map(|line| line.strip_suffix(" Debian Debian"));
-    debian.map(str::to_owned).ok_or_else(|| Skipped("apt has no Debian mirror here".to_owned()).into())
-}
-
 /// Puts the tested program, the library and the small units into the root.
 fn install(t: &Context, root: &Path) -> Result<()> {
     let bin = root.join("usr/bin");
@@ -216,6 +176,7 @@ fn install(t: &Context, root: &Path) -> Result<()> {
         build.args(["-O1", "-o"]).arg(bin.join(name)).arg(program_source(source)?);
         t.run(build)?.success()?;
     }
+    fs::copy(program_source("services/answers.js")?, root.join("usr/share/answers.js"))?;
     fs::write(bin.join("start-by-script"), "#!/bin/sh\nexec sleep 1000\n")?;
     fs::set_permissions(bin.join("start-by-script"), fs::Permissions::from_mode(0o755))?;
     let units = tests_folder().join("services/units");

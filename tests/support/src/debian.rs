@@ -1,0 +1,67 @@
+//! A Debian with systemd and servers, from packages: made once, kept as an archive, and unpacked by each test that boots it.
+
+use crate::context::{Context, Skipped};
+use crate::scratch_folder;
+use anyhow::{Result, bail};
+use nix::fcntl::{Flock, FlockArg};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const PACKAGES: &str = "systemd,systemd-sysv,dbus,redis-server,mariadb-server,postgresql,nodejs,procps";
+/// The release that the tests boot; its name is a part of the archive's.
+const RELEASE: &str = "bookworm";
+/// Generous: the mirror may be slow.
+const MAKING: Duration = Duration::from_secs(900);
+
+/// Unpacks the Debian into a new folder.
+///
+/// # Errors
+/// [`Skipped`] where apt has no mirror or the root cannot be made from it.
+pub fn unpack_debian(t: &Context, root: &Path) -> Result<()> {
+    let archive = archive(t)?;
+    fs::create_dir(root)?;
+    let mut unpack = Command::new("tar");
+    unpack.arg("-xf").arg(&archive).arg("-C").arg(root);
+    t.run(unpack)?.success().map(drop)
+}
+
+/// The mirror that this machine's own apt uses.
+///
+/// # Errors
+/// [`Skipped`] where it uses none of Debian.
+pub fn debian_mirror() -> Result<String> {
+    let output =
+        Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(LABEL)"]).output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let debian = text.lines().find_map(|line| line.strip_suffix(" Debian Debian"));
+    debian.map(str::to_owned).ok_or_else(|| Skipped("apt has no Debian mirror here".to_owned()).into())
+}
+
+/// The archive; made from packages where it is not there yet.
+fn archive(t: &Context) -> Result<PathBuf> {
+    let archive = scratch_folder().join(format!("{RELEASE}-with-services.tar"));
+    fs::create_dir_all(scratch_folder())?;
+    // Another test may make it at this moment, which takes minutes.
+    let file = fs::File::create(archive.with_extension("lock"))?;
+    let _lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error)?;
+    if archive.exists() {
+        return Ok(archive);
+    }
+    let part = archive.with_extension("part.tar");
+    let mut make = Command::new("mmdebstrap");
+    make.args(["--variant=minbase", "--include", PACKAGES]);
+    for folder in ["man", "doc", "locale"] {
+        make.arg(format!("--dpkgopt=path-exclude=/usr/share/{folder}/*"));
+    }
+    make.arg(RELEASE).arg(&part).arg(debian_mirror()?);
+    let made = t.run_within(make, MAKING)?;
+    let said = made.stderr.lines().last().unwrap_or_default().to_owned();
+    if made.success().is_err() {
+        let _ = fs::remove_file(&part);
+        bail!(Skipped(format!("mmdebstrap could not make a root: {said}")));
+    }
+    fs::rename(part, &archive)?;
+    Ok(archive)
+}
