@@ -348,8 +348,10 @@ impl Chooser<'_> {
         let uses_images =
             store.is_some() && way != Way::Preload && ["auto", "image"].contains(&pages.unwrap_or(self.pages()));
         for program in self.programs.iter().filter(|program| !program.is_large && !self.wanted.only) {
-            reasons
-                .push(format!("note: no code of {} fills a huge page; its data and heap alone can gain", program.path));
+            reasons.push(format!(
+                "note: no code of {} itself fills a huge page; its libraries, data and heap alone can gain",
+                program.path
+            ));
         }
         let mut needed = Vec::new();
         if way != Way::AfterStart {

@@ -1,0 +1,93 @@
+//! Servers of other kinds: started by a script that leaves them behind (`Type=forking`, a template), behind every setting of a
+//! sandbox that a JIT compiler can live with, and on the bus (`Type=dbus`).
+
+use crate::container::Container;
+use crate::lasting_properties;
+use anyhow::{Context as _, Result, ensure};
+use std::time::Duration;
+use test_support::{Context, poll_until};
+
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// Checks that a unit's main process has this name and code on huge pages.
+fn is_lifted(t: &Context, machine: &Container, unit: &str, name: &str) -> Result<()> {
+    let pid = machine.main_pid(unit)?;
+    let found = machine.run(&["cat", &format!("/proc/{pid}/comm")])?;
+    ensure!(found.trim() == name, "the main process of {unit} is {found}");
+    let huge = machine.huge_code(pid)?;
+    ensure!(huge > 0, "no code of {unit} is on huge pages: {}", machine.journal(unit)?);
+    t.note(format!("{unit}: {} KiB of code on huge pages", huge >> 10));
+    Ok(())
+}
+
+/// Debian's unit is a template of `Type=forking` that starts a script.
+pub fn with_postgresql(t: &Context, machine: &Container) -> Result<()> {
+    let unit = "postgresql@15-main.service";
+    let answers = || -> Result<()> {
+        let answer = machine.run(&["runuser", "-u", "postgres", "--", "psql", "-tAc", "select 6 * 7"])?;
+        ensure!(answer.trim() == "42", "it answers {answer}");
+        Ok(())
+    };
+    answers()?;
+    let before = lasting_properties(machine, unit)?;
+    ensure!(before.iter().any(|line| line.contains("Type forking")), "it is no longer of Type=forking");
+    let refused = machine.fail(&["pagelift", "enable", unit])?;
+    ensure!(refused.contains("fix: --only NAME"), "{refused}");
+    ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "the plain server is on huge pages already");
+
+    machine.run(&["pagelift", "enable", "--only", "postgres", "postgresql@"])?;
+    machine.run(&["systemctl", "restart", unit])?;
+    is_lifted(t, machine, unit, "postgres")?;
+    answers().context("after a restart")?;
+    machine.run(&["systemctl", "reload", unit])?;
+    answers().context("after a reload")?;
+    machine.run(&["pagelift", "disable", "postgresql@"])?;
+    machine.run(&["systemctl", "restart", unit])?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
+    ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "it is still lifted");
+    answers()
+}
+
+/// No ptrace, nothing to write, a user of its own; its code is in a library.
+pub fn with_node(t: &Context, machine: &Container) -> Result<()> {
+    let unit = "answers.service";
+    let before = lasting_properties(machine, unit)?;
+    let ask = "exec 3<>/dev/tcp/127.0.0.1/8042 && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && tail -n 1 <&3";
+    let answers = || machine.run(&["bash", "-c", ask]).is_ok_and(|answer| answer.trim() == "42");
+    machine.run(&["systemctl", "start", unit])?;
+    poll_until(ANSWER_LIMIT, "the plain server's answer", answers)?;
+    machine.run(&["pagelift", "enable", "--now", unit])?;
+    poll_until(ANSWER_LIMIT, "the lifted server's answer", answers)
+        .with_context(|| machine.journal(unit).unwrap_or_default())?;
+    is_lifted(t, machine, unit, "node")?;
+    let first = machine.main_pid(unit)?;
+    machine.run(&["systemctl", "kill", "--kill-whom=main", "-s", "ABRT", unit])?;
+    let restarted = || machine.main_pid(unit).is_ok_and(|pid| pid > 0 && pid != first) && machine.is_active(unit);
+    poll_until(ANSWER_LIMIT, "the restart after a crash", restarted)?;
+    poll_until(ANSWER_LIMIT, "an answer after a crash", answers)?;
+    is_lifted(t, machine, unit, "node").context("after a crash")?;
+    machine.run(&["pagelift", "disable", "--now", unit])?;
+    machine.run(&["systemctl", "stop", unit])?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
+    Ok(())
+}
+
+/// It is started by a message to its name, and has started once it owns the name.
+pub fn on_the_bus(machine: &Container) -> Result<()> {
+    let unit = "systemd-hostnamed.service";
+    let before = lasting_properties(machine, unit)?;
+    ensure!(before.iter().any(|line| line.contains("Type dbus")), "it is no longer of Type=dbus");
+    let plain = machine.run(&["hostnamectl", "hostname"])?;
+    machine.run(&["systemctl", "stop", unit])?;
+    machine.run(&["pagelift", "enable", unit])?;
+    let name = machine.run(&["hostnamectl", "hostname"])?;
+    ensure!(name == plain, "it answers {name} instead of {plain}: {}", machine.journal(unit)?);
+    poll_until(ANSWER_LIMIT, "the start to end", || machine.is_active(unit))?;
+    let (pid, journal) = (machine.main_pid(unit)?, machine.journal(unit)?);
+    // It is too small: what counts is that it was tried on the process that owns the name, and harmed nothing.
+    ensure!(journal.contains(&format!("[{pid}]: nothing lifted")), "nothing is said of it: {journal}");
+    machine.run(&["systemctl", "stop", unit])?;
+    machine.run(&["pagelift", "disable", unit])?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
+    Ok(())
+}
