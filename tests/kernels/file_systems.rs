@@ -9,8 +9,12 @@ use test_support::{
     Context, Need, Program, Test, VirtualMachine, modules_in_order, pagelift_binary, target_folder, test_case,
 };
 
-const PROGRAMS: [&str; 3] =
-    ["start/fixed_address_executable.c", "start/pie_by_default.c", "start/starts_another_with.c"];
+const PROGRAMS: [&str; 4] = [
+    "start/fixed_address_executable.c",
+    "start/pie_by_default.c",
+    "start/starts_another_with.c",
+    "kernels/metadata_of_a_file.c",
+];
 /// Of each disk. It is sparse; xfs is not made smaller.
 const DISK_BYTES: u64 = 320 << 20;
 /// The kernel's modules that the machines need, as far as they are not a part of it.
@@ -29,9 +33,9 @@ const MODULES: [&str; 10] = [
 
 /// A kernel, its file systems in the order of their disks, and how many checks it makes at the least.
 const MACHINES: [(&str, &[&str], usize); 3] = [
-    ("linux-6.1-amd64", &["xfs", "ext4"], 14),
-    ("linux-6.12-amd64", &["xfs", "erofs", "btrfs"], 27),
-    ("linux-new-amd64", &["xfs", "ext4", "btrfs"], 39),
+    ("linux-6.1-amd64", &["xfs", "ext4"], 23),
+    ("linux-6.12-amd64", &["xfs", "erofs", "btrfs"], 38),
+    ("linux-new-amd64", &["xfs", "ext4", "btrfs"], 57),
 ];
 
 pub fn tests(needs: impl Fn(&str) -> Vec<Need>) -> Vec<Test> {

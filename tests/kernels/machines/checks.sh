@@ -105,6 +105,7 @@ check() {
         case $field in
             *Hugetlb) [ "$found" = 0 ] || way hugetlb ;;
             AnonHugePages) [ "$found" = 0 ] || way thp ;;
+            FilePmdMapped) [ "$found" = 0 ] || way file ;;
         esac
         ok "$name ($found KiB; $said)"
     fi

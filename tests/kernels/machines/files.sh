@@ -1,10 +1,12 @@
 # Files in huge folios, on the file systems of this kernel: the programs' own files are prepared, shown at a start, to a
-# running program and from inside; what cannot be done has its reason.
+# running program and from inside; what cannot be done has its reason. `scripts/compatibility` makes the table of
+# docs/guides/files.md from features called `file on FILE SYSTEM: COLUMN`, and their ways.
 echo "kernel $(uname -r) on $(uname -m)"
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 for module in /modules/*; do
     insmod $module || failed "loading $module"
 done
+pagelift image setup --store /store --size 128M >/tmp/said 2>&1 || failed "no store: $(cat /tmp/said)"
 M=1024
 least=$((8 * M)) # of the seven million bytes each of code and of constants
 release=$(uname -r)
@@ -46,6 +48,7 @@ says() {
     if "$@" >/tmp/said 2>&1; then
         failed "$name: it does not fail: $(cat /tmp/said)"
     elif grep -q "$text" /tmp/said; then
+        way "refused: $text"
         ok "$name"
     else
         failed "$name: $(cat /tmp/said)"
@@ -66,7 +69,7 @@ tells() {
 # on_file NAME: the program that was started has as much as it can on huge pages of its file.
 on_file() {
     found=$(smaps_sum $pid FilePmdMapped)
-    [ "$found" -ge $least ] && ok "$1 ($found KiB)" || failed "$1: FilePmdMapped is $found KiB, due are $least; $(cat /tmp/said)"
+    [ "$found" -ge $least ] && way file && ok "$1 ($found KiB)" || failed "$1: FilePmdMapped is $found KiB, due are $least; $(cat /tmp/said)"
 }
 
 ended_well() { stop "$1" && ok "$1: it ends as ever" || failed "$1: it failed; $(tail -n 3 /tmp/out /tmp/err)"; }
@@ -84,29 +87,87 @@ started_before() {
 
 # prepared NAME FILE: made small, it is prepared by the command, as `cache status` confirms.
 prepared() {
+    feature "file on $1: cache prepare"
     small $2
     before=$(huge $2)
     tells "$1: cache prepare" "in huge folios" pagelift cache prepare $2
     huge $2 >/tmp/after
     (
         . /tmp/after
-        [ "$huge" = "$of" ] && [ "$huge" -ge $((least * M)) ]
+        [ "$huge" = "$of" ] && [ "$huge" -ge $((least * M)) ] && way "$((huge / M / M)) of $((of / M / M)) MiB"
     ) && ok "$1: cache status ($(echo $before) before)" || failed "$1: cache status: $(cat /tmp/after), before $before"
+}
+
+# sources_taken NAME WORDS: what `auto` takes at a start, without a store of images and then with one: only sources of these
+# words, and one of them at the least.
+sources_taken() {
+    name=$1 due=$2
+    for variable in PAGELIFT_STORE=/none PAGELIFT_STORE=/store; do
+        what="sources of auto"
+        [ $variable = PAGELIFT_STORE=/none ] || what="$what with a store"
+        feature "file on $name: $what"
+        rm -f /tmp/report
+        plain_output env $variable pagelift run -v --report /tmp/report --lift text,rodata -- fixed_address_executable >/tmp/said
+        taken=$(awk -F '"' '$2 == "source" && !seen[$4]++ { print $4 }' /tmp/report)
+        others=$taken
+        for source in $taken; do way $source; done
+        for word in $due; do others=$(echo "$others" | grep -vx $word); done
+        [ -n "$taken" ] && [ -z "$others" ] && ok "$name: $what ($(grep -e ' MiB on ' -e 'no image' /tmp/said | tr '\n' ' '))" ||
+            failed "$name: $what: due is $due, found $taken; $(cat /tmp/said)"
+    done
+}
+
+# replaced NAME: what runs and can be neither evicted nor collapsed is replaced by a copy, which differs in nothing.
+replaced() {
+    file=$files/replaced_executable
+    cp $files/fixed_address_executable $file
+    small $file
+    start $file
+    first=$pid
+    metadata_of_a_file hold $file >/tmp/held &
+    holder=$!
+    until grep -q ready /tmp/held || ended $holder; do usleep 50000; done
+    feature "file on $1: hard links"
+    busybox ln $file $files/link
+    says "$1: a file with two names is not replaced" "found 2 hard links" pagelift cache prepare --replace $file
+    rm $files/link
+    metadata_of_a_file give $file || failed "$1: no metadata"
+    # After this its time of last use is newer than its time of change, and stays when it is read again (relatime).
+    cat $file >/dev/null
+    metadata_of_a_file show $file >/tmp/before
+    feature "file on $1: cache prepare --replace"
+    tells "$1: cache prepare --replace" "replaced, start these anew, which have the old file:.* $first" pagelift cache prepare --replace $file
+    metadata_of_a_file show $file >/tmp/after
+    grep -q '^security.capability' /tmp/before && cmp -s /tmp/before /tmp/after && cmp -s $file $files/fixed_address_executable &&
+        ok "$1: the copy is the same ($(tr '\n' ' ' </tmp/after))" ||
+        failed "$1: the copy differs: $(cat /tmp/after), before $(cat /tmp/before)"
+    kill $holder
+    huge $file >/tmp/after
+    . /tmp/after
+    [ "$huge" = "$of" ] && [ "$huge" -ge $((least * M)) ] && way "$((huge / M / M)) of $((of / M / M)) MiB" &&
+        ok "$1: the copy lies in huge folios" || failed "$1: the copy: $(cat /tmp/after)"
+    ended_well "$1: what has the old file"
+    rm $file
 }
 
 # can NAME: all that there is, on the file system that was mounted under this name.
 can() {
     fixed=$files/fixed_address_executable
+    feature "file on $1: run"
     small $fixed
     started_before fixed_address_executable --pages file --lift text,rodata
     check "$1: a start prepares the file" FilePmdMapped $least $any fixed_address_executable --prepare never --pages file --lift text,rodata
     prepared $1 $fixed
+    feature "file on $1: run, any base"
     started_before pie_by_default --lift text,rodata
     check "$1: auto takes the file, any base" FilePmdMapped $least $any pie_by_default --lift text,rodata
+    sources_taken $1 file
     if $library_looks; then
+        feature "file on $1: --via preload"
         check "$1: from inside" FilePmdMapped $least $any fixed_address_executable --pages file --via preload --lift text,rodata
     fi
 
+    feature "file on $1: attach, prepared"
     # The kernel maps it by ordinary pages although it lies in huge folios.
     start starts_another_with no-thp -- $fixed
     found=$(smaps_sum $pid FilePmdMapped)
@@ -116,6 +177,7 @@ can() {
     tells "$1: detach" "nothing of it is lifted" pagelift detach $pid
     ended_well "$1: after attach and detach"
 
+    feature "file on $1: attach, small"
     # Pages that are mapped are not evicted; from 7.2 on they are collapsed where they lie.
     small $fixed
     start $fixed
@@ -127,9 +189,10 @@ can() {
         tells "$1: attach collapses what runs" "(file)" pagelift attach --pages file --lift text,rodata $pid
         on_file "$1: collapsed"
     else
-        says "$1: mapped by another" "mapped by 1 other processes (fixed_address_e" pagelift cache prepare $fixed
         pagelift attach --pages file --lift text,rodata $pid >/tmp/said 2>&1
-        grep -q "huge folios" /tmp/said && ok "$1: attach says why not" || failed "$1: attach: $(cat /tmp/said)"
+        grep -q "huge folios" /tmp/said && way "refused: mapped" && ok "$1: attach says why not" || failed "$1: attach: $(cat /tmp/said)"
+        feature "file on $1: mapped by another"
+        says "$1: mapped by another" "mapped by 1 process (fixed_address_e" pagelift cache prepare $fixed
     fi
     ended_well "$1: what ran"
 }
@@ -138,24 +201,28 @@ can() {
 cannot() {
     fixed=$files/fixed_address_executable
     small $fixed
+    feature "file on $1: cache prepare"
     says "$1: cache prepare is refused" "$2" pagelift cache prepare $fixed
+    feature "file on $1: run"
     check "$1: a start lifts nothing" FilePmdMapped 0 0 fixed_address_executable --pages file --lift text,rodata
-    grep -q "$2" /tmp/err && ok "$1: a start says why" || failed "$1: a start says $(cat /tmp/err)"
+    grep -q "$2" /tmp/err && way "refused: $2" && ok "$1: a start says why" || failed "$1: a start says $(cat /tmp/err)"
+    # Whether there is an image depends on what the kernel tells of the mount.
+    sources_taken $1 "image thp"
 }
 
 case $release in
     6.1.*)
-        mounted xfs xfs /dev/vda && can xfs
+        mounted xfs xfs /dev/vda && can xfs && replaced xfs
         mounted ext4 ext4 /dev/vdb && cannot ext4 "found ext4 on Linux 6.1, needed Linux 6.16"
         ;;
     6.12.*)
-        mounted xfs xfs /dev/vda && can xfs
+        mounted xfs xfs /dev/vda && can xfs && replaced xfs
         mounted erofs erofs /dev/vdb && can erofs
         mounted btrfs btrfs /dev/vdc && cannot btrfs "found the file system btrfs, which has no large folios on Linux 6.12"
         ;;
     *)
-        mounted xfs xfs /dev/vda && can xfs
-        mounted ext4 ext4 /dev/vdb && can ext4
+        mounted xfs xfs /dev/vda && can xfs && replaced xfs
+        mounted ext4 ext4 /dev/vdb && can ext4 && replaced ext4
         # What is in the layers is there, and shown through the file below.
         mkdir -p /mnt/ext4/upper /mnt/ext4/work
         mounted overlay overlay "none -o lowerdir=/mnt/xfs,upperdir=/mnt/ext4/upper,workdir=/mnt/ext4/work" && can overlay
