@@ -121,6 +121,7 @@ install:
 	$(release)/pagelift generate man $(generated)/man
 	$(release)/pagelift generate completions $(generated)/completions
 	install -D -m 755 $(release)/pagelift $(bindir)/pagelift
+	install -D -m 755 $(release)/pagelift-measure $(libexecdir)/pagelift-measure
 	install -D -m 755 $(release)/pagelift-demo-program $(libexecdir)/pagelift-demo-program
 	install -D -m 755 $(release)/libpagelift_heap.so $(libexecdir)/libpagelift_heap.so
 	install -D -m 755 $(release)/libpagelift_trace.so $(libexecdir)/libpagelift_trace.so

@@ -413,6 +413,7 @@ fn install(t: &Context) -> Result<()> {
     let prefix = root.join("opt/lift");
     for file in [
         "bin/pagelift",
+        "libexec/pagelift/pagelift-measure",
         "libexec/pagelift/pagelift-demo-program",
         "share/man/man1/pagelift.1",
         "share/man/man1/pagelift-run.1",

@@ -52,6 +52,7 @@ fn main() -> ExitCode {
     ];
     let files = [
         "release/pagelift",
+        "release/pagelift-measure",
         "release/pagelift-demo-program",
         "release/libpagelift_heap.so",
         "release/libpagelift_trace.so",

@@ -25,7 +25,7 @@ const UNSAFE_CRATES: [&str; 5] =
 /// Program entries that take over before Rust's own start-up has changed signals and descriptors, an allocator, the launch
 /// of a helper in this process's memory, the demo's code, and the memory and chains of the probe.
 const UNSAFE_FILES: [&str; 7] = [
-    "crates/cli/src/main.rs",
+    "crates/pagelift/src/main.rs",
     "crates/cli/src/allocator.rs",
     "crates/cli/src/commands/run.rs",
     "crates/session/src/start/helper.rs",
@@ -41,7 +41,7 @@ const SAFETY_WITHIN: usize = 12;
 type Rule = (&'static str, fn() -> Result<()>);
 
 fn main() -> ExitCode {
-    let rules: [Rule; 11] = [
+    let rules: [Rule; 12] = [
         ("pure_crates_do_no_io", pure_crates_do_no_io),
         ("pure_crates_forbid_unsafe_code", pure_crates_forbid_unsafe_code),
         ("unsafe_stands_only_where_it_may", unsafe_stands_only_where_it_may),
@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         ("nothing_is_left_undone", nothing_is_left_undone),
         ("no_page_size_is_assumed", no_page_size_is_assumed),
         ("nobody_depends_on_the_command_line", nobody_depends_on_the_command_line),
+        ("pagelift_links_no_clients_of_databases", pagelift_links_no_clients_of_databases),
         ("fuzz_targets_are_in_no_shipped_program", fuzz_targets_are_in_no_shipped_program),
         ("system_calls_come_from_three_libraries", system_calls_come_from_three_libraries),
         ("the_architecture_page_names_every_folder", the_architecture_page_names_every_folder),
@@ -263,14 +264,35 @@ fn no_page_size_is_assumed() -> Result<()> {
     refuse(found, "a page size written down instead of read:")
 }
 
+fn dependencies(manifest: &SourceFile) -> impl Iterator<Item = &str> {
+    manifest.text.lines().map(|line| line.split(['=', '.', ' ']).next().unwrap_or_default().trim())
+}
+
 fn nobody_depends_on_the_command_line() -> Result<()> {
-    for manifest in sources("crates", &["toml"])?.iter().filter(|file| file.path != "crates/cli/Cargo.toml") {
-        let depends = manifest.text.lines().any(|line| {
-            let name = line.split(['=', '.', ' ']).next().unwrap_or_default().trim();
-            name == "pagelift" || line.contains("crates/cli")
-        });
-        ensure!(!depends, "{} depends on the command line", manifest.path);
+    // Each may depend on those before it.
+    const PROGRAM: [&str; 3] = ["cli", "measure-cli", "pagelift"];
+    for manifest in sources("crates", &["toml"])? {
+        let own = manifest.path.split('/').nth(1).and_then(|folder| PROGRAM.iter().position(|name| *name == folder));
+        let refused = &PROGRAM[own.unwrap_or(0)..];
+        let found =
+            dependencies(&manifest).find(|name| refused.contains(name) && Some(*name) != own.map(|at| PROGRAM[at]));
+        ensure!(found.is_none(), "{} depends on {}", manifest.path, found.unwrap_or_default());
     }
+    Ok(())
+}
+
+/// Every start of `pagelift run` would pay for their constants.
+fn pagelift_links_no_clients_of_databases() -> Result<()> {
+    const MEASURING: [&str; 2] = ["experiment", "bench-report"];
+    let manifests = sources("crates", &["toml"])?;
+    let cli = manifests.iter().find(|file| file.path == "crates/cli/Cargo.toml").context("no crates/cli")?;
+    let found: Vec<_> = dependencies(cli).filter(|name| MEASURING.contains(name)).collect();
+    ensure!(found.is_empty(), "crates/cli depends on {found:?}");
+    let main = fs::read_to_string(workspace().join("crates/pagelift/src/main.rs"))?;
+    ensure!(
+        !main.contains("measure_cli"),
+        "pagelift's main.rs uses measure_cli, which is the part of pagelift-measure"
+    );
     Ok(())
 }
 

@@ -8,8 +8,9 @@ use std::process::ExitCode;
 use test_support::{Context, Need, Test, main_of, target_folder, test_case, workspace};
 
 /// Files that are built, by the names that the bill has for them.
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
     ("pagelift", "release/pagelift"),
+    ("pagelift-measure", "release/pagelift-measure"),
     ("pagelift-demo-program", "release/pagelift-demo-program"),
     ("libpagelift_heap.so", "release/libpagelift_heap.so"),
     ("libpagelift_trace.so", "release/libpagelift_trace.so"),

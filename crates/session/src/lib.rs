@@ -11,6 +11,7 @@ pub mod heap;
 mod images;
 pub mod inspect;
 mod names;
+pub mod parts;
 pub mod perf_map;
 mod probes;
 mod report;

@@ -1,4 +1,6 @@
 //! Arguments that several commands share.
 
+pub mod bench;
 pub mod heap;
 pub mod policy;
+pub mod report;

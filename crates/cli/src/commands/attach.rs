@@ -2,7 +2,7 @@
 
 use super::reading::keeps_rights;
 use crate::arguments::heap::AttachHeapArg;
-use crate::cli::{AttachArgs, DetachArgs};
+use crate::definition::{AttachArgs, DetachArgs};
 use crate::text::{heap, message, pause::pause, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};

@@ -7,7 +7,7 @@ mod screen;
 
 use crate::arguments::policy::choice;
 use advice::LiftSummary;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::burst_run::{BurstRun, Observer, Running, Stop, VariantSpec};
@@ -77,7 +77,7 @@ struct DemoReport {
 /// # Errors
 /// The demo program is missing or computes something else when lifted, nothing could be lifted, or memory is short.
 pub fn run(args: &DemoArgs) -> Result<()> {
-    let program = find_program()?;
+    let program = session::parts::find(PROGRAM)?;
     let machine = look_at_machine(Duration::from_millis(300));
     let mut out = std::io::stdout().lock();
     write!(out, "{}", screen::opening(&machine, args.seconds))?;
@@ -129,21 +129,6 @@ pub fn run(args: &DemoArgs) -> Result<()> {
 fn generations(seconds: f64) -> u32 {
     let wanted = (seconds / SECONDS_A_GENERATION) as u32;
     if wanted < measure::statistics::GENERATIONS_FOR_T as u32 { 1 } else { wanted.min(MOST_GENERATIONS) }
-}
-
-/// The demo program beside this one, or where `make install` puts it.
-fn find_program() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("the own executable cannot be found: is /proc mounted?")?;
-    let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(PROGRAM), folder.join("../libexec/pagelift").join(PROGRAM)];
-    match places.iter().find(|place| place.is_file()) {
-        Some(place) => Ok(place.canonicalize()?),
-        None => bail!(
-            "no {PROGRAM}: it is neither in {} nor in ../libexec/pagelift of it; in a source tree \
-             `cargo build --release` builds it, `make install` installs it",
-            folder.display()
-        ),
-    }
 }
 
 fn variants<'a>(program: &'a Path, pages: Pages, lift: &LiftFiles) -> Result<Vec<VariantSpec<'a>>> {

@@ -45,11 +45,11 @@ pub struct DoctorArgs {
 pub fn run(args: &DoctorArgs) -> u8 {
     let printed = report(args).and_then(|report| print(args, &report).map(|()| report.exit_status()));
     printed.unwrap_or_else(|error| {
-        if crate::is_broken_pipe(&error) {
+        if crate::exit::is_broken_pipe(&error) {
             return 0;
         }
         eprintln!("pagelift: {error:#}");
-        crate::OWN_FAILURE
+        crate::exit::OWN_FAILURE
     })
 }
 

@@ -3,7 +3,7 @@
 use super::reading::confine_to;
 use super::stat::report::{Marks, Outcome};
 use super::stat::rounds::{Rounds, Watch};
-use crate::cli::InspectArgs;
+use crate::definition::InspectArgs;
 use crate::text::{heap, stat, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};

@@ -2,7 +2,6 @@
 
 pub mod align;
 pub mod attach;
-pub mod bench;
 pub mod cache;
 pub mod demo;
 pub mod doctor;
@@ -10,11 +9,12 @@ pub mod estimate;
 pub mod generate;
 pub mod image;
 pub mod inspect;
+pub mod lift_switcher;
+pub mod measure;
 pub mod perf_map;
 pub mod pool;
 pub mod probe;
-mod reading;
-pub mod report;
+pub mod reading;
 pub mod run;
 pub mod service;
 pub mod shootdowns;

@@ -5,8 +5,8 @@
 //! In order: the heap is decided, the exec is prepared, and the helper is started, which lifts the program that this
 //! process becomes. Where there is no helper, the program lifts itself by preload, or runs unlifted.
 
-use crate::OWN_FAILURE;
-use crate::cli::{RunArgs, ViaArg};
+use crate::definition::{RunArgs, ViaArg};
+use crate::exit::OWN_FAILURE;
 use crate::text::{heap, message, table};
 use linux::bare;
 use machine_facts::machine_facts;

@@ -1,7 +1,7 @@
 //! `pagelift shootdowns`.
 
-use super::bench::interruptions;
 use super::reading::confine_to;
+use crate::exit::interruptions;
 use crate::text::shootdowns::{live, text};
 use anyhow::ensure;
 use clap::Args;

@@ -8,6 +8,7 @@ pub mod report;
 pub mod rounds;
 
 use crate::arguments::policy::choice;
+use crate::exit::{OWN_FAILURE, interruptions};
 use crate::text::{comparison, stat};
 use clap::Args;
 use command::{Ran, Runs};
@@ -15,13 +16,10 @@ use options::{Kind, Pages};
 use process_view::printable;
 use report::{Comparison, CountedWalks, Marks, Outcome, Report, VERSION};
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use walk_counters::{Counting, NoCounters, Walks};
 
@@ -119,16 +117,7 @@ fn of_command(args: &StatArgs, output: Output) -> anyhow::Result<u8> {
 /// A lift that was refused is a failure; one that an end or an interruption has forestalled is none.
 fn status_of(comparison: &Comparison) -> u8 {
     let refused = comparison.plain.ended_early.is_none() && matches!(comparison.lifted, Outcome::NotMeasured(_));
-    if refused { crate::OWN_FAILURE } else { 0 }
-}
-
-/// Set by SIGINT, SIGTERM and SIGHUP: what was measured so far is wanted.
-fn interruptions() -> std::io::Result<Arc<AtomicBool>> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, interrupted.clone())?;
-    }
-    Ok(interrupted)
+    if refused { OWN_FAILURE } else { 0 }
 }
 
 fn stall(args: &StatArgs) -> Duration {

@@ -3,7 +3,7 @@
 use super::number::grouped;
 use super::stat::{missing, of_cost, of_tlb, of_verdict, pages, rate, sizes, time, worth_saying};
 use super::table::{align_right, table, trimmed};
-use crate::commands::bench::switchers::Left;
+use crate::commands::lift_switcher::Left;
 use crate::commands::stat::report::{Comparison, CountedWalks, Lifted, Marks, Outcome, Report};
 use address_space::format_bytes;
 use comfy_table::Table;

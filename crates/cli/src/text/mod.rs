@@ -1,6 +1,5 @@
 //! Formats the commands' results as lines and tables.
 
-pub mod bench;
 pub mod comparison;
 pub mod doctor;
 pub mod estimate;

@@ -1,5 +1,6 @@
 //! Chooses how the heap of a program that is about to start gets huge pages.
 
+use crate::parts;
 use address_space::{PageSize, format_bytes};
 use heap_abi::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node};
 use heap_choice::{Allocator, Context, Environment, Forced, HeapChoice, Program, choose, free_pages_by_node};
@@ -171,20 +172,17 @@ fn grain(machine: &MachineFacts) -> Option<PageSize> {
     sizes.filter(|size| size.bytes() <= LARGEST_GRAIN).max()
 }
 
-/// The preloaded library: beside this program in a build, in a folder of its own once installed.
+/// The preloaded library.
 fn library() -> Result<String, String> {
-    let us = std::env::current_exe().map_err(|error| format!("this program's own path cannot be told: {error}"))?;
-    let folder = us.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(LIBRARY), folder.join("../libexec/pagelift").join(LIBRARY)];
-    let found = places.iter().find(|place| place.is_file()).and_then(|place| place.canonicalize().ok());
-    let found = found.and_then(|path| path.into_os_string().into_string().ok());
+    let found = parts::find(LIBRARY).map_err(|error| error.in_full())?;
     // The dynamic linker takes blanks and colons for the ends of names.
-    match found.filter(|path| !path.contains([' ', ':'])) {
-        Some(path) => Ok(path),
-        None => {
-            Err(format!("{LIBRARY} is not in {}; fix: `make install`, or `cargo build --release`", folder.display()))
-        }
-    }
+    let path = found.to_str().filter(|path| !path.contains([' ', ':'])).map(str::to_owned);
+    path.ok_or_else(|| {
+        format!(
+            "{} cannot be preloaded: blanks and colons end a name in LD_PRELOAD; needed: another folder",
+            found.display()
+        )
+    })
 }
 
 /// Returns an environment, this process's where none is given, with `variables` set.

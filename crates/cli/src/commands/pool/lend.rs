@@ -4,8 +4,8 @@
 //! this process holds the other end, which the kernel closes however this process ends: by SIGKILL, too.
 
 use super::needed::{by_command, pool_policy, this_program};
-use crate::OWN_FAILURE;
 use crate::arguments::policy::words;
+use crate::exit::OWN_FAILURE;
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

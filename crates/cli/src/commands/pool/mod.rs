@@ -6,12 +6,12 @@ mod plan;
 mod reserve;
 mod show;
 
+use crate::exit::interruptions;
 use crate::text::pool as text;
 use address_space::PageSize;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use pools::{KernelSettings, PoolLock, PoolRequest, ReleaseRequest};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -85,10 +85,7 @@ pub fn run(args: &PoolArgs) -> anyhow::Result<u8> {
 /// The machine's settings. Signals no longer end this program: what is going on ends at its next step, and what must be
 /// put back is.
 fn settings() -> anyhow::Result<(KernelSettings, Arc<AtomicBool>)> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, interrupted.clone()).context("handling signals")?;
-    }
+    let interrupted = interruptions()?;
     Ok((KernelSettings::new(interrupted.clone()), interrupted))
 }
 

@@ -2,8 +2,8 @@
 
 use super::lend::{self, Lending};
 use super::{lock, say_kubelet, settings};
-use crate::OWN_FAILURE;
 use crate::arguments::policy::PolicyArgs;
+use crate::exit::OWN_FAILURE;
 use crate::text::pool as text;
 use address_space::parse_bytes;
 use clap::Args;

@@ -2,7 +2,7 @@
 
 use crate::arguments::heap::HeapArgs;
 use crate::arguments::policy::{PolicyArgs, choice};
-use crate::cli::ViaArg;
+use crate::definition::ViaArg;
 use clap::Args;
 use options::Prepare;
 

@@ -2,7 +2,7 @@
 
 use super::lift_args::LiftArgs;
 use crate::arguments::policy::words as policy_words;
-use crate::cli::ViaArg;
+use crate::definition::ViaArg;
 use clap::ValueEnum;
 use options::{Choice as _, HeapPages, Pages, Policy, Prepare};
 use service_units::{Wanted, Way};

@@ -4,7 +4,7 @@ use super::command::{Ran, Runs};
 use super::report::{Comparison, Lifted};
 use super::{Outcome, Report, StatArgs, USUAL, VERSION, process, stall};
 use crate::arguments::policy::words;
-use crate::commands::bench::switchers::LiftSwitcher;
+use crate::commands::lift_switcher::LiftSwitcher;
 use crate::text::{message, pause::pause};
 use anyhow::bail;
 use options::{Kind, Kinds, Pages, Policy};

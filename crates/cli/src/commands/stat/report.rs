@@ -1,6 +1,6 @@
 //! What one run of `pagelift stat` finds out.
 
-use crate::commands::bench::switchers::Left;
+use crate::commands::lift_switcher::Left;
 use process_view::Activity;
 use process_view::coverage::Usage;
 use serde::Serialize;

@@ -1,12 +1,14 @@
 //! The command line's definition; man pages and completions are made from it.
 
+use crate::arguments::bench::BenchArgs;
 use crate::arguments::heap::{AttachHeapArg, HeapArgs};
 use crate::arguments::policy::{PolicyArgs, choice};
+use crate::arguments::report::ReportArgs;
 use crate::commands::service::{DisableArgs, EnableArgs, EnabledArgs};
 use crate::commands::{
-    align::AlignArgs, bench::BenchArgs, cache::CacheArgs, demo::DemoArgs, doctor::DoctorArgs, estimate::EstimateArgs,
+    align::AlignArgs, cache::CacheArgs, demo::DemoArgs, doctor::DoctorArgs, estimate::EstimateArgs,
     generate::GenerateArgs, image::ImageArgs, perf_map::PerfMapArgs, pool::PoolArgs, probe::ProbeArgs,
-    report::ReportArgs, shootdowns::ShootdownsArgs, stat::StatArgs, stat::rounds::USUAL_STALL, status::StatusArgs,
+    shootdowns::ShootdownsArgs, stat::StatArgs, stat::rounds::USUAL_STALL, status::StatusArgs,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use options::Prepare;
@@ -73,19 +75,9 @@ pub enum Command {
     PerfMap(PerfMapArgs),
     /// Shared images: one huge-page copy of a program that every process maps.
     Image(ImageArgs),
-    /// Measure whether a lift pays: a live program switched in place, servers side by side, or a command run plain and lifted
-    /// in turn.
-    ///
-    /// With --toggle the process is lifted and put back in random blocks under its own load; nothing is sent to it, and it
-    /// is left as it was found, at Ctrl-C too. With --server and --load a plain and a lifted server are started, and a second
-    /// plain one as the control, and the load alternates between them; at the end all are ended. Plain against itself is
-    /// measured in the same way, and no difference below what that shows is claimed.
-    Bench(Box<BenchArgs>),
-    /// Make a page of what bench has recorded: the answer, every pair, the address map before and after, and why.
-    ///
-    /// One file of HTML that needs no network and no other file, in light and dark, fit to be printed; or Markdown. With
-    /// several records a table compares them.
-    Report(ReportArgs),
+    /// Those of `pagelift-measure`.
+    #[command(flatten)]
+    Measure(MeasuringCommand),
     /// Measure what address translation costs on this machine, and what huge pages save of it.
     ///
     /// Loads and jumps that depend on each other visit one cache line in each base page, in random order; the same number of
@@ -123,6 +115,34 @@ pub enum Command {
     /// Write man pages or shell completions.
     #[command(hide = true)]
     Generate(GenerateArgs),
+}
+
+/// The commands of `pagelift-measure`, a program of its own that `pagelift` executes for them: clients of databases, TLS and
+/// charts would make each start of `pagelift run` slower.
+#[derive(Subcommand)]
+pub enum MeasuringCommand {
+    /// Measure whether a lift pays: a live program switched in place, servers side by side, or a command run plain and lifted
+    /// in turn.
+    ///
+    /// With --toggle the process is lifted and put back in random blocks under its own load; nothing is sent to it, and it
+    /// is left as it was found, at Ctrl-C too. With --server and --load a plain and a lifted server are started, and a second
+    /// plain one as the control, and the load alternates between them; at the end all are ended. Plain against itself is
+    /// measured in the same way, and no difference below what that shows is claimed.
+    Bench(Box<BenchArgs>),
+    /// Make a page of what bench has recorded: the answer, every pair, the address map before and after, and why.
+    ///
+    /// One file of HTML that needs no network and no other file, in light and dark, fit to be printed; or Markdown. With
+    /// several records a table compares them.
+    Report(ReportArgs),
+}
+
+/// The command line of `pagelift-measure`: a part of that of `pagelift`.
+#[derive(Parser)]
+#[command(name = "pagelift", version, propagate_version = true, max_term_width = 100)]
+pub struct MeasuringCli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: MeasuringCommand,
 }
 
 /// `--via`.

@@ -1,9 +1,9 @@
 //! `pagelift report`: pages for people of what `pagelift bench -o` has recorded.
 
-use super::reading::confine_to;
 use anyhow::{Context, bail, ensure};
 use bench_report::{MOST_RECORDS, Source, html, markdown};
-use clap::Args;
+use cli::arguments::report::ReportArgs;
+use cli::commands::reading::confine_to;
 use confinement::Reads;
 use experiment::record::read;
 use std::fs::File;
@@ -12,21 +12,6 @@ use std::path::{Path, PathBuf};
 
 /// Where the page goes if nothing is said.
 const PAGE: &str = "pagelift-report.html";
-
-/// `pagelift report`.
-#[derive(Args, Clone)]
-pub struct ReportArgs {
-    /// Write the page there; - is the standard output [default: pagelift-report.html here; of --markdown the standard
-    /// output].
-    #[arg(short, long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Write Markdown for a pull request instead.
-    #[arg(long)]
-    pub markdown: bool,
-    /// Files that `pagelift bench -o` has written; each becomes a section.
-    #[arg(value_name = "FILE", required = true)]
-    pub files: Vec<PathBuf>,
-}
 
 /// Reads the records and writes the page.
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {

@@ -1,15 +1,12 @@
-//! What switches a live program: a lift and its way back, or the user's own commands.
+//! Lifts a live process and puts it back, as often as a measurement asks for.
 
 use crate::arguments::policy::words;
 use anyhow::Context;
-use experiment::record::Lift;
-use experiment::toggle::{Done, Switcher};
-use experiment::work::shell as shell_command;
 use linux::process_handle::ProcessHandle;
 use options::{Policy, Prepare};
 use process_view::ObjectReader;
 use serde::Serialize;
-use session::running::{AttachOptions, Attached, Selected, attach, detach};
+use session::running::{AttachOptions, Attached, Detached, Selected, attach, detach};
 
 /// How a process is left that was lifted for a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -24,7 +21,7 @@ pub enum Left {
 }
 
 /// Lifts and puts back. What was lifted before is lifted again, by the first policy, when this is dropped.
-pub(in crate::commands) struct LiftSwitcher {
+pub struct LiftSwitcher {
     pid: i32,
     /// Of this process, so that no later one of its number is switched. `None` before Linux 5.3.
     handle: Option<ProcessHandle>,
@@ -35,7 +32,7 @@ pub(in crate::commands) struct LiftSwitcher {
 
 impl LiftSwitcher {
     /// Puts the process back to plain, where it is lifted.
-    pub(in crate::commands) fn new(pid: i32, policies: Vec<Policy>) -> anyhow::Result<Self> {
+    pub fn new(pid: i32, policies: Vec<Policy>) -> anyhow::Result<Self> {
         let handle = ProcessHandle::open(pid).ok();
         let process = Selected { handle: handle.as_ref(), ..Selected::by_number(pid) };
         let found = detach(&process).map_err(|error| anyhow::anyhow!(error.in_full()));
@@ -53,7 +50,7 @@ impl LiftSwitcher {
     }
 
     /// Lifts by one of the policies.
-    pub(in crate::commands) fn lift(&mut self, arm: usize) -> Result<Attached, String> {
+    pub fn lift(&mut self, arm: usize) -> Result<Attached, String> {
         let policy = self.policies[arm].clone();
         let options = AttachOptions { policy, heap: false, prepare: Prepare::Auto };
         let process = Selected { handle: self.handle.as_ref(), ..Selected::by_number(self.pid) };
@@ -61,14 +58,21 @@ impl LiftSwitcher {
         attached.map_err(|error| error.in_full())?.ok_or_else(|| format!("process {} has ended", self.pid))
     }
 
+    /// Puts the process back.
+    pub fn back(&self) -> Result<Detached, String> {
+        let process = Selected { handle: self.handle.as_ref(), ..Selected::by_number(self.pid) };
+        let detached = detach(&process).map_err(|error| error.in_full())?;
+        detached.ok_or_else(|| format!("process {} has ended", self.pid))
+    }
+
     /// Leaves the process lifted.
-    pub(in crate::commands) fn keep(mut self) -> Left {
+    pub fn keep(mut self) -> Left {
         self.was_lifted = false;
         Left::Lifted
     }
 
     /// Puts the process back, or lifts it again if it was lifted before; says where that fails.
-    pub(in crate::commands) fn leave_as_found(mut self) -> Left {
+    pub fn leave_as_found(mut self) -> Left {
         let was_lifted = std::mem::take(&mut self.was_lifted);
         let (done, left) = match was_lifted {
             true => (self.lift(0).map(drop), Left::Lifted),
@@ -84,24 +88,6 @@ impl LiftSwitcher {
     }
 }
 
-impl Switcher for LiftSwitcher {
-    fn to(&mut self, arm: usize) -> Result<Done, String> {
-        let Attached { report, pause } = self.lift(arm)?;
-        if report.covered_bytes == 0 {
-            return Err(format!("nothing was lifted: {}", crate::text::message::line(&report)));
-        }
-        let lift = serde_json::to_string(&report).and_then(|json| Lift::from_report(&json)).ok();
-        Ok(Done { pause: pause.longest, covered: Some(report.covered_bytes), lift })
-    }
-
-    fn back(&mut self) -> Result<Done, String> {
-        let process = Selected { handle: self.handle.as_ref(), ..Selected::by_number(self.pid) };
-        let detached = detach(&process).map_err(|error| error.in_full())?;
-        let detached = detached.ok_or_else(|| format!("process {} has ended", self.pid))?;
-        Ok(Done { pause: detached.pause.longest, covered: Some(0), lift: None })
-    }
-}
-
 impl Drop for LiftSwitcher {
     fn drop(&mut self) {
         if self.was_lifted
@@ -109,35 +95,5 @@ impl Drop for LiftSwitcher {
         {
             eprintln!("pagelift: the process was lifted before and is plain now: {why}");
         }
-    }
-}
-
-/// Runs the user's commands.
-pub(super) struct CommandSwitcher {
-    on: String,
-    off: String,
-}
-
-impl CommandSwitcher {
-    pub(super) fn new(on: &str, off: &str) -> Self {
-        Self { on: on.to_owned(), off: off.to_owned() }
-    }
-}
-
-impl Switcher for CommandSwitcher {
-    fn to(&mut self, _arm: usize) -> Result<Done, String> {
-        shell(&self.on)
-    }
-
-    fn back(&mut self) -> Result<Done, String> {
-        shell(&self.off)
-    }
-}
-
-fn shell(command: &str) -> Result<Done, String> {
-    match shell_command(command).map(|output| output.status) {
-        Ok(status) if status.success() => Ok(Done::default()),
-        Ok(status) => Err(format!("{command}: {status}")),
-        Err(error) => Err(format!("sh cannot be executed: {error}")),
     }
 }

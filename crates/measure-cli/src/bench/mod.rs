@@ -1,12 +1,14 @@
 //! `pagelift bench`: does it pay?
 
 mod servers;
-pub mod switchers;
+mod switchers;
 
-use crate::arguments::policy::{PolicyArgs, choice, words};
-use crate::text::bench as text;
+use crate::answer as text;
 use anyhow::{Context, bail, ensure};
-use clap::{ArgGroup, Args};
+use cli::arguments::bench::{BenchArgs, PerArg};
+use cli::arguments::policy::words;
+use cli::commands::lift_switcher::LiftSwitcher;
+use cli::exit::interruptions;
 use experiment::record::{Design, Header, Record, Windows, read};
 use experiment::toggle::{Subject, Switcher, Timing};
 use experiment::work::WorkSource;
@@ -15,118 +17,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 use measure::machine_check::look_at_machine;
 use measure::toggle::Per;
 use options::{Choice, Kind, Kinds, Pages, Policy};
-use servers::{Arms, ServerArgs};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use servers::Arms;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use switchers::{CommandSwitcher, LiftSwitcher};
+use switchers::{CommandSwitcher, Lifts};
 
 /// How long others' use of the CPUs is watched before it begins.
 const WATCH: Duration = Duration::from_millis(500);
-
-/// `pagelift bench`.
-#[derive(Args, Clone)]
-#[command(group = ArgGroup::new("bursts").args(["toggle", "server"]))]
-pub struct BenchArgs {
-    /// What to lift and from where.
-    #[command(flatten)]
-    pub policy: PolicyArgs,
-    /// Compare these sources of huge pages, separated by commas, each with plain.
-    #[arg(long, value_parser = choice::<Pages>(), value_delimiter = ',', value_name = "PAGES", conflicts_with = "pages")]
-    pub arms: Vec<Pages>,
-    /// Lift only programs of these names, separated by commas, that the command or the server starts or becomes: cc1plus of
-    /// g++, postgres of setpriv.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["toggle", "from"])]
-    pub only: Vec<String>,
-    /// Instead of lifting, compare this command, or this server, with the plain one. CMD, or NAME: CMD; can be given several
-    /// times.
-    #[arg(long, value_name = "CMD", conflicts_with_all = ["arms", "toggle", "from"])]
-    pub against: Vec<String>,
-    /// Lift this process and put it back, in random blocks, under its own load: its code and read-only data, since huge
-    /// pages below writable memory cannot be taken back.
-    #[arg(long, value_name = "PID", conflicts_with = "command", value_parser = clap::value_parser!(i32).range(1..))]
-    pub toggle: Option<i32>,
-    /// Instead of lifting, switch by shell commands: to the state that is compared, and back to plain.
-    #[arg(long, num_args = 2, value_names = ["ON", "OFF"], requires = "toggle", conflicts_with = "arms")]
-    pub toggle_with: Vec<String>,
-    /// What counts as work: auto (system calls of the process), a shell command that prints a growing number,
-    /// http://HOST/metrics#NAME, mysql://USER@HOST#Questions, postgres://USER@HOST#xact_commit,
-    /// redis://HOST#total_commands_processed.
-    #[arg(long, value_name = "WORK", default_value = "auto", requires = "toggle")]
-    pub work: String,
-    /// Servers side by side.
-    #[command(flatten)]
-    pub servers: ServerArgs,
-    /// What work is divided by: CPU time of the process, or time [default: cpu with --toggle and --server, else time].
-    #[arg(long, value_enum)]
-    pub per: Option<PerArg>,
-    /// Time for all of it: 90, 90s, 5m.
-    #[arg(long = "for", value_name = "TIME", default_value = "5m", value_parser = duration)]
-    pub time: Duration,
-    /// End as soon as the interval reaches no further than this to either side: 0.5%.
-    #[arg(long, value_name = "PERCENT", value_parser = share)]
-    pub resolution: Option<f64>,
-    /// Length of a window or a burst, of which a block has four.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 400, requires = "bursts", value_parser = clap::value_parser!(u64).range(10..=600_000))]
-    pub window: u64,
-    /// What is dropped after each switch, from one state or server to another.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 100, requires = "bursts", value_parser = clap::value_parser!(u64).range(0..=600_000))]
-    pub settle: u64,
-    /// Count pauses and copies of each lift in the window behind it; else they are measured apart.
-    #[arg(long, requires = "toggle")]
-    pub with_switches: bool,
-    /// Count page walks in each state, by the CPU's PMU; where there is none the reason is kept and shown.
-    #[arg(long, conflicts_with = "from")]
-    pub counters: bool,
-    /// Keep every sample, as JSON lines.
-    #[arg(short, long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Answer from such a file, without measuring.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["toggle", "server", "command", "output"])]
-    pub from: Option<PathBuf>,
-    /// Print the answer as JSON.
-    #[arg(long)]
-    pub json: bool,
-    /// Seed of the order of the blocks [default: one of this moment].
-    #[arg(long, value_name = "NUMBER")]
-    pub seed: Option<u64>,
-    /// The command to run plain and lifted in turn. What it prints is dropped.
-    #[arg(trailing_var_arg = true, value_name = "CMD", required_unless_present_any = ["toggle", "server", "from"])]
-    pub command: Vec<OsString>,
-}
-
-/// `--per`.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum PerArg {
-    /// CPU time: what a unit of work costs, at whatever load.
-    Cpu,
-    /// Time: throughput of a program that is always busy.
-    Time,
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    let (number, factor) = match text.strip_suffix(['s', 'm', 'h']) {
-        Some(number) if text.ends_with('m') => (number, 60.0),
-        Some(number) if text.ends_with('h') => (number, 3600.0),
-        Some(number) => (number, 1.0),
-        None => (text, 1.0),
-    };
-    let seconds = number.parse::<f64>().ok().map(|number| number * factor);
-    let seconds = seconds.filter(|seconds| (1.0..=1e6).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "needed: a time of one second or more: 90, 90s, 5m".to_owned())
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    let percent = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
-    let share = percent.map(|percent| percent / 100.0).filter(|share| (1e-5..=1.0).contains(share));
-    share.ok_or_else(|| "needed: a part of one hundred: 0.5%".to_owned())
-}
 
 /// Measures, or reads what was measured, and prints the answer.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
@@ -167,7 +69,7 @@ fn toggle(args: &BenchArgs, pid: i32) -> anyhow::Result<Record> {
             let names = arms.iter().map(|(name, _)| name.clone()).collect();
             let policies: Vec<Policy> =
                 arms.into_iter().map(|(_, policy)| reversible(policy)).collect::<anyhow::Result<_>>()?;
-            (names, policies.iter().map(words).collect(), Box::new(LiftSwitcher::new(pid, policies)?))
+            (names, policies.iter().map(words).collect(), Box::new(Lifts(LiftSwitcher::new(pid, policies)?)))
         }
     };
     let windows = Windows {
@@ -195,7 +97,7 @@ fn whole_runs(args: &BenchArgs) -> anyhow::Result<Record> {
     let program = plain.join(" ");
     let (names, options) = (compared.names.clone(), compared.options());
     let header = Header { options, ..header(args, Design::Runs, program, names, "runs".to_owned(), Per::Second) };
-    let own = std::env::current_exe().context("finding pagelift's own file")?;
+    let own = session::parts::program()?;
     let mut command = |arm: Option<usize>, report: Option<&Path>| {
         let mut command = match arm {
             Some(arm) => started(&own, compared.lift(arm), &args.only, report, &compared.commands[arm]),
@@ -272,15 +174,6 @@ fn reversible(policy: Policy) -> anyhow::Result<Policy> {
     Ok(policy)
 }
 
-/// Set by SIGINT, SIGTERM and SIGHUP: the answer so far is wanted, and the program as it was.
-pub(super) fn interruptions() -> anyhow::Result<Arc<AtomicBool>> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, interrupted.clone()).context("handling signals")?;
-    }
-    Ok(interrupted)
-}
-
 fn header(args: &BenchArgs, design: Design, program: String, arms: Vec<String>, unit: String, usual: Per) -> Header {
     let per = match args.per {
         Some(PerArg::Cpu) => Per::CpuSecond,
@@ -322,20 +215,4 @@ fn measured(
     });
     bar.finish_and_clear();
     Ok(record?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_and_shares() {
-        assert_eq!(duration("90").unwrap(), Duration::from_secs(90));
-        assert_eq!(duration("5m").unwrap(), Duration::from_secs(300));
-        assert_eq!(duration("1.5s").unwrap(), Duration::from_millis(1500));
-        assert!(duration("m").is_err() && duration("0").is_err() && duration("-5").is_err());
-        assert_eq!(share("0.5%").unwrap(), 0.005);
-        assert_eq!(share("2").unwrap(), 0.02);
-        assert!(share("0").is_err() && share("half").is_err());
-    }
 }

@@ -1,47 +1,15 @@
 //! `pagelift bench --server`: servers side by side.
 
-use super::{BenchArgs, arms, header, interruptions, measured, started};
-use crate::arguments::policy::words;
+use super::{arms, header, measured, started};
 use anyhow::{Context, ensure};
-use clap::Args;
+use cli::arguments::bench::BenchArgs;
+use cli::arguments::policy::words;
+use cli::exit::interruptions;
 use experiment::record::{Design, Header, Load, Record, Windows};
 use experiment::servers::{Bursts, LoadSource, Place, Servers, words_of};
 use measure::toggle::Per;
 use std::path::Path;
 use std::time::Duration;
-
-/// What is said of servers and their load.
-#[derive(Args, Clone)]
-pub struct ServerArgs {
-    /// Start this server plain, lifted, and plain again as the control, each with {port} and {dir} of its own, and load one at
-    /// a time in bursts. It is executed without a shell, and stays in the foreground.
-    #[arg(long, value_name = "CMD", conflicts_with = "command", requires = "load")]
-    pub server: Option<String>,
-    /// What loads them: a shell command for each burst, in which {port}, {dir} and {seconds} are filled in, or clients of
-    /// Pagelift: mysql://USER@127.0.0.1:{port}/DB?query=SQL, postgres://…?query=SQL, redis://127.0.0.1:{port}?query=COMMAND,
-    /// http://127.0.0.1:{port}/PATH. In a request {1..1000} is another number each time.
-    #[arg(long, value_name = "CMD|URL", requires = "server")]
-    pub load: Option<String>,
-    /// A regular expression whose group is the number in what the load prints, the last one: work in a second, or for a group
-    /// named (?<count>…) in the burst, (?<time>…) time for a unit [default: each run of the load is the same work].
-    #[arg(long, value_name = "REGEX", requires = "load")]
-    pub metric: Option<String>,
-    /// Connections of Pagelift's own clients, each with one request at a time.
-    #[arg(long, value_name = "NUMBER", default_value_t = 4, requires = "load", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub clients: u32,
-    /// Shell command before the first start of each server, to make what it needs in {dir}.
-    #[arg(long, value_name = "CMD", requires = "server")]
-    pub prepare: Option<String>,
-    /// Shell command that succeeds once a server is ready [default: it answers the clients, or takes connections on {port}].
-    #[arg(long, value_name = "CMD", requires = "server")]
-    pub ready: Option<String>,
-    /// Shell command after each start, once the server is ready, to put data into it.
-    #[arg(long, value_name = "CMD", requires = "server")]
-    pub fill: Option<String>,
-    /// How often all servers are started: the interval is taken over the starts, from four on.
-    #[arg(long, value_name = "NUMBER", default_value_t = 6, requires = "server", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub starts: u32,
-}
 
 /// The commands that are compared with the plain one.
 pub(super) struct Arms {
@@ -104,7 +72,7 @@ pub(super) fn run(args: &BenchArgs, server: &str) -> anyhow::Result<Record> {
             || [&plain].into_iter().chain(&compared.commands).all(|words| has_port(words)),
         "when the server is ready cannot be seen; fix: {{port}} in its command, or --ready 'CMD' that succeeds then"
     );
-    let own = std::env::current_exe().context("finding pagelift's own file")?;
+    let own = session::parts::program()?;
     let mut command = |arm: Option<usize>, report: &Path, place: &Place| {
         let lift = arm.and_then(|arm| compared.lift(arm));
         let words = place.fill_in_words(arm.map_or(&plain, |arm| &compared.commands[arm]));

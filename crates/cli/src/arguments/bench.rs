@@ -1,0 +1,155 @@
+//! `pagelift bench`: what it measures, how long, and what it prints.
+
+use super::policy::{PolicyArgs, choice};
+use clap::{ArgGroup, Args};
+use options::Pages;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `pagelift bench`.
+#[derive(Args, Clone)]
+#[command(group = ArgGroup::new("bursts").args(["toggle", "server"]))]
+pub struct BenchArgs {
+    /// What to lift and from where.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// Compare these sources of huge pages, separated by commas, each with plain.
+    #[arg(long, value_parser = choice::<Pages>(), value_delimiter = ',', value_name = "PAGES", conflicts_with = "pages")]
+    pub arms: Vec<Pages>,
+    /// Lift only programs of these names, separated by commas, that the command or the server starts or becomes: cc1plus of
+    /// g++, postgres of setpriv.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["toggle", "from"])]
+    pub only: Vec<String>,
+    /// Instead of lifting, compare this command, or this server, with the plain one. CMD, or NAME: CMD; can be given several
+    /// times.
+    #[arg(long, value_name = "CMD", conflicts_with_all = ["arms", "toggle", "from"])]
+    pub against: Vec<String>,
+    /// Lift this process and put it back, in random blocks, under its own load: its code and read-only data, since huge
+    /// pages below writable memory cannot be taken back.
+    #[arg(long, value_name = "PID", conflicts_with = "command", value_parser = clap::value_parser!(i32).range(1..))]
+    pub toggle: Option<i32>,
+    /// Instead of lifting, switch by shell commands: to the state that is compared, and back to plain.
+    #[arg(long, num_args = 2, value_names = ["ON", "OFF"], requires = "toggle", conflicts_with = "arms")]
+    pub toggle_with: Vec<String>,
+    /// What counts as work: auto (system calls of the process), a shell command that prints a growing number,
+    /// http://HOST/metrics#NAME, mysql://USER@HOST#Questions, postgres://USER@HOST#xact_commit,
+    /// redis://HOST#total_commands_processed.
+    #[arg(long, value_name = "WORK", default_value = "auto", requires = "toggle")]
+    pub work: String,
+    /// Servers side by side.
+    #[command(flatten)]
+    pub servers: ServerArgs,
+    /// What work is divided by: CPU time of the process, or time [default: cpu with --toggle and --server, else time].
+    #[arg(long, value_enum)]
+    pub per: Option<PerArg>,
+    /// Time for all of it: 90, 90s, 5m.
+    #[arg(long = "for", value_name = "TIME", default_value = "5m", value_parser = duration)]
+    pub time: Duration,
+    /// End as soon as the interval reaches no further than this to either side: 0.5%.
+    #[arg(long, value_name = "PERCENT", value_parser = share)]
+    pub resolution: Option<f64>,
+    /// Length of a window or a burst, of which a block has four.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 400, requires = "bursts", value_parser = clap::value_parser!(u64).range(10..=600_000))]
+    pub window: u64,
+    /// What is dropped after each switch, from one state or server to another.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 100, requires = "bursts", value_parser = clap::value_parser!(u64).range(0..=600_000))]
+    pub settle: u64,
+    /// Count pauses and copies of each lift in the window behind it; else they are measured apart.
+    #[arg(long, requires = "toggle")]
+    pub with_switches: bool,
+    /// Count page walks in each state, by the CPU's PMU; where there is none the reason is kept and shown.
+    #[arg(long, conflicts_with = "from")]
+    pub counters: bool,
+    /// Keep every sample, as JSON lines.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Answer from such a file, without measuring.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["toggle", "server", "command", "output"])]
+    pub from: Option<PathBuf>,
+    /// Print the answer as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Seed of the order of the blocks [default: one of this moment].
+    #[arg(long, value_name = "NUMBER")]
+    pub seed: Option<u64>,
+    /// The command to run plain and lifted in turn. What it prints is dropped.
+    #[arg(trailing_var_arg = true, value_name = "CMD", required_unless_present_any = ["toggle", "server", "from"])]
+    pub command: Vec<OsString>,
+}
+
+/// `--per`.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PerArg {
+    /// CPU time: what a unit of work costs, at whatever load.
+    Cpu,
+    /// Time: throughput of a program that is always busy.
+    Time,
+}
+
+/// What is said of servers and their load.
+#[derive(Args, Clone)]
+pub struct ServerArgs {
+    /// Start this server plain, lifted, and plain again as the control, each with {port} and {dir} of its own, and load one at
+    /// a time in bursts. It is executed without a shell, and stays in the foreground.
+    #[arg(long, value_name = "CMD", conflicts_with = "command", requires = "load")]
+    pub server: Option<String>,
+    /// What loads them: a shell command for each burst, in which {port}, {dir} and {seconds} are filled in, or clients of
+    /// Pagelift: mysql://USER@127.0.0.1:{port}/DB?query=SQL, postgres://…?query=SQL, redis://127.0.0.1:{port}?query=COMMAND,
+    /// http://127.0.0.1:{port}/PATH. In a request {1..1000} is another number each time.
+    #[arg(long, value_name = "CMD|URL", requires = "server")]
+    pub load: Option<String>,
+    /// A regular expression whose group is the number in what the load prints, the last one: work in a second, or for a group
+    /// named (?<count>…) in the burst, (?<time>…) time for a unit [default: each run of the load is the same work].
+    #[arg(long, value_name = "REGEX", requires = "load")]
+    pub metric: Option<String>,
+    /// Connections of Pagelift's own clients, each with one request at a time.
+    #[arg(long, value_name = "NUMBER", default_value_t = 4, requires = "load", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub clients: u32,
+    /// Shell command before the first start of each server, to make what it needs in {dir}.
+    #[arg(long, value_name = "CMD", requires = "server")]
+    pub prepare: Option<String>,
+    /// Shell command that succeeds once a server is ready [default: it answers the clients, or takes connections on {port}].
+    #[arg(long, value_name = "CMD", requires = "server")]
+    pub ready: Option<String>,
+    /// Shell command after each start, once the server is ready, to put data into it.
+    #[arg(long, value_name = "CMD", requires = "server")]
+    pub fill: Option<String>,
+    /// How often all servers are started: the interval is taken over the starts, from four on.
+    #[arg(long, value_name = "NUMBER", default_value_t = 6, requires = "server", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub starts: u32,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, factor) = match text.strip_suffix(['s', 'm', 'h']) {
+        Some(number) if text.ends_with('m') => (number, 60.0),
+        Some(number) if text.ends_with('h') => (number, 3600.0),
+        Some(number) => (number, 1.0),
+        None => (text, 1.0),
+    };
+    let seconds = number.parse::<f64>().ok().map(|number| number * factor);
+    let seconds = seconds.filter(|seconds| (1.0..=1e6).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "needed: a time of one second or more: 90, 90s, 5m".to_owned())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
+    let share = percent.map(|percent| percent / 100.0).filter(|share| (1e-5..=1.0).contains(share));
+    share.ok_or_else(|| "needed: a part of one hundred: 0.5%".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_shares() {
+        assert_eq!(duration("90").unwrap(), Duration::from_secs(90));
+        assert_eq!(duration("5m").unwrap(), Duration::from_secs(300));
+        assert_eq!(duration("1.5s").unwrap(), Duration::from_millis(1500));
+        assert!(duration("m").is_err() && duration("0").is_err() && duration("-5").is_err());
+        assert_eq!(share("0.5%").unwrap(), 0.005);
+        assert_eq!(share("2").unwrap(), 0.02);
+        assert!(share("0").is_err() && share("half").is_err());
+    }
+}

@@ -1,0 +1,10 @@
+//! The command line of `pagelift`: its definition, its commands, and what they print. The program itself is the package
+//! `pagelift`; the commands of `bench` and `report` are the crate `measure-cli`.
+
+#[cfg(target_env = "musl")]
+pub mod allocator;
+pub mod arguments;
+pub mod commands;
+pub mod definition;
+pub mod exit;
+pub mod text;
