@@ -99,7 +99,7 @@ impl Found {
             return Err(CpuidError::Missing(what));
         }
         let (name, source) = ("this CPU".to_owned(), source.to_owned());
-        Ok(Geometry { name, source, instruction, data, second: Second::Shared(second) })
+        Ok(Geometry { name, source, instruction, data, second: Second::Shared(second), joined: None })
     }
 
     /// A subleaf of leaf 0x18, "Deterministic Address Translation Parameters".
@@ -186,6 +186,7 @@ fn amd(leaf: &impl Fn(u32, u32) -> Leaf) -> Result<Geometry, CpuidError> {
             )?,
             data: second_level(high(second.ebx), high(second.eax), high(large.ebx), "second level data TLB")?,
         },
+        joined: None,
     })
 }
 

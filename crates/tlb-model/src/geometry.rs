@@ -126,9 +126,27 @@ pub struct Geometry {
     pub data: Vec<ArrayShape>,
     /// Second level.
     pub second: Second,
+    /// Entries that hold several neighbouring pages; absent where each holds one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub joined: Option<Joined>,
+}
+
+/// Entries of all levels that hold several neighbouring pages of one size: AMD's coalescing, Arm's contiguous bit. Each
+/// aligned group counts as contiguous in physical memory, which is the most favourable case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Joined {
+    /// Log2 of the size of the pages in bytes.
+    pub shift: u8,
+    /// Log2 of their number in an entry.
+    pub log2: u8,
 }
 
 impl Geometry {
+    /// The CPU with entries that hold `1 << log2` neighbouring pages of `1 << shift` bytes.
+    pub fn with_joined(self, shift: u8, log2: u8) -> Self {
+        Self { joined: (log2 > 0).then_some(Joined { shift, log2 }), ..self }
+    }
+
     /// All arrays.
     pub fn arrays(&self) -> impl Iterator<Item = &ArrayShape> {
         let (first, second) = match &self.second {

@@ -29,7 +29,7 @@ pub fn known_cpus() -> Vec<Geometry> {
 }
 
 fn geometry(name: &str, source: &str, instruction: Vec<ArrayShape>, data: Vec<ArrayShape>, second: Second) -> Geometry {
-    Geometry { name: name.to_owned(), source: source.to_owned(), instruction, data, second }
+    Geometry { name: name.to_owned(), source: source.to_owned(), instruction, data, second, joined: None }
 }
 
 /// First level for data since Skylake.

@@ -1,7 +1,7 @@
 //! All TLBs of a core.
 
 use crate::array::Array;
-use crate::{ArrayShape, Geometry, Second, Sizes};
+use crate::{ArrayShape, Geometry, Joined, Second, Sizes};
 
 /// Which first level an access goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,7 @@ pub struct Tlbs {
     /// Of instructions, and of both where it is shared.
     second: Vec<Array>,
     second_of_data: Option<Vec<Array>>,
+    joined: Option<Joined>,
     now: u64,
 }
 
@@ -62,11 +63,17 @@ impl Tlbs {
             Second::Split { instruction, data } => (arrays_of(instruction), Some(arrays_of(data))),
         };
         let (instruction, data) = (FirstLevel::new(&geometry.instruction), FirstLevel::new(&geometry.data));
-        Self { instruction, data, second, second_of_data, now: 0 }
+        Self { instruction, data, second, second_of_data, joined: geometry.joined, now: 0 }
     }
 
     /// An access. Where it misses, its translation is in all levels afterwards.
     pub fn access(&mut self, side: Side, translation: Translation) -> Outcome {
+        let translation = match self.joined {
+            Some(Joined { shift, log2 }) if shift == translation.shift => {
+                Translation { page: translation.page >> log2, shift }
+            }
+            _ => translation,
+        };
         let (first, second) = match (side, &mut self.second_of_data) {
             (Side::Instruction, _) => (&mut self.instruction, &mut self.second),
             (Side::Data, Some(second)) => (&mut self.data, second),

@@ -10,7 +10,14 @@ const HUGE: u8 = 21;
 
 fn cpu(first: ArrayShape, second: ArrayShape) -> Geometry {
     let (name, source) = ("test".to_owned(), "test".to_owned());
-    Geometry { name, source, instruction: vec![first], data: vec![first], second: Second::Shared(vec![second]) }
+    Geometry {
+        name,
+        source,
+        instruction: vec![first],
+        data: vec![first],
+        second: Second::Shared(vec![second]),
+        joined: None,
+    }
 }
 
 /// First-level misses and walks of `rounds` sweeps over `pages` pages with a distance of `stride`, after one sweep.

@@ -12,11 +12,13 @@ mod chain;
 mod curve;
 mod measure;
 mod region;
+mod simulated;
 mod verdict;
 
 pub use curve::{Curve, Levels, Point};
 pub use measure::{Measured, Options, Probe, Series, Unmeasured, is_virtual_machine, probe};
 pub use region::NoMemory;
+pub use simulated::Simulated;
 pub use verdict::{Compared, Verdict};
 
 use address_space::PageSize;

@@ -4,7 +4,7 @@
 use crate::chain::{Access, Chain, Layout, Slots, cycle};
 use crate::curve::{Curve, Levels, Point};
 use crate::region::{NoMemory, Region};
-use crate::{Backing, Verdict};
+use crate::{Backing, Simulated, Verdict};
 use fastrand::Rng;
 use lift_plan::{Reason, ThpMode};
 use linux::pages::base_page;
@@ -60,6 +60,8 @@ pub struct Measured {
     pub series: Vec<Series>,
     /// What there was no memory for.
     pub unmeasured: Vec<Unmeasured>,
+    /// What CPUID's sizes predict; absent where there are none, or the curve ends before the walks.
+    pub simulated: Option<Simulated>,
 }
 
 /// The whole measurement.
@@ -81,8 +83,12 @@ pub struct Probe {
 pub fn probe(options: &Options) -> Probe {
     let backings = backings();
     // Loads have more page sizes' footprints to show than code.
-    let data = measure(options.memory, options.time.mul_f64(0.6), &backings, Access::Data);
-    let code = measure(options.memory.min(CODE), options.time.mul_f64(0.4), &backings, Access::Code);
+    let mut data = measure(options.memory, options.time.mul_f64(0.6), &backings, Access::Data);
+    let mut code = measure(options.memory.min(CODE), options.time.mul_f64(0.4), &backings, Access::Code);
+    if let Ok(geometry) = tlb_model::own_cpu() {
+        data.simulated = Simulated::of(&data, Access::Data, &geometry);
+        code.simulated = Simulated::of(&code, Access::Code, &geometry);
+    }
     let virtual_machine = is_virtual_machine();
     let verdict = Verdict::of(&data, &code, virtual_machine);
     Probe { base_page: base_page().bytes(), virtual_machine, data, code, verdict }
@@ -141,6 +147,11 @@ fn region(memory: u64, backing: Backing, access: Access) -> Result<Region, NoMem
     Ok(region)
 }
 
+/// What chooses the order of so many lines.
+pub(crate) fn random_of(count: usize) -> Rng {
+    Rng::with_seed(SEED ^ count as u64)
+}
+
 /// Numbers of lines: powers of two and the middle between each two, one line in each base page up to `memory`.
 fn counts(memory: u64) -> Vec<usize> {
     let most = (memory / base_page().bytes()) as usize;
@@ -160,7 +171,7 @@ struct Samples<'a> {
 impl Samples<'_> {
     /// The points of all page sizes where `count` lines are visited.
     fn at(&self, count: usize, time: Duration) -> Result<Vec<Option<Point>>, NoMemory> {
-        let next = cycle(count, &mut Rng::with_seed(SEED ^ count as u64));
+        let next = cycle(count, &mut random_of(count));
         let stretch = base_page().bytes() as usize;
         let mut pairs = vec![Vec::new(); self.regions.len()];
         let deadline = Instant::now() + time;

@@ -100,7 +100,7 @@ mod tests {
     fn measured(huge: &[(u64, f64)]) -> Measured {
         let base = [(1 << 16, 0.0), (1 << 18, 0.0), (1 << 19, 3.0), (1 << 21, 3.0), (1 << 23, 3.0), (1 << 27, 40.0)];
         let thp = Backing::Transparent(PageSize::new(2 << 20).unwrap());
-        Measured { series: vec![series(Backing::Base, &base), series(thp, huge)], unmeasured: vec![] }
+        Measured { series: vec![series(Backing::Base, &base), series(thp, huge)], ..Measured::default() }
     }
 
     #[test]

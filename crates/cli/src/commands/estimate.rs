@@ -5,14 +5,14 @@ use crate::text::estimate::text;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use lift_plan::ThpMode;
+use linux::pages::base_page;
 use session::start::CommandFiles;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use tlb_estimate::{EstimateError, PlannedPages, Qemu, Request, Slice, Transparent, estimate, fix_addresses};
 use tlb_model::{Geometry, Replacement, known_cpu, known_cpus, own_cpu};
 
@@ -38,6 +38,10 @@ pub struct EstimateArgs {
     /// Which entry gives way in a full set. Makers do not publish it; the other one shows how much hangs on it.
     #[arg(long, value_enum, default_value = "lru")]
     pub replacement: ReplacementArg,
+    /// Base pages that an entry holds where they lie side by side: AMD joins four, and `pagelift probe` says what a CPU seems to
+    /// do. All groups count as contiguous in physical memory, the most favourable case.
+    #[arg(long, value_name = "PAGES", default_value_t = 1, value_parser = joined)]
+    pub joined: u32,
     /// Cores that all threads share in turn [default: a core for each thread].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub cores: Option<u32>,
@@ -66,6 +70,11 @@ pub struct EstimateArgs {
     /// The program and its arguments.
     #[arg(required_unless_present = "pid", trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+fn joined(text: &str) -> Result<u32, String> {
+    let pages = text.parse().ok().filter(|pages: &u32| pages.is_power_of_two() && *pages <= 64);
+    pages.ok_or_else(|| format!("{text:?}; needed: a power of two up to 64"))
 }
 
 /// Counts have decimal multiples.
@@ -107,10 +116,7 @@ pub fn run(args: &EstimateArgs) -> Result<()> {
         transparent: transparent(),
         plugin,
     };
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [libc::SIGINT, libc::SIGTERM] {
-        signal_hook::flag::register(signal, interrupted.clone())?;
-    }
+    let interrupted = crate::exit::interruptions()?;
     let estimate = estimate(&request, &qemu, &|| interrupted.load(Ordering::Relaxed))?;
     let text = if args.json { serde_json::to_string_pretty(&estimate)? + "\n" } else { text(&estimate) };
     std::io::stdout().write_all(text.as_bytes())?;
@@ -201,6 +207,7 @@ fn cpu(args: &EstimateArgs) -> Result<Geometry> {
             }
         },
     };
+    let cpu = cpu.with_joined(base_page().bytes().trailing_zeros() as u8, args.joined.trailing_zeros() as u8);
     Ok(match args.replacement {
         ReplacementArg::Lru => cpu,
         ReplacementArg::TreePlru => cpu.with_replacement(Replacement::TreePlru),

@@ -97,6 +97,10 @@ fn basis(estimate: &Estimate) -> String {
         trace.tool,
         format_bytes(estimate.planned_bytes)
     );
+    if let Some(joined) = cpu.joined {
+        text +=
+            &format!("Each entry holds {} neighbouring base pages, as if all lay side by side.\n", 1u32 << joined.log2);
+    }
     if trace.ended_early {
         text += &format!(
             "The trace ended before {} instructions: with the program, or by an interruption.\n",

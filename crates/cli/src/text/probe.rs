@@ -2,7 +2,7 @@
 
 use super::table::{align_right, table, trimmed};
 use address_space::format_bytes;
-use tlb_probe::{Backing, Compared, Levels, Measured, Probe, Series, Verdict};
+use tlb_probe::{Backing, Compared, Levels, Measured, Probe, Series, Simulated, Verdict};
 
 /// Characters of the longest bar.
 const WIDTH: f64 = 36.0;
@@ -22,6 +22,7 @@ fn measured(what: &str, measured: &Measured) -> String {
     if !measured.series.is_empty() {
         text += &format!("{what}, one in each base page: ns of translation an access\n{}\n", curves(&measured.series));
         text += &format!("\n{}\n\n", levels(&measured.series));
+        text += &measured.simulated.as_ref().map_or_else(String::new, simulated);
     }
     for missing in &measured.unmeasured {
         text += &format!("{what} on {}: not measured: {}\n", missing.backing, missing.reason);
@@ -64,6 +65,22 @@ fn levels(series: &[Series]) -> String {
     }
     (1..=4).for_each(|column| align_right(&mut rows, column));
     trimmed(&rows)
+}
+
+/// How the reach on base pages agrees with the model that `estimate` uses.
+fn simulated(simulated: &Simulated) -> String {
+    let Simulated { source, by_cpuid, measured, joined, nearest } = simulated;
+    let [by_cpuid, measured, nearest] = [by_cpuid, measured, nearest].map(|bytes| format_bytes(*bytes));
+    let head = format!("Simulated by {source}, base pages are held up to {by_cpuid}, measured up to {measured}");
+    match (simulated.agrees(), joined) {
+        (true, 1) => format!("{head}.\n\n"),
+        (true, _) => format!(
+            "{head}: an entry seems to hold {joined} neighbouring pages ({nearest}; `pagelift estimate --joined {joined}`).\n\n"
+        ),
+        (false, _) => {
+            format!("{head}: they do not agree, so that what `pagelift estimate` says of this CPU is uncertain.\n\n")
+        }
+    }
 }
 
 fn verdict_text(verdict: &Verdict) -> String {

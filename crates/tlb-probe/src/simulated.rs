@@ -1,0 +1,130 @@
+//! How far the second level reaches by the sizes that CPUID gives, simulated on the chains that were measured, and how many
+//! neighbouring pages an entry holds by what was measured.
+
+use crate::Backing;
+use crate::chain::{Access, cycle};
+use crate::curve::{Curve, Point};
+use crate::measure::{Measured, Series, random_of};
+use serde::Serialize;
+use tlb_model::{Geometry, Side, Tlbs, sweep};
+
+/// Log2 of the pages in an entry that are tried: AMD joins four (Software Optimization Guide for Family 19h), Arm's
+/// contiguous bit 16 of 4 KiB.
+const JOINED: [u8; 5] = [0, 1, 2, 3, 4];
+/// Footprints are measured in steps of up to 1.5; two steps are the margin for sets, replacement and scattered memory.
+const MARGIN: f64 = 2.25;
+
+/// The second level's reach with base pages.
+#[derive(Clone, Debug, Serialize)]
+pub struct Simulated {
+    /// Where the sizes of the TLBs are from.
+    pub source: String,
+    /// Bytes, where each entry holds one page.
+    pub by_cpuid: u64,
+    /// Bytes that were measured.
+    pub measured: u64,
+    /// Pages in an entry with which the simulation comes nearest to that.
+    pub joined: u32,
+    /// Bytes, where each entry holds so many.
+    pub nearest: u64,
+}
+
+impl Simulated {
+    /// `None` where nothing was measured of base pages up to their walks.
+    pub(crate) fn of(measured: &Measured, access: Access, geometry: &Geometry) -> Option<Self> {
+        let base = measured.series.iter().find(|series| series.backing == Backing::Base)?;
+        let found = base.levels.second_reach?;
+        let shift = base.backing.page().bytes().trailing_zeros() as u8;
+        let joined = |log2: u8| geometry.clone().with_joined(shift, log2);
+        let reach = |log2: &u8| Some((*log2, reach(&joined(*log2), access, shift, base)?));
+        let reaches: Vec<(u8, u64)> = JOINED.iter().filter_map(reach).collect();
+        let by_cpuid = reaches.iter().find(|(log2, _)| *log2 == 0)?.1;
+        let distance = |reach: u64| (reach as f64 / found as f64).ln().abs();
+        let (log2, nearest) = reaches.into_iter().min_by(|a, b| distance(a.1).total_cmp(&distance(b.1)))?;
+        Some(Self { source: geometry.source.clone(), by_cpuid, measured: found, joined: 1 << log2, nearest })
+    }
+
+    /// True where simulation and measurement agree within the margin of two steps.
+    pub fn agrees(&self) -> bool {
+        let ratio = self.nearest as f64 / self.measured as f64;
+        (1.0 / MARGIN..=MARGIN).contains(&ratio)
+    }
+}
+
+/// The second level's reach of a simulated curve: hits and walks cost in it what they were measured to cost.
+fn reach(geometry: &Geometry, access: Access, shift: u8, measured: &Series) -> Option<u64> {
+    let (hit, walk) = (measured.levels.second_hit?, measured.levels.walk?);
+    let side = match access {
+        Access::Data => Side::Data,
+        Access::Code => Side::Instruction,
+    };
+    let point = |Point { slots, footprint, .. }: &Point| {
+        let next = cycle(*slots, &mut random_of(*slots));
+        let order = std::iter::successors(Some(0u32), |at| Some(next[*at as usize]));
+        let shares = sweep(&mut Tlbs::new(geometry), side, shift, order.take(*slots).map(u64::from));
+        let time = shares.second * hit + shares.walks * walk;
+        Point { slots: *slots, footprint: *footprint, access: time, translation: time, quartiles: (time, time) }
+    };
+    Curve { points: measured.curve.points.iter().map(point).collect() }.levels().second_reach
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tlb_model::{ArrayShape, Second, Sizes};
+
+    /// 64 entries and 1,024 of 8 ways.
+    fn geometry() -> Geometry {
+        let sizes = Sizes::of(&[12]);
+        Geometry {
+            name: "test".into(),
+            source: "a test".into(),
+            instruction: vec![ArrayShape::full(sizes, 64)],
+            data: vec![ArrayShape::full(sizes, 64)],
+            second: Second::Shared(vec![ArrayShape::new(sizes, 1024, 8)]),
+            joined: None,
+        }
+    }
+
+    /// Times as of a CPU whose second level holds so many pages.
+    fn measured(reach: usize) -> Measured {
+        let slots = (4..=15).flat_map(|bits| [1usize << bits, 3 << (bits - 1)]);
+        let point = |slots: usize| {
+            let time = if slots <= 64 {
+                0.0
+            } else if slots <= reach {
+                3.0
+            } else {
+                30.0
+            };
+            let footprint = slots as u64 * 4096;
+            Point { slots, footprint, access: time, translation: time, quartiles: (time, time) }
+        };
+        let curve = Curve { points: slots.map(point).collect() };
+        Measured {
+            series: vec![Series { backing: Backing::Base, levels: curve.levels(), curve }],
+            ..Measured::default()
+        }
+    }
+
+    #[test]
+    fn a_cpu_with_the_entries_of_cpuid_agrees_without_joining() {
+        let simulated = Simulated::of(&measured(1024), Access::Data, &geometry()).unwrap();
+        assert_eq!((simulated.by_cpuid, simulated.nearest, simulated.joined), (1024 * 4096, 1024 * 4096, 1));
+        assert!(simulated.agrees());
+    }
+
+    #[test]
+    fn a_longer_reach_shows_how_many_pages_an_entry_holds() {
+        let simulated = Simulated::of(&measured(4096), Access::Code, &geometry()).unwrap();
+        assert_eq!((simulated.by_cpuid, simulated.nearest, simulated.joined), (1024 * 4096, 4096 * 4096, 4));
+        assert!(simulated.agrees());
+    }
+
+    #[test]
+    fn what_no_joining_explains_does_not_agree() {
+        let simulated = Simulated::of(&measured(256), Access::Data, &geometry()).unwrap();
+        assert!(simulated.joined == 1 && !simulated.agrees(), "{simulated:?}");
+        assert!(Simulated::of(&measured(1 << 20), Access::Data, &geometry()).is_none());
+    }
+}
