@@ -1,6 +1,6 @@
 //! `pagelift bench --server`: servers side by side, and what loads them.
 
-use crate::LONG;
+use crate::{LONG, work_was_counted};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -108,9 +108,7 @@ fn lifted(t: &Context, words: &[&str]) -> Result<()> {
     ensure!(lift > 2 << 20, "{lift} bytes were lifted");
     let plain = lines.iter().filter(|line| line["observed"].is_object() && line["observed"]["arm"].is_null());
     ensure!(plain.count() == 1, "the plain server was not looked at");
-    for window in lines.iter().filter_map(|line| line["block"]["windows"].as_array()).flatten() {
-        ensure!(window["work"].as_f64() > Some(0.0) && window["cpu"].as_f64() > Some(0.0), "{window}");
-    }
+    work_was_counted(&lines)?;
     Ok(())
 }
 
