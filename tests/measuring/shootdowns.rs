@@ -1,5 +1,7 @@
 //! `pagelift shootdowns` and `pagelift run --calm`: the culprit is named, and its cure works.
 
+mod counts;
+
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -28,7 +30,7 @@ fn main() -> ExitCode {
     // Without interrupts between CPUs (Arm) there is nothing to count.
     let needs = || vec![Need::Root, Need::Machine("x86_64".into()), Need::Command("gcc".into())];
     let with = |file: &str| [needs(), vec![Need::File(file.to_owned())]].concat();
-    let tests = vec![
+    let mut tests = vec![
         test_case("glibc_is_named_and_cured", needs(), glibc),
         test_case("jemalloc_is_named_and_cured", with(JEMALLOC), jemalloc),
         test_case("jemalloc_that_zeroes_for_calloc_is_cured", with(JEMALLOC), jemalloc_calloc),
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         test_case("an_ordinary_user_sees_interrupts", needs(), ordinary_user),
         test_case("a_process_that_is_not_there_is_said", vec![], no_process),
     ];
+    tests.extend(counts::tests(&needs()));
     main_of(tests)
 }
 
