@@ -1,7 +1,8 @@
 //! `pagelift doctor` on machines made ill on purpose: each illness is named, the fix that is printed is typed, and the
 //! finding is gone. Every setting is put back, also where a test fails.
 //!
-//! `kernel.yama.ptrace_scope = 3` cannot be taken back before a reboot, so that only the checks' own tests have it.
+//! `kernel.yama.ptrace_scope = 3`, which cannot be taken back before a reboot, and a pool on the wrong node are made in
+//! virtual machines (`tests/kernels/machines/{doctor,nodes}.sh`).
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;

@@ -1,6 +1,6 @@
 //! Files in huge folios on other file systems and kernels: each machine is booted once, with a disk for each file system.
 
-use crate::{kernel_image, own_busybox, run_machine, script, with_busybox};
+use crate::{STORM, kernel_image, own_busybox, run_machine, script, with_busybox};
 use anyhow::{Context as _, Result};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ const MODULES: [&str; 10] = [
 /// A kernel, its file systems in the order of their disks, and how many checks it makes at the least.
 const MACHINES: [(&str, &[&str], usize); 3] = [
     ("linux-6.1-amd64", &["xfs", "ext4"], 23),
-    ("linux-6.12-amd64", &["xfs", "erofs", "btrfs"], 38),
+    ("linux-6.12-amd64", &["xfs", "erofs", "btrfs"], 42),
     ("linux-new-amd64", &["xfs", "ext4", "btrfs"], 57),
 ];
 
@@ -68,7 +68,9 @@ fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Resul
         let name = module.file_name().context("a module without a name")?.to_string_lossy();
         initramfs.add_file(&format!("/modules/{number:02}-{name}"), &fs::read(module)?);
     }
-    initramfs.add_file("/init", &script("files.sh")?);
+    let more: &[&str] = if kernel == "linux-6.12-amd64" { &["storm.sh"] } else { &[] };
+    initramfs.add_program(&Program::named(STORM)?.build()?, "/bin/storms")?;
+    initramfs.add_file("/init", &script("files.sh", more)?);
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;
     let disks = file_systems.iter().map(|name| disk(t, name, &programs)).collect::<Result<_>>()?;

@@ -63,9 +63,9 @@ fn main() -> ExitCode {
     };
     let mut tests: Vec<Test> = vec![
         on("linux-5.10-amd64", "kernel.sh", &[1800], 47),
-        on("linux-6.1-amd64", "kernel.sh", &[1800], 50),
-        on("linux-5.10-amd64", "nodes.sh", TWO_NODES, 40),
-        on("linux-6.1-amd64", "nodes.sh", TWO_NODES, 42),
+        on("linux-6.1-amd64", "kernel.sh", &[1800], 58),
+        on("linux-5.10-amd64", "nodes.sh", TWO_NODES, 42),
+        on("linux-6.1-amd64", "nodes.sh", TWO_NODES, 44),
         test_case("linux-6.1-arm64/kernel", arm.clone(), boot_arm),
         test_case("linux-6.1-arm64/live", arm.clone(), boot_arm_live),
         test_case("linux-6.1-arm64/heap", arm_heap_needs(arm), boot_arm_heap),
@@ -79,14 +79,20 @@ fn kernel_image(name: &str) -> PathBuf {
     target_folder().join("test-kernels").join(name)
 }
 
-fn script(name: &str) -> Result<Vec<u8>> {
+/// The init script of a machine, with what it checks beside its own.
+fn script(name: &str, more: &[&str]) -> Result<Vec<u8>> {
     let folder = tests_folder().join("kernels/machines");
     let mut text = "#!/bin/sh\nexport PATH=/bin:/usr/bin\n".to_owned();
     text += &fs::read_to_string(folder.join("checks.sh"))?;
-    text += &fs::read_to_string(folder.join(name)).with_context(|| format!("no {name}"))?;
+    for name in [&[name], more].concat() {
+        text += &fs::read_to_string(folder.join(name)).with_context(|| format!("no {name}"))?;
+    }
     text += "\necho END OF CHECKS\nsync\npoweroff -f\n";
     Ok(text.into_bytes())
 }
+
+/// The program of `storm.sh`.
+const STORM: &str = "measuring/storms.c";
 
 fn with_busybox(busybox: &Path) -> Result<Initramfs> {
     let mut initramfs = Initramfs::default();
@@ -118,7 +124,7 @@ fn run_machine(t: &Context, machine: &VirtualMachine, least: usize) -> Result<()
 fn boot(t: &Context, kernel: &str, name: &str, nodes: &[u32], least: usize) -> Result<()> {
     let mut initramfs = with_busybox(own_busybox()?)?;
     initramfs.add_program(&pagelift_binary()?, "/bin/pagelift")?;
-    for name in PROGRAMS.iter().chain(&["start/starts_another_with.c"]) {
+    for name in PROGRAMS.iter().chain(&["start/starts_another_with.c", STORM]) {
         let program = Program::named(name)?;
         initramfs.add_program(&program.build()?, &format!("/bin/{}", program.name()))?;
     }
@@ -134,7 +140,11 @@ fn boot(t: &Context, kernel: &str, name: &str, nodes: &[u32], least: usize) -> R
             fs::remove_file(out)?;
         }
     }
-    initramfs.add_file("/init", &script(name)?);
+    let more: &[&str] = match (kernel, name) {
+        ("linux-6.1-amd64", "kernel.sh") => &["storm.sh", "doctor.sh"],
+        _ => &[],
+    };
+    initramfs.add_file("/init", &script(name, more)?);
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;
     // Without two nodes nothing looks at it.
@@ -193,7 +203,7 @@ fn arm_initramfs(t: &Context, builds: &[(&str, &str)]) -> Result<Initramfs> {
 }
 
 fn run_arm(t: &Context, mut initramfs: Initramfs, name: &str, least: usize) -> Result<()> {
-    initramfs.add_file("/init", &script(name)?);
+    initramfs.add_file("/init", &script(name, &[])?);
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;
     let kernel = kernel_image("linux-6.1-arm64");

@@ -141,5 +141,22 @@ same() {
         failed "$name: it printed $(tail -n 3 /tmp/out | tr '\n' ' '), plain $(tail -n 3 /tmp/plain | tr '\n' ' ')"
     fi
 }
+
+# finds NAME TEXT...: doctor, by the launcher, says these.
+finds() {
+    name=$1
+    shift
+    $launcher pagelift doctor >/tmp/said 2>&1
+    for text in "$@"; do
+        grep -q "$text" /tmp/said || { failed "$name: no $text in $(tr '\n' '|' </tmp/said)"; return; }
+    done
+    ok "$name"
+}
+# fix_of TITLE: the command that doctor tells to type for it.
+fix_of() {
+    $launcher pagelift doctor --json |
+        awk -v title="$1" 'index($0, title) { found = 1 } found && /"commands":/ { getline; print; exit }' |
+        awk -F '"' '{ print $2 }'
+}
 launcher=
 any=1000000000

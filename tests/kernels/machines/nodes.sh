@@ -142,6 +142,18 @@ for file in max rsvd.max; do
     check "cgroup v2 hugetlb.$file, thp for the rest" AnonHugePages $((8 * M)) $any pie_by_default $code
     echo max >$limit.$file
 done
+feature "doctor: a pool on the wrong node"
+node_pool 1 0
+wrong="the pool of .* pages is on the wrong node"
+finds "doctor: a pool on the wrong node" "$wrong" "all on other nodes (node 0); the process may use node 1"
+sh -c "$(fix_of "is on the wrong node")"
+moved=$(cat /sys/devices/system/node/node1/hugepages/hugepages-${huge_kib}kB/nr_hugepages)
+$launcher pagelift doctor >/tmp/said 2>&1
+if [ "$moved" = 40 ] && ! grep -q "$wrong" /tmp/said; then
+    ok "doctor: its fix moves the pool"
+else
+    failed "doctor: $moved pages on node 1; $(tr '\n' '|' </tmp/said)"
+fi
 launcher=
 
 # `pagelift pool` by nodes.
