@@ -31,6 +31,8 @@ pub fn with_postgresql(t: &Context, machine: &Container) -> Result<()> {
     answers()?;
     let before = lasting_properties(machine, unit)?;
     ensure!(before.iter().any(|line| line.contains("Type forking")), "it is no longer of Type=forking");
+    let refused = machine.fail(&["pagelift", "enable", "postgresql"])?;
+    ensure!(refused.contains(&format!("fix: pagelift enable {unit}")), "{refused}");
     let refused = machine.fail(&["pagelift", "enable", unit])?;
     ensure!(refused.contains("fix: --only NAME"), "{refused}");
     ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "the plain server is on huge pages already");

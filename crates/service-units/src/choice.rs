@@ -180,9 +180,23 @@ impl Chooser<'_> {
         self.wanted.pages.as_deref().unwrap_or("auto")
     }
 
+    /// Why a unit such as Debian's postgresql.service, which starts `/bin/true`, is not the one that is meant.
+    fn stands_for_others(&self) -> Option<String> {
+        let does_nothing = |program: &Program| program.path.rsplit('/').next() == Some("true");
+        let program = self.programs.first().filter(|_| self.programs.iter().all(does_nothing))?;
+        let parts = self.unit.list("ConsistsOf");
+        let fix = match parts.first() {
+            Some(part) => format!("the units that do the work are {}; fix: pagelift enable {part}", parts.join(", ")),
+            None => {
+                format!("needed: the unit that does the work; systemctl list-dependencies {}", self.unit.value("Id"))
+            }
+        };
+        Some(format!("it starts {} only, which does nothing: {fix}", program.path))
+    }
+
     /// What no way gets around.
     fn refused_anyway(&self) -> Vec<String> {
-        let mut found = Vec::new();
+        let mut found: Vec<String> = self.stands_for_others().into_iter().collect();
         for program in self.programs {
             found.extend(program.privileged.clone());
             if program.is_script && !self.wanted.only {

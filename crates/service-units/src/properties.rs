@@ -4,7 +4,7 @@ use crate::words::first_word;
 use std::collections::BTreeMap;
 
 /// The properties that are asked for.
-pub const NAMES: [&str; 31] = [
+pub const NAMES: [&str; 32] = [
     "Id",
     "LoadState",
     "ActiveState",
@@ -13,6 +13,7 @@ pub const NAMES: [&str; 31] = [
     "DropInPaths",
     "Transient",
     "Type",
+    "ConsistsOf",
     "User",
     "DynamicUser",
     "ExecStart",

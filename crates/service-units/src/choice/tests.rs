@@ -37,6 +37,22 @@ fn an_open_unit_is_run_as_on_the_command_line() {
 }
 
 #[test]
+fn a_unit_that_does_nothing_names_those_that_do_the_work() {
+    let idle = Program { path: "/bin/true".into(), ..program() };
+    let unit = "Id=postgresql.service\nType=oneshot\nConsistsOf=postgresql@15-main.service postgresql@16-main.service";
+    let why = refused(unit, idle.clone(), &Wanted::default(), &here());
+    assert!(
+        why.contains("15-main.service, postgresql@16")
+            && why.contains("fix: pagelift enable postgresql@15-main.service"),
+        "{why}"
+    );
+    let why = refused("Id=idle.service", idle.clone(), &Wanted::default(), &here());
+    assert!(why.contains("systemctl list-dependencies idle.service"), "{why}");
+    let both = choose(&Properties::parse(unit), &[idle, program()], &Wanted::default(), &here());
+    assert!(both.is_ok(), "{both:?}");
+}
+
+#[test]
 fn code_comes_from_images_where_copies_are_forbidden() {
     let choice = chosen("MemoryDenyWriteExecute=yes");
     assert_eq!((choice.way, choice.pages), (Way::Ptrace, Some("image")));
