@@ -66,6 +66,7 @@ fn main() -> ExitCode {
         on("linux-6.1-amd64", "kernel.sh", &[1800], 58),
         on("linux-5.10-amd64", "nodes.sh", TWO_NODES, 42),
         on("linux-6.1-amd64", "nodes.sh", TWO_NODES, 44),
+        on("linux-new-amd64", "nodes.sh", TWO_NODES, 42),
         test_case("linux-6.1-arm64/kernel", arm.clone(), boot_arm),
         test_case("linux-6.1-arm64/live", arm.clone(), boot_arm_live),
         test_case("linux-6.1-arm64/heap", arm_heap_needs(arm), boot_arm_heap),
@@ -97,7 +98,7 @@ const STORM: &str = "measuring/storms.c";
 fn with_busybox(busybox: &Path) -> Result<Initramfs> {
     let mut initramfs = Initramfs::default();
     initramfs.add_file("/bin/busybox", &fs::read(busybox)?);
-    let applets = "sh mount awk cat grep tr tail cmp mkdir cp insmod taskset mkfifo rm usleep timeout kill poweroff sync uname ls wc true sleep env";
+    let applets = "sh mount awk cat grep tr tail cmp mkdir cp insmod taskset mkfifo rm usleep timeout kill poweroff sync uname ls wc true sleep env sed head";
     for applet in applets.split(' ') {
         initramfs.add_link(&format!("/bin/{applet}"), "busybox");
     }

@@ -6,11 +6,15 @@ mount -t devtmpfs none /dev 2>/dev/null
 ulimit -c 0
 export PAGELIFT_TEST_EMULATED=1 # some programs do less then
 
-# What the results are about: libc by what it says of itself.
+# What glibc says of itself, in short: glibc 2.36 (Debian 2.36-9+deb12u14).
+version_of_glibc() { sed -n '1s/.*(\(.*\)) .*version \([0-9.]*[0-9]\).*/glibc \2 (\1)/p' | sed 's/Debian GLIBC/Debian/'; }
+
+# machine LIBC FILE_SYSTEM: what the results that follow are about.
+machine() { echo "MACHINE $(uname -r)	$(uname -m)	$1	$2"; }
 for libc in /lib/*/libc.so.6 /lib/libc.so.6; do
-    [ -x $libc ] && libc=$($libc | head -n 1 | tr -d '\t') && break
+    [ -x $libc ] && own_libc=$($libc | version_of_glibc) && break
 done
-echo "MACHINE $(uname -r)	$(uname -m)	$libc	$(awk '$2 == "/" { type = $3 } END { print type }' /proc/mounts)"
+machine "$own_libc" "$(awk '$2 == "/" { type = $3 } END { print type }' /proc/mounts)"
 
 # feature WORDS: the results that follow show it, until the next. way WORD: how the last one was done.
 feature() { echo "FEATURE $*"; }
@@ -41,8 +45,11 @@ settle() {
     done
 }
 
-# smaps_sum PID FIELD: KiB of the field in all mappings.
-smaps_sum() { awk -v field="$2:" '$1 == field { sum += $2 } END { print sum + 0 }' /proc/$1/smaps; }
+# What counts where any source but the pool may serve: the initramfs is in huge folios on the newest kernels.
+huge="AnonHugePages|FilePmdMapped|ShmemPmdMapped"
+
+# smaps_sum PID FIELD: KiB of the field, or of fields with | between them, in all mappings.
+smaps_sum() { awk -v field="^($2):\$" '$1 ~ field { sum += $2 } END { print sum + 0 }' /proc/$1/smaps; }
 
 # ended PID: true once the child has ended, waited for or not.
 ended() { ! grep -q '^State:.[^Z]' /proc/$1/status 2>/dev/null; }
@@ -106,6 +113,8 @@ check() {
             *Hugetlb) [ "$found" = 0 ] || way hugetlb ;;
             AnonHugePages) [ "$found" = 0 ] || way thp ;;
             FilePmdMapped) [ "$found" = 0 ] || way file ;;
+            ShmemPmdMapped) [ "$found" = 0 ] || way image ;;
+            *) [ "$found" = 0 ] || grep -oE '\((thp|file|image|hugetlb)' /tmp/err | tr -d '(' | while read -r word; do way $word; done ;;
         esac
         ok "$name ($found KiB; $said)"
     fi
@@ -113,7 +122,7 @@ check() {
 
 # own NAME PROGRAM: a program that checks itself says that all is well, and leaves the pool as full as it was.
 own() {
-    [ -x /bin/$2 ] || return # not every one is for every kernel
+    command -v $2 >/dev/null || return # not every one is for every kernel
     before=$(free_pages)
     timeout -s KILL 200 $2 >/tmp/out 2>/tmp/err
     status=$?

@@ -11,6 +11,12 @@ use lift_execution::CallError;
 use linux::pagemap::Pagemap;
 use nix::errno::Errno;
 
+/// Marks staging copies on pool pages where nothing else can be taken back from them: it changes how files are read ahead,
+/// which pool pages have nothing of.
+const MARK_OF_POOL_COPY: i32 = libc::MADV_RANDOM;
+/// How `VmFlags` of smaps shows it (Documentation/filesystems/proc.rst).
+pub(super) const FLAG_OF_POOL_COPY: &str = "rr";
+
 /// A stopped thread that executes calls.
 pub struct Calls<'a, 'b> {
     pub(super) caller: RemoteCaller<'a>,
@@ -46,14 +52,59 @@ impl Calls<'_, '_> {
         self.call(name, numbers::SYS_madvise, [range.start().0, range.len(), advice as u64, 0, 0, 0]).map(drop)
     }
 
-    /// Keeps a staging copy out of children (MADV_DONTFORK), or unmaps it: a fork would share its huge pages with the
-    /// child, and filling them would split them. Returns its address.
-    pub(super) fn keep_from_children(&mut self, copy: AddressRange) -> Result<Address, CallError> {
-        if let Err(error) = self.advise("madvise(MADV_DONTFORK)", copy, libc::MADV_DONTFORK) {
-            let _ = self.call("munmap", numbers::SYS_munmap, [copy.start().0, copy.len(), 0, 0, 0, 0]);
-            return Err(error);
+    /// Maps a staging copy and keeps it out of children (MADV_DONTFORK): a fork would share its huge pages with the child,
+    /// and filling them would split them. Returns its address; a copy that cannot be kept from them is unmapped.
+    ///
+    /// Linux 7.3 does not take that back from pool pages (MADV_DOFORK fails with EINVAL there, seen with 7.3.4), so that
+    /// the program's children would lack them after the swap. Such a copy is mapped again and only marked, by
+    /// [`MARK_OF_POOL_COPY`]; a child of a fork in these moments keeps it, which nobody writes to once it is filled.
+    pub(super) fn map_staging(
+        &mut self,
+        length: u64,
+        may_be_of_pool: bool,
+        map: impl Fn(&mut Self) -> Result<u64, CallError>,
+    ) -> Result<Address, CallError> {
+        let copy = AddressRange::sized(Address(map(self)?), length);
+        let dont_fork = |calls: &mut Self| calls.advise("madvise(MADV_DONTFORK)", copy, libc::MADV_DONTFORK);
+        let kept = dont_fork(self).and_then(|()| match may_be_of_pool {
+            true => self.advise("madvise(MADV_DOFORK)", copy, libc::MADV_DOFORK).map(|()| true),
+            false => Ok(false),
+        });
+        match kept {
+            Ok(false) => Ok(copy.start()),
+            Ok(true) => self.or_unmap(copy, dont_fork),
+            Err(error) => {
+                self.unmap(copy);
+                if !may_be_of_pool || error.call != "madvise(MADV_DOFORK)" || error.errno != Errno::EINVAL as i32 {
+                    return Err(error);
+                }
+                let copy = AddressRange::sized(Address(map(self)?), length);
+                self.or_unmap(copy, |calls| calls.advise("madvise(MADV_RANDOM)", copy, MARK_OF_POOL_COPY))
+            }
         }
-        Ok(copy.start())
+    }
+
+    fn or_unmap(
+        &mut self,
+        copy: AddressRange,
+        advise: impl FnOnce(&mut Self) -> Result<(), CallError>,
+    ) -> Result<Address, CallError> {
+        advise(self).inspect_err(|_| self.unmap(copy)).map(|()| copy.start())
+    }
+
+    fn unmap(&mut self, copy: AddressRange) {
+        let _ = self.call("munmap", numbers::SYS_munmap, [copy.start().0, copy.len(), 0, 0, 0, 0]);
+    }
+
+    /// Makes a staging copy ordinary memory of the program, which its children inherit.
+    pub(super) fn end_staging(&mut self, copy: AddressRange) -> Result<(), CallError> {
+        match self.advise("madvise(MADV_DOFORK)", copy, libc::MADV_DOFORK) {
+            // Then it is one that is only marked: see `map_staging`.
+            Err(error) if error.errno == Errno::EINVAL as i32 => {
+                self.advise("madvise(MADV_NORMAL)", copy, libc::MADV_NORMAL)
+            }
+            result => result,
+        }
     }
 
     pub(super) fn disable_thp(&mut self, disable: u64, flags: u64) -> Result<(), CallError> {

@@ -5,7 +5,7 @@
 //! is checked again: the program may have unmapped it since.
 
 use super::call_page::{CallPage, is_refused};
-use super::calls_of_thread::Calls;
+use super::calls_of_thread::{Calls, FLAG_OF_POOL_COPY};
 use super::remote_call::RemoteCaller;
 use super::stop::{LiveProcess, Standstill, StopError};
 use super::target::{Target, lock};
@@ -184,8 +184,8 @@ impl LiveExecutor {
         }
         let text = text_of(format!("/proc/{}/smaps", self.process.pid())).unwrap_or_default();
         for usage in parse_smaps(&text).unwrap_or_default() {
-            // Memory in place never has MADV_DONTFORK; recorded memory that has it is a copy.
-            let ours = usage.has_flag("dc");
+            // Memory in place never has MADV_DONTFORK, nor on the pool the mark; recorded memory that has it is a copy.
+            let ours = usage.has_flag("dc") || usage.has_flag("ht") && usage.has_flag(FLAG_OF_POOL_COPY);
             for range in orphans.within(usage.mapping.range).filter(|_| ours).collect::<Vec<_>>() {
                 // A copy that cannot be unmapped only costs memory, as it did before.
                 self.has_cleaned_up |= self.unmap(range).is_ok();
@@ -230,11 +230,14 @@ impl LiveExecutor {
             let at = calls.place(&path)?;
             let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments_to_open(at))?;
             let arguments = [0, length, file.protection.bits() as u64, how as u64, descriptor, file.offset];
-            let mapped =
-                is_meant(descriptor).and_then(|()| calls.call("mmap of its file", numbers::SYS_mmap, arguments));
+            let mapped = is_meant(descriptor).and_then(|()| {
+                let map = |calls: &mut Calls<'_, '_>| calls.call("mmap of its file", numbers::SYS_mmap, arguments);
+                // Images lie on hugetlbfs in some stores.
+                calls.map_staging(length, how == IMAGE, map)
+            });
             // Linux closes a descriptor even where close reports an error (close(2)).
             let _ = calls.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
-            calls.keep_from_children(AddressRange::sized(Address(mapped?), length))
+            mapped
         })?;
         self.note_staging(|staging| staging.insert(AddressRange::sized(start, length)));
         Ok(start)
@@ -429,9 +432,9 @@ enum Failed {
 impl Executor for LiveExecutor {
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
         let arguments = [0, length, Protection::READ_WRITE.bits() as u64, calls::mmap_flags(backing), u64::MAX, 0];
+        let of_pool = matches!(backing, Backing::Hugetlb(_));
         let start = self.with_thread(|calls| {
-            let start = calls.call("mmap", numbers::SYS_mmap, arguments)?;
-            calls.keep_from_children(AddressRange::sized(Address(start), length))
+            calls.map_staging(length, of_pool, |calls| calls.call("mmap", numbers::SYS_mmap, arguments))
         })?;
         self.note_staging(|staging| staging.insert(AddressRange::sized(start, length)));
         Ok(start)
@@ -492,7 +495,7 @@ impl Executor for LiveExecutor {
         let staged = self.staging.covers(from);
         self.with_all_stopped(range, |calls| {
             if staged {
-                calls.advise("madvise(MADV_DOFORK)", from, libc::MADV_DOFORK)?;
+                calls.end_staging(from)?;
             }
             calls.call("mremap", numbers::SYS_mremap, arguments)
         })?;
