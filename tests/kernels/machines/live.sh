@@ -75,28 +75,28 @@ kills() {
 unharmed="[0-4] faults"
 feature "attach and detach"
 start sleeps_in_many_calls
-rounds 12 "threads in many calls"
+rounds 5 "threads in many calls"
 finish "threads in many calls" "$unharmed"
 
 start is_woken_by_signals
-rounds 8 "threads that signals wake"
+rounds 4 "threads that signals wake"
 # It ends only where no signal was lost. One that is always awake can see an EINTR that is ours, see README.md.
 finish "threads that signals wake" "* faults"
 
 start waits_beside_children
-rounds 8 "threads beside children"
+rounds 4 "threads beside children"
 finish "threads beside children" "[0-2] faults"
 
 start waits_once 20
-rounds 4 "one thread that sleeps"
+rounds 2 "one thread that sleeps"
 finish "one thread that sleeps" "all right, woken in time"
 
 start waits_once input
-rounds 4 "one thread that waits for events"
+rounds 2 "one thread that waits for events"
 finish "one thread that waits for events" "all right, woken in time"
 
 start has_a_kernel_worker
-rounds 3 "a thread that computes"
+rounds 2 "a thread that computes"
 finish "a thread that computes" "*read x by 1, transparent huge pages off"
 
 # Between a stop and what makes up for it, a lift may be killed.
