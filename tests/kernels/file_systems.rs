@@ -55,6 +55,7 @@ fn modules_of(kernel: &str) -> PathBuf {
 fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Result<()> {
     let mut initramfs = with_busybox(own_busybox()?)?;
     initramfs.add_program(&pagelift_binary()?, "/bin/pagelift")?;
+    initramfs.add_program(&pagelift_binary()?.with_file_name("pagelift-measure"), "/bin/pagelift-measure")?;
     initramfs.add_file("/lib/libpagelift.so", &fs::read(target_folder().join("library/libpagelift.so"))?);
     let programs = t.folder().join("programs");
     fs::create_dir(&programs)?;

@@ -125,6 +125,7 @@ fn run_machine(t: &Context, machine: &VirtualMachine, least: usize) -> Result<()
 fn boot(t: &Context, kernel: &str, name: &str, nodes: &[u32], least: usize) -> Result<()> {
     let mut initramfs = with_busybox(own_busybox()?)?;
     initramfs.add_program(&pagelift_binary()?, "/bin/pagelift")?;
+    initramfs.add_program(&pagelift_binary()?.with_file_name("pagelift-measure"), "/bin/pagelift-measure")?;
     for name in PROGRAMS.iter().chain(&["start/starts_another_with.c", STORM]) {
         let program = Program::named(name)?;
         initramfs.add_program(&program.build()?, &format!("/bin/{}", program.name()))?;
@@ -184,6 +185,7 @@ fn arm_library() -> PathBuf {
 fn arm_initramfs(t: &Context, builds: &[(&str, &str)]) -> Result<Initramfs> {
     let mut initramfs = with_busybox(&kernel_image("busybox-arm64"))?;
     initramfs.add_file("/bin/pagelift", &fs::read(arm_pagelift())?);
+    initramfs.add_file("/bin/pagelift-measure", &fs::read(arm_pagelift().with_file_name("pagelift-measure"))?);
     for library in arm_libraries()? {
         initramfs.add_file(
             &format!("/lib/{}", library.file_name().context("a name")?.to_string_lossy()),

@@ -63,14 +63,6 @@ pub enum Command {
     /// block counts with the size of its class, up to an eighth more than was asked for, and one that another thread has
     /// freed counts until the thread that its page belongs to takes it back.
     Status(StatusArgs),
-    /// Count page walks, faults and the pages in use, and say whether the TLB holds them.
-    ///
-    /// Page walks are counted by the CPU's PMU where the machine has one. Without one, as in most virtual machines, the accessed
-    /// marks of a process's page tables are cleared and counted after 1, 10, 100 and 500 ms: a marked page was walked to in that
-    /// time, and one that stays in a TLB is not marked. Beside the size of the TLB that says where huge pages can gain. Clearing
-    /// holds the process's memory map for a few milliseconds (--stall), and the kernel's reclaim takes pages for idle until they
-    /// are used again; contents are not touched.
-    Stat(StatArgs),
     /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
     PerfMap(PerfMapArgs),
     /// Shared images: one huge-page copy of a program that every process maps.
@@ -78,23 +70,6 @@ pub enum Command {
     /// Those of `pagelift-measure`.
     #[command(flatten)]
     Measure(MeasuringCommand),
-    /// Measure what address translation costs on this machine, and what huge pages save of it.
-    ///
-    /// Loads and jumps that depend on each other visit one cache line in each base page, in random order; the same number of
-    /// lines packed one behind the other is the control, and the difference is translation. In virtual machines it shows
-    /// whether the host backs the guest's huge pages by huge pages.
-    Probe(ProbeArgs),
-    /// Show who sends TLB shootdowns, by which calls, what they cost, and which setting ends them.
-    ///
-    /// A program with threads that gives memory back, mostly its allocator, interrupts every CPU it runs on. Counted from the
-    /// kernel's tracepoints, as root; an ordinary user sees what /proc/interrupts counts for the whole machine.
-    Shootdowns(ShootdownsArgs),
-    /// Estimate what a lift does to a program's TLB misses, before anything is lifted, on any machine.
-    ///
-    /// A bounded slice of the program runs under QEMU's user mode (Debian: qemu-user), which reports the pages that it
-    /// touches, and the TLBs of a CPU are simulated: for the pages of today, for those that `pagelift run` plans, and for
-    /// those with whole huge pages of anonymous memory too. The program's own output goes to standard error.
-    Estimate(EstimateArgs),
     /// Files in huge folios of the page cache, which every process maps without any copy.
     Cache(CacheArgs),
     /// Have every plain start of a program of your own placed so that huge pages can map its file.
@@ -117,8 +92,8 @@ pub enum Command {
     Generate(GenerateArgs),
 }
 
-/// The commands of `pagelift-measure`, a program of its own that `pagelift` executes for them: clients of databases, TLS and
-/// charts would make each start of `pagelift run` slower.
+/// The commands of `pagelift-measure`, a program of its own that `pagelift` executes for them: clients of databases, TLS,
+/// charts and symbols would make each start of `pagelift run` slower.
 #[derive(Subcommand)]
 pub enum MeasuringCommand {
     /// Measure whether a lift pays: a live program switched in place, servers side by side, or a command run plain and lifted
@@ -134,6 +109,31 @@ pub enum MeasuringCommand {
     /// One file of HTML that needs no network and no other file, in light and dark, fit to be printed; or Markdown. With
     /// several records a table compares them.
     Report(ReportArgs),
+    /// Count page walks, faults and the pages in use, and say whether the TLB holds them.
+    ///
+    /// Page walks are counted by the CPU's PMU where the machine has one. Without one, as in most virtual machines, the accessed
+    /// marks of a process's page tables are cleared and counted after 1, 10, 100 and 500 ms: a marked page was walked to in that
+    /// time, and one that stays in a TLB is not marked. Beside the size of the TLB that says where huge pages can gain. Clearing
+    /// holds the process's memory map for a few milliseconds (--stall), and the kernel's reclaim takes pages for idle until they
+    /// are used again; contents are not touched.
+    Stat(StatArgs),
+    /// Measure what address translation costs on this machine, and what huge pages save of it.
+    ///
+    /// Loads and jumps that depend on each other visit one cache line in each base page, in random order; the same number of
+    /// lines packed one behind the other is the control, and the difference is translation. In virtual machines it shows
+    /// whether the host backs the guest's huge pages by huge pages.
+    Probe(ProbeArgs),
+    /// Show who sends TLB shootdowns, by which calls, what they cost, and which setting ends them.
+    ///
+    /// A program with threads that gives memory back, mostly its allocator, interrupts every CPU it runs on. Counted from the
+    /// kernel's tracepoints, as root; an ordinary user sees what /proc/interrupts counts for the whole machine.
+    Shootdowns(ShootdownsArgs),
+    /// Estimate what a lift does to a program's TLB misses, before anything is lifted, on any machine.
+    ///
+    /// A bounded slice of the program runs under QEMU's user mode (Debian: qemu-user), which reports the pages that it
+    /// touches, and the TLBs of a CPU are simulated: for the pages of today, for those that `pagelift run` plans, and for
+    /// those with whole huge pages of anonymous memory too. The program's own output goes to standard error.
+    Estimate(EstimateArgs),
 }
 
 /// The command line of `pagelift-measure`: a part of that of `pagelift`.

@@ -58,7 +58,6 @@ fn parse(words: &[OsString]) -> Result<Cli, clap::Error> {
 fn run(cli: Cli, words: &[OsString]) -> u8 {
     let result = match &cli.command {
         Command::Run(args) => return commands::run::run(args),
-        Command::Stat(args) => return finished(commands::stat::run(args)),
         Command::Attach(args) => commands::attach::attach(args),
         Command::Detach(args) => commands::attach::detach(args),
         Command::Doctor(args) => return commands::doctor::run(args),
@@ -67,9 +66,6 @@ fn run(cli: Cli, words: &[OsString]) -> u8 {
         Command::PerfMap(args) => commands::perf_map::run(args),
         Command::Image(args) => commands::image::run(args),
         Command::Measure(_) => Err(commands::measure::become_measure(words)),
-        Command::Probe(args) => commands::probe::run(args),
-        Command::Shootdowns(args) => commands::shootdowns::run(args),
-        Command::Estimate(args) => commands::estimate::run(args),
         Command::Cache(args) => commands::cache::run(args),
         Command::Align(args) => commands::align::run(args),
         Command::Pool(args) => match commands::pool::run(args) {

@@ -231,7 +231,7 @@ fn transparent() -> Transparent {
 /// Starts the program up to its entry, as `pagelift run` would lift it, and reads the plan.
 fn plan(args: &EstimateArgs, started: &Started) -> Result<PlannedPages> {
     let report = tempfile::NamedTempFile::new().context("making a file for the plan")?;
-    let own = std::env::current_exe().context("the own executable cannot be found: is /proc mounted?")?;
+    let own = session::parts::program()?;
     let mut run = Command::new(own);
     run.args(["run", "--dry-run", "--report"]).arg(report.path()).args(words(&args.policy.policy()));
     run.arg("--").args(&started.words).stdin(Stdio::null());

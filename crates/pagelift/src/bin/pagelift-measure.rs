@@ -1,4 +1,4 @@
-//! `pagelift-measure`, which `pagelift` executes for the commands that measure by clients of databases and make charts.
+//! `pagelift-measure`, which `pagelift` executes for the commands that measure.
 
 use clap::Parser;
 use cli::definition::MeasuringCli;
@@ -11,5 +11,5 @@ static ALLOCATOR: cli::allocator::Allocator = cli::allocator::Allocator::new();
 
 fn main() -> ExitCode {
     let cli = MeasuringCli::parse();
-    ExitCode::from(finished(measure_cli::run(&cli.command).map(|()| 0)))
+    ExitCode::from(finished(measure_cli::run(&cli.command)))
 }

@@ -63,7 +63,7 @@ fn in_a_thread(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<Atom
 /// not be started.
 pub fn command(kinds: &[Kind], args: &StatArgs) -> anyhow::Result<(Option<Comparison>, u8)> {
     let options = words(&policy(args, kinds));
-    let own = std::env::current_exe()?.into_os_string();
+    let own = session::parts::program()?.into_os_string();
     let mut runs = Runs::prepare()?;
     let Ran { report, status } = runs.measure(&args.command, args)?;
     let Some(plain) = report else { return Ok((None, status)) };
