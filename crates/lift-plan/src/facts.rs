@@ -62,6 +62,19 @@ fn chosen(text: &str) -> Option<&str> {
     Some(rest.split_once(']')?.0)
 }
 
+/// A limit of a hugetlb cgroup that leaves a process fewer pages than the pool has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PoolLimit {
+    /// Page size.
+    pub size: PageSize,
+    /// Pages that the pool has for a process without a limit.
+    pub pool: u64,
+    /// The limit in bytes.
+    pub limit: u64,
+    /// The file that sets it.
+    pub file: String,
+}
+
 /// Transparent huge pages of this kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ThpFacts {
@@ -80,6 +93,8 @@ pub struct MachineFacts {
     pub base_page: PageSize,
     /// Pools, smallest size first; empty on a kernel without hugetlb.
     pub pools: Vec<HugePool>,
+    /// Limits of cgroups that leave fewer pages than the pools have.
+    pub pool_limits: Vec<PoolLimit>,
     /// The kernel's default hugetlb size (`Hugepagesize` in `/proc/meminfo`).
     pub default_hugetlb: Option<PageSize>,
     /// Transparent huge pages; `None` on a kernel without them.
@@ -249,6 +264,7 @@ pub(crate) fn bare() -> MachineFacts {
         memory_bound: String::new(),
         max_mappings: 0,
         numa: None,
+        pool_limits: Vec::new(),
     }
 }
 

@@ -27,7 +27,8 @@ pub use options::{Edges, Kind, Kinds, Numa, ObjectChoice, Pages, Policy, Writabl
 pub use base::{BaseChoice, Coverable, choose_base, coverable};
 pub use cached::{cached_coverable, choose_cached_base};
 pub use facts::{
-    CacheShortfall, CachedFile, HugePool, ImageSpan, MachineFacts, ProcessFacts, SpecialMapping, ThpFacts, ThpMode,
+    CacheShortfall, CachedFile, HugePool, ImageSpan, MachineFacts, PoolLimit, ProcessFacts, SpecialMapping, ThpFacts,
+    ThpMode,
 };
 pub use pieces::{Piece, pieces_of};
 pub use placement::{NodeFacts, Nodes, NumaFacts, Placement, Preference};

@@ -6,7 +6,8 @@ use crate::pieces::{refusal_by_protection, special_in};
 use crate::placement::{Placed, memory_bound, place, pool_on};
 use crate::{
     Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, Method, Numa, ObjectChoice, Pages, Part, Piece,
-    Placement, Plan, Policy, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, WritablePages, pieces_of,
+    Placement, Plan, Policy, PoolLimit, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, WritablePages,
+    pieces_of,
 };
 use address_space::{
     AddressRange, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet,
@@ -427,7 +428,12 @@ impl<'a> Planner<'a> {
             Ok(Some(placed)) if elsewhere > 0 && available + elsewhere >= needed => {
                 Reason::PoolOnOtherNodes { size, needed, available, elsewhere, nodes: placed.nodes.clone() }
             }
-            _ => Reason::PoolTooSmall { size, needed, available, total },
+            _ => match self.machine.pool_limits.iter().find(|limit| limit.size == size && limit.pool >= needed) {
+                Some(PoolLimit { limit, file, .. }) => {
+                    Reason::PoolLimited { size, needed, available, limit: *limit, file: file.clone() }
+                }
+                None => Reason::PoolTooSmall { size, needed, available, total },
+            },
         }
     }
 

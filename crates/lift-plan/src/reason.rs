@@ -44,6 +44,19 @@ pub enum Reason {
         /// The nodes.
         nodes: Nodes,
     },
+    /// The pool has enough pages, but a cgroup does not allow as many.
+    PoolLimited {
+        /// Page size.
+        size: PageSize,
+        /// Pages needed.
+        needed: u64,
+        /// Pages that are allowed.
+        available: u64,
+        /// The limit in bytes.
+        limit: u64,
+        /// The file that sets it.
+        file: String,
+    },
     /// The wanted node does not exist, or the process may not take memory from it.
     NodeForbidden {
         /// The node.
@@ -162,6 +175,10 @@ impl Reason {
                 let node = nodes.iter().next()?;
                 Some(format!("pagelift pool reserve {}K:{needed}@{node}", size.kib()))
             }
+            Self::PoolLimited { size, needed, available, limit, file } => {
+                let missing = needed.saturating_sub(*available).saturating_mul(size.bytes());
+                Some(format!("echo {} > {file}", limit.saturating_add(missing)))
+            }
             Self::NodeForbidden { allowed, .. } => {
                 allowed.iter().next().map(|node| format!("--numa node={node}, or a cpuset with the wanted node"))
             }
@@ -212,6 +229,9 @@ impl fmt::Display for Reason {
                 "needs {needed} pages of {size} from the pool on {nodes}, {available} available there; {elsewhere} on \
                  other nodes may not be used"
             ),
+            Self::PoolLimited { size, needed, available, file, .. } => {
+                write!(f, "needs {needed} pages of {size} from the pool, {available} allowed by {file}")
+            }
             Self::NodeForbidden { node, allowed } => {
                 write!(f, "node {node} is not one it may take memory from, found {allowed}")
             }
@@ -299,6 +319,17 @@ mod tests {
                 Reason::PoolTooSmall { size, needed: 7, available: 3, total: 10 },
                 "needs 7 pages of 2 MiB from the pool, 3 available",
                 "echo 14 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+            ),
+            (
+                Reason::PoolLimited {
+                    size,
+                    needed: 7,
+                    available: 3,
+                    limit: 6 << 20,
+                    file: "/c/hugetlb.2MB.max".into(),
+                },
+                "needs 7 pages of 2 MiB from the pool, 3 allowed by /c/hugetlb.2MB.max",
+                "echo 14680064 > /c/hugetlb.2MB.max",
             ),
             (
                 Reason::PoolOnOtherNodes {

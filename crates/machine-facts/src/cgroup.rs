@@ -34,6 +34,8 @@ pub struct HugetlbLimit {
     pub size: PageSize,
     /// Bytes left below the limit.
     pub left: u64,
+    /// The limit in bytes.
+    pub limit: u64,
     /// The file that sets it.
     pub file: String,
 }
@@ -188,7 +190,7 @@ fn take_hugetlb(files: &impl Files, limits: &mut CgroupLimits, directory: &str, 
         let Some(limit) = files.number(&set_by).filter(|limit| *limit < NO_LIMIT) else { continue };
         let Some(usage) = files.number(&file(usage)) else { continue };
         let left = limit.saturating_sub(usage);
-        let found = HugetlbLimit { size, left, file: set_by };
+        let found = HugetlbLimit { size, left, limit, file: set_by };
         match limits.hugetlb.iter_mut().find(|so_far| so_far.size == size) {
             Some(so_far) if left < so_far.left => *so_far = found,
             Some(_) => {}
@@ -258,7 +260,7 @@ mod tests {
         take_hugetlb(&files, &mut limits, "/c/a", size, true);
         assert_eq!(limits.hugetlb_of(size).map(|limit| limit.left), Some(8_000_000));
         take_hugetlb(&files, &mut limits, "/c", size, true);
-        let found = HugetlbLimit { size, left: 0, file: "/c/hugetlb.2MB.rsvd.max".to_owned() };
+        let found = HugetlbLimit { size, left: 0, limit: 2_000_000, file: "/c/hugetlb.2MB.rsvd.max".to_owned() };
         assert_eq!(limits.hugetlb, [found]);
     }
 

@@ -7,7 +7,7 @@ use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use lift_plan::{HugePool, MachineFacts, Policy, ThpFacts, ThpMode};
+use lift_plan::{HugePool, MachineFacts, Policy, PoolLimit, ThpFacts, ThpMode};
 
 /// Share of available memory that is kept free, so that a lift never brings the machine or a cgroup to its limit.
 const SHARE_LEFT_ALONE: u64 = 16;
@@ -65,11 +65,18 @@ pub fn facts_of(files: &impl Files, kernel: &Kernel, process: &str, looks: Looks
     let limits = Cgroups::of(files, process).limits(files, &sizes);
     let meminfo = files.text("/proc/meminfo").unwrap_or_default();
     let mut facts = unbounded_facts(files, kernel, kernel.thp_size.and_then(|size| thp_at(files, THP, size)));
+    facts.pool_limits = pools.iter().filter_map(|pool| limit_of(pool, &limits)).collect();
     facts.pools = pools.into_iter().map(|pool| cut_by(pool, &limits)).collect();
     facts.numa = numa_facts(files, process, &sizes);
     facts.default_hugetlb = default_hugetlb(&meminfo);
     (facts.memory_available, facts.memory_bound) = memory_left(&meminfo, limits.memory.as_ref());
     facts
+}
+
+/// Returns the limit that leaves fewer pages than the pool has.
+fn limit_of(pool: &HugePool, limits: &CgroupLimits) -> Option<PoolLimit> {
+    let found = limits.hugetlb_of(pool.size).filter(|limit| limit.left / pool.size.bytes() < pool.available)?;
+    Some(PoolLimit { size: pool.size, pool: pool.available, limit: found.limit, file: found.file.clone() })
 }
 
 /// Returns the pool as far as a process with these limits may use it.
@@ -95,6 +102,7 @@ fn unbounded_facts(files: &impl Files, kernel: &Kernel, thp: Option<ThpFacts>) -
         elf_machine: elf_machine(),
         base_page: kernel.base_page,
         pools: Vec::new(),
+        pool_limits: Vec::new(),
         default_hugetlb: None,
         thp,
         movable_hugetlb: kernel.release >= (5, 16),
@@ -158,7 +166,7 @@ mod tests {
     #[test]
     fn a_pool_gives_no_more_than_a_cgroup_allows() {
         let size = |bytes: u64| PageSize::new(bytes).unwrap();
-        let limit = HugetlbLimit { size: size(2 << 20), left: (8 << 20) - 1, file: String::new() };
+        let limit = HugetlbLimit { size: size(2 << 20), left: (8 << 20) - 1, limit: 9 << 20, file: "/c/max".into() };
         let limits = CgroupLimits { memory: None, hugetlb: vec![limit] };
         let available = |bytes: u64, available: u64| {
             let pool = HugePool { size: size(bytes), total: 9, available };
@@ -166,6 +174,9 @@ mod tests {
             assert_eq!((cut.size, cut.total), (pool.size, 9));
             cut.available
         };
+        let limited = |available: u64| limit_of(&HugePool { size: size(2 << 20), total: 9, available }, &limits);
+        let found = PoolLimit { size: size(2 << 20), pool: 4, limit: 9 << 20, file: "/c/max".into() };
+        assert_eq!((limited(3), limited(4)), (None, Some(found)));
         assert_eq!([available(2 << 20, 9), available(2 << 20, 2), available(1 << 30, 9)], [3, 2, 9]);
     }
 

@@ -188,6 +188,7 @@ fn take_plan(facts: &mut ProgramFacts, plan: &Plan, huge: Option<PageSize>) {
                 | Reason::NoThp
                 | Reason::SmallFolios(_)
                 | Reason::PoolTooSmall { .. }
+                | Reason::PoolLimited { .. }
                 | Reason::Mappings { .. }
         )
     };

@@ -2,7 +2,9 @@
 
 use crate::support::{PAGE, Program, Segment, Shape, machine_with, page_size, range};
 use address_space::{ObjectRole, Protection};
-use lift_plan::{HugePool, Kind, MachineFacts, Method, Pages, Plan, Policy, Reason, Source, WritablePages, plan};
+use lift_plan::{
+    HugePool, Kind, MachineFacts, Method, Pages, Plan, Policy, PoolLimit, Reason, Source, WritablePages, plan,
+};
 
 const HUGE: u64 = 4 * PAGE;
 
@@ -52,6 +54,21 @@ fn the_pool_serves_to_its_last_page() {
     assert_eq!(sources(&short), [vec![Source::Hugetlb], vec![]]);
     let size = page_size(HUGE);
     assert_eq!(*only_refusal(&short), Reason::PoolTooSmall { size, needed: 3, available: 2, total: 9 });
+}
+
+#[test]
+fn a_cgroup_that_allows_less_than_the_pool_has_is_named() {
+    let policy = Policy { pages: Pages::Hugetlb, writable_pages: WritablePages::Hugetlb, ..Policy::default() };
+    let (size, file) = (page_size(HUGE), "/c/hugetlb.max".to_owned());
+    let with = |pool| {
+        let pools = vec![HugePool { size, total: 9, available: 4 }];
+        let pool_limits = vec![PoolLimit { size, pool, limit: 4 * HUGE, file: file.clone() }];
+        only_refusal(&made(&MachineFacts { pools, pool_limits, ..machine() }, &policy)).clone()
+    };
+    let limited = Reason::PoolLimited { size, needed: 3, available: 2, limit: 4 * HUGE, file: file.clone() };
+    assert_eq!(with(5), limited);
+    assert_eq!(limited.fix(), Some(format!("echo {} > /c/hugetlb.max", 5 * HUGE)));
+    assert!(matches!(with(2), Reason::PoolTooSmall { .. }));
 }
 
 /// Code takes 8 base pages; of the data 8 are copied and of the bss all but the touched page become resident.

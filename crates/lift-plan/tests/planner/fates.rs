@@ -101,6 +101,7 @@ pub fn is_want_of_means(reason: &Reason) -> bool {
     matches!(
         reason,
         PoolTooSmall { .. }
+            | PoolLimited { .. }
             | NoSuchPool { .. }
             | ThpOff
             | ThpOffInProcess

@@ -42,6 +42,7 @@ pub fn machine_with(huge: u64, pool_pages: u64) -> MachineFacts {
         memory_bound: "the machine".to_owned(),
         max_mappings: 65_530,
         numa: None,
+        pool_limits: Vec::new(),
     }
 }
 

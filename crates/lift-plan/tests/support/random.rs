@@ -219,6 +219,7 @@ pub fn machine() -> impl Strategy<Value = MachineFacts> {
                 memory_bound: "the machine".to_owned(),
                 max_mappings,
                 numa: None,
+                pool_limits: Vec::new(),
             }
         },
     )
