@@ -288,6 +288,9 @@ fn planned(t: &Context) -> Result<()> {
     let plan: Value = serde_json::from_str(&pool(t, &["plan", "--json", &request])?.success()?.stdout)?;
     let missing = plan["needs"][0]["missing"].as_u64().context("no number")?;
     ensure!(plan["needs"][0]["pages"] == 1_000_000 && missing <= 1_000_000, "{plan}");
+    let both = pool(t, &["plan", &request, "--", "/bin/true"])?.success()?.stdout;
+    ensure!(both.contains("pagelift pool reserve"), "{both}");
+    ensure!(!both.contains("--for"), "--for would leave out the pages that were named: {both}");
     let nothing = pool(t, &["plan"])?;
     ensure!(nothing.ending == Ending::Exit(125) && nothing.stderr.contains("needed: `-- CMD`"), "{nothing:?}");
     let script = pool(t, &["plan", "--", "/nowhere/to/be/found"])?;

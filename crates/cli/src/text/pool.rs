@@ -151,6 +151,8 @@ pub struct ShownPlan<'a> {
     pub policy: &'a str,
     /// The command, if it is for one.
     pub command: &'a [OsString],
+    /// True where nothing is planned beside what the command needs.
+    pub only_command: bool,
     /// The kernel's parameter that sets memory aside for gigantic pages.
     pub cma: Option<String>,
 }
@@ -206,10 +208,12 @@ fn commands(plan: &ShownPlan<'_>) -> String {
     if !plan.command.is_empty() {
         let command = plan.command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
         text += &format!("Then\n  pagelift run --pages hugetlb{} -- {command}\n", plan.policy);
-        text += &format!(
-            "Or both, and the pages back at its end\n  pagelift pool reserve --for{} -- {command}\n",
-            plan.policy
-        );
+        if plan.only_command {
+            text += &format!(
+                "Or both, and the pages back at its end\n  pagelift pool reserve --for{} -- {command}\n",
+                plan.policy
+            );
+        }
     } else if let Some(pid) = plan.needed.pid {
         text += &format!("Then\n  pagelift attach --pages hugetlb{} {pid}\n", plan.policy);
     }

@@ -112,8 +112,15 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     }
     let (words, policy) = (plan_words(args), policy_words(args));
     let cma = pools::cma_argument(&requests, is_gigantic);
-    let shown =
-        text::ShownPlan { needed: &needed, needs: &needs, words: &words, policy: &policy, command: &args.command, cma };
+    let shown = text::ShownPlan {
+        needed: &needed,
+        needs: &needs,
+        words: &words,
+        policy: &policy,
+        command: &args.command,
+        only_command: args.target.is_empty(),
+        cma,
+    };
     write!(out, "{}", text::plan(&shown))?;
     super::say_kubelet();
     Ok(())
