@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The program of the commands that users type.
 const PROGRAM: &str = "pagelift";
-/// The program of `pagelift bench` and `pagelift report`.
+/// The program of the commands that measure, such as `pagelift bench`.
 pub const MEASURE: &str = "pagelift-measure";
 /// From `bin`, where everything lies that users do not call by name.
 const INNER_FOLDER: &str = "../libexec/pagelift";
