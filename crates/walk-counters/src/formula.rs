@@ -165,6 +165,16 @@ impl Counts {
         }
     }
 
+    /// Walks for instruction fetches.
+    pub fn walks_of_code(&self) -> Measured {
+        self.of(Side::Code, What::Walks)
+    }
+
+    /// Walks for loads and stores.
+    pub fn walks_of_data(&self) -> Measured {
+        self.of_data(What::Walks)
+    }
+
     /// Loads and stores together.
     fn of_data(&self, counts: What) -> Measured {
         match self.of(Side::Data, counts) {

@@ -1,5 +1,6 @@
 //! `pagelift stat`.
 
+mod calibration;
 mod command;
 mod lifted;
 mod machine;
@@ -10,6 +11,7 @@ pub mod rounds;
 use crate::arguments::policy::choice;
 use crate::exit::{OWN_FAILURE, interruptions};
 use crate::text::{comparison, stat};
+use anyhow::bail;
 use clap::Args;
 use command::{Ran, Runs};
 use options::{Kind, Pages};
@@ -20,6 +22,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 use walk_counters::{Counting, NoCounters, Walks};
 
@@ -60,6 +63,10 @@ pub struct StatArgs {
     /// With --lift, leave the process lifted.
     #[arg(long, requires = "lift", conflicts_with = "command")]
     pub keep: bool,
+    /// Where the PMU counts page walks but not their time, as on AMD and most Arm CPUs, measure what one costs here, for four
+    /// seconds afterwards, and estimate their share of the CPU time.
+    #[arg(long, conflicts_with = "lift")]
+    pub calibrate: bool,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -92,10 +99,10 @@ pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
             output.write(&comparison, comparison::text)?;
             return Ok(status_of(&comparison));
         }
-        (Some(pid), None) => process::measure(pid, time, stall(args), &interrupted)?,
-        (None, _) => machine::measure(time, &interrupted)?,
+        (Some(pid), None) => kept_free(args, || process::measure(pid, time, stall(args), &interrupted))?,
+        (None, _) => kept_free(args, || machine::measure(time, &interrupted))?,
     };
-    output.write(&report, stat::text)?;
+    output.write(&with_estimate(report, args), stat::text)?;
     Ok(0)
 }
 
@@ -109,9 +116,26 @@ fn of_command(args: &StatArgs, output: Output) -> anyhow::Result<u8> {
     }
     let Ran { report, status } = Runs::prepare()?.measure(&args.command, args)?;
     if let Some(report) = report {
-        output.write(&report, stat::text)?;
+        output.write(&with_estimate(report, args), stat::text)?;
     }
     Ok(status)
+}
+
+/// Measures in this thread, which gives up all rights but to read, or in one of its own where this one has to measure what a
+/// page walk costs.
+fn kept_free(args: &StatArgs, measure: impl FnOnce() -> anyhow::Result<Report> + Send) -> anyhow::Result<Report> {
+    if args.calibrate { in_a_thread(measure) } else { measure() }
+}
+
+/// Measures in a thread of its own, which gives up all rights but to read. This thread keeps its own.
+fn in_a_thread(measure: impl FnOnce() -> anyhow::Result<Report> + Send) -> anyhow::Result<Report> {
+    let measured = thread::scope(|scope| scope.spawn(measure).join());
+    measured.unwrap_or_else(|_| bail!("the thread that measures has failed"))
+}
+
+fn with_estimate(report: Report, args: &StatArgs) -> Report {
+    let estimated = args.calibrate.then(|| calibration::estimate(&report));
+    Report { estimated, ..report }
 }
 
 /// A lift that was refused is a failure; one that an end or an interruption has forestalled is none.

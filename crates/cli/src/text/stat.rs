@@ -2,7 +2,7 @@
 
 use super::number::grouped;
 use super::table::{align_right, table, trimmed};
-use crate::commands::stat::report::{CountedWalks, Marks, Outcome, Report};
+use crate::commands::stat::report::{CountedWalks, Estimated, Marks, Outcome, Report};
 use address_space::format_bytes;
 use process_view::Activity;
 use process_view::coverage::Usage;
@@ -28,7 +28,29 @@ pub fn text(report: &Report) -> String {
         Outcome::Measured(cores) => cores.iter().for_each(|core| text += &of_walks(core)),
         Outcome::NotMeasured(why) => text += &format!("Page walks: not counted: {why}\n"),
     }
+    text += &report.estimated.as_ref().map(of_estimate).unwrap_or_default();
     text + &report.marks.as_ref().map(|marks| of_use(marks, &report.tlb)).unwrap_or_default()
+}
+
+/// The time of page walks, by what each costs.
+fn of_estimate(estimated: &Outcome<Estimated>) -> String {
+    let Estimated { nanoseconds, share } = match estimated {
+        Outcome::Measured(estimated) => estimated,
+        Outcome::NotMeasured(why) => return format!("time of page walks: not estimated: {why}\n"),
+    };
+    let side = |what: &str, share: Option<f64>, cost: Option<f64>| match (share, cost) {
+        (Some(share), Some(cost)) => {
+            format!(
+                "page walks of {what} take up to {:.1} % of the CPU time (estimate: {cost:.1} ns each)\n",
+                100.0 * share
+            )
+        }
+        (None, Some(_)) => format!("time of page walks of {what}: not estimated: they were not counted\n"),
+        (_, None) => {
+            format!("time of page walks of {what}: not estimated: `pagelift probe` shows no walk's cost here\n")
+        }
+    };
+    side("code", share.code, nanoseconds.code) + &side("data", share.data, nanoseconds.data)
 }
 
 /// The pages in use beside the size of the TLB, and what follows.
@@ -299,6 +321,7 @@ pub(super) fn rate(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::stat::report::Walked;
     use std::collections::BTreeMap;
     use walk_counters::Walks;
     use working_set::{Cleared, Cost, LeftOut, Level, PartMarks, WalkBound, verdicts};
@@ -346,6 +369,7 @@ mod tests {
             activity: Outcome::Measured(Activity { minor_faults: 12_345, user_seconds: 4.0, ..Activity::default() }),
             coverage: Some(Outcome::NotMeasured("it has ended".to_owned())),
             page_walks: Outcome::NotMeasured("no PMU".to_owned()),
+            estimated: None,
             marks: Some(Outcome::Measured(Marks { working_set: set, verdicts })),
             tlb,
         }
@@ -369,6 +393,24 @@ mod tests {
         }
         let table = marked(&working_set());
         assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    }
+
+    #[test]
+    fn the_time_of_walks_is_marked_as_an_estimate() {
+        let walked = |code, data| Walked { code, data };
+        let mut report = report(working_set());
+        report.estimated = Some(Outcome::Measured(Estimated {
+            nanoseconds: walked(None, Some(41.25)),
+            share: walked(None, Some(0.123)),
+        }));
+        let said = text(&report);
+        assert!(
+            said.contains("page walks of data take up to 12.3 % of the CPU time (estimate: 41.2 ns each)"),
+            "{said}"
+        );
+        assert!(said.contains("time of page walks of code: not estimated: `pagelift probe` shows"), "{said}");
+        report.estimated = Some(Outcome::NotMeasured("no page walks were counted".to_owned()));
+        assert!(text(&report).contains("time of page walks: not estimated: no page walks were counted"));
     }
 
     #[test]

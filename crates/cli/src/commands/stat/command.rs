@@ -107,6 +107,7 @@ impl Runs {
             activity: activity.map_or_else(|error| Outcome::NotMeasured(error.to_string()), Outcome::Measured),
             coverage: Some(coverage),
             page_walks: counted(counting),
+            estimated: None,
             marks: Some(watch.map_or_else(too_soon, |watch| watch.finish(&reach))),
             tlb: reach,
         };

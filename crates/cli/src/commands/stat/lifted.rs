@@ -2,7 +2,7 @@
 
 use super::command::{Ran, Runs};
 use super::report::{Comparison, Lifted};
-use super::{Outcome, Report, StatArgs, USUAL, VERSION, process, stall};
+use super::{Outcome, StatArgs, USUAL, VERSION, in_a_thread, process, stall};
 use crate::arguments::policy::words;
 use crate::commands::lift_switcher::LiftSwitcher;
 use crate::text::{message, pause::pause};
@@ -12,8 +12,6 @@ use session::running::Attached;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::thread;
-use std::time::Duration;
 
 /// The lift that is asked for.
 fn policy(args: &StatArgs, kinds: &[Kind]) -> Policy {
@@ -31,7 +29,7 @@ pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<Atom
     let policy = policy(args, kinds);
     let options = words(&policy);
     let time = args.time.unwrap_or(USUAL);
-    let measured = || in_a_thread(pid, time, stall(args), interrupted);
+    let measured = || in_a_thread(|| process::measure(pid, time, stall(args), interrupted));
     let mut switcher = LiftSwitcher::new(pid, vec![policy])?;
     let plain = measured()?;
     let lifted = match &plain.ended_early {
@@ -51,12 +49,6 @@ pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<Atom
         _ => switcher.leave_as_found(),
     };
     Ok(Comparison { version: VERSION, options, plain, lifted, left: Some(left) })
-}
-
-/// Measures in a thread of its own, which gives up all rights but to read. This thread keeps those that lifting takes.
-fn in_a_thread(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Report> {
-    let measured = thread::scope(|scope| scope.spawn(|| process::measure(pid, time, stall, interrupted)).join());
-    measured.unwrap_or_else(|_| bail!("the thread that measures has failed"))
 }
 
 /// Runs a command plain and then by `pagelift run`. Returns the status of the last run, too, and no comparison where it could

@@ -35,6 +35,7 @@ pub fn measure(time: Duration, interrupted: &Arc<AtomicBool>) -> anyhow::Result<
         activity: Outcome::Measured(activity()?.since(&before)),
         coverage: None,
         page_walks: counted(counting),
+        estimated: None,
         marks: None,
         tlb: Reach::of_this_cpu(),
     })

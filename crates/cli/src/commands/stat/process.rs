@@ -63,6 +63,7 @@ pub fn measure(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<Atom
         activity: Outcome::Measured(last.since(&before)),
         coverage: Some(coverage),
         page_walks,
+        estimated: None,
         marks: Some(marks),
         tlb: reach,
     })

@@ -29,6 +29,25 @@ pub struct CountedWalks {
     pub counts: Counts,
 }
 
+/// A number for code and one for data.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Walked {
+    /// Instruction fetches.
+    pub code: Option<f64>,
+    /// Loads and stores.
+    pub data: Option<f64>,
+}
+
+/// The time of page walks where the PMU does not count it: an estimate, and at most so much, since walks overlap with other
+/// work and with each other.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Estimated {
+    /// What a walk costs on base pages of this machine, in ns.
+    pub nanoseconds: Walked,
+    /// Shares of the CPU time, between 0 and 1.
+    pub share: Walked,
+}
+
 /// Pages marked by page walks, and what follows.
 #[derive(Clone, Debug, Serialize)]
 pub struct Marks {
@@ -57,6 +76,9 @@ pub struct Report {
     pub coverage: Option<Outcome<Usage>>,
     /// Page walks, by kind of core.
     pub page_walks: Outcome<Vec<CountedWalks>>,
+    /// Their time, where it was to be estimated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimated: Option<Outcome<Estimated>>,
     /// Pages marked over time; `None` for the machine.
     pub marks: Option<Outcome<Marks>>,
     /// This machine's TLBs.
