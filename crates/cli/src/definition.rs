@@ -136,7 +136,7 @@ pub enum MeasuringCommand {
     Estimate(EstimateArgs),
 }
 
-/// The command line of `pagelift-measure`: a part of that of `pagelift`.
+/// The commands of `pagelift` that measure, which it executes this program for.
 #[derive(Parser)]
 #[command(name = "pagelift", version, propagate_version = true, max_term_width = 100)]
 pub struct MeasuringCli {
