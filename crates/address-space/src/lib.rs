@@ -8,24 +8,28 @@
 extern crate alloc;
 
 mod address;
+mod auxiliary;
 mod dense;
 mod elf;
 mod kernel_writes;
 mod maps;
 mod object;
 mod page_size;
+mod process_stat;
 mod protection;
 mod range_set;
 mod smaps;
 mod space;
 
 pub use address::{Address, AddressRange};
+pub use auxiliary::AuxiliaryVector;
 pub use dense::{dense_runs, may_be_collapsed};
 pub use elf::{ElfError, ElfImage, ElfKind, LoadSegment};
 pub use kernel_writes::{ProcessFiles, kernel_may_write};
 pub use maps::{Mapping, MappingName, MapsError, parse_maps};
 pub use object::{FileKey, LoadedObject, ObjectRole, bias_of, file_groups};
-pub use page_size::{ByteCount, PageSize, PageSizeError, byte_count, format_bytes, parse_bytes};
+pub use page_size::{ByteCount, PageSize, PageSizeError, SizeDirectory, byte_count, format_bytes, parse_bytes};
+pub use process_stat::{ProcessStat, StatCounters};
 pub use protection::Protection;
 pub use range_set::RangeSet;
 pub use smaps::{MappingFlags, MappingUsage, parse_flags, parse_smaps};

@@ -45,9 +45,31 @@ impl PageSize {
         bytes.div_ceil(self.0)
     }
 
-    /// The size as the kernel writes it in names such as `hugepages-2048kB`.
+    /// The size in KiB.
     pub const fn kib(self) -> u64 {
         self.0 / 1024
+    }
+
+    /// The name of the kernel's directories about pages of this size: `hugepages-2048kB`.
+    pub const fn directory(self) -> SizeDirectory {
+        SizeDirectory(self)
+    }
+
+    /// The size that a directory is about, by its name; `None` for other names.
+    pub fn of_directory(name: &str) -> Option<Self> {
+        let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        Self::new(kib.checked_mul(1024)?).ok()
+    }
+}
+
+/// The name of the kernel's directories about pages of one size, in `/sys/kernel/mm/hugepages`,
+/// `/sys/kernel/mm/transparent_hugepage` and `/sys/devices/system/node/nodeN/hugepages`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeDirectory(PageSize);
+
+impl fmt::Display for SizeDirectory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hugepages-{}kB", self.0.kib())
     }
 }
 
@@ -137,6 +159,21 @@ impl fmt::Display for ByteCount {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_are_named_as_by_the_kernel() {
+        for (size, name) in
+            [(64 << 10, "hugepages-64kB"), (2 << 20, "hugepages-2048kB"), (1 << 30, "hugepages-1048576kB")]
+        {
+            let size = PageSize::new(size).unwrap();
+            assert_eq!(size.directory().to_string(), name);
+            assert_eq!(PageSize::of_directory(name), Some(size));
+        }
+        for name in ["", "hugepages-", "hugepages-2048", "hugepages-3kB", "2048kB", "hugepages-18446744073709551615kB"]
+        {
+            assert_eq!(PageSize::of_directory(name), None, "{name}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_with_any_usual_unit() {

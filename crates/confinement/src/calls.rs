@@ -2,6 +2,7 @@
 
 use linux::file_cache::SYS_CACHESTAT;
 use linux::pagemap::PAGEMAP_SCAN;
+use linux::perf_event::PERF_EVENT_IOC_PERIOD;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
 use seccompiler::{BackendError, SeccompCondition, SeccompRule};
@@ -19,7 +20,7 @@ const _: () = assert!(CHANGING & libc::O_PATH == 0, "a path that is opened alone
 /// asm-generic/ioctls.h; C libraries give them different types.
 const TCGETS: u64 = 0x5401;
 const TIOCGWINSZ: u64 = 0x5413;
-/// linux/perf_event.h: they start and stop an event that is open already.
+/// linux/perf_event.h: they start and stop an event that is open already; PERF_EVENT_IOC_PERIOD says how often it is sampled.
 const PERF_EVENT_IOC_ENABLE: u64 = 0x2400;
 const PERF_EVENT_IOC_DISABLE: u64 = 0x2401;
 
@@ -38,8 +39,9 @@ pub fn allowed() -> Result<Vec<Rules>, BackendError> {
         | (libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP) as u64;
     calls.push((libc::SYS_clone, only(0, Dword, MaskedEq(thread | foreign), thread)?));
     // A terminal's attributes and size, whether pages are huge, and open perf events; nothing that types into a terminal.
-    let requests = [TCGETS, TIOCGWINSZ, PAGEMAP_SCAN.into(), PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_DISABLE];
-    let requests = requests.into_iter().map(|request| only(1, Dword, Eq, request)).collect::<Result<Vec<_>, _>>()?;
+    let events = [PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_PERIOD];
+    let requests = [TCGETS, TIOCGWINSZ, PAGEMAP_SCAN.into()].into_iter().chain(events);
+    let requests = requests.map(|request| only(1, Dword, Eq, request)).collect::<Result<Vec<_>, _>>()?;
     calls.push((libc::SYS_ioctl, requests.into_iter().flatten().collect()));
     // Limits and names are read, not set.
     calls.push((libc::SYS_prlimit64, only(2, Qword, Eq, 0)?));

@@ -41,7 +41,7 @@ pub enum AlignError {
     /// No segment's address agrees with its offset.
     #[error(
         "found that no read-only segment fills a huge page of {0} where its address agrees with its offset, needed one; fix: \
-         link it anew with the flags below"
+         link it anew with the flags that `pagelift align --check` prints"
     )]
     NothingCongruent(PageSize),
     /// Nothing is left to do.

@@ -60,7 +60,11 @@ pub fn orders() -> Vec<Vec<u8>> {
     order.page = 2 << 20;
     order.only = "postgres,a program";
     let words = "heap=2M heap-reserve=1.5G only=redis-server,python* pid=7 --lift=text,data quiet";
-    vec![order.to_string().into_bytes(), b"v2 huge=2097152 page=2097152 pool=0:3,7:1".to_vec(), words.into()]
+    vec![
+        order.to_string().into_bytes(),
+        b"v3 huge=2097152 page=2097152 pool=0:3,7:1 nodes=chosen".to_vec(),
+        words.into(),
+    ]
 }
 
 /// Texts of a tracepoint's format, of `/proc/interrupts` and of an environment.

@@ -1,6 +1,7 @@
 //! What the kernel counts of a process without a PMU: page faults, CPU time, context switches.
 
 use crate::{ObservationError, ProcessFiles};
+use address_space::{ProcessStat, StatCounters};
 use nix::unistd::{SysconfVar, sysconf};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -53,7 +54,7 @@ pub struct ActivityReader {
 }
 
 impl ActivityReader {
-    /// Of process `pid`.
+    /// A reader of the counts of process `pid`.
     pub fn of(pid: i32) -> Self {
         let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
         Self { process: ProcessFiles::of(pid), switches: BTreeMap::new(), ticks_per_second: ticks as f64 }
@@ -65,14 +66,15 @@ impl ActivityReader {
     /// [`ObservationError`].
     pub fn read(&mut self) -> Result<Activity, ObservationError> {
         let stat = self.process.text("stat")?;
-        let [minor_faults, major_faults, user, system] = counts(&stat).unwrap_or_default();
+        let counters = ProcessStat::parse(&stat).and_then(ProcessStat::counters).unwrap_or_default();
+        let StatCounters { minor_faults, major_faults, user_ticks, system_ticks } = counters;
         self.read_switches();
         let sum = |of: fn(&(u64, u64)) -> u64| self.switches.values().map(of).fold(0, u64::saturating_add);
         Ok(Activity {
             minor_faults,
             major_faults,
-            user_seconds: user as f64 / self.ticks_per_second,
-            system_seconds: system as f64 / self.ticks_per_second,
+            user_seconds: user_ticks as f64 / self.ticks_per_second,
+            system_seconds: system_ticks as f64 / self.ticks_per_second,
             voluntary_switches: sum(|switches| switches.0),
             involuntary_switches: sum(|switches| switches.1),
         })
@@ -91,16 +93,8 @@ impl ActivityReader {
 
 /// Page faults of all threads of a process until now, minor and major; `None` where the kernel does not tell.
 pub fn page_faults(process: &ProcessFiles) -> Option<u64> {
-    let [minor, major, ..] = counts(&process.text("stat").ok()?)?;
-    Some(minor.saturating_add(major))
-}
-
-/// Minor and major faults, user and system time in ticks (proc_pid_stat(5)).
-fn counts(stat: &str) -> Option<[u64; 4]> {
-    // The second field, the name in parentheses, can hold anything.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let number = |index: usize| fields.get(index)?.parse().ok();
-    Some([number(7)?, number(9)?, number(11)?, number(12)?])
+    let counters = ProcessStat::parse(&process.text("stat").ok()?)?.counters()?;
+    Some(counters.minor_faults.saturating_add(counters.major_faults))
 }
 
 /// A field of proc_pid_status(5).
@@ -111,14 +105,6 @@ fn field(status: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn counts_are_read_whatever_the_name_is() {
-        let stat = "7 (a) b (c) R 1 7 7 0 -1 4194560 111 5 22 6 333 444 7 8 20 0 1 0 99\n";
-        assert_eq!(counts(stat), Some([111, 22, 333, 444]));
-        assert_eq!(counts("7 (name) R 1"), None);
-        assert_eq!(counts(""), None);
-    }
 
     #[test]
     fn this_process_faults_and_works() {

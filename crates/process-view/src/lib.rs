@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod activity;
-mod auxiliary;
 mod bounded_file;
 mod code;
 pub mod coverage;
@@ -24,7 +23,7 @@ pub mod symbols;
 mod text;
 
 pub use activity::{Activity, ActivityReader, page_faults};
-pub use auxiliary::AuxiliaryVector;
+pub use address_space::AuxiliaryVector;
 pub use bounded_file::BoundedFile;
 pub use code::{CodePlace, ProcessCode, UnwindSections};
 pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};
@@ -33,4 +32,4 @@ pub use file_identity::FileIdentity;
 pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};
 pub use mapped_file::{Unreadable, open_mapped, open_regular_file};
 pub use process_files::ProcessFiles;
-pub use text::printable;
+pub use text::{printable, quoted};

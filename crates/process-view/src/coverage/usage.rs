@@ -46,9 +46,9 @@ pub struct HugeBytes {
 pub struct Usage {
     /// Bytes of addresses.
     pub mapped: u64,
-    /// Of these, bytes that are in memory now, on pages of any size.
+    /// Bytes of these that are in memory now, on pages of any size.
     pub resident: u64,
-    /// Of these, bytes on huge pages, by kind and size.
+    /// Bytes of these that are on huge pages, by kind and size.
     pub huge: Vec<HugeBytes>,
 }
 

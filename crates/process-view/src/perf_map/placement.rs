@@ -11,7 +11,7 @@
 use super::PerfMapError;
 use super::directory::{TemporaryDirectory, descriptor_of_root};
 use crate::ProcessFiles;
-use address_space::{Address, AddressRange, RangeSet};
+use address_space::{Address, AddressRange, ProcessStat, RangeSet};
 use linux::bounded::{LineReader, PERF_MAP_OF_PROGRAM};
 use linux::file_rights::FileRights;
 use std::collections::HashSet;
@@ -165,11 +165,10 @@ fn innermost_pid(status: &str) -> Option<i32> {
     status.lines().find_map(|line| line.strip_prefix("NStgid:"))?.split_whitespace().last()?.parse().ok()
 }
 
-/// When the process started, a second or so early: field 22 of `/proc/PID/stat` counts clock ticks since boot.
+/// When the process started, a second or so early.
 fn start_of(process: &ProcessFiles) -> Option<SystemTime> {
     let stat = process.text("stat").ok()?;
-    // The name, in parentheses, may hold anything; the fields behind it begin with the third.
-    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(22 - 3)?.parse().ok()?;
+    let ticks = ProcessStat::parse(&stat)?.start_time()?;
     let per_second = process.auxiliary().ok()?.clock_ticks()?;
     let system = fs::read_to_string("/proc/stat").ok()?;
     let boot: u64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;

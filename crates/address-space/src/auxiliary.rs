@@ -1,12 +1,21 @@
 //! The auxiliary vector (getauxval(3)), which the kernel passes to a program at its start.
 
-use address_space::{Address, PageSize};
-use std::collections::BTreeMap;
+use crate::{Address, PageSize};
+use alloc::vec::Vec;
+
+/// Kinds of entries (linux/auxvec.h).
+const AT_NULL: u64 = 0;
+const AT_PHDR: u64 = 3;
+const AT_PAGESZ: u64 = 6;
+const AT_BASE: u64 = 7;
+const AT_ENTRY: u64 = 9;
+const AT_CLKTCK: u64 = 17;
+const AT_EXECFN: u64 = 31;
 
 /// The entries of `/proc/PID/auxv` of a 64-bit process of this machine's byte order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuxiliaryVector {
-    entries: BTreeMap<u64, u64>,
+    entries: Vec<(u64, u64)>,
 }
 
 impl AuxiliaryVector {
@@ -16,43 +25,47 @@ impl AuxiliaryVector {
         let entries = bytes
             .chunks_exact(16)
             .filter_map(|pair| Some((word(&pair[..8])?, word(&pair[8..])?)))
-            .take_while(|&(kind, _)| kind != libc::AT_NULL)
+            .take_while(|&(kind, _)| kind != AT_NULL)
             .collect();
         Self { entries }
     }
 
     /// `AT_PAGESZ`: the base page.
     pub fn page_size(&self) -> Option<PageSize> {
-        PageSize::new(self.get(libc::AT_PAGESZ)?).ok()
+        PageSize::new(self.get(AT_PAGESZ)?).ok()
     }
 
     /// `AT_PHDR`: where the executable's program headers lie.
     pub fn program_headers(&self) -> Option<Address> {
-        self.get(libc::AT_PHDR).map(Address)
+        self.address(AT_PHDR)
     }
 
     /// `AT_EXECFN`: where the path lies that was executed.
     pub fn executed_path(&self) -> Option<Address> {
-        self.get(libc::AT_EXECFN).map(Address)
+        self.address(AT_EXECFN)
     }
 
     /// `AT_ENTRY`: where the executable begins to run.
     pub fn entry(&self) -> Option<Address> {
-        self.get(libc::AT_ENTRY).map(Address)
+        self.address(AT_ENTRY)
     }
 
     /// `AT_BASE`: where the dynamic linker lies; `None` for a program that the kernel started without one.
     pub fn dynamic_linker(&self) -> Option<Address> {
-        self.get(libc::AT_BASE).filter(|&base| base != 0).map(Address)
+        self.address(AT_BASE)
     }
 
     /// `AT_CLKTCK`: the clock ticks per second in which the kernel counts times under `/proc`.
     pub fn clock_ticks(&self) -> Option<u64> {
-        self.get(libc::AT_CLKTCK).filter(|&ticks| ticks > 0)
+        self.get(AT_CLKTCK).filter(|&ticks| ticks > 0)
     }
 
     fn get(&self, kind: u64) -> Option<u64> {
-        self.entries.get(&kind).copied()
+        self.entries.iter().find(|entry| entry.0 == kind).map(|entry| entry.1)
+    }
+
+    fn address(&self, kind: u64) -> Option<Address> {
+        self.get(kind).filter(|&address| address != 0).map(Address)
     }
 }
 
@@ -62,11 +75,20 @@ mod tests {
 
     #[test]
     fn entries_behind_the_end_and_half_entries_do_not_count() {
-        let words = [libc::AT_PAGESZ, 65536, libc::AT_BASE, 0, libc::AT_NULL, 0, libc::AT_PHDR, 64];
+        let words = [AT_PAGESZ, 65536, AT_BASE, 0, AT_ENTRY, 0x1000, AT_NULL, 0, AT_PHDR, 64];
         let mut bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
         bytes.push(1);
         let vector = AuxiliaryVector::parse(&bytes);
         assert_eq!(vector.page_size().unwrap().bytes(), 65536);
         assert_eq!((vector.dynamic_linker(), vector.program_headers()), (None, None));
+        assert_eq!(vector.entry(), Some(Address(0x1000)));
+    }
+
+    #[test]
+    fn a_vector_of_nothing_tells_nothing() {
+        for bytes in [&[][..], &[0; 15], &[0; 16]] {
+            let vector = AuxiliaryVector::parse(bytes);
+            assert_eq!((vector.page_size(), vector.entry(), vector.clock_ticks()), (None, None, None));
+        }
     }
 }
