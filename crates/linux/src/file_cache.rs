@@ -25,9 +25,9 @@ struct ByteRange {
 pub struct CachedPages {
     /// In the page cache.
     pub cached: u64,
-    /// Of these, changed and not yet written back.
+    /// Cached pages that have changed and are not yet written back.
     pub dirty: u64,
-    /// Of these, being written back.
+    /// Cached pages that are being written back.
     pub writeback: u64,
     /// Dropped by reclaim.
     pub evicted: u64,

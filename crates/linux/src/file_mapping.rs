@@ -1,12 +1,16 @@
-//! Mappings of files in this process. Nothing is ever read through them: a read is fatal where the file has been
-//! truncated. They serve to ask the kernel by which pages a file would be mapped, and to fill files of hugetlbfs, which
-//! has no `write`.
+//! Mappings of files in this process. Nothing is ever read through them but by a system call: a read is fatal where the
+//! file has been truncated. They serve to ask the kernel by which pages a file would be mapped, to keep its pages mapped,
+//! and to fill files of hugetlbfs, which has no `write`.
 
 use crate::constants::{MADV_COLLAPSE, MADV_POPULATE_READ, MADV_POPULATE_WRITE};
+use crate::pages::base_page;
 use address_space::{Address, AddressRange, PageSize};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+
+/// Most places that one `process_vm_readv` takes (`UIO_MAXIOV`, `linux/uio.h`).
+const MOST_PLACES: usize = 1024;
 
 /// A shared mapping of a part of a file, placed so that huge pages can map it. Unmapped when dropped.
 #[derive(Debug)]
@@ -66,22 +70,13 @@ impl FileMapping {
             // The call may have removed the reservation there, and another thread may have mapped something in its
             // place.
             mapping.reserved = (0, 0);
-            mapping.release_around(reserved as usize, room, place, length);
+            // SAFETY:
+            // - the reservation was made above, and only this function knows of it.
+            unsafe { release_around(reserved as usize, room, place, length) };
             return Err(error);
         }
         mapping.mapping = (place, length);
         Ok(mapping)
-    }
-
-    /// Unmaps the reservation on both sides of a place.
-    fn release_around(&self, start: usize, room: usize, place: usize, length: usize) {
-        for (from, to) in [(start, place), (place + length, start + room)] {
-            if from < to {
-                // SAFETY:
-                // - both sides belong to the reservation that this mapping made; nothing else knows of them.
-                unsafe { libc::munmap(from as *mut libc::c_void, to - from) };
-            }
-        }
     }
 
     /// The address range of the mapping.
@@ -130,6 +125,61 @@ impl FileMapping {
         self.advise_part(at, length, MADV_POPULATE_READ)
     }
 
+    /// Makes the pages at `places` present, distances from the start in bytes, by one call for many of them. A page that
+    /// the file has lost, or that cannot be read, stays untouched.
+    ///
+    /// # Errors
+    /// `EINVAL` where the process may not call process_vm_readv(2), on Linux before 5.14; for a place beyond the mapping.
+    pub fn touch(&self, places: &[u64]) -> io::Result<()> {
+        let (mut left, mut reads) = (places, true);
+        while !left.is_empty() {
+            let batch = &left[..left.len().min(MOST_PLACES)];
+            let done = if reads { self.read_a_byte_at_each(batch)? } else { None };
+            reads = done.is_some();
+            left = &left[done.unwrap_or(0)..];
+            if done == Some(batch.len()) {
+                continue;
+            }
+            let Some((place, others)) = left.split_first() else { return Ok(()) };
+            let page = base_page().bytes();
+            match self.populate_part(place / page * page, page) {
+                Err(error) if error.raw_os_error() != Some(libc::EFAULT) => return Err(error),
+                _ => left = others,
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of places at which a byte was read, up to the first that cannot be read; `None` where this process may not
+    /// make the call.
+    fn read_a_byte_at_each(&self, places: &[u64]) -> io::Result<Option<usize>> {
+        let mut bytes = [0u8; MOST_PLACES];
+        let byte_at = |place: &u64| {
+            let (start, _) = self.part(*place, 1)?;
+            Ok(libc::iovec { iov_base: start as *mut libc::c_void, iov_len: 1 })
+        };
+        let from: Vec<libc::iovec> = places.iter().take(MOST_PLACES).map(byte_at).collect::<io::Result<_>>()?;
+        let to = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: from.len() };
+        let count = from.len() as libc::c_ulong;
+        // SAFETY:
+        // - the kernel writes to `bytes` alone, which has room for a byte of each place, and reads the mapping by itself:
+        //   where it cannot, it returns an error.
+        let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, from.as_ptr(), count, 0) };
+        match usize::try_from(read) {
+            Ok(read) => Ok(Some(read)),
+            Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) => Ok(Some(0)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Takes the pages of a part of the mapping out of the page tables; the page cache keeps them (`MADV_DONTNEED`).
+    ///
+    /// # Errors
+    /// `EINVAL` for a part that does not lie in the mapping, or is locked.
+    pub fn withdraw_part(&self, at: u64, length: u64) -> io::Result<()> {
+        self.advise_part(at, length, libc::MADV_DONTNEED)
+    }
+
     /// Collapses a part of the mapping, like [`FileMapping::collapse`].
     ///
     /// # Errors
@@ -152,7 +202,9 @@ impl FileMapping {
 
     fn advise_part(&self, at: u64, length: u64, advice: i32) -> io::Result<()> {
         let (start, length) = self.part(at, length)?;
-        advise(start, length, advice)
+        // SAFETY:
+        // - `part` gives a part of this mapping, and the public functions only give advice that keeps contents.
+        unsafe { advise(start, length, advice) }
     }
 
     /// Address and length of a part of the mapping.
@@ -164,14 +216,33 @@ impl FileMapping {
 
     fn advise(&self, advice: i32) -> io::Result<()> {
         let (start, length) = self.mapping;
-        advise(start, length, advice)
+        // SAFETY:
+        // - this mapping, and this module only gives advice that keeps contents.
+        unsafe { advise(start, length, advice) }
     }
 }
 
-/// Gives advice on a part of a [`FileMapping`], of a kind that leaves what the mapping shows.
-fn advise(start: usize, length: usize, advice: i32) -> io::Result<()> {
+/// Unmaps a reservation of `room` bytes on both sides of a place in it.
+///
+/// # Safety
+/// Both sides are mapped, and nobody uses them.
+unsafe fn release_around(start: usize, room: usize, place: usize, length: usize) {
+    for (from, to) in [(start, place), (place + length, start + room)] {
+        if from < to {
+            // SAFETY:
+            // - the caller's promise.
+            unsafe { libc::munmap(from as *mut libc::c_void, to - from) };
+        }
+    }
+}
+
+/// Gives advice on a part of a [`FileMapping`].
+///
+/// # Safety
+/// The range lies in one mapping that the caller borrows, and the advice keeps what the mapping shows.
+unsafe fn advise(start: usize, length: usize, advice: i32) -> io::Result<()> {
     // SAFETY:
-    // - the range is a mapping's own, as the caller states, and no advice used here changes what it shows.
+    // - the caller's promise.
     let result = unsafe { libc::madvise(start as *mut libc::c_void, length, advice) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -225,6 +296,13 @@ mod tests {
         assert!(write_huge_pages(&file, 1, &bytes, page).is_err());
     }
 
+    /// The addresses of the pages that this process has in its page tables.
+    fn touched_in(range: AddressRange) -> Vec<Address> {
+        let page = crate::pages::base_page();
+        let touched = crate::pagemap::Pagemap::open(std::process::id() as i32, page).unwrap().touched(range).unwrap();
+        touched.iter().flat_map(|part| part.pages(page).collect::<Vec<_>>()).map(|part| part.start()).collect()
+    }
+
     #[test]
     fn mappings_agree_with_their_offset_and_go_with_their_value() {
         let huge = PageSize::new(crate::pages::base_page().bytes() * 512).unwrap();
@@ -240,7 +318,17 @@ mod tests {
         mapping.populate_part(huge.bytes(), page).unwrap();
         mapping.lock_part(0, page).unwrap();
         assert!(mapping.populate_part(2 * huge.bytes(), page).is_err() && mapping.populate_part(u64::MAX, 2).is_err());
-        file.set_len(huge.bytes()).unwrap();
+        mapping.touch(&[0, huge.bytes() + page, page]).unwrap();
+        assert!(mapping.touch(&[2 * huge.bytes()]).is_err());
+        mapping.withdraw_part(huge.bytes(), huge.bytes()).unwrap();
+        let touched = touched_in(mapping.range());
+        assert!(touched.contains(&mapping.range().start()) && touched.contains(&(mapping.range().start() + page)));
+        assert!(!touched.contains(&(mapping.range().start() + huge.bytes() + page)), "{touched:?}");
+        file.set_len(2 * huge.bytes()).unwrap();
+        // A page that is gone keeps none of the others from being touched.
+        mapping.withdraw_part(page, page).unwrap();
+        mapping.touch(&[huge.bytes(), 2 * page]).unwrap();
+        assert!(touched_in(mapping.range()).contains(&(mapping.range().start() + 2 * page)));
         assert_eq!(mapping.populate_part(huge.bytes(), page).unwrap_err().raw_os_error(), Some(libc::EFAULT));
         drop(mapping);
         assert!(!maps());

@@ -9,6 +9,8 @@ pub mod capabilities;
 pub mod constants;
 pub mod cpus;
 pub mod descriptors;
+pub mod ended;
+pub mod executed;
 pub mod features;
 pub mod file_cache;
 pub mod file_flags;

@@ -1,8 +1,12 @@
 //! Reads the kernel's files, such as those of `/proc` and `/sys`.
 
 use crate::bounded::KERNEL_TEXT;
+use nix::errno::Errno;
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
+use std::os::fd::FromRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Size in bytes that nearly all of these files stay below.
@@ -14,7 +18,7 @@ const USUAL_LENGTH: usize = 4 << 10;
 /// # Errors
 /// Those of opening and reading, and of a file that is longer than [`KERNEL_TEXT`].
 pub fn bytes_of(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+    let mut file = open(path.as_ref())?;
     let (mut beginning, mut length) = ([0; USUAL_LENGTH], 0);
     while length < USUAL_LENGTH {
         match file.read(&mut beginning[length..]) {
@@ -25,6 +29,20 @@ pub fn bytes_of(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         }
     }
     KERNEL_TEXT.read_behind(beginning.to_vec(), file)
+}
+
+/// As [`File::open`], by one system call: musl makes a second one for `O_CLOEXEC`, and a start reads dozens of files.
+fn open(path: &Path) -> io::Result<File> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    loop {
+        match linux_raw::open(&path, 0) {
+            // SAFETY:
+            // - the descriptor has just been opened, and nobody else has it.
+            Ok(descriptor) => return Ok(unsafe { File::from_raw_fd(descriptor) }),
+            Err(error) if error == Errno::EINTR as i32 => {}
+            Err(error) => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
 }
 
 /// Reads a file of the kernel as text.

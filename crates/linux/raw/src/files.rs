@@ -127,6 +127,20 @@ pub fn status_of(descriptor: i32) -> Result<linux::statx, Errno> {
     Ok(unsafe { status.assume_init() })
 }
 
+/// `cachestat` (Linux 6.5): the number of base pages of a part of an open file that are in the page cache. Nothing is read.
+///
+/// # Errors
+/// Those of cachestat(2).
+pub fn cached_pages(descriptor: i32, offset: u64, length: u64) -> Result<u64, Errno> {
+    // `struct cachestat_range` and `struct cachestat` (`linux/mman.h`).
+    let (range, mut counts) = ([offset, length], [0u64; 5]);
+    let arguments = [descriptor as usize, range.as_ptr() as usize, counts.as_mut_ptr() as usize, 0];
+    // SAFETY:
+    // - both structures are of 64-bit numbers, two and five, and the kernel writes to `counts` alone.
+    unsafe { call_with(linux::__NR_cachestat, arguments) }?;
+    Ok(counts[0])
+}
+
 /// `ioctl` on a structure.
 ///
 /// # Errors
