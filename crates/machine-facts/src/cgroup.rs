@@ -6,17 +6,18 @@ use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use core::fmt;
 use serde::Serialize;
 
 /// Version 1 expresses "no limit" by the largest number of whole pages (`PAGE_COUNTER_MAX`), which no machine has.
-const NO_LIMIT: u64 = 1 << 62;
+pub const NO_LIMIT: u64 = 1 << 62;
 
 /// What is left below the tightest limits of a process's cgroups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CgroupLimits {
     /// Bytes of memory, and the directory that sets them; `None` without a limit.
     pub memory: Option<(u64, String)>,
-    /// Of hugetlb pages, the tightest by size.
+    /// The tightest limit of hugetlb pages, by size.
     pub hugetlb: Vec<HugetlbLimit>,
 }
 
@@ -65,9 +66,10 @@ impl Cgroups {
     /// left out.
     pub fn hugetlb(&self, files: &impl Files, sizes: &[PageSize]) -> Vec<HugetlbCgroup> {
         let mut found = Vec::new();
-        for_each_directory(&self.membership, &self.mounts, |controller, directory, version_2| {
-            if controller == "hugetlb" {
-                let of_size = |size: &PageSize| HugetlbCgroup::read(files, directory, *size, version_2);
+        for_each_directory(&self.membership, &self.mounts, |directory| {
+            if directory.controller == Controller::Hugetlb {
+                let (path, version_2) = (directory.to_string(), directory.version_2);
+                let of_size = |size: &PageSize| HugetlbCgroup::read(files, &path, *size, version_2);
                 found.extend(sizes.iter().filter_map(of_size));
             }
         });
@@ -109,25 +111,75 @@ impl HugetlbCgroup {
 
 fn limits_of(files: &impl Files, membership: &str, mounts: &str, sizes: &[PageSize]) -> CgroupLimits {
     let mut limits = CgroupLimits::default();
-    for_each_directory(membership, mounts, |controller, directory, version_2| match controller {
-        "memory" => take_memory(files, &mut limits, directory, version_2),
-        _ => sizes.iter().for_each(|size| take_hugetlb(files, &mut limits, directory, *size, version_2)),
+    for_each_directory(membership, mounts, |directory| {
+        let (path, version_2) = (directory.to_string(), directory.version_2);
+        match directory.controller {
+            Controller::Memory => take_memory(files, &mut limits, &path, version_2),
+            Controller::Hugetlb => {
+                sizes.iter().for_each(|size| take_hugetlb(files, &mut limits, &path, *size, version_2));
+            }
+        }
     });
     limits
 }
 
-/// Calls `look` with `memory` or `hugetlb`, each directory of a cgroup that limits it, the process's own first, and
-/// whether the directory is of version 2.
-fn for_each_directory(membership: &str, mounts: &str, mut look: impl FnMut(&str, &str, bool)) {
+/// What a cgroup limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Controller {
+    /// Memory.
+    Memory,
+    /// Pages of the hugetlb pools.
+    Hugetlb,
+}
+
+impl Controller {
+    const ALL: [Self; 2] = [Self::Memory, Self::Hugetlb];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Hugetlb => "hugetlb",
+        }
+    }
+}
+
+/// The directory of a cgroup; shown, its path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CgroupDirectory<'a> {
+    /// What the cgroup limits.
+    pub controller: Controller,
+    /// True in the hierarchy of version 2.
+    pub version_2: bool,
+    mount_point: &'a str,
+    /// The path below the mount point, without `/` at its ends.
+    inside: &'a str,
+}
+
+impl fmt::Display for CgroupDirectory<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.mount_point)?;
+        if self.inside.is_empty() { Ok(()) } else { write!(f, "/{}", self.inside) }
+    }
+}
+
+/// Calls `look` with each directory of the cgroups that limit memory or hugetlb pages of a process, its own first and then
+/// those above it. `membership` is the text of `/proc/PID/cgroup`, `mounts` that of `/proc/self/mountinfo`. Allocates
+/// nothing.
+pub fn for_each_directory<'a>(membership: &'a str, mounts: &'a str, mut look: impl FnMut(CgroupDirectory<'a>)) {
     for line in membership.lines() {
         let mut fields = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
         let version_2 = controllers.is_empty();
         let has = |name: &str| controllers.split(',').any(|c| c == name);
-        for name in ["memory", "hugetlb"].into_iter().filter(|name| version_2 || has(name)) {
-            let Some((root, mounted_root)) = mount_of(mounts, (!version_2).then_some(name)) else { continue };
+        for controller in Controller::ALL.into_iter().filter(|controller| version_2 || has(controller.name())) {
+            let mount = mount_of(mounts, (!version_2).then_some(controller.name()));
+            let Some((mount_point, mounted_root)) = mount else { continue };
             let inside = path.strip_prefix(mounted_root.trim_end_matches('/')).unwrap_or(path);
-            ancestors(root, inside).iter().for_each(|directory| look(name, directory, version_2));
+            let mut next = Some(inside.trim_matches('/'));
+            while let Some(inside) = next {
+                look(CgroupDirectory { controller, version_2, mount_point, inside });
+                next = (!inside.is_empty()).then(|| inside.rsplit_once('/').map_or("", |(above, _)| above));
+            }
         }
     }
 }
@@ -149,29 +201,42 @@ fn mount_of<'a>(mountinfo: &'a str, controller: Option<&str>) -> Option<(&'a str
     })
 }
 
-/// The cgroup's directory and those above it, up to the root of the hierarchy.
-fn ancestors(root: &str, inside: &str) -> Vec<String> {
-    let mut directories = Vec::new();
-    let mut inside = inside.trim_matches('/');
-    while !inside.is_empty() {
-        directories.push(format!("{root}/{inside}"));
-        inside = inside.rsplit_once('/').map_or("", |(above, _)| above);
+/// The files of a cgroup that say how much memory it may have and has.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryFiles {
+    /// Holds the limit in bytes; no number where there is none.
+    pub limit: &'static str,
+    /// Holds the bytes that are charged.
+    pub usage: &'static str,
+    /// Line of `memory.stat` with inactive page cache, which is reclaimed at once when the limit is reached.
+    reclaimable: &'static str,
+}
+
+impl MemoryFiles {
+    /// The files in the hierarchy of version 1 or 2.
+    pub const fn of(version_2: bool) -> Self {
+        if version_2 {
+            Self { limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file " }
+        } else {
+            Self { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", reclaimable: "total_inactive_file " }
+        }
     }
-    directories.push(root.to_owned());
-    directories
+
+    /// Bytes left below a limit, with the text of `memory.stat`.
+    pub fn left(self, limit: u64, usage: u64, stat: &str) -> u64 {
+        let line = stat.lines().find_map(|line| line.strip_prefix(self.reclaimable));
+        let reclaimable = line.and_then(|number| number.trim().parse().ok()).unwrap_or(0);
+        limit.saturating_sub(usage.saturating_sub(reclaimable))
+    }
 }
 
 fn take_memory(files: &impl Files, limits: &mut CgroupLimits, directory: &str, version_2: bool) {
-    let (limit, usage) =
-        if version_2 { ("memory.max", "memory.current") } else { ("memory.limit_in_bytes", "memory.usage_in_bytes") };
+    let names = MemoryFiles::of(version_2);
     // Without a limit the rest need not be read: the kernel sums `memory.stat` over all CPUs for each reader.
-    let Some(limit) = files.number(&format!("{directory}/{limit}")).filter(|limit| *limit < NO_LIMIT) else { return };
-    let Some(usage) = files.number(&format!("{directory}/{usage}")) else { return };
-    // Inactive page cache is reclaimed at once when the limit is reached.
-    let stat = files.text(&format!("{directory}/memory.stat")).unwrap_or_default();
-    let name = if version_2 { "inactive_file " } else { "total_inactive_file " };
-    let reclaimable = stat.lines().find_map(|l| l.strip_prefix(name)).and_then(|n| n.trim().parse().ok()).unwrap_or(0);
-    let left = limit.saturating_sub(usage.saturating_sub(reclaimable));
+    let limit = files.number(&format!("{directory}/{}", names.limit));
+    let Some(limit) = limit.filter(|limit| *limit < NO_LIMIT) else { return };
+    let Some(usage) = files.number(&format!("{directory}/{}", names.usage)) else { return };
+    let left = names.left(limit, usage, &files.text(&format!("{directory}/memory.stat")).unwrap_or_default());
     if limits.memory.as_ref().is_none_or(|(so_far, _)| left < *so_far) {
         limits.memory = Some((left, directory.to_owned()));
     }
@@ -225,8 +290,16 @@ mod tests {
 
     #[test]
     fn every_ancestor_counts() {
-        assert_eq!(ancestors("/c", "/a/b"), ["/c/a/b", "/c/a", "/c"]);
-        assert_eq!(ancestors("/c", "/"), ["/c"]);
+        let directories = |path: &str| {
+            let mut found = Vec::new();
+            let membership = format!("0::{path}");
+            for_each_directory(&membership, "30 20 0:26 / /c rw - cgroup2 cgroup2 rw", |directory| {
+                found.extend((directory.controller == Controller::Memory).then(|| directory.to_string()));
+            });
+            found
+        };
+        assert_eq!(directories("/a/b"), ["/c/a/b", "/c/a", "/c"]);
+        assert_eq!(directories("/"), ["/c"]);
     }
 
     #[test]
@@ -238,7 +311,9 @@ mod tests {
             files.write(&format!("{directory}/memory.stat"), "anon 1\ninactive_file 100");
         }
         let mut limits = CgroupLimits::default();
-        ancestors("/c", "a").iter().for_each(|directory| take_memory(&files, &mut limits, directory, true));
+        for directory in ["/c/a", "/c"] {
+            take_memory(&files, &mut limits, directory, true);
+        }
         assert_eq!(limits.memory, Some((500, "/c".to_owned())));
     }
 
@@ -341,6 +416,23 @@ mod tests {
         assert_eq!(limits, [("/two/a", Some(4 << 20), Some(2 << 20)), ("/one/c", Some(0), None)]);
         assert_eq!(found[0].promised_file.as_deref(), Some("/two/a/hugetlb.2MB.rsvd.max"));
         assert_eq!(found[1].promised_file, None);
+    }
+
+    #[test]
+    fn directories_lie_below_the_mount_of_a_part_of_the_hierarchy() {
+        let mounts = "30 20 0:26 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+        let mut found = Vec::new();
+        let mut look = |directory: CgroupDirectory<'_>| found.push(directory.to_string());
+        for_each_directory("4:memory:/docker/abc/x/y\n3:cpu:/z\n", mounts, &mut look);
+        assert_eq!(found, ["/x/y", "/x", ""].map(|inside| format!("/sys/fs/cgroup/memory{inside}")));
+    }
+
+    #[test]
+    fn page_cache_that_can_be_dropped_is_left() {
+        let (old, new) = (MemoryFiles::of(false), MemoryFiles::of(true));
+        let stat = "inactive_file 30\ntotal_inactive_file 50\n";
+        assert_eq!((old.left(100, 80, stat), new.left(100, 80, stat)), (70, 50));
+        assert_eq!((new.left(100, 180, stat), new.left(100, 20, stat), new.left(100, 80, "")), (0, 100, 20));
     }
 
     #[test]

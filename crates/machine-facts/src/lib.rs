@@ -12,6 +12,7 @@ mod cgroup;
 mod files;
 mod fragmentation;
 mod machine;
+mod meminfo;
 mod nodes;
 mod numa;
 mod pools;
@@ -19,15 +20,19 @@ mod pools;
 mod system;
 mod thp;
 
-pub use cgroup::{CgroupLimits, Cgroups, HugetlbCgroup, HugetlbLimit};
+pub use cgroup::{
+    CgroupDirectory, CgroupLimits, Cgroups, Controller, HugetlbCgroup, HugetlbLimit, MemoryFiles, NO_LIMIT,
+    for_each_directory,
+};
 pub use files::Files;
 pub use fragmentation::{FreeBlocks, PageBlocks, free_blocks, page_blocks};
 pub use machine::{
-    Kernel, Looks, elf_machine, facts_of, is_thp_off, meminfo_bytes, smallest_huge_page, usual_huge_page_of,
+    Kernel, Looks, elf_machine, facts_of, is_thp_off, memory_available_to, smallest_huge_page, usual_huge_page_of,
 };
-pub use nodes::{NODES, NodeMemory, allowed_nodes, node_memory, node_numbers};
-pub use numa::{bytes_on_nodes, placed_mappings};
+pub use meminfo::meminfo_bytes;
+pub use nodes::{MOST_NODES, NODES, NodeMemory, allowed_nodes, node_memory, node_numbers, numbers_in};
+pub use numa::{bytes_by_mapping, bytes_on_nodes, nodes_with_cpus, numa_facts, placed_mappings, pool_pages_by_node};
 pub use pools::{NodePool, POOLS, PoolCounts, default_hugetlb, pool_counts, pool_directory, pools_at};
 #[cfg(feature = "std")]
-pub use system::{System, base_page, machine_facts, machine_facts_for, system_thp, usual_huge_page};
-pub use thp::{THP, ThpSize, pmd_size, thp_at, thp_sizes};
+pub use system::{System, base_page, machine_facts, machine_facts_for, memory_available, system_thp, usual_huge_page};
+pub use thp::{THP, ThpSize, chosen_word, pmd_size, thp_at, thp_sizes};

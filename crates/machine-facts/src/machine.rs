@@ -1,7 +1,11 @@
 //! All facts of a machine together.
 
+use crate::cgroup::{CgroupLimits, Cgroups};
+use crate::files::Files;
+use crate::meminfo::meminfo_bytes;
 use crate::numa::numa_facts;
-use crate::{CgroupLimits, Cgroups, Files, POOLS, THP, default_hugetlb, pools_at, thp_at};
+use crate::pools::{POOLS, default_hugetlb, pools_at};
+use crate::thp::{THP, thp_at};
 use address_space::PageSize;
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -62,7 +66,9 @@ pub fn facts_of(files: &impl Files, kernel: &Kernel, process: &str, looks: Looks
     }
     let pools = if looks.at_pools { pools_at(files, POOLS) } else { Vec::new() };
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
-    let limits = Cgroups::of(files, process).limits(files, &sizes);
+    // No limit matters to a pool that has nothing to give.
+    let giving: Vec<_> = pools.iter().filter(|pool| pool.available > 0).map(|pool| pool.size).collect();
+    let limits = Cgroups::of(files, process).limits(files, &giving);
     let meminfo = files.text("/proc/meminfo").unwrap_or_default();
     let mut facts = unbounded_facts(files, kernel, kernel.thp_size.and_then(|size| thp_at(files, THP, size)));
     facts.pool_limits = pools.iter().filter_map(|pool| limit_of(pool, &limits)).collect();
@@ -71,6 +77,12 @@ pub fn facts_of(files: &impl Files, kernel: &Kernel, process: &str, looks: Looks
     facts.default_hugetlb = default_hugetlb(&meminfo);
     (facts.memory_available, facts.memory_bound) = memory_left(&meminfo, limits.memory.as_ref());
     facts
+}
+
+/// Bytes of memory that a lift may make resident for the process whose directory in /proc is `process`.
+pub fn memory_available_to(files: &impl Files, process: &str) -> u64 {
+    let limits = Cgroups::of(files, process).limits(files, &[]);
+    memory_left(&files.text("/proc/meminfo").unwrap_or_default(), limits.memory.as_ref()).0
 }
 
 /// Returns the limit that leaves fewer pages than the pool has.
@@ -135,22 +147,10 @@ pub fn is_thp_off(status: &str) -> bool {
     status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).is_some_and(|value| value.trim() == "0")
 }
 
-/// A field of the text of `/proc/meminfo`, in bytes; `None` where the kernel does not have it.
-pub fn meminfo_bytes(meminfo: &str, field: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::HugetlbLimit;
-
-    #[test]
-    fn meminfo_fields_are_bytes() {
-        assert_eq!(meminfo_bytes("MemTotal: 8 kB\nHugepagesize:    2048 kB\n", "Hugepagesize"), Some(2 << 20));
-        assert_eq!(meminfo_bytes("", "Hugepagesize"), None);
-    }
 
     #[test]
     fn memory_is_bound_by_the_machine_or_by_a_tighter_cgroup() {

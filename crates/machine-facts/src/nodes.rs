@@ -1,6 +1,7 @@
 //! NUMA nodes and their memory (`Documentation/ABI/stable/sysfs-devices-node`).
 
-use crate::{Files, meminfo_bytes};
+use crate::files::Files;
+use crate::meminfo::meminfo_bytes;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -10,7 +11,7 @@ use serde::Serialize;
 pub const NODES: &str = "/sys/devices/system/node";
 
 /// Maximum number of nodes that is read from a list: the kernel's own (`CONFIG_NODES_SHIFT` of at most 10).
-pub(crate) const MOST_NODES: u32 = 1 << 10;
+pub const MOST_NODES: u32 = 1 << 10;
 
 /// Memory of one node, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -21,6 +22,9 @@ pub struct NodeMemory {
     pub total: u64,
     /// Memory that nothing uses, not even the page cache.
     pub free: u64,
+    /// Memory that can be had without swapping: what is free, file pages and what the kernel can reclaim, as MemAvailable
+    /// counts for the whole machine (without its reserves).
+    pub available: u64,
 }
 
 /// The numbers of the nodes that are online, ascending; empty on a kernel without NUMA.
@@ -50,13 +54,16 @@ pub fn node_memory(files: &impl Files) -> Vec<NodeMemory> {
         let prefix = format!("Node {node} ");
         let lines: String =
             text.lines().map(|line| format!("{}\n", line.trim_start_matches(prefix.as_str()))).collect();
-        Some(NodeMemory { node, total: meminfo_bytes(&lines, "MemTotal")?, free: meminfo_bytes(&lines, "MemFree")? })
+        let bytes = |field| meminfo_bytes(&lines, field);
+        let (total, free) = (bytes("MemTotal")?, bytes("MemFree")?);
+        let cached = ["Active(file)", "Inactive(file)", "SReclaimable"].into_iter().filter_map(bytes);
+        Some(NodeMemory { node, total, free, available: free + cached.sum::<u64>() })
     };
     node_numbers(files).into_iter().filter_map(memory).collect()
 }
 
 /// The numbers of a list such as `0-2,5`, up to `most`; what is not understood is left out.
-pub(crate) fn numbers_in(list: &str, most: u32) -> Vec<u32> {
+pub fn numbers_in(list: &str, most: u32) -> Vec<u32> {
     let mut numbers = Vec::new();
     for part in list.trim().split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -93,7 +100,11 @@ mod tests {
     fn memory_of_a_node_is_in_bytes() {
         let mut files = WrittenFiles::default();
         files.write("/sys/devices/system/node/online", "0-1");
-        files.write("/sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:   64 kB\nNode 1 MemFree:    8 kB");
-        assert_eq!(node_memory(&files), [NodeMemory { node: 1, total: 64 << 10, free: 8 << 10 }]);
+        files.write(
+            "/sys/devices/system/node/node1/meminfo",
+            "Node 1 MemTotal:   64 kB\nNode 1 MemFree:    8 kB\nNode 1 Inactive(file):  4 kB",
+        );
+        let expected = NodeMemory { node: 1, total: 64 << 10, free: 8 << 10, available: 12 << 10 };
+        assert_eq!(node_memory(&files), [expected]);
     }
 }

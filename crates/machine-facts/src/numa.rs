@@ -1,9 +1,10 @@
 //! What a process may take from which NUMA node, and where its memory lies (`numa_maps` in proc_pid_numa_maps(5)).
 
-use crate::nodes::{MOST_NODES, NODES, allowed_nodes, node_numbers, numbers_in};
+use crate::files::Files;
+use crate::meminfo::meminfo_bytes;
+use crate::nodes::{MOST_NODES, NODES, allowed_nodes, node_memory, node_numbers, numbers_in};
 use crate::pools::pool_directory;
-use crate::{Files, meminfo_bytes};
-use address_space::{Address, AddressRange, AddressSpace, PageSize, RangeSet};
+use address_space::{Address, AddressSpace, Mapping, PageSize, ProcessStat, RangeSet};
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
@@ -13,12 +14,9 @@ use lift_plan::{NodeFacts, Nodes, NumaFacts, SpecialMapping};
 /// Share of a node's memory that is kept free.
 const SHARE_LEFT_ALONE: u64 = 16;
 
-/// Field 39 of `/proc/PID/stat`, the CPU of the last run, counted from the state, which is field 3.
-const CPU_FIELD: usize = 36;
-
-/// NUMA facts for a plan that concerns the process whose directory in /proc is `process`; `None` on a machine with one
-/// node, where nothing more is read.
-pub(crate) fn numa_facts(files: &impl Files, process: &str, pools: &[PageSize]) -> Option<NumaFacts> {
+/// NUMA facts for a plan that concerns the process whose directory in /proc is `process`, with the pools of these page
+/// sizes; `None` on a machine with one node, where nothing more is read.
+pub fn numa_facts(files: &impl Files, process: &str, pools: &[PageSize]) -> Option<NumaFacts> {
     let online = node_numbers(files);
     if online.len() < 2 {
         return None;
@@ -27,7 +25,8 @@ pub(crate) fn numa_facts(files: &impl Files, process: &str, pools: &[PageSize]) 
     let allowed = allowed_nodes(files, process).into_iter().collect();
     let maps = files.text(&format!("{process}/numa_maps")).unwrap_or_default();
     let bound = own_policy(&maps).and_then(bound_nodes);
-    Some(NumaFacts { nodes, allowed, bound, running_on: running_on(files, process, &online) })
+    let cpus = online.iter().copied().filter(|&node| may_run_on(files, process, node)).collect();
+    Some(NumaFacts { nodes, allowed, bound, running_on: running_on(files, process, &online), cpus })
 }
 
 fn node_facts(files: &impl Files, node: u32, pools: &[PageSize]) -> NodeFacts {
@@ -46,14 +45,28 @@ fn node_facts(files: &impl Files, node: u32, pools: &[PageSize]) -> NodeFacts {
 
 fn running_on(files: &impl Files, process: &str, online: &[u32]) -> Option<u32> {
     let stat = files.text(&format!("{process}/stat"))?;
-    // The name may hold blanks and brackets.
-    let (_, fields) = stat.rsplit_once(')')?;
-    let cpu: u32 = fields.split_whitespace().nth(CPU_FIELD)?.parse().ok()?;
-    let has_cpu = |node: u32| {
-        let list = files.text(&format!("{NODES}/node{node}/cpulist")).unwrap_or_default();
-        cpu <= MOST_CPUS && numbers_in(&list, MOST_CPUS).contains(&cpu)
-    };
-    online.iter().copied().find(|&node| has_cpu(node))
+    let cpu = ProcessStat::parse(&stat)?.last_cpu()?;
+    online.iter().copied().find(|&node| cpus_of(files, node).contains(&cpu))
+}
+
+/// The CPUs of a node.
+fn cpus_of(files: &impl Files, node: u32) -> Vec<u32> {
+    numbers_in(&files.text(&format!("{NODES}/node{node}/cpulist")).unwrap_or_default(), MOST_CPUS)
+}
+
+/// True where the process may run on a CPU of the node (`Cpus_allowed_list`).
+fn may_run_on(files: &impl Files, process: &str, node: u32) -> bool {
+    let status = files.text(&format!("{process}/status")).unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let allowed = list.map(|list| numbers_in(list, MOST_CPUS));
+    let of_node = cpus_of(files, node);
+    allowed.map_or(!of_node.is_empty(), |allowed| of_node.iter().any(|cpu| allowed.binary_search(cpu).is_ok()))
+}
+
+/// The nodes that have both memory and CPUs, ascending: those from which programs run. Empty on a kernel without NUMA.
+pub fn nodes_with_cpus(files: &impl Files) -> Vec<u32> {
+    let nodes = node_memory(files).into_iter().filter(|node| node.total > 0).map(|node| node.node);
+    nodes.filter(|&node| !cpus_of(files, node).is_empty()).collect()
 }
 
 /// Maximum number of CPUs (`CONFIG_NR_CPUS` of at most 8192).
@@ -111,21 +124,50 @@ pub fn placed_mappings(files: &impl Files, process: &str, space: &AddressSpace) 
 
 /// The bytes of the mappings within `ranges` that lie on each node, ascending, by what the kernel shows.
 pub fn bytes_on_nodes(files: &impl Files, process: &str, space: &AddressSpace, ranges: &RangeSet) -> Vec<(u32, u64)> {
-    let maps = files.text(&format!("{process}/numa_maps")).unwrap_or_default();
     let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
-    let within = |range: AddressRange| ranges.covers(range);
-    for line in lines(&maps).filter(|line| space.find(line.start).is_some_and(|mapping| within(mapping.range))) {
-        let number = |word: &str, name: &str| word.strip_prefix(name)?.parse::<u64>().ok();
-        let kib = line.words.iter().find_map(|word| number(word, "kernelpagesize_kB=")).unwrap_or(0);
-        for word in &line.words {
-            let counted = word.strip_prefix('N').and_then(|rest| rest.split_once('='));
-            let Some((Ok(node), Ok(pages))) = counted.map(|(node, pages)| (node.parse(), pages.parse::<u64>())) else {
-                continue;
-            };
-            *bytes.entry(node).or_default() += pages.saturating_mul(kib).saturating_mul(1024);
+    for (mapping, on_nodes) in bytes_by_mapping(files, process, space) {
+        if ranges.covers(mapping.range) {
+            on_nodes.into_iter().for_each(|(node, more)| *bytes.entry(node).or_default() += more);
         }
     }
     bytes.into_iter().collect()
+}
+
+/// The bytes of each mapping that are present in the process, by node, as the kernel shows them.
+pub fn bytes_by_mapping<'a>(
+    files: &impl Files,
+    process: &str,
+    space: &'a AddressSpace,
+) -> Vec<(&'a Mapping, Vec<(u32, u64)>)> {
+    let maps = files.text(&format!("{process}/numa_maps")).unwrap_or_default();
+    lines(&maps).filter_map(|line| Some((space.find(line.start)?, bytes_of(&line)))).collect()
+}
+
+/// The pages of the pools that a process has mapped and present, by size and node, ascending; `None` where the kernel does
+/// not tell.
+pub fn pool_pages_by_node(files: &impl Files, process: &str) -> Option<Vec<(PageSize, u32, u64)>> {
+    let maps = files.text(&format!("{process}/numa_maps"))?;
+    let mut pages: BTreeMap<(PageSize, u32), u64> = BTreeMap::new();
+    for line in lines(&maps).filter(|line| line.words.contains(&"huge")) {
+        let kib = line.words.iter().find_map(|word| word.strip_prefix("kernelpagesize_kB=")?.parse::<u64>().ok());
+        let Some(size) = kib.and_then(|kib| PageSize::new(kib.checked_mul(1024)?).ok()) else { continue };
+        for (node, bytes) in bytes_of(&line) {
+            *pages.entry((size, node)).or_default() += bytes / size.bytes();
+        }
+    }
+    Some(pages.into_iter().map(|((size, node), pages)| (size, node, pages)).collect())
+}
+
+/// The bytes on each node of one line: `N0=3 N1=2 kernelpagesize_kB=4`.
+fn bytes_of(line: &Line<'_>) -> Vec<(u32, u64)> {
+    let number = |word: &str, name: &str| word.strip_prefix(name)?.parse::<u64>().ok();
+    let kib = line.words.iter().find_map(|word| number(word, "kernelpagesize_kB=")).unwrap_or(0);
+    let on_node = |word: &&str| {
+        let (node, pages) = word.strip_prefix('N')?.split_once('=')?;
+        let pages = pages.parse::<u64>().ok()?;
+        Some((node.parse().ok()?, pages.saturating_mul(kib).saturating_mul(1024)))
+    };
+    line.words.iter().filter_map(on_node).collect()
 }
 
 #[cfg(test)]
@@ -149,7 +191,7 @@ mod tests {
         let meminfo = "Node 1 MemFree:   96 kB\nNode 1 Inactive(file):   64 kB";
         files.write("/sys/devices/system/node/node1/meminfo", meminfo);
         files.write("/sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", 7);
-        files.write("/proc/7/status", "Mems_allowed_list:\t0-1");
+        files.write("/proc/7/status", "Cpus_allowed_list:\t3\nMems_allowed_list:\t0-1");
         files.write("/proc/7/numa_maps", MAPS);
         let zeros = "0 ".repeat(35);
         files.write("/proc/7/stat", format!("7 (a) b) S {zeros}3 0"));
@@ -180,8 +222,21 @@ mod tests {
         let facts = numa_facts(&files(), "/proc/7", &[size]).unwrap();
         assert_eq!((facts.allowed.to_string().as_str(), facts.running_on), ("nodes 0, 1", Some(1)));
         assert_eq!(facts.bound.unwrap().to_string(), "node 1");
+        assert_eq!(facts.cpus.to_string(), "node 1");
+        assert_eq!(numa_facts(&files(), "/proc/8", &[]).unwrap().cpus.to_string(), "nodes 0, 1");
         assert_eq!(facts.nodes[0], NodeFacts { node: 0, pools: vec![(size, 0)], memory: 0 });
         assert_eq!(facts.nodes[1], NodeFacts { node: 1, pools: vec![(size, 7)], memory: 150 << 10 });
+    }
+
+    #[test]
+    fn programs_run_from_nodes_with_memory_and_cpus() {
+        let mut files = files();
+        files.write("/sys/devices/system/node/online", "0-2");
+        for (node, kib) in [(0, 64), (1, 0), (2, 64)] {
+            let meminfo = format!("Node {node} MemTotal: {kib} kB\nNode {node} MemFree: 8 kB");
+            files.write(&format!("/sys/devices/system/node/node{node}/meminfo"), meminfo);
+        }
+        assert_eq!(nodes_with_cpus(&files), [0]);
     }
 
     #[test]
@@ -198,6 +253,13 @@ mod tests {
         let found: Vec<_> = placed.iter().map(|m| (m.range.start().0, m.property.as_str())).collect();
         let property = "placed by a memory policy of its own (mbind: weighted interleave:0-1)";
         assert_eq!(found, [(0x7f00_0000_0000, property)]);
+    }
+
+    #[test]
+    fn pages_of_the_pools_are_counted_by_size_and_node() {
+        let size = PageSize::new(2 << 20).unwrap();
+        assert_eq!(pool_pages_by_node(&files(), "/proc/7"), Some(vec![(size, 0, 1), (size, 1, 2)]));
+        assert_eq!(pool_pages_by_node(&files(), "/proc/8"), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! This machine, read by the standard library.
 
 use crate::{Files, THP, thp_at};
-use crate::{Kernel, Looks, facts_of, is_thp_off, usual_huge_page_of};
+use crate::{Kernel, Looks, facts_of, is_thp_off, memory_available_to, usual_huge_page_of};
 use address_space::PageSize;
 use lift_plan::{MachineFacts, Policy, ThpFacts};
 pub use linux::pages::base_page;
@@ -44,6 +44,12 @@ pub fn machine_facts_for(pid: i32, policy: &Policy) -> MachineFacts {
     facts_of(&System, &kernel(), &format!("/proc/{pid}"), Looks::for_policy(policy))
 }
 
+/// Bytes of memory that may be made resident for process `pid`, as [`MachineFacts::memory_available`] has it, with no more
+/// reading than that takes.
+pub fn memory_available(pid: i32) -> u64 {
+    memory_available_to(&System, &format!("/proc/{pid}"))
+}
+
 /// The size of huge pages that is used where the user names none, as [`MachineFacts::usual_huge_page`] has it, with no
 /// more reading than that takes.
 pub fn usual_huge_page() -> Option<PageSize> {
@@ -64,6 +70,7 @@ mod tests {
         let facts = machine_facts(std::process::id() as i32);
         assert!(facts.base_page.bytes() >= 4096);
         assert_eq!(facts.usual_huge_page(), usual_huge_page());
+        assert!(memory_available(std::process::id() as i32) > 0);
         assert!(facts.memory_available > 0 && facts.max_mappings > 0);
         assert!(facts.pools.windows(2).all(|pair| pair[0].size < pair[1].size));
     }

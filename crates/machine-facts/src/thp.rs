@@ -10,6 +10,12 @@ use serde::Serialize;
 /// Where the kernel shows its transparent huge pages.
 pub const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
+/// The word in brackets, as in `always [madvise] never`, or the only one of a setting without a choice.
+pub fn chosen_word(text: &str) -> Option<&str> {
+    let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(word, _)| word);
+    inside.or_else(|| (text.split_whitespace().count() == 1).then_some(text.trim()))
+}
+
 /// Returns the size of a transparent huge page, read below a directory; `None` on a kernel without them.
 pub fn pmd_size(files: &impl Files, directory: &str) -> Option<PageSize> {
     PageSize::new(files.number(&format!("{directory}/hpage_pmd_size"))?).ok()
@@ -18,7 +24,7 @@ pub fn pmd_size(files: &impl Files, directory: &str) -> Option<PageSize> {
 /// Returns the facts about transparent huge pages of this size, read below a directory.
 pub fn thp_at(files: &impl Files, directory: &str, size: PageSize) -> Option<ThpFacts> {
     let general = files.text(&format!("{directory}/enabled"))?;
-    let own = files.text(&format!("{directory}/hugepages-{}kB/enabled", size.kib())).unwrap_or_default();
+    let own = files.text(&format!("{directory}/{}/enabled", size.directory())).unwrap_or_default();
     Some(ThpFacts { size, mode: ThpMode::read(&general, &own)? })
 }
 
@@ -36,8 +42,7 @@ pub struct ThpSize {
 /// All sizes of transparent huge pages below a directory, smallest first; empty on a kernel without them.
 pub fn thp_sizes(files: &impl Files, directory: &str) -> Vec<ThpSize> {
     let of_name = |name: &str| {
-        let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-        let ThpFacts { size, mode } = thp_at(files, directory, PageSize::new(kib.checked_mul(1024)?).ok()?)?;
+        let ThpFacts { size, mode } = thp_at(files, directory, PageSize::of_directory(name)?)?;
         Some(ThpSize { size, mode, in_use: files.number(&format!("{directory}/{name}/stats/nr_anon")) })
     };
     let mut sizes: Vec<_> = files.names_in(directory).iter().filter_map(|name| of_name(name)).collect();
@@ -65,6 +70,13 @@ mod tests {
         assert_eq!(pmd_size(&files, "/thp"), Some(size));
         files.write("/thp/hugepages-2048kB/enabled", "always inherit [madvise] never");
         assert_eq!(thp_at(&files, "/thp", size), Some(ThpFacts { size, mode: ThpMode::Madvise }));
+    }
+
+    #[test]
+    fn the_chosen_word_is_the_one_in_brackets() {
+        assert_eq!(chosen_word("always [madvise] never\n"), Some("madvise"));
+        assert_eq!(chosen_word("never\n"), Some("never"));
+        assert_eq!([chosen_word("always madvise"), chosen_word("")], [None; 2]);
     }
 
     #[test]

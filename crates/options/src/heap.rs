@@ -1,5 +1,6 @@
 //! The heap: the pages that it is put on, and the words of `PAGELIFT` that concern it. Nothing here allocates.
 
+use crate::Numa;
 use crate::names::is_named;
 use crate::words::{WORDS, is_word, words};
 use address_space::{PageSize, byte_count};
@@ -51,6 +52,8 @@ pub struct HeapWords {
     pub pages: HeapPages,
     /// `heap-reserve=`: bytes to take from the pool.
     pub reserve: Option<u64>,
+    /// `numa=`: the nodes of the pool's pages.
+    pub numa: Numa,
     /// `quiet`.
     pub quiet: bool,
 }
@@ -77,7 +80,7 @@ impl HeapWords {
     /// # Errors
     /// The first word that is not understood.
     pub fn parse(text: &str) -> Result<Self, NotUnderstood<'_>> {
-        let mut found = Self { pages: HeapPages::Off, reserve: None, quiet: false };
+        let mut found = Self { pages: HeapPages::Off, reserve: None, numa: Numa::Own, quiet: false };
         for (word, name, value) in words(text) {
             let not_understood = |why| NotUnderstood { word, why };
             match (name, value) {
@@ -88,6 +91,7 @@ impl HeapWords {
                     let bytes = byte_count(value).ok_or(not_understood("needed a size, 64M or 2G for example"))?;
                     found.reserve = Some(bytes);
                 }
+                ("numa", Some(value)) => found.numa = Numa::parse(value).ok_or(not_understood(Numa::NEEDED))?,
                 ("heap", None) => return Err(not_understood("write heap=VALUE")),
                 ("heap-reserve", None) => return Err(not_understood("write heap-reserve=SIZE")),
                 ("quiet" | "q", None) => found.quiet = true,
@@ -144,16 +148,18 @@ mod tests {
 
     #[test]
     fn words_of_the_heap_are_read_among_others() {
-        let words =
-            HeapWords::parse("heap=2M lift=text,data --heap-reserve=1.5G only=redis-server quiet pages=hugetlb");
-        assert_eq!(words, Ok(HeapWords { pages: pool(2 << 20), reserve: Some(3 << 29), quiet: true }));
+        let words = HeapWords::parse(
+            "heap=2M lift=text,data --heap-reserve=1.5G only=redis-server quiet pages=hugetlb numa=node=1",
+        );
+        let expected = HeapWords { pages: pool(2 << 20), reserve: Some(3 << 29), numa: Numa::Node(1), quiet: true };
+        assert_eq!(words, Ok(expected));
         assert_eq!(HeapWords::parse("heap=1GiB v q").unwrap().pages, pool(1 << 30));
         assert_eq!(HeapWords::parse("heap=thp").unwrap().pages, HeapPages::Thp);
         assert_eq!(HeapWords::parse("heap=auto").unwrap().pages, HeapPages::Auto);
         assert_eq!(HeapWords::parse("heap=thp heap=off").unwrap().pages, HeapPages::Off);
         assert_eq!(
             HeapWords::parse(" pages=auto\n").unwrap(),
-            HeapWords { pages: HeapPages::Off, reserve: None, quiet: false }
+            HeapWords { pages: HeapPages::Off, reserve: None, numa: Numa::Own, quiet: false }
         );
         assert!(HeapWords::are_in("a heap-reserve=x") && !HeapWords::are_in("lift=heap heaps=2M"));
     }
@@ -167,6 +173,7 @@ mod tests {
                 "PAGELIFT: `heap=all`: needed auto, off, thp, or a size of pool pages, 2M or 1G for example",
             ),
             ("heap", "PAGELIFT: `heap`: write heap=VALUE"),
+            ("heap=2M numa=1", "PAGELIFT: `numa=1`: needed local or interleave or node=NUMBER"),
             ("heap-reserve", "PAGELIFT: `heap-reserve`: write heap-reserve=SIZE"),
             ("heap=thp heap-reserve=all", "PAGELIFT: `heap-reserve=all`: needed a size, 64M or 2G for example"),
         ] {

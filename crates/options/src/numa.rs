@@ -5,8 +5,8 @@ use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 
-/// From which NUMA nodes the pages come that a lift fills for a process alone. What others share (an image, the page
-/// cache) lies where it lies.
+/// From which NUMA nodes the pages come that a lift fills for a process alone. What others share (the page cache, an image
+/// that all nodes share) lies where it lies; of images that are copies for single nodes the one for the chosen node is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Numa {
     /// By the program's own memory policy and cpuset.
@@ -32,15 +32,24 @@ impl fmt::Display for Numa {
     }
 }
 
+impl Numa {
+    /// The words that [`Numa::parse`] accepts, for messages.
+    pub const NEEDED: &str = "needed local or interleave or node=NUMBER";
+
+    /// Reads `local`, `interleave` or `node=NUMBER`, without allocating.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "local" => Some(Self::Local),
+            "interleave" => Some(Self::Interleave),
+            _ => text.strip_prefix("node=")?.parse().ok().map(Self::Node),
+        }
+    }
+}
+
 impl FromStr for Numa {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let node = || text.strip_prefix("node=")?.parse().ok().map(Self::Node);
-        match text {
-            "local" => Ok(Self::Local),
-            "interleave" => Ok(Self::Interleave),
-            _ => node().ok_or_else(|| format!("found `{text}`, needed local or interleave or node=NUMBER")),
-        }
+        Self::parse(text).ok_or_else(|| format!("found `{text}`, {}", Self::NEEDED))
     }
 }
 
