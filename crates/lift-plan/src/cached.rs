@@ -1,6 +1,7 @@
 //! What the page cache can show of a process, and of an image at one base.
 
 use crate::base::{Coverable, pieces_at};
+use crate::pieces::file_pages_of;
 use crate::{BaseChoice, CachedFile, Kind, Kinds, Piece, ProcessFacts, Reason};
 use address_space::{Address, AddressRange, ElfImage, PageSize};
 use alloc::vec::Vec;
@@ -21,8 +22,7 @@ pub(crate) fn cached_place(
     page: AddressRange,
     size: PageSize,
 ) -> Result<CachedPlace<'_>, Reason> {
-    let mapping = process.space.find(page.start()).filter(|mapping| !mapping.shared && mapping.inode != 0);
-    let mapping = mapping.ok_or(Reason::NoCachedFile)?;
+    let mapping = process.space.find(page.start()).filter(|mapping| !mapping.shared).ok_or(Reason::NoCachedFile)?;
     // One entry of the page table belongs to one mapping.
     if !mapping.range.covers(page) {
         return Err(Reason::NoCachedFile);
@@ -71,7 +71,8 @@ pub fn cached_coverable(
     covered
 }
 
-/// The base offset at which huge folios of the file show most: executable bytes first, then all others.
+/// The base offset at which huge folios of the file show most: executable bytes first, then all others; the smallest offset
+/// where several are as good.
 ///
 /// Each segment has one, which makes its addresses agree with its offsets; segments that were linked with different
 /// distances between the two cannot all be shown.
@@ -105,11 +106,9 @@ fn offset_of(image: &ElfImage, piece: &Piece, bias: u64, base_page: PageSize) ->
     let start = Address(piece.range.start().0.wrapping_sub(bias));
     // A page that two segments share shows the later one.
     let segment = image.segments.iter().rfind(|segment| segment.memory.widened(base_page).contains(start))?;
-    let of_file = segment.file_size > 0 && segment.file_memory().widened(base_page).contains(start);
-    if segment.protection.write || segment.protection != piece.protection || !of_file {
-        return None;
-    }
-    if !matches!(piece.kind, Kind::Text | Kind::Rodata) {
+    // RELRO is sealed to another protection than its segment's: it was written to before.
+    let as_mapped = segment.protection == piece.protection && matches!(piece.kind, Kind::Text | Kind::Rodata);
+    if !as_mapped || !file_pages_of(segment, base_page).contains(start) {
         return None;
     }
     let first = segment.memory.start().align_down(base_page);

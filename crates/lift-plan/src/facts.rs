@@ -1,6 +1,7 @@
 //! The planner's input: facts about the machine and the process.
 
-use crate::NumaFacts;
+use crate::numa_facts::NumaFacts;
+use crate::reason::CacheShortfall;
 use address_space::{AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, RangeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -170,6 +171,9 @@ pub struct ImageSpan {
     pub offset: u64,
     /// Size of the image's huge pages.
     pub page_size: PageSize,
+    /// The NUMA node on which the image lies, where it is a copy for one node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
 }
 
 /// How the file of an object lies in the page cache.
@@ -187,15 +191,6 @@ pub struct CachedFile {
     pub own_path: Option<String>,
     /// Why the other parts do not lie in huge folios, if that is known.
     pub shortfall: Option<CacheShortfall>,
-}
-
-/// Why a file does not lie in huge folios, in words.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CacheShortfall {
-    /// What was found and what was needed.
-    pub why: String,
-    /// The command or change that fixes it, if there is one.
-    pub fix: Option<String>,
 }
 
 impl CachedFile {

@@ -11,6 +11,8 @@ mod base;
 mod cached;
 mod facts;
 mod groups;
+mod nodes;
+mod numa_facts;
 mod pieces;
 mod placement;
 mod plan;
@@ -19,6 +21,7 @@ mod probes;
 mod reason;
 mod shortfall;
 mod special;
+mod start;
 mod steps;
 
 /// The options that the planner uses.
@@ -27,15 +30,17 @@ pub use options::{Edges, Kind, Kinds, Numa, ObjectChoice, Pages, Policy, Writabl
 pub use base::{BaseChoice, Coverable, choose_base, coverable};
 pub use cached::{cached_coverable, choose_cached_base};
 pub use facts::{
-    CacheShortfall, CachedFile, HugePool, ImageSpan, MachineFacts, PoolLimit, ProcessFacts, SpecialMapping, ThpFacts,
-    ThpMode,
+    CachedFile, HugePool, ImageSpan, MachineFacts, PoolLimit, ProcessFacts, SpecialMapping, ThpFacts, ThpMode,
 };
+pub use nodes::Nodes;
+pub use numa_facts::{NodeFacts, NumaFacts};
 pub use pieces::{Piece, pieces_of};
-pub use placement::{NodeFacts, Nodes, NumaFacts, Placement, Preference};
+pub use placement::{Placement, Preference, pool_on};
 pub use plan::{Attempt, Edge, EdgeCure, Method, Part, Plan, PoolPages, RangeLift, Refusal, Source};
 pub use planner::plan;
 pub use probes::{CodeReader, holds_probe, probed_pages};
-pub use reason::Reason;
+pub use reason::{CacheShortfall, Reason};
 pub use shortfall::Shortfall;
 pub use special::special_mappings;
+pub use start::{BeforeExec, StartWork, shows_files_alone, start_work};
 pub use steps::{Step, steps_of};

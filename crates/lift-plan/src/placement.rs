@@ -1,75 +1,14 @@
-//! NUMA nodes: what a process may use, and where the pages of a lift are to lie.
+//! Where the pages of a lift are to lie.
 
-use crate::{HugePool, MachineFacts, Numa, Reason};
-use address_space::PageSize;
+use crate::facts::{HugePool, MachineFacts};
+use crate::nodes::Nodes;
+use crate::numa_facts::NodeFacts;
+use crate::reason::Reason;
 use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::String;
-use alloc::vec;
-use alloc::vec::Vec;
-use core::fmt;
-use serde::{Serialize, Serializer};
-
-/// Numbers of NUMA nodes, ascending.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Nodes(Vec<u32>);
-
-impl Nodes {
-    /// True where the set has the node.
-    pub fn contains(&self, node: u32) -> bool {
-        self.0.binary_search(&node).is_ok()
-    }
-
-    /// The numbers.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.iter().copied()
-    }
-
-    /// True without any node.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The nodes of both sets.
-    #[must_use]
-    pub fn within(&self, other: &Self) -> Self {
-        self.iter().filter(|&node| other.contains(node)).collect()
-    }
-
-    /// The set as the kernel takes it (mbind(2)): bit N of the words stands for node N.
-    pub fn mask(&self) -> Vec<u64> {
-        let words = self.0.last().map_or(0, |last| *last as usize / 64 + 1);
-        let mut mask = vec![0u64; words];
-        self.iter().for_each(|node| mask[node as usize / 64] |= 1 << (node % 64));
-        mask
-    }
-}
-
-impl FromIterator<u32> for Nodes {
-    fn from_iter<I: IntoIterator<Item = u32>>(numbers: I) -> Self {
-        let mut numbers: Vec<u32> = numbers.into_iter().collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        Self(numbers)
-    }
-}
-
-impl fmt::Display for Nodes {
-    /// As `node 0` or `nodes 0, 2`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.len() == 1 { "node" } else { "nodes" })?;
-        for (index, node) in self.iter().enumerate() {
-            write!(f, "{} {node}", if index == 0 { "" } else { "," })?;
-        }
-        Ok(())
-    }
-}
-
-impl Serialize for Nodes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.iter())
-    }
-}
+use options::Numa;
+use serde::Serialize;
 
 /// How the kernel chooses among nodes (set_mempolicy(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -100,39 +39,6 @@ impl Placement {
     }
 }
 
-/// What one node has left.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct NodeFacts {
-    /// Number.
-    pub node: u32,
-    /// Free pages of each pool.
-    pub pools: Vec<(PageSize, u64)>,
-    /// Memory that can be had there without memory pressure, in bytes.
-    pub memory: u64,
-}
-
-/// The facts about NUMA on which a plan depends.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct NumaFacts {
-    /// All nodes with memory.
-    pub nodes: Vec<NodeFacts>,
-    /// Those from which the process may take memory: its cpuset.
-    pub allowed: Nodes,
-    /// The nodes to which the process's own memory policy binds it (set_mempolicy(2)), if it does.
-    pub bound: Option<Nodes>,
-    /// The node of the CPU on which the process runs.
-    pub running_on: Option<u32>,
-}
-
-impl NumaFacts {
-    /// The nodes to which the kernel confines what the process takes by itself.
-    fn confinement(&self) -> Nodes {
-        let both = self.bound.as_ref().map(|bound| bound.within(&self.allowed));
-        // A policy whose nodes the cpuset has taken away is without effect.
-        both.filter(|both| !both.is_empty()).unwrap_or_else(|| self.allowed.clone())
-    }
-}
-
 /// Where the pages of a lift are to lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
@@ -150,27 +56,18 @@ pub(crate) fn place(machine: &MachineFacts, numa: Numa) -> Result<Option<Placed>
             _ => Ok(None),
         };
     };
-    let with = |preference, nodes: Nodes| Placement { preference, nodes };
-    let only = |node: u32| {
-        if !facts.allowed.contains(node) {
-            return Err(Reason::NodeForbidden { node, allowed: facts.allowed.clone() });
-        }
-        let nodes = Nodes::from_iter([node]);
-        Ok(Placed { placement: Some(with(Preference::Bind, nodes.clone())), nodes })
+    let nodes = facts.nodes_for(numa)?;
+    let with = |preference| Some(Placement { preference, nodes: nodes.clone() });
+    let placement = match numa {
+        Numa::Node(_) | Numa::Local => with(Preference::Bind),
+        Numa::Interleave => with(Preference::Interleave),
+        Numa::Own => None,
     };
-    Ok(Some(match numa {
-        Numa::Node(node) => only(node)?,
-        Numa::Local => only(facts.running_on.ok_or(Reason::NoLocalNode)?)?,
-        Numa::Interleave => {
-            let placement = Some(with(Preference::Interleave, facts.allowed.clone()));
-            Placed { placement, nodes: facts.allowed.clone() }
-        }
-        Numa::Own => Placed { placement: None, nodes: facts.confinement() },
-    }))
+    Ok(Some(Placed { placement, nodes }))
 }
 
 /// Returns the pages of a pool that are available on the nodes, and those that are available elsewhere only.
-pub(crate) fn pool_on(machine: &MachineFacts, pool: &HugePool, nodes: &Nodes) -> (u64, u64) {
+pub fn pool_on(machine: &MachineFacts, pool: &HugePool, nodes: &Nodes) -> (u64, u64) {
     let free = |node: &NodeFacts| node.pools.iter().filter(|(size, _)| *size == pool.size).map(|(_, free)| free).sum();
     let (mut here, mut all) = (0u64, 0u64);
     for node in machine.numa.iter().flat_map(|facts| &facts.nodes) {
@@ -199,7 +96,10 @@ pub(crate) fn memory_bound(machine: &MachineFacts, placed: Option<&Placed>) -> (
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::numa_facts::NumaFacts;
+    use address_space::PageSize;
     use alloc::string::ToString;
+    use alloc::vec;
 
     fn nodes(numbers: &[u32]) -> Nodes {
         numbers.iter().copied().collect()
@@ -216,7 +116,13 @@ mod tests {
     fn two_nodes(allowed: &[u32], bound: Option<&[u32]>) -> MachineFacts {
         let node = |node, free, memory| NodeFacts { node, pools: vec![(size(), free)], memory };
         let both = vec![node(0, 2, 400), node(1, 40, 700)];
-        machine(Some(NumaFacts { nodes: both, allowed: nodes(allowed), bound: bound.map(nodes), running_on: Some(0) }))
+        machine(Some(NumaFacts {
+            nodes: both,
+            allowed: nodes(allowed),
+            bound: bound.map(nodes),
+            running_on: Some(0),
+            cpus: nodes(&[0, 1]),
+        }))
     }
 
     #[test]
@@ -263,6 +169,29 @@ mod tests {
         assert_eq!(own(&[1], None), nodes(&[1]));
         assert_eq!(own(&[0, 1], Some(&[1])), nodes(&[1]));
         assert_eq!(own(&[0], Some(&[1])), nodes(&[0]));
+    }
+
+    #[test]
+    fn a_process_belongs_to_the_node_it_is_kept_to_else_to_the_one_it_runs_on() {
+        let facts = |allowed: &[u32], bound: Option<&[u32]>, cpus: &[u32], running_on| {
+            let numa = two_nodes(allowed, bound).numa.unwrap();
+            NumaFacts { cpus: nodes(cpus), running_on, ..numa }
+        };
+        let home = |allowed: &[u32], bound: Option<&[u32]>, cpus: &[u32], running_on| {
+            facts(allowed, bound, cpus, running_on).home(Numa::Own)
+        };
+        let both = [0, 1].as_slice();
+        assert_eq!(home(both, None, both, Some(1)), Some(1));
+        assert_eq!(home(both, None, &[0], Some(1)), Some(0));
+        assert_eq!(home(both, Some(&[1]), &[0], Some(0)), Some(1));
+        assert_eq!(home(&[0], Some(&[1]), &[1], Some(1)), Some(0));
+        assert_eq!(home(both, None, &[], None), None);
+        // A node whose memory the process may not use, on a machine with more nodes.
+        assert_eq!(home(both, None, &[2, 3], Some(2)), None);
+        let with = |numa| facts(&[0], None, both, Some(1)).home(numa);
+        assert_eq!(with(Numa::Node(0)), Some(0));
+        assert_eq!([Numa::Node(1), Numa::Local, Numa::Interleave].map(with), [None; 3]);
+        assert_eq!(facts(both, None, both, Some(1)).home(Numa::Local), Some(1));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use crate::pieces::{refusal_by_protection, special_in};
 use crate::placement::{Placed, memory_bound, place, pool_on};
 use crate::{
     Attempt, Edge, EdgeCure, Edges, ImageSpan, Kind, MachineFacts, Method, Numa, ObjectChoice, Pages, Part, Piece,
-    Placement, Plan, Policy, PoolLimit, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode, WritablePages,
-    pieces_of,
+    Placement, Plan, Policy, PoolLimit, Preference, ProcessFacts, RangeLift, Reason, Refusal, Source, ThpMode,
+    WritablePages, pieces_of,
 };
 use address_space::{
     AddressRange, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize, Protection, RangeSet,
@@ -266,9 +266,18 @@ impl<'a> Planner<'a> {
             }
             (Pages::Image, true) => vec![Source::Image],
             (Pages::File, true) => vec![Source::File],
-            (Pages::Auto, true) if self.policy.numa != Numa::Own => vec![Source::Hugetlb, Source::Thp],
             (Pages::FileThenImage, true) => vec![Source::File, Source::Image],
-            (Pages::Auto, true) => vec![Source::File, Source::Image, Source::Hugetlb, Source::Thp],
+            (Pages::Auto, true) => {
+                let copy = self.image_span(run.range).is_some_and(|span| span.node.is_some());
+                let shared = match (copy, self.policy.numa) {
+                    // A copy on the process's own node is nearer than the page cache may be.
+                    (true, Numa::Own) => vec![Source::Image, Source::File],
+                    (true, _) => vec![Source::Image],
+                    (false, Numa::Own) => vec![Source::File, Source::Image],
+                    (false, _) => vec![],
+                };
+                [shared, vec![Source::Hugetlb, Source::Thp]].concat()
+            }
         }
     }
 
@@ -296,7 +305,7 @@ impl<'a> Planner<'a> {
     /// Returns the memory policy for the new pages of these parts. Memory that stays in place keeps the program's own.
     fn placement_of(&self, source: Source, parts: &[Part]) -> Result<Option<Placement>, Reason> {
         match source {
-            Source::Image | Source::File if self.policy.numa != Numa::Own => Err(Reason::SharedPages),
+            Source::File if self.policy.numa != Numa::Own => Err(Reason::SharedPages),
             Source::Image | Source::File => Ok(None),
             _ if parts.iter().all(|part| matches!(part.method, Method::InPlace { .. })) => Ok(None),
             _ => Ok(self.placed.clone()?.and_then(|placed| placed.placement)),
@@ -330,7 +339,14 @@ impl<'a> Planner<'a> {
     }
 
     fn image_parts(&self, run: &Run) -> Result<Vec<Part>, Reason> {
-        let span = self.image_span(run.range).ok_or(Reason::NoImage)?;
+        let span = self.image_span(run.range).ok_or_else(|| match &self.placed {
+            _ if self.policy.numa == Numa::Own => Reason::NoImage,
+            Ok(Some(Placed { placement: Some(placement), .. })) if placement.preference == Preference::Bind => {
+                Reason::NoImageOnNode(placement.nodes.clone())
+            }
+            Err(reason) => reason.clone(),
+            Ok(_) => Reason::SharedPages,
+        })?;
         let offset = span.offset + (run.range.start() - span.range.start());
         Ok(whole(run, Method::MapImage { path: span.path.clone(), offset }))
     }
@@ -339,8 +355,22 @@ impl<'a> Planner<'a> {
     fn image_span(&self, range: AddressRange) -> Option<&'a ImageSpan> {
         let size = self.size.bytes();
         self.process.images.iter().find(|span| {
-            span.page_size == self.size && span.range.covers(range) && span.range.start().0 % size == span.offset % size
+            span.page_size == self.size
+                && span.range.covers(range)
+                && span.range.start().0 % size == span.offset % size
+                && self.may_lie_there(span)
         })
+    }
+
+    /// True where the user leaves the nodes to the process, or has chosen the one for which the image is a copy.
+    fn may_lie_there(&self, span: &ImageSpan) -> bool {
+        self.policy.numa == Numa::Own
+            || match (span.node, &self.placed) {
+                (Some(node), Ok(Some(Placed { placement: Some(placement), .. }))) => {
+                    placement.preference == Preference::Bind && placement.nodes.contains(node)
+                }
+                _ => false,
+            }
     }
 
     /// Cuts a run where an image, or a file in huge folios, begins or ends to show it.

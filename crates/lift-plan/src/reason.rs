@@ -1,6 +1,6 @@
 //! Reasons why memory is not lifted: what was found, what was needed, and the command that fixes it.
 
-use crate::{CacheShortfall, Nodes};
+use crate::nodes::Nodes;
 use address_space::{PageSize, format_bytes};
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -9,6 +9,15 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::fmt;
 use serde::{Serialize, Serializer};
+
+/// Why a file does not lie in huge folios, in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CacheShortfall {
+    /// What was found and what was needed.
+    pub why: String,
+    /// The command or change that fixes it, if there is one.
+    pub fix: Option<String>,
+}
 
 /// Why a range is not lifted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +77,8 @@ pub enum Reason {
     NoLocalNode,
     /// The nodes of what is shared with other processes cannot be chosen for one.
     SharedPages,
+    /// No image is a copy for the wanted nodes.
+    NoImageOnNode(Nodes),
     /// The kernel has no pool of this page size.
     NoSuchPool {
         /// Page size.
@@ -167,9 +178,9 @@ impl Reason {
     pub fn fix(&self) -> Option<String> {
         match self {
             Self::PoolTooSmall { size, needed, available, total } => Some(format!(
-                "echo {} > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
+                "echo {} > /sys/kernel/mm/hugepages/{}/nr_hugepages",
                 total + needed.saturating_sub(*available),
-                size.kib()
+                size.directory()
             )),
             Self::PoolOnOtherNodes { size, needed, nodes, .. } => {
                 let node = nodes.iter().next()?;
@@ -183,6 +194,7 @@ impl Reason {
                 allowed.iter().next().map(|node| format!("--numa node={node}, or a cpuset with the wanted node"))
             }
             Self::NoLocalNode => Some("--numa node=NUMBER".to_owned()),
+            Self::NoImageOnNode(_) => Some("pagelift image add --per-node FILE".to_owned()),
             Self::SharedPages => Some("--pages hugetlb or --pages thp, which copy".to_owned()),
             Self::NoSuchPool { sizes, .. } => {
                 sizes.first().map(|size| format!("--page-size {}", size.to_string().replace(' ', "")))
@@ -239,6 +251,7 @@ impl fmt::Display for Reason {
             Self::SharedPages => {
                 f.write_str("its pages are shared with other processes, so that --numa cannot choose their node")
             }
+            Self::NoImageOnNode(nodes) => write!(f, "no shared image on {nodes} shows it"),
             Self::NoSuchPool { size, sizes } => {
                 let sizes: Vec<_> = sizes.iter().map(ToString::to_string).collect();
                 let found = if sizes.is_empty() { "no pool at all".to_owned() } else { sizes.join(", ") };
@@ -351,6 +364,11 @@ mod tests {
                 Reason::SharedPages,
                 "its pages are shared with other processes, so that --numa cannot choose their node",
                 "--pages hugetlb or --pages thp, which copy",
+            ),
+            (
+                Reason::NoImageOnNode([1].into_iter().collect()),
+                "no shared image on node 1 shows it",
+                "pagelift image add --per-node FILE",
             ),
             (
                 Reason::NoSuchPool { size, sizes: vec![gib] },

@@ -14,4 +14,5 @@ mod probes;
 mod ranges;
 mod real_programs;
 mod sources;
+mod starts;
 mod steps;

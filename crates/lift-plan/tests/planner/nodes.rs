@@ -24,7 +24,9 @@ fn nodes(numbers: &[u32]) -> Nodes {
 /// Two nodes with free pages of the pool on each.
 fn machine(free: [u64; 2], allowed: &[u32]) -> MachineFacts {
     let node = |node: u32| NodeFacts { node, pools: vec![(page_size(HUGE), free[node as usize])], memory: 1 << 40 };
-    let numa = NumaFacts { nodes: vec![node(0), node(1)], allowed: nodes(allowed), bound: None, running_on: Some(1) };
+    let nodes_with_memory = vec![node(0), node(1)];
+    let (allowed, cpus) = (nodes(allowed), nodes(&[0, 1]));
+    let numa = NumaFacts { nodes: nodes_with_memory, allowed, bound: None, running_on: Some(1), cpus };
     MachineFacts { numa: Some(numa), ..machine_with(HUGE, free[0] + free[1]) }
 }
 
@@ -63,6 +65,28 @@ fn what_is_shared_is_not_placed() {
     assert_eq!(made(&machine, Pages::File, Numa::Node(1)).refusals[0].reason, Reason::SharedPages);
     assert_eq!(sources(&made(&machine, Pages::Auto, Numa::Node(1))), [Source::Hugetlb, Source::Thp]);
     assert_eq!(sources(&made(&machine, Pages::Auto, Numa::Own))[0], Source::File);
+}
+
+#[test]
+fn a_copy_for_the_node_goes_before_the_page_cache_and_before_a_copy_for_another() {
+    let mut program = program().imaged(HUGE);
+    let on = |program: &mut Program, node| program.facts.images.iter_mut().for_each(|span| span.node = node);
+    let machine = machine([40, 40], &[0, 1]);
+    let made =
+        |program: &Program, pages, numa| plan(&program.facts, &machine, &Policy { pages, numa, ..Policy::default() });
+    let sources_of = |program: &Program, numa| sources(&made(program, Pages::Auto, numa));
+    assert_eq!(sources_of(&program, Numa::Own)[0], Source::File);
+    assert_eq!(sources_of(&program, Numa::Node(1))[0], Source::Hugetlb);
+    let reason = |plan: Plan| plan.refusals[0].reason.clone();
+    assert_eq!(reason(made(&program, Pages::Image, Numa::Node(1))), Reason::NoImageOnNode(nodes(&[1])));
+    on(&mut program, Some(1));
+    assert_eq!(sources_of(&program, Numa::Own)[0], Source::Image);
+    assert_eq!(sources_of(&program, Numa::Node(1))[0], Source::Image);
+    assert_eq!(sources_of(&program, Numa::Local)[0], Source::Image);
+    assert_eq!(sources_of(&program, Numa::Node(0))[0], Source::Hugetlb);
+    assert_eq!(sources_of(&program, Numa::Interleave)[0], Source::Hugetlb);
+    assert_eq!(reason(made(&program, Pages::Image, Numa::Node(0))), Reason::NoImageOnNode(nodes(&[0])));
+    assert_eq!(reason(made(&program, Pages::Image, Numa::Interleave)), Reason::SharedPages);
 }
 
 #[test]

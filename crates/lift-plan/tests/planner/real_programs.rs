@@ -68,7 +68,7 @@ fn untouched_bss_costs_nothing() {
     assert!(memory < 3 << 20, "{} would become resident", format_bytes(memory));
 }
 
-/// Of all that would be lifted, only the huge page in which a probe stands stays, and it is refused for that reason.
+/// Everything else is lifted as without the probe; its huge page is refused for that reason.
 #[test]
 fn a_huge_page_with_a_probe_stays_where_it_is() {
     for program in programs::all() {

@@ -244,7 +244,7 @@ impl Program {
     pub fn image(&mut self, range: AddressRange, huge: u64, step: u64) {
         let path = format!("/run/images/{}", self.facts.images.len());
         let offset = range.start().0 % huge + 3 * huge + step;
-        self.facts.images.push(ImageSpan { range, path, offset, page_size: page_size(huge) });
+        self.facts.images.push(ImageSpan { range, path, offset, page_size: page_size(huge), node: None });
     }
 
     /// Images show all the read-only file mappings of the objects that no relocation changes.

@@ -12,7 +12,7 @@ pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
         check("map_at_replaces_nothing", map_at_taken),
         check("unmap_removes_just_the_range", unmap),
         check("what_was_done_and_undone_leaves_nothing_behind", leaves_nothing),
-        check("populated_memory_keeps_its_contents", populate),
+        check("fresh_memory_stays_zero_when_populated", populate),
         check("a_copy_is_exact_to_the_byte", copy_is_exact),
         check("a_copy_from_or_to_nowhere_is_an_error", copy_from_nowhere),
         check("protect_changes_just_the_range_and_no_contents", protect),
@@ -113,9 +113,10 @@ fn leaves_nothing<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
 }
 
 fn populate<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
-    let range = filled(subject, ground, 3, 5)?;
+    let length = 3 * ground.base_page.bytes();
+    let range = AddressRange::sized(call(subject.map(length, Backing::Ordinary))?, length);
     call(subject.populate(range, ground.base_page))?;
-    expect_bytes(subject, range, &pattern(range.len(), 5))?;
+    expect_bytes(subject, range, &vec![0; length as usize])?;
     call(subject.unmap(range))?;
     refused(subject.populate(range, ground.base_page), "populating what is not mapped")
 }

@@ -197,6 +197,11 @@ impl SimulatedKernel {
         self.huge_in(range, size).covers(range)
     }
 
+    /// What core dumps omit (`MADV_DONTDUMP`).
+    pub fn not_dumped(&self) -> RangeSet {
+        self.areas.iter().filter(|area| area.not_dumped).map(Area::range).collect()
+    }
+
     /// Everything that is mapped.
     pub fn mapped(&self) -> RangeSet {
         self.areas.iter().map(Area::range).collect()

@@ -1,0 +1,76 @@
+//! What a process may use of the machine's NUMA nodes.
+
+use crate::nodes::Nodes;
+use crate::reason::Reason;
+use address_space::PageSize;
+use alloc::vec::Vec;
+use options::Numa;
+use serde::Serialize;
+
+/// What one node has left.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NodeFacts {
+    /// Number.
+    pub node: u32,
+    /// Free pages of each pool.
+    pub pools: Vec<(PageSize, u64)>,
+    /// Memory that can be had there without memory pressure, in bytes.
+    pub memory: u64,
+}
+
+/// The facts about NUMA on which a plan depends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NumaFacts {
+    /// All nodes with memory.
+    pub nodes: Vec<NodeFacts>,
+    /// Those from which the process may take memory: its cpuset.
+    pub allowed: Nodes,
+    /// The nodes to which the process's own memory policy binds it (set_mempolicy(2)), if it does.
+    pub bound: Option<Nodes>,
+    /// The node of the CPU on which the process runs.
+    pub running_on: Option<u32>,
+    /// The nodes of the CPUs on which it may run (sched_setaffinity(2), cpuset).
+    pub cpus: Nodes,
+}
+
+impl NumaFacts {
+    /// The node whose copy of shared code the process should run from: the one that `numa` names; else the only one that
+    /// its cpuset and memory policy leave to it; else among these the only one on whose CPUs it may run; else the one on
+    /// which it runs now. `None` where none of these is among the nodes that it may use, and for an interleaved lift.
+    pub fn home(&self, numa: Numa) -> Option<u32> {
+        let only = |nodes: &Nodes| nodes.iter().next().filter(|_| nodes.iter().count() == 1);
+        let usable = self.confinement();
+        match numa {
+            Numa::Interleave => None,
+            Numa::Node(node) => Some(node).filter(|&node| self.allowed.contains(node)),
+            Numa::Local => self.running_on.filter(|&node| self.allowed.contains(node)),
+            Numa::Own => only(&usable)
+                .or_else(|| only(&self.cpus.within(&usable)))
+                .or_else(|| self.running_on.filter(|&node| usable.contains(node))),
+        }
+    }
+
+    /// The nodes from which alone the pages of a lift with `numa` may come.
+    ///
+    /// # Errors
+    /// [`Reason::NodeForbidden`] and [`Reason::NoLocalNode`].
+    pub fn nodes_for(&self, numa: Numa) -> Result<Nodes, Reason> {
+        let only = |node: u32| match self.allowed.contains(node) {
+            true => Ok(Nodes::from_iter([node])),
+            false => Err(Reason::NodeForbidden { node, allowed: self.allowed.clone() }),
+        };
+        match numa {
+            Numa::Node(node) => only(node),
+            Numa::Local => only(self.running_on.ok_or(Reason::NoLocalNode)?),
+            Numa::Interleave => Ok(self.allowed.clone()),
+            Numa::Own => Ok(self.confinement()),
+        }
+    }
+
+    /// The nodes to which the kernel confines what the process takes by itself.
+    pub fn confinement(&self) -> Nodes {
+        let both = self.bound.as_ref().map(|bound| bound.within(&self.allowed));
+        // A policy whose nodes the cpuset has taken away is without effect.
+        both.filter(|both| !both.is_empty()).unwrap_or_else(|| self.allowed.clone())
+    }
+}
