@@ -41,26 +41,59 @@ fn lift_range(lift: &RangeLift, before: &AddressSpace, executor: &mut impl Execu
         failed: Vec::new(),
         uncovered: Vec::new(),
     };
-    let mut done = Done::default();
-    let mut served = None;
-    for attempt in &lift.attempts {
-        done = try_attempt(lift, attempt, before, executor);
-        if !done.lifted.is_empty() {
-            served = Some(attempt);
-            outcome.source = Some(attempt.source);
-            outcome.page_size = attempt.page_size;
-            outcome.lifted = done.lifted.clone();
-            break;
-        }
-        let reason = done.failures.first().map_or(Reason::NoHugePages, |failure| failure.reason.clone());
-        outcome.failed.push(FailedAttempt { source: attempt.source, reason });
-    }
-    if served.is_none() {
+    let (served, mut done) = serve(lift, before, executor, &mut outcome.failed);
+    if let Some(attempt) = served {
+        outcome.source = Some(attempt.source);
+        outcome.page_size = attempt.page_size;
+        outcome.lifted = done.lifted.clone();
+    } else {
         let reason = outcome.failed.first().map_or(Reason::NoHugePages, |failed| failed.reason.clone());
         done.failures = vec![Uncovered { range: lift.range, reason }];
     }
     read_back(&mut outcome, served, &done, executor);
     outcome
+}
+
+/// Makes the attempts in order until one serves, and returns it with what it did. One that shows little of the file's own
+/// huge folios serves only where no later one does.
+fn serve<'a>(
+    lift: &'a RangeLift,
+    before: &AddressSpace,
+    executor: &mut impl Executor,
+    failed: &mut Vec<FailedAttempt>,
+) -> (Option<&'a Attempt>, Done) {
+    let (mut served, mut kept): (Option<&Attempt>, _) = (None, Done::default());
+    for (at, attempt) in lift.attempts.iter().enumerate() {
+        let done = try_attempt(lift, attempt, before, executor);
+        if done.lifted.is_empty() {
+            let reason = done.failures.first().map_or(Reason::NoHugePages, |failure| failure.reason.clone());
+            failed.push(FailedAttempt { source: attempt.source, reason });
+            continue;
+        }
+        if let Some(partly) = served.replace(attempt) {
+            failed.push(FailedAttempt { source: partly.source, reason: Reason::SmallFolios(None) });
+        }
+        kept = done;
+        if at + 1 == lift.attempts.len() || !shows_little(lift.range, attempt, &kept, executor) {
+            break;
+        }
+    }
+    (served, kept)
+}
+
+/// True where the kernel maps no more than half of a range by huge pages after an attempt to have it show the file's huge
+/// folios. The plan counted on all of them; of two that lie side by side Linux 6.12 maps one by ordinary pages on tmpfs.
+fn shows_little(range: AddressRange, attempt: &Attempt, done: &Done, executor: &mut impl Executor) -> bool {
+    if attempt.source != Source::File {
+        return false;
+    }
+    let refaulted = attempt.parts.iter().all(|part| matches!(part.method, Method::Refault));
+    let huge = match refaulted {
+        true => done.lifted.bytes_in(range),
+        // What the kernel does not tell is taken for done.
+        false => executor.query_huge(range, attempt.page_size).map_or(range.len(), |huge| huge.bytes_in(range)),
+    };
+    2 * huge <= range.len()
 }
 
 /// What one attempt did.

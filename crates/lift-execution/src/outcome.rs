@@ -55,6 +55,13 @@ pub struct RangeOutcome {
     pub uncovered: Vec<Uncovered>,
 }
 
+impl RangeOutcome {
+    /// True where the range is lifted and nothing of it that was touched is uncovered.
+    pub fn is_complete(&self) -> bool {
+        self.source.is_some() && self.uncovered.is_empty()
+    }
+}
+
 /// The outcome of sealing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sealing {
@@ -84,11 +91,6 @@ impl Outcome {
         self.ranges.iter().map(|range| range.covered.bytes()).sum()
     }
 
-    /// Bytes covered from one source.
-    pub fn covered_from(&self, source: Source) -> u64 {
-        self.ranges.iter().filter(|r| r.source == Some(source)).map(|r| r.covered.bytes()).sum()
-    }
-
     /// Returns the bytes that the lift made resident.
     pub fn made_resident(&self) -> u64 {
         self.ranges.iter().map(|range| range.made_resident).sum()
@@ -96,6 +98,6 @@ impl Outcome {
 
     /// True where every range of the plan is lifted and nothing that was touched is uncovered.
     pub fn is_complete(&self) -> bool {
-        self.unexpected.is_empty() && self.ranges.iter().all(|r| r.source.is_some() && r.uncovered.is_empty())
+        self.unexpected.is_empty() && self.ranges.iter().all(RangeOutcome::is_complete)
     }
 }

@@ -9,8 +9,11 @@ const TRIES: usize = 16;
 /// `EEXIST` (errno(3)): something is mapped there.
 const EXISTS: i32 = 17;
 
-/// Repeats a call that restores memory until it succeeds, at most [`TRIES`] times.
-pub(crate) fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Result<T, CallError> {
+/// Repeats a call that restores memory until it succeeds, at most 16 times.
+///
+/// # Errors
+/// That of the last try.
+pub fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Result<T, CallError> {
     let mut result = call();
     for _ in 1..TRIES {
         if result.is_ok() {
@@ -32,6 +35,30 @@ pub(crate) enum Place {
     Laid,
 }
 
+/// Moves a complete copy over `range`, which it is to replace.
+///
+/// A move that failed has changed nothing, or the kernel has removed what was there and could not move the copy. The copy is
+/// moved once more then; if that is refused too, `put_back` puts its contents there on ordinary pages.
+///
+/// # Errors
+/// The copy is not in place.
+pub(crate) fn swap<X: Executor>(
+    executor: &mut X,
+    copy: AddressRange,
+    range: AddressRange,
+    put_back: impl FnOnce(&mut X) -> Result<(), CallError>,
+) -> Result<(), CallError> {
+    let Err(error) = executor.move_to(copy, range.start()) else { return Ok(()) };
+    if executor.space().is_ok_and(|space| space.is_fully_mapped(range)) {
+        return Err(error);
+    }
+    if persist(|| executor.move_to(copy, range.start())).is_ok() {
+        return Ok(());
+    }
+    put_back(executor)?;
+    Err(error)
+}
+
 /// Puts a copy of the memory at `from` into `range`, on ordinary pages and with the protections of `before`: the last
 /// resort where the kernel has taken the memory away and refuses to move it back. Mappings that still exist are kept.
 pub(crate) fn put_copy(
@@ -43,17 +70,27 @@ pub(crate) fn put_copy(
 ) -> Result<(), CallError> {
     for mapping in before.overlapping(range) {
         let piece = mapping.range.intersect(range);
-        if place != Place::Laid {
-            match persist(|| executor.map_at(piece, Backing::Ordinary)) {
-                Err(error) if error.errno == EXISTS && place == Place::Unknown => continue,
-                result => result?,
-            }
+        put_piece(executor, (piece, mapping.protection), from + (piece.start() - range.start()), place)?;
+    }
+    Ok(())
+}
+
+/// Puts a copy of the memory at `from` into one range, on ordinary pages and with this protection.
+pub(crate) fn put_piece(
+    executor: &mut impl Executor,
+    (piece, protection): (AddressRange, Protection),
+    from: Address,
+    place: Place,
+) -> Result<(), CallError> {
+    if place != Place::Laid {
+        match persist(|| executor.map_at(piece, Backing::Ordinary)) {
+            Err(error) if error.errno == EXISTS && place == Place::Unknown => return Ok(()),
+            result => result?,
         }
-        let source = AddressRange::sized(from + (piece.start() - range.start()), piece.len());
-        persist(|| executor.copy(source, piece.start()))?;
-        if mapping.protection != Protection::READ_WRITE {
-            persist(|| executor.protect(piece, mapping.protection))?;
-        }
+    }
+    persist(|| executor.copy(AddressRange::sized(from, piece.len()), piece.start()))?;
+    if protection != Protection::READ_WRITE {
+        persist(|| executor.protect(piece, protection))?;
     }
     Ok(())
 }

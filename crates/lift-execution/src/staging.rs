@@ -2,7 +2,7 @@
 
 use crate::executor::{Backing, CallError, ENOSYS, Executor, FileMapping};
 use crate::move_aside::MovedAside;
-use crate::restoring::{Place, persist, put_copy};
+use crate::restoring::{Place, persist, put_copy, swap};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::vec::Vec;
 use lift_plan::{Reason, Source, Step};
@@ -274,36 +274,16 @@ impl<'a> PartState<'a> {
         Ok(())
     }
 
-    fn swap(&mut self, executor: &mut impl Executor) -> Result<(), CallError> {
+    fn swap<E: Executor>(&mut self, executor: &mut E) -> Result<(), CallError> {
         for range in self.kept.iter().collect::<Vec<_>>() {
             let Some(copy) = self.copy_of(range) else { continue };
-            if let Err(error) = executor.move_to(copy, range.start()) {
-                self.swap_again(executor, range, copy, error)?;
-            }
+            let before = self.before;
+            let put_back = |executor: &mut E| put_copy(executor, before, range, copy.start(), Place::Unknown);
+            swap(executor, copy, range, put_back)?;
             self.swapped.insert(range);
             self.staged.remove(range);
         }
         Ok(())
-    }
-
-    /// A swap that failed has changed nothing, or the kernel has removed the old memory and then could not move the
-    /// new. The copy is complete, so it is moved once more; if that is refused too, its contents are put back on
-    /// ordinary pages.
-    fn swap_again(
-        &self,
-        executor: &mut impl Executor,
-        range: AddressRange,
-        copy: AddressRange,
-        error: CallError,
-    ) -> Result<(), CallError> {
-        if executor.space().is_ok_and(|space| space.is_fully_mapped(range)) {
-            return Err(error);
-        }
-        if persist(|| executor.move_to(copy, range.start())).is_ok() {
-            return Ok(());
-        }
-        put_copy(executor, self.before, range, copy.start(), Place::Unknown)?;
-        Err(error)
     }
 
     fn move_aside(&mut self, executor: &mut impl Executor, range: AddressRange) -> Result<(), CallError> {

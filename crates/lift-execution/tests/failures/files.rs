@@ -2,6 +2,7 @@
 
 use crate::judge::{Leniency, judge};
 use crate::scenario::{Scenario, machine};
+use crate::single::each_call_fails;
 use crate::support::{Program, Segment, Shape, page_size, programs, range};
 use address_space::{ObjectRole, Protection};
 use lift_execution::RangeOutcome;
@@ -78,11 +79,46 @@ fn a_file_that_has_become_small_leaves_the_program_as_it_is() {
     let (told, _) = lift(&planned, &kernel, &Script::new());
     assert_eq!(told.covered.bytes(), 0);
     assert!(told.uncovered.iter().all(|uncovered| uncovered.reason == Reason::SmallFolios(None)), "{told:?}");
-    // One folio of three is enough to stay with the file.
-    let one = planned
-        .short_of(|machine: &mut SimulatedMachine| machine.files[0].huge = std::iter::once(HUGE..2 * HUGE).collect());
-    let (told, _) = lift(&planned, &one, &Script::new());
+    // One folio of three is shown where nothing else may serve.
+    let (told, _) = lift(&planned, &with_folios(&planned, 1, true), &Script::new());
     assert_eq!((told.source, told.covered.bytes()), (Some(Source::File), HUGE));
+}
+
+/// The state in which the file has only its first folios left.
+fn with_folios(planned: &Scenario, number: u64, refaults_huge: bool) -> SimulatedKernel {
+    planned.short_of(|machine: &mut SimulatedMachine| {
+        machine.files[0].huge = std::iter::once(0..number * HUGE).collect();
+        machine.refaults_huge = refaults_huge;
+    })
+}
+
+#[test]
+fn the_next_source_serves_where_the_file_shows_no_more_than_half() {
+    let planned = scenario(Pages::Auto);
+    let served = |folios, refaults_huge, script: &Script| {
+        let (told, _) = lift(&planned, &with_folios(&planned, folios, refaults_huge), script);
+        (told.source, told.covered.bytes(), told.failed.len())
+    };
+    let plain = &Script::new();
+    assert_eq!(served(2, true, plain), (Some(Source::File), 2 * HUGE, 0));
+    assert_eq!(served(1, true, plain), (Some(Source::Hugetlb), 3 * HUGE, 2));
+    assert_eq!(served(2, false, plain), (Some(Source::File), 2 * HUGE, 1));
+    assert_eq!(served(1, false, plain), (Some(Source::Hugetlb), 3 * HUGE, 2));
+    // Where that fails, what the file shows stays.
+    let failure = Failure { errno: errno::ENOMEM, mode: Mode::Clean };
+    let no_memory = Script::new().failing_from(0, Some(Call::Map), failure);
+    let (source, covered, _) = served(1, true, &no_memory);
+    assert_eq!((source, covered), (Some(Source::File), HUGE));
+}
+
+/// Whatever fails on the way from the file to the next source, the program keeps its contents.
+#[test]
+fn each_call_fails_where_the_file_shows_little() {
+    let planned = scenario(Pages::Auto);
+    for refaults_huge in [true, false] {
+        let on = planned.on(with_folios(&planned, 1, refaults_huge));
+        each_call_fails(&on, &on.calls(), usize::MAX);
+    }
 }
 
 /// The path of the file leads to another one by now.

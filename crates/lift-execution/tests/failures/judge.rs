@@ -65,7 +65,7 @@ pub fn contents_are_right(scenario: &Scenario, kernel: &SimulatedKernel) -> Verd
     Ok(())
 }
 
-fn same_protection(after: &AddressSpace, range: AddressRange, protection: Protection) -> Verdict {
+pub fn same_protection(after: &AddressSpace, range: AddressRange, protection: Protection) -> Verdict {
     let found = after.overlapping(range);
     let same = after.is_fully_mapped(range) && found.iter().all(|mapping| mapping.protection == protection);
     hold(same, || format!("{range} was {protection:?}, is {found:?}"))

@@ -4,10 +4,12 @@
 #[path = "../../../lift-plan/tests/support/mod.rs"]
 mod support;
 
+mod dumps;
 mod files;
 mod judge;
 mod lasting;
 mod random_failures;
+mod restore;
 mod scenario;
 mod sealing;
 mod shortages;

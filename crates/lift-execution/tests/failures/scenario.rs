@@ -121,7 +121,8 @@ pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (Machin
     let pages = 4096;
     let both: Nodes = (0..2).collect();
     let node = |node| NodeFacts { node, pools: vec![(size, pages)], memory: u64::MAX / 2 };
-    let numa = NumaFacts { nodes: both.iter().map(node).collect(), allowed: both, bound: None, running_on: Some(0) };
+    let (nodes, cpus) = (both.iter().map(node).collect(), both.clone());
+    let numa = NumaFacts { nodes, allowed: both, bound: None, running_on: Some(0), cpus };
     let facts = MachineFacts { movable_hugetlb, numa: Some(numa), ..machine_with(size.bytes(), pages) };
     let machine = SimulatedMachine {
         base_page: base_page(),

@@ -3,7 +3,7 @@
 use crate::scenario::{Run, Scenario, machine, scenarios_of};
 use crate::support::{PAGE, Program, Segment, Shape, page_size, programs, range};
 use address_space::{AddressRange, MappingName, ObjectRole, Protection, RangeSet};
-use lift_execution::{RangeOutcome, Uncovered};
+use lift_execution::{RangeOutcome, Report, Uncovered};
 use lift_plan::{Edges, Method, Pages, Part, Policy, RangeLift, Reason, Source};
 use lift_simulation::simulated::{Call, Content, Failure, Mode, Script, SimulatedMachine, Stretch, errno};
 
@@ -40,13 +40,15 @@ fn a_lift_that_goes_well_is_told_as_it_was_planned() {
 #[test]
 fn sums_are_those_of_the_ranges() {
     for scenario in programs::all().iter().flat_map(scenarios_of) {
-        let outcome = scenario.run(&Script::new()).outcome;
-        let sum = |of: &dyn Fn(&RangeOutcome) -> u64| outcome.ranges.iter().map(of).sum::<u64>();
-        assert_eq!(outcome.covered(), sum(&|range| range.covered.bytes()));
-        assert_eq!(outcome.made_resident(), sum(&|range| range.made_resident));
+        let report = Report::new(scenario.plan.clone(), scenario.run(&Script::new()).outcome, 0);
+        let sum = |of: &dyn Fn(&RangeOutcome) -> u64| report.ranges.iter().map(of).sum::<u64>();
+        assert_eq!(report.covered_bytes, sum(&|range| range.covered.bytes()));
+        assert_eq!(report.advised_bytes, sum(&|range| range.advised));
+        assert_eq!(report.made_resident_bytes, sum(&|range| range.made_resident));
+        assert_eq!(report.considered_bytes, scenario.plan.considered);
         for source in [Source::File, Source::Image, Source::Hugetlb, Source::Thp] {
             let of_source = |range: &RangeOutcome| if range.source == Some(source) { range.covered.bytes() } else { 0 };
-            assert_eq!(outcome.covered_from(source), sum(&of_source));
+            assert_eq!(report.covered_from(source), sum(&of_source));
         }
     }
 }
@@ -152,7 +154,7 @@ fn what_cannot_be_read_back_is_not_said_to_be_huge() {
     assert_eq!((*range, *errno, outcome.is_complete()), (told.range, errno::EIO, false));
 }
 
-/// Of three huge pages of touched memory one cannot be collapsed: the others are huge, and are all that is counted.
+/// One of three huge pages of touched memory cannot be collapsed: the others are huge, and are all that is counted.
 #[test]
 fn memory_made_resident_is_counted_for_what_was_done() {
     let mut program = Program::new("heap");

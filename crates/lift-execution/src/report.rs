@@ -1,0 +1,165 @@
+//! The report of one lift: what was planned, what the kernel shows of it, and a line that says so.
+
+use crate::outcome::{Outcome, RangeOutcome, Sealing};
+use crate::verify::Difference;
+use address_space::{PageSize, format_bytes};
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use lift_plan::{Edge, Plan, Reason, Refusal, Shortfall, Source};
+use serde::Serialize;
+
+/// What a lift was to do, and what became of it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// Why the program was not lifted, if so.
+    pub unlifted: Option<String>,
+    /// Bytes of all memory that the policy chose.
+    pub considered_bytes: u64,
+    /// Bytes of it that the kernel reports on huge pages.
+    pub covered_bytes: u64,
+    /// Bytes of it that were advised, and become huge when they are touched.
+    pub advised_bytes: u64,
+    /// Bytes that the lift made resident.
+    pub made_resident_bytes: u64,
+    /// Bytes that an earlier lift of the same process has put on new pages; they are not considered again.
+    #[serde(skip)]
+    pub already_bytes: u64,
+    /// Time to prepare and execute the plan, in microseconds.
+    pub lift_microseconds: u64,
+    /// Outcome of sealing, where it was requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sealing: Option<Sealing>,
+    /// Each range of the plan.
+    pub ranges: Vec<RangeOutcome>,
+    /// What the plan refused.
+    pub refusals: Vec<Refusal>,
+    /// Edges of lifted ranges.
+    pub edges: Vec<Edge>,
+    /// Differences that no step should have made; always empty unless Pagelift has a fault.
+    pub unexpected: Vec<Difference>,
+}
+
+impl Report {
+    /// Returns the report of a plan that was executed in `microseconds`.
+    pub fn new(plan: Plan, outcome: Outcome, microseconds: u64) -> Self {
+        Self {
+            unlifted: None,
+            considered_bytes: plan.considered,
+            covered_bytes: outcome.covered(),
+            advised_bytes: outcome.ranges.iter().map(|range| range.advised).sum(),
+            made_resident_bytes: outcome.made_resident(),
+            already_bytes: 0,
+            lift_microseconds: microseconds,
+            sealing: outcome.sealing,
+            ranges: outcome.ranges,
+            refusals: plan.refusals,
+            edges: plan.edges,
+            unexpected: outcome.unexpected,
+        }
+    }
+
+    /// Returns the bytes covered, by source and page size.
+    pub fn sources(&self) -> Vec<(Source, PageSize, u64)> {
+        let mut sources: Vec<(Source, PageSize, u64)> = Vec::new();
+        for range in self.ranges.iter().filter(|range| !range.covered.is_empty()) {
+            let Some(source) = range.source else { continue };
+            match sources.iter_mut().find(|(s, size, _)| (*s, *size) == (source, range.page_size)) {
+                Some((.., bytes)) => *bytes += range.covered.bytes(),
+                None => sources.push((source, range.page_size, range.covered.bytes())),
+            }
+        }
+        sources
+    }
+
+    /// Returns the bytes covered from one source.
+    pub fn covered_from(&self, source: Source) -> u64 {
+        self.sources().iter().filter(|(from, ..)| *from == source).map(|(.., bytes)| bytes).sum()
+    }
+
+    /// True where nothing is on huge pages, or will be when it is touched, by this lift.
+    pub fn is_nothing(&self) -> bool {
+        self.covered_bytes + self.advised_bytes == 0
+    }
+
+    /// True where the plan is not empty and all of it was carried out.
+    pub fn is_complete(&self) -> bool {
+        self.unlifted.is_none()
+            && self.unexpected.is_empty()
+            && self.sealing.as_ref().is_none_or(|sealing| sealing.not_sealed == 0)
+            && !(self.is_nothing() && self.already_bytes == 0)
+            && self.ranges.iter().all(RangeOutcome::is_complete)
+            && self.refusals.iter().all(|refusal| matches!(refusal.reason, Reason::NoWholePage { .. }))
+    }
+
+    /// Returns the reason that keeps most memory off huge pages.
+    pub fn main_shortfall(&self) -> Option<Shortfall<'_>> {
+        let uncovered = self.ranges.iter().flat_map(|r| &r.uncovered).map(|u| (u.range.len(), &u.reason));
+        let refused = self.refusals.iter().map(|refusal| (refusal.range.len(), &refusal.reason));
+        Shortfall::weightiest(uncovered.chain(refused))
+    }
+
+    /// Returns the line that tells it, without its end.
+    pub fn line(&self, program: &str, pid: i32) -> String {
+        let head = format!("pagelift: {program}[{pid}]: ");
+        if let Some(why) = &self.unlifted {
+            return format!("{head}not lifted: {why}");
+        }
+        if let Some(difference) = self.unexpected.first() {
+            return format!(
+                "{head}FAULT: the address space differs where it should not; please report this: {difference:?}"
+            );
+        }
+        if self.is_nothing() && self.already_bytes > 0 {
+            return format!("{head}{} lifted before, nothing new", format_bytes(self.already_bytes));
+        }
+        let shortfall = self.main_shortfall();
+        if self.is_nothing() {
+            return match shortfall {
+                Some(shortfall) => format!("{head}nothing lifted: {}", shortfall.reason.with_fix()),
+                None => format!("{head}nothing lifted: none of the memory asked for is there"),
+            };
+        }
+        let mut text = format!("{head}{}", self.coverage());
+        if self.advised_bytes > 0 {
+            text += &format!(", {} more advised", format_bytes(self.advised_bytes));
+        }
+        if let Some(sealing) = &self.sealing {
+            text += &format!(", {} sealed", format_bytes(sealing.sealed));
+        }
+        let tenths = self.lift_microseconds.saturating_add(50) / 100;
+        text += &format!(", {}.{} ms", tenths / 10, tenths % 10);
+        if let Some(shortfall) = shortfall.filter(|shortfall| !shortfall.is_expected) {
+            text += &format!("; {} not: {}", format_bytes(shortfall.bytes), shortfall.reason.with_fix());
+        }
+        if let Some(reason) = self.sealing.as_ref().and_then(|sealing| sealing.reason.as_ref()) {
+            text += &format!("; not all is sealed, which needs Linux 6.10: {}", reason.with_fix());
+        }
+        text
+    }
+
+    fn coverage(&self) -> String {
+        let sources = self.sources();
+        let covered = format_bytes(self.covered_bytes);
+        let all = format_bytes(self.considered_bytes);
+        // "19.4 of 33.9 MiB" where the units agree.
+        let short = match (covered.split_once(' '), all.split_once(' ')) {
+            (Some((number, unit)), Some((_, same))) if unit == same => number.to_string(),
+            _ => covered,
+        };
+        let mut sizes: Vec<PageSize> = sources.iter().map(|(_, size, _)| *size).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let sizes = sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+        let by = match sources.as_slice() {
+            [] => return format!("{short} of {all} on huge pages"),
+            [(source, ..)] => source.to_string(),
+            several => several
+                .iter()
+                .map(|(source, _, bytes)| format!("{source} {}", format_bytes(*bytes)))
+                .collect::<Vec<_>>()
+                .join(", "),
+        };
+        format!("{short} of {all} on {sizes} pages ({by})")
+    }
+}

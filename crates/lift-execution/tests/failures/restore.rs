@@ -1,0 +1,151 @@
+//! Restores of what was lifted, in which each call fails in turn: every byte holds what it held, with the protection that it
+//! had, and nothing is left behind.
+
+use crate::judge::{contents_are_right, same_protection};
+use crate::scenario::{Scenario, machine};
+use crate::support::{Program, page_size, programs};
+use address_space::{AddressRange, MappingName, Protection, RangeSet};
+use lift_execution::{CallError, FileMapping, RangeOutcome, RestoredPart, RestoredRange, restore};
+use lift_plan::{Pages, Policy, Source, WritablePages};
+use lift_simulation::simulated::{Call, Failure, Mode, Script, SimulatedKernel, errno};
+use programs::HUGE;
+
+/// A program that is lifted, and the paths by which it opens its own files.
+struct Lifted {
+    scenario: Scenario,
+    kernel: SimulatedKernel,
+    ranges: Vec<(RangeOutcome, AddressRange)>,
+}
+
+impl Lifted {
+    /// Code, data and all else on pages of the pool or transparent ones; a debugger has written to a page of each range.
+    fn new(program: &Program, pages: Pages, writable_pages: WritablePages) -> Self {
+        let (facts, machine) = machine(page_size(HUGE), true, false);
+        let policy = Policy { pages, writable_pages, ..Policy::default() };
+        let scenario = Scenario::new(&program.clone().all_cached(), &policy, &facts, machine);
+        let mut changed = scenario.kernel.clone();
+        scenario.plan.lifts.iter().for_each(|lift| changed.poke(lift.range.start() + 0x1234, b"breakpoint"));
+        let scenario = scenario.on(changed);
+        let run = scenario.run(&Script::new());
+        assert!(run.outcome.is_complete(), "{}: {:#?}", scenario.name, run.outcome);
+        let copied = |range: &&RangeOutcome| matches!(range.source, Some(Source::Hugetlb | Source::Thp));
+        let each = |range: &RangeOutcome| range.lifted.iter().map(|part| (range.clone(), part)).collect::<Vec<_>>();
+        let ranges = run.outcome.ranges.iter().filter(copied).flat_map(each).collect();
+        let mut kernel = run.kernel;
+        kernel.follow(Script::new());
+        Self { scenario, kernel, ranges }
+    }
+
+    /// What lay in a range before: files where the program can open them.
+    fn parts(&self, range: AddressRange) -> Vec<RestoredPart<'_>> {
+        let parts = self.scenario.process.space.overlapping(range).iter().map(|mapping| {
+            let cut = mapping.range.intersect(range);
+            let own = self.scenario.machine.files.iter().find(|file| Some(file.path.as_str()) == mapping.path());
+            let file = own.and_then(|file| file.own_path.as_deref()).map(|path| FileMapping {
+                path,
+                offset: mapping.offset + (cut.start() - mapping.range.start()),
+                protection: Protection::READ_WRITE,
+            });
+            RestoredPart { range: cut, protection: mapping.protection, file }
+        });
+        parts.collect()
+    }
+
+    /// Restores one range with failures, and judges what became of the program. Returns what was told and the calls.
+    fn restore(&self, (lifted, range): &(RangeOutcome, AddressRange), script: &Script) -> (bool, Vec<Call>) {
+        let mut kernel = self.kernel.clone();
+        kernel.follow(script.clone());
+        let parts = self.parts(*range);
+        let is_pool = lifted.source == Some(Source::Hugetlb);
+        let whole = RestoredRange { range: *range, protection: lifted.protection, is_pool, parts: &parts };
+        let result: Result<(), CallError> =
+            restore(&mut kernel, &whole, |kernel, part, copy| Ok(changes_in(kernel, part.range, copy)));
+        let calls = kernel.log().iter().map(|(call, _)| *call).collect();
+        kernel.follow(Script::new());
+        let what = || format!("{} {range}: {script:?}: {result:?}", self.scenario.name);
+        assert!(kernel.violations().is_empty(), "{}: {:?}", what(), kernel.violations());
+        contents_are_right(&self.scenario, &kernel).unwrap_or_else(|why| panic!("{}: {why}", what()));
+        assert_eq!(kernel.mapped(), self.scenario.kernel.mapped(), "{}", what());
+        let after = kernel.mappings();
+        for part in &parts {
+            same_protection(&after, part.range, part.protection).unwrap_or_else(|why| panic!("{}: {why}", what()));
+        }
+        if result.is_ok() {
+            for part in &parts {
+                let found = after.overlapping(part.range);
+                let is_own = |path: &str| part.file.is_none_or(|file| file.path == format!("/root{path}"));
+                let shows = |path: Option<&str>| path.map_or(part.file.is_none(), is_own);
+                assert!(found.iter().all(|mapping| shows(mapping.path())), "{}: {found:?}", what());
+                assert!(found.iter().all(|mapping| mapping.name != MappingName::HugetlbAnonymous), "{found:?}");
+            }
+        }
+        (result.is_ok(), calls)
+    }
+}
+
+/// What of a range does not hold what lies at `copy`, by huge pages.
+fn changes_in(kernel: &SimulatedKernel, range: AddressRange, copy: AddressRange) -> RangeSet {
+    let contents = |range: AddressRange| -> Vec<_> {
+        let stretches = kernel.contents(range).into_iter();
+        stretches.map(|stretch| (stretch.range.start() - range.start(), stretch.content)).collect()
+    };
+    let differs = |page: &AddressRange| {
+        let shown = AddressRange::sized(copy.start() + (page.start() - range.start()), page.len());
+        contents(*page) != contents(shown)
+    };
+    range.pages(page_size(HUGE)).filter(differs).collect()
+}
+
+fn all() -> Vec<Lifted> {
+    let policies = [
+        (Pages::Hugetlb, WritablePages::Hugetlb),
+        (Pages::Thp, WritablePages::Hugetlb),
+        (Pages::Thp, WritablePages::Thp),
+    ];
+    let programs = [programs::mariadbd(), programs::static_pie(), programs::two_segments(), programs::aligned()];
+    let each = |program: &Program| policies.map(|(pages, writable)| Lifted::new(program, pages, writable));
+    programs.iter().flat_map(each).collect()
+}
+
+#[test]
+fn what_was_lifted_shows_its_files_again() {
+    let (mut files, mut several) = (0, 0);
+    for lifted in all() {
+        for range in &lifted.ranges {
+            let (is_restored, calls) = lifted.restore(range, &Script::new());
+            assert!(is_restored, "{} {}", lifted.scenario.name, range.1);
+            files += calls.iter().filter(|call| **call == Call::MapOwnFile).count();
+            several += usize::from(lifted.parts(range.1).len() > 1);
+        }
+    }
+    assert!(files > 0 && several > 0, "{files} files, {several} ranges of several parts");
+}
+
+#[test]
+fn a_restore_that_fails_anywhere_leaves_the_program_as_it_is() {
+    let mut refused = 0;
+    for lifted in all() {
+        for range in &lifted.ranges {
+            let (_, calls) = lifted.restore(range, &Script::new());
+            for (number, call) in calls.iter().enumerate() {
+                for &mode in call.modes() {
+                    let script = Script::new().failing_at(number, Failure { errno: errno::ENOMEM, mode });
+                    refused += usize::from(!lifted.restore(range, &script).0);
+                }
+            }
+        }
+    }
+    assert!(refused > 0, "no failure was told");
+}
+
+/// The kernel has unmapped the lifted memory and never moves the copy there.
+#[test]
+fn what_can_never_be_moved_is_put_back_on_ordinary_pages() {
+    for lifted in all() {
+        for range in &lifted.ranges {
+            let failure = Failure { errno: errno::ENOMEM, mode: Mode::DestinationGone };
+            let script = Script::new().failing_from(0, Some(Call::MoveTo), failure);
+            assert!(!lifted.restore(range, &script).0);
+        }
+    }
+}
