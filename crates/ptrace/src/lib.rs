@@ -12,7 +12,8 @@ pub mod attach;
 mod remote;
 mod start;
 
-pub use remote::{InjectError, Injector, ProcessExecutor, RemoteMemory};
+pub use remote::refusal::{Tracer, refusal};
+pub use remote::{InjectError, Injector, OutsideExecutor, ProcessExecutor, RemoteMemory};
 pub use start::{
     After, AfterExec, EntryStop, ExecStop, Follower, Handler, Helper, LaunchError, MoveError, Program, launch,
     move_image,

@@ -17,7 +17,7 @@ use crate::remote::seccomp;
 use address_space::{
     Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
 };
-use lift_execution::{Backing, CallError, Executor, FileMapping};
+use lift_execution::{Backing, CallError, Executor, FileMapping, persist};
 use lift_plan::Placement;
 use linux::constants;
 use linux::nodes::has_several_nodes;
@@ -102,7 +102,9 @@ fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMe
             }
         }
         if Instant::now() > deadline {
-            return Err("a thread of it still makes a call for a pagelift that was killed; try again later".to_owned());
+            return Err(
+                "a thread of it still makes a call for a pagelift that was killed; fix: try again later".to_owned()
+            );
         }
         thread::sleep(Duration::from_millis(1));
     }
@@ -383,7 +385,8 @@ impl LiveExecutor {
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, Failed> {
         let places = (&self.page, &self.memory);
-        let caller = RemoteCaller::new(thread, places, self.process.waiter(), self.process.filters(), deadline);
+        let stopped = self.process.held(thread).ok_or(Failed::NotMade(InjectError::Gone))?;
+        let caller = RemoteCaller::new(stopped, places, self.process.waiter(), self.process.filters(), deadline);
         let caller = caller.map_err(Failed::NotMade)?;
         let mut calls = Calls { caller, page: &self.page, memory: &self.memory, pagemap: &self.pagemap, failed: None };
         let result = work(&mut calls);
@@ -497,7 +500,8 @@ impl Executor for LiveExecutor {
             if staged {
                 calls.end_staging(from)?;
             }
-            calls.call("mremap", numbers::SYS_mremap, arguments)
+            // The kernel may unmap the range and then lack memory for the move. No thread runs before it is there again.
+            persist(|| calls.call("mremap", numbers::SYS_mremap, arguments))
         })?;
         self.note_staging(|staging| staging.remove(from));
         Ok(())

@@ -12,9 +12,9 @@ use crate::remote::injection::InjectError;
 use crate::remote::requests::{self, CallStop, Resume};
 use crate::remote::seccomp::{Filters, Verdict};
 use crate::remote::status::ThreadStatus;
-use crate::remote::wait::{Report, Stop};
+use crate::remote::tracee::Stopped;
+use crate::remote::wait::{Stop, WaitReport};
 use nix::errno::Errno;
-use nix::unistd::Pid;
 use std::time::{Duration, Instant};
 
 /// Maximum duration of one call: the longest ones fill some GiB of memory.
@@ -33,9 +33,9 @@ enum State {
     PutBack,
 }
 
-/// A thread that makes calls by the code of a [`CallPage`].
+/// A stopped thread that makes calls by the code of a [`CallPage`]. It cannot be released as long as this lives.
 pub struct RemoteCaller<'a> {
-    thread: Pid,
+    stopped: &'a Stopped,
     page: &'a CallPage,
     memory: &'a RemoteMemory,
     waiter: &'a StopWaiter,
@@ -54,19 +54,20 @@ impl<'a> RemoteCaller<'a> {
     /// # Errors
     /// [`InjectError`]; the thread is unchanged.
     pub fn new(
-        thread: Pid,
+        stopped: &'a Stopped,
         (page, memory): (&'a CallPage, &'a RemoteMemory),
         waiter: &'a StopWaiter,
         filters: &'a Filters,
         deadline: Instant,
     ) -> Result<Self, InjectError> {
+        let thread = stopped.pid();
         let mut registers = requests::registers(thread)?;
         // As the kernel does on the return to user space, where the thread is not sent elsewhere.
         arch::rewind_call(&mut registers);
         let mask = requests::signal_mask(thread)?;
         page.set_return(memory, thread, &registers, mask)?;
         let state = State::Outside;
-        Ok(Self { thread, page, memory, waiter, filters, registers, mask, state, deadline })
+        Ok(Self { stopped, page, memory, waiter, filters, registers, mask, state, deadline })
     }
 
     /// Makes one call, if the thread's filters allow it. If this process is killed, the thread completes the call and
@@ -96,12 +97,12 @@ impl<'a> RemoteCaller<'a> {
             arch::enter_loop(&mut registers, self.page.code().start(), self.page.data());
             // In this order: if this process is killed in between, the thread runs through the code with its own signal
             // mask; if it is killed afterwards, the code restores the mask.
-            requests::set_registers_of_same_program(self.thread, &registers)?;
+            requests::set_registers_of_same_program(self.stopped.pid(), &registers)?;
             self.state = State::Inside;
-            requests::set_signal_mask(self.thread, u64::MAX)?;
+            requests::set_signal_mask(self.stopped.pid(), u64::MAX)?;
         }
         self.run_through_call(number, arguments)?;
-        Ok(arch::result(&requests::registers(self.thread)?))
+        Ok(arch::result(&requests::registers(self.stopped.pid())?))
     }
 
     /// Takes the thread out of the code; it stays stopped where it was before.
@@ -129,9 +130,9 @@ impl<'a> RemoteCaller<'a> {
 
     fn put_back(&mut self) -> Result<(), InjectError> {
         self.page.set_outside(self.memory)?;
-        arch::forget_call(self.thread)?;
-        requests::set_registers_of_same_program(self.thread, &self.registers)?;
-        requests::set_signal_mask(self.thread, self.mask)?;
+        arch::forget_call(self.stopped.pid())?;
+        requests::set_registers_of_same_program(self.stopped.pid(), &self.registers)?;
+        requests::set_signal_mask(self.stopped.pid(), self.mask)?;
         self.state = State::PutBack;
         Ok(())
     }
@@ -139,11 +140,11 @@ impl<'a> RemoteCaller<'a> {
     /// Lets the thread make exactly this call.
     fn run_through_call(&mut self, number: i64, arguments: &[u64]) -> Result<(), InjectError> {
         self.run_to(CallStop::Entry)?;
-        let registers = requests::registers(self.thread)?;
+        let registers = requests::registers(self.stopped.pid())?;
         let (found, its_arguments) = arch::call_registers(&registers);
         let is_ours = found == number && its_arguments[..arguments.len()] == *arguments;
         // The kernel runs the filters after this stop (`syscall_trace_enter`).
-        if !is_ours || self.filters.have_grown(self.thread) {
+        if !is_ours || self.filters.have_grown(self.stopped.pid()) {
             self.cancel_call(&registers)?;
             return Err(InjectError::Interfered);
         }
@@ -152,11 +153,11 @@ impl<'a> RemoteCaller<'a> {
 
     /// Cancels the call at whose entry the thread stands.
     fn cancel_call(&mut self, registers: &Registers) -> Result<(), InjectError> {
-        let filters = Filters::of(self.thread, &ThreadStatus::read(self.thread));
+        let filters = Filters::of(self.stopped.pid(), &ThreadStatus::read(self.stopped.pid()));
         let (_, arguments) = arch::call_registers(&self.registers);
         let behind = arch::instruction_pointer(registers).0;
         let number = filters.map_or(-1, |filters| filters.harmless_call(arguments, behind));
-        arch::replace_call(self.thread, &self.registers, number)?;
+        arch::replace_call(self.stopped.pid(), &self.registers, number)?;
         self.run_to(CallStop::Exit)
     }
 
@@ -164,30 +165,32 @@ impl<'a> RemoteCaller<'a> {
         let deadline = self.deadline.min(Instant::now() + LONGEST_CALL);
         let mut delivered = 0;
         while Instant::now() < deadline {
-            requests::resume(self.thread, Resume::ToSystemCall, delivered)?;
+            requests::resume(self.stopped.pid(), Resume::ToSystemCall, delivered)?;
             delivered = 0;
-            let report = self.waiter.wait(self.thread, deadline).inspect_err(|_| self.state = State::Lost)?;
+            let report = self.waiter.wait(self.stopped.pid(), deadline).inspect_err(|_| self.state = State::Lost)?;
             match report {
                 // It completes the code by itself when it can.
                 None => {
                     self.state = State::Lost;
                     break;
                 }
-                Some(Report::Stopped(Stop::SystemCall)) if requests::call_stop(self.thread)? == wanted => return Ok(()),
-                Some(Report::Stopped(Stop::Event { event: libc::PTRACE_EVENT_EXEC, .. })) => {
+                Some(WaitReport::Stopped(Stop::SystemCall)) if requests::call_stop(self.stopped.pid())? == wanted => {
+                    return Ok(());
+                }
+                Some(WaitReport::Stopped(Stop::Event { event: libc::PTRACE_EVENT_EXEC, .. })) => {
                     self.state = State::Lost;
                     return Err(InjectError::Executed);
                 }
                 // SIGSTOP cannot be blocked, and a later SIGCONT ends its group stop only once it is delivered. A
                 // resumed tracee runs in spite of the group stop, which applies to it when it is released.
-                Some(Report::Stopped(Stop::Signal(libc::SIGSTOP))) => delivered = libc::SIGSTOP,
+                Some(WaitReport::Stopped(Stop::Signal(libc::SIGSTOP))) => delivered = libc::SIGSTOP,
                 // All other signals are blocked but those of a fault, which would only occur again.
-                Some(Report::Stopped(Stop::Signal(signal))) => return Err(InjectError::Fault(signal)),
-                Some(Report::Ended) => {
+                Some(WaitReport::Stopped(Stop::Signal(signal))) => return Err(InjectError::Fault(signal)),
+                Some(WaitReport::Ended) => {
                     self.state = State::Lost;
                     return Err(InjectError::Gone);
                 }
-                Some(Report::Stopped(Stop::SystemCall) | Report::Stopped(Stop::Event { .. })) => {}
+                Some(WaitReport::Stopped(Stop::SystemCall) | WaitReport::Stopped(Stop::Event { .. })) => {}
             }
         }
         Err(InjectError::Ptrace(Errno::ETIMEDOUT))

@@ -11,7 +11,7 @@ use crate::remote::RemoteMemory;
 use crate::remote::arch;
 use crate::remote::inflight_syscall::is_at_call;
 use crate::remote::requests::{self, Resume};
-use crate::remote::wait::{Report, Stop};
+use crate::remote::wait::{Stop, WaitReport};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 use std::time::Instant;
@@ -48,7 +48,7 @@ pub fn settle(thread: Pid, waiter: &StopWaiter, deadline: Instant) -> Result<Set
     requests::resume(thread, Resume::ToSystemCall, 0)?;
     match waiter.wait(thread, deadline)? {
         // It makes the call now, be it the original one or `restart_syscall`.
-        Some(Report::Stopped(Stop::SystemCall)) => {}
+        Some(WaitReport::Stopped(Stop::SystemCall)) => {}
         other => return settled(other),
     }
     requests::interrupt(thread)?;
@@ -56,12 +56,12 @@ pub fn settle(thread: Pid, waiter: &StopWaiter, deadline: Instant) -> Result<Set
     settled(waiter.wait(thread, deadline)?)
 }
 
-fn settled(report: Option<Report>) -> Result<Settled, Errno> {
+fn settled(report: Option<WaitReport>) -> Result<Settled, Errno> {
     match report {
         None => Err(Errno::ETIMEDOUT),
-        Some(Report::Ended) => Ok(Settled::Ended),
-        Some(Report::Stopped(Stop::Signal(signal))) => Ok(Settled::BySignal(signal)),
-        Some(Report::Stopped(Stop::SystemCall) | Report::Stopped(Stop::Event { .. })) => Ok(Settled::Stopped),
+        Some(WaitReport::Ended) => Ok(Settled::Ended),
+        Some(WaitReport::Stopped(Stop::Signal(signal))) => Ok(Settled::BySignal(signal)),
+        Some(WaitReport::Stopped(Stop::SystemCall) | WaitReport::Stopped(Stop::Event { .. })) => Ok(Settled::Stopped),
     }
 }
 

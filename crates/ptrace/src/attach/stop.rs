@@ -14,15 +14,15 @@ use super::waiting::StopWaiter;
 use crate::remote::arch;
 use crate::remote::inflight_syscall::InflightSyscall;
 use crate::remote::reaping;
+use crate::remote::refusal::{Tracer, refusal};
 use crate::remote::requests;
 use crate::remote::restart;
 use crate::remote::seccomp::{self, Filters, NamedCall};
 use crate::remote::status::{ThreadStatus, is_ending, sleeps_uninterruptibly};
 use crate::remote::thread_list::{Listing, user_threads};
 use crate::remote::tracee::{Running, Stopped};
-use crate::remote::wait::{Report, Stop};
+use crate::remote::wait::{Stop, WaitReport};
 use address_space::AddressRange;
-use error::refusal;
 use exec::Over;
 use nix::errno::Errno;
 use nix::unistd::Pid;
@@ -77,7 +77,7 @@ pub struct LiveProcess {
     pid: Pid,
     /// Threads that are traced and have not stopped yet.
     traced: BTreeMap<i32, Running>,
-    /// Stopped threads. One that makes calls is lent to a `RemoteCaller`, which gives it back stopped or lost.
+    /// Stopped threads. A `RemoteCaller` borrows one and leaves it stopped or lost.
     stopped: BTreeMap<i32, Held>,
     /// The calls in which threads were last seen to wait, of those that may have to be restarted.
     inflight: BTreeMap<i32, InflightSyscall>,
@@ -232,6 +232,11 @@ impl LiveProcess {
     /// The threads that are held.
     pub fn threads_held(&self) -> impl Iterator<Item = Pid> {
         self.stopped.keys().map(|&thread| Pid::from_raw(thread))
+    }
+
+    /// The state of a thread, if it is held.
+    pub(super) fn held(&self, thread: Pid) -> Option<&Stopped> {
+        self.stopped.get(&thread.as_raw()).map(|held| &held.thread)
     }
 
     /// Returns a stopped thread that can make calls, preferably one in a system call and without a signal to handle.
@@ -480,7 +485,7 @@ impl LiveProcess {
             // A thread that is ending cannot be traced any more.
             Err(Errno::EPERM) if is_ending(self.pid, thread) => Ok(false),
             Err(Errno::EPERM) if self.has_executed() => Err(StopError::Executed),
-            Err(errno) => Err(StopError::Refused(refusal(self.pid, errno))),
+            Err(errno) => Err(StopError::Refused(refusal(self.pid, &errno.desc(), Tracer::Other))),
         }
     }
 
@@ -490,10 +495,10 @@ impl LiveProcess {
     }
 
     /// Records what a thread has reported. Returns false where it has ended.
-    fn note_stop(&mut self, thread: i32, status: Result<Option<Report>, Errno>) -> Result<bool, StopError> {
+    fn note_stop(&mut self, thread: i32, status: Result<Option<WaitReport>, Errno>) -> Result<bool, StopError> {
         let stop = match status {
-            Ok(Some(Report::Stopped(stop))) => stop,
-            Ok(Some(Report::Ended)) => {
+            Ok(Some(WaitReport::Stopped(stop))) => stop,
+            Ok(Some(WaitReport::Ended)) => {
                 self.traced.remove(&thread);
                 return Ok(false);
             }

@@ -51,7 +51,7 @@ pub(super) fn lock(pid: i32, timeout: Duration) -> Result<Flock<File>, String> {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             Err((again, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = again,
-            Err((_, Errno::EWOULDBLOCK)) => return Err("another pagelift works on it; try again later".to_owned()),
+            Err((_, Errno::EWOULDBLOCK)) => return Err("another pagelift works on it; fix: try again later".to_owned()),
             Err((_, error)) => return Err(format!("locking {path}: {error}")),
         }
         thread::sleep(Duration::from_millis(5));

@@ -1,6 +1,6 @@
 //! Waits for threads to stop, up to a deadline.
 
-use crate::remote::wait::{self, Report};
+use crate::remote::wait::{self, WaitReport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
@@ -37,7 +37,7 @@ impl StopWaiter {
     ///
     /// # Errors
     /// As for [`wait::wait_for`].
-    pub fn wait(&self, thread: Pid, deadline: Instant) -> Result<Option<Report>, Errno> {
+    pub fn wait(&self, thread: Pid, deadline: Instant) -> Result<Option<WaitReport>, Errno> {
         self.look(thread, deadline, FEWEST_POLLS)
     }
 
@@ -45,11 +45,11 @@ impl StopWaiter {
     ///
     /// # Errors
     /// As for [`wait::wait_for`].
-    pub fn wait_shortly(&self, thread: Pid, deadline: Instant) -> Result<Option<Report>, Errno> {
+    pub fn wait_shortly(&self, thread: Pid, deadline: Instant) -> Result<Option<WaitReport>, Errno> {
         self.look(thread, deadline, 1)
     }
 
-    fn look(&self, thread: Pid, deadline: Instant, fewest: u32) -> Result<Option<Report>, Errno> {
+    fn look(&self, thread: Pid, deadline: Instant, fewest: u32) -> Result<Option<WaitReport>, Errno> {
         let mut looks = 0;
         loop {
             looks += 1;

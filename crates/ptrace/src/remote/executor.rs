@@ -17,8 +17,8 @@ use std::ffi::OsStr;
 const COPIED_AT_ONCE: u64 = 256 << 20;
 
 /// Executes steps in another process whose threads are all stopped.
-pub struct ProcessExecutor<'a> {
-    injector: &'a mut Injector,
+pub struct ProcessExecutor<'a, 's> {
+    injector: &'a mut Injector<'s>,
     pagemap: Option<Pagemap>,
     base_page: PageSize,
     /// Memory for arguments of calls. It is chosen before anything else: if it had to be mapped later, the kernel could
@@ -28,9 +28,9 @@ pub struct ProcessExecutor<'a> {
     image: Option<OpenFile>,
 }
 
-impl<'a> ProcessExecutor<'a> {
+impl<'a, 's> ProcessExecutor<'a, 's> {
     /// Creates an executor that makes its calls through `injector`.
-    pub fn new(injector: &'a mut Injector, base_page: PageSize) -> Self {
+    pub fn new(injector: &'a mut Injector<'s>, base_page: PageSize) -> Self {
         let scratch = injector.scratch(base_page).ok().and_then(Result::ok);
         let pagemap = Pagemap::open(injector.pid().as_raw(), base_page).ok();
         Self { injector, pagemap, base_page, scratch, image: None }
@@ -176,13 +176,13 @@ impl<'a> ProcessExecutor<'a> {
     }
 }
 
-impl Drop for ProcessExecutor<'_> {
+impl Drop for ProcessExecutor<'_, '_> {
     fn drop(&mut self) {
         self.close_image();
     }
 }
 
-impl Executor for ProcessExecutor<'_> {
+impl Executor for ProcessExecutor<'_, '_> {
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
         let protection = Protection::READ_WRITE.bits() as u64;
         let arguments = [0, length, protection, mmap_flags(backing), u64::MAX, 0];

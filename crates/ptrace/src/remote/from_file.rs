@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 /// Minimum length in bytes for which opening and closing a file pays off.
 const LEAST: u64 = 1 << 18;
 
-impl ProcessExecutor<'_> {
+impl ProcessExecutor<'_, '_> {
     /// Copies what certainly belongs to the file, and returns the parts of `from` that are still to be copied from
     /// memory. Failures are not errors: what could not be read from a file is among these parts.
     pub(crate) fn copy_from_files(&mut self, from: AddressRange, to: Address) -> RangeSet {

@@ -1,22 +1,27 @@
 //! Acts on a stopped process.
 //!
 //! - The states of a traced thread as types: `tracee`.
-//! - Requests and reports: `requests`, `wait`, `spin_wait`, `reaping`, `thread_list`, `status`.
+//! - Requests and reports: `requests`, `wait`, `spin_wait`, `reaping`, `thread_list`, `status`, `refusal`.
 //! - The process's state: `memory`, `auxiliary`, `inflight_syscall`; registers and code per architecture: `arch`.
 //! - System calls that it is made to make: `injection` by the code of `guest_code`, if its filters allow them (`seccomp`);
-//!   `executor` lifts with them, `from_file` copies with them, and `calls` is what both executors share.
+//!   `executor` lifts with them, `from_file` copies with them, `outside` lifts without any, and `calls` is what the executors
+//!   share.
 //! - System calls of its own that a stop has interrupted: `restart`.
 
 pub mod arch;
 pub mod auxiliary;
 pub mod calls;
+#[cfg(test)]
+mod conforms;
 mod executor;
 mod from_file;
 pub mod guest_code;
 pub mod inflight_syscall;
 pub mod injection;
 mod memory;
+mod outside;
 pub mod reaping;
+pub mod refusal;
 pub mod requests;
 pub mod restart;
 pub mod seccomp;
@@ -29,3 +34,4 @@ pub mod wait;
 pub use executor::ProcessExecutor;
 pub use injection::{InjectError, Injector};
 pub use memory::RemoteMemory;
+pub use outside::OutsideExecutor;

@@ -5,7 +5,7 @@
 //! waited for it: a tracer that seizes the next thread would deadlock. A second thread of this process therefore waits
 //! for those that have ended.
 
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use linux::ended::reap_if_ended;
 use nix::unistd::Pid;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -26,7 +26,7 @@ pub fn while_tracing<T>(threads: &[i32], work: impl FnOnce() -> T) -> T {
         let reaper = scope.spawn(|| {
             while !is_done.load(Ordering::Acquire) {
                 thread::park_timeout(POLL_INTERVAL);
-                threads.iter().for_each(|&thread| reap(Pid::from_raw(thread)));
+                threads.iter().for_each(|&thread| reap_if_ended(Pid::from_raw(thread)));
             }
         });
         let result = work();
@@ -34,13 +34,4 @@ pub fn while_tracing<T>(threads: &[i32], work: impl FnOnce() -> T) -> T {
         reaper.thread().unpark();
         result
     })
-}
-
-/// Waits for a thread if it has ended. Any other report of it stays pending.
-fn reap(thread: Pid) {
-    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::__WALL;
-    let found = waitid(Id::Pid(thread), flags | WaitPidFlag::WNOWAIT);
-    if matches!(found, Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..))) {
-        let _ = waitid(Id::Pid(thread), flags);
-    }
 }

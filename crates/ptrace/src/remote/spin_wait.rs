@@ -4,13 +4,15 @@
 //! its own has gone idle: about 20 microseconds on a virtual machine, more than most calls take. Where another CPU is
 //! available, this thread therefore polls for a while and yields its CPU between polls.
 
-use crate::remote::wait::{self, Report};
+use crate::remote::wait::{self, WaitReport};
 use linux::cpus;
 use nix::sched::sched_yield;
 use nix::unistd::Pid;
 
 /// Number of polls before sleeping; each takes about 0.5 µs.
 const POLLS: u32 = 200;
+/// Number of polls for a program on its way from its exec to its entry, which takes some hundred microseconds.
+const POLLS_OF_A_START: u32 = 1500;
 
 /// Polls for a while before sleeping.
 #[derive(Clone, Copy, Debug)]
@@ -24,11 +26,30 @@ impl SpinWait {
         Self { polls: if cpus::several_are_allowed() { POLLS } else { 0 } }
     }
 
+    /// Polls as long as a start takes, in the same case.
+    pub fn of_a_start() -> Self {
+        Self { polls: if cpus::several_are_allowed() { POLLS_OF_A_START } else { 0 } }
+    }
+
+    /// Waits for the next report of any traced thread.
+    ///
+    /// # Errors
+    /// As for [`wait::wait_for_any`].
+    pub fn wait_for_any(self) -> nix::Result<(Pid, WaitReport)> {
+        for _ in 0..self.polls {
+            match wait::poll_any()? {
+                Some(report) => return Ok(report),
+                None => sched_yield()?,
+            }
+        }
+        wait::wait_for_any()
+    }
+
     /// Waits for the next report of a traced thread.
     ///
     /// # Errors
     /// As for [`wait::wait_for`].
-    pub fn wait(self, thread: Pid) -> nix::Result<Report> {
+    pub fn wait(self, thread: Pid) -> nix::Result<WaitReport> {
         for _ in 0..self.polls {
             match wait::poll(thread)? {
                 Some(report) => return Ok(report),

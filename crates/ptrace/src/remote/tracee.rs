@@ -8,7 +8,8 @@
 //! "execve(2) under ptrace").
 
 use super::requests::{self, Resume};
-use super::wait::{self, Report, Stop};
+use super::spin_wait::SpinWait;
+use super::wait::{self, Stop, WaitReport};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
@@ -123,10 +124,18 @@ impl Waited {
         wait::wait_for_any().map(|(pid, report)| Self::from_report(pid, report))
     }
 
-    fn from_report(pid: Pid, report: Report) -> Self {
+    /// Waits for any traced thread, of which one is about to stop.
+    ///
+    /// # Errors
+    /// As for [`wait::wait_for_any`].
+    pub fn any_soon() -> Result<Self, Errno> {
+        SpinWait::of_a_start().wait_for_any().map(|(pid, report)| Self::from_report(pid, report))
+    }
+
+    fn from_report(pid: Pid, report: WaitReport) -> Self {
         match report {
-            Report::Ended => Self::Ended(pid),
-            Report::Stopped(stop) => Self::Stopped(Stopped { pid }, stop),
+            WaitReport::Ended => Self::Ended(pid),
+            WaitReport::Stopped(stop) => Self::Stopped(Stopped { pid }, stop),
         }
     }
 }

@@ -14,7 +14,7 @@ const ANY: Pid = Pid::from_raw(-1);
 
 /// What a traced thread reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum WaitReport {
     /// It has ended, by an exit or by a signal.
     Ended,
     /// It has stopped.
@@ -37,7 +37,7 @@ pub enum Stop {
     },
 }
 
-impl Report {
+impl WaitReport {
     /// Returns `None` for a status that no tracee reports.
     fn of(status: i32) -> Option<Self> {
         if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
@@ -68,7 +68,7 @@ impl Stop {
 ///
 /// # Errors
 /// `ECHILD` where it is not a tracee of this process; otherwise those of waitpid(2) but EINTR.
-pub fn wait_for(thread: Pid) -> Result<Report, Errno> {
+pub fn wait_for(thread: Pid) -> Result<WaitReport, Errno> {
     loop {
         if let Some((_, report)) = wait(thread, 0)? {
             return Ok(report);
@@ -80,7 +80,7 @@ pub fn wait_for(thread: Pid) -> Result<Report, Errno> {
 ///
 /// # Errors
 /// `ECHILD` where there are neither tracees nor children; otherwise those of waitpid(2) but EINTR.
-pub fn wait_for_any() -> Result<(Pid, Report), Errno> {
+pub fn wait_for_any() -> Result<(Pid, WaitReport), Errno> {
     loop {
         if let Some(report) = wait(ANY, 0)? {
             return Ok(report);
@@ -92,11 +92,19 @@ pub fn wait_for_any() -> Result<(Pid, Report), Errno> {
 ///
 /// # Errors
 /// As for [`wait_for`].
-pub fn poll(thread: Pid) -> Result<Option<Report>, Errno> {
+pub fn poll(thread: Pid) -> Result<Option<WaitReport>, Errno> {
     Ok(wait(thread, libc::WNOHANG)?.map(|(_, report)| report))
 }
 
-fn wait(thread: Pid, options: i32) -> Result<Option<(Pid, Report)>, Errno> {
+/// Returns the report of any thread, if one is pending.
+///
+/// # Errors
+/// As for [`wait_for_any`].
+pub fn poll_any() -> Result<Option<(Pid, WaitReport)>, Errno> {
+    wait(ANY, libc::WNOHANG)
+}
+
+fn wait(thread: Pid, options: i32) -> Result<Option<(Pid, WaitReport)>, Errno> {
     let mut status = 0;
     loop {
         // Threads of other processes are only reported with `__WALL` (wait(2)).
@@ -105,7 +113,7 @@ fn wait(thread: Pid, options: i32) -> Result<Option<(Pid, Report)>, Errno> {
         let found = unsafe { libc::waitpid(thread.as_raw(), &mut status, options | libc::__WALL) };
         match Errno::result(found) {
             Ok(0) => return Ok(None),
-            Ok(pid) => return Ok(Report::of(status).map(|report| (Pid::from_raw(pid), report))),
+            Ok(pid) => return Ok(WaitReport::of(status).map(|report| (Pid::from_raw(pid), report))),
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
         }
@@ -133,20 +141,20 @@ mod tests {
         for signal in (1..=64).filter(|&signal| signal != libc::SIGKILL && signal != libc::SIGCONT) {
             // 32 and 33 are reserved by the C library; the kernel sends them like any other.
             send(pid, signal);
-            assert_eq!(wait_for(pid), Ok(Report::Stopped(Stop::Signal(signal))));
+            assert_eq!(wait_for(pid), Ok(WaitReport::Stopped(Stop::Signal(signal))));
             assert_eq!(poll(pid), Ok(None));
             requests::resume(pid, Resume::Continue, 0).unwrap();
         }
         requests::interrupt(pid).unwrap();
         assert_eq!(
             wait_for(pid),
-            Ok(Report::Stopped(Stop::Event { event: libc::PTRACE_EVENT_STOP, signal: libc::SIGTRAP }))
+            Ok(WaitReport::Stopped(Stop::Event { event: libc::PTRACE_EVENT_STOP, signal: libc::SIGTRAP }))
         );
         requests::resume(pid, Resume::ToSystemCall, 0).unwrap();
         // An interrupted sleep is restarted by a system call.
-        assert_eq!(wait_for(pid), Ok(Report::Stopped(Stop::SystemCall)));
+        assert_eq!(wait_for(pid), Ok(WaitReport::Stopped(Stop::SystemCall)));
         kill(pid, Signal::SIGKILL).unwrap();
-        assert_eq!(wait_for(pid), Ok(Report::Ended));
+        assert_eq!(wait_for(pid), Ok(WaitReport::Ended));
         assert_eq!(poll(pid), Err(Errno::ECHILD));
         drop(child.wait());
     }

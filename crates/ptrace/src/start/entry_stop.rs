@@ -25,6 +25,8 @@ pub struct AwaitedEntry {
     entry: Address,
     /// The places that hold the address of the code instead of the entry.
     places: Vec<Address>,
+    /// A dynamic linker that was started as a program maps it.
+    by_linker: bool,
 }
 
 impl AwaitedEntry {
@@ -39,7 +41,7 @@ impl AwaitedEntry {
         let place = vector.place_of(constants::AT_ENTRY).ok_or_else(|| io::Error::other("it was given no AT_ENTRY"))?;
         let vdso = vector.value(constants::AT_SYSINFO_EHDR);
         let vdso = vdso.and_then(|start| vdso_at(&memory, Address(start), base_page()));
-        Self::set(pid, &memory, entry, vdso, vec![place])
+        Self::set(pid, &memory, entry, vdso, |code| Self { code, entry, places: vec![place], by_linker: false })
     }
 
     /// Prepares a program that is being mapped by a dynamic linker which was started as a program: the linker keeps the
@@ -65,7 +67,7 @@ impl AwaitedEntry {
         if places.is_empty() {
             return Ok(None);
         }
-        Self::set(pid, &memory, entry, None, places).map(Some)
+        Self::set(pid, &memory, entry, None, |code| Self { code, entry, places, by_linker: true }).map(Some)
     }
 
     fn set(
@@ -73,7 +75,7 @@ impl AwaitedEntry {
         memory: &RemoteMemory,
         entry: Address,
         vdso: Option<AddressRange>,
-        places: Vec<Address>,
+        awaited: impl FnOnce(GuestCode) -> Self,
     ) -> io::Result<Self> {
         let mut bytes = guest::ENTRY.code().to_vec();
         let last = bytes.len() - size_of::<u64>();
@@ -82,7 +84,7 @@ impl AwaitedEntry {
             Ok(code) => code,
             Err(_) => GuestCode::place(pid, memory, &bytes, mappings_with_room(&space_of(pid)?))?,
         };
-        let awaited = Self { code, entry, places };
+        let awaited = awaited(code);
         // The code is complete: from here on it is harmless even if this process is killed.
         for &place in &awaited.places {
             if let Err(error) = memory.write(place, &awaited.code.at().0.to_ne_bytes()) {
@@ -129,14 +131,20 @@ impl AwaitedEntry {
                 let _ = memory.write(place, &self.entry.0.to_ne_bytes());
             }
         }
-        // A linker that was started as a program has copied the entry to its auxiliary vector.
+        if self.by_linker {
+            self.restore_vector(pid, memory);
+        }
+        let _ = self.code.erase(pid, memory);
+    }
+
+    /// A linker that was started as a program has copied the entry to its auxiliary vector.
+    fn restore_vector(&self, pid: Pid, memory: &RemoteMemory) {
         let stack_pointer = requests::registers(pid).map(|registers| arch::stack_pointer(&registers));
         if let Ok(mut vector) = stack_pointer.map_err(io::Error::from).and_then(|at| AuxiliaryVector::read(memory, at))
-            && vector.value(constants::AT_ENTRY) == Some(ours.0)
+            && vector.value(constants::AT_ENTRY) == Some(self.code.at().0)
         {
             let _ = vector.set(memory, constants::AT_ENTRY, self.entry.0);
         }
-        let _ = self.code.erase(pid, memory);
     }
 }
 

@@ -90,7 +90,7 @@ impl ExecStop<'_> {
     ///
     /// # Errors
     /// [`InjectError`].
-    pub fn injector(&self, space: &AddressSpace) -> Result<Injector, InjectError> {
+    pub fn injector(&self, space: &AddressSpace) -> Result<Injector<'_>, InjectError> {
         let mut registers = requests::registers(self.stopped.pid())?;
         guest::after_exec(&mut registers);
         Injector::with_registers(self.stopped, space, &self.status, registers)
@@ -108,11 +108,25 @@ impl EntryStop<'_> {
         self.status.thp_off
     }
 
-    /// Makes the main thread execute system calls.
+    /// Makes the main thread execute system calls, as long as it is stopped:
+    ///
+    /// ```
+    /// fn within<'a>(stop: &'a ptrace::EntryStop<'_>, space: &address_space::AddressSpace) -> Option<ptrace::Injector<'a>> {
+    ///     stop.injector(space).ok()
+    /// }
+    /// ```
+    ///
+    /// An injector does not outlive the stop:
+    ///
+    /// ```compile_fail
+    /// fn beyond(stop: &ptrace::EntryStop<'_>, space: &address_space::AddressSpace) -> Option<ptrace::Injector<'static>> {
+    ///     stop.injector(space).ok()
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`InjectError`].
-    pub fn injector(&self, space: &AddressSpace) -> Result<Injector, InjectError> {
+    pub fn injector(&self, space: &AddressSpace) -> Result<Injector<'_>, InjectError> {
         Injector::new(self.stopped, space, &self.status)
     }
 }
@@ -196,6 +210,12 @@ impl Follower {
         Self { stays, ..self }
     }
 
+    /// True where the only program that is followed is on its way to its entry.
+    fn is_starting(&self) -> bool {
+        let is_on_its_way = |state: &State| matches!(state, State::Entry(_));
+        !self.descendants && (self.launcher.is_some() || self.threads.values().any(is_on_its_way))
+    }
+
     /// Runs until nothing is traced any more.
     ///
     /// # Errors
@@ -203,7 +223,8 @@ impl Follower {
     pub fn run(self, handler: &mut impl Handler) -> io::Result<()> {
         let mut following = Following { follower: self, handler };
         while !following.follower.threads.is_empty() {
-            match Waited::any() {
+            let waited = if following.follower.is_starting() { Waited::any_soon() } else { Waited::any() };
+            match waited {
                 Ok(Waited::Stopped(stopped, stop)) => {
                     let next = following.decide(&stopped, stop);
                     following.carry_out(stopped, next);
@@ -444,7 +465,7 @@ fn space_of(pid: Pid) -> io::Result<AddressSpace> {
     AddressSpace::parse(&text_of(format!("/proc/{pid}/maps"))?).map_err(io::Error::other)
 }
 
-fn injector_of(stopped: &Stopped) -> Result<Injector, InjectError> {
+fn injector_of(stopped: &Stopped) -> Result<Injector<'_>, InjectError> {
     Injector::new(stopped, &space_of(stopped.pid())?, &ThreadStatus::read(stopped.pid()))
 }
 

@@ -68,6 +68,8 @@ pub enum Helper {
     Traces,
     /// It was killed before it answered.
     WasKilled,
+    /// There is none, and none is needed.
+    NotNeeded,
 }
 
 /// Starts the helper, waits for its answer whether it traces this process, and executes the program. A helper that
@@ -162,6 +164,17 @@ const LONGEST_REASON: usize = 4096;
 /// Size in bytes of the stack of the intermediate child, which makes two system calls.
 const INTERMEDIATE_STACK: usize = 16 << 10;
 
+unsafe extern "C" {
+    /// clone(2). libc declares `work` as a function that anybody may call.
+    fn clone(
+        work: unsafe extern "C" fn(*mut c_void) -> i32,
+        stack: *mut c_void,
+        flags: i32,
+        argument: *mut c_void,
+        ...
+    ) -> i32;
+}
+
 /// The launcher's knowledge of the helper.
 enum Heard {
     /// The program is to be executed.
@@ -216,12 +229,13 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
         // SAFETY:
         // - the stack belongs to this function, is aligned and is passed by its upper end; the call returns when it is
         //   no longer used.
-        // - `intermediate_child` takes the address of a `Shared` of this type, which outlives it.
+        // - `intermediate_child` gets the address of a `Shared` of this type; this function, which has borrowed it,
+        //   returns after the child's end.
         // - the child has no exit signal: a blocked SIGCHLD would stay pending across the exec, and the program would
         //   receive it.
         let child = unsafe {
             let end = stack.as_mut_ptr_range().end;
-            libc::clone(Self::intermediate_child, end.cast(), shares, self.address())
+            clone(Self::intermediate_child, end.cast(), shares, self.address())
         };
         if child < 0 {
             return Err(Errno::last_raw());
@@ -267,19 +281,23 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
     }
 
     /// Intermediate child: starts the helper and exits.
-    extern "C" fn intermediate_child(shared: *mut c_void) -> i32 {
+    ///
+    /// # Safety
+    /// Called by [`clone`] in a child that has its own stack. `shared` is the address of a `Shared<F>` that outlives
+    /// the child and the helper, and that nobody else uses while the child exists.
+    unsafe extern "C" fn intermediate_child(shared: *mut c_void) -> i32 {
         // SAFETY:
-        // - `start` passes the address of a `Shared` of this type, and is suspended until this process has ended.
+        // - the caller's promise.
         let shared = unsafe { &*shared.cast_const().cast::<Self>() };
         let shares = libc::CLONE_PARENT_SETTID | if shared.shares_memory { libc::CLONE_VM } else { 0 };
         // SAFETY:
         // - only the helper uses the stack, which outlives it: a process that shares the memory unmaps it only after
         //   the helper's end. Without sharing, the stack is the helper's own copy.
-        // - `be_helper` takes the address of a `Shared` of this type, which lives as long as the stack.
+        // - `be_helper` gets the address of a `Shared` of this type. It lies on the launcher's stack, in a frame that
+        //   is not left before the helper's end, or in the helper's own copy of it; and has its own descriptors.
         // - the kernel writes the new PID to a word of `Shared`.
-        let helper = unsafe {
-            libc::clone(Self::be_helper, shared.stack.end(), shares, shared.address(), shared.helper.as_ptr())
-        };
+        let helper =
+            unsafe { clone(Self::be_helper, shared.stack.end(), shares, shared.address(), shared.helper.as_ptr()) };
         if helper < 0 {
             shared.error.store(Errno::last_raw(), Ordering::Release);
         }
@@ -287,9 +305,13 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
     }
 
     /// Helper: runs the work and exits.
-    extern "C" fn be_helper(shared: *mut c_void) -> i32 {
+    ///
+    /// # Safety
+    /// Called by [`clone`] in a child that has its own stack and table of descriptors. `shared` is the address of a
+    /// `Shared<F>` that outlives the helper; the launcher only reads it.
+    unsafe extern "C" fn be_helper(shared: *mut c_void) -> i32 {
         // SAFETY:
-        // - `intermediate_child` passes the address of a `Shared` of this type, which lies on a stack that outlives this process.
+        // - the caller's promise.
         let shared = unsafe { &*shared.cast_const().cast::<Self>() };
         // A helper that traces has closed the pipe, and its descriptor may belong to another file by now.
         if let Ok(false) = catch_unwind(AssertUnwindSafe(|| shared.help())) {

@@ -8,7 +8,7 @@ use crate::remote::arch::{self, GuestCall, numbers};
 use crate::remote::auxiliary::AuxiliaryVector;
 use crate::remote::injection::GuestStep;
 use crate::remote::{InjectError, Injector};
-use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize, ProcessStat};
 use linux::constants;
 use linux::pagemap::Pagemap;
 use linux::text::text_of;
@@ -54,7 +54,7 @@ struct KernelBounds {
 /// # Errors
 /// [`MoveError`]; nothing has changed then.
 pub fn move_image(
-    injector: &mut Injector,
+    injector: &mut Injector<'_>,
     space: &AddressSpace,
     extent: AddressRange,
     displacement: u64,
@@ -93,7 +93,7 @@ struct Steps {
 
 impl Steps {
     fn plan(
-        injector: &Injector,
+        injector: &Injector<'_>,
         mappings: &[Mapping],
         extent: AddressRange,
         displacement: u64,
@@ -135,7 +135,7 @@ impl Steps {
     /// Makes the process execute the steps. Where one fails, those before it are undone.
     fn make(
         &self,
-        injector: &mut Injector,
+        injector: &mut Injector<'_>,
         bounds: &KernelBounds,
         displacement: u64,
         auxiliary: &AuxiliaryVector,
@@ -198,7 +198,7 @@ fn unmap(range: AddressRange) -> GuestStep {
 }
 
 /// Requests the size of the structure, which kernels without `PR_SET_MM_MAP` refuse.
-fn check_support(injector: &mut Injector, base_page: PageSize) -> Result<(), MoveError> {
+fn check_support(injector: &mut Injector<'_>, base_page: PageSize) -> Result<(), MoveError> {
     let scratch = scratch(injector, base_page)?;
     let arguments = [constants::PR_SET_MM, constants::PR_SET_MM_MAP_SIZE, scratch.0, 0, 0, 0];
     injector
@@ -207,21 +207,20 @@ fn check_support(injector: &mut Injector, base_page: PageSize) -> Result<(), Mov
         .map_err(|errno| MoveError::Refused("prctl(PR_SET_MM_MAP)", errno))
 }
 
-fn scratch(injector: &mut Injector, base_page: PageSize) -> Result<Address, MoveError> {
+fn scratch(injector: &mut Injector<'_>, base_page: PageSize) -> Result<Address, MoveError> {
     injector.scratch(base_page)?.map_err(|errno| MoveError::Refused("mmap of a scratch page", errno))
 }
 
 impl KernelBounds {
-    fn read(injector: &mut Injector) -> Result<Self, MoveError> {
+    fn read(injector: &mut Injector<'_>) -> Result<Self, MoveError> {
         let brk = injector.call(numbers::SYS_brk, [0; 6])?.map_err(|errno| MoveError::Refused("brk", errno))?;
         let text = text_of(format!("/proc/{}/stat", injector.pid()))?;
         Self::parse(&text, brk).ok_or(MoveError::NotUnderstood("/proc/PID/stat has not the expected fields"))
     }
 
-    /// Parses fields by their numbers in proc_pid_stat(5), counted from 1; the second may contain blanks and
-    /// parentheses.
+    /// Parses fields by their numbers in proc_pid_stat(5), counted from 1.
     fn parse(stat: &str, brk: u64) -> Option<Self> {
-        let fields: Vec<u64> = stat.rsplit_once(')')?.1.split_whitespace().map(|f| f.parse().unwrap_or(0)).collect();
+        let fields: Vec<u64> = ProcessStat::parse(stat)?.fields().map(|f| f.parse().unwrap_or(0)).collect();
         let field = |number: usize| fields.get(number - 3).copied().filter(|value| *value != 0);
         Some(Self {
             start_code: field(26)?,

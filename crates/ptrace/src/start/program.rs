@@ -77,16 +77,22 @@ impl Program {
     }
 
     /// Executes the program. Returns only on failure, and touches neither the heap nor `errno`.
-    pub fn execute(&self) -> ErrorNumber {
+    ///
+    /// # Safety
+    /// Unless an environment was set, nothing changes that of this process (environ(7)) until the call returns.
+    pub unsafe fn execute(&self) -> ErrorNumber {
         let environment = match &self.environment {
             Some(environment) => environment.pointers.as_ptr(),
             // SAFETY:
-            // - the C library keeps it, with its null pointer, and nothing changes it: this process has one thread.
+            // - the C library keeps it, with its null pointer, and nothing changes it: the caller's promise.
             None => unsafe { environ },
         };
         let (mut denied, mut last) = (false, libc::ENOENT);
         for candidate in &self.candidates {
-            last = candidate.execute(self.arguments.pointers.as_ptr(), environment);
+            // SAFETY:
+            // - both arrays end with a null pointer; the arguments' strings are owned by `self`, the environment's by
+            //   `self` or the C library.
+            last = unsafe { candidate.execute(self.arguments.pointers.as_ptr(), environment) };
             match last {
                 libc::EACCES => denied = true,
                 libc::ENOENT | libc::ESTALE | libc::ENOTDIR | libc::ENODEV | libc::ETIMEDOUT => {}
@@ -99,9 +105,14 @@ impl Program {
 }
 
 impl Candidate {
-    fn execute(&self, arguments: *const *const c_char, environment: *const *const c_char) -> ErrorNumber {
+    /// Executes the file, or has the shell run it.
+    ///
+    /// # Safety
+    /// Both are arrays of pointers to strings, each with a null pointer behind the last.
+    unsafe fn execute(&self, arguments: *const *const c_char, environment: *const *const c_char) -> ErrorNumber {
         // SAFETY:
-        // - all arrays end with a null pointer, and their strings are owned by the `Program` that contains this
+        // - `arguments` and `environment`: the caller's promise.
+        // - `by_shell` ends with a null pointer, and its strings are owned by the `Program` that contains this
         //   candidate.
         unsafe {
             match bare::execute(&self.path, arguments, environment) {
@@ -169,8 +180,12 @@ mod tests {
 
     #[test]
     fn the_error_of_an_exec_is_returned() {
-        assert_eq!(Program::named(vec![c"/nowhere/tool".to_owned()]).execute(), libc::ENOENT);
-        assert_eq!(Program::named(vec![c"".to_owned()]).execute(), libc::ENOENT);
-        assert_eq!(Program::named(vec![c"/etc/passwd".to_owned()]).execute(), libc::EACCES);
+        for (file, number) in [(c"/nowhere/tool", libc::ENOENT), (c"", libc::ENOENT), (c"/etc/passwd", libc::EACCES)] {
+            let mut program = Program::named(vec![file.to_owned()]);
+            program.set_environment(Vec::new());
+            // SAFETY:
+            // - an environment was set.
+            assert_eq!(unsafe { program.execute() }, number);
+        }
     }
 }

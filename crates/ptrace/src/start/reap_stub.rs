@@ -19,7 +19,7 @@ pub fn is_needed(program: Pid) -> bool {
 ///
 /// # Errors
 /// [`InjectError`]. Where the kernel refuses the page, the thread continues without the stub and keeps a zombie.
-pub fn prepare(injector: &mut Injector) -> Result<(), InjectError> {
+pub fn prepare(injector: &mut Injector<'_>) -> Result<(), InjectError> {
     let length = linux::pages::base_page().bytes();
     let protection = (libc::PROT_READ | libc::PROT_EXEC) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;

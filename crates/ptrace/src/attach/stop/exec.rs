@@ -4,6 +4,7 @@
 //! (ptrace(2), "execve(2) under ptrace"). It stays at the stop after the exec until it is resumed.
 
 use super::{Held, LiveProcess, STOP_TIMEOUT, StopError, WAKE_POLL_INTERVAL};
+use crate::remote::refusal::tracer_in;
 use crate::remote::requests;
 use crate::remote::status::is_ending;
 use crate::remote::tracee::Running;
@@ -79,8 +80,7 @@ impl LiveProcess {
     /// True where this process traces the first thread.
     fn is_ours(&self) -> bool {
         let status = text_of(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
-        tracer.is_some_and(|tracer| tracer.trim().parse() == Ok(std::process::id()))
+        tracer_in(&status).is_some_and(|tracer| tracer.parse() == Ok(std::process::id()))
     }
 
     /// Stops threads, unless the process is to be left alone. Where it has executed another program, none is held

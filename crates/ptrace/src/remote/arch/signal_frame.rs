@@ -20,7 +20,7 @@ pub const LENGTH: usize = RECORDS + FPSIMD_BYTES + 16;
 /// `restore_altstack` ignores all errors but those of memory access.
 const NO_MODE: u32 = 0x4000_0000;
 
-/// Builds the frame. `others` are stack pointer, program counter and processor state.
+/// Builds the frame. `others` are stack pointer, program counter and PSTATE (the state of the CPU).
 pub fn frame(registers: &[u64; 31], others: [u64; 3], vectors: &[u8; VECTOR_BYTES], mask: u64) -> [u8; LENGTH] {
     let mut frame = [0; LENGTH];
     let mut put = |at: usize, bytes: &[u8]| frame[at..at + bytes.len()].copy_from_slice(bytes);
