@@ -13,12 +13,15 @@ mod order;
 mod records;
 
 pub use account::{Account, AccountCopy, Found, Shortage};
-pub use node_pages::{free_pages_by_node, pages_to_take, share_by_node};
+pub use node_pages::{
+    NO_NODES, NodeMask, available_on, confinement, first_node, free_pages_by_node, has_node, pages_to_take,
+    share_by_node, share_evenly,
+};
 pub use order::{MOST_NODES, NodePages, Order};
 pub use records::SmallRecords;
 
 /// Version of the contract; the two sides come from one build and refuse another.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 
 /// The environment variable that holds the order.
 pub const ORDER_VARIABLE: &str = "PAGELIFT_HEAP";

@@ -16,7 +16,7 @@ pub struct NodePages {
 }
 
 /// What the preloaded heap is to do. Text form:
-/// `v2 huge=2097152 page=2097152 pool=0:512,1:512 only=NAME,NAME`; `pool` and `only` may be absent.
+/// `v3 huge=2097152 page=2097152 pool=0:512,1:512 nodes=chosen only=NAME,NAME`; `pool`, `nodes` and `only` may be absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order<'a> {
     /// Bytes of a transparent huge page: the grain in which memory is handed about.
@@ -25,6 +25,8 @@ pub struct Order<'a> {
     pub page: u64,
     /// Where the pool's pages come from; entries with 0 pages are unused.
     pub pool: [NodePages; MOST_NODES],
+    /// The user has chosen these nodes, so that the program's own memory policy does not count.
+    pub chosen: bool,
     /// Names of the programs to act in; empty for the first program alone.
     pub only: &'a str,
 }
@@ -32,7 +34,7 @@ pub struct Order<'a> {
 impl<'a> Order<'a> {
     /// An order for transparent huge pages alone.
     pub fn transparent(huge: u64) -> Self {
-        Self { huge, page: 0, pool: [NodePages::default(); MOST_NODES], only: "" }
+        Self { huge, page: 0, pool: [NodePages::default(); MOST_NODES], chosen: false, only: "" }
     }
 
     /// Reads the text form; `None` where it is not one of this version.
@@ -54,6 +56,7 @@ impl<'a> Order<'a> {
                 ("huge", value) => order.huge = value.parse().ok()?,
                 ("page", value) => order.page = value.parse().ok()?,
                 ("pool", value) => order.read_pool(value)?,
+                ("nodes", "chosen") => order.chosen = true,
                 _ => return None,
             }
         }
@@ -89,6 +92,9 @@ impl fmt::Display for Order<'_> {
             write!(f, "{before}{}:{}", node.node, node.pages)?;
             before = ",";
         }
+        if self.chosen {
+            f.write_str(" nodes=chosen")?;
+        }
         if !self.only.is_empty() {
             write!(f, " only={}", self.only)?;
         }
@@ -114,6 +120,9 @@ mod tests {
         assert_eq!(order.pool_bytes(), 4 << 30);
         let text = std::format!("v{VERSION} huge=2097152 page=1073741824 pool=0:3,7:1 only=redis-server,a program");
         assert_eq!(order.to_string(), text);
+        order.chosen = true;
+        assert!(order.to_string().contains("pool=0:3,7:1 nodes=chosen only="));
+        assert_eq!(Order::parse(&order.to_string()), Some(order));
         assert_eq!(
             Order::parse(&std::format!("v{VERSION} huge=4096 page=4096")).map(|order| (order.huge, order.page)),
             Some((4096, 4096))

@@ -10,10 +10,10 @@
 //!   handler would have ended it. A signal that arrives between this check and rt_sigreturn finds the thread about to
 //!   make its call.
 
+use crate::call::Call;
 use crate::frame::{Frame, State};
 use crate::places::calls_of;
 use crate::sys::{milliseconds, read_own, system_call};
-use crate::threads::Call;
 use core::ffi::{c_int, c_ulong};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use linux::interrupted::{Length, Repetition, after_own_handler, ends_without_sa_restart};

@@ -1,10 +1,12 @@
 //! Zeroes a kept mapping before it is handed out again, by the method that is cheapest for how it was used. Untouched
 //! memory is given back to the kernel. Memory that was used throughout is cleared in place. Memory of which only a few
 //! places were touched is given back and put on ordinary pages: its next use most likely touches a few places only, and
-//! each of them would take a whole huge page.
+//! each of them would take a whole huge page. Once it is there its few pages are cleared in place: to give them back would
+//! interrupt the other CPUs at every use, and cost faults besides.
 
 use crate::sys::{advise, base_page, clear};
 use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// How densely a mapping was used, as seen when it was freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,6 +52,12 @@ const DENSE_IN_POOL: usize = SAMPLES / 4;
 /// Number of resident samples from which a block on ordinary pages does not count as sparse.
 const DENSELY_RESIDENT: usize = SAMPLES / 4;
 
+/// Number of resident samples from which a block on ordinary pages is given back as a whole, so that pages which are touched
+/// here and there do not add up.
+const FEW_RESIDENT: usize = SAMPLES / 16;
+/// Runs of pages, resident and not, among [`PAGES_ASKED`] from which on all of these are given back by one call.
+const MOST_RUNS: usize = 32;
+
 /// Number of pages that one mincore(2) asks for.
 const PAGES_ASKED: usize = 1024;
 
@@ -62,10 +70,10 @@ pub unsafe fn clean(start: usize, bytes: usize, density: Density) -> Density {
     // - the caller's promise.
     unsafe {
         let seen = observe(start, bytes, density);
-        if seen.used_throughout {
-            clear_what_is_resident(start, bytes);
-        } else {
-            give_back(start, bytes);
+        match seen.amount {
+            Amount::Throughout => clear_what_is_resident(start, bytes),
+            Amount::Few => clear_few_pages(start, bytes),
+            Amount::Other => give_back(start, bytes),
         }
         seen.becomes(start, bytes)
     }
@@ -87,7 +95,17 @@ pub unsafe fn give_back_at_once(start: usize, bytes: usize, density: Density) ->
 struct Seen {
     before: Density,
     now: Density,
-    used_throughout: bool,
+    amount: Amount,
+}
+
+/// How much of a block is to be zeroed.
+enum Amount {
+    /// It was used throughout.
+    Throughout,
+    /// Few of its ordinary pages are resident.
+    Few,
+    /// Nothing, or more than a few pages, but not throughout.
+    Other,
 }
 
 /// # Safety
@@ -97,12 +115,12 @@ unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
     let resident = |offset: &usize| is_resident(start + offset / page * page, page);
     let ends = [0, bytes - page];
     if !ends.iter().any(resident) && !samples(bytes).take(FIRST_SAMPLES).any(|offset| resident(&offset)) {
-        return Seen { before, now: before, used_throughout: false };
+        return Seen { before, now: before, amount: Amount::Other };
     }
     if before == Density::Sparse {
-        let dense = samples(bytes).filter(resident).count() >= DENSELY_RESIDENT;
-        let now = if dense { Density::Dense } else { Density::Sparse };
-        return Seen { before, now, used_throughout: false };
+        let found = samples(bytes).filter(resident).count();
+        let now = if found >= DENSELY_RESIDENT { Density::Dense } else { Density::Sparse };
+        return Seen { before, now, amount: if found < FEW_RESIDENT { Amount::Few } else { Amount::Other } };
     }
     // SAFETY:
     // - the caller's promise; samples are lines of the range.
@@ -115,7 +133,7 @@ unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
         Density::Cleared if used == 0 => Density::Unknown,
         _ => Density::Sparse,
     };
-    Seen { before, now, used_throughout: used >= DENSE }
+    Seen { before, now, amount: if used >= DENSE { Amount::Throughout } else { Amount::Other } }
 }
 
 impl Seen {
@@ -197,6 +215,75 @@ unsafe fn clear_what_is_resident(start: usize, bytes: usize) {
             if is_resident(start + offset, length) || !advise(start + offset, length, libc::MADV_DONTNEED) {
                 clear(start + offset, length);
             }
+        }
+    }
+}
+
+/// Clears the resident pages of a block that has few of them, and gives back what lies between them, which may have been
+/// swapped out. Where no page is mapped that interrupts no other CPU, unless another thread makes such a call at the same
+/// time (`mm_tlb_flush_nested` in mm/mmu_gather.c): therefore one thread at a time.
+///
+/// # Safety
+/// As for [`clean`].
+unsafe fn clear_few_pages(start: usize, bytes: usize) {
+    let _turn = Turn::take();
+    let (page, step) = (base_page(), PAGES_ASKED * base_page());
+    for offset in (0..bytes).step_by(step) {
+        let (begin, length) = (start + offset, step.min(bytes - offset));
+        let mut pages = [0u8; PAGES_ASKED];
+        // SAFETY:
+        // - `pages` has room for one byte for each page of the range, of which nothing is touched.
+        let known = unsafe { libc::mincore(begin as *mut c_void, length, pages.as_mut_ptr()) } == 0;
+        let runs = || pages[..length / page].chunk_by(|a, b| a & 1 == b & 1);
+        if !known || runs().take(MOST_RUNS).count() == MOST_RUNS {
+            // SAFETY:
+            // - the caller's promise, for a part of the range.
+            unsafe { give_back(begin, length) };
+            continue;
+        }
+        let mut at = begin;
+        for run in runs() {
+            let length = run.len() * page;
+            // SAFETY:
+            // - the caller's promise, for a part of the range.
+            unsafe {
+                match run[0] & 1 == 1 {
+                    true => clear(at, length),
+                    false => give_back(at, length),
+                }
+            }
+            at += length;
+        }
+    }
+}
+
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// A turn of [`clear_few_pages`]. It is no lock: who waits in vain goes on, beside one that was preempted, or after a fork
+/// that has not taken the holder along.
+struct Turn {
+    is_own: bool,
+}
+
+impl Turn {
+    /// Number of looks before going on, some tens of microseconds.
+    const LOOKS: usize = 2000;
+
+    fn take() -> Self {
+        for _ in 0..Self::LOOKS {
+            if IS_TAKEN.compare_exchange_weak(false, true, Acquire, Relaxed).is_ok() {
+                return Self { is_own: true };
+            }
+            core::hint::spin_loop();
+        }
+        Self { is_own: false }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.is_own {
+            IS_TAKEN.store(false, Release);
         }
     }
 }

@@ -171,10 +171,14 @@ unsafe fn free_slowly(block: *mut c_void) {
         // SAFETY:
         // - where this heap does not act, every block came from the C library.
         unsafe { __libc_free(block) };
-    } else if !SHARED.free(block as usize) {
+    } else {
         // SAFETY:
-        // - the block is no large one, so that it came from mimalloc.
-        unsafe { mi_free(block) };
+        // - the caller has given the block up; one that is not large came from mimalloc.
+        unsafe {
+            if !SHARED.free(block as usize) {
+                mi_free(block);
+            }
+        }
     }
 }
 
@@ -224,7 +228,10 @@ unsafe fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
     if large_now.is_some() && !is_small(size) {
         let keep = KeepErrno::new();
         let address = block as usize;
-        if let Some(moved) = SHARED.resize(address, size).or_else(|| SHARED.move_to_new(address, size)) {
+        // SAFETY:
+        // - the caller does not use the block until this returns, nor afterwards what is not returned.
+        let moved = unsafe { SHARED.resize(address, size).or_else(|| SHARED.move_to_new(address, size)) };
+        if let Some(moved) = moved {
             return moved as *mut c_void;
         }
         drop(keep);

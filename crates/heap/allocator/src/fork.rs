@@ -29,7 +29,7 @@ unsafe extern "C" {
     fn pthread_atfork(
         prepare: Option<extern "C" fn()>,
         parent: Option<extern "C" fn()>,
-        child: Option<extern "C" fn()>,
+        child: Option<unsafe extern "C" fn()>,
     ) -> c_int;
 }
 
@@ -53,6 +53,8 @@ pub fn needs_no_guard() {
 pub fn register() {
     // SAFETY:
     // - the handlers are functions of this library, which is never unloaded.
+    // - the C library calls the last one in the child of a fork, after `prepare` in the parent, where the thread that
+    //   forked is the only one.
     unsafe { pthread_atfork(Some(prepare), Some(release), Some(release_in_child)) };
 }
 
@@ -116,12 +118,15 @@ fn prepare_in_turn() -> bool {
 }
 
 /// What follows a fork in the child.
-pub extern "C" fn release_in_child() {
+///
+/// # Safety
+/// This is the child of a fork, and its only thread; the thread that forked had called [`prepare`] before.
+pub unsafe extern "C" fn release_in_child() {
     let _keep = KeepErrno::new();
     locks::forget_other_threads();
     if !is_own_turn() {
         // SAFETY:
-        // - the child has one thread.
+        // - the caller's promise: the child has one thread.
         unsafe { forget_turn_of_another() };
         locks::open();
         return;
@@ -132,7 +137,8 @@ pub extern "C" fn release_in_child() {
     if OF_TURN.handover.is_under_way() {
         // SAFETY:
         // - a handover is only begun by a thread that holds the lock, and it is this thread's turn.
-        let left = unsafe { SHARED.while_locked(child_leaves_pool) };
+        // - the child has one thread, by the caller's promise.
+        let left = unsafe { SHARED.while_locked(|large| child_leaves_pool(large)) };
         SAFE.store(left, Relaxed);
         if !left {
             say("pagelift: this child has no memory to leave the hugetlb pool with; use --heap=thp\n");

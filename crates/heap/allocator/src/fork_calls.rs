@@ -67,7 +67,9 @@ pub unsafe extern "C" fn fork_without_handlers() -> libc::pid_t {
     let process = unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(real)() };
     match process {
         _ if !by_child => {}
-        0 => fork::release_in_child(),
+        // SAFETY:
+        // - the child has one thread, which is that of the fork and has prepared it above.
+        0 => unsafe { fork::release_in_child() },
         _ => fork::release(),
     }
     process

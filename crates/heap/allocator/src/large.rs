@@ -5,6 +5,7 @@
 //! it is cleared in place; if only a few places were touched, it gets ordinary pages (`cleaning`).
 
 use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
+use crate::kept::Allowance;
 use crate::pool::{Grain, Pool, is_free, is_fresh, is_returned};
 use crate::sys::{Lock, Table, advise, base_page, clear, copy, milliseconds};
 use crate::{ACCOUNT, forget, mapped, turn};
@@ -13,22 +14,27 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// Largest freed mapping that keeps its memory, in bytes; larger ones give it back at once.
 const KEPT_WITH_MEMORY: usize = 128 << 20;
-/// Bytes of memory that all kept mappings together may keep: the larger of this and the share `1 / KEPT_SHARE` of the
-/// large blocks that the program holds.
-const LEAST_KEPT: usize = 32 << 20;
-const KEPT_SHARE: usize = 8;
-/// Age in milliseconds from which unused kept memory is given back, by the next call that concerns a large block.
-const KEPT_MILLISECONDS: u64 = 1000;
 /// Highest number of kept mappings, and the least limit of their address space in bytes.
-const MOST_KEPT: usize = 32;
+const MOST_KEPT: usize = 128;
 const MOST_KEPT_SPACE: usize = 4 << 30;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// The program holds it; the number of bytes that it asked for.
     Held(usize),
-    /// Free since this time in milliseconds; `clean` if all of it is zero.
-    Kept { since: u64, clean: bool },
+    /// Free since this time in milliseconds.
+    Kept { since: u64, memory: Memory },
+}
+
+/// What a kept mapping holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    /// What the program has left there.
+    Used,
+    /// Nothing: it was given back when it was freed.
+    Clean,
+    /// Nothing: it was given back at this time in milliseconds, since it was too much or too old.
+    GivenBack(u64),
 }
 
 #[derive(Clone, Copy)]
@@ -45,6 +51,7 @@ pub struct Large {
     pub pool: Pool,
     blocks: Table<Block>,
     kept_with_memory: usize,
+    allowance: Allowance,
     kept_space: usize,
     kept: usize,
     grain: usize,
@@ -62,8 +69,15 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     pub const fn new() -> Self {
-        let large =
-            Large { pool: Pool::new(), blocks: Table::new(), kept_with_memory: 0, kept_space: 0, kept: 0, grain: 0 };
+        let large = Large {
+            pool: Pool::new(),
+            blocks: Table::new(),
+            kept_with_memory: 0,
+            allowance: Allowance::new(),
+            kept_space: 0,
+            kept: 0,
+            grain: 0,
+        };
         Self { lock: Lock::new(), large: UnsafeCell::new(large) }
     }
 
@@ -131,9 +145,13 @@ impl Shared {
     }
 
     /// Frees a block; false if the address is not that of a large block.
-    pub fn free(&self, address: usize) -> bool {
+    ///
+    /// # Safety
+    /// If it is, nobody uses the block any more.
+    pub unsafe fn free(&self, address: usize) -> bool {
         // SAFETY:
         // - `work` only acts on what it is given.
+        // - the caller's promise.
         unsafe { self.with(|large| large.free(address)) }
     }
 
@@ -145,21 +163,32 @@ impl Shared {
     }
 
     /// Resizes a block without copying it and returns its new address; `None` if that is not possible.
-    pub fn resize(&self, address: usize, asked: usize) -> Option<usize> {
+    ///
+    /// # Safety
+    /// If the address is that of a large block, nobody uses the block while this runs, nor afterwards what lies behind
+    /// the new size, nor the old address if another one is returned.
+    pub unsafe fn resize(&self, address: usize, asked: usize) -> Option<usize> {
         // SAFETY:
         // - `work` only acts on what it is given.
+        // - the caller's promise.
         unsafe { self.with(|large| large.resize(address, asked)) }
     }
 
     /// Copies a block into a new one of another size, frees it, and returns the new address.
-    pub fn move_to_new(&self, address: usize, asked: usize) -> Option<usize> {
+    ///
+    /// # Safety
+    /// If the address is that of a large block, nobody uses the block while this runs, nor afterwards if an address is
+    /// returned.
+    pub unsafe fn move_to_new(&self, address: usize, asked: usize) -> Option<usize> {
         let old = self.usable(address)?;
         let new = self.allocate(asked, base_page(), false)?;
         // SAFETY:
-        // - the old block is the program's, which has given it to realloc, and the new one nobody's yet; both have this
-        //   many bytes.
-        unsafe { copy(address, new, old.min(asked)) };
-        self.free(address);
+        // - the old block is not in use, by the caller's promise, and the new one nobody's yet; both have this many
+        //   bytes.
+        unsafe {
+            copy(address, new, old.min(asked));
+            self.free(address);
+        }
         Some(new)
     }
 }
@@ -238,7 +267,7 @@ impl Large {
             kept && block.bytes >= bytes && block.bytes - bytes <= bytes / 4 && block.start.is_multiple_of(align)
         };
         let block = self.blocks.as_mut_slice().iter_mut().filter(fits).min_by_key(|block| block.bytes)?;
-        let State::Kept { clean, .. } = block.state else { return None };
+        let State::Kept { memory, .. } = block.state else { return None };
         block.state = State::Held(0);
         if !zero {
             // SAFETY:
@@ -246,8 +275,11 @@ impl Large {
             block.density = unsafe { block.density.for_any_use(block.start, block.bytes) };
         }
         let block = *block;
-        self.no_longer_kept(block.bytes, clean);
-        Some((block, if zero && !clean { Cleaning::FindOut } else { Cleaning::Nothing }))
+        self.no_longer_kept(block.bytes, memory);
+        if let Memory::GivenBack(at) = memory {
+            self.allowance.used_again(block.bytes, at, milliseconds());
+        }
+        Some((block, if zero && memory == Memory::Used { Cleaning::FindOut } else { Cleaning::Nothing }))
     }
 
     fn set_density(&mut self, address: usize, density: Density) {
@@ -266,7 +298,9 @@ impl Large {
         Some(Block { start, bytes, state: State::Held(0), from_pool: false, density: Density::Unknown })
     }
 
-    fn free(&mut self, address: usize) -> bool {
+    /// # Safety
+    /// As for [`Shared::free`].
+    unsafe fn free(&mut self, address: usize) -> bool {
         let Some(at) = self.held(address) else { return false };
         let block = self.blocks.as_slice()[at];
         let State::Held(asked) = block.state else { return false };
@@ -279,7 +313,7 @@ impl Large {
         if block.from_pool {
             // Its memory left the pool at a fork, and may consist of several mappings.
             // SAFETY:
-            // - the block has come back from the program and is removed from the list.
+            // - nobody uses the block, by the caller's promise, and it is removed from the list.
             unsafe { mapped::give_back(block.start, block.bytes) };
             self.blocks.remove(at);
             return true;
@@ -287,16 +321,16 @@ impl Large {
         let mut kept = block;
         let given_back = (block.bytes > KEPT_WITH_MEMORY)
             // SAFETY:
-            // - the block, a mapping of its own, has come back from the program.
+            // - a mapping of its own, which nobody uses, by the caller's promise.
             .then(|| unsafe { give_back_at_once(block.start, block.bytes, block.density) })
             .flatten();
         kept.density = given_back.unwrap_or(block.density);
-        let clean = given_back.is_some();
-        kept.state = State::Kept { since: milliseconds(), clean };
+        let memory = if given_back.is_some() { Memory::Clean } else { Memory::Used };
+        kept.state = State::Kept { since: milliseconds(), memory };
         self.blocks.as_mut_slice()[at] = kept;
         self.kept += 1;
         self.kept_space += block.bytes;
-        if !clean {
+        if memory == Memory::Used {
             self.kept_with_memory += block.bytes;
             forget(ACCOUNT.large_kept.fetch_add(block.bytes as u64, Relaxed));
         }
@@ -306,10 +340,10 @@ impl Large {
         true
     }
 
-    fn no_longer_kept(&mut self, bytes: usize, clean: bool) {
+    fn no_longer_kept(&mut self, bytes: usize, memory: Memory) {
         self.kept -= 1;
         self.kept_space -= bytes;
-        if !clean {
+        if memory == Memory::Used {
             self.kept_with_memory -= bytes;
             forget(ACCOUNT.large_kept.fetch_sub(bytes as u64, Relaxed));
         }
@@ -322,11 +356,12 @@ impl Large {
             return;
         }
         let now = milliseconds();
-        let most = LEAST_KEPT.max(ACCOUNT.large_held.load(Relaxed) as usize / KEPT_SHARE);
-        while let Some((at, since)) = self.oldest(|clean| !clean) {
+        let most = self.allowance.most(ACCOUNT.large_held.load(Relaxed) as usize, now);
+        while let Some((at, since)) = self.oldest(|memory| memory == Memory::Used) {
             // The block that was freed last is kept whatever its size: the next request is often for the same size.
             let alone = self.kept_with_memory == self.blocks.as_slice()[at].bytes;
-            if now.saturating_sub(since) < KEPT_MILLISECONDS && (self.kept_with_memory <= most || alone) {
+            let is_new = now.saturating_sub(since) < self.allowance.longest();
+            if is_new && (self.kept_with_memory <= most || alone) {
                 return;
             }
             let block = self.blocks.as_slice()[at];
@@ -335,7 +370,7 @@ impl Large {
             if unsafe { advise(block.start, block.bytes, libc::MADV_DONTNEED) } {
                 self.kept_with_memory -= block.bytes;
                 forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
-                self.blocks.as_mut_slice()[at].state = State::Kept { since, clean: true };
+                self.blocks.as_mut_slice()[at].state = State::Kept { since, memory: Memory::GivenBack(now) };
             } else {
                 // Locked memory (mlock) is not given back that way.
                 self.unmap_kept(at);
@@ -343,10 +378,10 @@ impl Large {
         }
     }
 
-    /// The kept block that has been free for longest, of those whose `clean` is `wanted`.
-    fn oldest(&self, wanted: fn(bool) -> bool) -> Option<(usize, u64)> {
+    /// The kept block that has been free for longest, of those whose memory is `wanted`.
+    fn oldest(&self, wanted: fn(Memory) -> bool) -> Option<(usize, u64)> {
         let kept = self.blocks.as_slice().iter().enumerate().filter_map(|(at, block)| match block.state {
-            State::Kept { since, clean } if wanted(clean) => Some((at, since)),
+            State::Kept { since, memory } if wanted(memory) => Some((at, since)),
             _ => None,
         });
         kept.min_by_key(|&(_, since)| since)
@@ -362,15 +397,17 @@ impl Large {
 
     fn unmap_kept(&mut self, at: usize) {
         let block = self.blocks.remove(at);
-        if let State::Kept { clean, .. } = block.state {
-            self.no_longer_kept(block.bytes, clean);
+        if let State::Kept { memory, .. } = block.state {
+            self.no_longer_kept(block.bytes, memory);
         }
         // SAFETY:
         // - a kept mapping, which nobody holds, and which is not listed any more.
         unsafe { mapped::give_back(block.start, block.bytes) };
     }
 
-    fn resize(&mut self, address: usize, asked: usize) -> Option<usize> {
+    /// # Safety
+    /// As for [`Shared::resize`].
+    unsafe fn resize(&mut self, address: usize, asked: usize) -> Option<usize> {
         let at = self.held(address)?;
         let block = self.blocks.as_slice()[at];
         let State::Held(before) = block.state else { return None };
@@ -384,12 +421,12 @@ impl Large {
             return None;
         } else if bytes < block.bytes {
             // SAFETY:
-            // - the program has given the block to realloc and no longer uses what lies behind the new size.
+            // - a mapping of its own; nobody uses what lies behind the new size, by the caller's promise.
             unsafe { mapped::give_back(block.start + bytes, block.bytes - bytes) };
             Block { bytes, ..block }
         } else {
             // SAFETY:
-            // - the block is a mapping of its own, which the program has given to realloc.
+            // - a mapping of its own, which nobody uses, by the caller's promise.
             let start = unsafe { mapped::grow(block.start, block.bytes, bytes, self.grain)? };
             Block { start, bytes, ..block }
         };

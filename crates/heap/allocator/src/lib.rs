@@ -16,7 +16,9 @@ compile_error!("the preloaded heap knows Linux with the GNU C library only");
 
 mod again;
 mod c_library;
+mod call;
 mod cleaning;
+mod confinement;
 mod directory;
 mod env_order;
 mod exports;
@@ -24,6 +26,7 @@ mod fork;
 mod fork_calls;
 mod frame;
 mod handover;
+mod kept;
 mod kernel_writes;
 mod large;
 mod locks;
@@ -68,9 +71,5 @@ fn current_node() -> u32 {
     if NODES.load(core::sync::atomic::Ordering::Relaxed) < 2 {
         return 0;
     }
-    let mut node = 0u32;
-    // SAFETY:
-    // - the place for the node is valid, and the CPU is not asked for.
-    let _ = unsafe { sys::system_call(libc::SYS_getcpu, [0, &raw mut node as usize, 0]) };
-    node
+    confinement::running_on().unwrap_or(0)
 }

@@ -1,7 +1,9 @@
 //! Memory that is available outside of the hugetlb pool: the machine's, within the limits of memory cgroups.
 
-use crate::sys::read_file;
+use crate::sys::{map_anywhere, read_file, unmap};
 use core::ffi::CStr;
+use core::fmt::{self, Write};
+use machine_facts::{CgroupDirectory, Controller, MemoryFiles, NO_LIMIT, for_each_directory};
 
 /// Bytes that can be allocated without running out of memory; `None` if they are not known.
 pub fn available() -> Option<u64> {
@@ -28,83 +30,85 @@ fn read_text<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a str> {
     core::str::from_utf8(&buffer[..length]).ok()
 }
 
-/// The smallest remainder that a memory cgroup of this process leaves, in bytes. Looks at cgroups of both versions, where
-/// they are usually mounted.
+/// The smallest remainder that a memory cgroup of this process leaves, in bytes; `None` where none limits it.
 fn under_limits() -> Option<u64> {
-    let mut buffer = [0u8; 4096];
-    let text = read_text(c"/proc/self/cgroup", &mut buffer)?;
+    let mut texts = Scratch::new()?;
+    let (membership, rest) = texts.bytes().split_at_mut(LONGEST_MEMBERSHIP);
+    let (path, mounts) = rest.split_at_mut(libc::PATH_MAX as usize);
+    let membership = read_text(c"/proc/self/cgroup", membership)?;
+    let mounts = whole_lines(read_text(c"/proc/self/mountinfo", mounts)?);
     let mut least: Option<u64> = None;
-    // Lines of cgroups(7): a number, controllers, and the path, between colons.
-    for line in text.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
-        let ways: &[Files] = match controllers {
-            "" => &UNIFIED,
-            _ if controllers.split(',').any(|controller| controller == "memory") => &BY_CONTROLLER,
-            _ => continue,
-        };
-        for files in ways {
-            least = least.into_iter().chain(files.least_left(path)).min();
+    for_each_directory(membership, mounts, |directory| {
+        if directory.controller == Controller::Memory {
+            least = least.into_iter().chain(left_below(&directory, path)).min();
         }
-    }
+    });
     least
 }
 
-/// The folder of a hierarchy, and its files with the limit, the usage, and the page cache in it, which can be dropped.
-struct Files {
-    folder: &'static str,
-    limit: &'static str,
-    used: &'static str,
-    cache: &'static str,
+/// Bytes left below the limit of a cgroup; `None` without one. `path` has room for the paths of its files.
+fn left_below(directory: &CgroupDirectory<'_>, path: &mut [u8]) -> Option<u64> {
+    let files = MemoryFiles::of(directory.version_2);
+    let mut number = |file| read_text(path_in(directory, file, path)?, &mut [0; 64])?.trim().parse().ok();
+    // A limit of `max` is none.
+    let limit = number(files.limit).filter(|&limit| limit < NO_LIMIT)?;
+    let usage = number(files.usage)?;
+    let mut buffer = [0u8; 4096];
+    let statistics = read_text(path_in(directory, "memory.stat", path)?, &mut buffer).unwrap_or_default();
+    Some(files.left(limit, usage, statistics))
 }
 
-const UNIFIED: [Files; 2] = [
-    Files { folder: "/sys/fs/cgroup", limit: "/memory.max", used: "/memory.current", cache: "inactive_file" },
-    Files { folder: "/sys/fs/cgroup/unified", limit: "/memory.max", used: "/memory.current", cache: "inactive_file" },
-];
-const BY_CONTROLLER: [Files; 1] = [Files {
-    folder: "/sys/fs/cgroup/memory",
-    limit: "/memory.limit_in_bytes",
-    used: "/memory.usage_in_bytes",
-    cache: "total_inactive_file",
-}];
+/// Writes the path of a cgroup's file; `None` where it is too long for the kernel.
+fn path_in<'a>(directory: &CgroupDirectory<'_>, file: &str, room: &'a mut [u8]) -> Option<&'a CStr> {
+    let mut path = PathBytes { room, length: 0 };
+    write!(path, "{directory}/{file}\0").ok()?;
+    CStr::from_bytes_until_nul(path.room).ok()
+}
 
-impl Files {
-    /// The smallest remainder of this cgroup and its ancestors, in bytes.
-    fn least_left(&self, path: &str) -> Option<u64> {
-        let mut least: Option<u64> = None;
-        let mut path = path.trim_end_matches('/');
-        loop {
-            least = least.into_iter().chain(self.left(path)).min();
-            match path.rfind('/') {
-                Some(at) => path = &path[..at],
-                None => return least,
-            }
-        }
+/// A path in the making.
+struct PathBytes<'a> {
+    room: &'a mut [u8],
+    length: usize,
+}
+
+impl fmt::Write for PathBytes<'_> {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        let end = self.length + part.len();
+        self.room.get_mut(self.length..end).ok_or(fmt::Error)?.copy_from_slice(part.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}
+
+/// The text without a last line that was cut off.
+fn whole_lines(text: &str) -> &str {
+    text.rfind('\n').map_or("", |end| &text[..end])
+}
+
+/// Bytes of `/proc/self/cgroup`: a line of up to a path's length for each hierarchy.
+const LONGEST_MEMBERSHIP: usize = 64 << 10;
+/// Bytes of both texts. `/proc/self/mountinfo` has a line for each mount; cgroups are mounted early.
+const LONGEST_TEXTS: usize = 1 << 20;
+
+/// Memory for texts that have no room on the stack of a thread that forks. Pages that are not written to cost nothing.
+struct Scratch(usize);
+
+impl Scratch {
+    fn new() -> Option<Self> {
+        map_anywhere(LONGEST_TEXTS, false, 0).map(Self)
     }
 
-    fn left(&self, path: &str) -> Option<u64> {
-        // A limit of `max` is none.
-        let limit = self.number(path, self.limit)?;
-        let used = self.number(path, self.used)?;
-        let mut buffer = [0u8; 4096];
-        let statistics = self.read(path, "/memory.stat", &mut buffer).unwrap_or_default();
-        let cache = statistics.lines().find_map(|line| line.strip_prefix(self.cache)?.trim().parse::<u64>().ok());
-        Some(limit.saturating_sub(used.saturating_sub(cache.unwrap_or(0))))
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY:
+        // - a mapping of this length, readable and writable, which only this value knows of.
+        unsafe { core::slice::from_raw_parts_mut(self.0 as *mut u8, LONGEST_TEXTS) }
     }
+}
 
-    fn number(&self, path: &str, file: &str) -> Option<u64> {
-        let mut buffer = [0u8; 64];
-        self.read(path, file, &mut buffer)?.trim().parse().ok()
-    }
-
-    fn read<'a>(&self, path: &str, file: &str, buffer: &'a mut [u8]) -> Option<&'a str> {
-        let mut whole = [0u8; libc::PATH_MAX as usize];
-        let mut end = 0;
-        for part in [self.folder, path, file] {
-            whole.get_mut(end..end + part.len())?.copy_from_slice(part.as_bytes());
-            end += part.len();
-        }
-        read_text(CStr::from_bytes_until_nul(&whole).ok()?, buffer)
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY:
+        // - the mapping that `new` has made, to which no reference is left.
+        unsafe { unmap(self.0, LONGEST_TEXTS) };
     }
 }

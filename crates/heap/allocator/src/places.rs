@@ -1,8 +1,9 @@
 //! A table of the threads to stop. It is mapped once and never unmapped: the handler of a thread that receives its signal
 //! late may read it while the next stop fills it. Everything in it is atomic.
 
+use crate::call::Call;
 use crate::sys::map_anywhere;
-use crate::threads::{Call, MOST_THREADS};
+use crate::threads::MOST_THREADS;
 use core::sync::atomic::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
 };

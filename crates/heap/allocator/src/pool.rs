@@ -1,11 +1,16 @@
 //! Memory from the hugetlb pool. It is taken and populated before the program's first allocation, so that no later access
 //! finds the pool empty, and is handed out in grains of a transparent huge page, whatever the pool's page size is.
 
-use crate::sys::{advise, map_anywhere, read_file, system_call, unmap};
+use crate::sys::{clear, map_anywhere, populate_for_writing, system_call, unmap};
+use crate::text::number_of;
 use crate::{ACCOUNT, NODES, forget};
-use core::ffi::{CStr, c_int, c_ulong};
+use address_space::PageSize;
+use core::ffi::{c_int, c_ulong};
 use core::sync::atomic::Ordering::Relaxed;
-use heap_abi::{MOST_NODES, NodePages, Shortage};
+use heap_abi::{MOST_NODES, NodePages, Order, Shortage};
+
+/// Where the kernel shows its pools.
+pub const POOLS: &str = "/sys/kernel/mm/hugepages";
 
 /// The state of a grain.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,6 +38,18 @@ pub struct Pool {
     regions: [Region; MOST_NODES],
     grain: usize,
     page: usize,
+    binding: Binding,
+}
+
+/// Whether pages are bound to their nodes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Binding {
+    /// They come from one node, by the process's own policy.
+    None,
+    /// They come from several, and from any where a sandbox refuses mbind(2).
+    IfPossible,
+    /// The user has chosen the nodes: no pages rather than others.
+    Always,
 }
 
 /// Number of pages that are populated by one call; if the kernel refuses a step, its pages are tried one by one.
@@ -41,7 +58,7 @@ const PAGES_AT_ONCE: usize = 64;
 impl Pool {
     pub const fn new() -> Self {
         const NONE: Region = Region { start: 0, states: core::ptr::null_mut(), grains: 0, node: 0 };
-        Self { regions: [NONE; MOST_NODES], grain: 0, page: 0 }
+        Self { regions: [NONE; MOST_NODES], grain: 0, page: 0, binding: Binding::None }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -49,11 +66,16 @@ impl Pool {
     }
 
     /// Takes the pages that the order names, or as many of them as there are.
-    pub fn take(&mut self, order: &[NodePages; MOST_NODES], page: usize, grain: usize) {
+    pub fn take(&mut self, order: &Order, page: usize, grain: usize) {
+        self.binding = match (order.chosen, NODES.load(Relaxed)) {
+            (true, _) => Binding::Always,
+            (false, ..2) => Binding::None,
+            (false, _) => Binding::IfPossible,
+        };
         self.page = page;
         self.grain = grain.min(page);
-        for (region, wanted) in self.regions.iter_mut().zip(order).filter(|(_, wanted)| wanted.pages > 0) {
-            if let Some(taken) = Region::take(wanted, page, self.grain, NODES.load(Relaxed) > 1) {
+        for (region, wanted) in self.regions.iter_mut().zip(&order.pool).filter(|(_, wanted)| wanted.pages > 0) {
+            if let Some(taken) = Region::take(wanted, page, self.grain, self.binding) {
                 *region = taken;
                 forget(ACCOUNT.pool_taken.fetch_add((region.grains * self.grain) as u64, Relaxed));
             }
@@ -111,14 +133,13 @@ impl Pool {
 
     /// True if each node's pool has as many free pages as this heap uses of it, and they can be reserved all at once.
     pub fn has_room_for_copies(&self) -> bool {
-        // As they were taken: bound to their nodes, where there were several.
-        let several_nodes = NODES.load(Relaxed) > 1;
+        // As they were taken.
         let mut room = [None; MOST_NODES];
         for (region, taken) in self.regions.iter().zip(&mut room) {
             let pages = region.states().chunks((self.page / self.grain.max(1)).max(1));
             let used = pages.filter(|states| states.contains(&Grain::Used)).count();
             if used > 0 {
-                *taken = Some((map_pages(used, self.page, several_nodes.then_some(region.node)), used));
+                *taken = Some((map_pages(used, self.page, region.node, self.binding), used));
             }
         }
         let mut enough = true;
@@ -219,12 +240,12 @@ impl Region {
         unsafe { core::slice::from_raw_parts_mut(self.states, self.grains) }
     }
 
-    fn take(wanted: &NodePages, page: usize, grain: usize, bind: bool) -> Option<Self> {
+    fn take(wanted: &NodePages, page: usize, grain: usize, binding: Binding) -> Option<Self> {
         let mut pages = wanted.pages as usize;
         let start = loop {
             // Without MAP_NORESERVE mmap fails at once if the pool has too few pages, or if a cgroup does not allow a
             // reservation of this size.
-            if let Some(start) = map_pages(pages, page, bind.then_some(wanted.node)) {
+            if let Some(start) = map_pages(pages, page, wanted.node, binding) {
                 break start;
             }
             let refused = available(page).is_some_and(|available| available >= pages);
@@ -254,49 +275,35 @@ impl Region {
     }
 }
 
-/// Maps pages of the pool without populating them; of `node`, if it is given.
-fn map_pages(pages: usize, page: usize, node: Option<u32>) -> Option<usize> {
+/// Maps pages of the pool without populating them, of `node` where they are bound to it.
+fn map_pages(pages: usize, page: usize, node: u32, binding: Binding) -> Option<usize> {
     let size = (page.trailing_zeros() as c_int) << libc::MAP_HUGE_SHIFT;
     let start = map_anywhere(pages.checked_mul(page)?, false, libc::MAP_HUGETLB | size)?;
-    if let Some(node) = node {
-        bind_to_node(start, pages * page, node);
+    if binding != Binding::None && !bind_to_node(start, pages * page, node) && binding == Binding::Always {
+        // SAFETY:
+        // - mapped above with this length, and nobody knows of it.
+        unsafe { unmap(start, pages * page) };
+        return None;
     }
     Some(start)
 }
 
 /// Free pages of the pool that are not reserved; `None` if the kernel does not tell.
 fn available(page: usize) -> Option<usize> {
-    let number = |name: &CStr| {
-        let mut buffer = [0u8; 32];
-        let length = read_file(file_of_pool(page, name, &mut [0; 128])?, &mut buffer)?;
-        core::str::from_utf8(&buffer[..length]).ok()?.trim().parse::<usize>().ok()
-    };
-    Some(number(c"free_hugepages")?.saturating_sub(number(c"resv_hugepages")?))
+    let size = PageSize::new(page as u64).ok()?;
+    let free = pool_count(size, "free_hugepages")?.saturating_sub(pool_count(size, "resv_hugepages")?);
+    usize::try_from(free).ok()
 }
 
-/// The path of a file that tells of the pool of one page size.
-fn file_of_pool<'a>(page: usize, name: &CStr, buffer: &'a mut [u8; 128]) -> Option<&'a CStr> {
-    let mut digits = [0u8; 20];
-    let mut at = digits.len();
-    let mut kib = page / 1024;
-    while kib > 0 {
-        at -= 1;
-        digits[at] = b'0' + (kib % 10) as u8;
-        kib /= 10;
-    }
-    let folder = b"/sys/kernel/mm/hugepages/hugepages-";
-    let mut end = 0;
-    for part in [&folder[..], &digits[at..], b"kB/", name.to_bytes_with_nul()] {
-        buffer.get_mut(end..end + part.len())?.copy_from_slice(part);
-        end += part.len();
-    }
-    CStr::from_bytes_with_nul(&buffer[..end]).ok()
+/// A count that the kernel shows of the machine's pool of one page size, by the name of its file.
+pub fn pool_count(size: PageSize, file: &str) -> Option<u64> {
+    number_of(format_args!("{POOLS}/{}/{file}", size.directory()))
 }
 
-/// Populates the pages until the kernel refuses one, and returns their number. An access to them raises no SIGBUS.
+/// Populates fresh pages until the kernel refuses one, and returns their number. An access to them raises no SIGBUS.
 ///
 /// # Safety
-/// The pages belong to a mapping of this heap.
+/// The pages belong to a mapping of this heap, and nobody has written to them.
 unsafe fn populate(start: usize, pages: usize, page: usize) -> usize {
     let mut done = 0;
     let mut step = PAGES_AT_ONCE;
@@ -304,27 +311,51 @@ unsafe fn populate(start: usize, pages: usize, page: usize) -> usize {
         let count = step.min(pages - done);
         // SAFETY:
         // - the caller's promise; the advice keeps contents.
-        if unsafe { advise(start + done * page, count * page, libc::MADV_POPULATE_WRITE) } {
-            done += count;
-        } else if step > 1 {
-            step = 1;
-        } else {
-            break;
+        match unsafe { populate_for_writing(start + done * page, count * page) } {
+            Ok(()) => done += count,
+            // Before Linux 5.14.
+            Err(libc::EINVAL) => {
+                // SAFETY:
+                // - the caller's promise.
+                let refused = (done..pages).find(|at| !unsafe { is_written(start + at * page) });
+                return refused.unwrap_or(pages);
+            }
+            Err(_) if step > 1 => step = 1,
+            Err(_) => break,
         }
     }
     done
 }
 
-/// Binds a range to a node (mbind(2)). If the kernel refuses, its pages come from any node.
-fn bind_to_node(start: usize, bytes: usize, node: u32) {
+/// Makes the kernel write to a fresh page, for which it has an error where it has no page instead of SIGBUS. False on an
+/// error.
+///
+/// # Safety
+/// The page belongs to a mapping of this heap, and nobody has written to it.
+unsafe fn is_written(page: usize) -> bool {
+    const BYTES: usize = size_of::<u64>();
+    // SAFETY:
+    // - the call changes no mask, and writes the present one to memory that nobody uses.
+    let asked = unsafe { system_call(libc::SYS_rt_sigprocmask, [libc::SIG_BLOCK as usize, 0, page, BYTES]) };
+    if asked.is_ok() {
+        // SAFETY:
+        // - as above; the page is present.
+        unsafe { clear(page, BYTES) };
+    }
+    asked.is_ok()
+}
+
+/// Binds a range to a node (mbind(2)); false where the kernel refuses.
+fn bind_to_node(start: usize, bytes: usize, node: u32) -> bool {
     const BITS: usize = 1024;
     let mut mask = [0 as c_ulong; BITS / c_ulong::BITS as usize];
     let word = c_ulong::BITS;
-    let Some(place) = mask.get_mut((node / word) as usize) else { return };
+    let Some(place) = mask.get_mut((node / word) as usize) else { return false };
     *place = 1 << (node % word);
     // SAFETY:
     // - the range is a mapping of ours and the mask has the number of bits that is told.
-    let _ = unsafe {
+    let bound = unsafe {
         system_call(libc::SYS_mbind, [start, bytes, libc::MPOL_BIND as usize, mask.as_ptr() as usize, BITS, 0])
     };
+    bound.is_ok()
 }

@@ -21,7 +21,7 @@ pub enum PoolExit {
     Failed,
 }
 
-/// Moves the heap off the pool. The caller holds the heap's lock.
+/// Moves the heap off the pool, while all other threads are stopped.
 pub fn leave_pool(large: &mut Large) -> PoolExit {
     if large.pool.is_empty() {
         return PoolExit::Left;
@@ -37,17 +37,28 @@ pub fn leave_pool(large: &mut Large) -> PoolExit {
     if kernel_writes::may_be_under_way() {
         return PoolExit::MayBeWrittenTo;
     }
-    if leave_all_pages(large) { PoolExit::Left } else { PoolExit::Failed }
+    // SAFETY:
+    // - `_stopped` keeps all other threads stopped until it is dropped.
+    if unsafe { leave_all_pages(large) } { PoolExit::Left } else { PoolExit::Failed }
 }
 
-/// Moves the heap off the pool in a child, which has one thread and shares its pages with the parent; false if memory is
-/// short. The caller holds the heap's lock.
-pub fn child_leaves_pool(large: &mut Large) -> bool {
-    leave_all_pages(large)
+/// Moves the heap off the pool in a child, which shares its pages with the parent; false if memory is short.
+///
+/// # Safety
+/// The process has one thread.
+pub unsafe fn child_leaves_pool(large: &mut Large) -> bool {
+    // SAFETY:
+    // - the caller's promise: no other thread exists.
+    unsafe { leave_all_pages(large) }
 }
 
-fn leave_all_pages(large: &mut Large) -> bool {
-    let done = large.pool.dissolve(leave_page);
+/// # Safety
+/// No other thread runs until this returns.
+unsafe fn leave_all_pages(large: &mut Large) -> bool {
+    // SAFETY:
+    // - `dissolve` gives whole pages of the pool's mapping, and says whether anything in them is handed out; no other
+    //   thread runs, by the caller's promise.
+    let done = large.pool.dissolve(|start, bytes, used| unsafe { leave_page(start, bytes, used) });
     if done && ACCOUNT.pool_taken.load(Relaxed) > 0 {
         forget(ACCOUNT.mapped_used.fetch_add(ACCOUNT.pool_used.swap(0, Relaxed), Relaxed));
         ACCOUNT.pool_taken.store(0, Relaxed);
@@ -57,7 +68,7 @@ fn leave_all_pages(large: &mut Large) -> bool {
 }
 
 /// True if the pool has as many free pages as the heap uses. Gives back the pages that the heap does not use if that is
-/// needed. The caller holds the heap's lock.
+/// needed.
 pub fn make_room_for_copies(large: &mut Large) -> bool {
     if large.pool.has_room_for_copies() {
         return true;
@@ -81,10 +92,14 @@ pub fn make_room_for_copies(large: &mut Large) -> bool {
 }
 
 /// Moves the contents of a pool page to transparent huge pages at the same address, or gives an unused one back.
-fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
+///
+/// # Safety
+/// It is a whole page of the pool's mapping. Nothing in it is handed out unless it is `used`, and no other thread runs
+/// until this returns.
+unsafe fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
     if !used {
         // SAFETY:
-        // - `dissolve` gives whole pages of the pool's mapping, and nothing in this one is handed out.
+        // - the caller's promise: nothing in this page is handed out.
         unsafe { unmap(start, bytes) };
         return true;
     }
@@ -112,8 +127,8 @@ fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
     let page = base_page();
     for offset in (0..bytes).step_by(page) {
         // SAFETY:
-        // - a page of the pool, which is resident, and of the new mapping, both as long; every other thread is stopped,
-        //   or this is a child with one thread.
+        // - a page of the pool, which is resident, and of the new mapping, both as long; no other thread runs, by the
+        //   caller's promise.
         unsafe {
             if !is_zero(start + offset, page) {
                 copy(start + offset, new + offset, page);
@@ -122,8 +137,8 @@ fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
     }
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY:
-    // - both ranges are this heap's, of the same length, and hold the same bytes; every other thread is
-    //   stopped, or this is a child with one thread.
+    // - both ranges are this heap's, of the same length, and hold the same bytes; no other thread runs, by the caller's
+    //   promise.
     let moved = unsafe { libc::mremap(new as *mut c_void, bytes, bytes, flags, start as *mut c_void) };
     if moved == libc::MAP_FAILED {
         // SAFETY:

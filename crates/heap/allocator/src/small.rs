@@ -25,7 +25,7 @@ const ARENA_SHARE: usize = 8;
 const MOST_ARENA: usize = 8 << 30;
 
 unsafe extern "C" {
-    /// Of `mimalloc.c`.
+    /// Defined in `mimalloc.c`.
     static mut mimalloc_process: libc::pid_t;
     static mimalloc_small_records: SmallRecords;
     fn mi_option_set(option: c_int, value: c_long);
@@ -110,7 +110,10 @@ fn arena_from_pool(bytes: usize) -> bool {
     // - `take` only acts on what it is given.
     let found = unsafe { SHARED.with(take) };
     let Some((start, zero)) = found else { return false };
-    let taken = give(start, bytes, true, zero, node as c_int);
+    // SAFETY:
+    // - grains of the pool that were free and are marked as used above; nobody else knows of them.
+    // - `zero` says that they were never handed out.
+    let taken = unsafe { give(start, bytes, true, zero, node as c_int) };
     if !taken {
         // SAFETY:
         // - the work only acts on what it is given.
@@ -124,7 +127,9 @@ fn arena_from_kernel(bytes: usize) -> bool {
     // - the work only acts on what it is given.
     let grain = unsafe { SHARED.with(|large| large.grain()) };
     let Some(start) = mapped::map(bytes.next_multiple_of(grain), grain) else { return false };
-    let taken = give(start, bytes, false, true, -1);
+    // SAFETY:
+    // - a new mapping of zero pages, of which nobody else knows.
+    let taken = unsafe { give(start, bytes, false, true, -1) };
     if !taken {
         // SAFETY:
         // - mapped above, and mimalloc has not taken it.
@@ -133,9 +138,14 @@ fn arena_from_kernel(bytes: usize) -> bool {
     taken
 }
 
-fn give(start: usize, bytes: usize, pinned: bool, zero: bool, node: c_int) -> bool {
+/// Gives memory to mimalloc; false if it has not taken it.
+///
+/// # Safety
+/// The range is mapped, readable and writable, all zero if `zero`, and in nobody's use. If mimalloc takes it, it is never
+/// unmapped nor used otherwise.
+unsafe fn give(start: usize, bytes: usize, pinned: bool, zero: bool, node: c_int) -> bool {
     // SAFETY:
-    // - the range is ours, mapped readable and writable, as zero as is told, and stays mimalloc's for good.
+    // - the caller's promise.
     let taken = unsafe {
         mi_manage_os_memory_ex(start as *mut c_void, bytes, true, pinned, zero, node, false, core::ptr::null_mut())
     };

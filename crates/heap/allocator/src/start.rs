@@ -105,7 +105,7 @@ unsafe fn begin_as_ordered(text: &str) -> bool {
     }
     // SAFETY:
     // - the caller's promise.
-    unsafe { begin(&order) };
+    unsafe { begin(&env_order::within_confinement(&order)) };
     true
 }
 
@@ -135,7 +135,7 @@ unsafe fn begin(order: &Order) {
     let take = |large: &mut Large| {
         large.set_grain(grain);
         if page > 0 {
-            large.pool.take(&order.pool, page, grain);
+            large.pool.take(order, page, grain);
         }
     };
     // SAFETY:

@@ -52,6 +52,7 @@ pub fn stop_others() -> Option<Stopped> {
     }
     places::clear()?;
     take_signal()?;
+    map_handler();
     let stop = STOPS.fetch_add(1, SeqCst).wrapping_add(1).max(1);
     WAITING.store(stop, SeqCst);
     stop_all(&mut threads, stop).then_some(stopped)
@@ -168,7 +169,7 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// Installs our handler in front of the C library's, which exists once the process has had a second thread.
 fn take_signal() -> Option<()> {
     let mut action = Action::of(SIGNAL)?;
-    let ours = arrived as extern "C" fn(c_int, *mut Info, *mut libc::ucontext_t) as usize;
+    let ours = arrived as Handler as usize;
     if action.handler == ours {
         return Some(());
     }
@@ -186,17 +187,36 @@ fn take_signal() -> Option<()> {
     unsafe { action.set(SIGNAL) }.then_some(())
 }
 
-extern "C" fn arrived(signal: c_int, info: *mut Info, context: *mut libc::ucontext_t) {
+/// Has the kernel map the code with which the handler begins. Threads that run it for the first time at the same moment
+/// would wait for each other's lock of its pages in the page cache; of a thread that has slept since its call was seen,
+/// [`prepare`] cannot tell on AArch64 whether it is still in that call, which then gives EINTR.
+fn map_handler() {
+    let code = arrived as Handler as *const u8;
+    // SAFETY:
+    // - the function's first byte, which is mapped for reading as long as this code is.
+    let _ = unsafe { code.read_volatile() };
+    let _keep = KeepErrno::new();
+    let _ = own_sleeps();
+}
+
+/// A handler with SA_SIGINFO.
+type Handler = unsafe extern "C" fn(c_int, *mut Info, *mut libc::ucontext_t);
+
+/// The handler of [`SIGNAL`].
+///
+/// # Safety
+/// Called by the kernel, or by a handler that passes on what it got from the kernel and uses nothing of its own
+/// afterwards.
+unsafe extern "C" fn arrived(signal: c_int, info: *mut Info, context: *mut libc::ucontext_t) {
     // SAFETY:
     // - the kernel hands a description of the signal over to a handler with SA_SIGINFO.
     if !unsafe { (*info).is_ours() } {
         let next = NEXT.load(SeqCst);
         if next != 0 {
-            type Handler = extern "C" fn(c_int, *mut Info, *mut libc::ucontext_t);
             // SAFETY:
-            // - the C library's handler for this signal takes the three arguments of one with SA_SIGINFO.
-            let next = unsafe { core::mem::transmute::<usize, Handler>(next) };
-            next(signal, info, context);
+            // - the C library's handler for this signal takes the three arguments of one with SA_SIGINFO, and gets those
+            //   that the kernel has handed over.
+            unsafe { core::mem::transmute::<usize, Handler>(next)(signal, info, context) };
         }
         return;
     }

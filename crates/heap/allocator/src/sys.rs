@@ -162,6 +162,16 @@ pub unsafe fn advise(start: usize, bytes: usize, advice: c_int) -> bool {
     unsafe { linux_raw::madvise(range(start, bytes), advice as u32) }.is_ok()
 }
 
+/// Makes pages of memory present (madvise(2), `MADV_POPULATE_WRITE`).
+///
+/// # Safety
+/// The range consists of whole pages of mappings of this heap.
+pub unsafe fn populate_for_writing(start: usize, bytes: usize) -> Result<(), linux_raw::Errno> {
+    // SAFETY:
+    // - the caller's promise; the advice keeps contents.
+    unsafe { linux_raw::madvise(range(start, bytes), libc::MADV_POPULATE_WRITE as u32) }
+}
+
 /// Clears memory of this heap.
 ///
 /// # Safety

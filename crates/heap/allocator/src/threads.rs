@@ -1,9 +1,11 @@
 //! The other threads of this process, as the kernel lists them, and what each is doing.
 
+use crate::call::Call;
 use crate::directory::for_each_number;
 use crate::frame::Frame;
 use crate::sys::{map_anywhere, read_file, system_call, unmap};
-use core::ffi::{CStr, c_long};
+use address_space::ProcessStat;
+use core::ffi::CStr;
 
 /// Highest number of threads that are supported.
 pub const MOST_THREADS: usize = 32768;
@@ -74,38 +76,18 @@ pub fn own_thread() -> u32 {
     linux_raw::thread_id()
 }
 
-/// The number of threads: field 20 of `/proc/self/stat`.
+/// The number of threads.
 fn number_of_threads() -> Option<usize> {
     let mut buffer = [0u8; 1024];
     let length = read_file(c"/proc/self/stat", &mut buffer)?;
-    field_of_stat(&buffer[..length], 20)?.parse().ok()
+    ProcessStat::parse(&buffer[..length])?.threads()
 }
 
 /// True for a thread that has ended but is still listed: the first one, as long as there are others.
 pub fn has_ended(thread: u32) -> bool {
     let mut buffer = [0u8; 1024];
     let length = read_of_thread(thread, b"/stat\0", &mut buffer);
-    length.and_then(|length| field_of_stat(&buffer[..length], 3)).is_some_and(|state| state == "Z" || state == "X")
-}
-
-/// A field of a `stat` file, from the third on. The name, field 2, may hold anything (proc_pid_stat(5)).
-fn field_of_stat(text: &[u8], number: usize) -> Option<&str> {
-    let behind_name = text.get(text.iter().rposition(|&byte| byte == b')')? + 1..)?;
-    core::str::from_utf8(behind_name).ok()?.split_ascii_whitespace().nth(number.checked_sub(3)?)
-}
-
-/// The system call that a thread is in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Call {
-    pub number: c_long,
-    pub arguments: [u64; 6],
-    /// The stack pointer.
-    pub stack: u64,
-    /// Where the thread goes on after it.
-    pub next_instruction: u64,
-    /// Number of times that the thread had gone to sleep, the sleep in this call included; 0 where
-    /// [`Frame::SHOWS_ARGUMENTS`].
-    pub sleeps: u64,
+    length.and_then(|length| ProcessStat::parse(&buffer[..length])).is_some_and(ProcessStat::has_ended)
 }
 
 /// The system call that a thread is in; `None` if it is in none, or if the kernel does not tell.

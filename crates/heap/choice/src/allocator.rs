@@ -81,7 +81,7 @@ impl Allocator {
     pub fn of(program: &Program) -> Self {
         let exe = &program.executable;
         let starts_threads = exe.imports.contains("pthread_create") || exe.defines("pthread_create");
-        let (family, place, evidence) = special(program)
+        let (family, place, mut evidence) = special(program)
             .or_else(|| linked_in(exe))
             .or_else(|| from_libraries(program))
             .unwrap_or_else(|| c_library(program));
@@ -92,7 +92,17 @@ impl Allocator {
                 serving.map(|facts| facts.settings.clone()).unwrap_or_default()
             }
         };
-        Self { family, place, runtime: runtime(program), starts_threads, evidence, settings }
+        let runtime = runtime(program);
+        let is_tcmalloc = family == Family::Tcmalloc;
+        let gperftools = program.objects().filter_map(|facts| facts.gperftools_version.as_ref()).next();
+        if let Some(version) = gperftools.filter(|_| is_tcmalloc) {
+            evidence += &format!("; of gperftools {version}");
+        }
+        let v8 = program.objects().filter_map(|facts| facts.v8_version.as_ref()).next();
+        if let Some(version) = v8.filter(|_| runtime == Some(Runtime::V8)) {
+            evidence += &format!("; V8 {version}");
+        }
+        Self { family, place, runtime, starts_threads, evidence, settings }
     }
 
     /// True where a preloaded library's `malloc` takes the place of this one.
@@ -159,7 +169,7 @@ fn from_libraries(program: &Program) -> Option<Found> {
     if let Some(minor) = first.glibc_minor {
         return Some((Family::Glibc { minor: Some(minor) }, library(first), format!("{path} defines malloc")));
     }
-    if is_musl(first) {
+    if is_musl(first) || is_c_library_of_musl(first, &program.executable) {
         return Some((Family::Musl, library(first), format!("{path} is musl")));
     }
     Some((Family::Unknown, library(first), format!("{path} defines malloc and is none that is known")))
@@ -168,6 +178,12 @@ fn from_libraries(program: &Program) -> Option<Found> {
 fn is_musl(facts: &ElfFacts) -> bool {
     let name = facts.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     name.contains("musl") || facts.defines("__malloc_replaced") || facts.defines("__malloc_allzerop")
+}
+
+/// musl's libc.so, whose symbols and name do not always tell: the program's dynamic linker does.
+fn is_c_library_of_musl(facts: &ElfFacts, exe: &ElfFacts) -> bool {
+    let is_linker_musl = exe.interpreter.as_deref().is_some_and(|path| path.contains("ld-musl"));
+    is_linker_musl && facts.path.file_name().is_some_and(|name| name == "libc.so")
 }
 
 fn c_library(program: &Program) -> Found {

@@ -42,6 +42,8 @@ pub struct Context<'a> {
     pub library: Result<String, String>,
     /// Pool pages to take, if `pages` asks for the pool.
     pub pool: [NodePages; heap_abi::MOST_NODES],
+    /// `--numa` has chosen their nodes.
+    pub chosen_nodes: bool,
     /// `--only`, divided by commas.
     pub only: String,
     /// What the user has set.
@@ -93,7 +95,7 @@ pub fn choose(allocator: &Allocator, context: &Context) -> HeapChoice {
 fn best(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
     if context.thp == ThpMode::Never {
         choice.refusals.push(
-            "transparent huge pages are switched off; needed: echo madvise > \
+            "transparent huge pages are switched off; fix: echo madvise > \
              /sys/kernel/mm/transparent_hugepage/enabled, or --heap=2M and pages in the pool"
                 .to_owned(),
         );
@@ -160,6 +162,7 @@ fn preload(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) ->
     if let HeapPages::Pool(size) = context.pages {
         order.page = size.bytes();
         order.pool = context.pool;
+        order.chosen = context.chosen_nodes;
     }
     let before = context.environment.get("LD_PRELOAD");
     let value = before.map_or_else(|| library.clone(), |before| format!("{library}:{before}"));

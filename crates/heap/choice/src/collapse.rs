@@ -3,7 +3,7 @@
 //! Only huge pages that are half touched already are made: no more memory becomes resident than is in use. What that
 //! costs is bounded: between two passes the watcher sleeps many times as long as the pass took.
 
-use address_space::{AddressRange, PageSize, dense_runs, may_be_collapsed};
+use address_space::{AddressRange, PageSize, ProcessStat, dense_runs, may_be_collapsed};
 use linux::{advice, pagemap::Pagemap};
 use process_view::ProcessFiles;
 use std::fs::File;
@@ -87,9 +87,7 @@ pub fn collapse_while_it_runs(pid: i32, huge: PageSize, base: PageSize) -> Resul
 fn has_ended(state: &File) -> bool {
     let mut text = [0; 512];
     let Ok(length) = state.read_at(&mut text, 0) else { return true };
-    let text = String::from_utf8_lossy(&text[..length]).into_owned();
-    // The name is in parentheses and may hold anything; the state follows it.
-    text.rsplit_once(')').is_none_or(|(_, rest)| matches!(rest.trim_start().chars().next(), None | Some('Z' | 'X')))
+    ProcessStat::parse(&text[..length]).is_none_or(ProcessStat::has_ended)
 }
 
 fn is_refusal(error: &io::Error) -> bool {

@@ -83,10 +83,16 @@ pub struct ElfFacts {
     pub jvm_version: Option<String>,
     /// The highest `GLIBC_2.N` of its version definitions or, in a static program, of the library's banner.
     pub glibc_minor: Option<u32>,
+    /// The highest `GLIBC_2.N` that it needs of the C library, where it is not that itself.
+    pub needed_glibc_minor: Option<u32>,
     /// jemalloc's version, where jemalloc is in it: `5.3.0`.
     pub jemalloc_version: Option<String>,
     /// The variable that its jemalloc reads, `MALLOC_CONF` perhaps with a prefix.
     pub jemalloc_variable: Option<String>,
+    /// The version of gperftools whose tcmalloc is in it: `2.10`.
+    pub gperftools_version: Option<String>,
+    /// The version of V8 that is in it: `11.3.244.8-node.38`.
+    pub v8_version: Option<String>,
     /// Settings that its allocator knows, of those that Pagelift knows.
     pub settings: BTreeSet<String>,
 }
@@ -174,11 +180,12 @@ impl ElfFacts {
                 _ => {}
             }
         }
-        if self.soname.as_deref().is_some_and(|name| name.starts_with("libc.so")) {
-            let versions = strings
-                .split(|&byte| byte == 0)
-                .filter_map(|text| std::str::from_utf8(text.strip_prefix(b"GLIBC_2.")?).ok()?.parse::<u32>().ok());
-            self.glibc_minor = versions.max();
+        let versions = strings
+            .split(|&byte| byte == 0)
+            .filter_map(|text| std::str::from_utf8(text.strip_prefix(b"GLIBC_2.")?).ok()?.parse::<u32>().ok());
+        match self.soname.as_deref().is_some_and(|name| name.starts_with("libc.so")) {
+            true => self.glibc_minor = versions.max(),
+            false => self.needed_glibc_minor = versions.max(),
         }
     }
 
@@ -197,6 +204,12 @@ impl ElfFacts {
         if self.defines.iter().any(|symbol| symbol.ends_with("mallctl")) {
             self.jemalloc_version = read_only_data(sections).find_map(jemalloc_version);
             self.jemalloc_variable = read_only_data(sections).find_map(jemalloc_variable);
+        }
+        if self.defines.contains("tc_version") {
+            self.gperftools_version = read_only_data(sections).find_map(gperftools_version);
+        }
+        if self.defines.contains("napi_create_function") {
+            self.v8_version = read_only_data(sections).find_map(v8_version);
         }
         if self
             .defines
@@ -305,6 +318,23 @@ fn jvm_version(data: &[u8]) -> Option<String> {
     })
 }
 
+/// What `tc_version` answers.
+fn gperftools_version(data: &[u8]) -> Option<String> {
+    let is_version = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let version = texts(data).filter_map(|text| text.strip_prefix("gperftools ")).find(is_version)?;
+    (!version.is_empty()).then(|| version.to_owned())
+}
+
+/// V8's version as node has it: four numbers and its own patches (v8, src/utils/version.cc; node, deps/v8).
+fn v8_version(data: &[u8]) -> Option<String> {
+    texts(data).find_map(|text| {
+        let (version, patches) = text.split_once("-node.")?;
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_version = version.split('.').count() == 4 && version.split('.').all(is_number) && is_number(patches);
+        is_version.then(|| text.to_owned())
+    })
+}
+
 fn jemalloc_variable(data: &[u8]) -> Option<String> {
     let is_name = |text: &&str| {
         text.ends_with("MALLOC_CONF") && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
@@ -324,6 +354,14 @@ fn banner_minor(data: &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gperftools_and_v8_tell_their_versions() {
+        let data = b"tc_version\0gperftools %d\0gperftools 2.10\x0011.3-node.1\x0011.3.244.8-node.38\0";
+        assert_eq!(gperftools_version(data).as_deref(), Some("2.10"));
+        assert_eq!(v8_version(data).as_deref(), Some("11.3.244.8-node.38"));
+        assert_eq!((gperftools_version(b"gperftools \0"), v8_version(b"1.2.3.x-node.1\0")), (None, None));
+    }
 
     #[test]
     fn jemalloc_tells_its_version_and_its_variable() {

@@ -1,5 +1,6 @@
 //! Finds shared libraries as the dynamic linker does (ld.so(8)).
 
+use crate::default_folders::Linker;
 use std::path::{Path, PathBuf};
 
 /// Where a library is looked for, beside what an object says itself.
@@ -9,15 +10,18 @@ pub struct SearchPaths {
     pub from_environment: Option<String>,
     /// The linker's cache.
     pub cache: LoaderCache,
+    /// Folders that the linker knows by itself.
+    pub folders: Vec<PathBuf>,
 }
 
-/// Folders that the dynamic linker knows by itself.
-const DEFAULT_FOLDERS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-
 impl SearchPaths {
-    /// The places of this system, with the value of `LD_LIBRARY_PATH`.
-    pub fn of_system(from_environment: Option<String>) -> Self {
-        Self { from_environment, cache: LoaderCache::read(Path::new("/etc/ld.so.cache")) }
+    /// The places of this system for programs of a linker, with the value of `LD_LIBRARY_PATH`.
+    pub fn of_system(from_environment: Option<String>, linker: Linker<'_>) -> Self {
+        let cache = match linker.is_musl() {
+            true => LoaderCache::default(),
+            false => LoaderCache::read(Path::new("/etc/ld.so.cache")),
+        };
+        Self { from_environment, cache, folders: linker.folders() }
     }
 
     /// Candidates for a name, in the linker's order. `rpath` counts only where there is no `runpath`.
@@ -30,7 +34,7 @@ impl SearchPaths {
         let listed = lists.into_iter().flatten().flat_map(|list| list.split([':', ';'])).filter(|f| !f.is_empty());
         let mut found: Vec<PathBuf> = listed.map(|folder| expand(folder, origin).join(name)).collect();
         found.extend(self.cache.find(name).map(PathBuf::from));
-        found.extend(DEFAULT_FOLDERS.iter().map(|folder| Path::new(folder).join(name)));
+        found.extend(self.folders.iter().map(|folder| folder.join(name)));
         found
     }
 }
@@ -109,9 +113,11 @@ mod tests {
     #[test]
     fn the_linker_looks_in_its_own_order() {
         let data = cache(&[("libx.so.1", "/opt/x/libx.so.1"), ("liby.so", "/opt/liby.so")]);
-        let paths = SearchPaths { from_environment: Some("/env".into()), cache: LoaderCache::parse(&data).unwrap() };
+        let cache = LoaderCache::parse(&data).unwrap();
+        let paths = SearchPaths { from_environment: Some("/env".into()), cache, folders: vec!["/lib/default".into()] };
         let found = paths.candidates("libx.so.1", Path::new("/prog"), Some("/old"), None);
-        assert_eq!(found[..3], ["/old/libx.so.1", "/env/libx.so.1", "/opt/x/libx.so.1"].map(PathBuf::from));
+        let due = ["/old/libx.so.1", "/env/libx.so.1", "/opt/x/libx.so.1", "/lib/default/libx.so.1"];
+        assert_eq!(found, due.map(PathBuf::from));
         let found = paths.candidates("libx.so.1", Path::new("/prog"), Some("/old"), Some("$ORIGIN/../lib"));
         assert_eq!(found[..2], ["/env/libx.so.1", "/prog/../lib/libx.so.1"].map(PathBuf::from));
         assert_eq!(paths.candidates("/a/b.so", Path::new("/"), None, None), [PathBuf::from("/a/b.so")]);

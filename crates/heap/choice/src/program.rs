@@ -1,5 +1,6 @@
 //! A program and the libraries that the dynamic linker will load with it.
 
+use crate::default_folders::Linker;
 use crate::elf::ElfFacts;
 use crate::libraries::SearchPaths;
 use crate::settings::Environment;
@@ -41,9 +42,10 @@ impl Program {
     /// The executable cannot be read.
     pub fn of_file(path: &Path, file: &File, environment: &Environment) -> io::Result<Option<Self>> {
         let Some(executable) = ElfFacts::of_file(path, file)? else { return Ok(None) };
-        let paths = SearchPaths::of_system(environment.get("LD_LIBRARY_PATH").map(str::to_owned));
         let mut program = Self { executable, libraries: Vec::new() };
-        if program.executable.interpreter.is_some() {
+        if let Some(interpreter) = program.executable.interpreter.clone() {
+            let linker = Linker { path: &interpreter, machine: program.executable.machine };
+            let paths = SearchPaths::of_system(environment.get("LD_LIBRARY_PATH").map(str::to_owned), linker);
             program.follow(&paths, environment.get("LD_PRELOAD").unwrap_or_default());
         }
         Ok(Some(program))
@@ -114,5 +116,16 @@ mod tests {
         let libc = program.libraries.iter().find(|l| l.soname.as_deref() == Some("libc.so.6")).expect("its libc");
         assert!(libc.glibc_minor.is_some_and(|minor| minor >= 17), "{libc:?}");
         assert!(libc.defines("malloc"));
+    }
+
+    #[test]
+    fn the_libraries_of_this_test_are_found_without_a_cache() {
+        let executable = ElfFacts::read(&std::env::current_exe().unwrap()).unwrap().unwrap();
+        let interpreter = executable.interpreter.clone().expect("a dynamic linker");
+        let linker = Linker { path: &interpreter, machine: executable.machine };
+        let paths = SearchPaths { folders: linker.folders(), ..SearchPaths::default() };
+        let mut program = Program { executable, libraries: Vec::new() };
+        program.follow(&paths, "");
+        assert!(program.libraries.iter().any(|library| library.soname.as_deref() == Some("libc.so.6")));
     }
 }

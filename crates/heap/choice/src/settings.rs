@@ -36,13 +36,17 @@ impl Environment {
     }
 }
 
-/// Adds `key=value` to a list of settings such as `GLIBC_TUNABLES` or `MALLOC_CONF`; `None` where the key is set.
+/// Adds `key=value` to a list of settings such as `GLIBC_TUNABLES` or `MALLOC_CONF`, or `key` alone for an empty value; `None`
+/// where the key is set.
 pub fn merged(list: Option<&str>, between: char, equals: char, settings: &[(&str, &str)]) -> Option<String> {
     let is_set = |key: &str| {
         list.unwrap_or_default().split(between).any(|setting| setting.split(equals).next().map(str::trim) == Some(key))
     };
-    let ours: Vec<String> =
-        settings.iter().filter(|(key, _)| !is_set(key)).map(|(key, value)| format!("{key}{equals}{value}")).collect();
+    let setting = |(key, value): &(&str, &str)| match *value {
+        "" => (*key).to_owned(),
+        value => format!("{key}{equals}{value}"),
+    };
+    let ours: Vec<String> = settings.iter().filter(|(key, _)| !is_set(key)).map(setting).collect();
     if ours.is_empty() {
         return None;
     }

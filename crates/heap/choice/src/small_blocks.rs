@@ -43,7 +43,7 @@ pub struct SmallBlocks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotKnown {
     /// There is no memory any more.
-    #[error("the process ended meanwhile")]
+    #[error("the process ended while its heap was read")]
     Ended,
     /// An address leads nowhere.
     #[error("the heap's records lie outside the process's memory")]

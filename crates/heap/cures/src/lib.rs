@@ -50,6 +50,12 @@ pub struct Cure {
     same: Vec<(String, String)>,
     #[serde(default, skip_serializing)]
     also_in: Vec<String>,
+    /// Flag that the program must be started with.
+    #[serde(default, skip_serializing)]
+    with: Option<String>,
+    /// Flags that it must not be started with.
+    #[serde(default, skip_serializing)]
+    without: Vec<String>,
     /// What is paid for it.
     pub costs: String,
     /// Where it is documented.
@@ -98,6 +104,24 @@ pub struct Advice {
     pub source: String,
 }
 
+/// Flags that a program is started with: by them a Java virtual machine's collector is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Flags(Vec<String>);
+
+impl Flags {
+    /// The words of a command line, and those of the variables from which java takes flags.
+    pub fn of(words: impl IntoIterator<Item = String>, environment: &Environment) -> Self {
+        const VARIABLES: [&str; 3] = ["JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"];
+        let lists = VARIABLES.iter().filter_map(|name| environment.get(name));
+        let set = lists.flat_map(str::split_whitespace).map(str::to_owned);
+        Self(words.into_iter().chain(set).collect())
+    }
+
+    fn has(&self, flag: &str) -> bool {
+        self.0.iter().any(|word| word == flag)
+    }
+}
+
 /// A cure merged with an environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
@@ -131,14 +155,14 @@ fn name_of(family: &Family) -> &'static str {
 }
 
 impl Cures {
-    /// The cures that this allocator knows.
-    pub fn of<'a>(&'a self, allocator: &Allocator) -> Vec<&'a Cure> {
+    /// The cures that this allocator knows in a program that is started with these flags.
+    pub fn of<'a>(&'a self, allocator: &Allocator, flags: &Flags) -> Vec<&'a Cure> {
         // GLIBC_TUNABLES came with glibc 2.26.
         if matches!(allocator.family, Family::Glibc { minor: Some(..26) }) {
             return Vec::new();
         }
         let family = name_of(&allocator.family);
-        self.cure.iter().filter(|cure| cure.family == family && cure.fits(allocator)).collect()
+        self.cure.iter().filter(|cure| cure.family == family && cure.fits(allocator, flags)).collect()
     }
 
     /// What to do about an allocator for which there is no cure, and about a runtime above it.
@@ -156,9 +180,11 @@ impl Cures {
 }
 
 impl Cure {
-    fn fits(&self, allocator: &Allocator) -> bool {
+    fn fits(&self, allocator: &Allocator, flags: &Flags) -> bool {
         let knows = |text: &String| allocator.settings.contains(text);
-        self.knows.as_ref().is_none_or(knows) && !self.lacks.as_ref().is_some_and(knows)
+        let by_version = self.knows.as_ref().is_none_or(knows) && !self.lacks.as_ref().is_some_and(knows);
+        let by_flags = self.with.iter().all(|flag| flags.has(flag)) && !self.without.iter().any(|flag| flags.has(flag));
+        by_version && by_flags
     }
 
     /// The variable that this allocator reads: jemalloc may be built with a prefix.
@@ -183,6 +209,7 @@ impl Cure {
 
     fn setting(&self, name: &str, value: &str) -> String {
         match self.equals {
+            Some(_) if value.is_empty() => name.to_owned(),
             Some(equals) => format!("{name}{equals}{value}"),
             None => value.to_owned(),
         }

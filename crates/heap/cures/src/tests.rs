@@ -19,7 +19,7 @@ fn jemalloc(version: &str, settings: &[&str]) -> Allocator {
 }
 
 fn ids(allocator: &Allocator) -> Vec<&'static str> {
-    cures().of(allocator).into_iter().map(|cure| cure.id.as_str()).collect()
+    cures().of(allocator, &Flags::default()).into_iter().map(|cure| cure.id.as_str()).collect()
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn where_there_is_no_cure_there_is_advice() {
 #[test]
 fn what_the_user_has_set_stays() {
     let jemalloc = jemalloc("5.3.0", &["opt.dirty_decay_ms"]);
-    let cure = cures().of(&jemalloc)[0];
+    let cure = cures().of(&jemalloc, &Flags::default())[0];
     let plain = cure.applied("MALLOC_CONF", &Environment::default());
     assert_eq!(plain.value.as_deref(), Some("dirty_decay_ms:-1,muzzy_decay_ms:-1"));
     let environment = Environment::default().with("MALLOC_CONF", "narenas:2,dirty_decay_ms:0");
@@ -83,20 +83,37 @@ fn what_the_user_has_set_stays() {
 fn other_variables_of_the_user_count() {
     let glibc = allocator(Family::Glibc { minor: Some(36) }, &[]);
     let environment = Environment::default().with("MALLOC_TRIM_THRESHOLD_", "4096");
-    let applied = cures().of(&glibc)[0].applied("GLIBC_TUNABLES", &environment);
+    let applied = cures().of(&glibc, &Flags::default())[0].applied("GLIBC_TUNABLES", &environment);
     assert_eq!(applied.stays, ["glibc.malloc.trim_threshold"]);
     assert!(applied.value.is_some_and(|value| !value.contains("trim_threshold") && value.contains("mmap_threshold")));
     let java = allocator(Family::Jvm, &[]);
     let environment = Environment::default().with("JAVA_TOOL_OPTIONS", "-Xmx1g -XX:MaxHeapFreeRatio=40");
-    let applied = cures().of(&java)[0].applied("JDK_JAVA_OPTIONS", &environment);
+    let applied = cures().of(&java, &Flags::default())[0].applied("JDK_JAVA_OPTIONS", &environment);
     assert_eq!((applied.value, applied.stays), (None, vec!["-XX:MaxHeapFreeRatio".to_owned()]));
 }
 
 #[test]
 fn a_variable_of_one_value_is_not_merged() {
     let mimalloc = allocator(Family::Mimalloc, &["purge_delay"]);
-    let cure = cures().of(&mimalloc)[0];
+    let cure = cures().of(&mimalloc, &Flags::default())[0];
     assert_eq!(cure.applied("MIMALLOC_PURGE_DELAY", &Environment::default()).value.as_deref(), Some("-1"));
     let set = Environment::default().with("MIMALLOC_PURGE_DELAY", "0");
     assert_eq!(cure.applied("MIMALLOC_PURGE_DELAY", &set).value, None);
+}
+
+#[test]
+fn java_s_cure_is_that_of_its_collector() {
+    let java = allocator(Family::Jvm, &[]);
+    let value = |words: &[&str], environment: &Environment| {
+        let flags = Flags::of(words.iter().map(|&word| word.to_owned()), environment);
+        let cures = cures().of(&java, &flags);
+        assert_eq!(cures.len(), 1, "{words:?}");
+        cures[0].applied("JDK_JAVA_OPTIONS", environment).value.unwrap_or_default()
+    };
+    let none = Environment::default();
+    assert_eq!(value(&["java", "-XX:+UseG1GC", "Main"], &none), "-XX:MaxHeapFreeRatio=100");
+    assert_eq!(value(&["java", "-XX:+UseZGC", "Main"], &none), "-XX:-ZUncommit");
+    let shenandoah = none.with("JDK_JAVA_OPTIONS", "-Xmx1g -XX:+UseShenandoahGC");
+    let wanted = "-XX:+UnlockExperimentalVMOptions -XX:-ShenandoahUncommit -Xmx1g -XX:+UseShenandoahGC";
+    assert_eq!(value(&["java", "Main"], &shenandoah), wanted);
 }

@@ -1,8 +1,8 @@
 //! Frames on AArch64 (`struct rt_sigframe`, `arch/arm64/kernel/signal.c`).
 
 use super::{Frame, State};
+use crate::call::Call;
 use crate::sys::read_own;
-use crate::threads::Call;
 use core::arch::{asm, global_asm};
 use core::ffi::c_int;
 use core::mem::offset_of;

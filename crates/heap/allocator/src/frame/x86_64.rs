@@ -1,8 +1,8 @@
 //! Frames on x86-64 (`struct rt_sigframe`, `arch/x86/kernel/signal_64.c`).
 
 use super::{Frame, State};
+use crate::call::Call;
 use crate::sys::read_own;
-use crate::threads::Call;
 use core::arch::{asm, global_asm};
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -108,7 +108,7 @@ global_asm!(
 fn has_shadow_stack() -> bool {
     let pointer: u64;
     // SAFETY:
-    // - reads a register; on processors and in processes without shadow stacks the instruction does nothing.
+    // - reads a register; on CPUs and in processes without shadow stacks the instruction does nothing.
     unsafe { asm!("xor eax, eax", "rdsspq rax", out("rax") pointer, options(nomem, nostack)) };
     pointer != 0
 }

@@ -25,6 +25,7 @@ fn context(environment: &Environment) -> Context<'_> {
         grain: PageSize::new(1 << 21).unwrap(),
         library: Ok("/lib/heap.so".into()),
         pool: [NodePages::default(); heap_abi::MOST_NODES],
+        chosen_nodes: false,
         only: String::new(),
         environment,
     }
