@@ -1,6 +1,6 @@
 //! The bytes of a copy.
 
-use crate::{Patch, ReplaceError};
+use crate::error::ReplaceError;
 use std::fs::File;
 use std::io::{self, Error, ErrorKind};
 use std::os::unix::fs::FileExt;
@@ -8,6 +8,15 @@ use std::os::unix::fs::FileExt;
 /// Length of one write in bytes. Of writes of 2 MiB and more all pages lie in folios of 2 MiB afterwards (ext4, Linux 6.18),
 /// of writes of 1 MiB and less none.
 const PIECE: usize = 8 << 20;
+
+/// Some bytes that the copy has in the place of others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Patch {
+    /// Offset in the file.
+    pub at: u64,
+    /// The bytes; they end within the file.
+    pub bytes: Vec<u8>,
+}
 
 /// Writes `source` with its patches to `target`, an empty file.
 pub(crate) fn fill(source: &File, length: u64, patches: &[Patch], target: &File) -> Result<(), ReplaceError> {

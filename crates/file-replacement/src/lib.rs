@@ -11,5 +11,6 @@ mod metadata;
 mod place;
 mod replace;
 
+pub use copy::Patch;
 pub use error::ReplaceError;
-pub use replace::{Change, Patch, Replaced, replace};
+pub use replace::{Change, Replaced, replace};

@@ -1,8 +1,10 @@
 //! The replacement itself.
 
+use crate::copy::{self, Patch};
+use crate::error::ReplaceError;
 use crate::metadata::FileMetadata;
 use crate::place::Place;
-use crate::{ReplaceError, copy};
+
 use linux::leases::Lease;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
@@ -15,15 +17,6 @@ use std::path::{Path, PathBuf};
 
 /// Room that is left on the file system, in bytes.
 const ROOM_LEFT: u64 = 16 << 20;
-
-/// Some bytes that the copy has in the place of others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Patch {
-    /// Offset in the file.
-    pub at: u64,
-    /// The bytes; they end within the file.
-    pub bytes: Vec<u8>,
-}
 
 /// In what the copy differs from the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -37,7 +37,7 @@ impl Image {
     }
 
     /// Numbers of the huge pages that lie wholly in read-only segments.
-    fn mappable_pages(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn mappable_pages(&self) -> impl Iterator<Item = u64> {
         let size = self.layout().page_size();
         let mut offsets = RangeSet::new();
         for segment in &self.segments {
@@ -66,7 +66,7 @@ pub(crate) fn collapse(file: &File, pages: impl Iterator<Item = u64>, size: Page
 }
 
 /// Runs of successive pages, as offsets and lengths in bytes.
-fn runs(pages: impl Iterator<Item = u64>, size: PageSize) -> Vec<(u64, u64)> {
+pub(crate) fn runs(pages: impl Iterator<Item = u64>, size: PageSize) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for page in pages {
         let offset = page * size.bytes();

@@ -2,6 +2,7 @@
 //! another source.
 
 use address_space::{ElfError, PageSize, format_bytes};
+use lift_plan::Nodes;
 use std::io;
 use std::path::PathBuf;
 
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// There is no such directory.
-    #[error("no image store at {}; set one up with `pagelift image setup`", .0.display())]
+    #[error("no image store at {path}; fix: `pagelift image setup --store {path}`", path = .0.display())]
     NoStore(PathBuf),
     /// The directory cannot hold images.
     #[error("{} cannot be used as an image store: found {found}, needed {needed}; fix: `{fix}`", path.display())]
@@ -63,8 +64,8 @@ pub enum StoreError {
     ChangesUnseen(u64),
     /// Nothing distinguishes the file system from one that is mounted in its place later.
     #[error(
-        "the kernel does not tell its file system from another one that is mounted there later; needed: Linux 6.10, a \
-         disk on Linux 5.15, or the file system of / or /usr; fix: copy the file there"
+        "the kernel does not tell its file system from another one that is mounted there later; needed: btrfs, Linux 6.10, \
+         a disk on Linux 5.15, or the file system of / or /usr; fix: copy the file there"
     )]
     MediumUnknown,
     /// A process can write to the file.
@@ -128,13 +129,50 @@ pub enum StoreError {
     /// The pool of the store's hugetlbfs has too few pages.
     #[error(
         "the pool has too few pages for the image: needed {needed} of {size}; fix: reserve more with \
-         `echo N > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages`", .size.kib()
+         `echo N > /sys/kernel/mm/hugepages/{}/nr_hugepages`", .size.directory()
     )]
     PoolTooSmall {
         /// Pages needed.
         needed: u64,
         /// Their size.
         size: PageSize,
+    },
+    /// The NUMA node has too little for a copy of its own.
+    #[error(
+        "node {node} has too little for a copy of its own: needed {}, found {} {}; fix: {fix}", size(.needed), size(.free),
+        what
+    )]
+    NodeTooSmall {
+        /// The node.
+        node: u32,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes found.
+        free: u64,
+        /// What the bytes are of.
+        what: &'static str,
+        /// The command or change that fixes it.
+        fix: String,
+    },
+    /// The machine has no such node, or this process may not take memory from it.
+    #[error(
+        "no copy can be made for node {node}: found {allowed} to take memory from; needed: a cpuset with that node"
+    )]
+    NodeForbidden {
+        /// The node.
+        node: u32,
+        /// The nodes that may be used.
+        allowed: Nodes,
+    },
+    /// The kernel put pages of a copy for one node elsewhere.
+    #[error(
+        "{} of the copy for node {node} do not lie there; the copy was dropped; fix: free memory on that node", size(.elsewhere)
+    )]
+    OnOtherNodes {
+        /// The node.
+        node: u32,
+        /// Bytes on other nodes, or that the kernel does not show.
+        elsewhere: u64,
     },
     /// The layout is for other huge pages.
     #[error("the store is made of pages of {found}, {wanted} asked for")]
@@ -146,7 +184,7 @@ pub enum StoreError {
     },
     /// The image was removed as soon as it was made.
     #[error("the image was removed as soon as it was made")]
-    RemovedMeanwhile,
+    RemovedAtOnce,
     /// The image's contents did not equal the source's after it was written.
     #[error("the copy differs from its source at byte {0:#x} of the image; the image was dropped")]
     Differs(u64),

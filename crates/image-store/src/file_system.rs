@@ -3,14 +3,13 @@
 use crate::StoreError;
 use address_space::PageSize;
 use linux::pages::transparent_huge_page;
+use machine_facts::{THP, chosen_word};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use serde::Serialize;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
-
-const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// Where an image's huge pages come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -75,7 +74,7 @@ pub(crate) fn inspect(
             if check == Check::ToMap {
                 return Ok((FileSystem::Tmpfs, size));
             }
-            if chosen_word(&format!("{THP}/shmem_enabled")).as_deref() == Some("deny") {
+            if is_shared_memory_denied() {
                 let fix = format!("echo never > {THP}/shmem_enabled");
                 return Err(unfit("`deny` in shmem_enabled".to_owned(), "any other word there", fix));
             }
@@ -103,10 +102,9 @@ pub(crate) fn space(directory: impl AsFd) -> Result<Space, StoreError> {
     Ok(Space { size: bounded(stat.blocks()), free: bounded(stat.blocks_available()) })
 }
 
-/// The word in brackets of `always [madvise] never`.
-fn chosen_word(file: &str) -> Option<String> {
-    let text = fs::read_to_string(file).ok()?;
-    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+/// True where the machine's setting forbids huge pages of shared memory to all mounts.
+fn is_shared_memory_denied() -> bool {
+    fs::read_to_string(format!("{THP}/shmem_enabled")).is_ok_and(|text| chosen_word(&text) == Some("deny"))
 }
 
 /// The `huge=` of the mount with this device number; `None` where it has none.

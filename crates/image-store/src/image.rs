@@ -1,6 +1,6 @@
 //! One image, open and ready to be mapped.
 
-use crate::{Layout, SourceKey, SourceState, StoreError, access, origin};
+use crate::{Form, Layout, SourceKey, SourceState, StoreError, access, origin};
 use address_space::{AddressRange, ElfImage, PageSize, Protection};
 use nix::sys::stat::{Mode, fchmod};
 use std::fs::File;
@@ -58,7 +58,7 @@ pub struct Image {
     pub(crate) for_everybody: bool,
     pub(crate) automatic: bool,
     pub(crate) key: SourceKey,
-    pub(crate) layout: Layout,
+    pub(crate) form: Form,
     pub(crate) source: PathBuf,
     pub(crate) segments: Vec<ImageSegment>,
 }
@@ -131,7 +131,13 @@ impl Image {
 
     /// The layout: for which bases it can be mapped.
     pub fn layout(&self) -> Layout {
-        self.layout
+        self.form.layout
+    }
+
+    /// The NUMA node for which it is a copy: all its pages lay there when it was made. `None` for an image that all nodes
+    /// share.
+    pub fn node(&self) -> Option<u32> {
+        self.form.node
     }
 
     /// Path that the source had when the image was made. For display only.
@@ -154,7 +160,7 @@ impl Image {
     /// `None` where an address would not agree with its offset modulo the huge page size, or where any byte of the
     /// range lies in no read-only segment. A range may span segments that touch, as `merge-read-only` makes them.
     pub fn offset_of(&self, range: AddressRange, bias: u64) -> Option<u64> {
-        if !self.layout.fits(bias) || range.is_empty() {
+        if !self.layout().fits(bias) || range.is_empty() {
             return None;
         }
         let in_file = range.shifted(bias.wrapping_neg());

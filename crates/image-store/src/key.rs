@@ -1,13 +1,15 @@
 //! What identifies the file that an image was made from.
 
 use crate::medium::Medium;
-use crate::{Layout, StoreError, reading};
+use crate::{Form, Layout, StoreError, reading};
 use address_space::{ElfImage, PageSize};
 use process_view::FileIdentity;
 use std::fs::File;
 
 /// Version of the key; raised when images of older versions must not be used any more.
 const FORMAT: &str = "v2";
+/// First letter of the last field, the node, in the names of copies for one node; in no other field.
+const NODE: char = 'n';
 /// Maximum number of hexadecimal digits of the build-id in a name, since the length of file names is limited.
 const MOST_BUILD_ID: usize = 64;
 
@@ -70,14 +72,19 @@ impl SourceKey {
         format!("{}{size:x}-{times}-{build_id}-", self.prefix_of_inode())
     }
 
-    /// The name that an image of this source in this layout has in every store.
-    pub(crate) fn name(&self, layout: Layout) -> String {
-        format!("{}{:x}-{:x}", self.prefix(), layout.page_size().bytes(), layout.base_offset())
+    /// The name that an image of this source in this form has in every store.
+    pub(crate) fn name(&self, Form { layout, node }: Form) -> String {
+        let node = node.map(|node| format!("-{NODE}{node}")).unwrap_or_default();
+        format!("{}{:x}-{:x}{node}", self.prefix(), layout.page_size().bytes(), layout.base_offset())
     }
 
     /// Reads a name; `None` for anything but what [`SourceKey::name`] writes.
-    pub(crate) fn of_name(name: &str) -> Option<(Self, Layout)> {
-        let fields: Vec<&str> = name.split('-').collect();
+    pub(crate) fn of_name(name: &str) -> Option<(Self, Form)> {
+        let mut fields: Vec<&str> = name.split('-').collect();
+        let node = fields.last()?.strip_prefix(NODE).map(str::parse::<u32>);
+        if node.is_some() {
+            fields.pop();
+        }
         let [FORMAT, medium, device, inode, size, modified, changed, build_id, page_size, base_offset] = fields[..]
         else {
             return None;
@@ -92,8 +99,9 @@ impl SourceKey {
         let build_id = (build_id != "none").then(|| build_id.to_owned());
         let key = Self { medium: Medium::parse(medium)?, file, build_id };
         let layout = Layout::at(PageSize::new(hexadecimal(page_size)?).ok()?, hexadecimal(base_offset)?);
+        let form = Form { layout, node: node.transpose().ok()? };
         // Writing the key again must give the same name: no two names denote one image.
-        (key.name(layout) == name).then_some((key, layout))
+        (key.name(form) == name).then_some((key, form))
     }
 }
 
@@ -127,24 +135,30 @@ mod tests {
         })
     }
 
+    /// No node, and those that Linux can have (`CONFIG_NODES_SHIFT` of at most 10).
+    fn nodes() -> impl Strategy<Value = Option<u32>> {
+        prop::option::of(0..1024u32)
+    }
+
     proptest! {
         #[test]
-        fn a_name_gives_back_its_key(key in keys(), shift in 12..31u32, bias: u64) {
-            let layout = Layout::at(PageSize::new(1 << shift).unwrap(), bias);
-            let name = key.name(layout);
+        fn a_name_gives_back_its_key(key in keys(), shift in 12..31u32, bias: u64, node in nodes()) {
+            let form = Form { layout: Layout::at(PageSize::new(1 << shift).unwrap(), bias), node };
+            let name = key.name(form);
             // NAME_MAX, linux/limits.h.
             prop_assert!(name.len() <= 255, "{} bytes: {name}", name.len());
-            prop_assert_eq!(SourceKey::of_name(&name), Some((key, layout)));
+            prop_assert_eq!(SourceKey::of_name(&name), Some((key, form)));
         }
 
         #[test]
         fn different_keys_have_different_names(one in keys(), other in keys()) {
             let layout = Layout::at(PageSize::new(1 << 21).unwrap(), 0);
-            prop_assert_eq!(one == other, one.name(layout) == other.name(layout));
+            prop_assert_eq!(one == other, one.name(layout.into()) == other.name(layout.into()));
+            prop_assert!(one.name(layout.into()) != one.name(Form::on(layout, 0)));
         }
 
         #[test]
-        fn no_name_makes_the_reader_panic(name in "(v2-)?[-.0-9a-fmpx]{0,80}") {
+        fn no_name_makes_the_reader_panic(name in "(v2-)?[-.0-9a-fmpx]{0,80}(-n[0-9]{0,12})?") {
             let _ = SourceKey::of_name(&name);
         }
     }

@@ -48,6 +48,29 @@ impl Layout {
     }
 }
 
+/// What distinguishes the images of one file: the bases that they fit, and the NUMA node of a copy for one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Form {
+    /// The bases.
+    pub layout: Layout,
+    /// The node on which all its pages lie; `None` for the image that all nodes share.
+    pub node: Option<u32>,
+}
+
+impl Form {
+    /// The copy for one node.
+    pub fn on(layout: Layout, node: u32) -> Self {
+        Self { layout, node: Some(node) }
+    }
+}
+
+impl From<Layout> for Form {
+    /// The image that all nodes share.
+    fn from(layout: Layout) -> Self {
+        Self { layout, node: None }
+    }
+}
+
 /// Executables have neither a soname nor, where no dynamic linker is asked for, an entry of zero.
 fn is_shared_object(image: &ElfImage) -> bool {
     image.soname.is_some() || (image.interpreter.is_none() && image.entry.0 == 0)

@@ -25,6 +25,7 @@
 //! - A file has no image of another file on a file system that was mounted before ([`SourceKey`]).
 //! - An image is readable by everybody only if its source is, and is restricted when root looks at it after that has
 //!   ended ([`Store::find`], [`Store::collect`]).
+//! - All pages of a copy for one NUMA node lay on that node when it was made ([`Form`]).
 //! - Only root decides how much the store holds: without a request, images are made of root's own files only
 //!   ([`Request`]).
 #![forbid(unsafe_code)]
@@ -42,6 +43,7 @@ mod key;
 mod layout;
 mod make;
 mod medium;
+mod nodes;
 mod origin;
 mod reading;
 mod recipe;
@@ -58,7 +60,7 @@ pub use error::StoreError;
 pub use file_system::{FileSystem, Space};
 pub use image::{Image, ImageSegment};
 pub use key::SourceKey;
-pub use layout::Layout;
+pub use layout::{Form, Layout};
 pub use origin::SourceState;
 pub use reading::read_elf;
 pub use request::Request;

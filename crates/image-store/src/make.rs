@@ -5,7 +5,9 @@ use crate::directory::{open_directory_in, open_in};
 use crate::file_system::FileSystem;
 use crate::image::Mark;
 use crate::recipe::Recipe;
-use crate::{Image, Layout, Request, SourceKey, Store, StoreError, access, coverage, origin, reading, record};
+use crate::{
+    Form, Image, Layout, Request, SourceKey, Store, StoreError, access, coverage, nodes, origin, reading, record,
+};
 use address_space::ElfImage;
 use linux::file_mapping::write_huge_pages;
 use linux::leases::Lease;
@@ -14,6 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, Flock, FlockArg, OFlag, fallocate, openat};
 use nix::sys::stat::{Mode, fchmod, fstat, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -26,7 +29,7 @@ const MOST_LAYOUTS: usize = 8;
 const FOLDER_ATTEMPTS: usize = 100;
 
 impl Store {
-    /// Returns the image of an open file in a layout, and makes it where there is none yet. Only root can make one.
+    /// Returns the image of an open file in a form, and makes it where there is none yet. Only root can make one.
     ///
     /// Any number of processes may ask for the same image at once: one makes it, the others wait and get it. A process
     /// that is killed at any moment while it makes an image leaves no image and no memory behind.
@@ -34,13 +37,15 @@ impl Store {
     /// A read lease is held while the image is made, so that no process has the source open for writing or mapped
     /// writable; a process that opens it for writing waits until the image is made or dropped.
     ///
+    /// All pages of a copy for one node lie there when it is made; where the node lacks them, no image is made.
+    ///
     /// # Errors
     /// [`StoreError`]: why there is no image. The store is unchanged then, except for useless images that were removed
     /// to make room.
-    pub fn make(&self, source: &File, layout: Layout, request: Request) -> Result<Image, StoreError> {
-        let layout = self.own(layout)?;
+    pub fn make(&self, source: &File, form: impl Into<Form>, request: Request) -> Result<Image, StoreError> {
+        let form = self.own(form.into())?;
         let origin = origin::of(source);
-        if let Some(image) = self.find(&SourceKey::read(source)?, layout)? {
+        if let Some(image) = self.find(&SourceKey::read(source)?, form)? {
             return Self::as_asked_for(image, request);
         }
         if geteuid().as_raw() != ROOT {
@@ -57,16 +62,21 @@ impl Store {
         let length = before.size;
         let key = SourceKey::new(source, before, &reading::elf_image(source, length)?)?;
         let cache = reading::cache(source, length);
-        let recipe = Recipe::new(&cache, length, layout, base_page(), record::write(&origin.path))?;
-        self.check_bounds(&key, layout, &recipe, request)?;
+        let recipe = Recipe::new(&cache, length, form.layout, base_page(), record::write(&origin.path))?;
+        self.check_bounds(&key, form, &recipe, request)?;
         let for_everybody = access::is_readable_by_everybody(&origin.path, &before);
         let mark = Mark { for_everybody, automatic: request.is_automatic() };
-        let name = key.name(layout);
+        let name = key.name(form);
         let folder = self.locked_folder(&name)?;
-        if let Some(image) = self.open_image(&name, &key, layout)? {
+        if let Some(image) = self.open_image(&name, &key, form)? {
             return Ok(image);
         }
-        let made = self.fill(&folder, &recipe, source, length).and_then(|file| {
+        let fill = || self.fill(&folder, &recipe, source, length);
+        let filled = match form.node {
+            None => fill(),
+            Some(node) => nodes::filled_on(node, &recipe, self.page_size(), fill),
+        };
+        let made = filled.and_then(|file| {
             if !lease.is_kept() || reading::identity(source)? != before {
                 return Err(StoreError::SourceChanging);
             }
@@ -79,7 +89,7 @@ impl Store {
             return Err(error);
         }
         self.withdraw_older(&key)?;
-        self.open_image(&name, &key, layout)?.ok_or(StoreError::RemovedMeanwhile)
+        self.open_image(&name, &key, form)?.ok_or(StoreError::RemovedAtOnce)
     }
 
     /// Updates the flags of an existing image: it is requested now, and readable by everybody if its file has become
@@ -97,8 +107,8 @@ impl Store {
     fn withdraw_older(&self, key: &SourceKey) -> Result<(), StoreError> {
         let (inode, now) = (key.prefix_of_inode(), key.prefix());
         for name in self.names()?.iter().filter(|name| name.starts_with(&inode) && !name.starts_with(&now)) {
-            let Some((key, layout)) = SourceKey::of_name(name) else { continue };
-            if let Ok(Some(mut image)) = self.open_image(name, &key, layout) {
+            let Some((key, form)) = SourceKey::of_name(name) else { continue };
+            if let Ok(Some(mut image)) = self.open_image(name, &key, form) {
                 image.withdraw()?;
             }
         }
@@ -106,27 +116,26 @@ impl Store {
     }
 
     /// Refuses a layout for other huge pages than the store's.
-    fn own(&self, layout: Layout) -> Result<Layout, StoreError> {
-        match layout.page_size() == self.page_size() {
-            true => Ok(layout),
-            false => Err(StoreError::OtherPageSize { wanted: layout.page_size(), found: self.page_size() }),
+    fn own(&self, form: Form) -> Result<Form, StoreError> {
+        let wanted = form.layout.page_size();
+        match wanted == self.page_size() {
+            true => Ok(form),
+            false => Err(StoreError::OtherPageSize { wanted, found: self.page_size() }),
         }
     }
 
-    fn check_bounds(
-        &self,
-        key: &SourceKey,
-        layout: Layout,
-        recipe: &Recipe,
-        request: Request,
-    ) -> Result<(), StoreError> {
+    fn check_bounds(&self, key: &SourceKey, form: Form, recipe: &Recipe, request: Request) -> Result<(), StoreError> {
         let (needed, allowed) = (recipe.memory(), request.most_bytes());
         if needed > allowed {
             return Err(StoreError::TooLarge { needed, allowed });
         }
-        let others = self.layouts(key)?.into_iter().filter(|other| *other != layout).count();
+        let others: BTreeSet<Layout> = self.forms(key)?.into_iter().map(|other| other.layout).collect();
+        let others = others.into_iter().filter(|other| *other != form.layout).count();
         if others >= MOST_LAYOUTS {
             return Err(StoreError::TooManyLayouts(others));
+        }
+        if let Some(node) = form.node {
+            nodes::check_room(node, self.file_system(), self.page_size(), needed)?;
         }
         self.make_room(needed, request)
     }

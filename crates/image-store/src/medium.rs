@@ -6,7 +6,7 @@
 //!
 //! - It makes a folder below `/sys/fs` at each mount, and inode numbers there come from one 64-bit counter that is never
 //!   set back before the next boot (`kernfs_new_node` in `fs/kernfs/dir.c`). Since Linux 6.10 it tells which folder a
-//!   file's file system has: ext4, xfs, btrfs, f2fs.
+//!   file's file system has: ext4, xfs, f2fs. On btrfs, of any release, the folder's name is the file system's identifier.
 //! - It numbers the disks in the order in which they appear and in which their media are changed (`diskseq` in
 //!   `Documentation/ABI/stable/sysfs-block`, Linux 5.15).
 //! - The file systems of `/` and `/usr` stay mounted.

@@ -41,9 +41,9 @@ impl Image {
 
 /// Bytes that are to be freed before an image is made.
 struct Lack {
-    /// Of the whole store.
+    /// Bytes of the whole store.
     room: u64,
-    /// Of the part for automatic images.
+    /// Bytes of the part for automatic images.
     share: u64,
 }
 

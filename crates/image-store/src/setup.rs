@@ -1,5 +1,7 @@
 //! Mounts a store's file system, and writes the configuration that mounts it at the next boot.
 
+mod uninstall;
+
 use crate::access::ROOT;
 use crate::{FileSystem, Store, StoreError};
 use address_space::{PageSize, parse_bytes};
@@ -15,6 +17,8 @@ use std::str::FromStr;
 
 /// What the mount table calls the store's device.
 const DEVICE: &str = "pagelift";
+/// Without the program, as after its removal, the collection does not fail each day but is skipped (systemd.unit(5)).
+const CONDITION: &str = "ConditionFileIsExecutable=";
 /// Default share of memory that a tmpfs may take; the kernel's own default is half.
 const USUAL_SHARE: StoreSize = StoreSize::Percent(25);
 
@@ -58,7 +62,7 @@ impl fmt::Display for StoreSize {
 pub struct StoreMount {
     directory: PathBuf,
     file_system: FileSystem,
-    /// Of hugetlbfs; none is the kernel's default.
+    /// Page size of hugetlbfs; `None` is the kernel's default.
     page_size: Option<PageSize>,
     size: Option<StoreSize>,
     mode: u32,
@@ -147,10 +151,12 @@ impl StoreMount {
              Description=Remove shared images of programs that nobody uses\n\
              Documentation=man:pagelift-image(1)\n\
              RequiresMountsFor={directory}\n\
+             {CONDITION}{}\n\
              \n\
              [Service]\n\
              Type=oneshot\n\
              ExecStart=\"{}\" image gc --store {directory}\n",
+            program.display().to_string().replace('%', "%%"),
             escaped(program),
         );
         let timer = "[Unit]\n\
@@ -240,8 +246,8 @@ impl StoreMount {
     /// [`StoreError::Io`].
     pub fn install_units(&self, folder: &Path, program: &Path) -> Result<Vec<PathBuf>, StoreError> {
         let [service, timer] = self.collection_units(program);
-        let units = [(self.systemd_unit(), Some("local-fs.target")), (service, None), (timer, Some("timers.target"))];
-        let installed = units.into_iter().map(|((name, text), wanted_by)| {
+        let texts = [self.systemd_unit().1, service.1, timer.1];
+        let installed = self.unit_names().into_iter().zip(texts).map(|((name, wanted_by), text)| {
             let path = folder.join(&name);
             install_unit(folder, &name, &text, wanted_by)
                 .map_err(|error| StoreError::io(format!("writing {}", path.display()), error))?;
@@ -415,6 +421,8 @@ mod tests {
         let service = read("run-pagelift-images-gc.service");
         let line = r#"ExecStart="/opt/100%% \"sure\"/pagelift" image gc --store /run/pagelift/images"#;
         assert!(service.lines().any(|found| found == line), "{service}");
+        let condition = r#"ConditionFileIsExecutable=/opt/100%% "sure"/pagelift"#;
+        assert!(service.lines().any(|found| found == condition), "{service}");
         assert_eq!(paths.len(), 3);
     }
 }

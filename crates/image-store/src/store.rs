@@ -4,7 +4,7 @@ use crate::access::ROOT;
 use crate::directory::{names_in, open_directory_in, open_in, open_path};
 use crate::file_system::{self, Check, FileSystem, Space};
 use crate::image::{Mark, mappable_segments};
-use crate::{Image, Layout, SourceKey, StoreError, access, reading, record};
+use crate::{Form, Image, SourceKey, StoreError, access, reading, record};
 use address_space::PageSize;
 use linux::pages::base_page;
 use nix::errno::Errno;
@@ -108,15 +108,16 @@ impl Store {
         file_system::space(&self.directory)
     }
 
-    /// The image of a source in a layout; `None` where there is none.
+    /// The image of a source in a form; `None` where there is none.
     ///
     /// Each call checks whether everybody can still read the source. An image that shows more than its source does is
     /// restricted by root, and not used by others.
     ///
     /// # Errors
     /// [`StoreError::NotForEverybody`], [`StoreError::Damaged`] or [`StoreError::Io`].
-    pub fn find(&self, key: &SourceKey, layout: Layout) -> Result<Option<Image>, StoreError> {
-        let Some(mut image) = self.open_image(&key.name(layout), key, layout)? else { return Ok(None) };
+    pub fn find(&self, key: &SourceKey, form: impl Into<Form>) -> Result<Option<Image>, StoreError> {
+        let form = form.into();
+        let Some(mut image) = self.open_image(&key.name(form), key, form)? else { return Ok(None) };
         if geteuid().as_raw() == ROOT {
             self.review(&mut image)?;
         } else if !access::is_readable_by_us(image.source()) {
@@ -134,15 +135,15 @@ impl Store {
         Ok(shows_too_much)
     }
 
-    /// Returns the layouts in which the store has images of a source, so that a matching base can be chosen.
+    /// Returns the forms in which the store has images of a source, so that the one that fits can be chosen.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn layouts(&self, key: &SourceKey) -> Result<Vec<Layout>, StoreError> {
+    pub fn forms(&self, key: &SourceKey) -> Result<Vec<Form>, StoreError> {
         let prefix = key.prefix();
         let names = self.names()?;
         let of_source = names.iter().filter(|name| name.starts_with(&prefix));
-        Ok(of_source.filter_map(|name| SourceKey::of_name(name)).map(|(_, layout)| layout).collect())
+        Ok(of_source.filter_map(|name| SourceKey::of_name(name)).map(|(_, form)| form).collect())
     }
 
     /// Everything in the store.
@@ -152,11 +153,11 @@ impl Store {
     pub fn list(&self) -> Result<Listing, StoreError> {
         let mut listing = Listing::default();
         for name in self.names()? {
-            let Some((key, layout)) = SourceKey::of_name(&name) else {
+            let Some((key, form)) = SourceKey::of_name(&name) else {
                 listing.damaged.push((name, "not an image's name"));
                 continue;
             };
-            match self.open_image(&name, &key, layout) {
+            match self.open_image(&name, &key, form) {
                 Ok(Some(image)) => listing.images.push(image),
                 Ok(None) => {}
                 Err(StoreError::NotForEverybody(_)) => listing.not_readable += 1,
@@ -164,7 +165,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        listing.images.sort_by(|a, b| (&a.source, a.layout).cmp(&(&b.source, b.layout)));
+        listing.images.sort_by(|a, b| (&a.source, a.form).cmp(&(&b.source, b.form)));
         Ok(listing)
     }
 
@@ -199,7 +200,7 @@ impl Store {
         Ok(names.into_iter().map(|name| name.to_string_lossy().into_owned()).collect())
     }
 
-    pub(crate) fn open_image(&self, name: &str, key: &SourceKey, layout: Layout) -> Result<Option<Image>, StoreError> {
+    pub(crate) fn open_image(&self, name: &str, key: &SourceKey, form: Form) -> Result<Option<Image>, StoreError> {
         let damaged = |problem| StoreError::Damaged { name: name.to_owned(), problem };
         let folder = match open_directory_in(&self.directory, OsStr::new(name)) {
             Ok(folder) => folder,
@@ -241,7 +242,7 @@ impl Store {
             for_everybody,
             automatic,
             key: key.clone(),
-            layout,
+            form,
             source,
             segments: mappable_segments(&elf, base_page()),
         }))
