@@ -258,10 +258,10 @@ pub unsafe extern "C" fn pagelift_lift(options: *const Options, report: *mut CRe
         })
     });
     let code = |lifted: &LiftReport| match () {
-        () if lifted.unlifted.is_some() => NOT_SEEN,
-        () if !lifted.outcome.unexpected.is_empty() => FAULT,
-        () if lifted.covered() + lifted.advised() + lifted.already == 0 => NOTHING,
-        () if lifted.is_complete() => OK,
+        () if lifted.lift.unlifted.is_some() => NOT_SEEN,
+        () if !lifted.lift.unexpected.is_empty() => FAULT,
+        () if lifted.lift.is_nothing() && lifted.lift.already_bytes == 0 => NOTHING,
+        () if lifted.lift.is_complete() => OK,
         () => PARTIAL,
     };
     // SAFETY:
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn pagelift_restore(options: *const Options, report: *mut 
     let Some(options) = (unsafe { read_options(options) }) else { return INVALID };
     let restored = with_nothing_unloaded(|| with_library(Library::restore));
     let code = |restored: &LiftReport| match () {
-        () if restored.unlifted.is_some() => NOT_SEEN,
+        () if restored.lift.unlifted.is_some() => NOT_SEEN,
         () if restored.not_restored.is_empty() => OK,
         () => PARTIAL,
     };
@@ -303,7 +303,7 @@ unsafe fn conclude(
         Err(Unusable::NoMemory) => return NO_MEMORY,
     };
     let code = code(&done);
-    if !done.plan.considered.eq(&0) || done.unlifted.is_some() {
+    if done.lift.considered_bytes != 0 || done.lift.unlifted.is_some() {
         options.log(&done.line());
     }
     done.details().iter().for_each(|line| options.log(line));
@@ -391,22 +391,22 @@ fn empty_report() -> CReport {
 /// `report` is NULL or points to as many bytes as its first field says.
 unsafe fn write_report(report: *mut CReport, done: &LiftReport) {
     let mut filled = CReport {
-        considered_bytes: done.plan.considered,
-        covered_bytes: done.covered(),
-        hugetlb_bytes: done.outcome.covered_from(Source::Hugetlb),
-        thp_bytes: done.outcome.covered_from(Source::Thp),
-        file_bytes: done.outcome.covered_from(Source::File),
-        advised_bytes: done.advised(),
-        made_resident_bytes: done.outcome.made_resident(),
+        considered_bytes: done.lift.considered_bytes,
+        covered_bytes: done.lift.covered_bytes,
+        hugetlb_bytes: done.lift.covered_from(Source::Hugetlb),
+        thp_bytes: done.lift.covered_from(Source::Thp),
+        file_bytes: done.lift.covered_from(Source::File),
+        advised_bytes: done.lift.advised_bytes,
+        made_resident_bytes: done.lift.made_resident_bytes,
         huge_pages: done.pages(),
-        microseconds: done.microseconds,
-        lifted_ranges: done.outcome.ranges.iter().filter(|range| range.source.is_some()).count() as u64,
-        refused_ranges: (done.plan.refusals.len() + done.not_restored.len()) as u64,
+        microseconds: done.lift.lift_microseconds,
+        lifted_ranges: done.lift.ranges.iter().filter(|range| range.source.is_some()).count() as u64,
+        refused_ranges: (done.lift.refusals.len() + done.not_restored.len()) as u64,
         ..empty_report()
     };
     let message = match done.not_restored.first() {
         Some((object, why)) => alloc::format!("{object}: {why}"),
-        None if done.plan.considered == 0 && done.unlifted.is_none() => String::new(),
+        None if done.lift.considered_bytes == 0 && done.lift.unlifted.is_none() => String::new(),
         None => done.line(),
     };
     // Cut between characters, with the end left in place.
@@ -456,7 +456,7 @@ pub unsafe extern "C" fn remap_text_and_data_to_huge_pages(logger: Option<PlainL
     let lifted = with_nothing_unloaded(|| with_library(|library| library.lift(&policy, fork_handlers::register)));
     let (pages, why) = match &lifted {
         Ok(report) => {
-            let why = (!report.is_complete()).then(|| report.line());
+            let why = (!report.lift.is_complete()).then(|| report.line());
             (report.pages(), why)
         }
         Err(Unusable::Busy) => (0, Some("the library was called from its own callback".to_owned())),

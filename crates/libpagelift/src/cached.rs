@@ -71,13 +71,25 @@ fn huge_parts_of(
         return Some(Vec::new());
     }
     let probe = Probe::new(&file, start, end - start, size).ok()?;
-    for block in probe.range.pages(size) {
+    let offset = |at: Address| start + (at - probe.range.start());
+    let is_cached = cached_blocks(&file, start..end, size, base_page);
+    for block in probe.range.pages(size).filter(|block| is_cached(offset(block.start()))) {
         probe.touch(AddressRange::sized(block.start(), base_page.bytes()));
     }
     let huge = pagemap.huge(probe.range).ok()?;
-    let offset = |at: Address| start + (at - probe.range.start());
     let whole = huge.iter().map(|part| part.whole_pages(size)).filter(|part| !part.is_empty());
     Some(whole.map(|part| offset(part.start())..offset(part.end())).collect())
+}
+
+/// Tells which blocks of a part of a file may lie in huge folios, by their offsets: a touch of one that is not cached would
+/// only read it from the disk. Where the kernel does not tell, all may.
+fn cached_blocks(file: &File, offsets: Range<u64>, size: PageSize, base_page: PageSize) -> impl Fn(u64) -> bool {
+    let pages = move |length: u64| length / base_page.bytes();
+    let cached = |offset, length| linux_raw::cached_pages(file.descriptor(), offset, length).ok();
+    let length = offsets.end - offsets.start;
+    // This program executes the file, so that some of it is cached: overlayfs counts nothing.
+    let all = cached(offsets.start, length).is_none_or(|found| found == 0 || found >= pages(length));
+    move |offset| all || cached(offset, size.bytes()).is_none_or(|found| found >= pages(size.bytes()))
 }
 
 /// A mapping of a part of a file, readable, at addresses that agree with its offsets. Unmapped when dropped.

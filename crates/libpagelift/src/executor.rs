@@ -43,11 +43,14 @@ impl OwnProcess {
 
     /// Populates fresh memory on kernels before 5.14: reads zeros into each page from a file, so that a shortage is an error
     /// instead of a signal.
-    fn fill_with_zeros(range: AddressRange, page: PageSize) -> Result<(), Errno> {
+    ///
+    /// # Safety
+    /// The range is mapped, writable and zero, and nobody but the caller knows of it.
+    unsafe fn fill_with_zeros(range: AddressRange, page: PageSize) -> Result<(), Errno> {
         let zeros = files::File::open(c"/dev/zero")?;
         for page in range.pages(page) {
             // SAFETY:
-            // - the memory is fresh, writable and zero, and nobody but the library knows of it.
+            // - the caller's promise.
             unsafe { linux_raw::read_to(zeros.descriptor(), page.start().0 as usize, 1, 0) }?;
         }
         Ok(())
@@ -147,7 +150,10 @@ impl Executor for OwnProcess {
         // SAFETY:
         // - this advice keeps all contents.
         match unsafe { linux_raw::madvise(range, linux::MADV_POPULATE_WRITE) } {
-            Err(errno) if errno == EINVAL as i32 => Self::fill_with_zeros(range, page),
+            // SAFETY:
+            // - by the promise of `new` what is populated is fresh memory of this executor, which is zero and writable
+            //   until it is sealed.
+            Err(errno) if errno == EINVAL as i32 => unsafe { Self::fill_with_zeros(range, page) },
             result => result,
         }
         .map_err(failed("madvise(MADV_POPULATE_WRITE)"))
@@ -195,7 +201,9 @@ impl Executor for OwnProcess {
         let FileMapping { path, offset, protection } = file;
         let path = files::c_path(path).ok_or(CallError { call: "openat", errno: EINVAL as i32 })?;
         let file = files::File::open(&path).map_err(failed("openat"))?;
-        let (bits, flags) = (protection.bits(), linux::MAP_PRIVATE | linux::MAP_NORESERVE);
+        // Memory that the program may write to is accounted for, as that of its own mappings is (mmap(2)).
+        let reserve = if protection.write { 0 } else { linux::MAP_NORESERVE };
+        let (bits, flags) = (protection.bits(), linux::MAP_PRIVATE | reserve);
         // SAFETY:
         // - no MAP_FIXED: only free addresses are taken.
         let got = unsafe { linux_raw::mmap(0, length as usize, bits, flags, file.descriptor(), offset) };

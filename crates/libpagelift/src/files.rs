@@ -1,6 +1,6 @@
 //! Reads small files of `/proc` and `/sys`.
 
-use address_space::ProcessFiles;
+use address_space::{ProcessFiles, ProcessStat};
 use alloc::ffi::CString;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -128,12 +128,11 @@ pub mod program {
     }
 }
 
-/// The number of threads of this process, or 0 if it cannot be read: field 20 of `/proc/self/stat`. The name, field 2, may
-/// contain any character (proc_pid_stat(5)). Listing `/proc/self/task` is not reliable: a thread that ends while the
-/// kernel lists can hide others.
+/// The number of threads of this process, or 0 if it cannot be read. Listing `/proc/self/task` is not reliable: a thread
+/// that ends while the kernel lists can hide others.
 pub fn number_of_threads() -> usize {
-    let number = |text: &str| text.rsplit_once(')')?.1.split_ascii_whitespace().nth(17)?.parse().ok();
-    text(c"/proc/self/stat").ok().and_then(|text| number(&text)).unwrap_or(0)
+    let stat = bytes(c"/proc/self/stat").unwrap_or_default();
+    ProcessStat::parse(&stat).and_then(ProcessStat::threads).unwrap_or(0)
 }
 
 /// The target of a symbolic link.

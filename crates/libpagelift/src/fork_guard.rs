@@ -157,12 +157,18 @@ impl Guard {
     }
 
     /// Puts the copies in place; what stands on them is no pool memory any more.
-    pub fn finish_in_child(&mut self, records: &mut Vec<Record>) {
+    ///
+    /// # Safety
+    /// This is the child of a fork before which the thread that forked has called [`Guard::prepare`], and its only
+    /// thread.
+    pub unsafe fn finish_in_child(&mut self, records: &mut Vec<Record>) {
         if let Some(held) = self.held.take() {
             held.leave_to_parent();
         }
         for snapshot in self.snapshots.drain(..) {
-            snapshot.put_in_child();
+            // SAFETY:
+            // - the caller's promise; the snapshot is removed from the list, so that this is done once.
+            unsafe { snapshot.put_in_child() };
             records.retain(|record| record.range != snapshot.range);
         }
     }
@@ -218,7 +224,9 @@ impl Snapshot {
         }
     }
 
-    fn put_in_child(&self) {
+    /// # Safety
+    /// As for [`Guard::finish_in_child`]; called at most once.
+    unsafe fn put_in_child(&self) {
         if self.child == Child::Newer {
             let mut now = vec![0u8; COPIED as usize];
             for chunk in chunks(self.range) {
@@ -226,7 +234,8 @@ impl Snapshot {
             }
         }
         // SAFETY:
-        // - at the destination is a hole, or the memory that the copy is a copy of; this is the only thread.
+        // - at the destination is a hole, or the memory that the copy is a copy of; this is the only thread, by the
+        //   caller's promise.
         let _ = unsafe { linux_raw::mremap_to(self.copy, self.range.start().0 as usize) };
     }
 

@@ -34,9 +34,13 @@ extern "C" fn in_parent() {
     release_in_parent(|library| library.guard.finish_in_parent());
 }
 
-extern "C" fn in_child() {
+/// # Safety
+/// Called by the C library in the child of a fork, as its only thread, after [`before`] in the parent.
+unsafe extern "C" fn in_child() {
     release_in_child(|library| {
         let Library { guard, records, .. } = library;
-        guard.finish_in_child(records);
+        // SAFETY:
+        // - the caller's promise; `before` has called `prepare`.
+        unsafe { guard.finish_in_child(records) };
     });
 }

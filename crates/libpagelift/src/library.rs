@@ -11,7 +11,7 @@ use crate::report::LiftReport;
 use address_space::{AddressRange, AddressSpace, MappingName};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use lift_execution::{Executor, Outcome, execute};
+use lift_execution::{Executor, Outcome, Report, execute};
 use lift_plan::{Method, Policy, Source};
 
 /// What the library remembers of this process.
@@ -35,7 +35,7 @@ impl Library {
             Ok(seen) => seen,
             Err(why) => return LiftReport::nothing(why),
         };
-        let already = self.records.iter().map(|record| record.range.len()).sum();
+        let already_bytes = self.records.iter().map(|record| record.range.len()).sum();
         let mut outcome = Outcome::default();
         if !seen.plan.lifts.is_empty() && self.ready_for_forks(&seen, register) {
             // SAFETY:
@@ -48,7 +48,8 @@ impl Library {
         }
         let microseconds = linux_raw::monotonic_microseconds() - started;
         let forks = self.guard.shortfall(&self.records);
-        LiftReport { plan: seen.plan, outcome, already, microseconds, forks, ..LiftReport::default() }
+        let lift = Report { already_bytes, ..Report::new(seen.plan, outcome, microseconds) };
+        LiftReport { lift, forks, ..LiftReport::default() }
     }
 
     /// Lifts what has been loaded since, under the policy for it.
@@ -107,7 +108,7 @@ impl Library {
             }
         }
         self.records = kept;
-        report.microseconds = linux_raw::monotonic_microseconds() - started;
+        report.lift.lift_microseconds = linux_raw::monotonic_microseconds() - started;
         report
     }
 

@@ -35,8 +35,8 @@ macro_rules! weak {
     }};
 }
 
-/// A handler around a fork.
-pub type ForkHandler = extern "C" fn();
+/// A handler around a fork. Only the C library calls it, the third one of [`at_fork`] as the only thread of a child.
+pub type ForkHandler = unsafe extern "C" fn();
 
 /// Where the C library takes handlers around `fork`: what glibc's `pthread_atfork` calls, else musl's own. Only the
 /// shared library and static programs that use it have the latter name.
@@ -59,7 +59,7 @@ pub fn at_fork(prepare: ForkHandler, parent: ForkHandler, child: ForkHandler) ->
         // - the symbol is glibc's function of this type (nptl, register-atfork.c).
         let register = unsafe { core::mem::transmute::<usize, Glibc>(function) };
         // SAFETY:
-        // - the handlers are functions without arguments that may run on any thread.
+        // - the handlers are functions without arguments that may run on any thread, each at its moment of a fork.
         return unsafe { register(prepare, parent, child, own_object()) } == 0;
     }
     if let Some(function) = weak!("pthread_atfork") {
@@ -80,7 +80,7 @@ fn own_object() -> *const c_void {
 }
 
 /// Called for each object that the dynamic linker has loaded, until it returns something else than 0.
-pub type ObjectCallback = extern "C" fn(*const c_void, usize, *mut c_void) -> c_int;
+pub type ObjectCallback = unsafe extern "C" fn(*const c_void, usize, *mut c_void) -> c_int;
 
 /// Calls `each` for every loaded object, under the lock that loading and unloading take. False without a dynamic linker
 /// that lists its objects.
@@ -106,9 +106,11 @@ pub fn with_nothing_unloaded<R, F: FnOnce() -> R>(act: F) -> R {
         act: Option<F>,
         result: Option<R>,
     }
-    extern "C" fn once<F: FnOnce() -> R, R>(_: *const c_void, _: usize, call: *mut c_void) -> c_int {
+    /// # Safety
+    /// `call` points to a `Call<F, R>` that nobody else uses until this returns.
+    unsafe extern "C" fn once<F: FnOnce() -> R, R>(_: *const c_void, _: usize, call: *mut c_void) -> c_int {
         // SAFETY:
-        // - the pointer is the one that was given with this instance of the function, to a `Call` that nobody else uses.
+        // - the caller's promise.
         let call = unsafe { &mut *call.cast::<Call<F, R>>() };
         if let Some(act) = call.act.take() {
             call.result = Some(act());

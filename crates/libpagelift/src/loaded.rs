@@ -76,10 +76,12 @@ pub fn each(mut each: impl FnMut(&Listed) -> bool) -> bool {
     unsafe { linking::for_each_object(pass_on, core::ptr::from_mut(&mut each).cast()) }
 }
 
-extern "C" fn pass_on(listed: *const c_void, _size: usize, each: *mut c_void) -> c_int {
+/// # Safety
+/// `listed` points to the dynamic linker's description of an object, and `each` to a `&mut dyn FnMut(&Listed) -> bool`
+/// that nobody else uses until this returns.
+unsafe extern "C" fn pass_on(listed: *const c_void, _size: usize, each: *mut c_void) -> c_int {
     // SAFETY:
-    // - the dynamic linker gives its description of an object, and the pointer that `each` gave, to a function that
-    //   nobody else uses.
+    // - the caller's promise.
     let (listed, each) = unsafe { (&*listed.cast::<Listed>(), &mut *each.cast::<&mut dyn FnMut(&Listed) -> bool>()) };
     c_int::from(!each(listed))
 }

@@ -31,17 +31,23 @@ struct State {
 const _: () = assert!(size_of::<State>() <= size_of::<Room>() && align_of::<State>() <= align_of::<Room>());
 
 fn known_state() -> Option<&'static State> {
-    own_memory::known_room().map(state_in)
+    // SAFETY:
+    // - the library's own room, which only this module uses.
+    own_memory::known_room().map(|room| unsafe { state_in(room) })
 }
 
 fn state() -> Option<&'static State> {
-    own_memory::room().map(state_in)
+    // SAFETY:
+    // - as above.
+    own_memory::room().map(|room| unsafe { state_in(room) })
 }
 
-fn state_in(room: NonNull<Room>) -> &'static State {
+/// # Safety
+/// The room was zero at first, has only been used as a `State` since, and is never unmapped.
+unsafe fn state_in(room: NonNull<Room>) -> &'static State {
     // SAFETY:
-    // - the room has the size and the alignment of a `State`, as asserted above, and is never unmapped.
-    // - it is zero at first, which is a value of every field, and only this module uses it; nobody has a `&mut` to it.
+    // - the room has the size and the alignment of a `State`, as asserted above; zero is a value of every field.
+    // - the rest is the caller's promise; only this module has references, none of them `&mut`.
     unsafe { room.cast::<State>().as_ref() }
 }
 

@@ -34,7 +34,7 @@ extern "C" fn start() {
         Err(why) => return say(&alloc::format!("pagelift: {why}")),
     };
     if variable.only.is_empty() && variable.pid.is_none() {
-        return say("pagelift: PAGELIFT names no program; needed: only=NAME, for example only=mariadbd");
+        return say("pagelift: PAGELIFT names no program; fix: only=NAME, for example only=mariadbd");
     }
     if variable.names(&objects::program_names(), linux_raw::process_id() as u64) {
         if variable.heap != HeapPages::Off && !variable.quiet {
@@ -82,7 +82,7 @@ fn act(variable: &Variable) {
     let Ok(report) = lifted else { return };
     watch(&variable.policy);
     VERBOSE.store(variable.verbose, Ordering::Relaxed);
-    let refused = variable.require && !report.is_complete();
+    let refused = variable.require && !report.lift.is_complete();
     if !variable.quiet || refused {
         tell(&report, variable.verbose, if refused { "; require ends it here" } else { "" });
     }

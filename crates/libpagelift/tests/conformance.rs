@@ -4,13 +4,15 @@
 //! executor sees, so that the suite's own allocations do not count as changes. What a check leaves mapped goes with its
 //! subject, as it would with a process of its own: else a few checks would hold the whole pool.
 
+mod prepared_ground;
+
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
 use lift_execution::{Backing, CallError, Executor};
 use lift_plan::Placement;
-use lift_simulation::conformance::{Ground, POOL_PAGES, Subject, assert_conforms};
-use nix::fcntl::{Flock, FlockArg};
+use lift_simulation::conformance::{Subject, assert_conforms};
 use pagelift::{OwnMemory, OwnProcess};
-use std::fs::{self, File};
+use prepared_ground::PreparedGround;
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
@@ -110,32 +112,10 @@ impl Executor for Own {
 }
 
 fn main() {
-    let facts = machine_facts::machine_facts(std::process::id() as i32);
-    // The lock that every test takes which needs the pool.
-    let lock = File::options().create(true).append(true).open("/run/lock/pagelift-pool.lock");
-    let lock = lock.ok().and_then(|file| Flock::lock(file, FlockArg::LockExclusive).ok());
-    let size = facts.default_hugetlb.filter(|_| lock.is_some());
-    let file = size.map(|size| format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", size.kib()));
-    let before = file.as_ref().and_then(|file| fs::read_to_string(file).ok());
-    let reserve = |pages: &str| file.as_ref().is_some_and(|file| fs::write(file, pages).is_ok());
-    let reserved = before.as_ref().is_some_and(|before| {
-        let pages = before.trim().parse::<u64>().unwrap_or(0) + POOL_PAGES;
-        reserve(&pages.to_string())
-    });
-    let now = machine_facts::machine_facts(std::process::id() as i32);
-    let enough = |size: &PageSize| now.pool(*size).is_some_and(|pool| pool.available >= POOL_PAGES);
-    let ground = Ground {
-        base_page: facts.base_page,
-        pool: size.filter(enough),
-        thp: facts.thp.map(|thp| thp.size),
-        file: None,
-        movable_hugetlb: facts.movable_hugetlb,
-        collapse: facts.collapse,
-    };
-    let ran = std::panic::catch_unwind(|| assert_conforms(|| Own::new(facts.base_page), &ground));
-    if let (true, Some(before)) = (reserved, before) {
-        reserve(before.trim());
-    }
+    let prepared = PreparedGround::new(None);
+    let base_page = prepared.ground.base_page;
+    let ran = std::panic::catch_unwind(|| assert_conforms(|| Own::new(base_page), &prepared.ground));
+    drop(prepared);
     match ran {
         Ok(ran) => {
             let _ =
