@@ -5,6 +5,7 @@
 //! in `/run/pagelift/page-cache`, other users in `pagelift/page-cache` below `$XDG_RUNTIME_DIR`, or in a directory of
 //! their own below the one for temporary files.
 
+use address_space::ProcessStat;
 use linux::text::text_of;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
@@ -112,6 +113,13 @@ impl Attempts {
         Some(Self { directory })
     }
 
+    /// The attempt with a file, if it still counts.
+    fn attempt(&self, identity: &FileIdentity) -> Option<Attempt> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let file = nix::fcntl::openat(&self.directory, name_of(identity).as_str(), flags, Mode::empty()).ok()?;
+        (fstat(&file).ok()?.st_uid == geteuid().as_raw()).then(|| parse(&File::from(file))).flatten()
+    }
+
     /// Opens the record of a file. Waits until no other process holds it, `most` at the longest.
     pub fn record(&self, identity: &FileIdentity, most: Duration) -> Option<Result<Record, Held>> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
@@ -171,6 +179,12 @@ impl Record {
     }
 }
 
+/// True where an attempt of this user or of root with a file still counts.
+pub(crate) fn is_recorded(identity: &FileIdentity) -> bool {
+    let own = || Attempts::of_this_user()?.attempt(identity);
+    own().or_else(|| attempt_of_root(identity)).is_some()
+}
+
 /// The attempt of root with a file, which every user can read.
 pub(crate) fn attempt_of_root(identity: &FileIdentity) -> Option<Attempt> {
     let path = Path::new(ROOTS).join(name_of(identity));
@@ -198,10 +212,9 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// The 22nd field of `/proc/PID/stat`; the second one, in parentheses, may hold anything.
+/// The time at which a process started, in clock ticks since boot.
 fn start_time(pid: i32) -> Option<u64> {
-    let text = String::from_utf8_lossy(&linux::text::bytes_of(format!("/proc/{pid}/stat")).ok()?).into_owned();
-    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    ProcessStat::parse(&linux::text::bytes_of(format!("/proc/{pid}/stat")).ok()?)?.start_time()
 }
 
 #[cfg(test)]
@@ -227,7 +240,9 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let lasting = Lasting::while_alive(&[child.id() as i32]);
         let attempt = Attempt::new(vec![1, 7], "it was so".to_owned(), lasting);
+        assert_eq!(attempts.attempt(&IDENTITY), None);
         attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap().keep(Some(&attempt));
+        assert_eq!(attempts.attempt(&IDENTITY), Some(attempt.clone()));
         assert_eq!(kept(&attempts), Some(attempt));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -4,10 +4,10 @@ use crate::Refusal;
 use linux::file_flags;
 use linux::release::kernel_release;
 use nix::sys::stat::{major, minor};
-use nix::sys::statfs::{FsType, fstatfs};
+use nix::sys::statfs::{FsType, Statfs, fstatfs, statfs};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What a file system can do with large folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,9 @@ const KNOWN: [(u32, &str, Ability); 8] = [
     (0x794c_7630, "overlayfs", Ability::Since(0, 0)),
     (0x9584_58f6, "hugetlbfs", Ability::CollapseOnly),
 ];
+
+/// The last release whose file systems on disks were seen to refuse to collapse what is mapped; 7.2 does it.
+const COLLAPSES_NONE: (u32, u32) = (6, 18);
 
 /// Bytes of an ext4 superblock from its start to the end of the feature words (`fs/ext4/ext4.h`).
 const SUPERBLOCK: u64 = 1024;
@@ -69,7 +72,12 @@ impl FileSystem {
 
     /// Why evicting and reading again would be in vain, where that is known.
     pub fn refuse(&self, file: &File) -> Option<Refusal> {
-        let release = kernel_release();
+        let of_ext4 = || ext4_refusal(file).filter(|_| self.name == "ext4");
+        self.refuse_on(kernel_release()).or_else(of_ext4)
+    }
+
+    /// Why it has no large folios on a release of the kernel, where that is known.
+    fn refuse_on(&self, release: (u32, u32)) -> Option<Refusal> {
         match self.ability {
             Some(Ability::Since(major, minor)) if release < (major, minor) => {
                 Some(Refusal::KernelTooOld { name: self.known_name, found: release, needed: (major, minor) })
@@ -77,10 +85,17 @@ impl FileSystem {
             Some(Ability::NotUpTo(major, minor)) if release <= (major, minor) => {
                 Some(Refusal::FileSystem { name: self.name.clone(), release })
             }
-            _ if self.name == "ext4" => ext4_refusal(file),
             _ => None,
         }
     }
+}
+
+/// True where files of the file system that holds a path may be collapsed where they lie, as far as that is known without
+/// trying.
+pub fn may_collapse_in_place(path: &Path) -> bool {
+    let ability = |found: Statfs| FileSystem::of_type(found.filesystem_type()).ability;
+    kernel_release() > COLLAPSES_NONE
+        || statfs(path).map_or(true, |found| ability(found) == Some(Ability::CollapseOnly))
 }
 
 /// Returns why the file system of this file keeps it out of large folios, as far as that is known without trying; `None`
@@ -142,7 +157,7 @@ fn features(device: u64, source: Option<PathBuf>) -> Option<(u32, u32)> {
 }
 
 /// Opens a block device of this number, and nothing else.
-fn open_disk(path: &std::path::Path, device: u64) -> Option<File> {
+fn open_disk(path: &Path, device: u64) -> Option<File> {
     let is_it = |found: &fs::Metadata| found.file_type().is_block_device() && found.rdev() == device;
     fs::metadata(path).ok().filter(is_it)?;
     let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).ok()?;
@@ -175,6 +190,75 @@ mod tests {
         assert!(!FileSystem::of_type(FsType(0x0102_1994)).can_be_evicted());
         let file = File::open("/proc/self/status").unwrap();
         assert_eq!(FileSystem::of_type(FsType(0x9123_683e)).refuse(&file).is_some(), kernel_release() <= (7, 3));
+    }
+
+    /// Lines of a document, and the cells of those that are rows of a table.
+    fn document(path: &str) -> Vec<(String, Vec<String>)> {
+        let text = fs::read_to_string(format!("{}/../../docs/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let cells = |line: &str| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
+        text.lines().map(|line| (line.to_owned(), cells(line))).collect()
+    }
+
+    /// The first cell of the row that has a text.
+    fn case_of(document: &[(String, Vec<String>)], text: &str) -> String {
+        document.iter().find(|(line, _)| line.starts_with('|') && line.contains(text)).expect(text).1[0].clone()
+    }
+
+    /// The release that a text names after these words.
+    fn release_in(text: &str, before: &str) -> (u32, u32) {
+        let numbers = text.split_once(before).expect(before).1;
+        let mut numbers = numbers.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+        (numbers.next().unwrap(), numbers.next().unwrap())
+    }
+
+    /// What the guide advises, and what the limits say, of file systems is what is known of them here.
+    #[test]
+    fn the_documents_name_what_is_known() {
+        let advice = case_of(&document("guides/files.md"), "these have no large folios");
+        let limits =
+            document("LIMITS.md").into_iter().find(|(line, _)| line.starts_with("| file systems |")).unwrap().0;
+        for (_, name, ability) in KNOWN {
+            let (advised, limited) = match ability {
+                Ability::Since(0, 0) | Ability::CollapseOnly => continue,
+                Ability::Since(major, minor) => {
+                    (format!("{name} before {major}.{minor}"), format!("{name} {major}.{minor}"))
+                }
+                Ability::NotUpTo(major, minor) => (name.to_owned(), format!("{name} up to {major}.{minor}")),
+            };
+            assert!(advice.contains(&advised), "`{advised}` is missing in: {advice}");
+            assert!(limits.contains(&limited), "`{limited}` is missing in: {limits}");
+        }
+        for option in ["data=journal", "encrypt", "verity"] {
+            assert!(advice.contains(option) && limits.contains(option), "{option} is missing");
+        }
+    }
+
+    /// What was seen in virtual machines is what the guide advises and what is known here.
+    #[test]
+    fn what_was_seen_on_other_kernels_is_what_is_known() {
+        let document = document("guides/files.md");
+        let before = release_in(&case_of(&document, "cache prepare --replace FILE"), "Linux before ");
+        assert_eq!(release_in(&case_of(&document, "attach --pages file PID"), "from Linux "), before);
+        let mut rows = document.iter().skip_while(|(line, _)| !line.starts_with("| kernel |"));
+        let heads = &rows.next().expect("the table of kernels").1;
+        let column = |name: &str| heads.iter().position(|head| head == name).expect(name);
+        let (run, attach) = (column("run"), column("attach, small"));
+        let mut seen = 0;
+        for (line, cells) in rows.skip(1).take_while(|(line, _)| line.starts_with('|')) {
+            let release = release_in(&cells[0], "");
+            let (_, name, ability) = KNOWN.into_iter().find(|(_, name, _)| name.starts_with(&cells[1])).expect(line);
+            let known = FileSystem { name: name.to_owned(), ability: Some(ability), known_name: name };
+            assert_eq!(known.refuse_on(release).is_some(), cells[run].starts_with("refused"), "{line}");
+            if let Some(answer) = cells.get(attach).filter(|answer| !answer.is_empty()) {
+                assert_eq!(
+                    (answer == "file", answer == "file"),
+                    (release > COLLAPSES_NONE, release >= before),
+                    "{line}"
+                );
+                seen += 1;
+            }
+        }
+        assert!(seen > 0, "nothing was attached to");
     }
 
     #[test]

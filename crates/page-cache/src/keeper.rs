@@ -1,6 +1,7 @@
 //! Keeps files in huge folios: after they were replaced, and after reclaim has dropped them.
 
-use crate::{Budget, HugeExtents, Prepare, Prepared, Refusal, loaded_offsets, prepare};
+use crate::attempts::is_recorded;
+use crate::{Budget, Effort, HugeExtents, Prepared, Refusal, loaded_offsets, prepare};
 use address_space::{PageSize, format_bytes};
 use linux::file_mapping::FileMapping;
 use process_view::{FileIdentity, open_regular_file};
@@ -59,7 +60,7 @@ impl std::fmt::Display for LockedFile {
 
 /// A report on one file.
 #[derive(Debug)]
-pub struct Report {
+pub struct KeeperReport {
     /// The file.
     pub path: PathBuf,
     /// What became of it.
@@ -95,16 +96,16 @@ impl Keeper {
         Self { huge, lock, files: BTreeMap::new() }
     }
 
-    /// Looks at these files and prepares those that do not lie in huge folios: a file that is new or was replaced in any
-    /// case, others where no attempt failed before for a reason that still holds. Files that are not named any more are let
+    /// Looks at these files and prepares those that do not lie in huge folios, where no attempt failed before for a reason
+    /// that still holds. Files that are not named any more are let
     /// go. The first ones are locked first.
-    pub fn round(&mut self, paths: &[PathBuf]) -> Vec<Report> {
+    pub fn round(&mut self, paths: &[PathBuf]) -> Vec<KeeperReport> {
         self.files.retain(|path, _| paths.contains(path));
         paths.iter().map(|path| self.keep(path)).collect()
     }
 
-    fn keep(&mut self, path: &Path) -> Report {
-        let report = |kept, locked| Report { path: path.to_owned(), kept, locked };
+    fn keep(&mut self, path: &Path) -> KeeperReport {
+        let report = |kept, locked| KeeperReport { path: path.to_owned(), kept, locked };
         let opened = open_regular_file(path).and_then(|file| file.ok_or_else(|| io::ErrorKind::InvalidInput.into()));
         let (file, identity) = match opened.and_then(|file| Ok((FileIdentity::of(&file.metadata()?), file))) {
             Ok((identity, file)) => (file, identity),
@@ -115,9 +116,10 @@ impl Keeper {
         };
         // The locks of a file that was replaced would keep the old one.
         let before = self.files.remove(path).filter(|known| known.identity == identity);
-        let way = if before.is_some() { Prepare::Auto } else { Prepare::Always };
+        let has_tried = before.is_some() || is_recorded(&identity);
+        let effort = if has_tried { Effort::Once } else { Effort::Always };
         let offsets = loaded_offsets(&file).unwrap_or(0..u64::MAX);
-        match prepare(&file, path, offsets, self.huge, way, Budget::UNLIMITED) {
+        match prepare(&file, path, offsets, self.huge, effort, Budget::UNLIMITED) {
             Ok(prepared) => {
                 let is_same = before.as_ref().is_some_and(|known| known.huge == prepared.extents.huge);
                 let (known, locked) = self.lock(&file, identity, before, &prepared.extents);

@@ -17,20 +17,24 @@
 
 mod attempts;
 mod blocks;
+mod budget;
+mod cache;
 mod elf;
 mod file_system;
 mod keeper;
 mod look;
+mod making;
 mod mappers;
 mod prepare;
 mod refusal;
 mod status;
 
+pub use budget::{Budget, Effort, Users};
 pub use elf::loaded_offsets;
-pub use file_system::unfit;
-pub use keeper::{Keeper, KeptFile, ListEntry, LockedFile, Report, parse_list};
-pub use look::{Error, HugeExtents, look};
+pub use file_system::{may_collapse_in_place, unfit};
+pub use keeper::{Keeper, KeeperReport, KeptFile, ListEntry, LockedFile, parse_list};
+pub use look::{Error, Hold, HugeExtents, look, look_and_hold};
 pub use mappers::{FileUsers, MappedFiles, MappedPart};
-pub use prepare::{Budget, Prepare, Prepared, prepare};
+pub use prepare::{Prepared, prepare};
 pub use refusal::{Limit, Refusal};
 pub use status::{FileStatus, UserStatus, status_of};

@@ -6,7 +6,6 @@ use linux::file_cache::cached_pages;
 use linux::file_mapping::FileMapping;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
-use nix::errno::Errno;
 use process_view::ProcessFiles;
 use std::fs::File;
 use std::io;
@@ -60,47 +59,86 @@ impl HugeExtents {
 /// # Errors
 /// [`Error`]: the file cannot be mapped, `/proc` is missing, or Linux is older than 5.14.
 pub fn look(file: &File, offsets: Range<u64>, huge: PageSize) -> Result<HugeExtents, Error> {
-    let file_length = file.metadata().map_err(|error| Error::new("fstat", error))?.len();
-    let blocks = whole_blocks(&offsets, file_length, huge);
-    let found = huge_blocks(file, &blocks, huge)?;
-    Ok(HugeExtents { huge: runs(&found).iter().map(|run| offsets_of(run, huge)).collect(), file_length })
+    look_and_hold(file, offsets, huge).map(|(extents, _)| extents)
 }
 
-/// The numbers of those blocks that lie in huge folios, sorted.
-pub(crate) fn huge_blocks(file: &File, blocks: &Range<u64>, huge: PageSize) -> Result<Vec<u64>, Error> {
+/// Like [`look`], but keeps what was found mapped.
+///
+/// # Errors
+/// As for [`look`].
+pub fn look_and_hold(file: &File, offsets: Range<u64>, huge: PageSize) -> Result<(HugeExtents, Hold), Error> {
+    let file_length = file.metadata().map_err(|error| Error::new("fstat", error))?.len();
+    let blocks = whole_blocks(&offsets, file_length, huge);
+    let Looked { blocks, hold } = huge_blocks(file, &blocks, huge)?;
+    let extents = HugeExtents { huge: runs(&blocks).iter().map(|run| offsets_of(run, huge)).collect(), file_length };
+    Ok((extents, hold))
+}
+
+/// Keeps blocks of a file mapped until it is dropped. Reclaim takes pages that nobody maps first, by DAMON these alone.
+#[derive(Debug, Default)]
+pub struct Hold {
+    mapping: Option<FileMapping>,
+    /// One place in each block, as distances from the start of the mapping.
+    places: Vec<u64>,
+}
+
+impl Hold {
+    /// Maps the blocks again in a process that was copied from the one which held them: a fork copies no page table
+    /// entries of shared mappings of files. A block that has been dropped since comes back in small folios.
+    pub fn renew(&self) {
+        // A block that cannot be read is not held.
+        let _ = self.mapping.as_ref().map(|mapping| mapping.touch(&self.places));
+    }
+}
+
+/// Blocks in huge folios, sorted, and what keeps them there.
+#[derive(Debug, Default)]
+pub(crate) struct Looked<H = Hold> {
+    pub blocks: Vec<u64>,
+    pub hold: H,
+}
+
+/// Finds those blocks that lie in huge folios.
+pub(crate) fn huge_blocks(file: &File, blocks: &Range<u64>, huge: PageSize) -> Result<Looked, Error> {
     if blocks.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Looked::default());
     }
     let start = blocks.start * huge.bytes();
     let mapping = FileMapping::readable(file, start, (blocks.end - blocks.start) * huge.bytes(), huge)
         .map_err(|error| Error::new("mapping the file", error))?;
     mapping.expect_random_reads().map_err(|error| Error::new("madvise(MADV_RANDOM)", error))?;
-    for block in blocks.clone().filter(|block| may_be_huge(file, *block, huge)) {
-        touch(&mapping, block * huge.bytes() - start)?;
-    }
+    let all = may_be_huge(file, blocks, huge);
+    let touched = blocks.clone().filter(|block| all || may_be_huge(file, &(*block..block + 1), huge));
+    let touched: Vec<u64> = touched.collect();
+    let place = |block: &u64| block * huge.bytes() - start;
+    mapping.touch(&touched.iter().map(place).collect::<Vec<_>>()).map_err(touch_failed)?;
     let parts = huge_parts(mapping.range(), huge)?;
     let numbers = parts.iter().flat_map(|part| {
         let first = blocks.start + (part.start().0 - mapping.range().start().0).div_ceil(huge.bytes());
         let end = blocks.start + (part.end().0 - mapping.range().start().0) / huge.bytes();
         first..end
     });
-    Ok(numbers.collect())
-}
-
-/// Makes the first page of a block present. A block that has been truncated or cannot be read stays untouched.
-pub(crate) fn touch(mapping: &FileMapping, at: u64) -> Result<(), Error> {
-    match mapping.populate_part(at, base_page().bytes()) {
-        Err(error) if error.raw_os_error() != Some(Errno::EFAULT as i32) => {
-            Err(Error::new("madvise(MADV_POPULATE_READ), which Linux has since 5.14", error))
-        }
-        _ => Ok(()),
+    let found: Vec<u64> = numbers.collect();
+    // The pages of other blocks could not be evicted as long as they are mapped.
+    for run in runs(&touched.into_iter().filter(|block| found.binary_search(block).is_err()).collect::<Vec<_>>()) {
+        let length = (run.end - run.start) * huge.bytes();
+        mapping
+            .withdraw_part(place(&run.start), length)
+            .map_err(|error| Error::new("madvise(MADV_DONTNEED)", error))?;
     }
+    let places = found.iter().map(place).collect();
+    let hold = Hold { mapping: Some(mapping).filter(|_| !found.is_empty()), places };
+    Ok(Looked { blocks: found, hold })
 }
 
-/// False where the kernel says that a part of the block is not cached, so that looking at it would only read it.
-fn may_be_huge(file: &File, block: u64, huge: PageSize) -> bool {
-    let pages = huge.bytes() / base_page().bytes();
-    cached_pages(file, offsets_of(&(block..block + 1), huge)).map_or(true, |found| found.cached >= pages)
+pub(crate) fn touch_failed(error: io::Error) -> Error {
+    Error::new("madvise(MADV_POPULATE_READ), which Linux has since 5.14", error)
+}
+
+/// False where the kernel says that a part of the blocks is not cached, so that looking at it would only read it.
+fn may_be_huge(file: &File, blocks: &Range<u64>, huge: PageSize) -> bool {
+    let pages = (blocks.end - blocks.start) * (huge.bytes() / base_page().bytes());
+    cached_pages(file, offsets_of(blocks, huge)).map_or(true, |found| found.cached >= pages)
 }
 
 /// The parts of one of this process's own mappings that are mapped by huge pages.

@@ -1,7 +1,8 @@
 //! Which processes map a file, and how.
 
 use crate::Error;
-use address_space::{AddressRange, Mapping, PageSize};
+use crate::blocks::offsets_of;
+use address_space::{AddressRange, Mapping, PageSize, RangeSet};
 use linux::file_mapping::FileMapping;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
@@ -123,24 +124,35 @@ impl FileUsers {
         self.parts.iter().filter(move |part| part.pid == pid)
     }
 
-    /// The processes in whose page tables are pages of these offsets. A process that cannot be looked at counts.
-    pub fn holders_of(&self, offsets: &Range<u64>) -> Vec<i32> {
-        let holds = |part: &MappedPart| part.addresses_of(offsets).is_some_and(|addresses| holds(part.pid, addresses));
-        let mut all: Vec<i32> = self.parts.iter().filter(|part| holds(part)).map(|part| part.pid).collect();
-        all.sort_unstable();
-        all.dedup();
-        all
+    /// The processes in whose page tables are pages of these blocks, sorted, by block. A process that cannot be looked at
+    /// counts.
+    pub(crate) fn holders_by_block(&self, blocks: &Range<u64>, huge: PageSize) -> BTreeMap<u64, Vec<i32>> {
+        let wanted = offsets_of(blocks, huge);
+        let mut found: BTreeMap<u64, Vec<i32>> = BTreeMap::new();
+        for part in &self.parts {
+            let Some(addresses) = part.addresses_of(&wanted) else { continue };
+            for held in held(part.pid, addresses).unwrap_or_else(|_| RangeSet::from_iter([addresses])).iter() {
+                let start = part.offsets().start + (held.start() - part.mapping.range.start());
+                let end = start + held.len();
+                for block in start / huge.bytes()..end.div_ceil(huge.bytes()) {
+                    found.entry(block).or_default().push(part.pid);
+                }
+            }
+        }
+        for pids in found.values_mut() {
+            pids.sort_unstable();
+            pids.dedup();
+        }
+        found
     }
 }
 
-/// True where a process has pages of the file present there, other than those it has written to.
-fn holds(pid: i32, addresses: AddressRange) -> bool {
-    let look = || {
-        let pagemap = Pagemap::open(pid, base_page())?;
-        let (touched, changed) = (pagemap.touched(addresses)?, pagemap.changed(addresses)?);
-        std::io::Result::Ok(touched.bytes() > changed.bytes())
-    };
-    look().unwrap_or(true)
+/// The pages of the file that a process has in its page tables there: those it has written to are its own.
+fn held(pid: i32, addresses: AddressRange) -> std::io::Result<RangeSet> {
+    let pagemap = Pagemap::open(pid, base_page())?;
+    let (mut touched, changed) = (pagemap.touched(addresses)?, pagemap.changed(addresses)?);
+    changed.iter().for_each(|range| touched.remove(range));
+    Ok(touched)
 }
 
 /// Device and inode of a file, as this process's own maps have them.
@@ -189,7 +201,7 @@ mod tests {
         let is_found = || {
             let file = File::open(format!("/proc/{pid}/exe")).unwrap();
             let users = MappedFiles::read().unwrap().users_of(&file, huge).unwrap();
-            users.processes().contains(&pid) && users.holders_of(&(0..u64::MAX)).contains(&pid)
+            users.processes().contains(&pid) && users.holders_by_block(&(0..1), huge).contains_key(&0)
         };
         // The program's mappings come into being some time after its start.
         let begin = std::time::Instant::now();

@@ -137,6 +137,17 @@ pub enum Refusal {
         /// The file.
         path: PathBuf,
     },
+    /// Blocks were read in huge folios and dropped again before anybody mapped them.
+    #[error(
+        "found {blocks} blocks that reclaim has dropped again, needed them to stay; fix: name '{}' in \
+         /etc/pagelift/cache.conf and run `pagelift cache keep --lock --budget SIZE`", path.display()
+    )]
+    Dropped {
+        /// Blocks that were dropped.
+        blocks: u64,
+        /// The file.
+        path: PathBuf,
+    },
     /// All blocks stayed small although nobody maps them and enough memory is free.
     #[error(
         "found {blocks} blocks small after they were read again on {file_system}, needed a file system that makes large \

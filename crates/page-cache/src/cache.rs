@@ -1,0 +1,209 @@
+//! What a preparation needs of the kernel, for one file. Tests put a simulated page cache in its place.
+
+use crate::file_system::FileSystem;
+use crate::look::{Hold, Looked, huge_blocks, touch_failed};
+use crate::{Error, MappedFiles, Refusal, blocks::offsets_of};
+use address_space::PageSize;
+use linux::file_cache::{CachedPages, cached_pages};
+use linux::file_mapping::FileMapping;
+use linux::pages::base_page;
+use nix::errno::Errno;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use process_view::ProcessFiles;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Bytes that one call reads ahead: the kernel reads no more than the device's limit, and this is the usual one
+/// (`read_ahead_kb`).
+const READ_AHEAD: usize = 128 << 10;
+
+/// The page cache of one file, in blocks, which go by their numbers.
+pub(crate) trait PageCache {
+    /// Keeps blocks in huge folios mapped until it is dropped.
+    type Hold: Default;
+    /// A mapping of some blocks, until it is dropped.
+    type Mapping;
+
+    /// Finds those blocks that lie in huge folios, and holds them. Others are not mapped afterwards.
+    fn look(&self, blocks: &Range<u64>) -> Result<Looked<Self::Hold>, Error>;
+    /// Maps blocks so that they can be collapsed.
+    fn map_to_collapse(&self, blocks: &Range<u64>) -> Result<Self::Mapping, Error>;
+    /// Collapses one of the mapped blocks in place.
+    fn collapse(&self, mapping: &Self::Mapping, block: u64) -> Result<(), Errno>;
+    /// Maps blocks so that a page which is missing is read with its whole block.
+    fn map_to_create(&self, blocks: &Range<u64>) -> Result<Self::Mapping, Error>;
+    /// Makes the first page of a mapped block present. A block that has been truncated or cannot be read stays untouched.
+    fn touch(&self, mapping: &Self::Mapping, block: u64) -> Result<(), Error>;
+    /// Evicts those pages of a block that nobody maps or uses.
+    fn evict(&self, block: u64) -> Result<(), Error>;
+    /// Begins to read what is missing of a block.
+    fn read_ahead(&self, block: u64);
+    /// Counts pages of blocks; `None` where the kernel does not tell.
+    fn cached(&self, blocks: &Range<u64>) -> Option<CachedPages>;
+    /// Writes changed pages to the disk, as far as that is possible.
+    fn write_back(&self);
+    /// True where pages may be evicted, since they are not the only copy.
+    fn can_be_evicted(&self) -> Result<bool, Error>;
+    /// Why evicting and reading again would be in vain, where that is known.
+    fn refuse(&self) -> Result<Option<Refusal>, Error>;
+    /// The name of the file system.
+    fn file_system(&self) -> Result<String, Error>;
+    /// Finds the processes that have pages of these blocks mapped.
+    fn holders(&self, blocks: &Range<u64>) -> Result<Holders, Error>;
+    /// True where memory is free in pieces of a huge page, and where that is not known.
+    fn has_free_huge_pages(&self) -> bool;
+    /// Time since the preparation began.
+    fn elapsed(&self) -> Duration;
+}
+
+/// The other processes that have pages of a file mapped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Holders {
+    /// The processes, with their names, by block.
+    pub by_block: BTreeMap<u64, Vec<(i32, String)>>,
+    /// Number of processes that this user cannot inspect.
+    pub unseen: u64,
+}
+
+/// The running kernel's page cache of an open file.
+#[derive(Debug)]
+pub(crate) struct KernelCache<'a> {
+    pub file: &'a File,
+    pub huge: PageSize,
+    pub begin: Instant,
+}
+
+/// A mapping, and the number of its first block.
+pub(crate) struct BlockMapping {
+    mapping: FileMapping,
+    first: u64,
+}
+
+impl KernelCache<'_> {
+    fn mapping(
+        &self,
+        blocks: &Range<u64>,
+        map: fn(&File, u64, u64, PageSize) -> std::io::Result<FileMapping>,
+    ) -> Result<BlockMapping, Error> {
+        let Range { start, end } = offsets_of(blocks, self.huge);
+        let mapping =
+            map(self.file, start, end - start, self.huge).map_err(|error| Error::new("mapping the file", error))?;
+        Ok(BlockMapping { mapping, first: blocks.start })
+    }
+
+    fn advise(&self, offsets: Range<u64>, advice: PosixFadviseAdvice) -> Result<(), Errno> {
+        posix_fadvise(self.file, offsets.start as i64, (offsets.end - offsets.start) as i64, advice)
+    }
+
+    fn kind(&self) -> Result<FileSystem, Error> {
+        FileSystem::of(self.file).map_err(|error| Error::new("fstatfs", error))
+    }
+
+    fn place(&self, mapping: &BlockMapping, block: u64) -> u64 {
+        (block - mapping.first) * self.huge.bytes()
+    }
+}
+
+impl PageCache for KernelCache<'_> {
+    type Hold = Hold;
+    type Mapping = BlockMapping;
+
+    fn look(&self, blocks: &Range<u64>) -> Result<Looked, Error> {
+        huge_blocks(self.file, blocks, self.huge)
+    }
+
+    fn map_to_collapse(&self, blocks: &Range<u64>) -> Result<BlockMapping, Error> {
+        self.mapping(blocks, FileMapping::executable_if_allowed)
+    }
+
+    fn collapse(&self, mapping: &BlockMapping, block: u64) -> Result<(), Errno> {
+        mapping
+            .mapping
+            .collapse_part(self.place(mapping, block), self.huge.bytes())
+            .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or_default()))
+    }
+
+    fn map_to_create(&self, blocks: &Range<u64>) -> Result<BlockMapping, Error> {
+        let found = self.mapping(blocks, FileMapping::readable)?;
+        found.mapping.prefer_huge().map_err(|error| Error::new("madvise(MADV_HUGEPAGE)", error))?;
+        // Else the kernel begins to read the next block, too, and in smaller pieces, which cannot be evicted while they are read.
+        found.mapping.expect_random_reads().map_err(|error| Error::new("madvise(MADV_RANDOM)", error))?;
+        Ok(found)
+    }
+
+    fn touch(&self, mapping: &BlockMapping, block: u64) -> Result<(), Error> {
+        mapping.mapping.touch(&[self.place(mapping, block)]).map_err(touch_failed)
+    }
+
+    fn evict(&self, block: u64) -> Result<(), Error> {
+        self.advise(offsets_of(&(block..block + 1), self.huge), PosixFadviseAdvice::POSIX_FADV_DONTNEED)
+            .map_err(|error| Error::new("posix_fadvise(POSIX_FADV_DONTNEED)", error))
+    }
+
+    fn read_ahead(&self, block: u64) {
+        let Range { start, end } = offsets_of(&(block..block + 1), self.huge);
+        for at in (start..end).step_by(READ_AHEAD) {
+            let part = at..end.min(at + READ_AHEAD as u64);
+            // Whoever needs the pages reads them otherwise.
+            let _ = self.advise(part, PosixFadviseAdvice::POSIX_FADV_WILLNEED);
+        }
+    }
+
+    fn cached(&self, blocks: &Range<u64>) -> Option<CachedPages> {
+        cached_pages(self.file, offsets_of(blocks, self.huge)).ok()
+    }
+
+    fn write_back(&self) {
+        // File systems that cannot be written have nothing to write back; other failures show afterwards.
+        let _ = self.file.sync_data();
+    }
+
+    fn can_be_evicted(&self) -> Result<bool, Error> {
+        Ok(self.kind()?.can_be_evicted())
+    }
+
+    fn refuse(&self) -> Result<Option<Refusal>, Error> {
+        Ok(self.kind()?.refuse(self.file))
+    }
+
+    fn file_system(&self) -> Result<String, Error> {
+        Ok(self.kind()?.name)
+    }
+
+    fn holders(&self, blocks: &Range<u64>) -> Result<Holders, Error> {
+        let mapped = MappedFiles::read()?;
+        let name = |pid| (pid, ProcessFiles::of(pid).name().unwrap_or_else(|_| "ended".to_owned()));
+        let found = mapped.users_of(self.file, self.huge)?.holders_by_block(blocks, self.huge);
+        let by_block = found.into_iter().map(|(block, pids)| (block, pids.into_iter().map(name).collect())).collect();
+        Ok(Holders { by_block, unseen: mapped.not_permitted })
+    }
+
+    fn has_free_huge_pages(&self) -> bool {
+        let order = (self.huge.bytes() / base_page().bytes()).trailing_zeros() as usize;
+        fs::read_to_string("/proc/buddyinfo").map_or(true, |text| has_free_pieces(&text, order))
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.begin.elapsed()
+    }
+}
+
+/// Lines such as `Node 0, zone   Normal   12   3 …`: free pieces of 1, 2, 4, … pages.
+fn has_free_pieces(buddyinfo: &str, order: usize) -> bool {
+    let free = |line: &str| line.split_ascii_whitespace().skip(4 + order).any(|count| count.parse() != Ok(0u64));
+    buddyinfo.lines().any(free)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_pieces_are_counted_from_their_size_on() {
+        let text = "Node 0, zone      DMA      0      0      1\nNode 0, zone   Normal    7    5    0\n";
+        assert!(has_free_pieces(text, 2) && has_free_pieces(text, 0) && !has_free_pieces(text, 3));
+        assert!(!has_free_pieces("Node 0, zone   Normal    7    5    0\n", 2) && !has_free_pieces("", 0));
+    }
+}

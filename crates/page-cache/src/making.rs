@@ -1,0 +1,333 @@
+//! Collapses blocks, or evicts them and reads them again, until they lie in huge folios.
+
+use crate::blocks::runs;
+use crate::budget::{Budget, Effort, Users};
+use crate::cache::{Holders, PageCache};
+use crate::look::Looked;
+use crate::refusal::Limit;
+use crate::{Error, Refusal};
+use address_space::PageSize;
+use linux::pages::base_page;
+use nix::errno::Errno;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+
+/// Number of times that a block is evicted and read again.
+const PASSES: usize = 3;
+/// Number of blocks that are evicted in part before the rest is left alone, where this user cannot see who maps them.
+const MOST_IN_VAIN: usize = 3;
+
+/// The blocks of one file on their way into huge folios.
+pub(crate) struct Making<'a, C: PageCache> {
+    pub cache: C,
+    pub path: &'a Path,
+    pub huge_page: PageSize,
+    pub budget: Budget<'a>,
+    pub effort: Effort,
+    /// All blocks asked for.
+    pub blocks: Range<u64>,
+    /// Those of them that are left alone, sorted.
+    pub left_out: Vec<u64>,
+    /// Those that lie in huge folios, and what keeps them there.
+    pub now: Looked<C::Hold>,
+    /// Blocks that were collapsed.
+    pub collapsed: BTreeSet<u64>,
+    /// Blocks that were evicted and read again.
+    pub created: BTreeSet<u64>,
+    /// Number of evictions.
+    evictions: u64,
+    /// Who maps pages of the blocks, once that has been looked for.
+    holders: Option<Holders>,
+    /// Blocks of which pages stayed although nobody was seen who maps them.
+    in_vain: BTreeSet<u64>,
+}
+
+/// How collapsing ended.
+enum Collapse {
+    /// Every block was tried.
+    Tried,
+    /// The kernel does not collapse pages of this file.
+    Refused(Errno),
+    /// The budget was used up.
+    Limit(Limit),
+}
+
+impl<'a, C: PageCache> Making<'a, C> {
+    /// Looks at the blocks.
+    pub fn new(
+        cache: C,
+        path: &'a Path,
+        huge_page: PageSize,
+        (effort, budget): (Effort, Budget<'a>),
+        blocks: Range<u64>,
+    ) -> Result<Self, Error> {
+        let now = cache.look(&blocks)?;
+        let (left_out, collapsed, created) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        let (evictions, holders, in_vain) = (0, None, BTreeSet::new());
+        Ok(Self {
+            cache,
+            path,
+            huge_page,
+            budget,
+            effort,
+            blocks,
+            left_out,
+            now,
+            collapsed,
+            created,
+            evictions,
+            holders,
+            in_vain,
+        })
+    }
+
+    /// Looks again. What was held stays held until then.
+    pub fn look(&mut self) -> Result<(), Error> {
+        self.now = self.cache.look(&self.blocks)?;
+        Ok(())
+    }
+
+    /// All blocks asked for that do not lie in huge folios. A block that did and was lost since is among them.
+    pub fn small(&self) -> Vec<u64> {
+        self.blocks.clone().filter(|block| self.now.blocks.binary_search(block).is_err()).collect()
+    }
+
+    /// Those of the small blocks that are to be made huge.
+    pub fn wanted(&self) -> Vec<u64> {
+        self.small().into_iter().filter(|block| self.left_out.binary_search(block).is_err()).collect()
+    }
+
+    /// Returns why blocks stay small; `None` where all that are wanted are huge.
+    pub fn make(&mut self) -> Result<Option<Refusal>, Error> {
+        let collapse = self.collapse()?;
+        if self.wanted().is_empty() {
+            return Ok(None);
+        }
+        if let Collapse::Limit(limit) = collapse {
+            return Ok(Some(self.out_of_budget(limit)));
+        }
+        if self.effort == Effort::InPlace {
+            return Ok(Some(match collapse {
+                Collapse::Tried => self.fragmented(),
+                _ => self.not_asked(),
+            }));
+        }
+        if !self.cache.can_be_evicted()? {
+            let answer = if let Collapse::Refused(error) = collapse { error.desc() } else { "no answer" };
+            return Ok(Some(Refusal::Tmpfs(answer.to_owned())));
+        }
+        if let Some(refusal) = self.cache.refuse()? {
+            return Ok(Some(refusal));
+        }
+        if let Some(refusal) = self.write_back() {
+            return Ok(Some(refusal));
+        }
+        if self.budget.users == Users::BeforeEviction {
+            self.find_holders()?;
+        }
+        let (mut limit, most) = (None, (self.budget.bytes)());
+        // Pages that the kernel has in hand for a moment are not evicted the first time, and reclaim may drop a block
+        // before it is held.
+        for _ in 0..PASSES {
+            limit = self.create(most)?;
+            if limit.is_some() || self.to_create().is_empty() {
+                break;
+            }
+        }
+        match limit {
+            _ if self.wanted().is_empty() => Ok(None),
+            Some(limit) => Ok(Some(self.out_of_budget(limit))),
+            None => self.explain().map(Some),
+        }
+    }
+
+    /// Collapses in place, as far as the kernel does.
+    fn collapse(&mut self) -> Result<Collapse, Error> {
+        let (mut outcome, mut mappings) = (Collapse::Tried, Vec::new());
+        'runs: for run in runs(&self.wanted()) {
+            mappings.push(self.cache.map_to_collapse(&run)?);
+            let Some(mapping) = mappings.last() else { break };
+            for block in run {
+                if let Some(limit) = self.time_is_up() {
+                    outcome = Collapse::Limit(limit);
+                    break 'runs;
+                }
+                match self.cache.collapse(mapping, block) {
+                    Ok(()) => drop(self.collapsed.insert(block)),
+                    // This kernel or file system does not.
+                    Err(error @ (Errno::EINVAL | Errno::ENOSYS | Errno::EPERM)) => {
+                        outcome = Collapse::Refused(error);
+                        break 'runs;
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        // A block that was collapsed is read back with the others.
+        if !self.collapsed.is_empty() {
+            self.look()?;
+        }
+        // Until here they kept mapped what was collapsed.
+        drop(mappings);
+        Ok(outcome)
+    }
+
+    /// Changed pages cannot be evicted. Writing them back may take long, so it is done only on request.
+    fn write_back(&self) -> Option<Refusal> {
+        let dirty_in = |run: &Range<u64>| self.cache.cached(run).map(|found| found.dirty + found.writeback);
+        let dirty: Option<u64> = runs(&self.wanted()).iter().map(dirty_in).sum();
+        match dirty {
+            Some(0) => None,
+            Some(pages) if self.effort == Effort::Once => {
+                let bytes = pages * base_page().bytes();
+                Some(Refusal::NotYetWritten { bytes, path: self.path.to_owned() })
+            }
+            None if self.effort == Effort::Once => None,
+            _ => {
+                self.cache.write_back();
+                None
+            }
+        }
+    }
+
+    /// The wanted blocks that nobody is known to map.
+    fn to_create(&self) -> Vec<u64> {
+        self.wanted().into_iter().filter(|block| !self.is_mapped(*block)).collect()
+    }
+
+    fn is_mapped(&self, block: u64) -> bool {
+        let is_held = |found: &Holders| found.by_block.contains_key(&block);
+        self.holders.as_ref().is_some_and(is_held) || self.in_vain.contains(&block)
+    }
+
+    /// Evicts and reads again, block by block, so that little is missing at any time, and at most `most` bytes; then looks
+    /// at all blocks. Returns the limit that ended it.
+    fn create(&mut self, most: u64) -> Result<Option<Limit>, Error> {
+        let (mut limit, mut mappings) = (None, Vec::new());
+        'runs: for run in runs(&self.to_create()) {
+            let mapping = self.cache.map_to_create(&run)?;
+            for block in run {
+                limit = self.time_is_up().or_else(|| self.bytes_are_used_up(most));
+                if limit.is_some() || self.in_vain.len() >= MOST_IN_VAIN {
+                    mappings.push(mapping);
+                    break 'runs;
+                }
+                // Known only since another block stayed.
+                if self.is_mapped(block) {
+                    continue;
+                }
+                self.evictions += 1;
+                self.cache.evict(block)?;
+                match self.stays(block) {
+                    Ok(false) => {}
+                    stays => {
+                        self.cache.read_ahead(block);
+                        stays?;
+                        continue;
+                    }
+                }
+                self.cache.touch(&mapping, block)?;
+                self.created.insert(block);
+            }
+            mappings.push(mapping);
+        }
+        if self.in_vain.len() >= MOST_IN_VAIN {
+            let others = self.to_create();
+            self.in_vain.extend(others);
+        }
+        self.look()?;
+        // Until here they kept mapped what was made; in small blocks they would keep what is to be evicted.
+        drop(mappings);
+        Ok(limit)
+    }
+
+    /// True where pages of an evicted block are still there because somebody maps them, or may do so. Pages that the
+    /// kernel has in hand for a moment do not count.
+    fn stays(&mut self, block: u64) -> Result<bool, Error> {
+        if self.cache.cached(&(block..block + 1)).is_none_or(|found| found.cached == 0) {
+            return Ok(false);
+        }
+        let holders = self.find_holders()?;
+        if holders.by_block.contains_key(&block) {
+            return Ok(true);
+        }
+        let unseen = holders.unseen > 0;
+        Ok(unseen && self.in_vain.insert(block))
+    }
+
+    fn find_holders(&mut self) -> Result<&Holders, Error> {
+        let found = match self.holders.take() {
+            Some(found) => found,
+            None => self.cache.holders(&self.blocks)?,
+        };
+        Ok(self.holders.insert(found))
+    }
+
+    fn time_is_up(&self) -> Option<Limit> {
+        (self.cache.elapsed() >= self.budget.time).then_some(Limit::Time(self.budget.time))
+    }
+
+    fn bytes_are_used_up(&self, most: u64) -> Option<Limit> {
+        ((self.evictions + 1).saturating_mul(self.huge_page.bytes()) > most).then_some(Limit::Bytes(most))
+    }
+
+    fn out_of_budget(&self, limit: Limit) -> Refusal {
+        Refusal::OutOfBudget { limit, left: self.bytes(self.small().len()), path: self.path.to_owned() }
+    }
+
+    fn bytes(&self, blocks: usize) -> u64 {
+        blocks as u64 * self.huge_page.bytes()
+    }
+
+    /// The blocks are small, and are not to be prepared.
+    pub fn not_asked(&self) -> Refusal {
+        let of = self.blocks.end.saturating_sub(self.blocks.start) as usize;
+        Refusal::NotAsked { huge: self.bytes(self.now.blocks.len()), of: self.bytes(of), path: self.path.to_owned() }
+    }
+
+    fn fragmented(&self) -> Refusal {
+        let blocks = self.wanted().len() as u64;
+        let made = |block: &&u64| self.created.contains(block) || self.collapsed.contains(block);
+        let of = blocks + self.now.blocks.iter().filter(made).count() as u64;
+        Refusal::Fragmented { blocks, of, huge: self.huge_page, path: self.path.to_owned() }
+    }
+
+    /// Finds out why blocks stayed small.
+    fn explain(&mut self) -> Result<Refusal, Error> {
+        // Who maps them takes longer to find out than is left.
+        if let Some(limit) = self.time_is_up() {
+            return Ok(self.out_of_budget(limit));
+        }
+        let (small, path) = (self.wanted(), self.path.to_owned());
+        let Holders { by_block, unseen } = self.find_holders()?.clone();
+        let held: Vec<&Vec<(i32, String)>> = small.iter().filter_map(|block| by_block.get(block)).collect();
+        if !held.is_empty() {
+            let blocks = held.len() as u64;
+            let processes: BTreeSet<(i32, String)> = held.into_iter().flatten().cloned().collect();
+            return Ok(Refusal::Mapped { processes: processes.into_iter().collect(), blocks, unseen, path });
+        }
+        let dropped = |block: &&u64| self.cache.cached(&(**block..**block + 1)).is_some_and(|found| found.evicted > 0);
+        let dropped = small.iter().filter(dropped).count() as u64;
+        if dropped > 0 {
+            return Ok(Refusal::Dropped { blocks: dropped, path });
+        }
+        let blocks = small.len() as u64;
+        if !self.in_vain.is_empty() {
+            return Ok(Refusal::Mapped { processes: Vec::new(), blocks, unseen, path });
+        }
+        if !self.cache.has_free_huge_pages() {
+            return Ok(self.fragmented());
+        }
+        if self.created.iter().any(|block| self.now.blocks.binary_search(block).is_ok()) {
+            return Ok(Refusal::InUse { blocks, path });
+        }
+        if unseen > 0 {
+            return Ok(Refusal::Mapped { processes: Vec::new(), blocks, unseen, path });
+        }
+        Ok(Refusal::StayedSmall { blocks, file_system: self.cache.file_system()?, path })
+    }
+}
+
+#[cfg(test)]
+mod tests;
