@@ -47,8 +47,7 @@ impl BootFile {
         }
     }
 
-    /// The file that reserves `requests`. `program` is the path of `pagelift` at boot, `default` the kernel's default
-    /// size.
+    /// The file that reserves `requests`. `program` is the path of `pagelift` at boot.
     ///
     /// # Errors
     /// What such a file cannot express, and what can.
@@ -57,15 +56,95 @@ impl BootFile {
         name: &str,
         requests: &[PoolRequest],
         program: &str,
-        default: Option<PageSize>,
+        machine: &BootMachine,
     ) -> Result<Self, String> {
         let (path, link) = Self::paths(kind, name);
         let text = match kind {
             BootKind::Systemd => unit(requests, program)?,
-            BootKind::Sysctl => sysctl(requests, default)?,
-            BootKind::Grub => grub(requests),
+            BootKind::Sysctl => sysctl(requests, machine.default)?,
+            BootKind::Grub => grub(&kernel_arguments(requests, machine), machine)?,
         };
         Ok(Self { link: link.map(|link| (link, format!("/{path}"))), path, text })
+    }
+
+    /// The fragment of GRUB's configuration that sets memory aside for the gigantic pages among `requests`, by
+    /// [`cma_arguments`]; it takes the place of the one that reserves them.
+    ///
+    /// # Errors
+    /// No page is gigantic, or the kernel cannot do it.
+    pub fn with_cma(
+        name: &str,
+        requests: &[PoolRequest],
+        machine: &BootMachine,
+        is_gigantic: impl Fn(PageSize) -> bool,
+    ) -> Result<Self, String> {
+        let (path, _) = Self::paths(BootKind::Grub, name);
+        let arguments = cma_arguments(requests, machine, &is_gigantic).ok_or(
+            "hugetlb_cma= sets memory aside for gigantic pages only, found none; fix: 1G:1 for example, or no --cma",
+        )?;
+        if machine.release.is_some_and(|found| found < CMA) {
+            return Err(format!("hugetlb_cma= takes Linux 5.7, found {}; fix: no --cma", machine.found()));
+        }
+        let others: Vec<_> = requests.iter().filter(|request| !is_gigantic(request.size)).copied().collect();
+        let others = kernel_arguments(&others, machine);
+        let text =
+            [others.text, arguments.text].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ");
+        let both = KernelArguments { text, unplaced: others.unplaced.or(arguments.unplaced) };
+        Ok(Self { path, text: grub(&both, machine)?, link: None })
+    }
+}
+
+/// What of a machine decides which of these files it understands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BootMachine {
+    /// The kernel's default size of pool pages.
+    pub default: Option<PageSize>,
+    /// Major and minor number of the kernel's release; `None` where it is not known, in an image for example.
+    pub release: Option<(u32, u32)>,
+    /// Its NUMA nodes.
+    pub nodes: Vec<u32>,
+}
+
+/// The release since which `hugepages=` and `hugetlb_cma=` name nodes (commits b5389086ad7b and 38e719ab2673, both merged on
+/// 6 November 2021, after 5.15). An older kernel reads the number before the colon alone: of `1:64` one page.
+const NODES_IN_ARGUMENTS: (u32, u32) = (5, 16);
+/// The release since which there is `hugetlb_cma=` (commit cf11e85fc08c).
+const CMA: (u32, u32) = (5, 7);
+
+impl BootMachine {
+    fn reads_nodes(&self) -> bool {
+        self.release.is_none_or(|release| release >= NODES_IN_ARGUMENTS)
+    }
+
+    fn found(&self) -> String {
+        self.release.map_or_else(|| "an unknown one".to_owned(), |(major, minor)| format!("{major}.{minor}"))
+    }
+
+    /// True for numbers that the kernel reaches by itself when it spreads their sum over all nodes.
+    fn are_spread(&self, by_node: &BTreeMap<Option<u32>, u64>) -> bool {
+        let (least, most) = (by_node.values().min(), by_node.values().max());
+        by_node.keys().copied().eq(self.nodes.iter().copied().map(Some))
+            && least.zip(most).is_some_and(|(least, most)| most - least <= 1)
+    }
+}
+
+/// Parameters of the kernel's command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelArguments {
+    /// The parameters.
+    pub text: String,
+    /// A node on which pages were wanted and that the kernel does not read: the parameters name the sum of all nodes.
+    pub unplaced: Option<u32>,
+}
+
+impl KernelArguments {
+    /// What they do not say, where they do not say all.
+    pub fn note(&self, machine: &BootMachine) -> Option<String> {
+        let node = self.unplaced?;
+        Some(format!(
+            "the command line names nodes since Linux 5.16, found {}, which spreads the sum over all nodes; needed: node {node}",
+            machine.found()
+        ))
     }
 }
 
@@ -79,34 +158,53 @@ fn summed(requests: &[PoolRequest]) -> BTreeMap<PageSize, BTreeMap<Option<u32>, 
 }
 
 /// The parameters of the kernel's command line that reserve these pages
-/// (`Documentation/admin-guide/kernel-parameters.txt`): `hugepagesz=1G hugepages=0:2,1:2`. Nodes are understood since
-/// Linux 5.15, and all pages of a size are either placed or not.
-pub fn kernel_arguments(requests: &[PoolRequest]) -> String {
-    let of_size = |(size, by_node): (PageSize, BTreeMap<Option<u32>, u64>)| {
-        let placed: Vec<_> = by_node.iter().filter_map(|(node, pages)| Some(format!("{}:{pages}", (*node)?))).collect();
-        let pages: u64 = by_node.values().sum();
-        let is_placed = placed.len() == by_node.len();
-        let value = if is_placed { placed.join(",") } else { pages.to_string() };
+/// (`Documentation/admin-guide/kernel-parameters.txt`): `hugepagesz=1G hugepages=0:2,1:2`. All pages of a size are either
+/// placed or not; a kernel that reads no nodes gets the sum.
+pub fn kernel_arguments(requests: &[PoolRequest], machine: &BootMachine) -> KernelArguments {
+    let mut unplaced = None;
+    let mut of_size = |(size, by_node): (PageSize, BTreeMap<Option<u32>, u64>)| {
+        let value = value_of(&by_node, machine, "", &mut unplaced);
         format!("hugepagesz={} hugepages={value}", short_size(size))
     };
-    summed(requests).into_iter().map(of_size).collect::<Vec<_>>().join(" ")
+    let text = summed(requests).into_iter().map(&mut of_size).collect::<Vec<_>>().join(" ");
+    KernelArguments { text, unplaced }
 }
 
 /// The parameter that sets memory aside for gigantic pages and lends it to movable memory until they are reserved while
-/// the kernel runs (Linux 5.7, by node since 5.16); `None` where `is_gigantic` is true of no request.
-pub fn cma_argument(requests: &[PoolRequest], is_gigantic: impl Fn(PageSize) -> bool) -> Option<String> {
-    let of_interest: Vec<_> = requests.iter().filter(|request| is_gigantic(request.size)).copied().collect();
-    let mut by_node: BTreeMap<Option<u32>, u64> = BTreeMap::new();
-    for request in &of_interest {
-        *by_node.entry(request.node).or_default() += request.bytes() >> 20;
+/// the kernel runs; `None` where `is_gigantic` is true of no request. The kernel takes no gigantic page at boot then.
+pub fn cma_arguments(
+    requests: &[PoolRequest],
+    machine: &BootMachine,
+    is_gigantic: impl Fn(PageSize) -> bool,
+) -> Option<KernelArguments> {
+    let mut mib_by_node: BTreeMap<Option<u32>, u64> = BTreeMap::new();
+    for request in requests.iter().filter(|request| is_gigantic(request.size)) {
+        *mib_by_node.entry(request.node).or_default() += request.bytes() >> 20;
     }
-    if by_node.is_empty() {
+    if mib_by_node.is_empty() {
         return None;
     }
-    let all: u64 = by_node.values().sum();
-    let nodes: Vec<_> = by_node.iter().filter_map(|(node, mib)| Some(format!("{}:{mib}M", (*node)?))).collect();
-    let value = if nodes.len() == by_node.len() { nodes.join(",") } else { format!("{all}M") };
-    Some(format!("hugetlb_cma={value}"))
+    let mut unplaced = None;
+    let value = value_of(&mib_by_node, machine, "M", &mut unplaced);
+    Some(KernelArguments { text: format!("hugetlb_cma={value}"), unplaced })
+}
+
+/// `0:2,1:2`, or the sum where not all is placed or the kernel does not read it.
+fn value_of(
+    by_node: &BTreeMap<Option<u32>, u64>,
+    machine: &BootMachine,
+    unit: &str,
+    unplaced: &mut Option<u32>,
+) -> String {
+    let placed: Vec<_> =
+        by_node.iter().filter_map(|(node, number)| Some(format!("{}:{number}{unit}", (*node)?))).collect();
+    if placed.len() == by_node.len() && machine.reads_nodes() {
+        return placed.join(",");
+    }
+    if !machine.reads_nodes() && !machine.are_spread(by_node) {
+        *unplaced = by_node.keys().flatten().next().copied().or(*unplaced);
+    }
+    format!("{}{unit}", by_node.values().sum::<u64>())
 }
 
 fn words(requests: &[PoolRequest]) -> String {
@@ -127,6 +225,7 @@ fn unit(requests: &[PoolRequest], program: &str) -> Result<String, String> {
          Documentation=man:pagelift-pool(1)\n\
          ConditionPathExists=/sys/kernel/mm/hugepages\n\
          RequiresMountsFor={program}\n\
+         ConditionFileIsExecutable={program}\n\
          DefaultDependencies=no\n\
          Before=sysinit.target kubelet.service\n\
          \n\
@@ -159,8 +258,11 @@ fn sysctl(requests: &[PoolRequest], default: Option<PageSize>) -> Result<String,
     ))
 }
 
-fn grub(requests: &[PoolRequest]) -> String {
-    format!("GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX {}\"\n", kernel_arguments(requests))
+fn grub(arguments: &KernelArguments, machine: &BootMachine) -> Result<String, String> {
+    if let Some(why) = arguments.note(machine) {
+        return Err(format!("{why}; fix: --install systemd, which reserves on each node, or a kernel from 5.16 on"));
+    }
+    Ok(format!("GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX {}\"\n", arguments.text))
 }
 
 #[cfg(test)]
@@ -171,40 +273,83 @@ mod tests {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
+    /// A machine with two nodes.
+    fn linux(major: u32, minor: u32) -> BootMachine {
+        BootMachine { default: PageSize::new(2 << 20).ok(), release: Some((major, minor)), nodes: vec![0, 1] }
+    }
+
+    fn gigantic(size: PageSize) -> bool {
+        size.bytes() >= 1 << 30
+    }
+
     #[test]
     fn the_kernel_reads_sizes_before_their_numbers() {
-        assert_eq!(kernel_arguments(&requests(&["2M:64"])), "hugepagesz=2M hugepages=64");
-        let placed = requests(&["1G:2@0", "2M:64", "1G:2@1", "1G:1@0"]);
-        assert_eq!(kernel_arguments(&placed), "hugepagesz=2M hugepages=64 hugepagesz=1G hugepages=0:3,1:2");
+        let arguments = |texts: &[&str]| kernel_arguments(&requests(texts), &linux(5, 16)).text;
+        assert_eq!(arguments(&["2M:64"]), "hugepagesz=2M hugepages=64");
+        let placed = ["1G:2@0", "2M:64", "1G:2@1", "1G:1@0"];
+        assert_eq!(arguments(&placed), "hugepagesz=2M hugepages=64 hugepagesz=1G hugepages=0:3,1:2");
         // The kernel's grammar has no way to place some of them only.
-        assert_eq!(kernel_arguments(&requests(&["2M:1@0", "2M:3"])), "hugepagesz=2M hugepages=4");
+        assert_eq!(arguments(&["2M:1@0", "2M:3"]), "hugepagesz=2M hugepages=4");
+    }
+
+    #[test]
+    fn a_kernel_that_reads_no_nodes_gets_the_sum_or_nothing() {
+        let old = linux(5, 15);
+        let on_one = kernel_arguments(&requests(&["1G:2@1"]), &old);
+        assert_eq!((on_one.text.as_str(), on_one.unplaced), ("hugepagesz=1G hugepages=2", Some(1)));
+        let note = on_one.note(&old).unwrap();
+        assert!(note.contains("since Linux 5.16, found 5.15") && note.contains("needed: node 1"), "{note}");
+        // What it spreads by itself.
+        let spread = kernel_arguments(&requests(&["1G:2@0", "1G:1@1"]), &old);
+        assert_eq!((spread.text.as_str(), spread.note(&old)), ("hugepagesz=1G hugepages=3", None));
+        let unknown = BootMachine { release: None, ..old.clone() };
+        assert_eq!(kernel_arguments(&requests(&["1G:2@1"]), &unknown).text, "hugepagesz=1G hugepages=1:2");
+        let grub = |texts: &[&str]| BootFile::new(BootKind::Grub, "db", &requests(texts), "/x", &old);
+        let refused = grub(&["1G:2@1"]).unwrap_err();
+        assert!(refused.contains("fix: --install systemd"), "{refused}");
+        assert!(grub(&["1G:2"]).is_ok() && grub(&["1G:1@0", "1G:1@1"]).is_ok());
     }
 
     #[test]
     fn memory_is_set_aside_for_gigantic_pages_only() {
-        let gigantic = |size: PageSize| size.bytes() >= 1 << 30;
-        assert_eq!(cma_argument(&requests(&["2M:64"]), gigantic), None);
-        assert_eq!(cma_argument(&requests(&["2M:64", "1G:2"]), gigantic).unwrap(), "hugetlb_cma=2048M");
-        assert_eq!(cma_argument(&requests(&["1G:2@0", "1G:1@1"]), gigantic).unwrap(), "hugetlb_cma=0:2048M,1:1024M");
+        let of = |texts: &[&str], machine: &BootMachine| cma_arguments(&requests(texts), machine, gigantic);
+        let text = |texts: &[&str]| of(texts, &linux(5, 16)).map(|arguments| arguments.text);
+        assert_eq!(text(&["2M:64"]), None);
+        assert_eq!(text(&["2M:64", "1G:2"]).unwrap(), "hugetlb_cma=2048M");
+        assert_eq!(text(&["1G:2@0", "1G:1@1"]).unwrap(), "hugetlb_cma=0:2048M,1:1024M");
+        let old = of(&["1G:2@0", "1G:1@1"], &linux(5, 10)).unwrap();
+        assert_eq!((old.text.as_str(), old.unplaced), ("hugetlb_cma=3072M", Some(0)));
+    }
+
+    #[test]
+    fn a_fragment_sets_memory_aside_and_reserves_the_others() {
+        let of = |texts: &[&str], machine: &BootMachine| BootFile::with_cma("db", &requests(texts), machine, gigantic);
+        let file = of(&["2M:5", "1G:2@0"], &linux(6, 1)).unwrap();
+        assert_eq!(file.path, "etc/default/grub.d/60-pagelift-pool-db.cfg");
+        let expected = "GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX hugepagesz=2M hugepages=5 hugetlb_cma=0:2048M\"\n";
+        assert_eq!((file.text.as_str(), file.link), (expected, None));
+        assert!(of(&["2M:5"], &linux(6, 1)).unwrap_err().contains("found none"));
+        assert!(of(&["1G:1"], &linux(5, 6)).unwrap_err().contains("takes Linux 5.7, found 5.6"));
+        assert!(of(&["1G:1@1"], &linux(5, 10)).unwrap_err().contains("needed: node 1; fix: "));
     }
 
     #[test]
     fn a_unit_reserves_on_each_node() {
         let requests = requests(&["2M:5@0", "2M:4@1"]);
-        let file = BootFile::new(BootKind::Systemd, "db", &requests, "/usr/bin/pagelift", None).unwrap();
+        let file = BootFile::new(BootKind::Systemd, "db", &requests, "/usr/bin/pagelift", &linux(6, 1)).unwrap();
         assert_eq!(file.path, "etc/systemd/system/pagelift-pool-db.service");
         assert!(file.text.contains("\nExecStart=/usr/bin/pagelift pool reserve --add 2M:5@0 2M:4@1\n"));
+        assert!(file.text.contains("\nConditionFileIsExecutable=/usr/bin/pagelift\n"), "skipped once it is removed");
         let (link, target) = file.link.unwrap();
         assert_eq!(link, "etc/systemd/system/sysinit.target.wants/pagelift-pool-db.service");
         assert_eq!(target, "/etc/systemd/system/pagelift-pool-db.service");
-        let strange = BootFile::new(BootKind::Systemd, "db", &requests, "/a b/pagelift", None);
+        let strange = BootFile::new(BootKind::Systemd, "db", &requests, "/a b/pagelift", &linux(6, 1));
         assert!(strange.unwrap_err().contains("cannot stand in a unit"));
     }
 
     #[test]
     fn sysctl_says_what_it_cannot() {
-        let default = PageSize::new(2 << 20).ok();
-        let of = |texts: &[&str]| BootFile::new(BootKind::Sysctl, "db", &requests(texts), "/x", default);
+        let of = |texts: &[&str]| BootFile::new(BootKind::Sysctl, "db", &requests(texts), "/x", &linux(6, 1));
         assert!(of(&["2M:64", "2M:1"]).unwrap().text.ends_with("\nvm.nr_hugepages = 65\n"));
         assert!(of(&["1G:1"]).unwrap_err().contains("found 2M, needed 1G"));
         assert!(of(&["2M:1@1"]).unwrap_err().contains("needed: node 1"));
@@ -212,7 +357,7 @@ mod tests {
 
     #[test]
     fn grub_keeps_what_is_set_already() {
-        let file = BootFile::new(BootKind::Grub, "db", &requests(&["1G:2@0"]), "/x", None).unwrap();
+        let file = BootFile::new(BootKind::Grub, "db", &requests(&["1G:2@0"]), "/x", &linux(5, 16)).unwrap();
         assert_eq!(file.text, "GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX hugepagesz=1G hugepages=0:2\"\n");
     }
 }

@@ -1,6 +1,6 @@
 //! The sizes of pools: changed by differences, so that what others change at the same time stays.
 
-use crate::{PoolError, Settings};
+use crate::{PoolError, PoolRequest, Settings};
 use address_space::PageSize;
 use machine_facts::{PoolCounts, pool_counts, pool_directory};
 use serde::Serialize;
@@ -83,6 +83,21 @@ pub(crate) fn changes_since(before: &PoolCounts, now: &PoolCounts) -> Vec<Change
     nodes.into_iter().map(change).filter(|change| change.pages > 0).collect()
 }
 
+/// Takes the pages that `request` names out of `changes`, as far as they are there, to be given back before the others.
+pub fn part_of(changes: &mut [Change], request: &PoolRequest) -> Vec<Change> {
+    let mut left = request.pages;
+    let mut part = Vec::new();
+    let is_meant = |change: &Change| {
+        change.size == request.size && (request.node.is_none() || change.node.is_none() || change.node == request.node)
+    };
+    for change in changes.iter_mut().filter(|change| is_meant(change)) {
+        let pages = change.pages.min(left);
+        (left, change.pages) = (left - pages, change.pages - pages);
+        part.extend((pages > 0).then_some(Change { pages, ..*change }));
+    }
+    part
+}
+
 /// Makes each pool smaller again by what it was enlarged by. Pages that somebody uses now become surplus: the kernel
 /// takes them back when they are freed.
 ///
@@ -104,4 +119,24 @@ pub fn give_back(settings: &impl Settings, changes: &[Change]) -> Result<Vec<Giv
         }
     }
     failed.map_or(Ok(given), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_taken_from_where_it_was_added() {
+        let size: PageSize = "2M".parse().unwrap();
+        let change = |node, pages| Change { size, node: Some(node), pages };
+        let mut changes = [change(0, 3), change(1, 4)];
+        let mut part = |text: &str| part_of(&mut changes, &text.parse().unwrap());
+        assert_eq!(part("2M:2@1"), [change(1, 2)]);
+        assert_eq!(part("2M:4"), [change(0, 3), change(1, 1)]);
+        assert_eq!(part("2M:4@1"), [change(1, 1)]);
+        assert!(part("2M:1").is_empty() && part("1G:1").is_empty());
+        let mut without_nodes = [Change { size, node: None, pages: 2 }];
+        assert_eq!(part_of(&mut without_nodes, &"2M:1@0".parse().unwrap()).len(), 1);
+        assert_eq!(without_nodes[0].pages, 1);
+    }
 }

@@ -157,12 +157,13 @@ fn checksum(text: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PoolRequest;
+    use crate::{BootMachine, PoolRequest};
     use std::collections::BTreeSet;
 
     fn file(kind: BootKind) -> BootFile {
         let request: PoolRequest = "2M:64".parse().unwrap();
-        BootFile::new(kind, "db", &[request], "/usr/bin/pagelift", Some(request.size)).unwrap()
+        let machine = BootMachine { default: Some(request.size), ..BootMachine::default() };
+        BootFile::new(kind, "db", &[request], "/usr/bin/pagelift", &machine).unwrap()
     }
 
     /// All files below a folder.

@@ -9,6 +9,7 @@ mod boot;
 mod change;
 mod demote;
 mod error;
+mod hugetlbfs;
 mod install;
 mod need;
 mod obstacle;
@@ -17,23 +18,26 @@ mod release;
 mod request;
 mod reserve;
 mod settings;
+mod system_v;
 mod users;
 mod view;
 
 #[cfg(test)]
 mod simulated;
 
-pub use boot::{BootFile, BootKind, cma_argument, kernel_arguments};
-pub use change::{Change, GivenBack, give_back};
+pub use boot::{BootFile, BootKind, BootMachine, KernelArguments, cma_arguments, kernel_arguments};
+pub use change::{Change, GivenBack, give_back, part_of};
 pub use demote::{Demoted, demote};
 pub use error::PoolError;
+pub use hugetlbfs::HugetlbFile;
 pub use install::{InstallError, Installation};
-pub use need::{NodeNeed, PoolNeed, needs_of};
+pub use need::{NodeNeed, PoolNeed, needs_of, on_each_of, spread_over, unused};
 pub use obstacle::Obstacle;
 pub use overcommit::{Overcommitted, overcommit};
 pub use release::{Amount, ReleaseRequest, Released, release};
 pub use request::{PoolRequest, RequestError, short_size};
 pub use reserve::{Goal, Outcome, ReserveOptions, reserve, usual_floor};
 pub use settings::{KernelSettings, PoolLock, Settings};
-pub use users::{HugetlbFile, PoolUser, UserKind, Users};
+pub use system_v::Unattached;
+pub use users::{PoolUser, UserKind, Users};
 pub use view::{CmaView, FreeView, MemoryView, PoolView, PoolsView};

@@ -78,6 +78,61 @@ pub fn needs_of(wanted: &[PoolRequest], pools: &[PoolCounts], nodes: &[u32]) -> 
         .collect()
 }
 
+/// Places pages that have no node yet: spread evenly over `nodes`, as the kernel spreads a pool.
+pub fn spread_over(requests: &[PoolRequest], nodes: &[u32]) -> Vec<PoolRequest> {
+    let share = |request: &PoolRequest, place: usize| {
+        let (share, rest) = (request.pages / nodes.len() as u64, request.pages % nodes.len() as u64);
+        share + u64::from((place as u64) < rest)
+    };
+    place(requests, nodes, share)
+}
+
+/// Places pages that have no node yet: all of them on each of `nodes`, for a program that takes them of one node which is not
+/// known before.
+pub fn on_each_of(requests: &[PoolRequest], nodes: &[u32]) -> Vec<PoolRequest> {
+    place(requests, nodes, |request, _| request.pages)
+}
+
+fn place(requests: &[PoolRequest], nodes: &[u32], pages: impl Fn(&PoolRequest, usize) -> u64) -> Vec<PoolRequest> {
+    let mut placed = Vec::new();
+    for request in requests {
+        if request.node.is_some() || nodes.is_empty() {
+            placed.push(*request);
+            continue;
+        }
+        let on =
+            |(place, &node): (usize, &u32)| PoolRequest { pages: pages(request, place), node: Some(node), ..*request };
+        placed.extend(nodes.iter().enumerate().map(on).filter(|request| request.pages > 0));
+    }
+    placed
+}
+
+/// The pages of `held` that a program does not use, which has `used` of them: size, node, pages. Where it has taken pages of
+/// one node in place of another's, only what is left over in all counts.
+pub fn unused(held: &[PoolRequest], used: &[(PageSize, u32, u64)]) -> Vec<PoolRequest> {
+    let mut unused = Vec::new();
+    let mut sizes: Vec<_> = held.iter().map(|request| request.size).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    for size in sizes {
+        let used_on = |node: Option<u32>| -> u64 {
+            let of_size = used.iter().filter(|(of, on, _)| *of == size && node.is_none_or(|node| node == *on));
+            of_size.map(|(_, _, pages)| pages).sum()
+        };
+        let of_size = || held.iter().filter(|request| request.size == size);
+        let mut left = of_size().map(|request| request.pages).sum::<u64>().saturating_sub(used_on(None));
+        let mut over: Vec<_> =
+            of_size().map(|held| (held.pages.saturating_sub(used_on(held.node)), held.node)).collect();
+        over.sort_by_key(|&(pages, _)| std::cmp::Reverse(pages));
+        for (pages, node) in over {
+            let pages = pages.min(left);
+            left -= pages;
+            unused.extend((pages > 0).then_some(PoolRequest { size, pages, node }));
+        }
+    }
+    unused
+}
+
 fn spread(wanted: &[&PoolRequest], pool: Option<&PoolCounts>, allowed: &[u32]) -> Vec<NodeNeed> {
     let placed = wanted.iter().filter_map(|request| request.node);
     let mut nodes: Vec<u32> = placed.chain(allowed.iter().copied()).collect();
@@ -138,6 +193,33 @@ mod tests {
         assert_eq!((needs[0].available, needs[0].missing), (10, 3));
         let kept_to_one = needs_of(&requests(&["2M:9"]), &[pool(&[9, 2])], &[1]);
         assert_eq!(texts(&kept_to_one[0].requests()), ["2M:9"]);
+    }
+
+    #[test]
+    fn pages_are_placed_on_the_nodes_that_a_lift_takes_them_of() {
+        let wanted = requests(&["2M:5", "2M:1@7"]);
+        assert_eq!(texts(&spread_over(&wanted, &[1])), ["2M:5@1", "2M:1@7"]);
+        assert_eq!(texts(&spread_over(&wanted, &[0, 2])), ["2M:3@0", "2M:2@2", "2M:1@7"]);
+        assert_eq!(texts(&spread_over(&requests(&["2M:1"]), &[0, 2])), ["2M:1@0"]);
+        assert_eq!(texts(&on_each_of(&wanted, &[0, 2])), ["2M:5@0", "2M:5@2", "2M:1@7"]);
+        assert_eq!(texts(&spread_over(&wanted, &[])), ["2M:5", "2M:1@7"]);
+        let needs = needs_of(&spread_over(&requests(&["2M:9"]), &[1]), &[pool(&[9, 2])], &[0, 1]);
+        assert_eq!((texts(&needs[0].requests()), needs[0].missing), (vec!["2M:9@1".to_owned()], 8));
+    }
+
+    #[test]
+    fn what_a_program_does_not_use_is_left_over() {
+        let size = size(2 << 20);
+        let over = |held: &[&str], used: &[(u32, u64)]| {
+            let used: Vec<_> = used.iter().map(|&(node, pages)| (size, node, pages)).collect();
+            texts(&unused(&requests(held), &used))
+        };
+        assert_eq!(over(&["2M:10"], &[(0, 7)]), ["2M:3"]);
+        assert!(over(&["2M:10"], &[(0, 10)]).is_empty() && over(&["2M:10"], &[(0, 12)]).is_empty());
+        // `--numa local`: all of them are on each node.
+        assert_eq!(over(&["2M:5@0", "2M:5@1"], &[(1, 5)]), ["2M:5@0"]);
+        assert_eq!(over(&["2M:5@0", "2M:5@1"], &[(0, 8)]), ["2M:2@1"]);
+        assert_eq!(over(&["1G:1", "2M:2"], &[(0, 2)]), ["1G:1"]);
     }
 
     #[test]

@@ -13,6 +13,8 @@ use std::io;
 pub enum Obstacle {
     /// Less memory would be left than the floor.
     Floor {
+        /// The node whose memory it is; `None` for that of the machine.
+        node: Option<u32>,
         /// Available memory, in bytes.
         available: u64,
         /// What must be left of it, in bytes.
@@ -65,10 +67,11 @@ impl Obstacle {
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Floor { available, floor, wanted } => write!(
+            Self::Floor { node, available, floor, wanted } => write!(
                 f,
-                "memory: found {} available, needed {} and {} that are left alone; fix: fewer pages, or a smaller \
+                "memory{}: found {} available, needed {} and {} that are left alone; fix: fewer pages, or a smaller \
                  --keep-free",
+                node.map_or_else(String::new, |node| format!(" of node {node}")),
                 format_bytes(*available),
                 format_bytes(*wanted),
                 format_bytes(*floor)

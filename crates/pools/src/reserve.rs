@@ -5,13 +5,12 @@
 //! what is missing is tried again, at last node by node.
 
 use crate::change::{Change, changes_since, check_node, give_back, pool_of, set_size, total};
+use crate::settings::DROP_CACHES;
 use crate::{Obstacle, PoolError, PoolRequest, Settings};
 use address_space::PageSize;
 use machine_facts::{NODES, PoolCounts, free_blocks, meminfo_bytes, node_memory, page_blocks};
 use serde::Serialize;
 
-/// Drops what is cached (`Documentation/admin-guide/sysctl/vm.rst`).
-pub(crate) const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 /// Compacts the memory of all nodes.
 const COMPACT: &str = "/proc/sys/vm/compact_memory";
 /// Maximum number of attempts; those after the first that brings nothing are not made.
@@ -33,7 +32,8 @@ pub enum Goal {
 pub struct ReserveOptions {
     /// What a request asks for.
     pub goal: Goal,
-    /// Available memory never becomes less by it than this, in bytes.
+    /// Available memory never becomes less by it than this, in bytes; that of a node whose pages are asked for not less than
+    /// its share of this by its size.
     pub floor: u64,
     /// Drop caches first.
     pub drop_caches: bool,
@@ -146,7 +146,7 @@ fn reserve_one(
         Goal::Added => request.pages,
     };
     let mut obstacles = Vec::new();
-    let aim = match above_floor(settings, request.size, wanted, options.floor, &mut obstacles) {
+    let aim = match above_floor(settings, request, wanted, options.floor, &mut obstacles) {
         // What cannot be met in full is not begun, since it would only push others out of memory.
         fits if fits < wanted && options.all_or_nothing => 0,
         fits => fits,
@@ -166,21 +166,39 @@ fn reserve_one(
     Ok(Outcome { request: *request, available_before, wanted, added, changes, obstacles, undone: false })
 }
 
-/// Returns the pages that may be taken without going below the floor, at most `wanted`.
+/// Returns the pages that may be taken without going below the floor, at most `wanted`: that of the machine, and for pages of
+/// a node also the node's share of it.
 fn above_floor(
     settings: &impl Settings,
-    size: PageSize,
+    request: &PoolRequest,
     wanted: u64,
     floor: u64,
     obstacles: &mut Vec<Obstacle>,
 ) -> u64 {
     let meminfo = settings.text("/proc/meminfo").unwrap_or_default();
     let available = meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(0);
-    let room = available.saturating_sub(floor) / size.bytes();
-    if room < wanted {
-        obstacles.push(Obstacle::Floor { available, floor, wanted: wanted.saturating_mul(size.bytes()) });
+    let machine = Room { node: None, available, floor };
+    let of_node = request.node.and_then(|node| {
+        let memory = node_memory(settings).into_iter().find(|memory| memory.node == node)?;
+        let all = u128::from(meminfo_bytes(&meminfo, "MemTotal").unwrap_or(0).max(1));
+        let share = (u128::from(floor) * u128::from(memory.total) / all) as u64;
+        Some(Room { node: Some(node), available: memory.available, floor: share })
+    });
+    let pages = |room: &Room| room.available.saturating_sub(room.floor) / request.size.bytes();
+    let tightest = of_node.filter(|of_node| pages(of_node) < pages(&machine)).unwrap_or(machine);
+    if pages(&tightest) < wanted {
+        let Room { node, available, floor } = tightest;
+        let wanted = wanted.saturating_mul(request.size.bytes());
+        obstacles.push(Obstacle::Floor { node, available, floor, wanted });
     }
-    wanted.min(room)
+    wanted.min(pages(&tightest))
+}
+
+/// Memory that can be had, of the machine or of a node, and what is left of it, in bytes.
+struct Room {
+    node: Option<u32>,
+    available: u64,
+    floor: u64,
 }
 
 /// One pool on its way to its size.

@@ -8,6 +8,8 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Drops what is cached (`Documentation/admin-guide/sysctl/vm.rst`).
+pub(crate) const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 /// Root's own folder, so that nobody else can hold the lock.
 const LOCK: &str = "/run/pagelift-pool.lock";
 
@@ -48,7 +50,7 @@ impl Files for KernelSettings {
 
 impl Settings for KernelSettings {
     fn set(&self, path: &str, value: &str) -> io::Result<()> {
-        if path == crate::reserve::DROP_CACHES {
+        if path == DROP_CACHES {
             // Only clean pages can be dropped.
             nix::unistd::sync();
         }

@@ -12,9 +12,9 @@ use std::io;
 pub struct SimulatedNode {
     /// Pages in the pool.
     pub total: u64,
-    /// Of these, free ones.
+    /// Free pages of these.
     pub free: u64,
-    /// Of these, surplus ones.
+    /// Surplus pages of these.
     pub surplus: u64,
     /// Pages that lie in one piece.
     pub at_once: u64,
@@ -28,6 +28,8 @@ pub struct Simulated {
     pub nodes: RefCell<Vec<SimulatedNode>>,
     pub reserved: u64,
     pub available: Cell<u64>,
+    /// Bytes of each node's page cache, which no page is made of here.
+    pub cached: u64,
     /// What each setting was set to, in order.
     pub written: RefCell<Vec<(String, String)>>,
     /// Writes to paths that hold this fail like this.
@@ -43,6 +45,7 @@ impl Simulated {
             nodes: RefCell::new(nodes.to_vec()),
             reserved: 0,
             available: Cell::new(1 << 30),
+            cached: 1 << 30,
             written: RefCell::default(),
             refuses: None,
             interrupted_after: None,
@@ -129,7 +132,9 @@ impl Simulated {
             write(pool(number, "free_hugepages"), node.free.to_string());
             write(pool(number, "surplus_hugepages"), node.surplus.to_string());
             let free = kib((node.at_once + node.after_compaction) * self.size.bytes());
-            let memory = format!("Node {index} MemTotal: {}\nNode {index} MemFree: {free}", kib(8 << 30));
+            let cached = kib(self.cached);
+            let memory = [("MemTotal", kib(8 << 30)), ("MemFree", free), ("Inactive(file)", cached)];
+            let memory: String = memory.iter().map(|(name, value)| format!("Node {index} {name}: {value}\n")).collect();
             write(format!("{NODES}/node{index}/meminfo"), memory);
             let pieces = node.after_compaction * 512;
             buddies += &format!("Node {index}, zone Normal {pieces} 0 0 0 0 0 0 0 0 {} 0\n", node.at_once);

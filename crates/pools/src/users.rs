@@ -1,18 +1,13 @@
 //! Who uses pages of the pools: mappings of processes, and files on hugetlbfs.
 
+use crate::hugetlbfs::{HugetlbFile, all_mounts, files_on};
+use crate::system_v::{SEGMENTS, Unattached, unattached};
 use address_space::{MappingName, MappingUsage, PageSize};
 use machine_facts::{Files, System};
 use process_view::{ProcessFiles, ProcessMemory, printable};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-
-/// Maximum number of files and folders of all hugetlbfs mounts that are looked at.
-const MOST_FILES: usize = 10_000;
-/// Unit of `st_blocks` (stat(2)).
-const BLOCK: u64 = 512;
+use std::path::Path;
 
 /// What pool pages are to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -51,24 +46,15 @@ pub struct PoolUser {
     pub bytes: u64,
 }
 
-/// A file on hugetlbfs that holds pages, whether somebody maps it or not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HugetlbFile {
-    /// Path.
-    pub path: PathBuf,
-    /// Page size of its file system.
-    pub size: PageSize,
-    /// Bytes of the pool that it holds.
-    pub bytes: u64,
-}
-
 /// All users that this process can see.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Users {
-    /// Of processes, most bytes first.
+    /// Processes, most bytes first.
     pub processes: Vec<PoolUser>,
     /// Files, most bytes first.
     pub files: Vec<HugetlbFile>,
+    /// System V segments that no process has attached.
+    pub unattached: Vec<Unattached>,
     /// Number of processes that this user cannot inspect.
     pub not_permitted: u64,
     /// Bytes by page size, each page that several processes share counted once.
@@ -79,9 +65,11 @@ pub struct Users {
 impl Users {
     /// Looks at all processes and all hugetlbfs mounts. A process that ends while it is read is skipped.
     pub fn read() -> Self {
-        let mut users = Self { files: files_on(&mounts(&System)), ..Self::default() };
+        let pids: Vec<i32> = System.names_in("/proc").iter().filter_map(|name| name.parse().ok()).collect();
+        let unattached = unattached(&System.text(SEGMENTS).unwrap_or_default());
+        let mut users = Self { files: files_on(&all_mounts(&pids)), unattached, ..Self::default() };
         let mut shared: HashMap<(PageSize, u64), u64> = HashMap::new();
-        for pid in System.names_in("/proc").iter().filter_map(|name| name.parse::<i32>().ok()) {
+        for pid in pids {
             match pool_bytes(pid) {
                 Some(0) => continue,
                 Some(_) => {}
@@ -172,83 +160,9 @@ fn pool_bytes(pid: i32) -> Option<u64> {
     Some(line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0))
 }
 
-/// Mount points of hugetlbfs and their page sizes, each file system once.
-fn mounts(files: &impl Files) -> Vec<(PathBuf, PageSize)> {
-    let text = files.text("/proc/self/mountinfo").unwrap_or_default();
-    let mut seen = Vec::new();
-    let mut mounts = Vec::new();
-    for line in text.lines() {
-        let Some((left, right)) = line.split_once(" - hugetlbfs ") else { continue };
-        let mut left = left.split(' ').skip(2);
-        let (Some(device), Some(_), Some(point)) = (left.next(), left.next(), left.next()) else { continue };
-        let size = right.split([' ', ',']).find_map(|option| option.strip_prefix("pagesize=")?.parse().ok());
-        if let Some(size) = size.filter(|_| !seen.contains(&device)) {
-            seen.push(device);
-            mounts.push((PathBuf::from(unescaped(point)), size));
-        }
-    }
-    mounts
-}
-
-/// Blanks and backslashes stand as octal numbers in mountinfo (proc_pid_mountinfo(5)).
-fn unescaped(path: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .into_iter()
-        .fold(path.to_owned(), |path, (octal, sign)| path.replace(octal, sign))
-}
-
-/// The files on these mounts that hold pages.
-fn files_on(mounts: &[(PathBuf, PageSize)]) -> Vec<HugetlbFile> {
-    let mut found = Vec::new();
-    for (point, size) in mounts {
-        let mut folders = vec![point.clone()];
-        let (mut seen, device) = (0, fs::symlink_metadata(point).map(|point| point.dev()).ok());
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-                seen += 1;
-                let Ok(metadata) = fs::symlink_metadata(entry.path()) else { continue };
-                if seen > MOST_FILES || Some(metadata.dev()) != device {
-                    continue;
-                }
-                let bytes = metadata.blocks() * BLOCK;
-                if metadata.is_dir() {
-                    folders.push(entry.path());
-                } else if bytes > 0 {
-                    found.push(HugetlbFile { path: entry.path(), size: *size, bytes });
-                }
-            }
-        }
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct MountTable(&'static str);
-
-    impl Files for MountTable {
-        fn text(&self, _: &str) -> Option<String> {
-            Some(self.0.to_owned())
-        }
-
-        fn names_in(&self, _: &str) -> Vec<String> {
-            Vec::new()
-        }
-    }
-
-    #[test]
-    fn each_hugetlbfs_is_found_once_with_its_page_size() {
-        let table = "\
-30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw
-31 20 0:40 / /dev/hugepages rw,relatime shared:5 - hugetlbfs hugetlbfs rw,pagesize=2M
-32 20 0:40 /sub /mnt/again rw - hugetlbfs hugetlbfs rw,pagesize=2M
-33 20 0:41 / /mnt/with\\040blank rw - hugetlbfs none rw,mode=1777,pagesize=1024M
-";
-        let found: Vec<_> = mounts(&MountTable(table)).into_iter().map(|(path, size)| (path, size.bytes())).collect();
-        assert_eq!(found, [("/dev/hugepages".into(), 2 << 20), ("/mnt/with blank".into(), 1 << 30)]);
-    }
 
     #[test]
     fn the_kernels_names_are_told_apart() {

@@ -78,6 +78,21 @@ fn the_floor_is_kept() {
     assert!(short.obstacles[0].to_string().contains("--keep-free"));
 }
 
+/// The machine has enough in all; the simulated one has 8 of its 16 GiB on each node.
+#[test]
+fn the_floor_of_a_node_is_kept() {
+    let machine = Simulated { cached: 0, ..Simulated::new(&[node(10, 0), node(100, 0)]) };
+    let options = ReserveOptions { floor: 6 << 20, ..options(Goal::Available) };
+    let short = &run(&machine, &["2M:10@0"], &options)[0];
+    assert_eq!((short.added, machine.totals()), (8, vec![8, 0]));
+    let [Obstacle::Floor { node: Some(0), available, floor, .. }] = short.obstacles[..] else {
+        panic!("{:?}", short.obstacles)
+    };
+    assert_eq!((available, floor), (20 << 20, 3 << 20));
+    assert!(short.obstacles[0].to_string().starts_with("memory of node 0: found 20"), "{}", short.obstacles[0]);
+    assert!(run(&machine, &["2M:10@1"], &options)[0].is_met());
+}
+
 #[test]
 fn all_or_nothing_puts_every_pool_back() {
     let machine = Simulated::new(&[SimulatedNode { total: 3, free: 1, ..node(4, 0) }, node(4, 0)]);
