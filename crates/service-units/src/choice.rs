@@ -1,29 +1,13 @@
 //! Chooses how a service is lifted in its sandbox.
 
-use crate::properties::{CallRule, Properties, is_within};
+mod obstacles;
+
+use crate::properties::{CallRule, Properties};
+use options::{Choice as _, HeapPages, Pages};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::fmt;
 
-/// Calls of the ptrace way beside those that nearly every program makes; in a filter of systemd the first two are in
-/// `@debug` and the others in `@system-service` (systemd 252; seen under strace and in the kernel's log).
-const PTRACE_CALLS: [&str; 12] = [
-    "ptrace",
-    "pidfd_getfd",
-    "clone",
-    "wait4",
-    "pipe2",
-    "prctl",
-    "process_vm_readv",
-    "mremap",
-    "madvise",
-    "munmap",
-    "tgkill",
-    "rt_sigprocmask",
-];
-/// Calls of the library, as above.
-const PRELOAD_CALLS: [&str; 6] = ["process_vm_readv", "mremap", "madvise", "munmap", "statx", "rt_sigprocmask"];
-/// Calls that are made in a running program.
-const LATER_CALLS: [&str; 6] = ["munmap", "mremap", "madvise", "rt_sigprocmask", "mmap", "openat"];
 /// Tells how a file lies in the page cache (Linux 6.5); systemd 252 has it in no group.
 const CACHE_CALL: &str = "cachestat";
 
@@ -68,6 +52,10 @@ pub struct Program {
     pub is_unconfined: bool,
     /// Its command line cannot be given again behind another program.
     pub not_prefixable: Option<String>,
+    /// Why the page cache cannot hold its file in huge folios, as far as that is known.
+    pub not_in_page_cache: Option<String>,
+    /// Paths of the large libraries that the dynamic linker loads with it.
+    pub libraries: Vec<String>,
 }
 
 /// What the user has asked for.
@@ -75,10 +63,18 @@ pub struct Program {
 pub struct Wanted {
     /// `--via`.
     pub via: Option<Way>,
-    /// `--pages`, but for `auto`.
-    pub pages: Option<String>,
+    /// `--pages`.
+    pub pages: Pages,
     /// `--only` names the programs to lift.
     pub only: bool,
+    /// Those of them that were found.
+    pub found: Vec<Program>,
+    /// Names or patterns of which no file was found.
+    pub missing: Vec<String>,
+    /// `--heap`.
+    pub heap: HeapPages,
+    /// `--numa` says on which nodes pages lie.
+    pub numa: bool,
     /// Options that only the ptrace way has.
     pub only_by_ptrace: Vec<String>,
     /// Options that `pagelift attach` does not have.
@@ -94,10 +90,18 @@ pub struct Surroundings {
     pub not_for_everybody: Option<String>,
     /// The path of `libpagelift.so`.
     pub library: Option<String>,
+    /// The path of `libpagelift_heap.so`.
+    pub heap_library: Option<String>,
     /// The directory of the image store.
     pub store: Option<String>,
+    /// Why users other than root cannot open its images.
+    pub store_closed: Option<String>,
+    /// The machine has several NUMA nodes.
+    pub several_nodes: bool,
     /// SELinux is enforcing.
     pub selinux: bool,
+    /// `kernel.yama.ptrace_scope`; 0 where there is none.
+    pub ptrace_scope: u32,
 }
 
 /// How a service is to be lifted.
@@ -109,10 +113,13 @@ pub struct Choice {
     pub pages: Option<&'static str>,
     /// Paths that the unit must be allowed to execute.
     pub exec_paths: Vec<String>,
-    /// Programs, as their commands name them, of which root makes images before each start.
+    /// Programs as their commands name them, and libraries, of which root makes images before each start; specifiers are not
+    /// expanded.
     pub image_sources: Vec<String>,
     /// systemd is to wait for the exec, so that what runs is the program.
     pub waits_for_exec: bool,
+    /// The name that the journal gives what the programs write, which without it would be that of pagelift.
+    pub journal_name: Option<String>,
     /// Why it is this way, one reason a line.
     pub reasons: Vec<String>,
 }
@@ -176,10 +183,6 @@ impl Chooser<'_> {
         self.is_confined() && self.unit.is_set("MemoryDenyWriteExecute")
     }
 
-    fn pages(&self) -> &str {
-        self.wanted.pages.as_deref().unwrap_or("auto")
-    }
-
     /// Why a unit such as Debian's postgresql.service, which starts `/bin/true`, is not the one that is meant.
     fn stands_for_others(&self) -> Option<String> {
         let does_nothing = |program: &Program| program.path.rsplit('/').next() == Some("true");
@@ -198,7 +201,6 @@ impl Chooser<'_> {
     fn refused_anyway(&self) -> Vec<String> {
         let mut found: Vec<String> = self.stands_for_others().into_iter().collect();
         for program in self.programs {
-            found.extend(program.privileged.clone());
             if program.is_script && !self.wanted.only {
                 found.push(format!(
                     "{} is a script; needed: the name of the program that it starts; fix: --only NAME",
@@ -206,17 +208,18 @@ impl Chooser<'_> {
                 ));
             }
         }
-        if self.unit.value("MemoryTHP") == "disable" && self.pages() != "hugetlb" {
+        if self.unit.value("MemoryTHP") == "disable" && self.wanted.pages != Pages::Hugetlb {
             found.push(
                 "MemoryTHP=disable forbids transparent huge pages and images; fix: --pages hugetlb --lift text,rodata \
                  with a pool, or another MemoryTHP="
                     .to_owned(),
             );
         }
-        if self.forbids_copied_code() && ["thp", "hugetlb"].contains(&self.pages()) {
+        let pages = self.wanted.pages;
+        if self.forbids_copied_code() && pages != Pages::Auto && !pages.only_shows() {
             found.push(format!(
-                "MemoryDenyWriteExecute= forbids copies of code, and --pages {} makes them; fix: --pages image",
-                self.pages()
+                "MemoryDenyWriteExecute= forbids copies of code, and --pages {} makes them; fix: --pages image, or file",
+                pages.word()
             ));
         }
         found
@@ -224,194 +227,130 @@ impl Chooser<'_> {
 
     fn obstacles(&self, way: Way) -> Vec<String> {
         let mut found = match way {
-            Way::Ptrace => self.against_prefix(),
+            Way::Ptrace => self.against_prefix().into_iter().chain(self.against_guessing()).collect(),
             Way::Preload => [self.against_prefix(), self.against_preload()].concat(),
             Way::AfterStart => self.against_later(),
         };
         found.extend(self.against_calls(way));
+        found.extend(self.against_scope(way));
         found.extend(self.against_pages(way));
         found
     }
 
-    /// What stands against `pagelift run` before the program.
-    fn against_prefix(&self) -> Vec<String> {
-        let (unit, here) = (self.unit, self.here);
-        let mut found: Vec<String> =
-            self.programs.iter().filter_map(|program| program.not_prefixable.clone()).collect();
-        let program = here.pagelift.as_str();
-        for name in ["RootDirectory", "RootImage"] {
-            let root = unit.value(name);
-            if !root.is_empty() && root != "/" {
-                found.push(format!("{name}={root}, and {program} is not in there"));
-            }
-        }
-        let hides_home = !["", "no"].contains(&unit.value("ProtectHome"));
-        if hides_home && ["/home", "/root", "/run/user"].iter().any(|home| is_within(program, home)) {
-            found.push(format!("ProtectHome= hides {program}; fix: install it in /usr"));
-        }
-        if !["", "no"].contains(&unit.value("PrivateTmp"))
-            && ["/tmp", "/var/tmp"].iter().any(|tmp| is_within(program, tmp))
-        {
-            found.push(format!("PrivateTmp= hides {program}; fix: install it in /usr"));
-        }
-        for name in ["InaccessiblePaths", "TemporaryFileSystem"] {
-            if let Some(folder) = self.hidden_by(name, program) {
-                found.push(format!("{name}={folder} hides {program}"));
-            }
-        }
-        if here.selinux {
-            found.push(
-                "SELinux would run the program in another domain, which is that of the first program executed"
-                    .to_owned(),
-            );
-        }
-        if !unit.value("AppArmorProfile").is_empty() {
-            found.push(format!("AppArmorProfile={} would be applied to pagelift", unit.value("AppArmorProfile")));
-        }
-        let user = unit.value("User");
-        let as_user = !["", "root", "0"].contains(&user) || unit.is_set("DynamicUser");
-        found.extend(here.not_for_everybody.clone().filter(|_| as_user));
-        found
-    }
-
-    fn against_preload(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        if self.here.library.is_none() {
-            found.push("libpagelift.so is not installed".to_owned());
-        }
-        let fixed = self.programs.iter().filter(|program| program.is_static);
-        found.extend(fixed.map(|program| format!("{} is linked statically", program.path)));
-        let options = self.wanted.only_by_ptrace.iter();
-        found.extend(options.map(|option| format!("{option} needs ptrace")));
-        if self.pages() == "image" {
-            found.push("from inside no image is mapped".to_owned());
-        } else if self.forbids_copied_code() {
-            found.push("MemoryDenyWriteExecute= forbids copies of code, and from inside no image is mapped".to_owned());
-        }
-        found
-    }
-
-    fn against_later(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        if self.unit.value("Type") == "oneshot" {
-            found.push("Type=oneshot leaves no process to attach to".to_owned());
-        }
-        found.extend(self.wanted.only_by_run.iter().map(|option| format!("attach has no {option}")));
-        found
-    }
-
-    /// What `SystemCallFilter=` refuses.
-    fn against_calls(&self, way: Way) -> Option<String> {
-        let calls: &[&str] = match way {
-            Way::Ptrace => &PTRACE_CALLS,
-            Way::Preload => &PRELOAD_CALLS,
-            Way::AfterStart => &LATER_CALLS,
-        };
-        let refused: Vec<&str> = calls.iter().copied().filter(|call| self.rule(call) != CallRule::Allowed).collect();
-        let consequence = |call: &&str| self.rule(call) == CallRule::Kills;
-        let ends = if refused.iter().any(consequence) { "kills a process for" } else { "refuses" };
-        (!refused.is_empty()).then(|| format!("SystemCallFilter= {ends} {}", refused.join(", ")))
-    }
-
-    /// What stands against every source of huge pages for code.
-    fn against_pages(&self, way: Way) -> Option<String> {
-        if self.pages() == "file" && way != Way::AfterStart && self.rule(CACHE_CALL) == CallRule::Kills {
-            return Some(format!("SystemCallFilter= kills a process for {CACHE_CALL}, which --pages file needs"));
-        }
-        let images = self.pages() == "image" || self.forbids_copied_code() && self.pages() == "auto";
-        if way == Way::Preload || !images {
-            return None;
-        }
-        let why =
-            if self.pages() == "image" { "--pages image" } else { "MemoryDenyWriteExecute= forbids copies of code:" };
-        match self.visible_store() {
-            Ok(Some(_)) => None,
-            Ok(None) => Some(format!("{why} needs an image store; fix: pagelift image setup --install systemd")),
-            Err(hidden) => Some(format!("{why} needs the image store, but {hidden}")),
-        }
-    }
-
-    /// The folder of a list of folders in which a path is hidden.
-    fn hidden_by(&self, name: &str, path: &str) -> Option<String> {
-        let folders = self.unit.list(name).into_iter().map(|item| item.trim_start_matches(['-', '+']).to_owned());
-        let mut folders =
-            folders.map(|item| item.split_once(':').map_or(item.clone(), |(folder, _)| folder.to_owned()));
-        folders.find(|folder| is_within(path, folder))
-    }
-
-    /// The store, where the service can see it.
-    fn visible_store(&self) -> Result<Option<&str>, String> {
-        let Some(store) = self.here.store.as_deref() else { return Ok(None) };
-        for name in ["RootDirectory", "RootImage"] {
-            let root = self.unit.value(name);
-            if !root.is_empty() && root != "/" {
-                return Err(format!("it is not in {name}={root}"));
-            }
-        }
-        for name in ["InaccessiblePaths", "TemporaryFileSystem"] {
-            if let Some(folder) = self.hidden_by(name, store) {
-                return Err(format!("{name}={folder} hides it"));
-            }
-        }
-        Ok(Some(store))
-    }
-
     fn choice(&self, way: Way, mut reasons: Vec<String>) -> Choice {
         let store = self.visible_store().ok().flatten();
-        let pages = self.choose_pages(way, store, &mut reasons);
-        let uses_images =
-            store.is_some() && way != Way::Preload && ["auto", "image"].contains(&pages.unwrap_or(self.pages()));
+        let chosen = self.choose_pages(way, store, &mut reasons);
+        let pages = chosen.unwrap_or(self.wanted.pages);
+        let uses_images = store.is_some() && way != Way::Preload && pages.takes_images();
+        if pages == Pages::FileThenImage && !uses_images {
+            reasons.push("note: no image store can be used; the page cache alone serves".to_owned());
+        }
         for program in self.programs.iter().filter(|program| !program.is_large && !self.wanted.only) {
             reasons.push(format!(
                 "note: no code of {} itself fills a huge page; its libraries, data and heap alone can gain",
                 program.path
             ));
         }
+        let exec_paths = self.exec_paths(way, store.filter(|_| uses_images), &mut reasons);
+        let kind = self.unit.value("Type");
+        let waits_for_exec = way == Way::AfterStart && ["simple", "idle"].contains(&kind);
+        if waits_for_exec {
+            reasons.push(format!(
+                "Type=exec instead of {kind}: attach must find the program, not systemd before its exec"
+            ));
+        }
+        let journal_name = if way == Way::AfterStart { None } else { self.journal_name(&mut reasons) };
+        let image_sources = if uses_images && way == Way::Ptrace { self.image_sources() } else { Vec::new() };
+        if uses_images && way == Way::Ptrace && self.is_another_user() {
+            reasons.extend(self.wanted.missing.iter().map(|name| {
+                format!(
+                    "note: root makes no image of {name} before a start, and User= may not: it was not found beside the \
+                     unit's programs or on systemd's search path; fix: --only /PATH/OF/{name}"
+                )
+            }));
+        }
+        let pages = chosen.map(Pages::word);
+        Choice { way, pages, exec_paths, image_sources, waits_for_exec, journal_name, reasons }
+    }
+
+    /// What the unit must be allowed to execute, with the store whose images are used.
+    fn exec_paths(&self, way: Way, store: Option<&str>, reasons: &mut Vec<String>) -> Vec<String> {
+        let here = self.here;
         let mut needed = Vec::new();
         if way != Way::AfterStart {
-            needed.push((self.here.pagelift.clone(), "pagelift"));
+            needed.push((here.pagelift.clone(), "pagelift"));
+            let heap = here.heap_library.clone().filter(|_| self.wanted.heap != HeapPages::Off);
+            needed.extend(heap.map(|library| (library, "the library of the heap")));
         }
         if way == Way::Preload {
-            needed.extend(self.here.library.clone().map(|library| (library, "the library")));
+            needed.extend(here.library.clone().map(|library| (library, "the library")));
         }
-        if uses_images {
-            needed.extend(store.map(|store| (store.to_owned(), "code in images")));
-        }
+        needed.extend(store.map(|store| (store.to_owned(), "code in images")));
         needed.retain(|(path, _)| self.is_confined() && self.unit.forbids_executing(path));
         for (path, what) in &needed {
             reasons.push(format!("ExecPaths={path} is added: NoExecPaths= forbids executing {what}"));
         }
-        let waits_for_exec = way == Way::AfterStart && self.unit.value("Type") == "simple";
-        if waits_for_exec {
-            reasons.push(
-                "Type=exec instead of simple: attach must find the program, not systemd before its exec".to_owned(),
-            );
+        needed.into_iter().map(|(path, _)| path).collect()
+    }
+
+    /// The large programs, or those that `--only` names, with the large libraries of a service whose user may not make
+    /// images itself.
+    fn image_sources(&self) -> Vec<String> {
+        let programs = if self.wanted.only { &self.wanted.found } else { self.programs };
+        let mut sources = Vec::new();
+        // Of a script only its interpreter could have one.
+        for program in programs.iter().filter(|program| !program.is_script) {
+            sources.extend(program.is_large.then(|| program.named.clone()));
+            let libraries = program.libraries.iter().filter(|_| self.is_another_user());
+            sources.extend(libraries.map(|library| library.replace('%', "%%")));
         }
-        let exec_paths = needed.into_iter().map(|(path, _)| path).collect();
-        let large = self.programs.iter().filter(|program| program.is_large && uses_images && way == Way::Ptrace);
-        let mut image_sources: Vec<String> = large.map(|program| program.named.clone()).collect();
-        image_sources.dedup();
-        Choice { way, pages, exec_paths, image_sources, waits_for_exec, reasons }
+        let mut seen = BTreeSet::new();
+        sources.retain(|source| seen.insert(source.clone()));
+        sources
+    }
+
+    /// The name of the programs, where the unit itself gives none: systemd takes that of the file which it executes.
+    fn journal_name(&self, reasons: &mut Vec<String>) -> Option<String> {
+        if !self.unit.value("SyslogIdentifier").is_empty() {
+            return None;
+        }
+        let name = |program: &Program| program.named.rsplit('/').next().unwrap_or_default().to_owned();
+        let first = name(self.programs.first()?);
+        if self.programs.iter().any(|program| name(program) != first) {
+            reasons.push(
+                "note: the journal names its lines pagelift, since its programs have several names; fix: SyslogIdentifier="
+                    .to_owned(),
+            );
+            return None;
+        }
+        reasons.push(format!("SyslogIdentifier={first}: the journal goes on naming its lines so"));
+        Some(first)
     }
 
     /// The source of pages, where the sandbox excludes some.
-    fn choose_pages(&self, way: Way, store: Option<&str>, reasons: &mut Vec<String>) -> Option<&'static str> {
-        if self.pages() != "auto" {
+    fn choose_pages(&self, way: Way, store: Option<&str>, reasons: &mut Vec<String>) -> Option<Pages> {
+        if self.wanted.pages != Pages::Auto {
             return None;
         }
         if self.forbids_copied_code() {
-            reasons.push(
-                "--pages image: MemoryDenyWriteExecute= forbids copies of code, and images are mapped".to_owned(),
-            );
-            return Some("image");
+            let pages = match (store, self.against_files(way)) {
+                (Some(_), Some(_)) => Pages::Image,
+                (Some(_), None) => Pages::FileThenImage,
+                (None, _) => Pages::File,
+            };
+            reasons.push(format!(
+                "--pages {}: MemoryDenyWriteExecute= forbids copies of code, and files and images are mapped",
+                pages.word()
+            ));
+            return Some(pages);
         }
         if way == Way::AfterStart || self.rule(CACHE_CALL) != CallRule::Kills {
             return None;
         }
-        let pages = if store.is_some() && way == Way::Ptrace { "image" } else { "thp" };
+        let pages = if store.is_some() && way == Way::Ptrace { Pages::Image } else { Pages::Thp };
         let why =
             format!("SystemCallFilter= kills a process for {CACHE_CALL}, by which `auto` looks at the page cache");
-        reasons.push(format!("--pages {pages}: {why}"));
+        reasons.push(format!("--pages {}: {why}", pages.word()));
         Some(pages)
     }
 }

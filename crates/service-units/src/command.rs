@@ -177,6 +177,75 @@ impl ExecCommand {
     }
 }
 
+impl ExecCommand {
+    /// True where the path is another one for each instance of a template (systemd.unit(5), "SPECIFIERS").
+    pub fn names_instance(&self) -> bool {
+        specifiers(&self.path).any(|(_, specifier)| "iIjJnNf".contains(specifier))
+    }
+
+    /// True where the path may stand for this one: its specifiers are for any text.
+    pub fn may_be(&self, path: &str) -> bool {
+        is_made_of(&literal_parts(&self.path), path)
+    }
+}
+
+/// True where `systemctl show` prints these words (`argv[]=`) for the value of an `ExecStart=` line with one command.
+/// Specifiers may stand for any text; quotes and backslashes are left out on both sides, as are the limits of words.
+pub fn shows(line: &str, shown: &str) -> bool {
+    let (mut words, mut rest) = (Vec::new(), line);
+    while let Ok(Some((word, next))) = first_word(rest) {
+        words.push(String::from_utf8_lossy(&word).into_owned());
+        rest = next;
+    }
+    if let Some(first) = words.first_mut() {
+        let mut command = ExecCommand::default();
+        command.take_prefixes(first);
+        *first = command.path;
+    }
+    let plain = |text: &str| text.replace(['"', '\'', '\\'], "");
+    // Only the first line of what is printed is known to be of this property.
+    let line = words.join(" ");
+    let (line, is_whole) = line.split_once('\n').map_or((line.as_str(), true), |(first, _)| (first, false));
+    let mut parts: Vec<String> = literal_parts(line).iter().map(|part| plain(part)).collect();
+    if !is_whole {
+        parts.push(String::new());
+    }
+    is_made_of(&parts, &plain(shown))
+}
+
+/// The specifiers of a text, but for `%%`, each with its place.
+fn specifiers(text: &str) -> impl Iterator<Item = (usize, char)> {
+    let mut skipped = 0;
+    text.match_indices('%').filter_map(move |(at, _)| {
+        let next = text[at + 1..].chars().next().filter(|_| at >= skipped)?;
+        skipped = at + 1 + next.len_utf8();
+        (next != '%').then_some((at, next))
+    })
+}
+
+/// What stands before, between and behind the specifiers of a text.
+fn literal_parts(text: &str) -> Vec<String> {
+    let (mut parts, mut from) = (Vec::new(), 0);
+    for (at, specifier) in specifiers(text) {
+        parts.push(text[from..at].replace("%%", "%"));
+        from = at + 1 + specifier.len_utf8();
+    }
+    parts.push(text[from..].replace("%%", "%"));
+    parts
+}
+
+/// True where a text has these parts in their order, from its start to its end, with anything between them.
+fn is_made_of(parts: &[String], text: &str) -> bool {
+    let Some((first, others)) = parts.split_first() else { return text.is_empty() };
+    let Some(mut rest) = text.strip_prefix(first.as_str()) else { return false };
+    let Some((last, between)) = others.split_last() else { return rest.is_empty() };
+    for part in between {
+        let Some(at) = rest.find(part.as_str()) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last.as_str())
+}
+
 /// True where a backslash at the end escapes what follows.
 fn ends_in_escape(text: &str) -> bool {
     text.chars().rev().take_while(|c| *c == '\\').count() % 2 == 1

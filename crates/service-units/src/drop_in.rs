@@ -2,6 +2,8 @@
 
 use crate::choice::{Choice, Way};
 use crate::command::{ExecCommand, Launcher};
+use crate::file::{Assignment, assignments};
+use crate::properties::{Properties, words_of};
 use crate::words::between_quotes;
 
 /// Name of the file: it sorts behind those that people write, so that their `ExecStart=` is the one that counts.
@@ -11,6 +13,7 @@ const TITLE: &str = "# Written by `pagelift enable`. `pagelift disable` removes 
 const UNIT: &str = "# Unit: ";
 const WAY: &str = "# Way: ";
 const OPTIONS: &str = "# Options: ";
+const ASKED: &str = "# Asked: ";
 const COMMAND: &str = "# ExecStart=";
 const FOLDER: &str = "# Folder: made";
 
@@ -23,6 +26,8 @@ pub struct DropIn {
     pub way: String,
     /// The words between `pagelift` and the program.
     pub options: Vec<String>,
+    /// The user's words among them, and those that chose the way.
+    pub asked: Vec<String>,
     /// The unit's own `ExecStart=` lines, of which it was made.
     pub commands: Vec<String>,
     /// The folder did not exist before.
@@ -32,13 +37,13 @@ pub struct DropIn {
 }
 
 impl DropIn {
-    /// Makes the file of `unit`, whose `ExecStart=` lines are `lines`, and `commands` when they are read. `options` are the
-    /// user's, `after` the units that give it pages and images.
+    /// Makes the file of `unit`, whose `ExecStart=` lines are `lines`, and `commands` when they are read. `options` are
+    /// `asked` as the way has them, `after` the units that give it pages and images.
     pub fn new(
         unit: &str,
         choice: &Choice,
         (lines, commands): (&[String], &[ExecCommand]),
-        (pagelift, options): (&str, &[String]),
+        (pagelift, asked, options): (&str, &[String], &[String]),
         after: &[String],
     ) -> Self {
         let mut words = vec![if choice.way == Way::AfterStart { "attach" } else { "run" }.to_owned()];
@@ -56,6 +61,7 @@ impl DropIn {
             unit: unit.to_owned(),
             way: choice.way.to_string(),
             options: launcher.options,
+            asked: asked.to_vec(),
             commands: lines.to_vec(),
             made_folder: false,
             body,
@@ -66,6 +72,8 @@ impl DropIn {
     pub fn text(&self) -> String {
         let mut text =
             format!("{TITLE}\n{UNIT}{}\n{WAY}{}\n{OPTIONS}{}\n", self.unit, self.way, self.options.join(" "));
+        let asked: Vec<String> = self.asked.iter().map(|word| between_quotes(&word.replace('\\', "\\\\"))).collect();
+        text += &format!("{ASKED}{}\n", asked.join(" "));
         self.commands.iter().for_each(|command| text += &format!("{COMMAND}{command}\n"));
         if self.made_folder {
             text += &format!("{FOLDER}\n");
@@ -79,14 +87,48 @@ impl DropIn {
         let comments = rest.lines().take_while(|line| line.starts_with("# "));
         let value = |name: &str| comments.clone().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
         let length: usize = comments.clone().map(|line| line.len() + 1).sum();
+        let options: Vec<String> = value(OPTIONS)?.split_whitespace().map(str::to_owned).collect();
         Some(Self {
             unit: value(UNIT)?,
             way: value(WAY)?,
-            options: value(OPTIONS)?.split_whitespace().map(str::to_owned).collect(),
+            // Files of earlier versions do not tell what was asked from what was chosen.
+            asked: value(ASKED).map_or_else(|| options.iter().skip(1).cloned().collect(), |asked| words_of(&asked)),
+            options,
             commands: comments.clone().filter_map(|line| line.strip_prefix(COMMAND)).map(str::to_owned).collect(),
             made_folder: value(FOLDER).is_some(),
             body: rest.get(length..)?.to_owned(),
         })
+    }
+}
+
+impl DropIn {
+    /// The path of the `pagelift` that it has started.
+    pub fn launcher(&self) -> Option<String> {
+        let starts = |name: &str| ["ExecStart", "ExecStartPost"].contains(&name);
+        let mut lines = assignments(&self.body).into_iter().filter(|line| starts(&line.name) && !line.value.is_empty());
+        let command = ExecCommand::parse_line(&lines.next_back()?.value).ok()?.into_iter().next()?;
+        Some(command.path.replace("%%", "%"))
+    }
+
+    /// The unit's properties as they would be without this file, which they were read with.
+    #[must_use]
+    pub fn taken_out_of(&self, read: &Properties) -> Properties {
+        let mut all = read.clone();
+        for Assignment { section, name, value } in assignments(&self.body) {
+            match (section.as_str(), name.as_str()) {
+                // It is only set in place of this one or of `idle`, to the same effect.
+                ("Service", "Type") => all.set("Type", "simple"),
+                ("Service", "SyslogIdentifier") => all.set("SyslogIdentifier", ""),
+                ("Service", "ExecPaths") => {
+                    let added = words_of(&value.replace("%%", "%"));
+                    let kept = all.list("ExecPaths").into_iter().filter(|path| !added.contains(path));
+                    let kept: Vec<String> = kept.map(|path| between_quotes(&path.replace('\\', "\\\\"))).collect();
+                    all.set("ExecPaths", &kept.join(" "));
+                }
+                _ => {}
+            }
+        }
+        all
     }
 }
 
@@ -97,14 +139,15 @@ fn service(choice: &Choice, commands: &[ExecCommand], launcher: &Launcher) -> St
     if choice.waits_for_exec {
         text += "Type=exec\n";
     }
+    text += &choice.journal_name.iter().map(|name| format!("SyslogIdentifier={name}\n")).collect::<String>();
     if !choice.exec_paths.is_empty() {
         // Without one of them, as when the store is not mounted, the unit must start nevertheless.
         let paths = choice.exec_paths.iter().map(|path| format!("-{}", between_quotes(&path.replace('%', "%%"))));
         text += &format!("ExecPaths={}\n", paths.collect::<Vec<_>>().join(" "));
     }
     if choice.way == Way::Ptrace {
-        for command in commands.iter().filter(|command| choice.image_sources.contains(&command.path)) {
-            let path = between_quotes(&command.path.replace('$', "$$"));
+        for source in &choice.image_sources {
+            let path = between_quotes(&source.replace('$', "$$"));
             text += &format!("ExecStartPre=-+{program} image add --quiet -- {path}\n");
         }
     }
@@ -127,7 +170,8 @@ mod tests {
 
     fn choice(way: Way) -> Choice {
         let (exec_paths, image_sources) = (vec!["/run/x".to_owned()], vec!["/bin/a".to_owned()]);
-        Choice { way, pages: Some("image"), exec_paths, image_sources, waits_for_exec: false, reasons: Vec::new() }
+        let (pages, journal_name) = (Some("image"), (way != Way::AfterStart).then(|| "a%%b".to_owned()));
+        Choice { way, pages, exec_paths, image_sources, waits_for_exec: false, journal_name, reasons: Vec::new() }
     }
 
     fn drop_in(way: Way) -> DropIn {
@@ -138,7 +182,7 @@ mod tests {
             "x.service",
             &choice(way),
             (&lines, &commands),
-            ("/usr/bin/pagelift", &options),
+            ("/usr/bin/pagelift", &["--pages=a b".to_owned()], &options),
             &["y.mount".into()],
         )
     }
@@ -150,7 +194,9 @@ mod tests {
         let expected =
             [format!("-{run} -- /bin/a 'b c'"), format!("{run} --argv0 e -- /bin/d"), format!("{run} -- /bin/f $X")];
         assert_eq!(exec_start(["[Service]\nExecStart=/bin/old\n", &file.text()]), expected);
-        assert!(file.text().contains("\n[Unit]\nAfter=y.mount\n\n[Service]\nExecPaths=-/run/x\nExecStartPre=-+"));
+        assert!(file.text().contains(
+            "\n[Unit]\nAfter=y.mount\n\n[Service]\nSyslogIdentifier=a%%b\nExecPaths=-/run/x\nExecStartPre=-+"
+        ));
         assert_eq!(file.text().matches("image add --quiet -- /bin/a\n").count(), 1);
         assert_eq!(file.text().matches("image add").count(), 1);
     }
@@ -166,8 +212,30 @@ mod tests {
     fn a_file_is_read_again() {
         for way in [Way::Ptrace, Way::Preload, Way::AfterStart] {
             let file = DropIn { made_folder: way == Way::Ptrace, ..drop_in(way) };
+            assert_eq!(file.launcher().as_deref(), Some("/usr/bin/pagelift"));
             assert_eq!(DropIn::parse(&file.text()), Some(file));
         }
+        let old = drop_in(Way::Ptrace).text().replace("# Asked: \"--pages=a b\"\n", "");
+        assert_eq!(DropIn::parse(&old).unwrap().asked, ["--pages=image", "--lift=text"]);
         assert_eq!(DropIn::parse("[Service]\nExecStart=\n"), None);
+    }
+
+    #[test]
+    fn what_a_drop_in_file_adds_is_taken_out() {
+        let own = "ExecPaths=/usr/lib \"/a b\"\nType=simple\nSyslogIdentifier=\nUser=web\n";
+        let with = "ExecPaths=/usr/lib \"/a b\" -/usr/bin/page%lift\nType=exec\nSyslogIdentifier=a%b\nUser=web\n";
+        let file = DropIn {
+            unit: "x.service".into(),
+            way: String::new(),
+            options: Vec::new(),
+            asked: Vec::new(),
+            commands: Vec::new(),
+            made_folder: false,
+            body: "[Unit]\nAfter=x\n[Service]\nType=exec\nSyslogIdentifier=a%%b\nExecPaths=-/usr/bin/page%%lift\n"
+                .into(),
+        };
+        assert_eq!(file.taken_out_of(&Properties::parse(with)), Properties::parse(own));
+        let other = DropIn { body: "[Service]\nExecStart=\n".into(), ..file };
+        assert_eq!(other.taken_out_of(&Properties::parse(own)), Properties::parse(own));
     }
 }

@@ -15,8 +15,8 @@ mod properties;
 mod words;
 
 pub use choice::{Choice, Program, Refusal, Surroundings, Wanted, Way, choose};
-pub use command::{CommandError, ExecCommand, Launcher};
+pub use command::{CommandError, ExecCommand, Launcher, shows};
 pub use drop_in::{DropIn, FILE_NAME};
 pub use file::{Assignment, assignments, exec_start};
-pub use properties::{CallRule, NAMES, Properties};
+pub use properties::{CallRule, NAMES, Properties, ShownCommand};
 pub use words::{WordError, first_word, quoted};

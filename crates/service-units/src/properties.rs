@@ -4,7 +4,7 @@ use crate::words::first_word;
 use std::collections::BTreeMap;
 
 /// The properties that are asked for.
-pub const NAMES: [&str; 32] = [
+pub const NAMES: [&str; 38] = [
     "Id",
     "LoadState",
     "ActiveState",
@@ -13,10 +13,15 @@ pub const NAMES: [&str; 32] = [
     "DropInPaths",
     "Transient",
     "Type",
+    "PIDFile",
+    "GuessMainPID",
     "ConsistsOf",
+    "StandardInput",
+    "SyslogIdentifier",
     "User",
     "DynamicUser",
     "ExecStart",
+    "ExecSearchPath",
     "RootDirectory",
     "RootImage",
     "MountImages",
@@ -35,6 +40,7 @@ pub const NAMES: [&str; 32] = [
     "NoNewPrivileges",
     "ProtectSystem",
     "CapabilityBoundingSet",
+    "AmbientCapabilities",
     "PrivateUsers",
     "LimitMEMLOCK",
 ];
@@ -79,19 +85,23 @@ impl Properties {
 
     /// The words of a list, which systemctl prints between quotes and with escapes where they need them.
     pub fn list(&self, name: &str) -> Vec<String> {
-        let (mut words, mut rest) = (Vec::new(), self.value(name));
-        while let Ok(Some((word, next))) = first_word(rest) {
-            words.push(String::from_utf8_lossy(&word).into_owned());
-            rest = next;
-        }
-        words
+        words_of(self.value(name))
     }
 
-    /// The paths of the programs of `ExecStart=`, specifiers expanded, in their order.
-    pub fn programs(&self) -> Vec<String> {
+    /// The commands of `ExecStart=`, specifiers expanded, in their order.
+    pub fn commands(&self) -> Vec<ShownCommand> {
         let lines = self.0.get("ExecStart").map_or(&[][..], Vec::as_slice);
-        let path = |line: &String| Some(line.strip_prefix("{ path=")?.split_once(" ; argv[]=")?.0.to_owned());
-        lines.iter().filter_map(path).collect()
+        let command = |line: &String| {
+            let (path, rest) = line.strip_prefix("{ path=")?.split_once(" ; argv[]=")?;
+            let arguments = rest.split_once(" ; ignore_errors=").map_or(rest, |(words, _)| words);
+            Some(ShownCommand { path: path.to_owned(), arguments: arguments.to_owned() })
+        };
+        lines.iter().filter_map(command).collect()
+    }
+
+    /// Sets a property to one value.
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.0.insert(name.to_owned(), vec![value.to_owned()]);
     }
 
     /// What the service's filter does to a call.
@@ -121,6 +131,33 @@ impl Properties {
         };
         longest("NoExecPaths").is_some_and(|no| longest("ExecPaths").is_none_or(|yes| yes < no))
     }
+}
+
+/// A command as `systemctl show` prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShownCommand {
+    /// The file that is executed.
+    pub path: String,
+    /// `argv` with blanks between its words.
+    pub arguments: String,
+}
+
+impl ShownCommand {
+    /// The path of the program: of a command that starts `launcher`, the word behind its `--`.
+    pub fn program(&self, launcher: Option<&str>) -> &str {
+        let launched = self.arguments.split_once(" -- ").filter(|_| launcher == Some(self.path.as_str()));
+        launched.map_or(&self.path, |(_, command)| command.split(' ').next().unwrap_or(command))
+    }
+}
+
+/// The words of a text as systemd reads them, as far as it would.
+pub fn words_of(text: &str) -> Vec<String> {
+    let (mut words, mut rest) = (Vec::new(), text);
+    while let Ok(Some((word, next))) = first_word(rest) {
+        words.push(String::from_utf8_lossy(&word).into_owned());
+        rest = next;
+    }
+    words
 }
 
 /// True where a path is a folder's or lies in it.
@@ -166,7 +203,16 @@ mod tests {
     fn programs_are_those_of_each_command() {
         let text = "ExecStart={ path=/bin/a ; argv[]=/bin/a x ; ignore_errors=no ; pid=0 }\n\
                     ExecStart={ path=/bin/b c ; argv[]=b ; ignore_errors=yes ; pid=0 }\nUser=x\n";
-        assert_eq!(Properties::parse(text).programs(), ["/bin/a", "/bin/b c"]);
+        let programs = |text: &str, launcher| -> Vec<String> {
+            let commands = Properties::parse(text).commands();
+            commands.iter().map(|command| command.program(launcher).to_owned()).collect()
+        };
+        assert_eq!(programs(text, None), ["/bin/a", "/bin/b c"]);
+        assert_eq!(Properties::parse(text).commands()[0].arguments, "/bin/a x");
         assert_eq!(Properties::parse(text).value("User"), "x");
+        let launched =
+            "ExecStart={ path=/bin/pagelift ; argv[]=/bin/pagelift run --argv0 x -- /bin/a -- b ; ignore_errors=no }";
+        assert_eq!(programs(launched, Some("/bin/pagelift")), ["/bin/a"]);
+        assert_eq!(programs(launched, Some("/opt/pagelift")), ["/bin/pagelift"]);
     }
 }

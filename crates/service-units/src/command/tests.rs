@@ -184,6 +184,42 @@ fn what_cannot_be_kept_is_refused() {
     assert_eq!(ExecCommand::parse_line(" "), Ok(Vec::new()));
 }
 
+#[test]
+fn what_systemd_shows_is_recognised() {
+    let line = r#"-@"/bin/a b" --x '%i' "c  d" $$X \\q 100%% %I"#;
+    for (shown, expected) in [
+        ("/bin/a b --x 1 c  d $$X q 100% y z", true),
+        ("/bin/a b --x  c  d $$X \\q 100% ", true),
+        ("/bin/a b --x 1 c  d $$X q 100% y z more", true),
+        ("/bin/a b --x 1 c  d $$X q 10% y", false),
+        ("/bin/a --x 1 c  d $$X q 100% y", false),
+        ("run /bin/a b --x 1 c  d $$X q 100% y", false),
+        ("", false),
+    ] {
+        assert_eq!(shows(line, shown), expected, "{shown}");
+    }
+    assert!(shows("/bin/x y", "/bin/x y") && !shows("/bin/x y", "/bin/x y z") && !shows("/bin/x y", "/bin/x"));
+    assert!(shows(r#"/bin/x "a\nb" c"#, "/bin/x a") && !shows(r#"/bin/x "a\nb" c"#, "/bin/y a"));
+}
+
+#[test]
+fn paths_of_instances_are_told_from_others() {
+    let command = |path: &str| ExecCommand { path: path.to_owned(), ..ExecCommand::default() };
+    for (path, expected) in [
+        ("/bin/%i", true),
+        ("/bin/%N/x", true),
+        ("/bin/%%i", false),
+        ("/bin/%%%I", true),
+        ("%h/x", false),
+        ("/x%", false),
+    ] {
+        assert_eq!(command(path).names_instance(), expected, "{path}");
+    }
+    let versioned = command("/usr/lib/postgresql/%i/bin/%p-%%");
+    assert!(versioned.may_be("/usr/lib/postgresql/15/bin/server-%"));
+    assert!(!versioned.may_be("/usr/bin/pagelift") && !command("/bin/x").may_be("/bin/y"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
