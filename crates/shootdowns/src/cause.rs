@@ -19,6 +19,8 @@ pub enum Cause {
     Mmap,
     /// brk(2) that shrinks the heap.
     Brk,
+    /// A part of a mapped file is taken away: fallocate(2) with a hole, ftruncate(2).
+    Truncate,
     /// The end of a process or an exec.
     Exit,
     /// fork(2): the parent's pages become read-only.
@@ -33,6 +35,8 @@ pub enum Cause {
     Khugepaged,
     /// Memory is compacted, or pages move for another reason.
     Migration,
+    /// DAMON has pages reclaimed or moved that it takes for unused.
+    Damon,
     /// Pages are reclaimed or swapped.
     Reclaim,
     /// Dirty pages of a shared file are written back.
@@ -45,11 +49,16 @@ pub enum Cause {
 
 /// Functions by which a cause is recognised, the most telling first. A name matches where a function's begins with it; the
 /// names are those of Linux 5.10 to 7.2, in mm/, kernel/sched/fair.c and the entry points of system calls.
-const TELLING: [(&str, Cause); 44] = [
+const TELLING: [(&str, Cause); 50] = [
     ("task_numa_work", Cause::NumaBalancing),
     ("change_prot_numa", Cause::NumaBalancing),
     ("ksm_scan_thread", Cause::Ksm),
     ("ksm_do_scan", Cause::Ksm),
+    ("kdamond_", Cause::Damon),
+    ("damon_", Cause::Damon),
+    // MADV_PAGEOUT and MADV_COLD reclaim by the functions that serve a shortage, too.
+    ("madvise_cold_or_pageout", Cause::Madvise),
+    ("madvise_pageout", Cause::Madvise),
     ("khugepaged", Cause::Khugepaged),
     ("compact_zone", Cause::Migration),
     ("kcompactd", Cause::Migration),
@@ -84,6 +93,8 @@ const TELLING: [(&str, Cause); 44] = [
     ("mmap_region", Cause::Mmap),
     ("__x64_sys_brk", Cause::Brk),
     ("__arm64_sys_brk", Cause::Brk),
+    ("unmap_mapping_range", Cause::Truncate),
+    ("unmap_mapping_pages", Cause::Truncate),
     // What stands on the stack where the compiler makes the entry point's last call a jump.
     ("__do_sys_munmap", Cause::Munmap),
     ("__do_sys_madvise", Cause::Madvise),
@@ -111,11 +122,33 @@ impl Cause {
         calls.iter().find(|(call, _)| *call == number).map_or(Self::Unknown, |(_, cause)| *cause)
     }
 
+    /// The cause that a function of the C library stands for, which makes the system call of its name: where the kernel hides
+    /// its own names, the program's stack still tells.
+    pub fn of_wrapper(function: &str) -> Self {
+        let bare = function.split('@').next().unwrap_or(function).trim_start_matches('_');
+        match bare {
+            "munmap" => Self::Munmap,
+            "madvise" | "process_madvise" => Self::Madvise,
+            "mprotect" | "pkey_mprotect" => Self::Mprotect,
+            "mremap" => Self::Mremap,
+            "mmap" | "mmap64" => Self::Mmap,
+            "brk" | "sbrk" => Self::Brk,
+            _ => Self::Unknown,
+        }
+    }
+
     /// True where a call of the program asked for it, not the kernel by itself.
     pub fn is_call(self) -> bool {
         matches!(
             self,
-            Self::Munmap | Self::Madvise | Self::Mprotect | Self::Mremap | Self::Mmap | Self::Brk | Self::Exit
+            Self::Munmap
+                | Self::Madvise
+                | Self::Mprotect
+                | Self::Mremap
+                | Self::Mmap
+                | Self::Brk
+                | Self::Truncate
+                | Self::Exit
         )
     }
 }
@@ -129,6 +162,7 @@ impl fmt::Display for Cause {
             Self::Mremap => "mremap",
             Self::Mmap => "mmap over a mapping",
             Self::Brk => "brk",
+            Self::Truncate => "fallocate or ftruncate of a mapped file",
             Self::Exit => "end of a process",
             Self::Fork => "fork",
             Self::CopyOnWrite => "copy on write",
@@ -136,6 +170,7 @@ impl fmt::Display for Cause {
             Self::Ksm => "KSM",
             Self::Khugepaged => "khugepaged",
             Self::Migration => "compaction or migration",
+            Self::Damon => "DAMON",
             Self::Reclaim => "reclaim or swap",
             Self::Writeback => "writeback",
             Self::Split => "split of a huge page",
@@ -156,11 +191,36 @@ mod tests {
         assert_eq!(Cause::of(unmap), Cause::Munmap);
         let reclaim = ["arch_tlbbatch_flush", "try_to_unmap_flush", "shrink_folio_list", "do_exc_page_fault"];
         assert_eq!(Cause::of(reclaim), Cause::Reclaim);
+        let asked_for = [
+            "try_to_unmap_flush",
+            "shrink_folio_list",
+            "reclaim_pages",
+            "madvise_cold_or_pageout_pte_range",
+            "do_madvise",
+        ];
+        assert_eq!(Cause::of(asked_for), Cause::Madvise);
+        let damon = ["try_to_unmap_flush", "shrink_folio_list", "reclaim_pages", "damon_pa_pageout", "kdamond_fn"];
+        assert_eq!(Cause::of(damon), Cause::Damon);
+        let compaction =
+            ["flush_tlb_page", "ptep_clear_flush", "try_to_migrate_one", "migrate_pages_batch", "kcompactd"];
+        assert_eq!(Cause::of(compaction), Cause::Migration);
+        let huge = ["pmdp_collapse_flush", "collapse_huge_page", "hpage_collapse_scan_pmd", "khugepaged"];
+        assert_eq!(Cause::of(huge), Cause::Khugepaged);
+        let collapsed = ["pmdp_collapse_flush", "collapse_huge_page", "madvise_collapse", "do_madvise"];
+        assert_eq!(Cause::of(collapsed), Cause::Madvise);
         // Linux 6.18.
         let moved =
             ["flush_tlb_mm_range", "move_page_tables", "move_vma", "do_mremap", "__do_sys_mremap", "do_syscall_64"];
         assert_eq!(Cause::of(moved), Cause::Mremap);
+        let hole = ["flush_tlb_mm_range", "tlb_finish_mmu", "unmap_mapping_range", "shmem_fallocate", "vfs_fallocate"];
+        assert_eq!(Cause::of(hole), Cause::Truncate);
         assert_eq!(Cause::of([]), Cause::Unknown);
+    }
+
+    #[test]
+    fn the_program_s_stack_tells_where_the_kernel_hides_its_names() {
+        let causes = ["__madvise", "munmap@GLIBC_2.2.5", "cfree"].map(Cause::of_wrapper);
+        assert_eq!(causes, [Cause::Madvise, Cause::Munmap, Cause::Unknown]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::stacks::Frame;
 use crate::summary::ProcessSummary;
 use heap_choice::{Allocator, Environment, Family, Place, Program, Runtime};
 pub use heap_cures::Effect;
-use heap_cures::{Advice, Cure, When, cures};
+use heap_cures::{Advice, Cure, Flags, When, cures};
 use process_view::{ProcessCode, ProcessFiles};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -13,6 +13,8 @@ use std::fmt;
 
 /// A finding below this share of a process's shootdowns is not told.
 const SMALLEST_SHARE: f64 = 0.02;
+/// Fewer stacks than these are too few to tell: a share of a half may as well be a quarter or three quarters.
+pub const FEWEST_STACKS: f64 = 20.0;
 
 /// What is behind one process's shootdowns.
 #[derive(Clone, Debug, Serialize)]
@@ -32,6 +34,8 @@ pub struct Diagnosis {
 pub struct Finding {
     /// Share of the process's shootdowns.
     pub share: f64,
+    /// It is from fewer than [`FEWEST_STACKS`], so that its share may be far from the true one.
+    pub uncertain: bool,
     /// What happens.
     pub behaviour: Behaviour,
     /// In words.
@@ -71,6 +75,8 @@ pub enum Behaviour {
     Runtime,
     /// The program itself, by its own calls.
     Program(Cause),
+    /// The program or its allocator: the stack or the process's files do not tell.
+    Unattributed(Cause),
     /// The kernel.
     Kernel(Cause),
 }
@@ -89,6 +95,8 @@ pub enum Returning {
     Trimming,
     /// Pages are given back and taken again because calloc wants zeros.
     CallocZeroing,
+    /// Free pages are given back because the program calls for it: malloc_trim(3) and its like.
+    Requested,
     /// Rights of heap pages change.
     Protecting,
 }
@@ -101,13 +109,15 @@ impl fmt::Display for Returning {
             Self::Moving => "moves large blocks by mremap where realloc changes their size",
             Self::Trimming => "trims the end of its heap",
             Self::CallocZeroing => "clears memory for calloc by giving its pages back",
+            Self::Requested => "gives free pages back because the program calls for it",
             Self::Protecting => "changes the rights of its pages",
         })
     }
 }
 
 /// What a process's files and environment tell.
-struct Subject {
+#[derive(Debug)]
+pub(crate) struct Subject {
     allocator: Option<Allocator>,
     environment: Environment,
     /// Words of its command line.
@@ -116,34 +126,40 @@ struct Subject {
     object: Option<usize>,
 }
 
-/// Finds out what is behind the shootdowns of a process.
-pub fn diagnose(process: &ProcessSummary) -> Diagnosis {
-    let subject = Subject::of(process.pid);
-    let mut shares: BTreeMap<Behaviour, f64> = BTreeMap::new();
-    for path in &process.paths {
-        *shares.entry(subject.behaviour(path.cause, &path.frames)).or_default() += path.share;
-    }
-    let mut findings: Vec<Finding> = shares
-        .into_iter()
-        .filter(|(_, share)| *share >= SMALLEST_SHARE)
-        .map(|(behaviour, share)| subject.finding(behaviour, share))
-        .collect();
-    findings.sort_by(|a, b| b.share.total_cmp(&a.share));
-    Diagnosis {
-        pid: process.pid,
-        allocator: subject.allocator.as_ref().map(ToString::to_string),
-        environment: subject.settings(),
-        findings,
-    }
-}
-
 /// The allocator of a process that runs; `None` where it cannot be looked at.
 pub fn allocator_of(pid: i32) -> Option<Allocator> {
     Some(Allocator::of(&Program::of_process(&ProcessCode::of(pid).ok()?)?))
 }
 
 impl Subject {
-    fn of(pid: i32) -> Self {
+    /// What is behind the shootdowns of a process of which this is known.
+    pub fn diagnose(&self, process: &ProcessSummary) -> Diagnosis {
+        let mut shares: BTreeMap<Behaviour, f64> = BTreeMap::new();
+        for path in &process.paths {
+            *shares.entry(self.behaviour(path.cause, &path.frames)).or_default() += path.share;
+        }
+        let uncertain = process.effective_stacks < FEWEST_STACKS;
+        let mut findings: Vec<Finding> = shares
+            .into_iter()
+            .filter(|(_, share)| *share >= SMALLEST_SHARE)
+            .map(|(behaviour, share)| Finding { uncertain, ..self.finding(behaviour, share) })
+            .collect();
+        findings.sort_by(|a, b| b.share.total_cmp(&a.share));
+        Diagnosis {
+            pid: process.pid,
+            allocator: self.allocator.as_ref().map(ToString::to_string),
+            environment: self.settings(),
+            findings,
+        }
+    }
+
+    /// True where the process's files could be read.
+    pub fn is_known(&self) -> bool {
+        self.allocator.is_some()
+    }
+
+    /// Looks at a process now.
+    pub fn of(pid: i32) -> Self {
         let code = ProcessCode::of(pid).ok();
         let environment = ProcessFiles::of(pid).bytes("environ").unwrap_or_default();
         let allocator = code.as_ref().and_then(|code| Some(Allocator::of(&Program::of_process(code)?)));
@@ -163,6 +179,9 @@ impl Subject {
     fn behaviour(&self, cause: Cause, frames: &[Frame]) -> Behaviour {
         if !cause.is_call() || cause == Cause::Exit {
             return Behaviour::Kernel(cause);
+        }
+        if self.allocator.is_none() || frames.is_empty() {
+            return Behaviour::Unattributed(cause);
         }
         let callers = frames.iter().skip_while(|frame| is_call_itself(frame)).take(MOST_CALLERS);
         let by_allocator = callers.clone().any(|frame| self.is_allocator(frame));
@@ -192,8 +211,15 @@ impl Subject {
         let name = allocator.map_or_else(|| "the allocator".to_owned(), short_name);
         let text = match behaviour {
             Behaviour::Allocator(how) => format!("{name} {how}"),
-            Behaviour::Runtime => "the runtime changes its own memory".to_owned(),
+            Behaviour::Runtime => format!("{} changes its own memory", self.runtime_name()),
             Behaviour::Program(cause) => format!("the program's own calls of {cause}"),
+            Behaviour::Unattributed(cause) if self.is_known() => {
+                format!("calls of {cause}, of which no stack could be read: by whom is not known")
+            }
+            Behaviour::Unattributed(cause) => format!(
+                "calls of {cause}, by the program or by its allocator: it ended before its files were read, or they cannot be \
+                 read"
+            ),
             Behaviour::Kernel(Cause::Exit) => "processes end or execute another program".to_owned(),
             Behaviour::Kernel(Cause::Unknown) => {
                 "the cause is not known (kernel addresses are hidden, or none fits)".to_owned()
@@ -201,9 +227,11 @@ impl Subject {
             Behaviour::Kernel(cause) => format!("the kernel: {cause}"),
         };
         let advice = match behaviour {
+            Behaviour::Allocator(Returning::Requested) => cures().advice_about("requested"),
             Behaviour::Allocator(_) => allocator.and_then(|allocator| cures().advice_for(allocator)),
             Behaviour::Runtime => allocator.and_then(|allocator| cures().advice_for(allocator)),
             Behaviour::Program(_) => cures().advice_about("program"),
+            Behaviour::Unattributed(_) => None,
             Behaviour::Kernel(cause) => kernel_part(cause).and_then(|part| cures().advice_about(part)),
         };
         let cures = match behaviour {
@@ -214,12 +242,28 @@ impl Subject {
             _ => Vec::new(),
         };
         let advice = advice.filter(|_| cures.is_empty()).cloned();
-        Finding { share, behaviour, text, cures, advice }
+        Finding { share, uncertain: false, behaviour, text, cures, advice }
+    }
+
+    /// What a runtime's own memory belongs to.
+    fn runtime_name(&self) -> &'static str {
+        let allocator = self.allocator.as_ref();
+        match allocator.map(|allocator| (&allocator.family, allocator.runtime)) {
+            Some((Family::Jvm, _)) => "the Java virtual machine",
+            Some((Family::Go, _)) => "Go's runtime",
+            Some((_, Some(Runtime::V8))) => "V8",
+            _ => "the runtime",
+        }
+    }
+
+    fn flags(&self) -> Flags {
+        Flags::of(self.words.iter().cloned(), &self.environment)
     }
 
     fn remedies(&self, how: Returning) -> Vec<Remedy> {
         let Some(allocator) = &self.allocator else { return Vec::new() };
         let fits = |cure: &&Cure| match cure.when {
+            _ if how == Returning::Requested => false,
             When::Always => true,
             When::Purging => matches!(how, Returning::Purging | Returning::CallocZeroing),
             When::Calloc => how == Returning::CallocZeroing,
@@ -242,13 +286,15 @@ impl Subject {
                 source: cure.source.clone(),
             }
         };
-        cures().of(allocator).into_iter().filter(fits).map(remedy).collect()
+        cures().of(allocator, &self.flags()).into_iter().filter(fits).map(remedy).collect()
     }
 
     /// What the process's environment says to its allocator, and its command line to a JVM.
     fn settings(&self) -> Vec<String> {
         let Some(allocator) = &self.allocator else { return Vec::new() };
-        let mut names: Vec<&str> = cures().of(allocator).iter().flat_map(|cure| cure.variables(allocator)).collect();
+        let flags = self.flags();
+        let mut names: Vec<&str> =
+            cures().of(allocator, &flags).iter().flat_map(|cure| cure.variables(allocator)).collect();
         names.extend(cures().advice_for(allocator).iter().flat_map(|advice| &advice.variables).map(String::as_str));
         names.sort_unstable();
         names.dedup();
@@ -332,7 +378,21 @@ fn is_runtime(frame: &Frame) -> bool {
     frame.object.starts_with("libjvm.so") || frame.index == Some(0) && frame.function.as_deref().is_none_or(by_name)
 }
 
-fn returning<'a>(cause: Cause, mut callers: impl Iterator<Item = &'a Frame>) -> Returning {
+/// A function by which a program asks its allocator to give free memory back.
+fn is_request(frame: &Frame) -> bool {
+    const NAMES: [&str; 4] = ["malloc_trim", "mallctl", "mallctlbymib", "mi_collect"];
+    const PARTS: [&str; 3] = ["freeOSMemory", "ReleaseFreeMemory", "ReleaseMemoryToSystem"];
+    frame.function.as_deref().is_some_and(|name| {
+        let bare = without_version(name).trim_start_matches('_');
+        let bare = bare.strip_prefix("je_").unwrap_or(bare);
+        NAMES.contains(&bare) || PARTS.iter().any(|part| name.contains(part))
+    })
+}
+
+fn returning<'a>(cause: Cause, mut callers: impl Iterator<Item = &'a Frame> + Clone) -> Returning {
+    if callers.clone().any(is_request) {
+        return Returning::Requested;
+    }
     let zeroes =
         |frame: &Frame| frame.function.as_deref().is_some_and(|name| without_version(name).ends_with("calloc"));
     match cause {
@@ -351,6 +411,7 @@ fn kernel_part(cause: Cause) -> Option<&'static str> {
         Cause::Ksm => Some("kernel-ksm"),
         Cause::Khugepaged => Some("kernel-khugepaged"),
         Cause::Migration => Some("kernel-migration"),
+        Cause::Damon => Some("kernel-damon"),
         Cause::Reclaim => Some("kernel-reclaim"),
         Cause::Fork => Some("kernel-fork"),
         Cause::CopyOnWrite => Some("kernel-copy-on-write"),

@@ -7,12 +7,16 @@
 
 pub mod cause;
 pub mod diagnosis;
+mod evidence;
 pub mod format;
 pub mod interrupts;
 pub mod kernel_symbols;
 pub mod machine;
+mod overhead;
+mod pace;
 pub mod reason;
 mod rings;
+mod stackless;
 pub mod stacks;
 pub mod summary;
 mod tally;
@@ -21,7 +25,8 @@ mod tracepoints;
 mod watch;
 
 pub use cause::Cause;
-pub use diagnosis::{Diagnosis, diagnose};
+pub use diagnosis::Diagnosis;
+pub use evidence::Evidence;
 pub use summary::Summary;
 pub use tracepoints::NoTracepoint;
-pub use watch::{Evidence, Watch};
+pub use watch::Watch;

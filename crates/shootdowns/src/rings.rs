@@ -1,14 +1,17 @@
 //! Events of one tracepoint on all CPUs: exact counters, and rings of samples.
 //!
-//! Records are taken of every event, as far as their rings have room; stacks by frequency: below it the kernel records every
-//! event, above it one in so many, and each record says how many events it stands for. The counters beside them count every
-//! event and lose none.
+//! Records are taken of every event, as far as their rings have room; stacks of one in so many, which [`crate::pace`] chooses.
+//! The counters beside them count every event and lose none.
 
+use crate::stackless::Stackless;
 use crate::stacks::UserStack;
 use crate::tracepoints::NoTracepoint;
+use nix::sys::time::TimeValLike;
+use nix::time::{ClockId, clock_gettime};
 use perf_event::data::Record;
 use perf_event::events::Tracepoint;
 use perf_event::{Builder, Clock, Counter, SampleFlag, Sampler};
+use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io;
 use std::time::{Duration, Instant};
@@ -30,8 +33,8 @@ pub(crate) enum Sampling {
     /// no help here: a short burst makes the kernel skip events for long afterwards, and a process that sends few of them
     /// is then estimated from nearly none.
     Records,
-    /// Those fields and the stacks of kernel and user, up to so many a second and CPU.
-    Stacks(u64),
+    /// Those fields and the stacks of kernel and user, of one event in so many ([`Rings::set_periods`]).
+    Stacks,
     /// Every event, without its weight.
     Everything,
 }
@@ -63,9 +66,46 @@ pub(crate) struct Sample {
 
 /// Rings of one selection, one for each CPU.
 pub(crate) struct Rings {
-    samplers: Vec<Sampler>,
+    rings: Vec<Ring>,
     /// Samples for which a ring had no room.
     pub lost: u64,
+}
+
+/// The ring of one CPU.
+struct Ring {
+    sampler: Sampler,
+    periods: Periods,
+}
+
+/// One in how many events is sampled, since when. Records do not tell: the kernel samples every software event whose records
+/// are to hold their period (kernel/events/core.c, perf_swevent_event).
+#[derive(Debug)]
+struct Periods {
+    /// That of the oldest samples in the ring first.
+    since: VecDeque<(u64, u64)>,
+}
+
+impl Periods {
+    fn every() -> Self {
+        Self { since: VecDeque::from([(0, 1)]) }
+    }
+
+    fn last(&self) -> u64 {
+        self.since.back().map_or(1, |(_, period)| *period)
+    }
+
+    /// The period at the time of a sample, whose ring hands out samples in the order of time.
+    fn at(&mut self, time: u64) -> u64 {
+        while self.since.get(1).is_some_and(|(since, _)| *since <= time) {
+            self.since.pop_front();
+        }
+        self.since.front().map_or(1, |(_, period)| *period)
+    }
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC, by which samples are stamped.
+fn now() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| time.num_nanoseconds().unsigned_abs())
 }
 
 fn builder(selection: &Selection, cpu: usize) -> Builder<'static> {
@@ -103,7 +143,12 @@ impl Counters {
 
     /// Events that were counted.
     pub fn sum(&mut self) -> u64 {
-        self.0.iter_mut().filter_map(|counter| counter.read().ok()).sum()
+        self.each().iter().sum()
+    }
+
+    /// Events that were counted on each CPU.
+    pub fn each(&mut self) -> Vec<u64> {
+        self.0.iter_mut().map(|counter| counter.read().unwrap_or(0)).collect()
     }
 }
 
@@ -119,9 +164,9 @@ impl Rings {
                     builder.sample(common | SampleFlag::PERIOD).sample_period(1);
                     RECORDS
                 }
-                Sampling::Stacks(frequency) => {
+                Sampling::Stacks => {
                     let stacks = SampleFlag::CALLCHAIN | SampleFlag::REGS_USER | SampleFlag::STACK_USER;
-                    builder.sample(common | SampleFlag::PERIOD | stacks).sample_frequency(frequency);
+                    builder.sample(common | stacks).sample_period(1);
                     builder.sample_regs_user(REGISTERS).sample_stack_user(STACK_BYTES);
                     STACKS
                 }
@@ -131,17 +176,27 @@ impl Rings {
                 }
             };
             let refused = |error| NoTracepoint::Refused(selection.name.to_owned(), error);
-            opened(&builder, selection)?.sampled(bytes).map_err(refused)
+            let sampler = opened(&builder, selection)?.sampled(bytes).map_err(refused)?;
+            Ok(Ring { sampler, periods: Periods::every() })
         };
-        let samplers = cpus.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Self { samplers, lost: 0 })
+        let rings = cpus.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Self { rings, lost: 0 })
     }
 
     /// Lets the rings fill, or stops them.
     pub fn run(&mut self, on: bool) {
-        for sampler in &mut self.samplers {
+        for Ring { sampler, .. } in &mut self.rings {
             // An event that is open can be enabled and disabled: the calls have no other failure.
             let _ = if on { sampler.enable() } else { sampler.disable() };
+        }
+    }
+
+    /// Lets each ring sample one in so many events from now on.
+    pub fn set_periods(&mut self, periods: &[u64]) {
+        for (ring, &period) in self.rings.iter_mut().zip(periods) {
+            if ring.periods.last() != period && linux::perf_event::set_period(&ring.sampler, period).is_ok() {
+                ring.periods.since.push_back((now(), period));
+            }
         }
     }
 
@@ -152,18 +207,29 @@ impl Rings {
 
     /// Hands out what has come, ring by ring, each for its part of the time. What there is no time for stays in the ring.
     pub fn drain_within(&mut self, time: Duration, mut take: impl FnMut(Sample)) {
-        let part = time / u32::try_from(self.samplers.len()).unwrap_or(u32::MAX).max(1);
-        for sampler in &mut self.samplers {
+        let part = time / u32::try_from(self.rings.len()).unwrap_or(u32::MAX).max(1);
+        for ring in &mut self.rings {
             let begin = Instant::now();
             for _ in 0..AT_ONCE {
                 if begin.elapsed() >= part {
                     break;
                 }
-                let Some(record) = sampler.next_record() else { break };
+                let Some(record) = ring.sampler.next_record() else { break };
                 match record.parse_record() {
-                    Ok(Record::Sample(sample)) => take(read(&sample)),
+                    Ok(Record::Sample(sample)) => {
+                        let period = ring.periods.at(sample.time().unwrap_or_default());
+                        take(read(&sample, period));
+                    }
                     Ok(Record::Lost(lost)) => self.lost += lost.lost,
                     Ok(Record::LostSamples(lost)) => self.lost += lost.lost,
+                    Err(_) if record.ty() == PERF_RECORD_SAMPLE => {
+                        if let Some(sample) = Stackless::parse(&record.to_contiguous()) {
+                            let period = ring.periods.at(sample.time);
+                            take(of_kernel_thread(sample, period));
+                        } else {
+                            self.lost += 1;
+                        }
+                    }
                     _ => {}
                 }
             }
@@ -171,7 +237,7 @@ impl Rings {
     }
 }
 
-fn read(sample: &perf_event::data::Sample<'_>) -> Sample {
+fn read(sample: &perf_event::data::Sample<'_>, period: u64) -> Sample {
     let (kernel, walked) = split_chain(sample.callchain().unwrap_or_default());
     let registers = sample.regs_user().map(|registers| &*registers.regs).unwrap_or_default();
     Sample {
@@ -179,11 +245,21 @@ fn read(sample: &perf_event::data::Sample<'_>) -> Sample {
         tid: sample.tid().unwrap_or_default() as i32,
         time: sample.time().unwrap_or_default(),
         cpu: sample.cpu().unwrap_or_default(),
-        weight: sample.period().unwrap_or(1).max(1),
+        weight: sample.period().unwrap_or(period).max(1),
         raw: sample.raw().unwrap_or_default().to_vec(),
         kernel,
         user: user_stack(registers, sample.stack_user().unwrap_or_default(), walked),
     }
+}
+
+/// `PERF_RECORD_SAMPLE` of linux/perf_event.h.
+const PERF_RECORD_SAMPLE: u32 = 9;
+
+/// Threads of the kernel have no registers of a program, which the library takes for granted.
+fn of_kernel_thread(sample: Stackless, period: u64) -> Sample {
+    let (kernel, _) = split_chain(&sample.chain);
+    let Stackless { pid, tid, time, cpu, raw, .. } = sample;
+    Sample { pid, tid, time, cpu, weight: period.max(1), raw, kernel, user: None }
 }
 
 /// Markers in a chain are the negative numbers down to -4095 (linux/perf_event.h: PERF_CONTEXT_MAX).
@@ -229,6 +305,15 @@ fn user_stack(registers: &[u64], bytes: &[u8], by_frame_pointers: Vec<u64>) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sample_stands_for_the_period_of_its_time() {
+        let mut periods = Periods::every();
+        assert_eq!((periods.at(5), periods.last()), (1, 1));
+        periods.since.extend([(10, 8), (20, 2)]);
+        assert_eq!([9, 10, 15].map(|time| periods.at(time)), [1, 8, 8]);
+        assert_eq!((periods.at(30), periods.last(), periods.since.len()), (2, 2, 1));
+    }
 
     #[test]
     fn a_chain_is_split_at_its_markers() {

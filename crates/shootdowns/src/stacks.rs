@@ -4,12 +4,12 @@
 //! Where an object has none, frame pointers are followed; where that yields less than the kernel's own walk by frame
 //! pointers, the kernel's is taken.
 
-use address_space::AddressRange;
+use address_space::{Address, AddressRange};
 use framehop::{
     CacheNative, ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Module, UnwindRegsNative, Unwinder, UnwinderNative,
 };
 use linux::bounded::{Budget, UNWIND_TABLES, UNWIND_TABLES_OF_PROCESS};
-use process_view::{ObservationError, ProcessCode, printable};
+use process_view::{ObservationError, ProcessCode, ProcessFiles, printable};
 use serde::Serialize;
 use std::fmt;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Frames that are unwound of one stack.
 pub const MOST_FRAMES: usize = 48;
-/// A process that maps code anew is looked at again, but not more often than this.
+/// A process in which code has been mapped is looked at again, but not more often than this.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Registers and stack of a thread at a sample.
@@ -96,14 +96,9 @@ impl ProcessStacks {
 
     /// The addresses by which the frames of a stack are named, innermost first.
     pub fn unwind(&mut self, stack: &UserStack) -> Vec<u64> {
-        self.look_again_for(stack.instruction);
-        let mut frames = self.unwound(stack);
-        // Tables are read for objects in which a frame lies; with them the next frames may be others.
-        for _ in 0..self.has_tables.len() {
-            if !self.read_tables_of(&frames) {
-                break;
-            }
-            frames = self.unwound(stack);
+        let mut frames = self.unwound_by_tables(stack);
+        if self.looked.elapsed() >= LOOK_AGAIN && self.is_behind(&frames) {
+            frames = self.unwound_by_tables(stack);
         }
         let walked = &stack.by_frame_pointers;
         if frames.len() < walked.len().min(MOST_FRAMES) && !self.is_known(frames.last()) {
@@ -116,11 +111,35 @@ impl ProcessStacks {
         address.is_some_and(|&address| self.code.object_at(address).is_some())
     }
 
-    fn look_again_for(&mut self, address: u64) {
-        let is_new = self.code.object_at(address).is_none() && self.looked.elapsed() >= LOOK_AGAIN;
-        if let Some(again) = is_new.then(|| Self::of(self.pid).ok()).flatten() {
-            *self = again;
+    /// Looks at the process again where frames lie in a file that was not mapped there; true where it did. Generated code, of
+    /// which each frame is in no object, is no reason: all symbols would be read again.
+    fn is_behind(&mut self, frames: &[u64]) -> bool {
+        let unknown = |&&address: &&u64| self.code.object_at(address).is_none();
+        let unknown: Vec<u64> = frames.iter().filter(unknown).copied().collect();
+        if unknown.is_empty() {
+            return false;
         }
+        self.looked = Instant::now();
+        let Ok(space) = ProcessFiles::of(self.pid).maps() else { return false };
+        let file_now = |address: u64| {
+            let mapping = space.find(Address(address))?;
+            mapping.path().filter(|path| path.starts_with('/')).map(printable)
+        };
+        let is_new = |address: u64| file_now(address).is_some_and(|file| self.code.mapping_at(address) != Some(file));
+        let again = unknown.into_iter().any(is_new).then(|| Self::of(self.pid).ok()).flatten();
+        again.map(|again| *self = again).is_some()
+    }
+
+    fn unwound_by_tables(&mut self, stack: &UserStack) -> Vec<u64> {
+        let mut frames = self.unwound(stack);
+        // Tables are read for objects in which a frame lies; with them the next frames may be others.
+        for _ in 0..self.has_tables.len() {
+            if !self.read_tables_of(&frames) {
+                break;
+            }
+            frames = self.unwound(stack);
+        }
+        frames
     }
 
     fn unwound(&mut self, stack: &UserStack) -> Vec<u64> {

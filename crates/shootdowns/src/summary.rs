@@ -1,19 +1,13 @@
 //! What was seen, as numbers that can be printed: totals are counted, shares and paths sampled.
 
 use crate::cause::Cause;
-use crate::interrupts::InterruptCounts;
-use crate::machine::{self, Unseen};
+use crate::evidence::Evidence;
+use crate::machine::Unseen;
 use crate::stacks::Frame;
-use crate::tally::ProcessTally;
+use crate::tally::{PathTally, ProcessTally};
 use crate::times::TimesByProcess;
-use crate::watch::{Evidence, Watch};
 use serde::Serialize;
-use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::time::Instant;
-
-/// Paths and threads that a summary keeps of a process.
-const MOST_SHOWN: usize = 20;
 
 /// What a watch has seen.
 #[derive(Clone, Debug, Serialize)]
@@ -40,7 +34,7 @@ pub struct Summary {
 }
 
 /// What watching took, and what it missed.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Watching {
     /// Stacks that were sampled.
     pub stacks: u64,
@@ -54,15 +48,21 @@ pub struct Watching {
     pub lost_times: u64,
     /// CPU seconds of pagelift for reading, unwinding and naming.
     pub cpu_seconds: f64,
+    /// Nanoseconds for which each shootdown that was counted held its thread up, measured on this machine.
+    pub nanoseconds_per_record: Option<f64>,
+    /// Nanoseconds of a stack, likewise.
+    pub nanoseconds_per_stack: Option<f64>,
 }
 
 /// One process.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct ProcessSummary {
     /// Its number.
     pub pid: i32,
     /// The name that the kernel knows it by.
     pub name: String,
+    /// It is a thread of the kernel.
+    pub kernel_thread: bool,
     /// Shootdowns sent, estimated where there were many.
     pub sent: f64,
     /// Shootdowns received while it ran.
@@ -77,8 +77,14 @@ pub struct ProcessSummary {
     pub interrupted_seconds: Option<f64>,
     /// Threads, those that sent most first.
     pub threads: Vec<ThreadSummary>,
+    /// Stacks of it that were sampled, which shares and paths are from.
+    pub stacks: u64,
+    /// Number of stacks of equal weight that tell as much: in bursts one stack stands for many shootdowns.
+    pub effective_stacks: f64,
     /// Call paths, the most frequent first.
     pub paths: Vec<PathSummary>,
+    /// Share of the stacks on paths for which there was no room.
+    pub other_paths: f64,
 }
 
 /// One thread.
@@ -107,21 +113,25 @@ pub struct PathSummary {
 
 /// By which a sampled weight becomes a count.
 #[derive(Clone, Copy)]
-struct Scale {
+pub(crate) struct Scale {
     sent: f64,
     received: f64,
 }
 
 impl Scale {
-    fn of(counted: Option<u64>, sampled: u64) -> f64 {
-        counted.filter(|_| sampled > 0).map_or(1.0, |counted| counted as f64 / sampled as f64)
+    /// Returns the factors for what was counted and sampled, sent and received.
+    pub(crate) fn new(sent: (Option<u64>, u64), received: (Option<u64>, u64)) -> Self {
+        let of = |(counted, sampled): (Option<u64>, u64)| {
+            counted.filter(|_| sampled > 0).map_or(1.0, |counted| counted as f64 / sampled as f64)
+        };
+        Self { sent: of(sent), received: of(received) }
     }
 }
 
 impl Summary {
     /// What was seen since an earlier summary of the same watch: counts and times of the time in between, processes and
-    /// threads that had any, those that sent most first. Shares, paths and pages for each flush stay those of the whole
-    /// watch, which one second has too few samples for.
+    /// threads that had any, those that sent most first. Shares and pages for each flush stay those of the whole watch, which
+    /// one second has too few samples for.
     #[must_use]
     pub fn since(mut self, before: &Self) -> Self {
         let less = |now: Option<u64>, before: Option<u64>| now.map(|now| now.saturating_sub(before.unwrap_or(0)));
@@ -161,44 +171,13 @@ impl ProcessSummary {
     }
 }
 
-impl Watch {
-    /// What has been seen up to now.
-    pub fn summary(&mut self) -> Summary {
-        let (sent, received) = self.totals();
-        let scale =
-            Scale { sent: Scale::of(sent, self.tally.sent), received: Scale::of(received, self.tally.received) };
-        let (now, interrupts) =
-            self.ended.clone().unwrap_or_else(|| (Instant::now(), InterruptCounts::read().unwrap_or_default()));
-        let mut processes: Vec<ProcessSummary> = self
-            .tally
-            .processes
-            .iter()
-            .map(|(&pid, process)| process_summary(pid, process, scale, &self.times))
-            .collect();
-        processes.sort_by(|a, b| b.sent.total_cmp(&a.sent).then(b.received.total_cmp(&a.received)));
-        let [lost_sent, lost_received, lost_stacks, lost_times] = self.lost();
-        Summary {
-            evidence: self.evidence,
-            refused: self.refused.clone(),
-            unseen: machine::unseen(),
-            seconds: (now - self.started).as_secs_f64(),
-            sent,
-            received,
-            interrupts: interrupts.shootdowns_since(&self.interrupts),
-            processes,
-            watching: Watching {
-                stacks: self.stacks_taken(),
-                lost_sent,
-                lost_received,
-                lost_stacks,
-                lost_times,
-                cpu_seconds: self.cpu_taken().as_secs_f64(),
-            },
-        }
-    }
-}
-
-fn process_summary(pid: i32, process: &ProcessTally, scale: Scale, times: &TimesByProcess) -> ProcessSummary {
+/// Returns what is known of one process, without its call paths.
+pub(crate) fn process_summary(
+    pid: i32,
+    process: &ProcessTally,
+    scale: Scale,
+    times: &TimesByProcess,
+) -> ProcessSummary {
     let flushes = process.flushes.by_page + process.flushes.whole;
     let (sent, received) = (process.sent as f64 * scale.sent, process.received as f64 * scale.received);
     let seconds = |mean: Option<f64>, count: f64| mean.map(|nanoseconds| nanoseconds * count / 1e9);
@@ -213,17 +192,10 @@ fn process_summary(pid: i32, process: &ProcessTally, scale: Scale, times: &Times
         })
         .collect();
     threads.sort_by(|a, b| b.sent.total_cmp(&a.sent).then(b.received.total_cmp(&a.received)));
-    threads.truncate(MOST_SHOWN);
-    let mut paths: Vec<_> = process.paths.iter().collect();
-    paths.sort_by_key(|((cause, addresses), path)| (Reverse(path.weight), *cause, addresses.clone()));
-    let paths = paths.into_iter().take(MOST_SHOWN).map(|((cause, _), path)| PathSummary {
-        share: path.weight as f64 / process.on_stacks.max(1) as f64,
-        cause: *cause,
-        frames: path.frames.clone(),
-    });
     ProcessSummary {
         pid,
         name: process.name.clone(),
+        kernel_thread: process.is_kernel_thread,
         sent,
         received,
         pages_per_flush: (process.flushes.by_page > 0)
@@ -232,8 +204,28 @@ fn process_summary(pid: i32, process: &ProcessTally, scale: Scale, times: &Times
         waited_seconds: seconds(times.waited.get(&pid).and_then(|times| times.mean()), sent),
         interrupted_seconds: seconds(times.interrupted.get(&pid).and_then(|times| times.mean()), received),
         threads,
-        paths: paths.collect(),
+        stacks: process.stacks,
+        effective_stacks: process.effective_stacks(),
+        paths: Vec::new(),
+        other_paths: process.dropped(),
     }
+}
+
+/// All call paths of a process, the most frequent first.
+pub(crate) fn paths_of(process: &ProcessTally) -> Vec<PathSummary> {
+    let mut paths: Vec<_> = process.paths.iter().collect();
+    paths.sort_by(|((cause_a, at_a), a), ((cause_b, at_b), b)| {
+        b.weight.cmp(&a.weight).then_with(|| (cause_a, at_a).cmp(&(cause_b, at_b)))
+    });
+    let summary = |(&(cause, _), path): (&(Cause, Vec<u64>), &PathTally)| PathSummary {
+        share: path.weight as f64 / process.on_stacks.max(1) as f64,
+        cause: match (cause, path.frames.first().and_then(|frame| frame.function.as_deref())) {
+            (Cause::Unknown, Some(function)) => Cause::of_wrapper(function),
+            _ => cause,
+        },
+        frames: path.frames.clone(),
+    };
+    paths.into_iter().map(summary).collect()
 }
 
 #[cfg(test)]
@@ -246,13 +238,10 @@ mod tests {
             pid,
             name: format!("p{pid}"),
             sent,
-            received: 0.0,
             pages_per_flush: Some(3.0),
-            whole_flushes: None,
             waited_seconds: waited,
-            interrupted_seconds: None,
             threads: vec![thread(pid, 1.0), thread(pid + 1, sent - 1.0)],
-            paths: Vec::new(),
+            ..ProcessSummary::default()
         }
     }
 
@@ -266,14 +255,7 @@ mod tests {
             received: None,
             interrupts: Some(2 * sent),
             processes,
-            watching: Watching {
-                stacks: 0,
-                lost_sent: 0,
-                lost_received: 0,
-                lost_stacks: 0,
-                lost_times: 0,
-                cpu_seconds: 0.0,
-            },
+            watching: Watching::default(),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Time that senders wait and receivers are interrupted, from the records of one window.
 //!
 //! A sender queues a request for each CPU (`csd:csd_queue_cpu`) and waits until the last of them has been served; a receiver
-//! serves each between `csd_function_entry` and `csd_function_exit`. Pairs that the window cuts do not count.
+//! serves each between `csd_function_entry` and `csd_function_exit`. Of kernels without these, and where functions' addresses are
+//! hidden, there are the interrupts' records, without requests, for receivers alone. Pairs that the window cuts do not count.
 
 use std::collections::HashMap;
 
@@ -135,6 +136,20 @@ mod tests {
         assert_eq!(times.waited[&1], Times { nanoseconds: 90, count: 1 });
         assert_eq!(times.interrupted[&2], Times { nanoseconds: 20, count: 1 });
         assert_eq!(times.interrupted[&3].mean(), Some(50.0));
+    }
+
+    #[test]
+    fn interrupts_without_requests_tell_the_time_of_receivers() {
+        let mut times = TimesByProcess::default();
+        let step = |time, cpu, step| moment(time, cpu, 20, step, 0);
+        times.add(&mut [
+            step(10, 1, Step::Entered),
+            step(12, 2, Step::Entered),
+            step(15, 1, Step::Left),
+            step(30, 2, Step::Left),
+        ]);
+        assert_eq!(times.interrupted[&2], Times { nanoseconds: 23, count: 2 });
+        assert!(times.waited.is_empty());
     }
 
     #[test]

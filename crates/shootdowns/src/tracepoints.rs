@@ -13,6 +13,9 @@ pub enum NoTracepoint {
     /// The kernel's trace files are not shown to this user.
     #[error("the tracepoint {0} is not shown to this user ({1}); fix: run as root")]
     NotShown(String, io::Error),
+    /// Nothing on this architecture records it, whether it is there or not.
+    #[error("{1} kernels never record the tracepoint {0}: no interrupt is sent")]
+    NeverRecorded(String, &'static str),
     /// Its format is another one than expected.
     #[error("the tracepoint {0} has another format than expected")]
     NotUnderstood(String),

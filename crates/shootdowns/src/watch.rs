@@ -1,25 +1,28 @@
 //! Watches a machine's shootdowns by the best means that it allows.
 
 use crate::cause::Cause;
+use crate::diagnosis::{Diagnosis, Subject};
+use crate::evidence::Evidence;
 use crate::interrupts::InterruptCounts;
 use crate::kernel_symbols::KernelSymbols;
+use crate::machine;
+use crate::overhead::Overhead;
+use crate::pace::Pace;
 use crate::reason::FlushFormat;
 use crate::rings::{Counters, Rings, Sample, Sampling, Selection};
 use crate::stacks::ProcessStacks;
+use crate::summary::{ProcessSummary, Scale, Summary, Watching, paths_of, process_summary};
 use crate::tally::Tally;
 use crate::times::{Moment, Step, TimesByProcess};
 use crate::tracepoints::{NoTracepoint, format_of};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use serde::Serialize;
 use std::collections::HashMap;
-use std::fmt;
+use std::env::consts::ARCH;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Stacks a second and CPU. Each takes about 30 µs to unwind.
-const STACKS_PER_SECOND: u64 = 397;
 /// Stacks that are left at the end are looked at for so long: the first one of a large program waits for its symbols.
 const AT_THE_END: Duration = Duration::from_secs(2);
 /// Rings are emptied this often.
@@ -30,33 +33,8 @@ const SHORT_WINDOW: Duration = Duration::from_millis(5);
 const MANY: u64 = 200;
 /// Processes whose code is kept at a time.
 const MOST_STACKS: usize = 32;
-
-/// What the numbers come from, the best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Evidence {
-    /// `tlb:tlb_flush`: each shootdown, with its sender and receivers.
-    TlbTracepoint,
-    /// System calls that can send shootdowns.
-    SystemCalls,
-    /// The line `TLB` of `/proc/interrupts`: received shootdowns of the whole machine.
-    Interrupts,
-    /// Nothing on this machine shows shootdowns to this user.
-    Nothing,
-}
-
-impl fmt::Display for Evidence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::TlbTracepoint => "the tracepoint tlb:tlb_flush",
-            Self::SystemCalls => {
-                "calls of munmap, madvise, mprotect and mremap (raw_syscalls:sys_enter), not shootdowns themselves"
-            }
-            Self::Interrupts => "the line TLB of /proc/interrupts: received by all CPUs, from whomever",
-            Self::Nothing => "nothing: this machine shows no shootdowns to this user",
-        })
-    }
-}
+/// Processes whose allocator is looked up while they run; a process that is still there at the end is looked at then.
+const MOST_SUBJECTS: usize = 256;
 
 /// How a record is understood.
 enum Reader {
@@ -74,25 +52,27 @@ struct Events {
     all_received: Option<Counters>,
 }
 
-/// Records by which times are measured.
+/// Records by which times are measured, with the field of the request's address; interrupts have none.
 struct Timing {
-    rings: Vec<(Step, crate::format::Field, Rings)>,
+    rings: Vec<(Step, Option<crate::format::Field>, Rings)>,
 }
 
 /// A watch that is running.
 pub struct Watch {
-    pub(crate) evidence: Evidence,
+    evidence: Evidence,
     /// Why better evidence is not used.
-    pub(crate) refused: Vec<String>,
+    refused: Vec<String>,
     events: Option<Events>,
     timing: Option<Timing>,
     paths: Paths,
-    pub(crate) tally: Tally,
-    pub(crate) times: TimesByProcess,
-    pub(crate) interrupts: InterruptCounts,
-    pub(crate) started: Instant,
+    pace: Pace,
+    overhead: Option<Overhead>,
+    tally: Tally,
+    times: TimesByProcess,
+    interrupts: InterruptCounts,
+    started: Instant,
     /// When it ended, and the interrupts then.
-    pub(crate) ended: Option<(Instant, InterruptCounts)>,
+    ended: Option<(Instant, InterruptCounts)>,
     /// CPU time of this program before the watch.
     cpu_before: Duration,
 }
@@ -101,8 +81,12 @@ pub struct Watch {
 struct Paths {
     kernel: KernelSymbols,
     code: HashMap<i32, Option<ProcessStacks>>,
+    /// What was known of processes when the first stack of them was read: they may end.
+    subjects: HashMap<i32, Subject>,
     only: Option<i32>,
     taken: u64,
+    /// Stacks that there was no time for at the end.
+    unread: u64,
 }
 
 impl Watch {
@@ -120,15 +104,14 @@ impl Watch {
             keep(open_calls(&cpus))
         });
         let timing = match evidence {
-            Evidence::TlbTracepoint => {
-                open_timing(&cpus, &kernel).map_err(|why| refused.push(format!("times are not measured: {why}"))).ok()
-            }
+            Evidence::TlbTracepoint => open_timing_or_less(&cpus, &kernel, &mut refused),
             _ => None,
         };
         let interrupts = InterruptCounts::read().unwrap_or_default();
         if events.is_none() {
             evidence = if interrupts.shootdowns.is_some() { Evidence::Interrupts } else { Evidence::Nothing };
         }
+        let overhead = events.as_ref().and_then(|_| Overhead::measure(&cpus));
         if let Some(events) = &mut events {
             events.run(true);
         }
@@ -137,7 +120,9 @@ impl Watch {
             refused,
             events,
             timing,
-            paths: Paths { kernel, code: HashMap::new(), only, taken: 0 },
+            paths: Paths { kernel, code: HashMap::new(), subjects: HashMap::new(), only, taken: 0, unread: 0 },
+            pace: Pace::default(),
+            overhead,
             tally: Tally::default(),
             times: TimesByProcess::default(),
             interrupts,
@@ -167,7 +152,15 @@ impl Watch {
             self.measure_times(window);
             sleep(cycle - window);
             self.read_rings(CYCLE);
+            self.set_pace();
         }
+    }
+
+    fn set_pace(&mut self) {
+        let Some(events) = &mut self.events else { return };
+        let of = |pid| self.tally.processes.get(&pid).map_or(0, |process| process.sent);
+        let periods = self.pace.periods(events.all_sent.each(), self.tally.sent, self.paths.only.map(of));
+        events.stacks.set_periods(&periods);
     }
 
     /// Ends the watch: nothing is counted any more, and what has been recorded is looked at.
@@ -177,6 +170,64 @@ impl Watch {
             events.run(false);
         }
         self.read_rings(AT_THE_END);
+        if let Some(events) = &mut self.events {
+            let (only, unread) = (self.paths.only, &mut self.paths.unread);
+            events.stacks.drain(|sample| *unread += u64::from(only.is_none_or(|pid| pid == sample.pid)));
+        }
+    }
+
+    /// What has been seen up to now.
+    pub fn summary(&mut self) -> Summary {
+        let mut summary = self.counts();
+        for process in &mut summary.processes {
+            process.paths = self.tally.processes.get(&process.pid).map(paths_of).unwrap_or_default();
+        }
+        summary
+    }
+
+    /// Like [`Watch::summary`], without call paths.
+    pub fn counts(&mut self) -> Summary {
+        let (sent, received) = self.totals();
+        let scale = Scale::new((sent, self.tally.sent), (received, self.tally.received));
+        let (now, interrupts) =
+            self.ended.clone().unwrap_or_else(|| (Instant::now(), InterruptCounts::read().unwrap_or_default()));
+        let mut processes: Vec<ProcessSummary> = self
+            .tally
+            .processes
+            .iter()
+            .map(|(&pid, process)| process_summary(pid, process, scale, &self.times))
+            .collect();
+        processes.sort_by(|a, b| b.sent.total_cmp(&a.sent).then(b.received.total_cmp(&a.received)));
+        let [lost_sent, lost_received, lost_stacks, lost_times] = self.lost();
+        Summary {
+            evidence: self.evidence,
+            refused: self.refused.clone(),
+            unseen: machine::unseen(),
+            seconds: (now - self.started).as_secs_f64(),
+            sent,
+            received,
+            interrupts: interrupts.shootdowns_since(&self.interrupts),
+            processes,
+            watching: Watching {
+                stacks: self.stacks_taken(),
+                lost_sent,
+                lost_received,
+                lost_stacks,
+                lost_times,
+                cpu_seconds: self.cpu_taken().as_secs_f64(),
+                nanoseconds_per_record: self.overhead.map(|overhead| overhead.record),
+                nanoseconds_per_stack: self.overhead.map(|overhead| overhead.stack),
+            },
+        }
+    }
+
+    /// What is behind the shootdowns of a process that was seen.
+    pub fn diagnose(&self, process: &ProcessSummary) -> Diagnosis {
+        let now = Subject::of(process.pid);
+        match self.paths.subjects.get(&process.pid).filter(|_| !now.is_known()) {
+            Some(then) => then.diagnose(process),
+            None => now.diagnose(process),
+        }
     }
 
     fn measure_times(&mut self, window: Duration) {
@@ -188,7 +239,10 @@ impl Watch {
         for (step, request, rings) in &mut timing.rings {
             rings.drain(|sample| {
                 let Sample { time, cpu, pid, tid, .. } = sample;
-                let request = request.number(&sample.raw).map(|address| address as u64);
+                let request = match request {
+                    Some(field) => field.number(&sample.raw).map(|address| address as u64),
+                    None => Some(NO_REQUEST),
+                };
                 moments.extend(request.map(|request| Moment { time, cpu, pid, tid, step: *step, request }));
             });
         }
@@ -228,27 +282,27 @@ impl Watch {
     }
 
     /// Shootdowns (or calls) sent, and received, since the start on the whole machine, each one counted.
-    pub(crate) fn totals(&mut self) -> (Option<u64>, Option<u64>) {
+    fn totals(&mut self) -> (Option<u64>, Option<u64>) {
         let Some(events) = &mut self.events else { return (None, None) };
         (Some(events.all_sent.sum()), events.all_received.as_mut().map(Counters::sum))
     }
 
     /// CPU time that this program has taken since the start.
-    pub(crate) fn cpu_taken(&self) -> Duration {
+    fn cpu_taken(&self) -> Duration {
         cpu_time().saturating_sub(self.cpu_before)
     }
 
     /// Stacks that were sampled.
-    pub(crate) fn stacks_taken(&self) -> u64 {
+    fn stacks_taken(&self) -> u64 {
         self.paths.taken
     }
 
     /// Samples that were lost: of senders, of receivers, of stacks, of times.
-    pub(crate) fn lost(&self) -> [u64; 4] {
+    fn lost(&self) -> [u64; 4] {
         let timing = self.timing.iter().flat_map(|timing| &timing.rings).map(|(_, _, rings)| rings.lost).sum();
         self.events.as_ref().map_or([0; 4], |events| {
             let received = events.received.as_ref().map_or(0, |rings| rings.lost);
-            [events.sent.lost, received, events.stacks.lost, timing]
+            [events.sent.lost, received, events.stacks.lost + self.paths.unread, timing]
         })
     }
 }
@@ -262,6 +316,9 @@ impl Paths {
         let cause = self.cause(&sample, reader);
         if self.code.len() >= MOST_STACKS && !self.code.contains_key(&sample.pid) {
             self.code.clear();
+        }
+        if self.subjects.len() < MOST_SUBJECTS {
+            self.subjects.entry(sample.pid).or_insert_with(|| Subject::of(sample.pid));
         }
         let code = self.code.entry(sample.pid).or_insert_with(|| ProcessStacks::of(sample.pid).ok());
         let addresses = match (code.as_mut(), &sample.user) {
@@ -300,15 +357,24 @@ impl Events {
     }
 }
 
+/// True where kernels of this architecture record `tlb:tlb_flush`. Kernels of others may have the event, too (those of 64-bit
+/// Arm have it in 6.1 and 6.12, not in 5.10 and 7.3), but only arch/x86/mm/tlb.c records it.
+fn records_flushes(architecture: &str) -> bool {
+    matches!(architecture, "x86" | "x86_64")
+}
+
 fn open_flushes(cpus: &[usize]) -> Result<Events, NoTracepoint> {
     const NAME: &str = "tlb:tlb_flush";
+    if !records_flushes(ARCH) {
+        return Err(NoTracepoint::NeverRecorded(NAME.to_owned(), ARCH));
+    }
     let format = format_of("tlb/tlb_flush")?;
     let format = FlushFormat::of(&format).ok_or_else(|| NoTracepoint::NotUnderstood(NAME.to_owned()))?;
     let with_reason = |reason| Selection { name: NAME, id: format.id, filter: Some(format!("reason == {reason}")) };
     let (sent, received) = (with_reason(format.sent), with_reason(format.received));
     Ok(Events {
         sent: Rings::open(&sent, cpus, Sampling::Records)?,
-        stacks: Rings::open(&sent, cpus, Sampling::Stacks(STACKS_PER_SECOND))?,
+        stacks: Rings::open(&sent, cpus, Sampling::Stacks)?,
         received: Some(Rings::open(&received, cpus, Sampling::Records)?),
         all_sent: Counters::open(&sent, cpus)?,
         all_received: Some(Counters::open(&received, cpus)?),
@@ -325,12 +391,49 @@ fn open_calls(cpus: &[usize]) -> Result<Events, NoTracepoint> {
     let calls = Selection { name: NAME, id: format.id, filter: Some(filter) };
     Ok(Events {
         sent: Rings::open(&calls, cpus, Sampling::Records)?,
-        stacks: Rings::open(&calls, cpus, Sampling::Stacks(STACKS_PER_SECOND))?,
+        stacks: Rings::open(&calls, cpus, Sampling::Stacks)?,
         received: None,
         all_sent: Counters::open(&calls, cpus)?,
         all_received: None,
         reader: Reader::Call(number),
     })
+}
+
+/// The address of requests that are not known; the kernel's own are never at it.
+const NO_REQUEST: u64 = 0;
+
+/// Opens the best events by which times are measured, and says in `refused` what others would show.
+fn open_timing_or_less(cpus: &[usize], kernel: &KernelSymbols, refused: &mut Vec<String>) -> Option<Timing> {
+    let why = match open_timing(cpus, kernel) {
+        Ok(timing) => return Some(timing),
+        Err(why) => why,
+    };
+    let interrupts = open_interrupts(cpus).ok();
+    refused.push(match interrupts {
+        Some(_) => format!(
+            "the time of receivers is that of all function calls between CPUs (irq_vectors:call_function_*), and the time of \
+             senders is not measured: {why}"
+        ),
+        None => format!("times are not measured: {why}"),
+    });
+    interrupts
+}
+
+/// Opens the interrupts by which x86 asks other CPUs to call a function, flushes among them (Linux 3.13 and later).
+fn open_interrupts(cpus: &[usize]) -> Result<Timing, NoTracepoint> {
+    let events = [
+        ("call_function_entry", "irq_vectors:call_function_entry", Step::Entered),
+        ("call_function_exit", "irq_vectors:call_function_exit", Step::Left),
+        ("call_function_single_entry", "irq_vectors:call_function_single_entry", Step::Entered),
+        ("call_function_single_exit", "irq_vectors:call_function_single_exit", Step::Left),
+    ];
+    let open = |(path, name, step)| {
+        let id = format_of(&format!("irq_vectors/{path}"))?.id;
+        let selection = Selection { name, id, filter: None };
+        Ok((step, None, Rings::open(&selection, cpus, Sampling::Everything)?))
+    };
+    let rings = events.into_iter().map(open).collect::<Result<_, NoTracepoint>>()?;
+    Ok(Timing { rings })
 }
 
 /// Opens the events by which times are measured. They carry all function calls between CPUs; those of flushes are told by
@@ -347,7 +450,7 @@ fn open_timing(cpus: &[usize], kernel: &KernelSymbols) -> Result<Timing, String>
         let format = format_of(path)?;
         let request = format.field("csd").ok_or_else(|| NoTracepoint::NotUnderstood(str::to_owned(name)))?;
         let selection = Selection { name, id: format.id, filter: Some(format!("func == {handler:#x}")) };
-        Ok((step, request.clone(), Rings::open(&selection, cpus, Sampling::Everything)?))
+        Ok((step, Some(request.clone()), Rings::open(&selection, cpus, Sampling::Everything)?))
     };
     let rings = steps.into_iter().map(open).collect::<Result<_, NoTracepoint>>();
     rings.map(|rings| Timing { rings }).map_err(|why| why.to_string())
@@ -369,4 +472,16 @@ fn online_cpus() -> Vec<usize> {
     });
     let cpus: Vec<usize> = ranges.flatten().take(1 << 14).collect();
     if cpus.is_empty() { vec![0] } else { cpus }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_that_nothing_records_is_no_evidence() {
+        assert!(records_flushes("x86_64") && !records_flushes("aarch64"));
+        let said = NoTracepoint::NeverRecorded("tlb:tlb_flush".to_owned(), "aarch64").to_string();
+        assert!(said.starts_with("aarch64 kernels never record the tracepoint tlb:tlb_flush"), "{said}");
+    }
 }

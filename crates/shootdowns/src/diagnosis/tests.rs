@@ -47,6 +47,31 @@ fn the_c_library_s_allocator_is_known_by_its_interface() {
 }
 
 #[test]
+fn what_the_program_asks_for_has_no_setting() {
+    let trimmed = [frame("libc.so.6", Some("malloc_trim"), 1), frame("a", Some("main"), 0)];
+    let behaviour = glibc().behaviour(Cause::Madvise, &trimmed);
+    assert_eq!(behaviour, Behaviour::Allocator(Returning::Requested));
+    let finding = glibc().finding(behaviour, 1.0);
+    assert!(finding.cures.is_empty() && finding.advice.is_some_and(|advice| advice.says.contains("malloc_trim")));
+    let go = subject(Family::Go, Place::LinkedIn, 0, Environment::default());
+    let freed = ["runtime.madvise.abi0", "runtime.runtime_debug_freeOSMemory.func1"];
+    let freed = freed.map(|function| frame("a", Some(function), 0));
+    assert_eq!(go.behaviour(Cause::Madvise, &freed), Behaviour::Allocator(Returning::Requested));
+    assert_eq!(go.behaviour(Cause::Madvise, &freed[..1]), Behaviour::Allocator(Returning::Purging));
+}
+
+#[test]
+fn a_java_virtual_machine_gets_the_cure_of_its_collector() {
+    let words = vec!["java".to_owned(), "-XX:+UseZGC".to_owned()];
+    let java = Subject { words, ..subject(Family::Jvm, Place::LinkedIn, 0, Environment::default()) };
+    let uncommits = [frame("libc.so.6", Some("mmap"), 1), frame("libjvm.so", Some("ZUncommitter::run_service"), 3)];
+    let finding = java.finding(java.behaviour(Cause::Mmap, &uncommits), 1.0);
+    assert_eq!(finding.text, "the Java virtual machine changes its own memory");
+    let values: Vec<_> = finding.cures.iter().map(|cure| cure.value.as_deref()).collect();
+    assert_eq!(values, [Some("-XX:-ZUncommit")]);
+}
+
+#[test]
 fn the_kernel_s_own_doing_is_the_kernel_s() {
     let path = [frame("libjemalloc.so.2", None, 2)];
     let behaviour = jemalloc(Environment::default()).behaviour(Cause::NumaBalancing, &path);
@@ -78,4 +103,44 @@ fn the_settings_of_a_runtime_are_told() {
     let java = Subject { words, ..subject(Family::Jvm, Place::LinkedIn, 0, environment) };
     let wanted = ["JAVA_TOOL_OPTIONS=-Xms1g", "-Xmx1g", "-XX:+UseZGC", "-XX:MaxHeapFreeRatio=40"];
     assert_eq!(java.settings(), wanted);
+}
+
+/// A process with so many paths of equal weight, by turns of its allocator and of its own.
+fn process(paths: usize, effective_stacks: f64) -> ProcessSummary {
+    let path = |number: usize| {
+        let function = if number.is_multiple_of(2) { "cfree" } else { "main" };
+        let frame = Frame { address: number as u64, ..frame("libc.so.6", Some(function), 1) };
+        crate::summary::PathSummary { share: 1.0 / paths as f64, cause: Cause::Munmap, frames: vec![frame] }
+    };
+    ProcessSummary { pid: 1, effective_stacks, paths: (0..paths).map(path).collect(), ..ProcessSummary::default() }
+}
+
+#[test]
+fn shares_are_those_of_all_paths() {
+    // Twice as many paths as once were kept: each has a share below that of a finding.
+    let findings = glibc().diagnose(&process(200, 1000.0)).findings;
+    let shares: Vec<f64> = findings.iter().map(|finding| (100.0 * finding.share).round()).collect();
+    assert_eq!(shares, [50.0, 50.0], "{findings:?}");
+    assert!(findings.iter().all(|finding| !finding.uncertain));
+}
+
+#[test]
+fn findings_from_few_stacks_are_uncertain() {
+    assert!(glibc().diagnose(&process(2, 3.0)).findings.iter().all(|finding| finding.uncertain));
+    assert!(glibc().diagnose(&process(2, FEWEST_STACKS)).findings.iter().all(|finding| !finding.uncertain));
+}
+
+#[test]
+fn what_is_not_known_is_not_blamed_on_the_program() {
+    let ended = Subject { allocator: None, ..glibc() };
+    let path = [frame("libc.so.6", Some("__munmap"), 1), frame("a", Some("main"), 0)];
+    let behaviour = ended.behaviour(Cause::Munmap, &path);
+    assert_eq!(behaviour, Behaviour::Unattributed(Cause::Munmap));
+    let finding = ended.finding(behaviour, 1.0);
+    assert!(finding.text.contains("it ended before its files were read") && finding.advice.is_none(), "{finding:?}");
+    // Neither is a call whose stack could not be read.
+    let behaviour = glibc().behaviour(Cause::Munmap, &[]);
+    assert_eq!(behaviour, Behaviour::Unattributed(Cause::Munmap));
+    assert!(glibc().finding(behaviour, 1.0).text.contains("by whom is not known"));
+    assert_eq!(ended.behaviour(Cause::Ksm, &[]), Behaviour::Kernel(Cause::Ksm));
 }
