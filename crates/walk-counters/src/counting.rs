@@ -1,18 +1,18 @@
 //! Counts events by perf_event_open(2).
 
-use crate::{Counted, Counts, CpuIdentity, EventCount, Family};
+use crate::{Counted, Counts, CpuIdentity, EventCount, Family, What};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use perf_event::events::{Hardware, Raw};
 use perf_event::{Builder, Counter, ReadFormat};
 use std::fs;
 use std::io;
 
-/// Events that are counted at the same time: a hardware thread has four general counters where its core has two threads
+/// The most events that are counted at the same time: a hardware thread has four general counters where its core has two threads
 /// (Haswell to Cascade Lake), and the NMI watchdog may hold one. Cycles and instructions have counters of their own on Intel.
 const AT_ONCE: usize = 3;
 /// `perf_event_attr.config` of cycles and instructions has the PMU in its upper half where a CPU has several (Linux 5.13).
 const PMU_SHIFT: u32 = 32;
-const DEVICES: &str = "/sys/bus/event_source/devices";
+pub(crate) const DEVICES: &str = "/sys/bus/event_source/devices";
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 
 /// What is counted.
@@ -111,6 +111,8 @@ impl Counting {
             }
         }
         counting.counts.with_kernel = with_kernel;
+        // Of the whole machine each kind of core is counted on its own CPUs.
+        counting.counts.on_some_cores = family.pmu.is_some() && target != Target::System;
         if counting.cycles.is_empty() {
             return Err(NoCounters::Kernel("no thread is left".to_owned()));
         }
@@ -129,9 +131,9 @@ impl Counting {
         let instructions = of_pmu(Hardware::INSTRUCTIONS)?;
         self.cycles.push(cycles);
         self.instructions.push(instructions);
-        for first in (0..family.events.len()).step_by(AT_ONCE) {
+        for group in family.groups(AT_ONCE) {
             let mut leader: Option<usize> = None;
-            for index in first..(first + AT_ONCE).min(family.events.len()) {
+            for index in group {
                 let mut builder = builder(Raw::new(family.events[index].config()), place, with_kernel);
                 if let Some(pmu) = pmu {
                     builder.attrs_mut().type_ = pmu;
@@ -154,6 +156,11 @@ impl Counting {
             }
         }
         Ok(())
+    }
+
+    /// True where the PMU counts the time of page walks itself.
+    pub fn counts_cycles_of_walks(&self) -> bool {
+        self.counts.events.iter().any(|event| matches!(event.counts, What::Active | What::Pending))
     }
 
     /// The counts until now.
@@ -219,13 +226,18 @@ fn places(target: Target, family: &Family) -> Result<Vec<Place>, NoCounters> {
         }
         Target::System => {
             // Where there are several kinds of cores, the PMU of each names its own.
-            let list = match &family.pmu {
-                Some(pmu) => format!("{DEVICES}/{pmu}/cpus"),
-                None => "/sys/devices/system/cpu/online".to_owned(),
+            let cpus = match &family.pmu {
+                Some(pmu) => linux::text::text_of(format!("{DEVICES}/{pmu}/cpus")).map(|text| cpu_list(&text)),
+                None => online_cpus(),
             };
-            cpu_list(&linux::text::text_of(list).map_err(failed)?).into_iter().map(Place::Cpu).collect()
+            cpus.map_err(failed)?.into_iter().map(Place::Cpu).collect()
         }
     })
+}
+
+/// CPUs that run.
+pub(crate) fn online_cpus() -> io::Result<Vec<usize>> {
+    linux::text::text_of("/sys/devices/system/cpu/online").map(|text| cpu_list(&text))
 }
 
 /// Reads a list of CPUs, `0-3,8` for example.
@@ -253,11 +265,11 @@ fn pmu_type(name: &str) -> Result<u32, NoCounters> {
     text.trim().parse().map_err(|_| NoCounters::Kernel(format!("{path} is no number")))
 }
 
-fn is_refusal(error: &io::Error) -> bool {
+pub(crate) fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM))
 }
 
-fn explained(error: &io::Error, target: Target) -> NoCounters {
+pub(crate) fn explained(error: &io::Error, target: Target) -> NoCounters {
     if !is_refusal(error) {
         return NoCounters::Kernel(refused(error));
     }

@@ -2,6 +2,7 @@
 
 use crate::CpuIdentity;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::sync::LazyLock;
 
 /// What an access is for.
@@ -59,6 +60,21 @@ pub enum What {
     Stalls,
     /// Cycles.
     Cycles,
+}
+
+impl What {
+    /// The pages at which walks end that it counts.
+    pub const fn page_words(self) -> &'static str {
+        match self {
+            Self::Walks4K => "4K",
+            Self::WalksCoalesced => "coalesced",
+            Self::Walks2M => "2M",
+            Self::Walks1G => "1G",
+            Self::WalksSmall => "<2M",
+            Self::WalksLarge => "≥2M",
+            _ => "all",
+        }
+    }
 }
 
 /// One event.
@@ -138,9 +154,39 @@ pub struct Family {
 }
 
 impl Family {
-    /// Of a CPU: one, or one for each kind of core; none where no table knows it.
+    /// Returns the families of a CPU: one, or one for each kind of core; none where no table knows it.
     pub fn of(cpu: &CpuIdentity) -> Vec<&'static Self> {
         families().iter().filter(|family| family.cpus.iter().any(|cpus| cpus.contain(cpu))).collect()
+    }
+
+    /// CPUs of this family, one for each end of each range of models.
+    pub fn examples(&self) -> impl Iterator<Item = CpuIdentity> + '_ {
+        self.cpus.iter().flat_map(|cpus| {
+            let models = if cpus.models.is_empty() { vec![0] } else { cpus.models.iter().copied().flatten().collect() };
+            models.into_iter().map(|model| CpuIdentity {
+                vendor: cpus.vendor.clone(),
+                family: cpus.family,
+                model,
+                stepping: cpus.steppings.map_or(0, |steppings| steppings[0]),
+                part: cpus.part,
+            })
+        })
+    }
+
+    /// The events in groups that are counted at the same time, by their places in the table. None has more than `most`, nor
+    /// more than the general counters that each of its events can use.
+    pub(crate) fn groups(&self, most: usize) -> Vec<Range<usize>> {
+        let mut groups: Vec<Range<usize>> = Vec::new();
+        for index in 0..self.events.len() {
+            let longer = |group: &Range<usize>| group.start..index + 1;
+            let least = |group: Range<usize>| self.events[group].iter().map(|event| event.counters as usize).min();
+            let fits = |group: &Range<usize>| longer(group).len() <= least(longer(group)).unwrap_or(0).min(most);
+            match groups.last_mut().filter(|group| fits(group)) {
+                Some(group) => group.end = index + 1,
+                None => groups.push(index..index + 1),
+            }
+        }
+        groups
     }
 
     /// The event that counts this.
@@ -255,6 +301,27 @@ mod tests {
         assert!(named("Zen 4").event(Side::Code, What::Active).is_none());
         let event = EventCode { code: 0x1cf, umask: 2, ..named("Zen 3").events[0].clone() };
         assert_eq!(event.config(), 0x1_0000_02cf);
+    }
+
+    #[test]
+    fn no_group_needs_more_counters_than_its_events_can_use() {
+        for family in families() {
+            let groups = family.groups(3);
+            let all: Vec<usize> = groups.iter().cloned().flatten().collect();
+            assert_eq!(all, (0..family.events.len()).collect::<Vec<_>>(), "{}", family.name);
+            for group in groups {
+                let least = family.events[group.clone()].iter().map(|event| event.counters).min().unwrap();
+                assert!(group.len() <= 3 && group.len() <= least as usize, "{}: {group:?}", family.name);
+            }
+        }
+        assert!(families().iter().all(|family| family.examples().all(|cpu| Family::of(&cpu).contains(&family))));
+        let mut narrow = named("Zen 3").clone();
+        narrow.events.truncate(5);
+        for (event, counters) in narrow.events.iter_mut().zip([4, 2, 4, 1, 4]) {
+            event.counters = counters;
+        }
+        assert_eq!(narrow.groups(3), [0..2, 2..3, 3..4, 4..5]);
+        assert_eq!(narrow.groups(1).len(), 5);
     }
 
     #[test]

@@ -15,14 +15,23 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// The count for the whole time; `None` where no counter was ever free.
+    /// The count for the time in which the event was wanted; `None` where no counter was ever free.
     pub fn scaled(&self) -> Option<f64> {
-        (self.running > 0).then(|| self.raw as f64 * (self.enabled as f64 / self.running as f64).max(1.0))
+        self.scaled_to(self.enabled)
     }
 
-    /// Share of the time that was counted.
+    /// The count for a time of so many nanoseconds; `None` where no counter was ever free.
+    fn scaled_to(&self, time: u64) -> Option<f64> {
+        (self.running > 0).then(|| self.raw as f64 * (time as f64 / self.running as f64).max(1.0))
+    }
+
+    /// Share of the time in which the event was wanted that was counted.
     pub fn share(&self) -> f64 {
-        if self.enabled == 0 { 0.0 } else { (self.running as f64 / self.enabled as f64).min(1.0) }
+        self.share_of(self.enabled)
+    }
+
+    fn share_of(&self, time: u64) -> f64 {
+        if time == 0 { 0.0 } else { (self.running as f64 / time as f64).min(1.0) }
     }
 
     /// What was counted since an earlier reading.
@@ -118,6 +127,8 @@ pub struct Counts {
     pub walkers: Option<u32>,
     /// The kernel's work is counted too.
     pub with_kernel: bool,
+    /// What is counted also runs on cores of other kinds, where these events wait without having to share a counter.
+    pub on_some_cores: bool,
     /// Cycles of the hardware thread, not halted.
     pub cycles: EventCount,
     /// Instructions retired.
@@ -160,7 +171,7 @@ impl Counts {
 
     fn of(&self, side: Side, counts: What) -> Measured {
         match self.events.iter().find(|event| (event.side, event.counts) == (side, counts)) {
-            Some(event) => measured(event),
+            Some(event) => self.measured(event),
             None => Measured::NotCounted(format!("{} has no event for it", self.family)),
         }
     }
@@ -175,28 +186,55 @@ impl Counts {
         self.of_data(What::Walks)
     }
 
+    /// Cycles of the hardware threads, not halted.
+    pub(crate) fn all_cycles(&self) -> Measured {
+        self.measured(&self.cycles)
+    }
+
     /// Loads and stores together.
     fn of_data(&self, counts: What) -> Measured {
-        match self.of(Side::Data, counts) {
-            Measured::NotCounted(_) => self.of(Side::Loads, counts).plus(self.of(Side::Stores, counts)),
-            value => value,
-        }
+        let together = self.events.iter().find(|event| (event.side, event.counts) == (Side::Data, counts));
+        together.map_or_else(
+            || self.of(Side::Loads, counts).plus(self.of(Side::Stores, counts)),
+            |event| self.measured(event),
+        )
     }
 
-    /// The smallest share of the time that any event was counted; 1 where none had to share a counter.
+    /// All events that were counted.
+    fn counted(&self) -> impl Iterator<Item = Counted> {
+        self.events.iter().chain([&self.cycles, &self.instructions]).filter_map(|event| event.counted)
+    }
+
+    /// Time in nanoseconds for which an event is wanted. Where a CPU has several kinds of cores the kernel counts as wanted
+    /// also the time on cores of the others; the time on these is at least that of the event that was counted longest, which
+    /// is mostly that of cycles or instructions, each with a counter of its own.
+    fn wanted(&self, counted: &Counted) -> u64 {
+        if self.on_some_cores { self.counted().map(|each| each.running).max().unwrap_or(0) } else { counted.enabled }
+    }
+
+    /// False where what is counted has not run on cores of this kind.
+    pub fn has_run(&self) -> bool {
+        !self.on_some_cores || self.counted().next().is_none() || self.counted().any(|counted| counted.running > 0)
+    }
+
+    /// The smallest share of the time on these cores that any event was counted; 1 where none had to share a counter.
     pub fn least_share(&self) -> f64 {
-        let counted = self.events.iter().chain([&self.cycles, &self.instructions]).filter_map(|event| event.counted);
-        counted.filter(|counted| counted.running > 0).map(|counted| counted.share()).fold(1.0, f64::min)
+        let counted = self.counted().filter(|counted| counted.running > 0);
+        counted.map(|counted| counted.share_of(self.wanted(&counted))).fold(1.0, f64::min)
     }
-}
 
-fn measured(event: &EventCount) -> Measured {
-    match (&event.counted, &event.not_counted) {
-        (Some(counted), _) => counted.scaled().map_or_else(
-            || Measured::NotCounted("no counter was free for it (other users of perf, or the NMI watchdog)".to_owned()),
-            Measured::Value,
-        ),
-        (None, why) => Measured::NotCounted(why.clone().unwrap_or_default()),
+    fn measured(&self, event: &EventCount) -> Measured {
+        match (&event.counted, &event.not_counted) {
+            (Some(_), _) if !self.has_run() => Measured::NotCounted("it did not run on cores of this kind".to_owned()),
+            (Some(counted), _) => counted.scaled_to(self.wanted(counted)).map_or_else(
+                || {
+                    let why = "no counter was free for it (other users of perf, or the NMI watchdog)";
+                    Measured::NotCounted(why.to_owned())
+                },
+                Measured::Value,
+            ),
+            (None, why) => Measured::NotCounted(why.clone().unwrap_or_default()),
+        }
     }
 }
 
@@ -235,21 +273,39 @@ pub struct Walks {
     pub instructions_per_cycle: Measured,
 }
 
+impl SideWalks {
+    /// Each figure with its name.
+    fn figures(&self, side: &str) -> Vec<(String, Measured)> {
+        let mut figures = vec![
+            ("cycles in page walks, %", self.cycles.clone().times(100.0)),
+            ("page walks in progress, on average", self.in_progress.clone()),
+            ("page walks per 1,000 instructions", self.walks.clone()),
+            ("L2 TLB hits per 1,000 instructions", self.l2_hits.clone()),
+            ("cycles that wait for translation, %", self.stalls.clone().times(100.0)),
+        ]
+        .into_iter()
+        .map(|(what, value)| (format!("{side}: {what}"), value))
+        .collect::<Vec<_>>();
+        let size = |(what, share): &(What, f64)| {
+            (format!("{side}: page walks that end at {} pages, %", what.page_words()), Measured::Value(100.0 * share))
+        };
+        figures.extend(self.sizes.iter().map(size));
+        figures
+    }
+}
+
 impl Walks {
     /// Each figure with its name. Shares are in percent.
     pub fn figures(&self) -> Vec<(String, Measured)> {
-        let of_side = |name: &'static str, side: &SideWalks| {
-            [
-                ("cycles in page walks, %", side.cycles.clone().times(100.0)),
-                ("page walks per 1,000 instructions", side.walks.clone()),
-                ("L2 TLB hits per 1,000 instructions", side.l2_hits.clone()),
-            ]
-            .map(|(what, value)| (format!("{name}: {what}"), value))
-        };
-        let mut figures: Vec<(String, Measured)> = of_side("code", &self.code).into();
-        figures.extend(of_side("data", &self.data));
-        figures.push(("page walkers in use, %".to_owned(), self.utilisation.clone().times(100.0)));
-        figures.push(("instructions per cycle".to_owned(), self.instructions_per_cycle.clone()));
+        let mut figures = self.code.figures("code");
+        figures.extend(self.data.figures("data"));
+        let others = [
+            ("page walkers in use, %", self.utilisation.clone().times(100.0)),
+            ("walks of the hypervisor's tables in progress, on average", self.nested.clone()),
+            ("L2 TLB misses per 1,000 instructions, code and data together", self.l2_refills.clone()),
+            ("instructions per cycle", self.instructions_per_cycle.clone()),
+        ];
+        figures.extend(others.map(|(name, value)| (name.to_owned(), value)));
         figures
     }
 }
@@ -258,9 +314,9 @@ const SIZES: [What; 6] =
     [What::Walks4K, What::WalksCoalesced, What::WalksSmall, What::Walks2M, What::WalksLarge, What::Walks1G];
 
 impl Walks {
-    /// Of these counts.
+    /// Calculates the walks from counts.
     pub fn of(counts: &Counts) -> Self {
-        let (cycles, instructions) = (measured(&counts.cycles), measured(&counts.instructions));
+        let (cycles, instructions) = (counts.all_cycles(), counts.measured(&counts.instructions));
         let side = |of: &dyn Fn(What) -> Measured| SideWalks {
             cycles: active(counts, of).over(cycles.clone(), "cycles"),
             in_progress: of(What::Pending).over(cycles.clone(), "cycles"),
@@ -328,6 +384,7 @@ impl Family {
             source: self.source.clone(),
             walkers: self.walkers,
             with_kernel,
+            on_some_cores: false,
             cycles: event(Side::Both, What::Cycles, "cycles"),
             instructions: event(Side::Both, What::Walks, "instructions"),
             events: self.events.iter().map(|code| event(code.side, code.counts, &code.name)).collect(),

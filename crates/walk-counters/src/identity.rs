@@ -19,7 +19,7 @@ pub struct CpuIdentity {
 }
 
 impl CpuIdentity {
-    /// Of the first CPU that the kernel lists.
+    /// Reads the identity of the first CPU that the kernel lists.
     pub fn read() -> Self {
         linux::text::text_of("/proc/cpuinfo").map(|text| Self::parse(&text)).unwrap_or_default()
     }
