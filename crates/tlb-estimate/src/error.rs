@@ -3,6 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+/// The plugin's file, which lies beside pagelift in a build and in libexec once installed.
+pub(crate) const PLUGIN: &str = "libpagelift_trace.so";
+
 /// Why there is no estimate.
 #[derive(Debug, thiserror::Error)]
 pub enum EstimateError {
@@ -46,16 +49,13 @@ pub enum EstimateError {
     TooShort {
         /// Instructions traced.
         found: u64,
-        /// Of these, how many are not counted.
+        /// Number of these that are not counted.
         warm_up: u64,
         /// Exit status.
         status: String,
     },
     /// The plugin and this program are of different releases.
-    #[error(
-        "the trace is not of this release's form; fix: install pagelift and {} of one release",
-        crate::qemu::PLUGIN
-    )]
+    #[error("the trace is not of this release's form; fix: install pagelift and {} of one release", PLUGIN)]
     Form,
     /// What is planned could not be read.
     #[error("the plan of the dry run cannot be read: {0}")]

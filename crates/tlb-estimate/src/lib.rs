@@ -14,6 +14,7 @@ mod qemu;
 mod result;
 mod simulation;
 mod stream;
+mod today;
 
 pub use error::EstimateError;
 pub use page_sizes::Transparent;
@@ -21,6 +22,7 @@ pub use places::Kind;
 pub use plan::{PlannedObject, PlannedPages};
 pub use qemu::{Qemu, fix_addresses};
 pub use result::{Estimate, PagesOf, Side, Slice, Trace, Variant, WalksOfKind};
+pub use today::Today;
 
 use process_maps::ProcessMaps;
 use simulation::Simulation;
@@ -46,6 +48,9 @@ pub struct Request<'a> {
     pub slice: Slice,
     /// What the lift changes.
     pub planned: PlannedPages,
+    /// What of the process that runs lies on huge pages, where there is one: its objects are today's, and in place of base
+    /// pages.
+    pub today: Option<PlannedPages>,
     /// What the kernel does with anonymous memory by itself, and what a lift of the heap makes of it.
     pub transparent: Transparent,
     /// The plugin.

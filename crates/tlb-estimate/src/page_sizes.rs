@@ -22,31 +22,30 @@ pub struct Transparent {
 pub struct PageSizes {
     pub base: PageSize,
     pub planned: PlannedPages,
+    /// Pages of a process of the program that runs, if there is one.
+    pub today: Option<PlannedPages>,
     pub transparent: Transparent,
 }
 
 /// Bit in page numbers of the planned process, whose addresses are not those of the traced one.
 const OF_PLAN: u64 = 1 << 51;
+/// Bit in page numbers of the process that runs.
+const OF_TODAY: u64 = 1 << 50;
 
 impl PageSizes {
     /// The pages that hold what lies at `address`: plain, lifted, lifted with the heap.
     ///
-    /// Pages of today are base pages, but for anonymous memory where transparent huge pages are given to all. Anonymous
-    /// memory on huge pages is what its mapping holds of whole ones.
+    /// Pages of today are those of a process that runs, by object and address in its file; without one they are base pages.
+    /// Anonymous memory is on huge pages where these are given to all, and then what its mapping holds of whole ones.
     pub fn pages(&self, address: Address, place: &Place<'_>) -> [Translation; VARIANTS] {
         let plain = numbered(address, self.base, 0);
         let transparent = self.transparent_page(address, place);
         let heap = transparent.unwrap_or(plain);
-        let today = if self.transparent.always { heap } else { plain };
-        let lifted = self.planned_page(place).unwrap_or(today);
+        let of_object = self.today.as_ref().and_then(|today| page_of(today, place, OF_TODAY));
+        let today = of_object.unwrap_or(if self.transparent.always { heap } else { plain });
+        let lifted = page_of(&self.planned, place, OF_PLAN).unwrap_or(today);
         let with_heap = if place.kind == Kind::Heap || place.kind == Kind::Anonymous { heap } else { lifted };
         [today, lifted, with_heap]
-    }
-
-    fn planned_page(&self, place: &Place<'_>) -> Option<Translation> {
-        let (path, in_file) = place.object?;
-        let address = Address(in_file.wrapping_add(self.planned.bias_of(path)?));
-        Some(numbered(address, self.planned.huge_at(address)?, OF_PLAN))
     }
 
     fn transparent_page(&self, address: Address, place: &Place<'_>) -> Option<Translation> {
@@ -54,6 +53,13 @@ impl PageSizes {
         let page = AddressRange::sized(address.align_down(size), size.bytes());
         place.anonymous?.covers(page).then(|| numbered(address, size, 0))
     }
+}
+
+/// The huge page that holds a place of an object in another process, if there is one.
+fn page_of(pages: &PlannedPages, place: &Place<'_>, mark: u64) -> Option<Translation> {
+    let (path, in_file) = place.object?;
+    let address = Address(in_file.wrapping_add(pages.bias_of(path)?));
+    Some(numbered(address, pages.huge_at(address)?, mark))
 }
 
 fn numbered(address: Address, size: PageSize, mark: u64) -> Translation {
@@ -70,7 +76,12 @@ mod tests {
         let size = |bytes| PageSize::new(bytes).unwrap();
         let huge = vec![(AddressRange::new(Address(0x60_0000), Address(0xa0_0000)), size(2 << 20))];
         let planned = PlannedPages { objects: vec![PlannedObject { path: "/x".to_owned(), bias: 0x60_0000 }], huge };
-        PageSizes { base: size(4096), planned, transparent: Transparent { size: Some(size(2 << 20)), always } }
+        PageSizes {
+            base: size(4096),
+            planned,
+            today: None,
+            transparent: Transparent { size: Some(size(2 << 20)), always },
+        }
     }
 
     fn shifts(always: bool, address: u64, place: &Place<'_>) -> [u8; VARIANTS] {
@@ -89,6 +100,24 @@ mod tests {
         let page = |in_file| rules(false).pages(Address(0), &object(in_file))[1].page;
         assert_eq!((page(0), page(0x1f_ffff)), (3 | OF_PLAN, 3 | OF_PLAN));
         assert_eq!(page(0x20_0000), 4 | OF_PLAN);
+    }
+
+    /// The process that runs has its first 2 MiB on huge pages, at another base than the plan's.
+    #[test]
+    fn what_is_huge_today_is_so_in_every_variant() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let huge = vec![(AddressRange::new(Address(0x20_0000), Address(0x40_0000)), size)];
+        let today = PlannedPages { objects: vec![PlannedObject { path: "/x".to_owned(), bias: 0x20_0000 }], huge };
+        let rules = PageSizes { planned: PlannedPages::default(), today: Some(today), ..rules(false) };
+        let pages = |in_file| {
+            let place = Place { kind: Kind::Text, object: Some(("/x", in_file)), anonymous: None };
+            rules.pages(Address(0x7000 + in_file), &place)
+        };
+        assert_eq!(pages(0x1000).map(|page| (page.page, page.shift)), [(1 | OF_TODAY, 21); VARIANTS]);
+        assert_eq!(pages(0x20_0000).map(|page| page.shift), [12; VARIANTS]);
+        let planned = PageSizes { today: rules.today.clone(), ..self::rules(false) };
+        let place = Place { kind: Kind::Text, object: Some(("/x", 0x20_0000)), anonymous: None };
+        assert_eq!(planned.pages(Address(0x1000), &place).map(|page| page.shift), [12, 21, 21]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Starts QEMU's user mode with the plugin, and ends it.
 
+use crate::error::PLUGIN;
 use crate::{EstimateError, Request};
 use nix::sys::personality::{self, Persona};
 use nix::sys::signal::{Signal, kill};
@@ -12,9 +13,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-/// The plugin's file, which lies beside pagelift in a build and in libexec once installed.
-pub const PLUGIN: &str = "libpagelift_trace.so";
 
 /// Told to the plugin before QEMU looks at its version; not seen by the program.
 const VERSION_VARIABLE: &str = "PAGELIFT_QEMU_PLUGIN_VERSION";

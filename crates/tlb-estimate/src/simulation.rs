@@ -62,7 +62,12 @@ pub enum Ended {
 impl Simulation {
     /// A simulation with empty TLBs.
     pub fn new(request: &Request<'_>, maps: ProcessMaps) -> Self {
-        let sizes = PageSizes { base: base_page(), planned: request.planned.clone(), transparent: request.transparent };
+        let sizes = PageSizes {
+            base: base_page(),
+            planned: request.planned.clone(),
+            today: request.today.clone(),
+            transparent: request.transparent,
+        };
         Self {
             cpu: request.cpu.clone(),
             cores: request.cores,

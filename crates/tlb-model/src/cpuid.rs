@@ -160,8 +160,7 @@ fn amd(leaf: &impl Fn(u32, u32) -> Leaf) -> Result<Geometry, CpuidError> {
     let highest = leaf(0x8000_0000, 0).eax;
     let at = |number: u32| if number <= highest { leaf(number, 0) } else { Leaf::default() };
     let (first, second, large) = (at(0x8000_0005), at(0x8000_0006), at(0x8000_0019));
-    // Zen 5: the second level's sizes are given in units of 32 (AMD 24594, Fn8000_0021_EAX[14], L2TlbSizeX32).
-    let unit = if at(0x8000_0021).eax >> 14 & 1 == 1 { 32 } else { 1 };
+    let (unit, source) = unit_of_second_level(at(0x8000_0021), leaf(1, 0), first, second);
     let first_level = |small: u32, middle: u32, large: u32, what| {
         // Eight bits of entries, eight of ways; each size is described as if it were alone.
         let described = |word: u32| described((word & 0xff) as usize, ways_in_full(word >> 8 & 0xff));
@@ -174,7 +173,7 @@ fn amd(leaf: &impl Fn(u32, u32) -> Leaf) -> Result<Geometry, CpuidError> {
     let (low, high) = (|word: u32| word & 0xffff, |word: u32| word >> 16);
     Ok(Geometry {
         name: "this CPU".to_owned(),
-        source: "CPUID 0x80000005, 0x80000006, 0x80000019".to_owned(),
+        source: source.to_owned(),
         instruction: first_level(low(first.ebx), low(first.eax), low(large.eax), "instruction TLB")?,
         data: first_level(high(first.ebx), high(first.eax), high(large.eax), "data TLB")?,
         second: Second::Split {
@@ -188,6 +187,29 @@ fn amd(leaf: &impl Fn(u32, u32) -> Leaf) -> Result<Geometry, CpuidError> {
         },
         joined: None,
     })
+}
+
+/// Entries that one of the second level's numbers stands for, and where that is from.
+///
+/// Zen 5 counts in units of 32 and says so (AMD 24594, Fn8000_0021_EAX[14], L2TlbSizeX32). Hypervisors that do not know the flag
+/// clear it and pass the numbers on (seen in a virtual machine on an EPYC 9005): family 1Ah with no more entries for code in the
+/// second level than in the first is such a one.
+fn unit_of_second_level(features: Leaf, signature: Leaf, first: Leaf, second: Leaf) -> (usize, &'static str) {
+    const ZEN_5: u32 = 0x1a;
+    const LEAVES: &str = "CPUID 0x80000005, 0x80000006, 0x80000019";
+    if features.eax >> 14 & 1 == 1 {
+        return (32, LEAVES);
+    }
+    // Below 15 there is no extended family (AMD 24594, Fn0000_0001_EAX).
+    let family = (signature.eax >> 8 & 0xf) + (signature.eax >> 20 & 0xff);
+    let (in_first, in_second) = (first.ebx & 0xff, second.ebx & 0xfff);
+    if family == ZEN_5 && in_second > 0 && in_second <= in_first {
+        return (
+            32,
+            "CPUID 0x80000005, 0x80000006 in units of 32 entries, whose flag in 0x80000021 a hypervisor hides",
+        );
+    }
+    (1, LEAVES)
 }
 
 /// Entries and ways of a table for one page size; no ways: fully associative.

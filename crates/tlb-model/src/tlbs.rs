@@ -44,7 +44,7 @@ struct FirstLevel {
 pub struct Tlbs {
     instruction: FirstLevel,
     data: FirstLevel,
-    /// Of instructions, and of both where it is shared.
+    /// The second level for instructions, and for data too where it is shared.
     second: Vec<Array>,
     second_of_data: Option<Vec<Array>>,
     joined: Option<Joined>,
@@ -125,7 +125,7 @@ fn find(arrays: &mut [Array], page: u64, shift: u8, now: u64) -> bool {
     arrays.iter_mut().any(|array| array.holds_size(shift) && array.find(page, shift, now))
 }
 
-/// Of several arrays that can hold the page, the one takes it whose victim has been unused for longest, as if their sets
+/// Inserts a page into the array, of those that can hold it, whose victim has been unused for longest, as if their sets
 /// were one.
 fn insert(arrays: &mut [Array], page: u64, shift: u8, now: u64) {
     let able = arrays.iter_mut().filter(|array| array.holds_size(shift));

@@ -8,6 +8,9 @@ use fastrand::Rng;
 use std::ptr::NonNull;
 use std::time::Instant;
 
+/// Where the orders of lines begin.
+const SEED: u64 = 0x7461_626c_6520_6f66;
+
 /// Where the slots of a chain lie in its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
@@ -111,9 +114,10 @@ impl<'a> Chain<'a> {
         }
         if access == Access::Code {
             region.protect(true)?;
-            machine::make_visible(
-                (0..slots.count).map(|slot| region.start().as_ptr().wrapping_add(slots.offset(slot))),
-            );
+            let jumps = (0..slots.count).map(|slot| region.start().as_ptr().wrapping_add(slots.offset(slot)));
+            // SAFETY:
+            // - all slots lie in the region, by the assertion above, and it is mapped and readable.
+            unsafe { machine::make_visible(jumps) };
         }
         Ok(Self { region, slots, access })
     }
@@ -165,7 +169,10 @@ mod machine {
     }
 
     /// Nothing to do: instruction caches are coherent.
-    pub(super) fn make_visible(_jumps: impl Iterator<Item = *mut u8>) {}
+    ///
+    /// # Safety
+    /// The addresses are mapped and readable.
+    pub(super) unsafe fn make_visible(_jumps: impl Iterator<Item = *mut u8>) {}
 }
 
 /// Jumps of AArch64 (Arm ARM, B, RET).
@@ -181,9 +188,12 @@ mod machine {
     }
 
     /// Cleans the data cache and invalidates the instruction cache for each jump.
-    pub(super) fn make_visible(jumps: impl Iterator<Item = *mut u8> + Clone) {
+    ///
+    /// # Safety
+    /// The addresses are mapped and readable.
+    pub(super) unsafe fn make_visible(jumps: impl Iterator<Item = *mut u8> + Clone) {
         // SAFETY:
-        // - the addresses are mapped; neither instruction changes contents, and Linux allows both to programs.
+        // - the addresses are mapped, by the caller's promise; neither instruction changes contents, and Linux allows both to programs.
         unsafe {
             jumps.clone().for_each(|line| std::arch::asm!("dc cvau, {}", in(reg) line, options(nostack)));
             std::arch::asm!("dsb ish", options(nostack));
@@ -191,6 +201,11 @@ mod machine {
             std::arch::asm!("dsb ish", "isb", options(nostack));
         }
     }
+}
+
+/// What chooses the order of so many lines.
+pub(crate) fn random_of(count: usize) -> Rng {
+    Rng::with_seed(SEED ^ count as u64)
 }
 
 #[cfg(test)]

@@ -11,13 +11,17 @@
 mod chain;
 mod curve;
 mod measure;
+mod measured;
 mod region;
+mod series;
 mod simulated;
 mod verdict;
 
 pub use curve::{Curve, Levels, Point};
-pub use measure::{Measured, Options, Probe, Series, Unmeasured, is_virtual_machine, probe};
+pub use measure::{Options, Probe, is_virtual_machine, probe};
+pub use measured::{Measured, Unmeasured};
 pub use region::NoMemory;
+pub use series::Series;
 pub use simulated::Simulated;
 pub use verdict::{Compared, Verdict};
 

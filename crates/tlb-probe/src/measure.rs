@@ -1,11 +1,14 @@
 //! Takes the samples: for each footprint all page sizes in turn, forwards and backwards, so that a change of the machine's
 //! speed meets all of them alike.
 
-use crate::chain::{Access, Chain, Layout, Slots, cycle};
-use crate::curve::{Curve, Levels, Point};
+use crate::Backing;
+use crate::chain::{Access, Chain, Layout, Slots, cycle, random_of};
+use crate::curve::{Curve, Point};
+use crate::measured::{Measured, Unmeasured};
 use crate::region::{NoMemory, Region};
-use crate::{Backing, Simulated, Verdict};
-use fastrand::Rng;
+use crate::series::Series;
+use crate::simulated::Simulated;
+use crate::verdict::Verdict;
 use lift_plan::{Reason, ThpMode};
 use linux::pages::base_page;
 use machine_facts::machine_facts;
@@ -22,7 +25,6 @@ const ROUNDS: usize = 5;
 const CODE: u64 = 64 << 20;
 /// The usual length of a cache line, where the kernel does not tell it.
 const LINE: usize = 64;
-const SEED: u64 = 0x7461_626c_6520_6f66;
 
 /// Bounds of a measurement.
 #[derive(Clone, Copy, Debug)]
@@ -31,37 +33,6 @@ pub struct Options {
     pub time: Duration,
     /// The largest footprint in bytes. Twice as much memory and a little more is used at the same time.
     pub memory: u64,
-}
-
-/// One page size's times.
-#[derive(Clone, Debug, Serialize)]
-pub struct Series {
-    /// What the memory lies on.
-    pub backing: Backing,
-    /// Its times.
-    pub curve: Curve,
-    /// What they show.
-    pub levels: Levels,
-}
-
-/// A page size that could not be measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct Unmeasured {
-    /// What the memory should have lain on.
-    pub backing: Backing,
-    /// Why it does not.
-    pub reason: String,
-}
-
-/// All page sizes, for loads or for code.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Measured {
-    /// Base pages first.
-    pub series: Vec<Series>,
-    /// What there was no memory for.
-    pub unmeasured: Vec<Unmeasured>,
-    /// What CPUID's sizes predict; absent where there are none, or the curve ends before the walks.
-    pub simulated: Option<Simulated>,
 }
 
 /// The whole measurement.
@@ -86,8 +57,8 @@ pub fn probe(options: &Options) -> Probe {
     let mut data = measure(options.memory, options.time.mul_f64(0.6), &backings, Access::Data);
     let mut code = measure(options.memory.min(CODE), options.time.mul_f64(0.4), &backings, Access::Code);
     if let Ok(geometry) = tlb_model::own_cpu() {
-        data.simulated = Simulated::of(&data, Access::Data, &geometry);
-        code.simulated = Simulated::of(&code, Access::Code, &geometry);
+        data.simulated = data.base().and_then(|base| Simulated::of(base, Access::Data, &geometry));
+        code.simulated = code.base().and_then(|base| Simulated::of(base, Access::Code, &geometry));
     }
     let virtual_machine = is_virtual_machine();
     let verdict = Verdict::of(&data, &code, virtual_machine);
@@ -145,11 +116,6 @@ fn region(memory: u64, backing: Backing, access: Access) -> Result<Region, NoMem
         region.protect(true)?;
     }
     Ok(region)
-}
-
-/// What chooses the order of so many lines.
-pub(crate) fn random_of(count: usize) -> Rng {
-    Rng::with_seed(SEED ^ count as u64)
 }
 
 /// Numbers of lines: powers of two and the middle between each two, one line in each base page up to `memory`.

@@ -1,10 +1,9 @@
 //! How far the second level reaches by the sizes that CPUID gives, simulated on the chains that were measured, and how many
 //! neighbouring pages an entry holds by what was measured.
 
-use crate::Backing;
-use crate::chain::{Access, cycle};
+use crate::chain::{Access, cycle, random_of};
 use crate::curve::{Curve, Point};
-use crate::measure::{Measured, Series, random_of};
+use crate::series::Series;
 use serde::Serialize;
 use tlb_model::{Geometry, Side, Tlbs, sweep};
 
@@ -30,9 +29,8 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// `None` where nothing was measured of base pages up to their walks.
-    pub(crate) fn of(measured: &Measured, access: Access, geometry: &Geometry) -> Option<Self> {
-        let base = measured.series.iter().find(|series| series.backing == Backing::Base)?;
+    /// From the times of base pages; `None` where they were not measured up to their walks.
+    pub(crate) fn of(base: &Series, access: Access, geometry: &Geometry) -> Option<Self> {
         let found = base.levels.second_reach?;
         let shift = base.backing.page().bytes().trailing_zeros() as u8;
         let joined = |log2: u8| geometry.clone().with_joined(shift, log2);
@@ -71,7 +69,9 @@ fn reach(geometry: &Geometry, access: Access, shift: u8, measured: &Series) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tlb_model::{ArrayShape, Second, Sizes};
+    use crate::{Backing, Measured, Verdict};
+    use address_space::PageSize;
+    use tlb_model::{ArrayShape, Second, Sizes, known_cpu};
 
     /// 64 entries and 1,024 of 8 ways.
     fn geometry() -> Geometry {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     /// Times as of a CPU whose second level holds so many pages.
-    fn measured(reach: usize) -> Measured {
+    fn measured(reach: usize) -> Series {
         let slots = (4..=15).flat_map(|bits| [1usize << bits, 3 << (bits - 1)]);
         let point = |slots: usize| {
             let time = if slots <= 64 {
@@ -101,10 +101,7 @@ mod tests {
             Point { slots, footprint, access: time, translation: time, quartiles: (time, time) }
         };
         let curve = Curve { points: slots.map(point).collect() };
-        Measured {
-            series: vec![Series { backing: Backing::Base, levels: curve.levels(), curve }],
-            ..Measured::default()
-        }
+        Series { backing: Backing::Base, levels: curve.levels(), curve }
     }
 
     #[test]
@@ -119,6 +116,38 @@ mod tests {
         let simulated = Simulated::of(&measured(4096), Access::Code, &geometry()).unwrap();
         assert_eq!((simulated.by_cpuid, simulated.nearest, simulated.joined), (1024 * 4096, 4096 * 4096, 4));
         assert!(simulated.agrees());
+    }
+
+    /// Curves of loads that `pagelift probe --json` has measured.
+    #[derive(serde::Deserialize)]
+    struct Recorded {
+        base: Curve,
+        huge: Curve,
+    }
+
+    /// A virtual machine on AMD's Zen 5, whose host splits huge pages: alone, and with its CPUs in use by others, which makes a
+    /// walk ten times as long.
+    const RECORDED: [&str; 2] =
+        [include_str!("recorded/epyc-guest.json"), include_str!("recorded/epyc-guest-loaded.json")];
+
+    #[test]
+    fn recorded_curves_agree_with_the_cpu_s_model_within_the_margin() {
+        for text in RECORDED {
+            let Recorded { base, huge } = serde_json::from_str(text).unwrap();
+            let thp = Backing::Transparent(PageSize::new(2 << 20).unwrap());
+            let series = |backing, curve: Curve| Series { backing, levels: curve.levels(), curve };
+            let measured =
+                Measured { series: vec![series(Backing::Base, base), series(thp, huge)], ..Measured::default() };
+            let simulated = Simulated::of(measured.base().unwrap(), Access::Data, &known_cpu("zen5").unwrap()).unwrap();
+            assert_eq!(simulated.by_cpuid, 4096 * 4096, "{simulated:?}");
+            assert!(simulated.agrees() && simulated.joined == 1, "{simulated:?}");
+            assert_eq!(measured.reach(), Some(simulated.measured));
+            // A TLB of 512 entries is beyond the margin where each holds one page.
+            let small = Simulated::of(measured.base().unwrap(), Access::Code, &known_cpu("zen3").unwrap()).unwrap();
+            assert!((small.by_cpuid as f64) < small.measured as f64 / MARGIN, "{small:?}");
+            let verdict = Verdict::of(&measured, &Measured::default(), Some(true)).unwrap();
+            assert!(verdict.splintered, "{verdict:?}");
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What the times mean for a program. Pure.
 
 use crate::Backing;
-use crate::measure::{Measured, Series};
+use crate::measured::Measured;
+use crate::series::Series;
 use serde::Serialize;
 
 /// Page entries that any second-level TLB of the last ten years holds.
@@ -58,7 +59,7 @@ impl Verdict {
 }
 
 fn pair(measured: &Measured) -> Option<(&Series, &Series)> {
-    let base = measured.series.iter().find(|series| series.backing == Backing::Base)?;
+    let base = measured.base()?;
     let huge = measured.series.iter().filter(|series| series.backing != Backing::Base);
     Some((base, huge.min_by_key(|series| series.backing.page().bytes())?))
 }

@@ -30,7 +30,7 @@ const NO_REGISTERS: c_int = 0;
 /// `QEMU_PLUGIN_MEM_RW`.
 const LOADS_AND_STORES: c_int = 3;
 
-type OnBlock = extern "C" fn(PluginId, *mut Block);
+type OnBlock = unsafe extern "C" fn(PluginId, *mut Block);
 type OnExecution = extern "C" fn(c_uint, *mut c_void);
 type OnAccess = extern "C" fn(c_uint, MemoryInfo, u64, *mut c_void);
 type OnCall = extern "C" fn(PluginId, c_uint, i64, u64, u64, u64, u64, u64, u64, u64, u64);
@@ -78,9 +78,12 @@ pub fn register(id: PluginId) {
 
 /// Has the block's executions and its loads and stores reported. `data` makes what [`executes`] gets from the pages of the
 /// block's first and last byte and the number of its instructions.
-pub fn watch_block(block: *mut Block, page_shift: u32, data: impl FnOnce(u64, u64, usize) -> *mut c_void) {
+///
+/// # Safety
+/// QEMU has passed the block to a callback of the type [`OnBlock`], which has not returned yet.
+pub unsafe fn watch_block(block: *mut Block, page_shift: u32, data: impl FnOnce(u64, u64, usize) -> *mut c_void) {
     // SAFETY:
-    // - QEMU has passed the block to its callback, which has not returned yet.
+    // - the caller's promise.
     unsafe {
         let count = qemu_plugin_tb_n_insns(block);
         let first = qemu_plugin_tb_vaddr(block);

@@ -155,11 +155,15 @@ impl BlockData {
 }
 
 /// QEMU has translated a block.
-extern "C" fn translated(_: PluginId, block: *mut Block) {
+///
+/// # Safety
+/// Called by QEMU, with a block that it keeps until this returns.
+unsafe extern "C" fn translated(_: PluginId, block: *mut Block) {
     let Some(plugin) = PLUGIN.get().filter(|_| STATE.load(Ordering::Relaxed) != DONE) else { return };
-    api::watch_block(block, plugin.page_shift, |first, last, count| {
-        BlockData::new(first, last != first, count).0 as *mut c_void
-    });
+    let data = |first, last, count| BlockData::new(first, last != first, count).0 as *mut c_void;
+    // SAFETY:
+    // - QEMU passes the block, and this callback has not returned.
+    unsafe { api::watch_block(block, plugin.page_shift, data) };
 }
 
 /// A block begins.

@@ -15,9 +15,9 @@ const NANOSECONDS_PER_PAGE: f64 = 100.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cleared {
-    /// Of all memory.
+    /// The marks of all memory.
     All,
-    /// Of mappings of files, shared memory included: programs and libraries.
+    /// The marks of mappings of files, shared memory included: programs and libraries.
     Files,
 }
 

@@ -32,6 +32,9 @@ mod verdict;
 pub use clearing::{Cleared, LeftOut};
 pub use observer::{Observer, Options, WorkingSetError};
 pub use part::{Entries, Part, PartMarks, count};
-pub use reach::{Holds, Level, PageClass, Reach};
+pub use reach::{HeldPages, Holds, Level, PageClass, Reach};
 pub use result::{Cost, Reading, Round, VERSION, WalkBound, WorkingSet};
 pub use verdict::{PartVerdict, Verdict, verdicts};
+
+#[cfg(test)]
+mod simulated;

@@ -45,11 +45,20 @@ pub struct Options {
     pub points: Vec<Duration>,
     /// The longest time for which its map may be held at once. Memory that would take longer is left out.
     pub longest_hold: Duration,
+    /// The moment from which rounds are dated.
+    pub since: Instant,
+    /// The process has just been started: of several rounds, the first is not the one that is shown.
+    pub is_starting: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { points: [1, 10, 100, 500].map(Duration::from_millis).to_vec(), longest_hold: Duration::from_millis(50) }
+        Self {
+            points: [1, 10, 100, 500].map(Duration::from_millis).to_vec(),
+            longest_hold: Duration::from_millis(50),
+            since: Instant::now(),
+            is_starting: false,
+        }
     }
 }
 
@@ -107,6 +116,11 @@ impl Observer {
         self.options.points.last().copied().unwrap_or_default()
     }
 
+    /// Rounds that have a reading at every point.
+    pub fn whole_rounds(&self) -> usize {
+        self.rounds.iter().filter(|round| round.readings.len() == self.options.points.len()).count()
+    }
+
     /// True where the last clear held the map for longer than permitted, so that no other should be made.
     pub fn took_too_long(&self) -> bool {
         self.too_long
@@ -117,6 +131,14 @@ impl Observer {
     /// # Errors
     /// [`WorkingSetError`] where not even the first point could be counted.
     pub fn round(&mut self) -> Result<(), WorkingSetError> {
+        self.round_within(Duration::MAX)
+    }
+
+    /// Like [`Observer::round`], with the first point and those up to `longest`.
+    ///
+    /// # Errors
+    /// As [`Observer::round`].
+    pub fn round_within(&mut self, longest: Duration) -> Result<(), WorkingSetError> {
         self.choose_scope()?;
         let cpu_before = self.cpu();
         let faults_before = page_faults(&self.process);
@@ -125,8 +147,10 @@ impl Observer {
         self.scope.cleared.clear(&self.clear_refs).map_err(not_cleared)?;
         let cleared = Instant::now();
         self.too_long |= cleared - start > self.options.longest_hold;
-        let mut round = Round { clear: seconds(cleared - start), reads: Vec::new(), readings: Vec::new() };
-        for &after in &self.options.points {
+        let begun = seconds(start.saturating_duration_since(self.options.since));
+        let mut round = Round { begun, clear: seconds(cleared - start), reads: Vec::new(), readings: Vec::new() };
+        let points = self.options.points.iter().enumerate();
+        for (_, &after) in points.filter(|&(index, &after)| index == 0 || after <= longest) {
             if self.handle.ends_within(after.saturating_sub(cleared.elapsed())) {
                 break;
             }
@@ -175,8 +199,9 @@ impl Observer {
 
     /// What was measured in all rounds; `None` before the first.
     pub fn finish(self) -> Option<WorkingSet> {
-        let Self { scope, rounds, .. } = self;
-        (!rounds.is_empty()).then(|| WorkingSet::new(scope.cleared, scope.left_out, rounds))
+        let Self { scope, rounds, options, .. } = self;
+        let skipped = usize::from(options.is_starting);
+        (!rounds.is_empty()).then(|| WorkingSet::new(scope.cleared, scope.left_out, rounds, skipped))
     }
 
     fn cpu(&self) -> Option<Duration> {

@@ -85,7 +85,7 @@ impl AddAssign for Entries {
 pub struct PartMarks {
     /// Resident, the hugetlb pool not counted.
     pub resident: u64,
-    /// Of that, mapped by transparent huge pages of any source.
+    /// Resident bytes that are mapped by transparent huge pages of any source.
     pub huge: u64,
     /// On pages of the hugetlb pool, of which the kernel counts no marks.
     pub pool: u64,
@@ -93,12 +93,12 @@ pub struct PartMarks {
     pub marked: u64,
     /// Pages that the marked bytes lie on, of both sizes: an entry of a TLB each.
     pub pages: Entries,
-    /// Of these, huge ones.
+    /// Huge pages among them.
     pub huge_pages: Entries,
 }
 
 impl PartMarks {
-    /// Of one mapping.
+    /// Returns the marks of one mapping.
     fn of(usage: &MappingUsage, base: PageSize, huge: Option<PageSize>) -> Self {
         let mapped_huge = usage.anonymous_huge.saturating_add(usage.shmem_huge).saturating_add(usage.file_huge);
         let (resident, marked) = (usage.resident, usage.referenced);

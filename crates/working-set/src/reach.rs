@@ -1,5 +1,5 @@
-//! How many pages the TLBs of this machine hold, as CPUID tells ([`tlb_model::own_cpu`]). A hypervisor may show anything or
-//! nothing. AArch64 tells no program.
+//! How many pages the TLBs of this machine hold, as CPUID tells ([`tlb_model::own_cpu`]) or as was measured. A hypervisor may
+//! show anything or nothing. AArch64 tells no program.
 
 use serde::Serialize;
 use tlb_model::{ArrayShape, Geometry, Second, own_cpu};
@@ -42,20 +42,34 @@ pub struct Level {
     pub entries: u64,
 }
 
+/// Base pages that the last level was measured to hold (`pagelift probe`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HeldPages {
+    /// Pages of code; `None` where that was not measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<u64>,
+    /// Pages of data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<u64>,
+}
+
 /// The TLBs of one CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reach {
     /// All that are told of; none where nothing is told.
     pub levels: Vec<Level>,
+    /// What was measured, which counts for more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<HeldPages>,
 }
 
 impl Reach {
-    /// Of the CPU that this thread runs on.
+    /// The reach of the CPU that this thread runs on.
     pub fn of_this_cpu() -> Self {
         own_cpu().map_or_else(|_| Self::default(), |geometry| Self::of(&geometry))
     }
 
-    /// Of a CPU with these TLBs.
+    /// The reach of a CPU with these TLBs.
     pub fn of(geometry: &Geometry) -> Self {
         let second = match &geometry.second {
             Second::Shared(arrays) => vec![(Holds::Both, arrays)],
@@ -65,7 +79,29 @@ impl Reach {
         let arrays = first.into_iter().chain(second.into_iter().map(|(holds, arrays)| (2, holds, arrays)));
         let levels =
             arrays.flat_map(|(number, holds, arrays)| arrays.iter().map(move |array| level(number, holds, array)));
-        Self { levels: levels.filter(|level| !level.pages.is_empty()).collect() }
+        Self { levels: levels.filter(|level| !level.pages.is_empty()).collect(), measured: None }
+    }
+
+    /// With what was measured of this CPU. What was not measured stays as CPUID tells.
+    #[must_use]
+    pub fn with_measured(self, held: HeldPages) -> Self {
+        let measured = (held != HeldPages::default()).then_some(held);
+        Self { measured: measured.or(self.measured), ..self }
+    }
+
+    /// Base pages that the last level was measured to hold.
+    pub fn measured_pages(&self, holds: Holds) -> Option<u64> {
+        let HeldPages { code, data } = self.measured?;
+        match holds {
+            Holds::Code => code,
+            Holds::Data => data,
+            Holds::Both => code.zip(data).map(|(code, data)| code.min(data)),
+        }
+    }
+
+    /// Base pages of code or data that the last level holds: as measured, else the entries that CPUID tells.
+    pub fn base_pages(&self, holds: Holds) -> Option<u64> {
+        self.measured_pages(holds).or_else(|| self.entries(holds, PageClass::Base))
     }
 
     /// Entries of the last level that code or data with pages of this size can use; `None` where nothing is told. Code and
@@ -77,8 +113,12 @@ impl Reach {
         Some(self.levels.iter().filter(usable).filter(|level| level.level == last).map(|level| level.entries).sum())
     }
 
-    /// True where code and data compete for the entries of the last level.
+    /// True where code and data compete for the entries of the last level. Where nothing is told of it but its reach was
+    /// measured, they may: AArch64's CPUs mostly have one for both.
     pub fn shared(&self) -> bool {
+        if self.levels.is_empty() {
+            return self.measured.is_some();
+        }
         let last = self.levels.iter().map(|level| level.level).max();
         self.levels.iter().any(|level| Some(level.level) == last && level.holds == Holds::Both)
     }
@@ -108,7 +148,7 @@ mod tests {
     const INTEL: [u32; 4] = [0x20, 0x756e_6547, 0x6c65_746e, 0x4965_6e69];
     const AMD: [u32; 4] = [0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65];
 
-    /// Of a virtual machine on an EPYC of family 25, model 1 (Zen 3); read there.
+    /// CPUID of a virtual machine on an EPYC of family 25, model 1 (Zen 3); read there.
     const ZEN_3: Dump = &[
         (0, 0, AMD),
         (0x8000_0000, 0, [0x8000_0023, 0, 0, 0]),
@@ -166,6 +206,19 @@ mod tests {
         let reach = reach(SKYLAKE);
         assert_eq!(reach.entries(Holds::Data, PageClass::Base), Some(1536));
         assert_eq!(reach.levels.iter().filter(|l| l.level == 1).count(), 4);
+    }
+
+    #[test]
+    fn what_was_measured_counts_for_more_than_what_cpuid_tells() {
+        let told = reach(ZEN_3);
+        assert_eq!(told.base_pages(Holds::Data), Some(2048));
+        let measured = told.clone().with_measured(HeldPages { code: None, data: Some(6144) });
+        assert_eq!(measured.base_pages(Holds::Data), Some(6144));
+        assert_eq!(measured.base_pages(Holds::Code), Some(512), "it was not measured");
+        assert_eq!(measured.entries(Holds::Data, PageClass::Base), Some(2048), "CPUID's number stays known");
+        assert_eq!(told.clone().with_measured(HeldPages::default()), told);
+        let unknown = Reach::default().with_measured(HeldPages { code: Some(1024), data: Some(1280) });
+        assert_eq!((unknown.base_pages(Holds::Code), unknown.shared()), (Some(1024), true));
     }
 
     #[test]

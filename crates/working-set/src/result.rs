@@ -50,6 +50,8 @@ impl Reading {
 /// One clear and the readings after it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Round {
+    /// Seconds from the moment from which rounds are dated to the start of the clear.
+    pub begun: f64,
     /// Seconds that the clear took.
     pub clear: f64,
     /// Seconds that each reading took.
@@ -103,6 +105,8 @@ pub struct WorkingSet {
     pub left_out: Option<LeftOut>,
     /// The readings of one round: the median of all by what its last reading has marked.
     pub curve: Vec<Reading>,
+    /// When that round began, as [`Round::begun`].
+    pub begun: f64,
     /// A lower bound of page walks, from the reading that gives the highest rate; `None` where none can be given.
     pub walks: Option<WalkBound>,
     /// What it has cost.
@@ -112,10 +116,12 @@ pub struct WorkingSet {
 }
 
 impl WorkingSet {
-    pub(crate) fn new(cleared: Cleared, left_out: Option<LeftOut>, rounds: Vec<Round>) -> Self {
-        let curve = curve(&rounds);
+    /// `skipped`: of the first rounds, those that are only shown where no other has as many readings.
+    pub(crate) fn new(cleared: Cleared, left_out: Option<LeftOut>, rounds: Vec<Round>, skipped: usize) -> Self {
+        let (begun, curve) =
+            middle(&rounds, skipped).map_or_else(Default::default, |round| (round.begun, round.readings.clone()));
         let walks = walk_bound(&curve);
-        Self { version: VERSION, cleared, left_out, cost: cost(&rounds), curve, walks, rounds }
+        Self { version: VERSION, cleared, left_out, cost: cost(&rounds), curve, begun, walks, rounds }
     }
 
     /// The marks of one kind of memory, by time.
@@ -132,11 +138,13 @@ impl WorkingSet {
     }
 }
 
-fn curve(rounds: &[Round]) -> Vec<Reading> {
+fn middle(rounds: &[Round], skipped: usize) -> Option<&Round> {
     let points = rounds.iter().map(|round| round.readings.len()).max().unwrap_or(0);
-    let mut whole: Vec<&Round> = rounds.iter().filter(|round| round.readings.len() == points).collect();
+    let whole = |from: usize| rounds.iter().skip(from).filter(|round| round.readings.len() == points).collect();
+    let later: Vec<&Round> = whole(skipped);
+    let mut whole = if later.is_empty() { whole(0) } else { later };
     whole.sort_by_key(|round| round.readings.last().map(Reading::marked));
-    whole.get(whole.len() / 2).map(|round| round.readings.clone()).unwrap_or_default()
+    whole.get(whole.len() / 2).copied()
 }
 
 fn walk_bound(curve: &[Reading]) -> Option<WalkBound> {
@@ -180,14 +188,14 @@ mod tests {
     }
 
     fn round(clear: f64, readings: Vec<Reading>) -> Round {
-        Round { clear, reads: vec![0.002; readings.len()], readings }
+        Round { begun: 0.3, clear, reads: vec![0.002; readings.len()], readings }
     }
 
     #[test]
     fn the_curve_is_the_median_of_the_rounds() {
         let rounds = [700, 500, 9_000].map(|pages| round(0.001, vec![reading(0.001, pages, 10, 0)]));
-        let set = WorkingSet::new(Cleared::All, None, rounds.to_vec());
-        assert_eq!(set.of(Part::Anonymous)[0].pages.least, 700);
+        let set = WorkingSet::new(Cleared::All, None, rounds.to_vec(), 0);
+        assert_eq!((set.of(Part::Anonymous)[0].pages.least, set.begun), (700, 0.3));
         assert_eq!(set.parts(), [Part::Code, Part::Anonymous]);
         assert!(set.of(Part::Heap)[0].resident == 0);
         assert_eq!((set.cost.clears, set.cost.reads), (3, 3));
@@ -195,9 +203,22 @@ mod tests {
     }
 
     #[test]
+    fn the_start_of_a_command_is_shown_only_where_no_other_round_is_as_long() {
+        let of = |rounds: &[(u64, usize)]| {
+            let round = |&(pages, points): &(u64, usize)| round(0.001, vec![reading(0.001, pages, 10, 0); points]);
+            let set = WorkingSet::new(Cleared::All, None, rounds.iter().map(round).collect(), 1);
+            set.of(Part::Anonymous)[0].pages.least
+        };
+        assert_eq!(of(&[(500, 3), (400, 3), (600, 3)]), 600);
+        assert_eq!(of(&[(500, 3), (400, 3), (600, 2)]), 400);
+        assert_eq!(of(&[(500, 3), (400, 2)]), 500);
+        assert_eq!(of(&[(500, 3), (400, 3), (300, 4)]), 300);
+    }
+
+    #[test]
     #[cfg(target_arch = "x86_64")]
     fn a_bound_of_walks_counts_anonymous_pages_only_and_leaves_room_for_faults() {
-        let set = |readings| WorkingSet::new(Cleared::All, None, vec![round(0.001, readings)]);
+        let set = |readings| WorkingSet::new(Cleared::All, None, vec![round(0.001, readings)], 0);
         let walks = set(vec![reading(0.002, 1_300, 400, 10), reading(0.5, 11_800, 420, 10)]).walks.unwrap();
         assert_eq!((walks.walks, walks.seconds, walks.cpu_seconds), (1_140, 0.002, Some(0.001)));
         assert!((walks.per_second() - 570_000.0).abs() < 1e-6);

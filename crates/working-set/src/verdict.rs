@@ -1,6 +1,6 @@
 //! Whether the TLBs hold what is used.
 
-use crate::{Holds, PageClass, Part, PartMarks, Reach, Reading, WorkingSet};
+use crate::{Holds, Part, PartMarks, Reach, Reading, WorkingSet};
 use serde::Serialize;
 
 /// Marks in a millisecond of CPU time that are few: 64,000 walks a second of 20 to 50 ns each take 0.1 to 0.3 % of a CPU.
@@ -20,7 +20,7 @@ pub enum Verdict {
     Fits,
     /// They fit, but compete with other memory for the same entries, and together they do not.
     FitsAlone,
-    /// More pages than the TLB has entries, but in a short time that the process ran hardly any walk.
+    /// More pages than the TLB has entries, but hardly any walk in a millisecond that the process ran, at any time looked at.
     SeldomWalked,
     /// More pages than the TLB has entries.
     Exceeds,
@@ -45,8 +45,10 @@ pub struct PartVerdict {
     pub last: u64,
     /// The longest time that any of them had, in seconds.
     pub last_within: f64,
-    /// Entries for base pages in the last level of the TLB.
+    /// Base pages that the last level of the TLB holds.
     pub entries: Option<u64>,
+    /// That was measured; else CPUID tells it.
+    pub is_measured: bool,
 }
 
 /// Judges each kind of memory of which anything was marked.
@@ -59,8 +61,10 @@ pub fn verdicts(set: &WorkingSet, reach: &Reach) -> Vec<PartVerdict> {
     let short = first.cpu.filter(|&cpu| (HAS_RUN..=SHORT).contains(&cpu));
     let all: u64 = last.parts.values().map(|marks| marks.pages.most).sum();
     let judged = |(&part, marks): (&Part, &PartMarks)| {
-        let at_first = first.parts.get(&part).map_or(0, |marks| marks.pages.most);
-        let entries = reach.entries(if part == Part::Code { Holds::Code } else { Holds::Data }, PageClass::Base);
+        // What was marked at first still is at last, where the kernel's count may leave a narrower range.
+        let at_first = first.parts.get(&part).map_or(0, |marks| marks.pages.most).min(marks.pages.most);
+        let holds = if part == Part::Code { Holds::Code } else { Holds::Data };
+        let entries = reach.base_pages(holds);
         let competing = match part {
             Part::Code if !reach.shared() => marks.pages.most,
             _ if unseen => u64::MAX,
@@ -69,15 +73,26 @@ pub fn verdicts(set: &WorkingSet, reach: &Reach) -> Vec<PartVerdict> {
         };
         PartVerdict {
             part,
-            verdict: verdict(marks, short.map(|cpu| at_first as f64 / (1e3 * cpu)), entries, competing),
+            verdict: verdict(marks, short.map(|_| highest_rate(set, part)), entries, competing),
             first: at_first,
             first_within: first.longest,
             last: marks.pages.most,
             last_within: last.longest,
             entries,
+            is_measured: reach.measured_pages(holds).is_some(),
         }
     };
     last.parts.iter().filter(|(_, marks)| marks.marked > 0).map(judged).collect()
+}
+
+/// Pages marked in a millisecond of CPU time, by the reading that has most: a program may do little in the shortest time and much
+/// in a longer one, and each mark of that is a walk, too.
+fn highest_rate(set: &WorkingSet, part: Part) -> f64 {
+    let rate = |reading: &Reading| {
+        let cpu = reading.cpu.filter(|&cpu| cpu >= HAS_RUN)?;
+        Some(reading.parts.get(&part)?.pages.most as f64 / (1e3 * cpu))
+    };
+    set.curve.iter().filter_map(rate).fold(0.0, f64::max)
 }
 
 /// Pages that compete where code has a TLB of its own.
@@ -85,7 +100,7 @@ fn all_of_data(last: &Reading) -> u64 {
     last.parts.iter().filter(|(part, _)| **part != Part::Code).map(|(_, marks)| marks.pages.most).sum()
 }
 
-/// `rate` is the number of pages marked in a millisecond of CPU time, where a short time was measured.
+/// `rate` is the highest number of pages marked in a millisecond of CPU time, where a short time was measured.
 fn verdict(marks: &PartMarks, rate: Option<f64>, entries: Option<u64>, competing: u64) -> Verdict {
     if marks.huge as f64 >= MOSTLY * marks.resident as f64 && marks.huge > 0 {
         return Verdict::Huge;
@@ -102,7 +117,7 @@ fn verdict(marks: &PartMarks, rate: Option<f64>, entries: Option<u64>, competing
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cleared, Entries, LeftOut, Level, Round};
+    use crate::{Cleared, Entries, HeldPages, LeftOut, Level, PageClass, Round};
     use std::collections::BTreeMap;
 
     fn marks(pages: u64, huge: u64) -> PartMarks {
@@ -130,7 +145,7 @@ mod tests {
             parts: parts.iter().copied().collect::<BTreeMap<_, _>>(),
         };
         let readings = vec![reading(0.001, first), reading(0.5, last)];
-        WorkingSet::new(Cleared::All, None, vec![Round { clear: 0.0, reads: vec![0.0; 2], readings }])
+        WorkingSet::new(Cleared::All, None, vec![Round { begun: 0.0, clear: 0.0, reads: vec![0.0; 2], readings }], 0)
     }
 
     fn tlb(holds: Holds, entries: u64) -> Level {
@@ -138,7 +153,28 @@ mod tests {
     }
 
     fn judged(set: &WorkingSet, levels: Vec<Level>) -> Vec<(Part, Verdict)> {
-        verdicts(set, &Reach { levels }).into_iter().map(|judged| (judged.part, judged.verdict)).collect()
+        verdicts(set, &Reach { levels, measured: None })
+            .into_iter()
+            .map(|judged| (judged.part, judged.verdict))
+            .collect()
+    }
+
+    /// As of java: 35 pages in a millisecond of CPU time, and in 400 of them more than 64 for each.
+    #[test]
+    fn a_quiet_moment_does_not_make_walks_seldom() {
+        let levels = || vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)];
+        let of =
+            |last| judged(&set(&[(Part::Anonymous, marks(35, 0))], &[(Part::Anonymous, marks(last, 0))]), levels());
+        assert_eq!(of(60_000), [(Part::Anonymous, Verdict::Exceeds)]);
+        assert_eq!(of(20_000), [(Part::Anonymous, Verdict::SeldomWalked)]);
+    }
+
+    #[test]
+    fn no_more_pages_are_said_of_a_shorter_time() {
+        let set = set(&[(Part::Code, marks(1_024, 0))], &[(Part::Code, marks(731, 0))]);
+        let levels = vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)];
+        let verdict = &verdicts(&set, &Reach { levels, measured: None })[0];
+        assert_eq!((verdict.first, verdict.last), (731, 731));
     }
 
     #[test]
@@ -151,6 +187,19 @@ mod tests {
         let shared = judged(&set, vec![tlb(Holds::Both, 1536)]);
         assert_eq!(shared, [(Part::Code, Verdict::FitsAlone), (Part::Anonymous, Verdict::Exceeds)]);
         assert_eq!(judged(&set, Vec::new())[0].1, Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_measured_reach_decides_and_is_named() {
+        let set = set(&[(Part::Heap, marks(1_300, 0))], &[(Part::Heap, marks(4_000, 0))]);
+        let told = Reach { levels: vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)], measured: None };
+        let of = |reach: &Reach| {
+            let judged = verdicts(&set, reach).remove(0);
+            (judged.verdict, judged.entries, judged.is_measured)
+        };
+        assert_eq!(of(&told), (Verdict::Exceeds, Some(2048), false));
+        let held = HeldPages { code: None, data: Some(6144) };
+        assert_eq!(of(&told.with_measured(held)), (Verdict::Fits, Some(6144), true));
     }
 
     #[test]
@@ -174,7 +223,7 @@ mod tests {
     fn a_process_that_did_not_run_has_not_shown_that_it_seldom_walks() {
         let parts = |pages| [(Part::Heap, marks(pages, 0))];
         let set = set_of(0.00001, &parts(0), &parts(9_000));
-        let verdict = &verdicts(&set, &Reach { levels: vec![tlb(Holds::Both, 1536)] })[0];
+        let verdict = &verdicts(&set, &Reach { levels: vec![tlb(Holds::Both, 1536)], measured: None })[0];
         assert_eq!((verdict.verdict, verdict.first, verdict.first_within), (Verdict::Exceeds, 9_000, 0.5));
     }
 }

@@ -54,6 +54,35 @@ fn fields_are_multiplied_where_cpuid_says_so() {
     assert_eq!(entries(0), (64, 128, 16));
 }
 
+/// Recorded in a virtual machine on an EPYC 9005 (family 1Ah, model 2), whose hypervisor clears the flag.
+#[test]
+fn zen_5_is_recognised_where_the_flag_is_hidden() {
+    let of = |signature: u32, numbers: u32| {
+        let leaves = [
+            (0, 0, AMD),
+            (1, 0, leaf(signature, 0, 0, 0)),
+            (0x8000_0000, 0, leaf(0x8000_0021, 0, 0, 0)),
+            (0x8000_0005, 0, leaf(0xff60_ff40, 0xff60_ff40, 0x300c_0140, 0x2008_0140)),
+            (0x8000_0006, 0, leaf(0x4080_2040, numbers, 0x0400_8140, 0x0c00_9140)),
+            (0x8000_0021, 0, leaf(0x204, 0, 0x86, 0)),
+        ];
+        let geometry = dump(&leaves).unwrap();
+        match geometry.second {
+            Second::Split { instruction, data } => {
+                (instruction[0].entries, data[0].entries, geometry.source.contains("units of 32"))
+            }
+            Second::Shared(_) => unreachable!(),
+        }
+    };
+    const ZEN_5: u32 = 0x00b0_0f21;
+    const ZEN_4: u32 = 0x00a1_0f11;
+    const RECORDED: u32 = 0x6080_4040;
+    assert_eq!(of(ZEN_5, RECORDED), (2048, 4096, true));
+    assert_eq!(of(ZEN_4, RECORDED), (64, 128, false));
+    // A hypervisor that has put whole numbers there.
+    assert_eq!(of(ZEN_5, 0x6800_4800), (2048, 2048, false));
+}
+
 /// The arrays of Sapphire Rapids in the form of leaf 0x18: bits of sizes, ways and sets, kind and level.
 #[test]
 fn leaf_0x18_as_sapphire_rapids_describes_itself() {
