@@ -112,6 +112,17 @@ pub struct MemoryFacts {
     pub ksm: Option<u64>,
     /// `vm.compaction_proactiveness` (Linux 5.9).
     pub proactiveness: Option<u64>,
+    /// Schemes of DAMON that reclaim memory of the machine although some is free.
+    pub damon: Vec<DamonReclaim>,
+}
+
+/// A scheme of DAMON that reclaims physical memory (`Documentation/admin-guide/mm/damon/usage.rst`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamonReclaim {
+    /// Its directory or module.
+    pub place: String,
+    /// It spares pages that anybody maps.
+    pub spares_mapped: bool,
 }
 
 /// What the process and its user may do.
@@ -157,8 +168,10 @@ pub struct HostFacts {
 pub struct Measured {
     /// The host backs huge pages by smaller ones; `None` where huge pages could not be measured.
     pub splintered: Option<bool>,
-    /// Bytes that the TLB reaches with base pages.
+    /// Bytes of data that the TLB reaches with base pages.
     pub reach: Option<u64>,
+    /// Bytes of code that it reaches with base pages.
+    pub code_reach: Option<u64>,
     /// ns of one translation of data with base pages and with huge pages, at a footprint in bytes.
     pub translation: Option<(u64, f64, f64)>,
 }

@@ -1,5 +1,6 @@
 //! What a check answers.
 
+use process_view::quoted;
 use serde::Serialize;
 use std::fmt;
 
@@ -107,15 +108,6 @@ impl Fix {
     }
 }
 
-/// A word as a shell takes it literally.
-pub fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
-}
-
 /// What a check found wanting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
@@ -200,7 +192,5 @@ mod tests {
         assert_eq!(write.typed(false), ["sudo sh -c 'echo madvise > /sys/x'"]);
         assert_eq!(Fix::sysctl("vm.x", 1).typed(false), ["sudo sysctl vm.x=1"]);
         assert_eq!(Fix::user("a 'b'").typed(false), ["a 'b'"]);
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!([quoted("-a=b/c"), quoted(""), quoted("a b")], ["-a=b/c", "''", "'a b'"]);
     }
 }

@@ -16,5 +16,5 @@ mod verdict;
 
 pub use facts::Facts;
 pub use finding::{Area, Finding, Fix, NotSeen, Outcome, Severity};
-pub use report::{FineCheck, Report, examine};
+pub use report::{FineCheck, HealthReport, examine};
 pub use verdict::{Estimate, Verdict};

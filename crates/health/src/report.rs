@@ -19,7 +19,7 @@ pub struct FineCheck {
 
 /// What all checks found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct HealthReport {
     /// Always `pagelift-doctor`.
     pub format: &'static str,
     /// Version of the format; it grows with every change that breaks a reader.
@@ -38,7 +38,7 @@ pub struct Report {
     pub verdict: Verdict,
 }
 
-impl Report {
+impl HealthReport {
     /// The exit status: 0 where all is well or only noted, 1 with advice, 2 with problems.
     pub fn exit_status(&self) -> u8 {
         match self.severity {
@@ -50,7 +50,7 @@ impl Report {
 }
 
 /// Runs all checks. Pure.
-pub fn examine(facts: &Facts) -> Report {
+pub fn examine(facts: &Facts) -> HealthReport {
     let (mut findings, mut fine, mut not_seen) = (Vec::new(), Vec::new(), Vec::new());
     for check in CHECKS {
         let (name, area) = (check.name, check.area);
@@ -75,5 +75,5 @@ pub fn examine(facts: &Facts) -> Report {
         },
     };
     let verdict = Verdict::of(facts, &findings);
-    Report { format: "pagelift-doctor", version: 1, subject, severity, findings, fine, not_seen, verdict }
+    HealthReport { format: "pagelift-doctor", version: 1, subject, severity, findings, fine, not_seen, verdict }
 }

@@ -3,10 +3,12 @@
 //! The estimate compares an upper bound of the memory in use with the reach of a TLB. It rests on published and own
 //! measurements that [`Estimate::based_on`] names, and is never more than a reason to measure.
 
+use crate::checks::{by_glibc, by_java};
 use crate::facts::{Facts, Feature, Known, ProgramFacts};
-use crate::finding::{Finding, Severity, quoted};
+use crate::finding::{Finding, Severity};
 use address_space::format_bytes;
 use lift_plan::Source;
+use process_view::quoted;
 use serde::Serialize;
 use working_set::{Part, PartVerdict, Verdict as InUse};
 
@@ -54,6 +56,9 @@ impl Verdict {
             let run = Some(format!("sudo pagelift doctor {}", running.pid));
             return Self { summary, run, measure: None, estimates: Vec::new() };
         }
+        if let Some(native) = by_itself(program) {
+            return native;
+        }
         let lifted: u64 = program.lifts.iter().map(|(_, bytes)| bytes).sum();
         let heap = facts.process_permits_thp() && findings.iter().any(|finding| finding.check == HEAP_CHECK);
         if lifted == 0 && !heap {
@@ -65,6 +70,28 @@ impl Verdict {
         let run = Some(run_command(facts, program, heap));
         Self { summary, run, measure: (lifted > 0).then(|| measure_command(facts, program)), estimates }
     }
+}
+
+/// The program's own way to huge pages, where a start of it needs no other: glibc's for code that the page cache holds in
+/// huge folios, Java's for its heap.
+fn by_itself(program: &ProgramFacts) -> Option<Verdict> {
+    if program.running.is_some() {
+        return None;
+    }
+    let name = &program.name;
+    if let Some(command) = by_java(program) {
+        let summary = format!(
+            "{name} puts its heap on huge pages by its own flag, from its start; `pagelift run --via preload` beside it lifts \
+             its code (libjvm.so)"
+        );
+        return Some(Verdict { summary, run: Some(command), measure: None, estimates: Vec::new() });
+    }
+    let is_of_file = |(source, _): &(Source, u64)| *source == Source::File;
+    let in_cache = program.small_folios.is_empty() && !program.lifts.is_empty() && program.lifts.iter().all(is_of_file);
+    let command = by_glibc(program).filter(|_| in_cache)?;
+    let summary = format!("glibc maps the code of {name} by huge pages of the page cache itself, at every start");
+    let measure = Some(format!("pagelift bench --against {} -- {}", quoted(&format!("env {command}")), words(program)));
+    Some(Verdict { summary, run: Some(command), measure, estimates: Vec::new() })
 }
 
 fn of_machine(problems: usize) -> Verdict {
@@ -152,7 +179,11 @@ fn reach(facts: &Facts, what: For) -> (u64, u64, &'static str) {
         For::Code => code * facts.base_page.bytes(),
         For::Data => data * facts.base_page.bytes(),
     });
-    match (facts.host.measured.and_then(|measured| measured.reach), told) {
+    let measured = facts.host.measured.and_then(|measured| match what {
+        For::Code => measured.code_reach,
+        For::Data => measured.reach,
+    });
+    match (measured, told) {
         (Some(measured), _) => (measured, measured, "measured"),
         (None, Some(told)) => (told, told, "from CPUID"),
         (None, None) => (ENTRIES.0 * facts.base_page.bytes(), ENTRIES.1 * facts.base_page.bytes(), ""),
@@ -189,13 +220,17 @@ fn of_use(used: &PartVerdict, exceeds: &'static str) -> (&'static str, String) {
         InUse::Huge => "hardly any gain: most of what is in use lies on huge pages already",
         InUse::Exceeds | InUse::Unknown => exceeds,
     };
+    let entries = used.entries.unwrap_or_default();
+    let tlb = match used.is_measured {
+        true => format!("{entries} pages that the TLB was measured to hold"),
+        false => format!("{entries} entries of the TLB (CPUID)"),
+    };
     let based_on = format!(
-        "{} pages walked to within {:.0} ms, {} within {:.0} ms, beside {} entries (accessed marks; pagelift stat shows more)",
+        "{} pages walked to within {:.0} ms, {} within {:.0} ms, beside {tlb} (accessed marks; pagelift stat shows more)",
         used.first,
         1e3 * used.first_within,
         used.last,
-        1e3 * used.last_within,
-        used.entries.unwrap_or_default()
+        1e3 * used.last_within
     );
     (likely, based_on)
 }

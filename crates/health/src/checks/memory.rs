@@ -104,6 +104,25 @@ pub fn ksm(facts: &Facts) -> Vec<Outcome> {
     }
 }
 
+/// DAMON, which reclaims memory that it has seen idle although some is free.
+pub fn damon(facts: &Facts) -> Vec<Outcome> {
+    let Some(first) = facts.memory.damon.first() else { return fine("DAMON does not reclaim memory") };
+    let of_what = match facts.memory.damon.iter().all(|scheme| scheme.spares_mapped) {
+        true => "pages that nobody maps",
+        false => "idle pages",
+    };
+    found(
+        Severity::Note,
+        "DAMON reclaims memory",
+        format!("{}: pageout of {of_what}", first.place),
+        "files held in memory whose huge folios matter",
+        "huge folios of files are dropped within seconds of their last use, and are read again in small ones",
+        Some(Fix::by_hand(
+            "name the files in /etc/pagelift/cache.conf and run `pagelift cache keep --lock --budget SIZE`",
+        )),
+    )
+}
+
 /// Balancing, which unmaps pages to see who uses them.
 pub fn numa_balancing(facts: &Facts) -> Vec<Outcome> {
     match facts.memory.numa_balancing {

@@ -16,6 +16,8 @@ mod thp;
 
 use crate::facts::Facts;
 use crate::finding::{Area, Fix, Outcome, Severity};
+pub(crate) use program::by_glibc;
+pub(crate) use settings::by_java;
 
 /// One check.
 pub struct Check {
@@ -40,6 +42,7 @@ pub const CHECKS: &[Check] = &[
     check("pool-cgroup", Area::Pool, pool::cgroup),
     check("pool-nodes", Area::Pool, pool::nodes),
     check("pool-pages", Area::Pool, pool::pages),
+    check("pool-sizes", Area::Pool, pool::sizes),
     check("ptrace", Area::Permission, permission::ptrace),
     check("executable-memory", Area::Permission, permission::executable_memory),
     check("seccomp", Area::Permission, permission::seccomp),
@@ -58,6 +61,7 @@ pub const CHECKS: &[Check] = &[
     check("min-free", Area::Memory, memory::min_free),
     check("swap", Area::Memory, memory::swap),
     check("ksm", Area::Memory, memory::ksm),
+    check("damon", Area::Memory, memory::damon),
     check("numa-balancing", Area::Memory, memory::numa_balancing),
     check("host-backing", Area::Host, host::backing),
     check("itlb-multihit", Area::Host, host::executable_pages),

@@ -2,12 +2,15 @@
 
 use super::{fine, found};
 use crate::facts::{Attempt, Facts, Feature};
-use crate::finding::{Fix, Outcome, Severity, quoted};
+use crate::finding::{Fix, Outcome, Severity};
 use address_space::format_bytes;
+use process_view::quoted;
 
 /// `EACCES` (errno(3)), by which SELinux refuses.
 const EACCES: i32 = 13;
 const SCOPE: &str = "kernel.yama.ptrace_scope";
+/// Read after 99-sysctl.conf (sysctl.d(5)).
+const LAST_SYSCTL: &str = "/etc/sysctl.d/zz-pagelift.conf";
 
 /// ptrace(2): Yama, seccomp filters of containers, missing capabilities.
 pub fn ptrace(facts: &Facts) -> Vec<Outcome> {
@@ -19,10 +22,10 @@ pub fn ptrace(facts: &Facts) -> Vec<Outcome> {
             format!("{SCOPE} = {scope}"),
             "0 or 1",
             "`pagelift attach` is impossible; `pagelift run` lifts dynamically linked programs from inside (--via preload)",
-            Some(
-                Fix::user("grep -rs ptrace_scope /etc/sysctl.conf /etc/sysctl.d /usr/lib/sysctl.d")
-                    .with_note("set 1 in the file that this shows, and reboot: Linux does not let go of 3 before"),
-            ),
+            Some(Fix::write(format!("{SCOPE} = 1"), LAST_SYSCTL).with_note(
+                "then reboot: Linux does not let go of 3 before. Files of sysctl.d are read in the order of their names, so that \
+                 this one overrides the others; a line in /etc/sysctl.conf has to go, which some systems read last",
+            )),
         ),
         (_, Some(Attempt::Refused { .. })) if scope == 2 && !facts.is_root => found(
             Severity::Problem,

@@ -5,13 +5,13 @@ use crate::facts::{Facts, HugetlbCgroup, PoolFacts};
 use crate::finding::{Fix, Outcome, Severity};
 use address_space::format_bytes;
 use lift_plan::Source;
-use machine_facts::POOLS;
+use machine_facts::{POOLS, pool_directory};
 
 /// Pages that overcommit may give, where nothing tells how many are needed.
 const SOME_PAGES: u64 = 64;
 
 fn directory(pool: &PoolFacts) -> String {
-    format!("{POOLS}/hugepages-{}kB", pool.size.kib())
+    pool_directory(pool.size, None)
 }
 
 /// Bytes that a pool can give at most.
@@ -87,9 +87,7 @@ pub fn nodes(facts: &Facts) -> Vec<Outcome> {
 fn wrong_node(pool: &PoolFacts, allowed: &[u32], node: u32, free: u64) -> Vec<Outcome> {
     let own = allowed.first().copied().unwrap_or_default();
     let nodes: Vec<String> = allowed.iter().map(ToString::to_string).collect();
-    let file = |node: u32| {
-        format!("/sys/devices/system/node/node{node}/hugepages/hugepages-{}kB/nr_hugepages", pool.size.kib())
-    };
+    let file = |node: u32| format!("{}/nr_hugepages", pool_directory(pool.size, Some(node)));
     found(
         Severity::Problem,
         format!("the pool of {} pages is on the wrong node", pool.size),
@@ -98,6 +96,21 @@ fn wrong_node(pool: &PoolFacts, allowed: &[u32], node: u32, free: u64) -> Vec<Ou
         "a mapping succeeds by the sum of all nodes, and the program is killed by SIGBUS when it touches the page",
         Some(Fix::write(free, file(own)).with_note(format!("and back from the other: echo 0 > {}", file(node)))),
     )
+}
+
+/// Every pool, with its pages on each node.
+pub fn sizes(facts: &Facts) -> Vec<Outcome> {
+    facts.pools.iter().map(|pool| Outcome::fine(described(pool))).collect()
+}
+
+fn described(pool: &PoolFacts) -> String {
+    let beyond = match pool.overcommit {
+        0 => String::new(),
+        pages => format!(", and {pages} more by overcommit"),
+    };
+    let nodes: Vec<String> = pool.nodes.iter().map(|(node, free)| format!("node {node}: {free} free")).collect();
+    let nodes = if nodes.is_empty() || pool.total == 0 { String::new() } else { format!(" ({})", nodes.join(", ")) };
+    format!("pool of {} pages: {} pages{nodes}{beyond}", pool.size, pool.total)
 }
 
 /// Whether the pool can serve the program.

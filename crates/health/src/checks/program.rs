@@ -1,10 +1,11 @@
 //! The program's own shape, and what keeps its memory off huge pages.
 
 use super::{fine, found};
-use crate::facts::Facts;
-use crate::finding::{Fix, Outcome, Severity, quoted};
+use crate::facts::{Facts, ProgramFacts};
+use crate::finding::{Fix, Outcome, Severity};
 use address_space::format_bytes;
 use heap_choice::Family;
+use process_view::quoted;
 
 /// The first glibc 2.N with the tunable `glibc.elf.thp`.
 const ELF_THP: u32 = 44;
@@ -55,27 +56,39 @@ pub fn refused(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
+/// The glibc 2.N that loads the program, where it knows `glibc.elf.thp`.
+fn with_elf_thp(program: &ProgramFacts) -> Option<u32> {
+    match &program.allocator {
+        Some((Family::Glibc { minor: Some(minor) }, _)) if program.is_static == Some(false) => {
+            Some(*minor).filter(|minor| *minor >= ELF_THP)
+        }
+        _ => None,
+    }
+}
+
+fn sets_elf_thp(program: &ProgramFacts) -> bool {
+    program.environment.iter().any(|text| text.contains("glibc.elf.thp=1"))
+}
+
+/// The command that has glibc put the program's code on huge pages, where it can and is not told to yet.
+pub(crate) fn by_glibc(program: &ProgramFacts) -> Option<String> {
+    with_elf_thp(program).filter(|_| !sets_elf_thp(program))?;
+    let command: Vec<String> = program.command.iter().map(|word| quoted(word)).collect();
+    Some(format!("GLIBC_TUNABLES=glibc.elf.thp=1 {}", command.join(" ")))
+}
+
 /// glibc's own way.
 pub fn elf_thp(facts: &Facts) -> Vec<Outcome> {
     let Some(program) = facts.program.as_ref().filter(|program| program.code.0 > 0) else { return Vec::new() };
-    let minor = match &program.allocator {
-        Some((Family::Glibc { minor: Some(minor) }, _)) if program.is_static == Some(false) => *minor,
-        _ => return Vec::new(),
-    };
-    if minor < ELF_THP {
-        return Vec::new();
-    }
-    if program.environment.iter().any(|text| text.contains("glibc.elf.thp=1")) {
-        return fine("glibc.elf.thp=1 is set");
-    }
-    let command: Vec<String> = program.command.iter().map(|word| quoted(word)).collect();
+    let Some(minor) = with_elf_thp(program) else { return Vec::new() };
+    let Some(command) = by_glibc(program) else { return fine("glibc.elf.thp=1 is set") };
     found(
         Severity::Note,
         "glibc can align and advise the program's code by itself",
         format!("glibc 2.{minor}, without glibc.elf.thp=1 in GLIBC_TUNABLES"),
         "glibc.elf.thp=1, where the file lies in huge folios",
         "shared objects get huge pages from the page cache at every plain start, without any tool",
-        Some(Fix::user(format!("GLIBC_TUNABLES=glibc.elf.thp=1 {}", command.join(" ")))),
+        Some(Fix::user(command)),
     )
 }
 

@@ -9,7 +9,7 @@ use crate::facts::{Facts, Known, ProgramFacts};
 use crate::finding::{Fix, Outcome, Severity};
 use address_space::{PageSize, byte_count, format_bytes};
 use heap_choice::Family;
-use machine_facts::POOLS;
+use machine_facts::pool_directory;
 
 /// Huge pages' worth of memory on base pages that is worth a word.
 const MANY_PAGES: u64 = 32;
@@ -23,7 +23,7 @@ fn command_has(program: &ProgramFacts, words: &[&str]) -> bool {
 fn fill_pool(facts: &Facts, size: PageSize, pages: u64) -> Fix {
     let pool = facts.pools.iter().find(|pool| pool.size == size);
     let (total, available) = pool.map_or((0, 0), |pool| (pool.total, pool.available));
-    Fix::write(total + pages.saturating_sub(available), format!("{POOLS}/hugepages-{}kB/nr_hugepages", size.kib()))
+    Fix::write(total + pages.saturating_sub(available), format!("{}/nr_hugepages", pool_directory(size, None)))
 }
 
 /// Private anonymous memory of a program that runs: the heap, in most.
@@ -98,8 +98,7 @@ pub fn java(facts: &Facts) -> Vec<Outcome> {
     if command_has(program, &["-XX:+UseLargePages"]) {
         return java_on_pool(facts, program);
     }
-    let command: Vec<String> = program.command.iter().map(|word| crate::finding::quoted(word)).collect();
-    let (first, rest) = command.split_first().map_or(("java", &[][..]), |(first, rest)| (first.as_str(), rest));
+    let Some(command) = by_java(program) else { return Vec::new() };
     found(
         Severity::Advice,
         "Java's heap is on base pages",
@@ -107,10 +106,19 @@ pub fn java(facts: &Facts) -> Vec<Outcome> {
         "one of them",
         "the JVM maps its heap by itself: its own flag serves it from the start, better than anything from outside",
         Some(
-            Fix::user(format!("{first} -XX:+UseTransparentHugePages {}", rest.join(" ")).trim_end().to_owned())
-                .with_note("with -XX:+AlwaysPreTouch the huge pages are there before the first request"),
+            Fix::user(command).with_note("with -XX:+AlwaysPreTouch the huge pages are there before the first request"),
         ),
     )
+}
+
+/// The command that has Java ask for huge pages, where it is not told to yet.
+pub(crate) fn by_java(program: &ProgramFacts) -> Option<String> {
+    if program.known != Known::Java || command_has(program, &["-XX:+UseTransparentHugePages", "-XX:+UseLargePages"]) {
+        return None;
+    }
+    let command: Vec<String> = program.command.iter().map(|word| process_view::quoted(word)).collect();
+    let (first, rest) = command.split_first().map_or(("java", &[][..]), |(first, rest)| (first.as_str(), rest));
+    Some(format!("{first} -XX:+UseTransparentHugePages {}", rest.join(" ")).trim_end().to_owned())
 }
 
 fn java_on_pool(facts: &Facts, program: &ProgramFacts) -> Vec<Outcome> {

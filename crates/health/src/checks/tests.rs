@@ -3,8 +3,8 @@
 use super::*;
 use crate::examine;
 use crate::facts::{
-    Attempt, Feature, HostFacts, HugetlbCgroup, Known, Measured, MeasuringFacts, MemoryFacts, PermissionFacts,
-    PoolFacts, ProgramFacts, RunningFacts, SwitchedOff, ThpFacts,
+    Attempt, DamonReclaim, Feature, HostFacts, HugetlbCgroup, Known, Measured, MeasuringFacts, MemoryFacts,
+    PermissionFacts, PoolFacts, ProgramFacts, RunningFacts, SwitchedOff, ThpFacts,
 };
 use crate::finding::Finding;
 use address_space::PageSize;
@@ -68,6 +68,7 @@ fn healthy() -> Facts {
             numa_balancing: Some(0),
             ksm: Some(0),
             proactiveness: Some(20),
+            damon: Vec::new(),
         },
         permission: PermissionFacts {
             ptrace_scope: Some(1),
@@ -84,7 +85,12 @@ fn healthy() -> Facts {
             virtual_machine: Some(true),
             nx_huge_pages: Some("N".into()),
             itlb_multihit: Some("Not affected".into()),
-            measured: Some(Measured { splintered: Some(false), reach: Some(8 * MIB), translation: None }),
+            measured: Some(Measured {
+                splintered: Some(false),
+                reach: Some(8 * MIB),
+                code_reach: Some(8 * MIB),
+                translation: None,
+            }),
             entries: None,
         },
         measuring: MeasuringFacts { paranoid: Some(2), tracepoints: true },
@@ -263,7 +269,8 @@ fn pages_of_the_pool() {
 #[test]
 fn permissions() {
     use Severity::{Advice, Note, Problem};
-    finds("ptrace", Problem, ["kernel.yama.ptrace_scope = 3", "reboot"], |f| f.permission.ptrace_scope = Some(3));
+    let later = "echo kernel.yama.ptrace_scope = 1 > /etc/sysctl.d/zz-pagelift.conf then reboot";
+    finds("ptrace", Problem, ["kernel.yama.ptrace_scope = 3", later], |f| f.permission.ptrace_scope = Some(3));
     finds("ptrace", Problem, ["Operation not permitted", "SYS_PTRACE"], |f| refuse(f, Feature::Trace, EPERM));
     finds("ptrace", Problem, ["only root", "sysctl kernel.yama.ptrace_scope=1"], |f| {
         (f.is_root, f.permission.ptrace_scope) = (false, Some(2));
@@ -297,6 +304,13 @@ fn memory() {
     assert_eq!(found_with(|f| f.memory.nodes = vec![(0, 8 * MIB, 0)], "fragmentation"), [], "short is not in pieces");
     finds("min-free", Advice, ["8192", "sysctl vm.min_free_kbytes=67584"], |f| f.memory.min_free_kib = Some(8192));
     finds("swap", Advice, ["5.0 MiB", "vm.swappiness"], |f| running_of(f).swapped = 5 * MIB);
+    let scheme = |spares_mapped| DamonReclaim { place: "kdamonds/0".into(), spares_mapped };
+    finds("damon", Note, ["kdamonds/0: pageout of pages that nobody maps", "cache keep --lock"], |f| {
+        f.memory.damon = vec![scheme(true)];
+    });
+    finds("damon", Note, ["pageout of idle pages", "cache.conf"], |f| {
+        f.memory.damon = vec![scheme(true), scheme(false)]
+    });
     finds("ksm", Note, ["run = 1", "echo 2 > /sys/kernel/mm/ksm/run"], |f| f.memory.ksm = Some(1));
     finds("ksm", Advice, ["1.0 MiB of it merged", "echo 2"], |f| running_of(f).merged = MIB);
     finds("numa-balancing", Note, ["on 2 nodes", "kernel.numa_balancing=0"], |f| {
@@ -470,6 +484,7 @@ fn what_was_seen_in_use_outweighs_what_is_resident() {
             last,
             last_within: 0.527,
             entries: Some(512),
+            is_measured: false,
         };
         running_of(&mut facts).used = vec![used];
         let estimate = examine(&facts).verdict.estimates.remove(0);
@@ -482,6 +497,19 @@ fn what_was_seen_in_use_outweighs_what_is_resident() {
         "{based_on}"
     );
     assert!(of_code(InUse::Exceeds, None).0.starts_with("0 to 10 %"));
+    let mut facts = healthy();
+    running_of(&mut facts).used = vec![PartVerdict {
+        part: Part::Code,
+        verdict: InUse::Exceeds,
+        first: 354,
+        first_within: 0.024,
+        last: 3_590,
+        last_within: 0.527,
+        entries: Some(1_536),
+        is_measured: true,
+    }];
+    let based_on = &examine(&facts).verdict.estimates[0].based_on;
+    assert!(based_on.contains("beside 1536 pages that the TLB was measured to hold"), "{based_on}");
     // Without a known TLB what is resident is compared, with what CPUID tells of the entries if it does.
     assert!(of_code(InUse::Unknown, Some((512, 2048))).1.contains("2.0 MiB (from CPUID)"));
 }
@@ -501,6 +529,55 @@ fn where_nothing_can_be_lifted_no_gain_is_promised() {
     assert_eq!(without(&done).0, "server already has its code on huge pages");
     let script = |program: &mut ProgramFacts| (program.running, program.interpreter) = (None, Some("env".to_owned()));
     assert!(without(&script).0.contains("a script that env runs"));
-    let java = |program: &mut ProgramFacts| (program.running, program.known) = (None, Known::Java);
+    let java = |program: &mut ProgramFacts| {
+        (program.running, program.known) = (None, Known::Java);
+        program.environment = vec!["JAVA_TOOL_OPTIONS=-XX:+UseLargePages".to_owned()];
+    };
     assert_eq!(without(&java).1, "pagelift run --via preload -- /usr/sbin/server '--name=a b'");
+}
+
+#[test]
+fn the_program_s_own_way_is_recommended_where_it_suffices() {
+    let of = |change: &dyn Fn(&mut ProgramFacts)| {
+        let mut facts = healthy();
+        let program = program_of(&mut facts);
+        program.running = None;
+        program.allocator = Some((Family::Glibc { minor: Some(44) }, "glibc 2.44".into()));
+        program.lifts = vec![(Source::File, 20 * MIB)];
+        change(program);
+        let verdict = examine(&facts).verdict;
+        (verdict.run.unwrap_or_default(), verdict.measure.unwrap_or_default())
+    };
+    let native = "GLIBC_TUNABLES=glibc.elf.thp=1 /usr/sbin/server '--name=a b'";
+    let (run, measure) = of(&|_| {});
+    assert_eq!(run, native);
+    assert!(measure.starts_with("pagelift bench --against 'env GLIBC_TUNABLES=glibc.elf.thp=1 "), "{measure}");
+    let by_pagelift = "pagelift run -- /usr/sbin/server '--name=a b'";
+    assert_eq!(of(&|program| program.lifts.push((Source::Thp, MIB))).0, by_pagelift, "more than the page cache holds");
+    let older = |program: &mut ProgramFacts| {
+        program.allocator = Some((Family::Glibc { minor: Some(43) }, "glibc 2.43".into()));
+    };
+    assert_eq!(of(&older).0, by_pagelift);
+    assert_eq!(of(&|program| program.environment = vec!["glibc.elf.thp=1".to_owned()]).0, by_pagelift, "it is set");
+    let java = of(&|program| program.known = Known::Java);
+    assert_eq!(java.0, "/usr/sbin/server -XX:+UseTransparentHugePages '--name=a b'");
+}
+
+#[test]
+fn modes_and_pools_are_listed_by_size_and_node() {
+    let mut facts = healthy();
+    let nodes = vec![(0, 60), (1, 4)];
+    facts.pools[0].nodes = nodes;
+    facts.permission.allowed_nodes = Some(vec![0, 1]);
+    let gigantic = PoolFacts { size: size(1 << 30), total: 0, available: 0, overcommit: 2, nodes: vec![(0, 0)] };
+    facts.pools.push(gigantic);
+    let fine: Vec<String> = examine(&facts).fine.iter().map(|fine| format!("{fine:?}")).collect();
+    let all = fine.join("\n");
+    for part in [
+        "2 MiB: madvise (in general madvise; 64 KiB never, 2 MiB inherit)",
+        "pool of 2 MiB pages: 64 pages (node 0: 60 free, node 1: 4 free)",
+        "pool of 1 GiB pages: 0 pages, and 2 more by overcommit",
+    ] {
+        assert!(all.contains(part), "{part} in {all}");
+    }
 }

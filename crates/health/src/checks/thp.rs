@@ -2,8 +2,9 @@
 
 use super::{fine, found};
 use crate::facts::{Facts, SwitchedOff};
-use crate::finding::{Fix, Outcome, Severity, quoted};
+use crate::finding::{Fix, Outcome, Severity};
 use machine_facts::THP;
+use process_view::quoted;
 
 /// Entries of a page table that khugepaged may find empty and still collapse, above which memory grows without bound.
 const MANY_EMPTY: f64 = 0.9;
@@ -24,9 +25,9 @@ pub fn mode(facts: &Facts) -> Vec<Outcome> {
     };
     let Some(mode) = facts.thp_mode() else { return vec![Outcome::for_root("the mode of transparent huge pages")] };
     if mode != "never" {
-        return fine(format!("transparent huge pages of {size}: {mode}"));
+        return fine(format!("transparent huge pages of {size}: {mode}{}", by_size(facts)));
     }
-    let own = format!("{THP}/hugepages-{}kB/enabled", size.kib());
+    let own = format!("{THP}/{}/enabled", size.directory());
     let general_is_off = facts.thp.general.as_deref() == Some("never");
     let file = if general_is_off { format!("{THP}/enabled") } else { own };
     let lasting = match general_is_off {
@@ -36,11 +37,21 @@ pub fn mode(facts: &Facts) -> Vec<Outcome> {
     found(
         Severity::Problem,
         "transparent huge pages are switched off",
-        format!("never in {file}"),
+        format!("never in {file}{}", by_size(facts)),
         "madvise or always",
         "no data, bss or heap gets a huge page, and code only from the page cache, an image or the pool",
         Some(Fix::write("madvise", &file).with_note(lasting)),
     )
+}
+
+/// The mode of each size that has one of its own (Linux 6.8).
+fn by_size(facts: &Facts) -> String {
+    let sizes: Vec<String> = facts.thp.sizes.iter().map(|(size, mode)| format!("{size} {mode}")).collect();
+    match (&facts.thp.general, sizes.is_empty()) {
+        (_, true) => String::new(),
+        (Some(general), false) => format!(" (in general {general}; {})", sizes.join(", ")),
+        (None, false) => format!(" ({})", sizes.join(", ")),
+    }
 }
 
 /// `PR_SET_THP_DISABLE`, by the process or an ancestor.

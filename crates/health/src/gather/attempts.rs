@@ -11,7 +11,8 @@ use perf_event::Builder;
 use perf_event::events::{Event, Hardware, Software};
 use std::io;
 use std::time::Duration;
-use tlb_probe::{Backing, Options, Probe};
+use tlb_probe::{Options, Probe};
+use working_set::{HeldPages, Reach};
 
 /// How long the probe takes, and how much memory it visits: enough to tell a split huge page from a whole one.
 const PROBE_TIME: Duration = Duration::from_secs(3);
@@ -23,6 +24,14 @@ pub struct Tried {
     pub(super) thp_setting: Option<ThpSetting>,
     pub(super) tracepoints: bool,
     pub(super) measured: Option<Measured>,
+    held: HeldPages,
+}
+
+impl Tried {
+    /// The reach of this machine's TLBs: as measured, else as CPUID tells.
+    pub fn reach(&self) -> Reach {
+        Reach::of_this_cpu().with_measured(self.held)
+    }
 }
 
 /// Tries all features; with `measures` the host is measured too, which takes some seconds.
@@ -53,7 +62,9 @@ pub fn try_features(measures: bool) -> Tried {
     ];
     attempts.extend(on_child(off, collapse));
     let tracepoints = linux::tracefs::text_below("events/raw_syscalls/sys_enter/id").is_ok();
-    Tried { attempts, thp_setting, tracepoints, measured: measures.then(measure) }
+    let probe = measures.then(measure);
+    let held = probe.as_ref().map(held).unwrap_or_default();
+    Tried { attempts, thp_setting, tracepoints, measured: probe.as_ref().map(measured), held }
 }
 
 fn on_child(off: bool, in_this_process: Attempt) -> Vec<(Feature, Attempt)> {
@@ -82,19 +93,23 @@ fn count(event: impl Event) -> Attempt {
     attempt(Builder::new(event).build())
 }
 
-fn measure() -> Measured {
+fn measure() -> Probe {
     let available = machine_facts::machine_facts(std::process::id() as i32).memory_available;
     let options =
         Options { time: PROBE_TIME, memory: PROBE_MEMORY.min(available / 4).next_multiple_of(base_page().bytes()) };
-    measured(&tlb_probe::probe(&options))
+    tlb_probe::probe(&options)
+}
+
+fn held(probe: &Probe) -> HeldPages {
+    HeldPages { code: probe.code.pages_held(), data: probe.data.pages_held() }
 }
 
 fn measured(probe: &Probe) -> Measured {
-    let base = probe.data.series.iter().find(|series| series.backing == Backing::Base);
     let verdict = probe.verdict.as_ref();
     Measured {
         splintered: verdict.map(|verdict| verdict.splintered && verdict.virtual_machine != Some(false)),
-        reach: base.and_then(|series| series.levels.second_reach),
+        reach: probe.data.reach(),
+        code_reach: probe.code.reach(),
         translation: verdict.map(|verdict| (verdict.data.footprint, verdict.data.base, verdict.data.huge)),
     }
 }

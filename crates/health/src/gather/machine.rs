@@ -1,26 +1,20 @@
 //! The machine, from its files in /proc and /sys.
 
-use crate::facts::{HostFacts, Measured, MeasuringFacts, MemoryFacts, PoolFacts, ThpFacts};
+use crate::facts::{DamonReclaim, HostFacts, Measured, MeasuringFacts, MemoryFacts, PoolFacts, ThpFacts};
 use address_space::PageSize;
-use machine_facts::{Files, POOLS, THP, pools_at};
+use machine_facts::{Files, POOLS, THP, chosen_word, meminfo_bytes, node_numbers, pool_directory, pools_at};
 use std::collections::BTreeMap;
 use working_set::{Holds, PageClass, Reach};
 
-const NODES: &str = "/sys/devices/system/node";
-
-/// The word in brackets, or the only one.
-fn chosen(text: &str) -> Option<String> {
-    let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(word, _)| word);
-    inside.or_else(|| (text.split_whitespace().count() == 1).then_some(text.trim())).map(str::to_owned)
-}
+const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
+const DAMON_MODULE: &str = "/sys/module/damon_reclaim/parameters";
+/// Most kdamonds, contexts of one and schemes of one that are read.
+const MOST_OF_DAMON: usize = 16;
 
 /// Transparent huge pages, without any process's own setting.
 pub fn thp(files: &impl Files, size: Option<PageSize>) -> ThpFacts {
-    let word = |file: &str| chosen(&files.text(&format!("{THP}/{file}"))?);
-    let own = |name: &String| {
-        let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-        Some((PageSize::new(kib.checked_mul(1024)?).ok()?, word(&format!("{name}/enabled"))?))
-    };
+    let word = |file: &str| chosen_word(&files.text(&format!("{THP}/{file}"))?).map(str::to_owned);
+    let own = |name: &String| Some((PageSize::of_directory(name)?, word(&format!("{name}/enabled"))?));
     let mut sizes: Vec<_> = files.names_in(THP).iter().filter_map(own).collect();
     sizes.sort_by_key(|(size, _)| *size);
     ThpFacts {
@@ -35,54 +29,68 @@ pub fn thp(files: &impl Files, size: Option<PageSize>) -> ThpFacts {
 
 /// The pools, with the free pages of each node.
 pub fn pools(files: &impl Files) -> Vec<PoolFacts> {
-    let online = online(files);
+    let online = node_numbers(files);
     let of_pool = |pool: &lift_plan::HugePool| {
-        let name = format!("hugepages-{}kB", pool.size.kib());
-        let free =
-            |node: &u32| Some((*node, files.number(&format!("{NODES}/node{node}/hugepages/{name}/free_hugepages"))?));
+        let number = |node, file: &str| files.number(&format!("{}/{file}", pool_directory(pool.size, node)));
+        let free = |&node: &u32| Some((node, number(Some(node), "free_hugepages")?));
         PoolFacts {
             size: pool.size,
             total: pool.total,
             available: pool.available,
-            overcommit: files.number(&format!("{POOLS}/{name}/nr_overcommit_hugepages")).unwrap_or(0),
+            overcommit: number(None, "nr_overcommit_hugepages").unwrap_or(0),
             nodes: online.iter().filter_map(free).collect(),
         }
     };
     pools_at(files, POOLS).iter().map(of_pool).collect()
 }
 
-fn online(files: &impl Files) -> Vec<u32> {
-    numbers(&files.text(&format!("{NODES}/online")).unwrap_or_default())
-}
-
-/// The numbers of a list such as `0-1,4` (cpuset(7), "List format"), 1,024 at most, as many as a kernel has nodes.
-pub fn numbers(list: &str) -> Vec<u32> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some((first.trim().parse::<u32>().ok()?, last.trim().parse::<u32>().ok()?))
-    };
-    list.trim().split(',').filter_map(range).flat_map(|(first, last)| first..=last).take(1024).collect()
-}
-
 /// Memory.
 pub fn memory(files: &impl Files, base: PageSize, huge: Option<PageSize>) -> MemoryFacts {
     let buddies = files.text("/proc/buddyinfo").unwrap_or_default();
     let meminfo = files.text("/proc/meminfo").unwrap_or_default();
-    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
     MemoryFacts {
         nodes: huge.map(|huge| free_blocks(&buddies, base, huge)).unwrap_or_default(),
-        online: online(files),
+        online: node_numbers(files),
         zones: buddies.lines().count() as u64,
         min_free_kib: files.number("/proc/sys/vm/min_free_kbytes"),
-        total: total.and_then(|kib| kib.trim().parse::<u64>().ok()?.checked_mul(1024)),
+        total: meminfo_bytes(&meminfo, "MemTotal"),
         numa_balancing: files.number("/proc/sys/kernel/numa_balancing"),
         ksm: files.number("/sys/kernel/mm/ksm/run"),
         proactiveness: files.number("/proc/sys/vm/compaction_proactiveness"),
+        damon: damon(files),
     }
 }
 
-/// Of each node its number, free bytes, and bytes of these in blocks of a huge page or larger; nothing where the kernel
-/// counts no blocks of that size. A line is `Node 0, zone Normal` with a count for each power of two of pages
+/// The running schemes of DAMON that page out physical memory: those of the module and those that were set up by hand.
+fn damon(files: &impl Files) -> Vec<DamonReclaim> {
+    let word = |path: &str| files.text(path).map(|text| text.trim().to_owned());
+    let is = |path: &str, value: &str| word(path).as_deref() == Some(value);
+    let numbered = |folder: &str| -> Vec<String> {
+        let names = files.names_in(folder).into_iter().filter(|name| name.parse::<u32>().is_ok());
+        names.take(MOST_OF_DAMON).map(|name| format!("{folder}/{name}")).collect()
+    };
+    let spares_mapped = |scheme: &String| {
+        ["filters", "core_filters", "ops_filters"].iter().flat_map(|kind| numbered(&format!("{scheme}/{kind}"))).any(
+            |filter| {
+                let allows = is(&format!("{filter}/allow"), "Y") == is(&format!("{filter}/matching"), "Y");
+                is(&format!("{filter}/type"), "unmapped") && allows
+            },
+        )
+    };
+    let by_hand = numbered(DAMON).into_iter().filter(|kdamond| is(&format!("{kdamond}/state"), "on"));
+    let contexts = by_hand.flat_map(|kdamond| numbered(&format!("{kdamond}/contexts")));
+    let physical = contexts.filter(|context| is(&format!("{context}/operations"), "paddr"));
+    let schemes = physical.flat_map(|context| numbered(&format!("{context}/schemes")));
+    let found = schemes.filter(|scheme| is(&format!("{scheme}/action"), "pageout"));
+    let mut found: Vec<_> = found.map(|place| DamonReclaim { spares_mapped: spares_mapped(&place), place }).collect();
+    if is(&format!("{DAMON_MODULE}/enabled"), "Y") {
+        found.push(DamonReclaim { place: DAMON_MODULE.to_owned(), spares_mapped: false });
+    }
+    found
+}
+
+/// Returns for each node its number, free bytes, and bytes of these in blocks of a huge page or larger; nothing where the
+/// kernel counts no blocks of that size. A line is `Node 0, zone Normal` with a count for each power of two of pages
 /// (`Documentation/filesystems/proc.rst`).
 fn free_blocks(buddies: &str, base: PageSize, huge: PageSize) -> Vec<(u32, u64, u64)> {
     let order = huge.log2().saturating_sub(base.log2()) as usize;
@@ -133,6 +141,31 @@ mod tests {
     }
 
     #[test]
+    fn damon_reclaims_where_a_running_scheme_pages_out_physical_memory() {
+        const SCHEME: &str = "/sys/kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/1";
+        const SOUND: [(&str, &str); 6] = [
+            ("/sys/kernel/mm/damon/admin/kdamonds/0/state", "on"),
+            ("/sys/kernel/mm/damon/admin/kdamonds/0/contexts/0/operations", "paddr"),
+            ("/sys/kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/1/action", "pageout"),
+            ("/sys/kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/1/ops_filters/0/type", "unmapped"),
+            ("/sys/kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/1/ops_filters/0/matching", "Y"),
+            ("/sys/kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/1/ops_filters/0/allow", "Y"),
+        ];
+        let with = |changes: &[(&str, &'static str)]| {
+            let changed = |path: &str| changes.iter().find(|(end, _)| path.ends_with(end)).map(|(_, text)| *text);
+            damon(&Written::of(&SOUND.map(|(path, text)| (path, changed(path).unwrap_or(text)))))
+        };
+        let found = |spares_mapped| vec![DamonReclaim { place: SCHEME.to_owned(), spares_mapped }];
+        assert_eq!((with(&[]), with(&[("allow", "N")])), (found(true), found(false)));
+        assert_eq!(with(&[("type", "anon")]), found(false));
+        for other in [("state", "off"), ("operations", "vaddr"), ("action", "stat")] {
+            assert_eq!(with(&[other]), [], "{other:?}");
+        }
+        let module = damon(&Written::of(&[("/sys/module/damon_reclaim/parameters/enabled", "Y")]));
+        assert_eq!(module, [DamonReclaim { place: DAMON_MODULE.to_owned(), spares_mapped: false }]);
+    }
+
+    #[test]
     fn free_blocks_are_counted_by_node() {
         let text = "Node 0, zone      DMA      0 1 0 0 0 0 0 0 0 1 3 \n\
                     Node 0, zone   Normal      4 0 0 0 0 0 0 0 0 0 0 \n\
@@ -141,13 +174,6 @@ mod tests {
         let large = (2 << 20) + 3 * (4 << 20);
         assert_eq!(found, [(0, large + 8192 + 4 * 4096, large), (1, (4 << 20) + 4096, 4 << 20)]);
         assert!(free_blocks(text, size(4096), size(1 << 30)).is_empty(), "blocks of that size are not counted");
-    }
-
-    #[test]
-    fn lists_are_read_and_bounded() {
-        assert_eq!(numbers("0-2,5\n"), [0, 1, 2, 5]);
-        assert_eq!(numbers(""), [0; 0]);
-        assert_eq!(numbers("0-4294967295").len(), 1024);
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! A process's settings and limits, from its files in /proc that every user may read, as far as they are.
 
-use super::machine::numbers;
 use crate::facts::PermissionFacts;
-use machine_facts::Files;
+use machine_facts::{Files, MOST_NODES, numbers_in};
 use process_view::printable;
 
 /// The kernel's default of `vm.max_map_count`.
@@ -38,7 +37,7 @@ pub fn permission(files: &impl Files, pid: i32, status: &str, mappings: Option<u
         ptrace_scope: files.number("/proc/sys/kernel/yama/ptrace_scope"),
         selinux_enforces: files.number("/sys/fs/selinux/enforce").map(|enforces| enforces == 1),
         seccomp: field(status, "Seccomp").and_then(|mode| mode.parse().ok()),
-        allowed_nodes: field(status, "Mems_allowed_list").map(numbers),
+        allowed_nodes: field(status, "Mems_allowed_list").map(|list| numbers_in(list, MOST_NODES)),
         lockable: lockable(&limits),
         locked: field_bytes(status, "VmLck").unwrap_or(0),
         most_mappings: files.number("/proc/sys/vm/max_map_count").unwrap_or(USUAL_MOST_MAPPINGS),
