@@ -1,7 +1,8 @@
 //! What happens in an experiment.
 
 use crate::{AddressMap, Lift, MemoryUse};
-use measure::toggle::{Measured, WINDOWS};
+use measure::latency::Latency;
+use measure::toggle::{Measured, WINDOWS, Window};
 use serde::{Deserialize, Serialize};
 
 /// What happened.
@@ -31,6 +32,13 @@ pub struct WalkFigures {
     /// The figures; none where nothing was counted at all.
     #[serde(default)]
     pub figures: Vec<Figure>,
+    /// The smallest share of the time that an event was counted: less than 1 where events took turns on the counters. Absent in
+    /// records of before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted_share: Option<f64>,
+    /// The kernel's part was not counted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub user_only: bool,
     /// Why nothing was counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_counted: Option<String>,
@@ -97,6 +105,26 @@ pub struct TimedBlock {
     /// Counters of the kernel for each window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<[Counters; WINDOWS]>,
+    /// What was done and used while the program was switched into an arm, for the window behind it; zeros where it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switches: Option<[Window; WINDOWS]>,
+    /// How long the requests of each window waited for their answers, where clients of Pagelift sent them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<[Latency; WINDOWS]>,
+}
+
+impl TimedBlock {
+    /// The block with its switches in the windows behind them.
+    pub(crate) fn with_switches(&self) -> Measured {
+        let mut measured = self.measured;
+        for (window, switch) in measured.windows.iter_mut().zip(self.switches.iter().flatten()) {
+            window.work += switch.work;
+            window.cpu += switch.cpu;
+            window.wall += switch.wall;
+            window.cycles += switch.cycles;
+        }
+        measured
+    }
 }
 
 /// Counters of the kernel for one window: of the process with all of its threads, or of a run with all that it waited for.

@@ -6,12 +6,16 @@
 #![forbid(unsafe_code)]
 
 mod event;
+mod latency;
 mod lift;
 mod memory;
+mod probe;
 
 pub use event::{Counters, Ended, Event, Figure, Observation, Switch, TimedBlock, WalkFigures};
+pub use latency::{ArmLatency, Latencies};
 pub use lift::{Attempt, Lift, LiftedRange, NotLifted};
 pub use memory::{AddressMap, HexAddress, HugeBytes, LeftOut, MapRange, MemoryUse};
+pub use probe::{Compared, PageCosts, Translation, compared};
 
 use measure::machine::MachineFacts;
 use measure::toggle::{Answer, Measured, Per};
@@ -62,6 +66,9 @@ pub struct Header {
     /// Page walks are to be counted by the CPU.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub counters: bool,
+    /// What address translation costs on the machine, where that was measured first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<Box<Translation>>,
     /// The words of the command line that made it, without passwords.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
@@ -90,6 +97,7 @@ impl Header {
             windows: None,
             load: None,
             counters: false,
+            probe: None,
             command: Vec::new(),
             pagelift: None,
             started: None,
@@ -214,9 +222,19 @@ impl Record {
         Ok(Self { header, events })
     }
 
-    /// The whole blocks, in their order.
+    /// The whole blocks, in their order, with their switches where these count.
     pub fn blocks(&self) -> Vec<Measured> {
-        self.timed_blocks().map(|block| block.measured).collect()
+        self.timed_blocks().map(|block| self.counted(block)).collect()
+    }
+
+    /// A block, with its switches where these count.
+    pub fn counted(&self, block: &TimedBlock) -> Measured {
+        if self.counts_switches() { block.with_switches() } else { block.measured }
+    }
+
+    /// Switches count in the windows behind them.
+    pub fn counts_switches(&self) -> bool {
+        self.header.windows.is_some_and(|windows| windows.with_switches)
     }
 
     /// The whole blocks with what was noted beside them.
@@ -237,6 +255,12 @@ impl Record {
         self.events.iter().filter_map(|event| if let Event::Observed(seen) = event { Some(&**seen) } else { None })
     }
 
+    /// Why an arm has lifted nothing when it was looked at last; absent where it has lifted, or none was said to be made.
+    pub fn lifted_nothing(&self, arm: usize) -> Option<String> {
+        let looked_at = self.observations().filter(|seen| seen.arm == Some(arm));
+        looked_at.filter_map(|seen| seen.lift.as_ref()).last()?.nothing()
+    }
+
     /// What the CPU counted in each state.
     pub fn walks(&self) -> impl Iterator<Item = &WalkFigures> {
         self.events.iter().filter_map(|event| if let Event::Walks(walks) = event { Some(&**walks) } else { None })
@@ -245,6 +269,13 @@ impl Record {
     /// What the blocks say.
     pub fn answer(&self) -> Answer {
         Answer::of(&self.blocks(), self.header.arms.len(), self.header.per, self.header.seed)
+    }
+
+    /// What the blocks say without their switches; absent where these do not count, or were not kept apart.
+    pub fn steady_answer(&self) -> Option<Answer> {
+        let is_apart = self.counts_switches() && self.timed_blocks().any(|block| block.switches.is_some());
+        let blocks = || self.timed_blocks().map(|block| block.measured).collect::<Vec<_>>();
+        is_apart.then(|| Answer::of(&blocks(), self.header.arms.len(), self.header.per, self.header.seed))
     }
 
     /// Why the experiment ended; absent where the record was cut off.
@@ -263,6 +294,9 @@ fn parse_header(line: &str) -> Result<Header, RecordError> {
     if header.arms.len() > MOST_ARMS {
         let found = format!("it has {} arms", header.arms.len());
         return Err(RecordError::new(1, found, format!("at most {MOST_ARMS}")));
+    }
+    if header.probe.as_ref().is_some_and(|probe| !probe.is_bounded()) {
+        return Err(RecordError::new(1, "its probe has more points than are ever written", "curves of bounded length"));
     }
     Ok(header)
 }

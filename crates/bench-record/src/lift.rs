@@ -93,6 +93,21 @@ impl Lift {
         serde_json::from_str::<Report>(json).map(Self::from)
     }
 
+    /// Why it has lifted nothing; absent where it has.
+    pub fn nothing(&self) -> Option<String> {
+        let with_fix = |reason: &str, fix: &Option<String>| match fix {
+            Some(fix) => format!("{reason}; fix: {fix}"),
+            None => reason.to_owned(),
+        };
+        if self.covered > 0 || (self.advised > 0 && self.unlifted.is_none()) {
+            return None;
+        }
+        let failed = self.ranges.iter().flat_map(|range| &range.failed).next();
+        let failed = failed.map(|failed| format!("{}: {}", failed.source, with_fix(&failed.reason, &failed.fix)));
+        let left = || self.not_lifted.first().map(|not| with_fix(&not.reason, &not.fix));
+        Some(self.unlifted.clone().or(failed).or_else(left).unwrap_or_else(|| "the options chose nothing".to_owned()))
+    }
+
     pub(crate) fn is_bounded(&self) -> bool {
         let is_short = |range: &LiftedRange| range.failed.len() <= MOST_ENTRIES && range.kinds.len() <= MOST_ENTRIES;
         self.ranges.len() <= MOST_ENTRIES

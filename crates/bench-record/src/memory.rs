@@ -98,7 +98,7 @@ pub struct MapRange {
     pub object: String,
     /// Bytes resident on pages of any size.
     pub resident: u64,
-    /// Of these, bytes on huge pages.
+    /// Bytes of these that are on huge pages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub huge: Vec<HugeBytes>,
 }

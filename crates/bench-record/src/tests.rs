@@ -25,12 +25,19 @@ fn header() -> Header {
 
 fn block(block: Block) -> TimedBlock {
     let rate = if block.treatment == Treatment::Control { 1.0 } else { 1.1 };
-    let windows = block.treated().map(|treated| Window { work: if treated { rate } else { 1.0 }, cpu: 1.0, wall: 2.0 });
+    let windows = block.treated().map(|treated| Window {
+        work: if treated { rate } else { 1.0 },
+        cpu: 1.0,
+        wall: 2.0,
+        cycles: 0.0,
+    });
     assert_eq!(windows.len(), WINDOWS);
     TimedBlock {
         measured: Measured { block, start: 0, windows },
         at: Some(8.0),
         counters: Some([Counters::default(); WINDOWS]),
+        switches: None,
+        latency: None,
     }
 }
 
@@ -70,6 +77,27 @@ fn what_is_written_is_read_again() {
     assert_eq!(read.ended(), Some(&Ended::TimeIsUp));
     assert!((read.answer().arms[0].ratio.unwrap().centre - 1.1).abs() < 1e-9);
     assert_eq!(read.observations().count(), 1);
+}
+
+#[test]
+fn switches_count_only_where_the_header_says_so() {
+    let mut record = Record { header: header(), events: blocks(40) };
+    for event in &mut record.events {
+        let Event::Block(block) = event else { continue };
+        let is_arm = block.measured.block.treatment != Treatment::Control;
+        // Each window in an arm has a switch of as much CPU time as itself in front of it.
+        let switch =
+            |treated| Window { work: 0.0, cpu: if treated && is_arm { 1.0 } else { 0.0 }, wall: 0.0, cycles: 0.0 };
+        block.switches = Some(block.measured.block.treated().map(switch));
+    }
+    let centre = |answer: &Answer| answer.arms[0].ratio.unwrap().centre;
+    assert!((centre(&record.answer()) - 1.1).abs() < 1e-9 && record.steady_answer().is_none());
+    record.header.windows = Some(Windows { length: 1.0, settle: 0.1, with_switches: true });
+    assert!((centre(&record.answer()) - 0.55).abs() < 1e-9);
+    let steady = record.steady_answer().unwrap();
+    assert!((centre(&steady) - 1.1).abs() < 1e-9 && steady.control == record.answer().control);
+    let text = written(&record.events);
+    assert_eq!(Record::parse(&text).unwrap().events, record.events);
 }
 
 #[test]
@@ -166,4 +194,22 @@ proptest! {
         let _ = Record::parse(&damaged).map(|record| record.answer());
         let _ = Record::parse(&OLD[..cut]).map(|record| record.answer());
     }
+}
+
+#[test]
+fn curves_of_a_probe_are_kept_compared_and_bounded() {
+    let costs = |pages: &str, points: &[(u64, f64)]| PageCosts { pages: pages.to_owned(), points: points.to_vec() };
+    let data = vec![costs("4 KiB", &[(1, 0.0), (2, 4.0), (4, 40.0)]), costs("2 MiB THP", &[(1, 0.0), (2, 1.0)])];
+    let mut header = Header::new(Design::Runs, "p".into(), vec!["a".into()], "runs".into(), Per::Second, 1);
+    header.probe = Some(Box::new(Translation { data, splintered: Some(true), ..Translation::default() }));
+    let text = serde_json::to_string(&header).unwrap() + "\n";
+    let record = Record::parse(&text).unwrap();
+    assert_eq!(record.header, header);
+    let probe = header.probe.as_mut().unwrap();
+    let wanted = Compared { footprint: 2, base: ("4 KiB", 4.0), huge: ("2 MiB THP", 1.0) };
+    assert_eq!(compared(&probe.data), [wanted]);
+    assert_eq!(compared(&probe.code), []);
+    probe.code = vec![costs("4 KiB", &[(1, 0.0); 129])];
+    let error = Record::parse(&(serde_json::to_string(&header).unwrap() + "\n")).unwrap_err();
+    assert!(error.found.contains("more points"), "{error}");
 }

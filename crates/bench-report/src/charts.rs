@@ -1,5 +1,9 @@
 //! The drawings: all pairs over time, and their distribution. No text of a record is in them.
 
+mod translation;
+
+pub(crate) use translation::translation;
+
 use crate::view::Series;
 use measure::statistics::{quantile, sorted};
 use plotters::coord::Shift;
@@ -11,13 +15,13 @@ const TEXT: RGBColor = RGBColor(0, 0, 0x10);
 const GRID: RGBColor = RGBColor(0, 0, 0x11);
 const ZERO: RGBColor = RGBColor(0, 0, 0x12);
 const BAND: RGBColor = RGBColor(0, 0, 0x13);
-/// Of the control; those of arms follow.
+/// Colour of the control; those of arms follow.
 const CONTROL: RGBColor = RGBColor(0, 0, 0x20);
 /// Number of colours of arms in the style sheet.
 pub(crate) const ARM_COLOURS: usize = 6;
-/// Of plotters, which makes letters a fifth smaller: 13 units in SVG.
+/// Size of text, in the units of plotters, which makes letters a fifth smaller: 13 units in SVG.
 const TEXT_SIZE: i32 = 16;
-/// Of each series, how far the axis goes beyond its quantiles, as a share.
+/// Length by which the axis exceeds the quantiles of each series, as a share of their distance.
 const MARGIN: f64 = 0.08;
 
 /// A drawing, and what it could not show.
@@ -36,6 +40,11 @@ pub(crate) fn colour_number(at: usize, count: usize) -> usize {
 
 fn colour(at: usize, count: usize) -> RGBColor {
     RGBColor(0, 0, CONTROL.2 + colour_number(at, count) as u8)
+}
+
+/// The colour of this number in the style sheet.
+fn colour_of(number: usize) -> RGBColor {
+    RGBColor(0, 0, CONTROL.2 + (number % (ARM_COLOURS + 1)) as u8)
 }
 
 /// The range of an axis that shows zero, the intervals, and all but the wildest values: those further from the middle half

@@ -1,7 +1,7 @@
 //! Makes text of a record fit to be shown.
 
 /// The longest text that is shown, in characters; a longer one is cut in its middle.
-const MOST: usize = 160;
+const MOST: usize = 320;
 
 /// Returns the text without what acts on its reader: control characters, and marks that hide text or change its direction.
 pub(crate) fn shown(text: &str) -> String {

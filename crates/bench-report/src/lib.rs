@@ -8,9 +8,12 @@
 mod charts;
 mod clean;
 mod html;
+mod latency;
 mod markdown;
 mod view;
 pub mod words;
+
+pub use latency::latency;
 
 use bench_record::Record;
 use view::Section;

@@ -104,7 +104,10 @@ fn of_section(section: &Section) -> String {
     rows(&mut text, ["Compared", &per, "Pairs", "Finding"], arms.chain([control]));
     text += &lifts(section);
     text += &memory(section);
-    for line in &section.walks {
+    for line in section.latency.iter().chain(&section.walks) {
+        let _ = writeln!(text, "\n- {}", plain(line));
+    }
+    for line in &section.translation {
         let _ = writeln!(text, "\n- {}", plain(line));
     }
     text += "\nMachine: ";

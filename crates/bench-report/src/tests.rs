@@ -3,8 +3,9 @@
 use super::*;
 use bench_record::{
     AddressMap, Attempt, Counters, Design, Ended, Event, Figure, Header, HexAddress, HugeBytes, Lift, LiftedRange,
-    Load, MapRange, MemoryUse, NotLifted, Observation, Switch, TimedBlock, WalkFigures,
+    Load, MapRange, MemoryUse, NotLifted, Observation, PageCosts, Switch, TimedBlock, Translation, WalkFigures,
 };
+use measure::latency::Latency;
 use measure::toggle::{Blocks, Measured, Per, Treatment, WINDOWS, Window};
 
 /// A record of a server of which the first arm gains a tenth.
@@ -25,13 +26,18 @@ fn record(arms: &[&str], blocks: usize, design: Design) -> Record {
                 work: 1000.0 * (1.0 + noise / 100.0) * if treated && gains { 1.1 } else { 1.0 },
                 cpu: 0.4,
                 wall: 0.4,
+                cycles: 0.0,
             }
         });
+        let latency =
+            |treated| Latency { requests: 100, median: 1e-4, p99: if treated && gains { 3e-4 } else { 4e-4 } };
         let counters = Counters { minor_faults: 40, major_faults: 0, user: 0.3, system: 0.1 };
         events.push(Event::Block(Box::new(TimedBlock {
             measured: Measured { block, start: 0, windows },
             at: Some(number as f64 * 2.2),
             counters: Some([counters; WINDOWS]),
+            switches: None,
+            latency: (design == Design::Servers).then(|| block.treated().map(latency)),
         })));
         events.push(Event::Switch(Switch { arm: Some(0), pause: 0.001, cpu: 0.004, covered: Some(4 << 20) }));
     }
@@ -177,10 +183,43 @@ fn what_the_cpu_counted_is_shown_and_what_it_did_not_has_its_reason() {
         html(&[source("a", counted.clone())]).contains(line)
             && markdown(&[source("a", counted.clone())]).contains(line)
     );
+    for event in &mut counted.events {
+        let Event::Walks(walks) = event else { continue };
+        let nowhere = Figure { name: "data: stalls".to_owned(), value: None, not_counted: Some("no event".to_owned()) };
+        walks.figures.extend([nowhere.clone(), Figure { name: "code: stalls".to_owned(), ..nowhere }]);
+        (walks.counted_share, walks.user_only) = (walks.arm.map(|_| 0.4), true);
+    }
+    let page = html(&[source("a", counted.clone())]);
+    assert!(page.contains("<li>not counted: data: stalls; code: stalls (no event)</li>"), "{page}");
+    assert!(
+        page.contains("counted 40 % of the time at least, and scaled") && page.contains("the kernel's part is not")
+    );
     counted.events.retain(|event| !matches!(event, Event::Walks(_)));
     let none = WalkFigures { not_counted: Some("no PMU".to_owned()), ..WalkFigures::default() };
     counted.events.push(Event::Walks(Box::new(none)));
     assert!(html(&[source("a", counted)]).contains("page walks were not counted: no PMU"));
+}
+
+#[test]
+fn the_probe_of_the_machine_is_drawn_and_said() {
+    let mut probed = record(&["thp"], 20, Design::Toggle);
+    let costs = |pages: &str, most: f64| PageCosts {
+        pages: pages.to_owned(),
+        points: (16..=28).map(|power| (1 << power, most * f64::from(power - 16) / 12.0)).collect(),
+    };
+    let sizes = vec![costs("4 KiB", 43.0), costs("2 MiB THP", 14.9)];
+    let probe = Translation { data: sizes.clone(), code: sizes, splintered: Some(true), not_measured: None };
+    probed.header.probe = Some(Box::new(probe));
+    let page = html(&[source("a", probed.clone())]);
+    let line = "256.0 MiB of data, visited at random: 43.0 ns of translation an access on 4 KiB pages, 14.9 on 2 MiB THP: 65 % less";
+    assert!(page.contains(line) && page.contains("the host backs huge pages by smaller ones"), "{page}");
+    assert_eq!(page.matches("Translation of an access by footprint").count(), 4, "for wide and narrow windows");
+    assert!(page.len() <= MOST_BYTES && markdown(&[source("a", probed.clone())]).contains("43.0 ns"));
+    let why = Translation { not_measured: Some("768 MiB are needed".to_owned()), ..Translation::default() };
+    probed.header.probe = Some(Box::new(why));
+    let page = html(&[source("a", probed)]);
+    assert!(page.contains("was not measured: 768 MiB are needed") && !page.contains("Translation of an access by"));
+    assert!(!html(&[source("a", record(&["thp"], 20, Design::Toggle))]).contains("What address translation costs"));
 }
 
 #[test]
@@ -202,7 +241,7 @@ fn a_record_without_observations_is_shown_too() {
     old.events.clear();
     let page = html(&[source("old", old.clone())]);
     assert!(page.contains("Too few blocks to say") && page.contains("No pair was measured."), "{page}");
-    assert!(markdown(&[source("old", old)]).contains("too few blocks"));
+    assert!(markdown(&[source("old", old)]).contains("too few to say"));
 }
 
 /// The whole text of a record is somebody else's.
@@ -243,8 +282,18 @@ fn hostile_text_does_nothing() {
         }
     }
     let figure = Figure { name: EVIL.to_owned(), value: Some(f64::MAX), not_counted: Some(EVIL.to_owned()) };
-    let walks = WalkFigures { arm: Some(0), cores: EVIL.to_owned(), figures: vec![figure], not_counted: None };
+    let walks = WalkFigures {
+        arm: Some(0),
+        cores: EVIL.to_owned(),
+        figures: vec![figure],
+        counted_share: Some(f64::NAN),
+        user_only: true,
+        not_counted: None,
+    };
     hostile.events.push(Event::Walks(Box::new(walks)));
+    let costs = PageCosts { pages: EVIL.to_owned(), points: vec![(0, f64::MAX), (u64::MAX, -1.0)] };
+    let why = Translation { data: vec![costs.clone(), costs], ..Translation::default() };
+    hostile.header.probe = Some(Box::new(why));
     hostile.events.push(Event::End(Ended::Failed(EVIL.to_owned())));
     let page = html(&[source(EVIL, hostile.clone()), source(EVIL, hostile.clone())]);
     assert_eq!(
@@ -376,4 +425,22 @@ fn the_policy_names_the_script_s_hash() {
     let hash = sha2::Sha256::digest(include_str!("html/zoom.js").as_bytes());
     let hash = base64::engine::general_purpose::STANDARD.encode(hash);
     assert!(html::POLICY.ends_with(&format!("; script-src 'sha256-{hash}'")), "{hash}");
+}
+
+#[test]
+fn latencies_stand_beside_those_of_plain() {
+    let servers = record(&["thp"], 40, Design::Servers);
+    let lines = latency(&servers);
+    assert_eq!(
+        lines,
+        [
+            "latency, plain: half within 100 µs, 99 % within 400 µs",
+            "latency, thp: half within 100 µs, 99 % within 300 µs: -25.0 % [-25.0, -25.0] (plain against itself +0.0 % [+0.0, +0.0])",
+        ]
+    );
+    assert!(markdown(&[source("a", servers.clone())]).contains(&lines[0]));
+    assert!(html(&[source("a", servers)]).contains("99 % within 400 µs"));
+    let few = latency(&record(&["thp"], 8, Design::Servers));
+    assert!(few[1].ends_with("too few blocks for an interval"), "{few:?}");
+    assert!(latency(&record(&["thp"], 40, Design::Toggle)).is_empty());
 }

@@ -2,9 +2,10 @@
 
 use crate::Source;
 use crate::clean::shown;
+use crate::latency::latency;
 use crate::words;
 use address_space::{PageSize, format_bytes};
-use bench_record::{AddressMap, Counters, Design, Header, Lift, MemoryUse, Observation, Record};
+use bench_record::{AddressMap, Counters, Design, Header, Lift, MemoryUse, Observation, PageCosts, Record};
 use measure::machine::MachineFacts;
 use measure::toggle::{Answer, ArmAnswer, Finding, Per, Treatment};
 
@@ -22,7 +23,7 @@ pub(crate) struct Section {
     pub control: ArmAnswer,
     pub resolution: Option<f64>,
     pub blocks: usize,
-    /// Of the arms in their order, then of the control.
+    /// Series of the arms in their order, then that of the control.
     pub series: Vec<Series>,
     pub states: Vec<State>,
     pub machine: Vec<(&'static str, String)>,
@@ -33,6 +34,20 @@ pub(crate) struct Section {
     pub notes: Vec<String>,
     /// What the CPU counted, in lines.
     pub walks: Vec<String>,
+    /// How long requests waited, in lines; none where that was not measured.
+    pub latency: Vec<String>,
+    /// What translation costs on the machine, in lines; none where it was not measured.
+    pub translation: Vec<String>,
+    /// Its curves, of loads and of code.
+    pub curves: Vec<Curves>,
+}
+
+/// What translation costs with pages of each size.
+pub(crate) struct Curves {
+    pub what: &'static str,
+    pub names: Vec<String>,
+    /// Bytes and ns.
+    pub points: Vec<Vec<(u64, f64)>>,
 }
 
 /// An arm.
@@ -124,7 +139,7 @@ impl Section {
             program: shown(&header.program),
             design: header.design,
             unit: shown(&header.unit),
-            per: words::per(header.per),
+            per: words::cost(record),
             arms,
             resolution: answer.resolution,
             blocks: record.timed_blocks().count(),
@@ -133,8 +148,11 @@ impl Section {
             machine: machine(&header.machine),
             warnings: header.machine.warnings().iter().map(|warning| shown(warning)).collect(),
             method: method(record),
-            notes: words::unusable(record, &answer).into_iter().chain(words::end(record)).map(|n| shown(&n)).collect(),
+            notes: notes(record, &answer),
             walks: words::walks(record).iter().map(|line| shown(line)).collect(),
+            latency: latency(record).iter().map(|line| shown(line)).collect(),
+            translation: words::translation(record).iter().map(|line| shown(line)).collect(),
+            curves: curves(header),
             control: answer.control,
         }
     }
@@ -151,7 +169,7 @@ impl Section {
                 self.resolution_words().map_or_else(String::new, |text| format!(" ({text})")),
                 words::interval(&arm.answer)
             ),
-            Finding::TooFew => format!("{}: too few blocks to say; fix: a longer --for", arm.name),
+            Finding::TooFew => format!("{}: {}", arm.name, arm.said),
         };
         self.arms.iter().map(of_arm).collect::<Vec<_>>().join("; ") + "."
     }
@@ -185,6 +203,12 @@ impl Section {
     }
 }
 
+fn notes(record: &Record, answer: &Answer) -> Vec<String> {
+    let lines = words::steady(record).into_iter().chain(words::cycles_per_instruction(record));
+    let notes = lines.chain(words::unusable(record, answer)).chain(words::end(record));
+    notes.map(|note| shown(&note)).collect()
+}
+
 fn arm(record: &Record, answer: &Answer, number: usize) -> Arm {
     let seen = record.observations().find(|seen| seen.arm == Some(number) && seen.lift.is_some());
     Arm {
@@ -192,7 +216,7 @@ fn arm(record: &Record, answer: &Answer, number: usize) -> Arm {
         options: record.header.options.get(number).map(|words| shown(&words.join(" "))),
         answer: answer.arms[number].clone(),
         finding: answer.finding(number),
-        said: words::finding(answer, number),
+        said: words::said(record, answer, number),
         switch: words::switch_cost(record, answer, number),
         lift: seen.and_then(|seen| seen.lift.as_ref()).map(LiftView::of),
     }
@@ -211,7 +235,7 @@ impl Series {
             if block.measured.block.treatment != treatment {
                 continue;
             }
-            if let Some(value) = block.measured.value(per).filter(|value| value.is_finite()) {
+            if let Some(value) = record.counted(block).value(per).filter(|value| value.is_finite()) {
                 points.push((at / 60.0, value.clamp(-FARTHEST, FARTHEST).exp_m1() * 100.0));
             }
             for ((window, counters), is_treated) in
@@ -352,6 +376,18 @@ fn machine(machine: &MachineFacts) -> Vec<(&'static str, String)> {
     rows
 }
 
+fn curves(header: &Header) -> Vec<Curves> {
+    let Some(probe) = &header.probe else { return Vec::new() };
+    let both = [("Loads, one in each base page", &probe.data), ("Jumps in code, one in each base page", &probe.code)];
+    let measured = both.into_iter().filter(|(_, sizes)| sizes.iter().any(|size| !size.points.is_empty()));
+    let curves = |(what, sizes): (&'static str, &Vec<PageCosts>)| Curves {
+        what,
+        names: sizes.iter().map(|size| shown(&size.pages)).collect(),
+        points: sizes.iter().map(|size| size.points.clone()).collect(),
+    };
+    measured.map(curves).collect()
+}
+
 fn method(record: &Record) -> Vec<String> {
     let header = &record.header;
     let blocks = record.timed_blocks().count();
@@ -370,6 +406,7 @@ fn method(record: &Record) -> Vec<String> {
         Per::CpuSecond if header.design == Design::Servers => "the CPU time of the server's processes",
         Per::CpuSecond => "the CPU time of the process",
         Per::Second => "time",
+        Per::Cycle => "the CPU cycles of the process",
     };
     sentences.push(format!(
         "A pair is the two treated windows of a block against its two plain ones, work divided by {cost}. Intervals hold \

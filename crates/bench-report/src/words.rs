@@ -1,8 +1,9 @@
 //! What an answer says, in words: for the terminal and for pages.
 
-use bench_record::{Ended, Record, Switch};
+use address_space::format_bytes;
+use bench_record::{Compared, Design, Ended, Figure, Record, Switch, WalkFigures, compared};
 use measure::statistics::{Estimate, median};
-use measure::toggle::{Answer, ArmAnswer, Finding, Per};
+use measure::toggle::{Answer, ArmAnswer, Finding, Measured, Per, Window};
 
 /// `+0.4`: a share of a ratio, in percent. What is far beyond any measurement is written with an exponent.
 pub fn percent(ratio: f64) -> String {
@@ -25,6 +26,7 @@ pub fn per(per: Per) -> &'static str {
     match per {
         Per::CpuSecond => "CPU second",
         Per::Second => "second",
+        Per::Cycle => "cycle",
     }
 }
 
@@ -47,8 +49,50 @@ pub fn finding(answer: &Answer, arm: usize) -> String {
         Finding::Better => format!("it pays{probability}"),
         Finding::Worse => format!("it costs{probability}"),
         Finding::NoDifference => format!("no difference that this machine can show{resolution}{probability}"),
-        Finding::TooFew => "too few blocks to say; fix: a longer --for".to_owned(),
+        Finding::TooFew => "too few to say; fix: a longer --for".to_owned(),
     }
+}
+
+/// What can be said of an arm, or that it has lifted nothing.
+pub fn said(record: &Record, answer: &Answer, arm: usize) -> String {
+    match record.lifted_nothing(arm).filter(|_| record.header.design != Design::Runs) {
+        None => finding(answer, arm),
+        Some(why) if answer.arms[arm].blocks == 0 => format!("nothing was lifted: {why}"),
+        Some(why) => format!("{}; then nothing was lifted any more: {why}", finding(answer, arm)),
+    }
+}
+
+/// What work is divided by, and whether switches count.
+pub fn cost(record: &Record) -> &'static str {
+    match (record.header.per, record.counts_switches()) {
+        (Per::CpuSecond, true) => "CPU second, switches counted",
+        (Per::Second, true) => "second, switches counted",
+        (Per::Cycle, true) => "cycle, switches counted",
+        (per_what, false) => per(per_what),
+    }
+}
+
+/// What each arm brings as long as it is not switched, a line for each; none where switches do not count anyway.
+pub fn steady(record: &Record) -> Vec<String> {
+    let Some(answer) = record.steady_answer() else { return Vec::new() };
+    let line = |(number, name): (usize, &String)| {
+        let arm = answer.arms.get(number).filter(|arm| arm.blocks > 0)?;
+        let every = time_between_switches(record, number)
+            .map_or_else(String::new, |time| format!(" that are made here every {time:.1} s"));
+        Some(format!("{name} without the switches{every}: {}; {}", interval(arm), finding(&answer, number)))
+    };
+    record.header.arms.iter().enumerate().filter_map(line).collect()
+}
+
+/// Seconds in an arm for each switch into it.
+fn time_between_switches(record: &Record, arm: usize) -> Option<f64> {
+    let blocks = || record.timed_blocks().filter(|block| block.measured.block.treatment.arm() == Some(arm));
+    let time: f64 = blocks()
+        .flat_map(|block| block.measured.windows.iter().zip(block.measured.block.treated()))
+        .filter_map(|(window, treated)| treated.then_some(window.wall))
+        .sum();
+    let switches = blocks().flat_map(|block| block.switches.iter().flatten()).filter(|switch| switch.wall > 0.0);
+    Some(time / switches.count() as f64).filter(|time| time.is_finite())
 }
 
 /// Which blocks do not count, and why; absent where all do.
@@ -94,12 +138,34 @@ pub struct SwitchCost {
 
 /// What a switch to an arm costs; absent where none was made.
 pub fn switch_cost(record: &Record, answer: &Answer, arm: usize) -> Option<SwitchCost> {
+    let steady = record.steady_answer();
+    let answer = steady.as_ref().unwrap_or(answer);
     let of_arm: Vec<&Switch> = record.switches().filter(|switch| switch.arm == Some(arm)).collect();
     let middle = |of: fn(&Switch) -> f64| median(&of_arm.iter().map(|switch| of(switch)).collect::<Vec<_>>());
     let (cpu, pause) = (middle(|switch| switch.cpu)?, middle(|switch| switch.pause)?);
     let gain = answer.arms.get(arm)?.ratio.map(|ratio| 1.0 - 1.0 / ratio.centre).filter(|gain| *gain > 0.0);
     let paid_back = gain.filter(|_| answer.finding(arm) == Finding::Better).map(|gain| cpu / gain);
     Some(SwitchCost { cpu, pause, switches: of_arm.len(), paid_back })
+}
+
+/// Cycles per instruction, plain and in each arm; absent where neither was counted.
+pub fn cycles_per_instruction(record: &Record) -> Option<String> {
+    if record.header.per != Per::Cycle {
+        return None;
+    }
+    let of = |arm: Option<usize>| {
+        let blocks = record.timed_blocks().map(|block| record.counted(block));
+        let of_block = |block: Measured| {
+            let arm_of = move |treated: bool| block.block.treatment.arm().filter(|_| treated);
+            block.windows.into_iter().zip(block.block.treated()).filter(move |(_, treated)| arm_of(*treated) == arm)
+        };
+        let sum = |sum: (f64, f64), (window, _): (Window, bool)| (sum.0 + window.cycles, sum.1 + window.work);
+        let (cycles, instructions) = blocks.flat_map(of_block).fold((0.0, 0.0), sum);
+        format!("{:.3}", cycles / instructions)
+    };
+    let arms = record.header.arms.iter().enumerate().map(|(arm, name)| format!("{name} {}", of(Some(arm))));
+    let all: Vec<String> = [format!("plain {}", of(None))].into_iter().chain(arms).collect();
+    Some(format!("cycles per instruction: {}", all.join(", ")))
 }
 
 /// What the CPU counted, plain and in each arm: a line for each figure, or the reason why there is none.
@@ -109,21 +175,80 @@ pub fn walks(record: &Record) -> Vec<String> {
         return vec![format!("page walks were not counted: {why}")];
     }
     let name = |arm: Option<usize>| arm.and_then(|arm| record.header.arms.get(arm)).map_or("plain", String::as_str);
-    let Some(first) = states.first() else { return Vec::new() };
-    let line = |at: usize, figure: &bench_record::Figure| {
-        let value = |state: &&bench_record::WalkFigures| {
-            let value = state.figures.get(at).and_then(|figure| figure.value);
-            format!(
-                "{} {}",
-                name(state.arm),
-                value.map_or_else(|| "not counted".to_owned(), |value| format!("{value:.3}"))
-            )
+    let mut names: Vec<&str> = Vec::new();
+    for figure in states.iter().flat_map(|state| &state.figures) {
+        if !names.contains(&figure.name.as_str()) {
+            names.push(&figure.name);
+        }
+    }
+    let of = |state: &WalkFigures, name: &str| state.figures.iter().find(|figure| figure.name == name).cloned();
+    let (mut lines, mut gaps) = (Vec::new(), Vec::<(String, Vec<&str>)>::new());
+    for figure in names {
+        let values: Vec<_> = states.iter().map(|state| (state.arm, of(state, figure))).collect();
+        let why = values.iter().find_map(|(_, figure)| figure.as_ref()?.not_counted.clone());
+        if values.iter().all(|(_, figure)| figure.as_ref().is_none_or(|figure| figure.value.is_none())) {
+            let why = why.unwrap_or_default();
+            match gaps.iter_mut().find(|(reason, _)| *reason == why) {
+                Some((_, figures)) => figures.push(figure),
+                None => gaps.push((why, vec![figure])),
+            }
+            continue;
+        }
+        let value = |(arm, figure): &(Option<usize>, Option<Figure>)| {
+            let value = figure.as_ref().and_then(|figure| figure.value);
+            format!("{} {}", name(*arm), value.map_or_else(|| "not counted".to_owned(), |value| format!("{value:.3}")))
         };
-        let reason = states.iter().find_map(|state| state.figures.get(at)?.not_counted.as_deref());
-        let reason = reason.map_or_else(String::new, |why| format!(" ({why})"));
-        format!("{}: {}{reason}", figure.name, states.iter().map(value).collect::<Vec<_>>().join(", "))
+        let reason = why.map_or_else(String::new, |why| format!(" ({why})"));
+        lines.push(format!("{figure}: {}{reason}", values.iter().map(value).collect::<Vec<_>>().join(", ")));
+    }
+    lines.extend(gaps.into_iter().map(|(why, figures)| format!("not counted: {} ({why})", figures.join("; "))));
+    lines.extend(notes_on_walks(&states));
+    lines
+}
+
+/// What was not counted all of the time.
+fn notes_on_walks(states: &[&WalkFigures]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if states.iter().any(|state| state.user_only) {
+        notes.push(
+            "note: the kernel's part is not counted; needed: kernel.perf_event_paranoid 1 or less, or root".to_owned(),
+        );
+    }
+    let share = states.iter().filter_map(|state| state.counted_share).fold(1.0, f64::min);
+    if share < 0.995 {
+        let percent = 100.0 * share.max(0.0);
+        notes.push(format!(
+            "note: events took turns on the counters; counted {percent:.0} % of the time at least, and scaled"
+        ));
+    }
+    notes
+}
+
+/// What address translation costs on the machine; nothing where it was not measured.
+pub fn translation(record: &Record) -> Vec<String> {
+    let Some(probe) = &record.header.probe else { return Vec::new() };
+    if let Some(why) = &probe.not_measured {
+        return vec![format!("what address translation costs was not measured: {why}")];
+    }
+    let line = |what: &str, compared: &Compared<'_>| {
+        let Compared { footprint, base: (base_pages, base), huge: (huge_pages, huge) } = *compared;
+        let (base, huge) = (base.clamp(0.0, 1e6), huge.clamp(0.0, 1e6));
+        let share = if base > 0.0 { format!(": {:.0} % less", 100.0 * (1.0 - huge / base)) } else { String::new() };
+        format!(
+            "{} of {what}, visited at random: {base:.1} ns of translation an access on {base_pages} pages, {huge:.1} on \
+             {huge_pages}{share}",
+            format_bytes(footprint)
+        )
     };
-    first.figures.iter().enumerate().map(|(at, figure)| line(at, figure)).collect()
+    let mut lines: Vec<String> = compared(&probe.data).iter().map(|compared| line("data", compared)).collect();
+    lines.extend(compared(&probe.code).iter().map(|compared| line("code", compared)));
+    if probe.splintered == Some(true) {
+        lines.push("the host backs huge pages by smaller ones: expect more on bare metal".to_owned());
+    }
+    if lines.is_empty() {
+        lines.push("no huge pages could be measured beside base pages".to_owned());
+    }
+    lines
 }
 
 /// How the experiment ended; absent where its time was up.

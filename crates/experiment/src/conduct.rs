@@ -74,7 +74,9 @@ impl<'a> Conduct<'a> {
         let answer = record.answer();
         let elapsed = self.started.elapsed().as_secs_f64() / self.limits.time.as_secs_f64();
         tell(&Progress { elapsed: elapsed.min(1.0), blocks: record.blocks().len(), answer: &answer });
-        let enough = answer.arms.iter().chain([&answer.control]).all(|arm| arm.blocks >= FEWEST);
+        let is_measured = |arm: &usize| record.lifted_nothing(*arm).is_none();
+        let arms = (0..answer.arms.len()).filter(is_measured).map(|arm| &answer.arms[arm]);
+        let enough = arms.chain([&answer.control]).all(|arm| arm.blocks >= FEWEST);
         let narrow = self.limits.resolution.zip(answer.half_width()).is_some_and(|(wanted, is)| is <= wanted);
         match (self.is_interrupted(), enough && narrow, elapsed >= 1.0) {
             (true, ..) => Some(Ended::Interrupted),

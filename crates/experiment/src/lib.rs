@@ -1,7 +1,7 @@
 //! Whether a lift pays.
 //!
 //! [`toggle`] switches one live program between plain and lifted in random blocks and reads how much work it did for how
-//! much CPU time; [`whole_runs`] runs a command plain and lifted in turn; [`servers`] starts servers side by side and loads
+//! much CPU time; [`servers::live`] starts it and its load, where it does not run yet; [`whole_runs`] runs a command plain and lifted in turn; [`servers`] starts servers side by side and loads
 //! one at a time. All compare plain with plain in the same way, and [`record`] keeps every sample, so that the answer can be
 //! made again from the file alone. What the samples say is decided in [`measure::toggle`].
 #![forbid(unsafe_code)]
@@ -11,12 +11,14 @@ mod observation;
 pub mod record;
 pub mod servers;
 pub mod toggle;
+mod tree;
 mod walks;
 pub mod whole_runs;
 pub mod work;
 
 pub use conduct::{Limits, Progress};
 pub use record::Ended;
+pub use tree::of_one_program;
 
 /// What can go wrong before the first window; later failures end the experiment and are part of its record.
 #[derive(Debug, thiserror::Error)]

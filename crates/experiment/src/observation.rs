@@ -1,5 +1,6 @@
 //! What the kernel shows of a process: its memory, its mappings, its counters.
 
+use address_space::{ProcessStat, StatCounters};
 use bench_record::{AddressMap, Counters, HexAddress, HugeBytes, MapRange, MemoryUse, Observation};
 use nix::sys::resource::Usage as ResourceUsage;
 use nix::sys::time::TimeValLike;
@@ -79,32 +80,23 @@ pub(crate) fn counters_of(pid: i32) -> Option<Counters> {
     parse_stat(&ProcessFiles::of(pid).text("stat").ok()?, ticks)
 }
 
-/// The name, in parentheses, may hold anything.
 fn parse_stat(text: &str, ticks: f64) -> Option<Counters> {
-    let (_, fields) = text.rsplit_once(')')?;
-    let fields: Vec<&str> = fields.split_whitespace().collect();
-    // The state is field 3.
-    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-    Some(Counters {
-        minor_faults: field(10)?,
-        major_faults: field(12)?,
-        user: field(14)? as f64 / ticks,
-        system: field(15)? as f64 / ticks,
-    })
+    ProcessStat::parse(text)?.counters().map(|counted| counters_of_stat(counted, ticks))
 }
 
 /// Counters of a process, and of its children that have ended and were waited for, from the text of `/proc/PID/stat`.
 pub(crate) fn counters_with_children(text: &str, ticks: f64) -> Option<(Counters, Counters)> {
-    let (_, fields) = text.rsplit_once(')')?;
-    let fields: Vec<&str> = fields.split_whitespace().collect();
-    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-    let children = Counters {
-        minor_faults: field(11)?,
-        major_faults: field(13)?,
-        user: field(16)? as f64 / ticks,
-        system: field(17)? as f64 / ticks,
-    };
-    Some((parse_stat(text, ticks)?, children))
+    let stat = ProcessStat::parse(text)?;
+    Some((counters_of_stat(stat.counters()?, ticks), counters_of_stat(stat.counters_of_children()?, ticks)))
+}
+
+fn counters_of_stat(counted: StatCounters, ticks: f64) -> Counters {
+    Counters {
+        minor_faults: counted.minor_faults,
+        major_faults: counted.major_faults,
+        user: counted.user_ticks as f64 / ticks,
+        system: counted.system_ticks as f64 / ticks,
+    }
 }
 
 /// The counters that getrusage(2) returns.

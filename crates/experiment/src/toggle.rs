@@ -4,8 +4,10 @@ use crate::ExperimentError;
 use crate::conduct::{Conduct, INTERRUPTION, Limits, Progress};
 use crate::observation::{between, counters_of, look_at};
 use crate::record::{Counters, Ended, Event, Header, Lift, Observation, Record, Recorder, Switch, TimedBlock};
-use crate::walks::{Meter, WalkTally};
+use crate::tree::{tree_of, used_by};
+use crate::walks::{self, Meter, WalkTally};
 use crate::work::Counter;
+use measure::latency::Latency;
 use measure::toggle::{Block, Blocks, Measured, Treatment, WINDOWS, Window};
 use nix::sys::time::TimeValLike;
 use nix::time::{clock_getcpuclockid, clock_gettime};
@@ -34,7 +36,7 @@ pub trait Switcher {
 pub struct Done {
     /// The longest time for which all threads stood still.
     pub pause: Duration,
-    /// Bytes on huge pages afterwards, where that is known.
+    /// Bytes on huge pages afterwards, where that is known. An arm that has none is left out.
     pub covered: Option<u64>,
     /// What the lift did, if it was one.
     pub lift: Option<Lift>,
@@ -47,13 +49,11 @@ pub struct Timing {
     pub window: Duration,
     /// What is dropped after each switch.
     pub settle: Duration,
-    /// Count switches into an arm in the window behind them.
-    pub with_switches: bool,
 }
 
 /// The program, its work, and what is done with it.
 pub struct Subject<'a> {
-    /// Its process.
+    /// Its process. What descends from it counts, too, if anything does at the beginning.
     pub pid: i32,
     /// What counts its work.
     pub work: &'a mut dyn Counter,
@@ -61,6 +61,8 @@ pub struct Subject<'a> {
     pub switcher: &'a mut dyn Switcher,
     /// How long windows are.
     pub timing: Timing,
+    /// Says what has ended without which nothing can be measured: the server, or its load.
+    pub check: &'a mut dyn FnMut() -> Result<(), String>,
 }
 
 /// Runs blocks until an end is reached, and leaves the program plain. A failure ends it, too: what was measured is kept.
@@ -77,10 +79,13 @@ pub fn run(
     let blocks = Blocks::new(header.arms.len(), header.seed);
     let recorder = Recorder::new(header, file).map_err(ExperimentError::Record)?;
     let mut tally = WalkTally::of(&recorder.record().header);
-    let meter = tally.meter(Target::Process(subject.pid));
-    let mut toggle = Toggle { subject, recorder, conduct: Conduct::start(limits), switched: None, tally, meter };
-    toggle.cpu()?;
-    let ended = toggle.look_at_all().and_then(|()| toggle.blocks(blocks, tell));
+    let tree = tree_of(subject.pid);
+    let meters = tree.iter().map(|&pid| tally.meter(Target::Process(pid))).collect();
+    let conduct = Conduct::start(limits);
+    let is_alone = tree.len() == 1;
+    let mut toggle = Toggle { subject, recorder, conduct, switched: None, tally, meters, is_alone, blocks };
+    toggle.used()?;
+    let ended = toggle.look_at_all().and_then(|()| toggle.all_blocks(tell));
     let back = toggle.plain();
     if back.is_ok() {
         toggle.look(None, None).ok();
@@ -89,6 +94,7 @@ pub fn run(
         (Err(Stop::Record(error)), _) => return Err(ExperimentError::Record(error)),
         (Err(Stop::Interrupted), Ok(())) => Ended::Interrupted,
         (Err(Stop::Failed(why)), Ok(())) => Ended::Failed(why),
+        (Err(Stop::Nothing), Ok(())) => Ended::Failed(toggle.nothing_in_any_arm()),
         (Ok(ended), Ok(())) => ended,
         (Err(Stop::Failed(first)), Err(_)) => Ended::Failed(first),
         (_, Err(Stop::Failed(why))) => Ended::Failed(format!("the program is still switched: {why}")),
@@ -105,6 +111,8 @@ pub fn run(
 enum Stop {
     Interrupted,
     Failed(String),
+    /// The arm of the block has lifted nothing, and is left out from now on; of [`Toggle::look_at_all`]: each arm has.
+    Nothing,
     Record(std::io::Error),
 }
 
@@ -121,36 +129,66 @@ struct Toggle<'s, 'l> {
     /// The arm in force.
     switched: Option<usize>,
     tally: WalkTally,
-    meter: Meter,
+    meters: Vec<Meter>,
+    /// The process had no descendants at the beginning: its own clock is read, not that of all.
+    is_alone: bool,
+    blocks: Blocks,
 }
 
 /// Counters at one moment.
 #[derive(Clone, Copy)]
 struct Reading {
     work: f64,
+    cycles: f64,
     cpu: f64,
     counters: Option<Counters>,
     at: Instant,
 }
 
 impl Reading {
-    fn window_to(&self, end: &Self) -> (Window, Option<Counters>) {
+    fn window_to(&self, end: &Self) -> Window {
         let wall = (end.at - self.at).as_secs_f64();
-        let counters = self.counters.zip(end.counters).map(|(before, after)| between(before, after));
-        (Window { work: end.work - self.work, cpu: end.cpu - self.cpu, wall }, counters)
+        Window { work: end.work - self.work, cpu: end.cpu - self.cpu, wall, cycles: end.cycles - self.cycles }
+    }
+
+    fn counters_to(&self, end: &Self) -> Option<Counters> {
+        self.counters.zip(end.counters).map(|(before, after)| between(before, after))
     }
 }
 
+/// The windows of a block, and what went on beside them.
+struct Windows {
+    windows: [Window; WINDOWS],
+    counters: [Option<Counters>; WINDOWS],
+    switches: [Window; WINDOWS],
+    latencies: [Option<Latency>; WINDOWS],
+}
+
+const NOTHING: Window = Window { work: 0.0, cpu: 0.0, wall: 0.0, cycles: 0.0 };
+
 impl Toggle<'_, '_> {
-    /// Looks at the program plain, and in each arm, once, before anything is measured: reading smaps takes time.
+    /// Looks at the program plain, and in each arm, once, before anything is measured: reading smaps takes time. An arm that
+    /// lifts nothing is left out.
     fn look_at_all(&mut self) -> Result<(), Stop> {
         self.look(None, None)?;
+        let mut is_any_left = true;
         for arm in 0..self.recorder.record().header.arms.len() {
-            let lift = self.switch(Some(arm))?;
-            self.look(Some(arm), lift)?;
+            let done = self.switch(Some(arm))?;
+            let nothing = done.covered == Some(0);
+            self.look(Some(arm), done.lift)?;
             self.plain()?;
+            if nothing {
+                is_any_left = self.blocks.leave_out(arm);
+            }
         }
-        Ok(())
+        if is_any_left { Ok(()) } else { Err(Stop::Nothing) }
+    }
+
+    fn nothing_in_any_arm(&self) -> String {
+        let record = self.recorder.record();
+        let names = record.header.arms.iter().enumerate();
+        let of_arm = |(arm, name)| Some(format!("{name}: {}", record.lifted_nothing(arm)?));
+        format!("nothing was lifted: {}", names.filter_map(of_arm).collect::<Vec<_>>().join("; "))
     }
 
     fn look(&mut self, arm: Option<usize>, lift: Option<Lift>) -> Result<(), Stop> {
@@ -163,13 +201,13 @@ impl Toggle<'_, '_> {
         self.recorder.add(Event::Observed(Box::new(seen))).map_err(Stop::Record)
     }
 
-    fn blocks(&mut self, blocks: Blocks, tell: &mut dyn FnMut(&Progress<'_>)) -> Result<Ended, Stop> {
-        for block in blocks {
-            let windows = self.windows(block)?;
-            let measured = Measured { block, start: 0, windows: windows.map(|(window, _)| window) };
-            let counters = counters_of_all(&windows.map(|(_, counters)| counters));
-            let block = TimedBlock { measured, at: Some(self.conduct.elapsed().as_secs_f64()), counters };
-            self.recorder.add(Event::Block(Box::new(block))).map_err(Stop::Record)?;
+    fn all_blocks(&mut self, tell: &mut dyn FnMut(&Progress<'_>)) -> Result<Ended, Stop> {
+        while let Some(block) = self.blocks.next() {
+            match (self.windows(block), block.treatment) {
+                (Ok(windows), _) => self.add(block, &windows)?,
+                (Err(Stop::Nothing), Treatment::Arm(arm)) if self.blocks.leave_out(arm) => continue,
+                (Err(stop), _) => return Err(stop),
+            }
             if let Some(ended) = self.conduct.after_block(self.recorder.record(), tell) {
                 return Ok(ended);
             }
@@ -177,29 +215,51 @@ impl Toggle<'_, '_> {
         Ok(Ended::TimeIsUp)
     }
 
-    fn windows(&mut self, block: Block) -> Result<[(Window, Option<Counters>); WINDOWS], Stop> {
-        let mut windows = [(Window { work: 0.0, cpu: 0.0, wall: 0.0 }, None); WINDOWS];
+    fn add(&mut self, block: Block, windows: &Windows) -> Result<(), Stop> {
+        let block = TimedBlock {
+            measured: Measured { block, start: 0, windows: windows.windows },
+            at: Some(self.conduct.elapsed().as_secs_f64()),
+            counters: counters_of_all(&windows.counters),
+            switches: Some(windows.switches).filter(|switches| switches.iter().any(|switch| *switch != NOTHING)),
+            latency: latencies_of_all(windows.latencies),
+        };
+        self.recorder.add(Event::Block(Box::new(block))).map_err(Stop::Record)
+    }
+
+    fn windows(&mut self, block: Block) -> Result<Windows, Stop> {
+        let mut all = Windows {
+            windows: [NOTHING; WINDOWS],
+            counters: [None; WINDOWS],
+            switches: [NOTHING; WINDOWS],
+            latencies: [None; WINDOWS],
+        };
         let mut treated_before = None;
-        for (window, treated) in windows.iter_mut().zip(block.treated()) {
-            let (before, mut walks) = (self.reading()?, self.meter.read());
+        for (number, treated) in block.treated().into_iter().enumerate() {
+            let arm = block.treatment.arm().filter(|_| treated);
             if treated_before != Some(treated) {
+                let before = self.reading()?;
                 self.enter(block.treatment, treated)?;
-            }
-            let counts_switch = self.subject.timing.with_switches && treated && treated_before != Some(true);
-            if treated_before != Some(treated) && !counts_switch {
+                if arm.is_some() {
+                    all.switches[number] = before.window_to(&self.reading()?);
+                }
                 self.wait(self.subject.timing.settle)?;
             }
             treated_before = Some(treated);
-            let mut start = before;
-            if !counts_switch {
-                (start, walks) = (self.reading()?, self.meter.read());
-            }
+            let (start, walks) = (self.reading()?, self.walks());
+            self.subject.work.take_times();
             self.wait(self.subject.timing.window)?;
-            *window = start.window_to(&self.reading()?);
-            let arm = block.treatment.arm().filter(|_| treated);
-            self.tally.add(arm, &walks, &self.meter.read());
+            all.latencies[number] = Latency::of(self.subject.work.take_times());
+            let end = self.reading()?;
+            (all.windows[number], all.counters[number]) = (start.window_to(&end), start.counters_to(&end));
+            for (meter, before) in self.meters.iter_mut().zip(walks) {
+                self.tally.add(arm, &before, &meter.read());
+            }
         }
-        Ok(windows)
+        Ok(all)
+    }
+
+    fn walks(&mut self) -> Vec<walks::Reading> {
+        self.meters.iter_mut().map(Meter::read).collect()
     }
 
     /// Switches to what a window needs. The control goes there and back, through the arms in turn.
@@ -208,12 +268,18 @@ impl Toggle<'_, '_> {
             (Treatment::Arm(arm), true) if self.switched == Some(arm) => Ok(()),
             (Treatment::Arm(arm), true) => {
                 self.plain()?;
-                self.switch(Some(arm)).map(drop)
+                let done = self.switch(Some(arm))?;
+                if done.covered == Some(0) {
+                    self.look(Some(arm), done.lift)?;
+                    return Err(Stop::Nothing);
+                }
+                Ok(())
             }
             (Treatment::Control, true) => {
                 self.plain()?;
-                let blocks = self.recorder.record().events.len();
-                self.switch(Some(blocks % self.recorder.record().header.arms.len()))?;
+                let arms = self.blocks.arms();
+                let turn = self.recorder.record().events.len();
+                self.switch(Some(arms[turn % arms.len()]))?;
                 self.plain()
             }
             (_, false) => self.plain(),
@@ -224,19 +290,18 @@ impl Toggle<'_, '_> {
         if self.switched.is_some() { self.switch(None).map(drop) } else { Ok(()) }
     }
 
-    /// Returns what a lift did.
-    fn switch(&mut self, arm: Option<usize>) -> Result<Option<Lift>, Stop> {
-        let before = self.cpu()?;
+    fn switch(&mut self, arm: Option<usize>) -> Result<Done, Stop> {
+        let before = self.used()?.0;
         let done = match arm {
             Some(arm) => self.subject.switcher.to(arm),
             None => self.subject.switcher.back(),
         };
-        let done = done.map_err(Stop::Failed)?;
+        let done = done.map_err(|why| (self.subject.check)().err().unwrap_or(why)).map_err(Stop::Failed)?;
         self.switched = arm;
-        let cpu = self.cpu()? - before;
+        let cpu = self.used()?.0 - before;
         let switch = Switch { arm, pause: done.pause.as_secs_f64(), cpu, covered: done.covered };
         self.recorder.add(Event::Switch(switch)).map_err(Stop::Record)?;
-        Ok(done.lift)
+        Ok(done)
     }
 
     fn wait(&self, duration: Duration) -> Result<(), Stop> {
@@ -244,23 +309,37 @@ impl Toggle<'_, '_> {
     }
 
     fn reading(&mut self) -> Result<Reading, Stop> {
+        (self.subject.check)().map_err(Stop::Failed)?;
         let work = match self.subject.work.read() {
             Ok(work) => work,
-            // A terminal interrupts a command that counts work as it is started, and this process at the same time.
-            Err(error) if self.conduct.wait(INTERRUPTION) => return Err(Stop::Failed(error.to_string())),
+            // A terminal interrupts a command that counts work as it is started, and this process at the same time. A
+            // connection breaks before the process that has ended is gone.
+            Err(error) if self.conduct.wait(INTERRUPTION) => {
+                return Err(Stop::Failed((self.subject.check)().err().unwrap_or_else(|| error.to_string())));
+            }
             Err(_) => return Err(Stop::Interrupted),
         };
-        let counters = counters_of(self.subject.pid);
-        Ok(Reading { work, cpu: self.cpu()?, counters, at: Instant::now() })
+        let (cpu, counters) = self.used()?;
+        Ok(Reading { work, cycles: self.subject.work.cycles(), cpu, counters, at: Instant::now() })
     }
 
-    /// Seconds of CPU time of all threads, those that have ended, too (clock_getcpuclockid(3)).
-    fn cpu(&self) -> Result<f64, ExperimentError> {
+    /// Seconds of CPU time, and the counters, of all threads and descendants, those that have ended, too.
+    fn used(&self) -> Result<(f64, Option<Counters>), ExperimentError> {
         let pid = self.subject.pid;
+        if !self.is_alone {
+            let used = used_by(pid).map(|(cpu, counters)| (cpu, Some(counters)));
+            return used.ok_or(ExperimentError::NoCpuTime { pid, source: nix::errno::Errno::ESRCH });
+        }
         let clock = clock_getcpuclockid(Pid::from_raw(pid)).and_then(clock_gettime);
         let time = clock.map_err(|source| ExperimentError::NoCpuTime { pid, source })?;
-        Ok(time.num_nanoseconds() as f64 / 1e9)
+        Ok((time.num_nanoseconds() as f64 / 1e9, counters_of(pid)))
     }
+}
+
+/// The latencies of a block, where all of its windows have them.
+pub(crate) fn latencies_of_all(windows: [Option<Latency>; WINDOWS]) -> Option<[Latency; WINDOWS]> {
+    let all: Vec<Latency> = windows.into_iter().flatten().collect();
+    all.try_into().ok()
 }
 
 /// The counters of a block, where all of its windows have them.
@@ -287,6 +366,11 @@ mod tests {
         ends_after: Option<u32>,
         goes_backwards: bool,
         refuses: bool,
+        /// Lifts of these arms find no pages: from the start, or from the switch of this number on.
+        nothing: Vec<(usize, u32)>,
+        /// Why what it needs has ended.
+        check: Option<String>,
+        switches: u32,
         work: f64,
     }
 
@@ -316,6 +400,12 @@ mod tests {
             }
             assert_eq!(program.state, None, "each arm is entered from plain");
             program.state = Some(arm);
+            program.switches += 1;
+            if program.nothing.iter().any(|&(of, from)| of == arm && program.switches >= from) {
+                let lift =
+                    Lift { unlifted: Some("the pool is empty; fix: reserve pages".to_owned()), ..Lift::default() };
+                return Ok(Done { covered: Some(0), lift: Some(lift), ..Done::default() });
+            }
             Ok(Done::default())
         }
 
@@ -331,8 +421,11 @@ mod tests {
         let arms = vec!["a".to_owned(), "b".to_owned()];
         let header = Header::new(Design::Toggle, "this".to_owned(), arms, "units".to_owned(), Per::Second, 1);
         let window = Duration::from_millis(2);
-        let timing = Timing { window, settle: Duration::from_millis(1), with_switches: false };
-        let subject = Subject { pid: std::process::id() as i32, work: &mut work, switcher: &mut switcher, timing };
+        let timing = Timing { window, settle: Duration::from_millis(1) };
+        let of_check = program.clone();
+        let mut check = || of_check.borrow().check.clone().map_or(Ok(()), Err);
+        let (work, switcher) = (&mut work, &mut switcher);
+        let subject = Subject { pid: std::process::id() as i32, work, switcher, timing, check: &mut check };
         let interrupted = AtomicBool::new(interrupted);
         let limits = Limits { time, resolution: None, interrupted: &interrupted };
         let record = run(subject, header, limits, None, &mut |_| {}).unwrap();
@@ -376,6 +469,50 @@ mod tests {
     fn a_switch_that_fails_ends_it_with_the_reason() {
         let (_, record) = run_with(Program { refuses: true, ..Program::default() }, Duration::from_secs(100), false);
         assert_eq!(record.ended(), Some(&Ended::Failed("no pages; fix: reserve some".to_owned())));
+    }
+
+    #[test]
+    fn an_arm_that_lifts_nothing_is_left_out_and_the_others_go_on() {
+        for from in [0, 9] {
+            let program = Program { nothing: vec![(1, from)], ..Program::default() };
+            let (program, record) = run_with(program, Duration::from_millis(400), false);
+            assert_eq!((program.borrow().state, record.ended()), (None, Some(&Ended::TimeIsUp)));
+            let answer = record.answer();
+            assert!(answer.arms[0].blocks > 3 && answer.arms[1].blocks <= from as usize, "{answer:?}");
+            assert_eq!(record.lifted_nothing(1).as_deref(), Some("the pool is empty; fix: reserve pages"));
+            assert!(record.lifted_nothing(0).is_none());
+        }
+    }
+
+    #[test]
+    fn no_arm_that_lifts_anything_ends_it() {
+        let program = Program { nothing: vec![(0, 0), (1, 0)], ..Program::default() };
+        let (_, record) = run_with(program, Duration::from_secs(100), false);
+        let Some(Ended::Failed(why)) = record.ended() else { panic!("{:?}", record.ended()) };
+        let reason = "the pool is empty; fix: reserve pages";
+        assert_eq!(why, &format!("nothing was lifted: a: {reason}; b: {reason}"));
+    }
+
+    #[test]
+    fn what_is_needed_beside_it_ends_it_with_its_own_reason() {
+        let program = Program { check: Some("the server has ended".to_owned()), ..Program::default() };
+        let (program, record) = run_with(program, Duration::from_secs(100), false);
+        assert_eq!(record.ended(), Some(&Ended::Failed("the server has ended".to_owned())));
+        assert_eq!(program.borrow().state, None);
+    }
+
+    #[test]
+    fn switches_are_kept_apart_from_the_windows() {
+        let (_, record) = run_with(Program::default(), Duration::from_millis(400), false);
+        let is_arm = |block: &&TimedBlock| block.measured.block.treatment != Treatment::Control;
+        let (arms, controls): (Vec<_>, Vec<_>) = record.timed_blocks().partition(is_arm);
+        assert!(controls.iter().all(|block| block.switches.is_none()) && !arms.is_empty());
+        for block in arms {
+            let switches = block.switches.unwrap();
+            let entered = if block.measured.block.plain_outside { vec![1] } else { vec![0, 3] };
+            let made = (0..WINDOWS).filter(|&number| switches[number].wall > 0.0).collect::<Vec<_>>();
+            assert_eq!(made, entered);
+        }
     }
 
     #[test]

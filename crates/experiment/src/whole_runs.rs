@@ -80,7 +80,7 @@ impl Runs<'_, '_, '_> {
     }
 
     fn windows(&mut self, block: Block) -> std::io::Result<Result<TimedBlock, Ended>> {
-        let mut windows = [Window { work: 0.0, cpu: 0.0, wall: 0.0 }; WINDOWS];
+        let mut windows = [Window { work: 0.0, cpu: 0.0, wall: 0.0, cycles: 0.0 }; WINDOWS];
         let mut counters = [None; WINDOWS];
         for ((window, counters), treated) in windows.iter_mut().zip(&mut counters).zip(block.treated()) {
             let arm = block.treatment.arm().filter(|_| treated);
@@ -101,7 +101,13 @@ impl Runs<'_, '_, '_> {
         }
         let at = Some(self.conduct.elapsed().as_secs_f64());
         let counters = counters_of_all(&counters);
-        Ok(Ok(TimedBlock { measured: Measured { block, start: 0, windows }, at, counters }))
+        Ok(Ok(TimedBlock {
+            measured: Measured { block, start: 0, windows },
+            at,
+            counters,
+            switches: None,
+            latency: None,
+        }))
     }
 
     /// A run that is looked at while it goes on, and that leaves a report where it is lifted. On a busy machine it may end
@@ -195,7 +201,8 @@ fn one_run(mut command: Command, conduct: &Conduct<'_>, mut looker: Option<Looke
         return Err(Ended::Failed(format!("{words}: {}", end.status)));
     }
     let counters = between(before, counters_of_children()?);
-    let window = Window { work: 1.0, cpu: counters.user + counters.system, wall: (end.at - started).as_secs_f64() };
+    let window =
+        Window { work: 1.0, cpu: counters.user + counters.system, wall: (end.at - started).as_secs_f64(), cycles: 0.0 };
     Ok(Run { window, counters, seen: looker.and_then(|looker| looker.seen_before(end.at)) })
 }
 

@@ -1,9 +1,10 @@
 //! Formats the answer of `pagelift bench`; pure.
 
-use bench_report::words::{self, SwitchCost, finding, interval, switch_cost};
+use bench_report::latency;
+use bench_report::words::{self, SwitchCost, interval, said, switch_cost};
 use experiment::record::{Design, Record};
 use experiment::{Ended, Progress};
-use measure::toggle::Answer;
+use measure::toggle::{Answer, ArmAnswer};
 use serde_json::json;
 
 /// The message beside the bar.
@@ -16,17 +17,31 @@ pub fn progress(progress: &Progress<'_>) -> String {
 pub fn answer(record: &Record) -> String {
     let answer = record.answer();
     let header = &record.header;
-    let per = words::per(header.per);
+    let per = words::cost(record);
     let mut text = format!("{}, {} blocks of four {}\n", header.program, record.blocks().len(), windows(header.design));
     for warning in header.machine.warnings() {
         text += &format!("note: {warning}\n");
     }
     for (number, (name, arm)) in header.arms.iter().zip(&answer.arms).enumerate() {
-        text += &format!("{name}: {} {} per {per}; {}\n", interval(arm), header.unit, finding(&answer, number));
+        let said = said(record, &answer, number);
+        text += &match arm {
+            ArmAnswer { ratio: Some(_), .. } => {
+                format!("{name}: {} {} per {per}; {said}\n", interval(arm), header.unit)
+            }
+            ArmAnswer { blocks: 0, .. } => format!("{name}: {said}\n"),
+            ArmAnswer { blocks, .. } => format!("{name}: {blocks} blocks of {} per {per}: {said}\n", header.unit),
+        };
     }
     text += &format!("plain against itself: {}\n", interval(&answer.control));
+    text += &words::steady(record)
+        .into_iter()
+        .chain(words::cycles_per_instruction(record))
+        .map(|line| line + "\n")
+        .collect::<String>();
     text += &words::unusable(record, &answer).map_or_else(String::new, |line| line + "\n");
     text += &switches(record, &answer);
+    text += &latency(record).into_iter().map(|line| line + "\n").collect::<String>();
+    text += &words::translation(record).into_iter().map(|line| line + "\n").collect::<String>();
     text += &words::walks(record).into_iter().map(|line| line + "\n").collect::<String>();
     text + &words::end(record).map_or_else(String::new, |line| line + "\n")
 }
@@ -67,11 +82,16 @@ pub fn failure(record: &Record) -> Option<String> {
 /// The answer with its header.
 pub fn json(record: &Record) -> anyhow::Result<String> {
     let answer = record.answer();
-    let findings: Vec<_> = (0..answer.arms.len()).map(|arm| answer.finding(arm)).collect();
+    let findings = |answer: &Answer| (0..answer.arms.len()).map(|arm| answer.finding(arm)).collect::<Vec<_>>();
+    let nothing: Vec<_> = (0..answer.arms.len()).map(|arm| record.lifted_nothing(arm)).collect();
+    let steady = record.steady_answer().map(|answer| json!({ "findings": findings(&answer), "answer": answer }));
     let value = json!({
         "header": record.header,
+        "findings": findings(&answer),
         "answer": answer,
-        "findings": findings,
+        "nothing_lifted": nothing,
+        "steady": steady,
+        "latency": record.latencies(),
         "blocks": record.blocks().len(),
         "ended": record.ended(),
     });

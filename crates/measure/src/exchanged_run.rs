@@ -19,7 +19,7 @@ struct Generation {
     number: u32,
     /// The order in which the first half starts its variants.
     order: Vec<usize>,
-    /// Of the orders of its rounds, and of their work.
+    /// Seeds of the orders of its rounds, and of their work.
     seeds: [u64; 2],
 }
 

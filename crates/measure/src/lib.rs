@@ -13,6 +13,7 @@ mod alone_run;
 pub mod burst_run;
 pub mod comparison;
 mod exchanged_run;
+pub mod latency;
 pub mod machine;
 pub mod machine_check;
 pub mod pinning;

@@ -1,6 +1,7 @@
 //! Looks at the machine before a measurement.
 
-use crate::machine::{CpuTimes, MachineFacts, PoolFacts, chosen_word, meminfo_bytes};
+use crate::machine::{CpuTimes, MachineFacts, PoolFacts};
+use machine_facts::{PoolCounts, System, THP, base_page, chosen_word, meminfo_bytes, pool_counts};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -11,10 +12,7 @@ use std::time::Duration;
 pub fn look_at_machine(watch: Duration) -> MachineFacts {
     let meminfo = read("/proc/meminfo").unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
-    let thp = |file: &str| {
-        let text = read(Path::new("/sys/kernel/mm/transparent_hugepage").join(file))?;
-        chosen_word(&text).map(str::to_owned)
-    };
+    let thp = |file: &str| chosen_word(&read(Path::new(THP).join(file))?).map(str::to_owned);
     let shares = watch_cpus(watch);
     MachineFacts {
         architecture: std::env::consts::ARCH.to_owned(),
@@ -22,11 +20,7 @@ pub fn look_at_machine(watch: Duration) -> MachineFacts {
         cpu_model: cpuinfo_value(&cpuinfo, "model name").or_else(|| cpuinfo_value(&cpuinfo, "CPU part")),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         virtual_machine: cpuinfo_value(&cpuinfo, "flags").map(|f| f.split(' ').any(|flag| flag == "hypervisor")),
-        base_page_bytes: nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
-            .ok()
-            .flatten()
-            .and_then(|size| u64::try_from(size).ok())
-            .unwrap_or_default(),
+        base_page_bytes: base_page().bytes(),
         memory_bytes: meminfo_bytes(&meminfo, "MemTotal"),
         available_bytes: meminfo_bytes(&meminfo, "MemAvailable"),
         thp_enabled: thp("enabled"),
@@ -55,19 +49,12 @@ fn watch_cpus(watch: Duration) -> Option<(f64, f64)> {
 }
 
 fn pools() -> Vec<PoolFacts> {
-    let Ok(entries) = fs::read_dir("/sys/kernel/mm/hugepages") else { return Vec::new() };
-    let mut pools: Vec<PoolFacts> = entries
-        .flatten()
-        .filter_map(|entry| {
-            let name = entry.file_name();
-            let kib: u64 = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-            let count = |file: &str| read(entry.path().join(file))?.trim().parse::<u64>().ok();
-            let free = count("free_hugepages")?.saturating_sub(count("resv_hugepages")?);
-            Some(PoolFacts { page_bytes: kib * 1024, total: count("nr_hugepages")?, free })
-        })
-        .collect();
-    pools.sort_by_key(|pool| pool.page_bytes);
-    pools
+    let facts = |pool: &PoolCounts| PoolFacts {
+        page_bytes: pool.size.bytes(),
+        total: pool.total,
+        free: pool.free.saturating_sub(pool.reserved),
+    };
+    pool_counts(&System).iter().map(facts).collect()
 }
 
 fn governors() -> Vec<String> {

@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    /// Of 1 to 10 two are cut off at each end. The winsorised values 3, 3, 3, 4, 5, 6, 7, 8, 8, 8 have the mean 5.5 and the
+    /// Two of 1 to 10 are cut off at each end. The winsorised values 3, 3, 3, 4, 5, 6, 7, 8, 8, 8 have the mean 5.5 and the
     /// squares' sum 42.5; t of five degrees is 2.571.
     #[test]
     fn the_trimmed_interval_is_that_of_tukey_and_mclaughlin() {
@@ -357,7 +357,7 @@ mod tests {
         assert!(mean == 2.5 && (half_width - 2.053_97).abs() < 1e-4, "{mean} {half_width}");
     }
 
-    /// Of values that lie evenly on both sides the interval does, too.
+    /// For values that lie evenly on both sides the interval does, too.
     #[test]
     fn the_bootstrap_leaves_as_much_out_above_as_below() {
         let mut random = Random::new(3);

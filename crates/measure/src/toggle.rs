@@ -69,6 +69,18 @@ impl Blocks {
         let treatments = (0..arms).map(Treatment::Arm).chain([Treatment::Control]).collect();
         Self { random: Random::new(seed), treatments, waiting: Vec::new() }
     }
+
+    /// The arms that have blocks, in order.
+    pub fn arms(&self) -> Vec<usize> {
+        self.treatments.iter().filter_map(|treatment| treatment.arm()).collect()
+    }
+
+    /// No blocks of this arm any more. False where no arm is left.
+    pub fn leave_out(&mut self, arm: usize) -> bool {
+        self.treatments.retain(|treatment| *treatment != Treatment::Arm(arm));
+        self.waiting.retain(|block| block.treatment != Treatment::Arm(arm));
+        self.treatments.len() > 1
+    }
 }
 
 impl Iterator for Blocks {
@@ -93,6 +105,13 @@ pub struct Window {
     pub cpu: f64,
     /// Seconds that went by.
     pub wall: f64,
+    /// CPU cycles, where work is divided by them; else 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cycles: f64,
+}
+
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 /// What work is divided by.
@@ -103,6 +122,8 @@ pub enum Per {
     CpuSecond,
     /// Time: throughput, of a program that is always busy.
     Second,
+    /// CPU cycles that a PMU counts: what is hardly changed by how fast a CPU is clocked.
+    Cycle,
 }
 
 impl Per {
@@ -110,6 +131,7 @@ impl Per {
         match self {
             Self::CpuSecond => window.cpu,
             Self::Second => window.wall,
+            Self::Cycle => window.cycles,
         }
     }
 }
@@ -140,7 +162,7 @@ impl Measured {
             let sum: f64 = of_state.map(|(window, _)| of(window)).sum();
             (sum.is_finite() && sum > 0.0).then_some(sum)
         };
-        if self.windows.iter().any(|window| window.work < 0.0 || window.cpu < 0.0) {
+        if self.windows.iter().any(|window| window.work < 0.0 || window.cpu < 0.0 || window.cycles < 0.0) {
             return None;
         }
         let rate = |treated| Some(sum(treated, &|w| w.work)? / sum(treated, &|w| per.of(w))?);
@@ -211,10 +233,11 @@ impl Answer {
     }
 
     /// What may still be claimed or missed, as a share: half of the widest arm's interval, or the resolution where that is
-    /// coarser. Absent while an arm or the control has no interval.
+    /// coarser. Absent while an arm that has blocks, or the control, has no interval.
     pub fn half_width(&self) -> Option<f64> {
         let resolution = self.resolution?;
-        let widths = self.arms.iter().map(|arm| arm.ratio.map(|ratio| (ratio.high - ratio.low) / 2.0));
+        let arms = self.arms.iter().filter(|arm| arm.blocks + arm.unusable > 0);
+        let widths = arms.map(|arm| arm.ratio.map(|ratio| (ratio.high - ratio.low) / 2.0));
         widths.collect::<Option<Vec<f64>>>()?.into_iter().reduce(f64::max).map(|width| width.max(resolution))
     }
 }
@@ -265,7 +288,7 @@ mod tests {
             let hit = if self.uniform() < 0.05 { 1.0 - 0.3 * self.uniform() } else { 1.0 };
             let noise = (self.level + self.noise * self.normal()).exp() * hit;
             let factor = if treated { self.factor } else { 1.0 };
-            Window { work: 10_000.0 * noise * factor, cpu: 0.3, wall: 0.5 }
+            Window { work: 10_000.0 * noise * factor, cpu: 0.3, wall: 0.5, cycles: 0.0 }
         }
 
         fn run(&mut self, blocks: usize, seed: u64) -> Answer {
@@ -338,6 +361,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_arm_that_is_left_out_has_no_blocks_and_no_say() {
+        let mut blocks = Blocks::new(2, 5);
+        blocks.next();
+        assert!(blocks.leave_out(1));
+        assert_eq!(blocks.arms(), [0]);
+        let rest: Vec<Block> = blocks.by_ref().take(80).collect();
+        assert!(rest.iter().all(|block| block.treatment != Treatment::Arm(1)));
+        assert!(rest.iter().any(|block| block.treatment == Treatment::Arm(0)));
+        let window = Window { work: 1.0, cpu: 1.0, wall: 1.0, cycles: 0.0 };
+        let measured: Vec<Measured> =
+            rest.into_iter().map(|block| Measured { block, start: 0, windows: [window; WINDOWS] }).collect();
+        let answer = Answer::of(&measured, 2, Per::CpuSecond, 5);
+        assert!(answer.half_width().is_some() && answer.finding(1) == Finding::TooFew, "{answer:?}");
+        assert!(!blocks.leave_out(0), "only the control is left");
+    }
+
     /// An arm whose interval is narrow while plain differs from itself is not resolved.
     #[test]
     fn the_control_s_spread_counts_for_the_resolution() {
@@ -346,7 +386,12 @@ mod tests {
             .enumerate()
             .map(|(number, block)| {
                 let noise = if block.treatment == Treatment::Control { 0.05 * (number % 7) as f64 } else { 0.0 };
-                let window = |treated| Window { work: if treated { 1.0 + noise } else { 1.0 }, cpu: 1.0, wall: 1.0 };
+                let window = |treated| Window {
+                    work: if treated { 1.0 + noise } else { 1.0 },
+                    cpu: 1.0,
+                    wall: 1.0,
+                    cycles: 0.0,
+                };
                 Measured { block, start: 0, windows: block.treated().map(window) }
             })
             .collect();
@@ -359,14 +404,14 @@ mod tests {
     #[test]
     fn steady_drift_cancels() {
         let block = Block { treatment: Treatment::Arm(0), plain_outside: true };
-        let windows = [100.0, 110.0, 120.0, 130.0].map(|work| Window { work, cpu: 1.0, wall: 1.0 });
+        let windows = [100.0, 110.0, 120.0, 130.0].map(|work| Window { work, cpu: 1.0, wall: 1.0, cycles: 0.0 });
         assert_eq!(Measured { block, start: 0, windows }.value(Per::CpuSecond), Some(0.0));
     }
 
     #[test]
     fn a_counter_that_goes_backwards_makes_its_block_unusable() {
         let block = Block { treatment: Treatment::Arm(0), plain_outside: false };
-        let mut windows = [Window { work: 100.0, cpu: 1.0, wall: 1.0 }; WINDOWS];
+        let mut windows = [Window { work: 100.0, cpu: 1.0, wall: 1.0, cycles: 0.0 }; WINDOWS];
         windows[2].work = -5.0;
         let answer = Answer::of(&[Measured { block, start: 0, windows }], 1, Per::Second, 0);
         assert_eq!((answer.arms[0].blocks, answer.arms[0].unusable), (0, 1));

@@ -26,8 +26,10 @@ pub(super) fn section(section: &Section, number: usize, is_one_of_many: bool, de
             (part("Address map", map::map(section, number, detail)))
             (part("What was lifted, and what not", tables::lifts(section, detail)))
             (part("Memory", tables::memory(section)))
+            @if !section.latency.is_empty() { (part("Latency", latency(section))) }
             (part("Counters", tables::counters(section)))
             @if section.arms.iter().any(|arm| arm.switch.is_some()) { (part("What a switch costs", tables::switches(section))) }
+            @if !section.translation.is_empty() { (part("What address translation costs here", translation(section, detail))) }
             (part("The machine", tables::machine(section)))
             (part("How it was measured", method(section)))
         }
@@ -106,6 +108,32 @@ fn distribution(section: &Section, detail: Detail) -> Markup {
             }
             p.faint { "The thick line is the centre, the bar below the axis its interval." }
         }
+    }
+}
+
+/// A drawing for loads and one for code, and what follows from them.
+fn latency(section: &Section) -> Markup {
+    html! {
+        ul { @for line in &section.latency { li { (pretty(line)) } } }
+        p.faint { "Medians over windows. Each client sends a request once it has the answer to its last one, so that fewer are sent \
+            while a server hesitates. A ratio is of the times within which 99 of 100 requests were answered." }
+    }
+}
+
+fn translation(section: &Section, detail: Detail) -> Markup {
+    html! {
+        @for curves in &section.curves {
+            p.caption { (curves.what) }
+            figure {
+                ul.legend { @for (number, name) in curves.names.iter().enumerate() {
+                    li { span class={ "key k" (number % (charts::ARM_COLOURS + 1)) } {} (name) }
+                } }
+                (both(&charts::translation(&curves.points, (1000, 240)), &charts::translation(&curves.points, (420, 240)), detail))
+            }
+        }
+        @for line in &section.translation { p { (line) } }
+        p.faint { "Measured by " code { "bench --probe" } " before the first block: what an access takes longer by translation than "
+            "as many packed closely, over the memory that it goes over at random." }
     }
 }
 

@@ -4,21 +4,24 @@
 //! Two processes of the same program differ for as long as they live, by where their pages lie, so that all servers are
 //! started several times, in another order each time, and the interval is taken over the starts.
 
+pub mod live;
 mod load;
 mod place;
 mod server;
-mod tree;
 
-pub use load::{Bursts, ClientLoad, LoadSource, Metric};
+pub use load::{Bursts, ClientLoad, LoadSource, Metric, RunningLoad};
 pub use place::{Place, words_of};
 
 use crate::ExperimentError;
 use crate::conduct::{Conduct, Limits, Progress};
 use crate::observation::{between, look_at};
-use crate::record::{Counters, Ended, Event, Header, Observation, Record, Recorder, TimedBlock};
+use crate::record::{Counters, Ended, Event, Header, Lift, Observation, Record, Recorder, TimedBlock};
+use crate::toggle::latencies_of_all;
+use crate::tree;
 use crate::walks::{Meter, WalkTally};
 use crate::whole_runs::lift_in;
 use load::{Broken, Burst, OpenLoad, end_of, last_words, run as run_shell};
+use measure::latency::Latency;
 use measure::schedule::Schedule;
 use measure::statistics::GENERATIONS_FOR_T;
 use measure::toggle::{Block, Blocks, Measured, Treatment, WINDOWS, Window};
@@ -110,6 +113,13 @@ impl Drop for Reaper {
     }
 }
 
+/// The windows of a block, and what was noted beside them.
+struct Windows {
+    windows: [Window; WINDOWS],
+    counters: [Counters; WINDOWS],
+    latencies: [Option<Latency>; WINDOWS],
+}
+
 /// The servers of one start. In order: plain, the arms, plain again.
 type Started<'a> = Vec<Loaded<'a>>;
 
@@ -170,22 +180,11 @@ impl Experiment<'_, '_> {
             fs::create_dir(&folder).map_err(|error| Broken::Failed(format!("{}: {error}", folder.display())))?;
             if let Some(command) = self.servers.prepare {
                 let place = Place { port: free_ports(1)?[0], folder: folder.clone() };
-                self.shell(&format!("--prepare for the server {name}"), &place.fill_in(command))?;
+                shell(&format!("--prepare for the server {name}"), &place.fill_in(command), &self.conduct)?;
             }
             folders.push(folder);
         }
         Ok(folders)
-    }
-
-    fn shell(&self, what: &str, command: &str) -> Result<(), Broken> {
-        let failed = |why: String| Broken::Failed(format!("{what} failed: {why}"));
-        let output = tempfile::tempfile().map_err(|error| failed(error.to_string()))?;
-        let status = run_shell(command, &output, &self.conduct)?;
-        if status.success() {
-            return Ok(());
-        }
-        let said = end_of(&output).map_err(|error| failed(error.to_string()))?;
-        Err(failed(format!("{status}; it printed last: {}", last_words(&said))))
     }
 
     /// Starts all, in a random order, and connects the load to each once it is ready.
@@ -205,10 +204,10 @@ impl Experiment<'_, '_> {
             let command = (self.servers.command)(arm, &report, &place);
             let mut server = Server::start(&names[number], command, place)?;
             let (ready, conduct) = (self.servers.ready, &self.conduct);
-            server.wait_for(conduct, &mut |place| is_ready(ready, source, place))?;
+            server.wait_for(conduct, &mut |place| is_ready(ready, Some(source), place))?;
             if let Some(command) = self.servers.fill {
-                let filled =
-                    self.shell(&format!("--fill for the server {}", server.name), &server.place.fill_in(command));
+                let what = format!("--fill for the server {}", server.name);
+                let filled = shell(&what, &server.place.fill_in(command), &self.conduct);
                 filled.map_err(|broken| server.explained(broken, &self.conduct))?;
             }
             let open = source.open(self.servers.clients, self.servers.bursts, &server.place);
@@ -229,19 +228,23 @@ impl Experiment<'_, '_> {
         self.folder.join(format!("report-{server}"))
     }
 
-    /// Looks at the plain server and at each arm's. An arm that lifted nothing is no arm.
+    /// Looks at the plain server and at each arm's. An arm that lifted nothing is left out.
     fn look(&mut self, started: &Started<'_>) -> Result<(), Broken> {
+        let mut nothing = Vec::new();
         for (number, Loaded { server, .. }) in started.iter().enumerate().take(started.len() - 1) {
-            let lift = lift_in(&self.report_of(number));
-            if let Some(lift) = lift.as_ref().filter(|lift| lift.covered == 0 && lift.advised == 0) {
-                let why = lift.unlifted.clone().or_else(|| Some(lift.not_lifted.first()?.reason.clone()));
-                let why = why.unwrap_or_else(|| "the options chose nothing".to_owned());
-                return Err(Broken::Failed(format!("nothing of the server {} was lifted: {why}", server.name)));
+            let (arm, lift) = (self.arm_of(number), lift_in(&self.report_of(number)));
+            let why = lift.as_ref().and_then(Lift::nothing);
+            let seen = look_at(server.pid());
+            if seen.is_some() || why.is_some() {
+                let at = self.conduct.elapsed().as_secs_f64();
+                let seen = Observation { arm, at, lift, ..seen.unwrap_or_default() };
+                self.recorder.add(Event::Observed(Box::new(seen))).map_err(Broken::Record)?;
             }
-            let Some(seen) = look_at(server.pid()) else { continue };
-            let at = self.conduct.elapsed().as_secs_f64();
-            let seen = Observation { arm: self.arm_of(number), at, lift, ..seen };
-            self.recorder.add(Event::Observed(Box::new(seen))).map_err(Broken::Record)?;
+            let Some((arm, why)) = arm.zip(why) else { continue };
+            nothing.push(format!("nothing of the server {} was lifted: {why}", server.name));
+            if !self.blocks.leave_out(arm) {
+                return Err(Broken::Failed(nothing.join("; ")));
+            }
         }
         Ok(())
     }
@@ -263,10 +266,16 @@ impl Experiment<'_, '_> {
         let is_last = start + 1 == self.servers.starts;
         for number in 1.. {
             let Some(block) = self.blocks.next() else { break };
-            let (windows, counters) = self.windows(block, started)?;
-            let measured = Measured { block, start, windows };
+            let done = self.windows(block, started)?;
+            let measured = Measured { block, start, windows: done.windows };
             let at = Some(self.conduct.elapsed().as_secs_f64());
-            let block = TimedBlock { measured, at, counters: Some(counters) };
+            let block = TimedBlock {
+                measured,
+                at,
+                counters: Some(done.counters),
+                switches: None,
+                latency: latencies_of_all(done.latencies),
+            };
             self.recorder.add(Event::Block(Box::new(block))).map_err(Broken::Record)?;
             let ended = self.conduct.after_block(self.recorder.record(), tell);
             match ended {
@@ -283,15 +292,11 @@ impl Experiment<'_, '_> {
         Ok(None)
     }
 
-    fn windows(
-        &mut self,
-        block: Block,
-        started: &mut Started<'_>,
-    ) -> Result<([Window; WINDOWS], [Counters; WINDOWS]), Broken> {
-        let mut windows = [Window { work: 0.0, cpu: 0.0, wall: 0.0 }; WINDOWS];
-        let mut counters = [Counters::default(); WINDOWS];
+    fn windows(&mut self, block: Block, started: &mut Started<'_>) -> Result<Windows, Broken> {
+        let mut windows = [Window { work: 0.0, cpu: 0.0, wall: 0.0, cycles: 0.0 }; WINDOWS];
+        let (mut counters, mut latencies) = ([Counters::default(); WINDOWS], [None; WINDOWS]);
         let last = started.len() - 1;
-        for ((window, counters), treated) in windows.iter_mut().zip(&mut counters).zip(block.treated()) {
+        for (number, treated) in block.treated().into_iter().enumerate() {
             let loaded = &mut started[server_of(block.treatment, treated, last)];
             let before: Vec<_> = loaded.meters.iter_mut().map(Meter::read).collect();
             let burst = burst(loaded, &self.conduct)?;
@@ -300,10 +305,11 @@ impl Experiment<'_, '_> {
                 self.tally.add(arm, &before, &meter.read());
             }
             let wall = (burst.to.at - burst.from.at).as_secs_f64();
-            *window = Window { work: burst.work, cpu: burst.to.cpu - burst.from.cpu, wall };
-            *counters = between(burst.from.counters, burst.to.counters);
+            windows[number] = Window { work: burst.work, cpu: burst.to.cpu - burst.from.cpu, wall, cycles: 0.0 };
+            counters[number] = between(burst.from.counters, burst.to.counters);
+            latencies[number] = burst.latency;
         }
-        Ok((windows, counters))
+        Ok(Windows { windows, counters, latencies })
     }
 }
 
@@ -322,7 +328,19 @@ fn server_of(treatment: Treatment, treated: bool, last: usize) -> usize {
     }
 }
 
-fn is_ready(ready: Option<&str>, load: &LoadSource, place: &Place) -> Result<(), String> {
+/// Runs a shell command of the user.
+fn shell(what: &str, command: &str, conduct: &Conduct<'_>) -> Result<(), Broken> {
+    let failed = |why: String| Broken::Failed(format!("{what} failed: {why}"));
+    let output = tempfile::tempfile().map_err(|error| failed(error.to_string()))?;
+    let status = run_shell(command, &output, &|| conduct.is_interrupted())?;
+    if status.success() {
+        return Ok(());
+    }
+    let said = end_of(&output).map_err(|error| failed(error.to_string()))?;
+    Err(failed(format!("{status}; it printed last: {}", last_words(&said))))
+}
+
+fn is_ready(ready: Option<&str>, load: Option<&LoadSource>, place: &Place) -> Result<(), String> {
     if let Some(command) = ready {
         let command = place.fill_in(command);
         // What it says on the way is of interest only where it never succeeds.
@@ -334,7 +352,7 @@ fn is_ready(ready: Option<&str>, load: &LoadSource, place: &Place) -> Result<(),
         let said = last_words(&String::from_utf8_lossy(&output.stderr));
         return Err(format!("{command}: {}; it printed last: {said}", output.status));
     }
-    load.is_ready(place).unwrap_or_else(|| {
+    load.and_then(|load| load.is_ready(place)).unwrap_or_else(|| {
         let address = (Ipv4Addr::LOCALHOST, place.port);
         TcpStream::connect(address).map(drop).map_err(|error| format!("127.0.0.1:{}: {error}", place.port))
     })

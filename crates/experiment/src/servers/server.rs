@@ -2,8 +2,8 @@
 
 use super::Place;
 use super::load::{Broken, Reading, end_of, last_words};
-use super::tree::{tree_of, used_by};
 use crate::conduct::{Conduct, INTERRUPTION};
+use crate::tree::{tree_of, used_by};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::File;

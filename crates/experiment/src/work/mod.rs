@@ -1,21 +1,26 @@
 //! What counts as work: a number that grows with each unit done.
 
 mod command;
+mod instructions;
 mod metrics;
 mod servers;
 mod switches;
 mod system_calls;
 
+use crate::tree::tree_of;
 pub use command::shell;
 pub use servers::without_password;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Where the number comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkSource {
     /// System calls of the process, else its voluntary context switches.
     Auto,
+    /// Instructions, counted with the cycles that they took by the CPU's PMU.
+    Instructions,
     /// The last number that a shell command prints.
     Command(String),
     /// A metric in Prometheus' text format: address and name.
@@ -67,6 +72,7 @@ impl FromStr for WorkSource {
         let wrong = |problem: &str| WorkError::NotUnderstood { text: text.to_owned(), problem: problem.to_owned() };
         match text.split_once("://").map(|(scheme, _)| scheme) {
             _ if text == "auto" => Ok(Self::Auto),
+            _ if text == "instructions" => Ok(Self::Instructions),
             _ if text.trim().is_empty() => {
                 Err(wrong("an empty command counts nothing; needed: auto, a command, or an address"))
             }
@@ -97,6 +103,16 @@ pub trait Counter {
     /// There is no number any more, for example because the server has ended.
     fn read(&mut self) -> Result<f64, WorkError>;
 
+    /// CPU cycles until the last reading, where they are counted with the work.
+    fn cycles(&self) -> f64 {
+        0.0
+    }
+
+    /// How long the requests since the last call waited for their answers, where these are the work; else none.
+    fn take_times(&mut self) -> Vec<Duration> {
+        Vec::new()
+    }
+
     /// What one unit is called, in the plural: `system calls`, `Questions`.
     fn unit(&self) -> String;
 
@@ -107,16 +123,20 @@ pub trait Counter {
 }
 
 impl WorkSource {
-    /// The counter, opened and read once.
+    /// The counter, opened and read once, of a process with what descends from it.
     ///
     /// # Errors
     /// [`WorkError`]
     pub fn open(&self, pid: i32) -> Result<Box<dyn Counter>, WorkError> {
         let mut counter: Box<dyn Counter> = match self {
-            Self::Auto => match system_calls::SystemCalls::of(pid) {
-                Ok(counter) => Box::new(counter),
-                Err(why) => Box::new(switches::Switches::of(pid, why.to_string())?),
-            },
+            Self::Auto => {
+                let processes = tree_of(pid);
+                match system_calls::SystemCalls::of(&processes) {
+                    Ok(counter) => Box::new(counter),
+                    Err(why) => Box::new(switches::Switches::of(processes, why.to_string())?),
+                }
+            }
+            Self::Instructions => Box::new(instructions::Instructions::of(&tree_of(pid))?),
             Self::Command(command) => Box::new(command::Printed::by(command)),
             Self::Metrics(address, name) => Box::new(metrics::Metric::at(address, name)),
             Self::MySql(address, name) => Box::new(servers::MySql::at(address, name)?),
@@ -136,6 +156,7 @@ mod tests {
     fn words_name_sources() {
         let parse = |text: &str| text.parse::<WorkSource>();
         assert_eq!(parse("auto").unwrap(), WorkSource::Auto);
+        assert_eq!(parse("instructions").unwrap(), WorkSource::Instructions);
         let metric = WorkSource::Metrics("http://localhost:9100/metrics".into(), "requests_total".into());
         assert_eq!(parse("http://localhost:9100/metrics#requests_total").unwrap(), metric);
         assert_eq!(

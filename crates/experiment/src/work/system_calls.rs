@@ -8,24 +8,32 @@ use std::fs;
 use std::io;
 
 /// One counter for each thread that there was at the beginning; the threads that these start are counted with them
-/// (`inherit_thread`, Linux 5.13), and what ended threads have done stays counted.
+/// (`inherit_thread`, Linux 5.13), of several processes the processes that these start, too. What has ended stays counted.
 pub(super) struct SystemCalls {
     events: Vec<Event>,
 }
 
 impl SystemCalls {
-    pub(super) fn of(pid: i32) -> io::Result<Self> {
+    pub(super) fn of(processes: &[i32]) -> io::Result<Self> {
         let id = linux::tracefs::text_below("events/raw_syscalls/sys_enter/id").map_err(not_shown)?;
         let id = id.trim().parse().map_err(io::Error::other)?;
         allow_descriptors();
+        let threads_only = processes.len() == 1;
         let mut events = Vec::new();
-        for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
-            let Some(thread) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            match count(id, thread) {
-                Ok(event) => events.push(event),
-                // It has ended since it was listed.
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(error) => return Err(error),
+        for (number, pid) in processes.iter().enumerate() {
+            let threads = match fs::read_dir(format!("/proc/{pid}/task")) {
+                // A descendant has ended since it was listed.
+                Err(_) if number > 0 => continue,
+                threads => threads?,
+            };
+            for entry in threads {
+                let Some(thread) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+                match count(id, thread, threads_only) {
+                    Ok(event) => events.push(event),
+                    // It has ended since it was listed.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
         if events.is_empty() { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(Self { events }) }
@@ -49,9 +57,9 @@ fn not_shown(error: io::Error) -> io::Error {
     ))
 }
 
-fn count(id: u64, thread: i32) -> io::Result<Event> {
+fn count(id: u64, thread: i32, threads_only: bool) -> io::Result<Event> {
     let mut builder = Builder::new(Tracepoint::with_id(id));
-    builder.observe_pid(thread).any_cpu().inherit(true).inherit_thread(true).include_kernel();
+    builder.observe_pid(thread).any_cpu().inherit(true).inherit_thread(threads_only).include_kernel();
     let mut event = builder.build().map_err(|error| match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => io::Error::other(
             "system calls may not be counted here (perf_event_paranoid); fix: as root, or sysctl kernel.perf_event_paranoid=-1",

@@ -1,22 +1,21 @@
 //! `pagelift bench`: does it pay?
 
+mod calm;
 mod servers;
 mod switchers;
+mod toggle;
+mod translation;
 
 use crate::answer as text;
-use anyhow::{Context, bail, ensure};
-use cli::arguments::bench::{BenchArgs, PerArg};
-use cli::arguments::policy::words;
-use cli::commands::lift_switcher::LiftSwitcher;
+use anyhow::{Context, bail};
+use cli::arguments::bench::{ArmArg, BenchArgs, PerArg};
 use cli::exit::interruptions;
-use experiment::record::{Design, Header, Record, Windows, read};
-use experiment::toggle::{Subject, Switcher, Timing};
-use experiment::work::WorkSource;
+use experiment::record::{Design, Header, Record, read};
 use experiment::{Limits, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::machine_check::look_at_machine;
 use measure::toggle::Per;
-use options::{Choice, Kind, Kinds, Pages, Policy};
+use options::{Choice, Pages, Policy};
 use servers::Arms;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -25,19 +24,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use switchers::{CommandSwitcher, Lifts};
 
 /// How long others' use of the CPUs is watched before it begins.
 const WATCH: Duration = Duration::from_millis(500);
 
 /// Measures, or reads what was measured, and prints the answer.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    calm::needs_a_start(args, args.toggle.is_some())?;
     let record = match (&args.from, args.toggle, &args.servers.server) {
         (Some(path), ..) => {
             let record = File::open(path).and_then(|file| read(&file));
             record.with_context(|| path.display().to_string())?
         }
-        (None, Some(pid), _) => toggle(args, pid)?,
+        (None, Some(pid), _) => toggle::run(args, pid)?,
         (None, None, Some(server)) => servers::run(args, server)?,
         (None, None, None) => whole_runs(args)?,
     };
@@ -47,48 +46,6 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         bail!("{why}");
     }
     Ok(())
-}
-
-fn toggle(args: &BenchArgs, pid: i32) -> anyhow::Result<Record> {
-    // From before the process is changed.
-    let interrupted = interruptions()?;
-    let source: WorkSource = args.work.parse()?;
-    ensure!(
-        Path::new(&format!("/proc/{pid}")).exists(),
-        "process {pid} is not there; `pagelift status` lists lifted ones, `ps -e` all"
-    );
-    let mut work = source.open(pid)?;
-    if let Some(note) = work.note() {
-        eprintln!("pagelift: note: {note}");
-    }
-    let program = session::program_name(pid);
-    let (names, options, mut switcher): (Vec<String>, _, Box<dyn Switcher>) = match &args.toggle_with[..] {
-        [on, off] => (vec!["switched".to_owned()], Vec::new(), Box::new(CommandSwitcher::new(on, off))),
-        _ => {
-            let arms = arms(args);
-            let names = arms.iter().map(|(name, _)| name.clone()).collect();
-            let policies: Vec<Policy> =
-                arms.into_iter().map(|(_, policy)| reversible(policy)).collect::<anyhow::Result<_>>()?;
-            (names, policies.iter().map(words).collect(), Box::new(Lifts(LiftSwitcher::new(pid, policies)?)))
-        }
-    };
-    let windows = Windows {
-        length: args.window as f64 / 1e3,
-        settle: args.settle as f64 / 1e3,
-        with_switches: args.with_switches,
-    };
-    let header = Header {
-        options,
-        windows: Some(windows),
-        ..header(args, Design::Toggle, program, names, work.unit(), Per::CpuSecond)
-    };
-    let timing = Timing {
-        window: Duration::from_millis(args.window),
-        settle: Duration::from_millis(args.settle),
-        with_switches: args.with_switches,
-    };
-    let subject = Subject { pid, work: work.as_mut(), switcher: switcher.as_mut(), timing };
-    measured(args, &interrupted, |limits, file, tell| experiment::toggle::run(subject, header, limits, file, tell))
 }
 
 fn whole_runs(args: &BenchArgs) -> anyhow::Result<Record> {
@@ -103,7 +60,7 @@ fn whole_runs(args: &BenchArgs) -> anyhow::Result<Record> {
             Some(arm) => started(&own, compared.lift(arm), &args.only, report, &compared.commands[arm]),
             None => started(&own, None, &[], None, &args.command),
         };
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).envs(compared.variables(arm));
         command
     };
     let interrupted = interruptions()?;
@@ -154,24 +111,14 @@ fn arms(args: &BenchArgs) -> Vec<(String, Policy)> {
     match &args.arms[..] {
         [] if args.policy.pages == Pages::default() => vec![("lifted".to_owned(), policy)],
         [] => vec![(word(args.policy.pages), policy)],
-        arms => arms.iter().map(|&pages| (word(pages), Policy { pages, ..policy.clone() })).collect(),
+        arms => {
+            let lifted = arms.iter().filter_map(|arm| match arm {
+                ArmArg::Lifted(pages) => Some(*pages),
+                ArmArg::Plain | ArmArg::Calm => None,
+            });
+            lifted.map(|pages| (word(pages), Policy { pages, ..policy.clone() })).collect()
+        }
     }
-}
-
-/// What can be taken back while the program runs: writable memory is collapsed in place, and stays so.
-fn reversible(policy: Policy) -> anyhow::Result<Policy> {
-    const WRITABLE: [Kind; 3] = [Kind::Data, Kind::Bss, Kind::Heap];
-    ensure!(!policy.seal, "sealed memory cannot be put back; fix: leave out --seal");
-    if policy.kinds == Kinds::ALL {
-        return Ok(Policy { kinds: Kinds::of(&[Kind::Text, Kind::Rodata]), ..policy });
-    }
-    if let Some(kind) = WRITABLE.into_iter().find(|&kind| policy.kinds.contains(kind)) {
-        bail!(
-            "{kind} stays on huge pages as long as the program runs, and cannot be compared in one process; fix: --lift \
-             text,rodata, or whole runs: pagelift bench -- CMD"
-        );
-    }
-    Ok(policy)
 }
 
 fn header(args: &BenchArgs, design: Design, program: String, arms: Vec<String>, unit: String, usual: Per) -> Header {
@@ -191,6 +138,7 @@ fn header(args: &BenchArgs, design: Design, program: String, arms: Vec<String>, 
     Header {
         machine,
         counters: args.counters,
+        probe: args.probe.then(|| Box::new(translation::measured())),
         command: std::env::args_os().skip(1).map(shown).collect(),
         pagelift: Some(env!("CARGO_PKG_VERSION").to_owned()),
         started: Some(now.as_secs()),

@@ -1,6 +1,6 @@
 //! `pagelift bench --server`: servers side by side.
 
-use super::{arms, header, measured, started};
+use super::{arms, calm, header, measured, started};
 use anyhow::{Context, ensure};
 use cli::arguments::bench::BenchArgs;
 use cli::arguments::policy::words;
@@ -17,23 +17,42 @@ pub(super) struct Arms {
     /// Options of the lift; empty where the arm has a command of its own.
     pub(super) lifts: Vec<Vec<String>>,
     pub(super) commands: Vec<Vec<String>>,
+    /// Variables of its environment.
+    variables: Vec<Vec<(String, String)>>,
 }
 
 impl Arms {
     pub(super) fn of(args: &BenchArgs, plain: &[String]) -> anyhow::Result<Self> {
         if args.against.is_empty() {
-            let (names, lifts): (Vec<_>, Vec<_>) =
+            let (mut names, mut lifts): (Vec<_>, Vec<_>) =
                 arms(args).into_iter().map(|(name, policy)| (name, words(&policy))).unzip();
+            let mut variables = vec![Vec::new(); names.len()];
+            if let Some(calm) = calm::variables(args, plain)? {
+                names.push(calm::NAME.to_owned());
+                lifts.push(Vec::new());
+                variables.push(calm);
+            }
+            ensure!(
+                !names.is_empty(),
+                "nothing to compare with plain; fix: another arm beside it, as in --arms plain,calm"
+            );
             let commands = lifts.iter().map(|_| plain.to_vec()).collect();
-            return Ok(Self { names, lifts, commands });
+            return Ok(Self { names, lifts, commands, variables });
         }
         let named = args.against.iter().enumerate().map(|(number, text)| name_and_command(number, text));
         let (names, commands): (Vec<_>, Vec<_>) = named.unzip();
         Ok(Self {
             lifts: vec![Vec::new(); names.len()],
+            variables: vec![Vec::new(); names.len()],
             names,
             commands: commands.into_iter().map(split).collect::<anyhow::Result<_>>()?,
         })
+    }
+
+    /// Variables of the environment of an arm; none of plain.
+    pub(super) fn variables(&self, arm: Option<usize>) -> impl Iterator<Item = (&str, &str)> {
+        let of_arm = arm.map(|arm| self.variables[arm].as_slice()).unwrap_or_default();
+        of_arm.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
     /// How an arm is lifted; `None` where it is another command.
@@ -43,8 +62,13 @@ impl Arms {
 
     /// What the record keeps of each.
     pub(super) fn options(&self) -> Vec<Vec<String>> {
-        let of = |(lift, command): (&Vec<String>, &Vec<String>)| if lift.is_empty() { command } else { lift }.clone();
-        self.lifts.iter().zip(&self.commands).map(of).collect()
+        let set = |(name, value): &(String, String)| format!("{name}={value}");
+        let of = |arm: usize| match (&self.lifts[arm][..], &self.variables[arm][..]) {
+            ([], []) => self.commands[arm].clone(),
+            ([], variables) => variables.iter().map(set).chain(self.commands[arm].iter().cloned()).collect(),
+            (lift, _) => lift.to_vec(),
+        };
+        (0..self.names.len()).map(of).collect()
     }
 }
 
@@ -60,6 +84,11 @@ fn split(command: &str) -> anyhow::Result<Vec<String>> {
     words_of(command).map_err(anyhow::Error::msg)
 }
 
+/// Why a server cannot be awaited.
+pub(super) fn needs_a_sign() -> &'static str {
+    "when the server is ready cannot be seen; fix: {port} in its command, or --ready 'CMD' that succeeds then"
+}
+
 pub(super) fn run(args: &BenchArgs, server: &str) -> anyhow::Result<Record> {
     let text = args.servers.load.as_deref().context("--load is missing")?;
     let load = LoadSource::parse(text, args.servers.metric.as_deref()).map_err(anyhow::Error::msg)?;
@@ -70,13 +99,16 @@ pub(super) fn run(args: &BenchArgs, server: &str) -> anyhow::Result<Record> {
         args.servers.ready.is_some()
             || matches!(load, LoadSource::Clients(_))
             || [&plain].into_iter().chain(&compared.commands).all(|words| has_port(words)),
-        "when the server is ready cannot be seen; fix: {{port}} in its command, or --ready 'CMD' that succeeds then"
+        "{}",
+        needs_a_sign()
     );
     let own = session::parts::program()?;
     let mut command = |arm: Option<usize>, report: &Path, place: &Place| {
         let lift = arm.and_then(|arm| compared.lift(arm));
         let words = place.fill_in_words(arm.map_or(&plain, |arm| &compared.commands[arm]));
-        started(&own, lift, &args.only, Some(report), &words)
+        let mut command = started(&own, lift, &args.only, Some(report), &words);
+        command.envs(compared.variables(arm));
+        command
     };
     let (window, settle) = (Duration::from_millis(args.window), Duration::from_millis(args.settle));
     let clients = matches!(load, LoadSource::Clients(_)).then_some(args.servers.clients);

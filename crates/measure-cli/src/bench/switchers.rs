@@ -1,29 +1,97 @@
 //! What switches a live program for `bench --toggle`: a lift and its way back, or the user's own commands.
 
 use cli::commands::lift_switcher::LiftSwitcher;
-use cli::text::message;
+use experiment::of_one_program;
 use experiment::record::Lift;
 use experiment::toggle::{Done, Switcher};
 use experiment::work::shell as shell_command;
+use options::Policy;
+use session::LiftReport;
 use session::running::Attached;
+use std::collections::BTreeMap;
 
-/// A lift, and the way back.
-pub(super) struct Lifts(pub(super) LiftSwitcher);
+/// Lifts of a process and of those of the same program that descend from it, and the way back.
+pub(super) struct Lifts {
+    pid: i32,
+    policies: Vec<Policy>,
+    switchers: BTreeMap<i32, LiftSwitcher>,
+}
+
+impl Lifts {
+    /// Puts the processes back to plain, where they are lifted.
+    pub(super) fn new(pid: i32, policies: Vec<Policy>) -> anyhow::Result<Self> {
+        let first = LiftSwitcher::new(pid, policies.clone())?;
+        let mut lifts = Self { pid, policies, switchers: BTreeMap::from([(pid, first)]) };
+        lifts.find().map_err(anyhow::Error::msg)?;
+        Ok(lifts)
+    }
+
+    /// Takes up processes that were started, and lets go of those that have ended.
+    fn find(&mut self) -> Result<(), String> {
+        let processes = of_one_program(self.pid);
+        self.switchers.retain(|pid, _| processes.contains(pid));
+        for pid in processes {
+            if self.switchers.contains_key(&pid) {
+                continue;
+            }
+            match LiftSwitcher::new(pid, self.policies.clone()) {
+                Ok(switcher) => drop(self.switchers.insert(pid, switcher)),
+                Err(error) if self.is_needed(pid) => return Err(format!("{error:#}")),
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A descendant may end at any time.
+    fn is_needed(&self, pid: i32) -> bool {
+        pid == self.pid || of_one_program(self.pid).contains(&pid)
+    }
+}
 
 impl Switcher for Lifts {
+    /// Some of the processes may have nothing to lift, but not all.
     fn to(&mut self, arm: usize) -> Result<Done, String> {
-        let Attached { report, pause } = self.0.lift(arm)?;
-        if report.covered_bytes == 0 {
-            return Err(format!("nothing was lifted: {}", message::line(&report)));
+        self.find()?;
+        let (mut all, mut covered) = (Done::default(), 0);
+        for pid in self.switchers.keys().copied().collect::<Vec<_>>() {
+            let Some(lifted) = self.switchers.get_mut(&pid).map(|switcher| switcher.lift(arm)) else { continue };
+            let Attached { report, pause } = match lifted {
+                Ok(lifted) => lifted,
+                Err(why) if self.is_needed(pid) => return Err(why),
+                Err(_) => continue,
+            };
+            all.pause = all.pause.max(pause.longest);
+            covered += report.lift.covered_bytes;
+            if pid == self.pid {
+                all.lift = lift_of(&report);
+            }
         }
-        let lift = serde_json::to_string(&report).and_then(|json| Lift::from_report(&json)).ok();
-        Ok(Done { pause: pause.longest, covered: Some(report.covered_bytes), lift })
+        Ok(Done { covered: Some(covered), ..all })
     }
 
     fn back(&mut self) -> Result<Done, String> {
-        let detached = self.0.back()?;
-        Ok(Done { pause: detached.pause.longest, covered: Some(0), lift: None })
+        self.find()?;
+        let mut all = Done { covered: Some(0), ..Done::default() };
+        for (pid, switcher) in &self.switchers {
+            match switcher.back() {
+                Ok(detached) => all.pause = all.pause.max(detached.pause.longest),
+                Err(why) if self.is_needed(*pid) => return Err(why),
+                Err(_) => {}
+            }
+        }
+        Ok(all)
     }
+}
+
+/// What the record keeps of it: of one that has lifted nothing the reason.
+fn lift_of(report: &LiftReport) -> Option<Lift> {
+    let json = serde_json::to_string(report).ok()?;
+    let mut lift = Lift::from_report(&json).ok()?;
+    if report.lift.covered_bytes == 0 && lift.unlifted.is_none() {
+        lift.unlifted = report.lift.main_shortfall().map(|shortfall| shortfall.reason.with_fix());
+    }
+    Some(lift)
 }
 
 /// Runs the user's commands.

@@ -7,9 +7,10 @@ use super::{Broken, Burst, Bursts, Reading};
 use crate::conduct::Conduct;
 use crate::work::without_password;
 use fastrand::Rng;
-use std::sync::Mutex;
+use measure::latency::Latency;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What clients are to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,11 +69,13 @@ impl ClientLoad {
     }
 }
 
+/// A connection with its own random numbers.
+pub(super) type Client = (Box<dyn Connection>, Rng);
+
 /// The clients of one server, connected.
 pub(in crate::servers) struct Clients {
-    /// Each with its own random numbers.
-    connections: Vec<(Box<dyn Connection>, Rng)>,
-    /// Of HTTP, whose requests are whole addresses, with port and folder.
+    connections: Vec<Client>,
+    /// What they ask for; for HTTP a whole address, with port and folder.
     request: Pattern,
     bursts: Bursts,
 }
@@ -94,6 +97,11 @@ impl Clients {
         Ok(Self { connections, request, bursts })
     }
 
+    /// The connections, and what they ask.
+    pub(super) fn into_parts(self) -> (Vec<Client>, Pattern) {
+        (self.connections, self.request)
+    }
+
     /// Asks for a while; only what is done between the two readings counts.
     pub(super) fn burst(
         &mut self,
@@ -101,36 +109,50 @@ impl Clients {
         read: &mut dyn FnMut() -> Result<Reading, Broken>,
     ) -> Result<Burst, Broken> {
         let (answers, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        // Set between the two readings.
+        let counts = AtomicBool::new(false);
+        let times: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
         let failure: Mutex<Option<String>> = Mutex::new(None);
         let burst = std::thread::scope(|scope| {
             for (connection, random) in &mut self.connections {
                 let (answers, stop, failure, request) = (&answers, &stop, &failure, &self.request);
+                let (counts, times) = (&counts, &times);
                 scope.spawn(move || {
+                    let mut own_times = Vec::new();
                     while !stop.load(Ordering::Relaxed) {
-                        if let Err(why) = connection.ask(&request.next(random)) {
-                            failure.lock().unwrap_or_else(|held| held.into_inner()).get_or_insert(why);
+                        let request = request.next(random);
+                        let asked = Instant::now();
+                        if let Err(why) = connection.ask(&request) {
+                            failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
                             stop.store(true, Ordering::Relaxed);
                             return;
                         }
                         answers.fetch_add(1, Ordering::Relaxed);
+                        if counts.load(Ordering::Relaxed) {
+                            own_times.push(asked.elapsed());
+                        }
                     }
+                    times.lock().unwrap_or_else(PoisonError::into_inner).append(&mut own_times);
                 });
             }
             let mut timed = || {
                 wait(conduct, self.bursts.settle)?;
                 // A reading begins with the CPU time, so that both are of one moment.
                 let (before, from) = (answers.load(Ordering::Relaxed), read()?);
+                counts.store(true, Ordering::Relaxed);
                 wait(conduct, self.bursts.window)?;
+                counts.store(false, Ordering::Relaxed);
                 let (after, to) = (answers.load(Ordering::Relaxed), read()?);
-                Ok(Burst { work: (after - before) as f64, from, to })
+                Ok(Burst { work: (after - before) as f64, from, to, latency: None })
             };
             let burst = timed();
             stop.store(true, Ordering::Relaxed);
             burst
         });
-        match failure.into_inner().unwrap_or_else(|held| held.into_inner()) {
+        let latency = Latency::of(times.into_inner().unwrap_or_else(PoisonError::into_inner));
+        match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(why) => Err(Broken::Failed(format!("a request failed: {why}"))),
-            None => burst,
+            None => burst.map(|burst| Burst { latency, ..burst }),
         }
     }
 }

@@ -4,16 +4,19 @@ mod clients;
 mod metric;
 mod pattern;
 mod protocols;
+mod running;
 mod tool;
 
 pub use clients::ClientLoad;
 pub use metric::Metric;
+pub use running::RunningLoad;
 pub(super) use tool::{end_of, last_words, run};
 
 use super::Place;
 use crate::conduct::Conduct;
 use crate::record::Counters;
 use clients::Clients;
+use measure::latency::Latency;
 use std::time::{Duration, Instant};
 use tool::Tool;
 
@@ -124,6 +127,8 @@ pub(super) struct Burst {
     pub(super) work: f64,
     pub(super) from: Reading,
     pub(super) to: Reading,
+    /// How long requests waited between them; absent where a command sends them.
+    pub(super) latency: Option<Latency>,
 }
 
 /// Why it cannot go on.

@@ -41,7 +41,7 @@ impl Tool<'_> {
         let output = tempfile::tempfile().map_err(|error| failed(&error.to_string()))?;
         let mut from = read()?;
         from.at = Instant::now();
-        let status = run(&command, &output, conduct)?;
+        let status = run(&command, &output, &|| conduct.is_interrupted())?;
         let to = read()?;
         let text = end_of(&output).map_err(|error| failed(&error.to_string()))?;
         if !status.success() {
@@ -49,12 +49,16 @@ impl Tool<'_> {
         }
         let seconds = (to.at - from.at).as_secs_f64();
         let work = self.metric.map_or(Ok(1.0), |metric| metric.work_in(&text, seconds)).map_err(|why| failed(&why))?;
-        Ok(Burst { work, from, to })
+        Ok(Burst { work, from, to, latency: None })
     }
 }
 
-/// Runs a shell command in a group of its own, until it ends or the experiment is interrupted.
-pub(in crate::servers) fn run(command: &str, output: &File, conduct: &Conduct<'_>) -> Result<ExitStatus, Broken> {
+/// Runs a shell command in a group of its own, until it ends or is interrupted.
+pub(in crate::servers) fn run(
+    command: &str,
+    output: &File,
+    is_interrupted: &dyn Fn() -> bool,
+) -> Result<ExitStatus, Broken> {
     let failed = |error: io::Error| Broken::Failed(format!("sh cannot be executed: {error}"));
     let (out, error) = (output.try_clone().map_err(failed)?, output.try_clone().map_err(failed)?);
     let mut shell = Command::new("sh");
@@ -71,7 +75,7 @@ pub(in crate::servers) fn run(command: &str, output: &File, conduct: &Conduct<'_
             match receiver.recv_timeout(LOOK) {
                 Ok(status) => return status.map_err(failed),
                 Err(RecvTimeoutError::Disconnected) => return Err(Broken::Interrupted),
-                Err(RecvTimeoutError::Timeout) if conduct.is_interrupted() => {
+                Err(RecvTimeoutError::Timeout) if is_interrupted() => {
                     end(group, &receiver);
                     return Err(Broken::Interrupted);
                 }

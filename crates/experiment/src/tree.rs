@@ -2,6 +2,7 @@
 
 use crate::observation::counters_with_children;
 use crate::record::Counters;
+use address_space::ProcessStat;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
@@ -19,11 +20,11 @@ const TO_END: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// A process and its descendants, as far as they can be seen; parents first.
-pub(super) fn tree_of(root: i32) -> Vec<i32> {
+pub(crate) fn tree_of(root: i32) -> Vec<i32> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        if let Some(parent) = stat_of(pid).as_deref().and_then(parent_in) {
+        if let Some(parent) = stat_of(pid).and_then(|stat| ProcessStat::parse(&stat)?.parent()) {
             children.entry(parent).or_default().push(pid);
         }
     }
@@ -37,18 +38,21 @@ pub(super) fn tree_of(root: i32) -> Vec<i32> {
     tree
 }
 
+/// A process and those of its descendants that execute the same program, as far as they can be seen; it stands first.
+pub fn of_one_program(root: i32) -> Vec<i32> {
+    let program = |pid: i32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let of_root = program(root);
+    let is_same = |pid: &i32| *pid == root || (of_root.is_some() && program(*pid) == of_root);
+    tree_of(root).into_iter().filter(is_same).collect()
+}
+
 fn stat_of(pid: i32) -> Option<String> {
     ProcessFiles::of(pid).text("stat").ok()
 }
 
-/// Field 4 of `/proc/PID/stat` (proc_pid_stat(5)). The name, in parentheses, may hold anything.
-fn parent_in(stat: &str) -> Option<i32> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-}
-
 /// Seconds of CPU time and the counters of a process and its descendants, those that have ended and were waited for, too.
 /// `None` where the process is not there. Of those that run the time is exact, of the others in the kernel's ticks.
-pub(super) fn used_by(root: i32) -> Option<(f64, Counters)> {
+pub(crate) fn used_by(root: i32) -> Option<(f64, Counters)> {
     let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten()? as f64;
     let (mut cpu, mut all) = (cpu_of(root)?, Counters::default());
     for pid in tree_of(root) {
@@ -77,7 +81,7 @@ fn cpu_of(pid: i32) -> Option<f64> {
 
 /// Kills all that descends from this process, and waits for what becomes its child that way. Only for a process that is its
 /// descendants' subreaper and waits for no child of its own any more.
-pub(super) fn end_all() {
+pub(crate) fn end_all() {
     let own = std::process::id() as i32;
     let until = Instant::now() + TO_END;
     while Instant::now() < until {
@@ -122,8 +126,24 @@ mod tests {
     }
 
     #[test]
-    fn the_parent_is_read_behind_any_name() {
-        assert_eq!(parent_in("12 (a) b) S 7 1"), Some(7));
-        assert_eq!(parent_in("12 (a"), None);
+    fn of_one_program_are_its_own_copies_alone() {
+        let script = "sleep 100 & (while :; do sleep 0.1; done) & echo $$; wait";
+        let mut shell = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let root = shell.id() as i32;
+        let all = tree_of(root);
+        // The loop is a copy of the shell, and so is each sleep until it has been executed.
+        let until = Instant::now() + TO_END;
+        let mut same = of_one_program(root);
+        while same.len() != 2 && Instant::now() < until {
+            std::thread::sleep(LOOK);
+            same = of_one_program(root);
+        }
+        for pid in tree_of(root).into_iter().rev() {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        shell.wait().unwrap();
+        assert!(same.len() == 2 && same[0] == root && all.len() >= 3, "{same:?} of {all:?}");
     }
 }

@@ -1,0 +1,25 @@
+//! What address translation costs here, for the record.
+
+use cli::commands::probe::beside;
+use experiment::record::{PageCosts, Translation};
+use tlb_probe::{Measured, Probe};
+
+/// Measures it, in this thread.
+pub(super) fn measured() -> Translation {
+    match beside() {
+        Ok(probe) => of(&probe),
+        Err(why) => Translation { not_measured: Some(why), ..Translation::default() },
+    }
+}
+
+fn of(probe: &Probe) -> Translation {
+    let sizes = |measured: &Measured| {
+        let series = measured.series.iter().map(|series| PageCosts {
+            pages: series.backing.to_string(),
+            points: series.curve.points.iter().map(|point| (point.footprint, point.translation)).collect(),
+        });
+        series.collect()
+    };
+    let splintered = probe.verdict.as_ref().map(|verdict| verdict.splintered);
+    Translation { data: sizes(&probe.data), code: sizes(&probe.code), splintered, not_measured: None }
+}

@@ -1,0 +1,109 @@
+//! How long requests wait for their answers: what a window says, and what blocks of windows say of an arm.
+//!
+//! - **Value of a block**: the logarithm of the ratio of the 99th percentiles, treated over plain, each the geometric mean of
+//!   two windows.
+//! - **Interval**: as of throughput ([`crate::toggle`]), with plain against plain as the control.
+//!
+//! Clients that send the next request once they have the answer to the last one send fewer while a server hesitates, so that
+//! long waits count less than with clients that keep their pace.
+
+use crate::statistics::{BlockValue, Estimate, estimate};
+use crate::toggle::{Block, Treatment, WINDOWS};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The times until the answer of all requests of one window.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Half of them took no longer. Seconds.
+    pub median: f64,
+    /// 99 of 100 took no longer. Seconds.
+    pub p99: f64,
+}
+
+impl Latency {
+    /// From the times of all requests, in any order; absent where there are none.
+    pub fn of(mut times: Vec<Duration>) -> Option<Self> {
+        let last = times.len().checked_sub(1)?;
+        let mut at = |hundredths: usize| {
+            // The smallest time that so many of the requests did not exceed.
+            let place = (times.len() * hundredths).div_ceil(100).saturating_sub(1).min(last);
+            times.select_nth_unstable(place).1.as_secs_f64()
+        };
+        Some(Self { median: at(50), p99: at(99), requests: last as u64 + 1 })
+    }
+}
+
+/// The latencies of a block, in the order of its windows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockLatency {
+    /// The order.
+    pub block: Block,
+    /// Number of the start of the processes.
+    pub start: u32,
+    /// The windows.
+    pub windows: [Latency; WINDOWS],
+}
+
+impl BlockLatency {
+    /// The logarithm of the ratio of the 99th percentiles, treated over plain. `None` where a time is none.
+    pub fn value(&self) -> Option<f64> {
+        let of = |wanted: bool| -> f64 {
+            let windows = self.windows.iter().zip(self.block.treated()).filter(|(_, treated)| *treated == wanted);
+            windows.map(|(window, _)| window.p99.ln()).sum::<f64>() / (WINDOWS / 2) as f64
+        };
+        Some(of(true) - of(false)).filter(|value| value.is_finite())
+    }
+}
+
+/// The ratio of the 99th percentiles, treated over plain: below 1 is better. Absent below six blocks. The seed steers only
+/// the resampling.
+pub fn p99_ratio(blocks: &[BlockLatency], treatment: Treatment, seed: u64) -> Option<Estimate> {
+    let of_arm = blocks.iter().filter(|block| block.block.treatment == treatment);
+    let value = |block: &BlockLatency| Some(BlockValue { generation: block.start, value: block.value()? });
+    let values: Vec<BlockValue> = of_arm.filter_map(value).collect();
+    estimate(&values, seed).map(|estimate| estimate.map(f64::exp))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::toggle::Blocks;
+
+    fn times(micros: impl IntoIterator<Item = u64>) -> Vec<Duration> {
+        micros.into_iter().map(Duration::from_micros).collect()
+    }
+
+    #[test]
+    fn percentiles_are_times_that_were_measured() {
+        assert_eq!(Latency::of(Vec::new()), None);
+        let one = Latency::of(times([7])).unwrap();
+        assert_eq!((one.requests, one.median, one.p99), (1, 7e-6, 7e-6));
+        let hundred = Latency::of(times((1..=100).rev())).unwrap();
+        assert_eq!((hundred.requests, hundred.median, hundred.p99), (100, 50e-6, 99e-6));
+        let two = Latency::of(times([3, 1])).unwrap();
+        assert_eq!((two.median, two.p99), (1e-6, 3e-6));
+    }
+
+    fn block(block: Block, factor: f64) -> BlockLatency {
+        let in_force = |treated| treated && block.treatment != Treatment::Control;
+        let window =
+            |treated| Latency { requests: 100, median: 1e-3, p99: 4e-3 * if in_force(treated) { factor } else { 1.0 } };
+        BlockLatency { block, start: 0, windows: block.treated().map(window) }
+    }
+
+    #[test]
+    fn the_ratio_is_that_of_treated_to_plain_in_both_orders() {
+        let blocks: Vec<BlockLatency> = Blocks::new(1, 3).take(24).map(|order| block(order, 0.8)).collect();
+        let arm = p99_ratio(&blocks, Treatment::Arm(0), 3).unwrap();
+        assert!((arm.centre - 0.8).abs() < 1e-9 && arm.low <= 0.8 + 1e-9 && arm.high >= 0.8 - 1e-9, "{arm:?}");
+        let control = p99_ratio(&blocks, Treatment::Control, 3).unwrap();
+        assert!((control.centre - 1.0).abs() < 1e-9, "{control:?}");
+        assert_eq!(p99_ratio(&blocks[..5], Treatment::Arm(0), 3), None);
+        let mut none = blocks[0];
+        none.windows[0].p99 = 0.0;
+        assert_eq!(none.value(), None);
+    }
+}
