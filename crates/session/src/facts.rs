@@ -1,14 +1,13 @@
 //! Gathers the facts about a process that the planner needs.
 
 use crate::SessionError;
-use crate::files::{self, KnownFile};
+use crate::files::{self, FilePreparation, KnownFile};
 use crate::images::{self, Known, MissingImages};
 use crate::probes;
 use address_space::{Address, AddressRange, AddressSpace, ObjectRole, PageSize, RangeSet};
 use lift_plan::{MachineFacts, Plan, Policy, ProcessFacts, ThpMode, plan, special_mappings};
 use linux::pagemap::Pagemap;
 use machine_facts::{System, placed_mappings, system_thp};
-use options::Prepare;
 use process_view::{LoadedObjects, NotUnderstood, ObjectReader, ProcessFiles};
 use ptrace::EntryStop;
 
@@ -20,6 +19,10 @@ pub struct Seen {
     pub not_understood: Vec<NotUnderstood>,
     /// Objects that no image can show, each with the reason.
     pub without_image: Vec<String>,
+    /// Objects of which the store has copies by node, but none for the node of the process, each with the reason.
+    pub not_on_node: Vec<String>,
+    /// Keeps files in huge folios until the process maps them so.
+    pub held: Vec<page_cache::Hold>,
 }
 
 /// Reads the facts of a process that stands at its entry, and plans. `found` is called with the process once its images
@@ -29,13 +32,12 @@ pub fn plan_for(
     reader: &mut ObjectReader,
     machine: &MachineFacts,
     policy: &Policy,
-    missing: MissingImages,
+    preparation: Preparation,
     known: (Known, Option<&KnownFile>),
     found: impl FnOnce(&ProcessFacts),
 ) -> Result<(Seen, Plan), SessionError> {
     let mut seen = look_at(stop.pid(), reader, machine.base_page)?;
     seen.process.other_threads = stop.other_threads > 0;
-    let preparation = Preparation { missing, files: None };
     plan_seen(stop.pid(), seen, machine, policy, preparation, known, found)
 }
 
@@ -44,13 +46,13 @@ pub fn plan_for(
 pub struct Preparation {
     /// What to do where the store has no image.
     pub missing: MissingImages,
-    /// How files are brought into huge folios; `None`: they are used as they lie.
-    pub files: Option<Prepare>,
+    /// How files are brought into huge folios.
+    pub files: FilePreparation,
 }
 
 impl Preparation {
     /// Nothing is made.
-    pub const NONE: Self = Self { missing: MissingImages::Leave, files: None };
+    pub const NONE: Self = Self { missing: MissingImages::Leave, files: FilePreparation::Nothing };
 }
 
 /// Reads the facts of a running process, and plans.
@@ -93,10 +95,10 @@ fn plan_seen(
     if first.lifts.is_empty() && !shows_only && cached.files.is_empty() {
         return Ok((seen, first));
     }
-    (seen.process.cached, seen.process.changed) = (cached.files, cached.changed);
+    (seen.process.cached, seen.process.changed, seen.held) = (cached.files, cached.changed, cached.held);
     seen.process.probed = probes::find(pid, &seen.process, &first, machine.base_page);
     let images = images::look(pid, &seen.process, machine, policy, preparation.missing, known);
-    (seen.process.images, seen.without_image) = (images.spans, images.missing);
+    (seen.process.images, seen.without_image, seen.not_on_node) = (images.spans, images.missing, images.not_on_node);
     found(&seen.process);
     // The smaps entries of all mappings cost more to read than all the rest, and matter only where memory is replaced.
     let shown = seen.process.images.iter().map(|span| span.range.end());
@@ -138,6 +140,8 @@ fn look_at(pid: i32, reader: &mut ObjectReader, base_page: PageSize) -> Result<S
         process: ProcessFacts { space, objects, touched, relocates_itself, ..ProcessFacts::default() },
         not_understood,
         without_image: Vec::new(),
+        not_on_node: Vec::new(),
+        held: Vec::new(),
     })
 }
 

@@ -6,13 +6,13 @@ use lift_plan::{CacheShortfall, CachedFile, MachineFacts, Policy, ProcessFacts, 
 use linux::pagemap::Pagemap;
 use machine_facts::base_page;
 use options::Prepare;
-use page_cache::{Budget, Refusal};
+use page_cache::{Budget, Effort, Hold, Refusal, Users};
 use process_view::{FileIdentity, ObjectReader, ProcessFiles};
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time that a start, or a lift of a running program, waits for one file to be brought into huge folios.
 const LONGEST_PREPARATION: Duration = Duration::from_millis(500);
@@ -26,17 +26,45 @@ pub struct Cached {
     pub files: Vec<CachedFile>,
     /// Pages of their mappings that were written to.
     pub changed: RangeSet,
+    /// Keeps what lies in huge folios there until the process has mapped it.
+    pub held: Vec<Hold>,
+}
+
+/// How the files of a process are brought into huge folios before it is lifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilePreparation {
+    /// They are used as they lie.
+    Nothing,
+    /// They are collapsed where they lie, where the kernel can: the process has mapped them already.
+    InPlace,
+    /// As far as nobody maps them.
+    Evicting(Prepare),
 }
 
 /// A file that was looked at or prepared before its program was mapped.
-#[derive(Clone)]
 pub struct KnownFile {
     identity: FileIdentity,
     huge: Vec<Range<u64>>,
     shortfall: Option<CacheShortfall>,
+    held: Option<Hold>,
 }
 
 impl KnownFile {
+    /// Holds the file in a process that was copied from the one which prepared it.
+    pub fn hold_again(&self) {
+        self.held.iter().for_each(Hold::renew);
+    }
+
+    /// Lets the file go: the program maps it by now.
+    pub fn let_go(&mut self) {
+        self.held = None;
+    }
+
+    /// The parts of the file in huge folios.
+    pub fn huge(&self) -> &[Range<u64>] {
+        &self.huge
+    }
+
     /// The parts of the file in huge folios, if it is this file.
     pub fn huge_of(&self, identity: &FileIdentity) -> Option<&[Range<u64>]> {
         (self.identity == *identity).then_some(self.huge.as_slice())
@@ -44,20 +72,20 @@ impl KnownFile {
 }
 
 /// Brings the file of a program that will be executed into huge folios, as far as that is wanted and allowed, and looks at
-/// it. `None` where no address can show a huge folio of it.
+/// it. `path` opens it, messages name it as `shown`. `available` returns the bytes of memory that are left. `None` where the
+/// file cannot be read; a file of which no address can show a huge folio counts as one without any.
 pub fn prepare_program(
-    path: &Path,
+    (path, shown): (&Path, &Path),
+    reader: &mut ObjectReader,
     policy: &Policy,
-    size: PageSize,
-    how: Prepare,
-    available: u64,
+    (size, how): (PageSize, Prepare),
+    available: &dyn Fn() -> u64,
 ) -> Option<KnownFile> {
     let file = process_view::open_regular_file(path).ok()??;
     let identity = FileIdentity::of(&file.metadata().ok()?);
     if identity.size < size.bytes() {
         return None;
     }
-    let mut reader = ObjectReader::new();
     let image = reader.read_ahead(path)?;
     let whole_file = &std::iter::once(0..identity.size & !(size.bytes() - 1)).collect::<Vec<_>>();
     let best = match image.kind {
@@ -65,13 +93,23 @@ pub fn prepare_program(
         ElfKind::PositionIndependent => choose_cached_base(image, whole_file, size, base_page(), policy.kinds).covered,
     };
     if best.read_only == 0 {
-        return None;
+        return Some(KnownFile { identity, huge: Vec::new(), shortfall: None, held: None });
     }
     let read_only = || image.segments.iter().filter(|segment| !segment.protection.write);
     let start = read_only().map(|segment| segment.offset).min()?;
     let end = read_only().map(|segment| segment.offset.saturating_add(segment.file_size)).max()?;
-    let (huge, shortfall) = prepare(&file, path, start..end, size, how, available);
-    Some(KnownFile { identity, huge, shortfall })
+    let limits = (LONGEST_PREPARATION, available, Users::OncePagesStay);
+    let Prepared { huge, shortfall, held } = prepare(&file, shown, start..end, size, effort_of(how), limits);
+    Some(KnownFile { identity, huge, shortfall, held: Some(held) })
+}
+
+/// Returns what a user's choice lets a preparation do.
+fn effort_of(how: Prepare) -> Effort {
+    match how {
+        Prepare::Auto => Effort::Once,
+        Prepare::Never => Effort::Look,
+        Prepare::Always => Effort::Always,
+    }
 }
 
 /// Returns the parts of an open file in huge folios; empty where that cannot be told.
@@ -80,24 +118,31 @@ pub fn huge_parts(file: &File, huge: PageSize) -> Vec<Range<u64>> {
     page_cache::look(file, 0..length, huge).map(|looked| looked.huge).unwrap_or_default()
 }
 
-/// Returns the parts of a file that lie in huge folios, after the preparation that is wanted, and why others do not.
+/// A file after its preparation.
+#[derive(Default)]
+struct Prepared {
+    /// The parts in huge folios.
+    huge: Vec<Range<u64>>,
+    /// Why others are not.
+    shortfall: Option<CacheShortfall>,
+    held: Hold,
+}
+
 fn prepare(
     file: &File,
     path: &Path,
     offsets: Range<u64>,
     huge: PageSize,
-    how: Prepare,
-    available: u64,
-) -> (Vec<Range<u64>>, Option<CacheShortfall>) {
-    let way = match how {
-        Prepare::Auto => page_cache::Prepare::Auto,
-        Prepare::Never => page_cache::Prepare::Never,
-        Prepare::Always => page_cache::Prepare::Always,
-    };
-    let budget = Budget { time: LONGEST_PREPARATION, bytes: available / SHARE_OF_MEMORY };
-    match page_cache::prepare(file, path, offsets, huge, way, budget) {
-        Ok(prepared) => (prepared.extents.huge, prepared.rest.as_ref().map(shortfall)),
-        Err(refusal) => (Vec::new(), Some(shortfall(&refusal))),
+    effort: Effort,
+    (time, available, users): (Duration, &dyn Fn() -> u64, Users),
+) -> Prepared {
+    let budget = Budget { time, bytes: &|| available() / SHARE_OF_MEMORY, users };
+    match page_cache::prepare(file, path, offsets, huge, effort, budget) {
+        Ok(prepared) => {
+            let shortfall = prepared.rest.as_ref().map(shortfall);
+            Prepared { huge: prepared.extents.huge, shortfall, held: prepared.held }
+        }
+        Err(refusal) => Prepared { shortfall: Some(shortfall(&refusal)), ..Prepared::default() },
     }
 }
 
@@ -107,20 +152,20 @@ fn shortfall(refusal: &Refusal) -> CacheShortfall {
     CacheShortfall { why: why.to_owned(), fix: fix.map(str::to_owned) }
 }
 
-/// Looks at the files of the chosen objects, as far as their addresses agree with their offsets. With `how` the files are
-/// brought into huge folios first; the process's own pages are in the way of that before Linux 7.2.
+/// Looks at the files of the chosen objects, as far as their addresses agree with their offsets, after they have been
+/// prepared as is wanted.
 pub fn look(
     pid: i32,
     process: &ProcessFacts,
     machine: &MachineFacts,
     policy: &Policy,
     known: Option<&KnownFile>,
-    how: Option<Prepare>,
+    preparation: FilePreparation,
 ) -> Cached {
     let mut cached = Cached::default();
     let size = machine.thp.map(|thp| thp.size).filter(|size| policy.page_size.is_none_or(|wanted| wanted == *size));
     let Some(size) = size.filter(|_| policy.may_use_files()) else { return cached };
-    let pagemap = Pagemap::open(pid, machine.base_page).ok();
+    let looking = Looking { size, known, preparation, available: machine.memory_available, begin: Instant::now() };
     for object in process.objects.iter().filter(|object| policy.objects.chooses(object)) {
         let mappings = mappings_of(object, &process.space, size);
         let Some(first) = mappings.first() else { continue };
@@ -128,14 +173,15 @@ pub fn look(
         let mut found = CachedFile { path, device, inode, ..CachedFile::default() };
         let congruent: Vec<_> = mappings.into_iter().filter(|mapping| is_congruent(mapping, size)).collect();
         if !congruent.is_empty() {
-            let looked = images::open(pid, &process.space, object).and_then(|(file, identity)| {
-                look_at(&file, &identity, object, &congruent, size, known, how, machine.memory_available)
-            });
+            let looked = images::open(pid, &process.space, object)
+                .and_then(|(file, identity)| looking.look_at(&file, &identity, object, &congruent));
             // A file that cannot be looked at is unknown to the planner.
-            let Some((huge, shortfall)) = looked else { continue };
-            (found.huge, found.shortfall) = (huge, shortfall);
+            let Some(looked) = looked else { continue };
+            (found.huge, found.shortfall) = (looked.huge, looked.shortfall);
+            cached.held.push(looked.held);
         }
         if !found.huge.is_empty() {
+            let pagemap = Pagemap::open(pid, machine.base_page).ok();
             let changed = |mapping: &&Mapping| pagemap.as_ref()?.changed(mapping.range).ok();
             for mapping in congruent {
                 // Where the kernel does not tell, every page may have been written to.
@@ -150,28 +196,47 @@ pub fn look(
     cached
 }
 
-#[expect(clippy::too_many_arguments, reason = "facts about one file and what may be done with it")]
-fn look_at(
-    file: &File,
-    identity: &FileIdentity,
-    object: &LoadedObject,
-    mappings: &[&Mapping],
+/// A look at the files of one process.
+struct Looking<'a> {
     size: PageSize,
-    known: Option<&KnownFile>,
-    how: Option<Prepare>,
+    known: Option<&'a KnownFile>,
+    preparation: FilePreparation,
+    /// Bytes of memory that are left.
     available: u64,
-) -> Option<(Vec<Range<u64>>, Option<CacheShortfall>)> {
-    let start = mappings.iter().map(|mapping| mapping.offset).min()?;
-    let end = mappings.iter().map(|mapping| mapping.offset.saturating_add(mapping.range.len())).max()?;
-    let known = known.filter(|known| known.identity == *identity && how.is_none());
-    if let Some(known) = known.filter(|known| !known.huge.is_empty()) {
-        // It was looked at before the program was executed.
-        return Some((known.huge.clone(), known.shortfall.clone()));
+    begin: Instant,
+}
+
+impl Looking<'_> {
+    fn look_at(
+        &self,
+        file: &File,
+        identity: &FileIdentity,
+        object: &LoadedObject,
+        mappings: &[&Mapping],
+    ) -> Option<Prepared> {
+        let start = mappings.iter().map(|mapping| mapping.offset).min()?;
+        let end = mappings.iter().map(|mapping| mapping.offset.saturating_add(mapping.range.len())).max()?;
+        let evicts = matches!(self.preparation, FilePreparation::Evicting(_));
+        let known = self.known.filter(|known| known.identity == *identity && !evicts);
+        if let Some(known) = known.filter(|known| !known.huge.is_empty()) {
+            // It was looked at before the program was executed.
+            let (huge, shortfall) = (known.huge.clone(), known.shortfall.clone());
+            return Some(Prepared { huge, shortfall, ..Prepared::default() });
+        }
+        let effort = match self.preparation {
+            FilePreparation::Evicting(how) => effort_of(how),
+            // A file that is known was prepared before, and stayed small.
+            FilePreparation::InPlace if known.is_none() => Effort::InPlace,
+            _ => Effort::Look,
+        };
+        let left = LONGEST_PREPARATION.saturating_sub(self.begin.elapsed());
+        // The process itself maps them.
+        let limits: (Duration, &dyn Fn() -> u64, Users) = (left, &|| self.available, Users::BeforeEviction);
+        let looked = prepare(file, Path::new(&object.path), start..end, self.size, effort, limits);
+        // What an earlier preparation met says more.
+        let shortfall = known.and_then(|known| known.shortfall.clone()).or(looked.shortfall);
+        Some(Prepared { shortfall, ..looked })
     }
-    let path = Path::new(&object.path);
-    let (huge, shortfall) = prepare(file, path, start..end, size, how.unwrap_or(Prepare::Never), available);
-    // What an earlier preparation met says more.
-    Some((huge, known.and_then(|known| known.shortfall.clone()).or(shortfall)))
 }
 
 /// The private mappings of an object's file that are never written and can hold a huge page. Of several files that had

@@ -1,10 +1,12 @@
 //! Finds the ranges of a process that shared images can serve.
 
-use address_space::{AddressRange, AddressSpace, LoadedObject, PageSize, RangeSet};
-use image_store::{FileSystem, Layout, Request, SourceKey, Store, StoreError, default_directory};
+use crate::nodes::{self, Home};
+use address_space::{AddressRange, AddressSpace, ElfImage, LoadedObject, PageSize, RangeSet};
+use image_store::{FileSystem, Form, Image, Layout, Request, SourceKey, Store, StoreError, default_directory};
 use lift_plan::{
     CachedFile, ImageSpan, MachineFacts, Policy, ProcessFacts, Reason, ThpMode, cached_coverable, coverable,
 };
+use linux::nodes::has_several_nodes;
 use linux::pagemap::Pagemap;
 use machine_facts::{base_page, machine_facts};
 use nix::unistd::geteuid;
@@ -48,6 +50,8 @@ pub struct Images {
     pub spans: Vec<ImageSpan>,
     /// Objects that have no image, each with the reason.
     pub missing: Vec<String>,
+    /// Objects of which the store has copies by node, but none for the node of the process, each with the reason.
+    pub not_on_node: Vec<String>,
 }
 
 /// The spans that images in the default store can show of the chosen objects. Root makes the images that are missing.
@@ -86,20 +90,56 @@ pub fn look(
         return images;
     }
     let pagemap = Pagemap::open(pid, machine.base_page).ok();
+    let home = nodes::home_of(pid, machine, policy.numa);
     let shown = |object: &LoadedObject| is_shown_by_its_file(object, &process.cached, policy, store.page_size());
-    let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, &store) && !shown(o));
+    let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, &store));
     // An image is made rarely, so its cost does not matter here.
     let most_bytes = || {
         let available = machine.memory_available.min(machine_facts(pid).memory_available);
         (missing == MissingImages::Make).then_some(available / SHARE_OF_MEMORY)
     };
     for object in chosen {
-        match of_object(pid, &process.space, object, &store, pagemap.as_ref(), most_bytes) {
+        let wanted = match (shown(object), home) {
+            (true, Home::OneNode) => continue,
+            (true, _) => Wanted::CopyForTheNode,
+            (false, _) => Wanted::Any,
+        };
+        let looked = look_at(pid, &process.space, object, &store).and_then(|source| {
+            let (image, why) = source.image(&store, wanted, home, most_bytes)?;
+            images.not_on_node.extend(why.map(|why| format!("{}: {why}", object.name())));
+            image.map_or(Ok(Vec::new()), |image| spans(pid, &process.space, object, &image, pagemap.as_ref()))
+        });
+        match looked {
             Ok(spans) => images.spans.extend(spans),
-            Err(why) => images.missing.push(format!("{}: {why}", object.name())),
+            Err(why) if wanted == Wanted::Any => images.missing.push(format!("{}: {why}", object.name())),
+            Err(_) => {}
         }
     }
     images
+}
+
+/// True where the store has copies by node of the file that a process executes, whose headers are `image`.
+pub fn has_copies_by_node(pid: i32, image: &ElfImage) -> bool {
+    let key = || {
+        let file = File::open(format!("/proc/{pid}/exe")).ok()?;
+        let identity = FileIdentity::of(&file.metadata().ok()?);
+        SourceKey::new(&file, identity, image).ok()
+    };
+    let forms = |store: &Store| store.forms(&key()?).ok();
+    has_several_nodes()
+        && open_store().ok().as_ref().and_then(forms).is_some_and(|forms| forms.iter().any(|form| form.node.is_some()))
+}
+
+/// True where an image of a file with these headers, made of pages of this size, can be had: the store has one of any form,
+/// or root may make it.
+pub fn may_be_had(file: Option<&File>, image: &ElfImage, size: PageSize) -> bool {
+    let Some(store) = open_store().ok().filter(|store| store.page_size() == size) else { return false };
+    let has_one = |file: &File| {
+        let identity = FileIdentity::of(&file.metadata().ok()?);
+        let key = SourceKey::new(file, identity, image).ok()?;
+        Some(!store.forms(&key).ok()?.is_empty())
+    };
+    geteuid().is_root() || file.and_then(has_one).unwrap_or(false)
 }
 
 /// True where a segment that is never written is as large as a huge page, so that it can hold one.
@@ -117,27 +157,101 @@ fn is_shown_by_its_file(object: &LoadedObject, cached: &[CachedFile], policy: &P
     by_file.text >= by_image.text && by_file.read_only >= by_image.read_only
 }
 
-fn of_object(
+/// Which image of an object is looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Any, the nearest first.
+    Any,
+    /// Only a copy for the process's own node: huge folios of the file show as much as an image that all nodes share.
+    CopyForTheNode,
+}
+
+/// The file of an object, and what its image has to fit.
+struct Source<'a> {
+    path: &'a str,
+    file: File,
+    key: SourceKey,
+    layout: Layout,
+}
+
+fn look_at<'a>(pid: i32, space: &AddressSpace, object: &'a LoadedObject, store: &Store) -> Result<Source<'a>, String> {
+    let (file, identity) = open(pid, space, object).ok_or("its file cannot be opened, or has been replaced")?;
+    let key = SourceKey::new(&file, identity, &object.image).map_err(|error| error.to_string())?;
+    Ok(Source { path: &object.path, file, key, layout: Layout::at(store.page_size(), object.bias) })
+}
+
+impl Source<'_> {
+    /// Returns the image to map, if there is one or root may make it, and why it is not a copy for the process's node where
+    /// there are such copies.
+    fn image(
+        &self,
+        store: &Store,
+        wanted: Wanted,
+        home: Home,
+        most_bytes: impl Fn() -> Option<u64>,
+    ) -> Result<(Option<Image>, Option<String>), String> {
+        let forms = if home == Home::OneNode { Vec::new() } else { store.forms(&self.key).unwrap_or_default() };
+        let (node, why) = choose_node(&forms, self.layout, home);
+        let by_node = node.map(|node| self.found_or_made(store, Form::on(self.layout, node), &most_bytes));
+        let why = match (by_node, node) {
+            (Some(Ok(Some(image))), _) => return Ok((Some(image), None)),
+            (Some(Err(error)), _) => Some(error.to_string()),
+            (Some(Ok(None)), Some(node)) => Some(format!(
+                "the store has no copy for node {node} at this base; fix, as root: pagelift image add --per-node '{}'",
+                self.path
+            )),
+            _ => why,
+        };
+        if wanted == Wanted::CopyForTheNode {
+            return Ok((None, why));
+        }
+        let none = || format!("the store has none for this base; fix, as root: pagelift image add '{}'", self.path);
+        let shared = self.found_or_made(store, self.layout.into(), &most_bytes).map_err(|error| error.to_string())?;
+        Ok((Some(shared.ok_or_else(none)?), why))
+    }
+
+    fn found_or_made(
+        &self,
+        store: &Store,
+        form: Form,
+        most_bytes: &impl Fn() -> Option<u64>,
+    ) -> Result<Option<Image>, StoreError> {
+        let made_now = |most_bytes| {
+            let request = Request::Automatic { most_bytes };
+            Store::open(store.path()).and_then(|store| store.make(&self.file, form, request)).map(Some)
+        };
+        match store.find(&self.key, form) {
+            Ok(None) if geteuid().is_root() => most_bytes().map_or(Ok(None), made_now),
+            found => found,
+        }
+    }
+}
+
+/// Returns the node whose copy is to be mapped, or why none is although there are copies by node. A file of which the store
+/// has a copy for any node is to have one for each.
+fn choose_node(forms: &[Form], layout: Layout, home: Home) -> (Option<u32>, Option<String>) {
+    let by_node = || forms.iter().filter(|form| form.node.is_some());
+    match home {
+        _ if by_node().next().is_none() => (None, None),
+        Home::OneNode => (None, None),
+        Home::Node(node) => (Some(node), None),
+        Home::Unknown => {
+            let fits = by_node().filter(|form| form.layout == layout).count();
+            let why = format!(
+                "of {fits} copies for single nodes none is taken: the process belongs to no one node; fix: --numa node=NUMBER"
+            );
+            (None, Some(why))
+        }
+    }
+}
+
+fn spans(
     pid: i32,
     space: &AddressSpace,
     object: &LoadedObject,
-    store: &Store,
+    image: &Image,
     pagemap: Option<&Pagemap>,
-    most_bytes: impl Fn() -> Option<u64>,
 ) -> Result<Vec<ImageSpan>, String> {
-    let (file, identity) = open(pid, space, object).ok_or("its file cannot be opened, or has been replaced")?;
-    let key = SourceKey::new(&file, identity, &object.image).map_err(|error| error.to_string())?;
-    let layout = Layout::at(store.page_size(), object.bias);
-    let made_now = |most_bytes| {
-        let request = Request::Automatic { most_bytes };
-        Store::open(store.path()).and_then(|store| store.make(&file, layout, request)).map(Some)
-    };
-    let found = match store.find(&key, layout) {
-        Ok(None) if geteuid().is_root() => most_bytes().map_or(Ok(None), made_now),
-        found => found,
-    };
-    let none = || format!("the store has none for this base; fix, as root: pagelift image add '{}'", object.path);
-    let image = found.map_err(|error| error.to_string())?.ok_or_else(none)?;
     if !image.for_everybody() && !may_read_all(pid) {
         return Err(StoreError::NotForEverybody(image.source().to_owned()).to_string());
     }
@@ -147,8 +261,8 @@ fn of_object(
         let range = segment.memory.shifted(object.bias);
         for unchanged in unchanged_parts(range, space, object, pagemap) {
             let Some(offset) = image.offset_of(unchanged, object.bias) else { continue };
-            let (path, page_size) = (path.to_owned(), store.page_size());
-            spans.push(ImageSpan { range: unchanged, path, offset, page_size });
+            let (path, page_size) = (path.to_owned(), image.layout().page_size());
+            spans.push(ImageSpan { range: unchanged, path, offset, page_size, node: image.node() });
         }
     }
     Ok(spans)
@@ -180,4 +294,25 @@ fn unchanged_parts(
     let Ok(changed) = pagemap.changed(range) else { return Vec::new() };
     changed.iter().for_each(|changed| parts.remove(changed));
     parts.iter().map(|part| part.whole_pages(base_page())).filter(|part| !part.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_gets_the_copy_of_its_node_where_a_file_has_copies_by_node() {
+        let layout = |bias| Layout::at(PageSize::new(2 << 20).unwrap(), bias);
+        let (shared, on_0, elsewhere) = (layout(0).into(), Form::on(layout(0), 0), Form::on(layout(4096), 1));
+        let node = |forms: &[Form], home| choose_node(forms, layout(0), home).0;
+        assert_eq!(node(&[shared, on_0], Home::Node(0)), Some(0));
+        assert_eq!(node(&[on_0, elsewhere], Home::Node(1)), Some(1));
+        assert_eq!(node(&[on_0], Home::OneNode), None);
+        assert_eq!(choose_node(&[shared], layout(0), Home::Node(1)), (None, None));
+        assert_eq!(choose_node(&[shared], layout(0), Home::Unknown), (None, None));
+        let (none, why) = choose_node(&[shared, on_0, elsewhere], layout(0), Home::Unknown);
+        let expected =
+            "of 1 copies for single nodes none is taken: the process belongs to no one node; fix: --numa node=NUMBER";
+        assert_eq!((none, why.as_deref()), (None, Some(expected)));
+    }
 }

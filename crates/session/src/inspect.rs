@@ -1,19 +1,20 @@
 //! The plan for a file or a process, and where the base of its executable should be.
 
-use crate::SessionError;
 use crate::facts::{Preparation, plan_for_running, without_thp_disable};
 use crate::files::huge_parts;
 use crate::heap::{HeapPlan, heap_plan};
 use crate::names::program_name;
+use crate::nodes::{FarPages, far_pages, home_of};
 use crate::report::write_document;
 use crate::start::base::base_for_file;
+use crate::{SessionError, images};
 use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, Mapping, MappingName, ObjectRole, PageSize,
     Protection,
 };
 use lift_plan::{
-    BaseChoice, CachedFile, Coverable, MachineFacts, Plan, Policy, PoolPages, ProcessFacts, choose_base, coverable,
-    plan,
+    BaseChoice, CachedFile, Coverable, MachineFacts, Plan, Policy, PoolPages, ProcessFacts, RangeLift, Source,
+    choose_base, coverable, plan,
 };
 use machine_facts::machine_facts;
 use object::ReadCache;
@@ -94,6 +95,9 @@ pub struct Inspection {
     pub pool: Vec<PoolPages>,
     /// Mapped files that are not sound objects, each with the reason.
     pub not_understood: Vec<String>,
+    /// Files in huge folios, and images, that the process maps and that lie on other NUMA nodes than its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub far_pages: Vec<FarPages>,
     /// The allocator and what is done for its heap; `None` where it is unknown.
     pub heap: Option<HeapPlan>,
     /// True where the program will load shared objects that are not shown here.
@@ -114,6 +118,7 @@ impl Inspection {
             objects,
             pool,
             not_understood,
+            far_pages: Vec::new(),
             heap,
             lacks_shared_objects: false,
         }
@@ -158,6 +163,10 @@ pub fn inspect_process(pid: i32, policy: &Policy, pools: Pools) -> Result<Inspec
     let path = PathBuf::from(format!("/proc/{pid}/exe"));
     let heap = open_regular_file(&path).ok().flatten().and_then(|file| heap_plan(&path, &file, &machine));
     let mut inspection = Inspection::new(format!("{}[{pid}]", program_name(pid)), plan, bases, heap);
+    let shared = |lift: &&RangeLift| matches!(lift.attempts[0].source, Source::File | Source::Image);
+    let ranges: Vec<_> = inspection.plan.lifts.iter().filter(shared).map(|lift| lift.range).collect();
+    let home = home_of(pid, &machine, policy.numa);
+    inspection.far_pages = far_pages(pid, &seen.process.space, home, &ranges);
     let not_understood = seen.not_understood.iter().filter(|file| file.executable);
     inspection.not_understood = not_understood.map(|file| format!("{}: {}", file.path, file.reason)).collect();
     Ok(inspection)
@@ -183,7 +192,8 @@ pub fn inspect_file(path: &Path, file: &File, policy: &Policy, pools: Pools) -> 
     let huge = machine.thp.filter(|_| policy.may_use_files()).map_or_else(Vec::new, |thp| huge_parts(file, thp.size));
     let bias = match (image.kind, &bases) {
         (ElfKind::PositionIndependent, Some(bases)) => {
-            let for_file = base_for_file(&image, &huge, policy, bases.page_size, &bases.best).ok();
+            let has_image = |size| images::may_be_had(Some(file), &image, size);
+            let for_file = base_for_file(&image, &huge, policy, (bases.page_size, &bases.best), &has_image).ok();
             EXAMPLE_BASE + for_file.map_or(bases.best.offset, |base| base.offset)
         }
         (ElfKind::PositionIndependent, None) => EXAMPLE_BASE,

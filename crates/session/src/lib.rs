@@ -11,6 +11,7 @@ pub mod heap;
 mod images;
 pub mod inspect;
 mod names;
+mod nodes;
 pub mod parts;
 pub mod perf_map;
 mod probes;
@@ -21,4 +22,5 @@ pub mod status;
 
 pub use error::SessionError;
 pub use names::{process_name, program_name};
-pub use report::{Base, LiftReport, NodeBytes};
+pub use nodes::{FarPages, NodeBytes};
+pub use report::{Base, LiftReport};

@@ -1,8 +1,13 @@
 //! Reads what the kernel backs with huge pages now, in one process or in all.
 
 use crate::heap::{PreloadedHeapView, preloaded_heap};
+use crate::nodes::{FarPages, Home, far_pages};
+use address_space::MappingUsage;
+use lift_plan::Numa;
+use linux::nodes::has_several_nodes;
+use machine_facts::{System, numa_facts};
 use process_view::coverage::{Coverage, HugeProcesses, LostContents};
-use process_view::{ObservationError, ProcessMemory, processes_with_huge_pages};
+use process_view::{ObservationError, ProcessFiles, ProcessMemory, processes_with_huge_pages};
 use serde::Serialize;
 
 /// The coverage of a process, and the record of a preloaded heap in it.
@@ -17,6 +22,9 @@ pub struct ProcessStatus {
     /// Parts of copies of files that the process has discarded, and that read as zeros.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<LostContents>,
+    /// Files and images that it maps by huge pages, and that lie on other NUMA nodes than its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub far_pages: Vec<FarPages>,
 }
 
 /// Returns the status of one process.
@@ -25,7 +33,20 @@ pub struct ProcessStatus {
 /// The process has ended, or may not be looked at.
 pub fn status_of(pid: i32) -> Result<ProcessStatus, ObservationError> {
     let memory = ProcessMemory::read(pid)?;
-    Ok(ProcessStatus { coverage: memory.coverage(), preloaded_heap: preloaded_heap(pid), lost: memory.lost() })
+    let (coverage, lost) = (memory.coverage(), memory.lost());
+    Ok(ProcessStatus { coverage, preloaded_heap: preloaded_heap(pid), lost, far_pages: far_pages_of(&memory) })
+}
+
+fn far_pages_of(memory: &ProcessMemory) -> Vec<FarPages> {
+    if !has_several_nodes() {
+        return Vec::new();
+    }
+    let is_huge = |usage: &&MappingUsage| usage.mapping.inode != 0 && usage.huge() > 0;
+    let huge: Vec<_> = memory.usages.iter().filter(is_huge).map(|usage| usage.mapping.range).collect();
+    let Some(facts) = numa_facts(&System, &format!("/proc/{}", memory.pid), &[]) else { return Vec::new() };
+    let home = facts.home(Numa::Own).map_or(Home::Unknown, Home::Node);
+    let Ok(space) = ProcessFiles::of(memory.pid).maps() else { return Vec::new() };
+    far_pages(memory.pid, &space, home, &huge)
 }
 
 /// Returns the status of all processes that have memory on huge pages.

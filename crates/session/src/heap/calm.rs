@@ -3,8 +3,8 @@
 use super::start::{HeapStart, family_of, with_variables};
 use heap_abi::LIBRARY;
 use heap_choice::{Allocator, Environment, Program};
-use heap_cures::{Cure, When, cures};
-use std::ffi::CString;
+use heap_cures::{Cure, Flags, When, cures};
+use std::ffi::{CString, OsString};
 use std::path::Path;
 
 /// What a start does so that the allocator keeps its memory.
@@ -12,6 +12,8 @@ use std::path::Path;
 pub struct CalmStart {
     /// The program's whole environment, where it differs from the one that it would have without.
     pub environment: Option<Vec<CString>>,
+    /// What of it differs, by name.
+    pub variables: Vec<(String, String)>,
     /// The name of the program's file.
     pub program: String,
     /// The allocator, without the evidence; `None` where the file is not an ELF program.
@@ -22,11 +24,19 @@ pub struct CalmStart {
     pub is_short: bool,
 }
 
-/// Decides for the program at `path`, on top of what was decided about its heap. What the user has set stays.
-pub fn calm(path: &Path, heap: &HeapStart) -> CalmStart {
+/// Decides for the program at `path` and the words of its command line, on top of what was decided about its heap. What the
+/// user has set stays.
+pub fn calm(path: &Path, words: &[OsString], heap: &HeapStart) -> CalmStart {
     let user = Environment::of_this_process();
     let program = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
-    let mut start = CalmStart { environment: None, program, allocator: None, notes: Vec::new(), is_short: true };
+    let mut start = CalmStart {
+        environment: None,
+        variables: Vec::new(),
+        program,
+        allocator: None,
+        notes: Vec::new(),
+        is_short: true,
+    };
     let Ok(Some(program)) = Program::read(path, &user) else { return start };
     let allocator = Allocator::of(&program);
     start.allocator = Some(family_of(&allocator));
@@ -36,7 +46,8 @@ pub fn calm(path: &Path, heap: &HeapStart) -> CalmStart {
         start.notes.push("its heap is Pagelift's, which keeps its memory: no setting is needed".to_owned());
         return start;
     }
-    start.take(&allocator, &user, effective, heap.environment.clone());
+    let flags = Flags::of(words.iter().filter_map(|word| word.to_str().map(str::to_owned)), &effective);
+    start.take(&allocator, &flags, &user, effective, heap.environment.clone());
     start
 }
 
@@ -44,13 +55,14 @@ impl CalmStart {
     fn take(
         &mut self,
         allocator: &Allocator,
+        flags: &Flags,
         user: &Environment,
         mut effective: Environment,
         before: Option<Vec<CString>>,
     ) {
         let mut variables: Vec<(String, String)> = Vec::new();
         let always = |cure: &&Cure| cure.when != When::Calloc;
-        for cure in cures().of(allocator).into_iter().filter(always) {
+        for cure in cures().of(allocator, flags).into_iter().filter(always) {
             let variable = cure.variable_of(allocator);
             let applied = cure.applied(variable, &effective);
             self.is_short = false;
@@ -74,6 +86,7 @@ impl CalmStart {
         }
         if !variables.is_empty() {
             self.environment = Some(with_variables(before, &variables));
+            self.variables = variables;
         }
     }
 }

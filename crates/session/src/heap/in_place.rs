@@ -18,7 +18,7 @@ pub const COLLAPSE_NEEDS: &str = "needed: Linux 6.1 and CAP_SYS_NICE, which root
 pub struct Anonymous {
     /// In RAM.
     pub resident: u64,
-    /// Of that, on transparent huge pages.
+    /// Bytes of these on transparent huge pages.
     pub huge: u64,
 }
 

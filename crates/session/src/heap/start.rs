@@ -2,9 +2,9 @@
 
 use crate::parts;
 use address_space::{PageSize, format_bytes};
-use heap_abi::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node};
-use heap_choice::{Allocator, Context, Environment, Forced, HeapChoice, Program, choose, free_pages_by_node};
-use lift_plan::{MachineFacts, ThpMode};
+use heap_abi::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node, share_evenly};
+use heap_choice::{Allocator, Context, ElfFacts, Environment, Forced, HeapChoice, Program, choose};
+use lift_plan::{MachineFacts, NodeFacts, Nodes, Numa, Reason, ThpMode, pool_on};
 use machine_facts::{Cgroups, HugetlbLimit, POOLS, System, pools_at};
 use options::HeapPages;
 use serde::Serialize;
@@ -22,6 +22,8 @@ pub struct HeapOptions {
     pub reserve: Option<u64>,
     /// Overrides the choice that fits the program's allocator.
     pub forced: Option<Forced>,
+    /// The nodes of the pool's pages.
+    pub numa: Numa,
 }
 
 /// A program's allocator, and what `HeapPages::Auto` does with it.
@@ -112,8 +114,8 @@ fn choose_for(
     }
     let allocator = Allocator::of(program);
     let pool = match options.pages {
-        HeapPages::Pool(size) => pool_share(size, options.reserve, machine),
-        HeapPages::Thp | HeapPages::Auto | HeapPages::Off => [NodePages::default(); MOST_NODES],
+        HeapPages::Pool(size) => pool_share(size, options, machine),
+        HeapPages::Thp | HeapPages::Auto | HeapPages::Off => Ok(NO_PAGES),
     };
     let context = Context {
         pages: options.pages,
@@ -121,8 +123,9 @@ fn choose_for(
         replaceable: allocator.is_replaceable(program),
         thp: machine.thp.map_or(ThpMode::Never, |thp| thp.mode),
         grain: grain(machine)?,
-        library: library(),
-        pool,
+        library: library().and_then(|path| for_glibc_of(program, path)),
+        pool: *pool.as_ref().unwrap_or(&NO_PAGES),
+        chosen_nodes: options.numa != Numa::Own,
         only: only.join(","),
         environment,
     };
@@ -130,40 +133,83 @@ fn choose_for(
     if let HeapPages::Pool(size) = options.pages
         && choice.preload.as_ref().is_some_and(|preload| preload.pool_bytes == 0)
     {
-        choice.refusals.push(no_pages(size));
+        choice.refusals.push(pool.map_or_else(|why| said(&why), |_| no_pages(size, options.numa, machine)));
+    }
+    let is_placed = matches!(options.pages, HeapPages::Pool(_)) && choice.preload.is_some();
+    if options.numa != Numa::Own && !is_placed {
+        choice.reasons.push(NOT_PLACED.to_owned());
     }
     Some((allocator, choice))
 }
 
+const NO_PAGES: [NodePages; MOST_NODES] = [NodePages { node: 0, pages: 0 }; MOST_NODES];
+
+/// What `--numa` does not do for a heap.
+const NOT_PLACED: &str = "--numa chooses the nodes of pool pages of the preloaded heap only: other memory of the heap comes by \
+                          the program's own memory policy (numactl --membind)";
+
+/// A reason with its fix.
+fn said(why: &Reason) -> String {
+    why.fix().map_or_else(|| why.to_string(), |fix| format!("{why}; fix: {fix}"))
+}
+
 /// Why the pool has no page for this process, and the command that fixes it.
-fn no_pages(size: PageSize) -> String {
+fn no_pages(size: PageSize, numa: Numa, machine: &MachineFacts) -> String {
     let pools = pools_at(&System, POOLS);
     let free = pools.iter().find(|pool| pool.size == size).map_or(0, |pool| pool.available);
     let limits = Cgroups::of(&System, "/proc/self").limits(&System, &[size]);
-    match limits.hugetlb_of(size).filter(|limit| free > 0 && limit.left < size.bytes()) {
-        Some(HugetlbLimit { file, .. }) => {
+    let nodes = machine.numa.as_ref().and_then(|facts| facts.nodes_for(numa).ok()).unwrap_or_default();
+    let elsewhere = machine.pool(size).map_or(0, |pool| pool_on(machine, pool, &nodes).1);
+    match (limits.hugetlb_of(size).filter(|limit| free > 0 && limit.left < size.bytes()), nodes.iter().next()) {
+        (Some(HugetlbLimit { file, .. }), _) => {
             format!("a cgroup allows no more pages of {size}, of which the pool has {free}; fix: echo BYTES > {file}")
         }
-        None => format!("found {free} free pages of {size} in the pool; {}", fix(size)),
+        (None, Some(node)) if elsewhere > 0 => format!(
+            "found no free page of {size} in the pool on {nodes}; {elsewhere} on other nodes may not be used; fix: pagelift pool \
+             reserve {}K:NUMBER@{node}",
+            size.kib()
+        ),
+        _ => format!("found {free} free pages of {size} in the pool; {}", fix(size)),
     }
 }
 
 /// The command that fills the pool.
 fn fix(size: PageSize) -> String {
-    let file = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", size.kib());
+    let file = format!("{}/nr_hugepages", machine_facts::pool_directory(size, None));
     if !Path::new(&file).exists() {
         return format!("this machine has no huge pages of {size}");
     }
     format!("fix: echo NUMBER > {file}, or for large pages hugepagesz= and hugepages= when booting")
 }
 
-fn pool_share(size: PageSize, wanted: Option<u64>, machine: &MachineFacts) -> [NodePages; MOST_NODES] {
-    let available = machine.pool(size).map_or(0, |pool| pool.available);
-    if machine.pool(size).is_none() {
-        return [NodePages::default(); MOST_NODES];
-    }
-    let pages = pages_to_take(size, available, wanted);
-    share_by_node(&free_pages_by_node(Path::new("/sys/devices/system/node"), size), pages)
+/// The pages of the pool that the heap takes, by node: of those nodes that `--numa`, or else the process's cpuset and memory
+/// policy, leaves to it.
+fn pool_share(
+    size: PageSize,
+    options: &HeapOptions,
+    machine: &MachineFacts,
+) -> Result<[NodePages; MOST_NODES], Reason> {
+    let Some(pool) = machine.pool(size) else { return Ok(NO_PAGES) };
+    let Some(facts) = &machine.numa else {
+        return match options.numa {
+            Numa::Node(node) if node != 0 => Err(Reason::NodeForbidden { node, allowed: Nodes::from_iter([0]) }),
+            _ => Ok(share_by_node(&NO_PAGES, pages_to_take(size, pool.available, options.reserve), 0)),
+        };
+    };
+    let nodes = facts.nodes_for(options.numa)?;
+    let pages = pages_to_take(size, pool_on(machine, pool, &nodes).0, options.reserve);
+    let free = |facts: &NodeFacts| {
+        let of_size = facts.pools.iter().filter(|(of, _)| *of == size);
+        NodePages { node: facts.node, pages: of_size.map(|(_, free)| free).sum() }
+    };
+    let mut by_node = NO_PAGES;
+    let with_pages = facts.nodes.iter().filter(|facts| nodes.contains(facts.node)).map(free);
+    by_node.iter_mut().zip(with_pages.filter(|node| node.pages > 0)).for_each(|(place, node)| *place = node);
+    let home = nodes.iter().next().unwrap_or(0);
+    Ok(match options.numa {
+        Numa::Interleave => share_evenly(&by_node, pages, home),
+        Numa::Own | Numa::Local | Numa::Node(_) => share_by_node(&by_node, pages, home),
+    })
 }
 
 /// The unit in which the preloaded heap manages memory.
@@ -172,8 +218,11 @@ fn grain(machine: &MachineFacts) -> Option<PageSize> {
     sizes.filter(|size| size.bytes() <= LARGEST_GRAIN).max()
 }
 
-/// The preloaded library.
-fn library() -> Result<String, String> {
+/// The path of the preloaded heap.
+///
+/// # Errors
+/// Why it cannot be preloaded.
+pub fn library() -> Result<String, String> {
     let found = parts::find(LIBRARY).map_err(|error| error.in_full())?;
     // The dynamic linker takes blanks and colons for the ends of names.
     let path = found.to_str().filter(|path| !path.contains([' ', ':'])).map(str::to_owned);
@@ -183,6 +232,20 @@ fn library() -> Result<String, String> {
             found.display()
         )
     })
+}
+
+/// Returns the library where the program's C library has what it needs: a dynamic linker ends a program that preloads
+/// anything else.
+fn for_glibc_of(program: &Program, library: String) -> Result<String, String> {
+    let found = program.libraries.iter().find_map(|library| library.glibc_minor);
+    let needed = ElfFacts::read(Path::new(&library)).ok().flatten().and_then(|facts| facts.needed_glibc_minor);
+    match (needed, found) {
+        (Some(needed), Some(found)) if needed > found => Err(format!(
+            "the preloaded heap needs symbols of GLIBC_2.{needed}, the program's C library has those up to GLIBC_2.{found}; \
+             needed: a Pagelift that was built on a release as old as the program's"
+        )),
+        _ => Ok(library),
+    }
 }
 
 /// Returns an environment, this process's where none is given, with `variables` set.
@@ -200,6 +263,76 @@ pub(super) fn with_variables(environment: Option<Vec<CString>>, variables: &[(St
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lift_plan::{HugePool, NumaFacts};
+
+    #[test]
+    fn a_library_is_not_preloaded_into_an_older_c_library_than_it_needs() {
+        let own = std::env::current_exe().unwrap();
+        let needed = ElfFacts::read(&own).unwrap().unwrap().needed_glibc_minor;
+        let of = |minor| Program {
+            executable: ElfFacts::default(),
+            libraries: vec![ElfFacts { glibc_minor: minor, ..ElfFacts::default() }],
+        };
+        let path = own.display().to_string();
+        // Another C library, or a static one, has no such versions.
+        assert_eq!(for_glibc_of(&of(None), path.clone()), Ok(path.clone()));
+        if let Some(needed) = needed {
+            assert_eq!(for_glibc_of(&of(Some(needed)), path.clone()), Ok(path.clone()));
+            let why = for_glibc_of(&of(Some(needed - 1)), path).unwrap_err();
+            assert!(why.contains(&format!("needs symbols of GLIBC_2.{needed}, ")), "{why}");
+        }
+    }
+
+    /// Two nodes with 4 and 40 free pages of 2 MiB; the process may use these.
+    fn two_nodes(allowed: &[u32], bound: Option<u32>) -> MachineFacts {
+        let size = PageSize::new(2 << 20).unwrap();
+        let node = |node, free| NodeFacts { node, pools: vec![(size, free)], memory: 1 << 30 };
+        let numa = NumaFacts {
+            nodes: vec![node(0, 4), node(1, 40)],
+            allowed: allowed.iter().copied().collect(),
+            bound: bound.map(|node| Nodes::from_iter([node])),
+            running_on: Some(1),
+            cpus: Nodes::from_iter([0, 1]),
+        };
+        let machine = machine_facts::machine_facts(std::process::id() as i32);
+        MachineFacts { pools: vec![HugePool { size, total: 44, available: 44 }], numa: Some(numa), ..machine }
+    }
+
+    #[test]
+    fn a_heap_takes_pages_only_of_nodes_that_it_may_use() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let shares = |machine: &MachineFacts, numa, pages: Option<u64>| {
+            let options = HeapOptions { numa, reserve: pages.map(|pages| pages << 21), ..HeapOptions::default() };
+            let shares = pool_share(size, &options, machine)?;
+            Ok(shares.iter().filter(|node| node.pages > 0).map(|node| (node.node, node.pages)).collect::<Vec<_>>())
+        };
+        let both = two_nodes(&[0, 1], None);
+        assert_eq!(shares(&both, Numa::Own, Some(11)), Ok(vec![(0, 1), (1, 10)]));
+        assert_eq!(shares(&two_nodes(&[0], None), Numa::Own, None), Ok(vec![(0, 2)]));
+        assert_eq!(shares(&two_nodes(&[0, 1], Some(0)), Numa::Own, None), Ok(vec![(0, 2)]));
+        assert_eq!(shares(&two_nodes(&[0, 1], Some(0)), Numa::Own, Some(9)), Ok(vec![(0, 9)]));
+        assert_eq!(shares(&two_nodes(&[0, 1], Some(0)), Numa::Node(1), Some(9)), Ok(vec![(1, 9)]));
+        assert_eq!(shares(&both, Numa::Local, None), Ok(vec![(1, 20)]));
+        assert_eq!(shares(&both, Numa::Interleave, Some(10)), Ok(vec![(0, 4), (1, 6)]));
+        let forbidden = Reason::NodeForbidden { node: 1, allowed: Nodes::from_iter([0]) };
+        assert_eq!(shares(&two_nodes(&[0], None), Numa::Node(1), None), Err(forbidden.clone()));
+        assert_eq!(shares(&MachineFacts { numa: None, ..both }, Numa::Node(1), None), Err(forbidden));
+        assert!(
+            said(&Reason::NodeForbidden { node: 1, allowed: Nodes::from_iter([0]) }).contains("; fix: --numa node=0")
+        );
+    }
+
+    #[test]
+    fn pages_on_other_nodes_are_named() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let mut machine = two_nodes(&[0, 1], Some(0));
+        machine.numa.as_mut().unwrap().nodes[0].pools.clear();
+        machine.pools[0].available = 40;
+        let why = no_pages(size, Numa::Own, &machine);
+        let expected = "found no free page of 2 MiB in the pool on node 0; 40 on other nodes may not be used; fix: pagelift pool \
+                        reserve 2048K:NUMBER@0";
+        assert_eq!(why, expected);
+    }
 
     #[test]
     fn a_variable_is_set_once() {

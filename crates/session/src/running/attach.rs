@@ -2,6 +2,7 @@
 
 use super::{Selected, executor_for};
 use crate::facts::{Preparation, plan_for_running, without_thp_disable};
+use crate::files::FilePreparation;
 use crate::heap::{HeapInPlace, collapse_in_place};
 use crate::images::MissingImages;
 use crate::names::program_name;
@@ -103,14 +104,17 @@ fn lift(
     report: &mut LiftReport,
 ) -> Result<(Pause, Target), SessionError> {
     let policy = &options.policy;
-    let files = Some(options.prepare).filter(|prepare| *prepare != Prepare::Never);
+    let files = match options.prepare {
+        Prepare::Never => FilePreparation::Nothing,
+        how => FilePreparation::Evicting(how),
+    };
     let preparation = Preparation { missing: MissingImages::Make, files };
     let (started, pid) = (Instant::now(), target.pid());
     let (machine, thp_is_suspended) = &without_thp_disable(machine);
     let (mut seen, mut plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
     if plan.lifts.is_empty() {
         report.take(plan, lift_execution::Outcome::default(), started.elapsed());
-        report.without_image = seen.without_image;
+        (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
         return Ok((Pause::default(), target));
     }
     let mut executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
@@ -146,10 +150,10 @@ fn lift(
         return Err(SessionError::Refused(why.clone()));
     }
     report.take(plan, outcome, started.elapsed());
-    report.look_at_nodes(machine);
-    report.without_image = seen.without_image;
+    report.look_at_nodes(machine, policy.numa);
+    (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
     report.other_threads = pause.threads.saturating_sub(1);
-    if let Some(why) = refusal.filter(|_| report.covered_bytes == 0) {
+    if let Some(why) = refusal.filter(|_| report.lift.covered_bytes == 0) {
         return Err(SessionError::Refused(why));
     }
     Ok((pause, target))

@@ -4,15 +4,14 @@ use super::{Selected, executor_for};
 use crate::SessionError;
 use crate::files::own_path;
 use address_space::{
-    Address, AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection,
+    AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection, RangeSet,
     format_bytes,
 };
-use lift_execution::{Backing, Executor, FileMapping};
+use lift_execution::{FileMapping, RestoredPart, RestoredRange, move_to_ordinary};
 use lift_plan::{Reason, holds_probe};
 use machine_facts::base_page;
 use process_view::{ObjectReader, ProcessFiles};
 use ptrace::attach::{LiveExecutor, Pause, Target};
-use std::path::Path;
 
 /// Number of bytes of a range that are compared with its file at a time.
 const COMPARED_AT_ONCE: u64 = 1 << 20;
@@ -139,78 +138,53 @@ fn restore(
     lifted: &Lifted<'_>,
 ) -> Result<(), SessionError> {
     if let Some(whole) = &lifted.shared_page {
-        return restore_without_file(executor, whole);
+        return Ok(move_to_ordinary(executor, whole.range, whole.protection)?);
     }
     let path = own_path(pid, space, lifted.object)?;
+    let path = path.to_str().ok_or_else(|| SessionError::Refused(format!("{} is no UTF-8", path.display())))?;
     let offset = file_offset(lifted);
-    let staging = map_file(executor, &path, offset, lifted.range.len(), lifted.object)?;
-    let result = fill_and_swap(executor, lifted, staging);
-    if result.is_err() {
-        let _ = executor.unmap(AddressRange::sized(staging, lifted.range.len()));
-    }
-    result
+    let protection = object_protection(lifted.object, offset);
+    let file = Some(FileMapping { path, offset, protection });
+    let parts = &[RestoredPart { range: lifted.range, protection, file }];
+    let whole = RestoredRange { range: lifted.range, protection, is_pool: false, parts };
+    lift_execution::restore(executor, &whole, |executor, _, copy| changes_in(executor, lifted, copy))
 }
 
-/// Puts a pool mapping that holds pages of several segments onto ordinary pages with the same contents. Such a mapping
-/// can be replaced only as a whole by one mapping, which cannot show the file.
-fn restore_without_file(executor: &mut LiveExecutor, mapping: &Mapping) -> Result<(), SessionError> {
-    let start = executor.map(mapping.range.len(), Backing::Ordinary)?;
-    let copy = AddressRange::sized(start, mapping.range.len());
-    let result = executor
-        .copy(mapping.range, start)
-        .and_then(|()| executor.protect(copy, mapping.protection))
-        .and_then(|()| executor.move_to(copy, mapping.range.start()));
-    if result.is_err() {
-        let _ = executor.unmap(copy);
-    }
-    Ok(result?)
-}
-
-/// Maps the file, writes into it what the program or its dynamic linker changed, and moves it into place.
-fn fill_and_swap(executor: &mut LiveExecutor, lifted: &Lifted<'_>, staging: Address) -> Result<(), SessionError> {
+/// Returns the pages that the program or its dynamic linker has changed: they differ from the file, which is mapped at `file`.
+fn changes_in(executor: &mut LiveExecutor, lifted: &Lifted<'_>, file: AddressRange) -> Result<RangeSet, SessionError> {
     let memory = |error| SessionError::io("memory of the process", error);
-    let page = executor.base_page().bytes() as usize;
+    let base = executor.base_page();
+    let page = base.bytes() as usize;
     let most = lifted.range.len().min(COMPARED_AT_ONCE) as usize;
-    let (mut now, mut file) = (vec![0; most], vec![0; most]);
+    let (mut now, mut before) = (vec![0; most], vec![0; most]);
+    let mut changes = RangeSet::new();
     for at in (0..lifted.range.len()).step_by(most) {
         let length = (lifted.range.len() - at).min(most as u64) as usize;
-        let (now, file) = (&mut now[..length], &mut file[..length]);
+        let (now, before) = (&mut now[..length], &mut before[..length]);
         executor.memory().read(lifted.range.start() + at, now).map_err(memory)?;
-        executor.memory().read(staging + at, file).map_err(memory)?;
-        if now == file {
+        executor.memory().read(file.start() + at, before).map_err(memory)?;
+        if now == before {
             continue;
         }
-        for (index, (now, file)) in now.chunks(page).zip(file.chunks(page)).enumerate() {
+        for (index, (now, before)) in now.chunks(page).zip(before.chunks(page)).enumerate() {
             let probed = |original, found| lifted.segment.protection.execute && holds_probe(original, found);
-            if probed(file, now) {
+            if probed(before, now) {
                 return Err(SessionError::Refused(format!("{}; fix: remove it, and detach again", Reason::Probed)));
             }
             // A uprobe on the file itself, which the kernel has just inserted into the new mapping, stays.
-            if now != file && !probed(now, file) {
-                executor.memory().write(staging + at + (index * page) as u64, now).map_err(memory)?;
+            if now != before && !probed(now, before) {
+                let start = lifted.range.start() + at + (index * page) as u64;
+                changes.insert(AddressRange::sized(start, base.bytes()));
             }
         }
     }
-    let copy = AddressRange::sized(staging, lifted.range.len());
-    executor.move_to(copy, lifted.range.start())?;
-    Ok(())
+    Ok(changes)
 }
 
 fn file_offset(lifted: &Lifted<'_>) -> u64 {
     let pages = lifted.segment.memory.widened(base_page()).shifted(lifted.object.bias);
     let first = lifted.segment.offset & !(base_page().bytes() - 1);
     first + (lifted.range.start() - pages.start())
-}
-
-fn map_file(
-    executor: &mut LiveExecutor,
-    path: &Path,
-    offset: u64,
-    length: u64,
-    object: &LoadedObject,
-) -> Result<Address, SessionError> {
-    let path = path.to_str().ok_or_else(|| SessionError::Refused(format!("{} is no UTF-8", path.display())))?;
-    Ok(executor.map_own_file(FileMapping { path, offset, protection: object_protection(object, offset) }, length)?)
 }
 
 /// Returns the protection of the file's segment without write permission, which the range had before it was lifted.

@@ -1,12 +1,12 @@
 //! The base of a program that has just been mapped: chosen and moved at the exec stop.
 
-use crate::{Base, SessionError};
+use crate::{Base, SessionError, images};
 use address_space::{Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, PageSize, format_bytes};
-use image_store::{Store, default_directory};
 use lift_plan::{BaseChoice, Coverable, Pages, Policy, cached_coverable, choose_base, choose_cached_base, coverable};
 use machine_facts::base_page;
 use process_view::{ObjectReader, ProcessFiles};
 use ptrace::{ExecStop, move_image};
+use std::fs::File;
 use std::ops::Range;
 
 /// Lowest base that is chosen, well above the kernel's default `vm.mmap_min_addr`.
@@ -50,12 +50,14 @@ pub struct Placing<'a> {
     pub bias: u64,
     /// The parts of its file in huge folios of the page cache.
     pub huge: &'a [Range<u64>],
+    /// The process that executes it.
+    pub pid: i32,
 }
 
-/// Returns the base that covers more of a program than its present one, or why there is none. `usual` is the machine's
-/// usual huge page size.
+/// Returns the base that covers more of a program than its present one, or as much where an image of it can be had; else why
+/// there is none. `usual` is the machine's usual huge page size.
 pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSize>) -> Result<Better, Base> {
-    let Placing { image, bias, huge } = *placing;
+    let Placing { image, bias, huge, pid } = *placing;
     let kept = |why: &str| Err(Base::Kept { why: why.to_owned() });
     if image.kind == ElfKind::FixedAddress {
         return kept("the program is linked to a fixed address");
@@ -65,7 +67,13 @@ pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSiz
         return kept("no huge pages on this kernel");
     };
     let best = choose_base(image, size, base_page, policy.kinds, policy.edges);
-    let why = match base_for_file(image, huge, policy, size, &best) {
+    let by_node = policy.pages == Pages::Auto && !huge.is_empty() && images::has_copies_by_node(pid, image);
+    let has_image = |size| images::may_be_had(File::open(format!("/proc/{pid}/exe")).ok().as_ref(), image, size);
+    let for_file = match by_node {
+        true => Err(Some("the store has copies of it by node".to_owned())),
+        false => base_for_file(image, huge, policy, (size, &best), &has_image),
+    };
+    let why = match for_file {
         Ok(cached) => {
             let before = cached_coverable(image, huge, bias, size, base_page, policy.kinds);
             if cached.covered <= before {
@@ -77,20 +85,24 @@ pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSiz
         Err(why) => why,
     };
     let before = coverable(image, bias, size, base_page, policy.kinds, policy.edges);
-    if best.covered <= before {
+    // Copies cover as much at several bases, an image is of one.
+    let elsewhere = bias % size.bytes() != best.offset && best.covered.read_only > 0;
+    let for_image = elsewhere && policy.pages.takes_images() && best.covered == before && has_image(size);
+    if best.covered <= before && !for_image {
         return kept(&format!("no base covers more{}", why.map(|why| format!(" ({why})")).unwrap_or_default()));
     }
     Ok(Better { size, offset: best.offset, before, after: best.covered, congruent: false, why })
 }
 
 /// Returns the base at which addresses agree with the file, where that is better than `best`, the base for copies and
-/// images; else why it is not, where huge folios could show anything.
+/// images; else why it is not, where huge folios could show anything. `has_image` says whether an image of the file made of
+/// pages of a size can be had.
 pub fn base_for_file(
     image: &ElfImage,
     huge: &[Range<u64>],
     policy: &Policy,
-    size: PageSize,
-    best: &BaseChoice,
+    (size, best): (PageSize, &BaseChoice),
+    has_image: &dyn Fn(PageSize) -> bool,
 ) -> Result<BaseChoice, Option<String>> {
     if huge.is_empty() || !policy.may_use_files() {
         return Err(None);
@@ -101,7 +113,7 @@ pub fn base_for_file(
     }
     let others = match policy.pages {
         Pages::File | Pages::FileThenImage => return Ok(cached),
-        _ if a_store_covers_more(&cached, best, size) => "an image",
+        _ if covers_more(best, &cached) && has_image(size) => "an image",
         _ if !is_worth_it(&cached, best) => "copies",
         _ => return Ok(cached),
     };
@@ -117,11 +129,11 @@ fn is_worth_it(cached: &BaseChoice, best: &BaseChoice) -> bool {
     2 * cached.covered.text >= best.covered.text && 2 * cached.covered.read_only >= best.covered.read_only
 }
 
-/// True where there is a store of shared images, and an image covers more code, or as much code and more other memory that
-/// is never written, than huge folios of the file do.
-fn a_store_covers_more(cached: &BaseChoice, best: &BaseChoice, size: PageSize) -> bool {
+/// True where an image at its best base covers more code, or as much code and more other memory that is never written,
+/// than huge folios of the file do.
+fn covers_more(image: &BaseChoice, cached: &BaseChoice) -> bool {
     let of = |choice: &BaseChoice| (choice.covered.text, choice.covered.read_only);
-    of(best) > of(cached) && Store::open_to_map(&default_directory()).is_ok_and(|store| store.page_size() == size)
+    of(image) > of(cached)
 }
 
 /// Moves the executable to the base that covers most, where that covers more than the base the kernel chose.
@@ -135,7 +147,7 @@ pub fn choose_and_move(
     policy: &Policy,
     usual: Option<PageSize>,
 ) -> (Base, u64) {
-    let placing = Placing { image: &executable.image, bias: executable.bias, huge };
+    let placing = Placing { image: &executable.image, bias: executable.bias, huge, pid: stop.pid() };
     let better = match better_base(&placing, policy, usual) {
         Ok(better) => better,
         Err(kept) => return (kept, executable.bias),

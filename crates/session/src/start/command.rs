@@ -1,5 +1,6 @@
 //! Finds the files that a command executes, and whether they may be traced.
 
+use heap_choice::Environment;
 use linux::attributes;
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
@@ -42,6 +43,13 @@ impl CommandFiles {
     /// The file that the kernel executes: the program, or the interpreter of a script.
     pub fn executed(&self) -> Option<&Path> {
         self.0.last().map(PathBuf::as_path)
+    }
+
+    /// The libraries that the dynamic linker loads with what the kernel executes, as far as they are found.
+    pub fn libraries(&self) -> Vec<PathBuf> {
+        let program = self.executed().map(|file| heap_choice::Program::read(file, &Environment::default()));
+        let libraries = program.and_then(Result::ok).flatten().map(|program| program.libraries);
+        libraries.unwrap_or_default().into_iter().map(|library| library.path).collect()
     }
 
     /// True where the program is a script.

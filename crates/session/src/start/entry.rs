@@ -1,36 +1,43 @@
 //! Lifts a program that stands at its entry.
 
-use crate::facts::plan_for;
-use crate::files::KnownFile;
+use crate::facts::{Preparation, plan_for};
+use crate::files::{FilePreparation, KnownFile};
 use crate::images::{Known, MissingImages};
 use crate::{LiftReport, SessionError};
 use address_space::{LoadedObject, ObjectRole};
 use lift_execution::{execute, seal};
-use lift_plan::{ImageSpan, MachineFacts, Plan, Policy, ProcessFacts};
+use lift_plan::{ImageSpan, MachineFacts, Method, Plan, Policy, ProcessFacts, RangeLift};
+use options::Prepare;
 use process_view::ObjectReader;
-use ptrace::{EntryStop, Injector, ProcessExecutor};
+use ptrace::{EntryStop, Injector, OutsideExecutor, ProcessExecutor};
 use std::time::Instant;
 
 /// A plan, and the objects of the program.
 pub type PlannedLift = (Plan, Vec<LoadedObject>);
 
-/// Lifts a program at its entry, or only plans the lift.
+/// Lifts a program at its entry, or only plans the lift. Files that it has loaded are collapsed in place where `prepare`
+/// allows that.
 pub fn lift(
     stop: &EntryStop,
     reader: &mut ObjectReader,
     (machine, known): (&MachineFacts, (Known, Option<&KnownFile>)),
     policy: &Policy,
     report: &mut LiftReport,
-    dry_run: bool,
+    (prepare, dry_run): (Prepare, bool),
 ) -> Result<Option<PlannedLift>, SessionError> {
     let started = Instant::now();
-    let missing = if dry_run { MissingImages::Leave } else { MissingImages::Make };
+    let preparation = match (dry_run, prepare) {
+        (true, _) => Preparation::NONE,
+        (false, Prepare::Never) => Preparation { missing: MissingImages::Make, files: FilePreparation::Nothing },
+        // What is loaded by now is mapped: it cannot be evicted any more.
+        (false, _) => Preparation { missing: MissingImages::Make, files: FilePreparation::InPlace },
+    };
     let mut ahead = None;
     let open_ahead = |process: &ProcessFacts| {
         ahead =
             process.images.first().filter(|_| !dry_run).and_then(|span| begin_to_open(stop, process, span, machine));
     };
-    let planned = plan_for(stop, reader, machine, policy, missing, known, open_ahead);
+    let planned = plan_for(stop, reader, machine, policy, preparation, known, open_ahead);
     // What has been begun in the process is undone whatever the outcome of the plan.
     if !planned.as_ref().is_ok_and(|(_, plan)| !dry_run && !plan.lifts.is_empty()) {
         ahead.take().map_or(Ok(()), Injector::finish)?;
@@ -38,7 +45,7 @@ pub fn lift(
     let (seen, plan) = planned?;
     report.not_understood =
         seen.not_understood.iter().filter(|f| f.executable).map(|f| format!("{}: {}", f.path, f.reason)).collect();
-    report.without_image = seen.without_image;
+    (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
     report.other_threads = stop.other_threads;
     // A program that was started through its dynamic linker goes by its own name.
     if let Some(executable) = seen.process.objects.iter().find(|object| object.role == ObjectRole::Executable) {
@@ -48,7 +55,11 @@ pub fn lift(
         return Ok(Some((plan, seen.process.objects)));
     }
     let mut outcome = lift_execution::Outcome::default();
-    if !plan.lifts.is_empty() {
+    let from_outside =
+        (ahead.is_none() && !policy.seal).then(|| lift_from_outside(stop, &plan, &seen.process, machine));
+    if let Some(done) = from_outside.flatten() {
+        outcome = done;
+    } else if !plan.lifts.is_empty() {
         let mut injector = ahead.map_or_else(|| stop.injector(&seen.process.space), Ok)?;
         match refuse_own_ground(&injector, &plan) {
             Ok(()) => {
@@ -71,18 +82,39 @@ pub fn lift(
         }
     }
     report.take(plan, outcome, started.elapsed());
-    report.look_at_nodes(machine);
+    report.look_at_nodes(machine, policy.numa);
     Ok(None)
+}
+
+/// Lifts by touching the process's memory from here, where huge folios of files alone are to be mapped: most starts then
+/// need no call of the process. `None` where that did not map all of them; a lift by calls goes on from there.
+fn lift_from_outside(
+    stop: &EntryStop,
+    plan: &Plan,
+    process: &ProcessFacts,
+    machine: &MachineFacts,
+) -> Option<lift_execution::Outcome> {
+    let first = |lift: &RangeLift| lift.attempts.first().map_or(&[][..], |attempt| &attempt.parts).to_vec();
+    let is_of_file = |lift: &RangeLift| first(lift).iter().all(|part| part.method == Method::Refault);
+    if plan.lifts.is_empty() || !plan.lifts.iter().all(is_of_file) {
+        return None;
+    }
+    let size = plan.lifts.first()?.attempts.first()?.page_size;
+    let mut executor = OutsideExecutor::new(stop.pid(), machine.base_page, size).ok()?;
+    let outcome = execute(plan, &process.space, &mut executor);
+    let mut both = plan.lifts.iter().zip(&outcome.ranges);
+    let is_done = both.all(|(lift, done)| first(lift).iter().all(|part| done.covered.covers(part.range)));
+    is_done.then_some(outcome)
 }
 
 /// Takes control of the process and lets it open the image that is mapped first, while the remaining facts are read.
 /// Where this fails, it is tried again when the image is needed.
-fn begin_to_open(
-    stop: &EntryStop,
+fn begin_to_open<'a>(
+    stop: &'a EntryStop,
     process: &ProcessFacts,
     span: &ImageSpan,
     machine: &MachineFacts,
-) -> Option<Injector> {
+) -> Option<Injector<'a>> {
     let mut injector = stop.injector(&process.space).ok()?;
     let _ = injector.begin_to_open(&span.path, machine.base_page);
     Some(injector)
@@ -90,7 +122,7 @@ fn begin_to_open(
 
 /// The code that makes the injected system calls must not be replaced while in use. It lies behind the vDSO, which is
 /// never lifted, or behind the code of a file where there is no vDSO.
-fn refuse_own_ground(injector: &Injector, plan: &Plan) -> Result<(), SessionError> {
+fn refuse_own_ground(injector: &Injector<'_>, plan: &Plan) -> Result<(), SessionError> {
     match plan.lifts.iter().any(|lift| injector.stands_in(lift.range)) {
         true => Err(SessionError::Refused(
             "it has no vDSO with room for the code that makes its system calls, which stands in a range to be lifted; \

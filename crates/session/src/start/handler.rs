@@ -2,6 +2,7 @@
 
 use super::base::{Placing, Started, better_base, choose_and_move};
 use super::entry::{PlannedLift, lift};
+use super::preparation::prepare;
 use super::{ENDED_BY_REQUIRE, StartEvent, StartOptions};
 use crate::files::{self, KnownFile};
 use crate::images::Known;
@@ -9,6 +10,7 @@ use crate::names::{Names, program_name};
 use crate::{Base, LiftReport, SessionError};
 use address_space::{Address, ElfImage, ElfKind, LoadedObject, ObjectRole, PageSize};
 use lift_plan::{MachineFacts, Policy};
+use linux::nodes::has_several_nodes;
 use machine_facts::{elf_machine, machine_facts_for, usual_huge_page};
 use process_view::{FileIdentity, ObjectReader, ProcessFiles, open_regular_file};
 use ptrace::{After, AfterExec, EntryStop, ExecStop, Handler};
@@ -38,6 +40,8 @@ pub struct Lifter<T> {
     ahead: Option<Ahead>,
     /// How the file of the program that is started lies in the page cache.
     file: Option<KnownFile>,
+    /// The program of that file needs no more than another base.
+    moves_only: bool,
 }
 
 /// Facts that are read while a program runs to its entry, so that it does not wait for them.
@@ -48,10 +52,25 @@ struct Ahead {
 }
 
 impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
-    /// Returns a lifter that reports events to `tell`. `file` is what is known of the program's file.
-    pub fn new(options: StartOptions, file: Option<KnownFile>, tell: T) -> Self {
-        let (reader, in_between) = (ObjectReader::default(), HashMap::new());
-        Self { options, tell, reader, in_between, usual: None, ahead: None, file }
+    /// Returns a lifter that reports events to `tell`. `reader` may have read the program's file, and `file` is what is known
+    /// of it; the program needs no more than another base if it `moves_only`.
+    pub fn new(
+        options: StartOptions,
+        reader: ObjectReader,
+        (file, moves_only): (Option<KnownFile>, bool),
+        tell: T,
+    ) -> Self {
+        Self { options, tell, reader, in_between: HashMap::new(), usual: None, ahead: None, file, moves_only }
+    }
+
+    /// The options of the start.
+    pub fn options(&self) -> &StartOptions {
+        &self.options
+    }
+
+    /// Holds the program's file in a process that was copied from the one which prepared it.
+    pub fn hold_again(&self) {
+        self.file.iter().for_each(KnownFile::hold_again);
     }
 
     /// Reports an event other than those of the stops.
@@ -65,6 +84,16 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         let interpreter = self.reader.read_ahead(program).and_then(|image| image.interpreter.clone());
         if let Some(interpreter) = interpreter {
             self.reader.read_ahead(Path::new(&interpreter));
+        }
+    }
+
+    /// Brings the file of a program into huge folios that is followed and was not known before its exec: nothing of it has
+    /// been touched yet.
+    fn prepare_executed(&mut self, pid: i32) {
+        let path = ProcessFiles::of(pid).path("exe");
+        let shown = std::fs::read_link(&path).unwrap_or_else(|_| path.clone());
+        if let Some(file) = prepare((&path, &shown), &mut self.reader, &self.options) {
+            self.file = Some(file);
         }
     }
 
@@ -82,7 +111,9 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
 
     /// Reports the outcome for one program and decides whether it goes on.
     fn conclude(&mut self, report: &LiftReport) -> After {
-        let ended = self.options.require && !report.is_complete();
+        // The program maps its file by now, or does not need it held.
+        self.file.iter_mut().for_each(KnownFile::let_go);
+        let ended = self.options.require && !report.lift.is_complete();
         (self.tell)(&StartEvent::Concluded { report, ended });
         if ended { After::Exit(ENDED_BY_REQUIRE) } else { self.after(report) }
     }
@@ -97,12 +128,16 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         }
         let names = Names::of(report.pid);
         let others = only.iter().any(|name| !names.are_of_file(name));
-        if self.options.follow_lifted || others || report.ranges.is_empty() { After::Follow } else { After::Release }
+        if self.options.follow_lifted || others || report.lift.ranges.is_empty() {
+            After::Follow
+        } else {
+            After::Release
+        }
     }
 
     fn unlifted(&mut self, pid: i32, why: String) -> After {
         let mut report = LiftReport::new(pid, program_name(pid));
-        report.unlifted = Some(why);
+        report.lift.unlifted = Some(why);
         self.conclude(&report)
     }
 
@@ -110,7 +145,7 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
     fn begin_known(&mut self, stop: &ExecStop) -> Option<AfterExec> {
         let process = ProcessFiles::of(stop.pid());
         let file = std::fs::metadata(process.path("exe")).ok()?;
-        let image = self.reader.known(&FileIdentity::of(&file))?;
+        let image = self.reader.known(&FileIdentity::of(&file)).filter(|_| !self.moves_only)?;
         let is_ordinary = file.mode() & libc::S_ISUID == 0
             && image.machine == elf_machine()
             && image.interpreter.is_some()
@@ -122,7 +157,7 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         if huge.is_none() && self.may_move_for_file(image, self.usual?) {
             return None;
         }
-        let placing = Placing { image, bias, huge: huge.unwrap_or_default() };
+        let placing = Placing { image, bias, huge: huge.unwrap_or_default(), pid: stop.pid() };
         let base = better_base(&placing, &self.options.policy, self.usual?).err()?;
         self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });
         Some(AfterExec::StopAt(entry))
@@ -153,6 +188,9 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         }
         let huge = self.huge_parts(stop.pid(), executable, usual);
         let (base, bias) = choose_and_move(stop, &started, executable, &huge, &self.options.policy, usual);
+        if self.moves_only && self.is_known(stop.pid()) {
+            return Ok(AfterExec::Nothing);
+        }
         self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });
         let entry = executable.image.entry + bias;
         Ok(if executable.image.is_static() { AfterExec::AtEntry } else { AfterExec::StopAt(entry) })
@@ -166,6 +204,12 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         image.kind == ElfKind::PositionIndependent
             && self.options.policy.may_use_files()
             && read_only.any(|segment| segment.memory.len() >= size.bytes())
+    }
+
+    /// True where a process runs the file that was looked at before the exec.
+    fn is_known(&self, pid: i32) -> bool {
+        let identity = std::fs::metadata(ProcessFiles::of(pid).path("exe")).map(|file| FileIdentity::of(&file));
+        identity.is_ok_and(|identity| self.file.as_ref().is_some_and(|known| known.huge_of(&identity).is_some()))
     }
 
     /// Returns the parts of a program's file that lie in huge folios, where its base may be chosen for these.
@@ -187,11 +231,12 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         let machine = if stop.thp_is_off() { machine.with_thp_off_in_process() } else { machine };
         let machine = if self.options.dry_run { self.options.pools.of(machine) } else { machine };
         let known = (known, self.file.as_ref());
-        lift(stop, &mut self.reader, (&machine, known), &self.options.policy, report, self.options.dry_run)
+        let how = (self.options.prepare, self.options.dry_run);
+        lift(stop, &mut self.reader, (&machine, known), &self.options.policy, report, how)
     }
 
     fn write_perf_map(&mut self, report: &LiftReport) {
-        if !self.options.perf_map || report.covered_bytes == 0 {
+        if !self.options.perf_map || report.lift.covered_bytes == 0 {
             return;
         }
         if let Err(error) = crate::perf_map::write(report.pid) {
@@ -209,6 +254,9 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
         if !self.is_wanted(stop.pid()) {
             return AfterExec::Nothing;
         }
+        if !self.options.only.is_empty() {
+            self.prepare_executed(stop.pid());
+        }
         let result = self.begin(stop);
         if let Some(in_between) = self.in_between.get_mut(&stop.pid()) {
             in_between.stopped = started.elapsed();
@@ -225,6 +273,7 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
     fn while_loading(&mut self, pid: i32) {
         let policy = &self.options.policy;
         let machine = machine_facts_for(pid, policy);
+        let _ = has_several_nodes();
         self.ahead = Some(Ahead { pid, machine, known: Known::of_store(policy) });
     }
 
@@ -255,7 +304,7 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
                 (self.tell)(&StartEvent::Planned { pid: stop.pid(), program, plan, objects });
                 return After::Exit(0);
             }
-            Err(error) => report.unlifted = Some(error.in_full()),
+            Err(error) => report.lift.unlifted = Some(error.in_full()),
         }
         if let Some(before) = before {
             report.base = before.base;

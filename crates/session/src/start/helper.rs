@@ -4,16 +4,18 @@
 #![allow(unsafe_code)]
 
 use super::handler::Lifter;
+use super::preparation::{prepare, work_with};
 use super::{StartEvent, StartOptions};
-use crate::files::{KnownFile, prepare_program};
-use machine_facts::{base_page, machine_facts_for, usual_huge_page};
+use lift_plan::StartWork;
+use machine_facts::base_page;
 use nix::unistd::Pid;
-use ptrace::{Follower, Helper, launch};
+use process_view::ObjectReader;
+use ptrace::{Follower, Helper, Tracer, launch, refusal};
 use std::convert::Infallible;
 use std::path::Path;
-use std::{fs, io};
 
-/// Starts a helper that lifts what this process becomes, and calls `depart`, which executes the program.
+/// Starts a helper that lifts what this process becomes, and calls `depart`, which executes the program. There is none where
+/// nothing is to be done.
 ///
 /// `program` is the file that will be executed, if it is known; reading it ahead shortens the time for which the program
 /// stands still. `tell` is called in the helper process.
@@ -31,52 +33,35 @@ pub unsafe fn become_program(
     tell: impl FnMut(&StartEvent<'_>),
     depart: impl FnOnce(Helper) -> Infallible,
 ) -> String {
-    let file = program.and_then(|program| prepare(program, &options));
     let descendants = !options.only.is_empty();
+    // Programs that are followed are prepared when they are executed.
+    let mut reader = ObjectReader::new();
+    let before_exec = program.filter(|_| !descendants);
+    let file = before_exec.and_then(|program| prepare((program, program), &mut reader, &options));
+    let work = before_exec.map(|program| work_with(program, &mut reader, file.as_ref(), &options));
+    if work == Some(StartWork::Nothing) {
+        depart(Helper::NotNeeded);
+    }
+    let moves_only = work == Some(StartWork::Base);
     let collapses = options.collapse_heap.is_some();
     let helper = |us: Pid, answer: &mut dyn FnMut(Result<(), String>)| match Follower::seize(us, descendants) {
         Ok(follower) => {
             answer(Ok(()));
-            lift_all(follower.that_stays(collapses), us.as_raw(), options, (program, file), tell);
+            let lifter = Lifter::new(options, reader, (file, moves_only), tell);
+            lift_all(follower.that_stays(collapses), us.as_raw(), program, lifter);
         }
-        Err(error) => answer(Err(refusal(us.as_raw(), &error))),
+        Err(error) => answer(Err(refusal(us, &error, Tracer::Helper))),
     };
     // SAFETY:
     // - the caller's promises; the options own no descriptor, nor does a follower that has just begun.
     unsafe { launch(descendants || collapses, helper, depart) }.to_string()
 }
 
-/// Brings the program's file into huge folios of the page cache, and looks at it: once it is executed, the pages that it
-/// touches cannot be evicted any more.
-fn prepare(program: &Path, options: &StartOptions) -> Option<KnownFile> {
-    if !options.policy.may_use_files() || options.dry_run {
-        return None;
-    }
-    let size = usual_huge_page().filter(|size| options.policy.page_size.is_none_or(|wanted| wanted == *size))?;
-    // Most programs are too small.
-    if fs::metadata(program).is_ok_and(|metadata| metadata.len() < size.bytes()) {
-        return None;
-    }
-    let available = machine_facts_for(std::process::id() as i32, &options.policy).memory_available;
-    prepare_program(program, &options.policy, size, options.prepare, available)
-}
-
-/// Brings the file of a program that will lift itself into huge folios of the page cache, as far as the options want it.
-pub fn prepare_file(program: &Path, options: &StartOptions) {
-    // What it met, the program's own library reports.
-    let _ = prepare(program, options);
-}
-
 /// Does the helper's work until nothing is left to lift.
-fn lift_all(
-    follower: Follower,
-    pid: i32,
-    options: StartOptions,
-    (program, file): (Option<&Path>, Option<KnownFile>),
-    tell: impl FnMut(&StartEvent<'_>),
-) {
-    let collapse = options.collapse_heap;
-    let mut lifter = Lifter::new(options, file, tell);
+fn lift_all(follower: Follower, pid: i32, program: Option<&Path>, mut lifter: Lifter<impl FnMut(&StartEvent<'_>)>) {
+    let collapse = lifter.options().collapse_heap;
+    // Where this process is a copy, it has no page table entries of the file yet.
+    lifter.hold_again();
     if let Some(program) = program {
         lifter.prepare(program);
     }
@@ -89,25 +74,5 @@ fn lift_all(
     if let Err(heap_choice::CollapseError::Refused(error)) = heap_choice::collapse_while_it_runs(pid, huge, base_page())
     {
         lifter.tell(&StartEvent::HeapNotCollapsed { pid, error: &error });
-    }
-}
-
-/// Why ptrace was refused, and the fix.
-fn refusal(us: i32, error: &io::Error) -> String {
-    let status = fs::read_to_string(format!("/proc/{us}/status")).unwrap_or_default();
-    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).map_or("0", str::trim);
-    if tracer != "0" {
-        let name = fs::read_to_string(format!("/proc/{tracer}/comm")).unwrap_or_default();
-        return format!("process {tracer} ({}) traces it already, and a process has one tracer at most", name.trim());
-    }
-    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    match scope.trim() {
-        "2" | "3" => format!(
-            "ptrace is refused ({error}); found kernel.yama.ptrace_scope = {}, needed 0 or 1: sysctl kernel.yama.ptrace_scope=1",
-            scope.trim()
-        ),
-        _ => format!(
-            "ptrace is refused ({error}); needed: permission to trace, in a container --cap-add=SYS_PTRACE or a seccomp profile that allows ptrace"
-        ),
     }
 }

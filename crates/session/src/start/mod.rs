@@ -6,10 +6,12 @@ mod entry;
 mod handler;
 mod helper;
 mod preload;
+mod preparation;
 
 pub use command::CommandFiles;
-pub use helper::{become_program, prepare_file};
+pub use helper::become_program;
 pub use preload::{find_library, preload_environment};
+pub use preparation::prepare_file;
 pub use ptrace::{Helper, Program};
 
 use crate::LiftReport;
@@ -44,6 +46,17 @@ pub struct StartOptions {
     pub perf_map: bool,
     /// Collapse the program's memory into pages of this size as long as it runs.
     pub collapse_heap: Option<PageSize>,
+    /// Nobody is told of a lift. What needs no tracer is then started without one.
+    pub silent: bool,
+}
+
+impl StartOptions {
+    /// True where a program's start may end before its entry: nothing is asked for but to lift this one program, and nobody
+    /// is told how much the kernel shows there.
+    fn may_end_early(&self) -> bool {
+        let followed = !self.only.is_empty() || self.collapse_heap.is_some();
+        self.silent && !(followed || self.require || self.dry_run || self.perf_map)
+    }
 }
 
 /// An event of a start. The helper reports it while the program is stopped, unless a variant says otherwise.
