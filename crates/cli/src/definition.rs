@@ -4,13 +4,14 @@ use crate::arguments::bench::BenchArgs;
 use crate::arguments::heap::{AttachHeapArg, HeapArgs};
 use crate::arguments::policy::{PolicyArgs, choice};
 use crate::arguments::report::ReportArgs;
+use crate::arguments::via::ViaArg;
 use crate::commands::service::{DisableArgs, EnableArgs, EnabledArgs};
 use crate::commands::{
     align::AlignArgs, cache::CacheArgs, demo::DemoArgs, doctor::DoctorArgs, estimate::EstimateArgs,
     generate::GenerateArgs, image::ImageArgs, perf_map::PerfMapArgs, pool::PoolArgs, probe::ProbeArgs,
     shootdowns::ShootdownsArgs, stat::StatArgs, stat::rounds::USUAL_STALL, status::StatusArgs,
 };
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use options::Prepare;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -59,7 +60,7 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show what the kernel backs with huge pages now.
     ///
-    /// Of a heap that Pagelift has preloaded it also shows what the program holds of it beside what is resident. A small
+    /// For a heap that Pagelift has preloaded it also shows what the program holds of it beside what is resident. A small
     /// block counts with the size of its class, up to an eighth more than was asked for, and one that another thread has
     /// freed counts until the thread that its page belongs to takes it back.
     Status(StatusArgs),
@@ -145,15 +146,6 @@ pub struct MeasuringCli {
     pub command: MeasuringCommand,
 }
 
-/// `--via`.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ViaArg {
-    /// From outside: any program, and nothing stays in it.
-    Ptrace,
-    /// From inside, by libpagelift.so in its environment: dynamically linked programs; objects loaded later too.
-    Preload,
-}
-
 /// `pagelift run`.
 #[derive(Args, Clone)]
 #[command(
@@ -193,6 +185,9 @@ pub struct RunArgs {
     /// With --dry-run, plan as if the pools had all pages that the lift takes.
     #[arg(long, requires = "dry_run")]
     pub suppose_pool: bool,
+    /// --report does without one where the program is lifted by preload.
+    #[arg(long, hide = true)]
+    pub report_if_possible: bool,
     /// Execute the program with this argv[0] instead of CMD, as env --argv0 does.
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub argv0: Option<OsString>,
@@ -269,6 +264,7 @@ pub struct DetachArgs {
 
 /// `pagelift inspect`.
 #[derive(Args, Clone)]
+#[command(group = ArgGroup::new("looks").args(["used", "probe"]).multiple(true))]
 pub struct InspectArgs {
     /// What to lift and from where.
     #[command(flatten)]
@@ -279,13 +275,17 @@ pub struct InspectArgs {
     /// Plan as if the pools had all pages that the lift takes.
     #[arg(long)]
     pub suppose_pool: bool,
-    /// Of a process: count the pages that it uses within half a second, and say whether the TLB holds them, as `stat` does.
+    /// Count the pages that a process uses within half a second, and say whether the TLB holds them, as `stat` does.
     /// For that its accessed marks are cleared once.
     #[arg(long)]
     pub used: bool,
-    /// With --used, the longest time in milliseconds for which the process may have to wait for the map of its memory.
+    /// Measure for four seconds how far the TLB of this machine reaches and what huge pages save of a page walk, as `probe`
+    /// does. The pages that a process uses are counted, too, and compared with that.
+    #[arg(long)]
+    pub probe: bool,
+    /// With --used or --probe, the longest time in milliseconds for which the process may have to wait for the map of its memory.
     /// Memory that would take longer is left out.
-    #[arg(long, value_name = "MS", requires = "used", default_value_t = USUAL_STALL, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    #[arg(long, value_name = "MS", requires = "looks", default_value_t = USUAL_STALL, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub stall: u64,
     /// An ELF file, or the number of a process.
     #[arg(value_name = "FILE|PID")]

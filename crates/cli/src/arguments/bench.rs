@@ -1,8 +1,9 @@
 //! `pagelift bench`: what it measures, how long, and what it prints.
 
-use super::policy::{PolicyArgs, choice};
+use super::policy::PolicyArgs;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args};
-use options::Pages;
+use options::{Choice, Pages};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,9 +15,10 @@ pub struct BenchArgs {
     /// What to lift and from where.
     #[command(flatten)]
     pub policy: PolicyArgs,
-    /// Compare these sources of huge pages, separated by commas, each with plain.
-    #[arg(long, value_parser = choice::<Pages>(), value_delimiter = ',', value_name = "PAGES", conflicts_with = "pages")]
-    pub arms: Vec<Pages>,
+    /// Compare these, separated by commas, each with plain: sources of huge pages, and the allocator's own settings by which it
+    /// keeps its memory (`pagelift run --calm`).
+    #[arg(long, value_parser = arm(), value_delimiter = ',', value_name = "ARMS", conflicts_with = "pages")]
+    pub arms: Vec<ArmArg>,
     /// Lift only programs of these names, separated by commas, that the command or the server starts or becomes: cc1plus of
     /// g++, postgres of setpriv.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["toggle", "from"])]
@@ -25,14 +27,16 @@ pub struct BenchArgs {
     /// times.
     #[arg(long, value_name = "CMD", conflicts_with_all = ["arms", "toggle", "from"])]
     pub against: Vec<String>,
-    /// Lift this process and put it back, in random blocks, under its own load: its code and read-only data, since huge
-    /// pages below writable memory cannot be taken back.
-    #[arg(long, value_name = "PID", conflicts_with = "command", value_parser = clap::value_parser!(i32).range(1..))]
-    pub toggle: Option<i32>,
-    /// Instead of lifting, switch by shell commands: to the state that is compared, and back to plain.
+    /// Lift this process and put it back, in random blocks, under its own load; without a number the server of the command,
+    /// which is started, loaded by --load and ended: its code and read-only data, since huge pages below writable memory cannot
+    /// be taken back.
+    #[arg(long, value_name = "PID", num_args = 0..=1, value_parser = clap::value_parser!(i32).range(1..))]
+    pub toggle: Option<Option<i32>>,
+    /// Instead of lifting, switch by shell commands: to the state that is compared, and back to plain. {pid} becomes the number
+    /// of the process.
     #[arg(long, num_args = 2, value_names = ["ON", "OFF"], requires = "toggle", conflicts_with = "arms")]
     pub toggle_with: Vec<String>,
-    /// What counts as work: auto (system calls of the process), a shell command that prints a growing number,
+    /// What counts as work: auto (answers to Pagelift's own clients where these load, else system calls of the process), instructions (for each cycle, by a PMU), a shell command that prints a growing number,
     /// http://HOST/metrics#NAME, mysql://USER@HOST#Questions, postgres://USER@HOST#xact_commit,
     /// redis://HOST#total_commands_processed.
     #[arg(long, value_name = "WORK", default_value = "auto", requires = "toggle")]
@@ -55,12 +59,17 @@ pub struct BenchArgs {
     /// What is dropped after each switch, from one state or server to another.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 100, requires = "bursts", value_parser = clap::value_parser!(u64).range(0..=600_000))]
     pub settle: u64,
-    /// Count pauses and copies of each lift in the window behind it; else they are measured apart.
+    /// Leave pauses and copies of the lifts out: what a lift brings once it is made. Else they count in the lifted windows, and
+    /// both answers are printed.
     #[arg(long, requires = "toggle")]
-    pub with_switches: bool,
+    pub steady: bool,
     /// Count page walks in each state, by the CPU's PMU; where there is none the reason is kept and shown.
     #[arg(long, conflicts_with = "from")]
     pub counters: bool,
+    /// Before the first block, measure for four seconds what address translation costs on this machine, as `probe` does; the
+    /// report draws it.
+    #[arg(long, conflicts_with = "from")]
+    pub probe: bool,
     /// Keep every sample, as JSON lines.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -76,6 +85,30 @@ pub struct BenchArgs {
     /// The command to run plain and lifted in turn. What it prints is dropped.
     #[arg(trailing_var_arg = true, value_name = "CMD", required_unless_present_any = ["toggle", "server", "from"])]
     pub command: Vec<OsString>,
+}
+
+/// One of `--arms`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArmArg {
+    /// What the others are compared with, named or not.
+    Plain,
+    /// Nothing is lifted, and the allocator keeps its memory.
+    Calm,
+    /// Lifted from this source.
+    Lifted(Pages),
+}
+
+fn arm() -> impl TypedValueParser<Value = ArmArg> {
+    let own = [
+        PossibleValue::new("plain").help("The program as it is; always there"),
+        PossibleValue::new("calm").help("Not lifted; its allocator keeps its memory and sends no TLB shootdowns"),
+    ];
+    let pages = Pages::ALL.iter().map(|named| PossibleValue::new(named.word).help(named.help.trim_end_matches('.')));
+    PossibleValuesParser::new(own.into_iter().chain(pages)).try_map(|word| match word.as_str() {
+        "plain" => Ok(ArmArg::Plain),
+        "calm" => Ok(ArmArg::Calm),
+        word => Pages::from_word(word).map(ArmArg::Lifted),
+    })
 }
 
 /// `--per`.
@@ -94,26 +127,26 @@ pub struct ServerArgs {
     /// a time in bursts. It is executed without a shell, and stays in the foreground.
     #[arg(long, value_name = "CMD", conflicts_with = "command", requires = "load")]
     pub server: Option<String>,
-    /// What loads them: a shell command for each burst, in which {port}, {dir} and {seconds} are filled in, or clients of
+    /// What loads them: a shell command for each burst, or with --toggle over and over again, in which {port}, {dir} and {seconds} are filled in, or clients of
     /// Pagelift: mysql://USER@127.0.0.1:{port}/DB?query=SQL, postgres://…?query=SQL, redis://127.0.0.1:{port}?query=COMMAND,
     /// http://127.0.0.1:{port}/PATH. In a request {1..1000} is another number each time.
-    #[arg(long, value_name = "CMD|URL", requires = "server")]
+    #[arg(long, value_name = "CMD|URL", requires = "bursts")]
     pub load: Option<String>,
     /// A regular expression whose group is the number in what the load prints, the last one: work in a second, or for a group
     /// named (?<count>…) in the burst, (?<time>…) time for a unit [default: each run of the load is the same work].
-    #[arg(long, value_name = "REGEX", requires = "load")]
+    #[arg(long, value_name = "REGEX", requires_all = ["server", "load"])]
     pub metric: Option<String>,
     /// Connections of Pagelift's own clients, each with one request at a time.
     #[arg(long, value_name = "NUMBER", default_value_t = 4, requires = "load", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub clients: u32,
     /// Shell command before the first start of each server, to make what it needs in {dir}.
-    #[arg(long, value_name = "CMD", requires = "server")]
+    #[arg(long, value_name = "CMD", requires = "bursts")]
     pub prepare: Option<String>,
     /// Shell command that succeeds once a server is ready [default: it answers the clients, or takes connections on {port}].
-    #[arg(long, value_name = "CMD", requires = "server")]
+    #[arg(long, value_name = "CMD", requires = "bursts")]
     pub ready: Option<String>,
     /// Shell command after each start, once the server is ready, to put data into it.
-    #[arg(long, value_name = "CMD", requires = "server")]
+    #[arg(long, value_name = "CMD", requires = "bursts")]
     pub fill: Option<String>,
     /// How often all servers are started: the interval is taken over the starts, from four on.
     #[arg(long, value_name = "NUMBER", default_value_t = 6, requires = "server", value_parser = clap::value_parser!(u32).range(1..=1000))]

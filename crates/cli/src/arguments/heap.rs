@@ -43,7 +43,12 @@ pub struct HeapArgs {
 impl HeapArgs {
     /// What the arguments ask for.
     pub fn options(&self) -> HeapOptions {
-        HeapOptions { pages: self.heap, reserve: self.heap_reserve, forced: self.heap_allocator.map(Forced::from) }
+        HeapOptions {
+            pages: self.heap,
+            reserve: self.heap_reserve,
+            forced: self.heap_allocator.map(Forced::from),
+            ..HeapOptions::default()
+        }
     }
 }
 

@@ -4,3 +4,4 @@ pub mod bench;
 pub mod heap;
 pub mod policy;
 pub mod report;
+pub mod via;

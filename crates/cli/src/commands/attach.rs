@@ -3,7 +3,7 @@
 use super::reading::keeps_rights;
 use crate::arguments::heap::AttachHeapArg;
 use crate::definition::{AttachArgs, DetachArgs};
-use crate::text::{heap, message, pause::pause, table};
+use crate::text::{heap, pause::pause, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
 use process_view::{ObjectReader, ObservationError};
@@ -57,7 +57,7 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectRead
     }
     let options = AttachOptions { policy, prepare: args.prepare, heap: args.heap == AttachHeapArg::Thp };
     let Some(Attached { report, pause: paused }) = lift(process, &options, reader)? else { return Ok(()) };
-    if args.outcome.perf_map && report.covered_bytes > 0 {
+    if args.outcome.perf_map && report.lift.covered_bytes > 0 {
         let written = session::perf_map::write(pid).context("writing the perf map")?;
         written.not_confined.iter().for_each(keeps_rights);
     }
@@ -66,12 +66,12 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectRead
     }
     if !args.outcome.quiet {
         let heap = report.heap.as_ref().map(|in_place| format!("; {}", heap::in_place(in_place))).unwrap_or_default();
-        eprintln!("{}; {}{heap}", message::line(&report), pause(paused));
+        eprintln!("{}; {}{heap}", report.line(), pause(paused));
     }
     if args.outcome.verbose {
         eprint!("{}", table::outcome(&report));
     }
-    if args.require && !report.is_complete() {
+    if args.require && !report.lift.is_complete() {
         bail!("not everything could be lifted, and --require was given");
     }
     Ok(())

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use confinement::Reads;
 use health::gather::{Subject, gather, try_features};
-use health::{Report, examine};
+use health::{HealthReport, examine};
 use process_view::open_regular_file;
 use session::start::CommandFiles;
 use std::ffi::OsString;
@@ -53,10 +53,11 @@ pub fn run(args: &DoctorArgs) -> u8 {
     })
 }
 
-fn report(args: &DoctorArgs) -> anyhow::Result<Report> {
+fn report(args: &DoctorArgs) -> anyhow::Result<HealthReport> {
     // All that needs more rights than reading, before anything of others is read.
     let tried = try_features(args.probe);
     let subject = subject(args)?;
+    let reach = tried.reach();
     let watch = match subject {
         Subject::Process(pid) if args.probe => {
             Some(Watch::start(Rounds::open_for_one("doctor --probe", pid, Duration::from_millis(USUAL_STALL))))
@@ -64,12 +65,12 @@ fn report(args: &DoctorArgs) -> anyhow::Result<Report> {
         _ => None,
     };
     confine_to(if matches!(subject, Subject::Process(_)) { Reads::Processes } else { Reads::Own });
-    Ok(examine(&gather(tried, &subject, watch.map_or_else(Vec::new, in_use))?))
+    Ok(examine(&gather(tried, &subject, watch.map_or_else(Vec::new, |watch| in_use(watch, &reach)))?))
 }
 
 /// What of a process is in use, by its accessed marks.
-fn in_use(watch: Watch) -> Vec<PartVerdict> {
-    match watch.finish(&Reach::of_this_cpu()) {
+fn in_use(watch: Watch, reach: &Reach) -> Vec<PartVerdict> {
+    match watch.finish(reach) {
         Outcome::Measured(marks) => marks.verdicts,
         Outcome::NotMeasured(why) => {
             eprintln!("pagelift: note: which pages are in use was not measured: {why}");
@@ -93,7 +94,7 @@ fn subject(args: &DoctorArgs) -> anyhow::Result<Subject> {
     Ok(Subject::Command { words, path: path.to_owned(), file, is_script: files.is_script() })
 }
 
-fn print(args: &DoctorArgs, report: &Report) -> anyhow::Result<()> {
+fn print(args: &DoctorArgs, report: &HealthReport) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, report)?;
@@ -102,6 +103,9 @@ fn print(args: &DoctorArgs, report: &Report) -> anyhow::Result<()> {
         let style = Style { is_coloured: is_coloured(out.is_terminal()), all: args.all };
         let is_root = nix::unistd::geteuid().is_root();
         out.write_all(text(report, is_root, style).as_bytes())?;
+        if let Some(pid) = args.pid.filter(|_| !args.probe) {
+            writeln!(out, "\nWhich pages are in use, and how far the TLB reaches: `pagelift doctor --probe {pid}`.")?;
+        }
     }
     out.flush()?;
     Ok(())

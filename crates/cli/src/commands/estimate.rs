@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use lift_plan::ThpMode;
 use linux::pages::base_page;
+use process_view::quoted;
 use session::start::CommandFiles;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -13,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
-use tlb_estimate::{EstimateError, PlannedPages, Qemu, Request, Slice, Transparent, estimate, fix_addresses};
+use tlb_estimate::{EstimateError, PlannedPages, Qemu, Request, Slice, Today, Transparent, estimate, fix_addresses};
 use tlb_model::{Geometry, Replacement, known_cpu, known_cpus, own_cpu};
 
 /// `--replacement`.
@@ -105,6 +106,8 @@ pub fn run(args: &EstimateArgs) -> Result<()> {
     started.enter_folder()?;
     fix_addresses().context("fixing the addresses of the programs that are started")?;
     let planned = plan(args, &started)?;
+    // While it runs: it need not live as long as the trace.
+    let today = started.process.map(Today::of).transpose().context("reading what of the process is on huge pages")?;
     let request = Request {
         program: &program,
         words: &started.words,
@@ -113,7 +116,8 @@ pub fn run(args: &EstimateArgs) -> Result<()> {
         cores: args.cores,
         slice,
         planned,
-        transparent: transparent(),
+        transparent: transparent(today.as_ref()),
+        today: today.map(|today| today.objects),
         plugin,
     };
     let interrupted = crate::exit::interruptions()?;
@@ -168,16 +172,6 @@ fn words_of(pid: i32, name: &str) -> Result<Vec<OsString>> {
     Ok(words.filter(|_| !text.is_empty()).map(|word| OsStr::from_bytes(word).to_owned()).collect())
 }
 
-/// A word as a shell reads it.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
-}
-
 /// The ELF file to execute, by the name that maps will show.
 fn executable(files: &CommandFiles, words: &[OsString]) -> Result<std::path::PathBuf> {
     let name = words[0].to_string_lossy();
@@ -220,11 +214,13 @@ fn slice(args: &EstimateArgs) -> Result<Slice> {
     Ok(Slice { skip: args.skip, after_seconds: args.after, warm_up, instructions: args.instructions })
 }
 
-fn transparent() -> Transparent {
+/// Transparent huge pages of anonymous memory: as seen in a process that runs, else as the kernel's mode makes likely.
+fn transparent(today: Option<&Today>) -> Transparent {
     let thp = machine_facts::machine_facts(std::process::id() as i32).thp;
     Transparent {
         size: linux::pages::transparent_huge_page(),
-        always: thp.is_some_and(|thp| thp.mode == ThpMode::Always),
+        always: today
+            .map_or_else(|| thp.is_some_and(|thp| thp.mode == ThpMode::Always), |today| today.anonymous_is_huge),
     }
 }
 

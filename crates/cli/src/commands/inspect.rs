@@ -1,10 +1,11 @@
 //! `pagelift inspect`: the plan for a file or a process, and where its base should be.
 
+use super::probe::{beside, reach};
 use super::reading::confine_to;
 use super::stat::report::{Marks, Outcome};
 use super::stat::rounds::{Rounds, Watch};
 use crate::definition::InspectArgs;
-use crate::text::{heap, stat, table};
+use crate::text::{heap, probe, stat, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
 use confinement::Reads;
@@ -15,6 +16,7 @@ use session::inspect::{Bases, Inspection, Pools, inspect_file, inspect_process};
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
+use tlb_probe::Probe;
 use working_set::Reach;
 
 /// The plan, and with `--used` what is in use.
@@ -24,6 +26,12 @@ struct Inspected {
     inspection: Inspection,
     #[serde(flatten)]
     used: Option<Used>,
+    /// What this machine's huge pages are worth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    probe: Option<Outcome<Probe>>,
+    /// What would show more.
+    #[serde(skip)]
+    hint: Option<String>,
 }
 
 /// The pages that a process uses, beside the size of the TLB; the form is that of `stat --json`.
@@ -45,6 +53,14 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
         if let Some(used) = &inspected.used {
             write!(out, "{}", stat::of_use(&used.marks, &used.tlb))?;
         }
+        match &inspected.probe {
+            Some(Outcome::Measured(probe)) => write!(out, "\n{}", probe::short(probe))?,
+            Some(Outcome::NotMeasured(why)) => writeln!(out, "\nWhat page walks cost: not measured: {why}")?,
+            None => {}
+        }
+        if let Some(hint) = &inspected.hint {
+            writeln!(out, "\n{hint}")?;
+        }
     }
     out.flush()?;
     Ok(())
@@ -55,17 +71,28 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
     let pools = if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre };
     let path = Path::new(&args.target);
     let pid = args.target.to_str().and_then(|text| text.parse::<i32>().ok());
+    // Before the rights to make memory executable are given up.
+    let probe = args.probe.then(|| beside().map_or_else(Outcome::NotMeasured, Outcome::Measured));
     if let Some(pid) = pid.filter(|_| !path.exists()) {
+        let looks = args.used || args.probe;
         // What changes the process is opened before the rights to change anything are given up.
         let stall = Duration::from_millis(args.stall);
-        let watch = args.used.then(|| Watch::start(Rounds::open_for_one("inspect --used", pid, stall)));
+        let watch = looks.then(|| Watch::start(Rounds::open_for_one("inspect --used", pid, stall)));
         confine_to(Reads::Processes);
         // Counted before the plan is made: to read the map of a process is to hold it.
         let used = watch.map(|watch| {
-            let tlb = Reach::of_this_cpu();
+            let tlb = match &probe {
+                Some(Outcome::Measured(probe)) => reach(probe),
+                _ => Reach::of_this_cpu(),
+            };
             Used { marks: watch.finish(&tlb), tlb }
         });
-        return Ok(Inspected { inspection: inspect_process(pid, &policy, pools)?, used });
+        let hint = (!looks).then(|| {
+            format!(
+                "Whether the TLB holds what it uses: `pagelift inspect --used {pid}`; by a measured reach: --probe."
+            )
+        });
+        return Ok(Inspected { inspection: inspect_process(pid, &policy, pools)?, used, probe, hint });
     }
     if args.used {
         bail!(
@@ -78,7 +105,7 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
         bail!("{} is no regular file; needed: an ELF file, or the number of a process", path.display());
     };
     confine_to(Reads::Own);
-    Ok(Inspected { inspection: inspect_file(path, &file, &policy, pools)?, used: None })
+    Ok(Inspected { inspection: inspect_file(path, &file, &policy, pools)?, used: None, probe, hint: None })
 }
 
 fn text(inspection: &Inspection) -> String {
@@ -86,6 +113,7 @@ fn text(inspection: &Inspection) -> String {
     for file in &inspection.not_understood {
         text += &format!("\nNot understood: {file}\n");
     }
+    text += &table::far_pages(&inspection.far_pages);
     text += &match &inspection.bases {
         Some(bases) => format!("\n{}", base_text(bases)),
         None => "\nIts base is fixed by the linker.\n".to_owned(),

@@ -23,7 +23,7 @@ pub enum Left {
 /// Lifts and puts back. What was lifted before is lifted again, by the first policy, when this is dropped.
 pub struct LiftSwitcher {
     pid: i32,
-    /// Of this process, so that no later one of its number is switched. `None` before Linux 5.3.
+    /// A handle on the process, so that no later one of its number is switched. `None` before Linux 5.3.
     handle: Option<ProcessHandle>,
     policies: Vec<Policy>,
     reader: ObjectReader,

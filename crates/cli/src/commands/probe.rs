@@ -7,7 +7,8 @@ use clap::Args;
 use linux::pages::base_page;
 use std::io::Write;
 use std::time::Duration;
-use tlb_probe::{Options, probe};
+use tlb_probe::{Options, Probe, probe};
+use working_set::{HeldPages, Reach};
 
 /// `pagelift probe`.
 #[derive(Args, Clone)]
@@ -22,6 +23,29 @@ pub struct ProbeArgs {
     /// Print JSON, with all points.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Bounds of a measurement that another command makes beside its own: as long as it takes to reach beyond 3,000 entries that
+/// hold four pages each.
+const BESIDE: Options = Options { time: Duration::from_secs(4), memory: 256 << 20 };
+
+/// Measures for another command, in this thread.
+///
+/// # Errors
+/// What is missing.
+pub fn beside() -> Result<Probe, String> {
+    let available = machine_facts::machine_facts(std::process::id() as i32).memory_available;
+    let needed = 3 * BESIDE.memory;
+    if available < needed {
+        let (needed, found) = (needed >> 20, available >> 20);
+        return Err(format!("measuring a page walk needs {needed} MiB, {found} are available"));
+    }
+    Ok(probe(&BESIDE))
+}
+
+/// The reach of this CPU's TLBs, as measured where that has shown it, else as CPUID tells.
+pub fn reach(probe: &Probe) -> Reach {
+    Reach::of_this_cpu().with_measured(HeldPages { code: probe.code.pages_held(), data: probe.data.pages_held() })
 }
 
 /// The smallest footprint that shows anything.

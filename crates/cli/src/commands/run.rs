@@ -5,15 +5,17 @@
 //! In order: the heap is decided, the exec is prepared, and the helper is started, which lifts the program that this
 //! process becomes. Where there is no helper, the program lifts itself by preload, or runs unlifted.
 
-use crate::definition::{RunArgs, ViaArg};
+use crate::arguments::via::ViaArg;
+use crate::definition::RunArgs;
 use crate::exit::OWN_FAILURE;
-use crate::text::{heap, message, table};
+use crate::text::message::{self, JournalStream};
+use crate::text::{heap, table};
 use linux::bare;
 use machine_facts::machine_facts;
 use nix::errno::Errno;
 use options::{HeapPages, Variable};
 use session::LiftReport;
-use session::heap::{HeapStart, calm, prepare_heap};
+use session::heap::{HeapOptions, HeapStart, calm, prepare_heap};
 use session::inspect::{Inspection, Pools};
 use session::start::{
     CommandFiles, Helper, Program, StartEvent, StartOptions, become_program, preload_environment, prepare_file,
@@ -74,13 +76,15 @@ fn become_lifted(args: &RunArgs, heap: &HeapStart, exec: &ExecPlan<'_>) -> Resul
         preload_environment(&variable(args), files.program(), heap.environment.as_deref())
     };
     if args.via == Some(ViaArg::Preload) {
-        if let Some(program) = files.executed() {
+        // Of programs that lift themselves later on, what will be executed is known by their names alone.
+        if let Some(program) = CommandFiles::that_count(&args.command[0], &args.only).executed() {
             prepare_file(program, &start_options(args, heap));
         }
         return by_preload();
     }
     let script = files.is_script().then_some(exec.name.as_str());
-    let tell = |event: &StartEvent<'_>| say(args, script, event);
+    let teller = Teller { args, script, journal: JournalStream::of_this_process() };
+    let tell = |event: &StartEvent<'_>| teller.say(event);
     let options = start_options(args, heap);
     // SAFETY:
     // - `pagelift run` starts no thread.
@@ -98,7 +102,7 @@ fn become_lifted(args: &RunArgs, heap: &HeapStart, exec: &ExecPlan<'_>) -> Resul
 
 /// Decides how the heap gets huge pages, where that is asked for.
 fn decide_heap(args: &RunArgs) -> HeapStart {
-    let options = args.heap.options();
+    let options = HeapOptions { numa: args.policy.policy().numa, ..args.heap.options() };
     if options.pages == HeapPages::Off {
         return HeapStart::default();
     }
@@ -113,7 +117,7 @@ fn decide_heap(args: &RunArgs) -> HeapStart {
 fn calm_down(args: &RunArgs, heap: &mut HeapStart) -> bool {
     let files = CommandFiles::that_count(&args.command[0], &args.only);
     let Some(path) = files.executed().filter(|_| files.privileged().is_none()) else { return true };
-    let start = calm(path, heap);
+    let start = calm(path, &args.command, heap);
     let is_short = start.is_short && args.require;
     if !args.outcome.quiet || is_short {
         eprintln!("{}", heap::calm(&start));
@@ -135,6 +139,7 @@ fn start_options(args: &RunArgs, heap: &HeapStart) -> StartOptions {
         pools: if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre },
         perf_map: args.outcome.perf_map,
         collapse_heap: heap.collapse,
+        silent: args.outcome.quiet && args.outcome.report.is_none(),
     }
 }
 
@@ -156,7 +161,7 @@ fn variable(args: &RunArgs) -> Variable {
 fn only_with_ptrace(args: &RunArgs) -> Result<(), String> {
     let options = [
         (args.dry_run, "--dry-run"),
-        (args.outcome.report.is_some(), "--report"),
+        (args.outcome.report.is_some() && !args.report_if_possible, "--report"),
         (args.outcome.perf_map, "--perf-map"),
         (args.follow_lifted, "--follow-lifted"),
     ];
@@ -166,59 +171,73 @@ fn only_with_ptrace(args: &RunArgs) -> Result<(), String> {
     }
 }
 
-/// Prints what happens at the program's start, and writes the report.
-fn say(args: &RunArgs, script: Option<&str>, event: &StartEvent<'_>) {
-    match event {
-        StartEvent::Planned { pid, program, plan, objects } => {
-            if let Some(path) = &args.outcome.report {
-                let document = Inspection::of_plan((*program).to_owned(), (*plan).clone()).with_objects(objects);
-                say_unwritten(*pid, path, document.write(path, !args.only.is_empty()));
-            }
-            if !args.outcome.quiet {
-                message::say_to(*pid, &table::plan(program, plan));
-            }
-        }
-        StartEvent::Concluded { report, ended } => conclude(args, script, report, *ended),
-        StartEvent::NoPerfMap { pid, error } => message::say_to(*pid, &format!("pagelift: no perf map: {error}\n")),
-        StartEvent::CannotFollow { pid, error } => {
-            let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";
-            message::say_to(*pid, &format!("{what}: {error}\n"));
-        }
-        StartEvent::HeapNotCollapsed { pid, error } if !args.outcome.quiet => {
-            let needed = session::heap::COLLAPSE_NEEDS;
-            message::say_to(*pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}\n"));
-        }
-        StartEvent::HeapNotCollapsed { .. } => {}
-    }
+/// Says what happens at the program's start, and writes the report.
+struct Teller<'a> {
+    args: &'a RunArgs,
+    /// The script that is executed.
+    script: Option<&'a str>,
+    journal: Option<JournalStream>,
 }
 
-/// Says why a report could not be written.
-fn say_unwritten(pid: i32, path: &Path, written: std::io::Result<()>) {
-    if let Err(error) = written {
-        message::say_to(pid, &format!("pagelift: writing {}: {error}\n", path.display()));
+impl Teller<'_> {
+    fn say(&self, event: &StartEvent<'_>) {
+        match event {
+            StartEvent::Planned { pid, program, plan, objects } => {
+                if let Some(path) = &self.args.outcome.report {
+                    let document = Inspection::of_plan((*program).to_owned(), (*plan).clone()).with_objects(objects);
+                    self.say_unwritten(*pid, path, document.write(path, !self.args.only.is_empty()));
+                }
+                if !self.args.outcome.quiet {
+                    self.say_to(*pid, &table::plan(program, plan));
+                }
+            }
+            StartEvent::Concluded { report, ended } => self.conclude(report, *ended),
+            StartEvent::NoPerfMap { pid, error } => self.say_to(*pid, &format!("pagelift: no perf map: {error}\n")),
+            StartEvent::CannotFollow { pid, error } => {
+                let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";
+                self.say_to(*pid, &format!("{what}: {error}\n"));
+            }
+            StartEvent::HeapNotCollapsed { pid, error } if !self.args.outcome.quiet => {
+                let needed = session::heap::COLLAPSE_NEEDS;
+                self.say_to(*pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}\n"));
+            }
+            StartEvent::HeapNotCollapsed { .. } => {}
+        }
     }
-}
 
-fn conclude(args: &RunArgs, script: Option<&str>, report: &LiftReport, ended: bool) {
-    if let Some(path) = &args.outcome.report {
-        say_unwritten(report.pid, path, report.write(path, !args.only.is_empty()));
+    fn say_to(&self, pid: i32, text: &str) {
+        message::say_to(pid, text, self.journal);
     }
-    if args.outcome.quiet && !ended && report.unexpected.is_empty() {
-        return;
+
+    /// Says why a report could not be written.
+    fn say_unwritten(&self, pid: i32, path: &Path, written: std::io::Result<()>) {
+        if let Err(error) = written {
+            self.say_to(pid, &format!("pagelift: writing {}: {error}\n", path.display()));
+        }
     }
-    let mut text = message::line(report);
-    let nothing = report.covered_bytes + report.advised_bytes == 0;
-    if let Some(script) = script.filter(|_| nothing && args.only.is_empty()) {
-        text += &format!("; {script} is a script: `--only NAME` lifts the program NAME that it starts");
+
+    fn conclude(&self, report: &LiftReport, ended: bool) {
+        let args = self.args;
+        if let Some(path) = &args.outcome.report {
+            self.say_unwritten(report.pid, path, report.write(path, !args.only.is_empty()));
+        }
+        if args.outcome.quiet && !ended && report.lift.unexpected.is_empty() {
+            return;
+        }
+        let mut text = report.line();
+        let nothing = report.lift.is_nothing();
+        if let Some(script) = self.script.filter(|_| nothing && args.only.is_empty()) {
+            text += &format!("; {script} is a script: `--only NAME` lifts the program NAME that it starts");
+        }
+        if ended {
+            text += "; --require ends it here";
+        }
+        text.push('\n');
+        if args.outcome.verbose {
+            text += &table::outcome(report);
+        }
+        self.say_to(report.pid, &text);
     }
-    if ended {
-        text += "; --require ends it here";
-    }
-    text.push('\n');
-    if args.outcome.verbose {
-        text += &table::outcome(report);
-    }
-    message::say_to(report.pid, &text);
 }
 
 /// The exec of the program, with all memory that it needs: see [`become_program`] for the reason.
@@ -264,7 +283,10 @@ impl<'a> ExecPlan<'a> {
 
     /// Becomes the program, or exits with a shell's message and status; touches neither the heap nor `errno`.
     fn execute(&self) -> ! {
-        let (status, why) = match Errno::from_raw(self.program.execute()) {
+        // SAFETY:
+        // - `pagelift run` starts no thread, and neither it nor the helper, which may share this memory, changes the
+        //   environment.
+        let (status, why) = match Errno::from_raw(unsafe { self.program.execute() }) {
             Errno::ENOENT => (NOT_FOUND, "not found"),
             other => (NOT_EXECUTABLE, other.desc()),
         };

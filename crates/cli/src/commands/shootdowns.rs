@@ -7,7 +7,7 @@ use anyhow::ensure;
 use clap::Args;
 use confinement::Reads;
 use serde::Serialize;
-use shootdowns::{Diagnosis, Evidence, Summary, Watch, diagnose};
+use shootdowns::{Diagnosis, Evidence, Summary, Watch};
 use std::io::{IsTerminal, Write, stdout};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -29,7 +29,7 @@ pub struct ShootdownsArgs {
 
 /// Without a terminal, where nobody presses Ctrl-C.
 const USUAL: Duration = Duration::from_secs(10);
-/// Of a terminal that does not tell.
+/// Width of a terminal that does not tell its own.
 const USUAL_COLUMNS: usize = 80;
 /// Longer than any machine runs.
 const FOR_EVER: Duration = Duration::from_secs(1 << 32);
@@ -60,10 +60,10 @@ pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
     let is_live = args.seconds.is_none() && !args.json && stdout().is_terminal();
     let time = args.seconds.map_or(if is_live { FOR_EVER } else { USUAL }, Duration::from_secs);
     let end = Instant::now() + time;
-    let mut before = selected(&mut watch, args.pid);
+    let mut before = selected(watch.counts(), args.pid);
     while is_live && watch.evidence() != Evidence::Nothing && !stop.load(Ordering::Relaxed) {
         watch.until(Instant::now() + REDRAWN, &stop);
-        let now = selected(&mut watch, args.pid);
+        let now = selected(watch.counts(), args.pid);
         let width = linux::terminal::columns(stdout()).unwrap_or(USUAL_COLUMNS);
         print!("{}", live(&now.clone().since(&before), width));
         before = now;
@@ -77,18 +77,17 @@ pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
 }
 
 /// What was seen, of one process only where one was asked for.
-fn selected(watch: &mut Watch, pid: Option<i32>) -> Summary {
-    let mut summary = watch.summary();
+fn selected(mut summary: Summary, pid: Option<i32>) -> Summary {
     summary.processes.retain(|process| pid.is_none_or(|pid| process.pid == pid));
     summary
 }
 
 fn print_report(args: &ShootdownsArgs, watch: &mut Watch) -> anyhow::Result<()> {
-    let summary = selected(watch, args.pid);
+    let summary = selected(watch.summary(), args.pid);
     let all: f64 = summary.processes.iter().map(|process| process.sent).sum();
     let counts = |sent: f64| sent > 0.0 && (args.pid.is_some() || sent >= all * SMALLEST_SHARE);
     let processes = summary.processes.iter().filter(|process| counts(process.sent)).take(MOST_DIAGNOSED);
-    let diagnoses = processes.map(diagnose).collect();
+    let diagnoses = processes.map(|process| watch.diagnose(process)).collect();
     let report = Report { summary, diagnoses };
     let mut out = stdout().lock();
     if args.json {

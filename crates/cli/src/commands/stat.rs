@@ -2,6 +2,7 @@
 
 mod calibration;
 mod command;
+mod counters;
 mod lifted;
 mod machine;
 mod process;
@@ -16,7 +17,7 @@ use clap::Args;
 use command::{Ran, Runs};
 use options::{Kind, Pages};
 use process_view::printable;
-use report::{Comparison, CountedWalks, Marks, Outcome, Report, VERSION};
+use report::{Comparison, Marks, Outcome, Report, VERSION};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fs;
@@ -24,7 +25,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
-use walk_counters::{Counting, NoCounters, Walks};
 
 /// The time that is measured where none is asked for.
 const USUAL: Duration = Duration::from_secs(5);
@@ -134,8 +134,7 @@ fn in_a_thread(measure: impl FnOnce() -> anyhow::Result<Report> + Send) -> anyho
 }
 
 fn with_estimate(report: Report, args: &StatArgs) -> Report {
-    let estimated = args.calibrate.then(|| calibration::estimate(&report));
-    Report { estimated, ..report }
+    if args.calibrate { calibration::estimated(report) } else { report }
 }
 
 /// A lift that was refused is a failure; one that an end or an interruption has forestalled is none.
@@ -178,20 +177,6 @@ impl Output {
             Self::Error(json) => std::io::stderr().write_all(formatted(json)?.as_bytes())?,
         }
         Ok(())
-    }
-}
-
-/// What the counters have counted.
-fn counted(counting: Result<Vec<Counting>, NoCounters>) -> Outcome<Vec<CountedWalks>> {
-    match counting {
-        Ok(mut counting) => Outcome::Measured(
-            counting
-                .iter_mut()
-                .map(Counting::read)
-                .map(|counts| CountedWalks { walks: Walks::of(&counts), counts })
-                .collect(),
-        ),
-        Err(error) => Outcome::NotMeasured(error.to_string()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::reading::confine_to;
 use crate::text::heap;
-use crate::text::table::{align_right, table, trimmed};
+use crate::text::table::{align_right, far_pages, table, trimmed};
 use address_space::{ObjectRole, Protection, format_bytes};
 use clap::Args;
 use comfy_table::Table;
@@ -39,7 +39,7 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
                 json(&status)?
             } else {
                 let heap = status.preloaded_heap.as_ref().map(heap::preloaded).unwrap_or_default();
-                of_process(&status.coverage) + &of_lost(&status.lost) + &heap
+                of_process(&status.coverage) + &of_lost(&status.lost) + &far_pages(&status.far_pages) + &heap
             }
         }
         None => {

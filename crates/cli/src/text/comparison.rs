@@ -1,13 +1,15 @@
 //! Formats a measurement plain and lifted, side by side; pure.
 
 use super::number::grouped;
-use super::stat::{missing, of_cost, of_tlb, of_verdict, pages, rate, sizes, time, worth_saying};
+use super::page_sizes::sizes;
+use super::sampled::{lines, share};
+use super::stat::{missing, notes, of_cost, of_tlb, of_verdict, pages, rate, time, worth_saying};
 use super::table::{align_right, table, trimmed};
 use crate::commands::lift_switcher::Left;
 use crate::commands::stat::report::{Comparison, CountedWalks, Lifted, Marks, Outcome, Report};
 use address_space::format_bytes;
 use comfy_table::Table;
-use walk_counters::{Measured, SideWalks, Walks};
+use walk_counters::{Estimate, Measured, SideWalks, Walks};
 use working_set::PartMarks;
 
 /// Everything, for a terminal.
@@ -75,7 +77,8 @@ impl Rows {
     }
 }
 
-/// Of a command the sums, which are about the same work; of a process that runs on what happened in a second.
+/// Adds the rows of activity: for a command the sums, which are about the same work; for a process that runs on, the
+/// rates per second.
 fn of_activity(rows: &mut Rows, plain: &Report, lifted: &Report, whole: bool) {
     let seconds = (plain.seconds.max(1e-3), lifted.seconds.max(1e-3));
     if whole {
@@ -124,7 +127,15 @@ fn of_counters(rows: &mut Rows, plain: &Outcome<Vec<CountedWalks>>, lifted: &Out
             rows.add(&before.counts.family, String::new(), String::new(), None);
         }
         of_core(rows, &before.walks, &after.walks);
+        of_samples(rows, before, after);
         gaps += &missing(before);
+        gaps += &before.sampled.as_ref().map(lines).unwrap_or_default();
+        // The same of both are said once.
+        let (of_plain, of_lifted) = (notes(&before.counts), notes(&after.counts));
+        gaps += &of_plain;
+        for line in of_lifted.lines().filter(|line| !of_plain.lines().any(|said| said == *line)) {
+            gaps += &format!("{line} (lifted)\n");
+        }
     }
     gaps
 }
@@ -139,16 +150,29 @@ fn of_core(rows: &mut Rows, plain: &Walks, lifted: &Walks) {
     let number = |value: f64| format!("{value:.3}");
     for (what, plain, lifted) in [("code", &plain.code, &lifted.code), ("data", &plain.data, &lifted.data)] {
         row(&format!("{what}: cycles in walks"), &plain.cycles, &lifted.cycles, percent);
+        row(&format!("{what}: walks in progress"), &plain.in_progress, &lifted.in_progress, number);
         row(&format!("{what}: walks per 1,000 instructions"), &plain.walks, &lifted.walks, number);
         row(&format!("{what}: L2 TLB hits per 1,000"), &plain.l2_hits, &lifted.l2_hits, number);
         row(&format!("{what}: cycles that wait"), &plain.stalls, &lifted.stalls, percent);
     }
     row("page walkers busy", &plain.utilisation, &lifted.utilisation, percent);
-    row("walks of the hypervisor's tables", &plain.nested, &lifted.nested, percent);
+    row("walks of the hypervisor's tables in progress", &plain.nested, &lifted.nested, number);
+    row("L2 TLB misses per 1,000 instructions", &plain.l2_refills, &lifted.l2_refills, number);
     for (what, plain, lifted) in [("code", &plain.code, &lifted.code), ("data", &plain.data, &lifted.data)] {
         let shown = |side: &SideWalks| sizes(&side.sizes);
         if !plain.sizes.is_empty() || !lifted.sizes.is_empty() {
             rows.add(&format!("{what}: walks by page size"), shown(plain), shown(lifted), None);
+        }
+    }
+}
+
+/// The time of walks where both have it from samples.
+fn of_samples(rows: &mut Rows, before: &CountedWalks, after: &CountedWalks) {
+    let (Some(before), Some(after)) = (&before.sampled, &after.sampled) else { return };
+    for (what, before, after) in [("code", &before.code, &after.code), ("data", &before.data, &after.data)] {
+        if let (Estimate::FromSamples(one), Estimate::FromSamples(other)) = (before, after) {
+            let change = (one.share > 0.0).then(|| other.share / one.share - 1.0);
+            rows.add(&format!("{what}: cycles in walks, estimated"), share(before), share(after), change);
         }
     }
 }
@@ -220,4 +244,53 @@ fn verdict(plain: &Report, lifted: &Report) -> String {
         text += "?: the kernel does not mark pages of the pool\n";
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use walk_counters::{Counted, Counts, EventCount, families};
+
+    fn counted(running: u64, with_kernel: bool) -> CountedWalks {
+        let family = families().iter().find(|family| family.name == "Neoverse V3").unwrap();
+        let event = |side, counts, name: &str, raw| EventCount {
+            side,
+            counts,
+            name: name.to_owned(),
+            counted: Some(Counted { raw, enabled: 1_000, running }),
+            not_counted: None,
+        };
+        let whole = |raw| EventCount {
+            counted: Some(Counted { raw, enabled: 1_000, running: 1_000 }),
+            ..event(family.events[0].side, family.events[0].counts, "cycles", raw)
+        };
+        let counts = Counts {
+            family: family.name.clone(),
+            source: family.source.clone(),
+            walkers: family.walkers,
+            with_kernel,
+            on_some_cores: false,
+            cycles: whole(1_000_000),
+            instructions: whole(500_000),
+            events: family.events.iter().map(|code| event(code.side, code.counts, &code.name, 1_000)).collect(),
+        };
+        CountedWalks { walks: Walks::of(&counts), sampled: None, counts }
+    }
+
+    #[test]
+    fn time_of_walks_and_what_was_scaled_are_said_of_both() {
+        let both = |plain, lifted| {
+            let mut rows = Rows::new();
+            let gaps = of_counters(&mut rows, &Outcome::Measured(vec![plain]), &Outcome::Measured(vec![lifted]));
+            (rows.text(), gaps)
+        };
+        let (table, gaps) = both(counted(500, false), counted(250, false));
+        for wanted in ["data: walks in progress", "code: cycles that wait", "L2 TLB misses per 1,000 instructions"] {
+            assert!(table.contains(wanted), "no {wanted:?} in:\n{table}");
+        }
+        assert_eq!(gaps.matches("the kernel's part is not counted").count(), 1, "{gaps}");
+        assert!(gaps.contains("counted 50 % of the time at least, and scaled\n"), "{gaps}");
+        assert!(gaps.contains("counted 25 % of the time at least, and scaled (lifted)\n"), "{gaps}");
+        assert!(!both(counted(1_000, true), counted(1_000, true)).1.contains("note:"));
+    }
 }

@@ -1,6 +1,6 @@
 //! Formats what `pagelift doctor` found; pure.
 
-use health::{Area, Estimate, Finding, Fix, Report, Severity, Verdict};
+use health::{Area, Estimate, Finding, Fix, HealthReport, Severity, Verdict};
 use process_view::printable;
 
 /// Columns of prose. Commands are never broken.
@@ -34,7 +34,7 @@ impl Style {
 }
 
 /// The whole report.
-pub fn text(report: &Report, is_root: bool, style: Style) -> String {
+pub fn text(report: &HealthReport, is_root: bool, style: Style) -> String {
     let mut text = format!("{}\n", headline(report));
     for severity in [Severity::Problem, Severity::Advice] {
         for finding in report.findings.iter().filter(|finding| finding.severity == severity) {
@@ -53,7 +53,7 @@ pub fn text(report: &Report, is_root: bool, style: Style) -> String {
     text + &verdict(&report.verdict, style)
 }
 
-fn headline(report: &Report) -> String {
+fn headline(report: &HealthReport) -> String {
     let count = |severity| report.findings.iter().filter(|finding| finding.severity == severity).count();
     let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let (problems, advice, notes) = (count(Severity::Problem), count(Severity::Advice), count(Severity::Note));
@@ -117,7 +117,7 @@ fn item(words: &str) -> String {
     format!("  - {}\n", wrapped(words, WIDTH - 4).join("\n    "))
 }
 
-fn not_seen(report: &Report, is_root: bool) -> String {
+fn not_seen(report: &HealthReport, is_root: bool) -> String {
     if report.not_seen.is_empty() {
         return String::new();
     }
@@ -132,7 +132,7 @@ fn not_seen(report: &Report, is_root: bool) -> String {
     text
 }
 
-fn fine(report: &Report, style: Style) -> String {
+fn fine(report: &HealthReport, style: Style) -> String {
     let mut text = format!("\n{}\n", style.paint("32", "Fine"));
     let mut last: Option<Area> = None;
     for check in &report.fine {
@@ -196,14 +196,14 @@ mod tests {
         }
     }
 
-    fn report() -> Report {
+    fn report() -> HealthReport {
         let verdict = Verdict {
             summary: "it can be lifted".to_owned(),
             run: Some("pagelift attach 7".to_owned()),
             measure: None,
             estimates: vec![Estimate { what: "code", likely: "0 to 2 %".to_owned(), based_on: "9 MiB".to_owned() }],
         };
-        Report {
+        HealthReport {
             format: "pagelift-doctor",
             version: 1,
             subject: "program[7]".to_owned(),

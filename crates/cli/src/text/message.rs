@@ -1,75 +1,13 @@
-//! The line that `pagelift run` prints, and how it is written to the program's own standard error.
+//! The line that `pagelift run` prints, and how it is written to the program's own standard error or the journal.
 
-use address_space::{PageSize, format_bytes};
 use lift_plan::Source;
 use linux::file_rights::FileRights;
 use process_view::ProcessFiles;
 use session::LiftReport;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
-
-/// The line without its end.
-pub fn line(report: &LiftReport) -> String {
-    let head = format!("pagelift: {}[{}]: ", report.program, report.pid);
-    if let Some(why) = &report.unlifted {
-        return format!("{head}not lifted: {why}");
-    }
-    if !report.unexpected.is_empty() {
-        return format!(
-            "{head}FAULT: the address space differs where it should not; please report this: {:?}",
-            report.unexpected[0]
-        );
-    }
-    let shortfall = report.main_shortfall();
-    if report.covered_bytes + report.advised_bytes == 0 {
-        return match shortfall {
-            Some(shortfall) => format!("{head}nothing lifted: {}", shortfall.reason.with_fix()),
-            None => format!("{head}nothing lifted: none of the memory asked for is there"),
-        };
-    }
-    let mut text = format!("{head}{}", coverage(report));
-    if report.advised_bytes > 0 {
-        text += &format!(", {} more advised", format_bytes(report.advised_bytes));
-    }
-    if let Some(sealing) = &report.sealing {
-        text += &format!(", {} sealed", format_bytes(sealing.sealed));
-    }
-    text += &format!(", {:.1} ms", report.lift_microseconds as f64 / 1000.0);
-    if let Some(shortfall) = shortfall.filter(|shortfall| !shortfall.is_expected) {
-        text += &format!("; {} not: {}", format_bytes(shortfall.bytes), shortfall.reason.with_fix());
-    }
-    if let Some(reason) = report.sealing.as_ref().and_then(|sealing| sealing.reason.as_ref()) {
-        text += &format!("; not all is sealed, which needs Linux 6.10: {}", reason.with_fix());
-    }
-    text
-}
-
-fn coverage(report: &LiftReport) -> String {
-    let sources = report.sources();
-    let covered = format_bytes(report.covered_bytes);
-    let all = format_bytes(report.considered_bytes);
-    // "19.4 of 33.9 MiB" where the units agree.
-    let short = match (covered.split_once(' '), all.split_once(' ')) {
-        (Some((number, unit)), Some((_, same))) if unit == same => number.to_owned(),
-        _ => covered,
-    };
-    let mut sizes: Vec<PageSize> = sources.iter().map(|(_, size, _)| *size).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    let sizes = sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
-    let by = match sources.as_slice() {
-        [] => return format!("{short} of {all} on huge pages"),
-        [(source, ..)] => source.to_string(),
-        several => several
-            .iter()
-            .map(|(source, _, bytes)| format!("{source} {}", format_bytes(*bytes)))
-            .collect::<Vec<_>>()
-            .join(", "),
-    };
-    format!("{short} of {all} on {sizes} pages ({by})")
-}
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 /// Opens the standard error of process `pid` where it cannot be duplicated (some containers' filters refuse
 /// pidfd_getfd). It is opened only where the process itself has it open for writing, and with the process's own rights
@@ -97,17 +35,102 @@ fn is_open_for_writing(text: &str) -> bool {
 
 /// Returns a warning for every lift of writable memory from the pool.
 pub fn fork_warning(report: &LiftReport) -> Option<&'static str> {
-    let risky = report.ranges.iter().any(|r| r.protection.write && r.source == Some(Source::Hugetlb));
+    let risky = report.lift.ranges.iter().any(|r| r.protection.write && r.source == Some(Source::Hugetlb));
     risky.then_some("writable memory is on pool pages: children of a fork need free pool pages for what they write")
 }
 
-/// Writes to the standard error of process `pid`, as if the program itself had. Nothing is written where that would
-/// block, or where the program has no standard error.
-pub fn say_to(pid: i32, text: &str) {
+/// The journal's stream that was this process's standard error when a service started it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalStream {
+    /// The process that had it.
+    process: i32,
+    /// Device and inode.
+    socket: (u64, u64),
+}
+
+impl JournalStream {
+    /// Returns the stream where `$JOURNAL_STREAM` names the standard error (systemd.exec(5), systemd 231).
+    pub fn of_this_process() -> Option<Self> {
+        let named = parse_stream(std::env::var_os("JOURNAL_STREAM")?.to_str()?)?;
+        let process = i32::try_from(std::process::id()).ok()?;
+        (stderr_of(process)? == named).then_some(Self { process, socket: named })
+    }
+
+    /// The process by whose standard error the journal hears of `pid`. It is another one where a script, which still runs, has
+    /// started `pid` with both its outputs in a log file. Where something reads the standard output, as `pg_ctl` that of
+    /// `postgres -V`, or where it is silenced, `pid` speaks for itself.
+    fn spokesman(self, pid: i32) -> i32 {
+        let output = metadata_of(pid, libc::STDOUT_FILENO).filter(Metadata::is_file);
+        let logs = output.is_some_and(|output| stderr_of(pid) == Some(identity(&output)));
+        if logs && stderr_of(self.process) == Some(self.socket) { self.process } else { pid }
+    }
+}
+
+/// Returns the metadata of the file behind a process's descriptor.
+fn metadata_of(pid: i32, descriptor: i32) -> Option<Metadata> {
+    fs::metadata(format!("/proc/{pid}/fd/{descriptor}")).ok()
+}
+
+/// Device and inode.
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Device and inode of a process's standard error.
+fn stderr_of(pid: i32) -> Option<(u64, u64)> {
+    metadata_of(pid, libc::STDERR_FILENO).as_ref().map(identity)
+}
+
+/// Reads `DEVICE:INODE`, both decimal.
+fn parse_stream(text: &str) -> Option<(u64, u64)> {
+    let (device, inode) = text.split_once(':')?;
+    Some((device.parse().ok()?, inode.parse().ok()?))
+}
+
+/// Writes to the standard error of process `pid`, as if the program itself had; of a service, to its journal, if it can be
+/// reached. Nothing is written where that would block, or where the program has no standard error.
+pub fn say_to(pid: i32, text: &str, journal: Option<JournalStream>) {
+    let pid = journal.map_or(pid, |journal| journal.spokesman(pid));
     let opened = linux::descriptors::duplicate_of(pid, libc::STDERR_FILENO);
     let Some(mut stderr) = opened.ok().or_else(|| open_as_process(pid)) else { return };
     let mut poll = [nix::poll::PollFd::new(stderr.as_fd(), nix::poll::PollFlags::POLLOUT)];
     if matches!(nix::poll::poll(&mut poll, nix::poll::PollTimeout::ZERO), Ok(ready) if ready > 0) {
         let _ = stderr.write_all(text.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Stdio;
+
+    #[test]
+    fn a_stream_is_named_by_two_numbers() {
+        assert_eq!(parse_stream("9:123456"), Some((9, 123_456)));
+        assert!(["", "9", "9:", ":1", "9:x", "-1:2"].into_iter().all(|text| parse_stream(text).is_none()));
+    }
+
+    #[test]
+    fn the_first_process_speaks_for_one_that_writes_into_a_file() -> std::io::Result<()> {
+        let own = std::process::id() as i32;
+        let socket = stderr_of(own).expect("a standard error");
+        let journal = JournalStream { process: own, socket };
+        let gone = JournalStream { process: own, socket: (socket.0, !socket.1) };
+        let null = || File::options().write(true).open("/dev/null");
+        let log = tempfile::tempfile()?;
+        for (stdout, stderr, speaker) in [
+            (log.try_clone()?.into(), log.try_clone()?, Some(own)),
+            (Stdio::piped(), log.try_clone()?, None),
+            (null()?.into(), null()?, None),
+        ] {
+            let mut cat = std::process::Command::new("cat");
+            let mut child = cat.stdin(Stdio::piped()).stdout(stdout).stderr(stderr).spawn()?;
+            let pid = child.id() as i32;
+            assert_eq!(journal.spokesman(pid), speaker.unwrap_or(pid));
+            assert_eq!(gone.spokesman(pid), pid, "nobody has the stream any more");
+            drop(child.stdin.take());
+            child.wait()?;
+        }
+        Ok(())
     }
 }

@@ -5,15 +5,20 @@ use crate::commands::pool::needed::Needed;
 use address_space::{PageSize, format_bytes};
 use lift_plan::ThpMode;
 use pools::{
-    BootKind, Demoted, GivenBack, Outcome, Overcommitted, PoolNeed, PoolView, PoolsView, Released, kernel_arguments,
-    short_size,
+    BootKind, BootMachine, Demoted, GivenBack, KernelArguments, Outcome, Overcommitted, PoolNeed, PoolView, PoolsView,
+    Released, short_size,
 };
-use process_view::printable;
-use std::ffi::{OsStr, OsString};
+use process_view::{printable, quoted};
+use std::ffi::OsString;
 
 /// What Kubernetes must be told.
 pub const KUBELET: &str =
     "note: the kubelet counts huge pages when it starts; fix: `systemctl restart kubelet` after the pool has changed";
+/// What memory that is set aside is for.
+const ASIDE: &str = "which sets memory aside from which `pagelift pool reserve` gets them later, and which serves movable memory until then";
+/// What is left to be done after such a file was written.
+pub const SET_ASIDE: &str = "then: `update-grub` and a reboot; after it `pagelift pool reserve` takes the pages, or at each boot \
+                             the unit of `pagelift pool plan --install systemd --name` with another name";
 /// What is left to be done after files were removed.
 pub const UNINSTALLED: &str = "pages that are reserved now stay until `pagelift pool release` or a reboot; after a \
                                fragment of GRUB: update-grub";
@@ -67,6 +72,7 @@ fn users(view: &PoolsView) -> String {
     }
     for file in &view.users.files {
         let path = printable(&file.path.display().to_string());
+        let path = file.pid.map_or(path.clone(), |pid| format!("{path}, in the mount namespace of process {pid}"));
         table.add_row(["(file)".to_owned(), file.size.pages_for(file.bytes).to_string(), file.size.to_string(), path]);
     }
     align_right(&mut table, 1);
@@ -76,9 +82,20 @@ fn users(view: &PoolsView) -> String {
     for pool in view.pools.iter().filter(|pool| pool.unexplained > 0) {
         let (pages, size) = (pool.unexplained, pool.counts.size);
         text += &format!(
-            "{pages} x {size} more are used by what is not seen here: System V segments that nobody has attached \
-             (ipcs -m), files that are open but deleted, other mount namespaces\n"
+            "{pages} x {size} more are used by what is not seen here: System V segments that nobody has attached, files that are \
+             open but deleted, IPC namespaces of others\n"
         );
+        for segment in view.users.unattached.iter().filter(|segment| segment.may_lie_on(size)) {
+            text += &format!(
+                "  perhaps System V segment {} (key 0x{:08x}, user {}, {}), which nobody has attached; the kernel does not say on \
+                 which pages it lies; `ipcrm -m {}` removes it\n",
+                segment.id,
+                segment.key,
+                segment.uid,
+                format_bytes(segment.bytes),
+                segment.id
+            );
+        }
     }
     if view.users.not_permitted > 0 {
         text += &format!("{} processes cannot be looked at by this user\n", view.users.not_permitted);
@@ -153,8 +170,12 @@ pub struct ShownPlan<'a> {
     pub command: &'a [OsString],
     /// True where nothing is planned beside what the command needs.
     pub only_command: bool,
-    /// The kernel's parameter that sets memory aside for gigantic pages.
-    pub cma: Option<String>,
+    /// The kernel's parameters that reserve them.
+    pub arguments: KernelArguments,
+    /// The one that sets memory aside for gigantic pages.
+    pub cma: Option<KernelArguments>,
+    /// What reads them.
+    pub machine: &'a BootMachine,
 }
 
 /// What is needed, what is there, and the commands.
@@ -206,7 +227,7 @@ fn commands(plan: &ShownPlan<'_>) -> String {
         _ => format!("\nNow, as root\n  pagelift pool reserve {words}\n"),
     };
     if !plan.command.is_empty() {
-        let command = plan.command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+        let command = plan.command.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ");
         text += &format!("Then\n  pagelift run --pages hugetlb{} -- {command}\n", plan.policy);
         if plan.only_command {
             text += &format!(
@@ -224,21 +245,21 @@ fn commands(plan: &ShownPlan<'_>) -> String {
     if is_plain {
         text += &install("sysctl", "/etc/sysctl.d: vm.nr_hugepages, where that is the kernel's default size");
     }
-    text += &install("grub", &format!("the kernel's command line: {}; then update-grub", kernel_arguments(&requests)));
+    let note = plan.arguments.note(plan.machine);
+    match &note {
+        None => {
+            text += &install("grub", &format!("the kernel's command line: {}; then update-grub", plan.arguments.text))
+        }
+        Some(why) => text += &format!("  (not by the kernel's command line: {}: {why})\n", plan.arguments.text),
+    }
     if let Some(cma) = &plan.cma {
-        text += &format!(
-            "Gigantic pages are sure to be had at boot only, by the kernel's command line; or `{cma}` there sets memory \
-             aside from which `pagelift pool reserve` gets them later, and which serves movable memory until then.\n"
-        );
+        text += "Gigantic pages are sure to be had at boot only, by the kernel's command line; or\n";
+        text += &match cma.note(plan.machine) {
+            None => install("grub --cma", &format!("{}, {ASIDE}", cma.text)),
+            Some(why) => format!("  {}, {ASIDE}\n      (not by --install: {why})\n", cma.text),
+        };
     }
     text + "`--print` in place of `--install` shows the file; `pagelift pool plan --uninstall` removes it.\n"
-}
-
-/// A word as a shell reads it.
-pub fn quoted(word: &OsStr) -> String {
-    let text = printable(&word.to_string_lossy());
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+%".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// What is left to be done after a file was written.

@@ -2,19 +2,38 @@
 
 use super::table::{align_right, table, trimmed};
 use address_space::format_bytes;
-use tlb_probe::{Backing, Compared, Levels, Measured, Probe, Series, Simulated, Verdict};
+use tlb_probe::{Backing, Compared, Levels, Measured, Probe, Series, Simulated, Unmeasured, Verdict};
 
 /// Characters of the longest bar.
 const WIDTH: f64 = 36.0;
 
 /// Both measurements and what follows.
 pub fn text(probe: &Probe) -> String {
-    let mut text = measured("Loads", &probe.data) + &measured("Jumps in code", &probe.code);
-    text += &match &probe.verdict {
+    measured("Loads", &probe.data) + &measured("Jumps in code", &probe.code) + &verdicts(probe)
+}
+
+/// What follows, without the curves.
+pub fn short(probe: &Probe) -> String {
+    let mut text = String::new();
+    for (what, measured) in [("Loads", &probe.data), ("Jumps in code", &probe.code)] {
+        if !measured.series.is_empty() {
+            text += &format!("{what}, translation an access\n{}\n\n", levels(&measured.series));
+        }
+        text += &unmeasured(what, measured);
+    }
+    text + &verdicts(probe)
+}
+
+fn verdicts(probe: &Probe) -> String {
+    match &probe.verdict {
         Some(verdict) => verdict_text(verdict),
         None => "No huge pages could be measured: there is nothing to compare base pages with.\n".to_owned(),
-    };
-    text
+    }
+}
+
+fn unmeasured(what: &str, measured: &Measured) -> String {
+    let line = |missing: &Unmeasured| format!("{what} on {}: not measured: {}\n", missing.backing, missing.reason);
+    measured.unmeasured.iter().map(line).collect()
 }
 
 fn measured(what: &str, measured: &Measured) -> String {
@@ -24,10 +43,7 @@ fn measured(what: &str, measured: &Measured) -> String {
         text += &format!("\n{}\n\n", levels(&measured.series));
         text += &measured.simulated.as_ref().map_or_else(String::new, simulated);
     }
-    for missing in &measured.unmeasured {
-        text += &format!("{what} on {}: not measured: {}\n", missing.backing, missing.reason);
-    }
-    text
+    text + &unmeasured(what, measured)
 }
 
 /// A row for each power of two, with a bar for each page size.

@@ -2,7 +2,7 @@
 
 use super::number::grouped;
 use super::table::{align_right, table, trimmed};
-use shootdowns::diagnosis::{Finding, Remedy};
+use shootdowns::diagnosis::{FEWEST_STACKS, Finding, Remedy};
 use shootdowns::summary::{PathSummary, ProcessSummary};
 use shootdowns::{Diagnosis, Evidence, Summary};
 use std::fmt::Write;
@@ -85,6 +85,10 @@ fn processes(summary: &Summary, width: Option<usize>) -> String {
     let shown: Vec<&ProcessSummary> = shown.take(MOST_PROCESSES).collect();
     if shown.is_empty() {
         return match summary.evidence {
+            Evidence::TlbTracepoint if !summary.unseen.is_empty() => {
+                "No process sent or received any that can be seen: this machine does not show all of them, see the notes.\n"
+                    .to_owned()
+            }
             Evidence::TlbTracepoint | Evidence::SystemCalls => "No process sent or received any.\n".to_owned(),
             _ => String::new(),
         };
@@ -170,6 +174,7 @@ fn diagnosed(summary: &Summary, process: &ProcessSummary, diagnosis: &Diagnosis)
     let mut text = format!("\n{} {}", process.pid, process.name);
     text += &match &diagnosis.allocator {
         Some(allocator) => format!(": {allocator}\n"),
+        None if process.kernel_thread => ": a thread of the kernel\n".to_owned(),
         None => ": it has ended, or its files cannot be read\n".to_owned(),
     };
     for setting in &diagnosis.environment {
@@ -188,17 +193,24 @@ fn diagnosed(summary: &Summary, process: &ProcessSummary, diagnosis: &Diagnosis)
     for finding in &diagnosis.findings {
         text += &found(finding);
     }
-    if diagnosis.findings.is_empty() {
+    if process.stacks == 0 {
         text += "  no stack of it was sampled, so that its cause is not known; fix: watch for longer (--for SECONDS)\n";
+    } else if process.effective_stacks < FEWEST_STACKS {
+        let stacks = process.effective_stacks.round();
+        let _ = writeln!(text, "  from {stacks} stacks, too few to tell; fix: watch for longer (--for SECONDS)");
     }
-    for path in process.paths.iter().filter(|path| path.share >= SMALLEST_PATH).take(MOST_PATHS) {
-        text += &call_path(path);
+    for (share, path) in paths(process).iter().filter(|(share, _)| *share >= SMALLEST_PATH).take(MOST_PATHS) {
+        let _ = writeln!(text, "  path {:.0} %, {path}", 100.0 * share);
+    }
+    if process.other_paths >= SMALLEST_PATH {
+        let _ = writeln!(text, "  {:.0} %: on paths for which there was no room", 100.0 * process.other_paths);
     }
     text
 }
 
 fn found(finding: &Finding) -> String {
-    let mut text = format!("  {:.0} %: {}\n", 100.0 * finding.share, finding.text);
+    let doubt = if finding.uncertain { "perhaps " } else { "" };
+    let mut text = format!("  {doubt}{:.0} %: {}\n", 100.0 * finding.share, finding.text);
     for cure in &finding.cures {
         text += &remedy(cure);
     }
@@ -225,13 +237,27 @@ fn remedy(cure: &Remedy) -> String {
     text
 }
 
+/// The paths as they are shown, those that read alike together, and their shares; the most frequent first.
+fn paths(process: &ProcessSummary) -> Vec<(f64, String)> {
+    let mut shown: Vec<(f64, String)> = Vec::new();
+    for path in &process.paths {
+        let text = call_path(path);
+        match shown.iter_mut().find(|(_, other)| *other == text) {
+            Some((share, _)) => *share += path.share,
+            None => shown.push((path.share, text)),
+        }
+    }
+    shown.sort_by(|a, b| b.0.total_cmp(&a.0));
+    shown
+}
+
 fn call_path(path: &PathSummary) -> String {
     let mut frames: Vec<String> = path.frames.iter().take(MOST_FRAMES).map(ToString::to_string).collect();
     if path.frames.len() > MOST_FRAMES {
         frames.push("…".to_owned());
     }
     let frames = if frames.is_empty() { "(no stack of the program)".to_owned() } else { frames.join(" < ") };
-    format!("  path {:.0} %, {}: {frames}\n", 100.0 * path.share, path.cause)
+    format!("{}: {frames}", path.cause)
 }
 
 fn notes(summary: &Summary) -> String {
@@ -243,6 +269,13 @@ fn notes(summary: &Summary) -> String {
             "Totals are counted; shares and paths are from {} stacks. Watching took {:.1} % of one CPU.",
             watching.stacks,
             100.0 * watching.cpu_seconds / summary.seconds.max(f64::MIN_POSITIVE)
+        );
+    }
+    if let (Some(record), Some(stack)) = (watching.nanoseconds_per_record, watching.nanoseconds_per_stack) {
+        let (record, stack) = (record / 1e3, stack / 1e3);
+        let _ = writeln!(
+            text,
+            "Each one that was counted held its thread up for about {record:.1} µs, each stack for {stack:.1} µs."
         );
     }
     let lost = [
@@ -291,20 +324,11 @@ mod tests {
             whole_flushes: Some(1.0),
             waited_seconds: Some(1.5),
             interrupted_seconds: Some(0.5),
-            threads: Vec::new(),
-            paths: Vec::new(),
+            ..ProcessSummary::default()
         }
     }
 
     fn summary(evidence: Evidence) -> Summary {
-        let watching = shootdowns::summary::Watching {
-            stacks: 0,
-            lost_sent: 0,
-            lost_received: 0,
-            lost_stacks: 0,
-            lost_times: 0,
-            cpu_seconds: 0.0,
-        };
         Summary {
             evidence,
             refused: Vec::new(),
@@ -314,7 +338,7 @@ mod tests {
             received: Some(1_234_567),
             interrupts: Some(1_234_567),
             processes: vec![process(4_194_303, "a-name-of-15-ch", 1_234_567.0), process(1, "init", 2.0)],
-            watching,
+            watching: shootdowns::summary::Watching::default(),
         }
     }
 
@@ -346,12 +370,84 @@ mod tests {
     }
 
     #[test]
+    fn paths_that_read_alike_are_shown_as_one() {
+        let path = |share, function: &str, address| {
+            let function = Some(function.to_owned());
+            let frame = shootdowns::stacks::Frame { object: "a".to_owned(), function, address, index: None };
+            PathSummary { share, cause: shootdowns::Cause::Munmap, frames: vec![frame] }
+        };
+        let mut process = process(1, "a", 1.0);
+        process.paths =
+            vec![path(0.375, "one", 1), path(0.25, "other", 2), path(0.25, "other", 3), path(0.125, "other", 4)];
+        let shown = paths(&process);
+        assert_eq!(shown.len(), 2);
+        assert_eq!((shown[0].0, shown[0].1.as_str()), (0.625, "munmap: other"));
+    }
+
+    #[test]
     fn calls_have_a_table_of_their_own() {
         let summary = summary(Evidence::SystemCalls);
         for width in [24, 80] {
             let picture = live(&summary, width);
             assert!(picture.contains("calls/s") && !picture.contains("waiting"), "{picture}");
         }
+    }
+
+    fn diagnosis(pid: i32, findings: Vec<Finding>) -> Diagnosis {
+        Diagnosis { pid, allocator: None, environment: Vec::new(), findings }
+    }
+
+    #[test]
+    fn few_stacks_are_a_guess_and_said_to_be() {
+        let finding = Finding {
+            share: 0.67,
+            uncertain: true,
+            behaviour: shootdowns::diagnosis::Behaviour::Program(shootdowns::Cause::Madvise),
+            text: "its own calls".to_owned(),
+            cures: Vec::new(),
+            advice: None,
+        };
+        let mut summary = summary(Evidence::TlbTracepoint);
+        (summary.processes[1].stacks, summary.processes[1].effective_stacks) = (3, 2.6);
+        let printed = text(&summary, &[diagnosis(1, vec![finding.clone()])], None);
+        assert!(printed.contains("from 3 stacks, too few to tell; fix: watch for longer (--for SECONDS)"), "{printed}");
+        assert!(printed.contains("  perhaps 67 %: its own calls"), "{printed}");
+        (summary.processes[1].stacks, summary.processes[1].effective_stacks) = (30, 25.0);
+        let printed = text(&summary, &[diagnosis(1, vec![Finding { uncertain: false, ..finding }])], None);
+        assert!(printed.contains("\n  67 %: its own calls") && !printed.contains("too few"), "{printed}");
+        let printed = text(&summary, &[diagnosis(4_194_303, Vec::new())], None);
+        assert!(printed.contains("no stack of it was sampled"), "{printed}");
+    }
+
+    #[test]
+    fn a_thread_of_the_kernel_has_not_ended() {
+        let mut summary = summary(Evidence::TlbTracepoint);
+        let printed = text(&summary, &[diagnosis(1, Vec::new())], None);
+        assert!(printed.contains("1 init: it has ended, or its files cannot be read"), "{printed}");
+        summary.processes[1].kernel_thread = true;
+        let printed = text(&summary, &[diagnosis(1, Vec::new())], None);
+        assert!(printed.contains("1 init: a thread of the kernel\n"), "{printed}");
+    }
+
+    #[test]
+    fn a_machine_that_does_not_show_all_never_says_that_there_are_none() {
+        let mut summary = summary(Evidence::TlbTracepoint);
+        summary.processes.clear();
+        assert!(text(&summary, &[], None).contains("No process sent or received any.\n"));
+        summary.unseen = vec![shootdowns::machine::Unseen::AmdBroadcast];
+        let printed = text(&summary, &[], None);
+        assert!(
+            printed.contains("does not show all of them, see the notes") && printed.contains("INVLPGB"),
+            "{printed}"
+        );
+    }
+
+    #[test]
+    fn paths_for_which_there_was_no_room_are_told() {
+        let mut summary = summary(Evidence::TlbTracepoint);
+        summary.processes[1].other_paths = 0.25;
+        let printed = text(&summary, &[diagnosis(1, Vec::new())], None);
+        assert!(printed.contains("  25 %: on paths for which there was no room\n"), "{printed}");
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Formats what `pagelift stat` measured; pure.
 
 use super::number::grouped;
+use super::page_sizes::sizes;
+use super::sampled;
 use super::table::{align_right, table, trimmed};
 use crate::commands::stat::report::{CountedWalks, Estimated, Marks, Outcome, Report};
 use address_space::format_bytes;
 use process_view::Activity;
 use process_view::coverage::Usage;
-use walk_counters::{Measured, SideWalks, What};
+use walk_counters::{Counts, Measured, SideWalks};
 use working_set::{Entries, Holds, PageClass, Part, PartVerdict, Reach, Reading, Verdict, WorkingSet};
 
 /// Everything, for a terminal.
@@ -104,10 +106,17 @@ fn of_walks(core: &CountedWalks) -> String {
     let percent =
         |measured: &Measured| measured.value().map_or_else(|| "–".to_owned(), |v| format!("{:.2} %", 100.0 * v));
     let number = |measured: &Measured| measured.value().map_or_else(|| "–".to_owned(), |v| format!("{v:.3}"));
+    rows.add_row(["share of cycles".to_owned(), percent(&walks.code.cycles), percent(&walks.data.cycles)]);
+    if let Some(times) = core.sampled.as_ref().filter(|times| sampled::is_estimated(times)) {
+        rows.add_row([
+            "share of cycles, estimated".to_owned(),
+            sampled::share(&times.code),
+            sampled::share(&times.data),
+        ]);
+    }
     let mut row = |name: &str, of: &dyn Fn(&SideWalks) -> String| {
         rows.add_row([name.to_owned(), of(&walks.code), of(&walks.data)]);
     };
-    row("share of cycles", &|side| percent(&side.cycles));
     row("in progress, on average", &|side| number(&side.in_progress));
     row("per 1,000 instructions", &|side| number(&side.walks));
     row("by page size", &|side| sizes(&side.sizes));
@@ -115,14 +124,22 @@ fn of_walks(core: &CountedWalks) -> String {
     row("cycles that wait for translation", &|side| percent(&side.stalls));
     (1..3).for_each(|column| align_right(&mut rows, column));
     let mut text = format!("{}, counted by the PMU\n{}\n", counts.family, trimmed(&rows));
-    for (name, measured) in
-        [("page walkers busy", &walks.utilisation), ("walks of the hypervisor's tables", &walks.nested)]
-    {
-        if measured.value().is_some() {
-            text += &format!("{name}: {}\n", percent(measured));
-        }
+    let others = [
+        ("page walkers busy", percent(&walks.utilisation)),
+        ("walks of the hypervisor's tables in progress, on average", number(&walks.nested)),
+        ("L2 TLB misses per 1,000 instructions, code and data together", number(&walks.l2_refills)),
+    ];
+    for (name, shown) in others.iter().filter(|(_, shown)| shown != "–") {
+        text += &format!("{name}: {shown}\n");
     }
     text += &missing(core);
+    text += &core.sampled.as_ref().map(sampled::lines).unwrap_or_default();
+    text + &notes(counts)
+}
+
+/// What was not counted all of the time.
+pub(super) fn notes(counts: &Counts) -> String {
+    let mut text = String::new();
     if !counts.with_kernel {
         text += "note: the kernel's part is not counted; needed: kernel.perf_event_paranoid 1 or less, or root\n";
     }
@@ -154,24 +171,21 @@ pub(super) fn missing(core: &CountedWalks) -> String {
     named.iter().filter_map(line).collect()
 }
 
-pub(super) fn sizes(sizes: &[(What, f64)]) -> String {
-    let name = |what: &What| match what {
-        What::Walks4K => "4K",
-        What::WalksCoalesced => "coalesced",
-        What::Walks2M => "2M",
-        What::Walks1G => "1G",
-        What::WalksSmall => "<2M",
-        _ => "≥2M",
-    };
-    let shown: Vec<String> =
-        sizes.iter().map(|(what, share)| format!("{} {:.0} %", name(what), 100.0 * share)).collect();
-    if shown.is_empty() { "–".to_owned() } else { shown.join(", ") }
-}
-
 fn of_marks(marks: &Marks, reach: &Reach) -> String {
     let set = &marks.working_set;
     let mut text =
         format!("\nPages that CPUs walked to, by the time since the accessed marks were cleared\n{}\n", marked(set));
+    if marks.of_command
+        && let Some(last) = set.curve.last()
+    {
+        let (from, to) = (set.begun, set.begun + last.longest);
+        text += &format!(
+            "seen from {} to {} after the start, in one of {} rounds\n",
+            time(from),
+            time(to),
+            set.rounds.len()
+        );
+    }
     text += &of_tlb(reach);
     if let Some(walks) = &set.walks {
         let per_cpu = walks.cpu_seconds.filter(|&cpu| cpu > 0.0);
@@ -254,11 +268,18 @@ pub(super) fn time(seconds: f64) -> String {
 
 pub(super) fn of_tlb(reach: &Reach) -> String {
     let entries = |holds| reach.entries(holds, PageClass::Base).map(grouped);
-    match (entries(Holds::Code), entries(Holds::Data)) {
+    let told = match (entries(Holds::Code), entries(Holds::Data)) {
         (Some(both), Some(_)) if reach.shared() => format!("L2 TLB: {both} entries that code and data share (CPUID)\n"),
         (Some(code), Some(data)) => format!("L2 TLB: {code} entries for code, {data} for data (CPUID)\n"),
         _ => "L2 TLB: the CPU does not tell how many entries it has\n".to_owned(),
-    }
+    };
+    told + &measured_tlb(reach)
+}
+
+fn measured_tlb(reach: &Reach) -> String {
+    let pages = |holds, what: &str| Some(format!("{} pages of {what}", grouped(reach.measured_pages(holds)?)));
+    let both: Vec<String> = [pages(Holds::Code, "code"), pages(Holds::Data, "data")].into_iter().flatten().collect();
+    if both.is_empty() { String::new() } else { format!("L2 TLB, measured: it holds {}\n", both.join(", ")) }
 }
 
 pub(super) fn of_verdict(verdict: &PartVerdict) -> String {
@@ -269,19 +290,28 @@ pub(super) fn of_verdict(verdict: &PartVerdict) -> String {
         used += &format!(", {} within {}", grouped(*first), time(verdict.first_within));
     }
     let fitting = if *part == Part::Code { "for code" } else { "for it" };
+    let (hold, would_hold, more) = match verdict.is_measured {
+        true => (
+            format!("the L2 TLB holds them ({entries} pages, measured)"),
+            format!("the L2 TLB would hold them alone ({entries} pages, measured)"),
+            format!("more than the {entries} pages that the L2 TLB was measured to hold"),
+        ),
+        false => (
+            format!("the {entries} entries of the L2 TLB hold them"),
+            format!("the {entries} entries of the L2 TLB would hold them alone"),
+            format!("more than the {entries} entries of the L2 TLB"),
+        ),
+    };
     match verdict.verdict {
         Verdict::Fits => {
-            format!("{used}: the {entries} entries of the L2 TLB hold them; huge pages {fitting} gain little here")
+            format!("{used}: {hold}; huge pages {fitting} gain little here")
         }
-        Verdict::FitsAlone => format!(
-            "{used}: the {entries} entries of the L2 TLB would hold them alone, but other memory competes for them; huge \
-             pages for that gain more"
-        ),
-        Verdict::SeldomWalked => format!(
-            "{used}: more than the {entries} entries of the L2 TLB, but walked to seldom; huge pages {fitting} gain little here"
-        ),
+        Verdict::FitsAlone => {
+            format!("{used}: {would_hold}, but other memory competes for it; huge pages for that gain more")
+        }
+        Verdict::SeldomWalked => format!("{used}: {more}, but walked to seldom; huge pages {fitting} gain little here"),
         Verdict::Exceeds => {
-            format!("{used}: more than the {entries} entries of the L2 TLB; huge pages {fitting} may gain")
+            format!("{used}: {more}; huge pages {fitting} may gain")
         }
         Verdict::Huge => format!("{used}: on huge pages already"),
         Verdict::Unknown => used,
@@ -324,7 +354,7 @@ mod tests {
     use crate::commands::stat::report::Walked;
     use std::collections::BTreeMap;
     use walk_counters::Walks;
-    use working_set::{Cleared, Cost, LeftOut, Level, PartMarks, WalkBound, verdicts};
+    use working_set::{Cleared, Cost, HeldPages, LeftOut, Level, PartMarks, WalkBound, verdicts};
 
     fn marks(pages: u64) -> PartMarks {
         let pages = Entries { least: pages, most: pages };
@@ -344,6 +374,7 @@ mod tests {
             version: 1,
             cleared: Cleared::All,
             left_out: None,
+            begun: 0.2,
             curve: vec![
                 reading(0.001, 400, 1_300),
                 reading(0.01, 402, 2_200),
@@ -358,7 +389,7 @@ mod tests {
 
     fn report(set: WorkingSet) -> Report {
         let level = |holds, entries| Level { level: 2, holds, pages: vec![PageClass::Base], entries };
-        let tlb = Reach { levels: vec![level(Holds::Code, 512), level(Holds::Data, 2048)] };
+        let tlb = Reach { levels: vec![level(Holds::Code, 512), level(Holds::Data, 2048)], measured: None };
         let verdicts = verdicts(&set, &tlb);
         Report {
             version: 1,
@@ -370,7 +401,7 @@ mod tests {
             coverage: Some(Outcome::NotMeasured("it has ended".to_owned())),
             page_walks: Outcome::NotMeasured("no PMU".to_owned()),
             estimated: None,
-            marks: Some(Outcome::Measured(Marks { working_set: set, verdicts })),
+            marks: Some(Outcome::Measured(Marks { working_set: set, verdicts, of_command: true })),
             tlb,
         }
     }
@@ -383,6 +414,7 @@ mod tests {
             "page faults        12,345 minor (2,469/s), 0 major",
             "on huge pages      not known: it has ended",
             "Page walks: not counted: no PMU",
+            "seen from 200 ms to 701 ms after the start, in one of 0 rounds\n",
             "L2 TLB: 512 entries for code, 2,048 for data (CPUID)",
             "at least 1.3 million page walks a second in heap and stacks, 2.6 million a CPU second (1,300 in 1.0 ms)",
             "code: 420 pages within 501 ms, 400 within 1.9 ms: the 512 entries of the L2 TLB hold them; huge pages for code gain little",
@@ -393,6 +425,21 @@ mod tests {
         }
         let table = marked(&working_set());
         assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    }
+
+    #[test]
+    fn a_measured_reach_is_said_beside_what_cpuid_tells() {
+        let mut report = report(working_set());
+        report.tlb = report.tlb.with_measured(HeldPages { code: Some(384), data: Some(6_144) });
+        let Some(Outcome::Measured(marks)) = &mut report.marks else { panic!("no marks") };
+        marks.verdicts = verdicts(&marks.working_set, &report.tlb);
+        let said = text(&report);
+        for wanted in [
+            "L2 TLB: 512 entries for code, 2,048 for data (CPUID)\nL2 TLB, measured: it holds 384 pages of code, 6,144 pages of data\n",
+            "code: 420 pages within 501 ms, 400 within 1.9 ms: more than the 384 pages that the L2 TLB was measured to hold",
+        ] {
+            assert!(said.contains(wanted), "no {wanted:?} in:\n{said}");
+        }
     }
 
     #[test]
@@ -443,11 +490,12 @@ mod tests {
             source: family.source.clone(),
             walkers: family.walkers,
             with_kernel: false,
+            on_some_cores: false,
             cycles: whole(2_000_000),
             instructions: whole(1_000_000),
             events: family.events.iter().map(event).collect(),
         };
-        let text = of_walks(&CountedWalks { walks: Walks::of(&counts), counts });
+        let text = of_walks(&CountedWalks { walks: Walks::of(&counts), sampled: None, counts });
         for wanted in [
             "per 1,000 instructions",
             "10.000",

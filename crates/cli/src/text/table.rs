@@ -5,7 +5,7 @@ use comfy_table::LineStyle;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use lift_plan::{EdgeCure, Kind, Method, Part, Plan, RangeLift};
-use session::{Base, LiftReport, NodeBytes};
+use session::{Base, FarPages, LiftReport, NodeBytes};
 
 /// A table without borders on the sides, with these headings.
 pub fn table(headings: &[&str]) -> Table {
@@ -128,7 +128,7 @@ fn refusals_table(plan: &Plan) -> Table {
 /// Formats the outcome of each range, for `-v`.
 pub fn outcome(report: &LiftReport) -> String {
     let mut table = table(&["object", "what", "prot", "size", "huge", "source", "not huge, and why"]);
-    for range in &report.ranges {
+    for range in &report.lift.ranges {
         let source = range.source.map_or_else(|| "-".to_owned(), |source| format!("{source} {}", range.page_size));
         let mut notes: Vec<String> = Vec::new();
         if range.advised > 0 {
@@ -147,7 +147,7 @@ pub fn outcome(report: &LiftReport) -> String {
             notes.join("\n"),
         ]);
     }
-    for refusal in &report.refusals {
+    for refusal in &report.lift.refusals {
         let size = format_bytes(refusal.range.len());
         let reason = refusal.reason.with_fix();
         let what = kinds(&refusal.kinds);
@@ -158,18 +158,27 @@ pub fn outcome(report: &LiftReport) -> String {
     format!("{table}\n{}", summary(report))
 }
 
+/// Lines about pages of files and images that lie on other nodes than the process.
+pub fn far_pages(far: &[FarPages]) -> String {
+    far.iter().map(|pages| format!("on another node: {pages}\n")).collect()
+}
+
 fn summary(report: &LiftReport) -> String {
-    let edges: u64 = report.edges.iter().map(|edge| AddressRange::len(edge.range)).sum();
+    let edges: u64 = report.lift.edges.iter().map(|edge| AddressRange::len(edge.range)).sum();
     let mut text = format!(
         "edges {}; made resident {}; stood still {:.1} ms with {} other threads\n",
         format_bytes(edges),
-        format_bytes(report.made_resident_bytes),
+        format_bytes(report.lift.made_resident_bytes),
         report.stopped_microseconds as f64 / 1000.0,
         report.other_threads
     );
     if !report.nodes.is_empty() {
         let on = |node: &NodeBytes| format!("{} on node {}", format_bytes(node.bytes), node.node);
         text += &format!("lifted memory: {}\n", report.nodes.iter().map(on).collect::<Vec<_>>().join(", "));
+    }
+    text += &far_pages(&report.far_pages);
+    for why in &report.not_on_node {
+        text += &format!("not from the copy for its node: {why}\n");
     }
     for why in &report.without_image {
         text += &format!("no image: {why}\n");
@@ -181,6 +190,8 @@ fn summary(report: &LiftReport) -> String {
             };
             let what = if *congruent {
                 "base moved to agree with the file: its huge folios"
+            } else if before == after {
+                "base moved to that of an image: huge pages"
             } else {
                 "base moved: huge pages"
             };

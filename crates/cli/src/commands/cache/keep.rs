@@ -5,7 +5,7 @@ use super::prepare::{describe, executed_by, files_of_package, programs_of};
 use address_space::PageSize;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use page_cache::{Keeper, KeptFile, ListEntry, LockedFile, Report, parse_list};
+use page_cache::{Keeper, KeeperReport, KeptFile, ListEntry, LockedFile, parse_list};
 use process_view::printable;
 use std::fs;
 use std::io::Write;
@@ -98,7 +98,7 @@ fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<PathBuf>, Vec<
 }
 
 /// Says what has changed. True where nothing of the file lies in huge folios.
-fn say(report: &Report) -> anyhow::Result<bool> {
+fn say(report: &KeeperReport) -> anyhow::Result<bool> {
     let name = printable(&report.path.display().to_string());
     match &report.kept {
         KeptFile::Same => {}

@@ -5,7 +5,7 @@ use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
 use file_replacement::{Change, replace};
-use page_cache::{Budget, MappedFiles, Prepare, Prepared, Refusal, loaded_offsets, prepare};
+use page_cache::{Budget, Effort, MappedFiles, Prepared, Refusal, loaded_offsets, prepare};
 use process_view::{FileIdentity, open_regular_file, printable};
 use session::running::processes_named;
 use std::fs::File;
@@ -94,7 +94,7 @@ fn prepare_one(one: &Chosen, huge: PageSize, may_replace: bool) -> anyhow::Resul
 
 fn prepare_file(file: &File, path: &Path, huge: PageSize) -> Result<Prepared, Refusal> {
     let offsets = loaded_offsets(file).unwrap_or(0..u64::MAX);
-    prepare(file, path, offsets, huge, Prepare::Always, Budget::UNLIMITED)
+    prepare(file, path, offsets, huge, Effort::Always, Budget::UNLIMITED)
 }
 
 fn after_replacement(keepers: Option<&[i32]>) -> String {

@@ -1,6 +1,7 @@
 //! What root and a pool would add to what was seen, as commands that can be pasted.
 
 use address_space::{PageSize, format_bytes};
+use machine_facts::{POOLS, pool_directory};
 use measure::machine::PoolFacts;
 use serde::Deserialize;
 
@@ -63,7 +64,8 @@ pub(super) fn advice(report: &LiftSummary, pools: &[PoolFacts], root: bool) -> S
         pool.free
     );
     if pool.free < needed {
-        let file = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", pool.page_bytes / 1024);
+        let size = PageSize::new(pool.page_bytes).map(|size| pool_directory(size, None));
+        let file = format!("{}/nr_hugepages", size.unwrap_or_else(|_| POOLS.to_owned()));
         let wanted = pool.total + needed - pool.free;
         text += &match root {
             true => format!("    echo {wanted} > {file}\n"),

@@ -3,8 +3,10 @@
 use crate::text::table::{align_right, table};
 use address_space::{PageSize, format_bytes};
 use image_store::{FileSystem, Image, ImageCoverage, SourceState, Space, Store, Users};
+use linux::nodes::has_several_nodes;
 use process_view::printable;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::Write;
 
 #[derive(Serialize)]
@@ -31,6 +33,12 @@ struct Row {
     source_state: SourceState,
     build_id: Option<String>,
     base_offset: u64,
+    /// The NUMA node for which it is a copy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<u32>,
+    /// Bytes of its mappable pages on each NUMA node, as the kernel shows them; empty on a machine with one node.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    nodes: BTreeMap<u32, u64>,
     size: u64,
     memory: u64,
     for_everybody: bool,
@@ -86,6 +94,8 @@ fn row(image: &Image, users: &Users) -> anyhow::Result<Row> {
         source_state: image.source_state(),
         build_id: image.key().build_id().map(str::to_owned),
         base_offset: image.layout().base_offset(),
+        node: image.node(),
+        nodes: if has_several_nodes() { image.bytes_on_nodes().unwrap_or_default() } else { BTreeMap::new() },
         size: image.size(),
         memory: image.memory()?,
         for_everybody: image.for_everybody(),
@@ -126,7 +136,10 @@ fn text(listing: &Listing) -> String {
 }
 
 fn rows(images: &[Row]) -> String {
-    let mut rows = table(&["users", "memory", "huge", "of", "base", "source", "path of the source"]);
+    // Only where there is anything to tell.
+    let by_node = images.iter().any(|image| !image.nodes.is_empty());
+    let headings = ["users", "memory", "huge", "of", "base", "node", "source", "path of the source"];
+    let mut rows = table(&headings.into_iter().filter(|heading| by_node || *heading != "node").collect::<Vec<_>>());
     for image in images {
         let (huge, mappable) = image.coverage.map_or_else(
             || ("unknown".to_owned(), "-".to_owned()),
@@ -138,7 +151,7 @@ fn rows(images: &[Row]) -> String {
             SourceState::Gone => "gone",
             SourceState::Unknown => "unknown",
         };
-        rows.add_row([
+        let mut row = vec![
             image.users.len().to_string(),
             format_bytes(image.memory),
             huge,
@@ -146,8 +159,23 @@ fn rows(images: &[Row]) -> String {
             format!("{:#x}", image.base_offset),
             state.to_owned(),
             printable(&image.source),
-        ]);
+        ];
+        if by_node {
+            row.insert(5, nodes_of(image));
+        }
+        rows.add_row(row);
     }
     (0..=4).for_each(|column| align_right(&mut rows, column));
     rows.lines().map(|line| line.trim_end().to_owned() + "\n").collect::<String>().trim_end().to_owned()
+}
+
+/// The node of a copy for one node, or those on which an image that all share lies; what is not as it should be is said.
+fn nodes_of(image: &Row) -> String {
+    let lies_on: Vec<_> = image.nodes.keys().map(ToString::to_string).collect();
+    let lies_on = lies_on.join(", ");
+    match image.node {
+        Some(node) if image.nodes.keys().any(|other| *other != node) => format!("for {node}, lies on {lies_on}"),
+        Some(node) => node.to_string(),
+        None => format!("all, lies on {lies_on}"),
+    }
 }

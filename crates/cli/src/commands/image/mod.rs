@@ -6,8 +6,9 @@ mod setup;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use image_store::{Collection, Image, Layout, Request, Store, StoreError, Users, default_directory};
+use image_store::{Collection, Form, Image, Layout, Request, Store, StoreError, Users, default_directory};
 use linux::pages::base_page;
+use machine_facts::{System, nodes_with_cpus};
 use process_view::printable;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -66,6 +67,9 @@ struct AddArgs {
     /// object].
     #[arg(long, value_name = "BYTES", value_parser = offset)]
     base_offset: Option<u64>,
+    /// Make a copy for each NUMA node, all of whose pages lie there; processes get the copy of the node they run on.
+    #[arg(long)]
+    per_node: bool,
     /// Say nothing but what fails.
     #[arg(short, long)]
     quiet: bool,
@@ -128,30 +132,48 @@ fn offset(text: &str) -> Result<u64, String> {
 
 fn add(args: &AddArgs) -> anyhow::Result<()> {
     let store = args.store.open()?;
+    let nodes = nodes_for(args);
     let mut failed = 0;
     for path in &args.files {
-        match add_one(&store, path, args.base_offset) {
-            Ok(_) if args.quiet => {}
-            Ok(text) => writeln!(std::io::stdout(), "{text}")?,
-            Err(error) => {
-                eprintln!("pagelift: {}: {error:#}", path.display());
-                failed += 1;
+        let mut has_failed = false;
+        for &node in &nodes {
+            match add_one(&store, path, args.base_offset, node) {
+                Ok(_) if args.quiet => {}
+                Ok(text) => writeln!(std::io::stdout(), "{text}")?,
+                Err(error) => {
+                    eprintln!("pagelift: {}: {error:#}", path.display());
+                    has_failed = true;
+                }
             }
         }
+        failed += usize::from(has_failed);
     }
     match failed {
         0 => Ok(()),
+        failed if args.per_node => bail!("{failed} of {} files have no image for each node", args.files.len()),
         failed => bail!("{failed} of {} files have no image", args.files.len()),
     }
 }
 
-fn add_one(store: &Store, path: &Path, base_offset: Option<u64>) -> anyhow::Result<String> {
+/// The nodes that get a copy each; `None` stands for the image that all nodes share.
+fn nodes_for(args: &AddArgs) -> Vec<Option<u32>> {
+    let nodes = if args.per_node { nodes_with_cpus(&System) } else { Vec::new() };
+    if nodes.len() > 1 {
+        return nodes.into_iter().map(Some).collect();
+    }
+    if args.per_node && !args.quiet {
+        eprintln!("pagelift: found one NUMA node with memory and CPUs, on which one image serves every process");
+    }
+    vec![None]
+}
+
+fn add_one(store: &Store, path: &Path, base_offset: Option<u64>, node: Option<u32>) -> anyhow::Result<String> {
     let file = open(path)?;
     let elf = image_store::read_elf(&file)?;
     let size = store.page_size();
     let layout = base_offset
         .map_or_else(|| Layout::most_likely(&elf, size, base_page()), |base_offset| Layout::at(size, base_offset));
-    let image = store.make(&file, layout, Request::Explicit)?;
+    let image = store.make(&file, Form { layout, node }, Request::Explicit)?;
     Ok(describe(&image, size))
 }
 
@@ -170,7 +192,13 @@ fn describe(image: &Image, size: PageSize) -> String {
     let readers = if image.for_everybody() { "" } else { ", for root only: not every user can read the file" };
     let base = image.layout().base_offset();
     let name = printable(&image.source().display().to_string());
-    format!("{name}: {coverage}, base offset {base:#x}{readers}\n  {}", image.path().display())
+    let node = on_node(image);
+    format!("{name}: {coverage}, base offset {base:#x}{node}{readers}\n  {}", image.path().display())
+}
+
+/// The node of a copy for one node, as an addition to a line.
+fn on_node(image: &Image) -> String {
+    image.node().map(|node| format!(", for node {node}")).unwrap_or_default()
 }
 
 fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
@@ -212,7 +240,7 @@ fn collect(args: &GcArgs) -> anyhow::Result<()> {
     let verb = if args.dry_run { "would remove" } else { "removed" };
     for image in &collected.images {
         let source = printable(&image.source().display().to_string());
-        writeln!(out, "{verb} {} (of {source})", image.path().display())?;
+        writeln!(out, "{verb} {} (of {source}{})", image.path().display(), on_node(image))?;
     }
     let (count, bytes) = (collected.images.len(), format_bytes(collected.bytes));
     let images = if count == 1 { "1 image".to_owned() } else { format!("{count} images") };

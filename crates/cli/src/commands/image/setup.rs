@@ -2,6 +2,7 @@
 
 use super::StoreArg;
 use address_space::PageSize;
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use image_store::{FileSystem, Store, StoreMount, StoreSize};
 use std::io::Write;
@@ -36,6 +37,9 @@ pub struct SetupArgs {
     /// Only print what --install would write.
     #[arg(long, value_enum, value_name = "HOW")]
     print: Option<BootArg>,
+    /// Remove what --install has written for this directory, and nothing else.
+    #[arg(long, conflicts_with_all = ["size", "mode", "hugetlbfs", "install", "print"])]
+    uninstall: bool,
     /// Folder of mount units.
     #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system", hide = true)]
     unit_folder: PathBuf,
@@ -61,6 +65,9 @@ fn mode(text: &str) -> Result<u32, String> {
 pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
     let file_system = if args.hugetlbfs { FileSystem::Hugetlbfs } else { FileSystem::Tmpfs };
     let mount = StoreMount::new(&args.store.path(), file_system, args.page_size, args.size, args.mode)?;
+    if args.uninstall {
+        return uninstall(args, &mount);
+    }
     let mut out = std::io::stdout();
     match args.print {
         Some(BootArg::Systemd) => {
@@ -92,6 +99,44 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
         None => {}
     }
     Ok(())
+}
+
+fn uninstall(args: &SetupArgs, mount: &StoreMount) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    let units = mount.installed_units(&args.unit_folder)?;
+    if Path::new("/run/systemd/system").exists() {
+        stop_timers(&units);
+    }
+    let removed = mount.uninstall_units(&args.unit_folder)?;
+    removed.iter().try_for_each(|unit| writeln!(out, "removed {}", unit.display()))?;
+    if mount.uninstall_fstab_line(&args.fstab)? {
+        writeln!(out, "removed from {}: its line", args.fstab.display())?;
+    } else if removed.is_empty() {
+        bail!(
+            "nothing mounts {} at boot: found none of its units in {}, and no line in {}",
+            args.store.path().display(),
+            args.unit_folder.display(),
+            args.fstab.display()
+        );
+    }
+    if !removed.is_empty() {
+        out.write_all(reload().as_bytes())?;
+    }
+    if Store::open_to_map(&args.store.path()).is_ok() {
+        writeln!(out, "the store stays mounted until the next boot; now: umount {}", args.store.path().display())?;
+    }
+    Ok(())
+}
+
+/// A timer whose unit is gone would go on to start a service that is gone.
+fn stop_timers(units: &[PathBuf]) {
+    let is_timer = |unit: &&PathBuf| unit.extension().is_some_and(|extension| extension == "timer");
+    for timer in units.iter().filter(is_timer).filter_map(|unit| unit.file_name()) {
+        let stopped = Command::new("systemctl").arg("stop").arg(timer).status();
+        if !stopped.is_ok_and(|status| status.success()) {
+            eprintln!("pagelift: note: `systemctl stop {}` failed; the next boot starts it no more", timer.display());
+        }
+    }
 }
 
 fn describe(store: &Store) -> anyhow::Result<String> {

@@ -1,25 +1,39 @@
 //! `pagelift pool reserve --for`: pages for as long as a program runs.
 //!
 //! A process of its own, `pagelift pool reserve --hold`, reserves them and gives them back when its standard input ends. Only
-//! this process holds the other end, which the kernel closes however this process ends: by SIGKILL, too.
+//! this process holds the other end, which the kernel closes however this process ends: by SIGKILL, too. Lines on it name
+//! pages that are to be given back before: those that the lift has not used, by its report.
 
 use super::needed::{by_command, pool_policy, this_program};
+use super::nodes::placed;
 use crate::arguments::policy::words;
 use crate::exit::OWN_FAILURE;
 use anyhow::Context;
+use linux::bounded::KERNEL_TEXT;
+use linux::ended::wait_until_ended;
+use machine_facts::{System, pool_pages_by_node};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use options::Policy;
-use pools::PoolRequest;
+use pools::{PoolRequest, unused};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Seek, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// The last line that a held reservation prints once all of it is there.
 pub const HELD: &str = "all requests are met";
+
+/// How often it is looked whether the lift is done.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A program and the pages that it gets.
 pub struct Lending<'a> {
@@ -37,7 +51,9 @@ pub struct Lending<'a> {
 pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
     let policy = pool_policy(lending.policy);
     let needed = by_command(lending.command, &policy)?;
-    let requests: Vec<_> = needed.requests.iter().chain(lending.requests).map(ToString::to_string).collect();
+    let for_the_lift = placed(&needed.requests, policy.numa, None)?.requests;
+    let beside = placed(lending.requests, policy.numa, None)?.requests;
+    let requests: Vec<_> = for_the_lift.iter().chain(&beside).map(ToString::to_string).collect();
     // From here on signals are the program's; those of a terminal reach it without help.
     let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("handling signals")?;
     let loan = match requests.as_slice() {
@@ -51,8 +67,23 @@ pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
         },
     };
     let mut program = Command::new(this_program()?);
-    program.arg("run").args(words(&policy)).arg("--").args(lending.command);
-    let status = program.spawn().context("starting the program").and_then(|child| wait(child, signals));
+    program.arg("run");
+    let held = loan.map(|loan| anyhow::Ok((loan, LiftReportFile::new()?))).transpose()?;
+    if let Some((_, report)) = &held {
+        program.args(["--report-if-possible", "--report"]).arg(report.path());
+    }
+    let child = program.args(words(&policy)).arg("--").args(lending.command).spawn().context("starting the program");
+    let (loan, report) = held.unzip();
+    let status = child.and_then(|child| {
+        let pid = child.id();
+        let remainder = loan.as_ref().zip(report);
+        let remainder = remainder.map(|(loan, report)| loan.give_back_what_is_unused(pid, report, for_the_lift));
+        let status = wait(child, signals);
+        if let Some(remainder) = remainder {
+            remainder.stop();
+        }
+        status
+    });
     if let Some(loan) = loan {
         loan.end();
     }
@@ -69,20 +100,53 @@ fn wait(mut child: Child, mut signals: Signals) -> anyhow::Result<ExitStatus> {
         }
     });
     // Waits without taking the number from the program, as long as signals may be sent to it.
-    let ended = nix::sys::wait::waitid(
-        nix::sys::wait::Id::Pid(pid),
-        nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT,
-    );
+    let ended = wait_until_ended(pid);
     handle.close();
     let _ = forwarder.join();
     ended.context("waiting for the program")?;
     child.wait().context("waiting for the program")
 }
 
+/// A file without a name, which the kernel removes however this process ends, for the report of the lift.
+struct LiftReportFile(File);
+
+impl LiftReportFile {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self(tempfile::tempfile().context("making a temporary file")?))
+    }
+
+    /// A path by which others write to it while this process has it open.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
+    /// True once the whole report is there.
+    fn is_written(&mut self) -> bool {
+        let read = self.0.rewind().and_then(|()| KERNEL_TEXT.read_rest(&self.0));
+        read.is_ok_and(|text| serde_json::from_slice::<serde_json::Value>(&text).is_ok())
+    }
+}
+
+/// Waits for the report of the lift, in a thread, and has the pages given back then that it has not used.
+struct Remainder {
+    thread: JoinHandle<()>,
+    ended: Sender<()>,
+}
+
+impl Remainder {
+    /// The program has ended: no report comes any more.
+    fn stop(self) {
+        drop(self.ended);
+        let _ = self.thread.join();
+    }
+}
+
 /// The process that holds the pages.
 struct Loan {
     guard: Child,
     said: BufReader<ChildStdout>,
+    /// Its standard input; shared with the thread that waits for the report.
+    orders: Arc<Mutex<Option<ChildStdin>>>,
 }
 
 impl Loan {
@@ -94,12 +158,37 @@ impl Loan {
         guard.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut guard = guard.spawn().context("starting the process that holds the pages")?;
         let said = guard.stdout.take().context("the process that holds the pages has no output")?;
-        let mut loan = Self { guard, said: BufReader::new(said) };
+        let orders = Arc::new(Mutex::new(guard.stdin.take()));
+        let mut loan = Self { guard, said: BufReader::new(said), orders };
         if loan.hear(HELD) {
             return Ok(Some(loan));
         }
         loan.guard.wait().context("waiting for the process that holds the pages")?;
         Ok(None)
+    }
+
+    /// Waits for the report of the lift of process `pid`, and has those of the pages `held` for it given back that the
+    /// process has not taken.
+    fn give_back_what_is_unused(&self, pid: u32, mut report: LiftReportFile, held: Vec<PoolRequest>) -> Remainder {
+        let (ended, end) = channel::<()>();
+        let orders = self.orders.clone();
+        let thread = std::thread::spawn(move || {
+            while !report.is_written() {
+                if end.recv_timeout(LOOK_EVERY) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+            let used = pool_pages_by_node(&System, &format!("/proc/{pid}"));
+            let unused = used.map_or_else(Vec::new, |used| unused(&held, &used));
+            if let Some(orders) = orders.lock().ok().as_mut().and_then(|orders| orders.as_mut())
+                && !unused.is_empty()
+            {
+                let words: Vec<_> = unused.iter().map(ToString::to_string).collect();
+                // One that was killed gives nothing back, now or later.
+                let _ = writeln!(orders, "{}", words.join(" "));
+            }
+        });
+        Remainder { thread, ended }
     }
 
     /// Hands on what it says, up to a line or its end. True where the line came.
@@ -117,7 +206,8 @@ impl Loan {
 
     /// Has the pages given back.
     fn end(mut self) {
-        drop(self.guard.stdin.take());
+        // The thread has ended, and no other has it.
+        drop(self.orders.lock().ok().and_then(|mut orders| orders.take()));
         self.hear("");
         let _ = self.guard.wait();
     }

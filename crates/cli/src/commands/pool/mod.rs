@@ -2,6 +2,7 @@
 
 mod lend;
 pub mod needed;
+mod nodes;
 mod plan;
 mod reserve;
 mod show;

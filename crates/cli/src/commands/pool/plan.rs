@@ -1,14 +1,16 @@
 //! `pagelift pool plan`.
 
 use super::needed::{Needed, by_command, by_target, pool_policy, this_program};
+use super::nodes::placed;
 use crate::arguments::policy::{PolicyArgs, words};
 use crate::text::pool as text;
 use address_space::PageSize;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use lift_plan::Policy;
-use machine_facts::{Files, System, allowed_nodes, default_hugetlb, free_blocks, pool_counts};
-use pools::{BootFile, BootKind, Installation, PoolNeed, PoolRequest, needs_of};
+use lift_plan::{Numa, Policy};
+use machine_facts::{Files, System, allowed_nodes, default_hugetlb, free_blocks, node_numbers, pool_counts};
+use pools::{BootFile, BootKind, BootMachine, Installation, PoolNeed, PoolRequest, needs_of};
+use process_view::quoted;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -23,12 +25,17 @@ or by `--heap 2M`, is added as SIZE:COUNT."
 pub struct PlanArgs {
     #[command(flatten)]
     policy: PolicyArgs,
-    /// Place all pages on this NUMA node [default: spread evenly over those that the program may use].
+    /// Place all pages on this NUMA node [default: on the nodes from which the lift takes them: by --numa, else spread evenly
+    /// over those that the program's cpuset and memory policy leave to it].
     #[arg(long, value_name = "NODE")]
     node: Option<u32>,
     /// Have the pages reserved at every boot.
     #[arg(long, value_enum, value_name = "HOW", conflicts_with_all = ["print", "uninstall"])]
     install: Option<BootArg>,
+    /// With --install grub or --print grub: set memory aside for gigantic pages (hugetlb_cma=) instead of reserving them at
+    /// boot. Movable memory uses it until `pagelift pool reserve` takes the pages.
+    #[arg(long)]
+    cma: bool,
     /// Only print what --install would write.
     #[arg(long, value_enum, value_name = "HOW", conflicts_with = "uninstall")]
     print: Option<BootArg>,
@@ -77,6 +84,9 @@ impl From<BootArg> for BootKind {
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     let installation = Installation::new(&args.root, &args.name)?;
+    if args.cma && args.install.or(args.print).is_none() {
+        bail!("--cma belongs to a file; fix: --install grub --cma, or --print grub --cma");
+    }
     if args.uninstall {
         let removed = installation.uninstall()?;
         if removed.is_empty() {
@@ -88,8 +98,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let needed = needed(args)?;
-    let process = needed.pid.map_or_else(|| "/proc/self".to_owned(), |pid| format!("/proc/{pid}"));
-    let needs = needs_of(&needed.requests, &pool_counts(&System), &allowed_nodes(&System, &process));
+    let needs = needs_of(&needed.requests, &pool_counts(&System), &allowed_nodes(&System, "/proc/self"));
     let requests: Vec<_> = needs.iter().flat_map(PoolNeed::requests).collect();
     if let Some(kind) = args.print.or(args.install) {
         if requests.is_empty() {
@@ -103,15 +112,18 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         return install(args, kind, &installation, &file);
     }
     if args.json {
+        let machine = boot_machine(args);
+        let arguments = pools::kernel_arguments(&requests, &machine);
+        let notes: Vec<_> = needed.notes.iter().cloned().chain(arguments.note(&machine)).collect();
         let document = serde_json::json!({
             "format": "pagelift-pool-plan", "version": 1, "target": needed.name, "needs": needs,
-            "kernel_arguments": pools::kernel_arguments(&requests), "notes": needed.notes,
+            "kernel_arguments": arguments.text, "notes": notes,
         });
         writeln!(out, "{}", serde_json::to_string_pretty(&document)?)?;
         return Ok(());
     }
     let (words, policy) = (plan_words(args), policy_words(args));
-    let cma = pools::cma_argument(&requests, is_gigantic);
+    let machine = boot_machine(args);
     let shown = text::ShownPlan {
         needed: &needed,
         needs: &needs,
@@ -119,7 +131,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         policy: &policy,
         command: &args.command,
         only_command: args.target.is_empty(),
-        cma,
+        arguments: pools::kernel_arguments(&requests, &machine),
+        cma: pools::cma_arguments(&requests, &machine, is_gigantic),
+        machine: &machine,
     };
     write!(out, "{}", text::plan(&shown))?;
     super::say_kubelet();
@@ -128,34 +142,42 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
 
 fn needed(args: &PlanArgs) -> anyhow::Result<Needed> {
     let policy = pool_policy(args.policy.policy());
+    if let (Some(node), Numa::Node(chosen)) = (args.node, policy.numa)
+        && node != chosen
+    {
+        bail!(
+            "found --node {node} beside --numa node={chosen}, which takes no page there; fix: --node {chosen}, or no --node"
+        );
+    }
     let mut all = Needed { name: String::new(), requests: Vec::new(), notes: Vec::new(), pid: None };
     let mut names = Vec::new();
-    let mut take = |needed: Needed| {
+    let mut take = |mut needed: Needed| {
+        needed.requests.iter_mut().for_each(|request| request.node = request.node.or(args.node));
+        let placed = placed(&needed.requests, policy.numa, needed.pid)?;
         names.push(needed.name);
-        all.requests.extend(needed.requests);
-        all.notes.extend(needed.notes.into_iter().filter(|note| !all.notes.contains(note)).collect::<Vec<_>>());
+        all.requests.extend(placed.requests);
+        let notes: Vec<_> = needed.notes.into_iter().chain(placed.note).collect();
+        all.notes.extend(notes.into_iter().filter(|note| !all.notes.contains(note)).collect::<Vec<_>>());
         all.pid = needed.pid.or(all.pid);
+        anyhow::Ok(())
     };
     for target in &args.target {
         match target.to_str().filter(|text| text.contains(':') && !Path::new(text).exists()) {
             Some(text) => {
                 let request: PoolRequest = text.parse()?;
                 let (name, notes) = (request.to_string(), Vec::new());
-                take(Needed { name, requests: vec![request], notes, pid: None });
+                take(Needed { name, requests: vec![request], notes, pid: None })?;
             }
-            None => take(by_target(target, &policy)?),
+            None => take(by_target(target, &policy)?)?,
         }
     }
     if !args.command.is_empty() {
-        take(by_command(&args.command, &policy)?);
+        take(by_command(&args.command, &policy)?)?;
     }
     if names.is_empty() {
         bail!("found nothing to plan for; needed: `-- CMD`, the number of a process, a file, or pages such as 2M:64");
     }
     all.name = names.join(", ");
-    for request in &mut all.requests {
-        request.node = request.node.or(args.node);
-    }
     Ok(all)
 }
 
@@ -163,10 +185,7 @@ fn needed(args: &PlanArgs) -> anyhow::Result<Needed> {
 fn policy_words(args: &PlanArgs) -> String {
     let usual = words(&Policy::default());
     let own = words(&args.policy.policy());
-    own.into_iter()
-        .filter(|word| !usual.contains(word))
-        .map(|word| format!(" {}", text::quoted(word.as_ref())))
-        .collect()
+    own.into_iter().filter(|word| !usual.contains(word)).map(|word| format!(" {}", quoted(&word))).collect()
 }
 
 /// The words that ask for this plan again.
@@ -176,19 +195,30 @@ fn plan_words(args: &PlanArgs) -> String {
         words += &format!(" --node {node}");
     }
     for target in &args.target {
-        words += &format!(" {}", text::quoted(target));
+        words += &format!(" {}", quoted(&target.to_string_lossy()));
     }
     if !args.command.is_empty() {
         words += " --";
-        args.command.iter().for_each(|word| words += &format!(" {}", text::quoted(word)));
+        args.command.iter().for_each(|word| words += &format!(" {}", quoted(&word.to_string_lossy())));
     }
     words
 }
 
 fn boot_file(args: &PlanArgs, kind: BootArg, requests: &[PoolRequest]) -> anyhow::Result<BootFile> {
+    let machine = boot_machine(args);
+    let file = match (args.cma, kind) {
+        (false, _) => BootFile::new(kind.into(), &args.name, requests, &program_at_boot(&args.root)?, &machine),
+        (true, BootArg::Grub) => BootFile::with_cma(&args.name, requests, &machine, is_gigantic),
+        (true, _) => bail!("--cma sets memory aside by the kernel's command line; fix: --install grub --cma"),
+    };
+    file.map_err(anyhow::Error::msg)
+}
+
+/// This machine; of one whose image is written to only the size is assumed to be that of this one.
+fn boot_machine(args: &PlanArgs) -> BootMachine {
     let default = default_hugetlb(&System.text("/proc/meminfo").unwrap_or_default());
-    let program = program_at_boot(&args.root)?;
-    BootFile::new(kind.into(), &args.name, requests, &program, default).map_err(anyhow::Error::msg)
+    let release = (args.root == Path::new("/")).then(linux::release::kernel_release);
+    BootMachine { default, release, nodes: node_numbers(&System) }
 }
 
 /// The path of this program at boot: of an image, that in the image.
@@ -218,7 +248,7 @@ fn install(args: &PlanArgs, kind: BootArg, installation: &Installation, file: &B
     let written = installation.install(file).context("installing")?;
     written.iter().try_for_each(|path| writeln!(out, "wrote {}", path.display()))?;
     reload_systemd(args, &written);
-    writeln!(out, "{}", text::installed(kind.into()))?;
+    writeln!(out, "{}", if args.cma { text::SET_ASIDE } else { text::installed(kind.into()) })?;
     super::say_kubelet();
     Ok(())
 }

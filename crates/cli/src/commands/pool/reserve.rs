@@ -8,9 +8,11 @@ use crate::text::pool as text;
 use address_space::parse_bytes;
 use clap::Args;
 use machine_facts::base_page;
-use pools::{Change, Goal, KernelSettings, Outcome, PoolRequest, ReserveOptions, give_back, reserve, usual_floor};
+use pools::{
+    Change, Goal, KernelSettings, Outcome, PoolRequest, ReserveOptions, give_back, part_of, reserve, usual_floor,
+};
 use std::ffi::OsString;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -44,10 +46,12 @@ pub struct ReserveArgs {
     /// Name of the unit of --persist.
     #[arg(long, value_name = "NAME", requires = "persist", default_value = "main")]
     name: String,
-    /// Keep the pages only until standard input ends or a signal comes, then give them back.
+    /// Keep the pages only until standard input ends or a signal comes, then give them back; pages that a line of it names are
+    /// given back at once.
     #[arg(long)]
     hold: bool,
-    /// Reserve what the program behind `--` needs, run it lifted, and give all back when it ends, however it ends.
+    /// Reserve what the program behind `--` needs, run it lifted, give back what the lift has not used, and all when it ends,
+    /// however it ends.
     #[arg(long = "for", requires = "command", conflicts_with = "hold")]
     for_command: bool,
     #[command(flatten)]
@@ -91,9 +95,9 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
     let said = say(&outcomes, args.hold);
     let is_met = outcomes.iter().all(Outcome::is_met);
     if args.hold {
-        let changes: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.changes.clone()).collect();
+        let mut changes: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.changes.clone()).collect();
         if said.is_ok() && !changes.is_empty() {
-            wait_for_the_end(&interrupted);
+            hold(&settings, &mut changes, &interrupted);
         }
         give_all_back(&settings, &changes)?;
     } else {
@@ -115,20 +119,35 @@ fn say(outcomes: &[Outcome], hold: bool) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Waits until standard input ends or a signal comes.
-fn wait_for_the_end(interrupted: &AtomicBool) {
-    let (ended, end) = channel::<()>();
+/// Waits until standard input ends or a signal comes, and gives back before what its lines name: SIZE:COUNT[@NODE]...
+fn hold(settings: &KernelSettings, changes: &mut [Change], interrupted: &AtomicBool) {
+    let (orders, ordered) = channel::<Vec<PoolRequest>>();
     std::thread::spawn(move || {
-        let mut buffer = [0; 256];
-        while std::io::stdin().read(&mut buffer).is_ok_and(|read| read > 0) {}
-        drop(ended);
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            let requests = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+            if orders.send(requests).is_err() {
+                break;
+            }
+        }
     });
-    while !interrupted.load(Ordering::Relaxed) && end.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {}
+    while !interrupted.load(Ordering::Relaxed) {
+        match ordered.recv_timeout(LOOK_EVERY) {
+            Ok(requests) => {
+                let part: Vec<_> = requests.iter().flat_map(|request| part_of(changes, request)).collect();
+                if let Err(error) = give_all_back(settings, &part) {
+                    eprintln!("pagelift: {error:#}");
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
 }
 
 fn give_all_back(settings: &KernelSettings, changes: &[Change]) -> anyhow::Result<()> {
     let _lock = lock()?;
-    let given = give_back(settings, changes)?;
+    let changes: Vec<_> = changes.iter().filter(|change| change.pages > 0).copied().collect();
+    let given = give_back(settings, &changes)?;
     // Who started it may have been killed.
     given.iter().rev().for_each(|given| drop(writeln!(std::io::stdout(), "{}", text::given_back(given))));
     Ok(())

@@ -1,13 +1,13 @@
 //! `pagelift enable`.
 
-use super::facts::{ordered_behind, programs, surroundings, this_program, with_path};
+use super::facts::{likely_folders, named_programs, ordered_behind, programs, surroundings, this_program, with_path};
 use super::lift_args::LiftArgs;
 use super::systemd::{self, FOLDERS, Unit};
-use super::{restarted, words};
+use super::{Changed, restarted, words};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::Serialize;
-use service_units::{Choice, CommandError, DropIn, ExecCommand, Program, Way, choose};
+use service_units::{Choice, CommandError, DropIn, ExecCommand, Program, Way, choose, shows};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ struct Document<'a> {
 pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
     let unit = Unit::load(&args.unit)?;
     let pagelift = this_program()?;
-    let (choice, mut file) = made(&unit, args, &pagelift)?;
+    let (choice, mut file) = made(&unit, &args.lift, &pagelift)?;
     let [lasting, until_boot] = FOLDERS.map(|folder| unit.drop_in(folder));
     let path = if args.runtime { &until_boot } else { &lasting };
     ensure!(
@@ -71,7 +71,7 @@ pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
         if !args.runtime && until_boot.exists() {
             take_away(&until_boot)?;
         }
-        restart = Some(restarted(&unit.name, &systemd::show(&unit.name.replace("@.", "@pagelift."))?, args.now, true)?);
+        restart = restarted(&[Changed::look(&unit.name, true)?], args.now)?.pop();
     }
     let mut out = io::stdout();
     if args.json {
@@ -88,34 +88,49 @@ pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
 }
 
 /// Decides, and makes the file.
-fn made(unit: &Unit, args: &EnableArgs, pagelift: &Path) -> anyhow::Result<(Choice, DropIn)> {
+pub fn made(unit: &Unit, lift: &LiftArgs, pagelift: &Path) -> anyhow::Result<(Choice, DropIn)> {
     let lines = unit.commands();
     ensure!(!lines.is_empty(), "{} has no ExecStart=; needed: a program that can be lifted", unit.name);
-    let (commands, refused) = read(&lines)?;
-    let mut programs = programs(&commands, &unit.properties.programs());
+    let search = unit.properties.list("ExecSearchPath");
+    let (read, refused) = read(&lines, &search)?;
+    let mut programs = programs(unit, &read);
+    let named = named_programs(&lift.only, &likely_folders(&search, &programs));
     if let Some(why) = refused {
         programs.push(Program { not_prefixable: Some(why), is_large: true, ..Program::default() });
     }
     let here = surroundings(pagelift);
-    let choice = choose(&unit.properties, &programs, &words::wanted(&args.lift), &here)
+    let wanted = words::wanted(lift, named);
+    let choice = choose(&unit.properties, &programs, &wanted, &here)
         .map_err(|refusal| anyhow::anyhow!("{} cannot be lifted, and nothing was changed:\n  {refusal}", unit.name))?;
-    let options = words::words(&args.lift, choice.way);
+    let options = words::words(lift, choice.way);
     let after = ordered_behind(unit);
-    let file = DropIn::new(&unit.name, &choice, (&lines, &commands), (&here.pagelift, &options), &after);
+    let commands: Vec<ExecCommand> = read.into_iter().flatten().flatten().collect();
+    let asked = words::asked(lift);
+    let words = (here.pagelift.as_str(), asked.as_slice(), options.as_slice());
+    let file = DropIn::new(&unit.name, &choice, (&lines, &commands), words, &after);
     Ok((choice, file))
 }
 
-/// Reads the commands; with the reason where one cannot be given again, which only matters if it has to be.
-fn read(lines: &[String]) -> anyhow::Result<(Vec<ExecCommand>, Option<String>)> {
-    let (mut commands, mut refused) = (Vec::new(), None);
+/// The commands of each line, `None` for one that cannot be given again, and the reason.
+type Read = (Vec<Option<Vec<ExecCommand>>>, Option<String>);
+
+/// Reads the commands of each line; with the reason where one cannot be given again, which only matters if it has to be.
+fn read(lines: &[String], search: &[String]) -> anyhow::Result<Read> {
+    let (mut read, mut refused) = (Vec::new(), None);
     for line in lines {
         match ExecCommand::parse_line(line) {
-            Ok(found) => commands.extend(found.into_iter().map(with_path).collect::<Result<Vec<_>, _>>()?),
-            Err(error @ CommandError::NotPossible { .. }) => refused = Some(error.to_string()),
+            Ok(found) => {
+                let found = found.into_iter().map(|command| with_path(command, search));
+                read.push(Some(found.collect::<Result<_, _>>()?));
+            }
+            Err(error @ CommandError::NotPossible { .. }) => {
+                refused = Some(error.to_string());
+                read.push(None);
+            }
             Err(error) => bail!("{error}"),
         }
     }
-    Ok((commands, refused))
+    Ok((read, refused))
 }
 
 fn show(choice: &Choice, path: &Path, text: &str) -> io::Result<()> {
@@ -173,11 +188,17 @@ fn check(unit: &Unit, file: &DropIn, path: &Path, way: Way) -> anyhow::Result<()
     ensure!(now.list("DropInPaths").contains(&path), "systemd does not read {path}");
     let state = now.value("LoadState");
     ensure!(state == "loaded", "systemd says `{state}` of the unit with {path}");
-    let started = service_units::exec_start([file.text().as_str()]).len();
-    let found = now.programs();
+    if way == Way::AfterStart {
+        return Ok(());
+    }
+    let wanted = service_units::exec_start([file.text().as_str()]);
+    let found = now.commands();
+    ensure!(found.len() == wanted.len(), "systemd has {} commands instead of {}", found.len(), wanted.len());
     let pagelift = this_program()?.display().to_string();
-    let as_written = found.len() == started && found.iter().all(|program| *program == pagelift);
-    ensure!(way == Way::AfterStart || as_written, "systemd starts {} instead of {pagelift}", found.join(", "));
+    for (wanted, found) in wanted.iter().zip(found) {
+        let is_wanted = found.path == pagelift && shows(wanted, &found.arguments);
+        ensure!(is_wanted, "systemd executes {} by `{}` instead of `{wanted}`", found.path, found.arguments);
+    }
     Ok(())
 }
 

@@ -1,11 +1,14 @@
 //! What is known of a service's programs and of this machine.
 
 use super::systemd::{FOLDERS, Unit};
-use address_space::{ElfImage, PageSize};
-use image_store::{FileSystem, Store, StoreMount, default_directory};
+use address_space::ElfImage;
+use image_store::{DEFAULT_DIRECTORY, FileSystem, Store, StoreMount};
+use linux::executed::executed_path;
+use linux::nodes::has_several_nodes;
 use machine_facts::usual_huge_page;
 use service_units::{ExecCommand, Program, Surroundings};
 use session::start::{CommandFiles, find_library};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -14,39 +17,92 @@ use std::path::{Path, PathBuf};
 /// Where systemd looks for a program of no path (systemd.service(5), "COMMAND LINES").
 const SEARCH_PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// A command whose program has a path.
-pub fn with_path(command: ExecCommand) -> anyhow::Result<ExecCommand> {
+/// A command whose program has a path: found in the folders of `ExecSearchPath=` (systemd 250), if it names any.
+pub fn with_path(command: ExecCommand, search: &[String]) -> anyhow::Result<ExecCommand> {
     if command.path.starts_with(['/', '%']) {
         return Ok(command);
     }
-    let files = SEARCH_PATH.iter().map(|folder| Path::new(folder).join(&command.path));
+    let usual = SEARCH_PATH.map(str::to_owned);
+    let folders = if search.is_empty() { &usual[..] } else { search };
+    let files = folders.iter().map(|folder| Path::new(folder).join(&command.path));
     let found = files.map(|file| file.display().to_string()).find(|file| Path::new(file).is_file());
-    let missing = || anyhow::anyhow!("{} is in none of {}", command.path, SEARCH_PATH.join(", "));
+    let missing = || anyhow::anyhow!("{} is in none of {}", command.path, folders.join(", "));
     let found = found.ok_or_else(missing)?;
     Ok(command.found_at(&found))
 }
 
-/// The programs of the commands. `expanded` are their paths as systemd has them.
-pub fn programs(commands: &[ExecCommand], expanded: &[String]) -> Vec<Program> {
+/// The commands of each `ExecStart=` line; `None` for one that cannot be given again, which may hold several.
+pub type Lines = [Option<Vec<ExecCommand>>];
+
+/// The programs of the commands of a unit.
+pub fn programs(unit: &Unit, lines: &Lines) -> Vec<Program> {
+    let is_template = unit.name.contains("@.");
+    let shown = expanded(lines, &unit.programs());
+    let commands = lines.iter().flatten().flatten();
     commands
-        .iter()
-        .enumerate()
-        .map(|(index, command)| {
-            let has_specifier = command.path.contains('%');
-            let path = expanded.get(index).filter(|_| has_specifier).unwrap_or(&command.path);
-            program(command, path)
+        .zip(shown)
+        .map(|(command, shown)| {
+            // What an instance names is not known of a template.
+            let is_known = !(is_template && command.names_instance());
+            let shown = shown.filter(|path| command.path.contains('%') && is_known && command.may_be(path));
+            program(command, shown.as_ref().unwrap_or(&command.path))
         })
         .collect()
 }
 
+/// The path that systemd shows for each command, by its place: from the first one or, behind a line of which the commands
+/// are not known, from the last one.
+fn expanded(lines: &Lines, shown: &[String]) -> Vec<Option<String>> {
+    let count = |lines: &Lines| lines.iter().map(|line| line.as_ref().map(Vec::len)).sum::<Option<usize>>();
+    let all = count(lines);
+    let mut found = Vec::new();
+    for (number, line) in lines.iter().enumerate() {
+        let length = line.as_ref().map_or(0, Vec::len);
+        let before = count(&lines[..number]).filter(|_| all.is_none_or(|all| all == shown.len()));
+        let behind = count(&lines[number..]).and_then(|left| shown.len().checked_sub(left)).filter(|_| all.is_none());
+        let first = before.or(behind);
+        found.extend((0..length).map(|index| shown.get(first? + index).cloned()));
+    }
+    found
+}
+
+/// The files of these names or paths in the folders where the programs that a service starts are likely to lie, and the
+/// names of which there is none.
+pub fn named_programs(names: &[String], folders: &[PathBuf]) -> (Vec<Program>, Vec<String>) {
+    let (mut files, mut missing) = (Vec::new(), Vec::new());
+    for name in names {
+        // A path stays itself.
+        let mut found: Vec<_> = folders.iter().map(|folder| folder.join(name)).filter(|path| path.is_file()).collect();
+        if found.is_empty() {
+            missing.push(name.clone());
+        }
+        files.append(&mut found);
+    }
+    let mut seen = BTreeSet::new();
+    files.retain(|path| seen.insert(fs::canonicalize(path).ok()));
+    let commands = files.into_iter().map(|file| ExecCommand::default().found_at(&file.display().to_string()));
+    (commands.map(|command| program(&command, &command.path.replace("%%", "%"))).collect(), missing)
+}
+
+/// The folders where programs lie that a service starts by a script: those of systemd's search path, those of
+/// `ExecSearchPath=`, and those of the unit's own programs, also of the files that these are links to.
+pub fn likely_folders(search: &[String], programs: &[Program]) -> Vec<PathBuf> {
+    let known = SEARCH_PATH.iter().map(PathBuf::from).chain(search.iter().map(PathBuf::from));
+    let own = programs.iter().map(|program| PathBuf::from(&program.path));
+    let own = own.flat_map(|path| [fs::canonicalize(&path).ok(), Some(path)]).flatten();
+    let own = own.filter(|path| path.is_absolute()).filter_map(|path| path.parent().map(Path::to_owned));
+    known.chain(own).collect()
+}
+
 fn program(command: &ExecCommand, path: &str) -> Program {
     let files = CommandFiles::of(OsStr::new(path));
-    let image = files.executed().and_then(|file| image_store::read_elf(&File::open(file).ok()?).ok());
-    let fills = |image: &ElfImage, page: PageSize| {
-        image.segments.iter().any(|segment| !segment.protection.write && segment.memory.len() >= page.bytes())
-    };
+    let file = files.executed().and_then(|file| File::open(file).ok());
+    let image = file.as_ref().and_then(|file| image_store::read_elf(file).ok());
     // Of what cannot be looked at, such as a file that an instance names, nothing is excluded.
-    let is_large = image.as_ref().zip(usual_huge_page()).is_none_or(|(image, page)| fills(image, page));
+    let is_large = image.as_ref().is_none_or(fills_a_page);
+    let libraries = files.libraries().into_iter().filter(|library| {
+        File::open(library).is_ok_and(|file| image_store::read_elf(&file).as_ref().is_ok_and(fills_a_page))
+    });
     Program {
         path: path.to_owned(),
         named: command.path.clone(),
@@ -56,29 +112,51 @@ fn program(command: &ExecCommand, path: &str) -> Program {
         is_static: image.is_some_and(|image| image.is_static()),
         is_unconfined: command.is_unconfined(),
         not_prefixable: None,
+        not_in_page_cache: file.as_ref().and_then(page_cache::unfit).map(|refusal| refusal.to_string()),
+        libraries: libraries.map(|library| library.display().to_string()).collect(),
     }
+}
+
+/// True where code or read-only data may fill a huge page.
+fn fills_a_page(image: &ElfImage) -> bool {
+    usual_huge_page().is_none_or(|page| {
+        image.segments.iter().any(|segment| !segment.protection.write && segment.memory.len() >= page.bytes())
+    })
 }
 
 /// What is installed on this machine.
 pub fn surroundings(pagelift: &Path) -> Surroundings {
     let enforces = fs::read_to_string("/sys/fs/selinux/enforce").is_ok_and(|text| text.trim() == "1");
-    let store = Store::open_to_map(&default_directory()).ok().map(|store| store.path().display().to_string());
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
+    // A variable of this shell counts for no service.
+    let directory = Path::new(DEFAULT_DIRECTORY);
+    let store = Store::open_to_map(directory).ok().map(|store| store.path().display().to_string());
     Surroundings {
         pagelift: pagelift.display().to_string(),
         not_for_everybody: not_for_everybody(pagelift),
         library: find_library().map(|library| library.display().to_string()),
+        heap_library: session::heap::library().ok(),
+        store_closed: store.as_ref().and_then(|_| closed(directory, 0o001)),
         store,
+        several_nodes: has_several_nodes(),
         selinux: enforces,
+        ptrace_scope: scope.and_then(|text| text.trim().parse().ok()).unwrap_or(0),
     }
 }
 
 /// Why a user other than root cannot execute a file.
 fn not_for_everybody(file: &Path) -> Option<String> {
-    let needed = |path: &&Path| if *path == file { 0o005 } else { 0o001 };
+    closed(file, 0o005)
+}
+
+/// Why not everybody has these rights to a path, and may reach it.
+fn closed(file: &Path, rights: u32) -> Option<String> {
+    let needed = |path: &Path| if path == file { rights } else { 0o001 };
     let mode = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
     let closed = file.ancestors().find(|path| mode(path) & needed(path) != needed(path))?;
+    let (words, letters) = if needed(closed) == 0o005 { ("read and execute", "rx") } else { ("search", "x") };
     Some(format!(
-        "{} has mode {:o}, needed for User=: read and execute for everybody; fix: chmod o+rx {}",
+        "{} has mode {:o}, needed for User=: {words} for everybody; fix: chmod o+{letters} {}",
         closed.display(),
         mode(closed) & 0o7777,
         closed.display()
@@ -87,7 +165,7 @@ fn not_for_everybody(file: &Path) -> Option<String> {
 
 /// The units behind which a service is ordered: those of the image store and of the pool.
 pub fn ordered_behind(unit: &Unit) -> Vec<String> {
-    let mount = StoreMount::new(&default_directory(), FileSystem::Tmpfs, None, None, 0o755);
+    let mount = StoreMount::new(Path::new(DEFAULT_DIRECTORY), FileSystem::Tmpfs, None, None, 0o755);
     let mut units: Vec<String> = mount.map(|mount| mount.systemd_unit().0).into_iter().collect();
     let entries = fs::read_dir(FOLDERS[0]).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -99,7 +177,88 @@ pub fn ordered_behind(unit: &Unit) -> Vec<String> {
     units
 }
 
-/// This program's path, without links.
+/// This program's path, without links. Where /proc is not mounted, as while a package manager works in another root, it is
+/// the path by which the program was executed.
+///
+/// # Errors
+/// Neither leads to a file.
 pub fn this_program() -> anyhow::Result<PathBuf> {
-    Ok(fs::canonicalize(std::env::current_exe()?)?)
+    let path = std::env::current_exe().or_else(|error| executed_path().ok_or(error))?;
+    Ok(fs::canonicalize(path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_of_no_path_is_looked_for_where_the_unit_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sh");
+        fs::write(&file, "").unwrap();
+        let found = |line: &str, search: &[String]| {
+            with_path(ExecCommand::parse_line(line).unwrap().remove(0), search).map(|command| command.path)
+        };
+        let search = [folder.path().join("none").display().to_string(), folder.path().display().to_string()];
+        assert_eq!(found("sh -c :", &search).unwrap(), file.display().to_string());
+        assert!(found("sh -c :", &[]).unwrap().ends_with("bin/sh"));
+        assert_eq!(found("/bin/x", &search).unwrap(), "/bin/x");
+        assert!(found("sh -c :", &search[..1]).unwrap_err().to_string().contains("is in none of"));
+    }
+    #[test]
+    fn a_program_that_a_script_starts_is_found_beside_it_or_by_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let [bin, links] = ["bin", "links"].map(|name| folder.path().join(name));
+        for folder in [&bin, &links] {
+            fs::create_dir(folder).unwrap();
+        }
+        for name in ["starts", "server"] {
+            fs::write(bin.join(name), "").unwrap();
+        }
+        std::os::unix::fs::symlink(bin.join("starts"), links.join("starts")).unwrap();
+        let script = Program { path: links.join("starts").display().to_string(), ..Program::default() };
+        let path = bin.join("server").display().to_string();
+        let named = |names: &[&str], programs: &[Program]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let (found, missing) = named_programs(&names, &likely_folders(&[], programs));
+            (found.into_iter().map(|program| program.path).collect::<Vec<_>>(), missing)
+        };
+        assert_eq!(named(&["server"], &[]), (vec![], vec!["server".to_owned()]));
+        assert_eq!(named(&["server"], std::slice::from_ref(&script)), (vec![path.clone()], vec![]));
+        assert_eq!(named(&[&path, "server"], &[script]), (vec![path.clone()], vec![]), "one file once");
+        assert_eq!(named(&[&path], &[]), (vec![path], vec![]));
+    }
+
+    #[test]
+    fn commands_are_paired_with_what_systemd_shows_by_their_place() {
+        let line = |text: &str| ExecCommand::parse_line(text).ok();
+        let shown = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let paired = |lines: &[&str], names: &[&str]| {
+            let lines: Vec<_> = lines.iter().map(|text| line(text)).collect();
+            expanded(&lines, &shown(names)).into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>()
+        };
+        assert_eq!(paired(&["/a ; /b", "/c"], &["a", "b", "c"]), ["a", "b", "c"]);
+        // `$X` stands for a program that cannot be given again, alone or with others.
+        assert_eq!(paired(&["$X ; /y", "/c"], &["x", "y", "c"]), ["c"]);
+        assert_eq!(paired(&["/a", "$X", "/c ; /d"], &["a", "x", "c", "d"]), ["a", "c", "d"]);
+        assert_eq!(paired(&["$X", "/b", "$X"], &["x", "b", "x"]), [""], "it may be any of them");
+        assert_eq!(paired(&["/a", "/b"], &["old"]), ["", ""], "the unit has changed");
+    }
+
+    #[test]
+    fn a_folder_that_is_closed_to_others_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("inner");
+        fs::create_dir(&inner).unwrap();
+        let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        set(folder.path(), 0o755);
+        set(&inner, 0o755);
+        assert_eq!(closed(&inner, 0o001), None);
+        set(&inner, 0o750);
+        let why = closed(&inner, 0o001).unwrap();
+        assert!(why.contains("has mode 750") && why.ends_with(&format!("chmod o+x {}", inner.display())), "{why}");
+        set(&inner, 0o711);
+        assert_eq!(closed(&inner, 0o001), None);
+        assert!(closed(&inner, 0o005).unwrap().contains("chmod o+rx"));
+    }
 }

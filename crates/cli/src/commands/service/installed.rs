@@ -1,13 +1,17 @@
 //! `pagelift disable` and `pagelift enabled`.
 
-use super::restarted;
+use super::enable::made;
+use super::facts::this_program;
 use super::systemd::{self, FOLDERS, Unit, service_name};
+use super::{Changed, restarted, words};
 use crate::text::table::{table, trimmed};
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::Args;
 use serde::Serialize;
 use service_units::DropIn;
+use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// `pagelift disable`.
@@ -19,6 +23,9 @@ pub struct DisableArgs {
     /// All services that `pagelift enabled` lists, as before Pagelift is removed.
     #[arg(long, conflicts_with = "unit")]
     all: bool,
+    /// With --all, only services that are lifted by this very program, and not by another installed one.
+    #[arg(long, requires = "all")]
+    of_this_program: bool,
     /// The service.
     #[arg(value_name = "UNIT", required_unless_present = "all")]
     unit: Option<String>,
@@ -39,6 +46,10 @@ enum State {
     Current,
     /// The unit's own ExecStart= has changed since.
     Outdated,
+    /// The sandbox, or what counts of this machine, has changed so that another file would be written now.
+    SandboxChanged,
+    /// The `pagelift` that it starts is gone.
+    NoLauncher,
     /// The unit is gone.
     NoUnit,
 }
@@ -69,27 +80,45 @@ pub fn disable(args: &DisableArgs) -> anyhow::Result<()> {
         Some(unit) => Some(Unit::load(unit).map_or_else(|_| service_name(unit), |unit| Ok(unit.name))?),
         None => None,
     };
-    let chosen: Vec<_> = systemd::installed()
-        .into_iter()
-        .filter(|(_, file)| name.as_ref().is_none_or(|name| *name == file.unit))
-        .collect();
+    let own = args.of_this_program.then(this_program).transpose()?.map(|own| own.display().to_string());
+    let is_meant = |file: &DropIn| {
+        name.as_ref().is_none_or(|name| *name == file.unit) && (own.is_none() || file.launcher() == own)
+    };
+    let chosen: Vec<_> = systemd::installed().into_iter().filter(|(_, file)| is_meant(file)).collect();
     if let (true, Some(name)) = (chosen.is_empty(), &name) {
         bail!("{name} is not enabled; `pagelift enabled` lists the services that are");
     }
+    let (removed, mut failed) = remove_all(&chosen);
+    let mut said: Vec<String> = removed.iter().map(|(path, _)| format!("removed {}", path.display())).collect();
+    if !removed.is_empty() && Path::new(FOLDERS[1]).is_dir() {
+        match undone(&removed, args.now) {
+            Ok(texts) => said.extend(texts),
+            Err(error) => failed.push(format!("{error:#}")),
+        }
+    }
     let mut out = io::stdout();
-    for (path, file) in &chosen {
-        systemd::remove(path, file)?;
-        writeln!(out, "removed {}", path.display())?;
-    }
-    if chosen.is_empty() || !Path::new(FOLDERS[1]).is_dir() {
-        return Ok(());
-    }
-    systemd::control(&["daemon-reload"])?;
-    for (_, file) in &chosen {
-        let properties = systemd::show(&file.unit.replace("@.", "@pagelift."))?;
-        writeln!(out, "{}", restarted(&file.unit, &properties, args.now, false)?)?;
-    }
+    said.iter().try_for_each(|text| writeln!(out, "{text}"))?;
+    ensure!(failed.is_empty(), "{}", failed.join("\npagelift: "));
     Ok(())
+}
+
+/// Removes files, each whatever becomes of the others; returns those that are gone, and why the others are not.
+fn remove_all(files: &[(PathBuf, DropIn)]) -> (Vec<&(PathBuf, DropIn)>, Vec<String>) {
+    let (mut removed, mut failed) = (Vec::new(), Vec::new());
+    for entry in files {
+        match systemd::remove(&entry.0, &entry.1) {
+            Ok(()) => removed.push(entry),
+            Err(error) => failed.push(format!("{error:#}")),
+        }
+    }
+    (removed, failed)
+}
+
+/// Has systemd read that files are gone; returns what a restart of their services would do, or has done.
+fn undone(removed: &[&(PathBuf, DropIn)], now: bool) -> anyhow::Result<Vec<String>> {
+    systemd::control(&["daemon-reload"])?;
+    let services = removed.iter().map(|(_, file)| Changed::look(&file.unit, false)).collect::<Result<Vec<_>, _>>()?;
+    restarted(&services, now)
 }
 
 /// Lists the services that are lifted at each start.
@@ -117,6 +146,13 @@ pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
             match service.state {
                 State::Current => "current".to_owned(),
                 State::Outdated => fix,
+                State::SandboxChanged => format!(
+                    "outdated: its sandbox, or what it needs of this machine, has changed; fix: pagelift enable {}",
+                    service.unit
+                ),
+                State::NoLauncher => {
+                    format!("the pagelift that it starts is gone; fix: pagelift enable {}", service.unit)
+                }
                 State::NoUnit => format!("no such unit; fix: pagelift disable {}", service.unit),
             },
         ]);
@@ -127,11 +163,7 @@ pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
 
 fn row(path: PathBuf, file: DropIn) -> Row {
     let unit = Unit::load(&file.unit).ok();
-    let state = match &unit {
-        None => State::NoUnit,
-        Some(unit) if unit.commands() == file.commands => State::Current,
-        Some(_) => State::Outdated,
-    };
+    let state = unit.as_ref().map_or(State::NoUnit, |unit| state_of(unit, &file));
     let value = |name: &str| unit.as_ref().map_or("", |unit| unit.properties.value(name));
     let is_template = file.unit.contains("@.");
     Row {
@@ -143,5 +175,47 @@ fn row(path: PathBuf, file: DropIn) -> Row {
         options: file.options,
         path,
         state,
+    }
+}
+
+/// Compares a file with the one that would be written now.
+fn state_of(unit: &Unit, file: &DropIn) -> State {
+    if unit.commands() != file.commands {
+        return State::Outdated;
+    }
+    let Some(launcher) = file.launcher().map(PathBuf::from).filter(|launcher| is_executable(launcher)) else {
+        return State::NoLauncher;
+    };
+    let now = words::parse(&file.asked).and_then(|lift| made(unit, &lift, &launcher).ok());
+    match now {
+        Some((_, now)) if now.body == file.body => State::Current,
+        _ => State::SandboxChanged,
+    }
+}
+
+fn is_executable(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_file_that_stays_keeps_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "# Written by `pagelift enable`. `pagelift disable` removes it.\n# Unit: x.service\n# Way: run\n\
+                    # Options: run\n# ExecStart=/bin/x\n[Service]\nExecStart=\nExecStart=/usr/bin/pagelift run -- /bin/x\n";
+        let file = DropIn::parse(text).unwrap();
+        let paths: Vec<PathBuf> = ["a", "b", "c"].iter().map(|name| folder.path().join(name)).collect();
+        fs::write(&paths[0], text).unwrap();
+        // Nobody removes a folder as a file, root neither.
+        fs::create_dir(&paths[1]).unwrap();
+        fs::write(&paths[2], text).unwrap();
+        let files: Vec<_> = paths.iter().map(|path| (path.clone(), file.clone())).collect();
+        let (removed, failed) = remove_all(&files);
+        assert_eq!(removed.iter().map(|(path, _)| path).collect::<Vec<_>>(), [&paths[0], &paths[2]]);
+        assert!(failed.len() == 1 && failed[0].contains(&paths[1].display().to_string()), "{failed:?}");
+        assert!(!paths[0].exists() && !paths[2].exists());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::arguments::heap::HeapArgs;
 use crate::arguments::policy::{PolicyArgs, choice};
-use crate::definition::ViaArg;
+use crate::arguments::via::ViaArg;
 use clap::Args;
 use options::Prepare;
 

@@ -13,8 +13,10 @@ pub const FOLDERS: [&str; 2] = ["/etc/systemd/system", "/run/systemd/system"];
 pub struct Unit {
     /// Its name; of a template, with `@.`.
     pub name: String,
-    /// Its properties; of a template, those of an instance.
+    /// Its properties without what Pagelift has added; of a template, those of an instance.
     pub properties: Properties,
+    /// The drop-in file of Pagelift that it was loaded with.
+    pub own: Option<DropIn>,
     /// Its files but for those of Pagelift, in the order in which systemd reads them.
     pub files: Vec<String>,
 }
@@ -46,12 +48,22 @@ impl Unit {
         let paths: Vec<_> = [properties.value("FragmentPath").to_owned()].into_iter().chain(drop_ins).collect();
         let read = |path: &String| fs::read_to_string(path).with_context(|| format!("reading {path}"));
         let files = paths.iter().map(read).collect::<Result<_, _>>()?;
-        Ok(Self { name: canonical, properties, files })
+        let own = properties.list("DropInPaths").into_iter().filter(|path| is_own(path));
+        let own = own.filter_map(|path| DropIn::parse(&fs::read_to_string(path).ok()?)).next_back();
+        let properties = own.as_ref().map_or(properties.clone(), |own| own.taken_out_of(&properties));
+        Ok(Self { name: canonical, properties, own, files })
     }
 
     /// The unit's own `ExecStart=` lines.
     pub fn commands(&self) -> Vec<String> {
         exec_start(self.files.iter().map(String::as_str))
+    }
+
+    /// The paths of the programs that it starts, specifiers expanded, one for each of its commands in their order.
+    pub fn programs(&self) -> Vec<String> {
+        let launcher = self.own.as_ref().and_then(DropIn::launcher);
+        let commands = self.properties.commands();
+        commands.iter().map(|command| command.program(launcher.as_deref()).to_owned()).collect()
     }
 
     /// The path of its drop-in file in a folder of units.
@@ -98,6 +110,37 @@ pub fn show(unit: &str) -> anyhow::Result<Properties> {
     Ok(Properties::parse(&String::from_utf8_lossy(&output.stdout)))
 }
 
+/// The instances of a template that run, but for those that serve one connection of a socket each (`Accept=yes`), which
+/// cannot be started again.
+pub fn running_instances(template: &str) -> anyhow::Result<Vec<String>> {
+    let words = ["list-units", "--full", "--plain", "--no-legend", "--type=service"];
+    let output = Command::new("systemctl")
+        .args(words)
+        .arg("--state=active,activating,reloading")
+        .output()
+        .context("systemctl")?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "systemctl list-units: {}", error.trim());
+    let mut running = Vec::new();
+    for name in instances_in(&String::from_utf8_lossy(&output.stdout), template) {
+        if show(&name)?.value("StandardInput") != "socket" {
+            running.push(name);
+        }
+    }
+    Ok(running)
+}
+
+/// The instances of a template among the units that `systemctl list-units` prints, one a line.
+fn instances_in(text: &str, template: &str) -> Vec<String> {
+    let Some((prefix, suffix)) = template.split_once("@.") else { return Vec::new() };
+    let names = text.lines().filter_map(|line| line.split_whitespace().next());
+    let is_instance = |name: &&str| {
+        let instance = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('@'));
+        instance.and_then(|rest| rest.strip_suffix(suffix)).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
+    };
+    names.filter(is_instance).map(str::to_owned).collect()
+}
+
 /// Runs a command of systemctl.
 pub fn control(words: &[&str]) -> anyhow::Result<()> {
     let status = Command::new("systemctl").args(words).stdin(Stdio::null()).status().context("systemctl")?;
@@ -128,4 +171,20 @@ pub fn remove(path: &Path, file: &DropIn) -> anyhow::Result<()> {
         let _ = fs::remove_dir(folder);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instances_are_those_of_the_template_alone() {
+        let text = "a@1.service      loaded active running Description of a@2.service\n\
+                    a@x\\x20y.service loaded active running b\n\
+                    a@.service       loaded active running c\n\
+                    aa@1.service     loaded active running d\n\
+                    a.service        loaded active running e\n";
+        assert_eq!(instances_in(text, "a@.service"), ["a@1.service", "a@x\\x20y.service"]);
+        assert!(instances_in(text, "a.service").is_empty());
+    }
 }

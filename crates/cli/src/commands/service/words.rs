@@ -2,10 +2,10 @@
 
 use super::lift_args::LiftArgs;
 use crate::arguments::policy::words as policy_words;
-use crate::definition::ViaArg;
+use crate::arguments::via::ViaArg;
 use clap::ValueEnum;
-use options::{Choice as _, HeapPages, Pages, Policy, Prepare};
-use service_units::{Wanted, Way};
+use options::{Choice as _, HeapPages, Numa, Policy, Prepare};
+use service_units::{Program, Wanted, Way};
 
 /// The words that differ from what is usual, without those of `--via`.
 pub fn words(args: &LiftArgs, way: Way) -> Vec<String> {
@@ -33,6 +33,24 @@ pub fn words(args: &LiftArgs, way: Way) -> Vec<String> {
     words
 }
 
+/// The words by which [`LiftArgs`] are read again.
+pub fn asked(args: &LiftArgs) -> Vec<String> {
+    let mut words = words(args, Way::Ptrace);
+    words.extend((args.via == Some(ViaArg::Preload)).then(|| "--via=preload".to_owned()));
+    words
+}
+
+/// Reads the words of [`asked`].
+pub fn parse(asked: &[String]) -> Option<LiftArgs> {
+    #[derive(clap::Parser)]
+    struct Asked {
+        #[command(flatten)]
+        lift: LiftArgs,
+    }
+    let words = std::iter::once("enable").chain(asked.iter().map(String::as_str));
+    <Asked as clap::Parser>::try_parse_from(words).ok().map(|asked| asked.lift)
+}
+
 fn heap(args: &LiftArgs) -> Vec<String> {
     let mut words = Vec::new();
     match args.heap.heap {
@@ -47,8 +65,9 @@ fn heap(args: &LiftArgs) -> Vec<String> {
     words
 }
 
-/// What the options ask for, as far as the way depends on it.
-pub fn wanted(args: &LiftArgs) -> Wanted {
+/// What the options ask for, as far as the way depends on it, with the programs that `--only` names, and the names of
+/// which there is no file.
+pub fn wanted(args: &LiftArgs, (found, missing): (Vec<Program>, Vec<String>)) -> Wanted {
     let heap = args.heap.heap;
     let for_run = [
         (args.calm, "--calm"),
@@ -66,9 +85,35 @@ pub fn wanted(args: &LiftArgs) -> Wanted {
             ViaArg::Ptrace => Way::Ptrace,
             ViaArg::Preload => Way::Preload,
         }),
-        pages: (args.policy.pages != Pages::default()).then(|| args.policy.pages.word().to_owned()),
+        pages: args.policy.pages,
         only: !args.only.is_empty(),
+        found,
+        missing,
+        heap,
+        numa: args.policy.numa.is_some_and(|numa| numa != Numa::Own),
         only_by_ptrace: given(&for_ptrace),
         only_by_run: given(&for_run),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_is_read_again() {
+        for text in [
+            "",
+            "--via=preload --pages file+image --lift text",
+            "--via=ptrace --heap=2M --heap-reserve 64M --heap-allocator mimalloc --calm --require -v",
+            "--only a,b --follow-lifted --prepare never --quiet --numa local --objects exe,lib*",
+        ] {
+            let given: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+            let args = parse(&given).expect(text);
+            let words = asked(&args);
+            assert_eq!(asked(&parse(&words).unwrap()), words, "{text}");
+            assert_eq!(words.is_empty(), text.is_empty(), "{words:?}");
+            assert!(parse(&words).unwrap().via == args.via, "{text}");
+        }
     }
 }

@@ -2,42 +2,40 @@
 //! estimate from what a walk costs on this machine.
 
 use super::report::{Estimated, Outcome, Report, Walked};
-use std::time::Duration;
-use tlb_probe::{Options, probe};
+use crate::commands::probe;
+use working_set::verdicts;
 
-/// Bounds of the measurement of a walk's cost: as long as `pagelift probe` needs to reach beyond 3,000 entries that hold four
-/// pages each.
-const OPTIONS: Options = Options { time: Duration::from_secs(4), memory: 256 << 20 };
-
-/// Measures what a walk costs, in this thread, and estimates the share of the CPU time.
-pub fn estimate(report: &Report) -> Outcome<Estimated> {
-    let (walks, cpu_seconds) = match walks(report) {
+/// Measures what a walk costs, in this thread, and estimates the share of the CPU time. The pages in use are then judged by
+/// the reach that was measured.
+pub fn estimated(mut report: Report) -> Report {
+    let (walks, cpu_seconds) = match walks(&report) {
         Ok(found) => found,
-        Err(why) => return Outcome::NotMeasured(why),
+        Err(why) => return Report { estimated: Some(Outcome::NotMeasured(why)), ..report },
     };
-    let available = machine_facts::machine_facts(std::process::id() as i32).memory_available;
-    let needed = 3 * OPTIONS.memory;
-    if available < needed {
-        let (needed, found) = (needed >> 20, available >> 20);
-        return Outcome::NotMeasured(format!("measuring a page walk needs {needed} MiB, {found} are available"));
-    }
-    let probe = probe(&OPTIONS);
+    let probe = match probe::beside() {
+        Ok(probe) => probe,
+        Err(why) => return Report { estimated: Some(Outcome::NotMeasured(why)), ..report },
+    };
     let walk = |measured: &tlb_probe::Measured| measured.series.first().and_then(|base| base.levels.walk);
     let costs = Walked { code: walk(&probe.code), data: walk(&probe.data) };
-    Outcome::Measured(of(&walks, &costs, cpu_seconds))
+    report.tlb = probe::reach(&probe);
+    if let Some(Outcome::Measured(marks)) = &mut report.marks {
+        marks.verdicts = verdicts(&marks.working_set, &report.tlb);
+    }
+    Report { estimated: Some(Outcome::Measured(of(&walks, &costs, cpu_seconds))), ..report }
 }
 
 /// The walks of all cores, and the CPU seconds in which they were counted.
 fn walks(report: &Report) -> Result<(Walked, f64), String> {
     let Outcome::Measured(cores) = &report.page_walks else { return Err("no page walks were counted".to_owned()) };
+    // Of cores on which nothing has run nothing is missing.
+    let cores: Vec<_> = cores.iter().filter(|core| core.counts.has_run()).collect();
     if cores.iter().all(|core| core.walks.code.cycles.value().is_some() && core.walks.data.cycles.value().is_some()) {
         return Err("the PMU counts the cycles of page walks itself".to_owned());
     }
     let Outcome::Measured(activity) = &report.activity else { return Err("the CPU time was not counted".to_owned()) };
-    let sum = |count: fn(&walk_counters::Counts) -> Option<f64>| {
-        let counts = cores.iter().filter_map(|core| count(&core.counts)).collect::<Vec<_>>();
-        (!counts.is_empty()).then(|| counts.iter().sum())
-    };
+    // What was not counted on one kind of cores is not known of all.
+    let sum = |count: fn(&walk_counters::Counts) -> Option<f64>| cores.iter().map(|core| count(&core.counts)).sum();
     let walks = Walked {
         code: sum(|counts| counts.walks_of_code().value()),
         data: sum(|counts| counts.walks_of_data().value()),

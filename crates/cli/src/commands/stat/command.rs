@@ -1,13 +1,14 @@
 //! A command, from its start to its end, once or several times.
 
+use super::counters::Counters;
 use super::process::coverage;
 use super::rounds::{Rounds, Watch};
-use super::{Outcome, Report, StatArgs, VERSION, counted, stall};
+use super::{Outcome, Report, StatArgs, VERSION, stall};
 use confinement::{Reads, confine};
+use linux::ended::wait_until_ended;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp};
 use process_view::coverage::Usage;
 use process_view::{Activity, printable};
@@ -21,7 +22,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use walk_counters::{Counting, Target};
+use walk_counters::Target;
 use working_set::Reach;
 
 const NOT_FOUND: u8 = 127;
@@ -30,8 +31,6 @@ const NOT_EXECUTABLE: u8 = 126;
 const BY_SIGNAL: i32 = 128;
 /// The first look at the memory of a command: it has loaded its libraries by then. Each other is twice as late.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
-/// The time in which rounds are spread: a command's end is not known.
-const ROUNDS_WITHIN: Duration = Duration::from_secs(3);
 
 /// What became of one run.
 pub struct Ran {
@@ -74,7 +73,7 @@ impl Runs {
         let reach = Reach::of_this_cpu();
         let before = activity();
         // By this thread, which starts the command: what it starts inherits the counters.
-        let counting = Counting::start(Target::Children);
+        let counters = Counters::start(Target::Children);
         let start = Instant::now();
         let mut child = match Command::new(&words[0]).args(&words[1..]).spawn() {
             Ok(child) => child,
@@ -91,7 +90,7 @@ impl Runs {
         let (limit, stall) = (args.time, stall(args));
         let looking = thread::spawn(move || look(pid, stall, limit, &end));
         // Its number is its own until it is waited for.
-        let _ = waitid(Id::Pid(Pid::from_raw(pid)), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+        let _ = wait_until_ended(Pid::from_raw(pid));
         self.receiver().pid = None;
         let status = child.wait()?;
         let seconds = start.elapsed().as_secs_f64();
@@ -106,7 +105,7 @@ impl Runs {
             ended_early: None,
             activity: activity.map_or_else(|error| Outcome::NotMeasured(error.to_string()), Outcome::Measured),
             coverage: Some(coverage),
-            page_walks: counted(counting),
+            page_walks: counters.finish(),
             estimated: None,
             marks: Some(watch.map_or_else(too_soon, |watch| watch.finish(&reach))),
             tlb: reach,
@@ -161,7 +160,7 @@ fn look(
     let (mut watch, mut usage) = (None::<Watch>, no_coverage());
     while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
         if watch.is_none() {
-            watch = Some(Watch::start(Rounds::open(pid, limit.unwrap_or(ROUNDS_WITHIN), stall)));
+            watch = Some(Watch::start(Rounds::open_command(pid, start, limit, stall)));
             // What cannot be given up is kept: the command runs on all the same.
             let _ = confine(Reads::Processes);
         }
@@ -209,7 +208,7 @@ fn has_the_terminal() -> bool {
     terminal.is_ok_and(|terminal| tcgetpgrp(&terminal) == Ok(getpgrp()))
 }
 
-/// Of the command and all its descendants that were waited for (getrusage(2)).
+/// Reads the activity of the command and all its descendants that were waited for (getrusage(2)).
 fn activity() -> nix::Result<Activity> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     Ok(Activity {

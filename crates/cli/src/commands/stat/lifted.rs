@@ -5,7 +5,7 @@ use super::report::{Comparison, Lifted};
 use super::{Outcome, StatArgs, USUAL, VERSION, in_a_thread, process, stall};
 use crate::arguments::policy::words;
 use crate::commands::lift_switcher::LiftSwitcher;
-use crate::text::{message, pause::pause};
+use crate::text::pause::pause;
 use anyhow::bail;
 use options::{Kind, Kinds, Pages, Policy};
 use session::running::Attached;
@@ -23,7 +23,7 @@ pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<Atom
     let writable = |kind: &&Kind| !matches!(kind, Kind::Text | Kind::Rodata);
     if let Some(kind) = kinds.iter().find(writable).filter(|_| !args.keep) {
         bail!(
-            "{kind} cannot be put back once it is lifted; needed: --lift=text,rodata, or --keep, which leaves it lifted"
+            "{kind} cannot be put back once it is lifted; fix: --lift=text,rodata, or --keep, which leaves it lifted"
         );
     }
     let policy = policy(args, kinds);
@@ -36,9 +36,9 @@ pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<Atom
         Some(why) => Outcome::NotMeasured(why.clone()),
         None => match switcher.lift(0) {
             Err(why) => Outcome::NotMeasured(why),
-            Ok(Attached { report, .. }) if report.covered_bytes == 0 => Outcome::NotMeasured(message::line(&report)),
+            Ok(Attached { report, .. }) if report.lift.covered_bytes == 0 => Outcome::NotMeasured(report.line()),
             Ok(Attached { report, pause: paused }) => {
-                let lift = Some(format!("{}; {}", message::line(&report), pause(paused)));
+                let lift = Some(format!("{}; {}", report.line(), pause(paused)));
                 let measured = measured().map(|report| Lifted { lift, report });
                 measured.map_or_else(|error| Outcome::NotMeasured(format!("{error:#}")), Outcome::Measured)
             }

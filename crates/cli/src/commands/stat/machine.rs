@@ -1,6 +1,7 @@
 //! The whole machine.
 
-use super::{Outcome, Report, VERSION, counted};
+use super::counters::Counters;
+use super::{Outcome, Report, VERSION};
 use crate::commands::reading::confine_to;
 use confinement::Reads;
 use linux::text::text_of;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use walk_counters::{Counting, Target};
+use walk_counters::Target;
 use working_set::Reach;
 
 /// How often an interruption is looked for.
@@ -18,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Measures all CPUs.
 pub fn measure(time: Duration, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Report> {
-    let counting = Counting::start(Target::System);
+    let counters = Counters::start(Target::System);
     confine_to(Reads::Own);
     let (before, start) = (activity()?, Instant::now());
     while start.elapsed() < time && !interrupted.load(Ordering::Relaxed) {
@@ -34,15 +35,15 @@ pub fn measure(time: Duration, interrupted: &Arc<AtomicBool>) -> anyhow::Result<
         ended_early,
         activity: Outcome::Measured(activity()?.since(&before)),
         coverage: None,
-        page_walks: counted(counting),
+        page_walks: counters.finish(),
         estimated: None,
         marks: None,
         tlb: Reach::of_this_cpu(),
     })
 }
 
-/// Of all processes (proc_vmstat(5), proc_stat(5)). The kernel does not tell voluntary switches from others here: all are
-/// counted as voluntary.
+/// Reads the activity of all processes (proc_vmstat(5), proc_stat(5)). The kernel does not tell voluntary switches from
+/// others here: all are counted as voluntary.
 fn activity() -> std::io::Result<Activity> {
     let (vmstat, stat) = (text_of("/proc/vmstat")?, text_of("/proc/stat")?);
     let number = |text: &str, name: &str| -> u64 {

@@ -1,7 +1,8 @@
 //! A process that runs.
 
+use super::counters::Counters;
 use super::rounds::{Rounds, Watch};
-use super::{Outcome, Report, VERSION, counted, name_of};
+use super::{Outcome, Report, VERSION, name_of};
 use crate::commands::reading::confine_to;
 use crate::commands::status::explain;
 use confinement::Reads;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use walk_counters::{Counting, Target};
+use walk_counters::Target;
 use working_set::Reach;
 
 /// How often an end is looked for.
@@ -24,7 +25,7 @@ pub fn measure(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<Atom
     reader.read().map_err(|error| explain(error, "stat -p"))?;
     let handle = ProcessHandle::open(pid)?;
     let rounds = Rounds::open(pid, time, stall);
-    let counting = Counting::start(Target::Process(pid));
+    let counters = Counters::start(Target::Process(pid));
     let reach = Reach::of_this_cpu();
     // Before this thread gives up its rights, of which the other one needs one for a moment.
     let watch = Watch::start(rounds);
@@ -49,7 +50,7 @@ pub fn measure(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<Atom
         sleep(LOOK.min(time.saturating_sub(start.elapsed())));
     };
     let seconds = start.elapsed().as_secs_f64();
-    let page_walks = counted(counting);
+    let page_walks = counters.finish();
     let marks = watch.finish(&reach);
     if handle.is_alive() {
         coverage = self::coverage(pid);

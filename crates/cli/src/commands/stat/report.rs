@@ -4,7 +4,7 @@ use crate::commands::lift_switcher::Left;
 use process_view::Activity;
 use process_view::coverage::Usage;
 use serde::Serialize;
-use walk_counters::{Counts, Walks};
+use walk_counters::{Counts, SampledWalks, Walks};
 use working_set::{PartVerdict, Reach, WorkingSet};
 
 /// Version of the form in which [`Report`] is written; grows when a field changes its meaning.
@@ -27,6 +27,9 @@ pub struct CountedWalks {
     pub walks: Walks,
     /// The counts.
     pub counts: Counts,
+    /// The time of walks by samples of IBS, where the CPU has that and does not count it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampled: Option<SampledWalks>,
 }
 
 /// A number for code and one for data.
@@ -55,6 +58,9 @@ pub struct Marks {
     pub working_set: WorkingSet,
     /// What huge pages can bring.
     pub verdicts: Vec<PartVerdict>,
+    /// True where the rounds are dated from the start of a command.
+    #[serde(skip)]
+    pub of_command: bool,
 }
 
 /// Everything that one run of the command finds out.

@@ -12,7 +12,7 @@ use working_set::{Observer, Options, Reach, WorkingSetError, verdicts};
 
 /// Rounds in one measurement: the median of three leaves one outlier out, and the process is disturbed little.
 const ROUNDS: u32 = 3;
-/// Of the time of a measurement, the share that rounds may take.
+/// Share of the time of a measurement that rounds may take.
 const SHARE: f64 = 0.5;
 
 /// How often a round may be due.
@@ -62,7 +62,29 @@ pub struct Rounds {
     command: String,
     made: u32,
     next: Instant,
-    apart: Duration,
+    plan: Plan,
+}
+
+/// When rounds are made.
+#[derive(Clone, Copy)]
+enum Plan {
+    /// At this interval, over the time of the measurement.
+    Apart(Duration),
+    /// For a command that was started then, and whose end is not known: each twice as late as the one before, and no longer than
+    /// half of the time that the command has run. The start, in which a program does something else than later, then has the
+    /// short rounds, and a run of a second has a curve. None after the given time.
+    Doubling { started: Instant, until: Option<Duration> },
+}
+
+impl Plan {
+    /// Returns the longest point of the curve of a round that begins now, and when the next one is due. A whole round takes
+    /// `round_time`.
+    fn round(self, now: Instant, round_time: Duration) -> (Duration, Instant) {
+        match self {
+            Self::Apart(apart) => (Duration::MAX, now + apart.max(2 * round_time)),
+            Self::Doubling { started, .. } => ((now - started).mul_f64(SHARE), now + (now - started)),
+        }
+    }
 }
 
 impl Rounds {
@@ -76,25 +98,47 @@ impl Rounds {
         Self::open_for(command, pid, FOR_ONE_ROUND, stall)
     }
 
+    /// Opens a command that was started then, for rounds until it ends or this time is over.
+    pub fn open_command(pid: i32, started: Instant, until: Option<Duration>, stall: Duration) -> Self {
+        let options = Options { longest_hold: stall, since: started, is_starting: true, ..Options::default() };
+        Self::with("stat -p", pid, options, Plan::Doubling { started, until })
+    }
+
     fn open_for(command: &str, pid: i32, time: Duration, stall: Duration) -> Self {
         let mut options = Options { longest_hold: stall, ..Options::default() };
         options.points.retain(|&point| point <= time.mul_f64(SHARE));
+        Self::with(command, pid, options, Plan::Apart(time / ROUNDS))
+    }
+
+    fn with(command: &str, pid: i32, options: Options, plan: Plan) -> Self {
+        let stall = options.longest_hold;
         let observer = match stall {
             Duration::ZERO => Err("--stall 0".to_owned()),
             _ => Observer::open(pid, options).map_err(|error| said(error, command)),
         };
-        Self { observer, command: command.to_owned(), made: 0, next: Instant::now(), apart: time / ROUNDS }
+        Self { observer, command: command.to_owned(), made: 0, next: Instant::now(), plan }
     }
 
     /// Makes a round if one is due.
     fn when_due(&mut self) {
         let Ok(observer) = &mut self.observer else { return };
-        if self.made >= ROUNDS || Instant::now() < self.next || observer.took_too_long() {
+        let now = Instant::now();
+        if now < self.next || observer.took_too_long() {
             return;
         }
+        let enough = match self.plan {
+            Plan::Apart(_) => self.made >= ROUNDS,
+            Plan::Doubling { started, until } => {
+                observer.whole_rounds() >= ROUNDS as usize || until.is_some_and(|until| now - started >= until)
+            }
+        };
+        if enough {
+            return;
+        }
+        let (longest, next) = self.plan.round(now, observer.round_time());
+        self.next = next;
         self.made += 1;
-        self.next = Instant::now() + self.apart.max(2 * observer.round_time());
-        if let Err(error) = observer.round()
+        if let Err(error) = observer.round_within(longest)
             && self.made == 1
         {
             self.observer = Err(said(error, &self.command));
@@ -106,7 +150,8 @@ impl Rounds {
         match self.observer.map(Observer::finish) {
             Ok(Some(working_set)) => {
                 let verdicts = verdicts(&working_set, reach);
-                Outcome::Measured(Marks { working_set, verdicts })
+                let of_command = matches!(self.plan, Plan::Doubling { .. });
+                Outcome::Measured(Marks { working_set, verdicts, of_command })
             }
             Ok(None) => Outcome::NotMeasured("the process ended too soon".to_owned()),
             Err(why) => Outcome::NotMeasured(why),
@@ -119,5 +164,27 @@ fn said(error: WorkingSetError, command: &str) -> String {
     match error {
         WorkingSetError::Process(error) => explain(error, command).to_string(),
         error => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_looked_at_shortly_at_first_and_longer_later() {
+        const WHOLE: Duration = Duration::from_millis(500);
+        let started = Instant::now();
+        let plan = Plan::Doubling { started, until: None };
+        let mut at = started + Duration::from_millis(200);
+        let mut rounds = Vec::new();
+        while rounds.len() < 5 {
+            let (longest, next) = plan.round(at, WHOLE);
+            rounds.push(((at - started).as_millis(), longest.as_millis()));
+            at = next;
+        }
+        assert_eq!(rounds, [(200, 100), (400, 200), (800, 400), (1_600, 800), (3_200, 1_600)]);
+        let apart = Plan::Apart(Duration::from_millis(300)).round(started, WHOLE);
+        assert_eq!(apart, (Duration::MAX, started + 2 * WHOLE));
     }
 }
