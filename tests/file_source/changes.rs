@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Need, Session, Test, TestStore, View, default_huge_page, make_small, test_case};
+use test_support::{Context, Need, Session, Test, TestStore, View, default_huge_page, hold, make_small, test_case};
 
 const LONG: Duration = Duration::from_secs(300);
 const COMPILERS: usize = 200;
@@ -56,7 +56,9 @@ fn sources(report: &Path) -> Result<Vec<String>> {
 /// Blocks that a direct write has made small are shown by an image, the others by the file.
 fn with_image(t: &Context) -> Result<()> {
     let (path, store) = (own_copy(t, "fixed_address_executable")?, TestStore::of(t, "128M")?);
-    end(start(t, &["--pages", "file"], &path)?)?;
+    let first = start(t, &["--pages", "file"], &path)?;
+    let _held = hold(t, &path)?;
+    end(first)?;
     let size = default_huge_page()?.bytes();
     write_directly(t, &path, size)?;
     let report = t.folder().join("report");

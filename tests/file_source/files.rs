@@ -1,12 +1,14 @@
 //! Files in large and in small folios, and processes that cannot map them by huge pages.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Program, copy_program};
+use std::time::Duration;
+use test_support::{Context, Program, Session, copy_program, hold};
 
 /// A file of its own, which nobody else maps: a copy of a program, written to the disk.
 pub fn own_copy(t: &Context, program: &str) -> Result<PathBuf> {
@@ -20,6 +22,28 @@ pub fn own_copy_of(t: &Context, program: &Path, name: &str) -> Result<PathBuf> {
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755))?;
     File::open(&copy)?.sync_all()?;
     Ok(copy)
+}
+
+/// Brings files into huge folios, and keeps them there as long as the sessions last. Reclaim may drop what nobody maps between
+/// the two, so that both are made again until so many percent of each are huge.
+pub fn prepared(t: &Context, paths: &[PathBuf], percent: u64) -> Result<Vec<Session>> {
+    let command = |words: &[&str]| -> Result<String> {
+        let mut command = t.pagelift(words)?;
+        command.args(paths);
+        Ok(t.run_within(command, Duration::from_secs(300))?.success()?.stdout)
+    };
+    for _ in 0..10 {
+        command(&["cache", "prepare"])?;
+        let held = paths.iter().map(|path| hold(t, path)).collect::<Result<Vec<_>>>()?;
+        let status: Value = serde_json::from_str(&command(&["cache", "status", "--json"])?)?;
+        let files = status["files"].as_array().context("no files")?;
+        let bytes = |file: &Value, name: &str| file[name].as_u64().unwrap_or_default();
+        if files.iter().all(|file| 100 * bytes(file, "huge") >= percent * bytes(file, "of")) {
+            return Ok(held);
+        }
+        t.note(status.to_string());
+    }
+    bail!("the files do not stay in huge folios until they are mapped")
 }
 
 const DISABLE: &str = "import ctypes, os, sys

@@ -4,6 +4,7 @@
 mod changes;
 mod files;
 mod programs;
+mod quiet;
 
 use address_space::{AddressRange, PageSize};
 use anyhow::{Context as _, Result, ensure};
@@ -12,7 +13,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use test_support::{Context, Ending, Need, Session, Test, View, default_huge_page, main_of, make_small, test_case};
+use test_support::{
+    Context, Ending, Need, Session, Test, View, default_huge_page, hold, main_of, make_small, test_case,
+};
 
 const PROGRAMS: [&str; 3] = ["pie_by_default", "fixed_address_executable", "static_pie"];
 
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         test_case("a_program_that_disables_huge_pages_says_so", with_python(), disabled),
     ]);
     tests.extend(programs::tests(needs));
+    tests.extend(quiet::tests(needs));
     tests.extend(changes::tests(needs));
     main_of(tests)
 }
@@ -80,6 +84,7 @@ fn end(mut session: Session) -> Result<()> {
 fn run(t: &Context, program: &str, pages: &str) -> Result<()> {
     let path = own_copy(t, program)?;
     make_small(&path)?;
+    let mut held = Vec::new();
     for prepare in ["auto", "never"] {
         let report = t.folder().join(format!("report-{prepare}"));
         let report_at = report.to_string_lossy();
@@ -87,6 +92,8 @@ fn run(t: &Context, program: &str, pages: &str) -> Result<()> {
         let session = start(t, &options, &path)?;
         check_all_from_file(&session, &path)?;
         session.wait_for_stderr("file")?;
+        // Until the second start has found it.
+        held.push(hold(t, &path)?);
         end(session)?;
         let report = fs::read_to_string(report)?;
         ensure!(report.contains("\"source\": \"file\"") && report.contains("\"unexpected\": []"), "{report}");
@@ -135,6 +142,7 @@ fn start_on_ordinary_pages(t: &Context, path: &Path) -> Result<Session> {
     t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success()?;
     let first = start(t, &["--pages", "file"], path)?;
     check_all_from_file(&first, path).with_context(|| first.stderr_so_far())?;
+    let _held = hold(t, path)?;
     end(first)?;
     let session = t.session(files::without_huge_pages(path))?;
     session.wait_for_line("ready")?;
@@ -227,7 +235,9 @@ fn preloaded(t: &Context) -> Result<()> {
 /// Huge pages that are disabled before the exec stay so in what `run` starts.
 fn disabled(t: &Context) -> Result<()> {
     let path = own_copy(t, "fixed_address_executable")?;
-    end(start(t, &["--pages", "file"], &path)?)?;
+    let first = start(t, &["--pages", "file"], &path)?;
+    let _held = hold(t, &path)?;
+    end(first)?;
     let lifted = t.lifted(&["--pages", "file", "--lift", "text,rodata"], &Command::new(&path))?;
     let session = t.session(files::of_command_without_huge_pages(&lifted))?;
     session.wait_for_line("ready")?;

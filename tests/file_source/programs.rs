@@ -1,20 +1,23 @@
 //! What programs do to memory that shows huge folios of their own file: they discard it, fork, are probed and debugged, and
 //! real programs work.
 
-use crate::files::own_copy_of;
+use crate::files::{own_copy_of, prepared};
 use crate::{from_file, start};
 use address_space::{Address, ElfImage};
 use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use test_support::{
-    Context, MariadbServer, Need, Program, Session, Test, Uprobe, View, default_huge_page, test_case, tests_folder,
+    Context, MariadbServer, Need, Program, Session, Test, Uprobe, View, default_huge_page, make_small, test_case,
+    tests_folder,
 };
 
 const FUNCTION: &str = "spin_amid_code";
 const MARIADBD: &str = "/usr/sbin/mariadbd";
+const POSTGRES: &str = "/usr/lib/postgresql";
 const LONG: Duration = Duration::from_secs(300);
 
 /// What every start here asks for.
@@ -29,6 +32,10 @@ pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
         test_case("uprobes_fire_in_it", with("nm"), probed),
         test_case("gdb_stops_in_it", with("gdb"), debugged),
         test_case("real/node", with("node"), node),
+        test_case("real/java", with("java"), java),
+        test_case("followed_programs_are_prepared_when_they_are_executed", with("g++"), followed),
+        test_case("real/rustc", with("rustc"), rustc),
+        test_case("real/postgres", [needs(), vec![Need::File(POSTGRES.into())]].concat(), postgres),
         test_case("real/mariadbd", [needs(), vec![Need::File(MARIADBD.into())]].concat(), mariadbd),
     ]
 }
@@ -40,11 +47,18 @@ fn built(t: &Context, source: &str) -> Result<PathBuf> {
 
 /// Checks that a command prints lifted what it prints plain, and that what can be is huge pages of the file.
 fn works_as_plain(t: &Context, command: &Command, input: &str) -> Result<()> {
+    works_as_plain_on(t, command, input, None)
+}
+
+/// Like [`works_as_plain`], for the pages of another file than the program's own.
+fn works_as_plain_on(t: &Context, command: &Command, input: &str, library: Option<&Path>) -> Result<()> {
     let run = |command: Command, look: bool| -> Result<String> {
         let mut session = t.session_within(command, LONG)?;
         session.wait_for_line("ready")?;
-        if look {
-            is_on_its_file(&session)?;
+        match library.filter(|_| look) {
+            Some(library) => is_on_once_read(&session, library)?,
+            None if look => is_on_its_file(&session)?,
+            None => {}
         }
         session.send(input)?;
         let output = session.finish()?;
@@ -63,9 +77,22 @@ fn works_as_plain(t: &Context, command: &Command, input: &str) -> Result<()> {
 fn is_on_its_file(session: &Session) -> Result<()> {
     let view = View::of(session.pid())?;
     let object = view.executable()?;
-    let (huge, whole) = from_file(&view, Path::new(&object.path), default_huge_page()?);
-    ensure!(huge == whole && whole > 0, "{huge} of {whole} bytes are huge: {}", session.stderr_so_far());
+    is_on(&view, Path::new(&object.path), session)?;
     view.check_read_only_contents(object)
+}
+
+/// Reading from outside is a touch, too.
+fn is_on_once_read(session: &Session, path: &Path) -> Result<()> {
+    let view = View::of(session.pid())?;
+    let object = view.objects.iter().find(|object| Path::new(&object.path) == path).context("not loaded")?;
+    view.check_read_only_contents(object)?;
+    is_on(&View::of(session.pid())?, path, session)
+}
+
+fn is_on(view: &View, path: &Path, session: &Session) -> Result<()> {
+    let (huge, whole) = from_file(view, path, default_huge_page()?);
+    ensure!(huge == whole && whole > 0, "{huge} of {whole} bytes are huge: {}", session.stderr_so_far());
+    Ok(())
 }
 
 /// The page cache has it again, as for a plain program.
@@ -144,6 +171,104 @@ fn node(t: &Context) -> Result<()> {
     let mut command = Command::new(own_copy_of(t, &original, "node")?);
     command.arg(tests_folder().join("start/programs/real/node.js"));
     works_as_plain(t, &command, "go on\n")
+}
+
+/// The launcher loads the virtual machine after its entry: the dynamic linker alone places that.
+fn java(t: &Context) -> Result<()> {
+    let launcher = fs::canonicalize("/usr/bin/java")?;
+    let home = launcher.parent().and_then(Path::parent).context("no folder")?;
+    let library = home.join("lib/server/libjvm.so");
+    let _held = prepared(t, std::slice::from_ref(&library), 100)?;
+    let mut command = Command::new(launcher);
+    command.args(["-Xmx64m", "-XX:+UseSerialGC"]).arg(tests_folder().join("file_source/programs/Waits.java"));
+    works_as_plain_on(t, &command, "go on\n", Some(&library))
+}
+
+/// Checks that a command which ends by itself prints lifted what it prints plain, with so many bytes on huge pages of files.
+fn ends_as_plain(t: &Context, command: &Command, least: u64) -> Result<()> {
+    let report = t.folder().join("report");
+    let path = report.to_string_lossy();
+    let mut plain = Command::new(command.get_program());
+    plain.args(command.get_args());
+    let plain = t.run_within(plain, LONG)?.success()?;
+    let options = [&FROM_THE_FILE[..], &["--report", &path]].concat();
+    let lifted = t.run_within(t.lifted(&options, command)?, LONG)?.success()?;
+    ensure!(lifted.stdout == plain.stdout && !plain.stdout.is_empty(), "lifted it printed\n{}", lifted.stdout);
+    let report: Value = serde_json::from_str(&fs::read_to_string(&report)?)?;
+    let ranges = report["ranges"].as_array().context("the report has no ranges")?;
+    let of_file = ranges.iter().filter(|range| range["source"] == "file");
+    let address = |text: &Value| u64::from_str_radix(text.as_str()?.trim_start_matches("0x"), 16).ok();
+    let covered = of_file.filter_map(|range| range["covered"].as_array()).flatten();
+    let huge: u64 = covered.filter_map(|part| Some(address(&part["end"])? - address(&part["start"])?)).sum();
+    ensure!(huge >= least, "{huge} bytes are on huge pages of files: {report:#}");
+    Ok(())
+}
+
+/// Nearly all of it is in two libraries, which the dynamic linker places.
+fn rustc(t: &Context) -> Result<()> {
+    let printed = Command::new("rustc").args(["--print", "sysroot"]).output()?;
+    let sysroot = PathBuf::from(String::from_utf8(printed.stdout)?.trim());
+    // The toolchain's own files are mapped by whatever compiles.
+    let home = t.folder().join("toolchain");
+    fs::create_dir_all(home.join("bin"))?;
+    let mut copy = Command::new("sh");
+    copy.args(["-c", "mkdir lib && cp -a \"$1\"/lib/*.so* lib && cp \"$1\"/bin/rustc bin && sync lib/*", "sh"]);
+    copy.arg(&sysroot).current_dir(&home);
+    t.run_within(copy, LONG)?.success()?;
+    let is_library = |path: &PathBuf| path.metadata().is_ok_and(|file| file.is_file() && file.len() >= 4 << 20);
+    let libraries = fs::read_dir(home.join("lib"))?.filter_map(|entry| Some(entry.ok()?.path())).filter(is_library);
+    let libraries: Vec<PathBuf> = libraries.collect();
+    let _held = prepared(t, &libraries, 50)?;
+    let mut command = Command::new(home.join("bin/rustc"));
+    command.arg("-vV");
+    ends_as_plain(t, &command, 64 << 20)
+}
+
+fn postgres(t: &Context) -> Result<()> {
+    let versions = fs::read_dir(POSTGRES)?.filter_map(|entry| Some(entry.ok()?.path().join("bin/postgres")));
+    let original = versions.filter(|path| path.exists()).max().context("no postgres")?;
+    let mut command = Command::new(own_copy_of(t, &original, "postgres")?);
+    command.arg("--describe-config");
+    ends_as_plain(t, &command, 2 << 20)
+}
+
+/// A compiler of one's own, small in the page cache, and a file for it.
+fn compiler(t: &Context) -> Result<(PathBuf, PathBuf)> {
+    let printed = Command::new("g++").arg("-print-prog-name=cc1plus").output()?;
+    let original = PathBuf::from(String::from_utf8(printed.stdout)?.trim());
+    let compiler = own_copy_of(t, &original, "cc1plus")?;
+    make_small(&compiler)?;
+    let source = t.folder().join("source.cc");
+    fs::copy(tests_folder().join("start/programs/real/program.cc"), &source)?;
+    Ok((compiler, source))
+}
+
+/// The driver, which executes this compiler.
+fn driver(compiler: &Path, source: &Path, out: &Path) -> Command {
+    let mut command = Command::new("g++");
+    command.arg("-B").arg(compiler.parent().unwrap_or(Path::new("/"))).args(["-O1", "-std=c++17", "-S", "-o"]);
+    command.arg(out).arg(source);
+    command
+}
+
+fn same(t: &Context, one: &str, other: &str) -> Result<()> {
+    let (one, other) = (fs::read(t.folder().join(one))?, fs::read(t.folder().join(other))?);
+    ensure!(!one.is_empty() && one == other, "the outputs differ: {} and {} bytes", one.len(), other.len());
+    Ok(())
+}
+
+/// What is executed is not known before, and small in the page cache until then.
+fn followed(t: &Context) -> Result<()> {
+    let (compiler, source) = compiler(t)?;
+    let plain = driver(&compiler, &source, &t.folder().join("plain.s"));
+    t.run_within(plain, LONG)?.success()?;
+    make_small(&compiler)?;
+    let options = [&FROM_THE_FILE[..], &["--only", "cc1plus"]].concat();
+    let lifted = t.lifted(&options, &driver(&compiler, &source, &t.folder().join("lifted.s")))?;
+    let output = t.run_within(lifted, LONG)?.success()?;
+    let said = output.own_lines();
+    ensure!(said.len() == 1 && said[0].contains("cc1plus[") && said[0].contains("(file)"), "{said:?}");
+    same(t, "lifted.s", "plain.s")
 }
 
 fn mariadbd(t: &Context) -> Result<()> {

@@ -30,6 +30,11 @@ pub fn tests() -> Vec<Test> {
         test_case("writes_through_a_mapping_leave_no_old_image", needs(), written_through_a_mapping),
         test_case("no_image_where_changes_are_not_seen", needs(), changes_unseen),
         test_case("another_medium_gets_no_image_of_the_first", with_disks, another_medium),
+        test_case(
+            "btrfs_has_images_until_it_is_unmounted",
+            [needs(), ["mkfs.btrfs", "losetup"].map(|name| Need::Command(name.into())).to_vec()].concat(),
+            on_btrfs,
+        ),
         test_case("an_image_is_taken_back_with_its_folder", needs(), taken_back),
         test_case("a_group_that_is_denied_reads_no_image", needs(), denied_group),
         test_case("a_user_whom_a_list_denies_reads_no_image", needs(), denied_by_a_list),
@@ -159,14 +164,14 @@ struct Medium {
 }
 
 impl Medium {
-    fn put_in(t: &Context, medium: &Path, device: Option<&Path>) -> Result<Self> {
+    fn put_in(t: &Context, medium: &Path, device: Option<&Path>, kind: &str) -> Result<Self> {
         let output = match device {
             Some(device) => tool(t, "losetup", &[&device, &medium])?,
             None => tool(t, "losetup", &[&"--find", &"--show", &medium])?,
         };
         let device = device.map_or_else(|| PathBuf::from(output.stdout.trim()), Path::to_owned);
         let mut held = Self { device, mounted: None };
-        held.mounted = Some(Mounted::new(t, "medium", Some(&held.device), "ext4")?);
+        held.mounted = Some(Mounted::new(t, "medium", Some(&held.device), kind)?);
         Ok(held)
     }
 
@@ -216,7 +221,7 @@ fn another_medium(t: &Context) -> Result<()> {
         let found = file.metadata()?;
         Ok((found.dev(), found.ino(), found.size(), found.mtime_nsec(), changed_at(file)?))
     };
-    let medium = Medium::put_in(t, &first, None)?;
+    let medium = Medium::put_in(t, &first, None, "ext4")?;
     let (device, before) = (medium.device.clone(), numbers(&medium.file()?)?);
     // A time of change in whole seconds, as mkfs writes it, must be some of them ago before an image is made.
     let changed = UNIX_EPOCH + Duration::from_secs(changed_at(&medium.file()?)?.0 as u64);
@@ -225,7 +230,7 @@ fn another_medium(t: &Context) -> Result<()> {
     })?;
     let old = store.add(t, &medium.file()?)?;
     drop(medium);
-    let medium = Medium::put_in(t, &second, Some(&device))?;
+    let medium = Medium::put_in(t, &second, Some(&device), "ext4")?;
     let file = medium.file()?;
     ensure!(numbers(&file)? == before && byte_of(&file, place)? == 66, "the second medium differs in its numbers");
     runs_its_file(t, &store, &file)?;
@@ -234,6 +239,25 @@ fn another_medium(t: &Context) -> Result<()> {
     new.compare(t, &file)?;
     store.image(t, "gc", &[])?.success()?;
     ensure!(!old.path.exists() && new.path.exists(), "gc takes the second medium's file for the first's");
+    Ok(())
+}
+
+/// The file system tells the kernel's folder of it by its identifier alone, which it keeps: the folder is another at each mount.
+fn on_btrfs(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let file = t.folder().join("btrfs.img");
+    File::create(&file)?.set_len(128 << 20)?;
+    tool(t, "mkfs.btrfs", &[&"-q", &file])?;
+    let medium = Medium::put_in(t, &file, None, "btrfs")?;
+    fs::copy(copy_of_a_program(t, "program")?, medium.file()?)?;
+    let old = store.add(t, &medium.file()?)?;
+    old.compare(t, &medium.file()?)?;
+    runs_its_file(t, &store, &medium.file()?)?;
+    ensure!(store.images(t)?.len() == 1, "the lift has another image");
+    drop(medium);
+    let medium = Medium::put_in(t, &file, None, "btrfs")?;
+    let new = store.add(t, &medium.file()?)?;
+    ensure!(new.path != old.path, "the image of an earlier mount is taken");
     Ok(())
 }
 

@@ -7,7 +7,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use test_support::{
-    Context, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program, copy_program, test_case,
+    Context, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program, copy_program, program_source,
+    test_case,
 };
 
 pub fn tests() -> Vec<Test> {
@@ -15,6 +16,7 @@ pub fn tests() -> Vec<Test> {
     let with_gdb = [needs(), vec![Need::Command("gdb".into())]].concat();
     vec![
         test_case("run_maps_the_image", needs(), run_maps_the_image),
+        test_case("any_base_is_left_for_the_image", needs(), any_base),
         test_case("processes_share_one_image", needs(), processes_share),
         test_case("attach_and_detach", needs(), attach_and_detach),
         test_case("a_changed_program_never_meets_an_old_image", needs(), changed_program),
@@ -67,6 +69,25 @@ fn run_maps_the_image(t: &Context) -> Result<()> {
             end(session)?;
         }
     }
+    Ok(())
+}
+
+/// A base that copies could cover as well is still not the image's.
+fn any_base(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "64M")?;
+    let file = t.folder().join("program");
+    let mut build = Command::new("gcc");
+    build.args(["-O1", "-pie", "-fPIE", "-o"]).arg(&file).arg(program_source("images/covered_at_any_base.c")?);
+    t.run(build)?.success()?;
+    store.add(t, &file)?;
+    for _ in 0..5 {
+        let session = start(t, &store.path, &Command::new(&file), "auto")?;
+        let (all, huge) = from_store(&View::of(session.pid())?, &store.path);
+        ensure!(all >= 2 << 20 && huge == all, "{all} bytes from the store, {huge} of them huge");
+        end(session)?;
+    }
+    let images = store.images(t)?;
+    ensure!(images.len() == 1, "images of more than one base were made: {images:?}");
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use test_support::{Context, Ending, Image, Need, Output, Program, Test, TestStore, copy_of_a_program, test_case};
 
-/// Of the user and the group `nobody`.
+/// Number of the user and the group `nobody`.
 pub const NOBODY: u32 = 65534;
 
 pub fn tests() -> Vec<Test> {

@@ -1,6 +1,6 @@
 //! `pagelift align`.
 
-use crate::{huge_bytes, large_program, needs, prepared, started};
+use crate::{huge_bytes, large_program, needs, prepared, prepared_and_held, started};
 use anyhow::{Result, ensure};
 use std::fs;
 use std::path::Path;
@@ -46,7 +46,7 @@ fn aligned(t: &Context) -> Result<()> {
     let session = started(t, &program)?;
     align(t, &[], &program)?.success()?;
     session.finish()?.success()?;
-    prepared(t, &program)?;
+    let (_, _held) = prepared_and_held(t, &program)?;
     ensure!(always_huge(t, &program)?, "a start was not mapped by huge pages");
     let again = align(t, &[], &program)?.success()?.stdout;
     ensure!(again.contains("already"), "{again}");
@@ -116,7 +116,7 @@ fn flags(t: &Context) -> Result<()> {
     gcc.args(["-O1", "-fno-toplevel-reorder", "-fPIE", "-pie"]).args(&flags).arg("-o").arg(&program).arg(source);
     gcc.arg("-I").arg(test_support::shared_folder());
     t.run(gcc)?.success()?;
-    prepared(t, &program)?;
+    let (_, _held) = prepared_and_held(t, &program)?;
     ensure!(always_huge(t, &program)?, "a start was not mapped by huge pages");
     Ok(())
 }

@@ -4,11 +4,11 @@ mod align;
 mod commands;
 mod keeping;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use test_support::{Context, Need, Program, Session, Skipped, View, copy_program, main_of, make_small};
+use test_support::{Context, Need, Program, Session, Skipped, View, copy_program, hold, main_of, make_small};
 
 fn main() -> ExitCode {
     let mut tests = commands::tests();
@@ -39,6 +39,26 @@ fn prepared(t: &Context, path: &Path) -> Result<String> {
         return Err(Skipped(output.stderr).into());
     }
     Ok(output.success()?.stdout)
+}
+
+/// Number of times that a file is prepared which reclaim drops before it is held.
+const MOST_PREPARATIONS: usize = 5;
+
+/// Prepares a file until all of it lies in huge folios and a process holds it there. Returns what was said, too.
+fn held(t: &Context, path: &Path, prepare: impl Fn() -> Result<String>) -> Result<(String, Session)> {
+    for _ in 0..MOST_PREPARATIONS {
+        let (said, held) = (prepare()?, hold(t, path)?);
+        let found = status(t, path)?;
+        if number(&found, "huge")? == number(&found, "of")? {
+            return Ok((said, held));
+        }
+    }
+    bail!("{}: not all of it lies in huge folios, {MOST_PREPARATIONS} times in a row", path.display())
+}
+
+/// [`prepared`], and held.
+fn prepared_and_held(t: &Context, path: &Path) -> Result<(String, Session)> {
+    held(t, path, || prepared(t, path))
 }
 
 fn cache(t: &Context, words: &[&str], path: &Path) -> Result<Command> {

@@ -1,5 +1,5 @@
 // Puts an image of itself over its own code, by one mmap of whole huge pages as a lift does, and calls a function in it
-// until its input ends, and for a second of processor time at the least.
+// until its input ends, and for a second of CPU time at the least.
 //
 // Arguments: the image, an offset in it, an address, a length.
 // build: gcc -g -O1 -fno-toplevel-reorder -fno-pie -no-pie -Wl,-z,noseparate-code -o $OUT $SRC

@@ -1,0 +1,93 @@
+//! Starts of which nobody wants to hear: what the kernel maps by huge pages by itself is not traced.
+
+use crate::files::own_copy;
+use crate::{check_all_from_file, end, start};
+use anyhow::{Context as _, Result, ensure};
+use std::fs;
+use std::process::Command;
+use test_support::{Context, Need, Program, Session, Test, View, hold, make_small, process_field, test_case};
+
+const QUIET: [&str; 5] = ["-q", "--pages", "file", "--lift", "text,rodata"];
+
+/// Their addresses agree with their offsets wherever the kernel puts them.
+const CONGRUENT: [&str; 2] = ["fixed_address_executable", "segments_aligned_to_huge_pages"];
+
+pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
+    let with_strace = || [needs(), vec![Need::Command("strace".into())]].concat();
+    let mut tests: Vec<Test> = Vec::new();
+    for program in CONGRUENT {
+        let name = format!("a_quiet_start_of_what_is_congruent_traces_nothing/{program}");
+        tests.push(test_case(name, with_strace(), move |t| untraced(t, program)));
+    }
+    tests.extend([
+        test_case("a_start_that_is_to_be_told_of_is_traced", with_strace(), told),
+        test_case("a_quiet_start_moves_the_base", needs(), moved),
+        test_case("programs_that_end_or_execute_again_at_once_after_a_quiet_start", needs(), soon_over),
+    ]);
+    tests
+}
+
+/// Requests to trace that the start of a program makes, and the program, which has said that it is ready.
+fn traced(t: &Context, command: &Command) -> Result<(Session, String)> {
+    let log = t.folder().join("strace.log");
+    // The tracer is a grandchild, so that the program has the number of the process that was started.
+    let mut strace = Command::new("strace");
+    strace.args(["-D", "-f", "-qq", "-e", "trace=ptrace,clone,fork,vfork", "-o"]).arg(&log);
+    strace.arg(command.get_program()).args(command.get_args());
+    let session = t.session(strace)?;
+    session.wait_for_line("ready")?;
+    Ok((session, fs::read_to_string(log)?))
+}
+
+/// A start whose only program needs nothing is a plain exec: no helper, no tracing.
+fn untraced(t: &Context, program: &str) -> Result<()> {
+    let path = own_copy(t, program)?;
+    make_small(&path)?;
+    t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success()?;
+    let _held = hold(t, &path)?;
+    let (session, calls) = traced(t, &t.lifted(&QUIET, &Command::new(&path))?)?;
+    ensure!(!calls.contains("ptrace(") && !calls.contains("clone("), "{calls}");
+    is_all_of_file_once_read(&session, &path)?;
+    end(session)
+}
+
+/// Under the tracer above, a start that needs one is refused.
+fn told(t: &Context) -> Result<()> {
+    let path = own_copy(t, CONGRUENT[0])?;
+    let (session, calls) = traced(t, &t.lifted(&QUIET[1..], &Command::new(&path))?)?;
+    ensure!(calls.contains("ptrace(PTRACE_SEIZE"), "{calls}");
+    end(session)
+}
+
+fn moved(t: &Context) -> Result<()> {
+    let path = own_copy(t, "pie_by_default")?;
+    t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success()?;
+    let _held = hold(t, &path)?;
+    for _ in 0..3 {
+        let session = start(t, &QUIET, &path)?;
+        ensure!(process_field(session.pid(), "TracerPid").as_deref() == Some("0"), "it is traced");
+        is_all_of_file_once_read(&session, &path)?;
+        end(session)?;
+    }
+    Ok(())
+}
+
+fn soon_over(t: &Context) -> Result<()> {
+    for program in ["exits_at_start", "executes_again_at_start", "crashes_at_start", "killed_at_start"] {
+        let path = Program::named(&format!("start/{program}.c"))?.build()?;
+        let plain = t.run(Command::new(&path))?;
+        let quiet = t.run(t.lifted(&QUIET, &Command::new(&path))?)?;
+        ensure!(
+            (&quiet.ending, &quiet.stdout) == (&plain.ending, &plain.stdout),
+            "{program}: {quiet:?}, plain {plain:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Reading from outside is a touch, too.
+fn is_all_of_file_once_read(session: &Session, path: &std::path::Path) -> Result<()> {
+    let view = View::of(session.pid())?;
+    view.check_read_only_contents(view.executable().context("no executable")?)?;
+    check_all_from_file(session, path)
+}
