@@ -1,13 +1,11 @@
 //! Files in huge folios on other file systems and kernels: each machine is booted once, with a disk for each file system.
 
-use crate::{STORM, kernel_image, own_busybox, run_machine, script, with_busybox};
+use crate::{kernel_image, run_machine, script, with_pagelift};
 use anyhow::{Context as _, Result};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{
-    Context, Need, Program, Test, VirtualMachine, modules_in_order, pagelift_binary, target_folder, test_case,
-};
+use test_support::{Context, Initramfs, Need, Program, Test, VirtualMachine, modules_in_order, test_case};
 
 const PROGRAMS: [&str; 4] = [
     "start/fixed_address_executable.c",
@@ -15,7 +13,7 @@ const PROGRAMS: [&str; 4] = [
     "start/starts_another_with.c",
     "kernels/metadata_of_a_file.c",
 ];
-/// Of each disk. It is sparse; xfs is not made smaller.
+/// Size of each disk in bytes. It is sparse; xfs is not made smaller.
 const DISK_BYTES: u64 = 320 << 20;
 /// The kernel's modules that the machines need, as far as they are not a part of it.
 const MODULES: [&str; 10] = [
@@ -34,7 +32,7 @@ const MODULES: [&str; 10] = [
 /// A kernel, its file systems in the order of their disks, and how many checks it makes at the least.
 const MACHINES: [(&str, &[&str], usize); 3] = [
     ("linux-6.1-amd64", &["xfs", "ext4"], 23),
-    ("linux-6.12-amd64", &["xfs", "erofs", "btrfs"], 42),
+    ("linux-6.12-amd64", &["xfs", "erofs", "btrfs"], 38),
     ("linux-new-amd64", &["xfs", "ext4", "btrfs"], 57),
 ];
 
@@ -48,30 +46,29 @@ pub fn tests(needs: impl Fn(&str) -> Vec<Need>) -> Vec<Test> {
     machines.collect()
 }
 
-fn modules_of(kernel: &str) -> PathBuf {
+/// Adds modules of the kernel, as far as they are not a part of it, and those they need, in the order of loading.
+pub fn add_modules(initramfs: &mut Initramfs, kernel: &str, names: &[&str]) -> Result<()> {
+    for (number, module) in modules_in_order(&modules_of(kernel), names)?.iter().enumerate() {
+        let name = module.file_name().context("a module without a name")?.to_string_lossy();
+        initramfs.add_file(&format!("/modules/{number:02}-{name}"), &fs::read(module)?);
+    }
+    Ok(())
+}
+
+pub fn modules_of(kernel: &str) -> PathBuf {
     kernel_image(&format!("{kernel}.modules"))
 }
 
 fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Result<()> {
-    let mut initramfs = with_busybox(own_busybox()?)?;
-    initramfs.add_program(&pagelift_binary()?, "/bin/pagelift")?;
-    initramfs.add_program(&pagelift_binary()?.with_file_name("pagelift-measure"), "/bin/pagelift-measure")?;
-    initramfs.add_file("/lib/libpagelift.so", &fs::read(target_folder().join("library/libpagelift.so"))?);
+    let mut initramfs = with_pagelift(&PROGRAMS)?;
     let programs = t.folder().join("programs");
     fs::create_dir(&programs)?;
     for source in PROGRAMS {
         let program = Program::named(source)?;
-        let built = program.build()?;
-        initramfs.add_program(&built, &format!("/bin/{}", program.name()))?;
-        fs::copy(&built, programs.join(program.name()))?;
+        fs::copy(program.build()?, programs.join(program.name()))?;
     }
-    for (number, module) in modules_in_order(&modules_of(kernel), &MODULES)?.iter().enumerate() {
-        let name = module.file_name().context("a module without a name")?.to_string_lossy();
-        initramfs.add_file(&format!("/modules/{number:02}-{name}"), &fs::read(module)?);
-    }
-    let more: &[&str] = if kernel == "linux-6.12-amd64" { &["storm.sh"] } else { &[] };
-    initramfs.add_program(&Program::named(STORM)?.build()?, "/bin/storms")?;
-    initramfs.add_file("/init", &script("files.sh", more)?);
+    add_modules(&mut initramfs, kernel, &MODULES)?;
+    initramfs.add_file("/init", &script("files.sh", &[])?);
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;
     let disks = file_systems.iter().map(|name| disk(t, name, &programs)).collect::<Result<_>>()?;
@@ -80,6 +77,7 @@ fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Resul
         kernel: kernel_image(kernel),
         initramfs: file,
         nodes: vec![1800],
+        more_cpus: 0,
         disks,
         boot: "",
     };
@@ -87,7 +85,7 @@ fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Resul
 }
 
 /// An empty file system; one that cannot be written holds the programs.
-fn disk(t: &Context, file_system: &str, programs: &Path) -> Result<PathBuf> {
+pub fn disk(t: &Context, file_system: &str, programs: &Path) -> Result<PathBuf> {
     let path = t.folder().join(format!("{file_system}.disk"));
     let mut maker = Command::new(format!("mkfs.{file_system}"));
     if file_system == "erofs" {

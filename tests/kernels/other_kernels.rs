@@ -1,10 +1,13 @@
 //! Other kernels and another architecture, in virtual machines under software emulation: Debian's 5.10, which cannot move
-//! hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, two NUMA nodes, and 64-bit ARM; file
-//! systems with and without large folios on 6.1, 6.12 and the newest kernel.
+//! hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, 6.12 and the newest, each booted once with
+//! one NUMA node and once with two, and 64-bit ARM; file systems with and without large folios on 6.1, 6.12 and the newest
+//! kernel; programs with glibc 2.31, 2.41, the newest, and musl.
 
+mod arm;
+mod c_libraries;
 mod file_systems;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -14,11 +17,11 @@ use test_support::{
     record_results, shared_folder, target_folder, test_case, tests_folder, workspace,
 };
 
-/// Far more than it takes: the machine is emulated, and others may be busy on the same processors.
-const LIMIT: Duration = Duration::from_secs(900);
+/// Far more than it takes: the machine is emulated, and others may be busy on the same CPUs.
+const LIMIT: Duration = Duration::from_secs(1500);
 /// Sizes in MiB. A page of 1 GiB fits into the second, above the initramfs, which QEMU puts below 2 GiB.
 const TWO_NODES: &[u32] = &[700, 2600];
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "start/pie_by_default.c",
     "start/static_pie.c",
     "start/fixed_address_executable.c",
@@ -29,6 +32,25 @@ const PROGRAMS: [&str; 10] = [
     "start/fork_and_write.c",
     "start/handles_signals_at_start.c",
     "start/near_the_limit_of_mappings.c",
+    "start/starts_another_with.c",
+];
+const LIVE_PROGRAMS: [&str; 7] = [
+    "attach/sleeps_in_many_calls.c",
+    "attach/waits_once.c",
+    "attach/has_a_kernel_worker.c",
+    "attach/waits_beside_children.c",
+    "attach/is_woken_by_signals.c",
+    "measuring/uses_known_pages.c",
+    STORM,
+];
+const HEAP_PROGRAMS: [&str; 7] = [
+    "heap/waits_last_as_long_as_they_should.c",
+    "heap/closes_once_while_it_forks.c",
+    "heap/forks_beside_threads_that_block_signals.c",
+    "heap/forks_while_threads_come_and_go.c",
+    "heap/forks_with_a_full_signal_queue.c",
+    "heap/forks_without_its_first_thread.c",
+    "heap/forks_of_several_threads.c",
 ];
 
 /// Programs that lift themselves and check what came of it.
@@ -49,28 +71,28 @@ fn main() -> ExitCode {
             Need::Machine("x86_64".into()),
         ]
     };
-    let arm = vec![
-        Need::Command("qemu-system-aarch64".into()),
-        Need::Command("aarch64-linux-gnu-gcc".into()),
-        Need::File(kernel_image("linux-6.1-arm64").to_string_lossy().into_owned()),
-        Need::File(kernel_image("busybox-arm64").to_string_lossy().into_owned()),
-        Need::File(arm_pagelift().to_string_lossy().into_owned()),
-        Need::File(arm_library().to_string_lossy().into_owned()),
-    ];
-    let on = |kernel: &'static str, script: &'static str, nodes: &'static [u32], least: usize| {
-        let name = format!("{kernel}/{}", script.trim_end_matches(".sh"));
-        test_case(name, needs(kernel), move |t| boot(t, kernel, script, nodes, least))
+    let on_one_node = |kernel: &'static str, least: usize| {
+        let built = CONFORMANCE.map(|(test, _)| Need::File(test_program(test).to_string_lossy().into_owned()));
+        let needs = needs(kernel).into_iter().chain(built).collect();
+        test_case(format!("{kernel}/kernel"), needs, move |t| boot_with_one_node(t, kernel, least))
+    };
+    let on_two_nodes = |kernel: &'static str, least: usize| {
+        let modules = file_systems::modules_of(kernel).to_string_lossy().into_owned();
+        let more = [Need::Command("mkfs.ext4".into()), Need::File(modules)];
+        let needs = needs(kernel).into_iter().chain(more).collect();
+        test_case(format!("{kernel}/nodes"), needs, move |t| boot_with_two_nodes(t, kernel, least))
     };
     let mut tests: Vec<Test> = vec![
-        on("linux-5.10-amd64", "kernel.sh", &[1800], 47),
-        on("linux-6.1-amd64", "kernel.sh", &[1800], 58),
-        on("linux-5.10-amd64", "nodes.sh", TWO_NODES, 42),
-        on("linux-6.1-amd64", "nodes.sh", TWO_NODES, 44),
-        on("linux-new-amd64", "nodes.sh", TWO_NODES, 42),
-        test_case("linux-6.1-arm64/kernel", arm.clone(), boot_arm),
-        test_case("linux-6.1-arm64/live", arm.clone(), boot_arm_live),
-        test_case("linux-6.1-arm64/heap", arm_heap_needs(arm), boot_arm_heap),
+        on_one_node("linux-5.10-amd64", 107),
+        on_one_node("linux-6.1-amd64", 96),
+        on_one_node("linux-6.12-amd64", 87),
+        on_one_node("linux-new-amd64", 106),
+        on_two_nodes("linux-5.10-amd64", 57),
+        on_two_nodes("linux-6.1-amd64", 93),
+        on_two_nodes("linux-6.12-amd64", 93),
+        on_two_nodes("linux-new-amd64", 96),
     ];
+    tests.extend(arm::tests());
     tests.extend(file_systems::tests(needs));
     main_of(tests)
 }
@@ -94,11 +116,13 @@ fn script(name: &str, more: &[&str]) -> Result<Vec<u8>> {
 
 /// The program of `storm.sh`.
 const STORM: &str = "measuring/storms.c";
+/// CPUs that `storm.sh` sets online.
+const MORE_CPUS: u32 = 2;
 
 fn with_busybox(busybox: &Path) -> Result<Initramfs> {
     let mut initramfs = Initramfs::default();
     initramfs.add_file("/bin/busybox", &fs::read(busybox)?);
-    let applets = "sh mount awk cat grep tr tail cmp mkdir cp insmod taskset mkfifo rm usleep timeout kill poweroff sync uname ls wc true sleep env sed head";
+    let applets = "sh mount awk cat grep tr tail cmp mkdir cp insmod taskset mkfifo rm usleep timeout kill poweroff sync uname ls wc true sleep env sed head ln";
     for applet in applets.split(' ') {
         initramfs.add_link(&format!("/bin/{applet}"), "busybox");
     }
@@ -122,38 +146,98 @@ fn run_machine(t: &Context, machine: &VirtualMachine, least: usize) -> Result<()
     Ok(())
 }
 
-fn boot(t: &Context, kernel: &str, name: &str, nodes: &[u32], least: usize) -> Result<()> {
+/// An initramfs with pagelift and these programs.
+fn with_pagelift(programs: &[&str]) -> Result<Initramfs> {
     let mut initramfs = with_busybox(own_busybox()?)?;
-    initramfs.add_program(&pagelift_binary()?, "/bin/pagelift")?;
-    initramfs.add_program(&pagelift_binary()?.with_file_name("pagelift-measure"), "/bin/pagelift-measure")?;
-    for name in PROGRAMS.iter().chain(&["start/starts_another_with.c", STORM]) {
+    for name in ["pagelift", "pagelift-measure", "libpagelift_heap.so"] {
+        initramfs.add_program(&pagelift_binary()?.with_file_name(name), &format!("/bin/{name}"))?;
+    }
+    initramfs.add_file("/lib/libpagelift.so", &fs::read(target_folder().join("library/libpagelift.so"))?);
+    for name in programs {
         let program = Program::named(name)?;
         initramfs.add_program(&program.build()?, &format!("/bin/{}", program.name()))?;
     }
-    if name == "kernel.sh" {
-        // Kernels that cannot move pool pages take code away for a moment, so the library must be an object of its own
-        // there, and with other threads it lifts nothing; nor can they hold writes.
-        let old = kernel.starts_with("linux-5.10");
-        let (file, programs) =
-            if old { ("libpagelift.so", &LIBRARY_PROGRAMS[..2]) } else { ("libpagelift.a", &LIBRARY_PROGRAMS[..]) };
-        for program in programs {
-            let out = with_library(t, program, "gcc", &target_folder().join("library").join(file))?;
-            initramfs.add_program(&out, &format!("/bin/{program}"))?;
-            fs::remove_file(out)?;
-        }
-    }
-    let more: &[&str] = match (kernel, name) {
-        ("linux-6.1-amd64", "kernel.sh") => &["storm.sh", "doctor.sh"],
-        _ => &[],
+    Ok(initramfs)
+}
+
+/// Test programs of the executors: crate, and its name in the machine.
+const CONFORMANCE: [(&str, &str); 2] = [("conformance", "conformance_inside"), ("ptrace", "conformance_outside")];
+
+/// The newest test program of this name that cargo has built, or where it would be.
+fn test_program(name: &str) -> PathBuf {
+    let folder = std::env::current_exe().ok().and_then(|own| own.parent().map(Path::to_path_buf)).unwrap_or_default();
+    let is_it = |path: &PathBuf| {
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        path.extension().is_none() && file.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'))
     };
-    initramfs.add_file("/init", &script(name, more)?);
+    let files = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path()).filter(is_it);
+    let newest = files.max_by_key(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok());
+    newest.unwrap_or_else(|| folder.join(format!("{name}-*")))
+}
+
+/// Boots one machine for all that needs one node.
+fn boot_with_one_node(t: &Context, kernel: &str, least: usize) -> Result<()> {
+    let mut initramfs = with_pagelift(&[&PROGRAMS[..], &LIVE_PROGRAMS, &HEAP_PROGRAMS].concat())?;
+    // Kernels that cannot move pool pages take code away for a moment, so the library must be an object of its own
+    // there, and with other threads it lifts nothing; nor can they hold writes.
+    let old = kernel.starts_with("linux-5.10");
+    let (file, programs) =
+        if old { ("libpagelift.so", &LIBRARY_PROGRAMS[..2]) } else { ("libpagelift.a", &LIBRARY_PROGRAMS[..]) };
+    for program in programs {
+        let out = with_library(t, program, "gcc", &target_folder().join("library").join(file))?;
+        initramfs.add_program(&out, &format!("/bin/{program}"))?;
+        fs::remove_file(out)?;
+    }
+    for (test, name) in CONFORMANCE {
+        initramfs.add_program(&test_program(test), &format!("/bin/{name}"))?;
+    }
+    let mut least = least;
+    let mut more = vec!["conformance.sh", "starts.sh", "groups.sh", "limits.sh", "stat.sh"];
+    // Two minutes in an emulated machine, so that the oldest and the newest kernel stand for those between.
+    if ["linux-5.10-amd64", "linux-new-amd64"].contains(&kernel) {
+        more.push("live.sh");
+    }
+    more.extend(["heap.sh", "storm.sh"]);
+    if kernel == "linux-6.1-amd64" {
+        least += c_libraries::add(t, &mut initramfs)?;
+        // The last one forbids tracing until the machine ends.
+        more.extend(["libraries.sh", "doctor.sh"]);
+    }
+    initramfs.add_file("/init", &script("kernel.sh", &more)?);
+    let machine = VirtualMachine { more_cpus: MORE_CPUS, ..machine_of(t, kernel, initramfs, vec![1800])? };
+    run_machine(t, &machine, least)
+}
+
+fn boot_with_two_nodes(t: &Context, kernel: &str, least: usize) -> Result<()> {
+    let mut initramfs = with_pagelift(&PROGRAMS)?;
+    let page_of_bss = Program::named("kernels/has_a_bss_of_one_page.c")?.build()?;
+    initramfs.add_program(&page_of_bss, "/bin/has_a_bss_of_1048576")?;
+    let mut disks = Vec::new();
+    // Before Linux 5.15 nothing tells a disk from the next one, so that there are no images of its files.
+    if !kernel.starts_with("linux-5.10") {
+        file_systems::add_modules(&mut initramfs, kernel, &["virtio_pci", "virtio_blk", "ext4"])?;
+        disks.push(file_systems::disk(t, "ext4", t.folder())?);
+    }
+    initramfs.add_file("/init", &script("sizes.sh", &["nodes.sh", "groups.sh", "memory_limits.sh"])?);
+    let boot = "hugepagesz=1G hugepages=1 hugepagesz=2M";
+    let machine = VirtualMachine { disks, boot, ..machine_of(t, kernel, initramfs, TWO_NODES.to_vec())? };
+    run_machine(t, &machine, least)
+}
+
+/// A machine with nodes of so many MiB each, and nothing more.
+fn machine_of(t: &Context, kernel: &str, initramfs: Initramfs, nodes: Vec<u32>) -> Result<VirtualMachine> {
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;
-    // Without two nodes nothing looks at it.
-    let boot = if nodes.len() > 1 { "hugepagesz=1G hugepages=1 hugepagesz=2M" } else { "" };
-    let (kernel, nodes) = (kernel_image(kernel), nodes.to_vec());
-    let machine = VirtualMachine { architecture: "x86_64", kernel, initramfs: file, nodes, disks: Vec::new(), boot };
-    run_machine(t, &machine, least)
+    let kernel = kernel_image(kernel);
+    Ok(VirtualMachine {
+        architecture: "x86_64",
+        kernel,
+        initramfs: file,
+        nodes,
+        more_cpus: 0,
+        disks: Vec::new(),
+        boot: "",
+    })
 }
 
 /// One of the library's own test programs, linked with it.
@@ -166,123 +250,4 @@ fn with_library(t: &Context, name: &str, compiler: &str, library: &Path) -> Resu
     compiler.arg(library).arg(run_path).arg("-lpthread");
     t.run(compiler)?.success().context("it does not build; the library is built by `packaging/library/build`")?;
     Ok(out)
-}
-
-/// Built by `make test` where the compiler for it is there.
-fn arm_pagelift() -> PathBuf {
-    target_folder().join("aarch64-unknown-linux-gnu/release/pagelift")
-}
-
-fn arm_heap() -> PathBuf {
-    target_folder().join("aarch64-unknown-linux-gnu/release/libpagelift_heap.so")
-}
-
-fn arm_library() -> PathBuf {
-    target_folder().join("aarch64-unknown-linux-gnu/library/libpagelift.a")
-}
-
-/// An initramfs for 64-bit ARM with some of the programs, each with its flags.
-fn arm_initramfs(t: &Context, builds: &[(&str, &str)]) -> Result<Initramfs> {
-    let mut initramfs = with_busybox(&kernel_image("busybox-arm64"))?;
-    initramfs.add_file("/bin/pagelift", &fs::read(arm_pagelift())?);
-    initramfs.add_file("/bin/pagelift-measure", &fs::read(arm_pagelift().with_file_name("pagelift-measure"))?);
-    for library in arm_libraries()? {
-        initramfs.add_file(
-            &format!("/lib/{}", library.file_name().context("a name")?.to_string_lossy()),
-            &fs::read(&library)?,
-        );
-    }
-    for (source, flags) in builds {
-        let name = source.rsplit('/').next().unwrap_or(source);
-        let out = t.folder().join(name);
-        let mut compiler = Command::new("aarch64-linux-gnu-gcc");
-        compiler.args(["-g", "-O1"]).args(flags.split(' ')).arg("-o").arg(&out);
-        compiler.arg("-I").arg(shared_folder()).arg(program_source(&format!("{source}.c"))?);
-        t.run(compiler)?.success()?;
-        initramfs.add_file(&format!("/bin/{name}"), &fs::read(&out)?);
-        fs::remove_file(out)?;
-    }
-    Ok(initramfs)
-}
-
-fn run_arm(t: &Context, mut initramfs: Initramfs, name: &str, least: usize) -> Result<()> {
-    initramfs.add_file("/init", &script(name, &[])?);
-    let file = t.folder().join("initramfs");
-    fs::write(&file, initramfs.finish())?;
-    let kernel = kernel_image("linux-6.1-arm64");
-    let machine = VirtualMachine {
-        architecture: "aarch64",
-        kernel,
-        initramfs: file,
-        nodes: vec![1800],
-        disks: Vec::new(),
-        boot: "",
-    };
-    run_machine(t, &machine, least)
-}
-
-/// Boots the programs that are built for 64-bit ARM.
-fn boot_arm(t: &Context) -> Result<()> {
-    let mut initramfs = arm_initramfs(
-        t,
-        &[
-            ("start/pie_by_default", "-fPIE -pie"),
-            ("start/static_pie", "-static-pie -fPIE"),
-            ("start/fixed_address_executable", "-fno-pie -no-pie"),
-            ("start/relro_stays_read_only", "-fPIE -pie -Wl,-z,now"),
-            ("start/heap_grows_and_shrinks", "-fPIE -pie"),
-            ("start/handles_signals_at_start", "-fPIE -pie"),
-            ("start/fork_and_write", "-fPIE -pie"),
-            ("start/near_the_limit_of_mappings", "-fPIE -pie"),
-        ],
-    )?;
-    let library = arm_library();
-    for program in LIBRARY_PROGRAMS {
-        let out = with_library(t, program, "aarch64-linux-gnu-gcc", &library)?;
-        initramfs.add_file(&format!("/bin/{program}"), &fs::read(&out)?);
-        fs::remove_file(out)?;
-    }
-    run_arm(t, initramfs, "kernel.sh", 45)
-}
-
-/// Programs that run are lifted and put back: what a borrowed thread goes on by differs between architectures.
-fn boot_arm_live(t: &Context) -> Result<()> {
-    let programs =
-        ["sleeps_in_many_calls", "waits_once", "has_a_kernel_worker", "waits_beside_children", "is_woken_by_signals"];
-    let sources = programs.map(|name| format!("attach/{name}"));
-    let builds: Vec<_> = sources.iter().map(|source| (source.as_str(), "-fPIE -pie -pthread")).collect();
-    run_arm(t, arm_initramfs(t, &builds)?, "live.sh", 15)
-}
-
-fn arm_heap_needs(needs: Vec<Need>) -> Vec<Need> {
-    [needs, vec![Need::File(arm_heap().to_string_lossy().into_owned())]].concat()
-}
-
-/// The heap leaves the pool at forks: what a stopped thread goes on by differs between architectures.
-fn boot_arm_heap(t: &Context) -> Result<()> {
-    let programs = [
-        "waits_last_as_long_as_they_should",
-        "closes_once_while_it_forks",
-        "forks_beside_threads_that_block_signals",
-        "forks_while_threads_come_and_go",
-        "forks_with_a_full_signal_queue",
-        "forks_without_its_first_thread",
-        "forks_of_several_threads",
-    ];
-    let sources = programs.map(|name| format!("heap/{name}"));
-    let builds: Vec<_> = sources.iter().map(|source| (source.as_str(), "-fno-builtin -pthread")).collect();
-    let mut initramfs = arm_initramfs(t, &builds)?;
-    let heap = arm_heap();
-    let place = format!("/bin/{}", heap.file_name().context("a name")?.to_string_lossy());
-    initramfs.add_file(&place, &fs::read(&heap)?);
-    run_arm(t, initramfs, "heap.sh", programs.len())
-}
-
-/// The C library and the dynamic linker of the cross compiler.
-fn arm_libraries() -> Result<Vec<PathBuf>> {
-    let folder = Path::new("/usr/aarch64-linux-gnu/lib");
-    let names = ["ld-linux-aarch64.so.1", "libc.so.6", "libm.so.6", "libgcc_s.so.1"];
-    let found: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect();
-    ensure!(found.len() >= 3, "the cross compiler's libraries are not in {}", folder.display());
-    Ok(found)
 }

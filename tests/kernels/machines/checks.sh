@@ -14,7 +14,8 @@ machine() { echo "MACHINE $(uname -r)	$(uname -m)	$1	$2"; }
 for libc in /lib/*/libc.so.6 /lib/libc.so.6; do
     [ -x $libc ] && own_libc=$($libc | version_of_glibc) && break
 done
-machine "$own_libc" "$(awk '$2 == "/" { type = $3 } END { print type }' /proc/mounts)"
+own_root=$(awk '$2 == "/" { type = $3 } END { print type }' /proc/mounts)
+machine "$own_libc" $own_root
 
 # feature WORDS: the results that follow show it, until the next. way WORD: how the last one was done.
 feature() { echo "FEATURE $*"; }
@@ -117,6 +118,40 @@ check() {
             *) [ "$found" = 0 ] || grep -oE '\((thp|file|image|hugetlb)' /tmp/err | tr -d '(' | while read -r word; do way $word; done ;;
         esac
         ok "$name ($found KiB; $said)"
+    fi
+}
+
+# attach_and_detach NAME: code and constants of a program that runs are lifted and put back, and it ends as ever.
+attach_and_detach() {
+    feature "attach and detach"
+    plain_output pie_by_default >/tmp/plain
+    start pie_by_default
+    pagelift attach --pages thp --lift text,rodata $pid 2>/tmp/err
+    lifted=$(smaps_sum $pid AnonHugePages)
+    pagelift detach $pid 2>>/tmp/err
+    left=$(smaps_sum $pid AnonHugePages)
+    stop "$1: attach and detach"
+    echo "status $?" >>/tmp/out
+    if cmp -s /tmp/plain /tmp/out && [ $lifted -ge $((8 * 1024)) ] && [ $left = 0 ]; then
+        way thp
+        ok "$1: attach and detach ($lifted KiB)"
+    else
+        failed "$1: attach and detach: $lifted KiB, then $left; $(tr '\n' ' ' </tmp/err) $(tail -n 3 /tmp/out | tr '\n' ' ')"
+    fi
+}
+
+# preloaded NAME: the library lifts them when it is preloaded.
+preloaded() {
+    feature "library: preloaded"
+    start env LD_PRELOAD=/lib/libpagelift.so PAGELIFT="only=pie_by_default pages=thp lift=text,rodata" pie_by_default
+    lifted=$(smaps_sum $pid AnonHugePages)
+    stop "$1: library"
+    echo "status $?" >>/tmp/out
+    if cmp -s /tmp/plain /tmp/out && [ $lifted -ge $((8 * 1024)) ]; then
+        way thp
+        ok "$1: library ($lifted KiB)"
+    else
+        failed "$1: library: $lifted KiB; $(tr '\n' ' ' </tmp/err) $(tail -n 3 /tmp/out | tr '\n' ' ')"
     fi
 }
 

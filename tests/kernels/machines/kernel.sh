@@ -1,4 +1,4 @@
-# What every kernel must show: each source of pages, writable ranges, the heap, threads, a fork, shortages.
+# What every kernel must show: each source of pages, writable ranges, the heap, threads, forks, shortages.
 echo "kernel $(uname -r) on $(uname -m)"
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 M=1024
@@ -12,7 +12,6 @@ check "hugetlb: fixed address" Private_Hugetlb $((20 * M)) $((30 * M)) fixed_add
 check "hugetlb: no libc" Private_Hugetlb $((4 * M)) $((8 * M)) no_libc --pages hugetlb --writable-pages hugetlb
 check "hugetlb: sealed pages stay sealed" Private_Hugetlb $((6 * M)) $any relro_stays_read_only --pages hugetlb --writable-pages hugetlb
 check "hugetlb: threads of a constructor" Private_Hugetlb $((4 * M)) $((6 * M)) threads_of_a_constructor --pages hugetlb --writable-pages hugetlb
-check "hugetlb: heap" Private_Hugetlb $((2 * M)) $any heap_grows_and_shrinks --pages hugetlb
 check "hugetlb: fork" Private_Hugetlb $((4 * M)) $any fork_and_write --pages hugetlb
 
 feature "run: transparent huge pages"
@@ -23,10 +22,15 @@ check "thp: threads of a constructor" AnonHugePages $((4 * M)) $((6 * M)) thread
 check "thp: fork" AnonHugePages $((8 * M)) $any fork_and_write --pages thp
 check "thp: signals at the start" AnonHugePages $((4 * M)) $any handles_signals_at_start --pages thp
 
+feature "brk: the heap grows and shrinks after a lift"
+check "hugetlb: brk" Private_Hugetlb $((2 * M)) $any heap_grows_and_shrinks --pages hugetlb
+check "thp: brk" AnonHugePages $((2 * M)) $any heap_grows_and_shrinks --pages thp
+
 feature "library: a program lifts itself"
 own "library: lifts itself" lifts_itself
 own "library: restores" restores_byte_for_byte
 own "library: other threads" other_threads_run
+feature "fork guard: children of a program with data on the pool"
 own "library: forks with an empty pool" forks_with_an_empty_pool
 own "library: handlers of the program around fork" handlers_of_the_program_around_fork
 

@@ -101,7 +101,7 @@ node_pool 1 2
 check "two pages on the wanted node" Private_Hugetlb 0 0 pie_by_default --pages hugetlb --lift text --numa node=1
 said "the shortage of the wanted node is named" "from the pool on node 1, 2 available there; 40 on other nodes"
 # Where the page cache shows the file in huge folios, the base is chosen for that, and covers less of a copy.
-placed "two pages on the wanted node, thp for the rest" 0 0 $((8 * M)) $any pie_by_default $code --numa node=1
+placed "two pages on the wanted node, thp for the rest" 0 0 $((4 * M)) $any pie_by_default --prepare never $code --numa node=1
 
 # A cpuset, and limits of a cgroup.
 feature "two nodes: cpusets"
@@ -141,7 +141,7 @@ limit=/tmp/groups/one/hugetlb.$((huge_kib / 1024))MB
 for file in max rsvd.max; do
     echo $((2 * huge_kib * 1024)) >$limit.$file
     check "cgroup v2 hugetlb.$file of two pages" Private_Hugetlb 0 $((2 * huge_kib)) pie_by_default --pages hugetlb $code
-    check "cgroup v2 hugetlb.$file, thp for the rest" "$huge" $((8 * M)) $any pie_by_default $code
+    check "cgroup v2 hugetlb.$file, thp for the rest" "$huge" $((4 * M)) $any pie_by_default --prepare never $code
     echo max >$limit.$file
 done
 feature "doctor: a pool on the wrong node"
@@ -175,10 +175,121 @@ pagelift pool reserve --all-or-nothing $size:100000@0 >/tmp/out 2>&1
 pagelift pool release $size:5@1 >/tmp/out 2>&1
 [ "$(on 1)" = 0 ] && ok "pool release @1" || failed "pool release @1: $(on 1)"
 
-# The page of 1 GiB that the kernel's command line asks for: used, then split (Linux 5.16).
+# Pages that a lift takes, planned, reserved and given back by node.
+feature "pool: plan, reserve --for and --persist by node"
+pagelift pool plan --numa node=1 $code -- pie_by_default >/tmp/out 2>&1
+grep -q "pagelift pool reserve [^ ]*@1\$" /tmp/out && ok "pool plan --numa node=1" || failed "pool plan --numa node=1: $(tr '\n' '|' </tmp/out)"
+starts_another_with memory-node=1 -- pagelift pool plan $code -- pie_by_default >/tmp/out 2>&1
+grep -q "pagelift pool reserve [^ ]*@1\$" /tmp/out && ok "pool plan by memory policy" || failed "pool plan by memory policy: $(tr '\n' '|' </tmp/out)"
+start starts_another_with memory-node=1 -- pie_by_default
+pagelift pool plan $code $pid >/tmp/said 2>&1
+stop "pool plan PID"
+grep -q "pagelift pool reserve [^ ]*@1\$" /tmp/said && ok "pool plan PID by its memory policy" || failed "pool plan PID: $(tr '\n' '|' </tmp/said)"
+pagelift pool plan --numa node=7 -- pie_by_default >/tmp/said 2>&1
+[ $? = 125 ] && says_of=$(grep -c "node 7 is not one it may take memory from, found nodes 0, 1; fix: " /tmp/said) &&
+    [ $says_of = 1 ] && ok "pool plan names a node that is not there" || failed "pool plan node=7: $(tr '\n' '|' </tmp/said)"
+# lent NAME PAGES OR OPTIONS...: the pools of nodes 0 and 1 while a program runs on them.
+lent() {
+    name=$1 due=$2 or=$3
+    shift 3
+    start $launcher pagelift pool reserve --for --pages hugetlb $code "$@" -- pie_by_default
+    for try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+        held="$(on 0) $(on 1)"
+        case $held in $due | $or) break ;; esac
+        usleep 500000
+    done
+    stop "$name"
+    status=$?
+    case "$status $(on 0) $(on 1) $held" in
+        "0 0 0 "$due | "0 0 0 "$or) ok "$name ($held pages)" && way hugetlb ;;
+        *) failed "$name: status $status, $held pages, $(on 0) $(on 1) afterwards; $(tr '\n' ' ' </tmp/err)" ;;
+    esac
+}
+lent "pool reserve --for on node 1" "0 [1-9]*" none --numa node=1
+# All pages are reserved on both nodes, since it is not known where the program starts; those of the other go back after it.
+lent "pool reserve --for: what is not used goes back" "0 [1-9]*" "[1-9]* 0" --numa local
+launcher="starts_another_with memory-node=1 --"
+lent "pool reserve --for by memory policy" "0 [1-9]*" none
+launcher=
+pagelift pool reserve --persist $size:3@1 >/tmp/out 2>&1
+grep -q "ExecStart=.* pool reserve --add .*:3@1\$" /etc/systemd/system/pagelift-pool-main.service && [ "$(on 1)" = 3 ] &&
+    pagelift pool plan --uninstall >/tmp/out 2>&1 && [ ! -e /etc/systemd/system/pagelift-pool-main.service ] &&
+    ok "pool reserve --persist @1" || failed "pool reserve --persist: $(on 1), $(tr '\n' ' ' </tmp/out)"
+pagelift pool release $size:3@1 >/tmp/out 2>&1
+case $(uname -r) in
+    5.1[0-5].*)
+        pagelift pool plan --print grub $size:3@1 >/tmp/out 2>&1
+        [ $? = 125 ] && grep -q "since Linux 5.16, found 5.*needed: node 1; fix: --install systemd" /tmp/out ;;
+    *)
+        pagelift pool plan --print grub $size:3@1 >/tmp/out 2>&1
+        grep -q "hugepages=1:3\"" /tmp/out ;;
+esac && ok "pool plan --print grub @1" || failed "pool plan --print grub: $(tr '\n' '|' </tmp/out)"
+
+# pool_on NODE: pages of the pool of $pid there.
+pool_on() {
+    awk -v node="N$1=" '/ huge / { for (i = 2; i <= NF; i++) if (index($i, node) == 1) sum += substr($i, length(node) + 1) }
+        END { print sum + 0 }' /proc/$pid/numa_maps
+}
+# heap_on NAME PAGES PROGRAM WORDS...: the pages of each node that its heap has taken.
+heap_on() {
+    name=$1 due=$2
+    shift 2
+    start $launcher "$@"
+    found="$(pool_on 0) $(pool_on 1)"
+    stop "$name"
+    if [ "$? $found" = "0 $due" ]; then
+        way hugetlb
+        ok "$name"
+    else
+        failed "$name: $found pages of nodes 0 and 1, due are $due; $(tr '\n' ' ' </tmp/err)"
+    fi
+}
+# Before Linux 5.14 nothing populates pages without a risk, so that the heap takes none, and pages that are made present from
+# outside lie where that process runs.
+case $(uname -r) in 5.1[0-3].*) populates= ;; *) populates=yes ;; esac
+if [ -e /bin/libpagelift_heap.so ] && [ -n "$populates" ]; then
+    feature "two nodes: a heap on the pool"
+    node_pool 0 8
+    node_pool 1 8
+    heap="pagelift run --pages thp --heap=2M"
+    heap_on "a heap on both nodes" "4 4" $heap -- pie_by_default
+    heap_on "a heap, --numa node=1" "0 4" $heap --numa node=1 -- pie_by_default
+    heap_on "a heap, --numa interleave" "2 2" $heap --heap-reserve=8M --numa interleave -- pie_by_default
+    launcher="starts_another_with memory-node=0 --"
+    heap_on "a heap, by memory policy" "4 0" $heap -- pie_by_default
+    heap_on "a heap, --numa against the memory policy" "0 4" $heap --numa node=1 -- pie_by_default
+    launcher="sh /bin/in_group"
+    heap_on "a heap, by cpuset" "0 4" $heap -- pie_by_default
+    launcher=
+    heap_on "a heap, by the memory policy of a descendant" "0 8" $heap --only pie_by_default -- starts_another_with memory-node=1 -- pie_by_default
+    heap_on "a heap by PAGELIFT, numa=node=1" "0 4" env LD_PRELOAD=/bin/libpagelift_heap.so "PAGELIFT=only=pie_by_default heap=2M numa=node=1" pie_by_default
+    launcher="starts_another_with memory-node=0 --"
+    heap_on "a heap by PAGELIFT, by memory policy" "4 0" env LD_PRELOAD=/bin/libpagelift_heap.so "PAGELIFT=only=pie_by_default heap=2M" pie_by_default
+    launcher="sh /bin/in_group"
+    node_pool 1 0
+    heap_on "a heap without pages on its node" "0 0" $heap -- pie_by_default
+    said "a heap: the shortage of the node is named" "no free page of 2 MiB in the pool on node 1; 8 on other nodes may not be used; fix: pagelift pool reserve"
+    launcher=
+    feature "two nodes: attach --numa and the library's numa"
+    node_pool 1 40
+    start pie_by_default
+    pagelift attach --pages hugetlb $code --numa node=1 $pid >/tmp/said 2>&1
+    found="$(pool_on 0) $(pool_on 1)"
+    stop "attach --numa node=1"
+    case "$? $found" in "0 0 "[1-9]*) ok "attach --numa node=1 ($found)" && way hugetlb ;; *) failed "attach --numa node=1: $found; $(cat /tmp/said)" ;; esac
+    start env LD_PRELOAD=/lib/libpagelift.so "PAGELIFT=only=pie_by_default pages=hugetlb lift=text,rodata numa=node=1" pie_by_default
+    found="$(pool_on 0) $(pool_on 1)"
+    stop "the library, numa=node=1"
+    case "$? $found" in "0 0 "[1-9]*) ok "the library, numa=node=1 ($found)" && way hugetlb ;; *) failed "the library, numa=node=1: $found; $(cat /tmp/err)" ;; esac
+    node_pool 0 0
+    node_pool 1 0
+fi
+
+# The page of 1 GiB that the kernel's command line asks for: used (sizes.sh), then split (Linux 5.16).
 feature "pool: a page of 1 GiB from boot"
 gib=1048576
 [ "$(on 1 $gib)" = 1 ] && ok "a page of 1 GiB on node 1" || failed "pages of 1 GiB: $(on 0 $gib) on node 0, $(on 1 $gib) on node 1"
+case $(uname -r) in 5.*) ;; *) size_is_used $gib ;; esac
 if [ -e /sys/kernel/mm/hugepages/hugepages-${gib}kB/demote ]; then
     feature "pool: demote a page of 1 GiB"
     pagelift pool demote 1G:1@1 >/tmp/out 2>&1
@@ -187,9 +298,125 @@ if [ -e /sys/kernel/mm/hugepages/hugepages-${gib}kB/demote ]; then
     pagelift pool release $size:all >/tmp/out 2>&1
     [ "$(on 1)" = 0 ] && ok "the split page is released" || failed "pool release: $(on 1), $(tr '\n' ' ' </tmp/out)"
 else
+    feature "pool: a page of 1 GiB from boot"
     pagelift pool demote 1G:1@1 >/tmp/out 2>&1
     [ $? != 0 ] && [ "$(on 1 $gib)" = 1 ] && ok "pool demote says that it cannot" || failed "pool demote: $(tr '\n' ' ' </tmp/out)"
     echo 0 >/sys/kernel/mm/hugepages/hugepages-${gib}kB/nr_hugepages
+fi
+
+# Copies of the text by node, of a file on a disk: the kernel does not tell when a file of the initramfs is changed.
+store_of() { awk -v node="N$1=" '/ file=\/(store|pool)\// {
+        pages = size = 0
+        for (i = 2; i <= NF; i++) {
+            if (index($i, node) == 1) pages = substr($i, length(node) + 1)
+            if (index($i, "kernelpagesize_kB=") == 1) size = substr($i, 19)
+        }
+        sum += pages * size
+    } END { print sum + 0 }' /proc/$pid/numa_maps; }
+
+# from_copy NAME NODE OPTIONS...: the program runs from the store's copy for the node.
+from_copy() {
+    name=$1 node=$2 other=$((1 - $2))
+    shift 2
+    start $launcher pagelift run -v --report /tmp/report "$@" -- /files/pie_by_default
+    here=$(store_of $node) elsewhere=$(store_of $other)
+    stop "$name"
+    status=$?
+    if [ $status = 0 ] && [ $here -ge $((8 * M)) ] && [ $elsewhere = 0 ] && ! grep -q "far_pages" /tmp/report; then
+        way image
+        ok "$name ($here KiB on node $node)"
+    else
+        failed "$name: status $status, $here KiB on node $node, $elsewhere on node $other; $(tr '\n' ' ' </tmp/err)"
+    fi
+}
+# says NAME TEXT FILE
+says() { if grep -q "$2" $3; then ok "$1"; else failed "$1: $(tr '\n' '|' <$3)"; fi; }
+copies_by_node() {
+    from_copy "$1: a program that is to use node 0" 0 --pages image --numa node=0
+    launcher="taskset 1"
+    from_copy "$1: a program that may run on node 0 alone" 0 --pages image
+    launcher="taskset 2"
+    from_copy "$1: a program that may run on node 1 alone" 1
+    from_copy "$1: a program on node 1 that is to use node 0" 0 --numa node=0
+    launcher="sh /bin/in_group"
+    from_copy "$1: a cpuset of the memory of node 1" 1
+    launcher=
+}
+if [ -d /modules ]; then
+    feature "two nodes: a copy of the text for each"
+    for module in /modules/*; do insmod $module || failed "loading $module"; done
+    mkdir /files
+    mount -t ext4 /dev/vda /files && cp /bin/pie_by_default /bin/fixed_address_executable /files
+    sync
+    export PAGELIFT_STORE=/store
+    pagelift image setup --store /store --size 128M >/tmp/said 2>&1 || failed "no store: $(cat /tmp/said)"
+    pagelift image add --per-node /files/pie_by_default >/tmp/said 2>&1
+    [ "$? $(grep -c 'for node [01]$' /tmp/said)" = "0 2" ] && ok "image add --per-node" || failed "image add: $(cat /tmp/said)"
+    copies_by_node tmpfs
+    # The kernel has chosen the base, for which there are no copies yet.
+    start taskset 2 /files/pie_by_default
+    taskset 1 pagelift attach --pages image $pid 2>/tmp/err
+    here=$(store_of 1) elsewhere=$(store_of 0)
+    stop "attach: the copy of the program's node"
+    [ "$? $elsewhere" = "0 0" ] && [ $here -gt 0 ] && ok "attach: the copy of the program's node ($here KiB)" ||
+        failed "attach: $here KiB on node 1, $elsewhere on node 0; $(cat /tmp/err)"
+    pagelift image list >/tmp/said
+    grep -q ' 0 *same ' /tmp/said && grep -q ' 1 *same ' /tmp/said && ok "image list shows the nodes" || failed "image list: $(tr '\n' '|' </tmp/said)"
+    # Node 1 gets short of memory, so that no copy can be made there any more: the shared image serves, and lies elsewhere.
+    pagelift image remove --force /files/pie_by_default >/tmp/said
+    taskset 1 pagelift image add /files/pie_by_default >/tmp/said 2>&1
+    taskset 1 pagelift image add --per-node /files/fixed_address_executable >>/tmp/said 2>&1
+    echo 100000 >/sys/devices/system/node/node1/hugepages/hugepages-${huge_kib}kB/nr_hugepages
+    pagelift image add --per-node /files/pie_by_default >/tmp/said 2>&1
+    says "no room for a copy" "node 1 .*; fix: free memory on that node" /tmp/said
+    start taskset 2 pagelift run -v --pages image -- /files/pie_by_default
+    here=$(store_of 0)
+    stop "the shared image where the node has no room"
+    [ $? = 0 ] && [ $here -ge $((8 * M)) ] && ok "the shared image where the node has no room" || failed "$here KiB: $(cat /tmp/err)"
+    says "why it is not the copy" "not from the copy for its node: pie_by_default: .*node 1 .*; fix: free memory on that node" /tmp/err
+    says "the shared image lies on another node" "on another node: .* on node 0 of .* runs on node 1; fix.*image add --per-node" /tmp/err
+    node_pool 1 0
+    echo >>/files/pie_by_default
+    sync
+    pagelift image gc --dry-run >/tmp/said
+    says "gc names the node" "would remove .*(of /files/pie_by_default, for node 0)" /tmp/said
+    pagelift image gc >/tmp/said
+
+    feature "two nodes: a copy of the text for each, on hugetlbfs"
+    cp /bin/pie_by_default /files
+    sync
+    node_pool 0 20
+    export PAGELIFT_STORE=/pool
+    pagelift image setup --hugetlbfs --store /pool >/tmp/said 2>&1 || failed "no store: $(cat /tmp/said)"
+    pagelift image add --per-node /files/pie_by_default >/tmp/said 2>&1
+    says "no pages for a copy" "node 1 has too little .* 0 B in free pages of the pool; fix: pagelift pool reserve .*@1" /tmp/said
+    node_pool 1 20
+    pagelift image add --per-node /files/pie_by_default >/tmp/said 2>&1 || failed "image add: $(cat /tmp/said)"
+    copies_by_node hugetlbfs
+    pagelift image remove --force /files/pie_by_default >/tmp/said
+    node_pool 0 0
+    node_pool 1 0
+
+    # Where the kernel has huge folios on ext4 (6.16).
+    feature "two nodes: huge folios of a file on another node"
+    export PAGELIFT_STORE=/none
+    echo 1 >/proc/sys/vm/drop_caches
+    if taskset 1 pagelift cache prepare /files/fixed_address_executable >/tmp/said 2>&1; then
+        far="on another node: /files/fixed_address_executable: .* on node 0 of .* runs on node 1; fix.* add --per-node /files/fixed"
+        start taskset 2 pagelift run -v --pages file -- /files/fixed_address_executable
+        pagelift status $pid >/tmp/status 2>&1
+        pagelift inspect --pages file $pid >/tmp/inspected 2>&1
+        stop "huge folios on another node"
+        says "huge folios on another node: the report" "$far" /tmp/err
+        says "huge folios on another node: status" "$far" /tmp/status
+        says "huge folios on another node: inspect" "$far" /tmp/inspected
+        start taskset 1 pagelift run -v --pages file -- /files/fixed_address_executable
+        stop "huge folios on its own node"
+        grep -q "on another node" /tmp/err && failed "huge folios on its own node: $(cat /tmp/err)" || ok "huge folios on its own node"
+    else
+        way "refused: no huge folios on ext4"
+        ok "no huge folios on ext4: $(tail -n 1 /tmp/said)"
+    fi
 fi
 
 feature "shortage: memory"

@@ -1,0 +1,22 @@
+# `pagelift stat` where there is no PMU, as under emulation: pages in use by accessed marks instead of page walks.
+feature "stat: without a PMU, by accessed marks"
+start uses_known_pages 3000
+pagelift stat --for 1 -p $pid >/tmp/said 2>&1
+status=$?
+stop "stat: the program"
+[ $? = 0 ] || failed "stat: the program failed: $(cat /tmp/out)"
+if [ $status = 0 ] && grep -q "^Page walks: not counted: .* shows no PMU.*fix:" /tmp/said; then
+    ok "stat: why walks are not counted"
+else
+    failed "stat: status $status, $(tr '\n' '|' </tmp/said)"
+fi
+# Of 3000 pages each that it uses, and as many that lie idle; an emulated CPU may not reach all in half a second.
+for part in "code" "heap (mmap), bss"; do
+    used=$(grep "^  $part " /tmp/said | awk '{ gsub(",", "", $NF); print $NF }')
+    if [ "${used:-0}" -ge 500 ] && [ "$used" -le 3200 ]; then
+        way "accessed marks"
+        ok "stat: $part: $used pages in use"
+    else
+        failed "stat: $part: ${used:-none} of 3000 pages: $(tr '\n' '|' </tmp/said)"
+    fi
+done
