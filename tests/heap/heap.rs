@@ -217,6 +217,7 @@ fn forks() -> Vec<Test> {
         }),
         test_case("redis_saves_from_the_pool", redis_needs(), redis_saves_from_the_pool),
         test_case("a_fork_beyond_a_limit_of_memory_is_refused", limit_needs(), a_fork_beyond_a_limit),
+        test_case("a_fork_beyond_an_inner_limit_of_memory_is_refused", limit_needs(), a_fork_beyond_an_inner_limit),
     ]
 }
 
@@ -276,6 +277,10 @@ fn limit_needs() -> Vec<Need> {
     pool_of(120)
 }
 
+/// The folder of the memory controller, in the first or the second version of cgroups, and its file for the limit.
+const MEMORY_CONTROLLER: &str = "folder=/sys/fs/cgroup/memory; limit=memory.limit_in_bytes
+        [ -d $folder ] || { folder=/sys/fs/cgroup; limit=memory.max; }";
+
 /// Leaving the pool takes memory that a cgroup counts: where its limit is too low for that, the fork is refused and
 /// nothing is killed.
 fn a_fork_beyond_a_limit(t: &Context) -> Result<()> {
@@ -286,8 +291,7 @@ fn a_fork_beyond_a_limit(t: &Context) -> Result<()> {
         &options.each_ref().map(String::as_str),
         &format!(
             r#"
-        folder=/sys/fs/cgroup/memory; limit=memory.limit_in_bytes
-        [ -d $folder ] || {{ folder=/sys/fs/cgroup; limit=memory.max; }}
+        {MEMORY_CONTROLLER}
         echo +memory 2>/dev/null >$folder/cgroup.subtree_control || true
         mine=$folder/pagelift-heap-$$
         mkdir $mine
@@ -302,6 +306,36 @@ fn a_fork_beyond_a_limit(t: &Context) -> Result<()> {
         ),
     )?;
     ensure!(said.contains("refused: 12, went on\n") && said.contains("forked, went on\n"), "{said}");
+    Ok(())
+}
+
+/// As in a container, whose mount of the hierarchy begins at its own cgroup: the limit of a cgroup inside of that counts.
+fn a_fork_beyond_an_inner_limit(t: &Context) -> Result<()> {
+    let options = on_pool(120)?;
+    let program = Program::named("heap/forks_with_a_filled_heap.c")?.build()?;
+    let said = script(
+        t,
+        &options.each_ref().map(String::as_str),
+        &format!(
+            r#"
+        {MEMORY_CONTROLLER}
+        outer=$folder/pagelift-outer-$$
+        echo +memory 2>/dev/null >$folder/cgroup.subtree_control || true
+        mkdir $outer
+        echo +memory 2>/dev/null >$outer/cgroup.subtree_control || true
+        mkdir $outer/inner
+        trap 'echo $$ >$folder/cgroup.procs; rmdir $outer/inner $outer' EXIT
+        echo $$ >$outer/inner/cgroup.procs
+        echo $((64 << 20)) >$outer/inner/$limit
+        RUN="$RUN" unshare -m sh -c 'mount --make-rprivate / && mkdir -p $0 && mount --bind $1 $0 &&
+            umount -l $2 && mount --bind $0 $2 && umount $0 &&
+            grep -q "$(basename $1) $2 " /proc/self/mountinfo && exec $RUN {0} 80' \
+            "$PWD/hierarchy" $outer $folder || echo "ended with $?"
+        "#,
+            program.display()
+        ),
+    )?;
+    ensure!(said.contains("refused: 12, went on\n"), "{said}");
     Ok(())
 }
 
@@ -489,14 +523,14 @@ fn from_inside() -> Vec<Test> {
                 ("heap=thp heap-reserve=x only=seq", "PAGELIFT: `heap-reserve=x`: needed a size"),
                 ("haep=2M only=seq", "PAGELIFT: `haep=2M`: not known; the words are pages"),
                 ("heap=64 only=seq", "this machine has no huge pages of 64 B; the program keeps its own heap"),
-                ("heap-reserve=2M only=seq", "needed: heap=2M beside it"),
+                ("heap-reserve=2M only=seq", "fix: heap=2M beside it"),
             ] {
                 let said = said_with(t, words, "exec seq 1")?;
                 ensure!(said.starts_with("1\npagelift: ") && said.lines().count() == 2, "{words}: {said}");
                 ensure!(said.contains(says), "no `{says}` in {said}");
             }
             let said = said_with(t, "heap=thp", "exec seq 1")?;
-            ensure!(said.contains("names no program; needed: only=NAME"), "{said}");
+            ensure!(said.contains("names no program; fix: only=NAME"), "{said}");
             ensure!(said_with(t, "pages=thp lift=text only=seq", "exec seq 1")? == "1\n");
             Ok(())
         }),

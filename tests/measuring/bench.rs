@@ -1,5 +1,6 @@
 //! `pagelift bench`: what it does to a program and to its record. Differences of speed are not asserted.
 
+mod live;
 mod report;
 mod servers;
 
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use test_support::{Context, Ending, Need, Output, Program, Session, View, main_of, poll_until, test_case};
 
-/// Of the user and the group `nobody`.
+/// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
 /// Short windows: what is shown is what happens, not how fast anything is.
 const SHORT: [&str; 6] = ["--pages", "thp", "--window", "20", "--settle", "5"];
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         test_case("a_run_that_fails_is_said", vec![], failing_run),
         test_case("mistakes_are_explained", vec![], mistakes),
     ];
+    tests.extend(live::tests());
     tests.extend(report::tests(needs));
     tests.extend(servers::tests());
     main_of(tests)
@@ -78,7 +80,7 @@ fn bench(t: &Context, session: &Session, more: &[&str]) -> Result<Output> {
 fn left_plain(t: &Context) -> Result<()> {
     let session = started(t)?;
     let record = t.folder().join("record").display().to_string();
-    let output = bench(t, &session, &["--for", "3", "--json", "-o", &record])?.success()?;
+    let output = bench(t, &session, &["--for", "6", "--json", "-o", &record])?.success()?;
     let answer: Value = serde_json::from_str(&output.stdout)?;
     ensure!(answer["header"]["unit"] == "system calls", "{}", answer["header"]);
     ensure!(answer["blocks"].as_u64().is_some_and(|blocks| blocks > 3), "{answer}");
@@ -243,7 +245,7 @@ fn nothing_to_lift(t: &Context) -> Result<()> {
 fn from_the_record(t: &Context) -> Result<()> {
     let session = started(t)?;
     let record = t.folder().join("record").display().to_string();
-    let output = bench(t, &session, &["--for", "3", "-o", &record, "--seed", "7"])?.success()?;
+    let output = bench(t, &session, &["--for", "6", "-o", &record, "--seed", "7"])?.success()?;
     let again = t.run(t.pagelift(&["bench", "--from", &record])?)?.success()?;
     ensure!(output.stdout == again.stdout, "{}\n{}", output.stdout, again.stdout);
     finished(session)

@@ -80,12 +80,26 @@ fn redis(t: &Context) -> Result<()> {
             SET_AND_DROP,
             "0",
         ]);
-        t.run_within(benchmark, LOADS)?.success().map(drop)
+        t.run_within(benchmark, LOADS)?.success()?;
+        // Both stop counting one after the other: what its thread frees between would be seen by the second alone.
+        poll_until(LOADS, "redis to free everything", || has_freed(&socket))
     })?;
     server.signal(Signal::SIGTERM)?;
     let output = server.finish()?;
     fs::remove_file(&socket).ok();
     output.success().map(drop)
+}
+
+/// True where no value is left to be freed beside the thread that serves.
+fn has_freed(socket: &str) -> bool {
+    let ask = || -> Result<String> {
+        let mut connection = UnixStream::connect(socket)?;
+        connection.write_all(b"INFO memory\r\nQUIT\r\n")?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    ask().is_ok_and(|answer| answer.contains("\nlazyfree_pending_objects:0\r"))
 }
 
 /// Lets both count over the same load, which is repeated, larger, where its threads hardly came to run side by side.
@@ -115,11 +129,15 @@ fn agree(t: &Context, pid: u32, load: impl Fn(u32) -> Result<()>) -> Result<()> 
 fn watch(t: &Context, pid: u32) -> Result<Session> {
     let command = t.pagelift(&["shootdowns", "-p", &pid.to_string(), "--for", "600", "--json"])?;
     let session = t.session_within(command, LOADS)?;
-    let status = format!("/proc/{}/status", session.pid());
-    // It gives up what it does not need when its counters run.
-    let is_confined = || fs::read_to_string(&status).is_ok_and(|text| text.contains("\nSeccomp:\t2"));
-    poll_until(BEGINNING, "pagelift to count", is_confined)?;
+    is_counting(&session)?;
     Ok(session)
+}
+
+/// Waits until `pagelift shootdowns` counts: it gives up what it does not need when its counters run.
+pub fn is_counting(session: &Session) -> Result<()> {
+    let status = format!("/proc/{}/status", session.pid());
+    let is_confined = || fs::read_to_string(&status).is_ok_and(|text| text.contains("\nSeccomp:\t2"));
+    poll_until(BEGINNING, "pagelift to count", is_confined)
 }
 
 /// What it has counted of the process: sent and received.

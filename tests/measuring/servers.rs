@@ -1,11 +1,10 @@
 //! `pagelift bench --server`: servers side by side, and what loads them.
 
-use crate::{LONG, work_was_counted};
+use crate::{LONG, blocks_in, work_was_counted};
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
 use test_support::{Context, Ending, MariadbServer, Need, Output, Program, Test, poll_until, test_case};
 
 pub fn tests() -> Vec<Test> {
@@ -29,22 +28,22 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-const POSTGRES: &str = "/usr/lib/postgresql";
+pub const POSTGRES: &str = "/usr/lib/postgresql";
 
 /// The test's own server, on `{port}`.
-fn server(microseconds: u32, percent: f64) -> Result<String> {
+pub fn server(microseconds: u32, percent: f64) -> Result<String> {
     let program = Program::named("measuring/answers_at_a_price.c")?.build()?;
     Ok(format!("'{}' {{port}} {microseconds} {percent}", program.display()))
 }
 
-fn bench(t: &Context, words: &[&str]) -> Result<Output> {
+pub fn bench(t: &Context, words: &[&str]) -> Result<Output> {
     let output = t.run(t.pagelift(&[&["bench", "--settle", "5"], words].concat())?)?;
     nothing_is_left(t)?;
     Ok(output)
 }
 
 /// As soon as it has ended, nothing that it has started runs any more.
-fn nothing_is_left(t: &Context) -> Result<()> {
+pub fn nothing_is_left(t: &Context) -> Result<()> {
     let left = t.own_processes();
     ensure!(left.is_empty(), "{left:?} run on");
     Ok(())
@@ -64,12 +63,23 @@ fn known_truth(t: &Context, percent: f64) -> Result<()> {
     for seed in ["5", "6", "7"] {
         let more = ["--clients", "2", "--window", "60", "--starts", "4", "--for", "7", "--seed", seed, "--json"];
         let answer = answer(bench(t, &[&words[..], &more].concat())?)?;
+        let latency = &answer["latency"];
+        waits_at_least(&latency["plain"], 1e-4)?;
+        waits_at_least(&latency["arms"][0]["latency"], 1e-4 / truth)?;
         match finds(&answer, truth) {
             Ok(()) => return Ok(()),
             Err(error) => missed.push(error),
         }
     }
     bail!("{missed:?}")
+}
+
+/// A request cannot be answered before the server has done its work, and no server answers half of them by a hundred times that.
+pub fn waits_at_least(latency: &Value, seconds: f64) -> Result<()> {
+    let [median, p99] = ["median", "p99"].map(|name| latency[name].as_f64().unwrap_or_default());
+    ensure!(median >= seconds && median < 100.0 * seconds && p99 >= median, "{seconds} s of work: {latency}");
+    ensure!(latency["requests"].as_u64() > Some(100), "{latency}");
+    Ok(())
 }
 
 /// Says why an answer does not claim a loss within a hundredth of this ratio.
@@ -91,6 +101,7 @@ fn redis(t: &Context) -> Result<()> {
         ["--server", REDIS, "--against", REDIS, "--load", load, "--window", "30", "--starts", "2", "--for", "2"];
     let output = bench(t, &[&words[..], &["-o", &record, "--per", "time"]].concat())?.success()?;
     ensure!(output.stdout.contains("commands per second"), "{output:?}");
+    ensure!(output.stdout.contains("\nlatency, plain: half within "), "{output:?}");
     let record_text = fs::read_to_string(&record)?;
     ensure!(record_text.contains("\"start\":1") && record_text.contains("\"design\":\"servers\""), "{record_text}");
     let again = t.run(t.pagelift(&["bench", "--from", &record])?)?.success()?;
@@ -137,10 +148,15 @@ fn mariadb(t: &Context) -> Result<()> {
     lifted(t, &["--server", server, "--prepare", &copy, "--load", load, "--fill", fill, "--clients", "2"])
 }
 
+/// The folder of the newest PostgreSQL's programs.
+pub fn newest_postgres() -> Option<String> {
+    let newest = fs::read_dir(POSTGRES).ok()?.flatten().map(|entry| entry.path()).max()?;
+    Some(newest.join("bin").display().to_string())
+}
+
 /// Its connections are processes of their own, whose CPU time counts.
 fn postgres(t: &Context) -> Result<()> {
-    let newest = fs::read_dir(POSTGRES)?.flatten().map(|entry| entry.path()).max().context("no PostgreSQL")?;
-    let newest = newest.join("bin").display().to_string();
+    let newest = newest_postgres().context("no PostgreSQL")?;
     let user = "setpriv --reuid=postgres --regid=postgres --clear-groups";
     let prepare = format!(
         "chown postgres {{dir}} && cd {{dir}} && {user} {newest}/initdb -D {{dir}}/data -A trust -U root --no-sync >&2"
@@ -200,10 +216,6 @@ fn failures(t: &Context) -> Result<()> {
     let text = fs::read_to_string(&record)?;
     ensure!(text.contains("{\"block\"") && text.contains("\"failed\""), "samples are lost: {text}");
     Ok(())
-}
-
-fn blocks_in(record: &Path) -> usize {
-    fs::read_to_string(record).map_or(0, |text| text.matches("{\"block\"").count())
 }
 
 /// In the middle of a burst of a load that lasts.

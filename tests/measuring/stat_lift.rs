@@ -163,7 +163,35 @@ fn inspected(t: &Context) -> Result<()> {
     ensure!(!is_known || text.contains("huge pages for code may gain"), "{text}");
     let plain: Value = serde_json::from_str(&t.run(t.pagelift(&["inspect", "--json", &pid])?)?.success()?.stdout)?;
     ensure!(plain["marks"].is_null() && plain["tlb"].is_null(), "looked at without being asked to: {plain:#}");
+    ensure!(plain["probe"].is_null(), "measured without being asked to: {plain:#}");
+    for (command, hint) in [("inspect", "inspect --used"), ("doctor", "doctor --probe")] {
+        let text = t.run(t.pagelift(&[command, &pid])?)?.stdout;
+        ensure!(text.contains(&format!("`pagelift {hint} {pid}`")), "{text}");
+    }
+    probed(t, &pid)?;
     session.finish()?.success()?;
+    Ok(())
+}
+
+/// The machine is measured, too, and the pages in use are judged by that where it shows the reach.
+fn probed(t: &Context, pid: &str) -> Result<()> {
+    let output = t.run(t.pagelift(&["inspect", "--json", "--probe", pid])?)?.success()?;
+    let inspected: Value = serde_json::from_str(&output.stdout)?;
+    ensure!(code(&inspected)? >= CODE, "{}", inspected["marks"]);
+    if let Some(why) = inspected["probe"]["not_measured"].as_str() {
+        ensure!(why.contains("MiB") && inspected["tlb"]["measured"].is_null(), "{why}");
+        return Ok(());
+    }
+    for side in ["data", "code"] {
+        let measured = &inspected["probe"]["measured"][side];
+        let base = measured["series"][0]["levels"].clone();
+        let shows = base["walk"].is_number() && base["second_reach"].is_number();
+        let held = &inspected["tlb"]["measured"][side];
+        ensure!(held.is_number() == shows, "{held} of {base}");
+    }
+    let verdicts = inspected["marks"]["measured"]["verdicts"].as_array().context("no verdicts")?;
+    let of_code = verdicts.iter().find(|verdict| verdict["part"] == "code").context("no verdict on code")?;
+    ensure!(of_code["is_measured"] == inspected["tlb"]["measured"]["code"].is_number(), "{of_code}");
     Ok(())
 }
 

@@ -1,11 +1,14 @@
 // A server that answers each request of RESP with +OK and takes exactly so many microseconds of CPU time for each, as its
 // second argument says, more by as many percent as its third says. It listens on the port of its first argument. A request
-// `QUIT` ends it without an answer, `FAIL` is answered by an error.
+// `QUIT` ends it without an answer, `FAIL` is answered by an error. SIGUSR1 makes each request dearer by as many percent as its
+// fourth argument says, SIGUSR2 as cheap as before. For each request it takes and frees as many blocks of 256 KiB as its fifth
+// argument says.
 //
 // build: gcc -g -O1 -pthread -o $OUT $SRC
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +16,11 @@
 #include <time.h>
 #include <unistd.h>
 
-static double price;
+static double price, dearer;
+static volatile sig_atomic_t is_dear;
+static int blocks;
+
+static void change(int number) { is_dear = number == SIGUSR1; }
 
 static double used(void) {
     struct timespec time;
@@ -32,6 +39,18 @@ static size_t first_request(const char *text, size_t length) {
 
 static int names(const char *text, size_t length, const char *word) { return memmem(text, length, word, strlen(word)) != NULL; }
 
+static void grow_and_shrink(void) {
+    enum { MOST = 256, BYTES = 256 << 10 };
+    char *held[MOST];
+    int taken = blocks < MOST ? blocks : MOST;
+    for (int index = 0; index < taken; index++) {
+        held[index] = malloc(BYTES);
+        if (!held[index]) abort();
+        for (int at = 0; at < BYTES; at += BYTES / 4) held[index][at] = 1;
+    }
+    while (taken-- > 0) free(held[taken]);
+}
+
 static void *answer(void *argument) {
     int connection = (int)(long)argument;
     char text[1 << 16];
@@ -45,8 +64,9 @@ static void *answer(void *argument) {
         for (size_t first; (first = first_request(text, length)); length -= first, memmove(text, text + first, length + 1)) {
             if (names(text, first, "QUIT")) exit(7);
             const char *said = names(text, first, "FAIL") ? "-ERR told to fail\r\n" : "+OK\r\n";
+            grow_and_shrink();
             // What a request took beyond its price the next one takes less.
-            until += price;
+            until += is_dear ? dearer : price;
             while (used() < until) {}
             if (write(connection, said, strlen(said)) < 0) return NULL;
         }
@@ -58,6 +78,11 @@ static void *answer(void *argument) {
 int main(int count, char **words) {
     if (count < 4) return 2;
     price = atof(words[2]) * 1e-6 * (1 + atof(words[3]) / 100);
+    dearer = price * (1 + (count > 4 ? atof(words[4]) : 0) / 100);
+    blocks = count > 5 ? atoi(words[5]) : 0;
+    struct sigaction change_price = {.sa_handler = change, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &change_price, NULL);
+    sigaction(SIGUSR2, &change_price, NULL);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(words[1]))};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int server = socket(AF_INET, SOCK_STREAM, 0), yes = 1;

@@ -1,5 +1,6 @@
 // Threads whose working set grows and shrinks: each allocates blocks, touches some pages of them, and frees them.
-// Arguments: the way of allocating (malloc or calloc), bytes of a block, blocks at a time. Runs until SIGTERM.
+// Arguments: the way of allocating (malloc or calloc), bytes of a block, blocks at a time, and rounds of each thread; without
+// these it runs until SIGTERM.
 //
 // build: gcc -g -O1 -pthread -o $OUT $SRC
 
@@ -15,6 +16,7 @@ enum { THREADS = 3, TOUCHED = 4, MOST_BLOCKS = 4096 };
 static volatile sig_atomic_t ended;
 static size_t block_bytes;
 static int blocks;
+static long rounds = -1;
 static int zeroed;
 
 static void end(int signal) {
@@ -46,15 +48,17 @@ __attribute__((noinline)) static void grow_and_shrink(char **held) {
 static void *work(void *unused) {
     (void)unused;
     char **held = calloc(MOST_BLOCKS, sizeof *held);
-    while (!ended)
+    for (long round = 0; !ended && round != rounds; round++)
         grow_and_shrink(held);
     free(held);
     return NULL;
 }
 
 int main(int count, char **words) {
-    if (count != 4)
+    if (count < 4 || count > 5)
         return 2;
+    if (count == 5)
+        rounds = atol(words[4]);
     zeroed = strcmp(words[1], "calloc") == 0;
     block_bytes = strtoul(words[2], NULL, 10);
     blocks = atoi(words[3]);

@@ -1,0 +1,210 @@
+//! Storms of an allocator that is built first, on Pagelift's own heap, in code on huge pages, and in code that is loaded later.
+
+use crate::counts::is_counting;
+use crate::{LARGE, SMALL, ended, first_finding, is_cured, names_allocator, seen, seen_by, storm, storm_by};
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use test_support::{Context, Need, Program, Session, Test, default_huge_page, poll_until, test_case, workspace};
+
+/// Bytes of the heap in [`SMALL`] storms: blocks of three threads, and room beside them.
+const HEAP: u64 = 160 << 20;
+/// Longest time in which a storm takes two seconds of CPU time.
+const STORM: Duration = Duration::from_secs(100);
+/// Bytes of the code in storms_in_large_code.c, and its edges.
+const CODE: u64 = 16 << 20;
+
+pub fn tests(needs: &[Need]) -> Vec<Test> {
+    let with = |need: Need| [needs, &[need]].concat();
+    vec![
+        test_case("mimalloc_3_is_named_and_cured", with(Need::Command("cargo".into())), mimalloc_3),
+        test_case("our_heap_sends_none/thp", with(Need::Thp), |t| {
+            our_heap(t, &[SMALL, LARGE], &["--heap=thp", "--heap-allocator=mimalloc"])
+        }),
+        test_case("our_heap_sends_none/hugetlb", with(Need::Pool(HEAP)), |t| {
+            let options = [format!("--heap={}", default_huge_page()?.bytes()), format!("--heap-reserve={HEAP}")];
+            our_heap(t, &[SMALL], &options.each_ref().map(String::as_str))
+        }),
+        test_case("lifted_code_is_named/thp", with(Need::Thp), |t| lifted_code(t, "thp")),
+        test_case("lifted_code_is_named/hugetlb", with(Need::Pool(CODE)), |t| lifted_code(t, "hugetlb")),
+        test_case("code_that_is_loaded_later_is_named", needs.to_vec(), loaded_later),
+        test_case("a_process_that_ends_is_still_named", needs.to_vec(), ends_before_the_watch),
+        test_case("forks_are_named", needs.to_vec(), forks),
+        test_case("bench_compares_plain_and_calm", vec![], bench),
+        test_case("bench_runs_a_storm_plain_and_calm", vec![Need::Command("gcc".into())], bench_of_a_storm),
+        test_case("bench_loads_a_storm_plain_and_calm", vec![Need::Command("gcc".into())], bench_of_a_server),
+    ]
+}
+
+/// Builds the last mimalloc, of which Pagelift's heap is made and cargo has the source.
+fn mimalloc_3_library(t: &Context) -> Result<String> {
+    let mut metadata = Command::new("cargo");
+    metadata.args(["metadata", "--format-version=1", "--offline", "--locked", "--filter-platform"]);
+    metadata.arg("x86_64-unknown-linux-gnu").current_dir(workspace());
+    let metadata: Value = serde_json::from_str(&t.run(metadata)?.success()?.stdout)?;
+    let packages = metadata["packages"].as_array().context("no packages")?;
+    let package = packages.iter().find(|package| package["name"] == "libmimalloc-sys").context("no libmimalloc-sys")?;
+    let manifest = Path::new(package["manifest_path"].as_str().context("no manifest")?);
+    let source = manifest.with_file_name("c_src").join("mimalloc/v3");
+    let library = t.folder().join("libmimalloc.so.3");
+    let mut build = Command::new("gcc");
+    build.args(["-O2", "-w", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-builtin-malloc"]);
+    build.args(["-ftls-model=initial-exec", "-DNDEBUG", "-DMI_MALLOC_OVERRIDE", "-DMI_SHARED_LIB"]);
+    build.args(["-DMI_SHARED_LIB_EXPORT", "-I"]).arg(source.join("include")).arg(source.join("src/static.c"));
+    build.arg("-o").arg(&library);
+    t.run(build)?.success()?;
+    Ok(library.to_string_lossy().into_owned())
+}
+
+fn mimalloc_3(t: &Context) -> Result<()> {
+    let library = mimalloc_3_library(t)?;
+    let (words, preload) = (["malloc", "1048576", "64"], [("LD_PRELOAD", library.as_str())]);
+    let storms = seen(t, &words, &preload)?;
+    names_allocator(&storms.0, "mimalloc", "by madvise")?;
+    let cure = &first_finding(&storms.0)?["cures"][0];
+    ensure!(cure["variable"] == "MIMALLOC_PURGE_DELAY" && cure["value"] == "-1", "{cure}");
+    is_cured(t, storm(t, &words, &preload, true)?, &storms)
+}
+
+/// Where Pagelift's heap takes the place of glibc's, the same storms send at most a twentieth.
+fn our_heap(t: &Context, storms: &[[&str; 3]], options: &[&str]) -> Result<()> {
+    for words in storms {
+        let plain = seen(t, words, &[])?;
+        let program = Program::named("measuring/storms.c")?.build()?;
+        let mut command = t.pagelift(&[&["run", "--quiet"], options, &["--"]].concat())?;
+        command.arg(program).args(words);
+        let session = storm_by(t, command)?;
+        let maps = fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
+        ensure!(maps.contains("libpagelift_heap.so"), "its heap is not ours:\n{maps}");
+        is_cured(t, session, &plain)?;
+    }
+    Ok(())
+}
+
+fn lifted_code(t: &Context, pages: &str) -> Result<()> {
+    let program = Program::named("measuring/storms_in_large_code.c")?.build()?;
+    let start = || {
+        let mut command = t.pagelift(&["run", "--quiet", "--lift=text", "--pages", pages, "--require", "--"])?;
+        command.arg(&program).args(SMALL);
+        let session = storm_by(t, command)?;
+        ensure!(has_lifted_code(&session)?, "no code on other pages than those of its file");
+        Ok(session)
+    };
+    let (report, _) = seen_by(t, start)?;
+    names_allocator(&report, "glibc 2.", "by madvise")
+}
+
+/// True where 4 MiB of code or more lie in memory that is none of the file's.
+fn has_lifted_code(session: &Session) -> Result<bool> {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
+    let is_lifted = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (begin, end) = words.next()?.split_once('-')?;
+        let bytes = u64::from_str_radix(end, 16).ok()?.checked_sub(u64::from_str_radix(begin, 16).ok()?)?;
+        let is_code = words.next()?.contains('x');
+        Some(is_code && bytes >= 4 << 20 && !line.contains("storms_in_large_code"))
+    };
+    Ok(maps.lines().any(|line| is_lifted(line) == Some(true)))
+}
+
+/// The process is met before the library is there.
+fn loaded_later(t: &Context) -> Result<()> {
+    let session = storm_by(t, Command::new(Program::named("measuring/storms_of_a_plugin.c")?.build()?))?;
+    let pid = session.pid().to_string();
+    let watch = t.session(t.pagelift(&["shootdowns", "-p", &pid, "--for", "6", "--json"])?)?;
+    is_counting(&watch)?;
+    session.signal(Signal::SIGUSR1)?;
+    let report: Value = serde_json::from_str(&watch.finish()?.success()?.stdout)?;
+    ended(session)?;
+    let paths = report["processes"][0]["paths"].to_string();
+    ensure!(paths.contains("storms_by_plugin"), "the library's function is not named: {report:#}");
+    Ok(())
+}
+
+/// Runs of the arm have the setting, those of plain have it not.
+fn bench(t: &Context) -> Result<()> {
+    let runs = t.folder().join("runs").display().to_string();
+    let note = format!("echo \"tunables: $GLIBC_TUNABLES\" >> {runs}");
+    let mut command =
+        t.pagelift(&["bench", "--arms", "plain,calm", "--for", "1", "--json", "--", "sh", "-c", &note])?;
+    command.env_remove("GLIBC_TUNABLES");
+    let answer: Value = serde_json::from_str(&t.run(command)?.success()?.stdout)?;
+    ensure!(answer["header"]["arms"] == serde_json::json!(["calm"]), "{:#}", answer["header"]);
+    let runs = fs::read_to_string(runs)?;
+    let (plain, calm): (Vec<&str>, Vec<&str>) = runs.lines().partition(|line| *line == "tunables: ");
+    ensure!(!plain.is_empty() && !calm.is_empty(), "{runs}");
+    ensure!(calm.iter().all(|line| line.contains("glibc.malloc.trim_threshold=")), "{runs}");
+    let output = t.run(t.pagelift(&["bench", "--arms", "calm", "--toggle", "1"])?)?;
+    ensure!(output.stderr.contains("needs a start of the program"), "{output:?}");
+    let output = t.run(t.pagelift(&["bench", "--arms", "plain", "--", "true"])?)?;
+    ensure!(output.stderr.contains("nothing to compare with plain"), "{output:?}");
+    Ok(())
+}
+
+/// Checks that an answer compares plain with the cure, and plain with itself.
+fn compares_with_the_cure(answer: &Value) -> Result<()> {
+    ensure!(answer["header"]["arms"] == serde_json::json!(["calm"]), "{:#}", answer["header"]);
+    let arms = answer["answer"]["arms"].as_array().context("no arms")?;
+    ensure!(arms.len() == 1 && arms[0]["blocks"].as_u64() > Some(0), "{answer:#}");
+    ensure!(answer["answer"]["control"]["blocks"].as_u64() > Some(0), "{answer:#}");
+    Ok(())
+}
+
+/// A storm that ends after some rounds.
+fn bench_of_a_storm(t: &Context) -> Result<()> {
+    let program = Program::named("measuring/storms.c")?.build()?.display().to_string();
+    let words = ["bench", "--arms", "plain,calm", "--for", "20", "--json", "--", &program];
+    let output = t.run(t.pagelift(&[&words[..], &SMALL, &["5"]].concat())?)?.success()?;
+    compares_with_the_cure(&serde_json::from_str(&output.stdout)?)
+}
+
+/// A storm of a server: 64 blocks for each request.
+fn bench_of_a_server(t: &Context) -> Result<()> {
+    let program = Program::named("measuring/answers_at_a_price.c")?.build()?;
+    let server = format!("'{}' {{port}} 0 0 0 64", program.display());
+    let load = "redis://127.0.0.1:{port}?query=PING";
+    let words = ["bench", "--settle", "5", "--server", &server, "--arms", "calm", "--load", load, "--clients", "3"];
+    let more = ["--window", "60", "--starts", "2", "--for", "6", "--json"];
+    let output = t.run(t.pagelift(&[&words[..], &more].concat())?)?.success()?;
+    compares_with_the_cure(&serde_json::from_str(&output.stdout)?)
+}
+
+/// Clock ticks of CPU time, of which a second has 100 (proc_pid_stat(5)).
+fn ticks(session: &Session) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", session.pid())).unwrap_or_default();
+    let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().skip(11).take(2));
+    fields.into_iter().flatten().filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+/// What was known of it while it ran is told, not that its own calls were to blame.
+fn ends_before_the_watch(t: &Context) -> Result<()> {
+    let session = storm(t, &SMALL, &[], false)?;
+    let pid = session.pid().to_string();
+    let watch = t.session(t.pagelift(&["shootdowns", "-p", &pid, "--for", "600", "--json"])?)?;
+    is_counting(&watch)?;
+    let begin = ticks(&session);
+    poll_until(STORM, "the storm to go on", || ticks(&session) > begin + 200)?;
+    ended(session)?;
+    watch.signal(Signal::SIGINT)?;
+    let report: Value = serde_json::from_str(&watch.finish()?.success()?.stdout)?;
+    let diagnosis = &report["diagnoses"][0];
+    let is_glibc = diagnosis["allocator"].as_str().is_some_and(|name| name.starts_with("glibc 2."));
+    let text = diagnosis["findings"][0]["text"].as_str().unwrap_or_default();
+    ensure!(is_glibc && text.contains("gives free pages back by madvise"), "{report:#}");
+    Ok(())
+}
+
+/// The kernel sends for a fork, and for the copies of pages that are written afterwards: no setting of an allocator helps.
+fn forks(t: &Context) -> Result<()> {
+    let start = || storm_by(t, Command::new(Program::named("measuring/storms_of_forks.c")?.build()?));
+    let (report, _) = seen_by(t, start)?;
+    let findings = report["diagnoses"][0]["findings"].as_array().context("no findings")?;
+    let forks = findings.iter().find(|finding| finding["text"] == "the kernel: fork");
+    let advice = forks.and_then(|finding| finding["advice"]["says"].as_str());
+    ensure!(advice.is_some_and(|says| says.contains("fork")), "{report:#}");
+    Ok(())
+}
