@@ -107,8 +107,8 @@ const USE: &str = "pagelift --version
     grep -q 'text .* thp' /tmp/demo
     pagelift run --via preload --pages thp -- sh -c 'exec cat /proc/self/maps' > /tmp/maps 2> /tmp/said
     grep -q 'libpagelift.so.0' /tmp/maps
-    pagelift run --heap=thp --pages thp -v -- sh -c : 2> /tmp/said
-    grep -q 'heap' /tmp/said
+    pagelift run --heap=thp --heap-allocator mimalloc -- cat /proc/self/maps > /tmp/maps 2> /tmp/said
+    grep -q '/usr/libexec/pagelift/libpagelift_heap.so' /tmp/maps
     rm /tmp/demo /tmp/maps /tmp/said";
 const UNITS: [&str; 2] = ["pagelift-cache.timer", "pagelift-cache-lock.service"];
 
@@ -124,6 +124,21 @@ const LIFTED: &str = "# Written by `pagelift enable`. `pagelift disable` removes
 ExecStart=
 ExecStart=/usr/bin/pagelift run -- /bin/true
 ";
+
+/// What a copy of Pagelift in another folder has written stays.
+const OTHER_SERVICE: &str = "etc/systemd/system/other.service.d/zz-pagelift.conf";
+
+/// Writes what two copies of Pagelift have enabled, one of them the package's.
+fn enable_services(t: &Context, root: &Root) -> Result<()> {
+    root.write(SERVICE, LIFTED)?;
+    let others = LIFTED.replace("demo.service", "other.service").replace("/usr/bin/pagelift", "/opt/bin/pagelift");
+    root.write(OTHER_SERVICE, &others)?;
+    root.run(t, "pagelift enabled | grep -q demo.service")
+}
+
+/// What the administrator has made, and a removal leaves.
+const LEFT: [&str; 4] =
+    ["etc/pagelift", "etc/pagelift/cache.conf", "etc/systemd/system/other.service.d", OTHER_SERVICE];
 
 fn deb_in_a_root(t: &Context) -> Result<()> {
     let (old, new) = (pack(t, Kind::Deb, "1")?, pack(t, Kind::Deb, "2")?);
@@ -141,12 +156,11 @@ fn deb_in_a_root(t: &Context) -> Result<()> {
     root.run(t, "dpkg -i /new/*.deb && dpkg-query -W -f '${Version}\\n' pagelift | grep -qx '.*-2'")?;
     root.run(t, USE)?;
     ensure!(root.enabled(&UNITS)?.len() == UNITS.len(), "the upgrade has disabled units");
-    root.write(SERVICE, LIFTED)?;
-    root.run(t, "pagelift enabled | grep -q demo.service")?;
+    enable_services(t, &root)?;
     root.run(t, "dpkg -r pagelift libpagelift-dev libpagelift0; test ! -e /usr/bin/pagelift")?;
     root.run(t, "dpkg -P pagelift libpagelift-dev libpagelift0; ! dpkg -l '*pagelift*' | grep '^[^un ].*pagelift'")?;
     ensure!(root.enabled(&UNITS)?.is_empty(), "links of {:?} are left", root.enabled(&UNITS)?);
-    root.left(&before, &["etc/pagelift", "etc/pagelift/cache.conf"])
+    root.left(&before, &LEFT)
 }
 
 /// Packed on this release, used on the older or newer one.
@@ -198,11 +212,10 @@ fn rpm_in_a_root(t: &Context) -> Result<()> {
 
     root.run(t, USE)?;
     ensure!(root.enabled(&UNITS)?.len() == UNITS.len(), "the upgrade has disabled units");
-    root.write(SERVICE, LIFTED)?;
-    root.run(t, "pagelift enabled | grep -q demo.service")?;
+    enable_services(t, &root)?;
     // rpm knows no purge: what is left is what others wrote.
     root.rpm(t, "-e", &["pagelift", "pagelift-libs", "pagelift-devel"].map(PathBuf::from))?;
-    root.left(&before, &["etc/pagelift", "etc/pagelift/cache.conf"])
+    root.left(&before, &LEFT)
 }
 
 fn rpm_for_development(t: &Context, root: &Root) -> Result<()> {

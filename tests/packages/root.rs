@@ -22,9 +22,24 @@ const ENTER: &str = "if [ -n \"${LAYERS:-}\" ]; then
     mount --rbind /dev \"$ROOT/dev\"
     export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
     exec chroot \"$ROOT\" /bin/sh -ec \"$SCRIPT\"";
-/// Folders of the package managers' own records and of caches, which name no file of a package.
-const RECORDS: [&str; 6] =
-    ["var/lib/dpkg", "var/lib/rpm", "var/log", "var/cache/ldconfig", "etc/ld.so.cache", "var/lib/systemd/deb-systemd"];
+/// The package managers' own records and caches, which name no file of a package: files, folders that stay when they are
+/// empty, and with a `/` at the end folders with all that is in them.
+const RECORDS: [&str; 14] = [
+    "var/lib/dpkg/lock",
+    "var/lib/dpkg/lock-frontend",
+    "var/lib/dpkg/status-old",
+    "var/lib/dpkg/triggers/File",
+    "var/lib/dpkg/triggers/Lock",
+    "var/lib/dpkg/triggers/Unincorp",
+    "var/lib/rpm/",
+    "var/log/dpkg.log",
+    "var/log/alternatives.log",
+    "var/cache/ldconfig",
+    "var/cache/ldconfig/aux-cache",
+    "etc/ld.so.cache",
+    "var/lib/systemd/deb-systemd-helper-enabled",
+    "var/lib/systemd/deb-systemd-helper-masked",
+];
 const BASE: &str = "Name: base
 Version: 1
 Release: 1
@@ -47,12 +62,12 @@ pub struct Root {
 }
 
 impl Root {
-    /// Of this machine's own release, from the mirrors that its apt uses; made once for all tests.
+    /// Makes a tree of this machine's own release, from the mirrors that its apt uses; once for all tests.
     pub fn new(t: &Context) -> Result<Self> {
         Self::of_release(t, &own_release()?, &["--include=systemd"])
     }
 
-    /// Of the other one of Debian 12 and 13, without systemd.
+    /// Makes a tree of the other one of Debian 12 and 13, without systemd.
     pub fn of_another_release(t: &Context) -> Result<Self> {
         Self::of_release(t, if own_release()? == "bookworm" { "trixie" } else { "bookworm" }, &[])
     }
@@ -123,7 +138,8 @@ impl Root {
         let text = String::from_utf8(found.stdout)?;
         let kept = |file: &&str| {
             let brought = ["old", "new"].iter().any(|name| file.split('/').next() == Some(name));
-            !brought && !RECORDS.iter().any(|record| file.starts_with(record))
+            let is_record = |record: &&str| record == file || record.ends_with('/') && file.starts_with(*record);
+            !brought && !RECORDS.iter().any(is_record)
         };
         Ok(text.lines().filter(kept).map(str::to_owned).collect())
     }

@@ -23,10 +23,22 @@ fn main() -> ExitCode {
         test_case("all_or_nothing_leaves_the_pool_as_it_was", needs(), all_or_nothing),
         test_case("the_floor_is_kept", needs(), floor),
         test_case("show_counts_and_names_who_uses_them", with(&[Need::Command("python3".into())]), shown),
+        test_case(
+            "show_names_files_of_other_mount_namespaces",
+            with(&[Need::Command("python3".into()), Need::Command("unshare".into())]),
+            shown_of_another_namespace,
+        ),
+        test_case(
+            "show_names_system_v_segments_that_nobody_has_attached",
+            with(&[Need::Command("python3".into())]),
+            shown_unattached,
+        ),
+        test_case("held_pages_that_are_named_go_back_at_once", needs(), held_in_part),
         test_case("overcommit_is_set_and_explained", needs(), overcommitted),
         test_case("a_page_is_demoted", needs(), demoted),
         test_case("held_pages_go_back_when_the_holder_is_ended", needs(), held),
         test_case("for_runs_a_program_on_what_its_plan_needs", node(), lent),
+        test_case("for_ends_as_the_program_does", needs(), ended_like_the_program),
         test_case("for_gives_back_after_a_kill", node(), lent_and_killed),
         test_case("an_ordinary_user_is_told_what_is_needed", with(&[Need::Command("setpriv".into())]), as_a_user),
         test_case(
@@ -124,6 +136,89 @@ fn shown(t: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Makes a file of one page on a hugetlbfs, whose memory nobody has mapped any more, and waits.
+const FILE: &str = "import mmap, os, sys
+size = int(sys.argv[1])
+file = os.open('/mnt/held', os.O_CREAT | os.O_RDWR)
+os.ftruncate(file, size)
+memory = mmap.mmap(file, size)
+memory[0] = 1
+memory.close()
+print('ready', flush=True)
+sys.stdin.read()
+";
+
+fn shown_of_another_namespace(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    t.pool()?.resize(2)?;
+    let mut inside = Command::new("unshare");
+    let script = r#"mount -t hugetlbfs -o pagesize="$2" none /mnt && exec python3 -c "$1" "$2""#;
+    inside.args(["-m", "sh", "-c", script, "sh", FILE, &page.bytes().to_string()]);
+    let session = t.session(inside)?;
+    session.wait_for_line("ready")?;
+    let view: Value = serde_json::from_str(&pool(t, &["show", "--json"])?.success()?.stdout)?;
+    let files = view["users"]["files"].as_array().context("no files")?;
+    let file =
+        files.iter().find(|file| file["path"] == "/mnt/held").with_context(|| format!("not named: {files:?}"))?;
+    ensure!(file["bytes"] == page.bytes() && file["pid"].as_u64() == Some(session.pid().into()), "{file}");
+    let pools = view["pools"].as_array().context("no pools")?;
+    let ours = pools.iter().find(|pool| pool["size"] == page.bytes()).context("not the default pool")?;
+    ensure!(ours["unexplained"] == 0, "{ours}");
+    let text = pool(t, &["show"])?.success()?.stdout;
+    ensure!(text.contains(&format!("/mnt/held, in the mount namespace of process {}", session.pid())), "{text}");
+    session.finish()?.success()?;
+    Ok(())
+}
+
+/// Makes a System V segment of one page, writes to it, and detaches it; removes it when standard input ends.
+const SEGMENT: &str = "import ctypes, sys
+c = ctypes.CDLL(None, use_errno=True)
+c.shmat.restype = ctypes.c_void_p
+c.shmdt.argtypes = [ctypes.c_void_p]
+segment = c.shmget(0, ctypes.c_size_t(int(sys.argv[1])), 0o4000 | 0o1000 | 0o600)
+assert segment >= 0, ctypes.get_errno()
+address = c.shmat(segment, None, 0)
+ctypes.memset(address, 1, 1)
+assert c.shmdt(address) == 0
+print(segment)
+print('ready', flush=True)
+sys.stdin.read()
+assert c.shmctl(segment, 0, None) == 0
+";
+
+fn shown_unattached(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    t.pool()?.resize(2)?;
+    let mut python = Command::new("python3");
+    python.args(["-c", SEGMENT, &page.bytes().to_string()]);
+    let session = t.session(python)?;
+    session.wait_for_line("ready")?;
+    let said = session.stdout_so_far();
+    let id = said.lines().next().context("no identifier")?;
+    let text = pool(t, &["show"])?.success()?.stdout;
+    for part in ["1 x ", "more are used by what is not seen", &format!("perhaps System V segment {id} ("), "ipcrm -m"] {
+        ensure!(text.contains(part), "{part} is missing: {text}");
+    }
+    session.finish()?.success()?;
+    let after = pool(t, &["show"])?.success()?.stdout;
+    ensure!(!after.contains("perhaps System V segment"), "{after}");
+    Ok(())
+}
+
+fn held_in_part(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let words = ["pool", "reserve", "--hold", "--add", &format!("{}:3", short(page))];
+    let mut session = t.session(t.pagelift(&words)?)?;
+    session.wait_for_line("all requests are met")?;
+    session.send(&format!("{}:1\n", short(page)))?;
+    let given_back = || session.stdout_so_far().contains("gave back 1 of 1 pages");
+    poll_until(Duration::from_secs(10), "a page to be given back", given_back)?;
+    ensure!(t.pool()?.free()? == 2);
+    let said = session.finish()?.success()?.stdout;
+    ensure!(said.contains("gave back 2 of 2 pages") && t.pool()?.free()? == 0, "{said}");
+    Ok(())
+}
+
 fn overcommitted(t: &Context) -> Result<()> {
     let page = default_huge_page()?;
     // A reservation of the tests whose pool has an overcommit puts that back, too; this one had none.
@@ -212,6 +307,15 @@ fn lent(t: &Context) -> Result<()> {
 }
 
 /// Neither the borrower's own end nor that of the program can keep the pages.
+/// A real-time signal ends the program like any other.
+fn ended_like_the_program(t: &Context) -> Result<()> {
+    for (end, status) in [("exit 3", 3), ("kill -15 $$", 143), ("kill -34 $$", 162), ("kill -64 $$", 192)] {
+        let output = pool(t, &["reserve", "--for", "--", "/bin/sh", "-c", end])?;
+        ensure!(output.ending == Ending::Exit(status), "{end}: {output:?}");
+    }
+    Ok(())
+}
+
 fn lent_and_killed(t: &Context) -> Result<()> {
     let page = default_huge_page()?;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -318,8 +422,11 @@ fn installed(t: &Context) -> Result<()> {
         ("systemd", "etc/systemd/system/pagelift-pool-db.service", "pool reserve --add"),
         ("sysctl", "etc/sysctl.d/60-pagelift-pool-db.conf", "vm.nr_hugepages = 64"),
         ("grub", "etc/default/grub.d/60-pagelift-pool-db.cfg", "hugepages=64"),
+        ("grub --cma", "etc/default/grub.d/60-pagelift-pool-db.cfg", "hugepages=64 hugetlb_cma="),
     ] {
-        let install = ["plan", "--root", &root, "--name", "db", "--install", how, &request];
+        let (how, cma) = how.split_once(' ').map_or((how, None), |(how, cma)| (how, Some(cma)));
+        let mut install = vec!["plan", "--root", &root, "--name", "db", "--install", how, &request];
+        install.extend(cma.map(|cma| [cma, "1G:1"]).into_iter().flatten());
         pool(t, &install)?.success()?;
         let written = fs::read_to_string(t.folder().join(file))?;
         ensure!(written.contains(text), "{written}");

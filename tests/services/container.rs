@@ -7,10 +7,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use test_support::{Context, pagelift_binary, poll_until, program_source, target_folder, tests_folder, unpack_debian};
+use test_support::{
+    Context, DebianRelease, pagelift_binary, poll_until, program_source, target_folder, tests_folder, unpack_debian,
+};
 
 /// Generous: the machine may be busy.
 const BOOT: Duration = Duration::from_secs(120);
+
+/// Fields of smaps that count huge pages, those of the pool too: `auto` takes them where some are free.
+const HUGE: [&str; 5] = ["AnonHugePages:", "ShmemPmdMapped:", "FilePmdMapped:", "Private_Hugetlb:", "Shared_Hugetlb:"];
 
 /// The container; it is killed when this goes.
 pub struct Container {
@@ -21,12 +26,12 @@ pub struct Container {
 
 impl Container {
     /// Boots a copy of the root with the tested program in it.
-    pub fn start(t: &Context) -> Result<Self> {
+    pub fn start(t: &Context, release: DebianRelease) -> Result<Self> {
         let root = t.folder().join("root");
-        unpack_debian(t, &root)?;
+        unpack_debian(t, release, &root)?;
         install(t, &root)?;
         // The name must be the container's own among other tests.
-        let name = format!("pagelift-{}", std::process::id());
+        let name = format!("pagelift-{}-{}", std::process::id(), release.codename());
         let mut command = Command::new("systemd-nspawn");
         command.args(["--quiet", "--boot", "--register=no", "--keep-unit", "--private-network", "--console=pipe"]);
         // Filters of nspawn itself would stand in for those of the units.
@@ -88,6 +93,22 @@ impl Container {
         self.run(&["journalctl", "-o", "cat", "--no-pager", "-u", unit])
     }
 
+    /// Upgrades packages, each to a later version of what is installed in which this file differs.
+    pub fn upgrade(&self, packages: &[(&str, Option<&str>)]) -> Result<()> {
+        let repack = |(name, file): &(&str, Option<&str>)| {
+            let words: Vec<&str> = ["repack", *name].into_iter().chain(*file).collect();
+            self.run(&words).map(|path| path.trim().to_owned())
+        };
+        let files = packages.iter().map(repack).collect::<Result<Vec<_>>>()?;
+        let words = ["env", "DEBIAN_FRONTEND=noninteractive", "dpkg", "-i"];
+        self.run(&[&words[..], &files.iter().map(String::as_str).collect::<Vec<_>>()].concat()).map(drop)?;
+        for (name, _) in packages {
+            let version = self.run(&["dpkg-query", "-W", "-f", "${Version} ${Status}", name])?;
+            ensure!(version.contains("+upgraded install ok installed"), "{name} is {version} after its upgrade");
+        }
+        Ok(())
+    }
+
     /// The mappings of a process.
     pub fn maps(&self, pid: i32) -> Result<String> {
         self.run(&["cat", &format!("/proc/{pid}/maps")])
@@ -110,7 +131,7 @@ impl Container {
         for line in text.lines() {
             let mut words = line.split_whitespace();
             match (words.next(), words.next()) {
-                (Some("AnonHugePages:" | "ShmemPmdMapped:" | "FilePmdMapped:"), Some(kib)) if executable => {
+                (Some(name), Some(kib)) if executable && HUGE.contains(&name) => {
                     bytes += kib.parse::<u64>()? << 10;
                 }
                 (Some(first), Some(protection)) if !first.ends_with(':') => executable = protection.contains('x'),
@@ -170,18 +191,38 @@ fn child_of(pid: i32) -> Option<i32> {
 fn install(t: &Context, root: &Path) -> Result<()> {
     let bin = root.join("usr/bin");
     fs::copy(pagelift_binary()?, bin.join("pagelift"))?;
-    fs::copy(target_folder().join("library/libpagelift.so"), root.join("usr/lib/libpagelift.so"))?;
-    for (name, source) in [("hardened", "services/hardened.c"), ("prints-words", "services/prints_words.c")] {
+    fs::copy(target_folder().join("library/libpagelift.so"), root.join("usr/lib/libpagelift.so.0"))?;
+    let heap = pagelift_binary()?.with_file_name("libpagelift_heap.so");
+    fs::create_dir_all(root.join("usr/libexec/pagelift"))?;
+    fs::copy(heap, root.join("usr/libexec/pagelift/libpagelift_heap.so"))?;
+    let repack = root.join("usr/bin/repack");
+    fs::copy(tests_folder().join("services/repack.sh"), &repack)?;
+    fs::set_permissions(repack, fs::Permissions::from_mode(0o755))?;
+    for (name, source) in [
+        ("hardened", "services/hardened.c"),
+        ("prints-words", "services/prints_words.c"),
+        ("forks", "services/forks.c"),
+    ] {
         let mut build = Command::new("gcc");
         build.args(["-O1", "-o"]).arg(bin.join(name)).arg(program_source(source)?);
         t.run(build)?.success()?;
     }
+    // Not where systemd looks for programs.
+    let beside = root.join("opt/server");
+    fs::create_dir(&beside)?;
+    fs::copy(bin.join("forks"), beside.join("server"))?;
+    script(&beside.join("start"), "exec /opt/server/server stay")?;
+    script(&bin.join("start-by-script"), "exec sleep 1000")?;
     fs::copy(program_source("services/answers.js")?, root.join("usr/share/answers.js"))?;
-    fs::write(bin.join("start-by-script"), "#!/bin/sh\nexec sleep 1000\n")?;
-    fs::set_permissions(bin.join("start-by-script"), fs::Permissions::from_mode(0o755))?;
     let units = tests_folder().join("services/units");
     for unit in fs::read_dir(units)?.flatten() {
         fs::copy(unit.path(), root.join("etc/systemd/system").join(unit.file_name()))?;
     }
     Ok(())
+}
+
+/// Writes a script that everybody can execute.
+fn script(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, format!("#!/bin/sh\n{text}\n"))?;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }

@@ -37,14 +37,18 @@ pub fn with_postgresql(t: &Context, machine: &Container) -> Result<()> {
     ensure!(refused.contains("fix: --only NAME"), "{refused}");
     ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "the plain server is on huge pages already");
 
-    machine.run(&["pagelift", "enable", "--only", "postgres", "postgresql@"])?;
-    machine.run(&["systemctl", "restart", unit])?;
+    let shown = machine.run(&["pagelift", "enable", "--only", "postgres", "postgresql@"])?;
+    ensure!(shown.contains(&format!("these run on as they are: {unit}")), "{shown}");
+    let shown = machine.run(&["pagelift", "enable", "--now", "--only", "postgres", "postgresql@"])?;
+    ensure!(shown.contains(&format!("restarted lifted: {unit}")), "{shown}");
     is_lifted(t, machine, unit, "postgres")?;
     answers().context("after a restart")?;
+    // The server's standard error is a log file of its own.
+    let (pid, journal) = (machine.main_pid(unit)?, machine.journal(unit)?);
+    ensure!(journal.contains(&format!("pagelift: postgres[{pid}]: ")), "the journal has no line of ours: {journal}");
     machine.run(&["systemctl", "reload", unit])?;
     answers().context("after a reload")?;
-    machine.run(&["pagelift", "disable", "postgresql@"])?;
-    machine.run(&["systemctl", "restart", unit])?;
+    machine.run(&["pagelift", "disable", "--now", "postgresql@"])?;
     ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
     ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "it is still lifted");
     answers()
@@ -58,11 +62,18 @@ pub fn with_node(t: &Context, machine: &Container) -> Result<()> {
     let answers = || machine.run(&["bash", "-c", ask]).is_ok_and(|answer| answer.trim() == "42");
     machine.run(&["systemctl", "start", unit])?;
     poll_until(ANSWER_LIMIT, "the plain server's answer", answers)?;
-    machine.run(&["pagelift", "enable", "--now", unit])?;
+    ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "the plain server is on huge pages already");
+    let shown = machine.run(&["pagelift", "enable", "--now", unit])?;
+    ensure!(shown.contains("way: run, by preload"), "{shown}");
     poll_until(ANSWER_LIMIT, "the lifted server's answer", answers)
         .with_context(|| machine.journal(unit).unwrap_or_default())?;
     is_lifted(t, machine, unit, "node")?;
     let first = machine.main_pid(unit)?;
+    ensure!(machine.maps(first)?.contains("/libpagelift.so.0"), "it has not lifted itself");
+    machine.run(&["systemctl", "reload", unit])?;
+    let reloaded = || machine.journal(unit).is_ok_and(|journal| journal.contains("has reloaded"));
+    poll_until(ANSWER_LIMIT, "the lifted server to reload", reloaded)?;
+    ensure!(machine.main_pid(unit)? == first && answers(), "it does not run on after the reload");
     machine.run(&["systemctl", "kill", "--kill-whom=main", "-s", "ABRT", unit])?;
     let restarted = || machine.main_pid(unit).is_ok_and(|pid| pid > 0 && pid != first) && machine.is_active(unit);
     poll_until(ANSWER_LIMIT, "the restart after a crash", restarted)?;
@@ -90,6 +101,69 @@ pub fn on_the_bus(machine: &Container) -> Result<()> {
     ensure!(journal.contains(&format!("[{pid}]: nothing lifted")), "nothing is said of it: {journal}");
     machine.run(&["systemctl", "stop", unit])?;
     machine.run(&["pagelift", "disable", unit])?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
+    run_on_the_bus(machine, unit, &plain)?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something of `run`");
+    Ok(())
+}
+
+/// Without its filter it is lifted by `run`, which the process that owns the name has begun as.
+fn run_on_the_bus(machine: &Container, unit: &str, plain: &str) -> Result<()> {
+    let folder = format!("/etc/systemd/system/{unit}.d");
+    let open = format!(
+        "mkdir {folder} && printf '[Service]\nSystemCallFilter=\nMemoryDenyWriteExecute=no\nRestrictNamespaces=no\n' >{folder}/open.conf"
+    );
+    machine.run(&["sh", "-c", &open])?;
+    machine.run(&["systemctl", "daemon-reload"])?;
+    let shown = machine.run(&["pagelift", "enable", unit])?;
+    let is_prefixed =
+        |line: &str| line.contains("ExecStart=/usr/bin/pagelift run ") && line.ends_with("/systemd-hostnamed");
+    ensure!(shown.lines().any(is_prefixed), "{shown}");
+    let name = machine.run(&["hostnamectl", "hostname"])?;
+    ensure!(name == plain, "run, it answers {name} instead of {plain}: {}", machine.journal(unit)?);
+    poll_until(ANSWER_LIMIT, "the start to end", || machine.is_active(unit))?;
+    let (pid, journal) = (machine.main_pid(unit)?, machine.journal(unit)?);
+    ensure!(journal.contains(&format!("[{pid}]: nothing lifted")), "nothing is said of it: {journal}");
+    machine.run(&["systemctl", "stop", unit])?;
+    machine.run(&["pagelift", "disable", unit])?;
+    machine.run(&["rm", "-r", &folder])?;
+    machine.run(&["systemctl", "daemon-reload"]).map(drop)
+}
+
+/// `Type=forking` without `PIDFile=`: systemd guesses the main process, and must not take one of ours for it.
+pub fn that_leaves_its_starter(machine: &Container) -> Result<()> {
+    let unit = "forks.service";
+    let before = lasting_properties(machine, unit)?;
+    let is_main = |why: &str| -> Result<i32> {
+        let pid = machine.main_pid(unit)?;
+        ensure!(pid > 0, "{why}, systemd knows no main process: {}", machine.journal(unit)?);
+        let name = machine.run(&["cat", &format!("/proc/{pid}/comm")])?;
+        ensure!(name.trim() == "forks", "{why}, the main process is {name}");
+        Ok(pid)
+    };
+    machine.run(&["systemctl", "start", unit])?;
+    ensure!(machine.huge_code(is_main("plain")?)? == 0, "the plain program is on huge pages already");
+    let refused = machine.fail(&["pagelift", "enable", "--via", "ptrace", "--only", "forks", unit])?;
+    ensure!(refused.contains("fix: PIDFile="), "{refused}");
+    let shown = machine.run(&["pagelift", "enable", "--now", "--heap=thp", unit])?;
+    let reason = "not `run, by ptrace`: Type=forking without PIDFile=";
+    ensure!(shown.contains(reason) && shown.contains("way: run, by preload"), "{shown}");
+    let first = is_main("lifted")?;
+    let lifted = || machine.huge_code(machine.main_pid(unit).unwrap_or_default()).is_ok_and(|huge| huge > 0);
+    ensure!(lifted(), "no code is on huge pages: {}", machine.journal(unit)?);
+    machine.run(&["systemctl", "kill", "--kill-whom=main", "-s", "SEGV", unit])?;
+    let restarted = || machine.main_pid(unit).is_ok_and(|pid| pid > 0 && pid != first) && machine.is_active(unit);
+    poll_until(ANSWER_LIMIT, "the restart after a crash", restarted)?;
+    is_main("after a crash")?;
+    ensure!(lifted(), "after a crash no code is on huge pages: {}", machine.journal(unit)?);
+    machine.run(&["pagelift", "disable", unit])?;
+    // Without options the helper has gone before the program can leave its starter.
+    let shown = machine.run(&["pagelift", "enable", "--now", unit])?;
+    ensure!(shown.contains("way: run, by ptrace"), "{shown}");
+    is_main("run by ptrace")?;
+    ensure!(lifted(), "by ptrace no code is on huge pages: {}", machine.journal(unit)?);
+    machine.run(&["pagelift", "disable", "--now", unit])?;
+    machine.run(&["systemctl", "stop", unit])?;
     ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
     Ok(())
 }

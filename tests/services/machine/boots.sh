@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs in both boots of a virtual machine; checks.service starts it. Somebody who never reserved a huge page follows what
-# `pagelift pool plan` prints (first boot), finds the pages and the servers lifted (second), and gives everything back.
+# `pagelift pool plan` prints (first boot), finds the pages and the servers lifted (second), sees them reload, crash, and be
+# upgraded, and gives everything back.
 exec </dev/null >/dev/ttyS0 2>&1
 cd /checks || exit
 export HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
@@ -22,7 +23,15 @@ has() { if grep -qF -- "$2" said; then ok "$1"; else failed "$1: $(tr '\n\r' '| 
 # equal WHAT WANTED FOUND
 equal() { if [ "$2" = "$3" ]; then ok "$1"; else failed "$1: found $3, needed $2"; fi; }
 
-answers() { [ "$(mariadb -Ne 'select 6 * 7')" = 42 ] && [ "$(redis-cli ping)" = PONG ]; }
+# The servers, and the services that start them.
+POSTGRESQL=postgresql@15-main
+SERVICES="mariadb redis-server $POSTGRESQL answers"
+ask_postgresql() { runuser -u postgres -- /usr/lib/postgresql/15/bin/psql -tAc 'select 6 * 7'; }
+ask_node() { bash -c "exec 3<>/dev/tcp/127.0.0.1/8042 && printf 'GET / HTTP/1.0\r\n\r\n' >&3 && tail -n 1 <&3"; }
+answers() {
+    [ "$(mariadb -Ne 'select 6 * 7')" = 42 ] && [ "$(redis-cli ping)" = PONG ] &&
+        [ "$(ask_postgresql)" = 42 ] && [ "$(ask_node)" = 42 ]
+}
 pool() { cat /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages; }
 property() { systemctl show "$1" -p "$2" --value; }
 # KiB of code of a unit's main process that lies on huge pages.
@@ -31,16 +40,99 @@ huge_code() {
         code && /^(AnonHugePages|ShmemPmdMapped|FilePmdMapped|Private_Hugetlb|Shared_Hugetlb):/ { sum += $2 }
         END { print sum + 0 }' "/proc/$(property "$1" MainPID)/smaps"
 }
-# How many lines of ours a unit's journal has in this boot.
-lines_of_ours() { journalctl --sync; journalctl -b -o cat --no-pager -u "$1" | grep -c pagelift; }
+has_huge_code() { [ "$(huge_code "$1")" -gt 0 ]; }
+# lifted UNIT LINES WORDS: `pagelift status` has a line with these words of its main process, and its journal has so many
+# lines of ours in this boot.
+lifted() {
+    journal=$(journalctl -b -o cat --no-pager -u "$1")
+    check "status shows $1" pagelift status "$(property "$1" MainPID)"
+    grep -Eq "^ +$3" said && ok "$1 is lifted: $(grep -E "^ +$3" said | tr -s ' ')" ||
+        failed "$1 is not lifted ($3): $(cat said) $journal"
+    equal "the journal of $1 has one line of ours for each start" "$2" "$(echo "$journal" | grep -c pagelift)"
+}
+# all_lifted LINES
+all_lifted() {
+    journalctl --sync
+    lifted mariadb "$1" 'text .* hugetlb'
+    # Its code fills no huge page.
+    lifted redis-server "$1" 'anonymous memory .* thp'
+    lifted $POSTGRESQL "$1" 'text .* tmpfs'
+    # Its code is in a library.
+    lifted answers "$1" 'text .* thp'
+}
+# The main processes of all services.
+# shellcheck disable=SC2086 # several words
+main_processes() { systemctl show $SERVICES -p MainPID --value | xargs; }
+# What an upgrade of their packages does to the files.
+replace_programs() {
+    for program in mariadbd redis-server postgresql/15/bin/postgres node; do
+        file=$(readlink -f "$(ls -d /usr/sbin/$program /usr/bin/$program /usr/lib/$program 2>/dev/null | head -n 1)")
+        cp -p "$file" "$file.new" && echo upgraded >>"$file.new" && mv "$file.new" "$file" || return
+    done
+}
+# soon COMMAND...: succeeds within two minutes.
+soon() {
+    deadline=$(($(seconds) + 120))
+    until "$@"; do
+        [ "$(seconds)" -lt $deadline ] || { echo "$* does not hold" && return 1; }
+        sleep 0.2
+    done
+}
+# crashed UNIT PROCESS: the unit runs again, with another main process.
+crashed() { [ "$(property "$1" ActiveState)" = active ] && [ "$(property "$1" MainPID)" -gt 0 ] && [ "$(property "$1" MainPID)" != "$2" ]; }
+# said_by UNIT WORDS: they are in its journal.
+said_by() { journalctl -b -o cat --no-pager -u "$1" | grep -qF -- "$2"; }
+# All servers crash at once, and are started again by systemd.
+crash() {
+    for unit in $SERVICES; do
+        mkdir -p "/run/systemd/system/$unit.service.d"
+        printf '[Service]\nRestart=on-failure\nRestartSec=0\n' >"/run/systemd/system/$unit.service.d/crash.conf"
+    done
+    systemctl daemon-reload
+    before=$(main_processes)
+    for unit in $SERVICES; do systemctl kill --kill-whom=main -s SEGV "$unit"; done
+    for unit in $SERVICES; do
+        soon crashed "$unit" "${before%% *}" || return
+        before=${before#* }
+    done
+    soon answers || return
+    rm -r /run/systemd/system/*.service.d/crash.conf
+    systemctl daemon-reload
+}
+# What `systemctl show` says of units, but for what is of a run only; one word of a list each line, as lists have no order.
+properties() {
+    # An empty line stands between two units.
+    systemctl show "$@" | sed 's/ ; start_time=.*//' | grep -vEf of-a-run | awk -v names="$*" '
+        BEGIN { split(names, units, " "); unit = 1 }
+        $0 == "" { unit++; next }
+        {
+            name = $0; sub(/=.*/, "", name); sub(/^[^=]*=/, "")
+            count = split($0, words, " ")
+            for (i = 1; i <= count; i++) print units[unit], name, words[i]
+        }' | sort
+}
 # before UNIT OTHER: the first has started before the other was executed.
-before() { [ "$(property "$1" ActiveEnterTimestampMonotonic)" -le "$(property "$2" ExecMainStartTimestampMonotonic)" ]; }
-# All that the administrator and packages have made, the servers' units, pools and mounts.
+before() {
+    ready=$(property "$1" ActiveEnterTimestampMonotonic)
+    executed=$(property "$2" ExecMainStartTimestampMonotonic)
+    echo "$1 at $ready, $2 at $executed" # of one that has not started it is 0
+    [ "$ready" -gt 0 ] && [ "$ready" -le "$executed" ]
+}
+# All that the administrator and packages have made, links that enable units too, the servers' units, pools and mounts.
 state() {
-    find /etc /usr -xdev ! -path '/usr/share/*' | sort
+    # What servers and the system write by themselves is of no package.
+    written='/checks /tmp /var/tmp /var/log /var/backups /var/cache/ldconfig /var/lib/mysql /var/lib/redis /var/lib/postgresql
+        /var/lib/private /var/lib/logrotate /var/lib/systemd/timers /var/lib/systemd/random-seed /var/lib/dpkg/triggers
+        /var/lib/dpkg/lock* /var/lib/dpkg/*-old'
+    set -f
+    # shellcheck disable=SC2046,SC2086 # several words each
+    find / -xdev \( $(printf -- '-path %s -o ' $written) -false \) -prune -o -print | sort
+    set +f
     find /etc -xdev -type f ! -name 'ld.so.cache*' -exec sha256sum {} + | sort -k 2
-    systemctl cat mariadb redis-server
-    systemctl list-unit-files --no-pager --no-legend
+    # shellcheck disable=SC2086 # several words
+    properties $SERVICES
+    # shellcheck disable=SC2086
+    systemctl cat $SERVICES
     pool
     grep -c pagelift /proc/mounts
 }
@@ -57,8 +149,11 @@ check 'servers answer' answers
 case $boot in
 1)
     equal 'nobody has reserved a page' 0 "$(pool)"
-    equal 'the code of the server is on ordinary pages' 0 "$(huge_code mariadb)"
+    for unit in $SERVICES; do equal "the code of $unit is on ordinary pages" 0 "$(huge_code "$unit")"; done
+    # A heap of one huge page and more, which it reads again at each start.
+    check 'redis-server has data' redis-cli setrange data 16777216 x
     state >before
+    equal 'properties are among what is compared' 1 "$(grep -cx 'redis-server MemoryDenyWriteExecute yes' before)"
     check 'the packages are installed' dpkg --force-unsafe-io -i packages/pagelift_*.deb packages/libpagelift0_*.deb
 
     # 64 pages: those of the program's code and data, and the rest for what it asks for by itself (large-pages).
@@ -75,7 +170,9 @@ case $boot in
     running=$(property mariadb MainPID)
     check 'mariadb is enabled' pagelift enable --pages hugetlb mariadb
     has 'enable says what a restart does' 'mariadb.service runs on as it is'
-    check 'redis-server is enabled' pagelift enable redis-server
+    check 'redis-server is enabled' pagelift enable --heap=thp redis-server
+    check 'PostgreSQL is enabled' pagelift enable --only postgres postgresql@
+    check 'the node service is enabled' pagelift enable answers
     equal 'the server runs on' "$running" "$(property mariadb MainPID)"
     finish reboot
     ;;
@@ -83,31 +180,44 @@ case $boot in
     equal 'the pool has its pages' 64 "$(pool)"
     check 'pages come before the server' before pagelift-pool-main.service mariadb
     check 'the store comes before the server' before run-pagelift-images.mount mariadb
-    check 'the store comes before redis-server' before run-pagelift-images.mount redis-server
+    check 'the store comes before PostgreSQL' before run-pagelift-images.mount $POSTGRESQL
     [ "$(huge_code mariadb)" -ge 4096 ] && ok "$(huge_code mariadb) KiB of code are on huge pages" ||
         failed "only $(huge_code mariadb) KiB of code are on huge pages: $(journalctl -b -o cat -u mariadb | tr '\n' '|')"
-    check 'status shows the server' pagelift status "$(property mariadb MainPID)"
-    has 'status shows its pages of the pool' 'hugetlb'
-    equal 'the journal has one line of ours' 1 "$(lines_of_ours mariadb)"
-    equal 'the journal of redis-server has one line of ours' 1 "$(lines_of_ours redis-server)"
+    all_lifted 1
     left=$(awk '$1 == "HugePages_Free:" { left += $2 } $1 == "HugePages_Rsvd:" { left -= $2 } END { print left }' /proc/meminfo)
     # innodb-buffer-pool-size alone is 32 of them.
     [ "$left" -le 22 ] && ok "large-pages has its pages, $left are left" || failed "$left pages are left: large-pages took none"
-    check 'enabled lists both' pagelift enabled
-    has 'mariadb is current' current
+    check 'enabled lists them' pagelift enabled
+    equal 'all are current' 4 "$(grep -c ' current$' said)"
+
+    running=$(main_processes)
+    check 'PostgreSQL reloads' systemctl reload $POSTGRESQL
+    check 'the node service reloads' systemctl reload answers
+    check 'it says so' soon said_by answers 'has reloaded'
+    check 'Pagelift is upgraded' dpkg --force-unsafe-io -i later-packages/pagelift_*.deb later-packages/libpagelift0_*.deb
+    equal 'it is the later one' 2 "$(dpkg-query -W -f '${Version}' pagelift | sed 's/.*-//')"
+    check 'the programs are replaced' replace_programs
+    equal 'the servers run on' "$running" "$(main_processes)"
+    check 'they answer' answers
+    check 'all crash and are started again' crash
+    all_lifted 2
 
     rm /etc/mysql/mariadb.conf.d/90-large-pages.cnf
     check 'all services are disabled and restarted' pagelift disable --all --now
-    equal 'its code is on ordinary pages again' 0 "$(huge_code mariadb)"
+    for unit in $SERVICES; do equal "the code of $unit is on ordinary pages again" 0 "$(huge_code "$unit")"; done
     check 'the pages are taken back' pagelift pool plan --uninstall
     check 'pages are released' pagelift pool release 2M:all
     equal 'the pool is empty' 0 "$(pool)"
-    check 'the store is taken away' sh -ec 'systemctl disable --now run-pagelift-images.mount run-pagelift-images-gc.timer
-        cd /etc/systemd/system
-        rm run-pagelift-images.mount run-pagelift-images-gc.service run-pagelift-images-gc.timer
-        systemctl daemon-reload'
+    check 'the store is taken away' pagelift image setup --uninstall
+    check 'it is unmounted' umount /run/pagelift/images
+    check 'a service is enabled' pagelift enable --now answers
+    check 'it is lifted' soon has_huge_code answers
+    running=$(main_processes)
     check 'the packages are purged' dpkg --force-unsafe-io -P pagelift libpagelift0
+    equal 'the servers run on, one of them lifted' "$running" "$(main_processes)"
     check 'servers answer without it' answers
+    check 'they start without it' systemctl restart answers
+    equal 'its code is on ordinary pages without it' 0 "$(huge_code answers)"
     state >after
     equal 'everything is as it was' '' "$(diff before after)"
     finish poweroff

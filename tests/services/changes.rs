@@ -1,0 +1,108 @@
+//! What changes after a service was enabled: its unit, its sandbox, the program that lifts it.
+
+use crate::container::Container;
+use crate::lasting_properties;
+use anyhow::{Context as _, Result, ensure};
+use std::time::Duration;
+use test_support::poll_until;
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// A template whose instances name the program: enabled once more, that one is judged and not Pagelift, which comes first then.
+pub fn named_by_instances(machine: &Container) -> Result<()> {
+    let unit = "named@start-by-script.service";
+    let before = lasting_properties(machine, unit)?;
+    let refused = machine.fail(&["pagelift", "enable", unit])?;
+    ensure!(refused.contains("/usr/bin/start-by-script is a script"), "{refused}");
+    machine.run(&["pagelift", "enable", "--only", "sleep", unit])?;
+    let again = machine.fail(&["pagelift", "enable", unit])?;
+    ensure!(again == refused, "enabled, it is refused for another reason: {again}");
+    machine.run(&["pagelift", "disable", unit])?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
+
+    let unit = "named@forks.service";
+    let before = lasting_properties(machine, unit)?;
+    let shown = machine.run(&["pagelift", "enable", "named@"])?;
+    ensure!(shown.contains("/named@.service.d/") && shown.contains(" -- /usr/bin/%i stay"), "{shown}");
+    machine.run(&["systemctl", "start", unit])?;
+    maps_an_image(machine, unit, "/usr/bin/forks")?;
+    machine.run(&["systemctl", "stop", unit])?;
+    machine.run(&["pagelift", "disable", "named@"])?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable of the template leaves something");
+    Ok(())
+}
+
+/// A program beside the script that starts it, and not where systemd looks for programs: root makes its image before the start.
+pub fn beside_its_script(machine: &Container) -> Result<()> {
+    let unit = "beside.service";
+    let before = lasting_properties(machine, unit)?;
+    machine.run(&["pagelift", "enable", "--now", "--only", "server", unit])?;
+    machine.run(&["systemctl", "start", unit])?;
+    maps_an_image(machine, unit, "/opt/server/server")?;
+    machine.run(&["pagelift", "disable", unit])?;
+    let shown = machine.run(&["pagelift", "enable", "--dry-run", "--only", "elsewhere", unit])?;
+    ensure!(shown.contains("fix: --only /PATH/OF/elsewhere"), "{shown}");
+    machine.run(&["systemctl", "stop", unit])?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
+    Ok(())
+}
+
+/// Waits until the main process of a unit whose user may make no images executes this file from one.
+fn maps_an_image(machine: &Container, unit: &str, file: &str) -> Result<()> {
+    let lifted = || -> Result<bool> {
+        let pid = machine.main_pid(unit)?;
+        let executed = machine.run(&["readlink", &format!("/proc/{pid}/exe")])?;
+        Ok(executed.trim() == file && machine.huge_code(pid)? > 0 && !machine.images(pid)?.is_empty())
+    };
+    poll_until(START_LIMIT, "the program with an image", || lifted().unwrap_or(false))
+        .with_context(|| machine.journal(unit).unwrap_or_default())
+}
+
+/// `enabled` says what would be written otherwise now.
+pub fn noticed(machine: &Container) -> Result<()> {
+    let (unit, folder) = ("redis-server.service", "/etc/systemd/system/redis-server.service.d");
+    let is = |state: &str| -> Result<()> {
+        let listed = machine.run(&["pagelift", "enabled"])?;
+        ensure!(listed.contains(unit) && listed.contains(state), "it is not `{state}`: {listed}");
+        Ok(())
+    };
+    machine.run(&["pagelift", "enable", unit])?;
+    is(" current")?;
+    let add = |text: &str| -> Result<()> {
+        let script = format!("mkdir -p {folder} && printf '[Service]\\n{text}\\n' >{folder}/change.conf");
+        machine.run(&["sh", "-c", &script])?;
+        machine.run(&["systemctl", "daemon-reload"]).map(drop)
+    };
+    add("SystemCallFilter=\\nMemoryDenyWriteExecute=no\\nNoExecPaths=")?;
+    is("outdated: its sandbox")?;
+    let shown = machine.run(&["pagelift", "enable", unit])?;
+    ensure!(shown.contains("way: run, by ptrace"), "{shown}");
+    is(" current")?;
+    add("ExecStart=\\nExecStart=/usr/bin/redis-server --port 0")?;
+    is("outdated: its ExecStart= has changed")?;
+    machine.run(&["rm", &format!("{folder}/change.conf")])?;
+    machine.run(&["systemctl", "daemon-reload"])?;
+    is("outdated: its sandbox")?;
+    machine.run(&["pagelift", "disable", unit])?;
+    Ok(())
+}
+
+/// What another copy of Pagelift has enabled stays when this one goes, and is named once that one is gone.
+pub fn of_another_installation(machine: &Container) -> Result<()> {
+    let unit = "forks.service";
+    machine.run(&["sh", "-c", "mkdir /opt/bin && cp /usr/bin/pagelift /opt/bin"])?;
+    machine.run(&["/opt/bin/pagelift", "enable", unit])?;
+    let listed = || machine.run(&["pagelift", "enabled"]);
+    ensure!(listed()?.trim_end().ends_with(" current"), "{}", listed()?);
+    machine.run(&["pagelift", "disable", "--all", "--of-this-program"])?;
+    ensure!(listed()?.contains(unit), "what another copy has enabled was taken away");
+    machine.run(&["rm", "-r", "/opt/bin"])?;
+    ensure!(
+        listed()?.contains("the pagelift that it starts is gone; fix: pagelift enable forks.service"),
+        "{}",
+        listed()?
+    );
+    machine.run(&["pagelift", "disable", "--all"])?;
+    ensure!(listed()?.starts_with("no service"), "{}", listed()?);
+    Ok(())
+}
