@@ -19,7 +19,7 @@ use test_support::{
     default_huge_page, main_of, poll_until, process_field, source_of, test_case,
 };
 
-/// Of the user and the group `nobody`.
+/// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
 const ROUNDS: &str = "PAGELIFT_ROUNDS";
 /// The longest that a lift or a restore may take: one call that does not come back, and what is waited for besides.

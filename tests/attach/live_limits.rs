@@ -11,7 +11,7 @@ use test_support::{
     default_huge_page, main_of, make_small, poll_until, process_field, source_of, test_case,
 };
 
-/// Of the user and the group `nobody`.
+/// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
 
 fn main() -> ExitCode {

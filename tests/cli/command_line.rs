@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use test_support::{
     Context, Ending, Kind, Need, Program, Source, Test, View, check_lifted, check_range, check_unlifted,
-    default_huge_page, main_of, source_of, target_folder, test_case, workspace,
+    default_huge_page, main_of, source_of, target_folder, test_case, workspace, write_script,
 };
 
 fn main() -> ExitCode {
@@ -113,7 +113,7 @@ fn number(value: &Value, name: &str) -> Result<u64> {
 }
 
 /// Covered bytes were read back from the kernel, so they must be what smaps says; bss that was only advised and has been
-/// touched meanwhile comes on top.
+/// touched between two readings comes on top.
 fn report(t: &Context, pages: &str) -> Result<()> {
     let file = t.folder().join("report.json");
     let path = file.to_string_lossy().into_owned();
@@ -391,8 +391,7 @@ fn status_of_all(t: &Context) -> Result<()> {
 /// Where there is no Rust, or one that is too old, `make` prints the command that gets one.
 fn make_without_rust(t: &Context) -> Result<()> {
     let old = t.folder().join("old-cargo");
-    fs::write(&old, "#!/bin/sh\necho 'cargo 1.63.0 (fd9c4297c 2022-07-01)'\n")?;
-    fs::set_permissions(&old, fs::Permissions::from_mode(0o755))?;
+    write_script(t, &old, "#!/bin/sh\necho 'cargo 1.63.0 (fd9c4297c 2022-07-01)'\n")?;
     for (cargo, wanted) in [("/no/cargo", "sh.rustup.rs"), (&*old.to_string_lossy(), "1.63.0")] {
         let mut make = Command::new("make");
         make.arg("-C").arg(workspace()).arg(format!("CARGO={cargo}"));

@@ -16,7 +16,7 @@ use test_support::{
     poll_until, test_case,
 };
 
-/// Of the user and the group `nobody`.
+/// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
 const THP_MODE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";

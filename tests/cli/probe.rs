@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use test_support::{Context, Need, main_of, pagelift_binary, test_case};
 
-/// Of the user and the group `nobody`.
+/// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
 /// Quick, and large enough for all levels' beginnings.
 const QUICK: [&str; 6] = ["probe", "--for", "1", "--memory", "16M", "--json"];

@@ -1,12 +1,64 @@
-//! Whole screens of the command line: help, and what is said about mistakes. `TRYCMD=overwrite` writes them anew.
+//! Whole screens of the command line: help, what is said about mistakes, and about files whose contents are fixed.
+//! `TRYCMD=overwrite` writes them anew.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
-use test_support::{pagelift_binary, tests_folder};
+use test_support::{pagelift_binary, scratch_folder, tests_folder};
+
+const BASE_PAGE: u64 = 4 << 10;
+/// Bytes of the code of `placed`.
+const CODE: u64 = 4 << 20;
+const FIXED_ADDRESS: u16 = 2;
+const SHARED: u16 = 3;
+const READ: u32 = 4;
+const EXECUTE: u32 = READ | 1;
+const WRITE: u32 = READ | 2;
 
 #[test]
 fn screens_are_as_they_were_reviewed() {
-    let pagelift = pagelift_binary().expect("a pagelift to test");
+    let pagelift = std::path::absolute(pagelift_binary().expect("a pagelift to test")).unwrap();
+    let folder = scratch_folder().join("screens");
+    std::fs::create_dir_all(&folder).unwrap();
+    let page = |flags, index| Segment { flags, offset: index * BASE_PAGE, bytes: BASE_PAGE };
+    write_program(&folder.join("fixed"), FIXED_ADDRESS, 0x40_0000, &[page(EXECUTE, 0), page(READ, 1), page(WRITE, 2)]);
+    let code = Segment { flags: EXECUTE, offset: 0, bytes: CODE };
+    let data = Segment { flags: WRITE, offset: CODE, bytes: BASE_PAGE };
+    write_program(&folder.join("placed"), SHARED, 0, &[code, data]);
+    // The commands run there.
+    std::env::set_current_dir(&folder).unwrap();
     trycmd::TestCases::new()
-        .register_bin("pagelift", Path::new(&pagelift))
+        .register_bin("pagelift", pagelift.as_path())
         .case(tests_folder().join("cli/screens/*.trycmd"));
+}
+
+/// A segment of a program, whose address is its offset above the base.
+struct Segment {
+    flags: u32,
+    offset: u64,
+    bytes: u64,
+}
+
+/// Writes an ELF file for this machine (elf(5)) that holds nothing but its headers and zeros.
+fn write_program(path: &Path, kind: u16, base: u64, segments: &[Segment]) {
+    const HEADER_BYTES: u16 = 64;
+    const SEGMENT_BYTES: u16 = 56;
+    const LOAD: u32 = 1;
+    let machine: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    let mut bytes = [b"\x7fELF\x02\x01\x01".as_slice(), &[0; 9]].concat();
+    bytes.extend([kind, machine].iter().flat_map(|half| half.to_le_bytes()));
+    bytes.extend(1u32.to_le_bytes());
+    bytes.extend([base + 0x100, HEADER_BYTES.into(), 0].iter().flat_map(|word: &u64| word.to_le_bytes()));
+    bytes.extend(0u32.to_le_bytes());
+    let counts = [HEADER_BYTES, SEGMENT_BYTES, segments.len() as u16, 0, 0, 0];
+    bytes.extend(counts.iter().flat_map(|half| half.to_le_bytes()));
+    for Segment { flags, offset, bytes: length } in segments {
+        let address = base + offset;
+        bytes.extend([LOAD, *flags].iter().flat_map(|half| half.to_le_bytes()));
+        let words = [*offset, address, address, *length, *length, BASE_PAGE];
+        bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    }
+    let mut file = File::create(path).unwrap();
+    file.write_all(&bytes).unwrap();
+    file.set_len(segments.iter().map(|segment| segment.offset + segment.bytes).max().unwrap_or(0)).unwrap();
 }

@@ -1,17 +1,25 @@
 //! The rules that hold the project together, checked in the text of its sources.
 
+mod circles;
+
 use anyhow::{Context as _, Result, ensure};
+use circles::Crate;
 use libtest_mimic::{Failed, Trial as Test};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 use test_support::{main_of, workspace};
 
 /// Crates and files that model, plan or calculate: no I/O, no system call, no `unsafe`.
-const PURE: [&str; 9] = [
+const PURE: [&str; 13] = [
     "crates/address-space/src",
     "crates/options/src",
     "crates/lift-plan/src",
+    "crates/lift-execution/src",
+    "crates/elf-alignment/src",
+    "crates/heap/abi/src",
+    "crates/heap/cures/src",
     "crates/measure/src/statistics",
     "crates/health/src/checks",
     "crates/bench-record/src",
@@ -41,11 +49,15 @@ const SAFETY_WITHIN: usize = 12;
 type Rule = (&'static str, fn() -> Result<()>);
 
 fn main() -> ExitCode {
-    let rules: [Rule; 12] = [
+    let rules: [Rule; 16] = [
+        ("doc_comments_say_what_an_item_is", doc_comments_say_what_an_item_is),
+        ("only_the_items_of_unit_tests_are_left_out", only_the_items_of_unit_tests_are_left_out),
         ("pure_crates_do_no_io", pure_crates_do_no_io),
         ("pure_crates_forbid_unsafe_code", pure_crates_forbid_unsafe_code),
         ("unsafe_stands_only_where_it_may", unsafe_stands_only_where_it_may),
         ("each_unsafe_use_states_its_facts", each_unsafe_use_states_its_facts),
+        ("circles_of_modules_are_found", circles_of_modules_are_found),
+        ("modules_form_no_circles", modules_form_no_circles),
         ("no_file_is_too_long", no_file_is_too_long),
         ("nothing_is_left_undone", nothing_is_left_undone),
         ("no_page_size_is_assumed", no_page_size_is_assumed),
@@ -67,10 +79,18 @@ struct SourceFile {
 }
 
 impl SourceFile {
-    /// Lines with their numbers, without comments, and without the unit tests at the end.
+    /// Lines with their numbers, without comments and without items that are only compiled for unit tests.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
-        let lines = self.text.lines().enumerate().take_while(|(_, line)| line.trim() != "#[cfg(test)]");
-        lines.map(|(index, line)| (index + 1, line.split_once("//").map_or(line, |(code, _)| code)))
+        let mut lines = self.text.lines().enumerate();
+        std::iter::from_fn(move || {
+            loop {
+                let (index, line) = lines.next()?;
+                if line.trim() != "#[cfg(test)]" {
+                    return Some((index + 1, line.split_once("//").map_or(line, |(code, _)| code)));
+                }
+                skip_item(&line[..line.len() - line.trim_start().len()], &mut lines);
+            }
+        })
     }
 
     fn is_test(&self) -> bool {
@@ -78,6 +98,15 @@ impl SourceFile {
             || self.path.contains("/tests/")
             || self.path.ends_with("/tests.rs")
             || self.path.contains("/benches/")
+    }
+}
+
+/// Skips an item that is indented by `indent`, with its attributes.
+fn skip_item<'a>(indent: &str, lines: &mut impl Iterator<Item = (usize, &'a str)>) {
+    let ends = |line: &str| line.strip_prefix(indent).is_some_and(|rest| rest == "}" || rest == "};");
+    let first = lines.find(|(_, line)| !line.trim_start().starts_with("#["));
+    if first.is_some_and(|(_, line)| !line.ends_with([';', '}'])) {
+        lines.find(|(_, line)| ends(line));
     }
 }
 
@@ -133,6 +162,41 @@ fn has_word(line: &str, word: &str) -> bool {
         .any(|(at, _)| !line[..at].ends_with(part_of_name) && !line[at + word.len()..].starts_with(part_of_name))
 }
 
+/// The other rules would pass over what `code` leaves out.
+fn only_the_items_of_unit_tests_are_left_out() -> Result<()> {
+    let text = "\
+one(); // A comment.
+#[cfg(test)]
+mod tests;
+struct Two;
+impl Two {
+    #[cfg(test)]
+    #[must_use]
+    fn for_tests() -> Self {
+        Self
+    }
+    fn three() {}
+    #[cfg(test)]
+    fn empty() {}
+}
+#[cfg(test)]
+use four::{
+    five,
+};
+#[cfg(test)]
+mod tests {
+    fn six() {}
+}
+seven();
+";
+    let file = SourceFile { path: String::new(), text: text.to_owned() };
+    let left: Vec<_> = file.code().map(|(number, line)| (number, line.trim())).collect();
+    let expected =
+        [(1, "one();"), (4, "struct Two;"), (5, "impl Two {"), (11, "fn three() {}"), (14, "}"), (23, "seven();")];
+    ensure!(left == expected, "{left:?}");
+    Ok(())
+}
+
 fn pure_crates_do_no_io() -> Result<()> {
     const IO: [&str; 16] = [
         "std::fs",
@@ -164,11 +228,15 @@ fn pure_crates_do_no_io() -> Result<()> {
 }
 
 fn pure_crates_forbid_unsafe_code() -> Result<()> {
-    const CRATES: [&str; 8] = [
+    const CRATES: [&str; 12] = [
         "address-space",
         "bench-record",
         "bench-report",
+        "elf-alignment",
+        "heap/abi",
+        "heap/cures",
         "options",
+        "lift-execution",
         "lift-plan",
         "measure",
         "service-units",
@@ -213,6 +281,59 @@ fn each_unsafe_use_states_its_facts() -> Result<()> {
         }
     }
     refuse(found, "`unsafe` without the facts that make it sound:")
+}
+
+/// A comment that begins so refers to something that its reader has not read.
+fn doc_comments_say_what_an_item_is() -> Result<()> {
+    const RIDDLES: [&str; 6] = ["Of ", "The same", "So ", "Likewise", "Ditto", "As above"];
+    let mut found = Vec::new();
+    let folders = ["crates", "tests", "benches"].map(|folder| sources(folder, &["rs"]));
+    for file in folders.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+        let mut before = "";
+        for (index, line) in file.text.lines().enumerate() {
+            let comment = line.trim_start().strip_prefix("/// ");
+            let is_first = !before.trim_start().starts_with("///") || before.trim() == "///";
+            if is_first && comment.is_some_and(|text| RIDDLES.iter().any(|riddle| text.starts_with(riddle))) {
+                found.push(format!("{}:{}: {}", file.path, index + 1, line.trim()));
+            }
+            before = line;
+        }
+    }
+    refuse(found, "doc comments that do not say what their item is:")
+}
+
+/// The rule below would pass over what `Crate` does not see.
+fn circles_of_modules_are_found() -> Result<()> {
+    let circles = |files: &[(&str, &str)]| {
+        let mut modules = Crate::default();
+        files.iter().for_each(|(path, code)| modules.add(path, (*code).to_owned()));
+        modules.circles()
+    };
+    let root = ("lib.rs", "mod a;\nmod b;\npub use b::{\n    C,\n    inner::D as E,\n};");
+    let found = circles(&[root, ("a.rs", "use crate::C;"), ("b/mod.rs", "mod inner;"), ("b/inner.rs", "")]);
+    ensure!(found.is_empty(), "{found:?}");
+    let found = circles(&[root, ("a.rs", "use crate::{x, C};"), ("b.rs", "fn f() { super::a::g() }")]);
+    ensure!(found == ["a uses b", "b uses a"], "{found:?}");
+    let files =
+        [("a.rs", "use crate::b::inner::{D};"), ("b/mod.rs", "use inner::D;"), ("b/inner.rs", "use super::super::a;")];
+    ensure!(circles(&files) == ["a uses b::inner", "b::inner uses a"], "{:?}", circles(&files));
+    Ok(())
+}
+
+/// A module that uses another one, which uses the first, cannot be read or changed by itself.
+fn modules_form_no_circles() -> Result<()> {
+    let mut crates: BTreeMap<String, Crate> = BTreeMap::new();
+    for file in rust_sources()?.iter().filter(|file| !file.is_test()) {
+        let Some((name, path)) = file.path.split_once("/src/") else { continue };
+        if path != "main.rs" && !path.starts_with("bin/") {
+            let code = file.code().map(|(_, line)| line).collect::<Vec<_>>().join("\n");
+            crates.entry(name.to_owned()).or_default().add(path, code);
+        }
+    }
+    let of_crate = |(name, modules): (&String, &mut Crate)| -> Vec<String> {
+        modules.circles().into_iter().map(|line| format!("{name}: {line}")).collect()
+    };
+    refuse(crates.iter_mut().flat_map(of_crate).collect(), "modules in circles:")
 }
 
 fn no_file_is_too_long() -> Result<()> {

@@ -5,13 +5,12 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use test_support::{
     Context, Ending, Need, Output, Program, Session, Test, exchange_text, main_of, pagelift_binary, poll_until,
-    process_field, process_state, test_case,
+    process_field, process_state, test_case, write_script,
 };
 
 fn main() -> ExitCode {
@@ -46,12 +45,12 @@ fn environments() -> Vec<Test> {
     ];
     let mut tests = Vec::new();
     for (condition, words) in conditions {
-        tests.extend(both_ways(condition, move |t, pages| same_environment(t, words, pages)));
+        tests.extend(each_way(condition, move |t, pages| same_environment(t, words, pages)));
     }
-    tests.extend(both_ways("without_randomisation", |t, pages| {
+    tests.extend(each_way("without_randomisation", |t, pages| {
         same_environment_behind(t, &["setarch".into(), "-R".into()], pages)
     }));
-    tests.extend(both_ways("empty_environment", |t, pages| {
+    tests.extend(each_way("empty_environment", |t, pages| {
         same_environment_behind(t, &["env".into(), "-i".into()], pages)
     }));
     tests.push(test_case("environment/found_by_path", gcc(), found_by_path));
@@ -63,13 +62,15 @@ fn environments() -> Vec<Test> {
     tests
 }
 
-/// A test for each source of pages; only one that has reserved a pool may use it.
-fn both_ways(name: &str, body: impl Fn(&Context, &str) -> Result<()> + Clone + Send + 'static) -> [Test; 2] {
-    let other = body.clone();
+/// A test for each source of pages; only one that has reserved a pool may use it. A start from the file alone needs no stop at
+/// the entry.
+fn each_way(name: &str, body: impl Fn(&Context, &str) -> Result<()> + Clone + Send + 'static) -> [Test; 3] {
+    let (other, third) = (body.clone(), body.clone());
     let pool = [gcc(), vec![Need::Pool(32 << 20)]].concat();
     [
         test_case(format!("environment/{name}/thp"), gcc(), move |t| body(t, "thp")),
         test_case(format!("environment/{name}/hugetlb"), pool, move |t| other(t, "hugetlb")),
+        test_case(format!("environment/{name}/file"), gcc(), move |t| third(t, "file")),
     ]
 }
 
@@ -90,7 +91,8 @@ fn same_environment_behind(t: &Context, launcher: &[String], pages: &str) -> Res
         let mut words = launcher.to_vec();
         if lifted {
             words.push(pagelift_binary()?.to_string_lossy().into_owned());
-            words.extend(["run", "-q", "--pages", pages, "--"].map(str::to_owned));
+            let kinds = if pages == "file" { "text,rodata" } else { "text,rodata,data,bss,heap" };
+            words.extend(["run", "-q", "--pages", pages, "--lift", kinds, "--"].map(str::to_owned));
         }
         words.extend([program.to_string_lossy().into_owned(), file.to_string_lossy().into_owned()]);
         let mut command = Command::new(&words[0]);
@@ -206,8 +208,7 @@ fn not_executable(t: &Context) -> Result<()> {
     }
     // A file without a format that the kernel knows is a shell script, to execvp and so to every launcher.
     let script = t.folder().join("script");
-    fs::write(&script, "echo $1; exit 5\n")?;
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    write_script(t, &script, "echo $1; exit 5\n")?;
     let mut command = Command::new(&script);
     command.arg("word");
     let output = t.run(t.lifted(&["-q"], &command)?)?;

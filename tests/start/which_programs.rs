@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use test_support::{
     Context, Ending, Kind, Need, Output, Program, Source, Test, View, check_lifted, check_unlifted, copy_program,
-    default_huge_page, exchange_text, main_of, pagelift_binary, process_field, test_case,
+    default_huge_page, exchange_text, main_of, pagelift_binary, process_field, test_case, write_script,
 };
 
 const NOBODY: u32 = 65534;
@@ -189,8 +189,7 @@ fn thirty_two_bit(t: &Context) -> Result<()> {
 
 fn script_file(t: &Context, first_line: &str, text: &str) -> Result<PathBuf> {
     let path = t.folder().join("script");
-    fs::write(&path, format!("{first_line}\n{text}\n"))?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    write_script(t, &path, &format!("{first_line}\n{text}\n"))?;
     Ok(path)
 }
 

@@ -69,7 +69,7 @@ const STRESSORS: [&str; 60] = [
 ];
 const SECONDS: &str = "3";
 const LIMIT: Duration = Duration::from_secs(120);
-/// Of stress-ng(1), exit status: not enough resources; not supported here; ended by SIGSYS.
+/// Exit statuses of stress-ng(1): not enough resources; not supported here; ended by SIGSYS.
 const NOT_HERE: [i32; 3] = [3, 4, 6];
 
 pub fn tests() -> Vec<Test> {

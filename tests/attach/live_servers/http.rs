@@ -11,7 +11,7 @@ use std::time::Duration;
 use test_support::{Context, Program, Test, poll_until, tests_folder};
 
 const CLIENTS: u64 = 8;
-/// So that each client asks with numbers of its own.
+/// Distance between the numbers that two clients ask for.
 const FAR: u64 = 1_000_000_007;
 
 pub fn tests() -> Vec<Test> {

@@ -34,7 +34,7 @@ int main(void) {
     check_ranges(0);
     ready();
     check_ranges(1);
-    /* However busy the machine is, each goes on once it gets a processor. */
+    /* However busy the machine is, each goes on once it gets a CPU. */
     long before = atomic_load(&rounds);
     for (int i = 0; i < 20000 && atomic_load(&rounds) - before <= THREADS; i++) usleep(1000);
     int went_on = atomic_load(&rounds) - before > THREADS;

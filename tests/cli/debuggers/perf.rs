@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use test_support::{Context, Ending, Program, Session, Test, copy_program, poll_until};
 
-/// Of `calls_a_function_often.c`.
+/// The function of `calls_a_function_often.c`.
 const FUNCTION: &str = "ring_the_bell";
 
 pub fn tests() -> Vec<Test> {

@@ -1,4 +1,4 @@
-// As threads_of_a_constructor, with sixty threads, most of which wait for a processor at any moment.
+// As threads_of_a_constructor, with sixty threads, most of which wait for a CPU at any moment.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIC -shared -DLIBRARY -o $BUILD/libbusy.so $SRC -lpthread

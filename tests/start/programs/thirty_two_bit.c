@@ -1,4 +1,4 @@
-// A 32-bit program: it cannot be lifted, and runs as it is.
+// A 32-bit program: it cannot be lifted, and runs unchanged.
 //
 // needs: 32-bit
 // build: gcc -m32 -g -O1 -o $OUT $SRC

@@ -8,6 +8,8 @@ use std::fs;
 /// The results of one feature on one machine.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Feature {
+    /// Release, architecture, C library and file system, divided by tabs.
+    machine: String,
     name: String,
     passed: usize,
     failed: usize,
@@ -30,11 +32,12 @@ pub fn record_results(name: &str, console: &str) -> Result<()> {
 
 /// A run that did not say what it was on, or came to no end, has no line: it shows nothing.
 fn lines(console: &str) -> String {
-    let machine = console.lines().find_map(|line| line.strip_prefix("MACHINE "));
-    let ended = console.lines().any(|line| line.starts_with("END OF CHECKS"));
-    let Some(machine) = machine.filter(|_| ended) else { return String::new() };
+    if !console.lines().any(|line| line.starts_with("END OF CHECKS")) {
+        return String::new();
+    }
     let mut text = String::new();
-    for Feature { name, passed, failed, ways } in features(console).iter().filter(|f| f.passed + f.failed > 0) {
+    let is_shown = |feature: &&Feature| feature.passed + feature.failed > 0 && !feature.machine.is_empty();
+    for Feature { machine, name, passed, failed, ways } in features(console).iter().filter(is_shown) {
         let _ = writeln!(text, "{machine}\t{name}\t{passed}\t{failed}\t{}", ways.join(", "));
     }
     text
@@ -42,11 +45,18 @@ fn lines(console: &str) -> String {
 
 fn features(console: &str) -> Vec<Feature> {
     let mut features: Vec<Feature> = Vec::new();
+    let mut machine = "";
     for line in console.lines() {
         // The kernel's own messages may stand before a result.
         let after = |mark: &str| line.split_once(mark).map(|(_, rest)| rest);
+        // Programs of several C libraries are tried on one machine, one after the other.
+        machine = line.strip_prefix("MACHINE ").unwrap_or(machine);
         if let Some(name) = line.strip_prefix("FEATURE ") {
-            features.push(Feature { name: name.to_owned(), ..Feature::default() });
+            // A feature that comes again goes on.
+            let known = features.iter().position(|known| known.machine == machine && known.name == name);
+            let new = || Feature { machine: machine.to_owned(), name: name.to_owned(), ..Feature::default() };
+            let feature = known.map_or_else(new, |index| features.remove(index));
+            features.push(feature);
             continue;
         }
         let Some(feature) = features.last_mut() else { continue };
@@ -74,6 +84,10 @@ mod tests {
         let machine = "6.1\tx86_64\tglibc 2.36\trootfs";
         let expected = format!("{machine}\ta: b\t1\t1\tthp\n{machine}\tc\t1\t0\thugetlb, thp\n");
         assert_eq!(lines(&format!("{console}END OF CHECKS\n")), expected);
+        let other = format!(
+            "{console}MACHINE 6.1\tx86_64\tmusl 1.2\trootfs\nFEATURE c\nRESULT ok 4\nFEATURE d\nFEATURE c\nRESULT failed 5\nEND OF CHECKS\n"
+        );
+        assert_eq!(lines(&other), format!("{expected}6.1\tx86_64\tmusl 1.2\trootfs\tc\t1\t1\t\n"));
         assert_eq!((lines(console), lines("FEATURE a\nRESULT ok 1\nEND OF CHECKS\n")), (String::new(), String::new()));
     }
 }

@@ -258,8 +258,17 @@ fn failure(context: &Context, error: &anyhow::Error) -> Failed {
 
 /// Runs the tests of one test target, as `cargo test` expects it.
 pub fn main_of(tests: Vec<Test>) -> ExitCode {
-    let mut arguments = Arguments::from_args();
     // Tests start processes of their own; more than two at once only disturb each other.
-    arguments.test_threads = arguments.test_threads.or(Some(2));
+    run_at_once(tests, 2)
+}
+
+/// Like [`main_of`], one test after the other, for tests whose programs need two CPUs by themselves.
+pub fn main_of_one_at_a_time(tests: Vec<Test>) -> ExitCode {
+    run_at_once(tests, 1)
+}
+
+fn run_at_once(tests: Vec<Test>, at_once: usize) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = arguments.test_threads.or(Some(at_once));
     libtest_mimic::run(&arguments, tests).exit_code()
 }

@@ -9,9 +9,29 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const PACKAGES: &str = "systemd,systemd-sysv,dbus,redis-server,mariadb-server,postgresql,nodejs,procps";
-/// The release that the tests boot; its name is a part of the archive's.
-const RELEASE: &str = "bookworm";
+/// A release of Debian that tests boot.
+#[derive(Clone, Copy)]
+pub struct DebianRelease {
+    /// Its name, which is a part of the archive's.
+    codename: &'static str,
+    packages: &'static str,
+}
+
+impl DebianRelease {
+    /// Debian 12 with all servers.
+    pub const BOOKWORM: Self = Self {
+        codename: "bookworm",
+        packages: "systemd,systemd-sysv,dbus,redis-server,mariadb-server,postgresql,nodejs,procps",
+    };
+    /// Debian 13 with one server: what counts is its systemd.
+    pub const TRIXIE: Self = Self { codename: "trixie", packages: "systemd,systemd-sysv,dbus,redis-server,procps" };
+
+    /// Its name.
+    pub const fn codename(self) -> &'static str {
+        self.codename
+    }
+}
+
 /// Generous: the mirror may be slow.
 const MAKING: Duration = Duration::from_secs(900);
 
@@ -19,8 +39,8 @@ const MAKING: Duration = Duration::from_secs(900);
 ///
 /// # Errors
 /// [`Skipped`] where apt has no mirror or the root cannot be made from it.
-pub fn unpack_debian(t: &Context, root: &Path) -> Result<()> {
-    let archive = archive(t)?;
+pub fn unpack_debian(t: &Context, release: DebianRelease, root: &Path) -> Result<()> {
+    let archive = archive(t, release)?;
     fs::create_dir(root)?;
     let mut unpack = Command::new("tar");
     unpack.arg("-xf").arg(&archive).arg("-C").arg(root);
@@ -40,8 +60,9 @@ pub fn debian_mirror() -> Result<String> {
 }
 
 /// The archive; made from packages where it is not there yet.
-fn archive(t: &Context) -> Result<PathBuf> {
-    let archive = scratch_folder().join(format!("{RELEASE}-with-services.tar"));
+fn archive(t: &Context, release: DebianRelease) -> Result<PathBuf> {
+    let DebianRelease { codename, packages } = release;
+    let archive = scratch_folder().join(format!("{codename}-with-services.tar"));
     fs::create_dir_all(scratch_folder())?;
     // Another test may make it at this moment, which takes minutes.
     let file = fs::File::create(archive.with_extension("lock"))?;
@@ -51,11 +72,11 @@ fn archive(t: &Context) -> Result<PathBuf> {
     }
     let part = archive.with_extension("part.tar");
     let mut make = Command::new("mmdebstrap");
-    make.args(["--variant=minbase", "--include", PACKAGES]);
+    make.args(["--variant=minbase", "--include", packages]);
     for folder in ["man", "doc", "locale"] {
         make.arg(format!("--dpkgopt=path-exclude=/usr/share/{folder}/*"));
     }
-    make.arg(RELEASE).arg(&part).arg(debian_mirror()?);
+    make.arg(codename).arg(&part).arg(debian_mirror()?);
     let made = t.run_within(make, MAKING)?;
     let said = made.stderr.lines().last().unwrap_or_default().to_owned();
     if made.success().is_err() {

@@ -1,6 +1,6 @@
 //! A store of a test's own, and images of it.
 
-use crate::{Context, Output, Program};
+use crate::{Context, Output, Program, Session};
 use address_space::{ElfImage, PageSize};
 use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
@@ -220,6 +220,20 @@ pub fn copy_program(t: &Context, from: &Path, to: &Path) -> Result<()> {
     t.run(copy)?.success().map(drop)
 }
 
+/// Writes a file that everybody can execute, and that can be executed at once: as [`copy_program`], by another process.
+///
+/// # Errors
+/// What install says.
+pub fn write_script(t: &Context, path: &Path, text: &str) -> Result<()> {
+    let mut written = path.as_os_str().to_owned();
+    written.push(".written");
+    fs::write(&written, text)?;
+    let mut install = Command::new("install");
+    install.args(["-m", "755"]).arg(&written).arg(path);
+    t.run(install)?.success()?;
+    Ok(fs::remove_file(&written)?)
+}
+
 /// Evicts a file that nobody maps, and reads it again so that its folios are small, whatever has been done to it before.
 ///
 /// # Errors
@@ -233,6 +247,19 @@ pub fn make_small(path: &Path) -> Result<()> {
         file.read_at(&mut [0; 1], offset)?;
     }
     Ok(())
+}
+
+/// Starts a process that keeps a file mapped: reclaim may drop at any time what nobody maps, even where memory is free. It
+/// ends when the session is dropped.
+///
+/// # Errors
+/// It cannot be built or started.
+pub fn hold(t: &Context, path: &Path) -> Result<Session> {
+    let mut command = Command::new(Program::named("support/holds_a_file.c")?.build()?);
+    command.arg(path);
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    Ok(session)
 }
 
 /// A copy of a small program with a few huge pages, in the test's folder, readable by everybody.

@@ -25,14 +25,14 @@ mod virtual_machine;
 
 pub use cgroup::{ControlGroup, Limit};
 pub use compatibility::record_results;
-pub use context::{Context, Skipped, main_of, test_case};
-pub use debian::{debian_mirror, unpack_debian};
+pub use context::{Context, Skipped, main_of, main_of_one_at_a_time, test_case};
+pub use debian::{DebianRelease, debian_mirror, unpack_debian};
 pub use due::{Kind, Source, check_lifted, check_range, check_unlifted, due_ranges, source_of};
-pub use image_store::{Image, Range, TestStore, copy_of_a_program, copy_program, make_small};
+pub use image_store::{Image, Range, TestStore, copy_of_a_program, copy_program, hold, make_small, write_script};
 pub use mariadb::{MariadbServer, sysbench_count};
 pub use need::{Need, command_exists, is_root, meminfo};
 pub use outcomes::{Outcome, Outcomes};
-pub use packages::{PackageKind, files_of, pack, packed_needs, packer, remove_packages};
+pub use packages::{PackageKind, files_of, pack, pack_for_emulation, packed_needs, packer, remove_packages};
 pub use pool::{PoolReservation, available_pages, default_huge_page, pool_file};
 pub use process::{Ending, Output, Session, exchange_text, poll_until};
 pub use program::{Program, program_files, program_source, shared_folder};

@@ -35,6 +35,11 @@ pub fn packed_needs() -> [Need; 3] {
     files.map(|file| Need::File(file.to_string_lossy().into_owned()))
 }
 
+/// How much a package is compressed, as `packaging/common` has it: little, and at all, as the linters want it.
+const LITTLE: &str = "1";
+/// For an emulated CPU, which takes ten times as long to unpack it.
+const UNCOMPRESSED: &str = "none";
+
 /// Returns the folder of the packages of what was built, little compressed: made once for all tests of a binary, which calls
 /// [`remove_packages`] at its end.
 ///
@@ -53,6 +58,18 @@ pub fn pack(t: &Context, kind: PackageKind, revision: &str) -> Result<PathBuf> {
     Ok(output)
 }
 
+/// Puts Debian packages of what was built into `output`, for an emulated machine: without compression.
+///
+/// # Errors
+/// They cannot be made.
+pub fn pack_for_emulation(t: &Context, revision: &str, output: &Path) -> Result<()> {
+    let mut make = packer(&workspace(), PackageKind::Deb, revision, output)?;
+    make.env("COMPRESSION", UNCOMPRESSED);
+    t.run(make)?.success()?;
+    ensure!(files_of(output)?.len() == 3, "{:?}", files_of(output)?);
+    Ok(())
+}
+
 /// The command that packs what was built by the scripts of a source tree.
 ///
 /// # Errors
@@ -60,7 +77,7 @@ pub fn pack(t: &Context, kind: PackageKind, revision: &str) -> Result<PathBuf> {
 pub fn packer(sources: &Path, kind: PackageKind, revision: &str, output: &Path) -> Result<Command> {
     let programs = pagelift_binary()?.canonicalize()?.parent().context("a folder")?.to_owned();
     let mut make = Command::new(sources.join(format!("packaging/make-{}", kind.name())));
-    make.arg(output).env("RELEASE", programs).env("REVISION", revision).env("COMPRESSION", "1");
+    make.arg(output).env("RELEASE", programs).env("REVISION", revision).env("COMPRESSION", LITTLE);
     make.env("CARGO_TARGET_DIR", target_folder()).env("SOURCE_DATE_EPOCH", "1700000000");
     Ok(make)
 }

@@ -161,7 +161,7 @@ fn restore_recorded() -> Result<()> {
 
 /// A file of the pool of one page size in sysfs.
 pub fn pool_file(page: PageSize, name: &str) -> PathBuf {
-    Path::new("/sys/kernel/mm/hugepages").join(format!("hugepages-{}kB", page.kib())).join(name)
+    Path::new("/sys/kernel/mm/hugepages").join(page.directory().to_string()).join(name)
 }
 
 /// Pages that are free and not promised to anybody.

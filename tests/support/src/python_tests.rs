@@ -82,10 +82,10 @@ impl PythonTests<'_> {
     /// whether programs are still lifted then.
     fn followed(&self, t: &Context, outcomes: &Path, options: &[&str]) -> Result<Command> {
         let script = r#"python=$1 xml=$2 last=$3; shift 3
-            "$python" -m test -j"$#" --junit-xml "$xml" "$@"
+            "$python" -m test -j5 --junit-xml "$xml" "$@"
             "$python" -c "$last""#;
         let mut shell = Command::new("/bin/sh");
-        shell.args(["-c", script, "sh"]).arg(python()).arg(outcomes).arg(LAST).args(self.modules);
+        shell.args(["-c", script, "sh"]).arg(python()).arg(outcomes).arg(LAST).args(self.modules).args(TOO_SHORT);
         let name = python_name();
         let options = [options, &["--only", &name, "--follow-lifted"]].concat();
         t.lifted(&options, &shell)
@@ -94,9 +94,13 @@ impl PythonTests<'_> {
 
 fn one_module(name: &str, outcomes: &Path) -> Command {
     let mut command = Command::new(python());
-    command.args(["-m", "test", "--junit-xml"]).arg(outcomes).arg(name);
+    command.args(["-m", "test", "--junit-xml"]).arg(outcomes).arg(name).args(TOO_SHORT);
     command
 }
+
+/// Leaves out a test that gives a killed process 0.2 s to end, while fifteen are run at a time. While it is traced, whoever
+/// traces it hears of its end first, and may have others to lift.
+const TOO_SHORT: [&str; 2] = ["--ignore", "test_leak_fast_process_del_killed"];
 
 /// Says which process it is and whether pool pages are among its memory.
 const LAST: &str = "import os; \

@@ -103,6 +103,8 @@ pub struct VirtualMachine {
     pub nodes: Vec<u32>,
     /// More words for the kernel's command line.
     pub boot: &'static str,
+    /// CPUs beside the two that it starts with, off until a script sets them online.
+    pub more_cpus: u32,
     /// Contents of its virtio disks: `/dev/vda`, `/dev/vdb` and so on.
     pub disks: Vec<PathBuf>,
 }
@@ -111,13 +113,14 @@ impl VirtualMachine {
     /// The command that boots it, with its console on standard output.
     pub fn command(&self) -> Command {
         let mut qemu = Command::new(format!("qemu-system-{}", self.architecture));
-        // A processor with pointer authentication takes QEMU many times as long.
-        let (machine, processor, console) = match self.architecture {
+        // A CPU with pointer authentication takes QEMU many times as long.
+        let (machine, cpu, console) = match self.architecture {
             "aarch64" => ("virt", "cortex-a72", "ttyAMA0"),
             _ => ("pc", "max", "ttyS0"),
         };
         let megabytes: u32 = self.nodes.iter().sum();
-        qemu.args(["-machine", machine, "-cpu", processor, "-accel", "tcg,thread=multi", "-smp", "2", "-nodefaults"]);
+        qemu.args(["-machine", machine, "-cpu", cpu, "-accel", "tcg,thread=multi", "-nodefaults"]);
+        qemu.args(["-smp", &(2 + self.more_cpus).to_string()]);
         qemu.args(["-no-reboot", "-display", "none", "-serial", "stdio", "-m", &format!("{megabytes}M")]);
         if self.nodes.len() > 1 {
             for (node, size) in self.nodes.iter().enumerate() {
@@ -129,7 +132,10 @@ impl VirtualMachine {
             qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio", disk.display()));
         }
         qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initramfs);
-        qemu.args(["-append", &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init {}", self.boot)]);
+        qemu.args([
+            "-append",
+            &format!("console={console} quiet loglevel=4 panic=-1 rdinit=/init maxcpus=2 {}", self.boot),
+        ]);
         qemu
     }
 }
