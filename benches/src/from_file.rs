@@ -11,8 +11,9 @@ use crate::memory::Crowd;
 use crate::table::{print_bursts, print_times, ratio_line};
 use anyhow::{Context, Result};
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use test_support::is_root;
 
 pub(crate) const NAME: &str = "file";
@@ -33,7 +34,7 @@ const BROWSER_PROCESSES: usize = 4;
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let scattered = bench.build_scattered("file-scattered", Linking::Default)?;
-    if let Err(reason) = prepare(bench, &scattered) {
+    if let Err(reason) = prepare(bench, &scattered).map(drop) {
         bench.report.skip(NAME, format!("{reason:#}"));
         return Ok(());
     }
@@ -64,12 +65,38 @@ fn starts_and_memory(bench: &mut Bench, part: &str) -> Result<()> {
     measure(bench, store.as_ref())
 }
 
-/// Gets a file into huge folios of the page cache.
-fn prepare(bench: &Bench, file: &Path) -> Result<()> {
+/// Gets a file into huge folios of the page cache, where root keeps it until this is dropped: the kernel may drop at any
+/// time what nobody maps.
+fn prepare(bench: &Bench, file: &Path) -> Result<Kept> {
     let output = Command::new(&bench.pagelift).args(["cache", "prepare"]).arg(file).output()?;
     let text = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(output.status.success(), "not prepared: {}", text.trim());
-    Ok(())
+    if !is_root() {
+        return Ok(Kept(None));
+    }
+    let list = bench.folder.path().join("kept-file");
+    std::fs::write(&list, format!("{}\n", file.display()))?;
+    let mut keep = Command::new(&bench.pagelift);
+    keep.args(["cache", "keep", "--lock", "--budget", "4G", "--config"]).arg(list);
+    let mut kept = Kept(Some(keep.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?));
+    // Its end of the pipe stays open: it may have more to say.
+    let said = kept.0.as_mut().and_then(|keeper| keeper.stdout.as_mut()).context("no standard output")?;
+    let locked = BufReader::new(said).lines().map_while(Result::ok).any(|line| line.ends_with(" locked"));
+    anyhow::ensure!(locked, "`pagelift cache keep` has not locked {}", file.display());
+    Ok(kept)
+}
+
+/// The process that keeps a file.
+struct Kept(Option<Child>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(keeper) = &mut self.0 {
+            // One that has ended is no less dropped.
+            let _ = keeper.kill();
+            let _ = keeper.wait();
+        }
+    }
 }
 
 /// A program, beside its plain starts, and its lifts from its file and from an image.
@@ -130,7 +157,7 @@ fn fixed_address(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
     let (content, define) = content(bench, LIBRARY_BYTES)?;
     let program = bench.build("file-fixed", &["large-program.c"], Linking::Default, &["-no-pie", &define])?;
     std::fs::remove_file(content)?;
-    prepare(bench, &program)?;
+    let _kept = prepare(bench, &program)?;
     let arms = arms(bench, &program, &program, store)?;
     time_starts(bench, "a program of a fixed address", &arms, "`file` at most 0.5 ms over plain exec")
 }
@@ -145,10 +172,13 @@ fn congruent_library(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
     let path = format!("-Wl,-rpath,{},--no-as-needed", bench.folder.path().display());
     let options = [folder.as_str(), &path, "-limage-library"];
     let program = bench.build("file-user", &["image-user.c"], Linking::Default, &options)?;
-    prepare(bench, &library)?;
+    let kept = prepare(bench, &library)?;
     let arms = arms(bench, &program, &library, store)?;
     time_starts(bench, "a program with a congruent library", &arms, "`file` at most 0.5 ms over plain exec")?;
+    // Who keeps it would have a share of it.
+    drop(kept);
     for processes in [50, 200] {
+        drop(prepare(bench, &library)?);
         weigh(bench, &arms, processes, LIBRARY_BYTES)?;
     }
     Ok(())
@@ -159,10 +189,12 @@ fn largest(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
     let (content, define) = content(bench, LARGEST_BYTES)?;
     let program = bench.build("file-largest", &["huge-text.c"], Linking::Default, &[&define])?;
     std::fs::remove_file(content)?;
-    prepare(bench, &program)?;
+    let kept = prepare(bench, &program)?;
     let arms = arms(bench, &program, &program, store)?;
     time_starts(bench, "a program with 280 MiB of code", &arms, "`file` at most 2 ms over plain exec")?;
+    drop(kept);
     for processes in [BROWSER_PROCESSES, 50, 200] {
+        drop(prepare(bench, &program)?);
         weigh(bench, &arms, processes, LARGEST_BYTES)?;
     }
     println!("aim: `file` at most plain's memory, and nothing anonymous beside plain's");
@@ -172,8 +204,7 @@ fn largest(bench: &mut Bench, store: Option<&Store>) -> Result<()> {
 fn scattered_code(bench: &mut Bench, plain: &Path) -> Result<()> {
     let relinked = bench.build_scattered("file-scattered-relinked", Linking::HugeSegments)?;
     // What was prepared first may have been reclaimed since.
-    prepare(bench, plain)?;
-    prepare(bench, &relinked)?;
+    let _kept = [prepare(bench, plain)?, prepare(bench, &relinked)?];
     let options = ["-q", "--pages", "file", "--prepare", "never", "--lift", "text,rodata"];
     let arms = vec![
         Arm::new("plain", [plain]),

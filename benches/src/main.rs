@@ -12,8 +12,10 @@ mod fingerprints;
 mod from_file;
 mod heap_programs;
 mod images;
+mod known_truth;
 mod lift_time;
 mod memory;
+mod page;
 mod peers;
 mod scattered_code;
 mod start_up;
@@ -21,7 +23,7 @@ mod table;
 
 use anyhow::{Context, Result, bail};
 use bench::Bench;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -52,7 +54,10 @@ const BENCHMARKS: [(&str, &str, Benchmark); 11] = [
 
 /// Benchmarks of Pagelift, in interleaved pairs.
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Options {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// Benchmarks to run; all of them where none is named. `heap-programs/NAME` is one program of that benchmark,
     /// `fingerprints/SIZE` one size, `file/PART` one part.
     names: Vec<String>,
@@ -76,6 +81,13 @@ struct Options {
     list: bool,
 }
 
+/// What is no benchmark.
+#[derive(Subcommand)]
+enum Other {
+    /// Runs `pagelift bench` on servers whose difference is known, and writes the table of docs/RESULTS.md.
+    KnownTruth(known_truth::KnownTruth),
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds.is_finite() && seconds >= 0.1 => Ok(seconds),
@@ -94,6 +106,9 @@ fn main() -> ExitCode {
 }
 
 fn try_main(options: &Options) -> Result<()> {
+    if let Some(Other::KnownTruth(known_truth)) = &options.other {
+        return known_truth::run(known_truth);
+    }
     if options.list {
         for (name, shows, _) in BENCHMARKS {
             println!("{name:16} {shows}");

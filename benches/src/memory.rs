@@ -26,7 +26,7 @@ pub(crate) struct Crowd<'a> {
     pub(crate) is_ready: fn(&mut Child) -> bool,
     /// What a private copy of the program takes in each process, in bytes; 0 where no arm has one.
     pub(crate) private_bytes: u64,
-    /// Of these arms, the last may have a private copy in each process.
+    /// The arms. The last one may have a private copy in each process.
     pub(crate) arms: &'a [&'a Arm],
 }
 

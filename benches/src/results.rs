@@ -1,18 +1,25 @@
 //! Writes the tables of docs/RESULTS.md from records of `pagelift bench` alone: `pagelift-results FOLDER PAGE`.
 //!
-//! Each record `NAME.jsonl` of the folder gives a row for each of its arms, and the command that repeats it. Nothing of what
-//! was measured is left out. The page keeps all else.
+//! Each record `NAME.jsonl` of the folder gives a row for each of its arms, and the command that repeats it; `NAME.skipped` is
+//! the reason why something was not measured. Nothing of what was measured is left out. The page keeps all else.
+
+mod page;
 
 use anyhow::{Context, Result, ensure};
 use bench_report::words;
 use experiment::record::{Design, Record, read};
+use measure::machine::PoolFacts;
+use page::Marks;
+use process_view::quoted;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs::{self, File};
 use std::path::Path;
 
-const BEGIN: &str = "<!-- begin: written by `make results` from its records -->\n";
-const END: &str = "<!-- end: written by `make results` -->\n";
+const MARKS: Marks = Marks {
+    begin: "<!-- begin: written by `make results` from its records -->\n",
+    end: "<!-- end: written by `make results` -->\n",
+};
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -20,7 +27,8 @@ fn main() -> Result<()> {
     let records = records(Path::new(folder))?;
     ensure!(!records.is_empty(), "{folder} holds no record; fix: make results");
     let text = fs::read_to_string(page).with_context(|| page.clone())?;
-    fs::write(page, replaced(&text, &tables(&records))?).with_context(|| page.clone())?;
+    fs::write(page, MARKS.replaced(&text, &tables(&records, &skipped(Path::new(folder))?))?)
+        .with_context(|| page.clone())?;
     println!("{page}: {} records", records.len());
     Ok(())
 }
@@ -42,28 +50,39 @@ fn records(folder: &Path) -> Result<Vec<(String, Record)>> {
     Ok(records)
 }
 
-/// The page with the part between the marks replaced, or added at its end.
-fn replaced(page: &str, tables: &str) -> Result<String> {
-    match (page.find(BEGIN), page.find(END)) {
-        (Some(begin), Some(end)) if begin < end => Ok(format!("{}{BEGIN}{tables}{}", &page[..begin], &page[end..])),
-        (None, None) => Ok(format!("{}\n{BEGIN}{tables}{END}", page.trim_end_matches('\n').to_owned() + "\n")),
-        _ => anyhow::bail!("the page has one of the two marks, or both in the wrong order:\n{BEGIN}{END}"),
+/// Names of what was not measured, and why.
+fn skipped(folder: &Path) -> Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "skipped") {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            all.push((name, fs::read_to_string(&path)?.trim().to_owned()));
+        }
     }
+    all.sort();
+    Ok(all)
 }
 
-fn tables(records: &[(String, Record)]) -> String {
+fn tables(records: &[(String, Record)], skipped: &[(String, String)]) -> String {
     let mut text = "\n## Does it pay?\n\n".to_owned();
     text += &machines(records);
     text += "\n| measured | compared with plain | difference [95 %] | plain against itself | finding |\n|---|---|---|---|---|\n";
     for (name, record) in records {
         let answer = record.answer();
-        let unit = cell(&format!("{} per {}", record.header.unit, words::per(record.header.per)));
+        let unit = cell(&format!("{} per {}", record.header.unit, words::cost(record)));
         for (number, (arm, of_arm)) in record.header.arms.iter().zip(&answer.arms).enumerate() {
             let first = if number == 0 { format!("{}, {unit}", cell(name)) } else { String::new() };
             let control = if number == 0 { words::interval(&answer.control) } else { String::new() };
-            let finding = words::finding(&answer, number);
+            let finding = cell(&words::said(record, &answer, number));
             let _ = writeln!(text, "| {first} | {} | {} | {control} | {finding} |", cell(arm), words::interval(of_arm));
         }
+    }
+    if !skipped.is_empty() {
+        text += "\nNot measured:\n\n";
+    }
+    for (name, why) in skipped {
+        let _ = writeln!(text, "- {}: {}", cell(name), cell(why));
     }
     text += "\nHow each was measured, and the command, at the root of the source, that repeats it:\n";
     for (name, record) in records {
@@ -96,6 +115,12 @@ fn machines(records: &[(String, Record)]) -> String {
 
 fn how(record: &Record) -> String {
     let blocks = record.timed_blocks().count();
+    let pools = record.header.machine.pools.iter().filter(|pool| pool.total > 0);
+    let in_pool = |pool: &PoolFacts| format!("; {} pages of {} MiB in the pool", pool.total, pool.page_bytes >> 20);
+    design(record, blocks) + &pools.map(in_pool).collect::<String>()
+}
+
+fn design(record: &Record, blocks: usize) -> String {
     let starts: BTreeSet<u32> = record.blocks().iter().map(|block| block.start).collect();
     match record.header.design {
         Design::Toggle => format!("a live process, {blocks} blocks of four windows"),
@@ -125,12 +150,6 @@ fn command(record: &Record) -> String {
     kept.join(" ")
 }
 
-fn quoted(word: &str) -> String {
-    let word: String = word.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+%@".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
-}
-
 /// Text for a cell of a table.
 fn cell(text: &str) -> String {
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -151,16 +170,19 @@ mod tests {
         let block = |(number, block): (usize, measure::toggle::Block)| {
             let in_force = |treated: bool| treated && block.treatment == Treatment::Arm(0);
             let work = |treated: bool| if in_force(treated) { gain } else { 1.0 };
-            let windows = block.treated().map(|treated| Window { work: work(treated), cpu: 1.0, wall: 1.0 });
+            let windows =
+                block.treated().map(|treated| Window { work: work(treated), cpu: 1.0, wall: 1.0, cycles: 0.0 });
             let measured = Measured { block, start: (number / 12) as u32, windows };
-            Event::Block(Box::new(TimedBlock { measured, at: None, counters: None }))
+            Event::Block(Box::new(TimedBlock { measured, at: None, counters: None, switches: None, latency: None }))
         };
         Record { header, events: Blocks::new(2, 1).take(60).enumerate().map(block).collect() }
     }
 
     #[test]
     fn a_record_gives_its_rows_and_its_command() {
-        let text = tables(&[("redis".to_owned(), record(1.1))]);
+        let nothing = ("node".to_owned(), "no node".to_owned());
+        let text = tables(&[("redis".to_owned(), record(1.1))], &[nothing]);
+        assert!(text.contains("\nNot measured:\n\n- node: no node\n"), "{text}");
         let expected = "| redis, queries per CPU second | thp | +10.0 % [+10.0, +10.0] | +0.0 % [+0.0, +0.0] | it pays";
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("|  | a\\|b | +0.0 % [+0.0, +0.0] |  | no difference"), "{text}");
@@ -169,15 +191,6 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("      pagelift bench --load 'it'\\''s {port}' -- sh -o ''\n"), "{text}");
-    }
-
-    #[test]
-    fn the_page_keeps_what_is_outside_of_the_marks() {
-        let first = replaced("# Results\n\nabove\n", "one\n").unwrap();
-        assert_eq!(first, format!("# Results\n\nabove\n\n{BEGIN}one\n{END}"));
-        let second = replaced(&(first + "below\n"), "two\n").unwrap();
-        assert_eq!(second, format!("# Results\n\nabove\n\n{BEGIN}two\n{END}below\n"));
-        assert!(replaced(BEGIN, "x").is_err() && replaced(&format!("{END}{BEGIN}"), "x").is_err());
     }
 
     #[test]
