@@ -25,9 +25,9 @@ generated   = target/generated
 
 # Models, plans and the simulated kernel, and the rules of the architecture.
 pure        = address-space options lift-plan lift-execution heap-abi machine-facts process-view measure \
-              bench-record bench-report health heap-cures pools shootdowns tlb-model walk-counters
+              bench-record bench-report elf-alignment health heap-cures pools service-units shootdowns tlb-model walk-counters
 
-.PHONY: all build rust check test compatibility mutants suites demo bench results install uninstall deb rpm reproducible lint \
+.PHONY: all build rust check test compatibility machines machine-files mutants suites demo bench results install uninstall deb rpm reproducible lint \
         dependencies clean help
 
 all: build
@@ -36,12 +36,14 @@ help:
 	@echo 'make            build the release'
 	@echo 'make check      formatting, lints, pure and simulated tests: needs only Rust; two minutes, the first time three'
 	@echo 'make test       every test; as root on Debian it installs what the tests need'
-	@echo 'make compatibility   docs/COMPATIBILITY.md from the tests on other kernels, in virtual machines; ten minutes'
+	@echo 'make compatibility   docs/COMPATIBILITY.md from the tests on other kernels, in virtual machines; half an hour'
+	@echo 'make machines   some of them, by words in their names: MACHINES='\''linux-6.1 arm64'\'''
 	@echo 'make mutants    mutation testing of the planner, the engine and the pure crates; takes hours'
 	@echo 'make suites     other projects'\'' test suites, plain and lifted, about an hour; SUITES=redis/run for a part'
 	@echo 'make demo       a bundled program plain and lifted, under a minute'
 	@echo 'make bench      the benchmarks'
-	@echo 'make results    the figures of docs/RESULTS.md, about half an hour; RESULTS=redis-get-4 for a part'
+	@echo 'make results    the figures of docs/RESULTS.md, an hour and a half; RESULTS='redis-*' for a part'
+	@echo 'make estimates  the simulated figures there, ten minutes'
 	@echo 'make lint       formatting and lints'
 	@echo 'make dependencies   licences, origins and known vulnerabilities of the crates used'
 	@echo 'make install    to PREFIX ($(PREFIX)), below DESTDIR if set; after make, as the user who owns PREFIX'
@@ -72,19 +74,30 @@ test: build
 	@CARGO=$(CARGO) scripts/test
 
 # docs/COMPATIBILITY.md, from a run of the tests in virtual machines.
-compatibility: build
+compatibility: machine-files
+	rm -rf target/pagelift-tests/compatibility
+	$(test_machines)
+	@scripts/compatibility
+
+# Some of them, by words in their names, whose results alone are replaced: MACHINES='linux-6.1 arm64'.
+machines: machine-files
+	rm -rf target/pagelift-tests/compatibility
+	for words in $(MACHINES); do $(test_machines) $$words || exit 1; done
+	@scripts/compatibility --merge
+
+test_machines = PAGELIFT_BINARY=$(CURDIR)/$(release)/pagelift $(CARGO) test --locked -p pagelift-tests --test other_kernels --
+
+machine-files: build
 	@scripts/install-test-tools
 	@scripts/fetch-test-kernels
 	@scripts/build-for-arm64 $(CARGO)
-	rm -rf target/pagelift-tests/compatibility
-	PAGELIFT_BINARY=$(CURDIR)/$(release)/pagelift $(CARGO) test --locked -p pagelift-tests --test other_kernels
-	@scripts/compatibility
+	$(CARGO) test --locked --no-run -p ptrace -p libpagelift --lib --test conformance
 
 mutants: rust
 	@CARGO=$(CARGO) scripts/mutants
 
 check: lint
-	$(CARGO) test --quiet $(pure:%=-p %)
+	$(CARGO) test --locked --quiet $(pure:%=-p %)
 	$(CARGO) test --locked --quiet -p pagelift-tests --test architecture
 
 suites: build
@@ -98,11 +111,17 @@ demo: build
 bench: build
 	@$(CARGO) run --release --locked -p pagelift-bench
 
-# docs/RESULTS.md's figures, two minutes each: TIME=600 for more, RESULTS='redis-get-4 cc1plus' for some.
+# docs/RESULTS.md's figures, two minutes each: TIME=600 for more, RESULTS='redis-* cc1plus' for some.
 results: build
-	@scripts/install-test-tools
+	@scripts/install-test-tools results
 	$(CARGO) build --quiet --release --locked -p pagelift-bench --bin pagelift-results
 	@scripts/results $(RESULTS)
+
+# docs/RESULTS.md's simulated figures: ESTIMATES='mariadb node' for some.
+estimates: build
+	@scripts/install-test-tools
+	$(CARGO) build --quiet --release --locked -p pagelift-bench --bin pagelift-estimates
+	@scripts/estimates $(ESTIMATES)
 
 lint: rust
 	$(CARGO) fmt --all --check
@@ -155,6 +174,8 @@ reproducible:
 	@scripts/reproducible
 
 uninstall:
+	@# Services that it lifts start by themselves afterwards. Below DESTDIR no program of this machine's services lies.
+	@if [ -z "$(DESTDIR)" ] && [ -x $(bindir)/pagelift ]; then $(bindir)/pagelift disable --all --of-this-program; fi
 	rm -f $(unitdir)/pagelift-cache.service $(unitdir)/pagelift-cache-lock.service $(unitdir)/pagelift-cache.timer
 	rm -f $(bindir)/pagelift $(mandir)/pagelift.1 $(mandir)/pagelift-*.1
 	rm -f $(bashdir)/pagelift $(zshdir)/_pagelift $(fishdir)/pagelift.fish
