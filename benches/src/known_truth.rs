@@ -87,17 +87,18 @@ impl Cell {
 
     fn words(self, server: &str) -> Vec<String> {
         let percent = self.percent.to_string();
-        let load = ["--load", "redis://127.0.0.1:{port}?query=PING", "--clients", "2", "--settle", "5"];
+        let load =
+            ["--load", "redis://127.0.0.1:{port}?query=PING", "--clients", "2", "--settle", "5", "--window", "30"];
         match self.design {
             Design::Toggle => {
                 let switches = ["--toggle", "--steady", "--toggle-with", "kill -USR1 {pid}", "kill -USR2 {pid}"];
                 let server = ["--", server, "{port}", PRICE, "0", &percent];
-                [&switches[..], &load, &["--window", "30"], &server].concat().into_iter().map(str::to_owned).collect()
+                [&switches[..], &load, &server].concat().into_iter().map(str::to_owned).collect()
             }
             Design::Servers => {
                 let of = |percent: &str| format!("'{server}' {{port}} {PRICE} {percent}");
                 let (plain, slower) = (of("0"), of(&percent));
-                let servers = ["--server", &plain, "--against", &slower, "--starts", "4", "--window", "60"];
+                let servers = ["--server", &plain, "--against", &slower, "--starts", "4"];
                 [&servers[..], &load].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
             }
         }

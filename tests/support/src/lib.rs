@@ -61,13 +61,12 @@ pub fn scratch_folder() -> PathBuf {
     target_folder().join("pagelift-tests")
 }
 
-/// Cargo's target folder, from the place of the running test binary (`target/PROFILE/deps/NAME`).
+/// Cargo's target folder, from the place of what runs: a test (`target/PROFILE/deps/NAME`) or a program
+/// (`target/PROFILE/NAME`).
 pub fn target_folder() -> PathBuf {
-    let mut path = std::env::current_exe().unwrap_or_default();
-    for _ in 0..3 {
-        path.pop();
-    }
-    path
+    let running = std::env::current_exe().unwrap_or_default();
+    let profile = running.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
+    profile.and_then(std::path::Path::parent).map(PathBuf::from).unwrap_or_default()
 }
 
 /// The `pagelift` under test: `$PAGELIFT_BINARY`, else the release build, else the one of this test's own profile.
