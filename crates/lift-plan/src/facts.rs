@@ -129,7 +129,8 @@ impl MachineFacts {
         self.thp.map(|thp| thp.size).or(self.default_hugetlb).or_else(|| self.pools.first().map(|pool| pool.size))
     }
 
-    /// Returns the facts of this machine as if its pools and its memory lacked nothing, to find what a lift would take.
+    /// Returns the facts of this machine as if its pools and its memory lacked nothing, to find what a lift would take. Pool
+    /// pages are movable then: what they would hold of a program that runs is what its next start takes on any kernel.
     pub fn with_plentiful_pools(self) -> Self {
         /// Far more than any program has, and far from where sums overflow.
         const PLENTY_BYTES: u64 = 1 << 47;
@@ -142,7 +143,7 @@ impl MachineFacts {
             }
             numa
         });
-        Self { pools, memory_available: PLENTY_BYTES, numa, ..self }
+        Self { pools, memory_available: PLENTY_BYTES, numa, movable_hugetlb: true, ..self }
     }
 
     /// Returns the facts for a process that has disabled transparent huge pages for itself.

@@ -437,6 +437,10 @@ impl<'a> Planner<'a> {
         if run.pieces.iter().any(|piece| piece.relro_pending) {
             return Err(Reason::ProtectionPending);
         }
+        // Moving the range aside takes it from the threads for a while: they must stand still for all of the lift.
+        if self.process.running && !self.machine.movable_hugetlb {
+            return Err(Reason::PoolPagesStay(self.size));
+        }
         let needed = self.size.pages_for(run.range.len());
         let available = self.pool_left.get(&self.size).copied().unwrap_or(0);
         if needed > available {

@@ -86,6 +86,8 @@ pub enum Reason {
         /// Sizes that exist.
         sizes: Vec<PageSize>,
     },
+    /// The program runs, and this kernel cannot move pool pages to where its memory lies.
+    PoolPagesStay(PageSize),
     /// Transparent huge pages are switched off.
     ThpOff,
     /// Transparent huge pages are switched off for the process.
@@ -199,6 +201,7 @@ impl Reason {
             Self::NoSuchPool { sizes, .. } => {
                 sizes.first().map(|size| format!("--page-size {}", size.to_string().replace(' ', "")))
             }
+            Self::PoolPagesStay(_) => Some("--pages thp, or pagelift run".to_owned()),
             Self::NoImage => Some("pagelift image setup; pagelift image add FILE".to_owned()),
             Self::NotCongruent { size, .. } => {
                 Some(format!("link it with -z max-page-size={}, or --pages auto", size.bytes()))
@@ -257,6 +260,10 @@ impl fmt::Display for Reason {
                 let found = if sizes.is_empty() { "no pool at all".to_owned() } else { sizes.join(", ") };
                 write!(f, "no pool of {size} pages on this machine, found {found}")
             }
+            Self::PoolPagesStay(size) => write!(
+                f,
+                "pool pages of {size} cannot be moved into a program that runs on this kernel, needed: Linux 5.16"
+            ),
             Self::ThpOff => f.write_str("transparent huge pages are off (`never`), needed `madvise` or `always`"),
             Self::ThpOffInProcess => {
                 f.write_str("transparent huge pages are off for this process (PR_SET_THP_DISABLE, THP_enabled: 0)")
@@ -374,6 +381,11 @@ mod tests {
                 Reason::NoSuchPool { size, sizes: vec![gib] },
                 "no pool of 2 MiB pages on this machine, found 1 GiB",
                 "--page-size 1GiB",
+            ),
+            (
+                Reason::PoolPagesStay(size),
+                "pool pages of 2 MiB cannot be moved into a program that runs on this kernel, needed: Linux 5.16",
+                "--pages thp, or pagelift run",
             ),
             (
                 Reason::NotCongruent { bytes: 12 << 10, size },

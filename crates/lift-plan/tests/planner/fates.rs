@@ -103,6 +103,7 @@ pub fn is_want_of_means(reason: &Reason) -> bool {
         PoolTooSmall { .. }
             | PoolLimited { .. }
             | NoSuchPool { .. }
+            | PoolPagesStay(_)
             | ThpOff
             | ThpOffInProcess
             | NoCachedFile

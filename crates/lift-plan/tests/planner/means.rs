@@ -23,6 +23,7 @@ pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &
                 prop_assert!(!behind_its_back, "the program may write at the same time: {part:?}");
                 let aside = matches!(part.method, Method::MoveAside { .. });
                 prop_assert_eq!(aside, pool && !machine.movable_hugetlb, "{:?}", part);
+                prop_assert!(!(aside && program.facts.running), "threads would miss the range: {part:?}");
                 if let Method::MapImage { path, offset } = &part.method {
                     let fits =
                         program.facts.images.iter().any(|span| shows(span, part, path, *offset, attempt.page_size));

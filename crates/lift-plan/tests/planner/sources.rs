@@ -3,8 +3,8 @@
 
 use crate::fates::{is_want_of_means, size_of};
 use crate::oracle::{self, chosen_pages, pages_in};
-use crate::support::{Program, random};
-use address_space::{AddressRange, ObjectRole, PageSize};
+use crate::support::{PAGE, Program, Segment, Shape, machine_with, page_size, random};
+use address_space::{AddressRange, ObjectRole, PageSize, Protection};
 use lift_plan::{
     HugePool, ImageSpan, Kind, MachineFacts, Method, Pages, Part, Plan, Policy, RangeLift, Reason, Source, ThpMode,
     WritablePages, plan,
@@ -65,7 +65,11 @@ impl Case<'_> {
             Source::Hugetlb if pools.iter().all(|pool| pool.size != size) => {
                 Some(Reason::NoSuchPool { size, sizes: pools.iter().map(|pool| pool.size).collect() })
             }
-            Source::Hugetlb => pages_in(range).any(|page| self.is_pending(page)).then_some(Reason::ProtectionPending),
+            Source::Hugetlb if pages_in(range).any(|page| self.is_pending(page)) => Some(Reason::ProtectionPending),
+            Source::Hugetlb => {
+                let stay = self.program.facts.running && !self.machine.movable_hugetlb;
+                stay.then_some(Reason::PoolPagesStay(size))
+            }
             Source::Thp => match self.machine.thp {
                 None => Some(Reason::NoThp),
                 Some(thp) if thp.mode == ThpMode::Never => Some(Reason::ThpOff),
@@ -159,6 +163,41 @@ fn most_valuable_first(program: &Program, plan: &Plan) -> Result<(), TestCaseErr
     };
     prop_assert!(plan.lifts.is_sorted_by_key(value), "{plan:?}");
     Ok(())
+}
+
+/// Before Linux 5.16 nothing of a program that runs gets onto pool pages: this is known before any thread is stopped, the
+/// next source serves, and what the program's next start takes of the pools is planned all the same.
+#[test]
+fn pool_pages_that_cannot_be_moved_are_for_starts_alone() {
+    const HUGE: u64 = 4 * PAGE;
+    let mut program = Program::new("runs");
+    let segments = vec![Segment::new(Protection::READ_EXECUTE, 3 * HUGE)];
+    program.load(&Shape::new("/bin/exe", ObjectRole::Executable, 16 * HUGE, segments), true);
+    let mut program = program.finish();
+    let machine = MachineFacts { movable_hugetlb: false, ..machine_with(HUGE, 40) };
+    let made = |program: &Program, machine: &MachineFacts, pages| {
+        let plan = plan(&program.facts, machine, &Policy { pages, ..Policy::default() });
+        let attempts = plan.lifts.iter().flat_map(|lift| &lift.attempts);
+        let sources: Vec<_> = attempts.map(|attempt| attempt.source).collect();
+        let reasons: Vec<_> = plan.refusals.into_iter().map(|refusal| refusal.reason).collect();
+        (sources, reasons)
+    };
+    assert_eq!(made(&program, &machine, Pages::Hugetlb), (vec![Source::Hugetlb], vec![]));
+    program.facts.running = true;
+    let refused = (vec![], vec![Reason::PoolPagesStay(page_size(HUGE))]);
+    assert_eq!(made(&program, &machine, Pages::Hugetlb), refused);
+    assert_eq!(made(&program, &machine_with_none(&machine), Pages::Hugetlb), refused);
+    assert_eq!(made(&program, &machine, Pages::Auto), (vec![Source::Thp], vec![]));
+    let for_a_start = machine.clone().with_plentiful_pools();
+    assert_eq!(made(&program, &for_a_start, Pages::Hugetlb), (vec![Source::Hugetlb], vec![]));
+    let newer = MachineFacts { movable_hugetlb: true, ..machine };
+    assert_eq!(made(&program, &newer, Pages::Auto).0, [Source::Hugetlb, Source::Thp]);
+}
+
+/// More pages would not help.
+fn machine_with_none(machine: &MachineFacts) -> MachineFacts {
+    let empty = |pool: &HugePool| HugePool { total: 0, available: 0, ..*pool };
+    MachineFacts { pools: machine.pools.iter().map(empty).collect(), ..machine.clone() }
 }
 
 proptest! {
