@@ -83,7 +83,7 @@ fn main() -> ExitCode {
         test_case(format!("{kernel}/nodes"), needs, move |t| boot_with_two_nodes(t, kernel, least))
     };
     let mut tests: Vec<Test> = vec![
-        on_one_node("linux-5.10-amd64", 107),
+        on_one_node("linux-5.10-amd64", 110),
         on_one_node("linux-6.1-amd64", 96),
         on_one_node("linux-6.12-amd64", 87),
         on_one_node("linux-new-amd64", 106),

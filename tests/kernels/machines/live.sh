@@ -92,6 +92,16 @@ kills() {
     lift thp && unlift && ok "lifted after all that" || failed "not lifted after all that"
 }
 
+# Both are said before anything is stopped, and where any source may serve, the next one does.
+if [ "$sources" = thp ]; then
+    feature "attach and detach"
+    start waits_once 20
+    not_lifted "cannot be moved into a program that runs on this kernel" hugetlb
+    again=0
+    lift auto && [ "$(smaps_sum $pid Private_Hugetlb)" = 0 ] && unlift && ok "attach --pages auto goes on to the next source"
+    finish "one thread that is not lifted to the pool" "all right, woken in time"
+fi
+
 # An EINTR that is ours, see README.md, counts as two.
 unharmed="[0-4] faults"
 feature "attach and detach"
