@@ -1,4 +1,5 @@
-//! Files in huge folios on other file systems and kernels: each machine is booted once, with a disk for each file system.
+//! Files in huge folios on other file systems and kernels, and programs that lie on each file system: each machine is booted
+//! once, with a disk for each file system.
 
 use crate::{kernel_image, run_machine, script, with_pagelift};
 use anyhow::{Context as _, Result};
@@ -16,7 +17,7 @@ const PROGRAMS: [&str; 4] = [
 /// Size of each disk in bytes. It is sparse; xfs is not made smaller.
 const DISK_BYTES: u64 = 320 << 20;
 /// The kernel's modules that the machines need, as far as they are not a part of it.
-const MODULES: [&str; 10] = [
+pub const MODULES: [&str; 10] = [
     "virtio_pci",
     "virtio_blk",
     "crc32c_cryptoapi",
@@ -30,11 +31,14 @@ const MODULES: [&str; 10] = [
 ];
 
 /// A kernel, its file systems in the order of their disks, and how many checks it makes at the least.
-const MACHINES: [(&str, &[&str], usize); 3] = [
-    ("linux-6.1-amd64", &["xfs", "ext4"], 23),
-    ("linux-6.12-amd64", &["xfs", "erofs", "btrfs"], 38),
-    ("linux-new-amd64", &["xfs", "ext4", "btrfs"], 57),
+const MACHINES: [(&str, &[&str], usize); 4] = [
+    ("linux-5.10-amd64", &["xfs", "ext4", "btrfs"], PROGRAMS_ON),
+    ("linux-6.1-amd64", &["xfs", "ext4", "btrfs"], 23 + PROGRAMS_ON),
+    ("linux-6.12-amd64", &["xfs", "erofs", "btrfs", "ext4"], 38 + PROGRAMS_ON),
+    ("linux-new-amd64", &["xfs", "ext4", "btrfs"], 57 + PROGRAMS_ON),
 ];
+/// Checks of programs_on.sh: seven on each of ext4, xfs, btrfs, tmpfs and overlayfs.
+const PROGRAMS_ON: usize = 35;
 
 pub fn tests(needs: impl Fn(&str) -> Vec<Need>) -> Vec<Test> {
     let machines = MACHINES.into_iter().map(|(kernel, file_systems, least)| {
@@ -68,7 +72,7 @@ fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Resul
         fs::copy(program.build()?, programs.join(program.name()))?;
     }
     add_modules(&mut initramfs, kernel, &MODULES)?;
-    initramfs.add_file("/init", &script("files.sh", &[])?);
+    initramfs.add_file("/init", &script("files.sh", &["programs_on.sh"])?);
     let file = t.folder().join("initramfs");
     fs::write(&file, initramfs.finish())?;
     let disks = file_systems.iter().map(|name| disk(t, name, &programs)).collect::<Result<_>>()?;
