@@ -1,7 +1,7 @@
 //! Other kernels and another architecture, in virtual machines under software emulation: Debian's 5.10, which cannot move
 //! hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, 6.12 and the newest, each booted once with
-//! one NUMA node and once with two, and 64-bit ARM; file systems with and without large folios on 6.1, 6.12 and the newest
-//! kernel; programs with glibc 2.31, 2.41, the newest, and musl.
+//! one NUMA node and once with two, and 64-bit ARM; file systems with and without large folios on 6.1, 6.12 and
+//! the newest kernel; programs on each of the usual file systems; programs with glibc 2.31, 2.41, the newest, and musl.
 
 mod arm;
 mod c_libraries;
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     };
     let on_two_nodes = |kernel: &'static str, least: usize| {
         let modules = file_systems::modules_of(kernel).to_string_lossy().into_owned();
-        let more = [Need::Command("mkfs.ext4".into()), Need::File(modules)];
+        let more = [Need::Command("mkfs.ext4".into()), Need::Command("mkfs.xfs".into()), Need::File(modules)];
         let needs = needs(kernel).into_iter().chain(more).collect();
         test_case(format!("{kernel}/nodes"), needs, move |t| boot_with_two_nodes(t, kernel, least))
     };
@@ -88,9 +88,9 @@ fn main() -> ExitCode {
         on_one_node("linux-6.12-amd64", 87),
         on_one_node("linux-new-amd64", 106),
         on_two_nodes("linux-5.10-amd64", 57),
-        on_two_nodes("linux-6.1-amd64", 93),
-        on_two_nodes("linux-6.12-amd64", 93),
-        on_two_nodes("linux-new-amd64", 96),
+        on_two_nodes("linux-6.1-amd64", 97),
+        on_two_nodes("linux-6.12-amd64", 97),
+        on_two_nodes("linux-new-amd64", 97),
     ];
     tests.extend(arm::tests());
     tests.extend(file_systems::tests(needs));
@@ -215,8 +215,10 @@ fn boot_with_two_nodes(t: &Context, kernel: &str, least: usize) -> Result<()> {
     let mut disks = Vec::new();
     // Before Linux 5.15 nothing tells a disk from the next one, so that there are no images of its files.
     if !kernel.starts_with("linux-5.10") {
-        file_systems::add_modules(&mut initramfs, kernel, &["virtio_pci", "virtio_blk", "ext4"])?;
-        disks.push(file_systems::disk(t, "ext4", t.folder())?);
+        file_systems::add_modules(&mut initramfs, kernel, &file_systems::MODULES)?;
+        for file_system in ["ext4", "xfs"] {
+            disks.push(file_systems::disk(t, file_system, t.folder())?);
+        }
     }
     initramfs.add_file("/init", &script("sizes.sh", &["nodes.sh", "groups.sh", "memory_limits.sh"])?);
     let boot = "hugepagesz=1G hugepages=1 hugepagesz=2M";

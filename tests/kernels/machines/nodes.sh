@@ -289,7 +289,14 @@ fi
 feature "pool: a page of 1 GiB from boot"
 gib=1048576
 [ "$(on 1 $gib)" = 1 ] && ok "a page of 1 GiB on node 1" || failed "pages of 1 GiB: $(on 0 $gib) on node 0, $(on 1 $gib) on node 1"
-case $(uname -r) in 5.*) ;; *) size_is_used $gib ;; esac
+case $(uname -r) in
+    5.*) ;;
+    *)
+        size_is_used $gib
+        feature "heap on a pool page of 1 GiB"
+        heap_on "a heap on the page of 1 GiB" "0 1" pagelift run --pages thp --heap=1G -- pie_by_default
+        ;;
+esac
 if [ -e /sys/kernel/mm/hugepages/hugepages-${gib}kB/demote ]; then
     feature "pool: demote a page of 1 GiB"
     pagelift pool demote 1G:1@1 >/tmp/out 2>&1
@@ -397,26 +404,27 @@ if [ -d /modules ]; then
     node_pool 0 0
     node_pool 1 0
 
-    # Where the kernel has huge folios on ext4 (6.16).
+    # On xfs, which has huge folios since 5.18.
     feature "two nodes: huge folios of a file on another node"
     export PAGELIFT_STORE=/none
+    fixed=/folios/fixed_address_executable
+    mkdir /folios
+    mount -t xfs /dev/vdb /folios && cp /bin/fixed_address_executable /folios
+    sync
     echo 1 >/proc/sys/vm/drop_caches
-    if taskset 1 pagelift cache prepare /files/fixed_address_executable >/tmp/said 2>&1; then
-        far="on another node: /files/fixed_address_executable: .* on node 0 of .* runs on node 1; fix.* add --per-node /files/fixed"
-        start taskset 2 pagelift run -v --pages file -- /files/fixed_address_executable
-        pagelift status $pid >/tmp/status 2>&1
-        pagelift inspect --pages file $pid >/tmp/inspected 2>&1
-        stop "huge folios on another node"
-        says "huge folios on another node: the report" "$far" /tmp/err
-        says "huge folios on another node: status" "$far" /tmp/status
-        says "huge folios on another node: inspect" "$far" /tmp/inspected
-        start taskset 1 pagelift run -v --pages file -- /files/fixed_address_executable
-        stop "huge folios on its own node"
-        grep -q "on another node" /tmp/err && failed "huge folios on its own node: $(cat /tmp/err)" || ok "huge folios on its own node"
-    else
-        way "refused: no huge folios on ext4"
-        ok "no huge folios on ext4: $(tail -n 1 /tmp/said)"
-    fi
+    taskset 1 pagelift cache prepare $fixed >/tmp/said 2>&1 || failed "no huge folios: $(tail -n 1 /tmp/said)"
+    far="on another node: $fixed: .* on node 0 of .* runs on node 1; fix.* add --per-node $fixed"
+    start taskset 2 pagelift run -v --pages file -- $fixed
+    pagelift status $pid >/tmp/status 2>&1
+    pagelift inspect --pages file $pid >/tmp/inspected 2>&1
+    [ "$(smaps_sum $pid FilePmdMapped)" -ge $((8 * M)) ] && way file
+    stop "huge folios on another node"
+    says "huge folios on another node: the report" "$far" /tmp/err
+    says "huge folios on another node: status" "$far" /tmp/status
+    says "huge folios on another node: inspect" "$far" /tmp/inspected
+    start taskset 1 pagelift run -v --pages file -- $fixed
+    stop "huge folios on its own node"
+    grep -q "on another node" /tmp/err && failed "huge folios on its own node: $(cat /tmp/err)" || ok "huge folios on its own node"
 fi
 
 feature "shortage: memory"
