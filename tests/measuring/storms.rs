@@ -1,7 +1,9 @@
 //! Storms of an allocator that is built first, on Pagelift's own heap, in code on huge pages, and in code that is loaded later.
 
 use crate::counts::is_counting;
-use crate::{LARGE, SMALL, ended, first_finding, is_cured, names_allocator, seen, seen_by, storm, storm_by};
+use crate::{
+    LARGE, LARGE_ZEROED, SMALL, ended, first_finding, is_cured, names_allocator, seen, seen_by, storm, storm_by,
+};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -9,7 +11,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Need, Program, Session, Test, default_huge_page, poll_until, test_case, workspace};
+use test_support::{
+    Context, Need, Program, Session, Skipped, Test, default_huge_page, pagelift_binary, poll_until, test_case,
+    workspace,
+};
 
 /// Bytes of the heap in [`SMALL`] storms: blocks of three threads, and room beside them.
 const HEAP: u64 = 160 << 20;
@@ -23,12 +28,13 @@ pub fn tests(needs: &[Need]) -> Vec<Test> {
     vec![
         test_case("mimalloc_3_is_named_and_cured", with(Need::Command("cargo".into())), mimalloc_3),
         test_case("our_heap_sends_none/thp", with(Need::Thp), |t| {
-            our_heap(t, &[SMALL, LARGE], &["--heap=thp", "--heap-allocator=mimalloc"])
+            our_heap(t, &[SMALL, LARGE, LARGE_ZEROED], &["--heap=thp", "--heap-allocator=mimalloc"])
         }),
         test_case("our_heap_sends_none/hugetlb", with(Need::Pool(HEAP)), |t| {
             let options = [format!("--heap={}", default_huge_page()?.bytes()), format!("--heap-reserve={HEAP}")];
             our_heap(t, &[SMALL], &options.each_ref().map(String::as_str))
         }),
+        test_case("our_heap_zeroes_in_place", our_heap_needs(), our_heap_zeroes_in_place),
         test_case("lifted_code_is_named/thp", with(Need::Thp), |t| lifted_code(t, "thp")),
         test_case("lifted_code_is_named/hugetlb", with(Need::Pool(CODE)), |t| lifted_code(t, "hugetlb")),
         test_case("code_that_is_loaded_later_is_named", needs.to_vec(), loaded_later),
@@ -82,6 +88,33 @@ fn our_heap(t: &Context, storms: &[[&str; 3]], options: &[&str]) -> Result<()> {
         ensure!(maps.contains("libpagelift_heap.so"), "its heap is not ours:\n{maps}");
         is_cured(t, session, &plain)?;
     }
+    Ok(())
+}
+
+fn our_heap_needs() -> Vec<Need> {
+    vec![Need::Command("gcc".into()), Need::Command("strace".into()), Need::Thp]
+}
+
+/// Blocks of which few pages are touched are cleared page by page: to give back what lies between those pages makes no page
+/// free, but interrupts the other CPUs where two threads do it at the same time.
+fn our_heap_zeroes_in_place(t: &Context) -> Result<()> {
+    const ROUNDS: usize = 100;
+    const ZEROED: usize = ROUNDS * 3 * 4;
+    if fs::read_to_string("/proc/swaps")?.lines().count() > 1 {
+        return Err(Skipped("pages may be swapped out here, and are then given back".to_owned()).into());
+    }
+    let library = pagelift_binary()?.with_file_name("libpagelift_heap.so");
+    let calls = t.folder().join("calls");
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "--seccomp-bpf", "-e", "trace=madvise", "-o"]).arg(&calls);
+    command.arg("-E").arg(format!("LD_PRELOAD={}", library.display())).args(["-E", "PAGELIFT=heap=thp only=storms*"]);
+    command.arg(Program::named("measuring/storms.c")?.build()?).args(LARGE_ZEROED).arg(ROUNDS.to_string());
+    let output = t.run(command)?.success()?;
+    ensure!(output.stderr.contains("heap: on transparent huge pages"), "{}", output.stderr);
+    let calls = fs::read_to_string(calls)?;
+    let given_back = calls.matches("MADV_DONTNEED").count();
+    // Each block is given back where it moves to ordinary pages, once.
+    ensure!(calls.contains("MADV_NOHUGEPAGE") && given_back <= ZEROED / 10, "{given_back} for {ZEROED}:\n{calls}");
     Ok(())
 }
 

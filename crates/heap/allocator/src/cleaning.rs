@@ -4,6 +4,7 @@
 //! each of them would take a whole huge page. Once it is there its few pages are cleared in place: to give them back would
 //! interrupt the other CPUs at every use, and cost faults besides.
 
+use crate::swap;
 use crate::sys::{advise, base_page, clear};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -112,7 +113,7 @@ enum Amount {
 /// As for [`clean`].
 unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
     let page = base_page();
-    let resident = |offset: &usize| is_resident(start + offset / page * page, page);
+    let resident = |offset: &usize| is_resident(start + offset / page * page);
     let ends = [0, bytes - page];
     if !ends.iter().any(resident) && !samples(bytes).take(FIRST_SAMPLES).any(|offset| resident(&offset)) {
         return Seen { before, now: before, amount: Amount::Other };
@@ -201,7 +202,7 @@ unsafe fn give_back(start: usize, bytes: usize) {
     }
 }
 
-/// Clears what is resident and gives back the rest, which may have been swapped out.
+/// Clears what is resident and gives back the rest, where it may have been swapped out.
 ///
 /// # Safety
 /// As for [`clean`].
@@ -209,51 +210,85 @@ unsafe fn clear_what_is_resident(start: usize, bytes: usize) {
     let step = PAGES_ASKED * base_page();
     for offset in (0..bytes).step_by(step) {
         let length = step.min(bytes - offset);
+        let part = Residence::of(start + offset, length);
         // SAFETY:
         // - the caller's promise, for a part of the range.
         unsafe {
-            if is_resident(start + offset, length) || !advise(start + offset, length, libc::MADV_DONTNEED) {
+            if part.is_any() || !part.others_are_empty && !advise(start + offset, length, libc::MADV_DONTNEED) {
                 clear(start + offset, length);
             }
         }
     }
 }
 
-/// Clears the resident pages of a block that has few of them, and gives back what lies between them, which may have been
-/// swapped out. Where no page is mapped that interrupts no other CPU, unless another thread makes such a call at the same
-/// time (`mm_tlb_flush_nested` in mm/mmu_gather.c): therefore one thread at a time.
+/// Clears the resident pages of a block that has few of them, and gives back what lies between them, where it may have been
+/// swapped out. That interrupts no other CPU, since no page is mapped there, unless another thread makes such a call at the
+/// same time (`mm_tlb_flush_nested` in mm/mmu_gather.c): therefore one thread at a time.
 ///
 /// # Safety
 /// As for [`clean`].
 unsafe fn clear_few_pages(start: usize, bytes: usize) {
-    let _turn = Turn::take();
     let (page, step) = (base_page(), PAGES_ASKED * base_page());
     for offset in (0..bytes).step_by(step) {
         let (begin, length) = (start + offset, step.min(bytes - offset));
-        let mut pages = [0u8; PAGES_ASKED];
-        // SAFETY:
-        // - `pages` has room for one byte for each page of the range, of which nothing is touched.
-        let known = unsafe { libc::mincore(begin as *mut c_void, length, pages.as_mut_ptr()) } == 0;
-        let runs = || pages[..length / page].chunk_by(|a, b| a & 1 == b & 1);
-        if !known || runs().take(MOST_RUNS).count() == MOST_RUNS {
+        let part = Residence::of(begin, length);
+        let _turn = (!part.others_are_empty).then(Turn::take);
+        if !part.is_known || part.runs().take(MOST_RUNS).count() == MOST_RUNS {
             // SAFETY:
             // - the caller's promise, for a part of the range.
             unsafe { give_back(begin, length) };
             continue;
         }
         let mut at = begin;
-        for run in runs() {
+        for run in part.runs() {
             let length = run.len() * page;
             // SAFETY:
             // - the caller's promise, for a part of the range.
             unsafe {
                 match run[0] & 1 == 1 {
                     true => clear(at, length),
+                    false if part.others_are_empty => {}
                     false => give_back(at, length),
                 }
             }
             at += length;
         }
+    }
+}
+
+/// Which pages of a part of a block are resident (mincore(2)).
+struct Residence {
+    pages: [u8; PAGES_ASKED],
+    /// Number of pages of the part.
+    count: usize,
+    /// False if the kernel does not tell.
+    is_known: bool,
+    /// What is not resident holds nothing: it cannot have been swapped out.
+    others_are_empty: bool,
+}
+
+impl Residence {
+    /// Asks the kernel about whole pages, at most [`PAGES_ASKED`].
+    fn of(start: usize, bytes: usize) -> Self {
+        let mut pages = [0u8; PAGES_ASKED];
+        assert!(bytes <= PAGES_ASKED * base_page());
+        // Asked before and after: neither the first nor the last space for swapping comes and goes meanwhile.
+        let was_without_swap = swap::is_absent();
+        // SAFETY:
+        // - the range has at most as many pages as the answer has room for; of the range itself nothing is touched.
+        let is_known = unsafe { libc::mincore(start as *mut c_void, bytes, pages.as_mut_ptr()) } == 0;
+        let others_are_empty = is_known && was_without_swap && swap::is_absent();
+        Self { pages, count: bytes / base_page(), is_known, others_are_empty }
+    }
+
+    /// True if any page is resident, or if the kernel does not tell.
+    fn is_any(&self) -> bool {
+        !self.is_known || self.pages[..self.count].iter().any(|page| page & 1 != 0)
+    }
+
+    /// The pages in runs, resident ones and others.
+    fn runs(&self) -> impl Iterator<Item = &[u8]> {
+        self.pages[..self.count].chunk_by(|a, b| a & 1 == b & 1)
     }
 }
 
@@ -288,12 +323,11 @@ impl Drop for Turn {
     }
 }
 
-/// True if any page of the range is resident, or if the kernel does not tell.
-fn is_resident(start: usize, bytes: usize) -> bool {
-    let mut pages = [0u8; PAGES_ASKED];
-    assert!(bytes <= PAGES_ASKED * base_page());
+/// True if the page is resident, or if the kernel does not tell.
+fn is_resident(page: usize) -> bool {
+    let mut answer = 0u8;
     // SAFETY:
-    // - the range has at most as many pages as the answer has room for; of the range itself nothing is touched.
-    let failed = unsafe { libc::mincore(start as *mut c_void, bytes, pages.as_mut_ptr()) } != 0;
-    failed || pages[..bytes / base_page()].iter().any(|page| page & 1 != 0)
+    // - one page, for which the answer has room; of the page itself nothing is touched.
+    let failed = unsafe { libc::mincore(page as *mut c_void, base_page(), &raw mut answer) } != 0;
+    failed || answer & 1 != 0
 }

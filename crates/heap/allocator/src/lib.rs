@@ -39,6 +39,7 @@ mod program;
 mod small;
 mod start;
 mod stop;
+mod swap;
 mod sys;
 mod text;
 mod threads;
