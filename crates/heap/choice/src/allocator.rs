@@ -2,6 +2,7 @@
 
 use crate::elf::ElfFacts;
 use crate::program::Program;
+use heap_abi::ACCOUNT_SYMBOL;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,6 +29,8 @@ pub enum Family {
     Tcmalloc,
     /// mimalloc.
     Mimalloc,
+    /// The one that Pagelift preloads: mimalloc for small blocks, and its own way for large ones.
+    Pagelift,
     /// Go's runtime.
     Go,
     /// A Java virtual machine, whose heap is its own.
@@ -142,6 +145,9 @@ fn special(program: &Program) -> Option<Found> {
 
 /// An allocator among the objects' symbols.
 fn known_symbols(facts: &ElfFacts) -> Option<(Family, String)> {
+    if facts.defines(ACCOUNT_SYMBOL) {
+        return Some((Family::Pagelift, ACCOUNT_SYMBOL.to_owned()));
+    }
     let symbol = |wanted: &dyn Fn(&str) -> bool| facts.defines.iter().find(|name| wanted(name)).cloned();
     if let Some(name) = symbol(&|name| name.ends_with("mallctl")) {
         let variable = facts.jemalloc_variable.clone().unwrap_or_else(|| "MALLOC_CONF".to_owned());
@@ -239,6 +245,7 @@ impl fmt::Display for Allocator {
             Family::Jemalloc { version: None, .. } => f.write_str(jemalloc_by(&self.settings))?,
             Family::Tcmalloc => write!(f, "tcmalloc")?,
             Family::Mimalloc => write!(f, "mimalloc")?,
+            Family::Pagelift => write!(f, "Pagelift's heap")?,
             Family::Go => write!(f, "Go's runtime")?,
             Family::Jvm => write!(f, "a Java virtual machine")?,
             Family::Unknown => write!(f, "an allocator that is not known")?,

@@ -122,7 +122,7 @@ fn best(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
         Family::Jemalloc { version, .. } if context.replaceable && !has_thp(version.as_deref()) => {
             preload_instead("this jemalloc has no setting for huge pages", choice);
         }
-        Family::Tcmalloc | Family::Mimalloc | Family::Unknown if context.replaceable => {
+        Family::Tcmalloc | Family::Mimalloc | Family::Pagelift | Family::Unknown if context.replaceable => {
             preload_instead("its own settings do not ask for transparent huge pages", choice);
         }
         _ => own(allocator, context, choice),
@@ -195,7 +195,7 @@ fn own(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
         Family::Go => collapse(choice, "Go has no setting that asks for huge pages"),
         Family::Musl => collapse(choice, "musl has no setting for huge pages"),
         Family::Tcmalloc => collapse(choice, "tcmalloc has no setting that asks for transparent huge pages"),
-        Family::Mimalloc => {
+        Family::Mimalloc | Family::Pagelift => {
             collapse(choice, "mimalloc's setting would take pool pages without the means to survive a fork")
         }
         Family::Unknown => collapse(choice, "no setting of its allocator is known"),

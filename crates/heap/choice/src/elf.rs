@@ -1,5 +1,6 @@
 //! What an ELF file tells about memory allocation. Only the parts needed are read.
 
+use heap_abi::ACCOUNT_SYMBOL;
 use linux::bounded::{ALLOCATOR_NAMES, Budget, ELF_HEADERS, SYMBOL_TABLES};
 use object::elf::{self, DynamicTag};
 use object::read::ReadCache;
@@ -13,7 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Symbols that tell allocators and runtimes apart, by the end of their name: allocators are often built with a prefix.
-const TELLING: [&str; 21] = [
+const TELLING: [&str; 22] = [
+    ACCOUNT_SYMBOL,
     "mallctl",
     "tc_malloc",
     "tc_version",

@@ -148,6 +148,7 @@ fn name_of(family: &Family) -> &'static str {
         Family::Jemalloc { .. } => "jemalloc",
         Family::Tcmalloc => "tcmalloc",
         Family::Mimalloc => "mimalloc",
+        Family::Pagelift => "pagelift",
         Family::Go => "go",
         Family::Jvm => "jvm",
         Family::Unknown => "unknown",

@@ -51,6 +51,7 @@ fn a_cure_is_chosen_by_what_the_allocator_knows() {
     assert_eq!(ids(&allocator(Family::Glibc { minor: Some(36) }, &[])), ["glibc"]);
     assert_eq!(ids(&allocator(Family::Glibc { minor: Some(17) }, &[])), [""; 0]);
     assert_eq!(ids(&allocator(Family::Go, &[])), [""; 0]);
+    assert_eq!(ids(&allocator(Family::Pagelift, &["purge_delay"])), [""; 0], "it would end a part of it only");
 }
 
 #[test]
@@ -58,6 +59,7 @@ fn where_there_is_no_cure_there_is_advice() {
     let says = |allocator: &Allocator| cures().advice_for(allocator).map(|advice| advice.id.as_str());
     assert_eq!(says(&allocator(Family::Go, &[])), Some("go"));
     assert_eq!(says(&allocator(Family::Musl, &[])), Some("musl"));
+    assert_eq!(says(&allocator(Family::Pagelift, &["purge_delay"])), Some("pagelift-heap"));
     assert_eq!(says(&allocator(Family::Tcmalloc, &[])), Some("tcmalloc-google"));
     assert_eq!(says(&allocator(Family::Tcmalloc, &["TCMALLOC_RELEASE_RATE"])), None);
     let node = Allocator { runtime: Some(Runtime::V8), ..allocator(Family::Glibc { minor: Some(36) }, &[]) };
