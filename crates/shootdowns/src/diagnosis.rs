@@ -203,7 +203,12 @@ impl Subject {
         }
         let alone = !matches!(allocator.family, Family::Glibc { .. } | Family::Musl | Family::Jvm)
             && allocator.place != Place::LinkedIn;
-        alone || frame.function.as_deref().is_some_and(is_interface)
+        let is_jemalloc = matches!(allocator.family, Family::Jemalloc { .. });
+        alone
+            || frame
+                .function
+                .as_deref()
+                .is_some_and(|name| is_interface(name) || is_jemalloc && is_inside_jemalloc(name))
     }
 
     fn finding(&self, behaviour: Behaviour, share: f64) -> Finding {
@@ -371,6 +376,23 @@ fn is_interface(name: &str) -> bool {
     ];
     let bare = without_version(name).trim_start_matches('_');
     NAMES.contains(&bare) || BEGINNINGS.iter().any(|start| bare.starts_with(start.trim_start_matches('_')))
+}
+
+/// A function of jemalloc's own: linked in, its interface may have been made part of these (jemalloc 5, src/jemalloc.c, pac.c,
+/// tcache.c, arena.c, extent.c).
+fn is_inside_jemalloc(name: &str) -> bool {
+    const BEGINNINGS: [&str; 9] = [
+        "malloc_default",
+        "free_default",
+        "sdallocx_default",
+        "tcache_bin_flush_",
+        "arena_decay",
+        "pac_decay_",
+        "pac_purge",
+        "extent_dalloc_",
+        "background_thread_entry",
+    ];
+    BEGINNINGS.iter().any(|start| name.starts_with(start))
 }
 
 fn is_runtime(frame: &Frame) -> bool {

@@ -46,6 +46,19 @@ fn the_c_library_s_allocator_is_known_by_its_interface() {
     assert_eq!(glibc().behaviour(Cause::Munmap, &thread), Behaviour::Program(Cause::Munmap));
 }
 
+/// Stacks of rustc, whose jemalloc is linked in and optimised together with it.
+#[test]
+fn a_jemalloc_that_is_linked_in_is_known_by_its_inner_functions() {
+    let family = Family::Jemalloc { version: Some("5.3.0".to_owned()), variable: "MALLOC_CONF".to_owned() };
+    let rustc = subject(family, Place::LinkedIn, 0, Environment::default());
+    let stack = |names: &[&str]| names.iter().map(|name| frame("rustc", Some(name), 0)).collect::<Vec<_>>();
+    let freed =
+        stack(&["pac_decay_to_limit.llvm.1930976557498499365", "tcache_bin_flush_small", "free_default", "main"]);
+    assert_eq!(rustc.behaviour(Cause::Madvise, &freed), Behaviour::Allocator(Returning::Purging));
+    assert_eq!(rustc.behaviour(Cause::Madvise, &stack(&["malloc_default"])), Behaviour::Allocator(Returning::Purging));
+    assert_eq!(rustc.behaviour(Cause::Madvise, &stack(&["arena", "main"])), Behaviour::Program(Cause::Madvise));
+}
+
 #[test]
 fn what_the_program_asks_for_has_no_setting() {
     let trimmed = [frame("libc.so.6", Some("malloc_trim"), 1), frame("a", Some("main"), 0)];
