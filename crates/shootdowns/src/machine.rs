@@ -17,6 +17,14 @@ pub enum Unseen {
     ArmBroadcast,
 }
 
+impl Unseen {
+    /// True where shootdowns that a process sends are not counted either. KVM's kernel reports a flush before it leaves out
+    /// virtual CPUs that do not run.
+    pub fn hides_senders(self) -> bool {
+        self != Self::KvmParavirtual
+    }
+}
+
 impl fmt::Display for Unseen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

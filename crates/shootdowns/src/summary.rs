@@ -18,6 +18,9 @@ pub struct Summary {
     pub refused: Vec<String>,
     /// What this machine does not show.
     pub unseen: Vec<Unseen>,
+    /// The process that alone is watched; all of them without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub watched: Option<i32>,
     /// Seconds that were watched.
     pub seconds: f64,
     /// Shootdowns sent on the whole machine, or calls that may send some, each counted; `None` where neither is shown.
@@ -250,6 +253,7 @@ mod tests {
             evidence: Evidence::TlbTracepoint,
             refused: Vec::new(),
             unseen: Vec::new(),
+            watched: None,
             seconds,
             sent: Some(sent),
             received: None,

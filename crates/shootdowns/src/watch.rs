@@ -203,6 +203,7 @@ impl Watch {
             evidence: self.evidence,
             refused: self.refused.clone(),
             unseen: machine::unseen(),
+            watched: self.paths.only,
             seconds: (now - self.started).as_secs_f64(),
             sent,
             received,

@@ -162,7 +162,7 @@ fn verdict(verdict: &Verdict, style: Style) -> String {
 }
 
 /// Prose in lines of at most `width` columns.
-fn wrapped(words: &str, width: usize) -> Vec<String> {
+pub(super) fn wrapped(words: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in printable(words).split_whitespace() {
         let line = lines.last_mut().unwrap_or_else(|| unreachable!("there is always a line"));

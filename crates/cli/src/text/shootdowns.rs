@@ -1,5 +1,6 @@
 //! Formats what `pagelift shootdowns` has seen; pure.
 
+use super::doctor::wrapped;
 use super::number::grouped;
 use super::table::{align_right, table, trimmed};
 use shootdowns::diagnosis::{FEWEST_STACKS, Finding, Remedy};
@@ -40,13 +41,34 @@ pub fn live(summary: &Summary, width: usize) -> String {
 
 /// All that was seen, and what ends it; the table within so many columns.
 pub fn text(summary: &Summary, diagnoses: &[Diagnosis], width: Option<usize>) -> String {
-    let mut text = head(summary, width) + &processes(summary, width);
+    let mut prose = String::new();
     for diagnosis in diagnoses {
         if let Some(process) = summary.processes.iter().find(|process| process.pid == diagnosis.pid) {
-            text += &diagnosed(summary, process, diagnosis);
+            prose += &diagnosed(summary, process, diagnosis);
         }
     }
-    text + &notes(summary)
+    prose += &notes(summary);
+    head(summary, width) + &processes(summary, width) + &fitted(prose, width)
+}
+
+/// Prose in lines that fit; what goes on stands further in. What is to be typed stays on one line.
+fn fitted(prose: String, width: Option<usize>) -> String {
+    const FURTHER: usize = 2;
+    let Some(width) = width else { return prose };
+    let mut text = String::new();
+    for line in prose.lines() {
+        let bare = line.trim_start();
+        let indent = line.len() - bare.len();
+        if line.chars().count() <= width || bare.starts_with("cure: ") {
+            text += &format!("{line}\n");
+            continue;
+        }
+        for (number, part) in wrapped(bare, width.saturating_sub(indent + FURTHER)).iter().enumerate() {
+            let indent = indent + if number > 0 { FURTHER } else { 0 };
+            text += &format!("{:indent$}{part}\n", "");
+        }
+    }
+    text
 }
 
 fn head(summary: &Summary, width: Option<usize>) -> String {
@@ -84,14 +106,8 @@ fn processes(summary: &Summary, width: Option<usize>) -> String {
     let shown = summary.processes.iter().filter(|process| process.sent + process.received > 0.0);
     let shown: Vec<&ProcessSummary> = shown.take(MOST_PROCESSES).collect();
     if shown.is_empty() {
-        return match summary.evidence {
-            Evidence::TlbTracepoint if !summary.unseen.is_empty() => {
-                "No process sent or received any that can be seen: this machine does not show all of them, see the notes.\n"
-                    .to_owned()
-            }
-            Evidence::TlbTracepoint | Evidence::SystemCalls => "No process sent or received any.\n".to_owned(),
-            _ => String::new(),
-        };
+        let says = nobody(summary);
+        return if says.is_empty() { says } else { says + "\n" };
     }
     let calls = summary.evidence == Evidence::SystemCalls;
     let rows: Vec<Vec<String>> = shown.iter().map(|process| cells(process, summary)).collect();
@@ -100,6 +116,22 @@ fn processes(summary: &Summary, width: Option<usize>) -> String {
         text += "of all: whole address spaces; waiting, interrupted: of one CPU's time\n";
     }
     text
+}
+
+/// What is said where no process is shown.
+fn nobody(summary: &Summary) -> String {
+    let who = match (summary.evidence, summary.watched) {
+        (Evidence::TlbTracepoint | Evidence::SystemCalls, Some(pid)) => format!("Process {pid} sent and received none"),
+        (Evidence::TlbTracepoint | Evidence::SystemCalls, None) => "No process sent or received any".to_owned(),
+        (Evidence::Interrupts, Some(pid)) => {
+            return format!("Not shown: process {pid} by itself; these are those of all processes together.");
+        }
+        _ => return String::new(),
+    };
+    let is_all =
+        summary.evidence == Evidence::SystemCalls || !summary.unseen.iter().any(|unseen| unseen.hides_senders());
+    let rest = if is_all { "." } else { " that can be seen: this machine does not show all of them, see the notes." };
+    who + rest
 }
 
 fn cells(process: &ProcessSummary, summary: &Summary) -> Vec<String> {
@@ -194,7 +226,8 @@ fn diagnosed(summary: &Summary, process: &ProcessSummary, diagnosis: &Diagnosis)
         text += &found(finding);
     }
     if process.stacks == 0 {
-        text += "  no stack of it was sampled, so that its cause is not known; fix: watch for longer (--for SECONDS)\n";
+        text += "  no stack of it was sampled, so that its cause is not known; fix: watch for longer (--for SECONDS)";
+        text += if summary.watched.is_none() { ", and it alone (-p PID)\n" } else { "\n" };
     } else if process.effective_stacks < FEWEST_STACKS {
         let stacks = process.effective_stacks.round();
         let _ = writeln!(text, "  from {stacks} stacks, too few to tell; fix: watch for longer (--for SECONDS)");
@@ -333,6 +366,7 @@ mod tests {
             evidence,
             refused: Vec::new(),
             unseen: Vec::new(),
+            watched: None,
             seconds: 1.0,
             sent: Some(1_234_567),
             received: Some(1_234_567),
@@ -356,6 +390,18 @@ mod tests {
             assert_eq!(picture.contains("received/s"), width >= 100, "{width}:\n{picture}");
             assert_eq!(picture.contains("150.0 %"), width >= 72, "{width}:\n{picture}");
         }
+    }
+
+    #[test]
+    fn prose_fits_into_its_terminal_and_what_is_to_be_typed_stays_whole() {
+        let cure = format!("    cure: GLIBC_TUNABLES={}", "glibc.malloc.trim_threshold=1:".repeat(4));
+        let prose = format!("{cure}\n      ends it; it costs: {}\n\nNote: short\n", "resident memory ".repeat(9));
+        let lines = fitted(prose.clone(), Some(80));
+        let lines: Vec<&str> = lines.lines().collect();
+        assert_eq!((lines[0], lines.last()), (cure.as_str(), Some(&"Note: short")));
+        assert!(lines[1..].iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        assert!(lines[1].starts_with("      ends it;") && lines[2].starts_with("        resident"), "{lines:#?}");
+        assert_eq!(fitted(prose.clone(), None), prose);
     }
 
     #[test]
@@ -434,12 +480,26 @@ mod tests {
         let mut summary = summary(Evidence::TlbTracepoint);
         summary.processes.clear();
         assert!(text(&summary, &[], None).contains("No process sent or received any.\n"));
-        summary.unseen = vec![shootdowns::machine::Unseen::AmdBroadcast];
+        summary.unseen = vec![shootdowns::machine::Unseen::KvmParavirtual];
+        assert!(text(&summary, &[], None).contains("No process sent or received any.\n"), "senders are all counted");
+        summary.unseen.push(shootdowns::machine::Unseen::AmdBroadcast);
         let printed = text(&summary, &[], None);
         assert!(
             printed.contains("does not show all of them, see the notes") && printed.contains("INVLPGB"),
             "{printed}"
         );
+    }
+
+    #[test]
+    fn a_process_that_is_watched_alone_is_named_where_nothing_of_it_was_seen() {
+        let mut summary = summary(Evidence::TlbTracepoint);
+        (summary.processes, summary.watched) = (Vec::new(), Some(17));
+        assert!(text(&summary, &[], None).contains("\nProcess 17 sent and received none.\n"));
+        summary.evidence = Evidence::Interrupts;
+        let printed = text(&summary, &[], None);
+        assert!(printed.contains("Not shown: process 17 by itself"), "{printed}");
+        summary.watched = None;
+        assert!(!text(&summary, &[], None).contains("by itself"));
     }
 
     #[test]
