@@ -1,19 +1,24 @@
-//! Shootdowns that the kernel sends by itself: KSM is named, with what ends it, and told from what a program asks for.
+//! Shootdowns that the kernel sends by itself: KSM, khugepaged and compaction are named, with what ends them, and told from
+//! what a program asks for.
 
-use crate::{ENOUGH, ENOUGH_STACKS, LONGEST, ended, first_finding, seen_by, sent, storm_by};
+use crate::{LONGEST, ended, first_finding, is_enough, seen_by, sent, storm_by};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Need, Program, Session, Test, test_case};
+use test_support::{Context, Need, Program, Session, Skipped, Test, test_case};
 
 const KSM: &str = "/sys/kernel/mm/ksm/run";
+const KHUGEPAGED: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged";
+const COMPACT: &str = "/proc/sys/vm/compact_memory";
 
 pub fn tests(needs: &[Need]) -> Vec<Test> {
     let with_ksm = [needs, &[Need::File(KSM.to_owned())]].concat();
     vec![
         test_case("ksm_is_named", with_ksm, ksm),
+        test_case("khugepaged_is_named", [needs, &[Need::Thp]].concat(), khugepaged),
+        test_case("compaction_is_named", [needs, &[Need::File(COMPACT.to_owned())]].concat(), compaction),
         test_case("what_a_program_pages_out_is_its_own_call", needs.to_vec(), paged_out),
     ]
 }
@@ -42,6 +47,35 @@ impl Drop for Merging {
     }
 }
 
+/// Settings of khugepaged, which are put back when this is dropped.
+struct Scanning {
+    before: Vec<(PathBuf, String)>,
+}
+
+impl Scanning {
+    /// Scans without a pause.
+    fn begin() -> Result<Self> {
+        let mut scanning = Self { before: Vec::new() };
+        for (name, value) in [("scan_sleep_millisecs", "0"), ("max_ptes_none", "511")] {
+            let path = Path::new(KHUGEPAGED).join(name);
+            let before = fs::read_to_string(&path)?.trim().to_owned();
+            fs::write(&path, value).with_context(|| format!("{} cannot be set", path.display()))?;
+            scanning.before.push((path, before));
+        }
+        Ok(scanning)
+    }
+}
+
+impl Drop for Scanning {
+    fn drop(&mut self) {
+        for (path, value) in &self.before {
+            if let Err(error) = fs::write(path, value) {
+                eprintln!("{} could not be put back to {value}: {error}", path.display());
+            }
+        }
+    }
+}
+
 fn storm_of(t: &Context, what: &str) -> Result<Session> {
     let mut command = Command::new(Program::named("measuring/storms_of_the_kernel.c")?.build()?);
     command.arg(what);
@@ -57,20 +91,25 @@ fn kernel_thread(name: &str) -> Result<String> {
     Ok(number.to_string_lossy().into_owned())
 }
 
+/// Watches a thread of the kernel until enough was seen of it, or for long.
+fn seen_of_kernel(t: &Context, thread: &str) -> Result<Value> {
+    let mut seconds = 1;
+    loop {
+        let time = seconds.to_string();
+        let output = t.run(t.pagelift(&["shootdowns", "-p", thread, "--for", &time, "--json"])?)?.success()?;
+        let report = serde_json::from_str(&output.stdout)?;
+        if is_enough(&report) || seconds >= LONGEST {
+            return Ok(report);
+        }
+        seconds *= 4;
+    }
+}
+
 fn ksm(t: &Context) -> Result<()> {
     let thread = kernel_thread("ksmd")?;
     let session = storm_of(t, "merged")?;
     let merging = Merging::begin()?;
-    let (mut seconds, mut report) = (1, Value::Null);
-    while seconds <= LONGEST {
-        let time = seconds.to_string();
-        let output = t.run(t.pagelift(&["shootdowns", "-p", &thread, "--for", &time, "--json"])?)?.success()?;
-        report = serde_json::from_str(&output.stdout)?;
-        if sent(&report) >= ENOUGH && report["processes"][0]["effective_stacks"].as_f64() >= Some(ENOUGH_STACKS) {
-            break;
-        }
-        seconds *= 4;
-    }
+    let report = seen_of_kernel(t, &thread)?;
     drop(merging);
     ended(session)?;
     let process = &report["processes"][0];
@@ -78,6 +117,43 @@ fn ksm(t: &Context) -> Result<()> {
     let finding = first_finding(&report)?;
     ensure!(finding["text"] == "the kernel: KSM", "{report:#}");
     ensure!(finding["advice"]["says"].as_str().is_some_and(|says| says.contains(KSM)), "{finding}");
+    Ok(())
+}
+
+/// Huge pages that it makes of memory which threads read.
+fn khugepaged(t: &Context) -> Result<()> {
+    let thread = kernel_thread("khugepaged")?;
+    let session = storm_of(t, "collapsed")?;
+    let scanning = Scanning::begin()?;
+    let report = seen_of_kernel(t, &thread)?;
+    drop(scanning);
+    ended(session)?;
+    if !is_enough(&report) {
+        let why = format!("khugepaged hardly ran beside those threads: {} shootdowns", sent(&report));
+        return Err(Skipped(why).into());
+    }
+    let finding = first_finding(&report)?;
+    ensure!(finding["text"] == "the kernel: khugepaged", "{report:#}");
+    let setting = format!("{KHUGEPAGED}/scan_sleep_millisecs");
+    ensure!(finding["advice"]["says"].as_str().is_some_and(|says| says.contains(&setting)), "{finding}");
+    Ok(())
+}
+
+/// Who has memory compacted is the sender, and his own calls are not blamed.
+fn compaction(t: &Context) -> Result<()> {
+    const COMPACTS: &str = "trap 'echo all right; exit 0' TERM; echo ready; while :; do echo 1 > \"$0\"; done";
+    let session = storm_of(t, "in-pieces")?;
+    let compacts = || {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", COMPACTS, COMPACT]);
+        storm_by(t, shell)
+    };
+    let (report, _) = seen_by(t, compacts)?;
+    ended(session)?;
+    let findings = report["diagnoses"][0]["findings"].as_array().context("no findings")?;
+    let found = findings.iter().find(|finding| finding["text"] == "the kernel: compaction or migration");
+    let says = found.and_then(|finding| finding["advice"]["says"].as_str()).with_context(|| format!("{report:#}"))?;
+    ensure!(says.contains("vm.compaction_proactiveness=0") && says.contains(COMPACT), "{says}");
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 // Threads that read memory whose translations the kernel takes away. The argument says why: `merged` (pages of equal contents
 // that KSM may merge; the first thread writes them again), `paged-out` (a mapped file of which the first thread has the kernel
-// page out what it has read). Runs until SIGTERM.
+// page out what it has read), `collapsed` (memory with holes that khugepaged makes huge pages of; the first thread makes the
+// holes again), `in-pieces` (the first thread frees every second page, so that memory can be compacted). Runs until SIGTERM.
 //
 // build: gcc -g -O1 -pthread -o $OUT $SRC
 
@@ -17,11 +18,15 @@
 #define MADV_PAGEOUT 21
 #endif
 
-enum { THREADS = 3, BYTES = 4 << 20, PAGE = 4096 };
+enum { THREADS = 3, PAGE = 4096, HUGE = 2 << 20, HOLES = 16 };
+enum cause { MERGED, PAGED_OUT, COLLAPSED, IN_PIECES };
+static const char *const names[] = {"merged", "paged-out", "collapsed", "in-pieces"};
+static const size_t sizes[] = {4 << 20, 4 << 20, 16 << 20, 64 << 20};
 
 static volatile sig_atomic_t ended;
 static volatile char *memory;
-static int merged;
+static enum cause cause;
+static size_t bytes;
 
 static void end(int signal) {
     (void)signal;
@@ -29,42 +34,74 @@ static void end(int signal) {
 }
 
 static void read_all(void) {
-    for (size_t at = 0; at < BYTES; at += PAGE)
+    for (size_t at = 0; at < bytes; at += PAGE)
         (void)memory[at];
 }
 
 __attribute__((noinline)) static void page_out(void) {
-    for (size_t at = 0; at < BYTES; at += 16 * PAGE)
+    for (size_t at = 0; at < bytes; at += 16 * PAGE)
         madvise((void *)(memory + at), 16 * PAGE, MADV_PAGEOUT);
 }
 
+// Pages that KSM has merged are copied.
+static void write_all(void) {
+    for (size_t at = 0; at < bytes; at += PAGE)
+        memory[at] = 7;
+}
+
+// Where the second page is there, khugepaged has filled the holes.
+static int has_holes(char *start) {
+    unsigned char is_there = 0;
+    mincore(start + PAGE, PAGE, &is_there);
+    return !(is_there & 1);
+}
+
+__attribute__((noinline)) static void make_holes(void) {
+    for (char *start = (char *)memory; start < (char *)memory + bytes; start += HUGE) {
+        if (has_holes(start) && start[0])
+            continue;
+        madvise(start, HUGE, MADV_NOHUGEPAGE);
+        madvise(start, HUGE, MADV_DONTNEED);
+        for (size_t at = 0; at < HUGE; at += HOLES * PAGE)
+            start[at] = 7;
+        madvise(start, HUGE, MADV_HUGEPAGE);
+    }
+}
+
+static void leave_every_second_page(void) {
+    write_all();
+    for (size_t at = 0; at < bytes; at += 2 * PAGE)
+        madvise((void *)(memory + at), PAGE, MADV_DONTNEED);
+}
+
 static void *work(void *first) {
+    static void (*const acts[])(void) = {write_all, page_out, make_holes, leave_every_second_page};
     while (!ended) {
         read_all();
-        if (!first)
-            continue;
-        if (merged)
-            // Pages that KSM has merged are copied.
-            for (size_t at = 0; at < BYTES; at += PAGE)
-                memory[at] = 7;
-        else
-            page_out();
+        if (first)
+            acts[cause]();
     }
     return NULL;
 }
 
-static void *map(void) {
-    if (merged) {
-        void *start = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (start != MAP_FAILED && (madvise(start, BYTES, MADV_NOHUGEPAGE) || madvise(start, BYTES, MADV_MERGEABLE)))
-            return MAP_FAILED;
+static void *map_anonymous(void) {
+    char *start = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED)
         return start;
-    }
+    start += -(unsigned long)start % HUGE;
+    if (madvise(start, bytes, MADV_NOHUGEPAGE) || (cause == MERGED && madvise(start, bytes, MADV_MERGEABLE)))
+        return MAP_FAILED;
+    return start;
+}
+
+static void *map(void) {
+    if (cause != PAGED_OUT)
+        return map_anonymous();
     char name[] = "/var/tmp/storms-XXXXXX";
     int file = mkstemp(name);
     if (file < 0 || unlink(name))
         return MAP_FAILED;
-    for (int at = 0; at < BYTES; at += PAGE) {
+    for (size_t at = 0; at < bytes; at += PAGE) {
         char page[PAGE];
         memset(page, 1 + at / PAGE % 100, PAGE);
         if (write(file, page, PAGE) != PAGE)
@@ -72,18 +109,24 @@ static void *map(void) {
     }
     // Dirty pages are written first, and only then paged out.
     fsync(file);
-    return mmap(NULL, BYTES, PROT_READ, MAP_SHARED, file, 0);
+    return mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
 }
 
 int main(int count, char **words) {
     if (count != 2)
         return 2;
-    merged = strcmp(words[1], "merged") == 0;
+    while (strcmp(words[1], names[cause]))
+        if (++cause > IN_PIECES)
+            return 2;
+    bytes = sizes[cause];
     memory = map();
     if (memory == MAP_FAILED)
         return 4;
-    if (merged)
-        memset((void *)memory, 7, BYTES);
+    if (cause == MERGED)
+        write_all();
+    // So that khugepaged, which is as nice, comes to run beside these threads.
+    if (cause == COLLAPSED && nice(19) < 0)
+        return 5;
     signal(SIGTERM, end);
     signal(SIGALRM, end);
     alarm(120);
