@@ -408,6 +408,8 @@ mod tests {
             ("/two/a/hugetlb.2MB.max", "4194304"),
             ("/two/a/hugetlb.2MB.rsvd.max", "2097152"),
             ("/one/c/hugetlb.2MB.limit_in_bytes", "0"),
+            // No limit, as version 1 writes it.
+            ("/one/hugetlb.2MB.limit_in_bytes", "4611686018427387904"),
         ] {
             files.write(file, text);
         }

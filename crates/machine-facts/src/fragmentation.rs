@@ -116,6 +116,7 @@ mod tests {
         assert_eq!(nodes[0].pages_of(size(4 << 20), base), Some(28));
         assert_eq!((nodes[0].pages_of(size(1 << 30), base), nodes[1].pages_of(size(2 << 20), base)), (None, Some(0)));
         assert_eq!(nodes[1].bytes(base), 4096);
+        assert_eq!(FreeBlocks { node: 0, by_order: vec![1, 0, 3] }.bytes(base), 13 * 4096);
         assert!(free_blocks(&WrittenFiles::default()).is_empty());
     }
 
@@ -129,9 +130,14 @@ mod tests {
              Node    0, zone      DMA, type    Unmovable      0      0 \n\n\
              Number of blocks type     Unmovable      Movable  Reclaimable   HighAtomic      Isolate \n\
              Node 0, zone      DMA            1            7            0            0            0 \n\
-             Node 0, zone   Normal          147         7209          324            0            0 ",
+             Node 0, zone   Normal          147         7209          324            0            0 \n\
+             Node 1, zone   Normal           12           20            3            0            1 ",
         );
-        assert_eq!(page_blocks(&files), [PageBlocks { node: 0, unmovable: 148, reclaimable: 324, all: 7688 }]);
+        let nodes = [
+            PageBlocks { node: 0, unmovable: 148, reclaimable: 324, all: 7688 },
+            PageBlocks { node: 1, unmovable: 12, reclaimable: 3, all: 36 },
+        ];
+        assert_eq!(page_blocks(&files), nodes);
         assert!(page_blocks(&WrittenFiles::default()).is_empty());
     }
 }

@@ -151,6 +151,83 @@ pub fn is_thp_off(status: &str) -> bool {
 mod tests {
     use super::*;
     use crate::HugetlbLimit;
+    use crate::files::tests::WrittenFiles;
+    use lift_plan::{Kind, Kinds, Pages};
+
+    #[test]
+    fn programs_that_are_lifted_are_of_the_kind_of_this_one() {
+        // `e_machine` (elf.h).
+        let header = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(elf_machine().to_ne_bytes(), header[18..20]);
+    }
+
+    #[test]
+    fn memory_is_looked_at_where_a_policy_may_fill_it_or_takes_from_pools() {
+        let of = |pages, page_size| {
+            let looks =
+                Looks::for_policy(&Policy { pages, page_size, kinds: Kinds::of(&[Kind::Text]), ..Policy::default() });
+            (looks.at_pools, looks.at_memory)
+        };
+        assert_eq!(of(Pages::Image, None), (false, false));
+        assert_eq!(of(Pages::Thp, None), (false, true));
+        assert_eq!(of(Pages::Image, PageSize::new(2 << 20).ok()), (true, true));
+    }
+
+    #[test]
+    fn a_pool_is_read_with_the_limit_of_the_process() {
+        let mut files = WrittenFiles::default();
+        for (name, value) in [("nr_hugepages", 9), ("free_hugepages", 4)] {
+            files.write(&format!("{POOLS}/hugepages-2048kB/{name}"), value);
+        }
+        files.write("/proc/7/cgroup", "0::/a");
+        files.write("/proc/self/mountinfo", "30 20 0:26 / /two rw - cgroup2 cgroup2 rw");
+        files.write("/two/a/hugetlb.2MB.max", 6 << 20);
+        files.write("/two/a/hugetlb.2MB.current", 2 << 20);
+        let kernel = Kernel { base_page: PageSize::new(4096).unwrap(), release: (6, 1), thp_size: None };
+        let facts = facts_of(&files, &kernel, "/proc/7", Looks::EVERYWHERE);
+        assert_eq!(facts.pools.iter().map(|pool| (pool.total, pool.available)).collect::<Vec<_>>(), [(9, 2)]);
+        assert_eq!(facts.pool_limits.iter().map(|limit| (limit.pool, limit.limit)).collect::<Vec<_>>(), [(4, 6 << 20)]);
+    }
+
+    #[test]
+    fn the_smallest_of_the_usual_huge_pages_is_meant() {
+        let mut files = WrittenFiles::default();
+        assert_eq!(smallest_huge_page(&files, None), u64::MAX);
+        files.write("/proc/meminfo", "Hugepagesize:    1048576 kB\n");
+        assert_eq!(smallest_huge_page(&files, None), 1 << 30);
+        assert_eq!(smallest_huge_page(&files, PageSize::new(2 << 20).ok()), 2 << 20);
+    }
+
+    #[test]
+    fn what_a_kernel_can_do_is_known_by_its_release() {
+        let of = |release| {
+            let kernel = Kernel { base_page: PageSize::new(4096).unwrap(), release, thp_size: None };
+            let facts = facts_of(&WrittenFiles::default(), &kernel, "/proc/7", Looks::EVERYWHERE);
+            (facts.movable_hugetlb, facts.collapse, facts.refaults_huge)
+        };
+        assert_eq!((of((5, 15)), of((5, 16))), ((false, false, false), (true, false, false)));
+        assert_eq!((of((6, 0)), of((6, 1))), ((true, false, false), (true, true, false)));
+        assert_eq!(
+            (of((6, 17)), of((6, 18)), of((7, 0))),
+            ((true, true, false), (true, true, true), (true, true, true))
+        );
+    }
+
+    #[test]
+    fn what_is_not_looked_at_is_unbounded_and_off() {
+        let mut files = WrittenFiles::default();
+        files.write("/proc/meminfo", "MemAvailable:    32 kB\n");
+        files.write("/sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n");
+        let size = |bytes| PageSize::new(bytes).unwrap();
+        let kernel = Kernel { base_page: size(4096), release: (6, 1), thp_size: Some(size(2 << 20)) };
+        let found = |looks| {
+            let facts = facts_of(&files, &kernel, "/proc/7", looks);
+            (facts.memory_available, facts.thp.unwrap().mode)
+        };
+        assert_eq!(found(Looks::EVERYWHERE), (30 << 10, ThpMode::Always));
+        assert_eq!(memory_available_to(&files, "/proc/7"), 30 << 10);
+        assert_eq!(found(Looks { at_pools: false, at_memory: false }), (u64::MAX, ThpMode::Never));
+    }
 
     #[test]
     fn memory_is_bound_by_the_machine_or_by_a_tighter_cgroup() {

@@ -223,7 +223,8 @@ mod tests {
         assert_eq!((facts.allowed.to_string().as_str(), facts.running_on), ("nodes 0, 1", Some(1)));
         assert_eq!(facts.bound.unwrap().to_string(), "node 1");
         assert_eq!(facts.cpus.to_string(), "node 1");
-        assert_eq!(numa_facts(&files(), "/proc/8", &[]).unwrap().cpus.to_string(), "nodes 0, 1");
+        let other = numa_facts(&files(), "/proc/8", &[]).unwrap();
+        assert_eq!((other.cpus.to_string().as_str(), other.running_on), ("nodes 0, 1", None));
         assert_eq!(facts.nodes[0], NodeFacts { node: 0, pools: vec![(size, 0)], memory: 0 });
         assert_eq!(facts.nodes[1], NodeFacts { node: 1, pools: vec![(size, 7)], memory: 150 << 10 });
     }
@@ -237,6 +238,8 @@ mod tests {
             files.write(&format!("/sys/devices/system/node/node{node}/meminfo"), meminfo);
         }
         assert_eq!(nodes_with_cpus(&files), [0]);
+        files.write("/sys/devices/system/node/node2/cpulist", "40");
+        assert_eq!(nodes_with_cpus(&files), [0, 2]);
     }
 
     #[test]

@@ -75,6 +75,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_kind_is_shown_by_the_word_that_asks_for_it() {
+        assert_eq!(format!("--lift={}", Kind::Rodata), "--lift=rodata");
+    }
+
+    #[test]
     fn kinds_are_a_set() {
         let set = Kinds::of(&[Kind::Text, Kind::Bss]);
         assert!(set.contains(Kind::Text) && set.contains(Kind::Bss) && !set.contains(Kind::Data));

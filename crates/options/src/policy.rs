@@ -206,6 +206,7 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::choices::Choice;
     use address_space::{Address, ElfImage, ElfKind};
 
     #[test]
@@ -248,6 +249,12 @@ mod tests {
         assert_eq!(chosen(matching(&["libz*", "none"])), [false, true, false]);
         assert_eq!(chosen(matching(&["/opt/*"])), [false, false, true]);
         assert_eq!(chosen(matching(&["lib"])), [false; 3]);
+    }
+
+    #[test]
+    fn images_are_taken_where_their_name_says_so_and_by_default() {
+        let taking: Vec<&str> = Pages::ALL.iter().filter(|c| c.value.takes_images()).map(|c| c.word).collect();
+        assert_eq!(taking, ["auto", "file+image", "image"]);
     }
 
     #[test]

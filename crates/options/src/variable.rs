@@ -179,11 +179,11 @@ mod tests {
         ] {
             assert_eq!(Variable::parse(text).unwrap_err(), expected);
         }
-        assert!(
-            Variable::parse("page=thp")
-                .unwrap_err()
-                .starts_with("PAGELIFT: `page=thp`: not known; the words are pages, ")
-        );
+        // Without a value, too: `write page=VALUE` would lead to the next error.
+        for word in ["page=thp", "page"] {
+            let says = Variable::parse(word).unwrap_err();
+            assert!(says.starts_with(&format!("PAGELIFT: `{word}`: not known; the words are pages, ")), "{says}");
+        }
     }
 
     #[test]
