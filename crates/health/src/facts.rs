@@ -112,8 +112,8 @@ pub struct MemoryFacts {
     pub ksm: Option<u64>,
     /// `vm.compaction_proactiveness` (Linux 5.9).
     pub proactiveness: Option<u64>,
-    /// Schemes of DAMON that reclaim memory of the machine although some is free.
-    pub damon: Vec<DamonReclaim>,
+    /// Schemes of DAMON that reclaim memory of the machine although some is free; `None` where only root may read them.
+    pub damon: Option<Vec<DamonReclaim>>,
 }
 
 /// A scheme of DAMON that reclaims physical memory (`Documentation/admin-guide/mm/damon/usage.rst`).

@@ -106,8 +106,11 @@ pub fn ksm(facts: &Facts) -> Vec<Outcome> {
 
 /// DAMON, which reclaims memory that it has seen idle although some is free.
 pub fn damon(facts: &Facts) -> Vec<Outcome> {
-    let Some(first) = facts.memory.damon.first() else { return fine("DAMON does not reclaim memory") };
-    let of_what = match facts.memory.damon.iter().all(|scheme| scheme.spares_mapped) {
+    let Some(schemes) = &facts.memory.damon else {
+        return vec![Outcome::for_root("whether DAMON reclaims memory")];
+    };
+    let Some(first) = schemes.first() else { return fine("DAMON does not reclaim memory") };
+    let of_what = match schemes.iter().all(|scheme| scheme.spares_mapped) {
         true => "pages that nobody maps",
         false => "idle pages",
     };

@@ -68,7 +68,7 @@ fn healthy() -> Facts {
             numa_balancing: Some(0),
             ksm: Some(0),
             proactiveness: Some(20),
-            damon: Vec::new(),
+            damon: Some(Vec::new()),
         },
         permission: PermissionFacts {
             ptrace_scope: Some(1),
@@ -306,10 +306,10 @@ fn memory() {
     finds("swap", Advice, ["5.0 MiB", "vm.swappiness"], |f| running_of(f).swapped = 5 * MIB);
     let scheme = |spares_mapped| DamonReclaim { place: "kdamonds/0".into(), spares_mapped };
     finds("damon", Note, ["kdamonds/0: pageout of pages that nobody maps", "cache keep --lock"], |f| {
-        f.memory.damon = vec![scheme(true)];
+        f.memory.damon = Some(vec![scheme(true)]);
     });
     finds("damon", Note, ["pageout of idle pages", "cache.conf"], |f| {
-        f.memory.damon = vec![scheme(true), scheme(false)]
+        f.memory.damon = Some(vec![scheme(true), scheme(false)])
     });
     finds("ksm", Note, ["run = 1", "echo 2 > /sys/kernel/mm/ksm/run"], |f| f.memory.ksm = Some(1));
     finds("ksm", Advice, ["1.0 MiB of it merged", "echo 2"], |f| running_of(f).merged = MIB);
@@ -351,9 +351,10 @@ fn what_only_root_sees_is_said() {
     let mut facts = Facts { is_root: false, ..healthy() };
     facts.measuring.tracepoints = false;
     refuse(&mut facts, Feature::CollapseOther, EPERM);
+    facts.memory.damon = None;
     let not_seen = examine(&facts).not_seen;
     let names: Vec<_> = not_seen.iter().map(|missing| missing.check).collect();
-    assert_eq!(names, ["kernel-features", "tracepoints"]);
+    assert_eq!(names, ["damon", "kernel-features", "tracepoints"]);
     assert!(not_seen.iter().all(|missing| missing.root_sees));
     // A process of another user.
     let hidden = program_of(&mut facts);

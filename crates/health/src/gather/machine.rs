@@ -61,8 +61,9 @@ pub fn memory(files: &impl Files, base: PageSize, huge: Option<PageSize>) -> Mem
     }
 }
 
-/// The running schemes of DAMON that page out physical memory: those of the module and those that were set up by hand.
-fn damon(files: &impl Files) -> Vec<DamonReclaim> {
+/// The running schemes of DAMON that page out physical memory: those of the module and those that were set up by hand; `None`
+/// where there are some that only root may read.
+fn damon(files: &impl Files) -> Option<Vec<DamonReclaim>> {
     let word = |path: &str| files.text(path).map(|text| text.trim().to_owned());
     let is = |path: &str, value: &str| word(path).as_deref() == Some(value);
     let numbered = |folder: &str| -> Vec<String> {
@@ -77,7 +78,11 @@ fn damon(files: &impl Files) -> Vec<DamonReclaim> {
             },
         )
     };
-    let by_hand = numbered(DAMON).into_iter().filter(|kdamond| is(&format!("{kdamond}/state"), "on"));
+    let kdamonds = numbered(DAMON);
+    if kdamonds.iter().any(|kdamond| word(&format!("{kdamond}/state")).is_none()) {
+        return None;
+    }
+    let by_hand = kdamonds.into_iter().filter(|kdamond| is(&format!("{kdamond}/state"), "on"));
     let contexts = by_hand.flat_map(|kdamond| numbered(&format!("{kdamond}/contexts")));
     let physical = contexts.filter(|context| is(&format!("{context}/operations"), "paddr"));
     let schemes = physical.flat_map(|context| numbered(&format!("{context}/schemes")));
@@ -86,7 +91,7 @@ fn damon(files: &impl Files) -> Vec<DamonReclaim> {
     if is(&format!("{DAMON_MODULE}/enabled"), "Y") {
         found.push(DamonReclaim { place: DAMON_MODULE.to_owned(), spares_mapped: false });
     }
-    found
+    Some(found)
 }
 
 /// Returns for each node its number, free bytes, and bytes of these in blocks of a huge page or larger; nothing where the
@@ -155,14 +160,16 @@ mod tests {
             let changed = |path: &str| changes.iter().find(|(end, _)| path.ends_with(end)).map(|(_, text)| *text);
             damon(&Written::of(&SOUND.map(|(path, text)| (path, changed(path).unwrap_or(text)))))
         };
-        let found = |spares_mapped| vec![DamonReclaim { place: SCHEME.to_owned(), spares_mapped }];
+        let found = |spares_mapped| Some(vec![DamonReclaim { place: SCHEME.to_owned(), spares_mapped }]);
         assert_eq!((with(&[]), with(&[("allow", "N")])), (found(true), found(false)));
         assert_eq!(with(&[("type", "anon")]), found(false));
         for other in [("state", "off"), ("operations", "vaddr"), ("action", "stat")] {
-            assert_eq!(with(&[other]), [], "{other:?}");
+            assert_eq!(with(&[other]), Some(Vec::new()), "{other:?}");
         }
         let module = damon(&Written::of(&[("/sys/module/damon_reclaim/parameters/enabled", "Y")]));
-        assert_eq!(module, [DamonReclaim { place: DAMON_MODULE.to_owned(), spares_mapped: false }]);
+        assert_eq!(module, Some(vec![DamonReclaim { place: DAMON_MODULE.to_owned(), spares_mapped: false }]));
+        // Folders are readable by all, their files by root only.
+        assert_eq!(damon(&Written::of(&SOUND[1..])), None);
     }
 
     #[test]
