@@ -3,7 +3,7 @@
 use super::reading::confine_to;
 use super::stat::report::Outcome;
 use super::stat::rounds::{Rounds, USUAL_STALL, Watch};
-use crate::text::doctor::{Style, text};
+use crate::text::doctor::{Style, WIDTH, text};
 use anyhow::{Context, bail};
 use clap::Args;
 use confinement::Reads;
@@ -100,7 +100,8 @@ fn print(args: &DoctorArgs, report: &HealthReport) -> anyhow::Result<()> {
         serde_json::to_writer_pretty(&mut out, report)?;
         writeln!(out)?;
     } else {
-        let style = Style { is_coloured: is_coloured(out.is_terminal()), all: args.all };
+        let width = linux::terminal::columns(&out).map_or(WIDTH, |columns| columns.min(WIDTH));
+        let style = Style { is_coloured: is_coloured(out.is_terminal()), all: args.all, width };
         let is_root = nix::unistd::geteuid().is_root();
         out.write_all(text(report, is_root, style).as_bytes())?;
         if let Some(pid) = args.pid.filter(|_| !args.probe) {

@@ -3,8 +3,8 @@
 use health::{Area, Estimate, Finding, Fix, HealthReport, Severity, Verdict};
 use process_view::printable;
 
-/// Columns of prose. Commands are never broken.
-const WIDTH: usize = 100;
+/// Columns of prose where there is room. Commands are never broken.
+pub const WIDTH: usize = 100;
 /// Columns before what is found, wanted, and so on.
 const INDENT: usize = 10;
 
@@ -15,6 +15,8 @@ pub struct Style {
     pub is_coloured: bool,
     /// With what is fine.
     pub all: bool,
+    /// Columns of prose.
+    pub width: usize,
 }
 
 impl Style {
@@ -44,9 +46,9 @@ pub fn text(report: &HealthReport, is_root: bool, style: Style) -> String {
     let notes: Vec<&Finding> = report.findings.iter().filter(|finding| finding.severity == Severity::Note).collect();
     if !notes.is_empty() {
         text += &format!("\n{}\n", style.of(Severity::Note, "Notes"));
-        notes.iter().for_each(|finding| text += &note(finding, is_root));
+        notes.iter().for_each(|finding| text += &note(finding, is_root, style));
     }
-    text += &not_seen(report, is_root);
+    text += &not_seen(report, is_root, style);
     if style.all {
         text += &fine(report, style);
     }
@@ -73,7 +75,7 @@ fn detailed(finding: &Finding, is_root: bool, style: Style) -> String {
     let word = style.of(finding.severity, &format!("{word:8}"));
     let mut text = format!("{word}{}: {}\n", finding.area, printable(&finding.title));
     for (name, words) in [("found", &finding.found), ("wanted", &finding.wanted), ("why", &finding.why)] {
-        text += &field(name, words);
+        text += &field(name, words, style);
     }
     if let Some(fix) = &finding.fix {
         text += &fixed(fix, is_root, style);
@@ -82,8 +84,8 @@ fn detailed(finding: &Finding, is_root: bool, style: Style) -> String {
 }
 
 /// A name and prose behind it.
-fn field(name: &str, words: &str) -> String {
-    let lines = wrapped(words, WIDTH - INDENT).join(&format!("\n{:INDENT$}", ""));
+fn field(name: &str, words: &str, style: Style) -> String {
+    let lines = wrapped(words, style.width.saturating_sub(INDENT)).join(&format!("\n{:INDENT$}", ""));
     format!("  {name:<width$}{lines}\n", width = INDENT - 2)
 }
 
@@ -95,36 +97,37 @@ fn fixed(fix: &Fix, is_root: bool, style: Style) -> String {
         text += &format!("  {name:<width$}{}\n", style.paint("1", &printable(command)), width = INDENT - 2);
     }
     match &fix.note {
-        Some(note) if text.is_empty() => field("fix", note),
-        Some(note) => text + &field("", note),
+        Some(note) if text.is_empty() => field("fix", note, style),
+        Some(note) => text + &field("", note, style),
         None => text,
     }
 }
 
-fn note(finding: &Finding, is_root: bool) -> String {
-    let fix = finding.fix.as_ref().map(|fix| match fix.typed(is_root).join("; ") {
-        commands if commands.is_empty() => fix.note.clone().unwrap_or_default(),
-        commands => commands,
-    });
-    let mut text = item(&format!("{}: {} ({}): {}", finding.area, finding.title, finding.found, finding.why));
-    if let Some(fix) = fix {
-        text += &format!("    fix: {}\n", printable(&fix));
+fn note(finding: &Finding, is_root: bool, style: Style) -> String {
+    let mut text = item(&format!("{}: {} ({}): {}", finding.area, finding.title, finding.found, finding.why), style);
+    if let Some(fix) = &finding.fix {
+        let commands = fix.typed(is_root).join("; ");
+        let lines = match commands.is_empty() {
+            true => wrapped(fix.note.as_deref().unwrap_or_default(), style.width.saturating_sub(9)).join("\n         "),
+            false => printable(&commands),
+        };
+        text += &format!("    fix: {lines}\n");
     }
     text
 }
 
-fn item(words: &str) -> String {
-    format!("  - {}\n", wrapped(words, WIDTH - 4).join("\n    "))
+fn item(words: &str, style: Style) -> String {
+    format!("  - {}\n", wrapped(words, style.width.saturating_sub(4)).join("\n    "))
 }
 
-fn not_seen(report: &HealthReport, is_root: bool) -> String {
+fn not_seen(report: &HealthReport, is_root: bool, style: Style) -> String {
     if report.not_seen.is_empty() {
         return String::new();
     }
     let mut text = "\nNot seen\n".to_owned();
     for missing in &report.not_seen {
         let who = if missing.root_sees && !is_root { " [root]" } else { "" };
-        text += &item(&format!("{}{who}", missing.what));
+        text += &item(&format!("{}{who}", missing.what), style);
     }
     if !is_root && report.not_seen.iter().any(|missing| missing.root_sees) {
         text += "  What is marked [root] is seen, or works, by `sudo pagelift doctor`.\n";
@@ -146,14 +149,14 @@ fn fine(report: &HealthReport, style: Style) -> String {
 }
 
 fn verdict(verdict: &Verdict, style: Style) -> String {
-    let head = wrapped(&format!("Verdict: {}", verdict.summary), WIDTH).join("\n");
+    let head = wrapped(&format!("Verdict: {}", verdict.summary), style.width).join("\n");
     let mut text = format!("\n{}\n", style.paint("1", &head));
     if let Some(run) = &verdict.run {
         text += &format!("  {:<width$}{}\n", "run", style.paint("1", &printable(run)), width = INDENT - 2);
     }
     for Estimate { what, likely, based_on } in &verdict.estimates {
-        text += &field("likely", &format!("{what}: {likely} (an estimate, not measured)"));
-        text += &field("", &format!("from {based_on}"));
+        text += &field("likely", &format!("{what}: {likely} (an estimate, not measured)"), style);
+        text += &field("", &format!("from {based_on}"), style);
     }
     if let Some(measure) = &verdict.measure {
         text += &format!("  {:<width$}{}\n", "measure", printable(measure), width = INDENT - 2);
@@ -215,7 +218,7 @@ mod tests {
         }
     }
 
-    const PLAIN: Style = Style { is_coloured: false, all: false };
+    const PLAIN: Style = Style { is_coloured: false, all: false, width: WIDTH };
 
     #[test]
     fn the_worst_comes_first_and_commands_stand_alone() {
@@ -229,8 +232,18 @@ mod tests {
     }
 
     #[test]
+    fn prose_fits_into_a_narrow_terminal() {
+        let mut report = report();
+        report.findings[1].fix = Some(Fix::by_hand("word ".repeat(30)));
+        let text = text(&report, false, Style { width: 40, ..PLAIN });
+        let prose = text.lines().filter(|line| line.contains("word"));
+        assert!(prose.clone().count() > 12 && prose.clone().all(|line| line.chars().count() <= 40), "{text}");
+        assert!(text.contains("    fix: word ") && text.contains("\n         word "), "{text}");
+    }
+
+    #[test]
     fn colours_and_what_is_fine_are_shown_where_wanted() {
-        let text = text(&report(), true, Style { is_coloured: true, all: true });
+        let text = text(&report(), true, Style { is_coloured: true, all: true, width: WIDTH });
         assert!(text.contains("\u{1b}[1;31mPROBLEM \u{1b}[0m") && text.contains("little ?[31m"), "{text:?}");
         assert!(text.contains("  transparent huge pages\n    on\n") && !text.contains("[root]"), "{text}");
     }
