@@ -23,7 +23,12 @@ pub struct MappedPart {
 impl MappedPart {
     /// True where addresses agree with offsets modulo `huge`, so that huge pages can map it.
     pub fn is_congruent(&self, huge: PageSize) -> bool {
-        (self.mapping.range.start().0 ^ self.mapping.offset) & (huge.bytes() - 1) == 0
+        self.out_of_step(huge) == 0
+    }
+
+    /// The bytes by which addresses are ahead of offsets, modulo `huge`.
+    pub fn out_of_step(&self, huge: PageSize) -> u64 {
+        self.mapping.range.start().0.wrapping_sub(self.mapping.offset) & (huge.bytes() - 1)
     }
 
     /// The mapped offsets, in bytes.

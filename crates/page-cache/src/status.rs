@@ -8,6 +8,7 @@ use linux::pagemap::Pagemap;
 use linux::pages::base_page;
 use process_view::ProcessFiles;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 
@@ -37,7 +38,7 @@ pub struct UserStatus {
     pub mapped: u64,
     /// Bytes of these that huge pages map now; `None` where this user cannot see that.
     pub huge: Option<u64>,
-    /// Bytes more that huge pages would map if its addresses agreed with the offsets.
+    /// Bytes more that huge pages would map at another base, at which addresses agree with offsets.
     pub gain: u64,
 }
 
@@ -65,14 +66,27 @@ fn user(pid: i32, users: &FileUsers, extents: &[Range<u64>], huge: PageSize) -> 
     let read_only = || users.parts_of(pid).filter(|part| !part.mapping.protection.write);
     let pagemap = Pagemap::open(pid, base_page()).ok();
     let huge_now = |part: &MappedPart| Some(pagemap.as_ref()?.huge(part.mapping.range).ok()?.bytes());
-    let gains = read_only().filter(|part| part.mapping.protection.read && !part.is_congruent(huge));
+    let readable = read_only().filter(|part| part.mapping.protection.read);
+    let parts = readable.map(|part| (part.out_of_step(huge), whole_bytes_in(&part.offsets(), extents, huge)));
     UserStatus {
         pid,
         name: ProcessFiles::of(pid).name().unwrap_or_else(|_| "?".to_owned()),
         mapped: read_only().map(|part| part.mapping.range.len()).sum(),
         huge: read_only().map(huge_now).sum(),
-        gain: gains.map(|part| whole_bytes_in(&part.offsets(), extents, huge)).sum(),
+        gain: gain_by_other_base(parts),
     }
+}
+
+/// Returns how many bytes more agree with their offsets at the best base than at the present one. Given is, for each part,
+/// by how much its addresses are ahead of its offsets, and the bytes of it in huge folios. A base moves all parts alike: linkers
+/// place the code of some programs one page further than the read-only data, and no base serves both.
+fn gain_by_other_base(parts: impl Iterator<Item = (u64, u64)>) -> u64 {
+    let mut by_step: BTreeMap<u64, u64> = BTreeMap::new();
+    for (ahead, bytes) in parts {
+        *by_step.entry(ahead).or_default() += bytes;
+    }
+    let now = by_step.get(&0).copied().unwrap_or(0);
+    by_step.into_values().max().unwrap_or(0) - now
 }
 
 /// Bytes of the blocks in `extents` that lie in `offsets` with all their bytes.
@@ -87,6 +101,15 @@ fn whole_bytes_in(offsets: &Range<u64>, extents: &[Range<u64>], huge: PageSize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_base_moves_all_parts_alike() {
+        let gain = |parts: &[(u64, u64)]| gain_by_other_base(parts.iter().copied());
+        assert_eq!([gain(&[]), gain(&[(0, 9)]), gain(&[(4, 9)])], [0, 0, 9]);
+        // Data and code that no base serves both: of nothing, of the data, of the code.
+        assert_eq!([gain(&[(1, 3), (2, 9)]), gain(&[(0, 3), (1, 9)]), gain(&[(0, 9), (1, 3)])], [9, 6, 0]);
+        assert_eq!(gain(&[(1, 3), (2, 9), (1, 7)]), 10);
+    }
 
     #[test]
     fn only_whole_blocks_of_both_count() {
