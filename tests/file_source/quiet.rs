@@ -3,11 +3,16 @@
 use crate::files::own_copy;
 use crate::{check_all_from_file, end, start};
 use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs;
 use std::process::Command;
 use test_support::{Context, Need, Program, Session, Test, View, hold, make_small, process_field, test_case};
 
 const QUIET: [&str; 5] = ["-q", "--pages", "file", "--lift", "text,rodata"];
+
+/// Moments at which a helper is killed; each is tried twice.
+const KILLS: u32 = 40;
 
 /// Their addresses agree with their offsets wherever the kernel puts them.
 const CONGRUENT: [&str; 2] = ["fixed_address_executable", "segments_aligned_to_huge_pages"];
@@ -22,6 +27,7 @@ pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
     tests.extend([
         test_case("a_start_that_is_to_be_told_of_is_traced", with_strace(), told),
         test_case("a_quiet_start_moves_the_base", needs(), moved),
+        test_case("a_quiet_start_whose_helper_is_killed", needs(), killed),
         test_case("programs_that_end_or_execute_again_at_once_after_a_quiet_start", needs(), soon_over),
     ]);
     tests
@@ -66,9 +72,45 @@ fn moved(t: &Context) -> Result<()> {
     for _ in 0..3 {
         let session = start(t, &QUIET, &path)?;
         ensure!(process_field(session.pid(), "TracerPid").as_deref() == Some("0"), "it is traced");
+        let copied = copied_of_vdso(&session)?;
+        ensure!(copied == "0 kB", "{copied} of the vDSO are its own");
         is_all_of_file_once_read(&session, &path)?;
         end(session)?;
     }
+    Ok(())
+}
+
+/// What the process has of the vDSO that is not the kernel's.
+fn copied_of_vdso(session: &Session) -> Result<String> {
+    let smaps = fs::read_to_string(format!("/proc/{}/smaps", session.pid()))?;
+    let (_, of_vdso) = smaps.split_once("[vdso]").context("no vDSO")?;
+    let anonymous = of_vdso.lines().find_map(|line| line.strip_prefix("Anonymous:")).context("no sum")?;
+    Ok(anonymous.trim().to_owned())
+}
+
+/// The helper may be killed at any moment.
+fn killed(t: &Context) -> Result<()> {
+    let path = own_copy(t, "pie_by_default")?;
+    t.run(t.pagelift(&["cache", "prepare", &path.to_string_lossy()])?)?.success()?;
+    let _held = hold(t, &path)?;
+    let mut kills = 0;
+    for round in 0..KILLS * 2 {
+        let session = t.session(t.lifted(&QUIET, &Command::new(&path))?)?;
+        let tracer = || process_field(session.pid(), "TracerPid").and_then(|tracer| tracer.parse().ok()).unwrap_or(0);
+        let said = || session.stdout_so_far().contains("ready");
+        while tracer() == 0 && !said() {}
+        // One that has done its work leaves nothing to be killed.
+        for _ in 0..round % KILLS {
+            tracer();
+        }
+        if let helper @ 1.. = tracer() {
+            kills += u32::from(kill(Pid::from_raw(helper), Signal::SIGKILL).is_ok());
+        }
+        session.wait_for_line("ready")?;
+        end(session)?;
+    }
+    t.note(format!("{kills} helpers killed"));
+    ensure!(kills > 0, "no helper was there to be killed");
     Ok(())
 }
 

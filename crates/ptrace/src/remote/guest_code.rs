@@ -9,13 +9,13 @@
 //! - AT_ENTRY of the auxiliary vector, by which the dynamic linker enters the program, is set to code that reports by
 //!   SIGURG and continues at the real entry.
 //! - Both pieces lie in the padding after the vDSO, one at a time, and are erased after use. The kernel lets a debugger
-//!   write there, into a private copy of the page. Without such padding, that of an executable segment is used.
+//!   write there, into a private copy of the page, which `last_call` drops where nothing else follows. Without such padding, that of an executable segment is used.
 //! - Code that may stay there for longer than one stop is harmless at any moment: everything it needs is in it or on
 //!   the stack.
 
 use crate::remote::RemoteMemory;
 use crate::remote::requests;
-use address_space::{Address, AddressRange, AddressSpace, MappingName, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize};
 use nix::unistd::Pid;
 use std::io;
 
@@ -52,6 +52,11 @@ impl GuestCode {
         self.at
     }
 
+    /// The code's memory.
+    pub fn range(&self) -> AddressRange {
+        AddressRange::sized(self.at, self.length as u64)
+    }
+
     /// Erases the code. No thread may be executing it.
     ///
     /// # Errors
@@ -65,9 +70,14 @@ impl GuestCode {
 pub fn mappings_with_room(space: &AddressSpace) -> impl Iterator<Item = AddressRange> {
     let executable =
         || space.mappings().iter().filter(|m| m.protection.execute && m.protection.read && !m.protection.write);
-    let vdso = executable().filter(|mapping| mapping.name == MappingName::Special("[vdso]".to_owned()));
+    let vdso = executable().filter(|mapping| is_vdso(mapping));
     let files = executable().filter(|mapping| mapping.path().is_some());
     vdso.chain(files).map(|mapping| mapping.range)
+}
+
+/// True for the vDSO's code.
+pub fn is_vdso(mapping: &Mapping) -> bool {
+    matches!(&mapping.name, MappingName::Special(name) if name == "[vdso]")
 }
 
 /// Returns the mapping of the vDSO at this address (`AT_SYSINFO_EHDR`), read from its own headers, which takes a

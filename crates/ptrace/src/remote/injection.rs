@@ -8,13 +8,14 @@ pub use error::InjectError;
 use crate::remote::RemoteMemory;
 use crate::remote::arch::{self, GuestCall, Registers, guest, numbers};
 use crate::remote::guest_code::{GuestCode, mappings_with_room};
+use crate::remote::last_call::{Ended, LastCall, starts_by_stack_alone};
 use crate::remote::requests::{self, Resume};
 use crate::remote::seccomp::{Filters, Verdict};
 use crate::remote::spin_wait::SpinWait;
 use crate::remote::status::ThreadStatus;
 use crate::remote::tracee::Stopped;
 use crate::remote::wait::{self, Stop, WaitReport};
-use address_space::{Address, AddressRange, AddressSpace, PageSize};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject, PageSize};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 use std::io;
@@ -444,6 +445,68 @@ impl<'a> Injector<'a> {
     /// # Errors
     /// [`InjectError`] where the process has ended.
     pub fn finish(mut self) -> Result<(), InjectError> {
+        self.undo_own_calls();
+        let signal = self.send_urgent_again();
+        self.leave_code()?;
+        signal
+    }
+
+    /// Like [`Injector::finish`], for a thread that is about to enter the dynamic linker of this executable, before the
+    /// process is released: also drops the page that the code was written to, where that is possible. Then nothing
+    /// private of the calls is left.
+    ///
+    /// # Errors
+    /// [`InjectError`] where the process has ended or executes another program.
+    pub fn finish_before_linker(
+        mut self,
+        space: &AddressSpace,
+        (executable, linker): (&LoadedObject, &LoadedObject),
+        base_page: PageSize,
+    ) -> Result<(), InjectError> {
+        self.undo_own_calls();
+        let is_disturbed = self.urgent.is_some() || self.group_stopped;
+        let signal = self.send_urgent_again();
+        let is_entered = arch::instruction_pointer(&self.saved) == linker.entry();
+        if self.inside && !is_disturbed && is_entered && starts_by_stack_alone(executable) {
+            let linker = (space, linker.extent().widened(base_page));
+            self.drop_page_of_code(linker, base_page)?;
+        }
+        self.leave_code()?;
+        signal
+    }
+
+    fn drop_page_of_code(
+        &mut self,
+        linker: (&AddressSpace, AddressRange),
+        base_page: PageSize,
+    ) -> Result<(), InjectError> {
+        let Some(code) = self.code.as_ref().map(GuestCode::range) else { return Ok(()) };
+        let found = LastCall::find((self.pid, &self.memory), code, &self.saved, linker, base_page);
+        let is_allowed = |last: &LastCall| {
+            let (call, behind) = last.made();
+            self.filters.judge(call.number, call.arguments, behind.0) == Verdict::Allowed
+        };
+        let Some(last) = found.filter(is_allowed) else { return Ok(()) };
+        requests::set_signal_mask(self.pid, self.saved_mask)?;
+        match last.make(&self.memory, self.spin_wait)? {
+            Ended::Returned { result, group_stopped } => {
+                (self.inside, self.group_stopped) = (false, group_stopped);
+                if group_stopped {
+                    requests::interrupt(self.pid)?;
+                }
+                // What has been dropped need not be erased.
+                self.code.take_if(|_| result.is_ok());
+                Ok(())
+            }
+            Ended::Gone { executed } => {
+                (self.gone, self.has_executed) = (true, executed);
+                Err(if executed { InjectError::Executed } else { InjectError::Gone })
+            }
+        }
+    }
+
+    /// Closes what was opened, and unmaps or restores the memory for arguments.
+    fn undo_own_calls(&mut self) {
         if let Ok(Some(opened)) = self.take_opened() {
             let _ = self.call(numbers::SYS_close, [opened.descriptor, 0, 0, 0, 0, 0]);
         }
@@ -456,9 +519,6 @@ impl<'a> Injector<'a> {
             }
             None => {}
         }
-        let signal = self.send_urgent_again();
-        self.leave_code()?;
-        signal
     }
 
     /// Makes a SIGURG of another sender pending again, with its payload. A thread that is resumed with a signal that it

@@ -4,6 +4,7 @@
 //! - Requests and reports: `requests`, `wait`, `spin_wait`, `reaping`, `thread_list`, `status`, `refusal`.
 //! - The process's state: `memory`, `auxiliary`, `inflight_syscall`; registers and code per architecture: `arch`.
 //! - System calls that it is made to make: `injection` by the code of `guest_code`, if its filters allow them (`seccomp`);
+//!   `last_call` drops what that code leaves;
 //!   `executor` lifts with them, `from_file` copies with them, `outside` lifts without any, and `calls` is what the executors
 //!   share.
 //! - System calls of its own that a stop has interrupted: `restart`.
@@ -18,6 +19,7 @@ mod from_file;
 pub mod guest_code;
 pub mod inflight_syscall;
 pub mod injection;
+mod last_call;
 mod memory;
 mod outside;
 pub mod reaping;

@@ -1,7 +1,7 @@
 //! The base of a program that has just been mapped: chosen and moved at the exec stop.
 
 use crate::{Base, SessionError, images};
-use address_space::{Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadedObject, PageSize, format_bytes};
+use address_space::{Address, AddressSpace, ElfImage, ElfKind, LoadedObject, ObjectRole, PageSize, format_bytes};
 use lift_plan::{BaseChoice, Coverable, Pages, Policy, cached_coverable, choose_base, choose_cached_base, coverable};
 use machine_facts::base_page;
 use process_view::{ObjectReader, ProcessFiles};
@@ -136,7 +136,8 @@ fn covers_more(image: &BaseChoice, cached: &BaseChoice) -> bool {
     of(image) > of(cached)
 }
 
-/// Moves the executable to the base that covers most, where that covers more than the base the kernel chose.
+/// Moves the executable to the base that covers most, where that covers more than the base the kernel chose. Where the
+/// process is released next (`is_last`), its page of the injected code is dropped too.
 ///
 /// Returns what was done and the bias afterwards.
 pub fn choose_and_move(
@@ -144,16 +145,15 @@ pub fn choose_and_move(
     started: &Started,
     executable: &LoadedObject,
     huge: &[Range<u64>],
-    policy: &Policy,
-    usual: Option<PageSize>,
+    (policy, usual): (&Policy, Option<PageSize>),
+    is_last: bool,
 ) -> (Base, u64) {
     let placing = Placing { image: &executable.image, bias: executable.bias, huge, pid: stop.pid() };
     let better = match better_base(&placing, policy, usual) {
         Ok(better) => better,
         Err(kept) => return (kept, executable.bias),
     };
-    let extent = executable.extent().widened(base_page());
-    match place_and_move(stop, &started.space, extent, &better, executable.bias) {
+    match place_and_move(stop, started, executable, &better, is_last) {
         Ok(bias) => {
             let Better { before, after, congruent, why, .. } = better;
             (Base::Moved { before, after, congruent, why }, bias)
@@ -164,12 +164,13 @@ pub fn choose_and_move(
 
 fn place_and_move(
     stop: &ExecStop,
-    space: &AddressSpace,
-    extent: AddressRange,
+    started: &Started,
+    executable: &LoadedObject,
     better: &Better,
-    bias: u64,
+    is_last: bool,
 ) -> Result<u64, SessionError> {
-    let size = better.size;
+    let (space, bias, size) = (&started.space, executable.bias, better.size);
+    let extent = executable.extent().widened(base_page());
     // The offset is that of the bias; the image's first page lies at a fixed distance from it.
     let first = extent.start() - Address(bias);
     let start_offset = better.offset.wrapping_add(first) % size.bytes();
@@ -179,7 +180,11 @@ fn place_and_move(
     let displacement = place - extent.start();
     let mut injector = stop.injector(space)?;
     let moved = move_image(&mut injector, space, extent, displacement, base_page());
-    injector.finish()?;
+    let linker = started.objects.iter().find(|object| object.role == ObjectRole::DynamicLinker);
+    match linker.filter(|_| is_last) {
+        Some(linker) => injector.finish_before_linker(space, (executable, linker), base_page())?,
+        None => injector.finish()?,
+    }
     moved.map_err(|error| SessionError::Refused(error.to_string()))?;
     Ok(bias.wrapping_add(displacement))
 }

@@ -187,8 +187,9 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
             return Err(SessionError::Refused(reason.to_string()));
         }
         let huge = self.huge_parts(stop.pid(), executable, usual);
-        let (base, bias) = choose_and_move(stop, &started, executable, &huge, &self.options.policy, usual);
-        if self.moves_only && self.is_known(stop.pid()) {
+        let is_last = self.moves_only && self.is_known(stop.pid());
+        let (base, bias) = choose_and_move(stop, &started, executable, &huge, (&self.options.policy, usual), is_last);
+        if is_last {
             return Ok(AfterExec::Nothing);
         }
         self.in_between.insert(stop.pid(), InBetween { base: Some(base), stopped: Duration::ZERO });

@@ -9,6 +9,8 @@ use nix::unistd::Pid;
 
 /// `svc #0`.
 pub const SYSCALL_INSTRUCTION: &[u8] = &[0x01, 0x00, 0x00, 0xd4];
+/// `svc #0` and `ret`.
+pub const CALL_AND_RETURN: &[u8] = &[0x01, 0x00, 0x00, 0xd4, 0xc0, 0x03, 0x5f, 0xd6];
 /// Instructions have four bytes and are aligned.
 pub const INSTRUCTION_ALIGNMENT: usize = 4;
 /// `AUDIT_ARCH_AARCH64` (`linux/audit.h`).

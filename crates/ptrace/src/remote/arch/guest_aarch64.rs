@@ -194,6 +194,19 @@ pub fn call_registers(
     r
 }
 
+/// Returns the registers of a thread that makes a call by the instructions at `at`, which return to the address in its
+/// link register.
+pub fn last_call(saved: &Registers, at: Address, call: &super::GuestCall) -> Registers {
+    let mut r = *saved;
+    r.pc = at.0;
+    // No branch leads there.
+    r.pstate &= !PSR_BTYPE_MASK;
+    r.regs[..6].copy_from_slice(&call.arguments);
+    r.regs[8] = call.number as u64;
+    r.regs[30] = saved.pc;
+    r
+}
+
 /// Returns the result of the last call made by [`CALL`].
 pub fn call_result(r: &Registers) -> i64 {
     r.regs[19] as i64

@@ -208,6 +208,18 @@ pub fn call_registers(
     r
 }
 
+/// Returns the registers of a thread that makes a call by the instructions at `at`, which return to the address at its
+/// stack pointer.
+pub fn last_call(saved: &Registers, at: Address, call: &super::GuestCall) -> Registers {
+    let mut r = *saved;
+    r.rip = at.0;
+    r.rsp -= 8;
+    r.rax = call.number as u64;
+    [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9] = call.arguments;
+    r.orig_rax = u64::MAX;
+    r
+}
+
 /// Returns the result of the last call made by [`CALL`].
 pub fn call_result(r: &Registers) -> i64 {
     r.r12 as i64

@@ -8,6 +8,8 @@ use nix::unistd::Pid;
 
 /// `syscall`.
 pub const SYSCALL_INSTRUCTION: &[u8] = &[0x0f, 0x05];
+/// `syscall` and `ret`.
+pub const CALL_AND_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
 /// Instructions may begin at any byte.
 pub const INSTRUCTION_ALIGNMENT: usize = 1;
 /// `AUDIT_ARCH_X86_64` (`linux/audit.h`).
