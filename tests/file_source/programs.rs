@@ -6,7 +6,7 @@ use crate::{from_file, start};
 use address_space::{Address, ElfImage};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use test_support::{
 
 const FUNCTION: &str = "spin_amid_code";
 const MARIADBD: &str = "/usr/sbin/mariadbd";
+const CHROMIUM: &str = "/usr/lib/chromium";
 const POSTGRES: &str = "/usr/lib/postgresql";
 const LONG: Duration = Duration::from_secs(300);
 
@@ -35,6 +36,7 @@ pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
         test_case("real/java", with("java"), java),
         test_case("followed_programs_are_prepared_when_they_are_executed", with("g++"), followed),
         test_case("real/rustc", with("rustc"), rustc),
+        test_case("real/chromium", with("chromium"), chromium),
         test_case("real/postgres", [needs(), vec![Need::File(POSTGRES.into())]].concat(), postgres),
         test_case("real/mariadbd", [needs(), vec![Need::File(MARIADBD.into())]].concat(), mariadbd),
     ]
@@ -230,6 +232,34 @@ fn rustc(t: &Context) -> Result<()> {
     // cargo names the toolchain's own libraries to what it runs.
     command.arg("-vV").env_remove("LD_LIBRARY_PATH");
     ends_as_plain(t, &command, 64 << 20)
+}
+
+/// Its code and its read-only data are out of step with each other: a base serves the code. Its children are copies of a
+/// process that it executes, and it has sandboxes, threads and its own allocator.
+fn chromium(t: &Context) -> Result<()> {
+    let home = t.folder().join("chromium");
+    let mut copy = Command::new("cp");
+    copy.args(["-a", CHROMIUM]).arg(&home);
+    t.run_within(copy, LONG)?.success()?;
+    let program = home.join("chromium");
+    File::open(&program)?.sync_all()?;
+    let _held = prepared(t, std::slice::from_ref(&program), 90)?;
+    let shows = |profile: &str| {
+        let mut command = Command::new(&program);
+        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]);
+        command.arg(format!("--user-data-dir={}", t.folder().join(profile).display()));
+        command.arg(format!("file://{}", tests_folder().join("suites/page.html").display()));
+        command
+    };
+    let plain = t.run_within(shows("plain"), LONG)?.success()?;
+    ensure!(plain.stdout.contains(">148933 primes<"), "{}", plain.stdout);
+    let options = [&FROM_THE_FILE[..], &["--only", "chromium", "--follow-lifted"]].concat();
+    let lifted = t.run_within(t.lifted(&options, &shows("lifted"))?, LONG)?.success()?;
+    ensure!(lifted.stdout == plain.stdout, "lifted it printed\n{}\nplain\n{}", lifted.stdout, plain.stdout);
+    let said = lifted.own_lines();
+    let are_on_file = said.iter().all(|line| line.contains("chromium[") && line.contains("(file)"));
+    ensure!(said.len() > 2 && are_on_file, "{said:#?}");
+    Ok(())
 }
 
 fn postgres(t: &Context) -> Result<()> {
