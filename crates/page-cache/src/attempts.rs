@@ -22,6 +22,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const ROOTS: &str = "/run/pagelift/page-cache";
 /// Time after which an attempt that failed for lack of memory or time is repeated.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
+/// The first pause after an attempt that failed because of what passes by itself.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// Pause between two looks at a lock that another process holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
@@ -35,6 +37,13 @@ pub(crate) enum Lasting {
     WhileAlive(Vec<(i32, u64)>),
     /// For [`REPEAT_AFTER`] from this time, in seconds since 1970.
     AWhile(u64),
+    /// For so many seconds from this time on.
+    Pause {
+        /// In seconds since 1970.
+        since: u64,
+        /// Its length.
+        seconds: u64,
+    },
 }
 
 impl Lasting {
@@ -48,11 +57,21 @@ impl Lasting {
         Self::AWhile(now())
     }
 
+    /// Until what passes by itself has passed: for twice as long as after the attempt before, if that ended so too.
+    pub fn pause_after(before: Option<&Self>) -> Self {
+        let seconds = match before {
+            Some(Self::Pause { seconds, .. }) => seconds.saturating_mul(2).min(REPEAT_AFTER.as_secs()),
+            _ => FIRST_PAUSE.as_secs(),
+        };
+        Self::Pause { since: now(), seconds }
+    }
+
     fn is_over(&self) -> bool {
         match self {
             Self::ToBoot => false,
             Self::WhileAlive(processes) => !processes.iter().any(|&(pid, start)| start_time(pid) == Some(start)),
             Self::AWhile(since) => now().abs_diff(*since) > REPEAT_AFTER.as_secs(),
+            Self::Pause { since, seconds } => now().abs_diff(*since) >= *seconds,
         }
     }
 }
@@ -74,8 +93,12 @@ impl Attempt {
         Self { boot: boot(), blocks, reason, lasting }
     }
 
+    fn is_of_this_boot(&self) -> bool {
+        !self.boot.is_empty() && self.boot == boot()
+    }
+
     fn counts(&self) -> bool {
-        !self.boot.is_empty() && self.boot == boot() && !self.lasting.is_over()
+        self.is_of_this_boot() && !self.lasting.is_over()
     }
 }
 
@@ -167,6 +190,11 @@ impl Record {
         parse(&self.file)
     }
 
+    /// What the attempt before waits for, or has waited for.
+    pub fn lasting_before(&self) -> Option<Lasting> {
+        read(&self.file).filter(Attempt::is_of_this_boot).map(|attempt| attempt.lasting)
+    }
+
     /// Replaces the attempt, or removes the record where there is none. A record that cannot be written is none.
     pub fn keep(&mut self, attempt: Option<&Attempt>) {
         let Some(text) = attempt.and_then(|attempt| serde_json::to_string(attempt).ok()) else {
@@ -193,10 +221,14 @@ pub(crate) fn attempt_of_root(identity: &FileIdentity) -> Option<Attempt> {
     (fstat(&file).ok()?.st_uid == 0).then(|| parse(&file)).flatten()
 }
 
-fn parse(mut file: &File) -> Option<Attempt> {
+fn parse(file: &File) -> Option<Attempt> {
+    read(file).filter(Attempt::counts)
+}
+
+fn read(mut file: &File) -> Option<Attempt> {
     file.rewind().ok()?;
     let bytes = linux::bounded::PAGE_CACHE_RECORD.read_rest(file).ok()?;
-    serde_json::from_slice(&bytes).ok().filter(Attempt::counts)
+    serde_json::from_slice(&bytes).ok()
 }
 
 fn name_of(identity: &FileIdentity) -> String {
@@ -259,6 +291,27 @@ mod tests {
         assert!(attempt.counts() && !Attempt { boot: "other".to_owned(), ..attempt.clone() }.counts());
         assert!(Attempt { lasting: Lasting::a_while(), ..attempt.clone() }.counts());
         assert!(!Attempt { lasting: Lasting::AWhile(now() - 2 * REPEAT_AFTER.as_secs()), ..attempt }.counts());
+    }
+
+    /// Somebody who looks at the file while it is prepared is gone the next moment.
+    #[test]
+    fn pauses_grow_and_end() {
+        let (_folder, attempts) = attempts();
+        let mut record = attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap();
+        let mut lengths = Vec::new();
+        for _ in 0..12 {
+            let lasting = Lasting::pause_after(record.lasting_before().as_ref());
+            let Lasting::Pause { since, seconds } = lasting else { panic!("{lasting:?}") };
+            lengths.push(seconds);
+            let attempt = |since| Attempt::new(vec![1], String::new(), Lasting::Pause { since, seconds });
+            record.keep(Some(&attempt(since)));
+            assert!(record.attempt().is_some());
+            record.keep(Some(&attempt(since - seconds)));
+            assert!(record.attempt().is_none());
+        }
+        assert_eq!(lengths, [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]);
+        record.keep(Some(&Attempt::new(vec![1], String::new(), Lasting::a_while())));
+        assert!(matches!(Lasting::pause_after(record.lasting_before().as_ref()), Lasting::Pause { seconds: 2, .. }));
     }
 
     #[test]

@@ -143,7 +143,7 @@ impl Work<'_> {
         if let Some(record) = &mut record
             && !(effort == Effort::InPlace && matches!(refusal, Some(Refusal::NotAsked { .. })))
         {
-            record.keep(self.attempt(refusal.as_ref()).as_ref());
+            record.keep(self.attempt(refusal.as_ref(), record.lasting_before().as_ref()).as_ref());
         }
         Ok(refusal)
     }
@@ -159,15 +159,15 @@ impl Work<'_> {
     }
 
     /// What to remember of a refusal.
-    fn attempt(&self, refusal: Option<&Refusal>) -> Option<Attempt> {
+    fn attempt(&self, refusal: Option<&Refusal>, before: Option<&Lasting>) -> Option<Attempt> {
         let refusal = refusal?;
         let lasting = match refusal {
             Refusal::Mapped { processes, .. } if !processes.is_empty() => {
                 Lasting::while_alive(&processes.iter().map(|(pid, _)| *pid).collect::<Vec<_>>())
             }
-            Refusal::Fragmented { .. } | Refusal::Mapped { .. } | Refusal::InUse { .. } | Refusal::Tmpfs(_) => {
-                Lasting::a_while()
-            }
+            // Nobody was found: somebody may have mapped it for a moment, to look at it for example.
+            Refusal::Mapped { .. } | Refusal::InUse { .. } => Lasting::pause_after(before),
+            Refusal::Fragmented { .. } | Refusal::Tmpfs(_) => Lasting::a_while(),
             // What was made remains: the next attempt goes on from there.
             Refusal::OutOfBudget { .. } if !(self.making.created.is_empty() && self.making.collapsed.is_empty()) => {
                 return None;
