@@ -20,6 +20,8 @@ pub struct InflightSyscall {
     pub stack: u64,
     /// Address of the instruction after the call.
     pub behind: u64,
+    /// How often the thread had gone to sleep by then; `None` where that was not read.
+    pub sleeps: Option<u64>,
 }
 
 impl InflightSyscall {
@@ -28,8 +30,10 @@ impl InflightSyscall {
     /// # Errors
     /// Where the thread is awake.
     pub fn of(process: Pid, thread: i32) -> Result<Option<Self>, Awake> {
+        // Before the call, so that a sleep between the two readings counts as one more.
+        let sleeps = if arch::SHOWS_CALLS { None } else { sleeps_of(process, thread) };
         let text = text_of(format!("/proc/{process}/task/{thread}/syscall")).unwrap_or_default();
-        if text.trim() == "running" { Err(Awake) } else { Ok(Self::parse(&text)) }
+        if text.trim() == "running" { Err(Awake) } else { Ok(Self::parse(&text).map(|call| Self { sleeps, ..call })) }
     }
 
     /// Parses number, six arguments, stack pointer and program counter (proc_pid_syscall(5)); outside of calls the text
@@ -42,7 +46,7 @@ impl InflightSyscall {
         for argument in &mut arguments {
             *argument = words.next()?;
         }
-        Some(Self { number, arguments, stack: words.next()?, behind: words.next()? })
+        Some(Self { number, arguments, stack: words.next()?, behind: words.next()?, sleeps: None })
     }
 
     /// True where a stopped thread may have just left this call: its registers show the same call but for the first
@@ -52,11 +56,22 @@ impl InflightSyscall {
             && self.arguments[1..] == stopped.arguments[1..]
     }
 
+    /// True where the thread, which has stopped now, has slept in no other call since: a stop counts as one more sleep.
+    pub fn was_the_last_sleep(&self, process: Pid, thread: Pid) -> bool {
+        self.sleeps.is_some_and(|sleeps| sleeps_of(process, thread.as_raw()) == Some(sleeps + 1))
+    }
+
     /// True where a stopped thread is about to make this call.
     pub fn is_next(&self, stopped: &Self) -> bool {
         (self.number, self.arguments, self.stack) == (stopped.number, stopped.arguments, stopped.stack)
             && stopped.behind + arch::SYSCALL_INSTRUCTION.len() as u64 == self.behind
     }
+}
+
+/// How often a thread has gone to sleep (`voluntary_ctxt_switches`, proc_pid_status(5)).
+fn sleeps_of(process: Pid, thread: i32) -> Option<u64> {
+    let text = text_of(format!("/proc/{process}/task/{thread}/status")).unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
 }
 
 /// True where the next instruction is a system call.
@@ -79,6 +94,17 @@ mod tests {
         for text in ["running\n", "-1 0xffffd5a0 0xffffa1f2b6c4\n", "", "22 0x4"] {
             assert_eq!(InflightSyscall::parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn sleeps_are_counted() {
+        let (own, thread) = (Pid::this(), nix::unistd::gettid());
+        let before = sleeps_of(own, thread.as_raw()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(sleeps_of(own, thread.as_raw()).unwrap() > before);
+        let call = InflightSyscall::parse(WAITS).unwrap();
+        assert!(!call.was_the_last_sleep(own, thread));
+        assert!(!InflightSyscall { sleeps: Some(before), ..call }.was_the_last_sleep(own, Pid::from_raw(0)));
     }
 
     #[test]

@@ -91,7 +91,8 @@ fn handles_a_signal(thread: Pid, signal: i32) -> bool {
 
 /// Returns the first argument of a failed call that a thread has just left, as kept by the kernel. The kernel keeps
 /// that of the last call, which is rt_sigreturn where a handler has run since. The argument belongs to this call where
-/// the thread was seen to wait in it with this argument, or where no handler can have run.
+/// the thread was seen to wait in it with this argument, or where no handler can have run. Kernels that show the result in
+/// its place (not 6.1.176, seen with 6.12.117) leave only what was seen, where the thread has slept in no other call since.
 fn hidden_argument(
     process: Pid,
     thread: Pid,
@@ -99,7 +100,12 @@ fn hidden_argument(
     before: Option<&InflightSyscall>,
 ) -> Option<u64> {
     let kept = arch::kept_first_argument(process, thread, stopped.number).ok().flatten()?;
-    let was_seen = before.is_some_and(|before| before.is_ended_by(stopped) && before.arguments[0] == kept);
+    let before = before.filter(|before| before.is_ended_by(stopped));
+    if kept == stopped.arguments[0] {
+        let call = before.filter(|before| before.was_the_last_sleep(process, thread));
+        return call.map(|before| before.arguments[0]);
+    }
+    let was_seen = before.is_some_and(|before| before.arguments[0] == kept);
     (was_seen || (is_behind_call(process, stopped) && !may_run_handlers(thread, stopped))).then_some(kept)
 }
 
@@ -134,5 +140,5 @@ fn seen(registers: &Registers) -> InflightSyscall {
     let (number, arguments) = arch::call_registers(registers);
     let Address(stack) = arch::stack_pointer(registers);
     let Address(behind) = arch::instruction_pointer(registers);
-    InflightSyscall { number, arguments, stack, behind }
+    InflightSyscall { number, arguments, stack, behind, sleeps: None }
 }
