@@ -1,6 +1,6 @@
 //! Machines of 64-bit ARM, with programs that the cross compiler builds.
 
-use crate::{LIBRARY_PROGRAMS, kernel_image, run_machine, script, with_busybox, with_library};
+use crate::{LIBRARY_PROGRAMS, kernel_image, machine_of, run_machine, script, with_busybox, with_library};
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,20 +9,59 @@ use test_support::{
     Context, Initramfs, Need, Test, VirtualMachine, program_source, shared_folder, target_folder, test_case,
 };
 
+/// Kernels, each booted once for all that is tried there.
+const KERNELS: [&str; 2] = ["linux-6.1-arm64", "linux-6.12-arm64"];
+/// Sources and flags of the programs.
+const PROGRAMS: [(&str, &str); 8] = [
+    ("start/pie_by_default", "-fPIE -pie"),
+    ("start/static_pie", "-static-pie -fPIE"),
+    ("start/fixed_address_executable", "-fno-pie -no-pie"),
+    ("start/relro_stays_read_only", "-fPIE -pie -Wl,-z,now"),
+    ("start/heap_grows_and_shrinks", "-fPIE -pie"),
+    ("start/handles_signals_at_start", "-fPIE -pie"),
+    ("start/fork_and_write", "-fPIE -pie"),
+    ("start/near_the_limit_of_mappings", "-fPIE -pie"),
+];
+/// What a borrowed thread goes on by differs between architectures.
+const LIVE_PROGRAMS: [&str; 6] = [
+    "attach/sleeps_in_many_calls",
+    "attach/waits_once",
+    "attach/has_a_kernel_worker",
+    "attach/waits_beside_children",
+    "attach/is_woken_by_signals",
+    "measuring/storms",
+];
+/// The heap leaves the pool at forks: what a stopped thread goes on by differs between architectures.
+const HEAP_PROGRAMS: [&str; 7] = [
+    "heap/waits_last_as_long_as_they_should",
+    "heap/closes_once_while_it_forks",
+    "heap/forks_beside_threads_that_block_signals",
+    "heap/forks_while_threads_come_and_go",
+    "heap/forks_with_a_full_signal_queue",
+    "heap/forks_without_its_first_thread",
+    "heap/forks_of_several_threads",
+];
+/// Sizes in KiB of the pools of a kernel with base pages of 4 KiB.
+const POOL_SIZES: [u64; 4] = [64, 2 << 10, 32 << 10, 1 << 20];
+/// Memory in MiB: a page of 1 GiB that is aligned to its size fits above the kernel.
+const MEMORY: u32 = 2900;
+/// Number of checks, at the least.
+const CHECKS: usize = 83;
+
 pub fn tests() -> Vec<Test> {
-    let arm = vec![
-        Need::Command("qemu-system-aarch64".into()),
-        Need::Command("aarch64-linux-gnu-gcc".into()),
-        Need::File(kernel_image("linux-6.1-arm64").to_string_lossy().into_owned()),
-        Need::File(kernel_image("busybox-arm64").to_string_lossy().into_owned()),
-        Need::File(arm_pagelift().to_string_lossy().into_owned()),
-        Need::File(arm_library().to_string_lossy().into_owned()),
-    ];
-    vec![
-        test_case("linux-6.1-arm64/kernel", arm.clone(), boot_arm),
-        test_case("linux-6.1-arm64/live", arm.clone(), boot_arm_live),
-        test_case("linux-6.1-arm64/heap", arm_heap_needs(arm), boot_arm_heap),
-    ]
+    let needs = |kernel: &str| {
+        vec![
+            Need::Command("qemu-system-aarch64".into()),
+            Need::Command("aarch64-linux-gnu-gcc".into()),
+            Need::File(kernel_image(kernel).to_string_lossy().into_owned()),
+            Need::File(kernel_image("busybox-arm64").to_string_lossy().into_owned()),
+            Need::File(arm_pagelift().to_string_lossy().into_owned()),
+            Need::File(arm_heap().to_string_lossy().into_owned()),
+            Need::File(arm_library().to_string_lossy().into_owned()),
+        ]
+    };
+    let kernels = KERNELS.into_iter();
+    kernels.map(|kernel| test_case(format!("{kernel}/kernel"), needs(kernel), move |t| boot(t, kernel))).collect()
 }
 
 /// Built by `make test` where the compiler for it is there.
@@ -38,102 +77,56 @@ fn arm_library() -> PathBuf {
     target_folder().join("aarch64-unknown-linux-gnu/library/libpagelift.a")
 }
 
-/// An initramfs for 64-bit ARM with some of the programs, each with its flags.
-fn arm_initramfs(t: &Context, builds: &[(&str, &str)]) -> Result<Initramfs> {
+/// An initramfs for 64-bit ARM without programs.
+fn arm_initramfs() -> Result<Initramfs> {
     let mut initramfs = with_busybox(&kernel_image("busybox-arm64"))?;
-    initramfs.add_file("/bin/pagelift", &fs::read(arm_pagelift())?);
-    initramfs.add_file("/bin/pagelift-measure", &fs::read(arm_pagelift().with_file_name("pagelift-measure"))?);
-    for library in arm_libraries()? {
-        initramfs.add_file(
-            &format!("/lib/{}", library.file_name().context("a name")?.to_string_lossy()),
-            &fs::read(&library)?,
-        );
+    let pagelift = arm_pagelift();
+    for file in [pagelift.with_file_name("pagelift-measure"), pagelift, arm_heap()] {
+        initramfs.add_file(&format!("/bin/{}", name_of(&file)?), &fs::read(&file)?);
     }
-    for (source, flags) in builds {
-        let name = source.rsplit('/').next().unwrap_or(source);
-        let out = t.folder().join(name);
-        let mut compiler = Command::new("aarch64-linux-gnu-gcc");
-        compiler.args(["-g", "-O1"]).args(flags.split(' ')).arg("-o").arg(&out);
-        compiler.arg("-I").arg(shared_folder()).arg(program_source(&format!("{source}.c"))?);
-        t.run(compiler)?.success()?;
-        initramfs.add_file(&format!("/bin/{name}"), &fs::read(&out)?);
-        fs::remove_file(out)?;
+    for library in arm_libraries()? {
+        initramfs.add_file(&format!("/lib/{}", name_of(&library)?), &fs::read(&library)?);
     }
     Ok(initramfs)
 }
 
-fn run_arm(t: &Context, mut initramfs: Initramfs, name: &str, least: usize) -> Result<()> {
-    initramfs.add_file("/init", &script(name, &[])?);
-    let file = t.folder().join("initramfs");
-    fs::write(&file, initramfs.finish())?;
-    let kernel = kernel_image("linux-6.1-arm64");
-    let machine = VirtualMachine {
-        architecture: "aarch64",
-        kernel,
-        initramfs: file,
-        nodes: vec![1800],
-        more_cpus: 0,
-        disks: Vec::new(),
-        boot: "",
-    };
-    run_machine(t, &machine, least)
+fn name_of(file: &Path) -> Result<String> {
+    Ok(file.file_name().context("a name")?.to_string_lossy().into_owned())
 }
 
-/// Boots the programs that are built for 64-bit ARM.
-fn boot_arm(t: &Context) -> Result<()> {
-    let mut initramfs = arm_initramfs(
-        t,
-        &[
-            ("start/pie_by_default", "-fPIE -pie"),
-            ("start/static_pie", "-static-pie -fPIE"),
-            ("start/fixed_address_executable", "-fno-pie -no-pie"),
-            ("start/relro_stays_read_only", "-fPIE -pie -Wl,-z,now"),
-            ("start/heap_grows_and_shrinks", "-fPIE -pie"),
-            ("start/handles_signals_at_start", "-fPIE -pie"),
-            ("start/fork_and_write", "-fPIE -pie"),
-            ("start/near_the_limit_of_mappings", "-fPIE -pie"),
-        ],
-    )?;
-    let library = arm_library();
+/// Adds a program that is built with these flags.
+fn add_program(t: &Context, initramfs: &mut Initramfs, source: &str, flags: &str, name: &str) -> Result<()> {
+    let out = t.folder().join(name);
+    let mut compiler = Command::new("aarch64-linux-gnu-gcc");
+    compiler.args(["-g", "-O1"]).args(flags.split(' ')).arg("-o").arg(&out);
+    compiler.arg("-I").arg(shared_folder()).arg(program_source(&format!("{source}.c"))?);
+    t.run(compiler)?.success()?;
+    initramfs.add_file(&format!("/bin/{name}"), &fs::read(&out)?);
+    Ok(fs::remove_file(out)?)
+}
+
+fn boot(t: &Context, kernel: &str) -> Result<()> {
+    let mut initramfs = arm_initramfs()?;
+    let live = LIVE_PROGRAMS.map(|source| (source, "-fPIE -pie -pthread"));
+    let heap = HEAP_PROGRAMS.map(|source| (source, "-fno-builtin -pthread"));
+    let stat = [("measuring/uses_known_pages", "-static")];
+    for (source, flags) in [&PROGRAMS[..], &live, &heap, &stat].concat() {
+        add_program(t, &mut initramfs, source, flags, source.rsplit('/').next().unwrap_or(source))?;
+    }
+    for kib in POOL_SIZES {
+        let flags = format!("-fPIE -pie -DPAGE={}ull", kib << 10);
+        add_program(t, &mut initramfs, "kernels/has_a_bss_of_one_page", &flags, &format!("has_a_bss_of_{kib}"))?;
+    }
     for program in LIBRARY_PROGRAMS {
-        let out = with_library(t, program, "aarch64-linux-gnu-gcc", &library)?;
+        let out = with_library(t, program, "aarch64-linux-gnu-gcc", &arm_library())?;
         initramfs.add_file(&format!("/bin/{program}"), &fs::read(&out)?);
         fs::remove_file(out)?;
     }
-    run_arm(t, initramfs, "kernel.sh", 47)
-}
-
-/// Programs that run are lifted and put back: what a borrowed thread goes on by differs between architectures.
-fn boot_arm_live(t: &Context) -> Result<()> {
-    let programs =
-        ["sleeps_in_many_calls", "waits_once", "has_a_kernel_worker", "waits_beside_children", "is_woken_by_signals"];
-    let sources = programs.map(|name| format!("attach/{name}"));
-    let builds: Vec<_> = sources.iter().map(|source| (source.as_str(), "-fPIE -pie -pthread")).collect();
-    run_arm(t, arm_initramfs(t, &builds)?, "live.sh", 19)
-}
-
-fn arm_heap_needs(needs: Vec<Need>) -> Vec<Need> {
-    [needs, vec![Need::File(arm_heap().to_string_lossy().into_owned())]].concat()
-}
-
-/// The heap leaves the pool at forks: what a stopped thread goes on by differs between architectures.
-fn boot_arm_heap(t: &Context) -> Result<()> {
-    let programs = [
-        "waits_last_as_long_as_they_should",
-        "closes_once_while_it_forks",
-        "forks_beside_threads_that_block_signals",
-        "forks_while_threads_come_and_go",
-        "forks_with_a_full_signal_queue",
-        "forks_without_its_first_thread",
-        "forks_of_several_threads",
-    ];
-    let sources = programs.map(|name| format!("heap/{name}"));
-    let builds: Vec<_> = sources.iter().map(|source| (source.as_str(), "-fno-builtin -pthread")).collect();
-    let mut initramfs = arm_initramfs(t, &builds)?;
-    let heap = arm_heap();
-    let place = format!("/bin/{}", heap.file_name().context("a name")?.to_string_lossy());
-    initramfs.add_file(&place, &fs::read(&heap)?);
-    run_arm(t, initramfs, "heap.sh", programs.len())
+    let more = ["sizes.sh", "arm_sizes.sh", "starts.sh", "stat.sh", "live.sh", "heap.sh", "storm.sh"];
+    initramfs.add_file("/init", &script("kernel.sh", &more)?);
+    let boot = "hugepagesz=1G hugepages=1 hugepagesz=2M";
+    let machine = machine_of(t, kernel, initramfs, vec![MEMORY])?;
+    run_machine(t, &VirtualMachine { architecture: "aarch64", boot, ..machine }, CHECKS)
 }
 
 /// The C library and the dynamic linker of the cross compiler.

@@ -1,6 +1,6 @@
 //! Other kernels and another architecture, in virtual machines under software emulation: Debian's 5.10, which cannot move
 //! hugetlb mappings and knows neither MADV_POPULATE_WRITE nor MADV_COLLAPSE, 6.1, 6.12 and the newest, each booted once with
-//! one NUMA node and once with two, and 64-bit ARM; file systems with and without large folios on 6.1, 6.12 and
+//! one NUMA node and once with two, and 64-bit ARM 6.1 and 6.12; file systems with and without large folios on 6.1, 6.12 and
 //! the newest kernel; programs on each of the usual file systems; programs with glibc 2.31, 2.41, the newest, and musl.
 
 mod arm;

@@ -102,6 +102,12 @@ if [ "$sources" = thp ]; then
     finish "one thread that is not lifted to the pool" "all right, woken in time"
 fi
 
+# AArch64 kernels that do not show the first argument of a call that has ended (see LIMITS.md): it is not made again.
+case $(uname -m)-$(uname -r) in
+    aarch64-[1-5].* | aarch64-6.[0-9].* | aarch64-6.1[01].*) ;;
+    aarch64-*) export FORGIVE_EINTR=1 ;;
+esac
+
 # An EINTR that is ours, see README.md, counts as two.
 unharmed="[0-4] faults"
 feature "attach and detach"
