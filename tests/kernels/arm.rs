@@ -11,6 +11,8 @@ use test_support::{
 
 /// Kernels, each booted once for all that is tried there.
 const KERNELS: [&str; 2] = ["linux-6.1-arm64", "linux-6.12-arm64"];
+/// A kernel with base pages of 16 KiB, whose pages of the page table and pools have other sizes.
+const KERNEL_OF_16_KIB: &str = "linux-16k-arm64";
 /// Sources and flags of the programs.
 const PROGRAMS: [(&str, &str); 8] = [
     ("start/pie_by_default", "-fPIE -pie"),
@@ -41,12 +43,16 @@ const HEAP_PROGRAMS: [&str; 7] = [
     "heap/forks_without_its_first_thread",
     "heap/forks_of_several_threads",
 ];
+const HEAP_FLAGS: &str = "-fno-builtin -pthread";
 /// Sizes in KiB of the pools of a kernel with base pages of 4 KiB.
 const POOL_SIZES: [u64; 4] = [64, 2 << 10, 32 << 10, 1 << 20];
 /// Memory in MiB: a page of 1 GiB that is aligned to its size fits above the kernel.
 const MEMORY: u32 = 2900;
 /// Number of checks, at the least.
 const CHECKS: usize = 83;
+const CHECKS_OF_16_KIB: usize = 31;
+/// A transparent huge page has 32 MiB where base pages have 16 KiB: code and bss of 70 MB hold one wherever they lie.
+const LARGE: &str = "-fPIE -pie -DCODE_PAGES=17500 -DBSS_BYTES=70000000";
 
 pub fn tests() -> Vec<Test> {
     let needs = |kernel: &str| {
@@ -61,7 +67,9 @@ pub fn tests() -> Vec<Test> {
         ]
     };
     let kernels = KERNELS.into_iter();
-    kernels.map(|kernel| test_case(format!("{kernel}/kernel"), needs(kernel), move |t| boot(t, kernel))).collect()
+    let usual = kernels.map(|kernel| test_case(format!("{kernel}/kernel"), needs(kernel), move |t| boot(t, kernel)));
+    let other = test_case(format!("{KERNEL_OF_16_KIB}/kernel"), needs(KERNEL_OF_16_KIB), boot_with_16_kib);
+    usual.chain([other]).collect()
 }
 
 /// Built by `make test` where the compiler for it is there.
@@ -108,25 +116,52 @@ fn add_program(t: &Context, initramfs: &mut Initramfs, source: &str, flags: &str
 fn boot(t: &Context, kernel: &str) -> Result<()> {
     let mut initramfs = arm_initramfs()?;
     let live = LIVE_PROGRAMS.map(|source| (source, "-fPIE -pie -pthread"));
-    let heap = HEAP_PROGRAMS.map(|source| (source, "-fno-builtin -pthread"));
+    let heap = HEAP_PROGRAMS.map(|source| (source, HEAP_FLAGS));
     let stat = [("measuring/uses_known_pages", "-static")];
     for (source, flags) in [&PROGRAMS[..], &live, &heap, &stat].concat() {
         add_program(t, &mut initramfs, source, flags, source.rsplit('/').next().unwrap_or(source))?;
     }
-    for kib in POOL_SIZES {
-        let flags = format!("-fPIE -pie -DPAGE={}ull", kib << 10);
-        add_program(t, &mut initramfs, "kernels/has_a_bss_of_one_page", &flags, &format!("has_a_bss_of_{kib}"))?;
-    }
-    for program in LIBRARY_PROGRAMS {
-        let out = with_library(t, program, "aarch64-linux-gnu-gcc", &arm_library())?;
-        initramfs.add_file(&format!("/bin/{program}"), &fs::read(&out)?);
-        fs::remove_file(out)?;
-    }
+    add_pages_of_bss(t, &mut initramfs, &POOL_SIZES)?;
+    add_library_programs(t, &mut initramfs, &LIBRARY_PROGRAMS)?;
     let more = ["sizes.sh", "arm_sizes.sh", "starts.sh", "stat.sh", "live.sh", "heap.sh", "storm.sh"];
     initramfs.add_file("/init", &script("kernel.sh", &more)?);
     let boot = "hugepagesz=1G hugepages=1 hugepagesz=2M";
     let machine = machine_of(t, kernel, initramfs, vec![MEMORY])?;
     run_machine(t, &VirtualMachine { architecture: "aarch64", boot, ..machine }, CHECKS)
+}
+
+/// Programs that each have a bss of one page of so many KiB.
+fn add_pages_of_bss(t: &Context, initramfs: &mut Initramfs, sizes: &[u64]) -> Result<()> {
+    for kib in sizes {
+        let flags = format!("-fPIE -pie -DPAGE={}ull", kib << 10);
+        add_program(t, initramfs, "kernels/has_a_bss_of_one_page", &flags, &format!("has_a_bss_of_{kib}"))?;
+    }
+    Ok(())
+}
+
+fn add_library_programs(t: &Context, initramfs: &mut Initramfs, programs: &[&str]) -> Result<()> {
+    for program in programs {
+        let out = with_library(t, program, "aarch64-linux-gnu-gcc", &arm_library())?;
+        initramfs.add_file(&format!("/bin/{program}"), &fs::read(&out)?);
+        fs::remove_file(out)?;
+    }
+    Ok(())
+}
+
+/// Base pages of 16 KiB: nothing may take 4 KiB or 2 MiB for granted.
+fn boot_with_16_kib(t: &Context) -> Result<()> {
+    let mut initramfs = arm_initramfs()?;
+    let heap = HEAP_PROGRAMS.map(|source| (source, HEAP_FLAGS));
+    for (source, flags) in [&PROGRAMS[..], &heap].concat() {
+        add_program(t, &mut initramfs, source, flags, source.rsplit('/').next().unwrap_or(source))?;
+    }
+    add_program(t, &mut initramfs, "start/pie_by_default", LARGE, "large_pie")?;
+    add_pages_of_bss(t, &mut initramfs, &[2 << 10, 32 << 10])?;
+    add_library_programs(t, &mut initramfs, &["lifts_itself_onto_2_mib"])?;
+    initramfs.add_file("/init", &script("base_16k.sh", &["heap.sh", "sizes.sh", "base_16k_sizes.sh"])?);
+    let machine = machine_of(t, KERNEL_OF_16_KIB, initramfs, vec![MEMORY])?;
+    let machine = VirtualMachine { architecture: "aarch64", cpu: Some("neoverse-n1,pmu=off"), ..machine };
+    run_machine(t, &machine, CHECKS_OF_16_KIB)
 }
 
 /// The C library and the dynamic linker of the cross compiler.

@@ -233,6 +233,7 @@ fn machine_of(t: &Context, kernel: &str, initramfs: Initramfs, nodes: Vec<u32>) 
     let kernel = kernel_image(kernel);
     Ok(VirtualMachine {
         architecture: "x86_64",
+        cpu: None,
         kernel,
         initramfs: file,
         nodes,

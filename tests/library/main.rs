@@ -21,7 +21,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Program, Test, main_of, target_folder, test_case, tests_folder, workspace};
+use test_support::{
+    Context, Ending, Need, Program, Test, main_of, shared_folder, target_folder, test_case, tests_folder, workspace,
+};
 
 /// One of them takes half a minute on a machine that has nothing else to do.
 const LIMIT: Duration = Duration::from_secs(400);
@@ -107,7 +109,7 @@ fn library_folder() -> Result<PathBuf> {
 fn compiler(t: &Context, name: &str, source: &Path, out: &Path) -> Command {
     let mut compiler = Command::new(name);
     compiler.args(["-g", "-O1", "-Wall", "-Wno-unused-result", "-o"]).arg(out).arg(source);
-    compiler.arg("-I").arg(workspace().join("include")).current_dir(t.folder());
+    compiler.arg("-I").arg(workspace().join("include")).arg("-I").arg(shared_folder()).current_dir(t.folder());
     compiler
 }
 

@@ -1,5 +1,5 @@
 /* Code, read-only data, data and bss of any size, filled with patterns that can be checked, for programs that are to be
- * lifted. Sizes are given before the inclusion: CODE_PAGES (of 4096 bytes, at most 4096), RODATA_BYTES, DATA_BYTES,
+ * lifted. Sizes are given before the inclusion: CODE_PAGES (of 4096 bytes, at most 65536), RODATA_BYTES, DATA_BYTES,
  * BSS_BYTES. A size that is not given leaves its range out. */
 #ifndef RANGES_H
 #define RANGES_H
@@ -15,7 +15,7 @@
 #if defined(__x86_64__)
 #define ONE_FUNCTION "lea (%rdi,%rdi,2), %rax\n add $code_index, %rax\n ret\n"
 #elif defined(__aarch64__)
-#define ONE_FUNCTION "add x0, x0, x0, lsl #1\n add x0, x0, #code_index\n ret\n"
+#define ONE_FUNCTION "movz x1, #code_index\n add x0, x0, x0, lsl #1\n add x0, x0, x1\n ret\n"
 #elif defined(__i386__)
 #define ONE_FUNCTION "mov 4(%esp), %eax\n lea (%eax,%eax,2), %eax\n add $code_index, %eax\n ret\n"
 #endif

@@ -95,6 +95,8 @@ impl Initramfs {
 pub struct VirtualMachine {
     /// `x86_64` or `aarch64`.
     pub architecture: &'static str,
+    /// The CPU as QEMU calls it, with its features; `None` for the architecture's usual one.
+    pub cpu: Option<&'static str>,
     /// The kernel's image.
     pub kernel: PathBuf,
     /// The initramfs.
@@ -119,6 +121,7 @@ impl VirtualMachine {
             _ => ("pc", "max", "ttyS0"),
         };
         let megabytes: u32 = self.nodes.iter().sum();
+        let cpu = self.cpu.unwrap_or(cpu);
         qemu.args(["-machine", machine, "-cpu", cpu, "-accel", "tcg,thread=multi", "-nodefaults"]);
         qemu.args(["-smp", &(2 + self.more_cpus).to_string()]);
         qemu.args(["-no-reboot", "-display", "none", "-serial", "stdio", "-m", &format!("{megabytes}M")]);
