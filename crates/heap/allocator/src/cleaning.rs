@@ -272,7 +272,7 @@ impl Residence {
     fn of(start: usize, bytes: usize) -> Self {
         let mut pages = [0u8; PAGES_ASKED];
         assert!(bytes <= PAGES_ASKED * base_page());
-        // Asked before and after: neither the first nor the last space for swapping comes and goes meanwhile.
+        // Asked before and after: neither the first nor the last space for swapping comes and goes in between.
         let was_without_swap = swap::is_absent();
         // SAFETY:
         // - the range has at most as many pages as the answer has room for; of the range itself nothing is touched.
