@@ -35,6 +35,8 @@ fn main() -> ExitCode {
     }
     tests.push(test_case("one_thread_that_sleeps", vec![Need::Root, Need::Thp], single_thread));
     tests.push(test_case("a_worker_of_the_kernel", vec![Need::Root, Need::Thp], kernel_worker));
+    let needs = vec![Need::Root, Need::Thp];
+    tests.push(test_case("a_choice_that_a_killed_lift_suspended", needs, kernel_worker_of_a_killed_lift));
     tests.push(test_case("refused_with_a_reason", vec![Need::Root, Need::Command("strace".into())], refused));
     tests.push(test_case("all_of_a_name", vec![Need::Root, Need::Thp], all_of_a_name));
     tests.push(test_case("plan_only", vec![Need::Root, Need::Thp], plan_only));
@@ -175,6 +177,32 @@ fn kernel_worker(t: &Context) -> Result<()> {
         ensure!(thp.as_deref().is_none_or(|thp| thp == "0"), "THP_enabled: {thp:?}");
         pagelift(t, &["detach", &pid])?;
     }
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("read x by 1, transparent huge pages off\n"), "{}", output.stdout);
+    Ok(())
+}
+
+/// Kills a lift while the program's own choice is suspended: what puts the program back puts that back, too.
+fn kernel_worker_of_a_killed_lift(t: &Context) -> Result<()> {
+    const ROUNDS: u32 = 300;
+    let mut session = begin(t, Program::named("attach/has_a_kernel_worker.c")?.command()?)?;
+    let pid = session.pid().to_string();
+    let is_suspended = || process_field(session.pid(), "THP_enabled").as_deref() == Some("1");
+    let mut killed = 0;
+    for _ in 0..ROUNDS {
+        let mut lift = t.pagelift(&["attach", "-q", "--pages", "thp", &pid])?.spawn()?;
+        while !is_suspended() && lift.try_wait()?.is_none() {}
+        lift.kill()?;
+        lift.wait()?;
+        killed += u32::from(is_suspended());
+        pagelift(t, &["detach", &pid])?;
+        ensure!(!is_suspended(), "the program's own PR_SET_THP_DISABLE is lost after {killed} killed lifts");
+        if killed == 5 {
+            break;
+        }
+    }
+    ensure!(killed > 0, "none of {ROUNDS} lifts was killed in the moments that are meant");
     session.send("\n")?;
     let output = session.finish()?.success()?;
     ensure!(output.stdout.ends_with("read x by 1, transparent huge pages off\n"), "{}", output.stdout);

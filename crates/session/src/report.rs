@@ -69,6 +69,9 @@ pub struct LiftReport {
     pub not_on_node: Vec<String>,
     /// Time for which the program was stopped, at both stops together, in microseconds.
     pub stopped_microseconds: u64,
+    /// A setting of the program's own that was suspended during the lift and could not be put back, with the reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub still_suspended: Option<String>,
     /// Outcome for the heap, where `attach` was asked to collapse it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heap: Option<HeapInPlace>,
@@ -96,6 +99,7 @@ impl LiftReport {
             far_pages: Vec::new(),
             not_on_node: Vec::new(),
             stopped_microseconds: 0,
+            still_suspended: None,
             heap: None,
             not_understood: Vec::new(),
             without_image: Vec::new(),

@@ -71,6 +71,9 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectRead
     if args.outcome.verbose {
         eprint!("{}", table::outcome(&report));
     }
+    if let Some(still_suspended) = report.still_suspended {
+        bail!(still_suspended);
+    }
     if args.require && !report.lift.is_complete() {
         bail!("not everything could be lifted, and --require was given");
     }

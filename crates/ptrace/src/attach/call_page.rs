@@ -22,6 +22,9 @@ const PROBE: u64 = 0x3f8;
 const STAGING_LIST: u64 = 0x800;
 const MOST_STAGING: u64 = 32;
 
+/// Offset of the word of the call page that holds the program's own PR_SET_THP_DISABLE while that is suspended.
+const SUSPENDED: u64 = 0xa00;
+
 /// Why a program has no room for the code and data of calls.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
@@ -191,6 +194,19 @@ impl CallPage {
         }
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         memory.write(self.data + STAGING_LIST, &bytes)
+    }
+
+    /// The program's own PR_SET_THP_DISABLE, as PR_GET_THP_DISABLE gave it, where a lift has suspended it; 0 otherwise.
+    pub fn suspended_setting(&self, memory: &RemoteMemory) -> u64 {
+        memory.read_word(self.data + SUSPENDED).unwrap_or(0)
+    }
+
+    /// Records that setting, or by 0 that it stands again.
+    ///
+    /// # Errors
+    /// Where the memory is gone.
+    pub fn set_suspended_setting(&self, memory: &RemoteMemory, setting: u64) -> io::Result<()> {
+        self.write(memory, SUSPENDED as usize, setting)
     }
 
     /// The address of memory for arguments of calls, within the call page.

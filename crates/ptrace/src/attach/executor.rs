@@ -4,6 +4,10 @@
 //! for each call that only the process itself can make. For the swap of a range every thread is stopped, and the range
 //! is checked again: the program may have unmapped it since.
 
+mod suspended;
+
+pub use suspended::Finished;
+
 use super::call_page::{CallPage, is_refused};
 use super::calls_of_thread::{Calls, FLAG_OF_POOL_COPY};
 use super::remote_call::RemoteCaller;
@@ -173,6 +177,7 @@ impl LiveExecutor {
             thp_disabled: None,
             _lock: lock,
         };
+        executor.thp_disabled = Some(executor.page.suspended_setting(&executor.memory)).filter(|&setting| setting != 0);
         executor.drop_orphans();
         Ok(executor)
     }
@@ -261,37 +266,21 @@ impl LiveExecutor {
         self.process.is_replaced()
     }
 
-    /// Suspends the program's own PR_SET_THP_DISABLE until [`LiveExecutor::finish`]: what is lifted in between stays on
-    /// huge pages, as for a program that disables them after it was lifted at its start.
-    ///
-    /// # Errors
-    /// Those of prctl(2); the setting is unchanged then.
-    pub fn suspend_thp_disable(&mut self) -> Result<(), CallError> {
-        let chosen = self.with_thread(|calls| {
-            let get = libc::PR_GET_THP_DISABLE as u64;
-            let chosen = calls.call("prctl(PR_GET_THP_DISABLE)", numbers::SYS_prctl, [get, 0, 0, 0, 0, 0])?;
-            calls.disable_thp(0, 0).map(|()| chosen)
-        })?;
-        self.thp_disabled = (chosen != 0).then_some(chosen);
-        Ok(())
-    }
-
-    /// Leaves the program and removes the code. The returned target can be worked on again.
-    pub fn finish(mut self) -> Target {
-        if let Some(chosen) = self.thp_disabled.take() {
-            // Since Linux 6.18 the upper bits of the result are the flags with which it was set.
-            let _ = self.with_thread(|calls| calls.disable_thp(chosen & 1, chosen & !1));
-        }
+    /// Leaves the program and removes the code.
+    pub fn finish(mut self) -> Finished {
+        let resumed = self.resume_thp_disable();
         self.process.release_all();
-        // A thread that could not be taken out of the code still needs it. Memory that cannot be written belongs to a
-        // program that has ended.
-        if !self.page.is_occupied(&self.memory) {
+        // A thread that could not be taken out of the code still needs it, and what is suspended is found by it. Memory
+        // that cannot be written belongs to a program that has ended.
+        if resumed.is_ok() && !self.page.is_occupied(&self.memory) {
             match self.page.erase(&self.memory, None) {
                 Err(error) if is_refused(&error) => drop(self.erase_through_thread()),
                 _ => {}
             }
         }
-        Target { pid: self.process.pid().as_raw(), memory: self.memory, handle: self.handle }
+        let target = Target { pid: self.process.pid().as_raw(), memory: self.memory, handle: self.handle };
+        let still_suspended = resumed.err().and_then(|error| suspended::complaint(&error, self.refusal, target.pid));
+        Finished { target, still_suspended }
     }
 
     fn erase_through_thread(&mut self) -> io::Result<()> {

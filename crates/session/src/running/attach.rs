@@ -69,30 +69,33 @@ pub fn attach(
         let mut report = LiftReport::new(pid, program_name(pid));
         let (pause, target) = lift(target, reader, &machine, options, &mut report)?;
         if options.heap {
-            report.heap = Some(collapse_heap(target, reader, &machine)?);
+            let (heap, still_suspended) = collapse_heap(target, reader, &machine)?;
+            report.heap = Some(heap);
+            report.still_suspended = still_suspended.or(report.still_suspended);
         }
         Ok(Some(Attached { report, pause }))
     })
 }
 
-/// Collapses the heap, with the program's own PR_SET_THP_DISABLE suspended for as long as that takes.
+/// Collapses the heap, with the program's own PR_SET_THP_DISABLE suspended for as long as that takes. Returns a sentence, too,
+/// where that setting could not be put back.
 fn collapse_heap(
     target: Target,
     reader: &mut ObjectReader,
     machine: &MachineFacts,
-) -> Result<HeapInPlace, SessionError> {
+) -> Result<(HeapInPlace, Option<String>), SessionError> {
     let pid = target.pid();
     let (machine, thp_is_disabled) = without_thp_disable(machine);
     if !thp_is_disabled {
-        return collapse_in_place(pid, &machine);
+        return Ok((collapse_in_place(pid, &machine)?, None));
     }
     let space = ProcessFiles::of(pid).maps()?;
     let objects = reader.load(pid, &space)?.objects;
     let mut executor = executor_for(target, &space, &objects)?;
     executor.suspend_thp_disable()?;
     let collapsed = collapse_in_place(pid, &machine);
-    executor.finish();
-    collapsed
+    let finished = executor.finish();
+    Ok((collapsed?, finished.still_suspended))
 }
 
 /// Lifts, and returns for how long the program's threads were stopped.
@@ -119,7 +122,7 @@ fn lift(
     }
     let mut executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
     if executor.has_cleaned_up() {
-        let target = executor.finish();
+        let target = executor.finish().target;
         (seen, plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
         executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
     }
@@ -135,8 +138,7 @@ fn lift(
         // A difference is a fault only where the mappings still belong to the same program.
         if let Err(error) = executor.with_thread(|_| Ok(())) {
             let why = executor.refusal().map_or_else(|| error.to_string(), str::to_owned);
-            executor.finish();
-            return Err(SessionError::Refused(why));
+            return Err(SessionError::Refused(executor.finish().with_reason(why)));
         }
     }
     if policy.seal {
@@ -145,7 +147,7 @@ fn lift(
     let pause = executor.pause();
     let refusal = executor.refusal().map(str::to_owned);
     let has_executed = executor.has_executed();
-    let target = executor.finish();
+    let finished = executor.finish();
     if let Some(why) = refusal.as_ref().filter(|_| has_executed) {
         return Err(SessionError::Refused(why.clone()));
     }
@@ -154,9 +156,10 @@ fn lift(
     (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
     report.other_threads = pause.threads.saturating_sub(1);
     if let Some(why) = refusal.filter(|_| report.lift.covered_bytes == 0) {
-        return Err(SessionError::Refused(why));
+        return Err(SessionError::Refused(finished.with_reason(why)));
     }
-    Ok((pause, target))
+    report.still_suspended = finished.still_suspended;
+    Ok((pause, finished.target))
 }
 
 /// Keeps the differences that last. A program that generates code changes protections within its own code for short

@@ -44,20 +44,18 @@ fn restore_all(target: Target) -> Result<Detached, SessionError> {
     let (mut space, mut objects) = look()?;
     let mut executor = executor_for(target, &space, &objects)?;
     if executor.has_cleaned_up() {
-        let target = executor.finish();
+        let target = executor.finish().target;
         (space, objects) = look()?;
         executor = executor_for(target, &space, &objects)?;
     }
     let lifted = lifted_ranges(&space, &objects);
     if lifted.is_empty() {
-        executor.finish();
-        return Ok(Detached::default());
+        return left(executor, Detached::default());
     }
     if let Some(range) = sealed_of(pid, &lifted)? {
-        executor.finish();
-        return Err(SessionError::Refused(format!(
-            "{range} is sealed (`--seal`), so that the kernel refuses to replace it; fix: restart the program"
-        )));
+        let why =
+            format!("{range} is sealed (`--seal`), so that the kernel refuses to replace it; fix: restart the program");
+        return Err(SessionError::Refused(executor.finish().with_reason(why)));
     }
     let mut restored = 0;
     let mut failed = Vec::new();
@@ -69,12 +67,20 @@ fn restore_all(target: Target) -> Result<Detached, SessionError> {
     }
     let pause = executor.pause();
     let why = executor.refusal().map(|why| format!("; {why}")).unwrap_or_default();
-    executor.finish();
     if !failed.is_empty() {
         let failed = failed.join(", ");
-        return Err(SessionError::Refused(format!("{} restored, but not {failed}{why}", format_bytes(restored))));
+        let why = format!("{} restored, but not {failed}{why}", format_bytes(restored));
+        return Err(SessionError::Refused(executor.finish().with_reason(why)));
     }
-    Ok(Detached { restored, pause })
+    left(executor, Detached { restored, pause })
+}
+
+/// Leaves the program; an error where a setting of its own could not be put back.
+fn left(executor: LiveExecutor, detached: Detached) -> Result<Detached, SessionError> {
+    match executor.finish().still_suspended {
+        None => Ok(detached),
+        Some(still) => Err(SessionError::Refused(format!("{} restored, but {still}", format_bytes(detached.restored)))),
+    }
 }
 
 /// Returns the first of these ranges that is sealed: smaps shows the flag `sl` (Linux 6.10).
