@@ -69,26 +69,28 @@ rounds() {
 
 seconds() { awk '{ print int($1) }' /proc/uptime; }
 
-# kills N SECONDS: as many lifts are killed, or as many as there is time for, after times that reach all of what one takes.
+# kills N SECONDS: lifts are begun and killed, N of them and on until five have died, or as many as there is time for, after
+# times that reach all of what one takes. Where one has ended by then, the times become shorter.
 kills() {
     round=0 killed=0 end=$(($(seconds) + $2))
     began=$(awk '{ print int($1 * 1000) }' /proc/uptime)
     again=0
     lift thp && unlift
     took=$(awk -v began=$began '{ print int(($1 * 1000 - began) / 2) + 1 }' /proc/uptime)
-    while [ $round -lt $1 ] && [ $(seconds) -lt $end ]; do
+    longest=$took
+    while { [ $round -lt $1 ] || [ $killed -lt 5 ]; } && [ $(seconds) -lt $end ]; do
         what="attach -q --pages thp"
         [ $((round % 3)) = 2 ] && what="detach -q"
         pagelift $what $pid 2>/dev/null &
         lifter=$!
-        usleep $((round * 7919 % took * 1000))
+        usleep $((round * 7919 % longest * 1000))
         kill -9 $lifter 2>/dev/null
         wait $lifter 2>/dev/null
-        [ $? = 137 ] && killed=$((killed + 1))
+        if [ $? = 137 ]; then killed=$((killed + 1)); else longest=$((longest * 2 / 3 + 1)); fi
         ended $pid && { failed "it has ended in round $round"; return; }
         round=$((round + 1))
     done
-    [ $killed -ge 5 ] && ok "$killed of $round lifts were killed within $took ms" || failed "only $killed were killed"
+    [ $killed -ge 5 ] && ok "$killed of $round lifts were killed within $took ms" || failed "only $killed of $round lifts were killed"
     lift thp && unlift && ok "lifted after all that" || failed "not lifted after all that"
 }
 
