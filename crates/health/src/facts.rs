@@ -4,6 +4,7 @@ use address_space::PageSize;
 use heap_choice::Family;
 use lift_plan::{CacheShortfall, Source};
 pub use machine_facts::HugetlbCgroup;
+use session::FarPages;
 use working_set::PartVerdict;
 
 /// What was tried of the kernel.
@@ -254,6 +255,8 @@ pub struct RunningFacts {
     pub swapped: u64,
     /// Merged by KSM.
     pub merged: u64,
+    /// What it maps by huge pages of files and images that lie on other NUMA nodes than its own.
+    pub far_pages: Vec<FarPages>,
     /// What of its memory is in use, by the accessed marks of its page tables; empty where that was not measured.
     pub used: Vec<PartVerdict>,
 }

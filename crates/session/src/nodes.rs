@@ -52,20 +52,28 @@ pub struct FarPages {
     pub elsewhere: Vec<NodeBytes>,
 }
 
-impl fmt::Display for FarPages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl FarPages {
+    /// Which of them lie where.
+    pub fn place(&self) -> String {
         let on = |node: &NodeBytes| format!("{} on node {}", format_bytes(node.bytes), node.node);
         let elsewhere: Vec<_> = self.elsewhere.iter().map(on).collect();
-        let Self { path, home, of, .. } = self;
-        let (of, path) = (format_bytes(*of), &printable(path));
+        let (path, of) = (printable(&self.path), format_bytes(self.of));
+        format!("{path}: {} of {of} that the process maps", elsewhere.join(", "))
+    }
+
+    /// The command, for root, after which the program's next start runs from its own node.
+    pub fn command(&self) -> String {
+        let path = printable(&self.path);
         // The path of an image is no file of which one could be made.
-        let file = if Path::new(path).starts_with(default_directory()) { "FILE" } else { path };
-        write!(
-            f,
-            "{path}: {} of {of} that the process maps, and it runs on node {home}; fix, as root, and then start it again: \
-             pagelift image add --per-node {file}",
-            elsewhere.join(", ")
-        )
+        let file = if Path::new(&path).starts_with(default_directory()) { "FILE" } else { &path };
+        format!("pagelift image add --per-node {file}")
+    }
+}
+
+impl fmt::Display for FarPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (place, home, command) = (self.place(), self.home, self.command());
+        write!(f, "{place}, and it runs on node {home}; fix, as root, and then start it again: {command}")
     }
 }
 

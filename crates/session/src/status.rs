@@ -37,7 +37,8 @@ pub fn status_of(pid: i32) -> Result<ProcessStatus, ObservationError> {
     Ok(ProcessStatus { coverage, preloaded_heap: preloaded_heap(pid), lost, far_pages: far_pages_of(&memory) })
 }
 
-fn far_pages_of(memory: &ProcessMemory) -> Vec<FarPages> {
+/// Returns what a process maps by huge pages of files and images that lie on other NUMA nodes than its own.
+pub fn far_pages_of(memory: &ProcessMemory) -> Vec<FarPages> {
     if !has_several_nodes() {
         return Vec::new();
     }

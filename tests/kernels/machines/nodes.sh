@@ -417,11 +417,14 @@ if [ -d /modules ]; then
     start taskset 2 pagelift run -v --pages file -- $fixed
     pagelift status $pid >/tmp/status 2>&1
     pagelift inspect --pages file $pid >/tmp/inspected 2>&1
+    pagelift doctor $pid >/tmp/examined 2>&1
     [ "$(smaps_sum $pid FilePmdMapped)" -ge $((8 * M)) ] && way file
     stop "huge folios on another node"
     says "huge folios on another node: the report" "$far" /tmp/err
     says "huge folios on another node: status" "$far" /tmp/status
     says "huge folios on another node: inspect" "$far" /tmp/inspected
+    tr -s '\n ' '  ' </tmp/examined >/tmp/said
+    says "huge folios on another node: doctor" "another NUMA node .* $fixed: .* on node 0 .* add --per-node $fixed" /tmp/said
     start taskset 1 pagelift run -v --pages file -- $fixed
     stop "huge folios on its own node"
     grep -q "on another node" /tmp/err && failed "huge folios on its own node: $(cat /tmp/err)" || ok "huge folios on its own node"

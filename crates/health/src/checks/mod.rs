@@ -54,6 +54,7 @@ pub const CHECKS: &[Check] = &[
     check("redis", Area::Program, settings::redis),
     check("node", Area::Program, settings::node),
     check("large-folios", Area::Program, program::large_folios),
+    check("far-pages", Area::Program, program::far_pages),
     check("refused", Area::Program, program::refused),
     check("elf-thp", Area::Program, program::elf_thp),
     check("program", Area::Program, program::shape),

@@ -38,6 +38,22 @@ pub fn large_folios(facts: &Facts) -> Vec<Outcome> {
     if outcomes.is_empty() && !program.lifts.is_empty() { fine("the files' place in the page cache") } else { outcomes }
 }
 
+/// Huge pages of files and images on other NUMA nodes than the process's own.
+pub fn far_pages(facts: &Facts) -> Vec<Outcome> {
+    let Some(running) = facts.program.as_ref().and_then(|program| program.running.as_ref()) else { return Vec::new() };
+    let outcomes = running.far_pages.iter().flat_map(|far| {
+        found(
+            Severity::Advice,
+            "huge pages of a file lie on another NUMA node",
+            far.place(),
+            format!("all on node {}, where the process runs", far.home),
+            "what the caches do not hold is read from the other node's memory, code, too",
+            Some(Fix::root(far.command()).with_note("and then start the program again")),
+        )
+    });
+    outcomes.collect()
+}
+
 /// What most of the memory stays on base pages for.
 pub fn refused(facts: &Facts) -> Vec<Outcome> {
     let Some((bytes, reason, fix)) = facts.program.as_ref().and_then(|program| program.refused.as_ref()) else {

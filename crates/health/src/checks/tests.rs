@@ -10,6 +10,7 @@ use crate::finding::Finding;
 use address_space::PageSize;
 use heap_choice::Family;
 use lift_plan::{CacheShortfall, Source};
+use session::{FarPages, NodeBytes};
 use working_set::{Part, PartVerdict, Verdict as InUse};
 
 const MIB: u64 = 1 << 20;
@@ -419,6 +420,15 @@ fn files_and_ranges_that_stay() {
         let shortfall = CacheShortfall { why, fix: Some("use an image of the file, `pagelift image add`".to_owned()) };
         program_of(f).small_folios = vec![("/usr/sbin/server".to_owned(), shortfall)];
     });
+    finds(
+        "far-pages",
+        Severity::Advice,
+        ["/bin/a: 2.0 MiB on node 0 of 6.0 MiB", "image add --per-node /bin/a"],
+        |f| {
+            let elsewhere = vec![NodeBytes { node: 0, bytes: 2 * MIB }];
+            running_of(f).far_pages = vec![FarPages { path: "/bin/a".to_owned(), home: 1, of: 6 * MIB, elsewhere }];
+        },
+    );
     finds("refused", Severity::Advice, ["4.0 MiB would not be lifted a uprobe", "remove it"], |f| {
         program_of(f).refused = Some((4 * MIB, "a uprobe".to_owned(), Some("remove it".to_owned())));
     });

@@ -10,6 +10,7 @@ use machine_facts::{Files, System};
 use process_view::{ObjectReader, ObservationError, ProcessFiles, ProcessMemory, open_regular_file, printable};
 use session::heap::HeapPlan;
 use session::inspect::{Inspection, Pools, inspect_file, inspect_process};
+use session::status::far_pages_of;
 use session::{SessionError, program_name};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -45,7 +46,7 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
         let why = format!("{}[{pid}] has no memory of its own: it is a kernel thread, or has ended", facts.name);
         return Err(SessionError::Refused(why));
     }
-    facts.running = Some(running(pid, &memory.usages));
+    facts.running = Some(RunningFacts { far_pages: far_pages_of(&memory), ..running(pid, &memory.usages) });
     facts.environment = environment_of(&ProcessFiles::of(pid));
     let inspection = inspect_process(pid, &Policy::default(), Pools::AsTheyAre)?;
     take_plan(&mut facts, &inspection.plan, huge);
@@ -235,6 +236,7 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
         shared: sum(&|usage| usage.mapping.shared && is_memory(usage) && !in_file(usage)),
         swapped: field_bytes(&status, "VmSwap").unwrap_or(0),
         merged: merged.saturating_mul(base_page().bytes()),
+        far_pages: Vec::new(),
         used: Vec::new(),
     }
 }
