@@ -114,7 +114,7 @@ esac
 unharmed="[0-4] faults"
 feature "attach and detach"
 start sleeps_in_many_calls
-rounds 3 "threads in many calls"
+rounds 2 "threads in many calls"
 finish "threads in many calls" "$unharmed"
 
 start is_woken_by_signals
@@ -146,11 +146,11 @@ finish "a thread that computes" "*read x by 1, transparent huge pages off"
 feature "attach and detach, killed at any moment"
 export FORGIVE_EINTR=1
 start sleeps_in_many_calls
-kills 20 60
+kills 12 60
 finish "threads in many calls, lifts killed" "$unharmed"
 
-start waits_once 60
-kills 14 40
+start waits_once 40
+kills 8 25
 finish "one thread that sleeps, lifts killed" "all right, woken in time"
 
 [ "$(free_pages)" = 30 ] && ok "no page of the pool is lost" || failed "$(free_pages) of 30 pages are free at the end"
