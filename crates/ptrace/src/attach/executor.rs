@@ -4,9 +4,9 @@
 //! for each call that only the process itself can make. For the swap of a range every thread is stopped, and the range
 //! is checked again: the program may have unmapped it since.
 
-mod suspended;
+mod leaving;
 
-pub use suspended::Finished;
+pub use leaving::Finished;
 
 use super::call_page::{CallPage, is_refused};
 use super::calls_of_thread::{Calls, FLAG_OF_POOL_COPY};
@@ -34,7 +34,6 @@ use nix::fcntl::Flock;
 use nix::unistd::Pid;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -264,33 +263,6 @@ impl LiveExecutor {
     /// True where the program is known to have executed another one: its lifted ranges are gone.
     pub fn has_executed(&self) -> bool {
         self.process.is_replaced()
-    }
-
-    /// Leaves the program and removes the code.
-    pub fn finish(mut self) -> Finished {
-        let resumed = self.resume_thp_disable();
-        self.process.release_all();
-        // A thread that could not be taken out of the code still needs it, and what is suspended is found by it. Memory
-        // that cannot be written belongs to a program that has ended.
-        if resumed.is_ok() && !self.page.is_occupied(&self.memory) {
-            match self.page.erase(&self.memory, None) {
-                Err(error) if is_refused(&error) => drop(self.erase_through_thread()),
-                _ => {}
-            }
-        }
-        let target = Target { pid: self.process.pid().as_raw(), memory: self.memory, handle: self.handle };
-        let still_suspended = resumed.err().and_then(|error| suspended::complaint(&error, self.refusal, target.pid));
-        Finished { target, still_suspended }
-    }
-
-    fn erase_through_thread(&mut self) -> io::Result<()> {
-        let thread = self.process.stop_one().map_err(io::Error::other)?;
-        let erased = match self.page.is_memory_of(thread, &self.memory) {
-            Ok(true) => self.page.erase(&self.memory, Some(thread)),
-            _ => Ok(()),
-        };
-        self.process.release_all();
-        erased
     }
 
     /// Stops one thread and makes it execute calls.

@@ -92,7 +92,10 @@ fn collapse_heap(
     let space = ProcessFiles::of(pid).maps()?;
     let objects = reader.load(pid, &space)?.objects;
     let mut executor = executor_for(target, &space, &objects)?;
-    executor.suspend_thp_disable()?;
+    if let Err(error) = executor.suspend_thp_disable() {
+        executor.finish();
+        return Err(error.into());
+    }
     let collapsed = collapse_in_place(pid, &machine);
     let finished = executor.finish();
     Ok((collapsed?, finished.still_suspended))
@@ -126,8 +129,9 @@ fn lift(
         (seen, plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
         executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
     }
-    if *thp_is_suspended {
-        executor.suspend_thp_disable()?;
+    if *thp_is_suspended && let Err(error) = executor.suspend_thp_disable() {
+        executor.finish();
+        return Err(error.into());
     }
     let space = &seen.process.space;
     let mut outcome = execute(&plan, space, &mut executor);

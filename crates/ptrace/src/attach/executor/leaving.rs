@@ -1,0 +1,138 @@
+//! Leaving a program: nothing of a lift stays in it, and its own PR_SET_THP_DISABLE, suspended for the lift, stands again.
+
+use super::{LiveExecutor, Target};
+use crate::attach::call_page::is_refused;
+use crate::remote::arch::numbers;
+use crate::remote::calls::failed;
+use lift_execution::{CallError, Executor};
+use nix::errno::Errno;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Maximum time for which a thread is looked for that makes the last calls: where only threads in system calls can make any,
+/// there is none for a while.
+const LAST_CALLS_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How a program was left.
+pub struct Finished {
+    /// The program; it can be worked on again.
+    pub target: Target,
+    /// A setting of the program's own that could not be put back, with the reason and the fix.
+    pub still_suspended: Option<String>,
+}
+
+impl Finished {
+    /// Adds what could not be put back to the reason of a refusal.
+    pub fn with_reason(&self, why: String) -> String {
+        self.still_suspended.iter().fold(why, |why, still| format!("{why}; {still}"))
+    }
+}
+
+/// The sentence about a setting that stays suspended; none for a program that has ended.
+fn complaint(error: &CallError, refusal: Option<String>, pid: i32) -> Option<String> {
+    if error.errno == Errno::ESRCH as i32 {
+        return None;
+    }
+    let why = refusal.unwrap_or_else(|| error.to_string());
+    Some(format!(
+        "its own PR_SET_THP_DISABLE is still suspended: {why}; fix: `pagelift detach {pid}` when one of its threads waits in a \
+         system call"
+    ))
+}
+
+impl LiveExecutor {
+    /// Suspends the program's own PR_SET_THP_DISABLE until [`LiveExecutor::finish`]: what is lifted in between stays on
+    /// huge pages, as for a program that disables them after it was lifted at its start.
+    ///
+    /// # Errors
+    /// Those of prctl(2); the setting is unchanged then.
+    pub fn suspend_thp_disable(&mut self) -> Result<(), CallError> {
+        let chosen = self.with_thread(|calls| {
+            let get = libc::PR_GET_THP_DISABLE as u64;
+            let chosen = calls.call("prctl(PR_GET_THP_DISABLE)", numbers::SYS_prctl, [get, 0, 0, 0, 0, 0])?;
+            if chosen != 0 {
+                // Noted first: the next lift finds it if this process is killed.
+                let (page, memory) = (calls.page, calls.memory);
+                page.set_suspended_setting(memory, chosen).map_err(|error| failed("writing memory", &error))?;
+                calls.disable_thp(0, 0).inspect_err(|_| drop(page.set_suspended_setting(memory, 0)))?;
+            }
+            Ok(chosen)
+        })?;
+        if chosen != 0 {
+            self.thp_disabled = Some(chosen);
+        }
+        Ok(())
+    }
+
+    /// Lets the program's own PR_SET_THP_DISABLE stand again, if it is suspended.
+    fn resume_thp_disable(&mut self) -> Result<(), CallError> {
+        let Some(chosen) = self.thp_disabled else { return Ok(()) };
+        // Since Linux 6.18 the upper bits of the result are the flags with which it was set.
+        self.until_made(|executor| executor.with_thread(|calls| calls.disable_thp(chosen & 1, chosen & !1)))?;
+        self.thp_disabled = None;
+        // Memory that cannot be written belongs to a program that has ended.
+        let _ = self.page.set_suspended_setting(&self.memory, 0);
+        Ok(())
+    }
+
+    /// Unmaps staging copies that could not be unmapped when they were of no use any more.
+    fn unmap_leftovers(&mut self) -> Result<(), CallError> {
+        let left: Vec<_> = self.staging.iter().collect();
+        left.into_iter().try_for_each(|range| self.until_made(|executor| executor.unmap(range)))
+    }
+
+    /// Makes calls, again while no thread is fit for them.
+    fn until_made(&mut self, work: impl Fn(&mut Self) -> Result<(), CallError>) -> Result<(), CallError> {
+        let deadline = Instant::now() + LAST_CALLS_TIMEOUT;
+        loop {
+            match work(self) {
+                Err(error) if error.errno == Errno::EAGAIN as i32 && Instant::now() < deadline => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Leaves the program and removes the code.
+    pub fn finish(mut self) -> Finished {
+        let resumed = self.resume_thp_disable();
+        let is_clean = resumed.is_ok() && self.unmap_leftovers().is_ok();
+        self.process.release_all();
+        // A thread that could not be taken out of the code still needs it, and the next lift finds by it what is left to
+        // be done. Memory that cannot be written belongs to a program that has ended.
+        if is_clean && !self.page.is_occupied(&self.memory) {
+            match self.page.erase(&self.memory, None) {
+                Err(error) if is_refused(&error) => drop(self.erase_through_thread()),
+                _ => {}
+            }
+        }
+        let target = Target { pid: self.process.pid().as_raw(), memory: self.memory, handle: self.handle };
+        let still_suspended = resumed.err().and_then(|error| complaint(&error, self.refusal, target.pid));
+        Finished { target, still_suspended }
+    }
+
+    fn erase_through_thread(&mut self) -> io::Result<()> {
+        let thread = self.process.stop_one().map_err(io::Error::other)?;
+        let erased = match self.page.is_memory_of(thread, &self.memory) {
+            Ok(true) => self.page.erase(&self.memory, Some(thread)),
+            _ => Ok(()),
+        };
+        self.process.release_all();
+        erased
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::complaint;
+    use lift_execution::CallError;
+    use nix::errno::Errno;
+
+    #[test]
+    fn what_stays_suspended_is_said_with_the_reason_and_the_fix() {
+        let error = |errno: Errno| CallError { call: "stopping its threads", errno: errno as i32 };
+        let said = complaint(&error(Errno::EAGAIN), Some("none fits".to_owned()), 7).unwrap();
+        assert!(said.contains("suspended: none fits; fix: `pagelift detach 7`"), "{said}");
+        assert!(complaint(&error(Errno::EINVAL), None, 7).unwrap().contains("stopping its threads"));
+        assert_eq!(complaint(&error(Errno::ESRCH), Some("it has ended".to_owned()), 7), None);
+    }
+}
