@@ -119,12 +119,20 @@ fn is_enough(report: &Value) -> bool {
     sent(report) >= ENOUGH && stacks >= Some(ENOUGH_STACKS)
 }
 
-/// Checks that the storm sends at most a twentieth with a cure of what it has sent without.
+/// Checks that the storm sends at most a twentieth a second with a cure of what it has sent without. It is watched again, and
+/// longer, where it sends more at first: an allocator that gives back what nobody asks for in a while does not know yet what is
+/// asked for again, and on a busy machine the storm itself hardly runs.
 fn is_cured(t: &Context, session: Session, before: &(Value, u32)) -> Result<()> {
-    let after = watch(t, &session, before.1)?;
+    let plain = sent(&before.0) / f64::from(before.1);
+    let (mut seconds, mut after) = (before.1, watch(t, &session, before.1)?);
+    let rate = |report: &Value, seconds: u32| sent(report) / f64::from(seconds);
+    while rate(&after, seconds) > 0.05 * plain && seconds < LONGEST {
+        seconds *= 4;
+        after = watch(t, &session, seconds)?;
+    }
     ended(session)?;
-    let (plain, cured) = (sent(&before.0), sent(&after));
-    ensure!(cured <= 0.05 * plain, "{plain} before, {cured} with the cure: {after:#}");
+    let cured = rate(&after, seconds);
+    ensure!(cured <= 0.05 * plain, "{plain}/s before, {cured}/s with the cure for {seconds} s: {after:#}");
     Ok(())
 }
 
