@@ -49,8 +49,13 @@ settle() {
 # What counts where any source but the pool may serve: the initramfs is in huge folios on the newest kernels.
 huge="AnonHugePages|FilePmdMapped|ShmemPmdMapped"
 
-# smaps_sum PID FIELD: KiB of the field, or of fields with | between them, in all mappings.
-smaps_sum() { awk -v field="^($2):\$" '$1 ~ field { sum += $2 } END { print sum + 0 }' /proc/$1/smaps; }
+# smaps_sum PID FIELD: KiB of the field, or of fields with | between them, in all mappings. Private_Hugetlb stands for
+# Shared_Hugetlb, too: Linux 6.12 can call pages of 64 KiB of 64-bit ARM shared that nobody else has, for it takes the page of
+# their 16 entries for one that page tables share (hugetlb_pmd_shared).
+smaps_sum() {
+    awk -v field="^($2):\$" 'BEGIN { sub(/Private_Hugetlb/, "(Private|Shared)_Hugetlb", field) }
+        $1 ~ field { sum += $2 } END { print sum + 0 }' /proc/$1/smaps
+}
 
 # ended PID: true once the child has ended, waited for or not.
 ended() { ! grep -q '^State:.[^Z]' /proc/$1/status 2>/dev/null; }

@@ -1,7 +1,7 @@
 # Pool pages of another size than the usual one: a bss on them.
-# kernel_page_sum PID KIB: KiB of memory on pages of this size.
+# kernel_page_sum PID KIB: KiB of memory on pages of this size; shared ones, too, see smaps_sum.
 kernel_page_sum() {
-    awk -v kib=$2 '$1 == "KernelPageSize:" { here = $2 == kib } $1 == "Private_Hugetlb:" && here { sum += $2 } END { print sum + 0 }' \
+    awk -v kib=$2 '$1 == "KernelPageSize:" { here = $2 == kib } $1 ~ /^(Private|Shared)_Hugetlb:/ && here { sum += $2 } END { print sum + 0 }' \
         /proc/$1/smaps
 }
 
