@@ -2,6 +2,7 @@
 //! killed at any moment.
 
 use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
 use std::fs;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread::sleep;
@@ -32,6 +33,10 @@ fn main() -> ExitCode {
     }
     for program in ["waits_beside_children", "is_woken_by_signals"] {
         tests.push(test_case(program, vec![Need::Root, Need::Thp], move |t| interrupted(t, program)));
+    }
+    for call in ["epoll_wait", "pause", "read"] {
+        let needs = vec![Need::Root, Need::Thp];
+        tests.push(test_case(format!("signals_that_come_meanwhile/{call}"), needs, move |t| signalled(t, call)));
     }
     tests.push(test_case("one_thread_that_sleeps", vec![Need::Root, Need::Thp], single_thread));
     tests.push(test_case("a_worker_of_the_kernel", vec![Need::Root, Need::Thp], kernel_worker));
@@ -136,6 +141,63 @@ fn interrupted(t: &Context, program: &str) -> Result<()> {
     end(t, session)
 }
 
+/// A signal that comes while the only thread makes calls for Pagelift ends its own call as ever, or lets it go on.
+fn signalled(t: &Context, call: &str) -> Result<()> {
+    const SIGNALS: usize = 8;
+    const ATTEMPTS: usize = 400;
+    for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
+        let mut command = Program::named("attach/waits_for_signals.c")?.command()?;
+        command.arg(call).stdin(Stdio::piped());
+        let mut session = begin(t, command)?;
+        let goes_on = call == "read" && signal == Signal::SIGUSR1;
+        let mut sent = 0;
+        for attempt in 0.. {
+            let words: &[&str] = if attempt % 2 == 0 { &["attach", "-q", "--pages", "thp"] } else { &["detach", "-q"] };
+            sent += usize::from(signal_meanwhile(t, &session, words, signal)?);
+            let count = |line: &str| session.stdout_so_far().lines().filter(|found| *found == line).count();
+            let limit = Duration::from_secs(30);
+            poll_until(limit, "its handlers", || count(&format!("handled {signal}")) == sent)?;
+            let ended = format!("{call} ended: -1, Interrupted system call");
+            if goes_on {
+                ensure!(count(&ended) == 0, "a read has ended although its signal restarts it");
+            } else {
+                let is_over = poll_until(limit, "the end of its call", || count(&ended) == sent);
+                is_over.with_context(|| format!("{signal} number {sent} has not ended {call}"))?;
+            }
+            if sent == SIGNALS {
+                break;
+            }
+            ensure!(attempt < ATTEMPTS, "{sent} of {ATTEMPTS} signals came while it was stopped; needed: {SIGNALS}");
+        }
+        if goes_on {
+            session.send("x")?;
+            session.wait_for_line("read ended: 1, no error")?;
+            ensure!(!session.stdout_so_far().contains("-1"), "{}", session.stdout_so_far());
+        }
+        session.signal(Signal::SIGTERM)?;
+        let output = session.finish()?.success()?;
+        ensure!(output.stdout.ends_with("the end\n"), "{}", output.stdout);
+    }
+    Ok(())
+}
+
+/// Runs `pagelift` with these words, and sends the signal once the program is stopped for it. Returns false where that was
+/// not seen.
+fn signal_meanwhile(t: &Context, session: &Session, words: &[&str], signal: Signal) -> Result<bool> {
+    let mut command = t.pagelift(words)?;
+    let mut lift = command.arg(session.pid().to_string()).spawn()?;
+    let stat = format!("/proc/{}/stat", session.pid());
+    let mut sent = false;
+    while lift.try_wait()?.is_none() {
+        if !sent && fs::read_to_string(&stat)?.contains(") t ") {
+            session.signal(signal)?;
+            sent = true;
+        }
+    }
+    ensure!(lift.wait()?.success(), "{words:?} has failed");
+    Ok(sent)
+}
+
 /// The only thread waits in a call with a time that is left: it ends when it should.
 fn single_thread(t: &Context) -> Result<()> {
     let mut command = Program::named("start/pie_by_default.c")?.command()?;
@@ -220,7 +282,7 @@ fn refused(t: &Context) -> Result<()> {
     strace.wait_for_stderr("attached")?;
     let traced = t.run(t.pagelift(&["attach", "--pages", "thp", &pid])?)?;
     ensure!(traced.stderr.contains("traces it already"), "{}", traced.stderr);
-    strace.signal(nix::sys::signal::Signal::SIGINT)?;
+    strace.signal(Signal::SIGINT)?;
     drop(strace);
     let view = View::of(session.pid())?;
     check_unlifted(&view, view.executable()?)?;

@@ -7,7 +7,7 @@
 use super::call_page::CallPage;
 use super::waiting::StopWaiter;
 use crate::remote::RemoteMemory;
-use crate::remote::arch::{self, Registers};
+use crate::remote::arch::{self, Interrupted, Registers};
 use crate::remote::injection::InjectError;
 use crate::remote::requests::{self, CallStop, Resume};
 use crate::remote::seccomp::{Filters, Verdict};
@@ -40,7 +40,9 @@ pub struct RemoteCaller<'a> {
     memory: &'a RemoteMemory,
     waiter: &'a StopWaiter,
     filters: &'a Filters,
-    /// The registers with which it continues, and the signals that it blocks then.
+    /// The registers that it was stopped with.
+    stopped_with: Registers,
+    /// The registers with which it continues from anywhere else, and the signals that it blocks then.
     registers: Registers,
     mask: u64,
     state: State,
@@ -61,13 +63,14 @@ impl<'a> RemoteCaller<'a> {
         deadline: Instant,
     ) -> Result<Self, InjectError> {
         let thread = stopped.pid();
-        let mut registers = requests::registers(thread)?;
+        let stopped_with = requests::registers(thread)?;
+        let mut registers = stopped_with;
         // As the kernel does on the return to user space, where the thread is not sent elsewhere.
         arch::rewind_call(&mut registers);
         let mask = requests::signal_mask(thread)?;
         page.set_return(memory, thread, &registers, mask)?;
         let state = State::Outside;
-        Ok(Self { stopped, page, memory, waiter, filters, registers, mask, state, deadline })
+        Ok(Self { stopped, page, memory, waiter, filters, stopped_with, registers, mask, state, deadline })
     }
 
     /// Makes one call, if the thread's filters allow it. If this process is killed, the thread completes the call and
@@ -134,6 +137,48 @@ impl<'a> RemoteCaller<'a> {
         requests::set_registers_of_same_program(self.stopped.pid(), &self.registers)?;
         requests::set_signal_mask(self.stopped.pid(), self.mask)?;
         self.state = State::PutBack;
+        self.leave_restart_to_kernel()
+    }
+
+    /// Leaves it to the kernel whether the call in which the thread was stopped is restarted or fails with EINTR, where the
+    /// registers of a stop decide that: signals that have come since may end it, and only the kernel knows whether their
+    /// handlers restart calls (SA_RESTART). It looks at that on the way out of a stop for a signal or an interruption
+    /// (`arch_do_signal_or_restart`), so that the thread is brought to one, at its call. Where this process is killed in
+    /// between, the thread makes the call again.
+    fn leave_restart_to_kernel(&mut self) -> Result<(), InjectError> {
+        let thread = self.stopped.pid();
+        if arch::interrupted(&self.stopped_with) == Interrupted::No {
+            return Ok(());
+        }
+        requests::interrupt(thread)?;
+        let mut delivered = 0;
+        loop {
+            requests::resume(thread, Resume::Continue, delivered)?;
+            match self.waiter.wait(thread, self.deadline).inspect_err(|_| self.state = State::Lost)? {
+                Some(WaitReport::Stopped(Stop::Event { event: libc::PTRACE_EVENT_STOP, .. })) => break,
+                // The interruption comes before any signal but one that was being handled.
+                Some(WaitReport::Stopped(Stop::Signal(signal))) => delivered = signal,
+                Some(WaitReport::Stopped(Stop::Event { event: libc::PTRACE_EVENT_EXEC, .. })) => {
+                    self.state = State::Lost;
+                    return Err(InjectError::Executed);
+                }
+                Some(WaitReport::Stopped(_)) => delivered = 0,
+                Some(WaitReport::Ended) => {
+                    self.state = State::Lost;
+                    return Err(InjectError::Gone);
+                }
+                None => {
+                    self.state = State::Lost;
+                    return Err(InjectError::Ptrace(Errno::ETIMEDOUT));
+                }
+            }
+        }
+        // It is elsewhere where it has begun to handle a signal.
+        let now = requests::registers(thread)?;
+        let place = |registers: &Registers| (arch::instruction_pointer(registers), arch::stack_pointer(registers));
+        if place(&now) == place(&self.registers) {
+            requests::set_registers_of_same_program(thread, &self.stopped_with)?;
+        }
         Ok(())
     }
 
