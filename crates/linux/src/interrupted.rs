@@ -96,6 +96,11 @@ pub fn can_be_repeated(number: i64) -> bool {
     FREQUENT.contains(&number) || FOR_SOME_FILES.contains(&number)
 }
 
+/// True for a call that fails with EINTR once any handler has run, with or without SA_RESTART.
+pub fn ends_with_any_handler(number: i64) -> bool {
+    FREQUENT.contains(&number) || ENDED_BY_HANDLERS.contains(&number)
+}
+
 /// True for a wait that fails with EINTR where the first handler that runs was installed without SA_RESTART.
 pub fn ends_without_sa_restart(number: i64, arguments: &[u64; 6]) -> bool {
     match number {

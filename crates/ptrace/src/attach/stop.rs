@@ -81,8 +81,10 @@ pub struct LiveProcess {
     stopped: BTreeMap<i32, Held>,
     /// The calls in which threads were last seen to wait, of those that may have to be restarted.
     inflight: BTreeMap<i32, InflightSyscall>,
-    /// Stopped threads that restart a call when they are resumed.
+    /// Stopped threads whose call has failed and is made again when they are resumed.
     restarting: BTreeSet<i32>,
+    /// Stopped threads that have been chosen to make calls.
+    chosen: BTreeSet<i32>,
     receivers: SignalReceivers,
     /// Threads that had children when they were asked to make calls.
     parents: BTreeSet<i32>,
@@ -108,6 +110,7 @@ impl LiveProcess {
             stopped: BTreeMap::new(),
             inflight: BTreeMap::new(),
             restarting: BTreeSet::new(),
+            chosen: BTreeSet::new(),
             receivers: SignalReceivers::default(),
             parents: BTreeSet::new(),
             since: None,
@@ -174,6 +177,7 @@ impl LiveProcess {
         // Checked again: it may have started a child before it stopped.
         let fits = self.fits(thread) && (may_have_children || self.is_childless(thread));
         if fits && self.permit(thread)? && self.settle(thread)? {
+            self.chosen.insert(thread);
             return Ok(true);
         }
         self.release(thread);
@@ -214,6 +218,7 @@ impl LiveProcess {
                 && self.permit(thread)?
                 && self.settle(thread)?
             {
+                self.chosen.insert(thread);
                 return Ok(Pid::from_raw(thread));
             }
             self.release_all();
@@ -450,12 +455,16 @@ impl LiveProcess {
         self.traced.get(&thread).is_some_and(|thread| thread.interrupt().is_ok())
     }
 
-    /// Records the call in which a thread sleeps. Returns false where it is awake.
+    /// Records the call in which a traced thread sleeps. Returns false where it is awake: then it may have handled a signal
+    /// since it was seen to sleep, perhaps before it was traced.
     fn look_at_call(&mut self, thread: i32) -> bool {
         if arch::SHOWS_CALLS {
             return true;
         }
-        let Ok(call) = InflightSyscall::of(self.pid, thread) else { return false };
+        let Ok(call) = InflightSyscall::of(self.pid, thread) else {
+            self.inflight.entry(thread).and_modify(|call| call.sleeps = None);
+            return false;
+        };
         self.note_call(thread, call);
         true
     }
@@ -467,11 +476,12 @@ impl LiveProcess {
         self.inflight.extend(call.filter(|call| restart::can_be_repeated(call.number)).map(|call| (thread, call)));
     }
 
-    /// True where a held thread can make calls. A thread that has stopped for a signal must receive it first where the
-    /// kernel decides only then whether its call is restarted.
+    /// True where a held thread can make calls. A thread that has a signal to handle must receive it first where the
+    /// kernel decides only then whether its call is restarted: the call may let it in for its own time only.
     fn fits(&self, thread: i32) -> bool {
-        let free = arch::SHOWS_CALLS || self.stopped.get(&thread).is_some_and(|held| held.signal == 0);
-        free && can_make_calls(Pid::from_raw(thread))
+        let has_signal = || ThreadStatus::read(Pid::from_raw(thread)).has_signal_to_handle();
+        let free = || self.stopped.get(&thread).is_some_and(|held| held.signal == 0) && !has_signal();
+        (arch::SHOWS_CALLS || free()) && can_make_calls(Pid::from_raw(thread))
     }
 
     /// Begins to trace a thread. Returns false where it has ended.
@@ -531,8 +541,9 @@ impl LiveProcess {
 
     fn release(&mut self, thread: i32) {
         if let Some(held) = self.stopped.remove(&thread) {
-            if self.restarting.remove(&thread) {
-                let _ = restart::give_way_to_signals(Pid::from_raw(thread));
+            let (failed, chosen) = (self.restarting.remove(&thread), self.chosen.remove(&thread));
+            if failed || chosen {
+                let _ = restart::give_way_to_signals(Pid::from_raw(thread), failed);
             }
             if held.thread.detach(held.signal).is_err() {
                 self.await_end(thread);

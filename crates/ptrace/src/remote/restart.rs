@@ -11,7 +11,7 @@ use crate::remote::requests;
 use crate::remote::status::ThreadStatus;
 use address_space::Address;
 use linux::interrupted::IO_PGETEVENTS;
-pub use linux::interrupted::{can_be_repeated, gives_error};
+pub use linux::interrupted::{can_be_repeated, ends_with_any_handler, gives_error};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
@@ -54,33 +54,53 @@ pub fn restart_interrupted(
     } else {
         let stopped = seen(&registers);
         if before.is_some_and(|before| before.is_next(&stopped)) {
-            return Ok(true);
+            // The kernel has not restarted these, so that it is the restart of an earlier stop.
+            return Ok(gives_error(stopped.number));
         }
         let ended = arch::result(&registers) == -i64::from(libc::EINTR) && can_be_repeated(stopped.number);
-        if ended { hidden_argument(process, thread, &stopped, before) } else { None }
+        if ended && !has_own_mask_again(process, thread, &stopped) {
+            hidden_argument(process, thread, &stopped, before)
+        } else {
+            None
+        }
     };
     let Some(first_argument) = first_argument else { return Ok(false) };
     arch::make_again(&mut registers, first_argument);
     requests::set_registers_of_same_program(thread, &registers)?;
+    if !arch::SHOWS_CALLS {
+        end_mask_of_call(thread)?;
+    }
     Ok(true)
 }
 
-/// Undoes [`restart_interrupted`] where the thread has received a signal to handle since, and the kernel does not do so
-/// itself.
+/// Lets the call that a thread is about to make again fail with EINTR instead, where a handler will run first that ends
+/// it, and the kernel does not do so itself: it decides that before a stop on AArch64, and knows nothing of it where the
+/// thread has been elsewhere. `failed` is true where [`restart_interrupted`] has taken back such an EINTR. What the kernel
+/// restarts after a handler with SA_RESTART is made again: nothing shows which handlers have that.
 ///
 /// # Errors
 /// Those of ptrace: the thread has been killed.
-pub fn give_way_to_signals(thread: Pid) -> Result<(), Errno> {
+pub fn give_way_to_signals(thread: Pid, failed: bool) -> Result<(), Errno> {
     if !arch::SHOWS_CALLS && handles_a_signal(thread, 0) {
         let mut registers = requests::registers(thread)?;
+        let (number, _) = arch::call_registers(&registers);
+        let ends = ends_with_any_handler(number) || failed && can_be_repeated(number);
         // After a failed injected call the thread may be elsewhere.
-        let is_there = RemoteMemory::open(thread.as_raw()).is_ok_and(|memory| is_at_call(&memory, &registers));
-        if is_there && can_be_repeated(arch::call_registers(&registers).0) {
+        let is_there = || RemoteMemory::open(thread.as_raw()).is_ok_and(|memory| is_at_call(&memory, &registers));
+        if ends && is_there() {
             arch::give_error(&mut registers);
             requests::set_registers_of_same_program(thread, &registers)?;
         }
     }
     Ok(())
+}
+
+/// Ends the signal mask that a call has set for its own time, as the kernel does at the end of a call: a signal that only
+/// this call lets in waits for it then, and ends it. Its handler would run before the call otherwise.
+fn end_mask_of_call(thread: Pid) -> Result<(), Errno> {
+    // PTRACE_GETSIGMASK gives the mask that the thread had before the call, PTRACE_SETSIGMASK makes it the present one
+    // (`ptrace_request` of kernel/ptrace.c).
+    requests::set_signal_mask(thread, requests::signal_mask(thread)?)
 }
 
 /// True where a handler will run for the signal, or for a pending one.
@@ -107,6 +127,14 @@ fn hidden_argument(
     }
     let was_seen = before.is_some_and(|before| before.arguments[0] == kept);
     (was_seen || (is_behind_call(process, stopped) && !may_run_handlers(thread, stopped))).then_some(kept)
+}
+
+/// True where the call has set a signal mask for its own time, which is no longer in force: a handler has run since.
+fn has_own_mask_again(process: Pid, thread: Pid, call: &InflightSyscall) -> bool {
+    let is_wait = [libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2].contains(&call.number);
+    let at = Some(call.arguments[4]).filter(|&at| is_wait && at != 0);
+    let read = |at| RemoteMemory::open(process.as_raw()).and_then(|memory| memory.read_word(Address(at))).ok();
+    at.and_then(read).is_some_and(|mask| !ThreadStatus::read(thread).has_mask(mask))
 }
 
 fn is_behind_call(process: Pid, stopped: &InflightSyscall) -> bool {

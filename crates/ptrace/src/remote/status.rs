@@ -78,6 +78,11 @@ impl ThreadStatus {
         self.blocked & bit(signal) != 0
     }
 
+    /// True where this mask is in force. The kernel leaves SIGKILL and SIGSTOP out of every mask.
+    pub fn has_mask(&self, mask: u64) -> bool {
+        (self.blocked ^ mask) & !(bit(libc::SIGKILL) | bit(libc::SIGSTOP)) == 0
+    }
+
     /// True where the process ignores the signal.
     pub fn ignores(&self, signal: i32) -> bool {
         self.ignored & bit(signal) != 0

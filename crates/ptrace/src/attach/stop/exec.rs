@@ -31,6 +31,7 @@ impl LiveProcess {
         let first = self.pid.as_raw();
         // What was known of the thread belongs to the previous program.
         self.restarting.remove(&first);
+        self.chosen.remove(&first);
         self.stopped.entry(first).and_modify(|held| held.signal = 0);
         StopError::Executed
     }
