@@ -34,12 +34,13 @@ const PROGRAMS: [&str; 11] = [
     "start/near_the_limit_of_mappings.c",
     "start/starts_another_with.c",
 ];
-const LIVE_PROGRAMS: [&str; 7] = [
+const LIVE_PROGRAMS: [&str; 8] = [
     "attach/sleeps_in_many_calls.c",
     "attach/waits_once.c",
     "attach/has_a_kernel_worker.c",
     "attach/waits_beside_children.c",
     "attach/is_woken_by_signals.c",
+    "attach/waits_for_signals.c",
     "measuring/uses_known_pages.c",
     STORM,
 ];

@@ -69,6 +69,30 @@ rounds() {
 
 seconds() { awk '{ print int($1) }' /proc/uptime; }
 
+# signalled N CALL: each of N signals that come while the only thread is held ends its call.
+signalled() {
+    round=0 sent=0
+    while [ $sent -lt $1 ] && [ $round -lt 20 ]; do
+        what="attach -q --pages thp"
+        [ $((round % 2)) = 1 ] && what="detach -q"
+        pagelift $what $pid 2>/dev/null &
+        lifter=$!
+        until read -r number name state rest </proc/$lifter/stat && [ "$state" = Z ]; do
+            read -r number name state rest </proc/$pid/stat
+            [ "$state" = t ] && kill -USR1 $pid && sent=$((sent + 1)) && break
+        done
+        wait $lifter
+        tries=0
+        until [ "$(grep -c "$2 ended: -1, Interrupted" /tmp/out)" = $sent ]; do
+            tries=$((tries + 1))
+            [ $tries -lt 400 ] || { failed "$2: signal $sent has not ended it"; return; }
+            usleep 50000
+        done
+        round=$((round + 1))
+    done
+    [ $sent = $1 ] && ok "$2: $sent signals while it was held" || failed "$2: only $sent signals came while it was held"
+}
+
 # kills N SECONDS: lifts are begun and killed, N of them and on until five have died, or as many as there is time for, after
 # times that reach all of what one takes. Where one has ended by then, the times become shorter.
 kills() {
@@ -121,6 +145,13 @@ start is_woken_by_signals
 rounds 2 "threads that signals wake"
 # It ends only where no signal was lost. One that is always awake can see an EINTR that is ours, see README.md.
 finish "threads that signals wake" "* faults"
+
+for call in epoll_wait pause; do
+    start waits_for_signals $call
+    signalled 3 $call
+    kill -TERM $pid
+    finish "$call, with signals while it is held" "the end"
+done
 
 start waits_beside_children
 rounds 2 "threads beside children"
