@@ -2,6 +2,7 @@
 
 mod error;
 mod exec;
+mod release;
 mod settled;
 mod standstill;
 
@@ -275,22 +276,6 @@ impl LiveProcess {
         self.standstill
     }
 
-    /// Releases every held thread, beginning with those that may be sent a signal which the process ignores.
-    pub fn release_all(&mut self) {
-        let held: Vec<i32> = self.stopped.keys().copied().collect();
-        let count = held.len();
-        if count > 1 {
-            self.receivers.look(self.pid, held.clone());
-        }
-        let (first, then): (Vec<i32>, Vec<i32>) = held.into_iter().partition(|&thread| self.receivers.contains(thread));
-        for thread in first.into_iter().chain(then) {
-            self.release(thread);
-        }
-        if let Some(since) = self.since.take() {
-            self.standstill.add(since.elapsed(), count);
-        }
-    }
-
     /// Releases every traced thread, which has to stop first.
     fn give_up(&mut self) {
         let told = self.traced.values().filter(|thread| thread.interrupt().is_ok()).map(|thread| thread.pid().as_raw());
@@ -537,28 +522,6 @@ impl LiveProcess {
         }
         self.stopped.insert(thread, Held { thread: stopped, signal });
         Ok(true)
-    }
-
-    fn release(&mut self, thread: i32) {
-        if let Some(held) = self.stopped.remove(&thread) {
-            let (failed, chosen) = (self.restarting.remove(&thread), self.chosen.remove(&thread));
-            if failed || chosen {
-                let _ = restart::give_way_to_signals(Pid::from_raw(thread), failed);
-            }
-            if held.thread.detach(held.signal).is_err() {
-                self.await_end(thread);
-            }
-        }
-    }
-
-    /// Waits for a stopped thread that was killed, the only reason why a request fails. It stays traced until it is
-    /// waited for; a thread that executes a program waits for that, and every request to trace a thread waits for the
-    /// latter. The first thread is not waited for, since the other one takes over its number.
-    fn await_end(&self, thread: i32) {
-        if thread != self.pid.as_raw() {
-            // If it does not end in time, it is released when this process ends.
-            let _ = self.waiter.wait(Pid::from_raw(thread), Instant::now() + STOP_TIMEOUT);
-        }
     }
 
     fn threads(&self, wanted: impl FnMut(i32) -> bool) -> Result<Listing, StopError> {
