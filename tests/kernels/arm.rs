@@ -25,13 +25,12 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("start/near_the_limit_of_mappings", "-fPIE -pie"),
 ];
 /// What a borrowed thread goes on by differs between architectures.
-const LIVE_PROGRAMS: [&str; 7] = [
+const LIVE_PROGRAMS: [&str; 6] = [
     "attach/sleeps_in_many_calls",
     "attach/waits_once",
     "attach/has_a_kernel_worker",
     "attach/waits_beside_children",
     "attach/is_woken_by_signals",
-    "attach/waits_for_signals",
     "measuring/storms",
 ];
 /// The heap leaves the pool at forks: what a stopped thread goes on by differs between architectures.

@@ -77,7 +77,7 @@ signalled() {
         [ $((round % 2)) = 1 ] && what="detach -q"
         pagelift $what $pid 2>/dev/null &
         lifter=$!
-        until read -r number name state rest </proc/$lifter/stat && [ "$state" = Z ]; do
+        while read -r number name state rest </proc/$lifter/stat && [ "$state" != Z ]; do
             read -r number name state rest </proc/$pid/stat
             [ "$state" = t ] && kill -USR1 $pid && sent=$((sent + 1)) && break
         done
@@ -146,12 +146,15 @@ rounds 2 "threads that signals wake"
 # It ends only where no signal was lost. One that is always awake can see an EINTR that is ours, see README.md.
 finish "threads that signals wake" "* faults"
 
-for call in epoll_wait pause; do
-    start waits_for_signals $call
-    signalled 3 $call
-    kill -TERM $pid
-    finish "$call, with signals while it is held" "the end"
-done
+# AArch64: see LIMITS.md.
+if [ $(uname -m) = x86_64 ]; then
+    for call in epoll_wait pause; do
+        start waits_for_signals $call
+        signalled 3 $call
+        kill -TERM $pid
+        finish "$call, with signals while it is held" "the end"
+    done
+fi
 
 start waits_beside_children
 rounds 2 "threads beside children"
