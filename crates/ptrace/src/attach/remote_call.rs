@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// Maximum duration of one call: the longest ones fill some GiB of memory.
 pub const LONGEST_CALL: Duration = Duration::from_secs(30);
 
+/// Time for a thread to come back to a stop at its call, also where the calls have used up theirs.
+const TIME_TO_STOP: Duration = Duration::from_secs(2);
+
 /// Where the thread is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -151,10 +154,11 @@ impl<'a> RemoteCaller<'a> {
             return Ok(());
         }
         requests::interrupt(thread)?;
+        let deadline = self.deadline.max(Instant::now() + TIME_TO_STOP);
         let mut delivered = 0;
         loop {
             requests::resume(thread, Resume::Continue, delivered)?;
-            match self.waiter.wait(thread, self.deadline).inspect_err(|_| self.state = State::Lost)? {
+            match self.waiter.wait(thread, deadline).inspect_err(|_| self.state = State::Lost)? {
                 Some(WaitReport::Stopped(Stop::Event { event: libc::PTRACE_EVENT_STOP, .. })) => break,
                 // The interruption comes before any signal but one that was being handled.
                 Some(WaitReport::Stopped(Stop::Signal(signal))) => delivered = signal,
