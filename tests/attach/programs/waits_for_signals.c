@@ -5,9 +5,6 @@
 // argument: epoll_wait, pause or read, of standard input; "end" or the end of input ends it.
 #define _GNU_SOURCE
 #define CODE_PAGES 1700
-#define RODATA_BYTES 7000000
-#define DATA_BYTES 7000000
-#define BSS_BYTES 9000000
 #include "ranges.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -38,7 +35,6 @@ int main(int count, char **words) {
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
     int epoll = epoll_create1(0);
     if (count != 2) return 2;
-    fill_bss();
     run_code();
     sigaction(SIGUSR1, &action, 0);
     sigaction(SIGTERM, &(struct sigaction){.sa_handler = handler}, 0);
