@@ -1,10 +1,10 @@
 //! What may be lifted from inside of a running program, and what may not: the rest of the plan is refused with its
 //! reason before anything is touched.
 
-use crate::{files, linking, loaded};
-use address_space::{Address, AddressRange, LoadedObject, RangeSet, kernel_may_write};
+use crate::{files, linking, loaded, own_memory};
+use address_space::{Address, AddressRange, LoadedObject, PageSize, RangeSet, kernel_may_write};
 use alloc::vec::Vec;
-use lift_plan::{Attempt, Method, Plan, RangeLift, Reason, Refusal, Source};
+use lift_plan::{Attempt, Method, Part, Plan, RangeLift, Reason, Refusal, Source};
 
 const OTHER_THREADS: &str = "other threads may write to it while it is copied; lift before they are started";
 const BEING_LOADED: &str = "another thread may be loading this object just now";
@@ -13,6 +13,8 @@ const HOLDS_STACK: &str = "holds the stack of the thread that lifts";
 const HOLDS_LIFTER: &str = "holds the code that lifts, which this kernel would take away for a moment";
 const HOLDS_LIBC: &str = "holds the C library, which a child needs before the fork guard can act; \
                           --writable-pages thp needs no guard";
+const HOLDS_OWN: &str = "holds where the library keeps its state, which a child needs before the fork guard can act; \
+                         --writable-pages thp needs no guard";
 const NO_GUARD: &str = "this C library has no pthread_atfork for the fork guard; --writable-pages thp needs no guard";
 
 /// The facts about a live process that forbid some lifts, as of one moment.
@@ -28,6 +30,8 @@ pub struct LiveRestrictions {
     pub own_object: Option<AddressRange>,
     /// The object that holds `fork`; none without a C library that offers handlers around it.
     pub fork_object: Option<AddressRange>,
+    /// The library's pointer to its state, which lies in the executable where it is linked statically.
+    pub own_pointer: Address,
     /// What the dynamic linker lists as loaded; none without such a list.
     pub listed: Option<RangeSet>,
 }
@@ -45,6 +49,7 @@ impl LiveRestrictions {
             stack: Address(linux_raw::stack_pointer() as u64),
             own_object: holder(Self::of as *const () as usize),
             fork_object: linking::register_atfork().and_then(holder),
+            own_pointer: own_memory::place_of_pointer(),
             listed: loaded::all_segments(),
         }
     }
@@ -82,6 +87,14 @@ impl LiveRestrictions {
 
     /// The attempt with only those parts that are safe; none where no part is.
     fn safe(&self, lift: &RangeLift, mut attempt: Attempt, reason: &mut Option<&'static str>) -> Option<Attempt> {
+        if lift.protection.write && attempt.source == Source::Hugetlb {
+            let page = page_of(self.own_pointer, attempt.page_size);
+            if attempt.parts.iter().any(|part| part.range.overlaps(page)) {
+                attempt.parts = attempt.parts.iter().flat_map(|part| without(part, page)).collect();
+                *reason = reason.or(Some(HOLDS_OWN));
+                attempt.memory = attempt.parts.iter().map(Part::filled).sum();
+            }
+        }
         let all = attempt.parts.len();
         attempt.parts.retain(|part| {
             let why = self.danger(lift, &attempt.source, part.range, &part.method);
@@ -89,7 +102,7 @@ impl LiveRestrictions {
             why.is_none()
         });
         if attempt.parts.len() != all {
-            attempt.memory = attempt.parts.iter().map(lift_plan::Part::filled).sum();
+            attempt.memory = attempt.parts.iter().map(Part::filled).sum();
         }
         (!attempt.parts.is_empty()).then_some(attempt)
     }
@@ -121,6 +134,27 @@ impl LiveRestrictions {
     }
 }
 
+fn page_of(address: Address, size: PageSize) -> AddressRange {
+    AddressRange::sized(address.align_down(size), size.bytes())
+}
+
+/// What is left of a part without a page.
+fn without(part: &Part, page: AddressRange) -> Vec<Part> {
+    let clipped = |ranges: &RangeSet, range| ranges.within(range).collect::<RangeSet>();
+    let left = |range: AddressRange| {
+        let method = match &part.method {
+            Method::Swap { copy } => Method::Swap { copy: clipped(copy, range) },
+            Method::MoveAside { copy, mappings } => Method::MoveAside {
+                copy: clipped(copy, range),
+                mappings: mappings.iter().map(|m| m.intersect(range)).filter(|m| !m.is_empty()).collect(),
+            },
+            other => other.clone(),
+        };
+        Part { range, method }
+    };
+    part.range.without(page).into_iter().filter(|range| !range.is_empty()).map(left).collect()
+}
+
 /// What of `range` lies in none of the sorted parts.
 fn gaps(range: AddressRange, parts: &[AddressRange]) -> Vec<AddressRange> {
     let mut rest = address_space::RangeSet::from_iter([range]);
@@ -146,6 +180,7 @@ mod tests {
             stack: Address(0xf000),
             own_object: None,
             fork_object,
+            own_pointer: Address(0xe000),
             listed: None,
         }
     }
@@ -251,5 +286,25 @@ mod tests {
         let none = LiveRestrictions { fork_object: None, ..still() };
         assert_eq!(reasons(&none, plan()), (vec![Reason::InUse(NO_GUARD)], 1));
         assert_eq!(reasons(&still(), plan()), (vec![], 2));
+    }
+
+    #[test]
+    fn the_page_of_the_own_pointer_stays_off_writable_pool_pages() {
+        let own = LiveRestrictions { own_pointer: Address(0x1808), ..still() };
+        let plan = |protection, source| plan_of(protection, source, swap);
+        let refused = (vec![Reason::InUse(HOLDS_OWN)], 1);
+        assert_eq!(reasons(&own, plan(Protection::READ_WRITE, Source::Hugetlb)), refused);
+        assert_eq!(reasons(&own, plan(Protection::READ_WRITE, Source::Thp)), (vec![], 2));
+        assert_eq!(reasons(&own, plan(Protection::READ, Source::Hugetlb)), (vec![], 2));
+        let mappings = vec![range(0x1000, 0x2800), range(0x2800, 0x5000)];
+        let copy = RangeSet::from_iter([range(0x1000, 0x1100), range(0x2100, 0x4100)]);
+        let part = Part { range: range(0x1000, 0x5000), method: Method::MoveAside { copy, mappings } };
+        let left = without(&part, page_of(Address(0x2008), PageSize::new(0x1000).unwrap()));
+        let moved = |start, end, copy, mappings: &[AddressRange]| {
+            let method = Method::MoveAside { copy: RangeSet::from_iter([copy]), mappings: mappings.to_vec() };
+            Part { range: range(start, end), method }
+        };
+        let first = moved(0x1000, 0x2000, range(0x1000, 0x1100), &[range(0x1000, 0x2000)]);
+        assert_eq!(left, [first, moved(0x3000, 0x5000, range(0x3000, 0x4100), &[range(0x3000, 0x5000)])]);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Nothing that changes lies in the library's `.data` or `.bss`. Linked statically, those belong to the program that is
 //! lifted, and a change between the copy of a range and its swap would be lost. One pointer lies there; it is written
-//! once, before anything is lifted.
+//! once, before anything is lifted, and its page is not lifted to writable pool pages (`live_restrictions`).
 
 use crate::arena::Arena;
 use address_space::{Address, AddressRange};
@@ -23,6 +23,11 @@ struct Memory {
 }
 
 static MEMORY: AtomicPtr<Memory> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Where the pointer lies. A child needs it before the fork guard has put copies in place of pool pages.
+pub fn place_of_pointer() -> Address {
+    Address((&raw const MEMORY) as u64)
+}
 
 /// The mapping, if it has been made already.
 fn known() -> Option<&'static Memory> {

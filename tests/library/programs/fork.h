@@ -3,6 +3,9 @@
 #define FORK_H
 #include "support.h"
 
+// Behind the bss of a static library, so that the library's own is in the middle of what can be lifted.
+__attribute__((common)) char behind_the_library[4 << 20];
+
 static inline void exhaust_pool(void)
 {
     long left = free_pool_pages();
