@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     }
     for call in ["epoll_wait", "pause", "read"] {
         let needs = vec![Need::Root, Need::Thp];
-        tests.push(test_case(format!("signals_that_come_meanwhile/{call}"), needs, move |t| signalled(t, call)));
+        tests.push(test_case(format!("signals_during_a_lift/{call}"), needs, move |t| signalled(t, call)));
     }
     tests.push(test_case("one_thread_that_sleeps", vec![Need::Root, Need::Thp], single_thread));
     tests.push(test_case("a_worker_of_the_kernel", vec![Need::Root, Need::Thp], kernel_worker));
@@ -153,7 +153,7 @@ fn signalled(t: &Context, call: &str) -> Result<()> {
         let mut sent = 0;
         for attempt in 0.. {
             let words: &[&str] = if attempt % 2 == 0 { &["attach", "-q", "--pages", "thp"] } else { &["detach", "-q"] };
-            sent += usize::from(signal_meanwhile(t, &session, words, signal)?);
+            sent += usize::from(signal_while_stopped(t, &session, words, signal)?);
             let count = |line: &str| session.stdout_so_far().lines().filter(|found| *found == line).count();
             let limit = Duration::from_secs(30);
             poll_until(limit, "its handlers", || count(&format!("handled {signal}")) == sent)?;
@@ -183,7 +183,7 @@ fn signalled(t: &Context, call: &str) -> Result<()> {
 
 /// Runs `pagelift` with these words, and sends the signal once the program is stopped for it. Returns false where that was
 /// not seen.
-fn signal_meanwhile(t: &Context, session: &Session, words: &[&str], signal: Signal) -> Result<bool> {
+fn signal_while_stopped(t: &Context, session: &Session, words: &[&str], signal: Signal) -> Result<bool> {
     let mut command = t.pagelift(words)?;
     let mut lift = command.arg(session.pid().to_string()).spawn()?;
     let stat = format!("/proc/{}/stat", session.pid());

@@ -54,7 +54,7 @@ pub fn restart_interrupted(
     } else {
         let stopped = seen(&registers);
         if before.is_some_and(|before| before.is_next(&stopped)) {
-            // The kernel has not restarted these, so that it is the restart of an earlier stop.
+            // The kernel restarts none of these by itself, so that an earlier stop has prepared this restart.
             return Ok(gives_error(stopped.number));
         }
         let ended = arch::result(&registers) == -i64::from(libc::EINTR) && can_be_repeated(stopped.number);
