@@ -2,6 +2,7 @@
 //! killed at any moment.
 
 use anyhow::{Context as _, Result, ensure};
+use nix::libc;
 use nix::sys::signal::Signal;
 use std::fs;
 use std::process::{Command, ExitCode, Stdio};
@@ -16,8 +17,11 @@ const PROGRAM: &str = "attach/sleeps_in_many_calls.c";
 /// What the program says at its end when it has seen nothing of us.
 const UNHARMED: &str = "0 faults";
 const POOL: u64 = 96 << 20;
-/// The number of clock_nanosleep(2) on x86-64, and the space behind it in `/proc/PID/syscall`.
-const NANOSLEEP: &str = "230 ";
+/// The system calls that epoll_wait(2) and pause(2) of the C library make.
+#[cfg(target_arch = "x86_64")]
+const CALLS: [i64; 2] = [libc::SYS_epoll_wait, libc::SYS_pause];
+#[cfg(target_arch = "aarch64")]
+const CALLS: [i64; 2] = [libc::SYS_epoll_pwait, libc::SYS_ppoll];
 
 fn main() -> ExitCode {
     let mut tests: Vec<Test> = Vec::new();
@@ -145,6 +149,12 @@ fn interrupted(t: &Context, program: &str) -> Result<()> {
 fn signalled(t: &Context, call: &str) -> Result<()> {
     const SIGNALS: usize = 8;
     const ATTEMPTS: usize = 400;
+    let limit = Duration::from_secs(30);
+    let number = match call {
+        "epoll_wait" => CALLS[0],
+        "pause" => CALLS[1],
+        _ => libc::SYS_read,
+    };
     for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
         let mut command = Program::named("attach/waits_for_signals.c")?.command()?;
         command.arg(call).stdin(Stdio::piped());
@@ -152,10 +162,11 @@ fn signalled(t: &Context, call: &str) -> Result<()> {
         let goes_on = call == "read" && signal == Signal::SIGUSR1;
         let mut sent = 0;
         for attempt in 0.. {
+            // Before the call, a signal's handler runs and the call begins afterwards.
+            poll_until(limit, "its call", || sleeps_in(session.pid(), number))?;
             let words: &[&str] = if attempt % 2 == 0 { &["attach", "-q", "--pages", "thp"] } else { &["detach", "-q"] };
             sent += usize::from(signal_while_stopped(t, &session, words, signal)?);
             let count = |line: &str| session.stdout_so_far().lines().filter(|found| *found == line).count();
-            let limit = Duration::from_secs(30);
             poll_until(limit, "its handlers", || count(&format!("handled {signal}")) == sent)?;
             let ended = format!("{call} ended: -1, Interrupted system call");
             if goes_on {
@@ -198,6 +209,11 @@ fn signal_while_stopped(t: &Context, session: &Session, words: &[&str], signal: 
     Ok(sent)
 }
 
+/// True where the only thread of a process sleeps in this call.
+fn sleeps_in(pid: u32, number: i64) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with(&format!("{number} ")))
+}
+
 /// The only thread waits in a call with a time that is left: it ends when it should.
 fn single_thread(t: &Context) -> Result<()> {
     let mut command = Program::named("start/pie_by_default.c")?.command()?;
@@ -216,8 +232,7 @@ fn single_thread(t: &Context) -> Result<()> {
     sleeper.arg("5");
     let session = t.session(sleeper)?;
     let pid = session.pid().to_string();
-    let asleep = || fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with(NANOSLEEP));
-    poll_until(Duration::from_secs(30), "its sleep", asleep)?;
+    poll_until(Duration::from_secs(30), "its sleep", || sleeps_in(session.pid(), libc::SYS_clock_nanosleep))?;
     pagelift(t, &["attach", "--objects", "all", &pid])?;
     let output = session.finish()?.success()?;
     // That it ends at all is for the session's own limit of time to say; how late, depends on the machine.

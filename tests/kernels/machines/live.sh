@@ -69,10 +69,21 @@ rounds() {
 
 seconds() { awk '{ print int($1) }' /proc/uptime; }
 
-# signalled N CALL: each of N signals that come while the only thread is held ends its call.
+# signalled N CALL: each of N signals that come while the only thread is held ends its call. Before the call, a signal's
+# handler would run and the call begin afterwards.
 signalled() {
+    case $2 in
+        epoll_wait) number=232 ;;
+        pause) number=34 ;;
+    esac
     round=0 sent=0
     while [ $sent -lt $1 ] && [ $round -lt 20 ]; do
+        tries=0
+        until grep -q "^$number " /proc/$pid/syscall; do
+            tries=$((tries + 1))
+            [ $tries -lt 400 ] || { failed "$2: it is not called: $(cat /proc/$pid/syscall)"; return; }
+            usleep 50000
+        done
         what="attach -q --pages thp"
         [ $((round % 2)) = 1 ] && what="detach -q"
         pagelift $what $pid 2>/dev/null &

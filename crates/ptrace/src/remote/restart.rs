@@ -47,6 +47,9 @@ pub fn restart_interrupted(
     before: Option<&InflightSyscall>,
 ) -> Result<bool, Errno> {
     let mut registers = requests::registers(thread)?;
+    if put_back_into_call(process, thread, &registers)? {
+        return Ok(true);
+    }
     let first_argument = if arch::SHOWS_CALLS {
         shown_argument(&registers)
     } else if handles_a_signal(thread, signal) {
@@ -71,6 +74,19 @@ pub fn restart_interrupted(
         end_mask_of_call(thread)?;
     }
     Ok(true)
+}
+
+/// Puts a thread that was stopped between the restart of its call by the kernel and the call itself, on its way out of an
+/// earlier stop, back into the call. The kernel has decided for this restart that no signal is handled: one that has come
+/// since would have its handler run, and not end the call. Returns false where the thread is elsewhere.
+fn put_back_into_call(process: Pid, thread: Pid, registers: &Registers) -> Result<bool, Errno> {
+    let mut put_back = *registers;
+    let is_there = || RemoteMemory::open(process.as_raw()).is_ok_and(|memory| is_at_call(&memory, registers));
+    let is_rewound = arch::undo_rewind(&mut put_back) && is_there();
+    if is_rewound {
+        requests::set_registers_of_same_program(thread, &put_back)?;
+    }
+    Ok(is_rewound)
 }
 
 /// Lets the call that a thread is about to make again fail with EINTR instead, where a handler will run first that ends
@@ -169,4 +185,73 @@ fn seen(registers: &Registers) -> InflightSyscall {
     let Address(stack) = arch::stack_pointer(registers);
     let Address(behind) = arch::instruction_pointer(registers);
     InflightSyscall { number, arguments, stack, behind, sleeps: None }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use crate::remote::tracee::{Running, Stopped, Waited};
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
+    use nix::unistd::{ForkResult, fork, pause, pipe};
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
+    use std::thread;
+    use std::time::Duration;
+
+    extern "C" fn nothing(_: i32) {}
+
+    /// A child that waits in pause, and writes one byte once that has ended.
+    fn pausing() -> (Pid, OwnedFd) {
+        let (ends, reports) = pipe().unwrap();
+        // SAFETY:
+        // - the child makes system calls only.
+        if let ForkResult::Parent { child } = unsafe { fork() }.unwrap() {
+            return (child, ends);
+        }
+        let reports = reports.into_raw_fd();
+        let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
+        // SAFETY:
+        // - the handler does nothing; the byte is of this function.
+        unsafe {
+            let _ = sigaction(Signal::SIGUSR1, &action);
+            pause();
+            libc::write(reports, b"e".as_ptr().cast(), 1);
+            libc::_exit(0);
+        }
+    }
+
+    fn stop(child: Pid) -> Stopped {
+        let running = Running::seize(child, libc::PTRACE_O_TRACESYSGOOD).unwrap();
+        let call = || std::fs::read_to_string(format!("/proc/{child}/syscall")).unwrap_or_default();
+        while !call().starts_with(&format!("{} ", libc::SYS_pause)) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        running.interrupt().unwrap();
+        let Waited::Stopped(stopped, _) = running.wait().unwrap() else { panic!("the child has ended") };
+        stopped
+    }
+
+    #[test]
+    fn a_signal_ends_a_call_that_the_kernel_was_about_to_restart() {
+        let (child, ends) = pausing();
+        let stopped = stop(child);
+        // As in a stop that comes right after the kernel has rewound the registers.
+        let mut registers = requests::registers(child).unwrap();
+        let number = registers.orig_rax;
+        arch::rewind_call(&mut registers);
+        registers.orig_rax = number;
+        requests::set_registers_of_same_program(child, &registers).unwrap();
+        let restarts = restart_interrupted(child, child, 0, None);
+        kill(child, Signal::SIGUSR1).unwrap();
+        stopped.detach(0).unwrap();
+        let ready = poll(&mut [PollFd::new(ends.as_fd(), PollFlags::POLLIN)], PollTimeout::from(10_000u16)).unwrap();
+        let mut byte = [0];
+        let ended = ready == 1 && File::from(ends).read(&mut byte).unwrap() == 1;
+        kill(child, Signal::SIGKILL).unwrap();
+        nix::sys::wait::waitpid(child, None).unwrap();
+        assert!(ended && byte == *b"e", "pause has not ended");
+        assert_eq!(restarts, Ok(true));
+    }
 }

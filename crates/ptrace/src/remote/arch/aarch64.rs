@@ -255,6 +255,11 @@ pub fn call_registers(r: &Registers) -> (i64, [u64; 6]) {
 /// Does nothing: the kernel has prepared the restart of an interrupted call.
 pub fn rewind_call(_: &mut Registers) {}
 
+/// Does nothing and returns false: the kernel prepares every restart before a stop.
+pub fn undo_rewind(_: &mut Registers) -> bool {
+    false
+}
+
 /// Makes the thread, which has just left a call, restart it.
 pub fn make_again(r: &mut Registers, first_argument: u64) {
     r.pc -= SYSCALL_INSTRUCTION.len() as u64;

@@ -3,6 +3,7 @@
 use super::{Interrupted, Registers};
 use crate::remote::requests;
 use address_space::Address;
+use linux::interrupted::{ends_with_any_handler, ends_without_sa_restart};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
@@ -238,6 +239,24 @@ pub fn rewind_call(r: &mut Registers) {
     r.orig_rax = u64::MAX;
 }
 
+/// Undoes such a rewinding by the kernel: the thread is in its interrupted call again, and a signal that is handled from
+/// now on can end it. Returns false, and changes nothing, for registers that the kernel has not rewound: those that it
+/// rewinds keep the call's number in `orig_rax`, until the thread makes the call or is interrupted at it.
+pub fn undo_rewind(r: &mut Registers) -> bool {
+    let (number, arguments) = call_registers(r);
+    let error = match r.rax as i64 {
+        _ if number == -1 => return false,
+        libc::SYS_restart_syscall => ERESTART_RESTARTBLOCK,
+        next if next != number => return false,
+        _ if ends_with_any_handler(number) => ERESTARTNOHAND,
+        _ if ends_without_sa_restart(number, &arguments) => ERESTARTSYS,
+        _ => return false,
+    };
+    r.rax = (-error) as u64;
+    r.rip += SYSCALL_INSTRUCTION.len() as u64;
+    true
+}
+
 /// Returns `None`: a stop shows the argument.
 pub fn kept_first_argument(_process: Pid, _thread: Pid, _number: i64) -> Result<Option<u64>, Errno> {
     Ok(None)
@@ -257,3 +276,50 @@ pub fn make_again(r: &mut Registers, _first_argument: u64) {
 
 /// Does nothing: the kernel has yet to decide whether the call is restarted.
 pub fn give_error(_: &mut Registers) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interrupted_call(number: i64, error: i64) -> Registers {
+        // SAFETY:
+        // - the structure consists of integers.
+        let mut r: Registers = unsafe { std::mem::zeroed() };
+        (r.orig_rax, r.rax, r.rip) = (number as u64, (-error) as u64, 0x1002);
+        r
+    }
+
+    #[test]
+    fn what_is_rewound_is_put_back_into_its_call() {
+        let calls = [
+            (libc::SYS_pause, ERESTARTNOHAND),
+            (libc::SYS_epoll_wait, ERESTARTNOHAND),
+            (libc::SYS_read, ERESTARTSYS),
+            (libc::SYS_nanosleep, ERESTART_RESTARTBLOCK),
+            (libc::SYS_restart_syscall, ERESTART_RESTARTBLOCK),
+        ];
+        for (number, error) in calls {
+            let before = interrupted_call(number, error);
+            let mut now = before;
+            rewind_call(&mut now);
+            // The kernel leaves the number where it is.
+            now.orig_rax = before.orig_rax;
+            assert_eq!(now.rip, 0x1000, "{number}");
+            assert!(undo_rewind(&mut now), "{number}");
+            assert_eq!((now.rip, now.rax as i64), (before.rip, -error), "{number}");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_elsewhere_stays_there() {
+        let mut in_call = interrupted_call(libc::SYS_pause, ERESTARTNOHAND);
+        let mut left = interrupted_call(libc::SYS_read, -1);
+        let mut in_no_call = interrupted_call(-1, -libc::SYS_pause);
+        // What the kernel restarts even after a handler.
+        let mut always = interrupted_call(libc::SYS_clone, -libc::SYS_clone);
+        for r in [&mut in_call, &mut left, &mut in_no_call, &mut always] {
+            assert!(!undo_rewind(r));
+            assert_eq!(r.rip, 0x1002);
+        }
+    }
+}
