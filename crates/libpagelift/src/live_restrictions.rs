@@ -3,6 +3,7 @@
 
 use crate::{files, linking, loaded, own_memory};
 use address_space::{Address, AddressRange, LoadedObject, PageSize, RangeSet, kernel_may_write};
+use alloc::vec;
 use alloc::vec::Vec;
 use lift_plan::{Attempt, Method, Part, Plan, RangeLift, Reason, Refusal, Source};
 
@@ -89,10 +90,11 @@ impl LiveRestrictions {
     fn safe(&self, lift: &RangeLift, mut attempt: Attempt, reason: &mut Option<&'static str>) -> Option<Attempt> {
         if lift.protection.write && attempt.source == Source::Hugetlb {
             let page = page_of(self.own_pointer, attempt.page_size);
-            if attempt.parts.iter().any(|part| part.range.overlaps(page)) {
-                attempt.parts = attempt.parts.iter().flat_map(|part| without(part, page)).collect();
+            let left: Vec<Part> = attempt.parts.iter().flat_map(|part| without(part, page)).collect();
+            if left != attempt.parts {
+                attempt.memory = left.iter().map(Part::filled).sum();
+                attempt.parts = left;
                 *reason = reason.or(Some(HOLDS_OWN));
-                attempt.memory = attempt.parts.iter().map(Part::filled).sum();
             }
         }
         let all = attempt.parts.len();
@@ -138,21 +140,22 @@ fn page_of(address: Address, size: PageSize) -> AddressRange {
     AddressRange::sized(address.align_down(size), size.bytes())
 }
 
-/// What is left of a part without a page.
+/// What is left of a part whose memory is replaced, without a page. Other parts stay as they are.
 fn without(part: &Part, page: AddressRange) -> Vec<Part> {
     let clipped = |ranges: &RangeSet, range| ranges.within(range).collect::<RangeSet>();
-    let left = |range: AddressRange| {
-        let method = match &part.method {
-            Method::Swap { copy } => Method::Swap { copy: clipped(copy, range) },
-            Method::MoveAside { copy, mappings } => Method::MoveAside {
-                copy: clipped(copy, range),
-                mappings: mappings.iter().map(|m| m.intersect(range)).filter(|m| !m.is_empty()).collect(),
-            },
-            other => other.clone(),
-        };
-        Part { range, method }
+    let method_of = |range: AddressRange| match &part.method {
+        Method::Swap { copy } => Some(Method::Swap { copy: clipped(copy, range) }),
+        Method::MoveAside { copy, mappings } => Some(Method::MoveAside {
+            copy: clipped(copy, range),
+            mappings: mappings.iter().map(|m| m.intersect(range)).filter(|m| !m.is_empty()).collect(),
+        }),
+        _ => None,
     };
-    part.range.without(page).into_iter().filter(|range| !range.is_empty()).map(left).collect()
+    if !part.range.overlaps(page) || method_of(part.range).is_none() {
+        return vec![part.clone()];
+    }
+    let left = part.range.without(page).into_iter().filter(|range| !range.is_empty());
+    left.filter_map(|range| Some(Part { range, method: method_of(range)? })).collect()
 }
 
 /// What of `range` lies in none of the sorted parts.
