@@ -86,8 +86,6 @@ pub enum Command {
     Disable(DisableArgs),
     /// List the services that are lifted at each start.
     Enabled(EnabledArgs),
-    /// Run a bundled program plain and lifted, and show the difference.
-    Demo(DemoArgs),
     /// Write man pages or shell completions.
     #[command(hide = true)]
     Generate(GenerateArgs),
@@ -135,6 +133,11 @@ pub enum MeasuringCommand {
     /// touches, and the TLBs of a CPU are simulated: for the pages of today, for those that `pagelift run` plans, and for
     /// those with whole huge pages of anonymous memory too. The program's own output goes to standard error.
     Estimate(EstimateArgs),
+    /// Run a bundled program plain and lifted, and show the difference.
+    //
+    // After all others, also after those of `pagelift`.
+    #[command(display_order = 100)]
+    Demo(DemoArgs),
 }
 
 /// The commands of `pagelift` that measure, which it executes this program for.

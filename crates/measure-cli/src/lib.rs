@@ -22,6 +22,7 @@ pub fn run(command: &MeasuringCommand) -> anyhow::Result<u8> {
         MeasuringCommand::Probe(args) => commands::probe::run(args)?,
         MeasuringCommand::Shootdowns(args) => commands::shootdowns::run(args)?,
         MeasuringCommand::Estimate(args) => commands::estimate::run(args)?,
+        MeasuringCommand::Demo(args) => commands::demo::run(args)?,
     }
     Ok(0)
 }

@@ -75,7 +75,6 @@ fn run(cli: Cli, words: &[OsString]) -> u8 {
         Command::Enable(args) => commands::service::enable(args),
         Command::Disable(args) => commands::service::disable(args),
         Command::Enabled(args) => commands::service::enabled(args),
-        Command::Demo(args) => commands::demo::run(args),
         Command::Generate(args) => commands::generate::run(args, Cli::command()),
     };
     finished(result.map(|()| 0))

@@ -141,8 +141,9 @@ fn variants<'a>(program: &'a Path, pages: Pages, lift: &LiftFiles) -> Result<Vec
     };
     let report = lift.report_path();
     let errors = lift.errors.try_clone()?;
+    let pagelift = session::parts::program()?;
     let lifted = VariantSpec::new(NAMES[LIFTED], move |_| {
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Command::new(&pagelift);
         command.args(["run", "--pages", pages.word(), "--report", &report, "--"]).arg(program).arg("worker");
         // Without a copy of the descriptor the line of `pagelift run` is lost, and it is asked for below.
         command.stderr(errors.try_clone().map_or_else(|_| Stdio::inherit(), Stdio::from));
