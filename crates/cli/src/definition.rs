@@ -150,7 +150,7 @@ pub struct MeasuringCli {
 }
 
 /// `pagelift run`.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(
     after_help = "Exit status: that of the program; 127 where it is not found, 126 where it cannot be executed, \
 125 where Pagelift itself fails."
@@ -203,7 +203,7 @@ pub struct RunArgs {
 }
 
 /// What `run` and `attach` tell of what they did.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct OutcomeArgs {
     /// Write what was done, or the plan of a dry run, as JSON (of several programs, one document a line).
     #[arg(long, value_name = "FILE")]

@@ -8,3 +8,4 @@ pub mod commands;
 pub mod definition;
 pub mod exit;
 pub mod text;
+pub mod usual_run;

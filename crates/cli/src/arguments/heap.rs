@@ -6,7 +6,7 @@ use options::HeapPages;
 use session::heap::{Forced, HeapOptions};
 
 /// `--heap-allocator`.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HeapAllocatorArg {
     /// The program's own, by its settings.
     Own,
@@ -27,7 +27,7 @@ impl From<HeapAllocatorArg> for Forced {
 }
 
 /// The heap of a program that is started.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct HeapArgs {
     /// Put all memory that the program allocates on huge pages: auto, off, thp, or a size of pool pages such as 2M.
     #[arg(long, value_name = "HOW", default_value = "off")]

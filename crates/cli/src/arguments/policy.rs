@@ -12,7 +12,7 @@ pub fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
 }
 
 /// What to lift and from where; common to all commands that plan.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct PolicyArgs {
     /// Where huge pages come from.
     #[arg(long, value_parser = choice::<Pages>(), default_value = "auto")]

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 
 /// `--via`.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ViaArg {
     /// From outside: any program, and nothing stays in it.
     Ptrace,
