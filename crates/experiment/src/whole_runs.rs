@@ -1,4 +1,8 @@
 //! Whole runs of a command: plain, in each arm, and plain again as the control, in mirrored blocks.
+//!
+//! A short run depends on what the run before it has left in the caches. Plain runs are the most frequent, so that they would
+//! find more of their program there: among copies of one file that run for 2 ms, each an arm, the plain one was 1 to 4 % faster.
+//! Where the kind changes, a short run is therefore made twice, and the second one is measured.
 
 use crate::ExperimentError;
 use crate::conduct::{Conduct, INTERRUPTION, Limits, Progress};
@@ -19,6 +23,8 @@ use walk_counters::Target;
 /// How often a run is looked at: it can be interrupted, and its end is seen this late at most. The time is read by the
 /// kernel's wait, not by this.
 const LOOK: Duration = Duration::from_millis(50);
+/// A run that is shorter is made twice where the run before it was of another kind.
+const SHORT: Duration = Duration::from_millis(100);
 /// Runs of one kind that are looked at until one was seen.
 const LOOKS: usize = 3;
 /// The time that a run has to end once it was told to.
@@ -40,12 +46,32 @@ pub fn run(
     file: Option<File>,
     tell: &mut dyn FnMut(&Progress<'_>),
 ) -> Result<Record, ExperimentError> {
+    run_with(SHORT, command, header, limits, file, tell)
+}
+
+fn run_with(
+    short: Duration,
+    command: &mut MakeCommand<'_>,
+    header: Header,
+    limits: Limits<'_>,
+    file: Option<File>,
+    tell: &mut dyn FnMut(&Progress<'_>),
+) -> Result<Record, ExperimentError> {
     let blocks = Blocks::new(header.arms.len(), header.seed);
     let recorder = Recorder::new(header, file).map_err(ExperimentError::Record)?;
     let reports = tempfile::tempdir().map_err(ExperimentError::Record)?;
     let report = reports.path().join("report");
     let tally = WalkTally::of(&recorder.record().header);
-    let mut runs = Runs { command, conduct: Conduct::start(limits), recorder, report, looks: Vec::new(), tally };
+    let mut runs = Runs {
+        command,
+        conduct: Conduct::start(limits),
+        recorder,
+        report,
+        looks: Vec::new(),
+        tally,
+        short,
+        last: None,
+    };
     let ended = runs.blocks(blocks, tell).map_err(ExperimentError::Record)?;
     for walks in runs.tally.events() {
         runs.recorder.add(walks).map_err(ExperimentError::Record)?;
@@ -63,6 +89,10 @@ struct Runs<'c, 'f, 'l> {
     /// The kind of each run that was looked at; [`LOOKS`] times one that was seen.
     looks: Vec<Option<usize>>,
     tally: WalkTally,
+    /// The time below which a run is short.
+    short: Duration,
+    /// The kind of the last run, and its time in seconds.
+    last: Option<(Option<usize>, f64)>,
 }
 
 impl Runs<'_, '_, '_> {
@@ -84,6 +114,9 @@ impl Runs<'_, '_, '_> {
         let mut counters = [None; WINDOWS];
         for ((window, counters), treated) in windows.iter_mut().zip(&mut counters).zip(block.treated()) {
             let arm = block.treatment.arm().filter(|_| treated);
+            if let Err(ended) = self.warm_up(arm) {
+                return Ok(Err(ended));
+            }
             let looks = self.looks.iter().filter(|looked_at| **looked_at == arm).count();
             // Of what this thread starts: the run, from its exec on.
             let mut meter = self.tally.meter(Target::Children);
@@ -95,7 +128,10 @@ impl Runs<'_, '_, '_> {
             };
             self.tally.add(arm, &before, &meter.read());
             match run {
-                Ok(run) => (*window, *counters) = (run.window, Some(run.counters)),
+                Ok(run) => {
+                    (*window, *counters) = (run.window, Some(run.counters));
+                    self.last = Some((arm, run.window.wall));
+                }
                 Err(ended) => return Ok(Err(ended)),
             }
         }
@@ -108,6 +144,14 @@ impl Runs<'_, '_, '_> {
             switches: None,
             latency: None,
         }))
+    }
+
+    /// Makes a run that is not measured, where the last one was short and of another kind.
+    fn warm_up(&mut self, arm: Option<usize>) -> Result<(), Ended> {
+        if self.last.is_some_and(|(kind, time)| kind != arm && time < self.short.as_secs_f64()) {
+            one_run((self.command)(arm, None), &self.conduct, None)?;
+        }
+        Ok(())
     }
 
     /// A run that is looked at while it goes on, and that leaves a report where it is lifted. On a busy machine it may end
@@ -288,6 +332,37 @@ mod tests {
         let blocks = record.blocks();
         assert!(!blocks.is_empty());
         assert!(blocks.iter().flat_map(|block| block.windows).all(|window| window.work == 1.0 && window.wall > 0.0));
+    }
+
+    /// The kinds of all runs of a number of blocks, in order, where runs below this time are short.
+    fn kinds_of_runs(short: Duration, blocks: usize) -> Vec<Option<usize>> {
+        let header =
+            Header::new(Design::Runs, "true".to_owned(), vec!["arm".to_owned()], "runs".to_owned(), Per::Second, 1);
+        let interrupted = AtomicBool::new(false);
+        let limits = Limits { time: Duration::from_secs(100), resolution: None, interrupted: &interrupted };
+        let mut kinds = Vec::new();
+        let mut command = |arm: Option<usize>, _: Option<&Path>| {
+            kinds.push(arm);
+            Command::new("true")
+        };
+        let mut tell = |progress: &Progress<'_>| interrupted.store(progress.blocks >= blocks, Ordering::Relaxed);
+        run_with(short, &mut command, header, limits, None, &mut tell).unwrap();
+        kinds
+    }
+
+    #[test]
+    fn short_runs_of_another_kind_are_made_twice() {
+        let kinds = kinds_of_runs(Duration::MAX, 6);
+        let changes = kinds.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert!(changes > 5 && kinds.len() == 6 * WINDOWS + changes, "{kinds:?}");
+        // No run is the only one of its kind between two others.
+        let alone = kinds.windows(3).filter(|three| three[0] != three[1] && three[1] != three[2]).count();
+        assert_eq!(alone, 0, "{kinds:?}");
+    }
+
+    #[test]
+    fn long_runs_are_made_once() {
+        assert_eq!(kinds_of_runs(Duration::ZERO, 2).len(), 2 * WINDOWS);
     }
 
     #[test]
