@@ -73,13 +73,13 @@ seconds() { awk '{ print int($1) }' /proc/uptime; }
 # handler would run and the call begin afterwards.
 signalled() {
     case $2 in
-        epoll_wait) number=232 ;;
-        pause) number=34 ;;
+        epoll_wait) its_number=232 ;;
+        pause) its_number=34 ;;
     esac
     round=0 sent=0
     while [ $sent -lt $1 ] && [ $round -lt 20 ]; do
         tries=0
-        until grep -q "^$number " /proc/$pid/syscall; do
+        until grep -q "^$its_number " /proc/$pid/syscall; do
             tries=$((tries + 1))
             [ $tries -lt 400 ] || { failed "$2: it is not called: $(cat /proc/$pid/syscall)"; return; }
             usleep 50000
