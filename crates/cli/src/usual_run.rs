@@ -7,34 +7,64 @@
 use crate::arguments::heap::HeapArgs;
 use crate::arguments::policy::PolicyArgs;
 use crate::definition::{OutcomeArgs, RunArgs};
+use address_space::parse_bytes;
 use options::{Choice, Edges, HeapPages, Kind, Pages, Prepare, WritablePages};
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 
-/// Returns what the words behind `run` ask for, where they are `-q`, `-v`, `--pages` and `--heap`, each at most once, and a
-/// command.
+/// Returns what the words behind `run` ask for, where they are options that [`set`] knows, each at most once, and a command.
 pub fn read(words: &[OsString]) -> Option<RunArgs> {
-    let (mut pages, mut heap, mut quiet, mut verbose) = (None, None, false, false);
+    let mut args = without_options();
+    let mut given: Vec<&str> = Vec::new();
     let mut words = words.iter();
-    let command: Vec<OsString> = loop {
+    args.command = loop {
         let word = words.next()?;
         let (name, value) = parts(word)?;
-        match (name, value) {
-            ("-q" | "--quiet", None) if !quiet => quiet = true,
-            ("-v" | "--verbose", None) if !verbose => verbose = true,
-            ("--pages", _) if pages.is_none() => {
-                pages = Some(Pages::from_word(value.or_else(|| next(&mut words))?).ok()?)
-            }
-            ("--heap", _) if heap.is_none() => {
-                heap = Some(value.or_else(|| next(&mut words))?.parse::<HeapPages>().ok()?)
-            }
-            ("--", None) => break words.cloned().collect(),
-            _ if name.starts_with('-') => return None,
-            _ => break std::iter::once(word).chain(words).cloned().collect(),
+        match name {
+            "--" => break words.cloned().collect(),
+            _ if !name.starts_with('-') => break std::iter::once(word).chain(words).cloned().collect(),
+            _ if given.contains(&name) => return None,
+            _ => set(&mut args, name, value, || next(&mut words))?,
         }
+        given.push(name);
     };
     // Whether a later `--` is one of the command's words is for the definition to say.
-    let is_usual = !(quiet && verbose || command.is_empty() || command.iter().any(|word| word == "--"));
-    is_usual.then(|| arguments(pages, heap, (quiet, verbose), command))
+    let contradicts = args.outcome.quiet && args.outcome.verbose;
+    let is_usual = !contradicts && !args.command.is_empty() && args.command.iter().all(|word| word != "--");
+    is_usual.then_some(args)
+}
+
+/// Sets one option to the value that is written behind its `=` or, for want of that, to the next word.
+fn set<'a>(
+    args: &mut RunArgs,
+    name: &str,
+    value: Option<&'a str>,
+    next: impl FnOnce() -> Option<&'a str>,
+) -> Option<()> {
+    let is_set = match name {
+        "-q" | "--quiet" => Some(&mut args.outcome.quiet),
+        "-v" | "--verbose" => Some(&mut args.outcome.verbose),
+        "--require" => Some(&mut args.require),
+        _ => None,
+    };
+    if let Some(is_set) = is_set {
+        return (value.is_none() && !std::mem::replace(is_set, true)).then_some(());
+    }
+    let value = || value.or_else(next).filter(|value| !value.is_empty());
+    match name {
+        "--pages" => args.policy.pages = Pages::from_word(value()?).ok()?,
+        "--page-size" => args.policy.page_size = Some(value()?.parse().ok()?),
+        "--lift" => args.policy.lift = value()?.split(',').map(Kind::from_word).collect::<Result<_, _>>().ok()?,
+        "--objects" => args.policy.objects = Some(value()?.parse().ok()?),
+        "--writable-pages" => args.policy.writable_pages = WritablePages::from_word(value()?).ok()?,
+        "--edges" => args.policy.edges = Edges::from_word(value()?).ok()?,
+        "--prepare" => args.prepare = Prepare::from_word(value()?).ok()?,
+        "--heap" => args.heap.heap = value()?.parse().ok()?,
+        "--heap-reserve" => args.heap.heap_reserve = Some(parse_bytes(value()?).ok()?),
+        "--report" => args.outcome.report = Some(PathBuf::from(value()?)),
+        _ => return None,
+    }
+    Some(())
 }
 
 /// An option and the value that is written behind its `=`, or another word. `None` where it is not UTF-8.
@@ -44,19 +74,15 @@ fn parts(word: &OsStr) -> Option<(&str, Option<&str>)> {
     Some(option.map_or((word, None), |(name, value)| (name, Some(value))))
 }
 
+/// The next word as an option's value, which does not begin like an option.
 fn next<'a>(words: &mut std::slice::Iter<'a, OsString>) -> Option<&'a str> {
-    words.next()?.to_str()
+    words.next()?.to_str().filter(|word| !word.starts_with('-'))
 }
 
-fn arguments(
-    pages: Option<Pages>,
-    heap: Option<HeapPages>,
-    (quiet, verbose): (bool, bool),
-    command: Vec<OsString>,
-) -> RunArgs {
+fn without_options() -> RunArgs {
     RunArgs {
         policy: PolicyArgs {
-            pages: pages.unwrap_or_default(),
+            pages: Pages::default(),
             page_size: None,
             lift: Kind::ALL.iter().map(|kind| kind.value).collect(),
             objects: None,
@@ -67,7 +93,7 @@ fn arguments(
             seal: false,
         },
         prepare: Prepare::default(),
-        heap: HeapArgs { heap: heap.unwrap_or_default(), heap_reserve: None, heap_allocator: None },
+        heap: HeapArgs { heap: HeapPages::default(), heap_reserve: None, heap_allocator: None },
         calm: false,
         via: None,
         only: Vec::new(),
@@ -77,8 +103,8 @@ fn arguments(
         suppose_pool: false,
         report_if_possible: false,
         argv0: None,
-        outcome: OutcomeArgs { report: None, perf_map: false, quiet, verbose },
-        command,
+        outcome: OutcomeArgs { report: None, perf_map: false, quiet: false, verbose: false },
+        command: Vec::new(),
     }
 }
 
@@ -91,6 +117,49 @@ mod tests {
 
     const WORDS: &[&str] =
         &["-q", "--verbose", "--", "-", "true", "-x", "--pages", "--pages=thp", "--heap=2M", "thp", "", "--quiet=1"];
+    /// Each option that takes a value, and words that are good values, bad ones, and none.
+    const OPTIONS: &[&str] = &[
+        "--pages",
+        "--page-size",
+        "--lift",
+        "--objects",
+        "--writable-pages",
+        "--edges",
+        "--prepare",
+        "--heap",
+        "--heap-reserve",
+        "--report",
+    ];
+    const VALUES: &[&str] = &[
+        "thp",
+        "hugetlb",
+        "2M",
+        "2MiB",
+        "3M",
+        "0",
+        "1.5G",
+        "text",
+        "text,rodata",
+        "text,",
+        ",",
+        "exe",
+        "exe,libc*",
+        "a=b",
+        "=",
+        "never",
+        "exact",
+        "merge-read-only",
+        "off",
+        "auto",
+        "-",
+        "-1",
+        "--",
+        "--quiet",
+        "",
+        " ",
+        "/tmp/a b",
+        "THP",
+    ];
 
     fn by_definition(words: &[OsString]) -> Option<RunArgs> {
         let name = OsString::from("run");
@@ -124,12 +193,38 @@ mod tests {
     }
 
     #[test]
+    fn options_with_values_are_read_as_by_the_definition() {
+        let mut read: Vec<&str> = Vec::new();
+        for option in OPTIONS {
+            for value in VALUES {
+                let behind = format!("{option}={value}");
+                let lines: [&[&str]; 5] = [
+                    &[option, value, "true"],
+                    &[&behind, "true"],
+                    &[&behind, "--require", "--", "true"],
+                    &["--require", option, value, "-q", "--", "true", value],
+                    &[&behind, option, value, "true"],
+                ];
+                for line in lines {
+                    if compare(&line.iter().map(OsString::from).collect::<Vec<_>>()) {
+                        read.push(option);
+                    }
+                }
+            }
+        }
+        assert!(OPTIONS.iter().all(|option| read.contains(option)), "{read:?}");
+    }
+
+    #[test]
     fn the_usual_forms_need_no_definition() {
         for line in [
             "true",
             "-q -- git --version",
             "--pages file ls -l --color=auto",
             "--heap=thp --pages=auto -v -- redis-server",
+            "-q --pages file --prepare never --lift text,rodata -- git --version",
+            "-q --report lift.json --lift text,rodata,data --objects exe --pages hugetlb --writable-pages hugetlb true",
+            "--heap=1G --heap-reserve 3G --require -- redis-server",
         ] {
             assert!(compare(&line.split(' ').map(OsString::from).collect::<Vec<_>>()), "{line}");
         }
