@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         test_case("an_interruption_puts_it_back", lifts(), interrupted),
         test_case("one_that_was_lifted_is_left_lifted", lifts(), lifted_before),
         test_case("it_is_kept_lifted_on_request", lifts(), kept),
+        test_case("one_in_vfork_is_switched_when_it_can_be_stopped", lifts(), in_vfork),
         test_case("a_command_is_run_twice", lifts(), command),
         test_case("what_cannot_be_put_back_is_refused", gcc(), refused),
         test_case("inspect_gives_the_verdict_of_stat", gcc(), inspected),
@@ -121,6 +122,23 @@ fn kept(t: &Context) -> Result<()> {
     ensure!(output.stdout.contains("It is left lifted"), "{}", output.stdout);
     ensure!(View::of(session.pid())?.huge_bytes() > 0, "it is plain");
     session.finish()?.success()?;
+    Ok(())
+}
+
+/// `attach` gives up before the child of vfork ends (`live_limits/in_vfork`).
+fn in_vfork(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("attach/vforks.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    session.send("go on\n")?;
+    let measuring = t.session(lifting(t, &session, &["--for", "0.1"])?)?;
+    let is_lifted = || View::of(session.pid()).is_ok_and(|view| view.huge_bytes() > 0);
+    poll_until(Duration::from_secs(60), "the lift", is_lifted)?;
+    let output = measuring.finish()?.success()?;
+    ensure!(output.stdout.contains("It is plain again."), "{}", output.stdout);
+    is_plain(&session)?;
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
     Ok(())
 }
 

@@ -37,12 +37,21 @@ pub enum SessionError {
     /// The request is not possible, in words: what was found, what is needed, the fix.
     #[error("{0}")]
     Refused(String),
+    /// Threads of the process could not be stopped at that moment: they were in uninterruptible sleep or in vfork. Another
+    /// try may succeed.
+    #[error("{0}")]
+    NotNow(String),
 }
 
 impl SessionError {
     /// Returns the kernel's error with what was being done.
     pub(crate) fn io(doing: impl Into<String>, source: io::Error) -> Self {
         Self::Io { doing: doing.into(), source }
+    }
+
+    /// A refusal by a process, whose threads may let themselves be stopped later.
+    pub(crate) fn refused(why: String, may_work_later: bool) -> Self {
+        if may_work_later { Self::NotNow(why) } else { Self::Refused(why) }
     }
 
     /// The error with all its causes, separated by colons.

@@ -56,7 +56,7 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectRead
         return Ok(());
     }
     let options = AttachOptions { policy, prepare: args.prepare, heap: args.heap == AttachHeapArg::Thp };
-    let Some(Attached { report, pause: paused }) = lift(process, &options, reader)? else { return Ok(()) };
+    let Some(Attached { report, pause: paused, .. }) = lift(process, &options, reader)? else { return Ok(()) };
     if args.outcome.perf_map && report.lift.covered_bytes > 0 {
         let written = session::perf_map::write(pid).context("writing the perf map")?;
         written.not_confined.iter().for_each(keeps_rights);

@@ -56,7 +56,7 @@ impl Switcher for Lifts {
         let (mut all, mut covered) = (Done::default(), 0);
         for pid in self.switchers.keys().copied().collect::<Vec<_>>() {
             let Some(lifted) = self.switchers.get_mut(&pid).map(|switcher| switcher.lift(arm)) else { continue };
-            let Attached { report, pause } = match lifted {
+            let Attached { report, pause, .. } = match lifted {
                 Ok(lifted) => lifted,
                 Err(why) if self.is_needed(pid) => return Err(why),
                 Err(_) => continue,

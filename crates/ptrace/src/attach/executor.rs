@@ -11,7 +11,7 @@ pub use leaving::Finished;
 use super::call_page::{CallPage, is_refused};
 use super::calls_of_thread::{Calls, FLAG_OF_POOL_COPY};
 use super::remote_call::RemoteCaller;
-use super::stop::{LiveProcess, Standstill, StopError};
+use super::stop::{LiveProcess, NotPrepared, Standstill, StopError};
 use super::target::{Target, lock};
 use crate::remote::RemoteMemory;
 use crate::remote::arch::{self, numbers};
@@ -33,6 +33,7 @@ use nix::errno::Errno;
 use nix::fcntl::Flock;
 use nix::unistd::Pid;
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::fs::File;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -70,6 +71,8 @@ pub struct LiveExecutor {
     /// Time for which threads were stopped to make calls.
     held: Duration,
     refusal: Option<String>,
+    /// The last refusal was one for the moment.
+    may_work_later: bool,
     /// The program's own setting of PR_SET_THP_DISABLE, where that is suspended.
     thp_disabled: Option<u64>,
     /// Keeps other lifts from working on the program.
@@ -114,18 +117,22 @@ fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMe
 }
 
 /// Writes the code into a program that runs, through a stopped thread where that is needed.
-fn install(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), String> {
+fn install(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), NotPrepared> {
     match page.install(memory, None) {
         Err(error) if is_refused(&error) => {}
-        written => return written.map_err(|error| error.to_string()),
+        written => return written.map_err(|error| refused_memory(&error).into()),
     }
-    let thread = process.stop_one().map_err(|error| error.to_string())?;
+    let thread = process.stop_one()?;
     let written = match page.is_memory_of(thread, memory) {
-        Ok(true) => page.install(memory, Some(thread)).map_err(|error| error.to_string()),
-        _ => Err(process.note_exec().to_string()),
+        Ok(true) => page.install(memory, Some(thread)).map_err(|error| refused_memory(&error).into()),
+        _ => Err(process.note_exec().into()),
     };
     process.release_all();
     written
+}
+
+fn refused_memory(error: &impl Display) -> String {
+    format!("its memory cannot be written: {error}")
 }
 
 impl LiveExecutor {
@@ -133,20 +140,20 @@ impl LiveExecutor {
     /// after `target` had been opened.
     ///
     /// # Errors
-    /// A sentence that says why the program cannot be worked on.
+    /// [`NotPrepared`]: why the program cannot be worked on.
     pub fn new(
         target: Target,
         space: &AddressSpace,
         objects: &[LoadedObject],
         base_page: PageSize,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, NotPrepared> {
         let Target { pid, memory, handle } = target;
         let pagemap =
             Pagemap::open(pid, base_page).map_err(|error| format!("its pagemap cannot be opened: {error}"))?;
         let mut process = LiveProcess::new(pid);
         let lock = lock(pid, FREE_TIMEOUT)?;
         let page = CallPage::find(&memory, space, objects, &pagemap, base_page);
-        let thread = process.stop_one().map_err(|error| error.to_string())?;
+        let thread = process.stop_one()?;
         // Nothing is written before the facts of the plan are known to belong to this program.
         let found = page.map_err(|error| error.to_string()).and_then(|page| {
             let is_same = page.is_memory_of(thread, &memory).unwrap_or(false);
@@ -157,7 +164,7 @@ impl LiveExecutor {
         if page.is_left_behind() {
             wait_until_free(&mut process, &page, &memory)?;
         }
-        install(&mut process, &page, &memory).map_err(|error| format!("its memory cannot be written: {error}"))?;
+        install(&mut process, &page, &memory)?;
         let planned = space.clone();
         let staging = RangeSet::new();
         let mut executor = Self {
@@ -173,6 +180,7 @@ impl LiveExecutor {
             longest_of_one: Duration::ZERO,
             held: Duration::ZERO,
             refusal: None,
+            may_work_later: false,
             thp_disabled: None,
             _lock: lock,
         };
@@ -260,6 +268,12 @@ impl LiveExecutor {
         self.refusal.as_deref()
     }
 
+    /// True where its threads could not be stopped at that moment only: they waited in uninterruptible sleep, for a child of
+    /// vfork, or at places where none can make calls.
+    pub fn may_work_later(&self) -> bool {
+        self.may_work_later
+    }
+
     /// True where the program is known to have executed another one: its lifted ranges are gone.
     pub fn has_executed(&self) -> bool {
         self.process.is_replaced()
@@ -318,7 +332,7 @@ impl LiveExecutor {
         worked.map_err(|failed| match failed {
             Failed::Call(error) => error,
             Failed::Filtered(error) => {
-                self.refusal = Some(seccomp::refusal(error.call));
+                self.refuse(seccomp::refusal(error.call), false);
                 error
             }
             Failed::NotMade(InjectError::Executed) => {
@@ -333,7 +347,7 @@ impl LiveExecutor {
                 self.refused(&StopError::Executed)
             }
             Failed::NotMade(error) => {
-                self.refusal = Some(error.to_string());
+                self.refuse(error.to_string(), false);
                 calls::not_made("ptrace", &error)
             }
         })
@@ -361,8 +375,13 @@ impl LiveExecutor {
         }
     }
 
+    fn refuse(&mut self, why: String, may_work_later: bool) {
+        self.refusal = Some(why);
+        self.may_work_later = may_work_later;
+    }
+
     fn refused(&mut self, error: &StopError) -> CallError {
-        self.refusal = Some(error.to_string());
+        self.refuse(error.to_string(), error.is_for_the_moment());
         let errno = match error {
             StopError::Gone | StopError::Executed => Errno::ESRCH,
             StopError::Lost(_) => Errno::ETIMEDOUT,

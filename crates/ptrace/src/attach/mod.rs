@@ -32,6 +32,6 @@ mod waiting;
 pub use call_page::{CallPage, PageError};
 pub use calls_of_thread::Calls;
 pub use executor::{Finished, LiveExecutor, Pause};
-pub use stop::{LiveProcess, StopError};
+pub use stop::{LiveProcess, NotPrepared, StopError};
 pub use target::Target;
 pub use waiting::StopWaiter;

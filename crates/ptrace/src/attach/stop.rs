@@ -6,7 +6,7 @@ mod release;
 mod settled;
 mod standstill;
 
-pub use error::StopError;
+pub use error::{NotPrepared, StopError};
 pub use standstill::Standstill;
 
 use super::choose_thread::{can_make_calls, is_in_call};

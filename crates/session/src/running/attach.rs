@@ -1,6 +1,6 @@
 //! Lifts a running program.
 
-use super::{Selected, executor_for};
+use super::{Selected, executor_for, refused};
 use crate::facts::{Preparation, plan_for_running, without_thp_disable};
 use crate::files::FilePreparation;
 use crate::heap::{HeapInPlace, collapse_in_place};
@@ -8,7 +8,7 @@ use crate::images::MissingImages;
 use crate::names::program_name;
 use crate::{LiftReport, SessionError};
 use address_space::AddressSpace;
-use lift_execution::{Difference, Executor, compare, execute, seal};
+use lift_execution::{Difference, Executor, RangeOutcome, compare, execute, seal};
 use lift_plan::{MachineFacts, Plan, Policy};
 use machine_facts::machine_facts;
 use options::Prepare;
@@ -39,6 +39,8 @@ pub struct Attached {
     pub report: LiftReport,
     /// Time for which its threads were stopped.
     pub pause: Pause,
+    /// Ranges were not lifted because threads could not be stopped at that moment. Another lift may succeed.
+    pub is_cut_short: bool,
 }
 
 /// Returns the plan for a running program without executing it.
@@ -67,13 +69,13 @@ pub fn attach(
         let pid = target.pid();
         let machine = machine_facts(pid);
         let mut report = LiftReport::new(pid, program_name(pid));
-        let (pause, target) = lift(target, reader, &machine, options, &mut report)?;
+        let Lifted { pause, is_cut_short, target } = lift(target, reader, &machine, options, &mut report)?;
         if options.heap {
             let (heap, still_suspended) = collapse_heap(target, reader, &machine)?;
             report.heap = Some(heap);
             report.still_suspended = still_suspended.or(report.still_suspended);
         }
-        Ok(Some(Attached { report, pause }))
+        Ok(Some(Attached { report, pause, is_cut_short }))
     })
 }
 
@@ -93,22 +95,30 @@ fn collapse_heap(
     let objects = reader.load(pid, &space)?.objects;
     let mut executor = executor_for(target, &space, &objects)?;
     if let Err(error) = executor.suspend_thp_disable() {
-        executor.finish();
-        return Err(error.into());
+        return Err(refused(executor, &error));
     }
     let collapsed = collapse_in_place(pid, &machine);
     let finished = executor.finish();
     Ok((collapsed?, finished.still_suspended))
 }
 
-/// Lifts, and returns for how long the program's threads were stopped.
+/// A lift that was made, besides what the report has.
+struct Lifted {
+    /// Time for which the program's threads were stopped.
+    pause: Pause,
+    is_cut_short: bool,
+    /// The program; it can be worked on again.
+    target: Target,
+}
+
+/// Lifts, and adds to the report.
 fn lift(
     target: Target,
     reader: &mut ObjectReader,
     machine: &MachineFacts,
     options: &AttachOptions,
     report: &mut LiftReport,
-) -> Result<(Pause, Target), SessionError> {
+) -> Result<Lifted, SessionError> {
     let policy = &options.policy;
     let files = match options.prepare {
         Prepare::Never => FilePreparation::Nothing,
@@ -121,7 +131,7 @@ fn lift(
     if plan.lifts.is_empty() {
         report.take(plan, lift_execution::Outcome::default(), started.elapsed());
         (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
-        return Ok((Pause::default(), target));
+        return Ok(Lifted { pause: Pause::default(), is_cut_short: false, target });
     }
     let mut executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
     if executor.has_cleaned_up() {
@@ -130,8 +140,7 @@ fn lift(
         executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
     }
     if *thp_is_suspended && let Err(error) = executor.suspend_thp_disable() {
-        executor.finish();
-        return Err(error.into());
+        return Err(refused(executor, &error));
     }
     let space = &seen.process.space;
     let mut outcome = execute(&plan, space, &mut executor);
@@ -141,8 +150,7 @@ fn lift(
     if !outcome.unexpected.is_empty() {
         // A difference is a fault only where the mappings still belong to the same program.
         if let Err(error) = executor.with_thread(|_| Ok(())) {
-            let why = executor.refusal().map_or_else(|| error.to_string(), str::to_owned);
-            return Err(SessionError::Refused(executor.finish().with_reason(why)));
+            return Err(refused(executor, &error));
         }
     }
     if policy.seal {
@@ -150,20 +158,21 @@ fn lift(
     }
     let pause = executor.pause();
     let refusal = executor.refusal().map(str::to_owned);
-    let has_executed = executor.has_executed();
+    let (has_executed, may_work_later) = (executor.has_executed(), executor.may_work_later());
     let finished = executor.finish();
     if let Some(why) = refusal.as_ref().filter(|_| has_executed) {
         return Err(SessionError::Refused(why.clone()));
     }
+    let is_cut_short = may_work_later && !outcome.ranges.iter().all(RangeOutcome::is_complete);
     report.take(plan, outcome, started.elapsed());
     report.look_at_nodes(machine, policy.numa);
     (report.without_image, report.not_on_node) = (seen.without_image, seen.not_on_node);
     report.other_threads = pause.threads.saturating_sub(1);
     if let Some(why) = refusal.filter(|_| report.lift.covered_bytes == 0) {
-        return Err(SessionError::Refused(finished.with_reason(why)));
+        return Err(SessionError::refused(finished.with_reason(why), may_work_later));
     }
     report.still_suspended = finished.still_suspended;
-    Ok((pause, finished.target))
+    Ok(Lifted { pause, is_cut_short, target: finished.target })
 }
 
 /// Keeps the differences that last. A program that generates code changes protections within its own code for short

@@ -70,7 +70,8 @@ fn restore_all(target: Target) -> Result<Detached, SessionError> {
     if !failed.is_empty() {
         let failed = failed.join(", ");
         let why = format!("{} restored, but not {failed}{why}", format_bytes(restored));
-        return Err(SessionError::Refused(executor.finish().with_reason(why)));
+        let may_work_later = executor.may_work_later();
+        return Err(SessionError::refused(executor.finish().with_reason(why), may_work_later));
     }
     left(executor, Detached { restored, pause })
 }

@@ -13,12 +13,21 @@ pub use watch::Watch;
 
 use crate::SessionError;
 use address_space::{AddressSpace, LoadedObject};
+use lift_execution::CallError;
 use machine_facts::base_page;
 use ptrace::attach::{LiveExecutor, StopWaiter, Target};
 use std::thread;
 
 fn executor_for(target: Target, space: &AddressSpace, objects: &[LoadedObject]) -> Result<LiveExecutor, SessionError> {
-    LiveExecutor::new(target, space, objects, base_page()).map_err(SessionError::Refused)
+    let executor = LiveExecutor::new(target, space, objects, base_page());
+    executor.map_err(|error| SessionError::refused(error.why, error.may_work_later))
+}
+
+/// Leaves a program in which nothing could be done because of `error`.
+fn refused(executor: LiveExecutor, error: &CallError) -> SessionError {
+    let why = executor.refusal().map_or_else(|| error.to_string(), str::to_owned);
+    let may_work_later = executor.may_work_later();
+    SessionError::refused(executor.finish().with_reason(why), may_work_later)
 }
 
 /// Runs `work` in a thread of its own, which ends with it. A thread of the program that was asked to stop and could

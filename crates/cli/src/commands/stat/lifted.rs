@@ -37,7 +37,7 @@ pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<Atom
         None => match switcher.lift(0) {
             Err(why) => Outcome::NotMeasured(why),
             Ok(Attached { report, .. }) if report.lift.covered_bytes == 0 => Outcome::NotMeasured(report.line()),
-            Ok(Attached { report, pause: paused }) => {
+            Ok(Attached { report, pause: paused, .. }) => {
                 let lift = Some(format!("{}; {}", report.line(), pause(paused)));
                 let measured = measured().map(|report| Lifted { lift, report });
                 measured.map_or_else(|error| Outcome::NotMeasured(format!("{error:#}")), Outcome::Measured)

@@ -28,3 +28,32 @@ pub enum StopError {
     #[error("its threads cannot be listed: {0}")]
     Listing(#[from] io::Error),
 }
+
+impl StopError {
+    /// True where another try may succeed without a change by anybody.
+    pub fn is_for_the_moment(&self) -> bool {
+        matches!(self, Self::DoesNotStop(_) | Self::NoneFit)
+    }
+}
+
+/// Why a program cannot be worked on, as a sentence.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct NotPrepared {
+    /// The sentence.
+    pub why: String,
+    /// Another try may succeed without a change by anybody.
+    pub may_work_later: bool,
+}
+
+impl From<String> for NotPrepared {
+    fn from(why: String) -> Self {
+        Self { why, may_work_later: false }
+    }
+}
+
+impl From<StopError> for NotPrepared {
+    fn from(error: StopError) -> Self {
+        Self { why: error.to_string(), may_work_later: error.is_for_the_moment() }
+    }
+}
