@@ -31,7 +31,7 @@ pub const MOST_ARMS: usize = 16;
 /// The most blocks of one record: a day of blocks of four windows of 400 ms has 40,000.
 pub const MOST_BLOCKS: usize = 50_000;
 /// The most lines of one record. Each block of a live program has two switches or four.
-const MOST_LINES: usize = 6 * MOST_BLOCKS;
+pub const MOST_LINES: usize = 6 * MOST_BLOCKS;
 
 /// What was compared, on what, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -268,7 +268,8 @@ impl Record {
 
     /// What the blocks say.
     pub fn answer(&self) -> Answer {
-        Answer::of(&self.blocks(), self.header.arms.len(), self.header.per, self.header.seed)
+        let answer = Answer::of(&self.blocks(), self.header.arms.len(), self.header.per, self.header.seed);
+        if self.header.design == Design::Servers { answer.over_starts() } else { answer }
     }
 
     /// What the blocks say without their switches; absent where these do not count, or were not kept apart.

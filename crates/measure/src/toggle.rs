@@ -12,7 +12,7 @@
 
 use crate::random::Random;
 use crate::signed_rank::signed_rank;
-use crate::statistics::{BlockValue, Estimate, estimate};
+use crate::statistics::{BlockValue, Estimate, GENERATIONS_FOR_T, estimate};
 use serde::{Deserialize, Serialize};
 
 /// Windows of a block.
@@ -206,6 +206,10 @@ pub struct Answer {
     pub control: ArmAnswer,
     /// The smallest difference that may be claimed, as a share: 0.008 is 0.8 %.
     pub resolution: Option<f64>,
+    /// What is compared are processes, which differ for as long as they live: an interval that is not over starts
+    /// ([`GENERATIONS_FOR_T`]) claims nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub needs_starts: bool,
 }
 
 impl Answer {
@@ -214,7 +218,20 @@ impl Answer {
         let control = answer(blocks, Treatment::Control, per, seed);
         let resolution = control.ratio.map(|ratio| far_end(&ratio));
         let arms = (0..arms).map(|arm| answer(blocks, Treatment::Arm(arm), per, seed)).collect();
-        Self { arms, control, resolution }
+        Self { arms, control, resolution, needs_starts: false }
+    }
+
+    /// The answer where the arms are processes of their own.
+    #[must_use]
+    pub fn over_starts(self) -> Self {
+        Self { needs_starts: true, ..self }
+    }
+
+    /// The starts that an arm and its control have, where they are too few to claim anything.
+    pub fn starts_if_too_few(&self, arm: usize) -> Option<usize> {
+        let both = [self.arms.get(arm)?.ratio?, self.control.ratio?];
+        let starts = both.map(|ratio| ratio.generations).into_iter().min();
+        starts.filter(|&starts| self.needs_starts && starts < GENERATIONS_FOR_T)
     }
 
     /// What can be said of an arm: its interval must not hold 1, its centre must lie beyond the resolution, and the
@@ -223,6 +240,9 @@ impl Answer {
         let (Some(ratio), Some(resolution)) = (self.arms.get(arm).and_then(|arm| arm.ratio), self.resolution) else {
             return Finding::TooFew;
         };
+        if self.starts_if_too_few(arm).is_some() {
+            return Finding::TooFew;
+        }
         let agrees = self.arms[arm].signed_rank.is_some_and(|probability| probability < 0.05);
         let beyond = ratio.centre.ln().abs() > resolution.ln_1p();
         match (agrees && beyond, ratio.low > 1.0, ratio.high < 1.0) {
@@ -232,12 +252,15 @@ impl Answer {
         }
     }
 
-    /// What may still be claimed or missed, as a share: half of the widest arm's interval, or the resolution where that is
-    /// coarser. Absent while an arm that has blocks, or the control, has no interval.
+    /// What may still be claimed or missed, as a share: how far the widest arm's interval reaches to a side, or the resolution
+    /// where that is coarser. Absent while an arm that has blocks, or the control, has no interval, or one of too few starts.
     pub fn half_width(&self) -> Option<f64> {
         let resolution = self.resolution?;
-        let arms = self.arms.iter().filter(|arm| arm.blocks + arm.unusable > 0);
-        let widths = arms.map(|arm| arm.ratio.map(|ratio| (ratio.high - ratio.low) / 2.0));
+        let arms = (0..self.arms.len()).filter(|&arm| self.arms[arm].blocks + self.arms[arm].unusable > 0);
+        let widths = arms.map(|arm| {
+            let ratio = self.arms[arm].ratio.filter(|_| self.starts_if_too_few(arm).is_none())?;
+            Some((ratio.high - ratio.centre).max(ratio.centre - ratio.low))
+        });
         widths.collect::<Option<Vec<f64>>>()?.into_iter().reduce(f64::max).map(|width| width.max(resolution))
     }
 }
@@ -291,14 +314,16 @@ mod tests {
             Window { work: 10_000.0 * noise * factor, cpu: 0.3, wall: 0.5, cycles: 0.0 }
         }
 
+        fn measure(&mut self, blocks: impl Iterator<Item = Block>, measured: &mut Vec<Measured>) {
+            measured.extend(blocks.map(|block| {
+                let in_force = |treated| treated && block.treatment != Treatment::Control;
+                Measured { block, start: 0, windows: block.treated().map(|treated| self.window(in_force(treated))) }
+            }));
+        }
+
         fn run(&mut self, blocks: usize, seed: u64) -> Answer {
-            let measured: Vec<Measured> = Blocks::new(1, seed)
-                .take(blocks)
-                .map(|block| {
-                    let in_force = |treated| treated && block.treatment != Treatment::Control;
-                    Measured { block, start: 0, windows: block.treated().map(|treated| self.window(in_force(treated))) }
-                })
-                .collect();
+            let mut measured = Vec::new();
+            self.measure(Blocks::new(1, seed).take(blocks), &mut measured);
             Answer::of(&measured, 1, Per::CpuSecond, seed)
         }
     }
@@ -334,6 +359,56 @@ mod tests {
             let claimed = answers(100, 1.0, noise, blocks).filter(claims).count();
             assert!(claimed <= 5, "noise {noise}, {blocks} blocks: {claimed} of 100");
         }
+    }
+
+    /// As `--resolution` ends a measurement: looked at again and again, and ended once the interval is narrow enough.
+    #[test]
+    fn an_early_end_neither_moves_the_interval_nor_claims_what_is_equal() {
+        for (factor, resolution) in [(1.0, 0.008), (0.97, 0.006)] {
+            let (mut held, mut claimed) = (0, 0);
+            for seed in 0..50 {
+                let mut server = Server { random: Random::new(seed * 7 + 1), level: 0.0, factor, noise: 0.02 };
+                let mut measured = Vec::new();
+                let mut blocks = Blocks::new(1, seed);
+                let answer = loop {
+                    server.measure(blocks.by_ref().take(12), &mut measured);
+                    let answer = Answer::of(&measured, 1, Per::CpuSecond, seed);
+                    let enough = answer.arms[0].blocks >= 12 && answer.control.blocks >= 12;
+                    if measured.len() >= 96 || enough && answer.half_width().is_some_and(|width| width <= resolution) {
+                        break answer;
+                    }
+                };
+                held += i32::from(answer.arms[0].ratio.is_some_and(|r| r.low <= factor && factor <= r.high));
+                claimed += i32::from(matches!(answer.finding(0), Finding::Better | Finding::Worse));
+            }
+            assert!(held >= 45, "{factor}, {resolution}: {held} of 50");
+            assert!(factor < 1.0 || claimed <= 2, "{resolution}: {claimed} of 50 claimed");
+        }
+    }
+
+    /// Each process has a speed of its own, which no number of blocks of one start tells from a difference.
+    #[test]
+    fn processes_of_few_starts_claim_nothing() {
+        let answer = |starts: u32| {
+            let mut blocks = Blocks::new(1, 3);
+            let measured: Vec<Measured> = (0..40 * starts)
+                .filter_map(|number| {
+                    let block = blocks.next()?;
+                    let factor = if block.treatment == Treatment::Control { 1.0 } else { 1.015 };
+                    let wave = 1.0 + 0.002 * f64::from(number % 5);
+                    let work = |treated| if treated { factor * wave } else { 1.0 };
+                    let window = |treated| Window { work: work(treated), cpu: 1.0, wall: 1.0, cycles: 0.0 };
+                    Some(Measured { block, start: number / 40, windows: block.treated().map(window) })
+                })
+                .collect();
+            Answer::of(&measured, 1, Per::CpuSecond, 3)
+        };
+        assert_eq!(answer(3).finding(0), Finding::Better, "of one process it is a difference");
+        let few = answer(3).over_starts();
+        assert_eq!((few.finding(0), few.half_width(), few.starts_if_too_few(0)), (Finding::TooFew, None, Some(3)));
+        let enough = answer(4).over_starts();
+        assert_eq!((enough.finding(0), enough.starts_if_too_few(0)), (Finding::Better, None));
+        assert!(enough.half_width().is_some());
     }
 
     #[test]
