@@ -39,7 +39,9 @@ fn main() -> ExitCode {
         test_case("switched_by_the_user_s_commands", needs(), by_commands),
         test_case("an_ordinary_user_s_work_is_counted", needs(), ordinary_user),
         test_case("whole_runs", needs(), whole_runs),
+        test_case("whole_runs_in_which_nothing_is_lifted", vec![Need::Thp], runs_of_nothing),
         test_case("a_run_that_fails_is_said", vec![], failing_run),
+        test_case("a_record_of_others_does_nothing_to_the_terminal", vec![], hostile_record),
         test_case("mistakes_are_explained", vec![], mistakes),
     ];
     tests.extend(live::tests());
@@ -299,6 +301,34 @@ fn whole_runs(t: &Context) -> Result<()> {
     Ok(())
 }
 
+/// "No difference" would say that it was tried.
+fn runs_of_nothing(t: &Context) -> Result<()> {
+    let output = t.run(t.pagelift(&["bench", "--for", "3", "--pages", "thp", "--", "sleep", "0.02"])?)?.success()?;
+    ensure!(
+        output.stdout.contains("nothing was lifted") && output.stdout.contains(": holds no whole"),
+        "{}",
+        output.stdout
+    );
+    ensure!(!output.stdout.contains("no difference"), "{}", output.stdout);
+    Ok(())
+}
+
+fn hostile_record(t: &Context) -> Result<()> {
+    let path = t.folder().join("record");
+    let header = "{\"format\":\"pagelift-bench\",\"version\":1,\"design\":\"runs\",\"machine\":{\"architecture\":\"\",\
+        \"kernel\":\"\",\"cpus\":1,\"base_page_bytes\":4096,\"pools\":[],\"governors\":[]},\"program\":\"a\\u001b[2J\\nb\",\
+        \"arms\":[\"c\\u202ed\\u001b\"],\"unit\":\"e\\u009b1m\",\"per\":\"second\",\"seed\":1}\n";
+    fs::write(&path, format!("{header}{{\"end\":{{\"failed\":\"f\\u001b[31mg\"}}}}\n"))?;
+    let output = t.run(t.pagelift(&["bench", "--from", &path.display().to_string()])?)?;
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("f\u{fffd}[31mg"), "{output:?}");
+    let said = [output.stdout.as_str(), &output.stderr].concat();
+    ensure!(
+        !said.contains(['\u{1b}', '\u{9b}', '\u{202e}']) && said.contains("a\u{fffd}[2J\u{fffd}b, 0 blocks"),
+        "{said:?}"
+    );
+    Ok(())
+}
+
 fn failing_run(t: &Context) -> Result<()> {
     let output = t.run(t.pagelift(&["bench", "--for", "5", "--", "false"])?)?;
     ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("exit status: 1"), "{output:?}");
@@ -310,8 +340,10 @@ fn mistakes(t: &Context) -> Result<()> {
     fs::write(&file, "no record\n")?;
     let file = file.display().to_string();
     let own = std::process::id().to_string();
-    let cases: [(&[&str], &str); 5] = [
+    let many = [&["bench"][..], &["--against=true"; 17], &["--", "true"]].concat();
+    let cases: [(&[&str], &str); 6] = [
         (&["bench"], "required"),
+        (&many, "found 17 commands of --against; needed: at most 16"),
         (&["bench", "--from", &file], "line 1 is not one of `pagelift bench -o`"),
         (&["bench", "--toggle", "2147483646"], "process 2147483646 is not there"),
         (&["bench", "--toggle", &own, "--work", "http://localhost/metrics"], "fix: http://HOST:PORT/metrics#NAME"),

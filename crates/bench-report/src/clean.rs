@@ -4,21 +4,29 @@
 const MOST: usize = 320;
 
 /// Returns the text without what acts on its reader: control characters, and marks that hide text or change its direction.
-pub(crate) fn shown(text: &str) -> String {
-    let visible = |c: char| match c {
+pub fn visible(text: &str) -> String {
+    text.chars().map(visible_character).collect()
+}
+
+fn visible_character(c: char) -> char {
+    match c {
         c if c.is_control() => '\u{fffd}',
         // Zero width, direction, invisible operators and tags (Unicode's default ignorable code points).
         '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}' => '\u{fffd}',
         '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e0fff}' => '\u{fffd}',
         c => c,
-    };
+    }
+}
+
+/// Like [`visible`], and of bounded length.
+pub(crate) fn shown(text: &str) -> String {
     let count = text.chars().count();
     if count <= MOST {
-        return text.chars().map(visible).collect();
+        return visible(text);
     }
     let half = MOST / 2;
     let (first, last) = (text.chars().take(half), text.chars().skip(count - half));
-    first.chain(['…']).chain(last).map(visible).collect()
+    first.chain(['…']).chain(last).map(visible_character).collect()
 }
 
 #[cfg(test)]

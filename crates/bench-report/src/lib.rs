@@ -13,6 +13,7 @@ mod markdown;
 mod view;
 pub mod words;
 
+pub use clean::visible;
 pub use latency::latency;
 
 use bench_record::Record;

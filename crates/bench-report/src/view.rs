@@ -56,6 +56,8 @@ pub(crate) struct Arm {
     pub options: Option<String>,
     pub answer: ArmAnswer,
     pub finding: Finding,
+    /// Nothing was lifted, so that there is no answer.
+    pub is_untried: bool,
     pub said: String,
     pub switch: Option<words::SwitchCost>,
     pub lift: Option<LiftView>,
@@ -161,6 +163,7 @@ impl Section {
     pub fn sentence(&self) -> String {
         let work = format!("{} per {}", self.unit, self.per);
         let of_arm = |arm: &Arm| match arm.finding {
+            _ if arm.is_untried => format!("{}: {}", arm.name, arm.said),
             Finding::Better => format!("{} pays: {} {work}", arm.name, words::interval(&arm.answer)),
             Finding::Worse => format!("{} costs: {} {work}", arm.name, words::interval(&arm.answer)),
             Finding::NoDifference => format!(
@@ -176,13 +179,15 @@ impl Section {
 
     /// The answer in a word or two: of all arms, the best.
     pub fn verdict(&self) -> (&'static str, &'static str) {
-        let any = |finding| self.arms.iter().any(|arm| arm.finding == finding);
+        let any = |finding| self.arms.iter().any(|arm| arm.finding == finding && !arm.is_untried);
         if any(Finding::Better) {
             ("It pays", "pays")
         } else if any(Finding::NoDifference) {
             ("No difference seen", "equal")
         } else if any(Finding::Worse) {
             ("It costs", "costs")
+        } else if self.arms.iter().all(|arm| arm.is_untried) {
+            ("Nothing was lifted", "few")
         } else {
             ("Too few blocks to say", "few")
         }
@@ -216,7 +221,8 @@ fn arm(record: &Record, answer: &Answer, number: usize) -> Arm {
         options: record.header.options.get(number).map(|words| shown(&words.join(" "))),
         answer: answer.arms[number].clone(),
         finding: answer.finding(number),
-        said: words::said(record, answer, number),
+        is_untried: words::is_untried(record, answer, number),
+        said: shown(&words::said(record, answer, number)),
         switch: words::switch_cost(record, answer, number),
         lift: seen.and_then(|seen| seen.lift.as_ref()).map(LiftView::of),
     }

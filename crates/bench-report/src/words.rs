@@ -2,7 +2,7 @@
 
 use address_space::format_bytes;
 use bench_record::{Compared, Design, Ended, Figure, Record, Switch, WalkFigures, compared};
-use measure::statistics::{Estimate, median};
+use measure::statistics::{Estimate, GENERATIONS_FOR_T, median};
 use measure::toggle::{Answer, ArmAnswer, Finding, Measured, Per, Window};
 
 /// `+0.4`: a share of a ratio, in percent. What is far beyond any measurement is written with an exponent.
@@ -49,17 +49,36 @@ pub fn finding(answer: &Answer, arm: usize) -> String {
         Finding::Better => format!("it pays{probability}"),
         Finding::Worse => format!("it costs{probability}"),
         Finding::NoDifference => format!("no difference that this machine can show{resolution}{probability}"),
-        Finding::TooFew => "too few to say; fix: a longer --for".to_owned(),
+        Finding::TooFew => match answer.starts_if_too_few(arm) {
+            None => "too few to say; fix: a longer --for".to_owned(),
+            Some(starts) => format!(
+                "{starts} starts are too few to say, for two processes of one program differ; fix: a longer --for, and --starts \
+                 {GENERATIONS_FOR_T} or more"
+            ),
+        },
     }
 }
 
 /// What can be said of an arm, or that it has lifted nothing.
 pub fn said(record: &Record, answer: &Answer, arm: usize) -> String {
-    match record.lifted_nothing(arm).filter(|_| record.header.design != Design::Runs) {
-        None => finding(answer, arm),
-        Some(why) if answer.arms[arm].blocks == 0 => format!("nothing was lifted: {why}"),
-        Some(why) => format!("{}; then nothing was lifted any more: {why}", finding(answer, arm)),
+    let found = finding(answer, arm);
+    match record.lifted_nothing(arm) {
+        None => found,
+        Some(why) if answer.arms[arm].blocks == 0 || is_untried(record, answer, arm) => {
+            format!("nothing was lifted: {why}")
+        }
+        // Only some of the runs are looked at.
+        Some(why) if record.header.design == Design::Runs => {
+            format!("{found}; nothing was lifted in the last run looked at: {why}")
+        }
+        Some(why) => format!("{found}; then nothing was lifted any more: {why}"),
     }
+}
+
+/// True of whole runs in which nothing was lifted and no difference was seen: an answer would be one of plain runs.
+pub fn is_untried(record: &Record, answer: &Answer, arm: usize) -> bool {
+    let claims = matches!(answer.finding(arm), Finding::Better | Finding::Worse);
+    record.header.design == Design::Runs && !claims && record.lifted_nothing(arm).is_some()
 }
 
 /// What work is divided by, and whether switches count.

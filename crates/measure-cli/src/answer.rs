@@ -1,7 +1,7 @@
 //! Formats the answer of `pagelift bench`; pure.
 
-use bench_report::latency;
 use bench_report::words::{self, SwitchCost, interval, said, switch_cost};
+use bench_report::{latency, visible};
 use experiment::record::{Design, Record};
 use experiment::{Ended, Progress};
 use measure::toggle::{Answer, ArmAnswer};
@@ -13,37 +13,33 @@ pub fn progress(progress: &Progress<'_>) -> String {
     format!("{} blocks: {}", progress.blocks, arms.collect::<Vec<_>>().join("; "))
 }
 
-/// The answer in a line for each arm, the control, what a switch costs, and how it ended.
+/// The answer in a line for each arm, the control, what a switch costs, and how it ended. Nothing in it acts on a terminal: a
+/// record may come from anybody.
 pub fn answer(record: &Record) -> String {
     let answer = record.answer();
     let header = &record.header;
     let per = words::cost(record);
-    let mut text = format!("{}, {} blocks of four {}\n", header.program, record.blocks().len(), windows(header.design));
-    for warning in header.machine.warnings() {
-        text += &format!("note: {warning}\n");
-    }
+    let mut lines =
+        vec![format!("{}, {} blocks of four {}", header.program, record.blocks().len(), windows(header.design))];
+    lines.extend(header.machine.warnings().into_iter().map(|warning| format!("note: {warning}")));
     for (number, (name, arm)) in header.arms.iter().zip(&answer.arms).enumerate() {
         let said = said(record, &answer, number);
-        text += &match arm {
-            ArmAnswer { ratio: Some(_), .. } => {
-                format!("{name}: {} {} per {per}; {said}\n", interval(arm), header.unit)
-            }
-            ArmAnswer { blocks: 0, .. } => format!("{name}: {said}\n"),
-            ArmAnswer { blocks, .. } => format!("{name}: {blocks} blocks of {} per {per}: {said}\n", header.unit),
-        };
+        lines.push(match arm {
+            ArmAnswer { ratio: Some(_), .. } => format!("{name}: {} {} per {per}; {said}", interval(arm), header.unit),
+            ArmAnswer { blocks: 0, .. } => format!("{name}: {said}"),
+            ArmAnswer { blocks, .. } => format!("{name}: {blocks} blocks of {} per {per}: {said}", header.unit),
+        });
     }
-    text += &format!("plain against itself: {}\n", interval(&answer.control));
-    text += &words::steady(record)
-        .into_iter()
-        .chain(words::cycles_per_instruction(record))
-        .map(|line| line + "\n")
-        .collect::<String>();
-    text += &words::unusable(record, &answer).map_or_else(String::new, |line| line + "\n");
-    text += &switches(record, &answer);
-    text += &latency(record).into_iter().map(|line| line + "\n").collect::<String>();
-    text += &words::translation(record).into_iter().map(|line| line + "\n").collect::<String>();
-    text += &words::walks(record).into_iter().map(|line| line + "\n").collect::<String>();
-    text + &words::end(record).map_or_else(String::new, |line| line + "\n")
+    lines.push(format!("plain against itself: {}", interval(&answer.control)));
+    lines.extend(words::steady(record));
+    lines.extend(words::cycles_per_instruction(record));
+    lines.extend(words::unusable(record, &answer));
+    lines.extend(switches(record, &answer));
+    lines.extend(latency(record));
+    lines.extend(words::translation(record));
+    lines.extend(words::walks(record));
+    lines.extend(words::end(record));
+    lines.iter().map(|line| visible(line) + "\n").collect()
 }
 
 fn windows(design: Design) -> &'static str {
@@ -54,27 +50,24 @@ fn windows(design: Design) -> &'static str {
     }
 }
 
-/// What a lift costs, and after how long a gain has paid for it.
-fn switches(record: &Record, answer: &Answer) -> String {
-    let mut text = String::new();
-    for (number, name) in record.header.arms.iter().enumerate() {
-        let Some(SwitchCost { cpu, pause, switches, paid_back }) = switch_cost(record, answer, number) else {
-            continue;
-        };
+/// What a lift costs, and after how long a gain has paid for it: a line for each arm.
+fn switches(record: &Record, answer: &Answer) -> Vec<String> {
+    let line = |(number, name): (usize, &String)| {
+        let SwitchCost { cpu, pause, switches, paid_back } = switch_cost(record, answer, number)?;
         let paid_back = paid_back.map_or_else(String::new, |time| format!("; paid back after {time:.1} s of CPU time"));
-        text += &format!(
-            "a switch to {name}: {:.1} ms of its CPU time, {:.1} ms at a standstill (medians of {switches}){paid_back}\n",
+        Some(format!(
+            "a switch to {name}: {:.1} ms of its CPU time, {:.1} ms at a standstill (medians of {switches}){paid_back}",
             cpu * 1e3,
             pause * 1e3
-        );
-    }
-    text
+        ))
+    };
+    record.header.arms.iter().enumerate().filter_map(line).collect()
 }
 
 /// Why the experiment could not go on.
 pub fn failure(record: &Record) -> Option<String> {
     match record.ended() {
-        Some(Ended::Failed(why)) => Some(why.clone()),
+        Some(Ended::Failed(why)) => Some(visible(why)),
         _ => None,
     }
 }
