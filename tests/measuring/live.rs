@@ -28,6 +28,7 @@ pub fn tests() -> Vec<Test> {
         ),
         test_case("live/what_fails_is_said", vec![Need::Command("gcc".into())], failures),
         test_case("live/an_interruption_ends_all", vec![Need::Command("gcc".into())], interrupted),
+        test_case("live/an_interruption_ends_what_waits_for_the_server", vec![], interrupted_before),
     ];
     let postgres_needs = [needs(&["setpriv"]), vec![Need::File(POSTGRES.into())]].concat();
     tests.push(test_case("live/postgres_by_its_counter", postgres_needs, postgres));
@@ -278,5 +279,19 @@ fn interrupted(t: &Context) -> Result<()> {
     running.signal(Signal::SIGINT)?;
     let output = running.finish()?;
     ensure!(output.ending == Ending::Exit(0) && output.stdout.contains("interrupted: the answer so far"), "{output:?}");
+    nothing_is_left(t)
+}
+
+/// Commands of the user have a group of their own, which a terminal's interruption does not reach.
+fn interrupted_before(t: &Context) -> Result<()> {
+    let begun = t.folder().join("begun");
+    let ready = format!("touch {}; exec sleep 1000", begun.display());
+    let options = ["bench", "--toggle", "--toggle-with", "true", "true", "--for", "1h", "--ready", &ready];
+    let running = t.session(t.pagelift(&[&options[..], &["--", "sleep", "1001"]].concat())?)?;
+    poll_until(LONG, "the look at the server", || begun.exists())?;
+    running.signal(Signal::SIGINT)?;
+    let output = running.finish()?;
+    let expected = "interrupted before anything was measured";
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(expected), "{output:?}");
     nothing_is_left(t)
 }

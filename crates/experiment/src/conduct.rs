@@ -1,7 +1,8 @@
 //! When to go on, and when to stop.
 
-use crate::record::{Ended, Record};
+use crate::record::{Ended, Record, Recorder};
 use measure::toggle::Answer;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,10 @@ use std::time::{Duration, Instant};
 const FEWEST: usize = 12;
 /// How long a command that failed is not yet taken for failed: a terminal interrupts it and this process at the same time.
 pub(crate) const INTERRUPTION: Duration = Duration::from_millis(100);
+/// Least time between two looks at the answer, and how many times longer than a look it is at least: a look takes longer with
+/// each block, and in the time for it nothing is measured.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const LOOKS_APART: u32 = 20;
 /// How often a wait looks whether it was interrupted.
 const SLICE: Duration = Duration::from_millis(20);
 
@@ -38,11 +43,14 @@ pub struct Progress<'a> {
 pub(crate) struct Conduct<'a> {
     limits: Limits<'a>,
     started: Instant,
+    /// When the answer is looked at again.
+    next_look: Cell<Instant>,
 }
 
 impl<'a> Conduct<'a> {
     pub(crate) fn start(limits: Limits<'a>) -> Self {
-        Self { limits, started: Instant::now() }
+        let now = Instant::now();
+        Self { limits, started: now, next_look: Cell::new(now) }
     }
 
     /// Time since the experiment began.
@@ -69,20 +77,57 @@ impl<'a> Conduct<'a> {
         }
     }
 
-    /// Tells how far it is, and returns why it should end now, if so.
-    pub(crate) fn after_block(&self, record: &Record, tell: &mut dyn FnMut(&Progress<'_>)) -> Option<Ended> {
-        let answer = record.answer();
+    /// Tells from time to time how far it is, and returns why it should end now, if so.
+    pub(crate) fn after_block(&self, recorder: &Recorder, tell: &mut dyn FnMut(&Progress<'_>)) -> Option<Ended> {
         let elapsed = self.started.elapsed().as_secs_f64() / self.limits.time.as_secs_f64();
-        tell(&Progress { elapsed: elapsed.min(1.0), blocks: record.blocks().len(), answer: &answer });
+        if self.is_interrupted() {
+            return Some(Ended::Interrupted);
+        }
+        let begun = Instant::now();
+        if begun >= self.next_look.get() {
+            let is_resolved = self.look(recorder.record(), elapsed, tell);
+            self.next_look.set(Instant::now() + LOOK_EVERY.max(begun.elapsed() * LOOKS_APART));
+            if is_resolved {
+                return Some(Ended::Resolved);
+            }
+        }
+        (elapsed >= 1.0 || recorder.is_full()).then_some(Ended::TimeIsUp)
+    }
+
+    /// Tells the answer so far; true where it is narrow enough.
+    fn look(&self, record: &Record, elapsed: f64, tell: &mut dyn FnMut(&Progress<'_>)) -> bool {
+        let answer = record.answer();
+        tell(&Progress { elapsed: elapsed.min(1.0), blocks: record.timed_blocks().count(), answer: &answer });
         let is_measured = |arm: &usize| record.lifted_nothing(*arm).is_none();
         let arms = (0..answer.arms.len()).filter(is_measured).map(|arm| &answer.arms[arm]);
         let enough = arms.chain([&answer.control]).all(|arm| arm.blocks >= FEWEST);
-        let narrow = self.limits.resolution.zip(answer.half_width()).is_some_and(|(wanted, is)| is <= wanted);
-        match (self.is_interrupted(), enough && narrow, elapsed >= 1.0) {
-            (true, ..) => Some(Ended::Interrupted),
-            (_, true, _) => Some(Ended::Resolved),
-            (.., true) => Some(Ended::TimeIsUp),
-            _ => None,
+        enough && self.limits.resolution.zip(answer.half_width()).is_some_and(|(wanted, is)| is <= wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Design, Header};
+    use measure::toggle::Per;
+
+    fn recorder() -> Recorder {
+        let header = Header::new(Design::Runs, "p".to_owned(), vec!["a".to_owned()], "runs".to_owned(), Per::Second, 1);
+        Recorder::new(header, None).unwrap()
+    }
+
+    #[test]
+    fn the_answer_is_looked_at_from_time_to_time() {
+        let interrupted = AtomicBool::new(false);
+        let limits = Limits { time: Duration::from_secs(1000), resolution: None, interrupted: &interrupted };
+        let (conduct, recorder, mut looks) = (Conduct::start(limits), recorder(), 0);
+        let began = Instant::now();
+        for _ in 0..1000 {
+            assert_eq!(conduct.after_block(&recorder, &mut |_| looks += 1), None);
         }
+        let most = 1 + began.elapsed().as_millis() / LOOK_EVERY.as_millis();
+        assert!(looks >= 1 && looks <= most, "{looks} looks, {most} at most");
+        interrupted.store(true, Ordering::Relaxed);
+        assert_eq!(conduct.after_block(&recorder, &mut |_| ()), Some(Ended::Interrupted));
     }
 }

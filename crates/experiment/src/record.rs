@@ -25,22 +25,41 @@ pub fn read(file: &File) -> io::Result<Record> {
 pub(crate) struct Recorder {
     record: Record,
     file: Option<File>,
+    /// Number of its blocks.
+    blocks: usize,
+    /// Length of the file.
+    bytes: usize,
 }
+
+/// What is left free of a record that is full: its last block and what ends it.
+const SPARE_LINES: usize = 1_000;
+const SPARE_BYTES: usize = 8 << 20;
 
 impl Recorder {
     pub(crate) fn new(header: Header, mut file: Option<File>) -> io::Result<Self> {
+        let line = serde_json::to_string(&header)? + "\n";
         if let Some(file) = &mut file {
-            writeln!(file, "{}", serde_json::to_string(&header)?)?;
+            file.write_all(line.as_bytes())?;
         }
-        Ok(Self { record: Record { header, events: Vec::new() }, file })
+        Ok(Self { record: Record { header, events: Vec::new() }, file, blocks: 0, bytes: line.len() })
     }
 
     pub(crate) fn add(&mut self, event: Event) -> io::Result<()> {
         if let Some(file) = &mut self.file {
-            writeln!(file, "{}", serde_json::to_string(&event)?)?;
+            let line = serde_json::to_string(&event)? + "\n";
+            file.write_all(line.as_bytes())?;
+            self.bytes += line.len();
         }
+        self.blocks += usize::from(matches!(event, Event::Block(_)));
         self.record.events.push(event);
         Ok(())
+    }
+
+    /// True where no block more is to be added: a longer record would not be read again.
+    pub(crate) fn is_full(&self) -> bool {
+        self.blocks >= MOST_BLOCKS
+            || self.record.events.len() + SPARE_LINES >= MOST_LINES
+            || self.bytes + SPARE_BYTES >= BENCH_RECORD.bytes() as usize
     }
 
     pub(crate) fn record(&self) -> &Record {
@@ -67,6 +86,21 @@ mod tests {
         let mut recorder = Recorder::new(header, Some(File::create(&path).unwrap())).unwrap();
         recorder.add(Event::Switch(Switch { arm: Some(0), pause: 0.1, cpu: 0.2, covered: Some(3) })).unwrap();
         recorder.add(Event::End(Ended::TimeIsUp)).unwrap();
+        assert_eq!(read(&File::open(&path).unwrap()).unwrap(), recorder.finish());
+    }
+
+    #[test]
+    fn a_record_that_is_full_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record");
+        let arms = vec!["thp".to_owned()];
+        let header = Header::new(Design::Toggle, "server".to_owned(), arms, "commands".to_owned(), Per::CpuSecond, 3);
+        let mut recorder = Recorder::new(header, Some(File::create(&path).unwrap())).unwrap();
+        let why = "x".repeat(1 << 20);
+        while !recorder.is_full() {
+            recorder.add(Event::End(Ended::Failed(why.clone()))).unwrap();
+        }
+        assert!(recorder.record().events.len() > 50);
         assert_eq!(read(&File::open(&path).unwrap()).unwrap(), recorder.finish());
     }
 

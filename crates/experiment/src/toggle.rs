@@ -21,7 +21,7 @@ pub trait Switcher {
     /// Switches into an arm.
     ///
     /// # Errors
-    /// The reason, with the fix. The program is as it was.
+    /// The reason, with the fix. What was done of it is taken back by [`Switcher::back`].
     fn to(&mut self, arm: usize) -> Result<Done, String>;
 
     /// Switches back to plain.
@@ -96,6 +96,10 @@ pub fn run(
         (Err(Stop::Failed(why)), Ok(())) => Ended::Failed(why),
         (Err(Stop::Nothing), Ok(())) => Ended::Failed(toggle.nothing_in_any_arm()),
         (Ok(ended), Ok(())) => ended,
+        // Of one that has ended nothing is switched.
+        (Err(Stop::Failed(first)), Err(Stop::Failed(second))) if toggle.used().is_ok() => {
+            Ended::Failed(format!("{first}; the program is still switched: {second}"))
+        }
         (Err(Stop::Failed(first)), Err(_)) => Ended::Failed(first),
         (_, Err(Stop::Failed(why))) => Ended::Failed(format!("the program is still switched: {why}")),
         (_, Err(_)) => Ended::Interrupted,
@@ -208,7 +212,7 @@ impl Toggle<'_, '_> {
                 (Err(Stop::Nothing), Treatment::Arm(arm)) if self.blocks.leave_out(arm) => continue,
                 (Err(stop), _) => return Err(stop),
             }
-            if let Some(ended) = self.conduct.after_block(self.recorder.record(), tell) {
+            if let Some(ended) = self.conduct.after_block(&self.recorder, tell) {
                 return Ok(ended);
             }
         }
@@ -293,7 +297,11 @@ impl Toggle<'_, '_> {
     fn switch(&mut self, arm: Option<usize>) -> Result<Done, Stop> {
         let before = self.used()?.0;
         let done = match arm {
-            Some(arm) => self.subject.switcher.to(arm),
+            Some(arm) => {
+                // One that fails half-way is taken back, too.
+                self.switched = Some(arm);
+                self.subject.switcher.to(arm)
+            }
             None => self.subject.switcher.back(),
         };
         let done = done.map_err(|why| (self.subject.check)().err().unwrap_or(why)).map_err(Stop::Failed)?;
@@ -311,7 +319,11 @@ impl Toggle<'_, '_> {
     fn reading(&mut self) -> Result<Reading, Stop> {
         (self.subject.check)().map_err(Stop::Failed)?;
         let work = match self.subject.work.read() {
-            Ok(work) => work,
+            Ok(work) if work.is_finite() => work,
+            Ok(work) => {
+                let unit = self.subject.work.unit();
+                return Err(Stop::Failed(format!("{unit}: found {work}; needed: a number that grows with the work")));
+            }
             // A terminal interrupts a command that counts work as it is started, and this process at the same time. A
             // connection breaks before the process that has ended is gone.
             Err(error) if self.conduct.wait(INTERRUPTION) => {
@@ -366,6 +378,10 @@ mod tests {
         ends_after: Option<u32>,
         goes_backwards: bool,
         refuses: bool,
+        /// A switch into an arm does its work and says that it has failed; the way back fails, too.
+        fails_half_way: bool,
+        cannot_go_back: bool,
+        counts_nothing: bool,
         /// Lifts of these arms find no pages: from the start, or from the switch of this number on.
         nothing: Vec<(usize, u32)>,
         /// Why what it needs has ended.
@@ -382,6 +398,9 @@ mod tests {
             program.reads += 1;
             if program.ends_after.is_some_and(|most| program.reads > most) {
                 return Err(WorkError::no_number("server", "it has ended"));
+            }
+            if program.counts_nothing && program.reads > 20 {
+                return Ok(f64::NAN);
             }
             program.work += if program.goes_backwards && program.reads.is_multiple_of(17) { -1e9 } else { 100.0 };
             Ok(program.work)
@@ -401,6 +420,9 @@ mod tests {
             assert_eq!(program.state, None, "each arm is entered from plain");
             program.state = Some(arm);
             program.switches += 1;
+            if program.fails_half_way {
+                return Err("one of its processes refuses".to_owned());
+            }
             if program.nothing.iter().any(|&(of, from)| of == arm && program.switches >= from) {
                 let lift =
                     Lift { unlifted: Some("the pool is empty; fix: reserve pages".to_owned()), ..Lift::default() };
@@ -410,7 +432,11 @@ mod tests {
         }
 
         fn back(&mut self) -> Result<Done, String> {
-            self.0.borrow_mut().state = None;
+            let mut program = self.0.borrow_mut();
+            if program.cannot_go_back {
+                return Err("it cannot be put back".to_owned());
+            }
+            program.state = None;
             Ok(Done::default())
         }
     }
@@ -469,6 +495,26 @@ mod tests {
     fn a_switch_that_fails_ends_it_with_the_reason() {
         let (_, record) = run_with(Program { refuses: true, ..Program::default() }, Duration::from_secs(100), false);
         assert_eq!(record.ended(), Some(&Ended::Failed("no pages; fix: reserve some".to_owned())));
+    }
+
+    #[test]
+    fn a_switch_that_fails_half_way_is_taken_back_or_said() {
+        let half = || Program { fails_half_way: true, ..Program::default() };
+        let (program, record) = run_with(half(), Duration::from_secs(100), false);
+        assert_eq!(program.borrow().state, None);
+        assert_eq!(record.ended(), Some(&Ended::Failed("one of its processes refuses".to_owned())));
+        let (_, record) = run_with(Program { cannot_go_back: true, ..half() }, Duration::from_secs(100), false);
+        let why = "one of its processes refuses; the program is still switched: it cannot be put back";
+        assert_eq!(record.ended(), Some(&Ended::Failed(why.to_owned())));
+    }
+
+    /// A record with it could not be read again.
+    #[test]
+    fn what_is_no_number_ends_it() {
+        let program = Program { counts_nothing: true, ..Program::default() };
+        let (program, record) = run_with(program, Duration::from_secs(100), false);
+        let why = "units: found NaN; needed: a number that grows with the work";
+        assert_eq!((program.borrow().state, record.ended()), (None, Some(&Ended::Failed(why.to_owned()))));
     }
 
     #[test]

@@ -135,7 +135,10 @@ fn start(live: LiveServer<'_>, load: Option<&LoadSource>, conduct: &Conduct<'_>)
     let pid = server.pid();
     let is_seen = live.has_port || live.ready.is_some() || matches!(load, Some(LoadSource::Clients(_)));
     let mut rest = Rest::of(pid);
-    server.wait_for(conduct, &mut |place| if is_seen { is_ready(live.ready, load, place) } else { rest.look() })?;
+    server.wait_for(conduct, &mut |place, until| match is_seen {
+        true => is_ready(live.ready, load, place, &|| conduct.is_interrupted() || Instant::now() > until),
+        false => rest.look(),
+    })?;
     if let Some(command) = live.fill {
         let filled = shell("--fill", &server.place.fill_in(command), conduct);
         filled.map_err(|broken| server.explained(broken, conduct))?;

@@ -23,16 +23,14 @@ use crate::whole_runs::lift_in;
 use load::{Broken, Burst, OpenLoad, end_of, last_words, run as run_shell};
 use measure::latency::Latency;
 use measure::schedule::Schedule;
-use measure::statistics::GENERATIONS_FOR_T;
 use measure::toggle::{Block, Blocks, Measured, Treatment, WINDOWS, Window};
 use server::Server;
 use std::fs::{self, File, Permissions};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 use walk_counters::Target;
 
 /// What makes the command of a server: of an arm, or a plain one for `None`. One that is lifted may write its report to the
@@ -204,7 +202,9 @@ impl Experiment<'_, '_> {
             let command = (self.servers.command)(arm, &report, &place);
             let mut server = Server::start(&names[number], command, place)?;
             let (ready, conduct) = (self.servers.ready, &self.conduct);
-            server.wait_for(conduct, &mut |place| is_ready(ready, Some(source), place))?;
+            server.wait_for(conduct, &mut |place, until| {
+                is_ready(ready, Some(source), place, &|| conduct.is_interrupted() || Instant::now() > until)
+            })?;
             if let Some(command) = self.servers.fill {
                 let what = format!("--fill for the server {}", server.name);
                 let filled = shell(&what, &server.place.fill_in(command), &self.conduct);
@@ -277,11 +277,9 @@ impl Experiment<'_, '_> {
                 latency: latencies_of_all(done.latencies),
             };
             self.recorder.add(Event::Block(Box::new(block))).map_err(Broken::Record)?;
-            let ended = self.conduct.after_block(self.recorder.record(), tell);
+            let ended = self.conduct.after_block(&self.recorder, tell);
             match ended {
-                Some(Ended::Interrupted) => return Ok(ended),
-                // As long as the interval is not over starts, it does not hold what differs between them.
-                Some(Ended::Resolved) if start as usize + 1 >= GENERATIONS_FOR_T => return Ok(ended),
+                Some(Ended::Interrupted | Ended::Resolved) => return Ok(ended),
                 Some(Ended::TimeIsUp) if is_last && number >= least => return Ok(ended),
                 _ => {}
             }
@@ -340,17 +338,25 @@ fn shell(what: &str, command: &str, conduct: &Conduct<'_>) -> Result<(), Broken>
     Err(failed(format!("{status}; it printed last: {}", last_words(&said))))
 }
 
-fn is_ready(ready: Option<&str>, load: Option<&LoadSource>, place: &Place) -> Result<(), String> {
+fn is_ready(
+    ready: Option<&str>,
+    load: Option<&LoadSource>,
+    place: &Place,
+    is_over: &dyn Fn() -> bool,
+) -> Result<(), String> {
     if let Some(command) = ready {
         let command = place.fill_in(command);
         // What it says on the way is of interest only where it never succeeds.
-        let output = Command::new("sh").arg("-c").arg(&command).stdin(Stdio::null()).process_group(0).output();
-        let output = output.map_err(|error| format!("sh cannot be executed: {error}"))?;
-        if output.status.success() {
-            return Ok(());
-        }
-        let said = last_words(&String::from_utf8_lossy(&output.stderr));
-        return Err(format!("{command}: {}; it printed last: {said}", output.status));
+        let output = tempfile::tempfile().map_err(|error| error.to_string())?;
+        let status = match run_shell(&command, &output, is_over) {
+            Ok(status) if status.success() => return Ok(()),
+            Ok(status) => status.to_string(),
+            Err(Broken::Interrupted) => "it does not end".to_owned(),
+            Err(Broken::Failed(why)) => why,
+            Err(Broken::Record(error)) => error.to_string(),
+        };
+        let said = end_of(&output).map_or_else(|error| error.to_string(), |text| last_words(&text));
+        return Err(format!("{command}: {status}; it printed last: {said}"));
     }
     load.and_then(|load| load.is_ready(place)).unwrap_or_else(|| {
         let address = (Ipv4Addr::LOCALHOST, place.port);

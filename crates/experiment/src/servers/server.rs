@@ -47,16 +47,16 @@ impl Server {
         self.child.id() as i32
     }
 
-    /// Waits until the condition holds, which says why it does not yet.
+    /// Waits until the condition holds, which says why it does not yet, and may take until the moment that it is given.
     pub(super) fn wait_for(
         &mut self,
         conduct: &Conduct<'_>,
-        is_ready: &mut dyn FnMut(&Place) -> Result<(), String>,
+        is_ready: &mut dyn FnMut(&Place, Instant) -> Result<(), String>,
     ) -> Result<(), Broken> {
         let until = Instant::now() + TO_BE_READY;
         loop {
             self.check()?;
-            let Err(why) = is_ready(&self.place) else { return Ok(()) };
+            let Err(why) = is_ready(&self.place, until) else { return Ok(()) };
             if !conduct.wait(LOOK) {
                 return Err(Broken::Interrupted);
             }

@@ -62,6 +62,10 @@ impl<E: Events> Counter for Instructions<E> {
     fn unit(&self) -> String {
         "instructions".to_owned()
     }
+
+    fn counts_switches(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

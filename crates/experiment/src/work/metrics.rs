@@ -45,8 +45,15 @@ fn sum_of(text: &str, name: &str) -> Option<f64> {
         let rest = line.strip_prefix(name)?;
         let ends_here = rest.starts_with(['{', ' ', '\t', '}', ',']);
         let after_labels = rest.rsplit_once('}').map_or(rest, |(_, after)| after);
-        after_labels.split_ascii_whitespace().next().filter(|_| ends_here)?.parse::<f64>().ok()
+        after_labels
+            .split_ascii_whitespace()
+            .next()
+            .filter(|_| ends_here)?
+            .parse::<f64>()
+            .ok()
+            .filter(|value| value.is_finite())
     };
+    // A quantile of which nothing was observed yet is NaN.
     let values: Vec<f64> = text.lines().filter(|line| !line.starts_with('#')).filter_map(value).collect();
     (!values.is_empty()).then(|| values.iter().sum())
 }
@@ -64,5 +71,6 @@ mod tests {
         assert_eq!(sum_of(TEXT, "requests_total{code=\"200\"}"), Some(10.0));
         assert_eq!(sum_of(TEXT, "up"), Some(1.0));
         assert_eq!(sum_of(TEXT, "down"), None);
+        assert_eq!(sum_of("x{quantile=\"0.5\"} NaN\ny +Inf\n", "x"), None);
     }
 }

@@ -116,6 +116,11 @@ pub trait Counter {
     /// What one unit is called, in the plural: `system calls`, `Questions`.
     fn unit(&self) -> String;
 
+    /// True where a switch itself is counted: a lift makes system calls in the program, and stops its threads.
+    fn counts_switches(&self) -> bool {
+        false
+    }
+
     /// Why a unit is not the one that would have been preferred; `None` where it is.
     fn note(&self) -> Option<String> {
         None

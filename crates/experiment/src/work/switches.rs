@@ -45,6 +45,10 @@ impl Counter for Switches {
         "voluntary context switches".to_owned()
     }
 
+    fn counts_switches(&self) -> bool {
+        true
+    }
+
     fn note(&self) -> Option<String> {
         Some(format!("work is counted in voluntary context switches: {}", self.why))
     }

@@ -82,4 +82,8 @@ impl Counter for SystemCalls {
     fn unit(&self) -> String {
         "system calls".to_owned()
     }
+
+    fn counts_switches(&self) -> bool {
+        true
+    }
 }

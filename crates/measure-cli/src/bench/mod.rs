@@ -9,7 +9,9 @@ mod translation;
 use crate::answer as text;
 use anyhow::{Context, bail};
 use cli::arguments::bench::{ArmArg, BenchArgs, PerArg};
+use cli::commands::reading::confine_to;
 use cli::exit::interruptions;
+use confinement::Reads;
 use experiment::record::{Design, Header, Record, read};
 use experiment::{Limits, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -32,10 +34,7 @@ const WATCH: Duration = Duration::from_millis(500);
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     calm::needs_a_start(args, args.toggle.is_some())?;
     let record = match (&args.from, args.toggle, &args.servers.server) {
-        (Some(path), ..) => {
-            let record = File::open(path).and_then(|file| read(&file));
-            record.with_context(|| path.display().to_string())?
-        }
+        (Some(path), ..) => kept(path)?,
         (None, Some(pid), _) => toggle::run(args, pid)?,
         (None, None, Some(server)) => servers::run(args, server)?,
         (None, None, None) => whole_runs(args)?,
@@ -46,6 +45,17 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         bail!("{why}");
     }
     Ok(())
+}
+
+/// Reads a record in a thread that has no other rights: it may come from anybody.
+fn kept(path: &Path) -> anyhow::Result<Record> {
+    let file = File::open(path);
+    let reading = std::thread::spawn(move || {
+        confine_to(Reads::Own);
+        file.and_then(|file| read(&file))
+    });
+    let record = reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    record.with_context(|| process_view::printable(&path.display().to_string()))
 }
 
 fn whole_runs(args: &BenchArgs) -> anyhow::Result<Record> {

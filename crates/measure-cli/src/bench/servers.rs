@@ -5,7 +5,7 @@ use anyhow::{Context, ensure};
 use cli::arguments::bench::BenchArgs;
 use cli::arguments::policy::words;
 use cli::exit::interruptions;
-use experiment::record::{Design, Header, Load, Record, Windows};
+use experiment::record::{Design, Header, Load, MOST_ARMS, Record, Windows};
 use experiment::servers::{Bursts, LoadSource, Place, Servers, words_of};
 use measure::toggle::Per;
 use std::path::Path;
@@ -39,6 +39,11 @@ impl Arms {
             let commands = lifts.iter().map(|_| plain.to_vec()).collect();
             return Ok(Self { names, lifts, commands, variables });
         }
+        ensure!(
+            args.against.len() <= MOST_ARMS,
+            "found {} commands of --against; needed: at most {MOST_ARMS}, in one record",
+            args.against.len()
+        );
         let named = args.against.iter().enumerate().map(|(number, text)| name_and_command(number, text));
         let (names, commands): (Vec<_>, Vec<_>) = named.unzip();
         Ok(Self {

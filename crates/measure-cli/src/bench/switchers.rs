@@ -70,17 +70,18 @@ impl Switcher for Lifts {
         Ok(Done { covered: Some(covered), ..all })
     }
 
+    /// All processes are put back that can be, whatever the others say.
     fn back(&mut self) -> Result<Done, String> {
-        self.find()?;
+        let mut refused: Vec<String> = self.find().err().into_iter().collect();
         let mut all = Done { covered: Some(0), ..Done::default() };
         for (pid, switcher) in &self.switchers {
             match switcher.back() {
                 Ok(detached) => all.pause = all.pause.max(detached.pause.longest),
-                Err(why) if self.is_needed(*pid) => return Err(why),
+                Err(why) if self.is_needed(*pid) => refused.push(why),
                 Err(_) => {}
             }
         }
-        Ok(all)
+        if refused.is_empty() { Ok(all) } else { Err(refused.join("; ")) }
     }
 }
 

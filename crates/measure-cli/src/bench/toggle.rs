@@ -44,7 +44,20 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
         eprintln!("pagelift: note: {note}");
     }
     let timing = Timing { window: Duration::from_millis(args.window), settle: Duration::from_millis(args.settle) };
-    let header = header_of(args, pid, &switched, load.as_ref(), (work.unit(), per), timing);
+    let counts_switches = work.counts_switches();
+    if counts_switches && !args.steady {
+        eprintln!(
+            "pagelift: note: a lift makes system calls in the program and stops its threads, which {} count: switches are left \
+             out of the ratio, and what one costs is said beside it",
+            work.unit()
+        );
+    }
+    let windows = Windows {
+        length: timing.window.as_secs_f64(),
+        settle: timing.settle.as_secs_f64(),
+        with_switches: !args.steady && !counts_switches,
+    };
+    let header = header_of(args, pid, &switched, load.as_ref(), (work.unit(), per), windows);
     let mut switcher: Box<dyn Switcher> = match switched {
         Switched::ByCommands(on, off) => Box::new(CommandSwitcher::new(&filled(&on), &filled(&off))),
         Switched::Lifted(_, policies) => Box::new(Lifts::new(pid, policies)?),
@@ -148,16 +161,11 @@ fn header_of(
     switched: &Switched,
     load: Option<&LoadSource>,
     (unit, per): (String, Per),
-    timing: Timing,
+    windows: Windows,
 ) -> Header {
     let (names, options) = match switched {
         Switched::ByCommands(..) => (vec!["switched".to_owned()], Vec::new()),
         Switched::Lifted(names, policies) => (names.clone(), policies.iter().map(words).collect()),
-    };
-    let windows = Windows {
-        length: timing.window.as_secs_f64(),
-        settle: timing.settle.as_secs_f64(),
-        with_switches: !args.steady,
     };
     let clients = |source: &LoadSource| matches!(source, LoadSource::Clients(_)).then_some(args.servers.clients);
     let load = load.map(|source| Load {

@@ -1,14 +1,15 @@
 //! Closed-loop clients: each sends a request as soon as it has the answer to the one before.
 
 use super::super::Place;
+use super::cancel::{Cancel, end};
 use super::pattern::Pattern;
-use super::protocols::{Connection, Protocol};
+use super::protocols::{Connection, LIMIT, Protocol};
 use super::{Broken, Burst, Bursts, Reading};
 use crate::conduct::Conduct;
 use crate::work::without_password;
 use fastrand::Rng;
 use measure::latency::Latency;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -92,9 +93,14 @@ impl Clients {
             connections.push((connection, random.fork()));
         }
         if let Some((first, random)) = connections.first_mut() {
-            first.ask(&request.next(random)).map_err(failed)?;
+            ask_within_limit(first.as_mut(), &request.next(random)).map_err(failed)?;
         }
         Ok(Self { connections, request, bursts })
+    }
+
+    /// What has the server give up each connection's request, as far as that is needed.
+    pub(super) fn cancels(&self) -> Vec<Cancel> {
+        self.connections.iter().filter_map(|(connection, _)| connection.cancel()).collect()
     }
 
     /// The connections, and what they ask.
@@ -113,11 +119,14 @@ impl Clients {
         let counts = AtomicBool::new(false);
         let times: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
         let failure: Mutex<Option<String>> = Mutex::new(None);
+        let (cancels, ended) = (self.cancels(), AtomicUsize::new(0));
+        let all = self.connections.len();
         let burst = std::thread::scope(|scope| {
             for (connection, random) in &mut self.connections {
                 let (answers, stop, failure, request) = (&answers, &stop, &failure, &self.request);
-                let (counts, times) = (&counts, &times);
+                let (counts, times, ended) = (&counts, &times, &ended);
                 scope.spawn(move || {
+                    let _ended = Ended(ended);
                     let mut own_times = Vec::new();
                     while !stop.load(Ordering::Relaxed) {
                         let request = request.next(random);
@@ -147,14 +156,42 @@ impl Clients {
             };
             let burst = timed();
             stop.store(true, Ordering::Relaxed);
+            let have_ended = || ended.load(Ordering::Relaxed) == all;
+            end(&cancels, &have_ended, &|waited| conduct.is_interrupted() || waited > LIMIT);
             burst
         });
         let latency = Latency::of(times.into_inner().unwrap_or_else(PoisonError::into_inner));
         match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            // A request that was cancelled for it.
+            Some(_) if conduct.is_interrupted() => Err(Broken::Interrupted),
             Some(why) => Err(Broken::Failed(format!("a request failed: {why}"))),
             None => burst.map(|burst| Burst { latency, ..burst }),
         }
     }
+}
+
+/// Counts a client when it ends.
+struct Ended<'a>(&'a AtomicUsize);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Asks once, and gives up where there is no answer.
+fn ask_within_limit(connection: &mut dyn Connection, request: &str) -> Result<(), String> {
+    let cancels: Vec<Cancel> = connection.cancel().into_iter().collect();
+    let has_ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let answer = connection.ask(request);
+            has_ended.store(true, Ordering::Relaxed);
+            answer
+        });
+        end(&cancels, &|| has_ended.load(Ordering::Relaxed), &|waited| waited > LIMIT);
+        asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 fn wait(conduct: &Conduct<'_>, time: Duration) -> Result<(), Broken> {

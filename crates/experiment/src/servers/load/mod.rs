@@ -1,5 +1,6 @@
 //! What loads servers, one at a time, in bursts.
 
+mod cancel;
 mod clients;
 mod metric;
 mod pattern;

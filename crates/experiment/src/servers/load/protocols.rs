@@ -1,10 +1,11 @@
 //! One connection that sends a request and waits for its answer, in the protocol of each kind of server.
 
+use super::cancel::Cancel;
 use mysql::prelude::Queryable;
 use std::time::Duration;
 
 /// The longest that a server may take for one answer.
-const LIMIT: Duration = Duration::from_secs(30);
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// The most that is read of an HTTP answer, in bytes.
 const MOST: u64 = 256 << 20;
 
@@ -67,6 +68,11 @@ pub(super) trait Connection: Send {
     /// Sends a request and reads the whole answer.
     fn ask(&mut self, request: &str) -> Result<(), String>;
 
+    /// Has the server give up the request that is being answered; for a client whose reads have no limit.
+    fn cancel(&self) -> Option<Cancel> {
+        None
+    }
+
     /// Says why the server is not ready for requests; that one of them fails is no reason.
     fn is_ready(&mut self, _request: &str) -> Result<(), String> {
         Ok(())
@@ -108,6 +114,12 @@ impl Postgres {
 impl Connection for Postgres {
     fn ask(&mut self, request: &str) -> Result<(), String> {
         self.0.simple_query(request).map(drop).map_err(|error| in_full(&error))
+    }
+
+    fn cancel(&self) -> Option<Cancel> {
+        let token = self.0.cancel_token();
+        // A server that has gone has no request left.
+        Some(Box::new(move || drop(token.cancel_query(postgres::NoTls))))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A load that goes on as long as an experiment does.
 
 use super::super::Place;
+use super::cancel::{Cancel, end};
 use super::clients::{Client, ClientLoad, Clients};
 use super::tool::{end_of, last_words, run};
 use super::{Broken, Bursts, LoadSource};
@@ -19,7 +20,11 @@ pub struct RunningLoad {
     /// What a unit of work is called, where the answers are counted here.
     unit: Option<&'static str>,
     threads: Vec<JoinHandle<()>>,
+    cancels: Vec<Cancel>,
 }
+
+/// How long a request is waited for once the load has to stop.
+const TO_ANSWER: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct State {
@@ -68,16 +73,16 @@ impl RunningLoad {
     /// The server does not answer.
     pub fn start(source: &LoadSource, clients: u32, place: &Place, time: Duration) -> Result<Self, String> {
         let state = Arc::new(State::default());
-        let threads = match source {
+        let (threads, cancels) = match source {
             LoadSource::Clients(load) => clients_of(load, clients, place, &state)?,
             LoadSource::Tool(command, _) => {
                 let command = place.fill_in(command).replace("{seconds}", &time.as_secs_f64().to_string());
                 let state = state.clone();
-                vec![std::thread::spawn(move || repeat(&command, &state))]
+                (vec![std::thread::spawn(move || repeat(&command, &state))], Vec::new())
             }
         };
         let unit = matches!(source, LoadSource::Clients(_)).then(|| source.unit());
-        Ok(Self { shown: source.shown().to_owned(), state, unit, threads })
+        Ok(Self { shown: source.shown().to_owned(), state, unit, threads, cancels })
     }
 
     /// What counts the answers that its clients have got; absent where a command loads.
@@ -102,19 +107,25 @@ impl RunningLoad {
 impl Drop for RunningLoad {
     fn drop(&mut self) {
         self.state.stop.store(true, Ordering::Relaxed);
+        let have_ended = || self.threads.iter().all(JoinHandle::is_finished);
+        end(&self.cancels, &have_ended, &|waited| waited > TO_ANSWER);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
 }
 
-fn clients_of(load: &ClientLoad, count: u32, place: &Place, state: &Arc<State>) -> Result<Vec<JoinHandle<()>>, String> {
+/// The threads of clients, and what cancels their requests.
+type Threads = (Vec<JoinHandle<()>>, Vec<Cancel>);
+
+fn clients_of(load: &ClientLoad, count: u32, place: &Place, state: &Arc<State>) -> Result<Threads, String> {
     let bursts = Bursts { window: Duration::ZERO, settle: Duration::ZERO };
     let clients = Clients::connect(load, count, bursts, place).map_err(|broken| match broken {
         Broken::Failed(why) => why,
         Broken::Interrupted => "interrupted".to_owned(),
         Broken::Record(error) => error.to_string(),
     })?;
+    let cancels = clients.cancels();
     let (connections, request) = clients.into_parts();
     let request = Arc::new(request);
     let client = |(mut connection, mut random): Client| {
@@ -139,7 +150,7 @@ fn clients_of(load: &ClientLoad, count: u32, place: &Place, state: &Arc<State>) 
             }
         })
     };
-    Ok(connections.into_iter().map(client).collect())
+    Ok((connections.into_iter().map(client).collect(), cancels))
 }
 
 /// Runs the command until it fails or has to stop.
