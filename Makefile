@@ -34,7 +34,7 @@ all: build
 
 help:
 	@echo 'make            build the release'
-	@echo 'make check      formatting, lints, pure and simulated tests: needs only Rust; two minutes, the first time three'
+	@echo 'make check      formatting, lints, pure and simulated tests: needs only Rust, rustfmt, clippy; two minutes, at first three'
 	@echo 'make test       every test; as root on Debian it installs what the tests need'
 	@echo 'make compatibility   docs/COMPATIBILITY.md from the tests on other kernels, in virtual machines; half an hour'
 	@echo 'make machines   some of them, by words in their names: MACHINES='\''linux-6.1 arm64'\'''
@@ -42,7 +42,7 @@ help:
 	@echo 'make suites     other projects'\'' test suites, plain and lifted, about an hour; SUITES=redis/run for a part'
 	@echo 'make demo       a bundled program plain and lifted, under a minute'
 	@echo 'make bench      the benchmarks'
-	@echo 'make results    the figures of docs/RESULTS.md, an hour and a half; RESULTS='redis-*' for a part'
+	@echo 'make results    the figures of docs/RESULTS.md, an hour and a half; RESULTS='\''redis-*'\'' for a part'
 	@echo 'make estimates  the simulated figures there, ten minutes'
 	@echo 'make lint       formatting and lints'
 	@echo 'make dependencies   licences, origins and known vulnerabilities of the crates used'

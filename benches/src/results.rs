@@ -84,7 +84,9 @@ fn tables(records: &[(String, Record)], skipped: &[(String, String)]) -> String 
     for (name, why) in skipped {
         let _ = writeln!(text, "- {}: {}", cell(name), cell(why));
     }
-    text += "\nHow each was measured, and the command, at the root of the source, that repeats it:\n";
+    text += "\nHow each was measured, and the command that repeats it at the root of the source, with `target/release` \
+             in\nPATH. What it takes from `target/results/built` is made by `make results RESULTS=NAME`, \
+             `RESULTS=rustc` for example:\n";
     for (name, record) in records {
         let _ = writeln!(text, "\n- {}: {}{}\n", cell(name), how(record), ended(record));
         let _ = writeln!(text, "      {}", command(record));

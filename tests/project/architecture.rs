@@ -27,6 +27,9 @@ const PURE: [&str; 13] = [
     "crates/service-units/src",
     "crates/tlb-model/src",
 ];
+/// The only dependencies of pure crates on others: statistics and types of measurements, and the types of allocators.
+const IMPURE_DEPENDENCIES: [(&str, &str); 3] =
+    [("bench-record", "measure"), ("bench-report", "measure"), ("heap-cures", "heap-choice")];
 /// The only crates whose trade is memory that Rust cannot vouch for, or, for the plugin of QEMU, another program's functions.
 const UNSAFE_CRATES: [&str; 5] =
     ["crates/linux/", "crates/ptrace/", "crates/libpagelift/", "crates/heap/allocator/", "crates/tlb-trace/"];
@@ -49,11 +52,12 @@ const SAFETY_WITHIN: usize = 12;
 type Rule = (&'static str, fn() -> Result<()>);
 
 fn main() -> ExitCode {
-    let rules: [Rule; 16] = [
+    let rules: [Rule; 17] = [
         ("doc_comments_say_what_an_item_is", doc_comments_say_what_an_item_is),
         ("only_the_items_of_unit_tests_are_left_out", only_the_items_of_unit_tests_are_left_out),
         ("pure_crates_do_no_io", pure_crates_do_no_io),
         ("pure_crates_forbid_unsafe_code", pure_crates_forbid_unsafe_code),
+        ("pure_crates_depend_on_pure_crates", pure_crates_depend_on_pure_crates),
         ("unsafe_stands_only_where_it_may", unsafe_stands_only_where_it_may),
         ("each_unsafe_use_states_its_facts", each_unsafe_use_states_its_facts),
         ("circles_of_modules_are_found", circles_of_modules_are_found),
@@ -247,6 +251,44 @@ fn pure_crates_forbid_unsafe_code() -> Result<()> {
         ensure!(text.contains("#![forbid(unsafe_code)]"), "{pure} does not forbid unsafe code");
     }
     Ok(())
+}
+
+/// The name of a manifest's package.
+fn package(manifest: &SourceFile) -> Option<&str> {
+    manifest.text.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'))
+}
+
+/// What a crate is built from, without what only its tests use.
+fn built_from(manifest: &SourceFile) -> Vec<&str> {
+    let mut counts = false;
+    let mut names = Vec::new();
+    for line in manifest.text.lines() {
+        if line.starts_with('[') {
+            counts = line.ends_with("dependencies]") && !line.ends_with("dev-dependencies]");
+        } else if counts {
+            names.extend(line.split(['=', '.', ' ']).next());
+        }
+    }
+    names
+}
+
+fn pure_crates_depend_on_pure_crates() -> Result<()> {
+    let manifests = sources("crates", &["toml"])?;
+    let folder = |manifest: &SourceFile| manifest.path.strip_suffix("/Cargo.toml").map(str::to_owned);
+    let crates = manifests.iter().filter_map(|manifest| Some((folder(manifest)?, manifest)));
+    let (pure, others): (Vec<_>, Vec<_>) =
+        crates.partition(|(folder, _)| PURE.iter().any(|source| source.strip_suffix("/src") == Some(folder.as_str())));
+    let others: Vec<&str> = others.iter().filter_map(|(_, manifest)| package(manifest)).collect();
+    let mut found = Vec::new();
+    for (folder, manifest) in &pure {
+        let own = package(manifest).with_context(|| format!("{folder} has no name"))?;
+        found.extend(built_from(manifest).into_iter().filter(|name| others.contains(name)).map(|name| (own, name)));
+    }
+    let gone = IMPURE_DEPENDENCIES.iter().find(|known| !found.contains(known));
+    ensure!(gone.is_none(), "{gone:?} is not there any more: correct this list");
+    let refused = found.iter().filter(|dependency| !IMPURE_DEPENDENCIES.contains(dependency));
+    let refused = refused.map(|(own, name)| format!("{own} depends on {name}")).collect();
+    refuse(refused, "pure crates that depend on others:")
 }
 
 fn unsafe_stands_only_where_it_may() -> Result<()> {
