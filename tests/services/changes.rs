@@ -47,6 +47,29 @@ pub fn beside_its_script(machine: &Container) -> Result<()> {
     Ok(())
 }
 
+/// A shell whose words execute the program is not lifted, but the program: root makes its image before the start.
+pub fn by_a_shell(machine: &Container) -> Result<()> {
+    let unit = "shell.service";
+    let before = lasting_properties(machine, unit)?;
+    let shown = machine.run(&["pagelift", "enable", unit])?;
+    ensure!(shown.contains("--only /usr/bin/forks: /bin/sh executes /usr/bin/forks"), "{shown}");
+    ensure!(shown.contains("ExecStart=/usr/bin/pagelift run --only=/usr/bin/forks -- /bin/sh -c "), "{shown}");
+    let current = || -> Result<()> {
+        let listed = machine.run(&["pagelift", "enabled"])?;
+        ensure!(listed.contains(unit) && listed.trim_end().ends_with(" current"), "it is not current: {listed}");
+        Ok(())
+    };
+    current()?;
+    machine.run(&["systemctl", "start", unit])?;
+    maps_an_image(machine, unit, "/usr/bin/forks")?;
+    machine.run(&["pagelift", "enable", unit])?;
+    current().context("enabled once more")?;
+    machine.run(&["systemctl", "stop", unit])?;
+    machine.run(&["pagelift", "disable", unit])?;
+    ensure!(lasting_properties(machine, unit)? == before, "disable leaves something");
+    Ok(())
+}
+
 /// Waits until the main process of a unit whose user may make no images executes this file from one.
 fn maps_an_image(machine: &Container, unit: &str, file: &str) -> Result<()> {
     let lifted = || -> Result<bool> {

@@ -41,6 +41,7 @@ fn services(t: &Context) -> Result<()> {
     servers::that_leaves_its_starter(&machine).context("forks")?;
     changes::named_by_instances(&machine).context("named")?;
     changes::beside_its_script(&machine).context("beside")?;
+    changes::by_a_shell(&machine).context("shell")?;
     changes::noticed(&machine).context("changes")?;
     changes::of_another_installation(&machine).context("another installation")?;
     machine.stop()
@@ -57,6 +58,7 @@ fn services_of_the_next_release(t: &Context) -> Result<()> {
     words_of_every_kind(&machine).context("words")?;
     servers::that_leaves_its_starter(&machine).context("forks")?;
     changes::named_by_instances(&machine).context("named")?;
+    changes::by_a_shell(&machine).context("shell")?;
     changes::noticed(&machine).context("changes")?;
     machine.stop()
 }
@@ -101,6 +103,9 @@ const OF_A_RUN: [&str; 34] = [
 /// Parts of such lines.
 const PARTS_OF_A_RUN: [&str; 2] = ["Timestamp", "Result="];
 
+/// Start of a line that has root make an image before a start.
+const IMAGE: &str = "ExecStartPre=-+/usr/bin/pagelift image add --quiet -- ";
+
 /// All properties of a unit but for those of a run of it.
 fn lasting_properties(machine: &Container, unit: &str) -> Result<Vec<String>> {
     let text = machine.run(&["systemctl", "show", unit])?;
@@ -134,7 +139,7 @@ fn with_a_database(t: &Context, machine: &Container) -> Result<()> {
     let before = lasting_properties(machine, unit)?;
     let pid = machine.main_pid(unit)?;
     let shown = machine.run(&["pagelift", "enable", unit])?;
-    ensure!(shown.contains("ExecStart=/usr/bin/pagelift run -- /usr/sbin/mariadbd $MYSQLD_OPTS"), "{shown}");
+    is_written_for_the_database(machine, unit, &shown)?;
     ensure!(shown.contains("written; mariadb.service runs on as it is"), "{shown}");
     ensure!(machine.main_pid(unit)? == pid, "enable has restarted it");
     ensure!(machine.huge_code(pid)? == 0, "the plain server is on huge pages already: nothing would be shown");
@@ -182,6 +187,34 @@ fn with_a_database(t: &Context, machine: &Container) -> Result<()> {
     machine.run(&["systemctl", "restart", unit])?;
     ensure!(machine.huge_code(machine.main_pid(unit)?)? == 0, "it is still lifted");
     answers()
+}
+
+/// Checks the whole of what `enable` has written for MariaDB, whose unit executes the server or, since 10.11.19, a shell that
+/// becomes the server.
+fn is_written_for_the_database(machine: &Container, unit: &str, shown: &str) -> Result<()> {
+    let path = machine.run(&["systemctl", "show", unit, "-p", "FragmentPath", "--value"])?;
+    let own = machine.run(&["cat", path.trim()])?;
+    // A line goes on behind a backslash.
+    let own = own.split("\\\n").map(str::trim_start).collect::<Vec<_>>().join(" ");
+    let command = own.lines().find_map(|line| line.strip_prefix("ExecStart=")).context("no ExecStart=")?;
+    let is_by_shell = command.starts_with("/bin/sh -c ");
+    let reason = "--only /usr/sbin/mariadbd: /bin/sh executes /usr/sbin/mariadbd";
+    ensure!(shown.contains(reason) == is_by_shell, "{shown}");
+    let only = if is_by_shell { " --only=/usr/sbin/mariadbd" } else { "" };
+    let name = if own.contains("\nSyslogIdentifier=") { "" } else { "SyslogIdentifier=mariadbd\n" };
+    let expected = format!(
+        "# Written by `pagelift enable`. `pagelift disable` removes it.\n# Unit: {unit}\n# Way: run, by ptrace\n\
+         # Options: run{only}\n# Asked: \n# ExecStart={command}\n# Folder: made\n\
+         [Unit]\nAfter=run-pagelift-images.mount\n\n\
+         [Service]\n{name}{IMAGE}/usr/sbin/mariadbd\nExecStart=\nExecStart=/usr/bin/pagelift run{only} -- {command}\n"
+    );
+    let written = machine.run(&["cat", "/etc/systemd/system/mariadb.service.d/zz-pagelift.conf"])?;
+    // Which of its libraries are large differs between releases.
+    let is_of_library = |line: &&str| line.strip_prefix(IMAGE).is_some_and(|file| file.contains(".so"));
+    let lines = written.lines().filter(|line| !is_of_library(line));
+    let written: String = lines.map(|line| format!("{line}\n")).collect();
+    ensure!(written == expected, "written is\n{written}\ninstead of\n{expected}");
+    Ok(())
 }
 
 /// No ptrace, no copied code, nothing executable but itself: it is lifted from outside.

@@ -56,6 +56,17 @@ pub struct Program {
     pub not_in_page_cache: Option<String>,
     /// Paths of the large libraries that the dynamic linker loads with it.
     pub libraries: Vec<String>,
+    /// What it starts, where it is a shell.
+    pub shell: Option<Shell>,
+}
+
+/// What is known of the programs that a shell starts.
+#[derive(Clone, Debug, Default)]
+pub struct Shell {
+    /// The large ones that its own words execute.
+    pub programs: Vec<Program>,
+    /// It becomes them (`exec`), so that its process is theirs.
+    pub is_replaced: bool,
 }
 
 /// What the user has asked for.
@@ -111,6 +122,8 @@ pub struct Choice {
     pub way: Way,
     /// `--pages`, where it is not the user's.
     pub pages: Option<&'static str>,
+    /// For each command the paths for `--only` that its own shell names, where the user names none.
+    pub only: Vec<Vec<String>>,
     /// Paths that the unit must be allowed to execute.
     pub exec_paths: Vec<String>,
     /// Programs as their commands name them, and libraries, of which root makes images before each start; specifiers are not
@@ -200,13 +213,16 @@ impl Chooser<'_> {
     /// What no way gets around.
     fn refused_anyway(&self) -> Vec<String> {
         let mut found: Vec<String> = self.stands_for_others().into_iter().collect();
-        for program in self.programs {
-            if program.is_script && !self.wanted.only {
-                found.push(format!(
-                    "{} is a script; needed: the name of the program that it starts; fix: --only NAME",
-                    program.path
-                ));
-            }
+        for program in self.programs.iter().filter(|_| !self.wanted.only) {
+            let kind = match &program.shell {
+                Some(shell) if shell.programs.is_empty() => "shell",
+                _ if program.is_script => "script",
+                _ => continue,
+            };
+            found.push(format!(
+                "{} is a {kind}; needed: the name of the program that it starts; fix: --only NAME",
+                program.path
+            ));
         }
         if self.unit.value("MemoryTHP") == "disable" && self.wanted.pages != Pages::Hugetlb {
             found.push(
@@ -245,12 +261,13 @@ impl Chooser<'_> {
         if pages == Pages::FileThenImage && !uses_images {
             reasons.push("note: no image store can be used; the page cache alone serves".to_owned());
         }
-        for program in self.programs.iter().filter(|program| !program.is_large && !self.wanted.only) {
+        for program in self.lifted().into_iter().filter(|program| !program.is_large && !self.wanted.only) {
             reasons.push(format!(
                 "note: no code of {} itself fills a huge page; its libraries, data and heap alone can gain",
                 program.path
             ));
         }
+        let only = self.names_of_shells(way, &mut reasons);
         let exec_paths = self.exec_paths(way, store.filter(|_| uses_images), &mut reasons);
         let kind = self.unit.value("Type");
         let waits_for_exec = way == Way::AfterStart && ["simple", "idle"].contains(&kind);
@@ -270,7 +287,7 @@ impl Chooser<'_> {
             }));
         }
         let pages = chosen.map(Pages::word);
-        Choice { way, pages, exec_paths, image_sources, waits_for_exec, journal_name, reasons }
+        Choice { way, pages, only, exec_paths, image_sources, waits_for_exec, journal_name, reasons }
     }
 
     /// What the unit must be allowed to execute, with the store whose images are used.
@@ -293,13 +310,53 @@ impl Chooser<'_> {
         needed.into_iter().map(|(path, _)| path).collect()
     }
 
+    /// The programs that are lifted, as far as they are known: those that the user names, or else those of the commands
+    /// and, in place of a shell, those that its words execute.
+    fn lifted(&self) -> Vec<&Program> {
+        if self.wanted.only {
+            return self.wanted.found.iter().collect();
+        }
+        let commands = self.programs.iter();
+        commands
+            .flat_map(|program| match &program.shell {
+                Some(_) => self.named_by(program),
+                None => std::slice::from_ref(program),
+            })
+            .collect()
+    }
+
+    /// The programs that the words of a command's shell execute, where the user names none.
+    fn named_by<'p>(&self, program: &'p Program) -> &'p [Program] {
+        match &program.shell {
+            Some(shell) if !self.wanted.only => &shell.programs,
+            _ => &[],
+        }
+    }
+
+    /// For each command the paths for `--only` that its own shell names; `attach` needs none.
+    fn names_of_shells(&self, way: Way, reasons: &mut Vec<String>) -> Vec<Vec<String>> {
+        let mut all = Vec::new();
+        for program in self.programs {
+            let names = paths(self.named_by(program));
+            let (shell, executed) = (&program.path, names.join(" or "));
+            if !names.is_empty() && way == Way::AfterStart {
+                reasons.push(format!(
+                    "no --only: {shell} executes {executed}, which is the main process once the service has started"
+                ));
+            } else if !names.is_empty() {
+                reasons.push(format!("--only {}: {shell} executes {executed}", names.join(",")));
+            }
+            all.push(names);
+        }
+        if way == Way::AfterStart { Vec::new() } else { all }
+    }
+
     /// The large programs, or those that `--only` names, with the large libraries of a service whose user may not make
     /// images itself.
     fn image_sources(&self) -> Vec<String> {
-        let programs = if self.wanted.only { &self.wanted.found } else { self.programs };
         let mut sources = Vec::new();
         // Of a script only its interpreter could have one.
-        for program in programs.iter().filter(|program| !program.is_script) {
+        for program in self.lifted().into_iter().filter(|program| !program.is_script) {
             sources.extend(program.is_large.then(|| program.named.clone()));
             let libraries = program.libraries.iter().filter(|_| self.is_another_user());
             sources.extend(libraries.map(|library| library.replace('%', "%%")));
@@ -353,6 +410,10 @@ impl Chooser<'_> {
         reasons.push(format!("--pages {}: {why}", pages.word()));
         Some(pages)
     }
+}
+
+fn paths(programs: &[Program]) -> Vec<String> {
+    programs.iter().map(|program| program.path.clone()).collect()
 }
 
 #[cfg(test)]

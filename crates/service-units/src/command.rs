@@ -224,7 +224,7 @@ fn specifiers(text: &str) -> impl Iterator<Item = (usize, char)> {
 }
 
 /// What stands before, between and behind the specifiers of a text.
-fn literal_parts(text: &str) -> Vec<String> {
+pub(crate) fn literal_parts(text: &str) -> Vec<String> {
     let (mut parts, mut from) = (Vec::new(), 0);
     for (at, specifier) in specifiers(text) {
         parts.push(text[from..at].replace("%%", "%"));

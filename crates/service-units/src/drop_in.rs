@@ -5,6 +5,7 @@ use crate::command::{ExecCommand, Launcher};
 use crate::file::{Assignment, assignments};
 use crate::properties::{Properties, words_of};
 use crate::words::between_quotes;
+use std::collections::BTreeSet;
 
 /// Name of the file: it sorts behind those that people write, so that their `ExecStart=` is the one that counts.
 pub const FILE_NAME: &str = "zz-pagelift.conf";
@@ -24,7 +25,7 @@ pub struct DropIn {
     pub unit: String,
     /// The way, in words.
     pub way: String,
-    /// The words between `pagelift` and the program.
+    /// The words between `pagelift` and the program; `--only` has the names of all commands.
     pub options: Vec<String>,
     /// The user's words among them, and those that chose the way.
     pub asked: Vec<String>,
@@ -51,6 +52,9 @@ impl DropIn {
         words.extend(choice.pages.map(|pages| format!("--pages={pages}")));
         words.extend(options.iter().cloned());
         let launcher = Launcher { program: pagelift.to_owned(), options: words };
+        let names: BTreeSet<&str> = choice.only.iter().flatten().map(String::as_str).collect();
+        let names: Vec<&str> = names.into_iter().collect();
+        let all = with_only(&launcher, &names);
         let mut body = String::new();
         if !after.is_empty() {
             body += &format!("[Unit]\nAfter={}\n\n", after.join(" "));
@@ -60,7 +64,7 @@ impl DropIn {
         Self {
             unit: unit.to_owned(),
             way: choice.way.to_string(),
-            options: launcher.options,
+            options: all.options,
             asked: asked.to_vec(),
             commands: lines.to_vec(),
             made_folder: false,
@@ -159,8 +163,19 @@ fn service(choice: &Choice, commands: &[ExecCommand], launcher: &Launcher) -> St
         return text + &format!("ExecStartPost={ignored}+{program} {words} $MAINPID\n");
     }
     text += "ExecStart=\n";
-    commands.iter().for_each(|command| text += &format!("ExecStart={}\n", command.started_by(launcher)));
+    for (index, command) in commands.iter().enumerate() {
+        let names = choice.only.get(index).map_or(&[][..], Vec::as_slice);
+        text += &format!("ExecStart={}\n", command.started_by(&with_only(launcher, names)));
+    }
     text
+}
+
+/// A launcher that lifts only programs of these names, if there are any.
+fn with_only(launcher: &Launcher, names: &[impl AsRef<str>]) -> Launcher {
+    let mut launcher = launcher.clone();
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    launcher.options.extend((!names.is_empty()).then(|| format!("--only={}", names.join(","))));
+    launcher
 }
 
 #[cfg(test)]
@@ -171,7 +186,8 @@ mod tests {
     fn choice(way: Way) -> Choice {
         let (exec_paths, image_sources) = (vec!["/run/x".to_owned()], vec!["/bin/a".to_owned()]);
         let (pages, journal_name) = (Some("image"), (way != Way::AfterStart).then(|| "a%%b".to_owned()));
-        Choice { way, pages, exec_paths, image_sources, waits_for_exec: false, journal_name, reasons: Vec::new() }
+        let (only, reasons) = (Vec::new(), Vec::new());
+        Choice { way, pages, only, exec_paths, image_sources, waits_for_exec: false, journal_name, reasons }
     }
 
     fn drop_in(way: Way) -> DropIn {
@@ -199,6 +215,27 @@ mod tests {
         ));
         assert_eq!(file.text().matches("image add --quiet -- /bin/a\n").count(), 1);
         assert_eq!(file.text().matches("image add").count(), 1);
+    }
+
+    #[test]
+    fn each_command_has_the_names_that_its_own_shell_gives() {
+        let lines = ["-/bin/sh -c 'exec /opt/x%%y' ; /bin/b $X".to_owned(), "/bin/sh -c '/c; /a'".to_owned()];
+        let commands: Vec<_> = lines.iter().flat_map(|line| ExecCommand::parse_line(line).unwrap()).collect();
+        let only = [&["/opt/x%y"][..], &[], &["/c", "/a"]];
+        let only: Vec<Vec<String>> =
+            only.iter().map(|names| names.iter().map(|&name| name.to_owned()).collect()).collect();
+        let choice = Choice { only, pages: None, ..choice(Way::Ptrace) };
+        let asked = ["--require".to_owned()];
+        let file = DropIn::new("x.service", &choice, (&lines, &commands), ("/bin/pagelift", &asked, &asked), &[]);
+        let expected = [
+            "-/bin/pagelift run --require --only=/opt/x%%y -- /bin/sh -c 'exec /opt/x%%y'",
+            "/bin/pagelift run --require -- /bin/b $X",
+            "/bin/pagelift run --require --only=/c,/a -- /bin/sh -c '/c; /a'",
+        ];
+        assert_eq!(exec_start([file.text().as_str()]), expected);
+        assert_eq!(file.options, ["run", "--require", "--only=/a,/c,/opt/x%y"]);
+        assert_eq!(file.asked, asked, "what the shells name is no word of the user");
+        assert_eq!(DropIn::parse(&file.text()), Some(file));
     }
 
     #[test]

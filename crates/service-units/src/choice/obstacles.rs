@@ -1,6 +1,6 @@
 //! What stands against each way in a sandbox.
 
-use super::{CACHE_CALL, Chooser, Way};
+use super::{CACHE_CALL, Chooser, Program, Way, paths};
 use crate::properties::{CallRule, is_within};
 use options::{Choice as _, HeapPages, Pages};
 
@@ -33,7 +33,8 @@ impl Chooser<'_> {
         let (unit, here) = (self.unit, self.here);
         let mut found: Vec<String> =
             self.programs.iter().filter_map(|program| program.not_prefixable.clone()).collect();
-        found.extend(self.programs.iter().filter_map(|program| program.privileged.clone()));
+        let named = self.programs.iter().flat_map(|program| self.named_by(program));
+        found.extend(self.programs.iter().chain(named).filter_map(|program| program.privileged.clone()));
         let program = here.pagelift.as_str();
         for name in ["RootDirectory", "RootImage"] {
             let root = unit.value(name);
@@ -73,7 +74,8 @@ impl Chooser<'_> {
         if self.here.library.is_none() {
             found.push("libpagelift.so is not installed".to_owned());
         }
-        let fixed = self.programs.iter().filter(|program| program.is_static);
+        // What starts the programs that are named passes the environment on.
+        let fixed = self.lifted().into_iter().filter(|program| program.is_static);
         found.extend(fixed.map(|program| format!("{} is linked statically", program.path)));
         let options = self.wanted.only_by_ptrace.iter();
         found.extend(options.map(|option| format!("{option} needs ptrace")));
@@ -92,7 +94,26 @@ impl Chooser<'_> {
             found.push("Type=oneshot leaves no process to attach to".to_owned());
         }
         found.extend(self.wanted.only_by_run.iter().map(|option| format!("attach has no {option}")));
+        found.extend(self.programs.iter().filter_map(|program| self.against_main_process(program)));
         found
+    }
+
+    /// Why `attach`, which lifts the main process, may find a shell. It finds the program that the shell executes where that
+    /// program leaves its starter (`forking`), or where it says by itself that it has started and the shell has become it.
+    fn against_main_process(&self, program: &Program) -> Option<String> {
+        let shell = program.shell.as_ref().filter(|_| !self.wanted.only)?;
+        let (path, executed) = (&program.path, paths(&shell.programs).join(" or "));
+        match self.unit.value("Type") {
+            "forking" | "oneshot" => None,
+            "notify" | "notify-reload" | "dbus" if shell.is_replaced => None,
+            "notify" | "notify-reload" | "dbus" => Some(format!(
+                "attach would find {path}, which starts {executed} without exec and stays the main process"
+            )),
+            kind => Some(format!(
+                "attach may find {path}, since Type={kind} does not wait until it has executed {executed}; fix: \
+                 Type=notify, if the program supports it"
+            )),
+        }
     }
 
     /// What would hide the main process from systemd: where no file names it, systemd takes it for the only process in the
@@ -102,7 +123,9 @@ impl Chooser<'_> {
         let unit = self.unit;
         let guesses =
             unit.value("Type") == "forking" && unit.value("PIDFile").is_empty() && unit.value("GuessMainPID") != "no";
-        let option = match (self.wanted.only, self.wanted.heap) {
+        // The programs that a shell names are given to --only.
+        let has_only = self.wanted.only || self.programs.iter().any(|program| program.shell.is_some());
+        let option = match (has_only, self.wanted.heap) {
             (true, _) => "--only",
             (false, HeapPages::Off) => return None,
             (false, _) => "--heap",
@@ -174,8 +197,8 @@ impl Chooser<'_> {
         if way != Way::AfterStart && self.rule(CACHE_CALL) == CallRule::Kills {
             return Some(format!("SystemCallFilter= kills a process for {CACHE_CALL}, which the page cache needs"));
         }
-        let programs = if self.wanted.only { &self.wanted.found } else { self.programs };
-        let why: Option<Vec<&String>> = programs.iter().map(|program| program.not_in_page_cache.as_ref()).collect();
+        let programs = self.lifted().into_iter();
+        let why: Option<Vec<&String>> = programs.map(|program| program.not_in_page_cache.as_ref()).collect();
         why?.first().map(|why| (*why).clone())
     }
 

@@ -334,3 +334,96 @@ fn images_are_made_of_what_a_user_may_not_make_itself() {
     assert!(!is_said("", &here()), "root makes it at the start");
     assert!(!is_said("User=web", &Surroundings { store: None, ..here() }));
 }
+
+/// A large server that the words of a shell execute.
+fn server() -> Program {
+    let libraries = vec!["/lib/large.so".to_owned()];
+    Program { path: "/opt/server".into(), named: "/opt/server".into(), is_large: true, libraries, ..Program::default() }
+}
+
+fn shell(programs: Vec<Program>, is_replaced: bool) -> Program {
+    let shell = Some(Shell { programs, is_replaced });
+    Program { path: "/bin/sh".into(), named: "/bin/sh".into(), shell, ..Program::default() }
+}
+
+#[test]
+fn a_program_that_a_shell_executes_is_lifted_by_its_path() {
+    let unit = "Type=notify\nUser=mysql\nSyslogIdentifier=server";
+    let with = |unit: &str, wanted: &Wanted| chosen_with(unit, shell(vec![server()], true), wanted, &here()).unwrap();
+    let choice = with(unit, &Wanted::default());
+    assert_eq!((choice.way, choice.waits_for_exec), (Way::Ptrace, false));
+    assert_eq!(choice.only, [["/opt/server"]]);
+    assert_eq!(choice.image_sources, ["/opt/server", "/lib/large.so"]);
+    assert_eq!(choice.reasons, ["--only /opt/server: /bin/sh executes /opt/server"]);
+    assert_eq!(with("", &Wanted::default()).journal_name.as_deref(), Some("sh"), "as without Pagelift");
+
+    let only = Wanted { only: true, found: vec![program()], only_by_run: vec!["--only".into()], ..Wanted::default() };
+    let named = with(unit, &only);
+    assert!(named.only.iter().all(Vec::is_empty) && named.reasons.is_empty(), "the user's names count: {named:?}");
+    assert_eq!(named.image_sources, ["/usr/%i/server"]);
+}
+
+#[test]
+fn a_shell_that_names_no_large_program_is_refused() {
+    let unknown = shell(Vec::new(), false);
+    let why = refused("", unknown.clone(), &Wanted::default(), &here());
+    assert_eq!(why, "/bin/sh is a shell; needed: the name of the program that it starts; fix: --only NAME");
+    let only = Wanted { only: true, ..Wanted::default() };
+    assert!(chosen_with("", unknown.clone(), &only, &here()).is_ok());
+    let both = choose(&Properties::parse(""), &[program(), unknown], &Wanted::default(), &here());
+    assert_eq!(both.unwrap_err().0, [why]);
+}
+
+#[test]
+fn each_command_is_lifted_by_the_names_of_its_own_shell() {
+    let other = Program { path: "/opt/other".into(), ..server() };
+    let programs = [program(), shell(vec![server(), other], false), Program { is_large: false, ..program() }];
+    let choice = choose(&Properties::parse("Type=oneshot"), &programs, &Wanted::default(), &here()).unwrap();
+    let none: &[&str] = &[];
+    assert_eq!(choice.only, [none, &["/opt/server", "/opt/other"], none]);
+    assert_eq!(choice.image_sources, ["/usr/%i/server", "/opt/server"]);
+    let is_said = |text: &str| choice.reasons.iter().any(|reason| reason.starts_with(text));
+    assert!(is_said("--only /opt/server,/opt/other: /bin/sh executes /opt/server or /opt/other"), "{choice:?}");
+    assert!(is_said("note: no code of /usr/bin/server") && !is_said("note: no code of /bin/sh"), "{choice:?}");
+}
+
+#[test]
+fn without_ptrace_a_program_that_a_shell_executes_lifts_itself() {
+    let with = |unit: &str, server: Program| chosen_with(unit, shell(vec![server], true), &Wanted::default(), &here());
+    let choice = with(FILTER, server()).unwrap();
+    assert_eq!((choice.way, choice.pages), (Way::Preload, Some("thp")));
+    assert_eq!(choice.only, [["/opt/server"]]);
+    let notify = format!("{FILTER}\nType=notify");
+    let fixed = Program { is_static: true, ..server() };
+    assert_eq!(with(&notify, fixed).unwrap().way, Way::AfterStart);
+    let privileged = Program { privileged: Some("it has file capabilities".into()), ..server() };
+    assert_eq!(with("Type=notify", privileged).unwrap().way, Way::AfterStart);
+    let forks = with("Type=forking", server()).unwrap();
+    assert_eq!(forks.way, Way::Preload);
+    assert!(forks.reasons[0].contains("as for --only; fix: PIDFile="), "{forks:?}");
+}
+
+#[test]
+fn attach_must_not_find_the_shell() {
+    let choice = |kind: &str, is_replaced| {
+        let unit = format!("Type={kind}\nRootDirectory=/srv");
+        chosen_with(&unit, shell(vec![server()], is_replaced), &Wanted::default(), &here())
+    };
+    for (kind, is_replaced) in [("notify", true), ("notify-reload", true), ("dbus", true), ("forking", false)] {
+        let choice = choice(kind, is_replaced).unwrap();
+        assert!(choice.way == Way::AfterStart && choice.only.is_empty(), "{choice:?}");
+        let said = "no --only: /bin/sh executes /opt/server, which is the main process once the service has started";
+        assert!(choice.reasons.iter().any(|reason| reason == said), "{choice:?}");
+    }
+    for (kind, is_replaced, why) in [
+        ("notify", false, "attach would find /bin/sh, which starts /opt/server without exec"),
+        ("dbus", false, "attach would find /bin/sh"),
+        ("simple", true, "attach may find /bin/sh, since Type=simple does not wait"),
+        ("exec", true, "since Type=exec does not wait until it has executed /opt/server; fix: Type=notify"),
+        ("oneshot", true, "Type=oneshot leaves no process"),
+    ] {
+        let refusal = choice(kind, is_replaced).unwrap_err().to_string();
+        assert!(refusal.contains(why), "{kind}: {refusal}");
+        assert_eq!(refusal.lines().count(), 3, "{refusal}");
+    }
+}

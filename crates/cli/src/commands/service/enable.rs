@@ -210,3 +210,43 @@ fn take_away(path: &Path) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::tests::{LARGE, elf, executable};
+    use super::*;
+    use service_units::Properties;
+
+    #[test]
+    fn a_name_that_a_shell_gives_is_found_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = folder.path().join("server");
+        executable(&server, &elf(LARGE));
+        let server = server.display();
+        let properties = Properties::parse("Id=x.service\nType=notify\nSyslogIdentifier=x\n");
+        let text = format!("[Service]\nExecStart=/bin/sh -c \"true; \\\n exec {server} $X\"\n");
+        let unit = Unit { name: "x.service".into(), properties, own: None, files: vec![text] };
+        let asked = |given: &[&str]| {
+            let given: Vec<String> = given.iter().map(|&word| word.to_owned()).collect();
+            words::parse(&given).unwrap()
+        };
+        let pagelift = Path::new("/usr/bin/pagelift");
+
+        let (choice, file) = made(&unit, &asked(&["--require", "--via=ptrace"]), pagelift).unwrap();
+        let said = format!("--only {server}: /bin/sh executes {server}");
+        assert!(choice.reasons.contains(&said), "{choice:?}");
+        let command = format!("--only={server} -- /bin/sh -c \"true;  exec {server} $X\"\n");
+        assert!(file.body.ends_with(&command), "{}", file.body);
+        assert!(file.options.contains(&format!("--only={server}")), "{file:?}");
+        // As `pagelift enabled` and a later `enable` do.
+        let read = DropIn::parse(&file.text()).unwrap();
+        assert_eq!(read.asked, ["--require", "--via=ptrace"]);
+        assert_eq!(made(&unit, &words::parse(&read.asked).unwrap(), pagelift).unwrap().1, file);
+
+        let (_, file) = made(&unit, &asked(&["--only", "other", "--via=ptrace"]), pagelift).unwrap();
+        assert!(file.body.contains(" --only=other ") && !file.body.contains(&format!("--only={server}")), "{file:?}");
+        fs::remove_file(folder.path().join("server")).unwrap();
+        let refusal = made(&unit, &asked(&[]), pagelift).unwrap_err().to_string();
+        assert!(refusal.contains("/bin/sh is a shell; needed: the name"), "{refusal}");
+    }
+}

@@ -6,7 +6,7 @@ use image_store::{DEFAULT_DIRECTORY, FileSystem, Store, StoreMount};
 use linux::executed::executed_path;
 use linux::nodes::has_several_nodes;
 use machine_facts::usual_huge_page;
-use service_units::{ExecCommand, Program, Surroundings};
+use service_units::{ExecCommand, Program, Shell, Surroundings, executed_paths, is_shell};
 use session::start::{CommandFiles, find_library};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -114,7 +114,27 @@ fn program(command: &ExecCommand, path: &str) -> Program {
         not_prefixable: None,
         not_in_page_cache: file.as_ref().and_then(page_cache::unfit).map(|refusal| refusal.to_string()),
         libraries: libraries.map(|library| library.display().to_string()).collect(),
+        shell: is_shell(path).then(|| shell(command)),
     }
+}
+
+/// The programs that a command's shell executes by its own words.
+fn shell(command: &ExecCommand) -> Shell {
+    let executed = command.shell_text().map(|text| executed_paths(&text)).unwrap_or_default();
+    let large = executed.paths.iter().filter(|path| !is_shell(path) && is_large_program(Path::new(path)));
+    let programs = large.map(|path| {
+        let own = ExecCommand { privileges: command.privileges, ..ExecCommand::default() };
+        program(&own.found_at(path), path)
+    });
+    Shell { programs: programs.collect(), is_replaced: executed.replaces_shell }
+}
+
+/// True for an ELF file that may be executed, and whose code or read-only data may fill a huge page.
+fn is_large_program(file: &Path) -> bool {
+    let is_program = |metadata: fs::Metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0;
+    // A pipe without a writer cannot be opened at once.
+    fs::metadata(file).is_ok_and(is_program)
+        && File::open(file).is_ok_and(|file| image_store::read_elf(&file).as_ref().is_ok_and(fills_a_page))
 }
 
 /// True where code or read-only data may fill a huge page.
@@ -188,8 +208,62 @@ pub fn this_program() -> anyhow::Result<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// A program's file with one read-only segment of so many bytes in memory.
+    pub fn elf(memory: u64) -> Vec<u8> {
+        const HEADERS: u64 = 64 + 56;
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(16, 0);
+        // ET_DYN for x86-64, version 1; no entry, headers of segments behind this one, none of sections.
+        [3_u16, 62, 1, 0].iter().for_each(|value| file.extend(value.to_le_bytes()));
+        [0_u64, 64, 0].iter().for_each(|value| file.extend(value.to_le_bytes()));
+        [0_u16, 0, 64, 56, 1, 64, 0, 0].iter().for_each(|value| file.extend(value.to_le_bytes()));
+        // PT_LOAD with PF_R: offset, address twice, bytes in the file and in memory, alignment.
+        [1_u32, 4].iter().for_each(|value| file.extend(value.to_le_bytes()));
+        [0_u64, 0, 0, HEADERS, memory, 4096].iter().for_each(|value| file.extend(value.to_le_bytes()));
+        assert_eq!(file.len() as u64, HEADERS);
+        file
+    }
+
+    /// Makes a file that everybody may execute.
+    pub fn executable(path: &Path, content: &[u8]) {
+        fs::write(path, content).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// More than any huge page has, in bytes.
+    pub const LARGE: u64 = 1 << 40;
+
+    #[test]
+    fn large_programs_that_a_shell_executes_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        for name in ["server", "other", "data", "bash"] {
+            executable(&folder.path().join(name), &elf(LARGE));
+        }
+        executable(&folder.path().join("small"), &elf(4096));
+        executable(&folder.path().join("script"), b"#!/bin/sh\nexit\n");
+        fs::set_permissions(path("data"), fs::Permissions::from_mode(0o644)).unwrap();
+        let found = |line: &str| {
+            let command = ExecCommand::parse_line(line).unwrap().remove(0);
+            let shell = program(&command, &command.path).shell?;
+            Some((shell.programs.into_iter().map(|program| program.path).collect::<Vec<_>>(), shell.is_replaced))
+        };
+        let [server, other, data, bash] = ["server", "other", "data", "bash"].map(path);
+        let line = format!("/bin/sh -c \"set -f; {other} || exit 1; exec {server} $OPTIONS\"");
+        assert_eq!(found(&line), Some((vec![server.clone()], true)));
+        let line = format!("/bin/sh -ec '{other}; \"{server}\" {data} &'");
+        assert_eq!(found(&line), Some((vec![other, server.clone()], false)));
+        let line = format!("/bin/sh -c '{data}; {bash}; {}; {}; {}'", path("script"), path("none"), path("."));
+        assert_eq!(found(&line), Some((vec![], false)), "none is a large program that can be executed");
+        // Without huge pages nothing is excluded by its size.
+        let small = if usual_huge_page().is_some() { vec![] } else { vec![path("small")] };
+        assert_eq!(found(&format!("/bin/sh -c 'exec {}'", path("small"))), Some((small, true)));
+        assert_eq!(found(&format!("/bin/sh {server}")), Some((vec![], false)));
+        assert_eq!(found(&format!("{server} -c 'exec {server}'")), None);
+    }
 
     #[test]
     fn a_program_of_no_path_is_looked_for_where_the_unit_says() {

@@ -25,7 +25,7 @@ pub struct LiftArgs {
     #[arg(long, value_enum)]
     pub via: Option<ViaArg>,
     /// Follow all descendants and lift only programs of these names, separated by commas; for services that start by a
-    /// script.
+    /// script or a shell [default: of a shell, the large programs that its own words execute].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub only: Vec<String>,
     /// With --only, follow the descendants of lifted programs too.
