@@ -43,11 +43,17 @@ const FREQUENT: &[i64] = &[
 
 /// Calls that fail with EINTR for some descriptors: FUSE, inotify, sockets with a timeout. They do so only where they
 /// have had no effect yet; a restarted connect goes on waiting (`inet_stream_connect`).
-const FOR_SOME_FILES: [i64; 14] = [
+const FOR_SOME_FILES: [i64; 20] = [
     libc::SYS_read,
     libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
     libc::SYS_write,
     libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_recvmmsg,
@@ -179,11 +185,12 @@ pub fn after_own_handler(number: i64, arguments: &[u64; 6]) -> Repetition {
         libc::SYS_read | libc::SYS_readv | libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg => {
             socket(libc::SO_RCVTIMEO)
         }
-        libc::SYS_accept | libc::SYS_accept4 => socket(libc::SO_RCVTIMEO),
+        // preadv2 and pwritev2 are readv and writev where their offset is -1; the other calls with one take no socket.
+        libc::SYS_preadv2 | libc::SYS_accept | libc::SYS_accept4 => socket(libc::SO_RCVTIMEO),
         libc::SYS_write | libc::SYS_writev | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
             socket(libc::SO_SNDTIMEO)
         }
-        libc::SYS_connect => socket(libc::SO_SNDTIMEO),
+        libc::SYS_pwritev2 | libc::SYS_connect => socket(libc::SO_SNDTIMEO),
         _ if can_be_repeated(number) || ENDED_BY_HANDLERS.contains(&number) => Repetition::AsItWas,
         _ => Repetition::Never,
     }
@@ -250,6 +257,21 @@ mod tests {
         let option = libc::SO_RCVTIMEO;
         let socket = Repetition::WithWholeTime(Length::OptionOf { socket: 5, option });
         assert_eq!(at(libc::SYS_recvfrom, [5, 8, 1, 0, 0, 0]), socket);
+    }
+
+    #[test]
+    fn what_fuse_ends_at_an_offset_is_made_again() {
+        for number in [libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_preadv, libc::SYS_pwritev] {
+            assert!(can_be_repeated(number) && !gives_error(number), "{number}");
+            assert_eq!(after_own_handler(number, &[5, 8, 1, 4096, 0, 0]), Repetition::AsItWas, "{number}");
+        }
+        for (number, option) in [(libc::SYS_preadv2, libc::SO_RCVTIMEO), (libc::SYS_pwritev2, libc::SO_SNDTIMEO)] {
+            let wanted = Repetition::WithWholeTime(Length::OptionOf { socket: 5, option });
+            assert!(
+                can_be_repeated(number) && after_own_handler(number, &[5, 8, 1, u64::MAX, 0, 0]) == wanted,
+                "{number}"
+            );
+        }
     }
 
     #[test]
