@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     tests.push(test_case("gives_its_number_on", needs(), gives_its_number_on));
     tests.push(test_case("escapes_its_sandbox", needs(), escapes));
     tests.push(test_case("killed_under_a_filter", needs(), killed_under_a_filter));
-    for what in ["exec", "fork", "maps", "mounts", "credentials", "filters"] {
+    for what in ["exec", "fork", "maps", "patches", "mounts", "credentials", "filters"] {
         tests.push(test_case(format!("changes/{what}"), needs(), move |t| changes(t, what)));
     }
     main_of(tests)

@@ -291,14 +291,23 @@ fn refused(t: &Context) -> Result<()> {
     ensure!(gone.stderr.contains("no process"), "{}", gone.stderr);
     let session = start(t)?;
     let pid = session.pid().to_string();
-    let mut strace = Command::new("strace");
-    strace.args(["-f", "-o", "/dev/null", "-p", &pid]);
-    let strace = t.session(strace)?;
-    strace.wait_for_stderr("attached")?;
-    let traced = t.run(t.pagelift(&["attach", "--pages", "thp", &pid])?)?;
-    ensure!(traced.stderr.contains("traces it already"), "{}", traced.stderr);
-    strace.signal(Signal::SIGINT)?;
-    drop(strace);
+    let worker = fs::read_dir(format!("/proc/{pid}/task"))?.flatten().map(|thread| thread.file_name());
+    let worker = worker.filter_map(|name| name.into_string().ok()).find(|name| *name != pid).context("a worker")?;
+    for traced in [["-f", &pid], ["-q", &worker]] {
+        let mut strace = Command::new("strace");
+        strace.args(["-o", "/dev/null", traced[0], "-p", traced[1]]);
+        let strace = t.session(strace)?;
+        let tracer = strace.pid().to_string();
+        let thread = traced[1].parse()?;
+        let is_there = || process_field(thread, "TracerPid").as_deref() == Some(&tracer);
+        poll_until(Duration::from_secs(30), "strace", is_there)?;
+        // Writable memory is collapsed without a stop.
+        let refused = t.run(t.pagelift(&["attach", "--pages", "thp", "--lift=text", &pid])?)?;
+        let why = format!("process {tracer} (strace) traces it already");
+        ensure!(refused.stderr.contains(&why), "{}", refused.stderr);
+        strace.signal(Signal::SIGINT)?;
+        strace.finish()?;
+    }
     let view = View::of(session.pid())?;
     check_unlifted(&view, view.executable()?)?;
     drop(session);

@@ -3,12 +3,13 @@
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
+use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use test_support::{
-    Context, Ending, Kind, Need, Output, Program, Session, TestStore, View, check_lifted, check_unlifted, copy_program,
-    default_huge_page, main_of, make_small, poll_until, process_field, source_of, test_case,
+    Context, Ending, Freezer, Kind, Need, Output, Program, Session, TestStore, View, check_lifted, check_unlifted,
+    copy_program, default_huge_page, main_of, make_small, poll_until, process_field, source_of, test_case,
 };
 
 /// Number of the user and the group `nobody`.
@@ -26,8 +27,11 @@ fn main() -> ExitCode {
         test_case("asleep_until_another_wakes_it", needs(), asleep_until_woken),
         test_case("under_a_seccomp_filter", needs(), seccomp_filter),
         test_case("under_a_filter_that_refuses", needs(), strict_filter),
+        test_case("with_one_thread_under_a_filter", needs(), one_confined_thread),
         test_case("in_seccomps_strict_mode", needs(), strict_mode),
         test_case("of_another_user", needs(), another_user),
+        test_case("heap_of_an_ordinary_user", needs(), heap_not_permitted),
+        test_case("in_a_frozen_cgroup", needs(), frozen),
     ])
 }
 
@@ -200,6 +204,15 @@ fn strict_filter(t: &Context) -> Result<()> {
     end_confined(session)
 }
 
+/// Another one makes the calls, although this one is the first and sleeps.
+fn one_confined_thread(t: &Context) -> Result<()> {
+    let session = confined(t, &["one"])?;
+    let seccomp = process_field(session.pid(), "Seccomp");
+    ensure!(seccomp.as_deref() == Some("2"), "its first thread has no filter");
+    back_and_forth(t, session.pid(), "thp", None)?;
+    end_confined(session)
+}
+
 fn strict_mode(t: &Context) -> Result<()> {
     let session = confined(t, &["strict"])?;
     ensure!(process_field(session.pid(), "Seccomp").as_deref() == Some("1"), "it is in no strict mode");
@@ -231,6 +244,53 @@ fn another_user(t: &Context) -> Result<()> {
     command.uid(NOBODY).gid(NOBODY).current_dir("/");
     let session = t.session(command)?;
     session.wait_for_line("ready")?;
+    back_and_forth(t, session.pid(), "thp", None)?;
+    end(session)
+}
+
+/// What was lifted is told and written down, although the heap may not be collapsed.
+fn heap_not_permitted(t: &Context) -> Result<()> {
+    let mut command = Program::named("start/pie_by_default.c")?.command()?;
+    command.uid(NOBODY).gid(NOBODY).current_dir("/");
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let folder = t.folder().join("nobodys");
+    fs::create_dir(&folder)?;
+    chown(&folder, Some(NOBODY), Some(NOBODY))?;
+    let (pid, report) = (session.pid().to_string(), folder.join("report.json"));
+    let mut attach =
+        t.pagelift(&["attach", "--pages", "thp", "--heap=thp", "--report", &report.to_string_lossy(), &pid])?;
+    attach.uid(NOBODY).gid(NOBODY).current_dir("/");
+    let attach = t.run(attach)?;
+    ensure!(attach.ending == Ending::Exit(125), "{:?}: {}", attach.ending, attach.stderr);
+    for words in ["2 MiB pages (thp)", "heap: collapsing is refused", "CAP_SYS_NICE"] {
+        ensure!(attach.stderr.contains(words), "`{words}` is missing in\n{}", attach.stderr);
+    }
+    let json: serde_json::Value = serde_json::from_str(&fs::read_to_string(&report)?)?;
+    ensure!(json["heap"].is_null() && json["pid"].as_u64() == Some(session.pid().into()), "{json}");
+    let view = View::of(session.pid())?;
+    let of_copy = |writable| source_of("thp", writable);
+    check_lifted(&view, view.executable()?, &[Kind::Text], default_huge_page()?, of_copy)?;
+    end(session)
+}
+
+/// It stops, but makes no calls before it is thawed: refused at once, and as it was afterwards.
+fn frozen(t: &Context) -> Result<()> {
+    let group = Freezer::new()?;
+    let session = t.session(Program::named("start/pie_by_default.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    let maps = || fs::read_to_string(format!("/proc/{}/maps", session.pid()));
+    let before = maps()?;
+    group.take(session.pid())?;
+    group.freeze(true)?;
+    let started = Instant::now();
+    let attach = pagelift(t, &["attach", "--pages", "thp", &session.pid().to_string()], None)?;
+    ensure!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    for words in ["it is frozen by its cgroup", "fix: thaw it"] {
+        ensure!(attach.ending == Ending::Exit(125) && attach.stderr.contains(words), "{}", attach.stderr);
+    }
+    group.freeze(false)?;
+    ensure!(maps()? == before, "its mappings have changed from\n{before}to\n{}", maps()?);
     back_and_forth(t, session.pid(), "thp", None)?;
     end(session)
 }

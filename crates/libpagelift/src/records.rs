@@ -104,7 +104,8 @@ impl Record {
     pub fn restore(&self, executor: &mut OwnProcess, base_page: PageSize) -> Result<(), CallError> {
         let parts: Vec<RestoredPart<'_>> = self.originals.iter().map(Original::as_part).collect();
         let is_pool = self.source == Source::Hugetlb;
-        let lifted = RestoredRange { range: self.range, protection: self.protection, is_pool, parts: &parts };
+        let at_once = u64::MAX;
+        let lifted = RestoredRange { range: self.range, protection: self.protection, is_pool, at_once, parts: &parts };
         lift_execution::restore(executor, &lifted, |executor, part, copy| changes_in(executor, part, copy, base_page))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::executor::{Backing, CallError, Executor, FileMapping};
 use crate::restoring::{Place, persist, put_piece, swap};
-use address_space::{AddressRange, Protection, RangeSet};
+use address_space::{Address, AddressRange, Protection, RangeSet};
 use alloc::vec::Vec;
 
 /// A part of a lifted range, as it is to be again.
@@ -26,6 +26,9 @@ pub struct RestoredRange<'a> {
     pub protection: Protection,
     /// True for pages of the pool, which the kernel unmaps and replaces only whole.
     pub is_pool: bool,
+    /// Maximum number of bytes that are moved at a time, at addresses that are multiples of it: a multiple of the size of
+    /// pages of the pool. `u64::MAX` for each part in one move.
+    pub at_once: u64,
     /// Its parts, which together are all of it.
     pub parts: &'a [RestoredPart<'a>],
 }
@@ -37,47 +40,47 @@ pub struct RestoredRange<'a> {
 /// length; that is copied. It may refuse the restore.
 ///
 /// # Errors
-/// The kernel's, and that of `changes`. Contents and protections are still right then; the range may be on ordinary pages,
-/// in part.
+/// The kernel's, and that of `changes`. Contents and protections are still right then; the range may be restored or on
+/// ordinary pages, in part.
 pub fn restore<X: Executor, E: From<CallError>>(
     executor: &mut X,
     lifted: &RestoredRange<'_>,
     mut changes: impl FnMut(&mut X, &RestoredPart<'_>, AddressRange) -> Result<RangeSet, E>,
 ) -> Result<(), E> {
     let mut staged = Vec::new();
-    let mut done = 0;
     let mut result = lifted.parts.iter().try_for_each(|part| stage(executor, part, &mut staged, &mut changes));
     if result.is_ok() && lifted.is_pool && lifted.parts.len() > 1 {
-        result = move_to_ordinary(executor, lifted.range, lifted.protection).map_err(E::from);
+        result = move_to_ordinary(executor, lifted.range, lifted.protection, lifted.at_once).map_err(E::from);
     }
     if result.is_ok() {
-        result = lifted.parts.iter().zip(&staged).try_for_each(|(part, copy)| {
-            put(executor, *copy, part.range, part.protection)?;
-            done += 1;
-            Ok(())
-        });
+        result = lifted
+            .parts
+            .iter()
+            .zip(&mut staged)
+            .try_for_each(|(part, copy)| Ok(put(executor, copy, part.range, part.protection, lifted.at_once)?));
     }
-    for copy in &staged[done..] {
-        let _ = persist(|| executor.unmap(*copy));
+    for copy in staged.into_iter().filter(|copy| !copy.is_empty()) {
+        let _ = persist(|| executor.unmap(copy));
     }
     result
 }
 
 /// Puts a range onto ordinary pages that hold the same. One mapping of pool pages can be replaced only whole, and so by one
-/// mapping, which cannot show several files.
+/// mapping, which cannot show several files. `at_once`: as in [`RestoredRange`].
 ///
 /// # Errors
-/// The kernel's. Contents and protection are still right then.
+/// The kernel's. Contents and protection are still right then; a part may be on ordinary pages.
 pub fn move_to_ordinary(
     executor: &mut impl Executor,
     range: AddressRange,
     protection: Protection,
+    at_once: u64,
 ) -> Result<(), CallError> {
-    let copy = AddressRange::sized(executor.map(range.len(), Backing::Ordinary)?, range.len());
+    let mut copy = AddressRange::sized(executor.map(range.len(), Backing::Ordinary)?, range.len());
     let result = executor
         .copy(range, copy.start())
         .and_then(|()| executor.protect(copy, protection))
-        .and_then(|()| put(executor, copy, range, protection));
+        .and_then(|()| put(executor, &mut copy, range, protection, at_once));
     if result.is_err() {
         let _ = persist(|| executor.unmap(copy));
     }
@@ -107,12 +110,38 @@ fn stage<X: Executor, E: From<CallError>>(
     Ok(())
 }
 
-/// Moves a complete copy over what it is a copy of.
+/// Moves a complete copy over what it is a copy of, in pieces. `copy` is what is left of it, also after an error.
 fn put(
     executor: &mut impl Executor,
-    copy: AddressRange,
+    copy: &mut AddressRange,
     range: AddressRange,
     protection: Protection,
+    at_once: u64,
 ) -> Result<(), CallError> {
-    swap(executor, copy, range, |executor| put_piece(executor, (range, protection), copy.start(), Place::Unknown))
+    while !copy.is_empty() {
+        let piece = first_piece(AddressRange::new(range.end() - copy.len(), range.end()), at_once);
+        let from = AddressRange::sized(copy.start(), piece.len());
+        let put_back = |executor: &mut _| put_piece(executor, (piece, protection), from.start(), Place::Unknown);
+        swap(executor, from, piece, put_back)?;
+        *copy = AddressRange::new(from.end(), copy.end());
+    }
+    Ok(())
+}
+
+/// The bytes up to the next multiple of `at_once`.
+fn first_piece(range: AddressRange, at_once: u64) -> AddressRange {
+    let end = (range.start().0 / at_once + 1).saturating_mul(at_once);
+    AddressRange::new(range.start(), Address(end).min(range.end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_end_at_multiples() {
+        let first = |start, end, at_once| first_piece(AddressRange::new(Address(start), Address(end)), at_once).end().0;
+        assert_eq!([first(3, 20, 8), first(8, 20, 8), first(16, 20, 8)], [8, 16, 20]);
+        assert_eq!(first(3, 20, u64::MAX), 20);
+    }
 }

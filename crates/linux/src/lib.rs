@@ -25,6 +25,7 @@ pub mod pages;
 pub mod perf_event;
 pub mod process_handle;
 pub mod release;
+pub mod same_memory;
 pub mod terminal;
 pub mod text;
 pub mod tracefs;

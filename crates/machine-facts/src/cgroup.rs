@@ -75,6 +75,17 @@ impl Cgroups {
         });
         found
     }
+
+    /// Returns the directory of the process's cgroup of version 2 where that is frozen, by itself or with one above it.
+    pub fn frozen(&self, files: &impl Files) -> Option<String> {
+        let mut own = None;
+        for_each_directory(&self.membership, &self.mounts, |directory| {
+            own = own.or_else(|| directory.version_2.then_some(directory));
+        });
+        let directory = own?.to_string();
+        let events = files.text(&format!("{directory}/cgroup.events"))?;
+        events.lines().any(|line| line == "frozen 1").then_some(directory)
+    }
 }
 
 /// The limits that one cgroup sets to hugetlb pages of one size. Bytes.
@@ -427,6 +438,28 @@ mod tests {
         let mut look = |directory: CgroupDirectory<'_>| found.push(directory.to_string());
         for_each_directory("4:memory:/docker/abc/x/y\n3:cpu:/z\n", mounts, &mut look);
         assert_eq!(found, ["/x/y", "/x", ""].map(|inside| format!("/sys/fs/cgroup/memory{inside}")));
+    }
+
+    #[test]
+    fn a_frozen_cgroup_is_found_in_the_hierarchy_of_version_2_only() {
+        let mut files = WrittenFiles::default();
+        files.write("/proc/self/mountinfo", MOUNTS);
+        let mut frozen = |membership: &str, events: &str| {
+            files.write("/proc/7/cgroup", membership);
+            files.write("/sys/fs/cgroup/unified/a/b/cgroup.events", events);
+            Cgroups::of(&files, "/proc/7").frozen(&files)
+        };
+        let directory = Some("/sys/fs/cgroup/unified/a/b".to_owned());
+        assert_eq!(frozen("4:memory:/x\n0::/a/b", "populated 1\nfrozen 1"), directory);
+        assert_eq!(frozen("0::/a/b", "populated 1\nfrozen 0"), None);
+        assert_eq!(frozen("0::/a", "frozen 1"), None);
+        assert_eq!(frozen("0::/", "frozen 1"), None);
+        assert_eq!(frozen("4:memory:/a/b", "frozen 1"), None);
+        files.write("/proc/self/mountinfo", "30 20 0:26 /a /c rw - cgroup2 cgroup2 rw");
+        files.write("/c/b/cgroup.events", "frozen 1");
+        files.write("/proc/7/cgroup", "0::/a/b");
+        assert_eq!(Cgroups::of(&files, "/proc/7").frozen(&files).as_deref(), Some("/c/b"));
+        assert_eq!(Cgroups::of(&files, "/proc/8").frozen(&files), None);
     }
 
     #[test]

@@ -1,15 +1,20 @@
 // May only read, write and end itself, by a filter that kills it for every other call, or by seccomp's strict mode where its
-// word is `strict`; where it is `lift`, it may also make the calls that a lift by transparent huge pages, and its end, need. After a line of input it runs its code and says whether it was right.
+// word is `strict`; where it is `lift`, it may also make the calls that a lift by transparent huge pages, and its end, need;
+// where it is `one`, the filter is that of its first thread only, and another one sleeps again and again. After a line of
+// input it runs its code and says whether it was right.
 //
-// build: gcc -g -O1 -Wall -Wno-unused-function -D_GNU_SOURCE -o $OUT $SRC
+// build: gcc -g -O1 -Wall -Wno-unused-function -D_GNU_SOURCE -pthread -o $OUT $SRC
 #define CODE_PAGES 1700
 #include "ranges.h"
 #include "ready.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <time.h>
 
 static int filter(int lift) {
     const unsigned more = lift ? 0 : 0x10000;
@@ -35,15 +40,29 @@ static int filter(int lift) {
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
+static atomic_int stop;
+
+/* Ends the process: the first thread may only end itself. */
+static void *free_one(void *unused) {
+    struct timespec a_while = {0, 1000 * 1000};
+    while (!stop) nanosleep(&a_while, 0);
+    _exit(0);
+    return unused;
+}
+
 int main(int count, char **words) {
     uint64_t wanted = run_code();
+    int one = count > 1 && !strcmp(words[1], "one");
+    pthread_t other;
+    if (one && pthread_create(&other, 0, free_one, 0)) return 1;
     printf("confined\n");
     fflush(stdout);
-    int strict = count > 1 && !strcmp(words[1], "strict"), lift = count > 1 && !strict;
+    int strict = count > 1 && !strcmp(words[1], "strict"), lift = count > 1 && !strict && !one;
     if (strict ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) : filter(lift)) return 1;
     // What ready() writes is in no buffer of its own now.
     ready();
     const char *text = run_code() == wanted ? "all right\n" : "wrong\n";
     syscall(SYS_write, 1, text, strlen(text));
+    stop = 1;
     syscall(SYS_exit, 0);
 }

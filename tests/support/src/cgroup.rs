@@ -132,16 +132,7 @@ impl ControlGroup {
 
 impl Drop for ControlGroup {
     fn drop(&mut self) {
-        let removed = (0..100).any(|_| {
-            let gone = fs::remove_dir(&self.folder).is_ok() || !self.folder.exists();
-            if !gone {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            gone
-        });
-        if !removed {
-            eprintln!("the cgroup {} could not be removed", self.folder.display());
-        }
+        remove(&self.folder);
         match &self.undo {
             Undo::Nothing => {}
             Undo::Unmount(place, controller) => {
@@ -153,6 +144,64 @@ impl Drop for ControlGroup {
                 fs::write(switch, format!("-{controller}")).ok();
             }
         }
+    }
+}
+
+/// A cgroup of version 2 that can be frozen, thawed and removed when it is dropped.
+#[derive(Debug)]
+pub struct Freezer {
+    folder: PathBuf,
+}
+
+impl Freezer {
+    /// # Errors
+    /// The machine has no hierarchy of version 2, or this is not root.
+    pub fn new() -> Result<Self> {
+        let (root, _) = mounts("cgroup2").next().context("no cgroup hierarchy of version 2 is mounted")?;
+        let folder = root.join(format!("pagelift-test-{}-frozen", std::process::id()));
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Self { folder })
+    }
+
+    /// Takes a process in.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn take(&self, pid: u32) -> Result<()> {
+        fs::write(self.folder.join("cgroup.procs"), pid.to_string()).context("cannot move a process into a cgroup")
+    }
+
+    /// Freezes or thaws, and waits until that is done.
+    ///
+    /// # Errors
+    /// The kernel's; it takes longer than half a minute.
+    pub fn freeze(&self, freeze: bool) -> Result<()> {
+        let state = u8::from(freeze);
+        fs::write(self.folder.join("cgroup.freeze"), state.to_string()).context("cgroup.freeze cannot be set")?;
+        let (events, wanted) = (self.folder.join("cgroup.events"), format!("frozen {state}"));
+        let is_done = || fs::read_to_string(&events).is_ok_and(|text| text.lines().any(|line| line == wanted));
+        poll_until(Duration::from_secs(30), "the cgroup to be frozen or thawed", is_done)
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        fs::write(self.folder.join("cgroup.freeze"), "0").ok();
+        remove(&self.folder);
+    }
+}
+
+/// Removes a cgroup, as soon as its last process has ended.
+fn remove(folder: &Path) {
+    let removed = (0..100).any(|_| {
+        let gone = fs::remove_dir(folder).is_ok() || !folder.exists();
+        if !gone {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        gone
+    });
+    if !removed {
+        eprintln!("the cgroup {} could not be removed", folder.display());
     }
 }
 

@@ -56,7 +56,8 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectRead
         return Ok(());
     }
     let options = AttachOptions { policy, prepare: args.prepare, heap: args.heap == AttachHeapArg::Thp };
-    let Some(Attached { report, pause: paused, .. }) = lift(process, &options, reader)? else { return Ok(()) };
+    let Some(attached) = lift(process, &options, reader)? else { return Ok(()) };
+    let Attached { report, pause: paused, heap_refused, .. } = attached;
     if args.outcome.perf_map && report.lift.covered_bytes > 0 {
         let written = session::perf_map::write(pid).context("writing the perf map")?;
         written.not_confined.iter().for_each(keeps_rights);
@@ -71,8 +72,10 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectRead
     if args.outcome.verbose {
         eprint!("{}", table::outcome(&report));
     }
-    if let Some(still_suspended) = report.still_suspended {
-        bail!(still_suspended);
+    let refused: Vec<String> =
+        heap_refused.map(|error| error.in_full()).into_iter().chain(report.still_suspended).collect();
+    if !refused.is_empty() {
+        bail!(refused.join("; "));
     }
     if args.require && !report.lift.is_complete() {
         bail!("not everything could be lifted, and --require was given");

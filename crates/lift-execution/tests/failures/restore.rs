@@ -15,6 +15,8 @@ struct Lifted {
     scenario: Scenario,
     kernel: SimulatedKernel,
     ranges: Vec<(RangeOutcome, AddressRange)>,
+    /// Number of bytes that are moved at a time.
+    at_once: u64,
 }
 
 impl Lifted {
@@ -33,7 +35,7 @@ impl Lifted {
         let ranges = run.outcome.ranges.iter().filter(copied).flat_map(each).collect();
         let mut kernel = run.kernel;
         kernel.follow(Script::new());
-        Self { scenario, kernel, ranges }
+        Self { scenario, kernel, ranges, at_once: u64::MAX }
     }
 
     /// What lay in a range before: files where the program can open them.
@@ -57,7 +59,8 @@ impl Lifted {
         kernel.follow(script.clone());
         let parts = self.parts(*range);
         let is_pool = lifted.source == Some(Source::Hugetlb);
-        let whole = RestoredRange { range: *range, protection: lifted.protection, is_pool, parts: &parts };
+        let (protection, at_once) = (lifted.protection, self.at_once);
+        let whole = RestoredRange { range: *range, protection, is_pool, at_once, parts: &parts };
         let result: Result<(), CallError> =
             restore(&mut kernel, &whole, |kernel, part, copy| Ok(changes_in(kernel, part.range, copy)));
         let calls = kernel.log().iter().map(|(call, _)| *call).collect();
@@ -104,21 +107,27 @@ fn all() -> Vec<Lifted> {
     ];
     let programs = [programs::mariadbd(), programs::static_pie(), programs::two_segments(), programs::aligned()];
     let each = |program: &Program| policies.map(|(pages, writable)| Lifted::new(program, pages, writable));
-    programs.iter().flat_map(each).collect()
+    let in_one_move: Vec<_> = programs.iter().flat_map(each).collect();
+    let in_pieces = programs.iter().flat_map(each).map(|lifted| Lifted { at_once: 4 * HUGE, ..lifted });
+    in_pieces.chain(in_one_move).collect()
 }
 
 #[test]
 fn what_was_lifted_shows_its_files_again() {
-    let (mut files, mut several) = (0, 0);
+    let (mut files, mut several, mut pieces) = (0, 0, 0);
     for lifted in all() {
         for range in &lifted.ranges {
             let (is_restored, calls) = lifted.restore(range, &Script::new());
             assert!(is_restored, "{} {}", lifted.scenario.name, range.1);
             files += calls.iter().filter(|call| **call == Call::MapOwnFile).count();
-            several += usize::from(lifted.parts(range.1).len() > 1);
+            let parts = lifted.parts(range.1).len();
+            let moves = calls.iter().filter(|call| **call == Call::MoveTo).count();
+            several += usize::from(parts > 1);
+            pieces += usize::from(moves > parts + 1);
         }
     }
-    assert!(files > 0 && several > 0, "{files} files, {several} ranges of several parts");
+    let counts = format!("{files} files, {several} ranges of several parts, {pieces} of several pieces");
+    assert!(files > 0 && several > 0 && pieces > 0, "{counts}");
 }
 
 #[test]

@@ -18,6 +18,9 @@ pub const SCRATCH_BYTES: usize = 0x400;
 /// Offset of the word of the call page by which its memory is distinguished from another.
 const PROBE: u64 = 0x3f8;
 
+/// Offset of the word of the call page with the number of its process ([`super::inherited`]). Pages of older versions hold 0.
+const OWNER: u64 = 0x3f0;
+
 /// Offset of the list of staging copies in the call page, and its maximum length.
 const STAGING_LIST: u64 = 0x800;
 const MOST_STAGING: u64 = 32;
@@ -70,12 +73,14 @@ impl CallPage {
         Ok(Self { code: AddressRange::sized(place, length as u64), data, left_behind })
     }
 
-    /// Writes the code. No thread may be in it. `thread` is stopped, if one is.
+    /// Writes the code, for the process of this number. No thread may be in it. `thread` is stopped, if one is.
     ///
     /// # Errors
     /// Where the memory is gone; `EIO` where it can only be written through a stopped thread (see [`write_code`]).
-    pub fn install(&self, memory: &RemoteMemory, thread: Option<Pid>) -> io::Result<()> {
+    pub fn install(&self, memory: &RemoteMemory, thread: Option<Pid>, owner: u64) -> io::Result<()> {
         write_code(memory, thread, self.code.start(), arch::LOOP_CODE.code())?;
+        // Before anything that makes the page usable: a child must not pass for the owner.
+        self.write(memory, OWNER as usize, owner)?;
         self.write(memory, 0, MARK[0])?;
         self.write(memory, 8, MARK[1])?;
         self.write(memory, call_page::INSIDE, 0)?;
@@ -87,7 +92,13 @@ impl CallPage {
         self.left_behind
     }
 
-    /// True where a thread is in the code, or in a signal handler that returns to it.
+    /// The number of the process for which the page was written; 0 where it names none.
+    pub fn owner(&self, memory: &RemoteMemory) -> u64 {
+        memory.read_word(self.data + OWNER).unwrap_or(0)
+    }
+
+    /// True where a thread is in the code, or in a signal handler that returns to it; or, in a child, where one was in the
+    /// code of the parent at the fork ([`super::inherited`]).
     pub fn is_occupied(&self, memory: &RemoteMemory) -> bool {
         let words = [0, 8, call_page::INSIDE as u64].map(|offset| memory.read_word(self.data + offset).unwrap_or(0));
         words[..2] == MARK && words[2] != 0
@@ -178,6 +189,14 @@ impl CallPage {
             self.write(memory, call_page::ARGUMENTS + index * 8, argument)?;
         }
         self.write(memory, call_page::NUMBER, number as u64)
+    }
+
+    /// Takes back the next call, unless a thread is making it already.
+    ///
+    /// # Errors
+    /// Where the memory is gone.
+    pub fn withdraw_call(&self, memory: &RemoteMemory) -> io::Result<()> {
+        self.write(memory, call_page::NUMBER, u64::MAX)
     }
 
     /// Reads the recorded staging copies.

@@ -14,8 +14,10 @@ const POST_COMMIT_OFFSET: u64 = 16;
 
 /// True where a stopped thread can be sent elsewhere and back without noticing it.
 pub fn can_make_calls(thread: Pid) -> bool {
-    let in_call = is_in_call(thread);
-    (in_call || is_outside_sequences(thread) == Some(true)) && arch::can_be_put_back(thread, in_call)
+    // Those of a thread in 32-bit code are none that the code of a call page could restore.
+    let has_registers = requests::registers(thread).is_ok();
+    let in_call = has_registers && is_in_call(thread);
+    has_registers && (in_call || is_outside_sequences(thread) == Some(true)) && arch::can_be_put_back(thread, in_call)
 }
 
 /// True where the thread is in a system call, or about to restart one.
@@ -46,4 +48,17 @@ fn is_outside_sequences(thread: Pid) -> Option<bool> {
     let length = memory.read_word(Address(sequence + POST_COMMIT_OFFSET)).ok()?;
     let at = arch::instruction_pointer(&requests::registers(thread).ok()?).0;
     Some(at.wrapping_sub(start) >= length)
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use crate::remote::requests::tests::InOtherCode;
+
+    #[test]
+    fn a_thread_in_32_bit_code_makes_no_calls() {
+        if let Some(child) = InOtherCode::start() {
+            assert!(!can_make_calls(child.pid) && !is_in_call(child.pid));
+        }
+    }
 }

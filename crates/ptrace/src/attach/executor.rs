@@ -2,25 +2,30 @@
 //!
 //! Long work (filling and copying a staging copy) is done from outside while the program runs. One thread is stopped
 //! for each call that only the process itself can make. For the swap of a range every thread is stopped, and the range
-//! is checked again: the program may have unmapped it since.
+//! is checked again: the program may have unmapped it since, or written to it.
 
+mod comparing;
+mod entering;
 mod leaving;
 
 pub use leaving::Finished;
 
 use super::call_page::{CallPage, is_refused};
 use super::calls_of_thread::{Calls, FLAG_OF_POOL_COPY};
+use super::inherited::number_of;
 use super::remote_call::RemoteCaller;
 use super::stop::{LiveProcess, NotPrepared, Standstill, StopError};
 use super::target::{Target, lock};
 use crate::remote::RemoteMemory;
-use crate::remote::arch::{self, numbers};
+use crate::remote::arch::numbers;
 use crate::remote::calls::{self, IMAGE, PRIVATE_FILE, failed, is_ours};
 use crate::remote::injection::{InjectError, arguments_to_open};
 use crate::remote::seccomp;
 use address_space::{
     Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
 };
+use comparing::CHANGED;
+use entering::wait_until_free;
 use lift_execution::{Backing, CallError, Executor, FileMapping, persist};
 use lift_plan::Placement;
 use linux::constants;
@@ -35,7 +40,6 @@ use nix::unistd::Pid;
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs::File;
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// Maximum number of bytes that are copied from outside at a time.
@@ -66,8 +70,9 @@ pub struct LiveExecutor {
     planned: AddressSpace,
     /// Copies that are not in place yet.
     staging: RangeSet,
+    /// Pages of these copies in which the kernel inserted uprobes when it mapped their files.
+    probed: RangeSet,
     has_cleaned_up: bool,
-    longest_of_one: Duration,
     /// Time for which threads were stopped to make calls.
     held: Duration,
     refusal: Option<String>,
@@ -86,45 +91,16 @@ const ALL_CALLS: Duration = Duration::from_secs(60);
 /// Maximum wait for another lift, or for a thread in the code of a killed one.
 const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Waits until no thread is in the code of a killed lift, or in a signal handler that returns to it. The thread leaves
-/// by itself; before that nothing there may be changed.
-fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), String> {
-    let deadline = Instant::now() + FREE_TIMEOUT;
-    loop {
-        // On AArch64 it may wait there for long, and is taken out.
-        if !page.is_occupied(memory) || !arch::SHOWS_CALLS {
-            let thread = process.stop_all().map_err(|error| error.to_string())?;
-            if !page.is_memory_of(thread, memory).unwrap_or(false) {
-                let error = process.note_exec();
-                process.release_all();
-                return Err(error.to_string());
-            }
-            // Errors are ignored: a thread that has ended is not in the code.
-            process.threads_held().for_each(|thread| drop(page.take_out(memory, thread)));
-            let occupied = page.is_occupied(memory) || process.stands_in(page.code());
-            process.release_all();
-            if !occupied {
-                return Ok(());
-            }
-        }
-        if Instant::now() > deadline {
-            return Err(
-                "a thread of it still makes a call for a pagelift that was killed; fix: try again later".to_owned()
-            );
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// Writes the code into a program that runs, through a stopped thread where that is needed.
 fn install(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), NotPrepared> {
-    match page.install(memory, None) {
+    let owner = number_of(process.pid());
+    match page.install(memory, None, owner) {
         Err(error) if is_refused(&error) => {}
         written => return written.map_err(|error| refused_memory(&error).into()),
     }
     let thread = process.stop_one()?;
     let written = match page.is_memory_of(thread, memory) {
-        Ok(true) => page.install(memory, Some(thread)).map_err(|error| refused_memory(&error).into()),
+        Ok(true) => page.install(memory, Some(thread), owner).map_err(|error| refused_memory(&error).into()),
         _ => Err(process.note_exec().into()),
     };
     process.release_all();
@@ -176,8 +152,8 @@ impl LiveExecutor {
             base_page,
             planned,
             staging,
+            probed: RangeSet::new(),
             has_cleaned_up: false,
-            longest_of_one: Duration::ZERO,
             held: Duration::ZERO,
             refusal: None,
             may_work_later: false,
@@ -259,8 +235,8 @@ impl LiveExecutor {
 
     /// Returns the times for which the program was stopped so far.
     pub fn pause(&self) -> Pause {
-        let Standstill { longest, total, threads } = self.process.standstill();
-        Pause { longest, total, threads, longest_of_one: self.longest_of_one }
+        let Standstill { longest, total, threads, longest_of_one } = self.process.standstill();
+        Pause { longest, total, threads, longest_of_one }
     }
 
     /// Returns why threads could not be stopped, if that happened.
@@ -288,11 +264,9 @@ impl LiveExecutor {
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
         let _urgency = Urgency::raise();
-        let started = Instant::now();
         let thread = self.process.stop_one().map_err(|error| self.refused(&error))?;
         let result = self.work_with(thread, None, work);
         self.process.release_all();
-        self.longest_of_one = self.longest_of_one.max(started.elapsed());
         result
     }
 
@@ -324,7 +298,7 @@ impl LiveExecutor {
             return Err(self.refused(&error));
         }
         if range.is_some_and(|range| !self.is_as_planned(range)) {
-            return Err(CallError { call: "the swap: the program has changed the range", errno: Errno::EBUSY as i32 });
+            return Err(CHANGED);
         }
         let started = Instant::now();
         let worked = self.make_calls(thread, started + ALL_CALLS.saturating_sub(self.held), work);
@@ -432,6 +406,7 @@ impl Executor for LiveExecutor {
         let arguments = [range.start().0, range.len(), 0, 0, 0, 0];
         self.with_thread(|calls| calls.call("munmap", numbers::SYS_munmap, arguments))?;
         self.note_staging(|staging| staging.remove(range));
+        self.probed.remove(range);
         Ok(())
     }
 
@@ -476,14 +451,17 @@ impl Executor for LiveExecutor {
         let arguments = [from.start().0, from.len(), from.len(), flags, to.0, 0];
         let range = AddressRange::sized(to, from.len());
         let staged = self.staging.covers(from);
+        let mut comparison = self.comparison(range, from);
         self.with_all_stopped(range, |calls| {
             if staged {
+                comparison.expect_same(calls)?;
                 calls.end_staging(from)?;
             }
             // The kernel may unmap the range and then lack memory for the move. No thread runs before it is there again.
             persist(|| calls.call("mremap", numbers::SYS_mremap, arguments))
         })?;
         self.note_staging(|staging| staging.remove(from));
+        self.probed.remove(from);
         Ok(())
     }
 
@@ -505,7 +483,9 @@ impl Executor for LiveExecutor {
     }
 
     fn map_own_file(&mut self, file: FileMapping<'_>, length: u64) -> Result<Address, CallError> {
-        self.map_as(PRIVATE_FILE, file, length)
+        let start = self.map_as(PRIVATE_FILE, file, length)?;
+        self.note_probes(AddressRange::sized(start, length))?;
+        Ok(start)
     }
 
     fn expect_unchanged(&mut self, range: AddressRange) -> Result<(), CallError> {

@@ -22,6 +22,7 @@ mod call_page;
 mod calls_of_thread;
 mod choose_thread;
 mod executor;
+mod inherited;
 mod remote_call;
 mod restart_block;
 mod signal_order;

@@ -218,8 +218,12 @@ impl<'a> RemoteCaller<'a> {
             delivered = 0;
             let report = self.waiter.wait(self.stopped.pid(), deadline).inspect_err(|_| self.state = State::Lost)?;
             match report {
-                // It completes the code by itself when it can.
+                // It completes the code by itself when it can, as when its cgroup is thawed; without a call that it has not
+                // begun, whose result nobody would know.
                 None => {
+                    if wanted == CallStop::Entry {
+                        let _ = self.page.withdraw_call(self.memory);
+                    }
                     self.state = State::Lost;
                     break;
                 }

@@ -2,6 +2,7 @@
 
 mod error;
 mod exec;
+mod permission;
 mod release;
 mod settled;
 mod standstill;
@@ -18,15 +19,16 @@ use crate::remote::reaping;
 use crate::remote::refusal::{Tracer, refusal};
 use crate::remote::requests;
 use crate::remote::restart;
-use crate::remote::seccomp::{self, Filters, NamedCall};
+use crate::remote::seccomp::Filters;
 use crate::remote::status::{ThreadStatus, is_ending, sleeps_uninterruptibly};
 use crate::remote::thread_list::{Listing, user_threads};
 use crate::remote::tracee::{Running, Stopped};
 use crate::remote::wait::{Stop, WaitReport};
 use address_space::AddressRange;
-use exec::Over;
+use exec::{Over, is_traced_by_another};
 use nix::errno::Errno;
 use nix::unistd::Pid;
+use permission::NotPermitted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -54,19 +56,6 @@ const ROUNDS: usize = 1000;
 /// Options with which every thread is seized.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
 
-/// Calls without which no range of a running program can be swapped, or a begun lift be undone.
-const NEEDED: &[NamedCall] = &[
-    seccomp::NEEDED,
-    ("mremap", libc::SYS_mremap, [0, 0, 0, (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64, 0, 0]),
-    ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DONTFORK as u64, 0, 0, 0]),
-    ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DOFORK as u64, 0, 0, 0]),
-    ("rt_sigprocmask", libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as u64, 0, 0, 8, 0, 0]),
-    #[cfg(target_arch = "aarch64")]
-    ("restart_syscall", libc::SYS_restart_syscall, [0; 6]),
-    #[cfg(target_arch = "aarch64")]
-    ("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 6]),
-];
-
 /// A stopped thread, and the signal for which it has stopped (0: none).
 struct Held {
     thread: Stopped,
@@ -89,9 +78,11 @@ pub struct LiveProcess {
     receivers: SignalReceivers,
     /// Threads that had children when they were asked to make calls.
     parents: BTreeSet<i32>,
-    /// Time of the first request to stop.
+    /// Time of the first request to all threads to stop.
     since: Option<Instant>,
-    /// Times for which all threads were stopped or stopping, and their number.
+    /// Time of the last request to a thread to stop.
+    told: Option<Instant>,
+    /// Times for which threads were stopped or stopping, and their number.
     standstill: Standstill,
     /// A thread is stopped by job control, and stays so.
     stopped_by_shell: bool,
@@ -99,6 +90,7 @@ pub struct LiveProcess {
     over: Option<Over>,
     /// The seccomp filters of the thread that makes calls.
     filters: Filters,
+    not_permitted: NotPermitted,
     waiter: StopWaiter,
 }
 
@@ -115,10 +107,12 @@ impl LiveProcess {
             receivers: SignalReceivers::default(),
             parents: BTreeSet::new(),
             since: None,
+            told: None,
             standstill: Standstill::default(),
             stopped_by_shell: false,
             over: None,
             filters: Filters::None,
+            not_permitted: NotPermitted::default(),
             waiter: StopWaiter::take(),
         }
     }
@@ -158,10 +152,15 @@ impl LiveProcess {
             // A thread with children only where there is no other, see `signal_order`.
             for may_have_children in [false, true] {
                 for &thread in &threads {
-                    if self.stop_for_calls(thread, may_have_children)? {
+                    // Those without children have been asked already.
+                    let was_refused = may_have_children && self.not_permitted.contains(thread);
+                    if !was_refused && self.stop_for_calls(thread, may_have_children)? {
                         return Ok(Pid::from_raw(thread));
                     }
                 }
+            }
+            if let Some(refused) = self.not_permitted.covers(threads.into_iter()) {
+                return Err(refused);
             }
             if Instant::now() > deadline {
                 return Err(StopError::NoneFit);
@@ -172,12 +171,13 @@ impl LiveProcess {
     }
 
     fn stop_for_calls(&mut self, thread: i32, may_have_children: bool) -> Result<bool, StopError> {
+        self.not_permitted.forget(thread);
         if !(may_have_children || self.is_childless(thread)) || self.may_be_replaced(thread)? || !self.stop(thread)? {
             return Ok(false);
         }
         // Checked again: it may have started a child before it stopped.
         let fits = self.fits(thread) && (may_have_children || self.is_childless(thread));
-        if fits && self.permit(thread)? && self.settle(thread)? {
+        if fits && self.permit(thread) && self.settle(thread)? {
             self.chosen.insert(thread);
             return Ok(true);
         }
@@ -215,14 +215,17 @@ impl LiveProcess {
                 }
                 stopped => stopped?,
             }
-            if let Some(thread) = self.most_fit()
-                && self.permit(thread)?
+            if let Some(thread) = self.permitted_one()
                 && self.settle(thread)?
             {
                 self.chosen.insert(thread);
                 return Ok(Pid::from_raw(thread));
             }
+            let refused = self.not_permitted.covers(self.stopped.keys().copied());
             self.release_all();
+            if let Some(refused) = refused {
+                return Err(refused);
+            }
             if Instant::now() > deadline {
                 return Err(StopError::NoneFit);
             }
@@ -245,11 +248,24 @@ impl LiveProcess {
         self.stopped.get(&thread.as_raw()).map(|held| &held.thread)
     }
 
-    /// Returns a stopped thread that can make calls, preferably one in a system call and without a signal to handle.
+    /// Returns a stopped thread that can make calls and may, see [`LiveProcess::most_fit`].
+    fn permitted_one(&mut self) -> Option<i32> {
+        loop {
+            let thread = self.most_fit()?;
+            if self.permit(thread) {
+                return Some(thread);
+            }
+        }
+    }
+
+    /// Returns a stopped thread that can make calls, preferably one in a system call and without a signal to handle. Those
+    /// that may not make them are left out.
     fn most_fit(&self) -> Option<i32> {
         let in_call = |&&thread: &&i32| is_in_call(Pid::from_raw(thread)) && self.fits(thread);
-        let undisturbed = self.stopped.iter().filter(|(_, held)| held.signal == 0).map(|(thread, _)| thread);
-        let all = || self.stopped.keys();
+        let asked = |thread: &&i32| !self.not_permitted.contains(**thread);
+        let undisturbed =
+            self.stopped.iter().filter(|(_, held)| held.signal == 0).map(|(thread, _)| thread).filter(asked);
+        let all = || self.stopped.keys().filter(asked);
         let best = undisturbed.clone().find(in_call).or_else(|| all().find(in_call));
         best.or_else(|| all().find(|&&thread| self.fits(thread))).copied()
     }
@@ -257,8 +273,11 @@ impl LiveProcess {
     /// True where a held thread is in a range, or may be.
     pub fn stands_in(&self, range: AddressRange) -> bool {
         let stands = |&thread: &i32| {
-            let registers = requests::registers(Pid::from_raw(thread));
-            registers.map_or(true, |registers| range.contains(arch::instruction_pointer(&registers)))
+            match requests::registers(Pid::from_raw(thread)) {
+                Ok(registers) => range.contains(arch::instruction_pointer(&registers)),
+                // A thread in 32-bit code is in no 64-bit code.
+                Err(errno) => errno != Errno::EIO,
+            }
         };
         self.stopped.keys().any(stands)
     }
@@ -271,7 +290,7 @@ impl LiveProcess {
         Ok(())
     }
 
-    /// The times for which all threads were stopped so far.
+    /// The times for which threads were stopped so far.
     pub fn standstill(&self) -> Standstill {
         self.standstill
     }
@@ -297,6 +316,8 @@ impl LiveProcess {
             let number = call.as_ref().map(|call| call.number);
             self.note_call(thread, call);
             match number {
+                // It was refused before.
+                _ if self.not_permitted.contains(thread) => 5,
                 // It may not stop for long.
                 _ if sleeps_uninterruptibly(self.pid, thread) => 4,
                 _ if self.parents.contains(&thread) => 3,
@@ -306,16 +327,6 @@ impl LiveProcess {
             }
         });
         Ok(threads)
-    }
-
-    fn permit(&mut self, thread: i32) -> Result<bool, StopError> {
-        let thread = Pid::from_raw(thread);
-        let permitted = seccomp::permit(thread, &ThreadStatus::read(thread), NEEDED);
-        self.filters = permitted.map_err(|why| {
-            self.release_all();
-            StopError::Refused(why)
-        })?;
-        Ok(true)
     }
 
     /// Stops all threads. `grace` is the time for which they stay stopped for one in uninterruptible sleep.
@@ -436,7 +447,8 @@ impl LiveProcess {
         }
     }
 
-    fn is_told_to_stop(&self, thread: i32) -> bool {
+    fn is_told_to_stop(&mut self, thread: i32) -> bool {
+        self.told = Some(Instant::now());
         self.traced.get(&thread).is_some_and(|thread| thread.interrupt().is_ok())
     }
 
@@ -479,8 +491,10 @@ impl LiveProcess {
             Err(Errno::ESRCH) => Ok(false),
             // A thread that is ending cannot be traced any more.
             Err(Errno::EPERM) if is_ending(self.pid, thread) => Ok(false),
-            Err(Errno::EPERM) if self.has_executed() => Err(StopError::Executed),
-            Err(errno) => Err(StopError::Refused(refusal(self.pid, &errno.desc(), Tracer::Other))),
+            Err(Errno::EPERM) if !is_traced_by_another(Pid::from_raw(thread)) && self.has_executed() => {
+                Err(StopError::Executed)
+            }
+            Err(errno) => Err(StopError::Refused(refusal(Pid::from_raw(thread), &errno.desc(), Tracer::Other))),
         }
     }
 

@@ -15,19 +15,21 @@ pub enum Tracer {
 
 /// The kernel's answers that explain a refusal.
 struct Facts {
-    /// PID and name of the process that traces it already.
+    /// PID and name of the process that traces it already, or of the tracing thread of that.
     tracer: Option<(String, String)>,
     /// `kernel.yama.ptrace_scope`; `None` without Yama.
     scope: Option<u32>,
 }
 
-/// Returns the process that traces another one, from the text of that one's `/proc/PID/status`; `None` without one.
+/// Returns the number of the thread that traces a thread or the first one of a process, from the text of that one's
+/// `status` in /proc; `None` without one.
 pub fn tracer_in(status: &str) -> Option<&str> {
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim();
     (tracer != "0").then_some(tracer)
 }
 
-/// Returns a sentence that says why a process cannot be traced, with what is needed and the fix. `error` is ptrace's.
+/// Returns a sentence that says why a process or a thread cannot be traced, with what is needed and the fix. `error` is
+/// ptrace's.
 pub fn refusal(process: Pid, error: &dyn Display, who: Tracer) -> String {
     let status = text_of(format!("/proc/{process}/status")).unwrap_or_default();
     let named = |tracer: &str| {

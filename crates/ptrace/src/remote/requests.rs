@@ -97,6 +97,10 @@ pub fn event_message(pid: Pid) -> Result<u64, Errno> {
 }
 
 /// Reads the general registers.
+///
+/// # Errors
+/// Those of ptrace; `EIO` for a thread that executes 32-bit code just now, whose registers have another layout (Wine's
+/// WoW64 switches threads of a 64-bit process).
 pub fn registers(pid: Pid) -> Result<Registers, Errno> {
     let mut registers = MaybeUninit::<Registers>::zeroed();
     let mut vector = libc::iovec { iov_base: registers.as_mut_ptr().cast(), iov_len: size_of::<Registers>() };
@@ -104,6 +108,10 @@ pub fn registers(pid: Pid) -> Result<Registers, Errno> {
     // - one iovec, and the kernel writes no more than the bytes that it names, which belong to this function or its
     //   caller.
     unsafe { request(libc::PTRACE_GETREGSET as u32, pid, NT_PRSTATUS as usize, &raw mut vector as usize) }?;
+    // The kernel leaves the number of bytes that it has written.
+    if vector.iov_len != size_of::<Registers>() {
+        return Err(Errno::EIO);
+    }
     // SAFETY:
     // - the structure is plain integers, zeroed before, so that every bit pattern the kernel leaves is valid.
     Ok(unsafe { registers.assume_init() })
@@ -139,7 +147,8 @@ pub fn set_registers_of_same_program(pid: Pid, registers: &Registers) -> Result<
     if !is_at_exec(pid)? {
         return Ok(());
     }
-    if arch::instruction_pointer(&self::registers(pid)?) == arch::instruction_pointer(registers) {
+    let place = arch::instruction_pointer(registers);
+    if self::registers(pid).is_ok_and(|now| arch::instruction_pointer(&now) == place) {
         // It must not run with the registers of another program.
         kill(pid, Signal::SIGKILL)?;
     }
@@ -265,11 +274,73 @@ pub fn poke(pid: Pid, address: u64, value: u64) -> Result<(), Errno> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
+
+    /// A child of this 64-bit process that executes 32-bit code and is stopped there, as a thread under Wine may be.
+    #[cfg(target_arch = "x86_64")]
+    pub struct InOtherCode {
+        pub pid: Pid,
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    impl InOtherCode {
+        /// `None` where the kernel has no CONFIG_IA32_EMULATION, by which it shows other registers.
+        pub fn start() -> Option<Self> {
+            use nix::unistd::{ForkResult, fork};
+            std::fs::metadata("/proc/sys/abi/vsyscall32").ok()?;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_32BIT;
+            let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+            // SAFETY:
+            // - a new mapping at an address that the kernel chooses.
+            let page = unsafe { libc::mmap(ptr::null_mut(), 4096, protection, flags, -1, 0) };
+            assert_ne!(page, libc::MAP_FAILED);
+            // SAFETY:
+            // - the page is writable and nothing else uses it; the child only executes the jump to itself, at an address
+            //   below 4 GiB, by the segment that Linux has for 32-bit code (`__USER32_CS`).
+            let child = unsafe {
+                page.cast::<[u8; 2]>().write([0xeb, 0xfe]);
+                match fork().unwrap() {
+                    ForkResult::Child => {
+                        std::arch::asm!("push 0x23", "push {page}", "retfq", page = in(reg) page, options(noreturn))
+                    }
+                    ForkResult::Parent { child } => child,
+                }
+            };
+            let child = Self { pid: child };
+            seize(child.pid, 0).unwrap();
+            let deadline = Instant::now() + Duration::from_secs(30);
+            let found = loop {
+                interrupt(child.pid).unwrap();
+                crate::remote::wait::wait_for(child.pid).unwrap();
+                match registers(child.pid) {
+                    // Not there yet.
+                    Ok(_) if Instant::now() < deadline => resume(child.pid, Resume::Continue, 0).unwrap(),
+                    found => break found.map(drop),
+                }
+            };
+            assert_eq!(found, Err(Errno::EIO));
+            Some(child)
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    impl Drop for InOtherCode {
+        fn drop(&mut self) {
+            let _ = kill(self.pid, Signal::SIGKILL);
+            let _ = crate::remote::wait::wait_for(self.pid);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn registers_of_a_thread_in_32_bit_code_are_not_taken_for_others() {
+        // It waits for `EIO`.
+        drop(InOtherCode::start());
+    }
 
     #[test]
     fn a_program_that_was_executed_meanwhile_keeps_its_registers() {

@@ -5,6 +5,7 @@
 
 use nix::errno::Errno;
 use nix::unistd::Pid;
+use std::mem::MaybeUninit;
 
 /// Set in the signal of a system call stop (`PTRACE_O_TRACESYSGOOD`, ptrace(2)).
 const SYSTEM_CALL_BIT: i32 = 0x80;
@@ -102,6 +103,24 @@ pub fn poll(thread: Pid) -> Result<Option<WaitReport>, Errno> {
 /// As for [`wait_for_any`].
 pub fn poll_any() -> Result<Option<(Pid, WaitReport)>, Errno> {
     wait(ANY, libc::WNOHANG)
+}
+
+/// True where a traced thread stands at the stop after an exec and has not been waited for. Its report stays pending. Since
+/// Linux 5.13 every request fails with ESRCH until then, where the thread has had another number before
+/// (`looks_like_a_spurious_pid`).
+pub fn exec_is_pending(thread: Pid) -> bool {
+    let options = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let mut information = MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY:
+    // - the kernel writes one structure.
+    let result = unsafe { libc::waitid(libc::P_PID, thread.as_raw() as u32, information.as_mut_ptr(), options) };
+    // SAFETY:
+    // - the structure is plain integers, zeroed before, and every bit pattern is a number.
+    let (code, status) = unsafe {
+        let information = information.assume_init();
+        (information.si_code, information.si_status())
+    };
+    result == 0 && code == libc::CLD_TRAPPED && status == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8
 }
 
 fn wait(thread: Pid, options: i32) -> Result<Option<(Pid, WaitReport)>, Errno> {

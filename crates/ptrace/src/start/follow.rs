@@ -143,8 +143,16 @@ enum Came {
 /// Returns instruction and stack pointer of a thread that stands at the stop after an exec. Another exec shows by
 /// another stack pointer, which the kernel randomises.
 fn exec_stop(pid: Pid) -> Option<(Address, Address)> {
-    let registers = requests::registers(pid).ok().filter(|_| requests::is_at_exec(pid) == Ok(true))?;
-    Some((arch::instruction_pointer(&registers), arch::stack_pointer(&registers)))
+    pointers(pid).ok().filter(|_| requests::is_at_exec(pid) == Ok(true))
+}
+
+/// Returns instruction and stack pointer of a stopped thread; zeros for a 32-bit program, which is not lifted.
+fn pointers(pid: Pid) -> Result<(Address, Address), Errno> {
+    match requests::registers(pid) {
+        Ok(registers) => Ok((arch::instruction_pointer(&registers), arch::stack_pointer(&registers))),
+        Err(Errno::EIO) => Ok((Address(0), Address(0))),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// What a traced thread is on its way to.
@@ -282,8 +290,8 @@ impl<H: Handler> Following<'_, H> {
         if let Err(why) = seccomp::permit(pid, &status, &seccomp::NEEDED_AT_START) {
             return self.missed(pid, &io::Error::other(why));
         }
-        let Ok(registers) = requests::registers(pid) else { return Next::Resume(0) };
-        let stop = ExecStop { stopped, entry: arch::instruction_pointer(&registers), status };
+        let Ok((entry, _)) = pointers(pid) else { return Next::Resume(0) };
+        let stop = ExecStop { stopped, entry, status };
         match self.handler.at_exec(&stop) {
             AfterExec::Nothing if self.follower.descendants => Next::Conclude(After::Follow),
             AfterExec::Nothing => Next::Conclude(After::Release),

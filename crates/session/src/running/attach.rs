@@ -3,7 +3,7 @@
 use super::{Selected, executor_for, refused};
 use crate::facts::{Preparation, plan_for_running, without_thp_disable};
 use crate::files::FilePreparation;
-use crate::heap::{HeapInPlace, collapse_in_place};
+use crate::heap::collapse_in_place;
 use crate::images::MissingImages;
 use crate::names::program_name;
 use crate::{LiftReport, SessionError};
@@ -41,6 +41,8 @@ pub struct Attached {
     pub pause: Pause,
     /// Ranges were not lifted because threads could not be stopped at that moment. Another lift may succeed.
     pub is_cut_short: bool,
+    /// Why the heap, which was to be collapsed, is not. What the report says was done nevertheless.
+    pub heap_refused: Option<SessionError>,
 }
 
 /// Returns the plan for a running program without executing it.
@@ -63,33 +65,34 @@ pub fn attach(
     options: &AttachOptions,
     reader: &mut ObjectReader,
 ) -> Result<Option<Attached>, SessionError> {
-    super::in_own_thread(|| {
+    let lifted = super::in_own_thread(|| {
         // Taken before anything of the process is read.
         let Some(target) = process.open()? else { return Ok(None) };
         let pid = target.pid();
         let machine = machine_facts(pid);
         let mut report = LiftReport::new(pid, program_name(pid));
-        let Lifted { pause, is_cut_short, target } = lift(target, reader, &machine, options, &mut report)?;
-        if options.heap {
-            let (heap, still_suspended) = collapse_heap(target, reader, &machine)?;
-            report.heap = Some(heap);
-            report.still_suspended = still_suspended.or(report.still_suspended);
-        }
-        Ok(Some(Attached { report, pause, is_cut_short }))
-    })
+        let lifted = lift(target, reader, &machine, options, &mut report)?;
+        Ok(Some((lifted, report, machine)))
+    })?;
+    let Some((Lifted { pause, is_cut_short, target }, mut report, machine)) = lifted else { return Ok(None) };
+    // Takes seconds, in another thread: a thread of the program that the lift has told to stop in vain is not kept stopped.
+    let collapse = || super::in_own_thread(|| collapse_heap(target, reader, &machine, &mut report));
+    let heap_refused = options.heap.then(collapse).and_then(Result::err);
+    Ok(Some(Attached { report, pause, is_cut_short, heap_refused }))
 }
 
-/// Collapses the heap, with the program's own PR_SET_THP_DISABLE suspended for as long as that takes. Returns a sentence, too,
-/// where that setting could not be put back.
+/// Collapses the heap, with the program's own PR_SET_THP_DISABLE suspended for as long as that takes, and adds to the report.
 fn collapse_heap(
     target: Target,
     reader: &mut ObjectReader,
     machine: &MachineFacts,
-) -> Result<(HeapInPlace, Option<String>), SessionError> {
+    report: &mut LiftReport,
+) -> Result<(), SessionError> {
     let pid = target.pid();
     let (machine, thp_is_disabled) = without_thp_disable(machine);
     if !thp_is_disabled {
-        return Ok((collapse_in_place(pid, &machine)?, None));
+        report.heap = Some(collapse_in_place(pid, &machine)?);
+        return Ok(());
     }
     let space = ProcessFiles::of(pid).maps()?;
     let objects = reader.load(pid, &space)?.objects;
@@ -98,8 +101,10 @@ fn collapse_heap(
         return Err(refused(executor, &error));
     }
     let collapsed = collapse_in_place(pid, &machine);
-    let finished = executor.finish();
-    Ok((collapsed?, finished.still_suspended))
+    // Also what the lift could not put back stands again where this has succeeded.
+    report.still_suspended = executor.finish().still_suspended;
+    report.heap = Some(collapsed?);
+    Ok(())
 }
 
 /// A lift that was made, besides what the report has.

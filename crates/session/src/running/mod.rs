@@ -14,11 +14,19 @@ pub use watch::Watch;
 use crate::SessionError;
 use address_space::{AddressSpace, LoadedObject};
 use lift_execution::CallError;
-use machine_facts::base_page;
+use machine_facts::{Cgroups, System, base_page};
 use ptrace::attach::{LiveExecutor, StopWaiter, Target};
 use std::thread;
 
 fn executor_for(target: Target, space: &AddressSpace, objects: &[LoadedObject]) -> Result<LiveExecutor, SessionError> {
+    let pid = target.pid();
+    // A thread of it would stop, but not come back from a call.
+    if let Some(cgroup) = Cgroups::of(&System, &format!("/proc/{pid}")).frozen(&System) {
+        return Err(SessionError::Refused(format!(
+            "it is frozen by its cgroup {cgroup}, so that none of its threads can make calls; fix: thaw it (docker unpause, \
+             systemctl thaw, or 0 in cgroup.freeze of the frozen cgroup) and try again"
+        )));
+    }
     let executor = LiveExecutor::new(target, space, objects, base_page());
     executor.map_err(|error| SessionError::refused(error.why, error.may_work_later))
 }

@@ -8,8 +8,9 @@ use crate::remote::refusal::tracer_in;
 use crate::remote::requests;
 use crate::remote::status::is_ending;
 use crate::remote::tracee::Running;
+use crate::remote::wait;
 use linux::text::text_of;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, gettid};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,17 @@ const ENDING: Duration = Duration::from_millis(10);
 pub(super) enum Over {
     Executed,
     Lost(i32),
+}
+
+/// The thread that traces a thread: `TracerPid` is no number of a process (`task_state`).
+fn tracer_of(thread: Pid) -> Option<Pid> {
+    let status = text_of(format!("/proc/{thread}/status")).unwrap_or_default();
+    tracer_in(&status)?.parse().ok().map(Pid::from_raw)
+}
+
+/// True where another thread or process than this thread traces a thread.
+pub(super) fn is_traced_by_another(thread: Pid) -> bool {
+    tracer_of(thread).is_some_and(|tracer| tracer != gettid())
 }
 
 impl LiveProcess {
@@ -49,7 +61,7 @@ impl LiveProcess {
     }
 
     /// True where a thread has vanished because it has executed another program: then it has the number of the process
-    /// and is still traced. It is released. No pending report is consumed.
+    /// and is still traced. It is released. No pending report is consumed but that of the exec.
     pub fn has_executed(&mut self) -> bool {
         let started = Instant::now();
         while self.over.is_none() {
@@ -57,7 +69,9 @@ impl LiveProcess {
                 Ok(true) => drop(self.note_exec()),
                 // It is stopped, and has executed nothing.
                 Ok(false) => break,
-                // On its way to that stop or another one, if this process traces it.
+                // Asked again once it has been waited for.
+                Err(_) if wait::exec_is_pending(self.pid) => drop(wait::poll(self.pid)),
+                // On its way to that stop or another one, if this thread traces it.
                 Err(_) if self.is_ours() => {
                     let limit = if is_ending(self.pid, self.pid.as_raw()) { ENDING } else { STOP_TIMEOUT };
                     if started.elapsed() > limit {
@@ -78,10 +92,9 @@ impl LiveProcess {
         executed
     }
 
-    /// True where this process traces the first thread.
+    /// True where this thread traces the first thread of the process.
     fn is_ours(&self) -> bool {
-        let status = text_of(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        tracer_in(&status).is_some_and(|tracer| tracer.parse() == Ok(std::process::id()))
+        tracer_of(self.pid) == Some(gettid())
     }
 
     /// Stops threads, unless the process is to be left alone. Where it has executed another program, none is held
@@ -114,5 +127,67 @@ impl LiveProcess {
             }
         }
         Ok(thread == self.pid.as_raw() && !self.traced.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::stop::OPTIONS;
+    use std::io::{BufRead, BufReader, Write, stdin};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio, id};
+
+    /// Set in the environment of the program whose second thread executes another one.
+    const EXECUTES: &str = "PAGELIFT_TEST_EXECUTES";
+
+    /// That program: each test has a thread of its own.
+    #[test]
+    fn program_that_executes_another() {
+        if std::env::var_os(EXECUTES).is_some() {
+            println!("\nready");
+            stdin().lines().next();
+            panic!("{}", Command::new("sleep").arg("60").exec());
+        }
+    }
+
+    #[test]
+    fn a_program_that_another_than_the_first_thread_has_executed_is_found_and_released() {
+        let name = "attach::stop::exec::tests::program_that_executes_another";
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--exact", name, "--nocapture"]).env(EXECUTES, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        lines.map(Result::unwrap).find(|line| line == "ready").unwrap();
+        let mut process = LiveProcess::new(child.id() as i32);
+        for thread in process.threads(|_| true).unwrap().threads {
+            assert!(process.seize(thread).unwrap());
+        }
+        child.stdin.take().unwrap().write_all(b"now\n").unwrap();
+        let has_executed = process.has_executed();
+        let tracer = tracer_of(process.pid);
+        child.kill().unwrap();
+        // One that is still traced would not end before this thread.
+        assert_eq!((has_executed, process.is_replaced(), tracer), (true, true, None));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_is_ours_for_the_thread_that_traces_it() {
+        let traces = || {
+            let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+            let process = LiveProcess::new(child.id() as i32);
+            let look = || (process.is_ours(), is_traced_by_another(process.pid));
+            let before = look();
+            let running = Running::seize(process.pid, OPTIONS).unwrap();
+            let (here, elsewhere) = (look(), thread::scope(|scope| scope.spawn(look).join()));
+            child.kill().unwrap();
+            drop((running, child.wait()));
+            [before, here, elsewhere.unwrap()]
+        };
+        // The first thread of a process has the number of the process.
+        let (tid, found) = thread::spawn(move || (gettid().as_raw() as u32, traces())).join().unwrap();
+        assert_ne!(tid, id());
+        assert_eq!(found, [(false, false), (true, false), (false, true)]);
     }
 }

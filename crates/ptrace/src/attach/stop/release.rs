@@ -30,7 +30,11 @@ impl LiveProcess {
             if failed || chosen {
                 let _ = restart::give_way_to_signals(Pid::from_raw(thread), failed);
             }
-            if held.thread.detach(held.signal).is_err() {
+            let detached = held.thread.detach(held.signal);
+            if let Some(told) = self.told.take().filter(|_| self.since.is_none()) {
+                self.standstill.add_one(told.elapsed());
+            }
+            if detached.is_err() {
                 self.await_end(thread);
             }
         }

@@ -192,7 +192,7 @@ pub fn enter_loop(r: &mut Registers, code: Address, page: Address) {
 }
 
 /// Why a thread may be unable to make calls.
-pub const UNFIT: &str = "is in a restartable sequence";
+pub const UNFIT: &str = "is in a restartable sequence or in 32-bit code";
 
 /// True where the code restores all registers of the thread.
 pub fn can_be_put_back(_: Pid, _at_call: bool) -> bool {

@@ -177,15 +177,20 @@ fn are_ours(thread: Pid, status: &ThreadStatus) -> bool {
 /// A sentence that says why the process cannot be lifted: what was found and what is needed.
 pub fn permit(thread: Pid, status: &ThreadStatus, needed: &[NamedCall]) -> Result<Filters, String> {
     let filters = Filters::of(thread, status)?;
-    let refused = match &filters {
+    check(&filters, needed).map(|()| filters)
+}
+
+/// Checks that filters allow the `needed` calls.
+///
+/// # Errors
+/// As for [`permit`].
+pub fn check(filters: &Filters, needed: &[NamedCall]) -> Result<(), String> {
+    let refused = match filters {
         Filters::SameAsOurs => killed_for(),
         // The address 0 has no code, so that no filter makes an exception for it.
         _ => needed.iter().find(|(_, number, a)| filters.judge(*number, *a, 0) != Verdict::Allowed).map(|call| call.0),
     };
-    match refused {
-        None => Ok(filters),
-        Some(call) => Err(refusal(call)),
-    }
+    refused.map_or(Ok(()), |call| Err(refusal(call)))
 }
 
 /// Returns the sentence for a call that the filters of a thread refuse.
