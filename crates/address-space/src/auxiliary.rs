@@ -85,6 +85,20 @@ mod tests {
     }
 
     #[test]
+    fn each_entry_is_found_by_its_kind() {
+        let read = |words: &[u64]| {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            AuxiliaryVector::parse(&bytes)
+        };
+        let (places, path) = ([AT_PHDR, 0x40, AT_BASE, 0x7000, AT_ENTRY, 0x1000], [AT_EXECFN, 0x7ff0]);
+        let vector = read(&[&places[..], &path, &[AT_CLKTCK, 100]].concat());
+        assert_eq!((vector.program_headers(), vector.dynamic_linker()), (Some(Address(0x40)), Some(Address(0x7000))));
+        assert_eq!((vector.entry(), vector.executed_path()), (Some(Address(0x1000)), Some(Address(0x7ff0))));
+        assert_eq!(vector.clock_ticks(), Some(100));
+        assert_eq!(read(&[AT_CLKTCK, 0]).clock_ticks(), None);
+    }
+
+    #[test]
     fn a_vector_of_nothing_tells_nothing() {
         for bytes in [&[][..], &[0; 15], &[0; 16]] {
             let vector = AuxiliaryVector::parse(bytes);

@@ -235,6 +235,14 @@ Shared_Hugetlb:       19 kB
         assert!(parse_flags("VmFlags: rd\n").is_err() && parse_flags("none\n").is_err());
     }
 
+    #[test]
+    fn fields_of_later_kernels_are_passed_over_by_either_reader() {
+        let text = "1000-2000 rw-p 0 00:00 0\nVmFlags: rd wr\nVmLater:       3 kB\nProtectionKeys:  1\n";
+        let (flags, usage) = (parse_flags(text).unwrap().remove(0), parse_smaps(text).unwrap().remove(0));
+        assert_eq!((flags.flags.as_str(), flags.protection_key), ("rd wr", 0));
+        assert_eq!((usage.flags.as_str(), usage.protection_key), ("rd wr", 0));
+    }
+
     proptest! {
         #[test]
         fn no_damaged_smaps_makes_the_reader_panic(at in 0..TEXT.len(), with in any::<char>()) {

@@ -176,4 +176,13 @@ mod tests {
         let none = space().free_place_below(Address(0x20000), 0x9000, size, 0x3000, 0x1000, Address(0x8000));
         assert_eq!(none, None);
     }
+
+    #[test]
+    fn a_free_place_with_its_margin_may_begin_at_the_lowest_address() {
+        let size = PageSize::new(0x1000).unwrap();
+        let place = |lowest| {
+            AddressSpace::default().free_place_below(Address(0x8000), 0x2000, size, 0, 0x1000, Address(lowest))
+        };
+        assert_eq!([place(0x4000), place(0x4001)], [Some(Address(0x5000)), None]);
+    }
 }

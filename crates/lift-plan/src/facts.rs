@@ -317,4 +317,28 @@ mod tests {
         let without = MachineFacts { thp: None, ..facts() };
         assert_eq!(without.clone().with_thp_off_in_process(), without);
     }
+
+    #[test]
+    fn a_mapping_shows_a_file_by_its_path_device_and_inode_together() {
+        let file = CachedFile { path: "/bin/exe".into(), device: (0xfe, 0), inode: 7, ..CachedFile::default() };
+        let lines = "\
+1000-2000 r-xp 0 fe:00 7 /bin/exe
+2000-3000 r-xp 0 fe:00 8 /bin/exe
+3000-4000 r-xp 0 fe:01 7 /bin/exe
+4000-5000 r-xp 0 fe:00 7 /bin/other
+5000-6000 rw-p 0 00:00 0
+";
+        let space = AddressSpace::parse(lines).unwrap();
+        let shown: Vec<_> = space.mappings().iter().map(|mapping| file.is_shown_by(mapping)).collect();
+        assert_eq!(shown, [true, false, false, false, false]);
+    }
+
+    #[test]
+    fn a_part_is_held_by_one_huge_part_that_has_all_of_it() {
+        let file = CachedFile { huge: vec![0x1000..0x3000, 0x5000..0x6000], ..CachedFile::default() };
+        let held = [0x1000..0x3000, 0x2000..0x3000, 0x5000..0x6000];
+        let not_held = [0..0x2000, 0x2000..0x4000, 0x2000..0x6000, 0x6000..0x7000];
+        assert!(held.iter().all(|part| file.holds(part)));
+        assert!(!not_held.iter().any(|part| file.holds(part)));
+    }
 }

@@ -135,6 +135,12 @@ mod tests {
     }
 
     #[test]
+    fn a_mask_has_as_many_words_as_its_last_node_needs() {
+        let masks = [&[7][..], &[63], &[64]].map(|numbers| nodes(numbers).mask());
+        assert_eq!(masks, [vec![1u64 << 7], vec![1 << 63], vec![0, 1]]);
+    }
+
+    #[test]
     fn one_node_needs_no_placement_and_has_no_second() {
         for numa in [Numa::Own, Numa::Local, Numa::Interleave, Numa::Node(0)] {
             assert_eq!(place(&machine(None), numa), Ok(None));
@@ -211,5 +217,12 @@ mod tests {
         assert_eq!(bound(&[0]), (400, "available memory of node 0".into()));
         assert_eq!(bound(&[0, 1]), (900, "available memory".into()));
         assert_eq!(memory_bound(&machine, None), (900, "available memory".into()));
+    }
+
+    #[test]
+    fn a_node_with_as_much_memory_as_the_machine_is_no_bound() {
+        let machine = MachineFacts { memory_available: 400, ..two_nodes(&[0, 1], None) };
+        let first = Placed { placement: None, nodes: nodes(&[0]) };
+        assert_eq!(memory_bound(&machine, Some(&first)), (400, "available memory".into()));
     }
 }

@@ -368,6 +368,11 @@ mod tests {
                 "--numa node=1, or a cpuset with the wanted node",
             ),
             (
+                Reason::NoLocalNode,
+                "found no node for the CPU that it runs on, needed by --numa local",
+                "--numa node=NUMBER",
+            ),
+            (
                 Reason::SharedPages,
                 "its pages are shared with other processes, so that --numa cannot choose their node",
                 "--pages hugetlb or --pages thp, which copy",

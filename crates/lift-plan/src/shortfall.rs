@@ -57,4 +57,12 @@ mod tests {
         assert!(edges.is_expected && edges.bytes == 400);
         assert_eq!(Shortfall::weightiest([]), None);
     }
+
+    #[test]
+    fn of_ranges_that_are_as_large_the_first_gives_its_reason() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let [first, second] = [100, 101].map(|bytes| Reason::NoWholePage { bytes, size });
+        let found = Shortfall::weightiest([(100, &first), (100, &second)]).unwrap();
+        assert_eq!((found.bytes, found.reason), (200, &first));
+    }
 }

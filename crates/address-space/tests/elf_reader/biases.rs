@@ -103,9 +103,30 @@ fn of_two_places_that_overlap_the_one_that_explains_more_is_right() {
     assert_eq!(biases(&mappings), [BIAS]);
 }
 
+/// Of the file only the code is left where it was loaded.
+#[test]
+fn other_bytes_at_the_places_of_segments_explain_nothing() {
+    let below = (BIAS - 0x1000, BIAS, "r--", 0);
+    let around = [(0x6000, 0x7000, "r--", 0x30_0000), MAPPINGS[1], (0xd000, 0xe000, "r--", 0x30_1000)];
+    let mappings: Vec<Line> = std::iter::once(below).chain(around.map(|line| at(BIAS, line))).collect();
+    assert_eq!(biases(&mappings), [BIAS]);
+}
+
 #[test]
 fn an_object_that_is_loaded_twice_has_two_biases_lowest_first() {
     let mut mappings = vec![at(BIAS, MAPPINGS[1])];
     mappings.extend(MAPPINGS.map(|line| at(BIAS + 0x10_0000, line)));
     assert_eq!(biases(&mappings), [BIAS, BIAS + 0x10_0000]);
+}
+
+/// A program can map a file at more places than are looked at.
+#[test]
+fn of_too_many_biases_those_that_most_bytes_speak_for_are_kept() {
+    const MOST: u64 = 64;
+    let bias = |number: u64| BIAS + number * 0x10_0000;
+    let one_page = (0x7000, 0x8000, "r-x", 0x6000);
+    let mut mappings: Vec<Line> = (0..MOST).map(|number| at(bias(number), one_page)).collect();
+    mappings.extend(MAPPINGS.map(|line| at(bias(MOST), line)));
+    let expected: Vec<u64> = (0..MOST - 1).chain([MOST]).map(bias).collect();
+    assert_eq!(biases(&mappings), expected);
 }

@@ -136,6 +136,41 @@ fn second_sources_are_kept_as_far_as_means_reach() {
     assert_eq!(allowed(CODE + DATA - 1), [vec![Source::Hugetlb, Source::Thp], vec![]]);
 }
 
+/// A program of 2 huge pages of read-only data and 2 of code.
+fn two_ranges() -> Program {
+    let segments = vec![Segment::new(Protection::READ, 2 * HUGE), Segment::new(Protection::READ_EXECUTE, 2 * HUGE)];
+    let mut program = Program::new("two ranges");
+    program.load(&Shape::new("/bin/exe", ObjectRole::Executable, 16 * HUGE, segments), true);
+    program.finish()
+}
+
+fn attempts_of_each(program: &Program, machine: &MachineFacts, policy: &Policy) -> Vec<usize> {
+    plan(&program.facts, machine, policy).lifts.iter().map(|lift| lift.attempts.len()).collect()
+}
+
+#[test]
+fn second_sources_of_several_ranges_count_together() {
+    let with = |memory_available| {
+        attempts_of_each(&two_ranges(), &MachineFacts { memory_available, ..machine() }, &Policy::default())
+    };
+    assert_eq!(with(4 * HUGE), [2, 2]);
+    assert_eq!(with(4 * HUGE - 1), [2, 1], "each by itself would be enough for either");
+    assert_eq!(with(2 * HUGE - 1), [1, 1]);
+}
+
+/// An image takes no memory, and each of the two sources behind it takes all of the range's.
+#[test]
+fn second_sources_behind_images_count_together_against_what_the_user_allows() {
+    let program = two_ranges().imaged(HUGE);
+    let allowed =
+        |most| attempts_of_each(&program, &machine(), &Policy { max_memory: Some(most), ..Policy::default() });
+    assert_eq!(allowed(8 * HUGE), [3, 3]);
+    assert_eq!(allowed(8 * HUGE - 1), [3, 2]);
+    assert_eq!(allowed(4 * HUGE), [3, 1]);
+    assert_eq!(allowed(4 * HUGE - 1), [2, 1]);
+    assert_eq!(allowed(2 * HUGE - 1), [1, 1]);
+}
+
 /// A program may make its heap executable (mprotect(2)); it is no more copied than other such memory.
 #[test]
 fn a_heap_that_is_writable_and_executable_stays() {
@@ -148,4 +183,17 @@ fn a_heap_that_is_writable_and_executable_stays() {
     assert!(made.lifts.is_empty(), "{made:?}");
     assert!(made.refusals.iter().all(|refusal| refusal.reason == Reason::WritableAndExecutable));
     assert_eq!(made.refusals.iter().map(|refusal| refusal.range.len()).sum::<u64>(), 8 * HUGE);
+}
+
+#[test]
+fn without_huge_pages_and_on_another_machine_all_is_refused_for_that() {
+    let without = MachineFacts { pools: Vec::new(), default_hugetlb: None, thp: None, ..machine() };
+    let other = MachineFacts { elf_machine: crate::support::MACHINE + 1, ..machine() };
+    let built_for = Reason::OtherMachine(crate::support::MACHINE);
+    for (machine, reason) in [(without, Reason::NoHugePages), (other, built_for)] {
+        let plan = made(&machine, &Policy::default());
+        assert!(plan.lifts.is_empty() && plan.refusals.iter().all(|refusal| refusal.reason == reason), "{plan:?}");
+        assert_eq!(plan.refusals.iter().map(|refusal| refusal.range.len()).sum::<u64>(), 5 * HUGE);
+        assert_eq!(plan.considered, 5 * HUGE);
+    }
 }

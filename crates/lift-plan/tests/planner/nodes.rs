@@ -1,10 +1,10 @@
 //! Pages and memory count where they may be used, and new pages get a policy where the user asks for nodes.
 
-use crate::support::{PAGE, Program, Segment, Shape, machine_with, page_size};
+use crate::support::{PAGE, Program, Segment, Shape, machine_with, page_size, range};
 use address_space::{ObjectRole, Protection};
 use lift_plan::{
-    MachineFacts, NodeFacts, Nodes, Numa, NumaFacts, Pages, Plan, Policy, Preference, Reason, Source, Step, plan,
-    steps_of,
+    MachineFacts, NodeFacts, Nodes, Numa, NumaFacts, Pages, Placement, Plan, Policy, Preference, Reason, Source, Step,
+    plan, steps_of,
 };
 
 const HUGE: u64 = 4 * PAGE;
@@ -49,6 +49,20 @@ fn pages_of_other_nodes_are_named_and_not_used() {
     }
     assert_eq!(sources(&short(Numa::Own, &[0, 1])), [Source::Hugetlb]);
     assert_eq!(sources(&short(Numa::Local, &[0, 1])), [Source::Hugetlb]);
+}
+
+#[test]
+fn other_nodes_are_named_only_where_their_pages_would_be_enough() {
+    let size = page_size(HUGE);
+    let reason = |free: [u64; 2]| {
+        let plan = made(&machine(free, &[0, 1]), Pages::Hugetlb, Numa::Node(0));
+        plan.refusals[0].reason.clone()
+    };
+    let too_small = |available, total| Reason::PoolTooSmall { size, needed: 3, available, total };
+    assert_eq!(reason([2, 0]), too_small(2, 2));
+    assert_eq!(reason([1, 1]), too_small(1, 2));
+    let elsewhere = Reason::PoolOnOtherNodes { size, needed: 3, available: 0, elsewhere: 3, nodes: nodes(&[0]) };
+    assert_eq!(reason([0, 3]), elsewhere);
 }
 
 #[test]
@@ -114,6 +128,26 @@ fn memory_has_its_policy_before_its_pages() {
     }
     let own = made(&machine([40, 40], &[0, 1]), Pages::Hugetlb, Numa::Own);
     assert_eq!(own.lifts[0].attempts[0].placement, None);
+}
+
+/// What an image shows is there already, and memory that stays where it is keeps the program's own policy.
+#[test]
+fn only_what_is_copied_gets_a_policy() {
+    let mut program = program().imaged(HUGE);
+    program.facts.images.iter_mut().for_each(|span| span.node = Some(1));
+    program.heap(range(64 * HUGE, 66 * HUGE));
+    let program = program.finish();
+    let policy = Policy { numa: Numa::Node(1), ..Policy::default() };
+    let made = plan(&program.facts, &machine([40, 40], &[0, 1]), &policy);
+    let attempts = made.lifts.iter().flat_map(|lift| &lift.attempts);
+    let placed: Vec<_> = attempts.map(|attempt| (attempt.source, attempt.placement.clone())).collect();
+    let bound = Some(Placement { preference: Preference::Bind, nodes: nodes(&[1]) });
+    let of_code = [(Source::Image, None), (Source::Hugetlb, bound.clone()), (Source::Thp, bound)];
+    assert_eq!(placed, [&of_code[..], &[(Source::Thp, None)]].concat());
+    // A node that may not be used is no matter to the heap, which takes no pages by the user's choice.
+    let forbidden = plan(&program.facts, &machine([40, 40], &[0]), &policy);
+    assert_eq!(sources(&forbidden), [Source::Thp]);
+    assert_eq!(forbidden.lifts[0].object, "[heap]");
 }
 
 #[test]

@@ -114,3 +114,27 @@ fn whatever_else_may_serve_needs_the_entry() {
     }
     assert_eq!(start_work(&before_exec(&object, &huge, true), &of_files()), StartWork::AtEntry);
 }
+
+#[test]
+fn the_dynamic_linker_and_a_program_of_another_machine_need_the_entry() {
+    let huge = random::huge_parts(0b1111);
+    let work = |object: &LoadedObject| start_work(&before_exec(object, &huge, false), &of_files());
+    let mut object = large(ElfKind::FixedAddress, base_page().bytes());
+    assert_eq!(work(&object), StartWork::Nothing);
+    object.image.machine = MACHINE + 1;
+    assert_eq!(work(&object), StartWork::AtEntry);
+    object.image.machine = MACHINE;
+    object.image.soname = Some("ld-linux-x86-64.so.2".to_owned());
+    assert_eq!(work(&object), StartWork::AtEntry);
+}
+
+/// Its address cannot be told before it is mapped.
+#[test]
+fn a_program_that_relocates_itself_needs_the_entry_however_it_is_aligned() {
+    let huge = random::huge_parts(0b1111);
+    for align in [base_page().bytes(), HUGE] {
+        let mut object = large(ElfKind::PositionIndependent, align);
+        object.image.interpreter = None;
+        assert_eq!(start_work(&before_exec(&object, &huge, false), &of_files()), StartWork::AtEntry, "{align}");
+    }
+}
