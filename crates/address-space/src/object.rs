@@ -132,7 +132,7 @@ fn fitting_bytes(image: &ElfImage, space: &AddressSpace, mappings: &[usize], bas
             let offset_here = mapping.offset.wrapping_add(shared.start() - mapping.range.start());
             let offset_wanted =
                 (segment.offset & !(base_page.bytes() - 1)).wrapping_add(shared.start() - pages.start());
-            if !shared.is_empty() && offset_here == offset_wanted {
+            if offset_here == offset_wanted {
                 bytes += shared.len();
             }
         }

@@ -86,7 +86,7 @@ pub fn choose_cached_base(
     let step = image.largest_alignment(base_page);
     let mut all = Coverable::default();
     pieces_at(image, 0, base_page, kinds).iter().for_each(|piece| all.add(piece));
-    let read_only = image.segments.iter().filter(|segment| !segment.protection.write && segment.file_size > 0);
+    let read_only = image.segments.iter().filter(|segment| !segment.protection.write);
     let distances = read_only.map(|segment| segment.offset.wrapping_sub(segment.memory.start().0) % size.bytes());
     let mut candidates: Vec<u64> = distances.filter(|offset| offset % step.bytes() == 0).collect();
     candidates.sort_unstable();
@@ -111,7 +111,6 @@ fn offset_of(image: &ElfImage, piece: &Piece, bias: u64, base_page: PageSize) ->
     if !as_mapped || !file_pages_of(segment, base_page).contains(start) {
         return None;
     }
-    let first = segment.memory.start().align_down(base_page);
-    let in_first_page = segment.memory.start() - first;
-    Some(segment.offset.checked_sub(in_first_page)? + (start - first))
+    // Addresses and offsets keep one distance in all of a segment.
+    start.0.checked_add(segment.offset)?.checked_sub(segment.memory.start().0)
 }

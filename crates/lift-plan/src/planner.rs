@@ -459,7 +459,7 @@ impl<'a> Planner<'a> {
     fn pool_shortage(&self, needed: u64, available: u64, total: u64) -> Reason {
         let (size, elsewhere) = (self.size, self.pool_elsewhere.get(&self.size).copied().unwrap_or(0));
         match &self.placed {
-            Ok(Some(placed)) if elsewhere > 0 && available + elsewhere >= needed => {
+            Ok(Some(placed)) if available + elsewhere >= needed => {
                 Reason::PoolOnOtherNodes { size, needed, available, elsewhere, nodes: placed.nodes.clone() }
             }
             _ => match self.machine.pool_limits.iter().find(|limit| limit.size == size && limit.pool >= needed) {
