@@ -25,9 +25,9 @@ use crate::remote::thread_list::{Listing, user_threads};
 use crate::remote::tracee::{Running, Stopped};
 use crate::remote::wait::{Stop, WaitReport};
 use address_space::AddressRange;
-use exec::{Over, is_traced_by_another};
+use exec::{Over, is_traced_by_another, tracer_of};
 use nix::errno::Errno;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, gettid};
 use permission::NotPermitted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -159,11 +159,12 @@ impl LiveProcess {
                     }
                 }
             }
-            if let Some(refused) = self.not_permitted.covers(threads.into_iter()) {
+            if let Some(refused) = self.not_permitted.covers(threads.iter().copied()) {
                 return Err(refused);
             }
             if Instant::now() > deadline {
-                return Err(StopError::NoneFit);
+                // Of those that fit each was refused, and the others may never fit.
+                return Err(self.not_permitted.of_any(threads.into_iter()).unwrap_or(StopError::NoneFit));
             }
             // Tries again when threads have moved on.
             thread::sleep(Duration::from_millis(1));
@@ -222,12 +223,13 @@ impl LiveProcess {
                 return Ok(Pid::from_raw(thread));
             }
             let refused = self.not_permitted.covers(self.stopped.keys().copied());
+            let of_any = self.not_permitted.of_any(self.stopped.keys().copied());
             self.release_all();
             if let Some(refused) = refused {
                 return Err(refused);
             }
             if Instant::now() > deadline {
-                return Err(StopError::NoneFit);
+                return Err(of_any.unwrap_or(StopError::NoneFit));
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -493,6 +495,10 @@ impl LiveProcess {
             Err(Errno::EPERM) if is_ending(self.pid, thread) => Ok(false),
             Err(Errno::EPERM) if !is_traced_by_another(Pid::from_raw(thread)) && self.has_executed() => {
                 Err(StopError::Executed)
+            }
+            // It was told to stop by an executor that this thread had before, and has not yet.
+            Err(Errno::EPERM) if tracer_of(Pid::from_raw(thread)) == Some(gettid()) => {
+                Err(StopError::DoesNotStop(thread))
             }
             Err(errno) => Err(StopError::Refused(refusal(Pid::from_raw(thread), &errno.desc(), Tracer::Other))),
         }

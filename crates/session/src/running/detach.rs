@@ -100,11 +100,17 @@ fn sealed_of(pid: i32, lifted: &[Lifted<'_>]) -> Result<Option<AddressRange>, Se
     Ok(lifted.iter().map(|lifted| lifted.range).find(|range| ranges.iter().any(|sealed| sealed.overlaps(*range))))
 }
 
-/// Returns the number of bytes of a range that are put back at a time, so that no page of the pool is cut: its size divides
-/// the start and the length of the range.
-fn put_back_at_once(range: AddressRange) -> u64 {
-    let divisor = 1u64 << (range.start().0 | range.len()).trailing_zeros().min(u64::BITS - 1);
-    PUT_BACK_AT_ONCE.max(divisor)
+/// Returns the number of bytes of a range that are put back at a time. No page of the pool is cut: its size divides the start
+/// and the length of the range. Of an image hardly anything is compared.
+fn put_back_at_once(range: AddressRange, name: &MappingName) -> u64 {
+    match name {
+        MappingName::HugetlbAnonymous => {
+            let divisor = 1u64 << (range.start().0 | range.len()).trailing_zeros().min(u64::BITS - 1);
+            PUT_BACK_AT_ONCE.max(divisor)
+        }
+        MappingName::File { .. } => u64::MAX,
+        _ => PUT_BACK_AT_ONCE,
+    }
 }
 
 /// A range that shows a copy instead of its file.
@@ -112,6 +118,8 @@ struct Lifted<'a> {
     object: &'a LoadedObject,
     segment: LoadSegment,
     range: AddressRange,
+    /// Number of bytes of it that are put back at a time.
+    at_once: u64,
     /// The pool mapping that it shares with another segment.
     shared_page: Option<Mapping>,
 }
@@ -132,7 +140,8 @@ fn lifted_ranges<'a>(space: &AddressSpace, objects: &'a [LoadedObject]) -> Vec<L
                 let shared_page = spans_more.then(|| mapping.clone());
                 let range = if spans_more { mapping.range } else { range };
                 if lifted.iter().all(|other: &Lifted<'_>| other.range != range) {
-                    lifted.push(Lifted { object, segment: *segment, range, shared_page });
+                    let at_once = put_back_at_once(range, &mapping.name);
+                    lifted.push(Lifted { object, segment: *segment, range, at_once, shared_page });
                 }
             }
         }
@@ -159,7 +168,7 @@ fn restore(
     lifted: &Lifted<'_>,
 ) -> Result<(), SessionError> {
     if let Some(whole) = &lifted.shared_page {
-        return Ok(move_to_ordinary(executor, whole.range, whole.protection, put_back_at_once(whole.range))?);
+        return Ok(move_to_ordinary(executor, whole.range, whole.protection, lifted.at_once)?);
     }
     let path = own_path(pid, space, lifted.object)?;
     let path = path.to_str().ok_or_else(|| SessionError::Refused(format!("{} is no UTF-8", path.display())))?;
@@ -167,7 +176,7 @@ fn restore(
     let protection = object_protection(lifted.object, offset);
     let file = Some(FileMapping { path, offset, protection });
     let parts = &[RestoredPart { range: lifted.range, protection, file }];
-    let (range, at_once) = (lifted.range, put_back_at_once(lifted.range));
+    let Lifted { range, at_once, .. } = *lifted;
     let whole = RestoredRange { range, protection, is_pool: false, at_once, parts };
     lift_execution::restore(executor, &whole, |executor, _, copy| changes_in(executor, lifted, copy))
 }
@@ -229,8 +238,11 @@ mod tests {
     #[test]
     fn no_page_of_the_pool_is_cut() {
         const MIB: u64 = 1 << 20;
-        let at_once = |start, length| put_back_at_once(AddressRange::sized(Address(start), length)) / MIB;
-        assert_eq!([at_once(6 * MIB, 10 * MIB), at_once(6 * MIB + 4096, 3 * MIB)], [4, 4]);
-        assert_eq!([at_once(32 * MIB, 96 * MIB), at_once(1 << 30, 3 << 30)], [32, 1024]);
+        let at_once = |start, length, name: MappingName| {
+            put_back_at_once(AddressRange::sized(Address(start), length), &name) / MIB
+        };
+        let pool = |start, length| at_once(start, length, MappingName::HugetlbAnonymous);
+        assert_eq!([pool(6 * MIB, 10 * MIB), pool(32 * MIB, 96 * MIB), pool(1 << 30, 3 << 30)], [4, 32, 1024]);
+        assert_eq!(at_once(1 << 30, 3 << 30, MappingName::Anonymous), 4, "transparent huge pages may be cut");
     }
 }

@@ -15,8 +15,11 @@ use crate::SessionError;
 use address_space::{AddressSpace, LoadedObject};
 use lift_execution::CallError;
 use machine_facts::{Cgroups, System, base_page};
+use nix::unistd::{Pid, gettid};
 use ptrace::attach::{LiveExecutor, StopWaiter, Target};
+use std::path::Path;
 use std::thread;
+use std::time::{Duration, Instant};
 
 fn executor_for(target: Target, space: &AddressSpace, objects: &[LoadedObject]) -> Result<LiveExecutor, SessionError> {
     let pid = target.pid();
@@ -44,5 +47,21 @@ fn refused(executor: LiveExecutor, error: &CallError) -> SessionError {
 fn in_own_thread<T: Send>(work: impl FnOnce() -> Result<T, SessionError> + Send) -> Result<T, SessionError> {
     // The signals that report stops must not reach the calling thread.
     let _signals = StopWaiter::take();
-    thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    let joined = thread::scope(|scope| scope.spawn(|| (gettid(), work())).join());
+    let (worker, result) = joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    await_end(worker);
+    result
 }
+
+/// Waits until the kernel has ended a thread that was joined: only then it no longer traces what it could not release, and
+/// another thread may.
+fn await_end(thread: Pid) {
+    let task = format!("/proc/self/task/{thread}");
+    let deadline = Instant::now() + THREAD_END_TIMEOUT;
+    while Path::new(&task).exists() && Instant::now() < deadline {
+        thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Maximum wait for the kernel to end a thread.
+const THREAD_END_TIMEOUT: Duration = Duration::from_secs(1);

@@ -14,7 +14,7 @@ use super::LiveExecutor;
 use crate::attach::calls_of_thread::Calls;
 use crate::remote::RemoteMemory;
 use crate::remote::calls::failed;
-use address_space::{Address, AddressRange, RangeSet};
+use address_space::{Address, AddressRange, PageSize, RangeSet};
 use lift_execution::CallError;
 use lift_plan::holds_probe;
 use nix::errno::Errno;
@@ -39,7 +39,7 @@ pub(super) struct Comparison {
     contents: Vec<u8>,
     in_range: Vec<u8>,
     in_copy: Vec<u8>,
-    base_page: u64,
+    base_page: PageSize,
 }
 
 impl Comparison {
@@ -68,6 +68,7 @@ impl Comparison {
     /// # Errors
     /// [`CHANGED`]; the pagemap or the memory cannot be read.
     pub fn expect_same(&mut self, calls: &Calls<'_, '_>) -> Result<(), CallError> {
+        self.take_over_code(calls);
         let changed = calls.pagemap.changed(self.range).map_err(|error| failed("reading the pagemap", &error))?;
         for part in changed.iter() {
             let mut at = part.start();
@@ -78,6 +79,21 @@ impl Comparison {
             }
         }
         Ok(())
+    }
+
+    /// Has a copy in anonymous memory hold the code of this lift, too, with the place to which the thread of this call returns:
+    /// it was written to the range since, and is no change of the program's.
+    fn take_over_code(&mut self, calls: &Calls<'_, '_>) {
+        let code = calls.page.code().intersect(self.range);
+        let copied = self.copy_of(code.start(), code.len());
+        if code.is_empty() || !calls.pagemap.changed(copied.widened(self.base_page)).is_ok_and(|of| of.covers(copied)) {
+            return;
+        }
+        let mut bytes = vec![0; code.len() as usize];
+        // What cannot be written differs, and is refused.
+        if calls.memory.read(code.start(), &mut bytes).is_ok() && calls.memory.write(copied.start(), &bytes).is_ok() {
+            self.read.remove(copied.widened(self.base_page));
+        }
     }
 
     fn expect_same_part(&mut self, memory: &RemoteMemory, part: AddressRange) -> Result<(), CallError> {
@@ -93,7 +109,8 @@ impl Comparison {
             memory.read(copied.start(), in_copy).map_err(unreadable)?;
             in_copy
         };
-        match in_range == in_copy || differs_by_probes(in_range, in_copy, copied, &self.probed, self.base_page) {
+        match in_range == in_copy || differs_by_probes(in_range, in_copy, copied, &self.probed, self.base_page.bytes())
+        {
             true => Ok(()),
             false => Err(CHANGED),
         }
@@ -122,7 +139,7 @@ impl LiveExecutor {
             contents: Vec::new(),
             in_range: vec![0; length],
             in_copy: vec![0; length],
-            base_page: self.base_page.bytes(),
+            base_page: self.base_page,
         };
         // Where the kernel does not tell, it is asked again in the stop.
         comparison.read_copy(&self.memory, &self.pagemap.changed(range).unwrap_or_default());

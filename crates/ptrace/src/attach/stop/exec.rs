@@ -26,7 +26,7 @@ pub(super) enum Over {
 }
 
 /// The thread that traces a thread: `TracerPid` is no number of a process (`task_state`).
-fn tracer_of(thread: Pid) -> Option<Pid> {
+pub(super) fn tracer_of(thread: Pid) -> Option<Pid> {
     let status = text_of(format!("/proc/{thread}/status")).unwrap_or_default();
     tracer_in(&status)?.parse().ok().map(Pid::from_raw)
 }

@@ -50,6 +50,11 @@ impl NotPermitted {
         why.map(|why| StopError::Refused(why.clone()))
     }
 
+    /// Why one of these threads may make no calls; `None` where none was refused.
+    pub(super) fn of_any(&self, mut threads: impl Iterator<Item = i32>) -> Option<StopError> {
+        threads.find_map(|thread| self.threads.get(&thread)).map(|why| StopError::Refused(why.clone()))
+    }
+
     /// Checks whether these filters of a thread let it make the calls.
     fn take(&mut self, thread: i32, filters: Result<Filters, String>) -> Option<Filters> {
         let why = match filters {
@@ -103,6 +108,7 @@ mod tests {
         assert!(why.contains("does not let it call munmap"), "{why}");
         assert_eq!(threads.covers([5].into_iter()).unwrap().to_string(), "it is in strict mode");
         assert!(threads.covers([1, 3].into_iter()).is_none());
+        assert!(threads.of_any([3, 1].into_iter()).is_some() && threads.of_any([3, 4].into_iter()).is_none());
         threads.forget(1);
         assert!(threads.covers([1, 2].into_iter()).is_none());
     }

@@ -40,6 +40,12 @@ mod tests {
     #[test]
     fn only_the_time_from_the_request_to_the_release_counts_as_a_stop_of_one() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let status = format!("/proc/{}/status", child.id());
+        let sleeps = |status: String| status.starts_with("Name:\tsleep") && status.contains("State:\tS");
+        let limit = Instant::now() + Duration::from_secs(60);
+        while !std::fs::read_to_string(&status).is_ok_and(sleeps) && Instant::now() < limit {
+            thread::sleep(Duration::from_millis(1));
+        }
         let mut process = LiveProcess::new(child.id() as i32);
         let started = Instant::now();
         process.stop_one().unwrap();
