@@ -31,6 +31,10 @@ pub struct ExecutedPaths {
     pub paths: Vec<String>,
     /// The shell becomes the program (`exec`), so that its process is the program's.
     pub replaces_shell: bool,
+    /// Paths of other commands than `exec`, where there is one.
+    pub others: Vec<String>,
+    /// The shell becomes a program whose path is not known.
+    pub has_unknown: bool,
 }
 
 impl ExecCommand {
@@ -74,11 +78,17 @@ pub fn executed_paths(text: &str) -> ExecutedPaths {
         outer: Vec::new(),
         replacing: Vec::new(),
         called: Vec::new(),
-        has_exec: false,
+        execs: 0,
+        unknown: 0,
+        exec_of_command: None,
+        is_behind_pipe: false,
     };
     scanner.scan();
-    let paths = if scanner.has_exec { scanner.replacing } else { scanner.called };
-    ExecutedPaths { paths, replaces_shell: scanner.has_exec }
+    let Scanner { replacing, called, execs, unknown, .. } = scanner;
+    match execs {
+        0 => ExecutedPaths { paths: called, ..ExecutedPaths::default() },
+        _ => ExecutedPaths { paths: replacing, replaces_shell: true, others: called, has_unknown: unknown > 0 },
+    }
 }
 
 /// What a part of the text was opened by, which tells its end.
@@ -133,8 +143,20 @@ struct Scanner<'a> {
     replacing: Vec<String>,
     /// Paths of other commands.
     called: Vec<String>,
-    /// The shell itself becomes a program, of a known path or not.
-    has_exec: bool,
+    /// How often the shell itself becomes a program, and how often one of a path that is not known.
+    execs: usize,
+    unknown: usize,
+    /// The word of an `exec` in the command that is read, where that is one of the shell itself.
+    exec_of_command: Option<Executed>,
+    /// The command that is read stands behind a `|`: a copy of the shell executes it.
+    is_behind_pipe: bool,
+}
+
+/// What an `exec` of the shell itself has added.
+enum Executed {
+    Unknown,
+    New(String),
+    Again,
 }
 
 impl Scanner<'_> {
@@ -153,7 +175,9 @@ impl Scanner<'_> {
                 ' ' | '\t' | '\r' => self.end_word(),
                 '&' if self.signs.peek() == Some(&'>') => self.redirect(),
                 '<' | '>' => self.redirect(),
-                '\n' | ';' | '|' | '&' => self.end_command(),
+                '\n' | ';' => self.end_list(),
+                '|' | '&' if self.signs.next_if_eq(&sign).is_some() => self.end_list(),
+                '|' | '&' => self.end_copy(sign),
                 '(' => {
                     self.end_command();
                     self.open(Opened::Group);
@@ -282,6 +306,38 @@ impl Scanner<'_> {
         self.frame.is_target = true;
     }
 
+    fn end_list(&mut self) {
+        self.end_command();
+        self.end_exec(false);
+    }
+
+    /// Ends a command which a copy of the shell executes, in the background or with its output in a pipe.
+    fn end_copy(&mut self, sign: char) {
+        self.end_command();
+        self.end_exec(true);
+        self.is_behind_pipe = self.outer.is_empty() && sign == '|';
+    }
+
+    /// Forgets the `exec` of a command that has ended, which was none of the shell itself where a copy has made it.
+    fn end_exec(&mut self, is_copy: bool) {
+        if !self.outer.is_empty() {
+            return;
+        }
+        self.is_behind_pipe = false;
+        let Some(executed) = self.exec_of_command.take().filter(|_| is_copy) else { return };
+        self.execs -= 1;
+        match executed {
+            Executed::Unknown => self.unknown -= 1,
+            Executed::New(path) => {
+                self.replacing.retain(|other| *other != path);
+                if !self.called.contains(&path) {
+                    self.called.push(path);
+                }
+            }
+            Executed::Again => {}
+        }
+    }
+
     fn end_command(&mut self) {
         self.end_word();
         self.frame.expects = Expects::Command;
@@ -310,12 +366,22 @@ impl Scanner<'_> {
 
     /// Notes a word that is executed.
     fn note(&mut self, word: &Word, by_exec: bool) {
-        // In a substitution and in parentheses a copy of the shell becomes the program.
-        let replaces_shell = by_exec && self.outer.is_empty();
-        self.has_exec |= replaces_shell;
+        // In a substitution, in parentheses and behind a pipe a copy of the shell becomes the program.
+        let replaces_shell = by_exec && self.outer.is_empty() && !self.is_behind_pipe;
+        let is_path = is_path(word);
         let paths = if replaces_shell { &mut self.replacing } else { &mut self.called };
-        if is_path(word) && paths.len() < MOST_PATHS && !paths.contains(&word.text) {
+        let is_new = is_path && paths.len() < MOST_PATHS && !paths.contains(&word.text);
+        if is_new {
             paths.push(word.text.clone());
+        }
+        if replaces_shell {
+            self.execs += 1;
+            self.unknown += usize::from(!is_path);
+            self.exec_of_command = Some(match (is_path, is_new) {
+                (false, _) => Executed::Unknown,
+                (true, true) => Executed::New(word.text.clone()),
+                (true, false) => Executed::Again,
+            });
         }
     }
 }

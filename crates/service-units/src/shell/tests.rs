@@ -11,12 +11,22 @@ fn command(line: &str) -> ExecCommand {
     ExecCommand::parse_line(line).unwrap().remove(0)
 }
 
-fn by_exec(paths: &[&str]) -> ExecutedPaths {
-    ExecutedPaths { paths: paths.iter().map(|path| (*path).to_owned()).collect(), replaces_shell: true }
+fn owned(paths: &[&str]) -> Vec<String> {
+    paths.iter().map(|path| (*path).to_owned()).collect()
 }
 
 fn called(paths: &[&str]) -> ExecutedPaths {
-    ExecutedPaths { replaces_shell: false, ..by_exec(paths) }
+    ExecutedPaths { paths: owned(paths), ..ExecutedPaths::default() }
+}
+
+/// What is executed by `exec`: the paths, and whether the shell becomes the program.
+fn replaced(text: &str) -> (Vec<String>, bool) {
+    let executed = executed_paths(text);
+    (executed.paths, executed.replaces_shell)
+}
+
+fn by_exec(paths: &[&str]) -> (Vec<String>, bool) {
+    (owned(paths), true)
 }
 
 #[test]
@@ -34,7 +44,8 @@ fn the_server_of_mariadb_is_found() {
     let command = command(&exec_start([MARIADB])[0]);
     let text = command.shell_text().unwrap();
     assert!(text.starts_with("set -f; [ ! -e") && text.ends_with("$_WSREP_NEW_CLUSTER $VAR"), "{text}");
-    assert_eq!(executed_paths(&text), by_exec(&["/usr/sbin/mariadbd"]));
+    let expected = ExecutedPaths { replaces_shell: true, ..called(&["/usr/sbin/mariadbd"]) };
+    assert_eq!(executed_paths(&text), ExecutedPaths { others: owned(&["/usr/bin/galera_recovery"]), ..expected });
 }
 
 #[test]
@@ -67,7 +78,7 @@ fn the_text_is_what_the_options_leave() {
 fn what_exec_names_counts_before_all_else() {
     for (text, paths) in [
         ("exec /a/b -d", &["/a/b"][..]),
-        ("/c/d; X=1 exec /a/b & /e/f", &["/a/b"]),
+        ("/c/d; X=1 exec /a/b; /e/f", &["/a/b"]),
         ("exec -a name -l -c /a/b", &["/a/b"]),
         ("exec -cla 'a name' -- /a/b", &["/a/b"]),
         ("if [ -e /c/d ]; then exec /a/b; else exec '/e/f'; fi", &["/a/b", "/e/f"]),
@@ -81,8 +92,28 @@ fn what_exec_names_counts_before_all_else() {
         ("/c/d; exec server", &[]),
         ("/c/d; exec $SERVER; exec /a/*; exec \"/a/${X:-/b c}/d\"; exec /a/b?", &[]),
     ] {
-        assert_eq!(executed_paths(text), by_exec(paths), "{text}");
+        assert_eq!(replaced(text), by_exec(paths), "{text}");
     }
+}
+
+#[test]
+fn a_copy_of_the_shell_is_not_the_shell() {
+    for (text, paths) in [
+        ("exec /a/b | /c/d", &["/a/b", "/c/d"][..]),
+        ("/c/d | exec /a/b", &["/c/d", "/a/b"]),
+        ("exec /a/b 2>&1 | logger", &["/a/b"]),
+        ("exec /a/b & wait", &["/a/b"]),
+        ("exec $X & /c/d", &["/c/d"]),
+        ("/c/d; X=1 exec /a/b & /e/f", &["/c/d", "/a/b", "/e/f"]),
+    ] {
+        assert_eq!(executed_paths(text), called(paths), "{text}");
+    }
+    for (text, others) in [("/c/d | /e/f; exec /a/b", &["/c/d", "/e/f"][..]), ("true && exec /a/b || /c/d", &["/c/d"])]
+    {
+        let expected = ExecutedPaths { replaces_shell: true, others: owned(others), ..called(&["/a/b"]) };
+        assert_eq!(executed_paths(text), expected, "{text}");
+    }
+    assert!(executed_paths("exec /a/b; exec $X").has_unknown && !executed_paths("exec /a/b").has_unknown);
 }
 
 #[test]
@@ -117,7 +148,7 @@ fn quotes_around_a_path_are_removed() {
         ("exec \"/usr/a\\b\\\"c\"", "/usr/a\\b\"c"),
         ("exec '/usr/a*b'", "/usr/a*b"),
     ] {
-        assert_eq!(executed_paths(text), by_exec(&[path]), "{text}");
+        assert_eq!(replaced(text), by_exec(&[path]), "{text}");
     }
 }
 
@@ -126,7 +157,7 @@ fn what_is_left_open_is_not_executed() {
     for text in ["/a/b; exec '/c/d", "/a/b; exec \"/c/d", "/a/b $(/c/d", "/a/b `/c/d", "/a/b ( /c/d", "/a/b ${/c/d"] {
         assert_eq!(executed_paths(text), called(&["/a/b"]), "{text}");
     }
-    assert_eq!(executed_paths("exec /a/b \\"), by_exec(&["/a/b"]));
+    assert_eq!(replaced("exec /a/b \\"), by_exec(&["/a/b"]));
     assert_eq!(executed_paths(")) } /a/b"), called(&[]));
 }
 
@@ -154,6 +185,6 @@ proptest! {
     #[test]
     fn a_quoted_path_is_found(path in "(/[ -~&&[^$,/']]{1,8}){1,4}") {
         let text = format!("true && exec -l '{path}' \"$@\"");
-        prop_assert_eq!(executed_paths(&text), by_exec(&[&path]));
+        prop_assert_eq!(replaced(&text), by_exec(&[&path]));
     }
 }

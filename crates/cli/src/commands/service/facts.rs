@@ -6,7 +6,7 @@ use image_store::{DEFAULT_DIRECTORY, FileSystem, Store, StoreMount};
 use linux::executed::executed_path;
 use linux::nodes::has_several_nodes;
 use machine_facts::usual_huge_page;
-use service_units::{ExecCommand, Program, Shell, Surroundings, executed_paths, is_shell};
+use service_units::{ExecCommand, ExecutedPaths, Program, Shell, Surroundings, executed_paths, is_shell};
 use session::start::{CommandFiles, find_library};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -118,23 +118,36 @@ fn program(command: &ExecCommand, path: &str) -> Program {
     }
 }
 
-/// The programs that a command's shell executes by its own words.
+/// The program that a command's shell executes by its own words: the only one whose code may fill a huge page or, of those
+/// that are smaller, the only one that the shell becomes. Of several the user has to choose: all that `--only` names are
+/// waited for, so that the first one would stay traced.
 fn shell(command: &ExecCommand) -> Shell {
     let executed = command.shell_text().map(|text| executed_paths(&text)).unwrap_or_default();
-    let large = executed.paths.iter().filter(|path| !is_shell(path) && is_large_program(Path::new(path)));
-    let programs = large.map(|path| {
+    let ExecutedPaths { paths, replaces_shell, others, has_unknown } = &executed;
+    let files = |paths: &mut dyn Iterator<Item = &String>, is_meant: &dyn Fn(&ElfImage) -> bool| -> BTreeSet<PathBuf> {
+        paths.filter_map(|path| program_file(path, is_meant)).collect()
+    };
+    let mut found = files(&mut paths.iter().chain(others), &fills_a_page);
+    if found.is_empty() && *replaces_shell {
+        found = files(&mut paths.iter(), &|_| true);
+    }
+    let only = found.pop_first().filter(|_| found.is_empty() && !has_unknown);
+    let programs = only.map(|file| {
+        let path = file.display().to_string();
         let own = ExecCommand { privileges: command.privileges, ..ExecCommand::default() };
-        program(&own.found_at(path), path)
+        program(&own.found_at(&path), &path)
     });
-    Shell { programs: programs.collect(), is_replaced: executed.replaces_shell }
+    Shell { programs: programs.into_iter().collect(), is_replaced: *replaces_shell }
 }
 
-/// True for an ELF file that may be executed, and whose code or read-only data may fill a huge page.
-fn is_large_program(file: &Path) -> bool {
+/// The file of a program that is no shell, without links, where it may be executed and is an ELF file as it is meant. A link of
+/// another name would be a name that no program has.
+fn program_file(path: &str, is_meant: &dyn Fn(&ElfImage) -> bool) -> Option<PathBuf> {
+    let file = fs::canonicalize(path).ok().filter(|file| !is_shell(path) && !is_shell(&file.to_string_lossy()))?;
     let is_program = |metadata: fs::Metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0;
     // A pipe without a writer cannot be opened at once.
-    fs::metadata(file).is_ok_and(is_program)
-        && File::open(file).is_ok_and(|file| image_store::read_elf(&file).as_ref().is_ok_and(fills_a_page))
+    let image = fs::metadata(&file).is_ok_and(is_program).then(|| File::open(&file).ok()).flatten();
+    image.and_then(|file| image_store::read_elf(&file).ok()).filter(is_meant).map(|_| file)
 }
 
 /// True where code or read-only data may fill a huge page.
@@ -251,16 +264,27 @@ pub mod tests {
             let shell = program(&command, &command.path).shell?;
             Some((shell.programs.into_iter().map(|program| program.path).collect::<Vec<_>>(), shell.is_replaced))
         };
-        let [server, other, data, bash] = ["server", "other", "data", "bash"].map(path);
-        let line = format!("/bin/sh -c \"set -f; {other} || exit 1; exec {server} $OPTIONS\"");
-        assert_eq!(found(&line), Some((vec![server.clone()], true)));
-        let line = format!("/bin/sh -ec '{other}; \"{server}\" {data} &'");
-        assert_eq!(found(&line), Some((vec![other, server.clone()], false)));
+        std::os::unix::fs::symlink("server", path("link")).unwrap();
+        let [server, other, data, bash, small] = ["server", "other", "data", "bash", "small"].map(path);
+        let line = format!("/bin/sh -c \"set -f; {small} || exit 1; exec {} $OPTIONS\"", path("link"));
+        assert_eq!(found(&line), Some((vec![server.clone()], true)), "by the name of its file");
+        let line = format!("/bin/sh -ec '{small}; \"{server}\" {data} &'");
+        assert_eq!(found(&line), Some((vec![server.clone()], false)));
+        for several in [format!("{other}; exec {server}"), format!("[ -e /x ] && exec {other}; exec {server}")] {
+            assert_eq!(found(&format!("/bin/sh -c '{several}'")), Some((vec![], true)), "{several}");
+        }
+        assert_eq!(
+            found(&format!("/bin/sh -c '{other}; exec $$X'")),
+            Some((vec![], true)),
+            "what X names is not known"
+        );
         let line = format!("/bin/sh -c '{data}; {bash}; {}; {}; {}'", path("script"), path("none"), path("."));
         assert_eq!(found(&line), Some((vec![], false)), "none is a large program that can be executed");
-        // Without huge pages nothing is excluded by its size.
-        let small = if usual_huge_page().is_some() { vec![] } else { vec![path("small")] };
-        assert_eq!(found(&format!("/bin/sh -c 'exec {}'", path("small"))), Some((small, true)));
+        // One that the shell becomes need not be large: its libraries may be.
+        assert_eq!(found(&format!("/bin/sh -c 'exec {small}'")), Some((vec![small.clone()], true)));
+        if usual_huge_page().is_some() {
+            assert_eq!(found(&format!("/bin/sh -c '{small}'")), Some((vec![], false)));
+        }
         assert_eq!(found(&format!("/bin/sh {server}")), Some((vec![], false)));
         assert_eq!(found(&format!("{server} -c 'exec {server}'")), None);
     }
