@@ -240,7 +240,7 @@ fn a_record_without_observations_is_shown_too() {
     assert!(page.contains("made by an earlier version") && page.contains("the file was cut off"), "{page}");
     old.events.clear();
     let page = html(&[source("old", old.clone())]);
-    assert!(page.contains("Too few blocks to say") && page.contains("No pair was measured."), "{page}");
+    assert!(page.contains("Too few to say") && page.contains("No pair was measured."), "{page}");
     assert!(markdown(&[source("old", old)]).contains("too few to say"));
 }
 

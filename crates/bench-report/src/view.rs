@@ -189,7 +189,7 @@ impl Section {
         } else if self.arms.iter().all(|arm| arm.is_untried) {
             ("Nothing was lifted", "few")
         } else {
-            ("Too few blocks to say", "few")
+            ("Too few to say", "few")
         }
     }
 

@@ -1,7 +1,7 @@
 //! What an answer says, in words: for the terminal and for pages.
 
 use address_space::format_bytes;
-use bench_record::{Compared, Design, Ended, Figure, Record, Switch, WalkFigures, compared};
+use bench_record::{Compared, Design, Ended, Figure, MOST_BLOCKS, Record, Switch, WalkFigures, compared};
 use measure::statistics::{Estimate, GENERATIONS_FOR_T, median};
 use measure::toggle::{Answer, ArmAnswer, Finding, Measured, Per, Window};
 
@@ -52,8 +52,8 @@ pub fn finding(answer: &Answer, arm: usize) -> String {
         Finding::TooFew => match answer.starts_if_too_few(arm) {
             None => "too few to say; fix: a longer --for".to_owned(),
             Some(starts) => format!(
-                "{starts} starts are too few to say, for two processes of one program differ; fix: a longer --for, and --starts \
-                 {GENERATIONS_FOR_T} or more"
+                "too few starts to say: found {starts}, needed {GENERATIONS_FOR_T}, for two processes of one program differ; fix: a \
+                 longer --for, with --starts {GENERATIONS_FOR_T} or more"
             ),
         },
     }
@@ -64,21 +64,24 @@ pub fn said(record: &Record, answer: &Answer, arm: usize) -> String {
     let found = finding(answer, arm);
     match record.lifted_nothing(arm) {
         None => found,
-        Some(why) if answer.arms[arm].blocks == 0 || is_untried(record, answer, arm) => {
-            format!("nothing was lifted: {why}")
-        }
+        Some(why) if answer.arms[arm].blocks == 0 => format!("nothing was lifted: {why}"),
         // Only some of the runs are looked at.
+        Some(why) if is_untried(record, answer, arm) => {
+            format!("nothing was lifted in the run that was looked at: {why}")
+        }
         Some(why) if record.header.design == Design::Runs => {
-            format!("{found}; nothing was lifted in the last run looked at: {why}")
+            format!("{found}; nothing was lifted in the run that was looked at: {why}")
         }
         Some(why) => format!("{found}; then nothing was lifted any more: {why}"),
     }
 }
 
-/// True of whole runs in which nothing was lifted and no difference was seen: an answer would be one of plain runs.
+/// True where nothing was lifted, as far as is known, and no difference was seen: an answer would be one of plain against
+/// itself.
 pub fn is_untried(record: &Record, answer: &Answer, arm: usize) -> bool {
     let claims = matches!(answer.finding(arm), Finding::Better | Finding::Worse);
-    record.header.design == Design::Runs && !claims && record.lifted_nothing(arm).is_some()
+    let is_tried = record.header.design != Design::Runs && answer.arms[arm].blocks > 0;
+    !claims && !is_tried && record.lifted_nothing(arm).is_some()
 }
 
 /// What work is divided by, and whether switches count.
@@ -274,6 +277,9 @@ pub fn translation(record: &Record) -> Vec<String> {
 pub fn end(record: &Record) -> Option<String> {
     match record.ended() {
         Some(Ended::Resolved) => Some("ended: the interval is as narrow as was asked for".to_owned()),
+        Some(Ended::TimeIsUp) if record.timed_blocks().count() >= MOST_BLOCKS => {
+            Some(format!("ended early: {MOST_BLOCKS} blocks are the most of one record"))
+        }
         Some(Ended::TimeIsUp) => None,
         Some(Ended::Interrupted) => Some("interrupted: the answer so far".to_owned()),
         Some(Ended::Failed(why)) => Some(format!("ended early: {why}")),

@@ -21,7 +21,7 @@ pub fn read(words: &[OsString]) -> Option<RunArgs> {
         let word = words.next()?;
         let (name, value) = parts(word)?;
         match name {
-            "--" => break words.cloned().collect(),
+            "--" if value.is_none() => break words.cloned().collect(),
             _ if !name.starts_with('-') => break std::iter::once(word).chain(words).cloned().collect(),
             _ if given.contains(&name) => return None,
             _ => set(&mut args, name, value, || next(&mut words))?,
@@ -116,7 +116,7 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
 
     const WORDS: &[&str] =
-        &["-q", "--verbose", "--", "-", "true", "-x", "--pages", "--pages=thp", "--heap=2M", "thp", "", "--quiet=1"];
+        &["-q", "--verbose", "--", "-", "true", "--=x", "--pages", "--pages=thp", "--heap=2M", "thp", "", "--quiet=1"];
     /// Each option that takes a value, and words that are good values, bad ones, and none.
     const OPTIONS: &[&str] = &[
         "--pages",
@@ -131,6 +131,7 @@ mod tests {
         "--report",
     ];
     const VALUES: &[&str] = &[
+        "-x",
         "thp",
         "hugetlb",
         "2M",

@@ -40,6 +40,8 @@ pub struct Done {
     pub covered: Option<u64>,
     /// What the lift did, if it was one.
     pub lift: Option<Lift>,
+    /// It took several tries, between which the program was plain: neither its time nor its CPU time is that of a switch.
+    pub is_retried: bool,
 }
 
 /// How long windows are.
@@ -83,7 +85,8 @@ pub fn run(
     let meters = tree.iter().map(|&pid| tally.meter(Target::Process(pid))).collect();
     let conduct = Conduct::start(limits);
     let is_alone = tree.len() == 1;
-    let mut toggle = Toggle { subject, recorder, conduct, switched: None, tally, meters, is_alone, blocks };
+    let mut toggle =
+        Toggle { subject, recorder, conduct, switched: None, is_half_way: false, tally, meters, is_alone, blocks };
     toggle.used()?;
     let ended = toggle.look_at_all().and_then(|()| toggle.all_blocks(tell));
     let back = toggle.plain();
@@ -98,7 +101,11 @@ pub fn run(
         (Ok(ended), Ok(())) => ended,
         // Of one that has ended nothing is switched.
         (Err(Stop::Failed(first)), Err(Stop::Failed(second))) if toggle.used().is_ok() => {
-            Ended::Failed(format!("{first}; the program is still switched: {second}"))
+            let what = match toggle.is_half_way {
+                true => "what was done of the switch could not be taken back",
+                false => "the program is still switched",
+            };
+            Ended::Failed(format!("{first}; {what}: {second}"))
         }
         (Err(Stop::Failed(first)), Err(_)) => Ended::Failed(first),
         (_, Err(Stop::Failed(why))) => Ended::Failed(format!("the program is still switched: {why}")),
@@ -132,6 +139,8 @@ struct Toggle<'s, 'l> {
     conduct: Conduct<'l>,
     /// The arm in force.
     switched: Option<usize>,
+    /// The switch into it has failed, or is being made.
+    is_half_way: bool,
     tally: WalkTally,
     meters: Vec<Meter>,
     /// The process had no descendants at the beginning: its own clock is read, not that of all.
@@ -242,8 +251,8 @@ impl Toggle<'_, '_> {
             let arm = block.treatment.arm().filter(|_| treated);
             if treated_before != Some(treated) {
                 let before = self.reading()?;
-                self.enter(block.treatment, treated)?;
-                if arm.is_some() {
+                let is_retried = self.enter(block.treatment, treated)?;
+                if arm.is_some() && !is_retried {
                     all.switches[number] = before.window_to(&self.reading()?);
                 }
                 self.wait(self.subject.timing.settle)?;
@@ -266,10 +275,11 @@ impl Toggle<'_, '_> {
         self.meters.iter_mut().map(Meter::read).collect()
     }
 
-    /// Switches to what a window needs. The control goes there and back, through the arms in turn.
-    fn enter(&mut self, treatment: Treatment, treated: bool) -> Result<(), Stop> {
+    /// Switches to what a window needs; true where it took several tries. The control goes there and back, through the arms in
+    /// turn.
+    fn enter(&mut self, treatment: Treatment, treated: bool) -> Result<bool, Stop> {
         match (treatment, treated) {
-            (Treatment::Arm(arm), true) if self.switched == Some(arm) => Ok(()),
+            (Treatment::Arm(arm), true) if self.switched == Some(arm) => Ok(false),
             (Treatment::Arm(arm), true) => {
                 self.plain()?;
                 let done = self.switch(Some(arm))?;
@@ -277,16 +287,16 @@ impl Toggle<'_, '_> {
                     self.look(Some(arm), done.lift)?;
                     return Err(Stop::Nothing);
                 }
-                Ok(())
+                Ok(done.is_retried)
             }
             (Treatment::Control, true) => {
                 self.plain()?;
                 let arms = self.blocks.arms();
                 let turn = self.recorder.record().events.len();
                 self.switch(Some(arms[turn % arms.len()]))?;
-                self.plain()
+                self.plain().map(|()| false)
             }
-            (_, false) => self.plain(),
+            (_, false) => self.plain().map(|()| false),
         }
     }
 
@@ -299,16 +309,22 @@ impl Toggle<'_, '_> {
         let done = match arm {
             Some(arm) => {
                 // One that fails half-way is taken back, too.
-                self.switched = Some(arm);
+                (self.switched, self.is_half_way) = (Some(arm), true);
                 self.subject.switcher.to(arm)
             }
             None => self.subject.switcher.back(),
         };
-        let done = done.map_err(|why| (self.subject.check)().err().unwrap_or(why)).map_err(Stop::Failed)?;
-        self.switched = arm;
+        let done = match done {
+            Ok(done) => done,
+            Err(_) if arm.is_some() && self.conduct.is_interrupted() => return Err(Stop::Interrupted),
+            Err(why) => return Err(Stop::Failed((self.subject.check)().err().unwrap_or(why))),
+        };
+        (self.switched, self.is_half_way) = (arm, false);
         let cpu = self.used()?.0 - before;
-        let switch = Switch { arm, pause: done.pause.as_secs_f64(), cpu, covered: done.covered };
-        self.recorder.add(Event::Switch(switch)).map_err(Stop::Record)?;
+        if !done.is_retried {
+            let switch = Switch { arm, pause: done.pause.as_secs_f64(), cpu, covered: done.covered };
+            self.recorder.add(Event::Switch(switch)).map_err(Stop::Record)?;
+        }
         Ok(done)
     }
 
@@ -504,7 +520,8 @@ mod tests {
         assert_eq!(program.borrow().state, None);
         assert_eq!(record.ended(), Some(&Ended::Failed("one of its processes refuses".to_owned())));
         let (_, record) = run_with(Program { cannot_go_back: true, ..half() }, Duration::from_secs(100), false);
-        let why = "one of its processes refuses; the program is still switched: it cannot be put back";
+        let why =
+            "one of its processes refuses; what was done of the switch could not be taken back: it cannot be put back";
         assert_eq!(record.ended(), Some(&Ended::Failed(why.to_owned())));
     }
 

@@ -103,7 +103,7 @@ fn of_two_places_that_overlap_the_one_that_explains_more_is_right() {
     assert_eq!(biases(&mappings), [BIAS]);
 }
 
-/// Of the file only the code is left where it was loaded.
+/// A file of which only the code is left where it was loaded.
 #[test]
 fn other_bytes_at_the_places_of_segments_explain_nothing() {
     let below = (BIAS - 0x1000, BIAS, "r--", 0);

@@ -8,6 +8,8 @@ use process_view::ObjectReader;
 use serde::Serialize;
 use session::SessionError;
 use session::running::{AttachOptions, Attached, Detached, Selected, attach, detach};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How a process is left that was lifted for a measurement.
@@ -25,16 +27,60 @@ pub enum Left {
 /// Time for which a switch is tried again while threads of the program cannot be stopped, as in vfork or in uninterruptible
 /// sleep; each try takes seconds. A database that writes to a slow disk sleeps so much of the time.
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for which a way back is tried again once the user wants the end.
+const BACK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes a switch, again while it is refused for the moment.
-fn until_made<T>(mut switch: impl FnMut() -> Result<T, SessionError>) -> Result<T, SessionError> {
-    let deadline = Instant::now() + SWITCH_TIMEOUT;
+/// Until when a switch is tried again.
+#[derive(Clone)]
+pub struct RetryLimit {
+    until: Instant,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl RetryLimit {
+    /// A minute from now, shorter once the flag is set.
+    pub fn from_now(interrupted: &Arc<AtomicBool>) -> Self {
+        Self { until: Instant::now() + SWITCH_TIMEOUT, interrupted: interrupted.clone() }
+    }
+
+    /// Seconds from now, for what is done last.
+    fn at_the_end() -> Self {
+        Self { until: Instant::now() + BACK_TIMEOUT, interrupted: Arc::default() }
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    fn allows_lift(&self) -> bool {
+        !self.is_interrupted() && Instant::now() < self.until
+    }
+
+    fn allows_way_back(&self, since: Instant) -> bool {
+        Instant::now() < if self.is_interrupted() { self.until.min(since + BACK_TIMEOUT) } else { self.until }
+    }
+}
+
+/// Makes a switch, again while it is refused for the moment; with the number of tries.
+fn until_made<T>(
+    mut switch: impl FnMut() -> Result<T, SessionError>,
+    may_try_again: impl Fn() -> bool,
+) -> (Result<T, SessionError>, u32) {
+    let mut tries = 1;
     loop {
         match switch() {
-            Err(SessionError::NotNow(_)) if Instant::now() < deadline => {}
-            result => return result,
+            Err(SessionError::NotNow(_)) if may_try_again() => tries += 1,
+            result => return (result, tries),
         }
     }
+}
+
+/// A lift that was made.
+pub struct Switched {
+    /// What was done.
+    pub attached: Attached,
+    /// It took several tries, between which the program was plain.
+    pub is_retried: bool,
 }
 
 /// Lifts and puts back. What was lifted before is lifted again, by the first policy, when this is dropped.
@@ -45,14 +91,18 @@ pub struct LiftSwitcher {
     policies: Vec<Policy>,
     reader: ObjectReader,
     was_lifted: bool,
+    /// The user wants the end.
+    interrupted: Arc<AtomicBool>,
 }
 
 impl LiftSwitcher {
     /// Puts the process back to plain, where it is lifted.
-    pub fn new(pid: i32, policies: Vec<Policy>) -> anyhow::Result<Self> {
+    pub fn new(pid: i32, policies: Vec<Policy>, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Self> {
         let handle = ProcessHandle::open(pid).ok();
         let process = Selected { handle: handle.as_ref(), ..Selected::by_number(pid) };
-        let found = until_made(|| detach(&process)).map_err(|error| anyhow::anyhow!(error.in_full()));
+        let limit = RetryLimit::from_now(interrupted);
+        let (found, _) = until_made(|| detach(&process), || limit.allows_lift());
+        let found = found.map_err(|error| anyhow::anyhow!(error.in_full()));
         let found = found.with_context(|| format!("looking at process {pid}"))?;
         let was_lifted = found.with_context(|| format!("process {pid} has ended"))?.restored > 0;
         let first = policies.first().context("there is nothing to compare")?;
@@ -63,30 +113,44 @@ impl LiftSwitcher {
                 words(first).join(" ")
             );
         }
-        Ok(Self { pid, handle, policies, reader: ObjectReader::new(), was_lifted })
+        let interrupted = interrupted.clone();
+        Ok(Self { pid, handle, policies, reader: ObjectReader::new(), was_lifted, interrupted })
     }
 
-    /// Lifts by one of the policies, whole, as far as its threads let themselves be stopped within a minute.
-    pub fn lift(&mut self, arm: usize) -> Result<Attached, String> {
+    /// Lifts by one of the policies, whole, as far as its threads let themselves be stopped in time.
+    pub fn lift(&mut self, arm: usize, limit: &RetryLimit) -> Result<Switched, String> {
         let policy = self.policies[arm].clone();
         let options = AttachOptions { policy, heap: false, prepare: Prepare::Auto };
-        let process = Selected { handle: self.handle.as_ref(), ..Selected::by_number(self.pid) };
-        let deadline = Instant::now() + SWITCH_TIMEOUT;
+        let mut is_retried = false;
         let attached = loop {
-            match until_made(|| attach(&process, &options, &mut self.reader)) {
+            let process = Selected { handle: self.handle.as_ref(), ..Selected::by_number(self.pid) };
+            let reader = &mut self.reader;
+            let (made, tries) = until_made(|| attach(&process, &options, reader), || limit.allows_lift());
+            is_retried |= tries > 1;
+            match made {
                 // A part of it would be measured as the whole.
-                Ok(Some(attached)) if attached.is_cut_short && Instant::now() < deadline => drop(self.back()?),
-                attached => break attached,
+                Ok(Some(attached)) if attached.is_cut_short && limit.allows_lift() => {
+                    is_retried = true;
+                    self.back(limit)?;
+                }
+                made => break made,
             }
         };
-        attached.map_err(|error| error.in_full())?.ok_or_else(|| format!("process {} has ended", self.pid))
+        let attached = attached.map_err(|error| error.in_full())?;
+        let attached = attached.ok_or_else(|| format!("process {} has ended", self.pid))?;
+        if attached.is_cut_short {
+            let line = attached.report.line();
+            eprintln!("pagelift: note: {line}: the rest could not be lifted, for threads of it do not stop");
+        }
+        Ok(Switched { attached, is_retried })
     }
 
     /// Puts the process back.
-    pub fn back(&self) -> Result<Detached, String> {
+    pub fn back(&self, limit: &RetryLimit) -> Result<Detached, String> {
         let process = Selected { handle: self.handle.as_ref(), ..Selected::by_number(self.pid) };
-        let detached = until_made(|| detach(&process)).map_err(|error| error.in_full())?;
-        detached.ok_or_else(|| format!("process {} has ended", self.pid))
+        let since = Instant::now();
+        let (detached, _) = until_made(|| detach(&process), || limit.allows_way_back(since));
+        detached.map_err(|error| error.in_full())?.ok_or_else(|| format!("process {} has ended", self.pid))
     }
 
     /// Leaves the process lifted.
@@ -98,9 +162,10 @@ impl LiftSwitcher {
     /// Puts the process back, or lifts it again if it was lifted before; says where that fails.
     pub fn leave_as_found(mut self) -> Left {
         let was_lifted = std::mem::take(&mut self.was_lifted);
+        let limit = RetryLimit::from_now(&self.interrupted);
         let (done, left) = match was_lifted {
-            true => (self.lift(0).map(drop), Left::Lifted),
-            false => (self.back().map(drop), Left::Plain),
+            true => (self.lift(0, &RetryLimit::at_the_end()).map(drop), Left::Lifted),
+            false => (self.back(&limit).map(drop), Left::Plain),
         };
         done.map_or_else(
             |why| {
@@ -115,7 +180,7 @@ impl LiftSwitcher {
 impl Drop for LiftSwitcher {
     fn drop(&mut self) {
         if self.was_lifted
-            && let Err(why) = self.lift(0)
+            && let Err(why) = self.lift(0, &RetryLimit::at_the_end())
         {
             eprintln!("pagelift: the process was lifted before and is plain now: {why}");
         }

@@ -280,7 +280,7 @@ impl Experiment<'_, '_> {
             let ended = self.conduct.after_block(&self.recorder, tell);
             match ended {
                 Some(Ended::Interrupted | Ended::Resolved) => return Ok(ended),
-                Some(Ended::TimeIsUp) if is_last && number >= least => return Ok(ended),
+                Some(Ended::TimeIsUp) if self.recorder.is_full() || is_last && number >= least => return Ok(ended),
                 _ => {}
             }
             if !is_last && number >= least && self.conduct.elapsed() >= until {

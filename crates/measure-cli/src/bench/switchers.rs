@@ -1,6 +1,6 @@
 //! What switches a live program for `bench --toggle`: a lift and its way back, or the user's own commands.
 
-use cli::commands::lift_switcher::LiftSwitcher;
+use cli::commands::lift_switcher::{LiftSwitcher, RetryLimit, Switched};
 use experiment::of_one_program;
 use experiment::record::Lift;
 use experiment::toggle::{Done, Switcher};
@@ -9,19 +9,23 @@ use options::Policy;
 use session::LiftReport;
 use session::running::Attached;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Lifts of a process and of those of the same program that descend from it, and the way back.
 pub(super) struct Lifts {
     pid: i32,
     policies: Vec<Policy>,
     switchers: BTreeMap<i32, LiftSwitcher>,
+    interrupted: Arc<AtomicBool>,
 }
 
 impl Lifts {
     /// Puts the processes back to plain, where they are lifted.
-    pub(super) fn new(pid: i32, policies: Vec<Policy>) -> anyhow::Result<Self> {
-        let first = LiftSwitcher::new(pid, policies.clone())?;
-        let mut lifts = Self { pid, policies, switchers: BTreeMap::from([(pid, first)]) };
+    pub(super) fn new(pid: i32, policies: Vec<Policy>, interrupted: &Arc<AtomicBool>) -> anyhow::Result<Self> {
+        let first = LiftSwitcher::new(pid, policies.clone(), interrupted)?;
+        let switchers = BTreeMap::from([(pid, first)]);
+        let mut lifts = Self { pid, policies, switchers, interrupted: interrupted.clone() };
         lifts.find().map_err(anyhow::Error::msg)?;
         Ok(lifts)
     }
@@ -34,7 +38,7 @@ impl Lifts {
             if self.switchers.contains_key(&pid) {
                 continue;
             }
-            match LiftSwitcher::new(pid, self.policies.clone()) {
+            match LiftSwitcher::new(pid, self.policies.clone(), &self.interrupted) {
                 Ok(switcher) => drop(self.switchers.insert(pid, switcher)),
                 Err(error) if self.is_needed(pid) => return Err(format!("{error:#}")),
                 Err(_) => {}
@@ -53,15 +57,19 @@ impl Switcher for Lifts {
     /// Some of the processes may have nothing to lift, but not all.
     fn to(&mut self, arm: usize) -> Result<Done, String> {
         self.find()?;
+        let limit = RetryLimit::from_now(&self.interrupted);
         let (mut all, mut covered) = (Done::default(), 0);
         for pid in self.switchers.keys().copied().collect::<Vec<_>>() {
-            let Some(lifted) = self.switchers.get_mut(&pid).map(|switcher| switcher.lift(arm)) else { continue };
-            let Attached { report, pause, .. } = match lifted {
+            let Some(lifted) = self.switchers.get_mut(&pid).map(|switcher| switcher.lift(arm, &limit)) else {
+                continue;
+            };
+            let Switched { attached: Attached { report, pause, .. }, is_retried } = match lifted {
                 Ok(lifted) => lifted,
                 Err(why) if self.is_needed(pid) => return Err(why),
                 Err(_) => continue,
             };
             all.pause = all.pause.max(pause.longest);
+            all.is_retried |= is_retried;
             covered += report.lift.covered_bytes;
             if pid == self.pid {
                 all.lift = lift_of(&report);
@@ -73,9 +81,10 @@ impl Switcher for Lifts {
     /// All processes are put back that can be, whatever the others say.
     fn back(&mut self) -> Result<Done, String> {
         let mut refused: Vec<String> = self.find().err().into_iter().collect();
+        let limit = RetryLimit::from_now(&self.interrupted);
         let mut all = Done { covered: Some(0), ..Done::default() };
         for (pid, switcher) in &self.switchers {
-            match switcher.back() {
+            match switcher.back(&limit) {
                 Ok(detached) => all.pause = all.pause.max(detached.pause.longest),
                 Err(why) if self.is_needed(*pid) => refused.push(why),
                 Err(_) => {}

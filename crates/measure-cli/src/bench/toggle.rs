@@ -44,7 +44,7 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
         eprintln!("pagelift: note: {note}");
     }
     let timing = Timing { window: Duration::from_millis(args.window), settle: Duration::from_millis(args.settle) };
-    let counts_switches = work.counts_switches();
+    let counts_switches = work.counts_switches() && matches!(switched, Switched::Lifted(..));
     if counts_switches && !args.steady {
         eprintln!(
             "pagelift: note: a lift makes system calls in the program and stops its threads, which {} count: switches are left \
@@ -60,7 +60,7 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
     let header = header_of(args, pid, &switched, load.as_ref(), (work.unit(), per), windows);
     let mut switcher: Box<dyn Switcher> = match switched {
         Switched::ByCommands(on, off) => Box::new(CommandSwitcher::new(&filled(&on), &filled(&off))),
-        Switched::Lifted(_, policies) => Box::new(Lifts::new(pid, policies)?),
+        Switched::Lifted(_, policies) => Box::new(Lifts::new(pid, policies, &interrupted)?),
     };
     let (work, switcher, mut check) = (work.as_mut(), switcher.as_mut(), || live.check());
     let subject = Subject { pid, work, switcher, timing, check: &mut check };

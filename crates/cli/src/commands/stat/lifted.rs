@@ -4,7 +4,7 @@ use super::command::{Ran, Runs};
 use super::report::{Comparison, Lifted};
 use super::{Outcome, StatArgs, USUAL, VERSION, in_a_thread, process, stall};
 use crate::arguments::policy::words;
-use crate::commands::lift_switcher::LiftSwitcher;
+use crate::commands::lift_switcher::{LiftSwitcher, RetryLimit};
 use crate::text::pause::pause;
 use anyhow::bail;
 use options::{Kind, Kinds, Pages, Policy};
@@ -30,11 +30,11 @@ pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<Atom
     let options = words(&policy);
     let time = args.time.unwrap_or(USUAL);
     let measured = || in_a_thread(|| process::measure(pid, time, stall(args), interrupted));
-    let mut switcher = LiftSwitcher::new(pid, vec![policy])?;
+    let mut switcher = LiftSwitcher::new(pid, vec![policy], interrupted)?;
     let plain = measured()?;
     let lifted = match &plain.ended_early {
         Some(why) => Outcome::NotMeasured(why.clone()),
-        None => match switcher.lift(0) {
+        None => match switcher.lift(0, &RetryLimit::from_now(interrupted)).map(|switched| switched.attached) {
             Err(why) => Outcome::NotMeasured(why),
             Ok(Attached { report, .. }) if report.lift.covered_bytes == 0 => Outcome::NotMeasured(report.line()),
             Ok(Attached { report, pause: paused, .. }) => {
