@@ -97,7 +97,15 @@ fn known_pages(t: &Context) -> Result<()> {
     let heap = verdicts.iter().find(|verdict| verdict["part"] == "anonymous").context("no verdict on the heap")?;
     ensure!(heap["verdict"] == "exceeds" || report["tlb"]["levels"] == Value::Array(Vec::new()), "{heap}");
     if cfg!(target_arch = "x86_64") {
-        let walks = report["marks"]["measured"]["working_set"]["walks"]["walks"].as_u64().context("no bound")?;
+        let bound =
+            |report: &Value| report["marks"]["measured"]["working_set"]["walks"]["walks"].as_u64().context("no bound");
+        // In a window in which others had the CPU it used fewer pages.
+        let mut walks = bound(&report)?;
+        for _ in 1..ATTEMPTS {
+            if walks <= HEAP / 2 {
+                walks = bound(&stat_while_it_runs(t, session.pid(), &[])?)?;
+            }
+        }
         ensure!(walks > HEAP / 2, "only {walks} walks");
     }
     ensure!(report["activity"]["measured"]["user_seconds"].as_f64().unwrap_or(0.0) > 0.05, "{}", report["activity"]);
