@@ -47,6 +47,8 @@ fn main() -> ExitCode {
     let needs = vec![Need::Root, Need::Thp];
     tests.push(test_case("a_choice_that_a_killed_lift_suspended", needs, kernel_worker_of_a_killed_lift));
     tests.push(test_case("refused_with_a_reason", vec![Need::Root, Need::Command("strace".into())], refused));
+    let needs = vec![Need::Root, Need::Thp, Need::Machine("x86_64".into())];
+    tests.push(test_case("the_code_of_the_lift_lies_in_the_range", needs, over_own_code));
     tests.push(test_case("all_of_a_name", vec![Need::Root, Need::Thp], all_of_a_name));
     tests.push(test_case("plan_only", vec![Need::Root, Need::Thp], plan_only));
     main_of(tests)
@@ -312,6 +314,27 @@ fn refused(t: &Context) -> Result<()> {
     check_unlifted(&view, view.executable()?)?;
     drop(session);
     Ok(())
+}
+
+/// A static program has one executable segment, behind which a lift's code lies; with read-only data beside it the page is part
+/// of the range. Where the thread returns to is written there for each call, and is no change of the program's.
+fn over_own_code(t: &Context) -> Result<()> {
+    let mut command = Program::named("measuring/uses_known_pages.c")?.command()?;
+    command.arg("500");
+    let session = begin(t, command)?;
+    let (pid, huge_page) = (session.pid().to_string(), default_huge_page()?);
+    for _ in 0..3 {
+        let words = ["attach", "--pages=thp", "--lift=text,rodata", "--edges=merge-read-only", &pid];
+        let line = pagelift(t, &words)?;
+        let view = View::of(session.pid())?;
+        let code = || view.usages.iter().filter(|usage| usage.mapping.protection.execute);
+        let whole: u64 = code().map(|usage| usage.mapping.range.whole_pages(huge_page).len()).sum();
+        let huge: u64 = code().map(|usage| usage.huge()).sum();
+        ensure!(whole > 0 && huge == whole, "{huge} of {whole} bytes of code are on huge pages: {line}");
+        let line = pagelift(t, &["detach", &pid])?;
+        ensure!(View::of(session.pid())?.huge_bytes() == 0, "{line}");
+    }
+    session.finish()?.success().map(drop)
 }
 
 fn all_of_a_name(t: &Context) -> Result<()> {

@@ -85,8 +85,11 @@ impl Comparison {
     /// it was written to the range since, and is no change of the program's.
     fn take_over_code(&mut self, calls: &Calls<'_, '_>) {
         let code = calls.page.code().intersect(self.range);
+        if code.is_empty() {
+            return;
+        }
         let copied = self.copy_of(code.start(), code.len());
-        if code.is_empty() || !calls.pagemap.changed(copied.widened(self.base_page)).is_ok_and(|of| of.covers(copied)) {
+        if !calls.pagemap.changed(copied.widened(self.base_page)).is_ok_and(|of| of.covers(copied)) {
             return;
         }
         let mut bytes = vec![0; code.len() as usize];
