@@ -76,14 +76,19 @@ mod tests {
     use super::*;
     use measure::toggle::Per;
     use std::fs;
+    use std::path::Path;
+
+    fn recorder_into(path: &Path) -> Recorder {
+        let arms = vec!["thp".to_owned()];
+        let header = Header::new(Design::Toggle, "server".to_owned(), arms, "commands".to_owned(), Per::CpuSecond, 3);
+        Recorder::new(header, Some(File::create(path).unwrap())).unwrap()
+    }
 
     #[test]
     fn what_is_kept_is_what_the_file_holds() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record");
-        let arms = vec!["thp".to_owned()];
-        let header = Header::new(Design::Toggle, "server".to_owned(), arms, "commands".to_owned(), Per::CpuSecond, 3);
-        let mut recorder = Recorder::new(header, Some(File::create(&path).unwrap())).unwrap();
+        let mut recorder = recorder_into(&path);
         recorder.add(Event::Switch(Switch { arm: Some(0), pause: 0.1, cpu: 0.2, covered: Some(3) })).unwrap();
         recorder.add(Event::End(Ended::TimeIsUp)).unwrap();
         assert_eq!(read(&File::open(&path).unwrap()).unwrap(), recorder.finish());
@@ -93,9 +98,7 @@ mod tests {
     fn a_record_that_is_full_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record");
-        let arms = vec!["thp".to_owned()];
-        let header = Header::new(Design::Toggle, "server".to_owned(), arms, "commands".to_owned(), Per::CpuSecond, 3);
-        let mut recorder = Recorder::new(header, Some(File::create(&path).unwrap())).unwrap();
+        let mut recorder = recorder_into(&path);
         let why = "x".repeat(1 << 20);
         while !recorder.is_full() {
             recorder.add(Event::End(Ended::Failed(why.clone()))).unwrap();

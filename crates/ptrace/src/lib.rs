@@ -11,6 +11,8 @@
 pub mod attach;
 mod remote;
 mod start;
+#[cfg(test)]
+mod test_program;
 
 pub use remote::refusal::{Tracer, refusal};
 pub use remote::{InjectError, Injector, OutsideExecutor, ProcessExecutor, RemoteMemory};

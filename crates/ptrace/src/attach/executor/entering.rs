@@ -48,13 +48,14 @@ pub(super) fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory
 mod tests {
     use super::*;
     use crate::attach::{LiveExecutor, Target};
+    use crate::test_program;
     use address_space::{Address, AddressSpace, PageSize};
     use lift_execution::CallError;
     use nix::libc;
     use std::fs::File;
     use std::hint::black_box;
     use std::io::{BufRead, BufReader, Read, Write};
-    use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+    use std::process::{Child, ChildStdin, ChildStdout};
 
     /// Set in the environment of the program that forks.
     const FORKS: &str = "PAGELIFT_TEST_FORKS";
@@ -113,10 +114,7 @@ mod tests {
 
     impl Program {
         fn start() -> Self {
-            let name = "attach::executor::entering::tests::program_that_forks";
-            let mut command = Command::new("/proc/self/exe");
-            command.args(["--exact", name, "--nocapture"]).env(FORKS, "1");
-            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            let mut child = test_program::spawn("attach::executor::entering::tests::program_that_forks", FORKS);
             let (to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
             let mut program = Self { child, to, from };
             // Its threads are there after the first fork.

@@ -134,9 +134,10 @@ impl LiveProcess {
 mod tests {
     use super::*;
     use crate::attach::stop::OPTIONS;
+    use crate::test_program;
     use std::io::{BufRead, BufReader, Write, stdin};
     use std::os::unix::process::CommandExt;
-    use std::process::{Command, Stdio, id};
+    use std::process::{Command, id};
 
     /// Set in the environment of the program whose second thread executes another one.
     const EXECUTES: &str = "PAGELIFT_TEST_EXECUTES";
@@ -154,9 +155,7 @@ mod tests {
     #[test]
     fn a_program_that_another_than_the_first_thread_has_executed_is_found_and_released() {
         let name = "attach::stop::exec::tests::program_that_executes_another";
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["--exact", name, "--nocapture"]).env(EXECUTES, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
+        let mut child = test_program::spawn(name, EXECUTES);
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         lines.map(Result::unwrap).find(|line| line == "ready").unwrap();
         let mut process = LiveProcess::new(child.id() as i32);
