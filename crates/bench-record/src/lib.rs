@@ -148,6 +148,17 @@ pub struct Windows {
     pub settle: f64,
     /// Switches into an arm count in the window behind them.
     pub with_switches: bool,
+    /// The counter of work counts nothing of what a switch itself does, as counters of system calls would. Absent in records of
+    /// earlier versions, where switches count only if it is so.
+    #[serde(default)]
+    pub only_work: bool,
+}
+
+impl Windows {
+    /// What is counted while the program is switched is its work alone.
+    pub fn counts_only_work(self) -> bool {
+        self.only_work || self.with_switches
+    }
 }
 
 /// A record that was read.

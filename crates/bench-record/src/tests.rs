@@ -92,7 +92,7 @@ fn switches_count_only_where_the_header_says_so() {
     }
     let centre = |answer: &Answer| answer.arms[0].ratio.unwrap().centre;
     assert!((centre(&record.answer()) - 1.1).abs() < 1e-9 && record.steady_answer().is_none());
-    record.header.windows = Some(Windows { length: 1.0, settle: 0.1, with_switches: true });
+    record.header.windows = Some(Windows { length: 1.0, settle: 0.1, with_switches: true, only_work: true });
     assert!((centre(&record.answer()) - 0.55).abs() < 1e-9);
     let steady = record.steady_answer().unwrap();
     assert!((centre(&steady) - 1.1).abs() < 1e-9 && steady.control == record.answer().control);

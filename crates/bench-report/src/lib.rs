@@ -10,6 +10,7 @@ mod clean;
 mod html;
 mod latency;
 mod markdown;
+pub mod switch_cost;
 mod view;
 pub mod words;
 

@@ -1,9 +1,11 @@
 //! Pages of recorded and of hostile measurements.
 
 use super::*;
+use crate::switch_cost::{CpuCost, cpu_cost, switch_cost};
 use bench_record::{
     AddressMap, Attempt, Counters, Design, Ended, Event, Figure, Header, HexAddress, HugeBytes, Lift, LiftedRange,
     Load, MapRange, MemoryUse, NotLifted, Observation, PageCosts, Switch, TimedBlock, Translation, WalkFigures,
+    Windows,
 };
 use measure::latency::Latency;
 use measure::toggle::{Blocks, Measured, Per, Treatment, WINDOWS, Window};
@@ -443,4 +445,40 @@ fn latencies_stand_beside_those_of_plain() {
     let few = latency(&record(&["thp"], 8, Design::Servers));
     assert!(few[1].ends_with("too few blocks for an interval"), "{few:?}");
     assert!(latency(&record(&["thp"], 40, Design::Toggle)).is_empty());
+}
+
+/// A server of 0.4 ms of CPU time for a unit of work goes on during each switch, which takes 6 ms beside that.
+#[test]
+fn what_a_program_works_during_a_switch_is_not_its_cost() {
+    let mut record = record(&["thp"], 40, Design::Toggle);
+    for event in &mut record.events {
+        let Event::Block(block) = event else { continue };
+        let measured = &mut block.measured;
+        let switched = |treated| {
+            let work = if treated && measured.block.treatment == Treatment::Arm(0) { 500.0 } else { 0.0 };
+            Window { work, cpu: if work > 0.0 { work * 4e-4 + 6e-3 } else { 0.0 }, wall: work / 1e3, cycles: 0.0 }
+        };
+        block.switches = Some(measured.block.treated().map(switched));
+        for (window, treated) in measured.windows.iter_mut().zip(measured.block.treated()) {
+            window.work = if treated { window.work } else { 1000.0 };
+        }
+    }
+    let mut windows = Windows { length: 0.4, settle: 0.1, with_switches: false, only_work: true };
+    record.header.windows = Some(windows);
+    let cost = |record: &Record| switch_cost(record, &record.answer(), 0).unwrap();
+    let CpuCost::Beyond(estimate) = cost(&record).cpu else { panic!("{:?}", cost(&record)) };
+    assert!((estimate.centre - 6e-3).abs() < 1e-9, "{estimate:?}");
+    assert_eq!(cpu_cost(cost(&record).cpu), "6.0 ms [6.0, 6.0] of its CPU time beyond its work");
+    assert!(html(&[source("a", record.clone())]).contains("6.0 ms [6.0, 6.0]"));
+
+    // The gain of a tenth saves a tenth of 66 ms in that time.
+    let paid = cost(&record).paid_back.unwrap();
+    assert!((0.06..0.07).contains(&paid), "{paid}");
+
+    // A counter of system calls counts those that a lift makes; an older record does not tell.
+    windows.only_work = false;
+    record.header.windows = Some(windows);
+    assert_eq!(cost(&record).cpu, CpuCost::WithWork(4e-3));
+    assert_eq!(cpu_cost(cost(&record).cpu), "at most 4.0 ms of its CPU time, its work counted");
+    assert_eq!(cost(&record).paid_back, None);
 }

@@ -3,6 +3,7 @@
 use crate::Source;
 use crate::clean::shown;
 use crate::latency::latency;
+use crate::switch_cost::{SwitchCost, switch_cost};
 use crate::words;
 use address_space::{PageSize, format_bytes};
 use bench_record::{AddressMap, Counters, Design, Header, Lift, MemoryUse, Observation, PageCosts, Record};
@@ -59,7 +60,7 @@ pub(crate) struct Arm {
     /// Nothing was lifted, so that there is no answer.
     pub is_untried: bool,
     pub said: String,
-    pub switch: Option<words::SwitchCost>,
+    pub switch: Option<SwitchCost>,
     pub lift: Option<LiftView>,
 }
 
@@ -223,7 +224,7 @@ fn arm(record: &Record, answer: &Answer, number: usize) -> Arm {
         finding: answer.finding(number),
         is_untried: words::is_untried(record, answer, number),
         said: shown(&words::said(record, answer, number)),
-        switch: words::switch_cost(record, answer, number),
+        switch: switch_cost(record, answer, number),
         lift: seen.and_then(|seen| seen.lift.as_ref()).map(LiftView::of),
     }
 }

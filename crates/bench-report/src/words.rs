@@ -1,8 +1,8 @@
 //! What an answer says, in words: for the terminal and for pages.
 
 use address_space::format_bytes;
-use bench_record::{Compared, Design, Ended, Figure, MOST_BLOCKS, Record, Switch, WalkFigures, compared};
-use measure::statistics::{Estimate, GENERATIONS_FOR_T, median};
+use bench_record::{Compared, Design, Ended, Figure, MOST_BLOCKS, Record, WalkFigures, compared};
+use measure::statistics::{Estimate, GENERATIONS_FOR_T};
 use measure::toggle::{Answer, ArmAnswer, Finding, Measured, Per, Window};
 
 /// `+0.4`: a share of a ratio, in percent. What is far beyond any measurement is written with an exponent.
@@ -143,31 +143,6 @@ fn number(value: f64) -> String {
         value if value >= 10.0 => format!("{value:.0}"),
         value => format!("{value:.2}"),
     }
-}
-
-/// What a lift costs: medians of all switches into an arm.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SwitchCost {
-    /// Seconds of CPU time.
-    pub cpu: f64,
-    /// Seconds that the program stood still.
-    pub pause: f64,
-    /// Number of switches.
-    pub switches: usize,
-    /// Seconds of CPU time after which a gain has paid for it; absent where nothing is gained.
-    pub paid_back: Option<f64>,
-}
-
-/// What a switch to an arm costs; absent where none was made.
-pub fn switch_cost(record: &Record, answer: &Answer, arm: usize) -> Option<SwitchCost> {
-    let steady = record.steady_answer();
-    let answer = steady.as_ref().unwrap_or(answer);
-    let of_arm: Vec<&Switch> = record.switches().filter(|switch| switch.arm == Some(arm)).collect();
-    let middle = |of: fn(&Switch) -> f64| median(&of_arm.iter().map(|switch| of(switch)).collect::<Vec<_>>());
-    let (cpu, pause) = (middle(|switch| switch.cpu)?, middle(|switch| switch.pause)?);
-    let gain = answer.arms.get(arm)?.ratio.map(|ratio| 1.0 - 1.0 / ratio.centre).filter(|gain| *gain > 0.0);
-    let paid_back = gain.filter(|_| answer.finding(arm) == Finding::Better).map(|gain| cpu / gain);
-    Some(SwitchCost { cpu, pause, switches: of_arm.len(), paid_back })
 }
 
 /// Cycles per instruction, plain and in each arm; absent where neither was counted.

@@ -1,6 +1,7 @@
 //! Formats the answer of `pagelift bench`; pure.
 
-use bench_report::words::{self, SwitchCost, interval, said, switch_cost};
+use bench_report::switch_cost::{SwitchCost, cpu_cost, switch_cost};
+use bench_report::words::{self, interval, said};
 use bench_report::{latency, visible};
 use experiment::record::{Design, Record};
 use experiment::{Ended, Progress};
@@ -56,8 +57,8 @@ fn switches(record: &Record, answer: &Answer) -> Vec<String> {
         let SwitchCost { cpu, pause, switches, paid_back } = switch_cost(record, answer, number)?;
         let paid_back = paid_back.map_or_else(String::new, |time| format!("; paid back after {time:.1} s of CPU time"));
         Some(format!(
-            "a switch to {name}: {:.1} ms of its CPU time, {:.1} ms at a standstill (medians of {switches}){paid_back}",
-            cpu * 1e3,
+            "a switch to {name}: {}, {:.1} ms at a standstill ({switches} switches){paid_back}",
+            cpu_cost(cpu),
             pause * 1e3
         ))
     };

@@ -1,6 +1,7 @@
 //! Tables: what was lifted and what not, memory, counters, costs, the machine.
 
 use crate::Detail;
+use crate::switch_cost::cpu_cost;
 use crate::view::{LiftView, Rates, Section, page};
 use address_space::format_bytes;
 use bench_record::{Design, MemoryUse};
@@ -157,12 +158,12 @@ pub(super) fn switches(section: &Section) -> Markup {
             thead { tr { th scope="col" { "To" } th.number scope="col" { "CPU time" } th.number scope="col" { "Standstill" }
                 th.number scope="col" { "Switches" } th.number scope="col" { "Paid back after" } } }
             tbody { @for arm in &section.arms { @if let Some(cost) = arm.switch { tr {
-                th scope="row" { (arm.name) } td.number { (milliseconds(cost.cpu)) } td.number { (milliseconds(cost.pause)) }
+                th scope="row" { (arm.name) } td.number { (cpu_cost(cost.cpu)) } td.number { (milliseconds(cost.pause)) }
                 td.number { (cost.switches) }
                 td.number { @match cost.paid_back { Some(time) => { (format!("{:.1} s", time.min(1e9))) " of CPU time" }, None => "–" } }
             } } } }
         } }
-        p.faint { "Medians." }
+        p.faint { "Standstill: median. Interval at 95 %." }
     }
 }
 

@@ -117,7 +117,8 @@ pub(super) fn run(args: &BenchArgs, server: &str) -> anyhow::Result<Record> {
     };
     let (window, settle) = (Duration::from_millis(args.window), Duration::from_millis(args.settle));
     let clients = matches!(load, LoadSource::Clients(_)).then_some(args.servers.clients);
-    let windows = Windows { length: window.as_secs_f64(), settle: settle.as_secs_f64(), with_switches: false };
+    let windows =
+        Windows { length: window.as_secs_f64(), settle: settle.as_secs_f64(), with_switches: false, only_work: true };
     let (names, options) = (compared.names.clone(), compared.options());
     let header = Header {
         options,

@@ -56,6 +56,7 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
         length: timing.window.as_secs_f64(),
         settle: timing.settle.as_secs_f64(),
         with_switches: !args.steady && !counts_switches,
+        only_work: !counts_switches,
     };
     let header = header_of(args, pid, &switched, load.as_ref(), (work.unit(), per), windows);
     let mut switcher: Box<dyn Switcher> = match switched {
