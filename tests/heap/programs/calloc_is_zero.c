@@ -1,11 +1,12 @@
 // calloc gives zeroed memory at every size, fresh and again, after the block before it was left untouched, touched in
-// one place, or filled; and what a realloc of it adds keeps what was there.
+// some places, or filled; and what a realloc of it adds keeps what was there.
 //
 // build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void check(const unsigned char *block, size_t size, const char *when) {
     if (!block) {
@@ -22,7 +23,39 @@ static void check(const unsigned char *block, size_t size, const char *when) {
     }
 }
 
+// Which places of a block are written in each round: a number in a page is what it begins with.
+struct places {
+    size_t first, step, most;
+};
+
+// Blocks of which few places are written, again and again, and never read elsewhere before the end: by that they come onto
+// ordinary pages, of which only the resident ones are cleared.
+static void written_in_places(size_t page) {
+    static const struct places all[] = {
+        {0, 1, 1},       {0, 4095, 9},     {4095, 1, 3},  {7, 40, 1000000}, {3, 10, 1000000},
+        {0, 3, 1000000}, {1, 1, 1000000}, {2040, 1, 16}, {5, 331, 1000000},
+    };
+    // Far enough apart that no block serves for the next kind.
+    size_t size = 9 * 1000 * 1000;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++, size += size / 3) {
+        for (int round = 0; round < 6; round++) {
+            unsigned char *block = calloc(1, size);
+            if (!block) exit(1);
+            size_t number = 0;
+            for (size_t at = all[i].first * page; at < size && number < all[i].most; at += all[i].step * page, number++) {
+                check(block + at, size - at < page ? size - at : page, "where it was written");
+                block[at + (size - at < page ? 0 : (size_t)round * 9)] = 0x77;
+            }
+            free(block);
+        }
+        unsigned char *block = calloc(1, size);
+        check(block, size, "after all rounds");
+        free(block);
+    }
+}
+
 int main(void) {
+    written_in_places((size_t)sysconf(_SC_PAGESIZE));
     static const size_t sizes[] = {1,       100,     4096,        65536,       100000,      1000000,      2097152,     2097153,
                                    4194304, 8388607, 8u << 20,    10000000,    16u << 20,   31000000,     33554432,    40000000,
                                    100000000, 134217729, 300000000};

@@ -50,17 +50,18 @@ const LINE: usize = 64;
 const DENSE: usize = SAMPLES / 16;
 /// Like [`DENSE`], for pool memory: that is always resident, so that clearing is cheaper only if more is in use.
 const DENSE_IN_POOL: usize = SAMPLES / 4;
-/// Number of resident samples from which a block on ordinary pages does not count as sparse.
-const DENSELY_RESIDENT: usize = SAMPLES / 4;
+/// A block on ordinary pages of which one page in so many is resident does not count as sparse.
+const DENSELY_RESIDENT: usize = 4;
 
-/// Number of resident samples from which a block on ordinary pages is given back as a whole, so that pages which are touched
-/// here and there do not add up.
-const FEW_RESIDENT: usize = SAMPLES / 16;
-/// Runs of pages, resident and not, among [`PAGES_ASKED`] from which on all of these are given back by one call.
+/// A part of which one page in so many is resident is given back as a whole, so that pages which are touched here and there do
+/// not add up.
+const FEW_RESIDENT: usize = 16;
+/// Runs of pages, resident and not, of a part from which on it is given back by one call.
 const MOST_RUNS: usize = 32;
 
-/// Number of pages that one mincore(2) asks for.
-const PAGES_ASKED: usize = 1024;
+/// Number of pages of a part, of which one mincore(2) asks. The kernel answers by so many bytes at a time, and the answer lies on
+/// the stack of whoever allocates.
+const PAGES_ASKED: usize = 4096;
 
 /// Zeroes a kept mapping and returns its new density.
 ///
@@ -70,10 +71,14 @@ pub unsafe fn clean(start: usize, bytes: usize, density: Density) -> Density {
     // SAFETY:
     // - the caller's promise.
     unsafe {
-        let seen = observe(start, bytes, density);
+        let seen = if density == Density::Sparse {
+            Seen::of_sparse(clear_few_pages(start, bytes), bytes)
+        } else {
+            observe(start, bytes, density)
+        };
         match seen.amount {
+            Amount::Nothing => {}
             Amount::Throughout => clear_what_is_resident(start, bytes),
-            Amount::Few => clear_few_pages(start, bytes),
             Amount::Other => give_back(start, bytes),
         }
         seen.becomes(start, bytes)
@@ -88,7 +93,11 @@ pub unsafe fn give_back_at_once(start: usize, bytes: usize, density: Density) ->
     // SAFETY:
     // - the caller's promise.
     unsafe {
-        let seen = observe(start, bytes, density);
+        let seen = if density == Density::Sparse {
+            Seen::of_sparse(resident_pages(start, bytes), bytes)
+        } else {
+            observe(start, bytes, density)
+        };
         advise(start, bytes, libc::MADV_DONTNEED).then(|| seen.becomes(start, bytes))
     }
 }
@@ -101,14 +110,16 @@ struct Seen {
 
 /// How much of a block is to be zeroed.
 enum Amount {
+    /// It has been.
+    Nothing,
     /// It was used throughout.
     Throughout,
-    /// Few of its ordinary pages are resident.
-    Few,
-    /// Nothing, or more than a few pages, but not throughout.
+    /// It was used in places, or not at all.
     Other,
 }
 
+/// What a block on huge pages was used for.
+///
 /// # Safety
 /// As for [`clean`].
 unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
@@ -117,11 +128,6 @@ unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
     let ends = [0, bytes - page];
     if !ends.iter().any(resident) && !samples(bytes).take(FIRST_SAMPLES).any(|offset| resident(&offset)) {
         return Seen { before, now: before, amount: Amount::Other };
-    }
-    if before == Density::Sparse {
-        let found = samples(bytes).filter(resident).count();
-        let now = if found >= DENSELY_RESIDENT { Density::Dense } else { Density::Sparse };
-        return Seen { before, now, amount: if found < FEW_RESIDENT { Amount::Few } else { Amount::Other } };
     }
     // SAFETY:
     // - the caller's promise; samples are lines of the range.
@@ -138,6 +144,13 @@ unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
 }
 
 impl Seen {
+    /// A block on ordinary pages of which so many are resident.
+    fn of_sparse(resident: usize, bytes: usize) -> Self {
+        let is_dense = resident >= bytes / base_page() / DENSELY_RESIDENT;
+        let now = if is_dense { Density::Dense } else { Density::Sparse };
+        Self { before: Density::Sparse, now, amount: Amount::Nothing }
+    }
+
     /// Advises the kernel to back the mapping by pages of the size that fits from now on.
     ///
     /// # Safety
@@ -207,15 +220,16 @@ unsafe fn give_back(start: usize, bytes: usize) {
 /// # Safety
 /// As for [`clean`].
 unsafe fn clear_what_is_resident(start: usize, bytes: usize) {
-    let step = PAGES_ASKED * base_page();
-    for offset in (0..bytes).step_by(step) {
-        let length = step.min(bytes - offset);
-        let part = Residence::of(start + offset, length);
+    let mut residence = Residence::new();
+    for (start, bytes) in parts(start, bytes) {
+        let was_without_swap = swap::is_absent();
+        residence.ask(start, bytes);
+        let others_are_empty = was_without_swap && residence.is_known && swap::is_absent();
         // SAFETY:
         // - the caller's promise, for a part of the range.
         unsafe {
-            if part.is_any() || !part.others_are_empty && !advise(start + offset, length, libc::MADV_DONTNEED) {
-                clear(start + offset, length);
+            if residence.is_any() || !others_are_empty && !advise(start, bytes, libc::MADV_DONTNEED) {
+                clear(start, bytes);
             }
         }
     }
@@ -223,37 +237,88 @@ unsafe fn clear_what_is_resident(start: usize, bytes: usize) {
 
 /// Clears the resident pages of a block that has few of them, and gives back what lies between them, where it may have been
 /// swapped out. That interrupts no other CPU, since no page is mapped there, unless another thread makes such a call at the
-/// same time (`mm_tlb_flush_nested` in mm/mmu_gather.c): therefore one thread at a time.
+/// same time (`mm_tlb_flush_nested` in mm/mmu_gather.c): therefore one thread at a time. Parts of which many pages are resident
+/// are given back. Returns the number of pages that were resident.
 ///
 /// # Safety
 /// As for [`clean`].
-unsafe fn clear_few_pages(start: usize, bytes: usize) {
-    let (page, step) = (base_page(), PAGES_ASKED * base_page());
-    for offset in (0..bytes).step_by(step) {
-        let (begin, length) = (start + offset, step.min(bytes - offset));
-        let part = Residence::of(begin, length);
-        let _turn = (!part.others_are_empty).then(Turn::take);
-        if !part.is_known || part.runs().take(MOST_RUNS).count() == MOST_RUNS {
-            // SAFETY:
-            // - the caller's promise, for a part of the range.
-            unsafe { give_back(begin, length) };
-            continue;
-        }
-        let mut at = begin;
-        for run in part.runs() {
-            let length = run.len() * page;
-            // SAFETY:
-            // - the caller's promise, for a part of the range.
-            unsafe {
-                match run[0] & 1 == 1 {
-                    true => clear(at, length),
-                    false if part.others_are_empty => {}
-                    false => give_back(at, length),
-                }
-            }
-            at += length;
+unsafe fn clear_few_pages(start: usize, bytes: usize) -> usize {
+    // Asked before and after: neither the first nor the last space for swapping comes and goes in between.
+    let was_without_swap = swap::is_absent();
+    let mut resident = 0;
+    // SAFETY:
+    // - the caller's promise.
+    unsafe {
+        clear_parts(start, bytes, was_without_swap, &mut resident);
+        if was_without_swap && !swap::is_absent() {
+            clear_parts(start, bytes, false, &mut 0);
         }
     }
+    resident
+}
+
+/// # Safety
+/// As for [`clean`].
+unsafe fn clear_parts(start: usize, bytes: usize, others_are_empty: bool, resident: &mut usize) {
+    let mut residence = Residence::new();
+    for (start, bytes) in parts(start, bytes) {
+        residence.ask(start, bytes);
+        let found = residence.resident();
+        if found == 0 && others_are_empty {
+            continue;
+        }
+        *resident += found;
+        let _turn = (!others_are_empty).then(Turn::take);
+        // SAFETY:
+        // - the caller's promise, for a part of the range.
+        unsafe {
+            if residence.is_few() {
+                clear_runs(start, &residence, others_are_empty);
+            } else {
+                give_back(start, bytes);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`clean`], for the part that was asked for.
+unsafe fn clear_runs(start: usize, residence: &Residence, others_are_empty: bool) {
+    let mut at = start;
+    for run in residence.runs() {
+        let length = run.len() * base_page();
+        // SAFETY:
+        // - the caller's promise, for a part of the range.
+        unsafe {
+            match run[0] & 1 == 1 {
+                true => clear(at, length),
+                false if others_are_empty => {}
+                false => give_back(at, length),
+            }
+        }
+        at += length;
+    }
+}
+
+/// Number of pages of a block that are resident; of a block of many parts by samples.
+fn resident_pages(start: usize, bytes: usize) -> usize {
+    let page = base_page();
+    if bytes / page > SAMPLES * PAGES_ASKED {
+        let found = samples(bytes).filter(|offset| is_resident(start + offset / page * page)).count();
+        return bytes / page / SAMPLES * found;
+    }
+    let mut residence = Residence::new();
+    let resident = |(start, bytes)| {
+        residence.ask(start, bytes);
+        residence.resident()
+    };
+    parts(start, bytes).map(resident).sum()
+}
+
+/// Start and bytes of the parts of a block, of at most [`PAGES_ASKED`] pages.
+fn parts(start: usize, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
+    let step = PAGES_ASKED * base_page();
+    (0..bytes).step_by(step).map(move |offset| (start + offset, step.min(bytes - offset)))
 }
 
 /// Which pages of a part of a block are resident (mincore(2)).
@@ -263,33 +328,60 @@ struct Residence {
     count: usize,
     /// False if the kernel does not tell.
     is_known: bool,
-    /// What is not resident holds nothing: it cannot have been swapped out.
-    others_are_empty: bool,
 }
 
 impl Residence {
+    fn new() -> Self {
+        Self { pages: [0; PAGES_ASKED], count: 0, is_known: false }
+    }
+
     /// Asks the kernel about whole pages, at most [`PAGES_ASKED`].
-    fn of(start: usize, bytes: usize) -> Self {
-        let mut pages = [0u8; PAGES_ASKED];
-        assert!(bytes <= PAGES_ASKED * base_page());
-        // Asked before and after: neither the first nor the last space for swapping comes and goes in between.
-        let was_without_swap = swap::is_absent();
+    fn ask(&mut self, start: usize, bytes: usize) {
+        self.count = bytes / base_page();
+        assert!(self.count <= PAGES_ASKED);
         // SAFETY:
         // - the range has at most as many pages as the answer has room for; of the range itself nothing is touched.
-        let is_known = unsafe { libc::mincore(start as *mut c_void, bytes, pages.as_mut_ptr()) } == 0;
-        let others_are_empty = is_known && was_without_swap && swap::is_absent();
-        Self { pages, count: bytes / base_page(), is_known, others_are_empty }
+        self.is_known = unsafe { libc::mincore(start as *mut c_void, bytes, self.pages.as_mut_ptr()) } == 0;
     }
 
     /// True if any page is resident, or if the kernel does not tell.
     fn is_any(&self) -> bool {
-        !self.is_known || self.pages[..self.count].iter().any(|page| page & 1 != 0)
+        !self.is_known || self.resident() > 0
+    }
+
+    /// Number of resident pages; all where the kernel does not tell.
+    fn resident(&self) -> usize {
+        if !self.is_known {
+            return self.count;
+        }
+        self.pages[..self.count].iter().map(|page| usize::from(page & 1)).sum()
+    }
+
+    /// True if few pages are resident, in few places.
+    fn is_few(&self) -> bool {
+        let is_few = self.is_known && self.resident() * FEW_RESIDENT < self.count.max(FEW_RESIDENT + 1);
+        is_few && self.runs().take(MOST_RUNS).count() < MOST_RUNS
     }
 
     /// The pages in runs, resident ones and others.
     fn runs(&self) -> impl Iterator<Item = &[u8]> {
-        self.pages[..self.count].chunk_by(|a, b| a & 1 == b & 1)
+        let mut rest = &self.pages[..self.count];
+        core::iter::from_fn(move || {
+            let (run, others) = rest.split_at(run_length(rest));
+            rest = others;
+            (!run.is_empty()).then_some(run)
+        })
     }
+}
+
+/// Number of pages at the beginning that are all resident, or all not. Most runs are long: eight pages at a time.
+fn run_length(pages: &[u8]) -> usize {
+    const RESIDENT: u64 = u64::from_ne_bytes([1; 8]);
+    let Some(first) = pages.first() else { return 0 };
+    let same = u64::from(first & 1) * RESIDENT;
+    let eight = |pages: &&[u8; 8]| u64::from_ne_bytes(**pages) & RESIDENT == same;
+    let whole = pages.as_chunks().0.iter().take_while(eight).count() * 8;
+    whole + pages[whole..].iter().take_while(|&page| page & 1 == first & 1).count()
 }
 
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
