@@ -66,6 +66,7 @@ mod tests {
         if std::env::var_os(FORKS).is_none() {
             return;
         }
+        let own = std::process::id() as i32;
         let fork_for_each_word = || {
             // A descriptor of its own: no thread holds a lock for which another one waits.
             let mut words = File::open("/proc/self/fd/0").unwrap();
@@ -74,7 +75,7 @@ mod tests {
                 // SAFETY:
                 // - the child makes only calls that are safe in a signal handler, until it is killed.
                 match unsafe { libc::fork() } {
-                    0 => wait_with(word),
+                    0 => wait_with(word, own),
                     child => println!("\nforked {child}"),
                 }
             }
@@ -85,13 +86,17 @@ mod tests {
         });
     }
 
-    fn wait_with(word: [u8; 8]) -> ! {
+    fn wait_with(word: [u8; 8], parent: i32) -> ! {
         let kept = black_box([word; 8]);
         loop {
             // SAFETY:
-            // - both take integers, and touch no memory.
+            // - all take integers at the most, and touch no memory.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                // It may have been killed before that.
+                if libc::getppid() != parent {
+                    libc::_exit(0);
+                }
                 libc::pause();
             }
             black_box(&kept);
