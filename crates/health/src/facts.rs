@@ -167,8 +167,10 @@ pub struct HostFacts {
 /// What the probe measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// The host backs huge pages by smaller ones; `None` where huge pages could not be measured.
+    /// The host backs huge pages by smaller ones; `None` where huge pages could not be measured, or not even base pages walked.
     pub splintered: Option<bool>,
+    /// Where that is absent since no base pages walked, the footprint in bytes at which they are likely to.
+    pub needed: Option<u64>,
     /// Bytes of data that the TLB reaches with base pages.
     pub reach: Option<u64>,
     /// Bytes of code that it reaches with base pages.

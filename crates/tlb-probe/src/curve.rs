@@ -65,7 +65,7 @@ const NOISE: f64 = 0.4;
 /// A level ends where an access costs this many times its usual cost.
 const RISE: f64 = 2.0;
 /// A walk is seen from this many times the second level's reach on: below, some accesses still hit.
-const BEYOND: u64 = 4;
+pub(crate) const BEYOND: u64 = 4;
 
 impl Curve {
     /// The smallest difference of two times that this curve can show, in ns.

@@ -14,6 +14,7 @@ use linux::pages::base_page;
 use machine_facts::machine_facts;
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use tlb_model::{Geometry, Second};
 
 /// Steps of one sample, at least: some 50 µs to 5 ms, by the cost of a step.
 const STEPS: usize = 1 << 15;
@@ -56,13 +57,22 @@ pub fn probe(options: &Options) -> Probe {
     // Loads have more page sizes' footprints to show than code.
     let mut data = measure(options.memory, options.time.mul_f64(0.6), &backings, Access::Data);
     let mut code = measure(options.memory.min(CODE), options.time.mul_f64(0.4), &backings, Access::Code);
-    if let Ok(geometry) = tlb_model::own_cpu() {
-        data.simulated = data.base().and_then(|base| Simulated::of(base, Access::Data, &geometry));
-        code.simulated = code.base().and_then(|base| Simulated::of(base, Access::Code, &geometry));
+    let geometry = tlb_model::own_cpu().ok();
+    if let Some(geometry) = &geometry {
+        data.simulated = data.base().and_then(|base| Simulated::of(base, Access::Data, geometry));
+        code.simulated = code.base().and_then(|base| Simulated::of(base, Access::Code, geometry));
     }
     let virtual_machine = is_virtual_machine();
-    let verdict = Verdict::of(&data, &code, virtual_machine);
+    let verdict = Verdict::of(&data, &code, virtual_machine, geometry.as_ref().and_then(entries));
     Probe { base_page: base_page().bytes(), virtual_machine, data, code, verdict }
+}
+
+/// Entries for base pages of data in the second level; `None` where it has none.
+fn entries(geometry: &Geometry) -> Option<u64> {
+    let (Second::Shared(arrays) | Second::Split { data: arrays, .. }) = &geometry.second;
+    let shift = base_page().bytes().trailing_zeros() as u8;
+    let entries = arrays.iter().filter(|array| array.sizes.has(shift)).map(|array| array.entries as u64).sum();
+    Some(entries).filter(|entries| *entries > 0)
 }
 
 /// A page size, and why it is known not to be had.

@@ -1,12 +1,17 @@
 //! What the times mean for a program. Pure.
 
 use crate::Backing;
+use crate::curve::BEYOND;
 use crate::measured::Measured;
 use crate::series::Series;
 use serde::Serialize;
 
 /// Page entries that any second-level TLB of the last ten years holds.
 const FEW_ENTRIES: u64 = 512;
+/// The most base pages in an entry that is likely: AMD's CPUs and some of Arm's join four.
+const JOINED: u64 = 4;
+/// A reach in bytes beyond that of most CPUs: 4,096 entries of four pages of 4 KiB.
+const USUAL_REACH: u64 = 64 << 20;
 
 /// What huge pages save here.
 #[derive(Clone, Debug, Serialize)]
@@ -18,8 +23,12 @@ pub struct Verdict {
     /// Code, compared in the same way at its own footprint; absent where it was not measured.
     pub code: Option<Compared>,
     /// True where a footprint of few huge pages, which any TLB holds, still costs page walks: the hypervisor backs this
-    /// machine's memory by smaller pages than its guest believes.
-    pub splintered: bool,
+    /// machine's memory by smaller pages than its guest believes. False where it costs none. Absent where not even base pages
+    /// are seen to walk at the footprint that was compared: nothing follows from huge pages that do not walk either.
+    pub splintered: Option<bool>,
+    /// Where that is absent, the footprint in bytes that is likely to show it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub needed: Option<u64>,
     /// True where the CPU says that it is a virtual one.
     pub virtual_machine: Option<bool>,
 }
@@ -43,18 +52,15 @@ impl Compared {
 }
 
 impl Verdict {
-    /// From the times of loads and of code. `None` where base pages or huge pages could not be measured.
-    pub fn of(data: &Measured, code: &Measured, virtual_machine: Option<bool>) -> Option<Self> {
+    /// From the times of loads and of code; `entries` are those for base pages of data in the TLB's last level, where these are
+    /// known. `None` where base pages or huge pages could not be measured.
+    pub fn of(data: &Measured, code: &Measured, virtual_machine: Option<bool>, entries: Option<u64>) -> Option<Self> {
         let (base, huge) = pair(data)?;
         let compared = compare(base, huge)?;
         let code = pair(code).and_then(|(base, huge)| compare(base, huge));
-        Some(Self {
-            backing: huge.backing,
-            data: compared,
-            code,
-            splintered: is_splintered(base, huge),
-            virtual_machine,
-        })
+        let splintered = is_splintered(base, huge, compared.footprint);
+        let needed = splintered.is_none().then(|| needed(base, compared.footprint, entries));
+        Some(Self { backing: huge.backing, data: compared, code, splintered, needed, virtual_machine })
     }
 }
 
@@ -72,12 +78,26 @@ fn compare(base: &Series, huge: &Series) -> Option<Compared> {
     Some(Compared { footprint, base: at(base)?, huge: at(huge)? })
 }
 
-/// A footprint of [`FEW_ENTRIES`] huge pages costs clearly more than a hit in the second level does.
-fn is_splintered(base: &Series, huge: &Series) -> bool {
-    let Some(hit) = base.levels.second_hit else { return false };
+/// True where a footprint of [`FEW_ENTRIES`] huge pages costs clearly more than a hit in the second level does; `None` unless
+/// base pages walk at `footprint`, the largest that both were measured at.
+fn is_splintered(base: &Series, huge: &Series, footprint: u64) -> Option<bool> {
+    let (hit, reach) = (base.levels.second_hit?, base.levels.second_reach?);
+    if base.levels.walk.is_none() || footprint < reach.saturating_mul(BEYOND) {
+        return None;
+    }
     let page = huge.backing.page().bytes();
     let held = huge.curve.translation_at(page.saturating_mul(FEW_ENTRIES)).unwrap_or(0.0);
-    held > 2.0 * hit + huge.curve.resolution()
+    Some(held > 2.0 * hit + huge.curve.resolution())
+}
+
+/// The footprint in bytes at which base pages are likely to walk: by the reach that was measured, else by the entries, each of
+/// which may hold several pages; larger than `footprint`, which was not enough.
+fn needed(base: &Series, footprint: u64, entries: Option<u64>) -> u64 {
+    let page = base.backing.page().bytes();
+    let by_entries = || entries.map(|entries| entries.saturating_mul(page).saturating_mul(JOINED));
+    let reach = base.levels.second_reach.or_else(by_entries).unwrap_or(USUAL_REACH);
+    let needed = reach.saturating_mul(BEYOND).max(footprint.saturating_add(1));
+    needed.checked_next_power_of_two().unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -98,17 +118,25 @@ mod tests {
         Series { backing, levels: curve.levels(), curve }
     }
 
+    /// Base pages that walk at the end.
+    const BASE: [(u64, f64); 6] =
+        [(1 << 16, 0.0), (1 << 18, 0.0), (1 << 19, 3.0), (1 << 21, 3.0), (1 << 23, 3.0), (1 << 27, 40.0)];
+
     fn measured(huge: &[(u64, f64)]) -> Measured {
-        let base = [(1 << 16, 0.0), (1 << 18, 0.0), (1 << 19, 3.0), (1 << 21, 3.0), (1 << 23, 3.0), (1 << 27, 40.0)];
+        both(&BASE, huge)
+    }
+
+    fn both(base: &[(u64, f64)], huge: &[(u64, f64)]) -> Measured {
         let thp = Backing::Transparent(PageSize::new(2 << 20).unwrap());
-        Measured { series: vec![series(Backing::Base, &base), series(thp, huge)], ..Measured::default() }
+        Measured { series: vec![series(Backing::Base, base), series(thp, huge)], ..Measured::default() }
     }
 
     #[test]
     fn on_bare_metal_few_huge_pages_cost_no_walks() {
         let data = measured(&[(1 << 16, 0.0), (1 << 23, 0.0), (1 << 27, 3.0)]);
-        let verdict = Verdict::of(&data, &Measured::default(), Some(false)).unwrap();
-        assert!(!verdict.splintered && verdict.code.is_none());
+        let verdict = Verdict::of(&data, &Measured::default(), Some(false), None).unwrap();
+        assert_eq!((verdict.splintered, verdict.needed), (Some(false), None));
+        assert!(verdict.code.is_none());
         assert_eq!(verdict.data, Compared { footprint: 1 << 27, base: 40.0, huge: 3.0 });
         assert!((verdict.data.saved().unwrap() - 0.925).abs() < 1e-9);
     }
@@ -116,15 +144,36 @@ mod tests {
     #[test]
     fn walks_within_few_huge_pages_show_a_splintering_host() {
         let data = measured(&[(1 << 16, 0.0), (1 << 23, 3.0), (1 << 27, 20.0)]);
-        let verdict = Verdict::of(&data, &Measured::default(), Some(true)).unwrap();
-        assert!(verdict.splintered);
+        let verdict = Verdict::of(&data, &Measured::default(), Some(true), None).unwrap();
+        assert_eq!(verdict.splintered, Some(true));
         assert_eq!(verdict.data.saved(), Some(0.5));
+    }
+
+    /// `probe --memory 16M` where the second level reaches farther.
+    #[test]
+    fn where_base_pages_do_not_walk_the_host_is_not_seen() {
+        let base = [(1 << 16, 0.0), (1 << 18, 0.0), (1 << 19, 3.0), (1 << 21, 3.0), (1 << 24, 3.0)];
+        let data = both(&base, &[(1 << 16, 0.0), (1 << 19, 3.0), (1 << 24, 3.0)]);
+        let of = |entries| Verdict::of(&data, &Measured::default(), Some(true), entries).unwrap();
+        assert_eq!((of(None).splintered, of(None).needed), (None, Some(256 << 20)));
+        let page = Backing::Base.page().bytes();
+        assert_eq!(of(Some(2048)).needed, Some((2048 * page * JOINED * BEYOND).max(1 << 25)));
+        assert_eq!(of(Some(16)).needed, Some(1 << 25), "more than was not enough");
+    }
+
+    /// Some accesses hit still: huge pages that walk as often as these need not be split.
+    #[test]
+    fn where_base_pages_begin_to_walk_the_host_is_not_seen() {
+        let base = [(1 << 16, 0.0), (1 << 18, 0.0), (1 << 19, 3.0), (1 << 23, 3.0), (1 << 24, 9.0)];
+        let data = both(&base, &[(1 << 16, 0.0), (1 << 19, 3.0), (1 << 24, 5.0)]);
+        let verdict = Verdict::of(&data, &Measured::default(), Some(true), None).unwrap();
+        assert_eq!((verdict.splintered, verdict.needed), (None, Some(1 << 25)));
     }
 
     #[test]
     fn without_huge_pages_there_is_no_verdict() {
         let mut data = measured(&[(1 << 16, 0.0)]);
         data.series.pop();
-        assert!(Verdict::of(&data, &Measured::default(), None).is_none());
+        assert!(Verdict::of(&data, &Measured::default(), None, None).is_none());
     }
 }

@@ -106,17 +106,27 @@ fn verdict_text(verdict: &Verdict) -> String {
     }
     let page = verdict.backing.page();
     text += &match (verdict.splintered, verdict.virtual_machine) {
-        (true, Some(false)) => format!(
+        (Some(true), Some(false)) => format!(
             "Few {page} pages cost page walks although any TLB holds them: something below this kernel splits them.\n"
         ),
-        (true, _) => format!(
+        (Some(true), _) => format!(
             "The host backs this virtual machine by smaller pages than {page}: walks get shorter, the TLB's reach hardly \
              longer.\nExpect more on a host that gives the guest huge pages, or on bare metal.\n"
         ),
-        (false, Some(true)) => format!("The host backs this virtual machine by pages of {page} or larger.\n"),
-        (false, _) => String::new(),
+        (Some(false), Some(true)) => format!("The host backs this virtual machine by pages of {page} or larger.\n"),
+        (None, Some(true)) => not_seen(verdict.needed),
+        (Some(false) | None, _) => String::new(),
     };
     text
+}
+
+/// `needed` is the footprint in bytes that is likely to show it.
+fn not_seen(needed: Option<u64>) -> String {
+    let fix = needed.map_or_else(String::new, |bytes| format!("; fix: --memory {}M", bytes.div_ceil(1 << 20)));
+    format!(
+        "How the host backs this virtual machine's memory is not seen at this footprint, at which base pages cost no page \
+         walks yet{fix}.\n"
+    )
 }
 
 fn saving(what: &str, backing: Backing, compared: &Compared) -> String {
@@ -128,4 +138,29 @@ fn saving(what: &str, backing: Backing, compared: &Compared) -> String {
         base,
         huge
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use address_space::PageSize;
+
+    #[test]
+    fn of_a_host_that_was_not_seen_nothing_is_claimed() {
+        let verdict = |splintered, needed, virtual_machine| Verdict {
+            backing: Backing::Transparent(PageSize::new(2 << 20).unwrap()),
+            data: Compared { footprint: 16 << 20, base: 3.0, huge: 3.0 },
+            code: None,
+            splintered,
+            needed,
+            virtual_machine,
+        };
+        let text = verdict_text(&verdict(None, Some(256 << 20), Some(true)));
+        assert!(text.contains("is not seen at this footprint") && text.contains("fix: --memory 256M"), "{text}");
+        assert!(!text.contains("or larger"), "{text}");
+        assert_eq!(verdict_text(&verdict(None, Some(256 << 20), Some(false))).lines().count(), 1);
+        let text = verdict_text(&verdict(Some(false), None, Some(true)));
+        assert!(text.contains("by pages of 2 MiB or larger"), "{text}");
+        assert!(verdict_text(&verdict(Some(true), None, Some(true))).contains("by smaller pages than 2 MiB"));
+    }
 }

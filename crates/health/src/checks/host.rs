@@ -6,7 +6,8 @@ use crate::finding::{Fix, Outcome, Severity};
 
 /// Whether the host backs huge pages by huge pages, as it was measured.
 pub fn backing(facts: &Facts) -> Vec<Outcome> {
-    match facts.host.measured.map(|measured| measured.splintered) {
+    let measured = facts.host.measured;
+    match measured.map(|measured| measured.splintered) {
         Some(Some(true)) => found(
             Severity::Advice,
             "the host backs huge pages by small ones",
@@ -19,7 +20,18 @@ pub fn backing(facts: &Facts) -> Vec<Outcome> {
             )),
         ),
         Some(Some(false)) => fine("the host backs huge pages by huge pages (measured)"),
-        Some(None) => vec![Outcome::NotSeen { what: "how the host backs huge pages".to_owned(), root_sees: false }],
+        // Nothing is below this kernel.
+        Some(None) if facts.host.virtual_machine == Some(false) => Vec::new(),
+        Some(None) => {
+            let more = |bytes: u64| {
+                format!(
+                    ": not at this footprint, at which base pages cost no page walks yet; fix: pagelift probe --memory {}M",
+                    bytes.div_ceil(1 << 20)
+                )
+            };
+            let more = measured.and_then(|measured| measured.needed).map_or_else(String::new, more);
+            vec![Outcome::NotSeen { what: format!("how the host backs huge pages{more}"), root_sees: false }]
+        }
         // Of a program the verdict says so.
         None if facts.host.virtual_machine == Some(true) && facts.program.is_none() => vec![Outcome::NotSeen {
             what: "how the host of this virtual machine backs huge pages: --probe measures it".to_owned(),

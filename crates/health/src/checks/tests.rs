@@ -88,6 +88,7 @@ fn healthy() -> Facts {
             itlb_multihit: Some("Not affected".into()),
             measured: Some(Measured {
                 splintered: Some(false),
+                needed: None,
                 reach: Some(8 * MIB),
                 code_reach: Some(8 * MIB),
                 translation: None,
@@ -326,6 +327,14 @@ fn host_kernel_and_measuring() {
     finds("host-backing", Advice, ["small ones", "on the host"], |f| {
         f.host.measured.as_mut().unwrap().splintered = Some(true);
     });
+    let mut unseen = healthy();
+    let measured = unseen.host.measured.as_mut().unwrap();
+    (measured.splintered, measured.needed) = (None, Some(256 * MIB));
+    let missing = examine(&unseen).not_seen;
+    let missing = missing.iter().find(|missing| missing.check == "host-backing").unwrap();
+    assert!(missing.what.ends_with("fix: pagelift probe --memory 256M"), "{}", missing.what);
+    unseen.host.virtual_machine = Some(false);
+    assert!(!examine(&unseen).not_seen.iter().any(|missing| missing.check == "host-backing"));
     finds("itlb-multihit", Note, ["may split", "trusted"], |f| {
         f.host.itlb_multihit = Some("KVM: Mitigation: VMX unsupported".into());
     });

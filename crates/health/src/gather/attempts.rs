@@ -107,7 +107,8 @@ fn held(probe: &Probe) -> HeldPages {
 fn measured(probe: &Probe) -> Measured {
     let verdict = probe.verdict.as_ref();
     Measured {
-        splintered: verdict.map(|verdict| verdict.splintered && verdict.virtual_machine != Some(false)),
+        splintered: verdict.and_then(|verdict| Some(verdict.splintered? && verdict.virtual_machine != Some(false))),
+        needed: verdict.and_then(|verdict| verdict.needed),
         reach: probe.data.reach(),
         code_reach: probe.code.reach(),
         translation: verdict.map(|verdict| (verdict.data.footprint, verdict.data.base, verdict.data.huge)),

@@ -20,6 +20,6 @@ fn of(probe: &Probe) -> Translation {
         });
         series.collect()
     };
-    let splintered = probe.verdict.as_ref().map(|verdict| verdict.splintered);
+    let splintered = probe.verdict.as_ref().and_then(|verdict| verdict.splintered);
     Translation { data: sizes(&probe.data), code: sizes(&probe.code), splintered, not_measured: None }
 }
