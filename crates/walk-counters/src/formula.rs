@@ -250,7 +250,7 @@ pub struct SideWalks {
     pub walks: Measured,
     /// Misses in the first TLB that hit in the second, per 1,000 instructions.
     pub l2_hits: Measured,
-    /// Share of the walks that ended at pages of a size, where it was counted.
+    /// Share of all walks that ended at pages of a size, where both were counted. Not all sizes may be.
     pub sizes: Vec<(What, f64)>,
     /// Cycles in which the pipeline waited for translation, over all cycles.
     pub stalls: Measured,
@@ -362,11 +362,14 @@ fn utilisation(counts: &Counts, cycles: &Measured) -> Measured {
     with_nested.over(cycles, "cycles").times(1.0 / f64::from(walkers))
 }
 
+/// Shares of the walks of all sizes: some CPUs count one size alone, and for some events there may be no counter. Events that
+/// were not counted at the same time may add up to more than the walks.
 fn sizes(of: &dyn Fn(What) -> Measured) -> Vec<(What, f64)> {
+    let Some(walks) = of(What::Walks).value() else { return Vec::new() };
     let counted: Vec<(What, f64)> =
         SIZES.into_iter().filter_map(|what| of(what).value().map(|value| (what, value))).collect();
-    let sum: f64 = counted.iter().map(|(_, value)| value).sum();
-    counted.into_iter().filter(|_| sum > 0.0).map(|(what, value)| (what, value / sum)).collect()
+    let all = walks.max(counted.iter().map(|(_, value)| value).sum());
+    counted.into_iter().filter(|_| all > 0.0).map(|(what, value)| (what, value / all)).collect()
 }
 
 impl Family {

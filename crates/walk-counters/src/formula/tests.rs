@@ -120,6 +120,7 @@ fn neoverse_counts_walks_and_from_n3_on_their_time() {
         (Side::Data, What::Pending, 9_000),
         (Side::Code, What::Pending, 1_000),
         (Side::Code, What::Stalls, 700),
+        (Side::Data, What::Walks, 100),
         (Side::Data, What::WalksSmall, 75),
         (Side::Data, What::WalksLarge, 25),
     ];
@@ -127,6 +128,23 @@ fn neoverse_counts_walks_and_from_n3_on_their_time() {
     close(&walks.data.in_progress, 0.09);
     close(&walks.code.stalls, 0.007);
     assert_eq!(walks.data.sizes, [(What::WalksSmall, 0.75), (What::WalksLarge, 0.25)]);
+}
+
+/// Clearwater Forest counts the walks that end at 4 KiB pages alone; a short run may have no counter free for the others.
+#[test]
+fn shares_of_sizes_are_of_all_walks() {
+    use What::{Walks, Walks1G, Walks2M, Walks4K};
+    let sizes =
+        |family, values: &[(Side, What, u64)]| super::Walks::of(&counts(family, 1_000, 1_000, values)).code.sizes;
+    let few = [(Side::Code, Walks, 1_000), (Side::Code, Walks4K, 50)];
+    assert_eq!(sizes("Clearwater Forest", &few), [(Walks4K, 0.05)]);
+    assert_eq!(sizes("Panther Lake, E cores", &few), [(Walks4K, 0.05)]);
+    assert_eq!(sizes("Skylake-SP", &few), [(Walks4K, 0.05)]);
+    assert_eq!(sizes("Skylake-SP", &few[1..]), [], "of how many is not known");
+    // Scaled from other moments than the walks.
+    let more =
+        [(Side::Code, Walks, 90), (Side::Code, Walks4K, 75), (Side::Code, Walks2M, 25), (Side::Code, Walks1G, 0)];
+    assert_eq!(sizes("Skylake-SP", &more), [(Walks4K, 0.75), (Walks2M, 0.25), (Walks1G, 0.0)]);
 }
 
 #[test]
@@ -237,7 +255,7 @@ fn every_table_gives_figures_from_what_it_counts() {
                 assert_eq!(figure.value().is_some(), is_counted, "{}: figure {at} of a side", family.name);
             }
             let sizes: f64 = side.sizes.iter().map(|(_, share)| share).sum();
-            assert!(side.sizes.is_empty() || (sizes - 1.0).abs() < 1e-9, "{}", family.name);
+            assert!(sizes < 1.0 + 1e-9, "{}", family.name);
         };
         of_side(&walks.code, &[Side::Code], &[Side::Code]);
         of_side(&walks.data, &[Side::Data], &[Side::Loads, Side::Stores]);
@@ -269,7 +287,7 @@ fn no_figure_is_left_out() {
     }
     let broadwell = named("Broadwell, server");
     assert_eq!(value(&broadwell, "walks of the hypervisor's tables in progress, on average"), Some(0.05));
-    assert_eq!(value(&broadwell, "code: page walks that end at 2M pages, %"), Some(25.0));
+    assert_eq!(value(&broadwell, "code: page walks that end at 2M pages, %"), Some(20.0));
     assert_eq!(value(&named("Neoverse V3"), "data: cycles that wait for translation, %"), Some(3.0));
     let of_both = "L2 TLB misses per 1,000 instructions, code and data together";
     assert_eq!(value(&named("Neoverse N1"), of_both), Some(1.0));
@@ -313,11 +331,14 @@ fn published_counts_give_the_published_shares() {
 
 proptest! {
     #[test]
-    fn shares_of_sizes_add_up(values in prop::collection::vec(0..u64::MAX >> 8, 4)) {
-        let sizes = [What::Walks4K, What::WalksCoalesced, What::Walks2M, What::Walks1G];
+    fn shares_of_sizes_add_up_to_one_at_most(values in prop::collection::vec(0..u64::MAX >> 8, 5)) {
+        let sizes = [What::Walks4K, What::WalksCoalesced, What::Walks2M, What::Walks1G, What::Walks];
+        let all = values[4];
+        let of_sizes: u64 = values[..4].iter().sum();
         let values: Vec<_> = sizes.into_iter().zip(values).map(|(what, raw)| (Side::Data, what, raw)).collect();
         let shares = Walks::of(&counts("Zen 3", 1_000, 1_000, &values)).data.sizes;
         let sum: f64 = shares.iter().map(|(_, share)| share).sum();
-        prop_assert!(shares.is_empty() || (sum - 1.0).abs() < 1e-9, "{sum}");
+        prop_assert!(shares.is_empty() || sum < 1.0 + 1e-9, "{sum}");
+        prop_assert!(shares.is_empty() || all > of_sizes || (sum - 1.0).abs() < 1e-9, "{sum}");
     }
 }
