@@ -39,6 +39,9 @@ pub struct WalkFigures {
     /// The kernel's part was not counted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub user_only: bool,
+    /// Processes that the program started were counted as its own, which the kernel could not leave out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub with_children: bool,
     /// Why nothing was counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_counted: Option<String>,

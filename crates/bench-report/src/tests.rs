@@ -290,6 +290,7 @@ fn hostile_text_does_nothing() {
         figures: vec![figure],
         counted_share: Some(f64::NAN),
         user_only: true,
+        with_children: true,
         not_counted: None,
     };
     hostile.events.push(Event::Walks(Box::new(walks)));

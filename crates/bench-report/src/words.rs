@@ -211,6 +211,12 @@ fn notes_on_walks(states: &[&WalkFigures]) -> Vec<String> {
             "note: the kernel's part is not counted; needed: kernel.perf_event_paranoid 1 or less, or root".to_owned(),
         );
     }
+    if states.iter().any(|state| state.with_children) {
+        notes.push(
+            "note: the processes that it started are counted with it, which Linux cannot leave out before 5.13"
+                .to_owned(),
+        );
+    }
     let share = states.iter().filter_map(|state| state.counted_share).fold(1.0, f64::min);
     if share < 0.995 {
         let percent = 100.0 * share.max(0.0);

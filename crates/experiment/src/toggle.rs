@@ -4,7 +4,7 @@ use crate::ExperimentError;
 use crate::conduct::{Conduct, INTERRUPTION, Limits, Progress};
 use crate::observation::{between, counters_of, look_at};
 use crate::record::{Counters, Ended, Event, Header, Lift, Observation, Record, Recorder, Switch, TimedBlock};
-use crate::tree::{tree_of, used_by};
+use crate::tree::{targets, tree_of, used_by};
 use crate::walks::{self, Meter, WalkTally};
 use crate::work::Counter;
 use measure::latency::Latency;
@@ -14,7 +14,6 @@ use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use std::fs::File;
 use std::time::{Duration, Instant};
-use walk_counters::Target;
 
 /// What changes the program from plain to an arm and back.
 pub trait Switcher {
@@ -82,7 +81,7 @@ pub fn run(
     let recorder = Recorder::new(header, file).map_err(ExperimentError::Record)?;
     let mut tally = WalkTally::of(&recorder.record().header);
     let tree = tree_of(subject.pid);
-    let meters = tree.iter().map(|&pid| tally.meter(Target::Process(pid))).collect();
+    let meters = targets(&tree).map(|target| tally.meter(target)).collect();
     let conduct = Conduct::start(limits);
     let is_alone = tree.len() == 1;
     let mut toggle =

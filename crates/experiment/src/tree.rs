@@ -13,11 +13,19 @@ use process_view::ProcessFiles;
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
+use walk_counters::Target;
 
 /// How long what was killed may take to end.
 const TO_END: Duration = Duration::from_secs(20);
 /// How often it is looked at.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// Returns what is counted of processes that are a process and its descendants: of one that is alone its threads; else what
+/// they start, too. That is what CPU time and system calls are counted of.
+pub(crate) fn targets(processes: &[i32]) -> impl Iterator<Item = Target> {
+    let is_alone = processes.len() == 1;
+    processes.iter().map(move |&pid| if is_alone { Target::Process(pid) } else { Target::ProcessWithChildren(pid) })
+}
 
 /// A process and its descendants, as far as they can be seen; parents first.
 pub(crate) fn tree_of(root: i32) -> Vec<i32> {

@@ -150,6 +150,7 @@ fn figures(arm: Option<usize>, reading: &Reading) -> WalkFigures {
         figures: counts.iter().flat_map(of_core).collect(),
         counted_share: counts.iter().map(Counts::least_share).reduce(f64::min),
         user_only: counts.iter().any(|counts| !counts.with_kernel),
+        with_children: counts.iter().any(|counts| counts.with_children),
         not_counted: None,
     }
 }
@@ -175,6 +176,7 @@ mod tests {
             source: String::new(),
             walkers: None,
             with_kernel: true,
+            with_children: false,
             on_some_cores: false,
             cycles: event(Side::Both, What::Cycles, Some(cycles)),
             instructions: event(Side::Both, What::Walks, Some(1000 * cycles)),
@@ -211,12 +213,12 @@ mod tests {
         let mut tally = tally(true);
         let mut reading = counts(100, Some(5));
         let before = Reading { counts: vec![reading.counts[0].since(&reading.counts[0])], samples: None };
-        reading.counts[0].with_kernel = false;
+        (reading.counts[0].with_kernel, reading.counts[0].with_children) = (false, true);
         reading.counts[0].events[0].counted = Some(Counted { raw: 5, enabled: 100, running: 40 });
         tally.add(None, &before, &reading);
         let events = tally.events();
         let [Event::Walks(plain)] = &events[..] else { panic!("{events:?}") };
-        assert_eq!((plain.counted_share, plain.user_only), (Some(0.4), true));
+        assert_eq!((plain.counted_share, plain.user_only, plain.with_children), (Some(0.4), true, true));
     }
 
     #[test]

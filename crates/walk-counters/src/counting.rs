@@ -18,8 +18,11 @@ const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A process: all its threads, and those that they start.
+    /// A process: all its threads, and those that they start. Before Linux 5.13 also the processes that they start, which
+    /// [`Counts::with_children`] says.
     Process(i32),
+    /// A process with all its threads, and the threads and processes that these start from now on.
+    ProcessWithChildren(i32),
     /// What this thread starts from now on, from its exec on, with all descendants.
     Children,
     /// Everything, on all CPUs.
@@ -71,6 +74,47 @@ enum Place {
     Cpu(usize),
 }
 
+/// What a counter leaves out, as far as the kernel allows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Scope {
+    /// The kernel's work is counted too.
+    with_kernel: bool,
+    /// Of what a thread starts, threads of its own process alone are counted.
+    threads_only: bool,
+}
+
+impl Scope {
+    fn of(target: Target) -> Self {
+        Self { with_kernel: true, threads_only: matches!(target, Target::Process(_)) }
+    }
+
+    /// What to ask for after this error; `None` where asking for something else does not help.
+    fn instead(self, error: &io::Error, place: Place) -> Option<Self> {
+        if self.with_kernel && is_refusal(error) && !matches!(place, Place::Cpu(_)) {
+            return Some(Self { with_kernel: false, ..self });
+        }
+        // The kernel does not know `inherit_thread` (before Linux 5.13).
+        (self.threads_only && is_not_known(error)).then_some(Self { threads_only: false, ..self })
+    }
+
+    /// Opens with this scope, or with what is left of it where the kernel refuses that.
+    fn settle<T>(&mut self, place: Place, mut open: impl FnMut(Self) -> io::Result<T>) -> io::Result<T> {
+        let mut opened = open(*self);
+        while let Err(error) = &opened
+            && let Some(scope) = self.instead(error, place)
+        {
+            *self = scope;
+            opened = open(scope);
+        }
+        opened
+    }
+}
+
+/// True where the kernel may not know an attribute of the event; the library has an error of its own for E2BIG.
+fn is_not_known(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::E2BIG)) || error.kind() == io::ErrorKind::Unsupported
+}
+
 impl Counting {
     /// Starts counting the events of this machine's CPU: one for each kind of core.
     ///
@@ -92,25 +136,22 @@ impl Counting {
     fn of(family: &'static Family, target: Target) -> Result<Self, NoCounters> {
         let pmu = family.pmu.as_deref().map(pmu_type).transpose()?;
         let places = places(target, family)?;
-        let mut with_kernel = true;
+        let mut scope = Scope::of(target);
         let mut counting = Self {
-            counts: family.blank(with_kernel),
+            counts: family.blank(scope.with_kernel),
             cycles: Vec::new(),
             instructions: Vec::new(),
             events: family.events.iter().map(|_| Vec::new()).collect(),
         };
         for &place in &places {
-            match counting.open(family, pmu, place, with_kernel) {
-                Err(error) if is_refusal(&error) && with_kernel && !matches!(place, Place::Cpu(_)) => {
-                    with_kernel = false;
-                    counting.open(family, pmu, place, with_kernel).map_err(|error| explained(&error, target))?;
-                }
+            match scope.settle(place, |scope| counting.open(family, pmu, place, scope)) {
                 // A thread has ended since it was listed.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                 result => result.map_err(|error| explained(&error, target))?,
             }
         }
-        counting.counts.with_kernel = with_kernel;
+        counting.counts.with_kernel = scope.with_kernel;
+        counting.counts.with_children = scope.threads_only != Scope::of(target).threads_only;
         // Of the whole machine each kind of core is counted on its own CPUs.
         counting.counts.on_some_cores = family.pmu.is_some() && target != Target::System;
         if counting.cycles.is_empty() {
@@ -120,9 +161,9 @@ impl Counting {
     }
 
     /// Opens all events at one place: cycles and instructions by themselves, the others in groups that are counted together.
-    fn open(&mut self, family: &Family, pmu: Option<u32>, place: Place, with_kernel: bool) -> io::Result<()> {
+    fn open(&mut self, family: &Family, pmu: Option<u32>, place: Place, scope: Scope) -> io::Result<()> {
         let of_pmu = |hardware: Hardware| {
-            let mut builder = builder(hardware, place, with_kernel);
+            let mut builder = builder(hardware, place, scope);
             let attributes = builder.attrs_mut();
             attributes.config |= u64::from(pmu.unwrap_or(0)) << PMU_SHIFT;
             builder.build()
@@ -134,7 +175,7 @@ impl Counting {
         for group in family.groups(AT_ONCE) {
             let mut leader: Option<usize> = None;
             for index in group {
-                let mut builder = builder(Raw::new(family.events[index].config()), place, with_kernel);
+                let mut builder = builder(Raw::new(family.events[index].config()), place, scope);
                 if let Some(pmu) = pmu {
                     builder.attrs_mut().type_ = pmu;
                 }
@@ -184,10 +225,10 @@ impl AsMut<Counter> for LeaderOf<'_> {
     }
 }
 
-fn builder<'a>(event: impl perf_event::events::Event, place: Place, with_kernel: bool) -> Builder<'a> {
+fn builder<'a>(event: impl perf_event::events::Event, place: Place, scope: Scope) -> Builder<'a> {
     let mut builder = Builder::new(event);
     builder.read_format(ReadFormat::TOTAL_TIME_ENABLED | ReadFormat::TOTAL_TIME_RUNNING);
-    builder.exclude_kernel(!with_kernel).exclude_hv(true);
+    builder.exclude_kernel(!scope.with_kernel).exclude_hv(true).inherit_thread(scope.threads_only);
     match place {
         Place::Thread(thread) => builder.observe_pid(thread).any_cpu().inherit(true).enabled(true),
         Place::Oneself => builder.observe_self().any_cpu().inherit(true).enable_on_exec(true),
@@ -220,7 +261,7 @@ fn places(target: Target, family: &Family) -> Result<Vec<Place>, NoCounters> {
     let failed = |error: io::Error| NoCounters::Kernel(error.to_string());
     Ok(match target {
         Target::Children => vec![Place::Oneself],
-        Target::Process(pid) => {
+        Target::Process(pid) | Target::ProcessWithChildren(pid) => {
             let threads = fs::read_dir(format!("/proc/{pid}/task")).map_err(failed)?;
             threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).map(Place::Thread).collect()
         }
@@ -303,6 +344,7 @@ fn allow_descriptors() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use perf_event::events::Software;
 
     #[test]
     fn lists_of_cpus_are_read() {
@@ -322,6 +364,51 @@ mod tests {
                 assert!(error.to_string().contains("; needed: ") || error.to_string().contains("; fix: "), "{error}")
             }
         }
+    }
+
+    /// A software event, since there may be no PMU: the faults of a child are those of another process.
+    #[test]
+    fn children_of_a_process_are_not_its_own() {
+        let thread = fs::read_link("/proc/thread-self").unwrap();
+        let thread = Place::Thread(thread.file_name().unwrap().to_str().unwrap().parse().unwrap());
+        let open = |threads_only| {
+            let mut scope = Scope { with_kernel: true, threads_only };
+            let counter = scope.settle(thread, |scope| builder(Software::PAGE_FAULTS, thread, scope).build());
+            Ok::<_, io::Error>((counter?, scope.threads_only))
+        };
+        // The kernel may not permit it.
+        let (Ok((mut with_children, _)), Ok((mut alone, threads_only))) = (open(false), open(true)) else { return };
+        assert!(std::process::Command::new("true").status().unwrap().success());
+        let (alone, with_children) = (alone.read().unwrap(), with_children.read().unwrap());
+        assert_eq!(with_children > alone + 10, threads_only, "{with_children} faults, {alone} without children");
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_leave_children_out_counts_them_and_says_so() {
+        let (process, place) = (Scope::of(Target::Process(1)), Place::Thread(1));
+        assert!(process.threads_only && !Scope::of(Target::ProcessWithChildren(1)).threads_only);
+        assert!(!Scope::of(Target::Children).threads_only && !Scope::of(Target::System).threads_only);
+        let settled = |refuses: &dyn Fn(Scope) -> Option<io::Error>| {
+            let mut scope = process;
+            let result = scope.settle(place, |scope| refuses(scope).map_or(Ok(()), Err));
+            (scope.with_kernel, scope.threads_only, result.is_ok())
+        };
+        assert_eq!(settled(&|_| None), (true, true, true));
+        let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
+        let errors: [fn() -> io::Error; 3] =
+            [unsupported, || io::Error::from_raw_os_error(libc::EINVAL), || io::Error::from_raw_os_error(libc::E2BIG)];
+        for error in errors {
+            assert_eq!(settled(&|scope| scope.threads_only.then(error)), (true, false, true));
+            assert!(!settled(&|_| Some(error())).2, "the reason is another one");
+        }
+        let refused = || io::Error::from_raw_os_error(libc::EACCES);
+        assert_eq!(settled(&|scope| scope.with_kernel.then(refused)), (false, true, true));
+        let both = |scope: Scope| match scope.with_kernel {
+            true => Some(refused()),
+            false => scope.threads_only.then(unsupported),
+        };
+        assert_eq!(settled(&both), (false, false, true));
+        assert_eq!(process.instead(&refused(), Place::Cpu(0)), None);
     }
 
     #[test]

@@ -127,6 +127,8 @@ pub struct Counts {
     pub walkers: Option<u32>,
     /// The kernel's work is counted too.
     pub with_kernel: bool,
+    /// The processes that it started are counted as its own, which the kernel cannot leave out (before Linux 5.13).
+    pub with_children: bool,
     /// What is counted also runs on cores of other kinds, where these events wait without having to share a counter.
     pub on_some_cores: bool,
     /// Cycles of the hardware thread, not halted.
@@ -153,6 +155,7 @@ impl Counts {
             instructions: self.instructions.with(&other.instructions, both),
             events: self.events.iter().zip(&other.events).map(|(one, two)| one.with(two, both)).collect(),
             with_kernel: self.with_kernel && other.with_kernel,
+            with_children: self.with_children || other.with_children,
             ..self.clone()
         }
     }
@@ -387,6 +390,7 @@ impl Family {
             source: self.source.clone(),
             walkers: self.walkers,
             with_kernel,
+            with_children: false,
             on_some_cores: false,
             cycles: event(Side::Both, What::Cycles, "cycles"),
             instructions: event(Side::Both, What::Walks, "instructions"),

@@ -269,6 +269,7 @@ mod tests {
             source: family.source.clone(),
             walkers: family.walkers,
             with_kernel,
+            with_children: false,
             on_some_cores: false,
             cycles: whole(1_000_000),
             instructions: whole(500_000),

@@ -143,6 +143,9 @@ pub(super) fn notes(counts: &Counts) -> String {
     if !counts.with_kernel {
         text += "note: the kernel's part is not counted; needed: kernel.perf_event_paranoid 1 or less, or root\n";
     }
+    if counts.with_children {
+        text += "note: the processes that it started are counted with it, which Linux cannot leave out before 5.13\n";
+    }
     let share = counts.least_share();
     if share < 0.995 {
         text += &format!(
@@ -490,6 +493,7 @@ mod tests {
             source: family.source.clone(),
             walkers: family.walkers,
             with_kernel: false,
+            with_children: true,
             on_some_cores: false,
             cycles: whole(2_000_000),
             instructions: whole(1_000_000),
@@ -501,6 +505,7 @@ mod tests {
             "10.000",
             "share of cycles: not counted: Zen 1, Zen+ has no event for it",
             "the kernel's part is not counted",
+            "the processes that it started are counted with it",
             "counted 50 % of the time at least, and scaled",
         ] {
             assert!(text.contains(wanted), "no {wanted:?} in:\n{text}");

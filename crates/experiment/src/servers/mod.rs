@@ -221,7 +221,8 @@ impl Experiment<'_, '_> {
         if !self.recorder.record().header.counters {
             return Vec::new();
         }
-        tree::tree_of(pid).into_iter().map(|pid| self.tally.meter(Target::Process(pid))).collect()
+        let tree = tree::tree_of(pid).into_iter();
+        tree.map(|pid| self.tally.meter(Target::ProcessWithChildren(pid))).collect()
     }
 
     fn report_of(&self, server: usize) -> PathBuf {

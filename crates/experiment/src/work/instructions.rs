@@ -1,7 +1,8 @@
 //! Instructions of a process, and the cycles that they took, counted by the CPU's PMU.
 
 use super::{Counter, WorkError};
-use walk_counters::{Counting, Target};
+use crate::tree::targets;
+use walk_counters::Counting;
 
 /// What counts; a PMU, or a test.
 pub(super) trait Events {
@@ -36,8 +37,8 @@ impl Instructions<Vec<Counting>> {
     /// Counts what a process and those that descended from it do from now on, in user mode where only that is permitted.
     pub(super) fn of(processes: &[i32]) -> Result<Self, WorkError> {
         let mut events = Vec::new();
-        for (number, &pid) in processes.iter().enumerate() {
-            match Counting::start(Target::Process(pid)) {
+        for (number, target) in targets(processes).enumerate() {
+            match Counting::start(target) {
                 Ok(counting) => events.extend(counting),
                 // A descendant may have ended since it was listed.
                 Err(_) if number > 0 => {}

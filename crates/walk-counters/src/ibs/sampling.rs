@@ -108,7 +108,9 @@ enum Place {
 
 fn places(target: Target) -> io::Result<Vec<Place>> {
     Ok(match target {
-        Target::Process(pid) => busiest(pid)?.into_iter().map(Place::Thread).collect(),
+        Target::Process(pid) | Target::ProcessWithChildren(pid) => {
+            busiest(pid)?.into_iter().map(Place::Thread).collect()
+        }
         // The kernel has no ring for an inherited event that is on no CPU (perf_event_open(2), EINVAL of mmap).
         Target::Children => online_cpus()?.into_iter().map(Place::Children).collect(),
         Target::System => online_cpus()?.into_iter().map(Place::Cpu).collect(),
