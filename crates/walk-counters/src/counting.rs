@@ -6,6 +6,7 @@ use perf_event::events::{Hardware, Raw};
 use perf_event::{Builder, Counter, ReadFormat};
 use std::fs;
 use std::io;
+use std::path::Path;
 
 /// The most events that are counted at the same time: a hardware thread has four general counters where its core has two threads
 /// (Haswell to Cascade Lake), and the NMI watchdog may hold one. Cycles and instructions have counters of their own on Intel.
@@ -52,6 +53,11 @@ pub enum NoCounters {
         /// What would do.
         needed: i32,
     },
+    /// No core of a kind that the tables know is in use.
+    #[error(
+        "no PMU in {DEVICES} has CPUs of this kind: {0}; needed: one of their own, as the kernel shows on a bare machine"
+    )]
+    NoCores(String),
     /// Something else.
     #[error("perf_event_open: {0}")]
     Kernel(String),
@@ -116,12 +122,13 @@ fn is_not_known(error: &io::Error) -> bool {
 }
 
 impl Counting {
-    /// Starts counting the events of this machine's CPU: one for each kind of core.
+    /// Starts counting the events of this machine's CPU: one for each kind of core that is in use.
     ///
     /// # Errors
     /// [`NoCounters`].
     pub fn start(target: Target) -> Result<Vec<Self>, NoCounters> {
-        if !has_pmu() {
+        let devices = Path::new(DEVICES);
+        if !has_pmu(devices) {
             return Err(NoCounters::NoPmu);
         }
         let cpu = CpuIdentity::read();
@@ -130,12 +137,12 @@ impl Counting {
             return Err(NoCounters::UnknownCpu(cpu));
         }
         allow_descriptors();
-        families.into_iter().map(|family| Self::of(family, target)).collect()
+        in_use(families, devices)?.into_iter().map(|family| Self::of(family, target, devices)).collect()
     }
 
-    fn of(family: &'static Family, target: Target) -> Result<Self, NoCounters> {
-        let pmu = family.pmu.as_deref().map(pmu_type).transpose()?;
-        let places = places(target, family)?;
+    fn of(family: &'static Family, target: Target, devices: &Path) -> Result<Self, NoCounters> {
+        let pmu = family.pmu.as_deref().map(|pmu| pmu_type(devices, pmu)).transpose()?;
+        let places = places(target, family, devices)?;
         let mut scope = Scope::of(target);
         let mut counting = Self {
             counts: family.blank(scope.with_kernel),
@@ -155,7 +162,8 @@ impl Counting {
         // Of the whole machine each kind of core is counted on its own CPUs.
         counting.counts.on_some_cores = family.pmu.is_some() && target != Target::System;
         if counting.cycles.is_empty() {
-            return Err(NoCounters::Kernel("no thread is left".to_owned()));
+            let what = if target == Target::System { "CPU" } else { "thread" };
+            return Err(NoCounters::Kernel(format!("no {what} is left")));
         }
         Ok(counting)
     }
@@ -257,7 +265,7 @@ fn fill(event: &mut EventCount, counters: &mut [Counter]) {
     }
 }
 
-fn places(target: Target, family: &Family) -> Result<Vec<Place>, NoCounters> {
+fn places(target: Target, family: &Family, devices: &Path) -> Result<Vec<Place>, NoCounters> {
     let failed = |error: io::Error| NoCounters::Kernel(error.to_string());
     Ok(match target {
         Target::Children => vec![Place::Oneself],
@@ -268,7 +276,7 @@ fn places(target: Target, family: &Family) -> Result<Vec<Place>, NoCounters> {
         Target::System => {
             // Where there are several kinds of cores, the PMU of each names its own.
             let cpus = match &family.pmu {
-                Some(pmu) => linux::text::text_of(format!("{DEVICES}/{pmu}/cpus")).map(|text| cpu_list(&text)),
+                Some(pmu) => linux::text::text_of(devices.join(pmu).join("cpus")).map(|text| cpu_list(&text)),
                 None => online_cpus(),
             };
             cpus.map_err(failed)?.into_iter().map(Place::Cpu).collect()
@@ -291,8 +299,24 @@ fn cpu_list(text: &str) -> Vec<usize> {
     text.split(',').filter_map(range).flatten().collect()
 }
 
-fn has_pmu() -> bool {
-    let Ok(devices) = fs::read_dir(DEVICES) else { return false };
+/// The families of kinds of cores that are in use: those of a hybrid CPU that the firmware or the administrator has switched off
+/// have no PMU, or one without CPUs.
+fn in_use(families: Vec<&'static Family>, devices: &Path) -> Result<Vec<&'static Family>, NoCounters> {
+    let has_cpus = |family: &&'static Family| {
+        let Some(folder) = family.pmu.as_ref().map(|pmu| devices.join(pmu)) else { return true };
+        let cpus = linux::text::text_of(folder.join("cpus"));
+        folder.is_dir() && cpus.map_or(true, |text| !cpu_list(&text).is_empty())
+    };
+    let (used, others): (Vec<_>, Vec<_>) = families.into_iter().partition(has_cpus);
+    if used.is_empty() {
+        let names: Vec<&str> = others.iter().map(|family| family.name.as_str()).collect();
+        return Err(NoCounters::NoCores(names.join("; ")));
+    }
+    Ok(used)
+}
+
+fn has_pmu(devices: &Path) -> bool {
+    let Ok(devices) = fs::read_dir(devices) else { return false };
     devices.flatten().any(|entry| {
         let name = entry.file_name().to_string_lossy().into_owned();
         name == "cpu" || name == "cpu_core" || name == "cpu_atom" || name.starts_with("armv")
@@ -300,10 +324,11 @@ fn has_pmu() -> bool {
 }
 
 /// The kernel's number for a PMU.
-fn pmu_type(name: &str) -> Result<u32, NoCounters> {
-    let path = format!("{DEVICES}/{name}/type");
-    let text = linux::text::text_of(&path).map_err(|error| NoCounters::Kernel(format!("{path}: {error}")))?;
-    text.trim().parse().map_err(|_| NoCounters::Kernel(format!("{path} is no number")))
+fn pmu_type(devices: &Path, name: &str) -> Result<u32, NoCounters> {
+    let path = devices.join(name).join("type");
+    let text =
+        linux::text::text_of(&path).map_err(|error| NoCounters::Kernel(format!("{}: {error}", path.display())))?;
+    text.trim().parse().map_err(|_| NoCounters::Kernel(format!("{} is no number", path.display())))
 }
 
 pub(crate) fn is_refusal(error: &io::Error) -> bool {
@@ -344,12 +369,41 @@ fn allow_descriptors() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices::Devices;
+    use crate::families;
     use perf_event::events::Software;
 
     #[test]
     fn lists_of_cpus_are_read() {
         assert_eq!(cpu_list("0-2,5,7-8\n"), [0, 1, 2, 5, 7, 8]);
         assert_eq!(cpu_list("nonsense"), Vec::<usize>::new());
+    }
+
+    /// Alder Lake with both kinds of cores, and with the efficient ones switched off.
+    #[test]
+    fn cores_that_are_not_in_use_take_no_counts_from_the_others() {
+        const CORES: [(&str, &str); 3] =
+            [("cpu_core/type", "4\n"), ("cpu_core/cpus", "0-3\n"), ("cpu_atom/type", "10\n")];
+        let alder_lake = CpuIdentity { vendor: "GenuineIntel".into(), family: 6, model: 0x97, stepping: 2, part: 0 };
+        let found = |name: &str, files: &[(&str, &str)]| {
+            let devices = Devices::with(&format!("cores-{name}"), files);
+            let used = in_use(Family::of(&alder_lake), &devices.0)?;
+            let cpus = |family: &&Family| match places(Target::System, family, &devices.0) {
+                Ok(places) => places.len(),
+                Err(error) => panic!("{error}"),
+            };
+            assert!(used.iter().all(|family| pmu_type(&devices.0, family.pmu.as_ref().unwrap()).is_ok()));
+            Ok::<_, NoCounters>(used.iter().map(cpus).collect::<Vec<_>>())
+        };
+        let mut both = found("both", &[&CORES[..], &[("cpu_atom/cpus", "4-5\n")]].concat()).unwrap();
+        both.sort_unstable();
+        assert_eq!(both, [2, 4]);
+        assert_eq!(found("empty", &[&CORES[..], &[("cpu_atom/cpus", "\n")]].concat()).unwrap(), [4]);
+        assert_eq!(found("absent", &CORES[..2]).unwrap(), [4]);
+        let error = found("none", &[("cpu_atom/cpus", "\n")]).unwrap_err().to_string();
+        assert!(error.contains("P cores") && error.contains("E cores"), "{error}");
+        let zen = vec![Family::of(&families()[0].examples().next().unwrap())[0]];
+        assert_eq!(in_use(zen.clone(), Path::new("/nowhere")).unwrap(), zen, "a CPU with one kind of cores");
     }
 
     /// With a PMU there are counts, without one there is the reason.

@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 mod counting;
+#[cfg(test)]
+mod devices;
 mod family;
 mod formula;
 mod ibs;

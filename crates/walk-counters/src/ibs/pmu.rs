@@ -42,4 +42,4 @@ impl Pmu {
 }
 
 #[cfg(test)]
-pub(in crate::ibs) mod tests;
+mod tests;

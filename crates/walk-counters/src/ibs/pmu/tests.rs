@@ -1,28 +1,7 @@
 //! Folders of devices as kernels show them.
 
 use super::*;
-use std::fs;
-
-/// A folder of devices that is removed at the end.
-pub(in crate::ibs) struct Devices(pub std::path::PathBuf);
-
-impl Devices {
-    pub fn with(name: &str, files: &[(&str, &str)]) -> Self {
-        let folder = std::env::temp_dir().join(format!("ibs-devices-{name}-{}", std::process::id()));
-        for (path, text) in files {
-            let path = folder.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        Self(folder)
-    }
-}
-
-impl Drop for Devices {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use crate::devices::Devices;
 
 #[test]
 fn a_kernel_before_6_14_samples_all_or_nothing() {

@@ -1,7 +1,7 @@
 //! Rings of this kernel, whose records are those of a software event: without IBS there are no others here.
 
 use super::*;
-use crate::ibs::pmu::tests::Devices;
+use crate::devices::Devices;
 use crate::{Estimate, families};
 use std::hint::black_box;
 use std::process::Command;
