@@ -4,7 +4,7 @@ use crate::cause::Cause;
 use crate::evidence::Evidence;
 use crate::machine::Unseen;
 use crate::stacks::Frame;
-use crate::tally::{PathTally, ProcessTally};
+use crate::tally::{self, PathTally, ProcessTally};
 use crate::times::TimesByProcess;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -32,6 +32,8 @@ pub struct Summary {
     pub interrupts: Option<u64>,
     /// Processes, those that sent most first.
     pub processes: Vec<ProcessSummary>,
+    /// Those together that there was no room for among these: the ended ones, and those that sent least.
+    pub others: Others,
     /// What watching took, and what it missed.
     pub watching: Watching,
 }
@@ -55,6 +57,34 @@ pub struct Watching {
     pub nanoseconds_per_record: Option<f64>,
     /// Nanoseconds of a stack, likewise.
     pub nanoseconds_per_stack: Option<f64>,
+}
+
+/// Processes that are not shown by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Others {
+    /// Shootdowns sent, estimated where there were many.
+    pub sent: f64,
+    /// Shootdowns received.
+    pub received: f64,
+}
+
+impl Others {
+    /// True where there were any.
+    pub fn had_any(&self) -> bool {
+        self.sent + self.received > 0.0
+    }
+
+    /// What they sent and received since an earlier summary. What processes had then that are not shown now came to these
+    /// since, but is older.
+    fn since(self, before: &Summary, now: &HashMap<i32, (f64, f64)>) -> Self {
+        let mut moved = before.others;
+        for process in &before.processes {
+            let (sent, received) = now.get(&process.pid).copied().unwrap_or_default();
+            moved.sent += (process.sent - sent).max(0.0);
+            moved.received += (process.received - received).max(0.0);
+        }
+        Self { sent: (self.sent - moved.sent).max(0.0), received: (self.received - moved.received).max(0.0) }
+    }
 }
 
 /// One process.
@@ -129,6 +159,11 @@ impl Scale {
         };
         Self { sent: of(sent), received: of(received) }
     }
+
+    /// What sampled weights of several processes are.
+    pub(crate) fn others(self, sampled: tally::Others) -> Others {
+        Others { sent: sampled.sent as f64 * self.sent, received: sampled.received as f64 * self.received }
+    }
 }
 
 impl Summary {
@@ -142,6 +177,8 @@ impl Summary {
         self.sent = less(self.sent, before.sent);
         self.received = less(self.received, before.received);
         self.interrupts = less(self.interrupts, before.interrupts);
+        let counts = self.processes.iter().map(|process| (process.pid, (process.sent, process.received)));
+        self.others = self.others.since(before, &counts.collect());
         let earlier: HashMap<i32, &ProcessSummary> = before.processes.iter().map(|p| (p.pid, p)).collect();
         for process in &mut self.processes {
             if let Some(earlier) = earlier.get(&process.pid) {
@@ -259,6 +296,7 @@ mod tests {
             received: None,
             interrupts: Some(2 * sent),
             processes,
+            others: Others::default(),
             watching: Watching::default(),
         }
     }
@@ -275,6 +313,18 @@ mod tests {
         let threads: Vec<_> = last.processes[0].threads.iter().map(|thread| (thread.tid, thread.sent)).collect();
         assert_eq!(threads, [(21, 30.0)], "the thread that sent nothing since is left out");
         assert_eq!(last.processes[0].pages_per_flush, Some(3.0));
+    }
+
+    #[test]
+    fn what_others_sent_earlier_is_not_of_the_last_second() {
+        let with_others = |sent: f64, summary: Summary| Summary { others: Others { sent, received: 0.0 }, ..summary };
+        let before = with_others(50.0, summary(1.0, 160, vec![process(10, 100.0, None), process(20, 10.0, None)]));
+        // Process 20 made room; since then it sent 3 and is shown again, and others sent 4.
+        let now = summary(2.0, 187, vec![process(10, 120.0, None), process(20, 3.0, None)]);
+        let last = with_others(64.0, now).since(&before);
+        let shown: f64 = last.processes.iter().map(|process| process.sent).sum();
+        assert_eq!((shown, last.others), (20.0, Others { sent: 7.0, received: 0.0 }));
+        assert_eq!(last.sent, Some(27));
     }
 
     #[test]

@@ -5,9 +5,14 @@ use crate::reason::Flushed;
 use crate::stacks::Frame;
 use process_view::ProcessFiles;
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 
 /// Bounds on what is kept: a hostile machine can have any number of short processes and threads.
 const MOST_PROCESSES: usize = 4096;
+/// Processes that make room at once where there is none: whether each has ended is looked up every so often only.
+const AT_ONCE: usize = MOST_PROCESSES / 4;
+/// The processes that sent most, which stay, ended or not.
+const HEAVIEST: usize = 64;
 const MOST_THREADS: usize = 1024;
 const MOST_PATHS: usize = 512;
 
@@ -15,7 +20,18 @@ const MOST_PATHS: usize = 512;
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub processes: BTreeMap<i32, ProcessTally>,
-    /// Weights of all samples, those of processes too that there was no room for.
+    /// Weights of all samples.
+    pub sent: u64,
+    pub received: u64,
+    /// Weights of processes that were left out to make room.
+    pub others: Others,
+    /// The process that alone is watched, which stays.
+    only: Option<i32>,
+}
+
+/// Weights of several processes together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Others {
     pub sent: u64,
     pub received: u64,
 }
@@ -75,19 +91,67 @@ impl Flushes {
 }
 
 impl Tally {
-    /// The tally of a process, which is named when it is met first; `None` where there is no room.
-    pub fn process(&mut self, pid: i32) -> Option<&mut ProcessTally> {
-        if !self.processes.contains_key(&pid) {
-            if self.processes.len() >= MOST_PROCESSES {
-                return None;
-            }
+    /// An empty tally in which this process stays.
+    pub fn of(only: Option<i32>) -> Self {
+        Self { only, ..Self::default() }
+    }
+
+    /// Adds a sample of a sender.
+    pub fn add_sent(&mut self, pid: i32, tid: i32, flushed: Option<Flushed>, weight: u64) {
+        self.sent += weight;
+        let process = self.process(pid);
+        process.sent += weight;
+        if let Some(flushed) = flushed {
+            process.flushes.add(flushed, weight);
+        }
+        if let Some(thread) = process.thread(pid, tid) {
+            thread.sent += weight;
+        }
+    }
+
+    /// Adds a sample of a receiver.
+    pub fn add_received(&mut self, pid: i32, tid: i32, weight: u64) {
+        self.received += weight;
+        let process = self.process(pid);
+        process.received += weight;
+        if let Some(thread) = process.thread(pid, tid) {
+            thread.received += weight;
+        }
+    }
+
+    /// The tally of a process, which is named when it is met first.
+    pub fn process(&mut self, pid: i32) -> &mut ProcessTally {
+        if self.processes.len() >= MOST_PROCESSES && !self.processes.contains_key(&pid) {
+            self.make_room();
+        }
+        self.processes.entry(pid).or_insert_with(|| {
             let files = ProcessFiles::of(pid);
             let name = files.name().unwrap_or_else(|_| "(ended)".to_owned());
             let is_kernel_thread = files.text("stat").is_ok_and(|stat| is_kernel_thread(&stat));
-            self.processes.insert(pid, ProcessTally { name, is_kernel_thread, ..ProcessTally::default() });
-        }
-        self.processes.get_mut(&pid)
+            ProcessTally { name, is_kernel_thread, ..ProcessTally::default() }
+        })
     }
+
+    /// Moves the counts of some processes to the others: of those that have ended, then of those that sent least.
+    fn make_room(&mut self) {
+        let weight = |process: &ProcessTally| (process.sent, process.received);
+        let only = self.only;
+        let evictable = self.processes.iter().filter(|(pid, _)| only != Some(**pid));
+        let mut lightest: Vec<(i32, (u64, u64))> = evictable.map(|(&pid, process)| (pid, weight(process))).collect();
+        lightest.sort_by_key(|&(_, weight)| weight);
+        lightest.truncate(lightest.len().saturating_sub(HEAVIEST));
+        // The order by weight is kept among both.
+        let (ended, living): (Vec<_>, Vec<_>) = lightest.into_iter().partition(|&(pid, _)| has_ended(pid));
+        for (pid, (sent, received)) in ended.into_iter().chain(living).take(AT_ONCE) {
+            self.processes.remove(&pid);
+            self.others.sent += sent;
+            self.others.received += received;
+        }
+    }
+}
+
+fn has_ended(pid: i32) -> bool {
+    !Path::new("/proc").join(pid.to_string()).exists()
 }
 
 /// True for the threads of the kernel, by the flags in `/proc/PID/stat` (proc_pid_stat(5); linux/sched.h: PF_KTHREAD).
@@ -156,6 +220,47 @@ mod tests {
         assert!(!is_kernel_thread("31 (a) S 2 0 0 0 -1 2097216 0) S 1 31 31 0 -1 4194560 100 0"));
         let own = ProcessFiles::of(std::process::id() as i32).text("stat").unwrap();
         assert!(!is_kernel_thread(&own) && !is_kernel_thread(""));
+    }
+
+    /// Numbers that no process has: the kernel's limit is 2^22 (proc_sys_kernel(5), pid_max).
+    const NOBODY: i32 = 1 << 22;
+
+    fn check_sums(tally: &Tally) {
+        let sum = |of: fn(&ProcessTally) -> u64| tally.processes.values().map(of).sum::<u64>();
+        let (sent, received) = (sum(|process| process.sent), sum(|process| process.received));
+        assert_eq!((sent + tally.others.sent, received + tally.others.received), (tally.sent, tally.received));
+        assert!(tally.processes.len() <= MOST_PROCESSES);
+    }
+
+    #[test]
+    fn a_process_that_comes_late_is_seen() {
+        let mut tally = Tally::default();
+        for pid in NOBODY..NOBODY + 5_000 {
+            tally.add_sent(pid, pid, None, 1);
+            tally.add_received(pid, pid, 2);
+        }
+        let late = NOBODY + 5_000;
+        (0..1_000).for_each(|_| tally.add_sent(late, late, None, 1));
+        assert_eq!(tally.processes.get(&late).map(|process| process.sent), Some(1_000));
+        assert_eq!((tally.sent, tally.received), (6_000, 10_000));
+        assert!(tally.others.sent > 0);
+        check_sums(&tally);
+    }
+
+    #[test]
+    fn what_has_ended_makes_room_for_what_lives_but_not_what_sent_most() {
+        let own = std::process::id() as i32;
+        let mut tally = Tally::of(Some(NOBODY));
+        tally.process(NOBODY);
+        tally.add_sent(NOBODY + 1, NOBODY + 1, None, 1_000);
+        tally.add_sent(own, own, None, 1);
+        for pid in NOBODY + 2..NOBODY + 20_000 {
+            tally.add_sent(pid, pid, None, 5);
+        }
+        assert!(tally.processes.contains_key(&NOBODY), "it alone is watched");
+        assert_eq!(tally.processes.get(&(NOBODY + 1)).map(|process| process.sent), Some(1_000));
+        assert_eq!(tally.processes.get(&own).map(|process| process.sent), Some(1));
+        check_sums(&tally);
     }
 
     #[test]

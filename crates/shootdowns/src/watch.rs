@@ -123,7 +123,7 @@ impl Watch {
             paths: Paths { kernel, code: HashMap::new(), subjects: HashMap::new(), only, taken: 0, unread: 0 },
             pace: Pace::default(),
             overhead,
-            tally: Tally::default(),
+            tally: Tally::of(only),
             times: TimesByProcess::default(),
             interrupts,
             started: Instant::now(),
@@ -209,6 +209,7 @@ impl Watch {
             received,
             interrupts: interrupts.shootdowns_since(&self.interrupts),
             processes,
+            others: scale.others(self.tally.others),
             watching: Watching {
                 stacks: self.stacks_taken(),
                 lost_sent,
@@ -254,27 +255,14 @@ impl Watch {
         let Some(events) = &mut self.events else { return };
         let (tally, reader) = (&mut self.tally, &events.reader);
         events.sent.drain(|sample| {
-            tally.sent += sample.weight;
-            let Some(process) = tally.process(sample.pid) else { return };
-            process.sent += sample.weight;
-            if let Reader::Flush(format) = reader
-                && let Some(flushed) = format.flushed(&sample.raw)
-            {
-                process.flushes.add(flushed, sample.weight);
-            }
-            if let Some(thread) = process.thread(sample.pid, sample.tid) {
-                thread.sent += sample.weight;
-            }
+            let flushed = match reader {
+                Reader::Flush(format) => format.flushed(&sample.raw),
+                Reader::Call(_) => None,
+            };
+            tally.add_sent(sample.pid, sample.tid, flushed, sample.weight);
         });
         if let Some(received) = &mut events.received {
-            received.drain(|sample| {
-                tally.received += sample.weight;
-                let Some(process) = tally.process(sample.pid) else { return };
-                process.received += sample.weight;
-                if let Some(thread) = process.thread(sample.pid, sample.tid) {
-                    thread.received += sample.weight;
-                }
-            });
+            received.drain(|sample| tally.add_received(sample.pid, sample.tid, sample.weight));
         }
         // Symbols of a large program take a while to read: what does not fit into a cycle waits, so that the other rings are
         // read in time.
@@ -326,8 +314,7 @@ impl Paths {
             (Some(code), Some(user)) => code.unwind(user),
             _ => Vec::new(),
         };
-        let Some(process) = tally.process(sample.pid) else { return };
-        process.add_path(cause, addresses, sample.weight, |addresses| {
+        tally.process(sample.pid).add_path(cause, addresses, sample.weight, |addresses| {
             let name = |code: &mut ProcessStacks| addresses.iter().map(|&address| code.name(address)).collect();
             code.as_mut().map(name).unwrap_or_default()
         });

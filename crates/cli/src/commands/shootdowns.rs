@@ -7,6 +7,7 @@ use anyhow::ensure;
 use clap::Args;
 use confinement::Reads;
 use serde::Serialize;
+use shootdowns::summary::Others;
 use shootdowns::{Diagnosis, Evidence, Summary, Watch};
 use std::io::{IsTerminal, Write, stdout};
 use std::path::Path;
@@ -79,12 +80,16 @@ pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
 /// What was seen, of one process only where one was asked for.
 fn selected(mut summary: Summary, pid: Option<i32>) -> Summary {
     summary.processes.retain(|process| pid.is_none_or(|pid| process.pid == pid));
+    // A process that alone is watched is none of the others.
+    if pid.is_some() {
+        summary.others = Others::default();
+    }
     summary
 }
 
 fn print_report(args: &ShootdownsArgs, watch: &mut Watch) -> anyhow::Result<()> {
     let summary = selected(watch.summary(), args.pid);
-    let all: f64 = summary.processes.iter().map(|process| process.sent).sum();
+    let all = summary.others.sent + summary.processes.iter().map(|process| process.sent).sum::<f64>();
     let counts = |sent: f64| sent > 0.0 && (args.pid.is_some() || sent >= all * SMALLEST_SHARE);
     let processes = summary.processes.iter().filter(|process| counts(process.sent)).take(MOST_DIAGNOSED);
     let diagnoses = processes.map(|process| watch.diagnose(process)).collect();

@@ -105,6 +105,10 @@ fn in_lines(begin: &str, parts: &[String], width: Option<usize>) -> String {
 fn processes(summary: &Summary, width: Option<usize>) -> String {
     let shown = summary.processes.iter().filter(|process| process.sent + process.received > 0.0);
     let shown: Vec<&ProcessSummary> = shown.take(MOST_PROCESSES).collect();
+    let others = others(summary, width);
+    if shown.is_empty() && !others.is_empty() {
+        return format!("\n{others}");
+    }
     if shown.is_empty() {
         let says = nobody(summary);
         return if says.is_empty() { says } else { says + "\n" };
@@ -115,7 +119,23 @@ fn processes(summary: &Summary, width: Option<usize>) -> String {
     if !calls {
         text += "of all: whole address spaces; waiting, interrupted: of one CPU's time\n";
     }
-    text
+    text + &others
+}
+
+/// What those sent and received together that there was no room for.
+fn others(summary: &Summary, width: Option<usize>) -> String {
+    if !summary.others.had_any() {
+        return String::new();
+    }
+    let rate = |count: f64| per_second(count, summary.seconds);
+    let parts = match summary.evidence {
+        Evidence::SystemCalls => vec![format!("calls {}/s", rate(summary.others.sent))],
+        _ => vec![
+            format!("sent {}/s", rate(summary.others.sent)),
+            format!("received {}/s", rate(summary.others.received)),
+        ],
+    };
+    in_lines("Others, too many to keep apart: ", &parts, width)
 }
 
 /// What is said where no process is shown.
@@ -346,6 +366,7 @@ fn per_second(count: f64, seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shootdowns::summary::Others;
 
     fn process(pid: i32, name: &str, sent: f64) -> ProcessSummary {
         ProcessSummary {
@@ -372,6 +393,7 @@ mod tests {
             received: Some(1_234_567),
             interrupts: Some(1_234_567),
             processes: vec![process(4_194_303, "a-name-of-15-ch", 1_234_567.0), process(1, "init", 2.0)],
+            others: Others::default(),
             watching: shootdowns::summary::Watching::default(),
         }
     }
@@ -488,6 +510,22 @@ mod tests {
             printed.contains("does not show all of them, see the notes") && printed.contains("INVLPGB"),
             "{printed}"
         );
+    }
+
+    #[test]
+    fn others_are_told_and_are_somebody() {
+        let mut summary = summary(Evidence::TlbTracepoint);
+        assert!(!text(&summary, &[], None).contains("Others"));
+        summary.others = Others { sent: 1_000.0, received: 2.0 };
+        let others = "Others, too many to keep apart: sent 1,000/s, received 2.0/s\n";
+        assert!(text(&summary, &[], None).contains(others), "{}", text(&summary, &[], None));
+        let narrow = live(&summary, 60);
+        assert!(narrow.contains("Others, too many to keep apart: sent 1,000/s,\n"), "{narrow}");
+        summary.processes.clear();
+        let printed = live(&summary, 80);
+        assert!(printed.contains(others) && !printed.contains("No process"), "{printed}");
+        summary.evidence = Evidence::SystemCalls;
+        assert!(text(&summary, &[], None).contains("Others, too many to keep apart: calls 1,000/s\n"));
     }
 
     #[test]
