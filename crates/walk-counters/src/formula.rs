@@ -15,11 +15,6 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// The count for the time in which the event was wanted; `None` where no counter was ever free.
-    pub fn scaled(&self) -> Option<f64> {
-        self.scaled_to(self.enabled)
-    }
-
     /// The count for a time of so many nanoseconds; `None` where no counter was ever free.
     fn scaled_to(&self, time: u64) -> Option<f64> {
         (self.running > 0).then(|| self.raw as f64 * (time as f64 / self.running as f64).max(1.0))
@@ -190,8 +185,13 @@ impl Counts {
     }
 
     /// Cycles of the hardware threads, not halted.
-    pub(crate) fn all_cycles(&self) -> Measured {
+    pub fn all_cycles(&self) -> Measured {
         self.measured(&self.cycles)
+    }
+
+    /// Instructions retired.
+    pub fn all_instructions(&self) -> Measured {
+        self.measured(&self.instructions)
     }
 
     /// Loads and stores together.
@@ -319,7 +319,7 @@ const SIZES: [What; 6] =
 impl Walks {
     /// Calculates the walks from counts.
     pub fn of(counts: &Counts) -> Self {
-        let (cycles, instructions) = (counts.all_cycles(), counts.measured(&counts.instructions));
+        let (cycles, instructions) = (counts.all_cycles(), counts.all_instructions());
         let side = |of: &dyn Fn(What) -> Measured| SideWalks {
             cycles: active(counts, of).over(cycles.clone(), "cycles"),
             in_progress: of(What::Pending).over(cycles.clone(), "cycles"),

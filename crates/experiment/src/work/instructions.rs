@@ -2,35 +2,64 @@
 
 use super::{Counter, WorkError};
 use crate::tree::targets;
-use walk_counters::Counting;
+use walk_counters::{Counting, Counts, Measured};
 
 /// What counts; a PMU, or a test.
 pub(super) trait Events {
-    /// Instructions and cycles until now.
-    fn read(&mut self) -> Result<(f64, f64), String>;
+    /// The counts until now, of each process one for each kind of core, always in the same order.
+    fn read(&mut self) -> Vec<Counts>;
 }
 
-/// For each process one for each kind of core.
 impl Events for Vec<Counting> {
-    fn read(&mut self) -> Result<(f64, f64), String> {
-        let mut sums = (0.0, 0.0);
-        for counting in self {
-            let counts = counting.read();
-            for (event, sum) in [(&counts.instructions, &mut sums.0), (&counts.cycles, &mut sums.1)] {
-                let counted = event.counted.and_then(|counted| counted.scaled());
-                // Of a kind of core on which it never ran there is nothing.
-                let nothing = event.not_counted.clone().map_or(Ok(0.0), Err);
-                *sum += counted.map_or(nothing, Ok)?;
-            }
-        }
-        Ok(sums)
+    fn read(&mut self) -> Vec<Counts> {
+        self.iter_mut().map(Counting::read).collect()
     }
 }
 
-/// Instructions as work.
+/// Instructions as work. What is new in each reading is added up, scaled by the time that it was counted of its own: the sum
+/// never goes back, and the time on cores of another kind is not extrapolated.
 pub(super) struct Instructions<E> {
     events: E,
+    /// The last readings that were added.
+    last: Vec<Counts>,
+    instructions: f64,
     cycles: f64,
+}
+
+impl<E: Events> Instructions<E> {
+    fn counted_by(events: E) -> Self {
+        Self { events, last: Vec::new(), instructions: 0.0, cycles: 0.0 }
+    }
+
+    fn add(&mut self) -> Result<(), String> {
+        for (number, counts) in self.events.read().into_iter().enumerate() {
+            if number == self.last.len() {
+                self.last.push(counts.since(&counts));
+            }
+            if let Some((instructions, cycles)) = both(&counts.since(&self.last[number]))? {
+                self.instructions += instructions;
+                self.cycles += cycles;
+                self.last[number] = counts;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Instructions and cycles; `None` where nothing was counted yet: it did not run on cores of this kind, or no counter was free,
+/// which the next reading is scaled for.
+fn both(new: &Counts) -> Result<Option<(f64, f64)>, String> {
+    for event in [&new.instructions, &new.cycles] {
+        match event.counted {
+            Some(counted) if counted.running == 0 => return Ok(None),
+            Some(_) => {}
+            None => return Err(event.not_counted.clone().unwrap_or_default()),
+        }
+    }
+    match (new.all_instructions(), new.all_cycles()) {
+        (Measured::Value(instructions), Measured::Value(cycles)) => Ok(Some((instructions, cycles))),
+        (Measured::NotCounted(why), _) | (_, Measured::NotCounted(why)) => Err(why),
+    }
 }
 
 impl Instructions<Vec<Counting>> {
@@ -45,15 +74,14 @@ impl Instructions<Vec<Counting>> {
                 Err(why) => return Err(WorkError::no_number("instructions", why)),
             }
         }
-        Ok(Self { events, cycles: 0.0 })
+        Ok(Self::counted_by(events))
     }
 }
 
 impl<E: Events> Counter for Instructions<E> {
     fn read(&mut self) -> Result<f64, WorkError> {
-        let (instructions, cycles) = self.events.read().map_err(|why| WorkError::no_number("instructions", why))?;
-        self.cycles = cycles;
-        Ok(instructions)
+        self.add().map_err(|why| WorkError::no_number("instructions", why))?;
+        Ok(self.instructions)
     }
 
     fn cycles(&self) -> f64 {
@@ -72,22 +100,76 @@ impl<E: Events> Counter for Instructions<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use walk_counters::{Counted, EventCount, Side, What};
 
-    struct Fake(Vec<Result<(f64, f64), String>>);
+    const SECOND: u64 = 1_000_000_000;
+
+    struct Fake(Vec<Vec<Counts>>);
 
     impl Events for Fake {
-        fn read(&mut self) -> Result<(f64, f64), String> {
+        fn read(&mut self) -> Vec<Counts> {
             self.0.remove(0)
         }
     }
 
+    /// Half as many cycles as instructions; without a number these cannot be read.
+    fn counts(on_some_cores: bool, instructions: Option<Counted>) -> Counts {
+        let event = |counted: Option<Counted>| EventCount {
+            side: Side::Both,
+            counts: What::Cycles,
+            name: "event".to_owned(),
+            counted,
+            not_counted: counted.is_none().then(|| "it cannot be read".to_owned()),
+        };
+        Counts {
+            family: "test".to_owned(),
+            source: String::new(),
+            walkers: None,
+            with_kernel: true,
+            with_children: false,
+            on_some_cores,
+            cycles: event(instructions.map(|counted| Counted { raw: counted.raw / 2, ..counted })),
+            instructions: event(instructions),
+            events: Vec::new(),
+        }
+    }
+
+    fn counted(raw: u64, enabled: u64, running: u64) -> Option<Counted> {
+        Some(Counted { raw, enabled, running })
+    }
+
     #[test]
     fn each_reading_has_the_cycles_of_its_own_moment() {
-        let events = Fake(vec![Ok((100.0, 50.0)), Ok((400.0, 250.0)), Err("no counter was free".to_owned())]);
-        let mut counter = Instructions { events, cycles: 0.0 };
+        let of = |raw, time| vec![counts(false, counted(raw, time, time))];
+        let events = Fake(vec![of(100, 1), of(100, 1), of(400, 2), vec![counts(false, None)]]);
+        let mut counter = Instructions::counted_by(events);
         assert_eq!((counter.read().unwrap(), counter.cycles()), (100.0, 50.0));
-        assert_eq!((counter.read().unwrap(), counter.cycles()), (400.0, 250.0));
-        assert_eq!(counter.read().unwrap_err().to_string(), "instructions: no counter was free");
+        assert_eq!((counter.read().unwrap(), counter.cycles()), (100.0, 50.0), "it slept");
+        assert_eq!((counter.read().unwrap(), counter.cycles()), (400.0, 200.0));
+        assert_eq!(counter.read().unwrap_err().to_string(), "instructions: it cannot be read");
+    }
+
+    /// A thread that moves from a performance core to an efficient one after a second.
+    #[test]
+    fn time_on_the_other_kind_of_cores_is_not_extrapolated() {
+        let cores = |fast, slow| vec![counts(true, fast), counts(true, slow)];
+        let events = Fake(vec![
+            cores(counted(1_000_000_000, SECOND, SECOND), counted(0, SECOND, 0)),
+            cores(counted(1_000_000_000, 2 * SECOND, SECOND), counted(400_000_000, 2 * SECOND, SECOND)),
+        ]);
+        let mut counter = Instructions::counted_by(events);
+        let (before, cycles) = (counter.read().unwrap(), counter.cycles());
+        assert_eq!((before, cycles), (1e9, 5e8));
+        assert_eq!((counter.read().unwrap() - before, counter.cycles() - cycles), (4e8, 2e8));
+    }
+
+    #[test]
+    fn a_time_without_a_counter_is_made_up_for_by_the_next_reading() {
+        let of = |raw, enabled, running| vec![counts(false, counted(raw, enabled, running))];
+        let events = Fake(vec![of(100, 10, 10), of(100, 20, 10), of(150, 30, 15)]);
+        let mut counter = Instructions::counted_by(events);
+        let read: Vec<f64> = (0..3).map(|_| counter.read().unwrap()).collect();
+        assert_eq!(read, [100.0, 100.0, 300.0], "50 in a quarter of the time");
     }
 
     /// With a PMU this process is counted, without one the reason is said with its fix.

@@ -149,12 +149,13 @@ fn shares_of_sizes_are_of_all_walks() {
 
 #[test]
 fn a_count_is_scaled_by_the_time_it_was_counted_and_never_invented() {
+    let scaled = |counted: Counted| counted.scaled_to(counted.enabled);
     let quarter = Counted { raw: 250, enabled: 4_000, running: 1_000 };
-    assert_eq!((quarter.scaled(), quarter.share()), (Some(1_000.0), 0.25));
-    assert_eq!(Counted { raw: 0, enabled: 4_000, running: 0 }.scaled(), None);
-    assert_eq!(Counted { raw: 7, enabled: 5, running: 5 }.scaled(), Some(7.0));
+    assert_eq!((scaled(quarter), quarter.share()), (Some(1_000.0), 0.25));
+    assert_eq!(scaled(Counted { raw: 0, enabled: 4_000, running: 0 }), None);
+    assert_eq!(scaled(Counted { raw: 7, enabled: 5, running: 5 }), Some(7.0));
     let sum = quarter.plus(Counted { raw: 750, enabled: 4_000, running: 3_000 });
-    assert_eq!(sum.scaled(), Some(2_000.0));
+    assert_eq!(scaled(sum), Some(2_000.0));
     let mut recorded = counts("Zen 3", 1_000, 1_000, &[(Side::Data, What::Walks, 100), (Side::Code, What::Walks, 10)]);
     assert_eq!(recorded.least_share(), 1.0);
     for event in &mut recorded.events {
