@@ -35,4 +35,4 @@ pub use numa::{bytes_by_mapping, bytes_on_nodes, nodes_with_cpus, numa_facts, pl
 pub use pools::{NodePool, POOLS, PoolCounts, default_hugetlb, pool_counts, pool_directory, pools_at};
 #[cfg(feature = "std")]
 pub use system::{System, base_page, machine_facts, machine_facts_for, memory_available, system_thp, usual_huge_page};
-pub use thp::{THP, ThpSize, chosen_word, pmd_size, thp_at, thp_sizes};
+pub use thp::{THP, ThpSize, chosen_word, largest_below, pmd_size, thp_at, thp_sizes};

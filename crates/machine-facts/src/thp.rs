@@ -54,6 +54,15 @@ pub fn thp_sizes(files: &impl Files, directory: &str) -> Vec<ThpSize> {
     sizes
 }
 
+/// Returns the largest page smaller than `huge` that a fault in anonymous memory may make, read below a directory: it is mapped
+/// by entries for base pages, all of which the one fault marks. `None` where no such size is enabled (before Linux 6.8 there
+/// are none).
+pub fn largest_below(files: &impl Files, directory: &str, huge: PageSize) -> Option<PageSize> {
+    let is_enabled = |size: &ThpSize| matches!(size.mode, ThpMode::Always | ThpMode::Madvise);
+    let sizes = thp_sizes(files, directory).into_iter().filter(is_enabled).map(|size| size.size);
+    sizes.filter(|size| *size < huge).max()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,5 +101,25 @@ mod tests {
         files.write("/thp/hugepages-64kB/enabled", "always inherit madvise [never]");
         let small = ThpSize { size: size(64 << 10), mode: ThpMode::Never, in_use: None };
         assert_eq!(thp_sizes(&files, "/thp"), [small, ThpSize { in_use: Some(3), ..only }]);
+    }
+
+    #[test]
+    fn the_largest_size_of_a_fault_is_one_that_is_enabled_and_no_whole_page_table() {
+        let huge = PageSize::new(2 << 20).unwrap();
+        let mut files = WrittenFiles::default();
+        let mut largest = |general: &str, sizes: &[(u32, &str)]| {
+            files.write("/thp/enabled", general);
+            for (kib, own) in sizes {
+                files.write(&format!("/thp/hugepages-{kib}kB/enabled"), own);
+            }
+            largest_below(&files, "/thp", huge).map(|size| size.bytes() >> 10)
+        };
+        assert_eq!(largest("[always] madvise never", &[]), None, "before Linux 6.8");
+        assert_eq!(largest("[always] madvise never", &[(2048, "always [inherit] madvise never")]), None);
+        let own = [(64, "[always] inherit madvise never"), (1024, "always inherit madvise [never]")];
+        assert_eq!(largest("always madvise [never]", &own), Some(64));
+        let own = [(512, "always inherit [madvise] never"), (1024, "always [inherit] madvise never")];
+        assert_eq!(largest("always madvise [never]", &own), Some(512));
+        assert_eq!(largest("always [madvise] never", &[]), Some(1024));
     }
 }

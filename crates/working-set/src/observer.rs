@@ -2,10 +2,11 @@
 
 use crate::clearing::{Resident, Scope, scope};
 use crate::part::count;
-use crate::result::{Reading, Round, WorkingSet, seconds};
+use crate::result::{Reading, Round, WorkingSet, pages_per_fault, seconds};
 use address_space::PageSize;
 use linux::pages::transparent_huge_page;
 use linux::process_handle::ProcessHandle;
+use machine_facts::{System, THP, largest_below};
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use process_view::{ObservationError, ProcessFiles, page_faults};
@@ -72,6 +73,7 @@ pub struct Observer {
     clock: Option<ClockId>,
     base: PageSize,
     huge: Option<PageSize>,
+    pages_per_fault: u64,
     scope: Scope,
     options: Options,
     rounds: Vec<Round>,
@@ -96,6 +98,7 @@ impl Observer {
         let scope = scope(Resident::read(&process)?, &space, base, options.longest_hold);
         let clock = clock_getcpuclockid(Pid::from_raw(pid)).ok();
         let huge = transparent_huge_page();
+        let pages_per_fault = pages_per_fault(huge.and_then(|huge| largest_below(&System, THP, huge)), base);
         Ok(Self {
             pid,
             process,
@@ -104,6 +107,7 @@ impl Observer {
             clock,
             base,
             huge,
+            pages_per_fault,
             scope,
             options,
             rounds: Vec::new(),
@@ -176,6 +180,7 @@ impl Observer {
                 longest: seconds(ended - start),
                 cpu,
                 faults,
+                pages_per_fault: self.pages_per_fault,
                 parts,
             });
         }

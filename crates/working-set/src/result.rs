@@ -1,6 +1,7 @@
 //! What was measured.
 
 use crate::{Cleared, LeftOut, Part, PartMarks};
+use address_space::PageSize;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,9 +9,14 @@ use std::time::Duration;
 /// Version of the form in which [`WorkingSet`] is written; grows when a field changes its meaning.
 pub const VERSION: u32 = 1;
 
-/// Pages that one page fault can mark, at most: those around the one that is needed (fault_around_bytes is 64 KiB), or the
-/// pages of a folio of that size.
-const PAGES_PER_FAULT: u64 = 16;
+/// Pages that one page fault can mark in any case: those around the one that is needed (fault_around_bytes is 64 KiB).
+const PAGES_AROUND: u64 = 16;
+
+/// Pages that one page fault can mark, at most: those around the one that is needed, or those of the largest folio that a fault
+/// makes and maps by base pages.
+pub(crate) fn pages_per_fault(folio: Option<PageSize>, base: PageSize) -> u64 {
+    folio.map_or(0, |folio| folio.bytes() / base.bytes()).max(PAGES_AROUND)
+}
 
 /// The marks at one moment after a clear. Times are seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -25,6 +31,8 @@ pub struct Reading {
     pub cpu: Option<f64>,
     /// Page faults in that time.
     pub faults: u64,
+    /// Pages that each of them can have marked, at most.
+    pub pages_per_fault: u64,
     /// What is marked.
     pub parts: BTreeMap<Part, PartMarks>,
 }
@@ -43,7 +51,7 @@ impl Reading {
         }
         let marked = self.parts.iter().filter(|(part, _)| part.is_private_anonymous());
         let pages: u64 = marked.map(|(_, marks)| marks.pages.least).sum();
-        pages.saturating_sub(self.faults.saturating_mul(PAGES_PER_FAULT))
+        pages.saturating_sub(self.faults.saturating_mul(self.pages_per_fault))
     }
 }
 
@@ -184,11 +192,21 @@ mod tests {
             ..PartMarks::default()
         };
         let parts = BTreeMap::from([(Part::Anonymous, marks(heap_pages)), (Part::Code, marks(code_pages))]);
-        Reading { after: longest, shortest: longest, longest, cpu: Some(longest / 2.0), faults, parts }
+        let pages_per_fault = PAGES_AROUND;
+        Reading { after: longest, shortest: longest, longest, cpu: Some(longest / 2.0), faults, pages_per_fault, parts }
     }
 
     fn round(clear: f64, readings: Vec<Reading>) -> Round {
         Round { begun: 0.3, clear, reads: vec![0.002; readings.len()], readings }
+    }
+
+    #[test]
+    fn a_fault_marks_the_pages_of_the_largest_folio_that_it_makes() {
+        let size = |bytes: u64| PageSize::new(bytes).unwrap();
+        assert_eq!(pages_per_fault(None, size(4 << 10)), 16);
+        assert_eq!(pages_per_fault(Some(size(32 << 10)), size(4 << 10)), 16);
+        assert_eq!(pages_per_fault(Some(size(512 << 10)), size(4 << 10)), 128);
+        assert_eq!(pages_per_fault(Some(size(512 << 10)), size(64 << 10)), 16);
     }
 
     #[test]
@@ -223,6 +241,10 @@ mod tests {
         assert_eq!((walks.walks, walks.seconds, walks.cpu_seconds), (1_140, 0.002, Some(0.001)));
         assert!((walks.per_second() - 570_000.0).abs() < 1e-6);
         assert_eq!(set(vec![reading(0.002, 150, 9_000, 10)]).walks, None);
+        // Ten faults of 512 KiB each mark all of their pages.
+        let large = Reading { pages_per_fault: 128, ..reading(0.002, 1_300, 400, 10) };
+        assert_eq!(set(vec![large.clone()]).walks.unwrap().walks, 20);
+        assert_eq!(set(vec![Reading { faults: 11, ..large }]).walks, None);
         assert_eq!(set(Vec::new()).walks, None);
     }
 }

@@ -59,7 +59,9 @@ impl Marked {
             ..PartMarks::default()
         };
         let parts = BTreeMap::from([(Part::Anonymous, marks)]);
-        Reading { after: seconds, shortest: seconds, longest: seconds, cpu: Some(seconds), faults: 0, parts }
+        let (faults, pages_per_fault) = (0, 16);
+        let (shortest, longest) = (seconds, seconds);
+        Reading { after: seconds, shortest, longest, cpu: Some(seconds), faults, pages_per_fault, parts }
     }
 }
 

@@ -142,6 +142,7 @@ mod tests {
             longest: after,
             cpu: Some(if after < 0.1 { first_cpu } else { 0.4 }),
             faults: 0,
+            pages_per_fault: 16,
             parts: parts.iter().copied().collect::<BTreeMap<_, _>>(),
         };
         let readings = vec![reading(0.001, first), reading(0.5, last)];

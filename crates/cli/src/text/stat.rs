@@ -371,6 +371,7 @@ mod tests {
             longest: after + 0.0009,
             cpu: Some(after),
             faults: 3,
+            pages_per_fault: 16,
             parts: BTreeMap::from([(Part::Code, marks(code)), (Part::Anonymous, marks(heap))]),
         };
         WorkingSet {
