@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         test_case("a_process_that_ends_is_said", vec![], ends),
         test_case("processes_that_cannot_be_looked_at", vec![], refusals),
         test_case("a_command_keeps_its_status", vec![], status),
+        test_case("a_command_is_measured_for_a_time_and_runs_on", vec![], for_a_time),
         test_case("a_command_gets_signals", vec![], signals),
         test_case("a_command_ignores_what_was_ignored", vec![], ignored_signals),
         test_case("a_command_is_counted", vec![Need::Command("python3".into())], command),
@@ -226,6 +227,29 @@ fn status(t: &Context) -> Result<()> {
     }
     let missing = t.run(t.pagelift(&["stat", "--", "/no/such/program"])?)?;
     ensure!(missing.ending == Ending::Exit(127) && missing.stderr.contains("cannot be executed"), "{missing:?}");
+    Ok(())
+}
+
+fn for_a_time(t: &Context) -> Result<()> {
+    let sleeper = t.run(t.pagelift(&["stat", "--for", "0.5", "--json", "--", "sleep", "2"])?)?.success()?;
+    let report: Value = serde_json::from_str(&sleeper.stderr)?;
+    ensure!(report["seconds"].as_f64().is_some_and(|seconds| seconds < 2.0), "{}", report["seconds"]);
+    ensure!(report["ended_early"].is_null() && report["coverage"]["measured"].is_object(), "{report}");
+    ensure!(report["activity"]["measured"]["minor_faults"].as_u64() > Some(0), "{}", report["activity"]);
+    // It waits for the report, and its status is that of `stat`.
+    const WAITS: &str = "for i in $(seq 600); do test -s \"$0\" && exit 7; sleep 0.1; done; exit 9";
+    let file = t.folder().join("report.json");
+    let path = file.to_str().context("path")?;
+    for lift in [&[][..], &["--lift"]] {
+        let _ = fs::remove_file(&file);
+        // The plain run of two has no report to wait for.
+        let script = if lift.is_empty() { WAITS } else { "sleep 1; exit 7" };
+        let words = [&["stat", "--for", "0.2", "--json", "-o", path], lift, &["--", "sh", "-c", script, path]].concat();
+        let output = t.run(t.pagelift(&words)?)?;
+        ensure!(output.ending == Ending::Exit(7), "{lift:?}: {output:?}");
+    }
+    let early = t.run(t.pagelift(&["stat", "--for", "60", "--", "sh", "-c", "exit 3"])?)?;
+    ensure!(early.ending == Ending::Exit(3) && early.stderr.contains("(the command ended)"), "{early:?}");
     Ok(())
 }
 

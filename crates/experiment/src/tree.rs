@@ -2,7 +2,6 @@
 
 use crate::observation::counters_with_children;
 use crate::record::Counters;
-use address_space::ProcessStat;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
@@ -10,7 +9,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use process_view::ProcessFiles;
-use std::collections::BTreeMap;
+pub(crate) use process_view::tree_of;
 use std::fs;
 use std::time::{Duration, Instant};
 use walk_counters::Target;
@@ -25,25 +24,6 @@ const LOOK: Duration = Duration::from_millis(10);
 pub(crate) fn targets(processes: &[i32]) -> impl Iterator<Item = Target> {
     let is_alone = processes.len() == 1;
     processes.iter().map(move |&pid| if is_alone { Target::Process(pid) } else { Target::ProcessWithChildren(pid) })
-}
-
-/// A process and its descendants, as far as they can be seen; parents first.
-pub(crate) fn tree_of(root: i32) -> Vec<i32> {
-    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        if let Some(parent) = stat_of(pid).and_then(|stat| ProcessStat::parse(&stat)?.parent()) {
-            children.entry(parent).or_default().push(pid);
-        }
-    }
-    let mut tree = vec![root];
-    let mut next = 0;
-    while let Some(pid) = tree.get(next) {
-        let below = children.remove(pid).unwrap_or_default();
-        tree.extend(below);
-        next += 1;
-    }
-    tree
 }
 
 /// A process and those of its descendants that execute the same program, as far as they can be seen; it stands first.

@@ -1,6 +1,6 @@
 //! What the kernel counts of a process without a PMU: page faults, CPU time, context switches.
 
-use crate::{ObservationError, ProcessFiles};
+use crate::{ObservationError, ProcessFiles, tree_of};
 use address_space::{ProcessStat, StatCounters};
 use nix::unistd::{SysconfVar, sysconf};
 use serde::Serialize;
@@ -37,6 +37,31 @@ impl Activity {
         }
     }
 
+    /// The counts until now of a process and its descendants, of those that have ended and were waited for, too. Context switches
+    /// are those of the threads that are there: the kernel tells nothing of others.
+    ///
+    /// # Errors
+    /// [`ObservationError`] of the process.
+    pub fn of_tree(root: i32) -> Result<Self, ObservationError> {
+        let mut sum = ActivityReader::of(root).read_with_children()?;
+        for pid in tree_of(root).into_iter().skip(1) {
+            // One that has just ended may be in its parent's sum, or in none.
+            sum = ActivityReader::of(pid).read_with_children().map_or(sum, |activity| sum.plus(&activity));
+        }
+        Ok(sum)
+    }
+
+    fn plus(&self, other: &Self) -> Self {
+        Self {
+            minor_faults: self.minor_faults.saturating_add(other.minor_faults),
+            major_faults: self.major_faults.saturating_add(other.major_faults),
+            user_seconds: self.user_seconds + other.user_seconds,
+            system_seconds: self.system_seconds + other.system_seconds,
+            voluntary_switches: self.voluntary_switches.saturating_add(other.voluntary_switches),
+            involuntary_switches: self.involuntary_switches.saturating_add(other.involuntary_switches),
+        }
+    }
+
     /// Seconds of CPU time.
     pub fn cpu_seconds(&self) -> f64 {
         self.user_seconds + self.system_seconds
@@ -66,18 +91,37 @@ impl ActivityReader {
     /// [`ObservationError`].
     pub fn read(&mut self) -> Result<Activity, ObservationError> {
         let stat = self.process.text("stat")?;
-        let counters = ProcessStat::parse(&stat).and_then(ProcessStat::counters).unwrap_or_default();
-        let StatCounters { minor_faults, major_faults, user_ticks, system_ticks } = counters;
+        Ok(self.counted(ProcessStat::parse(&stat).and_then(ProcessStat::counters)))
+    }
+
+    /// The counts until now with those of its children that have ended and were waited for.
+    fn read_with_children(&mut self) -> Result<Activity, ObservationError> {
+        let stat = self.process.text("stat")?;
+        let stat = ProcessStat::parse(&stat);
+        let own = self.counted(stat.and_then(ProcessStat::counters));
+        Ok(self.times(stat.and_then(ProcessStat::counters_of_children)).plus(&own))
+    }
+
+    fn counted(&mut self, counters: Option<StatCounters>) -> Activity {
         self.read_switches();
         let sum = |of: fn(&(u64, u64)) -> u64| self.switches.values().map(of).fold(0, u64::saturating_add);
-        Ok(Activity {
+        Activity {
+            voluntary_switches: sum(|switches| switches.0),
+            involuntary_switches: sum(|switches| switches.1),
+            ..self.times(counters)
+        }
+    }
+
+    /// All but context switches.
+    fn times(&self, counters: Option<StatCounters>) -> Activity {
+        let StatCounters { minor_faults, major_faults, user_ticks, system_ticks } = counters.unwrap_or_default();
+        Activity {
             minor_faults,
             major_faults,
             user_seconds: user_ticks as f64 / self.ticks_per_second,
             system_seconds: system_ticks as f64 / self.ticks_per_second,
-            voluntary_switches: sum(|switches| switches.0),
-            involuntary_switches: sum(|switches| switches.1),
-        })
+            ..Activity::default()
+        }
     }
 
     fn read_switches(&mut self) {
@@ -118,6 +162,26 @@ mod tests {
         assert!(page_faults(&reader.process).unwrap() >= after.minor_faults + after.major_faults);
         assert!(after.voluntary_switches + after.involuntary_switches > 0);
         assert_eq!(before.since(&after).minor_faults, 0);
+    }
+
+    #[test]
+    fn a_tree_has_the_counts_of_its_ended_and_of_its_running_children() {
+        use std::io::{BufRead, BufReader, Write};
+        use std::process::{Command, Stdio};
+        // A subshell that has worked and was waited for, and one that runs.
+        let script = "(i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done); (echo ready; read line; exit 0)";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let root = shell.id() as i32;
+        let (alone, all) = (ActivityReader::of(root).read().unwrap(), Activity::of_tree(root).unwrap());
+        assert!(tree_of(root).len() == 2, "{:?}", tree_of(root));
+        assert!(all.user_seconds > alone.user_seconds && all.minor_faults > alone.minor_faults, "{all:?} {alone:?}");
+        shell.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert!(shell.wait().unwrap().success());
+        assert!(Activity::of_tree(root).is_err());
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod process_memory;
 mod roles;
 pub mod symbols;
 mod text;
+mod tree;
 
 pub use activity::{Activity, ActivityReader, page_faults};
 pub use address_space::AuxiliaryVector;
@@ -33,3 +34,4 @@ pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReade
 pub use mapped_file::{Unreadable, open_mapped, open_regular_file};
 pub use process_files::ProcessFiles;
 pub use text::{printable, quoted};
+pub use tree::tree_of;

@@ -14,7 +14,7 @@ use crate::exit::{OWN_FAILURE, interruptions};
 use crate::text::{comparison, stat};
 use anyhow::bail;
 use clap::Args;
-use command::{Ran, Runs};
+use command::{End, Ran, Runs};
 use options::{Kind, Pages};
 use process_view::printable;
 use report::{Comparison, Marks, Outcome, Report, VERSION};
@@ -43,7 +43,7 @@ pub struct StatArgs {
     /// The whole machine.
     #[arg(short, long, conflicts_with = "command", required_unless_present_any = ["pid", "command"])]
     pub all: bool,
-    /// Seconds to measure [default: 5; with CMD until it ends].
+    /// Seconds to measure [default: 5; with CMD until it ends]. A command that takes longer runs on after the report.
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
     pub time: Option<Duration>,
     /// The longest time in milliseconds for which the process may have to wait for the map of its memory while its accessed
@@ -108,17 +108,19 @@ pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
 
 fn of_command(args: &StatArgs, output: Output) -> anyhow::Result<u8> {
     if let Some(kinds) = &args.lift {
-        let (comparison, status) = lifted::command(kinds, args)?;
-        if let Some(comparison) = comparison {
-            output.write(&comparison, comparison::text)?;
-        }
-        return Ok(status);
+        let (comparison, end) = lifted::command(kinds, args)?;
+        let written = comparison.map_or(Ok(()), |comparison| output.write(&comparison, comparison::text));
+        return ended(end, written);
     }
-    let Ran { report, status } = Runs::prepare()?.measure(&args.command, args)?;
-    if let Some(report) = report {
-        output.write(&with_estimate(report, args), stat::text)?;
-    }
-    Ok(status)
+    let Ran { report, end } = Runs::prepare()?.measure(&args.command, args)?;
+    let written = report.map_or(Ok(()), |report| output.write(&with_estimate(report, args), stat::text));
+    ended(end, written)
+}
+
+/// The status of a command, once it has ended and its report was written.
+fn ended(end: End, written: anyhow::Result<()>) -> anyhow::Result<u8> {
+    let status = end.wait()?;
+    written.map(|()| status)
 }
 
 /// Measures in this thread, which gives up all rights but to read, or in one of its own where this one has to measure what a

@@ -1,4 +1,4 @@
-//! A command, from its start to its end, once or several times.
+//! A command, from its start to its end or for a time, once or several times.
 
 use super::counters::Counters;
 use super::process::coverage;
@@ -6,6 +6,7 @@ use super::rounds::{Rounds, Watch};
 use super::{Outcome, Report, StatArgs, VERSION, stall};
 use confinement::{Reads, confine};
 use linux::ended::wait_until_ended;
+use linux::process_handle::ProcessHandle;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
@@ -17,7 +18,7 @@ use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -29,15 +30,62 @@ const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 /// As shells do: a status above it is that of a signal.
 const BY_SIGNAL: i32 = 128;
-/// The first look at the memory of a command: it has loaded its libraries by then. Each other is twice as late.
+/// The first look at the memory of a command: it has loaded its libraries by then. Each other is twice as late. Of a time that
+/// is as short the first is in its middle.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
 
 /// What became of one run.
 pub struct Ran {
     /// What was measured; `None` where the command could not be started, which has been said.
     pub report: Option<Report>,
-    /// Its status.
-    pub status: u8,
+    /// Its end.
+    pub end: End,
+}
+
+/// The end of a run.
+pub enum End {
+    /// It has ended, with this status.
+    Status(u8),
+    /// The time to measure was up before.
+    Running(Started),
+}
+
+impl End {
+    /// Waits for it. Returns the status.
+    pub fn wait(self) -> io::Result<u8> {
+        match self {
+            Self::Status(status) => Ok(status),
+            Self::Running(command) => command.wait(),
+        }
+    }
+}
+
+/// A command that was started.
+pub struct Started {
+    child: Child,
+    receiver: Arc<Mutex<Receiver>>,
+}
+
+impl Started {
+    fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Waits for the command's end, for this time at most. Returns true where it runs on.
+    fn outlasts(&self, time: Duration) -> bool {
+        ProcessHandle::open(self.pid()).is_ok_and(|handle| !handle.ends_within(time))
+    }
+
+    fn wait(mut self) -> io::Result<u8> {
+        // Its number is its own until it is waited for.
+        let _ = wait_until_ended(Pid::from_raw(self.pid()));
+        locked(&self.receiver).pid = None;
+        self.child.wait().map(status_of)
+    }
+}
+
+fn locked(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {
+    receiver.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs of a command, one after the other. The command that runs is sent what is sent to this process.
@@ -65,60 +113,75 @@ impl Runs {
 
     /// True once a signal has come that ends programs: nothing more should be started.
     pub fn is_told_to_end(&self) -> bool {
-        self.receiver().told_to_end
+        locked(&self.receiver).told_to_end
     }
 
-    /// Runs a command and measures it. `words` start what `args` names.
+    /// Runs a command and measures it until it ends, or for the time that `args` has. `words` start what `args` names.
     pub fn measure(&mut self, words: &[OsString], args: &StatArgs) -> io::Result<Ran> {
         let reach = Reach::of_this_cpu();
         let before = activity();
         // By this thread, which starts the command: what it starts inherits the counters.
         let counters = Counters::start(Target::Children);
         let start = Instant::now();
-        let mut child = match Command::new(&words[0]).args(&words[1..]).spawn() {
-            Ok(child) => child,
-            Err(error) => {
-                let what = printable(&words[0].to_string_lossy());
-                eprintln!("pagelift: {what} cannot be executed: {error}");
-                let status = if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
-                return Ok(Ran { report: None, status });
-            }
+        let command = match self.start(words) {
+            Ok(command) => command,
+            Err(status) => return Ok(Ran { report: None, end: End::Status(status) }),
         };
-        let pid = child.id() as i32;
-        self.forward_to(Pid::from_raw(pid));
+        let pid = command.pid();
         let (ended, end) = channel();
         let (limit, stall) = (args.time, stall(args));
         let looking = thread::spawn(move || look(pid, stall, limit, &end));
-        // Its number is its own until it is waited for.
-        let _ = wait_until_ended(Pid::from_raw(pid));
-        self.receiver().pid = None;
-        let status = child.wait()?;
+        let end = match limit {
+            Some(limit) if command.outlasts(limit.saturating_sub(start.elapsed())) => End::Running(command),
+            _ => End::Status(command.wait()?),
+        };
         let seconds = start.elapsed().as_secs_f64();
+        let page_walks = counters.finish();
+        let activity = match end {
+            End::Running(_) => Activity::of_tree(pid).map_err(|error| error.to_string()),
+            End::Status(_) => {
+                before.and_then(|before| Ok(activity()?.since(&before))).map_err(|error| error.to_string())
+            }
+        };
+        let at_limit = matches!(end, End::Running(_)).then(|| coverage(pid));
         drop(ended);
-        let (watch, coverage) = looking.join().unwrap_or_else(|_| (None, no_coverage()));
-        let activity = before.and_then(|before| Ok(activity()?.since(&before)));
+        let (watch, before_end) = looking.join().unwrap_or_else(|_| (None, no_coverage()));
+        let coverage = at_limit.filter(|usage| matches!(usage, Outcome::Measured(_))).unwrap_or(before_end);
+        let is_early = limit.is_some() && matches!(end, End::Status(_));
         let report = Report {
             version: VERSION,
             what: shortened(&args.command),
             pid: Some(pid),
             seconds,
-            ended_early: None,
-            activity: activity.map_or_else(|error| Outcome::NotMeasured(error.to_string()), Outcome::Measured),
+            ended_early: is_early.then(|| "the command ended".to_owned()),
+            activity: activity.map_or_else(Outcome::NotMeasured, Outcome::Measured),
             coverage: Some(coverage),
-            page_walks: counters.finish(),
+            page_walks,
             estimated: None,
             marks: Some(watch.map_or_else(too_soon, |watch| watch.finish(&reach))),
             tlb: reach,
         };
-        Ok(Ran { report: Some(report), status: status_of(status) })
+        Ok(Ran { report: Some(report), end })
     }
 
-    fn receiver(&self) -> MutexGuard<'_, Receiver> {
-        self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Starts a command, or says why it cannot be started and returns the status of that.
+    fn start(&mut self, words: &[OsString]) -> Result<Started, u8> {
+        match Command::new(&words[0]).args(&words[1..]).spawn() {
+            Ok(child) => {
+                let command = Started { child, receiver: self.receiver.clone() };
+                self.forward_to(Pid::from_raw(command.pid()));
+                Ok(command)
+            }
+            Err(error) => {
+                let what = printable(&words[0].to_string_lossy());
+                eprintln!("pagelift: {what} cannot be executed: {error}");
+                Err(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
+            }
+        }
     }
 
     fn forward_to(&mut self, pid: Pid) {
-        let mut receiver = self.receiver();
+        let mut receiver = locked(&self.receiver);
         receiver.pid = Some(pid);
         if let Some(signal) = receiver.waiting.take() {
             let _ = kill(pid, signal);
@@ -156,7 +219,7 @@ fn look(
     limit: Option<Duration>,
     end: &mpsc::Receiver<()>,
 ) -> (Option<Watch>, Outcome<Usage>) {
-    let (start, mut wait) = (Instant::now(), FIRST_LOOK);
+    let (start, mut wait) = (Instant::now(), limit.map_or(FIRST_LOOK, |limit| FIRST_LOOK.min(limit / 2)));
     let (mut watch, mut usage) = (None::<Watch>, no_coverage());
     while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
         if watch.is_none() {
@@ -179,7 +242,7 @@ fn look(
 fn forward(mut signals: Signals, receiver: &Mutex<Receiver>) {
     for signal in signals.forever() {
         let Ok(known) = Signal::try_from(signal) else { continue };
-        let mut receiver = receiver.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut receiver = locked(receiver);
         receiver.told_to_end |= !matches!(signal, SIGUSR1 | SIGUSR2);
         if matches!(signal, SIGINT | SIGQUIT) && has_the_terminal() {
             continue;

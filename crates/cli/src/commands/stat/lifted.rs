@@ -1,6 +1,6 @@
 //! Plain and lifted, one after the other: a process that is lifted for the time and put back, or a command that is run twice.
 
-use super::command::{Ran, Runs};
+use super::command::{End, Ran, Runs};
 use super::report::{Comparison, Lifted};
 use super::{Outcome, StatArgs, USUAL, VERSION, in_a_thread, process, stall};
 use crate::arguments::policy::words;
@@ -51,26 +51,28 @@ pub fn process(pid: i32, kinds: &[Kind], args: &StatArgs, interrupted: &Arc<Atom
     Ok(Comparison { version: VERSION, options, plain, lifted, left: Some(left) })
 }
 
-/// Runs a command plain and then by `pagelift run`. Returns the status of the last run, too, and no comparison where it could
+/// Runs a command plain and then by `pagelift run`. Returns the end of the last run, too, and no comparison where it could
 /// not be started.
-pub fn command(kinds: &[Kind], args: &StatArgs) -> anyhow::Result<(Option<Comparison>, u8)> {
+pub fn command(kinds: &[Kind], args: &StatArgs) -> anyhow::Result<(Option<Comparison>, End)> {
     let options = words(&policy(args, kinds));
     let own = session::parts::program()?.into_os_string();
     let mut runs = Runs::prepare()?;
-    let Ran { report, status } = runs.measure(&args.command, args)?;
-    let Some(plain) = report else { return Ok((None, status)) };
+    let Ran { report, end } = runs.measure(&args.command, args)?;
+    // Both would share the CPUs otherwise.
+    let end = End::Status(end.wait()?);
+    let Some(plain) = report else { return Ok((None, end)) };
     if runs.is_told_to_end() {
         let lifted = Outcome::NotMeasured("interrupted".to_owned());
-        return Ok((Some(Comparison { version: VERSION, options, plain, lifted, left: None }), status));
+        return Ok((Some(Comparison { version: VERSION, options, plain, lifted, left: None }), end));
     }
     let mut start: Vec<OsString> = vec![own, "run".into()];
     start.extend(options.iter().map(OsString::from));
     start.push("--".into());
     start.extend(args.command.iter().cloned());
-    let Ran { report, status } = runs.measure(&start, args)?;
+    let Ran { report, end } = runs.measure(&start, args)?;
     let lifted = match report {
         Some(report) => Outcome::Measured(Lifted { lift: None, report }),
         None => Outcome::NotMeasured("it could not be started again".to_owned()),
     };
-    Ok((Some(Comparison { version: VERSION, options, plain, lifted, left: None }), status))
+    Ok((Some(Comparison { version: VERSION, options, plain, lifted, left: None }), end))
 }

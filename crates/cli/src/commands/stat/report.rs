@@ -76,7 +76,7 @@ pub struct Report {
     pub seconds: f64,
     /// Why the measurement ended before its time.
     pub ended_early: Option<String>,
-    /// Faults, CPU time, context switches.
+    /// Faults, CPU time, context switches; of a command that runs on, the switches of its threads that still run.
     pub activity: Outcome<Activity>,
     /// What lies on huge pages at the end; `None` for the machine.
     pub coverage: Option<Outcome<Usage>>,
