@@ -169,7 +169,7 @@ mod tests {
         use std::io::{BufRead, BufReader, Write};
         use std::process::{Command, Stdio};
         // A subshell that has worked and was waited for, and one that runs.
-        let script = "(i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done); (echo ready; read line; exit 0)";
+        let script = "(i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done); (echo ready; read line); true";
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut shell = command.spawn().unwrap();
