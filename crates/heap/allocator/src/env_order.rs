@@ -2,9 +2,9 @@
 //! looked up, before the first allocation.
 
 use crate::pool::{POOLS, pool_count};
-use crate::program::Program;
+use crate::program::{Program, ProgramBuffer};
 use crate::text::{Text, number_of, text_of};
-use crate::{ACCOUNT, confinement};
+use crate::{ACCOUNT, confinement, objects};
 use address_space::{ByteCount, PageSize};
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
@@ -69,6 +69,15 @@ pub fn order_of(text: &str, program: &Program, beside_library: bool) -> Option<R
             None
         }
     }
+}
+
+/// True if the heap cannot serve this program, which one line on standard error says then.
+pub fn declines() -> bool {
+    let Some(why) = objects::obstacle() else { return false };
+    let mut line = head(&Program::this(&mut ProgramBuffer::new()));
+    line.add(format_args!("{why}; the program keeps its own heap"));
+    line.say();
+    true
 }
 
 fn head(program: &Program) -> Text {

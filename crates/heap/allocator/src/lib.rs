@@ -32,6 +32,7 @@ mod large;
 mod locks;
 mod mapped;
 mod memory;
+mod objects;
 mod places;
 mod pool;
 mod pool_exit;

@@ -6,7 +6,7 @@ use crate::program::{Program, ProgramBuffer};
 use crate::sys::{base_page, map_anywhere, read_file, say, unmap};
 use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, small};
 use core::ffi::{CStr, c_char};
-use core::sync::atomic::{AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use heap_abi::{LIBRARY, ORDER_VARIABLE, Order};
 use options::{HeapWords, VARIABLE};
 
@@ -103,10 +103,22 @@ unsafe fn begin_as_ordered(text: &str) -> bool {
     if !order.only.is_empty() && !Program::this(&mut ProgramBuffer::new()).is_named_by(&order) {
         return false;
     }
+    if is_declined() {
+        return false;
+    }
     // SAFETY:
     // - the caller's promise.
     unsafe { begin(&env_order::within_confinement(&order)) };
     true
+}
+
+/// True once the heap has declined to act in a program for which it was meant.
+static DECLINED: AtomicBool = AtomicBool::new(false);
+
+fn is_declined() -> bool {
+    let declines = env_order::declines();
+    DECLINED.store(declines, Relaxed);
+    declines
 }
 
 /// # Safety
@@ -115,6 +127,9 @@ unsafe fn begin_by_words(text: &str, beside_library: bool) -> bool {
     let mut buffer = ProgramBuffer::new();
     let program = Program::this(&mut buffer);
     let Some(requested) = env_order::order_of(text, &program, beside_library) else { return false };
+    if is_declined() {
+        return false;
+    }
     // SAFETY:
     // - the caller's promise.
     unsafe { begin(&requested.order) };
@@ -151,10 +166,11 @@ unsafe fn begin(order: &Order) {
 
 /// Runs when the library is initialised, before the program's own constructors.
 extern "C" fn constructor() {
-    if !is_acting() {
+    if is_acting() {
+        fork::register();
+    } else if !DECLINED.load(Relaxed) {
         return;
     }
-    fork::register();
     // SAFETY:
     // - the process has one thread that could look at the environment, and the C library has set it up.
     unsafe { remove_from_environment() };

@@ -1,6 +1,6 @@
 //! Finds out from a program's files which allocator it uses.
 
-use crate::elf::ElfFacts;
+use crate::elf::{ElfFacts, OPERATOR_NEW};
 use crate::program::Program;
 use heap_abi::ACCOUNT_SYMBOL;
 use serde::Serialize;
@@ -108,11 +108,29 @@ impl Allocator {
         Self { family, place, runtime, starts_threads, evidence, settings }
     }
 
-    /// True where a preloaded library's `malloc` takes the place of this one.
-    pub fn is_replaceable(&self, program: &Program) -> bool {
-        let gnu = program.libraries.iter().any(|library| library.glibc_minor.is_some());
-        gnu && self.place != Place::LinkedIn && !matches!(self.family, Family::Go | Family::Jvm)
+    /// Why a preloaded library's `malloc` does not take the place of this allocator; `None` where it does.
+    pub fn not_replaceable(&self, program: &Program) -> Option<&'static str> {
+        let is_gnu = program.libraries.iter().any(|library| library.glibc_minor.is_some());
+        match (&self.family, &self.place) {
+            (Family::Jvm | Family::Go, _) => Some("its heap is not malloc's"),
+            (Family::Musl, _) => Some("the preloaded heap is made for the GNU C library, and this program has musl"),
+            (_, Place::LinkedIn) => Some("its allocator is linked in, so that a preloaded one is not used"),
+            _ if !is_gnu => Some("the preloaded heap needs the GNU C library"),
+            (_, Place::Library { path }) if gives_new(path, program) => Some(
+                "its allocator has C++'s operators new and delete of its own, which the program uses and a preloaded malloc \
+                 does not replace",
+            ),
+            _ => None,
+        }
     }
+}
+
+/// True where C++ code of the program has its memory from this library past `malloc`. The C++ library's own operators call
+/// `malloc`; what defines the operators does not use those of others.
+fn gives_new(path: &str, program: &Program) -> bool {
+    let definer = program.objects().find(|object| object.exports(OPERATOR_NEW));
+    let uses = |object: &ElfFacts| object.imports.contains(OPERATOR_NEW) && !object.exports(OPERATOR_NEW);
+    definer.is_some_and(|object| object.path.as_os_str() == path) && program.objects().any(uses)
 }
 
 type Found = (Family, Place, String);
@@ -256,5 +274,43 @@ impl fmt::Display for Allocator {
             None => {}
         }
         write!(f, " ({})", self.evidence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(path: &str, exports: &[&str], imports: &[&str]) -> ElfFacts {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+        let (exports, imports) = (names(exports), names(imports));
+        ElfFacts { path: path.into(), defines: exports.clone(), exports, imports, ..ElfFacts::default() }
+    }
+
+    fn program(executable: ElfFacts, libraries: &[&ElfFacts]) -> Program {
+        let c_library = ElfFacts { glibc_minor: Some(36), ..object("/lib/libc.so.6", &["malloc"], &[]) };
+        let libraries = libraries.iter().map(|&library| library.clone()).chain([c_library]).collect();
+        Program { executable: ElfFacts { interpreter: Some("/lib/ld.so".into()), ..executable }, libraries }
+    }
+
+    #[test]
+    fn an_allocator_with_operators_of_its_own_stays_where_they_are_used() {
+        let tcmalloc = object("/lib/libtcmalloc.so", &["malloc", "tc_malloc", OPERATOR_NEW], &[]);
+        let cpp = object("/lib/libstdc++.so", &[OPERATOR_NEW], &["malloc"]);
+        let of = |executable: &ElfFacts, libraries: &[&ElfFacts]| {
+            let program = program(executable.clone(), libraries);
+            let allocator = Allocator::of(&program);
+            assert_eq!(allocator.family, Family::Tcmalloc, "{allocator:?}");
+            allocator.not_replaceable(&program)
+        };
+        let plain = object("/bin/c", &[], &["malloc"]);
+        let user = object("/bin/c++", &[], &["malloc", OPERATOR_NEW]);
+        assert!(of(&user, &[&tcmalloc, &cpp]).is_some_and(|why| why.contains("operators new and delete of its own")));
+        let using = object("/lib/libx.so", &[], &[OPERATOR_NEW]);
+        assert!(of(&plain, &[&tcmalloc, &using, &cpp]).is_some());
+        // In C nobody calls them; the C++ library's come first in the order of symbols; so do the program's own.
+        assert_eq!(of(&plain, &[&tcmalloc, &cpp]), None);
+        assert_eq!(of(&user, &[&cpp, &tcmalloc]), None);
+        assert_eq!(of(&object("/bin/own", &[OPERATOR_NEW], &[OPERATOR_NEW]), &[&tcmalloc, &using, &cpp]), None);
     }
 }

@@ -7,7 +7,7 @@
 //! ChangeLog). Go before and after 1.21.2 has no setting that asks for huge pages (its diagnostics page and runtime
 //! release notes). `JDK_JAVA_OPTIONS` is read by the launcher of Java 9 and later (java(1)).
 
-use crate::allocator::{Allocator, Family, Place, Runtime};
+use crate::allocator::{Allocator, Family, Runtime};
 use crate::settings::{Environment, merged};
 use address_space::PageSize;
 use heap_abi::{NodePages, ORDER_VARIABLE, Order};
@@ -32,8 +32,8 @@ pub struct Context<'a> {
     pub pages: HeapPages,
     /// `--heap-allocator`.
     pub forced: Option<Forced>,
-    /// A preloaded `malloc` would take the place of the program's.
-    pub replaceable: bool,
+    /// Why a preloaded `malloc` would not take the place of the program's, see [`Allocator::not_replaceable`].
+    pub not_replaceable: Option<&'static str>,
     /// The mode of transparent huge pages.
     pub thp: ThpMode,
     /// The grain of the preloaded heap.
@@ -107,8 +107,9 @@ fn best(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
             own(allocator, context, choice);
         }
     };
+    let is_replaceable = context.not_replaceable.is_none();
     match &allocator.family {
-        Family::Glibc { minor } if context.replaceable => match (allocator.runtime, minor) {
+        Family::Glibc { minor } if is_replaceable => match (allocator.runtime, minor) {
             (Some(Runtime::Python), _) => preload_instead("Python's own arenas are too small for huge pages", choice),
             (_, Some(minor)) if *minor < 35 => preload_instead("this glibc has no setting for huge pages", choice),
             (None, Some(minor)) if *minor < 43 && allocator.starts_threads => {
@@ -119,10 +120,10 @@ fn best(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
             }
             _ => own(allocator, context, choice),
         },
-        Family::Jemalloc { version, .. } if context.replaceable && !has_thp(version.as_deref()) => {
+        Family::Jemalloc { version, .. } if is_replaceable && !has_thp(version.as_deref()) => {
             preload_instead("this jemalloc has no setting for huge pages", choice);
         }
-        Family::Tcmalloc | Family::Mimalloc | Family::Pagelift | Family::Unknown if context.replaceable => {
+        Family::Tcmalloc | Family::Mimalloc | Family::Pagelift | Family::Unknown if is_replaceable => {
             preload_instead("its own settings do not ask for transparent huge pages", choice);
         }
         _ => own(allocator, context, choice),
@@ -141,13 +142,7 @@ fn from_pool(allocator: &Allocator, context: &Context, size: PageSize, choice: &
 
 /// Chooses the preloaded mimalloc; false, with a refusal, if that is not possible.
 fn preload(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) -> bool {
-    if !context.replaceable {
-        let why = match (&allocator.family, &allocator.place) {
-            (Family::Jvm | Family::Go, _) => "its heap is not malloc's",
-            (Family::Musl, _) => "the preloaded heap is made for the GNU C library, and this program has musl",
-            (_, Place::LinkedIn) => "its allocator is linked in, so that a preloaded one is not used",
-            _ => "the preloaded heap needs the GNU C library",
-        };
+    if let Some(why) = context.not_replaceable {
         choice.refusals.push(why.to_owned());
         return false;
     }

@@ -39,6 +39,13 @@ const TELLING: [&str; 22] = [
     "runtime.mallocgc",
 ];
 
+/// Stands in [`ElfFacts::exports`] for each of C++'s operators new, in [`ElfFacts::imports`] for each operator new or delete.
+pub(crate) const OPERATOR_NEW: &str = "operator new";
+/// Beginnings of the names of C++'s global operators new, on machines of 64 bits (Itanium C++ ABI, 5.1.5).
+const NEW: [&str; 2] = ["_Znwm", "_Znam"];
+/// Beginnings of the names of global operators delete.
+const DELETE: [&str; 2] = ["_ZdlPv", "_ZdaPv"];
+
 /// Names of settings by which allocators of different versions are told apart: texts by which the allocator looks for them in
 /// its variable, or that it shows them by.
 const SETTINGS: [&str; 10] = [
@@ -75,6 +82,8 @@ pub struct ElfFacts {
     pub soname: Option<String>,
     /// Telling symbols that it defines.
     pub defines: BTreeSet<String>,
+    /// Telling symbols that its dynamic symbol table defines for all objects of a program.
+    pub exports: BTreeSet<String>,
     /// Telling symbols that it imports.
     pub imports: BTreeSet<String>,
     /// It carries Go's build information.
@@ -132,6 +141,11 @@ impl ElfFacts {
     /// True where it defines this symbol, under exactly this name.
     pub fn defines(&self, symbol: &str) -> bool {
         self.defines.contains(symbol)
+    }
+
+    /// True where other objects of the program get this symbol from it.
+    pub fn exports(&self, symbol: &str) -> bool {
+        self.exports.contains(symbol)
     }
 
     fn take_headers<'a>(
@@ -194,7 +208,7 @@ impl ElfFacts {
     fn take_sections<'a>(&mut self, sections: &Sections<'a, impl ReadRef<'a>>, budget: &mut Budget) {
         for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
             for (symbols, names) in sections.of_type(kind).filter_map(|table| sections.symbols(table)) {
-                self.take_symbols(symbols, names, sections.endian, budget);
+                self.take_symbols(symbols, names, sections.endian, kind == elf::SHT_DYNSYM, budget);
             }
         }
         let build = sections.named(".go.buildinfo");
@@ -231,27 +245,38 @@ impl ElfFacts {
         symbols: &[elf::Sym64<Endianness>],
         names: &[u8],
         endian: Endianness,
+        is_dynamic: bool,
         budget: &mut Budget,
     ) {
         for symbol in symbols {
             let Some(name) = text_at(names, symbol.st_name.get(endian)) else { continue };
             let Ok(name) = std::str::from_utf8(name) else { continue };
-            let bare = name.split('@').next().unwrap_or(name);
-            if !TELLING.iter().any(|telling| bare.ends_with(telling)) {
+            let is_defined = symbol.st_shndx.get(endian) != elf::SHN_UNDEF;
+            let Some(name) = telling(name.split('@').next().unwrap_or(name), is_defined) else { continue };
+            if !budget.spend(name.len() as u64) {
                 continue;
             }
-            let exact = TELLING.contains(&bare);
-            let prefixed = bare.ends_with("mallctl") || bare.ends_with("tc_malloc");
-            if !(exact || prefixed) || !budget.spend(bare.len() as u64) {
+            if !is_defined {
+                self.imports.insert(name.to_owned());
                 continue;
             }
-            if symbol.st_shndx.get(endian) == elf::SHN_UNDEF {
-                self.imports.insert(bare.to_owned());
-            } else {
-                self.defines.insert(bare.to_owned());
+            if is_dynamic && symbol.st_bind() != elf::STB_LOCAL {
+                self.exports.insert(name.to_owned());
             }
+            self.defines.insert(name.to_owned());
         }
     }
+}
+
+/// The name under which a symbol is kept; `None` where it tells nothing.
+fn telling(bare: &str, is_defined: bool) -> Option<&str> {
+    let begins = |names: &[&str]| names.iter().any(|name| bare.starts_with(name));
+    if begins(&NEW) || !is_defined && begins(&DELETE) {
+        return Some(OPERATOR_NEW);
+    }
+    let ends = TELLING.iter().any(|name| bare.ends_with(name));
+    let is_meant = || TELLING.contains(&bare) || bare.ends_with("mallctl") || bare.ends_with("tc_malloc");
+    (ends && is_meant()).then_some(bare)
 }
 
 /// The text up to the first NUL; `None` where nothing is left of the budget.
@@ -408,6 +433,20 @@ mod tests {
         assert!(facts.is_dynamic && facts.interpreter.is_some(), "{facts:?}");
         assert!(facts.needed.iter().any(|name| name.starts_with("libc.so")), "{facts:?}");
         assert!(facts.imports.contains("malloc") && !facts.is_go, "{facts:?}");
+        assert!(!facts.exports("malloc"), "{facts:?}");
+    }
+
+    #[test]
+    fn operators_of_cpp_have_one_name() {
+        for name in ["_Znwm", "_Znam", "_ZnwmSt11align_val_t", "_ZnamRKSt9nothrow_t"] {
+            assert_eq!([true, false].map(|is_defined| telling(name, is_defined)), [Some(OPERATOR_NEW); 2], "{name}");
+        }
+        // Whoever calls delete has memory of new; defining delete alone gives none.
+        assert_eq!([true, false].map(|is_defined| telling("_ZdaPvm", is_defined)), [None, Some(OPERATOR_NEW)]);
+        assert_eq!(
+            ["malloc", "my_malloc", "je_mallctl"].map(|name| telling(name, true)),
+            [Some("malloc"), None, Some("je_mallctl")]
+        );
     }
 
     /// An ELF file that is nothing but a dynamic table of `entries`, with strings from offset `STRINGS` on.

@@ -120,7 +120,7 @@ fn choose_for(
     let context = Context {
         pages: options.pages,
         forced: options.forced,
-        replaceable: allocator.is_replaceable(program),
+        not_replaceable: allocator.not_replaceable(program),
         thp: machine.thp.map_or(ThpMode::Never, |thp| thp.mode),
         grain: grain(machine)?,
         library: library().and_then(|path| for_glibc_of(program, path)),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::allocator::Place;
 use std::collections::BTreeSet;
 
 fn allocator(family: Family, place: Place) -> Allocator {
@@ -20,7 +21,7 @@ fn context(environment: &Environment) -> Context<'_> {
     Context {
         pages: HeapPages::Auto,
         forced: None,
-        replaceable: true,
+        not_replaceable: None,
         thp: ThpMode::Madvise,
         grain: PageSize::new(1 << 21).unwrap(),
         library: Ok("/lib/heap.so".into()),
@@ -77,7 +78,7 @@ fn each_jemalloc_is_told_what_it_understands() {
     let choice = choose(&allocator(of("5.3.0"), library()), &context);
     assert_eq!(variable(&choice, "JE_MALLOC_CONF"), Some("thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"));
     assert!(choose(&allocator(of("4.2.0"), library()), &context).preload.is_some());
-    context.replaceable = false;
+    context.not_replaceable = Some("a test");
     let choice = choose(&allocator(of("4.2.0"), Place::LinkedIn), &context);
     assert_eq!(variable(&choice, "JE_MALLOC_CONF"), Some("purge:decay,decay_time:-1"));
     assert!(choice.collapse);
@@ -95,7 +96,7 @@ fn the_pool_needs_a_heap_that_can_be_replaced() {
     let order = Order::parse(variable(&choice, ORDER_VARIABLE).unwrap()).unwrap();
     assert_eq!((order.page, order.pool[0].pages), (1 << 30, 3));
 
-    context.replaceable = false;
+    context.not_replaceable = Some("a test");
     let choice = choose(&allocator(Family::Musl, Place::LinkedIn), &context);
     assert!(choice.collapse && choice.preload.is_none() && choice.refusals.len() == 2, "{choice:?}");
     let choice = choose(&allocator(Family::Jvm, library()), &context);

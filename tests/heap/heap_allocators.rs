@@ -1,0 +1,75 @@
+//! `--heap` and the variable `PAGELIFT` in programs that have an allocator of their own: no block of one allocator comes to
+//! another, and what cannot be replaced is said and left alone.
+
+use anyhow::{Context as _, Result, ensure};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use test_support::{Context, Ending, Need, Output, Test, main_of, program_source, test_case};
+
+const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
+/// Shared allocators, each with C++'s operators of its own.
+const LIBRARIES: [&str; 3] = ["libtcmalloc_minimal.so.4", "libjemalloc.so.2", "libmimalloc.so.2"];
+const OPERATORS: &str = "C++'s operators new and delete of its own";
+
+fn main() -> ExitCode {
+    main_of(shared())
+}
+
+fn needs(library: &str) -> Vec<Need> {
+    let path = format!("/usr/lib/{}-linux-gnu/{library}", std::env::consts::ARCH);
+    vec![Need::Command("g++".into()), Need::Thp, Need::File(path)]
+}
+
+/// A program of `tests/heap/programs` in C or C++, built with these words in the test's folder.
+fn built(t: &Context, source: &str, compiler: &[&str], words: &[&str]) -> Result<PathBuf> {
+    let source = program_source(&format!("heap/{source}"))?;
+    let program = t.folder().join(source.file_stem().context("a name")?);
+    let mut compile = Command::new(compiler[0]);
+    compile.args(["-g", "-O1", "-Wall", "-fno-builtin", "-o"]).arg(&program).args(&compiler[1..]).arg(source);
+    compile.args(["-x", "none"]).args(words);
+    t.run(compile)?.success()?;
+    Ok(program)
+}
+
+const C: [&str; 1] = ["gcc"];
+const CPP: [&str; 3] = ["g++", "-x", "c++"];
+
+fn to_a_good_end(t: &Context, command: Command) -> Result<Output> {
+    let output = t.run(command)?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}{}", output.ending, output.stdout, output.stderr);
+    Ok(output)
+}
+
+fn shared() -> Vec<Test> {
+    let with = |name: &str, library: &'static str, body: fn(&Context, &str) -> Result<()>| {
+        test_case(format!("{name}/{library}"), needs(library), move |t| body(t, library))
+    };
+    let of = |library| {
+        [
+            with("operators_of_its_own_are_not_replaced", library, operators_stay),
+            with("without_operators_it_is_replaced", library, c_is_replaced),
+        ]
+    };
+    LIBRARIES.into_iter().flat_map(of).collect()
+}
+
+fn operators_stay(t: &Context, library: &str) -> Result<()> {
+    let program = built(t, "whose_blocks.c", &CPP, &[&format!("-l:{library}")])?;
+    let ways: [&[&str]; 4] = [&[], &["--heap=thp"], &["--heap=auto"], &THP];
+    for options in ways {
+        let command = Command::new(&program);
+        let command = if options.is_empty() { command } else { t.lifted(options, &command)? };
+        let output = to_a_good_end(t, command)?;
+        ensure!(output.stdout == "malloc: its own\nnew: its own\n", "{options:?}: {}", output.stdout);
+        ensure!(output.stderr.contains(OPERATORS) == (options == THP), "{options:?}: {}", output.stderr);
+    }
+    Ok(())
+}
+
+/// In C nobody has blocks of the operators.
+fn c_is_replaced(t: &Context, library: &str) -> Result<()> {
+    let program = built(t, "whose_blocks.c", &C, &[&format!("-l:{library}")])?;
+    let output = to_a_good_end(t, t.lifted(&THP, &Command::new(&program))?)?;
+    ensure!(output.stdout == "malloc: another's\n", "{}", output.stdout);
+    Ok(())
+}
