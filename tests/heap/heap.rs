@@ -563,7 +563,7 @@ fn from_inside() -> Vec<Test> {
             Ok(())
         }),
         test_case("from_inside/a_program_with_its_own_allocator_that_is_not_named", redis_needs(), |t| {
-            // jemalloc's functions must not get the C library's blocks.
+            // jemalloc's functions get no block of another allocator.
             let said = said_with(t, "heap=thp only=nobody", "exec redis-server --version")?;
             ensure!(said.starts_with("Redis server"), "{said}");
             let said = said_with(t, "heap=thp only=redis-server", "exec redis-server --version")?;

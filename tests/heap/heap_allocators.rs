@@ -2,9 +2,9 @@
 //! another, and what cannot be replaced is said and left alone.
 
 use anyhow::{Context as _, Result, ensure};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use test_support::{Context, Ending, Need, Output, Test, main_of, program_source, test_case};
+use test_support::{Context, Ending, Need, Output, Test, main_of, pagelift_binary, program_source, test_case};
 
 const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
 /// Shared allocators, each with C++'s operators of its own.
@@ -40,6 +40,15 @@ fn to_a_good_end(t: &Context, command: Command) -> Result<Output> {
     Ok(output)
 }
 
+/// A program with the preloaded heap in its environment, and these words for it.
+fn with_words(program: &Path, words: &str) -> Result<Command> {
+    let library = pagelift_binary()?.with_file_name("libpagelift_heap.so");
+    ensure!(library.exists(), "no {}; build it with `cargo build --release`", library.display());
+    let mut command = Command::new(program);
+    command.env("LD_PRELOAD", library).env("PAGELIFT", words);
+    Ok(command)
+}
+
 fn shared() -> Vec<Test> {
     let with = |name: &str, library: &'static str, body: fn(&Context, &str) -> Result<()>| {
         test_case(format!("{name}/{library}"), needs(library), move |t| body(t, library))
@@ -48,6 +57,8 @@ fn shared() -> Vec<Test> {
         [
             with("operators_of_its_own_are_not_replaced", library, operators_stay),
             with("without_operators_it_is_replaced", library, c_is_replaced),
+            with("who_is_not_named_keeps_it", library, who_is_not_named),
+            with("operators_of_its_own_are_found_at_the_start", library, declined_from_inside),
         ]
     };
     LIBRARIES.into_iter().flat_map(of).collect()
@@ -71,5 +82,34 @@ fn c_is_replaced(t: &Context, library: &str) -> Result<()> {
     let program = built(t, "whose_blocks.c", &C, &[&format!("-l:{library}")])?;
     let output = to_a_good_end(t, t.lifted(&THP, &Command::new(&program))?)?;
     ensure!(output.stdout == "malloc: another's\n", "{}", output.stdout);
+    Ok(())
+}
+
+/// What it has without the library that is preloaded for others.
+fn who_is_not_named(t: &Context, library: &str) -> Result<()> {
+    for (compiler, says) in [(&C[..], "malloc: its own\n"), (&CPP, "malloc: its own\nnew: its own\n")] {
+        let program = built(t, "whose_blocks.c", compiler, &[&format!("-l:{library}")])?;
+        let by_launcher = t.lifted(&[&THP[..], &["--only", "cat"]].concat(), &Command::new(&program))?;
+        for command in [by_launcher, with_words(&program, "heap=thp only=cat")?] {
+            let output = to_a_good_end(t, command)?;
+            ensure!(output.stdout == says, "{compiler:?}: {}{}", output.stdout, output.stderr);
+        }
+    }
+    Ok(())
+}
+
+fn declined_from_inside(t: &Context, library: &str) -> Result<()> {
+    let program = built(t, "whose_blocks.c", &CPP, &[&format!("-l:{library}")])?;
+    let by_launcher = t.lifted(&[&THP[..], &["--only", "cat,whose_blocks"]].concat(), &Command::new(&program))?;
+    for command in [by_launcher, with_words(&program, "heap=thp only=whose_blocks")?] {
+        let output = to_a_good_end(t, command)?;
+        ensure!(output.stdout == "malloc: its own\nnew: its own\n", "{}{}", output.stdout, output.stderr);
+        let line =
+            output.stderr.lines().find(|line| line.contains(OPERATORS)).context("nothing is said of operators")?;
+        ensure!(line.ends_with("; the program keeps its own heap"), "{line}");
+    }
+    let program = built(t, "whose_blocks.c", &C, &[&format!("-l:{library}")])?;
+    let output = to_a_good_end(t, with_words(&program, "heap=thp only=whose_blocks")?)?;
+    ensure!(output.stdout == "malloc: another's\n", "{}{}", output.stdout, output.stderr);
     Ok(())
 }

@@ -2,10 +2,9 @@
 //!
 //! Most calls make one comparison and go to mimalloc. Rare cases are in functions that are not inlined.
 
-use crate::c_library::libc_usable_size;
 use crate::start::{is_acting, page};
 use crate::sys::{KeepErrno, set_errno};
-use crate::{LARGE_FROM, SHARED, WITHIN_GRAIN, small};
+use crate::{LARGE_FROM, SHARED, WITHIN_GRAIN, passive, small};
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
@@ -20,11 +19,6 @@ unsafe extern "C" {
     fn mi_malloc_aligned(size: usize, align: usize) -> *mut c_void;
     fn mi_free(block: *mut c_void);
     fn mi_usable_size(block: *const c_void) -> usize;
-    fn __libc_malloc(size: usize) -> *mut c_void;
-    fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
-    fn __libc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
-    fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
-    fn __libc_free(block: *mut c_void);
 }
 
 #[inline]
@@ -99,8 +93,8 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 fn malloc_slowly(size: usize) -> *mut c_void {
     if !is_acting() {
         // SAFETY:
-        // - the C library's own malloc takes any size.
-        return unsafe { __libc_malloc(size) };
+        // - any malloc takes any size.
+        return unsafe { (passive::functions().malloc)(size) };
     }
     if !is_small(size) {
         return large(size, page(), false);
@@ -133,8 +127,8 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 fn calloc_slowly(size: usize) -> *mut c_void {
     if !is_acting() {
         // SAFETY:
-        // - the C library's own calloc takes any size.
-        return unsafe { __libc_calloc(1, size) };
+        // - any calloc takes any size.
+        return unsafe { (passive::functions().calloc)(1, size) };
     }
     if !is_small(size) {
         return large(size, page(), true);
@@ -169,8 +163,8 @@ unsafe fn free_slowly(block: *mut c_void) {
     let _keep = KeepErrno::new();
     if !is_acting() {
         // SAFETY:
-        // - where this heap does not act, every block came from the C library.
-        unsafe { __libc_free(block) };
+        // - where this heap does not act, no block is its own.
+        unsafe { passive::free(block) };
     } else {
         // SAFETY:
         // - the caller has given the block up; one that is not large came from mimalloc.
@@ -208,8 +202,8 @@ pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void
 unsafe fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
     if !is_acting() {
         // SAFETY:
-        // - where this heap does not act, every block came from the C library.
-        return unsafe { __libc_realloc(block, size) };
+        // - where this heap does not act, no block is its own.
+        return unsafe { passive::realloc(block, size) };
     }
     if block.is_null() {
         return malloc_slowly(size);
@@ -278,12 +272,8 @@ pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: us
     }
 }
 
+/// A block of this heap, where it acts.
 fn aligned(align: usize, size: usize) -> *mut c_void {
-    if !is_acting() {
-        // SAFETY:
-        // - the C library's function takes any size, and any alignment, of which it takes the next power of two.
-        return unsafe { __libc_memalign(align, size) };
-    }
     if !is_small(size) || align > MOST_SMALL_ALIGN {
         return large(size, align, false);
     }
@@ -298,6 +288,11 @@ fn aligned(align: usize, size: usize) -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the caller's promise.
+        return unsafe { (passive::functions().memalign)(align, size) };
+    }
     match align.max(size_of::<usize>()).checked_next_power_of_two() {
         Some(align) => aligned(align, size),
         None => {
@@ -314,6 +309,11 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the caller's promise.
+        return unsafe { (passive::functions().aligned_alloc)(align, size) };
+    }
     if !align.is_power_of_two() && refuses_odd_alignments() {
         set_errno(libc::EINVAL);
         return null_mut();
@@ -340,6 +340,11 @@ fn refuses_odd_alignments() -> bool {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    if !is_acting() {
+        // SAFETY:
+        // - the caller's promise.
+        return unsafe { (passive::functions().posix_memalign)(place, align, size) };
+    }
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<usize>()) {
         return libc::EINVAL;
     }
@@ -361,6 +366,11 @@ pub unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, align: usize, s
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the caller's promise.
+        return unsafe { (passive::functions().valloc)(size) };
+    }
     aligned(page(), size)
 }
 
@@ -370,6 +380,11 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    if !is_acting() {
+        // SAFETY:
+        // - the caller's promise.
+        return unsafe { (passive::functions().pvalloc)(size) };
+    }
     match size.max(1).checked_next_multiple_of(page()) {
         Some(bytes) => aligned(page(), bytes),
         None => no_memory(),
@@ -386,8 +401,8 @@ pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
         return 0;
     }
     // SAFETY:
-    // - the caller's promise: the block is this heap's where it acts, and the C library's where it does not.
-    unsafe { if is_acting() { usable(block) } else { libc_usable_size(block) } }
+    // - the caller's promise: the block is this heap's where it acts, and only there.
+    unsafe { if is_acting() { usable(block) } else { passive::usable_size(block) } }
 }
 
 /// cfree(3), which old programs still call.

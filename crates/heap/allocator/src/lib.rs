@@ -3,7 +3,8 @@
 //!
 //! Small blocks are mimalloc's, in arenas that we provide (`small`); large ones have grains of huge pages to themselves
 //! (`large`); pool pages are taken and populated before the first allocation (`pool`), and left at the first fork
-//! (`fork_calls`, `fork`, `pool_exit`). In programs that the order does not name, every call goes on to the C library.
+//! (`fork_calls`, `fork`, `pool_exit`). In programs that the order does not name, every call goes on to the allocator that they
+//! have without this library (`passive`).
 //!
 //! Rules of this library, which runs before and beneath everything else in the process:
 //! - It never allocates: it uses neither `Vec` nor `String`, formats text into its own `Text`, and maps the memory that it
@@ -33,6 +34,7 @@ mod locks;
 mod mapped;
 mod memory;
 mod objects;
+mod passive;
 mod places;
 mod pool;
 mod pool_exit;

@@ -4,7 +4,7 @@
 use crate::large::Large;
 use crate::program::{Program, ProgramBuffer};
 use crate::sys::{base_page, map_anywhere, read_file, say, unmap};
-use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, small};
+use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, passive, small};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use heap_abi::{LIBRARY, ORDER_VARIABLE, Order};
@@ -32,6 +32,9 @@ pub fn is_acting() -> bool {
             // - the first call comes with the process's first block, or else before the program's own constructors; the
             //   C library allocates a thread's storage before it starts one.
             let acting = unsafe { start() };
+            if !acting {
+                passive::look_up();
+            }
             STATE.store(if acting { ACTING } else { PASSIVE }, Release);
             acting
         }
