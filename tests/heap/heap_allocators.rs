@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use test_support::{Context, Ending, Need, Output, Test, main_of, pagelift_binary, program_source, test_case};
+use test_support::{Context, Ending, Need, Output, Test, main_of, pagelift_binary, program_source, python, test_case};
 
 const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
 /// Shared allocators, each with C++'s operators of its own.
@@ -12,7 +12,9 @@ const LIBRARIES: [&str; 3] = ["libtcmalloc_minimal.so.4", "libjemalloc.so.2", "l
 const OPERATORS: &str = "C++'s operators new and delete of its own";
 
 fn main() -> ExitCode {
-    main_of(shared())
+    let mut tests = shared();
+    tests.extend(python_tests());
+    main_of(tests)
 }
 
 fn needs(library: &str) -> Vec<Need> {
@@ -111,5 +113,60 @@ fn declined_from_inside(t: &Context, library: &str) -> Result<()> {
     let program = built(t, "whose_blocks.c", &C, &[&format!("-l:{library}")])?;
     let output = to_a_good_end(t, with_words(&program, "heap=thp only=whose_blocks")?)?;
     ensure!(output.stdout == "malloc: another's\n", "{}{}", output.stdout, output.stderr);
+    Ok(())
+}
+
+fn python_tests() -> Vec<Test> {
+    let interpreter = Need::File(python().to_string_lossy().into_owned());
+    let gcc = || vec![Need::Command("gcc".into()), Need::Thp];
+    vec![
+        test_case("python/no_child_inherits_a_setting", vec![Need::Thp, interpreter], no_child_inherits),
+        test_case("python/what_the_user_has_set_counts", gcc(), |t| {
+            let mut program = Command::new(built(t, "asks_as_python_does.c", &C, &["-rdynamic"])?);
+            for (set, says) in [("debug", "debug 1\n"), ("", "malloc 1\n")] {
+                let output = to_a_good_end(t, t.lifted(&THP, program.env("PYTHONMALLOC", set))?)?;
+                ensure!(output.stdout == says, "{set}: {}", output.stdout);
+            }
+            Ok(())
+        }),
+        test_case("python/free_threaded_is_left_alone", gcc(), free_threaded),
+    ]
+}
+
+fn no_child_inherits(t: &Context) -> Result<()> {
+    let mut program = Command::new(python());
+    // The number of blocks that Python's own allocator has given.
+    let text =
+        "import os, sys; print(sys.getallocatedblocks(), 'PYTHONMALLOC' in os.environ, flush=True); os.system('env')";
+    program.args(["-c", text]).env_remove("PYTHONMALLOC");
+    for (options, is_own) in
+        [(&THP[..], false), (&["--heap=auto"], false), (&["--heap-allocator=own", "--heap=thp"], true)]
+    {
+        let output = to_a_good_end(t, t.lifted(options, &program)?)?;
+        let (blocks, variables) = output.stdout.split_once(' ').context("no blocks")?;
+        ensure!((blocks == "0") != is_own, "{options:?}: {blocks} blocks of Python's own");
+        ensure!(variables.starts_with("False\n") && !variables.contains("PYTHONMALLOC"), "{options:?}: {variables}");
+    }
+    Ok(())
+}
+
+fn free_threaded(t: &Context) -> Result<()> {
+    let usual = built(t, "asks_as_python_does.c", &C, &["-rdynamic"])?;
+    let with_lock = t.folder().join("with_lock");
+    std::fs::rename(&usual, &with_lock)?;
+    let free = built(t, "asks_as_python_does.c", &C, &["-rdynamic", "-DFREE_THREADED"])?;
+    for options in [&["--heap=auto"][..], &["--heap=thp"], &THP] {
+        let output = to_a_good_end(t, t.lifted(options, &Command::new(&free))?)?;
+        ensure!(output.stdout == "nothing 0\n", "{options:?}: {}", output.stdout);
+    }
+    let inspected = t.run(t.pagelift(&["inspect", &free.to_string_lossy()])?)?.success()?;
+    ensure!(inspected.stdout.contains("beside free-threaded Python's"), "{}", inspected.stdout);
+    // Both get the order that was made for the first.
+    let (first, second) = (with_lock.to_string_lossy(), free.to_string_lossy());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "$0; $1", &first, &second]);
+    let only = format!("{first},{second}");
+    let output = to_a_good_end(t, t.lifted(&[&THP[..], &["--only", &only]].concat(), &shell)?)?;
+    ensure!(output.stdout == "malloc 0\nnothing 0\n", "{}", output.stdout);
     Ok(())
 }

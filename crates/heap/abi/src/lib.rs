@@ -21,7 +21,7 @@ pub use order::{MOST_NODES, NodePages, Order};
 pub use records::SmallRecords;
 
 /// Version of the contract; the two sides come from one build and refuse another.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 
 /// The environment variable that holds the order.
 pub const ORDER_VARIABLE: &str = "PAGELIFT_HEAP";

@@ -16,7 +16,8 @@ pub struct NodePages {
 }
 
 /// What the preloaded heap is to do. Text form:
-/// `v3 huge=2097152 page=2097152 pool=0:512,1:512 nodes=chosen only=NAME,NAME`; `pool`, `nodes` and `only` may be absent.
+/// `v4 huge=2097152 page=2097152 pool=0:512,1:512 nodes=chosen python=malloc only=NAME,NAME`; all but the first three may be
+/// absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order<'a> {
     /// Bytes of a transparent huge page: the grain in which memory is handed about.
@@ -27,6 +28,8 @@ pub struct Order<'a> {
     pub pool: [NodePages; MOST_NODES],
     /// The user has chosen these nodes, so that the program's own memory policy does not count.
     pub chosen: bool,
+    /// Python is to have its small objects from `malloc`, as by `PYTHONMALLOC=malloc`, which no child is to inherit.
+    pub python: bool,
     /// Names of the programs to act in; empty for the first program alone.
     pub only: &'a str,
 }
@@ -34,7 +37,7 @@ pub struct Order<'a> {
 impl<'a> Order<'a> {
     /// An order for transparent huge pages alone.
     pub fn transparent(huge: u64) -> Self {
-        Self { huge, page: 0, pool: [NodePages::default(); MOST_NODES], chosen: false, only: "" }
+        Self { huge, page: 0, pool: [NodePages::default(); MOST_NODES], chosen: false, python: false, only: "" }
     }
 
     /// Reads the text form; `None` where it is not one of this version.
@@ -57,6 +60,7 @@ impl<'a> Order<'a> {
                 ("page", value) => order.page = value.parse().ok()?,
                 ("pool", value) => order.read_pool(value)?,
                 ("nodes", "chosen") => order.chosen = true,
+                ("python", "malloc") => order.python = true,
                 _ => return None,
             }
         }
@@ -95,6 +99,9 @@ impl fmt::Display for Order<'_> {
         if self.chosen {
             f.write_str(" nodes=chosen")?;
         }
+        if self.python {
+            f.write_str(" python=malloc")?;
+        }
         if !self.only.is_empty() {
             write!(f, " only={}", self.only)?;
         }
@@ -121,7 +128,8 @@ mod tests {
         let text = std::format!("v{VERSION} huge=2097152 page=1073741824 pool=0:3,7:1 only=redis-server,a program");
         assert_eq!(order.to_string(), text);
         order.chosen = true;
-        assert!(order.to_string().contains("pool=0:3,7:1 nodes=chosen only="));
+        order.python = true;
+        assert!(order.to_string().contains("pool=0:3,7:1 nodes=chosen python=malloc only="));
         assert_eq!(Order::parse(&order.to_string()), Some(order));
         assert_eq!(
             Order::parse(&std::format!("v{VERSION} huge=4096 page=4096")).map(|order| (order.huge, order.page)),

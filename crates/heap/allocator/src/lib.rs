@@ -39,6 +39,7 @@ mod places;
 mod pool;
 mod pool_exit;
 mod program;
+mod python;
 mod small;
 mod start;
 mod stop;

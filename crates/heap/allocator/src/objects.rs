@@ -36,6 +36,13 @@ pub fn obstacle() -> Option<&'static str> {
     )
 }
 
+/// True where an object defines this symbol.
+pub fn define(name: &CStr) -> bool {
+    let mut found = false;
+    each(&mut |object| found = found || object.defines(name));
+    found
+}
+
 /// C++'s plain operator new, beside which there are all others (Itanium C++ ABI, 5.1.5).
 const OPERATOR_NEW: &CStr = c"_Znwm";
 /// Beginnings of the names of all global operators new and delete.

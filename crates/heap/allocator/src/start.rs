@@ -4,7 +4,7 @@
 use crate::large::Large;
 use crate::program::{Program, ProgramBuffer};
 use crate::sys::{base_page, map_anywhere, read_file, say, unmap};
-use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, passive, small};
+use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, passive, python, small};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use heap_abi::{LIBRARY, ORDER_VARIABLE, Order};
@@ -149,6 +149,9 @@ unsafe fn begin(order: &Order) {
     unsafe { small::set_up(grain) };
     ACCOUNT.pool_page.store(order.page, Relaxed);
     ACCOUNT.pool_asked.store(order.pool_bytes(), Relaxed);
+    if order.python {
+        python::use_malloc();
+    }
     NODES.store(order.pool.iter().filter(|node| node.pages > 0).count(), Relaxed);
     let take = |large: &mut Large| {
         large.set_grain(grain);

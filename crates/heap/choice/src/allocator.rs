@@ -58,6 +58,8 @@ pub enum Place {
 pub enum Runtime {
     /// CPython, whose small objects have an allocator of their own.
     Python,
+    /// CPython without its global lock, whose objects are in a mimalloc of its own, which maps its memory by itself.
+    FreeThreadedPython,
     /// V8 (node), whose heap is mapped by itself.
     V8,
 }
@@ -113,6 +115,9 @@ impl Allocator {
         let is_gnu = program.libraries.iter().any(|library| library.glibc_minor.is_some());
         match (&self.family, &self.place) {
             (Family::Jvm | Family::Go, _) => Some("its heap is not malloc's"),
+            _ if self.runtime == Some(Runtime::FreeThreadedPython) => {
+                Some("free-threaded Python has its objects in an allocator of its own, whatever malloc is")
+            }
             (Family::Musl, _) => Some("the preloaded heap is made for the GNU C library, and this program has musl"),
             (_, Place::LinkedIn) => Some("its allocator is linked in, so that a preloaded one is not used"),
             _ if !is_gnu => Some("the preloaded heap needs the GNU C library"),
@@ -237,7 +242,9 @@ fn runtime(program: &Program) -> Option<Runtime> {
         main.iter().any(|&name| facts.defines(name) || facts.imports.contains(name))
     };
     if python(&program.executable) {
-        return Some(Runtime::Python);
+        // Declared only where the global lock is disabled (CPython, Include/object.h and Include/refcount.h).
+        let is_free_threaded = objects.any(|facts| facts.defines("_Py_DecRefShared"));
+        return Some(if is_free_threaded { Runtime::FreeThreadedPython } else { Runtime::Python });
     }
     let v8 = ["_ZN2v87Isolate3NewERKNS0_12CreateParamsE", "napi_create_function"];
     objects.any(|facts| v8.iter().any(|&name| facts.defines(name))).then_some(Runtime::V8)
@@ -270,6 +277,7 @@ impl fmt::Display for Allocator {
         }
         match self.runtime {
             Some(Runtime::Python) => write!(f, " below Python's")?,
+            Some(Runtime::FreeThreadedPython) => write!(f, " beside free-threaded Python's")?,
             Some(Runtime::V8) => write!(f, " beside V8's heap")?,
             None => {}
         }
@@ -312,5 +320,17 @@ mod tests {
         assert_eq!(of(&plain, &[&tcmalloc, &cpp]), None);
         assert_eq!(of(&user, &[&cpp, &tcmalloc]), None);
         assert_eq!(of(&object("/bin/own", &[OPERATOR_NEW], &[OPERATOR_NEW]), &[&tcmalloc, &using, &cpp]), None);
+    }
+
+    #[test]
+    fn a_python_without_its_lock_is_told_apart() {
+        let of = |library: &[&str]| {
+            let python = object("/usr/bin/python", &[], &["Py_BytesMain"]);
+            let program = program(python, &[&object("/lib/libpython.so", library, &["malloc"])]);
+            let allocator = Allocator::of(&program);
+            (allocator.runtime, allocator.not_replaceable(&program).is_none())
+        };
+        assert_eq!(of(&["Py_BytesMain"]), (Some(Runtime::Python), true));
+        assert_eq!(of(&["Py_BytesMain", "_Py_DecRefShared"]), (Some(Runtime::FreeThreadedPython), false));
     }
 }

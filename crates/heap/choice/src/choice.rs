@@ -159,13 +159,13 @@ fn preload(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) ->
         order.pool = context.pool;
         order.chosen = context.chosen_nodes;
     }
+    order.python = allocator.runtime == Some(Runtime::Python) && context.environment.get("PYTHONMALLOC").is_none();
     let before = context.environment.get("LD_PRELOAD");
     let value = before.map_or_else(|| library.clone(), |before| format!("{library}:{before}"));
     choice.variables.push(("LD_PRELOAD".to_owned(), value));
     choice.variables.push((ORDER_VARIABLE.to_owned(), order.to_string()));
-    if allocator.runtime == Some(Runtime::Python) && context.environment.get("PYTHONMALLOC").is_none() {
-        choice.variables.push(("PYTHONMALLOC".to_owned(), "malloc".to_owned()));
-        choice.reasons.push("PYTHONMALLOC=malloc sends Python's small objects there too".to_owned());
+    if order.python {
+        choice.reasons.push("Python's small objects go there too, as by PYTHONMALLOC=malloc".to_owned());
     }
     choice.preload = Some(Preload { pool_bytes: order.pool_bytes() });
     choice.reasons.push("a preloaded mimalloc takes the place of its malloc".to_owned());
@@ -183,6 +183,9 @@ fn collapse(choice: &mut HeapChoice, why: &str) {
 
 /// Chooses the settings of the allocator that the program has.
 fn own(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
+    if allocator.runtime == Some(Runtime::FreeThreadedPython) {
+        return collapse(choice, "free-threaded Python has no setting for huge pages");
+    }
     match &allocator.family {
         Family::Glibc { minor } => glibc(*minor, allocator, context, choice),
         Family::Jemalloc { version, variable } => jemalloc(version.as_deref(), variable, context, choice),

@@ -14,7 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Symbols that tell allocators and runtimes apart, by the end of their name: allocators are often built with a prefix.
-const TELLING: [&str; 22] = [
+const TELLING: [&str; 23] = [
     ACCOUNT_SYMBOL,
     "mallctl",
     "tc_malloc",
@@ -29,6 +29,7 @@ const TELLING: [&str; 22] = [
     "fork",
     "Py_BytesMain",
     "Py_Main",
+    "_Py_DecRefShared",
     "napi_create_function",
     "__libc_start_main",
     "__libc_malloc",

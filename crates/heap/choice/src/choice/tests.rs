@@ -36,6 +36,10 @@ fn variable<'a>(choice: &'a HeapChoice, name: &str) -> Option<&'a str> {
     choice.variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
 }
 
+fn order(choice: &HeapChoice) -> Order<'_> {
+    Order::parse(variable(choice, ORDER_VARIABLE).unwrap()).unwrap()
+}
+
 #[test]
 fn glibc_is_told_where_that_reaches_the_whole_heap() {
     let environment = Environment::default().with("GLIBC_TUNABLES", "glibc.malloc.arena_max=1");
@@ -66,8 +70,27 @@ fn what_the_user_has_set_is_left_alone() {
     assert!(choose(&java, &context(&environment)).variables.is_empty());
     let python = Allocator { runtime: Some(Runtime::Python), ..glibc };
     let choice = choose(&python, &context(&environment));
-    assert_eq!(variable(&choice, "PYTHONMALLOC"), None);
+    assert_eq!((variable(&choice, "PYTHONMALLOC"), order(&choice).python), (None, false));
     assert_eq!(variable(&choice, "LD_PRELOAD"), Some("/lib/heap.so:/mine.so"));
+}
+
+#[test]
+fn python_s_small_objects_come_along_without_a_variable() {
+    let environment = Environment::default();
+    let python =
+        |runtime| Allocator { runtime: Some(runtime), ..allocator(Family::Glibc { minor: Some(36) }, library()) };
+    let choice = choose(&python(Runtime::Python), &context(&environment));
+    // Its children would inherit one.
+    assert_eq!((variable(&choice, "PYTHONMALLOC"), order(&choice).python), (None, true));
+    let v8 = choose(&python(Runtime::V8), &Context { forced: Some(Forced::Mimalloc), ..context(&environment) });
+    assert!(!order(&v8).python);
+
+    let not_replaceable = Some("free-threaded");
+    for forced in [None, Some(Forced::Mimalloc), Some(Forced::Own)] {
+        let context = Context { not_replaceable, forced, ..context(&environment) };
+        let choice = choose(&python(Runtime::FreeThreadedPython), &context);
+        assert!(choice.variables.is_empty() && choice.collapse && choice.preload.is_none(), "{choice:?}");
+    }
 }
 
 #[test]
@@ -93,7 +116,7 @@ fn the_pool_needs_a_heap_that_can_be_replaced() {
     let glibc = allocator(Family::Glibc { minor: Some(36) }, library());
     let choice = choose(&glibc, &context);
     assert_eq!(choice.preload, Some(Preload { pool_bytes: 3 << 30 }));
-    let order = Order::parse(variable(&choice, ORDER_VARIABLE).unwrap()).unwrap();
+    let order = order(&choice);
     assert_eq!((order.page, order.pool[0].pages), (1 << 30, 3));
 
     context.not_replaceable = Some("a test");

@@ -1,0 +1,54 @@
+//! Python's variable PYTHONMALLOC, for a program whose order asks for it. It is in nobody's environment, where all children
+//! would inherit it: Python asks for it by getenv(3), after this library's constructor has run.
+
+use crate::c_library::next;
+use crate::objects;
+use core::ffi::{CStr, c_char, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
+
+const NAME: &CStr = c"PYTHONMALLOC";
+const VALUE: &CStr = c"malloc";
+/// A function that Python has only where it is built without its global lock (`Py_GIL_DISABLED`). Such a Python knows no
+/// such value and ends.
+const FREE_THREADED: &CStr = c"_Py_DecRefShared";
+
+static IS_ASKED_FOR: AtomicBool = AtomicBool::new(false);
+
+/// Answers Python's question from now on, unless this Python cannot have its objects from `malloc`.
+pub fn use_malloc() {
+    IS_ASKED_FOR.store(!objects::define(FREE_THREADED), Relaxed);
+}
+
+/// getenv(3), with an answer for Python where the user has given none.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getenv(name: *const c_char) -> *mut c_char {
+    // SAFETY:
+    // - the caller's promise: the name ends with NUL, and so does a value.
+    unsafe {
+        let value = real(name);
+        let is_answered = !value.is_null() && !CStr::from_ptr(value).is_empty();
+        if !is_answered && IS_ASKED_FOR.load(Relaxed) && CStr::from_ptr(name) == NAME {
+            return VALUE.as_ptr().cast_mut();
+        }
+        value
+    }
+}
+
+/// # Safety
+/// As for getenv(3).
+unsafe fn real(name: *const c_char) -> *mut c_char {
+    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+    let mut function = FOUND.load(Relaxed);
+    if function.is_null() {
+        let Some(found) = next(c"getenv") else { return null_mut() };
+        FOUND.store(found, Relaxed);
+        function = found;
+    }
+    // SAFETY:
+    // - the symbol is the C library's function of this type; the caller's promise.
+    unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> *mut c_char>(function)(name) }
+}
