@@ -4,7 +4,10 @@
 use anyhow::{Context as _, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use test_support::{Context, Ending, Need, Output, Test, main_of, pagelift_binary, program_source, python, test_case};
+use test_support::{
+    Context, Ending, Need, Output, Test, default_huge_page, main_of, pagelift_binary, pool_file, program_source,
+    python, test_case,
+};
 
 const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
 /// Shared allocators, each with C++'s operators of its own.
@@ -14,6 +17,7 @@ const OPERATORS: &str = "C++'s operators new and delete of its own";
 fn main() -> ExitCode {
     let mut tests = shared();
     tests.extend(python_tests());
+    tests.extend(linked_in());
     main_of(tests)
 }
 
@@ -168,5 +172,33 @@ fn free_threaded(t: &Context) -> Result<()> {
     let only = format!("{first},{second}");
     let output = to_a_good_end(t, t.lifted(&[&THP[..], &["--only", &only]].concat(), &shell)?)?;
     ensure!(output.stdout == "malloc 0\nnothing 0\n", "{}", output.stdout);
+    Ok(())
+}
+
+fn linked_in() -> Vec<Test> {
+    let pool = vec![Need::Command("gcc".into()), Need::Thp, Need::Pool(16 << 20)];
+    vec![test_case("a_malloc_of_the_executable_is_left_alone", pool, executable_s_own)]
+}
+
+fn executable_s_own(t: &Context) -> Result<()> {
+    let path = built(t, "has_its_own_malloc.c", &C, &[])?;
+    let inspected = t.run(t.pagelift(&["inspect", &path.to_string_lossy()])?)?.success()?;
+    ensure!(inspected.stdout.contains("(the executable defines malloc)"), "{}", inspected.stdout);
+    ensure!(!inspected.stdout.contains("Heap: glibc"), "{}", inspected.stdout);
+
+    let page = default_huge_page()?;
+    let file = pool_file(page, "free_hugepages");
+    let says = format!("own {}", std::fs::read_to_string(&file)?);
+    let mut program = Command::new(&path);
+    program.arg(&file);
+    let output = to_a_good_end(t, t.lifted(&[&format!("--heap={}", page.bytes())], &program)?)?;
+    ensure!(output.stdout == says, "needed {says}, found {}", output.stdout);
+    ensure!(output.stderr.contains("its allocator is linked in"), "{}", output.stderr);
+    let mut from_inside = with_words(&path, &format!("heap={} only=has_its_own*", page.bytes()))?;
+    from_inside.arg(&file);
+    let output = to_a_good_end(t, from_inside)?;
+    ensure!(output.stdout == says, "from inside: needed {says}, found {}", output.stdout);
+    let line = "the executable defines malloc itself; the program keeps its own heap";
+    ensure!(output.stderr.contains(line), "{}", output.stderr);
     Ok(())
 }

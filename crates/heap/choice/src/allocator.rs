@@ -88,6 +88,7 @@ impl Allocator {
         let starts_threads = exe.imports.contains("pthread_create") || exe.defines("pthread_create");
         let (family, place, mut evidence) = special(program)
             .or_else(|| linked_in(exe))
+            .or_else(|| unknown_linked_in(exe))
             .or_else(|| from_libraries(program))
             .unwrap_or_else(|| c_library(program));
         let settings = match &place {
@@ -186,6 +187,12 @@ fn known_symbols(facts: &ElfFacts) -> Option<(Family, String)> {
 fn linked_in(exe: &ElfFacts) -> Option<Found> {
     let (family, symbol) = known_symbols(exe)?;
     Some((family, Place::LinkedIn, format!("the executable defines {symbol}")))
+}
+
+/// A `malloc` of the executable's, which all objects call: the executable comes first where symbols are looked up.
+fn unknown_linked_in(exe: &ElfFacts) -> Option<Found> {
+    let serves = exe.interpreter.is_some() && exe.exports("malloc");
+    serves.then(|| (Family::Unknown, Place::LinkedIn, "the executable defines malloc".to_owned()))
 }
 
 /// The first library that defines `malloc` serves it.
@@ -332,5 +339,18 @@ mod tests {
         };
         assert_eq!(of(&["Py_BytesMain"]), (Some(Runtime::Python), true));
         assert_eq!(of(&["Py_BytesMain", "_Py_DecRefShared"]), (Some(Runtime::FreeThreadedPython), false));
+    }
+
+    #[test]
+    fn an_executable_s_own_malloc_is_not_the_c_library_s() {
+        let program = |executable| program(executable, &[]);
+        let own = program(object("/bin/own", &["malloc", "free"], &[]));
+        let allocator = Allocator::of(&own);
+        assert_eq!((&allocator.family, &allocator.place), (&Family::Unknown, &Place::LinkedIn), "{allocator}");
+        assert!(allocator.not_replaceable(&own).is_some_and(|why| why.contains("linked in")));
+        // A malloc that only the executable itself sees leaves the C library's to all libraries.
+        let mut hidden = object("/bin/hidden", &[], &["malloc"]);
+        hidden.defines.insert("malloc".into());
+        assert_eq!(Allocator::of(&program(hidden)).family, Family::Glibc { minor: Some(36) });
     }
 }
