@@ -159,6 +159,12 @@ fn forks() -> Vec<Test> {
             ensure!(output.stdout == "forked 60, locked often\n", "{}", output.stdout);
             Ok(())
         }),
+        test_case("a_library_locks_around_forks/thp", gcc(), |t| {
+            run(t, "forks_below_a_librarys_lock.c", &["1000"], &THP).map(drop)
+        }),
+        test_case("a_library_locks_around_forks/pool", pool_of(64), |t| {
+            on_pool_run(t, "forks_below_a_librarys_lock.c", &["300"], 64).map(drop)
+        }),
         test_case("no_write_is_lost/pool", pool_of(120), |t| {
             // A process leaves the pool once. Where other threads were not stopped, two in three lost a write.
             for _ in 0..12 {
@@ -543,6 +549,18 @@ fn from_inside() -> Vec<Test> {
                 seq.arg("1").env("LD_PRELOAD", preload).env("PAGELIFT", "haep=thp only=seq");
                 let said = t.run(seq)?.success()?.stderr;
                 ensure!(said.matches("`haep=thp`: not known").count() == 1, "with {name}: {said}");
+            }
+            Ok(())
+        }),
+        test_case("from_inside/both_libraries_around_forks", pool_of(64), |t| {
+            let heap = pagelift_binary()?.with_file_name("libpagelift_heap.so").canonicalize()?;
+            let library = heap.with_file_name("../library/libpagelift.so");
+            for order in [[&library, &heap], [&heap, &library]] {
+                let mut program = Program::named("heap/forks_below_a_librarys_lock.c")?.command()?;
+                program.arg("200").env("LD_PRELOAD", order.map(|path| path.display().to_string()).join(":"));
+                program.env("PAGELIFT", "only=forks_below* pages=hugetlb writable-pages=hugetlb heap=thp");
+                let output = t.run(program)?.success()?;
+                ensure!(output.stderr.contains("(hugetlb)") && output.stdout == "forked 200\n", "{}", output.stderr);
             }
             Ok(())
         }),

@@ -38,10 +38,12 @@ macro_rules! weak {
 /// A handler around a fork. Only the C library calls it, the third one of [`at_fork`] as the only thread of a child.
 pub type ForkHandler = unsafe extern "C" fn();
 
-/// Where the C library takes handlers around `fork`: what glibc's `pthread_atfork` calls, else musl's own. Only the
-/// shared library and static programs that use it have the latter name.
-pub fn register_atfork() -> Option<usize> {
-    weak!("__register_atfork").or_else(|| weak!("pthread_atfork"))
+/// An address in the C library, if that takes handlers around `fork`: by what glibc's `pthread_atfork` calls, else by
+/// musl's own. Only the shared library and static programs that use it have the latter name.
+pub fn in_c_library() -> Option<usize> {
+    let register = weak!("__register_atfork").or_else(|| weak!("pthread_atfork"))?;
+    // Not that one itself, unless glibc is linked statically: the preloaded heap has a function of its name.
+    weak!("gnu_get_libc_version").or(Some(register))
 }
 
 /// An address in the dynamic linker; none in a static program.

@@ -49,7 +49,7 @@ impl LiveRestrictions {
             pending_io: kernel_may_write(&mut files::OwnFiles),
             stack: Address(linux_raw::stack_pointer() as u64),
             own_object: holder(Self::of as *const () as usize),
-            fork_object: linking::register_atfork().and_then(holder),
+            fork_object: linking::in_c_library().and_then(holder),
             own_pointer: own_memory::place_of_pointer(),
             listed: loaded::all_segments(),
         }

@@ -15,23 +15,28 @@
 //!
 //! The child must be able to allocate, so no lock of the heap or of mimalloc (`locks`) is held by another thread at the
 //! moment of the fork.
+//!
+//! The handlers are registered before those of all others (`fork_calls`), so that of all that precede a fork the heap's
+//! runs last. A library's handler that takes the library's lock would otherwise wait, while this thread has the heap's
+//! locks, for a thread that has the library's and waits for one of the heap's.
 
+use crate::c_library::next;
 use crate::large::Large;
 use crate::pool_exit::{PoolExit, child_leaves_pool, leave_pool, make_room_for_copies};
 use crate::small::GROWING;
 use crate::sys::{KeepErrno, Lock, milliseconds, say};
 use crate::turn::{OF_TURN, TURN, is_own_turn};
 use crate::{SHARED, locks};
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
-unsafe extern "C" {
-    fn pthread_atfork(
-        prepare: Option<extern "C" fn()>,
-        parent: Option<extern "C" fn()>,
-        child: Option<unsafe extern "C" fn()>,
-    ) -> c_int;
-}
+/// A handler around a fork.
+pub type ForkHandler = unsafe extern "C" fn();
+
+/// glibc's `__register_atfork` (nptl, register-atfork.c), which pthread_atfork(3) calls with the object that calls it. The
+/// handlers of an object go when it is unloaded; those without one stay.
+pub type RegisterAtFork =
+    unsafe extern "C" fn(Option<ForkHandler>, Option<ForkHandler>, Option<ForkHandler>, *mut c_void) -> c_int;
 
 /// Longest wait for a lock or for the turn, in milliseconds.
 const MAX_WAIT_MS: u64 = 1000;
@@ -49,13 +54,25 @@ pub fn needs_no_guard() {
     SAFE.store(true, Relaxed);
 }
 
-/// Registers the handlers that keep the heap's locks whole in the child; they also see forks inside the C library.
-pub fn register() {
+/// The C library's `__register_atfork`; this library has one of its own (`fork_calls`).
+pub fn register_atfork() -> Option<RegisterAtFork> {
     // SAFETY:
-    // - the handlers are functions of this library, which is never unloaded.
+    // - the symbol is the C library's function of this type.
+    next(c"__register_atfork").map(|found| unsafe { core::mem::transmute::<*mut c_void, RegisterAtFork>(found) })
+}
+
+/// Registers the handlers that keep the heap's locks whole in the child, once; they also see forks inside the C library.
+pub fn register() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if REGISTERED.swap(true, SeqCst) {
+        return;
+    }
+    let Some(register) = register_atfork() else { return };
+    // SAFETY:
+    // - the handlers are functions of this library, which is never unloaded; without an object they stay until the end.
     // - the C library calls the last one in the child of a fork, after `prepare` in the parent, where the thread that
     //   forked is the only one.
-    unsafe { pthread_atfork(Some(prepare), Some(release), Some(release_in_child)) };
+    unsafe { register(Some(prepare), Some(release), Some(release_in_child), core::ptr::null_mut()) };
 }
 
 /// Waits for the turn; false if it was not given in time. The wait is bounded by [`MAX_WAIT_MS`] once the other thread has

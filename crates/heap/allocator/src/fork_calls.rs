@@ -1,10 +1,11 @@
-//! The C library's functions that fork, under its names. Each makes the fork safe first (`fork`), or refuses it.
+//! The C library's functions that fork, under its names, and the one by which handlers around forks are registered. Each
+//! that forks makes the fork safe first (`fork`), or refuses it.
 
 use crate::c_library::next;
-use crate::fork;
-use crate::start::is_acting;
-use crate::sys::{say, set_errno};
-use core::ffi::{c_char, c_int, c_void};
+use crate::fork::{self, ForkHandler};
+use crate::start::{is_acting, is_lifting_library};
+use crate::sys::{KeepErrno, say, set_errno};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 unsafe extern "C" {
@@ -106,4 +107,44 @@ pub unsafe extern "C" fn forkpty(
     // SAFETY:
     // - the symbol is the C library's function of this type.
     unsafe { core::mem::transmute::<*mut c_void, ForkPty>(real)(terminal, name, settings, size) }
+}
+
+/// What pthread_atfork(3) calls, from a part of the C library that is linked into each object. Libraries' constructors
+/// register handlers before this library's own runs: the heap's are registered before the first of them.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __register_atfork(
+    prepare: Option<ForkHandler>,
+    parent: Option<ForkHandler>,
+    child: Option<ForkHandler>,
+    object: *mut c_void,
+) -> c_int {
+    let keep = KeepErrno::new();
+    // The lifting library copies memory, the heap's state too, just before the fork: it precedes even the heap.
+    let is_of_library = [prepare, parent, child].into_iter().flatten().any(is_of_lifting_library);
+    if !is_of_library && is_acting() {
+        fork::register();
+    }
+    let real = fork::register_atfork();
+    drop(keep);
+    match real {
+        // SAFETY:
+        // - the caller's promise.
+        Some(real) => unsafe { real(prepare, parent, child, object) },
+        None => libc::ENOMEM,
+    }
+}
+
+fn is_of_lifting_library(handler: ForkHandler) -> bool {
+    // SAFETY:
+    // - dladdr fills the whole structure where it succeeds, and zeros are a value of it; the name is a string that ends
+    //   with NUL and stays as long as the object that is about to register its handlers.
+    unsafe {
+        let mut found = core::mem::zeroed::<libc::Dl_info>();
+        libc::dladdr(handler as *const c_void, &mut found) != 0
+            && !found.dli_fname.is_null()
+            && is_lifting_library(CStr::from_ptr(found.dli_fname).to_bytes())
+    }
 }

@@ -90,7 +90,7 @@ fn is_file(path: &[u8], name: &str) -> bool {
 }
 
 /// True for paths of [`LIFTING_LIBRARY`], with a version such as `.0` or without.
-fn is_lifting_library(path: &[u8]) -> bool {
+pub fn is_lifting_library(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     name.strip_prefix(LIFTING_LIBRARY.as_bytes())
         .is_some_and(|version| version.first().is_none_or(|&byte| byte == b'.'))

@@ -1,0 +1,86 @@
+// A library takes its own lock around forks, by handlers that its constructor registers, and allocates while it holds the
+// lock: in one thread all the time, while another one forks. Neither waits for the other for ever, and children use both.
+// They also have data of their own, which may lie on huge pages.
+//
+//   forks_below_a_librarys_lock FORKS
+//
+// build: gcc -g -O1 -Wall -fno-builtin -fPIC -shared -DLIBRARY -o $BUILD/library.so $SRC -lpthread
+// build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC $BUILD/library.so -lpthread
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LARGE = 16 << 20, DATA = 8 << 20, PAGE = 4096, SECONDS = 100, CHILD_SECONDS = 20 };
+
+void work(void);
+
+#ifdef LIBRARY
+
+static pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock(void) {
+    pthread_mutex_lock(&own);
+}
+
+static void unlock(void) {
+    pthread_mutex_unlock(&own);
+}
+
+/* Initialised before whatever the program has been started with besides. */
+__attribute__((constructor)) static void begin(void) {
+    pthread_atfork(lock, unlock, unlock);
+}
+
+void work(void) {
+    lock();
+    free(malloc(LARGE));
+    unlock();
+}
+
+#else
+
+static volatile int ended;
+static char data[DATA];
+
+/* True if all of it is `value`; then it becomes another. */
+static int was(char value) {
+    for (int at = 0; at < DATA; at += PAGE)
+        if (data[at] != value) return 0;
+    memset(data, value + 1, DATA);
+    return 1;
+}
+
+static void *work_all_the_time(void *none) {
+    while (!ended) work();
+    return none;
+}
+
+int main(int count, char **words) {
+    pthread_t worker;
+    int forks = count > 1 ? atoi(words[1]) : 1000;
+    memset(data, 1, DATA);
+    alarm(SECONDS);
+    if (pthread_create(&worker, NULL, work_all_the_time, NULL)) abort();
+    for (int i = 0; i < forks; i++) {
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(CHILD_SECONDS);
+            work();
+            _exit(was(1) && was(2) ? 0 : 2);
+        }
+        if (child < 0 || waitpid(child, &status, 0) != child || status) {
+            fprintf(stderr, "fork %d of %d failed\n", i + 1, forks);
+            return 1;
+        }
+    }
+    ended = 1;
+    pthread_join(worker, NULL);
+    printf("forked %d\n", forks);
+    return 0;
+}
+
+#endif
