@@ -16,6 +16,7 @@
 compile_error!("the preloaded heap knows Linux with the GNU C library only");
 
 mod again;
+mod arena_sizes;
 mod c_library;
 mod call;
 mod cleaning;

@@ -95,6 +95,17 @@ const small_records_t mimalloc_small_records = {
     .page_start = offsetof(mi_page_t, page_start),
 };
 
+/* What arena_sizes.rs knows. The records of the largest arena, the bitmaps and one record for each slice, have room in the
+   first of the chunks of slices that the bitmaps consist of. */
+#define MOST_ARENA ((size_t)31 << 29)
+#define MOST_SLICES (MOST_ARENA / MI_ARENA_SLICE_SIZE)
+#define MOST_BITMAPS ((MI_ARENA_BIN_COUNT + 5) * (offsetof(mi_bbitmap_t, chunks) + MOST_SLICES / 8))
+_Static_assert(MI_MAX_ARENAS == 160, "PLACES");
+_Static_assert(MI_ARENA_MIN_SIZE == (size_t)32 << 20, "LEAST_ARENA");
+_Static_assert(sizeof(mi_arena_t) + MOST_BITMAPS + MOST_SLICES * sizeof(mi_page_t) + 2 * MI_ARENA_SLICE_SIZE <
+                   MI_ARENA_MIN_SIZE,
+               "MOST_ARENA");
+
 #define HAS_BYTES(type, field, bytes) _Static_assert(sizeof(((type *)0)->field) == (bytes), #field)
 _Static_assert(sizeof(small_records_t) == 17 * 8, "as long as in Rust");
 HAS_BYTES(mi_subproc_t, arena_count, 8);

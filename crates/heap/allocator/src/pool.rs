@@ -94,6 +94,12 @@ impl Pool {
         })
     }
 
+    /// Bytes of the longest run of free grains.
+    pub fn longest_free(&self) -> usize {
+        let longest = |region: &Region| region.states().split(|&state| !is_free(state)).map(<[Grain]>::len).max();
+        self.regions.iter().filter_map(longest).max().unwrap_or(0) * self.grain
+    }
+
     /// Marks grains; `start` and `bytes` are those of a run that `find` gave, or of a block handed out.
     pub fn mark(&mut self, start: usize, bytes: usize, state: Grain) {
         let grain = self.grain;

@@ -1,5 +1,6 @@
 //! Small blocks: mimalloc, which takes all its memory from this heap and none from the kernel.
 
+use crate::arena_sizes::{LEAST_ARENA, NextArena, PLACES};
 use crate::large::Large;
 use crate::pool::{Grain, is_free};
 use crate::sys::Lock;
@@ -16,13 +17,6 @@ const OPTION_MINIMAL_PURGE_SIZE: c_int = 44;
 /// Time in milliseconds after which mimalloc gives back free memory of arenas. It is long so that there are few TLB
 /// shootdowns.
 const PURGE_MILLISECONDS: c_long = 10_000;
-
-/// mimalloc takes no arena that is smaller (`MI_ARENA_MIN_SIZE` on 64-bit machines).
-const LEAST_ARENA: usize = 32 << 20;
-/// Each new arena has at least this fraction of the size of all earlier ones: mimalloc has room for 160 arenas, and a
-/// terabyte must fit.
-const ARENA_SHARE: usize = 8;
-const MOST_ARENA: usize = 8 << 30;
 
 unsafe extern "C" {
     /// Defined in `mimalloc.c`.
@@ -85,31 +79,39 @@ pub fn grow(seen: usize) -> bool {
 }
 
 fn add_arena() -> bool {
-    let so_far = ACCOUNT.arenas.load(Relaxed) as usize;
-    let wanted = (so_far / ARENA_SHARE).clamp(LEAST_ARENA, MOST_ARENA).next_multiple_of(LEAST_ARENA);
-    let pool = |bytes| arena_from_pool(bytes);
-    let mapped = |bytes| arena_from_kernel(bytes);
-    pool(wanted) || pool(LEAST_ARENA) || mapped(wanted) || mapped(LEAST_ARENA)
+    let next = NextArena {
+        so_far: ACCOUNT.arenas.load(Relaxed) as usize,
+        pool: ACCOUNT.pool_taken.load(Relaxed) as usize,
+        places: PLACES.saturating_sub(ARENAS.load(Relaxed)),
+        least: LEAST_ARENA,
+    };
+    next.places > 0
+        && (arena_from_pool(|longest| next.on_pool(longest))
+            || next.kernel_sizes().any(arena_from_kernel)
+            || arena_from_pool(|longest| next.on_any_pool(longest)))
 }
 
-fn arena_from_pool(bytes: usize) -> bool {
+/// Adds an arena on the pool. `size` says how large, by the length of the longest free run; `None` for no arena.
+fn arena_from_pool(size: impl Fn(usize) -> Option<usize>) -> bool {
     let node = current_node();
     let take = |large: &mut Large| {
         if large.pool.is_empty() || !LEAST_ARENA.is_multiple_of(large.pool.grain()) {
             return None;
         }
-        let Some(start) = large.pool.find(bytes, node, true, is_free) else {
+        let run = size(large.pool.longest_free())
+            .and_then(|bytes| Some((large.pool.find(bytes, node, true, is_free)?, bytes)));
+        let Some((start, bytes)) = run else {
             ACCOUNT.note(Shortage::UsedUp);
             return None;
         };
         let zero = large.pool.is_fresh(start, bytes);
         large.pool.mark(start, bytes, Grain::Used);
-        Some((start, zero))
+        Some((start, bytes, zero))
     };
     // SAFETY:
     // - `take` only acts on what it is given.
     let found = unsafe { SHARED.with(take) };
-    let Some((start, zero)) = found else { return false };
+    let Some((start, bytes, zero)) = found else { return false };
     // SAFETY:
     // - grains of the pool that were free and are marked as used above; nobody else knows of them.
     // - `zero` says that they were never handed out.
@@ -126,14 +128,15 @@ fn arena_from_kernel(bytes: usize) -> bool {
     // SAFETY:
     // - the work only acts on what it is given.
     let grain = unsafe { SHARED.with(|large| large.grain()) };
-    let Some(start) = mapped::map(bytes.next_multiple_of(grain), grain) else { return false };
+    let bytes = bytes.next_multiple_of(grain);
+    let Some(start) = mapped::map(bytes, grain) else { return false };
     // SAFETY:
     // - a new mapping of zero pages, of which nobody else knows.
     let taken = unsafe { give(start, bytes, false, true, -1) };
     if !taken {
         // SAFETY:
         // - mapped above, and mimalloc has not taken it.
-        unsafe { mapped::give_back(start, bytes.next_multiple_of(grain)) };
+        unsafe { mapped::give_back(start, bytes) };
     }
     taken
 }
