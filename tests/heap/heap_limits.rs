@@ -1,5 +1,6 @@
 //! `--heap` where cgroups allow less than there is, and what `status` says of it: the program runs to a right end, no page
-//! is touched that the kernel would refuse, and the reason is named.
+//! is touched that the kernel would refuse, and the reason is named. Under limits of address space what was freed is there
+//! for others.
 
 use address_space::PageSize;
 use anyhow::{Context as _, Result, ensure};
@@ -7,6 +8,7 @@ use std::process::{Command, ExitCode};
 use test_support::{Context, ControlGroup, Ending, Limit, Need, Program, default_huge_page, main_of, test_case};
 
 const MIB: u64 = 1 << 20;
+const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
 const REFUSED: &str = "a limit refused pages that the pool had (cgroup or cpuset)";
 
 fn main() -> ExitCode {
@@ -20,7 +22,52 @@ fn main() -> ExitCode {
             vec![Need::Command("gcc".into()), Need::Thp],
             large_blocks,
         ),
+        test_case("address_space/by_the_program/as", thp(&[]), |t| frees(t, &[], "as")),
+        test_case("address_space/by_the_program/data", thp(&[]), |t| frees(t, &[], "data")),
+        test_case("address_space/from_the_start/as", thp(&["prlimit"]), |t| {
+            frees(t, &["prlimit", "--as=1073741824"], "is-free")
+        }),
+        test_case("address_space/from_the_start/data", thp(&["prlimit"]), |t| {
+            frees(t, &["prlimit", "--data=1073741824"], "is-free")
+        }),
+        test_case(
+            "address_space/a_kernel_that_never_overcommits",
+            [thp(&["unshare"]), vec![Need::Root]].concat(),
+            never_overcommits,
+        ),
     ])
+}
+
+fn thp(commands: &[&str]) -> Vec<Need> {
+    let commands = commands.iter().chain(&["gcc"]).map(|name| Need::Command((*name).to_owned()));
+    commands.chain([Need::Thp]).collect()
+}
+
+/// Frees a large block, started by a command that sets a limit or without one.
+fn frees(t: &Context, before: &[&str], word: &str) -> Result<()> {
+    let program = Program::named("heap/frees_under_a_limit.c")?.build()?;
+    let words: Vec<_> = before.iter().map(AsRef::as_ref).chain([program.as_os_str()]).collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).arg(word);
+    let options = [&THP[..], &["--only", "frees_under_a_limit"]].concat();
+    let output = t.run(t.lifted(&options, &command)?)?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+    Ok(())
+}
+
+/// To the program, which has another file in the place of the kernel's: the machine's own setting stays.
+fn never_overcommits(t: &Context) -> Result<()> {
+    const HIDE: &str = "mount --make-rprivate / && mount --bind setting /proc/sys/vm/overcommit_memory && exec \"$@\"";
+    std::fs::write(t.folder().join("setting"), "2\n")?;
+    let mut program = Program::named("heap/frees_under_a_limit.c")?.command()?;
+    program.arg("is-free");
+    let lifted = t.lifted(&THP, &program)?;
+    let mut unshare = Command::new("unshare");
+    unshare.current_dir(t.folder()).args(["-m", "sh", "-c", HIDE, "sh"]);
+    unshare.arg(lifted.get_program()).args(lifted.get_args());
+    let output = t.run(unshare)?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+    Ok(())
 }
 
 fn pool_of(mebibytes: u64) -> Vec<Need> {
@@ -112,7 +159,7 @@ fn memory(t: &Context, allowed: u64, reserve: u64) -> Result<()> {
 
 fn large_blocks(t: &Context) -> Result<()> {
     let program: Command = Program::named("heap/reuses_large_blocks.c")?.command()?;
-    let mut session = t.session(t.lifted(&["--heap=thp", "--heap-allocator=mimalloc"], &program)?)?;
+    let mut session = t.session(t.lifted(&THP, &program)?)?;
     session.wait_for_line("ready")?;
     let heap = heap_of(t, session.pid())?;
     session.send("\n")?;

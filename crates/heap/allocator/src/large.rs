@@ -2,7 +2,8 @@
 //!
 //! A freed mapping is kept for the next block. Whether it was touched is found out when a zeroed block is asked for. If it
 //! was not, its memory is given back to the kernel, which is one call for any size and interrupts no other CPU; if it was,
-//! it is cleared in place; if only a few places were touched, it gets ordinary pages (`cleaning`).
+//! it is cleared in place; if only a few places were touched, it gets ordinary pages (`cleaning`). Where a limit counts
+//! address space (`limits`), no mapping is kept without memory.
 
 use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
 use crate::kept::Allowance;
@@ -55,6 +56,8 @@ pub struct Large {
     kept_space: usize,
     kept: usize,
     grain: usize,
+    /// A limit counts address space, with memory or without.
+    space_is_limited: bool,
 }
 
 /// The large blocks and the pool, with their lock.
@@ -77,6 +80,7 @@ impl Shared {
             kept_space: 0,
             kept: 0,
             grain: 0,
+            space_is_limited: false,
         };
         Self { lock: Lock::new(), large: UnsafeCell::new(large) }
     }
@@ -199,8 +203,8 @@ impl Large {
         self.grain
     }
 
-    pub fn set_grain(&mut self, grain: usize) {
-        self.grain = grain;
+    pub fn set_up(&mut self, grain: usize, space_is_limited: bool) {
+        (self.grain, self.space_is_limited) = (grain, space_is_limited);
     }
 
     fn position(&self, address: usize) -> Result<usize, usize> {
@@ -215,7 +219,10 @@ impl Large {
     fn allocate(&mut self, asked: usize, align: usize, zero: bool) -> Option<(Block, Cleaning)> {
         let bytes = asked.max(1).checked_next_multiple_of(self.grain)?;
         if !self.blocks.make_room() {
-            return None;
+            self.drop_all_kept();
+            if !self.blocks.make_room() {
+                return None;
+            }
         }
         self.give_back_the_old();
         let found = self.take_from_pool(bytes, align, zero).or_else(|| self.take_kept(bytes, align, zero));
@@ -291,8 +298,7 @@ impl Large {
     fn take_from_kernel(&mut self, bytes: usize, align: usize) -> Option<Block> {
         let align = align.max(self.grain);
         let start = mapped::map(bytes, align).or_else(|| {
-            // Kept address space may be what is missing, under a limit.
-            self.drop_kept(0, 0);
+            self.drop_all_kept();
             mapped::map(bytes, align)
         })?;
         Some(Block { start, bytes, state: State::Held(0), from_pool: false, density: Density::Unknown })
@@ -310,8 +316,8 @@ impl Large {
             self.blocks.remove(at);
             return true;
         }
-        if block.from_pool {
-            // Its memory left the pool at a fork, and may consist of several mappings.
+        // Memory that left the pool at a fork may consist of several mappings.
+        if block.from_pool || self.space_is_limited && block.bytes > KEPT_WITH_MEMORY {
             // SAFETY:
             // - nobody uses the block, by the caller's promise, and it is removed from the list.
             unsafe { mapped::give_back(block.start, block.bytes) };
@@ -367,12 +373,12 @@ impl Large {
             let block = self.blocks.as_slice()[at];
             // SAFETY:
             // - a kept mapping, which nobody holds.
-            if unsafe { advise(block.start, block.bytes, libc::MADV_DONTNEED) } {
+            if !self.space_is_limited && unsafe { advise(block.start, block.bytes, libc::MADV_DONTNEED) } {
                 self.kept_with_memory -= block.bytes;
                 forget(ACCOUNT.large_kept.fetch_sub(block.bytes as u64, Relaxed));
                 self.blocks.as_mut_slice()[at].state = State::Kept { since, memory: Memory::GivenBack(now) };
             } else {
-                // Locked memory (mlock) is not given back that way.
+                // Nor is locked memory (mlock) given back that way.
                 self.unmap_kept(at);
             }
         }
@@ -393,6 +399,11 @@ impl Large {
             let Some((at, _)) = self.oldest(|_| true) else { return };
             self.unmap_kept(at);
         }
+    }
+
+    /// Unmaps all kept blocks. Where a mapping fails, under a limit, their address space may be what is missing.
+    pub fn drop_all_kept(&mut self) {
+        self.drop_kept(0, 0);
     }
 
     fn unmap_kept(&mut self, at: usize) {

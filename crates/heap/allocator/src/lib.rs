@@ -31,6 +31,7 @@ mod handover;
 mod kept;
 mod kernel_writes;
 mod large;
+mod limits;
 mod locks;
 mod mapped;
 mod memory;

@@ -129,7 +129,13 @@ fn arena_from_kernel(bytes: usize) -> bool {
     // - the work only acts on what it is given.
     let grain = unsafe { SHARED.with(|large| large.grain()) };
     let bytes = bytes.next_multiple_of(grain);
-    let Some(start) = mapped::map(bytes, grain) else { return false };
+    let mapped = mapped::map(bytes, grain).or_else(|| {
+        // SAFETY:
+        // - the work only acts on what it is given.
+        unsafe { SHARED.with(Large::drop_all_kept) };
+        mapped::map(bytes, grain)
+    });
+    let Some(start) = mapped else { return false };
     // SAFETY:
     // - a new mapping of zero pages, of which nobody else knows.
     let taken = unsafe { give(start, bytes, false, true, -1) };

@@ -4,7 +4,7 @@
 use crate::large::Large;
 use crate::program::{Program, ProgramBuffer};
 use crate::sys::{base_page, map_anywhere, read_file, say, unmap};
-use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, passive, python, small};
+use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, limits, passive, python, small};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use heap_abi::{LIBRARY, ORDER_VARIABLE, Order};
@@ -153,8 +153,9 @@ unsafe fn begin(order: &Order) {
         python::use_malloc();
     }
     NODES.store(order.pool.iter().filter(|node| node.pages > 0).count(), Relaxed);
+    let space_is_limited = limits::count_address_space();
     let take = |large: &mut Large| {
-        large.set_grain(grain);
+        large.set_up(grain, space_is_limited);
         if page > 0 {
             large.pool.take(order, page, grain);
         }
