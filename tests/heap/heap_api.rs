@@ -5,7 +5,9 @@ use anyhow::{Context as _, Result, ensure};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Output, Program, Test, default_huge_page, main_of, test_case, tests_folder};
+use test_support::{
+    Context, Ending, Need, Output, Program, Test, default_huge_page, main_of, pagelift_binary, test_case, tests_folder,
+};
 
 const MIB: u64 = 1 << 20;
 const POOL_MIB: u64 = 128;
@@ -32,7 +34,32 @@ fn main() -> ExitCode {
         tests.push(suite(format!("mimalloc_suite/api_fill/{name}"), *ground, api_fill));
         tests.push(suite(format!("mimalloc_suite/stress/{name}"), *ground, stress));
     }
+    for sizes in [&[31][..], &[64], &[100], &[127], &[31, 64, 100, 127]] {
+        let name = sizes.iter().map(u64::to_string).collect::<Vec<_>>().join("_");
+        let needs = vec![Need::Command("gcc".into()), Need::Thp];
+        tests.push(test_case(format!("first_large_blocks/{name}"), needs, move |t| first_large_blocks(t, sizes)));
+    }
     main_of(tests)
+}
+
+/// On huge pages of 32 MiB, as kernels with base pages of 16 KiB have them, blocks of these sizes in MiB are mimalloc's.
+fn first_large_blocks(t: &Context, sizes: &[u64]) -> Result<()> {
+    let mut program = Program::named("heap/first_large_blocks.c")?.command()?;
+    program.args(sizes.iter().map(u64::to_string));
+    program.env("LD_PRELOAD", pagelift_binary()?.with_file_name("libpagelift_heap.so"));
+    program.env("PAGELIFT_HEAP", format!("v3 huge={} page=0", 32 * MIB));
+    let mut session = t.session(program)?;
+    session.wait_for_line("ready")?;
+    let status = t.run(t.pagelift(&["status", "--json", &session.pid().to_string()])?)?.success()?;
+    let json: serde_json::Value = serde_json::from_str(&status.stdout)?;
+    let arenas = json["preloaded_heap"]["arenas"].as_u64().with_context(|| format!("no arenas: {json}"))?;
+    session.send("\n")?;
+    let output = session.finish()?;
+    ensure!(output.ending == Ending::Exit(0), "{:?}: {}", output.ending, output.stderr);
+    // The first arena may hold what the C library has taken.
+    let most = 2 * sizes.iter().sum::<u64>() * MIB + 32 * MIB;
+    ensure!(arenas > 0 && arenas <= most, "arenas of {arenas} bytes for {sizes:?} MiB");
+    Ok(())
 }
 
 impl Ground {

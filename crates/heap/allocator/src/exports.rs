@@ -37,19 +37,19 @@ fn no_memory() -> *mut c_void {
     null_mut()
 }
 
-/// Highest number of arenas that are added for one block; if it fits into none, the allocation fails.
+/// Highest number of arenas that are added for one block; each has room for it, but other threads may come first.
 const MOST_TRIES: usize = 16;
 
-/// Asks mimalloc again as long as an arena can be added, up to [`MOST_TRIES`] times.
-fn with_new_arenas(ask: impl Fn() -> *mut c_void) -> *mut c_void {
+/// Asks mimalloc for a block of so many bytes, and again after each arena that can be added, up to [`MOST_TRIES`] of them.
+fn with_new_arenas(bytes: usize, ask: impl Fn() -> *mut c_void) -> *mut c_void {
     let keep = KeepErrno::new();
-    for _ in 0..MOST_TRIES {
+    for added in 0..=MOST_TRIES {
         let seen = small::arenas();
         let block = ask();
         if !block.is_null() {
             return block;
         }
-        if !small::grow(seen) {
+        if added == MOST_TRIES || !small::grow(seen, bytes) {
             break;
         }
     }
@@ -101,7 +101,7 @@ fn malloc_slowly(size: usize) -> *mut c_void {
     }
     // SAFETY:
     // - as in `malloc`.
-    with_new_arenas(|| unsafe { mi_malloc(size) })
+    with_new_arenas(size, || unsafe { mi_malloc(size) })
 }
 
 /// calloc(3).
@@ -135,7 +135,7 @@ fn calloc_slowly(size: usize) -> *mut c_void {
     }
     // SAFETY:
     // - as in `calloc`.
-    with_new_arenas(|| unsafe { mi_zalloc(size) })
+    with_new_arenas(size, || unsafe { mi_zalloc(size) })
 }
 
 /// free(3).
@@ -234,7 +234,7 @@ unsafe fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
     if large_now.is_none() && is_small(size) {
         // SAFETY:
         // - the block came from mimalloc.
-        return with_new_arenas(|| unsafe { mi_realloc(block, size) });
+        return with_new_arenas(size, || unsafe { mi_realloc(block, size) });
     }
     let new = malloc_slowly(size);
     if !new.is_null() {
@@ -279,7 +279,7 @@ fn aligned(align: usize, size: usize) -> *mut c_void {
     }
     // SAFETY:
     // - mimalloc takes any size, and gives nothing for an alignment that is no power of two.
-    with_new_arenas(|| unsafe { mi_malloc_aligned(size, align) })
+    with_new_arenas(size + align, || unsafe { mi_malloc_aligned(size, align) })
 }
 
 /// memalign(3): like the C library's, it takes the next power of two as alignment.

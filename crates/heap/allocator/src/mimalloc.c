@@ -66,6 +66,15 @@ void mi_bitmap_clear_once_set(mi_bitmap_t *bitmap, size_t index) {
     }
 }
 
+/* The size of an arena that has room for a block of so many bytes. One that takes more slices than a chunk has begins at a
+   chunk in which all slices are free, as they are not in the first: it holds the records of the arena. */
+size_t mimalloc_arena_for(size_t bytes) {
+    size_t slices = mi_slice_count_of_size(mi_page_info_size() + _mi_os_good_alloc_size(bytes));
+    size_t records = mi_arena_info_slices_needed(MI_BCHUNK_BITS, NULL);
+    size_t chunks = slices + records <= MI_BCHUNK_BITS ? 1 : 1 + _mi_divide_up(slices, MI_BCHUNK_BITS);
+    return chunks * MI_ARENA_MIN_SIZE;
+}
+
 /* Where the records of small blocks lie: `SmallRecords` of crates/heap/abi/src/records.rs, field by field. */
 typedef struct {
     const void *arenas, *arena_count;

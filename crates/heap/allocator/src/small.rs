@@ -22,6 +22,7 @@ unsafe extern "C" {
     /// Defined in `mimalloc.c`.
     static mut mimalloc_process: libc::pid_t;
     static mimalloc_small_records: SmallRecords;
+    fn mimalloc_arena_for(bytes: usize) -> usize;
     fn mi_option_set(option: c_int, value: c_long);
     fn mi_option_set_default(option: c_int, value: c_long);
     fn mi_manage_os_memory_ex(
@@ -66,10 +67,11 @@ pub fn arenas() -> usize {
     ARENAS.load(Relaxed)
 }
 
-/// Adds an arena, unless another thread has done so since `seen`. False if there is no memory.
-pub fn grow(seen: usize) -> bool {
+/// Adds an arena that has room for a block of so many bytes, unless another thread has added any since `seen`. False if
+/// there is no memory.
+pub fn grow(seen: usize, bytes: usize) -> bool {
     let is_new = GROWING.lock_unless(turn::holds_growing);
-    let grown = ARENAS.load(Relaxed) != seen || add_arena();
+    let grown = ARENAS.load(Relaxed) != seen || add_arena(bytes);
     if is_new {
         // SAFETY:
         // - this thread has locked it above.
@@ -78,12 +80,14 @@ pub fn grow(seen: usize) -> bool {
     grown
 }
 
-fn add_arena() -> bool {
+fn add_arena(bytes: usize) -> bool {
     let next = NextArena {
         so_far: ACCOUNT.arenas.load(Relaxed) as usize,
         pool: ACCOUNT.pool_taken.load(Relaxed) as usize,
         places: PLACES.saturating_sub(ARENAS.load(Relaxed)),
-        least: LEAST_ARENA,
+        // SAFETY:
+        // - calculates, from sizes that are known since the start.
+        least: unsafe { mimalloc_arena_for(bytes) },
     };
     next.places > 0
         && (arena_from_pool(|longest| next.on_pool(longest))
