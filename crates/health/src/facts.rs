@@ -3,7 +3,7 @@
 use address_space::PageSize;
 use heap_choice::Family;
 use lift_plan::{CacheShortfall, Source};
-pub use machine_facts::HugetlbCgroup;
+pub use machine_facts::{HugetlbCgroup, NodePool};
 use session::FarPages;
 use working_set::PartVerdict;
 
@@ -89,8 +89,8 @@ pub struct PoolFacts {
     pub available: u64,
     /// Pages that may be taken beyond it (`nr_overcommit_hugepages`).
     pub overcommit: u64,
-    /// Free pages of each node.
-    pub nodes: Vec<(u32, u64)>,
+    /// Its part on each node.
+    pub nodes: Vec<NodePool>,
 }
 
 /// Free memory, and what the kernel does with memory by itself.

@@ -1,13 +1,13 @@
 //! The pools, and what limits them (`Documentation/admin-guide/mm/hugetlbpage.rst`, `Documentation/admin-guide/cgroup-v2.rst`).
 
 use super::{fine, found};
-use crate::facts::{Facts, HugetlbCgroup, PoolFacts};
+use crate::facts::{Facts, HugetlbCgroup, NodePool, PoolFacts};
 use crate::finding::{Fix, Outcome, Severity};
 use address_space::format_bytes;
 use lift_plan::Source;
 use machine_facts::{POOLS, pool_directory};
 
-/// Pages that overcommit may give, where nothing tells how many are needed.
+/// Pages that overcommit may give beyond those that it gives already, where nothing tells how many are needed.
 const SOME_PAGES: u64 = 64;
 
 fn directory(pool: &PoolFacts) -> String {
@@ -69,32 +69,44 @@ fn unguarded(cgroup: &HugetlbCgroup) -> Vec<Outcome> {
 pub fn nodes(facts: &Facts) -> Vec<Outcome> {
     let Some(allowed) = &facts.permission.allowed_nodes else { return Vec::new() };
     let misplaced = facts.pools.iter().filter_map(|pool| {
-        let free = |wanted: bool| -> u64 {
-            let nodes = pool.nodes.iter().filter(|(node, _)| allowed.contains(node) == wanted);
-            nodes.map(|(_, free)| free).sum()
-        };
-        let elsewhere = pool.nodes.iter().find(|(node, free)| !allowed.contains(node) && *free > 0)?;
-        (free(true) == 0).then(|| (pool, elsewhere.0, free(false)))
+        let (own, others): (Vec<&NodePool>, Vec<_>) = pool.nodes.iter().partition(|part| allowed.contains(&part.node));
+        let others: Vec<_> = others.into_iter().filter(|part| part.free > 0).collect();
+        (!others.is_empty() && own.iter().all(|part| part.free == 0)).then(|| wrong_node(pool, allowed, &own, &others))
     });
-    let outcomes: Vec<Outcome> =
-        misplaced.flat_map(|(pool, node, free)| wrong_node(pool, allowed, node, free)).collect();
+    let outcomes: Vec<Outcome> = misplaced.flatten().collect();
     match outcomes.is_empty() {
         true if facts.pools.iter().any(|pool| pool.total > 0) => fine("the pool's free pages are on allowed nodes"),
         _ => outcomes,
     }
 }
 
-fn wrong_node(pool: &PoolFacts, allowed: &[u32], node: u32, free: u64) -> Vec<Outcome> {
-    let own = allowed.first().copied().unwrap_or_default();
+/// `own`: the parts of the pool that the process may use. `others`: those with free pages that it may not use.
+fn wrong_node(pool: &PoolFacts, allowed: &[u32], own: &[&NodePool], others: &[&NodePool]) -> Vec<Outcome> {
+    let (node, present) = match own {
+        [first, ..] => (first.node, first.persistent()),
+        [] => (allowed.first().copied().unwrap_or_default(), 0),
+    };
+    let free: u64 = others.iter().map(|part| part.free).sum();
     let nodes: Vec<String> = allowed.iter().map(ToString::to_string).collect();
+    let elsewhere: Vec<String> = others.iter().map(|part| format!("node {}", part.node)).collect();
     let file = |node: u32| format!("{}/nr_hugepages", pool_directory(pool.size, Some(node)));
+    // A size is set, not added to: whatever is in use there stays.
+    let back = |part: &&NodePool| format!("echo {} > {}", part.persistent().saturating_sub(part.free), file(part.node));
+    let back: Vec<String> = others.iter().map(back).collect();
     found(
         Severity::Problem,
         format!("the pool of {} pages is on the wrong node", pool.size),
-        format!("{free} free pages, all on other nodes (node {node}); the process may use node {}", nodes.join(", ")),
-        format!("free pages on node {own}"),
+        format!(
+            "{free} free pages, all on other nodes ({}); the process may use node {}",
+            elsewhere.join(", "),
+            nodes.join(", ")
+        ),
+        format!("free pages on node {node}"),
         "a mapping succeeds by the sum of all nodes, and the program is killed by SIGBUS when it touches the page",
-        Some(Fix::write(free, file(own)).with_note(format!("and back from the other: echo 0 > {}", file(node)))),
+        Some(
+            Fix::write(present + free, file(node))
+                .with_note(format!("and back from where they are free now: {}", back.join("; "))),
+        ),
     )
 }
 
@@ -108,7 +120,7 @@ fn described(pool: &PoolFacts) -> String {
         0 => String::new(),
         pages => format!(", and {pages} more by overcommit"),
     };
-    let nodes: Vec<String> = pool.nodes.iter().map(|(node, free)| format!("node {node}: {free} free")).collect();
+    let nodes: Vec<String> = pool.nodes.iter().map(|part| format!("node {}: {} free", part.node, part.free)).collect();
     let nodes = if nodes.is_empty() || pool.total == 0 { String::new() } else { format!(" ({})", nodes.join(", ")) };
     format!("pool of {} pages: {} pages{nodes}{beyond}", pool.size, pool.total)
 }
@@ -146,7 +158,7 @@ pub fn pages(facts: &Facts) -> Vec<Outcome> {
             format!("{} pages, none available", pool.total),
             "some, only for --pages hugetlb and --heap=2M",
             "everything else works without; overcommit takes pages when they are wanted and keeps none",
-            Some(Fix::write(SOME_PAGES, format!("{}/nr_overcommit_hugepages", directory(pool)))),
+            Some(Fix::write(pool.overcommit + SOME_PAGES, format!("{}/nr_overcommit_hugepages", directory(pool)))),
         ),
     }
 }

@@ -1,9 +1,11 @@
 //! Every check with healthy and with ill facts.
 
+mod pool;
+
 use super::*;
 use crate::examine;
 use crate::facts::{
-    Attempt, DamonReclaim, Feature, HostFacts, HugetlbCgroup, Known, Measured, MeasuringFacts, MemoryFacts,
+    Attempt, DamonReclaim, Feature, HostFacts, HugetlbCgroup, Known, Measured, MeasuringFacts, MemoryFacts, NodePool,
     PermissionFacts, PoolFacts, ProgramFacts, RunningFacts, SwitchedOff, ThpFacts,
 };
 use crate::finding::Finding;
@@ -25,6 +27,11 @@ fn size(bytes: u64) -> PageSize {
 
 fn huge() -> PageSize {
     size(2 * MIB)
+}
+
+/// The part of a pool on a node, none of it surplus.
+fn on_node(node: u32, total: u64, free: u64) -> NodePool {
+    NodePool { node, total, free, surplus: 0 }
 }
 
 const FEATURES: [Feature; 12] = [
@@ -58,7 +65,13 @@ fn healthy() -> Facts {
             max_ptes_none: Some(511),
             switched_off: None,
         },
-        pools: vec![PoolFacts { size: huge(), total: 64, available: 64, overcommit: 0, nodes: vec![(0, 64)] }],
+        pools: vec![PoolFacts {
+            size: huge(),
+            total: 64,
+            available: 64,
+            overcommit: 0,
+            nodes: vec![on_node(0, 64, 64)],
+        }],
         cgroups: Vec::new(),
         memory: MemoryFacts {
             nodes: vec![(0, 4096 * MIB, 2048 * MIB)],
@@ -208,64 +221,6 @@ fn transparent_huge_pages() {
         f.thp.switched_off = off(None, false)
     });
     finds("thp-switched-off", Note, ["only where advised", ""], |f| f.thp.switched_off = off(None, true));
-}
-
-fn cgroup(directory: &str, in_use: Option<u64>, promised: Option<u64>) -> HugetlbCgroup {
-    HugetlbCgroup {
-        size: huge(),
-        directory: directory.to_owned(),
-        in_use,
-        promised,
-        in_use_file: format!("{directory}/hugetlb.2MB.max"),
-        promised_file: Some(format!("{directory}/hugetlb.2MB.rsvd.max")),
-    }
-}
-
-#[test]
-fn limits_of_pool_pages() {
-    let limit = Some(10 * MIB);
-    let fix = "echo 10485760 > /c/a/hugetlb.2MB.rsvd.max";
-    finds("pool-cgroup", Severity::Problem, ["10.0 MiB in /c/a/hugetlb.2MB.max", fix], |f| {
-        f.cgroups = vec![cgroup("/c/a", limit, None)];
-    });
-    finds("pool-cgroup", Severity::Problem, ["/c/a/", fix], |f| {
-        // A limit of promises that is larger, or that of a neighbour, does not help.
-        f.cgroups = vec![cgroup("/c/a", limit, Some(11 * MIB)), cgroup("/c/aa", None, limit)];
-    });
-    finds("pool-cgroup", Severity::Problem, ["2 MiB", "Linux 5.7"], |f| {
-        f.cgroups = vec![HugetlbCgroup { promised_file: None, ..cgroup("/c/a", limit, None) }];
-    });
-    let harmless = |cgroups: Vec<HugetlbCgroup>| assert_eq!(found_with(|f| f.cgroups = cgroups, "pool-cgroup"), []);
-    harmless(vec![cgroup("/c/a", limit, limit)]);
-    harmless(vec![cgroup("/c/a", limit, None), cgroup("/c", None, Some(4 * MIB))]);
-    harmless(vec![cgroup("/c/a", Some(128 * MIB), None)]);
-}
-
-#[test]
-fn pages_of_the_pool() {
-    use Severity::{Advice, Note, Problem};
-    let empty = |f: &mut Facts| (f.pools[0].total, f.pools[0].available, f.pools[0].nodes) = (3, 0, vec![(0, 0)]);
-    let fix = "echo 13 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-    finds("pool-pages", Advice, ["empty", fix], empty);
-    finds("pool-pages", Note, ["empty", fix], |f| {
-        empty(f);
-        program_of(f).lifts = vec![(Source::File, 20 * MIB)];
-    });
-    finds("pool-pages", Note, ["empty", "nr_overcommit_hugepages"], |f| {
-        empty(f);
-        f.program = None;
-    });
-    finds("pool-pages", Note, ["no pool", ""], |f| f.pools.clear());
-    finds("pool-pages", Advice, ["too small", "echo 68 >"], |f| f.pools[0].available = 6);
-    let starts = |f: &mut Facts| {
-        empty(f);
-        program_of(f).running = None;
-    };
-    assert_eq!(found_with(starts, "pool-pages"), [], "`run` prepares the files");
-    let fix = "echo 64 > /sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
-    finds("pool-nodes", Problem, ["64 free pages, all on other nodes (node 0)", fix], |f| {
-        f.permission.allowed_nodes = Some(vec![1]);
-    });
 }
 
 #[test]
@@ -581,23 +536,4 @@ fn the_program_s_own_way_is_recommended_where_it_suffices() {
     assert_eq!(of(&|program| program.environment = vec!["glibc.elf.thp=1".to_owned()]).0, by_pagelift, "it is set");
     let java = of(&|program| program.known = Known::Java);
     assert_eq!(java.0, "/usr/sbin/server -XX:+UseTransparentHugePages '--name=a b'");
-}
-
-#[test]
-fn modes_and_pools_are_listed_by_size_and_node() {
-    let mut facts = healthy();
-    let nodes = vec![(0, 60), (1, 4)];
-    facts.pools[0].nodes = nodes;
-    facts.permission.allowed_nodes = Some(vec![0, 1]);
-    let gigantic = PoolFacts { size: size(1 << 30), total: 0, available: 0, overcommit: 2, nodes: vec![(0, 0)] };
-    facts.pools.push(gigantic);
-    let fine: Vec<String> = examine(&facts).fine.iter().map(|fine| format!("{fine:?}")).collect();
-    let all = fine.join("\n");
-    for part in [
-        "2 MiB: madvise (in general madvise; 64 KiB never, 2 MiB inherit)",
-        "pool of 2 MiB pages: 64 pages (node 0: 60 free, node 1: 4 free)",
-        "pool of 1 GiB pages: 0 pages, and 2 more by overcommit",
-    ] {
-        assert!(all.contains(part), "{part} in {all}");
-    }
 }

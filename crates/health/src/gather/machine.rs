@@ -2,7 +2,7 @@
 
 use crate::facts::{DamonReclaim, HostFacts, Measured, MeasuringFacts, MemoryFacts, PoolFacts, ThpFacts};
 use address_space::PageSize;
-use machine_facts::{Files, POOLS, THP, chosen_word, meminfo_bytes, node_numbers, pool_directory, pools_at};
+use machine_facts::{Files, PoolCounts, THP, chosen_word, meminfo_bytes, node_numbers, pool_counts};
 use std::collections::BTreeMap;
 use working_set::{Holds, PageClass, Reach};
 
@@ -27,21 +27,16 @@ pub fn thp(files: &impl Files, size: Option<PageSize>) -> ThpFacts {
     }
 }
 
-/// The pools, with the free pages of each node.
+/// The pools, with the part of each node.
 pub fn pools(files: &impl Files) -> Vec<PoolFacts> {
-    let online = node_numbers(files);
-    let of_pool = |pool: &lift_plan::HugePool| {
-        let number = |node, file: &str| files.number(&format!("{}/{file}", pool_directory(pool.size, node)));
-        let free = |&node: &u32| Some((node, number(Some(node), "free_hugepages")?));
-        PoolFacts {
-            size: pool.size,
-            total: pool.total,
-            available: pool.available,
-            overcommit: number(None, "nr_overcommit_hugepages").unwrap_or(0),
-            nodes: online.iter().filter_map(free).collect(),
-        }
+    let of_pool = |pool: PoolCounts| PoolFacts {
+        size: pool.size,
+        total: pool.total,
+        available: pool.unpromised() + pool.headroom(),
+        overcommit: pool.overcommit,
+        nodes: pool.nodes,
     };
-    pools_at(files, POOLS).iter().map(of_pool).collect()
+    pool_counts(files).into_iter().map(of_pool).collect()
 }
 
 /// Memory.
@@ -139,6 +134,7 @@ pub fn measuring(files: &impl Files, tracepoints: bool) -> MeasuringFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::NodePool;
     use crate::gather::tests::Written;
 
     fn size(bytes: u64) -> PageSize {
@@ -192,7 +188,9 @@ mod tests {
             ("/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled", "always [inherit] madvise never"),
             ("/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled", "always inherit madvise [never]"),
             ("/sys/devices/system/node/online", "0-1"),
+            ("/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages", "9"),
             ("/sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "7"),
+            ("/sys/devices/system/node/node1/hugepages/hugepages-2048kB/surplus_hugepages", "1"),
             ("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "9"),
             ("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "7"),
             ("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages", "5"),
@@ -201,7 +199,8 @@ mod tests {
         assert_eq!((thp.general.as_deref(), thp.defrag.as_deref()), (Some("madvise"), Some("never")));
         assert_eq!(thp.sizes, [(size(64 << 10), "never".to_owned()), (size(2 << 20), "inherit".to_owned())]);
         assert_eq!(thp.max_ptes_none, Some(511));
-        let pool = PoolFacts { size: size(2 << 20), total: 9, available: 12, overcommit: 5, nodes: vec![(1, 7)] };
+        let nodes = vec![NodePool { node: 1, total: 9, free: 7, surplus: 1 }];
+        let pool = PoolFacts { size: size(2 << 20), total: 9, available: 12, overcommit: 5, nodes };
         assert_eq!(pools(&files), [pool]);
     }
 }

@@ -1,0 +1,114 @@
+//! Pools, and what limits them.
+
+use super::*;
+
+fn cgroup(directory: &str, in_use: Option<u64>, promised: Option<u64>) -> HugetlbCgroup {
+    HugetlbCgroup {
+        size: huge(),
+        directory: directory.to_owned(),
+        in_use,
+        promised,
+        in_use_file: format!("{directory}/hugetlb.2MB.max"),
+        promised_file: Some(format!("{directory}/hugetlb.2MB.rsvd.max")),
+    }
+}
+
+#[test]
+fn limits_of_pool_pages() {
+    let limit = Some(10 * MIB);
+    let fix = "echo 10485760 > /c/a/hugetlb.2MB.rsvd.max";
+    finds("pool-cgroup", Severity::Problem, ["10.0 MiB in /c/a/hugetlb.2MB.max", fix], |f| {
+        f.cgroups = vec![cgroup("/c/a", limit, None)];
+    });
+    finds("pool-cgroup", Severity::Problem, ["/c/a/", fix], |f| {
+        // A limit of promises that is larger, or that of a neighbour, does not help.
+        f.cgroups = vec![cgroup("/c/a", limit, Some(11 * MIB)), cgroup("/c/aa", None, limit)];
+    });
+    finds("pool-cgroup", Severity::Problem, ["2 MiB", "Linux 5.7"], |f| {
+        f.cgroups = vec![HugetlbCgroup { promised_file: None, ..cgroup("/c/a", limit, None) }];
+    });
+    let harmless = |cgroups: Vec<HugetlbCgroup>| assert_eq!(found_with(|f| f.cgroups = cgroups, "pool-cgroup"), []);
+    harmless(vec![cgroup("/c/a", limit, limit)]);
+    harmless(vec![cgroup("/c/a", limit, None), cgroup("/c", None, Some(4 * MIB))]);
+    harmless(vec![cgroup("/c/a", Some(128 * MIB), None)]);
+}
+
+#[test]
+fn pages_of_the_pool() {
+    use Severity::{Advice, Note, Problem};
+    let empty =
+        |f: &mut Facts| (f.pools[0].total, f.pools[0].available, f.pools[0].nodes) = (3, 0, vec![on_node(0, 3, 0)]);
+    let fix = "echo 13 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    finds("pool-pages", Advice, ["empty", fix], empty);
+    finds("pool-pages", Note, ["empty", fix], |f| {
+        empty(f);
+        program_of(f).lifts = vec![(Source::File, 20 * MIB)];
+    });
+    finds("pool-pages", Note, ["empty", "nr_overcommit_hugepages"], |f| {
+        empty(f);
+        f.program = None;
+    });
+    finds("pool-pages", Note, ["no pool", ""], |f| f.pools.clear());
+    finds("pool-pages", Advice, ["too small", "echo 68 >"], |f| f.pools[0].available = 6);
+    let starts = |f: &mut Facts| {
+        empty(f);
+        program_of(f).running = None;
+    };
+    assert_eq!(found_with(starts, "pool-pages"), [], "`run` prepares the files");
+    let fix = "echo 64 > /sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
+    finds("pool-nodes", Problem, ["64 free pages, all on other nodes (node 0)", fix], |f| {
+        f.permission.allowed_nodes = Some(vec![1]);
+    });
+    // Surplus pages have taken all of the overcommit.
+    finds("pool-pages", Note, ["empty", "echo 69 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit"], |f| {
+        empty(f);
+        (f.program, f.pools[0].overcommit) = (None, 5);
+    });
+}
+
+/// Pages in use stay on every node: sizes are set, not added to.
+#[test]
+fn pages_move_from_other_nodes_without_a_loss() {
+    let node = |node: u32| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+    let in_use = |f: &mut Facts| {
+        (f.pools[0].total, f.pools[0].available) = (1500, 200);
+        f.pools[0].nodes = vec![on_node(0, 1000, 0), on_node(1, 300, 200), on_node(2, 200, 0)];
+    };
+    let grow = format!("echo 1200 > {}", node(0));
+    finds("pool-nodes", Severity::Problem, ["200 free pages, all on other nodes (node 1)", &grow], in_use);
+    let back = format!("free now: echo 100 > {}", node(1));
+    finds("pool-nodes", Severity::Problem, ["the process may use node 0", &back], in_use);
+    // Surplus pages are no part of the size that is set.
+    let back = format!("echo 90 > {}; echo 0 > {}", node(1), node(2));
+    finds("pool-nodes", Severity::Problem, ["207 free pages, all on other nodes (node 1, node 2)", &back], |f| {
+        in_use(f);
+        f.pools[0].nodes[1].surplus = 10;
+        f.pools[0].nodes[2] = on_node(2, 7, 7);
+    });
+    // The node has no part that could be read.
+    let grow = format!("echo 200 > {}", node(3));
+    finds("pool-nodes", Severity::Problem, ["the process may use node 3", &grow], |f| {
+        in_use(f);
+        f.permission.allowed_nodes = Some(vec![3]);
+    });
+}
+
+#[test]
+fn modes_and_pools_are_listed_by_size_and_node() {
+    let mut facts = healthy();
+    let nodes = vec![on_node(0, 60, 60), on_node(1, 4, 4)];
+    facts.pools[0].nodes = nodes;
+    facts.permission.allowed_nodes = Some(vec![0, 1]);
+    let gigantic =
+        PoolFacts { size: size(1 << 30), total: 0, available: 0, overcommit: 2, nodes: vec![on_node(0, 0, 0)] };
+    facts.pools.push(gigantic);
+    let fine: Vec<String> = examine(&facts).fine.iter().map(|fine| format!("{fine:?}")).collect();
+    let all = fine.join("\n");
+    for part in [
+        "2 MiB: madvise (in general madvise; 64 KiB never, 2 MiB inherit)",
+        "pool of 2 MiB pages: 64 pages (node 0: 60 free, node 1: 4 free)",
+        "pool of 1 GiB pages: 0 pages, and 2 more by overcommit",
+    ] {
+        assert!(all.contains(part), "{part} in {all}");
+    }
+}
