@@ -1,6 +1,8 @@
 //! `pagelift pool` on this machine's own pools. Every test holds the tests' lock on the pool, which puts its size and
 //! overcommit back.
 
+mod boot;
+
 use address_space::PageSize;
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -18,7 +20,7 @@ fn main() -> ExitCode {
     let with = |more: &[Need]| [needs(), more.to_vec()].concat();
     let node = || with(&[Need::File("/usr/bin/node".into())]);
     let verify = vec![Need::Command("systemd-analyze".into())];
-    main_of(vec![
+    let mut tests = vec![
         test_case("reserve_makes_pages_available_and_release_gives_them_back", needs(), reserve_and_release),
         test_case("all_or_nothing_leaves_the_pool_as_it_was", needs(), all_or_nothing),
         test_case("the_floor_is_kept", needs(), floor),
@@ -49,7 +51,9 @@ fn main() -> ExitCode {
         test_case("plan_shows_what_is_missing", Vec::new(), planned),
         test_case("install_and_uninstall_leave_a_tree_as_it_was", Vec::new(), installed),
         test_case("systemd_understands_the_unit", verify, verified),
-    ])
+    ];
+    tests.extend(boot::tests());
+    main_of(tests)
 }
 
 /// Runs `pagelift pool` with these words.

@@ -60,7 +60,7 @@ impl BootFile {
     ) -> Result<Self, String> {
         let (path, link) = Self::paths(kind, name);
         let text = match kind {
-            BootKind::Systemd => unit(requests, program)?,
+            BootKind::Systemd => unit(name, requests, program)?,
             BootKind::Sysctl => sysctl(requests, machine.default)?,
             BootKind::Grub => grub(&kernel_arguments(requests, machine), machine)?,
         };
@@ -211,9 +211,12 @@ fn words(requests: &[PoolRequest]) -> String {
     requests.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs before sysinit.target, when memory is still in large pieces. Pages are added, so that several such units, and
-/// what the kernel's command line reserves, do not count each other's pages as their own.
-fn unit(requests: &[PoolRequest], program: &str) -> Result<String, String> {
+/// Runs before sysinit.target, when memory is still in large pieces, and after sysctl(8) has set what it sets. Pages are added,
+/// so that several such units, and what the kernel's command line reserves, do not count each other's pages as their own. A
+/// record tells a unit which ones are its own: a start after one that got only some adds the others, and a stop gives back pages
+/// in use, too, which the next start takes again. Without a record (one that was damaged, or a unit that an earlier Pagelift
+/// started, which wrote none) a stop gives back the pages that it names.
+fn unit(name: &str, requests: &[PoolRequest], program: &str) -> Result<String, String> {
     // A specifier, a quote or a blank would mean something else to systemd (systemd.service(5)).
     if program.contains(|c: char| c.is_whitespace() || c.is_control() || "%\"'\\$;".contains(c)) {
         return Err(format!("the path {program} cannot stand in a unit; needed: one without blanks and special signs"));
@@ -227,13 +230,14 @@ fn unit(requests: &[PoolRequest], program: &str) -> Result<String, String> {
          RequiresMountsFor={program}\n\
          ConditionFileIsExecutable={program}\n\
          DefaultDependencies=no\n\
+         After=systemd-sysctl.service\n\
          Before=sysinit.target kubelet.service\n\
          \n\
          [Service]\n\
          Type=oneshot\n\
          RemainAfterExit=yes\n\
-         ExecStart={program} pool reserve --add {words}\n\
-         ExecStop={program} pool release {words}\n\
+         ExecStart={program} pool reserve --add --record {name} {words}\n\
+         ExecStop={program} pool release --record {name} {words}\n\
          \n\
          [Install]\n\
          WantedBy=sysinit.target\n"
@@ -338,7 +342,9 @@ mod tests {
         let requests = requests(&["2M:5@0", "2M:4@1"]);
         let file = BootFile::new(BootKind::Systemd, "db", &requests, "/usr/bin/pagelift", &linux(6, 1)).unwrap();
         assert_eq!(file.path, "etc/systemd/system/pagelift-pool-db.service");
-        assert!(file.text.contains("\nExecStart=/usr/bin/pagelift pool reserve --add 2M:5@0 2M:4@1\n"));
+        assert!(file.text.contains("\nExecStart=/usr/bin/pagelift pool reserve --add --record db 2M:5@0 2M:4@1\n"));
+        assert!(file.text.contains("\nExecStop=/usr/bin/pagelift pool release --record db 2M:5@0 2M:4@1\n"));
+        assert!(file.text.contains("\nAfter=systemd-sysctl.service\n"), "sysctl would take the pages away again");
         assert!(file.text.contains("\nConditionFileIsExecutable=/usr/bin/pagelift\n"), "skipped once it is removed");
         let (link, target) = file.link.unwrap();
         assert_eq!(link, "etc/systemd/system/sysinit.target.wants/pagelift-pool-db.service");

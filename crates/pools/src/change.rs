@@ -17,6 +17,13 @@ pub struct Change {
     pub pages: u64,
 }
 
+impl Change {
+    /// The change that reserves what is requested.
+    pub(crate) const fn of(request: &PoolRequest) -> Self {
+        Self { size: request.size, node: request.node, pages: request.pages }
+    }
+}
+
 /// What became of pages that were given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct GivenBack {
@@ -52,7 +59,7 @@ pub(crate) fn total(pool: &PoolCounts, node: Option<u32>) -> u64 {
 }
 
 /// The pages that stay in a pool, or in its part on a node.
-fn persistent(pool: &PoolCounts, node: Option<u32>) -> u64 {
+pub(crate) fn persistent(pool: &PoolCounts, node: Option<u32>) -> u64 {
     node.map_or(pool.persistent(), |node| pool.on_node(node).map_or(0, |pool| pool.persistent()))
 }
 

@@ -3,6 +3,7 @@
 use crate::request::short_size;
 use address_space::PageSize;
 use std::io;
+use std::path::PathBuf;
 
 /// Why nothing is done. What is done only in part is an outcome with its [`crate::Obstacle`]s.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,14 @@ pub enum PoolError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// What was added cannot be written down.
+    #[error("found {}: {error}; {}", path.display(), lock_fix(error))]
+    Record {
+        /// The record's file.
+        path: PathBuf,
+        /// What the kernel says.
+        error: io::Error,
+    },
     /// The pages cannot be demoted.
     #[error("{0}")]
     NotDemoted(String),
@@ -58,7 +67,7 @@ fn found_nodes(nodes: &[u32]) -> String {
     nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What the lock needs, and how to get it.
+/// What the lock and the records need, and how to get it.
 fn lock_fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "needed: root; pools are changed by root only; fix: run it by sudo",
@@ -69,7 +78,7 @@ fn lock_fix(error: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "needed: space in /run; fix: remove what fills it (df /run)"
         }
-        _ => "needed: to create and lock this file",
+        _ => "needed: to create this file, and to lock or rename it",
     }
 }
 

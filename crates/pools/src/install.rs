@@ -45,10 +45,7 @@ impl Installation {
     /// # Errors
     /// [`InstallError::Name`].
     pub fn new(root: &Path, name: &str) -> Result<Self, InstallError> {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        if name.is_empty() || !name.chars().all(is_plain) {
-            return Err(InstallError::Name(name.to_owned()));
-        }
+        check_name(name)?;
         Ok(Self { root: root.to_owned(), name: name.to_owned() })
     }
 
@@ -171,6 +168,13 @@ mod tests {
         let mut found = BTreeSet::new();
         for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.is_dir() && !path.is_symlink() { found.extend(files(&path)) } else { found.extend([path]) }
+/// Checks that a name of a reservation stays in its folder.
+pub(crate) fn check_name(name: &str) -> Result<(), InstallError> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    let is_name = !name.is_empty() && name.chars().all(is_plain);
+    if is_name { Ok(()) } else { Err(InstallError::Name(name.to_owned())) }
+}
+
         }
         found
     }

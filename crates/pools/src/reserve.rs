@@ -4,7 +4,7 @@
 //! the rest (`Documentation/admin-guide/mm/hugetlbpage.rst`): so memory is compacted first, the pool is read back, and
 //! what is missing is tried again, at last node by node.
 
-use crate::change::{Change, changes_since, check_node, give_back, pool_of, set_size, total};
+use crate::change::{Change, changes_since, check_node, give_back, part_of, persistent, pool_of, set_size, total};
 use crate::settings::DROP_CACHES;
 use crate::{Obstacle, PoolError, PoolRequest, Settings};
 use address_space::PageSize;
@@ -25,6 +25,10 @@ pub enum Goal {
     Available,
     /// The number of pages that are added to those that there are.
     Added,
+    /// The number of pages by which the persistent pool is larger afterwards, with those that were added before. Surplus pages
+    /// become persistent first: a reservation that is given back while its pages are in use, and then made again, takes none
+    /// twice.
+    Persistent,
 }
 
 /// How to reserve.
@@ -50,6 +54,10 @@ pub struct Outcome {
     pub request: PoolRequest,
     /// Pages that were free and promised to nobody before.
     pub available_before: u64,
+    /// Pages that are free and promised to nobody now.
+    pub available: u64,
+    /// Pages of the request that were added before.
+    pub held: u64,
     /// Pages that were to be added.
     pub wanted: u64,
     /// Pages that were added.
@@ -84,6 +92,16 @@ pub fn reserve(
     requests: &[PoolRequest],
     options: &ReserveOptions,
 ) -> Result<Vec<Outcome>, PoolError> {
+    reserve_beside(settings, &[], requests, options)
+}
+
+/// Like [`reserve`], but adds only what `held`, pages that were added for these requests before, lacks.
+pub(crate) fn reserve_beside(
+    settings: &impl Settings,
+    held: &[Change],
+    requests: &[PoolRequest],
+    options: &ReserveOptions,
+) -> Result<Vec<Outcome>, PoolError> {
     for request in requests {
         check_node(&pool_of(settings, request.size)?, request.node)?;
     }
@@ -93,10 +111,12 @@ pub fn reserve(
         return Err(PoolError::Refused { path: DROP_CACHES.to_owned(), error });
     }
     let mut outcomes: Vec<Outcome> = Vec::new();
+    let mut held = held.to_vec();
     for request in &merged(requests) {
         let of_size = outcomes.iter().filter(|outcome| outcome.request.size == request.size);
         let claimed = of_size.map(|outcome| outcome.request.pages).sum();
-        let outcome = reserve_one(settings, request, claimed, options)?;
+        let held = part_of(&mut held, request).iter().map(|change| change.pages).sum();
+        let outcome = reserve_one(settings, request, Known { claimed, held }, options)?;
         let is_met = outcome.is_met();
         outcomes.push(outcome);
         if !is_met && options.all_or_nothing {
@@ -130,31 +150,43 @@ fn undo(settings: &impl Settings, outcomes: &mut [Outcome]) -> Result<(), PoolEr
     Ok(())
 }
 
+/// What is known of a request before it is looked at.
+struct Known {
+    /// Available pages that requests before it count on.
+    claimed: u64,
+    /// Pages of it that were added before.
+    held: u64,
+}
+
 fn reserve_one(
     settings: &impl Settings,
     request: &PoolRequest,
-    claimed: u64,
+    known: Known,
     options: &ReserveOptions,
 ) -> Result<Outcome, PoolError> {
     let before = pool_of(settings, request.size)?;
-    let available_before = match request.node {
-        Some(node) => before.unpromised_on(node),
-        None => before.unpromised().saturating_sub(claimed),
+    let available_of = |pool: &PoolCounts| match request.node {
+        Some(node) => pool.unpromised_on(node),
+        None => pool.unpromised().saturating_sub(known.claimed),
     };
+    let (held, available_before) = (known.held, available_of(&before));
     let wanted = match options.goal {
         Goal::Available => request.pages.saturating_sub(available_before),
-        Goal::Added => request.pages,
+        Goal::Added | Goal::Persistent => request.pages.saturating_sub(held),
     };
+    let counted = Counted { node: request.node, persistent: options.goal == Goal::Persistent };
     let mut obstacles = Vec::new();
-    let aim = match above_floor(settings, request, wanted, options.floor, &mut obstacles) {
+    // Surplus pages that become persistent take no memory.
+    let there = counted.surplus_to_keep(&before).min(wanted);
+    let aim = match there + above_floor(settings, request, wanted - there, options.floor, &mut obstacles) {
         // What cannot be met in full is not begun, since it would only push others out of memory.
         fits if fits < wanted && options.all_or_nothing => 0,
         fits => fits,
     };
-    let mut enlarging = Enlarging { settings, request, before: &before, aim, base_page: options.base_page };
+    let mut enlarging = Enlarging { settings, request, counted, before: &before, aim, base_page: options.base_page };
     let refused = enlarging.run()?;
     let now = pool_of(settings, request.size)?;
-    let added = total(&now, request.node).saturating_sub(total(&before, request.node));
+    let added = counted.growth(&before, &now);
     if added < aim {
         match refused {
             Some(refused) => obstacles.push(refused),
@@ -162,8 +194,33 @@ fn reserve_one(
             None => obstacles.extend(enlarging.fragmentation()),
         }
     }
-    let changes = changes_since(&before, &now);
-    Ok(Outcome { request: *request, available_before, wanted, added, changes, obstacles, undone: false })
+    let (changes, available) = (changes_since(&before, &now), available_of(&now));
+    let undone = false;
+    Ok(Outcome { request: *request, available_before, available, held, wanted, added, changes, obstacles, undone })
+}
+
+/// Which pages of a pool count towards a goal.
+#[derive(Clone, Copy)]
+struct Counted {
+    /// Those of a node only.
+    node: Option<u32>,
+    /// Persistent ones only.
+    persistent: bool,
+}
+
+impl Counted {
+    fn pages(self, pool: &PoolCounts, node: Option<u32>) -> u64 {
+        if self.persistent { persistent(pool, node) } else { total(pool, node) }
+    }
+
+    fn growth(self, before: &PoolCounts, now: &PoolCounts) -> u64 {
+        self.pages(now, self.node).saturating_sub(self.pages(before, self.node))
+    }
+
+    /// Surplus pages that count once they are persistent.
+    fn surplus_to_keep(self, pool: &PoolCounts) -> u64 {
+        total(pool, self.node).saturating_sub(self.pages(pool, self.node))
+    }
 }
 
 /// Returns the pages that may be taken without going below the floor, at most `wanted`: that of the machine, and for pages of
@@ -205,6 +262,7 @@ struct Room {
 struct Enlarging<'a, S> {
     settings: &'a S,
     request: &'a PoolRequest,
+    counted: Counted,
     before: &'a PoolCounts,
     /// Pages to be added.
     aim: u64,
@@ -236,14 +294,13 @@ impl<S: Settings> Enlarging<'_, S> {
     /// Pages that are still missing.
     fn left(&self) -> Result<u64, PoolError> {
         let now = pool_of(self.settings, self.request.size)?;
-        let added = total(&now, self.request.node).saturating_sub(total(self.before, self.request.node));
-        Ok(self.aim.saturating_sub(added))
+        Ok(self.aim.saturating_sub(self.counted.growth(self.before, &now)))
     }
 
     /// Asks for so many pages more.
     fn add(&self, node: Option<u32>, pages: u64) -> Result<Option<Obstacle>, PoolError> {
-        // All pages, not only the persistent ones: those that are surplus now become persistent first.
-        let now = total(&pool_of(self.settings, self.request.size)?, node);
+        // The kernel makes surplus pages persistent first: a size that adds pages to all that there are names these, too.
+        let now = self.counted.pages(&pool_of(self.settings, self.request.size)?, node);
         match set_size(self.settings, self.request.size, node, now + pages) {
             Ok(()) => Ok(None),
             Err(PoolError::Refused { path, error }) => Ok(Some(Obstacle::refused(path, &error))),
@@ -270,6 +327,11 @@ impl<S: Settings> Enlarging<'_, S> {
     /// Compacts memory unless enough of it lies in one piece. That it cannot be done is no error: the kernel compacts on
     /// its own, too, only less.
     fn compact(&self, pages: u64) {
+        let surplus = pool_of(self.settings, self.request.size).map(|now| self.counted.surplus_to_keep(&now));
+        let pages = pages.saturating_sub(surplus.unwrap_or(0));
+        if pages == 0 {
+            return;
+        }
         let nodes = free_blocks(self.settings);
         let of_interest = nodes.iter().filter(|node| self.request.node.is_none_or(|wanted| wanted == node.node));
         let at_once: Option<u64> = of_interest.map(|node| node.pages_of(self.request.size, self.base_page)).sum();

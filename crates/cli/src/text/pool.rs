@@ -20,8 +20,8 @@ const ASIDE: &str = "which sets memory aside from which `pagelift pool reserve` 
 pub const SET_ASIDE: &str = "then: `update-grub` and a reboot; after it `pagelift pool reserve` takes the pages, or at each boot \
                              the unit of `pagelift pool plan --install systemd --name` with another name";
 /// What is left to be done after files were removed.
-pub const UNINSTALLED: &str = "pages that are reserved now stay until `pagelift pool release` or a reboot; after a \
-                               fragment of GRUB: update-grub";
+pub const UNINSTALLED: &str = "pages that are reserved now stay until `pagelift pool release` (`--record NAME` for those that a \
+                               unit has added) or a reboot; after a fragment of GRUB: update-grub";
 
 /// Everything that `pool show` shows.
 pub fn view(view: &PoolsView) -> String {
@@ -266,7 +266,8 @@ fn commands(plan: &ShownPlan<'_>) -> String {
 pub fn installed(kind: BootKind) -> &'static str {
     match kind {
         BootKind::Systemd => {
-            "the pages are reserved at the next boot; now: `pagelift pool reserve`, with the same pages"
+            "the pages are reserved at the next boot; now: `pagelift pool reserve`, with the same pages, or `systemctl start` of the \
+             unit, which adds them in any case"
         }
         BootKind::Sysctl => "the pages are reserved at the next boot; now: `sysctl --system`",
         BootKind::Grub => {
@@ -287,15 +288,18 @@ pub fn outcome(outcome: &Outcome) -> String {
         format!("{size}{place}: got {} of {} pages that were missing; all was put back", outcome.added, outcome.wanted)
     } else if outcome.undone {
         format!("{size}{place}: put back, since another request was not met")
+    } else if outcome.wanted == 0 && outcome.held > 0 {
+        format!("{size}{place}: all {} pages were added before", outcome.request.pages)
     } else if outcome.wanted == 0 {
         format!("{size}{place}: {} pages were available already", outcome.available_before)
     } else {
-        let before = outcome.available_before;
+        let held = match outcome.held {
+            0 => String::new(),
+            held => format!(" beside {held} that were added before"),
+        };
         format!(
-            "{size}{place}: added {} of {} pages; {} available now, {before} before",
-            outcome.added,
-            outcome.wanted,
-            before + outcome.added
+            "{size}{place}: added {} of {} pages{held}; {} available now, {} before",
+            outcome.added, outcome.wanted, outcome.available, outcome.available_before
         )
     };
     if outcome.changes.len() > 1 {

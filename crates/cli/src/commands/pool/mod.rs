@@ -10,9 +10,9 @@ mod show;
 use crate::exit::interruptions;
 use crate::text::pool as text;
 use address_space::PageSize;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use pools::{KernelSettings, PoolLock, PoolRequest, ReleaseRequest};
+use pools::{Amount, KernelSettings, PoolLock, PoolRequest, Record, RecordedRelease, ReleaseRequest};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -49,8 +49,12 @@ enum PoolCommand {
 
 #[derive(Args, Clone)]
 struct ReleaseArgs {
+    /// Give back what `pagelift pool reserve --record NAME` has added, pages in use too: these leave when they are freed. Pages
+    /// that are named beside it count only where there is no record.
+    #[arg(long, value_name = "NAME")]
+    record: Option<String>,
     /// Pages, 2M:64 or 1G:2@0 for example; `all` for all that are free: 2M:all.
-    #[arg(required = true, value_name = "SIZE:COUNT[@NODE]")]
+    #[arg(required_unless_present = "record", value_name = "SIZE:COUNT[@NODE]")]
     requests: Vec<ReleaseRequest>,
 }
 
@@ -95,6 +99,9 @@ fn lock() -> anyhow::Result<PoolLock> {
 }
 
 fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
+    if let Some(name) = &args.record {
+        return release_recorded(name, &args.requests);
+    }
     let (settings, _) = settings()?;
     let _lock = lock()?;
     for request in &args.requests {
@@ -102,6 +109,30 @@ fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
     }
     say_kubelet();
     Ok(())
+}
+
+fn release_recorded(name: &str, named: &[ReleaseRequest]) -> anyhow::Result<()> {
+    let record = Record::of(name)?;
+    let of_number = |request: &ReleaseRequest| match request.amount {
+        Amount::Pages(pages) => Ok(PoolRequest { size: request.size, pages, node: request.node }),
+        Amount::All => bail!("found `all` beside --record {name}, needed: a number of pages, or none named"),
+    };
+    let named = named.iter().map(of_number).collect::<anyhow::Result<Vec<_>>>()?;
+    let (settings, _) = settings()?;
+    let _lock = lock()?;
+    let RecordedRelease { given, note } = record.release(&settings, &named)?;
+    say_note(note);
+    let mut out = std::io::stdout();
+    given.iter().try_for_each(|given| writeln!(out, "{}", text::given_back(given)))?;
+    if given.is_empty() {
+        writeln!(out, "{}: nothing is left to be given back", record.path().display())?;
+    }
+    say_kubelet();
+    Ok(())
+}
+
+fn say_note(note: Option<String>) {
+    note.into_iter().for_each(|note| eprintln!("pagelift: note: {note}"));
 }
 
 fn demote(args: &DemoteArgs) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! `pagelift pool reserve`.
 
 use super::lend::{self, Lending};
-use super::{lock, say_kubelet, settings};
+use super::{lock, say_kubelet, say_note, settings};
 use crate::arguments::policy::PolicyArgs;
 use crate::exit::OWN_FAILURE;
 use crate::text::pool as text;
@@ -9,7 +9,8 @@ use address_space::parse_bytes;
 use clap::Args;
 use machine_facts::base_page;
 use pools::{
-    Change, Goal, KernelSettings, Outcome, PoolRequest, ReserveOptions, give_back, part_of, reserve, usual_floor,
+    Change, Goal, KernelSettings, Outcome, PoolRequest, Record, RecordedOutcome, ReserveOptions, give_back, part_of,
+    reserve, usual_floor,
 };
 use std::ffi::OsString;
 use std::io::Write;
@@ -31,6 +32,10 @@ pub struct ReserveArgs {
     /// Add so many pages to those that there are, instead of making so many available.
     #[arg(long)]
     add: bool,
+    /// Write down under this name, in /run, what is added, and add only what is missing of it: a retry or a restart adds no
+    /// page twice. `pagelift pool release --record NAME` gives all of it back.
+    #[arg(long, value_name = "NAME", requires = "add", conflicts_with_all = ["hold", "persist", "command"])]
+    record: Option<String>,
     /// Put everything back where a request is not met in full.
     #[arg(long)]
     all_or_nothing: bool,
@@ -80,17 +85,9 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
         let (policy, words) = (args.policy.policy(), args.lending_words());
         return lend::run(Lending { command: &args.command, policy, requests: &args.requests, words });
     }
+    let record = args.record.as_deref().map(Record::of).transpose()?;
     let (settings, interrupted) = settings()?;
-    let lock = lock()?;
-    let options = ReserveOptions {
-        goal: if args.add { Goal::Added } else { Goal::Available },
-        floor: args.keep_free.unwrap_or_else(|| usual_floor(&settings)),
-        drop_caches: args.drop_caches,
-        all_or_nothing: args.all_or_nothing,
-        base_page: base_page(),
-    };
-    let outcomes = reserve(&settings, &args.requests, &options)?;
-    drop(lock);
+    let outcomes = reserved(args, &settings, record)?;
     // From here on the pages must be given back even if nobody reads what is said.
     let said = say(&outcomes, args.hold);
     let is_met = outcomes.iter().all(Outcome::is_met);
@@ -108,6 +105,25 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
         persist(args)?;
     }
     Ok(if is_met { 0 } else { OWN_FAILURE })
+}
+
+fn reserved(args: &ReserveArgs, settings: &KernelSettings, record: Option<Record>) -> anyhow::Result<Vec<Outcome>> {
+    let _lock = lock()?;
+    let options = ReserveOptions {
+        goal: match &record {
+            Some(_) => Goal::Persistent,
+            None if args.add => Goal::Added,
+            None => Goal::Available,
+        },
+        floor: args.keep_free.unwrap_or_else(|| usual_floor(settings)),
+        drop_caches: args.drop_caches,
+        all_or_nothing: args.all_or_nothing,
+        base_page: base_page(),
+    };
+    let Some(record) = record else { return Ok(reserve(settings, &args.requests, &options)?) };
+    let RecordedOutcome { outcomes, note } = record.reserve(settings, &args.requests, &options)?;
+    say_note(note);
+    Ok(outcomes)
 }
 
 fn say(outcomes: &[Outcome], hold: bool) -> std::io::Result<()> {

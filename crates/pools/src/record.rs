@@ -1,0 +1,245 @@
+//! What reservations under a name have added, written down where nobody but root can write and a boot forgets it. A
+//! reservation that is made again adds only what is missing, and what is given back is what was added, in use or not.
+
+use crate::change::{Change, give_back, persistent, pool_of};
+use crate::install::{InstallError, check_name};
+use crate::reserve::reserve_beside;
+use crate::{GivenBack, Outcome, PoolError, PoolRequest, ReserveOptions, Settings};
+use nix::fcntl::OFlag;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Root's own folder, which is empty after a boot, as the pools are.
+const FOLDER: &str = "/run";
+const PREFIX: &str = "pagelift-pool-";
+const SUFFIX: &str = ".record";
+/// A new one at each boot (random(4)).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// Maximum number of bytes of a record; a line for each size and node has about ten.
+const LONGEST: u64 = 64 << 10;
+
+/// The record of one name. [`crate::PoolLock`] must be held while it is used.
+#[derive(Clone, Debug)]
+pub struct Record {
+    folder: PathBuf,
+    name: String,
+}
+
+/// What a record says.
+#[derive(Debug, PartialEq, Eq)]
+enum Recorded {
+    /// Nothing was written since the boot.
+    Nothing,
+    /// What was added and not given back.
+    Changes(Vec<Change>),
+    /// It cannot be used, for this reason.
+    Unusable(String),
+}
+
+/// What became of a reservation that is recorded.
+#[derive(Debug)]
+pub struct RecordedOutcome {
+    /// What became of each request.
+    pub outcomes: Vec<Outcome>,
+    /// Why the record was not used, where there is one that cannot be.
+    pub note: Option<String>,
+}
+
+/// What became of pages that a record names.
+#[derive(Debug)]
+pub struct RecordedRelease {
+    /// What was given back.
+    pub given: Vec<GivenBack>,
+    /// Why the pages that were named count in place of a record.
+    pub note: Option<String>,
+}
+
+impl Record {
+    /// The record of `name` on this machine.
+    ///
+    /// # Errors
+    /// [`InstallError::Name`].
+    pub fn of(name: &str) -> Result<Self, InstallError> {
+        Self::within(Path::new(FOLDER), name)
+    }
+
+    fn within(folder: &Path, name: &str) -> Result<Self, InstallError> {
+        check_name(name)?;
+        Ok(Self { folder: folder.to_owned(), name: name.to_owned() })
+    }
+
+    /// The path of its file.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(format!("{PREFIX}{}{SUFFIX}", self.name))
+    }
+
+    /// Reserves what of the requests the record lacks, and adds it to the record.
+    ///
+    /// # Errors
+    /// As [`crate::reserve`]; [`PoolError::Record`] where it cannot be written: then nothing stays added.
+    pub fn reserve(
+        &self,
+        settings: &impl Settings,
+        requests: &[PoolRequest],
+        options: &ReserveOptions,
+    ) -> Result<RecordedOutcome, PoolError> {
+        let (held, note) = match self.read(settings) {
+            Recorded::Nothing => (Vec::new(), None),
+            Recorded::Changes(changes) => (self.still_there(settings, changes), None),
+            Recorded::Unusable(why) => {
+                (Vec::new(), Some(format!("{why}; all pages are added, and a new one is written")))
+            }
+        };
+        let outcomes = reserve_beside(settings, &held, requests, options)?;
+        let added: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.changes.clone()).collect();
+        if let Err(error) = self.write(settings, &[held, added.clone()].concat()) {
+            give_back(settings, &added)?;
+            return Err(error);
+        }
+        Ok(RecordedOutcome { outcomes, note })
+    }
+
+    /// Gives back what the record names, or `named` where there is none. Pages in use become surplus: they leave when they are
+    /// freed.
+    ///
+    /// # Errors
+    /// The first refusal, which keeps its pages in the record; [`PoolError::Record`].
+    pub fn release(&self, settings: &impl Settings, named: &[PoolRequest]) -> Result<RecordedRelease, PoolError> {
+        let (recorded, why) = match self.read(settings) {
+            Recorded::Changes(changes) => (Some(changes), String::new()),
+            Recorded::Nothing => (None, format!("found no {}", self.path().display())),
+            Recorded::Unusable(why) => (None, why),
+        };
+        let note = recorded.is_none().then(|| format!("{why}; the pages that are named count in its place"));
+        let changes = recorded.unwrap_or_else(|| named.iter().map(Change::of).collect());
+        let (mut given, mut kept, mut failed) = (Vec::new(), Vec::new(), None);
+        for change in self.still_there(settings, changes) {
+            match give_back(settings, &[change]) {
+                Ok(one) => given.extend(one),
+                Err(error) => {
+                    kept.push(change);
+                    failed = failed.or(Some(error));
+                }
+            }
+        }
+        // One that names nothing tells that all was given back, and keeps a second release from others' pages.
+        self.write(settings, &kept)?;
+        failed.map_or(Ok(RecordedRelease { given, note }), Err)
+    }
+
+    /// As much of these changes as the pools still hold beside what other records name: others may have released pages.
+    fn still_there(&self, settings: &impl Settings, changes: Vec<Change>) -> Vec<Change> {
+        let others = self.of_others(settings);
+        let there = |change: Change| {
+            let pool = pool_of(settings, change.size).ok()?;
+            let is_same =
+                |other: &&Change| other.size == change.size && (change.node.is_none() || other.node == change.node);
+            let taken: u64 = others.iter().filter(is_same).map(|other| other.pages).sum();
+            let pages = change.pages.min(persistent(&pool, change.node).saturating_sub(taken));
+            (pages > 0).then_some(Change { pages, ..change })
+        };
+        changes.into_iter().filter_map(there).collect()
+    }
+
+    fn of_others(&self, settings: &impl Settings) -> Vec<Change> {
+        let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let names = names.filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            Some(name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.to_owned())
+        });
+        let records = names.filter(|name| *name != self.name).filter_map(|name| Self::within(&self.folder, &name).ok());
+        let changes = records.filter_map(|record| match record.read(settings) {
+            Recorded::Changes(changes) => Some(changes),
+            _ => None,
+        });
+        changes.flatten().collect()
+    }
+
+    fn read(&self, settings: &impl Settings) -> Recorded {
+        let path = self.path();
+        let unusable = |why: String| Recorded::Unusable(format!("{}: {why}", path.display()));
+        match own_text(&path) {
+            Ok(text) => parse(&text, &boot_id(settings)).unwrap_or_else(unusable),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Recorded::Nothing,
+            Err(error) => unusable(error.to_string()),
+        }
+    }
+
+    /// Writes a new file in the place of the old one, which is whole at any moment.
+    fn write(&self, settings: &impl Settings, changes: &[Change]) -> Result<(), PoolError> {
+        let (path, new) = (self.path(), self.folder.join(format!("{PREFIX}{}.new", self.name)));
+        let write = || {
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?;
+            file.write_all(self.text(&boot_id(settings), changes).as_bytes())?;
+            fs::rename(&new, &path)
+        };
+        write().map_err(|error| PoolError::Record { path, error })
+    }
+
+    fn text(&self, boot: &str, changes: &[Change]) -> String {
+        let name = &self.name;
+        let mut text = format!(
+            "# What `pagelift pool reserve --record {name}` has added; `pagelift pool release --record {name}` gives it back.\n\
+             boot {boot}\n"
+        );
+        for change in summed(changes) {
+            let Change { size, node, pages } = change;
+            text += &format!("{}\n", PoolRequest { size, pages, node });
+        }
+        text
+    }
+}
+
+/// Adds up changes of the same pool and node.
+fn summed(changes: &[Change]) -> Vec<Change> {
+    let mut sums: Vec<Change> = Vec::new();
+    for change in changes {
+        match sums.iter_mut().find(|sum| (sum.size, sum.node) == (change.size, change.node)) {
+            Some(sum) => sum.pages = sum.pages.saturating_add(change.pages),
+            None => sums.push(*change),
+        }
+    }
+    sums
+}
+
+fn parse(text: &str, boot: &str) -> Result<Recorded, String> {
+    let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+    let of_boot = lines.next().and_then(|line| line.strip_prefix("boot "));
+    let of_boot = of_boot.ok_or("found no line `boot ID`, needed: a record as Pagelift writes it")?;
+    let change = |line: &str| line.parse().map(|request| Change::of(&request)).map_err(|error| error.to_string());
+    let changes = lines.map(change).collect::<Result<Vec<_>, _>>()?;
+    // The pools of another boot are gone.
+    Ok(if of_boot == boot { Recorded::Changes(changes) } else { Recorded::Nothing })
+}
+
+fn boot_id(settings: &impl Settings) -> String {
+    settings.text(BOOT_ID).map_or_else(|| "unknown".to_owned(), |text| text.trim().to_owned())
+}
+
+/// The text of a file that only this user can have written.
+fn own_text(path: &Path) -> io::Result<String> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags.bits()).open(path)?;
+    let metadata = file.metadata()?;
+    let own = nix::unistd::geteuid().as_raw();
+    if !metadata.is_file() || metadata.uid() != own || metadata.mode() & 0o022 != 0 {
+        return Err(io::Error::other(format!(
+            "found {} of user {} with mode {:o}, needed: a file of user {own} that no other can write",
+            if metadata.is_file() { "a file" } else { "something else than a file" },
+            metadata.uid(),
+            metadata.mode() & 0o7777
+        )));
+    }
+    let mut text = String::new();
+    file.take(LONGEST).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;
