@@ -1,4 +1,4 @@
-//! What makes a reservation last: the commands of the systemd unit, run as systemd runs them.
+//! What makes a reservation last: the commands of the systemd unit, run as systemd runs them, and files beside each other.
 
 use crate::{count, pool, short};
 use anyhow::{Context as _, Result, ensure};
@@ -14,6 +14,7 @@ pub fn tests() -> Vec<Test> {
         test_case("a_unit_that_is_restarted_takes_its_pages_in_use_again", python(), restarted),
         test_case("a_unit_restarts_without_its_record", python(), restarted_without_a_record),
         test_case("a_unit_that_got_some_pages_adds_the_others", needs(), started_in_part),
+        test_case("install_refuses_what_would_be_ignored", Vec::new(), installed_twice),
     ]
 }
 
@@ -150,4 +151,38 @@ fn started_in_part(t: &Context) -> Result<()> {
     unit.stop(t)?;
     ensure!(counts()? == (before, 0), "{:?}, before {before}", counts()?);
     Ok(())
+}
+
+fn installed_twice(t: &Context) -> Result<()> {
+    let root = t.folder().display().to_string();
+    let install = |name: &str, how: &str, request: &str| {
+        pool(t, &["plan", "--root", &root, "--name", name, "--install", how, request])
+    };
+    let refuses = |output: Output, words: &[&str]| {
+        ensure!(output.ending == Ending::Exit(125), "{output:?}");
+        words.iter().try_for_each(|word| {
+            ensure!(output.stderr.contains(word), "{word} is missing: {output:?}");
+            Ok(())
+        })
+    };
+    install("a", "grub", "1G:2")?.success()?;
+    let uninstall = format!("fix: `pagelift pool plan --uninstall --name a --root {root}`");
+    let words = ["/etc/default/grub.d/60-pagelift-pool-a.cfg", "`hugepagesz=1G`", &uninstall, "--install systemd"];
+    refuses(install("b", "grub", "1G:3")?, &words)?;
+    install("b", "grub", "2M:8")?.success()?;
+    refuses(install("c", "grub", "2M:8")?, &["60-pagelift-pool-b.cfg"])?;
+    install("c", "systemd", "1G:3")?.success()?;
+    // What somebody else has written counts, too.
+    fs::remove_dir_all(t.folder().join("etc/default"))?;
+    fs::create_dir_all(t.folder().join("etc/default"))?;
+    fs::write(t.folder().join("etc/default/grub"), "# hugepagesz=2M\nGRUB_CMDLINE_LINUX='ro hugetlb_cma=2G'\n")?;
+    refuses(install("d", "grub", "1G:1")?, &["found `hugetlb_cma=2G` in", "take it out of", "/etc/default/grub"])?;
+    install("d", "grub", "2M:8")?.success()?;
+    // The last of these sets all pages.
+    let default = short(default_huge_page()?);
+    install("e", "sysctl", &format!("{default}:8"))?.success()?;
+    refuses(
+        install("f", "sysctl", &format!("{default}:3"))?,
+        &["60-pagelift-pool-e.conf", "the last file that sets it"],
+    )
 }

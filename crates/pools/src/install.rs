@@ -1,6 +1,9 @@
 //! Writes boot files below a root folder, and takes exactly those back.
 
-use crate::{BootFile, BootKind};
+use crate::earlier::{Earlier, earlier, places};
+use crate::{BootFile, BootKind, BootMachine, PoolRequest};
+use address_space::PageSize;
+use process_view::quoted;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
@@ -24,12 +27,38 @@ pub enum InstallError {
     /// There is such a file.
     #[error("{} exists already; fix: `pagelift pool plan --uninstall` first, or another --name", .0.display())]
     Exists(PathBuf),
+    /// Another file sets the same number of pages.
+    #[error("found `{setting}` in {} already, and {why}; fix: {}", path.display(), earlier_fix(path, root))]
+    Earlier {
+        /// The other file.
+        path: PathBuf,
+        /// Its setting.
+        setting: String,
+        /// Why one of them is ignored.
+        why: &'static str,
+        /// The root folder.
+        root: PathBuf,
+    },
     /// Somebody has changed the file since it was written.
     #[error("{} was changed since Pagelift wrote it, so that it stays; remove it by hand", .0.display())]
     Changed(PathBuf),
     /// The name could lead out of its folder.
     #[error("`{0}` is no name for a reservation; needed: letters, digits, - and _")]
     Name(String),
+}
+
+/// What makes room for a number of pages that another file sets.
+fn earlier_fix(path: &Path, root: &Path) -> String {
+    let file = path.file_stem().map(|file| file.to_string_lossy()).unwrap_or_default();
+    let first = match file.strip_prefix("60-pagelift-pool-") {
+        Some(name) if root == Path::new("/") => format!("`pagelift pool plan --uninstall --name {name}`"),
+        Some(name) => {
+            let root = quoted(&root.to_string_lossy());
+            format!("`pagelift pool plan --uninstall --name {name} --root {root}`")
+        }
+        None => format!("take it out of {}", path.display()),
+    };
+    format!("{first}, then one plan with the sum of both; or --install systemd, whose pages add up")
 }
 
 /// The boot files of one name below a root folder.
@@ -58,6 +87,37 @@ impl Installation {
     pub fn found(&self) -> Vec<PathBuf> {
         let paths = BootKind::ALL.map(|kind| self.root.join(BootFile::paths(kind, &self.name).0));
         paths.into_iter().filter(|path| path.symlink_metadata().is_ok()).collect()
+    }
+
+    /// Looks for a file beside those of this name that sets the same number of pages, so that one of both would be ignored.
+    ///
+    /// # Errors
+    /// [`InstallError::Earlier`]; the kernel's where a file cannot be read.
+    pub fn check_others(
+        &self,
+        kind: BootKind,
+        requests: &[PoolRequest],
+        machine: &BootMachine,
+        is_gigantic: impl Fn(PageSize) -> bool,
+    ) -> Result<(), InstallError> {
+        let Some((file, folder, end)) = places(kind) else { return Ok(()) };
+        let sizes: Vec<_> = requests.iter().map(|request| request.size).collect();
+        let own = self.root.join(BootFile::paths(kind, &self.name).0);
+        let folder = self.root.join(folder);
+        let mut files: Vec<_> =
+            fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        files.retain(|path| *path != own && path.to_string_lossy().ends_with(end));
+        files.sort();
+        for path in [vec![self.root.join(file)], files].concat().into_iter().filter(|path| path.is_file()) {
+            let mut bytes = Vec::new();
+            let read = File::open(&path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
+            read.map_err(|error| InstallError::Io { path: path.clone(), error })?;
+            let found = earlier(kind, &String::from_utf8_lossy(&bytes), &sizes, machine, &is_gigantic);
+            if let Some(Earlier { setting, why }) = found {
+                return Err(InstallError::Earlier { path, setting, why, root: self.root.clone() });
+            }
+        }
+        Ok(())
     }
 
     /// Writes a file and its link, and nothing where one of them exists. Returns the paths of what was written.
@@ -106,6 +166,13 @@ impl Installation {
         }
         Ok(removed)
     }
+}
+
+/// Checks that a name of a reservation stays in its folder.
+pub(crate) fn check_name(name: &str) -> Result<(), InstallError> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    let is_name = !name.is_empty() && name.chars().all(is_plain);
+    if is_name { Ok(()) } else { Err(InstallError::Name(name.to_owned())) }
 }
 
 fn write_new(path: &Path, text: &str) -> Result<(), InstallError> {
@@ -168,13 +235,6 @@ mod tests {
         let mut found = BTreeSet::new();
         for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.is_dir() && !path.is_symlink() { found.extend(files(&path)) } else { found.extend([path]) }
-/// Checks that a name of a reservation stays in its folder.
-pub(crate) fn check_name(name: &str) -> Result<(), InstallError> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    let is_name = !name.is_empty() && name.chars().all(is_plain);
-    if is_name { Ok(()) } else { Err(InstallError::Name(name.to_owned())) }
-}
-
         }
         found
     }

@@ -109,7 +109,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             write!(out, "{}", file.text)?;
             return Ok(());
         }
-        return install(args, kind, &installation, &file);
+        return install(args, kind, &installation, &requests, &file);
     }
     if args.json {
         let machine = boot_machine(args);
@@ -234,7 +234,13 @@ fn program_at_boot(root: &Path) -> anyhow::Result<String> {
     Ok(found.unwrap_or(usual[0]).to_owned())
 }
 
-fn install(args: &PlanArgs, kind: BootArg, installation: &Installation, file: &BootFile) -> anyhow::Result<()> {
+fn install(
+    args: &PlanArgs,
+    kind: BootArg,
+    installation: &Installation,
+    requests: &[PoolRequest],
+    file: &BootFile,
+) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     let others = installation.found();
     if let Some(other) = others.first() {
@@ -250,6 +256,7 @@ fn install(args: &PlanArgs, kind: BootArg, installation: &Installation, file: &B
     reload_systemd(args, &written);
     writeln!(out, "{}", if args.cma { text::SET_ASIDE } else { text::installed(kind.into()) })?;
     super::say_kubelet();
+    installation.check_others(kind.into(), requests, &boot_machine(args), is_gigantic)?;
     Ok(())
 }
 

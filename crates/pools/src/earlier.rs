@@ -1,0 +1,147 @@
+//! What other files that are read at boot reserve already, where the kernel or sysctl(8) takes one number of pages only. Pure.
+
+use crate::boot::{BootKind, BootMachine};
+use address_space::PageSize;
+use std::mem;
+
+/// Where files of this kind stand, from the root folder: a file, then a folder and how the names of its files end, in the order
+/// in which they are read. `None` where files add to each other.
+pub(crate) fn places(kind: BootKind) -> Option<(&'static str, &'static str, &'static str)> {
+    match kind {
+        BootKind::Systemd => None,
+        BootKind::Sysctl => Some(("etc/sysctl.conf", "etc/sysctl.d", ".conf")),
+        BootKind::Grub => Some(("etc/default/grub", "etc/default/grub.d", ".cfg")),
+    }
+}
+
+/// A setting that takes the place of what is to be reserved, or whose place that would take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Earlier {
+    /// The setting, as it stands in the file.
+    pub setting: String,
+    /// Why one of them is ignored.
+    pub why: &'static str,
+}
+
+/// The first such setting in a text of a file of this kind, for pages of these sizes.
+pub(crate) fn earlier(
+    kind: BootKind,
+    text: &str,
+    sizes: &[PageSize],
+    machine: &BootMachine,
+    is_gigantic: impl Fn(PageSize) -> bool,
+) -> Option<Earlier> {
+    match kind {
+        BootKind::Systemd => None,
+        BootKind::Sysctl => in_sysctl(text),
+        BootKind::Grub => on_command_line(text, sizes, machine.default, sizes.iter().any(|&size| is_gigantic(size))),
+    }
+}
+
+fn in_sysctl(text: &str) -> Option<Earlier> {
+    let why = "the last file that sets it counts";
+    let is_pool = |name: &str| name.trim().trim_start_matches('-').replace('/', ".") == "vm.nr_hugepages";
+    let line = text.lines().find(|line| line.split_once('=').is_some_and(|(name, _)| is_pool(name)))?;
+    Some(Earlier { setting: line.trim().to_owned(), why })
+}
+
+/// `hugepages=` is the number of pages of the size before it, else of the default size. The kernel ignores a second
+/// `hugepagesz=` of a size, with the number behind it (`hugepagesz_setup` in mm/hugetlb.c), and takes no gigantic page at boot
+/// where there is a `hugetlb_cma=`, of which the last one counts.
+fn on_command_line(text: &str, sizes: &[PageSize], default: Option<PageSize>, gigantic: bool) -> Option<Earlier> {
+    let mut size = default;
+    for word in words(text) {
+        let word = word.strip_prefix("GRUB_CMDLINE_LINUX=").unwrap_or(&word);
+        let word = word.strip_prefix("GRUB_CMDLINE_LINUX_DEFAULT=").unwrap_or(word);
+        let Some((name, value)) = word.split_once('=') else { continue };
+        if name == "hugepagesz" || name == "default_hugepagesz" {
+            size = value.parse().ok();
+        }
+        let is_number = name == "hugepagesz" || name == "hugepages";
+        let why = match name {
+            _ if is_number && size.is_some_and(|size| sizes.contains(&size)) => {
+                "the kernel reads one number of pages of a size"
+            }
+            "hugetlb_cma" if gigantic => "the kernel reads one, and takes no gigantic page at boot beside it",
+            _ => continue,
+        };
+        return Some(Earlier { setting: word.to_owned(), why });
+    }
+    None
+}
+
+/// The words of a shell's text, without quotes and comments.
+fn words(text: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
+    let mut signs = text.chars();
+    while let Some(sign) = signs.next() {
+        match sign {
+            '\\' => word.extend(signs.next().filter(|&next| next != '\n')),
+            '#' if quote.is_none() && word.is_empty() => {
+                signs.find(|&sign| sign == '\n');
+            }
+            '"' | '\'' if quote.is_none_or(|open| open == sign) => {
+                quote = if quote.is_none() { Some(sign) } else { None };
+                // A parameter begins behind it.
+                words.push(mem::take(&mut word));
+            }
+            sign if sign.is_whitespace() => words.push(mem::take(&mut word)),
+            sign => word.push(sign),
+        }
+    }
+    words.push(word);
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found_in(text: &str, size: &str) -> Option<String> {
+        let machine = BootMachine { default: "2M".parse().ok(), ..BootMachine::default() };
+        let is_gigantic = |size: PageSize| size.bytes() >= 1 << 30;
+        let found = earlier(BootKind::Grub, text, &[size.parse().unwrap()], &machine, is_gigantic);
+        found.map(|earlier| earlier.setting)
+    }
+
+    #[test]
+    fn a_size_is_read_once() {
+        let text = "GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX quiet hugepagesz=1G hugepages=0:2,1:2 hugepages2=3\"\n";
+        assert_eq!(found_in(text, "1G").as_deref(), Some("hugepagesz=1G"));
+        assert_eq!(found_in(text, "2M"), None);
+        // A number without a size before it is one of pages of the default size.
+        let plain = "GRUB_CMDLINE_LINUX_DEFAULT='hugepages=64'";
+        assert_eq!([found_in(plain, "2M").as_deref(), found_in(plain, "1G").as_deref()], [Some("hugepages=64"), None]);
+        let other = "GRUB_CMDLINE_LINUX=\"default_hugepagesz=1G hugepages=2\"";
+        assert_eq!([found_in(other, "2M").as_deref(), found_in(other, "1G").as_deref()], [None, Some("hugepages=2")]);
+        assert_eq!(found_in("GRUB_CMDLINE_LINUX=default_hugepagesz=1G", "1G"), None, "a size alone reserves nothing");
+        assert_eq!(found_in("GRUB_CMDLINE_LINUX=hugepages=3", "2M").as_deref(), Some("hugepages=3"));
+    }
+
+    #[test]
+    fn memory_that_is_set_aside_keeps_gigantic_pages_from_being_taken() {
+        let text = "GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX hugetlb_cma=0:2048M\"";
+        assert_eq!(
+            [found_in(text, "1G").as_deref(), found_in(text, "2M").as_deref()],
+            [Some("hugetlb_cma=0:2048M"), None]
+        );
+    }
+
+    #[test]
+    fn words_are_those_of_a_shell() {
+        let comments = "# hugepagesz=1G, don't\nA=1 # hugepagesz=1G\nGRUB_CMDLINE_LINUX=\"a#b \\\n  c\"\n";
+        assert_eq!(found_in(comments, "1G"), None);
+        assert_eq!(words(comments), ["A=1", "GRUB_CMDLINE_LINUX=", "a#b", "c"]);
+        assert_eq!(words("X='say \"hello'"), ["X=", "say", "\"hello"]);
+    }
+
+    #[test]
+    fn sysctl_has_one_number() {
+        let found = |text: &str| earlier(BootKind::Sysctl, text, &[], &BootMachine::default(), |_| false);
+        assert_eq!(found(" -vm/nr_hugepages=3\n").unwrap().setting, "-vm/nr_hugepages=3");
+        for text in ["# vm.nr_hugepages = 3\n", "; vm.nr_hugepages = 3\n", "vm.nr_hugepages_mempolicy = 3\n", ""] {
+            assert_eq!(found(text), None, "{text}");
+        }
+    }
+}
