@@ -35,6 +35,11 @@ fn main() -> ExitCode {
             with(&[Need::Command("python3".into())]),
             shown_unattached,
         ),
+        test_case(
+            "show_counts_deleted_files_that_are_mapped",
+            with(&[Need::Command("python3".into()), Need::Command("unshare".into())]),
+            shown_deleted,
+        ),
         test_case("held_pages_that_are_named_go_back_at_once", needs(), held_in_part),
         test_case("overcommit_is_set_and_explained", needs(), overcommitted),
         test_case("a_page_is_demoted", needs(), demoted),
@@ -170,6 +175,41 @@ fn shown_of_another_namespace(t: &Context) -> Result<()> {
     ensure!(ours["unexplained"] == 0, "{ours}");
     let text = pool(t, &["show"])?.success()?.stdout;
     ensure!(text.contains(&format!("/mnt/held, in the mount namespace of process {}", session.pid())), "{text}");
+    session.finish()?.success()?;
+    Ok(())
+}
+
+/// Maps two pages of a file on a hugetlbfs, the second by a mapping of its own, removes the file, and waits.
+const DELETED_FILE: &str = "import mmap, os, sys
+size = int(sys.argv[1])
+file = os.open('/mnt/gone', os.O_CREAT | os.O_RDWR)
+os.ftruncate(file, 2 * size)
+maps = [mmap.mmap(file, size, offset=part * size) for part in range(2)]
+for part in maps:
+    part[0] = 1
+os.unlink('/mnt/gone')
+print('ready', flush=True)
+sys.stdin.read()
+";
+
+fn shown_deleted(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    t.pool()?.resize(3)?;
+    let mut inside = Command::new("unshare");
+    let script = r#"mount -t hugetlbfs -o pagesize="$2" none /mnt && exec python3 -c "$1" "$2""#;
+    inside.args(["-m", "sh", "-c", script, "sh", DELETED_FILE, &page.bytes().to_string()]);
+    let session = t.session(inside)?;
+    session.wait_for_line("ready")?;
+    let view: Value = serde_json::from_str(&pool(t, &["show", "--json"])?.success()?.stdout)?;
+    let pools = view["pools"].as_array().context("no pools")?;
+    let ours = pools.iter().find(|pool| pool["size"] == page.bytes()).context("not the default pool")?;
+    ensure!(ours["available"] == 1 && ours["unexplained"] == 0, "{ours}");
+    let users = view["users"]["processes"].as_array().context("no users")?;
+    let of_it: Vec<_> = users.iter().filter(|user| user["pid"].as_u64() == Some(session.pid().into())).collect();
+    let [user] = of_it.as_slice() else { anyhow::bail!("not one row: {users:?}") };
+    ensure!(user["what"] == "/mnt/gone (deleted)" && user["bytes"] == 2 * page.bytes(), "{user}");
+    let files = view["users"]["files"].as_array().context("no files")?;
+    ensure!(files.iter().all(|file| file["path"] != "/mnt/gone"), "{files:?}");
     session.finish()?.success()?;
     Ok(())
 }

@@ -27,6 +27,17 @@ pub struct HugetlbFile {
     pub size: PageSize,
     /// Bytes of the pool that it holds.
     pub bytes: u64,
+    /// By which mappings of it are known.
+    #[serde(skip)]
+    pub(crate) id: FileId,
+}
+
+/// Device, by major and minor number, and inode number of a file.
+pub(crate) type FileId = ((u32, u32), u64);
+
+fn file_id(metadata: &fs::Metadata) -> FileId {
+    let device = metadata.dev();
+    ((major(device) as u32, minor(device) as u32), metadata.ino())
 }
 
 /// A mount of hugetlbfs.
@@ -117,7 +128,7 @@ fn files_of(mount: &Mount) -> Vec<HugetlbFile> {
             } else if bytes > 0 {
                 let path = entry.path();
                 let path = path.strip_prefix(&point).map_or_else(|_| path.clone(), |below| mount.point.join(below));
-                found.push(HugetlbFile { path, pid: mount.pid, size: mount.size, bytes });
+                found.push(HugetlbFile { path, pid: mount.pid, size: mount.size, bytes, id: file_id(&metadata) });
             }
         }
     }

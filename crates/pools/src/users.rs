@@ -1,12 +1,12 @@
 //! Who uses pages of the pools: mappings of processes, and files on hugetlbfs.
 
-use crate::hugetlbfs::{HugetlbFile, all_mounts, files_on};
+use crate::hugetlbfs::{FileId, HugetlbFile, all_mounts, files_on};
 use crate::system_v::{SEGMENTS, Unattached, unattached};
 use address_space::{MappingName, MappingUsage, PageSize};
 use machine_facts::{Files, System};
 use process_view::{ProcessFiles, ProcessMemory, printable};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 /// What pool pages are to a process.
@@ -68,7 +68,7 @@ impl Users {
         let pids: Vec<i32> = System.names_in("/proc").iter().filter_map(|name| name.parse().ok()).collect();
         let unattached = unattached(&System.text(SEGMENTS).unwrap_or_default());
         let mut users = Self { files: files_on(&all_mounts(&pids)), unattached, ..Self::default() };
-        let mut shared: HashMap<(PageSize, u64), u64> = HashMap::new();
+        let mut shared = SharedMemory::beside(&users.files);
         for pid in pids {
             match pool_bytes(pid) {
                 Some(0) => continue,
@@ -84,7 +84,7 @@ impl Users {
                 Err(_) => {}
             }
         }
-        for ((size, _), bytes) in shared {
+        for ((size, _), bytes) in shared.most {
             *users.explained.entry(size).or_default() += bytes;
         }
         for file in &users.files {
@@ -100,7 +100,7 @@ impl Users {
         used.saturating_sub(size.pages_for(self.explained.get(&size).copied().unwrap_or(0)))
     }
 
-    fn take(&mut self, memory: &ProcessMemory, shared: &mut HashMap<(PageSize, u64), u64>) {
+    fn take(&mut self, memory: &ProcessMemory, shared: &mut SharedMemory) {
         let coverage = memory.coverage();
         let part_of = |usage: &MappingUsage| {
             coverage.objects.iter().find_map(|object| {
@@ -115,23 +115,53 @@ impl Users {
                 Some((object, parts)) => (UserKind::Object, format!("{object} {parts}")),
                 None => described(&usage.mapping.name, usage.mapping.shared),
             };
-            // The bytes of a file on a mount are its own, whoever maps them.
-            match (kind, usage.mapping.shared) {
-                (UserKind::File, true) => {}
-                (_, true) => {
-                    let most = shared.entry((size, usage.mapping.inode)).or_default();
-                    *most = usage.hugetlb.max(*most);
-                }
-                _ => *self.explained.entry(size).or_default() += usage.hugetlb,
+            if !usage.mapping.shared {
+                *self.explained.entry(size).or_default() += usage.hugetlb;
             }
             *sums.entry((kind, printable(&what), size)).or_default() += usage.hugetlb;
         }
+        shared.take(&memory.usages);
         let (pid, program) = (memory.pid, printable(&memory.name));
         let users = sums.into_iter().map(|((kind, what, size), bytes)| {
             let program = program.clone();
             PoolUser { pid, program, kind, what, size, bytes }
         });
         self.processes.extend(users);
+    }
+}
+
+/// Memory on pool pages that processes share and that no file on a mount shows: anonymous memory, memfds, System V segments,
+/// files that were deleted.
+struct SharedMemory {
+    /// The files on mounts. The bytes of such a file are its own, whoever maps it.
+    files: HashSet<FileId>,
+    /// The most bytes that a process has mapped of each.
+    most: HashMap<(PageSize, FileId), u64>,
+}
+
+impl SharedMemory {
+    fn beside(files: &[HugetlbFile]) -> Self {
+        Self { files: files.iter().map(|file| file.id).collect(), most: HashMap::new() }
+    }
+
+    /// Counts what one process has mapped.
+    fn take(&mut self, usages: &[MappingUsage]) {
+        // Bytes, and the part of the file from the lowest to the highest offset.
+        let mut own: HashMap<(PageSize, FileId), (u64, u64, u64)> = HashMap::new();
+        for usage in usages.iter().filter(|usage| usage.hugetlb > 0 && usage.mapping.shared) {
+            let mapping = &usage.mapping;
+            let id = (mapping.device, mapping.inode);
+            let Some(size) = usage.kernel_page_size.filter(|_| !self.files.contains(&id)) else { continue };
+            let (bytes, start, end) = own.entry((size, id)).or_insert((0, u64::MAX, 0));
+            *bytes += usage.hugetlb;
+            *start = mapping.offset.min(*start);
+            *end = mapping.offset.saturating_add(mapping.range.len()).max(*end);
+        }
+        for (key, (bytes, start, end)) in own {
+            let most = self.most.entry(key).or_default();
+            // It may have mapped the same pages twice.
+            *most = bytes.min(end - start).max(*most);
+        }
     }
 }
 
@@ -173,6 +203,33 @@ mod tests {
         assert_eq!(of("/memfd:buffers", true, true), (UserKind::Memfd, "memfd:buffers".to_owned()));
         assert_eq!(of("/dev/hugepages/a", false, true).0, UserKind::File);
         assert_eq!(of("/dev/hugepages/a", true, true).1, "/dev/hugepages/a (deleted)");
+    }
+
+    /// smaps of mappings of files on device 00:2a, from these offsets on and as long as they are filled, in pages of 2 MiB.
+    fn smaps(mappings: &[(u64, u64, u64)]) -> Vec<MappingUsage> {
+        let entry = |(place, (inode, offset, pages)): (u64, &(u64, u64, u64))| {
+            let (start, length) = (0x4000_0000 + (place << 30), pages << 21);
+            format!(
+                "{start:x}-{:x} rw-s {:08x} 00:2a {inode} /mnt/a (deleted)\nKernelPageSize: 2048 kB\nShared_Hugetlb: {} kB\n",
+                start + length,
+                offset << 21,
+                length >> 10
+            )
+        };
+        let text: String = (0..).zip(mappings).map(entry).collect();
+        address_space::parse_smaps(&text).unwrap()
+    }
+
+    #[test]
+    fn shared_memory_counts_once_unless_a_file_shows_it() {
+        let size = PageSize::new(2 << 20).unwrap();
+        let id = |inode| ((0, 0x2a), inode);
+        let file = HugetlbFile { path: "/mnt/b".into(), pid: None, size, bytes: 2 << 20, id: id(9) };
+        let mut shared = SharedMemory::beside(&[file]);
+        shared.take(&smaps(&[(7, 0, 3), (9, 0, 1)]));
+        // Another process has mapped it in two parts, and one part twice.
+        shared.take(&smaps(&[(7, 0, 2), (7, 2, 2), (7, 0, 2), (8, 5, 1)]));
+        assert_eq!(shared.most, HashMap::from([((size, id(7)), 4 << 21), ((size, id(8)), 1 << 21)]));
     }
 
     #[test]
