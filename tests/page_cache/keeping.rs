@@ -1,12 +1,12 @@
 //! `pagelift cache keep`, and the units that run it.
 
-use crate::{held, huge_bytes, large_program, needs, number, prepared, started, status};
+use crate::{held, huge_bytes, large_program, needs, number, prepared, prepared_and_held, started, status};
 use anyhow::{Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use test_support::{Context, Ending, Need, Test, make_small, poll_until, test_case, workspace};
+use test_support::{Context, Ending, Need, Session, Test, make_small, poll_until, process_field, test_case, workspace};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -16,14 +16,18 @@ pub fn tests() -> Vec<Test> {
         test_case("keep/once_prepares_what_is_listed", needs(), once),
         test_case("keep/prepares_again_what_was_replaced", needs(), again),
         test_case("keep/lock_holds_within_the_budget", [needs(), vec![Need::Root]].concat(), lock),
+        test_case("keep/lock_uses_what_becomes_free", [needs(), vec![Need::Root]].concat(), lock_more),
+        test_case("keep/says_once_what_stays_as_it_is", [needs(), vec![Need::Root]].concat(), said_once),
         test_case("keep/lists_that_say_nothing", vec![Need::Thp], lists),
         test_case("keep/units_are_sound", systemd, units),
     ]
 }
 
 fn list(t: &Context, text: &str) -> Result<PathBuf> {
-    let path = t.folder().join("cache.conf");
-    fs::write(&path, text)?;
+    let (path, new) = (t.folder().join("cache.conf"), t.folder().join("cache.conf.new"));
+    fs::write(&new, text)?;
+    // Who reads it at this moment sees one list or the other.
+    fs::rename(new, &path)?;
     Ok(path)
 }
 
@@ -83,8 +87,7 @@ fn lock(t: &Context) -> Result<()> {
     let command = keep(t, &list(t, &program.display().to_string())?, &["--lock", "--budget", "4M"])?;
     let session = t.session(command)?;
     session.wait_for_stderr("of the budget left for it")?;
-    let locked = test_support::process_field(session.pid(), "VmLck").unwrap_or_default();
-    ensure!(locked.trim_end_matches(" kB").trim() == "4096", "VmLck: {locked}");
+    ensure!(locked_kib(&session) == "4096", "VmLck: {}", locked_kib(&session));
     // What is mapped by huge pages cannot be evicted, the rest can.
     make_small(&program)?;
     let found = status(t, &program)?;
@@ -94,6 +97,70 @@ fn lock(t: &Context) -> Result<()> {
     let output = t.run(t.pagelift(&["cache", "keep", "--lock"])?)?;
     ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("--budget"), "{output:?}");
     Ok(())
+}
+
+fn locked_kib(session: &Session) -> String {
+    let locked = process_field(session.pid(), "VmLck").unwrap_or_default();
+    locked.trim_end_matches(" kB").trim().to_owned()
+}
+
+/// Two files, held so that they stay in huge folios, of which the budget has room for the first one and `part` bytes of the other.
+struct Budgeted {
+    first: PathBuf,
+    second: PathBuf,
+    keeper: Session,
+    _held: [Session; 2],
+}
+
+impl Budgeted {
+    fn new(t: &Context, part: u64) -> Result<Self> {
+        let (first, second) = (large_program(t, "")?, large_program(t, ".pie")?);
+        let held = [prepared_and_held(t, &first)?.1, prepared_and_held(t, &second)?.1];
+        let budget = (number(&status(t, &first)?, "of")? + part).to_string();
+        let listed = list(t, &format!("{}\n{}\n", first.display(), second.display()))?;
+        let keeper = t.session(keep(t, &listed, &["--interval", "1", "--lock", "--budget", &budget])?)?;
+        keeper.wait_for_stderr("of the budget left for it")?;
+        Ok(Self { first, second, keeper, _held: held })
+    }
+
+    /// How often the keeper has said that all of the file is locked.
+    fn said_locked(&self, path: &Path) -> usize {
+        let (text, name) = (self.keeper.stdout_so_far(), format!("{}: ", path.display()));
+        text.lines().filter(|line| line.starts_with(&name) && line.ends_with(" locked")).count()
+    }
+
+    fn end(self) -> Result<()> {
+        self.keeper.signal(nix::sys::signal::Signal::SIGTERM)?;
+        self.keeper.finish().map(drop)
+    }
+}
+
+fn lock_more(t: &Context) -> Result<()> {
+    let files = Budgeted::new(t, 2 << 20)?;
+    let said = files.keeper.stderr_so_far();
+    ensure!(said.contains("found 2.0 MiB of the budget left for it"), "{said}");
+    list(t, &files.second.display().to_string())?;
+    let all = (number(&status(t, &files.second)?, "of")? >> 10).to_string();
+    poll_until(LIMIT, "the second file to be locked", || locked_kib(&files.keeper) == all)?;
+    poll_until(LIMIT, "that to be said", || files.said_locked(&files.second) == 1)?;
+    ensure!(files.said_locked(&files.first) == 1, "{}", files.keeper.stdout_so_far());
+    files.end()
+}
+
+fn said_once(t: &Context) -> Result<()> {
+    let files = Budgeted::new(t, 0)?;
+    let mut lines = format!("{}\n{}\n", files.first.display(), files.second.display());
+    // Each of these is said in a round of its own, after what is said of the others.
+    for absent in ["/nowhere/first", "/nowhere/second"] {
+        lines += &format!("{absent}\n");
+        list(t, &lines)?;
+        files.keeper.wait_for_stderr(absent)?;
+    }
+    let said = files.keeper.stderr_so_far();
+    for part in ["of the budget left for it", "/nowhere/first"] {
+        ensure!(said.matches(part).count() == 1, "{part} was said again: {said}");
+    }
+    files.end()
 }
 
 fn lists(t: &Context) -> Result<()> {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// What became of one file in one round.
 #[derive(Debug)]
 pub enum KeptFile {
-    /// It lies as before.
+    /// As before: it lies as it did, or what was reported of it still holds.
     Same,
     /// Something was made, or it is seen for the first time.
     Prepared(Prepared),
@@ -65,7 +65,7 @@ pub struct KeeperReport {
     pub path: PathBuf,
     /// What became of it.
     pub kept: KeptFile,
-    /// What is locked of it; `None` where that is as before, or nothing is to be locked.
+    /// What is locked of it; `None` where that was reported before, or nothing is to be locked.
     pub locked: Option<LockedFile>,
 }
 
@@ -76,6 +76,8 @@ pub struct Keeper {
     /// Bytes that may be locked; `None` where nothing is.
     lock: Option<u64>,
     files: BTreeMap<PathBuf, Known>,
+    /// Why files cannot be opened, as it was reported.
+    unreadable: BTreeMap<PathBuf, String>,
 }
 
 #[derive(Debug)]
@@ -85,15 +87,46 @@ struct Known {
     refusal: Option<String>,
     /// The parts that lie in huge folios.
     huge: Vec<Range<u64>>,
-    /// What is locked; it is as soon as these mappings are dropped no more.
-    locks: Vec<FileMapping>,
-    locked: u64,
+    locks: Locks,
+}
+
+/// What is locked of a file: the first of its parts that lie in huge folios.
+#[derive(Debug, Default)]
+struct Locks {
+    /// The locks end as soon as these are dropped.
+    mappings: Vec<FileMapping>,
+    /// Bytes of them.
+    bytes: u64,
+    /// What was reported of them.
+    said: Option<String>,
+}
+
+impl Locks {
+    /// Locks more of these parts, behind what is locked of them, up to `left` bytes.
+    fn extend(&mut self, file: &File, parts: &[Range<u64>], huge: PageSize, mut left: u64) -> io::Result<()> {
+        let mut behind = self.bytes;
+        for part in parts {
+            let length = part.end - part.start;
+            let done = behind.min(length);
+            behind -= done;
+            let more = (length - done).min(left);
+            if more == 0 {
+                continue;
+            }
+            let mapping = FileMapping::readable(file, part.start + done, more, huge)?;
+            mapping.lock_part(0, more)?;
+            self.mappings.push(mapping);
+            self.bytes += more;
+            left -= more;
+        }
+        Ok(())
+    }
 }
 
 impl Keeper {
     /// A keeper that locks at most `lock` bytes, `None` for no lock at all.
     pub fn new(huge: PageSize, lock: Option<u64>) -> Self {
-        Self { huge, lock, files: BTreeMap::new() }
+        Self { huge, lock, files: BTreeMap::new(), unreadable: BTreeMap::new() }
     }
 
     /// Looks at these files and prepares those that do not lie in huge folios, where no attempt failed before for a reason
@@ -101,6 +134,7 @@ impl Keeper {
     /// go. The first ones are locked first.
     pub fn round(&mut self, paths: &[PathBuf]) -> Vec<KeeperReport> {
         self.files.retain(|path, _| paths.contains(path));
+        self.unreadable.retain(|path, _| paths.contains(path));
         paths.iter().map(|path| self.keep(path)).collect()
     }
 
@@ -111,9 +145,12 @@ impl Keeper {
             Ok((identity, file)) => (file, identity),
             Err(error) => {
                 self.files.remove(path);
-                return report(KeptFile::Unreadable(error), None);
+                let before = self.unreadable.insert(path.to_owned(), error.to_string());
+                let is_same = before.is_some_and(|before| before == error.to_string());
+                return report(if is_same { KeptFile::Same } else { KeptFile::Unreadable(error) }, None);
             }
         };
+        self.unreadable.remove(path);
         // The locks of a file that was replaced would keep the old one.
         let before = self.files.remove(path).filter(|known| known.identity == identity);
         let has_tried = before.is_some() || is_recorded(&identity);
@@ -134,14 +171,14 @@ impl Keeper {
                 };
                 let is_same = before.as_ref().is_some_and(is_known);
                 let first = before.filter(|_| is_same).and_then(|known| known.refusal).unwrap_or(text);
-                let known = Known { identity, refusal: Some(first), huge: Vec::new(), locks: Vec::new(), locked: 0 };
+                let known = Known { identity, refusal: Some(first), huge: Vec::new(), locks: Locks::default() };
                 self.files.insert(path.to_owned(), known);
                 report(if is_same { KeptFile::Same } else { KeptFile::Refused(refusal) }, None)
             }
         }
     }
 
-    /// Locks what lies in huge folios, unless it is locked.
+    /// Locks what lies in huge folios and is not locked, as far as the budget goes.
     fn lock(
         &self,
         file: &File,
@@ -149,38 +186,25 @@ impl Keeper {
         before: Option<Known>,
         extents: &HugeExtents,
     ) -> (Known, Option<LockedFile>) {
+        let before = before.unwrap_or(Known { identity, refusal: None, huge: Vec::new(), locks: Locks::default() });
         let huge = extents.huge.clone();
-        let mut known = Known { identity, refusal: None, huge, locks: Vec::new(), locked: 0 };
+        // The locks of other parts end here.
+        let locks =
+            if before.huge == huge { before.locks } else { Locks { said: before.locks.said, ..Locks::default() } };
+        let mut known = Known { identity, refusal: None, huge, locks };
         let Some(budget) = self.lock else { return (known, None) };
-        if let Some(before) = before
-            && before.huge == known.huge
-            && before.locked > 0
-        {
-            return (before, None);
-        }
-        let taken: u64 = self.files.values().map(|known| known.locked).sum();
-        let mut left = budget.saturating_sub(taken) / self.huge.bytes() * self.huge.bytes();
-        for part in &extents.huge {
-            let length = (part.end - part.start).min(left);
-            if length == 0 {
-                break;
-            }
-            match self.lock_part(file, part.start, length) {
-                Ok(mapping) => known.locks.push(mapping),
-                Err(error) => return (known, Some(LockedFile::Refused(error))),
-            }
-            known.locked += length;
-            left -= length;
-        }
-        let (locked, of) = (known.locked, extents.bytes());
-        let result = if locked == of { LockedFile::All(of) } else { LockedFile::OverBudget { locked, of } };
-        (known, Some(result))
-    }
-
-    fn lock_part(&self, file: &File, start: u64, length: u64) -> io::Result<FileMapping> {
-        let mapping = FileMapping::readable(file, start, length, self.huge)?;
-        mapping.lock_part(0, length)?;
-        Ok(mapping)
+        let taken: u64 = self.files.values().map(|known| known.locks.bytes).sum();
+        let left = budget.saturating_sub(taken + known.locks.bytes) / self.huge.bytes() * self.huge.bytes();
+        let refused = known.locks.extend(file, &known.huge, self.huge, left).err();
+        let (locked, of) = (known.locks.bytes, extents.bytes());
+        let result = match refused {
+            Some(error) => LockedFile::Refused(error),
+            None if locked == of => LockedFile::All(of),
+            None => LockedFile::OverBudget { locked, of },
+        };
+        let before = known.locks.said.replace(result.to_string());
+        let is_same = before.as_deref() == known.locks.said.as_deref();
+        (known, Some(result).filter(|_| !is_same))
     }
 }
 

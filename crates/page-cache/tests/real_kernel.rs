@@ -268,12 +268,15 @@ fn a_keeper_prepares_again_what_was_dropped_or_replaced_and_holds_what_it_locks(
         Some(LockedFile::Refused(error)) => return eprintln!("skipped: {error}"),
         other => panic!("{other:?}"),
     }
+    assert!(round(&mut keeper).locked.is_none(), "the same was reported again");
     drop(held);
     nix::fcntl::posix_fadvise(&file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
     assert_eq!(look(&file, 0..u64::MAX, huge).unwrap().bytes(), 3 * huge.bytes());
     drop(keeper);
     std::fs::remove_file(&sample.path).unwrap();
-    assert!(matches!(round(&mut Keeper::new(huge, None)).kept, KeptFile::Unreadable(_)));
+    let mut keeper = Keeper::new(huge, None);
+    assert!(matches!(round(&mut keeper).kept, KeptFile::Unreadable(_)));
+    assert!(matches!(round(&mut keeper).kept, KeptFile::Same));
 }
 
 /// Holds all blocks of a file; `prepare` is called where some were dropped before they were held.
