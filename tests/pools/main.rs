@@ -302,6 +302,8 @@ fn demoted(t: &Context) -> Result<()> {
     let too_many = pool(t, &["demote", "1G:1000"])?;
     let found = format!("found {} free pages of 1 GiB, needed 1000", count(huge, "free_hugepages")?);
     ensure!(too_many.ending == Ending::Exit(125) && too_many.stderr.contains(&found), "{too_many:?}");
+    let on_node = pool(t, &["demote", "1G:1000@0"])?;
+    ensure!(on_node.stderr.contains("reserve --add 1G:") && on_node.stderr.contains("@0`"), "{on_node:?}");
     let _put_back = PutBack::new(pool_file(huge, "nr_hugepages"))?;
     let reserved = pool(t, &["reserve", "--add", "1G:1"])?;
     if reserved.ending != Ending::Exit(0) {

@@ -36,9 +36,9 @@ pub fn demote(settings: &impl Settings, request: &PoolRequest, to: Option<PageSi
     let smaller = pool_of(settings, to)?;
     let available = request.node.map_or_else(|| before.unpromised(), |node| before.unpromised_on(node));
     if available < request.pages {
-        let (short, more) = (short_size(size), request.pages - available);
+        let more = PoolRequest { pages: request.pages - available, ..*request };
         return Err(PoolError::NotDemoted(format!(
-            "found {available} free pages of {size}, needed {}; fix: `pagelift pool reserve --add {short}:{more}`",
+            "found {available} free pages of {size}, needed {}; fix: `pagelift pool reserve --add {more}`",
             request.pages
         )));
     }

@@ -6,7 +6,7 @@ use address_space::{PageSize, format_bytes};
 use lift_plan::ThpMode;
 use pools::{
     BootKind, BootMachine, Demoted, GivenBack, KernelArguments, Outcome, Overcommitted, PoolNeed, PoolView, PoolsView,
-    Released, short_size,
+    Released,
 };
 use process_view::{printable, quoted};
 use std::ffi::OsString;
@@ -311,11 +311,9 @@ pub fn outcome(outcome: &Outcome) -> String {
         text += &format!("\n  in the way: {obstacle}");
     }
     if !outcome.is_met() && !outcome.obstacles.is_empty() {
-        let short = short_size(size);
         text += &format!(
-            "\n  fix: at boot memory is whole: `pagelift pool plan --install systemd {short}:{}`, for pages of 1G \
-             `--install grub`",
-            outcome.request.pages
+            "\n  fix: at boot memory is whole: `pagelift pool plan --install systemd {}`, for pages of 1G `--install grub`",
+            outcome.request
         );
     }
     text

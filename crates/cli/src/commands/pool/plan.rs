@@ -244,19 +244,24 @@ fn install(
     let mut out = std::io::stdout();
     let others = installation.found();
     if let Some(other) = others.first() {
+        let root = match args.root.as_path() {
+            root if root == Path::new("/") => String::new(),
+            root => format!(" --root {}", quoted(&root.to_string_lossy())),
+        };
         bail!(
-            "{} reserves pages for the name {} already; fix: `pagelift pool plan --uninstall --name {}` first, or another --name",
+            "{} reserves pages for the name {} already; fix: `pagelift pool plan --uninstall --name {}{root}` first, or another \
+             --name",
             other.display(),
             installation.name(),
             installation.name()
         );
     }
+    installation.check_others(kind.into(), requests, &boot_machine(args), is_gigantic)?;
     let written = installation.install(file).context("installing")?;
     written.iter().try_for_each(|path| writeln!(out, "wrote {}", path.display()))?;
     reload_systemd(args, &written);
     writeln!(out, "{}", if args.cma { text::SET_ASIDE } else { text::installed(kind.into()) })?;
     super::say_kubelet();
-    installation.check_others(kind.into(), requests, &boot_machine(args), is_gigantic)?;
     Ok(())
 }
 
