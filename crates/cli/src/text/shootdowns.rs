@@ -516,8 +516,8 @@ mod tests {
     fn others_are_told_and_are_somebody() {
         let mut summary = summary(Evidence::TlbTracepoint);
         assert!(!text(&summary, &[], None).contains("Others"));
-        summary.others = Others { sent: 1_000.0, received: 2.0 };
-        let others = "Others, too many to keep apart: sent 1,000/s, received 2.0/s\n";
+        summary.others = Others { sent: 1_000.0, received: 2_000_000.0 };
+        let others = "Others, too many to keep apart: sent 1,000/s, received 2,000,000/s\n";
         assert!(text(&summary, &[], None).contains(others), "{}", text(&summary, &[], None));
         let narrow = live(&summary, 60);
         assert!(narrow.contains("Others, too many to keep apart: sent 1,000/s,\n"), "{narrow}");
