@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use test_support::{
-    Context, Image, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program, copy_program, poll_until,
-    test_case,
+    Context, Image, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program, copy_program,
+    default_huge_page, make_small, poll_until, test_case,
 };
 
 /// Bytes that a page of the small programs' code has, behind its function, and that nothing executes.
@@ -21,6 +21,9 @@ const BEHIND_THE_FUNCTION: u64 = 100;
 
 /// A file whose time of change is told in whole seconds rests after so long.
 const WHOLE_SECONDS: Duration = Duration::from_secs(4);
+
+/// For a command that waits for a lock which nobody gives back. Without that it takes a second.
+const HELD_UP: Duration = Duration::from_secs(60);
 
 pub fn tests() -> Vec<Test> {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
@@ -42,6 +45,9 @@ pub fn tests() -> Vec<Test> {
         test_case("images_that_nobody_uses_are_collected", needs(), unused),
         test_case("room_is_made_by_what_nobody_asked_for", needs(), room),
         test_case("a_foreign_image_is_not_mapped", needs(), foreign_image),
+        test_case("locks_of_users_hold_up_no_image", needs(), locked_images),
+        test_case("locks_of_users_hold_up_no_preparation", [needs(), vec![Need::LargeFolios]].concat(), locked_record),
+        test_case("locks_of_users_hold_up_no_pool", [needs(), vec![Need::Pool(0)]].concat(), locked_pool),
     ]
 }
 
@@ -455,4 +461,80 @@ fn foreign_image(t: &Context) -> Result<()> {
     let session = start(t, &store.path, &Command::new(&file), "image")?;
     check(&session, &store.path)?;
     end(session).map(drop)
+}
+
+/// An ordinary user who holds a shared lock on everything below these paths that he can open, and the number of locks.
+fn locking(t: &Context, paths: &[&Path]) -> Result<(Session, usize)> {
+    let mut command = Program::named("images/locks_what_it_can_open.c")?.command()?;
+    command.args(paths).uid(NOBODY).gid(NOBODY).current_dir("/");
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let said = session.stdout_so_far();
+    let count = said.lines().find_map(|line| line.strip_suffix(" locked")).context("no count")?.parse()?;
+    Ok((session, count))
+}
+
+fn locked_images(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "256M")?;
+    let (first, second) = (copy_of_a_program(t, "first")?, copy_of_a_program(t, "second")?);
+    let folder_of = |image: &Image| image.path.parent().map(Path::to_owned).context("no folder");
+    // A maker that was killed has left a folder, empty and for everybody.
+    let left = folder_of(&store.add(t, &second)?)?;
+    store.image(t, "remove", &[&second.to_string_lossy()])?.success()?;
+    fs::create_dir(&left)?;
+    fs::set_permissions(&left, Permissions::from_mode(0o755))?;
+    let image = store.add(t, &first)?;
+    let (mut hostile, locked) = locking(t, &[&store.path])?;
+    ensure!(locked >= 4, "{locked} locked: not the store, both folders and the image");
+    let within = |name: &str, arguments: &[&str]| -> Result<Output> {
+        t.run_within(store.command(t, name, arguments)?, HELD_UP)?.success()
+    };
+    within("add", &[&second.to_string_lossy()])?;
+    ensure!(folder_of(&store.add(t, &second)?)? == left, "the image is in another folder");
+    fs::remove_file(&first)?;
+    within("gc", &[])?;
+    ensure!(!folder_of(&image)?.exists(), "an image of a file that is gone stays, since somebody has locked it");
+    within("remove", &[&second.to_string_lossy()])?;
+    ensure!(fs::read_dir(&store.path)?.next().is_none(), "something is left in the store");
+    hostile.send("\n")?;
+    hostile.finish()?.success().map(drop)
+}
+
+/// Records of attempts are for everybody to read.
+fn locked_record(t: &Context) -> Result<()> {
+    let folder = Path::new("/run/pagelift/page-cache");
+    let file = copy_of_a_program(t, "program")?;
+    make_small(&file)?;
+    let found = file.metadata()?;
+    let (modified, changed) = ((found.mtime(), found.mtime_nsec()), changed_at(&file)?);
+    let [of_file, of_times] = [
+        format!("{:x}-{:x}-{:x}", found.dev(), found.ino(), found.size()),
+        format!("{:x}.{:x}-{:x}.{:x}", modified.0, modified.1, changed.0, changed.1),
+    ];
+    let record = folder.join(format!("{of_file}-{of_times}"));
+    fs::create_dir_all(folder)?;
+    fs::write(&record, "")?;
+    let (mut hostile, locked) = locking(t, &[folder])?;
+    ensure!(locked >= 2, "{locked} locked: not the folder and the record");
+    let output = t.run_within(t.pagelift(&["cache", "prepare", &file.to_string_lossy()])?, HELD_UP);
+    fs::remove_file(&record).or_else(|error| if record.exists() { Err(error) } else { Ok(()) })?;
+    let output = output?;
+    ensure!(!output.stderr.contains("another process"), "{output:?}");
+    hostile.send("\n")?;
+    hostile.finish()?.success().map(drop)
+}
+
+/// Earlier versions made the lock on pools for everybody to read.
+fn locked_pool(t: &Context) -> Result<()> {
+    let lock = Path::new("/run/pagelift-pool.lock");
+    drop(File::options().create(true).append(true).open(lock)?);
+    fs::set_permissions(lock, Permissions::from_mode(0o644))?;
+    let request = format!("{}K:1", default_huge_page()?.kib());
+    let reserve = || t.run_within(t.pagelift(&["pool", "reserve", &request])?, HELD_UP)?.success();
+    reserve()?;
+    let (mut hostile, _) = locking(t, &[lock])?;
+    let output = reserve()?;
+    ensure!(output.stdout.contains("available already"), "{output:?}");
+    hostile.send("\n")?;
+    hostile.finish()?.success().map(drop)
 }

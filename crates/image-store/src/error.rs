@@ -5,6 +5,7 @@ use address_space::{ElfError, PageSize, format_bytes};
 use lift_plan::Nodes;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Why there is no image. Each text says what was found, what was needed, and the command that fixes it.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +30,25 @@ pub enum StoreError {
     NotPermitted {
         /// The command that a privileged user would run.
         fix: String,
+    },
+    /// Another process makes or removes the image and does not end.
+    #[error(
+        "found {} locked by another process for {} s now, needed it to end; fix: find it with `fuser -v {}`, and end it",
+        path.display(), waited.as_secs(), path.display()
+    )]
+    Locked {
+        /// The lock's file.
+        path: PathBuf,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The lock is not the store's owner's.
+    #[error("found {} owned by user {user}, needed it owned by root; fix: rm {}", path.display(), path.display())]
+    LockOfAnotherUser {
+        /// The lock's file.
+        path: PathBuf,
+        /// Number of its owner.
+        user: u32,
     },
     /// The path leads to a directory, device or pipe instead of a file.
     #[error("not a regular file")]

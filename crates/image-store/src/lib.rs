@@ -41,6 +41,7 @@ pub mod fuzzing;
 mod image;
 mod key;
 mod layout;
+mod locks;
 mod make;
 mod medium;
 mod nodes;

@@ -13,8 +13,8 @@ use linux::file_mapping::write_huge_pages;
 use linux::leases::Lease;
 use linux::pages::base_page;
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, Flock, FlockArg, OFlag, fallocate, openat};
-use nix::sys::stat::{Mode, fchmod, fstat, mkdirat};
+use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, OFlag, fallocate, openat};
+use nix::sys::stat::{Mode, fchmod, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -25,8 +25,8 @@ use std::os::unix::fs::FileExt;
 
 /// Maximum number of images of one file, each for another base. More would only fill the store.
 const MOST_LAYOUTS: usize = 8;
-/// Number of times that a folder is made again after another process has removed it.
-const FOLDER_ATTEMPTS: usize = 100;
+/// What a privileged user would run.
+const FIX: &str = "pagelift image add FILE";
 
 impl Store {
     /// Returns the image of an open file in a form, and makes it where there is none yet. Only root can make one.
@@ -67,7 +67,9 @@ impl Store {
         let for_everybody = access::is_readable_by_everybody(&origin.path, &before);
         let mark = Mark { for_everybody, automatic: request.is_automatic() };
         let name = key.name(form);
-        let folder = self.locked_folder(&name)?;
+        // Until the image is there or has failed: no other process makes or removes it.
+        let _lock = self.lock(&name, FIX)?;
+        let folder = self.folder(&name)?;
         if let Some(image) = self.open_image(&name, &key, form)? {
             return Ok(image);
         }
@@ -84,7 +86,6 @@ impl Store {
             publish(&folder, &file, &origin, mark)
         });
         if let Err(error) = made {
-            // The lock is held: no other process makes this image now.
             let _ = unlinkat(&self.directory, name.as_str(), UnlinkatFlags::RemoveDir);
             return Err(error);
         }
@@ -140,35 +141,22 @@ impl Store {
         self.make_room(needed, request)
     }
 
-    /// Returns the image's folder, made if necessary, and locked against others that would make or remove the same
-    /// image.
-    fn locked_folder(&self, name: &str) -> Result<Flock<OwnedFd>, StoreError> {
+    /// Returns the image's folder, made if necessary. The image is locked.
+    fn folder(&self, name: &str) -> Result<OwnedFd, StoreError> {
         let explain = |error| match error {
-            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { fix: "pagelift image add FILE".to_owned() },
+            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { fix: FIX.to_owned() },
             Errno::ENOSPC => StoreError::Full { needed: 1, free: 0 },
             error => StoreError::io(format!("making the folder {name} in the image store"), error),
         };
-        for _ in 0..FOLDER_ATTEMPTS {
-            match mkdirat(&self.directory, name, Mode::from_bits_truncate(0o755)) {
-                Ok(()) | Err(Errno::EEXIST) => {}
-                Err(error) => return Err(explain(error)),
-            }
-            let folder = match open_directory_in(&self.directory, OsStr::new(name)) {
-                Ok(folder) => folder,
-                Err(Errno::ENOENT) => continue,
-                Err(error) => return Err(explain(error)),
-            };
-            let folder = Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, error)| explain(error))?;
-            // The previous holder of the lock may have removed the folder; the locked one has no name then.
-            let named = open_directory_in(&self.directory, OsStr::new(name)).and_then(fstat);
-            let held = fstat(&*folder).map_err(explain)?;
-            if named.is_ok_and(|named| named.st_ino == held.st_ino) {
-                // The umask must not restrict access.
-                fchmod(&*folder, Mode::from_bits_truncate(0o755)).map_err(explain)?;
-                return Ok(folder);
-            }
+        let mode = Mode::from_bits_truncate(0o755);
+        match mkdirat(&self.directory, name, mode) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(error) => return Err(explain(error)),
         }
-        Err(explain(Errno::EAGAIN))
+        let folder = open_directory_in(&self.directory, OsStr::new(name)).map_err(explain)?;
+        // The umask must not restrict access.
+        fchmod(&folder, mode).map_err(explain)?;
+        Ok(folder)
     }
 
     /// Returns a nameless file with the recipe's contents, each byte read back.
@@ -267,13 +255,15 @@ fn publish(folder: &OwnedFd, file: &File, origin: &origin::Origin, mark: Mark) -
     let explain = |error: Errno| StoreError::io("linking an image into the store", error);
     fchmod(file, mark.mode()).map_err(explain)?;
     let label = origin.label.as_str();
-    match linkat(file, "", folder, label, AtFlags::AT_EMPTY_PATH) {
+    let linked = match linkat(file, "", folder, label, AtFlags::AT_EMPTY_PATH) {
         // Needs CAP_DAC_READ_SEARCH; the alternative needs /proc.
         Err(Errno::ENOENT | Errno::EPERM) => {
             let own = format!("/proc/self/fd/{}", file.as_raw_fd());
-            linkat(AT_FDCWD, own.as_str(), folder, label, AtFlags::AT_SYMLINK_FOLLOW).map_err(explain)
+            linkat(AT_FDCWD, own.as_str(), folder, label, AtFlags::AT_SYMLINK_FOLLOW)
         }
-        result => result.map_err(explain),
-    }?;
+        result => result,
+    };
+    // An older version of Pagelift, which has other locks, has made the same image.
+    linked.or_else(|error| if error == Errno::EEXIST { Ok(()) } else { Err(explain(error)) })?;
     open_in(folder, OsStr::new(label), OFlag::O_PATH).map(drop).map_err(explain)
 }

@@ -4,17 +4,24 @@ use crate::access::ROOT;
 use crate::directory::{names_in, open_directory_in, open_in, open_path};
 use crate::file_system::{self, Check, FileSystem, Space};
 use crate::image::{Mark, mappable_segments};
+use crate::locks::{ImageLock, LOCKS, remove_abandoned};
 use crate::{Form, Image, SourceKey, StoreError, access, reading, record};
 use address_space::PageSize;
+use linux::lock_file::LockError;
 use linux::pages::base_page;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::OFlag;
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long another process that makes or removes an image is waited for. A file of several GiB is copied and read back in
+/// less.
+const LOCKED_AT_MOST: Duration = Duration::from_secs(60);
 
 /// The default directory of the store.
 pub const DEFAULT_DIRECTORY: &str = "/run/pagelift/images";
@@ -191,13 +198,28 @@ impl Store {
         for name in self.names()? {
             removed += u64::from(self.remove_if_empty(&name));
         }
+        remove_abandoned(&self.directory);
         Ok(removed)
     }
 
-    /// Returns the names in the store. One that is not UTF-8 is changed, and so never an image's.
+    /// Returns the names in the store, without that of its locks. One that is not UTF-8 is changed, and so never an
+    /// image's.
     pub(crate) fn names(&self) -> Result<Vec<String>, StoreError> {
         let names = names_in(&self.directory).map_err(|error| StoreError::io("listing the image store", error))?;
-        Ok(names.into_iter().map(|name| name.to_string_lossy().into_owned()).collect())
+        let names = names.into_iter().map(|name| name.to_string_lossy().into_owned());
+        Ok(names.filter(|name| name != LOCKS).collect())
+    }
+
+    /// Takes the lock on the image of this name, which another process that makes or removes it holds.
+    pub(crate) fn lock(&self, name: &str, fix: &str) -> Result<ImageLock<'_>, StoreError> {
+        let path = || self.path.join(LOCKS).join(name);
+        ImageLock::take(&self.directory, name, LOCKED_AT_MOST).map_err(|error| match error {
+            LockError::Held(waited) => StoreError::Locked { path: path(), waited },
+            LockError::OfAnotherUser(user) => StoreError::LockOfAnotherUser { path: path(), user },
+            LockError::Refused(Errno::EACCES | Errno::EPERM) => StoreError::NotPermitted { fix: fix.to_owned() },
+            LockError::Refused(Errno::ENOSPC) => StoreError::Full { needed: 1, free: 0 },
+            LockError::Refused(error) => StoreError::io(format!("locking {}", path().display()), error),
+        })
     }
 
     pub(crate) fn open_image(&self, name: &str, key: &SourceKey, form: Form) -> Result<Option<Image>, StoreError> {
@@ -249,10 +271,12 @@ impl Store {
     }
 
     fn remove_named(&self, name: &str) -> Result<(), StoreError> {
+        const FIX: &str = "pagelift image gc";
         let explain = |error| match error {
-            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { fix: "pagelift image gc".to_owned() },
+            Errno::EACCES | Errno::EPERM => StoreError::NotPermitted { fix: FIX.to_owned() },
             error => StoreError::io(format!("removing {name} from the image store"), error),
         };
+        let _lock = self.lock(name, FIX)?;
         let folder = match open_directory_in(&self.directory, OsStr::new(name)) {
             Ok(folder) => folder,
             Err(Errno::ENOENT) => return Ok(()),
@@ -261,18 +285,19 @@ impl Store {
             }
             Err(error) => return Err(explain(error)),
         };
-        // A process that is making an image holds this lock.
-        let folder = Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, error)| explain(error))?;
-        for label in names_in(&*folder).map_err(explain)? {
-            ignore_absence(unlinkat(&*folder, label.as_os_str(), UnlinkatFlags::NoRemoveDir)).map_err(explain)?;
+        for label in names_in(&folder).map_err(explain)? {
+            ignore_absence(unlinkat(&folder, label.as_os_str(), UnlinkatFlags::NoRemoveDir)).map_err(explain)?;
         }
         ignore_absence(unlinkat(&self.directory, name, UnlinkatFlags::RemoveDir)).map_err(explain)
     }
 
     /// Removes a folder that has no image and in which none is being made.
     pub(crate) fn remove_if_empty(&self, name: &str) -> bool {
-        let Ok(folder) = open_directory_in(&self.directory, OsStr::new(name)) else { return false };
-        let Ok(_lock) = Flock::lock(folder, FlockArg::LockExclusiveNonblock) else { return false };
+        let is_empty = open_directory_in(&self.directory, OsStr::new(name)).and_then(names_in);
+        if !is_empty.is_ok_and(|names| names.is_empty()) {
+            return false;
+        }
+        let Ok(_lock) = ImageLock::take(&self.directory, name, Duration::ZERO) else { return false };
         unlinkat(&self.directory, name, UnlinkatFlags::RemoveDir).is_ok()
     }
 }

@@ -19,6 +19,7 @@ pub mod file_rights;
 pub mod file_systems;
 pub mod interrupted;
 pub mod leases;
+pub mod lock_file;
 pub mod nodes;
 pub mod pagemap;
 pub mod pages;

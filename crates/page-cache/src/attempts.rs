@@ -1,31 +1,36 @@
 //! Attempts that failed, kept so that no start repeats one in vain.
 //!
 //! One small file for each state of a file: its name holds device, inode, size and times, its contents the boot, the
-//! blocks that stayed small and why. It is also the lock that lets one process at a time prepare the file. root keeps them
-//! in `/run/pagelift/page-cache`, other users in `pagelift/page-cache` below `$XDG_RUNTIME_DIR`, or in a directory of
-//! their own below the one for temporary files.
+//! blocks that stayed small and why. Everybody may read it. The lock that lets one process at a time prepare the file is a
+//! file beside it that nobody else can open. root keeps them in `/run/pagelift/page-cache`, other users in
+//! `pagelift/page-cache` below `$XDG_RUNTIME_DIR`, or in a directory of their own below the one for temporary files.
 
 use address_space::ProcessStat;
+use linux::lock_file::{LockError, PassingLock};
 use linux::text::text_of;
-use nix::fcntl::{Flock, FlockArg, OFlag};
-use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
+use nix::fcntl::{OFlag, openat, renameat};
+use nix::sys::stat::{Mode, fstat, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use process_view::FileIdentity;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{Seek, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const ROOTS: &str = "/run/pagelift/page-cache";
 /// Time after which an attempt that failed for lack of memory or time is repeated.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
 /// The first pause after an attempt that failed because of what passes by itself.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
-/// Pause between two looks at a lock that another process holds.
-const LOCK_PAUSE: Duration = Duration::from_millis(1);
+/// How long a process that prepares the same file is waited for, whatever the budget. Until then most have ended.
+const LOCKED_AT_MOST: Duration = Duration::from_secs(300);
+/// End of the name of a record's lock.
+const LOCK_SUFFIX: &str = ".lock";
+/// End of the name of a record that is being written.
+const NEW_SUFFIX: &str = ".new";
 
 /// Until when an attempt is not repeated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +111,8 @@ impl Attempt {
 #[derive(Debug)]
 pub(crate) struct Attempts {
     directory: OwnedFd,
+    /// Path of the directory, for messages.
+    path: PathBuf,
 }
 
 impl Attempts {
@@ -133,53 +140,40 @@ impl Attempts {
             }
             directory = next;
         }
-        Some(Self { directory })
+        Some(Self { directory, path: parts.iter().fold(start.to_owned(), |path, part| path.join(part)) })
     }
 
     /// The attempt with a file, if it still counts.
     fn attempt(&self, identity: &FileIdentity) -> Option<Attempt> {
-        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-        let file = nix::fcntl::openat(&self.directory, name_of(identity).as_str(), flags, Mode::empty()).ok()?;
-        (fstat(&file).ok()?.st_uid == geteuid().as_raw()).then(|| parse(&File::from(file))).flatten()
+        read_in(&self.directory, &name_of(identity)).filter(Attempt::counts)
     }
 
-    /// Opens the record of a file. Waits until no other process holds it, `most` at the longest.
+    /// Locks the record of a file. Waits until no other process holds it, `most` at the longest, and never longer than
+    /// [`LOCKED_AT_MOST`]. `None` where it cannot be locked.
     pub fn record(&self, identity: &FileIdentity, most: Duration) -> Option<Result<Record, Held>> {
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-        let mode = Mode::from_bits_truncate(0o644);
-        let file = nix::fcntl::openat(&self.directory, name_of(identity).as_str(), flags, mode).ok()?;
-        let found = fstat(&file).ok()?;
-        if found.st_uid != geteuid().as_raw()
-            || SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG
-        {
-            return None;
-        }
-        let (mut file, begin) = (File::from(file), Instant::now());
-        loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(locked) => {
-                    let directory = self.directory.try_clone().ok()?;
-                    return Some(Ok(Record { file: locked, directory, name: name_of(identity) }));
-                }
-                Err((_, _)) if begin.elapsed() >= most => return Some(Err(Held(begin.elapsed()))),
-                Err((again, nix::errno::Errno::EWOULDBLOCK | nix::errno::Errno::EINTR)) => {
-                    file = again;
-                    std::thread::sleep(LOCK_PAUSE);
-                }
-                Err(_) => return None,
-            }
+        let name = name_of(identity);
+        let lock = format!("{name}{LOCK_SUFFIX}");
+        match PassingLock::take(&self.directory, &lock, most.min(LOCKED_AT_MOST)) {
+            Ok(lock) => Some(Ok(Record { _lock: lock, directory: self.directory.try_clone().ok()?, name })),
+            Err(LockError::Held(waited)) => Some(Err(Held { waited, lock: self.path.join(lock) })),
+            Err(LockError::OfAnotherUser(_) | LockError::Refused(_)) => None,
         }
     }
 }
 
-/// Another process has held the record for so long.
+/// Another process holds the record.
 #[derive(Debug)]
-pub(crate) struct Held(pub Duration);
+pub(crate) struct Held {
+    /// How long it was waited for.
+    pub waited: Duration,
+    /// The lock's file.
+    pub lock: PathBuf,
+}
 
 /// The record of one file in one state, locked.
 #[derive(Debug)]
 pub(crate) struct Record {
-    file: Flock<File>,
+    _lock: PassingLock,
     directory: OwnedFd,
     name: String,
 }
@@ -187,23 +181,38 @@ pub(crate) struct Record {
 impl Record {
     /// The attempt that still counts.
     pub fn attempt(&self) -> Option<Attempt> {
-        parse(&self.file)
+        self.read().filter(Attempt::counts)
     }
 
     /// What the attempt before waits for, or has waited for.
     pub fn lasting_before(&self) -> Option<Lasting> {
-        read(&self.file).filter(Attempt::is_of_this_boot).map(|attempt| attempt.lasting)
+        self.read().filter(Attempt::is_of_this_boot).map(|attempt| attempt.lasting)
     }
 
-    /// Replaces the attempt, or removes the record where there is none. A record that cannot be written is none.
+    fn read(&self) -> Option<Attempt> {
+        read_in(&self.directory, &self.name)
+    }
+
+    /// Replaces the attempt at once, or removes the record where there is none. A record that cannot be written is none.
     pub fn keep(&mut self, attempt: Option<&Attempt>) {
-        let Some(text) = attempt.and_then(|attempt| serde_json::to_string(attempt).ok()) else {
-            // A process that waits for the lock then has a record without a name, and finds nothing left to do.
-            let _ = unlinkat(&self.directory, self.name.as_str(), UnlinkatFlags::NoRemoveDir);
-            return;
-        };
-        let file = &mut *self.file;
-        let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(text.as_bytes()));
+        let text = attempt.and_then(|attempt| serde_json::to_string(attempt).ok());
+        if text.is_none_or(|text| self.replace(&text).is_err()) {
+            self.remove(&self.name);
+        }
+    }
+
+    fn replace(&self, text: &str) -> io::Result<()> {
+        let new = format!("{}{NEW_SUFFIX}", self.name);
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        // One that is left is of a process that was killed: the lock is held.
+        self.remove(&new);
+        let file = openat(&self.directory, new.as_str(), flags, Mode::from_bits_truncate(0o644))?;
+        File::from(file).write_all(text.as_bytes())?;
+        Ok(renameat(&self.directory, new.as_str(), &self.directory, self.name.as_str())?)
+    }
+
+    fn remove(&self, name: &str) {
+        let _ = unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir);
     }
 }
 
@@ -218,15 +227,17 @@ pub(crate) fn attempt_of_root(identity: &FileIdentity) -> Option<Attempt> {
     let path = Path::new(ROOTS).join(name_of(identity));
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-    (fstat(&file).ok()?.st_uid == 0).then(|| parse(&file)).flatten()
+    (fstat(&file).ok()?.st_uid == 0).then(|| read(&file)).flatten().filter(Attempt::counts)
 }
 
-fn parse(file: &File) -> Option<Attempt> {
-    read(file).filter(Attempt::counts)
+/// The attempt in a record of this user.
+fn read_in(directory: &OwnedFd, name: &str) -> Option<Attempt> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    let file = openat(directory, name, flags, Mode::empty()).ok()?;
+    (fstat(&file).ok()?.st_uid == geteuid().as_raw()).then(|| read(&File::from(file))).flatten()
 }
 
-fn read(mut file: &File) -> Option<Attempt> {
-    file.rewind().ok()?;
+fn read(file: &File) -> Option<Attempt> {
     let bytes = linux::bounded::PAGE_CACHE_RECORD.read_rest(file).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
@@ -254,6 +265,8 @@ mod tests {
     use super::*;
 
     const IDENTITY: FileIdentity = FileIdentity { device: 1, inode: 2, size: 3, modified: (-1, 5), changed: (6, 7) };
+
+    const SHORT: Duration = Duration::from_millis(5);
 
     fn attempts() -> (tempfile::TempDir, Attempts) {
         let folder = tempfile::tempdir().unwrap();
@@ -316,11 +329,31 @@ mod tests {
 
     #[test]
     fn one_process_at_a_time_has_the_record() {
-        let (_folder, attempts) = attempts();
+        let (folder, attempts) = attempts();
         let first = attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap();
-        assert!(attempts.record(&IDENTITY, 3 * LOCK_PAUSE).unwrap().is_err());
+        let held = attempts.record(&IDENTITY, SHORT).unwrap().unwrap_err();
+        assert!(held.waited >= SHORT && held.lock.starts_with(folder.path()) && held.lock.exists(), "{held:?}");
         drop(first);
         assert!(attempts.record(&IDENTITY, Duration::ZERO).unwrap().is_ok());
+        assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 0);
+    }
+
+    /// Everybody can open a record, and lock it.
+    #[test]
+    fn a_lock_on_what_others_can_open_keeps_nobody_waiting() {
+        use nix::fcntl::{Flock, FlockArg};
+        use std::os::unix::fs::MetadataExt;
+        let (folder, attempts) = attempts();
+        let attempt = Attempt::new(vec![1], String::new(), Lasting::ToBoot);
+        attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap().keep(Some(&attempt));
+        let shared = |file: File| Flock::lock(file, FlockArg::LockSharedNonblock).unwrap();
+        let names = || std::fs::read_dir(folder.path().join("a/b")).unwrap().map(|entry| entry.unwrap().path());
+        let _held: Vec<_> =
+            names().chain([folder.path().join("a/b")]).map(|path| shared(File::open(path).unwrap())).collect();
+        let record = attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap();
+        let open_to_others = |path: &PathBuf| std::fs::metadata(path).unwrap().mode() & 0o077 != 0;
+        assert_eq!(names().filter(|path| !open_to_others(path)).count(), 1, "{:?}", names().collect::<Vec<_>>());
+        assert_eq!(record.attempt(), Some(attempt));
     }
 
     #[test]
@@ -336,9 +369,9 @@ mod tests {
 
     #[test]
     fn damaged_records_are_none() {
-        let (_folder, attempts) = attempts();
-        let mut record = attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap();
-        record.file.write_all(b"{\"boot\":\"x\",").unwrap();
+        let (folder, attempts) = attempts();
+        let record = attempts.record(&IDENTITY, Duration::ZERO).unwrap().unwrap();
+        std::fs::write(folder.path().join("a/b").join(name_of(&IDENTITY)), "{\"boot\":\"x\",").unwrap();
         assert_eq!(record.attempt(), None);
     }
 }

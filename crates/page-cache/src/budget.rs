@@ -29,7 +29,8 @@ pub enum Users {
 /// How much one preparation may cost.
 #[derive(Clone, Copy)]
 pub struct Budget<'a> {
-    /// After this time no further block is begun. One block is a read of one huge page from the disk.
+    /// After this time no further block is begun. One block is a read of one huge page from the disk. Another process that
+    /// prepares the file is waited for no longer than that, and 5 minutes at the longest.
     pub time: Duration,
     /// Returns the bytes that may be read again. Called only before something is read again: most files lie as they
     /// should, or were tried before, and to find out how much memory is left takes longer than to see that.

@@ -117,7 +117,7 @@ impl Work<'_> {
             return Ok(Some(Refusal::DisabledHere));
         }
         let mut record = match self.record(identity) {
-            Some(Err(Held(time))) => return Ok(Some(Refusal::PreparedByAnother(time))),
+            Some(Err(Held { waited, lock })) => return Ok(Some(Refusal::PreparedByAnother { waited, lock })),
             Some(Ok((record, waited))) => {
                 if waited {
                     self.making.look()?;

@@ -192,8 +192,16 @@ pub enum Refusal {
         path: PathBuf,
     },
     /// Another process prepares the file, and took longer than the budget.
-    #[error("found another process that prepares the file for {} ms now, needed it to end", .0.as_millis())]
-    PreparedByAnother(Duration),
+    #[error(
+        "found another process that prepares the file for {} ms now, and has {} locked, needed it to end; fix: find it with \
+         `fuser -v '{}'`", waited.as_millis(), lock.display(), lock.display()
+    )]
+    PreparedByAnother {
+        /// How long it was waited for.
+        waited: Duration,
+        /// The lock that it holds.
+        lock: PathBuf,
+    },
     /// The page cache could not be looked at.
     #[error(transparent)]
     Failed(#[from] look::Error),

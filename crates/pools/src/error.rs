@@ -4,6 +4,7 @@ use crate::request::short_size;
 use address_space::PageSize;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Why nothing is done. What is done only in part is an outcome with its [`crate::Obstacle`]s.
 #[derive(Debug, thiserror::Error)]
@@ -33,10 +34,10 @@ pub enum PoolError {
         error: io::Error,
     },
     /// The lock that changes of pools take cannot be had.
-    #[error("found {path}: {error}; {}", lock_fix(error))]
+    #[error("found {}: {error}; {}", path.display(), lock_fix(error))]
     Lock {
         /// The lock's file.
-        path: &'static str,
+        path: PathBuf,
         /// What the kernel says.
         error: io::Error,
     },
@@ -47,6 +48,25 @@ pub enum PoolError {
         path: PathBuf,
         /// What the kernel says.
         error: io::Error,
+    },
+    /// Another process changes pools and does not end.
+    #[error(
+        "found {} locked by another process for {} s now, needed it to end; fix: find it with `fuser -v {}`, and end it",
+        path.display(), waited.as_secs(), path.display()
+    )]
+    Locked {
+        /// The lock's file.
+        path: PathBuf,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The lock that changes of pools take is not this user's.
+    #[error("found {} owned by user {user}, needed it owned by root; fix: rm {}", path.display(), path.display())]
+    LockOfAnotherUser {
+        /// The lock's file.
+        path: PathBuf,
+        /// Number of its owner.
+        user: u32,
     },
     /// The pages cannot be demoted.
     #[error("{0}")]

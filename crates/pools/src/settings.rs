@@ -1,17 +1,24 @@
 //! The way to the kernel's settings, which a test can replace.
 
 use crate::error::PoolError;
+use linux::lock_file::{LockError, LockFile};
 use machine_facts::{Files, System};
-use nix::fcntl::{Flock, FlockArg};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Drops what is cached (`Documentation/admin-guide/sysctl/vm.rst`).
 pub(crate) const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
-/// Root's own folder, so that nobody else can hold the lock.
-const LOCK: &str = "/run/pagelift-pool.lock";
+/// Root's own folder, in which nobody else can make the lock's file first.
+const LOCK_FOLDER: &str = "/run";
+/// The lock's file, which nobody else can open and so lock. Versions of Pagelift that made it for everybody to read lock it,
+/// too; it is never removed, since a process that waits for it would hold a file that nobody finds.
+const LOCK: &str = "pagelift-pool.lock";
+/// How long another change is waited for. Much of a large machine's memory is compacted and reserved in less.
+const LOCKED_AT_MOST: Duration = Duration::from_secs(600);
 
 /// Reads the kernel's files and writes its settings. Paths are absolute.
 pub trait Settings: Files {
@@ -65,18 +72,48 @@ impl Settings for KernelSettings {
 /// Held while pools are read and changed: a size is set, not added to, so that of two changes at once one would be lost.
 #[derive(Debug)]
 pub struct PoolLock {
-    _file: Flock<File>,
+    _file: LockFile,
 }
 
 impl PoolLock {
-    /// Waits for other changes by Pagelift.
+    /// Waits for other changes by Pagelift, 10 minutes at the longest.
     ///
     /// # Errors
     /// Those of opening the lock, which takes root and a /run that can be written, and of locking it.
     pub fn take() -> Result<Self, PoolError> {
-        let refused = |error| PoolError::Lock { path: LOCK, error };
-        let file = File::options().create(true).append(true).open(LOCK).map_err(refused)?;
-        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| refused(error.into()))?;
+        Self::take_in(Path::new(LOCK_FOLDER), LOCKED_AT_MOST)
+    }
+
+    fn take_in(folder: &Path, most: Duration) -> Result<Self, PoolError> {
+        let path: PathBuf = folder.join(LOCK);
+        let refused = |error| PoolError::Lock { path: path.clone(), error };
+        let open = File::open(folder).map_err(refused)?;
+        let file = LockFile::take(open, LOCK, most).map_err(|error| match error {
+            LockError::Held(waited) => PoolError::Locked { path: path.clone(), waited },
+            LockError::OfAnotherUser(user) => PoolError::LockOfAnotherUser { path: path.clone(), user },
+            LockError::Refused(error) => refused(error.into()),
+        })?;
         Ok(Self { _file: file })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{Permissions, metadata, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_change_waits_for_others_and_not_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOCK);
+        let first = PoolLock::take_in(folder.path(), Duration::ZERO).unwrap();
+        let error = PoolLock::take_in(folder.path(), Duration::from_millis(5)).unwrap_err().to_string();
+        assert!(error.contains(&path.display().to_string()) && error.contains("; fix: "), "{error}");
+        drop(first);
+        // As earlier versions made it.
+        set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        drop(PoolLock::take_in(folder.path(), Duration::ZERO).unwrap());
+        assert_eq!(metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
     }
 }

@@ -94,6 +94,7 @@ fn settings() -> anyhow::Result<(KernelSettings, Arc<AtomicBool>)> {
     Ok((KernelSettings::new(interrupted.clone()), interrupted))
 }
 
+/// Waits for other changes; before [`settings`], so that a signal ends the wait.
 fn lock() -> anyhow::Result<PoolLock> {
     PoolLock::take().context("no pool is changed")
 }
@@ -102,8 +103,8 @@ fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
     if let Some(name) = &args.record {
         return release_recorded(name, &args.requests);
     }
-    let (settings, _) = settings()?;
     let _lock = lock()?;
+    let (settings, _) = settings()?;
     for request in &args.requests {
         writeln!(std::io::stdout(), "{}", text::released(&pools::release(&settings, request)?))?;
     }
@@ -118,8 +119,8 @@ fn release_recorded(name: &str, named: &[ReleaseRequest]) -> anyhow::Result<()> 
         Amount::All => bail!("found `all` beside --record {name}, needed: a number of pages, or none named"),
     };
     let named = named.iter().map(of_number).collect::<anyhow::Result<Vec<_>>>()?;
-    let (settings, _) = settings()?;
     let _lock = lock()?;
+    let (settings, _) = settings()?;
     let RecordedRelease { given, note } = record.release(&settings, &named)?;
     say_note(note);
     let mut out = std::io::stdout();
@@ -136,8 +137,8 @@ fn say_note(note: Option<String>) {
 }
 
 fn demote(args: &DemoteArgs) -> anyhow::Result<()> {
-    let (settings, _) = settings()?;
     let _lock = lock()?;
+    let (settings, _) = settings()?;
     for request in &args.requests {
         writeln!(std::io::stdout(), "{}", text::demoted(&pools::demote(&settings, request, args.to)?))?;
     }
@@ -146,8 +147,8 @@ fn demote(args: &DemoteArgs) -> anyhow::Result<()> {
 }
 
 fn overcommit(args: &OvercommitArgs) -> anyhow::Result<()> {
-    let (settings, _) = settings()?;
     let _lock = lock()?;
+    let (settings, _) = settings()?;
     for request in &args.requests {
         writeln!(std::io::stdout(), "{}", text::overcommitted(&pools::overcommit(&settings, request)?))?;
     }

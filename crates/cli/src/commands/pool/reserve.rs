@@ -86,8 +86,10 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
         return lend::run(Lending { command: &args.command, policy, requests: &args.requests, words });
     }
     let record = args.record.as_deref().map(Record::of).transpose()?;
+    let lock = lock()?;
     let (settings, interrupted) = settings()?;
     let outcomes = reserved(args, &settings, record)?;
+    drop(lock);
     // From here on the pages must be given back even if nobody reads what is said.
     let said = say(&outcomes, args.hold);
     let is_met = outcomes.iter().all(Outcome::is_met);
@@ -108,7 +110,6 @@ pub fn run(args: &ReserveArgs) -> anyhow::Result<u8> {
 }
 
 fn reserved(args: &ReserveArgs, settings: &KernelSettings, record: Option<Record>) -> anyhow::Result<Vec<Outcome>> {
-    let _lock = lock()?;
     let options = ReserveOptions {
         goal: match &record {
             Some(_) => Goal::Persistent,

@@ -1,0 +1,23 @@
+// Opens everything below its arguments that it may read, takes a shared lock on each, and holds them until it is sent a line.
+// Says first how many it has.
+#define _GNU_SOURCE
+#include "ready.h"
+#include <fcntl.h>
+#include <ftw.h>
+#include <sys/file.h>
+
+static int locked;
+
+static int take(const char *path, const struct stat *found, int kind, struct FTW *place) {
+    (void)found, (void)kind, (void)place;
+    int file = open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+    if (file >= 0 && flock(file, LOCK_SH | LOCK_NB) == 0) locked++;
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    for (int i = 1; i < count; i++) nftw(arguments[i], take, 16, FTW_PHYS);
+    printf("%d locked\n", locked);
+    ready();
+    return 0;
+}
