@@ -109,18 +109,35 @@ pub fn poll_any() -> Result<Option<(Pid, WaitReport)>, Errno> {
 /// Linux 5.13 every request fails with ESRCH until then, where the thread has had another number before
 /// (`looks_like_a_spurious_pid`).
 pub fn exec_is_pending(thread: Pid) -> bool {
-    let options = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let found = peek(libc::P_PID, thread);
+    found
+        .is_ok_and(|(code, status)| code == libc::CLD_TRAPPED && status == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8)
+}
+
+/// True where the thread will be reported: it is a tracee or a child of this process, and its end has not been reported yet.
+pub fn is_to_be_reported(thread: Pid) -> bool {
+    peek(libc::P_PID, thread).is_ok()
+}
+
+/// True where any thread will be reported, as [`is_to_be_reported`] has it.
+pub fn any_is_to_be_reported() -> bool {
+    peek(libc::P_ALL, Pid::from_raw(0)).is_ok()
+}
+
+/// Looks at the next report, which stays pending: its code and status (waitid(2)), zeros where there is none yet.
+fn peek(which: libc::idtype_t, thread: Pid) -> Result<(i32, i32), Errno> {
+    let options = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
     let mut information = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY:
     // - the kernel writes one structure.
-    let result = unsafe { libc::waitid(libc::P_PID, thread.as_raw() as u32, information.as_mut_ptr(), options) };
+    let result = unsafe { libc::waitid(which, thread.as_raw() as u32, information.as_mut_ptr(), options) };
+    Errno::result(result)?;
     // SAFETY:
     // - the structure is plain integers, zeroed before, and every bit pattern is a number.
-    let (code, status) = unsafe {
-        let information = information.assume_init();
-        (information.si_code, information.si_status())
-    };
-    result == 0 && code == libc::CLD_TRAPPED && status == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8
+    let information = unsafe { information.assume_init() };
+    // SAFETY:
+    // - the kernel has written the fields of SIGCHLD, or they are zeros.
+    Ok((information.si_code, unsafe { information.si_status() }))
 }
 
 fn wait(thread: Pid, options: i32) -> Result<Option<(Pid, WaitReport)>, Errno> {
@@ -165,6 +182,7 @@ mod tests {
             requests::resume(pid, Resume::Continue, 0).unwrap();
         }
         requests::interrupt(pid).unwrap();
+        assert!(is_to_be_reported(pid) && any_is_to_be_reported() && !exec_is_pending(pid));
         assert_eq!(
             wait_for(pid),
             Ok(WaitReport::Stopped(Stop::Event { event: libc::PTRACE_EVENT_STOP, signal: libc::SIGTRAP }))
@@ -173,7 +191,9 @@ mod tests {
         // An interrupted sleep is restarted by a system call.
         assert_eq!(wait_for(pid), Ok(WaitReport::Stopped(Stop::SystemCall)));
         kill(pid, Signal::SIGKILL).unwrap();
+        assert!(is_to_be_reported(pid));
         assert_eq!(wait_for(pid), Ok(WaitReport::Ended));
+        assert!(!is_to_be_reported(pid));
         assert_eq!(poll(pid), Err(Errno::ECHILD));
         drop(child.wait());
     }

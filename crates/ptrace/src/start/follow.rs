@@ -10,7 +10,7 @@ use crate::remote::requests::{self, CallStop, Resume};
 use crate::remote::restart;
 use crate::remote::status::ThreadStatus;
 use crate::remote::tracee::{Running, Stopped, Waited};
-use crate::remote::wait::Stop;
+use crate::remote::wait::{self, Stop};
 use crate::remote::{InjectError, Injector, seccomp};
 use address_space::{Address, AddressSpace};
 use linux::text::text_of;
@@ -224,20 +224,22 @@ impl Follower {
         !self.descendants && (self.launcher.is_some() || self.threads.values().any(is_on_its_way))
     }
 
+    /// True while a thread is traced. The kernel is asked where none is known: a descendant is traced from its first moment
+    /// on, and not known before it or the thread that has made it is reported. That one may be killed before.
+    fn traces(&self) -> bool {
+        !self.threads.is_empty() || self.descendants && wait::any_is_to_be_reported()
+    }
+
     /// Runs until nothing is traced any more.
     ///
     /// # Errors
     /// waitpid's, where the state of the traced threads can no longer be known. They run on unlifted when this process ends.
     pub fn run(self, handler: &mut impl Handler) -> io::Result<()> {
         let mut following = Following { follower: self, handler };
-        while !following.follower.threads.is_empty() {
+        while following.follower.traces() {
             let waited = if following.follower.is_starting() { Waited::any_soon() } else { Waited::any() };
             match waited {
-                Ok(Waited::Stopped(stopped, stop)) => {
-                    let next = following.decide(&stopped, stop);
-                    following.carry_out(stopped, next);
-                }
-                Ok(Waited::Ended(pid)) => drop(following.follower.threads.remove(&pid.as_raw())),
+                Ok(waited) => following.go_on(waited),
                 // No tracees left: all have ended or been released.
                 Err(Errno::ECHILD) => break,
                 Err(errno) => return Err(errno.into()),
@@ -255,6 +257,17 @@ struct Following<'h, H: Handler> {
 }
 
 impl<H: Handler> Following<'_, H> {
+    /// Takes one report.
+    fn go_on(&mut self, waited: Waited) {
+        match waited {
+            Waited::Stopped(stopped, stop) => {
+                let next = self.decide(&stopped, stop);
+                self.carry_out(stopped, next);
+            }
+            Waited::Ended(pid) => drop(self.follower.threads.remove(&pid.as_raw())),
+        }
+    }
+
     fn decide(&mut self, stopped: &Stopped, stop: Stop) -> Next {
         match stop {
             Stop::Event { event, signal } => self.at_event(stopped, event, signal),
@@ -275,9 +288,22 @@ impl<H: Handler> Following<'_, H> {
                 }
                 self.at_exec(stopped)
             }
+            libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE => {
+                self.at_fork(pid);
+                Next::Resume(0)
+            }
             // A stop signal has stopped the whole process: it stays stopped until SIGCONT.
             libc::PTRACE_EVENT_STOP if is_stop_signal(signal) => Next::StayInGroupStop,
             _ => Next::Resume(0),
+        }
+    }
+
+    /// The thread has made another one, which is traced already. It may have been reported before, and even have ended.
+    fn at_fork(&mut self, pid: Pid) {
+        if let Ok(new) = requests::event_message(pid)
+            && wait::is_to_be_reported(Pid::from_raw(new as i32))
+        {
+            self.follower.threads.entry(new as i32).or_insert(State::Plain);
         }
     }
 
@@ -363,7 +389,9 @@ impl<H: Handler> Following<'_, H> {
     fn at_entry(&mut self, stopped: &Stopped, came: Came) -> Next {
         let pid = stopped.pid();
         let status = ThreadStatus::read(pid);
-        let traced = |thread: i32| self.follower.threads.contains_key(&thread);
+        let follower = &self.follower;
+        let is_new = |thread: i32| follower.descendants && wait::is_to_be_reported(Pid::from_raw(thread));
+        let traced = |thread: i32| follower.threads.contains_key(&thread) || is_new(thread);
         let others = match status.threads {
             // The only thread is stopped, so that there will be no other.
             1 => Ok(StoppedThreads::default()),
@@ -480,3 +508,6 @@ fn injector_of(stopped: &Stopped) -> Result<Injector<'_>, InjectError> {
 fn is_stop_signal(signal: i32) -> bool {
     [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&signal)
 }
+
+#[cfg(test)]
+mod tests;

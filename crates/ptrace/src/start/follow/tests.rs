@@ -1,0 +1,140 @@
+//! The follower with reports in orders that the kernel seldom gives: each test waits for one thread by its number, and leaves
+//! the reports of the others pending.
+
+use super::*;
+use crate::remote::tracee::Running;
+use crate::test_program;
+use nix::sys::signal::{Signal, kill};
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+
+const ALONE: &str = "PAGELIFT_TEST_FOLLOWS_ALONE";
+
+/// Runs a test in a process of its own: a follower takes the reports of all children of its process.
+fn alone(name: &str, body: impl FnOnce()) {
+    if std::env::var_os(ALONE).is_some() {
+        return body();
+    }
+    let output = test_program::spawn(&format!("start::follow::tests::{name}"), ALONE).wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Notes the programs that are executed, and ends them.
+#[derive(Default)]
+struct Executed(Vec<i32>);
+
+impl Handler for Executed {
+    fn at_exec(&mut self, stop: &ExecStop) -> AfterExec {
+        self.0.push(stop.pid());
+        kill(Pid::from_raw(stop.pid()), Signal::SIGKILL).unwrap();
+        AfterExec::Nothing
+    }
+
+    fn mapped(&mut self, _: &ExecStop) -> Option<Address> {
+        None
+    }
+
+    fn at_entry(&mut self, _: &EntryStop) -> After {
+        After::Follow
+    }
+
+    fn missed(&mut self, _: i32, _: &io::Error) -> After {
+        After::Follow
+    }
+}
+
+/// A shell that is followed, and at work to start another program and to end at once.
+fn shell() -> (Child, Pid, Follower) {
+    let mut command = Command::new("sh");
+    command.args(["-c", "read line; sleep 60 & exit"]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut shell = command.spawn().unwrap();
+    let pid = Pid::from_raw(shell.id() as i32);
+    let follower = Follower::seize(pid, true).unwrap();
+    shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    (shell, pid, follower)
+}
+
+fn report_of(pid: Pid) -> Waited {
+    Running::already_traced(pid).wait().unwrap()
+}
+
+/// Waits until a thread has made another one, and returns its report and the number of the new one.
+fn fork_of(pid: Pid) -> (Waited, Pid) {
+    let report = report_of(pid);
+    let Waited::Stopped(_, Stop::Event { event, .. }) = &report else { panic!("{report:?}") };
+    assert!([libc::PTRACE_EVENT_FORK, libc::PTRACE_EVENT_VFORK, libc::PTRACE_EVENT_CLONE].contains(event), "{event}");
+    (report, Pid::from_raw(requests::event_message(pid).unwrap() as i32))
+}
+
+/// Follows one thread to its end, whatever others have to report.
+fn follow_to_its_end<H: Handler>(following: &mut Following<'_, H>, pid: Pid) {
+    while following.follower.threads.contains_key(&pid.as_raw()) {
+        following.go_on(report_of(pid));
+    }
+}
+
+#[test]
+fn a_child_that_is_reported_after_the_end_of_its_parent_is_followed() {
+    alone("a_child_that_is_reported_after_the_end_of_its_parent_is_followed", || {
+        let (_shell, pid, follower) = shell();
+        let mut executed = Executed::default();
+        let mut following = Following { follower, handler: &mut executed };
+        let (report, child) = fork_of(pid);
+        following.go_on(report);
+        assert!(following.follower.threads.contains_key(&child.as_raw()));
+        follow_to_its_end(&mut following, pid);
+        let follower = following.follower;
+        follower.run(&mut executed).unwrap();
+        assert_eq!(executed.0, [child.as_raw()]);
+    });
+}
+
+#[test]
+fn a_child_of_a_parent_that_was_killed_at_the_fork_is_followed() {
+    alone("a_child_of_a_parent_that_was_killed_at_the_fork_is_followed", || {
+        let (_shell, pid, follower) = shell();
+        let mut executed = Executed::default();
+        let mut following = Following { follower, handler: &mut executed };
+        // The kernel reports no event of a thread that has been killed since.
+        let (_, child) = fork_of(pid);
+        kill(pid, Signal::SIGKILL).unwrap();
+        follow_to_its_end(&mut following, pid);
+        let follower = following.follower;
+        follower.run(&mut executed).unwrap();
+        assert_eq!(executed.0, [child.as_raw()]);
+    });
+}
+
+#[test]
+fn a_child_that_has_ended_before_its_parent_reports_the_fork_is_not_waited_for() {
+    alone("a_child_that_has_ended_before_its_parent_reports_the_fork_is_not_waited_for", || {
+        let (_shell, pid, follower) = shell();
+        let mut executed = Executed::default();
+        let mut following = Following { follower, handler: &mut executed };
+        let (report, child) = fork_of(pid);
+        following.go_on(report_of(child));
+        assert!(following.follower.threads.contains_key(&child.as_raw()));
+        kill(child, Signal::SIGKILL).unwrap();
+        follow_to_its_end(&mut following, child);
+        following.go_on(report);
+        assert!(!following.follower.threads.contains_key(&child.as_raw()));
+        let follower = following.follower;
+        follower.run(&mut executed).unwrap();
+        assert_eq!(executed.0, []);
+    });
+}
+
+#[test]
+fn a_child_that_is_killed_before_its_first_stop_is_forgotten() {
+    alone("a_child_that_is_killed_before_its_first_stop_is_forgotten", || {
+        let (_shell, pid, follower) = shell();
+        let mut executed = Executed::default();
+        let mut following = Following { follower, handler: &mut executed };
+        let (report, child) = fork_of(pid);
+        kill(child, Signal::SIGKILL).unwrap();
+        following.go_on(report);
+        let follower = following.follower;
+        follower.run(&mut executed).unwrap();
+        assert_eq!(executed.0, []);
+    });
+}
