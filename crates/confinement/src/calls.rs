@@ -4,7 +4,7 @@ use linux::file_cache::SYS_CACHESTAT;
 use linux::pagemap::PAGEMAP_SCAN;
 use linux::perf_event::PERF_EVENT_IOC_PERIOD;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
-use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{BackendError, SeccompCondition, SeccompRule};
 
 type Rules = (i64, Vec<SeccompRule>);
@@ -24,6 +24,14 @@ const TIOCGWINSZ: u64 = 0x5413;
 const PERF_EVENT_IOC_ENABLE: u64 = 0x2400;
 const PERF_EVENT_IOC_DISABLE: u64 = 0x2401;
 
+/// Commands of fcntl(2) that only look at a descriptor, or have it close at an exec. All others are refused: F_SETSIG and
+/// F_SETOWN, with O_ASYNC, F_NOTIFY or F_SETLEASE to set them off, send any signal to any process of the same user, for root
+/// to any process, even without CAP_KILL (`sigio_perm` in fs/fcntl.c).
+const OF_DESCRIPTORS: [i32; 4] = [libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_DUPFD_CLOEXEC];
+/// MADV_HWPOISON and MADV_SOFT_OFFLINE (asm-generic/mman-common.h), which take page frames from all who use them. They need
+/// CAP_SYS_ADMIN, which before Linux 5.9 readers of other processes keep.
+const POISONING: [u64; 2] = [100, 101];
+
 /// Calls with their rules; a call without rules is allowed with any arguments.
 pub fn allowed() -> Result<Vec<Rules>, BackendError> {
     let mut calls: Vec<Rules> = ANY_ARGUMENTS.iter().map(|&call| (call, Vec::new())).collect();
@@ -41,8 +49,11 @@ pub fn allowed() -> Result<Vec<Rules>, BackendError> {
     // A terminal's attributes and size, whether pages are huge, and open perf events; nothing that types into a terminal.
     let events = [PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_PERIOD];
     let requests = [TCGETS, TIOCGWINSZ, PAGEMAP_SCAN.into()].into_iter().chain(events);
-    let requests = requests.map(|request| only(1, Dword, Eq, request)).collect::<Result<Vec<_>, _>>()?;
-    calls.push((libc::SYS_ioctl, requests.into_iter().flatten().collect()));
+    calls.push((libc::SYS_ioctl, one_of(1, requests)?));
+    calls.push((libc::SYS_fcntl, one_of(1, OF_DESCRIPTORS.into_iter().map(|command| command as u64))?));
+    let not_poisoning = POISONING.map(|advice| SeccompCondition::new(2, Dword, Ne, advice));
+    let not_poisoning = not_poisoning.into_iter().collect::<Result<_, _>>()?;
+    calls.push((libc::SYS_madvise, vec![SeccompRule::new(not_poisoning)?]));
     // Limits and names are read, not set.
     calls.push((libc::SYS_prlimit64, only(2, Qword, Eq, 0)?));
     calls.push((libc::SYS_prctl, only(0, Dword, Eq, libc::PR_GET_THP_DISABLE as u64)?));
@@ -59,6 +70,12 @@ fn only(
     Ok(vec![SeccompRule::new(vec![SeccompCondition::new(argument, length, comparison, value)?])?])
 }
 
+/// The rules that an argument of 32 bits is one of these values.
+fn one_of(argument: u8, values: impl Iterator<Item = u64>) -> Result<Vec<SeccompRule>, BackendError> {
+    let rules = values.map(|value| only(argument, Dword, Eq, value)).collect::<Result<Vec<_>, _>>()?;
+    Ok(rules.into_iter().flatten().collect())
+}
+
 const ANY_ARGUMENTS: &[i64] = &[
     // Files that are open, and what is known of files.
     libc::SYS_read,
@@ -69,7 +86,6 @@ const ANY_ARGUMENTS: &[i64] = &[
     libc::SYS_writev,
     libc::SYS_lseek,
     libc::SYS_close,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
@@ -86,7 +102,6 @@ const ANY_ARGUMENTS: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_munmap,
     libc::SYS_mremap,
-    libc::SYS_madvise,
     // Threads.
     libc::SYS_futex,
     libc::SYS_gettid,

@@ -1,4 +1,6 @@
 use super::*;
+use linux::leases::Lease;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, SealFlag, fcntl};
 use nix::unistd::{getuid, setfsuid};
 use std::fs::{self, File, OpenOptions};
 use std::net::UdpSocket;
@@ -60,6 +62,40 @@ fn files_are_read_and_threads_started() {
         (fs::read("/proc/self/exe").unwrap().len() > 4096, names > 10, in_thread)
     };
     assert_eq!(confined(Reads::Own, read), (true, true, 1 << 22));
+}
+
+#[test]
+fn descriptors_are_looked_at_and_copied() {
+    let file = File::open("/proc/self/exe").unwrap();
+    let looks = move || {
+        let copy = file.try_clone().unwrap();
+        fcntl(&copy, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
+        let flags = OFlag::from_bits_truncate(fcntl(&copy, FcntlArg::F_GETFL).unwrap());
+        (fcntl(&copy, FcntlArg::F_GETFD), flags & OFlag::O_ACCMODE)
+    };
+    assert_eq!(confined(Reads::Own, looks), (Ok(0), OFlag::O_RDONLY));
+}
+
+/// Each of these is a step on the way to a signal for another process, or to a wait of all who open a file.
+#[test]
+fn no_descriptor_is_made_to_signal_or_to_keep_others_waiting() {
+    let path = std::env::temp_dir().join(format!("confinement-signals-{}", std::process::id()));
+    fs::write(&path, "").unwrap();
+    let file = File::open(&path).unwrap();
+    assert!(Lease::against_writers(&file).is_ok(), "without a filter there is nothing to refuse");
+    let refused = confined(Reads::Processes, move || {
+        let control = |argument: FcntlArg<'_>| fcntl(&file, argument).map_err(io::Error::from);
+        [
+            ("chosen a signal (F_SETSIG)", is_refused(Lease::against_writers(&file))),
+            ("asked for signals (O_ASYNC)", is_refused(control(FcntlArg::F_SETFL(OFlag::O_ASYNC)))),
+            ("changed flags", is_refused(control(FcntlArg::F_SETFL(OFlag::O_NONBLOCK)))),
+            ("sized a pipe", is_refused(control(FcntlArg::F_SETPIPE_SZ(4096)))),
+            ("sealed a file", is_refused(control(FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)))),
+        ]
+    });
+    fs::remove_file(&path).unwrap();
+    let done: Vec<_> = refused.into_iter().filter(|(_, refused)| !refused).map(|(what, _)| what).collect();
+    assert!(done.is_empty(), "a confined thread has {done:?}");
 }
 
 #[test]
