@@ -81,19 +81,62 @@ fn maps_an_image(machine: &Container, unit: &str, file: &str) -> Result<()> {
         .with_context(|| machine.journal(unit).unwrap_or_default())
 }
 
+/// Checks what `enabled` says of a unit, which is the only one.
+fn is_listed(machine: &Container, unit: &str, state: &str) -> Result<()> {
+    let listed = machine.run(&["pagelift", "enabled"])?;
+    ensure!(listed.contains(unit) && listed.contains(state), "it is not `{state}`: {listed}");
+    Ok(())
+}
+
+/// Writes settings of a unit as an editor does, of which systemd does not know yet.
+fn write(machine: &Container, unit: &str, text: &str) -> Result<()> {
+    let folder = format!("/etc/systemd/system/{unit}.d");
+    let script = format!("mkdir -p {folder} && printf '[Service]\\n{text}\\n' >{folder}/change.conf");
+    machine.run(&["sh", "-c", &script]).map(drop)
+}
+
+/// What a later file says of settings that the file of Pagelift sets, too, counts once that one is made anew.
+pub fn of_what_it_hides(machine: &Container) -> Result<()> {
+    let sandbox = "SystemCallFilter=@system-service\\nMemoryDenyWriteExecute=yes";
+    for (way, settings, name, set, changed) in [
+        ("attach after each start", sandbox, "Type", "exec", "notify"),
+        ("run, by ptrace", "", "SyslogIdentifier", "forks", "other"),
+    ] {
+        let unit = "open.service";
+        let is = |value: &str| -> Result<()> {
+            let found = machine.run(&["systemctl", "show", unit, "-p", name, "--value"])?;
+            ensure!(found.trim() == value, "{name} is {found} instead of {value}");
+            Ok(())
+        };
+        write(machine, unit, settings)?;
+        machine.run(&["systemctl", "daemon-reload"])?;
+        let shown = machine.run(&["pagelift", "enable", unit])?;
+        ensure!(shown.contains(&format!("way: {way}")), "{shown}");
+        is(set)?;
+        is_listed(machine, unit, " current")?;
+        write(machine, unit, &format!("{settings}\\n{name}={changed}"))?;
+        machine.run(&["systemctl", "daemon-reload"])?;
+        is(set)?;
+        is_listed(machine, unit, "outdated: its sandbox, another setting")?;
+        machine.run(&["pagelift", "enable", unit])?;
+        is(changed)?;
+        is_listed(machine, unit, " current")?;
+        machine.run(&["pagelift", "disable", unit])?;
+        is(changed)?;
+        machine.run(&["rm", "-r", &format!("/etc/systemd/system/{unit}.d")])?;
+        machine.run(&["systemctl", "daemon-reload"])?;
+    }
+    Ok(())
+}
+
 /// `enabled` says what would be written otherwise now.
 pub fn noticed(machine: &Container) -> Result<()> {
     let (unit, folder) = ("redis-server.service", "/etc/systemd/system/redis-server.service.d");
-    let is = |state: &str| -> Result<()> {
-        let listed = machine.run(&["pagelift", "enabled"])?;
-        ensure!(listed.contains(unit) && listed.contains(state), "it is not `{state}`: {listed}");
-        Ok(())
-    };
+    let is = |state: &str| is_listed(machine, unit, state);
     machine.run(&["pagelift", "enable", unit])?;
     is(" current")?;
     let add = |text: &str| -> Result<()> {
-        let script = format!("mkdir -p {folder} && printf '[Service]\\n{text}\\n' >{folder}/change.conf");
-        machine.run(&["sh", "-c", &script])?;
+        write(machine, unit, text)?;
         machine.run(&["systemctl", "daemon-reload"]).map(drop)
     };
     add("SystemCallFilter=\\nMemoryDenyWriteExecute=no\\nNoExecPaths=")?;

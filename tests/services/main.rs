@@ -43,6 +43,7 @@ fn services(t: &Context) -> Result<()> {
     changes::beside_its_script(&machine).context("beside")?;
     changes::by_a_shell(&machine).context("shell")?;
     changes::noticed(&machine).context("changes")?;
+    changes::of_what_it_hides(&machine).context("hidden")?;
     changes::of_another_installation(&machine).context("another installation")?;
     machine.stop()
 }
@@ -60,6 +61,7 @@ fn services_of_the_next_release(t: &Context) -> Result<()> {
     changes::named_by_instances(&machine).context("named")?;
     changes::by_a_shell(&machine).context("shell")?;
     changes::noticed(&machine).context("changes")?;
+    changes::of_what_it_hides(&machine).context("hidden")?;
     machine.stop()
 }
 

@@ -2,7 +2,7 @@
 
 use crate::choice::{Choice, Way};
 use crate::command::{ExecCommand, Launcher};
-use crate::file::{Assignment, assignments};
+use crate::file::{Assignment, assignments, service_values};
 use crate::properties::{Properties, words_of};
 use crate::words::between_quotes;
 use std::collections::BTreeSet;
@@ -17,6 +17,9 @@ const OPTIONS: &str = "# Options: ";
 const ASKED: &str = "# Asked: ";
 const COMMAND: &str = "# ExecStart=";
 const FOLDER: &str = "# Folder: made";
+
+/// The values of `Type=` (systemd.service(5)).
+const TYPES: [&str; 8] = ["simple", "exec", "forking", "oneshot", "dbus", "notify", "notify-reload", "idle"];
 
 /// What a drop-in file holds, and what it was made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,15 +117,18 @@ impl DropIn {
         Some(command.path.replace("%%", "%"))
     }
 
-    /// The unit's properties as they would be without this file, which they were read with.
+    /// The unit's properties as they would be without this file, which they were read with. What it hides is in `files`, all
+    /// others of the unit in the order in which systemd reads them.
     #[must_use]
-    pub fn taken_out_of(&self, read: &Properties) -> Properties {
+    pub fn taken_out_of(&self, read: &Properties, files: &[String]) -> Properties {
+        let values = |name: &str| service_values(files.iter().map(String::as_str), name);
         let mut all = read.clone();
         for Assignment { section, name, value } in assignments(&self.body) {
             match (section.as_str(), name.as_str()) {
-                // It is only set in place of this one or of `idle`, to the same effect.
-                ("Service", "Type") => all.set("Type", "simple"),
-                ("Service", "SyslogIdentifier") => all.set("SyslogIdentifier", ""),
+                ("Service", "Type") => all.set("Type", &kind(&values("Type"), &values("BusName"))),
+                ("Service", "SyslogIdentifier") => {
+                    all.set("SyslogIdentifier", &values("SyslogIdentifier").pop().unwrap_or_default());
+                }
                 ("Service", "ExecPaths") => {
                     let added = words_of(&value.replace("%%", "%"));
                     let kept = all.list("ExecPaths").into_iter().filter(|path| !added.contains(path));
@@ -134,6 +140,14 @@ impl DropIn {
         }
         all
     }
+}
+
+/// The `Type=` that values of it have, with those of `BusName=`: the last one that systemd knows, or what it takes for want of
+/// one (systemd 252, `service_add_extras()`). It ignores others, an empty one too.
+fn kind(values: &[String], bus_names: &[String]) -> String {
+    let usual = if bus_names.iter().any(|name| !name.is_empty()) { "dbus" } else { "simple" };
+    let last = values.iter().rev().find(|value| TYPES.contains(&value.as_str()));
+    last.map_or(usual, String::as_str).to_owned()
 }
 
 /// The lines of `[Service]`.
@@ -186,8 +200,8 @@ mod tests {
     fn choice(way: Way) -> Choice {
         let (exec_paths, image_sources) = (vec!["/run/x".to_owned()], vec!["/bin/a".to_owned()]);
         let (pages, journal_name) = (Some("image"), (way != Way::AfterStart).then(|| "a%%b".to_owned()));
-        let (only, reasons) = (Vec::new(), Vec::new());
-        Choice { way, pages, only, exec_paths, image_sources, waits_for_exec: false, journal_name, reasons }
+        let (only, reasons, waits_for_exec) = (Vec::new(), Vec::new(), false);
+        Choice { way, pages, only, exec_paths, image_sources, waits_for_exec, journal_name, reasons }
     }
 
     fn drop_in(way: Way) -> DropIn {
@@ -271,8 +285,31 @@ mod tests {
             body: "[Unit]\nAfter=x\n[Service]\nType=exec\nSyslogIdentifier=a%%b\nExecPaths=-/usr/bin/page%%lift\n"
                 .into(),
         };
-        assert_eq!(file.taken_out_of(&Properties::parse(with)), Properties::parse(own));
+        assert_eq!(file.taken_out_of(&Properties::parse(with), &[]), Properties::parse(own));
         let other = DropIn { body: "[Service]\nExecStart=\n".into(), ..file };
-        assert_eq!(other.taken_out_of(&Properties::parse(own)), Properties::parse(own));
+        assert_eq!(other.taken_out_of(&Properties::parse(own), &[]), Properties::parse(own));
+    }
+
+    #[test]
+    fn what_a_drop_in_file_hides_is_what_the_other_files_say() {
+        let read = Properties::parse("Type=exec\nSyslogIdentifier=web\n");
+        let hides = DropIn { body: "[Service]\nType=exec\nSyslogIdentifier=web\n".into(), ..drop_in(Way::Ptrace) };
+        let found = |files: &[&str]| {
+            let files: Vec<String> = files.iter().map(|&text| format!("[Service]\n{text}\n")).collect();
+            let own = hides.taken_out_of(&read, &files);
+            [own.value("Type").to_owned(), own.value("SyslogIdentifier").to_owned()]
+        };
+        for (files, expected) in [
+            (&["User=web"][..], ["simple", ""]),
+            (&["Type=idle", "Type=notify\nSyslogIdentifier=a b"], ["notify", "a b"]),
+            (&["Type=forking\nSyslogIdentifier=a", "Type=\nSyslogIdentifier="], ["forking", ""]),
+            (&["Type=notify-reload", "Type=other\n[Unit]\nType=simple"], ["notify-reload", ""]),
+            (&["BusName=org.x", "BusName="], ["dbus", ""]),
+            (&["BusName=org.x", "Type=simple"], ["simple", ""]),
+        ] {
+            assert_eq!(found(files), expected, "{files:?}");
+        }
+        let shows = DropIn { body: "[Service]\nExecStart=\n".into(), ..hides };
+        assert_eq!(shows.taken_out_of(&read, &["[Service]\nType=notify\n".into()]), read, "it hides nothing of these");
     }
 }

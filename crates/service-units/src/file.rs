@@ -49,16 +49,16 @@ fn read(line: &str, section: &mut String, found: &mut Vec<Assignment>) {
 /// back all before it.
 pub fn exec_start<'a>(files: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut lines = Vec::new();
-    for assignment in files.into_iter().flat_map(assignments) {
-        if assignment.section != "Service" || assignment.name != "ExecStart" {
-            continue;
-        }
-        match assignment.value.as_str() {
-            "" => lines.clear(),
-            value => lines.push(value.to_owned()),
-        }
+    for value in service_values(files, "ExecStart") {
+        if value.is_empty() { lines.clear() } else { lines.push(value) }
     }
     lines
+}
+
+/// All values that these files give a setting of `[Service]`, in their order, empty ones too.
+pub fn service_values<'a>(files: impl IntoIterator<Item = &'a str>, name: &str) -> Vec<String> {
+    let all = files.into_iter().flat_map(assignments);
+    all.filter(|set| set.section == "Service" && set.name == name).map(|set| set.value).collect()
 }
 
 #[cfg(test)]

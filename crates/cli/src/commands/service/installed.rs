@@ -147,7 +147,8 @@ pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
                 State::Current => "current".to_owned(),
                 State::Outdated => fix,
                 State::SandboxChanged => format!(
-                    "outdated: its sandbox, or what it needs of this machine, has changed; fix: pagelift enable {}",
+                    "outdated: its sandbox, another setting, or what it needs of this machine, has changed; fix: pagelift \
+                     enable {}",
                     service.unit
                 ),
                 State::NoLauncher => {

@@ -47,10 +47,10 @@ impl Unit {
         let drop_ins = properties.list("DropInPaths").into_iter().filter(|path| !is_own(path));
         let paths: Vec<_> = [properties.value("FragmentPath").to_owned()].into_iter().chain(drop_ins).collect();
         let read = |path: &String| fs::read_to_string(path).with_context(|| format!("reading {path}"));
-        let files = paths.iter().map(read).collect::<Result<_, _>>()?;
+        let files: Vec<String> = paths.iter().map(read).collect::<Result<_, _>>()?;
         let own = properties.list("DropInPaths").into_iter().filter(|path| is_own(path));
         let own = own.filter_map(|path| DropIn::parse(&fs::read_to_string(path).ok()?)).next_back();
-        let properties = own.as_ref().map_or(properties.clone(), |own| own.taken_out_of(&properties));
+        let properties = own.as_ref().map_or(properties.clone(), |own| own.taken_out_of(&properties, &files));
         Ok(Self { name: canonical, properties, own, files })
     }
 
