@@ -85,7 +85,7 @@ enum Place {
 struct Scope {
     /// The kernel's work is counted too.
     with_kernel: bool,
-    /// Of what a thread starts, threads of its own process alone are counted.
+    /// Threads of its own process alone are counted of what a thread starts.
     threads_only: bool,
 }
 
