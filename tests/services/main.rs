@@ -2,6 +2,7 @@
 //! node and a unit whose sandbox refuses nearly everything; and of a Debian in a virtual machine that boots again.
 
 mod changes;
+mod clients;
 mod container;
 mod machine;
 mod servers;
@@ -44,6 +45,7 @@ fn services(t: &Context) -> Result<()> {
     changes::by_a_shell(&machine).context("shell")?;
     changes::noticed(&machine).context("changes")?;
     changes::of_what_it_hides(&machine).context("hidden")?;
+    clients::of_a_socket(&machine).context("socket")?;
     changes::of_another_installation(&machine).context("another installation")?;
     machine.stop()
 }
@@ -62,6 +64,7 @@ fn services_of_the_next_release(t: &Context) -> Result<()> {
     changes::by_a_shell(&machine).context("shell")?;
     changes::noticed(&machine).context("changes")?;
     changes::of_what_it_hides(&machine).context("hidden")?;
+    clients::of_a_socket(&machine).context("socket")?;
     machine.stop()
 }
 

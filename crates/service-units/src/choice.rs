@@ -90,6 +90,8 @@ pub struct Wanted {
     pub only_by_ptrace: Vec<String>,
     /// Options that `pagelift attach` does not have.
     pub only_by_run: Vec<String>,
+    /// Options that have something written to the standard error, with `--quiet` too.
+    pub not_silent: Vec<String>,
 }
 
 /// What is installed here.
@@ -133,6 +135,8 @@ pub struct Choice {
     pub waits_for_exec: bool,
     /// The name that the journal gives what the programs write, which without it would be that of pagelift.
     pub journal_name: Option<String>,
+    /// Nothing may be written to the standard error, which is a socket.
+    pub is_silent: bool,
     /// Why it is this way, one reason a line.
     pub reasons: Vec<String>,
 }
@@ -238,6 +242,14 @@ impl Chooser<'_> {
                 pages.word()
             ));
         }
+        if self.unit.has_socket_for_errors() {
+            found.extend(self.wanted.not_silent.iter().map(|option| {
+                format!(
+                    "{option} writes to the unit's standard error, which is a socket, as for each client of Accept=yes; \
+                     fix: StandardError=journal"
+                )
+            }));
+        }
         found
     }
 
@@ -277,8 +289,35 @@ impl Chooser<'_> {
             ));
         }
         let journal_name = if way == Way::AfterStart { None } else { self.journal_name(&mut reasons) };
-        let image_sources = if uses_images && way == Way::Ptrace { self.image_sources() } else { Vec::new() };
-        if uses_images && way == Way::Ptrace && self.is_another_user() {
+        let is_silent = self.unit.has_socket_for_errors();
+        if is_silent {
+            reasons.push(
+                "--quiet: the unit's standard error is a socket, to which the line on the lift would be written; \
+                 StandardError=journal has it in the journal"
+                    .to_owned(),
+            );
+        }
+        let makes_images = uses_images && way == Way::Ptrace;
+        let image_sources = if makes_images { self.made_before(is_silent, &mut reasons) } else { Vec::new() };
+        let pages = chosen.map(Pages::word);
+        Choice { way, pages, only, exec_paths, image_sources, waits_for_exec, journal_name, is_silent, reasons }
+    }
+
+    /// Of what root makes images before each start: of nothing in a unit that must be silent, since `image add` writes what
+    /// fails to the same standard error.
+    fn made_before(&self, is_silent: bool, reasons: &mut Vec<String>) -> Vec<String> {
+        let sources = self.image_sources();
+        if is_silent {
+            let files = sources.join(" ").replace("%%", "%");
+            reasons.extend((!sources.is_empty()).then(|| {
+                format!(
+                    "note: root makes no image before a start, since what fails would be written to the socket; fix: \
+                     StandardError=journal, or after each upgrade: pagelift image add {files}"
+                )
+            }));
+            return Vec::new();
+        }
+        if self.is_another_user() {
             reasons.extend(self.wanted.missing.iter().map(|name| {
                 format!(
                     "note: root makes no image of {name} before a start, and User= may not: it was not found beside the \
@@ -286,8 +325,7 @@ impl Chooser<'_> {
                 )
             }));
         }
-        let pages = chosen.map(Pages::word);
-        Choice { way, pages, only, exec_paths, image_sources, waits_for_exec, journal_name, reasons }
+        sources
     }
 
     /// What the unit must be allowed to execute, with the store whose images are used.

@@ -53,6 +53,8 @@ impl DropIn {
         let mut words = vec![if choice.way == Way::AfterStart { "attach" } else { "run" }.to_owned()];
         words.extend((choice.way == Way::Preload).then(|| "--via=preload".to_owned()));
         words.extend(choice.pages.map(|pages| format!("--pages={pages}")));
+        let is_quiet = options.iter().any(|option| option == "--quiet");
+        words.extend((choice.is_silent && !is_quiet).then(|| "--quiet".to_owned()));
         words.extend(options.iter().cloned());
         let launcher = Launcher { program: pagelift.to_owned(), options: words };
         let names: BTreeSet<&str> = choice.only.iter().flatten().map(String::as_str).collect();
@@ -200,8 +202,8 @@ mod tests {
     fn choice(way: Way) -> Choice {
         let (exec_paths, image_sources) = (vec!["/run/x".to_owned()], vec!["/bin/a".to_owned()]);
         let (pages, journal_name) = (Some("image"), (way != Way::AfterStart).then(|| "a%%b".to_owned()));
-        let (only, reasons, waits_for_exec) = (Vec::new(), Vec::new(), false);
-        Choice { way, pages, only, exec_paths, image_sources, waits_for_exec, journal_name, reasons }
+        let (only, reasons, waits_for_exec, is_silent) = (Vec::new(), Vec::new(), false, false);
+        Choice { way, pages, only, exec_paths, image_sources, waits_for_exec, journal_name, is_silent, reasons }
     }
 
     fn drop_in(way: Way) -> DropIn {
@@ -311,5 +313,19 @@ mod tests {
         }
         let shows = DropIn { body: "[Service]\nExecStart=\n".into(), ..hides };
         assert_eq!(shows.taken_out_of(&read, &["[Service]\nType=notify\n".into()]), read, "it hides nothing of these");
+    }
+
+    #[test]
+    fn a_file_for_a_unit_that_must_be_silent_says_quiet_once() {
+        let silent = Choice { is_silent: true, ..choice(Way::Preload) };
+        let lines = ["/bin/a".to_owned()];
+        let commands = ExecCommand::parse_line(&lines[0]).unwrap();
+        for options in [&["--calm".to_owned()][..], &["--calm".to_owned(), "--quiet".to_owned()]] {
+            let words = ("/bin/pagelift", options, options);
+            let file = DropIn::new("x.service", &silent, (&lines, &commands), words, &[]);
+            let quiet = file.options.iter().filter(|word| *word == "--quiet").count();
+            assert_eq!((quiet, file.asked.as_slice()), (1, options), "{file:?}");
+            assert!(file.body.contains(" --quiet ") && file.body.ends_with(" -- /bin/a\n"), "{file:?}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use crate::words::first_word;
 use std::collections::BTreeMap;
 
 /// The properties that are asked for.
-pub const NAMES: [&str; 38] = [
+pub const NAMES: [&str; 40] = [
     "Id",
     "LoadState",
     "ActiveState",
@@ -17,6 +17,8 @@ pub const NAMES: [&str; 38] = [
     "GuessMainPID",
     "ConsistsOf",
     "StandardInput",
+    "StandardOutput",
+    "StandardError",
     "SyslogIdentifier",
     "User",
     "DynamicUser",
@@ -97,6 +99,17 @@ impl Properties {
             Some(ShownCommand { path: path.to_owned(), arguments: arguments.to_owned() })
         };
         lines.iter().filter_map(command).collect()
+    }
+
+    /// True where the service's standard error is a socket that systemd has passed to it; with `Accept=yes` that is a client's
+    /// connection. What is `inherit` is taken from the input for the output, and from the output for the error; elsewhere
+    /// systemd shows the default in its place (systemd 252, `setup_output()`, `service_fix_stdio()`).
+    pub fn has_socket_for_errors(&self) -> bool {
+        let is = |name: &str, words: &[&str]| words.contains(&self.value(name));
+        // `fd` is a descriptor of a socket unit, too.
+        let is_socket = |name: &str| is(name, &["socket", "fd"]);
+        let output = is_socket("StandardOutput") || is("StandardOutput", &["inherit"]) && is_socket("StandardInput");
+        is_socket("StandardError") || is("StandardError", &["inherit"]) && output
     }
 
     /// Sets a property to one value.
@@ -183,6 +196,25 @@ mod tests {
         assert_eq!(rule(&denies, "ptrace"), CallRule::Kills);
         assert_eq!(rule(&denies, "mbind"), CallRule::Fails);
         assert_eq!(rule(&denies, "read"), CallRule::Allowed);
+    }
+
+    #[test]
+    fn a_socket_is_inherited_from_the_input_to_the_error() {
+        for (input, output, error, expected) in [
+            ("socket", "inherit", "inherit", true),
+            ("null", "socket", "inherit", true),
+            ("null", "journal", "socket", true),
+            ("fd", "inherit", "inherit", true),
+            ("socket", "journal", "inherit", false),
+            ("socket", "inherit", "journal", false),
+            ("socket", "socket", "null", false),
+            ("null", "journal", "inherit", false),
+            ("tty", "inherit", "inherit", false),
+            ("", "", "", false),
+        ] {
+            let text = format!("StandardInput={input}\nStandardOutput={output}\nStandardError={error}");
+            assert_eq!(Properties::parse(&text).has_socket_for_errors(), expected, "{text}");
+        }
     }
 
     #[test]

@@ -93,6 +93,12 @@ impl Chooser<'_> {
         if self.unit.value("Type") == "oneshot" {
             found.push("Type=oneshot leaves no process to attach to".to_owned());
         }
+        if self.unit.has_socket_for_errors() {
+            found.push(
+                "attach writes why it fails to the unit's standard error, which is a socket; fix: StandardError=journal"
+                    .to_owned(),
+            );
+        }
         found.extend(self.wanted.only_by_run.iter().map(|option| format!("attach has no {option}")));
         found.extend(self.programs.iter().filter_map(|program| self.against_main_process(program)));
         found

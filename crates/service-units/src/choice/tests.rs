@@ -275,6 +275,32 @@ fn a_program_that_gains_privileges_is_lifted_from_outside() {
 }
 
 #[test]
+fn nothing_is_written_to_a_client() {
+    let inetd = "Type=simple\nStandardInput=socket\nStandardOutput=inherit\nStandardError=inherit\nUser=web";
+    let silent = |reason: &String| reason.starts_with("--quiet: ") && reason.contains("StandardError=journal");
+    for via in [None, Some(Way::Ptrace), Some(Way::Preload)] {
+        let choice = chosen_with(inetd, program(), &Wanted { via, ..Wanted::default() }, &here()).unwrap();
+        assert!(choice.is_silent && choice.reasons.iter().any(silent), "{choice:?}");
+        assert!(choice.image_sources.is_empty(), "`image add` writes what fails: {choice:?}");
+        let note = "or after each upgrade: pagelift image add /usr/%i/server";
+        let is_noted = choice.reasons.iter().any(|reason| reason.ends_with(note));
+        assert_eq!(is_noted, via != Some(Way::Preload), "{choice:?}");
+    }
+    for text in [inetd.replace("Error=inherit", "Error=journal"), inetd.replace("Output=inherit", "Output=journal")] {
+        let choice = chosen(&text);
+        assert!(!choice.is_silent && !choice.reasons.iter().any(silent), "{choice:?}");
+        assert_eq!(choice.image_sources, ["/usr/%i/server"]);
+    }
+    let why = refused(&format!("{inetd}\nRootDirectory=/x"), program(), &Wanted::default(), &here());
+    assert!(why.contains("not `attach after each start`: attach writes why it fails"), "{why}");
+    let loud = Wanted { not_silent: vec!["--require".into(), "--verbose".into()], ..Wanted::default() };
+    let why = refused(inetd, program(), &loud, &here());
+    assert_eq!(why.matches("which is a socket").count(), 2, "{why}");
+    assert!(why.starts_with("--require writes to") && why.ends_with("fix: StandardError=journal"), "{why}");
+    assert!(chosen_with("", program(), &loud, &here()).is_ok());
+}
+
+#[test]
 fn a_store_that_is_closed_to_the_user_shows_nothing() {
     let closed = Surroundings { store_closed: Some("it has mode 700".into()), ..here() };
     let pages = |text: &str| chosen_with(text, program(), &Wanted::default(), &closed).map(|choice| choice.pages);

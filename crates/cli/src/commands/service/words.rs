@@ -76,6 +76,7 @@ pub fn wanted(args: &LiftArgs, (found, missing): (Vec<Program>, Vec<String>)) ->
         (args.heap.heap_allocator.is_some(), "--heap-allocator"),
         (args.heap.heap_reserve.is_some(), "--heap-reserve"),
     ];
+    let not_silent = [(args.require, "--require"), (args.verbose, "--verbose")];
     let for_ptrace = [(args.follow_lifted, "--follow-lifted"), (args.policy.seal, "--seal")];
     let given = |options: &[(bool, &str)]| -> Vec<String> {
         options.iter().filter(|(given, _)| *given).map(|(_, name)| (*name).to_owned()).collect()
@@ -93,6 +94,7 @@ pub fn wanted(args: &LiftArgs, (found, missing): (Vec<Program>, Vec<String>)) ->
         numa: args.policy.numa.is_some_and(|numa| numa != Numa::Own),
         only_by_ptrace: given(&for_ptrace),
         only_by_run: given(&for_run),
+        not_silent: given(&not_silent),
     }
 }
 
