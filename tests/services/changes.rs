@@ -129,6 +129,54 @@ pub fn of_what_it_hides(machine: &Container) -> Result<()> {
     Ok(())
 }
 
+/// A sandbox that somebody has written and systemd has not read: it is in force once the service is enabled, and counts.
+pub fn not_read(machine: &Container) -> Result<()> {
+    let unit = "open.service";
+    machine.run(&["systemctl", "start", unit])?;
+    write(machine, unit, "SystemCallFilter=@system-service")?;
+    let refused = machine.fail(&["pagelift", "enable", "--dry-run", unit])?;
+    ensure!(refused.contains("fix: systemctl daemon-reload"), "{refused}");
+    let shown = machine.run(&["pagelift", "enable", "--now", unit])?;
+    ensure!(shown.contains("way: run, by preload"), "{shown}");
+    ensure!(machine.is_active(unit), "it does not run: {}", machine.journal(unit)?);
+    let lifted = || machine.huge_code(machine.main_pid(unit).unwrap_or_default()).is_ok_and(|huge| huge > 0);
+    poll_until(START_LIMIT, "the program that lifts itself", lifted)
+        .with_context(|| machine.journal(unit).unwrap_or_default())?;
+    is_listed(machine, unit, " current")?;
+    write(machine, unit, "SystemCallFilter=")?;
+    is_listed(machine, unit, "not known: its files have changed since systemd read them")?;
+    machine.run(&["systemctl", "daemon-reload"])?;
+    is_listed(machine, unit, "outdated: its sandbox")?;
+    // A file that is gone is no file to read.
+    machine.run(&["rm", &format!("/etc/systemd/system/{unit}.d/change.conf")])?;
+    let shown = machine.run(&["pagelift", "enable", unit])?;
+    ensure!(shown.contains("way: run, by ptrace"), "{shown}");
+    is_listed(machine, unit, " current")?;
+    machine.run(&["pagelift", "disable", unit])?;
+    not_noticed(machine, unit)
+}
+
+/// systemd compares dates, and does not notice other contents with an old one.
+fn not_noticed(machine: &Container, unit: &str) -> Result<()> {
+    write(machine, unit, "User=redis")?;
+    machine.run(&["systemctl", "daemon-reload"])?;
+    write(machine, unit, "SystemCallFilter=@system-service")?;
+    machine.run(&["touch", "-d", "1 hour ago", &format!("/etc/systemd/system/{unit}.d/change.conf")])?;
+    let asked = machine.run(&["systemctl", "show", unit, "-p", "NeedDaemonReload,User"])?;
+    ensure!(asked.contains("=no") && asked.contains("=redis"), "it is noticed, or was read: {asked}");
+    let shown = machine.run(&["pagelift", "enable", "--now", unit])?;
+    ensure!(
+        shown.matches("way: run, by ").eq(["way: run, by "; 2]) && shown.contains("way: run, by preload"),
+        "{shown}"
+    );
+    ensure!(machine.is_active(unit), "it does not run: {}", machine.journal(unit)?);
+    is_listed(machine, unit, " current")?;
+    machine.run(&["systemctl", "stop", unit])?;
+    machine.run(&["pagelift", "disable", unit])?;
+    machine.run(&["rm", "-r", &format!("/etc/systemd/system/{unit}.d")])?;
+    machine.run(&["systemctl", "daemon-reload"]).map(drop)
+}
+
 /// `enabled` says what would be written otherwise now.
 pub fn noticed(machine: &Container) -> Result<()> {
     let (unit, folder) = ("redis-server.service", "/etc/systemd/system/redis-server.service.d");

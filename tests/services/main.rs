@@ -45,6 +45,7 @@ fn services(t: &Context) -> Result<()> {
     changes::by_a_shell(&machine).context("shell")?;
     changes::noticed(&machine).context("changes")?;
     changes::of_what_it_hides(&machine).context("hidden")?;
+    changes::not_read(&machine).context("not read")?;
     clients::of_a_socket(&machine).context("socket")?;
     changes::of_another_installation(&machine).context("another installation")?;
     machine.stop()
@@ -64,6 +65,7 @@ fn services_of_the_next_release(t: &Context) -> Result<()> {
     changes::by_a_shell(&machine).context("shell")?;
     changes::noticed(&machine).context("changes")?;
     changes::of_what_it_hides(&machine).context("hidden")?;
+    changes::not_read(&machine).context("not read")?;
     clients::of_a_socket(&machine).context("socket")?;
     machine.stop()
 }

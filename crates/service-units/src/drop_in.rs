@@ -119,6 +119,11 @@ impl DropIn {
         Some(command.path.replace("%%", "%"))
     }
 
+    /// The values that it gives a setting of `[Service]`, empty ones too.
+    pub fn values(&self, name: &str) -> Vec<String> {
+        service_values([self.body.as_str()], name)
+    }
+
     /// The unit's properties as they would be without this file, which they were read with. What it hides is in `files`, all
     /// others of the unit in the order in which systemd reads them.
     #[must_use]

@@ -4,7 +4,7 @@ use crate::words::first_word;
 use std::collections::BTreeMap;
 
 /// The properties that are asked for.
-pub const NAMES: [&str; 40] = [
+pub const NAMES: [&str; 42] = [
     "Id",
     "LoadState",
     "ActiveState",
@@ -12,6 +12,7 @@ pub const NAMES: [&str; 40] = [
     "FragmentPath",
     "DropInPaths",
     "Transient",
+    "NeedDaemonReload",
     "Type",
     "PIDFile",
     "GuessMainPID",
@@ -23,6 +24,7 @@ pub const NAMES: [&str; 40] = [
     "User",
     "DynamicUser",
     "ExecStart",
+    "ExecStartPost",
     "ExecSearchPath",
     "RootDirectory",
     "RootImage",
@@ -90,9 +92,9 @@ impl Properties {
         words_of(self.value(name))
     }
 
-    /// The commands of `ExecStart=`, specifiers expanded, in their order.
-    pub fn commands(&self) -> Vec<ShownCommand> {
-        let lines = self.0.get("ExecStart").map_or(&[][..], Vec::as_slice);
+    /// The commands of `ExecStart=` or another setting of this kind, specifiers expanded, in their order.
+    pub fn commands(&self, name: &str) -> Vec<ShownCommand> {
+        let lines = self.0.get(name).map_or(&[][..], Vec::as_slice);
         let command = |line: &String| {
             let (path, rest) = line.strip_prefix("{ path=")?.split_once(" ; argv[]=")?;
             let arguments = rest.split_once(" ; ignore_errors=").map_or(rest, |(words, _)| words);
@@ -236,11 +238,11 @@ mod tests {
         let text = "ExecStart={ path=/bin/a ; argv[]=/bin/a x ; ignore_errors=no ; pid=0 }\n\
                     ExecStart={ path=/bin/b c ; argv[]=b ; ignore_errors=yes ; pid=0 }\nUser=x\n";
         let programs = |text: &str, launcher| -> Vec<String> {
-            let commands = Properties::parse(text).commands();
+            let commands = Properties::parse(text).commands("ExecStart");
             commands.iter().map(|command| command.program(launcher).to_owned()).collect()
         };
         assert_eq!(programs(text, None), ["/bin/a", "/bin/b c"]);
-        assert_eq!(Properties::parse(text).commands()[0].arguments, "/bin/a x");
+        assert_eq!(Properties::parse(text).commands("ExecStart")[0].arguments, "/bin/a x");
         assert_eq!(Properties::parse(text).value("User"), "x");
         let launched =
             "ExecStart={ path=/bin/pagelift ; argv[]=/bin/pagelift run --argv0 x -- /bin/a -- b ; ignore_errors=no }";

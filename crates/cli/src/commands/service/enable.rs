@@ -7,7 +7,7 @@ use super::{Changed, restarted, words};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::Serialize;
-use service_units::{Choice, CommandError, DropIn, ExecCommand, Program, Way, choose, shows};
+use service_units::{Choice, CommandError, DropIn, ExecCommand, Program, choose, shows};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -48,9 +48,10 @@ struct Document<'a> {
 
 /// Writes the drop-in file of a service.
 pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
-    let unit = Unit::load(&args.unit)?;
+    let unit = load(args)?;
     let pagelift = this_program()?;
-    let (choice, mut file) = made(&unit, &args.lift, &pagelift)?;
+    let decide = |unit: &Unit| made(unit, &args.lift, &pagelift);
+    let mut made = decide(&unit)?;
     let [lasting, until_boot] = FOLDERS.map(|folder| unit.drop_in(folder));
     let path = if args.runtime { &until_boot } else { &lasting };
     ensure!(
@@ -60,22 +61,38 @@ pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
         lasting.display(),
         unit.name
     );
-    file.made_folder = is_made(path);
-    let text = file.text();
+    made.1.made_folder = is_made(path);
     if !args.json {
-        show(&choice, path, &text)?;
+        show(&made, path)?;
     }
     let mut restart = None;
     if !args.dry_run {
-        install(&unit, &file, path, choice.way)?;
+        if let Some(now) = install(&unit, &made.1, path, decide)? {
+            made = now;
+            if !args.json {
+                writeln!(io::stdout(), "otherwise, with what systemd has read only now:\n")?;
+                show(&made, path)?;
+            }
+        }
         if !args.runtime && until_boot.exists() {
             take_away(&until_boot)?;
         }
         restart = restarted(&[Changed::look(&unit.name, true)?], args.now)?.pop();
     }
+    conclude(args, &unit, &made, path, restart)
+}
+
+/// Says what was done; as JSON, with the file.
+fn conclude(
+    args: &EnableArgs,
+    unit: &Unit,
+    (choice, file): &Made,
+    path: &Path,
+    restart: Option<String>,
+) -> anyhow::Result<()> {
     let mut out = io::stdout();
     if args.json {
-        let (unit, choice, text) = (unit.name.as_str(), &choice, text.as_str());
+        let (unit, text) = (unit.name.as_str(), &file.text());
         let written = !args.dry_run;
         let document = Document { format: "pagelift-service", version: 1, unit, choice, path, text, written, restart };
         serde_json::to_writer_pretty(&mut out, &document)?;
@@ -87,8 +104,26 @@ pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Loads the service with its files as they are: systemd reads them again first where they have changed since it did, as it
+/// would once the drop-in file is written. A dry run changes nothing, and is refused there.
+fn load(args: &EnableArgs) -> anyhow::Result<Unit> {
+    let name = systemd::service_name(&args.unit)?;
+    let found = systemd::show(&systemd::instance(&name))?;
+    // Files of an alias are not read.
+    let real = if name.contains("@.") { &name } else { found.value("Id") };
+    if systemd::is_changed(real, &found) {
+        ensure!(!args.dry_run, "{name}: its files have changed since systemd read them; fix: systemctl daemon-reload");
+        systemd::control(&["daemon-reload"])?;
+        eprintln!("pagelift: {name}: its files had changed since systemd read them; now read, by daemon-reload");
+    }
+    Unit::load(&name)
+}
+
+/// What was decided, and the file that says so.
+type Made = (Choice, DropIn);
+
 /// Decides, and makes the file.
-pub fn made(unit: &Unit, lift: &LiftArgs, pagelift: &Path) -> anyhow::Result<(Choice, DropIn)> {
+pub fn made(unit: &Unit, lift: &LiftArgs, pagelift: &Path) -> anyhow::Result<Made> {
     let lines = unit.commands();
     ensure!(!lines.is_empty(), "{} has no ExecStart=; needed: a program that can be lifted", unit.name);
     let search = unit.properties.list("ExecSearchPath");
@@ -133,12 +168,12 @@ fn read(lines: &[String], search: &[String]) -> anyhow::Result<Read> {
     Ok((read, refused))
 }
 
-fn show(choice: &Choice, path: &Path, text: &str) -> io::Result<()> {
+fn show((choice, file): &Made, path: &Path) -> io::Result<()> {
     let mut out = io::stdout();
     writeln!(out, "way: {}", choice.way)?;
     choice.reasons.iter().try_for_each(|reason| writeln!(out, "  {reason}"))?;
     writeln!(out, "\n{}:", path.display())?;
-    text.lines().try_for_each(|line| writeln!(out, "  {line}").map(drop))?;
+    file.text().lines().try_for_each(|line| writeln!(out, "  {line}").map(drop))?;
     writeln!(out)
 }
 
@@ -148,24 +183,44 @@ fn is_made(path: &Path) -> bool {
     earlier.map_or_else(|| path.parent().is_some_and(|folder| !folder.exists()), |earlier| earlier.made_folder)
 }
 
-/// Writes the file and has systemd read it; takes it away again where systemd does not do what it says.
-fn install(unit: &Unit, file: &DropIn, path: &PathBuf, way: Way) -> anyhow::Result<()> {
+/// Writes the file and has systemd read it; takes it away again where systemd does not do what it says. Before, systemd may
+/// have had older contents of a unit file with an old date, which it does not notice (systemd 252,
+/// `unit_need_daemon_reload()`): where it is decided otherwise with what it has read now, that file is written and returned.
+fn install(
+    unit: &Unit,
+    file: &DropIn,
+    path: &PathBuf,
+    decide: impl Fn(&Unit) -> anyhow::Result<Made>,
+) -> anyhow::Result<Option<Made>> {
     let before = fs::read_to_string(path).ok();
     ensure!(
         before.as_deref().is_none_or(|text| DropIn::parse(text).is_some()),
         "{} was not written by pagelift; fix: give it another name",
         path.display()
     );
-    write(path, &file.text()).with_context(|| format!("writing {}", path.display()))?;
-    let checked = systemd::control(&["daemon-reload"]).and_then(|()| check(unit, file, path, way));
-    if checked.is_err() {
+    let write_file = |text: &str| write(path, text).with_context(|| format!("writing {}", path.display()));
+    let read = |file: &DropIn| systemd::control(&["daemon-reload"]).and_then(|()| check(unit, file, path));
+    write_file(&file.text())?;
+    let decide_again = || -> anyhow::Result<Option<Made>> {
+        read(file)?;
+        let mut now = decide(&Unit::load(&unit.name)?)?;
+        if now.1.body == file.body {
+            return Ok(None);
+        }
+        now.1.made_folder = file.made_folder;
+        write_file(&now.1.text())?;
+        read(&now.1)?;
+        Ok(Some(now))
+    };
+    let decided = decide_again();
+    if decided.is_err() {
         match before {
             Some(text) => write(path, &text)?,
             None => systemd::remove(path, file)?,
         }
         systemd::control(&["daemon-reload"])?;
     }
-    checked.with_context(|| format!("{} was taken back", path.display()))
+    decided.with_context(|| format!("{} was taken back", path.display()))
 }
 
 /// Writes a file whole or not at all.
@@ -182,22 +237,33 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Compares what systemd has read with what was written.
-fn check(unit: &Unit, file: &DropIn, path: &Path, way: Way) -> anyhow::Result<()> {
-    let now = systemd::show(&unit.name.replace("@.", "@pagelift."))?;
+fn check(unit: &Unit, file: &DropIn, path: &Path) -> anyhow::Result<()> {
+    let now = systemd::show(&systemd::instance(&unit.name))?;
     let path = path.display().to_string();
     ensure!(now.list("DropInPaths").contains(&path), "systemd does not read {path}");
     let state = now.value("LoadState");
     ensure!(state == "loaded", "systemd says `{state}` of the unit with {path}");
-    if way == Way::AfterStart {
-        return Ok(());
+    for wanted in file.values("Type") {
+        let found = now.value("Type");
+        ensure!(found == wanted, "systemd has Type={found} instead of {wanted}");
     }
-    let wanted = service_units::exec_start([file.text().as_str()]);
-    let found = now.commands();
-    ensure!(found.len() == wanted.len(), "systemd has {} commands instead of {}", found.len(), wanted.len());
     let pagelift = this_program()?.display().to_string();
+    let (wanted, found) = (file.values("ExecStart"), now.commands("ExecStart"));
+    let wanted: Vec<String> = wanted.into_iter().filter(|line| !line.is_empty()).collect();
+    ensure!(
+        wanted.is_empty() || found.len() == wanted.len(),
+        "systemd has {} commands instead of {}",
+        found.len(),
+        wanted.len()
+    );
     for (wanted, found) in wanted.iter().zip(found) {
         let is_wanted = found.path == pagelift && shows(wanted, &found.arguments);
         ensure!(is_wanted, "systemd executes {} by `{}` instead of `{wanted}`", found.path, found.arguments);
+    }
+    let found = now.commands("ExecStartPost");
+    for wanted in file.values("ExecStartPost") {
+        let is_there = found.iter().any(|found| found.path == pagelift && shows(&wanted, &found.arguments));
+        ensure!(is_there, "systemd does not execute `{wanted}` after a start");
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::enable::made;
 use super::facts::this_program;
-use super::systemd::{self, FOLDERS, Unit, service_name};
+use super::systemd::{self, FOLDERS, Unit, is_changed, look_up, service_name};
 use super::{Changed, restarted, words};
 use crate::text::table::{table, trimmed};
 use anyhow::{bail, ensure};
@@ -50,8 +50,29 @@ enum State {
     SandboxChanged,
     /// The `pagelift` that it starts is gone.
     NoLauncher,
+    /// The unit's files have changed since systemd read them.
+    NotRead,
     /// The unit is gone.
     NoUnit,
+}
+
+impl State {
+    /// The state in words, with what to do.
+    fn text(self, unit: &str) -> String {
+        match self {
+            Self::Current => "current".to_owned(),
+            Self::Outdated => format!("outdated: its ExecStart= has changed; fix: pagelift enable {unit}"),
+            Self::SandboxChanged => format!(
+                "outdated: its sandbox, another setting, or what it needs of this machine, has changed; fix: pagelift \
+                 enable {unit}"
+            ),
+            Self::NoLauncher => format!("the pagelift that it starts is gone; fix: pagelift enable {unit}"),
+            Self::NotRead => {
+                "not known: its files have changed since systemd read them; fix: systemctl daemon-reload".to_owned()
+            }
+            Self::NoUnit => format!("no such unit; fix: pagelift disable {unit}"),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -77,7 +98,7 @@ struct Row {
 pub fn disable(args: &DisableArgs) -> anyhow::Result<()> {
     // A service is asked for its real name where it still exists.
     let name = match &args.unit {
-        Some(unit) => Some(Unit::load(unit).map_or_else(|_| service_name(unit), |unit| Ok(unit.name))?),
+        Some(unit) => Some(look_up(unit).map_or_else(|_| service_name(unit), |(name, _)| Ok(name))?),
         None => None,
     };
     let own = args.of_this_program.then(this_program).transpose()?.map(|own| own.display().to_string());
@@ -136,26 +157,13 @@ pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
     }
     let mut rows = table(&["unit", "active", "pid", "lasts", "way", "state"]);
     for service in &services {
-        let fix = format!("outdated: its ExecStart= has changed; fix: pagelift enable {}", service.unit);
         rows.add_row([
             service.unit.clone(),
             service.active.clone(),
             service.main_pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
             if service.until_boot { "until the next boot" } else { "for good" }.to_owned(),
             service.way.clone(),
-            match service.state {
-                State::Current => "current".to_owned(),
-                State::Outdated => fix,
-                State::SandboxChanged => format!(
-                    "outdated: its sandbox, another setting, or what it needs of this machine, has changed; fix: pagelift \
-                     enable {}",
-                    service.unit
-                ),
-                State::NoLauncher => {
-                    format!("the pagelift that it starts is gone; fix: pagelift enable {}", service.unit)
-                }
-                State::NoUnit => format!("no such unit; fix: pagelift disable {}", service.unit),
-            },
+            service.state.text(&service.unit),
         ]);
     }
     writeln!(out, "{}", trimmed(&rows))?;
@@ -163,9 +171,13 @@ pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
 }
 
 fn row(path: PathBuf, file: DropIn) -> Row {
-    let unit = Unit::load(&file.unit).ok();
-    let state = unit.as_ref().map_or(State::NoUnit, |unit| state_of(unit, &file));
-    let value = |name: &str| unit.as_ref().map_or("", |unit| unit.properties.value(name));
+    let found = look_up(&file.unit).ok();
+    let state = match found.clone() {
+        Some((name, properties)) if is_changed(&name, &properties) => State::NotRead,
+        Some((name, properties)) => Unit::of(name, properties).map_or(State::NoUnit, |unit| state_of(&unit, &file)),
+        None => State::NoUnit,
+    };
+    let value = |name: &str| found.as_ref().map_or("", |(_, properties)| properties.value(name));
     let is_template = file.unit.contains("@.");
     Row {
         active: if is_template { "-" } else { value("ActiveState") }.to_owned(),

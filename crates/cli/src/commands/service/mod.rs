@@ -22,7 +22,7 @@ struct Changed {
 
 impl Changed {
     fn look(unit: &str, lifted: bool) -> anyhow::Result<Self> {
-        let properties = systemd::show(&unit.replace("@.", "@pagelift."))?;
+        let properties = systemd::show(&systemd::instance(unit))?;
         let runs = ["active", "activating", "reloading"].contains(&properties.value("ActiveState"));
         let running = match unit {
             template if template.contains("@.") => systemd::running_instances(template)?,

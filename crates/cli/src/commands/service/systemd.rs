@@ -2,12 +2,18 @@
 
 use anyhow::{Context, bail, ensure};
 use service_units::{DropIn, FILE_NAME, NAMES, Properties, exec_start};
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Where administrators' units are, and those until the next boot.
 pub const FOLDERS: [&str; 2] = ["/etc/systemd/system", "/run/systemd/system"];
+
+/// Where files of units are (systemd.unit(5)), but for those of generators; the first counts most.
+const UNIT_FOLDERS: [&str; 4] =
+    ["/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"];
 
 /// A service as systemd has loaded it.
 pub struct Unit {
@@ -24,22 +30,12 @@ pub struct Unit {
 impl Unit {
     /// Loads a service.
     pub fn load(name: &str) -> anyhow::Result<Self> {
-        let name = service_name(name)?;
-        // A template has no properties; an instance of it has.
-        let asked = name.replace("@.", "@pagelift.");
-        let mut properties = show(&asked)?;
-        let state = properties.value("LoadState").to_owned();
-        ensure!(
-            state == "loaded",
-            "{name}: systemd says `{state}`; needed: a service; `systemctl list-unit-files` lists them"
-        );
-        let id = properties.value("Id").to_owned();
-        let mut canonical = name.clone();
-        if id != asked && !name.contains("@.") {
-            // The name was an alias, whose drop-in files are not read under the other names.
-            properties = show(&id)?;
-            canonical = id;
-        }
+        let (name, properties) = look_up(name)?;
+        Self::of(name, properties)
+    }
+
+    /// A service of this name, with what [`look_up`] has found.
+    pub fn of(name: String, properties: Properties) -> anyhow::Result<Self> {
         ensure!(
             !properties.value("FragmentPath").is_empty() && !properties.is_set("Transient"),
             "{name} has no unit file; needed: a service that was installed"
@@ -51,7 +47,7 @@ impl Unit {
         let own = properties.list("DropInPaths").into_iter().filter(|path| is_own(path));
         let own = own.filter_map(|path| DropIn::parse(&fs::read_to_string(path).ok()?)).next_back();
         let properties = own.as_ref().map_or(properties.clone(), |own| own.taken_out_of(&properties, &files));
-        Ok(Self { name: canonical, properties, own, files })
+        Ok(Self { name, properties, own, files })
     }
 
     /// The unit's own `ExecStart=` lines.
@@ -62,7 +58,7 @@ impl Unit {
     /// The paths of the programs that it starts, specifiers expanded, one for each of its commands in their order.
     pub fn programs(&self) -> Vec<String> {
         let launcher = self.own.as_ref().and_then(DropIn::launcher);
-        let commands = self.properties.commands();
+        let commands = self.properties.commands("ExecStart");
         commands.iter().map(|command| command.program(launcher.as_deref()).to_owned()).collect()
     }
 
@@ -70,6 +66,51 @@ impl Unit {
     pub fn drop_in(&self, folder: &str) -> PathBuf {
         drop_in(&self.name, folder)
     }
+}
+
+/// Looks a service up: its real name, of a template with `@.`, and its properties as systemd has read them, of a template
+/// those of an instance.
+pub fn look_up(name: &str) -> anyhow::Result<(String, Properties)> {
+    let name = service_name(name)?;
+    let asked = instance(&name);
+    let properties = show(&asked)?;
+    let state = properties.value("LoadState");
+    ensure!(
+        state == "loaded",
+        "{name}: systemd says `{state}`; needed: a service; `systemctl list-unit-files` lists them"
+    );
+    let id = properties.value("Id");
+    if id == asked || name.contains("@.") {
+        return Ok((name, properties));
+    }
+    // The name was an alias, whose drop-in files are not read under the other names.
+    Ok((id.to_owned(), show(id)?))
+}
+
+/// True where the files of a unit are no longer those that systemd has read, as far as that is seen: what they say counts after a
+/// daemon-reload only.
+pub fn is_changed(name: &str, properties: &Properties) -> bool {
+    properties.is_set("NeedDaemonReload") || has_unread(name, &properties.list("DropInPaths"), &UNIT_FOLDERS)
+}
+
+/// True where a folder of a unit has a drop-in file that is not among those that were read: systemd 252 does not notice one in a
+/// folder that is new (`unit_path_cache`). Of several files of a name the one in the first folder counts, and none where that
+/// one is empty or no file.
+fn has_unread(unit: &str, read: &[String], folders: &[&str]) -> bool {
+    let mut known: BTreeSet<OsString> =
+        read.iter().filter_map(|path| Path::new(path).file_name()).map(OsStr::to_owned).collect();
+    let entries = folders.iter().flat_map(|folder| fs::read_dir(Path::new(folder).join(format!("{unit}.d"))));
+    let mut files = entries.flatten().flatten().map(|entry| entry.path());
+    files.any(|path| {
+        let is_new = path.file_name().is_some_and(|name| known.insert(name.to_owned()));
+        let has_text = || fs::metadata(&path).is_ok_and(|metadata| metadata.is_file() && metadata.len() > 0);
+        is_new && path.extension().is_some_and(|end| end == "conf") && has_text()
+    })
+}
+
+/// The unit that is asked for properties: a template has none, but an instance of it has.
+pub fn instance(name: &str) -> String {
+    name.replace("@.", "@pagelift.")
 }
 
 /// The path of a unit's drop-in file in a folder of units.
@@ -176,6 +217,32 @@ pub fn remove(path: &Path, file: &DropIn) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_drop_in_file_that_was_not_read_is_seen() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let paths = folders.each_ref().map(|folder| folder.path().to_str().unwrap());
+        let is_unread = |read: &[&str]| {
+            let read: Vec<String> = read.iter().map(|&path| path.to_owned()).collect();
+            has_unread("a.service", &read, &paths)
+        };
+        let write = |folder: &str, name: &str, text: &str| {
+            fs::create_dir_all(folder).unwrap();
+            fs::write(Path::new(folder).join(name), text).unwrap();
+        };
+        assert!(!is_unread(&[]), "there is no folder");
+        let [own, other] = [format!("{}/a.service.d", paths[0]), format!("{}/a.service.d", paths[1])];
+        write(&format!("{}/b.service.d", paths[0]), "x.conf", "[Service]");
+        write(&own, "x.conf~", "[Service]");
+        write(&own, "masked.conf", "");
+        assert!(!is_unread(&[]), "none of them is read");
+        write(&other, "x.conf", "[Service]");
+        assert!(is_unread(&[]) && is_unread(&["/etc/y.conf"]));
+        write(&own, "x.conf", "[Service]");
+        assert!(!is_unread(&[&format!("{own}/x.conf")]), "it counts in place of the other");
+        write(&own, "x.conf", "");
+        assert!(!is_unread(&[]), "it is masked");
+    }
 
     #[test]
     fn instances_are_those_of_the_template_alone() {
