@@ -2,7 +2,11 @@
 
 use crate::container::Container;
 use crate::lasting_properties;
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use std::time::Duration;
+use test_support::poll_until;
+
+const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 
 /// Says a line to the server, and prints all that comes back until it closes the connection.
 const ASK: &str = "exec 3<>/dev/tcp/127.0.0.1/8043 && echo hello >&3 && cat <&3";
@@ -38,7 +42,28 @@ pub fn of_a_socket(machine: &Container) -> Result<()> {
     let journal = machine.run(&["journalctl", "-o", "cat", "--no-pager", "-t", "head"])?;
     ensure!(journal.matches("pagelift: head[").count() == 1, "not one line of ours is in the journal: {journal}");
     machine.run(&["pagelift", "disable", template])?;
+    keeps_a_connection(machine, template, &folder)?;
     machine.run(&["systemctl", "stop", "echo.socket"])?;
     machine.run(&["rm", "-r", &folder])?;
     machine.run(&["systemctl", "daemon-reload"]).map(drop)
+}
+
+/// An instance that has its connection as another descriptor than its input is not restarted either.
+fn keeps_a_connection(machine: &Container, template: &str, folder: &str) -> Result<()> {
+    let settings = "[Service]\\nExecStart=\\nExecStart=/usr/bin/forks stay\\nStandardInput=null\\n";
+    machine.run(&["sh", "-c", &format!("printf '{settings}' >{folder}/errors.conf && systemctl daemon-reload")])?;
+    let hold = "exec 3<>/dev/tcp/127.0.0.1/8043 && exec sleep 1000";
+    machine.run(&["systemd-run", "--quiet", "--unit=client", "bash", "-c", hold])?;
+    let served = || -> Result<String> {
+        let listed = machine.run(&["systemctl", "list-units", "--plain", "--no-legend", "--state=active", "echo@*"])?;
+        let unit = listed.split_whitespace().next().context("no instance runs")?;
+        Ok(format!("{unit} {}", machine.main_pid(unit)?))
+    };
+    poll_until(CONNECTION_LIMIT, "the instance for a client", || served().is_ok())?;
+    let before = served()?;
+    machine.run(&["pagelift", "enable", "--now", template])?;
+    machine.run(&["pagelift", "disable", "--now", template])?;
+    ensure!(served()? == before, "the connection of {before} was ended");
+    let (unit, _) = before.split_once(' ').context("a unit and its process")?;
+    machine.run(&["systemctl", "stop", "client.service", unit]).map(drop)
 }

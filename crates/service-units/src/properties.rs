@@ -4,7 +4,7 @@ use crate::words::first_word;
 use std::collections::BTreeMap;
 
 /// The properties that are asked for.
-pub const NAMES: [&str; 42] = [
+pub const NAMES: [&str; 43] = [
     "Id",
     "LoadState",
     "ActiveState",
@@ -13,6 +13,7 @@ pub const NAMES: [&str; 42] = [
     "DropInPaths",
     "Transient",
     "NeedDaemonReload",
+    "Accept",
     "Type",
     "PIDFile",
     "GuessMainPID",

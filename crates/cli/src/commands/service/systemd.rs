@@ -154,6 +154,9 @@ pub fn show(unit: &str) -> anyhow::Result<Properties> {
 /// The instances of a template that run, but for those that serve one connection of a socket each (`Accept=yes`), which
 /// cannot be started again.
 pub fn running_instances(template: &str) -> anyhow::Result<Vec<String>> {
+    if serves_connections(template)? {
+        return Ok(Vec::new());
+    }
     let words = ["list-units", "--full", "--plain", "--no-legend", "--type=service"];
     let output = Command::new("systemctl")
         .args(words)
@@ -169,6 +172,13 @@ pub fn running_instances(template: &str) -> anyhow::Result<Vec<String>> {
         }
     }
     Ok(running)
+}
+
+/// True for a template of which a socket unit starts an instance for each connection, whether as its input or as another
+/// descriptor: such a socket has the template's name (systemd.socket(5), `Accept=`).
+fn serves_connections(template: &str) -> anyhow::Result<bool> {
+    let Some(socket) = template.strip_suffix("@.service") else { return Ok(false) };
+    Ok(show(&format!("{socket}.socket"))?.is_set("Accept"))
 }
 
 /// The instances of a template among the units that `systemctl list-units` prints, one a line.
