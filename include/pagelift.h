@@ -109,7 +109,7 @@ typedef struct pagelift_options {
     void *context;
     /* Not 0: objects that are loaded later are lifted in the same way, before their constructors run; those that are
      * linked without the usual start files, when a symbol is first looked up after that. Only the shared library, loaded
-     * with the program, can do that. */
+     * with the program, can do that. A thread that is under more seccomp filters by then lifts nothing. */
     int later_objects;
     /* NUMA nodes of the pages that a lift fills for this process alone: "local" (the node of the CPU on which the caller
      * runs), "interleave" (all nodes of its cpuset in turn), "node=1" (node 1 and no other); NULL for the program's own
@@ -178,7 +178,8 @@ const char *pagelift_version(void);
 
 /* The entry point of the older technique, with the same meaning: puts the executable's code and data on huge pages, of
  * its own file where the page cache has it in huge folios, else of the pool where it has enough. Returns the number of
- * huge pages, 0 on failure. The logger, which may be NULL, is told what could not be done. */
+ * huge pages that they are on, by this call or an earlier lift, 0 on failure. The logger, which may be NULL, is told
+ * what could not be done. */
 size_t remap_text_and_data_to_huge_pages(void (*logger)(const char *message));
 
 #ifdef __cplusplus

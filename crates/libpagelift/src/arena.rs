@@ -3,11 +3,15 @@
 //!
 //! Small blocks come from chunks, in classes of powers of two, and are reused; large ones are mapped and unmapped one by
 //! one. Every mapping is listed, so that the library can tell its own memory from the program's.
+//!
+//! Whoever uses it holds all signals (`own_state::Call`): a handler that comes upon the lock in its own thread would wait
+//! for ever. The thread that forks holds the lock during the fork (`own_memory::hold_for_fork`): a child would find it
+//! taken, by a thread that it does not have.
 
+use crate::lock::Lock;
 use address_space::{Address, AddressRange};
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, Ordering};
 use linux_raw::kernel::general::{MADV_DONTNEED, MADV_NOHUGEPAGE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_PRIVATE};
 
 /// Smallest and largest block that is cut from a chunk, as powers of two.
@@ -46,24 +50,32 @@ struct Inner {
 
 /// An allocator on mappings of its own. All zero, as fresh memory from the kernel is, it is one without memory.
 pub struct Arena {
-    locked: AtomicBool,
+    lock: Lock,
     inner: UnsafeCell<Inner>,
 }
 
 // SAFETY:
-// - `inner` is only touched while `locked` is held by the toucher.
+// - `inner` is only touched while `lock` is held by the toucher.
 unsafe impl Sync for Arena {}
 
 impl Arena {
     fn with<R>(&self, act: impl FnOnce(&mut Inner) -> R) -> R {
-        while self.locked.swap(true, Ordering::Acquire) {
-            linux_raw::yield_cpu();
-        }
+        self.lock.take();
         // SAFETY:
         // - the lock is held, so that nobody else has a reference.
         let result = act(unsafe { &mut *self.inner.get() });
-        self.locked.store(false, Ordering::Release);
+        self.lock.release();
         result
+    }
+
+    /// Keeps all other threads from the arena, and the calling one too, until [`Arena::let_go`].
+    pub fn hold(&self) {
+        self.lock.take();
+    }
+
+    /// Ends what [`Arena::hold`] has begun, in the same thread or in its copy in a child.
+    pub fn let_go(&self) {
+        self.lock.release();
     }
 
     /// Allocates a block for the layout; null if there is no memory.

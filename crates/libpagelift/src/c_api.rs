@@ -4,7 +4,7 @@
 use crate::fork_handlers;
 use crate::library::Library;
 use crate::linking::with_nothing_unloaded;
-use crate::own_state::{Unusable, with_library};
+use crate::own_state::{Call, Unusable};
 use crate::report::LiftReport;
 use address_space::PageSize;
 use alloc::borrow::ToOwned;
@@ -71,7 +71,11 @@ const FAULT: c_int = -6;
 /// The text of a result. Never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagelift_error_text(code: c_int) -> *const c_char {
-    let text = match code {
+    text(code).as_ptr()
+}
+
+fn text(code: c_int) -> &'static CStr {
+    match code {
         OK => c"done",
         PARTIAL => c"done in part: the report says what is left and why",
         INVALID => c"an option has no valid value",
@@ -81,8 +85,7 @@ pub extern "C" fn pagelift_error_text(code: c_int) -> *const c_char {
         NOT_SEEN => c"this process cannot be looked at: /proc is not mounted or not readable",
         FAULT => c"the address space differs where it should not: a fault of the library",
         _ => c"no result of this library",
-    };
-    text.as_ptr()
+    }
 }
 
 /// The library's version. Never NULL.
@@ -198,12 +201,12 @@ impl Options {
         })
     }
 
-    fn log(&self, line: &str) {
+    fn log(&self, call: &Call, line: &str) {
         if let (Some(logger), Ok(line)) = (self.logger, CString::new(line)) {
             // SAFETY:
             // - whoever gave the options has promised that the function takes a text and this context (`read_options`); the
             //   text lives during the call.
-            unsafe { logger(line.as_ptr(), self.context) };
+            call.outside(|| unsafe { logger(line.as_ptr(), self.context) });
         }
     }
 }
@@ -234,12 +237,16 @@ pub unsafe extern "C" fn pagelift_lift(options: *const Options, report: *mut CRe
     // SAFETY:
     // - the caller's promise.
     let Some(options) = (unsafe { read_options(options) }) else { return INVALID };
+    let call = match Call::begin() {
+        Ok(call) => call,
+        Err(why) => return code_of(why),
+    };
     // SAFETY:
     // - the caller's promise.
     let policy = match unsafe { options.policy() } {
         Ok(policy) => policy,
         Err(why) => {
-            options.log(&why);
+            options.log(&call, &why);
             // SAFETY:
             // - the caller's promise.
             unsafe { write_report(report, &LiftReport::nothing(why)) };
@@ -252,7 +259,7 @@ pub unsafe extern "C" fn pagelift_lift(options: *const Options, report: *mut CRe
         crate::preload::watch(&policy);
     }
     let lifted = with_nothing_unloaded(|| {
-        with_library(|library| {
+        call.with_library(|library| {
             library.later = later.then(|| policy.clone());
             library.lift(&policy, fork_handlers::register)
         })
@@ -266,7 +273,7 @@ pub unsafe extern "C" fn pagelift_lift(options: *const Options, report: *mut CRe
     };
     // SAFETY:
     // - the caller's promise.
-    unsafe { conclude(lifted, &options, report, code) }
+    unsafe { conclude(&call, lifted, &options, report, code) }
 }
 
 /// Moves everything that was lifted back to ordinary pages. See the header.
@@ -278,7 +285,11 @@ pub unsafe extern "C" fn pagelift_restore(options: *const Options, report: *mut 
     // SAFETY:
     // - the caller's promise.
     let Some(options) = (unsafe { read_options(options) }) else { return INVALID };
-    let restored = with_nothing_unloaded(|| with_library(Library::restore));
+    let call = match Call::begin() {
+        Ok(call) => call,
+        Err(why) => return code_of(why),
+    };
+    let restored = with_nothing_unloaded(|| call.with_library(Library::restore));
     let code = |restored: &LiftReport| match () {
         () if restored.lift.unlifted.is_some() => NOT_SEEN,
         () if restored.not_restored.is_empty() => OK,
@@ -286,12 +297,20 @@ pub unsafe extern "C" fn pagelift_restore(options: *const Options, report: *mut 
     };
     // SAFETY:
     // - the caller's promise.
-    unsafe { conclude(restored, &options, report, code) }
+    unsafe { conclude(&call, restored, &options, report, code) }
+}
+
+fn code_of(why: Unusable) -> c_int {
+    match why {
+        Unusable::Busy => BUSY,
+        Unusable::NoMemory => NO_MEMORY,
+    }
 }
 
 /// # Safety
 /// `report` is NULL or points to as many bytes as its first field says.
 unsafe fn conclude(
+    call: &Call,
     done: Result<LiftReport, Unusable>,
     options: &Options,
     report: *mut CReport,
@@ -299,14 +318,13 @@ unsafe fn conclude(
 ) -> c_int {
     let done = match done {
         Ok(done) => done,
-        Err(Unusable::Busy) => return BUSY,
-        Err(Unusable::NoMemory) => return NO_MEMORY,
+        Err(why) => return code_of(why),
     };
     let code = code(&done);
     if done.lift.considered_bytes != 0 || done.lift.unlifted.is_some() {
-        options.log(&done.line());
+        options.log(call, &done.line());
     }
-    done.details().iter().for_each(|line| options.log(line));
+    done.details().iter().for_each(|line| options.log(call, line));
     // SAFETY:
     // - the caller's promise.
     unsafe { write_report(report, &done) };
@@ -319,11 +337,11 @@ unsafe fn conclude(
 /// `report` is NULL or sound as the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagelift_query(report: *mut CReport) -> c_int {
-    let now = with_library(|library| (library.covered_now(), library.records.len()));
+    let now =
+        Call::begin().and_then(|call| call.with_library(|library| (library.covered_now(), library.records.len())));
     let ((pool, transparent, pages), ranges) = match now {
         Ok(now) => now,
-        Err(Unusable::Busy) => return BUSY,
-        Err(Unusable::NoMemory) => return NO_MEMORY,
+        Err(why) => return code_of(why),
     };
     let filled = CReport {
         covered_bytes: pool + transparent,
@@ -345,7 +363,11 @@ pub unsafe extern "C" fn pagelift_query(report: *mut CReport) -> c_int {
 /// `report` is NULL or sound as the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagelift_collapse_heap(report: *mut CReport) -> c_int {
-    let collapsed = match with_library(|_| crate::heap::collapse()) {
+    let call = match Call::begin() {
+        Ok(call) => call,
+        Err(why) => return code_of(why),
+    };
+    let collapsed = match call.with_library(|_| crate::heap::collapse()) {
         Ok(Ok(collapsed)) => collapsed,
         Ok(Err(why)) => {
             // SAFETY:
@@ -353,8 +375,7 @@ pub unsafe extern "C" fn pagelift_collapse_heap(report: *mut CReport) -> c_int {
             unsafe { write_report(report, &LiftReport::nothing(why)) };
             return NOT_SEEN;
         }
-        Err(Unusable::Busy) => return BUSY,
-        Err(Unusable::NoMemory) => return NO_MEMORY,
+        Err(why) => return code_of(why),
     };
     let filled = CReport {
         considered_bytes: collapsed.resident,
@@ -440,32 +461,44 @@ unsafe fn put_report(report: *mut CReport, mut filled: CReport) {
 }
 
 /// The entry point of the older technique: the executable's code and data on huge pages of its own file, of the pool,
-/// or else on transparent ones. Returns the number of huge pages, 0 where nothing could be done; the logger, which may be
-/// NULL, gets to know why.
+/// or else on transparent ones. Returns the number of huge pages that they are on, by this call or an earlier one, 0 where
+/// nothing could be done; the logger, which may be NULL, gets to know why.
 ///
 /// # Safety
 /// The logger is NULL or a function that takes a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn remap_text_and_data_to_huge_pages(logger: Option<PlainLogger>) -> usize {
+    let tell = |why: &CStr| {
+        if let Some(logger) = logger {
+            // SAFETY:
+            // - the caller's promise; the text lives during the call.
+            unsafe { logger(why.as_ptr()) };
+        }
+    };
+    let call = match Call::begin() {
+        Ok(call) => call,
+        Err(why) => {
+            tell(text(code_of(why)));
+            return 0;
+        }
+    };
     let policy = Policy {
         kinds: Kinds::of(&KINDS[..4]),
         objects: ObjectChoice::Executable,
         writable_pages: WritablePages::Hugetlb,
         ..Policy::default()
     };
-    let lifted = with_nothing_unloaded(|| with_library(|library| library.lift(&policy, fork_handlers::register)));
+    let lifted =
+        with_nothing_unloaded(|| call.with_library(|library| library.lift_and_count(&policy, fork_handlers::register)));
     let (pages, why) = match &lifted {
-        Ok(report) => {
-            let why = (!report.lift.is_complete()).then(|| report.line());
-            (report.pages(), why)
+        Ok((report, pages)) => (*pages, (!report.lift.is_complete()).then(|| report.line())),
+        Err(why) => {
+            tell(text(code_of(*why)));
+            return 0;
         }
-        Err(Unusable::Busy) => (0, Some("the library was called from its own callback".to_owned())),
-        Err(Unusable::NoMemory) => (0, Some("no memory for the library's own state".to_owned())),
     };
-    if let (Some(logger), Some(why)) = (logger, why.and_then(|why| CString::new(why).ok())) {
-        // SAFETY:
-        // - the caller's promise; the text lives during the call.
-        unsafe { logger(why.as_ptr()) };
+    if let Some(why) = why.and_then(|why| CString::new(why).ok()) {
+        call.outside(|| tell(&why));
     }
     pages as usize
 }

@@ -2,17 +2,20 @@
 //!
 //! Rules of this file, which hold from the first step of a range to its swap:
 //! - No function of any other library is called, the C library's included; only system calls are made.
-//! - No memory of the range is read but by the one copy, and nothing in it is written: what the library itself changes
-//!   lies in its own mapping (`own_memory`), on this thread's stack, or in registers. Ranges that hold this stack, or
-//!   memory that changes by itself, are refused before (`live_restrictions`).
+//! - The range is read by the kernel's hand alone, for the copy and, where it is not writable, to compare it with the copy
+//!   just before the swap (`copies`). Nothing in it is written: what the library itself changes lies in its own mapping
+//!   (`own_memory`), on this thread's stack, or in registers. Ranges that hold this stack, or memory that changes by
+//!   itself, are refused before (`live_restrictions`).
 //! - The swap is one `mremap`. The code that makes it may lie in the range: the instruction after the system call is
 //!   fetched from the copy, which is equal.
 //! - Every signal is held, so that no other code of the program runs on this thread.
 
+use crate::copies::{Copies, same};
 use crate::own_memory::own_mappings;
 use crate::{files, pagemap};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet, parse_smaps};
 use alloc::ffi::CString;
+use alloc::vec;
 use alloc::vec::Vec;
 use lift_execution::{Backing, CallError, Executor, FileMapping};
 use lift_plan::Placement;
@@ -23,11 +26,18 @@ use linux_raw::kernel::general as linux;
 /// Most bytes that one call copies, so that no single call takes long.
 const COPIED_AT_ONCE: u64 = 256 << 20;
 
+/// Bytes that are compared at a time.
+const COMPARED_AT_ONCE: u64 = 64 << 10;
+
+/// The range has changed since it was copied.
+const CHANGED: CallError = CallError { call: "the swap: the program has changed the range", errno: EBUSY as i32 };
+
 /// Executes steps in this process.
 pub struct OwnProcess {
     pagemap: Option<pagemap::Pagemap>,
     memory: Option<files::File>,
     base_page: PageSize,
+    copies: Copies,
 }
 
 impl OwnProcess {
@@ -38,7 +48,57 @@ impl OwnProcess {
     /// what it has mapped by this executor, and replaces memory that is in use only by a copy of it, while no thread writes
     /// there. The engine does so with a plan that was made of this process and is still valid.
     pub unsafe fn new(base_page: PageSize) -> Self {
-        Self { pagemap: pagemap::Pagemap::open(base_page).ok(), memory: None, base_page }
+        Self { pagemap: pagemap::Pagemap::open(base_page).ok(), memory: None, base_page, copies: Copies::default() }
+    }
+
+    /// Copies by a system call, so that a page that cannot be allocated is an error instead of a signal.
+    ///
+    /// # Safety
+    /// `to` and as many bytes behind it as `from` has are the caller's to write.
+    unsafe fn copy_bytes(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        let mut done = 0;
+        while done < from.len() {
+            let rest = AddressRange::new(from.start() + done, from.end());
+            let now = AddressRange::sized(rest.start(), rest.len().min(COPIED_AT_ONCE));
+            // SAFETY:
+            // - the caller's promise.
+            match unsafe { linux_raw::process_vm_readv(now, (to + done).0 as usize) } {
+                Ok(0) => return Err(CallError { call: "process_vm_readv", errno: EFAULT as i32 }),
+                Ok(copied) => done += copied as u64,
+                Err(errno) if [EPERM as i32, ENOSYS as i32].contains(&errno) => {
+                    // SAFETY:
+                    // - the caller's promise.
+                    return unsafe { self.copy_by_memory_file(rest, to + done) };
+                }
+                Err(errno) => return Err(CallError { call: "process_vm_readv", errno }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a range that does not hold what is at `copy`. A page that is still its file's has not been written to.
+    fn expect_same(&mut self, range: AddressRange, copy: Address) -> Result<(), CallError> {
+        let (mut now, mut copied) = (vec![0; COMPARED_AT_ONCE as usize], vec![0; COMPARED_AT_ONCE as usize]);
+        let changed = self.pagemap.as_ref().and_then(|pagemap| pagemap.changed(range).ok());
+        for part in changed.unwrap_or_else(|| RangeSet::from_iter([range])).iter() {
+            let mut at = part.start();
+            while at < part.end() {
+                let length = COMPARED_AT_ONCE.min(part.end() - at);
+                let (now, copied) = (&mut now[..length as usize], &mut copied[..length as usize]);
+                let copy = AddressRange::sized(copy + (at - range.start()), length);
+                // SAFETY:
+                // - the buffers are as long as what is copied, and exclusively ours.
+                unsafe {
+                    self.copy_bytes(AddressRange::sized(at, length), Address(now.as_mut_ptr() as u64))?;
+                    self.copy_bytes(copy, Address(copied.as_mut_ptr() as u64))?;
+                }
+                if !same(now, copied) {
+                    return Err(CHANGED);
+                }
+                at = at + length;
+            }
+        }
+        Ok(())
     }
 
     /// Populates fresh memory on kernels before 5.14: reads zeros into each page from a file, so that a shortage is an error
@@ -57,7 +117,10 @@ impl OwnProcess {
     }
 
     /// Copies in processes that may not call `process_vm_readv`.
-    fn copy_by_memory_file(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+    ///
+    /// # Safety
+    /// As for [`Self::copy_bytes`].
+    unsafe fn copy_by_memory_file(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         let name = "reading /proc/thread-self/mem";
         if self.memory.is_none() {
             self.memory =
@@ -68,7 +131,7 @@ impl OwnProcess {
         while done < from.len() {
             let (to, length) = ((to + done).0 as usize, (from.len() - done).min(COPIED_AT_ONCE) as usize);
             // SAFETY:
-            // - by the promise of `new` what is copied to is staging, which is the caller's own.
+            // - the caller's promise.
             match unsafe { linux_raw::read_to(memory.descriptor(), to, length, (from.start() + done).0) } {
                 Ok(0) => return Err(CallError { call: name, errno: EFAULT as i32 }),
                 Ok(copied) => done += copied as u64,
@@ -133,7 +196,9 @@ impl Executor for OwnProcess {
     fn unmap(&mut self, range: AddressRange) -> Result<(), CallError> {
         // SAFETY:
         // - the engine unmaps only what it has mapped or moved aside itself.
-        unsafe { linux_raw::munmap(range) }.map_err(failed("munmap"))
+        unsafe { linux_raw::munmap(range) }.map_err(failed("munmap"))?;
+        self.copies.take(range, Address(0));
+        Ok(())
     }
 
     fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError> {
@@ -168,32 +233,26 @@ impl Executor for OwnProcess {
     fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
         // SAFETY:
         // - the engine protects only copies that nobody uses yet, with what the original had.
-        unsafe { linux_raw::mprotect(range, protection.bits()) }.map_err(failed("mprotect"))
+        unsafe { linux_raw::mprotect(range, protection.bits()) }.map_err(failed("mprotect"))?;
+        self.copies.note_protection(range, protection.write);
+        Ok(())
     }
 
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
+        // Only before the first try: where that fails, the range may be gone.
+        for (range, copy) in self.copies.take(from, to) {
+            self.expect_same(range, copy)?;
+        }
         // SAFETY:
         // - the engine moves a copy over what it is a copy of, or what it moved aside back.
         unsafe { linux_raw::mremap_to(from, to.0 as usize) }.map_err(failed("mremap"))
     }
 
-    /// Copies by a system call, so that a page that cannot be allocated is an error instead of a signal.
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
-        let mut done = 0;
-        while done < from.len() {
-            let rest = AddressRange::new(from.start() + done, from.end());
-            let now = AddressRange::sized(rest.start(), rest.len().min(COPIED_AT_ONCE));
-            // SAFETY:
-            // - the engine copies only to staging, which is its own.
-            match unsafe { linux_raw::process_vm_readv(now, (to + done).0 as usize) } {
-                Ok(0) => return Err(CallError { call: "process_vm_readv", errno: EFAULT as i32 }),
-                Ok(copied) => done += copied as u64,
-                Err(errno) if [EPERM as i32, ENOSYS as i32].contains(&errno) => {
-                    return self.copy_by_memory_file(rest, to + done);
-                }
-                Err(errno) => return Err(CallError { call: "process_vm_readv", errno }),
-            }
-        }
+        // SAFETY:
+        // - the engine copies only to staging, which is its own.
+        unsafe { self.copy_bytes(from, to) }?;
+        self.copies.note(from, to);
         Ok(())
     }
 
@@ -207,7 +266,11 @@ impl Executor for OwnProcess {
         // SAFETY:
         // - no MAP_FIXED: only free addresses are taken.
         let got = unsafe { linux_raw::mmap(0, length as usize, bits, flags, file.descriptor(), offset) };
-        got.map(|at| Address(at as u64)).map_err(failed("mmap of its file"))
+        let at = Address(got.map_err(failed("mmap of its file"))? as u64);
+        let copy = AddressRange::sized(at, length);
+        self.copies.note_shown(copy);
+        self.copies.note_protection(copy, protection.write);
+        Ok(at)
     }
 
     fn expect_unchanged(&mut self, range: AddressRange) -> Result<(), CallError> {
@@ -271,4 +334,57 @@ pub fn own_space() -> Result<AddressSpace, CallError> {
         }));
     }
     Ok(AddressSpace::from_mappings(kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn executor() -> OwnProcess {
+        // SAFETY:
+        // - the tests act on memory that they map by this executor.
+        unsafe { OwnProcess::new(crate::auxiliary::Auxiliary::read().unwrap().base_page) }
+    }
+
+    /// 64 pages that hold `byte`.
+    fn filled(executor: &mut OwnProcess, byte: u8) -> AddressRange {
+        let length = 64 * executor.base_page.bytes();
+        let range = AddressRange::sized(executor.map(length, Backing::Ordinary).unwrap(), length);
+        write(range, byte);
+        range
+    }
+
+    fn write(range: AddressRange, byte: u8) {
+        // SAFETY:
+        // - the range is mapped and writable, and only its test knows of it.
+        unsafe { core::ptr::write_bytes(range.start().0 as *mut u8, byte, range.len() as usize) }
+    }
+
+    fn last_byte(range: AddressRange) -> u8 {
+        // SAFETY:
+        // - the range is mapped and readable.
+        unsafe { ((range.end() - 1).0 as *const u8).read() }
+    }
+
+    /// Copies a range, has it changed, and swaps it.
+    fn swapped(protection: Protection, change: fn(AddressRange)) -> (Result<(), CallError>, u8) {
+        let mut executor = executor();
+        let (range, copy) = (filled(&mut executor, 1), filled(&mut executor, 0));
+        executor.copy(range, copy.start()).unwrap();
+        executor.protect(copy, protection).unwrap();
+        change(range);
+        let result = executor.move_to(copy, range.start());
+        let found = (result, last_byte(range));
+        executor.unmap(range).unwrap();
+        executor.unmap(copy).unwrap();
+        found
+    }
+
+    #[test]
+    fn what_is_written_to_read_only_memory_after_the_copy_is_kept() {
+        let change = |range: AddressRange| write(AddressRange::sized(range.end() - 1, 1), 2);
+        assert_eq!(swapped(Protection::READ_EXECUTE, change), (Err(CHANGED), 2));
+        assert_eq!(swapped(Protection::READ_EXECUTE, |_| {}), (Ok(()), 1));
+        assert_eq!(swapped(Protection::READ, |range| write(range, 1)), (Ok(()), 1));
+    }
 }

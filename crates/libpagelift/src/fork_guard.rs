@@ -8,6 +8,9 @@
 //! where the kernel gives them), and the child finds that copy in place of the pool pages; the parent keeps its pages as
 //! they are and never needs another. Children of the child share ordinary memory, as everywhere.
 //!
+//! The program may have unmapped or protected some of these pages, whole ones as always. The rest is guarded, and so is
+//! what it has protected: a child may make it writable again. The copy gets the protection of each part.
+//!
 //! The copy has to show the moment of the fork:
 //!
 //! - A process with one thread keeps its pool pages out of the child altogether (`MADV_DONTFORK`). Between the fork and
@@ -38,18 +41,19 @@
 
 use crate::files;
 use crate::held_writes::HeldWrites;
-use crate::records::Record;
-use address_space::{Address, AddressRange, PageSize};
+use crate::records::{self, Record};
+use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
-use lift_plan::Source;
 use linux_raw::kernel::general::{
     MADV_DOFORK, MADV_DONTFORK, MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_PRIVATE,
 };
 
 /// Looked at and copied at once.
 const COPIED: u64 = 64 << 10;
+/// Bytes at the start of each such piece that nearly always tell whether it is all zeros.
+const LOOKED_AT: u64 = 4 << 10;
 
 /// `PROT_READ | PROT_WRITE`.
 const READ_WRITE: i32 = 3;
@@ -62,9 +66,20 @@ pub struct Guard {
     held: Option<HeldWrites>,
 }
 
+/// Memory on pool pages that has one protection.
+struct Guarded {
+    range: AddressRange,
+    protection: Protection,
+    page_size: PageSize,
+    /// The lift has kept it apart from what a child needs before its handler has run.
+    is_apart: bool,
+}
+
 /// The contents of one range on ordinary memory.
 struct Snapshot {
     range: AddressRange,
+    /// What the program has made of the range: it may have protected what it could write to.
+    protection: Protection,
     copy: AddressRange,
     child: Child,
 }
@@ -122,27 +137,29 @@ impl Guard {
         }
     }
 
-    /// Copies every writable range on pool pages.
-    pub fn prepare(&mut self, records: &[Record]) {
-        let ranges: Vec<&Record> = guarded(records).collect();
+    /// Copies all pool pages that the program can write to, or could: a child may make them writable again. `space` is
+    /// what is mapped now, `None` where that cannot be read.
+    pub fn prepare(&mut self, records: &[Record], space: Option<&AddressSpace>) {
+        let ranges = guarded_now(records, space);
         if ranges.is_empty() {
             return;
         }
         // A child without its stack or its thread's memory could not even get to the handler.
         let (stack, thread) = (Address(linux_raw::stack_pointer() as u64), Address(linux_raw::thread_pointer() as u64));
-        let in_use = |range: AddressRange| range.contains(stack) || range.contains(thread);
+        let in_use = |part: &Guarded| !part.is_apart || part.range.contains(stack) || part.range.contains(thread);
         let alone = files::number_of_threads() == 1;
         if !alone && is_first() {
-            self.held = HeldWrites::hold(ranges.iter().map(|record| record.range).filter(|range| !in_use(*range)));
+            self.held = HeldWrites::hold(ranges.iter().filter(|part| !in_use(part)).map(|part| part.range));
         }
-        for record in ranges {
+        let mut piece = vec![0u8; COPIED as usize];
+        for part in ranges {
             let child = match () {
-                () if in_use(record.range) => Child::Newer,
+                () if in_use(&part) => Child::Newer,
                 () if alone && is_first() => Child::Hole,
                 () if self.held.is_some() => Child::Shared,
                 () => Child::Newer,
             };
-            self.snapshots.extend(Snapshot::take(record, child));
+            self.snapshots.extend(Snapshot::take(&part, child, &mut piece));
         }
     }
 
@@ -165,52 +182,71 @@ impl Guard {
         if let Some(held) = self.held.take() {
             held.leave_to_parent();
         }
+        let mut put = RangeSet::new();
         for snapshot in self.snapshots.drain(..) {
             // SAFETY:
             // - the caller's promise; the snapshot is removed from the list, so that this is done once.
             unsafe { snapshot.put_in_child() };
-            records.retain(|record| record.range != snapshot.range);
+            put.insert(snapshot.range);
         }
+        records::cut(records, |record| {
+            let mut left = RangeSet::from_iter([record.range]);
+            put.within(record.range).for_each(|range| left.remove(range));
+            left
+        });
     }
 }
 
 /// Writable ranges on pool pages.
 fn guarded(records: &[Record]) -> impl Iterator<Item = &Record> {
-    records.iter().filter(|record| record.is_writable() && record.source == Source::Hugetlb)
+    records.iter().filter(|record| record.is_writable() && record.is_of_pool())
+}
+
+/// What a fork has to be guarded for now: also code and constants that the program has made writable.
+fn guarded_now(records: &[Record], space: Option<&AddressSpace>) -> Vec<Guarded> {
+    let of_pool = records.iter().filter(|record| record.is_of_pool());
+    let parts = of_pool.flat_map(|record| record.parts(space).into_iter().map(move |part| (record, part)));
+    let guarded = parts.filter(|(record, (_, protection))| record.is_writable() || protection.write);
+    let part = |(record, (range, protection)): (&Record, _)| Guarded {
+        range,
+        protection,
+        page_size: record.page_size,
+        is_apart: record.is_writable(),
+    };
+    guarded.map(part).collect()
 }
 
 impl Snapshot {
-    /// None where there is no memory for it; the fork is then as it would be without the guard.
-    fn take(record: &Record, child: Child) -> Option<Self> {
-        let range = record.range;
-        let snapshot = Self { range, copy: map_aligned(range.len(), record.page_size)?, child };
-        if snapshot.fill(record.protection.bits()).is_err() {
+    /// None where there is no memory for it; the fork is then as it would be without the guard. `piece` is room for one
+    /// piece.
+    fn take(part: &Guarded, child: Child, piece: &mut [u8]) -> Option<Self> {
+        let &Guarded { range, protection, page_size, .. } = part;
+        let snapshot = Self { range, protection, copy: map_aligned(range.len(), page_size)?, child };
+        if snapshot.fill(piece).is_err() {
             snapshot.drop_in_parent();
             return None;
         }
         Some(snapshot)
     }
 
-    fn fill(&self, protection: i32) -> Result<(), linux_raw::Errno> {
+    /// Copies by the kernel's hand alone: the program may have made the range unreadable, and other threads may write to
+    /// it, which makes single bytes old or new.
+    fn fill(&self, piece: &mut [u8]) -> Result<(), linux_raw::Errno> {
         for chunk in chunks(self.range) {
-            // SAFETY:
-            // - the range is lifted, present and readable; other threads may write to it, which makes single bytes old
-            //   or new, and only the kernel copies them.
-            let zero = unsafe { is_zero(chunk) };
-            if !zero {
+            let start = AddressRange::sized(chunk.start(), LOOKED_AT.min(chunk.len()));
+            // What is all zeros needs no memory in the copy.
+            if !(is_zero(start, piece)? && is_zero(chunk, piece)?) {
                 // SAFETY:
                 // - the copy is the library's own and as long as the range.
                 unsafe { copy_all(chunk, place(self.copy, self.range, chunk)) }?;
             }
         }
-        // SAFETY:
-        // - the copy is the library's own; the advice keeps all contents of this process.
-        unsafe {
-            if protection != READ_WRITE {
-                linux_raw::mprotect(self.copy, protection)?;
-            }
-            if self.child == Child::Hole { linux_raw::madvise(self.range, MADV_DONTFORK) } else { Ok(()) }
+        if self.child != Child::Hole {
+            return Ok(());
         }
+        // SAFETY:
+        // - this advice keeps all contents of this process.
+        unsafe { linux_raw::madvise(self.range, MADV_DONTFORK) }
     }
 
     fn drop_in_parent(&self) {
@@ -234,9 +270,15 @@ impl Snapshot {
             }
         }
         // SAFETY:
+        // - the copy is the library's own, and gets the protection of what it is a copy of.
         // - at the destination is a hole, or the memory that the copy is a copy of; this is the only thread, by the
         //   caller's promise.
-        let _ = unsafe { linux_raw::mremap_to(self.copy, self.range.start().0 as usize) };
+        unsafe {
+            if self.protection != Protection::READ_WRITE {
+                let _ = linux_raw::mprotect(self.copy, self.protection.bits());
+            }
+            let _ = linux_raw::mremap_to(self.copy, self.range.start().0 as usize);
+        }
     }
 
     /// Takes what the page held at the very moment of the fork, unless the parent has taken it away since.
@@ -273,15 +315,13 @@ fn place(copy: AddressRange, range: AddressRange, chunk: AddressRange) -> usize 
     (copy.start() + (chunk.start() - range.start())).0 as usize
 }
 
-/// # Safety
-/// The chunk is mapped and readable, and whole words long.
-unsafe fn is_zero(chunk: AddressRange) -> bool {
-    let words = chunk.start().0 as *const u64;
-    (0..chunk.len() as usize / 8).all(|index| {
-        // SAFETY:
-        // - the caller's promise; volatile, for others may write to it.
-        unsafe { words.add(index).read_volatile() == 0 }
-    })
+/// True where all bytes of a chunk, which are whole words, are zero; `piece` has room for it.
+fn is_zero(chunk: AddressRange, piece: &mut [u8]) -> Result<bool, linux_raw::Errno> {
+    let bytes = &mut piece[..chunk.len() as usize];
+    // SAFETY:
+    // - the buffer is as long as the chunk, and exclusively ours.
+    unsafe { copy_all(chunk, bytes.as_mut_ptr() as usize) }?;
+    Ok(bytes.chunks_exact(8).all(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()) == 0))
 }
 
 /// # Safety

@@ -2,11 +2,14 @@
 
 use crate::library::Library;
 use crate::linking;
+#[cfg(feature = "freestanding")]
+use crate::own_state::Call;
 use crate::own_state::{release_in_child, release_in_parent, take_for_fork};
 
 /// Registers the handlers; called when the library is loaded.
 #[cfg(feature = "freestanding")]
 pub fn register_at_start() {
+    let Ok(_call) = Call::begin() else { return };
     if !register() {
         return;
     }
@@ -23,11 +26,7 @@ pub fn register() -> bool {
 }
 
 extern "C" fn before() {
-    take_for_fork(|library| {
-        library.forget_what_is_gone();
-        let Library { guard, records, .. } = library;
-        guard.prepare(records);
-    });
+    take_for_fork(Library::prepare_fork);
 }
 
 extern "C" fn in_parent() {

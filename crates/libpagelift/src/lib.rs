@@ -13,6 +13,7 @@ mod arena;
 mod auxiliary;
 pub mod c_api;
 mod cached;
+mod copies;
 mod executor;
 mod files;
 mod fork_guard;
@@ -25,6 +26,7 @@ mod library;
 mod linking;
 mod live_restrictions;
 mod loaded;
+mod lock;
 mod look;
 mod machine;
 #[cfg(feature = "freestanding")]
@@ -38,6 +40,8 @@ pub mod preload;
 mod probes;
 mod records;
 mod report;
+#[cfg(any(feature = "preload", test))]
+mod seccomp;
 #[cfg(feature = "preload")]
 mod symbols;
 

@@ -6,9 +6,10 @@ use crate::executor::{OwnProcess, own_space};
 use crate::fork_guard;
 use crate::live_restrictions::LiveRestrictions;
 use crate::look::{Seen, look};
-use crate::records::Record;
+use crate::records::{self, Record};
 use crate::report::LiftReport;
-use address_space::{AddressRange, AddressSpace, MappingName};
+use address_space::{AddressRange, AddressSpace, LoadedObject, MappingName, RangeSet};
+use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use lift_execution::{Executor, Outcome, Report, execute};
@@ -48,8 +49,28 @@ impl Library {
         }
         let microseconds = linux_raw::monotonic_microseconds() - started;
         let forks = self.guard.shortfall(&self.records);
+        let chosen = seen.process.objects.iter().filter(|object| policy.objects.chooses(object));
+        let chosen = chosen.map(LoadedObject::extent).collect();
         let lift = Report { already_bytes, ..Report::new(seen.plan, outcome, microseconds) };
-        LiftReport { lift, forks, ..LiftReport::default() }
+        LiftReport { lift, forks, chosen, ..LiftReport::default() }
+    }
+
+    /// Like [`Library::lift`], with the number of huge pages on which the chosen objects are, by this lift and by earlier
+    /// ones.
+    pub fn lift_and_count(&mut self, policy: &Policy, register: fn() -> bool) -> (LiftReport, u64) {
+        let earlier: BTreeSet<_> = self.records.iter().map(|record| (record.planned, record.page_size)).collect();
+        let report = self.lift(policy, register);
+        let Some(auxiliary) = Auxiliary::read() else { return (report, 0) };
+        // SAFETY:
+        // - it is only asked what is huge.
+        let mut executor = unsafe { OwnProcess::new(auxiliary.base_page) };
+        let mut pages = report.pages();
+        for (range, size) in earlier.into_iter().filter(|(range, _)| report.chosen.overlaps(*range)) {
+            let mut huge: RangeSet = executor.query_huge(range, size).unwrap_or_default().within(range).collect();
+            report.lift.ranges.iter().for_each(|counted| huge.remove(counted.range));
+            pages += huge.bytes() / size.bytes();
+        }
+        (report, pages)
     }
 
     /// Lifts what has been loaded since, under the policy for it.
@@ -75,10 +96,7 @@ impl Library {
             let Some(attempt) = attempt else { continue };
             let swapped = attempt.parts.iter().filter(|part| !matches!(part.method, Method::InPlace { .. }));
             for range in swapped.flat_map(|part| replaced_in(part.range, &seen.process.space, &after)) {
-                let (object, source) = (lift.object.clone(), attempt.source);
-                let before = &seen.process.space;
-                let record = Record::new(object, range, lift.protection, source, attempt.page_size, before);
-                self.records.push(record);
+                self.records.push(Record::new(lift, attempt, range, &seen.process.space));
             }
         }
     }
@@ -86,7 +104,7 @@ impl Library {
     /// Gives everything back to ordinary pages.
     pub fn restore(&mut self) -> LiftReport {
         let started = linux_raw::monotonic_microseconds();
-        self.forget_what_is_gone();
+        let space = self.forget_what_is_gone();
         let mut report = LiftReport::default();
         let Some(auxiliary) = Auxiliary::read() else {
             return LiftReport::nothing("found no /proc/self".to_string());
@@ -97,14 +115,16 @@ impl Library {
         let restrictions = LiveRestrictions::of(&[]);
         let mut kept = Vec::new();
         for record in core::mem::take(&mut self.records) {
-            let obstacle = if record.is_writable() { restrictions.why_not_writable(record.range) } else { None };
-            let result = match obstacle {
-                Some(why) => Err(String::from(why)),
-                None => record.restore(&mut executor, auxiliary.base_page).map_err(|error| error.to_string()),
-            };
-            if let Err(why) = result {
-                report.not_restored.push((record.object.clone(), why));
-                kept.push(record);
+            for (range, protection) in record.parts(space.as_ref()) {
+                let part = record.part(range);
+                let result = match restrictions.why_not_restored(range, protection, record.protection) {
+                    Some(why) => Err(String::from(why)),
+                    None => part.restore(protection, &mut executor, auxiliary.base_page).map_err(|e| e.to_string()),
+                };
+                if let Err(why) = result {
+                    report.not_restored.push((record.object.clone(), why));
+                    kept.push(part);
+                }
             }
         }
         self.records = kept;
@@ -131,13 +151,28 @@ impl Library {
         (pool, transparent, pages)
     }
 
-    /// Objects that were unloaded have taken their ranges with them.
-    pub fn forget_what_is_gone(&mut self) {
-        if !self.records.is_empty()
-            && let Ok(space) = own_space()
-        {
-            self.records.retain(|record| record.stands(&space));
+    /// Forgets what is not there any more: objects that were unloaded have taken their ranges with them, and the program may
+    /// have unmapped parts of others. Returns the mappings now; `None` where nothing was lifted, or they cannot be read.
+    fn forget_what_is_gone(&mut self) -> Option<AddressSpace> {
+        self.forget_what_is_gone_of(|_| true)
+    }
+
+    fn forget_what_is_gone_of(&mut self, meant: impl Fn(&Record) -> bool) -> Option<AddressSpace> {
+        if !self.records.iter().any(&meant) {
+            return None;
         }
+        let space = own_space().ok()?;
+        let left =
+            |record: &Record| if meant(record) { record.left_in(&space) } else { [record.range].into_iter().collect() };
+        records::cut(&mut self.records, left);
+        Some(space)
+    }
+
+    /// Prepares a fork, for which only pool pages matter. They are unmapped and protected whole, so that their records
+    /// fall into no more parts than there are pages.
+    pub fn prepare_fork(&mut self) {
+        let space = self.forget_what_is_gone_of(Record::is_of_pool);
+        self.guard.prepare(&self.records, space.as_ref());
     }
 }
 
@@ -150,13 +185,13 @@ fn replaced_in(range: AddressRange, before: &AddressSpace, after: &AddressSpace)
             _ => mapping.is_plain_anonymous() && was_file,
         }
     });
-    let joined: address_space::RangeSet = replaced.map(|mapping| mapping.range.intersect(range)).collect();
+    let joined: RangeSet = replaced.map(|mapping| mapping.range.intersect(range)).collect();
     joined.iter().collect()
 }
 
 /// Memory outside of the objects is other threads' business, and that of tools such as valgrind that live in the process
 /// too: it changes all the time.
 fn leave_out_foreign(outcome: &mut Outcome, seen: &Seen) {
-    let extents: Vec<_> = seen.process.objects.iter().map(address_space::LoadedObject::extent).collect();
+    let extents: Vec<_> = seen.process.objects.iter().map(LoadedObject::extent).collect();
     outcome.unexpected.retain(|difference| extents.iter().any(|extent| extent.overlaps(difference.range)));
 }

@@ -2,7 +2,7 @@
 //! reason before anything is touched.
 
 use crate::{files, linking, loaded, own_memory};
-use address_space::{Address, AddressRange, LoadedObject, PageSize, RangeSet, kernel_may_write};
+use address_space::{Address, AddressRange, LoadedObject, PageSize, Protection, RangeSet, kernel_may_write};
 use alloc::vec;
 use alloc::vec::Vec;
 use lift_plan::{Attempt, Method, Part, Plan, RangeLift, Reason, Refusal, Source};
@@ -10,6 +10,7 @@ use lift_plan::{Attempt, Method, Part, Plan, RangeLift, Reason, Refusal, Source}
 const OTHER_THREADS: &str = "other threads may write to it while it is copied; lift before they are started";
 const BEING_LOADED: &str = "another thread may be loading this object just now";
 const KERNEL_WRITES: &str = "the kernel may be writing to it for an asynchronous read (io_uring or AIO is in use)";
+const UNREADABLE: &str = "the program has made it unreadable; needed: PROT_READ, by mprotect before the restore";
 const HOLDS_STACK: &str = "holds the stack of the thread that lifts";
 const HOLDS_LIFTER: &str = "holds the code that lifts, which this kernel would take away for a moment";
 const HOLDS_LIBC: &str = "holds the C library, which a child needs before the fork guard can act; \
@@ -62,6 +63,15 @@ impl LiveRestrictions {
             _ if self.pending_io => Some(KERNEL_WRITES),
             _ if range.contains(self.stack) => Some(HOLDS_STACK),
             _ => None,
+        }
+    }
+
+    /// Why a lifted range, now protected by `now`, cannot be put back now; `None` if it can.
+    pub fn why_not_restored(&self, range: AddressRange, now: Protection, lifted: Protection) -> Option<&'static str> {
+        match () {
+            () if !now.read => Some(UNREADABLE),
+            () if now.write || lifted.write => self.why_not_writable(range),
+            () => None,
         }
     }
 
@@ -168,7 +178,7 @@ fn gaps(range: AddressRange, parts: &[AddressRange]) -> Vec<AddressRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use address_space::{PageSize, Protection, RangeSet};
+    use address_space::{PageSize, RangeSet};
     use lift_plan::{Kind, Part};
 
     fn range(start: u64, end: u64) -> AddressRange {
@@ -229,6 +239,16 @@ mod tests {
         assert_eq!(reasons(&stack, plan()), (vec![Reason::InUse(HOLDS_STACK)], 1));
         let unseen = LiveRestrictions { threads: 0, ..still() };
         assert_eq!(reasons(&unseen, plan()), (vec![Reason::InUse(OTHER_THREADS)], 1));
+    }
+
+    #[test]
+    fn what_the_program_has_protected_is_put_back_as_far_as_it_can_be_read() {
+        let threads = LiveRestrictions { threads: 2, ..still() };
+        let why = |facts: &LiveRestrictions, now, lifted| facts.why_not_restored(range(0x1000, 0x2000), now, lifted);
+        let [read, both, none] = [Protection::READ, Protection::READ_WRITE, Protection::NONE];
+        assert_eq!([why(&threads, read, read), why(&still(), read, both), why(&still(), both, both)], [None; 3]);
+        assert_eq!([why(&threads, read, both), why(&threads, both, read)], [Some(OTHER_THREADS); 2]);
+        assert_eq!(why(&still(), none, both), Some(UNREADABLE));
     }
 
     /// io_uring_setup(2) and mmap(2) of its submissions; the descriptor is closed, which leaves the ring as it is.

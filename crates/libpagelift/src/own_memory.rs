@@ -67,6 +67,20 @@ pub fn known_room() -> Option<NonNull<Room>> {
     known().and_then(|memory| NonNull::new(memory.room.get()))
 }
 
+/// Keeps the arena from all threads until [`release_after_fork`], so that a child finds it whole and free.
+pub fn hold_for_fork() {
+    if let Some(memory) = known() {
+        memory.arena.hold();
+    }
+}
+
+/// Ends what [`hold_for_fork`] has begun, in the parent or in the child.
+pub fn release_after_fork() {
+    if let Some(memory) = known() {
+        memory.arena.let_go();
+    }
+}
+
 /// The library's allocator.
 pub struct OwnMemory;
 

@@ -2,8 +2,9 @@
 //! forks. It lies in the library's own memory (`own_memory`).
 
 use crate::library::Library;
+use crate::lock::Lock;
 use crate::own_memory::{self, Room};
-use core::cell::UnsafeCell;
+use core::cell::{Cell, UnsafeCell};
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -11,8 +12,7 @@ use linux_raw::ALL_SIGNALS;
 
 /// The state in [`Room`]. All zero, as that is at first, it is a state in which nothing has happened.
 struct State {
-    /// 0 free, 1 held, 2 held and waited for.
-    lock: AtomicU32,
+    lock: Lock,
     /// The thread that holds the lock.
     owner: AtomicU32,
     /// The thread pointer of the thread that holds it for a fork, else 0. In the child the owner has another number, but
@@ -79,54 +79,70 @@ pub enum Unusable {
     NoMemory,
 }
 
-/// Keeps every signal from this thread as long as it lives: no handler of the program may run, or fork, while memory is
-/// half way, and none may find the lock held by the very thread that it interrupted.
-struct SignalsHeld(u64);
+/// A call of the library. It keeps every signal from this thread as long as it lives: no handler of the program may run, or
+/// fork, while memory is half way, and none may find a lock held by the very thread that it interrupted. That concerns
+/// whatever allocates, so that texts are made and dropped within it, too.
+pub struct Call {
+    /// The signal mask before.
+    mask: Cell<u64>,
+}
 
-impl SignalsHeld {
-    /// Holds them from now on.
-    fn new() -> Self {
-        Self(linux_raw::set_signal_mask(ALL_SIGNALS))
+impl Call {
+    /// Begins a call.
+    ///
+    /// # Errors
+    /// [`Unusable`]. Nothing has been allocated then.
+    pub fn begin() -> Result<Self, Unusable> {
+        let state = state().ok_or(Unusable::NoMemory)?;
+        if is_holder(state, linux_raw::thread_id()) {
+            return Err(Unusable::Busy);
+        }
+        Ok(Self { mask: Cell::new(linux_raw::set_signal_mask(ALL_SIGNALS)) })
+    }
+
+    /// Acts on what the library remembers, alone.
+    ///
+    /// # Errors
+    /// [`Unusable`].
+    pub fn with_library<R>(&self, act: impl FnOnce(&mut Library) -> R) -> Result<R, Unusable> {
+        let state = state().ok_or(Unusable::NoMemory)?;
+        lock(state)?;
+        // SAFETY:
+        // - the lock is held, so that nobody else has a reference.
+        let library = unsafe { state.library() };
+        let result = act(library);
+        unlock(state);
+        Ok(result)
+    }
+
+    /// Calls a function of the program, with the program's signal mask. What that changes of the mask stays.
+    pub fn outside<R>(&self, act: impl FnOnce() -> R) -> R {
+        linux_raw::set_signal_mask(self.mask.get());
+        let result = act();
+        self.mask.set(linux_raw::set_signal_mask(ALL_SIGNALS));
+        result
     }
 }
 
-impl Drop for SignalsHeld {
+impl Drop for Call {
     fn drop(&mut self) {
-        linux_raw::set_signal_mask(self.0);
+        linux_raw::set_signal_mask(self.mask.get());
     }
-}
-
-/// Acts on what the library remembers, alone and with all signals held.
-///
-/// # Errors
-/// [`Unusable`].
-pub fn with_library<R>(act: impl FnOnce(&mut Library) -> R) -> Result<R, Unusable> {
-    let state = state().ok_or(Unusable::NoMemory)?;
-    let _signals = SignalsHeld::new();
-    lock(state)?;
-    // SAFETY:
-    // - the lock is held, so that nobody else has a reference.
-    let library = unsafe { state.library() };
-    let result = act(library);
-    unlock(state);
-    Ok(result)
 }
 
 fn lock(state: &State) -> Result<(), Unusable> {
     let me = linux_raw::thread_id();
-    if state.owner.load(Ordering::Relaxed) == me || is_forker(state) {
+    if is_holder(state, me) {
         return Err(Unusable::Busy);
     }
-    let mut seen = state.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
-    while seen.is_err() {
-        if state.lock.swap(2, Ordering::Acquire) == 0 {
-            break;
-        }
-        linux_raw::futex_wait(&state.lock, 2, false);
-        seen = Err(2);
-    }
+    state.lock.take();
     state.owner.store(me, Ordering::Relaxed);
     Ok(())
+}
+
+/// True if the calling thread, whose number is `me`, has the library already.
+fn is_holder(state: &State, me: u32) -> bool {
+    state.owner.load(Ordering::Relaxed) == me || is_forker(state)
 }
 
 /// True in a handler around a fork of this thread, in the parent and in the child.
@@ -136,14 +152,13 @@ fn is_forker(state: &State) -> bool {
 
 fn unlock(state: &State) {
     state.owner.store(0, Ordering::Relaxed);
-    if state.lock.swap(0, Ordering::Release) == 2 {
-        linux_raw::futex_wake(&state.lock, false);
-    }
+    state.lock.release();
 }
 
 /// Takes the library for the time of a fork: from now until the outermost of [`release_in_parent`] or
-/// [`release_in_child`] no signal reaches this thread and no other thread forks or lifts. Where this very thread has the
-/// library already, only forks are counted.
+/// [`release_in_child`] no signal reaches this thread and no other thread forks, lifts or allocates from the library's
+/// memory. That memory is taken last and released first: whoever allocates waits for nothing else. Where this very thread
+/// has the library already, only forks are counted.
 pub fn take_for_fork(prepare: impl FnOnce(&mut Library)) {
     // Not only where the library has been used: what another thread takes while this one forks is not this one's to release.
     let Some(state) = state() else { return };
@@ -164,6 +179,7 @@ pub fn take_for_fork(prepare: impl FnOnce(&mut Library)) {
         *state.mask_at_fork.get() = mask;
         prepare(state.library());
     }
+    own_memory::hold_for_fork();
 }
 
 /// Gives the library back after a fork, in the parent. After a fork within another one's handlers it stays taken: what
@@ -186,6 +202,7 @@ pub fn release_in_child(finish: impl FnOnce(&mut Library)) {
 
 /// To be called by the thread that has taken the lock for a fork, or by its copy in the child.
 fn release(state: &State, finish: impl FnOnce(&mut Library)) {
+    own_memory::release_after_fork();
     state.forks.store(0, Ordering::Relaxed);
     state.forker.store(0, Ordering::Relaxed);
     // SAFETY:

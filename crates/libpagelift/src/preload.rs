@@ -9,9 +9,9 @@
 //! address of `dlopen`. For the same reason calls of `dlsym` are passed on with their return address unchanged.
 
 use crate::linking::with_nothing_unloaded;
-use crate::own_state::with_library;
+use crate::own_state::Call;
 use crate::report::LiftReport;
-use crate::{files, fork_handlers, loaded, machine, objects, symbols};
+use crate::{files, fork_handlers, loaded, machine, objects, seccomp, symbols};
 use alloc::string::String;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use heap_abi::LIBRARY;
@@ -28,6 +28,7 @@ static START: extern "C" fn() = start;
 /// Runs before `main` and, by the linker's `-z initfirst`, before every other initialiser.
 extern "C" fn start() {
     fork_handlers::register_at_start();
+    let Ok(call) = Call::begin() else { return };
     let Some(text) = asked_for() else { return };
     let variable = match Variable::parse(&text) {
         Ok(variable) => variable,
@@ -40,7 +41,7 @@ extern "C" fn start() {
         if variable.heap != HeapPages::Off && !variable.quiet {
             tell_without_heap();
         }
-        act(&variable);
+        act(&call, &variable);
     }
 }
 
@@ -72,9 +73,9 @@ fn tell_without_heap() {
 /// Folders of the preloaded heap relative to this library: installed below the same prefix, or in the same build.
 const HEAP_FOLDERS: [&str; 4] = ["../libexec/pagelift", "../../libexec/pagelift", ".", "../release"];
 
-fn act(variable: &Variable) {
+fn act(call: &Call, variable: &Variable) {
     let lifted = with_nothing_unloaded(|| {
-        with_library(|library| {
+        call.with_library(|library| {
             library.later = Some(variable.policy.clone());
             library.lift(&variable.policy, fork_handlers::register)
         })
@@ -115,6 +116,7 @@ pub fn watch(policy: &Policy) {
     let loads = loaded::loads();
     BY_START.store(loads, Ordering::Relaxed);
     BY_LOOKUP.store(loads, Ordering::Relaxed);
+    FILTERS.store(seccomp::filters().map_or(UNKNOWN, u64::from), Ordering::Relaxed);
     WATCHING.store(true, Ordering::Relaxed);
 }
 
@@ -125,17 +127,28 @@ static VERBOSE: AtomicBool = AtomicBool::new(false);
 /// Bytes that a segment must have to hold a huge page.
 static LEAST: AtomicU64 = AtomicU64::new(0);
 
+/// The seccomp filters under which the watch has begun, or [`UNKNOWN`].
+static FILTERS: AtomicU64 = AtomicU64::new(UNKNOWN);
+const UNKNOWN: u64 = u64::MAX;
+
 /// The number of loads at the last look by an object's start, and by a lookup. They are kept apart because a lookup by
 /// another thread may see an object that is listed already but not yet relocated; its own start comes after that.
 static BY_START: AtomicU64 = AtomicU64::new(0);
 static BY_LOOKUP: AtomicU64 = AtomicU64::new(0);
 
+/// True where the calling thread is under more seccomp filters than the watch has begun with: a lift makes calls for which
+/// they may end the program.
+fn is_confined() -> bool {
+    seccomp::are_more(seccomp::filters(), u32::try_from(FILTERS.load(Ordering::Relaxed)).ok())
+}
+
 /// Lifts the objects that were loaded since the last look.
 fn lift_new(loads: u64, last: u64) {
-    if !loaded::newest_hold(loads.wrapping_sub(last), LEAST.load(Ordering::Relaxed)) {
+    if !loaded::newest_hold(loads.wrapping_sub(last), LEAST.load(Ordering::Relaxed)) || is_confined() {
         return;
     }
-    let lifted = with_nothing_unloaded(|| with_library(|library| library.lift_new(fork_handlers::register)));
+    let Ok(call) = Call::begin() else { return };
+    let lifted = with_nothing_unloaded(|| call.with_library(|library| library.lift_new(fork_handlers::register)));
     if let (true, Ok(Some(report))) = (VERBOSE.load(Ordering::Relaxed), lifted) {
         tell(&report, true, "");
     }

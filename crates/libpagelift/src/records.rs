@@ -1,5 +1,6 @@
 //! Records of lifted ranges, and their restore.
 
+use crate::copies::same;
 use crate::executor::OwnProcess;
 use crate::files::{self, File};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, PageSize, Protection, RangeSet};
@@ -7,7 +8,7 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 use lift_execution::{CallError, Executor, FileMapping, RestoredPart, RestoredRange};
-use lift_plan::Source;
+use lift_plan::{Attempt, RangeLift, Source};
 
 /// Bytes that are compared at a time.
 const COMPARED: u64 = 64 << 10;
@@ -49,9 +50,11 @@ pub struct Original {
 pub struct Record {
     /// Name of the object.
     pub object: String,
-    /// Addresses: whole huge pages.
+    /// Addresses: whole huge pages, or what the program has left of them.
     pub range: AddressRange,
-    /// Protection now.
+    /// The range of the plan that it is a part of; the rest was collapsed where it lies, or stayed as it was.
+    pub planned: AddressRange,
+    /// Protection that the lift has given it. The program may have changed it since, see [`Record::parts`].
     pub protection: Protection,
     /// Source of the pages.
     pub source: Source,
@@ -62,64 +65,115 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record of a range that has been swapped.
-    pub fn new(
-        object: String,
-        range: AddressRange,
-        protection: Protection,
-        source: Source,
-        page_size: PageSize,
-        before: &AddressSpace,
-    ) -> Self {
+    /// The record of what an attempt has swapped of a planned range.
+    pub fn new(lift: &RangeLift, attempt: &Attempt, range: AddressRange, before: &AddressSpace) -> Self {
         let originals = before.overlapping(range).iter().map(|mapping| {
             let cut = mapping.range.intersect(range);
             let offset = mapping.offset + (cut.start() - mapping.range.start());
             let mapping = Mapping { range: cut, offset, ..mapping.clone() };
             Original { file: identity_of(&mapping), mapping }
         });
-        Self { object, range, protection, source, page_size, originals: originals.collect() }
+        Self {
+            object: lift.object.clone(),
+            range,
+            planned: lift.range,
+            protection: lift.protection,
+            source: attempt.source,
+            page_size: attempt.page_size,
+            originals: originals.collect(),
+        }
     }
 
-    /// True if the range is still as the lift has left it; it is not if its object was unloaded.
-    pub fn stands(&self, space: &AddressSpace) -> bool {
-        let ours = |mapping: &Mapping| match self.source {
+    /// What of the range is still the lift's, whatever its protection: the program may have unmapped or replaced parts of it,
+    /// and an object that was unloaded has taken all of it with it.
+    pub fn left_in(&self, space: &AddressSpace) -> RangeSet {
+        let ours = |mapping: &&Mapping| match self.source {
             Source::Hugetlb => mapping.name == MappingName::HugetlbAnonymous && !mapping.shared,
             Source::Image | Source::File => mapping.path().is_some(),
             Source::Thp => mapping.is_plain_anonymous() && mapping.name != MappingName::Heap,
         };
-        let same = |mapping: &Mapping| ours(mapping) && mapping.protection == self.protection;
-        space.is_fully_mapped(self.range) && space.overlapping(self.range).iter().all(same)
+        space.overlapping(self.range).iter().filter(ours).map(|mapping| mapping.range.intersect(self.range)).collect()
     }
 
-    /// True for memory that the program may write to.
+    /// The parts of the range that have one protection each, with that protection; all of it, as it was lifted, where the
+    /// mappings are not known.
+    pub fn parts(&self, space: Option<&AddressSpace>) -> Vec<(AddressRange, Protection)> {
+        let Some(space) = space else { return vec![(self.range, self.protection)] };
+        let mut parts: Vec<(AddressRange, Protection)> = Vec::new();
+        for mapping in space.overlapping(self.range) {
+            let range = mapping.range.intersect(self.range);
+            match parts.last_mut() {
+                Some((last, protection)) if last.end() == range.start() && *protection == mapping.protection => {
+                    *last = AddressRange::new(last.start(), range.end());
+                }
+                _ => parts.push((range, mapping.protection)),
+            }
+        }
+        parts
+    }
+
+    /// The record of a part of the range.
+    pub fn part(&self, range: AddressRange) -> Self {
+        let originals = self.originals.iter().filter_map(|original| original.part(range)).collect();
+        Self { range, originals, object: self.object.clone(), ..*self }
+    }
+
+    /// True for memory that the program could write to when it was lifted.
     pub fn is_writable(&self) -> bool {
         self.protection.write
     }
 
-    /// Moves the range back to ordinary pages. If its file is still the same, the file is mapped again, with private pages
-    /// only where memory differs from it; the rest becomes anonymous memory.
+    /// True for pages of the hugetlb pool.
+    pub fn is_of_pool(&self) -> bool {
+        self.source == Source::Hugetlb
+    }
+
+    /// Moves the range, all of which has the protection `now`, back to ordinary pages. If its file is still the same, the
+    /// file is mapped again, with private pages only where memory differs from it; the rest becomes anonymous memory. A
+    /// protection that the program has changed stays as it is.
     ///
     /// # Errors
     /// The kernel's. Contents and protections are still right then, and at least a part of the range is still lifted.
-    pub fn restore(&self, executor: &mut OwnProcess, base_page: PageSize) -> Result<(), CallError> {
-        let parts: Vec<RestoredPart<'_>> = self.originals.iter().map(Original::as_part).collect();
-        let is_pool = self.source == Source::Hugetlb;
-        let at_once = u64::MAX;
-        let lifted = RestoredRange { range: self.range, protection: self.protection, is_pool, at_once, parts: &parts };
+    pub fn restore(&self, now: Protection, executor: &mut OwnProcess, base_page: PageSize) -> Result<(), CallError> {
+        let changed = (now != self.protection).then_some(now);
+        let parts: Vec<RestoredPart<'_>> = self.originals.iter().map(|original| original.as_part(changed)).collect();
+        let (is_pool, at_once) = (self.is_of_pool(), u64::MAX);
+        let lifted = RestoredRange { range: self.range, protection: now, is_pool, at_once, parts: &parts };
         lift_execution::restore(executor, &lifted, |executor, part, copy| changes_in(executor, part, copy, base_page))
     }
 }
 
+/// Cuts each record to what `left` says is left of it.
+pub fn cut(records: &mut Vec<Record>, left: impl Fn(&Record) -> RangeSet) {
+    for record in core::mem::take(records) {
+        let left = left(&record);
+        if left.covers(record.range) {
+            records.push(record);
+        } else {
+            records.extend(left.within(record.range).map(|range| record.part(range)));
+        }
+    }
+}
+
 impl Original {
-    /// What is to be there again: the file, if it is still the one that was mapped.
-    fn as_part(&self) -> RestoredPart<'_> {
+    /// What of it lies in `range`.
+    fn part(&self, range: AddressRange) -> Option<Self> {
+        let cut = self.mapping.range.intersect(range);
+        let offset = self.mapping.offset + (cut.start() - self.mapping.range.start());
+        let mapping = || Mapping { range: cut, offset, ..self.mapping.clone() };
+        (!cut.is_empty()).then(|| Self { mapping: mapping(), file: self.file.clone() })
+    }
+
+    /// What is to be there again: the file, if it is still the one that was mapped. `changed` is the protection that the
+    /// program has given it since.
+    fn as_part(&self, changed: Option<Protection>) -> RestoredPart<'_> {
         let path = self.mapping.path().filter(|path| {
             let file = files::c_path(path).and_then(|path| File::open(&path).ok());
             self.file.is_some() && file.and_then(|file| FileIdentity::of(&file)) == self.file
         });
         let (offset, protection) = (self.mapping.offset, Protection::READ_WRITE);
         let file = path.map(|path| FileMapping { path, offset, protection });
-        RestoredPart { range: self.mapping.range, protection: self.mapping.protection, file }
+        RestoredPart { range: self.mapping.range, protection: changed.unwrap_or(self.mapping.protection), file }
     }
 }
 
@@ -158,16 +212,6 @@ fn changes_in(
     Ok(changes)
 }
 
-/// Compares by words: the compiler's comparison of slices would call this library's `memcmp`, which goes byte by byte.
-fn same(one: &[u8], other: &[u8]) -> bool {
-    words(one).eq(words(other))
-}
-
-/// Pages as words.
-fn words(page: &[u8]) -> impl Iterator<Item = u64> + '_ {
-    page.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
-}
-
 /// The bytes of a lifted range.
 ///
 /// # Safety
@@ -177,4 +221,59 @@ unsafe fn memory_of<'a>(range: AddressRange) -> &'a [u8] {
     // SAFETY:
     // - the caller's promise.
     unsafe { core::slice::from_raw_parts(range.start().0 as *const u8, range.len() as usize) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lift_plan::Kind;
+
+    const BEFORE: &str = "1000-5000 r--p 00001000 00:00 0\n5000-9000 rw-p 00000000 00:00 0\n";
+
+    fn record(source: Source) -> Record {
+        let (range, page_size) = (AddressRange::new(Address(0x1000), Address(0x9000)), PageSize::new(0x1000).unwrap());
+        let (object, protection, kinds) = ("x".into(), Protection::READ_WRITE, vec![Kind::Data]);
+        let lift = RangeLift { object, kinds, range, protection, attempts: vec![] };
+        let attempt = Attempt { source, page_size, parts: vec![], memory: 0, placement: None };
+        Record::new(&lift, &attempt, range, &AddressSpace::parse(BEFORE).unwrap())
+    }
+
+    /// What is left of a record, with the originals of each part: start, length and offset.
+    fn left(source: Source, maps: &str) -> Vec<(AddressRange, Vec<[u64; 3]>)> {
+        let (mut records, space) = (vec![record(source)], AddressSpace::parse(maps).unwrap());
+        cut(&mut records, |record| record.left_in(&space));
+        let place = |o: &Original| [o.mapping.range.start().0, o.mapping.range.len(), o.mapping.offset];
+        records.iter().map(|record| (record.range, record.originals.iter().map(place).collect())).collect()
+    }
+
+    #[test]
+    fn a_record_keeps_what_is_of_its_kind_whatever_its_protection() {
+        let range = |start, end| AddressRange::new(Address(start), Address(end));
+        let pool =
+            |at: &str, protection: &str| format!("{at} {protection}p 00000000 00:0f 9 /anon_hugepage (deleted)\n");
+        let whole = vec![(range(0x1000, 0x9000), vec![[0x1000, 0x4000, 0x1000], [0x5000, 0x4000, 0]])];
+        let protected = pool("1000-3000", "rw-") + &pool("3000-4000", "---") + &pool("4000-a000", "rw-");
+        assert_eq!(left(Source::Hugetlb, &protected), whole);
+        let other = pool("1000-3000", "rw-") + "3000-6000 rw-p 00000000 00:00 0\n" + &pool("6000-8000", "r--");
+        let parts = vec![
+            (range(0x1000, 0x3000), vec![[0x1000, 0x2000, 0x1000]]),
+            (range(0x6000, 0x8000), vec![[0x6000, 0x2000, 0x1000]]),
+        ];
+        assert_eq!(left(Source::Hugetlb, &other), parts);
+        assert_eq!(
+            left(Source::Thp, &other),
+            [(range(0x3000, 0x6000), vec![[0x3000, 0x2000, 0x3000], [0x5000, 0x1000, 0]])]
+        );
+        assert!(left(Source::Thp, "").is_empty());
+    }
+
+    #[test]
+    fn parts_have_one_protection_each() {
+        let maps = "1000-3000 rw-p 0 00:00 0\n3000-4000 rw-p 0 00:00 0 [anon:x]\n4000-5000 r--p 0 00:00 0\n";
+        let space = AddressSpace::parse(maps).unwrap();
+        let part = |start, end, protection| (AddressRange::new(Address(start), Address(end)), protection);
+        let parts = record(Source::Thp).parts(Some(&space));
+        assert_eq!(parts, [part(0x1000, 0x4000, Protection::READ_WRITE), part(0x4000, 0x5000, Protection::READ)]);
+        assert_eq!(record(Source::Thp).parts(None), [part(0x1000, 0x9000, Protection::READ_WRITE)]);
+    }
 }

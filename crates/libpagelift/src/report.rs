@@ -1,7 +1,7 @@
 //! The result of a lift or a restore in this process.
 
 use crate::files;
-use address_space::format_bytes;
+use address_space::{RangeSet, format_bytes};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -14,6 +14,8 @@ pub struct LiftReport {
     pub lift: Report,
     /// A limitation of forks from now on, if there is one.
     pub forks: Option<&'static str>,
+    /// Addresses of the objects that were chosen.
+    pub chosen: RangeSet,
     /// Ranges of an earlier lift that a restore could not give back, with the reason of each.
     pub not_restored: Vec<(String, String)>,
 }

@@ -175,6 +175,16 @@ static inline double seconds(void)
     return now.tv_sec + now.tv_nsec / 1e9;
 }
 
+// The status of a child that has ended, as waitpid gives it. One that takes longer is killed: it may hold all signals.
+static inline int status_within(double limit, pid_t child)
+{
+    int status, ended;
+    for (double end = seconds() + limit; (ended = waitpid(child, &status, WNOHANG)) == 0; usleep(200))
+        if (seconds() > end) kill(child, SIGKILL);
+    CHECK(ended == child);
+    return status;
+}
+
 static inline void print_line(const char *line, void *context)
 {
     (void)context;

@@ -35,13 +35,6 @@ pub fn thread_id() -> u32 {
     unsafe { call_with(linux::__NR_gettid, []) }.unwrap_or_default() as u32
 }
 
-/// `sched_yield`.
-pub fn yield_cpu() {
-    // SAFETY:
-    // - no arguments, no effect on memory.
-    let _ = unsafe { call_with(linux::__NR_sched_yield, []) };
-}
-
 /// Waits until the word is no longer `expected`; may return spuriously. `shared`: threads of other processes wait, too.
 pub fn futex_wait(word: &AtomicU32, expected: u32, shared: bool) {
     let operation = if shared { linux::FUTEX_WAIT } else { linux::FUTEX_WAIT | linux::FUTEX_PRIVATE_FLAG };

@@ -1,0 +1,33 @@
+// Another thread calls the library all the time, with options that it has to parse and refuse, while this one forks: every
+// child finds the library free, and its call ends.
+//
+// link: shared archive
+#include "support.h"
+
+enum { FORKS = 1000, SECONDS = 60 };
+
+static void *ask_in_vain(void *argument)
+{
+    (void)argument;
+    pagelift_options options = PAGELIFT_OPTIONS_DEFAULT;
+    options.objects = "libone.so*,libtwo.so*,libthree.so*";
+    options.numa = "node=x";
+    for (;;) CHECK(pagelift_lift(&options, NULL) == PAGELIFT_INVALID);
+    return NULL;
+}
+
+int main(void)
+{
+    pthread_t threads[2];
+    for (int index = 0; index < 2; index++) CHECK(pthread_create(&threads[index], NULL, ask_in_vain, NULL) == 0);
+    for (int round = 0; round < FORKS; round++) {
+        pid_t child = fork();
+        if (!child) _exit(pagelift_query(NULL) == PAGELIFT_OK ? 5 : 1);
+        CHECK(child > 0);
+        int status = status_within(SECONDS, child);
+        if (WIFSIGNALED(status)) fail("child %d: signal %d", round, WTERMSIG(status));
+        CHECK(WEXITSTATUS(status) == 5);
+    }
+    puts("ok");
+    return 0;
+}
