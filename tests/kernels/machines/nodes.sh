@@ -144,18 +144,29 @@ for file in max rsvd.max; do
     check "cgroup v2 hugetlb.$file, thp for the rest" "$huge" $((4 * M)) $any pie_by_default --prepare never $code
     echo max >$limit.$file
 done
+on() { cat /sys/devices/system/node/node$1/hugepages/hugepages-${2:-$huge_kib}kB/${3:-nr_hugepages}; }
 feature "doctor: a pool on the wrong node"
-node_pool 1 0
 wrong="the pool of .* pages is on the wrong node"
-finds "doctor: a pool on the wrong node" "$wrong" "all on other nodes (node 0); the process may use node 1"
-sh -c "$(fix_of "is on the wrong node")"
-moved=$(cat /sys/devices/system/node/node1/hugepages/hugepages-${huge_kib}kB/nr_hugepages)
-$launcher pagelift doctor >/tmp/said 2>&1
-if [ "$moved" = 40 ] && ! grep -q "$wrong" /tmp/said; then
-    ok "doctor: its fix moves the pool"
-else
-    failed "doctor: $moved pages on node 1; $(tr '\n' '|' </tmp/said)"
-fi
+# moved PAGES: doctor's fix moves the pool to node 1, which then has so many pages.
+moved() {
+    finds "doctor: a pool on the wrong node" "$wrong" "all on other nodes (node 0); the process may use node 1"
+    sh -c "$(fix_of "is on the wrong node")"
+    $launcher pagelift doctor >/tmp/said 2>&1
+    if [ "$(on 1)" = $1 ] && ! grep -q "$wrong" /tmp/said; then
+        ok "doctor: its fix moves the pool"
+    else
+        failed "doctor: $(on 1) pages on node 1, due are $1; $(tr '\n' '|' </tmp/said)"
+    fi
+}
+# Pages in use there stay, and count.
+start $launcher pagelift run --pages hugetlb $code -- pie_by_default
+used=$(($(on 1) - $(on 1 $huge_kib free_hugepages)))
+node_pool 1 $used
+[ $used -gt 0 ] || failed "doctor: no page of node 1 is in use"
+moved $((used + 40))
+stop "doctor: a pool on the wrong node"
+node_pool 1 0
+moved 40
 launcher=
 
 # `pagelift pool` by nodes.
@@ -163,7 +174,6 @@ feature "pool: reserve, show, plan and release by node"
 node_pool 0 0
 node_pool 1 0
 size=${huge_kib}K
-on() { cat /sys/devices/system/node/node$1/hugepages/hugepages-${2:-$huge_kib}kB/${3:-nr_hugepages}; }
 pagelift pool reserve $size:5@1 >/tmp/out 2>&1
 [ "$? $(on 0) $(on 1)" = "0 0 5" ] && ok "pool reserve @1" || failed "pool reserve @1: $(on 0) $(on 1) $(tr '\n' ' ' </tmp/out)"
 pagelift pool show >/tmp/out 2>&1
@@ -174,6 +184,20 @@ pagelift pool reserve --all-or-nothing $size:100000@0 >/tmp/out 2>&1
 [ $? != 0 ] && [ "$(on 0) $(on 1)" = "0 5" ] && ok "what a node does not have goes back" || failed "all or nothing: $(on 0) $(on 1)"
 pagelift pool release $size:5@1 >/tmp/out 2>&1
 [ "$(on 1)" = 0 ] && ok "pool release @1" || failed "pool release @1: $(on 1)"
+
+# What a unit that is started again and stopped does.
+feature "pool: a reservation that is recorded, by node"
+node_pool 0 2
+pagelift pool reserve --add --record unit $size:3@0 $size:4@1 >/tmp/out 2>&1
+first="$? $(on 0) $(on 1)"
+pagelift pool reserve --add --record unit $size:3@0 $size:5@1 >/tmp/out 2>&1
+second="$? $(on 0) $(on 1)"
+pagelift pool release --record unit $size:3@0 $size:5@1 >/tmp/out 2>&1
+case "$first, $second, $? $(on 0) $(on 1)" in
+    "0 5 4, 0 5 5, 0 2 0") ok "pool reserve --record" ;;
+    *) failed "pool reserve --record: $first, $second, $(on 0) $(on 1); $(tr '\n' '|' </tmp/out)" ;;
+esac
+node_pool 0 0
 
 # Pages that a lift takes, planned, reserved and given back by node.
 feature "pool: plan, reserve --for and --persist by node"
