@@ -14,6 +14,7 @@
 
 mod by_run;
 mod package;
+mod privileged;
 mod servers;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -48,6 +49,7 @@ fn tests() -> Result<Vec<Test>> {
         tests.extend(tests_of(&source)?);
     }
     tests.extend(by_run::tests());
+    tests.extend(privileged::tests());
     tests.extend(servers::tests());
     tests.extend(package::tests());
     Ok(tests)

@@ -10,6 +10,7 @@ const AT_PAGESZ: u64 = 6;
 const AT_BASE: u64 = 7;
 const AT_ENTRY: u64 = 9;
 const AT_CLKTCK: u64 = 17;
+const AT_SECURE: u64 = 23;
 const AT_EXECFN: u64 = 31;
 
 /// The entries of `/proc/PID/auxv` of a 64-bit process of this machine's byte order.
@@ -60,6 +61,12 @@ impl AuxiliaryVector {
         self.get(AT_CLKTCK).filter(|&ticks| ticks > 0)
     }
 
+    /// `AT_SECURE`: true where the program has more rights than the user who has started it: set-user-ID and set-group-ID
+    /// programs, file capabilities, changes of a security domain. `None` where the kernel does not say.
+    pub fn is_privileged(&self) -> Option<bool> {
+        self.get(AT_SECURE).map(|secure| secure != 0)
+    }
+
     fn get(&self, kind: u64) -> Option<u64> {
         self.entries.iter().find(|entry| entry.0 == kind).map(|entry| entry.1)
     }
@@ -96,6 +103,8 @@ mod tests {
         assert_eq!((vector.entry(), vector.executed_path()), (Some(Address(0x1000)), Some(Address(0x7ff0))));
         assert_eq!(vector.clock_ticks(), Some(100));
         assert_eq!(read(&[AT_CLKTCK, 0]).clock_ticks(), None);
+        assert_eq!([0, 1].map(|secure| read(&[AT_SECURE, secure]).is_privileged()), [Some(false), Some(true)]);
+        assert_eq!(vector.is_privileged(), None);
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub struct Auxiliary {
     /// Address of the path that was executed (`AT_EXECFN`).
     #[cfg(feature = "preload")]
     pub started_by: Option<Address>,
+    /// False only where the program certainly has no more rights than the user who has started it (`AT_SECURE`).
+    #[cfg(feature = "preload")]
+    pub may_be_privileged: bool,
 }
 
 impl Auxiliary {
@@ -30,6 +33,8 @@ impl Auxiliary {
             entry: vector.entry(),
             #[cfg(feature = "preload")]
             started_by: vector.executed_path(),
+            #[cfg(feature = "preload")]
+            may_be_privileged: vector.is_privileged() != Some(false),
         })
     }
 }

@@ -8,6 +8,7 @@
 //! `dlopen` itself is not replaced: the dynamic linker takes RUNPATH and $ORIGIN from the object that contains the return
 //! address of `dlopen`. For the same reason calls of `dlsym` are passed on with their return address unchanged.
 
+use crate::auxiliary::Auxiliary;
 use crate::linking::with_nothing_unloaded;
 use crate::own_state::Call;
 use crate::report::LiftReport;
@@ -99,10 +100,15 @@ fn tell(report: &LiftReport, verbose: bool, more: &str) {
     }
 }
 
-/// The value of `PAGELIFT`, from the environment that the program was started with.
+/// The value of `PAGELIFT`, from the environment that the program was started with. `None` where the program may have more
+/// rights than the user who has set it, a set-user-ID program for example: it would print addresses and widen protections
+/// for this user.
 fn asked_for() -> Option<String> {
     let environment = files::bytes(c"/proc/self/environ").ok()?;
     let value = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"PAGELIFT="))?;
+    if Auxiliary::read()?.may_be_privileged {
+        return None;
+    }
     core::str::from_utf8(value).ok().map(String::from)
 }
 

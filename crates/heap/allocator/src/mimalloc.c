@@ -2,12 +2,15 @@
    of its records for those who look from outside, and with two changes for programs that fork while they have threads;
    mimalloc itself does not know of forks:
    - its locks are taken by functions of ours (locks.rs), so that none is held at a fork;
-   - mi_bitmap_clear_once_set does not wait for ever for a thread that the child does not have. */
+   - mi_bitmap_clear_once_set does not wait for ever for a thread that the child does not have;
+   and with one for programs that have more rights than the user who has started them:
+   - it takes no settings from their environment. */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/auxv.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,7 +32,12 @@ int (*mimalloc_unlock)(pthread_mutex_t *) = pthread_mutex_unlock;
 #undef mi_bitmap_clear_once_set
 #include "heap.c"
 #include "init.c"
+static bool prim_getenv_unless_privileged(const char *name, char *result, size_t size) {
+    return getauxval(AT_SECURE) == 0 && _mi_prim_getenv(name, result, size);
+}
+#define _mi_prim_getenv prim_getenv_unless_privileged
 #include "libc.c"
+#undef _mi_prim_getenv
 #include "options.c"
 #include "os.c"
 #include "page.c"

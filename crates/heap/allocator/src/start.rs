@@ -3,7 +3,7 @@
 
 use crate::large::Large;
 use crate::program::{Program, ProgramBuffer};
-use crate::sys::{base_page, map_anywhere, read_file, say, unmap};
+use crate::sys::{base_page, is_privileged, map_anywhere, read_file, say, unmap};
 use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, limits, passive, python, small};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -45,6 +45,10 @@ pub fn is_acting() -> bool {
 /// # Safety
 /// The process has one thread, and the heap has given no block yet.
 unsafe fn start() -> bool {
+    // The dynamic linker ignores LD_PRELOAD there, but not /etc/ld.so.preload, or a program that is linked with this library.
+    if is_privileged() {
+        return false;
+    }
     let Some(buffer) = map_anywhere(MOST_ENVIRONMENT, false, 0) else { return false };
     // SAFETY:
     // - the mapping is new, zero, and only ours until it is unmapped below.

@@ -254,6 +254,13 @@ pub fn pause() {
     let _ = unsafe { system_call(libc::SYS_nanosleep, [&raw const time as usize, 0]) };
 }
 
+/// True where the program has more rights than the user who has started it (`AT_SECURE`), as set-user-ID programs have.
+pub fn is_privileged() -> bool {
+    // SAFETY:
+    // - getauxval only looks a number up.
+    (unsafe { libc::getauxval(libc::AT_SECURE) }) != 0
+}
+
 /// Size of an ordinary page.
 pub fn base_page() -> usize {
     // SAFETY:
