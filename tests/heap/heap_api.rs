@@ -47,7 +47,7 @@ fn first_large_blocks(t: &Context, sizes: &[u64]) -> Result<()> {
     let mut program = Program::named("heap/first_large_blocks.c")?.command()?;
     program.args(sizes.iter().map(u64::to_string));
     program.env("LD_PRELOAD", pagelift_binary()?.with_file_name("libpagelift_heap.so"));
-    program.env("PAGELIFT_HEAP", format!("v3 huge={} page=0", 32 * MIB));
+    program.env("PAGELIFT_HEAP", format!("v4 huge={} page=0", 32 * MIB));
     let mut session = t.session(program)?;
     session.wait_for_line("ready")?;
     let status = t.run(t.pagelift(&["status", "--json", &session.pid().to_string()])?)?.success()?;

@@ -62,7 +62,7 @@ pub fn orders() -> Vec<Vec<u8>> {
     let words = "heap=2M heap-reserve=1.5G only=redis-server,python* pid=7 --lift=text,data quiet";
     vec![
         order.to_string().into_bytes(),
-        b"v3 huge=2097152 page=2097152 pool=0:3,7:1 nodes=chosen".to_vec(),
+        b"v4 huge=2097152 page=2097152 pool=0:3,7:1 nodes=chosen".to_vec(),
         words.into(),
     ]
 }

@@ -303,8 +303,8 @@ impl Chooser<'_> {
         Choice { way, pages, only, exec_paths, image_sources, waits_for_exec, journal_name, is_silent, reasons }
     }
 
-    /// Of what root makes images before each start: of nothing in a unit that must be silent, since `image add` writes what
-    /// fails to the same standard error.
+    /// The programs of which root makes images before each start: none in a unit that must be silent, since `image add`
+    /// writes what fails to the same standard error.
     fn made_before(&self, is_silent: bool, reasons: &mut Vec<String>) -> Vec<String> {
         let sources = self.image_sources();
         if is_silent {
