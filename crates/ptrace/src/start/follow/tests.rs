@@ -5,7 +5,7 @@ use super::*;
 use crate::remote::tracee::Running;
 use crate::test_program;
 use nix::sys::signal::{Signal, kill};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 
 const ALONE: &str = "PAGELIFT_TEST_FOLLOWS_ALONE";
@@ -46,8 +46,10 @@ impl Handler for Executed {
 /// A shell that is followed, and at work to start another program and to end at once.
 fn shell() -> (Child, Pid, Follower) {
     let mut command = Command::new("sh");
-    command.args(["-c", "read line; sleep 60 & exit"]).stdin(Stdio::piped()).stdout(Stdio::null());
-    let mut shell = command.spawn().unwrap();
+    command.args(["-c", "echo ready; exec >/dev/null; read line; sleep 60 & exit"]);
+    let mut shell = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // `spawn` returns while the kernel still executes the shell.
+    shell.stdout.take().unwrap().read_exact(&mut [0; 6]).unwrap();
     let pid = Pid::from_raw(shell.id() as i32);
     let follower = Follower::seize(pid, true).unwrap();
     shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
