@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use std::process::{Command, ExitCode};
-use test_support::{Context, Ending, Need, Program, Session, Test, TestStore, View, main_of, test_case};
+use test_support::{Context, Ending, Need, Program, Session, Setting, Test, TestStore, View, main_of, test_case};
 
 fn main() -> ExitCode {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
@@ -73,6 +73,7 @@ fn from_an_image(t: &Context) -> Result<()> {
 }
 
 fn status_tells(t: &Context) -> Result<()> {
+    let _at_rest = Setting::khugepaged_at_rest()?;
     let mut session = at_start(t, &["--pages", "thp"])?;
     let said = status(t, &session)?;
     ensure!(!said.contains("lost"), "said before anything is lost:\n{said}");

@@ -8,8 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use test_support::{
-    Context, Ending, Freezer, Kind, Need, Output, Program, Session, TestStore, View, check_lifted, check_unlifted,
-    copy_program, default_huge_page, main_of, make_small, poll_until, process_field, source_of, test_case,
+    Context, Ending, Freezer, Kind, Need, Output, Program, Session, Setting, TestStore, View, check_lifted,
+    check_unlifted, copy_program, default_huge_page, main_of, make_small, poll_until, process_field, source_of,
+    test_case,
 };
 
 /// Number of the user and the group `nobody`.
@@ -250,6 +251,7 @@ fn another_user(t: &Context) -> Result<()> {
 
 /// What was lifted is told and written down, although the heap may not be collapsed.
 fn heap_not_permitted(t: &Context) -> Result<()> {
+    let _at_rest = Setting::khugepaged_at_rest()?;
     let mut command = Program::named("start/pie_by_default.c")?.command()?;
     command.uid(NOBODY).gid(NOBODY).current_dir("/");
     let session = t.session(command)?;

@@ -12,8 +12,8 @@ use std::process::{Command, ExitCode};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use test_support::{
-    Context, ControlGroup, Ending, Limit, Need, Output, Program, Skipped, default_huge_page, main_of, pagelift_binary,
-    poll_until, test_case,
+    Context, ControlGroup, Ending, Limit, Need, Output, Program, Setting, Skipped, default_huge_page, main_of,
+    pagelift_binary, poll_until, test_case,
 };
 
 /// Number of the user and the group `nobody`.
@@ -55,31 +55,6 @@ fn alone() -> MutexGuard<'static, ()> {
 fn needs_thp() -> Result<()> {
     let missing = Need::Thp.missing();
     missing.map_or(Ok(()), |why| Err(Skipped(why).into()))
-}
-
-/// A setting of the kernel, put back when dropped.
-struct Setting {
-    file: &'static str,
-    before: String,
-}
-
-impl Setting {
-    fn change(file: &'static str, value: &str) -> Result<Self> {
-        let text = fs::read_to_string(file)?;
-        let chosen =
-            text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or(text.trim(), |(word, _)| word);
-        let setting = Self { file, before: chosen.to_owned() };
-        fs::write(file, value).with_context(|| format!("cannot write {value} to {file}"))?;
-        Ok(setting)
-    }
-}
-
-impl Drop for Setting {
-    fn drop(&mut self) {
-        if let Err(error) = fs::write(self.file, &self.before) {
-            eprintln!("{} could not be put back to {}: {error}", self.file, self.before);
-        }
-    }
 }
 
 /// What doctor says in JSON, and its exit status.

@@ -7,8 +7,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use test_support::{
-    Context, Need, Output, Program, Session, Test, TestStore, View, copy_of_a_program, copy_program, program_source,
-    test_case,
+    Context, Need, Output, Program, Session, Setting, Test, TestStore, View, copy_of_a_program, copy_program,
+    program_source, test_case,
 };
 
 pub fn tests() -> Vec<Test> {
@@ -158,6 +158,7 @@ fn no_store(t: &Context) -> Result<()> {
 
 /// An ordinary user cannot make the image that is missing: the next source serves, and the reason names the command.
 fn says_why(t: &Context) -> Result<()> {
+    let _at_rest = Setting::khugepaged_at_rest()?;
     let store = TestStore::of(t, "256M")?;
     let file = copy_of_a_program(t, "program")?;
     let start = || -> Result<Session> {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Need, Program, Session, Skipped, Test, test_case};
+use test_support::{Context, Need, Program, Session, Setting, Skipped, Test, test_case};
 
 const KSM: &str = "/sys/kernel/mm/ksm/run";
 const KHUGEPAGED: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged";
@@ -25,55 +25,28 @@ pub fn tests(needs: &[Need]) -> Vec<Test> {
 
 /// KSM, which runs until this is dropped; then what it had merged is taken apart.
 struct Merging {
-    before: String,
+    _run: Setting,
 }
 
 impl Merging {
     fn begin() -> Result<Self> {
-        let before = fs::read_to_string(KSM)?.trim().to_owned();
-        fs::write(KSM, "1").context("KSM cannot be switched on")?;
-        Ok(Self { before })
+        Ok(Self { _run: Setting::change(KSM, "1")? })
     }
 }
 
 impl Drop for Merging {
     fn drop(&mut self) {
         // 2 takes merged pages apart (Documentation/admin-guide/mm/ksm.rst).
-        for value in ["2", &self.before] {
-            if let Err(error) = fs::write(KSM, value) {
-                eprintln!("{KSM} could not be put back to {}: {error}", self.before);
-            }
+        if let Err(error) = fs::write(KSM, "2") {
+            eprintln!("KSM keeps what it has merged: {error}");
         }
     }
 }
 
-/// Settings of khugepaged, which are put back when this is dropped.
-struct Scanning {
-    before: Vec<(PathBuf, String)>,
-}
-
-impl Scanning {
-    /// Scans without a pause.
-    fn begin() -> Result<Self> {
-        let mut scanning = Self { before: Vec::new() };
-        for (name, value) in [("scan_sleep_millisecs", "0"), ("max_ptes_none", "511")] {
-            let path = Path::new(KHUGEPAGED).join(name);
-            let before = fs::read_to_string(&path)?.trim().to_owned();
-            fs::write(&path, value).with_context(|| format!("{} cannot be set", path.display()))?;
-            scanning.before.push((path, before));
-        }
-        Ok(scanning)
-    }
-}
-
-impl Drop for Scanning {
-    fn drop(&mut self) {
-        for (path, value) in &self.before {
-            if let Err(error) = fs::write(path, value) {
-                eprintln!("{} could not be put back to {value}: {error}", path.display());
-            }
-        }
-    }
+/// Lets khugepaged scan without a pause.
+fn scanning() -> Result<[Setting; 2]> {
+    let set = |name, value| Setting::change(Path::new(KHUGEPAGED).join(name), value);
+    Ok([set("scan_sleep_millisecs", "0")?, set("max_ptes_none", "511")?])
 }
 
 fn storm_of(t: &Context, what: &str) -> Result<Session> {
@@ -124,7 +97,7 @@ fn ksm(t: &Context) -> Result<()> {
 fn khugepaged(t: &Context) -> Result<()> {
     let thread = kernel_thread("khugepaged")?;
     let session = storm_of(t, "collapsed")?;
-    let scanning = Scanning::begin()?;
+    let scanning = scanning()?;
     let report = seen_of_kernel(t, &thread)?;
     drop(scanning);
     ended(session)?;

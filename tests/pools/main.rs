@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Ending, Need, Output, Skipped, default_huge_page, main_of, poll_until, pool_file, test_case,
+    Context, Ending, Need, Output, Setting, Skipped, default_huge_page, main_of, poll_until, pool_file, test_case,
 };
 
 fn main() -> ExitCode {
@@ -266,30 +266,12 @@ fn held_in_part(t: &Context) -> Result<()> {
 fn overcommitted(t: &Context) -> Result<()> {
     let page = default_huge_page()?;
     // A reservation of the tests whose pool has an overcommit puts that back, too; this one had none.
-    let _put_back = PutBack::new(pool_file(page, "nr_overcommit_hugepages"))?;
+    let _put_back = Setting::keep(pool_file(page, "nr_overcommit_hugepages"))?;
     let said = pool(t, &["overcommit", &format!("{}:5", short(page))])?.success()?.stdout;
     ensure!(said.contains("at most 5 surplus pages") && count(page, "nr_overcommit_hugepages")? == 5, "{said}");
     let none = pool(t, &["overcommit", &format!("{}:0", short(page))])?.success()?.stdout;
     ensure!(none.contains("no more") && count(page, "nr_overcommit_hugepages")? == 0, "{none}");
     Ok(())
-}
-
-/// Writes what a setting held before when it is dropped.
-struct PutBack(PathBuf, String);
-
-impl PutBack {
-    fn new(path: PathBuf) -> Result<Self> {
-        let value = fs::read_to_string(&path)?;
-        Ok(Self(path, value))
-    }
-}
-
-impl Drop for PutBack {
-    fn drop(&mut self) {
-        if let Err(error) = fs::write(&self.0, &self.1) {
-            eprintln!("{} could not be put back: {error}", self.0.display());
-        }
-    }
 }
 
 fn demoted(t: &Context) -> Result<()> {
@@ -304,7 +286,7 @@ fn demoted(t: &Context) -> Result<()> {
     ensure!(too_many.ending == Ending::Exit(125) && too_many.stderr.contains(&found), "{too_many:?}");
     let on_node = pool(t, &["demote", "1G:1000@0"])?;
     ensure!(on_node.stderr.contains("reserve --add 1G:") && on_node.stderr.contains("@0`"), "{on_node:?}");
-    let _put_back = PutBack::new(pool_file(huge, "nr_hugepages"))?;
+    let _put_back = Setting::keep(pool_file(huge, "nr_hugepages"))?;
     let reserved = pool(t, &["reserve", "--add", "1G:1"])?;
     if reserved.ending != Ending::Exit(0) {
         ensure!(reserved.stdout.contains("in the way"), "{reserved:?}");

@@ -3,6 +3,7 @@
 use crate::need::{self, Need};
 use crate::pool::PoolReservation;
 use crate::process::{Output, Session, poll_until};
+use crate::setting::put_settings_right;
 use crate::{pagelift_binary, scratch_folder};
 use anyhow::{Context as _, Result};
 use libtest_mimic::{Arguments, Completion, Failed, Trial as Test};
@@ -268,6 +269,10 @@ pub fn main_of_one_at_a_time(tests: Vec<Test>) -> ExitCode {
 }
 
 fn run_at_once(tests: Vec<Test>, at_once: usize) -> ExitCode {
+    if let Err(error) = put_settings_right() {
+        eprintln!("what a killed test has left: {error:#}");
+        return ExitCode::FAILURE;
+    }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = arguments.test_threads.or(Some(at_once));
     libtest_mimic::run(&arguments, tests).exit_code()

@@ -1,0 +1,145 @@
+//! What the tests change on the machine is put back: their pool when dropped, on panic, and after the test that held it was
+//! killed; and the kernel's settings.
+
+use anyhow::{Context as _, Result, ensure};
+use std::fs;
+use std::process::{Command, ExitCode};
+use test_support::{
+    Context, Need, PoolReservation, Setting, available_pages, default_huge_page, main_of_one_at_a_time, pool_file,
+    test_case,
+};
+
+/// With this argument the test program only reserves pages, says so, and waits to be killed.
+const HOLD: &str = "--hold-the-pool";
+/// With this argument it changes a setting instead.
+const CHANGE: &str = "--change-a-setting";
+/// How long khugepaged waits after it has found no huge page, in milliseconds: nobody notices another value for a moment.
+const HARMLESS: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/alloc_sleep_millisecs";
+const PAGES: u64 = 3;
+
+fn main() -> ExitCode {
+    let asked = |what: &str| std::env::args().any(|argument| argument == what);
+    if asked(HOLD) {
+        return exit_code(hold(|| PoolReservation::of(default_huge_page()?, PAGES)));
+    }
+    if asked(CHANGE) {
+        return exit_code(hold(|| Setting::change(HARMLESS, &other_value()?)));
+    }
+    let needs = || vec![Need::Root, Need::File("/sys/kernel/mm/hugepages".into())];
+    let setting = || vec![Need::Root, Need::File(HARMLESS.into())];
+    main_of_one_at_a_time(vec![
+        test_case("given_back_when_dropped", needs(), given_back_when_dropped),
+        test_case("given_back_on_panic", needs(), given_back_on_panic),
+        test_case("put_right_after_a_kill", needs(), put_right_after_a_kill),
+        test_case("too_large_a_wish_is_explained", needs(), too_large),
+        test_case("settings_are_put_back", setting(), settings_put_back),
+        test_case("settings_are_put_right_after_a_kill", setting(), settings_after_a_kill),
+    ])
+}
+
+fn exit_code(result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn hold<T>(take: impl FnOnce() -> Result<T>) -> Result<()> {
+    let _held = take()?;
+    println!("ready");
+    std::io::stdin().read_line(&mut String::new())?;
+    Ok(())
+}
+
+/// The pool's size while nobody holds a reservation: seen from inside one, before it changes anything.
+fn size_without_reservation() -> Result<u64> {
+    let _turn = PoolReservation::of(default_huge_page()?, 0)?;
+    let text = fs::read_to_string("/run/lock/pagelift-pool.before-tests")?;
+    let line = text.lines().find(|line| line.contains("nr_hugepages")).context("no record")?;
+    Ok(line.rsplit(' ').next().context("no value")?.parse()?)
+}
+
+fn given_back_when_dropped(_: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let before = size_without_reservation()?;
+    let pool = PoolReservation::of(page, PAGES)?;
+    ensure!(available_pages(page)? == PAGES && pool.free()? == PAGES, "{} pages", available_pages(page)?);
+    drop(pool);
+    ensure!(size_without_reservation()? == before, "{before} pages before, another number after");
+    Ok(())
+}
+
+fn given_back_on_panic(_: &Context) -> Result<()> {
+    let before = size_without_reservation()?;
+    let panicked = std::thread::spawn(|| {
+        let _pool = default_huge_page().and_then(|page| PoolReservation::of(page, PAGES));
+        panic!("on purpose");
+    })
+    .join();
+    ensure!(panicked.is_err() && size_without_reservation()? == before, "the pool was not given back");
+    Ok(())
+}
+
+fn kill_a_holder(t: &Context, of: &str) -> Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(of);
+    let holder = t.session(command)?;
+    holder.wait_for_line("ready")?;
+    holder.signal(nix::sys::signal::Signal::SIGKILL)?;
+    holder.finish()?;
+    Ok(())
+}
+
+/// A killed test cannot give back; whoever comes next finds its record and does it.
+fn put_right_after_a_kill(t: &Context) -> Result<()> {
+    let page = default_huge_page()?;
+    let before = size_without_reservation()?;
+    kill_a_holder(t, HOLD)?;
+    ensure!(size_without_reservation()? == before, "{before} pages before the kill, another number after");
+    let now: u64 = fs::read_to_string(pool_file(page, "nr_hugepages"))?.trim().parse()?;
+    t.note(format!("{before} pages before, {now} now"));
+    Ok(())
+}
+
+fn too_large(_: &Context) -> Result<()> {
+    let before = size_without_reservation()?;
+    let error = PoolReservation::of(default_huge_page()?, 1 << 40).err().context("a petabyte was granted")?;
+    ensure!(format!("{error:#}").contains("MiB of memory are available"), "not explained: {error:#}");
+    ensure!(size_without_reservation()? == before, "the pool was touched");
+    Ok(())
+}
+
+fn value() -> Result<String> {
+    Ok(fs::read_to_string(HARMLESS)?.trim().to_owned())
+}
+
+fn other_value() -> Result<String> {
+    Ok((value()?.parse::<u32>()? + 1).to_string())
+}
+
+fn settings_put_back(_: &Context) -> Result<()> {
+    let (before, other) = (value()?, other_value()?);
+    let setting = Setting::change(HARMLESS, &other)?;
+    ensure!(value()? == other, "{} instead of {other}", value()?);
+    drop(setting);
+    ensure!(value()? == before, "{} instead of {before}", value()?);
+    Ok(())
+}
+
+/// Each test program begins by putting right what killed tests have left, and so does who changes the same setting again.
+fn settings_after_a_kill(t: &Context) -> Result<()> {
+    let (before, other) = (value()?, other_value()?);
+    kill_a_holder(t, CHANGE)?;
+    ensure!(value()? == other, "{} instead of {other}", value()?);
+    let mut next = Command::new(std::env::current_exe()?);
+    next.arg("--list");
+    let said = t.run(next)?.success()?.stderr;
+    ensure!(value()? == before && said.contains("is put back to"), "{} instead of {before}: {said}", value()?);
+    kill_a_holder(t, CHANGE)?;
+    drop(Setting::keep(HARMLESS)?);
+    ensure!(value()? == before, "{} instead of {before}", value()?);
+    Ok(())
+}
