@@ -40,6 +40,7 @@ fn services(t: &Context) -> Result<()> {
     words_of_every_kind(&machine).context("words")?;
     what_cannot_be_lifted(&machine).context("refused")?;
     servers::that_leaves_its_starter(&machine).context("forks")?;
+    servers::in_another_root(&machine).context("rooted")?;
     changes::named_by_instances(&machine).context("named")?;
     changes::beside_its_script(&machine).context("beside")?;
     changes::by_a_shell(&machine).context("shell")?;
@@ -61,6 +62,7 @@ fn services_of_the_next_release(t: &Context) -> Result<()> {
     with_a_filter_that_kills(&machine).context("filtered")?;
     words_of_every_kind(&machine).context("words")?;
     servers::that_leaves_its_starter(&machine).context("forks")?;
+    servers::in_another_root(&machine).context("rooted")?;
     changes::named_by_instances(&machine).context("named")?;
     changes::by_a_shell(&machine).context("shell")?;
     changes::noticed(&machine).context("changes")?;

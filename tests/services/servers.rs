@@ -130,6 +130,29 @@ fn run_on_the_bus(machine: &Container, unit: &str, plain: &str) -> Result<()> {
     machine.run(&["systemctl", "daemon-reload"]).map(drop)
 }
 
+/// In a file system of its own, in which pagelift is not: `ExecStartPost=+` sees it only with `RootDirectoryStartOnly=`.
+pub fn in_another_root(machine: &Container) -> Result<()> {
+    let unit = "rooted.service";
+    // Pagelift lies elsewhere than the programs that the unit shares with the system.
+    machine.run(&["sh", "-c", "mkdir /srv/bound /opt/rooted && cp /usr/bin/pagelift /opt/rooted"])?;
+    machine.run(&["systemctl", "start", unit])?;
+    let before = lasting_properties(machine, unit)?;
+    let refused = machine.fail(&["/opt/rooted/pagelift", "enable", unit])?;
+    ensure!(refused.contains("fix: RootDirectoryStartOnly=yes"), "{refused}");
+    let after = lasting_properties(machine, unit)?;
+    ensure!(after == before, "it was changed from {before:#?} to {after:#?}");
+    let folder = format!("/etc/systemd/system/{unit}.d");
+    let only = format!("mkdir {folder} && printf '[Service]\nRootDirectoryStartOnly=yes\n' >{folder}/only.conf");
+    machine.run(&["sh", "-c", &only])?;
+    machine.run(&["systemctl", "daemon-reload"])?;
+    machine.run(&["/opt/rooted/pagelift", "enable", "--now", unit])?;
+    ensure!(machine.huge_code(machine.main_pid(unit)?)? > 0, "not lifted: {}", machine.journal(unit)?);
+    machine.run(&["systemctl", "stop", unit])?;
+    machine.run(&["/opt/rooted/pagelift", "disable", unit])?;
+    machine.run(&["rm", "-r", &folder, "/opt/rooted"])?;
+    machine.run(&["systemctl", "daemon-reload"]).map(drop)
+}
+
 /// `Type=forking` without `PIDFile=`: systemd guesses the main process, and must not take one of ours for it.
 pub fn that_leaves_its_starter(machine: &Container) -> Result<()> {
     let unit = "forks.service";

@@ -4,7 +4,7 @@ use crate::words::first_word;
 use std::collections::BTreeMap;
 
 /// The properties that are asked for.
-pub const NAMES: [&str; 43] = [
+pub const NAMES: [&str; 44] = [
     "Id",
     "LoadState",
     "ActiveState",
@@ -29,6 +29,7 @@ pub const NAMES: [&str; 43] = [
     "ExecSearchPath",
     "RootDirectory",
     "RootImage",
+    "RootDirectoryStartOnly",
     "MountImages",
     "ProtectHome",
     "PrivateTmp",

@@ -36,12 +36,7 @@ impl Chooser<'_> {
         let named = self.programs.iter().flat_map(|program| self.named_by(program));
         found.extend(self.programs.iter().chain(named).filter_map(|program| program.privileged.clone()));
         let program = here.pagelift.as_str();
-        for name in ["RootDirectory", "RootImage"] {
-            let root = unit.value(name);
-            if !root.is_empty() && root != "/" {
-                found.push(format!("{name}={root}, and {program} is not in there"));
-            }
-        }
+        found.extend(self.other_root().map(|root| format!("{root}, and {program} is not in there")));
         let hides_home = ["yes", "tmpfs"].contains(&unit.value("ProtectHome"));
         if hides_home && ["/home", "/root", "/run/user"].iter().any(|home| is_within(program, home)) {
             found.push(format!("ProtectHome= hides {program}; fix: install it in /usr"));
@@ -89,7 +84,7 @@ impl Chooser<'_> {
     }
 
     pub(super) fn against_later(&self) -> Vec<String> {
-        let mut found = Vec::new();
+        let mut found = self.against_command_after();
         if self.unit.value("Type") == "oneshot" {
             found.push("Type=oneshot leaves no process to attach to".to_owned());
         }
@@ -102,6 +97,31 @@ impl Chooser<'_> {
         found.extend(self.wanted.only_by_run.iter().map(|option| format!("attach has no {option}")));
         found.extend(self.programs.iter().filter_map(|program| self.against_main_process(program)));
         found
+    }
+
+    /// What hides pagelift from `ExecStartPost=+`: the prefix takes away the sandbox but for these (systemd 252 and 257,
+    /// `apply_mount_namespace()`), and a program that is not there is skipped without a failure. In another root one that is
+    /// bound there finds no /proc.
+    fn against_command_after(&self) -> Vec<String> {
+        let program = self.here.pagelift.as_str();
+        let root = self.other_root().filter(|_| !self.unit.is_set("RootDirectoryStartOnly"));
+        let root = root.map(|root| {
+            format!(
+                "{root} holds for ExecStartPost=, too, and {program} or /proc is not in there; fix: \
+                 RootDirectoryStartOnly=yes"
+            )
+        });
+        let hidden = self.hidden_by("TemporaryFileSystem", program);
+        let hidden =
+            hidden.map(|folder| format!("TemporaryFileSystem={folder} hides {program} from ExecStartPost=, too"));
+        root.into_iter().chain(hidden).collect()
+    }
+
+    /// The setting that gives the service a file system of its own, if one does.
+    fn other_root(&self) -> Option<String> {
+        let roots = ["RootDirectory", "RootImage"].map(|name| (name, self.unit.value(name)));
+        let mut others = roots.into_iter().filter(|(_, root)| !["", "/"].contains(root));
+        others.next().map(|(name, root)| format!("{name}={root}"))
     }
 
     /// Why `attach`, which lifts the main process, may find a shell. It finds the program that the shell executes where that
@@ -247,11 +267,8 @@ impl Chooser<'_> {
     /// The store, where the service can open its images, which it does itself whoever lifts it.
     pub(super) fn visible_store(&self) -> Result<Option<&str>, String> {
         let Some(store) = self.here.store.as_deref() else { return Ok(None) };
-        for name in ["RootDirectory", "RootImage"] {
-            let root = self.unit.value(name);
-            if !root.is_empty() && root != "/" {
-                return Err(format!("it is not in {name}={root}"));
-            }
+        if let Some(root) = self.other_root() {
+            return Err(format!("it is not in {root}"));
         }
         for name in ["InaccessiblePaths", "TemporaryFileSystem"] {
             if let Some(folder) = self.hidden_by(name, store) {

@@ -4,6 +4,9 @@ use address_space::PageSize;
 const FILTER: &str = "SystemCallErrorNumber=2147483646\nSystemCallFilter=clone wait4 pipe2 prctl process_vm_readv mremap \
                       madvise munmap tgkill rt_sigprocmask statx mmap openat";
 
+/// What only `attach` works with.
+const FROM_OUTSIDE: &str = "AppArmorProfile=server";
+
 fn here() -> Surroundings {
     Surroundings {
         pagelift: "/usr/bin/pagelift".into(),
@@ -43,7 +46,7 @@ fn the_journal_goes_on_naming_the_program() {
     assert_eq!(choice.journal_name.as_deref(), Some("server"));
     assert!(choice.reasons[0].starts_with("SyslogIdentifier=server: "), "{:?}", choice.reasons);
     assert_eq!(chosen("SyslogIdentifier=web").journal_name, None);
-    assert_eq!(chosen("RootDirectory=/x").journal_name, None, "the unit's own command is executed");
+    assert_eq!(chosen(FROM_OUTSIDE).journal_name, None, "the unit's own command is executed");
     let other = Program { named: "/usr/bin/other".into(), ..program() };
     let both = choose(&Properties::parse(""), &[program(), other], &Wanted::default(), &here()).unwrap();
     assert!(both.journal_name.is_none() && both.reasons[0].ends_with("fix: SyslogIdentifier="), "{both:?}");
@@ -151,13 +154,22 @@ fn a_command_with_full_privileges_has_no_sandbox() {
 
 #[test]
 fn pagelift_must_be_seen_from_inside() {
-    for text in [
-        "RootDirectory=/srv/root",
-        "InaccessiblePaths=-/usr/bin",
-        "TemporaryFileSystem=/usr:ro",
-        "AppArmorProfile=server",
-    ] {
+    for text in
+        ["RootDirectory=/srv/root\nRootDirectoryStartOnly=yes", "InaccessiblePaths=-/usr/bin", "AppArmorProfile=server"]
+    {
         assert_eq!(chosen(text).way, Way::AfterStart, "{text}");
+    }
+    for (text, why) in [
+        (
+            "RootDirectory=/srv/root",
+            "RootDirectory=/srv/root holds for ExecStartPost=, too, and /usr/bin/pagelift or /proc",
+        ),
+        ("RootImage=/x\nRootDirectoryStartOnly=no", "is not in there; fix: RootDirectoryStartOnly=yes"),
+        ("TemporaryFileSystem=/usr:ro", "TemporaryFileSystem=/usr hides /usr/bin/pagelift from ExecStartPost=, too"),
+    ] {
+        let refusal = refused(text, program(), &Wanted::default(), &here());
+        let last = refusal.lines().last().unwrap();
+        assert!(last.trim_start().starts_with("not `attach after each start`: ") && last.contains(why), "{refusal}");
     }
     let built = Surroundings { pagelift: "/root/.cargo/bin/pagelift".into(), ..here() };
     let way = |text: &str, here: &Surroundings| chosen_with(text, program(), &Wanted::default(), here).unwrap().way;
@@ -187,7 +199,7 @@ fn the_way_that_was_asked_for_is_taken_or_refused() {
     let text = refused("", program(), &preload, &Surroundings { library: None, ..here() });
     assert_eq!(text, "not `run, by preload`: libpagelift.so is not installed");
     let heap = Wanted { only_by_run: vec!["--calm".into()], ..Wanted::default() };
-    assert!(refused("RootDirectory=/x", program(), &heap, &here()).contains("attach has no --calm"));
+    assert!(refused(FROM_OUTSIDE, program(), &heap, &here()).contains("attach has no --calm"));
 }
 
 /// What each value of `--pages` gives by each way, in a sandbox: the pages that are chosen, or a part of the reason against.
@@ -291,7 +303,7 @@ fn nothing_is_written_to_a_client() {
         assert!(!choice.is_silent && !choice.reasons.iter().any(silent), "{choice:?}");
         assert_eq!(choice.image_sources, ["/usr/%i/server"]);
     }
-    let why = refused(&format!("{inetd}\nRootDirectory=/x"), program(), &Wanted::default(), &here());
+    let why = refused(&format!("{inetd}\n{FROM_OUTSIDE}"), program(), &Wanted::default(), &here());
     assert!(why.contains("not `attach after each start`: attach writes why it fails"), "{why}");
     let loud = Wanted { not_silent: vec!["--require".into(), "--verbose".into()], ..Wanted::default() };
     let why = refused(inetd, program(), &loud, &here());
@@ -432,7 +444,7 @@ fn without_ptrace_a_program_that_a_shell_executes_lifts_itself() {
 #[test]
 fn attach_must_not_find_the_shell() {
     let choice = |kind: &str, is_replaced| {
-        let unit = format!("Type={kind}\nRootDirectory=/srv");
+        let unit = format!("Type={kind}\n{FROM_OUTSIDE}");
         chosen_with(&unit, shell(vec![server()], is_replaced), &Wanted::default(), &here())
     };
     for (kind, is_replaced) in [("notify", true), ("notify-reload", true), ("dbus", true), ("forking", false)] {
