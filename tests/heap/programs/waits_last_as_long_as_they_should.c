@@ -1,7 +1,8 @@
 // Threads wait in calls that last a certain time while the process forks again and again and all of its other threads are
 // stopped for each fork. Each wait ends as it would without that: it has its result and no EINTR, is not shorter than it
 // was to be, and ends although it is interrupted many times more often than fit into it. A wait that is interrupted near
-// its end by one fork does not begin again; a signal of the program's own still ends one.
+// its end by one fork does not begin again, and one whose time is over when a fork comes has its result; a signal of the
+// program's own still ends one.
 //
 // A filter lets no memory be moved to a certain address, so that the heap cannot leave the pool: each fork is refused
 // after all threads have been stopped.
@@ -18,6 +19,7 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -322,6 +324,47 @@ static void once(void) {
     pthread_join(clock, NULL);
 }
 
+static void run_on(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    if (sched_setaffinity(0, sizeof set, &set)) fail("sched_setaffinity");
+}
+
+/* Takes a CPU for itself until the moment. */
+static void *take_cpu(void *moment) {
+    struct sched_param first = {.sched_priority = 1};
+    run_on(1);
+    if (sched_setscheduler(0, SCHED_FIFO, &first)) fail("sched_setscheduler");
+    while (now() < *(double *)moment)
+        ;
+    return NULL;
+}
+
+/* Interrupted once their time is over, before they have run again; and by a fork before, which has seen them. */
+static void over_and_not_back(void) {
+    pthread_t other;
+    if (sysconf(_SC_NPROCESSORS_ONLN) < 2) {
+        printf("one CPU: no wait is over and kept from running\n");
+        return;
+    }
+    run_on(1);
+    begin(LENGTH);
+    double from = now(), until = from + 3 * LENGTH;
+    run_on(0);
+    fork_refused();
+    await_sleep();
+    sleep_until(from + LENGTH / 2);
+    if (pthread_create(&other, NULL, take_cpu, &until)) fail("pthread_create");
+    sleep_until(from + 2 * LENGTH);
+    fork_refused();
+    check_results(1);
+    pthread_join(other, NULL);
+    cpu_set_t all;
+    memset(&all, 0xff, sizeof all);
+    sched_setaffinity(0, sizeof all, &all);
+}
+
 static volatile int handled;
 
 static void handle(int number) { handled = number; }
@@ -360,6 +403,7 @@ int main(void) {
     refuse_to_move();
     often();
     once();
+    over_and_not_back();
     ended_by_own_signals();
     printf("all waits ended in time\n");
     return 0;

@@ -20,7 +20,7 @@ pub struct Place {
     stop: AtomicU32,
     /// The stop for which the thread has stopped.
     stands_for: AtomicU32,
-    /// 1 if the thread was in a system call.
+    /// 1 if the thread was ever seen in a system call.
     has_call: AtomicU32,
     call: [AtomicU64; CALL_WORDS],
 }
@@ -60,6 +60,9 @@ pub fn place_of(thread: u32, stop: u32) -> Option<&'static Place> {
 /// Adds a thread to which a signal is about to be sent, and the system call it is in. False if the table is full. Only one
 /// thread at a time calls this function.
 pub fn note(thread: u32, stop: u32, call: Option<Call>) -> bool {
+    // Of a thread that is awake the kernel shows no call. It may be in one whose time is over, and select(2) and poll(2) end
+    // with EINTR where a signal comes before they are back: what an earlier stop has noted serves.
+    let call = call.or_else(|| calls_of(thread).next());
     let at = COUNT.load(SeqCst);
     let Some(place) = table().get(at) else { return false };
     place.version.fetch_add(1, SeqCst);
