@@ -1,7 +1,8 @@
 // calloc gives zeroed memory at every size, fresh and again, after the block before it was left untouched, touched in
 // some places, or filled; and what a realloc of it adds keeps what was there.
 //
-// build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC
+// build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -lpthread
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,8 +55,37 @@ static void written_in_places(size_t page) {
     }
 }
 
+// A large block of which a page or none is written for a while, then many, in turn: what is done to it follows what was seen
+// of it before, and is right whatever comes.
+static void written_otherwise_than_before(size_t page) {
+    size_t size = 120 * 1000 * 1000, step = 0, first = 0;
+    for (int round = 0; round < 120; round++) {
+        unsigned char *block = calloc(1, size);
+        if (!block) exit(1);
+        // Where the last round has written.
+        for (size_t at = first; step && at < size; at += step) check(block + at, 8, "where it was written before");
+        int kind = round / 20 % 3;
+        step = kind == 0 ? size : kind == 1 ? 97 * page : 2 * page;
+        first = kind == 0 && round % 2 ? size - 8 : (size_t)round * 5 * page;
+        for (size_t at = first; at < size; at += step) block[at + 7] = 1;
+        free(block);
+    }
+    unsigned char *block = calloc(1, size);
+    check(block, size, "after all kinds");
+    free(block);
+}
+
+static void *nothing(void *none) { return none; }
+
 int main(void) {
-    written_in_places((size_t)sysconf(_SC_PAGESIZE));
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    written_in_places(page);
+    written_otherwise_than_before(page);
+    // The same once the process has had a second thread.
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, nothing, NULL)) return 1;
+    written_otherwise_than_before(page);
+    pthread_join(thread, NULL);
     static const size_t sizes[] = {1,       100,     4096,        65536,       100000,      1000000,      2097152,     2097153,
                                    4194304, 8388607, 8u << 20,    10000000,    16u << 20,   31000000,     33554432,    40000000,
                                    100000000, 134217729, 300000000};

@@ -2,12 +2,14 @@
 //! memory is given back to the kernel. Memory that was used throughout is cleared in place. Memory of which only a few
 //! places were touched is given back and put on ordinary pages: its next use most likely touches a few places only, and
 //! each of them would take a whole huge page. Once it is there its few pages are cleared in place: to give them back would
-//! interrupt the other CPUs at every use, and cost faults besides.
+//! interrupt the other CPUs at every use, and cost faults besides. A large block that is hardly touched at all is given back
+//! nevertheless where there is one thread: to find the pages costs more.
 
 use crate::swap;
 use crate::sys::{advise, base_page, clear};
+use crate::threads;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// How densely a mapping was used, as seen when it was freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub enum Density {
     Cleared,
     /// Few places were touched: it is on ordinary pages.
     Sparse,
+    /// As [`Density::Sparse`], a large block of which hardly a page was touched when its pages were last looked at.
+    NearlyUntouched,
     /// It was classified as sparse and was not: it stays on huge pages.
     Dense,
 }
@@ -28,7 +32,7 @@ impl Density {
     /// # Safety
     /// The range is a mapping of this heap that nobody holds.
     pub unsafe fn for_any_use(self, start: usize, bytes: usize) -> Self {
-        if self == Self::Sparse {
+        if self.is_on_ordinary_pages() {
             // SAFETY:
             // - the caller's promise.
             unsafe {
@@ -38,6 +42,10 @@ impl Density {
             return Self::Unknown;
         }
         self
+    }
+
+    fn is_on_ordinary_pages(self) -> bool {
+        matches!(self, Self::Sparse | Self::NearlyUntouched)
     }
 }
 
@@ -63,6 +71,11 @@ const MOST_RUNS: usize = 32;
 /// the stack of whoever allocates.
 const PAGES_ASKED: usize = 4096;
 
+/// Number of resident pages up to which a block counts as [`Density::NearlyUntouched`].
+const HARDLY_A_PAGE: usize = 8;
+/// One use in so many of a block that is nearly untouched its pages are looked at again.
+const LOOKED_AT: u32 = 16;
+
 /// Zeroes a kept mapping and returns its new density.
 ///
 /// # Safety
@@ -71,7 +84,10 @@ pub unsafe fn clean(start: usize, bytes: usize, density: Density) -> Density {
     // SAFETY:
     // - the caller's promise.
     unsafe {
-        let seen = if density == Density::Sparse {
+        if density == Density::NearlyUntouched && give_back_unseen(start, bytes) {
+            return density;
+        }
+        let seen = if density.is_on_ordinary_pages() {
             Seen::of_sparse(clear_few_pages(start, bytes), bytes)
         } else {
             observe(start, bytes, density)
@@ -93,13 +109,32 @@ pub unsafe fn give_back_at_once(start: usize, bytes: usize, density: Density) ->
     // SAFETY:
     // - the caller's promise.
     unsafe {
-        let seen = if density == Density::Sparse {
+        let seen = if density.is_on_ordinary_pages() {
             Seen::of_sparse(resident_pages(start, bytes), bytes)
         } else {
             observe(start, bytes, density)
         };
         advise(start, bytes, libc::MADV_DONTNEED).then(|| seen.becomes(start, bytes))
     }
+}
+
+/// Gives a mapping back that seems untouched, without a look at each page: the kernel is asked about every page of a large block
+/// by many calls, and what they cost is more than a few faults. False where nothing was done: it was touched, it is time to look
+/// at its pages, other threads would be interrupted, or the kernel does not take it.
+///
+/// # Safety
+/// As for [`clean`].
+unsafe fn give_back_unseen(start: usize, bytes: usize) -> bool {
+    static USES: AtomicU32 = AtomicU32::new(0);
+    let is_due = USES.fetch_add(1, Relaxed).is_multiple_of(LOOKED_AT);
+    if is_due || !threads::is_only_one() {
+        return false;
+    }
+    let page = base_page();
+    let is_touched = samples(bytes).take(FIRST_SAMPLES).any(|offset| is_resident(start + offset / page * page));
+    // SAFETY:
+    // - the caller's promise.
+    !is_touched && unsafe { advise(start, bytes, libc::MADV_DONTNEED) }
 }
 
 struct Seen {
@@ -146,8 +181,13 @@ unsafe fn observe(start: usize, bytes: usize, before: Density) -> Seen {
 impl Seen {
     /// A block on ordinary pages of which so many are resident.
     fn of_sparse(resident: usize, bytes: usize) -> Self {
-        let is_dense = resident >= bytes / base_page() / DENSELY_RESIDENT;
-        let now = if is_dense { Density::Dense } else { Density::Sparse };
+        let pages = bytes / base_page();
+        let now = match resident {
+            _ if resident >= pages / DENSELY_RESIDENT => Density::Dense,
+            // The pages of a smaller block are looked at by one call.
+            _ if resident <= HARDLY_A_PAGE && pages > PAGES_ASKED => Density::NearlyUntouched,
+            _ => Density::Sparse,
+        };
         Self { before: Density::Sparse, now, amount: Amount::Nothing }
     }
 
@@ -156,7 +196,7 @@ impl Seen {
     /// # Safety
     /// As for [`clean`].
     unsafe fn becomes(self, start: usize, bytes: usize) -> Density {
-        let advice = match (self.before == Density::Sparse, self.now == Density::Sparse) {
+        let advice = match (self.before.is_on_ordinary_pages(), self.now.is_on_ordinary_pages()) {
             (false, true) => Some(libc::MADV_NOHUGEPAGE),
             (true, false) => Some(libc::MADV_HUGEPAGE),
             _ => None,

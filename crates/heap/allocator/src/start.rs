@@ -4,7 +4,9 @@
 use crate::large::Large;
 use crate::program::{Program, ProgramBuffer};
 use crate::sys::{base_page, is_privileged, map_anywhere, read_file, say, unmap};
-use crate::{ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, limits, passive, python, small};
+use crate::{
+    ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, limits, passive, python, small, threads,
+};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use heap_abi::{LIBRARY, ORDER_VARIABLE, Order};
@@ -179,6 +181,7 @@ unsafe fn begin(order: &Order) {
 extern "C" fn constructor() {
     if is_acting() {
         fork::register();
+        threads::look_up_their_number();
     } else if !DECLINED.load(Relaxed) {
         return;
     }

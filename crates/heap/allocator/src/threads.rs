@@ -1,11 +1,13 @@
 //! The other threads of this process, as the kernel lists them, and what each is doing.
 
+use crate::c_library;
 use crate::call::Call;
 use crate::directory::for_each_number;
 use crate::frame::Frame;
 use crate::sys::{map_anywhere, read_file, system_call, unmap};
 use address_space::ProcessStat;
 use core::ffi::CStr;
+use core::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
 
 /// Highest number of threads that are supported.
 pub const MOST_THREADS: usize = 32768;
@@ -81,6 +83,29 @@ fn number_of_threads() -> Option<usize> {
     let mut buffer = [0u8; 1024];
     let length = read_file(c"/proc/self/stat", &mut buffer)?;
     ProcessStat::parse(&buffer[..length])?.threads()
+}
+
+/// `__libc_single_threaded`, or null where the C library has none.
+static IS_SINGLE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Looks up what [`is_only_one`] reads. Called once, when the C library has been set up.
+pub fn look_up_their_number() {
+    match c_library::next(c"__libc_single_threaded") {
+        Some(found) => IS_SINGLE.store(found.cast(), Release),
+        // The program does not ask for this error.
+        // SAFETY:
+        // - has no arguments; nothing of its result is used.
+        None => drop(unsafe { libc::dlerror() }),
+    }
+}
+
+/// True while the C library knows that the process has one thread (`__libc_single_threaded`, glibc 2.32 and later); false where
+/// it does not tell. A thread that did not come by the C library is not counted, so that only speed may depend on this.
+pub fn is_only_one() -> bool {
+    let single = IS_SINGLE.load(Acquire);
+    // SAFETY:
+    // - the C library's variable, which is there until the process ends. It changes only while one thread runs.
+    !single.is_null() && unsafe { single.read_volatile() } != 0
 }
 
 /// True for a thread that has ended but is still listed: the first one, as long as there are others.
