@@ -95,7 +95,7 @@ impl Case<'_> {
     }
 
     fn allowed(&self, kinds: &[Kind], write: bool) -> Vec<Source> {
-        allowed(kinds, write, self.program.facts.may_write_during_copies(), self.policy)
+        allowed(kinds, write, self.program.facts.running || self.program.facts.other_threads, self.policy)
     }
 }
 
