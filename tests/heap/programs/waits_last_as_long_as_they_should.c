@@ -250,6 +250,19 @@ static void begin(int milliseconds) {
     await_sleep();
 }
 
+/* Begins waits of this length, or longer ones on a slow machine, such that a fork sees all of them asleep before they end. */
+static int begin_and_be_seen(int milliseconds) {
+    for (;; milliseconds *= 2) {
+        begin(milliseconds);
+        fork_refused();
+        double oldest = 0;
+        for (int i = 0; i < WAITS; i++)
+            if (now() - waits[i].from > oldest) oldest = now() - waits[i].from;
+        if (oldest < 0.8 * milliseconds) return milliseconds;
+        for (int i = 0; i < WAITS; i++) pthread_join(waits[i].thread, NULL);
+    }
+}
+
 static int all_ended(void) {
     int ended = 0;
     for (int i = 0; i < WAITS; i++) ended += waits[i].ended;
@@ -278,14 +291,13 @@ static void check_results(int may_be_interrupted) {
 
 /* Interrupted again and again. */
 static void often(void) {
-    int round = 0;
-    begin(LENGTH);
+    int round = 0, usual = begin_and_be_seen(LENGTH);
     for (; !all_ended(); round++) {
         sleep_until(now() + PERIOD);
         await_sleep();
         if (round == ROUNDS) {
             for (int i = 0; i < WAITS; i++)
-                if (!waits[i].ended) fprintf(stderr, "%s of %d ms lasts %g ms\n", waits[i].name, LENGTH, now() - waits[i].from);
+                if (!waits[i].ended) fprintf(stderr, "%s of %d ms lasts %g ms\n", waits[i].name, usual, now() - waits[i].from);
             _exit(4);
         }
         fork_refused();
@@ -349,14 +361,10 @@ static void over_and_not_back(void) {
         return;
     }
     run_on(1);
-    begin(LENGTH);
-    double from = now(), until = from + 3 * LENGTH;
+    double usual = begin_and_be_seen(LENGTH), from = now(), until = from + 3 * usual;
     run_on(0);
-    fork_refused();
-    await_sleep();
-    sleep_until(from + LENGTH / 2);
     if (pthread_create(&other, NULL, take_cpu, &until)) fail("pthread_create");
-    sleep_until(from + 2 * LENGTH);
+    sleep_until(from + 2 * usual);
     fork_refused();
     check_results(1);
     pthread_join(other, NULL);
