@@ -353,7 +353,9 @@ static void *take_cpu(void *moment) {
     return NULL;
 }
 
-/* Interrupted once their time is over, before they have run again; and by a fork before, which has seen them. */
+/* Interrupted once their time is over, before they have run again; and by a fork before, which has seen them. On AArch64 a
+   call's first argument is lost when it ends, and nothing tells that this is still the call which was seen: only what the
+   kernel continues by itself goes on. */
 static void over_and_not_back(void) {
     pthread_t other;
     if (sysconf(_SC_NPROCESSORS_ONLN) < 2) {
@@ -366,6 +368,9 @@ static void over_and_not_back(void) {
     if (pthread_create(&other, NULL, take_cpu, &until)) fail("pthread_create");
     sleep_until(from + 2 * usual);
     fork_refused();
+#ifdef __aarch64__
+    for (int i = 0; i < WAITS; i++) waits[i].is_kept &= waits[i].wait != in_select && waits[i].wait != in_ppoll;
+#endif
     check_results(1);
     pthread_join(other, NULL);
     cpu_set_t all;
