@@ -2,8 +2,8 @@
 //! have just that fate. So a plan that widens a protection is found, and so is one that leaves out what could be lifted.
 
 use crate::oracle::{Page, Pages, chosen_pages, considered_heap, page_at, pages_in};
-use crate::support::{PAGE, Program, random};
-use address_space::{Address, AddressRange, ElfKind, ObjectRole, PageSize, RangeSet};
+use crate::support::{PAGE, Program, Segment, Shape, machine_with, random, range};
+use address_space::{Address, AddressRange, ElfKind, ObjectRole, PageSize, Protection, RangeSet};
 use lift_plan::{EdgeCure, Edges, Kind, MachineFacts, ObjectChoice, Plan, Policy, Reason, WritablePages, plan};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -205,4 +205,29 @@ proptest! {
         let made = plan(&program.facts, &machine, &policy);
         check(&program, &machine, &policy, &made)?;
     }
+}
+
+/// The cures of the edges of an executable, whose first segment lies a page behind the border of a huge page of four.
+fn cures_of(segments: Vec<Segment>, running: bool) -> Vec<(AddressRange, EdgeCure)> {
+    let huge = 4 * PAGE;
+    let mut program = Program::new("alone");
+    program.load(&Shape::new("/bin/exe", ObjectRole::Executable, 16 * huge + PAGE, segments), true);
+    let mut program = program.finish();
+    program.facts.running = running;
+    let made = plan(&program.facts, &machine_with(huge, 100), &Policy::default());
+    made.edges.iter().map(|edge| (edge.range, edge.cure)).collect()
+}
+
+/// What merging joins covers no further huge page where it lies, but would at another base.
+#[test]
+fn merging_cures_an_edge_that_can_be_moved_together_with_what_is_joined() {
+    let page = |number: u64| 64 * PAGE + number * PAGE;
+    let (data, code) = (Segment::new(Protection::READ, PAGE), Segment::new(Protection::READ_EXECUTE, 8 * PAGE));
+    let (merge, relink) = (EdgeCure::MergeReadOnly, EdgeCure::Relink);
+    let before = [range(page(2), page(4)), range(page(8), page(10))];
+    assert_eq!(cures_of(vec![data, code], false), [(before[0], merge), (before[1], relink)]);
+    let behind = [range(page(1), page(4)), range(page(8), page(9))];
+    assert_eq!(cures_of(vec![code, data], false), [(behind[0], relink), (behind[1], merge)]);
+    // A program that runs is not moved.
+    assert_eq!(cures_of(vec![code, data], true), [(behind[0], relink), (behind[1], relink)]);
 }
