@@ -376,7 +376,10 @@ mod tests {
         let result = executor.move_to(copy, range.start());
         let found = (result, last_byte(range));
         executor.unmap(range).unwrap();
-        executor.unmap(copy).unwrap();
+        // What has been moved has left its addresses to the other threads, which may have mapped something there.
+        if found.0.is_err() {
+            executor.unmap(copy).unwrap();
+        }
         found
     }
 
