@@ -44,9 +44,9 @@ static void *fill(void *argument) {
     if (thread % 2)
         return NULL;
     pthread_barrier_wait(&freed);
-    // Each size once more, often enough that what others have freed is taken back.
+    // Each size once more, as many as all threads have had: that takes back what others have freed, from whichever pages.
     for (int kind = 0; kind < KINDS; kind++) {
-        size_t count = kinds[kind].count;
+        size_t count = THREADS * kinds[kind].count;
         char **again = calloc(count, sizeof *again);
         for (size_t i = 0; i < count; i++)
             again[i] = malloc(kinds[kind].size);
