@@ -15,6 +15,17 @@ node_pool() {
     failed "node $1: $2 pages wanted, $(cat $file) given"
 }
 
+# fill_node NODE: all pages for its pool that can be had, until compaction and empty caches give no more.
+fill_node() {
+    file=/sys/devices/system/node/node$1/hugepages/hugepages-${huge_kib}kB/nr_hugepages before=-1
+    while [ $(cat $file) -gt $before ]; do
+        before=$(cat $file)
+        echo 3 >/proc/sys/vm/drop_caches
+        echo 1 >/proc/sys/vm/compact_memory
+        echo 100000 >$file
+    done
+}
+
 feature "two nodes: shortages on the allowed one"
 node_pool 0 0
 node_pool 1 40
@@ -397,7 +408,7 @@ if [ -d /modules ]; then
     pagelift image remove --force /files/pie_by_default >/tmp/said
     taskset 1 pagelift image add /files/pie_by_default >/tmp/said 2>&1
     taskset 1 pagelift image add --per-node /files/fixed_address_executable >>/tmp/said 2>&1
-    echo 100000 >/sys/devices/system/node/node1/hugepages/hugepages-${huge_kib}kB/nr_hugepages
+    fill_node 1
     pagelift image add --per-node /files/pie_by_default >/tmp/said 2>&1
     says "no room for a copy" "node 1 .*; fix: free memory on that node" /tmp/said
     start taskset 2 pagelift run -v --pages image -- /files/pie_by_default
