@@ -71,7 +71,7 @@ pub fn kernel_release() -> [u8; 65] {
     // SAFETY:
     // - every field is an array of characters, for which zero is a value.
     let names = unsafe { names.assume_init() };
-    names.release.map(|character| character as u8)
+    names.release.map(|character| character.to_ne_bytes()[0])
 }
 
 /// Executes a file. Returns only on failure.
