@@ -34,3 +34,15 @@ pub const ACCOUNT_SYMBOL: &str = "pagelift_heap_account";
 
 /// Largest grain in bytes: the heap works in grains of a transparent huge page up to this size.
 pub const LARGEST_GRAIN: u64 = 32 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_grain_is_a_transparent_huge_page_of_base_pages_of_16_kib() {
+        // One table of pages holds as many entries of eight bytes as fit into a base page.
+        const BASE_PAGE: u64 = 16 << 10;
+        assert_eq!(LARGEST_GRAIN, BASE_PAGE / 8 * BASE_PAGE);
+    }
+}

@@ -75,7 +75,7 @@ pub fn share_evenly(free: &[NodePages; MOST_NODES], wanted: u64, home: u32) -> [
             left -= part;
         }
     }
-    for (share, beyond) in shares.iter_mut().zip(share_by_node(free, left, home)).filter(|_| left > 0) {
+    for (share, beyond) in shares.iter_mut().zip(share_by_node(free, left, home)) {
         *share = NodePages { node: beyond.node, pages: share.pages + beyond.pages };
     }
     shares
