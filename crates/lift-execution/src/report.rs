@@ -79,7 +79,7 @@ impl Report {
 
     /// True where nothing is on huge pages, or will be when it is touched, by this lift.
     pub fn is_nothing(&self) -> bool {
-        self.covered_bytes + self.advised_bytes == 0
+        self.covered_bytes == 0 && self.advised_bytes == 0
     }
 
     /// True where the plan is not empty and all of it was carried out.

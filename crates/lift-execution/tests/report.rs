@@ -68,6 +68,14 @@ fn only_page_sizes_that_cover_something_are_named() {
 }
 
 #[test]
+fn only_what_neither_covers_nor_advises_is_nothing() {
+    for (covered_bytes, advised_bytes) in [(0, 0), (MIB, 0), (0, MIB), (MIB, MIB)] {
+        let report = Report { covered_bytes, advised_bytes, ..Report::default() };
+        assert_eq!(report.is_nothing(), covered_bytes + advised_bytes == 0, "{covered_bytes} and {advised_bytes}");
+    }
+}
+
+#[test]
 fn what_an_earlier_lift_did_is_neither_nothing_nor_a_shortfall() {
     let nothing = Report::default();
     assert_eq!(line(&nothing), "pagelift: program[7]: nothing lifted: none of the memory asked for is there");
@@ -78,6 +86,17 @@ fn what_an_earlier_lift_did_is_neither_nothing_nor_a_shortfall() {
     let refused = Report { unlifted: Some("it is not running".to_owned()), ..again };
     assert_eq!(line(&refused), "pagelift: program[7]: not lifted: it is not running");
     assert!(!refused.is_complete());
+}
+
+#[test]
+fn what_is_advised_and_what_is_sealed_is_told() {
+    let lifted = report(vec![range(2 * MIB, 2 * MIB, 2 * MIB, Some(Source::Thp))], 0);
+    let told = |report: Report| line(&report).split_once("(thp)").expect("its source").1.to_owned();
+    assert_eq!(told(Report { advised_bytes: 4 * MIB, ..lifted.clone() }), ", 4.0 MiB more advised, 0.0 ms");
+    let sealing = |reason| Some(Sealing { sealed: MIB, not_sealed: 0, reason });
+    assert_eq!(told(Report { sealing: sealing(None), ..lifted.clone() }), ", 1.0 MiB sealed, 0.0 ms");
+    let refused = told(Report { sealing: sealing(Some(Reason::NoHugePages)), ..lifted });
+    assert!(refused.starts_with(", 1.0 MiB sealed, 0.0 ms; not all is sealed, which needs Linux 6.10: "), "{refused}");
 }
 
 #[test]
