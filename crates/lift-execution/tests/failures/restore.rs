@@ -20,13 +20,18 @@ struct Lifted {
 }
 
 impl Lifted {
-    /// Code, data and all else on pages of the pool or transparent ones; a debugger has written to a page of each range.
+    /// Code, data and all else on pages of the pool or transparent ones; a debugger has written to the first page of each
+    /// range, and to the last one of code and constants, which all were present when the lift was planned.
     fn new(program: &Program, pages: Pages, writable_pages: WritablePages) -> Self {
         let (facts, machine) = machine(page_size(HUGE), true, false);
         let policy = Policy { pages, writable_pages, ..Policy::default() };
         let scenario = Scenario::new(&program.clone().all_cached(), &policy, &facts, machine);
         let mut changed = scenario.kernel.clone();
-        scenario.plan.lifts.iter().for_each(|lift| changed.poke(lift.range.start() + 0x1234, b"breakpoint"));
+        for lift in &scenario.plan.lifts {
+            let last = (!lift.protection.write).then_some(lift.range.end() - 0x1234);
+            let places = [Some(lift.range.start() + 0x1234), last].into_iter().flatten();
+            places.for_each(|at| changed.poke(at, b"breakpoint"));
+        }
         let scenario = scenario.on(changed);
         let run = scenario.run(&Script::new());
         assert!(run.outcome.is_complete(), "{}: {:#?}", scenario.name, run.outcome);
@@ -114,7 +119,7 @@ fn all() -> Vec<Lifted> {
 
 #[test]
 fn what_was_lifted_shows_its_files_again() {
-    let (mut files, mut several, mut pieces) = (0, 0, 0);
+    let (mut files, mut single, mut several, mut pieces) = (0, 0, 0, 0);
     for lifted in all() {
         for range in &lifted.ranges {
             let (is_restored, calls) = lifted.restore(range, &Script::new());
@@ -122,12 +127,17 @@ fn what_was_lifted_shows_its_files_again() {
             files += calls.iter().filter(|call| **call == Call::MapOwnFile).count();
             let parts = lifted.parts(range.1).len();
             let moves = calls.iter().filter(|call| **call == Call::MoveTo).count();
+            if lifted.at_once == u64::MAX && parts == 1 {
+                assert_eq!(moves, 1, "one part takes the place of the pages of one mapping");
+                single += usize::from(range.0.source == Some(Source::Hugetlb));
+            }
             several += usize::from(parts > 1);
             pieces += usize::from(moves > parts + 1);
         }
     }
-    let counts = format!("{files} files, {several} ranges of several parts, {pieces} of several pieces");
-    assert!(files > 0 && several > 0 && pieces > 0, "{counts}");
+    let counts =
+        format!("{files} files, {single} and {several} ranges of one and several parts, {pieces} of several pieces");
+    assert!(files > 0 && single > 0 && several > 0 && pieces > 0, "{counts}");
 }
 
 #[test]
