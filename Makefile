@@ -68,9 +68,7 @@ build: rust
 
 test: build
 	@scripts/install-test-tools
-	@scripts/fetch-test-kernels
-	@scripts/fetch-test-sources
-	@scripts/build-for-arm64 $(CARGO)
+	@scripts/prepare-tests $(CARGO)
 	@CARGO=$(CARGO) scripts/test
 
 # docs/COMPATIBILITY.md, from a run of the tests in virtual machines.

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Initramfs, Need, Program, Test, VirtualMachine, check_results, main_of, pagelift_binary, program_source,
-    record_results, shared_folder, target_folder, test_case, tests_folder, workspace,
+    Context, Initramfs, Need, Program, VirtualMachine, check_results, main_of_machines, pagelift_binary,
+    program_source, record_results, shared_folder, target_folder, test_case, tests_folder, workspace,
 };
 
 /// Far more than it takes: the machine is emulated, and others may be busy on the same CPUs.
@@ -84,7 +84,9 @@ fn main() -> ExitCode {
         let needs = needs(kernel).into_iter().chain(more).collect();
         test_case(format!("{kernel}/nodes"), needs, move |t| boot_with_two_nodes(t, kernel, least))
     };
-    let mut tests: Vec<Test> = vec![
+    // Those that take longest come first.
+    let mut tests = arm::tests();
+    tests.extend([
         on_one_node("linux-5.10-amd64", 110),
         on_one_node("linux-6.1-amd64", 96),
         on_one_node("linux-6.12-amd64", 87),
@@ -93,10 +95,9 @@ fn main() -> ExitCode {
         on_two_nodes("linux-6.1-amd64", 97),
         on_two_nodes("linux-6.12-amd64", 97),
         on_two_nodes("linux-new-amd64", 97),
-    ];
-    tests.extend(arm::tests());
+    ]);
     tests.extend(file_systems::tests(needs));
-    main_of(tests)
+    main_of_machines(tests)
 }
 
 /// What `scripts/fetch-test-kernels` has fetched.

@@ -263,6 +263,12 @@ pub fn main_of(tests: Vec<Test>) -> ExitCode {
     run_at_once(tests, 2)
 }
 
+/// Like [`main_of`], for tests that each boot a virtual machine: programs in it sleep and wait, so that a third one finds
+/// CPUs that the other two leave idle.
+pub fn main_of_machines(tests: Vec<Test>) -> ExitCode {
+    run_at_once(tests, 3)
+}
+
 /// Like [`main_of`], one test after the other, for tests whose programs need two CPUs by themselves.
 pub fn main_of_one_at_a_time(tests: Vec<Test>) -> ExitCode {
     run_at_once(tests, 1)
