@@ -54,6 +54,11 @@ fn main() -> ExitCode {
             without_run,
         ),
         test_case("plan_shows_what_is_missing", Vec::new(), planned),
+        test_case(
+            "a_plan_is_the_same_beside_kubernetes",
+            vec![Need::Root, Need::Command("unshare".into())],
+            planned_beside_kubernetes,
+        ),
         test_case("install_and_uninstall_leave_a_tree_as_it_was", Vec::new(), installed),
         test_case("systemd_understands_the_unit", verify, verified),
     ];
@@ -438,6 +443,18 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
+}
+
+/// A plan is in force before the kubelet starts, which then counts its pages: no note about it, on any machine.
+fn planned_beside_kubernetes(t: &Context) -> Result<()> {
+    let words = ["pool", "plan", "/bin/sh"];
+    let plain = t.run(t.pagelift(&words)?)?.success()?;
+    let mut beside = Command::new("unshare");
+    let script = "mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && exec \"$0\" \"$@\"";
+    beside.args(["--mount", "sh", "-c", script]).arg(t.pagelift(&[])?.get_program()).args(words);
+    let output = t.run(beside)?.success()?;
+    ensure!((&output.stdout, &output.stderr) == (&plain.stdout, &plain.stderr), "{output:?}");
+    Ok(())
 }
 
 fn installed(t: &Context) -> Result<()> {

@@ -136,7 +136,6 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         machine: &machine,
     };
     write!(out, "{}", text::plan(&shown))?;
-    super::say_kubelet();
     Ok(())
 }
 
@@ -261,7 +260,6 @@ fn install(
     written.iter().try_for_each(|path| writeln!(out, "wrote {}", path.display()))?;
     reload_systemd(args, &written);
     writeln!(out, "{}", if args.cma { text::SET_ASIDE } else { text::installed(kind.into()) })?;
-    super::say_kubelet();
     Ok(())
 }
 
