@@ -223,7 +223,7 @@ fn of_use(used: &PartVerdict, exceeds: &'static str) -> (&'static str, String) {
     let entries = used.entries.unwrap_or_default();
     let tlb = match used.is_measured {
         true => format!("{entries} pages that the TLB was measured to hold"),
-        false => format!("{entries} entries of the TLB (CPUID)"),
+        false => format!("{entries} entries of the TLB"),
     };
     let based_on = format!(
         "{} pages walked to within {:.0} ms, {} within {:.0} ms, beside {tlb} (accessed marks; pagelift stat shows more)",

@@ -25,6 +25,7 @@ pub mod pagemap;
 pub mod pages;
 pub mod perf_event;
 pub mod process_handle;
+pub mod processor;
 pub mod release;
 pub mod same_memory;
 pub mod terminal;

@@ -1,6 +1,7 @@
 //! The geometry that CPUID describes.
 
 use crate::geometry::{ArrayShape, Geometry, Second, Sizes};
+use crate::processors::Processor;
 
 /// Registers of one leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,18 +21,21 @@ pub struct Leaf {
 pub enum CpuidError {
     /// The maker's leaves are not known.
     Maker(String),
-    /// The CPU, or the virtual machine, describes no TLB of one kind.
-    Missing(&'static str),
-    /// There is no CPUID.
-    Architecture,
+    /// The CPU, or the virtual machine, describes no TLB of one kind, and the model is unknown.
+    Missing(&'static str, Processor),
+    /// There is no CPUID, and the model is unknown; `None`: not reported.
+    Unknown(Option<Processor>),
 }
 
 impl std::fmt::Display for CpuidError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Maker(maker) => write!(f, "the form of CPUID of {maker:?} is not known"),
-            Self::Missing(what) => write!(f, "CPUID describes no {what}"),
-            Self::Architecture => f.write_str("this architecture does not describe them to programs"),
+            Self::Missing(what, processor) => {
+                write!(f, "CPUID describes no {what}, and the TLBs of {processor} are not known")
+            }
+            Self::Unknown(Some(processor)) => write!(f, "the TLBs of {processor} are not known"),
+            Self::Unknown(None) => f.write_str("the kernel does not report which processor this is"),
         }
     }
 }
@@ -41,26 +45,34 @@ impl std::error::Error for CpuidError {}
 /// Reads the geometry from CPUID; `leaf` returns the registers of a leaf and subleaf.
 ///
 /// Intel: leaf 0x18, and leaf 2 for older CPUs (Intel 325383, CPUID). AMD: 0x80000005, 0x80000006 and 0x80000019 (AMD
-/// 24594, appendix E).
+/// 24594, appendix E). Hypervisors may hide these leaves: then the geometry is that of the model in leaf 1
+/// ([`Processor::geometry`]), and [`Geometry::source`] says so.
 ///
 /// # Errors
 /// [`CpuidError`].
 pub fn geometry_of(leaf: impl Fn(u32, u32) -> Leaf) -> Result<Geometry, CpuidError> {
     let first = leaf(0, 0);
     let maker: Vec<u8> = [first.ebx, first.edx, first.ecx].iter().flat_map(|word| word.to_le_bytes()).collect();
-    match maker.as_slice() {
+    let described = match maker.as_slice() {
         b"GenuineIntel" => intel(&leaf, first.eax),
         b"AuthenticAMD" | b"HygonGenuine" => amd(&leaf),
-        other => Err(CpuidError::Maker(String::from_utf8_lossy(other).into_owned())),
-    }
+        other => return Err(CpuidError::Maker(String::from_utf8_lossy(other).into_owned())),
+    };
+    described.or_else(|Missing(what)| {
+        let processor = Processor::of_signature(&maker, leaf(1, 0).eax);
+        processor.geometry().ok_or(CpuidError::Missing(what, processor))
+    })
 }
+
+/// The TLB that CPUID does not describe.
+struct Missing(&'static str);
 
 const SMALL: u8 = 12;
 const MIDDLE: u8 = 21;
 /// 4 MiB pages exist only without 64-bit page tables; the entries hold 2 MiB pages with them.
 const LARGE: u8 = 30;
 
-fn intel(leaf: &impl Fn(u32, u32) -> Leaf, highest: u32) -> Result<Geometry, CpuidError> {
+fn intel(leaf: &impl Fn(u32, u32) -> Leaf, highest: u32) -> Result<Geometry, Missing> {
     let mut found = Found::default();
     if highest >= 0x18 {
         for subleaf in 0..=leaf(0x18, 0).eax.min(63) {
@@ -92,11 +104,11 @@ impl Found {
         !self.instruction.is_empty() && !self.data.is_empty() && !self.second.is_empty()
     }
 
-    fn into_geometry(self, source: &str) -> Result<Geometry, CpuidError> {
+    fn into_geometry(self, source: &str) -> Result<Geometry, Missing> {
         let Self { instruction, data, second } = self;
         let lists = [(&instruction, "instruction TLB"), (&data, "data TLB"), (&second, "second level TLB")];
         if let Some((_, what)) = lists.into_iter().find(|(list, _)| list.is_empty()) {
-            return Err(CpuidError::Missing(what));
+            return Err(Missing(what));
         }
         let (name, source) = ("this CPU".to_owned(), source.to_owned());
         Ok(Geometry { name, source, instruction, data, second: Second::Shared(second), joined: None })
@@ -156,7 +168,7 @@ impl Found {
 /// More entries than any TLB has; a virtual machine may say anything.
 const MOST_ENTRIES: usize = 1 << 16;
 
-fn amd(leaf: &impl Fn(u32, u32) -> Leaf) -> Result<Geometry, CpuidError> {
+fn amd(leaf: &impl Fn(u32, u32) -> Leaf) -> Result<Geometry, Missing> {
     let highest = leaf(0x8000_0000, 0).eax;
     let at = |number: u32| if number <= highest { leaf(number, 0) } else { Leaf::default() };
     let (first, second, large) = (at(0x8000_0005), at(0x8000_0006), at(0x8000_0019));
@@ -164,11 +176,11 @@ fn amd(leaf: &impl Fn(u32, u32) -> Leaf) -> Result<Geometry, CpuidError> {
     let first_level = |small: u32, middle: u32, large: u32, what| {
         // Eight bits of entries, eight of ways; each size is described as if it were alone.
         let described = |word: u32| described((word & 0xff) as usize, ways_in_full(word >> 8 & 0xff));
-        merged(described(small), described(middle), described_second(large, 1)).ok_or(CpuidError::Missing(what))
+        merged(described(small), described(middle), described_second(large, 1)).ok_or(Missing(what))
     };
     let second_level = |small: u32, middle: u32, large: u32, what| {
         let described = |word| described_second(word, unit);
-        merged(described(small), described(middle), described(large)).ok_or(CpuidError::Missing(what))
+        merged(described(small), described(middle), described(large)).ok_or(Missing(what))
     };
     let (low, high) = (|word: u32| word & 0xffff, |word: u32| word >> 16);
     Ok(Geometry {

@@ -22,7 +22,7 @@ pub fn known_cpu(name: &str) -> Option<Geometry> {
 
 /// All CPUs that have a name here, oldest of each maker first.
 pub fn known_cpus() -> Vec<Geometry> {
-    let mut cpus = vec![skylake_sp(), ice_lake_sp(), sapphire_rapids()];
+    let mut cpus = vec![haswell(), broadwell(), skylake_sp(), ice_lake_sp(), sapphire_rapids(), granite_rapids()];
     cpus.extend(zen());
     cpus.extend([neoverse("neoverse-n1", 1280, 5, N1), neoverse("neoverse-v2", 2048, 8, V2)]);
     cpus
@@ -32,7 +32,24 @@ fn geometry(name: &str, source: &str, instruction: Vec<ArrayShape>, data: Vec<Ar
     Geometry { name: name.to_owned(), source: source.to_owned(), instruction, data, second, joined: None }
 }
 
-/// First level for data since Skylake.
+/// Its second level has no entries for 1 GiB pages.
+fn haswell() -> Geometry {
+    let second = Second::Shared(vec![ArrayShape::new(SMALL_MIDDLE, 1024, 8)]);
+    let source = "Intel 248966 (optimization manual), Haswell; CPUID leaf 2";
+    geometry("haswell", source, haswell_instruction(), intel_data(), second)
+}
+
+fn broadwell() -> Geometry {
+    let second = Second::Shared(vec![ArrayShape::new(SMALL_MIDDLE, 1536, 6), ArrayShape::new(LARGE, 16, 4)]);
+    let source = "Intel 248966 (optimization manual), Broadwell; CPUID leaf 2";
+    geometry("broadwell", source, haswell_instruction(), intel_data(), second)
+}
+
+fn haswell_instruction() -> Vec<ArrayShape> {
+    vec![ArrayShape::new(SMALL, 128, 4), ArrayShape::full(MIDDLE, 8)]
+}
+
+/// First level for data since Haswell.
 fn intel_data() -> Vec<ArrayShape> {
     vec![ArrayShape::new(SMALL, 64, 4), ArrayShape::new(MIDDLE, 32, 4), ArrayShape::full(LARGE, 4)]
 }
@@ -70,12 +87,19 @@ fn sapphire_rapids() -> Geometry {
     geometry("sapphire-rapids", source, instruction, ice_lake_data(), ice_lake_second())
 }
 
+/// More entries for data in the first level.
+fn granite_rapids() -> Geometry {
+    let data = vec![ArrayShape::new(SMALL, 96, 6), ArrayShape::new(MIDDLE, 32, 4), ArrayShape::full(LARGE, 8)];
+    Geometry { name: "granite-rapids".to_owned(), data, ..sapphire_rapids() }
+}
+
 /// The first levels hold all sizes in any entry. 1 GiB pages are held as 2 MiB pages in the second level for data.
-fn zen() -> [Geometry; 4] {
-    const ZEN: &str = "CPUID 0x80000005, 0x80000006; ways: AMD's software optimization guides 56305 (Zen 2), 56665 (Zen 3), \
+fn zen() -> [Geometry; 5] {
+    const ZEN: &str = "CPUID 0x80000005, 0x80000006; ways: AMD's software optimization guides 55723 (Zen 1), 56305 (Zen 2), 56665 (Zen 3), \
                        57647 (Zen 4), 58455 (Zen 5)";
     // Name, first level for data, second level for instructions and its ways, second level for data and its ways.
     let numbers = [
+        ("zen1", 64, 1024, 8, 1536, 12),
         ("zen2", 64, 1024, 8, 2048, 16),
         ("zen3", 64, 512, 8, 2048, 16),
         ("zen4", 72, 512, 8, 3072, 24),

@@ -1,6 +1,6 @@
 //! Models of the TLBs of known CPUs, fed by the pages that a program touches.
 //!
-//! [`Geometry`] says what a CPU has, from [`known_cpus`] or from CPUID by [`own_cpu`]; [`Tlbs`] simulates it for one
+//! [`Geometry`] describes the TLBs of a CPU, from CPUID or from [`known_cpus`] ([`own_cpu`]); [`Tlbs`] simulates it for one
 //! thread that has a core for itself. What is not modelled: speculative and prefetching accesses, the kernel's own,
 //! other threads of the core, and invalidations. Entries that a CPU makes of several neighbouring pages (AMD's coalescing,
 //! Arm's contiguous bit) are modelled where [`Geometry::joined`] says how many.
@@ -11,6 +11,7 @@ mod cpuid;
 mod geometry;
 mod known;
 mod own_cpu;
+mod processors;
 mod sweep;
 mod tlbs;
 pub mod trace;
@@ -19,5 +20,6 @@ pub use cpuid::{CpuidError, Leaf, geometry_of};
 pub use geometry::{ArrayShape, Geometry, Index, Joined, Replacement, Second, Sizes};
 pub use known::{known_cpu, known_cpus};
 pub use own_cpu::own_cpu;
+pub use processors::Processor;
 pub use sweep::{Shares, sweep};
 pub use tlbs::{Outcome, Side, Tlbs, Translation};

@@ -3,23 +3,26 @@
 use crate::cpuid::CpuidError;
 use crate::geometry::Geometry;
 
-/// The geometry that CPUID gives. A virtual machine sees what its host lets it see.
+/// The geometry that CPUID describes, or that is known for the model. A virtual machine sees what its host lets it see.
+/// `midr` is for AArch64.
 ///
 /// # Errors
 /// [`CpuidError`].
 #[cfg(target_arch = "x86_64")]
-pub fn own_cpu() -> Result<Geometry, CpuidError> {
+pub fn own_cpu(_midr: Option<u64>) -> Result<Geometry, CpuidError> {
     crate::geometry_of(|number, subleaf| {
         let registers = raw_cpuid::native_cpuid::cpuid_count(number, subleaf);
         crate::Leaf { eax: registers.eax, ebx: registers.ebx, ecx: registers.ecx, edx: registers.edx }
     })
 }
 
-/// No register that a program can read describes the TLBs of a 64-bit ARM CPU.
+/// The geometry that is known for the model in MIDR_EL1. No register that a program can read describes the TLBs of a 64-bit ARM
+/// CPU.
 ///
 /// # Errors
-/// [`CpuidError::Architecture`].
+/// [`CpuidError::Unknown`].
 #[cfg(not(target_arch = "x86_64"))]
-pub fn own_cpu() -> Result<Geometry, CpuidError> {
-    Err(CpuidError::Architecture)
+pub fn own_cpu(midr: Option<u64>) -> Result<Geometry, CpuidError> {
+    let processor = midr.map(crate::Processor::of_midr);
+    processor.as_ref().and_then(crate::Processor::geometry).ok_or(CpuidError::Unknown(processor))
 }

@@ -232,7 +232,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn every_known_cpu_does_what_the_naive_model_does(accesses in accesses(), which in 0..9usize) {
+    fn every_known_cpu_does_what_the_naive_model_does(accesses in accesses(), which in 0..64usize) {
         let cpus = known_cpus();
         let cpu = &cpus[which % cpus.len()];
         let (mut tlbs, mut naive) = (Tlbs::new(cpu), NaiveTlbs::new(cpu));
@@ -258,7 +258,7 @@ proptest! {
     }
 
     #[test]
-    fn a_used_page_is_there_at_once(accesses in accesses(), which in 0..9usize, plru in any::<bool>()) {
+    fn a_used_page_is_there_at_once(accesses in accesses(), which in 0..64usize, plru in any::<bool>()) {
         let cpus = known_cpus();
         let replacement = if plru { Replacement::TreePlru } else { Replacement::Lru };
         let mut tlbs = Tlbs::new(&cpus[which % cpus.len()].clone().with_replacement(replacement));

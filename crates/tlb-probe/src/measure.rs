@@ -14,7 +14,7 @@ use linux::pages::base_page;
 use machine_facts::machine_facts;
 use serde::Serialize;
 use std::time::{Duration, Instant};
-use tlb_model::{Geometry, Second};
+use tlb_model::{ArrayShape, Geometry, Second, Sizes};
 
 /// Steps of one sample, at least: some 50 µs to 5 ms, by the cost of a step.
 const STEPS: usize = 1 << 15;
@@ -51,13 +51,30 @@ pub struct Probe {
     pub verdict: Option<Verdict>,
 }
 
+impl Probe {
+    /// TLBs that would show the times that were measured, for a CPU that describes none. Each array is assumed to be fully
+    /// associative and to hold pages of all sizes: neither can be measured. `None` where the curves do not show both levels.
+    pub fn geometry(&self) -> Option<Geometry> {
+        let level = |entries| vec![ArrayShape::full(Sizes::ALL, entries)];
+        let ((code, second_code), (data, second_data)) = (self.code.entries()?, self.data.entries()?);
+        Some(Geometry {
+            name: "this CPU".to_owned(),
+            source: "measured; each array is assumed to be fully associative and to hold pages of all sizes".to_owned(),
+            instruction: level(code),
+            data: level(data),
+            second: Second::Split { instruction: level(second_code), data: level(second_data) },
+            joined: None,
+        })
+    }
+}
+
 /// Measures this machine from the calling thread. It should have a CPU to itself.
 pub fn probe(options: &Options) -> Probe {
     let backings = backings();
     // Loads have more page sizes' footprints to show than code.
     let mut data = measure(options.memory, options.time.mul_f64(0.6), &backings, Access::Data);
     let mut code = measure(options.memory.min(CODE), options.time.mul_f64(0.4), &backings, Access::Code);
-    let geometry = tlb_model::own_cpu().ok();
+    let geometry = tlb_model::own_cpu(linux::processor::midr()).ok();
     if let Some(geometry) = &geometry {
         data.simulated = data.base().and_then(|base| Simulated::of(base, Access::Data, geometry));
         code.simulated = code.base().and_then(|base| Simulated::of(base, Access::Code, geometry));

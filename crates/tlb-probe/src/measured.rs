@@ -39,6 +39,13 @@ impl Measured {
         base.levels.second_reach.filter(|_| base.levels.walk.is_some())
     }
 
+    /// Entries of the two levels for base pages, as far as the curve shows them; those of the second level are as
+    /// [`Measured::pages_held`].
+    pub(crate) fn entries(&self) -> Option<(usize, usize)> {
+        let first = base_page().pages_for(self.base()?.levels.first_reach?);
+        Some((usize::try_from(first).ok()?, usize::try_from(self.pages_held()?).ok()?))
+    }
+
     /// Base pages that the second level holds where the program's pages lie in memory as the probe's do, one behind the other:
     /// several may share an entry. Absent as [`Measured::reach`] is.
     pub fn pages_held(&self) -> Option<u64> {

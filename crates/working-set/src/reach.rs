@@ -1,5 +1,5 @@
-//! How many pages the TLBs of this machine hold, as CPUID tells ([`tlb_model::own_cpu`]) or as was measured. A hypervisor may
-//! show anything or nothing. AArch64 tells no program.
+//! How many pages the TLBs of this machine hold: as CPUID describes them, as is known for the model ([`tlb_model::own_cpu`]), or
+//! as was measured.
 
 use serde::Serialize;
 use tlb_model::{ArrayShape, Geometry, Second, own_cpu};
@@ -56,8 +56,10 @@ pub struct HeldPages {
 /// The TLBs of one CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reach {
-    /// All that are told of; none where nothing is told.
+    /// All that are described; none if the CPU describes none and its model is unknown.
     pub levels: Vec<Level>,
+    /// Source of `levels`: leaves of CPUID, or the model that they are known for; why there are none.
+    pub source: String,
     /// What was measured, which counts for more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<HeldPages>,
@@ -66,7 +68,8 @@ pub struct Reach {
 impl Reach {
     /// The reach of the CPU that this thread runs on.
     pub fn of_this_cpu() -> Self {
-        own_cpu().map_or_else(|_| Self::default(), |geometry| Self::of(&geometry))
+        own_cpu(linux::processor::midr())
+            .map_or_else(|error| Self { source: error.to_string(), ..Self::default() }, |geometry| Self::of(&geometry))
     }
 
     /// The reach of a CPU with these TLBs.
@@ -79,10 +82,11 @@ impl Reach {
         let arrays = first.into_iter().chain(second.into_iter().map(|(holds, arrays)| (2, holds, arrays)));
         let levels =
             arrays.flat_map(|(number, holds, arrays)| arrays.iter().map(move |array| level(number, holds, array)));
-        Self { levels: levels.filter(|level| !level.pages.is_empty()).collect(), measured: None }
+        let levels = levels.filter(|level| !level.pages.is_empty()).collect();
+        Self { levels, source: geometry.source.clone(), measured: None }
     }
 
-    /// With what was measured of this CPU. What was not measured stays as CPUID tells.
+    /// Adds measured values. The others stay as described.
     #[must_use]
     pub fn with_measured(self, held: HeldPages) -> Self {
         let measured = (held != HeldPages::default()).then_some(held);
@@ -222,11 +226,11 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_told_nothing_is_known() {
+    fn a_cpu_that_is_neither_described_nor_known_has_no_levels() {
         let reach = reach(&[(0, 0, [0, INTEL[1], INTEL[2], INTEL[3]])]);
         assert_eq!(reach, Reach::default());
         assert_eq!((reach.entries(Holds::Code, PageClass::Base), reach.shared()), (None, false));
-        // Whatever this machine tells.
-        let _ = Reach::of_this_cpu();
+        let own = Reach::of_this_cpu();
+        assert!(!own.source.is_empty(), "{own:?}");
     }
 }

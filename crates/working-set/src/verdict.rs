@@ -154,7 +154,7 @@ mod tests {
     }
 
     fn judged(set: &WorkingSet, levels: Vec<Level>) -> Vec<(Part, Verdict)> {
-        verdicts(set, &Reach { levels, measured: None })
+        verdicts(set, &Reach { levels, ..Reach::default() })
             .into_iter()
             .map(|judged| (judged.part, judged.verdict))
             .collect()
@@ -174,7 +174,7 @@ mod tests {
     fn no_more_pages_are_said_of_a_shorter_time() {
         let set = set(&[(Part::Code, marks(1_024, 0))], &[(Part::Code, marks(731, 0))]);
         let levels = vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)];
-        let verdict = &verdicts(&set, &Reach { levels, measured: None })[0];
+        let verdict = &verdicts(&set, &Reach { levels, ..Reach::default() })[0];
         assert_eq!((verdict.first, verdict.last), (731, 731));
     }
 
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn a_measured_reach_decides_and_is_named() {
         let set = set(&[(Part::Heap, marks(1_300, 0))], &[(Part::Heap, marks(4_000, 0))]);
-        let told = Reach { levels: vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)], measured: None };
+        let told = Reach { levels: vec![tlb(Holds::Code, 512), tlb(Holds::Data, 2048)], ..Reach::default() };
         let of = |reach: &Reach| {
             let judged = verdicts(&set, reach).remove(0);
             (judged.verdict, judged.entries, judged.is_measured)
@@ -224,7 +224,7 @@ mod tests {
     fn a_process_that_did_not_run_has_not_shown_that_it_seldom_walks() {
         let parts = |pages| [(Part::Heap, marks(pages, 0))];
         let set = set_of(0.00001, &parts(0), &parts(9_000));
-        let verdict = &verdicts(&set, &Reach { levels: vec![tlb(Holds::Both, 1536)], measured: None })[0];
+        let verdict = &verdicts(&set, &Reach { levels: vec![tlb(Holds::Both, 1536)], ..Reach::default() })[0];
         assert_eq!((verdict.verdict, verdict.first, verdict.first_within), (Verdict::Exceeds, 9_000, 0.5));
     }
 }

@@ -1,5 +1,6 @@
 //! `pagelift estimate`.
 
+use super::probe::beside;
 use crate::arguments::policy::{PolicyArgs, words};
 use crate::text::estimate::text;
 use anyhow::{Context, Result, bail, ensure};
@@ -15,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use tlb_estimate::{EstimateError, PlannedPages, Qemu, Request, Slice, Today, Transparent, estimate, fix_addresses};
-use tlb_model::{Geometry, Replacement, known_cpu, known_cpus, own_cpu};
+use tlb_model::{CpuidError, Geometry, Replacement, known_cpu, known_cpus, own_cpu};
 
 /// `--replacement`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -32,8 +33,8 @@ pub struct EstimateArgs {
     /// What the lift takes, and from where.
     #[command(flatten)]
     pub policy: PolicyArgs,
-    /// The CPU whose TLBs are simulated: skylake-sp, ice-lake-sp, sapphire-rapids, zen2 to zen5, neoverse-n1, neoverse-v2
-    /// [default: this one, by CPUID].
+    /// The CPU whose TLBs are simulated: haswell, broadwell, skylake-sp, ice-lake-sp, sapphire-rapids, granite-rapids,
+    /// zen1 to zen5, neoverse-n1, neoverse-v2 [default: this one: as CPUID describes it, as known for its model, or as measured].
     #[arg(long, value_name = "NAME")]
     pub cpu: Option<String>,
     /// Which entry gives way in a full set. Makers do not publish it; the other one shows how much hangs on it.
@@ -192,7 +193,7 @@ fn executable(files: &CommandFiles, words: &[OsString]) -> Result<std::path::Pat
 
 fn cpu(args: &EstimateArgs) -> Result<Geometry> {
     let cpu = match &args.cpu {
-        None => own_cpu().map_err(|error| EstimateError::Cpu(error.to_string()))?,
+        None => own_cpu(linux::processor::midr()).or_else(|unknown| measured(&unknown))?,
         Some(name) => match known_cpu(name) {
             Some(cpu) => cpu,
             None => {
@@ -206,6 +207,14 @@ fn cpu(args: &EstimateArgs) -> Result<Geometry> {
         ReplacementArg::Lru => cpu,
         ReplacementArg::TreePlru => cpu.with_replacement(Replacement::TreePlru),
     })
+}
+
+/// The TLBs that `pagelift probe` measures, for a CPU of which nothing is known.
+fn measured(unknown: &CpuidError) -> Result<Geometry, EstimateError> {
+    eprintln!("pagelift: note: {unknown}; they are measured now, which takes some seconds");
+    let unknown = |why: &str| EstimateError::Cpu(format!("{unknown}, and {why}"));
+    let probe = beside().map_err(|why| unknown(&why))?;
+    probe.geometry().ok_or_else(|| unknown("the measurement does not show both levels"))
 }
 
 fn slice(args: &EstimateArgs) -> Result<Slice> {

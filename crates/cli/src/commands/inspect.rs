@@ -1,6 +1,6 @@
 //! `pagelift inspect`: the plan for a file or a process, and where its base should be.
 
-use super::probe::{beside, reach};
+use super::probe::{beside, known_reach, reach};
 use super::reading::confine_to;
 use super::stat::report::{Marks, Outcome};
 use super::stat::rounds::{Rounds, Watch};
@@ -75,18 +75,16 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
     let probe = args.probe.then(|| beside().map_or_else(Outcome::NotMeasured, Outcome::Measured));
     if let Some(pid) = pid.filter(|_| !path.exists()) {
         let looks = args.used || args.probe;
+        let tlb = match &probe {
+            Some(Outcome::Measured(probe)) => Some(reach(probe)),
+            _ => looks.then(known_reach),
+        };
         // What changes the process is opened before the rights to change anything are given up.
         let stall = Duration::from_millis(args.stall);
         let watch = looks.then(|| Watch::start(Rounds::open_for_one("inspect --used", pid, stall)));
         confine_to(Reads::Processes);
         // Counted before the plan is made: to read the map of a process is to hold it.
-        let used = watch.map(|watch| {
-            let tlb = match &probe {
-                Some(Outcome::Measured(probe)) => reach(probe),
-                _ => Reach::of_this_cpu(),
-            };
-            Used { marks: watch.finish(&tlb), tlb }
-        });
+        let used = watch.zip(tlb).map(|(watch, tlb)| Used { marks: watch.finish(&tlb), tlb });
         let hint = (!looks).then(|| {
             format!(
                 "Whether the TLB holds what it uses: `pagelift inspect --used {pid}`; by a measured reach: --probe."

@@ -43,7 +43,20 @@ pub fn beside() -> Result<Probe, String> {
     Ok(probe(&BESIDE))
 }
 
-/// The reach of this CPU's TLBs, as measured where that has shown it, else as CPUID tells.
+/// The reach of this CPU's TLBs: as described or known for its model, and for an unknown one as measured, which takes some seconds.
+pub fn known_reach() -> Reach {
+    let reach = Reach::of_this_cpu();
+    if !reach.levels.is_empty() {
+        return reach;
+    }
+    eprintln!("pagelift: note: {}; they are measured now, which takes some seconds", reach.source);
+    match beside() {
+        Ok(probe) => self::reach(&probe),
+        Err(why) => Reach { source: format!("{}, and {why}", reach.source), ..reach },
+    }
+}
+
+/// The reach of this CPU's TLBs: as measured, otherwise as described or known for its model.
 pub fn reach(probe: &Probe) -> Reach {
     Reach::of_this_cpu().with_measured(HeldPages { code: probe.code.pages_held(), data: probe.data.pages_held() })
 }

@@ -272,9 +272,13 @@ pub(super) fn time(seconds: f64) -> String {
 pub(super) fn of_tlb(reach: &Reach) -> String {
     let entries = |holds| reach.entries(holds, PageClass::Base).map(grouped);
     let told = match (entries(Holds::Code), entries(Holds::Data)) {
-        (Some(both), Some(_)) if reach.shared() => format!("L2 TLB: {both} entries that code and data share (CPUID)\n"),
-        (Some(code), Some(data)) => format!("L2 TLB: {code} entries for code, {data} for data (CPUID)\n"),
-        _ => "L2 TLB: the CPU does not tell how many entries it has\n".to_owned(),
+        (Some(both), Some(_)) if reach.shared() => {
+            format!("L2 TLB: {both} entries, shared by code and data\n  source: {}\n", reach.source)
+        }
+        (Some(code), Some(data)) => {
+            format!("L2 TLB: {code} entries for code, {data} for data\n  source: {}\n", reach.source)
+        }
+        _ => format!("L2 TLB: number of entries unknown: {}\n", reach.source),
     };
     told + &measured_tlb(reach)
 }
@@ -393,7 +397,11 @@ mod tests {
 
     fn report(set: WorkingSet) -> Report {
         let level = |holds, entries| Level { level: 2, holds, pages: vec![PageClass::Base], entries };
-        let tlb = Reach { levels: vec![level(Holds::Code, 512), level(Holds::Data, 2048)], measured: None };
+        let tlb = Reach {
+            levels: vec![level(Holds::Code, 512), level(Holds::Data, 2048)],
+            source: "CPUID leaf 2".to_owned(),
+            measured: None,
+        };
         let verdicts = verdicts(&set, &tlb);
         Report {
             version: 1,
@@ -419,7 +427,7 @@ mod tests {
             "on huge pages      not known: it has ended",
             "Page walks: not counted: no PMU",
             "seen from 200 ms to 701 ms after the start, in one of 0 rounds\n",
-            "L2 TLB: 512 entries for code, 2,048 for data (CPUID)",
+            "L2 TLB: 512 entries for code, 2,048 for data\n  source: CPUID leaf 2\n",
             "at least 1.3 million page walks a second in heap and stacks, 2.6 million a CPU second (1,300 in 1.0 ms)",
             "code: 420 pages within 501 ms, 400 within 1.9 ms: the 512 entries of the L2 TLB hold them; huge pages for code gain little",
             "11,800 pages within 501 ms, 1,300 within 1.9 ms: more than the 2,048 entries of the L2 TLB; huge pages for it may gain",
@@ -439,7 +447,7 @@ mod tests {
         marks.verdicts = verdicts(&marks.working_set, &report.tlb);
         let said = text(&report);
         for wanted in [
-            "L2 TLB: 512 entries for code, 2,048 for data (CPUID)\nL2 TLB, measured: it holds 384 pages of code, 6,144 pages of data\n",
+            "L2 TLB: 512 entries for code, 2,048 for data\n  source: CPUID leaf 2\nL2 TLB, measured: it holds 384 pages of code, 6,144 pages of data\n",
             "code: 420 pages within 501 ms, 400 within 1.9 ms: more than the 384 pages that the L2 TLB was measured to hold",
         ] {
             assert!(said.contains(wanted), "no {wanted:?} in:\n{said}");

@@ -118,9 +118,11 @@ fn leaf_2_where_there_is_no_other() {
 }
 
 #[test]
-fn what_is_not_described_is_an_error() {
-    assert_eq!(dump(&[(0, 0, INTEL)]), Err(CpuidError::Missing("instruction TLB")));
-    assert_eq!(dump(&[(0, 0, AMD)]), Err(CpuidError::Missing("instruction TLB")));
+fn what_is_neither_described_nor_known_is_an_error() {
+    let unknown = |vendor: &str| Processor::X86 { vendor: vendor.to_owned(), family: 0, model: 0 };
+    let missing = |vendor| Err(CpuidError::Missing("instruction TLB", unknown(vendor)));
+    assert_eq!(dump(&[(0, 0, INTEL)]), missing("GenuineIntel"));
+    assert_eq!(dump(&[(0, 0, AMD)]), missing("AuthenticAMD"));
     let maker = leaf(1, u32::from_le_bytes(*b"Cyri"), u32::from_le_bytes(*b"tead"), u32::from_le_bytes(*b"xIns"));
     assert_eq!(dump(&[(0, 0, maker)]), Err(CpuidError::Maker("CyrixInstead".to_owned())));
 }

@@ -4,6 +4,7 @@ use super::counters::Counters;
 use super::process::coverage;
 use super::rounds::{Rounds, Watch};
 use super::{Outcome, Report, StatArgs, VERSION, stall};
+use crate::commands::probe::known_reach;
 use confinement::{Reads, confine};
 use linux::ended::wait_until_ended;
 use linux::process_handle::ProcessHandle;
@@ -24,7 +25,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use walk_counters::Target;
-use working_set::Reach;
 
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
@@ -118,7 +118,7 @@ impl Runs {
 
     /// Runs a command and measures it until it ends, or for the time that `args` has. `words` start what `args` names.
     pub fn measure(&mut self, words: &[OsString], args: &StatArgs) -> io::Result<Ran> {
-        let reach = Reach::of_this_cpu();
+        let reach = known_reach();
         let before = activity();
         // By this thread, which starts the command: what it starts inherits the counters.
         let counters = Counters::start(Target::Children);

@@ -3,6 +3,7 @@
 use super::counters::Counters;
 use super::rounds::{Rounds, Watch};
 use super::{Outcome, Report, VERSION, name_of};
+use crate::commands::probe::known_reach;
 use crate::commands::reading::confine_to;
 use crate::commands::status::explain;
 use confinement::Reads;
@@ -14,7 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use walk_counters::Target;
-use working_set::Reach;
 
 /// How often an end is looked for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -26,7 +26,7 @@ pub fn measure(pid: i32, time: Duration, stall: Duration, interrupted: &Arc<Atom
     let handle = ProcessHandle::open(pid)?;
     let rounds = Rounds::open(pid, time, stall);
     let counters = Counters::start(Target::Process(pid));
-    let reach = Reach::of_this_cpu();
+    let reach = known_reach();
     // Before this thread gives up its rights, of which the other one needs one for a moment.
     let watch = Watch::start(rounds);
     confine_to(Reads::Processes);
