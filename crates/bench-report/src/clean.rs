@@ -9,13 +9,7 @@ pub fn visible(text: &str) -> String {
 }
 
 fn visible_character(c: char) -> char {
-    match c {
-        c if c.is_control() => '\u{fffd}',
-        // Zero width, direction, invisible operators and tags (Unicode's default ignorable code points).
-        '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}' => '\u{fffd}',
-        '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e0fff}' => '\u{fffd}',
-        c => c,
-    }
+    if foreign_text::acts_on_reader(c) { '\u{fffd}' } else { c }
 }
 
 /// Like [`visible`], and of bounded length.

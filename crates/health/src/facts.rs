@@ -240,6 +240,17 @@ pub struct ProgramFacts {
     pub environment: Vec<String>,
 }
 
+impl ProgramFacts {
+    /// Returns the words that start it, as a shell takes them. A process chooses the words that `/proc` shows of it, so that
+    /// those of one that runs are never part of a command that is printed.
+    pub fn typed(&self) -> String {
+        match self.running {
+            Some(_) => "CMD".to_owned(),
+            None => foreign_text::words(&self.command),
+        }
+    }
+}
+
 /// A program that runs. Bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunningFacts {

@@ -1,6 +1,6 @@
 //! What a check answers.
 
-use process_view::quoted;
+use foreign_text::quoted;
 use serde::Serialize;
 use std::fmt;
 

@@ -7,8 +7,8 @@ use crate::checks::{by_glibc, by_java};
 use crate::facts::{Facts, Feature, Known, ProgramFacts};
 use crate::finding::{Finding, Severity};
 use address_space::format_bytes;
+use foreign_text::quoted;
 use lift_plan::Source;
-use process_view::quoted;
 use serde::Serialize;
 use working_set::{Part, PartVerdict, Verdict as InUse};
 
@@ -144,7 +144,7 @@ fn already_huge(program: &ProgramFacts) -> bool {
 }
 
 fn words(program: &ProgramFacts) -> String {
-    program.command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    program.typed()
 }
 
 fn run_command(facts: &Facts, program: &ProgramFacts, heap: bool) -> String {

@@ -2,6 +2,7 @@
 //! another source.
 
 use address_space::{ElfError, PageSize, format_bytes};
+use foreign_text::quoted_path;
 use lift_plan::Nodes;
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// There is no such directory.
-    #[error("no image store at {path}; fix: `pagelift image setup --store {path}`", path = .0.display())]
+    #[error("no image store at {}; fix: `pagelift image setup --store {}`", .0.display(), quoted_path(.0))]
     NoStore(PathBuf),
     /// The directory cannot hold images.
     #[error("{} cannot be used as an image store: found {found}, needed {needed}; fix: `{fix}`", path.display())]
@@ -34,7 +35,7 @@ pub enum StoreError {
     /// Another process makes or removes the image and does not end.
     #[error(
         "found {} locked by another process for {} s now, needed it to end; fix: find it with `fuser -v {}`, and end it",
-        path.display(), waited.as_secs(), path.display()
+        path.display(), waited.as_secs(), quoted_path(path)
     )]
     Locked {
         /// The lock's file.
@@ -43,7 +44,7 @@ pub enum StoreError {
         waited: Duration,
     },
     /// The lock is not the store's owner's.
-    #[error("found {} owned by user {user}, needed it owned by root; fix: rm {}", path.display(), path.display())]
+    #[error("found {} owned by user {user}, needed it owned by root; fix: rm {}", path.display(), quoted_path(path))]
     LockOfAnotherUser {
         /// The lock's file.
         path: PathBuf,
@@ -91,7 +92,7 @@ pub enum StoreError {
     /// A process can write to the file.
     #[error(
         "a process has the file open for writing, or mapped so that it can be written; needed: no such process; fix: find \
-         it with `fuser -v '{}'` and end it", .0.display()
+         it with `fuser -v {}` and end it", quoted_path(.0)
     )]
     OpenForWriting(PathBuf),
     /// The kernel grants no lease on the file.
@@ -103,7 +104,8 @@ pub enum StoreError {
     /// Images of such a file are made only on request.
     #[error(
         "no image is made of it without being asked for, since {why}; needed: a file that root alone can write or \
-         exchange; fix, as root: pagelift image add '{}'", path.display()
+         exchange; fix, as root: pagelift image add {}",
+        quoted_path(path)
     )]
     NotAskedFor {
         /// What was found.

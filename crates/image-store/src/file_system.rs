@@ -2,6 +2,7 @@
 
 use crate::StoreError;
 use address_space::PageSize;
+use foreign_text::quoted_path;
 use linux::pages::transparent_huge_page;
 use machine_facts::{THP, chosen_word};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
@@ -53,11 +54,11 @@ pub(crate) fn inspect(
         needed,
         fix,
     };
-    let set_up = || format!("pagelift image setup --store {}", path.display());
+    let set_up = || format!("pagelift image setup --store {}", quoted_path(path));
     let stat = fstatfs(&directory).map_err(|error| StoreError::io("statfs of the image store", error))?;
     let flags = fstatvfs(&directory).map_err(|error| StoreError::io("statvfs of the image store", error))?.flags();
     if flags.contains(FsFlags::ST_NOEXEC) {
-        let fix = format!("mount -o remount,exec {}", path.display());
+        let fix = format!("mount -o remount,exec {}", quoted_path(path));
         return Err(unfit("mounted `noexec`".to_owned(), "a mount from which code may be mapped", fix));
     }
     match stat.filesystem_type() {
@@ -80,7 +81,7 @@ pub(crate) fn inspect(
             }
             let mode = huge_mode(device).unwrap_or_else(|| "never".to_owned());
             if mode != "always" && mode != "within_size" {
-                let fix = format!("mount -o remount,huge=always {}", path.display());
+                let fix = format!("mount -o remount,huge=always {}", quoted_path(path));
                 return Err(unfit(format!("a tmpfs mounted `huge={mode}`"), "`huge=always`", fix));
             }
             Ok((FileSystem::Tmpfs, size))

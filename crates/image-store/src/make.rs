@@ -9,6 +9,7 @@ use crate::{
     Form, Image, Layout, Request, SourceKey, Store, StoreError, access, coverage, nodes, origin, reading, record,
 };
 use address_space::ElfImage;
+use foreign_text::quoted_path;
 use linux::file_mapping::write_huge_pages;
 use linux::leases::Lease;
 use linux::pages::base_page;
@@ -49,7 +50,7 @@ impl Store {
             return Self::as_asked_for(image, request);
         }
         if geteuid().as_raw() != ROOT {
-            let fix = format!("pagelift image add '{}'", origin.path.display());
+            let fix = format!("pagelift image add {}", quoted_path(&origin.path));
             return Err(StoreError::NotPermitted { fix });
         }
         let lease = lease_on(source, &origin)?;

@@ -5,6 +5,7 @@ mod uninstall;
 use crate::access::ROOT;
 use crate::{FileSystem, Store, StoreError};
 use address_space::{PageSize, parse_bytes};
+use foreign_text::quoted_path;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::geteuid;
 use std::fmt;
@@ -188,7 +189,7 @@ impl StoreMount {
     /// [`StoreError::NotPermitted`], [`StoreError::Unfit`] where something else is there, or [`StoreError::Io`].
     pub fn mount(&self) -> Result<Store, StoreError> {
         if geteuid().as_raw() != ROOT {
-            let fix = format!("pagelift image setup --store {}", self.directory.display());
+            let fix = format!("pagelift image setup --store {}", quoted_path(&self.directory));
             return Err(StoreError::NotPermitted { fix });
         }
         self.make_folders()?;

@@ -7,6 +7,7 @@ use crate::image::{Mark, mappable_segments};
 use crate::locks::{ImageLock, LOCKS, remove_abandoned};
 use crate::{Form, Image, SourceKey, StoreError, access, reading, record};
 use address_space::PageSize;
+use foreign_text::quoted_path;
 use linux::lock_file::LockError;
 use linux::pages::base_page;
 use nix::errno::Errno;
@@ -80,7 +81,7 @@ impl Store {
             Err(Errno::ENOENT) => return Err(StoreError::NoStore(path.to_owned())),
             Err(Errno::ELOOP | Errno::ENOTDIR) => {
                 let found = "a symbolic link or a file on the way".to_owned();
-                let fix = format!("pagelift image setup --store $(realpath {})", path.display());
+                let fix = format!("pagelift image setup --store \"$(realpath {})\"", quoted_path(path));
                 return Err(StoreError::Unfit { path: path.to_owned(), found, needed: "directories alone", fix });
             }
             Err(error) => return Err(StoreError::io(format!("opening the image store {}", path.display()), error)),
@@ -309,11 +310,11 @@ fn ignore_absence(result: Result<(), Errno>) -> Result<(), Errno> {
 fn check_owner(metadata: &Metadata, path: &Path) -> Result<(), StoreError> {
     let unfit = |found, needed, fix| Err(StoreError::Unfit { path: path.to_owned(), found, needed, fix });
     if metadata.uid() != ROOT {
-        let fix = format!("chown root:root {}", path.display());
+        let fix = format!("chown root:root {}", quoted_path(path));
         return unfit(format!("owner {}", metadata.uid()), "root as owner", fix);
     }
     if metadata.mode() & 0o022 != 0 {
-        let fix = format!("chmod go-w {}", path.display());
+        let fix = format!("chmod go-w {}", quoted_path(path));
         return unfit(format!("mode {:o}", metadata.mode() & 0o7777), "writable by root alone", fix);
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use crate::look;
 use address_space::{PageSize, format_bytes};
+use foreign_text::{printable, quoted_path};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -88,8 +89,8 @@ pub enum Refusal {
     Tmpfs(String),
     /// Not huge, and it was not to be prepared.
     #[error(
-        "found {} of {} in huge folios, needed more; fix: pagelift cache prepare '{}'", format_bytes(*.huge),
-        format_bytes(*.of), path.display()
+        "found {} of {} in huge folios, needed more; fix: pagelift cache prepare {}", format_bytes(*.huge),
+        format_bytes(*.of), quoted_path(path)
     )]
     NotAsked {
         /// Bytes in huge folios.
@@ -114,7 +115,8 @@ pub enum Refusal {
     /// The kernel had no free memory of the size of a huge page.
     #[error(
         "found fragmented memory: {blocks} of {of} blocks of {huge} stayed small, needed that many free huge pages; fix, as \
-         root: `echo 1 > /proc/sys/vm/compact_memory`, then `pagelift cache prepare '{}'`", path.display()
+         root: `echo 1 > /proc/sys/vm/compact_memory`, then `pagelift cache prepare {}`",
+        quoted_path(path)
     )]
     Fragmented {
         /// Blocks that stayed small.
@@ -129,7 +131,8 @@ pub enum Refusal {
     /// Some blocks stayed small although nobody maps them and enough memory is free.
     #[error(
         "found pages of {blocks} blocks in use by the kernel or for I/O, needed them at rest; fix: pagelift cache prepare \
-         '{}', again", path.display()
+         {}, again",
+        quoted_path(path)
     )]
     InUse {
         /// Blocks that stayed small.
@@ -139,8 +142,8 @@ pub enum Refusal {
     },
     /// Blocks were read in huge folios and dropped again before anybody mapped them.
     #[error(
-        "found {blocks} blocks that reclaim has dropped again, needed them to stay; fix: name '{}' in \
-         /etc/pagelift/cache.conf and run `pagelift cache keep --lock --budget SIZE`", path.display()
+        "found {blocks} blocks that reclaim has dropped again, needed them to stay; fix: name {} in \
+         /etc/pagelift/cache.conf and run `pagelift cache keep --lock --budget SIZE`", printable(&path.to_string_lossy())
     )]
     Dropped {
         /// Blocks that were dropped.
@@ -152,7 +155,8 @@ pub enum Refusal {
     #[error(
         "found {blocks} blocks small after they were read again on {file_system}, needed a file system that makes large \
          folios; on ext4 the features encrypt and verity and data=journal prevent them; fix: use an image of the file, \
-         `pagelift image add '{}'`", path.display()
+         `pagelift image add {}`",
+        quoted_path(path)
     )]
     StayedSmall {
         /// Blocks that stayed small.
@@ -174,8 +178,8 @@ pub enum Refusal {
     },
     /// Parts of the file are not yet on the disk and cannot be evicted.
     #[error(
-        "found {} that are not yet written to the disk, needed a file at rest; fix: `sync '{}'`", format_bytes(*.bytes),
-        path.display()
+        "found {} that are not yet written to the disk, needed a file at rest; fix: `sync {}`", format_bytes(*.bytes),
+        quoted_path(path)
     )]
     NotYetWritten {
         /// Bytes to be written.
@@ -194,7 +198,7 @@ pub enum Refusal {
     /// Another process prepares the file, and took longer than the budget.
     #[error(
         "found another process that prepares the file for {} ms now, and has {} locked, needed it to end; fix: find it with \
-         `fuser -v '{}'`", waited.as_millis(), lock.display(), lock.display()
+         `fuser -v {}`", waited.as_millis(), printable(&lock.to_string_lossy()), quoted_path(lock)
     )]
     PreparedByAnother {
         /// How long it was waited for.
@@ -211,7 +215,7 @@ pub enum Refusal {
 fn fix_of(reason: &str, path: &std::path::Path) -> String {
     match reason.contains("; fix") {
         true => String::new(),
-        false => format!("; fix: pagelift cache prepare '{}'", path.display()),
+        false => format!("; fix: pagelift cache prepare {}", quoted_path(path)),
     }
 }
 
@@ -223,11 +227,11 @@ fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std
         0 => String::new(),
         unseen => format!(" and perhaps some of {unseen} that only root can inspect"),
     };
-    let path = path.display();
+    let path = quoted_path(path);
     format!(
         "found {blocks} blocks mapped by {} ({}{more}){unseen}, needed none: pages that are mapped cannot be evicted; fix: \
-         end them and run pagelift cache prepare '{path}', or, as root, pagelift cache prepare --replace \
-         '{path}'",
+         end them and run pagelift cache prepare {path}, or, as root, pagelift cache prepare --replace \
+         {path}",
         if processes.len() == 1 { "1 process".to_owned() } else { format!("{} processes", processes.len()) },
         named.join(", ")
     )
@@ -239,10 +243,10 @@ fn budget_text(limit: &Limit, left: u64, path: &std::path::Path) -> String {
             Limit::Time(time) => format!("{} ms", time.as_millis()),
             Limit::Bytes(bytes) => format_bytes(*bytes),
         },
-        path.display(),
+        quoted_path(path),
     );
     format!(
-        "found the budget of {used} used up, needed more for the remaining {}; fix: pagelift cache prepare '{path}'",
+        "found the budget of {used} used up, needed more for the remaining {}; fix: pagelift cache prepare {path}",
         format_bytes(left)
     )
 }

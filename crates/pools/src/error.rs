@@ -2,6 +2,7 @@
 
 use crate::request::short_size;
 use address_space::PageSize;
+use foreign_text::quoted_path;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -61,7 +62,7 @@ pub enum PoolError {
         waited: Duration,
     },
     /// The lock that changes of pools take is not this user's.
-    #[error("found {} owned by user {user}, needed it owned by root; fix: rm {}", path.display(), path.display())]
+    #[error("found {} owned by user {user}, needed it owned by root; fix: rm {}", path.display(), quoted_path(path))]
     LockOfAnotherUser {
         /// The lock's file.
         path: PathBuf,

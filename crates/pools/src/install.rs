@@ -3,7 +3,7 @@
 use crate::earlier::{Earlier, earlier, places};
 use crate::{BootFile, BootKind, BootMachine, PoolRequest};
 use address_space::PageSize;
-use process_view::quoted;
+use foreign_text::{quoted, quoted_path};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
@@ -51,10 +51,10 @@ pub enum InstallError {
 fn earlier_fix(path: &Path, root: &Path) -> String {
     let file = path.file_stem().map(|file| file.to_string_lossy()).unwrap_or_default();
     let first = match file.strip_prefix("60-pagelift-pool-") {
-        Some(name) if root == Path::new("/") => format!("`pagelift pool plan --uninstall --name {name}`"),
+        Some(name) if root == Path::new("/") => format!("`pagelift pool plan --uninstall --name {}`", quoted(name)),
         Some(name) => {
-            let root = quoted(&root.to_string_lossy());
-            format!("`pagelift pool plan --uninstall --name {name} --root {root}`")
+            let root = quoted_path(root);
+            format!("`pagelift pool plan --uninstall --name {} --root {root}`", quoted(name))
         }
         None => format!("take it out of {}", path.display()),
     };

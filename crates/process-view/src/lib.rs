@@ -20,7 +20,6 @@ mod process_files;
 mod process_memory;
 mod roles;
 pub mod symbols;
-mod text;
 mod tree;
 
 pub use activity::{Activity, ActivityReader, page_faults};
@@ -30,8 +29,8 @@ pub use code::{CodePlace, ProcessCode, UnwindSections};
 pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};
 pub use error::ObservationError;
 pub use file_identity::FileIdentity;
+pub use foreign_text::{printable, quoted};
 pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};
 pub use mapped_file::{Unreadable, open_mapped, open_regular_file};
 pub use process_files::ProcessFiles;
-pub use text::{printable, quoted};
 pub use tree::tree_of;

@@ -3,6 +3,7 @@
 mod obstacles;
 
 use crate::properties::{CallRule, Properties};
+use foreign_text::{quoted, words};
 use options::{Choice as _, HeapPages, Pages};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -206,9 +207,14 @@ impl Chooser<'_> {
         let program = self.programs.first().filter(|_| self.programs.iter().all(does_nothing))?;
         let parts = self.unit.list("ConsistsOf");
         let fix = match parts.first() {
-            Some(part) => format!("the units that do the work are {}; fix: pagelift enable {part}", parts.join(", ")),
+            Some(part) => {
+                format!("the units that do the work are {}; fix: pagelift enable {}", parts.join(", "), quoted(part))
+            }
             None => {
-                format!("needed: the unit that does the work; systemctl list-dependencies {}", self.unit.value("Id"))
+                format!(
+                    "needed: the unit that does the work; systemctl list-dependencies -- {}",
+                    quoted(self.unit.value("Id"))
+                )
             }
         };
         Some(format!("it starts {} only, which does nothing: {fix}", program.path))
@@ -308,7 +314,7 @@ impl Chooser<'_> {
     fn made_before(&self, is_silent: bool, reasons: &mut Vec<String>) -> Vec<String> {
         let sources = self.image_sources();
         if is_silent {
-            let files = sources.join(" ").replace("%%", "%");
+            let files = words(sources.iter().map(|path| path.replace("%%", "%")));
             reasons.extend((!sources.is_empty()).then(|| {
                 format!(
                     "note: root makes no image before a start, since what fails would be written to the socket; fix: \

@@ -2,6 +2,7 @@
 
 use crate::nodes::{self, Home};
 use address_space::{AddressRange, AddressSpace, ElfImage, LoadedObject, PageSize, RangeSet};
+use foreign_text::quoted_path;
 use image_store::{FileSystem, Form, Image, Layout, Request, SourceKey, Store, StoreError, default_directory};
 use lift_plan::{
     CachedFile, ImageSpan, MachineFacts, Policy, ProcessFacts, Reason, ThpMode, cached_coverable, coverable,
@@ -197,15 +198,16 @@ impl Source<'_> {
             (Some(Ok(Some(image))), _) => return Ok((Some(image), None)),
             (Some(Err(error)), _) => Some(error.to_string()),
             (Some(Ok(None)), Some(node)) => Some(format!(
-                "the store has no copy for node {node} at this base; fix, as root: pagelift image add --per-node '{}'",
-                self.path
+                "the store has no copy for node {node} at this base; fix, as root: pagelift image add --per-node {}",
+                quoted_path(self.path)
             )),
             _ => why,
         };
         if wanted == Wanted::CopyForTheNode {
             return Ok((None, why));
         }
-        let none = || format!("the store has none for this base; fix, as root: pagelift image add '{}'", self.path);
+        let none =
+            || format!("the store has none for this base; fix, as root: pagelift image add {}", quoted_path(self.path));
         let shared = self.found_or_made(store, self.layout.into(), &most_bytes).map_err(|error| error.to_string())?;
         Ok((Some(shared.ok_or_else(none)?), why))
     }

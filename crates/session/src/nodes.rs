@@ -1,6 +1,7 @@
 //! The NUMA node that a process belongs to, and what it maps of shared pages that lie on others.
 
 use address_space::{AddressRange, AddressSpace, Mapping, format_bytes};
+use foreign_text::quoted_path;
 use image_store::default_directory;
 use lift_plan::{MachineFacts, Numa};
 use linux::nodes::has_several_nodes;
@@ -63,9 +64,9 @@ impl FarPages {
 
     /// The command, for root, after which the program's next start runs from its own node.
     pub fn command(&self) -> String {
-        let path = printable(&self.path);
         // The path of an image is no file of which one could be made.
-        let file = if Path::new(&path).starts_with(default_directory()) { "FILE" } else { &path };
+        let is_image = Path::new(&self.path).starts_with(default_directory());
+        let file = if is_image { "FILE".to_owned() } else { quoted_path(&self.path) };
         format!("pagelift image add --per-node {file}")
     }
 }

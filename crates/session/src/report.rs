@@ -150,6 +150,7 @@ impl LiftReport {
 /// Writes JSON: the only document of its file, or one more line of it.
 pub(crate) fn write_document(document: &impl Serialize, path: &Path, as_line: bool) -> io::Result<()> {
     let mut text = if as_line { serde_json::to_string(document)? } else { serde_json::to_string_pretty(document)? };
+    text = foreign_text::escaped_json(&text);
     text.push('\n');
     let mut options = OpenOptions::new();
     options.create(true).write(true).append(as_line).truncate(!as_line);

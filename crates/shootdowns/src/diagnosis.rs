@@ -49,10 +49,13 @@ pub struct Finding {
 /// A cure as it applies to the process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Remedy {
-    /// The variable and the value that it should have: merged with what the process has.
+    /// The variable.
     pub variable: String,
-    /// `None` where the process has all of it set already.
+    /// The settings that it should have too. Nothing of what the process has set is in it: a process chooses its environment.
+    /// `None` where the process has all of them set already.
     pub value: Option<String>,
+    /// The process has set the variable to something else, which the settings are to be added to.
+    pub beside_others: bool,
     /// Settings that the process has another value for.
     pub stays: Vec<String>,
     /// Whether it ends the behaviour or reduces it.
@@ -273,17 +276,20 @@ impl Subject {
             When::Purging => matches!(how, Returning::Purging | Returning::CallocZeroing),
             When::Calloc => how == Returning::CallocZeroing,
         };
-        let mut environment = self.environment.clone();
+        let (mut environment, mut ours) = (self.environment.clone(), Environment::default());
         let remedy = |cure: &Cure| {
             let variable = cure.variable_of(allocator);
             let applied = cure.applied(variable, &environment);
             // Cures of one variable build on each other.
-            if let Some(value) = &applied.value {
-                environment = environment.clone().with(variable, value);
+            let value = cure.applied_to(variable, &environment, ours.get(variable)).value;
+            if let (Some(all), Some(value)) = (&applied.value, &value) {
+                environment = environment.clone().with(variable, all);
+                ours = ours.clone().with(variable, value);
             }
             Remedy {
                 variable: variable.to_owned(),
-                value: applied.value,
+                value,
+                beside_others: self.environment.get(variable).is_some(),
                 stays: applied.stays,
                 effect: cure.effect,
                 versions: cure.versions.clone(),

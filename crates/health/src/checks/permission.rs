@@ -4,7 +4,7 @@ use super::{fine, found};
 use crate::facts::{Attempt, Facts, Feature};
 use crate::finding::{Fix, Outcome, Severity};
 use address_space::format_bytes;
-use process_view::quoted;
+use foreign_text::quoted;
 
 /// `EACCES` (errno(3)), by which SELinux refuses.
 const EACCES: i32 = 13;
@@ -89,7 +89,7 @@ pub fn seccomp(facts: &Facts) -> Vec<Outcome> {
         return fine("no seccomp filter");
     }
     let fix = facts.permission.unit.as_ref().map(|unit| {
-        Fix::user(format!("systemctl show -p SystemCallFilter,MemoryDenyWriteExecute {}", quoted(unit)))
+        Fix::user(format!("systemctl show -p SystemCallFilter,MemoryDenyWriteExecute -- {}", quoted(unit)))
             .with_note("shows what systemd set")
     });
     found(

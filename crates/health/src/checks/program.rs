@@ -5,7 +5,6 @@ use crate::facts::{Facts, ProgramFacts};
 use crate::finding::{Fix, Outcome, Severity};
 use address_space::format_bytes;
 use heap_choice::Family;
-use process_view::quoted;
 
 /// The first glibc 2.N with the tunable `glibc.elf.thp`.
 const ELF_THP: u32 = 44;
@@ -89,8 +88,7 @@ fn sets_elf_thp(program: &ProgramFacts) -> bool {
 /// The command that has glibc put the program's code on huge pages, where it can and is not told to yet.
 pub(crate) fn by_glibc(program: &ProgramFacts) -> Option<String> {
     with_elf_thp(program).filter(|_| !sets_elf_thp(program))?;
-    let command: Vec<String> = program.command.iter().map(|word| quoted(word)).collect();
-    Some(format!("GLIBC_TUNABLES=glibc.elf.thp=1 {}", command.join(" ")))
+    Some(format!("GLIBC_TUNABLES=glibc.elf.thp=1 {}", program.typed()))
 }
 
 /// glibc's own way.

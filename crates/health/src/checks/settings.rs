@@ -116,9 +116,12 @@ pub(crate) fn by_java(program: &ProgramFacts) -> Option<String> {
     if program.known != Known::Java || command_has(program, &["-XX:+UseTransparentHugePages", "-XX:+UseLargePages"]) {
         return None;
     }
-    let command: Vec<String> = program.command.iter().map(|word| process_view::quoted(word)).collect();
-    let (first, rest) = command.split_first().map_or(("java", &[][..]), |(first, rest)| (first.as_str(), rest));
-    Some(format!("{first} -XX:+UseTransparentHugePages {}", rest.join(" ")).trim_end().to_owned())
+    let flag = "-XX:+UseTransparentHugePages";
+    if program.running.is_some() {
+        return Some(format!("java {flag} ARGUMENTS"));
+    }
+    let (first, rest) = program.command.split_first().map_or(("java", &[][..]), |(first, rest)| (first.as_str(), rest));
+    Some(foreign_text::words([first, flag].into_iter().chain(rest.iter().map(String::as_str))))
 }
 
 fn java_on_pool(facts: &Facts, program: &ProgramFacts) -> Vec<Outcome> {

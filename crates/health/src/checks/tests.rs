@@ -213,11 +213,15 @@ fn transparent_huge_pages() {
     finds("thp-defrag", Advice, ["always", "defrag"], |f| f.thp.defrag = Some("always".into()));
     finds("khugepaged-bloat", Advice, ["511 of 512", "echo 64 >"], |f| f.thp.general = Some("always".into()));
     let off = |inherited_from, except_advised| Some(SwitchedOff { inherited_from, except_advised });
+    finds("thp-switched-off", Problem, ["manager[5]", "exec @ARGV' CMD"], |f| {
+        f.thp.switched_off = off(Some((5, "manager".into())), false);
+    });
     let restart = "exec @ARGV' /usr/sbin/server '--name=a b'";
     finds("thp-switched-off", Problem, ["manager[5]", restart], |f| {
         f.thp.switched_off = off(Some((5, "manager".into())), false);
+        program_of(f).running = None;
     });
-    finds("thp-switched-off", Note, ["for itself", "MemoryTHP server.service"], |f| {
+    finds("thp-switched-off", Note, ["for itself", "MemoryTHP -- server.service"], |f| {
         f.thp.switched_off = off(None, false)
     });
     finds("thp-switched-off", Note, ["only where advised", ""], |f| f.thp.switched_off = off(None, true));
@@ -344,12 +348,7 @@ fn programs_that_can_do_it_themselves() {
         }
     };
     assert_eq!(found_with(as_known(Known::Redis), "heap"), [], "it forks to save");
-    finds(
-        "java",
-        Advice,
-        ["neither", "/usr/sbin/server -XX:+UseTransparentHugePages '--name=a b'"],
-        as_known(Known::Java),
-    );
+    finds("java", Advice, ["neither", "java -XX:+UseTransparentHugePages ARGUMENTS"], as_known(Known::Java));
     let with_option = |option: &str| {
         let option = option.to_owned();
         move |f: &mut Facts| {
@@ -372,7 +371,7 @@ fn programs_that_can_do_it_themselves() {
         program_of(f).known = Known::Postgres;
         running_of(f).shared = (100 * MIB, 0);
     });
-    finds("elf-thp", Note, ["glibc 2.44", "GLIBC_TUNABLES=glibc.elf.thp=1 /usr/sbin/server"], |f| {
+    finds("elf-thp", Note, ["glibc 2.44", "GLIBC_TUNABLES=glibc.elf.thp=1 CMD"], |f| {
         program_of(f).allocator = Some((Family::Glibc { minor: Some(44) }, "glibc 2.44".into()));
     });
 }
@@ -526,7 +525,7 @@ fn the_program_s_own_way_is_recommended_where_it_suffices() {
     let native = "GLIBC_TUNABLES=glibc.elf.thp=1 /usr/sbin/server '--name=a b'";
     let (run, measure) = of(&|_| {});
     assert_eq!(run, native);
-    assert!(measure.starts_with("pagelift bench --against 'env GLIBC_TUNABLES=glibc.elf.thp=1 "), "{measure}");
+    assert!(measure.starts_with("pagelift bench --against \"env GLIBC_TUNABLES=glibc.elf.thp=1 "), "{measure}");
     let by_pagelift = "pagelift run -- /usr/sbin/server '--name=a b'";
     assert_eq!(of(&|program| program.lifts.push((Source::Thp, MIB))).0, by_pagelift, "more than the page cache holds");
     let older = |program: &mut ProgramFacts| {
@@ -536,4 +535,28 @@ fn the_program_s_own_way_is_recommended_where_it_suffices() {
     assert_eq!(of(&|program| program.environment = vec!["glibc.elf.thp=1".to_owned()]).0, by_pagelift, "it is set");
     let java = of(&|program| program.known = Known::Java);
     assert_eq!(java.0, "/usr/sbin/server -XX:+UseTransparentHugePages '--name=a b'");
+}
+
+/// A process chooses its command line, its cgroup and the names of its files.
+#[test]
+fn no_command_has_words_of_a_process_unquoted() {
+    const EVIL: &str = "x'; touch /tmp/reached; '\u{1b}[31m";
+    let mut facts = healthy();
+    facts.thp.switched_off = Some(SwitchedOff { inherited_from: Some((5, "manager".into())), except_advised: false });
+    facts.permission.unit = Some(EVIL.to_owned());
+    facts.permission.seccomp = Some(2);
+    let program = program_of(&mut facts);
+    program.command = vec![EVIL.to_owned(), "$(touch /tmp/reached)".to_owned()];
+    program.allocator = Some((Family::Glibc { minor: Some(44) }, "glibc 2.44".into()));
+    let elsewhere = vec![NodeBytes { node: 0, bytes: 2 * MIB }];
+    running_of(&mut facts).far_pages = vec![FarPages { path: EVIL.to_owned(), home: 1, of: 6 * MIB, elsewhere }];
+    for known in [Known::Other, Known::Java] {
+        program_of(&mut facts).known = known;
+        let report = examine(&facts);
+        let fixes = report.findings.iter().filter_map(|finding| finding.fix.as_ref());
+        let commands: Vec<String> = fixes.flat_map(|fix| fix.typed(false)).collect();
+        assert!(commands.len() > 3, "{commands:?}");
+        let all = commands.into_iter().chain(report.verdict.run).chain(report.verdict.measure);
+        all.for_each(|command| assert!(!command.contains("touch"), "{command}"));
+    }
 }

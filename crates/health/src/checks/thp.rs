@@ -3,8 +3,8 @@
 use super::{fine, found};
 use crate::facts::{Facts, SwitchedOff};
 use crate::finding::{Fix, Outcome, Severity};
+use foreign_text::quoted;
 use machine_facts::THP;
-use process_view::quoted;
 
 /// Entries of a page table that khugepaged may find empty and still collapse, above which memory grows without bound.
 const MANY_EMPTY: f64 = 0.9;
@@ -82,7 +82,7 @@ pub fn switched_off(facts: &Facts) -> Vec<Outcome> {
             "nothing, if its author meant it: MariaDB and redis do this",
             "Pagelift suspends it while it lifts; memory that the program touches later stays on base pages",
             facts.permission.unit.as_ref().map(|unit| {
-                Fix::user(format!("systemctl show -p MemoryTHP {}", quoted(unit))).with_note(
+                Fix::user(format!("systemctl show -p MemoryTHP -- {}", quoted(unit))).with_note(
                     "`disable` there comes from systemd: systemctl edit the unit, MemoryTHP=inherit, restart",
                 )
             }),
@@ -94,7 +94,7 @@ pub fn switched_off(facts: &Facts) -> Vec<Outcome> {
 fn switch_on(facts: &Facts) -> Fix {
     let prctl = if cfg!(target_arch = "x86_64") { 157 } else { 167 };
     let command = match &facts.program {
-        Some(program) => program.command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
+        Some(program) => program.typed(),
         None => "\"$SHELL\"".to_owned(),
     };
     Fix::user(format!("perl -e 'syscall({prctl}, 41, 0, 0, 0, 0); exec @ARGV' {command}")).with_note(

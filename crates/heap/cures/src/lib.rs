@@ -218,6 +218,12 @@ impl Cure {
 
     /// Merges the cure with what `variable` has in the environment. What is set there stays.
     pub fn applied(&self, variable: &str, environment: &Environment) -> Applied {
+        self.applied_to(variable, environment, environment.get(variable))
+    }
+
+    /// Merges the cure with `list` as the variable's value, and leaves out what the environment has set: so that none of the
+    /// environment's own text is in the value.
+    pub fn applied_to(&self, variable: &str, environment: &Environment, list: Option<&str>) -> Applied {
         let before = environment.get(variable);
         let (Some(between), Some(equals)) = (self.between, self.equals) else {
             let names = vec![variable.to_owned()];
@@ -238,7 +244,7 @@ impl Cure {
         let (stays, ours): (Vec<_>, Vec<_>) = self.settings.iter().partition(|(name, _)| by_the_user(name));
         let ours: Vec<(&str, &str)> = ours.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         Applied {
-            value: merged(before, between, equals, &ours),
+            value: merged(list, between, equals, &ours),
             added: ours.iter().map(|(name, value)| self.setting(name, value)).collect(),
             stays: stays.iter().map(|(name, _)| name.clone()).collect(),
         }

@@ -3,6 +3,7 @@
 use super::{CONDITION, DEVICE, StoreMount, replace};
 use crate::{FileSystem, StoreError};
 use address_space::{PageSize, parse_bytes};
+use foreign_text::quoted_path;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -121,7 +122,7 @@ impl StoreMount {
 }
 
 fn changed(path: PathBuf) -> StoreError {
-    let fix = format!("rm {}", path.display());
+    let fix = format!("rm {}", quoted_path(&path));
     let found = "a unit that was changed since Pagelift wrote it".to_owned();
     StoreError::Unfit { path, found, needed: "one as it was written, which alone is removed", fix }
 }

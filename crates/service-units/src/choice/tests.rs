@@ -89,7 +89,7 @@ fn a_unit_that_does_nothing_names_those_that_do_the_work() {
         "{why}"
     );
     let why = refused("Id=idle.service", idle.clone(), &Wanted::default(), &here());
-    assert!(why.contains("systemctl list-dependencies idle.service"), "{why}");
+    assert!(why.contains("systemctl list-dependencies -- idle.service"), "{why}");
     let both = choose(&Properties::parse(unit), &[idle, program()], &Wanted::default(), &here());
     assert!(both.is_ok(), "{both:?}");
 }

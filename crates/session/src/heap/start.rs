@@ -2,6 +2,7 @@
 
 use crate::parts;
 use address_space::{PageSize, format_bytes};
+use foreign_text::quoted_path;
 use heap_abi::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node, share_evenly};
 use heap_choice::{Allocator, Context, ElfFacts, Environment, Forced, HeapChoice, Program, choose};
 use lift_plan::{MachineFacts, NodeFacts, Nodes, Numa, Reason, ThpMode, pool_on};
@@ -162,6 +163,7 @@ fn no_pages(size: PageSize, numa: Numa, machine: &MachineFacts) -> String {
     let elsewhere = machine.pool(size).map_or(0, |pool| pool_on(machine, pool, &nodes).1);
     match (limits.hugetlb_of(size).filter(|limit| free > 0 && limit.left < size.bytes()), nodes.iter().next()) {
         (Some(HugetlbLimit { file, .. }), _) => {
+            let file = quoted_path(file);
             format!("a cgroup allows no more pages of {size}, of which the pool has {free}; fix: echo BYTES > {file}")
         }
         (None, Some(node)) if elsewhere > 0 => format!(

@@ -94,15 +94,21 @@ fn the_kernel_s_own_doing_is_the_kernel_s() {
 }
 
 #[test]
-fn the_cure_is_merged_with_what_the_process_has() {
+fn the_cure_has_none_of_what_the_process_has_set() {
     let subject = jemalloc(Environment::default().with("MALLOC_CONF", "narenas:2"));
     let finding = subject.finding(Behaviour::Allocator(Returning::Purging), 0.9);
     assert_eq!(finding.cures.len(), 1);
-    assert_eq!(finding.cures[0].value.as_deref(), Some("dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:2"));
+    assert_eq!(finding.cures[0].value.as_deref(), Some("dirty_decay_ms:-1,muzzy_decay_ms:-1"));
+    assert!(finding.cures[0].beside_others);
     assert_eq!(subject.settings(), ["MALLOC_CONF=narenas:2"]);
     let calloc = subject.finding(Behaviour::Allocator(Returning::CallocZeroing), 0.9);
     let last = calloc.cures.last().and_then(|cure| cure.value.as_deref());
-    assert_eq!(last, Some("thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:2"));
+    assert_eq!(last, Some("thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"));
+    let set = jemalloc(Environment::default().with("MALLOC_CONF", "dirty_decay_ms:9;touch x"));
+    let finding = set.finding(Behaviour::Allocator(Returning::Purging), 0.9);
+    assert_eq!(finding.cures[0].value.as_deref(), Some("muzzy_decay_ms:-1"));
+    let alone = jemalloc(Environment::default()).finding(Behaviour::Allocator(Returning::Purging), 0.9);
+    assert!(!alone.cures[0].beside_others);
 }
 
 #[test]
