@@ -1,5 +1,6 @@
 //! How a command ends: its exit status, what is said of a failure, and signals that ask for the end.
 
+use crate::output::fail;
 use anyhow::Context;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ pub fn finished(result: anyhow::Result<u8>) -> u8 {
         Ok(status) => status,
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) => {
-            eprintln!("pagelift: {error:#}");
+            fail(&error);
             OWN_FAILURE
         }
     }

@@ -7,5 +7,6 @@ pub mod arguments;
 pub mod commands;
 pub mod definition;
 pub mod exit;
+pub mod output;
 pub mod text;
 pub mod usual_run;

@@ -89,5 +89,5 @@ pub fn json(record: &Record) -> anyhow::Result<String> {
         "blocks": record.blocks().len(),
         "ended": record.ended(),
     });
-    Ok(serde_json::to_string_pretty(&value)? + "\n")
+    Ok(cli::output::json(&value)?)
 }

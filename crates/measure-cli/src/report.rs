@@ -4,10 +4,10 @@ use anyhow::{Context, bail, ensure};
 use bench_report::{MOST_RECORDS, Source, html, markdown};
 use cli::arguments::report::ReportArgs;
 use cli::commands::reading::confine_to;
+use cli::output::Output;
 use confinement::Reads;
 use experiment::record::read;
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Where the page goes if nothing is said.
@@ -26,7 +26,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let output = args.output.clone().or_else(|| (!is_markdown).then(|| PathBuf::from(PAGE)));
     match output.filter(|path| path != Path::new("-")) {
         Some(path) => write(&path, &args.files, &page),
-        None => Ok(std::io::stdout().write_all(page.as_bytes())?),
+        None => Ok(Output::Standard.print(&page)?),
     }
 }
 
@@ -51,6 +51,5 @@ fn write(path: &Path, records: &[PathBuf], page: &str) -> anyhow::Result<()> {
         bail!("{} is a record, which the page would replace; fix: another -o", named(path));
     }
     std::fs::write(path, page).with_context(|| format!("writing {}", named(path)))?;
-    println!("{}: {} KB", named(path), page.len().div_ceil(1000));
-    Ok(())
+    Ok(writeln!(Output::Standard, "{}: {} KB", named(path), page.len().div_ceil(1000))?)
 }

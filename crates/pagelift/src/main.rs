@@ -8,6 +8,7 @@ use clap::{CommandFactory, Parser};
 use cli::commands;
 use cli::definition::{Cli, Command, RunCli};
 use cli::exit::{OWN_FAILURE, finished};
+use cli::output::Output;
 use cli::usual_run;
 use std::ffi::{CStr, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn main(count: i32, arguments: *const *const c_char) -> i3
     let status = match parse(&words) {
         Ok(cli) => run(cli, &words),
         Err(error) => {
-            let _ = error.print();
+            Output::print_usage(&error);
             if error.use_stderr() { OWN_FAILURE } else { 0 }
         }
     };

@@ -1,17 +1,19 @@
 //! `pagelift align`.
 
+use crate::output::Output;
+use crate::say;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
 use elf_alignment::{AlignError, NewAlign, Segments, record};
 use file_replacement::{Change, Patch, replace};
+use foreign_text::quoted_path;
 use linux::bounded::ELF_HEADERS;
 use linux::pages::transparent_huge_page;
 use object::read::elf::FileHeader as _;
 use object::{LittleEndian, ReadCache};
 use process_view::{BoundedFile, FileIdentity, open_regular_file, printable};
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -50,7 +52,7 @@ pub fn run(args: &AlignArgs) -> anyhow::Result<()> {
     let identity = FileIdentity::of(&file.metadata()?);
     let segments = Segments::read(&ReadCache::new(BoundedFile::new(&file, identity.size, ELF_HEADERS.bytes())))
         .with_context(|| name.clone())?;
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     if args.undo {
         let values = segments.undo(&former_values(&file)?).with_context(|| name.clone())?;
         let attributes = vec![(RECORD.to_owned(), None)];
@@ -78,7 +80,7 @@ pub fn run(args: &AlignArgs) -> anyhow::Result<()> {
     } else {
         let attributes = vec![(RECORD.to_owned(), Some(record(&values).into_bytes()))];
         change(args, &file, &values, attributes, identity).with_context(|| name.clone())?;
-        writeln!(out, "{name}: aligned to {huge}: {brings}; undo: pagelift align --undo '{name}'")?;
+        writeln!(out, "{name}: aligned to {huge}: {brings}; undo: pagelift align --undo {}", quoted_path(&args.file))?;
     }
     writeln!(out, "{}", flags(huge))?;
     Ok(())
@@ -135,7 +137,7 @@ fn change(
     match replace(&args.file, &change) {
         Err(file_replacement::ReplaceError::Metadata { what, .. }) if args.force && what.contains("user.pagelift") => {
             replace(&args.file, &Change { attributes: Vec::new(), ..change })?;
-            eprintln!("pagelift: the former values could not be kept; to undo, build it anew");
+            say!("pagelift: the former values could not be kept; to undo, build it anew");
         }
         result => drop(result?),
     }

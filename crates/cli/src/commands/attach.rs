@@ -3,6 +3,8 @@
 use super::reading::keeps_rights;
 use crate::arguments::heap::AttachHeapArg;
 use crate::definition::{AttachArgs, DetachArgs};
+use crate::output::{Failures, Output};
+use crate::say;
 use crate::text::{heap, pause::pause, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
@@ -36,11 +38,11 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     }
     if args.watch {
         // Refusals at the beginning of a watch are printed at once, not at its end.
-        failed.iter().for_each(|line| eprintln!("pagelift: {line}"));
+        failed.iter().for_each(|line| say!("pagelift: {line}"));
         watch(args, watched, &mut reader);
         failed.iter_mut().for_each(|line| line.insert_str(0, "at the beginning: "));
     }
-    if failed.is_empty() { Ok(()) } else { bail!(failed.join("\npagelift: ")) }
+    if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
 }
 
 fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectReader) -> anyhow::Result<()> {
@@ -48,7 +50,7 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectRead
     let policy = args.policy.policy();
     if args.dry_run {
         let plan = plan_attach(pid, &policy, reader)?;
-        print!("{}", table::plan(&process_name(pid), &plan));
+        Output::Standard.print(&table::plan(&process_name(pid), &plan))?;
         if let Some(path) = &args.outcome.report {
             let document = Inspection::of_plan(process_name(pid), plan);
             document.write(path, args.all.is_some()).with_context(|| format!("writing {}", path.display()))?;
@@ -67,10 +69,10 @@ fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectRead
     }
     if !args.outcome.quiet {
         let heap = report.heap.as_ref().map(|in_place| format!("; {}", heap::in_place(in_place))).unwrap_or_default();
-        eprintln!("{}; {}{heap}", report.line(), pause(paused));
+        say!("{}; {}{heap}", report.line(), pause(paused));
     }
     if args.outcome.verbose {
-        eprint!("{}", table::outcome(&report));
+        Output::Error.print(&table::outcome(&report))?;
     }
     let refused: Vec<String> =
         heap_refused.map(|error| error.in_full()).into_iter().chain(report.still_suspended).collect();
@@ -91,7 +93,7 @@ fn watch(args: &AttachArgs, mut watched: Vec<Watch>, reader: &mut ObjectReader) 
             if watched.has_loaded()
                 && let Err(error) = attach_one(args, &watched.process(), reader)
             {
-                eprintln!("pagelift: {error:#}");
+                say!("pagelift: {error:#}");
             }
             !watched.has_ended()
         });
@@ -105,14 +107,14 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
         let process = Selected { program: args.all.as_deref(), ..Selected::by_number(pid) };
         match put_back(&process) {
             Ok(Some(detached)) if !args.quiet => {
-                eprintln!("pagelift: {}: {}", process_name(pid), text(&detached))
+                say!("pagelift: {}: {}", process_name(pid), text(&detached))
             }
             Ok(_) => {}
             Err(_) if process.has_gone() => {}
             Err(error) => failed.push(refusal(pid, &error.into())),
         }
     }
-    if failed.is_empty() { Ok(()) } else { bail!(failed.join("\npagelift: ")) }
+    if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
 }
 
 /// Names the process and why nothing was done to it. That there is no such process is said with its number already.

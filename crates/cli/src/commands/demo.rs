@@ -6,6 +6,7 @@ mod advice;
 mod screen;
 
 use crate::arguments::policy::choice;
+use crate::output::Output;
 use advice::LiftSummary;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -20,7 +21,7 @@ use process_view::ProcessMemory;
 use process_view::coverage::Coverage;
 use serde::Serialize;
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -79,9 +80,8 @@ struct DemoReport {
 pub fn run(args: &DemoArgs) -> Result<()> {
     let program = session::parts::find(PROGRAM)?;
     let machine = look_at_machine(Duration::from_millis(300));
-    let mut out = std::io::stdout().lock();
+    let out = Output::Standard;
     write!(out, "{}", screen::opening(&machine, args.seconds))?;
-    out.flush()?;
 
     let cpu = last_usable_cpu();
     let mut lift = LiftFiles::new()?;

@@ -3,6 +3,8 @@
 use super::reading::confine_to;
 use super::stat::report::Outcome;
 use super::stat::rounds::{Rounds, USUAL_STALL, Watch};
+use crate::output::Output;
+use crate::say;
 use crate::text::doctor::{Style, WIDTH, text};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -12,7 +14,6 @@ use health::{HealthReport, examine};
 use process_view::open_regular_file;
 use session::start::CommandFiles;
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use working_set::{PartVerdict, Reach};
 
@@ -48,7 +49,7 @@ pub fn run(args: &DoctorArgs) -> u8 {
         if crate::exit::is_broken_pipe(&error) {
             return 0;
         }
-        eprintln!("pagelift: {error:#}");
+        say!("pagelift: {error:#}");
         crate::exit::OWN_FAILURE
     })
 }
@@ -73,7 +74,7 @@ fn in_use(watch: Watch, reach: &Reach) -> Vec<PartVerdict> {
     match watch.finish(reach) {
         Outcome::Measured(marks) => marks.verdicts,
         Outcome::NotMeasured(why) => {
-            eprintln!("pagelift: note: which pages are in use was not measured: {why}");
+            say!("pagelift: note: which pages are in use was not measured: {why}");
             Vec::new()
         }
     }
@@ -95,20 +96,18 @@ fn subject(args: &DoctorArgs) -> anyhow::Result<Subject> {
 }
 
 fn print(args: &DoctorArgs, report: &HealthReport) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let out = Output::Standard;
     if args.json {
-        serde_json::to_writer_pretty(&mut out, report)?;
-        writeln!(out)?;
+        out.print_json(report)?;
     } else {
-        let width = linux::terminal::columns(&out).map_or(WIDTH, |columns| columns.min(WIDTH));
+        let width = out.columns().map_or(WIDTH, |columns| columns.min(WIDTH));
         let style = Style { is_coloured: is_coloured(out.is_terminal()), all: args.all, width };
         let is_root = nix::unistd::geteuid().is_root();
-        out.write_all(text(report, is_root, style).as_bytes())?;
+        out.print_coloured(&text(report, is_root, style))?;
         if let Some(pid) = args.pid.filter(|_| !args.probe) {
             writeln!(out, "\nWhich pages are in use, and how far the TLB reaches: `pagelift doctor --probe {pid}`.")?;
         }
     }
-    out.flush()?;
     Ok(())
 }
 

@@ -2,15 +2,16 @@
 
 use super::probe::beside;
 use crate::arguments::policy::{PolicyArgs, words};
+use crate::output::{self, Output};
+use crate::say;
 use crate::text::estimate::text;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use foreign_text::quoted_path;
 use lift_plan::ThpMode;
 use linux::pages::base_page;
-use process_view::quoted;
 use session::start::CommandFiles;
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -123,8 +124,8 @@ pub fn run(args: &EstimateArgs) -> Result<()> {
     };
     let interrupted = crate::exit::interruptions()?;
     let estimate = estimate(&request, &qemu, &|| interrupted.load(Ordering::Relaxed))?;
-    let text = if args.json { serde_json::to_string_pretty(&estimate)? + "\n" } else { text(&estimate) };
-    std::io::stdout().write_all(text.as_bytes())?;
+    let text = if args.json { output::json(&estimate)? } else { text(&estimate) };
+    Output::Standard.print(&text)?;
     Ok(())
 }
 
@@ -141,13 +142,11 @@ impl Started {
     fn of_process(pid: i32, again: bool) -> Result<Self> {
         let words = words_of(pid, "cmdline")?;
         ensure!(!words.is_empty(), "process {pid} has no command line: it is a kernel thread, or has ended");
-        let shown: Vec<String> = words.iter().map(|word| quoted(&word.to_string_lossy())).collect();
         ensure!(
             again,
             "process {pid} runs already, and QEMU can trace only what it starts; fix: stop it where two cannot run at a \
              time, and start another under the trace: `pagelift estimate -p {pid} --again` while it runs, or \
-             `pagelift estimate -- {}`",
-            shown.join(" ")
+             `pagelift estimate -- CMD`"
         );
         let pair = |word: OsString| {
             let bytes = word.as_bytes();
@@ -178,11 +177,11 @@ fn executable(files: &CommandFiles, words: &[OsString]) -> Result<std::path::Pat
     let name = words[0].to_string_lossy();
     let Some(program) = files.executed().filter(|path| path.exists()) else { bail!("{name}: not found") };
     if files.is_script() {
-        let script = files.program().unwrap_or(Path::new("")).display();
+        let script = quoted_path(files.program().unwrap_or(Path::new("")));
         bail!(
             "{script} is a script, and QEMU executes only ELF files; fix: name its interpreter: \
              `pagelift estimate -- {} {script} ...`",
-            program.display()
+            quoted_path(program)
         );
     }
     if let Some(why) = files.privileged() {
@@ -211,7 +210,7 @@ fn cpu(args: &EstimateArgs) -> Result<Geometry> {
 
 /// The TLBs that `pagelift probe` measures, for a CPU of which nothing is known.
 fn measured(unknown: &CpuidError) -> Result<Geometry, EstimateError> {
-    eprintln!("pagelift: note: {unknown}; they are measured now, which takes some seconds");
+    say!("pagelift: note: {unknown}; they are measured now, which takes some seconds");
     let unknown = |why: &str| EstimateError::Cpu(format!("{unknown}, and {why}"));
     let probe = beside().map_err(|why| unknown(&why))?;
     probe.geometry().ok_or_else(|| unknown("the measurement does not show both levels"))

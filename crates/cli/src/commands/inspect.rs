@@ -5,6 +5,7 @@ use super::reading::confine_to;
 use super::stat::report::{Marks, Outcome};
 use super::stat::rounds::{Rounds, Watch};
 use crate::definition::InspectArgs;
+use crate::output::Output;
 use crate::text::{heap, probe, stat, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
@@ -13,7 +14,6 @@ use lift_plan::Coverable;
 use process_view::open_regular_file;
 use serde::Serialize;
 use session::inspect::{Bases, Inspection, Pools, inspect_file, inspect_process};
-use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 use tlb_probe::Probe;
@@ -44,10 +44,9 @@ struct Used {
 /// Prints the plan.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let inspected = inspect(args)?;
-    let mut out = std::io::stdout().lock();
+    let out = Output::Standard;
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &inspected)?;
-        writeln!(out)?;
+        out.print_json(&inspected)?;
     } else {
         write!(out, "{}", text(&inspected.inspection))?;
         if let Some(used) = &inspected.used {
@@ -62,7 +61,6 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
             writeln!(out, "\n{hint}")?;
         }
     }
-    out.flush()?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Lifts a live process and puts it back, as often as a measurement asks for.
 
 use crate::arguments::policy::words;
+use crate::say;
 use anyhow::Context;
 use linux::process_handle::ProcessHandle;
 use options::{Policy, Prepare};
@@ -107,10 +108,10 @@ impl LiftSwitcher {
         let was_lifted = found.with_context(|| format!("process {pid} has ended"))?.restored > 0;
         let first = policies.first().context("there is nothing to compare")?;
         if was_lifted {
-            eprintln!(
+            say!(
                 "pagelift: note: process {pid} is lifted already: it is put back for the time, and lifted anew at the end by \
                  the options of the first arm: pagelift attach {} {pid}",
-                words(first).join(" ")
+                foreign_text::words(words(first))
             );
         }
         let interrupted = interrupted.clone();
@@ -140,7 +141,7 @@ impl LiftSwitcher {
         let attached = attached.ok_or_else(|| format!("process {} has ended", self.pid))?;
         if attached.is_cut_short {
             let line = attached.report.line();
-            eprintln!("pagelift: note: {line}: the rest could not be lifted, for threads of it do not stop");
+            say!("pagelift: note: {line}: the rest could not be lifted, for threads of it do not stop");
         }
         Ok(Switched { attached, is_retried })
     }
@@ -169,7 +170,7 @@ impl LiftSwitcher {
         };
         done.map_or_else(
             |why| {
-                eprintln!("pagelift: process {} is not left as it was found: {why}", self.pid);
+                say!("pagelift: process {} is not left as it was found: {why}", self.pid);
                 Left::Unknown
             },
             |()| left,
@@ -182,7 +183,7 @@ impl Drop for LiftSwitcher {
         if self.was_lifted
             && let Err(why) = self.lift(0, &RetryLimit::at_the_end())
         {
-            eprintln!("pagelift: the process was lifted before and is plain now: {why}");
+            say!("pagelift: the process was lifted before and is plain now: {why}");
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use super::reading::confine_to;
 use super::status::explain;
+use crate::output::Output;
 use address_space::format_bytes;
 use clap::Args;
 use confinement::Reads;
 use process_view::perf_map::{Destination, PerfMapError, PerfMapSummary};
 use process_view::printable;
-use std::io::Write;
 
 /// `pagelift perf-map`.
 #[derive(Args, Clone)]
@@ -26,7 +26,7 @@ pub fn run(args: &PerfMapArgs) -> anyhow::Result<()> {
         PerfMapError::Process(error) => explain(error, "perf-map"),
         error => error.into(),
     })?;
-    std::io::stdout().write_all(text(args.pid, &summary).as_bytes())?;
+    Output::Standard.print(&text(args.pid, &summary))?;
     Ok(())
 }
 

@@ -1,11 +1,12 @@
 //! `pagelift probe`.
 
+use crate::output::{self, Output};
+use crate::say;
 use crate::text::probe::text;
 use address_space::parse_bytes;
 use anyhow::ensure;
 use clap::Args;
 use linux::pages::base_page;
-use std::io::Write;
 use std::time::Duration;
 use tlb_probe::{Options, Probe, probe};
 use working_set::{HeldPages, Reach};
@@ -49,7 +50,7 @@ pub fn known_reach() -> Reach {
     if !reach.levels.is_empty() {
         return reach;
     }
-    eprintln!("pagelift: note: {}; they are measured now, which takes some seconds", reach.source);
+    say!("pagelift: note: {}; they are measured now, which takes some seconds", reach.source);
     match beside() {
         Ok(probe) => self::reach(&probe),
         Err(why) => Reach { source: format!("{}, and {why}", reach.source), ..reach },
@@ -80,7 +81,7 @@ pub fn run(args: &ProbeArgs) -> anyhow::Result<()> {
     let options =
         Options { time: Duration::from_secs(args.seconds), memory: args.memory.next_multiple_of(base_page().bytes()) };
     let probe = probe(&options);
-    let text = if args.json { serde_json::to_string_pretty(&probe)? + "\n" } else { text(&probe) };
-    std::io::stdout().write_all(text.as_bytes())?;
+    let text = if args.json { output::json(&probe)? } else { text(&probe) };
+    Output::Standard.print(&text)?;
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Confinement of the commands that only read: they drop all other rights before they read foreign data.
 
+use crate::say;
 use confinement::{NotConfined, Reads, confine};
 
 /// Confines this program for the rest of its life. Where the kernel does not support that the command still works, and
@@ -12,5 +13,5 @@ pub fn confine_to(reads: Reads) {
 
 /// Says why rights were kept that reading does not take.
 pub fn keeps_rights(error: &NotConfined) {
-    eprintln!("pagelift: note: this command could not give up rights that it does not need: {error}");
+    say!("pagelift: note: this command could not give up rights that it does not need: {error}");
 }

@@ -8,8 +8,10 @@
 use crate::arguments::via::ViaArg;
 use crate::definition::RunArgs;
 use crate::exit::OWN_FAILURE;
+use crate::say;
 use crate::text::message::{self, JournalStream};
 use crate::text::{heap, table};
+use foreign_text::printable;
 use linux::bare;
 use machine_facts::machine_facts;
 use nix::errno::Errno;
@@ -31,7 +33,7 @@ const NOT_EXECUTABLE: u8 = 126;
 pub fn run(args: &RunArgs) -> u8 {
     let mut heap = decide_heap(args);
     if let Some(decision) = heap.decision.as_ref().filter(|_| !args.outcome.quiet || (args.require && heap.is_short)) {
-        eprintln!("{}", heap::decision(decision));
+        say!("{}", heap::decision(decision));
     }
     if args.require && heap.is_short {
         return OWN_FAILURE;
@@ -42,7 +44,7 @@ pub fn run(args: &RunArgs) -> u8 {
     let mut exec = match ExecPlan::prepare(args, heap.environment.clone()) {
         Ok(exec) => exec,
         Err(why) => {
-            eprintln!("pagelift: {why}");
+            say!("pagelift: {why}");
             return OWN_FAILURE;
         }
     };
@@ -50,11 +52,11 @@ pub fn run(args: &RunArgs) -> u8 {
         Ok(environment) => exec.program.set_environment(environment),
         Err(why) => {
             if args.require {
-                eprintln!("pagelift: {why}; --require ends it here");
+                say!("pagelift: {why}; --require ends it here");
                 return OWN_FAILURE;
             }
             if !args.outcome.quiet {
-                eprintln!("pagelift: {}: not lifted: {why}", exec.name);
+                say!("pagelift: {}: not lifted: {why}", exec.name);
             }
             if args.dry_run {
                 return OWN_FAILURE;
@@ -95,7 +97,7 @@ fn become_lifted(args: &RunArgs, heap: &HeapStart, exec: &ExecPlan<'_>) -> Resul
     }
     let environment = by_preload().map_err(|why| format!("{refused}; by preload: {why}"))?;
     if !args.outcome.quiet {
-        eprintln!("pagelift: {}: lifted by preload: {refused}", exec.name);
+        say!("pagelift: {}: lifted by preload: {refused}", exec.name);
     }
     Ok(environment)
 }
@@ -120,7 +122,7 @@ fn calm_down(args: &RunArgs, heap: &mut HeapStart) -> bool {
     let start = calm(path, &args.command, heap);
     let is_short = start.is_short && args.require;
     if !args.outcome.quiet || is_short {
-        eprintln!("{}", heap::calm(&start));
+        say!("{}", heap::calm(&start));
     }
     if let Some(environment) = start.environment {
         heap.environment = Some(environment);
@@ -192,27 +194,33 @@ impl Teller<'_> {
                 }
             }
             StartEvent::Concluded { report, ended } => self.conclude(report, *ended),
-            StartEvent::NoPerfMap { pid, error } => self.say_to(*pid, &format!("pagelift: no perf map: {error}\n")),
+            StartEvent::NoPerfMap { pid, error } => self.say_line(*pid, &format!("pagelift: no perf map: {error}")),
             StartEvent::CannotFollow { pid, error } => {
                 let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";
-                self.say_to(*pid, &format!("{what}: {error}\n"));
+                self.say_line(*pid, &format!("{what}: {error}"));
             }
             StartEvent::HeapNotCollapsed { pid, error } if !self.args.outcome.quiet => {
                 let needed = session::heap::COLLAPSE_NEEDS;
-                self.say_to(*pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}\n"));
+                self.say_line(*pid, &format!("pagelift: heap: collapsing is refused ({error}); {needed}"));
             }
             StartEvent::HeapNotCollapsed { .. } => {}
         }
     }
 
+    /// Says a text of several lines, of which each name in it is a part of one.
     fn say_to(&self, pid: i32, text: &str) {
         message::say_to(pid, text, self.journal);
+    }
+
+    /// Says one line.
+    fn say_line(&self, pid: i32, line: &str) {
+        self.say_to(pid, &(printable(line) + "\n"));
     }
 
     /// Says why a report could not be written.
     fn say_unwritten(&self, pid: i32, path: &Path, written: std::io::Result<()>) {
         if let Err(error) = written {
-            self.say_to(pid, &format!("pagelift: writing {}: {error}\n", path.display()));
+            self.say_line(pid, &format!("pagelift: writing {}: {error}", path.display()));
         }
     }
 
@@ -232,7 +240,7 @@ impl Teller<'_> {
         if ended {
             text += "; --require ends it here";
         }
-        text.push('\n');
+        text = printable(&text) + "\n";
         if args.outcome.verbose {
             text += &table::outcome(report);
         }
@@ -258,7 +266,7 @@ impl<'a> ExecPlan<'a> {
         if let Some(environment) = environment {
             program.set_environment(environment);
         }
-        Ok(Self { args, program, name: Path::new(&args.command[0]).display().to_string() })
+        Ok(Self { args, program, name: printable(&Path::new(&args.command[0]).display().to_string()) })
     }
 
     /// Becomes the program while the helper shares this memory. Where the helper is gone the program runs unlifted, if

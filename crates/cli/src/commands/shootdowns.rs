@@ -2,6 +2,7 @@
 
 use super::reading::confine_to;
 use crate::exit::interruptions;
+use crate::output::Output;
 use crate::text::shootdowns::{live, text};
 use anyhow::ensure;
 use clap::Args;
@@ -9,7 +10,6 @@ use confinement::Reads;
 use serde::Serialize;
 use shootdowns::summary::Others;
 use shootdowns::{Diagnosis, Evidence, Summary, Watch};
-use std::io::{IsTerminal, Write, stdout};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -58,17 +58,16 @@ pub fn run(args: &ShootdownsArgs) -> anyhow::Result<()> {
     let stop = interruptions()?;
     let mut watch = Watch::start(args.pid);
     confine_to(Reads::Processes);
-    let is_live = args.seconds.is_none() && !args.json && stdout().is_terminal();
+    let is_live = args.seconds.is_none() && !args.json && Output::Standard.is_terminal();
     let time = args.seconds.map_or(if is_live { FOR_EVER } else { USUAL }, Duration::from_secs);
     let end = Instant::now() + time;
     let mut before = selected(watch.counts(), args.pid);
     while is_live && watch.evidence() != Evidence::Nothing && !stop.load(Ordering::Relaxed) {
         watch.until(Instant::now() + REDRAWN, &stop);
         let now = selected(watch.counts(), args.pid);
-        let width = linux::terminal::columns(stdout()).unwrap_or(USUAL_COLUMNS);
-        print!("{}", live(&now.clone().since(&before), width));
+        let width = Output::Standard.columns().unwrap_or(USUAL_COLUMNS);
+        Output::Standard.print_screen(&live(&now.clone().since(&before), width))?;
         before = now;
-        stdout().flush()?;
     }
     if !is_live && watch.evidence() != Evidence::Nothing {
         watch.until(end, &stop);
@@ -94,14 +93,12 @@ fn print_report(args: &ShootdownsArgs, watch: &mut Watch) -> anyhow::Result<()> 
     let processes = summary.processes.iter().filter(|process| counts(process.sent)).take(MOST_DIAGNOSED);
     let diagnoses = processes.map(|process| watch.diagnose(process)).collect();
     let report = Report { summary, diagnoses };
-    let mut out = stdout().lock();
+    let out = Output::Standard;
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
+        out.print_json(&report)?;
     } else {
-        let width = out.is_terminal().then(|| linux::terminal::columns(&out).unwrap_or(USUAL_COLUMNS));
-        out.write_all(text(&report.summary, &report.diagnoses, width).as_bytes())?;
+        let width = out.is_terminal().then(|| out.columns().unwrap_or(USUAL_COLUMNS));
+        out.print(&text(&report.summary, &report.diagnoses, width))?;
     }
-    out.flush()?;
     Ok(())
 }

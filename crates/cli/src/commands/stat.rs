@@ -11,6 +11,7 @@ pub mod rounds;
 
 use crate::arguments::policy::choice;
 use crate::exit::{OWN_FAILURE, interruptions};
+use crate::output;
 use crate::text::{comparison, stat};
 use anyhow::bail;
 use clap::Args;
@@ -171,12 +172,12 @@ impl Output {
 
     fn write<T: Serialize>(self, report: &T, text: impl Fn(&T) -> String) -> anyhow::Result<()> {
         let formatted = |json: bool| {
-            if json { serde_json::to_string_pretty(report).map(|text| text + "\n") } else { Ok(text(report)) }
+            if json { output::json(report) } else { Ok(text(report)) }
         };
         match self {
             Self::File(mut file, json) => file.write_all(formatted(json)?.as_bytes())?,
-            Self::Standard(json) => std::io::stdout().write_all(formatted(json)?.as_bytes())?,
-            Self::Error(json) => std::io::stderr().write_all(formatted(json)?.as_bytes())?,
+            Self::Standard(json) => output::Output::Standard.print(&formatted(json)?)?,
+            Self::Error(json) => output::Output::Error.print(&formatted(json)?)?,
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! `pagelift status`.
 
 use super::reading::confine_to;
+use crate::output::{self, Output};
 use crate::text::heap;
 use crate::text::table::{align_right, far_pages, table, trimmed};
 use address_space::{ObjectRole, Protection, format_bytes};
@@ -12,7 +13,6 @@ use process_view::coverage::{
 };
 use process_view::{ObservationError, printable};
 use session::status::{status_of, status_of_all};
-use std::io::Write;
 
 /// Maximum length of names, in characters, so that a table fits into 80 columns.
 const WIDEST_NAME: usize = 18;
@@ -47,7 +47,7 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
             if args.json { json(&processes)? } else { of_processes(&processes) }
         }
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    Output::Standard.print(&text)?;
     Ok(())
 }
 
@@ -67,7 +67,7 @@ pub fn explain(error: ObservationError, command: &str) -> anyhow::Error {
 }
 
 fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
-    Ok(serde_json::to_string_pretty(value)? + "\n")
+    Ok(output::json(value)?)
 }
 
 fn of_process(coverage: &Coverage) -> String {

@@ -1,5 +1,6 @@
 //! Formats what `pagelift doctor` found; pure.
 
+use crate::output::painted;
 use health::{Area, Estimate, Finding, Fix, HealthReport, Severity, Verdict};
 use process_view::printable;
 
@@ -22,7 +23,7 @@ pub struct Style {
 impl Style {
     /// A text in a colour of ECMA-48.
     fn paint(self, colour: &str, text: &str) -> String {
-        if self.is_coloured { format!("\u{1b}[{colour}m{text}\u{1b}[0m") } else { text.to_owned() }
+        if self.is_coloured { painted(colour, text) } else { text.to_owned() }
     }
 
     fn of(self, severity: Severity, text: &str) -> String {

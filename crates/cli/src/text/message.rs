@@ -1,5 +1,6 @@
 //! The line that `pagelift run` prints, and how it is written to the program's own standard error or the journal.
 
+use foreign_text::printable_lines;
 use lift_plan::Source;
 use linux::file_rights::FileRights;
 use process_view::ProcessFiles;
@@ -95,7 +96,7 @@ pub fn say_to(pid: i32, text: &str, journal: Option<JournalStream>) {
     let Some(mut stderr) = opened.ok().or_else(|| open_as_process(pid)) else { return };
     let mut poll = [nix::poll::PollFd::new(stderr.as_fd(), nix::poll::PollFlags::POLLOUT)];
     if matches!(nix::poll::poll(&mut poll, nix::poll::PollTimeout::ZERO), Ok(ready) if ready > 0) {
-        let _ = stderr.write_all(text.as_bytes());
+        let _ = stderr.write_all(printable_lines(text).as_bytes());
     }
 }
 

@@ -8,7 +8,7 @@ use pools::{
     BootKind, BootMachine, Demoted, GivenBack, KernelArguments, Outcome, Overcommitted, PoolNeed, PoolView, PoolsView,
     Released,
 };
-use process_view::{printable, quoted};
+use process_view::printable;
 use std::ffi::OsString;
 
 /// What Kubernetes must be told.
@@ -227,7 +227,7 @@ fn commands(plan: &ShownPlan<'_>) -> String {
         _ => format!("\nNow, as root\n  pagelift pool reserve {words}\n"),
     };
     if !plan.command.is_empty() {
-        let command = plan.command.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ");
+        let command = foreign_text::words(plan.command);
         text += &format!("Then\n  pagelift run --pages hugetlb{} -- {command}\n", plan.policy);
         if plan.only_command {
             text += &format!(

@@ -279,6 +279,9 @@ fn remedy(cure: &Remedy) -> String {
         shootdowns::diagnosis::Effect::Reduces => "reduces it",
     };
     let mut text = match &cure.value {
+        Some(value) if cure.beside_others => {
+            format!("    cure: {}={value}, before what it has there\n", cure.variable)
+        }
         Some(value) => format!("    cure: {}={value}\n", cure.variable),
         None => format!("    {} is set so already\n", cure.variable),
     };

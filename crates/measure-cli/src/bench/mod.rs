@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use cli::arguments::bench::{ArmArg, BenchArgs, PerArg};
 use cli::commands::reading::confine_to;
 use cli::exit::interruptions;
+use cli::output::Output;
 use confinement::Reads;
 use experiment::record::{Design, Header, Record, read};
 use experiment::{Limits, Progress};
@@ -21,7 +22,6 @@ use options::{Choice, Pages, Policy};
 use servers::Arms;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
@@ -40,7 +40,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         (None, None, None) => whole_runs(args)?,
     };
     let text = if args.json { text::json(&record)? } else { text::answer(&record) };
-    std::io::stdout().write_all(text.as_bytes())?;
+    Output::Standard.print(&text)?;
     if let Some(why) = text::failure(&record) {
         bail!("{why}");
     }

@@ -7,6 +7,7 @@ use anyhow::{bail, ensure};
 use cli::arguments::bench::BenchArgs;
 use cli::arguments::policy::words;
 use cli::exit::interruptions;
+use cli::say;
 use experiment::Limits;
 use experiment::record::{Design, Header, Load, Record, Windows};
 use experiment::servers::live::{Live, LiveLoad, LiveServer};
@@ -41,12 +42,12 @@ pub(super) fn run(args: &BenchArgs, pid: Option<i32>) -> anyhow::Result<Record> 
     };
     let mut work = work(&filled(&args.work).parse()?, &live, pid)?;
     if let Some(note) = work.note() {
-        eprintln!("pagelift: note: {note}");
+        say!("pagelift: note: {note}");
     }
     let timing = Timing { window: Duration::from_millis(args.window), settle: Duration::from_millis(args.settle) };
     let counts_switches = work.counts_switches() && matches!(switched, Switched::Lifted(..));
     if counts_switches && !args.steady {
-        eprintln!(
+        say!(
             "pagelift: note: a lift makes system calls in the program and stops its threads, which {} count: switches are left \
              out of the ratio, and what one costs is said beside it",
             work.unit()

@@ -3,6 +3,7 @@
 use clap::Parser;
 use cli::definition::MeasuringCli;
 use cli::exit::finished;
+use cli::output::Output;
 use std::process::ExitCode;
 
 #[cfg(target_env = "musl")]
@@ -10,6 +11,11 @@ use std::process::ExitCode;
 static ALLOCATOR: cli::allocator::Allocator = cli::allocator::Allocator::new();
 
 fn main() -> ExitCode {
-    let cli = MeasuringCli::parse();
-    ExitCode::from(finished(measure_cli::run(&cli.command)))
+    match MeasuringCli::try_parse() {
+        Ok(cli) => ExitCode::from(finished(measure_cli::run(&cli.command))),
+        Err(error) => {
+            Output::print_usage(&error);
+            ExitCode::from(error.exit_code() as u8)
+        }
+    }
 }

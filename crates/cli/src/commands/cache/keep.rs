@@ -2,13 +2,14 @@
 
 use super::huge_page;
 use super::prepare::{describe, executed_by, files_of_package, programs_of};
+use crate::output::Output;
+use crate::say;
 use address_space::PageSize;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use page_cache::{Keeper, KeeperReport, KeptFile, ListEntry, LockedFile, parse_list};
 use process_view::printable;
 use std::fs;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ fn size(text: &str) -> Result<u64, String> {
 pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
     let huge = huge_page()?;
     let mut keeper = Keeper::new(huge, args.budget.filter(|_| args.lock));
-    let mut said = String::new();
+    let mut said = Vec::new();
     loop {
         let (paths, mut failed) = listed(args, huge)?;
         let number = paths.len() + failed.len();
@@ -51,18 +52,17 @@ pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
             others += usize::from(say(&report)?);
         }
         if args.once {
-            failed.iter().for_each(|error| eprintln!("pagelift: {error}"));
+            failed.iter().for_each(|error| say!("pagelift: {error}"));
             return match failed.len() + others {
                 0 => Ok(()),
                 failed => Err(anyhow!("{failed} of {number} entries are not in huge folios")),
             };
         }
         failed.sort();
-        let now = failed.join("\npagelift: ");
-        if !now.is_empty() && now != said {
-            eprintln!("pagelift: {now}");
+        if failed != said {
+            failed.iter().for_each(|error| say!("pagelift: {error}"));
         }
-        said = now;
+        said = failed;
         std::thread::sleep(Duration::from_secs(args.interval));
     }
 }
@@ -103,17 +103,17 @@ fn say(report: &KeeperReport) -> anyhow::Result<bool> {
     match &report.kept {
         KeptFile::Same => {}
         KeptFile::Prepared(prepared) => {
-            writeln!(std::io::stdout(), "{name}: {}", describe(prepared))?;
+            writeln!(Output::Standard, "{name}: {}", describe(prepared))?;
             if let Some(rest) = &prepared.rest {
-                eprintln!("pagelift: {name}: the rest stays small: {rest}");
+                say!("pagelift: {name}: the rest stays small: {rest}");
             }
         }
-        KeptFile::Refused(refusal) => eprintln!("pagelift: {name}: {refusal}"),
-        KeptFile::Unreadable(error) => eprintln!("pagelift: {name}: {error}"),
+        KeptFile::Refused(refusal) => say!("pagelift: {name}: {refusal}"),
+        KeptFile::Unreadable(error) => say!("pagelift: {name}: {error}"),
     }
     match &report.locked {
-        Some(locked @ LockedFile::All(_)) => writeln!(std::io::stdout(), "{name}: {locked}")?,
-        Some(locked) => eprintln!("pagelift: {name}: {locked}"),
+        Some(locked @ LockedFile::All(_)) => writeln!(Output::Standard, "{name}: {locked}")?,
+        Some(locked) => say!("pagelift: {name}: {locked}"),
         None => {}
     }
     Ok(matches!(report.kept, KeptFile::Refused(_) | KeptFile::Unreadable(_)))

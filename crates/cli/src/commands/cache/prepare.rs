@@ -1,6 +1,8 @@
 //! `pagelift cache prepare`.
 
 use super::huge_page;
+use crate::output::Output;
+use crate::say;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -9,7 +11,6 @@ use page_cache::{Budget, Effort, MappedFiles, Prepared, Refusal, loaded_offsets,
 use process_view::{FileIdentity, open_regular_file, printable};
 use session::running::processes_named;
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -46,18 +47,18 @@ pub fn run(args: &PrepareArgs) -> anyhow::Result<()> {
     let huge = huge_page()?;
     let mut failed = 0;
     let chosen = choose(args, huge, &mut failed)?;
-    let (mut out, number) = (std::io::stdout(), chosen.len() + failed);
+    let (out, number) = (Output::Standard, chosen.len() + failed);
     for one in chosen {
         let name = printable(&one.path.display().to_string());
         match prepare_one(&one, huge, args.replace) {
             Ok(Outcome { prepared, keepers }) => {
                 writeln!(out, "{name}: {}{}", describe(&prepared), after_replacement(keepers.as_deref()))?;
                 if let Some(rest) = &prepared.rest {
-                    eprintln!("pagelift: {name}: the rest stays small: {rest}");
+                    say!("pagelift: {name}: the rest stays small: {rest}");
                 }
             }
             Err(error) => {
-                eprintln!("pagelift: {name}: {error:#}");
+                say!("pagelift: {name}: {error:#}");
                 failed += 1;
             }
         }
@@ -128,7 +129,7 @@ fn choose(args: &PrepareArgs, huge: PageSize, failed: &mut usize) -> anyhow::Res
         match open_named(path) {
             Ok(file) => chosen.push(Chosen { path: path.clone(), file }),
             Err(error) => {
-                eprintln!("pagelift: {}: {error:#}", path.display());
+                say!("pagelift: {}: {error:#}", path.display());
                 *failed += 1;
             }
         }

@@ -2,6 +2,7 @@
 
 use super::huge_page;
 use crate::commands::reading::confine_to;
+use crate::output::Output;
 use crate::text::table::{align_right, table};
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
@@ -11,7 +12,6 @@ use page_cache::{FileStatus, MappedFiles, MappedPart, UserStatus, status_of};
 use process_view::{open_regular_file, printable};
 use serde::Serialize;
 use std::fs::File;
-use std::io::Write;
 use std::path::PathBuf;
 
 /// Number of processes that are named for one file.
@@ -51,12 +51,11 @@ struct Row {
 pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
     confine_to(Reads::Processes);
     let listing = read(args)?;
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &listing)?;
-        writeln!(out)?;
+        out.print_json(&listing)?;
     } else {
-        out.write_all(text(&listing, args.files.is_empty()).as_bytes())?;
+        out.print(&text(&listing, args.files.is_empty()))?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `pagelift image list`.
 
+use crate::output::Output;
 use crate::text::table::{align_right, table};
 use address_space::{PageSize, format_bytes};
 use image_store::{FileSystem, Image, ImageCoverage, SourceState, Space, Store, Users};
@@ -7,7 +8,6 @@ use linux::nodes::has_several_nodes;
 use process_view::printable;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::Write;
 
 #[derive(Serialize)]
 struct Listing {
@@ -58,12 +58,11 @@ struct Damaged {
 /// Prints what the store holds.
 pub fn run(store: &Store, json: bool) -> anyhow::Result<()> {
     let listing = read(store)?;
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     if json {
-        serde_json::to_writer_pretty(&mut out, &listing)?;
-        writeln!(out)?;
+        out.print_json(&listing)?;
     } else {
-        out.write_all(text(&listing).as_bytes())?;
+        out.print(&text(&listing))?;
     }
     Ok(())
 }

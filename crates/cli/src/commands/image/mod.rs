@@ -3,6 +3,8 @@
 mod list;
 mod setup;
 
+use crate::output::Output;
+use crate::say;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -11,7 +13,6 @@ use linux::pages::base_page;
 use machine_facts::{System, nodes_with_cpus};
 use process_view::printable;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -139,9 +140,9 @@ fn add(args: &AddArgs) -> anyhow::Result<()> {
         for &node in &nodes {
             match add_one(&store, path, args.base_offset, node) {
                 Ok(_) if args.quiet => {}
-                Ok(text) => writeln!(std::io::stdout(), "{text}")?,
+                Ok(text) => writeln!(Output::Standard, "{text}")?,
                 Err(error) => {
-                    eprintln!("pagelift: {}: {error:#}", path.display());
+                    say!("pagelift: {}: {error:#}", path.display());
                     has_failed = true;
                 }
             }
@@ -162,7 +163,7 @@ fn nodes_for(args: &AddArgs) -> Vec<Option<u32>> {
         return nodes.into_iter().map(Some).collect();
     }
     if args.per_node && !args.quiet {
-        eprintln!("pagelift: found one NUMA node with memory and CPUs, on which one image serves every process");
+        say!("pagelift: found one NUMA node with memory and CPUs, on which one image serves every process");
     }
     vec![None]
 }
@@ -221,7 +222,7 @@ fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
             }
             store.remove(image)?;
             let after = if count > 0 { format!("; {count} processes keep it until they end") } else { String::new() };
-            writeln!(std::io::stdout(), "removed {}{after}", image.path().display())?;
+            writeln!(Output::Standard, "removed {}{after}", image.path().display())?;
         }
     }
     Ok(())
@@ -236,7 +237,7 @@ fn is_meant(image: &Image, file: &Path) -> bool {
 fn collect(args: &GcArgs) -> anyhow::Result<()> {
     let unused_for = Some(DAY * args.unused_days);
     let collected = args.store.open()?.collect(Collection { dry_run: args.dry_run, unused_for })?;
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     let verb = if args.dry_run { "would remove" } else { "removed" };
     for image in &collected.images {
         let source = printable(&image.source().display().to_string());

@@ -1,11 +1,13 @@
 //! `pagelift image setup`.
 
 use super::StoreArg;
+use crate::output::Output;
+use crate::say;
 use address_space::PageSize;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use foreign_text::{quoted, quoted_path};
 use image_store::{FileSystem, Store, StoreMount, StoreSize};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -68,7 +70,7 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
     if args.uninstall {
         return uninstall(args, &mount);
     }
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     match args.print {
         Some(BootArg::Systemd) => {
             let [service, timer] = mount.collection_units(&std::env::current_exe()?);
@@ -89,7 +91,7 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
         Some(BootArg::Systemd) => {
             let units = mount.install_units(&args.unit_folder, &std::env::current_exe()?)?;
             units.iter().try_for_each(|unit| writeln!(out, "written and enabled: {}", unit.display()))?;
-            out.write_all(reload().as_bytes())?;
+            out.print(&reload())?;
         }
         Some(BootArg::Fstab) => {
             mount.install_fstab_line(&args.fstab)?;
@@ -102,7 +104,7 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
 }
 
 fn uninstall(args: &SetupArgs, mount: &StoreMount) -> anyhow::Result<()> {
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     let units = mount.installed_units(&args.unit_folder)?;
     if Path::new("/run/systemd/system").exists() {
         stop_timers(&units);
@@ -120,10 +122,10 @@ fn uninstall(args: &SetupArgs, mount: &StoreMount) -> anyhow::Result<()> {
         );
     }
     if !removed.is_empty() {
-        out.write_all(reload().as_bytes())?;
+        out.print(&reload())?;
     }
     if Store::open_to_map(&args.store.path()).is_ok() {
-        writeln!(out, "the store stays mounted until the next boot; now: umount {}", args.store.path().display())?;
+        writeln!(out, "the store stays mounted until the next boot; now: umount {}", quoted_path(args.store.path()))?;
     }
     Ok(())
 }
@@ -134,7 +136,7 @@ fn stop_timers(units: &[PathBuf]) {
     for timer in units.iter().filter(is_timer).filter_map(|unit| unit.file_name()) {
         let stopped = Command::new("systemctl").arg("stop").arg(timer).status();
         if !stopped.is_ok_and(|status| status.success()) {
-            eprintln!("pagelift: note: `systemctl stop {}` failed; the next boot starts it no more", timer.display());
+            say!("pagelift: note: `systemctl stop {}` failed; the next boot starts it no more", quoted(timer));
         }
     }
 }

@@ -8,6 +8,7 @@ use super::needed::{by_command, pool_policy, this_program};
 use super::nodes::placed;
 use crate::arguments::policy::words;
 use crate::exit::OWN_FAILURE;
+use crate::say;
 use anyhow::Context;
 use linux::bounded::KERNEL_TEXT;
 use linux::ended::wait_until_ended;
@@ -58,7 +59,7 @@ pub fn run(lending: Lending<'_>) -> anyhow::Result<u8> {
     let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("handling signals")?;
     let loan = match requests.as_slice() {
         [] => {
-            eprintln!("pagelift: {} takes no pages of a pool", needed.name);
+            say!("pagelift: {} takes no pages of a pool", needed.name);
             None
         }
         requests => match Loan::take(&lending.words, requests)? {
@@ -198,7 +199,7 @@ impl Loan {
             if text.trim_end() == line {
                 return true;
             }
-            eprint!("pagelift: {text}");
+            say!("pagelift: {}", text.trim_end_matches('\n'));
             text.clear();
         }
         false

@@ -8,12 +8,13 @@ mod reserve;
 mod show;
 
 use crate::exit::interruptions;
+use crate::output::Output;
+use crate::say;
 use crate::text::pool as text;
 use address_space::PageSize;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use pools::{Amount, KernelSettings, PoolLock, PoolRequest, Record, RecordedRelease, ReleaseRequest};
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -106,7 +107,7 @@ fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
     let _lock = lock()?;
     let (settings, _) = settings()?;
     for request in &args.requests {
-        writeln!(std::io::stdout(), "{}", text::released(&pools::release(&settings, request)?))?;
+        writeln!(Output::Standard, "{}", text::released(&pools::release(&settings, request)?))?;
     }
     say_kubelet();
     Ok(())
@@ -123,7 +124,7 @@ fn release_recorded(name: &str, named: &[ReleaseRequest]) -> anyhow::Result<()> 
     let (settings, _) = settings()?;
     let RecordedRelease { given, note } = record.release(&settings, &named)?;
     say_note(note);
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     given.iter().try_for_each(|given| writeln!(out, "{}", text::given_back(given)))?;
     if given.is_empty() {
         writeln!(out, "{}: nothing is left to be given back", record.path().display())?;
@@ -133,14 +134,14 @@ fn release_recorded(name: &str, named: &[ReleaseRequest]) -> anyhow::Result<()> 
 }
 
 fn say_note(note: Option<String>) {
-    note.into_iter().for_each(|note| eprintln!("pagelift: note: {note}"));
+    note.into_iter().for_each(|note| say!("pagelift: note: {note}"));
 }
 
 fn demote(args: &DemoteArgs) -> anyhow::Result<()> {
     let _lock = lock()?;
     let (settings, _) = settings()?;
     for request in &args.requests {
-        writeln!(std::io::stdout(), "{}", text::demoted(&pools::demote(&settings, request, args.to)?))?;
+        writeln!(Output::Standard, "{}", text::demoted(&pools::demote(&settings, request, args.to)?))?;
     }
     say_kubelet();
     Ok(())
@@ -150,7 +151,7 @@ fn overcommit(args: &OvercommitArgs) -> anyhow::Result<()> {
     let _lock = lock()?;
     let (settings, _) = settings()?;
     for request in &args.requests {
-        writeln!(std::io::stdout(), "{}", text::overcommitted(&pools::overcommit(&settings, request)?))?;
+        writeln!(Output::Standard, "{}", text::overcommitted(&pools::overcommit(&settings, request)?))?;
     }
     Ok(())
 }
@@ -158,6 +159,6 @@ fn overcommit(args: &OvercommitArgs) -> anyhow::Result<()> {
 /// Kubernetes counts the pool when its kubelet starts (Kubernetes documentation, "Manage HugePages").
 fn say_kubelet() {
     if Path::new("/var/lib/kubelet").exists() {
-        eprintln!("pagelift: {}", text::KUBELET);
+        say!("pagelift: {}", text::KUBELET);
     }
 }

@@ -3,16 +3,17 @@
 use super::needed::{Needed, by_command, by_target, pool_policy, this_program};
 use super::nodes::placed;
 use crate::arguments::policy::{PolicyArgs, words};
+use crate::output::Output;
+use crate::say;
 use crate::text::pool as text;
 use address_space::PageSize;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use foreign_text::{quoted, quoted_path};
 use lift_plan::{Numa, Policy};
 use machine_facts::{Files, System, allowed_nodes, default_hugetlb, free_blocks, node_numbers, pool_counts};
 use pools::{BootFile, BootKind, BootMachine, Installation, PoolNeed, PoolRequest, needs_of};
-use process_view::quoted;
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -82,7 +83,7 @@ impl From<BootArg> for BootKind {
 
 /// Prints the plan, or makes it last.
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     let installation = Installation::new(&args.root, &args.name)?;
     if args.cma && args.install.or(args.print).is_none() {
         bail!("--cma belongs to a file; fix: --install grub --cma, or --print grub --cma");
@@ -119,7 +120,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             "format": "pagelift-pool-plan", "version": 1, "target": needed.name, "needs": needs,
             "kernel_arguments": arguments.text, "notes": notes,
         });
-        writeln!(out, "{}", serde_json::to_string_pretty(&document)?)?;
+        out.print_json(&document)?;
         return Ok(());
     }
     let (words, policy) = (plan_words(args), policy_words(args));
@@ -184,7 +185,7 @@ fn needed(args: &PlanArgs) -> anyhow::Result<Needed> {
 fn policy_words(args: &PlanArgs) -> String {
     let usual = words(&Policy::default());
     let own = words(&args.policy.policy());
-    own.into_iter().filter(|word| !usual.contains(word)).map(|word| format!(" {}", quoted(&word))).collect()
+    own.into_iter().filter(|word| !usual.contains(word)).map(|word| format!(" {}", quoted(word))).collect()
 }
 
 /// The words that ask for this plan again.
@@ -194,11 +195,11 @@ fn plan_words(args: &PlanArgs) -> String {
         words += &format!(" --node {node}");
     }
     for target in &args.target {
-        words += &format!(" {}", quoted(&target.to_string_lossy()));
+        words += &format!(" {}", quoted(target));
     }
     if !args.command.is_empty() {
         words += " --";
-        args.command.iter().for_each(|word| words += &format!(" {}", quoted(&word.to_string_lossy())));
+        args.command.iter().for_each(|word| words += &format!(" {}", quoted(word)));
     }
     words
 }
@@ -228,7 +229,7 @@ fn program_at_boot(root: &Path) -> anyhow::Result<String> {
     let usual = ["/usr/bin/pagelift", "/usr/local/bin/pagelift"];
     let found = usual.into_iter().find(|path| root.join(&path[1..]).exists());
     if found.is_none() {
-        eprintln!("pagelift: note: there is no pagelift in {} yet; needed at boot: {}", root.display(), usual[0]);
+        say!("pagelift: note: there is no pagelift in {} yet; needed at boot: {}", root.display(), usual[0]);
     }
     Ok(found.unwrap_or(usual[0]).to_owned())
 }
@@ -240,12 +241,12 @@ fn install(
     requests: &[PoolRequest],
     file: &BootFile,
 ) -> anyhow::Result<()> {
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     let others = installation.found();
     if let Some(other) = others.first() {
         let root = match args.root.as_path() {
             root if root == Path::new("/") => String::new(),
-            root => format!(" --root {}", quoted(&root.to_string_lossy())),
+            root => format!(" --root {}", quoted_path(root)),
         };
         bail!(
             "{} reserves pages for the name {} already; fix: `pagelift pool plan --uninstall --name {}{root}` first, or another \
@@ -269,7 +270,7 @@ fn reload_systemd(args: &PlanArgs, paths: &[PathBuf]) {
     if has_unit && args.root == Path::new("/") && Path::new("/run/systemd/system").exists() {
         let reloaded = Command::new("systemctl").arg("daemon-reload").status();
         if !reloaded.is_ok_and(|status| status.success()) {
-            eprintln!("pagelift: note: `systemctl daemon-reload` failed; the next boot reads the unit anyway");
+            say!("pagelift: note: `systemctl daemon-reload` failed; the next boot reads the unit anyway");
         }
     }
 }

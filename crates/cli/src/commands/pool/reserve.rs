@@ -4,6 +4,8 @@ use super::lend::{self, Lending};
 use super::{lock, say_kubelet, say_note, settings};
 use crate::arguments::policy::PolicyArgs;
 use crate::exit::OWN_FAILURE;
+use crate::output::Output;
+use crate::say;
 use crate::text::pool as text;
 use address_space::parse_bytes;
 use clap::Args;
@@ -13,7 +15,6 @@ use pools::{
     reserve, usual_floor,
 };
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -128,12 +129,12 @@ fn reserved(args: &ReserveArgs, settings: &KernelSettings, record: Option<Record
 }
 
 fn say(outcomes: &[Outcome], hold: bool) -> std::io::Result<()> {
-    let mut out = std::io::stdout();
+    let out = Output::Standard;
     outcomes.iter().try_for_each(|outcome| writeln!(out, "{}", text::outcome(outcome)))?;
     if hold && outcomes.iter().all(Outcome::is_met) {
         writeln!(out, "{}", lend::HELD)?;
     }
-    out.flush()
+    Ok(())
 }
 
 /// Waits until standard input ends or a signal comes, and gives back before what its lines name: SIZE:COUNT[@NODE]...
@@ -152,7 +153,7 @@ fn hold(settings: &KernelSettings, changes: &mut [Change], interrupted: &AtomicB
             Ok(requests) => {
                 let part: Vec<_> = requests.iter().flat_map(|request| part_of(changes, request)).collect();
                 if let Err(error) = give_all_back(settings, &part) {
-                    eprintln!("pagelift: {error:#}");
+                    say!("pagelift: {error:#}");
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -166,7 +167,7 @@ fn give_all_back(settings: &KernelSettings, changes: &[Change]) -> anyhow::Resul
     let changes: Vec<_> = changes.iter().filter(|change| change.pages > 0).copied().collect();
     let given = give_back(settings, &changes)?;
     // Who started it may have been killed.
-    given.iter().rev().for_each(|given| drop(writeln!(std::io::stdout(), "{}", text::given_back(given))));
+    given.iter().rev().for_each(|given| drop(writeln!(Output::Standard, "{}", text::given_back(given))));
     Ok(())
 }
 

@@ -1,16 +1,13 @@
 //! `pagelift pool show`.
 
 use crate::commands::reading::confine_to;
-use crate::text::pool as text;
+use crate::output::Output;
+use crate::text::pool::view;
 use clap::Args;
 use confinement::Reads;
 use machine_facts::{System, base_page};
 use pools::{PoolsView, Users};
-use std::io::{IsTerminal, Write};
 use std::time::Duration;
-
-/// Clears the screen and goes to its first line (ECMA-48: ED, CUP).
-const CLEAR: &str = "\x1b[2J\x1b[H";
 
 /// `pagelift pool show`.
 #[derive(Args, Clone)]
@@ -29,18 +26,15 @@ pub struct ShowArgs {
 /// Shows the pools.
 pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
     confine_to(Reads::Processes);
-    let mut out = std::io::stdout().lock();
+    let out = Output::Standard;
     loop {
-        let view = PoolsView::new(&System, Users::read(), base_page());
+        let pools = PoolsView::new(&System, Users::read(), base_page());
         match (args.json, args.watch) {
-            (true, true) => writeln!(out, "{}", serde_json::to_string(&view)?)?,
-            (true, false) => writeln!(out, "{}", serde_json::to_string_pretty(&view)?)?,
-            (false, watch) => {
-                let clear = if watch && out.is_terminal() { CLEAR } else { "" };
-                writeln!(out, "{clear}{}", text::view(&view).trim_end())?;
-            }
+            (true, true) => writeln!(out, "{}", foreign_text::escaped_json(&serde_json::to_string(&pools)?))?,
+            (true, false) => out.print_json(&pools)?,
+            (false, true) if out.is_terminal() => out.print_screen(&view(&pools))?,
+            (false, _) => out.print(&view(&pools))?,
         }
-        out.flush()?;
         if !args.watch {
             return Ok(());
         }

@@ -4,8 +4,11 @@ use super::facts::{likely_folders, named_programs, ordered_behind, programs, sur
 use super::lift_args::LiftArgs;
 use super::systemd::{self, FOLDERS, Unit};
 use super::{Changed, restarted, words};
+use crate::output::Output;
+use crate::say;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use foreign_text::quoted;
 use serde::Serialize;
 use service_units::{Choice, CommandError, DropIn, ExecCommand, Program, choose, shows};
 use std::fs;
@@ -59,7 +62,7 @@ pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
         "{} has {} already, which counts before one until the next boot; fix: pagelift disable {}",
         unit.name,
         lasting.display(),
-        unit.name
+        quoted(&unit.name)
     );
     made.1.made_folder = is_made(path);
     if !args.json {
@@ -70,7 +73,7 @@ pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
         if let Some(now) = install(&unit, &made.1, path, decide)? {
             made = now;
             if !args.json {
-                writeln!(io::stdout(), "otherwise, with what systemd has read only now:\n")?;
+                writeln!(Output::Standard, "otherwise, with what systemd has read only now:\n")?;
                 show(&made, path)?;
             }
         }
@@ -90,13 +93,12 @@ fn conclude(
     path: &Path,
     restart: Option<String>,
 ) -> anyhow::Result<()> {
-    let mut out = io::stdout();
+    let out = Output::Standard;
     if args.json {
         let (unit, text) = (unit.name.as_str(), &file.text());
         let written = !args.dry_run;
         let document = Document { format: "pagelift-service", version: 1, unit, choice, path, text, written, restart };
-        serde_json::to_writer_pretty(&mut out, &document)?;
-        writeln!(out)?;
+        out.print_json(&document)?;
     } else {
         let done = restart.map_or_else(|| "nothing was written".to_owned(), |restart| format!("written; {restart}"));
         writeln!(out, "{done}")?;
@@ -114,7 +116,7 @@ fn load(args: &EnableArgs) -> anyhow::Result<Unit> {
     if systemd::is_changed(real, &found) {
         ensure!(!args.dry_run, "{name}: its files have changed since systemd read them; fix: systemctl daemon-reload");
         systemd::control(&["daemon-reload"])?;
-        eprintln!("pagelift: {name}: its files had changed since systemd read them; now read, by daemon-reload");
+        say!("pagelift: {name}: its files had changed since systemd read them; now read, by daemon-reload");
     }
     Unit::load(&name)
 }
@@ -169,7 +171,7 @@ fn read(lines: &[String], search: &[String]) -> anyhow::Result<Read> {
 }
 
 fn show((choice, file): &Made, path: &Path) -> io::Result<()> {
-    let mut out = io::stdout();
+    let out = Output::Standard;
     writeln!(out, "way: {}", choice.way)?;
     choice.reasons.iter().try_for_each(|reason| writeln!(out, "  {reason}"))?;
     writeln!(out, "\n{}:", path.display())?;

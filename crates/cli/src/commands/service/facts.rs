@@ -2,6 +2,7 @@
 
 use super::systemd::{FOLDERS, Unit};
 use address_space::ElfImage;
+use foreign_text::quoted_path;
 use image_store::{DEFAULT_DIRECTORY, FileSystem, Store, StoreMount};
 use linux::executed::executed_path;
 use linux::nodes::has_several_nodes;
@@ -192,7 +193,7 @@ fn closed(file: &Path, rights: u32) -> Option<String> {
         "{} has mode {:o}, needed for User=: {words} for everybody; fix: chmod o+{letters} {}",
         closed.display(),
         mode(closed) & 0o7777,
-        closed.display()
+        quoted_path(closed)
     ))
 }
 

@@ -4,13 +4,14 @@ use super::enable::made;
 use super::facts::this_program;
 use super::systemd::{self, FOLDERS, Unit, is_changed, look_up, service_name};
 use super::{Changed, restarted, words};
+use crate::output::{Failures, Output};
 use crate::text::table::{table, trimmed};
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use clap::Args;
+use foreign_text::quoted;
 use serde::Serialize;
 use service_units::DropIn;
 use std::fs;
-use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -59,6 +60,7 @@ enum State {
 impl State {
     /// The state in words, with what to do.
     fn text(self, unit: &str) -> String {
+        let unit = quoted(unit);
         match self {
             Self::Current => "current".to_owned(),
             Self::Outdated => format!("outdated: its ExecStart= has changed; fix: pagelift enable {unit}"),
@@ -117,10 +119,9 @@ pub fn disable(args: &DisableArgs) -> anyhow::Result<()> {
             Err(error) => failed.push(format!("{error:#}")),
         }
     }
-    let mut out = io::stdout();
+    let out = Output::Standard;
     said.iter().try_for_each(|text| writeln!(out, "{text}"))?;
-    ensure!(failed.is_empty(), "{}", failed.join("\npagelift: "));
-    Ok(())
+    if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
 }
 
 /// Removes files, each whatever becomes of the others; returns those that are gone, and why the others are not.
@@ -145,10 +146,9 @@ fn undone(removed: &[&(PathBuf, DropIn)], now: bool) -> anyhow::Result<Vec<Strin
 /// Lists the services that are lifted at each start.
 pub fn enabled(args: &EnabledArgs) -> anyhow::Result<()> {
     let services: Vec<Row> = systemd::installed().into_iter().map(|(path, file)| row(path, file)).collect();
-    let mut out = io::stdout();
+    let out = Output::Standard;
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &Listing { format: "pagelift-services", version: 1, services })?;
-        writeln!(out)?;
+        out.print_json(&Listing { format: "pagelift-services", version: 1, services })?;
         return Ok(());
     }
     if services.is_empty() {

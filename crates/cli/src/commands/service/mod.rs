@@ -47,8 +47,9 @@ impl Changed {
             (false, false, false) => {
                 let process = self.pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default();
                 format!(
-                    "{unit} runs on as it is{process}; `systemctl restart {unit}` ends it, with its connections, and \
-                     starts it {how}"
+                    "{unit} runs on as it is{process}; `systemctl restart {}` ends it, with its connections, and \
+                     starts it {how}",
+                    foreign_text::quoted(unit)
                 )
             }
         }

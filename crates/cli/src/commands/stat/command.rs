@@ -5,6 +5,7 @@ use super::process::coverage;
 use super::rounds::{Rounds, Watch};
 use super::{Outcome, Report, StatArgs, VERSION, stall};
 use crate::commands::probe::known_reach;
+use crate::say;
 use confinement::{Reads, confine};
 use linux::ended::wait_until_ended;
 use linux::process_handle::ProcessHandle;
@@ -174,7 +175,7 @@ impl Runs {
             }
             Err(error) => {
                 let what = printable(&words[0].to_string_lossy());
-                eprintln!("pagelift: {what} cannot be executed: {error}");
+                say!("pagelift: {what} cannot be executed: {error}");
                 Err(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
             }
         }

@@ -1,0 +1,179 @@
+//! Where all that the commands print leaves the program, and the only place that writes to standard output and standard
+//! error.
+//!
+//! Names of files, processes and cgroups, and error texts that hold them, are of anybody's choosing. What leaves here has
+//! no character that acts on its reader, whatever was put into it: [`Output`] keeps line feeds, since a text has lines;
+//! [`say!`](crate::say) and [`fail`] keep none, since a message is one line.
+
+use foreign_text::{escaped_json, printable, printable_lines};
+use serde::Serialize;
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+
+/// The colours of ECMA-48 that texts may have. None of them hides text.
+pub const COLOURS: [&str; 5] = ["1", "1;31", "1;33", "32", "36"];
+/// Moves the cursor to the top and clears the screen.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// One of the two streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Standard output, for results.
+    Standard,
+    /// Standard error, for messages.
+    Error,
+}
+
+impl Output {
+    fn write(self, text: &str) -> io::Result<()> {
+        match self {
+            Self::Standard => {
+                let mut stream = io::stdout().lock();
+                stream.write_all(text.as_bytes())?;
+                stream.flush()
+            }
+            Self::Error => io::stderr().write_all(text.as_bytes()),
+        }
+    }
+
+    /// Prints a text of any number of lines; `write!` and `writeln!` call it.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn write_fmt(self, text: fmt::Arguments<'_>) -> io::Result<()> {
+        self.print(&text.to_string())
+    }
+
+    /// Prints a text of any number of lines.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn print(self, text: &str) -> io::Result<()> {
+        self.write(&printable_lines(text))
+    }
+
+    /// Prints a text that [`painted`] may have coloured in parts.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn print_coloured(self, text: &str) -> io::Result<()> {
+        self.write(&with_colours(text))
+    }
+
+    /// Prints a text in place of all that is on the screen.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn print_screen(self, text: &str) -> io::Result<()> {
+        self.write(&format!("{CLEAR}{}", printable_lines(text)))
+    }
+
+    /// Prints a value as JSON, with a line feed behind it.
+    ///
+    /// # Errors
+    /// Those of the stream, and of the value.
+    pub fn print_json(self, value: &impl Serialize) -> anyhow::Result<()> {
+        Ok(self.write(&json(value)?)?)
+    }
+
+    /// Prints what clap made of the command line: help, the version, or what is wrong with it. Colours are left out where
+    /// a word of the command line has characters that act on their reader.
+    pub fn print_usage(error: &clap::Error) {
+        let plain = error.render().to_string();
+        if printable_lines(&plain) == plain {
+            let _ = error.print();
+        } else {
+            let stream = if error.use_stderr() { Self::Error } else { Self::Standard };
+            let _ = stream.print(&plain);
+        }
+    }
+
+    /// The number of its columns, where it is a terminal.
+    pub fn columns(self) -> Option<usize> {
+        match self {
+            Self::Standard => linux::terminal::columns(io::stdout()),
+            Self::Error => linux::terminal::columns(io::stderr()),
+        }
+    }
+
+    /// True for a terminal.
+    pub fn is_terminal(self) -> bool {
+        match self {
+            Self::Standard => io::stdout().is_terminal(),
+            Self::Error => io::stderr().is_terminal(),
+        }
+    }
+}
+
+/// A value as JSON that ends with a line feed, without characters that act on their reader.
+///
+/// # Errors
+/// Those of the value.
+pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(escaped_json(&serde_json::to_string_pretty(value)?) + "\n")
+}
+
+/// A text in one of [`COLOURS`].
+pub fn painted(colour: &str, text: &str) -> String {
+    format!("\u{1b}[{colour}m{text}\u{1b}[0m")
+}
+
+/// The text with everything replaced that acts on its reader, but for line feeds and [`COLOURS`].
+fn with_colours(text: &str) -> String {
+    let mut parts = text.split('\u{1b}');
+    let mut clean = printable_lines(parts.next().unwrap_or_default());
+    for part in parts {
+        let is_colour =
+            |colour: &&str| part.strip_prefix('[').is_some_and(|rest| rest.starts_with(&format!("{colour}m")));
+        clean.push(if COLOURS.iter().chain(&["0"]).any(|colour| is_colour(&colour)) { '\u{1b}' } else { '?' });
+        clean += &printable_lines(part);
+    }
+    clean
+}
+
+/// Prints one line to standard error, as `eprintln!` does; [`say!`](crate::say) calls it.
+pub fn say(line: fmt::Arguments<'_>) {
+    let _ = Output::Error.write(&(printable(&line.to_string()) + "\n"));
+}
+
+/// Prints one line to standard error, with the arguments of `eprintln!`.
+#[macro_export]
+macro_rules! say {
+    ($($argument:tt)*) => { $crate::output::say(format_args!($($argument)*)) };
+}
+
+/// Several failures, each of which is said on a line of its own.
+#[derive(Debug)]
+pub struct Failures(pub Vec<String>);
+
+impl fmt::Display for Failures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("; "))
+    }
+}
+
+impl std::error::Error for Failures {}
+
+/// Says why a command failed.
+pub fn fail(error: &anyhow::Error) {
+    let mut text = String::new();
+    match error.downcast_ref::<Failures>() {
+        Some(Failures(lines)) => {
+            lines.iter().for_each(|line| text += &format!("pagelift: {}\n", printable(line)));
+        }
+        None => text = format!("pagelift: {}\n", printable(&format!("{error:#}"))),
+    }
+    let _ = Output::Error.write(&text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_known_colours_stay() {
+        let text = format!("{} a\u{1b}[8mb\u{1b}]0;c\u{7}\nd\u{1b}", painted("1;31", "PROBLEM"));
+        assert_eq!(with_colours(&text), "\u{1b}[1;31mPROBLEM\u{1b}[0m a?[8mb?]0;c?\nd?");
+        assert_eq!(with_colours("\u{1b}[1;31"), "?[1;31");
+    }
+}
