@@ -14,6 +14,7 @@ pub mod executed;
 pub mod features;
 pub mod file_cache;
 pub mod file_flags;
+pub mod file_holes;
 pub mod file_mapping;
 pub mod file_rights;
 pub mod file_systems;

@@ -29,6 +29,8 @@ pub(crate) struct Making<'a, C: PageCache> {
     pub blocks: Range<u64>,
     /// Those of them that are left alone, sorted.
     pub left_out: Vec<u64>,
+    /// Blocks that are left alone since more than an eighth of each is holes.
+    sparse: BTreeSet<u64>,
     /// Those that lie in huge folios, and what keeps them there.
     pub now: Looked<C::Hold>,
     /// Blocks that were collapsed.
@@ -63,7 +65,7 @@ impl<'a, C: PageCache> Making<'a, C> {
         blocks: Range<u64>,
     ) -> Result<Self, Error> {
         let now = cache.look(&blocks)?;
-        let (left_out, collapsed, created) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        let (left_out, sparse, collapsed, created) = (Vec::new(), BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let (evictions, holders, in_vain) = (0, None, BTreeSet::new());
         Ok(Self {
             cache,
@@ -73,6 +75,7 @@ impl<'a, C: PageCache> Making<'a, C> {
             effort,
             blocks,
             left_out,
+            sparse,
             now,
             collapsed,
             created,
@@ -95,11 +98,28 @@ impl<'a, C: PageCache> Making<'a, C> {
 
     /// Those of the small blocks that are to be made huge.
     pub fn wanted(&self) -> Vec<u64> {
-        self.small().into_iter().filter(|block| self.left_out.binary_search(block).is_err()).collect()
+        let is_left = |block: &u64| self.left_out.binary_search(block).is_ok() || self.sparse.contains(block);
+        self.small().into_iter().filter(|block| !is_left(block)).collect()
     }
 
     /// Returns why blocks stay small; `None` where all that are wanted are huge.
     pub fn make(&mut self) -> Result<Option<Refusal>, Error> {
+        self.leave_sparse_blocks()?;
+        let refused = if self.wanted().is_empty() { None } else { self.make_full_ones()? };
+        let sparse = || Refusal::Sparse { blocks: self.sparse.len() as u64, path: self.path.to_owned() };
+        Ok(refused.or_else(|| (!self.sparse.is_empty()).then(sparse)))
+    }
+
+    fn leave_sparse_blocks(&mut self) -> Result<(), Error> {
+        for block in self.wanted() {
+            if !self.cache.is_nearly_full(block)? {
+                self.sparse.insert(block);
+            }
+        }
+        Ok(())
+    }
+
+    fn make_full_ones(&mut self) -> Result<Option<Refusal>, Error> {
         let collapse = self.collapse()?;
         if self.wanted().is_empty() {
             return Ok(None);
@@ -145,13 +165,22 @@ impl<'a, C: PageCache> Making<'a, C> {
     /// Collapses in place, as far as the kernel does.
     fn collapse(&mut self) -> Result<Collapse, Error> {
         let (mut outcome, mut mappings) = (Collapse::Tried, Vec::new());
+        // Their pages become the caller's.
+        let most = if self.cache.can_be_evicted()? { u64::MAX } else { (self.budget.bytes)() };
         'runs: for run in runs(&self.wanted()) {
             mappings.push(self.cache.map_to_collapse(&run)?);
             let Some(mapping) = mappings.last() else { break };
             for block in run {
-                if let Some(limit) = self.time_is_up() {
+                let used = self.bytes(self.collapsed.len() + 1);
+                let too_many = (used > most).then_some(Limit::Bytes(most));
+                if let Some(limit) = self.time_is_up().or(too_many) {
                     outcome = Collapse::Limit(limit);
                     break 'runs;
+                }
+                // Others may have made holes since.
+                if !self.cache.is_nearly_full(block)? {
+                    self.sparse.insert(block);
+                    continue;
                 }
                 match self.cache.collapse(mapping, block) {
                     Ok(()) => drop(self.collapsed.insert(block)),

@@ -87,6 +87,18 @@ pub enum Refusal {
          it with huge=always"
     )]
     Tmpfs(String),
+    /// Huge folios would fill its holes.
+    #[error(
+        "found {blocks} blocks with holes (a sparse file), needed blocks of which 7 of 8 parts are data, since a huge folio \
+         fills the holes with memory; fix: `cp --sparse=never {} COPY`, and use the copy",
+        quoted_path(path)
+    )]
+    Sparse {
+        /// Number of these blocks.
+        blocks: u64,
+        /// The file.
+        path: PathBuf,
+    },
     /// Not huge, and it was not to be prepared.
     #[error(
         "found {} of {} in huge folios, needed more; fix: pagelift cache prepare {}", format_bytes(*.huge),

@@ -73,6 +73,12 @@ struct Simulated {
     takes_mapped: bool,
     collapses: bool,
     fragmented: bool,
+    /// Blocks that are mostly holes.
+    sparse: RefCell<Vec<u64>>,
+    /// A block of which another process makes a hole as soon as it was seen to be full.
+    punched: Cell<Option<u64>>,
+    /// Its pages are the only copy.
+    on_tmpfs: bool,
     unseen: u64,
     elapsed: Cell<Duration>,
     looks_for_holders: Cell<u32>,
@@ -141,6 +147,15 @@ impl PageCache for &Simulated {
         let hold = self.mapping();
         huge.iter().for_each(|block| hold.take(*block));
         Ok(Looked { blocks: huge, hold: SimulatedHold(Some(hold)) })
+    }
+
+    fn is_nearly_full(&self, block: u64) -> Result<bool, Error> {
+        self.call("lseek")?;
+        let is_full = !self.sparse.borrow().contains(&block);
+        if self.punched.get() == Some(block) {
+            self.sparse.borrow_mut().push(block);
+        }
+        Ok(is_full)
     }
 
     fn map_to_collapse(&self, _: &Range<u64>) -> Result<SimulatedMapping, Error> {
@@ -216,7 +231,7 @@ impl PageCache for &Simulated {
     fn write_back(&self) {}
 
     fn can_be_evicted(&self) -> Result<bool, Error> {
-        self.call("fstatfs").map(|()| true)
+        self.call("fstatfs").map(|()| !self.on_tmpfs)
     }
 
     fn refuse(&self) -> Result<Option<Refusal>, Error> {
@@ -396,4 +411,38 @@ fn each_call_may_fail() {
         // A block that could not be collapsed is evicted as the others are.
         assert!(matches!(made, Err(_) | Ok(Some(Refusal::Mapped { blocks: 1, .. }))), "call {fails}: {made:?}");
     }
+}
+
+/// A block that is mostly holes is neither collapsed nor read: that would fill the holes.
+#[test]
+fn sparse_blocks_are_left_alone() {
+    for collapses in [false, true] {
+        let cache = Simulated { collapses, sparse: vec![0, 3].into(), ..Simulated::of(&MIXED) };
+        let mut work = making(&cache, Budget::UNLIMITED).unwrap();
+        let refusal = work.make().unwrap().expect("two blocks are left");
+        assert!(matches!(refusal, Refusal::Sparse { blocks: 2, .. }), "{refusal}");
+        assert_eq!(cache.lies()[0], Lies::Small);
+        assert_eq!((work.now.blocks.as_slice(), cache.blocks.borrow()[3].evictions), (&[1, 2, 4, 5][..], 0));
+    }
+}
+
+/// Its owner may make holes between the first look and the collapse.
+#[test]
+fn a_block_that_has_become_sparse_is_left_alone() {
+    let cache = Simulated { collapses: true, on_tmpfs: true, punched: Some(3).into(), ..Simulated::of(&MIXED) };
+    let mut work = making(&cache, Budget::UNLIMITED).unwrap();
+    let refusal = work.make().unwrap();
+    assert!(matches!(refusal, Some(Refusal::Sparse { blocks: 1, .. })), "{refusal:?}");
+    assert_eq!(work.now.blocks, [0, 1, 2, 4, 5]);
+}
+
+/// What is collapsed on tmpfs is the caller's memory from then on.
+#[test]
+fn on_tmpfs_no_more_is_collapsed_than_the_budget_allows() {
+    let cache = Simulated { collapses: true, on_tmpfs: true, ..Simulated::of(&[Lies::Small; 5]) };
+    let budget = Budget { bytes: &|| 2 * HUGE, ..Budget::UNLIMITED };
+    let mut work = making(&cache, budget).unwrap();
+    let refusal = work.make().unwrap();
+    assert!(matches!(refusal, Some(Refusal::OutOfBudget { limit: Limit::Bytes(_), .. })), "{refusal:?}");
+    assert_eq!(work.now.blocks, [0, 1]);
 }
