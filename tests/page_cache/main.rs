@@ -2,6 +2,7 @@
 
 mod align;
 mod commands;
+mod hostile;
 mod keeping;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -14,6 +15,7 @@ fn main() -> ExitCode {
     let mut tests = commands::tests();
     tests.extend(keeping::tests());
     tests.extend(align::tests());
+    tests.extend(hostile::tests());
     main_of(tests)
 }
 

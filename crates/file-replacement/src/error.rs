@@ -41,6 +41,12 @@ pub enum ReplaceError {
         "found no lease on the file ({0}), needed one to be sure that nobody writes to it; fix: a file system with leases"
     )]
     NoLease(#[source] io::Error),
+    /// A copy would fill its holes.
+    #[error(
+        "found a sparse file, more than an eighth of which is holes, needed one of data: a copy would fill them; fix: \
+         `cp --sparse=never` makes a file without holes"
+    )]
+    Sparse,
     /// The file system has too little room for the copy.
     #[error("found {} free on the file system, needed {} for the copy; fix: free some", format_bytes(*.free), format_bytes(*.needed))]
     NoRoom {

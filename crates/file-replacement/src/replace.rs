@@ -5,6 +5,7 @@ use crate::error::ReplaceError;
 use crate::metadata::FileMetadata;
 use crate::place::Place;
 
+use linux::file_holes::holes_in;
 use linux::leases::Lease;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
@@ -15,6 +16,8 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+/// The share of a file that may be holes: one part in so many. Linkers leave some between segments.
+const HOLES: u64 = 8;
 /// Room that is left on the file system, in bytes.
 const ROOM_LEFT: u64 = 16 << 20;
 
@@ -74,6 +77,10 @@ pub fn replace(path: &Path, change: &Change) -> Result<Replaced, ReplaceError> {
     })?;
     if change.only_if.is_some_and(|only_if| only_if != identity) {
         return Err(ReplaceError::Changed);
+    }
+    let most = identity.size / HOLES;
+    if holes_in(&old, 0..identity.size, most).map_err(ReplaceError::io("looking for holes"))? > most {
+        return Err(ReplaceError::Sparse);
     }
     let needed = identity.size.saturating_add(ROOM_LEFT);
     let free = place.free()?;

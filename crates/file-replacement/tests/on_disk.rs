@@ -154,3 +154,16 @@ fn root_keeps_owner_set_user_id_capabilities_and_lists() {
         assert_eq!(found, value, "{name:?}");
     }
 }
+
+#[test]
+fn holes_are_not_filled() {
+    let sample = sample();
+    let length = fs::metadata(&sample.path).unwrap().len();
+    let file = OpenOptions::new().write(true).open(&sample.path).unwrap();
+    file.set_len(10 * length).unwrap();
+    drop(file);
+    let before = fs::metadata(&sample.path).unwrap();
+    assert!(matches!(replace(&sample.path, &Change::default()), Err(ReplaceError::Sparse)));
+    let after = fs::metadata(&sample.path).unwrap();
+    assert!((before.ino(), before.blocks()) == (after.ino(), after.blocks()) && sample.is_alone());
+}

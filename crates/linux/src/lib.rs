@@ -22,6 +22,7 @@ pub mod interrupted;
 pub mod leases;
 pub mod lock_file;
 pub mod nodes;
+pub mod owner;
 pub mod pagemap;
 pub mod pages;
 pub mod perf_event;

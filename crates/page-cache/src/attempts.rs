@@ -8,8 +8,8 @@
 use address_space::ProcessStat;
 use linux::lock_file::{LockError, PassingLock};
 use linux::text::text_of;
-use nix::fcntl::{OFlag, openat, renameat};
-use nix::sys::stat::{Mode, fstat, mkdirat};
+use nix::fcntl::{AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use process_view::FileIdentity;
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,10 @@ const REPEAT_AFTER: Duration = Duration::from_secs(600);
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a process that prepares the same file is waited for, whatever the budget. Until then most have ended.
 const LOCKED_AT_MOST: Duration = Duration::from_secs(300);
+/// Most records of one user, and most bytes in them. Beyond that the oldest half goes: who changes files again and again
+/// must not fill `/run`.
+const MOST_RECORDS: usize = 1024;
+const MOST_BYTES: u64 = 16 << 20;
 /// End of the name of a record's lock.
 const LOCK_SUFFIX: &str = ".lock";
 /// End of the name of a record that is being written.
@@ -196,12 +200,14 @@ impl Record {
     /// Replaces the attempt at once, or removes the record where there is none. A record that cannot be written is none.
     pub fn keep(&mut self, attempt: Option<&Attempt>) {
         let text = attempt.and_then(|attempt| serde_json::to_string(attempt).ok());
+        let text = text.filter(|text| text.len() as u64 <= linux::bounded::PAGE_CACHE_RECORD.bytes());
         if text.is_none_or(|text| self.replace(&text).is_err()) {
             self.remove(&self.name);
         }
     }
 
     fn replace(&self, text: &str) -> io::Result<()> {
+        make_room(&self.directory)?;
         let new = format!("{}{NEW_SUFFIX}", self.name);
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         // One that is left is of a process that was killed: the lock is held.
@@ -214,6 +220,34 @@ impl Record {
     fn remove(&self, name: &str) {
         let _ = unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir);
     }
+}
+
+/// Removes the oldest half of the records where there are too many. Locks stay: another process may hold them.
+fn make_room(directory: &OwnedFd) -> io::Result<()> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut records = Vec::new();
+    for entry in nix::dir::Dir::openat(directory, ".", flags, Mode::empty())?.iter() {
+        let name = entry?.file_name().to_owned();
+        let Ok(found) = fstatat(directory, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW) else { continue };
+        let is_record = found.st_mode & nix::libc::S_IFMT == nix::libc::S_IFREG;
+        if is_record && !name.to_bytes().ends_with(LOCK_SUFFIX.as_bytes()) {
+            records.push(((found.st_mtime, found.st_mtime_nsec), found.st_size as u64, name));
+        }
+    }
+    let bytes: u64 = records.iter().map(|(_, size, _)| size).sum();
+    if records.len() < MOST_RECORDS && bytes < MOST_BYTES {
+        return Ok(());
+    }
+    records.sort();
+    let (mut number, mut left) = (records.len(), bytes);
+    for (_, size, name) in records {
+        if number <= MOST_RECORDS / 2 && left <= MOST_BYTES / 2 {
+            break;
+        }
+        let _ = unlinkat(directory, name.as_c_str(), UnlinkatFlags::NoRemoveDir);
+        (number, left) = (number - 1, left - size);
+    }
+    Ok(())
 }
 
 /// True where an attempt of this user or of root with a file still counts.
@@ -296,6 +330,28 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 0);
         let other = FileIdentity { changed: (6, 8), ..IDENTITY };
         assert_eq!(attempts.record(&other, Duration::ZERO).unwrap().unwrap().attempt(), None);
+    }
+
+    #[test]
+    fn records_do_not_grow_without_bound() {
+        let (folder, attempts) = attempts();
+        let attempt = Attempt::new(vec![], "it was so".to_owned(), Lasting::ToBoot);
+        let keep = |number: u64, attempt: &Attempt| {
+            let identity = FileIdentity { inode: number, ..IDENTITY };
+            attempts.record(&identity, Duration::ZERO).unwrap().unwrap().keep(Some(attempt));
+            attempts.attempt(&identity)
+        };
+        let last = (0..MOST_RECORDS as u64 + 10).map(|number| keep(number, &attempt)).last();
+        assert_eq!(last, Some(Some(attempt.clone())));
+        let size = || {
+            std::fs::read_dir(folder.path().join("a/b")).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len())
+        };
+        assert!(size().count() <= MOST_RECORDS);
+        let large = Attempt { blocks: (0..400_000).collect(), ..attempt.clone() };
+        assert!((0..12).all(|number| keep(number, &large).is_some()));
+        assert!(size().sum::<u64>() < 2 * MOST_BYTES);
+        let larger = Attempt { blocks: (0..4_000_000).collect(), ..attempt };
+        assert_eq!(keep(0, &larger), None);
     }
 
     #[test]

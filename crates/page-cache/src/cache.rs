@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// (`read_ahead_kb`).
 const READ_AHEAD: usize = 128 << 10;
 
-/// The share of a block that may be holes: one part in so many.
+/// The share of a block on tmpfs that may be holes: one part in so many.
 const HOLES: u64 = 8;
 
 /// The page cache of one file, in blocks, which go by their numbers.
@@ -31,9 +31,10 @@ pub(crate) trait PageCache {
 
     /// Finds those blocks that lie in huge folios, and holds them. Others are not mapped afterwards.
     fn look(&self, blocks: &Range<u64>) -> Result<Looked<Self::Hold>, Error>;
-    /// True where at most an eighth of a block is holes. To collapse or read a block fills its holes with memory, at the
-    /// expense of whoever does it.
-    fn is_nearly_full(&self, block: u64) -> Result<bool, Error>;
+    /// True where a block may be collapsed or read whole. That fills its holes with memory, at the expense of whoever does
+    /// it: where its pages are the only copy they stay, so that at most an eighth may be holes; else the kernel can take
+    /// them back, and a block of nothing but holes is left alone.
+    fn may_be_filled(&self, block: u64) -> Result<bool, Error>;
     /// Maps blocks so that they can be collapsed.
     fn map_to_collapse(&self, blocks: &Range<u64>) -> Result<Self::Mapping, Error>;
     /// Collapses one of the mapped blocks in place.
@@ -120,9 +121,9 @@ impl PageCache for KernelCache<'_> {
         huge_blocks(self.file, blocks, self.huge)
     }
 
-    fn is_nearly_full(&self, block: u64) -> Result<bool, Error> {
+    fn may_be_filled(&self, block: u64) -> Result<bool, Error> {
         let offsets = offsets_of(&(block..block + 1), self.huge);
-        let most = self.huge.bytes() / HOLES;
+        let most = if self.can_be_evicted()? { self.huge.bytes() - 1 } else { self.huge.bytes() / HOLES };
         linux::file_holes::holes_in(self.file, offsets, most)
             .map(|holes| holes <= most)
             .map_err(|error| Error::new("lseek(SEEK_DATA)", error))

@@ -4,12 +4,28 @@ use crate::attempts::is_recorded;
 use crate::{Budget, Effort, HugeExtents, Prepared, Refusal, loaded_offsets, prepare};
 use address_space::{PageSize, format_bytes};
 use linux::file_mapping::FileMapping;
+use linux::owner::is_of_trusted_user;
 use process_view::{FileIdentity, open_regular_file};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+/// A file to be kept, and who decides that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptPath {
+    /// The path.
+    pub path: PathBuf,
+    /// The user whose processes execute it, where the file is kept because of that; `None` where it was named by itself.
+    pub user: Option<u32>,
+}
+
+impl From<PathBuf> for KeptPath {
+    fn from(path: PathBuf) -> Self {
+        Self { path, user: None }
+    }
+}
 
 /// What became of one file in one round.
 #[derive(Debug)]
@@ -83,11 +99,19 @@ pub struct Keeper {
 #[derive(Debug)]
 struct Known {
     identity: FileIdentity,
+    /// The user whose processes execute it, where it is kept because of that.
+    user: Option<u32>,
     /// The text of the last refusal.
     refusal: Option<String>,
     /// The parts that lie in huge folios.
     huge: Vec<Range<u64>>,
     locks: Locks,
+}
+
+impl Known {
+    fn new(identity: FileIdentity) -> Self {
+        Self { identity, user: None, refusal: None, huge: Vec::new(), locks: Locks::default() }
+    }
 }
 
 /// What is locked of a file: the first of its parts that lie in huge folios.
@@ -131,16 +155,24 @@ impl Keeper {
 
     /// Looks at these files and prepares those that do not lie in huge folios, where no attempt failed before for a reason
     /// that still holds. Files that are not named any more are let
-    /// go. The first ones are locked first.
-    pub fn round(&mut self, paths: &[PathBuf]) -> Vec<KeeperReport> {
-        self.files.retain(|path, _| paths.contains(path));
-        self.unreadable.retain(|path, _| paths.contains(path));
-        paths.iter().map(|path| self.keep(path)).collect()
+    /// go. The first ones are locked first; what the processes of one user execute gets no more than that user's share of
+    /// the budget, and is left alone where neither root nor this process's user owns it.
+    pub fn round(&mut self, paths: &[KeptPath]) -> Vec<KeeperReport> {
+        let is_named = |path: &PathBuf| paths.iter().any(|kept| kept.path == *path);
+        self.files.retain(|path, _| is_named(path));
+        self.unreadable.retain(|path, _| is_named(path));
+        let users: BTreeSet<u32> = paths.iter().filter_map(|kept| kept.user).collect();
+        let share = self.lock.unwrap_or(0) / users.len().max(1) as u64;
+        paths.iter().map(|kept| self.keep(&kept.path, kept.user, share)).collect()
     }
 
-    fn keep(&mut self, path: &Path) -> KeeperReport {
+    fn keep(&mut self, path: &Path, user: Option<u32>, share: u64) -> KeeperReport {
         let report = |kept, locked| KeeperReport { path: path.to_owned(), kept, locked };
         let opened = open_regular_file(path).and_then(|file| file.ok_or_else(|| io::ErrorKind::InvalidInput.into()));
+        let opened = opened.and_then(|file| match user.is_none() || is_of_trusted_user(&file.metadata()?) {
+            true => Ok(file),
+            false => Err(io::Error::other("found a file of another user, needed one of root or of this user")),
+        });
         let (file, identity) = match opened.and_then(|file| Ok((FileIdentity::of(&file.metadata()?), file))) {
             Ok((identity, file)) => (file, identity),
             Err(error) => {
@@ -159,7 +191,7 @@ impl Keeper {
         match prepare(&file, path, offsets, self.huge, effort, Budget::UNLIMITED) {
             Ok(prepared) => {
                 let is_same = before.as_ref().is_some_and(|known| known.huge == prepared.extents.huge);
-                let (known, locked) = self.lock(&file, identity, before, &prepared.extents);
+                let (known, locked) = self.lock((&file, identity), before, &prepared.extents, (user, share));
                 self.files.insert(path.to_owned(), known);
                 report(if is_same { KeptFile::Same } else { KeptFile::Prepared(prepared) }, locked)
             }
@@ -171,7 +203,7 @@ impl Keeper {
                 };
                 let is_same = before.as_ref().is_some_and(is_known);
                 let first = before.filter(|_| is_same).and_then(|known| known.refusal).unwrap_or(text);
-                let known = Known { identity, refusal: Some(first), huge: Vec::new(), locks: Locks::default() };
+                let known = Known { user, refusal: Some(first), ..Known::new(identity) };
                 self.files.insert(path.to_owned(), known);
                 report(if is_same { KeptFile::Same } else { KeptFile::Refused(refusal) }, None)
             }
@@ -181,20 +213,25 @@ impl Keeper {
     /// Locks what lies in huge folios and is not locked, as far as the budget goes.
     fn lock(
         &self,
-        file: &File,
-        identity: FileIdentity,
+        (file, identity): (&File, FileIdentity),
         before: Option<Known>,
         extents: &HugeExtents,
+        (user, share): (Option<u32>, u64),
     ) -> (Known, Option<LockedFile>) {
-        let before = before.unwrap_or(Known { identity, refusal: None, huge: Vec::new(), locks: Locks::default() });
+        let before = before.unwrap_or_else(|| Known::new(identity));
         let huge = extents.huge.clone();
         // The locks of other parts end here.
         let locks =
             if before.huge == huge { before.locks } else { Locks { said: before.locks.said, ..Locks::default() } };
-        let mut known = Known { identity, refusal: None, huge, locks };
+        let mut known = Known { identity, user, refusal: None, huge, locks };
         let Some(budget) = self.lock else { return (known, None) };
-        let taken: u64 = self.files.values().map(|known| known.locks.bytes).sum();
-        let left = budget.saturating_sub(taken + known.locks.bytes) / self.huge.bytes() * self.huge.bytes();
+        let taken = |of: &dyn Fn(&Known) -> bool| {
+            self.files.values().filter(|known| of(known)).map(|known| known.locks.bytes).sum::<u64>()
+                + known.locks.bytes
+        };
+        let left = budget.saturating_sub(taken(&|_| true));
+        let of_user = user.map_or(left, |_| share.saturating_sub(taken(&|known| known.user == user)));
+        let left = left.min(of_user) / self.huge.bytes() * self.huge.bytes();
         let refused = known.locks.extend(file, &known.huge, self.huge, left).err();
         let (locked, of) = (known.locks.bytes, extents.bytes());
         let result = match refused {

@@ -32,7 +32,7 @@ mod status;
 pub use budget::{Budget, Effort, Users};
 pub use elf::loaded_offsets;
 pub use file_system::{may_collapse_in_place, unfit};
-pub use keeper::{Keeper, KeeperReport, KeptFile, ListEntry, LockedFile, parse_list};
+pub use keeper::{Keeper, KeeperReport, KeptFile, KeptPath, ListEntry, LockedFile, parse_list};
 pub use look::{Error, Hold, HugeExtents, look, look_and_hold};
 pub use mappers::{FileUsers, MappedFiles, MappedPart};
 pub use prepare::{Prepared, prepare};

@@ -29,7 +29,7 @@ pub(crate) struct Making<'a, C: PageCache> {
     pub blocks: Range<u64>,
     /// Those of them that are left alone, sorted.
     pub left_out: Vec<u64>,
-    /// Blocks that are left alone since more than an eighth of each is holes.
+    /// Blocks that are left alone since huge folios would fill their holes.
     sparse: BTreeSet<u64>,
     /// Those that lie in huge folios, and what keeps them there.
     pub now: Looked<C::Hold>,
@@ -112,7 +112,7 @@ impl<'a, C: PageCache> Making<'a, C> {
 
     fn leave_sparse_blocks(&mut self) -> Result<(), Error> {
         for block in self.wanted() {
-            if !self.cache.is_nearly_full(block)? {
+            if !self.cache.may_be_filled(block)? {
                 self.sparse.insert(block);
             }
         }
@@ -178,7 +178,7 @@ impl<'a, C: PageCache> Making<'a, C> {
                     break 'runs;
                 }
                 // Others may have made holes since.
-                if !self.cache.is_nearly_full(block)? {
+                if !self.cache.may_be_filled(block)? {
                     self.sparse.insert(block);
                     continue;
                 }

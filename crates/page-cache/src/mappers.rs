@@ -106,12 +106,18 @@ impl MappedFiles {
         Ok(FileUsers { parts })
     }
 
-    /// One part of each file of which a process executes a part; where `of` is given, of those processes alone.
-    pub fn executed(&self, of: Option<&[i32]>) -> impl Iterator<Item = &MappedPart> {
-        let is_meant = move |part: &&MappedPart| {
-            part.mapping.protection.execute && of.is_none_or(|processes| processes.contains(&part.pid))
-        };
-        self.parts.values().filter_map(move |parts| parts.iter().find(is_meant))
+    /// One part of each file of which a process executes a part.
+    pub fn executed(&self) -> impl Iterator<Item = &MappedPart> {
+        self.parts.values().filter_map(|parts| parts.iter().find(|part| part.mapping.protection.execute))
+    }
+
+    /// One part of each file of which one of these processes executes a part, and those that do.
+    pub fn executed_by(&self, of: &[i32]) -> impl Iterator<Item = (&MappedPart, Vec<i32>)> {
+        let is_meant = move |part: &&MappedPart| part.mapping.protection.execute && of.contains(&part.pid);
+        self.parts.values().filter_map(move |parts| {
+            let first = parts.iter().find(is_meant)?;
+            Some((first, parts.iter().filter(is_meant).map(|part| part.pid).collect()))
+        })
     }
 }
 

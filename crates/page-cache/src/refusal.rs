@@ -89,7 +89,7 @@ pub enum Refusal {
     Tmpfs(String),
     /// Huge folios would fill its holes.
     #[error(
-        "found {blocks} blocks with holes (a sparse file), needed blocks of which 7 of 8 parts are data, since a huge folio \
+        "found {blocks} blocks with holes (a sparse file), needed data in them, on tmpfs in 7 of 8 parts, since a huge folio \
          fills the holes with memory; fix: `cp --sparse=never {} COPY`, and use the copy",
         quoted_path(path)
     )]

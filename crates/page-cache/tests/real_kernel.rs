@@ -242,7 +242,7 @@ fn a_keeper_prepares_again_what_was_dropped_or_replaced_and_holds_what_it_locks(
     if !can(&sample.prepare(huge, Effort::Always, Budget::UNLIMITED)) {
         return;
     }
-    let paths = [sample.path.clone()];
+    let paths = [sample.path.clone().into()];
     let mut keeper = Keeper::new(huge, None);
     let round = |keeper: &mut Keeper| keeper.round(&paths).remove(0);
     assert!(matches!(round(&mut keeper).kept, KeptFile::Prepared(_)));
@@ -342,7 +342,7 @@ fn a_keeper_does_not_repeat_what_another_has_tried_in_vain() {
     sample.make_small(huge);
     let other = sample.mapped_by_another(Present::All);
     // As by a timer: each round is one of its own.
-    let round = || Keeper::new(huge, None).round(std::slice::from_ref(&sample.path)).remove(0).kept;
+    let round = || Keeper::new(huge, None).round(&[sample.path.clone().into()]).remove(0).kept;
     match round() {
         KeptFile::Refused(Refusal::Mapped { .. }) => {}
         // This kernel collapses in place, or the file system has no large folios.

@@ -127,6 +127,27 @@ pub fn status_of(descriptor: i32) -> Result<linux::statx, Errno> {
     Ok(unsafe { status.assume_init() })
 }
 
+/// `statx` of a path, with what the kernel has cached: a file system in user space or on a network is not asked.
+///
+/// # Errors
+/// Those of statx(2).
+pub fn cached_status(path: &CStr) -> Result<linux::statx, Errno> {
+    let mut status = core::mem::MaybeUninit::<linux::statx>::zeroed();
+    let arguments = [
+        CURRENT_DIRECTORY,
+        path.as_ptr() as usize,
+        (linux::AT_STATX_DONT_SYNC | linux::AT_NO_AUTOMOUNT) as usize,
+        linux::STATX_BASIC_STATS as usize,
+        status.as_mut_ptr() as usize,
+    ];
+    // SAFETY:
+    // - the path ends with NUL, and the kernel fills one `struct statx`.
+    unsafe { call_with(linux::__NR_statx, arguments) }?;
+    // SAFETY:
+    // - every field is a number, for which zero, and whatever the kernel wrote, is a value.
+    Ok(unsafe { status.assume_init() })
+}
+
 /// `cachestat` (Linux 6.5): the number of base pages of a part of an open file that are in the page cache. Nothing is read.
 ///
 /// # Errors

@@ -27,8 +27,8 @@ use x86_64::system_call;
 pub use x86_64::{stack_pointer, thread_pointer};
 
 pub use files::{
-    cached_pages, close, ioctl, open, read, read_at, read_link, read_to, read_uninterrupted, status_of, userfaultfd,
-    write, write_pieces,
+    cached_pages, cached_status, close, ioctl, open, read, read_at, read_link, read_to, read_uninterrupted, status_of,
+    userfaultfd, write, write_pieces,
 };
 /// The kernel's constants and structures, generated from its headers.
 pub use linux_raw_sys as kernel;

@@ -149,7 +149,7 @@ impl PageCache for &Simulated {
         Ok(Looked { blocks: huge, hold: SimulatedHold(Some(hold)) })
     }
 
-    fn is_nearly_full(&self, block: u64) -> Result<bool, Error> {
+    fn may_be_filled(&self, block: u64) -> Result<bool, Error> {
         self.call("lseek")?;
         let is_full = !self.sparse.borrow().contains(&block);
         if self.punched.get() == Some(block) {

@@ -1,14 +1,15 @@
 //! `pagelift cache keep`.
 
 use super::huge_page;
-use super::prepare::{describe, executed_by, files_of_package, programs_of};
+use super::prepare::{Chosen, describe, files_of_package, programs_of};
+use super::running::executed_by;
 use crate::output::Output;
 use crate::say;
 use address_space::PageSize;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use page_cache::{Keeper, KeeperReport, KeptFile, ListEntry, LockedFile, parse_list};
-use process_view::printable;
+use page_cache::{Keeper, KeeperReport, KeptFile, KeptPath, ListEntry, LockedFile, parse_list};
+use process_view::{FileIdentity, open_regular_file, printable};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -68,7 +69,7 @@ pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
 }
 
 /// The files that the list names now, in its order, each once; and why an entry names none.
-fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<PathBuf>, Vec<String>)> {
+fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<KeptPath>, Vec<String>)> {
     let name = args.config.display();
     let text = fs::read_to_string(&args.config).with_context(|| format!("reading the list {name}"))?;
     let entries = parse_list(&text).map_err(|error| anyhow!("{name}, {error}"))?;
@@ -78,13 +79,14 @@ fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<PathBuf>, Vec<
     let (mut paths, mut failed) = (Vec::new(), Vec::new());
     for entry in entries {
         let found = match &entry {
-            ListEntry::File(path) => Ok(vec![path.clone()]),
-            ListEntry::Package(name) => {
-                files_of_package(name).map(|files| programs_of(&files, huge).into_iter().map(|one| one.path).collect())
-            }
+            ListEntry::File(path) => Ok(vec![path.clone().into()]),
+            ListEntry::Package(name) => files_of_package(name)
+                .map(|files| programs_of(&files, huge).into_iter().map(|one| one.path.into()).collect()),
             // A program that does not run yet is no failure: it is looked for again.
             ListEntry::Running(name) => {
-                Ok(executed_by(name, huge).unwrap_or_default().into_iter().map(|one| one.path).collect())
+                let found = executed_by(name, huge).map(|executed| executed.chosen).unwrap_or_default();
+                let here = found.into_iter().filter(|(one, _)| is_here(one));
+                Ok(here.map(|(one, user)| KeptPath { path: one.path, user }).collect())
             }
         };
         match found {
@@ -93,8 +95,15 @@ fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<PathBuf>, Vec<
         }
     }
     let mut seen = std::collections::BTreeSet::new();
-    paths.retain(|path| seen.insert(path.clone()));
+    paths.retain(|kept: &KeptPath| seen.insert(kept.path.clone()));
     Ok((paths, failed))
+}
+
+/// True where the path leads to the same file here: in a container it means another one.
+fn is_here(one: &Chosen) -> bool {
+    let identity = |file: &std::fs::File| file.metadata().map(|found| FileIdentity::of(&found)).ok();
+    let here = open_regular_file(&one.path).ok().flatten();
+    here.is_some_and(|here| identity(&here) == identity(&one.file))
 }
 
 /// Says what has changed. True where nothing of the file lies in huge folios.

@@ -2,6 +2,7 @@
 
 mod keep;
 mod prepare;
+mod running;
 mod status;
 
 use address_space::PageSize;

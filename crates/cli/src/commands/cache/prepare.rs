@@ -1,6 +1,7 @@
 //! `pagelift cache prepare`.
 
 use super::huge_page;
+use super::running::{Executed, executed_by};
 use crate::output::Output;
 use crate::say;
 use address_space::{PageSize, format_bytes};
@@ -9,7 +10,6 @@ use clap::Args;
 use file_replacement::{Change, replace};
 use page_cache::{Budget, Effort, MappedFiles, Prepared, Refusal, loaded_offsets, prepare};
 use process_view::{FileIdentity, open_regular_file, printable};
-use session::running::processes_named;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -142,11 +142,12 @@ fn choose(args: &PrepareArgs, huge: PageSize, failed: &mut usize) -> anyhow::Res
         chosen.extend(found);
     }
     for name in &args.running {
-        let found = executed_by(name, huge)?;
+        let Executed { chosen: found, left_out } = executed_by(name, huge)?;
+        left_out.iter().for_each(|why| say!("pagelift: note: {why}"));
         if found.is_empty() {
             bail!("found no program or library of {huge} or more that {name} executes, needed at least one");
         }
-        chosen.extend(found);
+        chosen.extend(found.into_iter().map(|(one, _)| one));
     }
     Ok(chosen)
 }
@@ -171,7 +172,7 @@ pub fn programs_of(paths: &[PathBuf], huge: PageSize) -> Vec<Chosen> {
         .collect()
 }
 
-fn is_large_program(file: &File, huge: PageSize) -> bool {
+pub fn is_large_program(file: &File, huge: PageSize) -> bool {
     loaded_offsets(file)
         .is_some_and(|offsets| offsets.start.next_multiple_of(huge.bytes()) + huge.bytes() <= offsets.end)
 }
@@ -196,18 +197,4 @@ pub fn files_of_package(name: &str) -> anyhow::Result<Vec<PathBuf>> {
         true => bail!("found neither dpkg-query nor rpm, needed one of them; fix: name the files themselves"),
         false => bail!("found no installed package {name}: {}", printable(&asked.join("; "))),
     }
-}
-
-/// What the processes of a program execute.
-pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Vec<Chosen>> {
-    let processes = processes_named(name)?;
-    let mapped = MappedFiles::read()?;
-    let mut chosen = Vec::new();
-    for part in mapped.executed(Some(&processes)) {
-        let path = PathBuf::from(part.mapping.path().unwrap_or_default());
-        let opened = part.open().with_context(|| path.display().to_string())?;
-        let large = opened.map(|(file, _)| file).filter(|file| is_large_program(file, huge));
-        chosen.extend(large.map(|file| Chosen { path, file }));
-    }
-    Ok(chosen)
 }

@@ -88,7 +88,7 @@ fn read(args: &StatusArgs) -> anyhow::Result<Listing> {
 
 impl Listing {
     fn read_running(&mut self, mapped: &MappedFiles) {
-        for part in mapped.executed(None) {
+        for part in mapped.executed() {
             match part.open() {
                 Ok(Some((file, identity))) if identity.size >= self.page_size.bytes() => {
                     self.read_mapped(&file, part, mapped);

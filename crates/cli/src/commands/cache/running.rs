@@ -1,0 +1,96 @@
+//! What the processes of a program execute.
+//!
+//! Every user can start a program of any name that maps any files. So processes count only where root or this process's
+//! user owns the program's file, and of the files that they execute those that one of these two owns.
+
+use super::prepare::{Chosen, is_large_program};
+use address_space::PageSize;
+use foreign_text::printable;
+use linux::owner::{executes_trusted_file, is_of_trusted_user, is_trusted, user_of};
+use page_cache::{MappedFiles, MappedPart};
+use session::running::processes_named;
+use std::path::PathBuf;
+
+/// Most reasons that are said.
+const MOST_SAID: usize = 8;
+
+/// What processes execute.
+pub struct Executed {
+    /// The files, each with the user whose processes execute it; `None` for root's and this process's user's.
+    pub chosen: Vec<(Chosen, Option<u32>)>,
+    /// Why others are left out.
+    pub left_out: Vec<String>,
+}
+
+/// Finds what the processes of a program execute.
+///
+/// # Errors
+/// No process runs a program of this name.
+pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Executed> {
+    let (processes, others): (Vec<i32>, Vec<i32>) =
+        processes_named(name)?.into_iter().partition(|pid| executes_trusted_file(*pid));
+    let mut left_out: Vec<String> = others
+        .iter()
+        .map(|pid| format!("process {pid} of the name {name} executes a file of another user and is left out"))
+        .collect();
+    let mapped = MappedFiles::read()?;
+    let mut chosen = Vec::new();
+    for (part, by) in mapped.executed_by(&processes) {
+        match open(part, huge) {
+            Ok(Some(one)) => chosen.push((one, user_among(&by))),
+            Ok(None) => {}
+            Err(why) => left_out.push(format!("process {}: {why}", part.pid)),
+        }
+    }
+    if left_out.len() > MOST_SAID {
+        let more = left_out.len() - MOST_SAID;
+        left_out.truncate(MOST_SAID);
+        left_out.push(format!("{more} more are left out"));
+    }
+    Ok(Executed { chosen: by_turns(chosen), left_out })
+}
+
+/// Opens the file of a part; `None` where it has no whole huge page. The error is why it is left out.
+fn open(part: &MappedPart, huge: PageSize) -> Result<Option<Chosen>, String> {
+    let path = PathBuf::from(part.mapping.path().unwrap_or_default());
+    let name = printable(&path.display().to_string());
+    let Some((file, _)) = part.open().map_err(|error| format!("{name}: {error}"))? else { return Ok(None) };
+    let metadata = file.metadata().map_err(|error| format!("{name}: {error}"))?;
+    match is_of_trusted_user(&metadata) {
+        true => Ok(is_large_program(&file, huge).then_some(Chosen { path, file })),
+        false if metadata.len() < huge.bytes() => Ok(None),
+        false => Err(format!("{name} is a file of another user and is left out")),
+    }
+}
+
+/// The user to whom it counts that processes execute a file: nobody where one of them is root's or this process's user's.
+fn user_among(processes: &[i32]) -> Option<u32> {
+    let mut users = processes.iter().filter_map(|pid| user_of(*pid));
+    let first = users.next()?;
+    (!is_trusted(first) && !users.any(is_trusted)).then_some(first)
+}
+
+/// The files in such an order that no user's come all before those of another one.
+fn by_turns<T>(files: Vec<(T, Option<u32>)>) -> Vec<(T, Option<u32>)> {
+    let mut counts = std::collections::BTreeMap::new();
+    let mut turns: Vec<(usize, (T, Option<u32>))> = Vec::new();
+    for file in files {
+        let turn = counts.entry(file.1).or_insert(0);
+        turns.push((*turn, file));
+        *turn += 1;
+    }
+    turns.sort_by_key(|(turn, (_, user))| (user.is_some(), *turn));
+    turns.into_iter().map(|(_, file)| file).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_take_turns_behind_root() {
+        let files = vec![("a", Some(1)), ("b", Some(1)), ("c", None), ("d", Some(2)), ("e", None)];
+        let order: String = by_turns(files).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(order, "ceadb");
+    }
+}
