@@ -34,5 +34,6 @@ pub mod terminal;
 pub mod text;
 pub mod tracefs;
 pub mod urgency;
+pub mod written_file;
 
 pub use linux_raw::directory;

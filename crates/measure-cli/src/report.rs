@@ -7,7 +7,11 @@ use cli::commands::reading::confine_to;
 use cli::output::Output;
 use confinement::Reads;
 use experiment::record::read;
-use std::fs::File;
+use linux::written_file::{Target, target};
+use process_view::open_regular_file;
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Where the page goes if nothing is said.
@@ -17,7 +21,7 @@ const PAGE: &str = "pagelift-report.html";
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let count = args.files.len();
     ensure!(count <= MOST_RECORDS, "{count} files are too many for a page; fix: {MOST_RECORDS} at most");
-    let open = |path: &PathBuf| Ok((path.display().to_string(), File::open(path).with_context(|| named(path))?));
+    let open = |path: &PathBuf| anyhow::Ok((path.display().to_string(), open_record(path)?));
     let files = args.files.iter().map(open).collect::<anyhow::Result<Vec<_>>>()?;
     let is_markdown = args.markdown;
     // The thread that reads what others wrote has no other rights; this one writes the page.
@@ -25,9 +29,37 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let page = page.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let output = args.output.clone().or_else(|| (!is_markdown).then(|| PathBuf::from(PAGE)));
     match output.filter(|path| path != Path::new("-")) {
-        Some(path) => write(&path, &args.files, &page),
+        Some(path) => write(&path, args.output.is_some(), &args.files, &page),
         None => Ok(Output::Standard.print(&page)?),
     }
+}
+
+/// Opens a record, which is a regular file: for a pipe nobody may ever write to it is not waited.
+pub fn open_record(path: &Path) -> anyhow::Result<File> {
+    let found = open_regular_file(path).with_context(|| named(path))?;
+    found.with_context(|| {
+        format!("{}: found something else than a regular file, needed a file of `bench -o`", named(path))
+    })
+}
+
+/// Puts a page where the path leads. A regular file is replaced by a new one. So is a link under the fixed name, which
+/// anybody who can write to the folder can have put there; that of a path which the user has named is followed where root
+/// or the user has made it. Another kind of file, such as a pipe, is written to.
+fn put(path: &Path, is_named: bool, page: &str) -> io::Result<()> {
+    let path = &match if is_named { target(path)? } else { Target::Name(path.to_owned()) } {
+        Target::Name(path) => path,
+        Target::Descriptor(path) => return std::fs::write(path, page),
+    };
+    let found = path.symlink_metadata().map(|found| found.file_type());
+    if found.is_ok_and(|found| !found.is_file() && !found.is_symlink()) {
+        return std::fs::write(path, page);
+    }
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mode = Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new().prefix(".pagelift-report-").permissions(mode).tempfile_in(folder)?;
+    file.write_all(page.as_bytes())?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
 }
 
 fn named(path: &Path) -> String {
@@ -44,12 +76,12 @@ fn page(files: Vec<(String, File)>, is_markdown: bool) -> anyhow::Result<String>
     Ok(if is_markdown { markdown(&sources) } else { html(&sources) })
 }
 
-fn write(path: &Path, records: &[PathBuf], page: &str) -> anyhow::Result<()> {
+fn write(path: &Path, is_named: bool, records: &[PathBuf], page: &str) -> anyhow::Result<()> {
     let is =
         |other: &PathBuf| path.canonicalize().is_ok_and(|path| other.canonicalize().is_ok_and(|other| path == other));
     if records.iter().any(is) {
         bail!("{} is a record, which the page would replace; fix: another -o", named(path));
     }
-    std::fs::write(path, page).with_context(|| format!("writing {}", named(path)))?;
+    put(path, is_named, page).with_context(|| format!("writing {}", named(path)))?;
     Ok(writeln!(Output::Standard, "{}: {} KB", named(path), page.len().div_ceil(1000))?)
 }

@@ -4,11 +4,11 @@ use crate::heap::HeapInPlace;
 use crate::nodes::{FarPages, Home, NodeBytes, far_pages, home_of};
 use lift_execution::{Outcome, RangeOutcome, Report};
 use lift_plan::{Coverable, MachineFacts, Numa, Plan, Source};
+use linux::written_file;
 use machine_facts::{System, bytes_on_nodes};
 use process_view::ProcessFiles;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -152,7 +152,6 @@ pub(crate) fn write_document(document: &impl Serialize, path: &Path, as_line: bo
     let mut text = if as_line { serde_json::to_string(document)? } else { serde_json::to_string_pretty(document)? };
     text = foreign_text::escaped_json(&text);
     text.push('\n');
-    let mut options = OpenOptions::new();
-    options.create(true).write(true).append(as_line).truncate(!as_line);
-    options.open(path)?.write_all(text.as_bytes())
+    let mut file = if as_line { written_file::append(path)? } else { written_file::create(path)? };
+    file.write_all(text.as_bytes())
 }

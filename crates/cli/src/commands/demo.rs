@@ -21,7 +21,7 @@ use process_view::ProcessMemory;
 use process_view::coverage::Coverage;
 use serde::Serialize;
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -119,7 +119,8 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         let mut measurement = BenchmarkReport::new(machine);
         measurement.series.push(series);
         let demo = DemoReport { format: "pagelift-demo", version: 1, plain, lifted, lift: report, measurement };
-        std::fs::write(file, serde_json::to_string(&demo)?)
+        linux::written_file::create(file)
+            .and_then(|mut file| file.write_all(serde_json::to_string(&demo)?.as_bytes()))
             .with_context(|| format!("cannot write {}", file.display()))?;
         writeln!(out, "\nEvery sample is in {}.", file.display())?;
     }

@@ -161,7 +161,7 @@ impl Output {
     fn open(args: &StatArgs) -> anyhow::Result<Self> {
         Ok(match &args.output {
             Some(path) => {
-                let file = fs::File::create(path)
+                let file = linux::written_file::create(path)
                     .map_err(|error| anyhow::anyhow!("{} cannot be written: {error}", path.display()))?;
                 Self::File(file, args.json)
             }

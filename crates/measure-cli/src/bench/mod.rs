@@ -7,6 +7,7 @@ mod toggle;
 mod translation;
 
 use crate::answer as text;
+use crate::report::open_record;
 use anyhow::{Context, bail};
 use cli::arguments::bench::{ArmArg, BenchArgs, PerArg};
 use cli::commands::reading::confine_to;
@@ -49,10 +50,10 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 /// Reads a record in a thread that has no other rights: it may come from anybody.
 fn kept(path: &Path) -> anyhow::Result<Record> {
-    let file = File::open(path);
+    let file = open_record(path)?;
     let reading = std::thread::spawn(move || {
         confine_to(Reads::Own);
-        file.and_then(|file| read(&file))
+        read(&file)
     });
     let record = reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     record.with_context(|| process_view::printable(&path.display().to_string()))
@@ -162,7 +163,8 @@ fn measured(
     interrupted: &AtomicBool,
     run: impl FnOnce(Limits<'_>, Option<File>, &mut dyn FnMut(&Progress<'_>)) -> Result<Record, experiment::ExperimentError>,
 ) -> anyhow::Result<Record> {
-    let create = |path: &PathBuf| File::create(path).with_context(|| format!("writing {}", path.display()));
+    let create =
+        |path: &PathBuf| linux::written_file::create(path).with_context(|| format!("writing {}", path.display()));
     let file = args.output.as_ref().map(create).transpose()?;
     let bar = ProgressBar::new(1000);
     bar.set_style(ProgressStyle::with_template("{bar:30} {msg}")?);

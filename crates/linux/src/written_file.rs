@@ -1,0 +1,102 @@
+//! Files that this program writes under a name that its user has given, or a fixed one.
+//!
+//! Who can write to the folder can have put a link there, which leads to any file that this program may write.
+
+use crate::owner::is_trusted;
+use nix::libc::{O_NOCTTY, O_NOFOLLOW};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Links that are followed one after the other, as by the kernel.
+const MOST_LINKS: usize = 40;
+
+/// Opens a file for writing and makes it where it is missing; what it holds goes. A link is followed only where root or
+/// this process's user has made it.
+///
+/// # Errors
+/// The link of another user, or the kernel's.
+pub fn create(path: &Path) -> io::Result<File> {
+    open(path, OpenOptions::new().write(true).create(true).truncate(true))
+}
+
+/// Opens a file as [`create`] does, to write behind what it holds.
+///
+/// # Errors
+/// As [`create`].
+pub fn append(path: &Path) -> io::Result<File> {
+    open(path, OpenOptions::new().append(true).create(true))
+}
+
+fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    match target(path)? {
+        Target::Name(path) => options.custom_flags(O_NOFOLLOW | O_NOCTTY).open(path),
+        Target::Descriptor(path) => options.custom_flags(O_NOCTTY).open(path),
+    }
+}
+
+/// Where a path leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A name that is no link.
+    Name(PathBuf),
+    /// A link of /proc to something that this process has open, such as /dev/stdout; it may have no name.
+    Descriptor(PathBuf),
+}
+
+/// Finds where a path leads; links on the way to its folder are not looked at.
+///
+/// # Errors
+/// It is the link of another user, or one of a long chain.
+pub fn target(path: &Path) -> io::Result<Target> {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        let Ok(found) = path.symlink_metadata() else { return Ok(Target::Name(path)) };
+        if !found.is_symlink() {
+            return Ok(Target::Name(path));
+        }
+        if !is_trusted(found.uid()) {
+            let needed = "needed a file, or a link of root or of this user; fix: another name";
+            return Err(io::Error::other(format!("found a link of user {}, {needed}", found.uid())));
+        }
+        if path.parent().and_then(|folder| folder.canonicalize().ok()).is_some_and(|folder| folder.starts_with("/proc"))
+        {
+            return Ok(Target::Descriptor(path));
+        }
+        let next = path.read_link()?;
+        path = path.parent().unwrap_or(Path::new("")).join(next);
+    }
+    Err(io::Error::from_raw_os_error(nix::libc::ELOOP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_link_of_another_user_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        create(&file).unwrap().write_all(b"one").unwrap();
+        symlink(&file, &link).unwrap();
+        append(&link).unwrap().write_all(b"two").unwrap();
+        let text = || {
+            let mut text = String::new();
+            File::open(&file).unwrap().read_to_string(&mut text).map(|_| text).unwrap()
+        };
+        assert_eq!(text(), "onetwo");
+        if nix::unistd::geteuid().is_root() {
+            std::os::unix::fs::lchown(&link, Some(7), None).unwrap();
+            let error = create(&link).unwrap_err().to_string();
+            assert!(error.contains("a link of user 7") && append(&link).is_err(), "{error}");
+            assert_eq!(text(), "onetwo");
+        }
+        assert_eq!(target(Path::new("/proc/self/fd/1")).unwrap(), Target::Descriptor("/proc/self/fd/1".into()));
+        let circle = folder.path().join("circle");
+        symlink(&circle, &circle).unwrap();
+        assert!(create(&circle).is_err());
+    }
+}
