@@ -12,6 +12,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn tests() -> Vec<Test> {
     let systemd = vec![Need::Command("systemd-analyze".into()), Need::Root];
+    let capabilities = [needs(), vec![Need::Command("setpriv".into()), Need::Root]].concat();
     vec![
         test_case("keep/once_prepares_what_is_listed", needs(), once),
         test_case("keep/prepares_again_what_was_replaced", needs(), again),
@@ -20,6 +21,7 @@ pub fn tests() -> Vec<Test> {
         test_case("keep/says_once_what_stays_as_it_is", [needs(), vec![Need::Root]].concat(), said_once),
         test_case("keep/lists_that_say_nothing", vec![Need::Thp], lists),
         test_case("keep/units_are_sound", systemd, units),
+        test_case("keep/units_leave_the_capabilities_that_it_needs", capabilities, with_few_capabilities),
     ]
 }
 
@@ -184,7 +186,7 @@ fn units(t: &Context) -> Result<()> {
         let unit = t.folder().join(name.trim_end_matches(".in"));
         // A program that is there, so that only the unit itself is checked.
         let text = fs::read_to_string(&path)?.replace("@PREFIX@/bin/pagelift", "/bin/true");
-        ensure!(!text.contains('@'), "{text}");
+        ensure!(!text.contains("@PREFIX"), "{text}");
         fs::write(&unit, text)?;
         units.push(unit);
     }
@@ -193,5 +195,32 @@ fn units(t: &Context) -> Result<()> {
     verify.args(["verify", "--man=no"]).args(&units);
     let output = t.run(verify)?.success()?;
     ensure!(!output.stderr.contains("pagelift-cache"), "{output:?}");
+    Ok(())
+}
+
+/// As a unit starts it: what it keeps to read files and processes of others suffices.
+fn with_few_capabilities(t: &Context) -> Result<()> {
+    let program = large_program(t, "")?;
+    prepared(t, &program)?;
+    make_small(&program)?;
+    let name = program.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    for unit in ["pagelift-cache.service.in", "pagelift-cache-lock.service.in"] {
+        let text = fs::read_to_string(workspace().join("packaging/systemd").join(unit))?;
+        let kept = text.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+        let kept: Vec<String> = kept.unwrap_or_default().split(' ').map(|name| name.trim_start_matches("CAP_").to_lowercase()).collect();
+        ensure!(kept.len() > 2 && text.contains("\nMemoryMax=") && text.contains("\nSystemCallFilter="), "{text}");
+        let bound = kept.iter().fold("-all".to_owned(), |bound, name| format!("{bound},+{name}"));
+        // A service without User= has the capabilities of its bounding set, and none of others.
+        let other = started(t, &program)?;
+        let list = list(t, &format!("{}\nrunning {name}\n", program.display()))?;
+        let keep = keep(t, &list, &["--once"])?;
+        let mut command = Command::new("setpriv");
+        command.args(["--inh-caps=-all", &format!("--bounding-set={bound}"), "--"]);
+        command.arg(keep.get_program()).args(keep.get_args());
+        let output = t.run(command)?;
+        let said = format!("{}{}", output.stdout, output.stderr);
+        ensure!(said.contains(&*program.to_string_lossy()) && !said.contains("ermi"), "{unit}: {output:?}");
+        other.finish()?.success()?;
+    }
     Ok(())
 }
