@@ -7,6 +7,7 @@
 pub mod live;
 mod load;
 mod place;
+mod port;
 mod server;
 
 pub use load::{Bursts, ClientLoad, LoadSource, Metric, RunningLoad};
@@ -24,6 +25,7 @@ use load::{Broken, Burst, OpenLoad, end_of, last_words, run as run_shell};
 use measure::latency::Latency;
 use measure::schedule::Schedule;
 use measure::toggle::{Block, Blocks, Measured, Treatment, WINDOWS, Window};
+use port::port_is_of;
 use server::Server;
 use std::fs::{self, File, Permissions};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -205,6 +207,9 @@ impl Experiment<'_, '_> {
             server.wait_for(conduct, &mut |place, until| {
                 is_ready(ready, Some(source), place, &|| conduct.is_interrupted() || Instant::now() > until)
             })?;
+            // Between the search for a free port and the start of the server another user may have taken it.
+            port_is_of(server.place.port, server.pid())
+                .map_err(|why| Broken::Failed(format!("{}: {why}", server.name)))?;
             if let Some(command) = self.servers.fill {
                 let what = format!("--fill for the server {}", server.name);
                 let filled = shell(&what, &server.place.fill_in(command), &self.conduct);
