@@ -8,5 +8,6 @@ pub mod commands;
 pub mod definition;
 pub mod exit;
 pub mod output;
+mod root_program;
 pub mod text;
 pub mod usual_run;

@@ -3,8 +3,11 @@
 use crate::text::text_of;
 use nix::unistd::geteuid;
 use std::ffi::CString;
+use std::fmt;
 use std::fs::Metadata;
+use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 const ROOT: u32 = 0;
 
@@ -31,9 +34,95 @@ pub fn user_of(pid: i32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
 }
 
+/// A part of a path that others than root can change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignPart {
+    /// The file, or the folder on the way to it.
+    pub path: PathBuf,
+    /// Its owner.
+    pub user: u32,
+    /// Its group.
+    pub group: u32,
+    mode: u32,
+}
+
+impl fmt::Display for ForeignPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, user, mode, .. } = self;
+        match *user {
+            ROOT => write!(f, "{} has mode {mode:o}, with which others than root can write to it", path.display()),
+            user => write!(f, "{} belongs to user {user}", path.display()),
+        }
+    }
+}
+
+/// For how long a path is to lead to the same file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lasting {
+    /// Now. In a folder with the sticky bit, such as /tmp, nobody can exchange what is root's.
+    Now,
+    /// After each boot. What lies in such a folder may be gone by then, and anybody may have put something else there.
+    EachBoot,
+}
+
+/// Finds a part of a path, from `/` to the file itself, that others than root can change: one that another user owns, that
+/// everybody may write to, or a group other than root's. Links are resolved; what they lead through counts as well.
+///
+/// # Errors
+/// The path cannot be looked at.
+pub fn foreign_part(path: &Path, lasting: Lasting) -> io::Result<Option<ForeignPart>> {
+    // As it is named, since a link in a user's folder is that user's, and where it leads.
+    let named = std::path::absolute(path)?;
+    for path in [named.canonicalize()?, named] {
+        let mut parts: Vec<&Path> = path.ancestors().collect();
+        parts.reverse();
+        for part in parts {
+            let found = part.symlink_metadata()?;
+            let (user, group, mode) = (found.uid(), found.gid(), found.mode() & 0o7777);
+            let is_sticky = found.is_dir() && mode & 0o1000 != 0 && lasting == Lasting::Now;
+            let may_write = mode & 0o002 != 0 || (mode & 0o020 != 0 && group != ROOT);
+            if user != ROOT || (may_write && !is_sticky && !found.file_type().is_symlink()) {
+                return Ok(Some(ForeignPart { path: part.to_owned(), user, group, mode }));
+            }
+        }
+    }
+    Ok(None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    #[test]
+    fn what_others_can_change_is_found() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let foreign_part = |path: &Path| foreign_part(path, Lasting::Now);
+        let folder = tempfile::tempdir_in("/run").unwrap();
+        let (inner, file) = (folder.path().join("inner"), folder.path().join("inner/file"));
+        fs::create_dir(&inner).unwrap();
+        fs::write(&file, "").unwrap();
+        assert_eq!(foreign_part(&file).unwrap(), None);
+        for (path, mode, owner) in [(&inner, 0o777, 0), (&inner, 0o755, 7), (&file, 0o755, 7), (&file, 0o757, 0)] {
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+            chown(path, Some(owner), None).unwrap();
+            let found = foreign_part(&file).unwrap().unwrap();
+            assert_eq!((&found.path, found.user), (path, owner), "{found}");
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+            chown(path, Some(0), None).unwrap();
+        }
+        let link = folder.path().join("link");
+        symlink(&file, &link).unwrap();
+        assert_eq!(foreign_part(&link).unwrap(), None);
+        fs::set_permissions(&inner, Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(foreign_part(&link).unwrap().map(|found| found.path), Some(inner.clone()));
+        fs::set_permissions(&inner, Permissions::from_mode(0o1777)).unwrap();
+        assert_eq!(foreign_part(&file).unwrap(), None);
+        assert_eq!(super::foreign_part(&file, Lasting::EachBoot).unwrap().map(|found| found.path), Some(inner));
+    }
 
     #[test]
     fn this_program_and_its_user_are_known() {

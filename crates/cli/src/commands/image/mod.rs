@@ -9,14 +9,17 @@ use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use image_store::{Collection, Form, Image, Layout, Request, Store, StoreError, Users, default_directory};
+use linux::file_rights::FileRights;
+use linux::owner::{Lasting, foreign_part};
 use linux::pages::base_page;
 use machine_facts::{System, nodes_with_cpus};
-use process_view::printable;
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use process_view::{open_regular_file, printable};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// The user and group of nobody's rights.
+const NOBODY: u32 = 65534;
 /// Default number of days without use after which `gc` removes an image.
 const UNUSED_DAYS: u32 = 30;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -178,9 +181,22 @@ fn add_one(store: &Store, path: &Path, base_offset: Option<u64>, node: Option<u3
     Ok(describe(&image, size))
 }
 
-/// Opens a file without waiting for a writer where it is a pipe.
+/// Opens a regular file. Where another user than root can exchange a part of its path, it is opened with that user's rights:
+/// a link could lead to a file that this user may not read.
 fn open(path: &Path) -> anyhow::Result<File> {
-    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path).context("opening it")
+    let open = || open_regular_file(path);
+    let part = if nix::unistd::geteuid().is_root() {
+        foreign_part(path, Lasting::Now).context("looking at its path")?
+    } else {
+        None
+    };
+    let opened = match part {
+        None => open(),
+        // Anybody may have put it there.
+        Some(part) if part.user == 0 => FileRights { user: NOBODY, group: NOBODY, groups: Vec::new() }.act(open)?,
+        Some(part) => FileRights { user: part.user, group: part.group, groups: Vec::new() }.act(open)?,
+    };
+    opened.context("opening it")?.context("not a regular file")
 }
 
 fn describe(image: &Image, size: PageSize) -> String {

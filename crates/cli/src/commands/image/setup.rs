@@ -2,6 +2,7 @@
 
 use super::StoreArg;
 use crate::output::Output;
+use crate::root_program;
 use crate::say;
 use address_space::PageSize;
 use anyhow::bail;
@@ -84,6 +85,9 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
             return Ok(());
         }
         None => {}
+    }
+    if matches!(args.install, Some(BootArg::Systemd)) {
+        root_program::check(&std::env::current_exe()?)?;
     }
     let store = mount.mount()?;
     writeln!(out, "{}", describe(&store)?)?;

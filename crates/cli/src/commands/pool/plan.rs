@@ -4,6 +4,7 @@ use super::needed::{Needed, by_command, by_target, pool_policy, this_program};
 use super::nodes::placed;
 use crate::arguments::policy::{PolicyArgs, words};
 use crate::output::Output;
+use crate::root_program;
 use crate::say;
 use crate::text::pool as text;
 use address_space::PageSize;
@@ -255,6 +256,9 @@ fn install(
             installation.name(),
             installation.name()
         );
+    }
+    if args.root == Path::new("/") && BootKind::from(kind) == BootKind::Systemd {
+        root_program::check(&this_program()?)?;
     }
     installation.check_others(kind.into(), requests, &boot_machine(args), is_gigantic)?;
     let written = installation.install(file).context("installing")?;

@@ -5,6 +5,7 @@ use super::lift_args::LiftArgs;
 use super::systemd::{self, FOLDERS, Unit};
 use super::{Changed, restarted, words};
 use crate::output::Output;
+use crate::root_program;
 use crate::say;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
@@ -53,6 +54,9 @@ struct Document<'a> {
 pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
     let unit = load(args)?;
     let pagelift = this_program()?;
+    if !args.dry_run {
+        root_program::check(&pagelift)?;
+    }
     let decide = |unit: &Unit| made(unit, &args.lift, &pagelift);
     let mut made = decide(&unit)?;
     let [lasting, until_boot] = FOLDERS.map(|folder| unit.drop_in(folder));
