@@ -2,10 +2,11 @@
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
-use test_support::{Context, MariadbServer, Need, Program, main_of, pagelift_binary, poll_until, test_case};
+use test_support::{Context, Ending, MariadbServer, Need, Program, main_of, pagelift_binary, poll_until, test_case};
 
 /// Number of the user and the group `nobody`.
 const NOBODY: u32 = 65534;
@@ -37,6 +38,12 @@ fn main() -> ExitCode {
         test_case("for_an_ordinary_user", [needs(), vec![Need::Root]].concat(), ordinary_user),
         test_case("a_short_program_is_said", needs(), short),
         test_case("a_running_process_is_started_again_on_request_only", needs(), running),
+        test_case("a_user_s_process_is_not_started_again_by_root", [needs(), vec![Need::Root]].concat(), users_process),
+        test_case(
+            "a_process_with_fewer_rights_is_not_started_again",
+            [needs(), vec![Need::Root]].concat(),
+            fewer_rights,
+        ),
         test_case("a_running_process_s_own_huge_pages_are_today_s", with_thp(), today),
         test_case("mariadb_s_code_misses_fall_several_fold", with_mariadb(), mariadb),
         test_case("mistakes_are_explained", vec![], mistakes),
@@ -76,8 +83,8 @@ fn near(found: (f64, f64), wanted: (f64, f64)) -> Result<()> {
 fn sweep(t: &Context, pages: u32, misses: f64, walks: f64) -> Result<()> {
     let estimate = estimate(t, &[], &["data", &pages.to_string()])?;
     // Unless the kernel gives huge pages to all.
-    let always = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
-        .is_ok_and(|mode| mode.contains("[always]"));
+    let always =
+        fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").is_ok_and(|mode| mode.contains("[always]"));
     if !always {
         near(figures(&estimate, 0, "data")?, (misses, walks))?;
         near(figures(&estimate, 1, "data")?, (misses, walks))?;
@@ -133,6 +140,59 @@ fn running(t: &Context) -> Result<()> {
     let mut command = t.pagelift(&["estimate", "--cpu", CPU, "--json"])?;
     command.args(SLICE).args(["-p", &pid, "--again"]);
     near(figures(&serde_json::from_str(&t.run(command)?.success()?.stdout)?, 0, "data")?, (250.0, 0.0))
+}
+
+/// Root executes nothing of what a user's process names: neither its program nor a library of its environment. The command
+/// that is printed for it works.
+fn users_process(t: &Context) -> Result<()> {
+    let library = Program::named("measuring/writes_its_user_when_loaded.c")?.build()?;
+    let record = t.folder().join("who-has-loaded");
+    fs::write(&record, "")?;
+    std::os::unix::fs::chown(&record, Some(NOBODY), Some(NOBODY))?;
+    let mut program = Program::named("measuring/touches_pages.c")?.command()?;
+    program.args(["data", "1024"]).stdin(Stdio::null()).uid(NOBODY).gid(NOBODY).current_dir("/");
+    program.env("LD_PRELOAD", &library).env("WHO_HAS_LOADED", &record);
+    let session = t.session(program)?;
+    let pid = session.pid().to_string();
+    let loaded = || fs::read_to_string(&record).unwrap_or_default();
+    poll_until(LONG, "the library to be loaded", || !loaded().is_empty())?;
+    let mut command = t.pagelift(&["estimate", "--cpu", CPU, "--json"])?;
+    command.args(SLICE).args(["-p", &pid, "--again"]);
+    let output = t.run(command)?;
+    let users = loaded();
+    ensure!(!users.contains("user 0"), "root has loaded the user's library:\n{users}{}", output.stderr);
+    let wanted = format!("process {pid} has the user {NOBODY}, and this command the user 0");
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(&wanted), "{output:?}");
+    let (_, fix) = output.stderr.split_once("fix: as root `").context("no fix")?;
+    let (words, _) = fix.split_once(" pagelift estimate ").context("no command in the fix")?;
+    let words: Vec<&str> = words.split(' ').collect();
+    let mut as_user = Command::new(words[0]);
+    let own = t.pagelift(&["estimate", "--cpu", CPU, "--json"])?;
+    as_user.args(&words[1..]).arg(own.get_program()).args(own.get_args()).args(SLICE);
+    as_user.args(["-p", &pid, "--again"]);
+    near(figures(&serde_json::from_str(&t.run(as_user)?.success()?.stdout)?, 0, "data")?, (250.0, 0.0))?;
+    ensure!(!loaded().contains("user 0"), "root has loaded the user's library");
+    Ok(())
+}
+
+/// The same user is not enough: a process in namespaces of its own, or with fewer capabilities, may do less than root.
+fn fewer_rights(t: &Context) -> Result<()> {
+    let sandboxes: [(&[&str], &str); 2] = [
+        (&["setpriv", "--bounding-set=-sys_admin"], "fewer capabilities"),
+        (&["unshare", "--net"], "other namespaces"),
+    ];
+    for (sandbox, wanted) in sandboxes {
+        let program = Program::named("measuring/touches_pages.c")?.command()?;
+        let mut command = Command::new(sandbox[0]);
+        command.args(&sandbox[1..]).arg(program.get_program()).args(["data", "1024"]).stdin(Stdio::null());
+        let session = t.session(command)?;
+        let pid = session.pid().to_string();
+        let name = format!("/proc/{pid}/comm");
+        poll_until(LONG, "the program", || fs::read_to_string(&name).is_ok_and(|name| name.starts_with("touches_")))?;
+        let output = t.run(t.pagelift(&["estimate", "--cpu", CPU, "-p", &pid, "--again"])?)?;
+        ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(wanted), "{sandbox:?}: {output:?}");
+    }
+    Ok(())
 }
 
 /// A program that was started lifted has no walks for code today, and the lift that is planned can save none.

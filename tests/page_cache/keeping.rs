@@ -207,7 +207,8 @@ fn with_few_capabilities(t: &Context) -> Result<()> {
     for unit in ["pagelift-cache.service.in", "pagelift-cache-lock.service.in"] {
         let text = fs::read_to_string(workspace().join("packaging/systemd").join(unit))?;
         let kept = text.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
-        let kept: Vec<String> = kept.unwrap_or_default().split(' ').map(|name| name.trim_start_matches("CAP_").to_lowercase()).collect();
+        let kept: Vec<String> =
+            kept.unwrap_or_default().split(' ').map(|name| name.trim_start_matches("CAP_").to_lowercase()).collect();
         ensure!(kept.len() > 2 && text.contains("\nMemoryMax=") && text.contains("\nSystemCallFilter="), "{text}");
         let bound = kept.iter().fold("-all".to_owned(), |bound, name| format!("{bound},+{name}"));
         // A service without User= has the capabilities of its bounding set, and none of others.

@@ -1,5 +1,7 @@
 //! `pagelift estimate`.
 
+mod again;
+
 use super::probe::beside;
 use crate::arguments::policy::{PolicyArgs, words};
 use crate::output::{self, Output};
@@ -64,7 +66,8 @@ pub struct EstimateArgs {
     /// Run the command line of this process once more: QEMU cannot trace a process that runs already.
     #[arg(short, long, value_name = "PID", conflicts_with = "command")]
     pub pid: Option<i32>,
-    /// With --pid: start a second one of the process's program, with its arguments, environment and folder.
+    /// With --pid: start a second one of the process's program, with its arguments, environment and folder. Only for a process
+    /// of the same user and with the same rights.
     #[arg(long, requires = "pid")]
     pub again: bool,
     /// Print JSON.
@@ -105,7 +108,6 @@ pub fn run(args: &EstimateArgs) -> Result<()> {
     let plugin = Qemu::find_plugin()?;
     let files = CommandFiles::of(&started.words[0]);
     let program = executable(&files, &started.words)?;
-    started.enter_folder()?;
     fix_addresses().context("fixing the addresses of the programs that are started")?;
     let planned = plan(args, &started)?;
     // While it runs: it need not live as long as the trace.
@@ -136,40 +138,6 @@ struct Started {
     process: Option<i32>,
     /// Its environment.
     environment: Option<Vec<(OsString, OsString)>>,
-}
-
-impl Started {
-    fn of_process(pid: i32, again: bool) -> Result<Self> {
-        let words = words_of(pid, "cmdline")?;
-        ensure!(!words.is_empty(), "process {pid} has no command line: it is a kernel thread, or has ended");
-        ensure!(
-            again,
-            "process {pid} runs already, and QEMU can trace only what it starts; fix: stop it where two cannot run at a \
-             time, and start another under the trace: `pagelift estimate -p {pid} --again` while it runs, or \
-             `pagelift estimate -- CMD`"
-        );
-        let pair = |word: OsString| {
-            let bytes = word.as_bytes();
-            let at = bytes.iter().position(|byte| *byte == b'=')?;
-            Some((OsStr::from_bytes(&bytes[..at]).to_owned(), OsStr::from_bytes(&bytes[at + 1..]).to_owned()))
-        };
-        let environment = words_of(pid, "environ")?.into_iter().filter_map(pair).collect();
-        Ok(Self { words, process: Some(pid), environment: Some(environment) })
-    }
-
-    fn enter_folder(&self) -> Result<()> {
-        let Some(pid) = self.process else { return Ok(()) };
-        let folder = format!("/proc/{pid}/cwd");
-        std::env::set_current_dir(&folder).with_context(|| format!("changing to {folder}"))
-    }
-}
-
-/// The words of a file of `/proc/PID`, each of which ends with NUL.
-fn words_of(pid: i32, name: &str) -> Result<Vec<OsString>> {
-    let path = format!("/proc/{pid}/{name}");
-    let text = linux::text::bytes_of(&path).with_context(|| format!("reading {path}"))?;
-    let words = text.strip_suffix(b"\0").unwrap_or(&text).split(|byte| *byte == 0);
-    Ok(words.filter(|_| !text.is_empty()).map(|word| OsStr::from_bytes(word).to_owned()).collect())
 }
 
 /// The ELF file to execute, by the name that maps will show.

@@ -1,0 +1,19 @@
+// A library that adds a line with the user who has loaded it to a file: what a user's environment loads must not be
+// loaded by anybody else.
+//
+// build: gcc -g -O1 -Wall -shared -fPIC -o $OUT $SRC
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+__attribute__((constructor)) static void loaded(void)
+{
+    const char *path = getenv("WHO_HAS_LOADED");
+    int file = path ? open(path, O_WRONLY | O_APPEND) : -1;
+    char line[32];
+    int length = snprintf(line, sizeof line, "user %d\n", (int)geteuid());
+    if (file >= 0 && write(file, line, length) == length)
+        close(file);
+}
