@@ -1,6 +1,6 @@
 //! Finds out from a program's files which allocator it uses.
 
-use crate::elf::{ElfFacts, OPERATOR_NEW};
+use crate::elf::{ElfFacts, OPERATOR_NEW, checker_of_library, checker_of_symbol};
 use crate::program::Program;
 use heap_abi::ACCOUNT_SYMBOL;
 use serde::Serialize;
@@ -35,6 +35,11 @@ pub enum Family {
     Go,
     /// A Java virtual machine, whose heap is its own.
     Jvm,
+    /// That of a tool that checks each use of memory, such as AddressSanitizer.
+    Checker {
+        /// The tool.
+        tool: &'static str,
+    },
     /// Another one, or an unknown one.
     Unknown,
 }
@@ -71,6 +76,8 @@ pub struct Allocator {
     pub family: Family,
     /// Where it is.
     pub place: Place,
+    /// The user has put it before all others by LD_PRELOAD.
+    pub preloaded: bool,
     /// A runtime above it.
     pub runtime: Option<Runtime>,
     /// The program starts threads by itself.
@@ -86,7 +93,8 @@ impl Allocator {
     pub fn of(program: &Program) -> Self {
         let exe = &program.executable;
         let starts_threads = exe.imports.contains("pthread_create") || exe.defines("pthread_create");
-        let (family, place, mut evidence) = special(program)
+        let (family, place, mut evidence) = checker(program)
+            .or_else(|| special(program))
             .or_else(|| linked_in(exe))
             .or_else(|| unknown_linked_in(exe))
             .or_else(|| from_libraries(program))
@@ -94,10 +102,12 @@ impl Allocator {
         let settings = match &place {
             Place::LinkedIn => exe.settings.clone(),
             Place::Library { path } => {
-                let serving = program.libraries.iter().find(|facts| facts.path.as_os_str() == path.as_str());
+                let serving = program.libraries.iter().find(|facts| is_at(facts, path));
                 serving.map(|facts| facts.settings.clone()).unwrap_or_default()
             }
         };
+        let of_user = program.libraries.iter().take(program.preloaded);
+        let preloaded = matches!(&place, Place::Library { path } if of_user.clone().any(|facts| is_at(facts, path)));
         let runtime = runtime(program);
         let is_tcmalloc = family == Family::Tcmalloc;
         let gperftools = program.objects().filter_map(|facts| facts.gperftools_version.as_ref()).next();
@@ -108,7 +118,7 @@ impl Allocator {
         if let Some(version) = v8.filter(|_| runtime == Some(Runtime::V8)) {
             evidence += &format!("; V8 {version}");
         }
-        Self { family, place, runtime, starts_threads, evidence, settings }
+        Self { family, place, preloaded, runtime, starts_threads, evidence, settings }
     }
 
     /// Why a preloaded library's `malloc` does not take the place of this allocator; `None` where it does.
@@ -116,12 +126,17 @@ impl Allocator {
         let is_gnu = program.libraries.iter().any(|library| library.glibc_minor.is_some());
         match (&self.family, &self.place) {
             (Family::Jvm | Family::Go, _) => Some("its heap is not malloc's"),
+            (Family::Checker { .. }, _) => {
+                Some("it checks its memory by an allocator of its own, beside which nothing may be preloaded")
+            }
             _ if self.runtime == Some(Runtime::FreeThreadedPython) => {
                 Some("free-threaded Python has its objects in an allocator of its own, whatever malloc is")
             }
             (Family::Musl, _) => Some("the preloaded heap is made for the GNU C library, and this program has musl"),
             (_, Place::LinkedIn) => Some("its allocator is linked in, so that a preloaded one is not used"),
             _ if !is_gnu => Some("the preloaded heap needs the GNU C library"),
+            (Family::Unknown, Place::Library { path }) if self.preloaded && !passes_on(path, program) => Some(ITS_OWN),
+            (Family::Jemalloc { .. } | Family::Tcmalloc | Family::Mimalloc, _) if self.preloaded => Some(ITS_OWN),
             (_, Place::Library { path }) if gives_new(path, program) => Some(
                 "its allocator has C++'s operators new and delete of its own, which the program uses and a preloaded malloc \
                  does not replace",
@@ -131,18 +146,47 @@ impl Allocator {
     }
 }
 
+/// Why an allocator that the user has preloaded is not replaced.
+const ITS_OWN: &str = "the allocator that LD_PRELOAD names comes first and stays; fix: LD_PRELOAD without it";
+
+/// True where the library at `path` may call the functions behind its own: it looks some up, or calls the C library's by their
+/// other names.
+fn passes_on(path: &str, program: &Program) -> bool {
+    let asks = ["dlsym", "dlvsym", "__libc_malloc", "__libc_calloc", "__libc_memalign"];
+    let library = program.libraries.iter().find(|facts| is_at(facts, path));
+    library.is_some_and(|library| asks.iter().any(|&name| library.imports.contains(name)))
+}
+
+fn is_at(facts: &ElfFacts, path: &str) -> bool {
+    facts.path.as_os_str() == path
+}
+
 /// True where C++ code of the program has its memory from this library past `malloc`. The C++ library's own operators call
 /// `malloc`; what defines the operators does not use those of others.
 fn gives_new(path: &str, program: &Program) -> bool {
     let definer = program.objects().find(|object| object.exports(OPERATOR_NEW));
     let uses = |object: &ElfFacts| object.imports.contains(OPERATOR_NEW) && !object.exports(OPERATOR_NEW);
-    definer.is_some_and(|object| object.path.as_os_str() == path) && program.objects().any(uses)
+    definer.is_some_and(|object| is_at(object, path)) && program.objects().any(uses)
 }
 
 type Found = (Family, Place, String);
 
 fn library(facts: &ElfFacts) -> Place {
     Place::Library { path: facts.path.display().to_string() }
+}
+
+/// A tool that checks the program's memory, by its runtime in one of the objects or by a library that it needs.
+fn checker(program: &Program) -> Option<Found> {
+    program.objects().find_map(|facts| {
+        let symbols = facts.defines.iter().chain(&facts.imports);
+        let by_symbol = symbols.filter_map(|name| Some((checker_of_symbol(name)?, name.clone()))).next();
+        let names = facts.soname.iter().chain(&facts.needed);
+        let by_library = || names.filter_map(|name| Some((checker_of_library(name)?, name.clone()))).next();
+        let (tool, name) = by_symbol.or_else(by_library)?;
+        let place = program.libraries.iter().find(|library| library.exports("malloc")).map_or(Place::LinkedIn, library);
+        let place = if program.executable.exports("malloc") { Place::LinkedIn } else { place };
+        Some((Family::Checker { tool }, place, format!("{} has {name}", facts.path.display())))
+    })
 }
 
 /// Programs whose memory is not malloc's in the first place.
@@ -197,7 +241,7 @@ fn unknown_linked_in(exe: &ElfFacts) -> Option<Found> {
 
 /// The first library that defines `malloc` serves it.
 fn from_libraries(program: &Program) -> Option<Found> {
-    let first = program.libraries.iter().find(|facts| facts.defines("malloc"))?;
+    let first = program.libraries.iter().find(|facts| facts.exports("malloc"))?;
     let path = first.path.display();
     if let Some((family, symbol)) = known_symbols(first) {
         return Some((family, library(first), format!("{path} defines malloc and {symbol}")));
@@ -280,6 +324,7 @@ impl fmt::Display for Allocator {
             Family::Pagelift => write!(f, "Pagelift's heap")?,
             Family::Go => write!(f, "Go's runtime")?,
             Family::Jvm => write!(f, "a Java virtual machine")?,
+            Family::Checker { tool } => f.write_str(tool)?,
             Family::Unknown => write!(f, "an allocator that is not known")?,
         }
         match self.runtime {
@@ -305,7 +350,8 @@ mod tests {
     fn program(executable: ElfFacts, libraries: &[&ElfFacts]) -> Program {
         let c_library = ElfFacts { glibc_minor: Some(36), ..object("/lib/libc.so.6", &["malloc"], &[]) };
         let libraries = libraries.iter().map(|&library| library.clone()).chain([c_library]).collect();
-        Program { executable: ElfFacts { interpreter: Some("/lib/ld.so".into()), ..executable }, libraries }
+        let executable = ElfFacts { interpreter: Some("/lib/ld.so".into()), ..executable };
+        Program { executable, libraries, preloaded: 0 }
     }
 
     #[test]
@@ -352,5 +398,39 @@ mod tests {
         let mut hidden = object("/bin/hidden", &[], &["malloc"]);
         hidden.defines.insert("malloc".into());
         assert_eq!(Allocator::of(&program(hidden)).family, Family::Glibc { minor: Some(36) });
+    }
+
+    #[test]
+    fn tools_that_check_memory_are_known_wherever_they_are() {
+        let linked = object("/bin/x", &["malloc", "__asan_init"], &[]);
+        let needing = ElfFacts { needed: vec!["liblsan.so.0".into()], ..object("/bin/x", &[], &["malloc"]) };
+        let using = object("/bin/x", &[], &["malloc", "__tsan_init"]);
+        let plain = object("/bin/x", &[], &["malloc"]);
+        let runtime = ElfFacts { soname: Some("libasan.so.8".into()), ..object("/lib/libasan.so.8", &["malloc"], &[]) };
+        let cases = [
+            (linked, None, "AddressSanitizer"),
+            (needing, None, "LeakSanitizer"),
+            (using, None, "ThreadSanitizer"),
+            (plain, Some(&runtime), "AddressSanitizer"),
+        ];
+        for (executable, library, expected) in cases {
+            let program = program(executable, &library.into_iter().collect::<Vec<_>>());
+            let allocator = Allocator::of(&program);
+            assert_eq!(allocator.family, Family::Checker { tool: expected }, "{allocator}");
+            assert!(allocator.not_replaceable(&program).is_some_and(|why| why.contains("checks its memory")));
+        }
+    }
+
+    #[test]
+    fn what_the_user_preloads_comes_first() {
+        let of = |library: &ElfFacts| {
+            let program = Program { preloaded: 1, ..program(object("/bin/x", &[], &["malloc"]), &[library]) };
+            let allocator = Allocator::of(&program);
+            (allocator.preloaded, allocator.not_replaceable(&program).is_some_and(|why| why.contains("LD_PRELOAD")))
+        };
+        assert_eq!(of(&object("/my/tracer.so", &["malloc"], &["dlsym"])), (true, false));
+        assert_eq!(of(&object("/my/allocator.so", &["malloc"], &[])), (true, true));
+        assert_eq!(of(&object("/my/libjemalloc.so", &["malloc", "mallctl"], &["dlsym"])), (true, true));
+        assert_eq!(of(&object("/my/libx.so", &["free_x"], &[])), (false, false));
     }
 }

@@ -75,6 +75,12 @@ pub struct HeapChoice {
 /// Chooses how the heap of a program with this allocator gets huge pages.
 pub fn choose(allocator: &Allocator, context: &Context) -> HeapChoice {
     let mut choice = HeapChoice::default();
+    if let Family::Checker { tool } = &allocator.family {
+        choice
+            .refusals
+            .push(format!("{tool} checks its memory by an allocator of its own, which stays; fix: a build without it"));
+        return choice;
+    }
     match context.forced {
         Some(Forced::Mimalloc) => {
             if !preload(allocator, context, &mut choice) {
@@ -123,7 +129,7 @@ fn best(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
         Family::Jemalloc { version, .. } if is_replaceable && !has_thp(version.as_deref()) => {
             preload_instead("this jemalloc has no setting for huge pages", choice);
         }
-        Family::Tcmalloc | Family::Mimalloc | Family::Pagelift | Family::Unknown if is_replaceable => {
+        Family::Tcmalloc | Family::Mimalloc | Family::Pagelift if is_replaceable => {
             preload_instead("its own settings do not ask for transparent huge pages", choice);
         }
         _ => own(allocator, context, choice),
@@ -160,15 +166,22 @@ fn preload(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) ->
         order.chosen = context.chosen_nodes;
     }
     order.python = allocator.runtime == Some(Runtime::Python) && context.environment.get("PYTHONMALLOC").is_none();
+    // What the user preloads comes first and sees each call before the heap does.
     let before = context.environment.get("LD_PRELOAD");
-    let value = before.map_or_else(|| library.clone(), |before| format!("{library}:{before}"));
+    let value = before.map_or_else(|| library.clone(), |before| format!("{before}:{library}"));
     choice.variables.push(("LD_PRELOAD".to_owned(), value));
     choice.variables.push((ORDER_VARIABLE.to_owned(), order.to_string()));
     if order.python {
         choice.reasons.push("Python's small objects go there too, as by PYTHONMALLOC=malloc".to_owned());
     }
     choice.preload = Some(Preload { pool_bytes: order.pool_bytes() });
-    choice.reasons.push("a preloaded mimalloc takes the place of its malloc".to_owned());
+    choice.reasons.push(match (&allocator.family, allocator.preloaded) {
+        (Family::Unknown, true) => "a preloaded mimalloc serves what LD_PRELOAD of yours passes on".to_owned(),
+        (Family::Unknown, false) => {
+            "a preloaded mimalloc takes the place of this allocator, as you have asked".to_owned()
+        }
+        _ => "a preloaded mimalloc takes the place of its malloc".to_owned(),
+    });
     choice.collapse = allocator.runtime == Some(Runtime::V8);
     if choice.collapse {
         choice.reasons.push("V8 maps its heap by itself: that is collapsed from outside".to_owned());
@@ -196,7 +209,10 @@ fn own(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
         Family::Mimalloc | Family::Pagelift => {
             collapse(choice, "mimalloc's setting would take pool pages without the means to survive a fork")
         }
-        Family::Unknown => collapse(choice, "no setting of its allocator is known"),
+        Family::Unknown => {
+            collapse(choice, "its allocator is not known and stays (--heap-allocator mimalloc replaces it)")
+        }
+        Family::Checker { .. } => {}
     }
 }
 

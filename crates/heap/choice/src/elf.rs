@@ -1,66 +1,55 @@
 //! What an ELF file tells about memory allocation. Only the parts needed are read.
 
-use heap_abi::ACCOUNT_SYMBOL;
+mod scan;
+mod symbols;
+mod telling;
+mod texts;
+
 use linux::bounded::{ALLOCATOR_NAMES, Budget, ELF_HEADERS, SYMBOL_TABLES};
 use object::elf::{self, DynamicTag};
-use object::read::ReadCache;
-use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
+use object::read::{ReadCache, StringTable};
 use object::{Endianness, ReadRef};
-use process_view::symbols::{Sections, text_at};
-use process_view::{BoundedFile, open_regular_file};
-use std::collections::BTreeSet;
+use process_view::symbols::Sections;
+use process_view::{BoundedFile, FileIdentity, open_regular_file};
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use symbols::{Reading, place};
+use texts::ReadOnlyData;
 
-/// Symbols that tell allocators and runtimes apart, by the end of their name: allocators are often built with a prefix.
-const TELLING: [&str; 23] = [
-    ACCOUNT_SYMBOL,
-    "mallctl",
-    "tc_malloc",
-    "tc_version",
-    "TCMallocInternalMalloc",
-    "mi_malloc",
-    "mi_version",
-    "malloc",
-    "calloc",
-    "free",
-    "pthread_create",
-    "fork",
-    "Py_BytesMain",
-    "Py_Main",
-    "_Py_DecRefShared",
-    "napi_create_function",
-    "__libc_start_main",
-    "__libc_malloc",
-    "__malloc_replaced",
-    "__malloc_allzerop",
-    "_ZN2v87Isolate3NewERKNS0_12CreateParamsE",
-    "JLI_Launch",
-    "runtime.mallocgc",
-];
+pub(crate) use telling::{OPERATOR_NEW, checker_of_library, checker_of_symbol};
 
-/// Stands in [`ElfFacts::exports`] for each of C++'s operators new, in [`ElfFacts::imports`] for each operator new or delete.
-pub(crate) const OPERATOR_NEW: &str = "operator new";
-/// Beginnings of the names of C++'s global operators new, on machines of 64 bits (Itanium C++ ABI, 5.1.5).
-const NEW: [&str; 2] = ["_Znwm", "_Znam"];
-/// Beginnings of the names of global operators delete.
-const DELETE: [&str; 2] = ["_ZdlPv", "_ZdaPv"];
+/// Which parts of a file are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reads {
+    /// Those of an executable by which its allocator is known. Its own symbol table counts too: what is linked in may be exported
+    /// to nobody.
+    Executable,
+    /// Those of a shared library: what it exports and imports.
+    Library,
+    /// Those of an executable or a library, and the versions of runtimes, for which all read-only data may be read.
+    Versions {
+        /// As an executable.
+        executable: bool,
+    },
+}
 
-/// Names of settings by which allocators of different versions are told apart: texts by which the allocator looks for them in
-/// its variable, or that it shows them by.
-const SETTINGS: [&str; 10] = [
-    "opt.dirty_decay_ms",
-    "opt.calloc_madvise_threshold",
-    "opt.decay_time",
-    "opt.purge",
-    "opt.lg_dirty_mult",
-    "purge_delay",
-    "allow_decommit",
-    "page_reset",
-    "TCMALLOC_RELEASE_RATE",
-    "TCMALLOC_DISABLE_MEMORY_RELEASE",
-];
+impl Reads {
+    /// How the libraries of an executable are read that is read so.
+    pub(crate) fn of_libraries(self) -> Self {
+        match self {
+            Self::Executable | Self::Library => Self::Library,
+            Self::Versions { .. } => Self::Versions { executable: false },
+        }
+    }
+
+    fn is_executable(self) -> bool {
+        matches!(self, Self::Executable | Self::Versions { executable: true })
+    }
+}
 
 /// Facts of one ELF file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,28 +104,47 @@ impl ElfFacts {
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub fn read(path: &Path) -> io::Result<Option<Self>> {
+    pub fn read(path: &Path, reads: Reads) -> io::Result<Option<Self>> {
         match open_regular_file(path)? {
-            Some(file) => Self::of_file(path, &file),
+            Some(file) => Self::of_file(path, &file, reads),
             None => Ok(None),
         }
     }
 
-    /// Like [`ElfFacts::read`], of a file that is open.
+    /// Like [`ElfFacts::read`], of a file that is open. What a file has told this thread before is not read again as long as
+    /// its identity is the same.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn of_file(path: &Path, file: &File) -> io::Result<Option<Self>> {
-        let data = &ReadCache::new(BoundedFile::new(file, file.metadata()?.len(), SYMBOL_TABLES.bytes()));
-        let Ok(header) = elf::FileHeader64::<Endianness>::parse(data) else { return Ok(None) };
-        let Ok(endian) = header.endian() else { return Ok(None) };
-        let mut facts = Self { path: path.to_owned(), machine: header.e_machine(endian).0, ..Self::default() };
+    pub fn of_file(path: &Path, file: &File, reads: Reads) -> io::Result<Option<Self>> {
+        let metadata = file.metadata()?;
+        let key = (FileIdentity::of(&metadata), reads);
+        let known = KNOWN.with_borrow(|known| known.get(&key).cloned());
+        let facts = known.unwrap_or_else(|| {
+            let facts = Self::read_from(file, metadata.len(), reads);
+            KNOWN.with_borrow_mut(|known| {
+                if known.len() >= MOST_KNOWN {
+                    known.clear();
+                }
+                known.insert(key, facts.clone());
+            });
+            facts
+        });
+        Ok(facts.map(|facts| Self { path: path.to_owned(), ..facts }))
+    }
+
+    fn read_from(file: &File, length: u64, reads: Reads) -> Option<Self> {
+        let data = &ReadCache::new(BoundedFile::new(file, length, SYMBOL_TABLES.bytes()));
+        let header = elf::FileHeader64::<Endianness>::parse(data).ok()?;
+        let endian = header.endian().ok()?;
+        let mut facts = Self { machine: header.e_machine(endian).0, ..Self::default() };
         let mut budget = ALLOCATOR_NAMES.budget();
         facts.take_headers(header, endian, data, &mut budget);
         if let Some(sections) = Sections::parse(data, SYMBOL_TABLES) {
-            facts.take_sections(&sections, &mut budget);
+            facts.take_versions_of_symbols(&sections, data);
+            facts.take_sections(&sections, &mut Reading { file, endian, budget: &mut budget }, reads);
         }
-        Ok(Some(facts))
+        Some(facts)
     }
 
     /// True where it defines this symbol, under exactly this name.
@@ -182,12 +190,9 @@ impl ElfFacts {
             |tag: DynamicTag| entries.iter().find(|entry| entry.d_tag(endian) == tag).map(|entry| entry.d_val(endian));
         let (Some(table), Some(size)) = (value(elf::DT_STRTAB), value(elf::DT_STRSZ)) else { return };
         let Some(offset) = file_offset(headers, endian, table) else { return };
-        if size > SYMBOL_TABLES.bytes() {
-            return;
-        }
-        let Ok(strings) = data.read_bytes_at(offset, size) else { return };
-        let mut string = |offset: u64| kept(strings.get(usize::try_from(offset).ok()?..)?, budget);
-        for entry in entries.iter().take_while(|entry| entry.d_tag(endian) != elf::DT_NULL) {
+        let strings = StringTable::new(data, offset, offset.saturating_add(size));
+        let mut string = |offset: u64| kept(strings.get(u32::try_from(offset).ok()?).ok()?, budget);
+        for entry in entries.iter().take_while(|entry| entry.d_tag(endian) != elf::DT_NULL).take(MOST_ENTRIES) {
             let mut text = || string(entry.d_val(endian));
             match entry.d_tag(endian) {
                 elf::DT_NEEDED => self.needed.extend(text()),
@@ -197,87 +202,93 @@ impl ElfFacts {
                 _ => {}
             }
         }
-        let versions = strings
-            .split(|&byte| byte == 0)
-            .filter_map(|text| std::str::from_utf8(text.strip_prefix(b"GLIBC_2.")?).ok()?.parse::<u32>().ok());
+    }
+
+    /// Takes the highest `GLIBC_2.N` among the versions of symbols.
+    fn take_versions_of_symbols<'a>(&mut self, sections: &Sections<'a, impl ReadRef<'a>>, data: impl ReadRef<'a>) {
+        let endian = sections.endian;
+        let minor = |name: &[u8]| std::str::from_utf8(name.strip_prefix(b"GLIBC_2.")?).ok()?.parse::<u32>().ok();
+        let highest = |kind: elf::SectionType| {
+            let section = sections.of_type(kind).find(|section| section.sh_size(endian) <= ELF_HEADERS.bytes())?;
+            let (start, size) = place(sections.linked(section)?, endian);
+            let names = StringTable::new(data, start, start.saturating_add(size));
+            let mut minors = Vec::new();
+            if let Ok(Some((mut definitions, _))) = section.gnu_verdef(endian, data) {
+                while let Ok(Some((_, mut parts))) = definitions.next() {
+                    minors.extend(parts.next().ok().flatten().and_then(|part| minor(part.name(endian, names).ok()?)));
+                }
+            }
+            if let Ok(Some((mut needs, _))) = section.gnu_verneed(endian, data) {
+                while let Ok(Some((_, mut parts))) = needs.next() {
+                    while let Ok(Some(part)) = parts.next() {
+                        minors.extend(part.name(endian, names).ok().and_then(minor));
+                    }
+                }
+            }
+            minors.into_iter().max()
+        };
         match self.soname.as_deref().is_some_and(|name| name.starts_with("libc.so")) {
-            true => self.glibc_minor = versions.max(),
-            false => self.needed_glibc_minor = versions.max(),
+            true => self.glibc_minor = highest(elf::SHT_GNU_VERDEF),
+            false => self.needed_glibc_minor = highest(elf::SHT_GNU_VERNEED),
         }
     }
 
-    fn take_sections<'a>(&mut self, sections: &Sections<'a, impl ReadRef<'a>>, budget: &mut Budget) {
-        for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
-            for (symbols, names) in sections.of_type(kind).filter_map(|table| sections.symbols(table)) {
-                self.take_symbols(symbols, names, sections.endian, kind == elf::SHT_DYNSYM, budget);
-            }
-        }
+    fn take_sections<'a>(
+        &mut self,
+        sections: &Sections<'a, impl ReadRef<'a>>,
+        reading: &mut Reading<'_>,
+        reads: Reads,
+    ) {
         let build = sections.named(".go.buildinfo");
         self.is_go = build.is_some() || sections.named(".note.go.buildid").is_some();
-        self.go_version = build.and_then(|section| go_version(sections.bytes(section)?));
-        if self.soname.as_deref().is_some_and(|name| name.starts_with("libjvm.so")) {
-            self.jvm_version = read_only_data(sections).find_map(jvm_version);
+        self.go_version = build.and_then(|section| texts::go_version(sections.bytes(section)?));
+        let of_table = reads.is_executable() && !self.is_go;
+        let is_static = self.interpreter.is_none() && self.needed.is_empty() && self.soname.is_none();
+        let found = symbols::read(sections, of_table.then_some(is_static), reading);
+        (self.defines, self.exports, self.imports) = (found.defines, found.exports, found.imports);
+        let texts = read_only_data(sections, reading.file);
+        self.take_allocator_texts(&texts);
+        if is_static && of_table {
+            self.glibc_minor = texts.told(texts::GLIBC, texts::banner_minor);
         }
-        if self.defines.iter().any(|symbol| symbol.ends_with("mallctl")) {
-            self.jemalloc_version = read_only_data(sections).find_map(jemalloc_version);
-            self.jemalloc_variable = read_only_data(sections).find_map(jemalloc_variable);
-        }
-        if self.defines.contains("tc_version") {
-            self.gperftools_version = read_only_data(sections).find_map(gperftools_version);
-        }
-        if self.defines.contains("napi_create_function") {
-            self.v8_version = read_only_data(sections).find_map(v8_version);
-        }
-        if self
-            .defines
-            .iter()
-            .any(|symbol| ["mallctl", "tc_malloc", "mi_malloc"].iter().any(|end| symbol.ends_with(end)))
-        {
-            let known = read_only_data(sections).flat_map(texts).filter(|text| SETTINGS.contains(text));
-            self.settings = known.map(str::to_owned).collect();
-        }
-        if self.interpreter.is_none() && self.needed.is_empty() && !self.is_go {
-            self.glibc_minor = read_only_data(sections).find_map(banner_minor);
+        if matches!(reads, Reads::Versions { .. }) {
+            self.take_versions(&texts);
         }
     }
 
-    fn take_symbols(
-        &mut self,
-        symbols: &[elf::Sym64<Endianness>],
-        names: &[u8],
-        endian: Endianness,
-        is_dynamic: bool,
-        budget: &mut Budget,
-    ) {
-        for symbol in symbols {
-            let Some(name) = text_at(names, symbol.st_name.get(endian)) else { continue };
-            let Ok(name) = std::str::from_utf8(name) else { continue };
-            let is_defined = symbol.st_shndx.get(endian) != elf::SHN_UNDEF;
-            let Some(name) = telling(name.split('@').next().unwrap_or(name), is_defined) else { continue };
-            if !budget.spend(name.len() as u64) {
-                continue;
-            }
-            if !is_defined {
-                self.imports.insert(name.to_owned());
-                continue;
-            }
-            if is_dynamic && symbol.st_bind() != elf::STB_LOCAL {
-                self.exports.insert(name.to_owned());
-            }
-            self.defines.insert(name.to_owned());
+    fn take_allocator_texts(&mut self, texts: &ReadOnlyData<'_>) {
+        let ends_with = |ends: &[&str]| self.defines.iter().any(|name| ends.iter().any(|end| name.ends_with(end)));
+        let (is_jemalloc, has_settings) = (ends_with(&["mallctl"]), ends_with(&["mallctl", "tc_malloc", "mi_malloc"]));
+        if is_jemalloc {
+            self.jemalloc_version = texts.told(texts::JEMALLOC, texts::jemalloc_version);
+            self.jemalloc_variable = texts.told(texts::JEMALLOC_VARIABLE, texts::jemalloc_variable);
+        }
+        if has_settings {
+            self.settings = texts.settings();
+        }
+    }
+
+    fn take_versions(&mut self, texts: &ReadOnlyData<'_>) {
+        if self.soname.as_deref().is_some_and(|name| name.starts_with("libjvm.so")) {
+            self.jvm_version = texts.told(texts::JVM, texts::jvm_version);
+        }
+        if self.defines.contains("tc_version") {
+            self.gperftools_version = texts.told(texts::GPERFTOOLS, texts::gperftools_version);
+        }
+        if self.defines.contains("napi_create_function") {
+            self.v8_version = texts.told(texts::V8, texts::v8_version);
         }
     }
 }
 
-/// The name under which a symbol is kept; `None` where it tells nothing.
-fn telling(bare: &str, is_defined: bool) -> Option<&str> {
-    let begins = |names: &[&str]| names.iter().any(|name| bare.starts_with(name));
-    if begins(&NEW) || !is_defined && begins(&DELETE) {
-        return Some(OPERATOR_NEW);
-    }
-    let ends = TELLING.iter().any(|name| bare.ends_with(name));
-    let is_meant = || TELLING.contains(&bare) || bare.ends_with("mallctl") || bare.ends_with("tc_malloc");
-    (ends && is_meant()).then_some(bare)
+/// Files whose facts a thread keeps.
+const MOST_KNOWN: usize = 4096;
+/// Entries that a dynamic section has at most; that of a program with 1,000 libraries has about 1,100.
+const MOST_ENTRIES: usize = 1 << 14;
+
+thread_local! {
+    /// What files have told, without their paths.
+    static KNOWN: RefCell<HashMap<(FileIdentity, Reads), Option<ElfFacts>>> = RefCell::default();
 }
 
 /// The text up to the first NUL; `None` where nothing is left of the budget.
@@ -293,90 +304,13 @@ fn file_offset(headers: &[elf::ProgramHeader64<Endianness>], endian: Endianness,
     })
 }
 
-/// What the sections named `.rodata` and the like hold.
-fn read_only_data<'a>(sections: &Sections<'a, impl ReadRef<'a>>) -> impl Iterator<Item = &'a [u8]> {
+/// The sections named `.rodata` and the like.
+fn read_only_data<'f, 'a>(sections: &Sections<'a, impl ReadRef<'a>>, file: &'f File) -> ReadOnlyData<'f> {
     let is_read_only = |name: Option<&[u8]>| name.is_some_and(|name| name.starts_with(b".rodata"));
-    sections
-        .all()
-        .filter(move |section| is_read_only(sections.name(section)))
-        .filter_map(|section| sections.bytes(section))
-}
-
-/// Texts that end with NUL, or where the data ends.
-fn texts(data: &[u8]) -> impl Iterator<Item = &str> {
-    data.split(|&byte| byte == 0).filter_map(|text| std::str::from_utf8(text).ok())
-}
-
-/// What jemalloc calls itself that was built from sources without its file VERSION, as in the crate jemalloc-sys.
-const UNKNOWN_JEMALLOC: &str = "0.0.0";
-
-/// jemalloc's own version text, `5.3.0-0-g54eaed1d8b56…`; without the commit, `5.3.0`.
-fn jemalloc_version(data: &[u8]) -> Option<String> {
-    texts(data).find_map(|text| {
-        let (version, rest) = text.split_once('-')?;
-        let (number, commit) = rest.split_once("-g")?;
-        let numbers: Vec<&str> = version.split('.').collect();
-        let all_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let is_version = numbers.len() == 3 && numbers.iter().all(|part| all_digits(part)) && all_digits(number);
-        let is_known = version != UNKNOWN_JEMALLOC;
-        (is_version && is_known && commit.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| version.to_owned())
-    })
-}
-
-/// Go's version in `.go.buildinfo`: a magic text, flags of which the second says that texts stand behind these 32 bytes, then
-/// the version with its length before it (Go, debug/buildinfo/buildinfo.go).
-fn go_version(data: &[u8]) -> Option<String> {
-    const TEXTS_FOLLOW: u8 = 2;
-    let (head, texts) = data.split_at_checked(32)?;
-    if !head.starts_with(b"\xff Go buildinf:") || head[15] & TEXTS_FOLLOW == 0 {
-        return None;
-    }
-    let (&length, rest) = texts.split_first()?;
-    // A varint; versions are shorter than what its first byte can say.
-    let version = std::str::from_utf8(rest.get(..usize::from(length & 0x7f))?).ok()?;
-    (length < 0x80 && version.starts_with("go") && version.bytes().all(|byte| byte.is_ascii_graphic()))
-        .then(|| version.to_owned())
-}
-
-/// HotSpot's version in what it writes into its logs (hotspot/share/runtime/abstract_vm_version.cpp).
-fn jvm_version(data: &[u8]) -> Option<String> {
-    texts(data).find_map(|text| {
-        let version = text.split_once(" JRE (")?.1.split_once("), built on")?.0;
-        (!version.is_empty() && version.bytes().all(|byte| byte.is_ascii_graphic())).then(|| version.to_owned())
-    })
-}
-
-/// What `tc_version` answers.
-fn gperftools_version(data: &[u8]) -> Option<String> {
-    let is_version = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    let version = texts(data).filter_map(|text| text.strip_prefix("gperftools ")).find(is_version)?;
-    (!version.is_empty()).then(|| version.to_owned())
-}
-
-/// V8's version as node has it: four numbers and its own patches (v8, src/utils/version.cc; node, deps/v8).
-fn v8_version(data: &[u8]) -> Option<String> {
-    texts(data).find_map(|text| {
-        let (version, patches) = text.split_once("-node.")?;
-        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let is_version = version.split('.').count() == 4 && version.split('.').all(is_number) && is_number(patches);
-        is_version.then(|| text.to_owned())
-    })
-}
-
-fn jemalloc_variable(data: &[u8]) -> Option<String> {
-    let is_name = |text: &&str| {
-        text.ends_with("MALLOC_CONF") && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
-    };
-    texts(data).find(is_name).map(str::to_owned)
-}
-
-/// The minor version in the banner of a static GNU C library.
-fn banner_minor(data: &[u8]) -> Option<u32> {
-    texts(data).find_map(|text| {
-        let rest = text.split_once("GNU C Library ")?.1.split_once("version 2.")?.1;
-        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().ok()
-    })
+    let has_contents = |kind: elf::SectionType| kind != elf::SHT_NOBITS;
+    let of_it = sections.all().filter(|section| is_read_only(sections.name(section)));
+    let parts = of_it.filter(|section| has_contents(section.sh_type(sections.endian)));
+    ReadOnlyData { file, parts: parts.map(|section| place(section, sections.endian)).collect() }
 }
 
 #[cfg(test)]
@@ -384,70 +318,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gperftools_and_v8_tell_their_versions() {
-        let data = b"tc_version\0gperftools %d\0gperftools 2.10\x0011.3-node.1\x0011.3.244.8-node.38\0";
-        assert_eq!(gperftools_version(data).as_deref(), Some("2.10"));
-        assert_eq!(v8_version(data).as_deref(), Some("11.3.244.8-node.38"));
-        assert_eq!((gperftools_version(b"gperftools \0"), v8_version(b"1.2.3.x-node.1\0")), (None, None));
-    }
-
-    #[test]
-    fn jemalloc_tells_its_version_and_its_variable() {
-        let data = b"x\x005.3.0-0-g54eaed1d8b56b1\x00_RJEM_MALLOC_CONF\x00config.malloc_conf\x00";
-        assert_eq!(jemalloc_version(data).as_deref(), Some("5.3.0"));
-        assert_eq!(jemalloc_variable(data).as_deref(), Some("_RJEM_MALLOC_CONF"));
-        assert_eq!(jemalloc_version(b"1.2.3\x002022-01-01-gzz\x00"), None);
-        assert_eq!(jemalloc_version(b"0.0.0-0-g0000000000000000000000000000000000000000\x00"), None);
-    }
-
-    #[test]
-    fn go_tells_its_version() {
-        let build = |flags: u8, texts: &[u8]| {
-            let mut data = b"\xff Go buildinf:\x08".to_vec();
-            data.push(flags);
-            data.resize(32, 0);
-            [data, texts.to_vec()].concat()
-        };
-        assert_eq!(go_version(&build(2, b"\x08go1.26.8\xc0\x06rest")).as_deref(), Some("go1.26.8"));
-        assert_eq!(go_version(&build(0, b"\x08go1.17.8")), None, "pointers stand there");
-        assert_eq!(go_version(&build(2, b"\x20go1.26.8")), None, "it is cut off");
-        assert_eq!(go_version(b"\xff Go buildinf:"), None);
-    }
-
-    #[test]
-    fn a_java_virtual_machine_tells_its_version() {
-        let data = b"x\x00OpenJDK 64-Bit Server VM (21+35) for linux-amd64 JRE (21.0.1+12-LTS), built on 2023\x00";
-        assert_eq!(jvm_version(data).as_deref(), Some("21.0.1+12-LTS"));
-        assert_eq!(jvm_version(b"a JRE (of somebody) that was, built on\x00"), None);
-    }
-
-    #[test]
-    fn a_static_library_tells_its_version_in_its_banner() {
-        let text = b"GNU C Library (Debian GLIBC 2.36-9+deb12u14) stable release version 2.36.\nCopyright";
-        assert_eq!(banner_minor(text), Some(36));
-        assert_eq!(banner_minor(b"no library"), None);
-    }
-
-    #[test]
     fn this_test_is_a_dynamic_program() {
-        let facts = ElfFacts::read(&std::env::current_exe().unwrap()).unwrap().unwrap();
+        let facts = ElfFacts::read(&std::env::current_exe().unwrap(), Reads::Executable).unwrap().unwrap();
         assert!(facts.is_dynamic && facts.interpreter.is_some(), "{facts:?}");
         assert!(facts.needed.iter().any(|name| name.starts_with("libc.so")), "{facts:?}");
         assert!(facts.imports.contains("malloc") && !facts.is_go, "{facts:?}");
         assert!(!facts.exports("malloc"), "{facts:?}");
-    }
-
-    #[test]
-    fn operators_of_cpp_have_one_name() {
-        for name in ["_Znwm", "_Znam", "_ZnwmSt11align_val_t", "_ZnamRKSt9nothrow_t"] {
-            assert_eq!([true, false].map(|is_defined| telling(name, is_defined)), [Some(OPERATOR_NEW); 2], "{name}");
-        }
-        // Whoever calls delete has memory of new; defining delete alone gives none.
-        assert_eq!([true, false].map(|is_defined| telling("_ZdaPvm", is_defined)), [None, Some(OPERATOR_NEW)]);
-        assert_eq!(
-            ["malloc", "my_malloc", "je_mallctl"].map(|name| telling(name, true)),
-            [Some("malloc"), None, Some("je_mallctl")]
-        );
     }
 
     /// An ELF file that is nothing but a dynamic table of `entries`, with strings from offset `STRINGS` on.
@@ -474,7 +350,7 @@ mod tests {
     fn read_bytes(bytes: &[u8]) -> ElfFacts {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();
-        ElfFacts::read(file.path()).unwrap().unwrap()
+        ElfFacts::read(file.path(), Reads::Executable).unwrap().unwrap()
     }
 
     #[test]
@@ -494,12 +370,12 @@ mod tests {
         let pipe = folder.path().join("libx.so");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         let (sender, receiver) = std::sync::mpsc::channel();
-        std::thread::spawn(move || sender.send(ElfFacts::read(&pipe).unwrap().is_none()).ok());
+        std::thread::spawn(move || sender.send(ElfFacts::read(&pipe, Reads::Library).unwrap().is_none()).ok());
         assert_eq!(receiver.recv_timeout(std::time::Duration::from_secs(20)), Ok(true));
     }
 
     #[test]
     fn what_is_no_elf_file_is_none() {
-        assert_eq!(ElfFacts::read(Path::new("/etc/passwd")).unwrap(), None);
+        assert_eq!(ElfFacts::read(Path::new("/etc/passwd"), Reads::Library).unwrap(), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Entry points for the fuzz targets of `hostile-input`: readers that no caller outside of this crate needs.
 
-use crate::elf::ElfFacts;
+use crate::elf::{ElfFacts, Reads};
 use crate::small_blocks::model::{CHUNK, model};
 use heap_abi::{Account, AccountCopy, Found};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -20,7 +20,7 @@ pub fn read_allocator(bytes: &[u8]) -> bool {
     let written = || -> std::io::Result<_> {
         let mut file = File::from(memfd_create("hostile", MFdFlags::MFD_CLOEXEC)?);
         file.write_all(bytes)?;
-        ElfFacts::read(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))
+        ElfFacts::read(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), Reads::Versions { executable: true })
     };
     let facts = written();
     assert!(facts.is_ok(), "a file in memory can be read");

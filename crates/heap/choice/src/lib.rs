@@ -24,7 +24,7 @@ pub use allocator::{Allocator, Family, Place, Runtime};
 pub use choice::{Context, Forced, HeapChoice, Preload, choose};
 pub use collapse::{CollapseError, collapse_once, collapse_while_it_runs};
 pub use default_folders::Linker;
-pub use elf::ElfFacts;
+pub use elf::{ElfFacts, Reads};
 pub use libraries::{LoaderCache, SearchPaths};
 pub use program::Program;
 pub use settings::{Environment, merged};

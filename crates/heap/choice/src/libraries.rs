@@ -24,15 +24,16 @@ impl SearchPaths {
         Self { from_environment, cache, folders: linker.folders() }
     }
 
-    /// Candidates for a name, in the linker's order. `rpath` counts only where there is no `runpath`.
-    pub fn candidates(&self, name: &str, origin: &Path, rpath: Option<&str>, runpath: Option<&str>) -> Vec<PathBuf> {
+    /// Candidates for a name that the object at `asker` needs, in the linker's order. `rpath` counts only where there is no
+    /// `runpath`.
+    pub fn candidates(&self, name: &str, asker: &Path, rpath: Option<&str>, runpath: Option<&str>) -> Vec<PathBuf> {
         if name.contains('/') {
             return vec![PathBuf::from(name)];
         }
         let rpath = rpath.filter(|_| runpath.is_none());
         let lists = [rpath, self.from_environment.as_deref(), runpath];
         let listed = lists.into_iter().flatten().flat_map(|list| list.split([':', ';'])).filter(|f| !f.is_empty());
-        let mut found: Vec<PathBuf> = listed.map(|folder| expand(folder, origin).join(name)).collect();
+        let mut found: Vec<PathBuf> = listed.map(|folder| expand(folder, asker).join(name)).collect();
         found.extend(self.cache.find(name).map(PathBuf::from));
         found.extend(self.folders.iter().map(|folder| folder.join(name)));
         found
@@ -40,7 +41,12 @@ impl SearchPaths {
 }
 
 /// Replaces `$ORIGIN` by the folder of the object that says it.
-fn expand(folder: &str, origin: &Path) -> PathBuf {
+fn expand(folder: &str, asker: &Path) -> PathBuf {
+    if !folder.contains('$') {
+        return PathBuf::from(folder);
+    }
+    let absolute = asker.canonicalize().unwrap_or_else(|_| asker.to_owned());
+    let origin = absolute.parent().unwrap_or(Path::new("/"));
     let folder = folder.replace("${ORIGIN}", "$ORIGIN");
     PathBuf::from(folder.replace("$ORIGIN", &origin.to_string_lossy()))
 }
@@ -49,7 +55,8 @@ fn expand(folder: &str, origin: &Path) -> PathBuf {
 /// older one.
 #[derive(Clone, Debug, Default)]
 pub struct LoaderCache {
-    entries: Vec<(String, String)>,
+    /// From the magic text on.
+    data: Vec<u8>,
 }
 
 const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
@@ -61,27 +68,29 @@ const CACHE_ENTRY: usize = 24;
 impl LoaderCache {
     /// Reads the cache; empty where there is none in this form.
     pub fn read(path: &Path) -> Self {
-        linux::text::bytes_of(path).ok().and_then(|data| Self::parse(&data)).unwrap_or_default()
+        linux::text::bytes_of(path).ok().and_then(Self::parse).unwrap_or_default()
     }
 
-    fn parse(data: &[u8]) -> Option<Self> {
-        let start = data.windows(CACHE_MAGIC.len()).position(|window| window == CACHE_MAGIC)?;
-        let data = &data[start..];
-        let number = |at: usize| Some(u32::from_le_bytes(data.get(at..at + 4)?.try_into().ok()?) as usize);
-        let string = |at: usize| {
-            let text = data.get(at..)?.split(|&byte| byte == 0).next()?;
-            Some(String::from_utf8_lossy(text).into_owned())
-        };
-        let count = number(CACHE_MAGIC.len())?.min(data.len() / CACHE_ENTRY);
-        let entries = (0..count).filter_map(|index| {
-            let entry = CACHE_HEADER + index * CACHE_ENTRY;
-            Some((string(number(entry + 4)?)?, string(number(entry + 8)?)?))
-        });
-        Some(Self { entries: entries.collect() })
+    fn parse(mut data: Vec<u8>) -> Option<Self> {
+        let start = memchr::memmem::find(&data, CACHE_MAGIC)?;
+        data.drain(..start);
+        (data.len() >= CACHE_HEADER).then_some(Self { data })
     }
 
+    fn number(&self, at: usize) -> Option<usize> {
+        Some(u32::from_le_bytes(self.data.get(at..at + 4)?.try_into().ok()?) as usize)
+    }
+
+    /// Libraries of this name, in the order of the cache.
     fn find<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        self.entries.iter().filter(move |(key, _)| key == name).map(|(_, path)| path.as_str())
+        let count = self.number(CACHE_MAGIC.len()).unwrap_or(0).min(self.data.len() / CACHE_ENTRY);
+        (0..count).filter_map(move |index| {
+            let entry = CACHE_HEADER + index * CACHE_ENTRY;
+            let key = self.data.get(self.number(entry + 4)?..)?;
+            let is_it = key.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&0));
+            let value = self.data.get(self.number(entry + 8)?..).filter(|_| is_it)?;
+            std::str::from_utf8(&value[..memchr::memchr(0, value)?]).ok()
+        })
     }
 }
 
@@ -113,25 +122,26 @@ mod tests {
     #[test]
     fn the_linker_looks_in_its_own_order() {
         let data = cache(&[("libx.so.1", "/opt/x/libx.so.1"), ("liby.so", "/opt/liby.so")]);
-        let cache = LoaderCache::parse(&data).unwrap();
+        let cache = LoaderCache::parse(data).unwrap();
         let paths = SearchPaths { from_environment: Some("/env".into()), cache, folders: vec!["/lib/default".into()] };
-        let found = paths.candidates("libx.so.1", Path::new("/prog"), Some("/old"), None);
+        let found = paths.candidates("libx.so.1", Path::new("/prog/x"), Some("/old"), None);
         let due = ["/old/libx.so.1", "/env/libx.so.1", "/opt/x/libx.so.1", "/lib/default/libx.so.1"];
         assert_eq!(found, due.map(PathBuf::from));
-        let found = paths.candidates("libx.so.1", Path::new("/prog"), Some("/old"), Some("$ORIGIN/../lib"));
+        let found = paths.candidates("libx.so.1", Path::new("/prog/x"), Some("/old"), Some("$ORIGIN/../lib"));
         assert_eq!(found[..2], ["/env/libx.so.1", "/prog/../lib/libx.so.1"].map(PathBuf::from));
-        assert_eq!(paths.candidates("/a/b.so", Path::new("/"), None, None), [PathBuf::from("/a/b.so")]);
+        assert_eq!(paths.candidates("/a/b.so", Path::new("/x"), None, None), [PathBuf::from("/a/b.so")]);
     }
 
     #[test]
     fn a_damaged_cache_is_no_danger() {
         let data = cache(&[("libx.so.1", "/opt/x/libx.so.1")]);
         for length in 0..data.len() {
-            let _ = LoaderCache::parse(&data[..length]);
+            let cache = LoaderCache::parse(data[..length].to_vec()).unwrap_or_default();
+            assert!(cache.find("libx.so.1").count() <= 1);
         }
-        assert!(LoaderCache::parse(b"nothing").is_none());
+        assert!(LoaderCache::parse(b"nothing".to_vec()).is_none());
         let mut huge = data;
         huge[CACHE_MAGIC.len()..CACHE_MAGIC.len() + 4].fill(0xff);
-        assert!(LoaderCache::parse(&huge).is_some());
+        assert_eq!(LoaderCache::parse(huge).unwrap().find("libx.so.1").next(), Some("/opt/x/libx.so.1"));
     }
 }

@@ -1,7 +1,7 @@
 //! A program and the libraries that the dynamic linker will load with it.
 
 use crate::default_folders::Linker;
-use crate::elf::ElfFacts;
+use crate::elf::{ElfFacts, Reads};
 use crate::libraries::SearchPaths;
 use crate::settings::Environment;
 use process_view::{ProcessCode, open_regular_file};
@@ -21,6 +21,8 @@ pub struct Program {
     pub executable: ElfFacts,
     /// Its libraries: preloaded ones first, then breadth-first by DT_NEEDED.
     pub libraries: Vec<ElfFacts>,
+    /// Number of the libraries that LD_PRELOAD puts first.
+    pub preloaded: usize,
 }
 
 impl Program {
@@ -30,23 +32,27 @@ impl Program {
     /// The executable cannot be read. A library that cannot be found or read is left out.
     pub fn read(path: &Path, environment: &Environment) -> io::Result<Option<Self>> {
         match open_regular_file(path)? {
-            Some(file) => Self::of_file(path, &file, environment),
+            Some(file) => Self::with(path, &file, environment, Reads::Executable),
             None => Ok(None),
         }
     }
 
     /// Like [`Program::read`], for an executable that is already open: a process that has given up rights since may not be
-    /// able to open it again.
+    /// able to open it again. Versions of runtimes are read, too.
     ///
     /// # Errors
     /// The executable cannot be read.
     pub fn of_file(path: &Path, file: &File, environment: &Environment) -> io::Result<Option<Self>> {
-        let Some(executable) = ElfFacts::of_file(path, file)? else { return Ok(None) };
-        let mut program = Self { executable, libraries: Vec::new() };
+        Self::with(path, file, environment, Reads::Versions { executable: true })
+    }
+
+    fn with(path: &Path, file: &File, environment: &Environment, reads: Reads) -> io::Result<Option<Self>> {
+        let Some(executable) = ElfFacts::of_file(path, file, reads)? else { return Ok(None) };
+        let mut program = Self { executable, ..Self::default() };
         if let Some(interpreter) = program.executable.interpreter.clone() {
             let linker = Linker { path: &interpreter, machine: program.executable.machine };
             let paths = SearchPaths::of_system(environment.get("LD_LIBRARY_PATH").map(str::to_owned), linker);
-            program.follow(&paths, environment.get("LD_PRELOAD").unwrap_or_default());
+            program.follow(&paths, environment.get("LD_PRELOAD").unwrap_or_default(), reads.of_libraries());
         }
         Ok(Some(program))
     }
@@ -55,24 +61,23 @@ impl Program {
     /// defines `malloc` was asked first. `None` where the executable cannot be read.
     pub fn of_process(code: &ProcessCode) -> Option<Self> {
         let facts = |index: usize| {
+            let reads = Reads::Versions { executable: index == 0 };
             let path = Path::new(&code.objects().get(index)?.path);
-            ElfFacts::of_file(path, &code.file_of(index)?).ok()?
+            ElfFacts::of_file(path, &code.file_of(index)?, reads).ok()?
         };
         let executable = facts(0)?;
         let mut libraries: Vec<ElfFacts> = (1..code.objects().len().min(MOST_LIBRARIES)).filter_map(facts).collect();
         libraries.sort_by_key(|library| library.glibc_minor.is_some());
-        Some(Self { executable, libraries })
+        Some(Self { executable, libraries, preloaded: 0 })
     }
 
-    fn follow(&mut self, paths: &SearchPaths, preloaded: &str) {
+    fn follow(&mut self, paths: &SearchPaths, preloaded: &str, reads: Reads) {
         let mut seen = BTreeSet::new();
         let exe = Rc::new(self.executable.clone());
-        let mut waiting: Vec<(String, Rc<ElfFacts>)> = preloaded
-            .split([':', ' '])
-            .filter(|name| !name.is_empty())
-            .chain(exe.needed.iter().map(String::as_str))
-            .map(|name| (name.to_owned(), exe.clone()))
-            .collect();
+        let preloaded = preloaded.split([':', ' ']).filter(|name| !name.is_empty());
+        let first = preloaded.clone().count();
+        let mut waiting: Vec<(String, Rc<ElfFacts>)> =
+            preloaded.chain(exe.needed.iter().map(String::as_str)).map(|name| (name.to_owned(), exe.clone())).collect();
         let mut next = 0;
         while next < waiting.len() && next < MOST_LIBRARIES {
             let (name, asker) = waiting[next].clone();
@@ -80,11 +85,12 @@ impl Program {
             if !seen.insert(name.clone()) {
                 continue;
             }
-            let Some(found) = find(paths, &name, &asker, &exe) else { continue };
+            let Some(found) = find(paths, &name, &asker, (&exe, reads)) else { continue };
             let found = Rc::new(found);
             let room = MOST_LIBRARIES.saturating_sub(waiting.len());
             waiting.extend(found.needed.iter().take(room).map(|needed| (needed.clone(), Rc::clone(&found))));
             self.libraries.push(ElfFacts::clone(&found));
+            self.preloaded += usize::from(next <= first);
         }
     }
 
@@ -94,14 +100,12 @@ impl Program {
     }
 }
 
-fn find(paths: &SearchPaths, name: &str, asker: &ElfFacts, exe: &ElfFacts) -> Option<ElfFacts> {
-    let absolute = asker.path.canonicalize().unwrap_or_else(|_| asker.path.clone());
-    let origin = absolute.parent().unwrap_or(Path::new("/"));
+fn find(paths: &SearchPaths, name: &str, asker: &ElfFacts, (exe, reads): (&ElfFacts, Reads)) -> Option<ElfFacts> {
     let inherited = asker.rpath.as_deref().or(exe.rpath.as_deref());
-    let candidates: Vec<PathBuf> = paths.candidates(name, origin, inherited, asker.runpath.as_deref());
+    let candidates: Vec<PathBuf> = paths.candidates(name, &asker.path, inherited, asker.runpath.as_deref());
     candidates.into_iter().find_map(|path| {
         // A library for another machine with the same name is skipped, as the linker does.
-        ElfFacts::read(&path).ok().flatten().filter(|facts| facts.machine == exe.machine)
+        ElfFacts::read(&path, reads).ok().flatten().filter(|facts| facts.machine == exe.machine)
     })
 }
 
@@ -120,12 +124,12 @@ mod tests {
 
     #[test]
     fn the_libraries_of_this_test_are_found_without_a_cache() {
-        let executable = ElfFacts::read(&std::env::current_exe().unwrap()).unwrap().unwrap();
+        let executable = ElfFacts::read(&std::env::current_exe().unwrap(), Reads::Executable).unwrap().unwrap();
         let interpreter = executable.interpreter.clone().expect("a dynamic linker");
         let linker = Linker { path: &interpreter, machine: executable.machine };
         let paths = SearchPaths { folders: linker.folders(), ..SearchPaths::default() };
-        let mut program = Program { executable, libraries: Vec::new() };
-        program.follow(&paths, "");
+        let mut program = Program { executable, ..Program::default() };
+        program.follow(&paths, "", Reads::Library);
         assert!(program.libraries.iter().any(|library| library.soname.as_deref() == Some("libc.so.6")));
     }
 }

@@ -151,7 +151,7 @@ fn name_of(family: &Family) -> &'static str {
         Family::Pagelift => "pagelift",
         Family::Go => "go",
         Family::Jvm => "jvm",
-        Family::Unknown => "unknown",
+        Family::Checker { .. } | Family::Unknown => "unknown",
     }
 }
 

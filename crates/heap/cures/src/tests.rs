@@ -6,6 +6,7 @@ fn allocator(family: Family, settings: &[&str]) -> Allocator {
     Allocator {
         family,
         place: Place::LinkedIn,
+        preloaded: false,
         runtime: None,
         starts_threads: true,
         evidence: String::new(),

@@ -42,6 +42,11 @@ impl<'data, R: ReadRef<'data>> Sections<'data, R> {
         Some(Self { endian, machine: header.e_machine(endian), data, headers, names, bound })
     }
 
+    /// The file's bytes.
+    pub fn data(&self) -> R {
+        self.data
+    }
+
     /// The section with this name.
     pub fn named(&self, name: &str) -> Option<&'data Section> {
         self.headers.iter().find(|section| self.name(section) == Some(name.as_bytes()))

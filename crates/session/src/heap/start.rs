@@ -4,7 +4,7 @@ use crate::parts;
 use address_space::{PageSize, format_bytes};
 use foreign_text::quoted_path;
 use heap_abi::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node, share_evenly};
-use heap_choice::{Allocator, Context, ElfFacts, Environment, Forced, HeapChoice, Program, choose};
+use heap_choice::{Allocator, Context, ElfFacts, Environment, Forced, HeapChoice, Program, Reads, choose};
 use lift_plan::{MachineFacts, NodeFacts, Nodes, Numa, Reason, ThpMode, pool_on};
 use machine_facts::{Cgroups, HugetlbLimit, POOLS, System, pools_at};
 use options::HeapPages;
@@ -240,7 +240,7 @@ pub fn library() -> Result<String, String> {
 /// anything else.
 fn for_glibc_of(program: &Program, library: String) -> Result<String, String> {
     let found = program.libraries.iter().find_map(|library| library.glibc_minor);
-    let needed = ElfFacts::read(Path::new(&library)).ok().flatten().and_then(|facts| facts.needed_glibc_minor);
+    let needed = ElfFacts::read(Path::new(&library), Reads::Library).ok().flatten().and_then(|facts| facts.needed_glibc_minor);
     match (needed, found) {
         (Some(needed), Some(found)) if needed > found => Err(format!(
             "the preloaded heap needs symbols of GLIBC_2.{needed}, the program's C library has those up to GLIBC_2.{found}; \
@@ -270,10 +270,11 @@ mod tests {
     #[test]
     fn a_library_is_not_preloaded_into_an_older_c_library_than_it_needs() {
         let own = std::env::current_exe().unwrap();
-        let needed = ElfFacts::read(&own).unwrap().unwrap().needed_glibc_minor;
+        let needed = ElfFacts::read(&own, Reads::Executable).unwrap().unwrap().needed_glibc_minor;
         let of = |minor| Program {
             executable: ElfFacts::default(),
             libraries: vec![ElfFacts { glibc_minor: minor, ..ElfFacts::default() }],
+            preloaded: 0,
         };
         let path = own.display().to_string();
         // Another C library, or a static one, has no such versions.

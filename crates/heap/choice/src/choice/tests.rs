@@ -6,6 +6,7 @@ fn allocator(family: Family, place: Place) -> Allocator {
     Allocator {
         family,
         place,
+        preloaded: false,
         runtime: None,
         starts_threads: false,
         evidence: "a test".into(),
@@ -71,7 +72,7 @@ fn what_the_user_has_set_is_left_alone() {
     let python = Allocator { runtime: Some(Runtime::Python), ..glibc };
     let choice = choose(&python, &context(&environment));
     assert_eq!((variable(&choice, "PYTHONMALLOC"), order(&choice).python), (None, false));
-    assert_eq!(variable(&choice, "LD_PRELOAD"), Some("/lib/heap.so:/mine.so"));
+    assert_eq!(variable(&choice, "LD_PRELOAD"), Some("/mine.so:/lib/heap.so"));
 }
 
 #[test]
@@ -152,4 +153,39 @@ fn a_missing_library_is_said_and_the_next_way_taken() {
     let threads = Allocator { starts_threads: true, ..allocator(Family::Glibc { minor: Some(36) }, library()) };
     let choice = choose(&threads, &context);
     assert!(variable(&choice, "GLIBC_TUNABLES").is_some() && choice.refusals == ["no libpagelift_heap.so"]);
+}
+
+#[test]
+fn an_allocator_that_is_not_known_is_replaced_only_where_that_is_asked_for() {
+    let environment = Environment::default().with("LD_PRELOAD", "/tracer.so");
+    let size = PageSize::new(1 << 21).unwrap();
+    for preloaded in [false, true] {
+        let unknown = Allocator { preloaded, ..allocator(Family::Unknown, library()) };
+        for pages in [HeapPages::Auto, HeapPages::Thp] {
+            let choice = choose(&unknown, &Context { pages, ..context(&environment) });
+            assert!(choice.preload.is_none() && choice.variables.is_empty() && choice.collapse, "{choice:?}");
+            assert!(choice.reasons[0].contains("--heap-allocator mimalloc"), "{choice:?}");
+        }
+        let says = if preloaded { "what LD_PRELOAD of yours passes on" } else { "as you have asked" };
+        for (pages, forced) in [(HeapPages::Pool(size), None), (HeapPages::Thp, Some(Forced::Mimalloc))] {
+            let choice = choose(&unknown, &Context { pages, forced, ..context(&environment) });
+            assert_eq!(variable(&choice, "LD_PRELOAD"), Some("/tracer.so:/lib/heap.so"));
+            assert!(choice.reasons.iter().any(|reason| reason.contains(says)), "{choice:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tool_that_checks_memory_keeps_its_allocator() {
+    let environment = Environment::default();
+    let size = PageSize::new(1 << 21).unwrap();
+    let checked = allocator(Family::Checker { tool: "AddressSanitizer" }, library());
+    for forced in [None, Some(Forced::Own), Some(Forced::Mimalloc), Some(Forced::Collapse)] {
+        for pages in [HeapPages::Auto, HeapPages::Thp, HeapPages::Pool(size)] {
+            let choice = choose(&checked, &Context { pages, forced, ..context(&environment) });
+            let expected = HeapChoice { refusals: choice.refusals.clone(), ..HeapChoice::default() };
+            assert_eq!(choice, expected);
+            assert!(choice.refusals.len() == 1 && choice.refusals[0].starts_with("AddressSanitizer"), "{choice:?}");
+        }
+    }
 }

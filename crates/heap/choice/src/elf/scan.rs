@@ -1,0 +1,106 @@
+//! Searches parts of a file for texts, piece by piece, so that neither memory nor time grows with what is not found.
+
+use linux::bounded::SYMBOL_TABLES;
+use memchr::memmem::Finder;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// Bytes that are read at once: they stay in the processor's cache.
+const PIECE: usize = 256 << 10;
+/// Longest text that is looked at, in bytes.
+const LONGEST_TEXT: usize = 16 << 10;
+
+/// Calls `take` with each text of a part of the file that holds one of `needles`, until it returns something. A text ends with
+/// NUL, which a needle may hold; a text without is not taken. Texts come in the order of the file for each needle.
+pub(super) fn find_text<T>(
+    file: &File,
+    (offset, size): (u64, u64),
+    needles: &[&[u8]],
+    mut take: impl FnMut(&str) -> Option<T>,
+) -> Option<T> {
+    if size > SYMBOL_TABLES.bytes() {
+        return None;
+    }
+    let needles: Vec<Finder<'_>> = needles.iter().map(|needle| Finder::new(needle)).collect();
+    let mut piece = vec![0; LONGEST_TEXT + PIECE.min(size as usize)];
+    let (mut at, mut kept, mut in_long_text) = (0, 0, false);
+    while at < size {
+        let room = (piece.len() - kept).min((size - at) as usize);
+        let read = file.read_at(&mut piece[kept..kept + room], offset.checked_add(at)?).ok()?;
+        if read == 0 {
+            return None;
+        }
+        at += read as u64;
+        let filled = kept + read;
+        let end = memchr::memrchr(0, &piece[..filled]).map_or(0, |nul| nul + 1);
+        let start = if in_long_text { memchr::memchr(0, &piece[..end]).map_or(end, |nul| nul + 1) } else { 0 };
+        let texts = &piece[start..end];
+        for needle in &needles {
+            let found = needle.find_iter(texts).find_map(|found| take(text_around(texts, found)?));
+            if found.is_some() {
+                return found;
+            }
+        }
+        // The beginning of a text whose end comes with the next piece.
+        in_long_text = filled - end > LONGEST_TEXT || in_long_text && end == 0;
+        kept = if in_long_text { 0 } else { filled - end };
+        piece.copy_within(filled - kept..filled, 0);
+    }
+    None
+}
+
+/// The text that holds the byte at `found`, without its NUL.
+fn text_around(bytes: &[u8], found: usize) -> Option<&str> {
+    let start = memchr::memrchr(0, &bytes[..found]).map_or(0, |nul| nul + 1);
+    let end = found + memchr::memchr(0, &bytes[found..])?;
+    (end - start <= LONGEST_TEXT).then(|| std::str::from_utf8(&bytes[start..end]).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn file(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    fn all(bytes: &[u8], needles: &[&[u8]]) -> Vec<String> {
+        let mut found = Vec::new();
+        let nothing = find_text(&file(bytes), (0, bytes.len() as u64), needles, |text| {
+            found.push(text.to_owned());
+            None::<()>
+        });
+        assert_eq!(nothing, None);
+        found
+    }
+
+    #[test]
+    fn texts_are_found_wherever_pieces_end() {
+        // Every position of the text relative to the end of the first piece.
+        for before in PIECE + LONGEST_TEXT - 12..PIECE + LONGEST_TEXT + 3 {
+            let mut bytes = vec![0; before];
+            bytes.extend(b"je_mallctl\0more\0");
+            assert_eq!(all(&bytes, &[b"mallctl\0"]), ["je_mallctl"], "{before}");
+        }
+    }
+
+    #[test]
+    fn only_whole_texts_count() {
+        assert_eq!(all(b"a_malloc\0x\0a_malloc_b\0b_malloc", &[b"_malloc\0"]), ["a_malloc"]);
+        assert_eq!(all(b"v -node.1 x\0", &[b"-node."]), ["v -node.1 x"]);
+        let long = [&vec![b'x'; 2 * (PIECE + LONGEST_TEXT)][..], b"mallctl\0tc_malloc\0"].concat();
+        assert_eq!(all(&long, &[b"mallctl\0", b"_malloc\0"]), ["tc_malloc"]);
+        assert_eq!(all(b"\xffmallctl\0", &[b"mallctl\0"]), [""; 0]);
+    }
+
+    #[test]
+    fn a_part_beyond_the_file_is_not_waited_for() {
+        let found = find_text(&file(b"x\0mallctl\0"), (2, 1 << 20), &[b"mallctl\0"], |text| Some(text.to_owned()));
+        assert_eq!(found.as_deref(), Some("mallctl"));
+        assert_eq!(find_text(&file(b"mallctl\0"), (u64::MAX, 8), &[b"mallctl\0"], |_| Some(())), None);
+        assert_eq!(find_text(&file(b"mallctl\0"), (0, u64::MAX), &[b"mallctl\0"], |_| Some(())), None);
+    }
+}

@@ -1,0 +1,167 @@
+//! Names of symbols by which allocators, runtimes and checking tools are told apart.
+
+use heap_abi::ACCOUNT_SYMBOL;
+
+/// Names that tell something, sorted; allocators are often built with a prefix before [`PREFIXED`].
+pub(super) const NAMES: [&str; 38] = [
+    "JLI_Launch",
+    "Py_BytesMain",
+    "Py_Main",
+    "TCMallocInternalMalloc",
+    "_Py_DecRefShared",
+    "_ZN2v87Isolate3NewERKNS0_12CreateParamsE",
+    "__asan_init",
+    "__dfsan_init",
+    "__hwasan_init",
+    "__libc_calloc",
+    "__libc_free",
+    "__libc_malloc",
+    "__libc_memalign",
+    "__libc_realloc",
+    "__libc_start_main",
+    "__lsan_do_leak_check",
+    "__lsan_init",
+    "__malloc_allzerop",
+    "__malloc_replaced",
+    "__memprof_init",
+    "__msan_init",
+    "__nsan_init",
+    "__tsan_init",
+    "calloc",
+    "dlsym",
+    "dlvsym",
+    "fork",
+    "free",
+    "mallctl",
+    "malloc",
+    "mi_malloc",
+    "mi_version",
+    "napi_create_function",
+    ACCOUNT_SYMBOL,
+    "pthread_create",
+    "runtime.mallocgc",
+    "tc_malloc",
+    "tc_version",
+];
+
+/// Names that may have something before them.
+const PREFIXED: [&str; 2] = ["mallctl", "tc_malloc"];
+
+/// Stands in [`super::ElfFacts::exports`] for each of C++'s operators new, in [`super::ElfFacts::imports`] for each operator new
+/// or delete.
+pub(crate) const OPERATOR_NEW: &str = "operator new";
+/// Beginnings of the names of C++'s global operators new, on machines of 64 bits (Itanium C++ ABI, 5.1.5).
+const NEW: [&str; 2] = ["_Znwm", "_Znam"];
+/// Beginnings of the names of global operators delete.
+const DELETE: [&str; 2] = ["_ZdlPv", "_ZdaPv"];
+/// All operators new: plain, that do not throw, aligned, and both.
+pub(super) const OPERATORS_NEW: [&str; 8] = [
+    "_Znwm",
+    "_Znam",
+    "_ZnwmRKSt9nothrow_t",
+    "_ZnamRKSt9nothrow_t",
+    "_ZnwmSt11align_val_t",
+    "_ZnamSt11align_val_t",
+    "_ZnwmSt11align_val_tRKSt9nothrow_t",
+    "_ZnamSt11align_val_tRKSt9nothrow_t",
+];
+
+/// The name under which a symbol is kept; `None` where it tells nothing.
+pub(super) fn kept_name(bare: &str, is_defined: bool) -> Option<&str> {
+    let begins = |names: &[&str]| names.iter().any(|name| bare.starts_with(name));
+    if begins(&NEW) || !is_defined && begins(&DELETE) {
+        return Some(OPERATOR_NEW);
+    }
+    (NAMES.binary_search(&bare).is_ok() || PREFIXED.iter().any(|end| bare.ends_with(end))).then_some(bare)
+}
+
+/// Ends of names, with the NUL behind them, for which an executable's own symbol table is searched: allocators that are linked
+/// in are not exported.
+pub(super) const ENDS: [&[u8]; 4] = [b"mallctl\0", b"_malloc\0", b"TCMallocInternalMalloc\0", b"_version\0"];
+/// Those of a static C library beside them.
+pub(super) const ENDS_IN_STATIC: [&[u8]; 3] = [b"__malloc_replaced\0", b"__malloc_allzerop\0", b"pthread_create\0"];
+/// Names for which that table is read. A name may be the end of a longer one, whose text it shares.
+const SEARCHED: [&str; 10] = [
+    "mallctl",
+    "tc_malloc",
+    "tc_version",
+    "TCMallocInternalMalloc",
+    "mi_malloc",
+    "mi_version",
+    "__libc_malloc",
+    "__malloc_replaced",
+    "__malloc_allzerop",
+    "pthread_create",
+];
+
+/// True for texts for which a symbol table is read.
+pub(super) fn is_searched(text: &str) -> bool {
+    SEARCHED.iter().any(|name| text.ends_with(name))
+}
+
+/// Checking tools that replace the allocator, each by symbols of its runtime and by beginnings of its library's name.
+const CHECKERS: [(&str, &[&str], &[&str]); 8] = [
+    ("HWAddressSanitizer", &["__hwasan_init"], &["libhwasan.so", "libclang_rt.hwasan"]),
+    ("AddressSanitizer", &["__asan_init"], &["libasan.so", "libclang_rt.asan"]),
+    ("ThreadSanitizer", &["__tsan_init"], &["libtsan.so", "libclang_rt.tsan"]),
+    ("MemorySanitizer", &["__msan_init"], &["libclang_rt.msan"]),
+    ("DataFlowSanitizer", &["__dfsan_init"], &["libclang_rt.dfsan"]),
+    ("MemProf", &["__memprof_init"], &["libclang_rt.memprof"]),
+    ("NumericalStabilitySanitizer", &["__nsan_init"], &["libclang_rt.nsan"]),
+    ("LeakSanitizer", &["__lsan_init", "__lsan_do_leak_check"], &["liblsan.so", "libclang_rt.lsan"]),
+];
+
+/// The checking tool that this symbol belongs to.
+pub(crate) fn checker_of_symbol(name: &str) -> Option<&'static str> {
+    CHECKERS.iter().find(|(_, symbols, _)| symbols.contains(&name)).map(|(tool, ..)| *tool)
+}
+
+/// The checking tool whose library has this file name.
+pub(crate) fn checker_of_library(file_name: &str) -> Option<&'static str> {
+    let begins = |names: &&[&str]| names.iter().any(|name| file_name.starts_with(name));
+    CHECKERS.iter().find(|(_, _, names)| begins(names)).map(|(tool, ..)| *tool)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_of_cpp_have_one_name() {
+        for name in OPERATORS_NEW {
+            assert_eq!([true, false].map(|is_defined| kept_name(name, is_defined)), [Some(OPERATOR_NEW); 2], "{name}");
+        }
+        // Whoever calls delete has memory of new; defining delete alone gives none.
+        assert_eq!([true, false].map(|is_defined| kept_name("_ZdaPvm", is_defined)), [None, Some(OPERATOR_NEW)]);
+        assert_eq!(
+            ["malloc", "my_malloc", "je_mallctl"].map(|name| kept_name(name, true)),
+            [Some("malloc"), None, Some("je_mallctl")]
+        );
+    }
+
+    #[test]
+    fn names_are_sorted() {
+        assert!(NAMES.is_sorted());
+    }
+
+    #[test]
+    fn every_name_that_is_searched_has_an_end_that_finds_it() {
+        for name in SEARCHED {
+            let text = [name.as_bytes(), b"\0"].concat();
+            assert!(ENDS.iter().chain(&ENDS_IN_STATIC).any(|end| text.ends_with(end)), "{name}");
+            assert!(is_searched(&format!("prefix_{name}")) && kept_name(name, true) == Some(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn checking_tools_are_known_by_symbols_and_libraries() {
+        assert_eq!(checker_of_symbol("__asan_init"), Some("AddressSanitizer"));
+        assert_eq!(checker_of_symbol("__asan_init_v4"), None);
+        let libraries = ["libasan.so.8", "libhwasan.so.0", "libclang_rt.tsan-x86_64.so", "libubsan.so.1", "libc.so.6"];
+        let tools = libraries.map(checker_of_library);
+        assert_eq!(tools, [Some("AddressSanitizer"), Some("HWAddressSanitizer"), Some("ThreadSanitizer"), None, None]);
+        for (_, symbols, _) in CHECKERS {
+            assert!(symbols.iter().all(|symbol| NAMES.contains(symbol)), "{symbols:?}");
+        }
+    }
+}
