@@ -3,6 +3,7 @@
 
 use crate::pool::{POOLS, pool_count};
 use crate::program::{Program, ProgramBuffer};
+use crate::redirect::{self, redirect};
 use crate::text::{Text, number_of, text_of};
 use crate::{ACCOUNT, confinement, objects};
 use address_space::{ByteCount, PageSize};
@@ -71,11 +72,29 @@ pub fn order_of(text: &str, program: &Program, beside_library: bool) -> Option<R
     }
 }
 
-/// True if the heap cannot serve this program, which one line on standard error says then.
-pub fn declines() -> bool {
-    let Some(why) = objects::obstacle() else { return false };
+/// True if the heap cannot serve this program, which one line on standard error says then. Else whoever looks the functions of
+/// the allocator up gets this heap's from now on.
+///
+/// # Safety
+/// As for [`redirect`].
+pub unsafe fn declines() -> bool {
+    // SAFETY:
+    // - the caller's promise.
+    let redirected =
+        objects::obstacle().map_or_else(|| unsafe { redirect() }, |why| Err(redirect::Refusal::Other(why)));
+    let Err(why) = redirected else { return false };
     let mut line = head(&Program::this(&mut ProgramBuffer::new()));
-    line.add(format_args!("{why}; the program keeps its own heap"));
+    match why {
+        redirect::Refusal::Other(why) => line.add(format_args!("{why}")),
+        redirect::Refusal::NotUnderstood => {
+            line.add(format_args!("its C library's table of symbols has an unknown form, and cannot lead to this heap"))
+        }
+        redirect::Refusal::Refused(error) => line.add(format_args!(
+            "its C library's table of symbols cannot lead to this heap: mprotect is refused (error {error}); needed: leave to \
+             make memory writable"
+        )),
+    }
+    line.add(format_args!("; the program keeps its own heap"));
     line.say();
     true
 }

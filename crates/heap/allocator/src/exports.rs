@@ -415,3 +415,25 @@ pub unsafe extern "C" fn cfree(block: *mut c_void) {
     // - the caller's promise for cfree is that for free.
     unsafe { free(block) };
 }
+
+/// free_sized(3) of C23.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_sized(block: *mut c_void, _size: usize) {
+    // SAFETY:
+    // - the caller's promise for free_sized is that for free.
+    unsafe { free(block) };
+}
+
+/// free_aligned_sized(3) of C23.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_aligned_sized(block: *mut c_void, _align: usize, _size: usize) {
+    // SAFETY:
+    // - the caller's promise for free_aligned_sized is that for free.
+    unsafe { free(block) };
+}

@@ -3,7 +3,7 @@
 //!
 //! Small blocks are mimalloc's, in arenas that we provide (`small`); large ones have grains of huge pages to themselves
 //! (`large`); pool pages are taken and populated before the first allocation (`pool`), and left at the first fork
-//! (`fork_calls`, `fork`, `pool_exit`). In programs that the order does not name, every call goes on to the allocator that they
+//! (`fork_calls`, `fork`, `pool_exit`). Lookups of the C library's functions find these (`redirect`, `c_names`). In programs that the order does not name, every call goes on to the allocator that they
 //! have without this library (`passive`).
 //!
 //! Rules of this library, which runs before and beneath everything else in the process:
@@ -18,6 +18,7 @@ compile_error!("the preloaded heap knows Linux with the GNU C library only");
 mod again;
 mod arena_sizes;
 mod c_library;
+mod c_names;
 mod call;
 mod cleaning;
 mod confinement;
@@ -35,6 +36,7 @@ mod limits;
 mod locks;
 mod mapped;
 mod memory;
+mod object;
 mod objects;
 mod passive;
 mod places;
@@ -42,6 +44,7 @@ mod pool;
 mod pool_exit;
 mod program;
 mod python;
+mod redirect;
 mod small;
 mod start;
 mod stop;

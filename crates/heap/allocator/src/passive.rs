@@ -5,6 +5,7 @@
 //! of a buffer here, which stay there when they are freed.
 
 use crate::c_library::next;
+use crate::objects;
 use crate::sys::{base_page, copy, set_errno};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int, c_void};
@@ -37,9 +38,13 @@ pub fn functions() -> &'static Functions {
 
 /// Looks the functions up. Called once, while the process has one thread.
 pub fn look_up() {
-    let functions = Functions::of_next_objects().unwrap_or(OF_C_LIBRARY);
-    // There are none yet, so that this cannot fail.
-    _ = FOUND.set(functions);
+    // There are none yet, so that setting them cannot fail.
+    if let Some(names) = CLibrary::behind() {
+        _ = C_LIBRARY.set(names);
+    }
+    if let Some(functions) = Functions::of_next_objects().or_else(|| C_LIBRARY.get().map(CLibrary::functions)) {
+        _ = FOUND.set(functions);
+    }
 }
 
 impl Functions {
@@ -73,36 +78,82 @@ unsafe fn function<Function>(name: &CStr) -> Option<Function> {
     next(name).map(|address| unsafe { transmute_copy(&address) })
 }
 
-unsafe extern "C" {
-    fn __libc_malloc(size: usize) -> *mut c_void;
-    fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
-    fn __libc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
-    fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
-    fn __libc_valloc(size: usize) -> *mut c_void;
-    fn __libc_pvalloc(size: usize) -> *mut c_void;
-    fn __libc_free(block: *mut c_void);
+/// The C library's allocator by its names that begin with `__libc_`, in the first object behind this library that has them.
+pub struct CLibrary {
+    pub malloc: unsafe extern "C" fn(usize) -> *mut c_void,
+    pub calloc: unsafe extern "C" fn(usize, usize) -> *mut c_void,
+    pub realloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
+    pub memalign: unsafe extern "C" fn(usize, usize) -> *mut c_void,
+    pub valloc: unsafe extern "C" fn(usize) -> *mut c_void,
+    pub pvalloc: unsafe extern "C" fn(usize) -> *mut c_void,
+    pub free: unsafe extern "C" fn(*mut c_void),
 }
 
-/// The C library's, for a process in which the look-up fails.
-const OF_C_LIBRARY: Functions = Functions {
-    malloc: __libc_malloc,
-    calloc: __libc_calloc,
-    memalign: __libc_memalign,
-    aligned_alloc: __libc_memalign,
-    posix_memalign: libc_posix_memalign,
-    valloc: __libc_valloc,
-    pvalloc: __libc_pvalloc,
-    realloc: __libc_realloc,
-    free: __libc_free,
-    usable_size: unknown_size,
-};
+static C_LIBRARY: OnceLock<CLibrary> = OnceLock::new();
+
+/// Those functions. Until [`look_up`] has ended they are the buffer's.
+pub fn c_library() -> &'static CLibrary {
+    const BUFFER: CLibrary = CLibrary {
+        malloc: of_buffer,
+        calloc: zeros_of_buffer,
+        realloc: resize_null,
+        memalign: take,
+        valloc: page_of_buffer,
+        pvalloc: page_of_buffer,
+        free: forget,
+    };
+    C_LIBRARY.get().unwrap_or(&BUFFER)
+}
+
+impl CLibrary {
+    fn behind() -> Option<Self> {
+        // SAFETY:
+        // - every GNU C library has functions of these types under these names, and who replaces them has the same.
+        unsafe {
+            Some(Self {
+                malloc: behind(c"__libc_malloc")?,
+                calloc: behind(c"__libc_calloc")?,
+                realloc: behind(c"__libc_realloc")?,
+                memalign: behind(c"__libc_memalign")?,
+                valloc: behind(c"__libc_valloc")?,
+                pvalloc: behind(c"__libc_pvalloc")?,
+                free: behind(c"__libc_free")?,
+            })
+        }
+    }
+
+    /// All functions, for a process in which the look-up of the others fails.
+    fn functions(&self) -> Functions {
+        Functions {
+            malloc: self.malloc,
+            calloc: self.calloc,
+            memalign: self.memalign,
+            aligned_alloc: self.memalign,
+            posix_memalign: libc_posix_memalign,
+            valloc: self.valloc,
+            pvalloc: self.pvalloc,
+            realloc: self.realloc,
+            free: self.free,
+            usable_size: unknown_size,
+        }
+    }
+}
+
+/// # Safety
+/// `Function` is the type of a pointer to the function of this name.
+unsafe fn behind<Function>(name: &CStr) -> Option<Function> {
+    const { assert!(size_of::<Function>() == size_of::<usize>()) };
+    // SAFETY:
+    // - the caller's promise; both have the size of a pointer.
+    objects::function_behind(name).map(|address| unsafe { transmute_copy(&address) })
+}
 
 /// # Safety
 /// As for posix_memalign(3), with an alignment that it takes.
 unsafe extern "C" fn libc_posix_memalign(place: *mut *mut c_void, align: usize, size: usize) -> c_int {
     // SAFETY:
     // - the caller's promise.
-    unsafe { put(place, __libc_memalign(align, size)) }
+    unsafe { put(place, (c_library().memalign)(align, size)) }
 }
 
 /// # Safety

@@ -112,7 +112,9 @@ unsafe fn begin_as_ordered(text: &str) -> bool {
     if !order.only.is_empty() && !Program::this(&mut ProgramBuffer::new()).is_named_by(&order) {
         return false;
     }
-    if is_declined() {
+    // SAFETY:
+    // - the caller's promise.
+    if unsafe { is_declined() } {
         return false;
     }
     // SAFETY:
@@ -124,8 +126,12 @@ unsafe fn begin_as_ordered(text: &str) -> bool {
 /// True once the heap has declined to act in a program for which it was meant.
 static DECLINED: AtomicBool = AtomicBool::new(false);
 
-fn is_declined() -> bool {
-    let declines = env_order::declines();
+/// # Safety
+/// As for [`start`].
+unsafe fn is_declined() -> bool {
+    // SAFETY:
+    // - the caller's promise: this heap acts where it does not decline.
+    let declines = unsafe { env_order::declines() };
     DECLINED.store(declines, Relaxed);
     declines
 }
@@ -136,7 +142,9 @@ unsafe fn begin_by_words(text: &str, beside_library: bool) -> bool {
     let mut buffer = ProgramBuffer::new();
     let program = Program::this(&mut buffer);
     let Some(requested) = env_order::order_of(text, &program, beside_library) else { return false };
-    if is_declined() {
+    // SAFETY:
+    // - the caller's promise.
+    if unsafe { is_declined() } {
         return false;
     }
     // SAFETY:

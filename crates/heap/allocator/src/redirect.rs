@@ -1,0 +1,194 @@
+//! Whoever looks an allocator's function up in the object that defines it gets this heap's: libraries that were loaded with
+//! RTLD_DEEPBIND, foreign function interfaces that ask the C library's handle, dlvsym(3). Else blocks of this heap would meet the
+//! C library's `free`, since its own strdup(3) and the like have theirs from the heap.
+//!
+//! In the tables of symbols of all objects behind this library the entries of these names lead to the heap's functions. The
+//! tables are data: a page of them is writable and not executable while it is changed, before the program has a second thread,
+//! and gets its protection back. No code is touched, and what was bound before is bound to the heap already, which comes first.
+
+use crate::objects::each_behind;
+use crate::sys::base_page;
+use crate::{exports, object::Object};
+use address_space::{Address, AddressRange};
+use core::ffi::CStr;
+use libc::{Elf64_Ehdr, Elf64_Phdr, Elf64_Sym};
+
+/// Names of an allocator's functions in any library, with those of this heap.
+fn functions() -> [(&'static CStr, usize); 22] {
+    [
+        (c"malloc", exports::malloc as *const () as usize),
+        (c"calloc", exports::calloc as *const () as usize),
+        (c"realloc", exports::realloc as *const () as usize),
+        (c"reallocarray", exports::reallocarray as *const () as usize),
+        (c"free", exports::free as *const () as usize),
+        (c"cfree", exports::cfree as *const () as usize),
+        (c"free_sized", exports::free_sized as *const () as usize),
+        (c"free_aligned_sized", exports::free_aligned_sized as *const () as usize),
+        (c"memalign", exports::memalign as *const () as usize),
+        (c"aligned_alloc", exports::aligned_alloc as *const () as usize),
+        (c"posix_memalign", exports::posix_memalign as *const () as usize),
+        (c"valloc", exports::valloc as *const () as usize),
+        (c"pvalloc", exports::pvalloc as *const () as usize),
+        (c"malloc_usable_size", exports::malloc_usable_size as *const () as usize),
+        (c"__libc_malloc", exports::malloc as *const () as usize),
+        (c"__libc_calloc", exports::calloc as *const () as usize),
+        (c"__libc_realloc", exports::realloc as *const () as usize),
+        (c"__libc_free", exports::free as *const () as usize),
+        (c"__libc_memalign", exports::memalign as *const () as usize),
+        (c"__libc_valloc", exports::valloc as *const () as usize),
+        (c"__libc_pvalloc", exports::pvalloc as *const () as usize),
+        (c"__libc_reallocarray", exports::reallocarray as *const () as usize),
+    ]
+}
+
+/// Entries that are changed: 22 names in the C library, its dynamic linker, and an allocator.
+const MOST_ENTRIES: usize = 128;
+const MOST_PAGES: usize = 128;
+
+/// An entry of a table of symbols, and the value that it gets.
+#[derive(Clone, Copy)]
+struct Entry {
+    symbol: *mut Elf64_Sym,
+    value: u64,
+}
+
+/// A page with such entries, and the protection that it has.
+#[derive(Clone, Copy)]
+struct Page {
+    start: usize,
+    protection: i32,
+}
+
+/// What is to be changed, found before anything is.
+struct Changes {
+    entries: [Option<Entry>; MOST_ENTRIES],
+    pages: [Option<Page>; MOST_PAGES],
+}
+
+/// Why the tables stay as they are.
+pub enum Refusal {
+    /// Another reason, found before.
+    Other(&'static str),
+    /// They are not laid out as linkers do it.
+    NotUnderstood,
+    /// mprotect(2) was refused with this error.
+    Refused(i32),
+}
+
+/// Leads lookups in all objects behind this library to the heap. Nothing is changed where that fails.
+///
+/// # Safety
+/// The process has one thread, and this heap gives every block from now on.
+pub unsafe fn redirect() -> Result<(), Refusal> {
+    let mut changes = Changes { entries: [None; MOST_ENTRIES], pages: [None; MOST_PAGES] };
+    let mut is_understood = true;
+    each_behind(&mut |object| is_understood &= changes.add(object));
+    if !is_understood {
+        return Err(Refusal::NotUnderstood);
+    }
+    let pages = || changes.pages.iter().flatten();
+    for (done, page) in pages().enumerate() {
+        // SAFETY:
+        // - a page of symbols and names only, which are data: nobody executes it.
+        if let Err(error) = unsafe { page.protect(libc::PROT_READ | libc::PROT_WRITE) } {
+            pages().take(done).for_each(Page::restore);
+            return Err(Refusal::Refused(error));
+        }
+    }
+    for entry in changes.entries.iter().flatten() {
+        /// `STT_FUNC`: the address is the function's own.
+        const FUNCTION: u8 = 2;
+        // SAFETY:
+        // - the entry is one of a loaded object's table, whose pages have just become writable, and nobody else looks at it.
+        unsafe {
+            (*entry.symbol).st_value = entry.value;
+            (*entry.symbol).st_info = (*entry.symbol).st_info & 0xf0 | FUNCTION;
+        }
+    }
+    pages().for_each(Page::restore);
+    Ok(())
+}
+
+impl Changes {
+    /// Adds an object's entries; false if there is no room for them or its tables may share a page with code.
+    fn add(&mut self, object: &Object) -> bool {
+        let mut is_understood = true;
+        for (name, function) in functions() {
+            object.each_definition(name, &mut |symbol| {
+                let value = function.wrapping_sub(object.base) as u64;
+                is_understood &= self.add_entry(Entry { symbol: symbol.cast_mut(), value }, object);
+            });
+        }
+        is_understood
+    }
+
+    fn add_entry(&mut self, entry: Entry, object: &Object) -> bool {
+        let (start, size) = (entry.symbol as usize, size_of::<Elf64_Sym>());
+        let first = start - start % base_page();
+        let are_known =
+            (first..start + size).step_by(base_page()).all(|page| self.add_page(page, object).unwrap_or(false));
+        let place = self.entries.iter_mut().find(|place| place.is_none());
+        are_known && place.map(|place| *place = Some(entry)).is_some()
+    }
+
+    fn add_page(&mut self, start: usize, object: &Object) -> Option<bool> {
+        if self.pages.iter().flatten().any(|page| page.start == start) {
+            return Some(true);
+        }
+        let protection = protection_of(start, object)?;
+        // Linkers put code behind all tables.
+        let may_be_code = protection & libc::PROT_EXEC != 0 && start + base_page() > object.end_of_names();
+        let place = self.pages.iter_mut().find(|place| place.is_none())?;
+        *place = Some(Page { start, protection });
+        Some(!may_be_code)
+    }
+}
+
+/// The protection that an object's headers give a page; `None` if they are not mapped at its base, or have no such page.
+fn protection_of(page: usize, object: &Object) -> Option<i32> {
+    let header = object.base as *const Elf64_Ehdr;
+    // SAFETY:
+    // - all but the executable, which is before this library, are mapped from their first page on, which holds the file's header;
+    //   the kernel and the dynamic linker have read it there. `is_header` checks that.
+    // - the program's headers lie in the same page or behind it, in the first segment.
+    let headers = unsafe {
+        if !is_header(&*header) {
+            return None;
+        }
+        let first = (object.base + (*header).e_phoff as usize) as *const Elf64_Phdr;
+        core::slice::from_raw_parts(first, usize::from((*header).e_phnum))
+    };
+    let segment = headers.iter().find(|segment| {
+        let start = object.base.wrapping_add(segment.p_vaddr as usize);
+        let whole_pages = start - start % base_page()..start + segment.p_filesz as usize;
+        segment.p_type == libc::PT_LOAD && whole_pages.contains(&page)
+    })?;
+    let bits = [(libc::PF_R, libc::PROT_READ), (libc::PF_W, libc::PROT_WRITE), (libc::PF_X, libc::PROT_EXEC)];
+    Some(bits.into_iter().filter(|(flag, _)| segment.p_flags & flag != 0).fold(0, |all, (_, bit)| all | bit))
+}
+
+fn is_header(header: &Elf64_Ehdr) -> bool {
+    header.e_ident.starts_with(b"\x7fELF") && usize::from(header.e_phentsize) == size_of::<Elf64_Phdr>()
+}
+
+impl Page {
+    /// # Safety
+    /// Nobody executes the page, or writes to it while it is not writable.
+    unsafe fn protect(&self, protection: i32) -> Result<(), linux_raw::Errno> {
+        let range = AddressRange::sized(Address(self.start as u64), base_page() as u64);
+        // SAFETY:
+        // - the caller's promise; contents stay.
+        unsafe { linux_raw::mprotect(range, protection) }
+    }
+
+    fn restore(&self) {
+        // SAFETY:
+        // - the protection that the page had. A kernel that gives no page back its right to be executed (PR_SET_MDWE, SELinux)
+        //   lets it be read; there is no code in it.
+        unsafe {
+            if self.protect(self.protection).is_err() {
+                let _ = self.protect(libc::PROT_READ);
+            }
+        }
+    }
+}
