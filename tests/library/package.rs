@@ -17,6 +17,7 @@ pub fn tests() -> Vec<Test> {
         test_case("the_c_example_by_pkg_config", needs(&["gcc", "pkg-config"]), c_example),
         test_case("the_header_is_c99_and_c++", needs(&["gcc", "g++"]), header),
         test_case("small_and_with_nothing_but_its_interface", needs(&["nm", "readelf"]), small),
+        test_case("it_asks_for_no_name_of_the_program", needs(&["nm"]), imports),
         test_case("the_c++_example_by_cmake", needs(&["g++", "cmake"]), cmake_example),
     ]
 }
@@ -99,5 +100,32 @@ fn small(t: &Context) -> Result<()> {
     let mut found = defined("-D $PREFIX/lib/libpagelift.so")?;
     found.sort();
     ensure!(found == with_preload, "{found:?}");
+    Ok(())
+}
+
+/// Names that the archive asks for, all of them weak: a program without them links. Each is only used in a static program.
+/// A dynamic one may define any name itself, so there the C library's functions are found without their names.
+const ASKED_FOR_BY_ARCHIVE: [(&str, &str); 4] = [
+    ("__dl_iterate_phdr", "glibc's own name of dl_iterate_phdr; reserved for the C library"),
+    ("__dso_handle", "in each object's start files, hidden from others; only its address is used"),
+    ("__register_atfork", "glibc's own name of what pthread_atfork calls; reserved for the C library"),
+    ("pthread_atfork", "musl's, which has no other name; in a static program each name has one definition"),
+];
+
+/// libpagelift.so asks for nothing. A new name in the archive needs a reason why no program's definition can hurt.
+fn imports(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let undefined = |options: &str| -> Result<Vec<String>> {
+        let listed = shell(t, &prefix, &format!("nm {options} --undefined-only"))?;
+        let names = listed.lines().filter(|line| line.starts_with(' '));
+        let mut names: Vec<String> = names.map(|line| line.trim().to_owned()).collect();
+        names.sort();
+        Ok(names)
+    };
+    let none = undefined("-D $PREFIX/lib/libpagelift.so")?;
+    ensure!(none.is_empty(), "libpagelift.so asks for {none:?}");
+    let expected = ASKED_FOR_BY_ARCHIVE.map(|(name, _)| format!("w {name}"));
+    let found = undefined("$PREFIX/lib/libpagelift.a")?;
+    ensure!(found == expected, "libpagelift.a asks for {found:?}");
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! `libpagelift`: lifts the process it lives in.
 //!
 //! It is linked to no library and starts no thread. All memory it needs comes from a mapping of its own (`arena`), all
-//! system calls are its own (`linux_raw`), and of the program's C library it uses, where there is one, `dl_iterate_phdr` and
-//! `pthread_atfork`, before and after a lift, never in it. The rules of the lift itself stand at the top of `executor`,
+//! system calls are its own (`linux_raw`), and it calls two functions of the program's C library if there is one,
+//! `dl_iterate_phdr` and `pthread_atfork`, before and after a lift, never in it, and never by a name that the program could
+//! define (`linking`). The rules of the lift itself stand at the top of `executor`,
 //! those of what may be lifted in `live_restrictions`, those of forks in `fork_guard`.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_op_in_unsafe_fn)]

@@ -1,10 +1,16 @@
-//! What the program's C library offers, if it has one: found by weak references, so that a program without them runs
-//! all the same.
+//! What the program's C library offers, if it has one.
+//!
+//! The C library's own functions are called, whatever the program defines under their names: a program's `dl_iterate_phdr`
+//! may rest on what is not set up yet, wait for a lock, or call this library. In a dynamic program they are found in the
+//! C library's own tables. In a static one each name has one definition, and the names used are the C library's own ones.
 
-use core::arch::asm;
+use crate::own_memory::{self, KEPT};
 use core::ffi::{c_int, c_void};
+use core::sync::atomic::Ordering;
+use loaded_objects::Process;
 
 /// The address of a symbol that may be missing.
+#[cfg(not(feature = "preload"))]
 macro_rules! weak {
     ($name:literal) => {{
         let address: usize;
@@ -12,7 +18,7 @@ macro_rules! weak {
         // SAFETY:
         // - reads the entry that the linker makes for the symbol in this object's global offset table.
         unsafe {
-            asm!(
+            core::arch::asm!(
                 concat!(".weak ", $name),
                 concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"),
                 out(reg) address,
@@ -23,7 +29,7 @@ macro_rules! weak {
         // SAFETY:
         // - as above.
         unsafe {
-            asm!(
+            core::arch::asm!(
                 concat!(".weak ", $name),
                 concat!("adrp {0}, :got:", $name),
                 concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
@@ -31,32 +37,104 @@ macro_rules! weak {
                 options(nostack, preserves_flags, readonly)
             );
         }
-        (address != 0).then_some(address)
+        address
     }};
+}
+
+/// Addresses in this process that stay as they are; 0 for what it does not have.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    /// `dl_iterate_phdr`.
+    iterate: usize,
+    /// What glibc's `pthread_atfork` calls.
+    register_glibc: usize,
+    /// musl's `pthread_atfork`.
+    register_posix: usize,
+    /// The dynamic section of the dynamic linker.
+    linker: usize,
+}
+
+impl Found {
+    /// `None` without `/proc`.
+    fn look_up() -> Option<Self> {
+        let process = Process::this()?;
+        let linker = process.linker().map_or(0, |object| object.dynamic());
+        Some(match process.c_library() {
+            Some(library) => {
+                let function = |name| library.function(name).unwrap_or(0);
+                Self {
+                    iterate: function(c"dl_iterate_phdr"),
+                    register_glibc: function(c"__register_atfork"),
+                    register_posix: function(c"pthread_atfork"),
+                    linker,
+                }
+            }
+            None if linker == 0 => Self::linked_statically(),
+            // A C library that is neither glibc nor musl.
+            None => Self { linker, ..Self::default() },
+        })
+    }
+
+    #[cfg(not(feature = "preload"))]
+    fn linked_statically() -> Self {
+        Self {
+            // glibc's other name of dl_iterate_phdr. musl has no other, and in a static program nothing to unload.
+            iterate: weak!("__dl_iterate_phdr"),
+            register_glibc: weak!("__register_atfork"),
+            register_posix: weak!("pthread_atfork"),
+            linker: 0,
+        }
+    }
+
+    /// No static program has the shared library.
+    #[cfg(feature = "preload")]
+    fn linked_statically() -> Self {
+        Self::default()
+    }
+
+    /// Looked up at the first call, which is made when the library is loaded.
+    fn once() -> Self {
+        let Some(kept) = own_memory::kept() else { return Self::look_up().unwrap_or_default() };
+        let [is_known, words @ ..] = kept;
+        if is_known.load(Ordering::Acquire) == 0 {
+            let Some(found) = Self::look_up() else { return Self::default() };
+            let Self { iterate, register_glibc, register_posix, linker } = found;
+            // Other threads find the same.
+            let values = [iterate, register_glibc, register_posix, linker];
+            words.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+            is_known.store(1, Ordering::Release);
+            return found;
+        }
+        let [iterate, register_glibc, register_posix, linker]: [usize; KEPT - 1] =
+            core::array::from_fn(|index| words[index].load(Ordering::Relaxed));
+        Self { iterate, register_glibc, register_posix, linker }
+    }
+}
+
+fn known(address: usize) -> Option<usize> {
+    (address != 0).then_some(address)
 }
 
 /// A handler around a fork. Only the C library calls it, the third one of [`at_fork`] as the only thread of a child.
 pub type ForkHandler = unsafe extern "C" fn();
 
-/// An address in the C library, if that takes handlers around `fork`: by what glibc's `pthread_atfork` calls, else by
-/// musl's own. Only the shared library and static programs that use it have the latter name.
+/// An address in the C library, if that takes handlers around `fork`.
 pub fn in_c_library() -> Option<usize> {
-    let register = weak!("__register_atfork").or_else(|| weak!("pthread_atfork"))?;
-    // Not that one itself, unless glibc is linked statically: the preloaded heap has a function of its name.
-    weak!("gnu_get_libc_version").or(Some(register))
+    let found = Found::once();
+    known(found.register_glibc).or(known(found.register_posix))
 }
 
 /// An address in the dynamic linker; none in a static program.
-#[cfg(feature = "preload")]
 pub fn in_dynamic_linker() -> Option<usize> {
-    weak!("__tls_get_addr")
+    known(Found::once().linker)
 }
 
 /// Asks the C library to call these around every `fork` from now on. False where it cannot.
 pub fn at_fork(prepare: ForkHandler, parent: ForkHandler, child: ForkHandler) -> bool {
     type Glibc = unsafe extern "C" fn(ForkHandler, ForkHandler, ForkHandler, *const c_void) -> c_int;
     type Posix = unsafe extern "C" fn(ForkHandler, ForkHandler, ForkHandler) -> c_int;
-    if let Some(function) = weak!("__register_atfork") {
+    let found = Found::once();
+    if let Some(function) = known(found.register_glibc) {
         // SAFETY:
         // - the symbol is glibc's function of this type (nptl, register-atfork.c).
         let register = unsafe { core::mem::transmute::<usize, Glibc>(function) };
@@ -64,7 +142,7 @@ pub fn at_fork(prepare: ForkHandler, parent: ForkHandler, child: ForkHandler) ->
         // - the handlers are functions without arguments that may run on any thread, each at its moment of a fork.
         return unsafe { register(prepare, parent, child, own_object()) } == 0;
     }
-    if let Some(function) = weak!("pthread_atfork") {
+    if let Some(function) = known(found.register_posix) {
         // SAFETY:
         // - the symbol is POSIX's function of this type.
         let register = unsafe { core::mem::transmute::<usize, Posix>(function) };
@@ -78,7 +156,10 @@ pub fn at_fork(prepare: ForkHandler, parent: ForkHandler, child: ForkHandler) ->
 /// What the C library calls the object that this code is linked into, so that its handlers go when it is unloaded. The
 /// shared library has no such name, and is never unloaded.
 fn own_object() -> *const c_void {
-    weak!("__dso_handle").unwrap_or_default() as *const c_void
+    #[cfg(not(feature = "preload"))]
+    return weak!("__dso_handle") as *const c_void;
+    #[cfg(feature = "preload")]
+    core::ptr::null()
 }
 
 /// Called for each object that the dynamic linker has loaded, until it returns something else than 0.
@@ -91,7 +172,7 @@ pub type ObjectCallback = unsafe extern "C" fn(*const c_void, usize, *mut c_void
 /// `each` must be fit to be called with `context`, by this thread, as long as this function runs.
 pub unsafe fn for_each_object(each: ObjectCallback, context: *mut c_void) -> bool {
     type Iterate = unsafe extern "C" fn(ObjectCallback, *mut c_void) -> c_int;
-    let Some(function) = weak!("dl_iterate_phdr") else { return false };
+    let Some(function) = known(Found::once().iterate) else { return false };
     // SAFETY:
     // - the symbol is the C library's function of this type (dl_iterate_phdr(3)).
     let iterate = unsafe { core::mem::transmute::<usize, Iterate>(function) };
@@ -101,8 +182,9 @@ pub unsafe fn for_each_object(each: ObjectCallback, context: *mut c_void) -> boo
     true
 }
 
-/// Acts while the dynamic linker can unload nothing: inside of `dl_iterate_phdr`, which glibc and musl run under the
-/// lock that unloading takes. Without that function there is nothing that could be unloaded.
+/// Acts while the dynamic linker can unload nothing: inside of glibc's `dl_iterate_phdr`, which holds the lock that unloading
+/// takes. musl unloads nothing. Without that function there is nothing that could be unloaded, or the C library is an
+/// unknown one, with which nothing is lifted beside other threads (`live_restrictions`).
 pub fn with_nothing_unloaded<R, F: FnOnce() -> R>(act: F) -> R {
     struct Call<F, R> {
         act: Option<F>,

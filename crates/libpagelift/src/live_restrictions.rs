@@ -34,7 +34,7 @@ pub struct LiveRestrictions {
     pub fork_object: Option<AddressRange>,
     /// The library's pointer to its state, which lies in the executable where it is linked statically.
     pub own_pointer: Address,
-    /// What the dynamic linker lists as loaded; none without such a list.
+    /// What the dynamic linker lists as loaded, which is nothing if its list is not known; none without a dynamic linker.
     pub listed: Option<RangeSet>,
 }
 
@@ -52,7 +52,7 @@ impl LiveRestrictions {
             own_object: holder(Self::of as *const () as usize),
             fork_object: linking::in_c_library().and_then(holder),
             own_pointer: own_memory::place_of_pointer(),
-            listed: loaded::all_segments(),
+            listed: loaded::all_segments().or_else(|| linking::in_dynamic_linker().map(|_| RangeSet::new())),
         }
     }
 

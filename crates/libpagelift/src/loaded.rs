@@ -1,4 +1,4 @@
-//! The dynamic linker's list of the objects that are loaded, from `dl_iterate_phdr`. An object is added to it when all of
+//! The dynamic linker's list of the objects that are loaded, from the C library's `dl_iterate_phdr`. An object is added to it when all of
 //! it is mapped.
 
 use crate::linking;

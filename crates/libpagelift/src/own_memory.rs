@@ -9,16 +9,20 @@ use address_space::{Address, AddressRange};
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use linux_raw::kernel::general::{MAP_ANONYMOUS, MAP_PRIVATE};
 
 /// The place of `own_state`'s state. All zero at first.
 pub type Room = [u64; 128];
 
+/// Number of words for [`kept`].
+pub const KEPT: usize = 5;
+
 /// What lies in the mapping. All zero, as fresh memory from the kernel is, it is an arena without memory and an empty
 /// room.
 struct Memory {
     arena: Arena,
+    kept: [AtomicUsize; KEPT],
     room: UnsafeCell<Room>,
 }
 
@@ -55,6 +59,11 @@ fn memory() -> Option<&'static Memory> {
 
 fn extent(start: usize) -> AddressRange {
     AddressRange::sized(Address(start as u64), size_of::<Memory>() as u64)
+}
+
+/// Words in which `linking` keeps what it has found. All zero at first. `None` if there is no memory.
+pub fn kept() -> Option<&'static [AtomicUsize; KEPT]> {
+    memory().map(|memory| &memory.kept)
 }
 
 /// The room for the state; maps the memory if this has not been done yet. `None` if there is no memory.

@@ -14,6 +14,7 @@ use crate::own_state::Call;
 use crate::report::LiftReport;
 use crate::{files, fork_handlers, loaded, machine, objects, seccomp, symbols};
 use alloc::string::String;
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use heap_abi::LIBRARY;
 use lift_plan::Policy;
@@ -174,7 +175,7 @@ pub extern "C" fn __gmon_start__() {
 
 /// The real functions.
 static REAL: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-const NAMES: [&[u8]; 2] = [b"dlsym", b"dlvsym"];
+const NAMES: [&CStr; 2] = [c"dlsym", c"dlvsym"];
 
 fn real(index: usize) -> usize {
     let known = REAL[index].load(Ordering::Relaxed);

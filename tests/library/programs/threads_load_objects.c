@@ -1,12 +1,17 @@
 // Eight threads load objects of 6 MiB of code, use and release them, again and again and all at once, while others look
-// up symbols: every object does what it is for, and in the end nothing is left behind.
+// up symbols: every object does what it is for, and in the end nothing is left behind. So it is if the program has a
+// dl_iterate_phdr of its own that keeps nothing from being unloaded.
 //
 // link: preload
+// flags: -DOF_THE_C_LIBRARY | -DOWN -DEMPTY -rdynamic
 // plugin: plugin.c
 // env: PAGELIFT=only=threads_load_objects pages=hugetlb lift=text,rodata quiet
 // needs: pool 96M
 #include "support.h"
 #include <dlfcn.h>
+#ifdef OWN
+#include "own_dl_iterate_phdr.h"
+#endif
 
 static volatile int stop;
 static void *load_and_release(void *argument)
@@ -56,6 +61,9 @@ int main(void)
     if (count_mappings() > mappings + 16) fail("%d mappings, then %d", mappings, count_mappings());
     CHECK(count_entries("/proc/self/fd") == descriptors);
     check_code(1);
+#ifdef OWN
+    CHECK(own_calls == 0);
+#endif
     puts("ok");
     return 0;
 }

@@ -1,0 +1,21 @@
+//! The objects that the dynamic linker has loaded into this process, and the addresses of their symbols, for code that
+//! lives in programs of others.
+//!
+//! A program can define any function of the C library itself, and the dynamic linker then binds the calls of all objects
+//! to that definition, and `dlsym` is such a function, too. Databases define `dl_iterate_phdr`, sanitizers `mmap`, and
+//! their definitions call others, allocate, take locks, or abort if the program is not set up yet. Here nothing is
+//! looked up by the dynamic linker: its list of objects is read where it publishes it for debuggers (`struct r_debug`),
+//! and their symbol tables are read as it reads them.
+//!
+//! Nothing here allocates, takes a lock or writes memory.
+#![cfg_attr(not(test), no_std)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod auxiliary;
+mod list;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+pub use list::{Linked, Objects, Process};
+pub use tables::{Object, Symbol};
