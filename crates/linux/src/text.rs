@@ -45,12 +45,14 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Reads a file of the kernel as text.
+/// Reads a file of the kernel as text. Bytes that are not UTF-8 are replaced: names of processes and files are any bytes, and
+/// a process's short name is cut after 15 of them, inside a letter too.
 ///
 /// # Errors
-/// Those of opening and reading; `InvalidData` where the file is not UTF-8.
+/// Those of opening and reading.
 pub fn text_of(path: impl AsRef<Path>) -> io::Result<String> {
-    String::from_utf8(bytes_of(path)?).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+    let bytes = bytes_of(path)?;
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
 #[cfg(test)]
@@ -69,5 +71,20 @@ mod tests {
         }
         assert!(text_of("/proc/self/maps").unwrap().contains("[stack]"));
         assert_eq!(text_of("/nowhere/to/be/found").unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_name_that_is_cut_inside_a_letter_hides_no_other_field() {
+        std::thread::spawn(|| {
+            // SAFETY:
+            // - the name ends with a zero and is only read.
+            let named = unsafe { libc::prctl(libc::PR_SET_NAME, c"prozessw\xc3\xa4chte\xc3".as_ptr()) };
+            assert_eq!(named, 0);
+            let status = text_of("/proc/thread-self/status").unwrap();
+            assert!(status.contains("\nSigBlk:"), "{status}");
+            assert_eq!(text_of("/proc/thread-self/comm").unwrap(), "prozesswächte\u{fffd}\n");
+        })
+        .join()
+        .unwrap();
     }
 }
