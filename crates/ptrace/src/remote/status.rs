@@ -12,8 +12,9 @@ pub struct ThreadStatus {
     ignored: u64,
     handled: u64,
     pending: u64,
-    /// Mode of seccomp: 0 none, 1 strict, 2 filter.
-    pub seccomp: u32,
+    /// Mode of seccomp: 0 none, 1 strict, 2 filter; `None` where the status cannot be read. A kernel without seccomp reports no
+    /// mode, which is 0.
+    pub seccomp: Option<u32>,
     /// Number of seccomp filters (Linux 5.9).
     pub seccomp_filters: u32,
     /// The process has disabled transparent huge pages for itself (`THP_enabled`, Linux 5.0).
@@ -25,9 +26,9 @@ pub struct ThreadStatus {
 }
 
 impl ThreadStatus {
-    /// Reads the status. Fields that cannot be read count as not set.
+    /// Reads the status. Fields that cannot be read count as not set, except for the mode of seccomp.
     pub fn read(pid: Pid) -> Self {
-        Self::parse(&text_of(format!("/proc/{pid}/status")).unwrap_or_default())
+        text_of(format!("/proc/{pid}/status")).map_or_else(|_| Self::default(), |text| Self::parse(&text))
     }
 
     /// Returns what concerns calls and SIGTRAP of the process that has started this one and stands at its exec, without
@@ -47,11 +48,18 @@ impl ThreadStatus {
         let ignored = if disposition? == libc::SIG_IGN { bit(libc::SIGTRAP) } else { 0 };
         let blocked = signal_mask(pid).ok()?;
         // The number of filters stands only in the status file.
-        (seccomp == 0).then(|| Self { blocked, ignored, threads: 1, own_number: Some(pid.as_raw()), ..Self::default() })
+        (seccomp == 0).then(|| Self {
+            blocked,
+            ignored,
+            seccomp: Some(0),
+            threads: 1,
+            own_number: Some(pid.as_raw()),
+            ..Self::default()
+        })
     }
 
     fn parse(text: &str) -> Self {
-        let mut status = Self::default();
+        let mut status = Self { seccomp: Some(0), ..Self::default() };
         // Skips two lines in three.
         let of_interest = |line: &&str| matches!(line.as_bytes().first(), Some(b'S' | b'T' | b'N'));
         for (field, value) in text.lines().filter(of_interest).filter_map(|line| line.split_once(':')) {
@@ -62,7 +70,7 @@ impl ThreadStatus {
                 "SigCgt" => status.handled = u64::from_str_radix(value, 16).unwrap_or(0),
                 // Pending for the thread, and for its process.
                 "SigPnd" | "ShdPnd" => status.pending |= u64::from_str_radix(value, 16).unwrap_or(0),
-                "Seccomp" => status.seccomp = value.parse().unwrap_or(0),
+                "Seccomp" => status.seccomp = value.parse().ok(),
                 "THP_enabled" => status.thp_off = value == "0",
                 "Threads" => status.threads = value.parse().unwrap_or(0),
                 "NSpid" => status.own_number = value.split_whitespace().last().and_then(|last| last.parse().ok()),
@@ -131,6 +139,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_status_that_cannot_be_read_is_not_one_without_seccomp() {
+        let mode = |text: &str| ThreadStatus::parse(text).seccomp;
+        assert_eq!([mode("Seccomp:\t0\n"), mode("Name:\tprog\n"), mode("Seccomp:\t?\n")], [Some(0), Some(0), None]);
+        // Above the kernel's largest possible number (PID_MAX_LIMIT is 4 million).
+        assert_eq!(ThreadStatus::read(Pid::from_raw(i32::MAX)).seccomp, None);
+        assert!(ThreadStatus::read(Pid::this()).seccomp.is_some());
+    }
+
+    #[test]
     fn masks_are_read_by_signal() {
         let masks = "SigPnd:\t0000000000000000\nShdPnd:\t0000000000000200\nSigBlk:\t0000000000000010\n\
                      SigIgn:\t0000000000001000\nSigCgt:\t0000000000000200\n";
@@ -143,6 +160,6 @@ mod tests {
         assert!(blocked.handles_any() && status.handles_any_unblocked() && !blocked.handles_any_unblocked());
         assert!(!blocked.has_signal_to_handle() && !status.handles(libc::SIGTRAP));
         assert!(status.thp_off && !ThreadStatus::parse("THP_enabled:\t1\n").thp_off);
-        assert_eq!((status.seccomp, status.threads, status.own_number), (2, 3, Some(12)));
+        assert_eq!((status.seccomp, status.threads, status.own_number), (Some(2), 3, Some(12)));
     }
 }

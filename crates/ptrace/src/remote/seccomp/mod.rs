@@ -91,8 +91,12 @@ impl Filters {
     /// A sentence that says why they are unknown.
     pub fn of(thread: Pid, status: &ThreadStatus) -> Result<Self, String> {
         match status.seccomp {
-            0 => Ok(Self::None),
-            1 => Err("it is in seccomp's strict mode, which kills it for every call that a lift needs; needed: \
+            Some(0) => Ok(Self::None),
+            None => Err(format!(
+                "it is unknown whether it has a seccomp filter; found: no /proc/{thread}/status that can be read; needed: /proc of \
+                 its PID namespace, which shows it"
+            )),
+            Some(1) => Err("it is in seccomp's strict mode, which kills it for every call that a lift needs; needed: \
                       `pagelift run`, which lifts it before that"
                 .to_owned()),
             _ => match read(thread) {
