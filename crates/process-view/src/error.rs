@@ -36,3 +36,13 @@ pub enum ObservationError {
         source: io::Error,
     },
 }
+
+impl ObservationError {
+    /// Returns the error with what the kernel says, where that is another error.
+    pub fn in_full(&self) -> String {
+        match self {
+            Self::Io { source, .. } => format!("{self}: {source}"),
+            error => error.to_string(),
+        }
+    }
+}

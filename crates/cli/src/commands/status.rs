@@ -170,6 +170,9 @@ fn of_processes(found: &HugeProcesses) -> String {
         };
         text += &format!("note: {skipped} not looked at: {fix}\n");
     }
+    for process in &found.unreadable {
+        text += &format!("note: process {} not read: {}\n", process.pid, printable(&process.reason));
+    }
     text
 }
 
@@ -225,7 +228,7 @@ fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Usage {
 mod tests {
     use super::*;
     use address_space::{PageSize, RangeSet};
-    use process_view::coverage::{HugeBytes, HugeKind, HugeProcess, Part, PartCoverage};
+    use process_view::coverage::{HugeBytes, HugeKind, HugeProcess, Part, PartCoverage, UnreadableProcess};
 
     const LONG_NAME: &str = "/opt/lib/a-shared-object-with-a-name-of-many-characters\u{1b}[31m.so.1.2.3";
 
@@ -263,6 +266,10 @@ mod tests {
         }
     }
 
+    fn nobody(not_permitted: u64) -> HugeProcesses {
+        HugeProcesses { version: 1, processes: Vec::new(), not_permitted, unreadable: Vec::new() }
+    }
+
     fn widest_line(text: &str) -> usize {
         text.lines().map(|line| line.chars().count()).max().unwrap_or_default()
     }
@@ -272,7 +279,7 @@ mod tests {
         let one = of_process(&coverage());
         assert!(widest_line(&one) <= 80, "{one}");
         let process = HugeProcess { pid: 4_194_304, name: coverage().name, usage: usage((1 << 30) - (1 << 18)) };
-        let processes = HugeProcesses { version: 1, processes: vec![process.clone(), process], not_permitted: 0 };
+        let processes = HugeProcesses { version: 1, processes: vec![process.clone(), process], ..nobody(0) };
         let all = of_processes(&processes);
         assert!(widest_line(&all) <= 80, "{all}");
     }
@@ -291,7 +298,9 @@ mod tests {
     fn memory_without_mappings_is_explained() {
         let none = Coverage { total: Usage::default(), objects: Vec::new(), memory: Vec::new(), ..coverage() };
         assert!(of_process(&none).contains("kernel thread"));
-        let nobody = HugeProcesses { version: 1, processes: Vec::new(), not_permitted: 2 };
-        assert!(of_processes(&nobody).starts_with("no process has memory on huge pages\nnote: 2 processes"));
+        assert!(of_processes(&nobody(2)).starts_with("no process has memory on huge pages\nnote: 2 processes"));
+        let unreadable = UnreadableProcess { pid: 7, reason: "/proc/7/smaps cannot be read: too\u{1b} long".into() };
+        let text = of_processes(&HugeProcesses { unreadable: vec![unreadable], ..nobody(0) });
+        assert!(text.ends_with("note: process 7 not read: /proc/7/smaps cannot be read: too? long\n"), "{text}");
     }
 }

@@ -11,7 +11,7 @@ mod usage;
 
 pub use lost::LostContents;
 pub use parts::Part;
-pub use processes::{HugeProcess, HugeProcesses, processes_with_huge_pages};
+pub use processes::{HugeProcess, HugeProcesses, UnreadableProcess, processes_with_huge_pages};
 pub use ranges::{RangeCoverage, Shown};
 pub use usage::{HugeBytes, HugeKind, Usage};
 

@@ -16,6 +16,18 @@ pub struct HugeProcesses {
     pub processes: Vec<HugeProcess>,
     /// Number of processes that this user cannot inspect.
     pub not_permitted: u64,
+    /// Processes that cannot be read for another reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unreadable: Vec<UnreadableProcess>,
+}
+
+/// A process whose memory cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnreadableProcess {
+    /// Its number.
+    pub pid: i32,
+    /// Why.
+    pub reason: String,
 }
 
 /// One process with memory on huge pages.
@@ -33,16 +45,19 @@ pub struct HugeProcess {
 ///
 /// # Errors
 /// [`ObservationError`] where `/proc` cannot be listed. A process that ends while it is read is skipped; one that this
-/// user cannot inspect is counted.
+/// user cannot inspect is counted, and one that cannot be read for another reason is named.
 pub fn processes_with_huge_pages() -> Result<HugeProcesses, ObservationError> {
-    let mut found = HugeProcesses { version: COVERAGE_VERSION, processes: Vec::new(), not_permitted: 0 };
+    let mut found =
+        HugeProcesses { version: COVERAGE_VERSION, processes: Vec::new(), not_permitted: 0, unreadable: Vec::new() };
     let thp = transparent_huge_page();
     for pid in process_numbers()? {
         match look_at(&ProcessFiles::of(pid), thp) {
             Ok(Some(process)) => found.processes.push(process),
             Ok(None) | Err(ObservationError::NoSuchProcess { .. }) => {}
             Err(ObservationError::NotPermitted { .. }) => found.not_permitted += 1,
-            Err(error) => return Err(error),
+            Err(ObservationError::ProcNotMounted) => return Err(ObservationError::ProcNotMounted),
+            // One process must not hide all others: its user chooses how long its smaps is.
+            Err(error) => found.unreadable.push(UnreadableProcess { pid, reason: error.in_full() }),
         }
     }
     found.processes.sort_by_key(|process| (std::cmp::Reverse(process.usage.huge_bytes()), process.pid));
