@@ -84,8 +84,18 @@ pub fn run(
     let meters = targets(&tree).map(|target| tally.meter(target)).collect();
     let conduct = Conduct::start(limits);
     let is_alone = tree.len() == 1;
-    let mut toggle =
-        Toggle { subject, recorder, conduct, switched: None, is_half_way: false, tally, meters, is_alone, blocks };
+    let mut toggle = Toggle {
+        subject,
+        recorder,
+        conduct,
+        switched: None,
+        is_half_way: false,
+        tally,
+        meters,
+        is_alone,
+        blocks,
+        through: None,
+    };
     toggle.used()?;
     let ended = toggle.look_at_all().and_then(|()| toggle.all_blocks(tell));
     let back = toggle.plain();
@@ -145,6 +155,8 @@ struct Toggle<'s, 'l> {
     /// The process had no descendants at the beginning: its own clock is read, not that of all.
     is_alone: bool,
     blocks: Blocks,
+    /// The arm through which the control of this block goes.
+    through: Option<usize>,
 }
 
 /// Counters at one moment.
@@ -245,6 +257,7 @@ impl Toggle<'_, '_> {
             switches: [NOTHING; WINDOWS],
             latencies: [None; WINDOWS],
         };
+        self.through = (block.treatment == Treatment::Control).then(|| self.blocks.next_arm_of_control()).flatten();
         let mut treated_before = None;
         for (number, treated) in block.treated().into_iter().enumerate() {
             let arm = block.treatment.arm().filter(|_| treated);
@@ -274,8 +287,8 @@ impl Toggle<'_, '_> {
         self.meters.iter_mut().map(Meter::read).collect()
     }
 
-    /// Switches to what a window needs; true where it took several tries. The control goes there and back, through the arms in
-    /// turn.
+    /// Switches to what a window needs; true where it took several tries. The control goes there and back, through the arm of
+    /// its block.
     fn enter(&mut self, treatment: Treatment, treated: bool) -> Result<bool, Stop> {
         match (treatment, treated) {
             (Treatment::Arm(arm), true) if self.switched == Some(arm) => Ok(false),
@@ -290,9 +303,7 @@ impl Toggle<'_, '_> {
             }
             (Treatment::Control, true) => {
                 self.plain()?;
-                let arms = self.blocks.arms();
-                let turn = self.recorder.record().events.len();
-                self.switch(Some(arms[turn % arms.len()]))?;
+                self.switch(self.through)?;
                 self.plain().map(|()| false)
             }
             (_, false) => self.plain().map(|()| false),
@@ -561,6 +572,30 @@ mod tests {
         let (program, record) = run_with(program, Duration::from_secs(100), false);
         assert_eq!(record.ended(), Some(&Ended::Failed("the server has ended".to_owned())));
         assert_eq!(program.borrow().state, None);
+    }
+
+    /// A control that mostly goes through one arm says nothing of what the switches of the other do.
+    #[test]
+    fn controls_go_through_the_arms_in_turn_block_by_block() {
+        let (_, record) = run_with(Program::default(), Duration::from_millis(900), false);
+        let (mut through, mut of_block) = (Vec::new(), Vec::new());
+        for event in &record.events {
+            match event {
+                Event::Switch(Switch { arm: Some(arm), .. }) => of_block.push(*arm),
+                Event::Block(block) => {
+                    let arms = std::mem::take(&mut of_block);
+                    if block.measured.block.treatment == Treatment::Control {
+                        through.push(arms);
+                    }
+                }
+                Event::Observed(_) => of_block.clear(),
+                _ => {}
+            }
+        }
+        assert!(through.len() > 3, "{through:?}");
+        for (number, arms) in through.iter().enumerate() {
+            assert!(!arms.is_empty() && arms.iter().all(|&arm| arm == number % 2), "{number}: {through:?}");
+        }
     }
 
     #[test]

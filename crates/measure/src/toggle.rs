@@ -61,18 +61,24 @@ pub struct Blocks {
     random: Random,
     treatments: Vec<Treatment>,
     waiting: Vec<Block>,
+    /// Control blocks that have been given an arm.
+    controls: usize,
 }
 
 impl Blocks {
     /// Blocks for `arms` arms and the control. The seed belongs into the record.
     pub fn new(arms: usize, seed: u64) -> Self {
         let treatments = (0..arms).map(Treatment::Arm).chain([Treatment::Control]).collect();
-        Self { random: Random::new(seed), treatments, waiting: Vec::new() }
+        Self { random: Random::new(seed), treatments, waiting: Vec::new(), controls: 0 }
     }
 
-    /// The arms that have blocks, in order.
-    pub fn arms(&self) -> Vec<usize> {
-        self.treatments.iter().filter_map(|treatment| treatment.arm()).collect()
+    /// The arm through which the next control block goes there and back, where it is switched for its control: each in turn,
+    /// whatever other blocks lie between. `None` where no arm is left.
+    pub fn next_arm_of_control(&mut self) -> Option<usize> {
+        let arms: Vec<usize> = self.treatments.iter().filter_map(|treatment| treatment.arm()).collect();
+        let arm = arms.get(self.controls.checked_rem(arms.len())?).copied();
+        self.controls += 1;
+        arm
     }
 
     /// No blocks of this arm any more. False where no arm is left.
@@ -334,6 +340,19 @@ mod tests {
     }
 
     #[test]
+    fn controls_take_the_arms_in_turn() {
+        let mut blocks = Blocks::new(3, 1);
+        let take = |number: usize, blocks: &mut Blocks| -> Vec<_> {
+            (0..number).filter_map(|_| blocks.next_arm_of_control()).collect()
+        };
+        assert_eq!(take(4, &mut blocks), [0, 1, 2, 0]);
+        assert!(blocks.leave_out(1));
+        assert_eq!(take(4, &mut blocks), [0, 2, 0, 2]);
+        assert!(blocks.leave_out(0) && !blocks.leave_out(2));
+        assert!(take(1, &mut blocks).is_empty());
+    }
+
+    #[test]
     fn the_interval_holds_the_truth_in_nine_of_ten_runs() {
         for factor in [0.99, 0.97, 0.90, 1.0, 1.03] {
             let holds = |answer: &Answer| answer.arms[0].ratio.is_some_and(|r| r.low <= factor && factor <= r.high);
@@ -441,7 +460,7 @@ mod tests {
         let mut blocks = Blocks::new(2, 5);
         blocks.next();
         assert!(blocks.leave_out(1));
-        assert_eq!(blocks.arms(), [0]);
+        assert_eq!([blocks.next_arm_of_control(), blocks.next_arm_of_control()], [Some(0); 2]);
         let rest: Vec<Block> = blocks.by_ref().take(80).collect();
         assert!(rest.iter().all(|block| block.treatment != Treatment::Arm(1)));
         assert!(rest.iter().any(|block| block.treatment == Treatment::Arm(0)));
