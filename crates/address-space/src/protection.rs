@@ -25,8 +25,8 @@ impl Protection {
     pub const READ_EXECUTE: Self = Self { read: true, write: false, execute: true };
 
     /// The bits that `mmap` and `mprotect` take (PROT_READ 1, PROT_WRITE 2, PROT_EXEC 4 on every Linux architecture).
-    pub fn bits(self) -> i32 {
-        i32::from(self.read) | i32::from(self.write) << 1 | i32::from(self.execute) << 2
+    pub const fn bits(self) -> i32 {
+        self.read as i32 | (self.write as i32) << 1 | (self.execute as i32) << 2
     }
 
     /// True where every access permitted here is permitted by `other`.

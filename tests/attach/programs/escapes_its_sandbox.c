@@ -16,7 +16,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-static volatile uint64_t *page;
 static volatile int replaced;
 static char *folder;
 
@@ -33,14 +32,16 @@ static int confine(void) {
 
 static void *replace_calls(void *unused) {
     uint64_t arguments[2] = {(uintptr_t)folder, 0700};
-    for (;;) replaced += replace_call(page, SYS_mkdir, arguments, 2);
+    for (;;) {
+        uintptr_t page = find_call_page();
+        for (int done = 0; page && done >= 0; replaced += done > 0) done = replace_call(page, SYS_mkdir, arguments, 2);
+    }
     return unused;
 }
 
 int main(int count, char **words) {
     if (count < 2) return 2;
     folder = words[1];
-    page = plant_call_page();
     if (confine()) return 3;
     pthread_t thread;
     if (pthread_create(&thread, NULL, replace_calls, NULL)) return 4;

@@ -20,7 +20,6 @@
 #include <sys/wait.h>
 
 static char *victim[2], *none[1];
-static volatile uint64_t *page;
 static pid_t parent;
 
 // The smallest segment with code, in which whoever lifts puts code of its own; and where the first thread waits.
@@ -36,7 +35,9 @@ static int keep_memory(void *unused) {
     // Lives as long as its parent, with or without another program in it.
     while (getppid() == parent) {
         if (!by_call) usleep(1000);
-        for (int i = 0; by_call && i < 1000000; i++) replace_call(page, SYS_execve, arguments, 3);
+        uintptr_t page = by_call ? find_call_page() : 0;
+        for (int i = 0; page && i < 1000000; i++)
+            if (replace_call(page, SYS_execve, arguments, 3) < 0) page = 0;
     }
     _exit(0);
 }
@@ -74,7 +75,6 @@ int main(int count, char **words) {
     parent = getpid();
     by_call = !strcmp(words[2], "call");
     int between = !strcmp(words[2], "between");
-    page = plant_call_page();
     if (run_code() == 0) return 2;
     char *stack = mmap(NULL, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (clone(keep_memory, stack + (1 << 16), CLONE_VM | SIGCHLD, NULL) < 0) return 3;
@@ -86,7 +86,7 @@ int main(int count, char **words) {
     fflush(stdout);
     if (between) {
         // The first call has been made, by this thread, and there will be others.
-        while (!is_installed(page)) sched_yield();
+        while (!find_call_page()) sched_yield();
         execve(victim[0], victim, none);
     }
     wait_for_ever();

@@ -1,8 +1,9 @@
 //! A thread of a running program that makes calls while it is stopped.
 
-use super::call_page::{CallPage, SCRATCH_BYTES};
+use super::call_page::CallPage;
 use super::remote_call::RemoteCaller;
 use crate::remote::RemoteMemory;
+use crate::remote::arch::layout::SCRATCH_BYTES;
 use crate::remote::arch::numbers;
 use crate::remote::calls::{self, failed};
 use crate::remote::injection::InjectError;

@@ -10,10 +10,9 @@ mod leaving;
 
 pub use leaving::Finished;
 
-use super::call_page::{CallPage, is_refused};
+use super::call_page::CallPage;
 use super::calls_of_thread::{Calls, FLAG_OF_POOL_COPY};
-use super::inherited::number_of;
-use super::remote_call::RemoteCaller;
+use super::remote_call::{Means, RemoteCaller};
 use super::stop::{LiveProcess, NotPrepared, Standstill, StopError};
 use super::target::{Target, lock};
 use crate::remote::RemoteMemory;
@@ -25,7 +24,7 @@ use address_space::{
     Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
 };
 use comparing::CHANGED;
-use entering::wait_until_free;
+use entering::enter;
 use lift_execution::{Backing, CallError, Executor, FileMapping, persist};
 use lift_plan::Placement;
 use linux::constants;
@@ -38,7 +37,6 @@ use nix::errno::Errno;
 use nix::fcntl::Flock;
 use nix::unistd::Pid;
 use std::ffi::OsStr;
-use std::fmt::Display;
 use std::fs::File;
 use std::time::{Duration, Instant};
 
@@ -91,28 +89,8 @@ const ALL_CALLS: Duration = Duration::from_secs(60);
 /// Maximum wait for another lift, or for a thread in the code of a killed one.
 const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Writes the code into a program that runs, through a stopped thread where that is needed.
-fn install(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), NotPrepared> {
-    let owner = number_of(process.pid());
-    match page.install(memory, None, owner) {
-        Err(error) if is_refused(&error) => {}
-        written => return written.map_err(|error| refused_memory(&error).into()),
-    }
-    let thread = process.stop_one()?;
-    let written = match page.is_memory_of(thread, memory) {
-        Ok(true) => page.install(memory, Some(thread), owner).map_err(|error| refused_memory(&error).into()),
-        _ => Err(process.note_exec().into()),
-    };
-    process.release_all();
-    written
-}
-
-fn refused_memory(error: &impl Display) -> String {
-    format!("its memory cannot be written: {error}")
-}
-
 impl LiveExecutor {
-    /// Prepares the program, of which only the code after one of its segments changes. `space` and `objects` were read
+    /// Prepares the program, in which only a page for calls and the code after one of its segments change. `space` and `objects` were read
     /// after `target` had been opened.
     ///
     /// # Errors
@@ -128,19 +106,7 @@ impl LiveExecutor {
             Pagemap::open(pid, base_page).map_err(|error| format!("its pagemap cannot be opened: {error}"))?;
         let mut process = LiveProcess::new(pid);
         let lock = lock(pid, FREE_TIMEOUT)?;
-        let page = CallPage::find(&memory, space, objects, &pagemap, base_page);
-        let thread = process.stop_one()?;
-        // Nothing is written before the facts of the plan are known to belong to this program.
-        let found = page.map_err(|error| error.to_string()).and_then(|page| {
-            let is_same = page.is_memory_of(thread, &memory).unwrap_or(false);
-            if is_same { Ok(page) } else { Err(process.note_exec().to_string()) }
-        });
-        process.release_all();
-        let page = found?;
-        if page.is_left_behind() {
-            wait_until_free(&mut process, &page, &memory)?;
-        }
-        install(&mut process, &page, &memory)?;
+        let page = enter(&mut process, &memory, (space, objects), base_page)?;
         let planned = space.clone();
         let staging = RangeSet::new();
         let mut executor = Self {
@@ -293,9 +259,20 @@ impl LiveExecutor {
         range: Option<AddressRange>,
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
-        if !self.page.is_memory_of(thread, &self.memory).unwrap_or(false) {
-            let error = self.process.note_exec();
-            return Err(self.refused(&error));
+        match self.page.is_memory_of(thread, &self.memory) {
+            Ok(true) => {}
+            Ok(false) => {
+                let error = self.process.note_exec();
+                return Err(self.refused(&error));
+            }
+            Err(error) => {
+                let error = if self.process.has_executed() {
+                    StopError::Executed
+                } else {
+                    StopError::Refused(error.to_string())
+                };
+                return Err(self.refused(&error));
+            }
         }
         if range.is_some_and(|range| !self.is_as_planned(range)) {
             return Err(CHANGED);
@@ -333,7 +310,7 @@ impl LiveExecutor {
         deadline: Instant,
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, Failed> {
-        let places = (&self.page, &self.memory);
+        let places = (Means::Page(&self.page), &self.memory);
         let stopped = self.process.held(thread).ok_or(Failed::NotMade(InjectError::Gone))?;
         let caller = RemoteCaller::new(stopped, places, self.process.waiter(), self.process.filters(), deadline);
         let caller = caller.map_err(Failed::NotMade)?;
@@ -356,6 +333,10 @@ impl LiveExecutor {
 
     fn refused(&mut self, error: &StopError) -> CallError {
         self.refuse(error.to_string(), error.is_for_the_moment());
+        Self::error_of(error)
+    }
+
+    fn error_of(error: &StopError) -> CallError {
         let errno = match error {
             StopError::Gone | StopError::Executed => Errno::ESRCH,
             StopError::Lost(_) => Errno::ETIMEDOUT,

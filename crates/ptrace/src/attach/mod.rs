@@ -6,8 +6,9 @@
 //! by one `PTRACE_SETREGSET`, which sends it into that code.
 //!
 //! - The code lies after the end of a segment, in the unused rest of its last page; it is written through
-//!   `/proc/PID/mem`, and the page stays readable and executable all the time.
-//! - The call page is a page of the main thread's stack that was never touched.
+//!   `/proc/PID/mem`, and the page stays readable and executable all the time (`code_slot`).
+//! - The call page is a mapping of Pagelift's own for as long as the lift lasts. A thread maps it and unmaps it by code that
+//!   has all its data in the padding: nothing is written to a stack, or to other memory of the program.
 //! - A thread in a system call is chosen, if there is one; otherwise one that computes outside of restartable
 //!   sequences. The code restores every register and flag that it changes.
 //! - The program may be hostile. Before it makes calls, a thread must have the memory that was opened at the beginning;
@@ -21,8 +22,10 @@
 mod call_page;
 mod calls_of_thread;
 mod choose_thread;
+mod code_slot;
 mod executor;
 mod inherited;
+mod own_mapping;
 mod remote_call;
 mod restart_block;
 mod signal_order;
@@ -30,7 +33,6 @@ mod stop;
 mod target;
 mod waiting;
 
-pub use call_page::{CallPage, PageError};
 pub use calls_of_thread::Calls;
 pub use executor::{Finished, LiveExecutor, Pause};
 pub use stop::{LiveProcess, NotPrepared, StopError};

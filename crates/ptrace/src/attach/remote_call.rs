@@ -1,20 +1,24 @@
-//! Makes a stopped thread execute system calls by the code of a call page.
+//! Makes a stopped thread execute system calls by the code of a call page, or one call by that for one call.
 //!
 //! The code lies in the program's memory, which others can write: other threads, and processes that share it. Each call
 //! is therefore checked at its entry, and cancelled where it is not the expected one. After an exec nothing is done to
 //! the thread any more.
 
 use super::call_page::CallPage;
+use super::code_slot::CodeSlot;
 use super::waiting::StopWaiter;
 use crate::remote::RemoteMemory;
-use crate::remote::arch::{self, Interrupted, Registers};
+use crate::remote::arch::{self, Interrupted, Registers, numbers};
 use crate::remote::injection::InjectError;
 use crate::remote::requests::{self, CallStop, Resume};
 use crate::remote::seccomp::{Filters, Verdict};
 use crate::remote::status::ThreadStatus;
 use crate::remote::tracee::Stopped;
 use crate::remote::wait::{Stop, WaitReport};
+use address_space::Address;
 use nix::errno::Errno;
+use nix::unistd::Pid;
+use std::io;
 use std::time::{Duration, Instant};
 
 /// Maximum duration of one call: the longest ones fill some GiB of memory.
@@ -22,6 +26,76 @@ pub const LONGEST_CALL: Duration = Duration::from_secs(30);
 
 /// Time for a thread to come back to a stop at its call, also where the calls have used up theirs.
 const TIME_TO_STOP: Duration = Duration::from_secs(2);
+
+/// The code by which a thread makes calls.
+#[derive(Clone, Copy)]
+pub enum Means<'a> {
+    /// Any number of calls, by a call page.
+    Page(&'a CallPage),
+    /// One call, which maps the call page at this address or unmaps it, by the code for one call.
+    Once(&'a CodeSlot, Address),
+}
+
+impl Means<'_> {
+    pub fn set_return(&self, memory: &RemoteMemory, thread: Pid, registers: &Registers, mask: u64) -> io::Result<()> {
+        match self {
+            Self::Page(page) => page.set_return(memory, thread, registers, mask),
+            Self::Once(slot, page) => slot.write_once(memory, thread, (registers, mask), *page),
+        }
+    }
+
+    /// Makes the call the next one of a thread that is sent into the code with these registers.
+    pub fn set_call(
+        &self,
+        memory: &RemoteMemory,
+        registers: &mut Registers,
+        (number, arguments): (i64, [u64; 6]),
+    ) -> io::Result<()> {
+        match self {
+            Self::Page(page) => {
+                page.set_call(memory, number, arguments)?;
+                arch::enter_loop(registers, page.code().start(), page.data());
+            }
+            Self::Once(slot, _) => arch::enter_once(registers, Self::instruction(slot, number), number, arguments),
+        }
+        Ok(())
+    }
+
+    fn instruction(slot: &CodeSlot, number: i64) -> Address {
+        slot.instruction_of_once(number == numbers::SYS_munmap)
+    }
+
+    /// The address after the instruction that makes this call.
+    fn behind_call(&self, number: i64) -> Address {
+        match self {
+            Self::Page(page) => page.behind_call(),
+            Self::Once(slot, _) => Self::instruction(slot, number) + arch::SYSCALL_INSTRUCTION.len() as u64,
+        }
+    }
+
+    /// Number and arguments of the call by which a thread that leaves the code restores its signal mask.
+    fn mask_call(&self) -> (i64, [u64; 4]) {
+        let mask = match self {
+            Self::Page(page) => page.mask(),
+            Self::Once(slot, _) => slot.mask_of_once(),
+        };
+        (libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as u64, mask.0, 0, size_of::<u64>() as u64])
+    }
+
+    fn set_outside(&self, memory: &RemoteMemory) -> io::Result<()> {
+        match self {
+            Self::Page(page) => page.set_outside(memory),
+            Self::Once(..) => Ok(()),
+        }
+    }
+
+    /// Takes back a call that the thread has not begun, where that is possible.
+    fn withdraw_call(&self, memory: &RemoteMemory) {
+        if let Self::Page(page) = self {
+            let _ = page.withdraw_call(memory);
+        }
+    }
+}
 
 /// Where the thread is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,10 +110,10 @@ enum State {
     PutBack,
 }
 
-/// A stopped thread that makes calls by the code of a [`CallPage`]. It cannot be released as long as this lives.
+/// A stopped thread that makes calls by code in its program. It cannot be released as long as this lives.
 pub struct RemoteCaller<'a> {
     stopped: &'a Stopped,
-    page: &'a CallPage,
+    means: Means<'a>,
     memory: &'a RemoteMemory,
     waiter: &'a StopWaiter,
     filters: &'a Filters,
@@ -60,7 +134,7 @@ impl<'a> RemoteCaller<'a> {
     /// [`InjectError`]; the thread is unchanged.
     pub fn new(
         stopped: &'a Stopped,
-        (page, memory): (&'a CallPage, &'a RemoteMemory),
+        (means, memory): (Means<'a>, &'a RemoteMemory),
         waiter: &'a StopWaiter,
         filters: &'a Filters,
         deadline: Instant,
@@ -71,9 +145,9 @@ impl<'a> RemoteCaller<'a> {
         // As the kernel does on the return to user space, where the thread is not sent elsewhere.
         arch::rewind_call(&mut registers);
         let mask = requests::signal_mask(thread)?;
-        page.set_return(memory, thread, &registers, mask)?;
+        means.set_return(memory, thread, &registers, mask)?;
         let state = State::Outside;
-        Ok(Self { stopped, page, memory, waiter, filters, stopped_with, registers, mask, state, deadline })
+        Ok(Self { stopped, means, memory, waiter, filters, stopped_with, registers, mask, state, deadline })
     }
 
     /// Makes one call, if the thread's filters allow it. If this process is killed, the thread completes the call and
@@ -83,7 +157,7 @@ impl<'a> RemoteCaller<'a> {
     /// [`InjectError`] where the call could not be made at all; the thread is put back then, if it still exists, and
     /// makes no more calls. The inner result is that of the call.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<Result<u64, Errno>, InjectError> {
-        match self.filters.judge(number, arguments, self.page.behind_call().0) {
+        match self.filters.judge(number, arguments, self.means.behind_call(number).0) {
             Verdict::Allowed => {}
             Verdict::Fails(errno) => return Ok(Err(errno)),
             Verdict::Refused => return Err(InjectError::Filtered),
@@ -97,10 +171,12 @@ impl<'a> RemoteCaller<'a> {
         if matches!(self.state, State::Lost | State::PutBack) {
             return Err(InjectError::Gone);
         }
-        self.page.set_call(self.memory, number, *arguments)?;
+        if self.state == State::Inside && matches!(self.means, Means::Once(..)) {
+            return Err(InjectError::Interfered);
+        }
+        let mut registers = self.registers;
+        self.means.set_call(self.memory, &mut registers, (number, *arguments))?;
         if self.state == State::Outside {
-            let mut registers = self.registers;
-            arch::enter_loop(&mut registers, self.page.code().start(), self.page.data());
             // In this order: if this process is killed in between, the thread runs through the code with its own signal
             // mask; if it is killed afterwards, the code restores the mask.
             requests::set_registers_of_same_program(self.stopped.pid(), &registers)?;
@@ -111,15 +187,28 @@ impl<'a> RemoteCaller<'a> {
         Ok(arch::result(&requests::registers(self.stopped.pid())?))
     }
 
+    /// Makes one call and takes the thread out of the code, as [`RemoteCaller::call`] and [`RemoteCaller::finish`] do. The
+    /// second result is true if the thread has left the code.
+    pub fn once(mut self, number: i64, arguments: [u64; 6]) -> (Result<Result<u64, Errno>, InjectError>, bool) {
+        let made = self.call(number, arguments);
+        let left = self.leave();
+        let result = made.and_then(|made| left.map(|()| made));
+        (result, matches!(self.state, State::Outside | State::PutBack))
+    }
+
     /// Takes the thread out of the code; it stays stopped where it was before.
     ///
     /// # Errors
     /// [`InjectError`].
     pub fn finish(mut self) -> Result<(), InjectError> {
+        self.leave()
+    }
+
+    fn leave(&mut self) -> Result<(), InjectError> {
         if self.state == State::Inside {
-            // There is no call in the page any more, so that the thread restores its signal mask. From there the code
-            // would load the registers one by one; here they are set at once.
-            let (number, arguments) = self.page.mask_call();
+            // There is no call any more, so that the thread restores its signal mask. From there the code would load the
+            // registers one by one; here they are set at once.
+            let (number, arguments) = self.means.mask_call();
             let made = self.run_through_call(number, &arguments);
             made.and_then(|()| self.put_back()).map_err(|error| self.give_up(error))?;
         }
@@ -135,7 +224,7 @@ impl<'a> RemoteCaller<'a> {
     }
 
     fn put_back(&mut self) -> Result<(), InjectError> {
-        self.page.set_outside(self.memory)?;
+        self.means.set_outside(self.memory)?;
         arch::forget_call(self.stopped.pid())?;
         requests::set_registers_of_same_program(self.stopped.pid(), &self.registers)?;
         requests::set_signal_mask(self.stopped.pid(), self.mask)?;
@@ -222,7 +311,7 @@ impl<'a> RemoteCaller<'a> {
                 // begun, whose result nobody would know.
                 None => {
                     if wanted == CallStop::Entry {
-                        let _ = self.page.withdraw_call(self.memory);
+                        self.means.withdraw_call(self.memory);
                     }
                     self.state = State::Lost;
                     break;

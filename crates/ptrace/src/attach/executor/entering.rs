@@ -1,44 +1,114 @@
-//! Entering a program in which a lift was killed.
+//! Entering a program, also one in which a lift was killed.
 
 use super::FREE_TIMEOUT;
 use crate::attach::call_page::CallPage;
-use crate::attach::inherited::{is_inherited, may_return_to};
-use crate::attach::stop::LiveProcess;
+use crate::attach::code_slot::{CodeSlot, Contents};
+use crate::attach::inherited::{is_inherited, may_return_to, number_of};
+use crate::attach::own_mapping;
+use crate::attach::stop::{LiveProcess, NotPrepared};
 use crate::remote::RemoteMemory;
 use crate::remote::arch;
+use address_space::{AddressSpace, LoadedObject, PageSize};
+use nix::unistd::Pid;
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
+fn refused_memory(error: &io::Error) -> String {
+    format!("its memory cannot be read or written: {error}")
+}
+
+/// Returns the call page of a program, new or left behind by a killed lift, ready for calls.
+///
+/// # Errors
+/// [`NotPrepared`]: why no call can be made.
+pub(super) fn enter(
+    process: &mut LiveProcess,
+    memory: &RemoteMemory,
+    (space, objects): (&AddressSpace, &[LoadedObject]),
+    base_page: PageSize,
+) -> Result<CallPage, NotPrepared> {
+    let mut slots = CodeSlot::find(memory, space, objects, base_page).map_err(|error| refused_memory(&error))?;
+    if let Some(named) = slots.first().and_then(page_named_by) {
+        let left_behind = CallPage::of(slots.remove(0), named);
+        wait_until_free(process, &left_behind, memory)?;
+        slots.push(left_behind.into_slot());
+    }
+    let thread = process.stop_one()?;
+    let page = enter_by(process, thread, slots, memory, base_page);
+    process.release_all();
+    page
+}
+
+fn page_named_by(slot: &CodeSlot) -> Option<address_space::Address> {
+    match slot.contents() {
+        Contents::Nothing => None,
+        Contents::Once(page) | Contents::Loop(page) => Some(page),
+    }
+}
+
+/// Returns a call page, as [`enter`] does, by a stopped thread. No thread is in the code of any of these slots.
+fn enter_by(
+    process: &mut LiveProcess,
+    thread: Pid,
+    slots: Vec<CodeSlot>,
+    memory: &RemoteMemory,
+    base_page: PageSize,
+) -> Result<CallPage, NotPrepared> {
+    let length = CodeSlot::length();
+    let slot = slots.into_iter().find(|slot| page_named_by(slot).is_some() || slot.is_in_reach(thread));
+    let slot = slot.ok_or_else(|| {
+        format!(
+            "no room for {length} bytes of code behind any of its segments, nor behind the vDSO; fix: `pagelift run`"
+        )
+    })?;
+    // Nothing is written before the facts of the plan are known to belong to this program.
+    match slot.is_memory_of(thread, memory) {
+        Ok(true) => {}
+        Ok(false) => return Err(process.note_exec().into()),
+        Err(error) => return Err(refused_memory(&error).into()),
+    }
+    let space = own_mapping::space_of(process.pid()).map_err(|error| refused_memory(&error))?;
+    let data = match page_named_by(&slot).filter(|&page| CallPage::is_at(page, memory, &space)) {
+        Some(page) => page,
+        None => own_mapping::map(process, thread, &slot, memory, base_page)?,
+    };
+    let page = CallPage::of(slot, data);
+    page.install(memory, thread, number_of(process.pid())).map_err(|error| refused_memory(&error))?;
+    Ok(page)
+}
+
 /// Waits until no thread is in the code of a killed lift, or in a signal handler that returns to it. The thread leaves
 /// by itself; before that nothing there may be changed. A child has no thread in the code that it has inherited.
-pub(super) fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), String> {
+fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory: &RemoteMemory) -> Result<(), NotPrepared> {
     let deadline = Instant::now() + FREE_TIMEOUT;
     let is_inherited = page.is_occupied(memory) && is_inherited(page, memory, process.pid());
     loop {
         // On AArch64 it may wait there for long, and is taken out.
         if is_inherited || !page.is_occupied(memory) || !arch::SHOWS_CALLS {
-            let thread = process.stop_all().map_err(|error| error.to_string())?;
-            if !page.is_memory_of(thread, memory).unwrap_or(false) {
-                let error = process.note_exec();
+            let thread = process.stop_all()?;
+            // `Err` where the slot has changed since it was found: nothing there is touched then.
+            let is_same = page.slot().is_memory_of(thread, memory);
+            if !is_same.as_ref().is_ok_and(|&same| same) {
+                let why = is_same.map_or_else(|error| refused_memory(&error), |_| process.note_exec().to_string());
                 process.release_all();
-                return Err(error.to_string());
+                return Err(why.into());
             }
             // Errors are ignored: a thread that has ended is not in the code.
             process.threads_held().for_each(|thread| drop(page.take_out(memory, thread)));
-            let is_recorded = page.is_occupied(memory);
-            let occupied = match is_recorded && is_inherited {
-                true => may_return_to(page.code(), process, memory),
-                false => is_recorded || process.stands_in(page.code()),
-            };
+            let is_recorded = page.is_occupied(memory) && !is_inherited;
+            // The code for one call records nothing, and a thread that has recorded itself as outside may still be at the last
+            // instructions: a signal handler that returns there is found on the stacks.
+            let occupied = is_recorded || may_return_to(page.code(), process, memory);
             process.release_all();
             if !occupied {
                 return Ok(());
             }
         }
         if Instant::now() > deadline {
-            return Err(
-                "a thread of it still makes a call for a pagelift that was killed; fix: try again later".to_owned()
-            );
+            return Err("a thread of it still makes a call for a pagelift that was killed; fix: try again later"
+                .to_owned()
+                .into());
         }
         thread::sleep(Duration::from_millis(1));
     }
@@ -47,7 +117,9 @@ pub(super) fn wait_until_free(process: &mut LiveProcess, page: &CallPage, memory
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attach::remote_call::Means;
     use crate::attach::{LiveExecutor, Target};
+    use crate::remote::requests;
     use crate::test_program;
     use address_space::{Address, AddressSpace, PageSize};
     use lift_execution::CallError;
@@ -141,10 +213,13 @@ mod tests {
     fn executor(pid: i32) -> Result<LiveExecutor, String> {
         let target = Target::open(pid)?;
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-        let base_page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap();
-        let base_page = PageSize::new(base_page as u64).unwrap();
         // Without objects, its code lies behind the vDSO.
-        LiveExecutor::new(target, &AddressSpace::parse(&maps).unwrap(), &[], base_page).map_err(|error| error.why)
+        LiveExecutor::new(target, &AddressSpace::parse(&maps).unwrap(), &[], base_page()).map_err(|error| error.why)
+    }
+
+    fn base_page() -> PageSize {
+        let base_page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap();
+        PageSize::new(base_page as u64).unwrap()
     }
 
     fn own_number(executor: &mut LiveExecutor) -> Result<u64, CallError> {
@@ -194,5 +269,110 @@ mod tests {
             assert_eq!(found, returns, "{word}");
         }
         drop(parent.finish());
+    }
+
+    /// Sends a thread into code with a call and leaves it alone, as a lift does that is killed just then: before it has
+    /// blocked the thread's signals, or after.
+    fn leave_alone(
+        pid: i32,
+        (means, memory): (Means<'_>, &RemoteMemory),
+        (number, arguments): (i64, [u64; 6]),
+        blocks_signals: bool,
+    ) {
+        let mut process = LiveProcess::new(pid);
+        let thread = process.stop_one().unwrap();
+        let mut registers = requests::registers(thread).unwrap();
+        arch::rewind_call(&mut registers);
+        let mask = requests::signal_mask(thread).unwrap();
+        means.set_return(memory, thread, &registers, mask).unwrap();
+        means.set_call(memory, &mut registers, (number, arguments)).unwrap();
+        requests::set_registers_of_same_program(thread, &registers).unwrap();
+        if blocks_signals {
+            requests::set_signal_mask(thread, u64::MAX).unwrap();
+        }
+        process.release_all();
+    }
+
+    fn blocked_signals(pid: i32) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let statuses = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
+        let blocked = |status: String| status.lines().find(|line| line.starts_with("SigBlk")).unwrap().to_owned();
+        statuses.map(blocked).collect()
+    }
+
+    fn slot_of(pid: i32, memory: &RemoteMemory) -> CodeSlot {
+        let space = own_mapping::space_of(Pid::from_raw(pid)).unwrap();
+        CodeSlot::find(memory, &space, &[], base_page()).unwrap().remove(0)
+    }
+
+    fn has_page(pid: i32, at: Address, memory: &RemoteMemory) -> bool {
+        CallPage::is_at(at, memory, &own_mapping::space_of(Pid::from_raw(pid)).unwrap())
+    }
+
+    #[test]
+    fn a_thread_that_a_killed_lift_leaves_with_one_call_makes_it_and_the_next_lift_takes_its_page_over() {
+        let mut program = Program::start();
+        let (pid, blocked) = (program.pid(), blocked_signals(program.pid()));
+        for blocks_signals in [false, true] {
+            let memory = RemoteMemory::open(pid).unwrap();
+            let slot = slot_of(pid, &memory);
+            let space = own_mapping::space_of(Pid::from_raw(pid)).unwrap();
+            let length = crate::attach::call_page::mapping_length(base_page());
+            let at = own_mapping::free_place(&space, length, base_page()).unwrap();
+            let map = [at.0, length, 3, own_mapping::FLAGS as u64, u64::MAX, 0];
+            leave_alone(pid, (Means::Once(&slot, at), &memory), (libc::SYS_mmap, map), blocks_signals);
+            // The program works; each of its threads has made a call.
+            program.fork(0);
+            let mut next = executor(pid).unwrap();
+            assert_eq!((next.page.data(), has_page(pid, at, &memory)), (at, true));
+            assert_eq!(own_number(&mut next), Ok(pid as u64));
+            // The same with the call that unmaps it: then there is nothing to take over.
+            let unmap = [at.0, length, 0, 0, 0, 0];
+            let means = Means::Once(next.page.slot(), at);
+            leave_alone(pid, (means, &memory), (libc::SYS_munmap, unmap), blocks_signals);
+            drop(next);
+            program.fork(0);
+            let mut last = executor(pid).unwrap();
+            assert_eq!(own_number(&mut last), Ok(pid as u64));
+            let page = last.page.data();
+            drop(last.finish());
+            assert!(!has_page(pid, page, &memory) && !has_page(pid, at, &memory));
+            assert_eq!(slot_of(pid, &memory).contents(), Contents::Nothing);
+            assert_eq!(blocked_signals(pid), blocked);
+        }
+    }
+
+    #[test]
+    fn a_call_that_fails_marks_no_page() {
+        let mut program = Program::start();
+        let pid = program.pid();
+        let memory = RemoteMemory::open(pid).unwrap();
+        let slot = slot_of(pid, &memory);
+        // The address is in use: the vDSO's.
+        let at = slot.range().start().align_down(base_page());
+        let map = [at.0, 0x1000, 3, own_mapping::FLAGS as u64, u64::MAX, 0];
+        leave_alone(pid, (Means::Once(&slot, at), &memory), (libc::SYS_mmap, map), true);
+        program.fork(0);
+        let mut next = executor(pid).unwrap();
+        assert_ne!(next.page.data(), at);
+        assert_eq!(own_number(&mut next), Ok(pid as u64));
+        drop(next.finish());
+    }
+
+    #[test]
+    fn code_that_somebody_has_changed_is_not_written_over() {
+        let program = Program::start();
+        let mut executor = executor(program.pid()).unwrap();
+        let at = executor.page.code().start() + 3;
+        let memory = RemoteMemory::open(program.pid()).unwrap();
+        let before = memory.read_word(at).unwrap();
+        memory.write(at, &(!before).to_ne_bytes()).unwrap();
+        own_number(&mut executor).unwrap_err();
+        assert_eq!(memory.read_word(at).unwrap(), !before);
+        let why = executor.refusal().unwrap().to_owned();
+        assert!(why.contains("has been changed by the program"), "{why}");
+        drop(executor.finish());
+        assert_eq!(memory.read_word(at).unwrap(), !before, "what the program has written is kept");
+        memory.write(at, &before.to_ne_bytes()).unwrap();
     }
 }

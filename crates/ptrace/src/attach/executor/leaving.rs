@@ -1,12 +1,12 @@
 //! Leaving a program: nothing of a lift stays in it, and its own PR_SET_THP_DISABLE, suspended for the lift, stands again.
 
 use super::{LiveExecutor, Target};
-use crate::attach::call_page::is_refused;
+use crate::attach::own_mapping::unmap;
 use crate::remote::arch::numbers;
 use crate::remote::calls::failed;
 use lift_execution::{CallError, Executor};
+use linux::urgency::Urgency;
 use nix::errno::Errno;
-use std::io;
 use std::time::{Duration, Instant};
 
 /// Maximum time for which a thread is looked for that makes the last calls: where only threads in system calls can make any,
@@ -92,32 +92,28 @@ impl LiveExecutor {
         }
     }
 
-    /// Leaves the program and removes the code.
+    /// Leaves the program, and removes code and call page.
     pub fn finish(mut self) -> Finished {
         let resumed = self.resume_thp_disable();
         let is_clean = resumed.is_ok() && self.unmap_leftovers().is_ok();
         self.process.release_all();
         // A thread that could not be taken out of the code still needs it, and the next lift finds by it what is left to
-        // be done. Memory that cannot be written belongs to a program that has ended.
+        // be done.
         if is_clean && !self.page.is_occupied(&self.memory) {
-            match self.page.erase(&self.memory, None) {
-                Err(error) if is_refused(&error) => drop(self.erase_through_thread()),
-                _ => {}
-            }
+            // Where no thread can do it, page and code stay for the next lift: no thread is in them.
+            let _ = self.until_made(Self::remove_page);
         }
         let target = Target { pid: self.process.pid().as_raw(), memory: self.memory, handle: self.handle };
         let still_suspended = resumed.err().and_then(|error| complaint(&error, self.refusal, target.pid));
         Finished { target, still_suspended }
     }
 
-    fn erase_through_thread(&mut self) -> io::Result<()> {
-        let thread = self.process.stop_one().map_err(io::Error::other)?;
-        let erased = match self.page.is_memory_of(thread, &self.memory) {
-            Ok(true) => self.page.erase(&self.memory, Some(thread)),
-            _ => Ok(()),
-        };
+    fn remove_page(&mut self) -> Result<(), CallError> {
+        let _urgency = Urgency::raise();
+        let thread = self.process.stop_one().map_err(|error| Self::error_of(&error))?;
+        let removed = unmap(&mut self.process, thread, &self.page, &self.memory, self.base_page);
         self.process.release_all();
-        erased
+        removed.map_err(|error| failed("removing the page for calls", &error))
     }
 }
 

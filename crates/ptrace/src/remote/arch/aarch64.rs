@@ -1,6 +1,7 @@
 //! AArch64.
 
-use super::{Interrupted, Registers, signal_frame};
+use super::{Interrupted, MARK, Registers, layout, signal_frame};
+use crate::remote::guest_code::CodeBetween;
 use crate::remote::requests;
 use address_space::Address;
 use linux::text::text_of;
@@ -87,26 +88,11 @@ unsafe extern "C" {
 }
 
 /// Waits for a child and continues, see `start::reap_stub`.
-pub const WAIT_CODE: crate::remote::guest_code::CodeBetween =
-    crate::remote::guest_code::CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
+pub const WAIT_CODE: CodeBetween = CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
 
 /// Returns the registers that the code above changes and restores, in the order of its words.
 pub fn registers_used_by_wait(r: &Registers) -> Vec<u64> {
     vec![r.regs[0], r.regs[1], r.regs[2], r.regs[3], r.regs[8]]
-}
-
-/// Offsets of the words of a call page, see `attach::call_page`. The code below knows them too.
-pub mod call_page {
-    /// 1 while a thread is in the code, which sets and clears the word.
-    pub const INSIDE: usize = 0x10;
-    /// The thread's own signal mask.
-    pub const OLD_MASK: usize = 0x18;
-    /// Number of the next system call; -1: none.
-    pub const NUMBER: usize = 0x20;
-    /// Its six arguments.
-    pub const ARGUMENTS: usize = 0x28;
-    /// The result of `return_state`: whether a call is to be finished first, and at 0xa00 the frame.
-    pub const RETURN: usize = 0x9f0;
 }
 
 std::arch::global_asm!(
@@ -118,32 +104,32 @@ std::arch::global_asm!(
     ".hidden pagelift_loop_end",
     "pagelift_loop_start:",
     "mov x9, #1",
-    "str x9, [x19, #0x10]",
-    "2: ldr x8, [x19, #0x20]",
+    "str x9, [x19, #{inside}]",
+    "2: ldr x8, [x19, #{number}]",
     "cmn x8, #1",
     "b.eq 3f",
-    "ldp x0, x1, [x19, #0x28]",
-    "ldp x2, x3, [x19, #0x38]",
-    "ldp x4, x5, [x19, #0x48]",
+    "ldp x0, x1, [x19, #{arguments}]",
+    "ldp x2, x3, [x19, #{arguments} + 16]",
+    "ldp x4, x5, [x19, #{arguments} + 32]",
     "mov x9, #-1",
-    "str x9, [x19, #0x20]",
+    "str x9, [x19, #{number}]",
     "svc #0",
     "b 2b",
     "3: mov x8, #135", // rt_sigprocmask(SIG_SETMASK, &old, NULL, 8)
     "mov x0, #2",
-    "add x1, x19, #0x18",
+    "add x1, x19, #{old_mask}",
     "mov x2, #0",
     "mov x3, #8",
     "svc #0",
     // A thread comes here only after Pagelift has been killed. The kernel forgets the remaining time of a call at
     // rt_sigreturn, so that such a call is completed first.
-    "ldr x9, [x19, #0x9f0]",
+    "ldr x9, [x19, #{ends_call}]",
     "cbz x9, 4f",
     "mov x8, #128", // restart_syscall
     "svc #0",
-    "str x0, [x19, #0xb38]", // The frame's x0.
-    "4: str xzr, [x19, #0x10]",
-    "add x9, x19, #0xa00",
+    "str x0, [x19, #{first_register}]",
+    "4: str xzr, [x19, #{inside}]",
+    "add x9, x19, #{frame}",
     "mov x8, #139", // rt_sigreturn
     "mov sp, x9",
     "svc #0",
@@ -151,7 +137,19 @@ std::arch::global_asm!(
     "pagelift_loop_end:",
     "nop",
     ".popsection",
+    inside = const layout::INSIDE,
+    number = const layout::NUMBER,
+    arguments = const layout::ARGUMENTS,
+    old_mask = const layout::OLD_MASK,
+    ends_call = const layout::RETURN,
+    frame = const FRAME,
+    first_register = const FRAME + signal_frame::REGISTERS,
 );
+
+/// Offset of the signal frame in the call page.
+const FRAME: usize = layout::RETURN + STATE_WORDS;
+// The stack pointer is a multiple of 16.
+const _: () = assert!(FRAME.is_multiple_of(16));
 
 unsafe extern "C" {
     fn pagelift_loop_start();
@@ -163,8 +161,94 @@ unsafe extern "C" {
 ///
 /// It does not change x6, x7 and all registers that are not listed above. At a system call stop x7 shows whether it is
 /// entry or exit, and cannot be changed (`report_syscall` of the kernel's `ptrace.c`).
-pub const LOOP_CODE: crate::remote::guest_code::CodeBetween =
-    crate::remote::guest_code::CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
+pub const LOOP_CODE: CodeBetween = CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
+
+std::arch::global_asm!(
+    // Changes no flag.
+    ".pushsection .text.pagelift_once, \"ax\", @progbits",
+    ".balign 8",
+    ".globl pagelift_once_start",
+    ".hidden pagelift_once_start",
+    ".globl pagelift_once_end",
+    ".hidden pagelift_once_end",
+    "pagelift_once_start:",
+    "svc #0", // mmap
+    "tbnz x0, #63, 3f",
+    "ldr x1, 5f",
+    "ldr x2, 5f + 8",
+    "stp x1, x2, [x0, #{mark}]",
+    "str x0, [x0, #{own_address}]",
+    "b 3f",
+    ".balign 8",
+    "5: .8byte {mark_0}, {mark_1}",
+    "svc #0", // munmap
+    "3: mov x8, #135", // rt_sigprocmask(SIG_SETMASK, &old, NULL, 8)
+    "mov x0, #2",
+    "adr x1, 4f + 8",
+    "mov x2, #0",
+    "mov x3, #8",
+    "svc #0",
+    "ldr x0, 4f + 16",
+    "ldr x1, 4f + 24",
+    "ldr x2, 4f + 32",
+    "ldr x3, 4f + 40",
+    "ldr x4, 4f + 48",
+    "ldr x5, 4f + 56",
+    "ldr x8, 4f + 64",
+    ".balign 8",
+    // The first word after the code is a branch.
+    "4:",
+    "pagelift_once_end:",
+    "nop",
+    ".popsection",
+    mark = const layout::MARK,
+    mark_0 = const MARK[0],
+    mark_1 = const MARK[1],
+    own_address = const layout::OWN_ADDRESS,
+);
+
+unsafe extern "C" {
+    fn pagelift_once_start();
+    fn pagelift_once_end();
+}
+
+/// Makes one call that needs no memory, and continues with the registers and the signal mask in the words after it: an
+/// mmap, whose result it marks as a call page, or, at its second system call instruction, a munmap.
+pub const ONCE_CODE: CodeBetween = CodeBetween { start: pagelift_once_start, end: pagelift_once_end };
+
+/// Number of words after that code.
+pub const ONCE_WORDS: usize = 9;
+/// Index among them of the signal mask.
+pub const ONCE_MASK: usize = 1;
+
+/// Maximum distance in bytes between the code and the place to which a thread returns. A branch without a register reaches
+/// 128 MiB; the code itself takes less than a page.
+pub const REACH: Option<u64> = Some(FARTHEST_BRANCH);
+const FARTHEST_BRANCH: u64 = (128 << 20) - 0x1000;
+
+/// Returns the words with which the thread continues after the code above, the first of which is at `at`: a branch to its
+/// place, the mask, and the registers that the code changes.
+///
+/// # Errors
+/// `ERANGE` where the place is beyond [`REACH`].
+pub fn once_words(r: &Registers, mask: u64, at: Address) -> Result<Vec<u64>, Errno> {
+    let distance = (r.pc.wrapping_sub(at.0) as i64) >> 2;
+    if distance.unsigned_abs() << 2 > FARTHEST_BRANCH || !r.pc.is_multiple_of(4) {
+        return Err(Errno::ERANGE);
+    }
+    let branch = 0x1400_0000 | (distance as u64 & 0x03ff_ffff);
+    let [x0, x1, x2, x3, x4, x5, _, _, x8, ..] = r.regs;
+    Ok(vec![branch, mask, x0, x1, x2, x3, x4, x5, x8])
+}
+
+/// Sends the thread to a system call instruction with a call.
+pub fn enter_once(r: &mut Registers, instruction: Address, number: i64, arguments: [u64; 6]) {
+    r.pc = instruction.0;
+    r.regs[..6].copy_from_slice(&arguments);
+    r.regs[8] = number as u64;
+    // No branch leads there.
+    r.pstate &= !PSR_BTYPE_MASK;
+}
 
 /// The bits that show that a branch came from a register (`PSR_BTYPE_MASK` of `asm/ptrace.h`).
 const PSR_BTYPE_MASK: u64 = 3 << 10;
@@ -183,7 +267,7 @@ pub fn return_state(thread: Pid, r: &Registers, mask: u64, at_call: bool) -> Res
 }
 
 /// Length in bytes of what `return_state` returns.
-pub const STATE_BYTES: usize = STATE_WORDS + signal_frame::LENGTH;
+pub const RETURN_BYTES: usize = STATE_WORDS + signal_frame::LENGTH;
 const STATE_WORDS: usize = 16;
 
 /// Returns the registers that take a thread out of a call which it completes in the code above: it can do so at the

@@ -5,6 +5,7 @@ mod aarch64;
 #[cfg_attr(target_arch = "aarch64", path = "guest_aarch64.rs")]
 #[cfg_attr(target_arch = "x86_64", path = "guest_x86_64.rs")]
 pub mod guest;
+pub mod layout;
 #[cfg(any(target_arch = "aarch64", test))]
 mod signal_frame;
 #[cfg(target_arch = "x86_64")]
@@ -14,6 +15,9 @@ mod x86_64;
 pub use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
+
+/// First words of a call page, by which it is recognized.
+pub const MARK: [u64; 2] = [u64::from_le_bytes(*b"pagelift"), u64::from_le_bytes(*b"callpage")];
 
 /// The general registers, as returned by `PTRACE_GETREGSET` with `NT_PRSTATUS`.
 pub type Registers = libc::user_regs_struct;

@@ -1,6 +1,7 @@
 //! x86-64.
 
-use super::{Interrupted, Registers};
+use super::{Interrupted, MARK, Registers, layout};
+use crate::remote::guest_code::CodeBetween;
 use crate::remote::requests;
 use address_space::Address;
 use linux::interrupted::{ends_with_any_handler, ends_without_sa_restart};
@@ -86,29 +87,15 @@ unsafe extern "C" {
 }
 
 /// Waits for a child and continues, see `start::reap_stub`.
-pub const WAIT_CODE: crate::remote::guest_code::CodeBetween =
-    crate::remote::guest_code::CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
+pub const WAIT_CODE: CodeBetween = CodeBetween { start: pagelift_wait_start, end: pagelift_wait_end };
 
 /// Returns the registers that the code above changes and restores, in the order of its words.
 pub fn registers_used_by_wait(r: &Registers) -> Vec<u64> {
     vec![r.rax, r.rdi, r.rsi, r.rdx, r.r10, r.rcx, r.r11]
 }
 
-/// Offsets of the words of a call page, see `attach::call_page`. The code below knows them too.
-pub mod call_page {
-    /// 1 while a thread is in the code, which sets and clears the word.
-    pub const INSIDE: usize = 0x10;
-    /// The thread's own signal mask.
-    pub const OLD_MASK: usize = 0x18;
-    /// Number of the next system call; -1: none.
-    pub const NUMBER: usize = 0x20;
-    /// Its six arguments.
-    pub const ARGUMENTS: usize = 0x28;
-    /// The thread's registers, in the order of `return_state`.
-    pub const RETURN: usize = 0x60;
-}
-
 std::arch::global_asm!(
+    // No instruction here changes a flag: the thread's own flags stay in place, and nothing is written to its stack.
     ".pushsection .text.pagelift_loop, \"ax\", @progbits",
     ".balign 8",
     ".globl pagelift_loop_start",
@@ -116,48 +103,48 @@ std::arch::global_asm!(
     ".globl pagelift_loop_end",
     ".hidden pagelift_loop_end",
     "pagelift_loop_start:",
-    "mov qword ptr [rbx + 0x10], 1",
-    "2: mov rax, qword ptr [rbx + 0x20]",
-    "cmp rax, -1",
-    "je 3f",
-    "mov rdi, qword ptr [rbx + 0x28]",
-    "mov rsi, qword ptr [rbx + 0x30]",
-    "mov rdx, qword ptr [rbx + 0x38]",
-    "mov r10, qword ptr [rbx + 0x40]",
-    "mov r8, qword ptr [rbx + 0x48]",
-    "mov r9, qword ptr [rbx + 0x50]",
-    "mov qword ptr [rbx + 0x20], -1",
+    "mov qword ptr [rbx + {inside}], 1",
+    "2: mov rcx, qword ptr [rbx + {number}]",
+    "lea rcx, [rcx + 1]",
+    "jrcxz 3f",
+    "lea rax, [rcx - 1]",
+    "mov rdi, qword ptr [rbx + {arguments}]",
+    "mov rsi, qword ptr [rbx + {arguments} + 8]",
+    "mov rdx, qword ptr [rbx + {arguments} + 16]",
+    "mov r10, qword ptr [rbx + {arguments} + 24]",
+    "mov r8, qword ptr [rbx + {arguments} + 32]",
+    "mov r9, qword ptr [rbx + {arguments} + 40]",
+    "mov qword ptr [rbx + {number}], -1",
     "syscall",
-    "mov qword ptr [rbx + 0x58], rax",
     "jmp 2b",
     "3: mov eax, 14", // rt_sigprocmask(SIG_SETMASK, &old, NULL, 8)
     "mov edi, 2",
-    "lea rsi, [rbx + 0x18]",
-    "xor edx, edx",
+    "lea rsi, [rbx + {old_mask}]",
+    "mov edx, 0",
     "mov r10d, 8",
     "syscall",
-    // Restores the flags by a push far below the red zone, where the program has nothing.
-    "lea rsp, [rsp - 512]",
-    "push qword ptr [rbx + 0xc8]",
-    "popfq",
-    "lea rsp, [rsp + 512]",
-    "mov rax, qword ptr [rbx + 0x60]",
-    "mov rcx, qword ptr [rbx + 0x68]",
-    "mov rdx, qword ptr [rbx + 0x70]",
-    "mov rsi, qword ptr [rbx + 0x78]",
-    "mov rdi, qword ptr [rbx + 0x80]",
-    "mov r8, qword ptr [rbx + 0x88]",
-    "mov r9, qword ptr [rbx + 0x90]",
-    "mov r10, qword ptr [rbx + 0x98]",
-    "mov r11, qword ptr [rbx + 0xa0]",
-    "mov qword ptr [rbx + 0x10], 0",
-    "mov rbx, qword ptr [rbx + 0xd0]",
+    "mov rax, qword ptr [rbx + {registers}]",
+    "mov rcx, qword ptr [rbx + {registers} + 8]",
+    "mov rdx, qword ptr [rbx + {registers} + 16]",
+    "mov rsi, qword ptr [rbx + {registers} + 24]",
+    "mov rdi, qword ptr [rbx + {registers} + 32]",
+    "mov r8, qword ptr [rbx + {registers} + 40]",
+    "mov r9, qword ptr [rbx + {registers} + 48]",
+    "mov r10, qword ptr [rbx + {registers} + 56]",
+    "mov r11, qword ptr [rbx + {registers} + 64]",
+    "mov qword ptr [rbx + {inside}], 0",
+    "mov rbx, qword ptr [rbx + {registers} + 72]",
     "jmp qword ptr [rip + 4f]",
     ".balign 8",
     "4:",
     "pagelift_loop_end:",
     "ud2",
     ".popsection",
+    inside = const layout::INSIDE,
+    number = const layout::NUMBER,
+    arguments = const layout::ARGUMENTS,
+    old_mask = const layout::OLD_MASK,
+    registers = const layout::RETURN,
 );
 
 unsafe extern "C" {
@@ -166,19 +153,96 @@ unsafe extern "C" {
 }
 
 /// Makes the system calls of a call page until there is none, and continues at the address in the word after the code.
-pub const LOOP_CODE: crate::remote::guest_code::CodeBetween =
-    crate::remote::guest_code::CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
+pub const LOOP_CODE: CodeBetween = CodeBetween { start: pagelift_loop_start, end: pagelift_loop_end };
 
 /// Returns the registers that the code above changes, as the words of a call page from `RETURN` on.
 pub fn return_state(_: Pid, r: &Registers, _: u64, _at_call: bool) -> Result<Vec<u8>, Errno> {
-    let words = [r.rax, r.rcx, r.rdx, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, 0, 0, 0, 0, r.eflags, r.rbx];
-    Ok(words.iter().flat_map(|word| word.to_ne_bytes()).collect())
+    Ok(changed_registers(r).into_iter().chain([r.rbx]).flat_map(u64::to_ne_bytes).collect())
 }
 
 /// Length in bytes of what `return_state` returns.
-pub const STATE_BYTES: usize = 15 * 8;
+pub const RETURN_BYTES: usize = 10 * 8;
 
-/// Returns the registers that take a thread out of a call in the code above: none waits there on x86-64.
+/// The registers that a system call and its arguments take, in the order of the code.
+fn changed_registers(r: &Registers) -> [u64; 9] {
+    [r.rax, r.rcx, r.rdx, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11]
+}
+
+std::arch::global_asm!(
+    ".pushsection .text.pagelift_once, \"ax\", @progbits",
+    ".balign 8",
+    ".globl pagelift_once_start",
+    ".hidden pagelift_once_start",
+    ".globl pagelift_once_end",
+    ".hidden pagelift_once_end",
+    "pagelift_once_start:",
+    "syscall", // mmap
+    // The top byte of an address is 0; the top byte of an error is not.
+    "mov rcx, rax",
+    "bswap rcx",
+    "movzx ecx, cl",
+    "jrcxz 2f",
+    "jmp 3f",
+    "2: movabs rcx, {mark_0}",
+    "mov qword ptr [rax + {mark}], rcx",
+    "movabs rcx, {mark_1}",
+    "mov qword ptr [rax + {mark} + 8], rcx",
+    "mov qword ptr [rax + {own_address}], rax",
+    "jmp 3f",
+    "syscall", // munmap
+    "3: mov eax, 14", // rt_sigprocmask(SIG_SETMASK, &old, NULL, 8)
+    "mov edi, 2",
+    "lea rsi, [rip + 4f + 8]",
+    "mov edx, 0",
+    "mov r10d, 8",
+    "syscall",
+    "mov rax, qword ptr [rip + 4f + 16]",
+    "mov rcx, qword ptr [rip + 4f + 24]",
+    "mov rdx, qword ptr [rip + 4f + 32]",
+    "mov rsi, qword ptr [rip + 4f + 40]",
+    "mov rdi, qword ptr [rip + 4f + 48]",
+    "mov r8, qword ptr [rip + 4f + 56]",
+    "mov r9, qword ptr [rip + 4f + 64]",
+    "mov r10, qword ptr [rip + 4f + 72]",
+    "mov r11, qword ptr [rip + 4f + 80]",
+    "jmp qword ptr [rip + 4f]",
+    ".balign 8",
+    "4:",
+    "pagelift_once_end:",
+    "ud2",
+    ".popsection",
+    mark = const layout::MARK,
+    mark_0 = const MARK[0],
+    mark_1 = const MARK[1],
+    own_address = const layout::OWN_ADDRESS,
+);
+
+unsafe extern "C" {
+    fn pagelift_once_start();
+    fn pagelift_once_end();
+}
+
+/// Makes one call that needs no memory, and continues with the registers and the signal mask in the words after it: an
+/// mmap, whose result it marks as a call page, or, at its second system call instruction, a munmap.
+pub const ONCE_CODE: CodeBetween = CodeBetween { start: pagelift_once_start, end: pagelift_once_end };
+
+/// Number of words after that code.
+pub const ONCE_WORDS: usize = 11;
+/// Index among them of the signal mask.
+pub const ONCE_MASK: usize = 1;
+
+/// Returns the words with which the thread continues after the code above, the first of which is at `at`.
+///
+/// # Errors
+/// None on x86-64.
+pub fn once_words(r: &Registers, mask: u64, _at: Address) -> Result<Vec<u64>, Errno> {
+    Ok([r.rip, mask].into_iter().chain(changed_registers(r)).collect())
+}
+
+/// Maximum distance in bytes between the code and the place to which a thread returns.
+pub const REACH: Option<u64> = None;
+
+/// Returns the registers that take a thread out of a call in the code of a call page: none waits there on x86-64.
 pub fn way_out(_: &Registers, _page: Address, _state: &[u8], _at_call: bool) -> Option<Registers> {
     None
 }
@@ -188,6 +252,14 @@ pub fn enter_loop(r: &mut Registers, code: Address, page: Address) {
     r.rip = code.0;
     r.rbx = page.0;
     // Not in a system call: the kernel must not restart one when the thread continues.
+    r.orig_rax = u64::MAX;
+}
+
+/// Sends the thread to a system call instruction with a call.
+pub fn enter_once(r: &mut Registers, instruction: Address, number: i64, arguments: [u64; 6]) {
+    r.rip = instruction.0;
+    r.rax = number as u64;
+    [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9] = arguments;
     r.orig_rax = u64::MAX;
 }
 

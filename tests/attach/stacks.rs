@@ -1,0 +1,162 @@
+//! Programs that use all of their stack are lifted and put back, and none of it is written to: while they go deeper than
+//! ever, when they have been at the bottom before, and on stacks of their own. Nothing of a lift stays in them.
+
+use anyhow::{Result, ensure};
+use std::fs;
+use std::process::{Command, ExitCode, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+use test_support::{
+    Context, Ending, Kind, Need, Program, Session, View, check_lifted, check_unlifted, default_huge_page, main_of,
+    source_of, test_case,
+};
+
+const PROGRAM: &str = "attach/uses_all_its_stack.c";
+
+fn main() -> ExitCode {
+    let needs = || vec![Need::Root, Need::Thp];
+    let mut tests = Vec::new();
+    for stack in ["deeper", "bottom", "elsewhere"] {
+        tests.push(test_case(format!("back_and_forth/{stack}"), needs(), move |t| back_and_forth(t, stack)));
+        tests.push(test_case(format!("killed_at_any_moment/{stack}"), needs(), move |t| killed(t, stack)));
+    }
+    tests.push(test_case("no_room_for_the_page", needs(), no_room));
+    tests.push(test_case("main_thread_has_ended", needs(), main_thread_has_ended));
+    main_of(tests)
+}
+
+fn begin(t: &Context, stack: &str, limit: Option<&str>) -> Result<Session> {
+    let program = Program::named(PROGRAM)?.build()?;
+    let mut command = match limit {
+        None => Command::new(&program),
+        Some(limit) => {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("{limit}; exec \"$0\" \"$1\"")]).arg(&program);
+            shell
+        }
+    };
+    let mut session = t.session({
+        command.arg(stack);
+        command
+    })?;
+    session.wait_for_line("ready")?;
+    session.send("go on\n")?;
+    Ok(session)
+}
+
+fn end(t: &Context, mut session: Session) -> Result<()> {
+    session.send("\n")?;
+    let output = session.finish()?;
+    t.keep(&output);
+    t.note(output.stdout.lines().last().unwrap_or_default().to_owned());
+    ensure!(output.stdout.contains("\n0 of the frames had changed"), "{}\n{}", output.stdout, output.stderr);
+    ensure!(!output.stdout.contains("differs"), "{}", output.stdout);
+    output.success().map(drop)
+}
+
+fn pagelift(t: &Context, words: &[&str]) -> Result<String> {
+    Ok(t.run(t.pagelift(words)?)?.success()?.stderr)
+}
+
+/// The mappings of Pagelift's own: one page of anonymous memory that stands alone and has its mark, and code.
+fn leftovers(pid: u32) -> Result<Vec<String>> {
+    use std::os::unix::fs::FileExt;
+    let memory = fs::File::open(format!("/proc/{pid}/mem"))?;
+    let view = View::of(pid)?;
+    let mut found = Vec::new();
+    for mapping in view.space.mappings().iter().filter(|m| m.protection.read && m.range.len() <= 64 << 10) {
+        let mut start = [0; 16];
+        if memory.read_exact_at(&mut start, mapping.range.start().0).is_ok() && start == *b"pageliftcallpage" {
+            found.push(format!("a call page at {}", mapping.range));
+        }
+    }
+    Ok(found)
+}
+
+/// So many rounds that each part of the stack is in use in one.
+fn back_and_forth(t: &Context, stack: &str) -> Result<()> {
+    let session = begin(t, stack, None)?;
+    let pid = session.pid().to_string();
+    for round in 0..20 {
+        pagelift(t, &["attach", "--pages", "thp", &pid])?;
+        if round == 0 {
+            let view = View::of(session.pid())?;
+            check_lifted(&view, view.executable()?, &[Kind::Text], default_huge_page()?, |writable| {
+                source_of("thp", writable)
+            })?;
+        }
+        let left = leftovers(session.pid())?;
+        ensure!(left.is_empty(), "left behind by attach: {left:?}");
+        pagelift(t, &["detach", &pid])?;
+    }
+    let view = View::of(session.pid())?;
+    check_unlifted(&view, view.executable()?)?;
+    let left = leftovers(session.pid())?;
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    end(t, session)
+}
+
+/// Kills lifts at moments spread over all that they take; whatever they leave behind, the next one takes over and removes.
+fn killed(t: &Context, stack: &str) -> Result<()> {
+    let session = begin(t, stack, None)?;
+    let pid = session.pid().to_string();
+    let mut left_behind = 0;
+    for round in 0..120u64 {
+        let words: &[&str] = if round % 3 == 2 { &["detach", "-q"] } else { &["attach", "-q", "--pages", "thp"] };
+        let mut command = t.pagelift(words)?;
+        command.arg(&pid).stderr(Stdio::null());
+        let mut child = command.spawn()?;
+        // A multiplicative sequence reaches every part of the time that a lift takes.
+        sleep(Duration::from_micros(round * 7919 % 16000));
+        child.kill().ok();
+        child.wait()?;
+        ensure!(fs::exists(format!("/proc/{pid}/maps"))?, "the program has ended after round {round}");
+        let left = leftovers(session.pid())?;
+        ensure!(left.len() <= 1, "round {round}: {left:?}");
+        left_behind += left.len();
+    }
+    pagelift(t, &["attach", "--pages", "thp", &pid])?;
+    pagelift(t, &["detach", &pid])?;
+    let left = leftovers(session.pid())?;
+    ensure!(left.is_empty(), "never removed: {left:?}");
+    ensure!(left_behind > 0, "no lift was killed while the program had a page for calls");
+    t.note(format!("{left_behind} pages were left behind and removed later"));
+    end(t, session)
+}
+
+/// A program that may map nothing more is left as it is, with the reason and the fix.
+fn no_room(t: &Context) -> Result<()> {
+    let session = begin(t, "elsewhere", None)?;
+    let pid = session.pid().to_string();
+    let limit = |words: &[&str]| -> Result<()> {
+        let mut command = Command::new("prlimit");
+        command.args(["--pid", &pid]).args(words);
+        t.run(command)?.success().map(drop)
+    };
+    limit(&["--as=1000000:unlimited"])?;
+    let attach = t.run(t.pagelift(&["attach", "--pages", "thp", &pid])?)?;
+    ensure!(attach.ending != Ending::Exit(0), "lifted without room");
+    let fix = format!("fix: `prlimit --pid {pid} --as=unlimited");
+    ensure!(
+        attach.stderr.contains("a page for calls cannot be mapped") && attach.stderr.contains(&fix),
+        "{}",
+        attach.stderr
+    );
+    limit(&["--as=unlimited"])?;
+    pagelift(t, &["attach", "--pages", "thp", &pid])?;
+    pagelift(t, &["detach", &pid])?;
+    ensure!(leftovers(session.pid())?.is_empty());
+    end(t, session)
+}
+
+/// The kernel shows nothing of the memory of a process whose main thread has ended: it is left alone.
+fn main_thread_has_ended(t: &Context) -> Result<()> {
+    let session = begin(t, "ended", None)?;
+    let pid = session.pid().to_string();
+    for command in ["attach", "detach"] {
+        let refused = t.run(t.pagelift(&[command, &pid])?)?;
+        ensure!(refused.ending != Ending::Exit(0), "{command} has worked");
+        ensure!(refused.stderr.contains("its main thread has ended"), "{}", refused.stderr);
+    }
+    end(t, session)
+}
