@@ -1,10 +1,13 @@
 //! The process to work on, identified at the time of the request.
 
 use crate::remote::RemoteMemory;
+use crate::remote::status::is_ending;
 use linux::process_handle::ProcessHandle;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::Pid;
 use std::fs::File;
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,7 +26,7 @@ impl Target {
     /// A sentence that says why it cannot be opened.
     pub fn open(pid: i32) -> Result<Self, String> {
         let handle = ProcessHandle::open(pid).map_err(|error| format!("it cannot be opened: {error}"))?;
-        let memory = RemoteMemory::open(pid).map_err(|error| format!("its memory cannot be opened: {error}"))?;
+        let memory = RemoteMemory::open(pid).map_err(|error| unopened(pid, &error))?;
         match handle.is_alive() {
             true => Ok(Self { pid, memory, handle }),
             false => Err("it has ended".to_owned()),
@@ -38,6 +41,15 @@ impl Target {
     /// True where the process has not ended: everything that was read by its PID so far belongs to it.
     pub fn is_alive(&self) -> bool {
         self.handle.is_alive()
+    }
+}
+
+fn unopened(pid: i32, error: &io::Error) -> String {
+    match is_ending(Pid::from_raw(pid), pid) {
+        true => "its main thread has ended, so that the kernel shows no memory of it; needed: a main thread that waits for the \
+                 others"
+            .to_owned(),
+        false => format!("its memory cannot be opened: {error}"),
     }
 }
 
