@@ -6,7 +6,8 @@ use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 
 /// Properties of a mapping that a copy of its memory would lose, by their flags in smaps (proc_pid_smaps(5)).
-const SPECIAL_FLAGS: [(&str, &str); 9] = [
+const SPECIAL_FLAGS: [(&str, &str); 10] = [
+    ("mt", "tagged (PROT_MTE)"),
     ("dc", "not inherited by children (MADV_DONTFORK)"),
     ("wf", "wiped in children (MADV_WIPEONFORK)"),
     ("dd", "kept out of core dumps (MADV_DONTDUMP)"),
@@ -39,6 +40,14 @@ pub fn special_mappings(mappings: &[MappingFlags]) -> Vec<SpecialMapping> {
 mod tests {
     use super::*;
     use address_space::parse_flags;
+
+    #[test]
+    fn tagged_memory_is_special_and_guarded_code_is_not() {
+        let text = "1000-2000 rw-p 0 00:00 0\nVmFlags: rd wr mt\n2000-3000 r-xp 0 00:00 0\nVmFlags: rd ex bt\n";
+        let special = special_mappings(&parse_flags(text).unwrap());
+        let properties: Vec<_> = special.iter().map(|special| special.property.as_str()).collect();
+        assert_eq!(properties, ["tagged (PROT_MTE)"]);
+    }
 
     #[test]
     fn special_mappings_are_recognised_by_their_flags() {
