@@ -32,5 +32,5 @@ pub use page_size::{ByteCount, PageSize, PageSizeError, SizeDirectory, byte_coun
 pub use process_stat::{ProcessStat, StatCounters};
 pub use protection::Protection;
 pub use range_set::RangeSet;
-pub use smaps::{MappingFlags, MappingUsage, parse_flags, parse_smaps};
+pub use smaps::{MappingFlags, MappingUsage, guards_branches, parse_flags, parse_smaps};
 pub use space::AddressSpace;

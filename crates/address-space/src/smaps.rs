@@ -123,6 +123,16 @@ pub fn parse_flags(text: &str) -> Result<Vec<MappingFlags>, MapsError> {
     Ok(all)
 }
 
+/// True if a part of `range` allows indirect branches to landing pads only (`PROT_BTI` of AArch64), by the text of
+/// `/proc/PID/smaps`.
+///
+/// # Errors
+/// [`MapsError`] as for [`parse_smaps`].
+pub fn guards_branches(text: &str, range: AddressRange) -> Result<bool, MapsError> {
+    let has_flag = |mapping: &MappingFlags| mapping.flags.split(' ').any(|flag| flag == "bt");
+    Ok(parse_flags(text)?.iter().any(|mapping| mapping.range.overlaps(range) && has_flag(mapping)))
+}
+
 fn empty(mapping: Mapping) -> MappingUsage {
     MappingUsage {
         mapping,
@@ -250,5 +260,13 @@ Shared_Hugetlb:       19 kB
             let _ = parse_smaps(&damaged);
             let _ = parse_flags(&damaged);
         }
+    }
+
+    #[test]
+    fn code_that_guards_its_branches_is_found() {
+        let text = "1000-2000 r-xp 0 00:00 0\nVmFlags: rd ex mr bt \n3000-4000 r-xp 0 00:00 0\nVmFlags: rd ex\n";
+        let guarded = |start, length| guards_branches(text, AddressRange::sized(Address(start), length)).unwrap();
+        assert!(guarded(0x1000, 0x1000) && guarded(0x1fff, 0x2000));
+        assert!(!guarded(0x2000, 0x1000) && !guarded(0x3000, 0x1000));
     }
 }

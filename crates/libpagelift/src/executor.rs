@@ -238,6 +238,21 @@ impl Executor for OwnProcess {
         Ok(())
     }
 
+    #[cfg(target_arch = "aarch64")]
+    fn guards_branches(&mut self, range: AddressRange) -> Result<bool, CallError> {
+        let text = files::text(c"/proc/thread-self/smaps").map_err(failed("reading smaps"))?;
+        address_space::guards_branches(&text, range)
+            .map_err(|_| CallError { call: "reading smaps", errno: EINVAL as i32 })
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    fn guard_branches(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
+        let protection = protection.bits() | linux::PROT_BTI as i32;
+        // SAFETY:
+        // - the engine guards copies that nobody uses yet, or an image of code that was guarded.
+        unsafe { linux_raw::mprotect(range, protection) }.map_err(failed("mprotect(PROT_BTI)"))
+    }
+
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         // Only before the first try: where that fails, the range may be gone.
         for (range, copy) in self.copies.take(from, to) {

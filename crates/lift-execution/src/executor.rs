@@ -106,6 +106,23 @@ pub trait Executor {
     /// The errors of `mprotect`.
     fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError>;
 
+    /// True for memory of which a part allows indirect branches to landing pads only (`PROT_BTI`), which maps does not
+    /// show. Only AArch64 has that.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    fn guards_branches(&mut self, _range: AddressRange) -> Result<bool, CallError> {
+        Ok(false)
+    }
+
+    /// `mprotect` with this protection and `PROT_BTI`.
+    ///
+    /// # Errors
+    /// The errors of `mprotect`; `ENOSYS` from an executor on another architecture.
+    fn guard_branches(&mut self, _range: AddressRange, _protection: Protection) -> Result<(), CallError> {
+        Err(CallError { call: "mprotect(PROT_BTI)", errno: ENOSYS })
+    }
+
     /// Moves a mapping or part of one, replacing what is mapped at the destination: one `mremap(MREMAP_FIXED)`.
     ///
     /// # Errors

@@ -48,6 +48,10 @@ pub(crate) fn swap<X: Executor>(
     range: AddressRange,
     put_back: impl FnOnce(&mut X) -> Result<(), CallError>,
 ) -> Result<(), CallError> {
+    let guards_branches = executor.guards_branches(range)?;
+    if guards_branches {
+        guard_code(executor, copy)?;
+    }
     let Err(error) = executor.move_to(copy, range.start()) else { return Ok(()) };
     if executor.space().is_ok_and(|space| space.is_fully_mapped(range)) {
         return Err(error);
@@ -56,7 +60,18 @@ pub(crate) fn swap<X: Executor>(
         return Ok(());
     }
     put_back(executor)?;
+    if guards_branches {
+        guard_code(executor, range)?;
+    }
     Err(error)
+}
+
+/// Guards the branches of all code in a range.
+pub(crate) fn guard_code(executor: &mut impl Executor, range: AddressRange) -> Result<(), CallError> {
+    for mapping in executor.space()?.overlapping(range).iter().filter(|mapping| mapping.protection.execute) {
+        persist(|| executor.guard_branches(mapping.range.intersect(range), mapping.protection))?;
+    }
+    Ok(())
 }
 
 /// Puts a copy of the memory at `from` into `range`, on ordinary pages and with the protections of `before`: the last

@@ -2,7 +2,7 @@
 
 use crate::executor::{Backing, CallError, ENOSYS, Executor, FileMapping};
 use crate::move_aside::MovedAside;
-use crate::restoring::{Place, persist, put_copy, swap};
+use crate::restoring::{Place, guard_code, persist, put_copy, swap};
 use address_space::{Address, AddressRange, AddressSpace, Mapping, PageSize, Protection, RangeSet};
 use alloc::vec::Vec;
 use lift_plan::{Reason, Source, Step};
@@ -145,16 +145,21 @@ impl<'a> PartState<'a> {
         range: AddressRange,
         image: FileMapping<'_>,
     ) -> Result<(), CallError> {
-        match executor.map_file_at(image, range) {
-            Ok(()) => {}
+        let guards_branches = executor.guards_branches(range)?;
+        let shown = match executor.map_file_at(image, range) {
+            Ok(()) => Ok(()),
             Err(CallError { errno: ENOSYS, .. }) => {
                 self.copy_at = Some(executor.map_file(image, range.len())?);
                 self.staged.insert(range);
                 return self.swap(executor);
             }
             Err(error) if executor.space().is_ok_and(|space| space.is_fully_mapped(range)) => return Err(error),
-            Err(error) => self.show_again(executor, range, image, error)?,
+            Err(error) => self.show_again(executor, range, image, error),
+        };
+        if guards_branches {
+            guard_code(executor, range)?;
         }
+        shown?;
         self.swapped.insert(range);
         Ok(())
     }
@@ -287,6 +292,10 @@ impl<'a> PartState<'a> {
     }
 
     fn move_aside(&mut self, executor: &mut impl Executor, range: AddressRange) -> Result<(), CallError> {
+        // Pool pages are mapped in its place, and filled before they are protected.
+        if executor.guards_branches(range)? {
+            return Err(CallError { call: "moving aside code that guards its branches (PROT_BTI)", errno: ENOSYS });
+        }
         let moved = match self.moved_aside.take() {
             Some(moved) => moved,
             None => MovedAside::reserve(executor, self.range)?,

@@ -4,6 +4,8 @@
 pub const MADV_POPULATE_READ: i32 = 22;
 /// `MADV_POPULATE_WRITE` (Linux 5.14, `asm-generic/mman-common.h`).
 pub const MADV_POPULATE_WRITE: i32 = 23;
+/// `PROT_BTI` of AArch64 (Linux 5.8, `asm/mman.h`).
+pub const PROT_BTI: i32 = 0x10;
 /// `MADV_COLLAPSE` (Linux 6.1).
 pub const MADV_COLLAPSE: i32 = 25;
 /// System call `mseal` (Linux 6.10): one number on every architecture. Only 64-bit kernels have it.

@@ -6,6 +6,7 @@ mod support;
 
 mod dumps;
 mod files;
+mod guarded;
 mod judge;
 mod lasting;
 mod random_failures;

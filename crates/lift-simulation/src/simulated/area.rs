@@ -26,6 +26,8 @@ pub(super) struct Area {
     pub bound: bool,
     /// `mseal`.
     pub sealed: bool,
+    /// `PROT_BTI`.
+    pub guards_branches: bool,
     /// How far anonymous memory has been moved since it was made. The kernel joins only memory that it numbers
     /// through, which memory that has been moved is not.
     pub moved: u64,
@@ -42,6 +44,7 @@ impl Area {
             not_dumped: false,
             bound: false,
             sealed: false,
+            guards_branches: false,
             moved: 0,
         }
     }
@@ -54,7 +57,7 @@ impl Area {
             None => ((0, 0), 0, MappingName::Anonymous),
         };
         let mapping = Mapping { range, protection, shared: false, offset: 0, device, inode, name };
-        Self { mapping, advised: false, pool, image: None, not_dumped: false, bound: false, sealed: false, moved: 0 }
+        Self { pool, ..Self::of(mapping) }
     }
 
     /// Part of a shared image.
@@ -62,8 +65,7 @@ impl Area {
         let name = MappingName::File { path: path.to_owned(), deleted: false };
         let inode = IMAGE_INODE + path.len() as u64;
         let mapping = Mapping { range, protection, shared: false, offset, device: IMAGE_DEVICE, inode, name };
-        let image = Some(size);
-        Self { mapping, advised: false, pool: None, image, not_dumped: false, bound: false, sealed: false, moved: 0 }
+        Self { image: Some(size), ..Self::of(mapping) }
     }
 
     /// The whole huge pages of an image: they need address and offset to agree.
@@ -107,6 +109,7 @@ impl Area {
             && a.name == b.name
             && (self.advised, self.pool, self.moved) == (next.advised, next.pool, next.moved)
             && (self.not_dumped, self.bound, self.sealed) == (next.not_dumped, next.bound, next.sealed)
+            && self.guards_branches == next.guards_branches
             && follows
     }
 }

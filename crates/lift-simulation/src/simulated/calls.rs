@@ -135,6 +135,18 @@ impl Executor for SimulatedKernel {
         self.called((Call::Protect, "mprotect"), range, nothing, work)
     }
 
+    fn guards_branches(&mut self, range: AddressRange) -> Result<bool, CallError> {
+        Ok(self.overlapping(range).iter().any(|area| area.guards_branches))
+    }
+
+    fn guard_branches(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
+        let work = |kernel: &mut Self| {
+            kernel.change_protection(range, protection)?;
+            kernel.change(range, |area| area.guards_branches = true)
+        };
+        self.called((Call::GuardBranches, "mprotect(PROT_BTI)"), range, nothing, work)
+    }
+
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         let target = AddressRange::sized(to, from.len());
         let remove = |kernel: &mut Self, mode| {

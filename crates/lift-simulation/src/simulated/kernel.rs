@@ -202,6 +202,16 @@ impl SimulatedKernel {
         self.areas.iter().filter(|area| area.not_dumped).map(Area::range).collect()
     }
 
+    /// Memory with PROT_BTI.
+    pub fn guarded(&self) -> RangeSet {
+        self.areas.iter().filter(|area| area.guards_branches).map(Area::range).collect()
+    }
+
+    /// Gives all code PROT_BTI, as a dynamic linker does at the start of a program.
+    pub fn guard_code(&mut self) {
+        self.areas.iter_mut().for_each(|area| area.guards_branches = area.mapping.protection.execute);
+    }
+
     /// Everything that is mapped.
     pub fn mapped(&self) -> RangeSet {
         self.areas.iter().map(Area::range).collect()
@@ -417,7 +427,8 @@ impl SimulatedKernel {
             self.violations.push(format!("mprotect makes {range} writable and executable at once"));
         }
         self.check_seals(range)?;
-        self.change(range, |area| area.mapping.protection = protection)
+        // mprotect without PROT_BTI takes it away.
+        self.change(range, |area| (area.mapping.protection, area.guards_branches) = (protection, false))
     }
 
     /// Changes a property of all of `range`; what lies before a hole is changed even so.

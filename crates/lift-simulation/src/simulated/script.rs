@@ -27,13 +27,14 @@ pub enum Call {
     Name,
     LeaveOutOfDumps,
     Seal,
+    GuardBranches,
     Huge,
     Space,
 }
 
 impl Call {
     /// Every call.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Map,
         Self::MapAt,
         Self::Unmap,
@@ -53,6 +54,7 @@ impl Call {
         Self::Name,
         Self::LeaveOutOfDumps,
         Self::Seal,
+        Self::GuardBranches,
         Self::Huge,
         Self::Space,
     ];
@@ -69,7 +71,7 @@ impl Call {
             Self::Place => &[EFAULT, EINVAL, ENOMEM, EPERM, EIO, ENOSYS, ESRCH],
             Self::Populate => &[EFAULT, ENOMEM, EINVAL, EAGAIN, EINTR, EHWPOISON, ESRCH],
             Self::Collapse => &[EAGAIN, EBUSY, EINVAL, ENOMEM, EINTR, ESRCH],
-            Self::Protect => &[EACCES, EINVAL, ENOMEM, EPERM, ESRCH],
+            Self::Protect | Self::GuardBranches => &[EACCES, EINVAL, ENOMEM, EPERM, ESRCH],
             Self::MoveTo => &[EAGAIN, EFAULT, EINVAL, ENOMEM, EPERM, ESRCH],
             Self::Copy => &[EFAULT, EINVAL, ENOMEM, EPERM, EIO, ESRCH],
             Self::Refault => &[EBUSY, EINVAL, ENOMEM, EAGAIN, EPERM, EINTR, ESRCH],

@@ -427,6 +427,18 @@ impl Executor for LiveExecutor {
         self.with_thread(|calls| calls.call("mprotect", numbers::SYS_mprotect, arguments)).map(drop)
     }
 
+    #[cfg(target_arch = "aarch64")]
+    fn guards_branches(&mut self, range: AddressRange) -> Result<bool, CallError> {
+        calls::guards_branches(self.process.pid().as_raw(), range)
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    fn guard_branches(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
+        let protection = protection.bits() | constants::PROT_BTI;
+        let arguments = [range.start().0, range.len(), protection as u64, 0, 0, 0];
+        self.with_thread(|calls| calls.call("mprotect(PROT_BTI)", numbers::SYS_mprotect, arguments)).map(drop)
+    }
+
     fn move_to(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
         let arguments = [from.start().0, from.len(), from.len(), flags, to.0, 0];

@@ -85,6 +85,14 @@ pub fn expect_unchanged(pagemap: Option<&Pagemap>, range: AddressRange) -> Resul
     if changed.is_empty() { Ok(()) } else { Err(busy) }
 }
 
+/// True if a part of `range` has PROT_BTI.
+#[cfg(target_arch = "aarch64")]
+pub fn guards_branches(pid: i32, range: AddressRange) -> Result<bool, CallError> {
+    let text = text_of(format!("/proc/{pid}/smaps")).map_err(|error| failed("reading smaps", &error))?;
+    address_space::guards_branches(&text, range)
+        .map_err(|_| CallError { call: "reading smaps", errno: Errno::EINVAL as i32 })
+}
+
 /// Returns the parts of `range` that are mapped by huge pages of at least `size`.
 pub fn huge(pid: i32, pagemap: &Pagemap, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError> {
     match pagemap.huge(range) {
