@@ -30,6 +30,7 @@ pub mod process_handle;
 pub mod processor;
 pub mod release;
 pub mod same_memory;
+pub mod sleep_clock;
 pub mod terminal;
 pub mod text;
 pub mod tracefs;
