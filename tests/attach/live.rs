@@ -42,6 +42,10 @@ fn main() -> ExitCode {
         let needs = vec![Need::Root, Need::Thp];
         tests.push(test_case(format!("signals_during_a_lift/{call}"), needs, move |t| signalled(t, call)));
     }
+    for call in ["of_each_thread", "epoll_wait", "semtimedop", "sigtimedwait"] {
+        let needs = vec![Need::Root, Need::Thp];
+        tests.push(test_case(format!("waits_of_a_relative_time/{call}"), needs, move |t| timed(t, call)));
+    }
     tests.push(test_case("one_thread_that_sleeps", vec![Need::Root, Need::Thp], single_thread));
     tests.push(test_case("a_worker_of_the_kernel", vec![Need::Root, Need::Thp], kernel_worker));
     let needs = vec![Need::Root, Need::Thp];
@@ -214,6 +218,28 @@ fn signal_while_stopped(t: &Context, session: &Session, words: &[&str], signal: 
 /// True where the only thread of a process sleeps in this call.
 fn sleeps_in(pid: u32, number: i64) -> bool {
     fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with(&format!("{number} ")))
+}
+
+/// What waits for a relative time goes on with the time that is left, however often it is stopped.
+fn timed(t: &Context, call: &str) -> Result<()> {
+    let mut command = Program::named("attach/waits_for_six_seconds.c")?.command()?;
+    if call != "of_each_thread" {
+        command.arg(call);
+    }
+    let session = begin(t, command)?;
+    session.wait_for_line("four seconds are over")?;
+    let pid = session.pid().to_string();
+    pagelift(t, &["attach", "--pages", "thp", &pid])?;
+    pagelift(t, &["detach", &pid])?;
+    let output = session.finish()?.success()?;
+    t.keep(&output);
+    let waits: Vec<&str> = output.stdout.lines().filter(|line| line.contains(" ended ")).collect();
+    ensure!(!waits.is_empty() && output.stdout.ends_with("all right\n"), "{}", output.stdout);
+    // A kernel that does not show since when a thread sleeps makes waits last for their whole time after a stop.
+    let shows_sleep = fs::exists("/proc/self/sched")?;
+    let is_as_plain = |line: &&str| line.contains(" in time,") || !shows_sleep && line.contains(" late,");
+    ensure!(waits.iter().all(is_as_plain), "{}", output.stdout);
+    Ok(())
 }
 
 /// The only thread waits in a call with a time that is left: it ends when it should.

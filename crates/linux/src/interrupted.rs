@@ -149,17 +149,40 @@ pub enum Length {
     },
 }
 
+/// How a call gets the relative time after which it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// As a number of milliseconds; a negative one means no limit.
+    Milliseconds,
+    /// As the address of a `struct timespec`; 0 means no limit.
+    Timespec,
+}
+
+/// Returns the index of the argument by which a call gets a relative time of which the kernel keeps no rest, and its form.
+pub fn relative_limit(number: i64) -> Option<(usize, Limit)> {
+    match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_epoll_wait => Some((3, Limit::Milliseconds)),
+        libc::SYS_epoll_pwait => Some((3, Limit::Milliseconds)),
+        libc::SYS_epoll_pwait2 | libc::SYS_semtimedop => Some((3, Limit::Timespec)),
+        libc::SYS_rt_sigtimedwait => Some((2, Limit::Timespec)),
+        libc::SYS_io_getevents | IO_PGETEVENTS => Some((4, Limit::Timespec)),
+        _ => None,
+    }
+}
+
 /// Returns how to restart a call with these arguments that has failed with EINTR after a handler of Pagelift.
 pub fn after_own_handler(number: i64, arguments: &[u64; 6]) -> Repetition {
-    let timespec = |index: usize| match arguments[index] {
-        0 => Repetition::AsItWas,
-        address => Repetition::WithWholeTime(Length::At(address)),
-    };
-    // A negative number of milliseconds means no limit (epoll_wait(2)).
-    let milliseconds = |index: usize| match u64::try_from(arguments[index] as i32) {
-        Ok(limit) => Repetition::WithWholeTime(Length::Milliseconds(limit)),
-        Err(_) => Repetition::AsItWas,
-    };
+    if let Some((index, limit)) = relative_limit(number) {
+        return match (limit, arguments[index]) {
+            (Limit::Timespec, 0) => Repetition::AsItWas,
+            (Limit::Timespec, address) => Repetition::WithWholeTime(Length::At(address)),
+            (Limit::Milliseconds, limit) => match u64::try_from(limit as i32) {
+                Ok(limit) => Repetition::WithWholeTime(Length::Milliseconds(limit)),
+                Err(_) => Repetition::AsItWas,
+            },
+        };
+    }
     let socket = |option| {
         let socket = arguments[0] as i32;
         Repetition::WithWholeTime(Length::OptionOf { socket, option })
@@ -174,12 +197,6 @@ pub fn after_own_handler(number: i64, arguments: &[u64; 6]) -> Repetition {
             Repetition::WithTimeLeft
         }
         libc::SYS_futex => Repetition::AsItWas,
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_epoll_wait => milliseconds(3),
-        libc::SYS_epoll_pwait => milliseconds(3),
-        libc::SYS_epoll_pwait2 | libc::SYS_semtimedop => timespec(3),
-        libc::SYS_rt_sigtimedwait => timespec(2),
-        libc::SYS_io_getevents | IO_PGETEVENTS => timespec(4),
         libc::SYS_io_uring_enter => after_ring(arguments),
         // recvmmsg checks its own timeout only between messages (recvmmsg(2), "Bugs").
         libc::SYS_read | libc::SYS_readv | libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg => {

@@ -6,6 +6,7 @@ mod permission;
 mod release;
 mod settled;
 mod standstill;
+mod timed;
 
 pub use error::{NotPrepared, StopError};
 pub use standstill::Standstill;
@@ -22,10 +23,12 @@ use crate::remote::restart;
 use crate::remote::seccomp::Filters;
 use crate::remote::status::{ThreadStatus, is_ending, sleeps_uninterruptibly};
 use crate::remote::thread_list::{Listing, user_threads};
+use crate::remote::timed_wait::TimedWait;
 use crate::remote::tracee::{Running, Stopped};
 use crate::remote::wait::{Stop, WaitReport};
 use address_space::AddressRange;
 use exec::{Over, is_traced_by_another, tracer_of};
+use linux::sleep_clock::SleepClock;
 use nix::errno::Errno;
 use nix::unistd::{Pid, gettid};
 use permission::NotPermitted;
@@ -71,6 +74,9 @@ pub struct LiveProcess {
     stopped: BTreeMap<i32, Held>,
     /// The calls in which threads were last seen to wait, of those that may have to be restarted.
     inflight: BTreeMap<i32, InflightSyscall>,
+    /// The waits of a relative time in which threads were seen to sleep before they were last told to stop.
+    waits: BTreeMap<i32, TimedWait>,
+    clock: SleepClock,
     /// Stopped threads whose call has failed and is made again when they are resumed.
     restarting: BTreeSet<i32>,
     /// Stopped threads that have been chosen to make calls.
@@ -102,6 +108,8 @@ impl LiveProcess {
             traced: BTreeMap::new(),
             stopped: BTreeMap::new(),
             inflight: BTreeMap::new(),
+            waits: BTreeMap::new(),
+            clock: SleepClock::default(),
             restarting: BTreeSet::new(),
             chosen: BTreeSet::new(),
             receivers: SignalReceivers::default(),
@@ -358,6 +366,7 @@ impl LiveProcess {
         self.receivers.look(self.pid, threads.clone());
         threads.sort_by_key(|&thread| self.receivers.contains(thread));
         self.await_awake(&threads);
+        threads.iter().for_each(|&thread| self.look_at_wait(thread));
         let with_stopped: Vec<i32> = self.stopped.keys().chain(&threads).copied().collect();
         let seized = reaping::while_tracing(&with_stopped, || self.seize_all(&threads))?;
         self.since.get_or_insert_with(Instant::now);
@@ -417,6 +426,7 @@ impl LiveProcess {
     }
 
     fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
+        self.look_at_wait(thread);
         let told = self.seize(thread)? && !self.interrupt_all(vec![thread]).is_empty();
         Ok(told && self.await_stop(thread, Instant::now() + STOP_TIMEOUT)?)
     }
@@ -534,10 +544,8 @@ impl LiveProcess {
         self.stopped_by_shell |= stop.is_group_stop();
         let signal = stop.delivered_signal();
         // The program must not see an error that only this stop has caused.
-        if matches!(
-            restart::restart_interrupted(self.pid, Pid::from_raw(thread), signal, self.inflight.get(&thread)),
-            Ok(true)
-        ) {
+        let (before, wait) = (self.inflight.get(&thread), self.waits.get_mut(&thread));
+        if restart::restart_interrupted(self.pid, Pid::from_raw(thread), signal, before, wait) == Ok(true) {
             self.restarting.insert(thread);
         }
         self.stopped.insert(thread, Held { thread: stopped, signal });

@@ -58,7 +58,13 @@ impl InflightSyscall {
 
     /// True where the thread, which has stopped now, has slept in no other call since: a stop counts as one more sleep.
     pub fn was_the_last_sleep(&self, process: Pid, thread: Pid) -> bool {
-        self.sleeps.is_some_and(|sleeps| sleeps_of(process, thread.as_raw()) == Some(sleeps + 1))
+        self.sleeps.is_some_and(|sleeps| slept_only_in(process, thread, sleeps))
+    }
+
+    /// True where a stopped thread was in this very call, all of whose arguments are known.
+    pub fn is(&self, stopped: &Self) -> bool {
+        (self.number, self.arguments, self.stack, self.behind)
+            == (stopped.number, stopped.arguments, stopped.stack, stopped.behind)
     }
 
     /// True where a stopped thread is about to make this call.
@@ -66,6 +72,11 @@ impl InflightSyscall {
         (self.number, self.arguments, self.stack) == (stopped.number, stopped.arguments, stopped.stack)
             && stopped.behind + arch::SYSCALL_INSTRUCTION.len() as u64 == self.behind
     }
+}
+
+/// True where a stopped thread had gone to sleep this often before, and not again since: a stop counts as one more sleep.
+pub fn slept_only_in(process: Pid, thread: Pid, sleeps: u64) -> bool {
+    sleeps_of(process, thread.as_raw()) == Some(sleeps + 1)
 }
 
 /// How often a thread has gone to sleep (`voluntary_ctxt_switches`, proc_pid_status(5)).

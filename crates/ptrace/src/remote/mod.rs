@@ -7,7 +7,7 @@
 //!   `last_call` drops what that code leaves;
 //!   `executor` lifts with them, `from_file` copies with them, `outside` lifts without any, and `calls` is what the executors
 //!   share.
-//! - System calls of its own that a stop has interrupted: `restart`.
+//! - System calls of its own that a stop has interrupted: `restart`, with the time that is left: `timed_wait`, `unused`.
 
 pub mod arch;
 pub mod auxiliary;
@@ -30,7 +30,9 @@ pub mod seccomp;
 mod spin_wait;
 pub mod status;
 pub mod thread_list;
+pub mod timed_wait;
 pub mod tracee;
+mod unused;
 pub mod wait;
 
 pub use executor::ProcessExecutor;

@@ -9,6 +9,7 @@ use crate::remote::RemoteMemory;
 use crate::remote::arch::{self, Interrupted, Registers};
 use crate::remote::requests;
 use crate::remote::status::ThreadStatus;
+use crate::remote::timed_wait::TimedWait;
 use address_space::Address;
 use linux::interrupted::IO_PGETEVENTS;
 pub use linux::interrupted::{can_be_repeated, ends_with_any_handler, gives_error};
@@ -35,7 +36,8 @@ pub fn concerns_children(number: i64) -> bool {
 /// Makes a stopped thread restart its call if that failed with EINTR, unless a signal is handled first: a call is
 /// restarted that the stop has made fail, or a signal that is only delivered because of the stop; a call that a handled
 /// signal of the program has interrupted still fails with EINTR. `signal` is the signal for which the thread has
-/// stopped, 0 for a stop by this process. `before` is the call in which it was last seen to wait, where that is needed.
+/// stopped, 0 for a stop by this process. `before` is the call in which it was last seen to wait, where that is needed;
+/// `wait` is the wait of a relative time in which it was seen just before it was told to stop.
 /// Returns true where the thread is now about to make that call.
 ///
 /// # Errors
@@ -45,6 +47,7 @@ pub fn restart_interrupted(
     thread: Pid,
     signal: i32,
     before: Option<&InflightSyscall>,
+    wait: Option<&mut TimedWait>,
 ) -> Result<bool, Errno> {
     let mut registers = requests::registers(thread)?;
     if put_back_into_call(process, thread, &registers)? {
@@ -68,7 +71,12 @@ pub fn restart_interrupted(
         }
     };
     let Some(first_argument) = first_argument else { return Ok(false) };
+    let mut stopped = seen(&registers);
+    stopped.arguments[0] = first_argument;
     arch::make_again(&mut registers, first_argument);
+    if let Some(wait) = wait {
+        wait.shorten(process, thread, &stopped, &mut registers);
+    }
     requests::set_registers_of_same_program(thread, &registers)?;
     if !arch::SHOWS_CALLS {
         end_mask_of_call(thread)?;
@@ -243,7 +251,7 @@ mod tests {
         arch::rewind_call(&mut registers);
         registers.orig_rax = number;
         requests::set_registers_of_same_program(child, &registers).unwrap();
-        let restarts = restart_interrupted(child, child, 0, None);
+        let restarts = restart_interrupted(child, child, 0, None, None);
         kill(child, Signal::SIGUSR1).unwrap();
         stopped.detach(0).unwrap();
         let ready = poll(&mut [PollFd::new(ends.as_fd(), PollFlags::POLLIN)], PollTimeout::from(10_000u16)).unwrap();

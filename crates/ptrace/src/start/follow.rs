@@ -373,7 +373,7 @@ impl<H: Handler> Following<'_, H> {
             Some(State::Entry(entry)) if entry.is_reached(pid, signal) => entry.enter(pid),
             _ => {
                 // Were the thread not traced, a signal without a handler would not interrupt its call.
-                let _ = restart::restart_interrupted(pid, pid, signal, None);
+                let _ = restart::restart_interrupted(pid, pid, signal, None, None);
                 return Next::Resume(signal);
             }
         };

@@ -65,7 +65,7 @@ impl StoppedThreads {
             Err(errno) => return Err(errno),
         };
         let signal = stop.delivered_signal();
-        let _ = restart::restart_interrupted(thread, thread, signal, None);
+        let _ = restart::restart_interrupted(thread, thread, signal, None, None);
         self.threads.insert(thread.as_raw(), (stopped, signal));
         Ok(())
     }

@@ -350,6 +350,19 @@ pub fn make_again(r: &mut Registers, first_argument: u64) {
     r.regs[0] = first_argument;
 }
 
+/// True for registers that `make_again` has changed, where the call's next instruction is at `behind`.
+pub fn is_made_again(r: &Registers, behind: Address) -> bool {
+    r.pc.wrapping_add(SYSCALL_INSTRUCTION.len() as u64) == behind.0
+}
+
+/// Sets an argument of a call that is made again.
+pub fn set_argument(r: &mut Registers, index: usize, value: u64) {
+    r.regs[index] = value;
+}
+
+/// Number of bytes below the stack pointer that belong to the function that runs: none (AAPCS64, 6.4.5.1).
+pub const RED_ZONE: u64 = 0;
+
 /// Makes the thread, which is about to restart a call, continue with the error of that call.
 pub fn give_error(r: &mut Registers) {
     r.pc += SYSCALL_INSTRUCTION.len() as u64;

@@ -8,11 +8,19 @@ pub mod guest;
 pub mod layout;
 #[cfg(any(target_arch = "aarch64", test))]
 mod signal_frame;
+#[cfg(any(target_arch = "aarch64", test))]
+pub mod unused_aarch64;
+#[cfg(any(target_arch = "x86_64", test))]
+pub mod unused_x86_64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::*;
+#[cfg(target_arch = "aarch64")]
+pub use unused_aarch64 as unused;
+#[cfg(target_arch = "x86_64")]
+pub use unused_x86_64 as unused;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 

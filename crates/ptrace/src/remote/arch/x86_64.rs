@@ -346,6 +346,19 @@ pub fn make_again(r: &mut Registers, _first_argument: u64) {
     r.rax = (-ERESTARTNOHAND) as u64;
 }
 
+/// True for registers that `make_again` has changed, where the call's next instruction is at `behind`.
+pub fn is_made_again(r: &Registers, behind: Address) -> bool {
+    r.rax as i64 == -ERESTARTNOHAND && r.orig_rax as i64 != -1 && r.rip == behind.0
+}
+
+/// Sets an argument of a call that is made again.
+pub fn set_argument(r: &mut Registers, index: usize, value: u64) {
+    *[&mut r.rdi, &mut r.rsi, &mut r.rdx, &mut r.r10, &mut r.r8, &mut r.r9][index] = value;
+}
+
+/// Number of bytes below the stack pointer that belong to the function that runs (System V ABI, 3.2.2).
+pub const RED_ZONE: u64 = 128;
+
 /// Does nothing: the kernel has yet to decide whether the call is restarted.
 pub fn give_error(_: &mut Registers) {}
 

@@ -1,0 +1,130 @@
+//! Waits of a relative time, which go on with the time that is left.
+//!
+//! Of most interrupted waits the kernel keeps what is left of their time. epoll_wait, semtimedop, rt_sigtimedwait and
+//! io_getevents fail with EINTR instead; made again as they were they would wait for their whole time once more. Such a wait is
+//! therefore looked at before its thread is told to stop, and the argument for its time is changed afterwards:
+//! - The thread has slept in the call since it last ran, a time which the kernel shows (`linux::sleep_clock`). It has not
+//!   slept anywhere else until it stopped, which the number of its sleeps shows.
+//! - The program does not see the argument, as the code behind the call shows (`unused`).
+//! - Where the argument is the address of a time, what is left is stored below the stack, where the kernel stores whatever
+//!   a signal's handler is given: nothing of the program is there while its thread is in a call.
+//!
+//! Where any of this cannot be known the wait is made again with its whole time.
+
+use super::RemoteMemory;
+use super::arch::{self, Registers};
+use super::inflight_syscall::{InflightSyscall, slept_only_in};
+use super::requests;
+use super::unused::is_unused;
+use address_space::Address;
+use linux::interrupted::{Limit, relative_limit};
+use linux::sleep_clock::{Sleep, SleepClock};
+use nix::sys::uio::{RemoteIoVec, process_vm_writev};
+use nix::unistd::Pid;
+use std::io::IoSlice;
+use std::time::{Duration, Instant};
+
+/// Number of bytes of a `struct timespec`, and of its alignment.
+const TIMESPEC_BYTES: u64 = 16;
+const ALIGNMENT: u64 = 16;
+
+/// A wait in which a thread was seen to sleep.
+#[derive(Clone, Debug)]
+pub struct TimedWait {
+    call: InflightSyscall,
+    /// How often the thread had gone to sleep, this wait included.
+    sleeps: u64,
+    /// The argument for the time.
+    index: usize,
+    limit: Limit,
+    /// When its time is over.
+    ends: Instant,
+    /// The call as it is made again.
+    again: Option<InflightSyscall>,
+}
+
+impl TimedWait {
+    /// Returns the wait of a relative time in which a thread sleeps. `earlier` is what an earlier stop has left of one.
+    pub fn of(process: Pid, thread: i32, clock: &mut SleepClock, earlier: Option<&Self>) -> Option<Self> {
+        let call = InflightSyscall::of(process, thread).ok().flatten()?;
+        let (index, limit) = relative_limit(call.number)?;
+        let length = length(process, limit, call.arguments[index])?;
+        let sleep = clock.sleep_of(process.as_raw(), thread)?;
+        let ends = sleep.since.checked_add(length)?;
+        let ends = earlier
+            .filter(|earlier| earlier.is_continued_by(&call, sleep))
+            .map_or(ends, |earlier| earlier.ends.min(ends));
+        Some(Self { call, sleeps: sleep.count, index, limit, ends, again: None })
+    }
+
+    /// True where a thread sleeps in this wait again after a stop, and has slept nowhere else.
+    fn is_continued_by(&self, call: &InflightSyscall, sleep: Sleep) -> bool {
+        // Made again with all its time, it looks like any other that begins.
+        let is_same = self.again.as_ref().is_some_and(|again| again.arguments != self.call.arguments && again.is(call));
+        is_same && sleep.count == self.sleeps + 2
+    }
+
+    /// Changes the registers of a stopped thread, which makes this call again, so that it waits for what is left. `stopped`
+    /// is the call as the stop shows it. Nothing is changed where the thread may have been elsewhere since, and where the
+    /// program could see the change.
+    pub fn shorten(&mut self, process: Pid, thread: Pid, stopped: &InflightSyscall, registers: &mut Registers) {
+        self.again = None;
+        let is_the_same = self.call.is(stopped) && slept_only_in(process, thread, self.sleeps);
+        let memory = RemoteMemory::open(process.as_raw());
+        if is_the_same && memory.is_ok_and(|memory| is_unused(&memory, Address(stopped.behind), self.index)) {
+            self.set_time_left(process, registers);
+        }
+    }
+
+    /// Changes the registers once more before the thread is released: it may have been stopped for long.
+    pub fn refresh(&mut self, process: Pid, thread: Pid) {
+        let Some(again) = &self.again else { return };
+        let Ok(mut registers) = requests::registers(thread) else { return };
+        let (number, arguments) = arch::call_registers(&registers);
+        let is_there = arch::is_made_again(&registers, Address(again.behind))
+            && (number, arguments) == (again.number, again.arguments)
+            && arch::stack_pointer(&registers) == Address(again.stack);
+        if is_there && self.set_time_left(process, &mut registers) {
+            // Otherwise it waits for a little longer.
+            let _ = requests::set_registers_of_same_program(thread, &registers);
+        }
+    }
+
+    fn set_time_left(&mut self, process: Pid, registers: &mut Registers) -> bool {
+        let left = self.ends.saturating_duration_since(Instant::now());
+        let value = match self.limit {
+            Limit::Milliseconds => Some(left.as_nanos().div_ceil(1_000_000) as u64),
+            Limit::Timespec => {
+                let below = self.call.stack.checked_sub(arch::RED_ZONE + TIMESPEC_BYTES);
+                below.map(|below| below & !(ALIGNMENT - 1)).filter(|&place| store(process, place, left))
+            }
+        };
+        let Some(value) = value else { return false };
+        arch::set_argument(registers, self.index, value);
+        let mut again = self.call.clone();
+        again.arguments[self.index] = value;
+        self.again = Some(again);
+        true
+    }
+}
+
+/// Returns the length of a wait; `None` where it has no limit, or none that the kernel accepts.
+fn length(process: Pid, limit: Limit, argument: u64) -> Option<Duration> {
+    match limit {
+        Limit::Milliseconds => Some(Duration::from_millis(u64::try_from(argument as i32).ok()?)),
+        Limit::Timespec if argument == 0 => None,
+        Limit::Timespec => {
+            let memory = RemoteMemory::open(process.as_raw()).ok()?;
+            let [seconds, nanoseconds] = [0, 8].map(|offset| memory.read_word(Address(argument.wrapping_add(offset))));
+            let nanoseconds = u32::try_from(nanoseconds.ok()?).ok().filter(|&part| part < 1_000_000_000)?;
+            Some(Duration::new(i64::try_from(seconds.ok()?).ok()?.try_into().ok()?, nanoseconds))
+        }
+    }
+}
+
+/// Stores a time. Returns false where the process itself could not write there.
+fn store(process: Pid, place: u64, time: Duration) -> bool {
+    let words = [time.as_secs().to_ne_bytes(), u64::from(time.subsec_nanos()).to_ne_bytes()].concat();
+    let remote = RemoteIoVec { base: place as usize, len: words.len() };
+    process_vm_writev(process, &[IoSlice::new(&words)], &[remote]) == Ok(words.len())
+}
