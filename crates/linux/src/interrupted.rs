@@ -116,6 +116,26 @@ pub fn ends_without_sa_restart(number: i64, arguments: &[u64; 6]) -> bool {
     }
 }
 
+/// `MSG_WAITALL`: the call waits until it has received all that was asked for.
+const WAIT_FOR_ALL: u64 = libc::MSG_WAITALL as u64;
+/// Number of bytes up to which a write to a pipe is made at once (`PIPE_BUF`).
+const WRITTEN_AT_ONCE: u64 = 4096;
+
+/// True for a call that may sleep although it has had a part of its effect. A stop ends it then, with that part as its
+/// result, and it cannot be restarted: its result would be that of the rest.
+pub fn may_end_in_part(number: i64, arguments: &[u64; 6]) -> bool {
+    match number {
+        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => arguments[2] > WRITTEN_AT_ONCE,
+        libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 | libc::SYS_sendmsg | libc::SYS_sendmmsg => true,
+        libc::SYS_sendfile | libc::SYS_splice | libc::SYS_vmsplice | libc::SYS_recvmmsg => true,
+        libc::SYS_recvfrom => arguments[3] & WAIT_FOR_ALL != 0,
+        libc::SYS_recvmsg => arguments[2] & WAIT_FOR_ALL != 0,
+        // It has submitted some, and waits for others.
+        libc::SYS_io_uring_enter => arguments[1] > 0 && arguments[2] > 0,
+        _ => false,
+    }
+}
+
 /// How to restart a call that has failed with EINTR because a handler of Pagelift has run, and no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repetition {
@@ -233,6 +253,16 @@ mod tests {
             assert_eq!(after_own_handler(number, &[3; 6]), Repetition::Never, "{number}");
             assert!(!can_be_repeated(number));
         }
+    }
+
+    #[test]
+    fn calls_that_sleep_in_the_middle_are_known() {
+        let of = |number, arguments| may_end_in_part(number, &arguments);
+        assert!(of(libc::SYS_write, [1, 8, 1 << 20, 0, 0, 0]) && !of(libc::SYS_write, [1, 8, 4096, 0, 0, 0]));
+        assert!(of(libc::SYS_recvfrom, [5, 8, 9, 0x100, 0, 0]) && !of(libc::SYS_recvfrom, [5, 8, 9, 0x40, 0, 0]));
+        assert!(of(libc::SYS_recvmsg, [5, 8, 0x100, 0, 0, 0]) && !of(libc::SYS_recvmsg, [5, 8, 0, 0, 0, 0]));
+        assert!(of(libc::SYS_io_uring_enter, [4, 1, 1, 1, 0, 0]) && !of(libc::SYS_io_uring_enter, [4, 0, 1, 1, 0, 0]));
+        assert!(!of(libc::SYS_read, [5, 8, 1 << 20, 0, 0, 0]));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod error;
 mod exec;
+mod partial;
 mod permission;
 mod release;
 mod settled;
@@ -31,6 +32,7 @@ use exec::{Over, is_traced_by_another, tracer_of};
 use linux::sleep_clock::SleepClock;
 use nix::errno::Errno;
 use nix::unistd::{Pid, gettid};
+use partial::WholeCalls;
 use permission::NotPermitted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -77,6 +79,8 @@ pub struct LiveProcess {
     /// The waits of a relative time in which threads were seen to sleep before they were last told to stop.
     waits: BTreeMap<i32, TimedWait>,
     clock: SleepClock,
+    /// Waits for calls that a stop would end in part.
+    whole: WholeCalls,
     /// Stopped threads whose call has failed and is made again when they are resumed.
     restarting: BTreeSet<i32>,
     /// Stopped threads that have been chosen to make calls.
@@ -110,6 +114,7 @@ impl LiveProcess {
             inflight: BTreeMap::new(),
             waits: BTreeMap::new(),
             clock: SleepClock::default(),
+            whole: WholeCalls::default(),
             restarting: BTreeSet::new(),
             chosen: BTreeSet::new(),
             receivers: SignalReceivers::default(),
@@ -324,13 +329,15 @@ impl LiveProcess {
         threads.sort_by_cached_key(|&thread| {
             let call = InflightSyscall::of(self.pid, thread).ok().flatten();
             let number = call.as_ref().map(|call| call.number);
+            let may_end_in_part =
+                call.as_ref().is_some_and(|call| restart::may_end_in_part(call.number, &call.arguments));
             self.note_call(thread, call);
             match number {
                 // It was refused before.
                 _ if self.not_permitted.contains(thread) => 5,
                 // It may not stop for long.
                 _ if sleeps_uninterruptibly(self.pid, thread) => 4,
-                _ if self.parents.contains(&thread) => 3,
+                _ if self.parents.contains(&thread) || may_end_in_part => 3,
                 Some(number) if !restart::concerns_children(number) => u8::from(restart::gives_error(number)),
                 // Running, or unknown.
                 _ => 2,
@@ -366,6 +373,7 @@ impl LiveProcess {
         self.receivers.look(self.pid, threads.clone());
         threads.sort_by_key(|&thread| self.receivers.contains(thread));
         self.await_awake(&threads);
+        self.await_whole_calls(&threads);
         threads.iter().for_each(|&thread| self.look_at_wait(thread));
         let with_stopped: Vec<i32> = self.stopped.keys().chain(&threads).copied().collect();
         let seized = reaping::while_tracing(&with_stopped, || self.seize_all(&threads))?;
@@ -426,6 +434,7 @@ impl LiveProcess {
     }
 
     fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
+        self.await_whole_calls(&[thread]);
         self.look_at_wait(thread);
         let told = self.seize(thread)? && !self.interrupt_all(vec![thread]).is_empty();
         Ok(told && self.await_stop(thread, Instant::now() + STOP_TIMEOUT)?)

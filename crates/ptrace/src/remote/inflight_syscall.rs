@@ -80,7 +80,7 @@ pub fn slept_only_in(process: Pid, thread: Pid, sleeps: u64) -> bool {
 }
 
 /// How often a thread has gone to sleep (`voluntary_ctxt_switches`, proc_pid_status(5)).
-fn sleeps_of(process: Pid, thread: i32) -> Option<u64> {
+pub fn sleeps_of(process: Pid, thread: i32) -> Option<u64> {
     let text = text_of(format!("/proc/{process}/task/{thread}/status")).unwrap_or_default();
     text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
 }

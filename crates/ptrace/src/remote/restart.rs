@@ -12,7 +12,7 @@ use crate::remote::status::ThreadStatus;
 use crate::remote::timed_wait::TimedWait;
 use address_space::Address;
 use linux::interrupted::IO_PGETEVENTS;
-pub use linux::interrupted::{can_be_repeated, ends_with_any_handler, gives_error};
+pub use linux::interrupted::{can_be_repeated, ends_with_any_handler, gives_error, may_end_in_part};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
