@@ -26,6 +26,8 @@ fn main() -> ExitCode {
         ("static_and_moved", "start/static_pie.c"),
         ("static", "start/static_glibc.c"),
         ("threads_before_the_entry", "start/threads_of_a_constructor.c"),
+        ("children_before_the_entry", "start/forks_before_its_entry.c"),
+        ("sandboxed_before_the_entry", "start/sandboxed_by_a_constructor.c"),
     ] {
         tests.push(test_case(kind, needs(), move |t| killed(t, &[], || Program::named(name)?.command())));
     }

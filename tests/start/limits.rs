@@ -14,6 +14,7 @@ use test_support::{
 fn main() -> ExitCode {
     let mut tests = pool();
     tests.extend(refused_calls());
+    tests.extend(refused_by_constructors());
     tests.extend(others());
     main_of(tests)
 }
@@ -64,6 +65,7 @@ fn survives_as(t: &Context, program: &Command, words: &[String], options: &[&str
 fn copy(command: &Command) -> Command {
     let mut copy = Command::new(command.get_program());
     copy.args(command.get_args());
+    copy.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     copy
 }
 
@@ -229,6 +231,35 @@ fn refused_calls() -> Vec<Test> {
         tests.push(test_case(format!("refused/{name}/thp"), gcc(), move |t| body(t, &["--pages", "thp"])));
         tests.push(test_case(format!("refused/{name}/hugetlb"), pool_of(64 << 20), move |t| {
             body(t, &["--pages", "hugetlb", "--writable-pages", "hugetlb"])
+        }));
+    }
+    tests
+}
+
+/// Filters that the program installs itself before its entry.
+fn refused_by_constructors() -> Vec<Test> {
+    let sandboxed = |t: &Context, action: &str, refuses: &str| {
+        let mut program = Program::named("start/sandboxed_by_a_constructor.c")?.command()?;
+        program.env("ACTION", action).env("REFUSES", refuses);
+        survives_as(t, &program, &[], &["--pages", "thp"])
+    };
+    let mut tests = Vec::new();
+    for action in ["kill", "trap", "errno", "notify", "trace"] {
+        for call in ["rt_sigprocmask", "getpid", "tgkill", "munmap"] {
+            tests.push(test_case(format!("refused_by_a_constructor/{call}/{action}"), gcc(), move |t| {
+                let (output, _, thp) = sandboxed(t, action, call)?;
+                ensure!(thp == 0, "{thp} bytes are on huge pages");
+                says(&output, &["its seccomp filter does not let it call", call])
+            }));
+        }
+        // What no lift needs, and what it needs for code alone.
+        tests.push(test_case(format!("refused_by_a_constructor/gettid/{action}"), gcc(), move |t| {
+            let (_, _, thp) = sandboxed(t, action, "gettid")?;
+            ensure!(thp > 4 << 20, "{thp} bytes are on huge pages");
+            Ok(())
+        }));
+        tests.push(test_case(format!("refused_by_a_constructor/mremap/{action}"), gcc(), move |t| {
+            sandboxed(t, action, "mremap").map(drop)
         }));
     }
     tests

@@ -1,4 +1,4 @@
-//! Real-time priority for a thread that must not wait for a CPU (sched(7)).
+//! Priority of a thread that must not wait for a CPU, or that others must not wait for (sched(7)).
 
 /// The lowest real-time priority: above all ordinary threads and below every other real-time thread.
 const PRIORITY: i32 = 1;
@@ -56,9 +56,25 @@ fn set(policy: i32, parameters: Parameters) -> bool {
     unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const parameters) == 0 }
 }
 
+/// Schedules the calling thread after all ordinary threads (SCHED_IDLE), for as long as it lives: it has nothing to do but to
+/// end. This is always permitted.
+pub fn be_last() {
+    set(libc::SCHED_IDLE, Parameters { priority: 0 });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_ends_is_the_last() {
+        std::thread::spawn(|| {
+            be_last();
+            assert_eq!(policy(), libc::SCHED_IDLE);
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn the_thread_is_afterwards_what_it_was() {

@@ -6,8 +6,9 @@
 //!   a SIGURG to itself, and continues with the registers and the signal mask that lie below its stack pointer. SIGURG
 //!   is ignored by default (signal(7)): only a tracer sees it. A SIGTRAP, as from a single step or a debug register,
 //!   would kill a program whose tracer is gone.
-//! - AT_ENTRY of the auxiliary vector, by which the dynamic linker enters the program, is set to code that reports by
-//!   SIGURG and continues at the real entry.
+//! - AT_ENTRY of the auxiliary vector, by which the dynamic linker enters the program, is set to code that waits for the
+//!   helper for a while and continues at the real entry. It makes no call: a constructor may have installed a seccomp
+//!   filter that kills the program for it.
 //! - Both pieces lie in the padding after the vDSO, one at a time, and are erased after use. The kernel lets a debugger
 //!   write there, into a private copy of the page, which `last_call` drops where nothing else follows. Without such padding, that of an executable segment is used.
 //! - Code that may stay there for longer than one stop is harmless at any moment: everything it needs is in it or on
@@ -112,7 +113,10 @@ fn padding_of(memory: &RemoteMemory, mapping: AddressRange, length: usize) -> Op
 
 /// Writes to pages that are not writable: by `/proc/PID/mem`, or word by word with ptrace where the kernel refuses that
 /// (Linux 6.12, `proc_mem.force_override=never`).
-fn write_code(pid: Pid, memory: &RemoteMemory, at: Address, code: &[u8]) -> io::Result<()> {
+///
+/// # Errors
+/// Where the memory is gone.
+pub fn write_code(pid: Pid, memory: &RemoteMemory, at: Address, code: &[u8]) -> io::Result<()> {
     if memory.write(at, code).is_ok() {
         return Ok(());
     }
@@ -156,6 +160,6 @@ mod tests {
             assert!(code.len() + LAST_ZEROS <= 512 && code.len().is_multiple_of(8), "{} bytes", code.len());
         }
         assert!(guest::call_reported() < guest::CALL.code().len() as u64);
-        assert!(guest::entry_reported() < guest::ENTRY.code().len() as u64);
+        assert!(guest::entry_waits().end < guest::ENTRY.code().len() as u64);
     }
 }

@@ -11,8 +11,6 @@ use nix::unistd::Pid;
 
 /// Number of polls before sleeping; each takes about 0.5 µs.
 const POLLS: u32 = 200;
-/// Number of polls for a program on its way from its exec to its entry, which takes some hundred microseconds.
-const POLLS_OF_A_START: u32 = 1500;
 
 /// Polls for a while before sleeping.
 #[derive(Clone, Copy, Debug)]
@@ -24,25 +22,6 @@ impl SpinWait {
     /// Polls only where this thread may run on several CPUs.
     pub fn new() -> Self {
         Self { polls: if cpus::several_are_allowed() { POLLS } else { 0 } }
-    }
-
-    /// Polls as long as a start takes, in the same case.
-    pub fn of_a_start() -> Self {
-        Self { polls: if cpus::several_are_allowed() { POLLS_OF_A_START } else { 0 } }
-    }
-
-    /// Waits for the next report of any traced thread.
-    ///
-    /// # Errors
-    /// As for [`wait::wait_for_any`].
-    pub fn wait_for_any(self) -> nix::Result<(Pid, WaitReport)> {
-        for _ in 0..self.polls {
-            match wait::poll_any()? {
-                Some(report) => return Ok(report),
-                None => sched_yield()?,
-            }
-        }
-        wait::wait_for_any()
     }
 
     /// Waits for the next report of a traced thread.

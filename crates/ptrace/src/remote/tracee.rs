@@ -8,10 +8,10 @@
 //! "execve(2) under ptrace").
 
 use super::requests::{self, Resume};
-use super::spin_wait::SpinWait;
 use super::wait::{self, Stop, WaitReport};
 use nix::errno::Errno;
 use nix::unistd::Pid;
+use std::time::Instant;
 
 /// A traced thread in a ptrace stop that has been waited for.
 #[derive(Debug)]
@@ -113,6 +113,15 @@ impl Running {
     pub fn wait(self) -> Result<Waited, Errno> {
         wait::wait_for(self.pid).map(|report| Waited::from_report(self.pid, report))
     }
+
+    /// Waits until the thread has stopped or ended, or until the deadline; then it is returned.
+    ///
+    /// # Errors
+    /// As for [`wait::wait_for`].
+    pub fn wait_until(self, deadline: Instant) -> Result<Result<Waited, Self>, Errno> {
+        let report = wait::wait_until(self.pid, deadline)?;
+        Ok(report.map(|report| Waited::from_report(self.pid, report)).ok_or(self))
+    }
 }
 
 impl Waited {
@@ -124,12 +133,12 @@ impl Waited {
         wait::wait_for_any().map(|(pid, report)| Self::from_report(pid, report))
     }
 
-    /// Waits for any traced thread, of which one is about to stop.
+    /// Returns the report of any traced thread, if one is pending.
     ///
     /// # Errors
     /// As for [`wait::wait_for_any`].
-    pub fn any_soon() -> Result<Self, Errno> {
-        SpinWait::of_a_start().wait_for_any().map(|(pid, report)| Self::from_report(pid, report))
+    pub fn any_pending() -> Result<Option<Self>, Errno> {
+        Ok(wait::poll_any()?.map(|(pid, report)| Self::from_report(pid, report)))
     }
 
     fn from_report(pid: Pid, report: WaitReport) -> Self {

@@ -4,8 +4,11 @@
 //! that stops for a real-time signal (signal(7)), and the report is lost.
 
 use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::time::TimeSpec;
 use nix::unistd::Pid;
 use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
 
 /// Set in the signal of a system call stop (`PTRACE_O_TRACESYSGOOD`, ptrace(2)).
 const SYSTEM_CALL_BIT: i32 = 0x80;
@@ -87,6 +90,35 @@ pub fn wait_for_any() -> Result<(Pid, WaitReport), Errno> {
             return Ok(report);
         }
     }
+}
+
+/// Longest sleep between two polls for a report: where SIGCHLD is ignored or taken elsewhere, a poll finds the report.
+const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+
+/// Waits for the next report of one thread; `None` where there is none by the deadline.
+///
+/// # Errors
+/// As for [`wait_for`].
+pub fn wait_until(thread: Pid, deadline: Instant) -> Result<Option<WaitReport>, Errno> {
+    loop {
+        // In this order: a thread of a machine that was suspended past the deadline is looked for once more.
+        let left = deadline.saturating_duration_since(Instant::now());
+        match poll(thread)? {
+            None if !left.is_zero() => sleep_until_report(left.min(LONGEST_SLEEP)),
+            report => return Ok(report),
+        }
+    }
+}
+
+/// Sleeps until a traced thread may have a report, which SIGCHLD announces (ptrace(2)), or for this time. This thread blocks
+/// SIGCHLD, which is consumed, or sleeps for the whole time.
+pub fn sleep_until_report(longest: Duration) {
+    let time = TimeSpec::from_duration(longest);
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGCHLD);
+    // SAFETY:
+    // - the kernel reads one set and one time, which outlive the call, and writes no information.
+    unsafe { libc::sigtimedwait(signals.as_ref(), std::ptr::null_mut(), time.as_ref()) };
 }
 
 /// Returns the report of one thread, if one is pending.

@@ -1,12 +1,15 @@
 //! Stops a program at its entry, by the code of `guest_code`, to which AT_ENTRY of the auxiliary vector is set.
 //!
+//! The code makes no system call, for a constructor may have installed a seccomp filter that kills the program for it. It
+//! writes an announcement below the stack, again and again, until it is stopped or has counted to its end.
+//!
 //! The kernel's copy of the vector, which debuggers read from `/proc/PID/auxv`, keeps the real entry.
 
 use crate::remote::arch::{self, guest};
 use crate::remote::auxiliary::AuxiliaryVector;
-use crate::remote::guest_code::{GuestCode, mappings_with_room, vdso_at};
+use crate::remote::guest_code::{GuestCode, mappings_with_room, vdso_at, write_code};
 use crate::remote::{RemoteMemory, requests};
-use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName};
+use address_space::{Address, AddressRange, AddressSpace, Mapping, MappingName, ProcessStat};
 use linux::constants;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
@@ -18,11 +21,25 @@ use std::io;
 /// Maximum number of bytes of one mapping that are searched for the entry's address.
 const SEARCHED: u64 = 8 << 20;
 
-/// A program that reports by SIGURG when it is about to be entered.
-#[derive(Debug)]
+/// Distance of the announcement from the stack pointer of a new program. In bytes; more than the code has on the stack.
+const BELOW_STACK: u64 = 512;
+
+/// Number of words behind the code.
+const WORDS: usize = 4;
+
+/// Field of `/proc/PID/stat`, counted from 1 (proc_pid_stat(5)).
+const START_OF_STACK: usize = 28;
+
+/// Upper half of an announcement.
+const ANNOUNCES: u32 = 0x7ca1_5e9d;
+
+/// A program that announces when it is about to be entered.
 pub struct AwaitedEntry {
     code: GuestCode,
     entry: Address,
+    /// Where it does so. The stack there is unused at the entry.
+    announcement: Address,
+    memory: RemoteMemory,
     /// The places that hold the address of the code instead of the entry.
     places: Vec<Address>,
     /// A dynamic linker that was started as a program maps it.
@@ -37,11 +54,12 @@ impl AwaitedEntry {
     /// then.
     pub fn at_exec(pid: Pid, entry: Address) -> io::Result<Self> {
         let memory = RemoteMemory::open(pid.as_raw())?;
-        let vector = AuxiliaryVector::read(&memory, arch::stack_pointer(&requests::registers(pid)?))?;
+        let stack = arch::stack_pointer(&requests::registers(pid)?);
+        let vector = AuxiliaryVector::read(&memory, stack)?;
         let place = vector.place_of(constants::AT_ENTRY).ok_or_else(|| io::Error::other("it was given no AT_ENTRY"))?;
         let vdso = vector.value(constants::AT_SYSINFO_EHDR);
         let vdso = vdso.and_then(|start| vdso_at(&memory, Address(start), base_page()));
-        Self::set(pid, &memory, entry, vdso, |code| Self { code, entry, places: vec![place], by_linker: false })
+        Self::set(pid, memory, (stack, entry), (vec![place], false), vdso)
     }
 
     /// Prepares a program that is being mapped by a dynamic linker which was started as a program: the linker keeps the
@@ -67,64 +85,97 @@ impl AwaitedEntry {
         if places.is_empty() {
             return Ok(None);
         }
-        Self::set(pid, &memory, entry, None, |code| Self { code, entry, places, by_linker: true }).map(Some)
+        let stack = stack_at_exec(pid)?;
+        Self::set(pid, memory, (stack, entry), (places, true), None).map(Some)
     }
 
     fn set(
         pid: Pid,
-        memory: &RemoteMemory,
-        entry: Address,
+        memory: RemoteMemory,
+        (stack, entry): (Address, Address),
+        (places, by_linker): (Vec<Address>, bool),
         vdso: Option<AddressRange>,
-        awaited: impl FnOnce(GuestCode) -> Self,
     ) -> io::Result<Self> {
+        let announcement = Address((stack.0 - BELOW_STACK) & !7);
+        // The linker's own places may no longer be writable by then.
+        let vector = places.first().filter(|_| !by_linker).map_or(0, |place| place.0);
+        let words: [u64; WORDS] =
+            [announcement.0, u64::from(ANNOUNCES) << 32 | u64::from(guest::ROUNDS), vector, entry.0];
         let mut bytes = guest::ENTRY.code().to_vec();
-        let last = bytes.len() - size_of::<u64>();
-        bytes[last..].copy_from_slice(&entry.0.to_ne_bytes());
-        let code = match GuestCode::place(pid, memory, &bytes, vdso.into_iter()) {
+        let first = bytes.len() - size_of_val(&words);
+        for (place, word) in bytes[first..].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        let code = match GuestCode::place(pid, &memory, &bytes, vdso.into_iter()) {
             Ok(code) => code,
-            Err(_) => GuestCode::place(pid, memory, &bytes, mappings_with_room(&space_of(pid)?))?,
+            Err(_) => GuestCode::place(pid, &memory, &bytes, mappings_with_room(&space_of(pid)?))?,
         };
-        let awaited = awaited(code);
+        let awaited = Self { code, entry, announcement, memory, places, by_linker };
         // The code is complete: from here on it is harmless even if this process is killed.
         for &place in &awaited.places {
-            if let Err(error) = memory.write(place, &awaited.code.at().0.to_ne_bytes()) {
-                awaited.restore(pid, memory);
+            if let Err(error) = awaited.memory.write(place, &awaited.code.at().0.to_ne_bytes()) {
+                awaited.restore(pid);
                 return Err(error);
             }
         }
         Ok(awaited)
     }
 
-    /// True where a thread that has stopped for this signal is about to enter the program.
-    pub fn is_reached(&self, pid: Pid, signal: i32) -> bool {
-        let reported = self.code.at() + guest::entry_reported();
-        signal == libc::SIGURG
-            && requests::registers(pid).is_ok_and(|registers| arch::instruction_pointer(&registers) == reported)
+    /// True where the program, which runs, seems to be about to be entered.
+    pub fn is_announced(&self) -> bool {
+        self.memory.read_word(self.announcement).is_ok_and(|word| word >> 32 == u64::from(ANNOUNCES))
     }
 
-    /// Puts the thread, which has reached the code, at the entry with its own registers, and removes the code.
+    /// True where the program, which runs, has been entered without having been stopped.
+    pub fn is_over(&self) -> bool {
+        let vector = self.places.first().filter(|_| !self.by_linker);
+        vector.is_some_and(|&place| self.memory.read_word(place).is_ok_and(|word| word == self.entry.0))
+    }
+
+    /// True where the stopped thread waits in the code.
+    pub fn is_reached(&self, pid: Pid) -> bool {
+        let at = |registers| arch::instruction_pointer(&registers).0.wrapping_sub(self.code.at().0);
+        requests::registers(pid).is_ok_and(|registers| guest::entry_waits().contains(&at(registers)))
+    }
+
+    /// Puts the thread, which waits in the code, at the entry with its own registers, and removes the code.
     ///
     /// # Errors
     /// Where the thread has ended or has been replaced by an exec.
     pub fn enter(&self, pid: Pid) -> io::Result<()> {
-        let memory = RemoteMemory::open(pid.as_raw())?;
-        // The other threads run. One of them that executes a program takes over the thread's number; from here on
-        // `memory` is that of the previous program.
+        // The other threads run. One of them that executes a program takes over the thread's number; the memory is that of
+        // the previous program then.
         if requests::is_at_exec(pid)? {
             return Err(Errno::ESRCH.into());
         }
         let registers = requests::registers(pid)?;
         let mut stack = [0; guest::ENTRY_STACK_BYTES];
-        memory.read(arch::stack_pointer(&registers), &mut stack)?;
-        let (registers, mask) = guest::at_entry(&registers, &stack, self.entry);
-        requests::set_signal_mask(pid, mask)?;
-        requests::set_registers_of_same_program(pid, &registers)?;
-        self.restore(pid, &memory);
+        self.memory.read(arch::stack_pointer(&registers), &mut stack)?;
+        requests::set_registers_of_same_program(pid, &guest::at_entry(&registers, &stack, self.entry))?;
+        self.restore(pid);
         Ok(())
     }
 
-    fn restore(&self, pid: Pid, memory: &RemoteMemory) {
-        let ours = self.code.at();
+    /// Lets a stopped child, which has a copy of this program's memory, pass the code without waiting.
+    ///
+    /// # Errors
+    /// Where its memory cannot be written, or is not such a copy.
+    pub fn let_pass(&self, child: Pid) -> io::Result<()> {
+        let memory = RemoteMemory::open(child.as_raw())?;
+        let code = self.code.range();
+        let (mut ours, mut its) = (vec![0; code.len() as usize], vec![0; code.len() as usize]);
+        self.memory.read(code.start(), &mut ours)?;
+        memory.read(code.start(), &mut its)?;
+        if ours != its {
+            return Err(io::Error::other("it has other memory"));
+        }
+        // An announcement that does not lie below the stack is not made.
+        let word = code.end().0 - (WORDS * size_of::<u64>()) as u64;
+        write_code(child, &memory, Address(word), &u64::MAX.to_ne_bytes())
+    }
+
+    fn restore(&self, pid: Pid) {
+        let (memory, ours) = (&self.memory, self.code.at());
         for &place in &self.places {
             // Values that the program has written there since are its own.
             if memory.read_word(place).is_ok_and(|word| word == ours.0) {
@@ -146,6 +197,14 @@ impl AwaitedEntry {
             let _ = vector.set(memory, constants::AT_ENTRY, self.entry.0);
         }
     }
+}
+
+/// Returns the stack pointer with which a process has begun to execute its program.
+fn stack_at_exec(pid: Pid) -> io::Result<Address> {
+    let text = text_of(format!("/proc/{pid}/stat"))?;
+    let start =
+        ProcessStat::parse(&text).and_then(|stat| stat.number::<u64>(START_OF_STACK)).filter(|&start| start != 0);
+    start.map(Address).ok_or_else(|| io::Error::other("/proc/PID/stat does not show where its stack begins"))
 }
 
 fn space_of(pid: Pid) -> io::Result<AddressSpace> {

@@ -1,22 +1,25 @@
 //! Starts a program and stops it at its exec and at its entry point.
 //!
 //! In the order of a start: `launch` starts the helper (on a `stack` of its own; `abort` for musl) and executes the
-//! `program`. In the helper, `follow` traces the process: at the exec stop, `move_base` moves the executable; `entry_stop`
-//! stops the program at its entry point, where `threads` stops all other threads. `reap_stub` lets a program that is the
+//! `program`. In the helper, `follow` traces the process, and asks a `handler` at each stop: at the exec stop, `move_base` moves the executable; `entry_stop`
+//! stops the program at its entry point, for which the helper looks at a `pace`; there `threads` stops all other threads. `reap_stub` lets a program that is the
 //! helper's parent wait for the helper's end.
 
 #[cfg(target_env = "musl")]
 mod abort;
 mod entry_stop;
 mod follow;
+mod handler;
 mod launch;
 mod move_base;
+mod pace;
 mod program;
 mod reap_stub;
 mod stack;
 mod threads;
 
-pub use follow::{After, AfterExec, EntryStop, ExecStop, Follower, Handler};
+pub use follow::Follower;
+pub use handler::{After, AfterExec, EntryStop, ExecStop, Handler};
 pub use launch::{Helper, LaunchError, launch};
 pub use move_base::{MoveError, move_image};
 pub use program::Program;

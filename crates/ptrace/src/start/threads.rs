@@ -3,16 +3,21 @@
 use crate::remote::reaping;
 use crate::remote::requests::Resume;
 use crate::remote::restart;
-use crate::remote::status::is_ending;
+use crate::remote::status::{is_ending, sleeps_uninterruptibly};
 use crate::remote::thread_list::user_threads;
 use crate::remote::tracee::{Running, Stopped, Waited};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::io;
+use std::time::{Duration, Instant};
 
 /// Number of times that the list of threads is read until it shows no new one.
 const ROUNDS: usize = 1000;
+
+/// Maximum wait for a thread that sleeps uninterruptibly. The program's other threads, and all other processes that are
+/// followed, stand still for so long.
+const GRACE: Duration = Duration::from_millis(5);
 
 /// The other threads of a process, all in a ptrace stop.
 #[derive(Debug, Default)]
@@ -21,49 +26,93 @@ pub struct StoppedThreads {
     threads: BTreeMap<i32, (Stopped, i32)>,
 }
 
+/// Not all other threads of a process have stopped.
+#[derive(Debug)]
+pub struct NotAllStopped {
+    /// Those that have.
+    pub stopped: StoppedThreads,
+    /// Those that are traced and have not stopped yet: they will, and must be resumed then.
+    pub running: Vec<Running>,
+    /// Why; of the kind `TimedOut` for a thread that does not stop.
+    pub why: io::Error,
+}
+
 impl StoppedThreads {
     /// Stops every thread but `leader`, which is stopped already. `traced` tells which ones this process traces already.
     ///
     /// # Errors
-    /// Where a thread cannot be traced; those stopped so far are released.
-    pub fn stop(leader: Pid, options: i32, traced: impl Fn(i32) -> bool) -> io::Result<Self> {
-        let mut stopped = Self::default();
+    /// Where a thread cannot be traced, has not stopped by the deadline, or sleeps uninterruptibly.
+    pub fn stop(
+        leader: Pid,
+        options: i32,
+        deadline: Instant,
+        traced: impl Fn(i32) -> bool,
+    ) -> Result<Self, NotAllStopped> {
+        let (mut stopped, mut running) = (Self::default(), Vec::new());
+        let seize = |thread: Pid| match traced(thread.as_raw()) {
+            true => Ok(Running::already_traced(thread)),
+            false => Running::seize(thread, options),
+        };
+        match stopped.stop_all((leader, deadline), &seize, &mut running) {
+            Ok(()) => Ok(stopped),
+            Err(why) => Err(NotAllStopped { stopped, running, why }),
+        }
+    }
+
+    fn stop_all(
+        &mut self,
+        (leader, deadline): (Pid, Instant),
+        seize: &impl Fn(Pid) -> Result<Running, Errno>,
+        running: &mut Vec<Running>,
+    ) -> io::Result<()> {
         for _ in 0..ROUNDS {
-            let new = user_threads(leader, |t| t != leader.as_raw() && !stopped.threads.contains_key(&t))?;
+            let new = user_threads(leader, |t| t != leader.as_raw() && !self.threads.contains_key(&t))?;
             if new.threads.is_empty() && new.is_complete {
-                return Ok(stopped);
+                return Ok(());
             }
-            let with_stopped: Vec<i32> = stopped.threads.keys().chain(&new.threads).copied().collect();
-            let result = reaping::while_tracing(&with_stopped, || {
+            let with_stopped: Vec<i32> = self.threads.keys().chain(&new.threads).copied().collect();
+            reaping::while_tracing(&with_stopped, || {
                 new.threads.iter().try_for_each(|&thread| {
-                    match stopped.stop_one(Pid::from_raw(thread), options, traced(thread)) {
+                    match self.stop_one((leader, deadline), seize(Pid::from_raw(thread)), running) {
                         // A thread that is ending cannot be traced any more, and need not be stopped.
                         Err(Errno::EPERM) if is_ending(leader, thread) => Ok(()),
-                        result => result,
+                        result => result.map_err(io::Error::from),
                     }
-                })
-            });
-            if let Err(errno) = result {
-                stopped.release();
-                return Err(errno.into());
-            }
+                })?;
+                match running.first() {
+                    None => Ok(()),
+                    Some(thread) => Err(does_not_stop(leader, thread.pid())),
+                }
+            })?;
         }
-        stopped.release();
         Err(io::Error::other("the process starts threads faster than they can be stopped"))
     }
 
-    fn stop_one(&mut self, thread: Pid, options: i32, traced: bool) -> Result<(), Errno> {
-        let running = if traced { Ok(Running::already_traced(thread)) } else { Running::seize(thread, options) };
-        let running = match running.and_then(|running| running.interrupt().map(|()| running)) {
+    fn stop_one(
+        &mut self,
+        (leader, deadline): (Pid, Instant),
+        seized: Result<Running, Errno>,
+        running: &mut Vec<Running>,
+    ) -> Result<(), Errno> {
+        let mut told = match seized.and_then(|told| told.interrupt().map(|()| told)) {
             // A thread that has ended need not be stopped.
             Err(Errno::ESRCH) => return Ok(()),
             other => other?,
         };
-        let (stopped, stop) = match running.wait() {
-            Ok(Waited::Stopped(stopped, stop)) => (stopped, stop),
-            Ok(Waited::Ended(_)) | Err(Errno::ECHILD) => return Ok(()),
-            Err(errno) => return Err(errno),
+        let (stopped, stop) = loop {
+            match told.wait_until(Instant::now() + GRACE) {
+                Ok(Ok(Waited::Stopped(stopped, stop))) => break (stopped, stop),
+                Ok(Ok(Waited::Ended(_))) | Err(Errno::ECHILD) => return Ok(()),
+                Err(errno) => return Err(errno),
+                // One that waits for a CPU stops when it gets one.
+                Ok(Err(still)) => told = still,
+            }
+            if sleeps_uninterruptibly(leader, told.pid().as_raw()) || Instant::now() > deadline {
+                running.push(told);
+                return Ok(());
+            }
         };
+        let thread = stopped.pid();
         let signal = stop.delivered_signal();
         let _ = restart::restart_interrupted(thread, thread, signal, None, None);
         self.threads.insert(thread.as_raw(), (stopped, signal));
@@ -87,4 +136,13 @@ impl StoppedThreads {
     pub fn resume(self) -> Vec<Running> {
         self.threads.into_values().map(|(stopped, signal)| stopped.resume(Resume::Continue, signal)).collect()
     }
+}
+
+/// Says why a thread does not stop.
+fn does_not_stop(process: Pid, thread: Pid) -> io::Error {
+    let why = match sleeps_uninterruptibly(process, thread.as_raw()) {
+        true => "it sleeps uninterruptibly, as for a disk, or in vfork",
+        false => "it is not scheduled",
+    };
+    io::Error::new(io::ErrorKind::TimedOut, format!("its thread {thread} does not stop: {why}"))
 }

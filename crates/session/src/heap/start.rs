@@ -240,7 +240,8 @@ pub fn library() -> Result<String, String> {
 /// anything else.
 fn for_glibc_of(program: &Program, library: String) -> Result<String, String> {
     let found = program.libraries.iter().find_map(|library| library.glibc_minor);
-    let needed = ElfFacts::read(Path::new(&library), Reads::Library).ok().flatten().and_then(|facts| facts.needed_glibc_minor);
+    let needed =
+        ElfFacts::read(Path::new(&library), Reads::Library).ok().flatten().and_then(|facts| facts.needed_glibc_minor);
     match (needed, found) {
         (Some(needed), Some(found)) if needed > found => Err(format!(
             "the preloaded heap needs symbols of GLIBC_2.{needed}, the program's C library has those up to GLIBC_2.{found}; \

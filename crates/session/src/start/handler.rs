@@ -319,6 +319,10 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
     fn missed(&mut self, pid: i32, why: &io::Error) -> After {
         self.unlifted(pid, format!("it could not be stopped at its entry: {why}"))
     }
+
+    fn refused(&mut self, pid: i32, why: &str) -> After {
+        self.unlifted(pid, why.to_owned())
+    }
 }
 
 /// Returns the reason where a set-user-ID program has lost its privileges because an unprivileged process traced its

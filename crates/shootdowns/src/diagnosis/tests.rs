@@ -6,8 +6,15 @@ fn frame(object: &str, function: Option<&str>, index: usize) -> Frame {
 
 fn subject(family: Family, place: Place, object: usize, environment: Environment) -> Subject {
     let settings = ["opt.dirty_decay_ms".to_owned()].into();
-    let allocator =
-        Allocator { family, place, runtime: None, starts_threads: true, evidence: "a test".to_owned(), settings };
+    let allocator = Allocator {
+        family,
+        place,
+        preloaded: false,
+        runtime: None,
+        starts_threads: true,
+        evidence: "a test".to_owned(),
+        settings,
+    };
     Subject { allocator: Some(allocator), environment, words: Vec::new(), object: Some(object) }
 }
 

@@ -83,50 +83,37 @@ std::arch::global_asm!(
     ".balign 8",
     ".globl pagelift_entry_start",
     ".hidden pagelift_entry_start",
-    ".globl pagelift_entry_reported",
-    ".hidden pagelift_entry_reported",
+    ".globl pagelift_entry_waits",
+    ".hidden pagelift_entry_waits",
+    ".globl pagelift_entry_goes_on",
+    ".hidden pagelift_entry_goes_on",
     ".globl pagelift_entry_end",
     ".hidden pagelift_entry_end",
     "pagelift_entry_start:",
     "hint #38", // bti jc
-    "sub sp, sp, #128",
-    "stp x0, x1, [sp, #16]",
-    "stp x2, x3, [sp, #32]",
-    "stp x8, x9, [sp, #48]",
-    // All signals are blocked but SIGURG, so that no handler comes in between.
-    "mov x0, #0xffffffffffbfffff",
-    "str x0, [sp]",
-    "mov x8, #135", // rt_sigprocmask(SIG_SETMASK, &mask, &old, 8)
-    "mov x0, #2",
-    "mov x1, sp",
-    "add x2, sp, #8",
-    "mov x3, #8",
-    "svc #0",
-    "mov x8, #172", // getpid: a child of a constructor's fork comes here, too.
-    "svc #0",
-    "mov x9, x0",
-    "mov x8, #178", // gettid
-    "svc #0",
-    "mov x1, x0",
-    "mov x0, x9",
-    "mov x2, #23",  // SIGURG
-    "mov x8, #131", // tgkill
-    "svc #0",
-    "pagelift_entry_reported:",
-    "mov x8, #135", // rt_sigprocmask(SIG_SETMASK, &old, NULL, 8)
-    "mov x0, #2",
-    "add x1, sp, #8",
-    "mov x2, #0",
-    "mov x3, #8",
-    "svc #0",
-    "ldp x0, x1, [sp, #16]",
-    "ldp x2, x3, [sp, #32]",
-    "ldp x8, x9, [sp, #48]",
-    "add sp, sp, #128",
-    "ldr x16, 2f",
-    "br x16",
+    // Only x16 and x17 are used, which no program expects a value in at its entry, and no flags.
+    "ldr x16, 4f",
+    // The word must lie below everything that is in use.
+    "mov x17, sp",
+    "sub x17, x16, x17",
+    "tbz x17, #63, 3f",
+    "ldr x17, 5f",
+    "pagelift_entry_waits:",
+    "2: str x17, [x16]",
+    "isb",
+    "sub x17, x17, #1",
+    "cbnz w17, 2b",
+    "pagelift_entry_goes_on:",
+    "3: ldr x17, 6f",
+    "ldr x16, 7f",
+    "cbz x17, 8f",
+    "str x16, [x17]",
+    "8: br x16",
     ".balign 8",
-    "2: .quad 0",
+    "4: .quad 0",
+    "5: .quad 0",
+    "6: .quad 0",
+    "7: .quad 0",
     "pagelift_entry_end:",
     "nop",
     ".popsection",
@@ -137,7 +124,8 @@ unsafe extern "C" {
     fn pagelift_call_reported();
     fn pagelift_call_end();
     fn pagelift_entry_start();
-    fn pagelift_entry_reported();
+    fn pagelift_entry_waits();
+    fn pagelift_entry_goes_on();
     fn pagelift_entry_end();
 }
 
@@ -147,17 +135,26 @@ unsafe extern "C" {
 /// holds the result of the last call and x21 the position in the list.
 pub const CALL: CodeBetween = CodeBetween { start: pagelift_call_start, end: pagelift_call_end };
 
-/// Reports by SIGURG that the program is about to be entered, and enters it at the address in its last word.
+/// Announces that the program is about to be entered, waits for a tracer, and enters it if none comes. It makes no system
+/// call.
+///
+/// Its last words: the address of the word that it writes, which must lie below the stack pointer; the announcement, in
+/// whose lower half the rounds are counted down ([`ROUNDS`]); the place of AT_ENTRY, which gets the entry if no tracer comes,
+/// or 0; and the entry.
 pub const ENTRY: CodeBetween = CodeBetween { start: pagelift_entry_start, end: pagelift_entry_end };
+
+/// Number of rounds for which [`ENTRY`] waits. A round takes 10 to 50 ns.
+pub const ROUNDS: u32 = 1 << 23;
 
 /// Offset in [`CALL`] at which its signal stops the thread.
 pub fn call_reported() -> u64 {
     (pagelift_call_reported as *const () as usize - pagelift_call_start as *const () as usize) as u64
 }
 
-/// Offset in [`ENTRY`] at which its signal stops the thread.
-pub fn entry_reported() -> u64 {
-    (pagelift_entry_reported as *const () as usize - pagelift_entry_start as *const () as usize) as u64
+/// Offsets in [`ENTRY`] between which a thread waits.
+pub fn entry_waits() -> std::ops::Range<u64> {
+    let offset = |of: unsafe extern "C" fn()| (of as usize - pagelift_entry_start as *const () as usize) as u64;
+    offset(pagelift_entry_waits)..offset(pagelift_entry_goes_on)
 }
 
 /// Returns the state of a thread that continues with these registers and this signal mask.
@@ -222,22 +219,13 @@ pub fn after_exec(r: &mut Registers) {
     r.regs[0] = 0;
 }
 
-/// Number of bytes that [`ENTRY`] has on the stack at its signal.
-pub const ENTRY_STACK_BYTES: usize = 64;
+/// Number of bytes that [`ENTRY`] has on the stack while it waits.
+pub const ENTRY_STACK_BYTES: usize = 0;
 
-/// Returns registers and signal mask at the entry, for a thread that stands at the signal of [`ENTRY`] with this
-/// `stack`.
-pub fn at_entry(r: &Registers, stack: &[u8; ENTRY_STACK_BYTES], entry: Address) -> (Registers, u64) {
-    let mut words = [0; ENTRY_STACK_BYTES / 8];
-    for (word, bytes) in words.iter_mut().zip(stack.chunks_exact(8)) {
-        *word = bytes.try_into().map_or(0, u64::from_ne_bytes);
-    }
+/// Returns the registers at the entry, for a thread that waits in [`ENTRY`].
+pub fn at_entry(r: &Registers, _: &[u8; ENTRY_STACK_BYTES], entry: Address) -> Registers {
     let mut registers = *r;
-    let mask = words[1];
-    registers.regs[..4].copy_from_slice(&words[2..6]);
-    registers.regs[8..10].copy_from_slice(&words[6..8]);
-    registers.sp += 128;
     registers.pc = entry.0;
     registers.pstate &= !PSR_BTYPE_MASK;
-    (registers, mask)
+    registers
 }

@@ -87,8 +87,10 @@ std::arch::global_asm!(
     ".balign 8",
     ".globl pagelift_entry_start",
     ".hidden pagelift_entry_start",
-    ".globl pagelift_entry_reported",
-    ".hidden pagelift_entry_reported",
+    ".globl pagelift_entry_waits",
+    ".hidden pagelift_entry_waits",
+    ".globl pagelift_entry_goes_on",
+    ".hidden pagelift_entry_goes_on",
     ".globl pagelift_entry_end",
     ".hidden pagelift_entry_end",
     "pagelift_entry_start:",
@@ -96,51 +98,31 @@ std::arch::global_asm!(
     "lea rsp, [rsp - 128]",
     "push rax",
     "push rcx",
-    "push rdx",
-    "push rsi",
-    "push rdi",
-    "push r10",
-    "push r11",
     "pushfq",
-    "sub rsp, 16",
-    // All signals are blocked but SIGURG, so that no handler comes in between.
-    "mov rax, 0xffffffffffbfffff",
-    "mov qword ptr [rsp], rax",
-    "mov eax, 14", // rt_sigprocmask(SIG_SETMASK, &mask, &old, 8)
-    "mov edi, 2",
-    "mov rsi, rsp",
-    "lea rdx, [rsp + 8]",
-    "mov r10d, 8",
-    "syscall",
-    "mov eax, 39", // getpid: a child of a constructor's fork comes here, too.
-    "syscall",
-    "mov edi, eax",
-    "mov eax, 186", // gettid
-    "syscall",
-    "mov esi, eax",
-    "mov edx, 23",  // SIGURG
-    "mov eax, 234", // tgkill
-    "syscall",
-    "pagelift_entry_reported:",
-    "mov eax, 14", // rt_sigprocmask(SIG_SETMASK, &old, NULL, 8)
-    "mov edi, 2",
-    "lea rsi, [rsp + 8]",
-    "xor edx, edx",
-    "mov r10d, 8",
-    "syscall",
-    "add rsp, 16",
-    "popfq",
-    "pop r11",
-    "pop r10",
-    "pop rdi",
-    "pop rsi",
-    "pop rdx",
+    "mov rcx, qword ptr [rip + 4f]",
+    // The word must lie below everything that is in use.
+    "cmp rcx, rsp",
+    "jae 3f",
+    "mov rax, qword ptr [rip + 4f + 8]",
+    "pagelift_entry_waits:",
+    "2: mov qword ptr [rcx], rax",
+    "pause",
+    "dec rax",
+    "test eax, eax",
+    "jnz 2b",
+    "pagelift_entry_goes_on:",
+    "3: mov rcx, qword ptr [rip + 4f + 16]",
+    "test rcx, rcx",
+    "jz 5f",
+    "mov rax, qword ptr [rip + 4f + 24]",
+    "mov qword ptr [rcx], rax",
+    "5: popfq",
     "pop rcx",
     "pop rax",
     "lea rsp, [rsp + 128]",
-    "jmp qword ptr [rip + 2f]",
+    "jmp qword ptr [rip + 4f + 24]",
     ".balign 8",
-    "2: .quad 0",
+    "4: .quad 0, 0, 0, 0",
     "pagelift_entry_end:",
     "ud2",
     ".popsection",
@@ -151,7 +133,8 @@ unsafe extern "C" {
     fn pagelift_call_reported();
     fn pagelift_call_end();
     fn pagelift_entry_start();
-    fn pagelift_entry_reported();
+    fn pagelift_entry_waits();
+    fn pagelift_entry_goes_on();
     fn pagelift_entry_end();
 }
 
@@ -161,17 +144,26 @@ unsafe extern "C" {
 /// the result of the last call and r14 the position in the list.
 pub const CALL: CodeBetween = CodeBetween { start: pagelift_call_start, end: pagelift_call_end };
 
-/// Reports by SIGURG that the program is about to be entered, and enters it at the address in its last word.
+/// Announces that the program is about to be entered, waits for a tracer, and enters it if none comes. It makes no system
+/// call.
+///
+/// Its last words: the address of the word that it writes, which must lie below the stack pointer; the announcement, in
+/// whose lower half the rounds are counted down ([`ROUNDS`]); the place of AT_ENTRY, which gets the entry if no tracer comes,
+/// or 0; and the entry.
 pub const ENTRY: CodeBetween = CodeBetween { start: pagelift_entry_start, end: pagelift_entry_end };
+
+/// Number of rounds for which [`ENTRY`] waits. A round takes 15 to 60 ns.
+pub const ROUNDS: u32 = 1 << 23;
 
 /// Offset in [`CALL`] at which its signal stops the thread.
 pub fn call_reported() -> u64 {
     (pagelift_call_reported as *const () as usize - pagelift_call_start as *const () as usize) as u64
 }
 
-/// Offset in [`ENTRY`] at which its signal stops the thread.
-pub fn entry_reported() -> u64 {
-    (pagelift_entry_reported as *const () as usize - pagelift_entry_start as *const () as usize) as u64
+/// Offsets in [`ENTRY`] between which a thread waits.
+pub fn entry_waits() -> std::ops::Range<u64> {
+    let offset = |of: unsafe extern "C" fn()| (of as usize - pagelift_entry_start as *const () as usize) as u64;
+    offset(pagelift_entry_waits)..offset(pagelift_entry_goes_on)
 }
 
 /// Returns the state of a thread that continues with these registers and this signal mask.
@@ -236,32 +228,19 @@ pub fn after_exec(r: &mut Registers) {
     r.orig_rax = u64::MAX;
 }
 
-/// Number of bytes that [`ENTRY`] has on the stack at its signal.
-pub const ENTRY_STACK_BYTES: usize = 80;
+/// Number of bytes that [`ENTRY`] has on the stack while it waits.
+pub const ENTRY_STACK_BYTES: usize = 24;
 
-/// Returns registers and signal mask at the entry, for a thread that stands at the signal of [`ENTRY`] with this
-/// `stack`.
-pub fn at_entry(r: &Registers, stack: &[u8; ENTRY_STACK_BYTES], entry: Address) -> (Registers, u64) {
+/// Returns the registers at the entry, for a thread that waits in [`ENTRY`] with this `stack`.
+pub fn at_entry(r: &Registers, stack: &[u8; ENTRY_STACK_BYTES], entry: Address) -> Registers {
     let mut words = [0; ENTRY_STACK_BYTES / 8];
     for (word, bytes) in words.iter_mut().zip(stack.chunks_exact(8)) {
         *word = bytes.try_into().map_or(0, u64::from_ne_bytes);
     }
     let mut registers = *r;
-    let mask;
-    [
-        _,
-        mask,
-        registers.eflags,
-        registers.r11,
-        registers.r10,
-        registers.rdi,
-        registers.rsi,
-        registers.rdx,
-        registers.rcx,
-        registers.rax,
-    ] = words;
+    [registers.eflags, registers.rcx, registers.rax] = words;
     registers.rsp += ENTRY_STACK_BYTES as u64 + 128;
     registers.rip = entry.0;
     registers.orig_rax = u64::MAX;
-    (registers, mask)
+    registers
 }

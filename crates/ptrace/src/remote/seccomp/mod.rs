@@ -35,10 +35,9 @@ pub type NamedCall = (&'static str, i64, [u64; 6]);
 pub const NEEDED: NamedCall = ("munmap", numbers::SYS_munmap, [0; 6]);
 
 /// The calls that a lift at the start needs: [`NEEDED`] and those made by the code of `guest_code`.
-pub const NEEDED_AT_START: [NamedCall; 5] = [
+pub const NEEDED_AT_START: [NamedCall; 4] = [
     NEEDED,
     ("getpid", libc::SYS_getpid, [0; 6]),
-    ("gettid", libc::SYS_gettid, [0; 6]),
     ("tgkill", libc::SYS_tgkill, [0, 0, libc::SIGURG as u64, 0, 0, 0]),
     ("rt_sigprocmask", libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as u64, 0, 0, 8, 0, 0]),
 ];

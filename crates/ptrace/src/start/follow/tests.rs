@@ -41,6 +41,10 @@ impl Handler for Executed {
     fn missed(&mut self, _: i32, _: &io::Error) -> After {
         After::Follow
     }
+
+    fn refused(&mut self, _: i32, _: &str) -> After {
+        After::Follow
+    }
 }
 
 /// A shell that is followed, and at work to start another program and to end at once.
