@@ -7,10 +7,18 @@
 //!
 //! Pure: no I/O, no `unsafe`.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(any(test, feature = "std")), no_std)]
+
+extern crate alloc;
 
 mod shell;
 
-pub use shell::{UNPRINTABLE, quoted, quoted_path, words};
+pub use shell::{UNPRINTABLE, quoted_path_text, quoted_text};
+#[cfg(feature = "std")]
+pub use shell::{quoted, quoted_path, words};
+
+use alloc::format;
+use alloc::string::String;
 
 /// The character in place of one that is not printed.
 const REPLACEMENT: char = '?';

@@ -1,37 +1,49 @@
 //! Words of commands that are printed to be pasted into a shell.
 
 use crate::is_printable;
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+#[cfg(feature = "std")]
 use std::ffi::OsStr;
+#[cfg(feature = "std")]
 use std::path::Path;
 
 /// Stands in place of a word that cannot be printed, so that the text is no command: every shell refuses it.
 pub const UNPRINTABLE: &str = "(a name with control characters)";
 
-/// Returns a word as a POSIX shell takes it literally. In place of a word that is not UTF-8 or has characters that act on
-/// its reader it is [`UNPRINTABLE`].
-pub fn quoted(word: impl AsRef<OsStr>) -> String {
-    let Some(word) = word.as_ref().to_str().filter(|word| is_printable(word)) else {
-        return UNPRINTABLE.to_owned();
-    };
+/// Returns a word as a POSIX shell takes it literally. In place of a word that has characters that act on its reader it is
+/// [`UNPRINTABLE`].
+pub fn quoted_text(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.to_owned(),
-        false => shlex::try_quote(word).map_or_else(|_| UNPRINTABLE.to_owned(), |quoted| quoted.into_owned()),
+    match (is_printable(word), !word.is_empty() && word.chars().all(is_plain)) {
+        (false, _) => UNPRINTABLE.to_owned(),
+        (true, true) => word.to_owned(),
+        (true, false) => shlex::try_quote(word).map_or_else(|_| UNPRINTABLE.to_owned(), |quoted| quoted.into_owned()),
     }
 }
 
-/// Returns a path as [`quoted`] does, and so that no command takes it for an option.
+/// Returns a path as [`quoted_text`] does, and so that no command takes it for an option.
+pub fn quoted_path_text(path: &str) -> String {
+    if path.starts_with('-') { quoted_text(&format!("./{path}")) } else { quoted_text(path) }
+}
+
+/// Returns a word as [`quoted_text`] does; [`UNPRINTABLE`] in place of one that is not UTF-8.
+#[cfg(feature = "std")]
+pub fn quoted(word: impl AsRef<OsStr>) -> String {
+    word.as_ref().to_str().map_or_else(|| UNPRINTABLE.to_owned(), quoted_text)
+}
+
+/// Returns a path as [`quoted_path_text`] does; [`UNPRINTABLE`] in place of one that is not UTF-8.
+#[cfg(feature = "std")]
 pub fn quoted_path(path: impl AsRef<Path>) -> String {
-    let path = path.as_ref();
-    match path.as_os_str().as_encoded_bytes().first() {
-        Some(b'-') => quoted(Path::new(".").join(path)),
-        _ => quoted(path),
-    }
+    path.as_ref().to_str().map_or_else(|| UNPRINTABLE.to_owned(), quoted_path_text)
 }
 
 /// Returns words as [`quoted`] does, with blanks between them.
+#[cfg(feature = "std")]
 pub fn words(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
-    words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
+    words.into_iter().map(quoted).collect::<alloc::vec::Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use alloc::string::String;
 use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::fmt;
-use foreign_text::quoted_path;
+use foreign_text::quoted_path_text;
 use serde::{Serialize, Serializer};
 
 /// Why a file does not lie in huge folios, in words.
@@ -191,7 +191,7 @@ impl Reason {
             }
             Self::PoolLimited { size, needed, available, limit, file } => {
                 let missing = needed.saturating_sub(*available).saturating_mul(size.bytes());
-                Some(format!("echo {} > {}", limit.saturating_add(missing), quoted_path(file)))
+                Some(format!("echo {} > {}", limit.saturating_add(missing), quoted_path_text(file)))
             }
             Self::NodeForbidden { allowed, .. } => {
                 allowed.iter().next().map(|node| format!("--numa node={node}, or a cpuset with the wanted node"))
