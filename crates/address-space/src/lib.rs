@@ -18,6 +18,7 @@ mod page_size;
 mod process_stat;
 mod protection;
 mod range_set;
+mod semaphores;
 mod smaps;
 mod space;
 
@@ -32,5 +33,6 @@ pub use page_size::{ByteCount, PageSize, PageSizeError, SizeDirectory, byte_coun
 pub use process_stat::{ProcessStat, StatCounters};
 pub use protection::Protection;
 pub use range_set::RangeSet;
+pub use semaphores::semaphores;
 pub use smaps::{MappingFlags, MappingUsage, guards_branches, parse_flags, parse_smaps};
 pub use space::AddressSpace;

@@ -3,6 +3,7 @@
 use crate::samples;
 use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, PageSize, RangeSet, bias_of, file_groups, parse_flags, parse_smaps,
+    semaphores,
 };
 use bench_record::Record;
 use bench_report::{MOST_BYTES, Source, html, markdown};
@@ -67,6 +68,17 @@ fn elf(bytes: &[u8]) {
             let best = choose_base(&image, huge, base, Kinds::ALL, edges);
             coverable(&image, best.offset, huge, base, Kinds::ALL, edges);
         }
+    }
+    let read = |offset: u64, length: u64| {
+        let start = usize::try_from(offset).ok()?;
+        Some(bytes.get(start..start.checked_add(usize::try_from(length).ok()?)?)?.to_vec())
+    };
+    for semaphore in semaphores(&image, read).iter().flat_map(RangeSet::iter) {
+        let mut writable = image.segments.iter().filter(|segment| segment.protection.write);
+        assert!(
+            writable.any(|segment| segment.file_memory().covers(semaphore)),
+            "a semaphore outside of the file's data"
+        );
     }
     for segment in &image.segments {
         image.offset_of_address(segment.memory.start());
