@@ -9,6 +9,7 @@ use options::Prepare;
 use page_cache::{Budget, Effort, Hold, Refusal, Users};
 use process_view::{FileIdentity, ObjectReader, ProcessFiles};
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -253,6 +254,19 @@ fn is_congruent(mapping: &Mapping, size: PageSize) -> bool {
     mapping.range.start().0 % size.bytes() == mapping.offset % size.bytes()
 }
 
+/// Returns the error text for a file that a process with the root directory `root` cannot find at `own_path`.
+fn not_found(root: &Path, own_path: &Path, path: &str) -> String {
+    match root == Path::new("/") || root.as_os_str().is_empty() {
+        true => format!("its file {path} is gone; needed: the file, or a restart"),
+        false => format!(
+            "its file {path} is not in its root directory {} (chroot), where only it can open files; needed: the same file as {} \
+             there, by a hard link or a bind mount, or a restart",
+            root.display(),
+            own_path.display()
+        ),
+    }
+}
+
 /// Returns the path by which the process itself can open the object's file, if that is still the same file.
 pub fn own_path(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Result<PathBuf, SessionError> {
     let process = ProcessFiles::of(pid);
@@ -266,8 +280,9 @@ pub fn own_path(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Result
     let own_path = Path::new("/").join(path.strip_prefix(&root).or_else(|_| path.strip_prefix("/")).unwrap_or(path));
     let still = space.mappings().iter().find(|mapping| mapping.path() == Some(object.path.as_str()));
     let seen_from_here = process.path("root").join(own_path.strip_prefix("/").unwrap_or(&own_path));
-    let metadata = fs::metadata(&seen_from_here).map_err(|error| {
-        SessionError::io(format!("its file {} is gone; needed: the file, or a restart", object.path), error)
+    let metadata = fs::metadata(&seen_from_here).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => SessionError::Refused(not_found(&root, &own_path, &object.path)),
+        _ => SessionError::io(format!("looking at its file {}", object.path), error),
     })?;
     match still {
         Some(mapping) if mapping.inode != metadata.ino() => {

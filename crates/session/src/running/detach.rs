@@ -7,7 +7,7 @@ use address_space::{
     AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection, RangeSet,
     format_bytes,
 };
-use lift_execution::{FileMapping, RestoredPart, RestoredRange, move_to_ordinary};
+use lift_execution::{CallError, FileMapping, RestoredPart, RestoredRange, move_to_ordinary};
 use lift_plan::{Reason, holds_probe};
 use machine_facts::base_page;
 use process_view::{ObjectReader, ProcessFiles};
@@ -178,7 +178,20 @@ fn restore(
     let parts = &[RestoredPart { range: lifted.range, protection, file }];
     let Lifted { range, at_once, .. } = *lifted;
     let whole = RestoredRange { range, protection, is_pool: false, at_once, parts };
-    lift_execution::restore(executor, &whole, |executor, _, copy| changes_in(executor, lifted, copy))
+    lift_execution::restore(executor, &whole, |executor, _, copy| changes_in(executor, lifted, copy)).map_err(explained)
+}
+
+/// Adds the fix to the error of a program that may no longer open its own file. No other process can open it in its place.
+fn explained(error: SessionError) -> SessionError {
+    match error {
+        SessionError::Call(CallError { call, errno: libc::EACCES | libc::EPERM }) if call.starts_with("open") => {
+            SessionError::Refused(format!(
+                "{error}; needed: a program that may open its file, which Landlock, another security module or lost rights keep \
+                 it from; fix: restart the program"
+            ))
+        }
+        error => error,
+    }
 }
 
 /// Returns the pages that the program or its dynamic linker has changed: they differ from the file, which is mapped at `file`.
