@@ -131,7 +131,8 @@ fn lift(
     };
     let preparation = Preparation { missing: MissingImages::Make, files };
     let (started, pid) = (Instant::now(), target.pid());
-    let (machine, thp_is_suspended) = &without_thp_disable(machine);
+    let facts = without_thp_disable(machine);
+    let (mut machine, mut thp_is_suspended) = (&facts.0, facts.1);
     let (mut seen, mut plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
     if plan.lifts.is_empty() {
         report.take(plan, lift_execution::Outcome::default(), started.elapsed());
@@ -139,12 +140,16 @@ fn lift(
         return Ok(Lifted { pause: Pause::default(), is_cut_short: false, target });
     }
     let mut executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
+    // Leftovers of an ended lift may have occupied memory and suspended the program's PR_SET_THP_DISABLE.
+    let renewed;
     if executor.has_cleaned_up() {
         let target = executor.finish().target;
+        renewed = without_thp_disable(&machine_facts(pid));
+        (machine, thp_is_suspended) = (&renewed.0, renewed.1);
         (seen, plan) = plan_for_running(pid, reader, machine, policy, preparation)?;
         executor = executor_for(target, &seen.process.space, &seen.process.objects)?;
     }
-    if *thp_is_suspended && let Err(error) = executor.suspend_thp_disable() {
+    if thp_is_suspended && let Err(error) = executor.suspend_thp_disable() {
         return Err(refused(executor, &error));
     }
     let space = &seen.process.space;
