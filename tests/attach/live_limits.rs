@@ -1,6 +1,7 @@
 //! Programs that run in other namespaces, below another root, in vfork, under seccomp, or as another user: lifted, or
 //! refused with the reason, and unharmed.
 
+use address_space::Protection;
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::os::unix::fs::chown;
@@ -18,6 +19,8 @@ const NOBODY: u32 = 65534;
 
 fn main() -> ExitCode {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into()), Need::Machine("x86_64".into())];
+    // Enough pages for the code of the program or of its library, and too few for both.
+    let with_pool = || [needs(), vec![Need::Pool(6 << 20)]].concat();
     let with_unshare = || [needs(), vec![Need::Command("unshare".into())]].concat();
     main_of(vec![
         test_case("in_other_namespaces", with_unshare(), other_namespaces),
@@ -33,6 +36,15 @@ fn main() -> ExitCode {
         test_case("of_another_user", needs(), another_user),
         test_case("heap_of_an_ordinary_user", needs(), heap_not_permitted),
         test_case("in_a_frozen_cgroup", needs(), frozen),
+        test_case("whose_elf_header_lies_among_large_data", needs(), header_among_data),
+        test_case("whose_short_name_is_cut_inside_a_letter", needs(), cut_name),
+        test_case("with_its_file_outside_of_its_new_root", needs(), locked_in_by_chroot),
+        test_case(
+            "with_its_file_forbidden_by_landlock",
+            [needs(), vec![Need::Kernel(5, 13)]].concat(),
+            locked_in_by_landlock,
+        ),
+        test_case("with_a_breakpoint_in_what_only_the_last_plan_lifts", with_pool(), breakpoint_in_library),
     ])
 }
 
@@ -295,4 +307,101 @@ fn frozen(t: &Context) -> Result<()> {
     ensure!(maps()? == before, "its mappings have changed from\n{before}to\n{}", maps()?);
     back_and_forth(t, session.pid(), "thp", None)?;
     end(session)
+}
+
+/// The kernel cuts the name of the file after 15 bytes, and shows what is left among other fields.
+fn cut_name(t: &Context) -> Result<()> {
+    let path = t.folder().join("prozesswächteä");
+    copy_program(t, &Program::named("start/pie_by_default.c")?.build()?, &path)?;
+    let session = t.session(Command::new(&path))?;
+    session.wait_for_line("ready")?;
+    let name = fs::read(format!("/proc/{}/comm", session.pid()))?;
+    ensure!(String::from_utf8(name).is_err(), "its short name is UTF-8");
+    back_and_forth(t, session.pid(), "thp", None)?;
+    end(session)?;
+    let session = t.session(t.lifted(&["--pages", "thp"], &Command::new(&path))?)?;
+    session.wait_for_line("ready")?;
+    let view = View::of(session.pid())?;
+    let of_copy = |writable| source_of("thp", writable);
+    check_lifted(&view, view.executable()?, &[Kind::Text], default_huge_page()?, of_copy)?;
+    end(session)
+}
+
+/// A program that is lifted, then takes its own file from itself, and what `detach` says.
+fn locked_in(t: &Context, words: &[&str], needed: &[&str]) -> Result<()> {
+    let mut command = Program::named("attach/locks_itself_in.c")?.command()?;
+    command.args(words);
+    let mut session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid().to_string();
+    pagelift(t, &["attach", "--pages", "thp", &pid], None)?.success()?;
+    session.send("\n")?;
+    session.wait_for_line("locked in")?;
+    let detach = pagelift(t, &["detach", &pid], None)?;
+    for words in needed {
+        ensure!(detach.ending == Ending::Exit(125) && detach.stderr.contains(words), "{words}: {}", detach.stderr);
+    }
+    ensure!(!detach.stderr.contains("is gone"), "{}", detach.stderr);
+    session.send("\n")?;
+    session.finish()?.success()?;
+    Ok(())
+}
+
+fn locked_in_by_chroot(t: &Context) -> Result<()> {
+    let root = t.folder().join("root");
+    fs::create_dir(&root)?;
+    let root = root.to_string_lossy();
+    locked_in(t, &["chroot", &root], &["is not in its root directory", &root, "a bind mount, or a restart"])
+}
+
+fn locked_in_by_landlock(t: &Context) -> Result<()> {
+    locked_in(t, &["landlock"], &["Permission denied", "Landlock", "fix: restart the program"])
+}
+
+/// The program's code is planned first and turns out not to be copied: then there are pages for the library's.
+fn breakpoint_in_library(t: &Context) -> Result<()> {
+    let mut session = t.session(Program::named("attach/holds_a_breakpoint.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    let options = ["attach", "-v", "--pages", "hugetlb", "--lift", "text", &session.pid().to_string()];
+    let attach = pagelift(t, &options, None)?.success()?;
+    for words in ["libholds.so", "kept out of core dumps", "a breakpoint or a uprobe"] {
+        ensure!(attach.stderr.contains(words), "`{words}` is missing in\n{}", attach.stderr);
+    }
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout.ends_with("the breakpoint is in its file\n"), "{}", output.stdout);
+    Ok(())
+}
+
+/// Tools take the first line of maps that names a file for the one that shows its header.
+fn header_among_data(t: &Context) -> Result<()> {
+    let path = Program::named("attach/has_large_notes.c")?.build()?;
+    let check = |session: &Session, least: u64| -> Result<()> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
+        let first = maps.lines().find(|line| line.ends_with(path.to_string_lossy().as_ref()));
+        let offset = first.and_then(|line| line.split(' ').nth(2));
+        ensure!(offset == Some("00000000"), "the file's first line is {first:?} in\n{maps}");
+        let view = View::of(session.pid())?;
+        let data = view.usages.iter().filter(|usage| usage.mapping.protection == Protection::READ);
+        let huge: u64 = data.map(|usage| usage.anonymous_huge).sum();
+        ensure!(huge >= least, "{huge} bytes of read-only data are on huge pages in\n{maps}");
+        Ok(())
+    };
+    for lifts_at_start in [true, false] {
+        let (plain, words) = (Command::new(&path), ["--pages", "thp", "--lift", "rodata", "--objects", "exe"]);
+        let command = if lifts_at_start { t.lifted(&words, &plain)? } else { plain };
+        let session = t.session(command)?;
+        session.wait_for_line("ready")?;
+        if !lifts_at_start {
+            let number = session.pid().to_string();
+            pagelift(t, &[&["attach"], &words[..], &[&number]].concat(), None)?.success()?;
+        }
+        check(&session, 2 << 20)?;
+        if !lifts_at_start {
+            pagelift(t, &["detach", &session.pid().to_string()], None)?.success()?;
+            check(&session, 0)?;
+        }
+        end(session)?;
+    }
+    Ok(())
 }

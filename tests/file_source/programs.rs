@@ -31,6 +31,7 @@ pub fn tests(needs: fn() -> Vec<Need>) -> Vec<Test> {
         test_case("its_mappings_are_changed_as_those_of_a_plain_program", needs(), changed),
         test_case("children_share_it", needs(), children),
         test_case("uprobes_fire_in_it", with("nm"), probed),
+        test_case("probes_with_semaphores_fire_in_it", with("nm"), semaphores),
         test_case("gdb_stops_in_it", with("gdb"), debugged),
         test_case("real/node", with("node"), node),
         test_case("real/java", with("java"), java),
@@ -120,14 +121,14 @@ fn children(t: &Context) -> Result<()> {
     works_as_plain(t, &Command::new(built(t, "start/fork_and_write.c")?), "\n")
 }
 
-/// The function among large code, as an offset in its file.
-fn place_in_code(path: &Path) -> Result<u64> {
+/// A symbol of a program, as an offset in its file.
+fn offset_of(path: &Path, symbol: &str) -> Result<u64> {
     let output = Command::new("nm").arg(path).output()?;
     let text = String::from_utf8(output.stdout)?;
-    let line = text.lines().find(|line| line.ends_with(&format!(" {FUNCTION}"))).context("no such function")?;
+    let line = text.lines().find(|line| line.ends_with(&format!(" {symbol}"))).context("no such symbol")?;
     let address = u64::from_str_radix(line.split(' ').next().unwrap_or_default(), 16)?;
     let file = fs::read(path)?;
-    ElfImage::parse(&file[..])?.offset_of_address(Address(address)).context("the function is not in the file")
+    ElfImage::parse(&file[..])?.offset_of_address(Address(address)).context("the symbol is not in the file")
 }
 
 /// The program that calls the function, on its file.
@@ -147,11 +148,32 @@ fn done(session: Session) -> Result<()> {
 /// A page with a probe is the process's own: the kernel splits that one huge page.
 fn probed(t: &Context) -> Result<()> {
     let (path, mut session) = spinning(t)?;
-    let probe = Uprobe::new(t, &path, place_in_code(&path)?)?;
+    let probe = Uprobe::new(t, &path, offset_of(&path, FUNCTION)?)?;
     session.send("go on\n")?;
     done(session)?;
     let hits = probe.hits()?;
     ensure!(hits > 3, "{hits} hits");
+    Ok(())
+}
+
+/// All huge pages of data are copies except for the one with the semaphore.
+fn semaphores(t: &Context) -> Result<()> {
+    let path = built(t, "file_source/has_probes_with_semaphores.c")?;
+    let mut session = start(t, &["--pages", "file", "-v"], &path)?;
+    is_on_its_file(&session)?;
+    let view = View::of(session.pid())?;
+    let copied: u64 = view.usages.iter().map(|usage| usage.anonymous_huge).sum();
+    ensure!(copied >= 6 << 20, "only {copied} bytes of data are on huge pages: {}", session.stderr_so_far());
+    let (place, semaphore) = (offset_of(&path, "place_of_probe")?, offset_of(&path, "place_semaphore")?);
+    let probe = Uprobe::with_semaphore(t, &path, place, semaphore)?;
+    session.send("go on\n")?;
+    session.wait_for_line("10 in round 1")?;
+    let hits = probe.hits()?;
+    session.send("go on\n")?;
+    session.wait_for_line("10 in round 2")?;
+    let output = session.finish()?.success()?;
+    let counted = output.stdout.contains("semaphore 1\n10 in round 1\nsemaphore 0\n10 in round 2\n");
+    ensure!(hits == 10 && counted && !output.stdout.contains("differs"), "{hits} hits; {}", output.stdout);
     Ok(())
 }
 

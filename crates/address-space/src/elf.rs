@@ -228,6 +228,11 @@ impl ElfImage {
         }
     }
 
+    /// The address of the ELF header (before the bias), if a segment holds it.
+    pub fn file_header(&self) -> Option<Address> {
+        self.address_of_offset(0)
+    }
+
     fn address_of_offset(&self, offset: u64) -> Option<Address> {
         let holder = self.segments.iter().find(|s| offset >= s.offset && offset - s.offset < s.file_size)?;
         Some(holder.memory.start() + (offset - holder.offset))

@@ -53,6 +53,11 @@ impl LoadedObject {
         self.image.extent().shifted(self.bias)
     }
 
+    /// The whole huge pages in the object's extent: no other memory of an object can be lifted.
+    pub fn may_be_huge(&self, size: PageSize, base_page: PageSize) -> AddressRange {
+        self.extent().widened(base_page).whole_pages(size)
+    }
+
     /// RELRO in the process, cut to whole base pages as the dynamic linker protects them.
     pub fn relro(&self, base_page: PageSize) -> Option<AddressRange> {
         let relro = self.image.relro?.shifted(self.bias);

@@ -40,7 +40,7 @@ pub fn look(policy: &Policy, lifted: &[records::Record]) -> Result<Seen, String>
     let mut made = plan(&process, &machine, policy);
     leave_lifted(&mut made, lifted);
     if !made.lifts.is_empty() {
-        process.probed = probes::find(&process, &made, auxiliary.base_page);
+        probes::find(&mut process, &machine, policy);
         // Reading smaps takes longer than all the rest, and is only needed if something is replaced.
         let smaps = files::text(c"/proc/thread-self/smaps").map_err(|_| no_proc())?;
         process.special = parse_flags(&smaps).map(|flags| special_mappings(&flags)).map_err(|e| e.to_string())?;

@@ -6,7 +6,7 @@ use address_space::{PageSize, format_bytes};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use lift_plan::{Edge, Plan, Reason, Refusal, Shortfall, Source};
+use lift_plan::{Edge, Plan, Refusal, Shortfall, Source};
 use serde::Serialize;
 
 /// What a lift was to do, and what became of it.
@@ -89,7 +89,7 @@ impl Report {
             && self.sealing.as_ref().is_none_or(|sealing| sealing.not_sealed == 0)
             && !(self.is_nothing() && self.already_bytes == 0)
             && self.ranges.iter().all(RangeOutcome::is_complete)
-            && self.refusals.iter().all(|refusal| matches!(refusal.reason, Reason::NoWholePage { .. }))
+            && self.refusals.iter().all(|refusal| refusal.reason.is_expected())
     }
 
     /// Returns the reason that keeps most memory off huge pages.

@@ -226,6 +226,8 @@ pub struct ProcessFacts {
     pub special: Vec<SpecialMapping>,
     /// Pages of code that hold a breakpoint or a uprobe, and must not be copied.
     pub probed: RangeSet,
+    /// Semaphores of USDT probes in writable pages of files, which must not be copied.
+    pub semaphores: RangeSet,
     /// The program sets up its own RELRO after this moment (a static program at its entry).
     pub relocates_itself: bool,
     /// The program runs: writable memory may change at any moment, and the kernel may be writing to it.

@@ -2,6 +2,7 @@
 
 use crate::cached::{CachedPlace, cached_place};
 use crate::groups::{Group, Run, group, kinds_of};
+use crate::kept::{Kept, kept_pages};
 use crate::pieces::{refusal_by_protection, special_in};
 use crate::placement::{Placed, memory_bound, place, pool_on};
 use crate::{
@@ -127,21 +128,30 @@ impl<'a> Planner<'a> {
             self.note_edge(object, group, merged, edge);
         }
         let of_executable = object.role == ObjectRole::Executable;
-        let runs: Vec<Run> = runs.into_iter().flat_map(|run| self.cut_out_probes(object, run)).collect();
+        let runs: Vec<Run> = runs.into_iter().flat_map(|run| self.cut_out_kept(object, run)).collect();
         let runs = runs.into_iter().flat_map(|run| self.cut_at_sources(run));
         runs.map(|run| Candidate { object: object.name().to_owned(), of_executable, run }).collect()
     }
 
-    /// Cuts out of a run the huge pages that hold a probe, and refuses those.
-    fn cut_out_probes(&mut self, object: &LoadedObject, run: Run) -> Vec<Run> {
-        let (mut free, mut probed) = (RangeSet::new(), RangeSet::new());
-        free.insert(run.range);
-        self.process.probed.within(run.range).for_each(|pages| probed.insert(pages.widened(self.size)));
-        for pages in probed.iter() {
-            self.refuse(object.name(), kinds_of(run.cut_to(pages).pieces.iter()), pages, Reason::Probed);
-            free.remove(pages);
+    /// Cuts out of a run the huge pages that stay with their file, and refuses those.
+    fn cut_out_kept(&mut self, object: &LoadedObject, run: Run) -> Vec<Run> {
+        let mut free = RangeSet::from_iter([run.range]);
+        for Kept { pages, reason } in kept_pages(self.process, object, &run, self.size) {
+            if reason == Reason::FileHeader && self.stays_on_file(&run.cut_to(pages)) {
+                continue;
+            }
+            for part in free.within(pages).collect::<Vec<_>>() {
+                self.refuse(object.name(), kinds_of(run.cut_to(part).pieces.iter()), part, reason.clone());
+                free.remove(part);
+            }
         }
         free.iter().map(|range| run.cut_to(range)).collect()
+    }
+
+    /// True if the file itself is the first source for a run and can show it.
+    fn stays_on_file(&self, run: &Run) -> bool {
+        let shows = || self.policy.numa == Numa::Own && self.file_methods(run).is_ok();
+        self.policy.pages == Pages::File || self.sources_for(run).first() == Some(&Source::File) && shows()
     }
 
     fn note_edge(&mut self, object: &LoadedObject, group: &Group, merged: &[Group], edge: AddressRange) {

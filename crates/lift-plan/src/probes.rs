@@ -1,13 +1,15 @@
-//! Finds the breakpoints and uprobes in a program's code.
+//! Finds the breakpoints and uprobes in a program's code, and the semaphores of probes in its data.
 //!
-//! Each is an instruction that a debugger or the kernel wrote over the program's own, and that it finds again by file
+//! A breakpoint or a uprobe is an instruction that a debugger or the kernel wrote over the program's own, and that it finds again by file
 //! and offset. A copy of the page would carry the instruction to memory that its writer does not know, and executing it
 //! would end the program.
 
-use crate::{Plan, ProcessFacts};
+use crate::{MachineFacts, Policy, ProcessFacts};
 use address_space::{Address, AddressRange, LoadSegment, LoadedObject, PageSize, RangeSet};
 use alloc::vec;
-use alloc::vec::Vec;
+
+/// Number of bytes of code that are compared with their file at a time.
+const COMPARED_AT_ONCE: u64 = 1 << 20;
 
 /// Reads what the search needs of a process and of its files.
 pub trait CodeReader {
@@ -20,56 +22,95 @@ pub trait CodeReader {
     fn read_memory(&mut self, at: Address, into: &mut [u8]) -> Option<()>;
 }
 
-/// Returns the pages of code that the plan would copy and that hold a breakpoint or a uprobe.
+/// Returns the pages of code that hold a breakpoint or a uprobe, of all code that any plan by this policy may copy: what one
+/// plan leaves can be lifted by the next, which knows more.
 pub fn probed_pages(
     process: &ProcessFacts,
-    plan: &Plan,
-    base_page: PageSize,
+    machine: &MachineFacts,
+    policy: &Policy,
     reader: &mut impl CodeReader,
 ) -> RangeSet {
     let mut probed = RangeSet::new();
+    let Some(size) = policy.page_size.or_else(|| machine.usual_huge_page()) else { return probed };
     // In an object with text relocations the dynamic linker has changed the code itself.
-    for object in process.objects.iter().filter(|object| !object.image.text_relocations) {
+    let chosen = process.objects.iter().filter(|object| policy.objects.chooses(object));
+    for object in chosen.filter(|object| !object.image.text_relocations) {
+        let may_be_lifted = object.may_be_huge(size, machine.base_page);
         for segment in object.image.segments.iter().filter(|s| s.protection.execute && !s.protection.write) {
             let code = segment.file_memory().shifted(object.bias);
-            if !plan.lifts.iter().any(|lift| lift.range.overlaps(code)) {
-                continue;
-            }
-            for page in changed_pages(process, object, code, base_page, reader) {
-                if is_probed(object, segment, page.intersect(code), reader) != Some(false) {
-                    probed.insert(page);
-                }
+            let searched = code.widened(machine.base_page).intersect(may_be_lifted);
+            let of_file = process.space.overlapping(searched).iter().filter(|m| m.path() == Some(object.path.as_str()));
+            for range in of_file.map(|mapping| mapping.range.intersect(searched)) {
+                let search = Search { object, segment, code, base_page: machine.base_page };
+                // If the kernel does not report changed pages, all pages are compared.
+                let changed = reader.changed(range).unwrap_or_else(|| RangeSet::from_iter([range]));
+                changed.iter().for_each(|changed| search.add_probed(changed, reader, &mut probed));
             }
         }
     }
     probed
 }
 
-fn changed_pages(
-    process: &ProcessFacts,
-    object: &LoadedObject,
+/// The code of one segment at its addresses in the process.
+struct Search<'a> {
+    object: &'a LoadedObject,
+    segment: &'a LoadSegment,
     code: AddressRange,
     base_page: PageSize,
-    reader: &mut impl CodeReader,
-) -> Vec<AddressRange> {
-    let of_file = process.space.overlapping(code).iter().filter(|m| m.path() == Some(object.path.as_str()));
-    let ranges = of_file.map(|mapping| mapping.range.intersect(code.widened(base_page)));
-    let changed = ranges.filter_map(|range| reader.changed(range));
-    changed.flat_map(|changed| changed.iter().flat_map(|range| range.pages(base_page)).collect::<Vec<_>>()).collect()
 }
 
-/// Code that was changed and cannot be compared with its file counts as probed.
-fn is_probed(
-    object: &LoadedObject,
-    segment: &LoadSegment,
-    part: AddressRange,
-    reader: &mut impl CodeReader,
-) -> Option<bool> {
-    let (mut original, mut now) = (vec![0; part.len() as usize], vec![0; part.len() as usize]);
-    let offset = segment.offset + (part.start() - object.bias - segment.memory.start().0).0;
-    reader.read_file(object, offset, &mut original)?;
-    reader.read_memory(part.start(), &mut now)?;
-    Some(holds_probe(&original, &now))
+impl Search<'_> {
+    /// Adds the pages of `changed` that hold a probe, of which most hold none.
+    fn add_probed(&self, changed: AddressRange, reader: &mut impl CodeReader, probed: &mut RangeSet) {
+        let mut rest = changed;
+        while !rest.is_empty() {
+            let end = (rest.start() + COMPARED_AT_ONCE.max(self.base_page.bytes())).min(rest.end());
+            let part = AddressRange::new(rest.start(), end);
+            if self.is_probed(part, reader) != Some(false) {
+                // Code that was changed and cannot be compared with its file counts as probed.
+                let pages = part.pages(self.base_page).filter(|page| self.is_probed(*page, reader) != Some(false));
+                pages.for_each(|page| probed.insert(page));
+            }
+            rest = AddressRange::new(end, rest.end());
+        }
+    }
+
+    fn is_probed(&self, part: AddressRange, reader: &mut impl CodeReader) -> Option<bool> {
+        let part = part.intersect(self.code);
+        let (mut original, mut now) = (vec![0; part.len() as usize], vec![0; part.len() as usize]);
+        let offset = self.segment.offset + (part.start() - self.object.bias - self.segment.memory.start().0).0;
+        reader.read_file(self.object, offset, &mut original)?;
+        reader.read_memory(part.start(), &mut now)?;
+        Some(holds_probe(&original, &now))
+    }
+}
+
+/// Returns the semaphores of USDT probes in all writable pages of files that any plan by this policy may copy. `of_file` returns
+/// the semaphores in an object's file, before the bias, or `None` if they are unknown: then all of this memory counts as one.
+pub fn semaphores_in(
+    process: &ProcessFacts,
+    machine: &MachineFacts,
+    policy: &Policy,
+    mut of_file: impl FnMut(&LoadedObject) -> Option<RangeSet>,
+) -> RangeSet {
+    let mut found = RangeSet::new();
+    let size = policy.page_size.or_else(|| machine.usual_huge_page());
+    // Nothing of a file that the program may write to meanwhile is copied.
+    let Some(size) = size.filter(|_| !process.may_write_during_copies()) else { return found };
+    for object in process.objects.iter().filter(|object| policy.objects.chooses(object)) {
+        let may_be_lifted = object.may_be_huge(size, machine.base_page);
+        let writable = object.image.segments.iter().filter(|segment| segment.protection.write);
+        let of_data = writable.map(|segment| segment.file_memory().shifted(object.bias));
+        let data: RangeSet = of_data.filter(|data| data.overlaps(may_be_lifted)).collect();
+        if data.is_empty() {
+            continue;
+        }
+        match of_file(object) {
+            Some(semaphores) => semaphores.iter().for_each(|range| found.insert(range.shifted(object.bias))),
+            None => data.iter().for_each(|data| found.insert(data)),
+        }
+    }
+    found
 }
 
 /// True where a breakpoint or uprobe instruction stands in code that differs from its file.

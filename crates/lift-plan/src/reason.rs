@@ -145,6 +145,10 @@ pub enum Reason {
     Special(String),
     /// A debugger or a tracer has written an instruction into it, which would stay in a copy.
     Probed,
+    /// Holds semaphores of USDT probes: the kernel sets them in mappings of their file only.
+    Semaphores,
+    /// Holds the object's ELF header and no code: tools find an object by the first mapping of its file.
+    FileHeader,
     /// In use in a way that does not allow to replace it now, in words.
     InUse(&'static str),
     /// The program is going to change the protection of parts of it (RELRO of a static program), which pool pages
@@ -222,6 +226,16 @@ impl Reason {
 }
 
 impl Reason {
+    /// True if memory is left for this reason after every complete lift of the program.
+    pub const fn is_expected(&self) -> bool {
+        matches!(self, Self::NoWholePage { .. }) || self.is_for_tools()
+    }
+
+    /// True if memory is left for this reason so that debuggers and tracers work.
+    pub const fn is_for_tools(&self) -> bool {
+        matches!(self, Self::Semaphores | Self::FileHeader)
+    }
+
     /// The reason with the command that fixes it, where there is one.
     pub fn with_fix(&self) -> String {
         match self.fix() {
@@ -299,6 +313,12 @@ impl fmt::Display for Reason {
             Self::NotReadable => f.write_str("not readable, so it cannot be copied"),
             Self::Special(property) => write!(f, "{property}, which a copy would lose"),
             Self::Probed => f.write_str("a breakpoint or a uprobe stands in its code, which would stay in a copy"),
+            Self::Semaphores => {
+                f.write_str("it holds semaphores of USDT probes, which tracers can set only in pages of its file")
+            }
+            Self::FileHeader => f.write_str(
+                "it holds the ELF header and no code, and tools find an object by the first mapping of its file",
+            ),
             Self::InUse(why) => f.write_str(why),
             Self::ProtectionPending => {
                 f.write_str("the program will change the protection of part of it, which pool pages cannot follow")
@@ -450,6 +470,9 @@ mod tests {
                 "echo 1 > /proc/sys/vm/compact_memory",
             ),
         ];
+        for kept in [Reason::Semaphores, Reason::FileHeader] {
+            assert!(kept.is_expected() && kept.fix().is_none() && kept.to_string().starts_with("it holds "));
+        }
         for (reason, words, fix) in expected {
             assert_eq!((reason.to_string().as_str(), reason.fix().as_deref()), (words, Some(fix)));
             assert_eq!(reason.with_fix(), format!("{words}; fix: {fix}"));

@@ -11,7 +11,7 @@ pub struct Shortfall<'a> {
     pub bytes: u64,
     /// The reason of the largest of these ranges.
     pub reason: &'a Reason,
-    /// No range is refused for another reason than that it holds no whole huge page, as it is after a complete lift.
+    /// No range is refused for another reason than those that are left after a complete lift ([`Reason::is_expected`]).
     pub is_expected: bool,
 }
 
@@ -32,8 +32,9 @@ impl<'a> Shortfall<'a> {
                 None => kinds.push((bytes, bytes, reason)),
             }
         }
-        let is_expected = kinds.iter().all(|(.., reason)| matches!(reason, Reason::NoWholePage { .. }));
-        let &(bytes, _, reason) = kinds.iter().max_by_key(|(bytes, ..)| *bytes)?;
+        let is_expected = kinds.iter().all(|(.., reason)| reason.is_expected());
+        // Memory that is left for tools is named only if nothing else is left.
+        let &(bytes, _, reason) = kinds.iter().max_by_key(|(bytes, _, reason)| (!reason.is_for_tools(), *bytes))?;
         Some(Self { bytes, reason, is_expected })
     }
 }
@@ -56,6 +57,10 @@ mod tests {
         let edges = Shortfall::weightiest([(100, &small), (300, &large)]).unwrap();
         assert!(edges.is_expected && edges.bytes == 400);
         assert_eq!(Shortfall::weightiest([]), None);
+        let for_tools = [(900, &Reason::FileHeader), (800, &Reason::Semaphores)];
+        let found = Shortfall::weightiest(for_tools.into_iter().chain([(100, &small)])).unwrap();
+        assert!(found.is_expected && found.reason == &small);
+        assert_eq!(Shortfall::weightiest(for_tools).unwrap().reason, &Reason::FileHeader);
     }
 
     #[test]

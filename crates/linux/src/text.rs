@@ -46,7 +46,7 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 /// Reads a file of the kernel as text. Bytes that are not UTF-8 are replaced: names of processes and files are any bytes, and
-/// a process's short name is cut after 15 of them, inside a letter too.
+/// the kernel cuts a process's short name after 15 bytes, even inside a letter.
 ///
 /// # Errors
 /// Those of opening and reading.

@@ -72,8 +72,8 @@ impl Blocks {
         Self { random: Random::new(seed), treatments, waiting: Vec::new(), controls: 0 }
     }
 
-    /// The arm through which the next control block goes there and back, where it is switched for its control: each in turn,
-    /// whatever other blocks lie between. `None` where no arm is left.
+    /// The arm that the next control block switches to and back: each arm in turn, by control blocks. `None` if no arm is
+    /// left.
     pub fn next_arm_of_control(&mut self) -> Option<usize> {
         let arms: Vec<usize> = self.treatments.iter().filter_map(|treatment| treatment.arm()).collect();
         let arm = arms.get(self.controls.checked_rem(arms.len())?).copied();

@@ -92,11 +92,12 @@ fn plan_seen(
     let shows_only = policy.pages.only_shows();
     let first = if shows_only { Plan::default() } else { plan(&seen.process, machine, policy) };
     let cached = files::look(pid, &seen.process, machine, policy, known_file, preparation.files);
-    if first.lifts.is_empty() && !shows_only && cached.files.is_empty() {
+    let may_be_shown = shows_only || !cached.files.is_empty() || images::may_show(&seen.process, machine, policy);
+    if first.lifts.is_empty() && !may_be_shown {
         return Ok((seen, first));
     }
     (seen.process.cached, seen.process.changed, seen.held) = (cached.files, cached.changed, cached.held);
-    seen.process.probed = probes::find(pid, &seen.process, &first, machine.base_page);
+    probes::find(pid, &mut seen.process, machine, policy)?;
     let images = images::look(pid, &seen.process, machine, policy, preparation.missing, known);
     (seen.process.images, seen.without_image, seen.not_on_node) = (images.spans, images.missing, images.not_on_node);
     found(&seen.process);

@@ -55,6 +55,13 @@ pub struct Images {
     pub not_on_node: Vec<String>,
 }
 
+/// True if an image of the wanted huge pages may show some of the chosen objects.
+pub fn may_show(process: &ProcessFacts, machine: &MachineFacts, policy: &Policy) -> bool {
+    let size = policy.page_size.or_else(|| machine.usual_huge_page()).filter(|_| policy.pages.takes_images());
+    let mut chosen = process.objects.iter().filter(|object| policy.objects.chooses(object));
+    size.is_some_and(|size| chosen.any(|object| is_worth_it(object, size)))
+}
+
 /// The spans that images in the default store can show of the chosen objects. Root makes the images that are missing.
 ///
 /// A fault in the store or in one file means only that there is no span; the next source serves.
@@ -93,7 +100,7 @@ pub fn look(
     let pagemap = Pagemap::open(pid, machine.base_page).ok();
     let home = nodes::home_of(pid, machine, policy.numa);
     let shown = |object: &LoadedObject| is_shown_by_its_file(object, &process.cached, policy, store.page_size());
-    let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, &store));
+    let chosen = process.objects.iter().filter(|o| policy.objects.chooses(o) && is_worth_it(o, store.page_size()));
     // An image is made rarely, so its cost does not matter here.
     let most_bytes = || {
         let available = machine.memory_available.min(machine_facts(pid).memory_available);
@@ -144,9 +151,9 @@ pub fn may_be_had(file: Option<&File>, image: &ElfImage, size: PageSize) -> bool
 }
 
 /// True where a segment that is never written is as large as a huge page, so that it can hold one.
-fn is_worth_it(object: &LoadedObject, store: &Store) -> bool {
+fn is_worth_it(object: &LoadedObject, size: PageSize) -> bool {
     let read_only = object.image.segments.iter().filter(|segment| !segment.protection.write);
-    !object.image.text_relocations && read_only.map(|s| s.memory.len()).any(|bytes| bytes >= store.page_size().bytes())
+    !object.image.text_relocations && read_only.map(|s| s.memory.len()).any(|bytes| bytes >= size.bytes())
 }
 
 /// True where huge folios of its file show as much of an object as an image could: an image would only take memory.

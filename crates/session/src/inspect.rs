@@ -5,6 +5,7 @@ use crate::files::huge_parts;
 use crate::heap::{HeapPlan, heap_plan};
 use crate::names::program_name;
 use crate::nodes::{FarPages, far_pages, home_of};
+use crate::probes::semaphores_of;
 use crate::report::write_document;
 use crate::start::base::base_for_file;
 use crate::{SessionError, images};
@@ -14,8 +15,9 @@ use address_space::{
 };
 use lift_plan::{
     BaseChoice, CachedFile, Coverable, MachineFacts, Plan, Policy, PoolPages, ProcessFacts, RangeLift, Source,
-    choose_base, coverable, plan,
+    choose_base, coverable, plan, semaphores_in,
 };
+use linux::bounded::SEMAPHORE_NOTES;
 use machine_facts::machine_facts;
 use object::ReadCache;
 use process_view::{BoundedFile, ObjectReader, open_regular_file};
@@ -203,6 +205,8 @@ pub fn inspect_file(path: &Path, file: &File, policy: &Policy, pools: Pools) -> 
     let own_path = Some(path.display().to_string());
     process.cached =
         vec![CachedFile { path: name.clone(), inode: FILE_INODE, huge, own_path, ..CachedFile::default() }];
+    let budget = &mut SEMAPHORE_NOTES.budget();
+    process.semaphores = semaphores_in(&process, &machine, policy, |object| semaphores_of(file, &object.image, budget));
     let plan = plan(&process, &machine, policy);
     let mut inspection = Inspection::new(name, plan, bases, heap_plan(path, file, &machine));
     inspection.lacks_shared_objects = process.objects[0].image.interpreter.is_some();

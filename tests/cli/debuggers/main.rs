@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
     Context, Ending, Need, Program, Session, Test, TestStore, default_huge_page, main_of, poll_until, process_field,
-    test_case,
+    test_case, tests_folder,
 };
 
 fn main() -> ExitCode {
@@ -26,6 +26,9 @@ fn main() -> ExitCode {
     tests.extend(each_way("strace_follows", "strace", &Way::ALL, strace));
     tests.extend(each_way("core_dump_has_its_backtrace", "gdb", &Way::AT_START, core_dump));
     tests.extend(perf::tests());
+    let needs = ["java", "jhsdb"].map(|command| Need::Command(command.into())).into_iter();
+    let needs = needs.chain([Need::Root, Need::Thp, Need::Machine("x86_64".into())]).collect();
+    tests.push(test_case("jhsdb_finds_the_virtual_machine", needs, jhsdb));
     main_of(tests)
 }
 
@@ -288,5 +291,28 @@ fn core_dump(t: &Context, way: Way) -> Result<()> {
         sizes[1],
         sizes[0]
     );
+    Ok(())
+}
+
+/// It takes the first mapping of libjvm.so for the place of its ELF header.
+fn jhsdb(t: &Context) -> Result<()> {
+    let launcher = fs::canonicalize("/usr/bin/java")?;
+    let mut java = Command::new(&launcher);
+    java.args(["-Xmx64m", "-XX:+UseSerialGC"]).arg(tests_folder().join("file_source/programs/Waits.java"));
+    let mut session = t.session(java)?;
+    session.wait_for_line("ready")?;
+    let shows = || -> Result<()> {
+        let mut jinfo = Command::new(launcher.with_file_name("jhsdb"));
+        jinfo.args(["jinfo", "--pid", &session.pid().to_string()]);
+        let output = t.run(jinfo)?;
+        ensure!(output.stdout.contains("java.vm.name = "), "{}\n{}", output.stdout, output.stderr);
+        Ok(())
+    };
+    shows().context("plain")?;
+    let attach = t.run(t.pagelift(&["attach", "--pages", "thp", &session.pid().to_string()])?)?.success()?;
+    ensure!(attach.stderr.contains(" MiB on 2 MiB pages (thp)"), "{}", attach.stderr);
+    shows().context("lifted")?;
+    session.send("go on\n")?;
+    session.finish()?.success()?;
     Ok(())
 }

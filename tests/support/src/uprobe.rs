@@ -19,11 +19,23 @@ impl Uprobe {
     /// # Errors
     /// There is no tracefs, or the kernel refuses the place.
     pub fn new(t: &Context, file: &Path, offset: u64) -> Result<Self> {
+        Self::at(t, file, &format!("{offset:#x}"))
+    }
+
+    /// Like [`Uprobe::new`], with the offset of the semaphore that the kernel counts up as long as the probe is set.
+    ///
+    /// # Errors
+    /// As for [`Uprobe::new`].
+    pub fn with_semaphore(t: &Context, file: &Path, offset: u64, semaphore: u64) -> Result<Self> {
+        Self::at(t, file, &format!("{offset:#x}({semaphore:#x})"))
+    }
+
+    fn at(t: &Context, file: &Path, place: &str) -> Result<Self> {
         let folder = t.folder().join("tracing");
         fs::create_dir(&folder)?;
         mount(Some("tracefs"), &folder, Some("tracefs"), MsFlags::empty(), None::<&str>).context("no tracefs")?;
         let set = Self { folder, event: format!("pagelift_{}", std::process::id()) };
-        let probe = format!("p:{}/spin {}:{offset:#x}\n", set.event, file.display());
+        let probe = format!("p:{}/spin {}:{place}\n", set.event, file.display());
         set.write("uprobe_events", &probe).with_context(|| probe.clone())?;
         fs::create_dir(set.folder.join(set.instance()))?;
         set.enable("1")?;

@@ -136,9 +136,9 @@ fn second_sources_are_kept_as_far_as_means_reach() {
     assert_eq!(allowed(CODE + DATA - 1), [vec![Source::Hugetlb, Source::Thp], vec![]]);
 }
 
-/// A program of 2 huge pages of read-only data and 2 of code.
+/// A program of 2 huge pages of code and 2 of read-only data.
 fn two_ranges() -> Program {
-    let segments = vec![Segment::new(Protection::READ, 2 * HUGE), Segment::new(Protection::READ_EXECUTE, 2 * HUGE)];
+    let segments = vec![Segment::new(Protection::READ_EXECUTE, 2 * HUGE), Segment::new(Protection::READ, 2 * HUGE)];
     let mut program = Program::new("two ranges");
     program.load(&Shape::new("/bin/exe", ObjectRole::Executable, 16 * HUGE, segments), true);
     program.finish()

@@ -1,10 +1,12 @@
 //! What becomes of each page: the oracle works it out page by page, huge page by huge page, and every page of a plan must
 //! have just that fate. So a plan that widens a protection is found, and so is one that leaves out what could be lifted.
 
-use crate::oracle::{Page, Pages, chosen_pages, considered_heap, page_at, pages_in};
+use crate::oracle::{Page, Pages, chosen_pages, considered_heap, fault_of_cached, page_at, pages_in};
 use crate::support::{PAGE, Program, Segment, Shape, machine_with, random, range};
 use address_space::{Address, AddressRange, ElfKind, ObjectRole, PageSize, Protection, RangeSet};
-use lift_plan::{EdgeCure, Edges, Kind, MachineFacts, ObjectChoice, Plan, Policy, Reason, WritablePages, plan};
+use lift_plan::{
+    EdgeCure, Edges, Kind, MachineFacts, ObjectChoice, Plan, Policy, Reason, ThpMode, WritablePages, plan,
+};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -45,15 +47,56 @@ fn groups(pages: &Pages, policy: &Policy) -> Vec<AddressRange> {
     groups
 }
 
+/// Why a whole huge page of an object stays with its file, if so.
+fn kept(pages: &Pages, huge: AddressRange, case: &Case) -> Option<Reason> {
+    let facts = &case.program.facts;
+    let has = |fits: &dyn Fn(&Page) -> bool| pages_in(huge).any(|page| fits(&pages[&page]));
+    if facts.probed.overlaps(huge) {
+        return Some(Reason::Probed);
+    }
+    if facts.semaphores.overlaps(huge) && has(&|page| page.protection.write) {
+        return Some(Reason::Semaphores);
+    }
+    let holds_header = facts.objects.iter().any(|object| {
+        let first = object.image.segments.iter().find(|segment| segment.offset == 0 && segment.file_size > 0);
+        first.is_some_and(|first| huge.contains(first.memory.start() + object.bias))
+    });
+    let is_data = !has(&|page| page.kind != Kind::Rodata);
+    (holds_header && is_data && !case.is_shown_first(huge)).then_some(Reason::FileHeader)
+}
+
+/// The inputs of a plan.
+struct Case<'a> {
+    program: &'a Program,
+    machine: &'a MachineFacts,
+    policy: &'a Policy,
+    size: PageSize,
+}
+
+impl Case<'_> {
+    /// True if the file itself is the first source for a read-only huge page and can show it.
+    fn is_shown_first(&self, huge: AddressRange) -> bool {
+        let thp = self.machine.thp.filter(|thp| thp.mode != ThpMode::OffInProcess && thp.size == self.size);
+        let file = fault_of_cached(self.program, huge).ok();
+        let shows = file.is_some_and(|file| self.machine.refaults_huge || file.own_path.is_some()) && thp.is_some();
+        match self.policy.pages {
+            lift_plan::Pages::File => true,
+            lift_plan::Pages::FileThenImage | lift_plan::Pages::Auto => shows,
+            _ => false,
+        }
+    }
+}
+
 /// The fates of the pages of one group.
-fn fates_of_group(group: AddressRange, size: PageSize, is_heap: bool, probed: &RangeSet) -> Fates {
+fn fates_of_group(group: AddressRange, is_heap: bool, pages: &Pages, case: &Case) -> Fates {
+    let size = case.size;
     let no_whole_page = |bytes: u64| Fate::Refused(Reason::NoWholePage { bytes, size });
     let wholes: Vec<u64> = pages_in(group).filter(|&page| group.covers(huge_page_at(page, size))).collect();
     let of_page = |page: u64| {
         let huge = huge_page_at(page, size);
         match (group.covers(huge), wholes.is_empty()) {
-            (true, _) if !is_heap && probed.overlaps(huge) => Fate::Refused(Reason::Probed),
-            (true, _) => Fate::Whole,
+            (true, _) if is_heap => Fate::Whole,
+            (true, _) => kept(pages, huge, case).map_or(Fate::Whole, Fate::Refused),
             (false, true) => no_whole_page(group.len()),
             (false, false) if !is_heap => Fate::Edge,
             (false, false) if page < wholes[0] => no_whole_page(wholes[0] - group.start().0),
@@ -69,11 +112,12 @@ fn huge_page_at(address: u64, size: PageSize) -> AddressRange {
 }
 
 /// The fates of all pages that a plan has to consider.
-fn expected(program: &Program, policy: &Policy, size: PageSize) -> Fates {
+fn expected(case: &Case) -> Fates {
+    let Case { program, policy, .. } = *case;
     let mut fates = Fates::new();
     for (pages, is_heap) in [(chosen_pages(program, policy), false), (considered_heap(program, policy), true)] {
         for group in groups(&pages, policy) {
-            fates.extend(fates_of_group(group, size, is_heap, &program.facts.probed));
+            fates.extend(fates_of_group(group, is_heap, &pages, case));
         }
         let refused = pages.iter().filter_map(|(&at, page)| Some((at, Fate::Refused(page.refused.clone()?))));
         fates.extend(refused);
@@ -88,7 +132,11 @@ fn expected(program: &Program, policy: &Policy, size: PageSize) -> Fates {
 fn leave_out_small_objects(fates: &mut Fates, pages: &Pages, program: &Program) {
     for object in program.facts.objects.iter().filter(|object| object.role != ObjectRole::Executable) {
         let own = || pages.iter().filter(|(_, page)| page.object == object.name()).map(|(&at, _)| at);
-        let fills_one = |fate: &Fate| matches!(fate, Fate::Whole | Fate::Refused(Reason::Probed));
+        let stays = |reason: &Reason| matches!(reason, Reason::Probed | Reason::Semaphores | Reason::FileHeader);
+        let fills_one = |fate: &Fate| match fate {
+            Fate::Refused(reason) => stays(reason),
+            fate => *fate == Fate::Whole,
+        };
         if !own().any(|page| fills_one(&fates[&page])) {
             own().for_each(|page| _ = fates.remove(&page));
         }
@@ -185,7 +233,7 @@ pub fn size_of(machine: &MachineFacts, policy: &Policy) -> Option<PageSize> {
 
 pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &Plan) -> Result<(), TestCaseError> {
     let Some(size) = size_of(machine, policy) else { return Ok(()) };
-    let (expected, planned) = (expected(program, policy, size), planned(plan));
+    let (expected, planned) = (expected(&Case { program, machine, policy, size }), planned(plan));
     for page in expected.keys().chain(planned.keys()) {
         prop_assert_eq!(planned.get(page), expected.get(page), "page {:x} of {:?}", page, plan);
     }

@@ -1,8 +1,8 @@
 //! The search for breakpoints and uprobes, in a process of which each page can be changed, and its files be lost.
 
-use crate::support::{PAGE, Program, RWX, Segment, Shape, base_page, machine_with, range};
+use crate::support::{PAGE, Program, RWX, Segment, Shape, machine_with, range};
 use address_space::{Address, AddressRange, LoadedObject, MappingName, ObjectRole, Protection, RangeSet};
-use lift_plan::{CodeReader, ObjectChoice, Pages, Plan, Policy, plan, probed_pages};
+use lift_plan::{CodeReader, MachineFacts, ObjectChoice, Pages, Policy, Reason, plan, probed_pages, semaphores_in};
 use std::collections::BTreeMap;
 
 const HUGE: u64 = 4 * PAGE;
@@ -33,10 +33,12 @@ fn page_at(address: u64) -> AddressRange {
     AddressRange::sized(Address(address / PAGE * PAGE), PAGE)
 }
 
-fn planned(program: &Program) -> Plan {
-    let machine = machine_with(HUGE, 99);
-    let policy = Policy { pages: Pages::Hugetlb, objects: ObjectChoice::All, ..Policy::default() };
-    plan(&program.facts, &machine, &policy)
+fn machine() -> MachineFacts {
+    machine_with(HUGE, 99)
+}
+
+fn policy() -> Policy {
+    Policy { pages: Pages::Hugetlb, objects: ObjectChoice::All, ..Policy::default() }
 }
 
 /// Where the program has a breakpoint of its own in its code; offset in the file, in bytes.
@@ -93,7 +95,7 @@ impl CodeReader for Reader {
 }
 
 fn found(program: &Program, reader: &Reader) -> Vec<AddressRange> {
-    probed_pages(&program.facts, &planned(program), base_page(), &mut reader.clone()).iter().collect()
+    probed_pages(&program.facts, &machine(), &policy(), &mut reader.clone()).iter().collect()
 }
 
 #[test]
@@ -118,7 +120,30 @@ fn what_cannot_be_compared_counts_as_probed() {
     {
         assert_eq!(found(&program, &reader), [page_at(CODE + PAGE)]);
     }
-    assert_eq!(found(&program, &Reader { tells_no_changes: true, ..patched }), []);
+}
+
+#[test]
+fn all_code_is_compared_where_the_kernel_does_not_tell_what_was_changed() {
+    let program = loaded(&shape());
+    let reader = Reader { tells_no_changes: true, ..Reader::default() };
+    assert_eq!(found(&program, &reader), []);
+    let (breakpoint, last) = (breakpoint(), CODE + 9 * PAGE - 4);
+    let reader = reader.write(CODE + 4 * PAGE, &breakpoint).write(CODE + 6 * PAGE, &[0x7f]).write(last, &breakpoint);
+    // Each breakpoint is found, and the other change is none.
+    assert_eq!(found(&program, &reader), [page_at(CODE + 4 * PAGE), page_at(last)]);
+}
+
+/// A later plan can lift code that the first plan leaves for want of pages.
+#[test]
+fn code_is_searched_whether_or_not_a_plan_of_now_would_lift_it() {
+    let program = loaded(&shape());
+    let reader = Reader::default().write(CODE + 4 * PAGE, &breakpoint());
+    let empty = machine_with(HUGE, 0);
+    assert!(plan(&program.facts, &empty, &policy()).lifts.is_empty());
+    let searched = probed_pages(&program.facts, &empty, &policy(), &mut reader.clone());
+    assert_eq!(searched.iter().collect::<Vec<_>>(), [page_at(CODE + 4 * PAGE)]);
+    let none_chosen = Policy { objects: ObjectChoice::Matching(vec!["other".to_owned()]), ..policy() };
+    assert!(probed_pages(&program.facts, &empty, &none_chosen, &mut reader.clone()).is_empty());
 }
 
 #[test]
@@ -133,10 +158,73 @@ fn only_code_of_the_file_that_would_be_lifted_is_looked_at() {
     let of_file = range(CODE - SKEW, own.start().0);
     assert_eq!(found(&program, &reader), [of_file]);
     let mut asked = reader.clone();
-    probed_pages(&program.facts, &planned(&program), base_page(), &mut asked);
+    probed_pages(&program.facts, &machine(), &policy(), &mut asked);
     assert_eq!(asked.asked, [of_file]);
-    let nothing = probed_pages(&program.facts, &Plan::default(), base_page(), &mut reader.clone());
-    assert_eq!(nothing, RangeSet::new(), "what stays is not copied");
+    // The object holds no whole huge page of this size.
+    let none = probed_pages(&program.facts, &machine_with(64 * HUGE, 9), &policy(), &mut reader.clone());
+    assert_eq!(none, RangeSet::new(), "what stays is not copied");
     let relocated = loaded(&Shape { text_relocations: true, ..shape() });
     assert_eq!(found(&relocated, &reader), [], "its dynamic linker has changed all of it");
+}
+
+/// Data of eight pages, all from the file, behind code; and the semaphores that its file is said to have.
+fn with_semaphores(of_file: impl Fn() -> Option<RangeSet>, moment: fn(&mut Program)) -> (Program, Vec<AddressRange>) {
+    let segments =
+        vec![Segment::new(Protection::READ_EXECUTE, HUGE), Segment::new(Protection::READ_WRITE, 2 * HUGE).zeros(PAGE)];
+    let mut program = loaded(&Shape::new("/bin/exe", ObjectRole::Executable, AT, segments));
+    moment(&mut program);
+    program.facts.semaphores = semaphores_in(&program.facts, &machine(), &policy(), |_| of_file());
+    let found = program.facts.semaphores.iter().collect();
+    (program, found)
+}
+
+#[test]
+fn huge_pages_with_semaphores_stay_with_their_file() {
+    let (data, semaphore) = (AT + HUGE, AddressRange::sized(Address(HUGE + 5 * PAGE + 6), 2));
+    let (program, found) = with_semaphores(|| Some(RangeSet::from_iter([semaphore])), |_| ());
+    assert_eq!(found, [semaphore.shifted(AT)]);
+    let plan = plan(&program.facts, &machine(), &policy());
+    let data_lifts = plan.lifts.iter().filter(|lift| lift.protection.write).map(|lift| lift.range);
+    assert_eq!(data_lifts.collect::<Vec<_>>(), [range(data, data + HUGE)]);
+    let stays = plan.refusals.iter().find(|refusal| refusal.reason == Reason::Semaphores).map(|refusal| refusal.range);
+    assert_eq!(stays, Some(range(data + HUGE, data + 2 * HUGE)));
+}
+
+#[test]
+fn data_whose_semaphores_are_unknown_stays_with_its_file() {
+    let data = range(AT + HUGE, AT + 3 * HUGE);
+    assert_eq!(with_semaphores(|| None, |_| ()).1, [data]);
+    let asks_none = || panic!("no data is copied in a program that runs");
+    assert_eq!(with_semaphores(asks_none, |program| program.facts.running = true).1, []);
+    assert_eq!(with_semaphores(asks_none, |program| program.facts.other_threads = true).1, []);
+}
+
+/// The first huge page of an object, and the sources of each range that is lifted.
+fn header_page(segments: Vec<Segment>, pages: Pages, is_cached: bool) -> (bool, Vec<AddressRange>) {
+    let mut program = loaded(&Shape::new("/bin/exe", ObjectRole::Executable, AT, segments));
+    if is_cached {
+        program = program.all_cached();
+    }
+    let plan = plan(&program.facts, &machine(), &Policy { pages, ..policy() });
+    let refused = plan.refusals.iter().filter(|refusal| refusal.reason == Reason::FileHeader);
+    let refused: Vec<_> = refused.map(|refusal| refusal.range).collect();
+    assert!(refused.is_empty() || refused == [range(AT, AT + HUGE)], "{refused:?}");
+    (!refused.is_empty(), plan.lifts.iter().map(|lift| lift.range).collect())
+}
+
+/// Tools find an object by the first line of maps that names its file.
+#[test]
+fn a_huge_page_with_the_elf_header_and_no_code_is_never_a_copy() {
+    let data = || vec![Segment::new(Protection::READ, 3 * HUGE)];
+    let (all, rest) = (range(AT, AT + 3 * HUGE), range(AT + HUGE, AT + 3 * HUGE));
+    for pages in [Pages::Thp, Pages::Hugetlb, Pages::Auto] {
+        assert_eq!(header_page(data(), pages, false), (true, vec![rest]), "{pages:?}");
+    }
+    // The file itself shows it by its own name.
+    for pages in [Pages::File, Pages::Auto] {
+        assert_eq!(header_page(data(), pages, true), (false, vec![all]), "{pages:?}");
+    }
+    // Code is worth more.
+    let code = vec![Segment::new(Protection::READ_EXECUTE, 3 * HUGE)];
+    assert_eq!(header_page(code, Pages::Thp, false), (false, vec![all]));
 }

@@ -92,7 +92,7 @@ enum Moment {
 pub fn program() -> impl Strategy<Value = Program> {
     let overlays = vec((overlay(), 0..400u64, 1..8u64), 0..5);
     let touched = vec((0..500u64, 1..20u64), 0..6);
-    let probed = vec((0..400u64, 1..3u64), 0..3);
+    let probed = (vec((0..400u64, 1..3u64), 0..3), vec(0..400 * PAGE, 0..3));
     let heap = proptest::option::of((0..5u64, 1..60u64));
     let moment = prop_oneof![
         2 => Just(Moment::Entry),
@@ -133,8 +133,12 @@ pub fn program() -> impl Strategy<Value = Program> {
             for (at, pages) in touched {
                 program.touch(range(start + at * PAGE, start + (at + pages) * PAGE));
             }
+            let (probed, semaphores) = probed;
             for (at, pages) in probed {
                 program.facts.probed.insert(range(start + at * PAGE, start + (at + pages) * PAGE));
+            }
+            for at in semaphores {
+                program.facts.semaphores.insert(range(start + at, start + at + 2));
             }
             // Images show read-only files, perhaps not from their first page to their last, perhaps out of step.
             let files: Vec<_> = program.mappings.iter().filter(|m| of_object(m)).map(|m| m.range).collect();
