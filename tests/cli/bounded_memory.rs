@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         test_case("perf_map/symbol_table_of_a_gigabyte", gcc(), |t| perf_map(t, sparse_table)),
         test_case("perf_map/millions_of_symbols_with_long_names", gcc(), |t| perf_map(t, dense_table)),
         test_case("status/heap_library_with_tables_of_a_gigabyte", gcc(), heap_library),
-        test_case("status/mappings_with_long_paths", gcc(), long_paths),
+        test_case("status/mappings_with_long_paths", [gcc(), vec![Need::Thp]].concat(), long_paths),
         test_case("status/as_many_mappings_as_are_allowed", gcc(), many_mappings),
     ];
     main_of(tests)
@@ -172,10 +172,14 @@ fn long_paths(t: &Context) -> Result<()> {
     fs::create_dir_all(&folder)?;
     let file = folder.join("file");
     fs::write(&file, "x")?;
-    let session = start(t, &copy(t, "hostile")?, &[&file.to_string_lossy(), "60000"])?;
+    let session = start(t, &copy(t, "hostile")?, &[&file.to_string_lossy(), "60000", "huge"])?;
     let output = bounded(t, &["status", &session.pid().to_string()])?;
     ensure!(output.ending == Ending::Exit(FAILED), "{output:?}");
     ensure!(output.stderr.contains("more than"), "the reason is not said: {}", output.stderr);
+    // All others are listed nevertheless.
+    let output = bounded(t, &["status"])?.success()?;
+    let note = format!("note: process {} not read: /proc/{0}/smaps cannot be read: more than", session.pid());
+    ensure!(output.stdout.contains(&note), "`{note}` is missing in\n{}", output.stdout);
     end(session)
 }
 

@@ -1,5 +1,5 @@
 // Maps a page of the file that its first argument names, as often as the second says: readable, and not, in turn, so that
-// the kernel keeps each mapping apart. With the word `without` as third argument it puts a copy in place of some of its own
+// the kernel keeps each mapping apart. It has memory on huge pages with the word `huge` as third argument. With the word `without` as third argument it puts a copy in place of some of its own
 // code before, so that the code has no file.
 //
 // build: gcc -O1 -o $OUT $SRC
@@ -20,6 +20,10 @@ int main(int argc, char **argv) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     if (!failed && argc > 3 && !strcmp(argv[3], "without"))
         failed = mmap(code, CODE, PROT_READ | PROT_EXEC, flags, -1, 0) == MAP_FAILED;
+    if (!failed && argc > 3 && !strcmp(argv[3], "huge")) {
+        char *memory = mmap(NULL, 8 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        failed = memory == MAP_FAILED || madvise(memory, 8 << 20, MADV_HUGEPAGE) || !memset(memory, 1, 8 << 20);
+    }
     if (failed) {
         perror(argv[0]);
         return 1;
