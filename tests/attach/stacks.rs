@@ -12,6 +12,8 @@ use test_support::{
 };
 
 const PROGRAM: &str = "attach/uses_all_its_stack.c";
+/// Computes, so that a lift borrows a thread in the middle of a computation.
+const COMPUTES: &str = "attach/keeps_its_registers.c";
 
 fn main() -> ExitCode {
     let needs = || vec![Need::Root, Need::Thp];
@@ -20,25 +22,22 @@ fn main() -> ExitCode {
         tests.push(test_case(format!("back_and_forth/{stack}"), needs(), move |t| back_and_forth(t, stack)));
         tests.push(test_case(format!("killed_at_any_moment/{stack}"), needs(), move |t| killed(t, stack)));
     }
+    let needs_registers = vec![Need::Root, Need::Thp, Need::Machine("x86_64".into())];
+    tests.push(test_case("killed_at_any_moment/computing", needs_registers, |t| killed(t, COMPUTES)));
+    tests.push(test_case("a_page_that_an_earlier_lift_used", needs(), page_of_an_earlier_lift));
     tests.push(test_case("no_room_for_the_page", needs(), no_room));
     tests.push(test_case("main_thread_has_ended", needs(), main_thread_has_ended));
     main_of(tests)
 }
 
-fn begin(t: &Context, stack: &str, limit: Option<&str>) -> Result<Session> {
-    let program = Program::named(PROGRAM)?.build()?;
-    let mut command = match limit {
-        None => Command::new(&program),
-        Some(limit) => {
-            let mut shell = Command::new("sh");
-            shell.args(["-c", &format!("{limit}; exec \"$0\" \"$1\"")]).arg(&program);
-            shell
-        }
+/// Starts the program with this stack, or [`COMPUTES`].
+fn begin(t: &Context, stack: &str) -> Result<Session> {
+    let mut command = match stack {
+        COMPUTES => Program::named(COMPUTES)?.command()?,
+        _ => Program::named(PROGRAM)?.command()?,
     };
-    let mut session = t.session({
-        command.arg(stack);
-        command
-    })?;
+    command.arg(stack);
+    let mut session = t.session(command)?;
     session.wait_for_line("ready")?;
     session.send("go on\n")?;
     Ok(session)
@@ -49,7 +48,7 @@ fn end(t: &Context, mut session: Session) -> Result<()> {
     let output = session.finish()?;
     t.keep(&output);
     t.note(output.stdout.lines().last().unwrap_or_default().to_owned());
-    ensure!(output.stdout.contains("\n0 of the frames had changed"), "{}\n{}", output.stdout, output.stderr);
+    ensure!(output.stdout.contains("\n0 of the "), "{}\n{}", output.stdout, output.stderr);
     ensure!(!output.stdout.contains("differs"), "{}", output.stdout);
     output.success().map(drop)
 }
@@ -75,7 +74,7 @@ fn leftovers(pid: u32) -> Result<Vec<String>> {
 
 /// So many rounds that each part of the stack is in use in one.
 fn back_and_forth(t: &Context, stack: &str) -> Result<()> {
-    let session = begin(t, stack, None)?;
+    let session = begin(t, stack)?;
     let pid = session.pid().to_string();
     for round in 0..20 {
         pagelift(t, &["attach", "--pages", "thp", &pid])?;
@@ -98,7 +97,7 @@ fn back_and_forth(t: &Context, stack: &str) -> Result<()> {
 
 /// Kills lifts at moments spread over all that they take; whatever they leave behind, the next one takes over and removes.
 fn killed(t: &Context, stack: &str) -> Result<()> {
-    let session = begin(t, stack, None)?;
+    let session = begin(t, stack)?;
     let pid = session.pid().to_string();
     let mut left_behind = 0;
     for round in 0..120u64 {
@@ -124,9 +123,26 @@ fn killed(t: &Context, stack: &str) -> Result<()> {
     end(t, session)
 }
 
+/// The bottom page of the stack was free when the program was lifted and put back; then a frame covers it but for a few
+/// hundred bytes, which nobody has written to.
+fn page_of_an_earlier_lift(t: &Context) -> Result<()> {
+    let mut session = begin(t, "block")?;
+    let pid = session.pid().to_string();
+    let back_and_forth = || -> Result<()> {
+        pagelift(t, &["attach", "--pages", "thp", &pid])?;
+        pagelift(t, &["detach", &pid]).map(drop)
+    };
+    back_and_forth()?;
+    session.send("more\n")?;
+    session.wait_for_line("all but the end of the stack is used")?;
+    back_and_forth()?;
+    back_and_forth()?;
+    end(t, session)
+}
+
 /// A program that may map nothing more is left as it is, with the reason and the fix.
 fn no_room(t: &Context) -> Result<()> {
-    let session = begin(t, "elsewhere", None)?;
+    let session = begin(t, "elsewhere")?;
     let pid = session.pid().to_string();
     let limit = |words: &[&str]| -> Result<()> {
         let mut command = Command::new("prlimit");
@@ -151,7 +167,7 @@ fn no_room(t: &Context) -> Result<()> {
 
 /// The kernel shows nothing of the memory of a process whose main thread has ended: it is left alone.
 fn main_thread_has_ended(t: &Context) -> Result<()> {
-    let session = begin(t, "ended", None)?;
+    let session = begin(t, "ended")?;
     let pid = session.pid().to_string();
     for command in ["attach", "detach"] {
         let refused = t.run(t.pagelift(&[command, &pid])?)?;

@@ -4,16 +4,18 @@
 //   deeper     The main thread's own, further down each time, to its limit, and back.
 //   bottom     The same; all of it has been used before the program is ready.
 //   ended      None: the main thread has ended, and another one goes deeper on its own stack.
+//   block      The main thread's own: after a line of input, one frame takes all but the last 512 bytes of what is mapped.
 //   elsewhere  Memory of the program's own, directly above other data: the main thread waits with 256 bytes left.
 //
 // It ends when its input does, and says what it has seen.
 //
-// build: gcc -g -O1 -Wall -Wno-unused-function -pthread -o $OUT $SRC
+// build: gcc -g -O1 -Wall -Wno-unused-function -pthread -Wl,-z,now -o $OUT $SRC
 #define _GNU_SOURCE
 #define CODE_PAGES 1700
 #define RODATA_BYTES 5000000
 #include "ranges.h"
 #include "ready.h"
+#include <alloca.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -70,6 +72,28 @@ static int finish(void) {
     printf("%ld of the frames had changed after %ld rounds, of which the deepest had %ld frames\n", wrong, rounds, deepest);
     fflush(stdout);
     _exit(wrong != 0);
+}
+
+static uintptr_t lowest_of_stack(void) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+    uintptr_t lowest = 0;
+    while (maps && fgets(line, sizeof line, maps))
+        if (strstr(line, "[stack]")) lowest = strtoul(line, 0, 16);
+    if (maps) fclose(maps);
+    return lowest;
+}
+
+/* The bytes below the block are left for the kernel's and the C library's own calls, which use less. */
+__attribute__((noinline)) static void take_block(uintptr_t lowest) {
+    char here;
+    size_t length = (uintptr_t)&here - lowest - 1024;
+    volatile unsigned char *block = alloca(length);
+    for (size_t i = 0; i < length; i++) block[i] = 0x5a;
+    write(1, "all but the end of the stack is used\n", 37);
+    input_has_ended(-1);
+    for (size_t i = 0; i < length; i++) wrong += block[i] != 0x5a;
+    rounds++;
 }
 
 static void *of_another_thread(void *main_thread) {
@@ -142,6 +166,15 @@ int main(int count, char **words) {
         makecontext(&own_context, on_own_stack, 0);
         ready();
         swapcontext(&main_context, &own_context);
+        return finish();
+    }
+    if (!strcmp(which, "block")) {
+        char byte;
+        uintptr_t lowest = lowest_of_stack();
+        ready();
+        while (read(0, &byte, 1) == 1 && byte != '\n') {
+        }
+        take_block(lowest);
         return finish();
     }
     if (!strcmp(which, "bottom")) descend(frames_of_stack());
