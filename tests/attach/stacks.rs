@@ -72,7 +72,7 @@ fn leftovers(pid: u32) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// So many rounds that each part of the stack is in use in one.
+/// Lifts and puts back in so many rounds that each part of the stack is in use in one of them.
 fn back_and_forth(t: &Context, stack: &str) -> Result<()> {
     let session = begin(t, stack)?;
     let pid = session.pid().to_string();
