@@ -16,6 +16,7 @@ use crate::remote::requests;
 use crate::remote::status::ThreadStatus;
 use linux::text::text_of;
 use nix::errno::Errno;
+use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid};
 
@@ -77,7 +78,7 @@ pub enum Filters {
     /// It has none.
     #[default]
     None,
-    /// It has these.
+    /// It has these, the oldest first.
     Known(Vec<Vec<Instruction>>),
     /// They cannot be read, and are the same as those of this process; a child has tried the calls.
     SameAsOurs,
@@ -114,9 +115,11 @@ impl Filters {
     pub fn judge(&self, number: i64, arguments: [u64; 6], behind: u64) -> Verdict {
         let Self::Known(filters) = self else { return Verdict::Allowed };
         let call = Call { number: number as i32, architecture: arch::AUDIT_ARCHITECTURE, behind, arguments };
-        let answers = filters.iter().map(|filter| filter::run(filter, &call));
-        // The kernel takes the strictest of all answers: the smallest signed number (`seccomp_run_filters`).
-        let strictest = answers.reduce(|a, b| Some(if (a? as i32) < (b? as i32) { a? } else { b? }));
+        // The kernel asks the newest filter first and takes the strictest action, the smallest signed number; where several
+        // filters take it, the newest one's data (`seccomp_run_filters`).
+        let answers = filters.iter().rev().map(|filter| filter::run(filter, &call));
+        let action = |answer: u32| (answer & ACTION) as i32;
+        let strictest = answers.reduce(|a, b| Some(if action(b?) < action(a?) { b? } else { a? }));
         match strictest {
             None => Verdict::Allowed,
             Some(answer) => answer.map_or(Verdict::Refused, verdict_of),
@@ -211,6 +214,20 @@ fn killed_for() -> Option<&'static str> {
 }
 
 fn is_killed(calls: &[NamedCall]) -> bool {
+    // Where SIGCHLD is ignored, which may be inherited, no status is kept of a child.
+    // SAFETY:
+    // - no handler is installed, and the disposition is put back.
+    let before = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
+    let killed = is_killed_as_child(calls);
+    if let Ok(before) = before {
+        // SAFETY:
+        // - the disposition that was in force until now.
+        let _ = unsafe { signal(Signal::SIGCHLD, before) };
+    }
+    killed
+}
+
+fn is_killed_as_child(calls: &[NamedCall]) -> bool {
     // SAFETY:
     // - other threads may hold locks that the child has copied: between its fork and its end the child only makes raw
     //   system calls, which take none.
@@ -227,7 +244,7 @@ fn is_killed(calls: &[NamedCall]) -> bool {
         }
         Ok(ForkResult::Parent { child }) => {
             // A child of this process that is not traced.
-            matches!(waitpid(child, Some(WaitPidFlag::__WALL)), Ok(WaitStatus::Signaled(..)))
+            !matches!(waitpid(child, Some(WaitPidFlag::__WALL)), Ok(WaitStatus::Exited(..)))
         }
         // The answer is unknown. The kernel refuses a new process on a shortage, to which a lift should not add.
         Err(_) => true,

@@ -29,22 +29,28 @@ fn whole(body: &[Instruction], shift: u32) -> Vec<Instruction> {
     filter
 }
 
-/// Returns the error of the call in a child with this filter; `None` where the child is killed.
-fn ask_kernel(filter: &[Instruction], arguments: [u64; 6]) -> Option<i32> {
+/// Returns the error of the call in a child with these filters, the oldest first; `None` where the child is killed.
+fn ask_kernel(filters: &[&[Instruction]], arguments: [u64; 6]) -> Option<i32> {
     let (read, write) = nix::unistd::pipe().unwrap();
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut().cast() };
+    let program = |filter: &&[Instruction]| libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_ptr().cast_mut().cast(),
+    };
+    let programs: Vec<_> = filters.iter().map(program).collect();
     // SAFETY:
     // - the child makes system calls only, and ends by one.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let a = arguments;
             // SAFETY:
-            // - the filter has this length; a call with an unused number has no effect; the word that is written
+            // - the filters have these lengths; a call with an unused number has no effect; the word that is written
             //   belongs to the child.
             unsafe {
                 libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-                if libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0 {
-                    libc::_exit(2);
+                for program in &programs {
+                    if libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, program) != 0 {
+                        libc::_exit(2);
+                    }
                 }
                 let result = libc::syscall(i64::from(NO_CALL), a[0], a[1], a[2], a[3], a[4], a[5]);
                 let errno = if result == 0 { 0 } else { Errno::last_raw() };
@@ -57,7 +63,7 @@ fn ask_kernel(filter: &[Instruction], arguments: [u64; 6]) -> Option<i32> {
             let mut errno = [0; 4];
             let read = nix::unistd::read(&read, &mut errno).unwrap();
             let status = waitpid(child, Some(WaitPidFlag::__WALL)).unwrap();
-            assert_ne!(status, WaitStatus::Exited(child, 2), "the kernel does not let the filter in: {filter:?}");
+            assert_ne!(status, WaitStatus::Exited(child, 2), "the kernel does not let a filter in: {filters:?}");
             (read == 4).then(|| i32::from_ne_bytes(errno))
         }
     }
@@ -106,7 +112,7 @@ proptest! {
             let filter = whole(&body, shift);
             let answer = run(&filter, &call);
             let verdict = answer.map(|answer| (answer & ACTION == RET_ERRNO).then_some((answer & DATA) as i32));
-            prop_assert_eq!(verdict, Some(ask_kernel(&filter, arguments)), "{:?} gave {:x?}", filter, answer);
+            prop_assert_eq!(verdict, Some(ask_kernel(&[&filter], arguments)), "{:?} gave {:x?}", filter, answer);
         }
     }
 }
@@ -143,6 +149,53 @@ fn the_strictest_filter_decides() {
     // A filter that cannot be executed refuses, whatever the others return.
     let filters = Filters::Known(vec![returns(RET_ALLOW), Vec::new()]);
     assert_eq!(filters.judge(1, [0; 6], 0), Verdict::Refused);
+}
+
+#[test]
+fn of_equal_actions_the_newest_filter_gives_the_error() {
+    // Returns an error for `NO_CALL`, and allows everything else.
+    let fails_with = |errno: u32| {
+        let is_it = Instruction { code: 0x15, if_true: 1, if_false: 0, value: NO_CALL as u32 };
+        vec![instruction(0x20, 0), is_it, RETURN_ALLOWED, instruction(0x06, RET_ERRNO | errno)]
+    };
+    for errors in [[1, 13], [13, 1]] {
+        let filters = errors.map(fails_with);
+        let asked = ask_kernel(&[&filters[0], &filters[1]], [0; 6]);
+        let verdict = Filters::Known(filters.to_vec()).judge(i64::from(NO_CALL), [0; 6], 0);
+        assert_eq!((verdict, asked), (Verdict::Fails(Errno::from_raw(errors[1] as i32)), Some(errors[1] as i32)));
+    }
+}
+
+#[test]
+fn a_child_that_is_killed_is_noticed_where_sigchld_is_ignored() {
+    let allowed: NamedCall = ("getpid", libc::SYS_getpid, [0; 6]);
+    let kills: NamedCall = ("kill", libc::SYS_tkill, [0; 6]);
+    // In a child: the disposition is of the whole process.
+    // SAFETY:
+    // - the C library makes the child's heap usable, and the child uses nothing else of other threads.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            // SAFETY:
+            // - no handler is installed; the calls take integers.
+            unsafe {
+                let _ = signal(Signal::SIGCHLD, SigHandler::SigIgn);
+                let filter = kills_for_tkill();
+                let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut().cast() };
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+                let set = libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0;
+                let right = set && !is_killed(&[allowed]) && is_killed(&[kills]);
+                let kept = matches!(signal(Signal::SIGCHLD, SigHandler::SigDfl), Ok(SigHandler::SigIgn));
+                libc::_exit(if right && kept { 0 } else { 1 })
+            }
+        }
+        ForkResult::Parent { child } => assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0))),
+    }
+}
+
+/// Kills for tkill, and allows everything else.
+fn kills_for_tkill() -> Vec<Instruction> {
+    let is_it = Instruction { code: 0x15, if_true: 0, if_false: 1, value: libc::SYS_tkill as u32 };
+    vec![instruction(0x20, 0), is_it, instruction(0x06, 0x8000_0000), RETURN_ALLOWED]
 }
 
 #[test]
