@@ -15,6 +15,9 @@ mod auxiliary;
 pub mod c_api;
 mod cached;
 mod copies;
+#[cfg(any(feature = "preload", test))]
+#[cfg_attr(not(feature = "preload"), allow(dead_code))]
+mod environment;
 mod executor;
 mod files;
 mod fork_guard;

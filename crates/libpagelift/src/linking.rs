@@ -124,6 +124,19 @@ pub fn in_c_library() -> Option<usize> {
     known(found.register_glibc).or(known(found.register_posix))
 }
 
+/// The list of variables on the stack with which the program was started, where glibc's dynamic linker says where it is.
+#[cfg(any(feature = "preload", test))]
+pub fn initial_environment() -> Option<crate::environment::List> {
+    let stack = weak!("__libc_stack_end")? as *const *const usize;
+    // SAFETY:
+    // - glibc's dynamic linker has stored the stack pointer of the program's start there, at which the number of arguments is,
+    //   then their addresses and a null pointer (System V ABI, 3.4.1).
+    unsafe {
+        let start = *stack;
+        (!start.is_null()).then(|| start.add(*start + 2).cast_mut().cast())
+    }
+}
+
 /// An address in the dynamic linker; none in a static program.
 pub fn in_dynamic_linker() -> Option<usize> {
     known(Found::once().linker)

@@ -12,7 +12,7 @@ use crate::auxiliary::Auxiliary;
 use crate::linking::with_nothing_unloaded;
 use crate::own_state::Call;
 use crate::report::LiftReport;
-use crate::{files, fork_handlers, loaded, machine, objects, seccomp, symbols};
+use crate::{environment, files, fork_handlers, loaded, machine, objects, seccomp, symbols};
 use alloc::string::String;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -44,6 +44,11 @@ extern "C" fn start() {
             tell_without_heap();
         }
         act(&call, &variable);
+        if variable.only.is_empty() {
+            // SAFETY:
+            // - this is the first initialiser of the program, which has one thread and has not looked at its environment.
+            unsafe { environment::remove() };
+        }
     }
 }
 
