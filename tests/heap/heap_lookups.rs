@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     let mut tests = lookups();
     tests.extend(preloaded_by_the_user());
     tests.extend(checked());
+    tests.extend(bystanders());
     main_of(tests)
 }
 
@@ -177,5 +178,59 @@ fn checks(t: &Context, tool: &str, flag: &str) -> Result<()> {
         let found = run(options, flag)?;
         ensure!(found.ending != Ending::Exit(0) && found.stderr.contains(tool), "{options:?}: {}", found.stderr);
     }
+    Ok(())
+}
+
+/// Programs that nothing may be preloaded into, beside one that is named.
+fn bystanders() -> Vec<Test> {
+    let with = |name: &str, compiler: &'static [&'static str], needs: Vec<Need>| {
+        test_case(format!("bystanders/{name}"), [gcc(), needs].concat(), move |t| starts_as_plain(t, compiler))
+    };
+    vec![
+        with("musl", &["musl-gcc"], vec![Need::Command("musl-gcc".into())]),
+        with("AddressSanitizer", &["gcc", "-fsanitize=address"], vec![of_gcc("libasan.so")]),
+        with("ThreadSanitizer", &["gcc", "-fsanitize=thread"], vec![of_gcc("libtsan.so")]),
+        test_case("bystanders/the_named_program_alone_gets_the_heap", gcc(), named_alone),
+    ]
+}
+
+fn starts_as_plain(t: &Context, compiler: &[&str]) -> Result<()> {
+    let program = t.folder().join("bystander");
+    let mut compile = Command::new(compiler[0]);
+    compile.args(&compiler[1..]).arg("-o").arg(&program).arg(program_source("heap/asks_for_a_hundred_blocks.c")?);
+    t.run(compile)?.success()?;
+    let pool = format!("--heap={}", default_huge_page()?.bytes());
+    let ways: [&[&str]; 4] = [
+        &["--only", "nobody", THP[0], THP[1]],
+        &["--only", "nobody", &pool],
+        &["--only", "nobody", "--via", "preload"],
+        &["--via", "preload"],
+    ];
+    for options in ways {
+        let mut shell = Command::new("sh");
+        // By the shell, by a program that looks for its file, and by one that goes on as another.
+        shell.args(["-c", "$0 && env $0 && find . -maxdepth 0 -exec $0 \\; && exec $0"]).arg(&program);
+        // A program that is followed cannot be traced by LeakSanitizer.
+        shell.env("ASAN_OPTIONS", "detect_leaks=0").env("TSAN_OPTIONS", "");
+        let output = t.run(t.lifted(options, &shell)?)?;
+        ensure!(output.ending == Ending::Exit(0), "{options:?}: {:?}: {}", output.ending, output.stderr);
+        ensure!(!output.stderr.contains("ERROR"), "{options:?}: {}", output.stderr);
+    }
+    Ok(())
+}
+
+fn named_alone(t: &Context) -> Result<()> {
+    let tracer = library(t, "tracer.so", &[])?;
+    let program = Program::named("heap/asks_for_a_hundred_blocks.c")?.build()?;
+    let name = program.file_name().context("a name")?.to_string_lossy().into_owned();
+    // The heap is put behind what a wrapper preloads; the wrapper and other children have nothing of it.
+    let text = "env | grep -c -e ^PAGELIFT_HEAP= -e ^PAGELIFT= -e ^LD_PRELOAD=; LD_PRELOAD=$1 $0; sh -c 'grep -c pagelift_heap /proc/self/maps'; true";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", text]).arg(&program).arg(&tracer);
+    let options = [&THP[..], &["--only", &name]].concat();
+    let output = to_a_good_end(t, t.lifted(&options, &shell)?)?;
+    ensure!(output.stdout == "0\n0\n", "{}{}", output.stdout, output.stderr);
+    let says = "tracer: 100 blocks of libpagelift_heap.so";
+    ensure!(counted(&output, "tracer:")? == says, "{}", output.stderr);
     Ok(())
 }

@@ -17,7 +17,7 @@ use machine_facts::machine_facts;
 use nix::errno::Errno;
 use options::{HeapPages, Variable};
 use session::LiftReport;
-use session::heap::{HeapOptions, HeapStart, calm, prepare_heap};
+use session::heap::{HeapOptions, HeapStart, calm, prepare_heap, with_variables};
 use session::inspect::{Inspection, Pools};
 use session::start::{
     CommandFiles, Helper, Program, StartEvent, StartOptions, become_program, preload_environment, prepare_file,
@@ -41,7 +41,8 @@ pub fn run(args: &RunArgs) -> u8 {
     if args.calm && !calm_down(args, &mut heap) {
         return OWN_FAILURE;
     }
-    let mut exec = match ExecPlan::prepare(args, heap.environment.clone()) {
+    let environment = if heap_at_exec(args) { heap.without_heap.clone() } else { heap.environment.clone() };
+    let mut exec = match ExecPlan::prepare(args, environment) {
         Ok(exec) => exec,
         Err(why) => {
             say!("pagelift: {why}");
@@ -75,7 +76,7 @@ fn become_lifted(args: &RunArgs, heap: &HeapStart, exec: &ExecPlan<'_>) -> Resul
     }
     let by_preload = || {
         only_with_ptrace(args)?;
-        preload_environment(&variable(args), files.program(), heap.environment.as_deref())
+        preload_environment(&variable(args), files.executed(), heap.environment.as_deref())
     };
     if args.via == Some(ViaArg::Preload) {
         // Of programs that lift themselves later on, what will be executed is known by their names alone.
@@ -104,7 +105,7 @@ fn become_lifted(args: &RunArgs, heap: &HeapStart, exec: &ExecPlan<'_>) -> Resul
 
 /// Decides how the heap gets huge pages, where that is asked for.
 fn decide_heap(args: &RunArgs) -> HeapStart {
-    let options = HeapOptions { numa: args.policy.policy().numa, ..args.heap.options() };
+    let options = heap_options(args);
     if options.pages == HeapPages::Off {
         return HeapStart::default();
     }
@@ -113,6 +114,15 @@ fn decide_heap(args: &RunArgs) -> HeapStart {
         Some(path) => prepare_heap(&options, &args.only, path, &machine_facts(std::process::id() as i32)),
         None => HeapStart::default(),
     }
+}
+
+/// True where followed programs get what their heaps need when they are executed, by the helper: nobody else gets it then.
+fn heap_at_exec(args: &RunArgs) -> bool {
+    !args.only.is_empty() && args.via != Some(ViaArg::Preload)
+}
+
+fn heap_options(args: &RunArgs) -> HeapOptions {
+    HeapOptions { numa: args.policy.policy().numa, ..args.heap.options() }
 }
 
 /// Adds the settings by which the allocator keeps its memory; false where --require ends the start.
@@ -126,6 +136,7 @@ fn calm_down(args: &RunArgs, heap: &mut HeapStart) -> bool {
     }
     if let Some(environment) = start.environment {
         heap.environment = Some(environment);
+        heap.without_heap = Some(with_variables(None, &start.variables));
     }
     !is_short
 }
@@ -140,6 +151,8 @@ fn start_options(args: &RunArgs, heap: &HeapStart) -> StartOptions {
         dry_run: args.dry_run,
         pools: if args.suppose_pool { Pools::Plentiful } else { Pools::AsTheyAre },
         perf_map: args.outcome.perf_map,
+        heap: Some(heap_options(args)).filter(|heap| heap.pages != HeapPages::Off && heap_at_exec(args)),
+        heap_told: heap.decision.as_ref().map(|decision| decision.notes.clone()).unwrap_or_default(),
         collapse_heap: heap.collapse,
         silent: args.outcome.quiet && args.outcome.report.is_none(),
     }
@@ -194,6 +207,10 @@ impl Teller<'_> {
                 }
             }
             StartEvent::Concluded { report, ended } => self.conclude(report, *ended),
+            StartEvent::HeapIsShort { pid, program, why } if !self.args.outcome.quiet => {
+                self.say_line(*pid, &format!("pagelift: {program}[{pid}]: heap: {why}"));
+            }
+            StartEvent::HeapIsShort { .. } => {}
             StartEvent::NoPerfMap { pid, error } => self.say_line(*pid, &format!("pagelift: no perf map: {error}")),
             StartEvent::CannotFollow { pid, error } => {
                 let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";

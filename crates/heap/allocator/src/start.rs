@@ -3,7 +3,7 @@
 
 use crate::large::Large;
 use crate::program::{Program, ProgramBuffer};
-use crate::sys::{base_page, is_privileged, map_anywhere, read_file, say, unmap};
+use crate::sys::{base_page, is_privileged, say};
 use crate::{
     ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, limits, passive, python, small, threads,
 };
@@ -14,9 +14,6 @@ use options::{HeapWords, VARIABLE};
 
 /// Least size of a large block, in grains.
 const LARGE_GRAINS: usize = 4;
-/// Most bytes of environment and command line, by the kernel's own limit (execve(2): a quarter of the stack, 6 MiB at
-/// most).
-const MOST_ENVIRONMENT: usize = 6 << 20;
 
 const NEW: u8 = 0;
 const STARTING: u8 = 1;
@@ -51,14 +48,11 @@ unsafe fn start() -> bool {
     if is_privileged() {
         return false;
     }
-    let Some(buffer) = map_anywhere(MOST_ENVIRONMENT, false, 0) else { return false };
     // SAFETY:
-    // - the mapping is new, zero, and only ours until it is unmapped below.
-    let bytes = unsafe { core::slice::from_raw_parts_mut(buffer as *mut u8, MOST_ENVIRONMENT) };
-    let length = read_file(c"/proc/self/environ", bytes).unwrap_or(0);
-    let variables = || bytes[..length].split(|&byte| byte == 0);
+    // - the caller's promise: nothing of the program has run yet.
+    let variables = || unsafe { initial_environment() };
     let text = |name: &str| variables().find_map(|variable| value_of(name, variable)).map(core::str::from_utf8);
-    let acting = match (text(ORDER_VARIABLE), text(VARIABLE)) {
+    match (text(ORDER_VARIABLE), text(VARIABLE)) {
         // SAFETY:
         // - the caller's promise.
         (Some(order), _) => order.is_ok_and(|order| unsafe { begin_as_ordered(order) }),
@@ -72,11 +66,33 @@ unsafe fn start() -> bool {
             unsafe { begin_by_words(words, beside_library) }
         }
         _ => false,
-    };
+    }
+}
+
+unsafe extern "C" {
+    /// The stack pointer with which the program was started: the number of arguments, their addresses and a null pointer, then
+    /// the environment and another (System V ABI, 3.4.1).
+    static __libc_stack_end: *const usize;
+}
+
+/// The variables with which the program was started. The C library may not have set `environ` yet, and `/proc/self/environ` does
+/// not show what was added after the exec.
+///
+/// # Safety
+/// The program has changed nothing of its environment, and does not while the iterator is used.
+unsafe fn initial_environment() -> impl Iterator<Item = &'static [u8]> {
     // SAFETY:
-    // - mapped above with this length; what was read of it is used no more.
-    unsafe { unmap(buffer, MOST_ENVIRONMENT) };
-    acting
+    // - the dynamic linker has stored the pointer before it calls any object; what is there is laid out as the ABI says, lives as
+    //   long as the process, and is unchanged by the caller's promise.
+    unsafe {
+        let start = __libc_stack_end;
+        let mut next = if start.is_null() { core::ptr::null() } else { start.add(*start + 2).cast::<*const c_char>() };
+        core::iter::from_fn(move || {
+            let variable = *next.as_ref().filter(|variable| !variable.is_null())?;
+            next = next.add(1);
+            Some(CStr::from_ptr(variable).to_bytes())
+        })
+    }
 }
 
 /// File name, without a version, of the library that lifts code and data from inside; it reads the words of `PAGELIFT`, too.

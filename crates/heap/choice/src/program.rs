@@ -46,6 +46,14 @@ impl Program {
         Self::with(path, file, environment, Reads::Versions { executable: true })
     }
 
+    /// Like [`Program::read`], for an executable that is already open.
+    ///
+    /// # Errors
+    /// The executable cannot be read.
+    pub fn of_open(path: &Path, file: &File, environment: &Environment) -> io::Result<Option<Self>> {
+        Self::with(path, file, environment, Reads::Executable)
+    }
+
     fn with(path: &Path, file: &File, environment: &Environment, reads: Reads) -> io::Result<Option<Self>> {
         let Some(executable) = ElfFacts::of_file(path, file, reads)? else { return Ok(None) };
         let mut program = Self { executable, ..Self::default() };

@@ -8,6 +8,7 @@
 #[cfg(target_env = "musl")]
 mod abort;
 mod entry_stop;
+mod environment;
 mod follow;
 mod handler;
 mod launch;

@@ -9,4 +9,7 @@ pub use calm::{CalmStart, calm};
 pub use heap_choice::Forced;
 pub use in_place::{Anonymous, COLLAPSE_NEEDS, HeapInPlace, collapse_in_place};
 pub use preloaded::{PreloadedHeapView, RunningHeap, preloaded_heap};
-pub use start::{HeapDecision, HeapOptions, HeapPlan, HeapStart, heap_plan, library, prepare_heap};
+pub use start::{
+    HeapAtExec, HeapDecision, HeapOptions, HeapPlan, HeapStart, heap_at_exec, heap_plan, library, prepare_heap,
+    with_variables,
+};

@@ -6,8 +6,10 @@ use foreign_text::quoted_path;
 use heap_abi::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node, share_evenly};
 use heap_choice::{Allocator, Context, ElfFacts, Environment, Forced, HeapChoice, Program, Reads, choose};
 use lift_plan::{MachineFacts, NodeFacts, Nodes, Numa, Reason, ThpMode, pool_on};
+use linux::bounded::ENVIRONMENT;
 use machine_facts::{Cgroups, HugetlbLimit, POOLS, System, pools_at};
 use options::HeapPages;
+use process_view::{ProcessFiles, open_regular_file};
 use serde::Serialize;
 use std::ffi::CString;
 use std::fs::File;
@@ -51,6 +53,8 @@ pub fn heap_plan(path: &Path, file: &File, machine: &MachineFacts) -> Option<Hea
 pub struct HeapStart {
     /// The program's whole environment, where it differs from this process's.
     pub environment: Option<Vec<CString>>,
+    /// The same without what is for the heap: where it differs from this process's.
+    pub without_heap: Option<Vec<CString>>,
     /// The helper collapses the program's memory into pages of this size while the program runs.
     pub collapse: Option<PageSize>,
     /// The allocator and what was decided about it; `None` where no heap was asked for.
@@ -91,6 +95,7 @@ pub fn prepare_heap(options: &HeapOptions, only: &[String], path: &Path, machine
     let program = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
     HeapStart {
         environment: (!choice.variables.is_empty()).then(|| with_variables(None, &choice.variables)),
+        without_heap: None,
         collapse: choice.collapse.then(|| machine.thp.map(|thp| thp.size)).flatten(),
         decision: Some(HeapDecision { program, allocator: Some(family_of(&allocator)), notes }),
         is_short: !choice.refusals.is_empty(),
@@ -214,6 +219,36 @@ fn pool_share(
     })
 }
 
+/// What a followed program gets for its heap at its exec.
+pub struct HeapAtExec {
+    /// Variables to be set, `NAME=VALUE`.
+    pub variables: Vec<CString>,
+    /// What is not possible for it.
+    pub refusals: Vec<String>,
+    /// The preloaded heap is among what it gets.
+    pub preloads: bool,
+}
+
+/// Decides for the program that a process has just executed, in that process's environment. `None` where it is not an ELF program
+/// of this machine.
+pub fn heap_at_exec(options: &HeapOptions, pid: i32, machine: &MachineFacts) -> Option<HeapAtExec> {
+    let process = ProcessFiles::of(pid);
+    let environment = Environment::parse(&ENVIRONMENT.read_rest(File::open(process.path("environ")).ok()?).ok()?);
+    let file = open_regular_file(&process.path("exe")).ok()??;
+    let path = std::fs::read_link(process.path("exe")).ok()?;
+    let program = Program::of_open(&path, &file, &environment).ok()??;
+    let (_, mut choice) = choose_for(&program, options, &[], machine, &environment)?;
+    let is_seen = |path: &str| process.path(&format!("root{path}")).exists();
+    if choice.preload.is_some() && library().is_ok_and(|library| !is_seen(&library)) {
+        choice.variables.clear();
+        choice.refusals.push("the preloaded heap does not lie in its root folder".to_owned());
+    }
+    let preloads = choice.preload.is_some() && !choice.variables.is_empty();
+    let variable = |(name, value): &(String, String)| CString::new(format!("{name}={value}")).ok();
+    let variables = choice.variables.iter().filter_map(variable).collect();
+    Some(HeapAtExec { variables, refusals: choice.refusals, preloads })
+}
+
 /// The unit in which the preloaded heap manages memory.
 fn grain(machine: &MachineFacts) -> Option<PageSize> {
     let sizes = machine.thp.iter().map(|thp| thp.size).chain(machine.pools.iter().map(|pool| pool.size));
@@ -252,7 +287,7 @@ fn for_glibc_of(program: &Program, library: String) -> Result<String, String> {
 }
 
 /// Returns an environment, this process's where none is given, with `variables` set.
-pub(super) fn with_variables(environment: Option<Vec<CString>>, variables: &[(String, String)]) -> Vec<CString> {
+pub fn with_variables(environment: Option<Vec<CString>>, variables: &[(String, String)]) -> Vec<CString> {
     let own = || std::env::vars_os().map(|(name, value)| [name.into_vec(), b"=".to_vec(), value.into_vec()].concat());
     let before = environment.unwrap_or_else(|| own().filter_map(|variable| CString::new(variable).ok()).collect());
     let is_set = |variable: &CString| {

@@ -5,6 +5,7 @@ use super::entry::{PlannedLift, lift};
 use super::preparation::prepare;
 use super::{ENDED_BY_REQUIRE, StartEvent, StartOptions};
 use crate::files::{self, KnownFile};
+use crate::heap::heap_at_exec;
 use crate::images::Known;
 use crate::names::{Names, program_name};
 use crate::{Base, LiftReport, SessionError};
@@ -94,6 +95,27 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         let shown = std::fs::read_link(&path).unwrap_or_else(|_| path.clone());
         if let Some(file) = prepare((&path, &shown), &mut self.reader, &self.options) {
             self.file = Some(file);
+        }
+    }
+
+    /// Gives a followed program what its heap needs: its environment is the first that has it.
+    fn prepare_heap(&mut self, stop: &ExecStop) {
+        let Some(options) = self.options.heap else { return };
+        let machine = machine_facts_for(stop.pid(), &self.options.policy);
+        let Some(heap) = heap_at_exec(&options, stop.pid(), &machine) else { return };
+        let mut refusals = heap.refusals;
+        refusals.retain(|why| !self.options.heap_told.contains(why));
+        if !heap.variables.is_empty() {
+            match stop.set_variables(&heap.variables) {
+                Ok(true) => {}
+                Ok(false) => refusals.push("it has more rights than its user, who may not preload anything".to_owned()),
+                Err(error) => refusals.push(format!("its environment cannot be changed: {error}")),
+            }
+        }
+        if !refusals.is_empty() {
+            let keeps = if heap.preloads { "" } else { "; the program keeps its own heap" };
+            let (program, why) = (program_name(stop.pid()), refusals.join("; ") + keeps);
+            (self.tell)(&StartEvent::HeapIsShort { pid: stop.pid(), program: &program, why: &why });
         }
     }
 
@@ -257,6 +279,7 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
         }
         if !self.options.only.is_empty() {
             self.prepare_executed(stop.pid());
+            self.prepare_heap(stop);
         }
         let result = self.begin(stop);
         if let Some(in_between) = self.in_between.get_mut(&stop.pid()) {

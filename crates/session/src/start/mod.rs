@@ -15,6 +15,7 @@ pub use preparation::prepare_file;
 pub use ptrace::{Helper, Program};
 
 use crate::LiftReport;
+use crate::heap::HeapOptions;
 use crate::inspect::Pools;
 use address_space::{LoadedObject, PageSize};
 use lift_plan::{Plan, Policy};
@@ -44,6 +45,11 @@ pub struct StartOptions {
     pub pools: Pools,
     /// Write a perf map of each lifted program.
     pub perf_map: bool,
+    /// How the heaps of programs that are followed get huge pages: each gets its variables when it is executed, and nobody else
+    /// does.
+    pub heap: Option<HeapOptions>,
+    /// What is not possible for their heaps and has been told already.
+    pub heap_told: Vec<String>,
     /// Collapse the program's memory into pages of this size as long as it runs.
     pub collapse_heap: Option<PageSize>,
     /// Nobody is told of a lift. What needs no tracer is then started without one.
@@ -78,6 +84,15 @@ pub enum StartEvent<'a> {
         report: &'a LiftReport,
         /// True where the program is ended because of [`StartOptions::require`].
         ended: bool,
+    },
+    /// The heap of a followed program does not get what was asked for.
+    HeapIsShort {
+        /// The process.
+        pid: i32,
+        /// The name of its file.
+        program: &'a str,
+        /// Why.
+        why: &'a str,
     },
     /// A perf map could not be written.
     NoPerfMap {

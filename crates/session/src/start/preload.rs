@@ -1,6 +1,7 @@
 //! The environment with which a program lifts itself by libpagelift.so, which works where ptrace is refused too.
 
 use address_space::ElfImage;
+use heap_choice::{Allocator, Environment, Family};
 use options::{VARIABLE, Variable};
 use process_view::ObjectReader;
 use std::ffi::CString;
@@ -26,6 +27,9 @@ pub fn preload_environment(
     {
         return Err(format!("{} is linked statically, so that nothing can be preloaded", program.display()));
     }
+    if let Some(why) = program.and_then(|program| checked(program, base)) {
+        return Err(why);
+    }
     let library = find_library().ok_or(
         "found no libpagelift.so.0 in ../lib beside pagelift; fix: install the package libpagelift0 or pagelift-libs, or \
          `make install`",
@@ -39,14 +43,31 @@ pub fn preload_environment(
     variables.retain(|variable| {
         !variable.starts_with(b"LD_PRELOAD=") && !variable.starts_with(format!("{VARIABLE}=").as_bytes())
     });
-    let mut preload = [b"LD_PRELOAD=", library.as_os_str().as_bytes()].concat();
+    // What the user preloads comes first.
+    let mut preload = b"LD_PRELOAD=".to_vec();
     if let Some(earlier) = earlier.filter(|earlier| !earlier.is_empty()) {
-        preload.push(b':');
         preload.extend(earlier);
+        preload.push(b':');
     }
+    preload.extend(library.as_os_str().as_bytes());
     variables.push(preload);
     variables.push(format!("{VARIABLE}={words}").into_bytes());
     variables.into_iter().map(|variable| CString::new(variable).map_err(|_| "a NUL byte".to_owned())).collect()
+}
+
+/// Why nothing is preloaded into a program whose memory a tool checks.
+fn checked(program: &Path, base: Option<&[CString]>) -> Option<String> {
+    let environment = match base {
+        Some(base) => Environment::parse(&base.iter().flat_map(|v| v.to_bytes_with_nul()).copied().collect::<Vec<_>>()),
+        None => Environment::of_this_process(),
+    };
+    let read = heap_choice::Program::read(program, &environment).ok()??;
+    match Allocator::of(&read).family {
+        Family::Checker { tool } => {
+            Some(format!("{} is checked by {tool}, beside which nothing is preloaded", program.display()))
+        }
+        _ => None,
+    }
 }
 
 /// Finds the library that is preloaded: installed beside this program, or in the folder in which it was built.

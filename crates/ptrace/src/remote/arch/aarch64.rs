@@ -36,6 +36,11 @@ pub fn stack_pointer(registers: &Registers) -> Address {
     Address(registers.sp)
 }
 
+/// Sets the stack pointer.
+pub fn set_stack_pointer(registers: &mut Registers, to: Address) {
+    registers.sp = to.0;
+}
+
 /// Replaces the call that the thread, stopped at its entry, is about to make; -1: by none. After it the thread
 /// continues with `registers`, except for the call's result.
 pub fn replace_call(thread: Pid, registers: &Registers, number: i64) -> Result<(), Errno> {
