@@ -28,6 +28,8 @@ fn main() -> ExitCode {
         test_case("status/heap_library_with_tables_of_a_gigabyte", gcc(), heap_library),
         test_case("status/mappings_with_long_paths", [gcc(), vec![Need::Thp]].concat(), long_paths),
         test_case("status/as_many_mappings_as_are_allowed", gcc(), many_mappings),
+        test_case("cache_status/a_file_of_a_tebibyte_of_holes", gcc(), |t| file_of_holes(t, false)),
+        test_case("cache_status/a_file_of_holes_on_overlayfs", gcc(), |t| file_of_holes(t, true)),
     ];
     main_of(tests)
 }
@@ -180,6 +182,46 @@ fn long_paths(t: &Context) -> Result<()> {
     let output = bounded(t, &["status"])?.success()?;
     let note = format!("note: process {} not read: /proc/{0}/smaps cannot be read: more than", session.pid());
     ensure!(output.stdout.contains(&note), "`{note}` is missing in\n{}", output.stdout);
+    end(session)
+}
+
+/// A file of an overlay of folders, where the kernel does not count what is cached.
+struct Overlay(PathBuf);
+
+impl Overlay {
+    fn mount(folder: &Path) -> Result<Self> {
+        for name in ["lower", "upper", "work", "merged"] {
+            fs::create_dir(folder.join(name))?;
+        }
+        let place = |name: &str| folder.join(name).display().to_string();
+        let options = format!("lowerdir={},upperdir={},workdir={}", place("lower"), place("upper"), place("work"));
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "overlay", "-o", &options, "overlay"]).arg(folder.join("merged"));
+        ensure!(mount.status()?.success(), "overlayfs cannot be mounted");
+        Ok(Self(folder.join("merged")))
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Nothing of a hole is touched: the kernel would have to make a page of zeros and a page table for each piece of it.
+fn file_of_holes(t: &Context, on_overlay: bool) -> Result<()> {
+    let overlay = on_overlay.then(|| Overlay::mount(t.folder())).transpose()?;
+    let folder = overlay.as_ref().map_or(t.folder(), |overlay| &overlay.0);
+    let file = folder.join("holes");
+    File::create(&file)?.set_len(1 << 40)?;
+    let program = Program::named("cli/names_what_never_comes.c")?.build()?;
+    let session = start(t, &program, &[&file.to_string_lossy()])?;
+    let output = bounded(t, &["cache", "status"])?.success()?;
+    let line = output.stdout.lines().find(|line| line.ends_with("/holes")).context("the file is not listed")?;
+    ensure!(line.contains("1.0 TiB"), "{line}");
+    bounded(t, &["cache", "status", &file.to_string_lossy()])?.success()?;
+    let output = bounded(t, &["cache", "prepare", &file.to_string_lossy()])?;
+    ensure!(output.ending == Ending::Exit(FAILED), "{output:?}");
     end(session)
 }
 

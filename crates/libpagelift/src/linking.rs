@@ -127,7 +127,7 @@ pub fn in_c_library() -> Option<usize> {
 /// The list of variables on the stack with which the program was started, where glibc's dynamic linker says where it is.
 #[cfg(any(feature = "preload", test))]
 pub fn initial_environment() -> Option<crate::environment::List> {
-    let stack = weak!("__libc_stack_end")? as *const *const usize;
+    let stack = Process::this()?.linker()?.symbol(c"__libc_stack_end")?.address as *const *const usize;
     // SAFETY:
     // - glibc's dynamic linker has stored the stack pointer of the program's start there, at which the number of arguments is,
     //   then their addresses and a null pointer (System V ABI, 3.4.1).

@@ -56,6 +56,9 @@ pub const ENVIRONMENT: MemoryBound = MemoryBound::mebibytes(32);
 /// Bytes read from the mapped heap library to find its account; it exports about a hundred symbols.
 pub const HEAP_LIBRARY: MemoryBound = MemoryBound::mebibytes(4);
 
+/// The mappings of files that are kept of all processes. A machine with 1,000 processes of 100 libraries each has about 100 MB.
+pub const MAPPED_FILES: MemoryBound = MemoryBound::mebibytes(512);
+
 /// The record of an attempt to get a file into huge folios; it holds a number for each block of the file.
 pub const PAGE_CACHE_RECORD: MemoryBound = MemoryBound::mebibytes(4);
 

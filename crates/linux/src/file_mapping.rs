@@ -188,6 +188,20 @@ impl FileMapping {
         self.advise_part(at, length, MADV_COLLAPSE)
     }
 
+    /// True where every page of a part of the mapping is in the page cache (mincore(2)). Nothing is read. A user who neither
+    /// owns the file nor may write it is told so of every page.
+    ///
+    /// # Errors
+    /// The kernel's; `EINVAL` for a part that does not lie in the mapping.
+    pub fn is_cached(&self, at: u64, length: u64) -> io::Result<bool> {
+        let (start, length) = self.part(at, length)?;
+        let mut pages = vec![0u8; length.div_ceil(base_page().bytes() as usize)];
+        // SAFETY:
+        // - the range is this mapping's own, and `pages` has a byte for each of its pages, which the kernel fills.
+        let result = unsafe { libc::mincore(start as *mut libc::c_void, length, pages.as_mut_ptr()) };
+        if result == 0 { Ok(pages.iter().all(|page| page & 1 == 1)) } else { Err(io::Error::last_os_error()) }
+    }
+
     /// Locks a part of the mapping into memory, until the mapping is dropped (mlock(2)).
     ///
     /// # Errors
@@ -320,6 +334,7 @@ mod tests {
         assert!(mapping.populate_part(2 * huge.bytes(), page).is_err() && mapping.populate_part(u64::MAX, 2).is_err());
         mapping.touch(&[0, huge.bytes() + page, page]).unwrap();
         assert!(mapping.touch(&[2 * huge.bytes()]).is_err());
+        assert!(mapping.is_cached(0, page).unwrap() && mapping.is_cached(2 * huge.bytes(), page).is_err());
         mapping.withdraw_part(huge.bytes(), huge.bytes()).unwrap();
         let touched = touched_in(mapping.range());
         assert!(touched.contains(&mapping.range().start()) && touched.contains(&(mapping.range().start() + page)));

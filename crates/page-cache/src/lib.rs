@@ -33,7 +33,7 @@ pub use budget::{Budget, Effort, Users};
 pub use elf::loaded_offsets;
 pub use file_system::{may_collapse_in_place, unfit};
 pub use keeper::{Keeper, KeeperReport, KeptFile, KeptPath, ListEntry, LockedFile, parse_list};
-pub use look::{Error, Hold, HugeExtents, look, look_and_hold};
+pub use look::{Error, Hold, HugeExtents, MOST_LOOKED_AT, look, look_and_hold};
 pub use mappers::{FileUsers, MappedFiles, MappedPart};
 pub use prepare::{Prepared, prepare};
 pub use refusal::{Limit, Refusal};

@@ -3,6 +3,7 @@
 use crate::blocks::{offsets_of, runs, whole_blocks};
 use address_space::{AddressRange, PageSize, RangeSet};
 use linux::file_cache::cached_pages;
+use linux::file_holes::{next_data, next_hole};
 use linux::file_mapping::FileMapping;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
@@ -28,6 +29,12 @@ impl Error {
     }
 }
 
+/// Bytes of one file that are looked at; what lies behind them is left out.
+pub const MOST_LOOKED_AT: u64 = 4 << 40;
+
+/// Bytes that are mapped at a time: while they are looked at, each huge page of them that is not huge takes a page table.
+const WINDOW: u64 = 1 << 30;
+
 /// The parts of a file that lie in huge folios of the page cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HugeExtents {
@@ -52,9 +59,10 @@ impl HugeExtents {
 /// Finds the blocks that lie in `offsets` with all their bytes and in huge folios. Any process that maps them at addresses
 /// that agree with the offsets modulo `huge` gets entries for huge pages.
 ///
-/// It maps the file at such addresses, touches each block once and asks the kernel (about 0.4 ms for 96 MiB). The file needs
-/// to be open for reading, no more. Where the caller may not ask what is cached (see [`cached_pages`]) the first page of a
-/// block that is not cached is read from disk.
+/// It maps the file at such addresses, touches each block once that is cached, and asks the kernel (about 0.4 ms for 96 MiB).
+/// The file needs to be open for reading, no more. Where the caller may not ask what is cached (see [`cached_pages`]) the first
+/// page of a block that is not cached is read from disk; blocks with holes are left out then. No more than [`MOST_LOOKED_AT`] is
+/// looked at.
 ///
 /// # Errors
 /// [`Error`]: the file cannot be mapped, `/proc` is missing, or Linux is older than 5.14.
@@ -77,17 +85,18 @@ pub fn look_and_hold(file: &File, offsets: Range<u64>, huge: PageSize) -> Result
 /// Keeps blocks of a file mapped until it is dropped. Reclaim takes pages that nobody maps first, by DAMON these alone.
 #[derive(Debug, Default)]
 pub struct Hold {
-    mapping: Option<FileMapping>,
-    /// One place in each block, as distances from the start of the mapping.
-    places: Vec<u64>,
+    /// Each with one place in each block, as distances from the start of the mapping.
+    mappings: Vec<(FileMapping, Vec<u64>)>,
 }
 
 impl Hold {
     /// Maps the blocks again in a process that was copied from the one which held them: a fork copies no page table
     /// entries of shared mappings of files. A block that has been dropped since comes back in small folios.
     pub fn renew(&self) {
-        // A block that cannot be read is not held.
-        let _ = self.mapping.as_ref().map(|mapping| mapping.touch(&self.places));
+        for (mapping, places) in &self.mappings {
+            // A block that cannot be read is not held.
+            let _ = mapping.touch(places);
+        }
     }
 }
 
@@ -100,17 +109,47 @@ pub(crate) struct Looked<H = Hold> {
 
 /// Finds those blocks that lie in huge folios.
 pub(crate) fn huge_blocks(file: &File, blocks: &Range<u64>, huge: PageSize) -> Result<Looked, Error> {
+    let mut looked = Looked::default();
+    let at_once = (WINDOW / huge.bytes()).max(1);
+    let end = blocks.end.min(blocks.start.saturating_add(MOST_LOOKED_AT / huge.bytes()));
+    let mut start = blocks.start;
+    while let Some(next) = next_block_with_data(file, start..end, huge)? {
+        start = end.min(next + at_once);
+        look_at_window(file, &(next..start), huge, &mut looked)?;
+    }
+    Ok(looked)
+}
+
+/// The first of these blocks that is not all in a hole.
+fn next_block_with_data(file: &File, blocks: Range<u64>, huge: PageSize) -> Result<Option<u64>, Error> {
     if blocks.is_empty() {
-        return Ok(Looked::default());
+        return Ok(None);
+    }
+    // Where the file system does not say so, there are no holes.
+    let data = next_data(file, blocks.start * huge.bytes()).unwrap_or(Some(blocks.start * huge.bytes()));
+    Ok(data.map(|offset| offset / huge.bytes()).filter(|block| *block < blocks.end))
+}
+
+/// Adds those blocks that lie in huge folios.
+fn look_at_window(file: &File, blocks: &Range<u64>, huge: PageSize, looked: &mut Looked) -> Result<(), Error> {
+    let in_block = huge.bytes() / base_page().bytes();
+    let cached = |blocks: &Range<u64>| cached_pages(file, offsets_of(blocks, huge)).ok().map(|pages| pages.cached);
+    let in_window = cached(blocks);
+    if in_window.is_some_and(|pages| pages < in_block) {
+        return Ok(());
     }
     let start = blocks.start * huge.bytes();
     let mapping = FileMapping::readable(file, start, (blocks.end - blocks.start) * huge.bytes(), huge)
         .map_err(|error| Error::new("mapping the file", error))?;
     mapping.expect_random_reads().map_err(|error| Error::new("madvise(MADV_RANDOM)", error))?;
-    let all = may_be_huge(file, blocks, huge);
-    let touched = blocks.clone().filter(|block| all || may_be_huge(file, &(*block..block + 1), huge));
-    let touched: Vec<u64> = touched.collect();
     let place = |block: &u64| block * huge.bytes() - start;
+    let is_all_cached = in_window.is_some_and(|pages| pages >= in_block * (blocks.end - blocks.start));
+    let may_be_huge = |block: &u64| match in_window {
+        Some(_) => is_all_cached || cached(&(*block..block + 1)).is_none_or(|pages| pages >= in_block),
+        // Without cachestat(2), or without the right to make it.
+        None => !has_hole(file, *block, huge) && mapping.is_cached(place(block), huge.bytes()).unwrap_or(true),
+    };
+    let touched: Vec<u64> = blocks.clone().filter(may_be_huge).collect();
     mapping.touch(&touched.iter().map(place).collect::<Vec<_>>()).map_err(touch_failed)?;
     let parts = huge_parts(mapping.range(), huge)?;
     let numbers = parts.iter().flat_map(|part| {
@@ -126,19 +165,21 @@ pub(crate) fn huge_blocks(file: &File, blocks: &Range<u64>, huge: PageSize) -> R
             .withdraw_part(place(&run.start), length)
             .map_err(|error| Error::new("madvise(MADV_DONTNEED)", error))?;
     }
-    let places = found.iter().map(place).collect();
-    let hold = Hold { mapping: Some(mapping).filter(|_| !found.is_empty()), places };
-    Ok(Looked { blocks: found, hold })
+    if !found.is_empty() {
+        looked.hold.mappings.push((mapping, found.iter().map(place).collect()));
+        looked.blocks.extend(found);
+    }
+    Ok(())
+}
+
+/// True where a part of the block was never written: touching it would make a page of zeros.
+fn has_hole(file: &File, block: u64, huge: PageSize) -> bool {
+    let hole = next_hole(file, block * huge.bytes()).ok().flatten();
+    hole.is_some_and(|offset| offset < (block + 1) * huge.bytes())
 }
 
 pub(crate) fn touch_failed(error: io::Error) -> Error {
     Error::new("madvise(MADV_POPULATE_READ), which Linux has since 5.14", error)
-}
-
-/// False where the kernel says that a part of the blocks is not cached, so that looking at it would only read it.
-fn may_be_huge(file: &File, blocks: &Range<u64>, huge: PageSize) -> bool {
-    let pages = (blocks.end - blocks.start) * (huge.bytes() / base_page().bytes());
-    cached_pages(file, offsets_of(blocks, huge)).map_or(true, |found| found.cached >= pages)
 }
 
 /// The parts of one of this process's own mappings that are mapped by huge pages.

@@ -2,7 +2,8 @@
 
 use crate::Error;
 use crate::blocks::offsets_of;
-use address_space::{AddressRange, Mapping, PageSize, RangeSet};
+use address_space::{AddressRange, AddressSpace, Mapping, PageSize, RangeSet};
+use linux::bounded::MAPPED_FILES;
 use linux::file_mapping::FileMapping;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
@@ -61,6 +62,17 @@ pub struct MappedFiles {
     parts: BTreeMap<Numbers, Vec<MappedPart>>,
     /// Number of processes that this user cannot inspect.
     pub not_permitted: u64,
+    /// Number of processes whose mappings together exceed [`MAPPED_FILES`], so that they are left out.
+    pub too_many: u64,
+}
+
+fn of_files(space: &AddressSpace) -> impl Iterator<Item = &Mapping> {
+    space.mappings().iter().filter(|mapping| mapping.inode != 0)
+}
+
+/// Bytes that the mappings of files take.
+fn memory_of(space: &AddressSpace) -> u64 {
+    of_files(space).map(|mapping| (size_of::<MappedPart>() + mapping.path().map_or(0, str::len)) as u64).sum()
 }
 
 /// The users of one file.
@@ -77,24 +89,29 @@ impl MappedFiles {
     /// [`Error`] where `/proc` cannot be listed.
     pub fn read() -> Result<Self, Error> {
         let (own, failed) = (std::process::id() as i32, |error| Error::new("listing /proc", error));
-        let mut found = Self::default();
+        let (mut found, mut budget) = (Self::default(), MAPPED_FILES.budget());
         for entry in fs::read_dir("/proc").map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).filter(|pid| *pid != own) else {
                 continue;
             };
             match ProcessFiles::of(pid).maps() {
-                Ok(space) => {
-                    for mapping in space.mappings().iter().filter(|mapping| mapping.inode != 0) {
-                        let part = MappedPart { pid, mapping: mapping.clone() };
-                        found.parts.entry((mapping.device, mapping.inode)).or_default().push(part);
-                    }
-                }
+                Ok(space) => match budget.spend(memory_of(&space)) {
+                    true => found.add(pid, &space),
+                    false => found.too_many += 1,
+                },
                 Err(ObservationError::NotPermitted { .. }) => found.not_permitted += 1,
                 Err(_) => {}
             }
         }
         Ok(found)
+    }
+
+    fn add(&mut self, pid: i32, space: &AddressSpace) {
+        for mapping in of_files(space) {
+            let part = MappedPart { pid, mapping: mapping.clone() };
+            self.parts.entry((mapping.device, mapping.inode)).or_default().push(part);
+        }
     }
 
     /// The users of an open file.

@@ -66,12 +66,23 @@ pub fn prepare(
     if blocks.is_empty() {
         return Err(Refusal::TooSmall { bytes: offsets.end.saturating_sub(offsets.start).min(metadata.len()), huge });
     }
+    let (bytes, memory) = (offsets_of(&(0..blocks.end - blocks.start), huge).end, memory_of_machine());
+    if memory.is_some_and(|memory| bytes > memory) {
+        return Err(Refusal::LargerThanMemory { bytes, memory: memory.unwrap_or_default() });
+    }
     let identity = FileIdentity::of(&metadata);
     let cache = KernelCache { file, huge, begin };
     let making = Making::new(cache, path, huge, (effort, budget), blocks)?;
     let mut work = Work { making };
     let rest = work.fill(&identity)?;
     work.result(rest)
+}
+
+/// The memory of the machine, in bytes. Nothing that is larger stays in the page cache.
+fn memory_of_machine() -> Option<u64> {
+    let text = linux::text::text_of("/proc/meminfo").ok()?;
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    total.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 struct Work<'a> {

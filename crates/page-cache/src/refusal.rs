@@ -29,6 +29,17 @@ pub enum Refusal {
         /// Size of a block.
         huge: PageSize,
     },
+    /// The file has holes, or the machine too little memory.
+    #[error(
+        "found {} to be kept in memory, needed no more than the {} of this machine; fix: a machine with more memory",
+        format_bytes(*.bytes), format_bytes(*.memory)
+    )]
+    LargerThanMemory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Memory of the machine.
+        memory: u64,
+    },
     /// The path leads to a directory, device or pipe instead of a file.
     #[error("found something else than a regular file, needed a file")]
     NotRegular,

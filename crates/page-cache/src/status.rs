@@ -1,7 +1,7 @@
 //! How a file lies in the page cache, and what its users have of that.
 
 use crate::blocks::{offsets_of, whole_blocks};
-use crate::{Error, FileUsers, MappedFiles, MappedPart, loaded_offsets, look};
+use crate::{Error, FileUsers, MOST_LOOKED_AT, MappedFiles, MappedPart, loaded_offsets, look};
 use address_space::PageSize;
 use linux::file_cache::cached_pages;
 use linux::pagemap::Pagemap;
@@ -23,8 +23,15 @@ pub struct FileStatus {
     pub huge: u64,
     /// Bytes of these that are cached at all; `None` where the kernel does not tell this user.
     pub cached: Option<u64>,
+    /// Bytes of these that were not looked at, since there are too many.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub not_looked_at: u64,
     /// The processes that map it.
     pub users: Vec<UserStatus>,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// What one process has of a file.
@@ -58,6 +65,7 @@ pub fn status_of(file: &File, mapped: &MappedFiles, huge: PageSize) -> Result<Fi
         of: (blocks.end - blocks.start) * huge.bytes(),
         huge: found.bytes(),
         cached: cached.unwrap_or(Some(0)),
+        not_looked_at: ((blocks.end - blocks.start) * huge.bytes()).saturating_sub(MOST_LOOKED_AT),
         users: users.processes().into_iter().map(|pid| user(pid, &users, &found.huge, huge)).collect(),
     })
 }

@@ -8,12 +8,14 @@ use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
 use confinement::Reads;
-use page_cache::{FileStatus, MappedFiles, MappedPart, UserStatus, status_of};
+use page_cache::{FileStatus, MOST_LOOKED_AT, MappedFiles, MappedPart, UserStatus, status_of};
 use process_view::{open_regular_file, printable};
 use serde::Serialize;
 use std::fs::File;
 use std::path::PathBuf;
 
+/// Bytes of all files that are looked at, holes included.
+const MOST_LOOKED_AT_IN_ALL: u64 = 16 * MOST_LOOKED_AT;
 /// Number of processes that are named for one file.
 const MOST_NAMED: usize = 5;
 
@@ -36,6 +38,8 @@ struct Listing {
     files: Vec<Row>,
     /// Mapped files that cannot be read.
     not_readable: u64,
+    /// Mapped files that were not looked at, since all together are too large.
+    not_looked_at: u64,
     /// Processes that this user may not look at, so that they are not among the users.
     processes_not_permitted: u64,
 }
@@ -62,13 +66,14 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
 
 fn read(args: &StatusArgs) -> anyhow::Result<Listing> {
     let (page_size, mapped) = (huge_page()?, MappedFiles::read()?);
-    let processes_not_permitted = mapped.not_permitted;
+    let processes_not_permitted = mapped.not_permitted + mapped.too_many;
     let mut listing = Listing {
         format: "pagelift-cache-status",
         version: 1,
         page_size,
         files: Vec::new(),
         not_readable: 0,
+        not_looked_at: 0,
         processes_not_permitted,
     };
     for path in &args.files {
@@ -88,12 +93,28 @@ fn read(args: &StatusArgs) -> anyhow::Result<Listing> {
 
 impl Listing {
     fn read_running(&mut self, mapped: &MappedFiles) {
+        let mut large = Vec::new();
         for part in mapped.executed() {
             match part.open() {
-                Ok(Some((file, identity))) if identity.size >= self.page_size.bytes() => {
-                    self.read_mapped(&file, part, mapped);
-                }
+                Ok(Some((_, identity))) if identity.size >= self.page_size.bytes() => large.push((identity.size, part)),
                 Ok(_) => {}
+                Err(_) => self.not_readable += 1,
+            }
+        }
+        // Users choose the sizes: who has a file of a petabyte does not keep root from the others.
+        large.sort_by_key(|(size, _)| *size);
+        let mut left = MOST_LOOKED_AT_IN_ALL;
+        for (size, part) in large {
+            match left.checked_sub(size.min(MOST_LOOKED_AT)) {
+                Some(rest) => left = rest,
+                None => {
+                    self.not_looked_at += 1;
+                    continue;
+                }
+            }
+            match part.open() {
+                Ok(Some((file, _))) => self.read_mapped(&file, part, mapped),
+                Ok(None) => {}
                 Err(_) => self.not_readable += 1,
             }
         }
@@ -125,6 +146,17 @@ fn text(listing: &Listing, running: bool) -> String {
     }
     if listing.not_readable > 0 {
         text += &format!("note: {} mapped files cannot be read\n", listing.not_readable);
+    }
+    if listing.not_looked_at > 0 {
+        let bound = format_bytes(MOST_LOOKED_AT_IN_ALL);
+        text += &format!(
+            "note: {} mapped files not looked at: all together have more than {bound}\n",
+            listing.not_looked_at
+        );
+    }
+    for Row { path, status } in listing.files.iter().filter(|row| row.status.not_looked_at > 0) {
+        let rest = format_bytes(status.not_looked_at);
+        text += &format!("note: {}: its last {rest} were not looked at\n", printable(path));
     }
     if listing.processes_not_permitted > 0 {
         let count = listing.processes_not_permitted;
