@@ -98,7 +98,8 @@ const ANY_ARGUMENTS: &[i64] = &[
     libc::SYS_faccessat2,
     libc::SYS_getcwd,
     libc::SYS_ppoll,
-    // Memory.
+    // Memory, and that of processes which may be traced.
+    libc::SYS_process_vm_readv,
     libc::SYS_brk,
     libc::SYS_munmap,
     libc::SYS_mremap,

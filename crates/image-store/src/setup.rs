@@ -156,6 +156,7 @@ impl StoreMount {
              \n\
              [Service]\n\
              Type=oneshot\n\
+             TimeoutStartSec=1h\n\
              ExecStart=\"{}\" image gc --store {directory}\n",
             program.display().to_string().replace('%', "%%"),
             escaped(program),

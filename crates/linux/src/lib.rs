@@ -34,7 +34,9 @@ pub mod sleep_clock;
 pub mod terminal;
 pub mod text;
 pub mod tracefs;
+pub mod unasked;
 pub mod urgency;
+pub mod watch;
 pub mod written_file;
 
 pub use linux_raw::directory;

@@ -3,6 +3,7 @@
 //! Uses `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`), which returns ranges. On older kernels
 //! entries are read one by one and do not show huge pages; [`Pagemap::huge`] fails there.
 
+use crate::watch::watched;
 use address_space::{AddressRange, PageSize, RangeSet};
 pub use linux_raw::pagemap::PAGEMAP_SCAN;
 use linux_raw::pagemap::{EMPTY_REGION, Entry, Wanted, entries_that, scan};
@@ -95,8 +96,8 @@ impl Pagemap {
     }
 
     fn scan_each(&self, range: AddressRange, wanted: Wanted, found: impl FnMut(AddressRange)) -> io::Result<()> {
-        scan(self.file.as_raw_fd(), range, wanted, &mut [EMPTY_REGION; REGIONS], found)
-            .map_err(io::Error::from_raw_os_error)
+        let read = || scan(self.file.as_raw_fd(), range, wanted, &mut [EMPTY_REGION; REGIONS], found);
+        watched(|| format!("reading the page tables of {range}"), read).map_err(io::Error::from_raw_os_error)
     }
 
     fn read_entries(&self, range: AddressRange) -> io::Result<RangeSet> {

@@ -235,6 +235,7 @@ fn unit(name: &str, requests: &[PoolRequest], program: &str) -> Result<String, S
          \n\
          [Service]\n\
          Type=oneshot\n\
+         TimeoutStartSec=10min\n\
          RemainAfterExit=yes\n\
          ExecStart={program} pool reserve --add --record {name} {words}\n\
          ExecStop={program} pool release --record {name} {words}\n\

@@ -3,9 +3,9 @@
 
 use crate::bounded_file::BoundedFile;
 use crate::loading::open_object;
-use crate::mapped_file::MappedFile;
+use crate::opening::MappedFile;
 use crate::perf_map::named_ranges;
-use crate::symbols::{Sections, read_symbols};
+use crate::symbols::{Sections, SymbolFiles, read_symbols};
 use crate::{ObservationError, ProcessFiles, load_objects};
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, RangeSet};
 use linux::bounded::{Budget, MemoryBound, SYMBOL_TABLES, SYMBOLS};
@@ -104,7 +104,8 @@ impl ProcessCode {
         let object = &self.objects[index];
         let code: RangeSet =
             object.image.segments.iter().filter(|segment| segment.protection.execute).map(|s| s.memory).collect();
-        let (_, symbols) = read_symbols(&self.process, object, &file, &code, &mut self.budget);
+        let (_, symbols) =
+            read_symbols(&SymbolFiles::for_caller(&self.process), object, &file, &code, &mut self.budget);
         named_ranges(&symbols, object.bias)
     }
 

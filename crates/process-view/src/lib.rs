@@ -10,16 +10,20 @@ mod code;
 pub mod coverage;
 mod error;
 mod file_identity;
+mod foreign_path;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod link_map;
 mod loading;
 mod mapped_file;
+mod opening;
+mod owner;
 pub mod perf_map;
 mod process_files;
 mod process_memory;
 mod rights;
 mod roles;
+mod served;
 pub mod symbols;
 mod tree;
 
@@ -32,7 +36,12 @@ pub use error::ObservationError;
 pub use file_identity::FileIdentity;
 pub use foreign_text::{printable, quoted};
 pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};
-pub use mapped_file::{Unreadable, open_mapped, open_regular_file};
+pub use mapped_file::{
+    Unreadable, executed_metadata, exists_in_root, metadata_in_root, open_executed, open_in_root, open_mapped,
+};
+pub use opening::open_regular_file;
 pub use process_files::ProcessFiles;
+pub use process_memory::ProcessMemoryFile;
 pub use rights::{ProcessRights, RightsDifference};
+pub use served::Served;
 pub use tree::tree_of;

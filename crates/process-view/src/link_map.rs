@@ -1,16 +1,15 @@
 //! Reads the list of objects that the dynamic linker has loaded: its `r_debug` record and the chain of `link_map`s (the
 //! C libraries' `<link.h>`; glibc and musl agree). Needed for objects whose every mapping has been lifted off the file.
 
-use crate::ProcessFiles;
 use crate::bounded_file::BoundedFile;
-use crate::mapped_file::{MappedFile, open_regular};
+use crate::mapped_file::Opener;
+use crate::opening::MappedFile;
 use crate::process_memory::ProcessMemoryFile;
 use address_space::{Address, AddressRange, LoadedObject};
 use linux::bounded::ELF_HEADERS;
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, elf};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 /// Maximum length of the chain; a longer one counts as damaged.
 const MOST_OBJECTS: usize = 1 << 14;
@@ -26,15 +25,15 @@ pub(crate) struct LinkedObject {
 
 /// The chain of objects that belongs to `executable`; empty where there is none or it cannot be read.
 pub(crate) fn linked_objects(
-    process: &ProcessFiles,
+    opener: &Opener<'_>,
     memory: &ProcessMemoryFile,
     executable: &LoadedObject,
 ) -> Vec<LinkedObject> {
     let chain = || {
-        let file = open_regular(&process.path("exe")).ok().flatten();
+        let file = opener.open_executed().ok().flatten();
         // Started as `ld.so PROGRAM`, the executed file is the linker, and its table says nothing.
         let file =
-            file.filter(|f| is_in_memory(f, executable, memory)).or_else(|| open_loaded(process, executable, memory));
+            file.filter(|f| is_in_memory(f, executable, memory)).or_else(|| open_loaded(opener, executable, memory));
         let table = dynamic_table(&file?)?.shifted(executable.bias);
         Some(follow(memory, debug_record(memory, table)?))
     };
@@ -43,17 +42,11 @@ pub(crate) fn linked_objects(
 
 /// Opens the file by an object's path if the object's memory still begins as the file does.
 pub(crate) fn open_loaded(
-    process: &ProcessFiles,
+    opener: &Opener<'_>,
     object: &LoadedObject,
     memory: &ProcessMemoryFile,
 ) -> Option<MappedFile> {
-    open_path(process, &object.path).filter(|file| is_in_memory(file, object, memory))
-}
-
-/// Opens a regular file by a path relative to the process's root.
-pub(crate) fn open_path(process: &ProcessFiles, path: &str) -> Option<MappedFile> {
-    let path = PathBuf::from(format!("{}{path}", process.path("root").display()));
-    open_regular(&path).ok().flatten()
+    opener.open_path(&object.path).ok().flatten().filter(|file| is_in_memory(file, object, memory))
 }
 
 /// True where the first bytes of the object's memory are those of the file.
@@ -99,16 +92,17 @@ fn follow(memory: &ProcessMemoryFile, record: Address) -> Vec<LinkedObject> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load_objects;
+    use crate::{ProcessFiles, load_objects};
+    use address_space::RangeSet;
 
     #[test]
     fn the_linker_names_the_objects_that_the_maps_show() {
         let process = ProcessFiles::of(std::process::id() as i32);
         let loaded = load_objects(process.pid(), &process.maps().unwrap()).unwrap();
-        let memory = ProcessMemoryFile::open(&process).unwrap();
+        let (opener, memory) = (Opener::new(&process), ProcessMemoryFile::open(&process, RangeSet::new()).unwrap());
         let executable = loaded.executable().unwrap();
-        assert!(is_in_memory(&open_loaded(&process, executable, &memory).unwrap(), executable, &memory));
-        let linked = linked_objects(&process, &memory, executable);
+        assert!(is_in_memory(&open_loaded(&opener, executable, &memory).unwrap(), executable, &memory));
+        let linked = linked_objects(&opener, &memory, executable);
         for object in &loaded.objects {
             assert!(linked.iter().any(|l| l.bias == object.bias), "{} is not in the chain", object.path);
         }

@@ -2,7 +2,8 @@
 
 use crate::bounded_file::BoundedFile;
 use crate::link_map::{self, LinkedObject};
-use crate::mapped_file::{MappedFile, Opener, Unreadable, open_regular};
+use crate::mapped_file::{Opener, Unreadable};
+use crate::opening::{MappedFile, open_regular};
 use crate::process_memory::ProcessMemoryFile;
 use crate::{AuxiliaryVector, FileIdentity, ObservationError, ProcessFiles, roles};
 use address_space::{
@@ -104,16 +105,16 @@ impl ObjectReader {
         let auxiliary = process.auxiliary()?;
         let base_page = auxiliary.page_size().map_or_else(|| process.page_size(), Ok)?;
         let mut found = LoadedObjects::default();
-        let executed = ExecutedFile::of(&process);
-        let mut executable = None;
         let mut opener = Opener::new(&process);
+        let executed = ExecutedFile::of(&process, &opener);
+        let mut executable = None;
         let mut budget = ELF_IMAGES.budget();
         for (key, mappings) in file_groups(space) {
             let is_executed = executed.as_ref().is_some_and(|file| file.is(&key));
             let known = executed.as_ref().filter(|_| is_executed).and_then(|file| self.images.get(&file.identity));
             let image = match (known, is_executed) {
                 (Some(known), _) => Ok(Some(known.clone())),
-                (None, true) => self.executed_image(&process),
+                (None, true) => self.executed_image(&opener),
                 (None, false) => self.image(&mut opener, space, &mappings),
             };
             let first = found.objects.len();
@@ -126,10 +127,10 @@ impl ObjectReader {
         let by_entry = |o: &LoadedObject| Some(o.entry()) == auxiliary.entry();
         let executable = executable
             .or_else(|| found.objects.iter().position(by_entry))
-            .or_else(|| self.executed_without_mappings(&process, &auxiliary, space, &mut found));
+            .or_else(|| self.executed_without_mappings(&opener, &auxiliary, space, &mut found));
         roles::assign(&mut found.objects, executable, &auxiliary, base_page);
         drop_images(&mut found.objects, space, base_page);
-        self.take_linked(&process, space, &mut found);
+        self.take_linked(&opener, space, &mut found);
         found.objects.sort_by_key(|o| (o.role != ObjectRole::Executable, o.extent().start()));
         Ok(found)
     }
@@ -188,8 +189,8 @@ impl ObjectReader {
         Ok(file.map(|file| self.parse(&file)))
     }
 
-    fn executed_image(&mut self, process: &ProcessFiles) -> ReadImage {
-        let file = open_regular(&process.path("exe")).map_err(|error| Unreadable::Refused(error.to_string()))?;
+    fn executed_image(&mut self, opener: &Opener<'_>) -> ReadImage {
+        let file = opener.open_executed()?;
         Ok(file.map(|file| self.parse(&file)))
     }
 
@@ -209,17 +210,18 @@ impl ObjectReader {
 
     /// Objects that have no mapping of their file any more, as the dynamic linker names them. Searched for only where
     /// memory without a file might belong to one.
-    fn take_linked(&mut self, process: &ProcessFiles, space: &AddressSpace, found: &mut LoadedObjects) {
+    fn take_linked(&mut self, opener: &Opener<'_>, space: &AddressSpace, found: &mut LoadedObjects) {
         if !has_unexplained_memory(space, &found.objects) {
             return;
         }
         let Some(executable) = found.executable() else { return };
-        let Some(memory) = ProcessMemoryFile::open(process) else { return };
-        for LinkedObject { bias, path } in link_map::linked_objects(process, &memory, executable) {
+        let refused = opener.refused_ranges(space);
+        let Some(memory) = ProcessMemoryFile::open(opener.process(), refused) else { return };
+        for LinkedObject { bias, path } in link_map::linked_objects(opener, &memory, executable) {
             if !path.starts_with('/') || found.objects.iter().any(|o| o.bias == bias) {
                 continue;
             }
-            let Some(file) = link_map::open_path(process, &path) else { continue };
+            let Ok(Some(file)) = opener.open_path(&path) else { continue };
             let Ok(image) = self.parse(&file) else { continue };
             let object = LoadedObject { path, role: ObjectRole::SharedObject, bias, image };
             let taken = found.objects.iter().any(|other| other.extent().overlaps(object.extent()));
@@ -233,13 +235,13 @@ impl ObjectReader {
     /// vector still holds the addresses of its headers and its entry.
     fn executed_without_mappings(
         &mut self,
-        process: &ProcessFiles,
+        opener: &Opener<'_>,
         auxiliary: &AuxiliaryVector,
         space: &AddressSpace,
         found: &mut LoadedObjects,
     ) -> Option<usize> {
-        let path = fs::read_link(process.path("exe")).ok()?.to_string_lossy().into_owned();
-        let image = self.executed_image(process).ok()??.ok()?;
+        let path = fs::read_link(opener.process().path("exe")).ok()?.to_string_lossy().into_owned();
+        let image = self.executed_image(opener).ok()??.ok()?;
         let by_headers = auxiliary.program_headers().zip(image.headers).map(|(now, file)| now - file);
         let by_entry = auxiliary.entry().map(|now| now - image.entry);
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned();
@@ -289,8 +291,8 @@ pub(crate) fn open_object(process: &ProcessFiles, space: &AddressSpace, object: 
     let extent = object.extent();
     let own_mapping = |m: &&Mapping| m.path() == Some(object.path.as_str()) && !m.shared && m.range.overlaps(extent);
     let by_mapping = space.mappings().iter().find(own_mapping).and_then(|m| opener.open(m).ok()?);
-    let candidates =
-        [by_mapping, open_regular(&process.path("exe")).ok().flatten(), link_map::open_path(process, &object.path)];
+    let found = |file: std::io::Result<Option<MappedFile>>| file.ok().flatten();
+    let candidates = [by_mapping, found(opener.open_executed()), found(opener.open_path(&object.path))];
     candidates
         .into_iter()
         .flatten()
@@ -320,11 +322,10 @@ struct ExecutedFile {
 }
 
 impl ExecutedFile {
-    fn of(process: &ProcessFiles) -> Option<Self> {
-        let link = process.path("exe");
-        let path = fs::read_link(&link).ok()?.to_string_lossy().into_owned();
+    fn of(process: &ProcessFiles, opener: &Opener<'_>) -> Option<Self> {
+        let path = fs::read_link(process.path("exe")).ok()?.to_string_lossy().into_owned();
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned();
-        Some(Self { identity: FileIdentity::of(&fs::metadata(&link).ok()?), path })
+        Some(Self { identity: opener.executed_identity()?, path })
     }
 
     fn is(&self, key: &FileKey) -> bool {

@@ -1,12 +1,17 @@
 //! Opens the file that a process has mapped, even where its path has been removed or leads to another file now.
 
 use crate::file_identity::device_numbers;
+use crate::foreign_path::{LastLink, place_below, place_of};
+use crate::opening::{MappedFile, open_place, refusal_in};
 use crate::process_memory::ProcessMemoryFile;
+use crate::served::{Place, Served, Servers};
 use crate::{FileIdentity, ProcessFiles};
-use address_space::{AddressRange, Mapping};
-use std::fs::{self, File, Metadata, OpenOptions};
+use address_space::{AddressRange, AddressSpace, Mapping, RangeSet};
+use linux::unasked;
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Why the file behind a mapping cannot be read.
@@ -15,16 +20,25 @@ pub enum Unreadable {
     /// The path is gone or another file's now, and only root may open the mapped file itself.
     #[error("the file was removed or replaced since it was mapped; root can still read it")]
     Replaced,
+    /// Nothing has this path.
+    #[error("the file is gone; needed: the file, or a restart")]
+    Missing,
+    /// Reading it would wait for a user's program.
+    #[error("{0}")]
+    Served(Served),
     /// The kernel refuses to open it.
     #[error("the file cannot be opened: {0}")]
     Refused(String),
 }
 
-/// A mapped file, open for reading.
-#[derive(Debug)]
-pub(crate) struct MappedFile {
-    pub file: File,
-    pub metadata: Metadata,
+impl From<io::Error> for Unreadable {
+    fn from(error: io::Error) -> Self {
+        match refusal_in(&error) {
+            Some(served) => Self::Served(served.clone()),
+            None if error.kind() == io::ErrorKind::NotFound => Self::Missing,
+            None => Self::Refused(error.to_string()),
+        }
+    }
 }
 
 /// Opens the file behind a mapping of a process: the target of its link in `/proc/PID/map_files`, or, where only root
@@ -38,23 +52,123 @@ pub fn open_mapped(process: &ProcessFiles, mapping: &Mapping) -> Result<Option<(
     Ok(opened.map(|MappedFile { file, metadata }| (file, FileIdentity::of(&metadata))))
 }
 
-/// Opens the files that one process has mapped.
+/// Opens the file that a process executes; `None` where it is not a regular file.
+///
+/// # Errors
+/// As [`open_mapped`].
+pub fn open_executed(process: &ProcessFiles) -> Result<Option<(File, FileIdentity)>, Unreadable> {
+    let opened = Opener::new(process).open_executed()?;
+    Ok(opened.map(|MappedFile { file, metadata }| (file, FileIdentity::of(&metadata))))
+}
+
+/// The identity of the file that a process executes, where the kernel tells it without opening the file.
+pub fn executed_metadata(process: &ProcessFiles) -> Option<Metadata> {
+    Opener::new(process).metadata_at(&process.path("exe"))
+}
+
+/// Opens a regular file by a path of the process, below its root.
+///
+/// # Errors
+/// As [`open_mapped`].
+pub fn open_in_root(process: &ProcessFiles, path: &str) -> Result<Option<(File, FileIdentity)>, Unreadable> {
+    let opened = Opener::new(process).open_path(path)?;
+    Ok(opened.map(|MappedFile { file, metadata }| (file, FileIdentity::of(&metadata))))
+}
+
+/// What lies at a path of the process, below its root, or below its working folder where the path is relative.
+///
+/// # Errors
+/// As [`open_mapped`].
+pub fn metadata_in_root(process: &ProcessFiles, path: &Path) -> Result<Metadata, Unreadable> {
+    let opener = Opener::new(process);
+    if opener.servers.trust_all() {
+        let start = process.path(if path.is_absolute() { "root" } else { "cwd" });
+        return Ok(std::fs::metadata(start.join(path.strip_prefix("/").unwrap_or(path)))?);
+    }
+    Ok(File::from(opener.place_of(path)?).metadata()?)
+}
+
+/// True where something has this path below the root of the process, a link that leads nowhere too.
+pub fn exists_in_root(process: &ProcessFiles, path: &Path) -> bool {
+    let opener = Opener::new(process);
+    let root = process.path("root");
+    match opener.servers.trust_all() {
+        true => std::fs::symlink_metadata(root.join(path.strip_prefix("/").unwrap_or(path))).is_ok(),
+        false => unasked::place(&root)
+            .and_then(|root| place_of(root, path, LastLink::Keep, &|place| opener.refuse(place)))
+            .is_ok(),
+    }
+}
+
+/// Opens files that one process has mapped or names. None is asked for anything that lies on a file system which a user's
+/// program serves.
 #[derive(Debug)]
 pub(crate) struct Opener<'a> {
     process: &'a ProcessFiles,
+    servers: Servers,
     /// `/proc/PID/map_files` needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN; after one refusal it is not tried again.
     may_follow_mappings: bool,
 }
 
 impl<'a> Opener<'a> {
     pub fn new(process: &'a ProcessFiles) -> Self {
-        Self { process, may_follow_mappings: true }
+        Self { process, servers: Servers::of(process), may_follow_mappings: true }
+    }
+
+    /// The process.
+    pub fn process(&self) -> &ProcessFiles {
+        self.process
     }
 
     /// The identity of the file behind `mapping`, where the kernel tells it without opening the file.
     pub fn identity(&self, mapping: &Mapping) -> Option<FileIdentity> {
-        let metadata = self.may_follow_mappings.then(|| fs::metadata(self.path_of(mapping)))?.ok()?;
-        metadata.is_file().then(|| FileIdentity::of(&metadata))
+        self.may_follow_mappings.then(|| self.identity_at(&self.path_of(mapping)))?
+    }
+
+    /// The identity of the executed file.
+    pub fn executed_identity(&self) -> Option<FileIdentity> {
+        self.identity_at(&self.process.path("exe"))
+    }
+
+    fn identity_at(&self, link: &Path) -> Option<FileIdentity> {
+        self.metadata_at(link).filter(Metadata::is_file).map(|metadata| FileIdentity::of(&metadata))
+    }
+
+    fn metadata_at(&self, link: &Path) -> Option<Metadata> {
+        let place = unasked::place(link).ok()?;
+        match self.refuse(&Place::from(&unasked::of(&place).ok()?)) {
+            None => File::from(place).metadata().ok(),
+            Some(_) => None,
+        }
+    }
+
+    /// Opens the executed file; `None` where it is not a regular file.
+    pub fn open_executed(&self) -> io::Result<Option<MappedFile>> {
+        self.open_link(&self.process.path("exe"))
+    }
+
+    /// Opens a regular file by a path of the process, below its root.
+    pub fn open_path(&self, path: &str) -> io::Result<Option<MappedFile>> {
+        open_place(self.place_of(Path::new(path))?, &|place| self.refuse(place))
+    }
+
+    /// The mappings whose pages are not read.
+    pub fn refused_ranges(&self, space: &AddressSpace) -> RangeSet {
+        self.servers.refused_ranges(space)
+    }
+
+    /// A relative path leads from the working folder; above that it does not lead.
+    fn place_of(&self, path: &Path) -> io::Result<OwnedFd> {
+        let start = if path.is_absolute() { "root" } else { "cwd" };
+        place_below(unasked::place(&self.process.path(start))?, path, &|place| self.refuse(place))
+    }
+
+    fn refuse(&self, place: &Place) -> Option<Served> {
+        self.servers.refuse(place)
+    }
+
+    fn open_link(&self, link: &Path) -> io::Result<Option<MappedFile>> {
+        open_place(unasked::place(link)?, &|place| self.refuse(place))
     }
 
     fn path_of(&self, mapping: &Mapping) -> PathBuf {
@@ -65,8 +179,9 @@ impl<'a> Opener<'a> {
     /// Opens the file behind `mapping`; `None` where it is not a regular file (a device is never opened).
     pub fn open(&mut self, mapping: &Mapping) -> Result<Option<MappedFile>, Unreadable> {
         if self.may_follow_mappings {
-            match open_regular(&self.path_of(mapping)) {
+            match self.open_link(&self.path_of(mapping)) {
                 Ok(file) => return Ok(file),
+                Err(error) if refusal_in(&error).is_some() => return Err(error.into()),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.may_follow_mappings = false,
                 Err(_) => {}
             }
@@ -77,18 +192,25 @@ impl<'a> Opener<'a> {
     /// The path in maps is relative to the process's root in a container, to ours in a chroot of this mount namespace.
     fn open_by_path(&self, mapping: &Mapping) -> Result<Option<MappedFile>, Unreadable> {
         let Some(path) = mapping.path().filter(|p| p.starts_with('/')) else { return Ok(None) };
-        let within = PathBuf::from(format!("{}{path}", self.process.path("root").display()));
+        if let Some(served) = self.refuse(&Place { device: mapping.device, mount: None }) {
+            return Err(Unreadable::Served(served));
+        }
         let mut refusal = Unreadable::Replaced;
-        for candidate in [within.as_path(), Path::new(path)] {
-            match open_regular(candidate) {
+        for found in [self.open_path(path), self.open_from_here(path)] {
+            match found {
                 Ok(Some(file)) if self.is_the_mapped_file(&file, mapping) => return Ok(Some(file)),
                 Ok(None) => return Ok(None),
                 Ok(Some(_)) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => refusal = Unreadable::Refused(error.to_string()),
+                Err(error) => refusal = error.into(),
             }
         }
         Err(refusal)
+    }
+
+    fn open_from_here(&self, path: &str) -> io::Result<Option<MappedFile>> {
+        let refuse = |place: &Place| self.refuse(place);
+        open_place(place_below(unasked::place(Path::new("/"))?, Path::new(path), &refuse)?, &refuse)
     }
 
     /// btrfs and overlayfs show another device number in maps than in stat(2), and overlayfs over several file systems
@@ -102,38 +224,16 @@ impl<'a> Opener<'a> {
         let length = file.metadata.len().saturating_sub(mapping.offset).min(mapping.range.len());
         let shows_file = || {
             let range = AddressRange::sized(mapping.range.start(), length);
-            Some(ProcessMemoryFile::open(self.process)?.begins_as(&file.file, mapping.offset, range))
+            Some(ProcessMemoryFile::open(self.process, RangeSet::new())?.begins_as(&file.file, mapping.offset, range))
         };
         length > 0 && (same_inode || shows_file().unwrap_or(false))
     }
 }
 
-/// Opens a regular file without blocking; `None` for any other kind of file.
-pub(crate) fn open_regular(path: &Path) -> io::Result<Option<MappedFile>> {
-    // The first check keeps devices from being opened, which may have effects; the second closes the race.
-    if !fs::metadata(path)?.is_file() {
-        return Ok(None);
-    }
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
-    let metadata = file.metadata()?;
-    Ok(metadata.is_file().then_some(MappedFile { file, metadata }))
-}
-
-/// Opens a regular file whose path another user has chosen; `None` for any other kind of file. Never blocks on a pipe,
-/// and never opens a device, since some act when they are opened (a watchdog starts to count).
-///
-/// # Errors
-/// The kernel refuses to look at the path or to open it.
-pub fn open_regular_file(path: &Path) -> io::Result<Option<File>> {
-    Ok(open_regular(path)?.map(|found| found.file))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BoundedFile;
     use address_space::MappingName;
-    use object::ReadCacheOps;
 
     fn own_first_mapping() -> (ProcessFiles, Mapping) {
         let process = ProcessFiles::of(std::process::id() as i32);
@@ -144,7 +244,7 @@ mod tests {
     }
 
     fn open_by_path(process: &ProcessFiles, mapping: &Mapping) -> Result<Option<MappedFile>, Unreadable> {
-        Opener { process, may_follow_mappings: false }.open(mapping)
+        Opener { may_follow_mappings: false, ..Opener::new(process) }.open(mapping)
     }
 
     #[test]
@@ -157,14 +257,5 @@ mod tests {
         assert!(open_by_path(&process, &mapping).unwrap().is_some());
         mapping.name = MappingName::File { path: "/bin/true".into(), deleted: false };
         assert_eq!(open_by_path(&process, &mapping).unwrap_err(), Unreadable::Replaced);
-    }
-
-    #[test]
-    fn devices_are_not_opened_and_budgets_are_kept() {
-        assert!(open_regular(Path::new("/dev/zero")).unwrap().is_none());
-        let file = open_regular(Path::new("/proc/self/exe")).unwrap().unwrap();
-        let mut bounded = BoundedFile::new(&file.file, file.metadata.len(), 100);
-        let mut buffer = [0; 64];
-        assert!(bounded.read_exact(&mut buffer).is_ok() && bounded.read_exact(&mut buffer).is_err());
     }
 }

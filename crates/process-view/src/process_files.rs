@@ -4,6 +4,7 @@ use crate::{AuxiliaryVector, ObservationError, printable};
 use address_space::{Address, AddressSpace, MappingFlags, MappingUsage, MapsError, PageSize, parse_flags, parse_smaps};
 use linux::bounded::KERNEL_TEXT;
 use linux::text::bytes_of;
+use linux::watch::watched;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -82,7 +83,8 @@ impl ProcessFiles {
                 piece.resize(2 * begun, 0);
             }
             // The kernel gives at most a page of text for each read, in most cases whole entries.
-            let read = file.read(&mut piece[begun..]).map_err(explained)?;
+            let piece_read = || file.read(&mut piece[begun..]);
+            let read = watched(|| format!("reading {}", path.display()), piece_read).map_err(explained)?;
             let text = &piece[..begun + read];
             let lines = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
             if keep_below(end, fields, &text[..lines], &mut kept) || read == 0 {
@@ -155,7 +157,8 @@ impl ProcessFiles {
     /// [`ObservationError`].
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>, ObservationError> {
         let path = self.path(name);
-        bytes_of(&path).map_err(|error| self.explain(&path, error))
+        let read = watched(|| format!("reading {}", path.display()), || bytes_of(&path));
+        read.map_err(|error| self.explain(&path, error))
     }
 
     /// What a failure to read one of the process's files means.

@@ -1,8 +1,14 @@
 //! Reads the memory of another process.
 
-use crate::ProcessFiles;
-use address_space::{Address, AddressRange};
+use crate::served::Servers;
+use crate::{ObservationError, ProcessFiles};
+use address_space::{Address, AddressRange, RangeSet};
+use linux::watch::watched;
+use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::unix::fs::FileExt;
 
 /// Length of the longest path that the kernel accepts, in bytes (`PATH_MAX`).
@@ -10,28 +16,75 @@ const LONGEST_PATH: usize = 4096;
 /// Number of bytes of an object's beginning that are compared with its file: the headers, and nearly always the build-id.
 const COMPARED_BYTES: u64 = 1024;
 
-/// The memory of another process, read through `/proc/PID/mem`, which needs the right to trace the process
-/// (proc_pid_mem(5)).
+/// The memory of another process, which only those may read who may trace the process (proc_pid_mem(5)). Pages of files on file
+/// systems that a user's program serves are not read.
 #[derive(Debug)]
-pub(crate) struct ProcessMemoryFile {
+pub struct ProcessMemoryFile {
+    pid: i32,
     file: File,
+    /// What is not read, since its pages may never come.
+    refused: RangeSet,
 }
 
 impl ProcessMemoryFile {
-    /// Opens the memory of `process`; `None` where the kernel refuses.
-    pub fn open(process: &ProcessFiles) -> Option<Self> {
-        Some(Self { file: File::open(process.path("mem")).ok()? })
+    /// Opens the memory of `process`.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn of(process: &ProcessFiles) -> Result<Self, ObservationError> {
+        let servers = Servers::of(process);
+        let refused = if servers.trust_all() { RangeSet::new() } else { servers.refused_ranges(&process.maps()?) };
+        let path = process.path("mem");
+        let file = File::open(&path).map_err(|error| process.explain(&path, error))?;
+        Ok(Self { pid: process.pid(), file, refused })
+    }
+
+    /// Opens the memory of `process`; `None` where the kernel refuses. `refused` is never read.
+    pub(crate) fn open(process: &ProcessFiles, refused: RangeSet) -> Option<Self> {
+        Some(Self { pid: process.pid(), file: File::open(process.path("mem")).ok()?, refused })
+    }
+
+    /// True once the process has no memory any more: its file is empty.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.file.read_at(&mut [0], 0), Ok(0))
+    }
+
+    /// Fills `into` from the memory at `at`; `None` where any of it cannot be read.
+    pub fn read_exact(&self, at: Address, into: &mut [u8]) -> Option<()> {
+        (self.read_some(at, into)? == into.len()).then_some(())
     }
 
     /// The `length` bytes at `at`; `None` where any of them cannot be read.
-    pub fn bytes(&self, at: Address, length: u64) -> Option<Vec<u8>> {
+    pub(crate) fn bytes(&self, at: Address, length: u64) -> Option<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(length).ok()?];
-        self.file.read_exact_at(&mut bytes, at.0).ok()?;
+        self.read_exact(at, &mut bytes)?;
         Some(bytes)
     }
 
+    /// Reads from `at` on as much as there is, which may be less than asked for.
+    fn read_some(&self, at: Address, into: &mut [u8]) -> Option<usize> {
+        let wanted = AddressRange::sized(at, into.len() as u64);
+        let free = self.refused.within(wanted).next().map_or(wanted.end(), |refused| refused.start()) - at;
+        let into = &mut into[..free as usize];
+        if into.is_empty() {
+            return None;
+        }
+        watched(|| format!("reading the memory of process {}", self.pid), || self.read_watched(at, into))
+    }
+
+    /// A process may exchange what it has mapped at any moment. process_vm_readv(2) can be ended while it waits for a page
+    /// of a file; a read of `/proc/PID/mem` cannot, but reads what protections keep from the process, too.
+    fn read_watched(&self, at: Address, into: &mut [u8]) -> Option<usize> {
+        let remote = RemoteIoVec { base: usize::try_from(at.0).ok()?, len: into.len() };
+        match process_vm_readv(Pid::from_raw(self.pid), &mut [IoSliceMut::new(into)], &[remote]) {
+            Ok(read) => Some(read),
+            Err(Errno::ENOSYS | Errno::EPERM) => self.file.read_at(into, at.0).ok(),
+            Err(_) => None,
+        }
+    }
+
     /// True where the first bytes of `range` are those of the file from `offset` on.
-    pub fn begins_as(&self, file: &File, offset: u64, range: AddressRange) -> bool {
+    pub(crate) fn begins_as(&self, file: &File, offset: u64, range: AddressRange) -> bool {
         let length = range.len().min(COMPARED_BYTES);
         let mut in_file = vec![0; length as usize];
         length > 0
@@ -40,7 +93,7 @@ impl ProcessMemoryFile {
     }
 
     /// The `N` words of eight bytes at `at`.
-    pub fn words<const N: usize>(&self, at: Address) -> Option<[u64; N]> {
+    pub(crate) fn words<const N: usize>(&self, at: Address) -> Option<[u64; N]> {
         let bytes = self.bytes(at, 8 * N as u64)?;
         let mut words = [0; N];
         for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -52,9 +105,30 @@ impl ProcessMemoryFile {
     /// The text at `at` up to its first NUL byte.
     pub fn text(&self, at: Address) -> Option<String> {
         let mut bytes = vec![0; LONGEST_PATH];
-        let count = self.file.read_at(&mut bytes, at.0).ok()?;
+        let count = self.read_some(at, &mut bytes)?;
         let end = bytes[..count].iter().position(|&b| b == 0)?;
         bytes.truncate(end);
         String::from_utf8(bytes).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_is_not_read_and_ends_what_is() {
+        let text = format!("{}\0", "x".repeat(99));
+        let at = Address(text.as_ptr() as u64);
+        let process = ProcessFiles::of(std::process::id() as i32);
+        let memory = |from: u64, length: u64| {
+            let refused = RangeSet::from_iter([AddressRange::sized(Address(at.0 + from), length)]);
+            ProcessMemoryFile::open(&process, refused).unwrap()
+        };
+        assert_eq!(memory(200, 1).bytes(at, 100).unwrap(), text.as_bytes());
+        assert_eq!(memory(200, 1).text(at).unwrap(), "x".repeat(99));
+        assert!(memory(0, 8).bytes(at, 100).is_none() && memory(50, 8).bytes(at, 100).is_none());
+        assert_eq!(memory(50, 8).bytes(at, 50).unwrap(), text.as_bytes()[..50]);
+        assert!(memory(0, 8).words::<1>(Address(0)).is_none(), "nothing is mapped there");
     }
 }

@@ -74,6 +74,11 @@ impl ProcessRights {
         Ok(Self { users, group_ids, groups, capabilities, no_new_privileges, seccomp, namespaces, root, label })
     }
 
+    /// The real, effective, saved and file system user ID of a process, as far as `/proc` shows them.
+    pub(crate) fn users_of(files: &ProcessFiles) -> Option<[u32; 4]> {
+        Some(StatusRights::parse(&files.text("status").ok()?)?.users)
+    }
+
     /// Returns where a program that is started by a process with these rights could do what one started by `other` could
     /// not; `None` where it could not. `no_new_privs` is not compared: it can be set before the start.
     pub fn exceeds(&self, other: &Self) -> Option<RightsDifference> {
@@ -169,7 +174,7 @@ mod tests {
             (|other| other.users[2] += 1) as fn(&mut ProcessRights),
             |other| other.users = [other.users[0] + 1; 4],
             |other| other.group_ids = [other.group_ids[0] + 1; 4],
-            |other| assert!(other.groups.insert(u32::MAX - 1)),
+            |other| other.groups.extend([u32::MAX - 1]),
         ] {
             assert_eq!(missing(change), Some(RightsDifference::User));
         }

@@ -7,9 +7,10 @@ use linux::pagemap::Pagemap;
 use machine_facts::base_page;
 use options::Prepare;
 use page_cache::{Budget, Effort, Hold, Refusal, Users};
-use process_view::{FileIdentity, ObjectReader, ProcessFiles};
+use process_view::{
+    FileIdentity, ObjectReader, ProcessFiles, Unreadable, executed_metadata, exists_in_root, metadata_in_root,
+};
 use std::fs::{self, File};
-use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -271,18 +272,19 @@ fn not_found(root: &Path, own_path: &Path, path: &str) -> String {
 pub fn own_path(pid: i32, space: &AddressSpace, object: &LoadedObject) -> Result<PathBuf, SessionError> {
     let process = ProcessFiles::of(pid);
     // In a root of its own the process may have no /proc, and its paths begin elsewhere.
-    let sees_proc = fs::symlink_metadata(process.path("root").join("proc/self")).is_ok();
-    if object.role == ObjectRole::Executable && sees_proc && fs::metadata(process.path("exe")).is_ok() {
+    let sees_proc = exists_in_root(&process, Path::new("/proc/self"));
+    if object.role == ObjectRole::Executable && sees_proc && executed_metadata(&process).is_some() {
         return Ok(PathBuf::from("/proc/self/exe"));
     }
     let root = fs::read_link(process.path("root")).unwrap_or_default();
     let path = Path::new(&object.path);
     let own_path = Path::new("/").join(path.strip_prefix(&root).or_else(|_| path.strip_prefix("/")).unwrap_or(path));
     let still = space.mappings().iter().find(|mapping| mapping.path() == Some(object.path.as_str()));
-    let seen_from_here = process.path("root").join(own_path.strip_prefix("/").unwrap_or(&own_path));
-    let metadata = fs::metadata(&seen_from_here).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => SessionError::Refused(not_found(&root, &own_path, &object.path)),
-        _ => SessionError::io(format!("looking at its file {}", object.path), error),
+    let metadata = metadata_in_root(&process, &own_path).map_err(|error| {
+        SessionError::Refused(match error {
+            Unreadable::Missing => not_found(&root, &own_path, &object.path),
+            error => format!("its file {}: {error}", object.path),
+        })
     })?;
     match still {
         Some(mapping) if mapping.inode != metadata.ino() => {

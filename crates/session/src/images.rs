@@ -11,7 +11,7 @@ use linux::nodes::has_several_nodes;
 use linux::pagemap::Pagemap;
 use machine_facts::{base_page, machine_facts};
 use nix::unistd::geteuid;
-use process_view::{FileIdentity, ProcessFiles, open_mapped};
+use process_view::{FileIdentity, ProcessFiles, open_executed, open_mapped};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 
@@ -129,8 +129,7 @@ pub fn look(
 /// True where the store has copies by node of the file that a process executes, whose headers are `image`.
 pub fn has_copies_by_node(pid: i32, image: &ElfImage) -> bool {
     let key = || {
-        let file = File::open(format!("/proc/{pid}/exe")).ok()?;
-        let identity = FileIdentity::of(&file.metadata().ok()?);
+        let (file, identity) = open_executed(&ProcessFiles::of(pid)).ok()??;
         SourceKey::new(&file, identity, image).ok()
     };
     let forms = |store: &Store| store.forms(&key()?).ok();

@@ -20,7 +20,7 @@ use lift_plan::{
 use linux::bounded::SEMAPHORE_NOTES;
 use machine_facts::machine_facts;
 use object::ReadCache;
-use process_view::{BoundedFile, ObjectReader, open_regular_file};
+use process_view::{BoundedFile, ObjectReader, ProcessFiles, open_executed};
 use serde::Serialize;
 use std::fs::File;
 use std::io;
@@ -163,7 +163,8 @@ pub fn inspect_process(pid: i32, policy: &Policy, pools: Pools) -> Result<Inspec
     let executable = seen.process.objects.iter().find(|object| object.role == ObjectRole::Executable);
     let bases = executable.and_then(|object| bases(&object.image, Some(object.bias), &machine, policy));
     let path = PathBuf::from(format!("/proc/{pid}/exe"));
-    let heap = open_regular_file(&path).ok().flatten().and_then(|file| heap_plan(&path, &file, &machine));
+    let opened = open_executed(&ProcessFiles::of(pid)).ok().flatten();
+    let heap = opened.and_then(|(file, _)| heap_plan(&path, &file, &machine));
     let mut inspection = Inspection::new(format!("{}[{pid}]", program_name(pid)), plan, bases, heap);
     let shared = |lift: &&RangeLift| matches!(lift.attempts[0].source, Source::File | Source::Image);
     let ranges: Vec<_> = inspection.plan.lifts.iter().filter(shared).map(|lift| lift.range).collect();

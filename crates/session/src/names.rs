@@ -6,9 +6,10 @@
 //! further.
 
 use options::program_names;
-use process_view::ProcessFiles;
-use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use process_view::{ProcessFiles, ProcessMemoryFile, executed_metadata, metadata_in_root};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// A program's names.
 pub struct Names {
@@ -51,17 +52,9 @@ impl Names {
 /// Returns the executed path, where it leads to the program's file; that of a script does not.
 fn executed_link(process: &ProcessFiles) -> Option<String> {
     let address = process.auxiliary().ok()?.executed_path()?;
-    let mut buffer = [0; libc::PATH_MAX as usize];
-    // The path lies at the end of the stack, where fewer bytes than the longest path may be left.
-    let length = File::open(process.path("mem")).ok()?.read_at(&mut buffer, address.0).ok()?;
-    let end = buffer[..length].iter().position(|&byte| byte == 0)?;
-    let path = std::str::from_utf8(&buffer[..end]).ok()?;
-    let seen_from_here = match path.strip_prefix('/') {
-        Some(inside) => process.path("root").join(inside),
-        None => process.path("cwd").join(path),
-    };
-    let (found, own) = (fs::metadata(seen_from_here).ok()?, fs::metadata(process.path("exe")).ok()?);
-    ((found.dev(), found.ino()) == (own.dev(), own.ino())).then(|| path.to_owned())
+    let path = ProcessMemoryFile::of(process).ok()?.text(address)?;
+    let (found, own) = (metadata_in_root(process, Path::new(&path)).ok()?, executed_metadata(process)?);
+    ((found.dev(), found.ino()) == (own.dev(), own.ino())).then_some(path)
 }
 
 /// Returns the name of the program that a process executes: that of its file, or where the file is hidden the short

@@ -6,7 +6,7 @@ use address_space::{Address, AddressRange, ElfImage, LoadedObject, RangeSet, sem
 use lift_plan::{CodeReader, MachineFacts, Policy, ProcessFacts, probed_pages, semaphores_in};
 use linux::bounded::{Budget, SEMAPHORE_NOTES};
 use linux::pagemap::Pagemap;
-use process_view::ProcessFiles;
+use process_view::{ProcessFiles, ProcessMemoryFile};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -14,7 +14,7 @@ struct OtherProcess<'a> {
     pid: i32,
     process: &'a ProcessFacts,
     pagemap: Pagemap,
-    memory: Option<File>,
+    memory: Option<ProcessMemoryFile>,
     /// The file of the last object that was read, by its bias.
     file: Option<(u64, Option<File>)>,
 }
@@ -39,7 +39,7 @@ impl CodeReader for OtherProcess<'_> {
     }
 
     fn read_memory(&mut self, at: Address, into: &mut [u8]) -> Option<()> {
-        self.memory.as_ref()?.read_exact_at(into, at.0).ok()
+        self.memory.as_ref()?.read_exact(at, into)
     }
 }
 
@@ -49,7 +49,7 @@ pub fn find(pid: i32, process: &mut ProcessFacts, machine: &MachineFacts, policy
     if !policy.pages.only_shows() {
         let pagemap = Pagemap::open(pid, machine.base_page);
         let pagemap = pagemap.map_err(|error| SessionError::io(format!("opening /proc/{pid}/pagemap"), error))?;
-        let memory = File::open(ProcessFiles::of(pid).path("mem")).ok();
+        let memory = ProcessMemoryFile::of(&ProcessFiles::of(pid)).ok();
         process.probed =
             probed_pages(process, machine, policy, &mut OtherProcess { pid, process, pagemap, memory, file: None });
     }

@@ -1,6 +1,6 @@
 //! `pagelift attach` and `pagelift detach`: lift a program that runs, and put it back.
 
-use super::reading::keeps_rights;
+use super::reading::{keeps_rights, limit_reads};
 use crate::arguments::heap::AttachHeapArg;
 use crate::definition::{AttachArgs, DetachArgs};
 use crate::output::{Failures, Output};
@@ -23,6 +23,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// Lifts.
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
+    limit_reads();
     let pids = targets(args.pid, args.all.as_deref())?;
     let mut reader = ObjectReader::new();
     // Watched from before the first lift, so that objects loaded during it are noticed.
@@ -102,6 +103,7 @@ fn watch(args: &AttachArgs, mut watched: Vec<Watch>, reader: &mut ObjectReader) 
 
 /// Puts back.
 pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
+    limit_reads();
     let mut failed = Vec::new();
     for pid in targets(args.pid, args.all.as_deref())? {
         let process = Selected { program: args.all.as_deref(), ..Selected::by_number(pid) };

@@ -7,14 +7,16 @@ use heap_choice::{Environment, Program};
 use lift_plan::{CacheShortfall, Plan, Policy, Reason, Shortfall, Source};
 use linux::pages::base_page;
 use machine_facts::{Files, System};
-use process_view::{ObjectReader, ObservationError, ProcessFiles, ProcessMemory, open_regular_file, printable};
+use process_view::{
+    ObjectReader, ObservationError, ProcessFiles, ProcessMemory, open_in_root, open_regular_file, printable,
+};
 use session::heap::HeapPlan;
 use session::inspect::{Inspection, Pools, inspect_file, inspect_process};
 use session::status::far_pages_of;
 use session::{SessionError, program_name};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Shared objects that are looked at beside a program that does not run yet.
 const MOST_OBJECTS: usize = 16;
@@ -60,8 +62,8 @@ pub fn of_process(pid: i32, huge: Option<PageSize>) -> Result<WithMappings, Sess
     facts.code = codes.fold((0, 0), |(sum, count), bytes| (sum + bytes, count + 1));
     let large = objects.iter().filter(|object| is_large(code_of(&object.image), huge));
     for object in large.take(MOST_OBJECTS) {
-        let seen_from_here = PathBuf::from(format!("/proc/{pid}/root{}", object.path));
-        take_folios(&mut facts, &object.path, &seen_from_here);
+        let file = open_in_root(&ProcessFiles::of(pid), &object.path).ok().flatten();
+        take_folios(&mut facts, &object.path, file.map(|(file, _)| file));
     }
     Ok((facts, Some(memory.usages.len() as u64)))
 }
@@ -98,7 +100,7 @@ pub fn of_command(
             continue;
         }
         facts.code = (facts.code.0 + code, facts.code.1 + 1);
-        take_folios(&mut facts, &object.display().to_string(), object);
+        take_folios(&mut facts, &object.display().to_string(), open_regular_file(object).ok().flatten());
         if let Some(inspection) = inspect(object) {
             plan.lifts.extend(inspection.plan.lifts);
             plan.refusals.extend(inspection.plan.refusals);
@@ -201,10 +203,8 @@ fn take_plan(facts: &mut ProgramFacts, plan: &Plan, huge: Option<PageSize>) {
 }
 
 /// Why a file does not come into large folios, where that is known without trying.
-fn take_folios(facts: &mut ProgramFacts, name: &str, path: &Path) {
-    let Some(refusal) = open_regular_file(path).ok().flatten().and_then(|file| page_cache::unfit(&file)) else {
-        return;
-    };
+fn take_folios(facts: &mut ProgramFacts, name: &str, file: Option<File>) {
+    let Some(refusal) = file.and_then(|file| page_cache::unfit(&file)) else { return };
     let text = refusal.to_string();
     let (why, fix) = text.split_once("; fix: ").map_or((text.as_str(), None), |(why, fix)| (why, Some(fix.to_owned())));
     facts.small_folios.push((printable(name), CacheShortfall { why: why.to_owned(), fix }));

@@ -1,15 +1,14 @@
 //! Reads a preloaded heap's account, and the records of its small blocks.
 
 use crate::small_blocks::{Memory, NotKnown, SmallBlocks};
+use address_space::{Mapping, MappingName};
 use heap_abi::{ACCOUNT_SYMBOL, Account, AccountCopy, Found, LIBRARY, VERSION};
 use linux::bounded::HEAP_LIBRARY;
 use linux::pagemap::Pagemap;
 use object::elf;
 use object::read::ReadCache;
 use process_view::symbols::{Sections, text_at};
-use process_view::{BoundedFile, ProcessFiles};
-use std::fs::File;
-use std::io;
+use process_view::{BoundedFile, ObservationError, ProcessFiles, ProcessMemoryFile, open_mapped};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -79,8 +78,8 @@ fn within<T: Send + 'static>(time_limit: Duration, work: impl FnOnce() -> T + Se
 fn read(pid: i32) -> Option<PreloadedHeap> {
     let process = ProcessFiles::of(pid);
     let at = find_account(&process)?;
-    let memory = match File::open(process.path("mem")) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+    let memory = match ProcessMemoryFile::of(&process) {
+        Err(ObservationError::NotPermitted { .. }) => {
             return Some(PreloadedHeap::NotRead(NotRead::NotPermitted { pid }));
         }
         opened => opened.ok()?,
@@ -107,23 +106,14 @@ fn read(pid: i32) -> Option<PreloadedHeap> {
 /// Address of the account of a process's preloaded heap.
 fn find_account(process: &ProcessFiles) -> Option<u64> {
     let space = process.maps().ok()?;
-    let (start, range) = space.mappings().iter().find_map(|mapping| match &mapping.name {
-        address_space::MappingName::File { path, .. } if path.rsplit('/').next() == Some(LIBRARY) => {
-            Some((mapping.range.start().0.checked_sub(mapping.offset)?, mapping.range))
-        }
-        _ => None,
-    })?;
+    let is_library = |mapping: &&Mapping| {
+        mapping.path().is_some_and(|path| path.rsplit('/').next() == Some(LIBRARY))
+            && matches!(mapping.name, MappingName::File { .. })
+    };
+    let mapping = space.mappings().iter().find(is_library)?;
+    let start = mapping.range.start().0.checked_sub(mapping.offset)?;
     // The file that is really mapped, whatever lies at its path now.
-    let name = format!("map_files/{:x}-{:x}", range.start().0, range.end().0);
-    let file = File::open(process.path(&name)).ok().or_else(|| {
-        let path = space.mappings().iter().find(|mapping| mapping.range == range)?;
-        match &path.name {
-            address_space::MappingName::File { path, deleted: false } => {
-                File::open(process.path("root").join(path.trim_start_matches('/'))).ok()
-            }
-            _ => None,
-        }
-    })?;
+    let (file, _) = open_mapped(process, mapping).ok()??;
     let cache = ReadCache::new(BoundedFile::new(&file, file.metadata().ok()?.len(), HEAP_LIBRARY.bytes()));
     let sections = Sections::parse(&cache, HEAP_LIBRARY)?;
     let (symbols, names) = sections.of_type(elf::SHT_DYNSYM).find_map(|table| sections.symbols(table))?;

@@ -9,9 +9,7 @@
 
 use address_space::{Address, AddressRange};
 use heap_abi::SmallRecords;
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
+use process_view::ProcessMemoryFile;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod model;
@@ -59,12 +57,12 @@ pub trait Memory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), NotKnown>;
 }
 
-impl Memory for File {
+impl Memory for ProcessMemoryFile {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), NotKnown> {
-        self.read_exact_at(into, address).map_err(|error| match error.kind() {
-            // Without memory its file is empty.
-            io::ErrorKind::UnexpectedEof => NotKnown::Ended,
-            _ => NotKnown::Outside,
+        self.read_exact(Address(address), into).ok_or(if self.has_ended() {
+            NotKnown::Ended
+        } else {
+            NotKnown::Outside
         })
     }
 }

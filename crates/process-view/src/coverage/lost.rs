@@ -6,7 +6,7 @@
 use super::ProcessMemory;
 use crate::ProcessFiles;
 use crate::loading::open_object;
-use crate::mapped_file::MappedFile;
+use crate::opening::MappedFile;
 use address_space::{AddressRange, AddressSpace, LoadSegment, LoadedObject, MappingUsage, RangeSet};
 use linux::pagemap::Pagemap;
 use serde::Serialize;

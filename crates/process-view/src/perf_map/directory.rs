@@ -1,7 +1,9 @@
 //! Opens a target's `/tmp`, which the target may have replaced by anything that it can mount there.
 
 use super::PerfMapError;
+use crate::served::{Place, Servers};
 use linux::bounded::KERNEL_TEXT;
+use linux::unasked;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
@@ -33,14 +35,20 @@ impl TemporaryDirectory {
     /// Opens `/tmp` below `root`. Below the root of this program, in the same mount namespace, `/tmp` is trusted, as
     /// set up by the administrator; elsewhere no symbolic link is followed, which would lead to a file of this
     /// program's namespace.
-    pub fn open(root: &OwnedFd, is_own_namespace: bool, shown: &Path) -> Result<Self, PerfMapError> {
+    pub fn open(root: &OwnedFd, is_own_namespace: bool, shown: &Path, servers: &Servers) -> Result<Self, PerfMapError> {
+        let refuse = |place: &OwnedFd| match unasked::of(place).map(|found| servers.refuse(&Place::from(&found))) {
+            Ok(Some(served)) => Err(PerfMapError::Served { path: shown.into(), served }),
+            _ => Ok(()),
+        };
         let error = |path: &Path, source: nix::Error| PerfMapError::Write { path: path.into(), source: source.into() };
+        refuse(root)?;
         let is_own = is_own_namespace && is_own_root(root).map_err(|source| error(shown, source))?;
         let (open, shown) = match is_own {
             true => (openat(AT_FDCWD, "/tmp", DIRECTORY, Mode::empty()), Path::new("/tmp")),
             false => (openat2(root, "tmp", how(DIRECTORY).resolve(BENEATH)), shown),
         };
         let open = open.map_err(|source| error(shown, source))?;
+        refuse(&open)?;
         let mode = fstat(&open).map_err(|source| error(shown, source))?.st_mode;
         if mode & Mode::S_ISVTX.bits() == 0 {
             return Err(PerfMapError::NotSticky { path: shown.into() });

@@ -11,8 +11,8 @@ pub(crate) use layout::named_ranges;
 pub use layout::{NamedObject, render};
 
 use crate::loading::open_object;
-use crate::symbols::{Symbol, SymbolSource, read_symbols};
-use crate::{ObservationError, ProcessFiles, load_objects};
+use crate::symbols::{Symbol, SymbolFiles, SymbolSource, read_symbols};
+use crate::{ObservationError, ProcessFiles, Served, load_objects};
 use address_space::{AddressSpace, LoadedObject, MappingName, PageSize, RangeSet};
 use linux::bounded::{Budget, PERF_MAP, SYMBOLS};
 use serde::Serialize;
@@ -38,6 +38,14 @@ pub enum PerfMapError {
     Rights {
         /// The process.
         pid: i32,
+    },
+    /// The directory is on a file system that a user's program serves.
+    #[error("{path}: {served}")]
+    Served {
+        /// The process's `/tmp`.
+        path: PathBuf,
+        /// Who serves it.
+        served: Served,
     },
     /// The directory is not one that users share safely, which each process may choose for itself.
     #[error("{path} is not a sticky directory, as /tmp is everywhere (`chmod 1777`); nothing is written there")]
@@ -103,7 +111,8 @@ pub struct ObjectNames {
 }
 
 /// Where the perf map of a process goes. Opening it needs the right to act as the user of the process. Reading the
-/// process and writing the map afterwards do not: the calling thread may give that right up in between.
+/// process and writing the map afterwards do not: the calling thread may give that right up in between. The process can read
+/// the map, so that only names are in it which the process itself can read.
 #[derive(Debug)]
 pub struct Destination {
     process: ProcessFiles,
@@ -123,7 +132,8 @@ impl Destination {
     /// # Errors
     /// [`PerfMapError`]. An object whose symbols cannot be read is no error: its code is named by offsets.
     pub fn write(self) -> Result<PerfMapSummary, PerfMapError> {
-        let (mut summary, text) = name_lifted_code(&self.process)?;
+        let files = self.place.as_ref().ok().map(|place| place.symbol_files(&self.process));
+        let (mut summary, text) = name_lifted_code(&self.process, files.as_ref())?;
         if let Some(text) = text {
             let placed = self.place?.put(&self.process, text, &summary.ranges)?;
             (summary.path, summary.owner) = (Some(placed.path), Some(placed.owner));
@@ -133,7 +143,11 @@ impl Destination {
 }
 
 /// The summary without a path, and the text of the map; `None` where no map is needed.
-fn name_lifted_code(process: &ProcessFiles) -> Result<(PerfMapSummary, Option<String>), PerfMapError> {
+/// Where there is no place for the map, no names are read.
+fn name_lifted_code(
+    process: &ProcessFiles,
+    files: Option<&SymbolFiles>,
+) -> Result<(PerfMapSummary, Option<String>), PerfMapError> {
     let space = process.maps()?;
     let base_page = process.page_size()?;
     let loaded = load_objects(process.pid(), &space)?.objects;
@@ -146,7 +160,8 @@ fn name_lifted_code(process: &ProcessFiles) -> Result<(PerfMapSummary, Option<St
         if ranges.is_empty() {
             continue;
         }
-        let (source, symbols) = names_of(process, &space, object, &ranges, &mut budget);
+        let names = files.map(|files| names_of((process, files), &space, object, &ranges, &mut budget));
+        let (source, symbols) = names.unwrap_or((SymbolSource::Nothing, Vec::new()));
         let bytes = ranges.bytes();
         summary.objects.push(ObjectNames { path: object.path.clone(), source, symbols: symbols.len(), bytes });
         ranges.iter().for_each(|range| summary.ranges.insert(range));
@@ -163,7 +178,7 @@ fn name_lifted_code(process: &ProcessFiles) -> Result<(PerfMapSummary, Option<St
 
 /// The names of the code in `ranges` of the process; none where the object's file cannot be opened any more.
 fn names_of(
-    process: &ProcessFiles,
+    (process, files): (&ProcessFiles, &SymbolFiles),
     space: &AddressSpace,
     object: &LoadedObject,
     ranges: &RangeSet,
@@ -171,7 +186,7 @@ fn names_of(
 ) -> (SymbolSource, Vec<Symbol>) {
     let Some(file) = open_object(process, space, object) else { return (SymbolSource::Nothing, Vec::new()) };
     let in_file = ranges.iter().map(|range| range.shifted(object.bias.wrapping_neg())).collect();
-    read_symbols(process, object, &file, &in_file, budget)
+    read_symbols(files, object, &file, &in_file, budget)
 }
 
 /// Executable memory in the object's pages that is not a mapping of a file.

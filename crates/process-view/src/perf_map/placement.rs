@@ -5,12 +5,15 @@
 //!
 //! The target chooses what its `/tmp` is, by a mount namespace of its own, and which names its symbols have. So the map
 //! is written with the target's own rights to files and without any capability, in a sticky directory only: nothing is
-//! created, replaced or added to that the target could not write itself. A file system may be the target's program, too
-//! (FUSE): every access to one is made by a thread that is waited for no longer than [`LIMIT`].
+//! created, replaced or added to that the target could not write itself. A file system that may be the target's program, too
+//! (FUSE), is not asked; whatever else does not answer is waited for by a thread, and for it no longer than [`LIMIT`].
 
 use super::PerfMapError;
 use super::directory::{TemporaryDirectory, descriptor_of_root};
 use crate::ProcessFiles;
+use crate::owner::Owner;
+use crate::served::Servers;
+use crate::symbols::SymbolFiles;
 use address_space::{Address, AddressRange, ProcessStat, RangeSet};
 use linux::bounded::{LineReader, PERF_MAP_OF_PROGRAM};
 use linux::file_rights::FileRights;
@@ -20,8 +23,6 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The longest time that writing a map may take.
@@ -36,15 +37,15 @@ pub(crate) struct Placed {
     pub owner: u32,
 }
 
-/// The place for the map of one process, and a thread that has taken on the rights of that process and puts there what
-/// it is sent. The sender can give up every right to write before it reads the process.
+/// The place for the map of one process, and a thread that has taken on the rights of that process. This program can give up
+/// every right to write before it reads the process.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// `/proc/PID`, held open: a later process with the same PID is not reached by it.
     files: File,
     path: PathBuf,
-    maps: mpsc::Sender<Map>,
-    outcome: mpsc::Receiver<Result<Placed, PerfMapError>>,
+    owner: Owner,
+    writer: Writer,
 }
 
 /// A map for a [`Place`].
@@ -56,14 +57,16 @@ struct Map {
     text: String,
 }
 
-/// What the writing thread holds.
+/// What the writing thread needs.
+#[derive(Debug)]
 struct Writer {
     root: OwnedFd,
     is_own_namespace: bool,
+    servers: Servers,
     /// The target's directory of temporary files, as messages show it.
     shown: PathBuf,
     name: String,
-    rights: FileRights,
+    user: u32,
 }
 
 impl Place {
@@ -74,25 +77,26 @@ impl Place {
             descriptor_of_root(&files).map_err(|error| process.explain(&process.path("root"), error))?;
         let namespace = |path: &Path| fs::read_link(path).ok();
         let own = namespace(Path::new("/proc/self/ns/mnt"));
+        let rights = FileRights::of_status(&status).ok_or(PerfMapError::Rights { pid: process.pid() })?;
+        let servers = Servers::of(process);
+        servers.read();
         let writer = Writer {
             root,
             is_own_namespace: own.is_some() && namespace(&process.path("ns/mnt")) == own,
+            servers,
             shown: process.path("root").join("tmp"),
             name: format!("perf-{}.map", innermost_pid(&status).unwrap_or(process.pid())),
-            rights: FileRights::of_status(&status).ok_or(PerfMapError::Rights { pid: process.pid() })?,
+            user: rights.user,
         };
         let path = writer.shown.join(&writer.name);
-        let (maps, incoming) = mpsc::channel();
-        let (sender, outcome) = mpsc::channel();
-        thread::spawn(move || {
-            let (rights, to_write) = (&writer.rights, &writer);
-            let written = rights.act(move || incoming.recv().ok().map(|map| to_write.write(&map)));
-            let refused = |source| Some(Err(PerfMapError::Write { path: writer.shown.clone(), source }));
-            let written = written.unwrap_or_else(refused);
-            // The receiver is gone where the time limit has passed, or where there was no map to write.
-            let _ = written.map(|written| sender.send(written));
-        });
-        Ok(Self { files, path, maps, outcome })
+        let refused = |source| PerfMapError::Write { path: writer.shown.clone(), source };
+        let owner = Owner::with(rights).map_err(refused)?;
+        Ok(Self { files, path, owner, writer })
+    }
+
+    /// The files of symbols that the process may read.
+    pub fn symbol_files(&self, process: &ProcessFiles) -> SymbolFiles {
+        SymbolFiles::for_process(process, self.owner.clone())
     }
 
     /// Writes the map of the process.
@@ -102,19 +106,19 @@ impl Place {
     pub fn put(self, process: &ProcessFiles, text: String, ranges: &RangeSet) -> Result<Placed, PerfMapError> {
         // The data are this process's only if it has existed all the time.
         descriptor_of_root(&self.files).map_err(|error| process.explain(&process.path("root"), error))?;
-        // A thread that could not take on the rights has ended, and said why.
-        let _ = self.maps.send(Map { started: start_of(process), ranges: ranges.clone(), text });
-        let too_long = PerfMapError::TookTooLong { path: self.path, seconds: LIMIT.as_secs() };
-        self.outcome.recv_timeout(LIMIT).unwrap_or(Err(too_long))
+        let map = Map { started: start_of(process), ranges: ranges.clone(), text };
+        let (writer, path) = (self.writer, self.path);
+        let written = self.owner.act(LIMIT, move || writer.write(&map));
+        written.unwrap_or(Err(PerfMapError::TookTooLong { path, seconds: LIMIT.as_secs() }))
     }
 }
 
 impl Writer {
     fn write(&self, map: &Map) -> Result<Placed, PerfMapError> {
-        let directory = TemporaryDirectory::open(&self.root, self.is_own_namespace, &self.shown)?;
+        let directory = TemporaryDirectory::open(&self.root, self.is_own_namespace, &self.shown, &self.servers)?;
         let path = directory.shown.join(&self.name);
         let error = |source| PerfMapError::Write { path: path.clone(), source };
-        let owner = self.rights.user;
+        let owner = self.user;
         match self.own_map_of_program(&directory, map) {
             Some((mut file, more)) => file.write_all(more.as_bytes()).map_err(error)?,
             None => {
@@ -132,7 +136,7 @@ impl Writer {
     fn own_map_of_program(&self, directory: &TemporaryDirectory, map: &Map) -> Option<(File, String)> {
         let file = directory.open_to_add(&self.name)?;
         let metadata = file.metadata().ok()?;
-        let is_its_own = metadata.is_file() && metadata.nlink() == 1 && metadata.uid() == self.rights.user;
+        let is_its_own = metadata.is_file() && metadata.nlink() == 1 && metadata.uid() == self.user;
         let written = UNIX_EPOCH + Duration::from_secs(u64::try_from(metadata.mtime()).ok()?);
         if !is_its_own || written < map.started? {
             return None;

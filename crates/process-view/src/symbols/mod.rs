@@ -1,16 +1,17 @@
 //! Names for the code of an object.
 
+mod files;
 mod names;
 mod sections;
 mod separate;
 mod stubs;
 mod table;
 
+pub(crate) use files::SymbolFiles;
 pub use sections::{Section, Sections, text_at};
 
-use crate::ProcessFiles;
 use crate::bounded_file::BoundedFile;
-use crate::mapped_file::MappedFile;
+use crate::opening::MappedFile;
 use address_space::{Address, LoadedObject, RangeSet};
 use linux::bounded::{Budget, SYMBOL_TABLES};
 use object::{ReadCache, ReadRef, elf};
@@ -71,22 +72,25 @@ impl fmt::Display for SymbolSource {
 /// The symbols of an object that lie in `wanted` (addresses as in the file), from the best source there is. Those that
 /// exceed `budget` are left out.
 pub(crate) fn read_symbols(
-    process: &ProcessFiles,
+    files: &SymbolFiles,
     object: &LoadedObject,
     file: &MappedFile,
     wanted: &RangeSet,
     budget: &mut Budget,
 ) -> (SymbolSource, Vec<Symbol>) {
+    if !files.may_read(&file.file) {
+        return (SymbolSource::Nothing, Vec::new());
+    }
     let bytes = ReadCache::new(BoundedFile::new(&file.file, file.metadata.len(), SYMBOL_TABLES.bytes()));
     let Some(sections) = Sections::parse(&bytes, SYMBOL_TABLES) else { return (SymbolSource::Nothing, Vec::new()) };
     let stubs = stubs::stubs_of(&sections, wanted, budget);
-    let (source, mut symbols) = named_functions(process, object, &sections, wanted, budget);
+    let (source, mut symbols) = named_functions(files, object, &sections, wanted, budget);
     symbols.extend(stubs);
     (source, symbols)
 }
 
 fn named_functions<'data, R: ReadRef<'data>>(
-    process: &ProcessFiles,
+    files: &SymbolFiles,
     object: &LoadedObject,
     sections: &Sections<'data, R>,
     wanted: &RangeSet,
@@ -97,11 +101,11 @@ fn named_functions<'data, R: ReadRef<'data>>(
         return (SymbolSource::SymbolTable, symbols);
     }
     let build_id = object.image.build_id.as_deref();
-    if let Some((path, file)) = separate::debug_file(process, &object.path, sections, build_id) {
+    if let Some((path, file)) = separate::debug_file(files, &object.path, sections, build_id) {
         let bytes = ReadCache::new(BoundedFile::new(&file.file, file.metadata.len(), SYMBOL_TABLES.bytes()));
         let symbols = symbols_in(&bytes, elf::SHT_SYMTAB, wanted, budget);
         if !symbols.is_empty() {
-            return (SymbolSource::DebugFile(separate::shown_path(process, &path)), symbols);
+            return (SymbolSource::DebugFile(path), symbols);
         }
     }
     let mut symbols = table::symbols_of(sections, elf::SHT_DYNSYM, wanted, budget);

@@ -1,46 +1,44 @@
 //! Symbols that were stripped from a file and lie beside it: separate debug files (found by build-id or
 //! `.gnu_debuglink`, as gdb's manual describes under "Separate Debug Files") and `.gnu_debugdata`.
 
+use super::files::SymbolFiles;
 use super::sections::Sections;
-use crate::ProcessFiles;
 use crate::bounded_file::BoundedFile;
-use crate::mapped_file::{MappedFile, open_regular};
+use crate::opening::MappedFile;
 use linux::bounded::{SYMBOL_TABLES, UNPACKED_SYMBOLS};
 use object::{Endianness, ReadCache, ReadRef};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 
 /// Where distributions put debug files.
 const DEBUG_DIRECTORY: &str = "/usr/lib/debug";
 /// A debug file without a build-id is read whole for its checksum, but not if it is larger than this.
 const MOST_CHECKED_BYTES: u64 = 1 << 30;
 
-/// The debug file that belongs to the object at `path` of the process, with the path it was found at.
+/// The debug file that belongs to the object at `path` of the process, with the path it was found at, as the process sees it.
 pub(crate) fn debug_file<'data, R: ReadRef<'data>>(
-    process: &ProcessFiles,
+    files: &SymbolFiles,
     path: &str,
     sections: &Sections<'data, R>,
     build_id: Option<&str>,
-) -> Option<(PathBuf, MappedFile)> {
+) -> Option<(String, MappedFile)> {
     let link = debug_link(sections);
-    let mut candidates: Vec<String> = Vec::new();
-    if let Some((directory, rest)) = build_id.and_then(|id| id.split_at_checked(2)) {
-        candidates.push(format!("{DEBUG_DIRECTORY}/.build-id/{directory}/{rest}.debug"));
-    }
+    let by_build_id = build_id.and_then(|id| {
+        let (directory, rest) = id.split_at_checked(2)?;
+        Some(format!("{DEBUG_DIRECTORY}/.build-id/{directory}/{rest}.debug"))
+    });
+    let mut candidates: Vec<String> = by_build_id.iter().cloned().collect();
     if let Some((name, _)) = &link {
+        let path = files.path_within(path);
         let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
         candidates.push(format!("{directory}/{name}"));
         candidates.push(format!("{directory}/.debug/{name}"));
         candidates.push(format!("{DEBUG_DIRECTORY}{directory}/{name}"));
     }
-    let root = process.path("root");
-    let within = candidates.iter().map(|path| PathBuf::from(format!("{}{path}", root.display())));
+    let fits = |file: &MappedFile| belongs(file, build_id, link.as_ref().map(|(_, checksum)| *checksum));
+    let found = |path: &String| Some((path.clone(), files.open(path).filter(|file| fits(file))?));
     // A container seldom holds debug files; those of the host may well fit.
-    let paths: Vec<_> = within.chain(candidates.iter().map(PathBuf::from)).collect();
-    paths.into_iter().find_map(|path| {
-        let file = open_regular(&path).ok()??;
-        belongs(&file, build_id, link.as_ref().map(|(_, checksum)| *checksum)).then_some((path, file))
-    })
+    let of_host = || Some((by_build_id.clone()?, files.open_of_host(by_build_id.as_ref()?).filter(|file| fits(file))?));
+    candidates.iter().find_map(found).or_else(of_host)
 }
 
 /// File name and checksum from `.gnu_debuglink`.
@@ -98,15 +96,10 @@ pub(crate) fn mini_debug_data<'data, R: ReadRef<'data>>(sections: &Sections<'dat
     UNPACKED_SYMBOLS.read_rest(lzma_rust2::XzReader::new(packed, true)).ok()
 }
 
-/// The path as it is written in reports: without the detour through the process's root.
-pub(crate) fn shown_path(process: &ProcessFiles, path: &Path) -> String {
-    let shown = path.strip_prefix(process.path("root")).map(|rest| Path::new("/").join(rest));
-    shown.unwrap_or_else(|_| path.to_owned()).display().to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::opening::open_regular;
 
     #[test]
     fn the_checksum_is_the_usual_one() {

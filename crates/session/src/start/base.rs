@@ -4,7 +4,7 @@ use crate::{Base, SessionError, images};
 use address_space::{Address, AddressSpace, ElfImage, ElfKind, LoadedObject, ObjectRole, PageSize, format_bytes};
 use lift_plan::{BaseChoice, Coverable, Pages, Policy, cached_coverable, choose_base, choose_cached_base, coverable};
 use machine_facts::base_page;
-use process_view::{ObjectReader, ProcessFiles};
+use process_view::{ObjectReader, ProcessFiles, open_executed};
 use ptrace::{ExecStop, move_image};
 use std::fs::File;
 use std::ops::Range;
@@ -68,7 +68,7 @@ pub fn better_base(placing: &Placing<'_>, policy: &Policy, usual: Option<PageSiz
     };
     let best = choose_base(image, size, base_page, policy.kinds, policy.edges);
     let by_node = policy.pages == Pages::Auto && !huge.is_empty() && images::has_copies_by_node(pid, image);
-    let has_image = |size| images::may_be_had(File::open(format!("/proc/{pid}/exe")).ok().as_ref(), image, size);
+    let has_image = |size| images::may_be_had(executed(pid).as_ref(), image, size);
     let for_file = match by_node {
         true => Err(Some("the store has copies of it by node".to_owned())),
         false => base_for_file(image, huge, policy, (size, &best), &has_image),
@@ -187,4 +187,7 @@ fn place_and_move(
     }
     moved.map_err(|error| SessionError::Refused(error.to_string()))?;
     Ok(bias.wrapping_add(displacement))
+}
+fn executed(pid: i32) -> Option<File> {
+    open_executed(&ProcessFiles::of(pid)).ok().flatten().map(|(file, _)| file)
 }

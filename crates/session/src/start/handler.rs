@@ -13,7 +13,7 @@ use address_space::{Address, ElfImage, ElfKind, LoadedObject, ObjectRole, PageSi
 use lift_plan::{MachineFacts, Policy};
 use linux::nodes::has_several_nodes;
 use machine_facts::{elf_machine, machine_facts_for, usual_huge_page};
-use process_view::{FileIdentity, ObjectReader, ProcessFiles, open_regular_file};
+use process_view::{FileIdentity, ObjectReader, ProcessFiles, executed_metadata, open_executed};
 use ptrace::{After, AfterExec, EntryStop, ExecStop, Handler};
 use std::collections::HashMap;
 use std::io;
@@ -166,7 +166,7 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
     /// Handles a program whose file has been read before and whose base stays: only its entry is needed.
     fn begin_known(&mut self, stop: &ExecStop) -> Option<AfterExec> {
         let process = ProcessFiles::of(stop.pid());
-        let file = std::fs::metadata(process.path("exe")).ok()?;
+        let file = executed_metadata(&process)?;
         let image = self.reader.known(&FileIdentity::of(&file)).filter(|_| !self.moves_only)?;
         let is_ordinary = file.mode() & libc::S_ISUID == 0
             && image.machine == elf_machine()
@@ -231,16 +231,15 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
 
     /// True where a process runs the file that was looked at before the exec.
     fn is_known(&self, pid: i32) -> bool {
-        let identity = std::fs::metadata(ProcessFiles::of(pid).path("exe")).map(|file| FileIdentity::of(&file));
-        identity.is_ok_and(|identity| self.file.as_ref().is_some_and(|known| known.huge_of(&identity).is_some()))
+        let identity = executed_metadata(&ProcessFiles::of(pid)).map(|file| FileIdentity::of(&file));
+        identity.is_some_and(|identity| self.file.as_ref().is_some_and(|known| known.huge_of(&identity).is_some()))
     }
 
     /// Returns the parts of a program's file that lie in huge folios, where its base may be chosen for these.
     fn huge_parts(&self, pid: i32, executable: &LoadedObject, usual: Option<PageSize>) -> Vec<Range<u64>> {
         let Some(size) = usual.filter(|_| self.may_move_for_file(&executable.image, usual)) else { return Vec::new() };
-        let Ok(Some(file)) = open_regular_file(&ProcessFiles::of(pid).path("exe")) else { return Vec::new() };
-        let identity = file.metadata().map(|metadata| FileIdentity::of(&metadata)).ok();
-        let known = identity.and_then(|identity| self.file.as_ref()?.huge_of(&identity));
+        let Ok(Some((file, identity))) = open_executed(&ProcessFiles::of(pid)) else { return Vec::new() };
+        let known = self.file.as_ref().and_then(|known| known.huge_of(&identity));
         known.map_or_else(|| files::huge_parts(&file, size), <[_]>::to_vec)
     }
 
@@ -352,7 +351,7 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
 /// exec (execve(2)).
 fn lost_privileges(pid: i32) -> Option<String> {
     let process = ProcessFiles::of(pid);
-    let file = std::fs::metadata(process.path("exe")).ok()?;
+    let file = executed_metadata(&process)?;
     let owner = (file.mode() & libc::S_ISUID != 0).then_some(file.uid())?;
     let status = process.text("status").ok()?;
     let effective: u32 =

@@ -3,6 +3,7 @@
 use super::huge_page;
 use super::prepare::{Chosen, describe, files_of_package, programs_of};
 use super::running::executed_by;
+use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
 use address_space::PageSize;
@@ -42,6 +43,7 @@ fn size(text: &str) -> Result<u64, String> {
 
 /// Keeps the listed files in huge folios.
 pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
+    limit_reads();
     let huge = huge_page()?;
     let mut keeper = Keeper::new(huge, args.budget.filter(|_| args.lock));
     let mut said = Vec::new();

@@ -2,6 +2,7 @@
 
 use super::huge_page;
 use super::running::{Executed, executed_by};
+use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
 use address_space::{PageSize, format_bytes};
@@ -44,6 +45,7 @@ pub struct Chosen {
 
 /// Prepares files.
 pub fn run(args: &PrepareArgs) -> anyhow::Result<()> {
+    limit_reads();
     let huge = huge_page()?;
     let mut failed = 0;
     let chosen = choose(args, huge, &mut failed)?;

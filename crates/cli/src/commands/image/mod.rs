@@ -3,6 +3,7 @@
 mod list;
 mod setup;
 
+use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
 use address_space::{PageSize, format_bytes};
@@ -117,6 +118,7 @@ struct GcArgs {
 
 /// Runs one of the commands.
 pub fn run(args: &ImageArgs) -> anyhow::Result<()> {
+    limit_reads();
     match &args.command {
         ImageCommand::Setup(args) => setup::run(args),
         ImageCommand::Add(args) => add(args),

@@ -137,6 +137,10 @@ fn memory_that_says_one_thing_everywhere_is_not_believed() {
 
 #[test]
 fn a_process_without_memory_has_ended() {
-    let file = tempfile::tempfile().unwrap();
-    assert_eq!(SmallBlocks::read(&file, RECORDS, || Some(0)), Err(NotKnown::Ended));
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let memory = ProcessMemoryFile::of(&process_view::ProcessFiles::of(child.id() as i32)).unwrap();
+    assert_eq!(SmallBlocks::read(&memory, 0, || Some(0)), Err(NotKnown::Outside));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(SmallBlocks::read(&memory, 0, || Some(0)), Err(NotKnown::Ended));
 }

@@ -1,0 +1,98 @@
+//! Opens regular files whose paths others may have chosen.
+
+use crate::foreign_path::{Refusal, place_below};
+use crate::served::{Place, Served, refuse_here};
+use linux::unasked;
+use nix::libc;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+/// A file, open for reading.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    pub file: File,
+    pub metadata: Metadata,
+}
+
+/// Opens a regular file whose path another user has chosen; `None` for any other kind of file. Never blocks on a pipe,
+/// never opens a device, since some act when they are opened (a watchdog starts to count), and never asks a file system
+/// that another user's program serves, on the way neither.
+///
+/// # Errors
+/// The kernel refuses to look at the path or to open it, or a file system on the way is not asked.
+pub fn open_regular_file(path: &Path) -> io::Result<Option<File>> {
+    Ok(open_regular(path)?.map(|found| found.file))
+}
+
+/// As [`open_regular_file`].
+pub(crate) fn open_regular(path: &Path) -> io::Result<Option<MappedFile>> {
+    open_place(place_of(path)?, &refuse_here)
+}
+
+/// Most paths have been gone before, and the kernel goes them by one call.
+fn place_of(path: &Path) -> io::Result<OwnedFd> {
+    match unasked::known_place(path) {
+        Ok(place) => Ok(place),
+        Err(error) if is_unknown(&error) => {
+            let whole = if path.is_absolute() { path.to_owned() } else { std::env::current_dir()?.join(path) };
+            place_below(unasked::place(Path::new("/"))?, &whole, &refuse_here)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A way that the kernel does not know yet, or a kernel or filter without such calls.
+fn is_unknown(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOSYS | libc::EINVAL | libc::EPERM))
+}
+
+/// Opens a place for reading; `None` where it is not a regular file. `refuse` returns why its file system is not asked.
+pub(crate) fn open_place(place: OwnedFd, refuse: &dyn Fn(&Place) -> Option<Served>) -> io::Result<Option<MappedFile>> {
+    let found = unasked::of(&place)?;
+    if let Some(served) = refuse(&Place::from(&found)) {
+        return Err(io::Error::other(Refusal(served)));
+    }
+    if found.mode & libc::S_IFMT != libc::S_IFREG {
+        return Ok(None);
+    }
+    let file = unasked::reopen(place)?;
+    let metadata = file.metadata()?;
+    Ok(Some(MappedFile { file, metadata }))
+}
+
+/// Why a file system is not asked, where that is what an error says.
+pub(crate) fn refusal_in(error: &io::Error) -> Option<&Served> {
+    error.get_ref()?.downcast_ref::<Refusal>().map(|Refusal(served)| served)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BoundedFile;
+    use object::ReadCacheOps;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn devices_are_not_opened_and_budgets_are_kept() {
+        assert!(open_regular(Path::new("/dev/zero")).unwrap().is_none());
+        assert!(open_regular(Path::new("/")).unwrap().is_none());
+        let file = open_regular(Path::new("/proc/self/exe")).unwrap().unwrap();
+        let mut bounded = BoundedFile::new(&file.file, file.metadata.len(), 100);
+        let mut buffer = [0; 64];
+        assert!(bounded.read_exact(&mut buffer).is_ok() && bounded.read_exact(&mut buffer).is_err());
+    }
+
+    #[test]
+    fn both_ways_lead_to_the_same_file() {
+        let own = std::env::current_exe().unwrap();
+        let wanted = std::fs::metadata(&own).unwrap().ino();
+        assert_eq!(open_regular(&own).unwrap().unwrap().metadata.ino(), wanted);
+        let root = unasked::place(Path::new("/")).unwrap();
+        let place = place_below(root, &own, &refuse_here).unwrap();
+        assert_eq!(open_place(place, &refuse_here).unwrap().unwrap().metadata.ino(), wanted);
+        assert_eq!(open_regular(Path::new("/nowhere/at/all")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(open_regular(Path::new("Cargo.toml")).unwrap().is_some(), "relative to the working folder");
+    }
+}

@@ -1,0 +1,311 @@
+//! File systems that a user's program serves (FUSE), and what lies on them: whoever reads it waits for that program.
+//!
+//! The kernel lists mounted file systems with their devices, and maps shows the device of each mapped file, so that such a
+//! file is recognised before it is asked for anything. Programs of root, and of the user who runs Pagelift, are trusted to
+//! answer. A mount that neither this program's nor the process's namespace shows may be anything.
+
+use crate::{ProcessFiles, ProcessRights};
+use address_space::{AddressSpace, Mapping, RangeSet};
+use linux::unasked::{self, Unasked};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::OnceLock;
+
+/// Major and minor number of a file system's device, as maps and mountinfo have them.
+pub(crate) type Device = (u32, u32);
+
+/// Where a file lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub device: Device,
+    /// Number of the mount in mountinfo, where it is known.
+    pub mount: Option<u64>,
+}
+
+impl From<&Unasked> for Place {
+    fn from(found: &Unasked) -> Self {
+        Self { device: found.device, mount: found.mount }
+    }
+}
+
+/// Why a file is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// It lies on a file system that a program of this user serves.
+    ByUser {
+        /// The type, such as `fuse.sshfs`.
+        kind: String,
+        /// The user, where the mount tells.
+        user: Option<u32>,
+    },
+    /// Its file system was mounted in a user namespace of its own, over others that its users may serve.
+    InUserNamespace {
+        /// The type.
+        kind: String,
+    },
+    /// Its file system is mounted neither here nor where the process is.
+    Unknown {
+        /// Its device.
+        device: Device,
+    },
+}
+
+impl fmt::Display for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ByUser { kind, user: Some(user) } => {
+                write!(f, "it is on a file system ({kind}) that a program of user {user} serves")?;
+            }
+            Self::ByUser { kind, user: None } => {
+                write!(f, "it is on a file system ({kind}) that a user's program serves")?
+            }
+            Self::InUserNamespace { kind } => {
+                write!(f, "it is on a file system ({kind}) that was mounted in another user namespace")?;
+            }
+            Self::Unknown { device: (major, minor) } => {
+                write!(
+                    f,
+                    "it is on a file system (device {major}:{minor}) that is mounted neither here nor in its process"
+                )?;
+            }
+        }
+        f.write_str(", which may never answer, and is not read; fix: run this command as the user of the process")
+    }
+}
+
+/// The mounts that a process sees, and whose answers are waited for there.
+#[derive(Debug, Default)]
+struct Mounts {
+    by_number: BTreeMap<u64, Mount>,
+    by_device: BTreeMap<Device, Mount>,
+}
+
+/// One mounted file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    kind: String,
+    /// `user_id` of FUSE: who serves it.
+    user: Option<u32>,
+}
+
+impl Mounts {
+    /// Fields as in proc_pid_mountinfo(5): the device is the third; the type, the source and the file system's own options
+    /// follow the lone hyphen.
+    fn parse(mountinfo: &str) -> Self {
+        let mount = |line: &str| {
+            let (before, after) = line.split_once(" - ")?;
+            let mut before = before.split(' ');
+            let number = before.next()?.parse::<u64>().ok()?;
+            let (major, minor) = before.nth(1)?.split_once(':')?;
+            let mut after = after.split(' ');
+            let (kind, options) = (after.next()?.to_owned(), after.nth(1).unwrap_or_default());
+            let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+            Some((number, (major.parse().ok()?, minor.parse().ok()?), Mount { kind, user }))
+        };
+        let mut mounts = Self::default();
+        for (number, device, mount) in mountinfo.lines().filter_map(mount) {
+            mounts.by_number.insert(number, mount.clone());
+            mounts.by_device.insert(device, mount);
+        }
+        mounts
+    }
+
+    /// btrfs has devices of its own for its subvolumes, which mountinfo does not list; the number of the mount tells.
+    fn find(&self, place: &Place) -> Option<&Mount> {
+        let by_number = place.mount.and_then(|number| self.by_number.get(&number));
+        by_number.or_else(|| self.by_device.get(&place.device))
+    }
+
+    fn of(files: &ProcessFiles) -> Self {
+        Self::parse(&files.text("mountinfo").unwrap_or_default())
+    }
+}
+
+/// The mounts of this program's namespace.
+fn own_mounts() -> &'static Mounts {
+    static OWN: OnceLock<Mounts> = OnceLock::new();
+    OWN.get_or_init(|| Mounts::of(&ProcessFiles::of(std::process::id() as i32)))
+}
+
+fn is_shared_memory(device: Device) -> bool {
+    static OWN: OnceLock<Option<Device>> = OnceLock::new();
+    *OWN.get_or_init(|| unasked::device_of_shared_memory().ok()) == Some(device)
+}
+
+/// True for a file system on a block device: those of FUSE are root's alone.
+fn is_on_disk((major, _): Device) -> bool {
+    major != 0
+}
+
+/// Tells which files one process has on file systems that are not asked.
+#[derive(Debug)]
+pub(crate) struct Servers {
+    process: ProcessFiles,
+    view: OnceLock<View>,
+}
+
+/// How a process stands to this program.
+#[derive(Debug)]
+enum View {
+    /// It belongs to the same user in the same namespaces, or to the ordinary user who runs Pagelift.
+    Own,
+    /// Mounts of its own namespace; `None` where it is this program's.
+    Foreign { mounts: Option<Mounts>, own_user_namespace: bool },
+}
+
+impl Servers {
+    /// Nothing is read yet.
+    pub fn of(process: &ProcessFiles) -> Self {
+        Self { process: process.clone(), view: OnceLock::new() }
+    }
+
+    /// Reads all that [`Servers::refuse`] may need, which takes the right to look at the process.
+    pub fn read(&self) {
+        self.view();
+        own_mounts();
+    }
+
+    fn view(&self) -> &View {
+        self.view.get_or_init(|| View::of(&self.process))
+    }
+
+    /// Why files of this file system are not read; `None` where they may be.
+    pub fn refuse(&self, place: &Place) -> Option<Served> {
+        if is_on_disk(place.device) {
+            return None;
+        }
+        match self.view() {
+            View::Own => None,
+            View::Foreign { mounts, own_user_namespace } => {
+                refuse(place, own_mounts(), mounts.as_ref(), *own_user_namespace, nix::unistd::geteuid().as_raw())
+            }
+        }
+    }
+
+    /// True where nothing is refused.
+    pub fn trust_all(&self) -> bool {
+        matches!(self.view(), View::Own)
+    }
+
+    /// The mappings whose pages are not read.
+    pub fn refused_ranges(&self, space: &AddressSpace) -> RangeSet {
+        let mapped = space.mappings().iter().filter(|mapping| mapping.inode != 0 && !is_on_disk(mapping.device));
+        let place = |mapping: &Mapping| Place { device: mapping.device, mount: None };
+        mapped.filter(|mapping| self.refuse(&place(mapping)).is_some()).map(|mapping| mapping.range).collect()
+    }
+}
+
+impl View {
+    fn of(process: &ProcessFiles) -> Self {
+        let own = ProcessFiles::of(std::process::id() as i32);
+        let user = nix::unistd::geteuid().as_raw();
+        let is_own_user = || ProcessRights::users_of(process).is_some_and(|users| users.iter().all(|id| *id == user));
+        let same = |name: &str| {
+            let link = |files: &ProcessFiles| std::fs::read_link(files.path(name)).ok();
+            link(process).is_some_and(|found| Some(found) == link(&own))
+        };
+        let is_own = is_own_user();
+        if is_own && user != 0 {
+            return Self::Own;
+        }
+        let (mounts, users) = (same("ns/mnt"), same("ns/user"));
+        match is_own && mounts && users {
+            true => Self::Own,
+            false => Self::Foreign { mounts: (!mounts).then(|| Mounts::of(process)), own_user_namespace: users },
+        }
+    }
+}
+
+/// Why a file of this program's own namespace is not read by user `user`; `None` where it may be.
+pub(crate) fn refuse_here(place: &Place) -> Option<Served> {
+    if is_on_disk(place.device) {
+        return None;
+    }
+    refuse(place, own_mounts(), Some(own_mounts()), true, nix::unistd::geteuid().as_raw())
+}
+
+/// Pure: `own` has the mounts of this program's namespace, `theirs` those of the process's, where that is another one.
+fn refuse(place: &Place, own: &Mounts, theirs: Option<&Mounts>, own_user_namespace: bool, user: u32) -> Option<Served> {
+    let is_fuse = |mount: &Mount| mount.kind == "fuse" || mount.kind.starts_with("fuse.") || mount.kind == "fuseblk";
+    if let Some(mount) = own.find(place) {
+        // A user namespace numbers its users itself, but its mounts do not appear here.
+        let is_trusted = !is_fuse(mount) || mount.user.is_some_and(|server| server == 0 || server == user);
+        return (!is_trusted).then(|| Served::ByUser { kind: mount.kind.clone(), user: mount.user });
+    }
+    match theirs.and_then(|mounts| mounts.find(place)) {
+        Some(mount) if is_fuse(mount) => Some(Served::ByUser { kind: mount.kind.clone(), user: None }),
+        // Its layers may be served by whoever has mounted it.
+        Some(mount) if mount.kind == "overlay" && !own_user_namespace => {
+            Some(Served::InUserNamespace { kind: mount.kind.clone() })
+        }
+        Some(_) => None,
+        None if is_shared_memory(place.device) => None,
+        None => Some(Served::Unknown { device: place.device }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+25 30 0:23 / /proc rw,relatime shared:12 - proc proc rw
+30 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+31 30 0:50 / /home/u/mnt rw,nosuid,nodev shared:9 - fuse.sshfs host: rw,user_id=1000,group_id=1000
+32 30 0:51 / /pool rw - fuse.mergerfs a:b rw,user_id=0,group_id=0,allow_other
+33 30 0:52 / /srv rw - overlay overlay rw,lowerdir=/a
+34 30 0:53 / /odd rw - fuse x rw
+no mount
+";
+    const OTHERS: &str = "\
+40 1 0:60 / / rw - overlay overlay rw,lowerdir=/x
+41 40 0:61 / /mnt rw - fuse y rw,user_id=0,group_id=0
+42 40 0:62 / /tmp rw - tmpfs tmpfs rw
+";
+
+    fn refused(device: Device, own_user_namespace: bool, user: u32) -> Option<Served> {
+        let place = Place { device, mount: None };
+        refuse(&place, &Mounts::parse(MOUNTS), Some(&Mounts::parse(OTHERS)), own_user_namespace, user)
+    }
+
+    #[test]
+    fn servers_of_root_and_of_this_user_are_asked() {
+        let kind = "fuse.sshfs".to_owned();
+        assert_eq!(refused((0, 50), true, 0), Some(Served::ByUser { kind, user: Some(1000) }));
+        assert_eq!(refused((0, 50), true, 1000), None);
+        assert!([(0, 51), (0, 52), (0, 23), (254, 0)].iter().all(|device| refused(*device, true, 0).is_none()));
+        assert!(refused((0, 53), true, 0).is_some(), "nobody is named");
+    }
+
+    #[test]
+    fn the_number_of_the_mount_tells_where_the_device_does_not() {
+        let found = |mount| refuse(&Place { device: (0, 99), mount }, &Mounts::parse(MOUNTS), None, true, 0);
+        assert_eq!((found(Some(33)), found(Some(7)).is_some(), found(Some(31)).is_some()), (None, true, true));
+    }
+
+    #[test]
+    fn in_another_namespace_nobody_is_trusted_to_serve() {
+        assert!(matches!(refused((0, 61), true, 0), Some(Served::ByUser { user: None, .. })));
+        assert!(refused((0, 60), true, 0).is_none() && refused((0, 62), false, 0).is_none());
+        assert!(matches!(refused((0, 60), false, 0), Some(Served::InUserNamespace { .. })));
+        assert_eq!(refused((0, 99), true, 0), Some(Served::Unknown { device: (0, 99) }));
+        let shared = unasked::device_of_shared_memory().unwrap();
+        assert_eq!(refused(shared, false, 0), None);
+    }
+
+    #[test]
+    fn own_files_are_read() {
+        let process = ProcessFiles::of(std::process::id() as i32);
+        let space = process.maps().unwrap();
+        let servers = Servers::of(&process);
+        assert!(servers.refused_ranges(&space).is_empty());
+        let nowhere = Place { device: (0, 4_000_000), mount: None };
+        assert_eq!(servers.refuse(&nowhere), None, "its own mounts are not even read");
+    }
+
+    #[test]
+    fn a_message_says_whose_it_is() {
+        let said = refused((0, 50), true, 0).unwrap().to_string();
+        assert!(said.contains("(fuse.sshfs) that a program of user 1000 serves, which may never answer"), "{said}");
+    }
+}

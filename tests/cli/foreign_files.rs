@@ -1,0 +1,239 @@
+//! Files that a user's process names or maps, as root meets them: it reads nothing for the user that the user could not read,
+//! and waits for no file system that the user serves.
+
+use anyhow::{Context as _, Result, ensure};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+use test_support::{Context, Ending, Need, Program, Session, Test, copy_program, main_of, poll_until, test_case};
+
+/// The user that the hostile program runs as.
+const NOBODY: u32 = 65534;
+/// Longer than any single read may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A function of the program, which only its symbol table names.
+const FUNCTION: &str = "code";
+
+fn main() -> ExitCode {
+    let root = || vec![Need::Root, Need::Command("gcc".into())];
+    let objcopy = || [root(), vec![Need::Command("objcopy".into())]].concat();
+    let fuse =
+        || [root(), vec![Need::File("/dev/fuse".into()), Need::File("/usr/include/linux/fuse.h".into())]].concat();
+    let commands: &[(&str, &[&str])] = &[
+        ("status", &["status", "PID"]),
+        ("status_of_all", &["status"]),
+        ("inspect", &["inspect", "PID"]),
+        ("doctor", &["doctor", "PID"]),
+        ("perf-map", &["perf-map", "PID"]),
+        ("attach", &["attach", "PID"]),
+        ("detach", &["detach", "PID"]),
+        ("stat", &["stat", "-p", "PID", "--for", "1"]),
+        ("cache_status", &["cache", "status"]),
+        ("cache_status_of_the_file", &["cache", "status", "FILE"]),
+        ("cache_prepare", &["cache", "prepare", "FILE"]),
+        ("cache_keep", &["cache", "keep", "--once", "--config", "LIST"]),
+        ("inspect_of_the_file", &["inspect", "FILE"]),
+        ("align", &["align", "FILE"]),
+        ("shootdowns", &["shootdowns", "-p", "PID", "--for", "1"]),
+    ];
+    let silent = |&(name, words): &(&str, &'static [&'static str])| {
+        test_case(format!("silent_server/{name}"), fuse(), move |t| silent_server(t, words))
+    };
+    let symbols: Vec<Test> = vec![
+        test_case("symbols/a_debug_file_that_the_user_may_read", objcopy(), |t| symbols(t, 0o644, Place::Beside, true)),
+        test_case("symbols/a_debug_file_of_roots_own", objcopy(), |t| symbols(t, 0o600, Place::Beside, false)),
+        test_case("symbols/a_link_to_a_debug_file_of_roots_own", objcopy(), |t| {
+            symbols(t, 0o600, Place::Linked, false)
+        }),
+        test_case("symbols/a_link_out_of_the_root_folder", objcopy(), |t| symbols(t, 0o600, Place::OutOfRoot, false)),
+        test_case("symbols/a_program_that_may_only_be_executed", objcopy(), unreadable_program),
+    ];
+    main_of(symbols.into_iter().chain(commands.iter().map(silent)).collect())
+}
+
+/// Where the debug file lies.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Beside,
+    Linked,
+    /// The program has a root folder of its own, and an absolute link in it names a file outside.
+    OutOfRoot,
+}
+
+fn objcopy(arguments: &[&str], files: &[&Path]) -> Result<()> {
+    let mut command = Command::new("objcopy");
+    ensure!(command.args(arguments).args(files).status()?.success(), "objcopy {arguments:?}");
+    Ok(())
+}
+
+/// A program without symbols, and its debug file.
+fn stripped(t: &Context) -> Result<(PathBuf, PathBuf)> {
+    let whole = Program::named("cli/maps_a_file.c")?.build()?;
+    let folder = t.folder().join("programs");
+    fs::create_dir(&folder)?;
+    let (program, debug) = (folder.join("program"), folder.join("program.debug"));
+    objcopy(&["--only-keep-debug"], &[&whole, &debug])?;
+    copy_program(t, &whole, &program)?;
+    objcopy(&["--strip-all", &format!("--add-gnu-debuglink={}", debug.display())], &[&program])?;
+    fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+    Ok((program, debug))
+}
+
+/// Starts the program as a user, in a root folder where one is given, and returns the map that root writes for it.
+fn map_of(t: &Context, program: &Path, root: Option<&Path>) -> Result<String> {
+    let mut command = match root {
+        Some(root) => {
+            let mut command = Command::new("chroot");
+            command.arg(format!("--userspec={NOBODY}:{NOBODY}")).arg(root);
+            command
+        }
+        None => {
+            let mut command = Command::new("setpriv");
+            command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
+            command
+        }
+    };
+    command.arg(program).args(["/dev/null", "0", "without"]);
+    let mut session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid();
+    let output = t.run(t.pagelift(&["perf-map", &pid.to_string()])?)?.success()?;
+    let place = root.unwrap_or(Path::new("/")).join(format!("tmp/perf-{pid}.map"));
+    let map = fs::read_to_string(&place).with_context(|| format!("{}: {output:?}", place.display()))?;
+    fs::remove_file(&place)?;
+    session.send("go on\n")?;
+    ensure!(session.finish()?.ending == Ending::Exit(0), "the program did not go on");
+    Ok(map)
+}
+
+fn has_function(map: &str) -> bool {
+    map.lines().any(|line| line.split(' ').nth(2) == Some(FUNCTION))
+}
+
+fn symbols(t: &Context, mode: u32, place: Place, may: bool) -> Result<()> {
+    let (program, debug) = stripped(t)?;
+    fs::set_permissions(&debug, Permissions::from_mode(mode))?;
+    let hidden = t.folder().join("hidden");
+    if place != Place::Beside {
+        fs::rename(&debug, &hidden)?;
+        symlink(&hidden, &debug)?;
+    }
+    let map = if place == Place::OutOfRoot {
+        // All that the program needs lies in its root folder; the link leads out of it.
+        let root = t.folder().join("root");
+        for folder in ["tmp", "dev", "lib"] {
+            fs::create_dir_all(root.join(folder))?;
+        }
+        fs::set_permissions(root.join("tmp"), Permissions::from_mode(0o1777))?;
+        fs::write(root.join("dev/null"), "")?;
+        let inside = root.join("program");
+        let source = tests_source("cli/programs/maps_a_file.c");
+        let headers = tests_source("support/programs");
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O1", "-static", "-o"]).arg(&inside).arg("-I").arg(headers).arg(source);
+        ensure!(gcc.status()?.success(), "gcc");
+        objcopy(&["--only-keep-debug"], &[&inside, &hidden])?;
+        fs::set_permissions(&hidden, Permissions::from_mode(0o644))?;
+        fs::write(root.join("program.debug"), "")?;
+        fs::copy(&hidden, root.join("program.debug"))?;
+        let link = format!("--add-gnu-debuglink={}", root.join("program.debug").display());
+        objcopy(&["--strip-all", &link], &[&inside])?;
+        fs::set_permissions(&inside, Permissions::from_mode(0o755))?;
+        fs::remove_file(root.join("program.debug"))?;
+        symlink(&hidden, root.join("program.debug"))?;
+        map_of(t, Path::new("/program"), Some(&root))?
+    } else {
+        map_of(t, &program, None)?
+    };
+    ensure!(has_function(&map) == may, "names of root's file, wanted {may}:\n{map}");
+    Ok(())
+}
+
+fn tests_source(path: &str) -> PathBuf {
+    test_support::workspace().join("tests").join(path)
+}
+
+/// A user who may only execute a file does not read its symbols either.
+fn unreadable_program(t: &Context) -> Result<()> {
+    let program = t.folder().join("program");
+    copy_program(t, &Program::named("cli/maps_a_file.c")?.build()?, &program)?;
+    fs::set_permissions(&program, Permissions::from_mode(0o711))?;
+    let map = map_of(t, &program, None)?;
+    ensure!(!has_function(&map), "names of a file that the user may not read:\n{map}");
+    Ok(())
+}
+
+/// A mounted file system, and the program that serves it.
+struct Served {
+    server: Option<Session>,
+    folder: PathBuf,
+}
+
+impl Served {
+    fn mount(t: &Context) -> Result<Self> {
+        let folder = t.folder().join("served");
+        fs::create_dir(&folder)?;
+        let mut command = Program::named("cli/serves_a_file_until_told.c")?.command()?;
+        let content = Program::named("cli/maps_a_file.c")?.build()?;
+        command.arg(&folder).arg(content).arg(NOBODY.to_string());
+        let server = t.session(command)?;
+        server.wait_for_line("ready")?;
+        Ok(Self { server: Some(server), folder })
+    }
+
+    fn be_silent(&mut self) -> Result<()> {
+        let server = self.server.as_mut().context("it has ended")?;
+        server.send("be silent\n")?;
+        server.wait_for_line("silent")
+    }
+
+    /// Who waits gets an error.
+    fn end(&mut self) {
+        let Some(server) = self.server.take() else { return };
+        drop(server);
+        let _ = Command::new("umount").arg("-l").arg(&self.folder).status();
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A user's program has mapped a file of a file system that the user serves, and its list of objects leads into that file.
+/// From then on the file system answers nobody.
+fn silent_server(t: &Context, words: &[&str]) -> Result<()> {
+    let mut served = Served::mount(t)?;
+    let file = served.folder.join("file");
+    let mut program = Program::named("cli/names_what_never_comes.c")?.command()?;
+    program.arg(&file).uid(NOBODY).gid(NOBODY).current_dir("/");
+    let hostile = t.session(program)?;
+    hostile.wait_for_line("ready")?;
+    let list = t.folder().join("list");
+    fs::write(&list, format!("{}\n", file.display()))?;
+    served.be_silent()?;
+    let pid = hostile.pid().to_string();
+    let named = |word: &&str| match *word {
+        "PID" => pid.clone(),
+        "FILE" => file.display().to_string(),
+        "LIST" => list.display().to_string(),
+        word => word.to_owned(),
+    };
+    let words: Vec<String> = words.iter().map(named).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let begun = Instant::now();
+    let mut command = t.session_within(t.pagelift(&words)?, 3 * PATIENCE)?;
+    let ended = poll_until(PATIENCE, "the command to end", || command.has_ended().unwrap_or(true));
+    served.end();
+    let output = command.finish()?;
+    drop(hostile);
+    t.keep(&output);
+    ensure!(ended.is_ok(), "it waits for the file system: {output:?}");
+    ensure!(!output.stderr.contains("Usage:"), "no such command: {}", output.stderr);
+    ensure!(!output.stderr.contains("was given up"), "it waited {:?}: {}", begun.elapsed(), output.stderr);
+    Ok(())
+}
