@@ -5,6 +5,7 @@
 //! not tell which of the two it leads to, so both are lifted, and a program that is matched by a link alone is followed
 //! further.
 
+use foreign_text::printable;
 use options::program_names;
 use process_view::{ProcessFiles, ProcessMemoryFile, executed_metadata, metadata_in_root};
 use std::fs;
@@ -65,7 +66,7 @@ pub fn program_name(pid: i32) -> String {
 
 /// Returns the words by which a message names a process: `name[PID]`, or `process PID` where it has no name (any more).
 pub fn process_name(pid: i32) -> String {
-    known_name(pid).map_or_else(|| format!("process {pid}"), |name| format!("{name}[{pid}]"))
+    known_name(pid).map_or_else(|| format!("process {pid}"), |name| format!("{}[{pid}]", printable(&name)))
 }
 
 fn known_name(pid: i32) -> Option<String> {

@@ -10,6 +10,7 @@ use crate::text::{heap, probe, stat, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
 use confinement::Reads;
+use foreign_text::printable;
 use lift_plan::Coverable;
 use process_view::open_regular_file;
 use serde::Serialize;
@@ -107,7 +108,7 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
 fn text(inspection: &Inspection) -> String {
     let mut text = table::plan(&inspection.target, &inspection.plan);
     for file in &inspection.not_understood {
-        text += &format!("\nNot understood: {file}\n");
+        text += &format!("\nNot understood: {}\n", printable(&file.to_string()));
     }
     text += &table::far_pages(&inspection.far_pages);
     text += &match &inspection.bases {

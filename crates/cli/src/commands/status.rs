@@ -3,10 +3,10 @@
 use super::reading::confine_to;
 use crate::output::{self, Output};
 use crate::text::heap;
+use crate::text::table::Table;
 use crate::text::table::{align_right, far_pages, table, trimmed};
 use address_space::{ObjectRole, Protection, format_bytes};
 use clap::Args;
-use comfy_table::Table;
 use confinement::Reads;
 use process_view::coverage::{
     Coverage, HugeProcesses, LostContents, MemoryCoverage, MemoryKind, ObjectCoverage, Usage,

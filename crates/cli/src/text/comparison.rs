@@ -7,8 +7,8 @@ use super::stat::{missing, notes, of_cost, of_tlb, of_verdict, pages, rate, time
 use super::table::{align_right, table, trimmed};
 use crate::commands::lift_switcher::Left;
 use crate::commands::stat::report::{Comparison, CountedWalks, Lifted, Marks, Outcome, Report};
+use crate::text::table::Table;
 use address_space::format_bytes;
-use comfy_table::Table;
 use walk_counters::{Estimate, Measured, SideWalks, Walks};
 use working_set::PartMarks;
 

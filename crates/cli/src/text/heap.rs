@@ -1,6 +1,7 @@
 //! Heaps in words.
 
 use address_space::format_bytes;
+use foreign_text::printable;
 use session::heap::{CalmStart, HeapDecision, HeapInPlace, HeapPlan, PreloadedHeapView, RunningHeap};
 
 /// What was decided about the heap of a program that is about to start, as one line.
@@ -21,12 +22,12 @@ pub fn calm(start: &CalmStart) -> String {
 
 /// The allocator of a program and what `--heap=auto` does about it.
 pub fn plan(plan: &HeapPlan) -> String {
-    let mut text = format!("Heap: {}\n", plan.allocator);
+    let mut text = format!("Heap: {}\n", printable(&plan.allocator.to_string()));
     for reason in &plan.choice.reasons {
-        text += &format!("  --heap=auto: {reason}\n");
+        text += &format!("  --heap=auto: {}\n", printable(reason));
     }
     for refusal in &plan.choice.refusals {
-        text += &format!("  not with --heap=auto: {refusal}\n");
+        text += &format!("  not with --heap=auto: {}\n", printable(&refusal.to_string()));
     }
     text
 }

@@ -36,7 +36,7 @@ pub fn view(view: &PoolsView) -> String {
     text
 }
 
-fn pools_table(pools: &[PoolView]) -> comfy_table::Table {
+fn pools_table(pools: &[PoolView]) -> crate::text::table::Table {
     let headings =
         ["size", "node", "total", "free", "reserved", "available", "surplus", "overcommit left", "demotes to"];
     let mut table = table(&headings);
@@ -192,7 +192,7 @@ pub fn plan(plan: &ShownPlan<'_>) -> String {
     text
 }
 
-fn needs_table(needs: &[PoolNeed]) -> comfy_table::Table {
+fn needs_table(needs: &[PoolNeed]) -> crate::text::table::Table {
     let mut table = table(&["size", "node", "needed", "available", "missing", "overcommit left"]);
     for need in needs {
         let numbers = |numbers: [u64; 3]| numbers.map(|number| number.to_string());

@@ -3,18 +3,56 @@
 use address_space::{AddressRange, format_bytes};
 use comfy_table::LineStyle;
 use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use comfy_table::{CellAlignment, ContentArrangement};
+use foreign_text::{printable, printable_lines};
 use lift_plan::{EdgeCure, Kind, Method, Part, Plan, RangeLift};
 use session::{Base, FarPages, LiftReport, NodeBytes};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// A table in which no name begins a line: the first cell of a row is one line, whatever it holds. Others may have several,
+/// which stand in their column.
+pub struct Table(comfy_table::Table);
+
+impl Table {
+    /// Adds a row.
+    pub fn add_row<T: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = T>) {
+        let clean = |(column, cell): (usize, T)| match column {
+            0 => printable(cell.as_ref()),
+            _ => printable_lines(cell.as_ref()),
+        };
+        self.0.add_row(cells.into_iter().enumerate().map(clean).collect::<Vec<_>>());
+    }
+}
+
+impl Deref for Table {
+    type Target = comfy_table::Table;
+
+    fn deref(&self) -> &comfy_table::Table {
+        &self.0
+    }
+}
+
+impl DerefMut for Table {
+    fn deref_mut(&mut self) -> &mut comfy_table::Table {
+        &mut self.0
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// A table without borders on the sides, with these headings.
 pub fn table(headings: &[&str]) -> Table {
-    let mut table = Table::new();
+    let mut table = comfy_table::Table::new();
     table
         .load_style(NOTHING.header_separator(LineStyle::new('─', '─', '─', '─')))
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_header(headings);
-    table
+    Table(table)
 }
 
 /// Right-aligns a column of numbers.
@@ -37,7 +75,8 @@ pub fn kinds(kinds: &[Kind]) -> String {
 /// A plan: what would be lifted, edges, and what would not and why.
 pub fn plan(program: &str, plan: &Plan) -> String {
     let mut text = format!(
-        "{program}: {} of {} would lie on huge pages\n",
+        "{}: {} of {} would lie on huge pages\n",
+        printable(program),
         format_bytes(plan.planned()),
         format_bytes(plan.considered)
     );

@@ -2,8 +2,9 @@
 
 use heap_choice::Environment;
 use linux::attributes;
+use process_view::open_regular_file;
 use std::ffi::{CString, OsStr};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -98,7 +99,7 @@ fn has_capabilities(path: &Path) -> bool {
 /// The interpreter that the first line of a script names.
 fn interpreter(path: &Path) -> Option<PathBuf> {
     let mut start = [0; 256];
-    let length = File::open(path).ok()?.read(&mut start).ok()?;
+    let length = open_regular_file(path).ok()??.read(&mut start).ok()?;
     let line = start[..length].strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
     let word = line.split(|byte| b" \t".contains(byte)).find(|word| !word.is_empty())?;
     Some(PathBuf::from(OsStr::from_bytes(word)))

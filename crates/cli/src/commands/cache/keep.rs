@@ -9,9 +9,9 @@ use crate::say;
 use address_space::PageSize;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use linux::bounded::KERNEL_TEXT;
 use page_cache::{Keeper, KeeperReport, KeptFile, KeptPath, ListEntry, LockedFile, parse_list};
 use process_view::{FileIdentity, open_regular_file, printable};
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -73,7 +73,10 @@ pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
 /// The files that the list names now, in its order, each once; and why an entry names none.
 fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<KeptPath>, Vec<String>)> {
     let name = args.config.display();
-    let text = fs::read_to_string(&args.config).with_context(|| format!("reading the list {name}"))?;
+    let file = open_regular_file(&args.config).with_context(|| format!("reading the list {name}"))?;
+    let Some(file) = file else { bail!("{name}: found something else than a regular file, needed a list of files") };
+    let text = KERNEL_TEXT.read_rest(&file).with_context(|| format!("reading the list {name}"))?;
+    let text = String::from_utf8(text).with_context(|| format!("reading the list {name}"))?;
     let entries = parse_list(&text).map_err(|error| anyhow!("{name}, {error}"))?;
     if entries.is_empty() {
         bail!("{name}: found no entry, needed at least one");

@@ -52,11 +52,11 @@ struct Document<'a> {
 
 /// Writes the drop-in file of a service.
 pub fn enable(args: &EnableArgs) -> anyhow::Result<()> {
-    let unit = load(args)?;
     let pagelift = this_program()?;
     if !args.dry_run {
         root_program::check(&pagelift)?;
     }
+    let unit = load(args)?;
     let decide = |unit: &Unit| made(unit, &args.lift, &pagelift);
     let mut made = decide(&unit)?;
     let [lasting, until_boot] = FOLDERS.map(|folder| unit.drop_in(folder));
