@@ -91,12 +91,16 @@ mod tests {
         // - the child makes system calls only, with memory of this function.
         match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => (child, from, says),
-            ForkResult::Child => unsafe {
-                let written = libc::write(fd, bytes.as_ptr().cast(), LENGTH) as u64;
-                libc::write(report_fd, (&raw const written).cast(), 8);
-                libc::pause();
-                libc::_exit(0);
-            },
+            ForkResult::Child => {
+                // SAFETY:
+                // - `bytes` has this length, and a word its eight bytes.
+                unsafe {
+                    let written = libc::write(fd, bytes.as_ptr().cast(), LENGTH) as u64;
+                    libc::write(report_fd, (&raw const written).cast(), 8);
+                    libc::pause();
+                    libc::_exit(0);
+                }
+            }
         }
     }
 
