@@ -21,6 +21,7 @@ fn main() -> ExitCode {
     }
     tests.push(test_case("ignored/run", needs(), |t| ignored(t, &[])));
     tests.push(test_case("ignored/only", needs(), |t| ignored(t, &["--only", "pie_by_default"])));
+    tests.push(test_case("waits_of_a_relative_time/only", needs(), waits_beside_ends));
     tests.push(test_case("real_time_signal_of_another_program", needs(), another_programs_signal));
     main_of(tests)
 }
@@ -38,6 +39,16 @@ fn flooded(t: &Context, threads: &str) -> Result<Command> {
     let mut command = program(t, "start/takes_floods.c")?;
     command.arg(threads);
     Ok(command)
+}
+
+/// The ends of children do not make a wait of their parent begin anew, although each is a signal for the follower.
+fn waits_beside_ends(t: &Context) -> Result<()> {
+    let waits = program(t, "start/waits_beside_ends.c")?;
+    let output = t.run(t.lifted(&["--only", "no_such_program"], &waits)?)?.success()?;
+    // A kernel that does not show since when a thread sleeps makes the wait last for its whole time after each stop.
+    let may_be_late = !std::fs::exists("/proc/self/sched")? && output.stdout == "late\n";
+    ensure!(output.stdout == "in time\n" || may_be_late, "{}", output.stdout);
+    Ok(())
 }
 
 /// Ends the flood; the program says what it has got.

@@ -156,9 +156,25 @@ pub fn any_is_to_be_reported() -> bool {
     peek(libc::P_ALL, Pid::from_raw(0)).is_ok()
 }
 
+/// Waits until any thread has something to report, which stays pending. Returns the thread if it has ended.
+pub fn next_to_end() -> Option<Pid> {
+    let information = look(libc::P_ALL, Pid::from_raw(0), 0).ok()?;
+    let has_ended = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED].contains(&information.si_code);
+    // SAFETY:
+    // - the kernel has written the fields of SIGCHLD.
+    has_ended.then(|| Pid::from_raw(unsafe { information.si_pid() }))
+}
+
 /// Looks at the next report, which stays pending: its code and status (waitid(2)), zeros where there is none yet.
 fn peek(which: libc::idtype_t, thread: Pid) -> Result<(i32, i32), Errno> {
-    let options = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let information = look(which, thread, libc::WNOHANG)?;
+    // SAFETY:
+    // - the kernel has written the fields of SIGCHLD, or they are zeros.
+    Ok((information.si_code, unsafe { information.si_status() }))
+}
+
+fn look(which: libc::idtype_t, thread: Pid, option: i32) -> Result<libc::siginfo_t, Errno> {
+    let options = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WALL | option;
     let mut information = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY:
     // - the kernel writes one structure.
@@ -166,10 +182,7 @@ fn peek(which: libc::idtype_t, thread: Pid) -> Result<(i32, i32), Errno> {
     Errno::result(result)?;
     // SAFETY:
     // - the structure is plain integers, zeroed before, and every bit pattern is a number.
-    let information = unsafe { information.assume_init() };
-    // SAFETY:
-    // - the kernel has written the fields of SIGCHLD, or they are zeros.
-    Ok((information.si_code, unsafe { information.si_status() }))
+    Ok(unsafe { information.assume_init() })
 }
 
 fn wait(thread: Pid, options: i32) -> Result<Option<(Pid, WaitReport)>, Errno> {

@@ -5,6 +5,7 @@
 use super::entry_stop::AwaitedEntry;
 use super::handler::{After, AfterExec, EntryStop, ExecStop, Handler};
 use super::pace::{self, Look, Pace};
+use super::parent_waits::ParentWaits;
 use super::reap_stub;
 use super::threads::{NotAllStopped, StoppedThreads};
 use crate::remote::arch::{self, guest};
@@ -109,6 +110,7 @@ pub struct Follower {
     threads: HashMap<i32, State>,
     /// How the programs are looked after that are on their way to their entries.
     pace: Pace,
+    waits: ParentWaits,
 }
 
 impl Follower {
@@ -130,6 +132,7 @@ impl Follower {
             launcher: Some(pid),
             threads: HashMap::from([(pid.as_raw(), State::Plain)]),
             pace: Pace::new(descendants),
+            waits: ParentWaits::default(),
         })
     }
 
@@ -143,6 +146,13 @@ impl Follower {
     /// on, and not known before it or the thread that has made it is reported. That one may be killed before.
     fn traces(&self) -> bool {
         !self.threads.is_empty() || self.descendants && wait::any_is_to_be_reported()
+    }
+
+    /// Waits until a child has ended or a thread has stopped, and reads the waits that the end would interrupt.
+    fn look_before_an_end(&mut self) {
+        if self.descendants {
+            self.waits.look_before_an_end(|thread| self.threads.contains_key(&thread));
+        }
     }
 
     /// Runs until nothing is traced any more.
@@ -211,6 +221,7 @@ impl<H: Handler> Following<'_, H> {
             }
             self.follower.pace.pause();
         }
+        self.follower.look_before_an_end();
         Waited::any()
     }
 
@@ -221,7 +232,10 @@ impl<H: Handler> Following<'_, H> {
                 let next = self.decide(&stopped, stop);
                 self.carry_out(stopped, next);
             }
-            Waited::Ended(pid) => drop(self.follower.threads.remove(&pid.as_raw())),
+            Waited::Ended(pid) => {
+                self.follower.threads.remove(&pid.as_raw());
+                self.follower.waits.forget(pid);
+            }
         }
     }
 
@@ -380,7 +394,7 @@ impl<H: Handler> Following<'_, H> {
     fn at_signal(&mut self, stopped: &Stopped, signal: i32) -> Next {
         let pid = stopped.pid();
         // Were the thread not traced, a signal without a handler would not interrupt its call.
-        let _ = restart::restart_interrupted(pid, pid, signal, None, None);
+        let _ = restart::restart_interrupted(pid, pid, signal, None, self.follower.waits.of(pid));
         match self.follower.threads.get(&pid.as_raw()) {
             Some(State::Leaving) => Next::LeaveAlone(signal),
             _ => Next::Resume(signal),
