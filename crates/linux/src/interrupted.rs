@@ -80,6 +80,17 @@ const ENDED_BY_HANDLERS: &[i64] = &[
     libc::SYS_msgsnd,
 ];
 
+/// Those of these that fail with EINTR after a stop if they cannot store the remaining time: it is in memory that the process
+/// cannot write (`poll_select_finish`). On AArch64 a stop does not show whether a handler has run under their own mask.
+const OF_CONSTANT_TIMES: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_select,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_pselect6,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_ppoll,
+];
+
 /// Waits that fail with EINTR after a handler without SA_RESTART and are restarted after a handler with it
 /// (`ERESTARTSYS`), in addition to those of `FOR_SOME_FILES`.
 const ENDED_WITHOUT_SA_RESTART: [i64; 7] = [
@@ -99,7 +110,7 @@ pub fn gives_error(number: i64) -> bool {
 
 /// True for a call that may fail with EINTR after a stop in which no handler has run, and can be restarted unchanged.
 pub fn can_be_repeated(number: i64) -> bool {
-    FREQUENT.contains(&number) || FOR_SOME_FILES.contains(&number)
+    FREQUENT.contains(&number) || FOR_SOME_FILES.contains(&number) || OF_CONSTANT_TIMES.contains(&number)
 }
 
 /// True for a call that fails with EINTR once any handler has run, with or without SA_RESTART.
@@ -189,6 +200,16 @@ pub fn relative_limit(number: i64) -> Option<(usize, Limit)> {
         libc::SYS_io_getevents | IO_PGETEVENTS => Some((4, Limit::Timespec)),
         _ => None,
     }
+}
+
+/// Like [`relative_limit`], for a call that a stop has made fail with EINTR: ppoll and pselect6 have then not stored what is
+/// left of their time.
+pub fn limit_after_stop(number: i64) -> Option<(usize, Limit)> {
+    relative_limit(number).or(match number {
+        libc::SYS_ppoll => Some((2, Limit::Timespec)),
+        libc::SYS_pselect6 => Some((4, Limit::Timespec)),
+        _ => None,
+    })
 }
 
 /// Returns how to restart a call with these arguments that has failed with EINTR after a handler of Pagelift.

@@ -73,12 +73,23 @@ static int waits_in_io_getevents(void) {
     return syscall(SYS_io_getevents, context, 1, 1, &event, &copy) == 0;
 }
 
+#ifdef __x86_64__
+/* The kernel cannot store there what is left. */
+static int waits_in_ppoll(void) { return syscall(SYS_ppoll, NULL, 0, &length, NULL, 8) == 0; }
+
+static int waits_in_pselect(void) { return syscall(SYS_pselect6, 0, NULL, NULL, NULL, &length, NULL) == 0; }
+#endif
+
 static const struct {
     const char *name;
     int (*wait)(void);
 } CALLS[] = {{"epoll_wait", waits_in_epoll_wait},     {"epoll_pwait", waits_in_epoll_pwait},
              {"epoll_pwait2", waits_in_epoll_pwait2}, {"semtimedop", waits_in_semtimedop},
-             {"sigtimedwait", waits_in_sigtimedwait}, {"io_getevents", waits_in_io_getevents}};
+             {"sigtimedwait", waits_in_sigtimedwait}, {"io_getevents", waits_in_io_getevents},
+#ifdef __x86_64__
+             {"ppoll", waits_in_ppoll},               {"pselect", waits_in_pselect},
+#endif
+};
 enum { COUNT = sizeof CALLS / sizeof *CALLS };
 
 static void *wait_once(void *number) {

@@ -1,7 +1,7 @@
 //! Waits of a relative time, which go on with the time that is left.
 //!
 //! Of most interrupted waits the kernel keeps what is left of their time. epoll_wait, semtimedop, rt_sigtimedwait and
-//! io_getevents fail with EINTR instead; made again as they were they would wait for their whole time once more. Such a wait is
+//! io_getevents fail with EINTR instead, and so do ppoll and pselect6 if they cannot store the rest; made again as they were they would wait for their whole time once more. Such a wait is
 //! therefore looked at before its thread is told to stop, and the argument for its time is changed afterwards:
 //! - The thread has slept in the call since it last ran, a time which the kernel shows (`linux::sleep_clock`). It has not
 //!   slept anywhere else until it stopped, which the number of its sleeps shows.
@@ -17,7 +17,7 @@ use super::inflight_syscall::{InflightSyscall, slept_only_in};
 use super::requests;
 use super::unused::is_unused;
 use address_space::Address;
-use linux::interrupted::{Limit, relative_limit};
+use linux::interrupted::{Limit, limit_after_stop};
 use linux::sleep_clock::{Sleep, SleepClock};
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::unistd::Pid;
@@ -47,7 +47,7 @@ impl TimedWait {
     /// Returns the wait of a relative time in which a thread sleeps. `earlier` is what an earlier stop has left of one.
     pub fn of(process: Pid, thread: i32, clock: &mut SleepClock, earlier: Option<&Self>) -> Option<Self> {
         let call = InflightSyscall::of(process, thread).ok().flatten()?;
-        let (index, limit) = relative_limit(call.number)?;
+        let (index, limit) = limit_after_stop(call.number)?;
         let length = length(process, limit, call.arguments[index])?;
         let sleep = clock.sleep_of(process.as_raw(), thread)?;
         let ends = sleep.since.checked_add(length)?;
