@@ -34,7 +34,7 @@ pub const AT_PHNUM: u64 = 5;
 pub const AT_BASE: u64 = 7;
 /// Auxiliary vector: entry point of the program.
 pub const AT_ENTRY: u64 = 9;
-/// Whether the program has more rights than its user.
+/// Auxiliary vector: 1 if the program has more rights than its user.
 pub const AT_SECURE: u64 = 23;
 /// Auxiliary vector: address of the vDSO.
 pub const AT_SYSINFO_EHDR: u64 = 33;

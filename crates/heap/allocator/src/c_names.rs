@@ -8,7 +8,7 @@ use core::ffi::c_void;
 
 macro_rules! other_name {
     ($name:ident, $usual:ident, ($($word:ident: $type:ty),*) $(-> $result:ty)?) => {
-        /// The same as the function without the prefix, of the C library alone.
+        /// Another name of the C library's function without the prefix `__libc_`.
         ///
         /// # Safety
         /// As in C.

@@ -61,6 +61,17 @@ pub fn function_behind(name: &CStr) -> Option<usize> {
     found
 }
 
+/// This library's function of this name, which others of the name in the program do not hide.
+pub fn own_function(name: &CStr) -> Option<usize> {
+    let mut found = None;
+    each(&mut |object| {
+        if is_own(object) {
+            found = object.function(name);
+        }
+    });
+    found
+}
+
 /// Calls `act` for each object behind this library, in the order in which symbols are looked up.
 pub fn each_behind(act: &mut dyn FnMut(&Object)) {
     let mut is_behind = false;

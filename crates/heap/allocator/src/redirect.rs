@@ -6,42 +6,39 @@
 //! tables are data: a page of them is writable and not executable while it is changed, before the program has a second thread,
 //! and gets its protection back. No code is touched, and what was bound before is bound to the heap already, which comes first.
 
-use crate::objects::each_behind;
+use crate::object::Object;
+use crate::objects::{each_behind, own_function};
 use crate::sys::base_page;
-use crate::{exports, object::Object};
 use address_space::{Address, AddressRange};
 use core::ffi::CStr;
 use libc::{Elf64_Ehdr, Elf64_Phdr, Elf64_Sym};
 
-/// Names of an allocator's functions in any library, with those of this heap.
-fn functions() -> [(&'static CStr, usize); 22] {
-    [
-        (c"malloc", exports::malloc as *const () as usize),
-        (c"calloc", exports::calloc as *const () as usize),
-        (c"realloc", exports::realloc as *const () as usize),
-        (c"reallocarray", exports::reallocarray as *const () as usize),
-        (c"free", exports::free as *const () as usize),
-        (c"cfree", exports::cfree as *const () as usize),
-        (c"free_sized", exports::free_sized as *const () as usize),
-        (c"free_aligned_sized", exports::free_aligned_sized as *const () as usize),
-        (c"memalign", exports::memalign as *const () as usize),
-        (c"aligned_alloc", exports::aligned_alloc as *const () as usize),
-        (c"posix_memalign", exports::posix_memalign as *const () as usize),
-        (c"valloc", exports::valloc as *const () as usize),
-        (c"pvalloc", exports::pvalloc as *const () as usize),
-        (c"malloc_usable_size", exports::malloc_usable_size as *const () as usize),
-        (c"__libc_malloc", exports::malloc as *const () as usize),
-        (c"__libc_calloc", exports::calloc as *const () as usize),
-        (c"__libc_realloc", exports::realloc as *const () as usize),
-        (c"__libc_free", exports::free as *const () as usize),
-        (c"__libc_memalign", exports::memalign as *const () as usize),
-        (c"__libc_valloc", exports::valloc as *const () as usize),
-        (c"__libc_pvalloc", exports::pvalloc as *const () as usize),
-        (c"__libc_reallocarray", exports::reallocarray as *const () as usize),
-    ]
-}
+/// Names of an allocator's functions in any library; this heap has functions of the same names.
+const FUNCTIONS: [&CStr; 21] = [
+    c"malloc",
+    c"calloc",
+    c"realloc",
+    c"reallocarray",
+    c"free",
+    c"cfree",
+    c"free_sized",
+    c"free_aligned_sized",
+    c"memalign",
+    c"aligned_alloc",
+    c"posix_memalign",
+    c"valloc",
+    c"pvalloc",
+    c"malloc_usable_size",
+    c"__libc_malloc",
+    c"__libc_calloc",
+    c"__libc_realloc",
+    c"__libc_free",
+    c"__libc_memalign",
+    c"__libc_valloc",
+    c"__libc_pvalloc",
+];
 
-/// Entries that are changed: 22 names in the C library, its dynamic linker, and an allocator.
+/// Entries that are changed: 21 names in the C library, its dynamic linker, and an allocator.
 const MOST_ENTRIES: usize = 128;
 const MOST_PAGES: usize = 128;
 
@@ -113,7 +110,8 @@ impl Changes {
     /// Adds an object's entries; false if there is no room for them or its tables may share a page with code.
     fn add(&mut self, object: &Object) -> bool {
         let mut is_understood = true;
-        for (name, function) in functions() {
+        for name in FUNCTIONS {
+            let Some(function) = own_function(name) else { return false };
             object.each_definition(name, &mut |symbol| {
                 let value = function.wrapping_sub(object.base) as u64;
                 is_understood &= self.add_entry(Entry { symbol: symbol.cast_mut(), value }, object);

@@ -1,7 +1,7 @@
 //! Adds variables to the environment of a program that has not run yet, of which its dynamic linker is the first reader.
 //!
-//! The kernel's block of arguments, environment and auxiliary vector stays where it is, and a changed copy of it is written below
-//! the stack pointer, where nothing has been written yet. `/proc/PID/environ` shows the variables of the exec.
+//! The kernel's block of arguments, environment and auxiliary vector stays unchanged. A changed copy is written below the stack
+//! pointer, where nothing has been written yet. `/proc/PID/environ` shows the variables of the exec.
 
 use super::handler::ExecStop;
 use crate::remote::RemoteMemory;
@@ -19,8 +19,8 @@ const STACK_ALIGNMENT: u64 = 16;
 const LONGEST_NAME: usize = 64;
 
 impl ExecStop<'_> {
-    /// Sets variables, each `NAME=VALUE`, in the program's environment; false where the program has more rights than its user, so
-    /// that nobody may set any.
+    /// Sets variables, each `NAME=VALUE`, in the program's environment. Returns false if the program has more rights than its
+    /// user: nobody may set any then.
     ///
     /// # Errors
     /// The stack is not understood or has no room. The program is unchanged then.
@@ -41,7 +41,7 @@ impl ExecStop<'_> {
             .ok_or_else(|| io::Error::other("the stack is not laid out as that of a new program"))?;
         let is_replaced = |place: u64| {
             let mut text = [0; LONGEST_NAME];
-            // What lies at the very end of the stack has fewer bytes behind it.
+            // A text at the very end of the stack has fewer bytes behind it.
             let read =
                 (1..=LONGEST_NAME).rev().find(|&length| memory.read(Address(place), &mut text[..length]).is_ok());
             let text = &text[..read.unwrap_or(0)];
@@ -63,7 +63,7 @@ fn name_of(variable: &CString) -> Option<&[u8]> {
     Some(&bytes[..=equals])
 }
 
-/// What stands on a new program's stack.
+/// The words on a new program's stack.
 struct Start<'a> {
     /// The number of arguments, their addresses, and a null pointer.
     arguments: &'a [u64],
@@ -83,7 +83,8 @@ impl<'a> Start<'a> {
         (*end == 0 && !environment.contains(&0)).then_some(Self { arguments, environment, auxiliary })
     }
 
-    /// The same with these variables in place of those that are replaced: where it begins, below `stack_pointer`, and its bytes.
+    /// Returns a copy with these variables in place of those for which `is_replaced` is true: its address, below
+    /// `stack_pointer`, and its bytes.
     fn with(&self, variables: &[CString], stack_pointer: u64, is_replaced: impl Fn(u64) -> bool) -> (u64, Vec<u8>) {
         let texts: Vec<u8> = variables.iter().flat_map(|variable| variable.to_bytes_with_nul()).copied().collect();
         let texts_at = stack_pointer - texts.len() as u64;

@@ -53,7 +53,7 @@ pub fn heap_plan(path: &Path, file: &File, machine: &MachineFacts) -> Option<Hea
 pub struct HeapStart {
     /// The program's whole environment, where it differs from this process's.
     pub environment: Option<Vec<CString>>,
-    /// The same without what is for the heap: where it differs from this process's.
+    /// The program's whole environment without the heap's variables, where it differs from this process's.
     pub without_heap: Option<Vec<CString>>,
     /// The helper collapses the program's memory into pages of this size while the program runs.
     pub collapse: Option<PageSize>,
@@ -219,11 +219,11 @@ fn pool_share(
     })
 }
 
-/// What a followed program gets for its heap at its exec.
+/// Variables for the heap of a followed program.
 pub struct HeapAtExec {
     /// Variables to be set, `NAME=VALUE`.
     pub variables: Vec<CString>,
-    /// What is not possible for it.
+    /// Requests that are not possible for this program, with the reasons.
     pub refusals: Vec<String>,
     /// The preloaded heap is among what it gets.
     pub preloads: bool,
@@ -241,7 +241,7 @@ pub fn heap_at_exec(options: &HeapOptions, pid: i32, machine: &MachineFacts) -> 
     let is_seen = |path: &str| process.path(&format!("root{path}")).exists();
     if choice.preload.is_some() && library().is_ok_and(|library| !is_seen(&library)) {
         choice.variables.clear();
-        choice.refusals.push("the preloaded heap does not lie in its root folder".to_owned());
+        choice.refusals.push("the preloaded heap is not in its root folder".to_owned());
     }
     let preloads = choice.preload.is_some() && !choice.variables.is_empty();
     let variable = |(name, value): &(String, String)| CString::new(format!("{name}={value}")).ok();

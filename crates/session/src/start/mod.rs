@@ -48,7 +48,7 @@ pub struct StartOptions {
     /// How the heaps of programs that are followed get huge pages: each gets its variables when it is executed, and nobody else
     /// does.
     pub heap: Option<HeapOptions>,
-    /// What is not possible for their heaps and has been told already.
+    /// Refusals for their heaps that have been reported already.
     pub heap_told: Vec<String>,
     /// Collapse the program's memory into pages of this size as long as it runs.
     pub collapse_heap: Option<PageSize>,

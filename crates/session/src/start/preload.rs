@@ -43,7 +43,7 @@ pub fn preload_environment(
     variables.retain(|variable| {
         !variable.starts_with(b"LD_PRELOAD=") && !variable.starts_with(format!("{VARIABLE}=").as_bytes())
     });
-    // What the user preloads comes first.
+    // The user's libraries come first.
     let mut preload = b"LD_PRELOAD=".to_vec();
     if let Some(earlier) = earlier.filter(|earlier| !earlier.is_empty()) {
         preload.extend(earlier);

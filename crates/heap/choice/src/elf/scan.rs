@@ -21,7 +21,7 @@ pub(super) fn find_text<T>(
     if size > SYMBOL_TABLES.bytes() {
         return None;
     }
-    let needles: Vec<Finder<'_>> = needles.iter().map(|needle| Finder::new(needle)).collect();
+    let needles: Vec<Finder<'_>> = needles.iter().map(Finder::new).collect();
     let mut piece = vec![0; LONGEST_TEXT + PIECE.min(size as usize)];
     let (mut at, mut kept, mut in_long_text) = (0, 0, false);
     while at < size {
