@@ -1,7 +1,7 @@
 //! The environment with which the program was started, as its C library is about to take it over.
 
 use crate::linking;
-use core::ffi::{CStr, c_char};
+use core::ffi::CStr;
 use options::VARIABLE;
 
 /// File name of this library, before a version.
@@ -10,7 +10,7 @@ const LIBRARY: &[u8] = b"libpagelift.so";
 /// Removes this library from LD_PRELOAD, and its variable: children of the program start as they would without it.
 ///
 /// # Safety
-/// Nobody looks at the environment meanwhile, or has kept addresses in it.
+/// No other code reads the environment during the call, or has kept addresses in it.
 pub unsafe fn remove() {
     let Some(first) = linking::initial_environment() else { return };
     // SAFETY:
@@ -23,7 +23,7 @@ pub unsafe fn remove() {
             from = from.add(1);
             let length = CStr::from_ptr(variable).count_bytes();
             let bytes = core::slice::from_raw_parts_mut(variable.cast::<u8>(), length + 1);
-            if !is_own(&bytes[..length]) && !is_empty_without_us(bytes) {
+            if !is_own(&bytes[..length]) && !is_empty_without(bytes, is_this_library) {
                 *to = variable;
                 to = to.add(1);
             }
@@ -36,8 +36,20 @@ fn is_own(variable: &[u8]) -> bool {
     variable.strip_prefix(VARIABLE.as_bytes()).is_some_and(|rest| rest.starts_with(b"="))
 }
 
-/// Removes this library from a variable LD_PRELOAD, in place; true if nothing is left in it. `variable` ends with NUL.
-fn is_empty_without_us(variable: &mut [u8]) -> bool {
+/// True for the file name of this library, with a version or without.
+pub fn is_this_library(file: &[u8]) -> bool {
+    file.strip_prefix(LIBRARY).is_some_and(|version| version.first().is_none_or(|&byte| byte == b'.'))
+}
+
+/// True for the file name of the preloaded heap.
+#[cfg(feature = "preload")]
+pub fn is_heap(file: &[u8]) -> bool {
+    file == heap_abi::LIBRARY.as_bytes()
+}
+
+/// Removes libraries from a variable LD_PRELOAD, in place, by the names of their files; true if nothing is left in it. `variable`
+/// ends with NUL.
+pub fn is_empty_without(variable: &mut [u8], leaves: impl Fn(&[u8]) -> bool) -> bool {
     const NAME: &[u8] = b"LD_PRELOAD=";
     let separates = |byte: u8| byte == b':' || byte == b' ';
     if !variable.starts_with(NAME) {
@@ -49,8 +61,7 @@ fn is_empty_without_us(variable: &mut [u8]) -> bool {
         let stop = (read..end).find(|&at| separates(variable[at])).unwrap_or(end);
         let after = (stop + 1).min(end);
         let file = variable[read..stop].rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        let is_us = file.strip_prefix(LIBRARY).is_some_and(|version| version.first().is_none_or(|&byte| byte == b'.'));
-        if !is_us {
+        if !leaves(file) {
             variable.copy_within(read..after, written);
             written += after - read;
         }
@@ -63,9 +74,6 @@ fn is_empty_without_us(variable: &mut [u8]) -> bool {
     written == NAME.len()
 }
 
-/// The beginning of a list of strings such as `environ`.
-pub type List = *mut *mut c_char;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,7 +81,7 @@ mod tests {
 
     fn without_us(text: &str) -> (bool, Vec<u8>) {
         let mut bytes = [text.as_bytes(), b"\0"].concat();
-        let is_empty = is_empty_without_us(&mut bytes);
+        let is_empty = is_empty_without(&mut bytes, is_this_library);
         (is_empty, bytes.split(|&byte| byte == 0).next().unwrap_or_default().to_vec())
     }
 

@@ -12,6 +12,8 @@ extern crate alloc;
 
 mod arena;
 mod auxiliary;
+#[cfg(feature = "preload")]
+pub mod bystanders;
 pub mod c_api;
 mod cached;
 mod copies;

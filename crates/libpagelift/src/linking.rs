@@ -124,9 +124,9 @@ pub fn in_c_library() -> Option<usize> {
     known(found.register_glibc).or(known(found.register_posix))
 }
 
-/// The list of variables on the stack with which the program was started, where glibc's dynamic linker says where it is.
+/// The list of variables with which the program was started, on the stack; `None` without glibc's dynamic linker.
 #[cfg(any(feature = "preload", test))]
-pub fn initial_environment() -> Option<crate::environment::List> {
+pub fn initial_environment() -> Option<*mut *mut core::ffi::c_char> {
     let stack = Process::this()?.linker()?.symbol(c"__libc_stack_end")?.address as *const *const usize;
     // SAFETY:
     // - glibc's dynamic linker has stored the stack pointer of the program's start there, at which the number of arguments is,
@@ -135,6 +135,18 @@ pub fn initial_environment() -> Option<crate::environment::List> {
         let start = *stack;
         (!start.is_null()).then(|| start.add(*start + 2).cast_mut().cast())
     }
+}
+
+/// The variable `environ`: the executable's copy, if it has one (`R_X86_64_COPY`), otherwise the C library's.
+#[cfg(feature = "preload")]
+pub fn environ() -> Option<*const *const *const core::ffi::c_char> {
+    let process = Process::this()?;
+    // SAFETY:
+    // - the first object is the executable, which is never unloaded.
+    let executable = unsafe { process.objects() }.next().map(|linked| linked.object);
+    let found = executable.and_then(|object| object.symbol(c"environ"));
+    let symbol = found.or_else(|| process.c_library()?.symbol(c"environ"))?;
+    Some(symbol.address as *const *const *const core::ffi::c_char)
 }
 
 /// An address in the dynamic linker; none in a static program.

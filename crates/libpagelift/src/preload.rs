@@ -12,7 +12,7 @@ use crate::auxiliary::Auxiliary;
 use crate::linking::with_nothing_unloaded;
 use crate::own_state::Call;
 use crate::report::LiftReport;
-use crate::{environment, files, fork_handlers, loaded, machine, objects, seccomp, symbols};
+use crate::{bystanders, environment, files, fork_handlers, loaded, machine, objects, seccomp, symbols};
 use alloc::string::String;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -29,6 +29,7 @@ static START: extern "C" fn() = start;
 
 /// Runs before `main` and, by the linker's `-z initfirst`, before every other initialiser.
 extern "C" fn start() {
+    bystanders::look_up();
     fork_handlers::register_at_start();
     let Ok(call) = Call::begin() else { return };
     let Some(text) = asked_for() else { return };
@@ -38,6 +39,9 @@ extern "C" fn start() {
     };
     if variable.only.is_empty() && variable.pid.is_none() {
         return say("pagelift: PAGELIFT names no program; fix: only=NAME, for example only=mariadbd");
+    }
+    if !variable.only.is_empty() {
+        bystanders::begin();
     }
     if variable.names(&objects::program_names(), linux_raw::process_id() as u64) {
         if variable.heap != HeapPages::Off && !variable.quiet {
