@@ -175,7 +175,7 @@ fn users_process(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The same user is not enough: a process in namespaces of its own, or with fewer capabilities, may do less than root.
+/// Refuses a process of the same user that has namespaces of its own, or fewer capabilities.
 fn fewer_rights(t: &Context) -> Result<()> {
     let sandboxes: [(&[&str], &str); 2] = [
         (&["setpriv", "--bounding-set=-sys_admin"], "fewer capabilities"),

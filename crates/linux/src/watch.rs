@@ -1,7 +1,7 @@
 //! A limit for each single read of something foreign: a file of `/proc`, the memory of a process.
 //!
 //! Such a read waits for whoever holds the locks of the process, and for file systems that it has mapped, which may be a
-//! program's. No call has a time limit, so a thread watches the others, and ends this program where one waits too long.
+//! program's. No call has a time limit, so a thread watches the others, and ends this program if one waits too long.
 //! Nothing is watched until [`start`] is called.
 
 use std::collections::BTreeMap;
@@ -53,7 +53,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// Starts to watch: this program ends with `status` and a message where a read takes longer than [`LIMIT`].
+/// Starts to watch: this program prints a message and exits with `status` if a read takes longer than [`LIMIT`].
 pub fn start(status: i32) {
     if WATCHED.swap(true, Ordering::Relaxed) {
         return;

@@ -29,10 +29,10 @@ impl Error {
     }
 }
 
-/// Bytes of one file that are looked at; what lies behind them is left out.
+/// Maximum number of bytes of one file that are checked; the rest is left out.
 pub const MOST_LOOKED_AT: u64 = 4 << 40;
 
-/// Bytes that are mapped at a time: while they are looked at, each huge page of them that is not huge takes a page table.
+/// Number of bytes that are mapped at a time. Each touched block outside of huge folios needs a page table.
 const WINDOW: u64 = 1 << 30;
 
 /// The parts of a file that lie in huge folios of the page cache.
@@ -120,7 +120,7 @@ pub(crate) fn huge_blocks(file: &File, blocks: &Range<u64>, huge: PageSize) -> R
     Ok(looked)
 }
 
-/// The first of these blocks that is not all in a hole.
+/// Returns the first block that is not entirely a hole.
 fn next_block_with_data(file: &File, blocks: Range<u64>, huge: PageSize) -> Result<Option<u64>, Error> {
     if blocks.is_empty() {
         return Ok(None);
@@ -130,7 +130,7 @@ fn next_block_with_data(file: &File, blocks: Range<u64>, huge: PageSize) -> Resu
     Ok(data.map(|offset| offset / huge.bytes()).filter(|block| *block < blocks.end))
 }
 
-/// Adds those blocks that lie in huge folios.
+/// Adds the blocks of one window that are in huge folios.
 fn look_at_window(file: &File, blocks: &Range<u64>, huge: PageSize, looked: &mut Looked) -> Result<(), Error> {
     let in_block = huge.bytes() / base_page().bytes();
     let cached = |blocks: &Range<u64>| cached_pages(file, offsets_of(blocks, huge)).ok().map(|pages| pages.cached);

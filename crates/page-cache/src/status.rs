@@ -23,7 +23,7 @@ pub struct FileStatus {
     pub huge: u64,
     /// Bytes of these that are cached at all; `None` where the kernel does not tell this user.
     pub cached: Option<u64>,
-    /// Bytes of these that were not looked at, since there are too many.
+    /// Bytes that were not checked, since there are more than [`MOST_LOOKED_AT`].
     #[serde(skip_serializing_if = "is_zero")]
     pub not_looked_at: u64,
     /// The processes that map it.

@@ -1,4 +1,4 @@
-//! A thread that has the rights to files of another process, and does there what is asked of it.
+//! A thread that has the rights to files of another process and runs work with them.
 //!
 //! It is started before this program gives up the right to act as that user, and needs no rights afterwards. What it does
 //! may wait for a file system that does not answer: whoever asks waits no longer than a limit.
@@ -17,7 +17,7 @@ type Work = Box<dyn FnOnce() + Send>;
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     work: Sender<Work>,
-    /// It was waited for in vain: nothing more is asked of it.
+    /// It exceeded a limit once, and gets no more work.
     is_stuck: Arc<AtomicBool>,
 }
 

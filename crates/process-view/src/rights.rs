@@ -15,7 +15,7 @@ const NAMESPACES: [&str; 8] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgrou
 pub struct ProcessRights {
     /// Real, effective, saved and file system user ID.
     pub users: [u32; 4],
-    /// The same of the group.
+    /// Real, effective, saved and file system group ID.
     pub group_ids: [u32; 4],
     /// Supplementary groups.
     pub groups: BTreeSet<u32>,

@@ -14,7 +14,7 @@ pub fn confine_to(reads: Reads) {
     limit_reads();
 }
 
-/// Ends this program where one read of a process takes longer than [`watch::LIMIT`].
+/// Ends this program if one read of a process takes longer than [`watch::LIMIT`].
 pub fn limit_reads() {
     watch::start(OWN_FAILURE.into());
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// Bytes of all files that are looked at, holes included.
+/// Maximum number of bytes of all files that are checked, holes included.
 const MOST_LOOKED_AT_IN_ALL: u64 = 16 * MOST_LOOKED_AT;
 /// Number of processes that are named for one file.
 const MOST_NAMED: usize = 5;
@@ -38,7 +38,7 @@ struct Listing {
     files: Vec<Row>,
     /// Mapped files that cannot be read.
     not_readable: u64,
-    /// Mapped files that were not looked at, since all together are too large.
+    /// Number of mapped files that were not checked, since all together are too large.
     not_looked_at: u64,
     /// Processes that this user may not look at, so that they are not among the users.
     processes_not_permitted: u64,
@@ -149,14 +149,12 @@ fn text(listing: &Listing, running: bool) -> String {
     }
     if listing.not_looked_at > 0 {
         let bound = format_bytes(MOST_LOOKED_AT_IN_ALL);
-        text += &format!(
-            "note: {} mapped files not looked at: all together have more than {bound}\n",
-            listing.not_looked_at
-        );
+        text +=
+            &format!("note: {} mapped files not checked: all together have more than {bound}\n", listing.not_looked_at);
     }
     for Row { path, status } in listing.files.iter().filter(|row| row.status.not_looked_at > 0) {
         let rest = format_bytes(status.not_looked_at);
-        text += &format!("note: {}: its last {rest} were not looked at\n", printable(path));
+        text += &format!("note: {}: its last {rest} were not checked\n", printable(path));
     }
     if listing.processes_not_permitted > 0 {
         let count = listing.processes_not_permitted;
