@@ -55,7 +55,7 @@ const SAFETY_WITHIN: usize = 12;
 type Rule = (&'static str, fn() -> Result<()>);
 
 fn main() -> ExitCode {
-    let rules: [Rule; 17] = [
+    let rules: [Rule; 18] = [
         ("doc_comments_say_what_an_item_is", doc_comments_say_what_an_item_is),
         ("only_the_items_of_unit_tests_are_left_out", only_the_items_of_unit_tests_are_left_out),
         ("pure_crates_do_no_io", pure_crates_do_no_io),
@@ -68,6 +68,7 @@ fn main() -> ExitCode {
         ("no_file_is_too_long", no_file_is_too_long),
         ("nothing_is_left_undone", nothing_is_left_undone),
         ("no_page_size_is_assumed", no_page_size_is_assumed),
+        ("commands_print_in_one_place", commands_print_in_one_place),
         ("nobody_depends_on_the_command_line", nobody_depends_on_the_command_line),
         ("pagelift_links_no_clients_of_databases", pagelift_links_no_clients_of_databases),
         ("fuzz_targets_are_in_no_shipped_program", fuzz_targets_are_in_no_shipped_program),
@@ -429,6 +430,33 @@ fn no_page_size_is_assumed() -> Result<()> {
         }
     }
     refuse(found, "a page size written down instead of read:")
+}
+
+/// A message that does not pass through it could hold what acts on the terminal.
+fn commands_print_in_one_place() -> Result<()> {
+    const PLACE: &str = "crates/cli/src/output.rs";
+    const PRINTS: [&str; 6] = ["println!", "print!", "eprintln!", "eprint!", "stdout", "stderr"];
+    // What is given to a child, a descriptor's number, and what a child has written.
+    const OTHERS: [&str; 7] =
+        ["Stdio::", ".stdout", ".stderr", "stderr_of", "mut stderr", "use_stderr", "fn open_as_process"];
+    let is_command = |path: &str| {
+        ["crates/cli/", "crates/measure-cli/", "crates/pagelift/"].iter().any(|folder| path.starts_with(folder))
+    };
+    let mut found = Vec::new();
+    for file in rust_sources()?.iter().filter(|file| is_command(&file.path) && file.path != PLACE && !file.is_test()) {
+        for (number, line) in file.code() {
+            let calls = |word: &&str| match word.strip_suffix('!') {
+                Some(name) => has_word(line, name) && line.contains(*word),
+                None => has_word(line, word) && line.contains(&format!("{word}()")),
+            };
+            if PRINTS.iter().any(|word| calls(&word)) && !OTHERS.iter().any(|other| line.contains(other)) {
+                found.push(format!("{}:{number}: {}", file.path, line.trim()));
+            }
+        }
+    }
+    let place = fs::read_to_string(workspace().join(PLACE)).with_context(|| format!("no {PLACE}"))?;
+    ensure!(place.contains("io::stdout()") && place.contains("io::stderr()"), "{PLACE} does not print any more");
+    refuse(found, "printed past crates/cli/src/output.rs:")
 }
 
 fn dependencies(manifest: &SourceFile) -> impl Iterator<Item = &str> {

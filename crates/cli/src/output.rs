@@ -125,7 +125,7 @@ fn with_colours(text: &str) -> String {
     for part in parts {
         let is_colour =
             |colour: &&str| part.strip_prefix('[').is_some_and(|rest| rest.starts_with(&format!("{colour}m")));
-        clean.push(if COLOURS.iter().chain(&["0"]).any(|colour| is_colour(&colour)) { '\u{1b}' } else { '?' });
+        clean.push(if COLOURS.iter().chain(&["0"]).any(is_colour) { '\u{1b}' } else { '?' });
         clean += &printable_lines(part);
     }
     clean

@@ -90,7 +90,7 @@ fn by_itself(program: &ProgramFacts) -> Option<Verdict> {
     let in_cache = program.small_folios.is_empty() && !program.lifts.is_empty() && program.lifts.iter().all(is_of_file);
     let command = by_glibc(program).filter(|_| in_cache)?;
     let summary = format!("glibc maps the code of {name} by huge pages of the page cache itself, at every start");
-    let measure = Some(format!("pagelift bench --against {} -- {}", quoted(&format!("env {command}")), words(program)));
+    let measure = Some(format!("pagelift bench --against {} -- {}", quoted(format!("env {command}")), words(program)));
     Some(Verdict { summary, run: Some(command), measure, estimates: Vec::new() })
 }
 

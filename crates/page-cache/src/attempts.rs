@@ -341,8 +341,7 @@ mod tests {
             attempts.record(&identity, Duration::ZERO).unwrap().unwrap().keep(Some(attempt));
             attempts.attempt(&identity)
         };
-        let last = (0..MOST_RECORDS as u64 + 10).map(|number| keep(number, &attempt)).last();
-        assert_eq!(last, Some(Some(attempt.clone())));
+        assert!((0..MOST_RECORDS as u64 + 10).all(|number| keep(number, &attempt).is_some()));
         let size = || {
             std::fs::read_dir(folder.path().join("a/b")).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len())
         };

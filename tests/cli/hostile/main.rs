@@ -29,7 +29,7 @@ fn main() -> ExitCode {
             Ok(())
         }),
         test_case("hostile/a_name_that_is_not_quoted_is_found", needs(), |_| {
-            let unquoted = "pagelift cache prepare 'x'; touch reached; '";
+            let unquoted = "pagelift cache prepare 'x'; touch reached; ''";
             ensure!(becomes_a_command(unquoted)? && !becomes_a_command("pagelift \"x'; touch reached; '\"")?);
             Ok(())
         }),

@@ -1,7 +1,8 @@
 //! `pagelift cache keep`.
 
+use super::chosen::Chosen;
 use super::huge_page;
-use super::prepare::{Chosen, describe, files_of_package, programs_of};
+use super::prepare::{describe, files_of_package, programs_of};
 use super::running::executed_by;
 use crate::commands::reading::limit_reads;
 use crate::output::Output;

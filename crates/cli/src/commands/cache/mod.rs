@@ -1,5 +1,6 @@
 //! `pagelift cache`: files in huge folios of the page cache.
 
+mod chosen;
 mod keep;
 mod prepare;
 mod running;

@@ -1,5 +1,6 @@
 //! `pagelift cache prepare`.
 
+use super::chosen::{Chosen, is_large_program};
 use super::huge_page;
 use super::running::{Executed, executed_by};
 use crate::commands::reading::limit_reads;
@@ -35,12 +36,6 @@ pub struct PrepareArgs {
     /// Files.
     #[arg(value_name = "FILE", required_unless_present_any = ["package", "running"])]
     files: Vec<PathBuf>,
-}
-
-/// A file to be prepared.
-pub struct Chosen {
-    pub path: PathBuf,
-    pub file: File,
 }
 
 /// Prepares files.
@@ -172,11 +167,6 @@ pub fn programs_of(paths: &[PathBuf], huge: PageSize) -> Vec<Chosen> {
         .filter_map(open)
         .filter(|one| is_large_program(&one.file, huge))
         .collect()
-}
-
-pub fn is_large_program(file: &File, huge: PageSize) -> bool {
-    loaded_offsets(file)
-        .is_some_and(|offsets| offsets.start.next_multiple_of(huge.bytes()) + huge.bytes() <= offsets.end)
 }
 
 /// The files of an installed package, as the package manager lists them.

@@ -3,7 +3,7 @@
 //! Every user can start a program of any name that maps any files. So processes count only where root or this process's
 //! user owns the program's file, and of the files that they execute those that one of these two owns.
 
-use super::prepare::{Chosen, is_large_program};
+use super::chosen::{Chosen, is_large_program};
 use address_space::PageSize;
 use foreign_text::printable;
 use linux::owner::{executes_trusted_file, is_of_trusted_user, is_trusted, user_of};

@@ -95,7 +95,7 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
         Some(BootArg::Systemd) => {
             let units = mount.install_units(&args.unit_folder, &std::env::current_exe()?)?;
             units.iter().try_for_each(|unit| writeln!(out, "written and enabled: {}", unit.display()))?;
-            out.print(&reload())?;
+            out.print(reload())?;
         }
         Some(BootArg::Fstab) => {
             mount.install_fstab_line(&args.fstab)?;
@@ -126,7 +126,7 @@ fn uninstall(args: &SetupArgs, mount: &StoreMount) -> anyhow::Result<()> {
         );
     }
     if !removed.is_empty() {
-        out.print(&reload())?;
+        out.print(reload())?;
     }
     if Store::open_to_map(&args.store.path()).is_ok() {
         writeln!(out, "the store stays mounted until the next boot; now: umount {}", quoted_path(args.store.path()))?;
