@@ -41,6 +41,10 @@ fn main() -> ExitCode {
         test_case("descendants/only_leaves_others_alone", gcc(), only_leaves_others),
         test_case("descendants/only_means_links_too", gcc(), only_means_links_too),
         test_case("descendants/only_passes_a_front_end", gcc(), only_passes_a_front_end),
+        test_case("descendants/only_leaves_tracers_alone", gcc(), |t| leaves_tracers_alone(t, "traces_its_child")),
+        test_case("descendants/only_leaves_leak_sanitizer_alone", gcc(), |t| {
+            leaves_tracers_alone(t, "leaks_at_its_end")
+        }),
         test_case("descendants/of_a_lifted_program_are_their_own", gcc(), descendants_are_plain),
         test_case(
             "containers/the_first_process_of_a_pid_namespace",
@@ -262,6 +266,32 @@ fn only_leaves_others(t: &Context) -> Result<()> {
     })?
     .success()?;
     ensure!(output.own_lines().iter().all(|line| !line.contains(" MiB on ")), "{}", output.stderr);
+    Ok(())
+}
+
+/// A descendant that traces does so as without Pagelift, and what is started beside it is lifted.
+fn leaves_tracers_alone(t: &Context, name: &str) -> Result<()> {
+    let tracer = Program::named(&format!("start/{name}.c"))?.build()?;
+    let wanted = t.folder().join("pie_by_default");
+    copy_program(t, &Program::named("start/pie_by_default.c")?.build()?, &wanted)?;
+    let mut shell = Command::new("sh");
+    let script = format!("{}; echo ended with $?; {} </dev/null", tracer.display(), wanted.display());
+    shell.args(["-c", &script]);
+    let command =
+        |options: &[&str]| t.lifted(&[&["--pages", "thp", "--only", "pie_by_default"], options].concat(), &shell);
+    let mut plain_shell = Command::new("sh");
+    plain_shell.args(["-c", &script]);
+    let plain = t.run(plain_shell)?.success()?;
+    let lifted = t.run(command(&[])?)?.success()?;
+    ensure!(plain.stdout == lifted.stdout, "plain\n{}\nlifted\n{}\n{}", plain.stdout, lifted.stdout, lifted.stderr);
+    let lines = lifted.own_lines();
+    ensure!(lines.len() == 1 && lines[0].contains(" on "), "{}", lifted.stderr);
+    let verbose = t.run(command(&["-v"])?)?.success()?;
+    ensure!(
+        verbose.own_lines().iter().any(|line| line.contains("not followed, nor what it starts")),
+        "{}",
+        verbose.stderr
+    );
     Ok(())
 }
 

@@ -212,6 +212,11 @@ impl Teller<'_> {
             }
             StartEvent::HeapIsShort { .. } => {}
             StartEvent::NoPerfMap { pid, error } => self.say_line(*pid, &format!("pagelift: no perf map: {error}")),
+            StartEvent::LeftAlone { pid, why } if self.args.outcome.verbose => {
+                let name = session::process_name(*pid);
+                self.say_line(*pid, &format!("pagelift: {name}: not followed, nor what it starts: {why}"));
+            }
+            StartEvent::LeftAlone { .. } => {}
             StartEvent::CannotFollow { pid, error } => {
                 let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";
                 self.say_line(*pid, &format!("{what}: {error}"));

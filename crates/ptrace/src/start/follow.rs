@@ -344,7 +344,7 @@ impl<H: Handler> Following<'_, H> {
         let stop = ExecStop { stopped, entry, status };
         match self.handler.at_exec(&stop) {
             AfterExec::Nothing if self.follower.descendants => Next::Conclude(After::Follow),
-            AfterExec::Nothing => Next::Conclude(After::Release),
+            AfterExec::Nothing | AfterExec::LeaveAlone => Next::Conclude(After::Release),
             AfterExec::End(status) => Next::Conclude(After::Exit(status)),
             AfterExec::StopAt(entry) => self.await_entry(pid, AwaitedEntry::at_exec(pid, entry)),
             AfterExec::AtEntry => {

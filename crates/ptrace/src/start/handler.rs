@@ -28,6 +28,8 @@ pub struct EntryStop<'a> {
 pub enum AfterExec {
     /// The program is not lifted.
     Nothing,
+    /// The same, and the process is no longer traced.
+    LeaveAlone,
     /// The program stops again at this address.
     StopAt(Address),
     /// The program is at its entry already.

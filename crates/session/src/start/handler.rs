@@ -3,6 +3,7 @@
 use super::base::{Placing, Started, better_base, choose_and_move};
 use super::entry::{PlannedLift, lift};
 use super::preparation::prepare;
+use super::tracers::Tracers;
 use super::{ENDED_BY_REQUIRE, StartEvent, StartOptions};
 use crate::files::{self, KnownFile};
 use crate::heap::heap_at_exec;
@@ -43,6 +44,7 @@ pub struct Lifter<T> {
     file: Option<KnownFile>,
     /// The program of that file needs no more than another base.
     moves_only: bool,
+    tracers: Tracers,
 }
 
 /// Facts that are read while a program runs to its entry, so that it does not wait for them.
@@ -61,7 +63,17 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         (file, moves_only): (Option<KnownFile>, bool),
         tell: T,
     ) -> Self {
-        Self { options, tell, reader, in_between: HashMap::new(), usual: None, ahead: None, file, moves_only }
+        Self {
+            options,
+            tell,
+            reader,
+            in_between: HashMap::new(),
+            usual: None,
+            ahead: None,
+            file,
+            moves_only,
+            tracers: Tracers::default(),
+        }
     }
 
     /// The options of the start.
@@ -143,13 +155,15 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
     /// Returns whether tracing goes on after this program. Descendants are followed where other names are still
     /// expected; a lifted server does not stay traced. A program that is meant by a link's name alone may be a front
     /// end that executes the program of that name.
-    fn after(&self, report: &LiftReport) -> After {
-        let only = &self.options.only;
-        if only.is_empty() {
+    fn after(&mut self, report: &LiftReport) -> After {
+        if self.options.only.is_empty() {
+            return After::Release;
+        }
+        if self.tracers.why(report.pid).is_some() {
             return After::Release;
         }
         let names = Names::of(report.pid);
-        let others = only.iter().any(|name| !names.are_of_file(name));
+        let others = self.options.only.iter().any(|name| !names.are_of_file(name));
         if self.options.follow_lifted || others || report.lift.ranges.is_empty() {
             After::Follow
         } else {
@@ -274,7 +288,9 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
         // Left by a program that executed another before its entry.
         self.ahead.take_if(|ahead| ahead.pid == stop.pid());
         if !self.is_wanted(stop.pid()) {
-            return AfterExec::Nothing;
+            let Some(why) = self.tracers.why(stop.pid()) else { return AfterExec::Nothing };
+            (self.tell)(&StartEvent::LeftAlone { pid: stop.pid(), why });
+            return AfterExec::LeaveAlone;
         }
         if !self.options.only.is_empty() {
             self.prepare_executed(stop.pid());
@@ -288,6 +304,7 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
             Ok(after) => after,
             Err(error) => match self.unlifted(stop.pid(), error.in_full()) {
                 After::Exit(status) => AfterExec::End(status),
+                After::Release => AfterExec::LeaveAlone,
                 _ => AfterExec::Nothing,
             },
         }

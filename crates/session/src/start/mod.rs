@@ -7,6 +7,7 @@ mod handler;
 mod helper;
 mod preload;
 mod preparation;
+mod tracers;
 
 pub use command::CommandFiles;
 pub use helper::become_program;
@@ -92,6 +93,13 @@ pub enum StartEvent<'a> {
         /// The name of its file.
         program: &'a str,
         /// Why.
+        why: &'a str,
+    },
+    /// A program is not followed any more, nor are its descendants, since it traces processes itself. It has not begun.
+    LeftAlone {
+        /// The process.
+        pid: i32,
+        /// What shows that.
         why: &'a str,
     },
     /// A perf map could not be written.

@@ -1,0 +1,121 @@
+//! Programs that trace processes themselves.
+//!
+//! A process has one tracer at most: what a descendant wants to trace must not be traced by the helper. Nothing reports a
+//! call of ptrace(2) before it fails, so that such programs are recognised when they are executed, by what they import and by
+//! their names. They are left alone with all their descendants.
+
+use linux::bounded::SYMBOL_TABLES;
+use object::elf;
+use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
+use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef};
+use process_view::{BoundedFile, FileIdentity, ProcessFiles, open_regular_file};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+
+/// Tracers that are linked statically, or do not call ptrace by its name.
+const NAMES: [&str; 10] =
+    ["dlv", "gdb", "gdbserver", "lldb", "lldb-server", "ltrace", "proot", "rr", "strace", "wineserver"];
+
+/// The function by which a program traces.
+const FUNCTION: &str = "ptrace";
+
+/// Functions of LeakSanitizer, which is a part of others, and traces the threads of its own process when that ends.
+const SANITIZERS: [&str; 3] = ["__lsan_do_leak_check", "__asan_init", "__hwasan_init"];
+
+/// Beginnings of the names of libraries that contain it.
+const SANITIZER_LIBRARIES: [&str; 6] =
+    ["liblsan.", "libasan.", "libhwasan.", "libclang_rt.lsan", "libclang_rt.asan", "libclang_rt.hwasan"];
+
+/// Number of files that are remembered.
+const MOST_FILES: usize = 4096;
+
+/// Files of programs, and why they are left alone.
+#[derive(Default)]
+pub struct Tracers {
+    known: HashMap<FileIdentity, Option<&'static str>>,
+}
+
+impl Tracers {
+    /// Returns why the program that a process executes is left alone, if it is.
+    pub fn why(&mut self, pid: i32) -> Option<&'static str> {
+        let path = ProcessFiles::of(pid).path("exe");
+        let identity = FileIdentity::of(&std::fs::metadata(&path).ok()?);
+        if let Some(known) = self.known.get(&identity) {
+            return *known;
+        }
+        let name = std::fs::read_link(&path).ok();
+        let name = name.as_ref().and_then(|path| path.file_name()?.to_str()).unwrap_or_default();
+        let why = match NAMES.contains(&name) {
+            true => Some("its name is that of a tracer"),
+            // A file that cannot be read as ELF is no reason.
+            false => open_regular_file(&path).ok().flatten().and_then(|file| of_file(&file).ok().flatten()),
+        };
+        if self.known.len() >= MOST_FILES {
+            self.known.clear();
+        }
+        self.known.insert(identity, why);
+        why
+    }
+}
+
+/// Returns what of an ELF file shows that it traces.
+fn of_file(file: &File) -> io::Result<Option<&'static str>> {
+    let length = file.metadata()?.len();
+    let cache = ReadCache::new(BoundedFile::new(file, length, SYMBOL_TABLES.bytes()));
+    let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(io::Error::other)?;
+    let sanitizer = Some("it has LeakSanitizer, which traces its process");
+    let of_sanitizer = |name: &String| SANITIZER_LIBRARIES.iter().any(|known| name.starts_with(known));
+    if libraries(&elf, &cache).unwrap_or_default().iter().any(of_sanitizer) {
+        return Ok(sanitizer);
+    }
+    let mut why = None;
+    for symbol in elf.dynamic_symbols() {
+        match symbol.name() {
+            Ok(FUNCTION) if symbol.is_undefined() => why = Some("it calls ptrace itself"),
+            Ok(name) if SANITIZERS.contains(&name) => return Ok(sanitizer),
+            _ => {}
+        }
+    }
+    Ok(why)
+}
+
+/// Returns the names of the libraries that an ELF file needs.
+fn libraries<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, Endianness, R>, data: R) -> Option<Vec<String>> {
+    let endian = elf.endian();
+    let segments = elf.elf_header().program_headers(endian, data).ok()?;
+    let dynamic = segments.iter().find_map(|segment| segment.dynamic(endian, data).ok().flatten())?;
+    let entries = |tag: elf::DynamicTag| dynamic.iter().filter(move |entry| entry.tag(endian) == tag);
+    let value = |tag: elf::DynamicTag| entries(tag).next().map(|entry| entry.val(endian));
+    let (at, size) = (value(elf::DT_STRTAB)?, value(elf::DT_STRSZ)?);
+    let offset = segments.iter().filter(|segment| segment.p_type(endian) == elf::PT_LOAD).find_map(|segment| {
+        let into = at.checked_sub(segment.p_vaddr(endian))?;
+        (into < segment.p_filesz(endian)).then(|| segment.p_offset(endian).checked_add(into))?
+    })?;
+    let strings = object::StringTable::new(data, offset, offset.checked_add(size)?);
+    let name = |offset: u64| strings.get(u32::try_from(offset).ok()?).ok();
+    let names = entries(elf::DT_NEEDED).filter_map(|entry| name(entry.val(endian)));
+    Some(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_program_is_no_tracer() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(of_file(&file).is_err());
+    }
+
+    #[test]
+    fn the_c_library_defines_the_function_and_does_not_call_it() {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let Some(path) =
+            maps.lines().find_map(|line| line.split(' ').next_back().filter(|path| path.contains("/libc.")))
+        else {
+            return;
+        };
+        assert_eq!(of_file(&File::open(path).unwrap()).unwrap(), None);
+    }
+}
