@@ -51,6 +51,11 @@ fn main() -> ExitCode {
             with(Need::Command("unshare".into())),
             first_process,
         ),
+        test_case(
+            "containers/the_first_process_has_no_child",
+            with(Need::Command("unshare".into())),
+            first_process_has_no_child,
+        ),
         test_case("containers/without_proc", with(Need::Command("unshare".into())), without_proc),
         test_case("containers/own_user_namespace", with(Need::Command("unshare".into())), user_namespace),
         test_case("bases/stay_random", gcc(), bases_stay_random),
@@ -363,6 +368,24 @@ fn first_process(t: &Context) -> Result<()> {
     let lifted = t.run(unshared(&namespace, &[&[&*pagelift], &words[..], &[&*program]].concat()))?.success()?;
     ensure!(plain.stdout.contains("pid 1 ppid 0"), "{}", plain.stdout);
     ensure!(plain.stdout == lifted.stdout, "plain\n{}\nlifted\n{}", plain.stdout, lifted.stdout);
+    Ok(())
+}
+
+/// Neither the helper of one program nor that which follows descendants is the child of the program.
+fn first_process_has_no_child(t: &Context) -> Result<()> {
+    let program = Program::named("start/is_first_of_its_namespace.c")?.build()?;
+    let pagelift = pagelift_binary()?;
+    let namespace = ["--pid", "--fork", "--mount-proc", "--"];
+    let plain = t.run(unshared(&namespace, &[&program]))?.success()?;
+    ensure!(plain.stdout.starts_with("1, no SIGCHLD, no child"), "{}", plain.stdout);
+    let only = ["--only", "is_first_of_its_namespace"];
+    for options in [&[][..], &only] {
+        let words: Vec<&Path> =
+            [&["run", "--pages", "thp"], options, &["--"]].concat().into_iter().map(Path::new).collect();
+        let lifted = t.run(unshared(&namespace, &[&[&*pagelift], &words[..], &[&*program]].concat()))?.success()?;
+        ensure!(plain.stdout == lifted.stdout, "{options:?}: {}", lifted.stdout);
+        ensure!(lifted.own_lines().iter().any(|line| line.contains(" on ")), "{options:?}: {}", lifted.stderr);
+    }
     Ok(())
 }
 

@@ -217,6 +217,10 @@ impl Teller<'_> {
                 self.say_line(*pid, &format!("pagelift: {name}: not followed, nor what it starts: {why}"));
             }
             StartEvent::LeftAlone { .. } => {}
+            StartEvent::Killed { pid, why } => {
+                let name = session::process_name(*pid);
+                self.say_line(*pid, &format!("pagelift: {name}: killed, since it could not be made to end: {why}"));
+            }
             StartEvent::CannotFollow { pid, error } => {
                 let what = "pagelift: programs that start from now on are not lifted: waiting for traced threads";
                 self.say_line(*pid, &format!("{what}: {error}"));

@@ -240,6 +240,11 @@ impl<'a> Injector<'a> {
         if self.refused.is_some() { Ok(()) } else { self.send(call, None) }
     }
 
+    /// True where the thread's filters let it make a call by the instruction before `behind`.
+    pub(crate) fn allows(&self, call: &GuestCall, behind: Address) -> bool {
+        self.filters.judge(call.number, call.arguments, behind.0) == Verdict::Allowed
+    }
+
     /// Returns the error with which the thread's filters reject a call. A call that would kill the thread is not made.
     fn refusal_of(&self, call: &GuestCall) -> Option<Errno> {
         match self.filters.judge(call.number, call.arguments, self.code_at.0) {

@@ -521,7 +521,7 @@ impl<H: Handler> Following<'_, H> {
         if let Err(error) = ended {
             // The process cannot be made to end by itself, and must not run on unlifted.
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-            eprintln!("pagelift: {pid}: {error}");
+            self.handler.killed(pid.as_raw(), &error);
         }
         self.follower.threads.remove(&pid.as_raw());
     }

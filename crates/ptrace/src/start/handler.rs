@@ -28,7 +28,7 @@ pub struct EntryStop<'a> {
 pub enum AfterExec {
     /// The program is not lifted.
     Nothing,
-    /// The same, and the process is no longer traced.
+    /// The program is not lifted, and its process is no longer traced.
     LeaveAlone,
     /// The program stops again at this address.
     StopAt(Address),
@@ -66,6 +66,8 @@ pub trait Handler {
     fn missed(&mut self, pid: i32, why: &io::Error) -> After;
     /// Called instead of [`Handler::at_exec`] or [`Handler::at_entry`] for a program that cannot make the calls of a lift.
     fn refused(&mut self, pid: i32, why: &str) -> After;
+    /// Called for a program that was killed, since it could not be made to end by itself as the handler has decided.
+    fn killed(&mut self, pid: i32, why: &InjectError);
 }
 
 impl ExecStop<'_> {

@@ -1,7 +1,8 @@
 //! Starts the helper that traces this process, and then executes the program in this process.
 //!
 //! The launcher, which becomes the program, starts an intermediate child, which starts the helper and exits at once, so
-//! that the program begins without children. The helper leaves the process group, so that no signal of the terminal
+//! that the program begins without children. The first process of a PID namespace adopts every orphan; it starts the
+//! helper itself, as a child without an exit signal. The helper leaves the process group, so that no signal of the terminal
 //! reaches it; a helper that lives as long as the program also leaves the terminal's session.
 //!
 //! # Who shares what, and until when
@@ -131,6 +132,9 @@ unsafe fn launch_in(
     unsafe { bare::close(shared.pipes.answer.1) };
     let mut reason = [0; LONGEST_REASON];
     let heard = started.map(|()| shared.hear(&mut reason));
+    if let Ok(Heard::Execute(Helper::WasKilled) | Heard::Refusal(_)) = heard {
+        shared.reap();
+    }
     bare::set_signal_mask(mask);
     if let Ok(Heard::Execute(helper)) = heard {
         execute(helper);
@@ -224,6 +228,10 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
         // The C library has one word set to 0 when its thread ends; the helper may use that word for something else by
         // then.
         bare::forget_thread_word();
+        if self.helper_stays_child() {
+            self.start_helper();
+            return self.started();
+        }
         let mut stack = [MaybeUninit::<u128>::uninit(); INTERMEDIATE_STACK / size_of::<u128>()];
         let shares = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_SIGHAND;
         // SAFETY:
@@ -241,9 +249,27 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
             return Err(Errno::last_raw());
         }
         bare::wait_for_end(child);
+        self.started()
+    }
+
+    fn started(&self) -> Result<(), ErrorNumber> {
         match self.helper.load(Ordering::Acquire) {
             0 => Err(self.error.load(Ordering::Acquire)),
             _ => Ok(()),
+        }
+    }
+
+    /// True for the first process of a PID namespace, to which the kernel gives every orphan, with SIGCHLD as its exit
+    /// signal. As its child from the beginning the helper has none: wait(2) does not return it, and a program that has not
+    /// started it is not told of its end.
+    fn helper_stays_child(&self) -> bool {
+        self.launcher.as_raw() == 1
+    }
+
+    /// Launcher: reaps a helper that has ended and is a child of this process.
+    fn reap(&self) {
+        if self.helper_stays_child() {
+            bare::wait_for_end(self.helper.load(Ordering::Acquire));
         }
     }
 
@@ -289,19 +315,24 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
         // SAFETY:
         // - the caller's promise.
         let shared = unsafe { &*shared.cast_const().cast::<Self>() };
-        let shares = libc::CLONE_PARENT_SETTID | if shared.shares_memory { libc::CLONE_VM } else { 0 };
+        shared.start_helper();
+        bare::exit(0)
+    }
+
+    /// Starts the helper, which has no exit signal: where it stays a child of the launcher, the program must not be told of
+    /// its end.
+    fn start_helper(&self) {
+        let shares = libc::CLONE_PARENT_SETTID | if self.shares_memory { libc::CLONE_VM } else { 0 };
         // SAFETY:
         // - only the helper uses the stack, which outlives it: a process that shares the memory unmaps it only after
         //   the helper's end. Without sharing, the stack is the helper's own copy.
         // - `be_helper` gets the address of a `Shared` of this type. It lies on the launcher's stack, in a frame that
         //   is not left before the helper's end, or in the helper's own copy of it; and has its own descriptors.
         // - the kernel writes the new PID to a word of `Shared`.
-        let helper =
-            unsafe { clone(Self::be_helper, shared.stack.end(), shares, shared.address(), shared.helper.as_ptr()) };
+        let helper = unsafe { clone(Self::be_helper, self.stack.end(), shares, self.address(), self.helper.as_ptr()) };
         if helper < 0 {
-            shared.error.store(Errno::last_raw(), Ordering::Release);
+            self.error.store(Errno::last_raw(), Ordering::Release);
         }
-        bare::exit(0)
     }
 
     /// Helper: runs the work and exits.
@@ -343,6 +374,7 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
                 // SAFETY:
                 // - this is the helper; by the rules of `launch` it owns no descriptor.
                 unsafe { close_all() };
+                take_standard_descriptors();
                 traces = true;
             }
             Err(why) => bare::write(self.pipes.answer.1, [&[REFUSES], why.as_bytes()]),
@@ -427,107 +459,15 @@ unsafe fn close_all() {
     listed.unwrap_or_default().into_iter().for_each(|descriptor| unsafe { bare::close(descriptor) });
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use nix::sys::signal::{Signal, kill};
-    use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-    use nix::unistd::{ForkResult, fork};
-    use std::panic::resume_unwind;
-
-    type Answer<'a> = &'a mut dyn FnMut(Result<(), String>);
-
-    const TRACED: i32 = 1;
-    const KILLED: i32 = 2;
-    const REFUSED: i32 = 3;
-    const HAS_CHILDREN: i32 = 4;
-    const OTHER_ANSWER: i32 = 5;
-
-    /// Returns how two processes end that launch this helper, one sharing its memory and one with a copy. A process
-    /// that is refused for this reason ends with `REFUSED`.
-    fn ends_with(helper: impl Fn(Pid, Answer), reason: &str) -> [WaitStatus; 2] {
-        [true, false].map(|shares_memory| {
-            // SAFETY:
-            // - the C library makes the child's heap usable, and the child uses nothing else of other threads.
-            match unsafe { fork() }.unwrap() {
-                ForkResult::Parent { child } => waitpid(child, None).unwrap(),
-                ForkResult::Child => bare::exit(status_of_launch(shares_memory, &helper, reason)),
-            }
-        })
-    }
-
-    fn status_of_launch(shares_memory: bool, helper: impl FnOnce(Pid, Answer), reason: &str) -> i32 {
-        let execute = |helper| bare::exit(if helper == Helper::Traces { TRACED } else { KILLED });
+/// Takes the three lowest descriptors, so that no file which the helper opens gets one of them: what the standard library or
+/// the C library writes there, as for a panic, would be written to that file. Writing to these fails with EBADF.
+fn take_standard_descriptors() {
+    for _ in 0..3 {
         // SAFETY:
-        // - the child of a fork has one thread; these helpers own no descriptors, and `execute` only ends the process.
-        let error = unsafe { launch_in(shares_memory, false, helper, execute) };
-        if waitpid(None, Some(WaitPidFlag::__WALL)) != Err(Errno::ECHILD) {
-            return HAS_CHILDREN;
-        }
-        if error.to_string() == reason { REFUSED } else { OTHER_ANSWER }
-    }
-
-    fn assert_status(ends: [WaitStatus; 2], status: i32) {
-        let is_it = |end: &WaitStatus| matches!(end, WaitStatus::Exited(_, is) if *is == status);
-        assert!(ends.iter().all(is_it), "{ends:?} instead of {status}");
-    }
-
-    #[test]
-    fn a_long_reason_is_cut() {
-        let (long, cut) = ("x".repeat(3 * LONGEST_REASON), "x".repeat(LONGEST_REASON));
-        assert_status(ends_with(|_, answer| answer(Err(long.clone())), &cut), REFUSED);
-    }
-
-    #[test]
-    fn the_program_is_executed_when_the_helper_traces() {
-        assert_status(ends_with(|_, answer| answer(Ok(())), ""), TRACED);
-    }
-
-    #[test]
-    fn a_helper_that_refuses_says_why() {
-        assert_status(ends_with(|_, answer| answer(Err("so it is".to_owned())), "so it is"), REFUSED);
-    }
-
-    #[test]
-    fn the_helper_gets_the_pid_of_the_launcher() {
-        let parent = getpid();
-        let helper = |us: Pid, answer: Answer| {
-            let status = std::fs::read_to_string(format!("/proc/{us}/status")).unwrap();
-            let is_child = status.lines().any(|line| line == format!("PPid:\t{parent}"));
-            answer(Err(format!("{}, {}", is_child, us != getpid())));
-        };
-        assert_status(ends_with(helper, "true, true"), REFUSED);
-    }
-
-    #[test]
-    fn a_helper_that_exits_without_an_answer_is_reported() {
-        assert_status(ends_with(|_, _| {}, "the helper process ended at once"), REFUSED);
-    }
-
-    #[test]
-    fn the_program_is_executed_after_the_helper_was_killed() {
-        // Not by `raise`: the C library takes the launcher's thread ID for that of this thread.
-        let kill_itself = |_, _: Answer| kill(getpid(), Signal::SIGKILL).unwrap();
-        assert_status(ends_with(kill_itself, ""), KILLED);
-    }
-
-    #[test]
-    fn the_program_is_executed_after_the_helper_has_aborted() {
-        assert_status(ends_with(|_, _: Answer| std::process::abort(), ""), KILLED);
-    }
-
-    #[test]
-    fn the_program_is_executed_after_the_helper_was_killed_after_its_refusal() {
-        let killed = |_, answer: Answer| {
-            answer(Err("in vain".to_owned()));
-            kill(getpid(), Signal::SIGKILL).unwrap();
-        };
-        assert_status(ends_with(killed, "in vain"), KILLED);
-    }
-
-    #[test]
-    fn the_program_is_executed_after_the_helper_has_panicked() {
-        // Without the panic hook: it takes a lock that another failing test may have held when this one forked.
-        assert_status(ends_with(|_, _: Answer| resume_unwind(Box::new("on purpose")), ""), KILLED);
+        // - the path ends with NUL. Nothing owns the descriptor, which stays open until the helper ends.
+        unsafe { libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,14 +1,17 @@
 //! Makes the program reap its helper, where the helper has become its child.
 //!
-//! The helper is no relative of the program, except where the program is the first process of a container (or another
-//! reaper of orphans): there the helper becomes its child, and would stay a zombie. Only for these, the program begins
+//! The helper is no relative of the program, except where the program is the first process of a container: there the
+//! helper is its child, and would stay a zombie. Only for these, the program begins
 //! with a stub that waits for the helper's end and continues at the entry with all registers unchanged. The stub lies
 //! in a page of its own, which is readable and executable, never writable, and stays mapped.
 
-use crate::remote::arch::{self, Registers, numbers};
+use crate::remote::arch::{self, GuestCall, Registers, numbers};
 use crate::remote::{InjectError, Injector};
 use address_space::Address;
 use nix::unistd::{Pid, getpid, getppid};
+
+/// `__WALL` of `linux/wait.h`, with which the code waits.
+const WAITED_FOR: u64 = 0x4000_0000;
 
 /// True where this process, the helper, is a child of the program that it traces.
 pub fn is_needed(program: Pid) -> bool {
@@ -18,12 +21,17 @@ pub fn is_needed(program: Pid) -> bool {
 /// Makes the stopped thread begin with the stub. It must be released at once afterwards, and this process must end.
 ///
 /// # Errors
-/// [`InjectError`]. Where the kernel refuses the page, the thread continues without the stub and keeps a zombie.
+/// [`InjectError`]. Where a filter would judge the wait, or the kernel refuses the page, the thread continues without the stub and keeps a zombie.
 pub fn prepare(injector: &mut Injector<'_>) -> Result<(), InjectError> {
     let length = linux::pages::base_page().bytes();
     let protection = (libc::PROT_READ | libc::PROT_EXEC) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
     let arguments = [0, length, protection, flags, u64::MAX, 0];
+    // The address 0 has no code, so that no filter makes an exception for it.
+    let waits = GuestCall { number: libc::SYS_wait4, arguments: [getpid().as_raw() as u64, 0, WAITED_FOR, 0, 0, 0] };
+    if !injector.allows(&waits, Address(0)) {
+        return Ok(());
+    }
     let Ok(page) = injector.call(numbers::SYS_mmap, arguments)? else { return Ok(()) };
     let code = code_for(getpid(), injector.registers());
     injector.memory().write(Address(page), &code)?;

@@ -15,7 +15,7 @@ use lift_plan::{MachineFacts, Policy};
 use linux::nodes::has_several_nodes;
 use machine_facts::{elf_machine, machine_facts_for, usual_huge_page};
 use process_view::{FileIdentity, ObjectReader, ProcessFiles, executed_metadata, open_executed};
-use ptrace::{After, AfterExec, EntryStop, ExecStop, Handler};
+use ptrace::{After, AfterExec, EntryStop, ExecStop, Handler, InjectError};
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
@@ -361,6 +361,10 @@ impl<T: FnMut(&StartEvent<'_>)> Handler for Lifter<T> {
 
     fn refused(&mut self, pid: i32, why: &str) -> After {
         self.unlifted(pid, why.to_owned())
+    }
+
+    fn killed(&mut self, pid: i32, why: &InjectError) {
+        (self.tell)(&StartEvent::Killed { pid, why: why.to_string() });
     }
 }
 

@@ -102,6 +102,13 @@ pub enum StartEvent<'a> {
         /// What shows that.
         why: &'a str,
     },
+    /// A program that was to end was killed instead, since it could not be made to end by itself.
+    Killed {
+        /// The process.
+        pid: i32,
+        /// Why it could not.
+        why: String,
+    },
     /// A perf map could not be written.
     NoPerfMap {
         /// The process.

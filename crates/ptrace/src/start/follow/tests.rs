@@ -45,6 +45,8 @@ impl Handler for Executed {
     fn refused(&mut self, _: i32, _: &str) -> After {
         After::Follow
     }
+
+    fn killed(&mut self, _: i32, _: &InjectError) {}
 }
 
 /// A shell that is followed, and at work to start another program and to end at once.
