@@ -449,7 +449,7 @@ fn commands_print_in_one_place() -> Result<()> {
                 Some(name) => has_word(line, name) && line.contains(*word),
                 None => has_word(line, word) && line.contains(&format!("{word}()")),
             };
-            if PRINTS.iter().any(|word| calls(&word)) && !OTHERS.iter().any(|other| line.contains(other)) {
+            if PRINTS.iter().any(calls) && !OTHERS.iter().any(|other| line.contains(other)) {
                 found.push(format!("{}:{number}: {}", file.path, line.trim()));
             }
         }

@@ -82,7 +82,7 @@ fn every_thing(t: &Context, leaf: &Leaf) -> Result<()> {
     Ok(())
 }
 
-fn process_of<'a>(thing: &'a Thing) -> Option<&'a Process> {
+fn process_of(thing: &Thing) -> Option<&Process> {
     match &thing.what {
         What::Process(process) => Some(process),
         What::File(_) => None,
