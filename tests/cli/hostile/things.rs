@@ -8,7 +8,8 @@ use std::os::unix::fs::{FileExt, PermissionsExt, chown, lchown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use test_support::{Context, Program, Session, copy_program};
+use std::time::Duration;
+use test_support::{Context, Program, Session, copy_program, poll_until};
 
 /// The other user.
 pub const NOBODY: u32 = 65534;
@@ -57,8 +58,15 @@ impl Drop for Process {
         let Some(group) = &self.group else { return };
         // The group can go once nobody is in it.
         let Some(root) = group.parent() else { return };
-        let _ = fs::write(root.join("cgroup.procs"), self.session.pid().to_string());
-        let _ = fs::remove_dir(group);
+        let is_gone = || {
+            for pid in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
+                let _ = fs::write(root.join("cgroup.procs"), pid);
+            }
+            fs::remove_dir(group).is_ok() || !group.exists()
+        };
+        if let Err(error) = poll_until(Duration::from_secs(10), "the group to be gone", is_gone) {
+            eprintln!("{}: {error}", group.display());
+        }
     }
 }
 
