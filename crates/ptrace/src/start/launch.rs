@@ -260,8 +260,8 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
     }
 
     /// True for the first process of a PID namespace, to which the kernel gives every orphan, with SIGCHLD as its exit
-    /// signal. As its child from the beginning the helper has none: wait(2) does not return it, and a program that has not
-    /// started it is not told of its end.
+    /// signal. As its child from the beginning the helper has none, and wait(2) does not return it. The kernel sends SIGCHLD
+    /// nevertheless if the parent has executed a program since (`do_notify_parent`).
     fn helper_stays_child(&self) -> bool {
         self.launcher.as_raw() == 1
     }
@@ -319,8 +319,7 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
         bare::exit(0)
     }
 
-    /// Starts the helper, which has no exit signal: where it stays a child of the launcher, the program must not be told of
-    /// its end.
+    /// Starts the helper. It has no exit signal: if it stays a child of the launcher, the program must not find it by wait(2).
     fn start_helper(&self) {
         let shares = libc::CLONE_PARENT_SETTID | if self.shares_memory { libc::CLONE_VM } else { 0 };
         // SAFETY:
