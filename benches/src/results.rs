@@ -144,7 +144,7 @@ fn command(record: &Record) -> String {
             "-o" | "--output" => drop(words.next()),
             "--" => {
                 kept.push(word.clone());
-                kept.extend(words.by_ref().map(|word| quoted(word)));
+                kept.extend(words.by_ref().map(quoted));
             }
             _ => kept.push(quoted(word)),
         }
