@@ -47,7 +47,7 @@ fn end(t: &Context, mut session: Session) -> Result<()> {
     session.send("\n")?;
     let output = session.finish()?;
     t.keep(&output);
-    t.note(output.stdout.lines().last().unwrap_or_default().to_owned());
+    t.note(output.stdout.lines().last().unwrap_or_default());
     ensure!(output.stdout.contains("\n0 of the "), "{}\n{}", output.stdout, output.stderr);
     ensure!(!output.stdout.contains("differs"), "{}", output.stdout);
     output.success().map(drop)
