@@ -42,6 +42,12 @@ fn main() -> ExitCode {
     let silent = |&(name, words): &(&str, &'static [&'static str])| {
         test_case(format!("silent_server/{name}"), fuse(), move |t| silent_server(t, words))
     };
+    let of_processes = commands.iter().filter(|(_, words)| words.contains(&"PID"));
+    let again: (&str, &'static [&'static str]) = ("estimate", &["estimate", "-p", "PID", "--again"]);
+    let silent_root = |&(name, words): &(&str, &'static [&'static str])| {
+        test_case(format!("silent_root/{name}"), fuse(), move |t| silent_root(t, words))
+    };
+    let roots: Vec<Test> = of_processes.chain([&again]).map(silent_root).collect();
     let symbols: Vec<Test> = vec![
         test_case("symbols/a_debug_file_that_the_user_may_read", objcopy(), |t| symbols(t, 0o644, Place::Beside, true)),
         test_case("symbols/a_debug_file_of_roots_own", objcopy(), |t| symbols(t, 0o600, Place::Beside, false)),
@@ -51,7 +57,7 @@ fn main() -> ExitCode {
         test_case("symbols/a_link_out_of_the_root_folder", objcopy(), |t| symbols(t, 0o600, Place::OutOfRoot, false)),
         test_case("symbols/a_program_that_may_only_be_executed", objcopy(), unreadable_program),
     ];
-    main_of(symbols.into_iter().chain(commands.iter().map(silent)).collect())
+    main_of(symbols.into_iter().chain(commands.iter().map(silent)).chain(roots).collect())
 }
 
 /// Where the debug file lies.
@@ -207,12 +213,25 @@ impl Drop for Served {
 /// A user's program has mapped a file of a file system that the user serves, and its list of objects leads into that file.
 /// From then on the file system answers nobody.
 fn silent_server(t: &Context, words: &[&str]) -> Result<()> {
-    let mut served = Served::mount(t)?;
-    let file = served.folder.join("file");
+    let served = Served::mount(t)?;
     let mut program = Program::named("cli/names_what_never_comes.c")?.command()?;
-    program.arg(&file).uid(NOBODY).gid(NOBODY).current_dir("/");
+    program.arg(served.folder.join("file")).uid(NOBODY).gid(NOBODY).current_dir("/");
+    no_wait_for(t, served, program, words)
+}
+
+/// The root folder of a user's process is a file system that the user serves.
+fn silent_root(t: &Context, words: &[&str]) -> Result<()> {
+    let served = Served::mount(t)?;
+    let mut program = Program::named("cli/has_a_root_folder.c")?.command()?;
+    program.arg(&served.folder).arg(NOBODY.to_string()).current_dir("/");
+    no_wait_for(t, served, program, words)
+}
+
+/// Runs a command once the file system of a hostile program answers nobody any more.
+fn no_wait_for(t: &Context, mut served: Served, program: Command, words: &[&str]) -> Result<()> {
     let hostile = t.session(program)?;
     hostile.wait_for_line("ready")?;
+    let file = served.folder.join("file");
     let list = t.folder().join("list");
     fs::write(&list, format!("{}\n", file.display()))?;
     served.be_silent()?;

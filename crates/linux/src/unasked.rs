@@ -21,6 +21,8 @@ pub struct Unasked {
     pub mount: Option<u64>,
     /// Type and permissions, as last known.
     pub mode: u32,
+    /// Number of the file in its file system.
+    pub inode: u64,
 }
 
 /// Opens the file that a link of `/proc` leads to as a place: it can be neither read nor written.
@@ -63,8 +65,8 @@ pub fn of(place: impl AsFd) -> io::Result<Unasked> {
     // SAFETY:
     // - the path is an empty text that ends with NUL, and `found` is a whole statx structure, which the kernel fills.
     let result = unsafe {
-        let (descriptor, mask) = (place.as_fd().as_raw_fd(), libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_MNT_ID);
-        libc::statx(descriptor, c"".as_ptr(), flags, mask, found.as_mut_ptr())
+        let mask = libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_INO | libc::STATX_MNT_ID;
+        libc::statx(place.as_fd().as_raw_fd(), c"".as_ptr(), flags, mask, found.as_mut_ptr())
     };
     if result != 0 {
         return Err(io::Error::last_os_error());
@@ -73,7 +75,15 @@ pub fn of(place: impl AsFd) -> io::Result<Unasked> {
     // - all of its fields are integers, for which zeros are valid, and the kernel has filled it.
     let found = unsafe { found.assume_init() };
     let mount = (found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id);
-    Ok(Unasked { device: (found.stx_dev_major, found.stx_dev_minor), mount, mode: found.stx_mode.into() })
+    let device = (found.stx_dev_major, found.stx_dev_minor);
+    Ok(Unasked { device, mount, mode: found.stx_mode.into(), inode: found.stx_ino })
+}
+
+impl Unasked {
+    /// True for the same file.
+    pub fn is_same_file(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
 }
 
 /// The target of an open symbolic link.
@@ -131,7 +141,7 @@ mod tests {
         let metadata = std::fs::metadata("/proc/self/exe").unwrap();
         let found = of(&place).unwrap();
         let device = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
-        assert_eq!((found.device, found.mode), (device, metadata.mode()));
+        assert_eq!((found.device, found.mode, found.inode), (device, metadata.mode(), metadata.ino()));
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let is_listed = |mount: u64| mounts.lines().any(|line| line.starts_with(&format!("{mount} ")));
         assert!(found.mount.is_none_or(is_listed), "{found:?}");

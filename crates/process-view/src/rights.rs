@@ -1,10 +1,10 @@
 //! What a process may do, to be compared with what this program may do before a program of its choice is executed.
 
 use crate::{ObservationError, ProcessFiles};
+use linux::unasked;
 use nix::libc;
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 /// The namespaces of a process (namespaces(7)), as links in `/proc/PID/ns`.
@@ -28,7 +28,7 @@ pub struct ProcessRights {
     /// The namespaces' links; `None` where the kernel has no such namespace.
     namespaces: [Option<PathBuf>; 8],
     /// Device and inode of its root folder.
-    root: (u64, u64),
+    root: ((u32, u32), u64),
     /// The label of the security module; empty without one.
     label: Vec<u8>,
 }
@@ -63,14 +63,15 @@ impl ProcessRights {
                 Err(error) => return Err(failed(&path, error)),
             }
         }
-        let root = fs::metadata(files.path("root")).map_err(|error| failed("root", error))?;
+        // Its root may be a file system that its user serves, which is not asked.
+        let root = unasked::place(&files.path("root")).and_then(unasked::of).map_err(|error| failed("root", error))?;
         let label = match files.bytes("attr/current") {
             Ok(label) => label,
             Err(ObservationError::Io { source, .. }) if is_without_labels(&source) => Vec::new(),
             Err(error) => return Err(error),
         };
         let StatusRights { users, group_ids, groups, capabilities, no_new_privileges, seccomp } = status;
-        let root = (root.dev(), root.ino());
+        let root = (root.device, root.inode);
         Ok(Self { users, group_ids, groups, capabilities, no_new_privileges, seccomp, namespaces, root, label })
     }
 

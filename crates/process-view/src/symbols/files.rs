@@ -50,10 +50,10 @@ impl SymbolFiles {
             servers.read();
         }
         let root = unasked::place(&process.path("root")).ok().map(Arc::new);
+        // The root may be a user's file system, which is not asked what it is.
         let same_place = |one: &Path, other: &Path| {
-            let place = |path: &Path| File::from(unasked::place(path).ok()?).metadata().ok();
-            let numbers = |path: &Path| place(path).map(|found| (found.dev(), found.ino()));
-            numbers(one).is_some() && numbers(one) == numbers(other)
+            let found = |path: &Path| unasked::of(unasked::place(path).ok()?).ok();
+            found(one).zip(found(other)).is_some_and(|(one, other)| one.is_same_file(&other))
         };
         let mounts = |path: &Path| fs::read_link(path).ok();
         let is_own = same_place(&process.path("root"), Path::new("/"))

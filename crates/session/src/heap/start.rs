@@ -9,7 +9,7 @@ use lift_plan::{MachineFacts, NodeFacts, Nodes, Numa, Reason, ThpMode, pool_on};
 use linux::bounded::ENVIRONMENT;
 use machine_facts::{Cgroups, HugetlbLimit, POOLS, System, pools_at};
 use options::HeapPages;
-use process_view::{ProcessFiles, open_regular_file};
+use process_view::{ProcessFiles, exists_in_root, open_executed};
 use serde::Serialize;
 use std::ffi::CString;
 use std::fs::File;
@@ -234,12 +234,11 @@ pub struct HeapAtExec {
 pub fn heap_at_exec(options: &HeapOptions, pid: i32, machine: &MachineFacts) -> Option<HeapAtExec> {
     let process = ProcessFiles::of(pid);
     let environment = Environment::parse(&ENVIRONMENT.read_rest(File::open(process.path("environ")).ok()?).ok()?);
-    let file = open_regular_file(&process.path("exe")).ok()??;
+    let (file, _) = open_executed(&process).ok()??;
     let path = std::fs::read_link(process.path("exe")).ok()?;
     let program = Program::of_open(&path, &file, &environment).ok()??;
     let (_, mut choice) = choose_for(&program, options, &[], machine, &environment)?;
-    let is_seen = |path: &str| process.path(&format!("root{path}")).exists();
-    if choice.preload.is_some() && library().is_ok_and(|library| !is_seen(&library)) {
+    if choice.preload.is_some() && library().is_ok_and(|library| !exists_in_root(&process, Path::new(&library))) {
         choice.variables.clear();
         choice.refusals.push("the preloaded heap is not in its root folder".to_owned());
     }

@@ -8,7 +8,7 @@ use linux::bounded::SYMBOL_TABLES;
 use object::elf;
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef};
-use process_view::{BoundedFile, FileIdentity, ProcessFiles, open_regular_file};
+use process_view::{BoundedFile, FileIdentity, ProcessFiles, executed_metadata, open_executed};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -39,17 +39,17 @@ pub struct Tracers {
 impl Tracers {
     /// Returns why the program that a process executes is left alone, if it is.
     pub fn why(&mut self, pid: i32) -> Option<&'static str> {
-        let path = ProcessFiles::of(pid).path("exe");
-        let identity = FileIdentity::of(&std::fs::metadata(&path).ok()?);
+        let process = ProcessFiles::of(pid);
+        let identity = FileIdentity::of(&executed_metadata(&process)?);
         if let Some(known) = self.known.get(&identity) {
             return *known;
         }
-        let name = std::fs::read_link(&path).ok();
+        let name = std::fs::read_link(process.path("exe")).ok();
         let name = name.as_ref().and_then(|path| path.file_name()?.to_str()).unwrap_or_default();
         let why = match NAMES.contains(&name) {
             true => Some("its name is that of a tracer"),
             // A file that cannot be read as ELF is no reason.
-            false => open_regular_file(&path).ok().flatten().and_then(|file| of_file(&file).ok().flatten()),
+            false => open_executed(&process).ok().flatten().and_then(|(file, _)| of_file(&file).ok().flatten()),
         };
         if self.known.len() >= MOST_FILES {
             self.known.clear();
