@@ -3,10 +3,11 @@
 //! Who can write to the folder can have put a link there, which leads to any file that this program may write.
 
 use crate::owner::is_trusted;
-use nix::libc::{O_NOCTTY, O_NOFOLLOW};
-use std::fs::{File, OpenOptions};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc::{O_NOCTTY, O_NOFOLLOW, O_NONBLOCK};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Links that are followed one after the other, as by the kernel.
@@ -31,9 +32,32 @@ pub fn append(path: &Path) -> io::Result<File> {
 
 fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     match target(path)? {
-        Target::Name(path) => options.custom_flags(O_NOFOLLOW | O_NOCTTY).open(path),
+        Target::Name(path) => open_name(&path, options),
         Target::Descriptor(path) => options.custom_flags(O_NOCTTY).open(path),
     }
+}
+
+/// A pipe of another user is not waited for until somebody reads it.
+fn open_name(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let is_foreign_pipe = |found: &Metadata| found.file_type().is_fifo() && !is_trusted(found.uid());
+    let refused = |found: &Metadata| {
+        let needed = "needed a file, or a pipe of root or of this user; fix: another name";
+        io::Error::other(format!("found a pipe of user {}, {needed}", found.uid()))
+    };
+    match path.symlink_metadata() {
+        Ok(found) if is_foreign_pipe(&found) => return Err(refused(&found)),
+        Ok(found) if found.file_type().is_fifo() => return options.custom_flags(O_NOFOLLOW | O_NOCTTY).open(path),
+        _ => {}
+    }
+    // It may have become one since.
+    let file = options.custom_flags(O_NOFOLLOW | O_NOCTTY | O_NONBLOCK).open(path)?;
+    let found = file.metadata()?;
+    if is_foreign_pipe(&found) {
+        return Err(refused(&found));
+    }
+    let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
+    fcntl(&file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
+    Ok(file)
 }
 
 /// Where a path leads.
@@ -77,7 +101,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_link_of_another_user_is_not_followed() {
+    fn a_link_or_pipe_of_another_user_is_not_followed() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         create(&file).unwrap().write_all(b"one").unwrap();
@@ -95,6 +119,14 @@ mod tests {
             assert_eq!(text(), "onetwo");
         }
         assert_eq!(target(Path::new("/proc/self/fd/1")).unwrap(), Target::Descriptor("/proc/self/fd/1".into()));
+        let pipe = folder.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        if nix::unistd::geteuid().is_root() {
+            std::os::unix::fs::chown(&pipe, Some(7), None).unwrap();
+            assert!(create(&pipe).unwrap_err().to_string().contains("a pipe of user 7"));
+        }
+        let flags = fcntl(append(&file).unwrap(), FcntlArg::F_GETFL).unwrap();
+        assert_eq!(flags & O_NONBLOCK, 0);
         let circle = folder.path().join("circle");
         symlink(&circle, &circle).unwrap();
         assert!(create(&circle).is_err());
