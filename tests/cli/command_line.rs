@@ -36,6 +36,15 @@ fn main() -> ExitCode {
             ensure!(output.ending != Ending::Exit(0) && !output.stderr.is_empty(), "{output:?}");
             Ok(())
         }),
+        test_case("usage/words_act_on_nobody", vec![], |t| {
+            let mut command = t.pagelift(&["a\u{1b}[8mb\nFORGED"])?;
+            // As on a terminal.
+            command.env("CLICOLOR_FORCE", "1");
+            let output = t.run(command)?;
+            let is_one_line = output.stderr.lines().count() == 1 && !output.stderr.contains('\u{1b}');
+            ensure!(is_one_line && output.stderr.contains("FORGED"), "{output:?}");
+            Ok(())
+        }),
         test_case("make/says_how_to_get_rust", vec![Need::Command("make".into())], make_without_rust),
         test_case("install/puts_everything_in_place", vec![Need::Command("make".into())], install),
         test_case("make/lays_side_by_side_what_every_start_runs", linked_in_order(), side_by_side),

@@ -5,7 +5,7 @@
 //! no character that acts on its reader, whatever was put into it: [`Output`] keeps line feeds, since a text has lines;
 //! [`say!`](crate::say) and [`fail`] keep none, since a message is one line.
 
-use foreign_text::{escaped_json, printable, printable_lines};
+use foreign_text::{escaped_json, is_printable, printable, printable_lines};
 use serde::Serialize;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -76,15 +76,18 @@ impl Output {
         Ok(self.write(&json(value)?)?)
     }
 
-    /// Prints what clap made of the command line: help, the version, or what is wrong with it. Colours are left out where
-    /// a word of the command line has characters that act on their reader.
+    /// Prints what clap made of the command line: help, the version, or what is wrong with it. Where a word
+    /// of the command line has characters that act on their reader it is one line without colours.
     pub fn print_usage(error: &clap::Error) {
-        let plain = error.render().to_string();
-        if printable_lines(&plain) == plain {
+        // The rendered text has no escape sequences, those of the words neither; print() writes them to a terminal.
+        if std::env::args_os().all(|word| word.to_str().is_some_and(is_printable)) {
             let _ = error.print();
         } else {
             let stream = if error.use_stderr() { Self::Error } else { Self::Standard };
-            let _ = stream.print(&plain);
+            let text = error.render().to_string();
+            // A line may have begun in one of the words.
+            let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+            let _ = stream.write(&(printable(&lines.join(" ")) + "\n"));
         }
     }
 
