@@ -13,6 +13,7 @@ use image_store::{Collection, Form, Image, Layout, Request, Store, StoreError, U
 use linux::file_rights::FileRights;
 use linux::owner::{Lasting, foreign_part};
 use linux::pages::base_page;
+use linux::watch::watched;
 use machine_facts::{System, nodes_with_cpus};
 use process_view::{open_regular_file, printable};
 use std::fs::{self, File};
@@ -188,7 +189,9 @@ fn add_one(store: &Store, path: &Path, base_offset: Option<u64>, node: Option<u3
 fn open(path: &Path) -> anyhow::Result<File> {
     let open = || open_regular_file(path);
     let part = if nix::unistd::geteuid().is_root() {
-        foreign_part(path, Lasting::Now).context("looking at its path")?
+        let look = || foreign_part(path, Lasting::Now);
+        watched(|| format!("looking at the path {}", printable(&path.display().to_string())), look)
+            .context("looking at its path")?
     } else {
         None
     };
