@@ -7,6 +7,7 @@ use crate::remote::arch::numbers;
 use crate::remote::executor::ProcessExecutor;
 use address_space::{Address, AddressRange, Mapping, MappingName, RangeSet};
 use lift_execution::Executor;
+use linux::watch::watched;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
@@ -47,12 +48,13 @@ impl ProcessExecutor<'_, '_> {
 
     /// Makes the process open the file behind a mapping; `None` where it has opened another file.
     fn open_file_of(&mut self, mapping: &Mapping) -> Option<u64> {
+        let pid = self.pid();
         let is_same = |path: String| {
-            let metadata = fs::metadata(path).ok()?;
+            // A link that the user has put at the path may lead to a file system that does not answer.
+            let metadata = watched(|| format!("looking at a file of process {pid}"), || fs::metadata(path)).ok()?;
             let device = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
             (metadata.is_file() && (metadata.ino(), device) == (mapping.inode, mapping.device)).then_some(())
         };
-        let pid = self.pid();
         let path = match is_same(format!("/proc/{pid}/exe")) {
             Some(()) => "/proc/self/exe",
             None => mapping.path()?,
