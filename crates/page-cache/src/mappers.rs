@@ -128,13 +128,13 @@ impl MappedFiles {
         self.parts.values().filter_map(|parts| parts.iter().find(|part| part.mapping.protection.execute))
     }
 
-    /// One part of each file of which one of these processes executes a part, and those that do.
-    pub fn executed_by(&self, of: &[i32]) -> impl Iterator<Item = (&MappedPart, Vec<i32>)> {
-        let is_meant = move |part: &&MappedPart| part.mapping.protection.execute && of.contains(&part.pid);
-        self.parts.values().filter_map(move |parts| {
-            let first = parts.iter().find(is_meant)?;
-            Some((first, parts.iter().filter(is_meant).map(|part| part.pid).collect()))
-        })
+    /// The parts of each file that these processes execute, by files.
+    pub fn executed_by(&self, of: &[i32]) -> impl Iterator<Item = Vec<&MappedPart>> {
+        let is_meant = |part: &&MappedPart| part.mapping.protection.execute && of.contains(&part.pid);
+        self.parts
+            .values()
+            .map(move |parts| parts.iter().filter(is_meant).collect())
+            .filter(|parts: &Vec<_>| !parts.is_empty())
     }
 }
 

@@ -9,10 +9,14 @@ use foreign_text::printable;
 use linux::owner::{executes_trusted_file, is_of_trusted_user, is_trusted, user_of};
 use page_cache::{MappedFiles, MappedPart};
 use session::running::processes_named;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Most reasons that are said.
 const MOST_SAID: usize = 8;
+
+/// Most parts of one file that are tried.
+const MOST_TRIED: usize = 64;
 
 /// What processes execute.
 pub struct Executed {
@@ -31,15 +35,21 @@ pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Executed> {
         processes_named(name)?.into_iter().partition(|pid| executes_trusted_file(*pid));
     let mut left_out: Vec<String> = others
         .iter()
-        .map(|pid| format!("process {pid} of the name {name} executes a file of another user and is left out"))
+        .map(|pid| {
+            let why = match std::fs::read_link(format!("/proc/{pid}/exe")) {
+                Ok(_) => "executes a file of another user",
+                Err(_) => "may not be looked at",
+            };
+            format!("process {pid} of the name {name} {why} and is left out")
+        })
         .collect();
     let mapped = MappedFiles::read()?;
     let mut chosen = Vec::new();
-    for (part, by) in mapped.executed_by(&processes) {
-        match open(part, huge) {
-            Ok(Some(one)) => chosen.push((one, user_among(&by))),
+    for parts in mapped.executed_by(&processes) {
+        match open_one(&parts, huge) {
+            Ok(Some(one)) => chosen.push((one, users_among(parts.iter().map(|part| part.pid)))),
             Ok(None) => {}
-            Err(why) => left_out.push(format!("process {}: {why}", part.pid)),
+            Err(why) => left_out.push(why),
         }
     }
     if left_out.len() > MOST_SAID {
@@ -47,7 +57,20 @@ pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Executed> {
         left_out.truncate(MOST_SAID);
         left_out.push(format!("{more} more are left out"));
     }
-    Ok(Executed { chosen: by_turns(chosen), left_out })
+    Ok(Executed { chosen: by_turns(with_one_user(chosen)), left_out })
+}
+
+/// Opens a file by the first of its parts that leads to it: a process that maps it no more does not hide it from others. `None`
+/// where it has no whole huge page. The error is why it is left out.
+fn open_one(parts: &[&MappedPart], huge: PageSize) -> Result<Option<Chosen>, String> {
+    let mut refused = String::new();
+    for part in parts.iter().take(MOST_TRIED) {
+        match open(part, huge) {
+            Ok(found) => return Ok(found),
+            Err(why) => refused = format!("process {}: {why}", part.pid),
+        }
+    }
+    Err(refused)
 }
 
 /// Opens the file of a part; `None` where it has no whole huge page. The error is why it is left out.
@@ -63,16 +86,27 @@ fn open(part: &MappedPart, huge: PageSize) -> Result<Option<Chosen>, String> {
     }
 }
 
-/// The user to whom it counts that processes execute a file: nobody where one of them is root's or this process's user's.
-fn user_among(processes: &[i32]) -> Option<u32> {
-    let mut users = processes.iter().filter_map(|pid| user_of(*pid));
-    let first = users.next()?;
-    (!is_trusted(first) && !users.any(is_trusted)).then_some(first)
+/// The users whose processes execute a file: none where one of them is root or this process's user.
+fn users_among(processes: impl Iterator<Item = i32>) -> BTreeSet<u32> {
+    let processes: BTreeSet<i32> = processes.collect();
+    let users: BTreeSet<u32> = processes.into_iter().filter_map(user_of).collect();
+    if users.iter().any(|user| is_trusted(*user)) { BTreeSet::new() } else { users }
+}
+
+/// The files, each with the one user to whom it counts: of those who execute it the one who executes the fewest. A user who
+/// executes whatever another one does, and more, does not exhaust a share that the other one's files count to.
+fn with_one_user<T>(files: Vec<(T, BTreeSet<u32>)>) -> Vec<(T, Option<u32>)> {
+    let mut counts = BTreeMap::new();
+    for user in files.iter().flat_map(|(_, users)| users) {
+        *counts.entry(*user).or_insert(0) += 1;
+    }
+    let one = |users: BTreeSet<u32>| users.into_iter().min_by_key(|user| counts[user]);
+    files.into_iter().map(|(file, users)| (file, one(users))).collect()
 }
 
 /// The files in such an order that no user's come all before those of another one.
 fn by_turns<T>(files: Vec<(T, Option<u32>)>) -> Vec<(T, Option<u32>)> {
-    let mut counts = std::collections::BTreeMap::new();
+    let mut counts = BTreeMap::new();
     let mut turns: Vec<(usize, (T, Option<u32>))> = Vec::new();
     for file in files {
         let turn = counts.entry(file.1).or_insert(0);
@@ -86,6 +120,18 @@ fn by_turns<T>(files: Vec<(T, Option<u32>)>) -> Vec<(T, Option<u32>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_counts_to_the_user_who_executes_the_fewest() {
+        let files = vec![
+            ("server", BTreeSet::from([7, 8])),
+            ("a", BTreeSet::from([7])),
+            ("b", BTreeSet::from([7])),
+            ("root's", BTreeSet::new()),
+        ];
+        let counted = with_one_user(files);
+        assert_eq!(counted, [("server", Some(8)), ("a", Some(7)), ("b", Some(7)), ("root's", None)]);
+    }
 
     #[test]
     fn users_take_turns_behind_root() {
