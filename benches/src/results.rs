@@ -192,7 +192,7 @@ mod tests {
             text.contains("redis: servers side by side, 5 starts, 60 blocks of four bursts; the file was cut off"),
             "{text}"
         );
-        assert!(text.contains("      pagelift bench --load 'it'\\''s {port}' -- sh -o ''\n"), "{text}");
+        assert!(text.contains("      pagelift bench --load \"it's {port}\" -- sh -o ''\n"), "{text}");
     }
 
     #[test]
