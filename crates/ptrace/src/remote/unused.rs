@@ -179,6 +179,10 @@ mod tests {
         {
             assert!(!x86_64(code, 2), "{code:02x?}");
         }
+        // xchg r8, rax: the nop with a prefix.
+        assert!(!x86_64(&[0x49, 0x90, 0xc3], 4) && x86_64(&[0x90, 0xc3], 4));
+        // xbegin, which is no mov.
+        assert!(!x86_64(&[0xc7, 0xf8, 0, 0, 0, 0, 0xc3], 3));
         // cmn x0, #4; b.eq back to the call; mov x0, x3; add x0, x1, x3; str x3, [sp]; svc #0; br x3; cbz x3.
         for code in [
             &[0xb100_101f, 0x54ff_ffa0, 0xd65f_03c0][..],
@@ -191,6 +195,14 @@ mod tests {
         ] {
             assert!(!aarch64(code, 3), "{code:08x?}");
         }
+    }
+
+    #[test]
+    fn a_register_that_is_used_behind_a_function_that_leaves_it_alone_is_found() {
+        // call 1f; push r10; ret; 1: ret.
+        assert!(!x86_64(&[0xe8, 0x03, 0x00, 0x00, 0x00, 0x41, 0x52, 0xc3, 0xc3], 3));
+        // bl 1f; mov x0, x3; ret; 1: ret.
+        assert!(!aarch64(&[0x9400_0003, 0xaa03_03e0, 0xd65f_03c0, 0xd65f_03c0], 3));
     }
 
     #[test]

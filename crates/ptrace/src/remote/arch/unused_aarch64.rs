@@ -31,9 +31,10 @@ fn access(word: u32, register: u32, at: Address) -> Option<(bool, bool, Flow)> {
         _ if word & 0xffff_fc1f == 0xd65f_0000 || matches!(word, 0xd65f_0bff | 0xd65f_0fff) => {
             Some((is_named(&[first]), false, Flow::Ends))
         }
-        // A function that is called (bl) may use the register as well as its caller may, after it no longer: the register is
-        // none that a function preserves.
-        _ if word & 0x7c00_0000 == 0x1400_0000 => Some((false, false, Flow::Jump(to(distance(0, 26))))),
+        // A function that is called (bl) may use the register as well as its caller may; after it, too, where a compiler has
+        // seen that the function leaves the register alone (GCC's -fipa-ra, a part of -O2).
+        _ if word & 0xfc00_0000 == 0x9400_0000 => Some((false, false, Flow::Branch(to(distance(0, 26))))),
+        _ if word & 0xfc00_0000 == 0x1400_0000 => Some((false, false, Flow::Jump(to(distance(0, 26))))),
         _ if word & 0xff00_0010 == 0x5400_0000 => Some((false, false, Flow::Branch(to(distance(5, 19))))),
         _ if word & 0x7e00_0000 == 0x3400_0000 => Some((is_named(&[target]), false, Flow::Branch(to(distance(5, 19))))),
         _ if word & 0x7e00_0000 == 0x3600_0000 => Some((is_named(&[target]), false, Flow::Branch(to(distance(5, 14))))),

@@ -90,6 +90,8 @@ impl Decoder<'_> {
         } else {
             opcode
         };
+        // REX.W prevails.
+        self.narrow &= self.rex & 8 == 0;
         let immediate = if self.narrow { 2 } else { 4 };
         let low = opcode & 7 | (self.rex & 1) << 3;
         let next = |access| Some((access, Relative::Next));
@@ -118,7 +120,9 @@ impl Decoder<'_> {
             0x85 | 0x87 => self.operands(Uses, Uses, false).and_then(next),
             0x89 => self.operands(Uses, Sets, false).and_then(next),
             0x8b | 0x8d => self.operands(Sets, Uses, false).and_then(next),
-            0x90 | 0xc9 => next(Other),
+            // nop, which with REX.B exchanges r8; leave.
+            0x90 => next(self.named(low, Uses)),
+            0xc9 => next(Other),
             // cdqe; cdq sets rdx.
             0x98 => next(self.named(0, Uses)),
             0x99 if !self.narrow => next(if self.register == 2 { Sets } else { self.named(0, Uses) }),
@@ -130,14 +134,17 @@ impl Decoder<'_> {
                 next(self.named(low, Sets))
             }
             0xc3 => Some((Other, Relative::Ends)),
+            // The other operations are those of transactions, which branch.
+            0xc6 | 0xc7 if self.operation()? != 0 => None,
             0xc6 => self.operands(Other, Uses, true).and_then(|access| self.skip(1).and_then(|()| next(access))),
             0xc7 => {
                 self.operands(Other, Sets, false).and_then(|access| self.skip(immediate).and_then(|()| next(access)))
             }
             0xd0..=0xd3 => self.operands(Other, Uses, opcode & 1 == 0).and_then(next),
-            // A function that is called may use the register as well as its caller may, after it no longer: the register
-            // is none that a function preserves.
-            0xe8 | 0xe9 => Some((Other, Relative::Jump(self.far()?))),
+            // A function that is called may use the register as well as its caller may; after it, too, where a compiler has
+            // seen that the function leaves the register alone (GCC's -fipa-ra, a part of -O2).
+            0xe8 => Some((Other, Relative::Branch(self.far()?))),
+            0xe9 => Some((Other, Relative::Jump(self.far()?))),
             0xeb => Some((Other, Relative::Jump(self.near()?))),
             // not and neg; the multiplications use rdx.
             0xf7 if matches!(self.operation()?, 2 | 3) => self.operands(Other, Uses, false).and_then(next),
