@@ -46,6 +46,8 @@ fn main() -> ExitCode {
         let needs = vec![Need::Root, Need::Thp];
         tests.push(test_case(format!("waits_of_a_relative_time/{call}"), needs, move |t| timed(t, call)));
     }
+    let needs = vec![Need::Root, Need::Thp];
+    tests.push(test_case("waits_by_a_function_that_keeps_its_registers", needs, own_wait));
     tests.push(test_case("one_thread_that_sleeps", vec![Need::Root, Need::Thp], single_thread));
     tests.push(test_case("a_worker_of_the_kernel", vec![Need::Root, Need::Thp], kernel_worker));
     let needs = vec![Need::Root, Need::Thp];
@@ -239,6 +241,17 @@ fn timed(t: &Context, call: &str) -> Result<()> {
     let shows_sleep = fs::exists("/proc/self/sched")?;
     let is_as_plain = |line: &&str| line.contains(" in time,") || !shows_sleep && line.contains(" late,");
     ensure!(waits.iter().all(is_as_plain), "{}", output.stdout);
+    Ok(())
+}
+
+/// A program that expects the argument for the time in its register afterwards finds it there.
+fn own_wait(t: &Context) -> Result<()> {
+    let session = begin(t, Program::named("attach/waits_by_a_function_of_its_own.c")?.command()?)?;
+    let pid = session.pid().to_string();
+    pagelift(t, &["attach", "--pages", "thp", &pid])?;
+    let output = session.finish()?.success()?;
+    t.keep(&output);
+    ensure!(output.stdout.ends_with("all right\n"), "{}", output.stdout);
     Ok(())
 }
 

@@ -16,9 +16,10 @@ use super::arch::{self, Registers};
 use super::inflight_syscall::{InflightSyscall, slept_only_in};
 use super::requests;
 use super::unused::is_unused;
-use address_space::Address;
+use address_space::{Address, AddressSpace};
 use linux::interrupted::{Limit, limit_after_stop};
 use linux::sleep_clock::{Sleep, SleepClock};
+use linux::text::text_of;
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::unistd::Pid;
 use std::io::IoSlice;
@@ -70,8 +71,7 @@ impl TimedWait {
     pub fn shorten(&mut self, process: Pid, thread: Pid, stopped: &InflightSyscall, registers: &mut Registers) {
         self.again = None;
         let is_the_same = self.call.is(stopped) && slept_only_in(process, thread, self.sleeps);
-        let memory = RemoteMemory::open(process.as_raw());
-        if is_the_same && memory.is_ok_and(|memory| is_unused(&memory, Address(stopped.behind), self.index)) {
+        if is_the_same && is_unseen(process, stopped, self.index) == Some(true) {
             self.set_time_left(process, registers);
         }
     }
@@ -106,6 +106,13 @@ impl TimedWait {
         self.again = Some(again);
         true
     }
+}
+
+/// True where nobody sees that this argument of a call is another one afterwards; `None` where that is unknown.
+fn is_unseen(process: Pid, call: &InflightSyscall, index: usize) -> Option<bool> {
+    let memory = RemoteMemory::open(process.as_raw()).ok()?;
+    let space = AddressSpace::parse(&text_of(format!("/proc/{process}/maps")).ok()?).ok()?;
+    Some(is_unused(&memory, &space, Address(call.behind), index))
 }
 
 /// Returns the length of a wait; `None` where it has no limit, or none that the kernel accepts.

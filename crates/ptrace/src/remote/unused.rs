@@ -2,11 +2,13 @@
 //!
 //! A system call preserves the registers of its arguments, and code that makes one by itself, without a function for it, may
 //! use such a register afterwards. In the functions of C libraries it does not: the registers are none that a function
-//! preserves, so that nobody expects anything in them once it has returned.
+//! preserves, so that nobody expects anything in them once it has returned. In a program's own function, somebody may:
+//! where GCC has seen that a function of the same file leaves a register alone, its callers keep what they need there
+//! (`-fipa-ra`, a part of -O2).
 
 use super::arch::unused::{self as arch, decode};
 use crate::remote::RemoteMemory;
-use address_space::Address;
+use address_space::{Address, AddressSpace};
 
 /// An instruction, with regard to one register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +39,19 @@ const LONGEST: usize = 15;
 /// Maximum number of instructions that are looked at.
 const MOST_INSTRUCTIONS: usize = 100;
 
-/// True where the code at `from`, after a system call, sets the register of an argument or returns before it uses the
-/// register, on every way. `index` is that of the argument.
-pub fn is_unused(memory: &RemoteMemory, from: Address, index: usize) -> bool {
+/// The argument whose register no function in C gets as a parameter of its own: a function that makes the call has set it,
+/// so that its callers cannot rely on what is in there. AArch64 has no such register.
+const SET_BY_ITSELF: Option<usize> = if cfg!(target_arch = "x86_64") { Some(3) } else { None };
+
+/// Beginnings of the names of C libraries and of the library for asynchronous I/O, whose functions callers know by their
+/// declarations only.
+const LIBRARIES: [&str; 7] =
+    ["libc.so", "libc-2.", "libpthread.so", "libpthread-2.", "ld-musl-", "libc.musl-", "libaio.so"];
+
+/// True where the code at `from`, after a system call, sets the register of an argument, or returns from a function whose
+/// callers expect nothing in it, before it uses the register, on every way. `index` is that of the argument.
+pub fn is_unused(memory: &RemoteMemory, space: &AddressSpace, from: Address, index: usize) -> bool {
+    let may_return = SET_BY_ITSELF == Some(index) || is_in_library(space, from);
     let read = |at: Address| {
         let mut bytes = vec![0; LONGEST];
         // Less at the end of a mapping.
@@ -48,12 +60,29 @@ pub fn is_unused(memory: &RemoteMemory, from: Address, index: usize) -> bool {
         }
         bytes
     };
-    is_unused_in(read, from, |bytes, at| decode(bytes, at, arch::ARGUMENTS[index]))
+    is_unused_in(read, (from, may_return), |bytes, at| decode(bytes, at, arch::ARGUMENTS[index]))
+}
+
+/// True for an address in one of [`LIBRARIES`], also where a lift has replaced the file by a copy: then the mappings before
+/// it are those of the file.
+fn is_in_library(space: &AddressSpace, at: Address) -> bool {
+    let mut behind = at;
+    for mapping in space.mappings().iter().rev().skip_while(|mapping| mapping.range.start() > at) {
+        if mapping.range.end() < behind || behind == at && !mapping.range.contains(at) {
+            break;
+        }
+        if let Some(path) = mapping.path() {
+            let name = path.rsplit('/').next().unwrap_or_default();
+            return LIBRARIES.iter().any(|library| name.starts_with(library));
+        }
+        behind = mapping.range.start();
+    }
+    false
 }
 
 fn is_unused_in(
     read: impl Fn(Address) -> Vec<u8>,
-    from: Address,
+    (from, may_return): (Address, bool),
     decode: impl Fn(&[u8], Address) -> Option<Instruction>,
 ) -> bool {
     let (mut next, mut seen) = (vec![from], Vec::new());
@@ -70,7 +99,8 @@ fn is_unused_in(
             Flow::Next => next.push(behind),
             Flow::Jump(to) => next.push(to),
             Flow::Branch(to) => next.extend([behind, to]),
-            Flow::Ends => {}
+            Flow::Ends if may_return => {}
+            Flow::Ends => return false,
         }
     }
     true
@@ -85,13 +115,15 @@ mod tests {
 
     fn x86_64(code: &[u8], index: usize) -> bool {
         let read = |at: Address| code.get(at.0.wrapping_sub(BASE) as usize..).unwrap_or_default().to_vec();
-        is_unused_in(read, Address(BASE), |bytes, at| unused_x86_64::decode(bytes, at, unused_x86_64::ARGUMENTS[index]))
+        is_unused_in(read, (Address(BASE), true), |bytes, at| {
+            unused_x86_64::decode(bytes, at, unused_x86_64::ARGUMENTS[index])
+        })
     }
 
     fn aarch64(code: &[u32], index: usize) -> bool {
         let bytes: Vec<u8> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
         let read = |at: Address| bytes.get(at.0.wrapping_sub(BASE) as usize..).unwrap_or_default().to_vec();
-        is_unused_in(read, Address(BASE), |bytes, at| {
+        is_unused_in(read, (Address(BASE), true), |bytes, at| {
             unused_aarch64::decode(bytes, at, unused_aarch64::ARGUMENTS[index])
         })
     }
@@ -203,6 +235,24 @@ mod tests {
         assert!(!x86_64(&[0xe8, 0x03, 0x00, 0x00, 0x00, 0x41, 0x52, 0xc3, 0xc3], 3));
         // bl 1f; mov x0, x3; ret; 1: ret.
         assert!(!aarch64(&[0x9400_0003, 0xaa03_03e0, 0xd65f_03c0, 0xd65f_03c0], 3));
+    }
+
+    #[test]
+    fn only_a_library_returns_to_those_who_expect_nothing() {
+        let maps = "\
+            400000-401000 r-xp 0 0:1 1 /bin/libc.program\n401000-402000 r-xp 0 0:0 0\n\
+            7f0000000000-7f0000001000 r--p 0 0:1 2 /lib/libc.so.6\n7f0000001000-7f0000003000 r-xp 0 0:0 0\n\
+            7f0000004000-7f0000005000 r-xp 0 0:0 0\n7f0000006000-7f0000007000 r-xp 0 0:1 3 /lib/libc-2.31.so\n";
+        let space = AddressSpace::parse(maps).unwrap();
+        let found =
+            [0x40_0010, 0x40_1010, 0x7f00_0000_0010, 0x7f00_0000_2010, 0x7f00_0000_4010, 0x7f00_0000_6010, 0x10];
+        let found = found.map(|at| is_in_library(&space, Address(at)));
+        assert_eq!(found, [false, false, true, true, false, true, false]);
+        let ret = |may_return| {
+            let read = |at: Address| [0xc3].get((at.0 - BASE) as usize..).unwrap_or_default().to_vec();
+            is_unused_in(read, (Address(BASE), may_return), |bytes, at| unused_x86_64::decode(bytes, at, 2))
+        };
+        assert_eq!([true, false].map(ret), [true, false]);
     }
 
     #[test]
