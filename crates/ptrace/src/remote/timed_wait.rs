@@ -108,7 +108,7 @@ impl TimedWait {
     }
 }
 
-/// True where nobody sees that this argument of a call is another one afterwards; `None` where that is unknown.
+/// True if nobody sees that this argument of a call has changed afterwards; `None` if that is unknown.
 fn is_unseen(process: Pid, call: &InflightSyscall, index: usize) -> Option<bool> {
     let memory = RemoteMemory::open(process.as_raw()).ok()?;
     let space = AddressSpace::parse(&text_of(format!("/proc/{process}/maps")).ok()?).ok()?;

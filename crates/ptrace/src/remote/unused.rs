@@ -48,7 +48,7 @@ const SET_BY_ITSELF: Option<usize> = if cfg!(target_arch = "x86_64") { Some(3) }
 const LIBRARIES: [&str; 7] =
     ["libc.so", "libc-2.", "libpthread.so", "libpthread-2.", "ld-musl-", "libc.musl-", "libaio.so"];
 
-/// True where the code at `from`, after a system call, sets the register of an argument, or returns from a function whose
+/// True if the code at `from`, after a system call, sets the register of an argument, or returns from a function whose
 /// callers expect nothing in it, before it uses the register, on every way. `index` is that of the argument.
 pub fn is_unused(memory: &RemoteMemory, space: &AddressSpace, from: Address, index: usize) -> bool {
     let may_return = SET_BY_ITSELF == Some(index) || is_in_library(space, from);
@@ -63,8 +63,8 @@ pub fn is_unused(memory: &RemoteMemory, space: &AddressSpace, from: Address, ind
     is_unused_in(read, (from, may_return), |bytes, at| decode(bytes, at, arch::ARGUMENTS[index]))
 }
 
-/// True for an address in one of [`LIBRARIES`], also where a lift has replaced the file by a copy: then the mappings before
-/// it are those of the file.
+/// True for an address in one of [`LIBRARIES`], even if a lift has replaced the file by a copy: the mappings before that still
+/// show the file.
 fn is_in_library(space: &AddressSpace, at: Address) -> bool {
     let mut behind = at;
     for mapping in space.mappings().iter().rev().skip_while(|mapping| mapping.range.start() > at) {

@@ -134,7 +134,7 @@ impl Decoder<'_> {
                 next(self.named(low, Sets))
             }
             0xc3 => Some((Other, Relative::Ends)),
-            // The other operations are those of transactions, which branch.
+            // Any other operation than a mov belongs to a transaction, and branches.
             0xc6 | 0xc7 if self.operation()? != 0 => None,
             0xc6 => self.operands(Other, Uses, true).and_then(|access| self.skip(1).and_then(|()| next(access))),
             0xc7 => {
