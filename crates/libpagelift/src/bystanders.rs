@@ -1,6 +1,6 @@
-//! Programs that a program executes in which nothing may be preloaded: those that a checking tool such as AddressSanitizer is built
-//! into, which end if another library precedes the tool's, and those of musl, which cannot load the preloaded heap. They get
-//! LD_PRELOAD without Pagelift's libraries.
+//! Executed programs that may not preload Pagelift's libraries. Programs with a checking tool such as AddressSanitizer end
+//! if another library precedes the tool's, and programs of musl cannot load the preloaded heap. They get LD_PRELOAD without
+//! Pagelift's libraries.
 //!
 //! The functions run in children between a fork, or a vfork, and an exec: no lock is taken and nothing is allocated, the files are
 //! read by system calls alone, and the changed environment is on the caller's stack. Functions with arguments in variable number
@@ -24,8 +24,8 @@ const MOST_SCRIPTS: usize = 5;
 
 static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 
-/// Looks the C library's functions up. Called before the first of them is called, while the process has one thread: later, in a
-/// child of a fork, the dynamic linker's lock may be held by nobody that is left.
+/// Looks the C library's functions up. Called before their first use, while the process has one thread: later, in a
+/// child of a fork, the dynamic linker's lock may be held by a thread that the child does not have.
 pub fn look_up() {
     for (name, place) in NAMES.iter().zip(&REAL) {
         place.store(symbols::next_after_this_object(name).unwrap_or(missing as *const () as usize), Relaxed);
@@ -82,7 +82,7 @@ impl Changed {
         Self { list: [core::ptr::null(); MOST_VARIABLES + 1], preload: [0; LONGEST] }
     }
 
-    /// The environment for the program at `path`: `environment`, or a changed copy of it in this value.
+    /// The environment for the program at `path`: `environment`, or a changed copy in this value.
     ///
     /// # Safety
     /// `environment` is null or a list of strings that ends with null, `path` a string; both stay unchanged.
@@ -124,7 +124,7 @@ impl Changed {
     }
 }
 
-/// What the program at `path` is not to preload; `None` if it may preload everything or cannot be read.
+/// Libraries that the program at `path` must not preload; `None` if it may preload everything or cannot be read.
 fn leave_for(path: &CStr) -> Option<Leave> {
     let mut name = [0; LONGEST];
     name.get_mut(..path.count_bytes())?.copy_from_slice(path.to_bytes());
@@ -159,7 +159,7 @@ impl Opened {
         linux_raw::read_at(self.0, into, offset).ok().filter(|&length| length > 0)
     }
 
-    /// What an ELF program that begins with `head` is not to preload.
+    /// Libraries that an ELF program that begins with `head` must not preload.
     fn leave(&self, head: &[u8]) -> Option<Leave> {
         const PROGRAM_HEADER: usize = 56;
         if !head.starts_with(b"\x7fELF\x02\x01") {
@@ -196,7 +196,7 @@ impl Opened {
         Some((offset, size.min(MOST_NAMES)))
     }
 
-    /// True if one of the names is that of a checking tool's start or library.
+    /// True if one of the names belongs to the start function or library of a checking tool.
     fn has_checker(&self, offset: u64, size: u64) -> bool {
         let mut piece = [0; PIECE];
         let (mut at, mut kept) = (0, 0);
@@ -224,7 +224,7 @@ const DT_STRSZ: u64 = 10;
 /// Ends of names: starts of AddressSanitizer, HWAddressSanitizer, ThreadSanitizer, MemorySanitizer and others, and the one tool
 /// that programs need by its library alone.
 const CHECKERS: [&[u8]; 4] = [b"san_init\0", b"__memprof_init\0", b"__lsan_do_leak_check\0", b"liblsan.so"];
-/// At least the length of the longest of them.
+/// At least the length of the longest name in `CHECKERS`.
 const LONGEST_CHECKER: usize = 32;
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
@@ -235,7 +235,7 @@ fn contains(bytes: &[u8], what: &[u8]) -> bool {
     bytes.windows(what.len()).any(|window| window == what)
 }
 
-/// Calls `act` with each path at which execvp(3) looks for a program, until it returns something.
+/// Calls `act` with each path at which execvp(3) searches for a program, until it returns something.
 ///
 /// # Safety
 /// `file` is a string.

@@ -3,8 +3,8 @@
 //! It is linked to no library and starts no thread. All memory it needs comes from a mapping of its own (`arena`), all
 //! system calls are its own (`linux_raw`), and it calls two functions of the program's C library if there is one,
 //! `dl_iterate_phdr` and `pthread_atfork`, before and after a lift, never in it, and never by a name that the program could
-//! define (`linking`). The rules of the lift itself stand at the top of `executor`,
-//! those of what may be lifted in `live_restrictions`, those of forks in `fork_guard`.
+//! define (`linking`). The rules of the lift itself are at the top of `executor`,
+//! the restrictions on lifted memory in `live_restrictions`, the rules of forks in `fork_guard`.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_op_in_unsafe_fn)]
 

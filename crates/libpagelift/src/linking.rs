@@ -1,8 +1,9 @@
-//! What the program's C library offers, if it has one.
+//! Functions of the program's C library, if it has one.
 //!
 //! The C library's own functions are called, whatever the program defines under their names: a program's `dl_iterate_phdr`
-//! may rest on what is not set up yet, wait for a lock, or call this library. In a dynamic program they are found in the
-//! C library's own tables. In a static one each name has one definition, and the names used are the C library's own ones.
+//! may depend on data that is not set up yet, wait for a lock, or call this library. In a dynamic program they are found in
+//! the C library's own tables. In a static program each name has one definition, and only the C library's own names are
+//! used.
 
 use crate::own_memory::{self, KEPT};
 use core::ffi::{c_int, c_void};
@@ -46,7 +47,7 @@ macro_rules! weak {
 struct Found {
     /// `dl_iterate_phdr`.
     iterate: usize,
-    /// What glibc's `pthread_atfork` calls.
+    /// The function that glibc's `pthread_atfork` calls.
     register_glibc: usize,
     /// musl's `pthread_atfork`.
     register_posix: usize,

@@ -50,7 +50,7 @@ extern "C" fn start() {
         act(&call, &variable);
         if variable.only.is_empty() {
             // SAFETY:
-            // - this is the first initialiser of the program, which has one thread and has not looked at its environment.
+            // - this is the first initialiser of the program, which has one thread and has not read its environment.
             unsafe { environment::remove() };
         }
     }

@@ -15,7 +15,7 @@ pub fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
     seek(file, offset, Whence::SeekData)
 }
 
-/// The offset of the first hole at `offset` or behind it; `None` beyond the end of the file. The end counts as a hole where there
+/// The offset of the first hole at or after `offset`; `None` beyond the end of the file. The end counts as a hole if there
 /// is no other. Moves the file's position.
 ///
 /// # Errors
@@ -24,8 +24,8 @@ pub fn next_hole(file: &File, offset: u64) -> io::Result<Option<u64>> {
     seek(file, offset, Whence::SeekHole)
 }
 
-/// Counts the bytes of a range that lie in holes, and stops where there are more than `most`. What lies beyond the end of
-/// the file counts as a hole. On a file system that does not know its holes there are none.
+/// Counts the bytes of a range that are in holes, and stops if there are more than `most`. Bytes beyond the end of the file
+/// count as a hole. On a file system that does not know its holes there are none.
 ///
 /// # Errors
 /// Those of lseek(2).

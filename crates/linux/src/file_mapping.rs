@@ -188,11 +188,11 @@ impl FileMapping {
         self.advise_part(at, length, MADV_COLLAPSE)
     }
 
-    /// True where every page of a part of the mapping is in the page cache (mincore(2)). Nothing is read. A user who neither
-    /// owns the file nor may write it is told so of every page.
+    /// True if every page of a part of the mapping is in the page cache (mincore(2)). Nothing is read. The kernel reports
+    /// every page as cached to a user who neither owns the file nor may write it.
     ///
     /// # Errors
-    /// The kernel's; `EINVAL` for a part that does not lie in the mapping.
+    /// The kernel's; `EINVAL` for a part that is not in the mapping.
     pub fn is_cached(&self, at: u64, length: u64) -> io::Result<bool> {
         let (start, length) = self.part(at, length)?;
         let mut pages = vec![0u8; length.div_ceil(base_page().bytes() as usize)];

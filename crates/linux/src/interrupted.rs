@@ -80,8 +80,9 @@ const ENDED_BY_HANDLERS: &[i64] = &[
     libc::SYS_msgsnd,
 ];
 
-/// Those of these that fail with EINTR after a stop if they cannot store the remaining time: it is in memory that the process
-/// cannot write (`poll_select_finish`). On AArch64 a stop does not show whether a handler has run under their own mask.
+/// Calls of `ENDED_BY_HANDLERS` that fail with EINTR after a stop if the time is in read-only memory: they cannot
+/// store the remaining time (`poll_select_finish`). On AArch64 a stop does not show whether a handler has run under the
+/// call's own mask.
 const OF_CONSTANT_TIMES: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_select,
@@ -127,13 +128,13 @@ pub fn ends_without_sa_restart(number: i64, arguments: &[u64; 6]) -> bool {
     }
 }
 
-/// `MSG_WAITALL`: the call waits until it has received all that was asked for.
+/// `MSG_WAITALL`: the call waits until it has received the full length.
 const WAIT_FOR_ALL: u64 = libc::MSG_WAITALL as u64;
 /// Number of bytes up to which a write to a pipe is made at once (`PIPE_BUF`).
 const WRITTEN_AT_ONCE: u64 = 4096;
 
 /// True for a call that may sleep although it has had a part of its effect. A stop ends it then, with that part as its
-/// result, and it cannot be restarted: its result would be that of the rest.
+/// result, and it cannot be restarted: the result would count only the rest.
 pub fn may_end_in_part(number: i64, arguments: &[u64; 6]) -> bool {
     match number {
         libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => arguments[2] > WRITTEN_AT_ONCE,

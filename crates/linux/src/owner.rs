@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 const ROOT: u32 = 0;
 
-/// True where a file of this user may decide what this process does: root's and its own.
+/// True if a file of this user may control this process. The trusted users are root and this process's user.
 pub fn is_trusted(owner: u32) -> bool {
     owner == ROOT || owner == geteuid().as_raw()
 }
@@ -56,12 +56,12 @@ impl fmt::Display for ForeignPart {
     }
 }
 
-/// For how long a path is to lead to the same file.
+/// Period during which a path must lead to the same file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lasting {
     /// Now. In a folder with the sticky bit, such as /tmp, nobody can exchange what is root's.
     Now,
-    /// After each boot. What lies in such a folder may be gone by then, and anybody may have put something else there.
+    /// After each boot. A file in such a folder may be gone by then, and another user may have put another file there.
     EachBoot,
 }
 
@@ -69,9 +69,9 @@ pub enum Lasting {
 /// everybody may write to, or a group other than root's. Links are resolved; what they lead through counts as well.
 ///
 /// # Errors
-/// The path cannot be looked at.
+/// The path cannot be resolved or examined.
 pub fn foreign_part(path: &Path, lasting: Lasting) -> io::Result<Option<ForeignPart>> {
-    // As it is named, since a link in a user's folder is that user's, and where it leads.
+    // Both the named path, since a link in a user's folder belongs to that user, and the path that it resolves to.
     let named = std::path::absolute(path)?;
     for path in [named.canonicalize()?, named] {
         let mut parts: Vec<&Path> = path.ancestors().collect();

@@ -101,7 +101,7 @@ impl SleepClock {
     }
 }
 
-/// A thread that is scheduled where it is told. It ends once this is dropped.
+/// A thread that runs on the requested CPU. It ends once this is dropped.
 struct Reader {
     cpus: Sender<usize>,
     readings: Receiver<Option<Reading>>,

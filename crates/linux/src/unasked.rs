@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// What the kernel holds of a file without asking its file system.
+/// Metadata of a file that the kernel has without asking the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unasked {
     /// Major and minor number of the file system's device, as maps and mountinfo have them, but on btrfs.
@@ -104,8 +104,8 @@ pub fn reopen(place: impl AsFd) -> io::Result<std::fs::File> {
     Ok(nix::fcntl::open(path.as_str(), flags, Mode::empty())?.into())
 }
 
-/// The device of memory that is shared without a file, which the kernel keeps in a file system of its own (tmpfs) that is
-/// mounted nowhere, as it does files of memfd_create(2).
+/// The device of memory that is shared without a file. The kernel keeps such memory, like files of memfd_create(2), in an
+/// internal file system (tmpfs) that is mounted nowhere.
 ///
 /// # Errors
 /// The kernel's, and where `/proc` shows no such device.
@@ -122,7 +122,7 @@ pub fn device_of_shared_memory() -> io::Result<(u32, u32)> {
     }
     let maps = crate::text::text_of("/proc/self/maps");
     // SAFETY:
-    // - the mapping was made above, and nobody else knows of it.
+    // - the mapping was made above, and nobody else uses it.
     unsafe { libc::munmap(start, length) };
     let space = address_space::AddressSpace::parse(&maps?).map_err(io::Error::other)?;
     let found = space.find(address_space::Address(start as u64)).map(|mapping| mapping.device);

@@ -66,7 +66,7 @@ pub fn start(status: i32) {
             if let Some(what) = overdue(Instant::now()) {
                 let _ = std::io::stderr().write_all(message(&what).as_bytes());
                 // SAFETY:
-                // - _exit runs nothing of this program; the thread that waits cannot go on.
+                // - _exit runs no code of this program; the waiting thread cannot continue.
                 unsafe { libc::_exit(status) };
             }
         }

@@ -1,6 +1,6 @@
 //! Files that this program writes under a name that its user has given, or a fixed one.
 //!
-//! Who can write to the folder can have put a link there, which leads to any file that this program may write.
+//! Any user who can write to the folder may have put a link there that leads to a file which this program may write.
 
 use crate::owner::is_trusted;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 /// Links that are followed one after the other, as by the kernel.
 const MOST_LINKS: usize = 40;
 
-/// Opens a file for writing and makes it where it is missing; what it holds goes. A link is followed only where root or
-/// this process's user has made it.
+/// Opens a file for writing. Creates it if it is missing, and truncates it otherwise. A link is followed only if root
+/// or this process's user has made it.
 ///
 /// # Errors
 /// The link of another user, or the kernel's.
@@ -69,7 +69,7 @@ pub enum Target {
     Descriptor(PathBuf),
 }
 
-/// Finds where a path leads; links on the way to its folder are not looked at.
+/// Finds the target of a path; links on the way to its folder are not checked.
 ///
 /// # Errors
 /// It is the link of another user, or one of a long chain.

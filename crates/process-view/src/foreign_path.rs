@@ -17,7 +17,7 @@ use std::path::{Component, Path};
 /// Symbolic links on one way, as the kernel follows (path_resolution(7)).
 const MOST_LINKS: usize = 40;
 
-/// Whether a link that is the last part of a path is followed.
+/// Treatment of a link that is the last part of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LastLink {
     Follow,

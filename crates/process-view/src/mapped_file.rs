@@ -61,7 +61,7 @@ pub fn open_executed(process: &ProcessFiles) -> Result<Option<(File, FileIdentit
     Ok(opened.map(|MappedFile { file, metadata }| (file, FileIdentity::of(&metadata))))
 }
 
-/// The identity of the file that a process executes, where the kernel tells it without opening the file.
+/// The metadata of the file that a process executes, if the kernel reports it without opening the file.
 pub fn executed_metadata(process: &ProcessFiles) -> Option<Metadata> {
     Opener::new(process).metadata_at(&process.path("exe"))
 }
@@ -75,7 +75,7 @@ pub fn open_in_root(process: &ProcessFiles, path: &str) -> Result<Option<(File, 
     Ok(opened.map(|MappedFile { file, metadata }| (file, FileIdentity::of(&metadata))))
 }
 
-/// What lies at a path of the process, below its root, or below its working folder where the path is relative.
+/// The metadata of a path of the process, below its root, or below its working folder if the path is relative.
 ///
 /// # Errors
 /// As [`open_mapped`].
@@ -88,7 +88,7 @@ pub fn metadata_in_root(process: &ProcessFiles, path: &Path) -> Result<Metadata,
     Ok(File::from(opener.place_of(path)?).metadata()?)
 }
 
-/// True where something has this path below the root of the process, a link that leads nowhere too.
+/// True if a file has this path below the root of the process, including a dangling link.
 pub fn exists_in_root(process: &ProcessFiles, path: &Path) -> bool {
     let opener = Opener::new(process);
     let root = process.path("root");
@@ -100,8 +100,7 @@ pub fn exists_in_root(process: &ProcessFiles, path: &Path) -> bool {
     }
 }
 
-/// Opens files that one process has mapped or names. None is asked for anything that lies on a file system which a user's
-/// program serves.
+/// Opens files that one process has mapped or names. Makes no request to a file system that a user's program serves.
 #[derive(Debug)]
 pub(crate) struct Opener<'a> {
     process: &'a ProcessFiles,

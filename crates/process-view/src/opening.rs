@@ -21,7 +21,7 @@ pub(crate) struct MappedFile {
 /// that another user's program serves, on the way neither.
 ///
 /// # Errors
-/// The kernel refuses to look at the path or to open it, or a file system on the way is not asked.
+/// The kernel refuses to resolve or open the path, or a file system on the path is not asked.
 pub fn open_regular_file(path: &Path) -> io::Result<Option<File>> {
     Ok(open_regular(path)?.map(|found| found.file))
 }

@@ -1,7 +1,7 @@
 //! A thread that has the rights to files of another process and runs work with them.
 //!
-//! It is started before this program gives up the right to act as that user, and needs no rights afterwards. What it does
-//! may wait for a file system that does not answer: whoever asks waits no longer than a limit.
+//! It is started before this program gives up the right to act as that user, and needs no rights afterwards. Its work may
+//! wait for a file system that does not answer, so the caller waits no longer than a limit.
 
 use linux::file_rights::FileRights;
 use std::io;
@@ -36,7 +36,7 @@ impl Owner {
         let has_taken_them_on = ready.clone();
         let act = move || {
             let acted = rights.act(move || {
-                // Whoever waits for it is there, or else does not need the thread.
+                // If the receiver is gone, nobody needs the thread.
                 let _ = has_taken_them_on.send(Ok(()));
                 incoming.into_iter().for_each(|work| work());
             });
@@ -61,7 +61,7 @@ impl Owner {
         }
         let (done, result) = mpsc::channel();
         let work = Box::new(move || {
-            // The receiver is gone where the limit has passed.
+            // The receiver is gone if the limit has passed.
             let _ = done.send(work());
         });
         self.work.send(work).map_err(|_| TookTooLong)?;

@@ -22,7 +22,7 @@ const COMPARED_BYTES: u64 = 1024;
 pub struct ProcessMemoryFile {
     pid: i32,
     file: File,
-    /// What is not read, since its pages may never come.
+    /// Ranges that are not read, since their pages may never arrive.
     refused: RangeSet,
 }
 
@@ -49,7 +49,7 @@ impl ProcessMemoryFile {
         matches!(self.file.read_at(&mut [0], 0), Ok(0))
     }
 
-    /// Fills `into` from the memory at `at`; `None` where any of it cannot be read.
+    /// Fills `into` from the memory at `at`; `None` if a part cannot be read.
     pub fn read_exact(&self, at: Address, into: &mut [u8]) -> Option<()> {
         (self.read_some(at, into)? == into.len()).then_some(())
     }

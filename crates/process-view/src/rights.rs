@@ -1,4 +1,4 @@
-//! What a process may do, to be compared with what this program may do before a program of its choice is executed.
+//! Rights of a process, to be compared with this program's rights before it executes a program that the process chose.
 
 use crate::{ObservationError, ProcessFiles};
 use linux::unasked;
@@ -80,8 +80,8 @@ impl ProcessRights {
         Some(StatusRights::parse(&files.text("status").ok()?)?.users)
     }
 
-    /// Returns where a program that is started by a process with these rights could do what one started by `other` could
-    /// not; `None` where it could not. `no_new_privs` is not compared: it can be set before the start.
+    /// Returns a right that a program started with these rights has and a program started with `other` lacks; `None` if
+    /// there is no such right. `no_new_privs` is not compared: it can be set before the start.
     pub fn exceeds(&self, other: &Self) -> Option<RightsDifference> {
         let is_one = |ids: &[u32; 4]| ids.iter().all(|id| *id == ids[0]);
         let identity = |rights: &Self| (rights.users, rights.group_ids, rights.groups.clone());
@@ -113,7 +113,7 @@ fn is_without_labels(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// What `/proc/PID/status` shows of rights (proc_pid_status(5)).
+/// Rights that `/proc/PID/status` shows (proc_pid_status(5)).
 struct StatusRights {
     users: [u32; 4],
     group_ids: [u32; 4],

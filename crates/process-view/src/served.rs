@@ -1,4 +1,4 @@
-//! File systems that a user's program serves (FUSE), and what lies on them: whoever reads it waits for that program.
+//! File systems that a user's program serves (FUSE), and their files. A read of such a file waits for that program.
 //!
 //! The kernel lists mounted file systems with their devices, and maps shows the device of each mapped file, so that such a
 //! file is recognised before it is asked for anything. Programs of root, and of the user who runs Pagelift, are trusted to
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 /// Major and minor number of a file system's device, as maps and mountinfo have them.
 pub(crate) type Device = (u32, u32);
 
-/// Where a file lies.
+/// The device and the mount of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub device: Device,
@@ -31,19 +31,19 @@ impl From<&Unasked> for Place {
 /// Why a file is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// It lies on a file system that a program of this user serves.
+    /// The file is on a file system that a program of this user serves.
     ByUser {
         /// The type, such as `fuse.sshfs`.
         kind: String,
-        /// The user, where the mount tells.
+        /// The user, if the mount's options name one.
         user: Option<u32>,
     },
-    /// Its file system was mounted in a user namespace of its own, over others that its users may serve.
+    /// The file system was mounted in a separate user namespace, over file systems that users of the namespace may serve.
     InUserNamespace {
         /// The type.
         kind: String,
     },
-    /// Its file system is mounted neither here nor where the process is.
+    /// The file system is mounted neither in this program's namespace nor in the process's namespace.
     Unknown {
         /// Its device.
         device: Device,
@@ -110,7 +110,7 @@ impl Mounts {
         mounts
     }
 
-    /// btrfs has devices of its own for its subvolumes, which mountinfo does not list; the number of the mount tells.
+    /// btrfs has separate devices for its subvolumes, which mountinfo does not list; the number of the mount identifies it.
     fn find(&self, place: &Place) -> Option<&Mount> {
         let by_number = place.mount.and_then(|number| self.by_number.get(&number));
         by_number.or_else(|| self.by_device.get(&place.device))
@@ -132,7 +132,7 @@ fn is_shared_memory(device: Device) -> bool {
     *OWN.get_or_init(|| unasked::device_of_shared_memory().ok()) == Some(device)
 }
 
-/// True for a file system on a block device: those of FUSE are root's alone.
+/// True for a file system on a block device: only root can mount such a file system of FUSE.
 fn is_on_disk((major, _): Device) -> bool {
     major != 0
 }
@@ -144,12 +144,12 @@ pub(crate) struct Servers {
     view: OnceLock<View>,
 }
 
-/// How a process stands to this program.
+/// Relation of a process to this program.
 #[derive(Debug)]
 enum View {
     /// It belongs to the same user in the same namespaces, or to the ordinary user who runs Pagelift.
     Own,
-    /// Mounts of its own namespace; `None` where it is this program's.
+    /// Mounts of the process's namespace; `None` if it is this program's namespace.
     Foreign { mounts: Option<Mounts>, own_user_namespace: bool },
 }
 
@@ -159,7 +159,7 @@ impl Servers {
         Self { process: process.clone(), view: OnceLock::new() }
     }
 
-    /// Reads all that [`Servers::refuse`] may need, which takes the right to look at the process.
+    /// Reads everything that [`Servers::refuse`] may need. This requires the right to read the process.
     pub fn read(&self) {
         self.view();
         own_mounts();
@@ -182,7 +182,7 @@ impl Servers {
         }
     }
 
-    /// True where nothing is refused.
+    /// True if no file is refused.
     pub fn trust_all(&self) -> bool {
         matches!(self.view(), View::Own)
     }
@@ -224,7 +224,8 @@ pub(crate) fn refuse_here(place: &Place) -> Option<Served> {
     refuse(place, own_mounts(), Some(own_mounts()), true, nix::unistd::geteuid().as_raw())
 }
 
-/// Pure: `own` has the mounts of this program's namespace, `theirs` those of the process's, where that is another one.
+/// Pure: `own` has the mounts of this program's namespace, `theirs` has the mounts of the process's namespace if it is
+/// another one.
 fn refuse(place: &Place, own: &Mounts, theirs: Option<&Mounts>, own_user_namespace: bool, user: u32) -> Option<Served> {
     let is_fuse = |mount: &Mount| mount.kind == "fuse" || mount.kind.starts_with("fuse.") || mount.kind == "fuseblk";
     if let Some(mount) = own.find(place) {

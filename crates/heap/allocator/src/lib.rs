@@ -3,8 +3,9 @@
 //!
 //! Small blocks are mimalloc's, in arenas that we provide (`small`); large ones have grains of huge pages to themselves
 //! (`large`); pool pages are taken and populated before the first allocation (`pool`), and left at the first fork
-//! (`fork_calls`, `fork`, `pool_exit`). Lookups of the C library's functions find these (`redirect`, `c_names`). In programs that the order does not name, every call goes on to the allocator that they
-//! have without this library (`passive`).
+//! (`fork_calls`, `fork`, `pool_exit`). Lookups of the C library's functions find the heap's functions (`redirect`,
+//! `c_names`). In programs that the order does not name, every call is passed to the allocator that the program has without
+//! this library (`passive`).
 //!
 //! Rules of this library, which runs before and beneath everything else in the process:
 //! - It never allocates: it uses neither `Vec` nor `String`, formats text into its own `Text`, and maps the memory that it

@@ -106,15 +106,15 @@ impl Object {
         found
     }
 
-    /// Calls `act` with each entry of the symbol table that defines this symbol for all objects; there are several where it has
-    /// several versions.
+    /// Calls `act` with each entry of the symbol table that defines this symbol for all objects; there are several
+    /// entries if the symbol has several versions.
     pub fn each_definition(&self, name: &CStr, act: &mut dyn FnMut(*const Elf64_Sym)) {
         if self.names == 0 || self.symbols.is_null() {
             return;
         }
         let mut check = |index: u32| {
             // SAFETY:
-            // - the index is one of the symbol table's: it comes from a table of hashes of it.
+            // - the index is within the symbol table: it comes from the table's hash table.
             if unsafe { self.is_definition(index, name) } {
                 act(self.symbols.wrapping_add(index as usize));
             }
@@ -174,11 +174,11 @@ impl Object {
     /// `index` is one of the symbol table's.
     unsafe fn name_of(&self, index: u32) -> &CStr {
         // SAFETY:
-        // - the caller's promise; names of symbols lie in the table of names and end with NUL.
+        // - the caller's promise; names of symbols are in the table of names and end with NUL.
         unsafe { CStr::from_ptr((self.names + (*self.symbols.add(index as usize)).st_name as usize) as *const _) }
     }
 
-    /// True if a relocation refers to a symbol whose name begins with one of these texts.
+    /// True if a relocation refers to a symbol whose name begins with one of `beginnings`.
     pub fn uses(&self, beginnings: &[&[u8]]) -> bool {
         if self.names == 0 || self.symbols.is_null() {
             return false;

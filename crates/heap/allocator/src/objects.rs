@@ -87,7 +87,8 @@ fn is_own(object: &Object) -> bool {
     object.has_dynamic(&raw const _DYNAMIC)
 }
 
-/// What the dynamic linker shows debuggers (`link.h`): the program could define dl_iterate_phdr(3), and call this heap in it.
+/// The dynamic linker's structure for debuggers (`link.h`). It is used because a program could define
+/// dl_iterate_phdr(3) and call this heap in that function.
 #[repr(C)]
 struct DebuggerInterface {
     version: c_int,

@@ -108,7 +108,7 @@ pub fn c_library() -> &'static CLibrary {
 impl CLibrary {
     fn behind() -> Option<Self> {
         // SAFETY:
-        // - every GNU C library has functions of these types under these names, and who replaces them has the same.
+        // - every GNU C library has functions of these types under these names, and a replacement has the same types.
         unsafe {
             Some(Self {
                 malloc: behind(c"__libc_malloc")?,

@@ -1,10 +1,12 @@
-//! Whoever looks an allocator's function up in the object that defines it gets this heap's: libraries that were loaded with
-//! RTLD_DEEPBIND, foreign function interfaces that ask the C library's handle, dlvsym(3). Else blocks of this heap would meet the
-//! C library's `free`, since its own strdup(3) and the like have theirs from the heap.
+//! Makes a lookup of an allocator's function in the object that defines it find the heap's function. Such lookups come from
+//! libraries that were loaded with RTLD_DEEPBIND, from foreign function interfaces that use the C library's handle, and
+//! from dlvsym(3). Without this, the C library's `free` would get blocks of this heap, since strdup(3) and similar
+//! functions allocate from the heap.
 //!
-//! In the tables of symbols of all objects behind this library the entries of these names lead to the heap's functions. The
-//! tables are data: a page of them is writable and not executable while it is changed, before the program has a second thread,
-//! and gets its protection back. No code is touched, and what was bound before is bound to the heap already, which comes first.
+//! In the symbol tables of all objects behind this library, the entries of these names are changed to the heap's functions.
+//! The tables are data: a page is writable and not executable while it is changed, before the program has a second
+//! thread, and its protection is restored. No code is changed. Earlier bindings already lead to the heap, which is
+//! first in the order.
 
 use crate::object::Object;
 use crate::objects::{each_behind, own_function};
@@ -56,7 +58,7 @@ struct Page {
     protection: i32,
 }
 
-/// What is to be changed, found before anything is.
+/// Changes to make, found before the first change.
 struct Changes {
     entries: [Option<Entry>; MOST_ENTRIES],
     pages: [Option<Page>; MOST_PAGES],
@@ -72,7 +74,7 @@ pub enum Refusal {
     Refused(i32),
 }
 
-/// Leads lookups in all objects behind this library to the heap. Nothing is changed where that fails.
+/// Redirects lookups in all objects behind this library to the heap. If that fails, nothing is changed.
 ///
 /// # Safety
 /// The process has one thread, and this heap gives every block from now on.
@@ -96,7 +98,7 @@ pub unsafe fn redirect() -> Result<(), Refusal> {
         /// `STT_FUNC`: the address is the function's own.
         const FUNCTION: u8 = 2;
         // SAFETY:
-        // - the entry is one of a loaded object's table, whose pages have just become writable, and nobody else looks at it.
+        // - the entry is in a loaded object's table, whose pages have just become writable, and nobody else reads it.
         unsafe {
             (*entry.symbol).st_value = entry.value;
             (*entry.symbol).st_info = (*entry.symbol).st_info & 0xf0 | FUNCTION;
@@ -148,7 +150,7 @@ fn protection_of(page: usize, object: &Object) -> Option<i32> {
     // SAFETY:
     // - all but the executable, which is before this library, are mapped from their first page on, which holds the file's header;
     //   the kernel and the dynamic linker have read it there. `is_header` checks that.
-    // - the program's headers lie in the same page or behind it, in the first segment.
+    // - the program's headers are in the same page or after that page, in the first segment.
     let headers = unsafe {
         if !is_header(&*header) {
             return None;

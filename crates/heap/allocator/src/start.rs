@@ -49,7 +49,7 @@ unsafe fn start() -> bool {
         return false;
     }
     // SAFETY:
-    // - the caller's promise: nothing of the program has run yet.
+    // - the caller's promise: no code of the program has run yet.
     let variables = || unsafe { initial_environment() };
     let text = |name: &str| variables().find_map(|variable| value_of(name, variable)).map(core::str::from_utf8);
     match (text(ORDER_VARIABLE), text(VARIABLE)) {
@@ -79,7 +79,7 @@ unsafe extern "C" {
 /// not show what was added after the exec.
 ///
 /// # Safety
-/// The program has changed nothing of its environment, and does not while the iterator is used.
+/// The program has not changed its environment, and does not change it while the iterator is used.
 unsafe fn initial_environment() -> impl Iterator<Item = &'static [u8]> {
     // SAFETY:
     // - the dynamic linker has stored the pointer before it calls any object; what is there is laid out as the ABI says, lives as
@@ -146,7 +146,7 @@ static DECLINED: AtomicBool = AtomicBool::new(false);
 /// As for [`start`].
 unsafe fn is_declined() -> bool {
     // SAFETY:
-    // - the caller's promise: this heap acts where it does not decline.
+    // - the caller's promise: this heap acts if it does not decline.
     let declines = unsafe { env_order::declines() };
     DECLINED.store(declines, Relaxed);
     declines

@@ -149,8 +149,8 @@ impl Allocator {
 /// Why an allocator that the user has preloaded is not replaced.
 const ITS_OWN: &str = "the allocator that LD_PRELOAD names comes first and stays; fix: LD_PRELOAD without it";
 
-/// True where the library at `path` may call the functions behind its own: it looks some up, or calls the C library's by their
-/// other names.
+/// True if the library at `path` may call the next definitions of its functions: it looks some up, or calls the C library's
+/// functions by their other names.
 fn passes_on(path: &str, program: &Program) -> bool {
     let asks = ["dlsym", "dlvsym", "__libc_malloc", "__libc_calloc", "__libc_memalign"];
     let library = program.libraries.iter().find(|facts| is_at(facts, path));

@@ -166,7 +166,7 @@ fn preload(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) ->
         order.chosen = context.chosen_nodes;
     }
     order.python = allocator.runtime == Some(Runtime::Python) && context.environment.get("PYTHONMALLOC").is_none();
-    // What the user preloads comes first and sees each call before the heap does.
+    // The user's preloaded libraries come first and get each call before the heap.
     let before = context.environment.get("LD_PRELOAD");
     let value = before.map_or_else(|| library.clone(), |before| format!("{before}:{library}"));
     choice.variables.push(("LD_PRELOAD".to_owned(), value));

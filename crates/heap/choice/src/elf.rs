@@ -111,8 +111,8 @@ impl ElfFacts {
         }
     }
 
-    /// Like [`ElfFacts::read`], of a file that is open. What a file has told this thread before is not read again as long as
-    /// its identity is the same.
+    /// Like [`ElfFacts::read`], for an open file. A file that this thread has read before is not read again as long as its
+    /// identity is the same.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -283,11 +283,11 @@ impl ElfFacts {
 
 /// Files whose facts a thread keeps.
 const MOST_KNOWN: usize = 4096;
-/// Entries that a dynamic section has at most; that of a program with 1,000 libraries has about 1,100.
+/// Maximum number of entries in a dynamic section. A program with 1,000 libraries has about 1,100 entries.
 const MOST_ENTRIES: usize = 1 << 14;
 
 thread_local! {
-    /// What files have told, without their paths.
+    /// Facts about files that were read, without their paths.
     static KNOWN: RefCell<HashMap<(FileIdentity, Reads), Option<ElfFacts>>> = RefCell::default();
 }
 

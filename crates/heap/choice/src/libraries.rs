@@ -24,7 +24,7 @@ impl SearchPaths {
         Self { from_environment, cache, folders: linker.folders() }
     }
 
-    /// Candidates for a name that the object at `asker` needs, in the linker's order. `rpath` counts only where there is no
+    /// Candidates for a name that the object at `asker` needs, in the linker's order. `rpath` counts only if there is no
     /// `runpath`.
     pub fn candidates(&self, name: &str, asker: &Path, rpath: Option<&str>, runpath: Option<&str>) -> Vec<PathBuf> {
         if name.contains('/') {

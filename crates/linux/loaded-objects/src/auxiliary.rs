@@ -11,9 +11,9 @@ const MOST: usize = 64;
 pub struct Entries {
     /// Address of the dynamic linker.
     pub linker: usize,
-    /// Address of the program headers of what the kernel has executed.
+    /// Address of the program headers of the file that the kernel has executed.
     pub headers: usize,
-    /// Number of these program headers.
+    /// Number of program headers.
     pub count: usize,
 }
 

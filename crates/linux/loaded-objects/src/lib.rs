@@ -3,9 +3,9 @@
 //!
 //! A program can define any function of the C library itself, and the dynamic linker then binds the calls of all objects
 //! to that definition, and `dlsym` is such a function, too. Databases define `dl_iterate_phdr`, sanitizers `mmap`, and
-//! their definitions call others, allocate, take locks, or abort if the program is not set up yet. Here nothing is
-//! looked up by the dynamic linker: its list of objects is read where it publishes it for debuggers (`struct r_debug`),
-//! and their symbol tables are read as it reads them.
+//! their definitions call others, allocate, take locks, or abort if the program is not set up yet. So the dynamic linker's
+//! lookups are not used here: its list of objects is read from the structure that it publishes for debuggers
+//! (`struct r_debug`), and the objects' symbol tables are read as the dynamic linker reads them.
 //!
 //! Nothing here allocates, takes a lock or writes memory.
 #![cfg_attr(not(test), no_std)]

@@ -88,7 +88,7 @@ impl Iterator for Objects {
     }
 }
 
-/// What the kernel says about this process: where the dynamic linker and the executable are.
+/// The kernel's information about this process: the addresses of the dynamic linker and of the executable.
 #[derive(Clone, Copy)]
 pub struct Process(Entries);
 
@@ -136,7 +136,7 @@ impl Process {
         objects.find(|linked| linked.object.name() == Some(GLIBC)).map(|linked| linked.object)
     }
 
-    /// What the kernel has executed, and the address of its dynamic section.
+    /// The object that the kernel has executed, and the address of its dynamic section.
     fn executed(self) -> Option<(Object, usize)> {
         if self.0.headers == 0 {
             return None;
@@ -150,16 +150,17 @@ impl Process {
             None => headers.iter().find(|header| header.kind == PT_LOAD && header.offset == 0)?.address + FILE_HEADER,
         };
         // SAFETY:
-        // - the kernel has loaded it where its headers say.
+        // - the kernel has loaded it at the addresses in its headers.
         unsafe { object_of(headers, self.0.headers.wrapping_sub(in_file as usize)) }
     }
 
-    /// The published list: the executable's dynamic section leads to it, else its name in the dynamic linker.
+    /// The published list. The executable's dynamic section has its address; otherwise it is found by its name in the
+    /// dynamic linker.
     fn debug(self) -> Option<&'static Debug> {
         let by_executable = || {
             let (_, dynamic) = self.executed()?;
             // SAFETY:
-            // - the dynamic section of what the kernel has executed.
+            // - the dynamic section of the object that the kernel has executed.
             unsafe { crate::tables::entry(dynamic, DT_DEBUG) }.filter(|&at| at != 0)
         };
         let at = match by_executable() {
@@ -167,8 +168,8 @@ impl Process {
             None => self.linker()?.symbol(LIST)?.address,
         };
         // SAFETY:
-        // - the dynamic linker has put the list's address there, or defines it under this name; it stays where it is. A
-        //   version of 0 says that it is not filled yet.
+        // - the dynamic linker has put the list's address there, or defines the list under this name; the list does not
+        //   move. A version of 0 means that it is not filled yet.
         unsafe { (at as *const Debug).as_ref() }.filter(|debug| debug.version > 0)
     }
 }

@@ -19,7 +19,7 @@ const LOCAL: u8 = 0;
 const FUNCTION: u8 = 2;
 /// `STT_TLS`: the value is an offset, not an address.
 const THREAD_LOCAL: u8 = 6;
-/// Set in a symbol's version where it is not the one that new objects are linked with.
+/// Set in a symbol's version if new objects are linked with another one.
 const OLD_VERSION: u16 = 0x8000;
 
 const DT_NULL: u64 = 0;
@@ -46,7 +46,7 @@ pub struct Symbol {
 }
 
 impl Symbol {
-    /// True for a function that can be called where it is.
+    /// True for a function that can be called at the symbol's address.
     pub fn is_function(self) -> bool {
         self.kind == FUNCTION
     }
@@ -142,7 +142,7 @@ impl Object {
         self.dynamic == other.dynamic
     }
 
-    /// Address of the dynamic section, which lies in a segment of the object.
+    /// Address of the dynamic section, which is in a segment of the object.
     pub fn dynamic(&self) -> usize {
         self.dynamic
     }
@@ -225,11 +225,11 @@ impl Object {
     /// `index` is one of the symbol table's.
     unsafe fn name_of(&self, index: u32) -> &CStr {
         // SAFETY:
-        // - the caller's promise; names of symbols lie in the table of names and end with NUL.
+        // - the caller's promise; names of symbols are in the table of names and end with NUL.
         unsafe { CStr::from_ptr((self.names + (*self.symbols.add(index as usize)).name as usize) as *const _) }
     }
 
-    /// True if a relocation refers to a symbol whose name begins with one of these texts.
+    /// True if a relocation refers to a symbol whose name begins with one of `beginnings`.
     pub fn uses(&self, beginnings: &[&[u8]]) -> bool {
         self.relocations.iter().filter(|(table, _)| *table != 0).any(|&(table, bytes)| {
             // SAFETY:

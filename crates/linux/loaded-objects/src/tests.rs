@@ -37,7 +37,7 @@ fn variables_and_functions_that_must_be_chosen_are_no_functions() {
     assert_eq!(library().symbol(c"errno"), None);
 }
 
-/// glibc has kept the version of old programs beside that of new ones.
+/// glibc has the version for old programs beside the version for new ones.
 #[test]
 fn of_several_versions_the_newest_is_found() {
     let old = |version: &CStr| {

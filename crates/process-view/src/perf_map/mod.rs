@@ -44,7 +44,7 @@ pub enum PerfMapError {
     Served {
         /// The process's `/tmp`.
         path: PathBuf,
-        /// Who serves it.
+        /// The server.
         served: Served,
     },
     /// The directory is not one that users share safely, which each process may choose for itself.

@@ -37,7 +37,7 @@ pub(crate) struct Placed {
     pub owner: u32,
 }
 
-/// The place for the map of one process, and a thread that has taken on the rights of that process. This program can give up
+/// The place for the map of one process, and a thread that has taken on the process's rights. This program can give up
 /// every right to write before it reads the process.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -57,7 +57,7 @@ struct Map {
     text: String,
 }
 
-/// What the writing thread needs.
+/// Data of the writing thread.
 #[derive(Debug)]
 struct Writer {
     root: OwnedFd,

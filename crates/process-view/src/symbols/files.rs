@@ -1,7 +1,7 @@
 //! Opens the files that hold the symbols of one process.
 //!
-//! The process chooses which files are looked for: by the path of an object, by what the object says of its debug file, and
-//! by links on the way. Where the names are written for the process to read, only what it may read itself is read.
+//! The process chooses the files: by the path of an object, by the name of the debug file in the object, and by links on
+//! the path. If the names are written for the process, only files that the process itself may read are read.
 
 use crate::ProcessFiles;
 use crate::foreign_path::place_below;
@@ -29,7 +29,7 @@ pub(crate) struct SymbolFiles {
     owner: Option<Owner>,
     servers: Arc<Servers>,
     root: Option<Arc<OwnedFd>>,
-    /// The path of the root, where it is another one than this program's; empty where it is the root of a namespace.
+    /// The path of the root, if it differs from this program's root; empty if it is the root of a namespace.
     foreign_root: Option<String>,
 }
 
@@ -70,7 +70,7 @@ impl SymbolFiles {
         within.filter(|path| path.starts_with('/')).unwrap_or(path)
     }
 
-    /// True where the process may read an open file, whatever way leads to it.
+    /// True if the process may read an open file, whatever its path is.
     pub fn may_read(&self, file: &File) -> bool {
         let Some(owner) = &self.owner else { return true };
         let opened_anew = |file: File| owner.act(LIMIT, move || unasked::reopen(&file).is_ok());

@@ -2,13 +2,13 @@
 //!
 //! The slot holds one of two pieces of code, with the words that belong to it:
 //!
-//! - `ONCE_CODE` makes one call that needs no memory. All that the thread needs to continue stands in the slot, so that
-//!   nothing of the program's is written to: neither its stack, of which Pagelift cannot know what the program keeps there,
-//!   nor any other memory. It maps the call page and unmaps it.
+//! - `ONCE_CODE` makes one call that needs no memory. The slot holds everything that the thread needs to continue, so no
+//!   memory of the program is written. That includes the program's stack, whose use Pagelift cannot know. This code maps
+//!   and unmaps the call page.
 //! - `LOOP_CODE` makes the calls of a call page.
 //!
 //! Between two lifts it holds zeros, as before the first one. A slot that holds code was left behind by a lift that was
-//! killed, and names that lift's call page. Whatever is replaced is compared with what is expected there first.
+//! killed, and names that lift's call page. Bytes are compared with the expected ones before they are replaced.
 
 use crate::remote::RemoteMemory;
 use crate::remote::arch::{self, ONCE_WORDS, Registers};
@@ -21,13 +21,13 @@ use std::io;
 
 const WORD: usize = size_of::<u64>();
 
-/// What the last word of the slot holds for a moment, to find out whose memory it is.
+/// Value that the last word of the slot holds for a moment, to check which memory is written.
 const PROBE: u64 = u64::from_le_bytes(*b"pagelift");
 
-/// Words behind `LOOP_CODE`: the address at which the thread continues, and that of the call page.
+/// Words behind `LOOP_CODE`: the address at which the thread continues, and the address of the call page.
 const LOOP_WORDS: usize = 2;
 
-/// What a slot holds.
+/// Contents of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// Zeros.
@@ -41,13 +41,13 @@ pub enum Contents {
 /// Room for code in one program.
 pub struct CodeSlot {
     range: AddressRange,
-    /// What Pagelift has written there; zeros at first.
+    /// Bytes that Pagelift has written there; zeros at first.
     written: RefCell<Vec<u8>>,
 }
 
 impl CodeSlot {
-    /// Finds room for code, without writing anything: the slot that a lift has left behind, if there is one, else all that
-    /// are free, the best first.
+    /// Finds room for code, without writing anything: the slot that a lift has left behind, if there is one. Otherwise
+    /// returns all free slots, the best first.
     ///
     /// # Errors
     /// The memory cannot be read.
@@ -60,7 +60,7 @@ impl CodeSlot {
         let mut free = Vec::new();
         for start in room_behind_segments(space, objects, base_page).chain(room_behind_vdso(memory, space)) {
             let there = read(memory, start)?;
-            // Bytes other than zero do not belong to the segment: a file may map those of the next segment here.
+            // Bytes other than zero do not belong to the segment: a file may map bytes of the next segment here.
             match contents(&there) {
                 None => {}
                 Some(Contents::Nothing) => free.push(Self::of(start, there)),
@@ -86,7 +86,7 @@ impl CodeSlot {
         self.range
     }
 
-    /// True where a stopped thread can return from the code for one call.
+    /// True if a stopped thread can return from the code for one call.
     pub fn is_in_reach(&self, thread: Pid) -> bool {
         let distance = |to: Address| self.range.start().0.abs_diff(to.0);
         requests::registers(thread).is_ok_and(|registers| {
@@ -94,7 +94,7 @@ impl CodeSlot {
         })
     }
 
-    /// What it holds, as far as Pagelift knows.
+    /// The slot's contents, as far as Pagelift knows.
     pub fn contents(&self) -> Contents {
         contents(&self.written.borrow()).unwrap_or(Contents::Nothing)
     }
@@ -142,16 +142,16 @@ impl CodeSlot {
         self.behind(&arch::ONCE_CODE) + (arch::ONCE_MASK * WORD) as u64
     }
 
-    /// True where a stopped thread has this memory now, and not that of another program which it has executed since the
-    /// memory was opened: what is written to `memory` is read through ptrace, or, where the kernel lets only ptrace write
-    /// here, the other way round.
+    /// True if a stopped thread still has this memory. It has other memory if it has executed another program since the
+    /// memory was opened. A word is written to `memory` and read through ptrace. If the kernel lets only ptrace write
+    /// here, the word is written through ptrace and read from `memory`.
     ///
     /// # Errors
     /// As for [`CodeSlot::write_once`].
     pub fn is_memory_of(&self, thread: Pid, memory: &RemoteMemory) -> io::Result<bool> {
         let at = self.range.end() - WORD as u64;
         self.expect_unchanged(memory)?;
-        // What ptrace reads must be the slot, before anything is written through ptrace.
+        // Before anything is written through ptrace, check that ptrace reads the slot.
         let words =
             (0..self.range.len()).step_by(WORD).map(|offset| requests::word_of(thread, self.range.start() + offset));
         let words = words.collect::<Result<Vec<u64>, _>>()?;
@@ -202,7 +202,7 @@ fn with_words(code: &CodeBetween, words: impl IntoIterator<Item = u64>) -> Vec<u
     code.code().iter().copied().chain(words).collect()
 }
 
-/// What these bytes of a slot are; `None` where they are nothing of Pagelift's.
+/// Contents that these bytes of a slot represent; `None` if they are not Pagelift's.
 fn contents(there: &[u8]) -> Option<Contents> {
     let (used, probe) = there.split_last_chunk::<WORD>()?;
     if ![0, PROBE].contains(&u64::from_ne_bytes(*probe)) {
@@ -260,7 +260,7 @@ fn room_behind_vdso(memory: &RemoteMemory, space: &AddressSpace) -> Option<Addre
     before.iter().all(|&byte| byte == 0).then_some(start)
 }
 
-/// Returns places in the rest of an executable segment's last page, those of the smallest segments first. A write makes the
+/// Returns places in the rest of an executable segment's last page; the smallest segments come first. A write makes the
 /// page private, so that its huge page can no longer come from an image: small segments have none.
 fn room_behind_segments(
     space: &AddressSpace,

@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 use std::io;
 use std::time::Instant;
 
-/// Number of tries where the program maps something at the chosen address just then.
+/// Number of tries if the program maps something at the chosen address at the same moment.
 const TRIES: usize = 8;
 
 /// Flags of the call page's mapping.
@@ -117,15 +117,15 @@ fn once(
     made
 }
 
-/// The highest free place below the stack with a free page on each side, in the area where the kernel itself maps, which
-/// is above the largest gap: neither the brk area nor the stack has less room to grow.
+/// The highest free place below the stack with a free page on each side, in the area in which the kernel itself maps. This
+/// area is above the largest gap, so that neither the brk area nor the stack has less room to grow.
 pub fn free_place(space: &AddressSpace, length: u64, base_page: PageSize) -> Option<Address> {
     let mappings = space.mappings();
     let stack = mappings.iter().position(|mapping| mapping.name == MappingName::Stack).unwrap_or(mappings.len());
     let below = &mappings[..stack];
     let gaps = below.windows(2).map(|pair| (pair[1].range.start() - pair[0].range.end(), pair[0].range.end()));
     let (room, lowest) = gaps.max().unwrap_or_default();
-    // Of the largest gap the upper half.
+    // The upper half of the largest gap.
     let lowest = lowest + room / 2;
     let top = below.last()?.range.start();
     space.free_place_below(top, length, base_page, 0, base_page.bytes(), lowest)

@@ -76,7 +76,7 @@ pub struct LiveProcess {
     stopped: BTreeMap<i32, Held>,
     /// The calls in which threads were last seen to wait, of those that may have to be restarted.
     inflight: BTreeMap<i32, InflightSyscall>,
-    /// The waits of a relative time in which threads were seen to sleep before they were last told to stop.
+    /// Waits of a relative time in which threads were seen to sleep before their last stop was requested.
     waits: BTreeMap<i32, TimedWait>,
     clock: SleepClock,
     /// Waits for calls that a stop would end in part.

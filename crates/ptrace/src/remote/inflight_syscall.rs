@@ -61,7 +61,7 @@ impl InflightSyscall {
         self.sleeps.is_some_and(|sleeps| slept_only_in(process, thread, sleeps))
     }
 
-    /// True where a stopped thread was in this very call, all of whose arguments are known.
+    /// True if a stopped thread was in this same call, with the same arguments.
     pub fn is(&self, stopped: &Self) -> bool {
         (self.number, self.arguments, self.stack, self.behind)
             == (stopped.number, stopped.arguments, stopped.stack, stopped.behind)
@@ -74,7 +74,7 @@ impl InflightSyscall {
     }
 }
 
-/// True where a stopped thread had gone to sleep this often before, and not again since: a stop counts as one more sleep.
+/// True if a stopped thread has not slept since it had slept this many times. A stop counts as one more sleep.
 pub fn slept_only_in(process: Pid, thread: Pid, sleeps: u64) -> bool {
     sleeps_of(process, thread.as_raw()) == Some(sleeps + 1)
 }

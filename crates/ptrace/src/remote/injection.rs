@@ -240,7 +240,7 @@ impl<'a> Injector<'a> {
         if self.refused.is_some() { Ok(()) } else { self.send(call, None) }
     }
 
-    /// True where the thread's filters let it make a call by the instruction before `behind`.
+    /// True if the thread's filters allow a call by the instruction before `behind`.
     pub(crate) fn allows(&self, call: &GuestCall, behind: Address) -> bool {
         self.filters.judge(call.number, call.arguments, behind.0) == Verdict::Allowed
     }

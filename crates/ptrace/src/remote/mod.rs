@@ -7,7 +7,8 @@
 //!   `last_call` drops what that code leaves;
 //!   `executor` lifts with them, `from_file` copies with them, `outside` lifts without any, and `calls` is what the executors
 //!   share.
-//! - System calls of its own that a stop has interrupted: `restart`, with the time that is left: `timed_wait`, `unused`.
+//! - The program's own system calls that a stop has interrupted: `restart`, with the remaining time: `timed_wait`,
+//!   `unused`.
 
 pub mod arch;
 pub mod auxiliary;

@@ -36,9 +36,9 @@ pub fn concerns_children(number: i64) -> bool {
 /// Makes a stopped thread restart its call if that failed with EINTR, unless a signal is handled first: a call is
 /// restarted that the stop has made fail, or a signal that is only delivered because of the stop; a call that a handled
 /// signal of the program has interrupted still fails with EINTR. `signal` is the signal for which the thread has
-/// stopped, 0 for a stop by this process. `before` is the call in which it was last seen to wait, where that is needed;
-/// `wait` is the wait of a relative time in which it was seen just before it was told to stop.
-/// Returns true where the thread is now about to make that call.
+/// stopped, 0 for a stop by this process. `before` is the call in which it was last seen to wait, if that is needed;
+/// `wait` is the wait of a relative time in which it was seen just before the stop was requested.
+/// Returns true if the thread is now about to make that call.
 ///
 /// # Errors
 /// Those of ptrace: the thread has been killed.

@@ -1,15 +1,16 @@
-//! Waits of a relative time, which go on with the time that is left.
+//! Waits of a relative time, which continue with the remaining time.
 //!
-//! Of most interrupted waits the kernel keeps what is left of their time. epoll_wait, semtimedop, rt_sigtimedwait and
-//! io_getevents fail with EINTR instead, and so do ppoll and pselect6 if they cannot store the rest; made again as they were they would wait for their whole time once more. Such a wait is
-//! therefore looked at before its thread is told to stop, and the argument for its time is changed afterwards:
+//! The kernel keeps the remaining time of most interrupted waits. epoll_wait, semtimedop, rt_sigtimedwait and io_getevents
+//! fail with EINTR instead, and so do ppoll and pselect6 if they cannot store the remaining time. If they were made again
+//! with the same arguments, they would wait for their whole time once more. Such a wait is therefore read before its thread
+//! is stopped, and the argument for its time is changed afterwards:
 //! - The thread has slept in the call since it last ran, a time which the kernel shows (`linux::sleep_clock`). It has not
 //!   slept anywhere else until it stopped, which the number of its sleeps shows.
 //! - The program does not see the argument, as the code behind the call shows (`unused`).
-//! - Where the argument is the address of a time, what is left is stored below the stack, where the kernel stores whatever
-//!   a signal's handler is given: nothing of the program is there while its thread is in a call.
+//! - If the argument is the address of a time, the remaining time is stored below the stack, where the kernel stores the
+//!   frame of a signal handler: the program has no data there while its thread is in a call.
 //!
-//! Where any of this cannot be known the wait is made again with its whole time.
+//! If any of these facts is unknown, the wait is made again with its whole time.
 
 use super::RemoteMemory;
 use super::arch::{self, Registers};
@@ -58,16 +59,16 @@ impl TimedWait {
         Some(Self { call, sleeps: sleep.count, index, limit, ends, again: None })
     }
 
-    /// True where a thread sleeps in this wait again after a stop, and has slept nowhere else.
+    /// True if a thread sleeps in this wait again after a stop, and has slept nowhere else.
     fn is_continued_by(&self, call: &InflightSyscall, sleep: Sleep) -> bool {
-        // Made again with all its time, it looks like any other that begins.
+        // A wait that is made again with its whole time cannot be distinguished from a new wait.
         let is_same = self.again.as_ref().is_some_and(|again| again.arguments != self.call.arguments && again.is(call));
         is_same && sleep.count == self.sleeps + 2
     }
 
-    /// Changes the registers of a stopped thread, which makes this call again, so that it waits for what is left. `stopped`
-    /// is the call as the stop shows it. Nothing is changed where the thread may have been elsewhere since, and where the
-    /// program could see the change.
+    /// Changes the registers of a stopped thread, which makes this call again, so that it waits for the remaining time.
+    /// `stopped` is the call as the stop shows it. Nothing is changed if the thread may have been elsewhere since, or if
+    /// the program could see the change.
     pub fn shorten(&mut self, process: Pid, thread: Pid, stopped: &InflightSyscall, registers: &mut Registers) {
         self.again = None;
         let is_the_same = self.call.is(stopped) && slept_only_in(process, thread, self.sleeps);
@@ -129,7 +130,7 @@ fn length(process: Pid, limit: Limit, argument: u64) -> Option<Duration> {
     }
 }
 
-/// Stores a time. Returns false where the process itself could not write there.
+/// Stores a time. Returns false if the process itself could not write there.
 fn store(process: Pid, place: u64, time: Duration) -> bool {
     let words = [time.as_secs().to_ne_bytes(), u64::from(time.subsec_nanos()).to_ne_bytes()].concat();
     let remote = RemoteIoVec { base: place as usize, len: words.len() };

@@ -36,7 +36,7 @@ pub enum Flow {
 /// Maximum length of an instruction in bytes, on x86-64.
 const LONGEST: usize = 15;
 
-/// Maximum number of instructions that are looked at.
+/// Maximum number of instructions that are decoded.
 const MOST_INSTRUCTIONS: usize = 100;
 
 /// The argument whose register no function in C gets as a parameter of its own: a function that makes the call has set it,
@@ -200,7 +200,7 @@ mod tests {
             // syscall, and jmp rax, which are not known.
             &[0x0f, 0x05, 0xc3],
             &[0xff, 0xe0],
-            // The end of what can be read.
+            // The end of readable memory.
             &[0x90],
         ];
         for code in uses {

@@ -101,7 +101,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// As for [`wait_for`].
 pub fn wait_until(thread: Pid, deadline: Instant) -> Result<Option<WaitReport>, Errno> {
     loop {
-        // In this order: a thread of a machine that was suspended past the deadline is looked for once more.
+        // In this order: if the machine was suspended past the deadline, the thread is polled once more.
         let left = deadline.saturating_duration_since(Instant::now());
         match poll(thread)? {
             None if !left.is_zero() => sleep_until_report(left.min(LONGEST_SLEEP)),

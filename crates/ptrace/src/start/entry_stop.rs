@@ -121,18 +121,18 @@ impl AwaitedEntry {
         Ok(awaited)
     }
 
-    /// True where the program, which runs, seems to be about to be entered.
+    /// True if the running program seems to be about to be entered.
     pub fn is_announced(&self) -> bool {
         self.memory.read_word(self.announcement).is_ok_and(|word| word >> 32 == u64::from(ANNOUNCES))
     }
 
-    /// True where the program, which runs, has been entered without having been stopped.
+    /// True if the running program has been entered without a stop.
     pub fn is_over(&self) -> bool {
         let vector = self.places.first().filter(|_| !self.by_linker);
         vector.is_some_and(|&place| self.memory.read_word(place).is_ok_and(|word| word == self.entry.0))
     }
 
-    /// True where the stopped thread waits in the code.
+    /// True if the stopped thread waits in the code.
     pub fn is_reached(&self, pid: Pid) -> bool {
         let at = |registers| arch::instruction_pointer(&registers).0.wrapping_sub(self.code.at().0);
         requests::registers(pid).is_ok_and(|registers| guest::entry_waits().contains(&at(registers)))
@@ -143,8 +143,8 @@ impl AwaitedEntry {
     /// # Errors
     /// Where the thread has ended or has been replaced by an exec.
     pub fn enter(&self, pid: Pid) -> io::Result<()> {
-        // The other threads run. One of them that executes a program takes over the thread's number; the memory is that of
-        // the previous program then.
+        // The other threads run. If another thread executes a program, it takes over the thread's number, and the memory
+        // then belongs to the previous program.
         if requests::is_at_exec(pid)? {
             return Err(Errno::ESRCH.into());
         }
@@ -169,7 +169,7 @@ impl AwaitedEntry {
         if ours != its {
             return Err(io::Error::other("it has other memory"));
         }
-        // An announcement that does not lie below the stack is not made.
+        // The code makes no announcement if the word is not below the stack.
         let word = code.end().0 - (WORDS * size_of::<u64>()) as u64;
         write_code(child, &memory, Address(word), &u64::MAX.to_ne_bytes())
     }

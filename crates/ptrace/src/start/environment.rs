@@ -83,7 +83,7 @@ impl<'a> Start<'a> {
         (*end == 0 && !environment.contains(&0)).then_some(Self { arguments, environment, auxiliary })
     }
 
-    /// Returns a copy with these variables in place of those for which `is_replaced` is true: its address, below
+    /// Returns a copy with these variables in place of the variables for which `is_replaced` is true: its address, below
     /// `stack_pointer`, and its bytes.
     fn with(&self, variables: &[CString], stack_pointer: u64, is_replaced: impl Fn(u64) -> bool) -> (u64, Vec<u8>) {
         let texts: Vec<u8> = variables.iter().flat_map(|variable| variable.to_bytes_with_nul()).copied().collect();

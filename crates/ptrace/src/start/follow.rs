@@ -62,7 +62,7 @@ enum State {
     /// The program's entry.
     Entry {
         entry: AwaitedEntry,
-        /// It has been told to stop.
+        /// A stop has been requested.
         told: bool,
     },
     /// The mapping of a program by a dynamic linker that was started as one.
@@ -74,7 +74,7 @@ enum State {
 }
 
 impl State {
-    /// True where the state does not end by a report of the thread alone.
+    /// True if a report of the thread is not enough to end the state.
     fn is_looked_after(&self) -> bool {
         matches!(self, Self::Entry { .. } | Self::Held { .. })
     }
@@ -202,7 +202,7 @@ struct Following<'h, H: Handler> {
 }
 
 impl<H: Handler> Following<'_, H> {
-    /// Waits for the next report. In the meantime looks after the programs that are on their way to their entries.
+    /// Waits for the next report. In the meantime checks the programs that are on their way to their entries.
     fn next_report(&mut self) -> Result<Waited, Errno> {
         while self.follower.threads.values().any(State::is_looked_after) || self.follower.pace.is_fast() {
             if let Some(waited) = Waited::any_pending()? {
@@ -301,7 +301,7 @@ impl<H: Handler> Following<'_, H> {
             if let State::Entry { entry, .. } = state
                 && have_same_memory(*parent, pid.as_raw()).is_ok_and(|same| !same)
             {
-                // Of other programs' children the memory is another.
+                // Children of other programs have other memory.
                 let _ = entry.let_pass(pid);
             }
         }
@@ -418,7 +418,7 @@ impl<H: Handler> Following<'_, H> {
             Ok(others) => others,
             Err(NotAllStopped { stopped, running, why }) => {
                 self.let_go_on(stopped, running);
-                // Other processes may have to go on first, such as the child of a vfork.
+                // Other processes may have to run first, such as the child of a vfork.
                 let is_asleep = why.kind() == io::ErrorKind::TimedOut;
                 if is_asleep && since.elapsed() < STOP_TIMEOUT {
                     return Next::Hold { came, since };

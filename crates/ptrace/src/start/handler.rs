@@ -1,4 +1,4 @@
-//! What is decided at the stops of a start, and by whom.
+//! Decisions at the stops of a start, and the trait of the code that makes them.
 
 use crate::remote::arch::guest;
 use crate::remote::requests;
@@ -23,7 +23,7 @@ pub struct EntryStop<'a> {
     pub other_threads: usize,
 }
 
-/// What the handler decides at the exec stop.
+/// Decision of the handler at the exec stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterExec {
     /// The program is not lifted.
@@ -40,7 +40,7 @@ pub enum AfterExec {
     WatchMaps,
 }
 
-/// What the handler decides at the entry stop.
+/// Decision of the handler at the entry stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     /// The process is no longer traced.
@@ -51,7 +51,7 @@ pub enum After {
     Exit(i32),
 }
 
-/// Decides at the stops. Its functions stand in the order in which a start calls them.
+/// Decides at the stops. Its functions are in the order in which a start calls them.
 pub trait Handler {
     /// Called when a program has been mapped.
     fn at_exec(&mut self, stop: &ExecStop) -> AfterExec;
@@ -98,7 +98,7 @@ impl EntryStop<'_> {
         self.stopped.pid().as_raw()
     }
 
-    /// True where the process has switched transparent huge pages off for itself.
+    /// True if the process has switched transparent huge pages off for itself.
     pub fn thp_is_off(&self) -> bool {
         self.status.thp_off
     }

@@ -458,8 +458,9 @@ unsafe fn close_all() {
     listed.unwrap_or_default().into_iter().for_each(|descriptor| unsafe { bare::close(descriptor) });
 }
 
-/// Takes the three lowest descriptors, so that no file which the helper opens gets one of them: what the standard library or
-/// the C library writes there, as for a panic, would be written to that file. Writing to these fails with EBADF.
+/// Takes the three lowest descriptors, so that no file which the helper opens gets one. Otherwise text that the standard
+/// library or the C library prints, such as a panic message, would go to that file. Writes to these descriptors fail with
+/// EBADF.
 fn take_standard_descriptors() {
     for _ in 0..3 {
         // SAFETY:

@@ -1,8 +1,8 @@
-//! When the helper looks for programs that are about to be entered.
+//! Times at which the helper checks for programs that are about to be entered.
 //!
-//! A program announces its entry by a word in its memory, which nobody reports. Most programs come to their entry within a
-//! millisecond: until then the helper looks without sleeping, where there is another CPU. Then it sleeps for a small part
-//! of the time that has passed, so that a program which takes long waits for a small part of that at its entry.
+//! A program announces its entry by a word in its memory, which nobody reports. Most programs reach their entry within a
+//! millisecond: until then the helper polls without sleeping, if there is another CPU. Then it sleeps for a small part
+//! of the elapsed time, so that a slow program waits at its entry for a small part of the time that it took.
 
 use crate::remote::wait::sleep_until_report;
 use linux::cpus;
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 /// Number of looks without a sleep, each of about 0.5 µs.
 const LOOKS: u32 = 1500;
-/// One look in so many reads the programs' memory; each looks for reports.
+/// One look in this many reads the programs' memory; each look polls for reports.
 const READS_ONE_IN: u32 = 4;
 /// The part of the time which has passed that a sleep takes.
 const PART: u32 = 64;
 /// Limits of a sleep.
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(10);
-/// A program may have waited in vain for a helper that has not looked for so long: `guest::ROUNDS` take longer.
+/// If the helper has not polled for this time, a program may have waited in vain: `guest::ROUNDS` take longer.
 const LONG: Duration = Duration::from_millis(50);
 
 /// Makes reports of traced threads end the sleeps of this thread, and the kernel end them in time.
@@ -32,7 +32,7 @@ pub fn expect_reports() {
     let _ = set_timerslack(1);
 }
 
-/// The times of looks for programs on their way to their entries.
+/// Times of the polls for programs that are on their way to their entries.
 pub struct Pace {
     /// Looks that are left before the helper sleeps.
     left: u32,
@@ -41,7 +41,7 @@ pub struct Pace {
     looked: Instant,
 }
 
-/// What a look is for.
+/// Purpose of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// Reports of traced threads only.

@@ -1,8 +1,8 @@
 //! Waits of a relative time that the end of a child interrupts, in programs that are followed.
 //!
 //! The kernel keeps signals that a process ignores for its tracer, SIGCHLD among them, and makes the thread that gets one stop.
-//! Without a tracer its wait would go on. The tracer is told of a child's end before the parent is: the parent's waits are
-//! looked at in between, since a stop does not show how long they have lasted.
+//! Without a tracer its wait would continue. A child's end is reported to the tracer before the parent: the parent's waits
+//! are read in between, since a stop does not show how long they have lasted.
 
 use crate::remote::thread_list::user_threads;
 use crate::remote::timed_wait::TimedWait;
@@ -20,7 +20,7 @@ pub struct ParentWaits {
 }
 
 impl ParentWaits {
-    /// Waits for the next report of any thread, which stays pending. If it is that of an end, looks at the waits of the
+    /// Waits for the next report of any thread, which stays pending. If it reports an end, reads the waits of the
     /// parent's threads.
     pub fn look_before_an_end(&mut self, is_followed: impl Fn(i32) -> bool) {
         let Some(parent) = wait::next_to_end().and_then(parent_of) else { return };

@@ -2,8 +2,8 @@
 //!
 //! The helper is no relative of the program, except where the program is the first process of a container: there the
 //! helper is its child, and would stay a zombie. Only for these, the program begins
-//! with a stub that waits for the helper's end and continues at the entry with all registers unchanged. The stub lies
-//! in a page of its own, which is readable and executable, never writable, and stays mapped.
+//! with a stub that waits for the helper's end and continues at the entry with all registers unchanged. The stub has
+//! a separate page, which is readable and executable, never writable, and stays mapped.
 
 use crate::remote::arch::{self, GuestCall, Registers, numbers};
 use crate::remote::{InjectError, Injector};

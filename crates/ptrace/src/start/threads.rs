@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// Number of times that the list of threads is read until it shows no new one.
 const ROUNDS: usize = 1000;
 
-/// Maximum wait for a thread that sleeps uninterruptibly. The program's other threads, and all other processes that are
-/// followed, stand still for so long.
+/// Maximum wait for a thread that sleeps uninterruptibly. The program's other threads and all other followed processes
+/// stay stopped during that wait.
 const GRACE: Duration = Duration::from_millis(5);
 
 /// The other threads of a process, all in a ptrace stop.

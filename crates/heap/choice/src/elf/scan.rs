@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 /// Bytes that are read at once: they stay in the processor's cache.
 const PIECE: usize = 256 << 10;
-/// Longest text that is looked at, in bytes.
+/// Maximum length of a text that is searched, in bytes.
 const LONGEST_TEXT: usize = 16 << 10;
 
 /// Calls `take` with each text of a part of the file that holds one of `needles`, until it returns something. A text ends with

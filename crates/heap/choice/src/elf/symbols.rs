@@ -1,5 +1,6 @@
-//! Telling symbols of one ELF file, found with few reads: those that it exports by its hash table, those that it imports before
-//! that table's first symbol, and those of its executable's own symbol table only where a search of the names finds one.
+//! Characteristic symbols of one ELF file, found with few reads. Exported symbols are found by the hash table. Imported
+//! symbols precede the hash table's first symbol. An executable's own symbol table is read only if a search of its
+//! names finds one.
 
 use super::scan::find_text;
 use super::telling::{ENDS, ENDS_IN_STATIC, NAMES, OPERATORS_NEW, is_searched, kept_name};
@@ -52,8 +53,8 @@ pub(super) struct Reading<'a> {
     pub budget: &'a mut Budget,
 }
 
-/// Reads the telling symbols of a file: of its dynamic symbol table and, for executables, of the other one. `executable`: `None`
-/// for a library, else whether it is static.
+/// Reads the characteristic symbols of a file from its dynamic symbol table and, for executables, from the other one.
+/// `executable` is `None` for a library; otherwise it is true for a static program.
 pub(super) fn read<'data>(
     sections: &Sections<'data, impl ReadRef<'data>>,
     executable: Option<bool>,
@@ -99,7 +100,7 @@ fn take_dynamic<'data>(
     let hash = sections.of_type(elf::SHT_GNU_HASH).next().and_then(|section| sections.bytes(section));
     let hash =
         hash.and_then(|bytes| GnuHashTable::<FileHeader64<Endianness>>::parse(endian, bytes).ok().zip(Some(bytes)));
-    // Without such a table every symbol is looked at.
+    // Without such a table every symbol is read.
     let unhashed = hash.as_ref().map_or(entries.len(), |(hash, _)| hash.symbol_base() as usize);
     for symbol in entries.iter().take(unhashed) {
         let Some(name) = names.get(symbol.st_name.get(endian)) else { continue };
@@ -115,7 +116,8 @@ fn take_dynamic<'data>(
             }
         }
     }
-    // An allocator whose functions have a prefix has it at all of them; one that serves a program exports malloc, too.
+    // An allocator with a prefix has the prefix in every function's name; an allocator that serves a program also exports
+    // malloc.
     if symbols.exports.contains("malloc") {
         for symbol in entries.iter().skip(unhashed).filter(|symbol| symbol.st_type() == elf::STT_FUNC) {
             let Some(name) = names.get(symbol.st_name.get(endian)) else { continue };

@@ -1,8 +1,8 @@
-//! Names of symbols by which allocators, runtimes and checking tools are told apart.
+//! Names of symbols that identify allocators, runtimes and checking tools.
 
 use heap_abi::ACCOUNT_SYMBOL;
 
-/// Names that tell something, sorted; allocators are often built with a prefix before [`PREFIXED`].
+/// Identifying names, sorted; allocators are often built with a prefix before [`PREFIXED`].
 pub(super) const NAMES: [&str; 38] = [
     "JLI_Launch",
     "Py_BytesMain",
@@ -66,7 +66,7 @@ pub(super) const OPERATORS_NEW: [&str; 8] = [
     "_ZnamSt11align_val_tRKSt9nothrow_t",
 ];
 
-/// The name under which a symbol is kept; `None` where it tells nothing.
+/// The name under which a symbol is kept; `None` if it identifies nothing.
 pub(super) fn kept_name(bare: &str, is_defined: bool) -> Option<&str> {
     let begins = |names: &[&str]| names.iter().any(|name| bare.starts_with(name));
     if begins(&NEW) || !is_defined && begins(&DELETE) {
@@ -131,7 +131,7 @@ mod tests {
         for name in OPERATORS_NEW {
             assert_eq!([true, false].map(|is_defined| kept_name(name, is_defined)), [Some(OPERATOR_NEW); 2], "{name}");
         }
-        // Whoever calls delete has memory of new; defining delete alone gives none.
+        // A program that calls delete has memory from new; a definition of delete alone provides none.
         assert_eq!([true, false].map(|is_defined| kept_name("_ZdaPvm", is_defined)), [None, Some(OPERATOR_NEW)]);
         assert_eq!(
             ["malloc", "my_malloc", "je_mallctl"].map(|name| kept_name(name, true)),

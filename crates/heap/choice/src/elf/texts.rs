@@ -1,11 +1,11 @@
-//! Texts by which allocators and runtimes tell their versions and settings.
+//! Texts with versions and settings of allocators and runtimes.
 
 use super::scan::find_text;
 use std::collections::BTreeSet;
 use std::fs::File;
 
-/// Names of settings by which allocators of different versions are told apart: texts by which the allocator looks for them in
-/// its variable, or that it shows them by.
+/// Names of settings that distinguish versions of an allocator. The allocator has these texts to read its variable or to
+/// print the settings.
 const SETTINGS: [&str; 10] = [
     "opt.dirty_decay_ms",
     "opt.calloc_madvise_threshold",
@@ -19,14 +19,14 @@ const SETTINGS: [&str; 10] = [
     "TCMALLOC_DISABLE_MEMORY_RELEASE",
 ];
 
-/// Read-only data of one file: where its parts lie.
+/// Read-only data of one file: offsets and lengths of its parts.
 pub(super) struct ReadOnlyData<'a> {
     pub file: &'a File,
     pub parts: Vec<(u64, u64)>,
 }
 
 impl ReadOnlyData<'_> {
-    /// What the first text that holds `needle` tells.
+    /// The first result of `tells` for a text that holds `needle`.
     pub fn told<T>(&self, needle: &str, tells: impl Fn(&str) -> Option<T>) -> Option<T> {
         self.parts.iter().find_map(|&part| find_text(self.file, part, &[needle.as_bytes()], &tells))
     }
@@ -61,7 +61,7 @@ pub(super) const JVM: &str = " JRE (";
 /// In the banner of the GNU C library.
 pub(super) const GLIBC: &str = "GNU C Library ";
 
-/// What jemalloc calls itself that was built from sources without its file VERSION, as in the crate jemalloc-sys.
+/// Version text of a jemalloc that was built from sources without the file VERSION, as in the crate jemalloc-sys.
 const UNKNOWN_JEMALLOC: &str = "0.0.0";
 
 /// jemalloc's own version text, `5.3.0-0-g54eaed1d8b56…`; without the commit, `5.3.0`.
@@ -80,8 +80,8 @@ pub(super) fn jemalloc_variable(text: &str) -> Option<String> {
     is_name.then(|| text.to_owned())
 }
 
-/// Go's version in `.go.buildinfo`: a magic text, flags of which the second says that texts stand behind these 32 bytes, then
-/// the version with its length before it (Go, debug/buildinfo/buildinfo.go).
+/// Go's version in `.go.buildinfo`: a magic text, and flags, the second of which means that texts follow these 32
+/// bytes; then the length of the version and the version (Go, debug/buildinfo/buildinfo.go).
 pub(super) fn go_version(data: &[u8]) -> Option<String> {
     const TEXTS_FOLLOW: u8 = 2;
     let (head, texts) = data.split_at_checked(32)?;
@@ -101,7 +101,7 @@ pub(super) fn jvm_version(text: &str) -> Option<String> {
     (!version.is_empty() && version.bytes().all(|byte| byte.is_ascii_graphic())).then(|| version.to_owned())
 }
 
-/// What `tc_version` answers.
+/// Result of `tc_version`.
 pub(super) fn gperftools_version(text: &str) -> Option<String> {
     let version = text.strip_prefix(GPERFTOOLS)?;
     let is_version = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');

@@ -47,7 +47,7 @@ fn page_named_by(slot: &CodeSlot) -> Option<address_space::Address> {
     }
 }
 
-/// Returns a call page, as [`enter`] does, by a stopped thread. No thread is in the code of any of these slots.
+/// Returns a call page, as [`enter`] does, by a stopped thread. No thread is in the code of the given slots.
 fn enter_by(
     process: &mut LiveProcess,
     thread: Pid,

@@ -16,10 +16,10 @@ const IN_ALL: Duration = Duration::from_millis(400);
 /// Interval between two polls.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// What is known of calls that stops have been put off for.
+/// Facts about calls for which stops have been delayed.
 #[derive(Default)]
 pub(super) struct WholeCalls {
-    /// The sum of these times.
+    /// Total delay.
     waited: Duration,
     /// Threads that slept in such a call all the time, with the number of their sleeps: they wait for somebody else, who may
     /// never come.
@@ -28,7 +28,7 @@ pub(super) struct WholeCalls {
 
 impl WholeCalls {
     /// Waits until none of the threads is in such a call. A thread that has not moved since the last time is left out.
-    /// Returns true where there was one to wait for.
+    /// Returns true if there was such a call.
     fn wait(&mut self, process: Pid, threads: &[i32]) -> bool {
         let started = Instant::now();
         let limit = ONCE.min(IN_ALL.saturating_sub(self.waited));
@@ -113,7 +113,7 @@ mod tests {
         }
         let mut process = LiveProcess::new(child.as_raw());
         let reader = thread::spawn(move || {
-            // By then the stop has begun, and found the writer asleep.
+            // The stop has then begun, and has found the writer asleep.
             thread::sleep(ONCE / 10);
             File::from(from).read_exact(&mut vec![0; LENGTH])
         });

@@ -1,12 +1,11 @@
-//! Looks at waits of a relative time before their threads are told to stop.
+//! Reads waits of a relative time before their threads are stopped.
 
 use super::LiveProcess;
 use crate::remote::timed_wait::TimedWait;
 use nix::unistd::Pid;
 
 impl LiveProcess {
-    /// Notes the wait of a relative time in which a thread sleeps, if any. What an earlier stop has left of the wait is
-    /// replaced.
+    /// Notes the wait of a relative time in which a thread sleeps, if any. It replaces the note of an earlier stop.
     pub(super) fn look_at_wait(&mut self, thread: i32) {
         let earlier = self.waits.remove(&thread);
         let wait = TimedWait::of(self.pid, thread, &mut self.clock, earlier.as_ref());

@@ -93,7 +93,7 @@ std::arch::global_asm!(
     "hint #38", // bti jc
     // Only x16 and x17 are used, which no program expects a value in at its entry, and no flags.
     "ldr x16, 4f",
-    // The word must lie below everything that is in use.
+    // The word must be below all memory of the stack that is in use.
     "mov x17, sp",
     "sub x17, x16, x17",
     "tbz x17, #63, 3f",
@@ -138,7 +138,7 @@ pub const CALL: CodeBetween = CodeBetween { start: pagelift_call_start, end: pag
 /// Announces that the program is about to be entered, waits for a tracer, and enters it if none comes. It makes no system
 /// call.
 ///
-/// Its last words: the address of the word that it writes, which must lie below the stack pointer; the announcement, in
+/// Its last words: the address of the word that it writes, which must be below the stack pointer; the announcement, in
 /// whose lower half the rounds are counted down ([`ROUNDS`]); the place of AT_ENTRY, which gets the entry if no tracer comes,
 /// or 0; and the entry.
 pub const ENTRY: CodeBetween = CodeBetween { start: pagelift_entry_start, end: pagelift_entry_end };

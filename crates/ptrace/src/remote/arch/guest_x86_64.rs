@@ -100,7 +100,7 @@ std::arch::global_asm!(
     "push rcx",
     "pushfq",
     "mov rcx, qword ptr [rip + 4f]",
-    // The word must lie below everything that is in use.
+    // The word must be below all memory of the stack that is in use.
     "cmp rcx, rsp",
     "jae 3f",
     "mov rax, qword ptr [rip + 4f + 8]",
@@ -147,7 +147,7 @@ pub const CALL: CodeBetween = CodeBetween { start: pagelift_call_start, end: pag
 /// Announces that the program is about to be entered, waits for a tracer, and enters it if none comes. It makes no system
 /// call.
 ///
-/// Its last words: the address of the word that it writes, which must lie below the stack pointer; the announcement, in
+/// Its last words: the address of the word that it writes, which must be below the stack pointer; the announcement, in
 /// whose lower half the rounds are counted down ([`ROUNDS`]); the place of AT_ENTRY, which gets the entry if no tracer comes,
 /// or 0; and the entry.
 pub const ENTRY: CodeBetween = CodeBetween { start: pagelift_entry_start, end: pagelift_entry_end };

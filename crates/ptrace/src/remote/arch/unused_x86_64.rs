@@ -1,6 +1,6 @@
 //! Finds out whether the code after a system call uses a register before it sets the register or returns, on x86-64.
 //!
-//! Only the few instructions that compilers put there are known. For any other the answer is that the register is used.
+//! Only the few instructions that compilers emit there are known. Any other instruction counts as a use of the register.
 
 use super::super::unused::{Flow, Instruction};
 use address_space::Address;

@@ -214,9 +214,9 @@ fn killed_for() -> Option<&'static str> {
 }
 
 fn is_killed(calls: &[NamedCall]) -> bool {
-    // Where SIGCHLD is ignored, which may be inherited, no status is kept of a child.
+    // If SIGCHLD is ignored, which may be inherited, the kernel keeps no status of a child.
     // SAFETY:
-    // - no handler is installed, and the disposition is put back.
+    // - no handler is installed, and the disposition is restored.
     let before = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
     let killed = is_killed_as_child(calls);
     if let Ok(before) = before {

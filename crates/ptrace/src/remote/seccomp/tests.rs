@@ -170,7 +170,7 @@ fn of_equal_actions_the_newest_filter_gives_the_error() {
 fn a_child_that_is_killed_is_noticed_where_sigchld_is_ignored() {
     let allowed: NamedCall = ("getpid", libc::SYS_getpid, [0; 6]);
     let kills: NamedCall = ("kill", libc::SYS_tkill, [0; 6]);
-    // In a child: the disposition is of the whole process.
+    // In a child: the disposition applies to the whole process.
     // SAFETY:
     // - the C library makes the child's heap usable, and the child uses nothing else of other threads.
     match unsafe { fork() }.unwrap() {

@@ -114,7 +114,7 @@ fn a_helper_that_exits_without_an_answer_is_reported() {
 
 #[test]
 fn the_program_is_executed_after_the_helper_was_killed() {
-    // Not by `raise`: the C library takes the launcher's thread ID for that of this thread.
+    // Not by `raise`: the C library uses the launcher's thread ID instead of this thread's ID.
     let kill_itself = |_, _: Answer| kill(getpid(), Signal::SIGKILL).unwrap();
     assert_status(ends_with(kill_itself, ""), KILLED);
 }
