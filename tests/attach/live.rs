@@ -222,7 +222,7 @@ fn sleeps_in(pid: u32, number: i64) -> bool {
     fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with(&format!("{number} ")))
 }
 
-/// What waits for a relative time goes on with the time that is left, however often it is stopped.
+/// A wait of a relative time continues with the remaining time, however often it is stopped.
 fn timed(t: &Context, call: &str) -> Result<()> {
     let mut command = Program::named("attach/waits_for_six_seconds.c")?.command()?;
     if call != "of_each_thread" {

@@ -1,5 +1,5 @@
-//! Programs that use all of their stack are lifted and put back, and none of it is written to: while they go deeper than
-//! ever, when they have been at the bottom before, and on stacks of their own. Nothing of a lift stays in them.
+//! Programs that use their whole stack are lifted and restored, and the stack is not written: while they go deeper than
+//! before, if they have reached the bottom before, and on stacks that they have made. No part of a lift is left behind.
 
 use anyhow::{Result, ensure};
 use std::fs;
@@ -57,7 +57,7 @@ fn pagelift(t: &Context, words: &[&str]) -> Result<String> {
     Ok(t.run(t.pagelift(words)?)?.success()?.stderr)
 }
 
-/// The mappings of Pagelift's own: one page of anonymous memory that stands alone and has its mark, and code.
+/// Pagelift's own mappings: one separate page of anonymous memory with Pagelift's mark, and code.
 fn leftovers(pid: u32) -> Result<Vec<String>> {
     use std::os::unix::fs::FileExt;
     let memory = fs::File::open(format!("/proc/{pid}/mem"))?;
@@ -72,7 +72,7 @@ fn leftovers(pid: u32) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Lifts and puts back in so many rounds that each part of the stack is in use in one of them.
+/// Lifts and restores in enough rounds that each part of the stack is in use in one round.
 fn back_and_forth(t: &Context, stack: &str) -> Result<()> {
     let session = begin(t, stack)?;
     let pid = session.pid().to_string();
@@ -95,7 +95,7 @@ fn back_and_forth(t: &Context, stack: &str) -> Result<()> {
     end(t, session)
 }
 
-/// Kills lifts at moments spread over all that they take; whatever they leave behind, the next one takes over and removes.
+/// Kills lifts at moments spread over their duration; the next lift takes over and removes their remains.
 fn killed(t: &Context, stack: &str) -> Result<()> {
     let session = begin(t, stack)?;
     let pid = session.pid().to_string();
@@ -123,8 +123,8 @@ fn killed(t: &Context, stack: &str) -> Result<()> {
     end(t, session)
 }
 
-/// The bottom page of the stack was free when the program was lifted and put back; then a frame covers it but for a few
-/// hundred bytes, which nobody has written to.
+/// The bottom page of the stack was free when the program was lifted and restored. Then a frame covers the page except
+/// a few hundred bytes, which nobody has written.
 fn page_of_an_earlier_lift(t: &Context) -> Result<()> {
     let mut session = begin(t, "block")?;
     let pid = session.pid().to_string();
@@ -165,7 +165,7 @@ fn no_room(t: &Context) -> Result<()> {
     end(t, session)
 }
 
-/// The kernel shows nothing of the memory of a process whose main thread has ended: it is left alone.
+/// The kernel shows no memory of a process whose main thread has ended: the process is left alone.
 fn main_thread_has_ended(t: &Context) -> Result<()> {
     let session = begin(t, "ended")?;
     let pid = session.pid().to_string();

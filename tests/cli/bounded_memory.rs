@@ -208,7 +208,7 @@ impl Drop for Overlay {
     }
 }
 
-/// Nothing of a hole is touched: the kernel would have to make a page of zeros and a page table for each piece of it.
+/// Holes are not accessed: the kernel would have to make a page of zeros and a page table for each piece of a hole.
 fn file_of_holes(t: &Context, on_overlay: bool) -> Result<()> {
     let overlay = on_overlay.then(|| Overlay::mount(t.folder())).transpose()?;
     let folder = overlay.as_ref().map_or(t.folder(), |overlay| &overlay.0);

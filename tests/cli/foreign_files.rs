@@ -60,12 +60,12 @@ fn main() -> ExitCode {
     main_of(symbols.into_iter().chain(commands.iter().map(silent)).chain(roots).collect())
 }
 
-/// Where the debug file lies.
+/// Location of the debug file.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     Beside,
     Linked,
-    /// The program has a root folder of its own, and an absolute link in it names a file outside.
+    /// The program has a separate root folder, and an absolute link in that folder names a file outside.
     OutOfRoot,
 }
 
@@ -88,7 +88,7 @@ fn stripped(t: &Context) -> Result<(PathBuf, PathBuf)> {
     Ok((program, debug))
 }
 
-/// Starts the program as a user, in a root folder where one is given, and returns the map that root writes for it.
+/// Starts the program as a user, in a root folder if one is given, and returns the map that root writes for the program.
 fn map_of(t: &Context, program: &Path, root: Option<&Path>) -> Result<String> {
     let mut command = match root {
         Some(root) => {
@@ -128,7 +128,7 @@ fn symbols(t: &Context, mode: u32, place: Place, may: bool) -> Result<()> {
         symlink(&hidden, &debug)?;
     }
     let map = if place == Place::OutOfRoot {
-        // All that the program needs lies in its root folder; the link leads out of it.
+        // The root folder holds everything that the program needs; the link leads outside.
         let root = t.folder().join("root");
         for folder in ["tmp", "dev", "lib"] {
             fs::create_dir_all(root.join(folder))?;
@@ -196,7 +196,7 @@ impl Served {
         server.wait_for_line("silent")
     }
 
-    /// Who waits gets an error.
+    /// Waiting callers get an error.
     fn end(&mut self) {
         let Some(server) = self.server.take() else { return };
         drop(server);

@@ -95,7 +95,7 @@ fn library(t: &Context, name: &str, words: &[&str]) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What a library counts in a program, and who has given it the blocks.
+/// The count that a library prints in a program, and the library that provided the blocks.
 fn counted<'a>(output: &'a Output, what: &str) -> Result<&'a str> {
     output.stderr.lines().find(|line| line.starts_with(what)).with_context(|| format!("no {what}: {}", output.stderr))
 }
@@ -113,7 +113,7 @@ fn tracer(t: &Context) -> Result<()> {
         let output = to_a_good_end(t, t.lifted(&options, &program)?)?;
         ensure!(counted(&output, "tracer:")? == says, "{options:?}: {}", output.stderr);
     }
-    // The heap is put behind it where that is asked for.
+    // The heap is put behind it if that is requested.
     for options in [&[&pool[..], "--heap-reserve=0"], &THP] {
         let output = to_a_good_end(t, t.lifted(options, &program)?)?;
         let says = "tracer: 100 blocks of libpagelift_heap.so";
@@ -209,7 +209,7 @@ fn starts_as_plain(t: &Context, compiler: &[&str]) -> Result<()> {
     ];
     for options in ways {
         let mut shell = Command::new("sh");
-        // By the shell, by a program that looks for its file, and by one that goes on as another.
+        // By the shell, by a program that searches for its file, and by a program that executes another one in its place.
         shell.args(["-c", "$0 && env $0 && find . -maxdepth 0 -exec $0 \\; && exec $0"]).arg(&program);
         // A program that is followed cannot be traced by LeakSanitizer.
         shell.env("ASAN_OPTIONS", "detect_leaks=0").env("TSAN_OPTIONS", "");
@@ -224,7 +224,7 @@ fn named_alone(t: &Context) -> Result<()> {
     let tracer = library(t, "tracer.so", &[])?;
     let program = Program::named("heap/asks_for_a_hundred_blocks.c")?.build()?;
     let name = program.file_name().context("a name")?.to_string_lossy().into_owned();
-    // The heap is put behind what a wrapper preloads; the wrapper and other children have nothing of it.
+    // The heap is put behind a wrapper's preloaded libraries; the wrapper and other children do not have the heap.
     let text = "env | grep -c -e ^PAGELIFT_HEAP= -e ^PAGELIFT= -e ^LD_PRELOAD=; LD_PRELOAD=$1 $0; sh -c 'grep -c pagelift_heap /proc/self/maps'; true";
     let mut shell = Command::new("sh");
     shell.args(["-c", text]).arg(&program).arg(&tracer);

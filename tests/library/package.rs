@@ -103,7 +103,7 @@ fn small(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Names that the archive asks for, all of them weak: a program without them links. Each is only used in a static program.
+/// Weak names that the archive asks for: a program without them links. Each name is only used in a static program.
 /// A dynamic one may define any name itself, so there the C library's functions are found without their names.
 const ASKED_FOR_BY_ARCHIVE: [(&str, &str); 4] = [
     ("__dl_iterate_phdr", "glibc's own name of dl_iterate_phdr; reserved for the C library"),

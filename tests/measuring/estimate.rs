@@ -142,8 +142,8 @@ fn running(t: &Context) -> Result<()> {
     near(figures(&serde_json::from_str(&t.run(command)?.success()?.stdout)?, 0, "data")?, (250.0, 0.0))
 }
 
-/// Root executes nothing of what a user's process names: neither its program nor a library of its environment. The command
-/// that is printed for it works.
+/// Root executes no file that a user's process names: neither its program nor a library of its environment. The command
+/// that is printed instead works.
 fn users_process(t: &Context) -> Result<()> {
     let library = Program::named("measuring/writes_its_user_when_loaded.c")?.build()?;
     let record = t.folder().join("who-has-loaded");
@@ -175,7 +175,7 @@ fn users_process(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a process of the same user that has namespaces of its own, or fewer capabilities.
+/// Refuses a process of the same user that has other namespaces, or fewer capabilities.
 fn fewer_rights(t: &Context) -> Result<()> {
     let sandboxes: [(&[&str], &str); 2] = [
         (&["setpriv", "--bounding-set=-sys_admin"], "fewer capabilities"),

@@ -436,7 +436,7 @@ fn no_page_size_is_assumed() -> Result<()> {
 fn commands_print_in_one_place() -> Result<()> {
     const PLACE: &str = "crates/cli/src/output.rs";
     const PRINTS: [&str; 6] = ["println!", "print!", "eprintln!", "eprint!", "stdout", "stderr"];
-    // What is given to a child, a descriptor's number, and what a child has written.
+    // Streams for a child, a descriptor's number, and output of a child.
     const OTHERS: [&str; 7] =
         ["Stdio::", ".stdout", ".stderr", "stderr_of", "mut stderr", "use_stderr", "fn open_as_process"];
     let is_command = |path: &str| {

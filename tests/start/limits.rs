@@ -252,7 +252,7 @@ fn refused_by_constructors() -> Vec<Test> {
                 says(&output, &["its seccomp filter does not let it call", call])
             }));
         }
-        // What no lift needs, and what it needs for code alone.
+        // A call that no lift needs, and a call that a lift needs only for code.
         tests.push(test_case(format!("refused_by_a_constructor/gettid/{action}"), gcc(), move |t| {
             let (_, _, thp) = sandboxed(t, action, "gettid")?;
             ensure!(thp > 4 << 20, "{thp} bytes are on huge pages");

@@ -1,8 +1,7 @@
-//! Where all that the commands print leaves the program, and the only place that writes to standard output and standard
-//! error.
+//! Output of all commands: the only place that writes to standard output and standard error.
 //!
-//! Names of files, processes and cgroups, and error texts that hold them, are of anybody's choosing. What leaves here has
-//! no character that acts on its reader, whatever was put into it: [`Output`] keeps line feeds, since a text has lines;
+//! Any user can choose names of files, processes and cgroups, and error texts contain such names. The output has no
+//! character that acts on its reader, whatever the input holds: [`Output`] keeps line feeds, since a text has lines;
 //! [`say!`](crate::say) and [`fail`] keep none, since a message is one line.
 
 use foreign_text::{escaped_json, is_printable, printable, printable_lines};
@@ -10,7 +9,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
-/// The colours of ECMA-48 that texts may have. None of them hides text.
+/// The colours of ECMA-48 that texts may have. No colour hides text.
 pub const COLOURS: [&str; 5] = ["1", "1;31", "1;33", "32", "36"];
 /// Moves the cursor to the top and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
@@ -60,7 +59,7 @@ impl Output {
         self.write(&with_colours(text))
     }
 
-    /// Prints a text in place of all that is on the screen.
+    /// Clears the screen and prints a text.
     ///
     /// # Errors
     /// Those of the stream.
@@ -145,7 +144,7 @@ macro_rules! say {
     ($($argument:tt)*) => { $crate::output::say(format_args!($($argument)*)) };
 }
 
-/// Several failures, each of which is said on a line of its own.
+/// Several failures, each printed on a separate line.
 #[derive(Debug)]
 pub struct Failures(pub Vec<String>);
 

@@ -7,7 +7,7 @@ use std::path::Path;
 /// Refuses a program that others than root can change: a unit that root starts would execute what they put there.
 ///
 /// # Errors
-/// What was found, and the fix.
+/// The part of the path that was found, and the fix.
 pub fn check(program: &Path) -> anyhow::Result<()> {
     let found =
         foreign_part(program, Lasting::EachBoot).with_context(|| format!("looking at {}", program.display()))?;

@@ -98,7 +98,7 @@ const ANY_ARGUMENTS: &[i64] = &[
     libc::SYS_faccessat2,
     libc::SYS_getcwd,
     libc::SYS_ppoll,
-    // Memory, and that of processes which may be traced.
+    // This process's memory, and the memory of processes that may be traced.
     libc::SYS_process_vm_readv,
     libc::SYS_brk,
     libc::SYS_munmap,

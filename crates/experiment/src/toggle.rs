@@ -287,8 +287,8 @@ impl Toggle<'_, '_> {
         self.meters.iter_mut().map(Meter::read).collect()
     }
 
-    /// Switches to what a window needs; true where it took several tries. The control goes there and back, through the arm of
-    /// its block.
+    /// Switches to the state that a window needs; true if it took several tries. The control switches to the arm of its
+    /// block and back.
     fn enter(&mut self, treatment: Treatment, treated: bool) -> Result<bool, Stop> {
         match (treatment, treated) {
             (Treatment::Arm(arm), true) if self.switched == Some(arm) => Ok(false),

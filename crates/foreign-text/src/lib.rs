@@ -2,8 +2,8 @@
 //!
 //! Any user can choose names of files, processes, programs and cgroups, and a file can hold any name. On a terminal an
 //! escape sequence acts on the reader, a line feed makes a line that looks like Pagelift's own, and marks of direction or
-//! of no width make a name look like another one. In a command that is printed to be pasted, a quote, a semicolon or a
-//! line feed makes another command.
+//! of no width make a name look like another one. A quote, a semicolon or a line feed in a command that is printed for
+//! pasting makes another command.
 //!
 //! Pure: no I/O, no `unsafe`.
 #![forbid(unsafe_code)]

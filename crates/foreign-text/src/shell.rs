@@ -12,8 +12,8 @@ use std::path::Path;
 /// Stands in place of a word that cannot be printed, so that the text is no command: every shell refuses it.
 pub const UNPRINTABLE: &str = "(a name with control characters)";
 
-/// Returns a word as a POSIX shell takes it literally. In place of a word that has characters that act on its reader it is
-/// [`UNPRINTABLE`].
+/// Returns a word, quoted so that a POSIX shell takes it literally. Returns [`UNPRINTABLE`] if the word has characters that
+/// act on its reader.
 pub fn quoted_text(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
     match (is_printable(word), !word.is_empty() && word.chars().all(is_plain)) {

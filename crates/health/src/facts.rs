@@ -241,8 +241,8 @@ pub struct ProgramFacts {
 }
 
 impl ProgramFacts {
-    /// Returns the words that start it, as a shell takes them. A process chooses the words that `/proc` shows of it, so that
-    /// those of one that runs are never part of a command that is printed.
+    /// Returns the words that start the program, quoted for a shell. A process can choose the words that `/proc` shows, so
+    /// the words of a running process are never part of a printed command.
     pub fn typed(&self) -> String {
         match self.running {
             Some(_) => "CMD".to_owned(),

@@ -110,7 +110,7 @@ pub trait Executor {
     /// show. Only AArch64 has that.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     fn guards_branches(&mut self, _range: AddressRange) -> Result<bool, CallError> {
         Ok(false)
     }

@@ -42,9 +42,9 @@ pub fn open_record(path: &Path) -> anyhow::Result<File> {
     })
 }
 
-/// Puts a page where the path leads. A regular file is replaced by a new one. So is a link under the fixed name, which
-/// anybody who can write to the folder can have put there; that of a path which the user has named is followed where root
-/// or the user has made it. Another kind of file, such as a pipe, is written to.
+/// Writes a page to a path. A regular file is replaced by a new one. A link under the fixed name is replaced too, since any
+/// user who can write to the folder may have put it there. A link at a path that the user has named is followed if root or
+/// the user has made it. Another kind of file, such as a pipe, is written to.
 fn put(path: &Path, is_named: bool, page: &str) -> io::Result<()> {
     let path = &match if is_named { target(path)? } else { Target::Name(path.to_owned()) } {
         Target::Name(path) => path,

@@ -222,7 +222,7 @@ impl Record {
     }
 }
 
-/// Removes the oldest half of the records where there are too many. Locks stay: another process may hold them.
+/// Removes the oldest half of the records if there are too many. Locks stay: another process may hold them.
 fn make_room(directory: &OwnedFd) -> io::Result<()> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut records = Vec::new();

@@ -31,9 +31,9 @@ pub(crate) trait PageCache {
 
     /// Finds those blocks that lie in huge folios, and holds them. Others are not mapped afterwards.
     fn look(&self, blocks: &Range<u64>) -> Result<Looked<Self::Hold>, Error>;
-    /// True where a block may be collapsed or read whole. That fills its holes with memory, at the expense of whoever does
-    /// it: where its pages are the only copy they stay, so that at most an eighth may be holes; else the kernel can take
-    /// them back, and a block of nothing but holes is left alone.
+    /// True if a block may be collapsed or read whole. That fills its holes with memory, which is charged to the caller. If
+    /// the pages are the only copy, they stay, so that at most an eighth may be holes. Otherwise the kernel can reclaim
+    /// them, and only a block that consists of holes is left alone.
     fn may_be_filled(&self, block: u64) -> Result<bool, Error>;
     /// Maps blocks so that they can be collapsed.
     fn map_to_collapse(&self, blocks: &Range<u64>) -> Result<Self::Mapping, Error>;

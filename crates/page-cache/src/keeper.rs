@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub struct KeptPath {
     /// The path.
     pub path: PathBuf,
-    /// The user whose processes execute it, where the file is kept because of that; `None` where it was named by itself.
+    /// The user whose processes execute the file, if it is kept for that reason; `None` if the file itself was named.
     pub user: Option<u32>,
 }
 
@@ -99,7 +99,7 @@ pub struct Keeper {
 #[derive(Debug)]
 struct Known {
     identity: FileIdentity,
-    /// The user whose processes execute it, where it is kept because of that.
+    /// The user whose processes execute the file, if it is kept for that reason.
     user: Option<u32>,
     /// The text of the last refusal.
     refusal: Option<String>,
@@ -153,10 +153,10 @@ impl Keeper {
         Self { huge, lock, files: BTreeMap::new(), unreadable: BTreeMap::new() }
     }
 
-    /// Looks at these files and prepares those that do not lie in huge folios, where no attempt failed before for a reason
-    /// that still holds. Files that are not named any more are let
-    /// go. The first ones are locked first; what the processes of one user execute gets no more than that user's share of
-    /// the budget, and is left alone where neither root nor this process's user owns it.
+    /// Checks these files and prepares the files that are not in huge folios, unless an earlier attempt failed for a reason
+    /// that still holds. Files that are not named any more are released. The first files are locked first. Files that the
+    /// processes of one user execute get no more than that user's share of the budget, and are left alone if neither root
+    /// nor this process's user owns the file.
     pub fn round(&mut self, paths: &[KeptPath]) -> Vec<KeeperReport> {
         let is_named = |path: &PathBuf| paths.iter().any(|kept| kept.path == *path);
         self.files.retain(|path, _| is_named(path));

@@ -61,8 +61,8 @@ impl HugeExtents {
 ///
 /// It maps the file at such addresses, touches each block once that is cached, and asks the kernel (about 0.4 ms for 96 MiB).
 /// The file needs to be open for reading, no more. Where the caller may not ask what is cached (see [`cached_pages`]) the first
-/// page of a block that is not cached is read from disk; blocks with holes are left out then. No more than [`MOST_LOOKED_AT`] is
-/// looked at.
+/// page of a block that is not cached is read from disk; blocks with holes are left out then. No more than
+/// [`MOST_LOOKED_AT`] is checked.
 ///
 /// # Errors
 /// [`Error`]: the file cannot be mapped, `/proc` is missing, or Linux is older than 5.14.
@@ -172,7 +172,7 @@ fn look_at_window(file: &File, blocks: &Range<u64>, huge: PageSize, looked: &mut
     Ok(())
 }
 
-/// True where a part of the block was never written: touching it would make a page of zeros.
+/// True if a part of the block was never written: an access to that part would make a page of zeros.
 fn has_hole(file: &File, block: u64, huge: PageSize) -> bool {
     let hole = next_hole(file, block * huge.bytes()).ok().flatten();
     hole.is_some_and(|offset| offset < (block + 1) * huge.bytes())

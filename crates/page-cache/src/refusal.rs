@@ -105,7 +105,7 @@ pub enum Refusal {
         quoted_path(path)
     )]
     Sparse {
-        /// Number of these blocks.
+        /// Number of blocks with holes.
         blocks: u64,
         /// The file.
         path: PathBuf,

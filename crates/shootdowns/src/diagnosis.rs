@@ -51,8 +51,8 @@ pub struct Finding {
 pub struct Remedy {
     /// The variable.
     pub variable: String,
-    /// The settings that it should have too. Nothing of what the process has set is in it: a process chooses its environment.
-    /// `None` where the process has all of them set already.
+    /// Settings to add. The process's own settings are left out: a process chooses its environment. `None` if the process
+    /// has set all of the recommended ones already.
     pub value: Option<String>,
     /// The process has set the variable to something else, which the settings are to be added to.
     pub beside_others: bool,

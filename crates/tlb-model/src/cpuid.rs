@@ -45,8 +45,8 @@ impl std::error::Error for CpuidError {}
 /// Reads the geometry from CPUID; `leaf` returns the registers of a leaf and subleaf.
 ///
 /// Intel: leaf 0x18, and leaf 2 for older CPUs (Intel 325383, CPUID). AMD: 0x80000005, 0x80000006 and 0x80000019 (AMD
-/// 24594, appendix E). Hypervisors may hide these leaves: then the geometry is that of the model in leaf 1
-/// ([`Processor::geometry`]), and [`Geometry::source`] says so.
+/// 24594, appendix E). Hypervisors may hide these leaves: then the geometry is taken from the model in leaf 1
+/// ([`Processor::geometry`]), and [`Geometry::source`] reports that.
 ///
 /// # Errors
 /// [`CpuidError`].

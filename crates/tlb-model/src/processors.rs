@@ -4,7 +4,7 @@ use crate::geometry::Geometry;
 use crate::known::known_cpu;
 use std::fmt;
 
-/// What identifies a model of processors.
+/// Identification of a processor model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Processor {
     /// x86-64: CPUID leaves 0 and 1.

@@ -31,7 +31,7 @@ fn dumps() -> Vec<Dump> {
 }
 
 impl Dump {
-    /// What is read where the hypervisor zeroes the leaves that `hides` names.
+    /// The geometry that is read if the hypervisor zeroes the leaves that `hides` names.
     fn read(&self, hides: impl Fn(u32) -> bool) -> Result<Geometry, CpuidError> {
         geometry_of(|number, subleaf| {
             let found = self.leaves.get(&(number, subleaf)).filter(|_| !hides(number));
@@ -45,7 +45,7 @@ fn entries(arrays: &[ArrayShape], shift: u8) -> usize {
     arrays.iter().filter(|array| array.sizes.has(shift)).map(|array| array.entries).sum()
 }
 
-/// Entries for small and huge pages of the levels that CPUID describes fully on all of these: the first for data and the second.
+/// Entries for small and huge pages of the first level for data and of the second level. CPUID describes both on all dumps.
 /// Leaf 2 halves the first level for code where two threads share it.
 fn sizes(geometry: &Geometry) -> Vec<usize> {
     let (first, second) = match &geometry.second {
@@ -99,7 +99,7 @@ fn what_is_hidden_and_unknown_is_an_error_that_names_the_processor() {
     }
 }
 
-/// Whatever a hypervisor shows of a leaf, there is no panic and no array that does not hold together.
+/// There is no panic and no inconsistent array, whatever value a hypervisor shows in a register of a leaf.
 #[test]
 fn any_single_register_may_be_anything() {
     for dump in dumps() {

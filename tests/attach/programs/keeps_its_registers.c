@@ -1,6 +1,6 @@
 // Computes with a known value in each general register, all arithmetic flags set or none, and a pattern in the 128 bytes
-// below its stack pointer, which no signal handler may touch; and counts how often one of them has changed. It ends when its
-// input does, and says what it has seen.
+// below its stack pointer, which no signal handler may touch; and counts the changes. It ends when its input ends, and
+// prints the counts.
 //
 // build: gcc -g -O1 -Wall -Wno-unused-function -o $OUT $SRC
 #define CODE_PAGES 1700

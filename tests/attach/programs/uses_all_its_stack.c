@@ -2,9 +2,9 @@
 // whose pattern has changed. Its argument says which stack that is:
 //
 //   deeper     The main thread's own, further down each time, to its limit, and back.
-//   bottom     The same; all of it has been used before the program is ready.
+//   bottom     The same; the whole stack has been used before the program is ready.
 //   ended      None: the main thread has ended, and another one goes deeper on its own stack.
-//   block      The main thread's own: after a line of input, one frame takes all but the last 512 bytes of what is mapped.
+//   block      The main thread's own: after a line of input, one frame takes all but the last 512 mapped bytes.
 //   elsewhere  Memory of the program's own, directly above other data: the main thread waits with 256 bytes left.
 //
 // It ends when its input does, and says what it has seen.

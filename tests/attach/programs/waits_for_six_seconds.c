@@ -1,6 +1,6 @@
 // Threads wait once for a relative time of six seconds, each in another call, and say how that ended. After four seconds
-// the program says so: whoever stops it then must not make the waits begin anew. With `alone` the only thread waits, in the
-// call of that name, and a child says when four seconds are over.
+// the program reports that: a stop after that must not restart the waits. With `alone` the only thread waits, in the
+// call of that name, and a child reports the end of the four seconds.
 //
 // build: gcc -g -O1 -fPIE -pie -pthread -o $OUT $SRC
 #define _GNU_SOURCE

@@ -89,7 +89,7 @@ fn process_of(thing: &Thing) -> Option<&Process> {
     }
 }
 
-/// What a thing is for an argument; `None` where it is nothing.
+/// The value of an argument that names a thing; `None` if no value does.
 fn value_of(entry: &Use, thing: &Thing) -> Option<OsString> {
     match (entry.value, &thing.what) {
         (Value::Process, What::Process(process)) => Some(process.session.pid().to_string().into()),
@@ -142,7 +142,7 @@ impl Run<'_> {
         Ok(output)
     }
 
-    /// Has it write where a link of the other user leads to a file of root's.
+    /// Makes the command write to a path at which a link of the other user leads to one of root's files.
     fn written(&self, entry: &Use, folder: &Path) -> Result<()> {
         let (link, file) = things::link_to_roots_file(self.t, folder)?;
         let record = self.t.folder().join("record");
@@ -183,7 +183,7 @@ fn check(output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// What is printed to be typed: between backticks, and behind the words that announce it, to the end of the line.
+/// Commands that are printed to be typed: between backticks, and from the words that announce a command to the line's end.
 fn commands_in(text: &str) -> impl Iterator<Item = &str> {
     const BEFORE: [&str; 11] = [
         "fix: ",

@@ -1,10 +1,10 @@
-//! What each command does with what others have made: every argument of the command line's definition that takes a value
-//! stands here, so that one which is new makes the run fail until it does, too.
+//! Behaviour of each command with files and processes of other users. The table has every argument of the command line's
+//! definition that takes a value: a new argument makes the run fail until it is added here.
 
 use clap::{ArgAction, CommandFactory};
 use std::collections::BTreeSet;
 
-/// What the value of an argument leads to.
+/// Kind of thing that the value of an argument names.
 #[derive(Clone, Copy, Debug)]
 pub enum Value {
     /// The number of a process.
@@ -13,7 +13,7 @@ pub enum Value {
     Name,
     /// A file that is read.
     File,
-    /// A program that is looked at.
+    /// A program that is read.
     Program,
     /// A program that is started.
     Started,
@@ -23,7 +23,7 @@ pub enum Value {
     Own,
 }
 
-/// How a command is run with a value. `{}` stands for the value, `{pid}` for a process of another user.
+/// How a command is run with a value. `{}` is replaced by the value, `{pid}` by a process of another user.
 pub struct Use {
     pub command: &'static str,
     pub argument: &'static str,
@@ -35,7 +35,7 @@ const fn row(command: &'static str, argument: &'static str, value: Value, words:
     Use { command, argument, value, words }
 }
 
-/// An argument whose value leads to nothing that others have made; `_why` says so to who reads the table.
+/// An argument whose value names no file or process of other users; `_why` is the reason, for readers of the table.
 const fn own(command: &'static str, argument: &'static str, _why: &'static str) -> Use {
     row(command, argument, Value::Own, &[])
 }
@@ -115,12 +115,12 @@ pub const USES: &[Use] = &[
     own("generate completions", "directory", ROOTS),
 ];
 
-/// What a command does that is given nothing.
+/// Behaviour of a command without arguments.
 #[derive(Clone, Copy, Debug)]
 pub enum Alone {
-    /// It looks at all processes or files, when it has these words.
+    /// It reads all processes or files if it has these words.
     LooksAround(&'static [&'static str]),
-    /// It looks at nothing that others have made.
+    /// It reads no file or process of other users.
     LooksAtNothing,
 }
 
@@ -205,7 +205,7 @@ fn collect(command: &clap::Command, before: &str, found: &mut Vec<Leaf>) {
     }
 }
 
-/// What is missing here, and what is here and no more in the definition.
+/// Arguments that are missing here, and arguments here that are no longer in the definition.
 pub fn differences(leaves: &[Leaf]) -> Vec<String> {
     let defined: BTreeSet<(String, String)> =
         leaves.iter().flat_map(|leaf| leaf.arguments.iter().map(|name| (leaf.name.clone(), name.clone()))).collect();

@@ -15,7 +15,7 @@ use test_support::{Context, Program, Session, copy_program, poll_until};
 pub const NOBODY: u32 = 65534;
 /// A line that a line feed in a name would begin.
 pub const FORGED: &str = "FORGED";
-/// What a command does that has a name of [`NAMES`] unquoted.
+/// Name of the file that a command creates if it has a name of [`NAMES`] unquoted.
 pub const REACHED: &str = "reached";
 
 /// Names that everybody can give. The first has what a shell acts on, the second what a terminal acts on, the third is no
@@ -208,7 +208,7 @@ pub fn link_to_roots_file(t: &Context, folder: &Path) -> Result<(PathBuf, PathBu
     Ok((link, file))
 }
 
-/// What the file of root's holds.
+/// Contents of root's file.
 pub const ROOTS_TEXT: &str = "a line of root's\n";
 
 /// Executes, as the other user, what is printed to be typed, where no program but `touch` is to be found. Returns true where

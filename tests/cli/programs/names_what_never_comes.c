@@ -1,5 +1,5 @@
 // Maps the file that its argument names, readable and executable, and lets the dynamic linker's list of objects lead to a
-// page of it that nobody has read. A part of its own code has no file any more, so that whoever wants to know its objects
+// page of the file that nobody has read. A part of its own code has no file any more, so that a reader of its objects
 // follows the list.
 //
 // build: gcc -O1 -o $OUT $SRC

@@ -110,7 +110,7 @@ int main(int argc, char **argv) {
             if (length < 0 && errno == ENODEV)
                 return 0;
             check(length < 0 && errno != ENOENT && errno != EINTR, "reading a request");
-            // What has been read and gets no answer cannot be ended by a signal either.
+            // A request that has been read and gets no answer cannot be ended by a signal either.
             if (length > 0 && answers)
                 serve(bytes);
         }

@@ -1,5 +1,5 @@
-// A library that a user preloads: it counts calls of malloc and says at the end how many came, and who served them. With ALONE it
-// is an allocator of its own, which asks no other.
+// A library that a user preloads: it counts calls of malloc, and prints their number and the library that served them
+// at the end. With ALONE it is a separate allocator, which calls no other.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

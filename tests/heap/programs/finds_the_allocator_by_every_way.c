@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Small, and large enough for a place of its own. */
+/* Small, and large enough for a separate place. */
 static const size_t sizes[] = {1, 100, 100000, 20 << 20};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 

@@ -1,6 +1,6 @@
 // Eight threads load objects of 6 MiB of code, use and release them, again and again and all at once, while others look
 // up symbols: every object does what it is for, and in the end nothing is left behind. So it is if the program has a
-// dl_iterate_phdr of its own that keeps nothing from being unloaded.
+// private dl_iterate_phdr that keeps nothing from being unloaded.
 //
 // link: preload
 // flags: -DOF_THE_C_LIBRARY | -DOWN -DEMPTY -rdynamic

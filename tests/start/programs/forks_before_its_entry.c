@@ -1,4 +1,4 @@
-// A constructor forks, and both processes go on to main: the child is no program that starts.
+// A constructor forks, and both processes continue to main: the child is not a starting program.
 //
 // needs: pool 64M
 // build: gcc -g -O1 -fPIC -shared -DLIBRARY -o $BUILD/libforks.so $SRC

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* True where any other process runs. */
+/* True if another process runs. */
 static int others_run(void) {
     DIR *folder = opendir("/proc");
     int run = 0;

@@ -10,8 +10,8 @@ use session::{Base, FarPages, LiftReport, NodeBytes};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// A table in which no name begins a line: the first cell of a row is one line, whatever it holds. Others may have several,
-/// which stand in their column.
+/// A table in which no name begins a line: the first cell of a row is one line, whatever it holds. Other cells may have
+/// several lines, which stay in their column.
 pub struct Table(comfy_table::Table);
 
 impl Table {

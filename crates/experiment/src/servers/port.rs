@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 /// The state of a socket that listens (`include/net/tcp_states.h`, `TCP_LISTEN`).
 const LISTENING: &str = "0A";
 
-/// Refuses a port on which a socket listens that neither this user nor a user of the server's processes has made. Nothing
-/// is said against a server that listens elsewhere.
+/// Refuses a port on which a socket listens that neither this user nor a user of the server's processes has made. A server
+/// that listens elsewhere is not refused.
 ///
 /// # Errors
-/// What was found, and the fix.
+/// The owner that was found, and the fix.
 pub fn port_is_of(port: u16, server: i32) -> Result<(), String> {
     let mut users: BTreeSet<u32> = tree_of(server).into_iter().filter_map(user_of).collect();
     users.insert(nix::unistd::geteuid().as_raw());

@@ -18,7 +18,7 @@ struct Program {
     fails_half_way: bool,
     cannot_go_back: bool,
     counts_nothing: bool,
-    /// Lifts of these arms find no pages: from the start, or from the switch of this number on.
+    /// Lifts of the listed arms find no pages: from the start, or from the switch with this number on.
     nothing: Vec<(usize, u32)>,
     /// Why what it needs has ended.
     check: Option<String>,
@@ -183,7 +183,7 @@ fn what_is_needed_beside_it_ends_it_with_its_own_reason() {
     assert_eq!(program.borrow().state, None);
 }
 
-/// A control that mostly goes through one arm says nothing of what the switches of the other do.
+/// A control that mostly uses one arm does not measure the other arm's switches.
 #[test]
 fn controls_go_through_the_arms_in_turn_block_by_block() {
     let (_, record) = run_with(Program::default(), Duration::from_millis(900), false);

@@ -167,7 +167,7 @@ fn only_code_of_the_file_that_would_be_lifted_is_looked_at() {
     assert_eq!(found(&relocated, &reader), [], "its dynamic linker has changed all of it");
 }
 
-/// Data of eight pages, all from the file, behind code; and the semaphores that its file is said to have.
+/// Data of eight pages, all from the file, behind code; `of_file` returns the file's semaphores.
 fn with_semaphores(of_file: impl Fn() -> Option<RangeSet>, moment: fn(&mut Program)) -> (Program, Vec<AddressRange>) {
     let segments =
         vec![Segment::new(Protection::READ_EXECUTE, HUGE), Segment::new(Protection::READ_WRITE, 2 * HUGE).zeros(PAGE)];

@@ -436,7 +436,7 @@ fn a_block_that_has_become_sparse_is_left_alone() {
     assert_eq!(work.now.blocks, [0, 1, 2, 4, 5]);
 }
 
-/// What is collapsed on tmpfs is the caller's memory from then on.
+/// Pages that are collapsed on tmpfs are charged to the caller from then on.
 #[test]
 fn on_tmpfs_no_more_is_collapsed_than_the_budget_allows() {
     let cache = Simulated { collapses: true, on_tmpfs: true, ..Simulated::of(&[Lies::Small; 5]) };

@@ -1,7 +1,7 @@
 //! Makes the program reap its helper, where the helper has become its child.
 //!
-//! The helper is no relative of the program, except where the program is the first process of a container: there the
-//! helper is its child, and would stay a zombie. Only for these, the program begins
+//! The helper is no relative of the program, unless the program is the first process of a container. Then the helper
+//! is the program's child, and would stay a zombie. Only such a program begins
 //! with a stub that waits for the helper's end and continues at the entry with all registers unchanged. The stub has
 //! a separate page, which is readable and executable, never writable, and stays mapped.
 

@@ -99,7 +99,7 @@ pub enum StartEvent<'a> {
     LeftAlone {
         /// The process.
         pid: i32,
-        /// What shows that.
+        /// The evidence.
         why: &'a str,
     },
     /// A program that was to end was killed instead, since it could not be made to end by itself.

@@ -20,7 +20,7 @@ const NAMES: [&str; 10] =
 /// The function by which a program traces.
 const FUNCTION: &str = "ptrace";
 
-/// Functions of LeakSanitizer, which is a part of others, and traces the threads of its own process when that ends.
+/// Functions of LeakSanitizer, which other sanitizers include. It traces the threads of its own process at the end.
 const SANITIZERS: [&str; 3] = ["__lsan_do_leak_check", "__asan_init", "__hwasan_init"];
 
 /// Beginnings of the names of libraries that contain it.

@@ -105,7 +105,7 @@ fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<KeptPath>, Vec
     Ok((paths, failed))
 }
 
-/// True where the path leads to the same file here: in a container it means another one.
+/// True if the path leads to the same file here: in a container it can lead to another file.
 fn is_here(one: &Chosen) -> bool {
     let identity = |file: &std::fs::File| file.metadata().map(|found| FileIdentity::of(&found)).ok();
     let here = open_regular_file(&one.path).ok().flatten();
