@@ -95,6 +95,8 @@ impl TimedWait {
         let left = self.ends.saturating_duration_since(Instant::now());
         let value = match self.limit {
             Limit::Milliseconds => Some(left.as_nanos().div_ceil(1_000_000) as u64),
+            // The thread is rewound already: a handler that runs first would overwrite the time.
+            Limit::Timespec if !arch::SHOWS_CALLS => None,
             Limit::Timespec => {
                 let below = self.call.stack.checked_sub(arch::RED_ZONE + TIMESPEC_BYTES);
                 below.map(|below| below & !(ALIGNMENT - 1)).filter(|&place| store(process, place, left))

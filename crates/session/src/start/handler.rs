@@ -159,7 +159,7 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
         if self.options.only.is_empty() {
             return After::Release;
         }
-        if self.tracers.why(report.pid).is_some() {
+        if !self.options.follow_lifted && self.tracers.why(report.pid).is_some() {
             return After::Release;
         }
         let names = Names::of(report.pid);
