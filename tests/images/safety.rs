@@ -46,7 +46,7 @@ fn ordinary_user(t: &Context) -> Result<()> {
     let file = copy_of_a_program(t, "program")?;
     let path = file.display().to_string();
     let output = as_nobody(t, store.command(t, "add", &[&path])?)?;
-    refused(&output, &["only root may change the image store", &format!("pagelift image add '{path}'")])?;
+    refused(&output, &["only root may change the image store", &format!("pagelift image add {path}")])?;
     let image = store.add(t, &file)?;
     // Asking for what there is already needs no rights.
     let output = as_nobody(t, store.command(t, "add", &[&path])?)?.success()?;
