@@ -89,12 +89,15 @@ impl<'a> Start<'a> {
         let texts: Vec<u8> = variables.iter().flat_map(|variable| variable.to_bytes_with_nul()).copied().collect();
         let texts_at = stack_pointer - texts.len() as u64;
         let kept: Vec<u64> = self.environment.iter().copied().filter(|&place| !is_replaced(place)).collect();
-        let mut words = [self.arguments, &kept].concat();
+        let mut words = self.arguments.to_vec();
         let mut next = texts_at;
+        // Before the others: programs that write their title over their arguments take the last variable's end for the end of
+        // the block.
         for variable in variables {
             words.push(next);
             next += variable.to_bytes_with_nul().len() as u64;
         }
+        words.extend(kept);
         words.push(0);
         words.extend(self.auxiliary);
         let at = (texts_at - words.len() as u64 * 8) / STACK_ALIGNMENT * STACK_ALIGNMENT;
@@ -120,7 +123,7 @@ mod tests {
         assert_eq!((at % 16, at + bytes.len() as u64), (0, 4096));
         assert!(bytes.ends_with(b"A=1\0LD_PRELOAD=/x\0"));
         let written: Vec<u64> = bytes.as_chunks().0.iter().copied().map(u64::from_ne_bytes).take(11).collect();
-        assert_eq!(written, [1, 50, 0, 100, texts_at, texts_at + 4, 0, 33, 7, 0, 0]);
+        assert_eq!(written, [1, 50, 0, texts_at, texts_at + 4, 100, 0, 33, 7, 0, 0]);
     }
 
     #[test]

@@ -240,6 +240,10 @@ impl<H: Handler> Following<'_, H> {
     }
 
     fn decide(&mut self, stopped: &Stopped, stop: Stop) -> Next {
+        // Any stop ends the request to stop (`ptrace_stop` of the kernel's `signal.c`). After a group stop there is another.
+        if let Some(State::Entry { told, .. }) = self.follower.threads.get_mut(&stopped.pid().as_raw()) {
+            *told = stop.is_group_stop();
+        }
         match stop {
             Stop::Event { event, signal } => self.at_event(stopped, event, signal),
             Stop::SystemCall => self.at_system_call(stopped),
@@ -278,17 +282,21 @@ impl<H: Handler> Following<'_, H> {
         let pid = stopped.pid();
         match self.follower.threads.get_mut(&pid.as_raw()) {
             Some(State::New) => self.at_first_stop(pid),
-            Some(State::Entry { entry, told }) => {
-                *told = false;
+            Some(State::Entry { entry, .. }) => {
                 if entry.is_reached(pid) {
                     return self.enter(stopped);
                 }
-                if entry.is_over() {
+                let is_over = entry.is_over();
+                let _ = restart::restart_interrupted(pid, pid, 0, None, None);
+                if is_over {
                     self.follower.threads.insert(pid.as_raw(), State::Plain);
-                    return self.missed(pid, &io::Error::other("its helper was not scheduled in time"));
+                    return match self.missed(pid, &io::Error::other("its helper was not scheduled in time")) {
+                        // It may be in a call, and is not at its entry: nothing may change its course.
+                        Next::Conclude(After::Release) => Next::LeaveAlone(0),
+                        next => next,
+                    };
                 }
                 // A signal's handler runs first.
-                let _ = restart::restart_interrupted(pid, pid, 0, None, None);
                 Next::Resume(0)
             }
             _ => Next::Resume(0),
