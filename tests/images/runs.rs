@@ -171,7 +171,7 @@ fn says_why(t: &Context) -> Result<()> {
     };
     let session = start()?;
     let why = format!(
-        "no image: program: the store has none for this base; fix, as root: pagelift image add '{}'",
+        "no image: program: the store has none for this base; fix, as root: pagelift image add {}",
         file.display()
     );
     session.wait_for_stderr(&why)?;
