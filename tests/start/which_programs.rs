@@ -56,6 +56,11 @@ fn main() -> ExitCode {
             with(Need::Command("unshare".into())),
             first_process_has_no_child,
         ),
+        test_case(
+            "containers/the_first_process_outruns_its_helper",
+            with(Need::Command("chrt".into())),
+            first_process_outruns_its_helper,
+        ),
         test_case("containers/without_proc", with(Need::Command("unshare".into())), without_proc),
         test_case("containers/own_user_namespace", with(Need::Command("unshare".into())), user_namespace),
         test_case("bases/stay_random", gcc(), bases_stay_random),
@@ -386,6 +391,19 @@ fn first_process_has_no_child(t: &Context) -> Result<()> {
         ensure!(plain.stdout == lifted.stdout, "{options:?}: {}", lifted.stdout);
         ensure!(lifted.own_lines().iter().any(|line| line.contains(" on ")), "{options:?}: {}", lifted.stderr);
     }
+    Ok(())
+}
+
+/// A helper of the same real-time priority on the same CPU runs only when the program sleeps, long after its entry.
+fn first_process_outruns_its_helper(t: &Context) -> Result<()> {
+    let program = Program::named("start/is_first_of_its_namespace.c")?.build()?;
+    let allowed = process_field(std::process::id(), "Cpus_allowed_list").context("the CPUs that are allowed")?;
+    let cpu: String = allowed.chars().take_while(char::is_ascii_digit).collect();
+    let mut command = Command::new("taskset");
+    command.args(["-c", &cpu, "chrt", "-f", "1", "unshare", "--pid", "--fork", "--mount-proc", "--"]);
+    command.arg(pagelift_binary()?).args(["run", "--pages", "thp", "--"]).arg(&program);
+    let ended = t.run(command)?.success()?;
+    ensure!(ended.stdout.starts_with("1, no child"), "{}", ended.stdout);
     Ok(())
 }
 
