@@ -4,6 +4,7 @@ use std::path::Path;
 
 fn main() {
     println!("cargo::rerun-if-changed=src/mimalloc.c");
+    println!("cargo::rerun-if-changed=src/own_calls.h");
     let include = std::env::var("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where its headers lie");
     let sources = Path::new(&include).join("../src");
     cc::Build::new()

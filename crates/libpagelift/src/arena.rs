@@ -8,10 +8,10 @@
 //! for ever. The thread that forks holds the lock during the fork (`own_memory::hold_for_fork`): a child would find it
 //! taken, by a thread that it does not have.
 
-use crate::lock::Lock;
 use address_space::{Address, AddressRange};
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
+use linux_raw::Lock;
 use linux_raw::kernel::general::{MADV_DONTNEED, MADV_NOHUGEPAGE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_PRIVATE};
 
 /// Smallest and largest block that is cut from a chunk, as powers of two.

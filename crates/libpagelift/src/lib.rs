@@ -32,7 +32,6 @@ mod library;
 mod linking;
 mod live_restrictions;
 mod loaded;
-mod lock;
 mod look;
 mod machine;
 #[cfg(feature = "freestanding")]

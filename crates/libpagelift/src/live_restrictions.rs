@@ -34,7 +34,7 @@ pub struct LiveRestrictions {
     pub fork_object: Option<AddressRange>,
     /// The library's pointer to its state, which lies in the executable where it is linked statically.
     pub own_pointer: Address,
-    /// Memory that the dynamic linker lists as loaded; empty if the list is not known, `None` without a dynamic linker.
+    /// The addresses that the dynamic linker lists as loaded; empty if its list is not known, none without a dynamic linker.
     pub listed: Option<RangeSet>,
 }
 

@@ -2,13 +2,13 @@
 //! forks. It lies in the library's own memory (`own_memory`).
 
 use crate::library::Library;
-use crate::lock::Lock;
 use crate::own_memory::{self, Room};
 use core::cell::{Cell, UnsafeCell};
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use linux_raw::ALL_SIGNALS;
+use linux_raw::Lock;
 
 /// The state in [`Room`]. All zero, as that is at first, it is a state in which nothing has happened.
 struct State {

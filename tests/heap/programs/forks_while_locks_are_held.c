@@ -1,17 +1,16 @@
-// Forks while other threads hold the heap's locks, which they keep for long: the functions by which the heap locks,
-// yields and reads the clock are this program's, and other threads than the one that forks sleep in them. Each child uses
+// Forks while other threads hold the heap's locks, which they keep for long: the heap calls an observer of this program's
+// when it has locked, yields or reads the clock, and other threads than the one that forks sleep in it. Each child uses
 // the whole heap, starts a thread that does, and forks in its turn, for which it need wait for nobody.
 //
 //   forks_while_locks_are_held FORKS
 //
-// build: gcc -g -O1 -Wall -fno-builtin -rdynamic -o $OUT $SRC -lpthread
+// build: gcc -g -O1 -Wall -fno-builtin -o $OUT $SRC -lpthread
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,33 +29,22 @@ static void dwell(long microseconds) {
     nanosleep(&time, NULL);
 }
 
-int pthread_mutex_lock(pthread_mutex_t *mutex) {
-    static int (*real)(pthread_mutex_t *);
-    if (!real)
-        real = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_lock");
-    int result = real(mutex);
-    if (is_slow) {
+enum { LOCKED, GIVES_WAY, READS_CLOCK };
+
+static void observe(int moment) {
+    static volatile unsigned reads;
+    if (moment == GIVES_WAY && !is_slow)
+        __atomic_fetch_add(&waits, 1, __ATOMIC_RELAXED);
+    if (moment == LOCKED && is_slow) {
         __atomic_fetch_add(&locks, 1, __ATOMIC_RELAXED);
         dwell(50 + locks % 4 * 50);
     }
-    return result;
-}
-
-/* Threads read the clock while they wait for the end of a fork. One at a time is slow, now and then. */
-int clock_gettime(clockid_t clock, struct timespec *time) {
-    static volatile unsigned reads;
-    if (is_slow && __atomic_fetch_add(&reads, 1, __ATOMIC_RELAXED) % 64 == 0) {
+    /* Threads read the clock while they wait for the end of a fork. One at a time is slow, now and then. */
+    if (moment == READS_CLOCK && is_slow && __atomic_fetch_add(&reads, 1, __ATOMIC_RELAXED) % 64 == 0) {
         if (__atomic_fetch_add(&clock_readers, 1, __ATOMIC_RELAXED) == 0)
             dwell(150);
         __atomic_fetch_sub(&clock_readers, 1, __ATOMIC_RELAXED);
     }
-    return (int)syscall(SYS_clock_gettime, clock, time);
-}
-
-int sched_yield(void) {
-    if (!is_slow)
-        __atomic_fetch_add(&waits, 1, __ATOMIC_RELAXED);
-    return (int)syscall(SYS_sched_yield);
 }
 
 /* Blocks of all kinds, each of which is left to another to be freed. */
@@ -152,6 +140,9 @@ static int child(int number) {
 int main(int count, char **words) {
     pthread_t starters[STARTERS];
     int forks = count > 1 ? atoi(words[1]) : 100, waiting = 0;
+    void (**observer)(int) = (void (**)(int))dlsym(RTLD_DEFAULT, "pagelift_heap_observer");
+    if (observer)
+        *observer = observe;
     for (int i = 0; i < STARTERS; i++)
         pthread_create(&starters[i], NULL, start_others, &starters);
     for (int i = 0; i < forks; i++) {

@@ -115,11 +115,16 @@ fn milliseconds_of(length: Length) -> Limit {
             let mut size = size_of::<libc::timeval>() as libc::socklen_t;
             // SAFETY:
             // - the kernel writes at most `size` bytes to `time`, and the size itself.
-            let result =
-                unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, option, (&raw mut time).cast(), &raw mut size) };
+            let result = unsafe {
+                let [time, size] = [&raw mut time as usize, &raw mut size as usize];
+                system_call(
+                    libc::SYS_getsockopt,
+                    [socket as usize, libc::SOL_SOCKET as usize, option as usize, time, size],
+                )
+            };
             let milliseconds = time.tv_sec as u64 * 1000 + (time.tv_usec as u64).div_ceil(1000);
             // A file that is not a socket has no such limit.
-            if result != 0 || milliseconds == 0 { Limit::None } else { Limit::Milliseconds(milliseconds) }
+            if result.is_err() || milliseconds == 0 { Limit::None } else { Limit::Milliseconds(milliseconds) }
         }
     }
 }

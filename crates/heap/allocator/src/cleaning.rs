@@ -6,9 +6,8 @@
 //! nevertheless where there is one thread: to find the pages costs more.
 
 use crate::swap;
-use crate::sys::{advise, base_page, clear};
+use crate::sys::{advise, base_page, clear, residence};
 use crate::threads;
-use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// How densely a mapping was used, as seen when it was freed.
@@ -379,9 +378,7 @@ impl Residence {
     fn ask(&mut self, start: usize, bytes: usize) {
         self.count = bytes / base_page();
         assert!(self.count <= PAGES_ASKED);
-        // SAFETY:
-        // - the range has at most as many pages as the answer has room for; of the range itself nothing is touched.
-        self.is_known = unsafe { libc::mincore(start as *mut c_void, bytes, self.pages.as_mut_ptr()) } == 0;
+        self.is_known = residence(start, bytes, &mut self.pages);
     }
 
     /// True if any page is resident, or if the kernel does not tell.
@@ -457,9 +454,6 @@ impl Drop for Turn {
 
 /// True if the page is resident, or if the kernel does not tell.
 fn is_resident(page: usize) -> bool {
-    let mut answer = 0u8;
-    // SAFETY:
-    // - one page, for which the answer has room; of the page itself nothing is touched.
-    let failed = unsafe { libc::mincore(page as *mut c_void, base_page(), &raw mut answer) } != 0;
-    failed || answer & 1 != 0
+    let mut answer = [0u8];
+    !residence(page, base_page(), &mut answer) || answer[0] & 1 != 0
 }

@@ -81,7 +81,7 @@ pub unsafe fn declines() -> bool {
     // SAFETY:
     // - the caller's promise.
     let redirected =
-        objects::obstacle().map_or_else(|| unsafe { redirect() }, |why| Err(redirect::Refusal::Other(why)));
+        unsafe { objects::obstacle().map_or_else(|| redirect(), |why| Err(redirect::Refusal::Other(why))) };
     let Err(why) = redirected else { return false };
     let mut line = head(&Program::this(&mut ProgramBuffer::new()));
     match why {

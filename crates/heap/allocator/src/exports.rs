@@ -2,6 +2,7 @@
 //!
 //! Most calls make one comparison and go to mimalloc. Rare cases are in functions that are not inlined.
 
+use crate::c_library::OfCLibrary;
 use crate::start::{is_acting, page};
 use crate::sys::{KeepErrno, set_errno};
 use crate::{LARGE_FROM, SHARED, WITHIN_GRAIN, passive, small};
@@ -327,9 +328,13 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void
 fn refuses_odd_alignments() -> bool {
     /// glibc 2.MINOR is the first that does.
     const MINOR: u32 = 38;
+    static FOUND: OfCLibrary = OfCLibrary::new(c"gnu_get_libc_version");
+    let Some(function) = FOUND.get() else { return true };
     // SAFETY:
-    // - the C library's version is a static string that ends with NUL.
-    let version = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
+    // - the symbol is the C library's function of this type; its version is a static string that ends with NUL.
+    let version = unsafe {
+        CStr::from_ptr(core::mem::transmute::<*mut c_void, extern "C" fn() -> *const core::ffi::c_char>(function)())
+    };
     let minor = version.to_str().ok().and_then(|text| text.split('.').nth(1)?.parse::<u32>().ok());
     minor.is_none_or(|minor| minor >= MINOR)
 }

@@ -20,11 +20,11 @@
 //! runs last. A library's handler that takes the library's lock would otherwise wait, while this thread has the heap's
 //! locks, for a thread that has the library's and waits for one of the heap's.
 
-use crate::c_library::next;
+use crate::c_library::REGISTER_AT_FORK;
 use crate::large::Large;
 use crate::pool_exit::{PoolExit, child_leaves_pool, leave_pool, make_room_for_copies};
 use crate::small::GROWING;
-use crate::sys::{KeepErrno, Lock, milliseconds, say};
+use crate::sys::{KeepErrno, Lock, give_way, milliseconds, say};
 use crate::turn::{OF_TURN, TURN, is_own_turn};
 use crate::{SHARED, locks};
 use core::ffi::{c_int, c_void};
@@ -58,7 +58,7 @@ pub fn needs_no_guard() {
 pub fn register_atfork() -> Option<RegisterAtFork> {
     // SAFETY:
     // - the symbol is the C library's function of this type.
-    next(c"__register_atfork").map(|found| unsafe { core::mem::transmute::<*mut c_void, RegisterAtFork>(found) })
+    REGISTER_AT_FORK.get().map(|found| unsafe { core::mem::transmute::<*mut c_void, RegisterAtFork>(found) })
 }
 
 /// Registers the handlers that keep the heap's locks whole in the child, once; they also see forks inside the C library.
@@ -87,9 +87,7 @@ fn take_turn() -> bool {
                 return false;
             }
         }
-        // SAFETY:
-        // - has no arguments.
-        unsafe { libc::sched_yield() };
+        give_way();
     }
     true
 }
@@ -231,9 +229,7 @@ fn lock_in_time(lock: &Lock) -> bool {
         if milliseconds() > deadline {
             return false;
         }
-        // SAFETY:
-        // - has no arguments.
-        unsafe { libc::sched_yield() };
+        give_way();
     }
     true
 }

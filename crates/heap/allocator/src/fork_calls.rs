@@ -1,11 +1,11 @@
 //! The C library's functions that fork, under its names, and the one by which handlers around forks are registered. Each
 //! that forks makes the fork safe first (`fork`), or refuses it.
 
-use crate::c_library::next;
+use crate::c_library::{DAEMON, FORK, FORK_PTY};
 use crate::fork::{self, ForkHandler};
-use crate::start::{is_acting, is_lifting_library};
+use crate::start::is_acting;
 use crate::sys::{KeepErrno, say, set_errno};
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 unsafe extern "C" {
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn fork_without_handlers() -> libc::pid_t {
     if !is_ready() {
         return refuse();
     }
-    let Some(real) = next(c"_Fork") else {
+    let Some(real) = FORK.get() else {
         set_errno(libc::ENOSYS);
         return -1;
     };
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn fork_without_handlers() -> libc::pid_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn daemon(no_chdir: c_int, no_close: c_int) -> c_int {
     type Daemon = unsafe extern "C" fn(c_int, c_int) -> c_int;
-    let real = if is_ready() { next(c"daemon") } else { None };
+    let real = if is_ready() { DAEMON.get() } else { None };
     let Some(real) = real else { return refuse() };
     // SAFETY:
     // - the symbol is the C library's function of this type.
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn forkpty(
     size: *const c_void,
 ) -> c_int {
     type ForkPty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const c_void, *const c_void) -> c_int;
-    let real = if is_ready() { next(c"forkpty") } else { None };
+    let real = if is_ready() { FORK_PTY.get() } else { None };
     let Some(real) = real else { return refuse() };
     // SAFETY:
     // - the symbol is the C library's function of this type.
@@ -110,7 +110,9 @@ pub unsafe extern "C" fn forkpty(
 }
 
 /// What pthread_atfork(3) calls, from a part of the C library that is linked into each object. Libraries' constructors
-/// register handlers before this library's own runs: the heap's are registered before the first of them.
+/// register handlers before this library's own runs: the heap's are registered before the first of them. Only those of
+/// libpagelift.so come before: it copies memory, the heap's state too, just before the fork, and registers its handlers
+/// first of all and with the C library itself.
 ///
 /// # Safety
 /// As in C.
@@ -122,9 +124,7 @@ pub unsafe extern "C" fn __register_atfork(
     object: *mut c_void,
 ) -> c_int {
     let keep = KeepErrno::new();
-    // The lifting library copies memory, the heap's state too, just before the fork: it precedes even the heap.
-    let is_of_library = [prepare, parent, child].into_iter().flatten().any(is_of_lifting_library);
-    if !is_of_library && is_acting() {
+    if is_acting() {
         fork::register();
     }
     let real = fork::register_atfork();
@@ -134,17 +134,5 @@ pub unsafe extern "C" fn __register_atfork(
         // - the caller's promise.
         Some(real) => unsafe { real(prepare, parent, child, object) },
         None => libc::ENOMEM,
-    }
-}
-
-fn is_of_lifting_library(handler: ForkHandler) -> bool {
-    // SAFETY:
-    // - dladdr fills the whole structure where it succeeds, and zeros are a value of it; the name is a string that ends
-    //   with NUL and stays as long as the object that is about to register its handlers.
-    unsafe {
-        let mut found = core::mem::zeroed::<libc::Dl_info>();
-        libc::dladdr(handler as *const c_void, &mut found) != 0
-            && !found.dli_fname.is_null()
-            && is_lifting_library(CStr::from_ptr(found.dli_fname).to_bytes())
     }
 }

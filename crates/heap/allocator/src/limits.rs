@@ -1,5 +1,6 @@
 //! Limits that count mappings whether they hold memory or not.
 
+use crate::sys::system_call;
 use crate::text::number_of;
 
 /// `vm.overcommit_memory` (proc(5)) where the kernel promises no more memory than it has.
@@ -15,7 +16,7 @@ pub fn count_address_space() -> bool {
 fn is_set(resource: libc::__rlimit_resource_t) -> bool {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY:
-    // - the kernel writes one such structure, or nothing.
-    unsafe { libc::getrlimit(resource, &mut limit) };
+    // - the kernel writes one such structure, or nothing; no new limit is given.
+    let _ = unsafe { system_call(libc::SYS_prlimit64, [0, resource as usize, 0, &raw mut limit as usize]) };
     limit.rlim_cur != libc::RLIM_INFINITY
 }

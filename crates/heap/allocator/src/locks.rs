@@ -2,14 +2,16 @@
 //! locked in the child. Its locks are taken rarely (when a thread begins or ends, when an arena is first used), and always
 //! through this module (`mimalloc.c`), which lets no thread take one while the process forks.
 
-use crate::sys::milliseconds;
+use crate::observer::{Moment, observe};
+use crate::sys::{give_way, milliseconds};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use libc::pthread_mutex_t;
+use linux_raw::Lock;
 
 /// A thread that holds locks, or is about to.
 struct Holder {
-    /// The thread's `pthread_self`; 0 if the place is free.
+    /// The thread's [`this_thread`]; 0 if the place is free.
     thread: AtomicUsize,
     /// Number of locks that it holds; used by that thread alone.
     locks: AtomicUsize,
@@ -27,17 +29,9 @@ static HOLDERS: [Holder; MOST_HOLDERS] =
 /// The thread that is forking; 0 if there is none.
 static CLOSED_BY: AtomicUsize = AtomicUsize::new(0);
 
-/// The calling thread's `pthread_self`, which stays the same in a child that it forks.
+/// The calling thread's thread pointer, which stays the same in a child that it forks.
 pub fn this_thread() -> usize {
-    // SAFETY:
-    // - only asks.
-    (unsafe { libc::pthread_self() }) as usize
-}
-
-fn give_way() {
-    // SAFETY:
-    // - has no arguments.
-    unsafe { libc::sched_yield() };
+    linux_raw::thread_pointer()
 }
 
 fn place_of(thread: usize) -> Option<&'static Holder> {
@@ -114,6 +108,7 @@ unsafe extern "C" {
     // Of `mimalloc.c`.
     static mut mimalloc_lock: MutexFunction;
     static mut mimalloc_unlock: MutexFunction;
+    static mut mimalloc_yield: extern "C" fn();
 }
 
 /// Makes mimalloc take its locks through this module.
@@ -126,7 +121,26 @@ pub unsafe fn take_over() {
     unsafe {
         mimalloc_lock = lock;
         mimalloc_unlock = unlock;
+        mimalloc_yield = yield_now;
     }
+}
+
+/// mimalloc's sched_yield(2).
+extern "C" fn yield_now() {
+    give_way();
+}
+
+/// The lock in a mutex of mimalloc. The memory of a free one is all zero: it is only initialised
+/// by `PTHREAD_MUTEX_INITIALIZER`.
+///
+/// # Safety
+/// The mutex lives as long as the reference.
+unsafe fn lock_in<'a>(mutex: *mut pthread_mutex_t) -> &'a Lock {
+    const { assert!(size_of::<Lock>() <= size_of::<pthread_mutex_t>()) };
+    const { assert!(align_of::<Lock>() <= align_of::<pthread_mutex_t>()) };
+    // SAFETY:
+    // - the caller's promise; any bytes are a lock, and only these functions use them.
+    unsafe { &*mutex.cast::<Lock>() }
 }
 
 /// mimalloc's pthread_mutex_lock(3).
@@ -137,7 +151,9 @@ unsafe extern "C" fn lock(mutex: *mut pthread_mutex_t) -> c_int {
     enter();
     // SAFETY:
     // - the caller's promise.
-    unsafe { libc::pthread_mutex_lock(mutex) }
+    unsafe { lock_in(mutex) }.take();
+    observe(Moment::Locked);
+    0
 }
 
 /// mimalloc's pthread_mutex_unlock(3).
@@ -147,7 +163,7 @@ unsafe extern "C" fn lock(mutex: *mut pthread_mutex_t) -> c_int {
 unsafe extern "C" fn unlock(mutex: *mut pthread_mutex_t) -> c_int {
     // SAFETY:
     // - the caller's promise.
-    let result = unsafe { libc::pthread_mutex_unlock(mutex) };
+    unsafe { lock_in(mutex) }.release();
     leave();
-    result
+    0
 }

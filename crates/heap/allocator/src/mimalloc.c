@@ -4,20 +4,14 @@
    - its locks are taken by functions of ours (locks.rs), so that none is held at a fork;
    - mi_bitmap_clear_once_set does not wait for ever for a thread that the child does not have;
    and with one for programs that have more rights than the user who has started them:
-   - it takes no settings from their environment. */
-#define _DEFAULT_SOURCE
-#include <pthread.h>
-#include <sched.h>
+   - it takes no settings from their environment;
+   and with one for programs that define functions of the C library:
+   - it calls none by a name that they can define (own_calls.h). */
+#define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/auxv.h>
-#include <time.h>
-#include <unistd.h>
 
-int (*mimalloc_lock)(pthread_mutex_t *) = pthread_mutex_lock;
-int (*mimalloc_unlock)(pthread_mutex_t *) = pthread_mutex_unlock;
-#define pthread_mutex_lock mimalloc_lock
-#define pthread_mutex_unlock mimalloc_unlock
+#include "own_calls.h"
 
 #include "mimalloc.h"
 #include "mimalloc/internal.h"

@@ -1,11 +1,10 @@
 //! The allocator of a program in which this heap does not act: what the program would call without this library, be it of
 //! another shared library (tcmalloc, jemalloc, mimalloc) or the C library's.
 //!
-//! Its functions are looked up together, at the first call in the process. dlsym(3) may allocate: it gets blocks
-//! of a buffer here, which stay there when they are freed.
+//! Its functions are looked up together, at the first call in the process. Until then, blocks come from a
+//! buffer here, which stay there when they are freed.
 
 use crate::c_library::next;
-use crate::objects;
 use crate::sys::{base_page, copy, set_errno};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int, c_void};
@@ -36,21 +35,33 @@ pub fn functions() -> &'static Functions {
     FOUND.get().unwrap_or(&OF_BUFFER)
 }
 
-/// Looks the functions up. Called once, while the process has one thread.
-pub fn look_up() {
+/// Looks the functions up. Called once.
+///
+/// # Safety
+/// The process has one thread.
+pub unsafe fn look_up() {
     // There are none yet, so that setting them cannot fail.
-    if let Some(names) = CLibrary::behind() {
+    // SAFETY:
+    // - the caller's promise.
+    if let Some(names) = unsafe { CLibrary::behind() } {
         _ = C_LIBRARY.set(names);
     }
-    if let Some(functions) = Functions::of_next_objects().or_else(|| C_LIBRARY.get().map(CLibrary::functions)) {
+    // SAFETY:
+    // - the caller's promise.
+    let next = unsafe { Functions::of_next_objects() };
+    if let Some(functions) = next.or_else(|| C_LIBRARY.get().map(CLibrary::functions)) {
         _ = FOUND.set(functions);
     }
 }
 
 impl Functions {
     /// For each function that of the first object behind this library that has it; `None` if one is missing.
-    fn of_next_objects() -> Option<Self> {
+    ///
+    /// # Safety
+    /// The process has one thread.
+    unsafe fn of_next_objects() -> Option<Self> {
         // SAFETY:
+        // - the caller's promise.
         // - in every library these names are functions of these types: malloc(3), posix_memalign(3), malloc_usable_size(3).
         unsafe {
             Some(Self {
@@ -70,12 +81,12 @@ impl Functions {
 }
 
 /// # Safety
-/// `Function` is the type of a pointer to the function of this name.
+/// `Function` is the type of a pointer to the function of this name, and the process has one thread.
 unsafe fn function<Function>(name: &CStr) -> Option<Function> {
     const { assert!(size_of::<Function>() == size_of::<*mut c_void>()) };
     // SAFETY:
     // - the caller's promise; both have the size of a pointer.
-    next(name).map(|address| unsafe { transmute_copy(&address) })
+    unsafe { next(name).map(|address| transmute_copy(&address)) }
 }
 
 /// The C library's allocator by its names that begin with `__libc_`, in the first object behind this library that has them.
@@ -106,18 +117,21 @@ pub fn c_library() -> &'static CLibrary {
 }
 
 impl CLibrary {
-    fn behind() -> Option<Self> {
+    /// # Safety
+    /// The process has one thread.
+    unsafe fn behind() -> Option<Self> {
         // SAFETY:
-        // - every GNU C library has functions of these types under these names, and a replacement has the same types.
+        // - the caller's promise.
+        // - every GNU C library has functions of these types under these names, and who replaces them has the same.
         unsafe {
             Some(Self {
-                malloc: behind(c"__libc_malloc")?,
-                calloc: behind(c"__libc_calloc")?,
-                realloc: behind(c"__libc_realloc")?,
-                memalign: behind(c"__libc_memalign")?,
-                valloc: behind(c"__libc_valloc")?,
-                pvalloc: behind(c"__libc_pvalloc")?,
-                free: behind(c"__libc_free")?,
+                malloc: function(c"__libc_malloc")?,
+                calloc: function(c"__libc_calloc")?,
+                realloc: function(c"__libc_realloc")?,
+                memalign: function(c"__libc_memalign")?,
+                valloc: function(c"__libc_valloc")?,
+                pvalloc: function(c"__libc_pvalloc")?,
+                free: function(c"__libc_free")?,
             })
         }
     }
@@ -137,15 +151,6 @@ impl CLibrary {
             usable_size: unknown_size,
         }
     }
-}
-
-/// # Safety
-/// `Function` is the type of a pointer to the function of this name.
-unsafe fn behind<Function>(name: &CStr) -> Option<Function> {
-    const { assert!(size_of::<Function>() == size_of::<usize>()) };
-    // SAFETY:
-    // - the caller's promise; both have the size of a pointer.
-    objects::function_behind(name).map(|address| unsafe { transmute_copy(&address) })
 }
 
 /// # Safety
@@ -174,7 +179,7 @@ extern "C" fn unknown_size(_: *mut c_void) -> usize {
     0
 }
 
-/// Bytes of the buffer; dlsym(3) takes a few hundred at most.
+/// Bytes of the buffer.
 const ROOM: usize = 16 << 10;
 /// Bytes before each block of the buffer, of which the last eight are its size; also the least alignment.
 const HEADER: usize = 16;

@@ -4,9 +4,8 @@
 use crate::large::Large;
 use crate::memory::available;
 use crate::stop::stop_others;
-use crate::sys::{advise, base_page, copy, map_anywhere, unmap};
+use crate::sys::{advise, base_page, copy, map_anywhere, move_to, unmap};
 use crate::{ACCOUNT, forget, kernel_writes};
-use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use heap_abi::Shortage;
 
@@ -135,17 +134,16 @@ unsafe fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
             }
         }
     }
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY:
     // - both ranges are this heap's, of the same length, and hold the same bytes; no other thread runs, by the caller's
     //   promise.
-    let moved = unsafe { libc::mremap(new as *mut c_void, bytes, bytes, flags, start as *mut c_void) };
-    if moved == libc::MAP_FAILED {
+    let is_moved = unsafe { move_to(new, bytes, bytes, start) };
+    if !is_moved {
         // SAFETY:
         // - mapped above, and nobody knows of it.
         unsafe { unmap(new, bytes) };
     }
-    moved != libc::MAP_FAILED
+    is_moved
 }
 
 /// # Safety

@@ -16,19 +16,26 @@ pub struct Program<'a> {
 fn started_by() -> Option<&'static str> {
     // SAFETY:
     // - getauxval only looks up a number, which is the address of a string that the kernel has put beside the stack and
-    //   that stays there; `stat` fills the whole structure where it succeeds, and zeros are a value of it.
-    unsafe {
+    //   that stays there.
+    let path = unsafe {
         let path = libc::getauxval(libc::AT_EXECFN) as *const c_char;
         if path.is_null() {
             return None;
         }
-        let file = |path: *const c_char| {
-            let mut status = core::mem::zeroed::<libc::stat>();
-            (libc::stat(path, &mut status) == 0).then_some((status.st_dev, status.st_ino))
-        };
-        let is_own = file(path).is_some_and(|found| file(c"/proc/self/exe".as_ptr()) == Some(found));
-        CStr::from_ptr(path).to_str().ok().filter(|_| is_own)
-    }
+        CStr::from_ptr(path)
+    };
+    let is_own = file_at(path).is_some_and(|found| file_at(c"/proc/self/exe") == Some(found));
+    path.to_str().ok().filter(|_| is_own)
+}
+
+/// Device and inode of a file.
+fn file_at(path: &CStr) -> Option<(u32, u32, u64)> {
+    let file = linux_raw::open(path, libc::O_PATH as u32).ok()?;
+    let status = linux_raw::status_of(file);
+    // SAFETY:
+    // - opened above, and used no more.
+    unsafe { linux_raw::close(file) };
+    status.ok().map(|status| (status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
 }
 
 /// Buffers for a [`Program`]'s texts.
@@ -47,10 +54,8 @@ impl<'a> Program<'a> {
     /// The calling process's program; an unreadable name is empty.
     pub fn this(buffer: &'a mut ProgramBuffer) -> Self {
         let (path, arguments) = (&mut buffer.path, &mut buffer.arguments);
-        // SAFETY:
-        // - readlink writes at most the length that is told into the buffer.
-        let length = unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), path.as_mut_ptr().cast(), path.len()) };
-        let path = core::str::from_utf8(&path[..usize::try_from(length).unwrap_or(0)]).unwrap_or("");
+        let length = linux_raw::read_link(c"/proc/self/exe", path).unwrap_or(0);
+        let path = core::str::from_utf8(&path[..length]).unwrap_or("");
         let length = read_file(c"/proc/self/cmdline", arguments).unwrap_or(0);
         let called = arguments[..length].split(|&byte| byte == 0).next().unwrap_or_default();
         Self { path, called: core::str::from_utf8(called).unwrap_or("") }
@@ -68,6 +73,6 @@ impl<'a> Program<'a> {
 
     /// The process ID.
     pub fn pid(&self) -> u64 {
-        u64::from(std::process::id())
+        linux_raw::process_id() as u64
     }
 }

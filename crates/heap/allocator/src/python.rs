@@ -1,11 +1,11 @@
 //! Python's variable PYTHONMALLOC, for a program whose order asks for it. It is in nobody's environment, where all children
 //! would inherit it: Python asks for it by getenv(3), after this library's constructor has run.
 
-use crate::c_library::next;
+use crate::c_library::GET_VARIABLE;
 use crate::objects;
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 const NAME: &CStr = c"PYTHONMALLOC";
 const VALUE: &CStr = c"malloc";
@@ -16,8 +16,13 @@ const FREE_THREADED: &CStr = c"_Py_DecRefShared";
 static IS_ASKED_FOR: AtomicBool = AtomicBool::new(false);
 
 /// Answers Python's question from now on, unless this Python cannot have its objects from `malloc`.
-pub fn use_malloc() {
-    IS_ASKED_FOR.store(!objects::define(FREE_THREADED), Relaxed);
+///
+/// # Safety
+/// The process has one thread.
+pub unsafe fn use_malloc() {
+    // SAFETY:
+    // - the caller's promise.
+    IS_ASKED_FOR.store(!unsafe { objects::define(FREE_THREADED) }, Relaxed);
 }
 
 /// getenv(3), with an answer for Python where the user has given none.
@@ -41,13 +46,7 @@ pub unsafe extern "C" fn getenv(name: *const c_char) -> *mut c_char {
 /// # Safety
 /// As for getenv(3).
 unsafe fn real(name: *const c_char) -> *mut c_char {
-    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-    let mut function = FOUND.load(Relaxed);
-    if function.is_null() {
-        let Some(found) = next(c"getenv") else { return null_mut() };
-        FOUND.store(found, Relaxed);
-        function = found;
-    }
+    let Some(function) = GET_VARIABLE.get() else { return null_mut() };
     // SAFETY:
     // - the symbol is the C library's function of this type; the caller's promise.
     unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> *mut c_char>(function)(name) }

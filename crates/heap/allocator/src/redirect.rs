@@ -1,19 +1,17 @@
-//! Makes a lookup of an allocator's function in the object that defines it find the heap's function. Such lookups come from
-//! libraries that were loaded with RTLD_DEEPBIND, from foreign function interfaces that use the C library's handle, and
-//! from dlvsym(3). Without this, the C library's `free` would get blocks of this heap, since strdup(3) and similar
-//! functions allocate from the heap.
+//! Whoever looks an allocator's function up in the object that defines it gets this heap's: libraries that were loaded with
+//! RTLD_DEEPBIND, foreign function interfaces that ask the C library's handle, dlvsym(3). Else blocks of this heap would meet the
+//! C library's `free`, since its own strdup(3) and the like have theirs from the heap.
 //!
-//! In the symbol tables of all objects behind this library, the entries of these names are changed to the heap's functions.
-//! The tables are data: a page is writable and not executable while it is changed, before the program has a second
-//! thread, and its protection is restored. No code is changed. Earlier bindings already lead to the heap, which is
-//! first in the order.
+//! In the tables of symbols of all objects behind this library the entries of these names lead to the heap's functions. The
+//! tables are data: a page of them is writable and not executable while it is changed, before the program has a second thread,
+//! and gets its protection back. No code is touched, and what was bound before is bound to the heap already, which comes first.
 
-use crate::object::Object;
-use crate::objects::{each_behind, own_function};
+use crate::c_library::{behind, own_function};
 use crate::sys::base_page;
 use address_space::{Address, AddressRange};
 use core::ffi::CStr;
-use libc::{Elf64_Ehdr, Elf64_Phdr, Elf64_Sym};
+use libc::{Elf64_Ehdr, Elf64_Phdr};
+use loaded_objects::{FUNCTION, Object, SymbolEntry};
 
 /// Names of an allocator's functions in any library; this heap has functions of the same names.
 const FUNCTIONS: [&CStr; 21] = [
@@ -47,7 +45,7 @@ const MOST_PAGES: usize = 128;
 /// An entry of a table of symbols, and the value that it gets.
 #[derive(Clone, Copy)]
 struct Entry {
-    symbol: *mut Elf64_Sym,
+    symbol: *mut SymbolEntry,
     value: u64,
 }
 
@@ -58,7 +56,7 @@ struct Page {
     protection: i32,
 }
 
-/// Changes to make, found before the first change.
+/// What is to be changed, found before anything is.
 struct Changes {
     entries: [Option<Entry>; MOST_ENTRIES],
     pages: [Option<Page>; MOST_PAGES],
@@ -74,15 +72,15 @@ pub enum Refusal {
     Refused(i32),
 }
 
-/// Redirects lookups in all objects behind this library to the heap. If that fails, nothing is changed.
+/// Leads lookups in all objects behind this library to the heap. Nothing is changed where that fails.
 ///
 /// # Safety
 /// The process has one thread, and this heap gives every block from now on.
 pub unsafe fn redirect() -> Result<(), Refusal> {
     let mut changes = Changes { entries: [None; MOST_ENTRIES], pages: [None; MOST_PAGES] };
-    let mut is_understood = true;
-    each_behind(&mut |object| is_understood &= changes.add(object));
-    if !is_understood {
+    // SAFETY:
+    // - the caller's promise.
+    if !unsafe { behind() }.all(|object| unsafe { changes.add(&object) }) {
         return Err(Refusal::NotUnderstood);
     }
     let pages = || changes.pages.iter().flatten();
@@ -95,13 +93,11 @@ pub unsafe fn redirect() -> Result<(), Refusal> {
         }
     }
     for entry in changes.entries.iter().flatten() {
-        /// `STT_FUNC`: the address is the function's own.
-        const FUNCTION: u8 = 2;
         // SAFETY:
-        // - the entry is in a loaded object's table, whose pages have just become writable, and nobody else reads it.
+        // - the entry is one of a loaded object's table, whose pages have just become writable, and nobody else looks at it.
         unsafe {
-            (*entry.symbol).st_value = entry.value;
-            (*entry.symbol).st_info = (*entry.symbol).st_info & 0xf0 | FUNCTION;
+            (*entry.symbol).value = entry.value;
+            (*entry.symbol).info = (*entry.symbol).info & 0xf0 | FUNCTION;
         }
     }
     pages().for_each(Page::restore);
@@ -110,12 +106,17 @@ pub unsafe fn redirect() -> Result<(), Refusal> {
 
 impl Changes {
     /// Adds an object's entries; false if there is no room for them or its tables may share a page with code.
-    fn add(&mut self, object: &Object) -> bool {
+    ///
+    /// # Safety
+    /// The process has one thread.
+    unsafe fn add(&mut self, object: &Object) -> bool {
         let mut is_understood = true;
         for name in FUNCTIONS {
-            let Some(function) = own_function(name) else { return false };
+            // SAFETY:
+            // - the caller's promise.
+            let Some(function) = (unsafe { own_function(name) }) else { return false };
             object.each_definition(name, &mut |symbol| {
-                let value = function.wrapping_sub(object.base) as u64;
+                let value = function.wrapping_sub(object.bias()) as u64;
                 is_understood &= self.add_entry(Entry { symbol: symbol.cast_mut(), value }, object);
             });
         }
@@ -123,7 +124,7 @@ impl Changes {
     }
 
     fn add_entry(&mut self, entry: Entry, object: &Object) -> bool {
-        let (start, size) = (entry.symbol as usize, size_of::<Elf64_Sym>());
+        let (start, size) = (entry.symbol as usize, size_of::<SymbolEntry>());
         let first = start - start % base_page();
         let are_known =
             (first..start + size).step_by(base_page()).all(|page| self.add_page(page, object).unwrap_or(false));
@@ -146,20 +147,20 @@ impl Changes {
 
 /// The protection that an object's headers give a page; `None` if they are not mapped at its base, or have no such page.
 fn protection_of(page: usize, object: &Object) -> Option<i32> {
-    let header = object.base as *const Elf64_Ehdr;
+    let header = object.bias() as *const Elf64_Ehdr;
     // SAFETY:
     // - all but the executable, which is before this library, are mapped from their first page on, which holds the file's header;
     //   the kernel and the dynamic linker have read it there. `is_header` checks that.
-    // - the program's headers are in the same page or after that page, in the first segment.
+    // - the program's headers lie in the same page or behind it, in the first segment.
     let headers = unsafe {
         if !is_header(&*header) {
             return None;
         }
-        let first = (object.base + (*header).e_phoff as usize) as *const Elf64_Phdr;
+        let first = (object.bias() + (*header).e_phoff as usize) as *const Elf64_Phdr;
         core::slice::from_raw_parts(first, usize::from((*header).e_phnum))
     };
     let segment = headers.iter().find(|segment| {
-        let start = object.base.wrapping_add(segment.p_vaddr as usize);
+        let start = object.bias().wrapping_add(segment.p_vaddr as usize);
         let whole_pages = start - start % base_page()..start + segment.p_filesz as usize;
         segment.p_type == libc::PT_LOAD && whole_pages.contains(&page)
     })?;

@@ -1,6 +1,7 @@
 //! Small blocks: mimalloc, which takes all its memory from this heap and none from the kernel.
 
 use crate::arena_sizes::{LEAST_ARENA, NextArena, PLACES};
+use crate::c_library::{Clock, clock};
 use crate::large::Large;
 use crate::pool::{Grain, is_free};
 use crate::sys::Lock;
@@ -21,6 +22,7 @@ const PURGE_MILLISECONDS: c_long = 10_000;
 unsafe extern "C" {
     /// Defined in `mimalloc.c`.
     static mut mimalloc_process: libc::pid_t;
+    static mut mimalloc_clock: Clock;
     static mimalloc_small_records: SmallRecords;
     fn mimalloc_arena_for(bytes: usize) -> usize;
     fn mi_option_set(option: c_int, value: c_long);
@@ -48,12 +50,17 @@ static ARENAS: AtomicUsize = AtomicUsize::new(0);
 pub unsafe fn set_up(grain: usize) {
     // SAFETY:
     // - the caller's promise.
-    unsafe { crate::locks::take_over() };
+    unsafe {
+        crate::locks::take_over();
+        if let Some(clock) = clock() {
+            mimalloc_clock = clock;
+        }
+    }
     ACCOUNT.small_records.store(&raw const mimalloc_small_records as u64, Relaxed);
     // SAFETY:
     // - the options are plain numbers in static memory; the caller's promise.
     unsafe {
-        mimalloc_process = libc::getpid();
+        mimalloc_process = linux_raw::process_id();
         mi_option_set(OPTION_DISALLOW_OS_ALLOC, 1);
         // In KiB. Giving back less than a huge page would break it up.
         mi_option_set(OPTION_MINIMAL_PURGE_SIZE, (grain / 1024) as c_long);

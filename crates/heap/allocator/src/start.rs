@@ -5,7 +5,8 @@ use crate::large::Large;
 use crate::program::{Program, ProgramBuffer};
 use crate::sys::{base_page, is_privileged, say};
 use crate::{
-    ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, env_order, fork, limits, passive, python, small, threads,
+    ACCOUNT, LARGE_FROM, NODES, SHARED, WITHIN_GRAIN, c_library, env_order, fork, limits, passive, python, small,
+    threads,
 };
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -32,7 +33,9 @@ pub fn is_acting() -> bool {
             //   C library allocates a thread's storage before it starts one.
             let acting = unsafe { start() };
             if !acting {
-                passive::look_up();
+                // SAFETY:
+                // - as above.
+                unsafe { passive::look_up() };
             }
             STATE.store(if acting { ACTING } else { PASSIVE }, Release);
             acting
@@ -112,7 +115,7 @@ fn is_file(path: &[u8], name: &str) -> bool {
 }
 
 /// True for paths of [`LIFTING_LIBRARY`], with a version such as `.0` or without.
-pub fn is_lifting_library(path: &[u8]) -> bool {
+fn is_lifting_library(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     name.strip_prefix(LIFTING_LIBRARY.as_bytes())
         .is_some_and(|version| version.first().is_none_or(|&byte| byte == b'.'))
@@ -180,7 +183,9 @@ unsafe fn begin(order: &Order) {
     ACCOUNT.pool_page.store(order.page, Relaxed);
     ACCOUNT.pool_asked.store(order.pool_bytes(), Relaxed);
     if order.python {
-        python::use_malloc();
+        // SAFETY:
+        // - the caller's promise.
+        unsafe { python::use_malloc() };
     }
     NODES.store(order.pool.iter().filter(|node| node.pages > 0).count(), Relaxed);
     let space_is_limited = limits::count_address_space();
@@ -203,6 +208,7 @@ unsafe fn begin(order: &Order) {
 
 /// Runs when the library is initialised, before the program's own constructors.
 extern "C" fn constructor() {
+    c_library::look_up();
     if is_acting() {
         fork::register();
         threads::look_up_their_number();

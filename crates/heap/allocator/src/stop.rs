@@ -128,7 +128,7 @@ fn send(thread: u32, stop: u32) -> Sending {
     // SAFETY:
     // - the signal's handler is ours; for a thread that has ended the call fails.
     let sent = unsafe {
-        let arguments = [libc::getpid() as usize, thread as usize, SIGNAL as usize, &raw const info as usize];
+        let arguments = [linux_raw::process_id() as usize, thread as usize, SIGNAL as usize, &raw const info as usize];
         system_call(libc::SYS_rt_tgsigqueueinfo, arguments)
     };
     let Err(error) = sent else { return Sending::Done };
@@ -152,8 +152,9 @@ struct Info {
 impl Info {
     fn ours() -> Self {
         // SAFETY:
-        // - getpid and getuid only ask.
-        let (process, user) = unsafe { (libc::getpid(), libc::getuid()) };
+        // - only asks.
+        let user = unsafe { system_call(libc::SYS_getuid, []) }.unwrap_or_default() as u32;
+        let process = linux_raw::process_id();
         let value = WAITING.as_ptr() as usize;
         Self { signal: SIGNAL, error: 0, code: libc::SI_QUEUE, pad: 0, process, user, value, rest: [0; 12] }
     }

@@ -2,8 +2,9 @@
 //! and are no cancellation points (pthreads(7)): at one of those a thread could end while it holds locks of the heap. None
 //! of them allocates.
 
+use crate::c_library;
+use crate::observer::{Moment, observe};
 use address_space::{Address, AddressRange};
-use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int, c_long};
 
 pub use linux_raw::{close, read_uninterrupted as read};
@@ -49,22 +50,13 @@ pub fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value };
 }
 
-/// A lock that needs no set-up and is known by address, so that a fork can take it along.
-pub struct Lock(UnsafeCell<libc::pthread_mutex_t>);
-
-// SAFETY:
-// - a pthread mutex is made to be used by many threads, and is only handed to the pthread functions.
-unsafe impl Sync for Lock {}
+/// A lock that needs no set-up and is known by address, so that a fork can take it along. It is not the C library's: a
+/// program may replace that by functions which allocate.
+pub struct Lock(linux_raw::Lock);
 
 impl Lock {
     pub const fn new() -> Self {
-        Self(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER))
-    }
-
-    fn lock(&self) {
-        // SAFETY:
-        // - the mutex is initialised and never destroyed or moved: it is part of a static.
-        unsafe { libc::pthread_mutex_lock(self.0.get()) };
+        Self(linux_raw::Lock::new())
     }
 
     /// Locks, unless this thread holds the lock already; true if it was locked by this call. `is_held` tells whether this
@@ -76,22 +68,23 @@ impl Lock {
         if is_held() {
             return false;
         }
-        self.lock();
+        self.0.take();
+        observe(Moment::Locked);
         true
     }
 
     pub fn try_lock(&self) -> bool {
-        // SAFETY:
-        // - as in `lock`.
-        unsafe { libc::pthread_mutex_trylock(self.0.get()) == 0 }
+        let is_taken = self.0.try_take();
+        if is_taken {
+            observe(Moment::Locked);
+        }
+        is_taken
     }
 
     /// # Safety
     /// This thread has locked it.
     pub unsafe fn unlock(&self) {
-        // SAFETY:
-        // - as in `lock`; a mutex of the default kind that its holder unlocks, by the caller's promise.
-        unsafe { libc::pthread_mutex_unlock(self.0.get()) };
+        self.0.release();
     }
 
     /// Resets the lock to unlocked.
@@ -99,10 +92,27 @@ impl Lock {
     /// # Safety
     /// The process has one thread, and that one does not hold the lock: its holder was not taken along by a fork.
     pub unsafe fn renew(&self) {
-        // SAFETY:
-        // - the caller's promise: nobody uses the mutex, or waits for it.
-        unsafe { self.0.get().write(libc::PTHREAD_MUTEX_INITIALIZER) };
+        self.0.renew();
     }
+}
+
+/// Lets other threads run (sched_yield(2)).
+pub fn give_way() {
+    observe(Moment::GivesWay);
+    // SAFETY:
+    // - has no arguments.
+    let _ = unsafe { system_call(libc::SYS_sched_yield, []) };
+}
+
+/// Writes for each page of a range whether it is resident (mincore(2)); false if the kernel does not tell.
+///
+/// # Panics
+/// `answer` has less than a byte for each page.
+pub fn residence(start: usize, bytes: usize, answer: &mut [u8]) -> bool {
+    assert!(bytes.div_ceil(base_page()) <= answer.len());
+    // SAFETY:
+    // - the kernel writes one byte for each page, for which there is room; of the range itself nothing is touched.
+    unsafe { system_call(libc::SYS_mincore, [start, bytes, answer.as_mut_ptr() as usize]) }.is_ok()
 }
 
 fn range(start: usize, bytes: usize) -> AddressRange {
@@ -239,10 +249,17 @@ pub fn say(text: &str) {
 
 /// Milliseconds of a clock that costs no system call.
 pub fn milliseconds() -> u64 {
+    observe(Moment::ReadsClock);
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let clock = libc::CLOCK_MONOTONIC_COARSE;
     // SAFETY:
     // - the place for the time is valid.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut time) };
+    unsafe {
+        match c_library::clock() {
+            Some(read) => drop(read(clock, &mut time)),
+            None => drop(system_call(libc::SYS_clock_gettime, [clock as usize, &raw mut time as usize])),
+        }
+    }
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 

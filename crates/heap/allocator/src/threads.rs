@@ -1,6 +1,6 @@
 //! The other threads of this process, as the kernel lists them, and what each is doing.
 
-use crate::c_library;
+use crate::c_library::SINGLE_THREADED;
 use crate::call::Call;
 use crate::directory::for_each_number;
 use crate::frame::Frame;
@@ -90,12 +90,8 @@ static IS_SINGLE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Looks up what [`is_only_one`] reads. Called once, when the C library has been set up.
 pub fn look_up_their_number() {
-    match c_library::next(c"__libc_single_threaded") {
-        Some(found) => IS_SINGLE.store(found.cast(), Release),
-        // The program does not ask for this error.
-        // SAFETY:
-        // - has no arguments; nothing of its result is used.
-        None => drop(unsafe { libc::dlerror() }),
+    if let Some(found) = SINGLE_THREADED.get() {
+        IS_SINGLE.store(found.cast(), Release);
     }
 }
 

@@ -11,9 +11,9 @@ const MOST: usize = 64;
 pub struct Entries {
     /// Address of the dynamic linker.
     pub linker: usize,
-    /// Address of the program headers of the file that the kernel has executed.
+    /// Address of the executed file's program headers.
     pub headers: usize,
-    /// Number of program headers.
+    /// Number of program headers at that address.
     pub count: usize,
 }
 
@@ -21,6 +21,11 @@ impl Entries {
     /// Reads them from `/proc`; `None` without it. The files of a first thread that has ended are empty.
     pub fn read() -> Option<Self> {
         Self::read_from(c"/proc/self/auxv").or_else(|| Self::read_from(c"/proc/thread-self/auxv"))
+    }
+
+    /// Takes them from `value`, which gives 0 for what there is not.
+    pub fn by(value: impl Fn(u32) -> usize) -> Self {
+        Self { linker: value(AT_BASE), headers: value(AT_PHDR), count: value(AT_PHNUM) }
     }
 
     fn read_from(path: &CStr) -> Option<Self> {

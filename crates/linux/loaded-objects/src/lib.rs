@@ -18,4 +18,4 @@ mod tables;
 mod tests;
 
 pub use list::{Linked, Objects, Process};
-pub use tables::{Object, Symbol};
+pub use tables::{FUNCTION, Object, Symbol, SymbolEntry};

@@ -88,7 +88,7 @@ impl Iterator for Objects {
     }
 }
 
-/// The kernel's information about this process: the addresses of the dynamic linker and of the executable.
+/// The kernel's facts about this process: the places of the dynamic linker and of the executable.
 #[derive(Clone, Copy)]
 pub struct Process(Entries);
 
@@ -96,6 +96,15 @@ impl Process {
     /// This process; `None` without `/proc`.
     pub fn this() -> Option<Self> {
         Entries::read().map(Self)
+    }
+
+    /// This process, where there is no `/proc`, by a function that gives the value of an entry of the auxiliary vector, or 0;
+    /// `None` if it has none.
+    ///
+    /// # Safety
+    /// The values are the kernel's or the dynamic linker's for this process (getauxval(3)).
+    pub unsafe fn by_auxiliary_vector(value: impl Fn(u32) -> usize) -> Option<Self> {
+        Some(Entries::by(value)).filter(|entries| entries.headers != 0).map(Self)
     }
 
     /// The objects that are loaded now; none in a static program, or if the dynamic linker publishes no list.
@@ -136,7 +145,7 @@ impl Process {
         objects.find(|linked| linked.object.name() == Some(GLIBC)).map(|linked| linked.object)
     }
 
-    /// The object that the kernel has executed, and the address of its dynamic section.
+    /// The file that the kernel has executed, and the address of its dynamic section.
     fn executed(self) -> Option<(Object, usize)> {
         if self.0.headers == 0 {
             return None;
@@ -150,17 +159,16 @@ impl Process {
             None => headers.iter().find(|header| header.kind == PT_LOAD && header.offset == 0)?.address + FILE_HEADER,
         };
         // SAFETY:
-        // - the kernel has loaded it at the addresses in its headers.
+        // - the kernel has loaded it where its headers say.
         unsafe { object_of(headers, self.0.headers.wrapping_sub(in_file as usize)) }
     }
 
-    /// The published list. The executable's dynamic section has its address; otherwise it is found by its name in the
-    /// dynamic linker.
+    /// The published list: the executable's dynamic section leads to it, or its name in the dynamic linker.
     fn debug(self) -> Option<&'static Debug> {
         let by_executable = || {
             let (_, dynamic) = self.executed()?;
             // SAFETY:
-            // - the dynamic section of the object that the kernel has executed.
+            // - the dynamic section of what the kernel has executed.
             unsafe { crate::tables::entry(dynamic, DT_DEBUG) }.filter(|&at| at != 0)
         };
         let at = match by_executable() {
@@ -168,8 +176,8 @@ impl Process {
             None => self.linker()?.symbol(LIST)?.address,
         };
         // SAFETY:
-        // - the dynamic linker has put the list's address there, or defines the list under this name; the list does not
-        //   move. A version of 0 means that it is not filled yet.
+        // - the dynamic linker has put the list's address there, or defines it under this name; it stays where it is. A
+        //   version of 0 says that it is not filled yet.
         unsafe { (at as *const Debug).as_ref() }.filter(|debug| debug.version > 0)
     }
 }

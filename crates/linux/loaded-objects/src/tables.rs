@@ -2,24 +2,28 @@
 
 use core::ffi::CStr;
 
-/// `Elf64_Sym` (elf(5)).
+/// An entry of an object's table of symbols: `Elf64_Sym` (elf(5)).
 #[repr(C)]
-struct Entry {
+pub struct SymbolEntry {
     name: u32,
-    info: u8,
+    /// The binding in the four upper bits, the kind in the others.
+    pub info: u8,
     other: u8,
     section: u16,
-    value: u64,
+    /// The address in the object's file, where the entry is that of a function or a variable.
+    pub value: u64,
     size: u64,
 }
 
 /// `STB_LOCAL`.
 const LOCAL: u8 = 0;
-/// `STT_FUNC`.
-const FUNCTION: u8 = 2;
+/// `STT_FUNC`, the kind of a function that can be called at its address.
+pub const FUNCTION: u8 = 2;
+/// `STT_GNU_IFUNC`.
+const CHOSEN: u8 = 10;
 /// `STT_TLS`: the value is an offset, not an address.
 const THREAD_LOCAL: u8 = 6;
-/// Set in a symbol's version if new objects are linked with another one.
+/// Set in the version of a symbol that new objects are not linked with.
 const OLD_VERSION: u16 = 0x8000;
 
 const DT_NULL: u64 = 0;
@@ -29,6 +33,7 @@ const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_RELA: u64 = 7;
 const DT_RELASZ: u64 = 8;
+const DT_STRSZ: u64 = 10;
 const DT_SONAME: u64 = 14;
 const DT_JMPREL: u64 = 23;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
@@ -40,13 +45,18 @@ type Relocation = [u64; 3];
 /// A symbol that an object defines for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbol {
-    /// Where it is; of a function of the kind `STT_GNU_IFUNC`, where the function is that chooses it.
+    /// Where it is; if [`Symbol::is_chosen_by_call`], where the function is that chooses it.
     pub address: usize,
     kind: u8,
 }
 
 impl Symbol {
-    /// True for a function that can be called at the symbol's address.
+    /// True for a function that another function chooses when the program starts (`STT_GNU_IFUNC`).
+    pub fn is_chosen_by_call(self) -> bool {
+        self.kind == CHOSEN
+    }
+
+    /// True for a function that can be called at its address.
     pub fn is_function(self) -> bool {
         self.kind == FUNCTION
     }
@@ -58,7 +68,8 @@ pub struct Object {
     bias: usize,
     dynamic: usize,
     names: usize,
-    symbols: *const Entry,
+    names_size: usize,
+    symbols: *const SymbolEntry,
     gnu_hash: *const u32,
     hash: *const u32,
     versions: *const u16,
@@ -107,6 +118,7 @@ impl Object {
             bias,
             dynamic,
             names: 0,
+            names_size: 0,
             symbols: core::ptr::null(),
             gnu_hash: none,
             hash: none,
@@ -122,7 +134,8 @@ impl Object {
             let at = if size < bias { bias + size } else { size };
             match tag {
                 DT_STRTAB => object.names = at,
-                DT_SYMTAB => object.symbols = at as *const Entry,
+                DT_STRSZ => object.names_size = size,
+                DT_SYMTAB => object.symbols = at as *const SymbolEntry,
                 DT_GNU_HASH => object.gnu_hash = at as *const u32,
                 DT_HASH => object.hash = at as *const u32,
                 DT_VERSYM => object.versions = at as *const u16,
@@ -142,7 +155,17 @@ impl Object {
         self.dynamic == other.dynamic
     }
 
-    /// Address of the dynamic section, which is in a segment of the object.
+    /// What is added to the addresses in its file.
+    pub fn bias(&self) -> usize {
+        self.bias
+    }
+
+    /// The end of its table of names.
+    pub fn end_of_names(&self) -> usize {
+        self.names + self.names_size
+    }
+
+    /// Address of the dynamic section, which lies in a segment of the object.
     pub fn dynamic(&self) -> usize {
         self.dynamic
     }
@@ -156,23 +179,37 @@ impl Object {
 
     /// A symbol that it defines for other objects, in the version that new programs are linked with.
     pub fn symbol(&self, name: &CStr) -> Option<Symbol> {
-        // SAFETY:
-        // - the tables of a loaded object are mapped and sound, by the promise of `of`: the dynamic linker uses them.
-        let index = unsafe {
-            if !self.gnu_hash.is_null() {
-                self.index_by_gnu_hash(name)
-            } else if !self.hash.is_null() {
-                // The second word is the number of symbols.
-                (1..self.hash.add(1).read()).find(|&index| self.is_definition(index, name))
-            } else {
-                None
+        let mut found = None;
+        self.each_index(name, &mut |index| {
+            // SAFETY:
+            // - the index is one of the symbol table's.
+            if found.is_none() && unsafe { !self.is_old(index) } {
+                found = Some(index);
             }
-        }?;
+        });
         // SAFETY:
         // - as above.
-        let entry = unsafe { &*self.symbols.add(index as usize) };
+        let entry = unsafe { &*self.symbols.add(found? as usize) };
         let kind = entry.info & 15;
         (kind != THREAD_LOCAL).then(|| Symbol { address: self.bias.wrapping_add(entry.value as usize), kind })
+    }
+
+    /// Calls `act` with each entry of its table that defines this symbol for other objects: one for each version that it has.
+    pub fn each_definition(&self, name: &CStr, act: &mut dyn FnMut(*const SymbolEntry)) {
+        self.each_index(name, &mut |index| act(self.symbols.wrapping_add(index as usize)));
+    }
+
+    fn each_index(&self, name: &CStr, act: &mut dyn FnMut(u32)) {
+        // SAFETY:
+        // - the tables of a loaded object are mapped and sound, by the promise of `of`: the dynamic linker uses them.
+        unsafe {
+            if !self.gnu_hash.is_null() {
+                self.each_by_gnu_hash(name, act);
+            } else if !self.hash.is_null() {
+                // The second word is the number of symbols.
+                (1..self.hash.add(1).read()).filter(|&index| self.is_definition(index, name)).for_each(act);
+            }
+        }
     }
 
     /// The address of a function that it defines for other objects.
@@ -180,12 +217,12 @@ impl Object {
         self.symbol(name).filter(|symbol| symbol.is_function()).map(|symbol| symbol.address)
     }
 
-    /// Looks a symbol up by the GNU hash table: a header of four words, a filter, the buckets, and a chain of hashes whose
+    /// Looks symbols up by the GNU hash table: a header of four words, a filter, the buckets, and a chain of hashes whose
     /// lowest bit marks the end.
     ///
     /// # Safety
     /// The object has this table, one of symbols and one of names.
-    unsafe fn index_by_gnu_hash(&self, name: &CStr) -> Option<u32> {
+    unsafe fn each_by_gnu_hash(&self, name: &CStr, act: &mut dyn FnMut(u32)) {
         let hash = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
         let wanted = name.to_bytes().iter().fold(5381, hash);
         // SAFETY:
@@ -198,26 +235,34 @@ impl Object {
             while index >= first && index != 0 {
                 let hash = chains_at.add((index - first) as usize).read();
                 if hash | 1 == wanted | 1 && self.is_definition(index, name) {
-                    return Some(index);
+                    act(index);
                 }
                 if hash & 1 == 1 {
-                    return None;
+                    return;
                 }
                 index += 1;
             }
         }
-        None
+    }
+
+    /// True in a version that new programs are not linked with.
+    ///
+    /// # Safety
+    /// `index` is one of the symbol table's.
+    unsafe fn is_old(&self, index: u32) -> bool {
+        // SAFETY:
+        // - the caller's promise; the table of versions has an entry for each symbol.
+        unsafe { !self.versions.is_null() && self.versions.add(index as usize).read() & OLD_VERSION != 0 }
     }
 
     /// # Safety
     /// `index` is one of the symbol table's.
     unsafe fn is_definition(&self, index: u32, name: &CStr) -> bool {
         // SAFETY:
-        // - the caller's promise; the table of versions has an entry for each symbol.
+        // - the caller's promise.
         unsafe {
             let symbol = &*self.symbols.add(index as usize);
-            let is_old = !self.versions.is_null() && self.versions.add(index as usize).read() & OLD_VERSION != 0;
-            symbol.section != 0 && symbol.info >> 4 != LOCAL && !is_old && self.name_of(index) == name
+            symbol.section != 0 && symbol.info >> 4 != LOCAL && self.name_of(index) == name
         }
     }
 
@@ -225,11 +270,11 @@ impl Object {
     /// `index` is one of the symbol table's.
     unsafe fn name_of(&self, index: u32) -> &CStr {
         // SAFETY:
-        // - the caller's promise; names of symbols are in the table of names and end with NUL.
+        // - the caller's promise; names of symbols lie in the table of names and end with NUL.
         unsafe { CStr::from_ptr((self.names + (*self.symbols.add(index as usize)).name as usize) as *const _) }
     }
 
-    /// True if a relocation refers to a symbol whose name begins with one of `beginnings`.
+    /// True if a relocation refers to a symbol whose name begins with one of these texts.
     pub fn uses(&self, beginnings: &[&[u8]]) -> bool {
         self.relocations.iter().filter(|(table, _)| *table != 0).any(|&(table, bytes)| {
             // SAFETY:

@@ -32,7 +32,8 @@ fn variables_and_functions_that_must_be_chosen_are_no_functions() {
     assert!(!variable.is_function() && variable.address != 0);
     assert_eq!(library().function(c"environ"), None);
     // An STT_GNU_IFUNC on x86-64 and AArch64.
-    assert_eq!((library().function(c"memcpy"), library().symbol(c"memcpy").is_some()), (None, true));
+    let chosen = library().symbol(c"memcpy").is_some_and(Symbol::is_chosen_by_call);
+    assert!(library().function(c"memcpy").is_none() && chosen && !variable.is_chosen_by_call());
     // An STT_TLS.
     assert_eq!(library().symbol(c"errno"), None);
 }
@@ -51,6 +52,37 @@ fn of_several_versions_the_newest_is_found() {
     assert!(![0, newest.unwrap()].contains(&old(c"GLIBC_2.2.5")) && old(c"GLIBC_2.3") == newest.unwrap());
     #[cfg(not(target_arch = "x86_64"))]
     let _ = old;
+}
+
+/// The entries of all versions, in which old programs and dlvsym(3) find a function.
+#[test]
+fn each_version_has_its_entry() {
+    let mut found = BTreeSet::new();
+    library().each_definition(c"realpath", &mut |entry| {
+        // SAFETY:
+        // - an entry of the C library's table.
+        found.insert(library().bias() + unsafe { (*entry).value } as usize);
+    });
+    assert!(found.contains(&by_dynamic_linker(c"realpath")));
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY:
+        // - both texts end with NUL.
+        let old = unsafe { libc::dlvsym(libc::RTLD_DEFAULT, c"realpath".as_ptr(), c"GLIBC_2.2.5".as_ptr()) };
+        assert!(found.len() == 2 && found.contains(&(old as usize)));
+    }
+    library().each_definition(c"no_such_function", &mut |_| panic!("an entry of no such function"));
+}
+
+#[test]
+fn without_the_kernels_file_the_same_list_is_found() {
+    // SAFETY:
+    // - the kernel's values for this process, which loads no objects meanwhile.
+    let found: Vec<_> = unsafe {
+        let process = Process::by_auxiliary_vector(|kind| libc::getauxval(kind.into()) as usize).unwrap();
+        process.objects().map(|linked| linked.object.dynamic()).collect()
+    };
+    assert_eq!(found, objects().map(|linked| linked.object.dynamic()).collect::<Vec<_>>());
 }
 
 #[test]

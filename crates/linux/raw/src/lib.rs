@@ -1,16 +1,17 @@
 //! System calls without a C library, for code that runs where there is none, beneath it, or while memory is being moved
 //! or shared with another process: nothing here touches `errno`, allocates (except where it returns a `RangeSet`), takes
-//! a lock, panics or is a cancellation point (pthreads(7)).
+//! a lock of its own accord, panics or is a cancellation point (pthreads(7)).
 //!
 //! A function returns the kernel's error number as [`Errno`]; the manual page of the call that it is named after says
 //! which there are. The kernel's constants and structures are in [`kernel`].
-#![no_std]
+#![cfg_attr(not(test), no_std)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 pub mod directory;
 mod files;
+mod lock;
 mod memory;
 pub mod pagemap;
 mod process;
@@ -32,6 +33,7 @@ pub use files::{
 };
 /// The kernel's constants and structures, generated from its headers.
 pub use linux_raw_sys as kernel;
+pub use lock::Lock;
 pub use memory::{madvise, mbind, mmap, mprotect, mremap, mremap_to, munmap, name_memory, process_vm_readv};
 #[rustfmt::skip]
 pub use process::{

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 /// A lock on a futex. All zero, as fresh memory from the kernel is, it is free. Whoever releases it need not be who has
 /// taken it: in the child of a fork that is a copy of the thread.
+#[repr(transparent)]
 pub struct Lock(AtomicU32);
 
 const FREE: u32 = 0;
@@ -11,21 +12,42 @@ const TAKEN: u32 = 1;
 const WAITED_FOR: u32 = 2;
 
 impl Lock {
+    /// A lock that is free.
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(FREE))
+    }
+
+    /// Takes it if no thread has it; true if it was taken by this call.
+    pub fn try_take(&self) -> bool {
+        self.0.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
     /// Takes it, once no other thread has it.
     pub fn take(&self) {
-        if self.0.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+        if self.try_take() {
             return;
         }
         while self.0.swap(WAITED_FOR, Ordering::Acquire) != FREE {
-            linux_raw::futex_wait(&self.0, WAITED_FOR, false);
+            crate::futex_wait(&self.0, WAITED_FOR, false);
         }
+    }
+
+    /// Makes it free, whoever has it. Nobody waits for it: its holder was not taken along by a fork.
+    pub fn renew(&self) {
+        self.0.store(FREE, Ordering::Release);
     }
 
     /// Gives it back.
     pub fn release(&self) {
         if self.0.swap(FREE, Ordering::Release) == WAITED_FOR {
-            linux_raw::futex_wake(&self.0, false);
+            crate::futex_wake(&self.0, false);
         }
+    }
+}
+
+impl Default for Lock {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -36,7 +58,7 @@ mod tests {
 
     #[test]
     fn one_thread_at_a_time_has_it() {
-        let (lock, count) = (Lock(AtomicU32::new(FREE)), AtomicU64::new(0));
+        let (lock, count) = (Lock::new(), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
