@@ -1,4 +1,5 @@
-//! Programs that discard memory of their files by madvise(MADV_DONTNEED), which costs a plain program nothing.
+//! Programs that discard memory of their files by madvise(MADV_DONTNEED), or by mremap(MREMAP_DONTUNMAP), as V8 does with its
+//! built-ins. It costs a plain program nothing.
 
 use anyhow::{Result, ensure};
 use std::process::{Command, ExitCode};
@@ -8,17 +9,36 @@ fn main() -> ExitCode {
     let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into())];
     // mseal(2); that it keeps read-only memory from being discarded is older than its first release.
     let sealing = || [needs(), vec![Need::Kernel(6, 10)]].concat();
-    let tests: Vec<Test> = vec![
-        test_case("from_an_image_it_loses_nothing", needs(), from_an_image),
-        test_case("status_tells_what_a_copy_has_lost", needs(), status_tells),
-        test_case("sealed_at_its_start_it_loses_nothing", sealing(), |t| sealed(t, at_start)),
-        test_case("sealed_while_it_runs_it_loses_nothing", sealing(), |t| sealed(t, while_it_runs)),
-    ];
+    let mut tests: Vec<Test> = Vec::new();
+    // mremap(2) keeps mappings of files since Linux 5.13.
+    for (by, words, kernel) in [("madvise", &[][..], (5, 4)), ("mremap", &["mremap"][..], (5, 13))] {
+        let needs = [needs(), vec![Need::Kernel(kernel.0, kernel.1)]].concat();
+        tests.push(test_case(format!("plain_it_loses_nothing/{by}"), needs.clone(), move |t| plain(t, words)));
+        tests.push(test_case(format!("from_an_image_it_loses_nothing/{by}"), needs.clone(), move |t| {
+            from_an_image(t, words)
+        }));
+        tests
+            .push(test_case(format!("status_tells_what_a_copy_has_lost/{by}"), needs, move |t| status_tells(t, words)));
+        tests.push(test_case(format!("sealed_at_its_start_it_loses_nothing/{by}"), sealing(), move |t| {
+            sealed(t, words, at_start)
+        }));
+        tests.push(test_case(format!("sealed_while_it_runs_it_loses_nothing/{by}"), sealing(), move |t| {
+            sealed(t, words, while_it_runs)
+        }));
+    }
     main_of(tests)
 }
 
-fn program() -> Result<Command> {
-    Program::named("attach/discards_read_only_data.c")?.command()
+fn program(words: &[&str]) -> Result<Command> {
+    let mut command = Program::named("attach/discards_read_only_data.c")?.command()?;
+    command.args(words);
+    Ok(command)
+}
+
+fn plain(t: &Context, words: &[&str]) -> Result<()> {
+    let mut session = begin(t, program(words)?)?;
+    discard(&mut session, "discarded, the same")?;
+    end(t, session)
 }
 
 fn begin(t: &Context, command: Command) -> Result<Session> {
@@ -27,12 +47,12 @@ fn begin(t: &Context, command: Command) -> Result<Session> {
     Ok(session)
 }
 
-fn at_start(t: &Context, options: &[&str]) -> Result<Session> {
-    begin(t, t.lifted(options, &program()?)?)
+fn at_start(t: &Context, words: &[&str], options: &[&str]) -> Result<Session> {
+    begin(t, t.lifted(options, &program(words)?)?)
 }
 
-fn while_it_runs(t: &Context, options: &[&str]) -> Result<Session> {
-    let session = begin(t, program()?)?;
+fn while_it_runs(t: &Context, words: &[&str], options: &[&str]) -> Result<Session> {
+    let session = begin(t, program(words)?)?;
     let pid = session.pid().to_string();
     let arguments = [&["attach"], options, &[pid.as_str()]].concat();
     let said = t.run(t.pagelift(&arguments)?)?.success()?.stderr;
@@ -59,9 +79,9 @@ fn status(t: &Context, session: &Session) -> Result<String> {
 }
 
 /// `auto` takes the image, and what is discarded of it comes back from there.
-fn from_an_image(t: &Context) -> Result<()> {
+fn from_an_image(t: &Context, words: &[&str]) -> Result<()> {
     let store = TestStore::of(t, "64M")?;
-    let mut command = t.lifted(&[], &program()?)?;
+    let mut command = t.lifted(&[], &program(words)?)?;
     command.env("PAGELIFT_STORE", &store.path);
     let mut session = begin(t, command)?;
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
@@ -72,9 +92,9 @@ fn from_an_image(t: &Context) -> Result<()> {
     end(t, session)
 }
 
-fn status_tells(t: &Context) -> Result<()> {
+fn status_tells(t: &Context, words: &[&str]) -> Result<()> {
     let _at_rest = Setting::khugepaged_at_rest()?;
-    let mut session = at_start(t, &["--pages", "thp"])?;
+    let mut session = at_start(t, words, &["--pages", "thp"])?;
     let said = status(t, &session)?;
     ensure!(!said.contains("lost"), "said before anything is lost:\n{said}");
     discard(&mut session, "discarded, other data")?;
@@ -85,8 +105,10 @@ fn status_tells(t: &Context) -> Result<()> {
     end(t, session)
 }
 
-fn sealed(t: &Context, start: fn(&Context, &[&str]) -> Result<Session>) -> Result<()> {
-    let mut session = start(t, &["--pages", "thp", "--seal"])?;
+type Start = fn(&Context, &[&str], &[&str]) -> Result<Session>;
+
+fn sealed(t: &Context, words: &[&str], start: Start) -> Result<()> {
+    let mut session = start(t, words, &["--pages", "thp", "--seal"])?;
     let view = View::of(session.pid())?;
     let sealed = view.usages.iter().filter(|usage| usage.has_flag("sl")).collect::<Vec<_>>();
     ensure!(sealed.iter().any(|usage| usage.anonymous_huge > 0), "nothing that is huge is sealed");

@@ -1,5 +1,8 @@
 // Discards a part of its read-only data each time it is told to, and says whether the kernel has let it, and whether it still
-// reads what its file holds. On memory of a file that changes nothing (madvise(2)).
+// reads what its file holds. On memory of a file that changes nothing (madvise(2)). With the word `mremap` it moves the pages
+// away and keeps the mapping (MREMAP_DONTUNMAP, mremap(2)), which does the same to what it leaves.
+//
+//   discards_read_only_data [mremap]
 //
 // build: gcc -g -O1 -fPIE -pie -o $OUT $SRC
 #define _GNU_SOURCE
@@ -12,7 +15,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-int main(void) {
+static int discard(char *start, size_t bytes, int by_moving) {
+    if (!by_moving)
+        return madvise(start, bytes, MADV_DONTNEED);
+    return mremap(start, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL) == MAP_FAILED;
+}
+
+int main(int count, char **words) {
+    int by_moving = count > 1 && strcmp(words[1], "mremap") == 0;
     char line[16];
     uintptr_t page = sysconf(_SC_PAGESIZE);
     const char *middle = (const char *)large_rodata + RODATA_BYTES / 2;
@@ -21,7 +31,7 @@ int main(void) {
     puts("ready");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin) && strcmp(line, "end\n")) {
-        int refused = madvise(start, page, MADV_DONTNEED);
+        int refused = discard(start, page, by_moving);
         const char *error = refused ? strerrorname_np(errno) : "discarded";
         const char *now = *(const volatile uint64_t *)middle == before ? "the same" : "other data";
         printf("%s, %s\n", error, now);

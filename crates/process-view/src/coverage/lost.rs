@@ -1,7 +1,7 @@
 //! Copies of read-only memory that have lost contents.
 //!
-//! A program may discard memory of a file by `madvise(MADV_DONTNEED)`; when it touches it again, the contents come from
-//! the file. A lifted copy has no file behind it and reads as zeros then, without an error (madvise(2)).
+//! A program may discard memory of a file by `madvise(MADV_DONTNEED)`, or move it away by `mremap(MREMAP_DONTUNMAP)`; when it
+//! touches it again, the contents come from the file. A lifted copy has no file behind it and reads as zeros then, without an error (madvise(2)).
 
 use super::ProcessMemory;
 use crate::ProcessFiles;
