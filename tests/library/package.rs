@@ -95,7 +95,10 @@ fn small(t: &Context) -> Result<()> {
     };
     ensure!(defined("-g $PREFIX/lib/libpagelift.a")? == interface, "the archive defines more than its interface");
     let mut with_preload = interface;
-    with_preload.extend(["__gmon_start__", "dlsym", "dlvsym"].map(ToOwned::to_owned));
+    with_preload.extend(
+        ["__gmon_start__", "dlsym", "dlvsym", "execv", "execve", "execvp", "execvpe", "posix_spawn", "posix_spawnp"]
+            .map(ToOwned::to_owned),
+    );
     with_preload.sort();
     let mut found = defined("-D $PREFIX/lib/libpagelift.so")?;
     found.sort();
