@@ -72,16 +72,6 @@ pub unsafe fn behind() -> impl Iterator<Item = Object> {
     unsafe { objects() }.map(|linked| linked.object).skip_while(|object| !is_own(object)).skip(1)
 }
 
-/// The address of this library's function of this name; others of the name in the program do not hide it.
-///
-/// # Safety
-/// As for [`Process::objects`].
-pub unsafe fn own_function(name: &CStr) -> Option<usize> {
-    // SAFETY:
-    // - the caller's promise.
-    unsafe { objects() }.map(|linked| linked.object).find(is_own)?.function(name)
-}
-
 /// The function or variable of this name in the first object behind this library that has it.
 ///
 /// # Safety

@@ -6,39 +6,40 @@
 //! tables are data: a page of them is writable and not executable while it is changed, before the program has a second thread,
 //! and gets its protection back. No code is touched, and what was bound before is bound to the heap already, which comes first.
 
-use crate::c_library::{behind, own_function};
+use crate::c_library::{behind, is_own, objects};
 use crate::sys::base_page;
 use address_space::{Address, AddressRange};
 use core::ffi::CStr;
 use libc::{Elf64_Ehdr, Elf64_Phdr};
 use loaded_objects::{FUNCTION, Object, SymbolEntry};
 
-/// Names of an allocator's functions in any library; this heap has functions of the same names.
-const FUNCTIONS: [&CStr; 21] = [
-    c"malloc",
-    c"calloc",
-    c"realloc",
-    c"reallocarray",
-    c"free",
-    c"cfree",
-    c"free_sized",
-    c"free_aligned_sized",
-    c"memalign",
-    c"aligned_alloc",
-    c"posix_memalign",
-    c"valloc",
-    c"pvalloc",
-    c"malloc_usable_size",
-    c"__libc_malloc",
-    c"__libc_calloc",
-    c"__libc_realloc",
-    c"__libc_free",
-    c"__libc_memalign",
-    c"__libc_valloc",
-    c"__libc_pvalloc",
+/// Names of an allocator's functions in any library, with the names of those of this heap that take their place.
+const FUNCTIONS: [(&CStr, &CStr); 22] = [
+    (c"malloc", c"malloc"),
+    (c"calloc", c"calloc"),
+    (c"realloc", c"realloc"),
+    (c"reallocarray", c"reallocarray"),
+    (c"free", c"free"),
+    (c"cfree", c"cfree"),
+    (c"free_sized", c"free_sized"),
+    (c"free_aligned_sized", c"free_aligned_sized"),
+    (c"memalign", c"memalign"),
+    (c"aligned_alloc", c"aligned_alloc"),
+    (c"posix_memalign", c"posix_memalign"),
+    (c"valloc", c"valloc"),
+    (c"pvalloc", c"pvalloc"),
+    (c"malloc_usable_size", c"malloc_usable_size"),
+    (c"__libc_malloc", c"malloc"),
+    (c"__libc_calloc", c"calloc"),
+    (c"__libc_realloc", c"realloc"),
+    (c"__libc_free", c"free"),
+    (c"__libc_memalign", c"memalign"),
+    (c"__libc_valloc", c"valloc"),
+    (c"__libc_pvalloc", c"pvalloc"),
+    (c"__libc_reallocarray", c"reallocarray"),
 ];
 
-/// Entries that are changed: 21 names in the C library, its dynamic linker, and an allocator.
+/// Entries that are changed: 22 names in the C library, its dynamic linker, and an allocator.
 const MOST_ENTRIES: usize = 128;
 const MOST_PAGES: usize = 128;
 
@@ -80,7 +81,8 @@ pub unsafe fn redirect() -> Result<(), Refusal> {
     let mut changes = Changes { entries: [None; MOST_ENTRIES], pages: [None; MOST_PAGES] };
     // SAFETY:
     // - the caller's promise.
-    if !unsafe { behind() }.all(|object| unsafe { changes.add(&object) }) {
+    let (own, mut behind) = unsafe { (objects().map(|linked| linked.object).find(is_own), behind()) };
+    if !own.is_some_and(|own| behind.all(|object| changes.add(&object, &own))) {
         return Err(Refusal::NotUnderstood);
     }
     let pages = || changes.pages.iter().flatten();
@@ -105,16 +107,12 @@ pub unsafe fn redirect() -> Result<(), Refusal> {
 }
 
 impl Changes {
-    /// Adds an object's entries; false if there is no room for them or its tables may share a page with code.
-    ///
-    /// # Safety
-    /// The process has one thread.
-    unsafe fn add(&mut self, object: &Object) -> bool {
+    /// Adds an object's entries, which will lead to functions of `own`; false if there is no room for them or its tables may
+    /// share a page with code.
+    fn add(&mut self, object: &Object, own: &Object) -> bool {
         let mut is_understood = true;
-        for name in FUNCTIONS {
-            // SAFETY:
-            // - the caller's promise.
-            let Some(function) = (unsafe { own_function(name) }) else { return false };
+        for (name, function) in FUNCTIONS {
+            let Some(function) = own.function(function) else { return false };
             object.each_definition(name, &mut |symbol| {
                 let value = function.wrapping_sub(object.bias()) as u64;
                 is_understood &= self.add_entry(Entry { symbol: symbol.cast_mut(), value }, object);
