@@ -210,6 +210,9 @@ fn has_marks(memory: &RemoteMemory, data: Address) -> bool {
         == [Some(MARK[0]), Some(MARK[1]), Some(data.0)]
 }
 
+/// Flags of the mapping of a call page.
+pub const MAPPING_FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+
 /// Length in bytes of the mapping of a call page.
 pub fn mapping_length(base_page: PageSize) -> u64 {
     (layout::BYTES as u64).next_multiple_of(base_page.bytes())

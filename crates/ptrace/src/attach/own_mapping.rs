@@ -4,7 +4,7 @@
 //! finds by the slot whether the page was mapped. The kernel refuses an address that is in use by then
 //! (MAP_FIXED_NOREPLACE). A free page is left on each side, so that the page joins no mapping of the program's.
 
-use super::call_page::{CallPage, mapping_length};
+use super::call_page::{CallPage, MAPPING_FLAGS, mapping_length};
 use super::code_slot::CodeSlot;
 use super::remote_call::{LONGEST_CALL, Means, RemoteCaller};
 use super::stop::{LiveProcess, NotPrepared};
@@ -21,9 +21,6 @@ use std::time::Instant;
 
 /// Number of tries if the program maps something at the chosen address at the same moment.
 const TRIES: usize = 8;
-
-/// Flags of the call page's mapping.
-pub const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
 
 /// Reads the mappings of a process.
 pub fn space_of(pid: Pid) -> io::Result<AddressSpace> {
@@ -47,7 +44,7 @@ pub fn map(
         let space = space_of(process.pid()).map_err(unreadable)?;
         let at =
             free_place(&space, length, base_page).ok_or("it has no free addresses for a page of calls".to_owned())?;
-        let arguments = [at.0, length, Protection::READ_WRITE.bits() as u64, FLAGS as u64, u64::MAX, 0];
+        let arguments = [at.0, length, Protection::READ_WRITE.bits() as u64, MAPPING_FLAGS as u64, u64::MAX, 0];
         let made = once(process, thread, (slot, at), memory, (numbers::SYS_mmap, arguments));
         let why = match made {
             Ok(Ok(_)) => match space_of(process.pid()).map(|space| CallPage::is_at(at, memory, &space)) {

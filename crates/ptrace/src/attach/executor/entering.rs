@@ -319,7 +319,7 @@ mod tests {
             let space = own_mapping::space_of(Pid::from_raw(pid)).unwrap();
             let length = crate::attach::call_page::mapping_length(base_page());
             let at = own_mapping::free_place(&space, length, base_page()).unwrap();
-            let map = [at.0, length, 3, own_mapping::FLAGS as u64, u64::MAX, 0];
+            let map = [at.0, length, 3, crate::attach::call_page::MAPPING_FLAGS as u64, u64::MAX, 0];
             leave_alone(pid, (Means::Once(&slot, at), &memory), (libc::SYS_mmap, map), blocks_signals);
             // The program works; each of its threads has made a call.
             program.fork(0);
@@ -350,7 +350,7 @@ mod tests {
         let slot = slot_of(pid, &memory);
         // The address is in use: the vDSO's.
         let at = slot.range().start().align_down(base_page());
-        let map = [at.0, 0x1000, 3, own_mapping::FLAGS as u64, u64::MAX, 0];
+        let map = [at.0, 0x1000, 3, crate::attach::call_page::MAPPING_FLAGS as u64, u64::MAX, 0];
         leave_alone(pid, (Means::Once(&slot, at), &memory), (libc::SYS_mmap, map), true);
         program.fork(0);
         let mut next = executor(pid).unwrap();

@@ -2,7 +2,7 @@
 //! workers and leave others free.
 
 use super::{LiveProcess, StopError};
-use crate::attach::own_mapping;
+use crate::attach::call_page::MAPPING_FLAGS;
 use crate::remote::arch::numbers;
 use crate::remote::seccomp::{self, Filters, NamedCall};
 use crate::remote::status::ThreadStatus;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Calls without which no range of a running program can be swapped, or a begun lift be undone.
 const NEEDED: &[NamedCall] = &[
     seccomp::NEEDED,
-    ("mmap", numbers::SYS_mmap, [0, 0, Protection::READ_WRITE.bits() as u64, own_mapping::FLAGS as u64, u64::MAX, 0]),
+    ("mmap", numbers::SYS_mmap, [0, 0, Protection::READ_WRITE.bits() as u64, MAPPING_FLAGS as u64, u64::MAX, 0]),
     ("mremap", libc::SYS_mremap, [0, 0, 0, (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64, 0, 0]),
     ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DONTFORK as u64, 0, 0, 0]),
     ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DOFORK as u64, 0, 0, 0]),
