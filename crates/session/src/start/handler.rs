@@ -13,7 +13,7 @@ use crate::{Base, LiftReport, SessionError};
 use address_space::{Address, ElfImage, ElfKind, LoadedObject, ObjectRole, PageSize};
 use lift_plan::{MachineFacts, Policy};
 use linux::nodes::has_several_nodes;
-use machine_facts::{elf_machine, machine_facts_for, usual_huge_page};
+use machine_facts::{elf_machine, machine_facts, machine_facts_for, usual_huge_page};
 use process_view::{FileIdentity, ObjectReader, ProcessFiles, executed_metadata, open_executed};
 use ptrace::{After, AfterExec, EntryStop, ExecStop, Handler, InjectError};
 use std::collections::HashMap;
@@ -113,7 +113,8 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
     /// Gives a followed program what its heap needs: its environment is the first that has it.
     fn prepare_heap(&mut self, stop: &ExecStop) {
         let Some(options) = self.options.heap else { return };
-        let machine = machine_facts_for(stop.pid(), &self.options.policy);
+        // All of it: what the plan of a lift does not ask for, the heap may.
+        let machine = machine_facts(stop.pid());
         let Some(heap) = heap_at_exec(&options, stop.pid(), &machine) else { return };
         let mut refusals = heap.refusals;
         refusals.retain(|why| !self.options.heap_told.contains(why));
