@@ -6,6 +6,7 @@
 
 use foreign_text::{escaped_json, is_printable, printable, printable_lines};
 use serde::Serialize;
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
@@ -76,10 +77,11 @@ impl Output {
     }
 
     /// Prints what clap made of the command line: help, the version, or what is wrong with it. Where a word
-    /// of the command line has characters that act on their reader it is one line without colours.
-    pub fn print_usage(error: &clap::Error) {
+    /// of the command line has characters that act on their reader it is one line without colours. `words` is the command
+    /// line: where `main` is not Rust's, a static program on musl finds none by `std::env`.
+    pub fn print_usage(error: &clap::Error, words: &[OsString]) {
         // The rendered text has no escape sequences, those of the words neither; print() writes them to a terminal.
-        if std::env::args_os().all(|word| word.to_str().is_some_and(is_printable)) {
+        if words.iter().all(|word| word.to_str().is_some_and(is_printable)) {
             let _ = error.print();
         } else {
             let stream = if error.use_stderr() { Self::Error } else { Self::Standard };

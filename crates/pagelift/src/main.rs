@@ -32,7 +32,7 @@ pub unsafe extern "C" fn main(count: i32, arguments: *const *const c_char) -> i3
     let status = match parse(&words) {
         Ok(cli) => run(cli, &words),
         Err(error) => {
-            Output::print_usage(&error);
+            Output::print_usage(&error, &words);
             if error.use_stderr() { OWN_FAILURE } else { 0 }
         }
     };
