@@ -209,9 +209,10 @@ fn own(allocator: &Allocator, context: &Context, choice: &mut HeapChoice) {
         Family::Mimalloc | Family::Pagelift => {
             collapse(choice, "mimalloc's setting would take pool pages without the means to survive a fork")
         }
-        Family::Unknown => {
+        Family::Unknown if context.not_replaceable.is_none() => {
             collapse(choice, "its allocator is not known and stays (--heap-allocator mimalloc replaces it)")
         }
+        Family::Unknown => collapse(choice, "no setting of its allocator is known"),
         Family::Checker { .. } => {}
     }
 }
