@@ -50,7 +50,8 @@ pub enum Source {
 }
 
 /// The whole huge pages of an object in ranges of these kinds. Neighbours of equal protection are taken together, as
-/// they can share a huge page; RELRO belongs to none of the kinds.
+/// they can share a huge page; RELRO belongs to none of the kinds. The page of the ELF header stays with the file if it holds
+/// nothing but read-only data.
 pub fn due_ranges(object: &LoadedElf, kinds: &[Kind], base: PageSize, huge: PageSize) -> Vec<(AddressRange, bool)> {
     let mut ranges: Vec<(AddressRange, bool, bool)> = Vec::new();
     let mut add = |range: AddressRange, writable: bool, executable: bool| {
@@ -83,8 +84,13 @@ pub fn due_ranges(object: &LoadedElf, kinds: &[Kind], base: PageSize, huge: Page
             add(AddressRange::new(file_end.max(sealed), pages.end()), true, execute);
         }
     }
-    let whole =
-        |(range, writable, _): (AddressRange, bool, bool)| (range.shifted(object.bias).whole_pages(huge), writable);
+    let header = object.image.file_header().map(|header| (header + object.bias).align_down(huge));
+    let whole = |(range, writable, executable): (AddressRange, bool, bool)| {
+        let pages = range.shifted(object.bias).whole_pages(huge);
+        let stays = !writable && !executable && header == Some(pages.start());
+        let start = if stays { (pages.start() + huge.bytes()).min(pages.end()) } else { pages.start() };
+        (AddressRange::new(start, pages.end()), writable)
+    };
     ranges.into_iter().map(whole).filter(|(range, _)| !range.is_empty()).collect()
 }
 
