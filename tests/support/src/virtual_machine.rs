@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// An initramfs in the making: a `newc` archive (Documentation/driver-api/early-userspace/buffer-format.rst).
-#[derive(Default)]
 pub struct Initramfs {
     archive: Vec<u8>,
     present: BTreeSet<String>,
@@ -16,6 +15,15 @@ pub struct Initramfs {
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
+
+impl Default for Initramfs {
+    /// The root folder alone. Without an entry of its own everybody may write to it: it is a tmpfs with mode 1777.
+    fn default() -> Self {
+        let mut initramfs = Self { archive: Vec::new(), present: BTreeSet::new() };
+        initramfs.entry(".", FOLDER, &[]);
+        initramfs
+    }
+}
 
 impl Initramfs {
     fn entry(&mut self, name: &str, mode: u32, contents: &[u8]) {
