@@ -46,8 +46,9 @@ fn symbols(_: &Context) -> Result<()> {
     let folder = workspace().join("packaging");
     let mut interface: Vec<String> =
         fs::read_to_string(folder.join("library/symbols"))?.lines().map(str::to_owned).collect();
-    // The shared library watches dlopen, too.
+    // The shared library watches dlopen, too, and keeps itself out of the environment of other programs.
     interface.extend(["dlsym", "dlvsym"].map(str::to_owned));
+    interface.extend(["execv", "execve", "execvp", "execvpe", "posix_spawn", "posix_spawnp"].map(str::to_owned));
     interface.sort();
     let listed = fs::read_to_string(folder.join("debian/libpagelift0.symbols"))?;
     let listed: Vec<&str> =
@@ -105,7 +106,7 @@ fn clean(t: &Context, kind: Kind) -> Result<()> {
 const USE: &str = "pagelift --version
     pagelift demo --seconds 2 --pages thp > /tmp/demo
     grep -q 'text .* thp' /tmp/demo
-    pagelift run --via preload --pages thp -- sh -c 'exec cat /proc/self/maps' > /tmp/maps 2> /tmp/said
+    pagelift run --via preload --pages thp -- cat /proc/self/maps > /tmp/maps 2> /tmp/said
     grep -q 'libpagelift.so.0' /tmp/maps
     pagelift run --heap=thp --heap-allocator mimalloc -- cat /proc/self/maps > /tmp/maps 2> /tmp/said
     grep -q '/usr/libexec/pagelift/libpagelift_heap.so' /tmp/maps
