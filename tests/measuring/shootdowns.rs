@@ -193,7 +193,7 @@ fn jemalloc_4(t: &Context) -> Result<()> {
     is_cured(t, storm(t, &SMALL, &preload, true)?, &storms)
 }
 
-/// Purging by its calloc goes on where purging by its decay has ended; the second cure ends it, typed as it is printed.
+/// Purging by its calloc goes on where purging by its decay has ended; the second cure ends it, added to what the user has set.
 fn jemalloc_calloc(t: &Context) -> Result<()> {
     let decay = "dirty_decay_ms:-1,muzzy_decay_ms:-1";
     let storms = seen(t, &LARGE_ZEROED, &[("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", decay)])?;
@@ -201,8 +201,10 @@ fn jemalloc_calloc(t: &Context) -> Result<()> {
     names_allocator(plain, "jemalloc 5.", "calloc")?;
     let finding = first_finding(plain)?;
     ensure!(finding["cures"][0]["value"].is_null(), "the first cure is set already: {finding}");
-    let cure = finding["cures"][1]["value"].as_str().context("no second cure")?;
-    let cured = [("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", cure)];
+    let cure = &finding["cures"][1];
+    ensure!(cure["beside_others"] == true, "the user's own settings are not named: {cure}");
+    let all = format!("{decay},{}", cure["value"].as_str().context("no second cure")?);
+    let cured = [("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", all.as_str())];
     is_cured(t, storm(t, &LARGE_ZEROED, &cured, false)?, &storms)
 }
 
