@@ -55,6 +55,9 @@ fn main() -> ExitCode {
             symbols(t, 0o600, Place::Linked, false)
         }),
         test_case("symbols/a_link_out_of_the_root_folder", objcopy(), |t| symbols(t, 0o600, Place::OutOfRoot, false)),
+        test_case("symbols/a_link_of_proc_out_of_the_root_folder", objcopy(), |t| {
+            symbols(t, 0o644, Place::ThroughProc, false)
+        }),
         test_case("symbols/a_program_that_may_only_be_executed", objcopy(), unreadable_program),
     ];
     main_of(symbols.into_iter().chain(commands.iter().map(silent)).chain(roots).collect())
@@ -67,6 +70,9 @@ enum Place {
     Linked,
     /// The program has a separate root folder, and an absolute link in that folder names a file outside.
     OutOfRoot,
+    /// As before, with the machine's `/proc` mounted in the root folder: the link leads through `/proc/self/root`, which for
+    /// a reader is the reader's own.
+    ThroughProc,
 }
 
 fn objcopy(arguments: &[&str], files: &[&Path]) -> Result<()> {
@@ -92,8 +98,11 @@ fn stripped(t: &Context) -> Result<(PathBuf, PathBuf)> {
 fn map_of(t: &Context, program: &Path, root: Option<&Path>) -> Result<String> {
     let mut command = match root {
         Some(root) => {
-            let mut command = Command::new("chroot");
-            command.arg(format!("--userspec={NOBODY}:{NOBODY}")).arg(root);
+            // The mount is gone with the program.
+            let mut command = Command::new("unshare");
+            let script = "mount --bind /proc \"$1/proc\" && user=$2 root=$1 && shift 2 && \
+                          exec chroot --userspec=\"$user\" \"$root\" \"$@\"";
+            command.args(["--mount", "sh", "-c", script, "sh"]).arg(root).arg(format!("{NOBODY}:{NOBODY}"));
             command
         }
         None => {
@@ -127,10 +136,10 @@ fn symbols(t: &Context, mode: u32, place: Place, may: bool) -> Result<()> {
         fs::rename(&debug, &hidden)?;
         symlink(&hidden, &debug)?;
     }
-    let map = if place == Place::OutOfRoot {
+    let map = if matches!(place, Place::OutOfRoot | Place::ThroughProc) {
         // The root folder holds everything that the program needs; the link leads outside.
         let root = t.folder().join("root");
-        for folder in ["tmp", "dev", "lib"] {
+        for folder in ["tmp", "dev", "lib", "proc"] {
             fs::create_dir_all(root.join(folder))?;
         }
         fs::set_permissions(root.join("tmp"), Permissions::from_mode(0o1777))?;
@@ -149,7 +158,8 @@ fn symbols(t: &Context, mode: u32, place: Place, may: bool) -> Result<()> {
         objcopy(&["--strip-all", &link], &[&inside])?;
         fs::set_permissions(&inside, Permissions::from_mode(0o755))?;
         fs::remove_file(root.join("program.debug"))?;
-        symlink(&hidden, root.join("program.debug"))?;
+        let leads_to = if place == Place::ThroughProc { Path::new("/proc/self/root") } else { Path::new("/") };
+        symlink(leads_to.join(hidden.strip_prefix("/")?), root.join("program.debug"))?;
         map_of(t, Path::new("/program"), Some(&root))?
     } else {
         map_of(t, &program, None)?

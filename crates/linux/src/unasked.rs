@@ -23,6 +23,8 @@ pub struct Unasked {
     pub mode: u32,
     /// Number of the file in its file system.
     pub inode: u64,
+    /// Length in bytes, as last known.
+    pub length: u64,
 }
 
 /// Opens the file that a link of `/proc` leads to as a place: it can be neither read nor written.
@@ -52,6 +54,19 @@ pub fn known_place(path: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(AT_FDCWD, path, how)?)
 }
 
+/// Opens what a path leads to below `root` as a place: neither a parent, nor an absolute link, nor a link of `/proc` to an
+/// open file leads out of it (openat2(2), Linux 5.6). Every file system on the way is asked. The last link is followed only
+/// if asked for.
+///
+/// # Errors
+/// `ELOOP` for a link of `/proc`, `EAGAIN` where something was renamed meanwhile, `ENOSYS` before Linux 5.6; otherwise the
+/// kernel's.
+pub fn place_in_root(root: impl AsFd, path: &Path, follow: bool) -> io::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | if follow { OFlag::empty() } else { OFlag::O_NOFOLLOW };
+    let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    Ok(openat2(root, path, OpenHow::new().flags(flags).resolve(resolve))?)
+}
+
 /// `RESOLVE_CACHED` (`linux/openat2.h`).
 const RESOLVE_CACHED: ResolveFlag = ResolveFlag::from_bits_retain(0x20);
 
@@ -65,7 +80,7 @@ pub fn of(place: impl AsFd) -> io::Result<Unasked> {
     // SAFETY:
     // - the path is an empty text that ends with NUL, and `found` is a whole statx structure, which the kernel fills.
     let result = unsafe {
-        let mask = libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_INO | libc::STATX_MNT_ID;
+        let mask = libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_INO | libc::STATX_SIZE | libc::STATX_MNT_ID;
         libc::statx(place.as_fd().as_raw_fd(), c"".as_ptr(), flags, mask, found.as_mut_ptr())
     };
     if result != 0 {
@@ -76,7 +91,7 @@ pub fn of(place: impl AsFd) -> io::Result<Unasked> {
     let found = unsafe { found.assume_init() };
     let mount = (found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id);
     let device = (found.stx_dev_major, found.stx_dev_minor);
-    Ok(Unasked { device, mount, mode: found.stx_mode.into(), inode: found.stx_ino })
+    Ok(Unasked { device, mount, mode: found.stx_mode.into(), inode: found.stx_ino, length: found.stx_size })
 }
 
 impl Unasked {
@@ -160,6 +175,32 @@ mod tests {
         assert_eq!(of(&link).unwrap().mode & libc::S_IFMT, libc::S_IFLNK);
         assert_eq!(target_of(&link).unwrap(), "nowhere");
         assert!(place_in(&open, Path::new("link"), true).is_err() && target_of(&open).is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn no_path_leads_out_of_a_root() {
+        let folder = std::env::temp_dir().join(format!("pagelift-unasked-root-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, folder.join(name)).unwrap();
+        link("/file", "absolute");
+        link("nowhere", "dangling");
+        std::fs::write(folder.join("file"), "inside").unwrap();
+        let root = place(&folder).unwrap();
+        let file = of(place(&folder.join("file")).unwrap()).unwrap();
+        assert_eq!(file.length, 6);
+        let found = |path: &str| place_in_root(&root, Path::new(path), true).map(|place| of(place).unwrap());
+        if found("file").is_err_and(|error| matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM))) {
+            std::fs::remove_dir_all(&folder).unwrap();
+            return;
+        }
+        for path in ["/file", "file", "/../../file", "absolute"] {
+            assert_eq!(found(path).unwrap(), file, "{path}");
+        }
+        assert!(found("/etc/passwd").is_err() && found("dangling").is_err());
+        assert!(place_in_root(&root, Path::new("dangling"), false).is_ok());
+        let magic = place_in_root(place(Path::new("/")).unwrap(), Path::new("/proc/self/root"), true);
+        assert_eq!(magic.unwrap_err().raw_os_error(), Some(libc::ELOOP));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -1,13 +1,14 @@
 //! Opens the file that a process has mapped, even where its path has been removed or leads to another file now.
 
 use crate::file_identity::device_numbers;
-use crate::foreign_path::{LastLink, place_below, place_of};
-use crate::opening::{MappedFile, open_place, refusal_in};
+use crate::foreign_path::{LastLink, place_below, place_from, place_of};
+use crate::opening::{MappedFile, is_unknown, open_place, refusal_in};
 use crate::process_memory::ProcessMemoryFile;
 use crate::served::{Place, Served, Servers};
 use crate::{FileIdentity, ProcessFiles};
 use address_space::{AddressRange, AddressSpace, Mapping, RangeSet};
 use linux::unasked;
+use nix::libc;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -80,24 +81,12 @@ pub fn open_in_root(process: &ProcessFiles, path: &str) -> Result<Option<(File, 
 /// # Errors
 /// As [`open_mapped`].
 pub fn metadata_in_root(process: &ProcessFiles, path: &Path) -> Result<Metadata, Unreadable> {
-    let opener = Opener::new(process);
-    if opener.servers.trust_all() {
-        let start = process.path(if path.is_absolute() { "root" } else { "cwd" });
-        return Ok(std::fs::metadata(start.join(path.strip_prefix("/").unwrap_or(path)))?);
-    }
-    Ok(File::from(opener.place_of(path)?).metadata()?)
+    Ok(File::from(Opener::new(process).place_of(path, LastLink::Follow)?).metadata()?)
 }
 
 /// True if a file has this path below the root of the process, including a dangling link.
 pub fn exists_in_root(process: &ProcessFiles, path: &Path) -> bool {
-    let opener = Opener::new(process);
-    let root = process.path("root");
-    match opener.servers.trust_all() {
-        true => std::fs::symlink_metadata(root.join(path.strip_prefix("/").unwrap_or(path))).is_ok(),
-        false => unasked::place(&root)
-            .and_then(|root| place_of(root, path, LastLink::Keep, &|place| opener.refuse(place)))
-            .is_ok(),
-    }
+    Opener::new(process).place_of(path, LastLink::Keep).is_ok()
 }
 
 /// Opens files that one process has mapped or names. Makes no request to a file system that a user's program serves.
@@ -148,7 +137,7 @@ impl<'a> Opener<'a> {
 
     /// Opens a regular file by a path of the process, below its root.
     pub fn open_path(&self, path: &str) -> io::Result<Option<MappedFile>> {
-        open_place(self.place_of(Path::new(path))?, &|place| self.refuse(place))
+        open_place(self.place_of(Path::new(path), LastLink::Follow)?, &|place| self.refuse(place))
     }
 
     /// The mappings whose pages are not read.
@@ -157,9 +146,20 @@ impl<'a> Opener<'a> {
     }
 
     /// A relative path leads from the working folder; above that it does not lead.
-    fn place_of(&self, path: &Path) -> io::Result<OwnedFd> {
-        let start = if path.is_absolute() { "root" } else { "cwd" };
-        place_below(unasked::place(&self.process.path(start))?, path, &|place| self.refuse(place))
+    fn place_of(&self, path: &Path, last: LastLink) -> io::Result<OwnedFd> {
+        let root = unasked::place(&self.process.path("root"))?;
+        let refuse = |place: &Place| self.refuse(place);
+        if !path.is_absolute() {
+            return place_from((root, unasked::place(&self.process.path("cwd"))?), path, &refuse);
+        }
+        // Where every file system may be asked, one call does it.
+        let at_once = || unasked::place_in_root(&root, path, last == LastLink::Follow);
+        match self.servers.trust_all().then(at_once) {
+            // The walk says which link it is that leads out.
+            Some(Err(error)) if !is_unknown(&error) && error.raw_os_error() != Some(libc::ELOOP) => Err(error),
+            Some(Ok(place)) => Ok(place),
+            _ => place_of(&root, path, last, &refuse),
+        }
     }
 
     fn refuse(&self, place: &Place) -> Option<Served> {

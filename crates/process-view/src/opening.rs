@@ -1,6 +1,6 @@
 //! Opens regular files whose paths others may have chosen.
 
-use crate::foreign_path::{Refusal, place_below};
+use crate::foreign_path::{Refusal, place_from_here};
 use crate::served::{Place, Served, refuse_here};
 use linux::unasked;
 use nix::libc;
@@ -37,14 +37,14 @@ fn place_of(path: &Path) -> io::Result<OwnedFd> {
         Ok(place) => Ok(place),
         Err(error) if is_unknown(&error) => {
             let whole = if path.is_absolute() { path.to_owned() } else { std::env::current_dir()?.join(path) };
-            place_below(unasked::place(Path::new("/"))?, &whole, &refuse_here)
+            place_from_here(&whole, &refuse_here)
         }
         Err(error) => Err(error),
     }
 }
 
 /// A way that the kernel does not know yet, or a kernel or filter without such calls.
-fn is_unknown(error: &io::Error) -> bool {
+pub(crate) fn is_unknown(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOSYS | libc::EINVAL | libc::EPERM))
 }
 
@@ -89,8 +89,7 @@ mod tests {
         let own = std::env::current_exe().unwrap();
         let wanted = std::fs::metadata(&own).unwrap().ino();
         assert_eq!(open_regular(&own).unwrap().unwrap().metadata.ino(), wanted);
-        let root = unasked::place(Path::new("/")).unwrap();
-        let place = place_below(root, &own, &refuse_here).unwrap();
+        let place = place_from_here(&own, &refuse_here).unwrap();
         assert_eq!(open_place(place, &refuse_here).unwrap().unwrap().metadata.ino(), wanted);
         assert_eq!(open_regular(Path::new("/nowhere/at/all")).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(open_regular(Path::new("Cargo.toml")).unwrap().is_some(), "relative to the working folder");
