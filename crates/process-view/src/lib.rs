@@ -16,6 +16,7 @@ pub mod fuzzing;
 mod link_map;
 mod loading;
 mod mapped_file;
+mod mounts;
 mod opening;
 mod owner;
 pub mod perf_map;

@@ -27,6 +27,11 @@ impl ProcessFiles {
         Self { pid, directory: PathBuf::from(format!("/proc/{pid}")) }
     }
 
+    /// The files of this program, also where `/proc` numbers the processes of another PID namespace.
+    pub fn own() -> Self {
+        Self { pid: std::process::id() as i32, directory: PathBuf::from("/proc/self") }
+    }
+
     /// The PID.
     pub fn pid(&self) -> i32 {
         self.pid
@@ -130,8 +135,7 @@ impl ProcessFiles {
         if let Ok(Some(size)) = told(self) {
             return Ok(size);
         }
-        let own = Self { pid: self.pid, directory: PathBuf::from("/proc/self") };
-        told(&own)?.ok_or(ObservationError::ProcNotMounted)
+        told(&Self::own())?.ok_or(ObservationError::ProcNotMounted)
     }
 
     /// The auxiliary vector of the program, from `/proc/PID/auxv`.

@@ -4,10 +4,10 @@
 //! file is recognised before it is asked for anything. Programs of root, and of the user who runs Pagelift, are trusted to
 //! answer. A mount that neither this program's nor the process's namespace shows may be anything.
 
+use crate::mounts::{MountList, Mounts};
 use crate::{ProcessFiles, ProcessRights};
 use address_space::{AddressSpace, Mapping, RangeSet};
 use linux::unasked::{self, Unasked};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -73,58 +73,10 @@ impl fmt::Display for Served {
     }
 }
 
-/// The mounts that a process sees, and whose answers are waited for there.
-#[derive(Debug, Default)]
-struct Mounts {
-    by_number: BTreeMap<u64, Mount>,
-    by_device: BTreeMap<Device, Mount>,
-}
-
-/// One mounted file system.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Mount {
-    kind: String,
-    /// `user_id` of FUSE: who serves it.
-    user: Option<u32>,
-}
-
-impl Mounts {
-    /// Fields as in proc_pid_mountinfo(5): the device is the third; the type, the source and the file system's own options
-    /// follow the lone hyphen.
-    fn parse(mountinfo: &str) -> Self {
-        let mount = |line: &str| {
-            let (before, after) = line.split_once(" - ")?;
-            let mut before = before.split(' ');
-            let number = before.next()?.parse::<u64>().ok()?;
-            let (major, minor) = before.nth(1)?.split_once(':')?;
-            let mut after = after.split(' ');
-            let (kind, options) = (after.next()?.to_owned(), after.nth(1).unwrap_or_default());
-            let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-            Some((number, (major.parse().ok()?, minor.parse().ok()?), Mount { kind, user }))
-        };
-        let mut mounts = Self::default();
-        for (number, device, mount) in mountinfo.lines().filter_map(mount) {
-            mounts.by_number.insert(number, mount.clone());
-            mounts.by_device.insert(device, mount);
-        }
-        mounts
-    }
-
-    /// btrfs has separate devices for its subvolumes, which mountinfo does not list; the number of the mount identifies it.
-    fn find(&self, place: &Place) -> Option<&Mount> {
-        let by_number = place.mount.and_then(|number| self.by_number.get(&number));
-        by_number.or_else(|| self.by_device.get(&place.device))
-    }
-
-    fn of(files: &ProcessFiles) -> Self {
-        Self::parse(&files.text("mountinfo").unwrap_or_default())
-    }
-}
-
 /// The mounts of this program's namespace.
-fn own_mounts() -> &'static Mounts {
-    static OWN: OnceLock<Mounts> = OnceLock::new();
-    OWN.get_or_init(|| Mounts::of(&ProcessFiles::of(std::process::id() as i32)))
+fn own_mounts() -> &'static MountList {
+    static OWN: OnceLock<MountList> = OnceLock::new();
+    OWN.get_or_init(|| MountList::of(&ProcessFiles::own()))
 }
 
 fn is_shared_memory(device: Device) -> bool {
@@ -150,7 +102,7 @@ enum View {
     /// It belongs to the same user in the same namespaces, or to the ordinary user who runs Pagelift.
     Own,
     /// Mounts of the process's namespace; `None` if it is this program's namespace.
-    Foreign { mounts: Option<Mounts>, own_user_namespace: bool },
+    Foreign { mounts: Option<MountList>, own_user_namespace: bool },
 }
 
 impl Servers {
@@ -177,7 +129,8 @@ impl Servers {
         match self.view() {
             View::Own => None,
             View::Foreign { mounts, own_user_namespace } => {
-                refuse(place, own_mounts(), mounts.as_ref(), *own_user_namespace, nix::unistd::geteuid().as_raw())
+                let theirs = mounts.as_ref().map(MountList::current);
+                refuse(place, &own_mounts().current(), theirs.as_deref(), *own_user_namespace, own_user())
             }
         }
     }
@@ -197,8 +150,8 @@ impl Servers {
 
 impl View {
     fn of(process: &ProcessFiles) -> Self {
-        let own = ProcessFiles::of(std::process::id() as i32);
-        let user = nix::unistd::geteuid().as_raw();
+        let own = ProcessFiles::own();
+        let user = own_user();
         let is_own_user = || ProcessRights::users_of(process).is_some_and(|users| users.iter().all(|id| *id == user));
         let same = |name: &str| {
             let link = |files: &ProcessFiles| std::fs::read_link(files.path(name)).ok();
@@ -211,7 +164,7 @@ impl View {
         let (mounts, users) = (same("ns/mnt"), same("ns/user"));
         match is_own && mounts && users {
             true => Self::Own,
-            false => Self::Foreign { mounts: (!mounts).then(|| Mounts::of(process)), own_user_namespace: users },
+            false => Self::Foreign { mounts: (!mounts).then(|| MountList::of(process)), own_user_namespace: users },
         }
     }
 }
@@ -221,20 +174,24 @@ pub(crate) fn refuse_here(place: &Place) -> Option<Served> {
     if is_on_disk(place.device) {
         return None;
     }
-    refuse(place, own_mounts(), Some(own_mounts()), true, nix::unistd::geteuid().as_raw())
+    let own = own_mounts().current();
+    refuse(place, &own, Some(&own), true, own_user())
+}
+
+fn own_user() -> u32 {
+    nix::unistd::geteuid().as_raw()
 }
 
 /// Pure: `own` has the mounts of this program's namespace, `theirs` has the mounts of the process's namespace if it is
 /// another one.
 fn refuse(place: &Place, own: &Mounts, theirs: Option<&Mounts>, own_user_namespace: bool, user: u32) -> Option<Served> {
-    let is_fuse = |mount: &Mount| mount.kind == "fuse" || mount.kind.starts_with("fuse.") || mount.kind == "fuseblk";
     if let Some(mount) = own.find(place) {
         // A user namespace numbers its users itself, but its mounts do not appear here.
-        let is_trusted = !is_fuse(mount) || mount.user.is_some_and(|server| server == 0 || server == user);
+        let is_trusted = !mount.is_fuse() || mount.user.is_some_and(|server| server == 0 || server == user);
         return (!is_trusted).then(|| Served::ByUser { kind: mount.kind.clone(), user: mount.user });
     }
     match theirs.and_then(|mounts| mounts.find(place)) {
-        Some(mount) if is_fuse(mount) => Some(Served::ByUser { kind: mount.kind.clone(), user: None }),
+        Some(mount) if mount.is_fuse() => Some(Served::ByUser { kind: mount.kind.clone(), user: None }),
         // Its layers may be served by whoever has mounted it.
         Some(mount) if mount.kind == "overlay" && !own_user_namespace => {
             Some(Served::InUserNamespace { kind: mount.kind.clone() })

@@ -1,0 +1,142 @@
+//! The file systems that a process sees mounted, as mountinfo lists them.
+
+use crate::ProcessFiles;
+use crate::served::{Device, Place};
+use linux::bounded::KERNEL_TEXT;
+use linux::watch::watched;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Seek};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The mounts that a process sees, and whose answers are waited for there.
+#[derive(Debug, Default)]
+pub(crate) struct Mounts {
+    by_number: BTreeMap<u64, Mount>,
+    by_device: BTreeMap<Device, Mount>,
+}
+
+/// One mounted file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mount {
+    pub kind: String,
+    /// `user_id` of FUSE: who serves it.
+    pub user: Option<u32>,
+}
+
+impl Mount {
+    /// True for a file system that a program serves.
+    pub fn is_fuse(&self) -> bool {
+        self.kind == "fuse" || self.kind.starts_with("fuse.") || self.kind == "fuseblk"
+    }
+}
+
+impl Mounts {
+    /// Fields as in proc_pid_mountinfo(5): the device is the third; the type, the source and the file system's own options
+    /// follow the lone hyphen.
+    pub fn parse(mountinfo: &str) -> Self {
+        let mount = |line: &str| {
+            let (before, after) = line.split_once(" - ")?;
+            let mut before = before.split(' ');
+            let number = before.next()?.parse::<u64>().ok()?;
+            let (major, minor) = before.nth(1)?.split_once(':')?;
+            let mut after = after.split(' ');
+            let (kind, options) = (after.next()?.to_owned(), after.nth(1).unwrap_or_default());
+            let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+            Some((number, (major.parse().ok()?, minor.parse().ok()?), Mount { kind, user }))
+        };
+        let mut mounts = Self::default();
+        for (number, device, mount) in mountinfo.lines().filter_map(mount) {
+            mounts.by_number.insert(number, mount.clone());
+            mounts.by_device.insert(device, mount);
+        }
+        mounts
+    }
+
+    /// btrfs has separate devices for its subvolumes, which mountinfo does not list; the number of the mount identifies it.
+    pub fn find(&self, place: &Place) -> Option<&Mount> {
+        let by_number = place.mount.and_then(|number| self.by_number.get(&number));
+        by_number.or_else(|| self.by_device.get(&place.device))
+    }
+}
+
+/// The mounts of one namespace as they are now. The kernel gives the numbers of what was unmounted to what is mounted next,
+/// so that an old list is wrong, not only incomplete.
+#[derive(Debug)]
+pub(crate) struct MountList {
+    /// mountinfo, held open: it tells whether something has changed since it was read. `None` where it cannot be opened.
+    file: Option<File>,
+    last: Mutex<Mounts>,
+}
+
+impl MountList {
+    /// Reads the mounts that a process sees. Later changes are found without the right to read the process.
+    pub fn of(files: &ProcessFiles) -> Self {
+        Self::at(&files.path("mountinfo"))
+    }
+
+    fn at(mountinfo: &Path) -> Self {
+        let file = File::open(mountinfo).ok();
+        let read = file.as_ref().and_then(|file| read(file).ok()).unwrap_or_default();
+        Self { file, last: Mutex::new(read) }
+    }
+
+    /// The mounts of this moment.
+    pub fn current(&self) -> MutexGuard<'_, Mounts> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = self.file.as_ref().filter(|file| has_changed(file)) {
+            // A list that cannot be read names nothing, and what nobody names is not asked.
+            *last = read(file).unwrap_or_default();
+        }
+        last
+    }
+}
+
+/// True if something was mounted or unmounted since the last call, or since the file was opened (proc_pid_mounts(5)).
+fn has_changed(mountinfo: &File) -> bool {
+    let mut asked = [PollFd::new(mountinfo.as_fd(), PollFlags::POLLPRI)];
+    poll(&mut asked, PollTimeout::ZERO).is_err() || asked[0].any().unwrap_or(true)
+}
+
+fn read(mut mountinfo: &File) -> io::Result<Mounts> {
+    let text = watched(
+        || "reading the list of mounts".to_owned(),
+        || mountinfo.rewind().and_then(|()| KERNEL_TEXT.read_rest(mountinfo)),
+    )?;
+    Ok(Mounts::parse(&String::from_utf8_lossy(&text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linux::unasked;
+    use nix::mount::{MntFlags, MsFlags, mount, umount2};
+    use nix::sched::{CloneFlags, unshare};
+    use std::thread;
+
+    /// A thread gets a mount namespace of its own, which ends with it. Only root may have that.
+    #[test]
+    fn what_is_mounted_later_is_found_and_what_is_unmounted_is_not() {
+        let changed = || -> Option<()> {
+            unshare(CloneFlags::CLONE_NEWNS).ok()?;
+            let no = None::<&str>;
+            mount(no, "/", no, MsFlags::MS_REC | MsFlags::MS_PRIVATE, no).ok()?;
+            let list = MountList::at(Path::new("/proc/thread-self/mountinfo"));
+            let folder = std::env::temp_dir();
+            let place = || Place::from(&unasked::of(unasked::place(Path::new(&folder)).unwrap()).unwrap());
+            for kind in ["tmpfs", "ramfs"] {
+                mount(Some("none"), &folder, Some(kind), MsFlags::empty(), no).ok()?;
+                let found = place();
+                assert_eq!(list.current().find(&found).unwrap().kind, kind);
+                umount2(&folder, MntFlags::MNT_DETACH).unwrap();
+                assert!(list.current().find(&found).is_none(), "{kind} is still listed");
+            }
+            Some(())
+        };
+        let changed = thread::spawn(changed).join().unwrap();
+        assert_eq!(changed.is_some(), nix::unistd::geteuid().is_root());
+    }
+}
