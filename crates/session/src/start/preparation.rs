@@ -4,11 +4,11 @@ use super::StartOptions;
 use crate::files::{KnownFile, prepare_program};
 use address_space::PageSize;
 use lift_plan::{BeforeExec, StartWork, shows_files_alone, start_work};
+use linux::unasked;
 use machine_facts::{base_page, elf_machine, memory_available, usual_huge_page};
 use options::Prepare;
 use page_cache::may_collapse_in_place;
 use process_view::ObjectReader;
-use std::fs;
 use std::path::Path;
 
 /// Brings a program's file into huge folios of the page cache, as far as the options want it, and looks at it: once the
@@ -18,8 +18,8 @@ pub fn prepare((path, shown): (&Path, &Path), reader: &mut ObjectReader, options
         return None;
     }
     let size = usual_huge_page().filter(|size| options.policy.page_size.is_none_or(|wanted| wanted == *size))?;
-    // Most programs are too small.
-    if fs::metadata(path).is_ok_and(|metadata| metadata.len() < size.bytes()) {
+    // Most programs are too small. A file system that does not answer is not waited for.
+    if unasked::place(path).and_then(unasked::of).is_ok_and(|found| found.length < size.bytes()) {
         return None;
     }
     let available = || memory_available(std::process::id() as i32);
