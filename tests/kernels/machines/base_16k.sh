@@ -28,7 +28,7 @@ check "thp: everything" AnonHugePages $((64 * M)) $((128 * M)) large_pie --pages
 check "thp: too small for one" AnonHugePages 0 0 pie_by_default --pages thp
 
 feature "attach and detach"
-plain_output large_pie >/tmp/plain
+plain_of large_pie
 for source in "thp" "hugetlb --page-size 2M"; do
     start large_pie
     pagelift attach --pages $source --lift text $pid 2>/tmp/err
@@ -37,7 +37,7 @@ for source in "thp" "hugetlb --page-size 2M"; do
     left=$(smaps_sum $pid "AnonHugePages|Private_Hugetlb")
     stop "attach --pages $source"
     echo "status $?" >>/tmp/out
-    if cmp -s /tmp/plain /tmp/out && [ $lifted -ge $((32 * M)) ] && [ $left = 0 ]; then
+    if cmp -s $plain /tmp/out && [ $lifted -ge $((32 * M)) ] && [ $left = 0 ]; then
         way ${source%% *}
         ok "attach --pages $source ($lifted KiB)"
     else

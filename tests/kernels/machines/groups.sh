@@ -19,13 +19,13 @@ lifts_under() {
 # attached NAME PAGES MOST: a program in the group is lifted while it runs, and ends as ever, at most so many KiB of it on the
 # pool.
 attached() {
-    plain_output pie_by_default >/tmp/plain
+    plain_of pie_by_default
     start sh /bin/in_group pie_by_default
     sh /bin/in_group pagelift attach --pages $2 $code $pid >/tmp/said 2>&1
     found=$(smaps_sum $pid Private_Hugetlb)
     stop "$1: attach"
     echo "status $?" >>/tmp/out
-    if cmp -s /tmp/plain /tmp/out && [ "${found:-0}" -le $3 ]; then
+    if cmp -s $plain /tmp/out && [ "${found:-0}" -le $3 ]; then
         ok "$1: attach ($found KiB; $(tr '\n' ' ' </tmp/said))"
     else
         failed "$1: attach: $found KiB, $(tail -n 3 /tmp/out | tr '\n' ' '); $(tr '\n' ' ' </tmp/said)"

@@ -39,6 +39,7 @@ for folder in /libraries/*; do
     PATH=/programs/glibc:$usual_path
     rm -f /libc/current
     ln -s $folder /libc/current
+    rm -rf /tmp/plain
     case $folder in
         */musl)
             PATH=/programs/musl:$usual_path

@@ -11,7 +11,7 @@ on_pages_of() {
     shift 4
     counter=/sys/kernel/mm/hugepages/hugepages-${kib}kB/free_hugepages
     before=$(cat $counter)
-    plain_output $program >/tmp/plain
+    plain_of $program
     start pagelift run "$@" -- $program
     found=$(kernel_page_sum $pid $kib)
     stop "$name"
@@ -21,8 +21,8 @@ on_pages_of() {
         usleep 50000
         tries=$((tries + 1))
     done
-    if ! cmp -s /tmp/plain /tmp/out; then
-        failed "$name: it printed $(tail -n 3 /tmp/out | tr '\n' ' '), plain $(tail -n 3 /tmp/plain | tr '\n' ' ')"
+    if ! cmp -s $plain /tmp/out; then
+        failed "$name: it printed $(tail -n 3 /tmp/out | tr '\n' ' '), plain $(tail -n 3 $plain | tr '\n' ' ')"
     elif [ "$found" -lt $least ] || [ "$(cat $counter)" != $before ]; then
         failed "$name: $found KiB, $(cat $counter) of $before pages are free; $(tr '\n' ' ' </tmp/err)"
     else

@@ -27,7 +27,7 @@ runs() {
 # helpers_killed PROGRAM LEAST: kills helpers until LEAST of them have died, each a while after it is met. Where one is gone by
 # then, the whiles become shorter.
 helpers_killed() {
-    plain_output $1 >/tmp/plain
+    plain_of $1
     began=$(milliseconds)
     start pagelift run -q --pages thp -- $1
     took=$(($(milliseconds) - began + 1))
@@ -50,11 +50,11 @@ helpers_killed() {
         fi
         stop "$1: helper killed in round $round"
         echo "status $?" >>/tmp/out
-        cmp -s /tmp/plain /tmp/out || differed=$((differed + 1))
+        cmp -s $plain /tmp/out || differed=$((differed + 1))
         round=$((round + 1))
     done
     if [ $differed != 0 ]; then
-        failed "$1: $differed of $round starts differ: $(tail -n 3 /tmp/out | tr '\n' ' '), plain $(tail -n 3 /tmp/plain | tr '\n' ' ')"
+        failed "$1: $differed of $round starts differ: $(tail -n 3 /tmp/out | tr '\n' ' '), plain $(tail -n 3 $plain | tr '\n' ' ')"
     elif [ $killed -lt $2 ]; then
         failed "$1: only $killed helpers of $round starts were killed"
     else
