@@ -32,6 +32,9 @@ const LINE: usize = 64;
 pub struct Options {
     /// Time for all of it. Every footprint gets its samples, five at least, even where that takes longer.
     pub time: Duration,
+    /// No larger footprint is begun after so much time: an emulated CPU takes minutes where others take a second. The curves
+    /// then end before, and may show no level.
+    pub most: Duration,
     /// The largest footprint in bytes. Twice as much memory and a little more is used at the same time.
     pub memory: u64,
 }
@@ -72,8 +75,9 @@ impl Probe {
 pub fn probe(options: &Options) -> Probe {
     let backings = backings();
     // Loads have more page sizes' footprints to show than code.
-    let mut data = measure(options.memory, options.time.mul_f64(0.6), &backings, Access::Data);
-    let mut code = measure(options.memory.min(CODE), options.time.mul_f64(0.4), &backings, Access::Code);
+    let part = |share: f64| Bounds { time: options.time.mul_f64(share), most: options.most.mul_f64(share) };
+    let mut data = measure(options.memory, part(0.6), &backings, Access::Data);
+    let mut code = measure(options.memory.min(CODE), part(0.4), &backings, Access::Code);
     let geometry = tlb_model::own_cpu(linux::processor::midr()).ok();
     if let Some(geometry) = &geometry {
         data.simulated = data.base().and_then(|base| Simulated::of(base, Access::Data, geometry));
@@ -107,7 +111,13 @@ fn backings() -> Vec<Candidate> {
     [(Backing::Base, None)].into_iter().chain(transparent).chain(pools).collect()
 }
 
-fn measure(memory: u64, time: Duration, backings: &[Candidate], access: Access) -> Measured {
+/// See [`Options`].
+struct Bounds {
+    time: Duration,
+    most: Duration,
+}
+
+fn measure(memory: u64, bounds: Bounds, backings: &[Candidate], access: Access) -> Measured {
     let mut measured = Measured::default();
     let mut regions = Vec::new();
     for &(backing, ref reason) in backings {
@@ -119,13 +129,17 @@ fn measure(memory: u64, time: Duration, backings: &[Candidate], access: Access) 
     let Some(huge) = regions.iter().rposition(|(backing, _)| *backing != Backing::Base) else { return measured };
     let samples = Samples { regions: &regions, packed: huge, access, line: cache_line() };
     let counts = counts(memory);
-    let deadline = Instant::now() + time;
+    let started = Instant::now();
+    let deadline = started + bounds.time;
     let mut curves = vec![Curve::default(); regions.len()];
     for (index, &count) in counts.iter().enumerate() {
         let left = deadline.saturating_duration_since(Instant::now()) / (counts.len() - index) as u32;
         let Ok(points) = samples.at(count, left) else { break };
         for (curve, point) in curves.iter_mut().zip(points) {
             curve.points.extend(point);
+        }
+        if started.elapsed() >= bounds.most {
+            break;
         }
     }
     for ((backing, _), curve) in regions.iter().zip(curves) {
@@ -204,4 +218,22 @@ pub fn is_virtual_machine() -> Option<bool> {
     let text = linux::text::text_of("/proc/cpuinfo").ok()?;
     let flags = text.lines().find(|line| line.starts_with("flags"))?;
     Some(flags.split_ascii_whitespace().any(|flag| flag == "hypervisor"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_its_most_time_no_larger_footprint_is_begun() {
+        let options = |most| Options { time: Duration::ZERO, most, memory: 1 << 20 };
+        let points = |probe: &Probe| {
+            let series = probe.data.series.iter().chain(&probe.code.series);
+            series.map(|series| series.curve.points.len()).collect::<Vec<_>>()
+        };
+        let (cut, whole) = (probe(&options(Duration::ZERO)), probe(&options(Duration::from_secs(3600))));
+        assert!(points(&cut).iter().all(|&points| points == 1), "{:?}", points(&cut));
+        assert!(points(&whole).iter().all(|&points| points == counts(1 << 20).len()), "{:?}", points(&whole));
+        assert!(cut.geometry().is_none());
+    }
 }
