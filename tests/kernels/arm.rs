@@ -160,7 +160,7 @@ fn boot_with_16_kib(t: &Context) -> Result<()> {
     add_library_programs(t, &mut initramfs, &["lifts_itself_onto_2_mib"])?;
     initramfs.add_file("/init", &script("base_16k.sh", &["heap.sh", "sizes.sh", "base_16k_sizes.sh"])?);
     let machine = machine_of(t, KERNEL_OF_16_KIB, initramfs, vec![MEMORY])?;
-    let machine = VirtualMachine { architecture: "aarch64", cpu: Some("neoverse-n1,pmu=off"), ..machine };
+    let machine = VirtualMachine { architecture: "aarch64", ..machine };
     run_machine(t, &machine, CHECKS_OF_16_KIB)
 }
 

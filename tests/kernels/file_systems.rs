@@ -78,7 +78,6 @@ fn boot(t: &Context, kernel: &str, file_systems: &[&str], least: usize) -> Resul
     let disks = file_systems.iter().map(|name| disk(t, name, &programs)).collect::<Result<_>>()?;
     let machine = VirtualMachine {
         architecture: "x86_64",
-        cpu: None,
         kernel: kernel_image(kernel),
         initramfs: file,
         nodes: vec![1800],

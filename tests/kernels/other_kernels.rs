@@ -239,7 +239,6 @@ fn machine_of(t: &Context, kernel: &str, initramfs: Initramfs, nodes: Vec<u32>) 
     let kernel = kernel_image(kernel);
     Ok(VirtualMachine {
         architecture: "x86_64",
-        cpu: None,
         kernel,
         initramfs: file,
         nodes,

@@ -63,7 +63,6 @@ pub fn reboots(t: &Context) -> Result<()> {
     fs::write(&initramfs, first_file_system()?)?;
     let machine = VirtualMachine {
         architecture: "x86_64",
-        cpu: None,
         kernel: kernel(),
         initramfs,
         nodes: vec![MEMORY],

@@ -1,8 +1,17 @@
 # `pagelift stat` where there is no PMU, as under emulation: pages in use by accessed marks instead of page walks.
 feature "stat: without a PMU, by accessed marks"
 start uses_known_pages 3000
+# The kernel clears the marks and leaves the TLB as it is, and an emulated TLB forgets nothing before another process gets the
+# CPU: one does on each, several times a second.
+switchers=
+for cpu in 1 2; do
+    taskset $cpu sh -c 'while :; do usleep 50000; done' &
+    switchers="$switchers $!"
+done
 pagelift stat --for 1 -p $pid >/tmp/said 2>&1
 status=$?
+kill $switchers
+wait $switchers 2>/dev/null
 stop "stat: the program"
 [ $? = 0 ] || failed "stat: the program failed: $(cat /tmp/out)"
 if [ $status = 0 ] && grep -q "^Page walks: not counted: .* shows no PMU.*fix:" /tmp/said; then
