@@ -121,15 +121,13 @@ impl VirtualMachine {
     /// The command that boots it, with its console on standard output.
     pub fn command(&self) -> Command {
         let mut qemu = Command::new(format!("qemu-system-{}", self.architecture));
-        // A CPU with pointer authentication takes QEMU many times as long. One whose TLBs are not known would be measured, which takes
-        // an emulated one half a minute. Its PMU counts no page walks; x86_64 has none here.
-        // With page tables of its own for the kernel (KPTI) Arm takes twice as long, and a kernel at a random place insists on
-        // them. Where x86_64 says that it stores strings fast, kernels clear and copy pages byte by byte, which an emulated CPU
-        // does one after the other: without, a machine takes two thirds of the time. Linux up to 6.1 takes its time stamp
-        // counter for unsteady, and reads the time from a device instead; calls by way of retpolines cost, too.
+        // Arm: QEMU takes many times as long for a CPU with pointer authentication, and half a minute to measure the TLBs of a CPU
+        // that Pagelift does not know. Page tables of the kernel alone (KPTI) double the time, and the kernel uses them where its
+        // own address is random. x86-64: where the CPU stores strings fast, kernels clear and copy pages byte by byte, which
+        // takes half as long again when emulated.
         let (machine, cpu, console, faster) = match self.architecture {
             "aarch64" => ("virt", "neoverse-n1,pmu=off", "ttyAMA0", "mitigations=off nokaslr"),
-            _ => ("pc", "max,erms=off,fsrm=off", "ttyS0", "mitigations=off tsc=reliable"),
+            _ => ("pc", "max,erms=off,fsrm=off", "ttyS0", ""),
         };
         let megabytes: u32 = self.nodes.iter().sum();
         // One thread for all CPUs. With a thread for each, QEMU 7.2 can keep the translation of an instruction that another CPU
