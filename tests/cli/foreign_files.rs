@@ -60,7 +60,8 @@ fn main() -> ExitCode {
         }),
         test_case("symbols/a_program_that_may_only_be_executed", objcopy(), unreadable_program),
     ];
-    main_of(symbols.into_iter().chain(commands.iter().map(silent)).chain(roots).collect())
+    let numbers = test_case("numbers_of_another_namespace", vec![Need::Root], numbers_of_another_namespace);
+    main_of(symbols.into_iter().chain([numbers]).chain(commands.iter().map(silent)).chain(roots).collect())
 }
 
 /// Location of the debug file.
@@ -179,6 +180,22 @@ fn unreadable_program(t: &Context) -> Result<()> {
     fs::set_permissions(&program, Permissions::from_mode(0o711))?;
     let map = map_of(t, &program, None)?;
     ensure!(!has_function(&map), "names of a file that the user may not read:\n{map}");
+    Ok(())
+}
+
+/// `unshare --pid` leaves the old /proc in place, which shows other processes under the same numbers. No message names one of
+/// those.
+fn numbers_of_another_namespace(t: &Context) -> Result<()> {
+    for words in [&["run", "--", "/bin/true"][..], &["attach", "1"], &["status", "1"], &["status"]] {
+        let pagelift = t.pagelift(words)?;
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork"]).arg(pagelift.get_program()).args(pagelift.get_args());
+        let output = t.run(command)?;
+        let first = fs::read_to_string("/proc/1/comm")?;
+        ensure!(output.stderr.contains("/proc shows another PID namespace"), "{words:?}: {output:?}");
+        ensure!(!output.stderr.contains(first.trim()), "{words:?} names another process: {output:?}");
+        ensure!(words[0] != "run" || output.ending == Ending::Exit(0), "{words:?}: {output:?}");
+    }
     Ok(())
 }
 

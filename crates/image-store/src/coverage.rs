@@ -50,7 +50,7 @@ impl Image {
 
 /// Returns what smaps of this process reports for the mappings of a file in `range`.
 fn huge_bytes(range: AddressRange, inode: u64) -> Result<u64, ObservationError> {
-    let usages = ProcessFiles::of(std::process::id() as i32).smaps()?;
+    let usages = ProcessFiles::own().smaps()?;
     let of_file = usages.iter().filter(|u| u.mapping.range.overlaps(range) && u.mapping.inode == inode);
     Ok(of_file.map(|usage| usage.huge()).sum())
 }

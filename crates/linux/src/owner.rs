@@ -4,8 +4,9 @@ use crate::text::text_of;
 use nix::unistd::geteuid;
 use std::ffi::CString;
 use std::fmt;
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -33,6 +34,45 @@ pub fn user_of(pid: i32) -> Option<u32> {
     let status = text_of(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
 }
+
+/// The user to whom a process counts. A user who has subordinate IDs can have processes of thousands of IDs in a user namespace:
+/// there it is the user who has made the outermost namespace that is not this program's, unless that is root.
+pub fn accountable_user_of(pid: i32) -> Option<u32> {
+    let maker = maker_of_namespace(pid).filter(|maker| *maker != ROOT);
+    maker.or_else(|| user_of(pid))
+}
+
+/// The user who has made the outermost user namespace of a process; `None` for a process in this program's namespace.
+fn maker_of_namespace(pid: i32) -> Option<u32> {
+    let identity = |file: &File| file.metadata().ok().map(|found| (found.dev(), found.ino()));
+    let own = identity(&File::open("/proc/self/ns/user").ok()?)?;
+    let mut namespace = File::open(format!("/proc/{pid}/ns/user")).ok()?;
+    if identity(&namespace)? == own {
+        return None;
+    }
+    // No parent is shown of this program's own namespace and above it (ioctl_nsfs(2)).
+    while let Some(parent) = parent_of(&namespace).filter(|parent| identity(parent) != Some(own)) {
+        namespace = parent;
+    }
+    let mut user = 0u32;
+    // SAFETY:
+    // - the kernel writes one user ID of four bytes.
+    let result = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut user) };
+    (result == 0).then_some(user)
+}
+
+fn parent_of(namespace: &File) -> Option<File> {
+    // SAFETY:
+    // - the call takes no argument, and returns a new descriptor.
+    let parent = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
+    // SAFETY:
+    // - the descriptor is new, and nobody else has it.
+    (parent >= 0).then(|| unsafe { File::from_raw_fd(parent) })
+}
+
+/// `linux/nsfs.h`; Linux 4.9 and 4.11.
+const NS_GET_PARENT: libc::Ioctl = nix::request_code_none!(0xb7, 2);
+const NS_GET_OWNER_UID: libc::Ioctl = nix::request_code_none!(0xb7, 4);
 
 /// A part of a path that others than root can change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +133,9 @@ pub fn foreign_part(path: &Path, lasting: Lasting) -> io::Result<Option<ForeignP
 mod tests {
     use super::*;
     use std::fs::{self, Permissions};
+    use std::io::{BufRead, BufReader};
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::process::{Child, Command, Stdio};
 
     #[test]
     fn what_others_can_change_is_found() {
@@ -122,6 +164,42 @@ mod tests {
         fs::set_permissions(&inner, Permissions::from_mode(0o1777)).unwrap();
         assert_eq!(foreign_part(&file).unwrap(), None);
         assert_eq!(super::foreign_part(&file, Lasting::EachBoot).unwrap().map(|found| found.path), Some(inner));
+    }
+
+    /// Starts a program that waits for its input to end, and returns once it runs.
+    fn waiting(words: &[&str]) -> (Child, i32) {
+        let mut command = Command::new(words[0]);
+        let wait = ["sh", "-c", "echo; read end"];
+        let mut child =
+            command.args(&words[1..]).args(wait).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pid = child.id() as i32;
+        (child, pid)
+    }
+
+    #[test]
+    fn processes_of_subordinate_ids_count_to_their_user() {
+        let own = std::process::id() as i32;
+        assert_eq!((accountable_user_of(own), maker_of_namespace(own)), (user_of(own), None));
+        if !geteuid().is_root() {
+            return;
+        }
+        let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "--user"];
+        let (mut maker, pid) = waiting(&user);
+        for map in ["uid_map", "gid_map"] {
+            fs::write(format!("/proc/{pid}/{map}"), "0 65534 1\n1 100000 10\n").unwrap();
+        }
+        let target = format!("--target={pid}");
+        let (mut other, inner) = waiting(&["nsenter", "--user", &target, "setpriv", "--reuid=5"]);
+        let (mut nested, innermost) =
+            waiting(&["nsenter", "--user", &target, "setpriv", "--reuid=6", "unshare", "--user"]);
+        let found = [inner, innermost].map(|pid| (user_of(pid), accountable_user_of(pid)));
+        for child in [&mut nested, &mut other, &mut maker] {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+        assert_eq!(found, [(Some(100_004), Some(65534)), (Some(100_005), Some(65534))]);
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub fn known_place(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Opens what a path leads to below `root` as a place: neither a parent, nor an absolute link, nor a link of `/proc` to an
-/// open file leads out of it (openat2(2), Linux 5.6). Every file system on the way is asked. The last link is followed only
+/// open file leads outside (openat2(2), Linux 5.6). Every file system on the way is asked. The last link is followed only
 /// if asked for.
 ///
 /// # Errors

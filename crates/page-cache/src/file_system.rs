@@ -4,7 +4,8 @@ use crate::Refusal;
 use linux::file_flags;
 use linux::release::kernel_release;
 use nix::sys::stat::{major, minor};
-use nix::sys::statfs::{FsType, Statfs, fstatfs, statfs};
+use nix::sys::statfs::{FsType, Statfs, fstatfs};
+use process_view::open_regular_file;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -94,8 +95,9 @@ impl FileSystem {
 /// trying.
 pub fn may_collapse_in_place(path: &Path) -> bool {
     let ability = |found: Statfs| FileSystem::of_type(found.filesystem_type()).ability;
-    kernel_release() > COLLAPSES_NONE
-        || statfs(path).map_or(true, |found| ability(found) == Some(Ability::CollapseOnly))
+    // The path may lead to a file system that does not answer, which is not asked.
+    let found = || fstatfs(open_regular_file(path).ok()??).ok();
+    kernel_release() > COLLAPSES_NONE || found().is_none_or(|found| ability(found) == Some(Ability::CollapseOnly))
 }
 
 /// Returns why the file system of this file keeps it out of large folios, as far as that is known without trying; `None`

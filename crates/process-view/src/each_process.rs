@@ -49,6 +49,7 @@ pub fn each_process<T: Send + 'static>(
 ) -> Result<(), ObservationError> {
     let look = move |pid| look(&ProcessFiles::of(pid));
     let pids = process_numbers()?;
+    pids.first().map_or(Ok(()), |pid| ProcessFiles::of(*pid).check_number())?;
     if watch::is_started() {
         return each_within(pids, LIMITS, look, found).map_err(failed);
     }

@@ -21,6 +21,15 @@ pub enum ObservationError {
         /// The process.
         pid: i32,
     },
+    /// `/proc` shows the processes of another PID namespace.
+    #[error(
+        "/proc shows another PID namespace than that of this program, where {pid} is another process or none; needed: the \
+         /proc of this namespace; fix: `unshare --mount-proc`, or `mount -t proc proc /proc` in a mount namespace of its own"
+    )]
+    OtherNumbers {
+        /// The number asked for.
+        pid: i32,
+    },
     /// No procfs at `/proc`.
     #[error("/proc is not mounted, and nothing else tells what a process has mapped; run `mount -t proc proc /proc`")]
     ProcNotMounted,

@@ -63,11 +63,11 @@ impl Mounts {
     }
 }
 
-/// The mounts of one namespace as they are now. The kernel gives the numbers of what was unmounted to what is mounted next,
-/// so that an old list is wrong, not only incomplete.
+/// The current mounts of one namespace. The kernel reuses the numbers of unmounted file systems, so an old list is wrong, not
+/// only incomplete.
 #[derive(Debug)]
 pub(crate) struct MountList {
-    /// mountinfo, held open: it tells whether something has changed since it was read. `None` where it cannot be opened.
+    /// An open mountinfo file, which can be polled for changes. `None` where it cannot be opened.
     file: Option<File>,
     last: Mutex<Mounts>,
 }
@@ -117,7 +117,7 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
     use std::thread;
 
-    /// A thread gets a mount namespace of its own, which ends with it. Only root may have that.
+    /// Only root may create the thread's separate mount namespace, which ends with the thread.
     #[test]
     fn what_is_mounted_later_is_found_and_what_is_unmounted_is_not() {
         let changed = || -> Option<()> {

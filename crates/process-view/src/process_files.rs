@@ -8,6 +8,7 @@ use linux::watch::watched;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Number of bytes of smaps that are read at once: the most that the kernel gives per read where pages have 4 KiB.
 const READ_AT_ONCE: usize = 4 << 10;
@@ -30,6 +31,28 @@ impl ProcessFiles {
     /// The files of this program, also where `/proc` numbers the processes of another PID namespace.
     pub fn own() -> Self {
         Self { pid: std::process::id() as i32, directory: PathBuf::from("/proc/self") }
+    }
+
+    /// Refuses a number of another PID namespace: `unshare --pid` leaves the old `/proc` in place, which shows other processes
+    /// under the same numbers.
+    ///
+    /// # Errors
+    /// [`ObservationError::OtherNumbers`].
+    pub fn check_number(&self) -> Result<(), ObservationError> {
+        static ALIKE: OnceLock<bool> = OnceLock::new();
+        let own = Path::new("/proc/self");
+        let shown = || std::fs::read_link(own).ok()?.to_str()?.parse::<u32>().ok();
+        // Without a number there is no `/proc`, which other errors say.
+        match self.directory == own || *ALIKE.get_or_init(|| shown().is_none_or(|shown| shown == std::process::id())) {
+            true => Ok(()),
+            false => Err(ObservationError::OtherNumbers { pid: self.pid }),
+        }
+    }
+
+    /// The path of the file that the process executes, as the kernel shows it.
+    pub fn executed_path(&self) -> Option<PathBuf> {
+        self.check_number().ok()?;
+        std::fs::read_link(self.path("exe")).ok()
     }
 
     /// The PID.
@@ -78,6 +101,7 @@ impl ProcessFiles {
 
     /// The entries with only the lines of these fields; with all lines where none is named.
     fn accounts_below(&self, end: Address, fields: &[&str]) -> Result<String, ObservationError> {
+        self.check_number()?;
         let path = self.path("smaps");
         let explained = |error| self.explain(&path, error);
         let mut file = File::open(&path).map_err(explained)?;
@@ -160,6 +184,7 @@ impl ProcessFiles {
     /// # Errors
     /// [`ObservationError`].
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>, ObservationError> {
+        self.check_number()?;
         let path = self.path(name);
         let read = watched(|| format!("reading {}", path.display()), || bytes_of(&path));
         read.map_err(|error| self.explain(&path, error))

@@ -8,7 +8,6 @@
 use foreign_text::printable;
 use options::program_names;
 use process_view::{ProcessFiles, ProcessMemoryFile, executed_metadata, metadata_in_root};
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -22,7 +21,7 @@ impl Names {
     /// Returns the names of the program that a process executes.
     pub fn of(pid: i32) -> Self {
         let process = ProcessFiles::of(pid);
-        let path = fs::read_link(process.path("exe")).map(|path| path.to_string_lossy().into_owned());
+        let path = process.executed_path().map(|path| path.to_string_lossy().into_owned());
         let arguments = process.bytes("cmdline").unwrap_or_default();
         let called = arguments.split(|&byte| byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
         Self::from(&path.unwrap_or_default(), &called, executed_link(&process).as_deref())
@@ -71,8 +70,7 @@ pub fn process_name(pid: i32) -> String {
 
 fn known_name(pid: i32) -> Option<String> {
     let process = ProcessFiles::of(pid);
-    let exe = std::fs::read_link(process.path("exe")).ok();
-    let name = exe.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let name = process.executed_path().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     name.or_else(|| process.name().ok())
 }
 

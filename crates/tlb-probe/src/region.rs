@@ -115,7 +115,7 @@ impl Region {
 
     /// Reads back from the kernel that all of it lies on pages of the size that was asked for.
     fn check(&self, backing: Backing) -> Result<(), NoMemory> {
-        let smaps = ProcessFiles::of(std::process::id() as i32).smaps().map_err(|e| NoMemory::Unseen(e.to_string()))?;
+        let smaps = ProcessFiles::own().smaps().map_err(|e| NoMemory::Unseen(e.to_string()))?;
         let own = AddressRange::sized(Address(self.start.as_ptr() as u64), self.bytes as u64);
         let entries = smaps.iter().filter(|entry| entry.mapping.range.overlaps(own));
         let huge: u64 = entries

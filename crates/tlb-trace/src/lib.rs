@@ -111,7 +111,7 @@ impl Plugin {
         let page = number("page").filter(|page| page.is_power_of_two()).ok_or("needed: page=BYTES")?;
         let path = value("socket").ok_or("needed: socket=PATH")?;
         Ok(Self {
-            receiver: Receiver::connect(path).map_err(|error| format!("connecting to {path}: {error}"))?,
+            receiver: Receiver::connect(path).map_err(|error| format!("connecting to {path:?}: {error}"))?,
             page_shift: page.trailing_zeros(),
             begun: Instant::now(),
             after: Duration::from_secs(number("after").unwrap_or(0)),

@@ -3,12 +3,14 @@
 use foreign_text::printable_lines;
 use lift_plan::Source;
 use linux::file_rights::FileRights;
+use linux::unasked::{self, Unasked};
 use process_view::ProcessFiles;
 use session::LiftReport;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 /// Opens the standard error of process `pid` where it cannot be duplicated (some containers' filters refuse
 /// pidfd_getfd). It is opened only where the process itself has it open for writing, and with the process's own rights
@@ -61,25 +63,25 @@ impl JournalStream {
     /// started `pid` with both its outputs in a log file. Where something reads the standard output, as `pg_ctl` that of
     /// `postgres -V`, or where it is silenced, `pid` speaks for itself.
     fn spokesman(self, pid: i32) -> i32 {
-        let output = metadata_of(pid, libc::STDOUT_FILENO).filter(Metadata::is_file);
+        let output = found_of(pid, libc::STDOUT_FILENO).filter(|found| found.mode & libc::S_IFMT == libc::S_IFREG);
         let logs = output.is_some_and(|output| stderr_of(pid) == Some(identity(&output)));
         if logs && stderr_of(self.process) == Some(self.socket) { self.process } else { pid }
     }
 }
 
-/// Returns the metadata of the file behind a process's descriptor.
-fn metadata_of(pid: i32, descriptor: i32) -> Option<Metadata> {
-    fs::metadata(format!("/proc/{pid}/fd/{descriptor}")).ok()
+/// Returns what the kernel knows of the file behind a process's descriptor, which may be on a file system that does not answer.
+fn found_of(pid: i32, descriptor: i32) -> Option<Unasked> {
+    unasked::place(Path::new(&format!("/proc/{pid}/fd/{descriptor}"))).and_then(unasked::of).ok()
 }
 
 /// Device and inode.
-fn identity(metadata: &Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
+fn identity(found: &Unasked) -> (u64, u64) {
+    (libc::makedev(found.device.0, found.device.1), found.inode)
 }
 
 /// Device and inode of a process's standard error.
 fn stderr_of(pid: i32) -> Option<(u64, u64)> {
-    metadata_of(pid, libc::STDERR_FILENO).as_ref().map(identity)
+    found_of(pid, libc::STDERR_FILENO).as_ref().map(identity)
 }
 
 /// Reads `DEVICE:INODE`, both decimal.

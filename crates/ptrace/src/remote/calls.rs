@@ -7,10 +7,10 @@ use lift_plan::Placement;
 use linux::constants;
 use linux::pagemap::Pagemap;
 use linux::text::text_of;
+use linux::unasked;
 use nix::errno::Errno;
 use std::ffi::OsStr;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// Flags of `mmap` for a file that is never written: on hugetlbfs, no pool pages are reserved for copies.
 pub const PRIVATE_FILE: i32 = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
@@ -45,9 +45,10 @@ pub fn failed(call: &'static str, error: &std::io::Error) -> CallError {
 /// process's mount namespace decides where the path leads there.
 pub fn is_ours(pid: i32, descriptor: u64, path: &OsStr) -> Result<(), CallError> {
     let opened = format!("/proc/{pid}/fd/{descriptor}");
-    let number = |path: &OsStr| fs::metadata(path).map(|found| (found.dev(), found.ino()));
-    match (number(path), number(OsStr::new(&opened))) {
-        (Ok(here), Ok(there)) if here == there => Ok(()),
+    // The opened file may be on a file system that does not answer.
+    let file = |path: &OsStr| unasked::place(Path::new(path)).and_then(unasked::of);
+    match (file(path), file(OsStr::new(&opened))) {
+        (Ok(here), Ok(there)) if here.is_same_file(&there) => Ok(()),
         (Err(error), _) | (_, Err(error)) => Err(failed("comparing the opened image with ours", &error)),
         _ => Err(CallError {
             call: "opening the image, which is another file in the process's mounts,",

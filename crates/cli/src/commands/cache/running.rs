@@ -6,7 +6,7 @@
 use super::chosen::{Chosen, is_large_program};
 use address_space::PageSize;
 use foreign_text::printable;
-use linux::owner::{executes_trusted_file, is_of_trusted_user, is_trusted, user_of};
+use linux::owner::{accountable_user_of, executes_trusted_file, is_of_trusted_user, is_trusted};
 use page_cache::{MappedFiles, MappedPart};
 use session::running::processes_named;
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,7 +89,7 @@ fn open(part: &MappedPart, huge: PageSize) -> Result<Option<Chosen>, String> {
 /// The users whose processes execute a file: none where one of them is root or this process's user.
 fn users_among(processes: impl Iterator<Item = i32>) -> BTreeSet<u32> {
     let processes: BTreeSet<i32> = processes.collect();
-    let users: BTreeSet<u32> = processes.into_iter().filter_map(user_of).collect();
+    let users: BTreeSet<u32> = processes.into_iter().filter_map(accountable_user_of).collect();
     if users.iter().any(|user| is_trusted(*user)) { BTreeSet::new() } else { users }
 }
 

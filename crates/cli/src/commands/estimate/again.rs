@@ -5,13 +5,13 @@
 
 use super::Started;
 use anyhow::{Context, Result, bail, ensure};
+use linux::unasked;
 use nix::sys::prctl::set_no_new_privs;
 use process_view::{ProcessFiles, ProcessRights, RightsDifference};
 use session::start::CommandFiles;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 impl Started {
@@ -49,21 +49,34 @@ impl Started {
 /// Returns the rights of the process, which this command does not exceed.
 fn check_rights(pid: i32) -> Result<ProcessRights> {
     let (own, rights) = (ProcessRights::of(std::process::id() as i32)?, ProcessRights::of(pid)?);
-    let user = rights.users[1];
     match own.exceeds(&rights) {
         None => Ok(rights),
         Some(RightsDifference::User) => bail!(
-            "process {pid} has the user {user}, and this command the user {}, or their groups differ; its program and what \
-             its environment loads are executed with its own rights only; fix: as root `{} setsid --wait pagelift \
-             estimate -p {pid} --again`",
-            own.users[1],
+            "the program of process {pid} is not started again: found {} there and {} here, needed the same, since what a \
+             process names is executed with the rights of the process only; fix: as root, `{} setsid --wait pagelift estimate \
+             -p {pid} --again`",
+            identity(&rights),
+            identity(&own),
             as_user(&rights)
         ),
         Some(RightsDifference::Other(what)) => bail!(
-            "process {pid} has {what}, and its program is not executed with more rights than its own; fix: start another \
-             with as few rights: `pagelift estimate -- CMD` in its container or sandbox"
+            "the program of process {pid} is not started again: found that the process has {what}, needed a command with no \
+             more rights than it, since what a process names is executed with the rights of the process only; fix: \
+             `pagelift estimate -- CMD` in its container or sandbox"
         ),
     }
+}
+
+/// User and groups in the words of a message. A program with the rights of its file's owner has more than one user.
+fn identity(rights: &ProcessRights) -> String {
+    let each = |ids: &[u32]| {
+        let mut ids = ids.to_vec();
+        ids.dedup();
+        ids.iter().map(u32::to_string).collect::<Vec<_>>().join("/")
+    };
+    let groups: Vec<u32> = rights.groups.iter().copied().collect();
+    let more = if groups.is_empty() { "no more groups".to_owned() } else { format!("groups {}", each(&groups)) };
+    format!("user {}, group {} and {more}", each(&rights.users), each(&rights.group_ids))
 }
 
 /// The beginning of a command that takes on user and groups of a process (setpriv(1)).
@@ -76,9 +89,10 @@ fn as_user(rights: &ProcessRights) -> String {
 /// The words of a process, of which the first leads to the file that it executes: what it calls itself may be anything.
 fn with_program(files: &ProcessFiles, mut words: Vec<OsString>) -> Result<Vec<OsString>> {
     let link = files.path("exe");
-    let identity = |path: &PathBuf| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-    let executed = identity(&link).with_context(|| format!("{} leads nowhere", link.display()))?;
-    let is_executed = |path: &PathBuf| identity(path) == Some(executed);
+    // The kernel knows both files, since one runs: no file system is asked.
+    let file = |path: &PathBuf| unasked::place(path).and_then(unasked::of).ok();
+    let executed = file(&link).with_context(|| format!("{} leads nowhere", link.display()))?;
+    let is_executed = |path: &PathBuf| file(path).is_some_and(|found| found.is_same_file(&executed));
     let Some(name) = words.first_mut() else { bail!("{}: no command line", files.path("cmdline").display()) };
     if CommandFiles::of(name).program().is_some_and(|file| is_executed(&file.to_owned())) {
         return Ok(words);
