@@ -61,6 +61,7 @@ fn main() -> ExitCode {
             with(Need::Command("chrt".into())),
             first_process_outruns_its_helper,
         ),
+        test_case("real_time/on_one_cpu", with(Need::Command("chrt".into())), lifted_in_real_time),
         test_case("containers/without_proc", with(Need::Command("unshare".into())), without_proc),
         test_case("containers/own_user_namespace", with(Need::Command("unshare".into())), user_namespace),
         test_case("bases/stay_random", gcc(), bases_stay_random),
@@ -394,16 +395,35 @@ fn first_process_has_no_child(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A helper of the same real-time priority on the same CPU runs only when the program sleeps, long after its entry.
-fn first_process_outruns_its_helper(t: &Context) -> Result<()> {
-    let program = Program::named("start/is_first_of_its_namespace.c")?.build()?;
+/// A command that runs on one CPU with this real-time priority. Nothing there interrupts it, but for a higher one.
+fn in_real_time(priority: i32) -> Result<Command> {
     let allowed = process_field(std::process::id(), "Cpus_allowed_list").context("the CPUs that are allowed")?;
     let cpu: String = allowed.chars().take_while(char::is_ascii_digit).collect();
     let mut command = Command::new("taskset");
-    command.args(["-c", &cpu, "chrt", "-f", "1", "unshare", "--pid", "--fork", "--mount-proc", "--"]);
+    command.args(["-c", &cpu, "chrt", "-f", &priority.to_string()]);
+    Ok(command)
+}
+
+/// Where no higher priority is left to a helper.
+const HIGHEST: i32 = 99;
+
+/// A helper of the same real-time priority on the same CPU runs only when the program sleeps, long after its entry.
+fn first_process_outruns_its_helper(t: &Context) -> Result<()> {
+    let program = Program::named("start/is_first_of_its_namespace.c")?.build()?;
+    let mut command = in_real_time(HIGHEST)?;
+    command.args(["unshare", "--pid", "--fork", "--mount-proc", "--"]);
     command.arg(pagelift_binary()?).args(["run", "--pages", "thp", "--"]).arg(&program);
     let ended = t.run(command)?.success()?;
     ensure!(ended.stdout.starts_with("1, no child"), "{}", ended.stdout);
+    Ok(())
+}
+
+/// The program waits at its entry without a system call: the helper must have the CPU all the same.
+fn lifted_in_real_time(t: &Context) -> Result<()> {
+    let mut command = in_real_time(1)?;
+    command.arg(pagelift_binary()?).args(["run", "--pages", "thp", "--"]);
+    command.arg(Program::named("start/pie_by_default.c")?.build()?);
+    look_at(t, command, |view| everything_is_lifted(view, |_| Source::Thp))?.success()?;
     Ok(())
 }
 

@@ -3,6 +3,9 @@
 /// The lowest real-time priority: above all ordinary threads and below every other real-time thread.
 const PRIORITY: i32 = 1;
 
+/// The shortest slice that Linux gives, in nanoseconds.
+const SHORTEST_SLICE: u64 = 100_000;
+
 /// Schedules the calling thread before all ordinary threads until it is dropped.
 ///
 /// A thread that keeps another program stopped and waits for a CPU behind that program's clients makes the pause as
@@ -21,16 +24,35 @@ struct Parameters {
 impl Urgency {
     /// Raises the calling thread, if it is an ordinary thread and the kernel permits it.
     pub fn raise() -> Self {
+        Self::raise_to(|policy, _| is_ordinary(policy).then_some((libc::SCHED_FIFO, PRIORITY)))
+    }
+
+    /// Like [`Self::raise`], and raises a real-time thread above the others of its priority.
+    pub fn raise_above_equals() -> Self {
+        Self::raise_to(|policy, priority| match policy {
+            libc::SCHED_FIFO | libc::SCHED_RR => Some((policy, priority + 1)),
+            _ => is_ordinary(policy).then_some((libc::SCHED_FIFO, PRIORITY)),
+        })
+    }
+
+    /// Sets the policy and the priority that `wanted` returns for the present ones of the calling thread.
+    fn raise_to(wanted: impl Fn(i32, i32) -> Option<(i32, i32)>) -> Self {
         let policy = policy();
         let mut before = Parameters { priority: 0 };
         // SAFETY:
         // - 0 is the calling thread, and `before` has the layout of the kernel's structure and belongs to this
         //   function.
         let known = unsafe { libc::syscall(libc::SYS_sched_getparam, 0, &raw mut before) } == 0;
-        let ordinary = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE].contains(&policy);
-        let raised = known && ordinary && set(libc::SCHED_FIFO, Parameters { priority: PRIORITY });
+        // SCHED_RESET_ON_FORK is kept.
+        let inherited = policy & libc::SCHED_RESET_ON_FORK;
+        let wanted = wanted(policy & !inherited, before.priority).filter(|_| known);
+        let raised = wanted.is_some_and(|(policy, priority)| set(policy | inherited, Parameters { priority }));
         Self { before: raised.then_some((policy, before)) }
     }
+}
+
+fn is_ordinary(policy: i32) -> bool {
+    [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE].contains(&policy)
 }
 
 impl Drop for Urgency {
@@ -62,6 +84,42 @@ pub fn be_last() {
     set(libc::SCHED_IDLE, Parameters { priority: 0 });
 }
 
+/// The kernel's `struct sched_attr` (sched_setattr(2)) in its first version, which all kernels know.
+#[repr(C)]
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    /// For an ordinary thread since Linux 6.12: the length of its slice in nanoseconds.
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+/// Lets the calling thread, if it is an ordinary one, run as soon as it wakes, even if threads of its priority are using its
+/// CPU: the kernel interrupts a thread for one that asks for shorter slices. This is always permitted, and has no effect before
+/// Linux 6.12.
+pub fn take_short_slices() {
+    let Some(before) = attributes().filter(|attributes| is_ordinary(attributes.policy as i32)) else { return };
+    let wanted = Attributes { runtime: SHORTEST_SLICE, ..before };
+    // SAFETY:
+    // - 0 is the calling thread, and the kernel reads the structure, which has the size that it states.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) };
+}
+
+/// Returns the attributes of the calling thread.
+fn attributes() -> Option<Attributes> {
+    let size = size_of::<Attributes>() as u32;
+    let mut attributes = Attributes::default();
+    // SAFETY:
+    // - 0 is the calling thread, and the kernel writes at most `size` bytes, which belong to this function.
+    let known = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) } == 0;
+    known.then_some(Attributes { size, ..attributes })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,5 +142,36 @@ mod tests {
         assert!([before, libc::SCHED_FIFO].contains(&policy()));
         drop(urgency);
         assert_eq!(policy(), before);
+    }
+
+    #[test]
+    fn short_slices_change_nothing_else() {
+        std::thread::spawn(|| {
+            let before = attributes().unwrap();
+            take_short_slices();
+            let after = attributes().unwrap();
+            // Before Linux 6.12 there are no slices of a thread's own.
+            assert!([SHORTEST_SLICE, before.runtime].contains(&after.runtime), "{after:?}");
+            assert_eq!(Attributes { runtime: before.runtime, ..after }, before);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_real_time_thread_is_raised_by_one() {
+        std::thread::spawn(|| {
+            let is_permitted = set(libc::SCHED_RR, Parameters { priority: 3 });
+            let before = attributes().unwrap();
+            let urgency = Urgency::raise_above_equals();
+            let raised = attributes().unwrap();
+            if is_permitted {
+                assert_eq!((raised.policy as i32, raised.priority), (libc::SCHED_RR, 4));
+            }
+            drop(urgency);
+            assert_eq!(attributes().unwrap(), before);
+        })
+        .join()
+        .unwrap();
     }
 }

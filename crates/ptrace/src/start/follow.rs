@@ -204,14 +204,26 @@ struct Following<'h, H: Handler> {
 impl<H: Handler> Following<'_, H> {
     /// Waits for the next report. In the meantime checks the programs that are on their way to their entries.
     fn next_report(&mut self) -> Result<Waited, Errno> {
+        let found = self.look_after_entries();
+        self.follower.pace.rest();
+        if let Some(waited) = found? {
+            return Ok(waited);
+        }
+        self.follower.look_before_an_end();
+        Waited::any()
+    }
+
+    /// Looks after programs that are on their way to their entries, if any, until there is a report.
+    fn look_after_entries(&mut self) -> Result<Option<Waited>, Errno> {
         while self.follower.threads.values().any(State::is_looked_after) || self.follower.pace.is_fast() {
             if let Some(waited) = Waited::any_pending()? {
-                return Ok(waited);
+                return Ok(Some(waited));
             }
             let look = self.follower.pace.look();
             if look != Look::Reports {
                 self.follower.stop_announced(look);
                 if let Some((stopped, came, since)) = self.follower.take_held() {
+                    self.follower.pace.rest();
                     let next = self.at_entry(&stopped, came, since);
                     self.carry_out(stopped, next);
                     if !self.follower.traces() {
@@ -221,8 +233,7 @@ impl<H: Handler> Following<'_, H> {
             }
             self.follower.pace.pause();
         }
-        self.follower.look_before_an_end();
-        Waited::any()
+        Ok(None)
     }
 
     /// Takes one report.
