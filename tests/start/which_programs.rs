@@ -7,12 +7,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 use test_support::{
     Context, Ending, Kind, Need, Output, Program, Source, Test, View, check_lifted, check_unlifted, copy_program,
-    default_huge_page, exchange_text, main_of, pagelift_binary, process_field, test_case, write_script,
+    default_huge_page, exchange_text, main_of, pagelift_binary, poll_until, process_field, test_case, write_script,
 };
 
 const NOBODY: u32 = 65534;
+const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
+/// For what does not happen.
+const LIMIT: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     let gcc = || vec![Need::Command("gcc".into()), Need::Thp];
@@ -62,6 +66,11 @@ fn main() -> ExitCode {
             first_process_outruns_its_helper,
         ),
         test_case("real_time/on_one_cpu", with(Need::Command("chrt".into())), lifted_in_real_time),
+        test_case(
+            "real_time/the_linker_outruns_its_helper",
+            [with(Need::Command("chrt".into())), vec![Need::File(LINKER.into())]].concat(),
+            linker_outruns_its_helper,
+        ),
         test_case("containers/without_proc", with(Need::Command("unshare".into())), without_proc),
         test_case("containers/own_user_namespace", with(Need::Command("unshare".into())), user_namespace),
         test_case("bases/stay_random", gcc(), bases_stay_random),
@@ -424,6 +433,25 @@ fn lifted_in_real_time(t: &Context) -> Result<()> {
     command.arg(pagelift_binary()?).args(["run", "--pages", "thp", "--"]);
     command.arg(Program::named("start/pie_by_default.c")?.build()?);
     look_at(t, command, |view| everything_is_lifted(view, |_| Source::Thp))?.success()?;
+    Ok(())
+}
+
+/// Nobody traces a program for its life that was entered before its helper came.
+fn linker_outruns_its_helper(t: &Context) -> Result<()> {
+    let program = Program::named("start/pie_by_default.c")?.build()?;
+    let plain = t.run(Command::new(&program))?.success()?;
+    let mut command = in_real_time(HIGHEST)?;
+    command.arg(pagelift_binary()?).args(["run", "--pages", "thp", "--", LINKER]).arg(&program);
+    let mut session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    session.wait_for_stderr("was not scheduled in time")?;
+    let pid = session.pid();
+    poll_until(LIMIT, "the end of the tracing", || {
+        process_field(pid, "TracerPid").is_some_and(|tracer| tracer == "0")
+    })?;
+    session.send("go on\n")?;
+    let output = session.finish()?.success()?;
+    ensure!(output.stdout == plain.stdout, "plain\n{}\nlifted\n{}", plain.stdout, output.stdout);
     Ok(())
 }
 

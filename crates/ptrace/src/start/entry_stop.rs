@@ -40,10 +40,17 @@ pub struct AwaitedEntry {
     /// Where it does so. The stack there is unused at the entry.
     announcement: Address,
     memory: RemoteMemory,
-    /// The places that hold the address of the code instead of the entry.
-    places: Vec<Address>,
+    places: Places,
+}
+
+/// Where a program's entry is kept.
+struct Places {
+    /// The words that hold the address of the code instead of the entry.
+    words: Vec<Address>,
     /// A dynamic linker that was started as a program maps it.
     by_linker: bool,
+    /// The word that gets the entry if the program is entered without a stop.
+    mark: Option<Address>,
 }
 
 impl AwaitedEntry {
@@ -59,7 +66,8 @@ impl AwaitedEntry {
         let place = vector.place_of(constants::AT_ENTRY).ok_or_else(|| io::Error::other("it was given no AT_ENTRY"))?;
         let vdso = vector.value(constants::AT_SYSINFO_EHDR);
         let vdso = vdso.and_then(|start| vdso_at(&memory, Address(start), base_page()));
-        Self::set(pid, memory, (stack, entry), (vec![place], false), vdso)
+        let places = Places { words: vec![place], by_linker: false, mark: Some(place) };
+        Self::set(pid, memory, (stack, entry), places, vdso)
     }
 
     /// Prepares a program that is being mapped by a dynamic linker which was started as a program: the linker keeps the
@@ -86,21 +94,23 @@ impl AwaitedEntry {
             return Ok(None);
         }
         let stack = stack_at_exec(pid)?;
-        Self::set(pid, memory, (stack, entry), (places, true), None).map(Some)
+        // The linker's own places may no longer be writable by then.
+        let mark = last_word(&space, stack).filter(|&at| memory.read_word(at).is_ok_and(|word| word == 0));
+        let places = Places { words: places, by_linker: true, mark };
+        Self::set(pid, memory, (stack, entry), places, None).map(Some)
     }
 
     fn set(
         pid: Pid,
         memory: RemoteMemory,
         (stack, entry): (Address, Address),
-        (places, by_linker): (Vec<Address>, bool),
+        places: Places,
         vdso: Option<AddressRange>,
     ) -> io::Result<Self> {
         let announcement = Address((stack.0 - BELOW_STACK) & !7);
-        // The linker's own places may no longer be writable by then.
-        let vector = places.first().filter(|_| !by_linker).map_or(0, |place| place.0);
+        let mark = places.mark.map_or(0, |place| place.0);
         let words: [u64; WORDS] =
-            [announcement.0, u64::from(ANNOUNCES) << 32 | u64::from(guest::ROUNDS), vector, entry.0];
+            [announcement.0, u64::from(ANNOUNCES) << 32 | u64::from(guest::ROUNDS), mark, entry.0];
         let mut bytes = guest::ENTRY.code().to_vec();
         let first = bytes.len() - size_of_val(&words);
         for (place, word) in bytes[first..].chunks_exact_mut(8).zip(words) {
@@ -110,11 +120,12 @@ impl AwaitedEntry {
             Ok(code) => code,
             Err(_) => GuestCode::place(pid, &memory, &bytes, mappings_with_room(&space_of(pid)?))?,
         };
-        let awaited = Self { code, entry, announcement, memory, places, by_linker };
+        let awaited = Self { code, entry, announcement, memory, places };
         // The code is complete: from here on it is harmless even if this process is killed.
-        for &place in &awaited.places {
+        for &place in &awaited.places.words {
             if let Err(error) = awaited.memory.write(place, &awaited.code.at().0.to_ne_bytes()) {
-                awaited.restore(pid);
+                awaited.restore_places();
+                let _ = awaited.code.erase(pid, &awaited.memory);
                 return Err(error);
             }
         }
@@ -128,8 +139,15 @@ impl AwaitedEntry {
 
     /// True if the running program has been entered without a stop.
     pub fn is_over(&self) -> bool {
-        let vector = self.places.first().filter(|_| !self.by_linker);
-        vector.is_some_and(|&place| self.memory.read_word(place).is_ok_and(|word| word == self.entry.0))
+        self.places.mark.is_some_and(|place| self.memory.read_word(place).is_ok_and(|word| word == self.entry.0))
+    }
+
+    /// Gives a program that has been entered without a stop what belongs to it. The code stays: a thread may be in it.
+    pub fn leave(&self, pid: Pid) {
+        if let Some(mark) = self.places.mark.filter(|_| self.places.by_linker) {
+            self.restore_entry(stack_at_exec(pid).ok());
+            let _ = self.memory.write(mark, &[0; 8]);
+        }
     }
 
     /// True if the stopped thread waits in the code.
@@ -151,8 +169,11 @@ impl AwaitedEntry {
         let registers = requests::registers(pid)?;
         let mut stack = [0; guest::ENTRY_STACK_BYTES];
         self.memory.read(arch::stack_pointer(&registers), &mut stack)?;
-        requests::set_registers_of_same_program(pid, &guest::at_entry(&registers, &stack, self.entry))?;
-        self.restore(pid);
+        let registers = guest::at_entry(&registers, &stack, self.entry);
+        // First: if this process is killed here, the thread passes the code, and the program finds its own entry all the same.
+        self.restore_entry(Some(arch::stack_pointer(&registers)));
+        requests::set_registers_of_same_program(pid, &registers)?;
+        let _ = self.code.erase(pid, &self.memory);
         Ok(())
     }
 
@@ -174,29 +195,32 @@ impl AwaitedEntry {
         write_code(child, &memory, Address(word), &u64::MAX.to_ne_bytes())
     }
 
-    fn restore(&self, pid: Pid) {
-        let (memory, ours) = (&self.memory, self.code.at());
-        for &place in &self.places {
-            // Values that the program has written there since are its own.
-            if memory.read_word(place).is_ok_and(|word| word == ours.0) {
-                let _ = memory.write(place, &self.entry.0.to_ne_bytes());
-            }
-        }
-        if self.by_linker {
-            self.restore_vector(pid, memory);
-        }
-        let _ = self.code.erase(pid, memory);
-    }
-
-    /// A linker that was started as a program has copied the entry to its auxiliary vector.
-    fn restore_vector(&self, pid: Pid, memory: &RemoteMemory) {
-        let stack_pointer = requests::registers(pid).map(|registers| arch::stack_pointer(&registers));
-        if let Ok(mut vector) = stack_pointer.map_err(io::Error::from).and_then(|at| AuxiliaryVector::read(memory, at))
+    /// Restores what the program reads of its entry. `stack` is the stack pointer of its exec or its entry.
+    fn restore_entry(&self, stack: Option<Address>) {
+        // A linker that was started as a program has copied the entry to its auxiliary vector.
+        if let Some(stack) = stack.filter(|_| self.places.by_linker)
+            && let Ok(mut vector) = AuxiliaryVector::read(&self.memory, stack)
             && vector.value(constants::AT_ENTRY) == Some(self.code.at().0)
         {
-            let _ = vector.set(memory, constants::AT_ENTRY, self.entry.0);
+            let _ = vector.set(&self.memory, constants::AT_ENTRY, self.entry.0);
+        }
+        self.restore_places();
+    }
+
+    fn restore_places(&self) {
+        for &place in &self.places.words {
+            // Values that the program has written there since are its own.
+            if self.memory.read_word(place).is_ok_and(|word| word == self.code.at().0) {
+                let _ = self.memory.write(place, &self.entry.0.to_ne_bytes());
+            }
         }
     }
+}
+
+/// Returns the last word of the stack, which the kernel leaves empty above the name of the program.
+fn last_word(space: &AddressSpace, stack: Address) -> Option<Address> {
+    let mapping = space.mappings().iter().find(|mapping| mapping.range.contains(stack))?;
+    Some(Address(mapping.range.end().0 - size_of::<u64>() as u64))
 }
 
 /// Returns the stack pointer with which a process has begun to execute its program.

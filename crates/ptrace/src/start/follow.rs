@@ -298,6 +298,9 @@ impl<H: Handler> Following<'_, H> {
                     return self.enter(stopped);
                 }
                 let is_over = entry.is_over();
+                if is_over {
+                    entry.leave(pid);
+                }
                 let _ = restart::restart_interrupted(pid, pid, 0, None, None);
                 if is_over {
                     self.follower.threads.insert(pid.as_raw(), State::Plain);
