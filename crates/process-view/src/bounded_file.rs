@@ -7,6 +7,10 @@ use std::os::unix::fs::FileExt;
 /// Number of bytes of a file's beginning that are read at once. It holds most of what is read of a sound ELF file, in
 /// seven pieces.
 const BEGINNING: usize = 2 << 10;
+/// Number of bytes that are read around a short piece: names in one table lie close together.
+const WINDOW: usize = 4 << 10;
+/// Maximum length of a short piece, in bytes.
+const SHORT: usize = 256;
 
 /// Reads at positions, independent of the file's cursor, and never beyond a budget: a hostile file can make its reader
 /// read more than its length.
@@ -18,12 +22,14 @@ pub struct BoundedFile<'a> {
     budget: u64,
     /// The file's first bytes, once any of them has been read.
     beginning: Option<Vec<u8>>,
+    /// Position and bytes of the part in which a short piece was last read.
+    window: (u64, Vec<u8>),
 }
 
 impl<'a> BoundedFile<'a> {
     /// A reader of `file`, `length` bytes long, that gives at most `budget` bytes in all.
     pub fn new(file: &'a File, length: u64, budget: u64) -> Self {
-        Self { file, length, position: 0, budget, beginning: None }
+        Self { file, length, position: 0, budget, beginning: None, window: (0, Vec::new()) }
     }
 
     /// Returns the bytes at the position, where all of them lie in the file's beginning.
@@ -38,6 +44,24 @@ impl<'a> BoundedFile<'a> {
             bytes
         });
         beginning.get(start..end)
+    }
+
+    /// Returns up to `length` bytes at the position, if they are a short piece within one window and were read already or can
+    /// be read now.
+    fn read_window(&mut self, length: usize) -> Option<&[u8]> {
+        let start = self.position - self.position % WINDOW as u64;
+        let inside = (self.position - start) as usize;
+        if length > SHORT || inside + length > WINDOW {
+            return None;
+        }
+        let (at, bytes) = &mut self.window;
+        if bytes.is_empty() || *at != start {
+            bytes.resize(WINDOW, 0);
+            let read = self.file.read_at(bytes, start).unwrap_or(0);
+            bytes.truncate(read);
+            *at = start;
+        }
+        bytes.get(inside..(inside + length).min(bytes.len())).filter(|bytes| !bytes.is_empty())
     }
 
     fn spend(&mut self, bytes: usize) -> Result<(), ()> {
@@ -58,18 +82,55 @@ impl ReadCacheOps for BoundedFile<'_> {
 
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize, ()> {
         self.spend(buffer.len())?;
-        let count = self.file.read_at(buffer, self.position).map_err(|_| ())?;
+        let count = match self.read_window(buffer.len()) {
+            Some(bytes) => {
+                buffer[..bytes.len()].copy_from_slice(bytes);
+                bytes.len()
+            }
+            None => self.file.read_at(buffer, self.position).map_err(|_| ())?,
+        };
         self.position += count as u64;
         Ok(count)
     }
 
     fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), ()> {
         self.spend(buffer.len())?;
-        match self.read_beginning(buffer.len()) {
-            Some(bytes) => buffer.copy_from_slice(bytes),
-            None => self.file.read_exact_at(buffer, self.position).map_err(|_| ())?,
+        let length = buffer.len();
+        if let Some(bytes) = self.read_beginning(length) {
+            buffer.copy_from_slice(bytes);
+        } else if let Some(bytes) = self.read_window(length).filter(|bytes| bytes.len() == length) {
+            buffer.copy_from_slice(bytes);
+        } else {
+            self.file.read_exact_at(buffer, self.position).map_err(|_| ())?;
         }
         self.position += buffer.len() as u64;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_has_the_bytes_of_its_place() {
+        let path = std::env::current_exe().unwrap();
+        let (file, bytes) = (File::open(&path).unwrap(), std::fs::read(&path).unwrap());
+        let all = bytes.len();
+        let mut bounded = BoundedFile::new(&file, all as u64, u64::MAX);
+        let places = || (0..3 * WINDOW).step_by(97).chain(WINDOW - 3..WINDOW + 3).chain(all - SHORT - 9..all + SHORT);
+        for (length, at) in
+            [1, SHORT - 1, SHORT, SHORT + 1, WINDOW].into_iter().flat_map(|l| places().map(move |at| (l, at)))
+        {
+            let mut piece = vec![0; length];
+            let whole = bytes.get(at..at + length);
+            bounded.seek(at as u64).unwrap();
+            assert_eq!(bounded.read_exact(&mut piece).ok(), whole.map(drop), "{length} at {at}");
+            assert!(whole.is_none_or(|whole| piece == whole), "{length} at {at}");
+            bounded.seek(at as u64).unwrap();
+            let count = bounded.read(&mut piece).unwrap();
+            assert_eq!(count, length.min(all.saturating_sub(at)), "{length} at {at}");
+            assert_eq!(piece[..count], bytes[at.min(all)..][..count], "{length} at {at}");
+        }
     }
 }

@@ -1,14 +1,17 @@
 //! What an ELF file tells about memory allocation. Only the parts needed are read.
 
+mod contents;
+mod hash;
 mod scan;
 mod symbols;
 mod telling;
 mod texts;
 
+use contents::Names;
 use linux::bounded::{ALLOCATOR_NAMES, Budget, ELF_HEADERS, SYMBOL_TABLES};
 use object::elf::{self, DynamicTag};
+use object::read::ReadCache;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
-use object::read::{ReadCache, StringTable};
 use object::{Endianness, ReadRef};
 use process_view::symbols::Sections;
 use process_view::{BoundedFile, FileIdentity, open_regular_file};
@@ -190,8 +193,8 @@ impl ElfFacts {
             |tag: DynamicTag| entries.iter().find(|entry| entry.d_tag(endian) == tag).map(|entry| entry.d_val(endian));
         let (Some(table), Some(size)) = (value(elf::DT_STRTAB), value(elf::DT_STRSZ)) else { return };
         let Some(offset) = file_offset(headers, endian, table) else { return };
-        let strings = StringTable::new(data, offset, offset.saturating_add(size));
-        let mut string = |offset: u64| kept(strings.get(u32::try_from(offset).ok()?).ok()?, budget);
+        let strings = Names::at(data, offset, size);
+        let mut string = |offset: u64| kept(strings.get(u32::try_from(offset).ok()?)?, budget);
         for entry in entries.iter().take_while(|entry| entry.d_tag(endian) != elf::DT_NULL).take(MOST_ENTRIES) {
             let mut text = || string(entry.d_val(endian));
             match entry.d_tag(endian) {
@@ -211,17 +214,19 @@ impl ElfFacts {
         let highest = |kind: elf::SectionType| {
             let section = sections.of_type(kind).find(|section| section.sh_size(endian) <= ELF_HEADERS.bytes())?;
             let (start, size) = place(sections.linked(section)?, endian);
-            let names = StringTable::new(data, start, start.saturating_add(size));
+            let names = Names::at(data, start, size);
             let mut minors = Vec::new();
             if let Ok(Some((mut definitions, _))) = section.gnu_verdef(endian, data) {
                 while let Ok(Some((_, mut parts))) = definitions.next() {
-                    minors.extend(parts.next().ok().flatten().and_then(|part| minor(part.name(endian, names).ok()?)));
+                    minors.extend(
+                        parts.next().ok().flatten().and_then(|part| minor(names.get(part.vda_name.get(endian))?)),
+                    );
                 }
             }
             if let Ok(Some((mut needs, _))) = section.gnu_verneed(endian, data) {
                 while let Ok(Some((_, mut parts))) = needs.next() {
                     while let Ok(Some(part)) = parts.next() {
-                        minors.extend(part.name(endian, names).ok().and_then(minor));
+                        minors.extend(names.get(part.vna_name.get(endian)).and_then(minor));
                     }
                 }
             }

@@ -85,12 +85,18 @@ impl<'data, R: ReadRef<'data>> Sections<'data, R> {
         section.sh_addr(self.endian).checked_add(section.sh_size(self.endian))
     }
 
-    /// A section's bytes; `None` for one without contents, out of the file, or too large.
-    pub fn bytes(&self, section: &Section) -> Option<&'data [u8]> {
+    /// Offset and size of a section in the file; `None` for one without contents or too large.
+    pub fn place(&self, section: &Section) -> Option<(u64, u64)> {
         let has_contents = section.sh_type(self.endian) != elf::SHT_NOBITS;
         let compressed = section.sh_flags(self.endian).0 & elf::SHF_COMPRESSED.0 != 0;
-        let usable = has_contents && !compressed && section.sh_size(self.endian) <= self.bound.bytes();
-        if usable { section.data(self.endian, self.data).ok() } else { None }
+        let (offset, size) = (section.sh_offset(self.endian), section.sh_size(self.endian));
+        (has_contents && !compressed && size <= self.bound.bytes()).then_some((offset, size))
+    }
+
+    /// A section's bytes; `None` for one without contents, out of the file, or too large.
+    pub fn bytes(&self, section: &Section) -> Option<&'data [u8]> {
+        let (offset, size) = self.place(section)?;
+        self.data.read_bytes_at(offset, size).ok()
     }
 
     /// A section's bytes as entries; bytes behind the last whole entry do not count.

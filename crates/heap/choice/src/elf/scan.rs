@@ -1,17 +1,19 @@
 //! Searches parts of a file for texts, piece by piece, so that neither memory nor time grows with what is not found.
 
+use aho_corasick::packed::Searcher;
 use linux::bounded::SYMBOL_TABLES;
 use memchr::memmem::Finder;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 /// Bytes that are read at once: they stay in the processor's cache.
-const PIECE: usize = 256 << 10;
+const PIECE: usize = 64 << 10;
 /// Maximum length of a text that is searched, in bytes.
 const LONGEST_TEXT: usize = 16 << 10;
 
 /// Calls `take` with each text of a part of the file that holds one of `needles`, until it returns something. A text ends with
-/// NUL, which a needle may hold; a text without is not taken. Texts come in the order of the file for each needle.
+/// NUL, which a needle may hold; a text without is not taken. Texts come in the order of the file, but perhaps
+/// for each needle apart.
 pub(super) fn find_text<T>(
     file: &File,
     (offset, size): (u64, u64),
@@ -21,7 +23,7 @@ pub(super) fn find_text<T>(
     if size > SYMBOL_TABLES.bytes() {
         return None;
     }
-    let needles: Vec<Finder<'_>> = needles.iter().map(Finder::new).collect();
+    let needles = Needles::of(needles);
     let mut piece = vec![0; LONGEST_TEXT + PIECE.min(size as usize)];
     let (mut at, mut kept, mut in_long_text) = (0, 0, false);
     while at < size {
@@ -35,11 +37,9 @@ pub(super) fn find_text<T>(
         let end = memchr::memrchr(0, &piece[..filled]).map_or(0, |nul| nul + 1);
         let start = if in_long_text { memchr::memchr(0, &piece[..end]).map_or(end, |nul| nul + 1) } else { 0 };
         let texts = &piece[start..end];
-        for needle in &needles {
-            let found = needle.find_iter(texts).find_map(|found| take(text_around(texts, found)?));
-            if found.is_some() {
-                return found;
-            }
+        let found = needles.find(texts, |found| take(text_around(texts, found)?));
+        if found.is_some() {
+            return found;
         }
         // The beginning of a text whose end comes with the next piece.
         in_long_text = filled - end > LONGEST_TEXT || in_long_text && end == 0;
@@ -47,6 +47,32 @@ pub(super) fn find_text<T>(
         piece.copy_within(filled - kept..filled, 0);
     }
     None
+}
+
+/// What is searched.
+enum Needles<'n> {
+    /// Several at once.
+    Together(Searcher),
+    /// One after the other, if there is one only or the processor lacks the instructions for several.
+    Each(Vec<Finder<'n>>),
+}
+
+impl<'n> Needles<'n> {
+    fn of(needles: &[&'n [u8]]) -> Self {
+        let together = || Searcher::new(needles);
+        match (needles.len() > 1).then(together).flatten() {
+            Some(searcher) => Self::Together(searcher),
+            None => Self::Each(needles.iter().map(|needle| Finder::new(*needle)).collect()),
+        }
+    }
+
+    /// Calls `take` with the places of needles in `bytes`, until it returns something.
+    fn find<T>(&self, bytes: &[u8], mut take: impl FnMut(usize) -> Option<T>) -> Option<T> {
+        match self {
+            Self::Together(searcher) => searcher.find_iter(bytes).find_map(|found| take(found.start())),
+            Self::Each(finders) => finders.iter().find_map(|finder| finder.find_iter(bytes).find_map(&mut take)),
+        }
+    }
 }
 
 /// The text that holds the byte at `found`, without its NUL.

@@ -2,19 +2,17 @@
 //! symbols precede the hash table's first symbol. An executable's own symbol table is read only if a search of its
 //! names finds one.
 
+use super::contents::{Contents, Names};
+use super::hash::HashTable;
 use super::scan::find_text;
 use super::telling::{ENDS, ENDS_IN_STATIC, NAMES, OPERATORS_NEW, is_searched, kept_name};
-use linux::bounded::{Budget, SYMBOL_TABLES};
-use object::elf::{self, FileHeader64, Sym64};
-use object::read::StringTable;
-use object::read::elf::{GnuHashTable, SectionHeader};
+use linux::bounded::Budget;
+use object::elf::{self, Sym64};
+use object::read::elf::SectionHeader;
 use object::{Endianness, ReadRef};
 use process_view::symbols::{Section, Sections, text_at};
 use std::collections::BTreeSet;
 use std::fs::File;
-
-/// Size up to which a table of names is read as a whole; the names of a larger one are read one by one.
-const SMALL_NAMES: u64 = 1 << 20;
 
 /// Telling symbols of one file, under the names by which they are kept.
 #[derive(Default)]
@@ -29,9 +27,10 @@ pub(super) struct Symbols {
 
 impl Symbols {
     fn take(&mut self, name: &[u8], symbol: &Sym64<Endianness>, is_dynamic: bool, file: &mut Reading<'_>) {
-        let Ok(name) = std::str::from_utf8(name) else { return };
         let is_defined = symbol.st_shndx.get(file.endian) != elf::SHN_UNDEF;
-        let Some(name) = kept_name(name.split('@').next().unwrap_or(name), is_defined) else { return };
+        let bare = memchr::memchr(b'@', name).map_or(name, |end| &name[..end]);
+        let Some(kept) = kept_name(bare, is_defined) else { return };
+        let name = if std::str::from_utf8(name).is_ok() { kept } else { return };
         if !file.budget.spend(name.len() as u64) {
             return;
         }
@@ -95,22 +94,19 @@ fn take_dynamic<'data>(
     symbols: &mut Symbols,
 ) {
     let endian = file.endian;
-    let Some(entries) = sections.entries::<Sym64<Endianness>>(table) else { return };
+    let Some(entries) = Contents::of(sections, table) else { return };
     let Some(names) = sections.linked(table).and_then(|names| Names::of(sections, names)) else { return };
-    let hash = sections.of_type(elf::SHT_GNU_HASH).next().and_then(|section| sections.bytes(section));
-    let hash =
-        hash.and_then(|bytes| GnuHashTable::<FileHeader64<Endianness>>::parse(endian, bytes).ok().zip(Some(bytes)));
+    let hash = sections.of_type(elf::SHT_GNU_HASH).next().and_then(|section| HashTable::of(sections, section));
     // Without such a table every symbol is read.
-    let unhashed = hash.as_ref().map_or(entries.len(), |(hash, _)| hash.symbol_base() as usize);
-    for symbol in entries.iter().take(unhashed) {
-        let Some(name) = names.get(symbol.st_name.get(endian)) else { continue };
+    let unhashed = hash.as_ref().map_or(u64::MAX, |hash| hash.first().into());
+    let Some(imports) = entries.entries::<Sym64<Endianness>>(0, unhashed) else { return };
+    for (symbol, name) in names.of_all(imports, endian) {
         symbols.take(name, symbol, true, file);
     }
-    let Some((hash, bytes)) = hash else { return };
-    let chains = Chains { base: hash.symbol_base(), bytes, endian };
+    let Some(hash) = hash else { return };
     for name in NAMES.iter().chain(&OPERATORS_NEW) {
-        let same_hash = chains.with_hash(elf::gnu_hash(name.as_bytes()));
-        for symbol in same_hash.filter_map(|index| entries.get(index as usize)) {
+        let same_hash = hash.with_hash(elf::gnu_hash(name.as_bytes()));
+        for symbol in same_hash.filter_map(|index| entries.entries::<Sym64<Endianness>>(index.into(), 1)?.first()) {
             if names.get(symbol.st_name.get(endian)).is_some_and(|found| found == name.as_bytes()) {
                 symbols.take(name.as_bytes(), symbol, true, file);
             }
@@ -118,72 +114,11 @@ fn take_dynamic<'data>(
     }
     // An allocator with a prefix has the prefix in every function's name; an allocator that serves a program also exports
     // malloc.
-    if symbols.exports.contains("malloc") {
-        for symbol in entries.iter().skip(unhashed).filter(|symbol| symbol.st_type() == elf::STT_FUNC) {
+    if symbols.exports.contains("malloc") && names.have_signs_of_others(file.file) {
+        let Some(exports) = entries.entries::<Sym64<Endianness>>(unhashed, u64::MAX) else { return };
+        for symbol in exports.iter().filter(|symbol| symbol.st_type() == elf::STT_FUNC) {
             let Some(name) = names.get(symbol.st_name.get(endian)) else { continue };
             symbols.take(name, symbol, true, file);
-        }
-    }
-}
-
-/// The chains of a GNU hash table: header, filter, buckets, and for each symbol its hash, whose lowest bit marks the end.
-struct Chains<'a> {
-    base: u32,
-    bytes: &'a [u8],
-    endian: Endianness,
-}
-
-impl Chains<'_> {
-    fn word(&self, index: usize) -> Option<u32> {
-        let bytes: [u8; 4] = self.bytes.get(index.checked_mul(4)?..)?.get(..4)?.try_into().ok()?;
-        Some(match self.endian {
-            Endianness::Little => u32::from_le_bytes(bytes),
-            Endianness::Big => u32::from_be_bytes(bytes),
-        })
-    }
-
-    /// The symbols with this hash.
-    fn with_hash(&self, hash: u32) -> impl Iterator<Item = u32> {
-        const HEADER: usize = 4;
-        let buckets = self.word(0).unwrap_or(0);
-        let filter = self.word(2).unwrap_or(0) as usize;
-        let buckets_at = HEADER.saturating_add(filter.saturating_mul(2));
-        let chains_at = buckets_at.saturating_add(buckets as usize);
-        let first = (buckets > 0).then(|| self.word(buckets_at + (hash % buckets) as usize)).flatten();
-        let mut next = first.filter(|&index| index != 0 && index >= self.base);
-        std::iter::from_fn(move || {
-            let index = next?;
-            let found = self.word(chains_at.saturating_add((index - self.base) as usize))?;
-            next = if found & 1 == 0 { index.checked_add(1) } else { None };
-            Some((index, found))
-        })
-        .filter(move |(_, found)| found | 1 == hash | 1)
-        .map(|(index, _)| index)
-    }
-}
-
-/// A table of names.
-enum Names<'data, R: ReadRef<'data>> {
-    Whole(&'data [u8]),
-    Each(StringTable<'data, R>),
-}
-
-impl<'data, R: ReadRef<'data>> Names<'data, R> {
-    fn of(sections: &Sections<'data, R>, section: &Section) -> Option<Self> {
-        let (offset, size) = place(section, sections.endian);
-        if section.sh_type(sections.endian) != elf::SHT_STRTAB || size > SYMBOL_TABLES.bytes() {
-            return None;
-        }
-        match size {
-            ..=SMALL_NAMES => sections.bytes(section).map(Self::Whole),
-            _ => Some(Self::Each(StringTable::new(sections.data(), offset, offset.checked_add(size)?))),
-        }
-    }
-
-    fn get(&self, offset: u32) -> Option<&'data [u8]> {
-        match self {
-            Self::Whole(names) => text_at(names, offset),
-            Self::Each(names) => names.get(offset).ok(),
         }
     }
 }

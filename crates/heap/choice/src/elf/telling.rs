@@ -2,47 +2,52 @@
 
 use heap_abi::ACCOUNT_SYMBOL;
 
-/// Identifying names, sorted; allocators are often built with a prefix before [`PREFIXED`].
+/// Identifying names, in the order of [`by_length`]; allocators are often built with a prefix before [`PREFIXED`].
 pub(super) const NAMES: [&str; 38] = [
-    "JLI_Launch",
-    "Py_BytesMain",
+    "fork",
+    "free",
+    "dlsym",
+    "calloc",
+    "dlvsym",
+    "malloc",
     "Py_Main",
-    "TCMallocInternalMalloc",
-    "_Py_DecRefShared",
-    "_ZN2v87Isolate3NewERKNS0_12CreateParamsE",
+    "mallctl",
+    "mi_malloc",
+    "tc_malloc",
+    "JLI_Launch",
+    "mi_version",
+    "tc_version",
     "__asan_init",
-    "__dfsan_init",
-    "__hwasan_init",
-    "__libc_calloc",
     "__libc_free",
-    "__libc_malloc",
-    "__libc_memalign",
-    "__libc_realloc",
-    "__libc_start_main",
-    "__lsan_do_leak_check",
     "__lsan_init",
-    "__malloc_allzerop",
-    "__malloc_replaced",
-    "__memprof_init",
     "__msan_init",
     "__nsan_init",
     "__tsan_init",
-    "calloc",
-    "dlsym",
-    "dlvsym",
-    "fork",
-    "free",
-    "mallctl",
-    "malloc",
-    "mi_malloc",
-    "mi_version",
+    "Py_BytesMain",
+    "__dfsan_init",
+    "__hwasan_init",
+    "__libc_calloc",
+    "__libc_malloc",
+    "__libc_realloc",
+    "__memprof_init",
+    "pthread_create",
+    "__libc_memalign",
+    "_Py_DecRefShared",
+    "runtime.mallocgc",
+    "__libc_start_main",
+    "__malloc_allzerop",
+    "__malloc_replaced",
+    "__lsan_do_leak_check",
     "napi_create_function",
     ACCOUNT_SYMBOL,
-    "pthread_create",
-    "runtime.mallocgc",
-    "tc_malloc",
-    "tc_version",
+    "TCMallocInternalMalloc",
+    "_ZN2v87Isolate3NewERKNS0_12CreateParamsE",
 ];
+
+/// The order of [`NAMES`]: most names are told apart by their lengths alone.
+fn by_length(name: &[u8]) -> (usize, &[u8]) {
+    (name.len(), name)
+}
 
 /// Names that may have something before them.
 const PREFIXED: [&str; 2] = ["mallctl", "tc_malloc"];
@@ -67,13 +72,19 @@ pub(super) const OPERATORS_NEW: [&str; 8] = [
 ];
 
 /// The name under which a symbol is kept; `None` if it identifies nothing.
-pub(super) fn kept_name(bare: &str, is_defined: bool) -> Option<&str> {
-    let begins = |names: &[&str]| names.iter().any(|name| bare.starts_with(name));
-    if begins(&NEW) || !is_defined && begins(&DELETE) {
-        return Some(OPERATOR_NEW);
+pub(super) fn kept_name(bare: &[u8], is_defined: bool) -> Option<&str> {
+    let begins = |names: &[&str]| names.iter().any(|name| bare.starts_with(name.as_bytes()));
+    if bare.starts_with(b"_Z") && (begins(&NEW) || !is_defined && begins(&DELETE)) {
+        return std::str::from_utf8(bare).is_ok().then_some(OPERATOR_NEW);
     }
-    (NAMES.binary_search(&bare).is_ok() || PREFIXED.iter().any(|end| bare.ends_with(end))).then_some(bare)
+    let is_name = || NAMES.binary_search_by(|name| by_length(name.as_bytes()).cmp(&by_length(bare))).is_ok();
+    let is_kept = is_name() || PREFIXED.iter().any(|end| bare.ends_with(end.as_bytes()));
+    if is_kept { std::str::from_utf8(bare).ok() } else { None }
 }
+
+/// What a table of names holds if it has a defined symbol that [`kept_name`] keeps and that is not one of [`NAMES`]. Names with
+/// `@` are cut there.
+pub(super) const SIGNS_OF_OTHERS: [&[u8]; 5] = [b"mallctl\0", b"tc_malloc\0", b"_Znwm", b"_Znam", b"@"];
 
 /// Ends of names, with the NUL behind them, for which an executable's own symbol table is searched: allocators that are linked
 /// in are not exported.
@@ -129,19 +140,35 @@ mod tests {
     #[test]
     fn operators_of_cpp_have_one_name() {
         for name in OPERATORS_NEW {
-            assert_eq!([true, false].map(|is_defined| kept_name(name, is_defined)), [Some(OPERATOR_NEW); 2], "{name}");
+            assert_eq!(
+                [true, false].map(|is_defined| kept_name(name.as_bytes(), is_defined)),
+                [Some(OPERATOR_NEW); 2],
+                "{name}"
+            );
         }
         // A program that calls delete has memory from new; a definition of delete alone provides none.
-        assert_eq!([true, false].map(|is_defined| kept_name("_ZdaPvm", is_defined)), [None, Some(OPERATOR_NEW)]);
+        assert_eq!([true, false].map(|is_defined| kept_name(b"_ZdaPvm", is_defined)), [None, Some(OPERATOR_NEW)]);
         assert_eq!(
-            ["malloc", "my_malloc", "je_mallctl"].map(|name| kept_name(name, true)),
+            ["malloc", "my_malloc", "je_mallctl"].map(|name| kept_name(name.as_bytes(), true)),
             [Some("malloc"), None, Some("je_mallctl")]
         );
     }
 
     #[test]
     fn names_are_sorted() {
-        assert!(NAMES.is_sorted());
+        assert!(NAMES.is_sorted_by_key(|name| by_length(name.as_bytes())));
+    }
+
+    #[test]
+    fn other_names_have_signs() {
+        for name in ["je_mallctl", "x_tc_malloc", "_ZnwmX", "_Znam", "malloc@@GLIBC_2.2.5"] {
+            let text = [name.as_bytes(), b"\0"].concat();
+            assert!(SIGNS_OF_OTHERS.iter().any(|sign| memchr::memmem::find(&text, sign).is_some()), "{name}");
+        }
+        for prefixed in PREFIXED {
+            assert!(SIGNS_OF_OTHERS.iter().any(|sign| sign.strip_suffix(b"\0") == Some(prefixed.as_bytes())));
+        }
+        assert!(NEW.iter().all(|name| SIGNS_OF_OTHERS.contains(&name.as_bytes())));
     }
 
     #[test]
@@ -149,7 +176,7 @@ mod tests {
         for name in SEARCHED {
             let text = [name.as_bytes(), b"\0"].concat();
             assert!(ENDS.iter().chain(&ENDS_IN_STATIC).any(|end| text.ends_with(end)), "{name}");
-            assert!(is_searched(&format!("prefix_{name}")) && kept_name(name, true) == Some(name), "{name}");
+            assert!(is_searched(&format!("prefix_{name}")) && kept_name(name.as_bytes(), true) == Some(name), "{name}");
         }
     }
 

@@ -1,0 +1,109 @@
+//! Contents of sections, and of tables of names. Small ones are read as a whole, since a read costs more than its bytes; pieces of
+//! larger ones are read when they are needed.
+
+use super::scan::find_text;
+use super::telling::SIGNS_OF_OTHERS;
+use memchr::memmem;
+use object::elf::{self, Sym64};
+use object::read::StringTable;
+use object::read::elf::SectionHeader;
+use object::{Endianness, Pod, ReadRef, slice_from_all_bytes};
+use process_view::symbols::{Section, Sections, text_at};
+use std::fs::File;
+
+/// Size up to which a section is read as a whole.
+const SMALL: u64 = 64 << 10;
+/// Size up to which a table of names is read as a whole: a name costs an allocation otherwise, and often a read.
+const SMALL_NAMES: u64 = 1 << 20;
+
+/// Contents of a section.
+pub(super) enum Contents<'data, R: ReadRef<'data>> {
+    Whole(&'data [u8]),
+    Pieces { data: R, offset: u64, size: u64 },
+}
+
+impl<'data, R: ReadRef<'data>> Contents<'data, R> {
+    pub fn of(sections: &Sections<'data, R>, section: &Section) -> Option<Self> {
+        let (offset, size) = sections.place(section)?;
+        match size {
+            ..=SMALL => sections.bytes(section).map(Self::Whole),
+            _ => Some(Self::Pieces { data: sections.data(), offset, size }),
+        }
+    }
+
+    /// Number of bytes.
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::Whole(bytes) => bytes.len() as u64,
+            Self::Pieces { size, .. } => *size,
+        }
+    }
+
+    /// Up to `count` entries from `first` on; bytes behind the last whole entry do not count.
+    pub fn entries<T: Pod>(&self, first: u64, count: u64) -> Option<&'data [T]> {
+        let entry = size_of::<T>() as u64;
+        let count = (self.size() / entry).checked_sub(first)?.min(count);
+        let (start, length) = (first * entry, count * entry);
+        let bytes = match self {
+            Self::Whole(bytes) => bytes.get(start as usize..(start + length) as usize)?,
+            Self::Pieces { data, offset, .. } => data.read_bytes_at(offset.checked_add(start)?, length).ok()?,
+        };
+        slice_from_all_bytes(bytes).ok()
+    }
+}
+
+/// A table of names.
+pub(super) enum Names<'data, R: ReadRef<'data>> {
+    Whole(&'data [u8]),
+    Each(StringTable<'data, R>, (u64, u64)),
+}
+
+impl<'data, R: ReadRef<'data>> Names<'data, R> {
+    /// The table that a section of strings holds.
+    pub fn of(sections: &Sections<'data, R>, section: &Section) -> Option<Self> {
+        let is_table = section.sh_type(sections.endian) == elf::SHT_STRTAB;
+        let (offset, size) = sections.place(section).filter(|_| is_table)?;
+        match size {
+            ..=SMALL_NAMES => sections.bytes(section).map(Self::Whole),
+            _ => Some(Self::each(sections.data(), offset, size)),
+        }
+    }
+
+    /// The table at a place of the file, which may be no section's.
+    pub fn at(data: R, offset: u64, size: u64) -> Self {
+        let whole = (size <= SMALL_NAMES).then(|| data.read_bytes_at(offset, size).ok()).flatten();
+        whole.map_or_else(|| Self::each(data, offset, size), Self::Whole)
+    }
+
+    fn each(data: R, offset: u64, size: u64) -> Self {
+        Self::Each(StringTable::new(data, offset, offset.saturating_add(size)), (offset, size))
+    }
+
+    pub fn get(&self, offset: u32) -> Option<&'data [u8]> {
+        match self {
+            Self::Whole(names) => text_at(names, offset),
+            Self::Each(names, _) => names.get(offset).ok(),
+        }
+    }
+
+    /// These symbols with their names, by their places in the table: a piece of it that was read holds several.
+    pub fn of_all(
+        &self,
+        symbols: &'data [Sym64<Endianness>],
+        endian: Endianness,
+    ) -> impl Iterator<Item = (&'data Sym64<Endianness>, &'data [u8])> {
+        let mut symbols: Vec<_> = symbols.iter().collect();
+        if matches!(self, Self::Each(..)) {
+            symbols.sort_by_key(|symbol| symbol.st_name.get(endian));
+        }
+        symbols.into_iter().filter_map(move |symbol| Some((symbol, self.get(symbol.st_name.get(endian))?)))
+    }
+
+    /// True if a name may be telling that is in no list (see [`SIGNS_OF_OTHERS`]).
+    pub fn have_signs_of_others(&self, file: &File) -> bool {
+        match self {
+            Self::Whole(names) => SIGNS_OF_OTHERS.iter().any(|sign| memmem::find(names, sign).is_some()),
+            Self::Each(_, place) => find_text(file, *place, &SIGNS_OF_OTHERS, |_| Some(())).is_some(),
+        }
+    }
+}
