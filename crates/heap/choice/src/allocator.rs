@@ -137,6 +137,9 @@ impl Allocator {
             _ if !is_gnu => Some("the preloaded heap needs the GNU C library"),
             (Family::Unknown, Place::Library { path }) if self.preloaded && !passes_on(path, program) => Some(ITS_OWN),
             (Family::Jemalloc { .. } | Family::Tcmalloc | Family::Mimalloc, _) if self.preloaded => Some(ITS_OWN),
+            (Family::Unknown, Place::Library { path }) if is_debugger(path) => {
+                Some("it is there to find errors in the use of memory, which a preloaded malloc would hide")
+            }
             (_, Place::Library { path }) if gives_new(path, program) => Some(
                 "its allocator has C++'s operators new and delete of its own, which the program uses and a preloaded malloc \
                  does not replace",
@@ -167,6 +170,13 @@ fn gives_new(path: &str, program: &Program) -> bool {
     let definer = program.objects().find(|object| object.exports(OPERATOR_NEW));
     let uses = |object: &ElfFacts| object.imports.contains(OPERATOR_NEW) && !object.exports(OPERATOR_NEW);
     definer.is_some_and(|object| is_at(object, path)) && program.objects().any(uses)
+}
+
+/// True for the library of an allocator that finds errors: Electric Fence, DUMA, dmalloc. Unlike the tools that compilers build
+/// in, these bear other preloaded libraries.
+fn is_debugger(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    ["libefence.so", "libduma.so", "libdmalloc.so"].iter().any(|start| name.starts_with(start))
 }
 
 type Found = (Family, Place, String);
@@ -419,6 +429,19 @@ mod tests {
             assert_eq!(allocator.family, Family::Checker { tool: expected }, "{allocator}");
             assert!(allocator.not_replaceable(&program).is_some_and(|why| why.contains("checks its memory")));
         }
+    }
+
+    #[test]
+    fn an_allocator_that_finds_errors_stays() {
+        let of = |path: &str| {
+            let program = program(object("/bin/x", &[], &["malloc"]), &[&object(path, &["malloc"], &[])]);
+            let why = Allocator::of(&program).not_replaceable(&program);
+            why.is_some_and(|why| why.contains("find errors"))
+        };
+        assert_eq!(
+            ["libefence.so.0", "libduma.so", "libmine.so"].map(|name| of(&format!("/lib/{name}"))),
+            [true, true, false]
+        );
     }
 
     #[test]
