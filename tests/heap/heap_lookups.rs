@@ -190,15 +190,32 @@ fn bystanders() -> Vec<Test> {
         with("musl", &["musl-gcc"], vec![Need::Command("musl-gcc".into())]),
         with("AddressSanitizer", &["gcc", "-fsanitize=address"], vec![of_gcc("libasan.so")]),
         with("ThreadSanitizer", &["gcc", "-fsanitize=thread"], vec![of_gcc("libtsan.so")]),
+        test_case("bystanders/by_every_exec_function", [gcc(), vec![of_gcc("libasan.so")]].concat(), by_every_function),
         test_case("bystanders/the_named_program_alone_gets_the_heap", gcc(), named_alone),
     ]
 }
 
-fn starts_as_plain(t: &Context, compiler: &[&str]) -> Result<()> {
+fn bystander(t: &Context, compiler: &[&str]) -> Result<PathBuf> {
     let program = t.folder().join("bystander");
     let mut compile = Command::new(compiler[0]);
     compile.args(&compiler[1..]).arg("-o").arg(&program).arg(program_source("heap/asks_for_a_hundred_blocks.c")?);
     t.run(compile)?.success()?;
+    Ok(program)
+}
+
+/// A program that preloads the library executes others by each function, with words in registers and on the stack.
+fn by_every_function(t: &Context) -> Result<()> {
+    let mut command = Command::new(Program::named("heap/executes_by_every_function.c")?.build()?);
+    command.arg(bystander(t, &["gcc", "-fsanitize=address"])?).env("ASAN_OPTIONS", "detect_leaks=0");
+    for options in [&["--only", "nobody", "--via", "preload"][..], &["--via", "preload"]] {
+        let output = t.run(t.lifted(options, &command)?)?;
+        ensure!(output.ending == Ending::Exit(0), "{options:?}: {:?}: {}", output.ending, output.stderr);
+    }
+    Ok(())
+}
+
+fn starts_as_plain(t: &Context, compiler: &[&str]) -> Result<()> {
+    let program = bystander(t, compiler)?;
     let pool = format!("--heap={}", default_huge_page()?.bytes());
     let ways: [&[&str]; 5] = [
         &["--only", "nobody", THP[0], THP[1]],

@@ -96,7 +96,9 @@ fn small(t: &Context) -> Result<()> {
     ensure!(defined("-g $PREFIX/lib/libpagelift.a")? == interface, "the archive defines more than its interface");
     let mut with_preload = interface;
     with_preload.extend(
-        ["__gmon_start__", "dlsym", "dlvsym", "execv", "execve", "execvp", "execvpe", "posix_spawn", "posix_spawnp"]
+        ["__gmon_start__", "dlsym", "dlvsym", "execl", "execle", "execlp", "execv", "execve", "execveat", "execvp"]
+            .into_iter()
+            .chain(["execvpe", "fexecve", "posix_spawn", "posix_spawnp"])
             .map(ToOwned::to_owned),
     );
     with_preload.sort();

@@ -3,8 +3,11 @@
 //! Pagelift's libraries.
 //!
 //! The functions run in children between a fork, or a vfork, and an exec: no lock is taken and nothing is allocated, the files are
-//! read by system calls alone, and the changed environment is on the caller's stack. Functions with arguments in variable number
-//! (execl(3)), and calls past the C library, pass the environment on as it is.
+//! read by system calls alone, and the changed environment is on the caller's stack. Calls past the C library pass the
+//! environment on as it is.
+
+mod by_descriptor;
+mod lists;
 
 use crate::{environment, linking, symbols};
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -27,6 +30,7 @@ static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 /// Looks the C library's functions up. Called before their first use, while the process has one thread: later, in a
 /// child of a fork, the dynamic linker's lock may be held by a thread that the child does not have.
 pub fn look_up() {
+    by_descriptor::look_up();
     for (name, place) in NAMES.iter().zip(&REAL) {
         place.store(symbols::next_after_this_object(name).unwrap_or(missing as *const () as usize), Relaxed);
     }
@@ -37,16 +41,19 @@ pub fn begin() {
     IS_ACTIVE.store(true, Relaxed);
 }
 
-const NAMES: [&CStr; 6] = [c"execve", c"execv", c"execvp", c"execvpe", c"posix_spawn", c"posix_spawnp"];
+const NAMES: [&CStr; 8] =
+    [c"execve", c"execv", c"execvp", c"execvpe", c"posix_spawn", c"posix_spawnp", c"fexecve", c"execveat"];
 const EXECVE: usize = 0;
 const EXECV: usize = 1;
 const EXECVP: usize = 2;
 const EXECVPE: usize = 3;
 const SPAWN: usize = 4;
 const SPAWN_PATH: usize = 5;
+const FEXECVE: usize = 6;
+const EXECVEAT: usize = 7;
 
 /// The C library's functions, by [`NAMES`].
-static REAL: [AtomicUsize; 6] = [const { AtomicUsize::new(0) }; 6];
+static REAL: [AtomicUsize; NAMES.len()] = [const { AtomicUsize::new(0) }; NAMES.len()];
 
 fn real(index: usize) -> usize {
     if REAL[index].load(Relaxed) == 0 {
