@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 /// Number of bytes of a file's beginning that are read at once. It holds most of what is read of a sound ELF file, in
 /// seven pieces.
 const BEGINNING: usize = 2 << 10;
-/// Number of bytes that are read around a short piece: names in one table lie close together.
+/// Number of bytes that are read around a short piece: names of one table are close together.
 const WINDOW: usize = 4 << 10;
 /// Maximum length of a short piece, in bytes.
 const SHORT: usize = 256;

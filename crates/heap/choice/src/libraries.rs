@@ -87,7 +87,8 @@ impl LoaderCache {
         (0..count).filter_map(move |index| {
             let entry = CACHE_HEADER + index * CACHE_ENTRY;
             let key = self.data.get(self.number(entry + 4)?..)?;
-            let is_it = key.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&0));
+            // Most names differ in their lengths.
+            let is_it = key.get(name.len()) == Some(&0) && key.starts_with(name.as_bytes());
             let value = self.data.get(self.number(entry + 8)?..).filter(|_| is_it)?;
             std::str::from_utf8(&value[..memchr::memchr(0, value)?]).ok()
         })

@@ -14,7 +14,7 @@ use std::fs::File;
 /// Size up to which a section is read as a whole.
 const SMALL: u64 = 64 << 10;
 /// Size up to which a table of names is read as a whole: a name costs an allocation otherwise, and often a read.
-const SMALL_NAMES: u64 = 1 << 20;
+const SMALL_NAMES: u64 = 128 << 10;
 
 /// Contents of a section.
 pub(super) enum Contents<'data, R: ReadRef<'data>> {
@@ -86,7 +86,7 @@ impl<'data, R: ReadRef<'data>> Names<'data, R> {
         }
     }
 
-    /// These symbols with their names, by their places in the table: a piece of it that was read holds several.
+    /// Symbols and their names. Names of a large table are in the order of their offsets: one read piece holds several.
     pub fn of_all(
         &self,
         symbols: &'data [Sym64<Endianness>],

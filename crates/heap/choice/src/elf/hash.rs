@@ -8,7 +8,7 @@ use process_view::symbols::{Section, Sections};
 /// Words of four bytes in the header.
 const HEADER: u64 = 4;
 
-/// A hash table whose header, filter and buckets lie in its section.
+/// A hash table. Its header, filter and buckets are inside its section.
 pub(super) struct HashTable<'data, R: ReadRef<'data>> {
     contents: Contents<'data, R>,
     endian: Endianness,
@@ -63,9 +63,9 @@ impl<'data, R: ReadRef<'data>> HashTable<'data, R> {
     fn passes_filter(&self, hash: u32) -> bool {
         const BITS: u32 = u64::BITS;
         // The number of the filter's words is a power of two.
-        let index = u64::from(hash / BITS & self.filter.wrapping_sub(1));
+        let index = u64::from((hash / BITS) & self.filter.wrapping_sub(1));
         let word = self.contents.entries::<U64<Endianness>>(HEADER / 2 + index, 1).and_then(|words| words.first());
-        let is_set = |word: u64, bit: u32| word >> (bit % BITS) & 1 == 1;
+        let is_set = |word: u64, bit: u32| (word >> (bit % BITS)) & 1 == 1;
         word.is_none_or(|word| {
             let word = word.get(self.endian);
             is_set(word, hash) && is_set(word, hash.checked_shr(self.shift).unwrap_or(0))

@@ -49,7 +49,7 @@ pub(super) fn find_text<T>(
     None
 }
 
-/// What is searched.
+/// Texts to search for.
 enum Needles<'n> {
     /// Several at once.
     Together(Searcher),

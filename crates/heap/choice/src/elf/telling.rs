@@ -44,7 +44,7 @@ pub(super) const NAMES: [&str; 38] = [
     "_ZN2v87Isolate3NewERKNS0_12CreateParamsE",
 ];
 
-/// The order of [`NAMES`]: most names are told apart by their lengths alone.
+/// Sort key of [`NAMES`]: most names differ in length.
 fn by_length(name: &[u8]) -> (usize, &[u8]) {
     (name.len(), name)
 }
@@ -82,7 +82,7 @@ pub(super) fn kept_name(bare: &[u8], is_defined: bool) -> Option<&str> {
     if is_kept { std::str::from_utf8(bare).ok() } else { None }
 }
 
-/// What a table of names holds if it has a defined symbol that [`kept_name`] keeps and that is not one of [`NAMES`]. Names with
+/// Texts in a table of names, one for each kind of defined symbol that [`kept_name`] keeps and that is not in [`NAMES`]. Names with
 /// `@` are cut there.
 pub(super) const SIGNS_OF_OTHERS: [&[u8]; 5] = [b"mallctl\0", b"tc_malloc\0", b"_Znwm", b"_Znam", b"@"];
 
