@@ -117,12 +117,10 @@ impl CallPage {
     /// # Errors
     /// Where the thread or the memory is gone, or the page is.
     pub fn is_memory_of(&self, thread: Pid, memory: &RemoteMemory) -> io::Result<bool> {
-        if !self.is_there(memory) {
-            return Err(io::Error::other(format!("the program has unmapped the page for calls at {}", self.data)));
-        }
+        self.expect_there(memory)?;
         let at = self.data + layout::PROBE as u64;
         let other = requests::word_of(thread, at)?.wrapping_add(1);
-        memory.write(at, &other.to_ne_bytes())?;
+        self.write(memory, layout::PROBE, other)?;
         Ok(requests::word_of(thread, at)? == other)
     }
 
@@ -141,15 +139,14 @@ impl CallPage {
         let state = arch::return_state(thread, registers, mask, is_at_call(memory, registers))?;
         self.write(memory, layout::NUMBER, u64::MAX)?;
         self.write(memory, layout::OLD_MASK, mask)?;
-        memory.write(self.data + layout::RETURN as u64, &state)?;
+        self.write_bytes(memory, layout::RETURN, &state)?;
         self.slot.write_loop(memory, thread, self.data, arch::instruction_pointer(registers))
     }
 
     /// Writes the next call. The number comes last, since it makes the call valid.
     pub fn set_call(&self, memory: &RemoteMemory, number: i64, arguments: [u64; 6]) -> io::Result<()> {
-        for (index, argument) in arguments.into_iter().enumerate() {
-            self.write(memory, layout::ARGUMENTS + index * 8, argument)?;
-        }
+        let bytes: Vec<u8> = arguments.into_iter().flat_map(u64::to_ne_bytes).collect();
+        self.write_bytes(memory, layout::ARGUMENTS, &bytes)?;
         self.write(memory, layout::NUMBER, number as u64)
     }
 
@@ -174,7 +171,7 @@ impl CallPage {
             pair.copy_from_slice(&[range.start().0, range.len()]);
         }
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        memory.write(self.data + STAGING_LIST as u64, &bytes)
+        self.write_bytes(memory, STAGING_LIST, &bytes)
     }
 
     /// The program's own PR_SET_THP_DISABLE, as PR_GET_THP_DISABLE gave it, where a lift has suspended it; 0 otherwise.
@@ -190,9 +187,13 @@ impl CallPage {
         self.write(memory, layout::SUSPENDED, setting)
     }
 
-    /// The address of memory for arguments of calls, within the call page.
-    pub fn scratch(&self) -> Address {
-        self.data + layout::SCRATCH as u64
+    /// Writes bytes, at most `SCRATCH_BYTES`, to the memory for arguments of calls, and returns its address.
+    ///
+    /// # Errors
+    /// Where the memory is gone.
+    pub fn place(&self, memory: &RemoteMemory, bytes: &[u8]) -> io::Result<Address> {
+        self.write_bytes(memory, layout::SCRATCH, bytes)?;
+        Ok(self.data + layout::SCRATCH as u64)
     }
 
     fn read(&self, memory: &RemoteMemory, offset: usize) -> u64 {
@@ -200,14 +201,30 @@ impl CallPage {
     }
 
     fn write(&self, memory: &RemoteMemory, offset: usize, value: u64) -> io::Result<()> {
-        memory.write(self.data + offset as u64, &value.to_ne_bytes())
+        self.write_bytes(memory, offset, &value.to_ne_bytes())
+    }
+
+    /// Writes to the page, if the program has not mapped anything else there.
+    fn write_bytes(&self, memory: &RemoteMemory, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        self.expect_there(memory)?;
+        memory.write(self.data + offset as u64, bytes)
+    }
+
+    fn expect_there(&self, memory: &RemoteMemory) -> io::Result<()> {
+        if self.is_there(memory) {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("the program has unmapped the page for calls at {}", self.data)))
     }
 }
 
+/// Reads all marks by one call: this precedes each write.
 fn has_marks(memory: &RemoteMemory, data: Address) -> bool {
-    let word = |offset: usize| memory.read_word(data + offset as u64).ok();
-    [word(layout::MARK), word(layout::MARK + 8), word(layout::OWN_ADDRESS)]
-        == [Some(MARK[0]), Some(MARK[1]), Some(data.0)]
+    let mut start = [0; layout::OWN_ADDRESS + 8];
+    let word = |start: &[u8], offset: usize| start[offset..].first_chunk().map(|word| u64::from_ne_bytes(*word));
+    memory.read(data, &mut start).is_ok()
+        && [layout::MARK, layout::MARK + 8, layout::OWN_ADDRESS].map(|offset| word(&start, offset))
+            == [Some(MARK[0]), Some(MARK[1]), Some(data.0)]
 }
 
 /// Flags of the mapping of a call page.

@@ -121,8 +121,6 @@ impl Calls<'_, '_> {
         if bytes.len() > SCRATCH_BYTES {
             return Err(CallError { call: "placing arguments", errno: Errno::ENAMETOOLONG as i32 });
         }
-        let at = self.page.scratch();
-        self.memory.write(at, bytes).map_err(|error| failed("writing memory", &error))?;
-        Ok(at)
+        self.page.place(self.memory, bytes).map_err(|error| failed("writing memory", &error))
     }
 }

@@ -121,7 +121,7 @@ mod tests {
     use crate::attach::{LiveExecutor, Target};
     use crate::remote::requests;
     use crate::test_program;
-    use address_space::{Address, AddressSpace, PageSize};
+    use address_space::{Address, AddressRange, AddressSpace, PageSize};
     use lift_execution::CallError;
     use nix::libc;
     use std::fs::File;
@@ -357,6 +357,34 @@ mod tests {
         assert_ne!(next.page.data(), at);
         assert_eq!(own_number(&mut next), Ok(pid as u64));
         drop(next.finish());
+    }
+
+    #[test]
+    fn a_page_without_its_marks_is_not_written_to() {
+        let program = Program::start();
+        let executor = executor(program.pid()).unwrap();
+        let (page, memory) = (&executor.page, RemoteMemory::open(program.pid()).unwrap());
+        let contents = || {
+            let mut bytes = vec![0; 0x1000];
+            memory.read(page.data(), &mut bytes).unwrap();
+            bytes
+        };
+        let mark = memory.read_word(page.data()).unwrap();
+        memory.write(page.data(), &(!mark).to_ne_bytes()).unwrap();
+        let before = contents();
+        let copies = [AddressRange::sized(Address(0x10_0000), 0x1000)].into_iter().collect();
+        let written = [
+            page.set_outside(&memory),
+            page.set_suspended_setting(&memory, 1),
+            page.set_call(&memory, libc::SYS_getpid, [1; 6]),
+            page.withdraw_call(&memory),
+            page.set_staging(&memory, &copies),
+            page.place(&memory, b"word").map(drop),
+        ];
+        assert!(written.iter().all(Result::is_err), "{written:?}");
+        assert!(contents() == before);
+        memory.write(page.data(), &mark.to_ne_bytes()).unwrap();
+        drop(executor.finish());
     }
 
     #[test]
