@@ -1,11 +1,12 @@
 //! Programs that use their whole stack are lifted and restored, and the stack is not written: while they go deeper than
-//! before, if they have reached the bottom before, and on stacks that they have made. No part of a lift is left behind.
+//! before, if they have reached the bottom before, on stacks that they have made, and while they wait. No part of a lift is left behind.
 
-use anyhow::{Result, ensure};
+use address_space::{Mapping, MappingName};
+use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use test_support::{
     Context, Ending, Kind, Need, Program, Session, View, check_lifted, check_unlifted, default_huge_page, main_of,
     source_of, test_case,
@@ -27,6 +28,8 @@ fn main() -> ExitCode {
     tests.push(test_case("a_page_that_an_earlier_lift_used", needs(), page_of_an_earlier_lift));
     tests.push(test_case("no_room_for_the_page", needs(), no_room));
     tests.push(test_case("main_thread_has_ended", needs(), main_thread_has_ended));
+    tests.push(test_case("waits_on_full_stacks/back_and_forth", needs(), |t| waits(t, false)));
+    tests.push(test_case("waits_on_full_stacks/killed_at_any_moment", needs(), |t| waits(t, true)));
     main_of(tests)
 }
 
@@ -101,15 +104,7 @@ fn killed(t: &Context, stack: &str) -> Result<()> {
     let pid = session.pid().to_string();
     let mut left_behind = 0;
     for round in 0..120u64 {
-        let words: &[&str] = if round % 3 == 2 { &["detach", "-q"] } else { &["attach", "-q", "--pages", "thp"] };
-        let mut command = t.pagelift(words)?;
-        command.arg(&pid).stderr(Stdio::null());
-        let mut child = command.spawn()?;
-        // A multiplicative sequence reaches every part of the time that a lift takes.
-        sleep(Duration::from_micros(round * 7919 % 16000));
-        child.kill().ok();
-        child.wait()?;
-        ensure!(fs::exists(format!("/proc/{pid}/maps"))?, "the program has ended after round {round}");
+        kill_within(t, &pid, round)?;
         let left = leftovers(session.pid())?;
         ensure!(left.len() <= 1, "round {round}: {left:?}");
         left_behind += left.len();
@@ -175,4 +170,75 @@ fn main_thread_has_ended(t: &Context) -> Result<()> {
         ensure!(refused.stderr.contains("its main thread has ended"), "{}", refused.stderr);
     }
     end(t, session)
+}
+
+/// Threads wait for a time that they give by address. It is changed to the remaining time, and not on their stacks.
+fn waits(t: &Context, is_killed: bool) -> Result<()> {
+    let mut session = t.session(Program::named("attach/waits_on_full_stacks.c")?.command()?)?;
+    session.wait_for_line("ready")?;
+    let pid = session.pid().to_string();
+    let started = Instant::now();
+    // Half of the time of the waits is over in the end. If they were then made again as they were, they would end late.
+    for round in 0.. {
+        if is_killed {
+            kill_within(t, &pid, round)?;
+        } else {
+            pagelift(t, &["attach", "-q", "--pages", "thp", &pid])?;
+            pagelift(t, &["detach", "-q", &pid])?;
+        }
+        if started.elapsed() > Duration::from_secs(4) {
+            break;
+        }
+    }
+    pagelift(t, &["attach", "-q", "--pages", "thp", &pid])?;
+    pagelift(t, &["detach", "-q", &pid])?;
+    session.send("\n")?;
+    session.wait_for_line("all right")?;
+    // No thread uses its time any more.
+    pagelift(t, &["attach", "-q", "--pages", "thp", &pid])?;
+    pagelift(t, &["detach", "-q", &pid])?;
+    ensure!(vdso_of(session.pid())? == vdso_of(std::process::id())?, "something is left after the vDSO");
+    ensure!(leftovers(session.pid())?.is_empty());
+    session.send("\n")?;
+    let output = session.finish()?.success()?;
+    t.keep(&output);
+    ensure!(output.stdout.contains("\n0 bytes of the stacks have changed"), "{}", output.stdout);
+    let shows_sleep = fs::exists("/proc/self/sched")?;
+    let ended: Vec<&str> = output.stdout.lines().filter(|line| line.contains(" ended ")).collect();
+    // Where a lift is killed before it has changed the result of a call, the program sees the EINTR.
+    let is_as_plain = |line: &&str| {
+        line.contains(" ended in time,")
+            || !shows_sleep && line.contains(" late,")
+            || is_killed && line.contains(" with an error,")
+    };
+    ensure!(ended.len() >= 3 && ended.iter().all(is_as_plain), "{}", output.stdout);
+    let unchecked = output.stdout.lines().filter(|line| line.ends_with(" is over before the check")).count();
+    ensure!(unchecked == 0 || is_killed, "{}", output.stdout);
+    t.note(format!("{} of {} stacks were checked", ended.len() - unchecked, ended.len()));
+    Ok(())
+}
+
+/// Kills a lift, or every third time a `detach`, at a moment of its duration that the number of the round chooses.
+fn kill_within(t: &Context, pid: &str, round: u64) -> Result<()> {
+    let words: &[&str] = if round % 3 == 2 { &["detach", "-q"] } else { &["attach", "-q", "--pages", "thp"] };
+    let mut command = t.pagelift(words)?;
+    command.arg(pid).stderr(Stdio::null());
+    let mut child = command.spawn()?;
+    // A multiplicative sequence reaches every part of the time that a lift takes.
+    sleep(Duration::from_micros(round * 7919 % 16000));
+    child.kill().ok();
+    child.wait()?;
+    ensure!(fs::exists(format!("/proc/{pid}/maps"))?, "the program has ended after round {round}");
+    Ok(())
+}
+
+/// The bytes of a process's vDSO, and of the padding after it.
+fn vdso_of(pid: u32) -> Result<Vec<u8>> {
+    use std::os::unix::fs::FileExt;
+    let view = View::of(pid)?;
+    let is_vdso = |m: &&Mapping| m.name == MappingName::Special("[vdso]".into());
+    let range = view.space.mappings().iter().find(is_vdso).context("it has no vDSO")?.range;
+    let mut bytes = vec![0; range.len() as usize];
+    fs::File::open(format!("/proc/{pid}/mem"))?.read_exact_at(&mut bytes, range.start().0)?;
+    Ok(bytes)
 }

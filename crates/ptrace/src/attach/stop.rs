@@ -7,7 +7,6 @@ mod permission;
 mod release;
 mod settled;
 mod standstill;
-mod timed;
 
 pub use error::{NotPrepared, StopError};
 pub use standstill::Standstill;
@@ -24,12 +23,11 @@ use crate::remote::restart;
 use crate::remote::seccomp::Filters;
 use crate::remote::status::{ThreadStatus, is_ending, sleeps_uninterruptibly};
 use crate::remote::thread_list::{Listing, user_threads};
-use crate::remote::timed_wait::TimedWait;
+use crate::remote::timed_wait::TimedWaits;
 use crate::remote::tracee::{Running, Stopped};
 use crate::remote::wait::{Stop, WaitReport};
 use address_space::AddressRange;
 use exec::{Over, is_traced_by_another, tracer_of};
-use linux::sleep_clock::SleepClock;
 use nix::errno::Errno;
 use nix::unistd::{Pid, gettid};
 use partial::WholeCalls;
@@ -77,8 +75,7 @@ pub struct LiveProcess {
     /// The calls in which threads were last seen to wait, of those that may have to be restarted.
     inflight: BTreeMap<i32, InflightSyscall>,
     /// Waits of a relative time in which threads were seen to sleep before their last stop was requested.
-    waits: BTreeMap<i32, TimedWait>,
-    clock: SleepClock,
+    waits: TimedWaits,
     /// Waits for calls that a stop would end in part.
     whole: WholeCalls,
     /// Stopped threads whose call has failed and is made again when they are resumed.
@@ -112,8 +109,7 @@ impl LiveProcess {
             traced: BTreeMap::new(),
             stopped: BTreeMap::new(),
             inflight: BTreeMap::new(),
-            waits: BTreeMap::new(),
-            clock: SleepClock::default(),
+            waits: TimedWaits::default(),
             whole: WholeCalls::default(),
             restarting: BTreeSet::new(),
             chosen: BTreeSet::new(),
@@ -374,7 +370,7 @@ impl LiveProcess {
         threads.sort_by_key(|&thread| self.receivers.contains(thread));
         self.await_awake(&threads);
         self.await_whole_calls(&threads);
-        threads.iter().for_each(|&thread| self.look_at_wait(thread));
+        threads.iter().for_each(|&thread| self.waits.look_at(self.pid, thread));
         let with_stopped: Vec<i32> = self.stopped.keys().chain(&threads).copied().collect();
         let seized = reaping::while_tracing(&with_stopped, || self.seize_all(&threads))?;
         self.since.get_or_insert_with(Instant::now);
@@ -435,7 +431,7 @@ impl LiveProcess {
 
     fn stop(&mut self, thread: i32) -> Result<bool, StopError> {
         self.await_whole_calls(&[thread]);
-        self.look_at_wait(thread);
+        self.waits.look_at(self.pid, thread);
         let told = self.seize(thread)? && !self.interrupt_all(vec![thread]).is_empty();
         Ok(told && self.await_stop(thread, Instant::now() + STOP_TIMEOUT)?)
     }
@@ -553,8 +549,8 @@ impl LiveProcess {
         self.stopped_by_shell |= stop.is_group_stop();
         let signal = stop.delivered_signal();
         // The program must not see an error that only this stop has caused.
-        let (before, wait) = (self.inflight.get(&thread), self.waits.get_mut(&thread));
-        if restart::restart_interrupted(self.pid, Pid::from_raw(thread), signal, before, wait) == Ok(true) {
+        let (before, waits) = (self.inflight.get(&thread), Some(&mut self.waits));
+        if restart::restart_interrupted(self.pid, Pid::from_raw(thread), signal, before, waits) == Ok(true) {
             self.restarting.insert(thread);
         }
         self.stopped.insert(thread, Held { thread: stopped, signal });

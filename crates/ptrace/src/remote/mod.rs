@@ -8,7 +8,7 @@
 //!   `executor` lifts with them, `from_file` copies with them, `outside` lifts without any, and `calls` is what the executors
 //!   share.
 //! - The program's own system calls that a stop has interrupted: `restart`, with the remaining time: `timed_wait`,
-//!   `unused`.
+//!   `time_places`, `unused`.
 
 pub mod arch;
 pub mod auxiliary;
@@ -31,6 +31,7 @@ pub mod seccomp;
 mod spin_wait;
 pub mod status;
 pub mod thread_list;
+pub mod time_places;
 pub mod timed_wait;
 pub mod tracee;
 mod unused;

@@ -9,7 +9,7 @@ use crate::remote::RemoteMemory;
 use crate::remote::arch::{self, Interrupted, Registers};
 use crate::remote::requests;
 use crate::remote::status::ThreadStatus;
-use crate::remote::timed_wait::TimedWait;
+use crate::remote::timed_wait::TimedWaits;
 use address_space::Address;
 use linux::interrupted::IO_PGETEVENTS;
 pub use linux::interrupted::{can_be_repeated, ends_with_any_handler, gives_error, may_end_in_part};
@@ -37,7 +37,7 @@ pub fn concerns_children(number: i64) -> bool {
 /// restarted that the stop has made fail, or a signal that is only delivered because of the stop; a call that a handled
 /// signal of the program has interrupted still fails with EINTR. `signal` is the signal for which the thread has
 /// stopped, 0 for a stop by this process. `before` is the call in which it was last seen to wait, if that is needed;
-/// `wait` is the wait of a relative time in which it was seen just before the stop was requested.
+/// `waits` has the wait of a relative time in which it was seen just before the stop was requested.
 /// Returns true if the thread is now about to make that call.
 ///
 /// # Errors
@@ -47,7 +47,7 @@ pub fn restart_interrupted(
     thread: Pid,
     signal: i32,
     before: Option<&InflightSyscall>,
-    wait: Option<&mut TimedWait>,
+    waits: Option<&mut TimedWaits>,
 ) -> Result<bool, Errno> {
     let mut registers = requests::registers(thread)?;
     if put_back_into_call(process, thread, &registers)? {
@@ -74,8 +74,8 @@ pub fn restart_interrupted(
     let mut stopped = seen(&registers);
     stopped.arguments[0] = first_argument;
     arch::make_again(&mut registers, first_argument);
-    if let Some(wait) = wait {
-        wait.shorten(process, thread, &stopped, &mut registers);
+    if let Some(waits) = waits {
+        waits.shorten(thread, &stopped, &mut registers);
     }
     requests::set_registers_of_same_program(thread, &registers)?;
     if !arch::SHOWS_CALLS {

@@ -5,13 +5,14 @@
 use super::entry_stop::AwaitedEntry;
 use super::handler::{After, AfterExec, EntryStop, ExecStop, Handler};
 use super::pace::{self, Look, Pace};
-use super::parent_waits::ParentWaits;
+use super::parent_waits::look_before_an_end;
 use super::reap_stub;
 use super::threads::{NotAllStopped, StoppedThreads};
 use crate::remote::arch::{self, guest};
 use crate::remote::requests::{self, CallStop, Resume};
 use crate::remote::restart;
 use crate::remote::status::ThreadStatus;
+use crate::remote::timed_wait::TimedWaits;
 use crate::remote::tracee::{Running, Stopped, Waited};
 use crate::remote::wait::{self, Stop};
 use crate::remote::{InjectError, Injector, seccomp};
@@ -110,7 +111,8 @@ pub struct Follower {
     threads: HashMap<i32, State>,
     /// How the programs are looked after that are on their way to their entries.
     pace: Pace,
-    waits: ParentWaits,
+    /// Waits in which threads were seen before the end of a child.
+    waits: TimedWaits,
 }
 
 impl Follower {
@@ -132,7 +134,7 @@ impl Follower {
             launcher: Some(pid),
             threads: HashMap::from([(pid.as_raw(), State::Plain)]),
             pace: Pace::new(descendants),
-            waits: ParentWaits::default(),
+            waits: TimedWaits::default(),
         })
     }
 
@@ -151,7 +153,7 @@ impl Follower {
     /// Waits until a child has ended or a thread has stopped, and reads the waits that the end would interrupt.
     fn look_before_an_end(&mut self) {
         if self.descendants {
-            self.waits.look_before_an_end(|thread| self.threads.contains_key(&thread));
+            look_before_an_end(&mut self.waits, |thread| self.threads.contains_key(&thread));
         }
     }
 
@@ -416,7 +418,7 @@ impl<H: Handler> Following<'_, H> {
     fn at_signal(&mut self, stopped: &Stopped, signal: i32) -> Next {
         let pid = stopped.pid();
         // Were the thread not traced, a signal without a handler would not interrupt its call.
-        let _ = restart::restart_interrupted(pid, pid, signal, None, self.follower.waits.of(pid));
+        let _ = restart::restart_interrupted(pid, pid, signal, None, Some(&mut self.follower.waits));
         match self.follower.threads.get(&pid.as_raw()) {
             Some(State::Leaving) => Next::LeaveAlone(signal),
             _ => Next::Resume(signal),
@@ -503,6 +505,7 @@ impl<H: Handler> Following<'_, H> {
             }
             Next::LeaveAlone(signal) => {
                 self.follower.threads.remove(&stopped.pid().as_raw());
+                self.follower.waits.forget(stopped.pid());
                 let _ = stopped.detach(signal);
             }
             Next::RunToEntry => {

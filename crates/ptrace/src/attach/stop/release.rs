@@ -27,7 +27,7 @@ impl LiveProcess {
     pub(super) fn release(&mut self, thread: i32) {
         if let Some(held) = self.stopped.remove(&thread) {
             let (failed, chosen) = (self.restarting.remove(&thread), self.chosen.remove(&thread));
-            self.refresh_wait(thread);
+            self.waits.refresh(Pid::from_raw(thread));
             if failed || chosen {
                 let _ = restart::give_way_to_signals(Pid::from_raw(thread), failed);
             }

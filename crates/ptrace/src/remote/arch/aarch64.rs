@@ -365,9 +365,6 @@ pub fn set_argument(r: &mut Registers, index: usize, value: u64) {
     r.regs[index] = value;
 }
 
-/// Number of bytes below the stack pointer that belong to the function that runs: none (AAPCS64, 6.4.5.1).
-pub const RED_ZONE: u64 = 0;
-
 /// Makes the thread, which is about to restart a call, continue with the error of that call.
 pub fn give_error(r: &mut Registers) {
     r.pc += SYSCALL_INSTRUCTION.len() as u64;

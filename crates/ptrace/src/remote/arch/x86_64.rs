@@ -361,9 +361,6 @@ pub fn set_argument(r: &mut Registers, index: usize, value: u64) {
     *[&mut r.rdi, &mut r.rsi, &mut r.rdx, &mut r.r10, &mut r.r8, &mut r.r9][index] = value;
 }
 
-/// Number of bytes below the stack pointer that belong to the function that runs (System V ABI, 3.2.2).
-pub const RED_ZONE: u64 = 128;
-
 /// Does nothing: the kernel has yet to decide whether the call is restarted.
 pub fn give_error(_: &mut Registers) {}
 
