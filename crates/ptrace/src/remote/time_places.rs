@@ -22,11 +22,16 @@ use address_space::{Address, AddressRange, AddressSpace};
 use linux::text::text_of;
 use nix::unistd::Pid;
 use std::collections::{BTreeSet, HashMap};
-use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 /// Number of bytes of a `struct timespec`, and the alignment of a place.
 const BYTES: usize = 16;
+
+/// Maximum wait for the threads to sleep in calls: those that have just been released are awake.
+const SLEEP_TIMEOUT: Duration = Duration::from_millis(5);
+/// Interval between two looks at them.
+const SLEEP_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The contents of a place.
 type Contents = [u8; BYTES];
@@ -50,10 +55,17 @@ pub struct TimePlaces {
 impl TimePlaces {
     /// Stores a time for the call of a stopped thread, and returns its address. `argument` is the present address of its
     /// time. `None` if there is no room, or if somebody else has written there.
-    pub fn store(&mut self, (process, thread): (Pid, Pid), argument: Address, time: Duration) -> Option<Address> {
+    /// Without the mappings of the process, only a thread that has a place gets one.
+    pub fn store(
+        &mut self,
+        (process, thread): (Pid, Pid),
+        space: Option<&AddressSpace>,
+        argument: Address,
+        time: Duration,
+    ) -> Option<Address> {
         let memory = RemoteMemory::open(process.as_raw()).ok()?;
         let known = self.of_threads.remove(&thread.as_raw()).filter(|place| place.process == process);
-        let place = known.or_else(|| self.find(&memory, process, argument))?;
+        let place = known.or_else(|| self.find(&memory, space?, process, argument))?;
         if contents(&memory, place.at) != Some(place.holds) {
             return None;
         }
@@ -65,8 +77,8 @@ impl TimePlaces {
 
     /// Returns the place at the address `argument`, which an earlier lift has used for this call, or a free one, or that of
     /// a thread that has ended.
-    fn find(&mut self, memory: &RemoteMemory, process: Pid, argument: Address) -> Option<Place> {
-        let places = places_of(memory, process)?;
+    fn find(&mut self, memory: &RemoteMemory, space: &AddressSpace, process: Pid, argument: Address) -> Option<Place> {
+        let places = places_of(memory, space, process)?;
         let of_call = places.iter().find(|place| place.at == argument);
         let free = || places.iter().find(|place| place.holds == FREE);
         of_call.or_else(free).copied().or_else(|| self.take_from_ended(process))
@@ -85,29 +97,31 @@ impl TimePlaces {
     }
 }
 
-/// Times that are stored in a process.
-pub struct StoredTimes(Vec<Place>);
+/// Times in a process that no thread uses any more.
+pub struct UnusedTimes(Vec<Place>);
 
-impl StoredTimes {
-    /// Reads them.
+impl UnusedTimes {
+    /// Finds them while the program runs: a thread that is seen in another call does not come back to the one before. If a
+    /// thread is awake, none is known to be unused, since it may be about to begin its call.
     pub fn of(process: Pid) -> Self {
         let memory = RemoteMemory::open(process.as_raw()).ok();
-        let mut places = memory.and_then(|memory| places_of(&memory, process)).unwrap_or_default();
+        let mut places = memory.and_then(|memory| places_of(&memory, &space_of(process)?, process)).unwrap_or_default();
         places.retain(|place| place.holds != FREE);
+        let deadline = Instant::now() + SLEEP_TIMEOUT;
+        let mut used = if places.is_empty() { Some(BTreeSet::new()) } else { arguments_of_threads(process) };
+        while used.is_none() && Instant::now() < deadline {
+            thread::sleep(SLEEP_POLL_INTERVAL);
+            used = arguments_of_threads(process);
+        }
+        places.retain(|place| used.as_ref().is_some_and(|used| !used.contains(&place.at.0)));
         Self(places)
     }
 
-    /// Clears the places of threads that are in other calls by now. `thread` is a stopped one of the process, which is not
-    /// in code of Pagelift. If a thread is awake, all stay: it may be about to begin its call.
-    pub fn clear_unused(self, process: Pid, thread: Pid) {
-        if self.0.is_empty() {
-            return;
-        }
-        let (Some(used), Ok(memory)) = (arguments_of_threads(process), RemoteMemory::open(process.as_raw())) else {
-            return;
-        };
-        for place in self.0.iter().filter(|place| !used.contains(&place.at.0)) {
-            if contents(&memory, place.at) == Some(place.holds) {
+    /// Clears their places, unless they have been used again. `thread` is a stopped one of the process.
+    pub fn clear(self, thread: Pid) {
+        for place in self.0 {
+            let memory = RemoteMemory::open(place.process.as_raw());
+            if let Some(memory) = memory.ok().filter(|memory| contents(memory, place.at) == Some(place.holds)) {
                 // If it fails, the time stays until the next lift.
                 let _ = write_code(thread, &memory, place.at, &FREE);
             }
@@ -144,10 +158,14 @@ fn contents_for(time: Duration) -> Contents {
     bytes
 }
 
+/// Reads the mappings of a process.
+pub fn space_of(process: Pid) -> Option<AddressSpace> {
+    AddressSpace::parse(&text_of(format!("/proc/{process}/maps")).ok()?).ok()
+}
+
 /// Returns all places of a process; `None` if its memory cannot be read.
-fn places_of(memory: &RemoteMemory, process: Pid) -> Option<Vec<Place>> {
-    let space = AddressSpace::parse(&text_of(format!("/proc/{process}/maps")).ok()?).ok()?;
-    let room = room_after_vdso(memory, &space)?;
+fn places_of(memory: &RemoteMemory, space: &AddressSpace, process: Pid) -> Option<Vec<Place>> {
+    let room = room_after_vdso(memory, space)?;
     let mut bytes = vec![0; room.len() as usize];
     memory.read(room.start(), &mut bytes).ok()?;
     let (chunks, _) = bytes.as_chunks::<BYTES>();
@@ -204,7 +222,7 @@ mod tests {
     }
 
     fn vdso_of(pid: Pid) -> (Address, Vec<u8>) {
-        let space = AddressSpace::parse(&text_of(format!("/proc/{pid}/maps")).unwrap()).unwrap();
+        let space = space_of(pid).unwrap();
         let range = space.mappings().iter().find(|mapping| is_vdso(mapping)).unwrap().range;
         let mut bytes = vec![0; range.len() as usize];
         RemoteMemory::open(pid.as_raw()).unwrap().read(range.start(), &mut bytes).unwrap();
@@ -220,8 +238,10 @@ mod tests {
     fn a_time_stays_at_its_place_until_no_thread_uses_it() {
         let (mut child, pid, stopped) = sleeper();
         let (start, before) = vdso_of(pid);
+        let space = space_of(pid);
+        let space = space.as_ref();
         let mut places = TimePlaces::default();
-        let mut store = |seconds| places.store((pid, pid), ELSEWHERE, Duration::from_secs(seconds)).unwrap();
+        let mut store = |seconds| places.store((pid, pid), space, ELSEWHERE, Duration::from_secs(seconds)).unwrap();
         let at = store(7);
         assert_eq!((store(5), time_at(pid, at)), (at, [5, 0]));
         let offset = (at - start) as usize;
@@ -229,20 +249,20 @@ mod tests {
         assert!(before[offset..][..BYTES] == FREE && after[..offset] == before[..offset]);
         assert!(after[offset + BYTES..] == before[offset + BYTES..]);
         // Another lift finds it by the argument of the call, and takes another place for another call.
-        let other = TimePlaces::default().store((pid, pid), ELSEWHERE, Duration::ZERO).unwrap();
+        let other = TimePlaces::default().store((pid, pid), space, ELSEWHERE, Duration::ZERO).unwrap();
         assert_ne!(other, at);
         assert_eq!(time_at(pid, other), [0, 1]);
-        assert_eq!(TimePlaces::default().store((pid, pid), at, Duration::from_secs(4)), Some(at));
+        assert_eq!(TimePlaces::default().store((pid, pid), space, at, Duration::from_secs(4)), Some(at));
         assert_eq!(time_at(pid, at), [4, 0]);
         // It is cleared only once no call has it as its argument.
         let registers = requests::registers(pid).unwrap();
         let mut waiting = registers;
         arch::set_argument(&mut waiting, 3, at.0);
         requests::set_registers(pid, &waiting).unwrap();
-        StoredTimes::of(pid).clear_unused(pid, pid);
+        UnusedTimes::of(pid).clear(pid);
         assert_eq!((time_at(pid, at), time_at(pid, other)), ([4, 0], [0, 0]));
         requests::set_registers(pid, &registers).unwrap();
-        StoredTimes::of(pid).clear_unused(pid, pid);
+        UnusedTimes::of(pid).clear(pid);
         assert!(vdso_of(pid).1 == before);
         stopped.detach(0).unwrap();
         child.kill().unwrap();
@@ -252,11 +272,12 @@ mod tests {
     #[test]
     fn what_somebody_else_has_written_is_not_written_over() {
         let (mut child, pid, stopped) = sleeper();
+        let space = space_of(pid);
         let mut places = TimePlaces::default();
-        let at = places.store((pid, pid), ELSEWHERE, Duration::from_secs(7)).unwrap();
+        let at = places.store((pid, pid), space.as_ref(), ELSEWHERE, Duration::from_secs(7)).unwrap();
         let memory = RemoteMemory::open(pid.as_raw()).unwrap();
         write_code(pid, &memory, at, &[0xff; BYTES]).unwrap();
-        assert_eq!(places.store((pid, pid), at, Duration::from_secs(5)), None);
+        assert_eq!(places.store((pid, pid), space.as_ref(), at, Duration::from_secs(5)), None);
         assert_eq!(time_at(pid, at), [u64::MAX; 2]);
         stopped.detach(0).unwrap();
         child.kill().unwrap();
@@ -268,17 +289,18 @@ mod tests {
         let (mut child, pid, stopped) = sleeper();
         let mut places = TimePlaces::default();
         let memory = RemoteMemory::open(pid.as_raw()).unwrap();
-        let count = places_of(&memory, pid).unwrap().len();
+        let space = space_of(pid).unwrap();
+        let count = places_of(&memory, &space, pid).unwrap().len();
         assert!(count >= 5, "{count} places");
         // No thread has these numbers.
         for number in 0..=count as i32 {
             let thread = Pid::from_raw(i32::MAX - number);
-            let place = places.find(&memory, pid, ELSEWHERE).unwrap();
+            let place = places.find(&memory, &space, pid, ELSEWHERE).unwrap();
             memory.write(place.at, &contents_for(Duration::from_secs(1))).unwrap();
             places.of_threads.insert(thread.as_raw(), Place { holds: contents_for(Duration::from_secs(1)), ..place });
         }
         assert_eq!(places.of_threads.len(), count);
-        assert_eq!(TimePlaces::default().find(&memory, pid, ELSEWHERE), None);
+        assert_eq!(TimePlaces::default().find(&memory, &space, pid, ELSEWHERE), None);
         stopped.detach(0).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();

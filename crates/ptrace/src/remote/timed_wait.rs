@@ -15,12 +15,11 @@ use super::RemoteMemory;
 use super::arch::{self, Registers};
 use super::inflight_syscall::{InflightSyscall, slept_only_in};
 use super::requests;
-use super::time_places::TimePlaces;
+use super::time_places::{TimePlaces, space_of};
 use super::unused::is_unused;
 use address_space::{Address, AddressSpace};
 use linux::interrupted::{Limit, limit_after_stop};
 use linux::sleep_clock::{Sleep, SleepClock};
-use linux::text::text_of;
 use nix::unistd::Pid;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -116,9 +115,12 @@ impl TimedWait {
         (registers, places): (&mut Registers, &mut TimePlaces),
     ) {
         self.again = None;
-        let is_the_same = self.call.is(stopped) && slept_only_in(self.process, thread, self.sleeps);
-        if is_the_same && is_unseen(self.process, stopped, self.index) == Some(true) {
-            self.set_time_left(thread, registers, places);
+        if !self.call.is(stopped) || !slept_only_in(self.process, thread, self.sleeps) {
+            return;
+        }
+        let Some(space) = space_of(self.process) else { return };
+        if is_unseen(self.process, &space, stopped, self.index) == Some(true) {
+            self.set_time_left((thread, Some(&space)), registers, places);
         }
     }
 
@@ -129,20 +131,25 @@ impl TimedWait {
         let is_there = arch::is_made_again(&registers, Address(again.behind))
             && (number, arguments) == (again.number, again.arguments)
             && arch::stack_pointer(&registers) == Address(again.stack);
-        if is_there && self.set_time_left(thread, &mut registers, places) {
+        if is_there && self.set_time_left((thread, None), &mut registers, places) {
             // Otherwise it waits for a little longer.
             let _ = requests::set_registers_of_same_program(thread, &registers);
         }
     }
 
     /// The time is stored before the registers are set: if this process is killed in between, the call is made as it was.
-    fn set_time_left(&mut self, thread: Pid, registers: &mut Registers, places: &mut TimePlaces) -> bool {
+    fn set_time_left(
+        &mut self,
+        (thread, space): (Pid, Option<&AddressSpace>),
+        registers: &mut Registers,
+        places: &mut TimePlaces,
+    ) -> bool {
         let left = self.ends.saturating_duration_since(Instant::now());
         let value = match self.limit {
             Limit::Milliseconds => Some(left.as_nanos().div_ceil(1_000_000) as u64),
             Limit::Timespec => {
                 let argument = Address(self.call.arguments[self.index]);
-                places.store((self.process, thread), argument, left).map(|place| place.0)
+                places.store((self.process, thread), space, argument, left).map(|place| place.0)
             }
         };
         let Some(value) = value else { return false };
@@ -155,10 +162,9 @@ impl TimedWait {
 }
 
 /// True if nobody sees that this argument of a call has changed afterwards; `None` if that is unknown.
-fn is_unseen(process: Pid, call: &InflightSyscall, index: usize) -> Option<bool> {
+fn is_unseen(process: Pid, space: &AddressSpace, call: &InflightSyscall, index: usize) -> Option<bool> {
     let memory = RemoteMemory::open(process.as_raw()).ok()?;
-    let space = AddressSpace::parse(&text_of(format!("/proc/{process}/maps")).ok()?).ok()?;
-    Some(is_unused(&memory, &space, Address(call.behind), index))
+    Some(is_unused(&memory, space, Address(call.behind), index))
 }
 
 /// Returns the length of a wait; `None` where it has no limit, or none that the kernel accepts.

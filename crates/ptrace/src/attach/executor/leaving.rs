@@ -4,7 +4,7 @@ use super::{LiveExecutor, Target};
 use crate::attach::own_mapping::unmap;
 use crate::remote::arch::numbers;
 use crate::remote::calls::failed;
-use crate::remote::time_places::StoredTimes;
+use crate::remote::time_places::UnusedTimes;
 use lift_execution::{CallError, Executor};
 use linux::urgency::Urgency;
 use nix::errno::Errno;
@@ -111,9 +111,10 @@ impl LiveExecutor {
 
     fn remove_page(&mut self) -> Result<(), CallError> {
         let _urgency = Urgency::raise();
-        let times = StoredTimes::of(self.process.pid());
+        // Before the stop, which it would lengthen.
+        let times = UnusedTimes::of(self.process.pid());
         let thread = self.process.stop_one().map_err(|error| Self::error_of(&error))?;
-        times.clear_unused(self.process.pid(), thread);
+        times.clear(thread);
         let removed = unmap(&mut self.process, thread, &self.page, &self.memory, self.base_page);
         self.process.release_all();
         removed.map_err(|error| failed("removing the page for calls", &error))
