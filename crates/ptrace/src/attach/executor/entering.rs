@@ -312,6 +312,8 @@ mod tests {
     #[test]
     fn a_thread_that_a_killed_lift_leaves_with_one_call_makes_it_and_the_next_lift_takes_its_page_over() {
         let mut program = Program::start();
+        // A thread blocks all signals while it starts another one; the program answers once that is over.
+        program.fork(0);
         let (pid, blocked) = (program.pid(), blocked_signals(program.pid()));
         for blocks_signals in [false, true] {
             let memory = RemoteMemory::open(pid).unwrap();
