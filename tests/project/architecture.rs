@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use test_support::{main_of, workspace};
 
 /// Crates and files that model, plan or calculate: no I/O, no system call, no `unsafe`.
-const PURE: [&str; 14] = [
+const PURE: [&str; 15] = [
     "crates/address-space/src",
     "crates/foreign-text/src",
     "crates/options/src",
@@ -26,6 +26,7 @@ const PURE: [&str; 14] = [
     "crates/bench-record/src",
     "crates/bench-report/src",
     "crates/service-units/src",
+    "crates/shared-memory/src",
     "crates/tlb-model/src",
 ];
 /// The only dependencies of pure crates on others: statistics and types of measurements, and the types of allocators.
@@ -236,7 +237,7 @@ fn pure_crates_do_no_io() -> Result<()> {
 }
 
 fn pure_crates_forbid_unsafe_code() -> Result<()> {
-    const CRATES: [&str; 13] = [
+    const CRATES: [&str; 14] = [
         "address-space",
         "foreign-text",
         "bench-record",
@@ -249,6 +250,7 @@ fn pure_crates_forbid_unsafe_code() -> Result<()> {
         "lift-plan",
         "measure",
         "service-units",
+        "shared-memory",
         "tlb-model",
     ];
     for pure in CRATES.map(|name| format!("crates/{name}/src/lib.rs")) {

@@ -10,6 +10,7 @@ use linux::pages::base_page;
 use nix::errno::Errno;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use process_view::ProcessFiles;
+use shared_memory::most_holes;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::ops::Range;
@@ -18,9 +19,6 @@ use std::time::{Duration, Instant};
 /// Bytes that one call reads ahead: the kernel reads no more than the device's limit, and this is the usual one
 /// (`read_ahead_kb`).
 const READ_AHEAD: usize = 128 << 10;
-
-/// The share of a block on tmpfs that may be holes: one part in so many.
-const HOLES: u64 = 8;
 
 /// The page cache of one file, in blocks, which go by their numbers.
 pub(crate) trait PageCache {
@@ -123,7 +121,7 @@ impl PageCache for KernelCache<'_> {
 
     fn may_be_filled(&self, block: u64) -> Result<bool, Error> {
         let offsets = offsets_of(&(block..block + 1), self.huge);
-        let most = if self.can_be_evicted()? { self.huge.bytes() - 1 } else { self.huge.bytes() / HOLES };
+        let most = if self.can_be_evicted()? { self.huge.bytes() - 1 } else { most_holes(self.huge) };
         linux::file_holes::holes_in(self.file, offsets, most)
             .map(|holes| holes <= most)
             .map_err(|error| Error::new("lseek(SEEK_DATA)", error))

@@ -1,0 +1,27 @@
+//! Shared memory of running processes: which blocks of it can be put on huge pages in place, what that costs, and the lift,
+//! block by block, within a budget.
+//!
+//! A block is what one huge page holds. The kernel collapses a block for all processes that share it at once
+//! (`process_madvise` with `MADV_COLLAPSE`), so processes that share a segment are planned together, and each block is done
+//! once. Everything here is calculated from values; the kernel stands behind the trait [`Kernel`].
+#![forbid(unsafe_code)]
+
+mod lift;
+mod plan;
+mod reason;
+mod segment;
+
+pub use lift::{Budget, Kernel, Lifted, Outcome, Refusal, lift};
+pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan};
+pub use reason::Reason;
+pub use segment::{Contents, Segment, SegmentKey, SegmentKind, View};
+
+use address_space::PageSize;
+
+/// One part in so many of a block may be holes where its pages are the only copy: what fills them stays.
+const HOLES: u64 = 8;
+
+/// The most bytes of holes in a block that is filled without being asked for.
+pub const fn most_holes(huge: PageSize) -> u64 {
+    huge.bytes() / HOLES
+}

@@ -1,0 +1,222 @@
+//! Reasons why shared memory is not lifted: what was found, what is needed, and what fixes it.
+
+use address_space::{PageSize, format_bytes};
+use foreign_text::quoted_path_text;
+use serde::{Serialize, Serializer};
+use std::fmt;
+
+/// The setting that places and permits huge pages of shared memory.
+const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
+/// The setting that permits huge pages of one size for shared memory (Linux 6.11).
+fn size_setting(size: PageSize) -> String {
+    format!("/sys/kernel/mm/transparent_hugepage/{}/shmem_enabled", size.directory())
+}
+
+/// Why a block, a segment or the rest of a lift is left alone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// The kernel cannot collapse memory in place.
+    OldKernel {
+        /// Its release.
+        found: String,
+    },
+    /// The kernel has no transparent huge pages.
+    NoHugePages,
+    /// `shmem_enabled` is `deny`.
+    Denied,
+    /// Shared memory gets no huge pages of this size.
+    SizeOff {
+        /// Huge page size.
+        size: PageSize,
+        /// What its `shmem_enabled` holds.
+        word: String,
+    },
+    /// Addresses and offsets disagree modulo the huge page.
+    OutOfStep {
+        /// By so many bytes.
+        bytes: u64,
+        /// Huge page size.
+        size: PageSize,
+        /// `shmem_enabled` is `never`, with which the kernel places shared memory anywhere.
+        never: bool,
+    },
+    /// No whole huge page of it is mapped.
+    NoWholeBlock {
+        /// Huge page size.
+        size: PageSize,
+    },
+    /// Too many holes, which the lift would fill.
+    Holes {
+        /// Bytes that would be filled.
+        would_add: u64,
+    },
+    /// Pages of the hugetlb pool.
+    Pool,
+    /// memfd_secret(2).
+    Secret,
+    /// `MADV_NOHUGEPAGE`.
+    AdvisedAgainst,
+    /// `PR_SET_THP_DISABLE`.
+    OffInProcess,
+    /// The tmpfs has no room for what fills the holes.
+    Quota {
+        /// Bytes that it can still take.
+        left: u64,
+    },
+    /// `--max-memory`.
+    MostMemory {
+        /// Its value.
+        most: u64,
+    },
+    /// The contents cannot be looked at.
+    Unreadable {
+        /// Why.
+        why: String,
+    },
+    /// To look at all of it takes too long.
+    TooScattered,
+    /// Pages were in use each time.
+    Busy {
+        /// Number of attempts.
+        tries: u32,
+    },
+    /// No free memory in pieces of a huge page.
+    Fragmented,
+    /// The memory cgroup refuses to be charged, or a userfaultfd watches the holes.
+    NotCharged,
+    /// The memory cgroup of the process has too little left.
+    CgroupLimit {
+        /// Its directory.
+        directory: String,
+        /// Bytes left.
+        left: u64,
+    },
+    /// The machine has too little memory left.
+    MachineLow {
+        /// Bytes available.
+        available: u64,
+        /// Bytes that stay free.
+        floor: u64,
+    },
+    /// The budget of time is spent.
+    TimeIsUp {
+        /// In seconds.
+        seconds: u64,
+    },
+    /// Single blocks took too long.
+    Slow {
+        /// The worst one, in milliseconds.
+        milliseconds: u64,
+    },
+    /// The block was truncated, emptied or unmapped meanwhile.
+    Changed,
+    /// All processes that map it have ended or unmapped it.
+    Gone,
+    /// This user may not.
+    NotPermitted,
+    /// Another refusal of the kernel.
+    Refused {
+        /// The error number in words.
+        error: String,
+    },
+}
+
+impl Reason {
+    /// True where nothing more is tried in any segment.
+    pub const fn ends_all(&self) -> bool {
+        matches!(self, Self::MachineLow { .. } | Self::TimeIsUp { .. } | Self::Slow { .. } | Self::NotPermitted)
+    }
+
+    /// The command or change that fixes it, if there is one.
+    pub fn fix(&self) -> Option<String> {
+        Some(match self {
+            Self::OldKernel { .. } => "Linux 6.1 or newer".to_owned(),
+            Self::NoHugePages => "a kernel with CONFIG_TRANSPARENT_HUGEPAGE".to_owned(),
+            Self::Denied => format!("echo advise > {SHMEM_ENABLED}, then again"),
+            Self::SizeOff { size, .. } => format!("echo inherit > {}, then again", size_setting(*size)),
+            Self::OutOfStep { never: true, .. } => format!("echo advise > {SHMEM_ENABLED}, then restart the program"),
+            Self::OutOfStep { never: false, .. } => {
+                "restart the program: with shmem_enabled as it is now the kernel aligns large shared mappings"
+                    .to_owned()
+            }
+            Self::Holes { .. } => "--fill, or again once the program has filled it".to_owned(),
+            Self::OffInProcess => "start the program without PR_SET_THP_DISABLE (systemd: MemoryTHP=)".to_owned(),
+            Self::Quota { .. } => "a larger tmpfs: mount -o remount,size=SIZE".to_owned(),
+            Self::MostMemory { .. } => "a larger --max-memory".to_owned(),
+            Self::Busy { .. } | Self::TooScattered | Self::TimeIsUp { .. } => {
+                "run it again; what is done stays".to_owned()
+            }
+            Self::Fragmented | Self::Slow { .. } => {
+                "echo 1 > /proc/sys/vm/compact_memory, or free memory, then again".to_owned()
+            }
+            Self::NotCharged => "a higher limit of its memory cgroup".to_owned(),
+            Self::CgroupLimit { directory, .. } => {
+                format!("a higher memory limit in {}", quoted_path_text(directory))
+            }
+            Self::MachineLow { .. } => "free memory".to_owned(),
+            Self::NotPermitted => "run it as root".to_owned(),
+            Self::NoWholeBlock { .. }
+            | Self::Pool
+            | Self::Secret
+            | Self::AdvisedAgainst
+            | Self::Unreadable { .. }
+            | Self::Changed
+            | Self::Gone
+            | Self::Refused { .. } => return None,
+        })
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OldKernel { found } => write!(f, "the kernel is {found}, and collapses shared memory from 6.1 on"),
+            Self::NoHugePages => f.write_str("the kernel has no transparent huge pages"),
+            Self::Denied => f.write_str("shmem_enabled is `deny`"),
+            Self::SizeOff { size, word } => write!(f, "{} is `{word}`", size_setting(*size)),
+            Self::OutOfStep { bytes, size, never } => {
+                write!(f, "address and offset disagree by {} modulo {size}", format_bytes(*bytes))?;
+                f.write_str(if *never { ": the kernel places it anywhere while shmem_enabled is `never`" } else { "" })
+            }
+            Self::NoWholeBlock { size } => write!(f, "no whole block of {size} is mapped"),
+            Self::Holes { would_add } => {
+                write!(f, "blocks less than 7/8 full; the lift would add {}", format_bytes(*would_add))
+            }
+            Self::Pool => f.write_str("on huge pages of the pool already"),
+            Self::Secret => f.write_str("secret memory (memfd_secret), which the kernel never moves"),
+            Self::AdvisedAgainst => f.write_str("the program has refused huge pages there (MADV_NOHUGEPAGE)"),
+            Self::OffInProcess => f.write_str("the program has switched huge pages off for itself"),
+            Self::Quota { left } => write!(f, "its tmpfs has only {} left", format_bytes(*left)),
+            Self::MostMemory { most } => write!(f, "--max-memory={} is reached", format_bytes(*most)),
+            Self::Unreadable { why } => write!(f, "what it holds cannot be looked at: {why}"),
+            Self::TooScattered => f.write_str("it is too large or too scattered to look at all of it"),
+            Self::Busy { tries } => write!(f, "pages were in use at each of {tries} tries"),
+            Self::Fragmented => f.write_str("no free memory in pieces of a huge page"),
+            Self::NotCharged => f.write_str("its memory cgroup is full, or userfaultfd watches its holes"),
+            Self::CgroupLimit { directory, left } => {
+                write!(f, "its memory cgroup {directory} has only {} left", format_bytes(*left))
+            }
+            Self::MachineLow { available, floor } => write!(
+                f,
+                "the machine has {} available, and {} stay free",
+                format_bytes(*available),
+                format_bytes(*floor)
+            ),
+            Self::TimeIsUp { seconds } => write!(f, "stopped after {seconds} s"),
+            Self::Slow { milliseconds } => {
+                write!(f, "single blocks took up to {milliseconds} ms: memory is fragmented or the machine overloaded")
+            }
+            Self::Changed => f.write_str("emptied, truncated or unmapped meanwhile"),
+            Self::Gone => f.write_str("its processes have ended or unmapped it"),
+            Self::NotPermitted => f.write_str("this user may not; needed: CAP_SYS_NICE and the right to trace"),
+            Self::Refused { error } => write!(f, "the kernel refuses: {error}"),
+        }
+    }
+}
+
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

@@ -1,0 +1,140 @@
+//! Segments of shared memory, and where processes have mapped them.
+
+use crate::Reason;
+use address_space::{AddressRange, Mapping, PageSize, RangeSet};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Origin of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SegmentKind {
+    /// `MAP_SHARED | MAP_ANONYMOUS`, inherited by children.
+    Anonymous,
+    /// memfd_create(2).
+    Memfd,
+    /// shmget(2).
+    SystemV,
+    /// A file on a mounted tmpfs, in `/dev/shm` for example.
+    File,
+}
+
+impl SegmentKind {
+    /// The kind of a shared mapping of tmpfs; `internal` is true for the kernel's own tmpfs, which is mounted nowhere.
+    pub fn of(mapping: &Mapping, internal: bool) -> Self {
+        match mapping.path() {
+            Some(path) if internal && path.starts_with("/memfd:") => Self::Memfd,
+            Some(path) if internal && path.starts_with("/SYSV") => Self::SystemV,
+            _ if internal => Self::Anonymous,
+            _ => Self::File,
+        }
+    }
+}
+
+/// Identity of a segment. Inode numbers of System V segments are their identifiers, which other kinds and other IPC namespaces
+/// may have, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SegmentKey {
+    /// Device of the tmpfs, as maps shows it.
+    pub device: (u32, u32),
+    /// Inode.
+    pub inode: u64,
+    /// Kind.
+    pub kind: SegmentKind,
+    /// The IPC namespace of a System V segment; 0 for other kinds.
+    pub namespace: u64,
+}
+
+/// One mapping of a segment in one process.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The process.
+    pub pid: i32,
+    /// Addresses.
+    pub range: AddressRange,
+    /// Offset in the segment.
+    pub offset: u64,
+    /// Bytes mapped by huge pages (smaps).
+    pub huge: u64,
+    /// Parts that are known to be mapped by huge pages.
+    pub huge_parts: RangeSet,
+    /// Bytes in the page tables of the process.
+    pub resident: u64,
+    /// Why the kernel refuses huge pages here whatever the block holds.
+    pub refused: Option<Reason>,
+}
+
+impl View {
+    /// Bytes by which addresses are ahead of offsets, modulo `huge`.
+    pub fn out_of_step(&self, huge: PageSize) -> u64 {
+        self.range.start().0.wrapping_sub(self.offset) & (huge.bytes() - 1)
+    }
+
+    /// The addresses of a range of offsets, if all of it is mapped here.
+    pub fn addresses(&self, offsets: &Range<u64>) -> Option<AddressRange> {
+        let end = self.offset.checked_add(self.range.len())?;
+        let is_inside = offsets.start >= self.offset && offsets.end <= end;
+        is_inside.then(|| {
+            AddressRange::sized(self.range.start() + (offsets.start - self.offset), offsets.end - offsets.start)
+        })
+    }
+}
+
+/// What a segment holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Bytes of the segment, holes included.
+    pub length: u64,
+    /// Number of each block with data, in ascending order, and the bytes of it that are data: in memory, or swapped out.
+    pub blocks: Vec<(u64, u64)>,
+    /// Bytes that its tmpfs can still take; `None` without a limit.
+    pub room: Option<u64>,
+    /// Why the rest was not looked at.
+    pub unseen: Option<Reason>,
+}
+
+impl Contents {
+    /// Bytes of data.
+    pub fn data(&self) -> u64 {
+        self.blocks.iter().map(|(_, data)| data).sum()
+    }
+}
+
+/// A segment with all its mappings in the chosen processes.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Identity.
+    pub key: SegmentKey,
+    /// What maps calls it.
+    pub name: String,
+    /// Mappings.
+    pub views: Vec<View>,
+    /// Contents, or why they cannot be known.
+    pub contents: Result<Contents, Reason>,
+}
+
+impl Segment {
+    /// The most bytes that one process maps by huge pages.
+    pub fn huge(&self) -> u64 {
+        self.most_of_a_process(|view| view.huge)
+    }
+
+    /// The most bytes that one process has in its page tables.
+    pub fn resident(&self) -> u64 {
+        self.most_of_a_process(|view| view.resident)
+    }
+
+    fn most_of_a_process(&self, bytes: impl Fn(&View) -> u64) -> u64 {
+        let mut sums = BTreeMap::new();
+        for view in &self.views {
+            *sums.entry(view.pid).or_insert(0) += bytes(view);
+        }
+        sums.into_values().max().unwrap_or(0)
+    }
+
+    /// Bytes of the longest mapping.
+    pub fn longest_mapping(&self) -> u64 {
+        self.views.iter().map(|view| view.range.len()).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,174 @@
+//! Plans of shared memory: kinds, agreement of addresses and offsets, holes, and the price.
+
+use address_space::{Address, AddressRange, Mapping, MappingName, PageSize, Protection, RangeSet};
+use proptest::prelude::*;
+use shared_memory::{
+    Contents, Machine, Policy, Reason, Segment, SegmentKey, SegmentKind, View, Work, most_holes, plan,
+};
+
+const HUGE: u64 = 1 << 21;
+const START: u64 = 0x7f00_0000_0000;
+
+fn huge() -> PageSize {
+    PageSize::new(HUGE).unwrap()
+}
+
+fn machine() -> Machine {
+    Machine { huge: huge(), refused: None, never: false }
+}
+
+fn view(start: u64, blocks: u64, offset: u64) -> View {
+    let range = AddressRange::sized(Address(start), blocks * HUGE);
+    View { pid: 1, range, offset, huge: 0, huge_parts: RangeSet::new(), resident: 0, refused: None }
+}
+
+fn segment(views: Vec<View>, blocks: &[(u64, u64)], length: u64) -> Segment {
+    let key = SegmentKey { device: (0, 1), inode: 7, kind: SegmentKind::Memfd, namespace: 0 };
+    let contents = Contents { length, blocks: blocks.to_vec(), room: None, unseen: None };
+    Segment { key, name: "/memfd:x (deleted)".to_owned(), views, contents: Ok(contents) }
+}
+
+fn planned(segment: Segment, machine: &Machine, policy: Policy) -> (Vec<Work>, Vec<(Reason, u64, u64)>) {
+    let plan = plan(&[segment], machine, policy).segments.remove(0);
+    let refused = plan.refused.into_iter().map(|refused| (refused.reason, refused.blocks, refused.bytes)).collect();
+    (plan.work, refused)
+}
+
+#[test]
+fn a_block_is_lifted_from_seven_eighths_on_or_when_asked_for() {
+    let most = most_holes(huge());
+    assert_eq!(most, HUGE / 8);
+    let blocks = [(0, HUGE), (1, HUGE - most), (2, HUGE - most - 4096), (3, 4096)];
+    let (work, refused) = planned(segment(vec![view(START, 4, 0)], &blocks, 4 * HUGE), &machine(), Policy::default());
+    assert_eq!(work.iter().map(|work| (work.block, work.adds)).collect::<Vec<_>>(), [(0, 0), (1, most)]);
+    let would_add = most + 4096 + HUGE - 4096;
+    assert_eq!(refused, [(Reason::Holes { would_add }, 2, HUGE - most)]);
+    let fill = Policy { fill: true, ..Policy::default() };
+    let (work, refused) = planned(segment(vec![view(START, 4, 0)], &blocks, 4 * HUGE), &machine(), fill);
+    assert_eq!((work.len(), refused.len()), (4, 0));
+    assert_eq!(work.iter().map(|work| work.adds).sum::<u64>(), most + would_add);
+}
+
+#[test]
+fn addresses_that_disagree_are_named_with_the_setting() {
+    let views = || vec![view(START + 0x3000, 4, 0)];
+    for never in [false, true] {
+        let (work, refused) =
+            planned(segment(views(), &[(1, HUGE)], 8 * HUGE), &Machine { never, ..machine() }, Policy::default());
+        let reason = Reason::OutOfStep { bytes: 0x3000, size: huge(), never };
+        assert!(reason.to_string().contains("disagree by 12.0 KiB modulo 2 MiB"), "{reason}");
+        assert_eq!(reason.fix().unwrap().starts_with("echo advise > /sys/"), never);
+        assert_eq!((work, refused), (vec![], vec![(reason, 1, HUGE)]));
+    }
+    // Another process has mapped it well.
+    let mut two = views();
+    two.push(view(START + 64 * HUGE, 4, 0));
+    let (work, _) = planned(segment(two, &[(1, HUGE)], 8 * HUGE), &machine(), Policy::default());
+    assert_eq!(work, [Work { block: 1, view: 1, adds: 0 }]);
+}
+
+#[test]
+fn what_is_huge_already_is_not_done_again() {
+    let mut one = view(START, 2, 0);
+    one.huge_parts.insert(AddressRange::sized(Address(START), HUGE));
+    one.huge = HUGE;
+    let plan = plan(
+        &[segment(vec![view(START, 2, 0), one], &[(0, HUGE), (1, HUGE)], 2 * HUGE)],
+        &machine(),
+        Policy::default(),
+    );
+    let plan = &plan.segments[0];
+    assert_eq!((plan.already, plan.huge, plan.work.len(), plan.data), (1, HUGE, 1, 2 * HUGE));
+}
+
+#[test]
+fn the_end_of_a_segment_and_of_a_mapping_is_no_whole_block() {
+    let blocks = [(0, HUGE), (1, HUGE), (2, 4096)];
+    let no_block = Reason::NoWholeBlock { size: huge() };
+    let (work, refused) =
+        planned(segment(vec![view(START, 3, 0)], &blocks, 2 * HUGE + 4096), &machine(), Policy::default());
+    assert_eq!((work.len(), refused), (2, vec![(no_block.clone(), 1, 4096)]));
+    let part = view(START + HUGE / 2, 1, HUGE / 2);
+    let (work, refused) = planned(segment(vec![part], &blocks[..2], 2 * HUGE), &machine(), Policy::default());
+    assert_eq!((work.len(), refused), (0, vec![(no_block, 2, 2 * HUGE)]));
+}
+
+#[test]
+fn refusals_of_the_machine_the_process_and_the_segment_are_passed_on() {
+    let refused_by = |segment, machine: &Machine| planned(segment, machine, Policy::default()).1.remove(0).0;
+    let one = || segment(vec![view(START, 2, 0)], &[(0, HUGE)], 2 * HUGE);
+    let old = Reason::OldKernel { found: "5.10.0".to_owned() };
+    assert_eq!(refused_by(one(), &Machine { refused: Some(old.clone()), ..machine() }), old);
+    let mut advised = one();
+    advised.views[0].refused = Some(Reason::AdvisedAgainst);
+    assert_eq!(refused_by(advised, &machine()), Reason::AdvisedAgainst);
+    let mut pool = Segment { contents: Err(Reason::Pool), ..one() };
+    pool.views[0].huge = HUGE;
+    assert_eq!(plan(std::slice::from_ref(&pool), &machine(), Policy::default()).segments[0].data, HUGE);
+    assert_eq!(planned(pool, &machine(), Policy::default()).1, [(Reason::Pool, 2, 0)]);
+    let mut unseen = one();
+    unseen.contents.as_mut().unwrap().unseen = Some(Reason::TooScattered);
+    let (work, refused) = planned(unseen, &machine(), Policy::default());
+    assert_eq!((work.len(), refused), (1, vec![(Reason::TooScattered, 0, 0)]));
+}
+
+#[test]
+fn holes_are_filled_within_the_bounds_of_tmpfs_and_user() {
+    let holed: Vec<(u64, u64)> = (0..4).map(|block| (block, HUGE - 4096)).collect();
+    let mut one = segment(vec![view(START, 4, 0)], &holed, 4 * HUGE);
+    one.contents.as_mut().unwrap().room = Some(8192);
+    let mut other = one.clone();
+    other.key.inode = 8;
+    let both = plan(&[one.clone(), other], &machine(), Policy::default());
+    let counts: Vec<_> = both.segments.iter().map(|plan| (plan.work.len(), plan.refused.len())).collect();
+    assert_eq!(counts, [(2, 1), (0, 1)], "one tmpfs has one quota");
+    assert_eq!(both.segments[0].refused[0].reason, Reason::Quota { left: 0 });
+    one.contents.as_mut().unwrap().room = None;
+    let (work, refused) = planned(one, &machine(), Policy { most: Some(4096), ..Policy::default() });
+    assert_eq!((work.len(), refused), (1, vec![(Reason::MostMemory { most: 4096 }, 3, 3 * (HUGE - 4096))]));
+}
+
+#[test]
+fn the_kind_is_told_by_name_and_file_system() {
+    let of = |path: &str, internal| {
+        let name = MappingName::File { path: path.to_owned(), deleted: true };
+        let range = AddressRange::sized(Address(START), HUGE);
+        let (protection, device) = (Protection::READ, (0, 1));
+        SegmentKind::of(&Mapping { range, protection, shared: true, offset: 0, device, inode: 1, name }, internal)
+    };
+    let found = ["/dev/zero", "/memfd:a", "/SYSV00000000"].map(|path| of(path, true));
+    assert_eq!(found, [SegmentKind::Anonymous, SegmentKind::Memfd, SegmentKind::SystemV]);
+    assert_eq!(["/dev/shm/x", "/memfd:a", "/SYSV1"].map(|path| of(path, false)), [SegmentKind::File; 3]);
+}
+
+proptest! {
+    /// Each block with data is planned once, huge already, or refused once; and what is planned can be done.
+    #[test]
+    fn every_block_is_accounted_for(
+        views in prop::collection::vec((0u64..8, 0u64..4, 1u64..6, 0u64..3), 1..4),
+        blocks in prop::collection::btree_map(0u64..10, 1..=HUGE, 0..10),
+        length in 0..10 * HUGE,
+        fill: bool,
+        most in prop::option::of(0..4 * HUGE),
+    ) {
+        let views: Vec<View> = views
+            .into_iter()
+            .map(|(start, ahead, length, offset)| view(START + start * 64 * HUGE + ahead * 4096, length, offset * HUGE / 2))
+            .collect();
+        let blocks: Vec<(u64, u64)> = blocks.into_iter().collect();
+        let one = segment(views, &blocks, length);
+        let plan = plan(std::slice::from_ref(&one), &machine(), Policy { fill, most }).segments.remove(0);
+        let refused: u64 = plan.refused.iter().map(|refused| refused.blocks).sum();
+        prop_assert_eq!(plan.work.len() as u64 + plan.already + refused, blocks.len() as u64);
+        let kept: u64 = plan.work.iter().map(|work| HUGE - work.adds).sum();
+        let left: u64 = plan.refused.iter().map(|refused| refused.bytes).sum();
+        prop_assert_eq!(kept + left, plan.data);
+        prop_assert!(plan.adds() <= most.unwrap_or(u64::MAX));
+        for work in &plan.work {
+            let offsets = work.block * HUGE..(work.block + 1) * HUGE;
+            let addresses = one.views[work.view].addresses(&offsets).unwrap();
+            prop_assert!(addresses.start().is_aligned(huge()) && offsets.end <= length);
+            prop_assert!(fill || work.adds <= HUGE / 8);
+        }
+    }
+}
