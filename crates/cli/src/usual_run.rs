@@ -54,7 +54,7 @@ fn set<'a>(
     match name {
         "--pages" => args.policy.pages = Pages::from_word(value()?).ok()?,
         "--page-size" => args.policy.page_size = Some(value()?.parse().ok()?),
-        "--lift" => args.policy.lift = value()?.split(',').map(Kind::from_word).collect::<Result<_, _>>().ok()?,
+        "--lift" => args.policy.lift = value()?.split(',').map(Kind::usual_from_word).collect::<Result<_, _>>().ok()?,
         "--objects" => args.policy.objects = Some(value()?.parse().ok()?),
         "--writable-pages" => args.policy.writable_pages = WritablePages::from_word(value()?).ok()?,
         "--edges" => args.policy.edges = Edges::from_word(value()?).ok()?,
@@ -84,7 +84,7 @@ fn without_options() -> RunArgs {
         policy: PolicyArgs {
             pages: Pages::default(),
             page_size: None,
-            lift: Kind::ALL.iter().map(|kind| kind.value).collect(),
+            lift: Kind::ALL.iter().map(|kind| kind.value).filter(|kind| kind.is_usual()).collect(),
             objects: None,
             writable_pages: WritablePages::default(),
             edges: Edges::default(),

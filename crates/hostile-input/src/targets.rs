@@ -65,8 +65,8 @@ fn elf(bytes: &[u8]) {
     for (base, huge) in pages() {
         image.largest_alignment(base);
         for edges in [Edges::Exact, Edges::MergeReadOnly] {
-            let best = choose_base(&image, huge, base, Kinds::ALL, edges);
-            coverable(&image, best.offset, huge, base, Kinds::ALL, edges);
+            let best = choose_base(&image, huge, base, Kinds::USUAL, edges);
+            coverable(&image, best.offset, huge, base, Kinds::USUAL, edges);
         }
     }
     let read = |offset: u64, length: u64| {

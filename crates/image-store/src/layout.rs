@@ -25,7 +25,7 @@ impl Layout {
     pub fn most_likely(image: &ElfImage, page_size: PageSize, base_page: PageSize) -> Self {
         match image.kind {
             ElfKind::PositionIndependent if !is_shared_object(image) => {
-                let best = choose_base(image, page_size, base_page, Kinds::ALL, Edges::Exact);
+                let best = choose_base(image, page_size, base_page, Kinds::USUAL, Edges::Exact);
                 Self::at(page_size, best.offset)
             }
             _ => Self::at(page_size, 0),

@@ -186,7 +186,7 @@ impl Options {
                 _ => return no("edges"),
             },
             kinds: match self.lift {
-                0 => Kinds::ALL,
+                0 => Kinds::USUAL,
                 bits if bits < 1 << KINDS.len() => {
                     let wanted = KINDS.iter().enumerate().filter(|(bit, _)| bits & 1 << bit != 0);
                     Kinds::of(&wanted.map(|(_, kind)| *kind).collect::<alloc::vec::Vec<_>>())

@@ -194,12 +194,26 @@ impl FileMapping {
     /// # Errors
     /// The kernel's; `EINVAL` for a part that is not in the mapping.
     pub fn is_cached(&self, at: u64, length: u64) -> io::Result<bool> {
+        Ok(self.cached_pages(at, length)?.iter().all(|page| page & 1 == 1))
+    }
+
+    /// Bytes of a part of the mapping that are in the page cache, as [`FileMapping::is_cached`] has it.
+    ///
+    /// # Errors
+    /// As [`FileMapping::is_cached`].
+    pub fn cached_bytes(&self, at: u64, length: u64) -> io::Result<u64> {
+        let pages = self.cached_pages(at, length)?;
+        Ok(pages.iter().filter(|page| **page & 1 == 1).count() as u64 * base_page().bytes())
+    }
+
+    /// Returns a byte for each page; its lowest bit is set if the page is in the page cache.
+    fn cached_pages(&self, at: u64, length: u64) -> io::Result<Vec<u8>> {
         let (start, length) = self.part(at, length)?;
         let mut pages = vec![0u8; length.div_ceil(base_page().bytes() as usize)];
         // SAFETY:
         // - the range is this mapping's own, and `pages` has a byte for each of its pages, which the kernel fills.
         let result = unsafe { libc::mincore(start as *mut libc::c_void, length, pages.as_mut_ptr()) };
-        if result == 0 { Ok(pages.iter().all(|page| page & 1 == 1)) } else { Err(io::Error::last_os_error()) }
+        if result == 0 { Ok(pages) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Locks a part of the mapping into memory, until the mapping is dropped (mlock(2)).

@@ -1,6 +1,7 @@
 //! Kinds of memory.
 
 use crate::choices::{Choice, choice};
+use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
@@ -20,6 +21,9 @@ pub enum Kind {
     Bss,
     /// The brk area.
     Heap,
+    /// Memory that processes share: shared anonymous memory, memfd, files of tmpfs, System V segments. No plan of a program has
+    /// it; it is lifted in place, from outside, while its processes run.
+    Shared,
 }
 
 choice!(Kind {
@@ -28,7 +32,29 @@ choice!(Kind {
     "data" => Data: "Initialised writable data.",
     "bss" => Bss: "Zero-initialised writable data.",
     "heap" => Heap: "The brk area.",
+    "shared" => Shared: "Shared memory, in place, for all processes that share it.",
 });
+
+impl Kind {
+    /// True for what a program has at its start, and what is lifted unless other kinds are named.
+    pub fn is_usual(self) -> bool {
+        Kinds::USUAL.contains(self)
+    }
+
+    /// Reads the word of a usual kind.
+    ///
+    /// # Errors
+    /// The word that was found, and those that are needed.
+    pub fn usual_from_word(word: &str) -> Result<Self, String> {
+        match Self::from_word(word) {
+            Ok(kind) if kind.is_usual() => Ok(kind),
+            _ => {
+                let usual = Self::ALL.iter().filter(|named| named.value.is_usual()).map(|named| named.word);
+                Err(format!("found `{word}`, needed {}", usual.collect::<Vec<_>>().join(" or ")))
+            }
+        }
+    }
+}
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -41,21 +67,31 @@ impl fmt::Display for Kind {
 pub struct Kinds(u8);
 
 impl Kinds {
-    /// Every kind.
-    pub const ALL: Self = Self(0b1_1111);
+    /// The kinds that a program has at its start, and that are lifted unless others are named.
+    pub const USUAL: Self = Self(0b1_1111);
 
     /// The set of these kinds.
     pub fn of(kinds: &[Kind]) -> Self {
         Self(kinds.iter().fold(0, |set, &kind| set | 1 << kind as u8))
     }
 
-    /// Reads kinds, separated by commas.
+    /// Reads usual kinds, separated by commas.
     ///
     /// # Errors
-    /// The name that is none, and those that are.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let kinds = text.split(',').map(Kind::from_word).collect::<Result<Vec<_>, _>>()?;
+    /// The name that is none of them, and those that are.
+    pub fn parse_usual(text: &str) -> Result<Self, String> {
+        let kinds = text.split(',').map(Kind::usual_from_word).collect::<Result<Vec<_>, _>>()?;
         Ok(Self::of(&kinds))
+    }
+
+    /// The set without `kind`.
+    pub fn without(self, kind: Kind) -> Self {
+        Self(self.0 & !(1 << kind as u8))
+    }
+
+    /// True for the empty set.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
     }
 
     /// True where `kind` is in the set.
@@ -66,7 +102,7 @@ impl Kinds {
 
 impl Default for Kinds {
     fn default() -> Self {
-        Self::ALL
+        Self::USUAL
     }
 }
 
@@ -83,8 +119,12 @@ mod tests {
     fn kinds_are_a_set() {
         let set = Kinds::of(&[Kind::Text, Kind::Bss]);
         assert!(set.contains(Kind::Text) && set.contains(Kind::Bss) && !set.contains(Kind::Data));
-        assert!(Kinds::ALL.contains(Kind::Heap));
+        assert!(Kinds::USUAL.contains(Kind::Heap) && !Kinds::USUAL.contains(Kind::Shared));
         assert_eq!(Kinds::of(&[Kind::Text, Kind::Bss, Kind::Text]), set, "a kind that is named twice is in the set");
-        assert!(Kind::ALL.iter().all(|named| Kinds::ALL.contains(named.value)));
+        let usual: Vec<Kind> = Kind::ALL.iter().map(|named| named.value).filter(|kind| kind.is_usual()).collect();
+        assert_eq!(Kinds::of(&usual), Kinds::USUAL);
+        assert!(Kind::usual_from_word("shared").is_err_and(|why| why.ends_with("bss or heap")));
+        assert_eq!(set.without(Kind::Text), Kinds::of(&[Kind::Bss]));
+        assert!(set.without(Kind::Text).without(Kind::Bss).is_empty() && !set.is_empty());
     }
 }

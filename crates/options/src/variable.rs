@@ -65,7 +65,7 @@ impl Variable {
             ("page-size", Some(value)) => policy.page_size = Some(value.parse().map_err(|e| format!("{e}"))?),
             ("max-memory", Some(value)) => policy.max_memory = Some(parse_bytes(value).map_err(|e| e.to_string())?),
             ("numa", Some(value)) => policy.numa = value.parse()?,
-            ("lift", Some(value)) => policy.kinds = Kinds::parse(value)?,
+            ("lift", Some(value)) => policy.kinds = Kinds::parse_usual(value)?,
             ("objects", Some(value)) => policy.objects = value.parse()?,
             ("heap" | "heap-reserve", Some(_)) => {}
             ("only", Some(value)) => {
@@ -223,7 +223,8 @@ mod tests {
 
     fn policy() -> impl Strategy<Value = Policy> {
         let pages = choice::<Pages>().prop_filter("not from inside", |pages| !needs_a_helper(*pages));
-        let kinds = proptest::collection::vec(choice::<Kind>(), 1..6).prop_map(|kinds| Kinds::of(&kinds));
+        let usual = choice::<Kind>().prop_filter("only from outside", |kind| kind.is_usual());
+        let kinds = proptest::collection::vec(usual, 1..6).prop_map(|kinds| Kinds::of(&kinds));
         let size = proptest::option::of((12u32..31).prop_map(|log2| address_space::PageSize::new(1 << log2).unwrap()));
         let memory = proptest::option::of(any::<u64>());
         let numa =

@@ -46,5 +46,5 @@ pub use opening::open_regular_file;
 pub use process_files::ProcessFiles;
 pub use process_memory::ProcessMemoryFile;
 pub use rights::{ProcessRights, RightsDifference};
-pub use served::Served;
+pub use served::{Served, TmpfsDevices};
 pub use tree::tree_of;

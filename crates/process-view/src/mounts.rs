@@ -61,6 +61,11 @@ impl Mounts {
         let by_number = place.mount.and_then(|number| self.by_number.get(&number));
         by_number.or_else(|| self.by_device.get(&place.device))
     }
+
+    /// The devices of the file systems of a type.
+    pub fn devices_of(&self, kind: &str) -> Vec<Device> {
+        self.by_device.iter().filter(|(_, mount)| mount.kind == kind).map(|(device, _)| *device).collect()
+    }
 }
 
 /// The current mounts of one namespace. The kernel reuses the numbers of unmounted file systems, so an old list is wrong, not

@@ -8,6 +8,7 @@ use crate::mounts::{MountList, Mounts};
 use crate::{ProcessFiles, ProcessRights};
 use address_space::{AddressSpace, Mapping, RangeSet};
 use linux::unasked::{self, Unasked};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -87,6 +88,33 @@ fn is_shared_memory(device: Device) -> bool {
 /// True for a file system on a block device: only root can mount such a file system of FUSE.
 fn is_on_disk((major, _): Device) -> bool {
     major != 0
+}
+
+/// The devices of the tmpfs file systems that are mounted for this program or for a process, and of the kernel's internal one,
+/// which holds shared memory without a file.
+#[derive(Clone, Debug, Default)]
+pub struct TmpfsDevices {
+    mounted: BTreeSet<Device>,
+    internal: Option<Device>,
+}
+
+impl TmpfsDevices {
+    /// Reads the mounts of this program and of a process.
+    pub fn seen_by(process: &ProcessFiles) -> Self {
+        let theirs = MountList::of(process);
+        let mounted = [own_mounts(), &theirs].iter().flat_map(|list| list.current().devices_of("tmpfs")).collect();
+        Self { mounted, internal: unasked::device_of_shared_memory().ok() }
+    }
+
+    /// True for the kernel's internal tmpfs.
+    pub fn is_internal(&self, device: (u32, u32)) -> bool {
+        self.internal == Some(device)
+    }
+
+    /// True for any tmpfs.
+    pub fn contains(&self, device: (u32, u32)) -> bool {
+        self.is_internal(device) || self.mounted.contains(&device)
+    }
 }
 
 /// Tells which files one process has on file systems that are not asked.
@@ -249,6 +277,17 @@ no mount
         assert_eq!(refused((0, 99), true, 0), Some(Served::Unknown { device: (0, 99) }));
         let shared = unasked::device_of_shared_memory().unwrap();
         assert_eq!(refused(shared, false, 0), None);
+    }
+
+    #[test]
+    fn tmpfs_is_known_by_its_device() {
+        let devices = TmpfsDevices::seen_by(&ProcessFiles::of(std::process::id() as i32));
+        let shared = unasked::device_of_shared_memory().unwrap();
+        assert!(devices.is_internal(shared) && devices.contains(shared));
+        let on_shm = tempfile::tempfile_in("/dev/shm").unwrap();
+        let place = unasked::of(&on_shm).unwrap().device;
+        assert!(devices.contains(place) && !devices.is_internal(place));
+        assert!(!devices.contains(unasked::of(std::fs::File::open("/proc/self/stat").unwrap()).unwrap().device));
     }
 
     #[test]

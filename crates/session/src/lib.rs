@@ -17,6 +17,7 @@ pub mod perf_map;
 mod probes;
 mod report;
 pub mod running;
+pub mod shared;
 pub mod start;
 pub mod status;
 

@@ -1,14 +1,26 @@
 //! What to lift and from where: options that all commands share which plan.
 
 use address_space::{PageSize, parse_bytes};
-use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Args};
 use options::{Choice, Edges, Kind, Kinds, Numa, ObjectChoice, Pages, Policy, WritablePages};
 
 /// Reads one of the words of an option, all of which the help shows.
 pub fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
     let shown = T::ALL.iter().map(|named| PossibleValue::new(named.word).help(named.help.trim_end_matches('.')));
     PossibleValuesParser::new(shown).try_map(|word| T::from_word(&word))
+}
+
+/// Adds shared memory to the values of `--lift`, for commands on running processes.
+pub fn with_shared(lift: Arg) -> Arg {
+    lift.value_parser(choice::<Kind>())
+}
+
+/// Reads one of the kinds that a program has at its start.
+fn usual_kind() -> impl TypedValueParser<Value = Kind> {
+    let shown = Kind::ALL.iter().filter(|named| named.value.is_usual());
+    let shown = shown.map(|named| PossibleValue::new(named.word).help(named.help.trim_end_matches('.')));
+    PossibleValuesParser::new(shown).try_map(|word| Kind::usual_from_word(&word))
 }
 
 /// What to lift and from where; common to all commands that plan.
@@ -21,7 +33,7 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "SIZE")]
     pub page_size: Option<PageSize>,
     /// What to lift.
-    #[arg(long, value_parser = choice::<Kind>(), value_delimiter = ',', value_name = "KINDS", default_value = "text,rodata,data,bss,heap")]
+    #[arg(long, value_parser = usual_kind(), value_delimiter = ',', value_name = "KINDS", default_value = "text,rodata,data,bss,heap")]
     pub lift: Vec<Kind>,
     /// Objects to lift: exe, all, or patterns for their names separated by commas [default: the executable and every
     /// object that holds at least one whole huge page].

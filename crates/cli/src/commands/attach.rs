@@ -5,16 +5,19 @@ use crate::arguments::heap::AttachHeapArg;
 use crate::definition::{AttachArgs, DetachArgs};
 use crate::output::{Failures, Output};
 use crate::say;
-use crate::text::{heap, pause::pause, table};
+use crate::text::{heap, pause::pause, shared, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
+use lift_plan::Plan;
+use options::{Kind, Policy};
 use process_view::{ObjectReader, ObservationError};
 use session::inspect::Inspection;
 use session::running::{
     AttachOptions, Attached, Detached, Selected, Watch, attach as lift, detach as put_back, plan_attach,
     processes_named,
 };
-use session::{SessionError, process_name};
+use session::shared::{SharedOptions, SharedReport, lift_shared, plan_shared};
+use session::{LiftReport, SessionError, process_name, program_name};
 use std::thread;
 use std::time::Duration;
 
@@ -25,13 +28,31 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     limit_reads();
     let pids = targets(args.pid, args.all.as_deref())?;
+    let kinds = args.policy.policy().kinds;
+    let mut failed = Vec::new();
+    let mut told = match kinds.contains(Kind::Shared) {
+        true => shared_memory(args, &pids)?,
+        false => None,
+    };
+    // No thread is stopped if only shared memory is lifted.
+    if !kinds.without(Kind::Shared).is_empty() || args.heap != AttachHeapArg::Off {
+        failed = attach_each(args, &pids, &mut told);
+    }
+    if let Some(shared) = told {
+        write_alone(args, pids[0], shared)?;
+    }
+    if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
+}
+
+/// Lifts everything but shared memory, process by process. Returns what failed.
+fn attach_each(args: &AttachArgs, pids: &[i32], told: &mut Option<SharedReport>) -> Vec<String> {
     let mut reader = ObjectReader::new();
     // Watched from before the first lift, so that objects loaded during it are noticed.
     let watched = if args.watch { pids.iter().map(|&pid| Watch::new(pid)).collect() } else { Vec::new() };
     let mut failed = Vec::new();
-    for &pid in &pids {
+    for &pid in pids {
         let process = Selected { program: args.all.as_deref(), ..Selected::by_number(pid) };
-        if let Err(error) = attach_one(args, &process, &mut reader)
+        if let Err(error) = attach_one(args, &process, &mut reader, told)
             && !process.has_gone()
         {
             failed.push(refusal(pid, &error));
@@ -43,24 +64,75 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
         watch(args, watched, &mut reader);
         failed.iter_mut().for_each(|line| line.insert_str(0, "at the beginning: "));
     }
-    if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
+    failed
 }
 
-fn attach_one(args: &AttachArgs, process: &Selected<'_>, reader: &mut ObjectReader) -> anyhow::Result<()> {
+/// Lifts the shared memory of all processes together, or shows the plan. Returns the outcome if a report is to have it.
+fn shared_memory(args: &AttachArgs, pids: &[i32]) -> anyhow::Result<Option<SharedReport>> {
+    if args.watch {
+        bail!(
+            "--watch does not look at shared memory; needed: `pagelift attach --lift shared` alone, and again once the program \
+             has filled more of it"
+        );
+    }
+    let options = SharedOptions { fill: args.fill, most: args.policy.max_memory };
+    let name = shared::family(&process_name(pids[0]), pids.len());
+    if args.dry_run {
+        let planned = plan_shared(pids, options)?;
+        Output::Standard.print(&shared::plan(&name, &planned))?;
+        return Ok(args.outcome.report.is_some().then_some(planned));
+    }
+    let lifted = lift_shared(pids, options)?;
+    if !args.outcome.quiet {
+        say!("{}", shared::line(&name, &lifted));
+        shared::left_alone(&lifted).iter().for_each(|line| say!("{line}"));
+    }
+    if args.outcome.verbose {
+        Output::Error.print(&shared::table(&lifted))?;
+    }
+    let is_complete = lifted.is_complete();
+    let told = args.outcome.report.is_some().then_some(lifted);
+    if args.require && !is_complete {
+        told.map_or(Ok(()), |shared| write_alone(args, pids[0], shared))?;
+        bail!("not all shared memory could be lifted, and --require was given");
+    }
+    Ok(told)
+}
+
+/// Writes the report of shared memory if no other report has included it.
+fn write_alone(args: &AttachArgs, pid: i32, shared: SharedReport) -> anyhow::Result<()> {
+    let Some(path) = &args.outcome.report else { return Ok(()) };
+    let as_line = args.all.is_some();
+    let written = match args.dry_run {
+        true => Inspection { shared: Some(shared), ..Inspection::of_plan(process_name(pid), Plan::default()) }
+            .write(path, as_line),
+        false => LiftReport { shared: Some(shared), ..LiftReport::new(pid, program_name(pid)) }.write(path, as_line),
+    };
+    written.with_context(|| format!("writing {}", path.display()))
+}
+
+fn attach_one(
+    args: &AttachArgs,
+    process: &Selected<'_>,
+    reader: &mut ObjectReader,
+    told: &mut Option<SharedReport>,
+) -> anyhow::Result<()> {
     let pid = process.pid;
     let policy = args.policy.policy();
+    let policy = Policy { kinds: policy.kinds.without(Kind::Shared), ..policy };
     if args.dry_run {
         let plan = plan_attach(pid, &policy, reader)?;
         Output::Standard.print(&table::plan(&process_name(pid), &plan))?;
         if let Some(path) = &args.outcome.report {
-            let document = Inspection::of_plan(process_name(pid), plan);
+            let document = Inspection { shared: told.take(), ..Inspection::of_plan(process_name(pid), plan) };
             document.write(path, args.all.is_some()).with_context(|| format!("writing {}", path.display()))?;
         }
         return Ok(());
     }
     let options = AttachOptions { policy, prepare: args.prepare, heap: args.heap == AttachHeapArg::Thp };
     let Some(attached) = lift(process, &options, reader)? else { return Ok(()) };
-    let Attached { report, pause: paused, heap_refused, .. } = attached;
+    let Attached { mut report, pause: paused, heap_refused, .. } = attached;
+    report.shared = told.take();
     if args.outcome.perf_map && report.lift.covered_bytes > 0 {
         let written = session::perf_map::write(pid).context("writing the perf map")?;
         written.not_confined.iter().for_each(keeps_rights);
@@ -92,7 +164,7 @@ fn watch(args: &AttachArgs, mut watched: Vec<Watch>, reader: &mut ObjectReader) 
         thread::sleep(WATCH_EVERY);
         watched.retain_mut(|watched| {
             if watched.has_loaded()
-                && let Err(error) = attach_one(args, &watched.process(), reader)
+                && let Err(error) = attach_one(args, &watched.process(), reader, &mut None)
             {
                 say!("pagelift: {error:#}");
             }

@@ -6,15 +6,17 @@ use super::stat::report::{Marks, Outcome};
 use super::stat::rounds::{Rounds, Watch};
 use crate::definition::InspectArgs;
 use crate::output::Output;
-use crate::text::{heap, probe, stat, table};
+use crate::text::{heap, probe, shared, stat, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
 use confinement::Reads;
 use foreign_text::printable;
 use lift_plan::Coverable;
+use options::Kind;
 use process_view::open_regular_file;
 use serde::Serialize;
 use session::inspect::{Bases, Inspection, Pools, inspect_file, inspect_process};
+use session::shared::{SharedOptions, plan_shared};
 use std::path::Path;
 use std::time::Duration;
 use tlb_probe::Probe;
@@ -49,7 +51,11 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     if args.json {
         out.print_json(&inspected)?;
     } else {
-        write!(out, "{}", text(&inspected.inspection))?;
+        let only_shared = args.policy.policy().kinds.without(Kind::Shared).is_empty();
+        match inspected.inspection.shared.as_ref().filter(|_| only_shared) {
+            Some(report) => write!(out, "{}", shared::plan(&inspected.inspection.target, report))?,
+            None => write!(out, "{}", text(&inspected.inspection))?,
+        }
         if let Some(used) = &inspected.used {
             write!(out, "{}", stat::of_use(&used.marks, &used.tlb))?;
         }
@@ -81,6 +87,8 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
         // What changes the process is opened before the rights to change anything are given up.
         let stall = Duration::from_millis(args.stall);
         let watch = looks.then(|| Watch::start(Rounds::open_for_one("inspect --used", pid, stall)));
+        // Segments are opened whoever owns them, for which the rights to read are not enough; what they hold is only counted.
+        let shared = policy.kinds.contains(Kind::Shared).then(|| plan_shared(&[pid], SharedOptions::default()));
         confine_to(Reads::Processes);
         // Counted before the plan is made: to read the map of a process is to hold it.
         let used = watch.zip(tlb).map(|(watch, tlb)| Used { marks: watch.finish(&tlb), tlb });
@@ -89,7 +97,12 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
                 "Whether the TLB holds what it uses: `pagelift inspect --used {pid}`; by a measured reach: --probe."
             )
         });
-        return Ok(Inspected { inspection: inspect_process(pid, &policy, pools)?, used, probe, hint });
+        let mut inspection = inspect_process(pid, &policy, pools)?;
+        inspection.shared = shared.transpose()?;
+        return Ok(Inspected { inspection, used, probe, hint });
+    }
+    if policy.kinds.contains(Kind::Shared) {
+        bail!("{} is no process, and has no shared memory; needed: the number of a process", path.display());
     }
     if args.used {
         bail!(
@@ -109,6 +122,9 @@ fn text(inspection: &Inspection) -> String {
     let mut text = table::plan(&inspection.target, &inspection.plan);
     for file in &inspection.not_understood {
         text += &format!("\nNot understood: {}\n", printable(&file.to_string()));
+    }
+    if let Some(report) = &inspection.shared {
+        text += &format!("\n{}", shared::plan(&inspection.target, report));
     }
     text += &table::far_pages(&inspection.far_pages);
     text += &match &inspection.bases {

@@ -11,6 +11,7 @@ pub mod pause;
 pub mod pool;
 pub mod probe;
 mod sampled;
+pub mod shared;
 pub mod shootdowns;
 pub mod stat;
 pub mod table;

@@ -198,7 +198,7 @@ fn zeros_of_a_read_only_segment_are_not_shown_by_its_file() {
         let segment = Segment::new(Protection::READ, file).zeros(2 * huge);
         let image = Shape::new("/bin/exe", ObjectRole::Executable, 0, vec![segment]).object().image;
         let all = 0..64 * huge;
-        let shown = cached_coverable(&image, std::slice::from_ref(&all), 0, page_size(huge), base_page(), Kinds::ALL);
+        let shown = cached_coverable(&image, std::slice::from_ref(&all), 0, page_size(huge), base_page(), Kinds::USUAL);
         assert_eq!(shown, Coverable { text: 0, read_only: file, total: file });
     }
 }
@@ -209,7 +209,7 @@ fn a_segment_as_long_as_a_huge_page_gets_the_base_that_it_fits() {
     let huge = 16 * PAGE;
     let segments = vec![Segment::new(Protection::READ, 3 * PAGE), Segment::new(Protection::READ_EXECUTE, huge)];
     let image = Shape::new("/bin/exe", ObjectRole::Executable, 0, segments).object().image;
-    let chosen = choose_base(&image, page_size(huge), base_page(), Kinds::ALL, Edges::Exact);
+    let chosen = choose_base(&image, page_size(huge), base_page(), Kinds::USUAL, Edges::Exact);
     let covered = Coverable { text: huge, read_only: huge, total: huge };
     assert_eq!((chosen.offset, chosen.covered), (huge - 3 * PAGE, covered));
     assert_eq!(chosen.all, Coverable { text: huge, read_only: huge + 3 * PAGE, total: huge + 3 * PAGE });
@@ -220,7 +220,7 @@ fn debian_mariadbd_gains_two_mebibytes_of_code() {
     let program = crate::support::programs::mariadbd();
     let image = &program.facts.objects[0].image;
     let huge = page_size(crate::support::programs::HUGE);
-    let aligned = coverable(image, 0, huge, base_page(), Kinds::ALL, Edges::Exact);
-    let chosen = choose_base(image, huge, base_page(), Kinds::ALL, Edges::Exact).covered;
+    let aligned = coverable(image, 0, huge, base_page(), Kinds::USUAL, Edges::Exact);
+    let chosen = choose_base(image, huge, base_page(), Kinds::USUAL, Edges::Exact).covered;
     assert_eq!((aligned.text / huge.bytes(), chosen.text / huge.bytes()), (3, 4));
 }

@@ -105,7 +105,7 @@ fn whatever_else_may_serve_needs_the_entry() {
     let others = [
         Policy { pages: Pages::Auto, ..of_files() },
         Policy { pages: Pages::FileThenImage, ..of_files() },
-        Policy { kinds: Kinds::ALL, ..of_files() },
+        Policy { kinds: Kinds::USUAL, ..of_files() },
         Policy { seal: true, ..of_files() },
         Policy { page_size: Some(page_size(16 * HUGE)), ..of_files() },
     ];

@@ -237,7 +237,7 @@ pub fn policy() -> impl Strategy<Value = Policy> {
     let size = proptest::option::of(proptest::sample::select(vec![PAGE, HUGE_SIZES[0], HUGE_SIZES[1], HUGE_SIZES[2]]));
     let all = [Kind::Text, Kind::Rodata, Kind::Data, Kind::Bss, Kind::Heap];
     let kinds = prop_oneof![
-        3 => Just(Kinds::ALL),
+        3 => Just(Kinds::USUAL),
         1 => proptest::sample::subsequence(all.to_vec(), 1..=4).prop_map(|kinds| Kinds::of(&kinds)),
     ];
     let objects = prop_oneof![

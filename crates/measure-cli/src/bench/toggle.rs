@@ -89,7 +89,7 @@ fn switched(args: &BenchArgs) -> anyhow::Result<Switched> {
 fn reversible(policy: Policy) -> anyhow::Result<Policy> {
     const WRITABLE: [Kind; 3] = [Kind::Data, Kind::Bss, Kind::Heap];
     ensure!(!policy.seal, "sealed memory cannot be put back; fix: leave out --seal");
-    if policy.kinds == Kinds::ALL {
+    if policy.kinds == Kinds::USUAL {
         return Ok(Policy { kinds: Kinds::of(&[Kind::Text, Kind::Rodata]), ..policy });
     }
     if let Some(kind) = WRITABLE.into_iter().find(|&kind| policy.kinds.contains(kind)) {

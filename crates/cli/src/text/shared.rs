@@ -1,0 +1,212 @@
+//! Shared memory in words.
+
+use super::table::{align_right, table as new_table, trimmed};
+use address_space::format_bytes;
+use foreign_text::printable;
+use session::shared::{SegmentReport, SharedReport};
+use shared_memory::SegmentKind;
+
+/// Most lines about what is left alone; a report has all.
+const MOST_LINES: usize = 12;
+
+/// The processes that were chosen, by the name of the first one.
+pub fn family(first: &str, number: usize) -> String {
+    match number {
+        1 => first.to_owned(),
+        _ => format!("{first} and {}", counted(number - 1, "other", "others")),
+    }
+}
+
+/// What was done, as one line.
+pub fn line(name: &str, report: &SharedReport) -> String {
+    if report.segments.is_empty() {
+        return format!("{name}: no shared memory that could hold a huge page");
+    }
+    let sum = |of: fn(&SegmentReport) -> u64| report.segments.iter().map(of).sum::<u64>();
+    let mut text = format!(
+        "{name}: shared memory: {} of {} on huge pages, {} before",
+        format_bytes(sum(|segment| segment.huge_after.unwrap_or(0))),
+        format_bytes(sum(|segment| segment.data + segment.filled.unwrap_or(0))),
+        format_bytes(sum(|segment| segment.huge_before))
+    );
+    let filled = sum(|segment| segment.filled.unwrap_or(0));
+    if filled > 0 {
+        text += &format!("; {} of holes filled", format_bytes(filled));
+    }
+    if let Some(after) = report.page_tables_after {
+        let (before, after) = (format_bytes(report.page_tables_before), format_bytes(after));
+        text += &format!("; page tables of {} {before} before, {after} now", sharers(report));
+    }
+    let milliseconds = |time: Option<u64>| time.unwrap_or(0) as f64 / 1000.0;
+    text + &format!(
+        "; {:.0} ms, worst block {:.1} ms; nothing paused",
+        milliseconds(report.microseconds),
+        milliseconds(report.worst_block_microseconds)
+    )
+}
+
+/// What was left alone, a line for each segment and reason.
+pub fn left_alone(report: &SharedReport) -> Vec<String> {
+    let of = |segment: &SegmentReport| {
+        let left = segment.left_alone.iter().filter(|left| !left.is_fine);
+        left.map(|left| {
+            let fix = left.fix.as_ref().map_or_else(String::new, |fix| format!("; fix: {fix}"));
+            let blocks = counted(left.blocks as usize, "block", "blocks");
+            printable(&format!("{}: {blocks} left alone: {}{fix}", name(segment), left.reason))
+        })
+        .collect::<Vec<_>>()
+    };
+    let mut lines: Vec<String> = report.segments.iter().flat_map(of).collect();
+    if lines.len() > MOST_LINES {
+        let more = lines.len() - MOST_LINES;
+        lines.truncate(MOST_LINES);
+        lines.push(format!("and {more} more; --report FILE has all"));
+    }
+    lines
+}
+
+/// What would be done, and for which price.
+pub fn plan(name: &str, report: &SharedReport) -> String {
+    if report.segments.is_empty() {
+        return format!("{}: no shared memory that could hold a huge page\n", printable(name));
+    }
+    let sum = |of: fn(&SegmentReport) -> u64| format_bytes(report.segments.iter().map(of).sum::<u64>());
+    let mut text = format!(
+        "{}: shared memory: {} would be put on huge pages in place, {} are; that adds {}\nPage tables of {}: {}\n\n{}",
+        printable(name),
+        sum(|segment| segment.planned),
+        sum(|segment| segment.huge_before),
+        sum(|segment| segment.adds),
+        sharers(report),
+        format_bytes(report.page_tables_before),
+        table(report)
+    );
+    for line in left_alone(report) {
+        text += &format!("{line}\n");
+    }
+    text
+}
+
+/// The segments.
+pub fn table(report: &SharedReport) -> String {
+    let is_done = report.segments.iter().any(|segment| segment.huge_after.is_some());
+    let huge = if is_done { ["Huge before", "Huge now"] } else { ["Huge", "To be lifted"] };
+    let mut table = new_table(&["Segment", "Length", "Data", "Resident", huge[0], huge[1], "Adds", "Sharers"]);
+    (1..8).for_each(|column| align_right(&mut table, column));
+    for segment in &report.segments {
+        let bytes = [
+            segment.length,
+            segment.data,
+            segment.resident,
+            segment.huge_before,
+            segment.huge_after.unwrap_or(segment.planned),
+            segment.filled.unwrap_or(segment.adds),
+        ];
+        let mut cells = vec![format!("{} at {}", name(segment), segment.address)];
+        cells.extend(bytes.map(format_bytes));
+        cells.push(segment.sharers.to_string());
+        table.add_row(cells);
+    }
+    trimmed(&table) + "\n"
+}
+
+fn name(segment: &SegmentReport) -> String {
+    match segment.kind {
+        SegmentKind::Anonymous => "shared anonymous memory".to_owned(),
+        SegmentKind::SystemV => format!("System V segment {}", segment.inode),
+        SegmentKind::Memfd => segment.name.trim_start_matches('/').to_owned(),
+        SegmentKind::File => segment.name.clone(),
+    }
+}
+
+fn sharers(report: &SharedReport) -> String {
+    let at_least = if report.more_sharers { "at least " } else { "" };
+    format!("{at_least}{}", counted(report.sharers, "process", "processes"))
+}
+
+fn counted(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use session::shared::LeftAlone;
+
+    fn segment(name: &str, kind: SegmentKind) -> SegmentReport {
+        SegmentReport {
+            name: name.to_owned(),
+            kind,
+            device: (0, 1),
+            inode: 32_801,
+            pid: 7,
+            address: "0x7f0000000000".to_owned(),
+            length: 40 << 20,
+            data: 32 << 20,
+            resident: 8 << 20,
+            sharers: 3,
+            huge_before: 0,
+            planned: 32 << 20,
+            adds: 0,
+            huge_after: Some(30 << 20),
+            filled: Some(0),
+            left_alone: Vec::new(),
+        }
+    }
+
+    fn report(segments: Vec<SegmentReport>) -> SharedReport {
+        SharedReport {
+            segments,
+            sharers: 3,
+            more_sharers: false,
+            page_tables_before: 3 << 20,
+            page_tables_after: Some(1 << 20),
+            microseconds: Some(45_600),
+            worst_block_microseconds: Some(7_540),
+        }
+    }
+
+    fn left(reason: &str, is_fine: bool) -> LeftAlone {
+        LeftAlone { reason: reason.to_owned(), fix: Some("wait".to_owned()), blocks: 1, bytes: 1, is_fine }
+    }
+
+    #[test]
+    fn a_lift_is_told_in_one_line() {
+        let both = report(vec![segment("/memfd:a", SegmentKind::Memfd), segment("", SegmentKind::SystemV)]);
+        assert_eq!(
+            line(&family("postgres[7]", 3), &both),
+            "postgres[7] and 2 others: shared memory: 60.0 MiB of 64.0 MiB on huge pages, 0 B before; page tables of \
+             3 processes 3.0 MiB before, 1.0 MiB now; 46 ms, worst block 7.5 ms; nothing paused"
+        );
+        assert_eq!(line("x[1]", &report(Vec::new())), "x[1]: no shared memory that could hold a huge page");
+        let unsure = SharedReport { more_sharers: true, ..report(vec![segment("", SegmentKind::Anonymous)]) };
+        assert!(line("x[1]", &unsure).contains("page tables of at least 3 processes"));
+    }
+
+    #[test]
+    fn what_is_left_alone_is_named_with_its_fix_and_bounded() {
+        let mut one = segment("/memfd:\u{1b}[31m", SegmentKind::Memfd);
+        one.left_alone = vec![left("an end", true), left("in use", false)];
+        assert_eq!(left_alone(&report(vec![one.clone()])), ["memfd:?[31m: 1 block left alone: in use; fix: wait"]);
+        let many = left_alone(&report(vec![one; 40]));
+        assert_eq!((many.len(), many[12].as_str()), (13, "and 28 more; --report FILE has all"));
+    }
+
+    #[test]
+    fn a_plan_shows_the_price_and_a_segment_by_what_its_owner_calls_it() {
+        let mut segments = vec![
+            segment("/dev/zero", SegmentKind::Anonymous),
+            segment("/SYSV00000000", SegmentKind::SystemV),
+            segment("/dev/shm/x", SegmentKind::File),
+        ];
+        segments.iter_mut().for_each(|segment| (segment.huge_after, segment.adds) = (None, 1 << 20));
+        let text = plan("x[7]", &report(segments));
+        assert!(text.starts_with(
+            "x[7]: shared memory: 96.0 MiB would be put on huge pages in place, 0 B are; that adds 3.0 MiB\n"
+        ));
+        assert!(text.contains("Page tables of 3 processes: 3.0 MiB"), "{text}");
+        let names = ["shared anonymous memory at 0x7f0000000000", "System V segment 32801 at ", "/dev/shm/x at "];
+        assert!(names.iter().all(|name| text.contains(name)), "{text}");
+        assert!(plan("x[7]", &report(Vec::new())).starts_with("x[7]: no shared memory"));
+    }
+}

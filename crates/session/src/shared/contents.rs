@@ -1,0 +1,174 @@
+//! What a segment holds, by block.
+//!
+//! lseek(SEEK_DATA) would tell, too, but waits for the lock of the file, which a program can hold for ever: by a write from
+//! memory whose pages it does not deliver (userfaultfd, FUSE). Counting pages in the page cache takes no lock.
+
+use address_space::PageSize;
+use linux::file_cache::cached_pages;
+use linux::file_mapping::FileMapping;
+use linux::pages::base_page;
+use nix::errno::Errno;
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+use shared_memory::{Contents, Reason};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Time for looking at all segments of a family.
+pub(super) const MOST_LOOKING: Duration = Duration::from_secs(10);
+/// Blocks with data that are kept of one segment: 2 TiB of data where a block has 2 MiB.
+const MOST_BLOCKS: usize = 1 << 20;
+/// Into so many parts a part is divided that is neither empty nor full.
+const PARTS: u64 = 64;
+
+/// Counts what each block of a tmpfs file holds.
+///
+/// # Errors
+/// [`Reason::Unreadable`].
+pub(super) fn contents(file: &File, huge: PageSize, until: Instant) -> Result<Contents, Reason> {
+    let unreadable = |error: io::Error| Reason::Unreadable { why: error.to_string() };
+    let tmpfs = fstatfs(file).map_err(|errno| unreadable(errno.into()))?;
+    if tmpfs.filesystem_type() != TMPFS_MAGIC {
+        return Err(Reason::Unreadable { why: "it is no longer on tmpfs".to_owned() });
+    }
+    let length = file.metadata().map_err(unreadable)?.len();
+    let limited = tmpfs.blocks() > 0;
+    let room = limited.then(|| tmpfs.blocks_available().saturating_mul(tmpfs.block_size() as u64));
+    let mut looking = Looking { file, huge, until, blocks: Vec::new(), by_mapping: false };
+    let whole = 0..length.div_ceil(huge.bytes());
+    let unseen = match looking.part(whole) {
+        Ok(is_complete) => (!is_complete).then_some(Reason::TooScattered),
+        Err(error) => return Err(unreadable(error)),
+    };
+    Ok(Contents { length, blocks: looking.blocks, room, unseen })
+}
+
+/// Bytes of data that one block holds.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn data_in(file: &File, huge: PageSize, block: u64) -> io::Result<u64> {
+    let until = Instant::now();
+    let mut looking = Looking { file, huge, until, blocks: Vec::new(), by_mapping: false };
+    looking.count(&(block..block + 1))
+}
+
+struct Looking<'a> {
+    file: &'a File,
+    huge: PageSize,
+    until: Instant,
+    blocks: Vec<(u64, u64)>,
+    /// The kernel does not count (before Linux 6.5).
+    by_mapping: bool,
+}
+
+impl Looking<'_> {
+    /// Adds the blocks of a range that have data. Returns false where there were too many, or no time was left.
+    fn part(&mut self, blocks: Range<u64>) -> io::Result<bool> {
+        let (number, block) = (blocks.end - blocks.start, self.huge.bytes());
+        if number == 0 {
+            return Ok(true);
+        }
+        if self.blocks.len() >= MOST_BLOCKS || Instant::now() >= self.until {
+            return Ok(false);
+        }
+        let data = self.count(&blocks)?;
+        let is_full = data >= number.saturating_mul(block);
+        if data == 0 {
+            return Ok(true);
+        }
+        if number == 1 || is_full {
+            let room = MOST_BLOCKS - self.blocks.len();
+            self.blocks.extend(blocks.take(room).map(|number| (number, data.min(block))));
+            return Ok(number as usize <= room);
+        }
+        let step = number.div_ceil(PARTS);
+        let mut start = blocks.start;
+        while start < blocks.end {
+            let end = (start + step).min(blocks.end);
+            if !self.part(start..end)? {
+                return Ok(false);
+            }
+            start = end;
+        }
+        Ok(true)
+    }
+
+    /// Bytes of a range of blocks that are in memory or swapped out.
+    fn count(&mut self, blocks: &Range<u64>) -> io::Result<u64> {
+        let block = self.huge.bytes();
+        if !self.by_mapping {
+            let offsets = blocks.start.saturating_mul(block)..blocks.end.saturating_mul(block);
+            match cached_pages(self.file, offsets) {
+                Ok(pages) => return Ok((pages.cached + pages.evicted).saturating_mul(base_page().bytes())),
+                Err(error) if error.raw_os_error() == Some(Errno::ENOSYS as i32) => self.by_mapping = true,
+                Err(error) => return Err(error),
+            }
+        }
+        // Each page takes a look of its own, so that a part of many blocks is not counted, but divided.
+        if blocks.end - blocks.start > PARTS {
+            return Ok(1);
+        }
+        let length = (blocks.end - blocks.start) * block;
+        FileMapping::readable(self.file, blocks.start * block, length, self.huge)?.cached_bytes(0, length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    fn huge() -> PageSize {
+        PageSize::new(2 << 20).unwrap()
+    }
+
+    fn found(file: &File, by_mapping: bool) -> Vec<(u64, u64)> {
+        let length = file.metadata().unwrap().len();
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut looking = Looking { file, huge: huge(), until, blocks: Vec::new(), by_mapping };
+        assert!(looking.part(0..length.div_ceil(huge().bytes())).unwrap());
+        looking.blocks
+    }
+
+    #[test]
+    fn blocks_with_data_are_found_by_either_way() {
+        let (file, page, block) = (tempfile::tempfile_in("/dev/shm").unwrap(), base_page().bytes(), huge().bytes());
+        file.set_len(1000 * block).unwrap();
+        for block_of_data in [3, 700] {
+            file.write_all_at(&vec![1; 2 * page as usize], block_of_data * block + page).unwrap();
+        }
+        file.write_all_at(&vec![1; 2 * block as usize], 500 * block).unwrap();
+        let expected = [(3, 2 * page), (500, block), (501, block), (700, 2 * page)];
+        assert_eq!(found(&file, true), expected);
+        assert_eq!(found(&file, false), expected);
+        assert_eq!(data_in(&file, huge(), 3).unwrap(), 2 * page);
+        assert_eq!(data_in(&file, huge(), 4).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_sparse_file_of_a_terabyte_takes_few_looks() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(1 << 40).unwrap();
+        file.write_all_at(b"x", (1 << 40) - 1).unwrap();
+        let contents = contents(&file, huge(), Instant::now() + Duration::from_secs(60)).unwrap();
+        assert_eq!((contents.blocks.len(), contents.unseen, contents.length), (1, None, 1 << 40));
+        assert!(contents.room.is_some());
+    }
+
+    #[test]
+    fn looking_ends_with_its_time() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(1 << 40).unwrap();
+        file.write_all_at(b"x", 0).unwrap();
+        let contents = contents(&file, huge(), Instant::now()).unwrap();
+        assert_eq!((contents.blocks.len(), contents.unseen), (0, Some(Reason::TooScattered)));
+    }
+
+    #[test]
+    fn what_is_no_tmpfs_is_refused() {
+        let file = File::open("/proc/self/stat").unwrap();
+        assert!(matches!(contents(&file, huge(), Instant::now()), Err(Reason::Unreadable { .. })));
+    }
+}

@@ -1,0 +1,85 @@
+//! Shared memory of running programs: what a lift would do and cost, and the lift in place, from outside.
+//!
+//! Nothing is stopped, and nothing is executed in the programs: the kernel collapses blocks by `process_madvise`. Processes that
+//! share a segment are one family: each segment is looked at once, and lifted once.
+
+mod contents;
+mod gather;
+mod kernel;
+mod report;
+mod sharers;
+
+pub use report::{LeftAlone, SegmentReport, SharedReport};
+
+use crate::SessionError;
+use gather::{Family, machine};
+use kernel::Live;
+use report::Before;
+use shared_memory::{Budget, Machine, Plan, Policy, lift, plan};
+use sharers::Sharers;
+use std::time::{Duration, Instant};
+
+/// Time after which no further block is begun.
+const MOST_TIME: Duration = Duration::from_secs(600);
+/// Time that one block may take: usually 1 to 20 ms. A few that take longer end the lift.
+const MOST_BLOCK_TIME: Duration = Duration::from_millis(500);
+/// How often a block whose pages are in use is tried.
+const TRIES: u32 = 6;
+
+/// What the user asks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SharedOptions {
+    /// Fill blocks however many holes they have.
+    pub fill: bool,
+    /// Most bytes of holes that are filled.
+    pub most: Option<u64>,
+}
+
+/// Says what a lift of these processes' shared memory would do, and does nothing.
+///
+/// # Errors
+/// None of the processes can be looked at.
+pub fn plan_shared(pids: &[i32], options: SharedOptions) -> Result<SharedReport, SessionError> {
+    let prepared = Prepared::new(pids, options)?;
+    Ok(prepared.before().planned(&prepared.family.segments, &prepared.plan))
+}
+
+/// Lifts the shared memory of these processes, in place.
+///
+/// # Errors
+/// None of the processes can be looked at. What the kernel refuses is in the report.
+pub fn lift_shared(pids: &[i32], options: SharedOptions) -> Result<SharedReport, SessionError> {
+    let Prepared { machine, family, plan, sharers } = Prepared::new(pids, options)?;
+    let before = Before::new(&family.segments, &sharers, machine.huge);
+    let Family { segments, files, processes } = family;
+    let budget =
+        Budget { all: MOST_TIME, block: MOST_BLOCK_TIME, tries: TRIES, fill: options.fill, most: options.most };
+    let begin = Instant::now();
+    let mut live = Live::new(&segments, &files, &processes, machine.huge, begin);
+    let outcome = lift(&segments, &plan, &machine, &budget, &mut live);
+    let took = begin.elapsed();
+    Ok(before.lifted(&segments, &plan, &outcome, took))
+}
+
+/// What is known before anything is done.
+struct Prepared {
+    machine: Machine,
+    family: Family,
+    plan: Plan,
+    sharers: Sharers,
+}
+
+impl Prepared {
+    fn new(pids: &[i32], options: SharedOptions) -> Result<Self, SessionError> {
+        let (machine, settings) = machine()?;
+        let family = Family::of(pids, &machine, &settings)?;
+        let plan = plan(&family.segments, &machine, Policy { fill: options.fill, most: options.most });
+        let keys: Vec<_> = family.segments.iter().map(|segment| segment.key).collect();
+        let sharers = Sharers::of(&keys);
+        Ok(Self { machine, family, plan, sharers })
+    }
+
+    fn before(&self) -> Before {
+        Before::new(&self.family.segments, &self.sharers, self.machine.huge)
+    }
+}

@@ -1,0 +1,184 @@
+//! What a lift of shared memory would do, or has done, as the kernel shows it.
+
+use super::sharers::{Sharers, is_of, page_tables};
+use address_space::{MappingUsage, PageSize};
+use process_view::ProcessFiles;
+use serde::Serialize;
+use shared_memory::{Outcome, Plan, Reason, Refused, Segment, SegmentKey, SegmentKind, SegmentPlan};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Blocks that are left alone for one reason.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeftAlone {
+    /// Why.
+    pub reason: String,
+    /// What fixes it, if anything does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Bytes of data in them.
+    pub bytes: u64,
+    /// Nothing is missing: no huge page fits there, or it is one of the pool.
+    #[serde(skip)]
+    pub is_fine: bool,
+}
+
+impl LeftAlone {
+    fn of(refused: &Refused) -> Self {
+        let (reason, fix) = (refused.reason.to_string(), refused.reason.fix());
+        let is_fine = matches!(refused.reason, Reason::NoWholeBlock { .. } | Reason::Pool);
+        Self { reason, fix, blocks: refused.blocks, bytes: refused.bytes, is_fine }
+    }
+}
+
+/// One segment. Sizes are in bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct SegmentReport {
+    /// What maps calls it.
+    pub name: String,
+    /// Kind.
+    pub kind: SegmentKind,
+    /// Device as maps shows it.
+    pub device: (u32, u32),
+    /// Inode, or the identifier of a System V segment.
+    pub inode: u64,
+    /// A process that has mapped it.
+    pub pid: i32,
+    /// Its first address there.
+    pub address: String,
+    /// Length with all holes.
+    pub length: u64,
+    /// Data, in memory or swapped out.
+    pub data: u64,
+    /// The most that a chosen process has in its page tables.
+    pub resident: u64,
+    /// Number of processes that share it, chosen or not.
+    pub sharers: usize,
+    /// The most that a chosen process maps by huge pages, before.
+    pub huge_before: u64,
+    /// The blocks that are to be lifted.
+    pub planned: u64,
+    /// Holes in them, which the lift fills.
+    pub adds: u64,
+    /// As `huge_before`, read back after the lift.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_after: Option<u64>,
+    /// Holes that were filled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filled: Option<u64>,
+    /// What is left alone.
+    pub left_alone: Vec<LeftAlone>,
+}
+
+/// The shared memory of some processes.
+#[derive(Clone, Debug, Serialize)]
+pub struct SharedReport {
+    /// The segments that hold a huge page at least.
+    pub segments: Vec<SegmentReport>,
+    /// Number of processes that share any of them.
+    pub sharers: usize,
+    /// Not all processes of the machine could be looked at in time, and there may be more.
+    pub more_sharers: bool,
+    /// Page tables of all sharers before, in bytes (`VmPTE`).
+    pub page_tables_before: u64,
+    /// And after the lift.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_tables_after: Option<u64>,
+    /// Time of the lift.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub microseconds: Option<u64>,
+    /// Time of the slowest block.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worst_block_microseconds: Option<u64>,
+}
+
+impl SharedReport {
+    /// True where nothing was left alone that a huge page could hold.
+    pub fn is_complete(&self) -> bool {
+        self.segments.iter().flat_map(|segment| &segment.left_alone).all(|left| left.is_fine)
+    }
+}
+
+/// Who shares the segments, and their page tables, before anything is done.
+pub(super) struct Before {
+    sharers: Sharers,
+    all: BTreeSet<i32>,
+    page_tables: u64,
+    huge: PageSize,
+}
+
+impl Before {
+    pub fn new(segments: &[Segment], sharers: &Sharers, huge: PageSize) -> Self {
+        let chosen = segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid));
+        let all: BTreeSet<i32> = sharers.all().into_iter().chain(chosen).collect();
+        Self { sharers: sharers.clone(), page_tables: page_tables(&all), all, huge }
+    }
+
+    /// The report of a plan.
+    pub fn planned(&self, segments: &[Segment], plan: &Plan) -> SharedReport {
+        let all = segments.iter().zip(&plan.segments);
+        SharedReport {
+            segments: all.map(|(segment, planned)| self.segment(segment, planned)).collect(),
+            sharers: self.all.len(),
+            more_sharers: !self.sharers.is_complete,
+            page_tables_before: self.page_tables,
+            page_tables_after: None,
+            microseconds: None,
+            worst_block_microseconds: None,
+        }
+    }
+
+    /// The report of a lift.
+    pub fn lifted(&self, segments: &[Segment], plan: &Plan, outcome: &Outcome, took: Duration) -> SharedReport {
+        let mut report = self.planned(segments, plan);
+        for ((told, huge), lifted) in report.segments.iter_mut().zip(huge_now(segments)).zip(&outcome.segments) {
+            told.filled = Some(lifted.filled);
+            told.huge_after = Some(huge);
+            told.left_alone.extend(lifted.refused.iter().map(LeftAlone::of));
+        }
+        report.page_tables_after = Some(page_tables(&self.all));
+        report.microseconds = Some(took.as_micros() as u64);
+        report.worst_block_microseconds = Some(outcome.worst.as_micros() as u64);
+        report
+    }
+
+    fn segment(&self, segment: &Segment, planned: &SegmentPlan) -> SegmentReport {
+        let SegmentKey { device, inode, kind, .. } = segment.key;
+        let first = segment.views.first();
+        let length = segment.contents.as_ref().map_or_else(|_| segment.longest_mapping(), |contents| contents.length);
+        let chosen: BTreeSet<i32> = segment.views.iter().map(|view| view.pid).collect();
+        SegmentReport {
+            name: segment.name.clone(),
+            kind,
+            device,
+            inode,
+            pid: first.map_or(0, |view| view.pid),
+            address: first.map_or_else(String::new, |view| format!("{:#x}", view.range.start().0)),
+            length,
+            data: planned.data,
+            resident: segment.resident(),
+            sharers: self.sharers.number_of(&segment.key).max(chosen.len()),
+            huge_before: planned.huge,
+            planned: planned.work.len() as u64 * self.huge.bytes(),
+            adds: planned.adds(),
+            huge_after: None,
+            filled: None,
+            left_alone: planned.refused.iter().map(LeftAlone::of).collect(),
+        }
+    }
+}
+
+/// The most that one process maps of each segment by huge pages now.
+fn huge_now(segments: &[Segment]) -> Vec<u64> {
+    let mut most = vec![0; segments.len()];
+    let pids: BTreeSet<i32> = segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid)).collect();
+    for usages in pids.into_iter().filter_map(|pid| ProcessFiles::of(pid).smaps().ok()) {
+        for (segment, most) in segments.iter().zip(&mut most) {
+            let of_it = usages.iter().filter(|usage| usage.mapping.shared && is_of(&usage.mapping, &segment.key));
+            *most = of_it.map(MappingUsage::huge).sum::<u64>().max(*most);
+        }
+    }
+    most
+}

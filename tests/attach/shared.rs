@@ -1,0 +1,307 @@
+//! Shared memory of running programs, lifted in place: contents stay, all sharers gain, and what cannot be lifted says why.
+
+use address_space::{format_bytes, parse_smaps};
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::fs;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+use test_support::{
+    Context, Ending, Need, Output, Program, Session, Setting, Test, main_of_one_at_a_time, poll_until, process_field,
+    test_case,
+};
+
+/// Blocks that the program holds.
+const BLOCKS: u64 = 16;
+/// Size of a block.
+const PMD_SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+/// The longest that a lift of so little may take, whatever the program does.
+const BOUND: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let needs = || vec![Need::Root, Need::Thp, Need::Command("gcc".into()), Need::Kernel(6, 1)];
+    let mut tests: Vec<Test> = Vec::new();
+    for kind in ["anonymous", "memfd", "file", "system-v"] {
+        tests.push(test_case(format!("lifted/{kind}"), needs(), move |t| lifted(t, kind)));
+        tests.push(test_case(format!("written_meanwhile/{kind}"), needs(), move |t| changed(t, kind, "writes")));
+    }
+    for kind in ["memfd", "file"] {
+        tests.push(test_case(format!("emptied_meanwhile/{kind}"), needs(), move |t| changed(t, kind, "restless")));
+    }
+    for how in ["askew", "advised", "off"] {
+        tests.push(test_case(format!("refused/{how}"), needs(), move |t| refused(t, how)));
+    }
+    let with_watcher = || [needs(), vec![Need::Userfaultfd]].concat();
+    tests.push(test_case("holes_are_left_unless_asked_for", needs(), holes));
+    tests.push(test_case("no_more_is_filled_than_is_allowed", needs(), most_memory));
+    tests.push(test_case("a_plan_changes_nothing", needs(), only_planned));
+    tests.push(test_case("processes_that_share_are_one_family", needs(), family));
+    tests.push(test_case("with_other_kinds", needs(), with_other_kinds));
+    tests.push(test_case("a_sparse_terabyte", needs(), sparse));
+    tests.push(test_case("a_file_whose_lock_is_held", with_watcher(), stuck));
+    tests.push(test_case("a_program_that_ends_meanwhile", needs(), ends));
+    tests.push(test_case("denied_by_the_machine", needs(), denied));
+    main_of_one_at_a_time(tests)
+}
+
+fn huge() -> Result<u64> {
+    Ok(fs::read_to_string(PMD_SIZE)?.trim().parse()?)
+}
+
+/// Starts the program that holds shared memory.
+fn holder(t: &Context, kind: &str, how: &str) -> Result<Session> {
+    let mut command: Command = Program::named("attach/holds_shared_memory.c")?.command()?;
+    command.args([kind, how]);
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    Ok(session)
+}
+
+/// Lets the program and its children look at their contents, and end.
+fn end(t: &Context, mut session: Session) -> Result<()> {
+    session.send("\n")?;
+    let output = session.finish()?;
+    t.keep(&output);
+    let same = output.stdout.lines().filter(|line| *line == "the same").count();
+    ensure!(output.ending == Ending::Exit(0) && same == 4, "{:?}: {}", output.ending, output.stdout);
+    Ok(())
+}
+
+fn pagelift(t: &Context, words: &[&str]) -> Result<Output> {
+    t.run_within(t.pagelift(words)?, BOUND)
+}
+
+/// Lifts, and reads the report of its shared memory. Where no memory is free in pieces of a huge page it is made, and the lift
+/// tried again.
+fn lift(t: &Context, pid: u32, words: &[&str]) -> Result<(Output, Value)> {
+    let (report, pid) = (t.folder().join("report.json"), pid.to_string());
+    let file = report.display().to_string();
+    for tries_left in (0..10).rev() {
+        let output = pagelift(t, &[&["attach", "--lift", "shared", "--report", &file, &pid], words].concat())?;
+        let json: Value = serde_json::from_str(&fs::read_to_string(&report)?)?;
+        let lacks_memory = ["no free memory", "single blocks took"].iter().any(|why| output.stderr.contains(why));
+        if !lacks_memory || tries_left == 0 {
+            return Ok((output, json["shared"].clone()));
+        }
+        fs::write("/proc/sys/vm/compact_memory", "1")?;
+    }
+    unreachable!("the last try returns")
+}
+
+fn number(value: &Value, name: &str) -> Result<u64> {
+    value[name].as_u64().with_context(|| format!("no {name} in {value}"))
+}
+
+/// Bytes of shared memory that a process maps by huge pages.
+fn huge_bytes(pid: u32) -> Result<u64> {
+    let usages = parse_smaps(&fs::read_to_string(format!("/proc/{pid}/smaps"))?)?;
+    Ok(usages.iter().filter(|usage| usage.mapping.shared).map(|usage| usage.shmem_huge).sum())
+}
+
+fn children(pid: u32) -> Result<Vec<u32>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    text.split_whitespace().map(|word| Ok(word.parse()?)).collect()
+}
+
+fn page_tables(pid: u32) -> Result<u64> {
+    let field = process_field(pid, "VmPTE").context("no VmPTE")?;
+    Ok(field.trim_end_matches(" kB").trim().parse()?)
+}
+
+fn lifted(t: &Context, kind: &str) -> Result<()> {
+    let (session, all) = (holder(t, kind, "full")?, BLOCKS * huge()?);
+    let pid = session.pid();
+    let children = children(pid)?;
+    let before: Vec<u64> = children.iter().map(|child| page_tables(*child)).collect::<Result<_>>()?;
+    let (output, shared) = lift(t, pid, &["--require"])?;
+    let said = output.success()?.stderr;
+    ensure!(said.contains(&format!("shared memory: {0} of {0} on huge pages", format_bytes(all))), "{said}");
+    ensure!(said.contains("nothing paused") && !said.contains("left alone"), "{said}");
+    let segment = &shared["segments"][0];
+    ensure!(shared["segments"].as_array().is_some_and(|all| all.len() == 1), "{shared}");
+    let found = ["length", "data", "planned", "huge_after"].map(|name| number(segment, name).unwrap_or(0));
+    ensure!(found == [all; 4] && number(segment, "sharers")? == 4 && segment["kind"] == kind, "{segment}");
+    ensure!(huge_bytes(pid)? == all, "smaps shows {}", huge_bytes(pid)?);
+    for (child, before) in children.iter().zip(before) {
+        let now = page_tables(*child)?;
+        ensure!(now < before, "page tables of a sharer: {before} kB before, {now} kB now");
+    }
+    ensure!(number(&shared, "page_tables_after")? < number(&shared, "page_tables_before")?, "{shared}");
+    let again = lift(t, pid, &[])?.1;
+    let segment = &again["segments"][0];
+    ensure!(number(segment, "planned")? == 0 || !knows_huge_pages(), "done again: {segment}");
+    ensure!(number(segment, "huge_before")? == all, "{segment}");
+    end(t, session)
+}
+
+/// Which pages are huge is told since Linux 6.7.
+fn knows_huge_pages() -> bool {
+    Need::Kernel(6, 7).missing().is_none()
+}
+
+/// The contents are checked by the program, and by its children at its end.
+fn changed(t: &Context, kind: &str, how: &str) -> Result<()> {
+    let session = holder(t, kind, how)?;
+    let mut most = 0;
+    for _ in 0..5 {
+        let (output, _) = lift(t, session.pid(), &[])?;
+        output.success()?;
+        most = most.max(huge_bytes(session.pid())?);
+    }
+    ensure!(most >= BLOCKS / 2 * huge()?, "only {most} bytes were huge");
+    end(t, session)
+}
+
+fn refused(t: &Context, how: &str) -> Result<()> {
+    let session = holder(t, "memfd", how)?;
+    let reason = match how {
+        "askew" => "address and offset disagree by ",
+        "advised" => "the program has refused huge pages there (MADV_NOHUGEPAGE)",
+        _ => "the program has switched huge pages off for itself",
+    };
+    let (output, shared) = lift(t, session.pid(), &[])?;
+    let said = output.success()?.stderr;
+    ensure!(said.contains(&format!("[31m: 16 blocks left alone: {reason}")), "{said}");
+    ensure!(!said.contains('\x1b'), "{said}");
+    ensure!(number(&shared["segments"][0], "huge_after")? == 0 && huge_bytes(session.pid())? == 0, "{shared}");
+    let (output, _) = lift(t, session.pid(), &["--require"])?;
+    ensure!(output.ending == Ending::Exit(125) && output.stderr.contains("--require was given"), "{}", output.stderr);
+    end(t, session)
+}
+
+fn holes(t: &Context) -> Result<()> {
+    let (session, huge) = (holder(t, "file", "holes")?, huge()?);
+    let (output, shared) = lift(t, session.pid(), &[])?;
+    let said = output.success()?.stderr;
+    ensure!(said.contains("2 blocks left alone: blocks less than 7/8 full; the lift would add "), "{said}");
+    ensure!(said.contains("fix: --fill, or again once the program has filled it"), "{said}");
+    let segment = &shared["segments"][0];
+    ensure!(number(segment, "filled")? == huge / 8 && number(segment, "huge_after")? == 14 * huge, "{segment}");
+    let (output, shared) = lift(t, session.pid(), &["--fill", "--require"])?;
+    output.success()?;
+    let segment = &shared["segments"][0];
+    ensure!(number(segment, "filled")? > huge && number(segment, "huge_after")? == BLOCKS * huge, "{segment}");
+    ensure!(huge_bytes(session.pid())? == BLOCKS * huge, "smaps shows {}", huge_bytes(session.pid())?);
+    end(t, session)
+}
+
+fn most_memory(t: &Context) -> Result<()> {
+    let (session, huge) = (holder(t, "anonymous", "holes")?, huge()?);
+    let (output, shared) = lift(t, session.pid(), &["--fill", "--max-memory", &(huge / 2).to_string()])?;
+    ensure!(output.stderr.contains("--max-memory="), "{}", output.stderr);
+    ensure!(number(&shared["segments"][0], "filled")? <= huge / 2, "{shared}");
+    end(t, session)
+}
+
+fn only_planned(t: &Context) -> Result<()> {
+    let (session, all) = (holder(t, "system-v", "full")?, BLOCKS * huge()?);
+    let (output, shared) = lift(t, session.pid(), &["--dry-run"])?;
+    let segment = &shared["segments"][0];
+    ensure!(number(segment, "planned")? == all && segment.get("huge_after").is_none(), "{segment}");
+    let said = output.success()?.stdout;
+    ensure!(
+        said.contains(&format!("{} would be put on huge pages in place, 0 B are; that adds 0 B", format_bytes(all))),
+        "{said}"
+    );
+    let pid = session.pid().to_string();
+    let inspected = pagelift(t, &["inspect", "--lift", "shared", &pid])?.success()?.stdout;
+    let plan = said.lines().nth(5).context("a table")?;
+    ensure!(inspected.contains(plan), "inspect shows another plan: {inspected}\n{said}");
+    let json: Value =
+        serde_json::from_str(&pagelift(t, &["inspect", "--json", "--lift", "shared", &pid])?.success()?.stdout)?;
+    ensure!(number(&json["shared"]["segments"][0], "planned")? == all, "{json}");
+    ensure!(huge_bytes(session.pid())? == 0, "a plan has lifted");
+    end(t, session)
+}
+
+fn family(t: &Context) -> Result<()> {
+    // A name that no other test has.
+    let program = Program::named("attach/holds_shared_memory.c")?.build()?;
+    let name = format!("pl-shared-{}", std::process::id());
+    let copy = t.folder().join(&name);
+    fs::copy(program, &copy)?;
+    let mut command = Command::new(&copy);
+    command.args(["anonymous", "full"]);
+    let session = t.session(command)?;
+    session.wait_for_line("ready")?;
+    let report = t.folder().join("family.json");
+    let words = ["attach", "--lift", "shared", "--all", &name, "--report", &report.display().to_string()];
+    let said = pagelift(t, &words)?.success()?.stderr;
+    ensure!(said.contains(" and 3 others: shared memory: "), "{said}");
+    let json: Value = serde_json::from_str(fs::read_to_string(&report)?.trim())?;
+    let shared = &json["shared"];
+    ensure!(number(shared, "sharers")? == 4, "{shared}");
+    ensure!(shared["segments"].as_array().is_some_and(|all| all.len() == 1), "{shared}");
+    end(t, session)
+}
+
+fn with_other_kinds(t: &Context) -> Result<()> {
+    let session = holder(t, "memfd", "full")?;
+    let (report, pid) = (t.folder().join("both.json"), session.pid().to_string());
+    let file = report.display().to_string();
+    let said = pagelift(t, &["attach", "--lift", "bss,shared", "--report", &file, &pid])?.success()?.stderr;
+    ensure!(said.contains(": shared memory: ") && said.contains(" before; page tables of 4 processes "), "{said}");
+    ensure!(said.lines().count() >= 2, "nothing is said of the other kind: {said}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(&report)?)?;
+    ensure!(number(&json["shared"]["segments"][0], "huge_after")? == BLOCKS * huge()?, "{json}");
+    let watched = pagelift(t, &["attach", "--lift", "shared", "--watch", &pid])?;
+    ensure!(watched.ending == Ending::Exit(125) && watched.stderr.contains("--watch"), "{}", watched.stderr);
+    let started = pagelift(t, &["run", "--lift", "shared", "--", "true"])?;
+    ensure!(started.stderr.contains("invalid value 'shared' for '--lift <KINDS>'"), "{}", started.stderr);
+    end(t, session)
+}
+
+fn sparse(t: &Context) -> Result<()> {
+    let session = holder(t, "memfd", "sparse")?;
+    let (output, shared) = lift(t, session.pid(), &[])?;
+    output.success()?;
+    let segment = &shared["segments"][0];
+    ensure!(number(segment, "length")? == 1 << 40 && number(segment, "planned")? == 0, "{segment}");
+    end(t, session)
+}
+
+fn stuck(t: &Context) -> Result<()> {
+    let session = holder(t, "memfd", "stuck")?;
+    let waits = || {
+        fs::read_dir(format!("/proc/{}/task", session.pid())).is_ok_and(|tasks| {
+            tasks
+                .flatten()
+                .any(|task| fs::read_to_string(task.path().join("wchan")).is_ok_and(|at| at.contains("userfault")))
+        })
+    };
+    poll_until(BOUND, "the write to wait", waits)?;
+    let (output, _) = lift(t, session.pid(), &[])?;
+    output.success()?;
+    end(t, session)
+}
+
+fn ends(t: &Context) -> Result<()> {
+    for _ in 0..5 {
+        let mut session = holder(t, "memfd", "full")?;
+        let lifter =
+            t.session_within(t.pagelift(&["attach", "--lift", "shared", &session.pid().to_string()])?, BOUND)?;
+        session.signal(Signal::SIGKILL)?;
+        let output = lifter.finish()?;
+        ensure!(
+            matches!(output.ending, Ending::Exit(0 | 125)) && !output.stderr.contains("panicked"),
+            "{:?}: {}",
+            output.ending,
+            output.stderr
+        );
+        poll_until(BOUND, "the program to end", || session.has_ended().unwrap_or(true))?;
+    }
+    Ok(())
+}
+
+fn denied(t: &Context) -> Result<()> {
+    let session = holder(t, "memfd", "full")?;
+    let setting = Setting::change("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "deny")?;
+    let (output, _) = lift(t, session.pid(), &[])?;
+    drop(setting);
+    let said = output.success()?.stderr;
+    ensure!(said.contains("left alone: shmem_enabled is `deny`; fix: echo advise > /sys/"), "{said}");
+    let (output, _) = lift(t, session.pid(), &["--require"])?;
+    output.success()?;
+    end(t, session)
+}
