@@ -58,7 +58,7 @@ fn holder(t: &Context, kind: &str, how: &str) -> Result<Session> {
     Ok(session)
 }
 
-/// Lets the program and its children look at their contents, and end.
+/// Lets the program and its children check their contents, and end.
 fn end(t: &Context, mut session: Session) -> Result<()> {
     session.send("\n")?;
     let output = session.finish()?;
@@ -135,7 +135,7 @@ fn lifted(t: &Context, kind: &str) -> Result<()> {
     end(t, session)
 }
 
-/// Which pages are huge is told since Linux 6.7.
+/// True if the kernel reports which pages are huge: since Linux 6.7.
 fn knows_huge_pages() -> bool {
     Need::Kernel(6, 7).missing().is_none()
 }

@@ -106,7 +106,7 @@ fn whole_pool_becomes_free(t: &Context) -> Result<()> {
     whole_pool_is_free(t)
 }
 
-/// Its code lies on transparent huge pages: what pools there are is then asked for its heap alone.
+/// The program's code is on transparent huge pages, so that the pools are read for its heap alone.
 fn a_followed_program_gets_the_pool(t: &Context) -> Result<()> {
     let program = Program::named("heap/threads_hold_a_little.c")?.build()?;
     let mut shell = Command::new("sh");

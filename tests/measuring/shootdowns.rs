@@ -193,7 +193,7 @@ fn jemalloc_4(t: &Context) -> Result<()> {
     is_cured(t, storm(t, &SMALL, &preload, true)?, &storms)
 }
 
-/// Purging by its calloc goes on where purging by its decay has ended; the second cure ends it, added to what the user has set.
+/// Purging by its calloc continues when purging by its decay has ended; the second cure, added to the user's settings, ends it.
 fn jemalloc_calloc(t: &Context) -> Result<()> {
     let decay = "dirty_decay_ms:-1,muzzy_decay_ms:-1";
     let storms = seen(t, &LARGE_ZEROED, &[("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", decay)])?;

@@ -78,7 +78,7 @@ impl Kinds {
     /// Reads usual kinds, separated by commas.
     ///
     /// # Errors
-    /// The name that is none of them, and those that are.
+    /// The name that was found, and the usual names.
     pub fn parse_usual(text: &str) -> Result<Self, String> {
         let kinds = text.split(',').map(Kind::usual_from_word).collect::<Result<Vec<_>, _>>()?;
         Ok(Self::of(&kinds))

@@ -1,7 +1,7 @@
 //! Looks at every process, of which some may never answer.
 //!
-//! A read of a process waits for whoever holds the locks of its memory, and a user's program can hold those for as long as
-//! its user likes. A thread that waits too long is left behind, and another one goes on with the other processes.
+//! A read of a process waits until the locks of its memory are released, and a user's program can hold those for any time.
+//! A thread that waits too long is left behind, and another thread continues with the other processes.
 
 use crate::{ObservationError, ProcessFiles};
 use linux::watch;
@@ -13,21 +13,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What became of a look at one process.
+/// The outcome of reading one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Looked<T> {
     /// The result.
     At(T),
     /// It has not answered within this time.
     NoAnswer(Duration),
-    /// It was not looked at, since so many others did not answer.
+    /// It was not read, because too many other processes did not answer.
     Skipped,
 }
 
 /// How long is waited, and for how many.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// After this time the next processes are looked at beside the one that does not answer.
+    /// After this time without an answer, another thread reads the next processes.
     patience: Duration,
     /// After this time a process is given up.
     limit: Duration,
@@ -90,7 +90,7 @@ impl<T> Looked<T> {
     }
 }
 
-/// A thread says what it is about to look at, what it has found, and that nothing is left.
+/// Message of a thread: the process that it is about to read, a result, or the end: no process is left.
 enum Said<T> {
     Begun(i32),
     Found(i32, T),
@@ -138,7 +138,7 @@ fn work<T>(queue: &Queue, look: &impl Fn(i32) -> T, say: &SyncSender<Said<T>>) {
     let _ = say.send(Said::Ended);
 }
 
-/// What the threads say, and the processes that are waited for.
+/// The messages of the threads, and the processes that have not answered.
 struct Results<T, F> {
     heard: Receiver<Said<T>>,
     waiting: BTreeMap<i32, Instant>,
@@ -146,8 +146,8 @@ struct Results<T, F> {
 }
 
 impl<T, F: FnMut(i32, Looked<T>)> Results<T, F> {
-    /// Takes what is said until a thread has ended, which finds nothing left. False if nothing was said for so long, or nobody
-    /// is there to say anything.
+    /// Takes messages until a thread reports that no process is left. Returns false if no message came within `patience`, or
+    /// if no thread is left to send one.
     fn take_until_end(&mut self, patience: impl Fn(&BTreeMap<i32, Instant>) -> Duration) -> bool {
         loop {
             match self.heard.recv_timeout(patience(&self.waiting)) {

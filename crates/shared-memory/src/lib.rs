@@ -1,9 +1,9 @@
-//! Shared memory of running processes: which blocks of it can be put on huge pages in place, what that costs, and the lift,
+//! Shared memory of running processes: the blocks that can be put on huge pages in place, what that costs, and the lift,
 //! block by block, within a budget.
 //!
 //! A block is what one huge page holds. The kernel collapses a block for all processes that share it at once
 //! (`process_madvise` with `MADV_COLLAPSE`), so processes that share a segment are planned together, and each block is done
-//! once. Everything here is calculated from values; the kernel stands behind the trait [`Kernel`].
+//! once. Everything here is calculated from values; the kernel is called through the trait [`Kernel`].
 #![forbid(unsafe_code)]
 
 mod lift;
@@ -18,7 +18,7 @@ pub use segment::{Contents, Segment, SegmentKey, SegmentKind, View};
 
 use address_space::PageSize;
 
-/// One part in so many of a block may be holes where its pages are the only copy: what fills them stays.
+/// One part in so many of a block may be holes if its pages are the only copy, since the memory that fills them stays.
 const HOLES: u64 = 8;
 
 /// The most bytes of holes in a block that is filled without being asked for.

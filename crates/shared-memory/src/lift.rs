@@ -6,7 +6,7 @@ use crate::{Reason, most_holes};
 use address_space::AddressRange;
 use core::time::Duration;
 
-/// Blocks between two looks at memory and at the mapping.
+/// Blocks between two checks of free memory and of the mapping.
 const AT_ONCE: usize = 16;
 /// Blocks without a free huge page, one after the other, after which a segment is left: each may take the kernel long.
 const MOST_FRAGMENTED: u32 = 8;
@@ -15,10 +15,10 @@ const MOST_SLOW: u32 = 3;
 /// The first pause before blocks that were in use are tried again. It doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
-/// What a lift needs of the kernel.
+/// The kernel's operations that a lift needs.
 pub trait Kernel {
-    /// Whether these addresses still show the segment at this offset, and memory of machine and cgroup suffices for `bytes` of
-    /// huge pages.
+    /// Checks that these addresses still show the segment at this offset, and that memory of machine and cgroup suffices for
+    /// `bytes` of huge pages.
     ///
     /// # Errors
     /// The reason why nothing more is done through this mapping.
@@ -36,7 +36,7 @@ pub trait Kernel {
     fn pause(&mut self, time: Duration);
 }
 
-/// What the kernel answers about one block (madvise(2)).
+/// The kernel's reason to refuse one block (madvise(2)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// `EAGAIN`: pages are in use at the moment.
@@ -53,7 +53,7 @@ pub enum Refusal {
     Other(String),
 }
 
-/// What a lift may cost.
+/// Limits of a lift.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Time after which no further block is begun.
@@ -75,7 +75,7 @@ pub struct Lifted {
     pub blocks: u64,
     /// Bytes of holes that were filled.
     pub filled: u64,
-    /// What was planned and is left alone.
+    /// Planned blocks that are left alone, by reason.
     pub refused: Vec<Refused>,
 }
 

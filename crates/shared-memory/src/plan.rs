@@ -17,7 +17,7 @@ pub struct Machine {
     pub never: bool,
 }
 
-/// What the user asks for.
+/// The user's choices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Policy {
     /// Fill blocks however many holes they have; empty blocks are left alone.
@@ -57,9 +57,9 @@ pub struct SegmentPlan {
     pub huge: u64,
     /// Blocks to be lifted, in ascending order.
     pub work: Vec<Work>,
-    /// Number of blocks that lie on huge pages already.
+    /// Number of blocks that are on huge pages already.
     pub already: u64,
-    /// What is left alone.
+    /// Blocks that are left alone, by reason.
     pub refused: Vec<Refused>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn refuse(all: &mut Vec<Refused>, reason: Reason, blocks: u64, bytes:
     all.push(Refused { reason, blocks, bytes });
 }
 
-/// What may still be filled.
+/// Bytes of holes that may still be filled.
 struct Room {
     of_tmpfs: BTreeMap<(u32, u32), u64>,
     most: Option<u64>,
@@ -193,7 +193,7 @@ pub(crate) fn other_view(segment: &Segment, machine: &Machine, block: u64, gone:
     segment.views.iter().enumerate().find(|(index, view)| !gone.contains(index) && fits(view)).map(|(index, _)| index)
 }
 
-/// Whether a block is huge already in a mapping, or why it cannot be; `None` where it is not mapped whole.
+/// Returns whether a block is huge already in a mapping, or why it cannot be huge; `None` if it is not mapped whole.
 fn usable(view: &View, machine: &Machine, whole: &Range<u64>) -> Option<Result<bool, Reason>> {
     let addresses = view.addresses(whole)?;
     let bytes = view.out_of_step(machine.huge);

@@ -29,7 +29,7 @@ pub enum Reason {
     SizeOff {
         /// Huge page size.
         size: PageSize,
-        /// What its `shmem_enabled` holds.
+        /// The value of its `shmem_enabled`.
         word: String,
     },
     /// Addresses and offsets disagree modulo the huge page.
@@ -41,7 +41,7 @@ pub enum Reason {
         /// `shmem_enabled` is `never`, with which the kernel places shared memory anywhere.
         never: bool,
     },
-    /// No whole huge page of it is mapped.
+    /// No whole huge page of the segment is mapped.
     NoWholeBlock {
         /// Huge page size.
         size: PageSize,
@@ -69,12 +69,12 @@ pub enum Reason {
         /// Its value.
         most: u64,
     },
-    /// The contents cannot be looked at.
+    /// The contents cannot be read.
     Unreadable {
         /// Why.
         why: String,
     },
-    /// To look at all of it takes too long.
+    /// The segment is too large or too scattered to be read whole in time.
     TooScattered,
     /// Pages were in use each time.
     Busy {
@@ -123,7 +123,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// True where nothing more is tried in any segment.
+    /// True if nothing more is tried in any segment.
     pub const fn ends_all(&self) -> bool {
         matches!(self, Self::MachineLow { .. } | Self::TimeIsUp { .. } | Self::Slow { .. } | Self::NotPermitted)
     }

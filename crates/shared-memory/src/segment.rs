@@ -71,7 +71,7 @@ impl View {
         self.range.start().0.wrapping_sub(self.offset) & (huge.bytes() - 1)
     }
 
-    /// The addresses of a range of offsets, if all of it is mapped here.
+    /// The addresses of a range of offsets, if the whole range is mapped here.
     pub fn addresses(&self, offsets: &Range<u64>) -> Option<AddressRange> {
         let end = self.offset.checked_add(self.range.len())?;
         let is_inside = offsets.start >= self.offset && offsets.end <= end;
@@ -81,16 +81,16 @@ impl View {
     }
 }
 
-/// What a segment holds.
+/// The contents of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// Bytes of the segment, holes included.
     pub length: u64,
-    /// Number of each block with data, in ascending order, and the bytes of it that are data: in memory, or swapped out.
+    /// Number of each block with data, in ascending order, and its bytes of data, in memory or swapped out.
     pub blocks: Vec<(u64, u64)>,
     /// Bytes that its tmpfs can still take; `None` without a limit.
     pub room: Option<u64>,
-    /// Why the rest was not looked at.
+    /// Why the rest was not read.
     pub unseen: Option<Reason>,
 }
 
@@ -106,7 +106,7 @@ impl Contents {
 pub struct Segment {
     /// Identity.
     pub key: SegmentKey,
-    /// What maps calls it.
+    /// Name as maps shows it.
     pub name: String,
     /// Mappings.
     pub views: Vec<View>,

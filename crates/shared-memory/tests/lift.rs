@@ -18,7 +18,7 @@ const APART: u64 = 1 << 36;
 struct Simulated {
     data: BTreeMap<u64, u64>,
     huge: BTreeSet<u64>,
-    /// What the next attempts at a block answer, the first one last.
+    /// Answers to the next attempts at a block, the first one last.
     answers: BTreeMap<u64, Vec<Refusal>>,
     /// Number of calls of `ready` after which it refuses, and why, by process.
     refuses: BTreeMap<i32, (u32, Reason)>,
@@ -183,7 +183,7 @@ fn a_block_that_was_emptied_meanwhile_is_left() {
 }
 
 proptest! {
-    /// Whatever the kernel answers to any call, each block is lifted or refused, once, and nothing is tried for ever.
+    /// Each block is lifted or refused, once, and nothing is tried for ever, whatever the kernel answers to any call.
     #[test]
     fn every_failure_leaves_each_block_lifted_or_named(
         processes in 1..4i32,

@@ -1,5 +1,5 @@
 // Holds shared memory of the kind that its first word says (anonymous, memfd, file, system-v), full of a pattern, with three
-// children that share it. After a line of input each of them says whether its contents are the same.
+// children that share it. After a line of input each process reports whether its contents are the same.
 //
 // The second word says how:
 //   full      all blocks are full

@@ -63,8 +63,8 @@ ended() { ! grep -q '^State:.[^Z]' /proc/$1/status 2>/dev/null; }
 # plain_output PROGRAM...: what it prints and its status when it runs by itself.
 plain_output() { echo go | timeout -s KILL 60 "$@" 2>&1; echo "status $?"; }
 
-# plain_of PROGRAM: the file with that output is $plain. It runs once for all checks of it, since it takes a fifth of the time
-# of one.
+# plain_of PROGRAM: sets $plain to the file with that output. PROGRAM runs once for all its checks, since a run takes a fifth
+# of a check's time.
 plain_of() {
     plain=/tmp/plain/$MAPPINGS_LEFT$(command -v $1)
     [ -e $plain ] && return

@@ -17,7 +17,7 @@ const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
 
 impl Default for Initramfs {
-    /// The root folder alone. Without an entry of its own everybody may write to it: it is a tmpfs with mode 1777.
+    /// The root folder alone. If it had no entry, everybody could write to it: it is a tmpfs with mode 1777.
     fn default() -> Self {
         let mut initramfs = Self { archive: Vec::new(), present: BTreeSet::new() };
         initramfs.entry(".", FOLDER, &[]);
@@ -122,7 +122,7 @@ impl VirtualMachine {
     pub fn command(&self) -> Command {
         let mut qemu = Command::new(format!("qemu-system-{}", self.architecture));
         // Arm: QEMU takes many times as long for a CPU with pointer authentication, and half a minute to measure the TLBs of a CPU
-        // that Pagelift does not know. Page tables of the kernel alone (KPTI) double the time, and the kernel uses them where its
+        // that Pagelift does not know. Page tables of the kernel alone (KPTI) double the time, and the kernel uses them if its
         // own address is random. x86-64: where the CPU stores strings fast, kernels clear and copy pages byte by byte, which
         // takes half as long again when emulated.
         let (machine, cpu, console, faster) = match self.architecture {

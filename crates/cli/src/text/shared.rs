@@ -17,7 +17,7 @@ pub fn family(first: &str, number: usize) -> String {
     }
 }
 
-/// What was done, as one line.
+/// The result of a lift, as one line.
 pub fn line(name: &str, report: &SharedReport) -> String {
     if report.segments.is_empty() {
         return format!("{name}: no shared memory that could hold a huge page");
@@ -45,7 +45,7 @@ pub fn line(name: &str, report: &SharedReport) -> String {
     )
 }
 
-/// What was left alone, a line for each segment and reason.
+/// The blocks that were left alone, with a line for each segment and reason.
 pub fn left_alone(report: &SharedReport) -> Vec<String> {
     let of = |segment: &SegmentReport| {
         let left = segment.left_alone.iter().filter(|left| !left.is_fine);
@@ -65,7 +65,7 @@ pub fn left_alone(report: &SharedReport) -> Vec<String> {
     lines
 }
 
-/// What would be done, and for which price.
+/// The plan of a lift and its cost.
 pub fn plan(name: &str, report: &SharedReport) -> String {
     if report.segments.is_empty() {
         return format!("{}: no shared memory that could hold a huge page\n", printable(name));

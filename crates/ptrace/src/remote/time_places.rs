@@ -30,7 +30,7 @@ const BYTES: usize = 16;
 
 /// Maximum wait for the threads to sleep in calls: those that have just been released are awake.
 const SLEEP_TIMEOUT: Duration = Duration::from_millis(5);
-/// Interval between two looks at them.
+/// Interval between two checks of the threads.
 const SLEEP_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The contents of a place.
@@ -75,8 +75,8 @@ impl TimePlaces {
         Some(place.at)
     }
 
-    /// Returns the place at the address `argument`, which an earlier lift has used for this call, or a free one, or that of
-    /// a thread that has ended.
+    /// Returns the place at the address `argument`, which an earlier lift has used for this call, or a free place, or the
+    /// place of a thread that has ended.
     fn find(&mut self, memory: &RemoteMemory, space: &AddressSpace, process: Pid, argument: Address) -> Option<Place> {
         let places = places_of(memory, space, process)?;
         let of_call = places.iter().find(|place| place.at == argument);

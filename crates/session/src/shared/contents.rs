@@ -1,7 +1,7 @@
-//! What a segment holds, by block.
+//! The contents of a segment, by block.
 //!
-//! lseek(SEEK_DATA) would tell, too, but waits for the lock of the file, which a program can hold for ever: by a write from
-//! memory whose pages it does not deliver (userfaultfd, FUSE). Counting pages in the page cache takes no lock.
+//! lseek(SEEK_DATA) would find data, too, but waits for the lock of the file. A program can hold that lock for ever: by a write
+//! from memory whose pages it does not deliver (userfaultfd, FUSE). Counting pages in the page cache takes no lock.
 
 use address_space::PageSize;
 use linux::file_cache::cached_pages;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Time for looking at all segments of a family.
 pub(super) const MOST_LOOKING: Duration = Duration::from_secs(10);
-/// Blocks with data that are kept of one segment: 2 TiB of data where a block has 2 MiB.
+/// Most blocks with data that are stored for one segment: 2 TiB of data if a block has 2 MiB.
 const MOST_BLOCKS: usize = 1 << 20;
 /// Into so many parts a part is divided that is neither empty nor full.
 const PARTS: u64 = 64;
@@ -64,7 +64,7 @@ struct Looking<'a> {
 }
 
 impl Looking<'_> {
-    /// Adds the blocks of a range that have data. Returns false where there were too many, or no time was left.
+    /// Adds the blocks of a range that have data. Returns false if there were too many, or no time was left.
     fn part(&mut self, blocks: Range<u64>) -> io::Result<bool> {
         let (number, block) = (blocks.end - blocks.start, self.huge.bytes());
         if number == 0 {
@@ -106,7 +106,7 @@ impl Looking<'_> {
                 Err(error) => return Err(error),
             }
         }
-        // Each page takes a look of its own, so that a part of many blocks is not counted, but divided.
+        // mincore(2) checks every page, so that a part of many blocks is not counted, but divided.
         if blocks.end - blocks.start > PARTS {
             return Ok(1);
         }

@@ -54,7 +54,7 @@ pub(super) struct Family {
     pub segments: Vec<Segment>,
     /// The file of each segment, where it could be opened.
     pub files: Vec<Option<File>>,
-    /// The processes, opened before anything of them was read.
+    /// The processes, opened before their mappings were read.
     pub processes: BTreeMap<i32, ProcessHandle>,
 }
 
@@ -62,7 +62,7 @@ impl Family {
     /// Looks at these processes. One that ends meanwhile is left out.
     ///
     /// # Errors
-    /// None of them can be looked at.
+    /// No process can be read.
     pub fn of(pids: &[i32], machine: &Machine, settings: &Settings) -> Result<Self, SessionError> {
         let (mut found, mut processes, mut failed) = (Found::default(), BTreeMap::new(), None);
         for &pid in pids {
@@ -136,7 +136,7 @@ fn look(
             range: mapping.range,
             offset: mapping.offset,
             huge: usage.huge(),
-            // Kernels before 6.7 do not tell; a second collapse of a huge page changes nothing.
+            // Kernels before 6.7 do not report these; a second collapse of a huge page changes nothing.
             huge_parts: pagemap.as_ref().and_then(|map| map.huge(mapping.range).ok()).unwrap_or_default(),
             resident: usage.resident,
             refused: refusal(usage, kind, is_off, huge, settings),

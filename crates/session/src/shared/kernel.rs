@@ -42,7 +42,7 @@ impl<'a> Live<'a> {
     fn has_room(&mut self, pid: i32, bytes: u64) -> Result<(), Reason> {
         let cgroups = self.cgroups.entry(pid).or_insert_with(|| Cgroups::of(&System, &format!("/proc/{pid}")));
         let limit = cgroups.limits(&System, &[]).memory;
-        // What is left must serve more than the lift.
+        // Other allocations need memory, too: the next blocks may take half of the rest at most.
         if let Some((left, directory)) = limit.filter(|(left, _)| left / 2 < bytes) {
             return Err(Reason::CgroupLimit { directory, left });
         }
@@ -57,7 +57,7 @@ impl Kernel for Live<'_> {
     fn ready(&mut self, segment: usize, view: &View, addresses: AddressRange, bytes: u64) -> Result<(), Reason> {
         let handle = self.processes.get(&view.pid).ok_or(Reason::Gone)?;
         let still_shows = shows(view, &self.segments[segment].key, addresses);
-        // What was read by its number was its own only where it still lives.
+        // The mappings were read by process number: they are this process's only if it is still alive.
         if !still_shows || !handle.is_alive() {
             return Err(Reason::Gone);
         }
@@ -94,7 +94,7 @@ impl Kernel for Live<'_> {
     }
 }
 
-/// True where the process still shows the segment at these addresses, in as many mappings as it likes.
+/// True if the process still shows the segment at these addresses, in one mapping or several.
 fn shows(view: &View, key: &SegmentKey, addresses: AddressRange) -> bool {
     let Ok(space) = ProcessFiles::of(view.pid).maps() else { return false };
     let expected = view.range.start().0.wrapping_sub(view.offset);

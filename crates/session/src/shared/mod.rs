@@ -1,7 +1,7 @@
 //! Shared memory of running programs: what a lift would do and cost, and the lift in place, from outside.
 //!
 //! Nothing is stopped, and nothing is executed in the programs: the kernel collapses blocks by `process_madvise`. Processes that
-//! share a segment are one family: each segment is looked at once, and lifted once.
+//! share a segment are one family: each segment is read once, and lifted once.
 
 mod contents;
 mod gather;
@@ -26,7 +26,7 @@ const MOST_BLOCK_TIME: Duration = Duration::from_millis(500);
 /// How often a block whose pages are in use is tried.
 const TRIES: u32 = 6;
 
-/// What the user asks for.
+/// Options of a lift of shared memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SharedOptions {
     /// Fill blocks however many holes they have.
@@ -35,19 +35,19 @@ pub struct SharedOptions {
     pub most: Option<u64>,
 }
 
-/// Says what a lift of these processes' shared memory would do, and does nothing.
+/// Returns the plan of a lift of some processes' shared memory, and changes nothing.
 ///
 /// # Errors
-/// None of the processes can be looked at.
+/// No process can be read.
 pub fn plan_shared(pids: &[i32], options: SharedOptions) -> Result<SharedReport, SessionError> {
     let prepared = Prepared::new(pids, options)?;
     Ok(prepared.before().planned(&prepared.family.segments, &prepared.plan))
 }
 
-/// Lifts the shared memory of these processes, in place.
+/// Lifts the shared memory of some processes in place.
 ///
 /// # Errors
-/// None of the processes can be looked at. What the kernel refuses is in the report.
+/// No process can be read. Refusals by the kernel are in the report.
 pub fn lift_shared(pids: &[i32], options: SharedOptions) -> Result<SharedReport, SessionError> {
     let Prepared { machine, family, plan, sharers } = Prepared::new(pids, options)?;
     let before = Before::new(&family.segments, &sharers, machine.huge);
@@ -61,7 +61,7 @@ pub fn lift_shared(pids: &[i32], options: SharedOptions) -> Result<SharedReport,
     Ok(before.lifted(&segments, &plan, &outcome, took))
 }
 
-/// What is known before anything is done.
+/// The facts that are gathered before a lift, and its plan.
 struct Prepared {
     machine: Machine,
     family: Family,

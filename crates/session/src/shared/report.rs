@@ -1,4 +1,4 @@
-//! What a lift of shared memory would do, or has done, as the kernel shows it.
+//! The plan of a lift of shared memory, or its result as the kernel shows it.
 
 use super::sharers::{Sharers, is_of, page_tables};
 use address_space::{MappingUsage, PageSize};
@@ -13,7 +13,7 @@ use std::time::Duration;
 pub struct LeftAlone {
     /// Why.
     pub reason: String,
-    /// What fixes it, if anything does.
+    /// The fix, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
     /// Number of blocks.
@@ -36,7 +36,7 @@ impl LeftAlone {
 /// One segment. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct SegmentReport {
-    /// What maps calls it.
+    /// Name as maps shows it.
     pub name: String,
     /// Kind.
     pub kind: SegmentKind,
@@ -68,7 +68,7 @@ pub struct SegmentReport {
     /// Holes that were filled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filled: Option<u64>,
-    /// What is left alone.
+    /// Blocks that are left alone, by reason.
     pub left_alone: Vec<LeftAlone>,
 }
 
@@ -77,9 +77,9 @@ pub struct SegmentReport {
 pub struct SharedReport {
     /// The segments that hold a huge page at least.
     pub segments: Vec<SegmentReport>,
-    /// Number of processes that share any of them.
+    /// Number of processes that share at least one segment.
     pub sharers: usize,
-    /// Not all processes of the machine could be looked at in time, and there may be more.
+    /// Not all processes of the machine could be read in time, and there may be more sharers.
     pub more_sharers: bool,
     /// Page tables of all sharers before, in bytes (`VmPTE`).
     pub page_tables_before: u64,
@@ -95,13 +95,13 @@ pub struct SharedReport {
 }
 
 impl SharedReport {
-    /// True where nothing was left alone that a huge page could hold.
+    /// True if nothing was left alone that a huge page could hold.
     pub fn is_complete(&self) -> bool {
         self.segments.iter().flat_map(|segment| &segment.left_alone).all(|left| left.is_fine)
     }
 }
 
-/// Who shares the segments, and their page tables, before anything is done.
+/// The sharers of the segments, and their page tables, before a lift.
 pub(super) struct Before {
     sharers: Sharers,
     all: BTreeSet<i32>,

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 /// Time for looking at all processes of the machine.
 const MOST_TIME: Duration = Duration::from_secs(5);
 
-/// Who shares each segment.
+/// The processes that share each segment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sharers {
     by_segment: BTreeMap<SegmentKey, BTreeSet<i32>>,
-    /// False where there was no time for all processes.
+    /// False if there was no time for all processes.
     pub is_complete: bool,
 }
 
 impl Sharers {
-    /// Finds them. Processes that may not be looked at, or that end meanwhile, are left out.
+    /// Finds the sharers. Processes that may not be read, or that end meanwhile, are left out.
     pub fn of(keys: &[SegmentKey]) -> Self {
         let until = Instant::now() + MOST_TIME;
         let mut found = Self { by_segment: BTreeMap::new(), is_complete: true };
@@ -44,7 +44,7 @@ impl Sharers {
         self.by_segment.get(key).map_or(0, BTreeSet::len)
     }
 
-    /// All of them.
+    /// All processes that share a segment.
     pub fn all(&self) -> BTreeSet<i32> {
         self.by_segment.values().flatten().copied().collect()
     }
@@ -56,7 +56,7 @@ pub(super) fn is_of(mapping: &Mapping, key: &SegmentKey) -> bool {
     (mapping.device, mapping.inode) == (key.device, key.inode) && is_system_v == (key.kind == SegmentKind::SystemV)
 }
 
-/// Bytes of the page tables of these processes (`VmPTE`).
+/// Bytes in the page tables of the processes (`VmPTE`).
 pub(super) fn page_tables(pids: &BTreeSet<i32>) -> u64 {
     let of = |pid: &i32| meminfo_bytes(&ProcessFiles::of(*pid).text("status").ok()?, "VmPTE");
     pids.iter().filter_map(of).sum()

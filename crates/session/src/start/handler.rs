@@ -113,7 +113,7 @@ impl<T: FnMut(&StartEvent<'_>)> Lifter<T> {
     /// Gives a followed program what its heap needs: its environment is the first that has it.
     fn prepare_heap(&mut self, stop: &ExecStop) {
         let Some(options) = self.options.heap else { return };
-        // All of it: what the plan of a lift does not ask for, the heap may.
+        // All facts are read: the heap may need some that the plan of a lift does not need.
         let machine = machine_facts(stop.pid());
         let Some(heap) = heap_at_exec(&options, stop.pid(), &machine) else { return };
         let mut refusals = heap.refusals;
