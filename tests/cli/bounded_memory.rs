@@ -19,12 +19,15 @@ const GIBIBYTE: u64 = 1 << 30;
 const SYMTAB: u32 = 2;
 const STRTAB: u32 = 3;
 const DYNSYM: u32 = 11;
+const GNU_HASH: u32 = 0x6fff_fff6;
 
 fn main() -> ExitCode {
     let gcc = || vec![Need::Root, Need::Command("gcc".into())];
     let tests: Vec<Test> = vec![
         test_case("perf_map/symbol_table_of_a_gigabyte", gcc(), |t| perf_map(t, sparse_table)),
         test_case("perf_map/millions_of_symbols_with_long_names", gcc(), |t| perf_map(t, dense_table)),
+        test_case("inspect/a_hash_table_whose_chain_is_a_hole", gcc(), |t| inspect(t, endless_chain)),
+        test_case("inspect/names_that_all_need_a_look", gcc(), |t| inspect(t, full_of_signs)),
         test_case("status/heap_library_with_tables_of_a_gigabyte", gcc(), heap_library),
         test_case("status/mappings_with_long_paths", [gcc(), vec![Need::Thp]].concat(), long_paths),
         test_case("status/as_many_mappings_as_are_allowed", gcc(), many_mappings),
@@ -112,6 +115,32 @@ fn dense_table(elf: &Elf) -> Result<()> {
         .collect();
     let at = elf.move_to_end(header, table.len() as u64)?;
     Ok(elf.file.write_all_at(&table, at)?)
+}
+
+/// One bucket, a filter that lets every name pass, and a chain of zeros, which ends nowhere.
+fn endless_chain(elf: &Elf) -> Result<()> {
+    let at = elf.move_to_end(elf.header(GNU_HASH)?, 150 << 20)?;
+    let words = [1, 1, 1, 0, u32::MAX, u32::MAX, 1];
+    Ok(elf.file.write_all_at(&words.map(u32::to_le_bytes).concat(), at)?)
+}
+
+/// The names of dynamic symbols are texts of thousands of signs that each call for a look at the text.
+fn full_of_signs(elf: &Elf) -> Result<()> {
+    let names = elf.headers()?[elf.header(DYNSYM)?.link as usize];
+    let count = 150 << 20;
+    let at = elf.move_to_end(names, count)?;
+    let text: Vec<u8> = (0..count).map(|index| if index % (64 << 10) == 0 { 0 } else { b'@' }).collect();
+    Ok(elf.file.write_all_at(&text, at)?)
+}
+
+/// Inspects a damaged copy of a program, with the choice of its heap.
+fn inspect(t: &Context, damage: fn(&Elf) -> Result<()>) -> Result<()> {
+    let copy = t.folder().join("damaged");
+    copy_program(t, &Program::named("pie_by_default.c")?.build()?, &copy)?;
+    damage(&Elf::open(&copy)?)?;
+    let output = bounded(t, &["inspect", copy.to_str().context("a path")?])?;
+    ensure!(output.ending == Ending::Exit(0) && output.stdout.contains("Heap"), "{output:?}");
+    Ok(())
 }
 
 /// `pagelift` in a group with little memory.

@@ -309,13 +309,15 @@ fn file_offset(headers: &[elf::ProgramHeader64<Endianness>], endian: Endianness,
     })
 }
 
-/// The sections named `.rodata` and the like.
+/// The sections named `.rodata` and the like, as long as all of them together are within the bound of one file's tables.
 fn read_only_data<'f, 'a>(sections: &Sections<'a, impl ReadRef<'a>>, file: &'f File) -> ReadOnlyData<'f> {
     let is_read_only = |name: Option<&[u8]>| name.is_some_and(|name| name.starts_with(b".rodata"));
     let has_contents = |kind: elf::SectionType| kind != elf::SHT_NOBITS;
     let of_it = sections.all().filter(|section| is_read_only(sections.name(section)));
     let parts = of_it.filter(|section| has_contents(section.sh_type(sections.endian)));
-    ReadOnlyData { file, parts: parts.map(|section| place(section, sections.endian)).collect() }
+    let mut budget = SYMBOL_TABLES.budget();
+    let parts = parts.map(|section| place(section, sections.endian)).filter(|&(_, size)| budget.spend(size));
+    ReadOnlyData { file, parts: parts.collect() }
 }
 
 #[cfg(test)]

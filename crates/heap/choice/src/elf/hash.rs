@@ -7,6 +7,10 @@ use process_view::symbols::{Section, Sections};
 
 /// Words of four bytes in the header.
 const HEADER: u64 = 4;
+/// Number of words that are read at once: the reader keeps each piece that it has read, however short.
+const WORDS: u64 = 1024;
+/// Number of symbols that are looked at for one hash. Sound tables have a few for each.
+const LONGEST_CHAIN: usize = 1 << 14;
 
 /// A hash table. Its header, filter and buckets are inside its section.
 pub(super) struct HashTable<'data, R: ReadRef<'data>> {
@@ -41,7 +45,8 @@ impl<'data, R: ReadRef<'data>> HashTable<'data, R> {
     }
 
     fn word(&self, index: u64) -> Option<u32> {
-        Some(self.contents.entries::<U32<Endianness>>(index, 1)?.first()?.get(self.endian))
+        let words = self.contents.entries::<U32<Endianness>>(index - index % WORDS, WORDS)?;
+        Some(words.get((index % WORDS) as usize)?.get(self.endian))
     }
 
     /// The symbols with this hash.
@@ -55,6 +60,7 @@ impl<'data, R: ReadRef<'data>> HashTable<'data, R> {
             next = if found & 1 == 0 { index.checked_add(1) } else { None };
             Some((index, found))
         })
+        .take(LONGEST_CHAIN)
         .filter(move |(_, found)| found | 1 == hash | 1)
         .map(|(index, _)| index)
     }

@@ -37,7 +37,7 @@ pub(super) fn find_text<T>(
         let end = memchr::memrchr(0, &piece[..filled]).map_or(0, |nul| nul + 1);
         let start = if in_long_text { memchr::memchr(0, &piece[..end]).map_or(end, |nul| nul + 1) } else { 0 };
         let texts = &piece[start..end];
-        let found = needles.find(texts, |found| take(text_around(texts, found)?));
+        let found = needles.find(texts, &mut take);
         if found.is_some() {
             return found;
         }
@@ -66,20 +66,35 @@ impl<'n> Needles<'n> {
         }
     }
 
-    /// Calls `take` with the places of needles in `bytes`, until it returns something.
-    fn find<T>(&self, bytes: &[u8], mut take: impl FnMut(usize) -> Option<T>) -> Option<T> {
+    /// Calls `take` with the texts of `bytes` that hold a needle, until it returns something.
+    fn find<T>(&self, bytes: &[u8], take: &mut impl FnMut(&str) -> Option<T>) -> Option<T> {
         match self {
-            Self::Together(searcher) => searcher.find_iter(bytes).find_map(|found| take(found.start())),
-            Self::Each(finders) => finders.iter().find_map(|finder| finder.find_iter(bytes).find_map(&mut take)),
+            Self::Together(searcher) => first_taken(bytes, searcher.find_iter(bytes).map(|found| found.start()), take),
+            Self::Each(finders) => finders.iter().find_map(|finder| first_taken(bytes, finder.find_iter(bytes), take)),
         }
     }
 }
 
-/// The text that holds the byte at `found`, without its NUL.
-fn text_around(bytes: &[u8], found: usize) -> Option<&str> {
-    let start = memchr::memrchr(0, &bytes[..found]).map_or(0, |nul| nul + 1);
-    let end = found + memchr::memchr(0, &bytes[found..])?;
-    (end - start <= LONGEST_TEXT).then(|| std::str::from_utf8(&bytes[start..end]).ok()).flatten()
+/// Calls `take` with the texts at these ascending places, each once, until it returns something. No byte is searched twice for the
+/// ends of texts, so that a file of one text that holds a needle everywhere does not take long.
+fn first_taken<T>(
+    bytes: &[u8],
+    places: impl Iterator<Item = usize>,
+    take: &mut impl FnMut(&str) -> Option<T>,
+) -> Option<T> {
+    let mut passed = 0;
+    for found in places {
+        let Some(before) = bytes.get(passed..found) else { continue };
+        let start = memchr::memrchr(0, before).map_or(passed, |nul| passed + nul + 1);
+        let end = found + memchr::memchr(0, &bytes[found..])?;
+        passed = end + 1;
+        let text = bytes.get(start..end).filter(|text| text.len() <= LONGEST_TEXT);
+        let taken = text.and_then(|text| std::str::from_utf8(text).ok()).and_then(&mut *take);
+        if taken.is_some() {
+            return taken;
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -120,6 +135,7 @@ mod tests {
         let long = [&vec![b'x'; 2 * (PIECE + LONGEST_TEXT)][..], b"mallctl\0tc_malloc\0"].concat();
         assert_eq!(all(&long, &[b"mallctl\0", b"_malloc\0"]), ["tc_malloc"]);
         assert_eq!(all(b"\xffmallctl\0", &[b"mallctl\0"]), [""; 0]);
+        assert_eq!(all(b"a-g-g\0-g\0x\0b-g\0", &[b"-g"]), ["a-g-g", "-g", "b-g"]);
     }
 
     #[test]

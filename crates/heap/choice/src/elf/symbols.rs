@@ -60,24 +60,24 @@ pub(super) fn read<'data>(
     file: &mut Reading<'_>,
 ) -> Symbols {
     let mut symbols = Symbols::default();
-    for table in sections.of_type(elf::SHT_DYNSYM) {
+    // A sound file has one table of each type.
+    if let Some(table) = sections.of_type(elf::SHT_DYNSYM).next() {
         take_dynamic(sections, table, file, &mut symbols);
     }
     let Some(is_static) = executable else { return symbols };
     let endian = file.endian;
     let more: &[&[u8]] = if is_static { &ENDS_IN_STATIC } else { &[] };
     let ends: Vec<&[u8]> = ENDS.iter().chain(more).copied().collect();
-    for table in sections.of_type(elf::SHT_SYMTAB) {
-        let names = sections.linked(table).filter(|names| names.sh_type(endian) == elf::SHT_STRTAB);
-        let tells = |text: &str| is_searched(text).then_some(());
-        if names.and_then(|names| find_text(file.file, place(names, endian), &ends, tells)).is_none() {
-            continue;
-        }
-        let Some((entries, names)) = sections.symbols(table) else { continue };
-        for symbol in entries {
-            let Some(name) = text_at(names, symbol.st_name.get(endian)) else { continue };
-            symbols.take(name, symbol, false, file);
-        }
+    let Some(table) = sections.of_type(elf::SHT_SYMTAB).next() else { return symbols };
+    let names = sections.linked(table).filter(|names| names.sh_type(endian) == elf::SHT_STRTAB);
+    let tells = |text: &str| is_searched(text).then_some(());
+    if names.and_then(|names| find_text(file.file, place(names, endian), &ends, tells)).is_none() {
+        return symbols;
+    }
+    let Some((entries, names)) = sections.symbols(table) else { return symbols };
+    for symbol in entries {
+        let Some(name) = text_at(names, symbol.st_name.get(endian)) else { continue };
+        symbols.take(name, symbol, false, file);
     }
     symbols
 }
