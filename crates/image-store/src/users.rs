@@ -2,15 +2,15 @@
 
 use crate::{Image, StoreError};
 use nix::sys::stat::{major, minor};
-use process_view::{Looked, ObservationError, ProcessFiles, each_process};
+use process_view::{ObservationError, ProcessFiles};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::fs;
 
 /// Who maps images now.
 #[derive(Clone, Debug, Default)]
 pub struct Users {
     by_file: BTreeMap<((u32, u32), u64), BTreeSet<i32>>,
-    /// Number of processes that this user cannot inspect, or that do not answer; some may map images too.
+    /// Number of processes that this user cannot inspect; some of them may map images too.
     pub not_permitted: u64,
 }
 
@@ -20,20 +20,23 @@ impl Users {
     /// # Errors
     /// [`StoreError::Io`] where `/proc` cannot be listed. A process that ends while it is read is skipped.
     pub fn read() -> Result<Self, StoreError> {
+        let failed = |error| StoreError::io("listing /proc", error);
         let mut users = Self::default();
-        each_process(ProcessFiles::maps, |pid, looked| match looked {
-            Looked::At(Ok(space)) => {
-                let files = space.mappings().iter().filter(|mapping| mapping.inode != 0);
-                for mapping in files {
-                    users.by_file.entry((mapping.device, mapping.inode)).or_default().insert(pid);
+        for entry in fs::read_dir("/proc").map_err(failed)? {
+            let Some(pid) = entry.map_err(failed)?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            match ProcessFiles::of(pid).maps() {
+                Ok(space) => {
+                    let files = space.mappings().iter().filter(|mapping| mapping.inode != 0);
+                    for mapping in files {
+                        users.by_file.entry((mapping.device, mapping.inode)).or_default().insert(pid);
+                    }
                 }
+                Err(ObservationError::NotPermitted { .. }) => users.not_permitted += 1,
+                Err(_) => {}
             }
-            Looked::At(Err(ObservationError::NotPermitted { .. })) | Looked::NoAnswer(_) | Looked::Skipped => {
-                users.not_permitted += 1;
-            }
-            Looked::At(Err(_)) => {}
-        })
-        .map_err(|error| StoreError::io("listing /proc", io::Error::other(error)))?;
+        }
         Ok(users)
     }
 

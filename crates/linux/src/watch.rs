@@ -4,7 +4,6 @@
 //! program's. No call has a time limit, so a thread watches the others, and ends this program if one waits too long.
 //! Nothing is watched until [`start`] is called.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +20,6 @@ const LOOK: Duration = Duration::from_millis(500);
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static READS: Mutex<Reads> = Mutex::new(Reads { next: 0, under_way: BTreeMap::new() });
 
-thread_local! {
-    /// Reads of this thread are limited by somebody else.
-    static LEFT: Cell<bool> = const { Cell::new(false) };
-}
-
 struct Reads {
     next: u64,
     under_way: BTreeMap<u64, (Instant, String)>,
@@ -33,21 +27,11 @@ struct Reads {
 
 /// Runs `read`, which `what` describes.
 pub fn watched<T>(what: impl FnOnce() -> String, read: impl FnOnce() -> T) -> T {
-    if !is_started() || LEFT.get() {
+    if !WATCHED.load(Ordering::Relaxed) {
         return read();
     }
     let _under_way = UnderWay::begin(what());
     read()
-}
-
-/// True once [`start`] was called.
-pub fn is_started() -> bool {
-    WATCHED.load(Ordering::Relaxed)
-}
-
-/// Ends the watch over this thread. The caller limits its reads instead.
-pub fn leave_to_caller() {
-    LEFT.set(true);
 }
 
 /// A read in the list, until it is dropped.

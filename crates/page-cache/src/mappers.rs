@@ -7,9 +7,9 @@ use linux::bounded::MAPPED_FILES;
 use linux::file_mapping::FileMapping;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
-use process_view::{FileIdentity, Looked, ObservationError, ProcessFiles, Unreadable, each_process, open_mapped};
+use process_view::{FileIdentity, ObservationError, ProcessFiles, Unreadable, open_mapped};
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Range;
 
 /// A part of a file that a process maps.
@@ -60,7 +60,7 @@ type Numbers = ((u32, u32), u64);
 #[derive(Clone, Debug, Default)]
 pub struct MappedFiles {
     parts: BTreeMap<Numbers, Vec<MappedPart>>,
-    /// Number of processes that this user cannot inspect, or that do not answer.
+    /// Number of processes that this user cannot inspect.
     pub not_permitted: u64,
     /// Number of processes whose mappings together exceed [`MAPPED_FILES`], so that they are left out.
     pub too_many: u64,
@@ -88,19 +88,22 @@ impl MappedFiles {
     /// # Errors
     /// [`Error`] where `/proc` cannot be listed.
     pub fn read() -> Result<Self, Error> {
-        let own = std::process::id() as i32;
+        let (own, failed) = (std::process::id() as i32, |error| Error::new("listing /proc", error));
         let (mut found, mut budget) = (Self::default(), MAPPED_FILES.budget());
-        let look = move |process: &ProcessFiles| (process.pid() != own).then(|| process.maps());
-        each_process(look, |pid, looked| match looked {
-            Looked::At(Some(Ok(space))) => match budget.spend(memory_of(&space)) {
-                true => found.add(pid, &space),
-                false => found.too_many += 1,
-            },
-            Looked::At(Some(Err(ObservationError::NotPermitted { .. }))) => found.not_permitted += 1,
-            Looked::At(_) => {}
-            Looked::NoAnswer(_) | Looked::Skipped => found.not_permitted += 1,
-        })
-        .map_err(|error| Error::new("listing /proc", std::io::Error::other(error)))?;
+        for entry in fs::read_dir("/proc").map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).filter(|pid| *pid != own) else {
+                continue;
+            };
+            match ProcessFiles::of(pid).maps() {
+                Ok(space) => match budget.spend(memory_of(&space)) {
+                    true => found.add(pid, &space),
+                    false => found.too_many += 1,
+                },
+                Err(ObservationError::NotPermitted { .. }) => found.not_permitted += 1,
+                Err(_) => {}
+            }
+        }
         Ok(found)
     }
 
@@ -184,8 +187,9 @@ fn held(pid: i32, addresses: AddressRange) -> std::io::Result<RangeSet> {
 fn numbers_of(file: &File, huge: PageSize) -> Result<Option<Numbers>, Error> {
     let mapping =
         FileMapping::readable(file, 0, huge.bytes(), huge).map_err(|error| Error::new("mapping the file", error))?;
-    let space =
-        ProcessFiles::own().maps().map_err(|error| Error::new("/proc/self/maps", std::io::Error::other(error)))?;
+    let space = ProcessFiles::of(std::process::id() as i32)
+        .maps()
+        .map_err(|error| Error::new("/proc/self/maps", std::io::Error::other(error)))?;
     Ok(space.find(mapping.range().start()).map(|found| (found.device, found.inode)))
 }
 
