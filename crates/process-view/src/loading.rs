@@ -256,7 +256,8 @@ impl ObjectReader {
 }
 
 /// Drops images: copies of an object's file that show its read-only ranges in its own place. An image is the one of two
-/// overlapping objects that has no mapping of its file where the other's writable segments lie.
+/// overlapping objects that has no mapping of its file where the other's writable segments lie. Elsewhere it is a part of the
+/// file of an object that is real: a copy that a killed lift has left, or a program's own mapping of it.
 fn drop_images(objects: &mut Vec<LoadedObject>, space: &AddressSpace, base_page: PageSize) {
     let has_data = |object: &LoadedObject| {
         let writable = object.image.segments.iter().filter(|segment| segment.protection.write);
@@ -266,8 +267,12 @@ fn drop_images(objects: &mut Vec<LoadedObject>, space: &AddressSpace, base_page:
     let is_real = |object: &LoadedObject| object.role == ObjectRole::Executable || has_data(object);
     let real: Vec<bool> = objects.iter().map(is_real).collect();
     let image_of_another = |index: usize| {
-        let extent = objects[index].extent();
-        !real[index] && (0..objects.len()).any(|other| real[other] && objects[other].extent().overlaps(extent))
+        let object = &objects[index];
+        let has_writable = object.image.segments.iter().any(|segment| segment.protection.write);
+        let is_same_file = |other: &LoadedObject| other.path == object.path && other.image == object.image;
+        let shows =
+            |other: &LoadedObject| other.extent().overlaps(object.extent()) || has_writable && is_same_file(other);
+        !real[index] && (0..objects.len()).any(|other| real[other] && shows(&objects[other]))
     };
     let images: Vec<bool> = (0..objects.len()).map(image_of_another).collect();
     let mut image = images.into_iter();

@@ -35,7 +35,7 @@ pub fn is_inherited(page: &CallPage, memory: &RemoteMemory, pid: Pid) -> bool {
 }
 
 /// True where another process has the same memory, or the kernel does not tell: the page may be in use by its threads then.
-fn may_share_memory(pid: i32) -> bool {
+pub fn may_share_memory(pid: i32) -> bool {
     let Ok(processes) = fs::read_dir("/proc") else { return true };
     let numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     // Processes that have ended, or that may not be looked at, are no others of this memory.

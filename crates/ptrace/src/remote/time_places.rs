@@ -38,6 +38,9 @@ type Contents = [u8; BYTES];
 
 const FREE: Contents = [0; BYTES];
 
+/// Waits of more seconds, more than a century, are none of a program's.
+const LONGEST_SECONDS: u64 = 1 << 32;
+
 /// A place in a process, and what it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
@@ -106,7 +109,7 @@ impl UnusedTimes {
     pub fn of(process: Pid) -> Self {
         let memory = RemoteMemory::open(process.as_raw()).ok();
         let mut places = memory.and_then(|memory| places_of(&memory, &space_of(process)?, process)).unwrap_or_default();
-        places.retain(|place| place.holds != FREE);
+        places.retain(|place| is_time(&place.holds));
         let deadline = Instant::now() + SLEEP_TIMEOUT;
         let mut used = if places.is_empty() { Some(BTreeSet::new()) } else { arguments_of_threads(process) };
         while used.is_none() && Instant::now() < deadline {
@@ -115,6 +118,11 @@ impl UnusedTimes {
         }
         places.retain(|place| used.as_ref().is_some_and(|used| !used.contains(&place.at.0)));
         Self(places)
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Clears their places, unless they have been used again. `thread` is a stopped one of the process.
@@ -147,6 +155,14 @@ fn contents(memory: &RemoteMemory, at: Address) -> Option<Contents> {
     let mut bytes = FREE;
     memory.read(at, &mut bytes).ok()?;
     Some(bytes)
+}
+
+/// True for contents that [`contents_for`] can have made of a wait. Others are not Pagelift's.
+fn is_time(contents: &Contents) -> bool {
+    let (seconds, nanoseconds) = contents.split_at(8);
+    let [seconds, nanoseconds] =
+        [seconds, nanoseconds].map(|bytes| bytes.try_into().map_or(u64::MAX, u64::from_ne_bytes));
+    *contents != FREE && seconds < LONGEST_SECONDS && nanoseconds < 1_000_000_000
 }
 
 /// A time as a `struct timespec`. No time at all is stored as the shortest one.
@@ -278,6 +294,7 @@ mod tests {
         let memory = RemoteMemory::open(pid.as_raw()).unwrap();
         write_code(pid, &memory, at, &[0xff; BYTES]).unwrap();
         assert_eq!(places.store((pid, pid), space.as_ref(), at, Duration::from_secs(5)), None);
+        UnusedTimes::of(pid).clear(pid);
         assert_eq!(time_at(pid, at), [u64::MAX; 2]);
         stopped.detach(0).unwrap();
         child.kill().unwrap();

@@ -4,14 +4,15 @@ use super::{Selected, executor_for};
 use crate::SessionError;
 use crate::files::own_path;
 use address_space::{
-    AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection, RangeSet,
-    format_bytes,
+    Address, AddressRange, AddressSpace, LoadSegment, LoadedObject, Mapping, MappingName, ObjectRole, Protection,
+    RangeSet, format_bytes,
 };
 use lift_execution::{CallError, FileMapping, RestoredPart, RestoredRange, move_to_ordinary};
 use lift_plan::{Reason, holds_probe};
 use machine_facts::base_page;
 use process_view::{ObjectReader, ProcessFiles};
 use ptrace::attach::{LiveExecutor, Pause, Target};
+use std::borrow::Cow;
 
 /// Number of bytes of a range that are compared with its file at a time.
 const COMPARED_AT_ONCE: u64 = 1 << 20;
@@ -211,12 +212,14 @@ fn changes_in(executor: &mut LiveExecutor, lifted: &Lifted<'_>, file: AddressRan
             continue;
         }
         for (index, (now, before)) in now.chunks(page).zip(before.chunks(page)).enumerate() {
-            let probed = |original, found| lifted.segment.protection.execute && holds_probe(original, found);
-            if probed(before, now) {
+            let offset = at + (index * page) as u64;
+            let probed =
+                |original: &[u8], found: &[u8]| lifted.segment.protection.execute && holds_probe(original, found);
+            let of_program = without_own_code(executor.own_code(), lifted.range.start() + offset, before, now);
+            if probed(before, &of_program) {
                 return Err(SessionError::Refused(format!("{}; fix: remove it, and detach again", Reason::Probed)));
             }
             // A uprobe on the file itself, which the kernel has just inserted into the new mapping, stays.
-            let offset = at + (index * page) as u64;
             let of_kernel = || executor.probed().covers(AddressRange::sized(file.start() + offset, base.bytes()));
             if now != before && !(probed(now, before) && of_kernel()) {
                 changes.insert(AddressRange::sized(lifted.range.start() + offset, base.bytes()));
@@ -224,6 +227,19 @@ fn changes_in(executor: &mut LiveExecutor, lifted: &Lifted<'_>, file: AddressRan
         }
     }
     Ok(changes)
+}
+
+/// Returns the contents `now` of memory at `start`, with the contents `before` where the code of this lift is: its bytes can be those
+/// of a breakpoint.
+fn without_own_code<'a>(code: AddressRange, start: Address, before: &[u8], now: &'a [u8]) -> Cow<'a, [u8]> {
+    let own = code.intersect(AddressRange::sized(start, now.len() as u64));
+    if own.is_empty() {
+        return Cow::Borrowed(now);
+    }
+    let part = (own.start() - start) as usize..(own.end() - start) as usize;
+    let mut of_program = now.to_vec();
+    of_program[part.clone()].copy_from_slice(&before[part]);
+    Cow::Owned(of_program)
 }
 
 fn file_offset(lifted: &Lifted<'_>) -> u64 {
@@ -246,7 +262,22 @@ fn object_protection(object: &LoadedObject, offset: u64) -> Protection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use address_space::Address;
+
+    #[test]
+    fn code_of_the_lift_itself_is_no_breakpoint() {
+        let before = [0x90; 64];
+        let mut now = before;
+        // An address in the code has the byte of a breakpoint.
+        now[24..32].copy_from_slice(&0x7fcc_0000_1000_u64.to_le_bytes());
+        let (start, range) = (Address(0x1000), |from: u64| AddressRange::sized(Address(from), 16));
+        let seen = |now: &[u8], code| without_own_code(code, start, &before, now).into_owned();
+        assert_eq!(holds_probe(&before, &seen(&now, range(0x2000))), cfg!(target_arch = "x86_64"));
+        assert!(!holds_probe(&before, &seen(&now, range(0x1018))));
+        // Only a part of the code may lie in the page.
+        now[..16].copy_from_slice(&[0xcc; 16]);
+        let seen = seen(&now, range(0xff8));
+        assert_eq!((&seen[..8], &seen[8..16]), (&[0x90; 8][..], &[0xcc; 8][..]));
+    }
 
     #[test]
     fn no_page_of_the_pool_is_cut() {

@@ -160,6 +160,11 @@ impl LiveExecutor {
     pub fn probed(&self) -> &RangeSet {
         &self.probed
     }
+
+    /// The range of this lift's own code in the program, and of the words after it.
+    pub fn own_code(&self) -> AddressRange {
+        self.page.code()
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Leaving a program: nothing of a lift stays in it, and its own PR_SET_THP_DISABLE, suspended for the lift, stands again.
 
 use super::{LiveExecutor, Target};
+use crate::attach::inherited::may_share_memory;
 use crate::attach::own_mapping::unmap;
 use crate::remote::arch::numbers;
 use crate::remote::calls::failed;
@@ -110,11 +111,15 @@ impl LiveExecutor {
     }
 
     fn remove_page(&mut self) -> Result<(), CallError> {
+        // Before the stop, which it would lengthen, and before the urgency: it waits for other threads.
+        let pid = self.process.pid();
+        // A thread of another process that has the same memory may wait for one of these times.
+        let times = Some(UnusedTimes::of(pid)).filter(|times| !times.is_empty() && !may_share_memory(pid.as_raw()));
         let _urgency = Urgency::raise();
-        // Before the stop, which it would lengthen.
-        let times = UnusedTimes::of(self.process.pid());
         let thread = self.process.stop_one().map_err(|error| Self::error_of(&error))?;
-        times.clear(thread);
+        if let Some(times) = times {
+            times.clear(thread);
+        }
         let removed = unmap(&mut self.process, thread, &self.page, &self.memory, self.base_page);
         self.process.release_all();
         removed.map_err(|error| failed("removing the page for calls", &error))
