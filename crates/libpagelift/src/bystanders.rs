@@ -13,6 +13,7 @@ use crate::{environment, linking, symbols};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use linux_raw::kernel::general::O_NONBLOCK;
 
 /// Variables of an environment that can be changed; a larger one is passed on as it is.
 const MOST_VARIABLES: usize = 1000;
@@ -137,7 +138,8 @@ fn leave_for(path: &CStr) -> Option<Leave> {
     name.get_mut(..path.count_bytes())?.copy_from_slice(path.to_bytes());
     for _ in 0..MOST_SCRIPTS {
         let path = CStr::from_bytes_until_nul(&name).ok()?;
-        let file = Opened(linux_raw::open(path, 0).ok()?);
+        // A pipe, to which a descriptor may lead, is not waited for.
+        let file = Opened(linux_raw::open(path, O_NONBLOCK).ok()?);
         let mut head = [0; PIECE];
         let length = linux_raw::read_at(file.0, &mut head, 0).ok()?;
         let head = &head[..length];

@@ -176,7 +176,7 @@ fn gives_new(path: &str, program: &Program) -> bool {
 /// in, these bear other preloaded libraries.
 fn is_debugger(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
-    ["libefence.so", "libduma.so", "libdmalloc.so"].iter().any(|start| name.starts_with(start))
+    ["libefence.so", "libduma.so", "libdmalloc"].iter().any(|start| name.starts_with(start))
 }
 
 type Found = (Family, Place, String);
@@ -439,7 +439,7 @@ mod tests {
             why.is_some_and(|why| why.contains("find errors"))
         };
         assert_eq!(
-            ["libefence.so.0", "libduma.so", "libmine.so"].map(|name| of(&format!("/lib/{name}"))),
+            ["libefence.so.0", "libdmallocth.so.5", "libmine.so"].map(|name| of(&format!("/lib/{name}"))),
             [true, true, false]
         );
     }

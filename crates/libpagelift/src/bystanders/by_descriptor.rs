@@ -103,7 +103,8 @@ pub unsafe extern "C" fn execveat(
             real => transmute::<usize, Execveat>(real),
         };
         let call: Call<'_> = &|environment| real(folder, path, words, environment, flags);
-        if path.is_null() || *path == b'/' as c_char || folder == AT_FDCWD {
+        // Without a need the path is not read: the kernel says what is wrong with it.
+        if !IS_ACTIVE.load(Relaxed) || path.is_null() || folder == AT_FDCWD || *path == b'/' as c_char {
             return at_path(path, environment, call);
         }
         at_descriptor(folder, CStr::from_ptr(path), environment, call)

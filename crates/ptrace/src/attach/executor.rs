@@ -138,6 +138,8 @@ impl LiveExecutor {
         if orphans.is_empty() {
             return;
         }
+        // Each that is unmapped leaves the list in the call page, and the others stay in it if this process is killed.
+        self.staging = orphans.clone();
         let text = text_of(format!("/proc/{}/smaps", self.process.pid())).unwrap_or_default();
         for usage in parse_smaps(&text).unwrap_or_default() {
             // Memory in place never has MADV_DONTFORK, nor on the pool the mark; recorded memory that has it is a copy.

@@ -181,7 +181,9 @@ fn measured(unknown: &CpuidError) -> Result<Geometry, EstimateError> {
     say!("pagelift: note: {unknown}; they are measured now, which takes some seconds");
     let unknown = |why: &str| EstimateError::Cpu(format!("{unknown}, and {why}"));
     let probe = beside().map_err(|why| unknown(&why))?;
-    probe.geometry().ok_or_else(|| unknown("the measurement does not show both levels"))
+    probe.geometry().ok_or_else(|| {
+        unknown("the measurement, which ends early on a slow CPU, does not show both levels; fix: name a CPU by --cpu")
+    })
 }
 
 fn slice(args: &EstimateArgs) -> Result<Slice> {
