@@ -7,14 +7,16 @@
 #![forbid(unsafe_code)]
 
 mod lift;
+mod margin;
 mod plan;
 mod reason;
 mod segment;
 
-pub use lift::{Budget, Kernel, Lifted, Outcome, Refusal, lift};
+pub use lift::{Budget, Kernel, Lifted, Outcome, Refusal, Shown, lift};
+pub use margin::Margins;
 pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan};
 pub use reason::Reason;
-pub use segment::{Contents, Segment, SegmentKey, SegmentKind, View};
+pub use segment::{Contents, Held, Segment, SegmentKey, SegmentKind, View};
 
 use address_space::PageSize;
 

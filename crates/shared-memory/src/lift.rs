@@ -1,13 +1,13 @@
 //! The lift: block by block, within a budget, and nothing more once the kernel says that it hurts.
 
-use crate::plan::{Machine, Plan, Refused, Work, offsets, other_view, refuse};
-use crate::segment::{Segment, View};
-use crate::{Reason, most_holes};
-use address_space::AddressRange;
+use crate::Reason;
+use crate::plan::{Machine, Plan, Refused, Work, next_view, offsets, refuse, refused_contents};
+use crate::segment::{Held, Segment, View};
+use address_space::{AddressRange, PageSize};
 use core::time::Duration;
 
-/// Blocks between two checks of free memory and of the mapping.
-const AT_ONCE: usize = 16;
+/// Bytes of blocks between two checks of free memory; at least one block.
+const AT_ONCE: u64 = 32 << 20;
 /// Blocks without a free huge page, one after the other, after which a segment is left: each may take the kernel long.
 const MOST_FRAGMENTED: u32 = 8;
 /// Slow blocks after which all is left.
@@ -17,14 +17,23 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The kernel's operations that a lift needs.
 pub trait Kernel {
-    /// Checks that these addresses still show the segment at this offset, and that memory of machine and cgroup suffices for
-    /// `bytes` of huge pages.
+    /// Checks that these addresses still show the segment at this offset, in the process that was chosen.
+    fn shows(&mut self, segment: usize, view: &View, addresses: AddressRange) -> Shown;
+    /// Checks that memory of machine and cgroup suffices for `bytes` of huge pages in a process.
     ///
     /// # Errors
-    /// The reason why nothing more is done through this mapping.
-    fn ready(&mut self, segment: usize, view: &View, addresses: AddressRange, bytes: u64) -> Result<(), Reason>;
-    /// Bytes of data that a block holds now; 0 where that is not known any more.
-    fn data(&mut self, segment: usize, block: u64) -> u64;
+    /// The reason why nothing more is done in this segment.
+    fn has_memory(&mut self, pid: i32, bytes: u64) -> Result<(), Reason>;
+    /// Checks that the tmpfs of a segment has room for `holes`.
+    ///
+    /// # Errors
+    /// The reason why the block is left alone.
+    fn has_room(&mut self, segment: usize, holes: u64) -> Result<(), Reason>;
+    /// The data that a block holds now.
+    ///
+    /// # Errors
+    /// Why it cannot be counted, in words.
+    fn held(&mut self, segment: usize, block: u64) -> Result<Held, String>;
     /// Collapses one block.
     ///
     /// # Errors
@@ -34,6 +43,17 @@ pub trait Kernel {
     fn elapsed(&mut self) -> Duration;
     /// Lets time pass.
     fn pause(&mut self, time: Duration);
+}
+
+/// What a mapping shows at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// The segment.
+    Segment,
+    /// Something else, or nothing.
+    Other,
+    /// The process has ended.
+    Ended,
 }
 
 /// The kernel's reason to refuse one block (madvise(2)).
@@ -47,7 +67,7 @@ pub enum Refusal {
     NotCharged,
     /// `ESRCH`: the process has ended.
     Ended,
-    /// `EPERM`.
+    /// `EPERM` or `EACCES`.
     NotPermitted,
     /// Another one, in words: `EINVAL` where the block cannot be collapsed.
     Other(String),
@@ -64,17 +84,17 @@ pub struct Budget {
     pub tries: u32,
     /// Fill blocks however many holes they have.
     pub fill: bool,
-    /// Most bytes of holes that are filled.
+    /// Most bytes that are added: holes that are filled, and swapped data that is read back.
     pub most: Option<u64>,
 }
 
 /// The outcome of one segment.
 #[derive(Clone, Debug, Default)]
 pub struct Lifted {
-    /// Number of blocks that the kernel has put on huge pages.
-    pub blocks: u64,
     /// Bytes of holes that were filled.
     pub filled: u64,
+    /// Bytes of swapped data that were read back.
+    pub read_back: u64,
     /// Planned blocks that are left alone, by reason.
     pub refused: Vec<Refused>,
 }
@@ -96,7 +116,18 @@ pub fn lift(
     budget: &Budget,
     kernel: &mut impl Kernel,
 ) -> Outcome {
-    let mut lifter = Lifter { machine, budget, kernel, worst: Duration::ZERO, slow: 0, filled: 0, stopped: None };
+    let mut lifter = Lifter {
+        machine,
+        budget,
+        kernel,
+        worst: Duration::ZERO,
+        slow: 0,
+        added: 0,
+        fragmented: 0,
+        checked: (0, 0),
+        remaining: 0,
+        stopped: None,
+    };
     let mut outcome = Outcome::default();
     for (index, (segment, planned)) in segments.iter().zip(&plan.segments).enumerate() {
         outcome.segments.push(lifter.segment(index, segment, &planned.work));
@@ -111,171 +142,181 @@ struct Lifter<'a, K> {
     kernel: &'a mut K,
     worst: Duration,
     slow: u32,
-    filled: u64,
+    /// Bytes that were added, in all segments.
+    added: u64,
+    /// Blocks without a free huge page, one after the other.
+    fragmented: u32,
+    /// The process whose memory was checked last, and the number of blocks for which it suffices.
+    checked: (i32, u64),
+    /// Number of blocks of this try that are not done.
+    remaining: u64,
     /// Why nothing more is done at all.
     stopped: Option<Reason>,
 }
 
-/// How one block went.
+/// The result of one block.
 enum Done {
     Lifted {
-        filled: u64,
+        /// What it held before.
+        held: Held,
     },
-    /// It may go well later.
+    /// It may succeed later.
     Later(Reason),
     Refused(Reason),
+    /// Nothing more is done in the segment.
+    Ends(Reason),
+    /// The block may still be lifted through another mapping.
+    Gone {
+        /// The whole process has ended.
+        ended: bool,
+    },
 }
 
-/// Why a pass over blocks ended early, and at which mapping.
-struct Stop {
-    reason: Reason,
-    view: usize,
+/// Blocks between two checks of free memory.
+fn at_once(huge: PageSize) -> u64 {
+    (AT_ONCE / huge.bytes()).max(1)
 }
 
 impl<K: Kernel> Lifter<'_, K> {
     fn segment(&mut self, index: usize, segment: &Segment, work: &[Work]) -> Lifted {
-        let (mut lifted, mut waiting, mut gone) = (Lifted::default(), work.to_vec(), Vec::new());
-        let (mut tries, mut pause) = (1, FIRST_PAUSE);
-        loop {
-            let is_last = tries >= self.budget.tries;
-            let (left, stop) = self.pass(index, segment, (&waiting, is_last), &mut lifted);
+        let (mut lifted, mut waiting) = (Lifted::default(), work.to_vec());
+        let (mut gone, mut pause) = (vec![false; segment.views.len()], FIRST_PAUSE);
+        (self.fragmented, self.checked) = (0, (0, 0));
+        for tries_left in (0..self.budget.tries.max(1)).rev() {
+            let mut left = Vec::new();
+            for at in 0..waiting.len() {
+                let mut item = waiting[at];
+                self.remaining = (waiting.len() - at) as u64;
+                match self.through_any(index, segment, &mut item, &mut gone) {
+                    Done::Lifted { held } => {
+                        lifted.filled += held.holes(self.machine.huge);
+                        lifted.read_back += held.swapped;
+                        self.added += held.adds(self.machine.huge);
+                    }
+                    Done::Later(_) if tries_left > 0 => left.push(item),
+                    Done::Later(reason) | Done::Refused(reason) => self.leave(&mut lifted, &reason, &[item]),
+                    Done::Gone { .. } => self.leave(&mut lifted, &Reason::Gone, &[item]),
+                    Done::Ends(reason) => {
+                        self.leave(&mut lifted, &reason, &left);
+                        self.leave(&mut lifted, &reason, &waiting[at..]);
+                        return lifted;
+                    }
+                }
+            }
             waiting = left;
-            match stop {
-                Some(Stop { reason: Reason::Gone, view }) => {
-                    gone.push(view);
-                    waiting = self.redirected(segment, &waiting, &gone, &mut lifted);
-                }
-                Some(stop) => {
-                    self.leave(&mut lifted, &stop.reason, &waiting);
-                    return lifted;
-                }
-                None if waiting.is_empty() => return lifted,
-                None => {
-                    self.kernel.pause(pause);
-                    (tries, pause) = (tries + 1, pause * 2);
-                }
+            if waiting.is_empty() {
+                break;
             }
+            self.kernel.pause(pause);
+            pause *= 2;
         }
-    }
-
-    /// Returns the same blocks through mappings that are not gone.
-    fn redirected(&self, segment: &Segment, left: &[Work], gone: &[usize], lifted: &mut Lifted) -> Vec<Work> {
-        let mut kept = Vec::new();
-        for work in left {
-            match other_view(segment, self.machine, work.block, gone) {
-                Some(view) => kept.push(Work { view, ..*work }),
-                None => self.leave(lifted, &Reason::Gone, &[*work]),
-            }
-        }
-        kept
+        lifted
     }
 
     fn leave(&self, lifted: &mut Lifted, reason: &Reason, left: &[Work]) {
         for work in left {
-            refuse(&mut lifted.refused, reason.clone(), 1, self.machine.huge.bytes() - work.adds);
+            refuse(&mut lifted.refused, reason.clone(), 1, work.held.data());
         }
     }
 
-    /// Tries each block once. Returns those that are left, and why nothing more is done through this mapping. In the last pass
-    /// what may go well later is refused.
-    fn pass(
-        &mut self,
-        index: usize,
-        segment: &Segment,
-        (work, is_last): (&[Work], bool),
-        lifted: &mut Lifted,
-    ) -> (Vec<Work>, Option<Stop>) {
-        let (mut left, mut fragmented, mut at) = (Vec::new(), 0, 0);
-        for batch in work.chunk_by(|a, b| a.view == b.view).flat_map(|run| run.chunks(AT_ONCE)) {
-            let view = batch[0].view;
-            let mut stop = self.may_go_on(index, &segment.views[view], batch).err();
-            for item in batch {
-                if stop.is_some() {
-                    break;
-                }
-                let done = self.block(index, &segment.views[view], *item);
-                fragmented = if matches!(done, Done::Later(Reason::Fragmented)) { fragmented + 1 } else { 0 };
-                stop = (fragmented >= MOST_FRAGMENTED).then_some(Reason::Fragmented);
-                match done {
-                    // The block may still be lifted through another mapping.
-                    Done::Refused(Reason::Gone) => {
-                        stop = Some(Reason::Gone);
-                        break;
-                    }
-                    Done::Later(_) if !is_last => left.push(*item),
-                    Done::Later(reason) | Done::Refused(reason) => self.refused(&reason, item, lifted),
-                    Done::Lifted { filled } => {
-                        lifted.blocks += 1;
-                        lifted.filled += filled;
-                        self.filled += filled;
-                    }
-                }
-                at += 1;
-                stop = stop.or_else(|| self.stopped.clone());
+    /// Tries a block once, through its mapping or a later one if that is gone. Mappings before it are gone or do not fit, so a
+    /// block looks at each mapping once in all its tries.
+    fn through_any(&mut self, index: usize, segment: &Segment, item: &mut Work, gone: &mut [bool]) -> Done {
+        loop {
+            if self.kernel.elapsed() >= self.budget.all {
+                self.stopped.get_or_insert(Reason::TimeIsUp { seconds: self.budget.all.as_secs() });
             }
-            if let Some(reason) = stop {
-                left.extend_from_slice(&work[at..]);
-                return (left, Some(Stop { reason, view }));
+            if let Some(reason) = &self.stopped {
+                return Done::Ends(reason.clone());
+            }
+            let Some(view) = next_view(segment, self.machine, item.block, item.view, gone) else {
+                return Done::Gone { ended: false };
+            };
+            item.view = view;
+            let done = self.block(index, &segment.views[view], *item);
+            match &done {
+                Done::Gone { ended: false } => gone[view] = true,
+                Done::Gone { ended: true } => {
+                    let pid = segment.views[view].pid;
+                    let all = segment.views.iter().zip(gone.iter_mut()).filter(|(view, _)| view.pid == pid);
+                    all.for_each(|(_, gone)| *gone = true);
+                }
+                Done::Later(Reason::Fragmented) => {
+                    self.fragmented += 1;
+                    return if self.fragmented >= MOST_FRAGMENTED { Done::Ends(Reason::Fragmented) } else { done };
+                }
+                Done::Ends(reason) if reason.ends_all() => {
+                    self.stopped = Some(reason.clone());
+                    return done;
+                }
+                _ => {
+                    self.fragmented = 0;
+                    return done;
+                }
             }
         }
-        (left, None)
-    }
-
-    fn refused(&mut self, reason: &Reason, item: &Work, lifted: &mut Lifted) {
-        self.leave(lifted, reason, &[*item]);
-        if reason.ends_all() {
-            self.stopped = Some(reason.clone());
-        }
-    }
-
-    fn may_go_on(&mut self, index: usize, view: &View, batch: &[Work]) -> Result<(), Reason> {
-        if let Some(reason) = &self.stopped {
-            return Err(reason.clone());
-        }
-        let addresses = |work: Option<&Work>| self.addresses(view, work?.block);
-        let (Some(first), Some(last)) = (addresses(batch.first()), addresses(batch.last())) else {
-            return Err(Reason::Gone);
-        };
-        let bytes = batch.len() as u64 * self.machine.huge.bytes();
-        let ready = self.kernel.ready(index, view, AddressRange::new(first.start(), last.end()), bytes);
-        self.stopped = ready.as_ref().err().filter(|reason| reason.ends_all()).cloned();
-        ready
-    }
-
-    fn addresses(&self, view: &View, block: u64) -> Option<AddressRange> {
-        view.addresses(&offsets(block, self.machine.huge)?)
     }
 
     fn block(&mut self, index: usize, view: &View, work: Work) -> Done {
-        let begin = self.kernel.elapsed();
-        if begin >= self.budget.all {
-            return Done::Refused(Reason::TimeIsUp { seconds: self.budget.all.as_secs() });
-        }
-        // The program may have emptied it since it was planned.
-        let data = self.kernel.data(index, work.block);
-        let adds = self.machine.huge.bytes().saturating_sub(data);
-        let Some(addresses) = self.addresses(view, work.block).filter(|_| data > 0) else {
-            return Done::Refused(Reason::Changed);
+        let Some(addresses) = offsets(work.block, self.machine.huge).and_then(|offsets| view.addresses(&offsets))
+        else {
+            return Done::Gone { ended: false };
         };
-        if adds > most_holes(self.machine.huge) && !self.budget.fill {
-            return Done::Refused(Reason::Holes { would_add: adds });
+        match self.kernel.shows(index, view, addresses) {
+            Shown::Segment => {}
+            shown => return Done::Gone { ended: shown == Shown::Ended },
         }
-        if let Some(most) = self.budget.most.filter(|most| self.filled + adds > *most) {
-            return Done::Refused(Reason::MostMemory { most });
+        if let Err(reason) = self.check_memory(view.pid) {
+            return Done::Ends(reason);
         }
+        let held = match self.check_contents(index, work.block) {
+            Ok(held) => held,
+            Err(reason) => return Done::Refused(reason),
+        };
+        let begin = self.kernel.elapsed();
         let collapsed = self.kernel.collapse(view.pid, addresses);
         let took = self.kernel.elapsed().saturating_sub(begin);
         self.note_time(took);
         match collapsed {
-            Ok(()) => Done::Lifted { filled: adds },
+            Ok(()) => Done::Lifted { held },
             Err(Refusal::Busy) => Done::Later(Reason::Busy { tries: self.budget.tries }),
             Err(Refusal::NoPage) => Done::Later(Reason::Fragmented),
             Err(Refusal::NotCharged) => Done::Refused(Reason::NotCharged),
-            Err(Refusal::Ended) => Done::Refused(Reason::Gone),
-            Err(Refusal::NotPermitted) => Done::Refused(Reason::NotPermitted),
-            Err(Refusal::Other(_)) if self.kernel.data(index, work.block) == 0 => Done::Refused(Reason::Changed),
-            Err(Refusal::Other(error)) => Done::Refused(Reason::Refused { error }),
+            Err(Refusal::Ended) => Done::Gone { ended: true },
+            Err(Refusal::NotPermitted) => Done::Ends(Reason::NotPermitted),
+            Err(Refusal::Other(error)) => match self.kernel.held(index, work.block) {
+                Ok(held) if held.data() == 0 => Done::Refused(Reason::Changed),
+                _ => Done::Refused(Reason::Refused { error }),
+            },
         }
+    }
+
+    /// Checks memory before the first block of a process, and again after some blocks.
+    fn check_memory(&mut self, pid: i32) -> Result<(), Reason> {
+        if self.checked.0 != pid || self.checked.1 == 0 {
+            let blocks = at_once(self.machine.huge).min(self.remaining).max(1);
+            self.kernel.has_memory(pid, blocks * self.machine.huge.bytes())?;
+            self.checked = (pid, blocks);
+        }
+        self.checked.1 -= 1;
+        Ok(())
+    }
+
+    /// Reads what a block holds: the program may have emptied it, or the kernel swapped it out, since it was planned.
+    fn check_contents(&mut self, index: usize, block: u64) -> Result<Held, Reason> {
+        let held = self.kernel.held(index, block).map_err(|why| Reason::Unreadable { why })?;
+        if held.data() == 0 {
+            return Err(Reason::Changed);
+        }
+        refused_contents(held, self.machine, self.budget.fill)?;
+        let (adds, holes) = (held.adds(self.machine.huge), held.holes(self.machine.huge));
+        if let Some(most) = self.budget.most.filter(|most| self.added.saturating_add(adds) > *most) {
+            return Err(Reason::MostMemory { most });
+        }
+        if holes > 0 {
+            self.kernel.has_room(index, holes)?;
+        }
+        Ok(held)
     }
 
     fn note_time(&mut self, time: Duration) {

@@ -1,7 +1,7 @@
 //! The plan: which blocks are lifted through which mapping, what that adds, and why others are left alone.
 
-use crate::segment::{Contents, Segment, View};
-use crate::{Reason, SegmentKey, most_holes};
+use crate::segment::{Contents, Held, Segment, View};
+use crate::{Margins, Reason, SegmentKey, SegmentKind, most_holes};
 use address_space::PageSize;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,6 +15,8 @@ pub struct Machine {
     pub refused: Option<Reason>,
     /// `shmem_enabled` is `never`.
     pub never: bool,
+    /// Why nothing is filled: the kernel would fill holes that userfaultfd watches.
+    pub no_fill: Option<Reason>,
 }
 
 /// The user's choices.
@@ -22,7 +24,7 @@ pub struct Machine {
 pub struct Policy {
     /// Fill blocks however many holes they have; empty blocks are left alone.
     pub fill: bool,
-    /// Most bytes of holes that are filled, all together.
+    /// Most bytes that the lift adds, all together: holes that it fills, and swapped data that it reads back.
     pub most: Option<u64>,
 }
 
@@ -33,8 +35,8 @@ pub struct Work {
     pub block: u64,
     /// Index of the mapping through which it is lifted.
     pub view: usize,
-    /// Bytes of holes that are filled.
-    pub adds: u64,
+    /// What it holds.
+    pub held: Held,
 }
 
 /// Blocks that are left alone for the same reason.
@@ -57,16 +59,14 @@ pub struct SegmentPlan {
     pub huge: u64,
     /// Blocks to be lifted, in ascending order.
     pub work: Vec<Work>,
-    /// Number of blocks that are on huge pages already.
-    pub already: u64,
     /// Blocks that are left alone, by reason.
     pub refused: Vec<Refused>,
 }
 
 impl SegmentPlan {
-    /// Bytes of holes that the lift fills.
-    pub fn adds(&self) -> u64 {
-        self.work.iter().map(|work| work.adds).sum()
+    /// Bytes that the lift adds: holes that it fills, and swapped data that it reads back.
+    pub fn adds(&self, huge: PageSize) -> u64 {
+        self.work.iter().map(|work| work.held.adds(huge)).sum()
     }
 }
 
@@ -85,6 +85,10 @@ pub(crate) fn refuse(all: &mut Vec<Refused>, reason: Reason, blocks: u64, bytes:
                 *would_add += more;
                 true
             }
+            (Reason::SwappedOut { swapped }, Reason::SwappedOut { swapped: more }) => {
+                *swapped += more;
+                true
+            }
             (found, reason) => found == reason,
         };
         if is_same {
@@ -96,21 +100,35 @@ pub(crate) fn refuse(all: &mut Vec<Refused>, reason: Reason, blocks: u64, bytes:
     all.push(Refused { reason, blocks, bytes });
 }
 
-/// Bytes of holes that may still be filled.
+/// Returns why a block with these contents is left alone, wherever it is mapped.
+pub(crate) fn refused_contents(held: Held, machine: &Machine, fill: bool) -> Result<(), Reason> {
+    let would_add = held.adds(machine.huge);
+    match &machine.no_fill {
+        Some(reason) if would_add > 0 => Err(reason.clone()),
+        _ if fill => Ok(()),
+        _ if held.swapped > 0 => Err(Reason::SwappedOut { swapped: held.swapped }),
+        _ if would_add > most_holes(machine.huge) => Err(Reason::Holes { would_add }),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that may still be added.
 struct Room {
     of_tmpfs: BTreeMap<(u32, u32), u64>,
+    margins: Margins<(u32, u32)>,
     most: Option<u64>,
     left: u64,
 }
 
 impl Room {
-    fn take(&mut self, key: &SegmentKey, contents: &Contents, adds: u64) -> Result<(), Reason> {
+    fn take(&mut self, key: &SegmentKey, contents: &Contents, (adds, holes): (u64, u64)) -> Result<(), Reason> {
         if adds > self.left {
             return Err(Reason::MostMemory { most: self.most.unwrap_or(u64::MAX) });
         }
-        if let Some(room) = contents.room.filter(|_| adds > 0) {
+        if let Some(room) = contents.room.filter(|_| holes > 0) {
             let left = self.of_tmpfs.entry(key.device).or_insert(room);
-            *left = left.checked_sub(adds).ok_or(Reason::Quota { left: *left })?;
+            self.margins.check(key.device, *left, holes).map_err(|kept| Reason::Quota { left: *left, kept })?;
+            *left -= holes;
         }
         self.left -= adds;
         Ok(())
@@ -119,12 +137,13 @@ impl Room {
 
 /// Plans the lift of all segments.
 pub fn plan(segments: &[Segment], machine: &Machine, policy: Policy) -> Plan {
-    let mut room = Room { of_tmpfs: BTreeMap::new(), most: policy.most, left: policy.most.unwrap_or(u64::MAX) };
+    let (most, left) = (policy.most, policy.most.unwrap_or(u64::MAX));
+    let mut room = Room { of_tmpfs: BTreeMap::new(), margins: Margins::default(), most, left };
     Plan { segments: segments.iter().map(|segment| plan_segment(segment, machine, policy, &mut room)).collect() }
 }
 
 fn plan_segment(segment: &Segment, machine: &Machine, policy: Policy, room: &mut Room) -> SegmentPlan {
-    let mut planned = SegmentPlan { data: 0, huge: segment.huge(), work: Vec::new(), already: 0, refused: Vec::new() };
+    let mut planned = SegmentPlan { data: 0, huge: segment.huge(), work: Vec::new(), refused: Vec::new() };
     let contents = match &segment.contents {
         Ok(contents) => contents,
         Err(reason) => {
@@ -134,20 +153,16 @@ fn plan_segment(segment: &Segment, machine: &Machine, policy: Policy, room: &mut
         }
     };
     planned.data = contents.data();
-    for &(block, data) in &contents.blocks {
-        match place(segment, contents.length, machine, block) {
-            Ok(Place { already: true, .. }) => planned.already += 1,
-            Ok(Place { view, .. }) => {
-                let adds = machine.huge.bytes().saturating_sub(data);
-                let fits = adds <= most_holes(machine.huge) || policy.fill;
-                let taken =
-                    if fits { room.take(&segment.key, contents, adds) } else { Err(Reason::Holes { would_add: adds }) };
-                match taken {
-                    Ok(()) => planned.work.push(Work { block, view, adds }),
-                    Err(reason) => refuse(&mut planned.refused, reason, 1, data),
-                }
-            }
-            Err(reason) => refuse(&mut planned.refused, reason, 1, data),
+    for &(block, held) in &contents.blocks {
+        let planned_work = place(segment, contents.length, machine, block).and_then(|place| {
+            let Place { view, already: false } = place else { return Ok(None) };
+            refused_contents(held, machine, policy.fill)?;
+            room.take(&segment.key, contents, (held.adds(machine.huge), held.holes(machine.huge)))?;
+            Ok(Some(Work { block, view, held }))
+        });
+        match planned_work {
+            Ok(work) => planned.work.extend(work),
+            Err(reason) => refuse(&mut planned.refused, reason, 1, held.data()),
         }
     }
     if let Some(reason) = &contents.unseen {
@@ -174,10 +189,13 @@ fn place(segment: &Segment, length: u64, machine: &Machine, block: u64) -> Resul
     }
     let no_block = Reason::NoWholeBlock { size: machine.huge };
     let whole = offsets(block, machine.huge).filter(|offsets| offsets.end <= length).ok_or(no_block.clone())?;
+    if segment.is_watched(&whole) {
+        return Err(Reason::Watched);
+    }
     let mut refusal = no_block;
     let mut found: Option<Place> = None;
     for (index, view) in segment.views.iter().enumerate() {
-        match usable(view, machine, &whole) {
+        match usable(view, segment.key.kind, machine, &whole) {
             Some(Ok(already)) if already || found.is_none() => found = Some(Place { view: index, already }),
             Some(Err(reason)) => refusal = reason,
             Some(Ok(_)) | None => {}
@@ -186,19 +204,19 @@ fn place(segment: &Segment, length: u64, machine: &Machine, block: u64) -> Resul
     found.ok_or(refusal)
 }
 
-/// Another mapping through which a block can be lifted than those that are gone.
-pub(crate) fn other_view(segment: &Segment, machine: &Machine, block: u64, gone: &[usize]) -> Option<usize> {
+/// The first mapping from number `from` on that is not gone and through which a block can be lifted.
+pub(crate) fn next_view(segment: &Segment, machine: &Machine, block: u64, from: usize, gone: &[bool]) -> Option<usize> {
     let whole = offsets(block, machine.huge)?;
-    let fits = |view: &View| matches!(usable(view, machine, &whole), Some(Ok(_)));
-    segment.views.iter().enumerate().find(|(index, view)| !gone.contains(index) && fits(view)).map(|(index, _)| index)
+    let fits = |view: &View| matches!(usable(view, segment.key.kind, machine, &whole), Some(Ok(_)));
+    (from..segment.views.len()).find(|index| !gone[*index] && fits(&segment.views[*index]))
 }
 
 /// Returns whether a block is huge already in a mapping, or why it cannot be huge; `None` if it is not mapped whole.
-fn usable(view: &View, machine: &Machine, whole: &Range<u64>) -> Option<Result<bool, Reason>> {
+fn usable(view: &View, kind: SegmentKind, machine: &Machine, whole: &Range<u64>) -> Option<Result<bool, Reason>> {
     let addresses = view.addresses(whole)?;
     let bytes = view.out_of_step(machine.huge);
     Some(match &view.refused {
-        _ if bytes != 0 => Err(Reason::OutOfStep { bytes, size: machine.huge, never: machine.never }),
+        _ if bytes != 0 => Err(Reason::OutOfStep { bytes, size: machine.huge, kind, never: machine.never }),
         Some(reason) => Err(reason.clone()),
         None => Ok(view.huge_parts.covers(addresses)),
     })

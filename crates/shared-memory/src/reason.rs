@@ -1,5 +1,6 @@
 //! Reasons why shared memory is not lifted: what was found, what is needed, and what fixes it.
 
+use crate::SegmentKind;
 use address_space::{PageSize, format_bytes};
 use foreign_text::quoted_path_text;
 use serde::{Serialize, Serializer};
@@ -38,7 +39,9 @@ pub enum Reason {
         bytes: u64,
         /// Huge page size.
         size: PageSize,
-        /// `shmem_enabled` is `never`, with which the kernel places shared memory anywhere.
+        /// Kind of the segment: files are aligned by an option of their mount, all others by `shmem_enabled`.
+        kind: SegmentKind,
+        /// `shmem_enabled` is `never`, with which the kernel places all but files anywhere.
         never: bool,
     },
     /// No whole huge page of the segment is mapped.
@@ -51,6 +54,18 @@ pub enum Reason {
         /// Bytes that would be filled.
         would_add: u64,
     },
+    /// Data that is swapped out, which the lift would read back.
+    SwappedOut {
+        /// Bytes that are swapped out.
+        swapped: u64,
+    },
+    /// The kernel fills holes without regard to userfaultfd.
+    FillsUnasked {
+        /// Its release.
+        found: String,
+    },
+    /// A userfaultfd watches the holes.
+    Watched,
     /// Pages of the hugetlb pool.
     Pool,
     /// memfd_secret(2).
@@ -63,6 +78,8 @@ pub enum Reason {
     Quota {
         /// Bytes that it can still take.
         left: u64,
+        /// Bytes of these that stay free for programs.
+        kept: u64,
     },
     /// `--max-memory`.
     MostMemory {
@@ -76,6 +93,11 @@ pub enum Reason {
     },
     /// The segment is too large or too scattered to be read whole in time.
     TooScattered,
+    /// More mappings than are kept, which differ from each other.
+    TooManyMappings {
+        /// Number of mappings that are kept.
+        most: usize,
+    },
     /// Pages were in use each time.
     Busy {
         /// Number of attempts.
@@ -91,6 +113,8 @@ pub enum Reason {
         directory: String,
         /// Bytes left.
         left: u64,
+        /// Bytes of these that stay free for programs.
+        kept: u64,
     },
     /// The machine has too little memory left.
     MachineLow {
@@ -135,18 +159,21 @@ impl Reason {
             Self::NoHugePages => "a kernel with CONFIG_TRANSPARENT_HUGEPAGE".to_owned(),
             Self::Denied => format!("echo advise > {SHMEM_ENABLED}, then again"),
             Self::SizeOff { size, .. } => format!("echo inherit > {}, then again", size_setting(*size)),
+            Self::OutOfStep { kind: SegmentKind::File, .. } => {
+                "mount -o remount,huge=advise MOUNT (or within_size), then restart the program".to_owned()
+            }
             Self::OutOfStep { never: true, .. } => format!("echo advise > {SHMEM_ENABLED}, then restart the program"),
             Self::OutOfStep { never: false, .. } => {
                 "restart the program: with shmem_enabled as it is now the kernel aligns large shared mappings"
                     .to_owned()
             }
             Self::Holes { .. } => "--fill, or again once the program has filled it".to_owned(),
+            Self::SwappedOut { .. } => "--fill, which reads it back, or again once the program has used it".to_owned(),
+            Self::FillsUnasked { .. } => "Linux 6.4 or newer, or again once the program has filled it".to_owned(),
             Self::OffInProcess => "start the program without PR_SET_THP_DISABLE (systemd: MemoryTHP=)".to_owned(),
             Self::Quota { .. } => "a larger tmpfs: mount -o remount,size=SIZE".to_owned(),
             Self::MostMemory { .. } => "a larger --max-memory".to_owned(),
-            Self::Busy { .. } | Self::TooScattered | Self::TimeIsUp { .. } => {
-                "run it again; what is done stays".to_owned()
-            }
+            Self::Busy { .. } | Self::TimeIsUp { .. } => "run it again; what is done stays".to_owned(),
             Self::Fragmented | Self::Slow { .. } => {
                 "echo 1 > /proc/sys/vm/compact_memory, or free memory, then again".to_owned()
             }
@@ -155,8 +182,11 @@ impl Reason {
                 format!("a higher memory limit in {}", quoted_path_text(directory))
             }
             Self::MachineLow { .. } => "free memory".to_owned(),
-            Self::NotPermitted => "run it as root".to_owned(),
+            Self::NotPermitted => "run it as root, or with CAP_SYS_NICE and CAP_SYS_PTRACE".to_owned(),
             Self::NoWholeBlock { .. }
+            | Self::Watched
+            | Self::TooScattered
+            | Self::TooManyMappings { .. }
             | Self::Pool
             | Self::Secret
             | Self::AdvisedAgainst
@@ -175,27 +205,47 @@ impl fmt::Display for Reason {
             Self::NoHugePages => f.write_str("the kernel has no transparent huge pages"),
             Self::Denied => f.write_str("shmem_enabled is `deny`"),
             Self::SizeOff { size, word } => write!(f, "{} is `{word}`", size_setting(*size)),
-            Self::OutOfStep { bytes, size, never } => {
+            Self::OutOfStep { bytes, size, kind, never } => {
                 write!(f, "address and offset disagree by {} modulo {size}", format_bytes(*bytes))?;
-                f.write_str(if *never { ": the kernel places it anywhere while shmem_enabled is `never`" } else { "" })
+                f.write_str(match kind {
+                    SegmentKind::File => ": the kernel aligns files of a tmpfs only if it is mounted with huge=",
+                    _ if *never => ": the kernel places it anywhere while shmem_enabled is `never`",
+                    _ => "",
+                })
             }
             Self::NoWholeBlock { size } => write!(f, "no whole block of {size} is mapped"),
             Self::Holes { would_add } => {
                 write!(f, "blocks less than 7/8 full; the lift would add {}", format_bytes(*would_add))
             }
+            Self::SwappedOut { swapped } => {
+                write!(f, "blocks with swapped data; the lift would read {} back", format_bytes(*swapped))
+            }
+            Self::FillsUnasked { found } => write!(
+                f,
+                "blocks with holes or swapped data: the kernel is {found}, and checks from 6.4 on whether userfaultfd \
+                 watches what it fills"
+            ),
+            Self::Watched => f.write_str("userfaultfd watches its holes"),
             Self::Pool => f.write_str("on huge pages of the pool already"),
             Self::Secret => f.write_str("secret memory (memfd_secret), which the kernel never moves"),
             Self::AdvisedAgainst => f.write_str("the program has refused huge pages there (MADV_NOHUGEPAGE)"),
             Self::OffInProcess => f.write_str("the program has switched huge pages off for itself"),
-            Self::Quota { left } => write!(f, "its tmpfs has only {} left", format_bytes(*left)),
+            Self::Quota { left, kept } => {
+                let (left, kept) = (format_bytes(*left), format_bytes(*kept));
+                write!(f, "its tmpfs has {left} left, of which {kept} stay free")
+            }
             Self::MostMemory { most } => write!(f, "--max-memory={} is reached", format_bytes(*most)),
-            Self::Unreadable { why } => write!(f, "what it holds cannot be looked at: {why}"),
-            Self::TooScattered => f.write_str("it is too large or too scattered to look at all of it"),
+            Self::Unreadable { why } => write!(f, "its contents cannot be counted: {why}"),
+            Self::TooScattered => {
+                f.write_str("only a part of its contents was counted: it is too large or too scattered for the time")
+            }
+            Self::TooManyMappings { most } => write!(f, "only {most} of its mappings were used"),
             Self::Busy { tries } => write!(f, "pages were in use at each of {tries} tries"),
             Self::Fragmented => f.write_str("no free memory in pieces of a huge page"),
             Self::NotCharged => f.write_str("its memory cgroup is full, or userfaultfd watches its holes"),
-            Self::CgroupLimit { directory, left } => {
-                write!(f, "its memory cgroup {directory} has only {} left", format_bytes(*left))
+            Self::CgroupLimit { directory, left, kept } => {
+                let (left, kept) = (format_bytes(*left), format_bytes(*kept));
+                write!(f, "its memory cgroup {directory} has {left} left, of which {kept} stay free")
             }
             Self::MachineLow { available, floor } => write!(
                 f,
@@ -209,7 +259,7 @@ impl fmt::Display for Reason {
             }
             Self::Changed => f.write_str("emptied, truncated or unmapped meanwhile"),
             Self::Gone => f.write_str("its processes have ended or unmapped it"),
-            Self::NotPermitted => f.write_str("this user may not; needed: CAP_SYS_NICE and the right to trace"),
+            Self::NotPermitted => f.write_str("not permitted; needed: CAP_SYS_NICE and the right to trace"),
             Self::Refused { error } => write!(f, "the kernel refuses: {error}"),
         }
     }

@@ -63,6 +63,8 @@ pub struct View {
     pub resident: u64,
     /// Why the kernel refuses huge pages here whatever the block holds.
     pub refused: Option<Reason>,
+    /// A userfaultfd waits for the first access to its holes (`UFFDIO_REGISTER_MODE_MISSING`).
+    pub watched: bool,
 }
 
 impl View {
@@ -81,13 +83,39 @@ impl View {
     }
 }
 
+/// The data of one block, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Held {
+    /// In memory.
+    pub present: u64,
+    /// Swapped out.
+    pub swapped: u64,
+}
+
+impl Held {
+    /// All data.
+    pub const fn data(self) -> u64 {
+        self.present.saturating_add(self.swapped)
+    }
+
+    /// Bytes that a lift adds to the memory in use: it fills holes, and reads swapped data back.
+    pub const fn adds(self, huge: PageSize) -> u64 {
+        huge.bytes().saturating_sub(self.present)
+    }
+
+    /// Bytes of holes. Swapped data count as used by their tmpfs already.
+    pub const fn holes(self, huge: PageSize) -> u64 {
+        huge.bytes().saturating_sub(self.data())
+    }
+}
+
 /// The contents of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// Bytes of the segment, holes included.
     pub length: u64,
-    /// Number of each block with data, in ascending order, and its bytes of data, in memory or swapped out.
-    pub blocks: Vec<(u64, u64)>,
+    /// Number of each block with data, in ascending order, and what it holds.
+    pub blocks: Vec<(u64, Held)>,
     /// Bytes that its tmpfs can still take; `None` without a limit.
     pub room: Option<u64>,
     /// Why the rest was not read.
@@ -95,9 +123,9 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Bytes of data.
+    /// Bytes of data, in memory or swapped out.
     pub fn data(&self) -> u64 {
-        self.blocks.iter().map(|(_, data)| data).sum()
+        self.blocks.iter().map(|(_, held)| held.data()).sum()
     }
 }
 
@@ -123,6 +151,14 @@ impl Segment {
     /// The most bytes that one process has in its page tables.
     pub fn resident(&self) -> u64 {
         self.most_of_a_process(|view| view.resident)
+    }
+
+    /// True if a userfaultfd watches a part of these offsets in any mapping.
+    pub(crate) fn is_watched(&self, offsets: &Range<u64>) -> bool {
+        self.views
+            .iter()
+            .filter(|view| view.watched)
+            .any(|view| view.offset < offsets.end && offsets.start < view.offset.saturating_add(view.range.len()))
     }
 
     fn most_of_a_process(&self, bytes: impl Fn(&View) -> u64) -> u64 {

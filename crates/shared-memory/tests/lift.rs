@@ -4,8 +4,8 @@ use address_space::{Address, AddressRange, PageSize, RangeSet};
 use core::time::Duration;
 use proptest::prelude::*;
 use shared_memory::{
-    Budget, Contents, Kernel, Machine, Outcome, Policy, Reason, Refusal, Segment, SegmentKey, SegmentKind, View, lift,
-    plan,
+    Budget, Contents, Held, Kernel, Machine, Margins, Outcome, Policy, Reason, Refusal, Segment, SegmentKey,
+    SegmentKind, Shown, View, lift, plan,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,9 +20,18 @@ struct Simulated {
     huge: BTreeSet<u64>,
     /// Answers to the next attempts at a block, the first one last.
     answers: BTreeMap<u64, Vec<Refusal>>,
-    /// Number of calls of `ready` after which it refuses, and why, by process.
-    refuses: BTreeMap<i32, (u32, Reason)>,
+    /// Number of looks after which a process shows something else, by process.
+    shows: BTreeMap<i32, (u32, Shown)>,
     looks: u32,
+    per_look: Duration,
+    /// The answer to checks of memory.
+    memory: Option<Reason>,
+    checks: Vec<u64>,
+    swapped: BTreeMap<u64, u64>,
+    /// Room of the tmpfs.
+    room: Option<u64>,
+    margins: Margins<()>,
+    unreadable: bool,
     calls: Vec<u64>,
     now: Duration,
     per_block: Duration,
@@ -30,16 +39,28 @@ struct Simulated {
 }
 
 impl Kernel for Simulated {
-    fn ready(&mut self, _: usize, view: &View, _: AddressRange, _: u64) -> Result<(), Reason> {
+    fn shows(&mut self, _: usize, view: &View, _: AddressRange) -> Shown {
         self.looks += 1;
-        match self.refuses.get(&view.pid) {
-            Some((after, reason)) if self.looks > *after => Err(reason.clone()),
-            _ => Ok(()),
-        }
+        self.now += self.per_look;
+        self.shows.get(&view.pid).filter(|(after, _)| self.looks > *after).map_or(Shown::Segment, |(_, shown)| *shown)
     }
 
-    fn data(&mut self, _: usize, block: u64) -> u64 {
-        self.data.get(&block).copied().unwrap_or(0)
+    fn has_memory(&mut self, _: i32, bytes: u64) -> Result<(), Reason> {
+        self.checks.push(bytes / HUGE);
+        self.memory.clone().map_or(Ok(()), Err)
+    }
+
+    fn has_room(&mut self, _: usize, holes: u64) -> Result<(), Reason> {
+        let Some(left) = self.room else { return Ok(()) };
+        self.margins.check((), left, holes).map_err(|kept| Reason::Quota { left, kept })
+    }
+
+    fn held(&mut self, _: usize, block: u64) -> Result<Held, String> {
+        let of = |bytes: &BTreeMap<u64, u64>| bytes.get(&block).copied().unwrap_or(0);
+        match self.unreadable {
+            true => Err("no".to_owned()),
+            false => Ok(Held { present: of(&self.data), swapped: of(&self.swapped) }),
+        }
     }
 
     fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Result<(), Refusal> {
@@ -50,7 +71,9 @@ impl Kernel for Simulated {
         match self.answers.get_mut(&block).and_then(Vec::pop) {
             Some(refusal) => Err(refusal),
             None => {
-                assert!(self.data[&block] > 0, "an empty block was filled");
+                let (present, swapped) = (self.data[&block], self.swapped.remove(&block).unwrap_or(0));
+                assert!(present + swapped > 0, "an empty block was filled");
+                self.room = self.room.map(|room| room - (HUGE - present - swapped));
                 self.data.insert(block, HUGE);
                 self.huge.insert(block);
                 Ok(())
@@ -69,7 +92,7 @@ impl Kernel for Simulated {
 }
 
 fn machine() -> Machine {
-    Machine { huge: PageSize::new(HUGE).unwrap(), refused: None, never: false }
+    Machine { huge: PageSize::new(HUGE).unwrap(), refused: None, never: false, no_fill: None }
 }
 
 const BUDGET: Budget =
@@ -79,9 +102,9 @@ fn segment(processes: i32, blocks: u64) -> Segment {
     let key = SegmentKey { device: (0, 1), inode: 7, kind: SegmentKind::Anonymous, namespace: 0 };
     let view = |pid: i32| {
         let range = AddressRange::sized(Address(START + pid as u64 * APART), blocks * HUGE);
-        View { pid, range, offset: 0, huge: 0, huge_parts: RangeSet::new(), resident: 0, refused: None }
+        View { pid, range, offset: 0, huge: 0, huge_parts: RangeSet::new(), resident: 0, refused: None, watched: false }
     };
-    let all = (0..blocks).map(|block| (block, HUGE)).collect();
+    let all = (0..blocks).map(|block| (block, Held { present: HUGE, swapped: 0 })).collect();
     let contents = Contents { length: blocks * HUGE, blocks: all, room: None, unseen: None };
     Segment { key, name: String::new(), views: (0..processes).map(view).collect(), contents: Ok(contents) }
 }
@@ -95,7 +118,7 @@ fn lifted(processes: i32, blocks: u64, budget: &Budget, kernel: &mut Simulated) 
     let plan = plan(&segments, &machine(), Policy::default());
     let outcome = lift(&segments, &plan, &machine(), budget, kernel);
     let refused = outcome.segments[0].refused.iter().map(|refused| (refused.reason.clone(), refused.blocks)).collect();
-    (outcome.segments[0].blocks, refused, outcome)
+    (kernel.huge.len() as u64, refused, outcome)
 }
 
 #[test]
@@ -104,7 +127,7 @@ fn every_block_is_done_once_and_the_worst_is_told() {
     let (blocks, refused, outcome) = lifted(5, 40, &BUDGET, &mut kernel);
     assert_eq!((blocks, refused.len(), outcome.worst), (40, 0, Duration::from_millis(3)));
     assert_eq!(kernel.calls, (0..40).collect::<Vec<_>>());
-    assert_eq!(kernel.looks, 3, "a look for each 16 blocks");
+    assert_eq!((kernel.looks, kernel.checks), (40, vec![16, 16, 8]), "memory is checked for each 16 blocks");
 }
 
 #[test]
@@ -120,14 +143,99 @@ fn what_is_in_use_is_tried_again_later() {
 #[test]
 fn the_next_process_takes_over_where_one_has_ended() {
     let mut kernel = full(40);
-    kernel.refuses.insert(0, (1, Reason::Gone));
+    kernel.shows.insert(0, (16, Shown::Other));
     kernel.answers.insert(30, vec![Refusal::Ended]);
     let (blocks, refused, _) = lifted(3, 40, &BUDGET, &mut kernel);
     assert_eq!((blocks, refused.len()), (40, 0));
     let mut kernel = full(40);
-    kernel.refuses.insert(0, (1, Reason::Gone));
+    kernel.shows.insert(0, (16, Shown::Ended));
     let (blocks, refused, _) = lifted(1, 40, &BUDGET, &mut kernel);
     assert_eq!((blocks, refused), (16, vec![(Reason::Gone, 24)]));
+}
+
+#[test]
+fn mappings_that_are_gone_cost_no_more_than_the_time_allowed() {
+    let others = |pids: core::ops::Range<i32>, shown| pids.map(move |pid| (pid, (0, shown)));
+    let mut kernel = Simulated { per_look: Duration::from_millis(1), ..full(40) };
+    kernel.shows.extend(others(0..500, Shown::Other));
+    let budget = Budget { all: Duration::from_millis(100), ..BUDGET };
+    let (blocks, refused, _) = lifted(500, 40, &budget, &mut kernel);
+    assert_eq!((blocks, kernel.looks, refused), (0, 100, vec![(Reason::TimeIsUp { seconds: 0 }, 40)]));
+    let mut kernel = full(40);
+    kernel.shows.extend(others(0..499, Shown::Other));
+    let (blocks, refused, _) = lifted(500, 40, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused.len(), kernel.looks), (40, 0, 499 + 40), "each mapping that is gone is seen once");
+}
+
+#[test]
+fn all_mappings_of_a_process_that_has_ended_are_gone_at_once() {
+    let (mut one, mut kernel) = (segment(2, 40), full(40));
+    let last = one.views.pop().unwrap();
+    one.views = vec![one.views[0].clone(); 100];
+    one.views.push(last);
+    kernel.shows.insert(0, (0, Shown::Ended));
+    let segments = [one];
+    let plan = plan(&segments, &machine(), Policy::default());
+    let outcome = lift(&segments, &plan, &machine(), &BUDGET, &mut kernel);
+    assert_eq!((kernel.huge.len(), outcome.segments[0].refused.len(), kernel.looks), (40, 0, 41));
+}
+
+#[test]
+fn data_that_was_swapped_out_meanwhile_is_not_read_back() {
+    let with_swapped = || {
+        let mut kernel = full(3);
+        kernel.data.insert(1, HUGE - 8192);
+        kernel.swapped.insert(1, 8192);
+        kernel
+    };
+    let mut kernel = with_swapped();
+    let (blocks, refused, _) = lifted(1, 3, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused), (2, vec![(Reason::SwappedOut { swapped: 8192 }, 1)]));
+    let mut kernel = with_swapped();
+    let (blocks, _, outcome) = lifted(1, 3, &Budget { fill: true, ..BUDGET }, &mut kernel);
+    let first = &outcome.segments[0];
+    assert_eq!((blocks, first.filled, first.read_back), (3, 0, 8192));
+    let budget = Budget { fill: true, most: Some(4096), ..BUDGET };
+    let (blocks, refused, _) = lifted(1, 3, &budget, &mut with_swapped());
+    assert_eq!((blocks, refused), (2, vec![(Reason::MostMemory { most: 4096 }, 1)]));
+}
+
+#[test]
+fn half_of_the_room_of_a_tmpfs_stays_free() {
+    let mut kernel = Simulated { room: Some(8192), ..full(4) };
+    kernel.data.values_mut().for_each(|data| *data -= 4096);
+    let (blocks, refused, _) = lifted(1, 4, &BUDGET, &mut kernel);
+    assert_eq!((blocks, kernel.room), (1, Some(4096)));
+    assert_eq!(refused, [(Reason::Quota { left: 4096, kept: 4096 }, 3)]);
+}
+
+#[test]
+fn half_of_the_room_at_the_first_look_stays_free_over_a_whole_lift() {
+    let (mut margins, mut left) = (Margins::default(), 100);
+    while margins.check("/cgroup", left, 8).is_ok() {
+        left -= 8;
+    }
+    assert_eq!((left, margins.check("/cgroup", left, 8), margins.check("/other", 16, 8)), (52, Err(50), Ok(())));
+    assert_eq!((margins.check("/full", 0, 0), margins.check("/full", 0, 1)), (Ok(()), Err(0)));
+}
+
+#[test]
+fn holes_are_not_filled_where_the_kernel_does_not_check_userfaultfd() {
+    let reason = Reason::FillsUnasked { found: "6.1".to_owned() };
+    let machine = Machine { no_fill: Some(reason.clone()), ..machine() };
+    let segments = [segment(1, 2)];
+    let plan = plan(&segments, &machine, Policy::default());
+    let mut kernel = full(2);
+    kernel.data.insert(1, HUGE - 4096);
+    let outcome = lift(&segments, &plan, &machine, &Budget { fill: true, ..BUDGET }, &mut kernel);
+    assert_eq!((kernel.calls, &outcome.segments[0].refused[0].reason), (vec![0], &reason));
+}
+
+#[test]
+fn contents_that_cannot_be_counted_were_not_emptied() {
+    let mut kernel = Simulated { unreadable: true, ..full(2) };
+    let (blocks, refused, _) = lifted(1, 2, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused), (0, vec![(Reason::Unreadable { why: "no".to_owned() }, 2)]));
 }
 
 #[test]
@@ -156,16 +264,15 @@ fn slow_blocks_and_the_end_of_the_time_end_all() {
 #[test]
 fn memory_that_runs_low_ends_all_and_a_cgroup_only_its_segment() {
     let low = Reason::MachineLow { available: 1, floor: 2 };
-    let limit = Reason::CgroupLimit { directory: "/c".to_owned(), left: 1 };
-    for (reason, looks) in [(low, 1), (limit, 2)] {
+    let limit = Reason::CgroupLimit { directory: "/c".to_owned(), left: 1, kept: 1 };
+    for (reason, checks) in [(low, 1), (limit, 2)] {
         let segments = [segment(1, 16), segment(1, 16)];
         let plan = plan(&segments, &machine(), Policy::default());
         let mut kernel = full(16);
-        kernel.refuses.insert(0, (0, reason.clone()));
+        kernel.memory = Some(reason.clone());
         let first = lift(&segments, &plan, &machine(), &BUDGET, &mut kernel);
-        assert_eq!(first.segments.iter().map(|lifted| lifted.blocks).sum::<u64>(), 0);
-        assert_eq!(first.segments[1].refused[0].reason, reason);
-        assert_eq!(kernel.looks, looks);
+        assert_eq!((kernel.calls.len(), kernel.checks.len()), (0, checks));
+        assert_eq!((&first.segments[1].refused[0].reason, first.segments[1].refused[0].blocks), (&reason, 16));
     }
 }
 
@@ -188,7 +295,7 @@ proptest! {
     fn every_failure_leaves_each_block_lifted_or_named(
         processes in 1..4i32,
         answers in prop::collection::btree_map(0u64..40, prop::collection::vec(0..6u8, 1..6), 0..40),
-        gone in prop::collection::btree_map(0..4i32, 0..8u32, 0..4),
+        gone in prop::collection::btree_map(0..4i32, (0..50u32, any::<bool>()), 0..4),
     ) {
         let refusal = |number| match number {
             0 => Refusal::Busy,
@@ -200,7 +307,8 @@ proptest! {
         };
         let mut kernel = full(40);
         kernel.answers = answers.into_iter().map(|(block, all)| (block, all.into_iter().map(refusal).collect())).collect();
-        kernel.refuses = gone.into_iter().map(|(pid, after)| (pid, (after, Reason::Gone))).collect();
+        let shown = |ended| if ended { Shown::Ended } else { Shown::Other };
+        kernel.shows = gone.into_iter().map(|(pid, (after, ended))| (pid, (after, shown(ended)))).collect();
         let (blocks, refused, _) = lifted(processes, 40, &BUDGET, &mut kernel);
         prop_assert_eq!(blocks, kernel.huge.len() as u64);
         prop_assert_eq!(blocks + refused.iter().map(|(_, blocks)| blocks).sum::<u64>(), 40);

@@ -3,7 +3,7 @@
 use address_space::{Address, AddressRange, Mapping, MappingName, PageSize, Protection, RangeSet};
 use proptest::prelude::*;
 use shared_memory::{
-    Contents, Machine, Policy, Reason, Segment, SegmentKey, SegmentKind, View, Work, most_holes, plan,
+    Contents, Held, Machine, Policy, Reason, Segment, SegmentKey, SegmentKind, View, Work, most_holes, plan,
 };
 
 const HUGE: u64 = 1 << 21;
@@ -14,17 +14,22 @@ fn huge() -> PageSize {
 }
 
 fn machine() -> Machine {
-    Machine { huge: huge(), refused: None, never: false }
+    Machine { huge: huge(), refused: None, never: false, no_fill: None }
+}
+
+fn present(present: u64) -> Held {
+    Held { present, swapped: 0 }
 }
 
 fn view(start: u64, blocks: u64, offset: u64) -> View {
     let range = AddressRange::sized(Address(start), blocks * HUGE);
-    View { pid: 1, range, offset, huge: 0, huge_parts: RangeSet::new(), resident: 0, refused: None }
+    View { pid: 1, range, offset, huge: 0, huge_parts: RangeSet::new(), resident: 0, refused: None, watched: false }
 }
 
 fn segment(views: Vec<View>, blocks: &[(u64, u64)], length: u64) -> Segment {
     let key = SegmentKey { device: (0, 1), inode: 7, kind: SegmentKind::Memfd, namespace: 0 };
-    let contents = Contents { length, blocks: blocks.to_vec(), room: None, unseen: None };
+    let blocks = blocks.iter().map(|(block, data)| (*block, present(*data))).collect();
+    let contents = Contents { length, blocks, room: None, unseen: None };
     Segment { key, name: "/memfd:x (deleted)".to_owned(), views, contents: Ok(contents) }
 }
 
@@ -40,13 +45,13 @@ fn a_block_is_lifted_from_seven_eighths_on_or_when_asked_for() {
     assert_eq!(most, HUGE / 8);
     let blocks = [(0, HUGE), (1, HUGE - most), (2, HUGE - most - 4096), (3, 4096)];
     let (work, refused) = planned(segment(vec![view(START, 4, 0)], &blocks, 4 * HUGE), &machine(), Policy::default());
-    assert_eq!(work.iter().map(|work| (work.block, work.adds)).collect::<Vec<_>>(), [(0, 0), (1, most)]);
+    assert_eq!(work.iter().map(|work| (work.block, work.held.adds(huge()))).collect::<Vec<_>>(), [(0, 0), (1, most)]);
     let would_add = most + 4096 + HUGE - 4096;
     assert_eq!(refused, [(Reason::Holes { would_add }, 2, HUGE - most)]);
     let fill = Policy { fill: true, ..Policy::default() };
     let (work, refused) = planned(segment(vec![view(START, 4, 0)], &blocks, 4 * HUGE), &machine(), fill);
     assert_eq!((work.len(), refused.len()), (4, 0));
-    assert_eq!(work.iter().map(|work| work.adds).sum::<u64>(), most + would_add);
+    assert_eq!(work.iter().map(|work| work.held.adds(huge())).sum::<u64>(), most + would_add);
 }
 
 #[test]
@@ -55,16 +60,21 @@ fn addresses_that_disagree_are_named_with_the_setting() {
     for never in [false, true] {
         let (work, refused) =
             planned(segment(views(), &[(1, HUGE)], 8 * HUGE), &Machine { never, ..machine() }, Policy::default());
-        let reason = Reason::OutOfStep { bytes: 0x3000, size: huge(), never };
+        let reason = Reason::OutOfStep { bytes: 0x3000, size: huge(), kind: SegmentKind::Memfd, never };
         assert!(reason.to_string().contains("disagree by 12.0 KiB modulo 2 MiB"), "{reason}");
         assert_eq!(reason.fix().unwrap().starts_with("echo advise > /sys/"), never);
         assert_eq!((work, refused), (vec![], vec![(reason, 1, HUGE)]));
     }
+    let mut file = segment(views(), &[(1, HUGE)], 8 * HUGE);
+    file.key.kind = SegmentKind::File;
+    let (_, refused) = planned(file, &Machine { never: true, ..machine() }, Policy::default());
+    assert!(refused[0].0.fix().unwrap().starts_with("mount -o remount,huge=advise "), "{:?}", refused[0].0.fix());
+    assert!(!refused[0].0.to_string().contains("shmem_enabled"), "{}", refused[0].0);
     // Another process has mapped it well.
     let mut two = views();
     two.push(view(START + 64 * HUGE, 4, 0));
     let (work, _) = planned(segment(two, &[(1, HUGE)], 8 * HUGE), &machine(), Policy::default());
-    assert_eq!(work, [Work { block: 1, view: 1, adds: 0 }]);
+    assert_eq!(work, [Work { block: 1, view: 1, held: present(HUGE) }]);
 }
 
 #[test]
@@ -78,7 +88,8 @@ fn what_is_huge_already_is_not_done_again() {
         Policy::default(),
     );
     let plan = &plan.segments[0];
-    assert_eq!((plan.already, plan.huge, plan.work.len(), plan.data), (1, HUGE, 1, 2 * HUGE));
+    let refused = plan.refused.len();
+    assert_eq!((plan.huge, plan.work.len(), plan.work[0].block, refused, plan.data), (HUGE, 1, 1, 0, 2 * HUGE));
 }
 
 #[test]
@@ -116,16 +127,47 @@ fn refusals_of_the_machine_the_process_and_the_segment_are_passed_on() {
 fn holes_are_filled_within_the_bounds_of_tmpfs_and_user() {
     let holed: Vec<(u64, u64)> = (0..4).map(|block| (block, HUGE - 4096)).collect();
     let mut one = segment(vec![view(START, 4, 0)], &holed, 4 * HUGE);
-    one.contents.as_mut().unwrap().room = Some(8192);
+    one.contents.as_mut().unwrap().room = Some(4 * 4096);
     let mut other = one.clone();
     other.key.inode = 8;
     let both = plan(&[one.clone(), other], &machine(), Policy::default());
     let counts: Vec<_> = both.segments.iter().map(|plan| (plan.work.len(), plan.refused.len())).collect();
-    assert_eq!(counts, [(2, 1), (0, 1)], "one tmpfs has one quota");
-    assert_eq!(both.segments[0].refused[0].reason, Reason::Quota { left: 0 });
+    assert_eq!(counts, [(2, 1), (0, 1)], "one tmpfs has one quota, and half of its room stays free");
+    assert_eq!(both.segments[0].refused[0].reason, Reason::Quota { left: 2 * 4096, kept: 2 * 4096 });
     one.contents.as_mut().unwrap().room = None;
     let (work, refused) = planned(one, &machine(), Policy { most: Some(4096), ..Policy::default() });
     assert_eq!((work.len(), refused), (1, vec![(Reason::MostMemory { most: 4096 }, 3, 3 * (HUGE - 4096))]));
+}
+
+#[test]
+fn swapped_data_is_read_back_only_if_asked_for_and_counts_as_added() {
+    let mut one = segment(vec![view(START, 3, 0)], &[(0, HUGE), (1, HUGE), (2, HUGE)], 3 * HUGE);
+    one.contents.as_mut().unwrap().blocks[1].1 = Held { present: HUGE - 4096, swapped: 4096 };
+    one.contents.as_mut().unwrap().blocks[2].1 = Held { present: 0, swapped: HUGE };
+    // Swapped data are no holes: the tmpfs has counted them.
+    one.contents.as_mut().unwrap().room = Some(0);
+    let (work, refused) = planned(one.clone(), &machine(), Policy::default());
+    assert_eq!((work.len(), refused), (1, vec![(Reason::SwappedOut { swapped: HUGE + 4096 }, 2, 2 * HUGE)]));
+    let all = plan(&[one.clone()], &machine(), Policy { fill: true, most: None }).segments.remove(0);
+    assert_eq!((all.work.len(), all.adds(huge()), all.data), (3, HUGE + 4096, 3 * HUGE));
+    let (work, refused) = planned(one, &machine(), Policy { fill: true, most: Some(4096) });
+    assert_eq!((work.len(), refused), (2, vec![(Reason::MostMemory { most: 4096 }, 1, HUGE)]));
+}
+
+#[test]
+fn holes_that_userfaultfd_watches_are_not_filled() {
+    let blocks = [(0, HUGE), (1, HUGE - 4096), (2, HUGE)];
+    let fill = Policy { fill: true, most: None };
+    // Linux 6.1 to 6.3 do not check, so that no hole is filled there.
+    let reason = Reason::FillsUnasked { found: "6.1".to_owned() };
+    let old = Machine { no_fill: Some(reason.clone()), ..machine() };
+    let (work, refused) = planned(segment(vec![view(START, 3, 0)], &blocks, 3 * HUGE), &old, fill);
+    assert_eq!((work.len(), refused), (2, vec![(reason, 1, HUGE - 4096)]));
+    // A mapping that is known to be watched, whichever the lift would use.
+    let watched = View { watched: true, ..view(START + 64 * HUGE, 1, HUGE) };
+    let (work, refused) = planned(segment(vec![view(START, 3, 0), watched], &blocks, 3 * HUGE), &machine(), fill);
+    assert_eq!(work.iter().map(|work| work.block).collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(refused, [(Reason::Watched, 1, HUGE - 4096)]);
 }
 
 #[test]
@@ -159,16 +201,16 @@ proptest! {
         let one = segment(views, &blocks, length);
         let plan = plan(std::slice::from_ref(&one), &machine(), Policy { fill, most }).segments.remove(0);
         let refused: u64 = plan.refused.iter().map(|refused| refused.blocks).sum();
-        prop_assert_eq!(plan.work.len() as u64 + plan.already + refused, blocks.len() as u64);
-        let kept: u64 = plan.work.iter().map(|work| HUGE - work.adds).sum();
+        prop_assert_eq!(plan.work.len() as u64 + refused, blocks.len() as u64);
+        let kept: u64 = plan.work.iter().map(|work| work.held.data()).sum();
         let left: u64 = plan.refused.iter().map(|refused| refused.bytes).sum();
         prop_assert_eq!(kept + left, plan.data);
-        prop_assert!(plan.adds() <= most.unwrap_or(u64::MAX));
+        prop_assert!(plan.adds(huge()) <= most.unwrap_or(u64::MAX));
         for work in &plan.work {
             let offsets = work.block * HUGE..(work.block + 1) * HUGE;
             let addresses = one.views[work.view].addresses(&offsets).unwrap();
             prop_assert!(addresses.start().is_aligned(huge()) && offsets.end <= length);
-            prop_assert!(fill || work.adds <= HUGE / 8);
+            prop_assert!(fill || work.held.adds(huge()) <= HUGE / 8);
         }
     }
 }

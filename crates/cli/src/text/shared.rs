@@ -33,6 +33,10 @@ pub fn line(name: &str, report: &SharedReport) -> String {
     if filled > 0 {
         text += &format!("; {} of holes filled", format_bytes(filled));
     }
+    let read_back = sum(|segment| segment.read_back.unwrap_or(0));
+    if read_back > 0 {
+        text += &format!("; {} read back from swap", format_bytes(read_back));
+    }
     if let Some(after) = report.page_tables_after {
         let (before, after) = (format_bytes(report.page_tables_before), format_bytes(after));
         text += &format!("; page tables of {} {before} before, {after} now", sharers(report));
@@ -100,7 +104,7 @@ pub fn table(report: &SharedReport) -> String {
             segment.resident,
             segment.huge_before,
             segment.huge_after.unwrap_or(segment.planned),
-            segment.filled.unwrap_or(segment.adds),
+            segment.filled.map_or(segment.adds, |filled| filled + segment.read_back.unwrap_or(0)),
         ];
         let mut cells = vec![format!("{} at {}", name(segment), segment.address)];
         cells.extend(bytes.map(format_bytes));
@@ -150,6 +154,7 @@ mod tests {
             adds: 0,
             huge_after: Some(30 << 20),
             filled: Some(0),
+            read_back: Some(0),
             left_alone: Vec::new(),
         }
     }

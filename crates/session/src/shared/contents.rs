@@ -8,15 +8,13 @@ use linux::file_cache::cached_pages;
 use linux::file_mapping::FileMapping;
 use linux::pages::base_page;
 use nix::errno::Errno;
-use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
-use shared_memory::{Contents, Reason};
+use nix::sys::statfs::{Statfs, TMPFS_MAGIC, fstatfs};
+use shared_memory::{Contents, Held, Reason};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Time for looking at all segments of a family.
-pub(super) const MOST_LOOKING: Duration = Duration::from_secs(10);
 /// Most blocks with data that are stored for one segment: 2 TiB of data if a block has 2 MiB.
 const MOST_BLOCKS: usize = 1 << 20;
 /// Into so many parts a part is divided that is neither empty nor full.
@@ -33,8 +31,7 @@ pub(super) fn contents(file: &File, huge: PageSize, until: Instant) -> Result<Co
         return Err(Reason::Unreadable { why: "it is no longer on tmpfs".to_owned() });
     }
     let length = file.metadata().map_err(unreadable)?.len();
-    let limited = tmpfs.blocks() > 0;
-    let room = limited.then(|| tmpfs.blocks_available().saturating_mul(tmpfs.block_size() as u64));
+    let room = room_of(&tmpfs);
     let mut looking = Looking { file, huge, until, blocks: Vec::new(), by_mapping: false };
     let whole = 0..length.div_ceil(huge.bytes());
     let unseen = match looking.part(whole) {
@@ -44,11 +41,24 @@ pub(super) fn contents(file: &File, huge: PageSize, until: Instant) -> Result<Co
     Ok(Contents { length, blocks: looking.blocks, room, unseen })
 }
 
-/// Bytes of data that one block holds.
+/// Bytes that a tmpfs can still take; `None` without a limit.
+fn room_of(tmpfs: &Statfs) -> Option<u64> {
+    (tmpfs.blocks() > 0).then(|| tmpfs.blocks_available().saturating_mul(tmpfs.block_size() as u64))
+}
+
+/// Bytes that the tmpfs of a file can still take; `None` without a limit.
 ///
 /// # Errors
 /// The kernel's.
-pub(super) fn data_in(file: &File, huge: PageSize, block: u64) -> io::Result<u64> {
+pub(super) fn room(file: &File) -> io::Result<Option<u64>> {
+    Ok(room_of(&fstatfs(file)?))
+}
+
+/// The data that one block holds.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn held_in(file: &File, huge: PageSize, block: u64) -> io::Result<Held> {
     let until = Instant::now();
     let mut looking = Looking { file, huge, until, blocks: Vec::new(), by_mapping: false };
     looking.count(&(block..block + 1))
@@ -58,7 +68,7 @@ struct Looking<'a> {
     file: &'a File,
     huge: PageSize,
     until: Instant,
-    blocks: Vec<(u64, u64)>,
+    blocks: Vec<(u64, Held)>,
     /// The kernel does not count (before Linux 6.5).
     by_mapping: bool,
 }
@@ -73,14 +83,16 @@ impl Looking<'_> {
         if self.blocks.len() >= MOST_BLOCKS || Instant::now() >= self.until {
             return Ok(false);
         }
-        let data = self.count(&blocks)?;
-        let is_full = data >= number.saturating_mul(block);
-        if data == 0 {
+        let held = self.count(&blocks)?;
+        // Swapped pages are located block by block.
+        let is_full = held.present >= number.saturating_mul(block);
+        if held.data() == 0 {
             return Ok(true);
         }
         if number == 1 || is_full {
             let room = MOST_BLOCKS - self.blocks.len();
-            self.blocks.extend(blocks.take(room).map(|number| (number, data.min(block))));
+            self.blocks
+                .extend(blocks.take(room).map(|number| (number, Held { present: held.present.min(block), ..held })));
             return Ok(number as usize <= room);
         }
         let step = number.div_ceil(PARTS);
@@ -95,23 +107,27 @@ impl Looking<'_> {
         Ok(true)
     }
 
-    /// Bytes of a range of blocks that are in memory or swapped out.
-    fn count(&mut self, blocks: &Range<u64>) -> io::Result<u64> {
+    /// The data of a range of blocks. mincore(2) cannot tell swapped pages from holes.
+    fn count(&mut self, blocks: &Range<u64>) -> io::Result<Held> {
         let block = self.huge.bytes();
         if !self.by_mapping {
             let offsets = blocks.start.saturating_mul(block)..blocks.end.saturating_mul(block);
             match cached_pages(self.file, offsets) {
-                Ok(pages) => return Ok((pages.cached + pages.evicted).saturating_mul(base_page().bytes())),
+                Ok(pages) => {
+                    let bytes = |pages: u64| pages.saturating_mul(base_page().bytes());
+                    return Ok(Held { present: bytes(pages.cached), swapped: bytes(pages.evicted) });
+                }
                 Err(error) if error.raw_os_error() == Some(Errno::ENOSYS as i32) => self.by_mapping = true,
                 Err(error) => return Err(error),
             }
         }
         // mincore(2) checks every page, so that a part of many blocks is not counted, but divided.
         if blocks.end - blocks.start > PARTS {
-            return Ok(1);
+            return Ok(Held { present: 1, swapped: 0 });
         }
         let length = (blocks.end - blocks.start) * block;
-        FileMapping::readable(self.file, blocks.start * block, length, self.huge)?.cached_bytes(0, length)
+        let mapping = FileMapping::readable(self.file, blocks.start * block, length, self.huge)?;
+        Ok(Held { present: mapping.cached_bytes(0, length)?, swapped: 0 })
     }
 }
 
@@ -119,12 +135,13 @@ impl Looking<'_> {
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
+    use std::time::Duration;
 
     fn huge() -> PageSize {
         PageSize::new(2 << 20).unwrap()
     }
 
-    fn found(file: &File, by_mapping: bool) -> Vec<(u64, u64)> {
+    fn found(file: &File, by_mapping: bool) -> Vec<(u64, Held)> {
         let length = file.metadata().unwrap().len();
         let until = Instant::now() + Duration::from_secs(60);
         let mut looking = Looking { file, huge: huge(), until, blocks: Vec::new(), by_mapping };
@@ -140,11 +157,12 @@ mod tests {
             file.write_all_at(&vec![1; 2 * page as usize], block_of_data * block + page).unwrap();
         }
         file.write_all_at(&vec![1; 2 * block as usize], 500 * block).unwrap();
-        let expected = [(3, 2 * page), (500, block), (501, block), (700, 2 * page)];
+        let held = |present| Held { present, swapped: 0 };
+        let expected = [(3, held(2 * page)), (500, held(block)), (501, held(block)), (700, held(2 * page))];
         assert_eq!(found(&file, true), expected);
         assert_eq!(found(&file, false), expected);
-        assert_eq!(data_in(&file, huge(), 3).unwrap(), 2 * page);
-        assert_eq!(data_in(&file, huge(), 4).unwrap(), 0);
+        assert_eq!(held_in(&file, huge(), 3).unwrap(), held(2 * page));
+        assert_eq!(held_in(&file, huge(), 4).unwrap(), held(0));
     }
 
     #[test]

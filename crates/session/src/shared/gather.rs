@@ -1,6 +1,6 @@
 //! The segments of a family of processes, as the kernel shows them.
 
-use super::contents::{MOST_LOOKING, contents};
+use super::contents::contents;
 use crate::SessionError;
 use address_space::{Mapping, MappingUsage, PageSize};
 use linux::features;
@@ -14,10 +14,14 @@ use shared_memory::{Contents, Machine, Reason, Segment, SegmentKey, SegmentKind,
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The release from which on the kernel collapses shared memory.
 const COLLAPSES: (u32, u32) = (6, 1);
+/// The release from which on the kernel fills no hole that a userfaultfd watches (commit ac492b9c70ca).
+const ASKS_USERFAULTFD: (u32, u32) = (6, 4);
+/// Time for counting the contents of all segments.
+const MOST_LOOKING: Duration = Duration::from_secs(10);
 
 /// Settings of the machine that permit huge pages of shared memory.
 pub(super) struct Settings {
@@ -37,15 +41,15 @@ pub(super) fn machine() -> Result<(Machine, Settings), SessionError> {
     let word = |path: &str| System.text(path).and_then(|text| chosen_word(&text).map(str::to_owned));
     let general = word(&format!("{THP}/shmem_enabled"));
     let release = kernel_release();
+    let found = || format!("{}.{}", release.0, release.1);
+    let no_fill = (release < ASKS_USERFAULTFD).then(|| Reason::FillsUnasked { found: found() });
     let refused = match general.as_deref() {
-        _ if release < COLLAPSES && features::collapse(huge).is_err() => {
-            Some(Reason::OldKernel { found: format!("{}.{}", release.0, release.1) })
-        }
+        _ if release < COLLAPSES && features::collapse(huge).is_err() => Some(Reason::OldKernel { found: found() }),
         Some("deny") => Some(Reason::Denied),
         _ => None,
     };
     let settings = Settings { of_size: word(&format!("{THP}/{}/shmem_enabled", huge.directory())) };
-    Ok((Machine { huge, refused, never: general.as_deref() == Some("never") }, settings))
+    Ok((Machine { huge, refused, never: general.as_deref() == Some("never"), no_fill }, settings))
 }
 
 /// The shared memory of some processes.
@@ -140,6 +144,7 @@ fn look(
             huge_parts: pagemap.as_ref().and_then(|map| map.huge(mapping.range).ok()).unwrap_or_default(),
             resident: usage.resident,
             refused: refusal(usage, kind, is_off, huge, settings),
+            watched: usage.has_flag("um"),
         };
         let name = mapping.path().unwrap_or_default().to_owned();
         let (_, views) = found.0.entry(key).or_insert_with(|| (name, Vec::new()));
@@ -152,7 +157,6 @@ fn look(
 fn special(usage: &MappingUsage, devices: &TmpfsDevices) -> Option<Option<Reason>> {
     let is_secret = usage.mapping.path().is_some_and(|path| path == "/secretmem") && usage.mapping.device.0 == 0;
     match usage {
-        _ if usage.mapping.inode == 0 => None,
         _ if usage.has_flag("ht") => Some(Some(Reason::Pool)),
         _ if devices.contains(usage.mapping.device) => Some(None),
         _ if is_secret => Some(Some(Reason::Secret)),

@@ -1,14 +1,15 @@
 //! The running kernel, as a lift of shared memory needs it.
 
-use super::contents::data_in;
+use super::cgroup::memory_left;
+use super::contents::{held_in, room};
 use address_space::{AddressRange, PageSize};
 use linux::advice::collapse_in;
 use linux::process_handle::ProcessHandle;
 use linux::watch::watched;
-use machine_facts::{Cgroups, Files, System, meminfo_bytes};
+use machine_facts::{Files, System, meminfo_bytes};
 use nix::errno::Errno;
 use process_view::ProcessFiles;
-use shared_memory::{Kernel, Reason, Refusal, Segment, SegmentKey, View};
+use shared_memory::{Held, Kernel, Margins, Reason, Refusal, Segment, SegmentKey, Shown, View};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::thread::sleep;
@@ -22,7 +23,9 @@ pub(super) struct Live<'a> {
     segments: &'a [Segment],
     files: &'a [Option<File>],
     processes: &'a BTreeMap<i32, ProcessHandle>,
-    cgroups: BTreeMap<i32, Cgroups>,
+    /// Rooms of memory cgroups, by directory, and of tmpfs file systems.
+    of_cgroups: Margins<String>,
+    of_tmpfs: Margins<(u32, u32)>,
     huge: PageSize,
     begin: Instant,
 }
@@ -35,37 +38,55 @@ impl<'a> Live<'a> {
         huge: PageSize,
         begin: Instant,
     ) -> Self {
-        Self { segments, files, processes, cgroups: BTreeMap::new(), huge, begin }
+        let mut of_tmpfs = Margins::default();
+        for segment in segments {
+            // The room before the lift counts, not what other blocks have left of it.
+            if let Some(room) = segment.contents.as_ref().ok().and_then(|contents| contents.room) {
+                let _ = of_tmpfs.check(segment.key.device, room, 0);
+            }
+        }
+        Self { segments, files, processes, of_cgroups: Margins::default(), of_tmpfs, huge, begin }
     }
 
-    /// The new huge page is charged to the cgroup of the process that maps it, whoever was charged for the old pages.
-    fn has_room(&mut self, pid: i32, bytes: u64) -> Result<(), Reason> {
-        let cgroups = self.cgroups.entry(pid).or_insert_with(|| Cgroups::of(&System, &format!("/proc/{pid}")));
-        let limit = cgroups.limits(&System, &[]).memory;
-        // Other allocations need memory, too: the next blocks may take half of the rest at most.
-        if let Some((left, directory)) = limit.filter(|(left, _)| left / 2 < bytes) {
-            return Err(Reason::CgroupLimit { directory, left });
+    fn file(&self, segment: usize) -> Result<&File, String> {
+        self.files[segment].as_ref().ok_or_else(|| "it is not open".to_owned())
+    }
+}
+
+impl Kernel for Live<'_> {
+    fn shows(&mut self, segment: usize, view: &View, addresses: AddressRange) -> Shown {
+        let handle = self.processes.get(&view.pid);
+        let still_shows = shows(view, &self.segments[segment].key, addresses);
+        // The mappings were read by process number: they are this process's only if it is still alive.
+        match handle.is_some_and(ProcessHandle::is_alive) {
+            false => Shown::Ended,
+            true if still_shows => Shown::Segment,
+            true => Shown::Other,
+        }
+    }
+
+    /// The new huge page is charged to the cgroup of the process that maps it, regardless of who was charged for the old pages.
+    fn has_memory(&mut self, pid: i32, bytes: u64) -> Result<(), Reason> {
+        if let Some((left, directory)) = memory_left(&System, pid) {
+            let checked = self.of_cgroups.check(directory.clone(), left, bytes);
+            checked.map_err(|kept| Reason::CgroupLimit { directory, left, kept })?;
         }
         let meminfo = System.text("/proc/meminfo").unwrap_or_default();
         let field = |name| meminfo_bytes(&meminfo, name).unwrap_or(0);
         let (available, floor) = (field("MemAvailable"), field("MemTotal") / SHARE_LEFT_ALONE);
         if available < floor.saturating_add(bytes) { Err(Reason::MachineLow { available, floor }) } else { Ok(()) }
     }
-}
 
-impl Kernel for Live<'_> {
-    fn ready(&mut self, segment: usize, view: &View, addresses: AddressRange, bytes: u64) -> Result<(), Reason> {
-        let handle = self.processes.get(&view.pid).ok_or(Reason::Gone)?;
-        let still_shows = shows(view, &self.segments[segment].key, addresses);
-        // The mappings were read by process number: they are this process's only if it is still alive.
-        if !still_shows || !handle.is_alive() {
-            return Err(Reason::Gone);
-        }
-        self.has_room(view.pid, bytes)
+    fn has_room(&mut self, segment: usize, holes: u64) -> Result<(), Reason> {
+        let why = |why: String| Reason::Unreadable { why };
+        let left = room(self.file(segment).map_err(why)?).map_err(|error| why(error.to_string()))?;
+        let Some(left) = left else { return Ok(()) };
+        let device = self.segments[segment].key.device;
+        self.of_tmpfs.check(device, left, holes).map_err(|kept| Reason::Quota { left, kept })
     }
 
-    fn data(&mut self, segment: usize, block: u64) -> u64 {
-        self.files[segment].as_ref().and_then(|file| data_in(file, self.huge, block).ok()).unwrap_or(0)
+    fn held(&mut self, segment: usize, block: u64) -> Result<Held, String> {
+        held_in(self.file(segment)?, self.huge, block).map_err(|error| error.to_string())
     }
 
     fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Result<(), Refusal> {
@@ -79,7 +100,7 @@ impl Kernel for Live<'_> {
                 Some(Errno::ENOMEM) => Refusal::NoPage,
                 Some(Errno::EBUSY) => Refusal::NotCharged,
                 Some(Errno::ESRCH) => Refusal::Ended,
-                Some(Errno::EPERM) => Refusal::NotPermitted,
+                Some(Errno::EPERM | Errno::EACCES) => Refusal::NotPermitted,
                 _ => Refusal::Other(error.to_string()),
             });
         }

@@ -3,6 +3,7 @@
 //! Nothing is stopped, and nothing is executed in the programs: the kernel collapses blocks by `process_madvise`. Processes that
 //! share a segment are one family: each segment is read once, and lifted once.
 
+mod cgroup;
 mod contents;
 mod gather;
 mod kernel;
@@ -21,8 +22,10 @@ use std::time::{Duration, Instant};
 
 /// Time after which no further block is begun.
 const MOST_TIME: Duration = Duration::from_secs(600);
-/// Time that one block may take: usually 1 to 20 ms. A few that take longer end the lift.
+/// Time that 2 MiB of a block may take: usually 1 to 20 ms. A few blocks that take longer end the lift.
 const MOST_BLOCK_TIME: Duration = Duration::from_millis(500);
+/// The size to which [`MOST_BLOCK_TIME`] applies.
+const USUAL_BLOCK: u64 = 2 << 20;
 /// How often a block whose pages are in use is tried.
 const TRIES: u32 = 6;
 
@@ -31,7 +34,7 @@ const TRIES: u32 = 6;
 pub struct SharedOptions {
     /// Fill blocks however many holes they have.
     pub fill: bool,
-    /// Most bytes of holes that are filled.
+    /// Most bytes that are added: holes that are filled, and swapped data that is read back.
     pub most: Option<u64>,
 }
 
@@ -52,8 +55,8 @@ pub fn lift_shared(pids: &[i32], options: SharedOptions) -> Result<SharedReport,
     let Prepared { machine, family, plan, sharers } = Prepared::new(pids, options)?;
     let before = Before::new(&family.segments, &sharers, machine.huge);
     let Family { segments, files, processes } = family;
-    let budget =
-        Budget { all: MOST_TIME, block: MOST_BLOCK_TIME, tries: TRIES, fill: options.fill, most: options.most };
+    let block = MOST_BLOCK_TIME * (machine.huge.bytes() / USUAL_BLOCK).max(1) as u32;
+    let budget = Budget { all: MOST_TIME, block, tries: TRIES, fill: options.fill, most: options.most };
     let begin = Instant::now();
     let mut live = Live::new(&segments, &files, &processes, machine.huge, begin);
     let outcome = lift(&segments, &plan, &machine, &budget, &mut live);

@@ -60,7 +60,7 @@ pub struct SegmentReport {
     pub huge_before: u64,
     /// The blocks that are to be lifted.
     pub planned: u64,
-    /// Holes in them, which the lift fills.
+    /// Holes in them, which the lift fills, and swapped data, which it reads back.
     pub adds: u64,
     /// As `huge_before`, read back after the lift.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,6 +68,9 @@ pub struct SegmentReport {
     /// Holes that were filled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filled: Option<u64>,
+    /// Swapped data that was read back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_back: Option<u64>,
     /// Blocks that are left alone, by reason.
     pub left_alone: Vec<LeftAlone>,
 }
@@ -135,6 +138,7 @@ impl Before {
         let mut report = self.planned(segments, plan);
         for ((told, huge), lifted) in report.segments.iter_mut().zip(huge_now(segments)).zip(&outcome.segments) {
             told.filled = Some(lifted.filled);
+            told.read_back = Some(lifted.read_back);
             told.huge_after = Some(huge);
             told.left_alone.extend(lifted.refused.iter().map(LeftAlone::of));
         }
@@ -162,9 +166,10 @@ impl Before {
             sharers: self.sharers.number_of(&segment.key).max(chosen.len()),
             huge_before: planned.huge,
             planned: planned.work.len() as u64 * self.huge.bytes(),
-            adds: planned.adds(),
+            adds: planned.adds(self.huge),
             huge_after: None,
             filled: None,
+            read_back: None,
             left_alone: planned.refused.iter().map(LeftAlone::of).collect(),
         }
     }

@@ -30,7 +30,7 @@ impl Sharers {
                 break;
             }
             let Ok(space) = ProcessFiles::of(pid).maps() else { continue };
-            for mapping in space.mappings().iter().filter(|mapping| mapping.shared && mapping.inode != 0) {
+            for mapping in space.mappings().iter().filter(|mapping| mapping.shared) {
                 for key in keys.iter().filter(|key| is_of(mapping, key)) {
                     found.by_segment.entry(*key).or_default().insert(pid);
                 }
