@@ -29,6 +29,9 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     limit_reads();
     let pids = targets(args.pid, args.all.as_deref())?;
     let kinds = args.policy.policy().kinds;
+    if args.fill && !kinds.contains(Kind::Shared) {
+        bail!("--fill concerns shared memory only; needed: --lift shared");
+    }
     let mut failed = Vec::new();
     let mut told = match kinds.contains(Kind::Shared) {
         true => shared_memory(args, &pids)?,
@@ -75,7 +78,7 @@ fn shared_memory(args: &AttachArgs, pids: &[i32]) -> anyhow::Result<Option<Share
              has filled more of it"
         );
     }
-    let options = SharedOptions { fill: args.fill, most: args.policy.max_memory };
+    let options = SharedOptions { program: args.all.as_deref(), fill: args.fill, most: args.policy.max_memory };
     let name = shared::family(&process_name(pids[0]), pids.len());
     if args.dry_run {
         let planned = plan_shared(pids, options)?;

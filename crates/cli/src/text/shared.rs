@@ -49,18 +49,20 @@ pub fn line(name: &str, report: &SharedReport) -> String {
     )
 }
 
-/// The blocks that were left alone, with a line for each segment and reason.
+/// The processes that were skipped, and the blocks that were left alone, with a line for each segment and reason.
 pub fn left_alone(report: &SharedReport) -> Vec<String> {
     let of = |segment: &SegmentReport| {
         let left = segment.left_alone.iter().filter(|left| !left.is_fine);
         left.map(|left| {
             let fix = left.fix.as_ref().map_or_else(String::new, |fix| format!("; fix: {fix}"));
             let blocks = counted(left.blocks as usize, "block", "blocks");
-            printable(&format!("{}: {blocks} left alone: {}{fix}", name(segment), left.reason))
+            let left_alone = if left.blocks > 0 { format!("{blocks} left alone: ") } else { String::new() };
+            printable(&format!("{}: {left_alone}{}{fix}", name(segment), left.reason))
         })
         .collect::<Vec<_>>()
     };
-    let mut lines: Vec<String> = report.segments.iter().flat_map(of).collect();
+    let skipped = report.skipped.iter().map(|skipped| printable(&format!("{}: {}", skipped.name, skipped.reason)));
+    let mut lines: Vec<String> = skipped.chain(report.segments.iter().flat_map(of)).collect();
     if lines.len() > MOST_LINES {
         let more = lines.len() - MOST_LINES;
         lines.truncate(MOST_LINES);
@@ -72,7 +74,8 @@ pub fn left_alone(report: &SharedReport) -> Vec<String> {
 /// The plan of a lift and its cost.
 pub fn plan(name: &str, report: &SharedReport) -> String {
     if report.segments.is_empty() {
-        return format!("{}: no shared memory that could hold a huge page\n", printable(name));
+        let skipped: String = left_alone(report).iter().map(|line| format!("{line}\n")).collect();
+        return format!("{}: no shared memory that could hold a huge page\n{skipped}", printable(name));
     }
     let sum = |of: fn(&SegmentReport) -> u64| format_bytes(report.segments.iter().map(of).sum::<u64>());
     let mut text = format!(
@@ -135,7 +138,7 @@ fn counted(number: usize, one: &str, many: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use session::shared::LeftAlone;
+    use session::shared::{LeftAlone, SkippedProcess};
 
     fn segment(name: &str, kind: SegmentKind) -> SegmentReport {
         SegmentReport {
@@ -162,6 +165,7 @@ mod tests {
     fn report(segments: Vec<SegmentReport>) -> SharedReport {
         SharedReport {
             segments,
+            skipped: Vec::new(),
             sharers: 3,
             more_sharers: false,
             page_tables_before: 3 << 20,
@@ -195,6 +199,18 @@ mod tests {
         assert_eq!(left_alone(&report(vec![one.clone()])), ["memfd:?[31m: 1 block left alone: in use; fix: wait"]);
         let many = left_alone(&report(vec![one; 40]));
         assert_eq!((many.len(), many[12].as_str()), (13, "and 28 more; --report FILE has all"));
+    }
+
+    #[test]
+    fn processes_that_were_not_looked_at_are_named() {
+        let skipped = SkippedProcess { pid: 8, name: "y[8]".to_owned(), reason: "no".to_owned() };
+        let one = SharedReport { skipped: vec![skipped], ..report(Vec::new()) };
+        assert!(!one.is_complete());
+        assert_eq!(left_alone(&one), ["y[8]: no"]);
+        assert_eq!(plan("x[7]", &one), "x[7]: no shared memory that could hold a huge page\ny[8]: no\n");
+        let mut part = segment("", SegmentKind::Anonymous);
+        part.left_alone = vec![LeftAlone { blocks: 0, fix: None, ..left("counted in part", false) }];
+        assert_eq!(left_alone(&report(vec![part])), ["shared anonymous memory: counted in part"]);
     }
 
     #[test]

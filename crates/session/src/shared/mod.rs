@@ -10,7 +10,7 @@ mod kernel;
 mod report;
 mod sharers;
 
-pub use report::{LeftAlone, SegmentReport, SharedReport};
+pub use report::{LeftAlone, SegmentReport, SharedReport, SkippedProcess};
 
 use crate::SessionError;
 use gather::{Family, machine};
@@ -31,7 +31,9 @@ const TRIES: u32 = 6;
 
 /// Options of a lift of shared memory.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SharedOptions {
+pub struct SharedOptions<'a> {
+    /// The name of the program that the processes must run; `None` accepts any.
+    pub program: Option<&'a str>,
     /// Fill blocks however many holes they have.
     pub fill: bool,
     /// Most bytes that are added: holes that are filled, and swapped data that is read back.
@@ -41,8 +43,8 @@ pub struct SharedOptions {
 /// Returns the plan of a lift of some processes' shared memory, and changes nothing.
 ///
 /// # Errors
-/// No process can be read.
-pub fn plan_shared(pids: &[i32], options: SharedOptions) -> Result<SharedReport, SessionError> {
+/// No process can be looked at.
+pub fn plan_shared(pids: &[i32], options: SharedOptions<'_>) -> Result<SharedReport, SessionError> {
     let prepared = Prepared::new(pids, options)?;
     Ok(prepared.before().planned(&prepared.family.segments, &prepared.plan))
 }
@@ -50,11 +52,11 @@ pub fn plan_shared(pids: &[i32], options: SharedOptions) -> Result<SharedReport,
 /// Lifts the shared memory of some processes in place.
 ///
 /// # Errors
-/// No process can be read. Refusals by the kernel are in the report.
-pub fn lift_shared(pids: &[i32], options: SharedOptions) -> Result<SharedReport, SessionError> {
+/// No process can be looked at. Refusals by the kernel are in the report.
+pub fn lift_shared(pids: &[i32], options: SharedOptions<'_>) -> Result<SharedReport, SessionError> {
     let Prepared { machine, family, plan, sharers } = Prepared::new(pids, options)?;
-    let before = Before::new(&family.segments, &sharers, machine.huge);
-    let Family { segments, files, processes } = family;
+    let before = Before::new(&family, &sharers, machine.huge);
+    let Family { segments, files, processes, .. } = family;
     let block = MOST_BLOCK_TIME * (machine.huge.bytes() / USUAL_BLOCK).max(1) as u32;
     let budget = Budget { all: MOST_TIME, block, tries: TRIES, fill: options.fill, most: options.most };
     let begin = Instant::now();
@@ -73,9 +75,9 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(pids: &[i32], options: SharedOptions) -> Result<Self, SessionError> {
+    fn new(pids: &[i32], options: SharedOptions<'_>) -> Result<Self, SessionError> {
         let (machine, settings) = machine()?;
-        let family = Family::of(pids, &machine, &settings)?;
+        let family = Family::of(pids, options.program, &machine, &settings)?;
         let plan = plan(&family.segments, &machine, Policy { fill: options.fill, most: options.most });
         let keys: Vec<_> = family.segments.iter().map(|segment| segment.key).collect();
         let sharers = Sharers::of(&keys);
@@ -83,6 +85,6 @@ impl Prepared {
     }
 
     fn before(&self) -> Before {
-        Before::new(&self.family.segments, &self.sharers, self.machine.huge)
+        Before::new(&self.family, &self.sharers, self.machine.huge)
     }
 }

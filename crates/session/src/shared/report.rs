@@ -1,11 +1,13 @@
 //! The plan of a lift of shared memory, or its result as the kernel shows it.
 
-use super::sharers::{Sharers, is_of, page_tables};
-use address_space::{MappingUsage, PageSize};
+use super::gather::Family;
+use super::sharers::{Segments, Sharers, page_tables};
+use crate::names::process_name;
+use address_space::PageSize;
 use process_view::ProcessFiles;
 use serde::Serialize;
 use shared_memory::{Outcome, Plan, Reason, Refused, Segment, SegmentKey, SegmentKind, SegmentPlan};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Blocks that are left alone for one reason.
@@ -75,11 +77,32 @@ pub struct SegmentReport {
     pub left_alone: Vec<LeftAlone>,
 }
 
+/// A process that was not looked at, or only in part.
+#[derive(Clone, Debug, Serialize)]
+pub struct SkippedProcess {
+    /// Its PID.
+    pub pid: i32,
+    /// The words by which messages name it.
+    #[serde(skip)]
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}
+
+impl SkippedProcess {
+    pub(super) fn new(pid: i32, reason: impl Into<String>) -> Self {
+        Self { pid, name: process_name(pid), reason: reason.into() }
+    }
+}
+
 /// The shared memory of some processes.
 #[derive(Clone, Debug, Serialize)]
 pub struct SharedReport {
     /// The segments that hold a huge page at least.
     pub segments: Vec<SegmentReport>,
+    /// The chosen processes that were not looked at, or only in part.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<SkippedProcess>,
     /// Number of processes that share at least one segment.
     pub sharers: usize,
     /// Not all processes of the machine could be read in time, and there may be more sharers.
@@ -98,25 +121,27 @@ pub struct SharedReport {
 }
 
 impl SharedReport {
-    /// True if nothing was left alone that a huge page could hold.
+    /// True if all processes were looked at, and nothing was left alone that a huge page could hold.
     pub fn is_complete(&self) -> bool {
-        self.segments.iter().flat_map(|segment| &segment.left_alone).all(|left| left.is_fine)
+        self.skipped.is_empty() && self.segments.iter().flat_map(|segment| &segment.left_alone).all(|left| left.is_fine)
     }
 }
 
 /// The sharers of the segments, and their page tables, before a lift.
 pub(super) struct Before {
     sharers: Sharers,
+    skipped: Vec<SkippedProcess>,
     all: BTreeSet<i32>,
     page_tables: u64,
     huge: PageSize,
 }
 
 impl Before {
-    pub fn new(segments: &[Segment], sharers: &Sharers, huge: PageSize) -> Self {
-        let chosen = segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid));
+    pub fn new(family: &Family, sharers: &Sharers, huge: PageSize) -> Self {
+        let chosen = family.segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid));
         let all: BTreeSet<i32> = sharers.all().into_iter().chain(chosen).collect();
-        Self { sharers: sharers.clone(), page_tables: page_tables(&all), all, huge }
+        let skipped = family.skipped.clone();
+        Self { sharers: sharers.clone(), skipped, page_tables: page_tables(&all), all, huge }
     }
 
     /// The report of a plan.
@@ -124,6 +149,7 @@ impl Before {
         let all = segments.iter().zip(&plan.segments);
         SharedReport {
             segments: all.map(|(segment, planned)| self.segment(segment, planned)).collect(),
+            skipped: self.skipped.clone(),
             sharers: self.all.len(),
             more_sharers: !self.sharers.is_complete,
             page_tables_before: self.page_tables,
@@ -177,12 +203,18 @@ impl Before {
 
 /// The most that one process maps of each segment by huge pages now.
 fn huge_now(segments: &[Segment]) -> Vec<u64> {
+    let by_number = Segments::new(segments.iter().map(|segment| &segment.key));
     let mut most = vec![0; segments.len()];
     let pids: BTreeSet<i32> = segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid)).collect();
     for usages in pids.into_iter().filter_map(|pid| ProcessFiles::of(pid).smaps().ok()) {
-        for (segment, most) in segments.iter().zip(&mut most) {
-            let of_it = usages.iter().filter(|usage| usage.mapping.shared && is_of(&usage.mapping, &segment.key));
-            *most = of_it.map(MappingUsage::huge).sum::<u64>().max(*most);
+        let mut of_process = BTreeMap::new();
+        for usage in usages.iter().filter(|usage| usage.mapping.shared) {
+            for index in by_number.shown_by(&usage.mapping) {
+                *of_process.entry(index).or_insert(0) += usage.huge();
+            }
+        }
+        for (index, huge) in of_process {
+            most[index] = huge.max(most[index]);
         }
     }
     most

@@ -21,7 +21,7 @@ pub(super) struct Sharers {
 impl Sharers {
     /// Finds the sharers. Processes that may not be read, or that end meanwhile, are left out.
     pub fn of(keys: &[SegmentKey]) -> Self {
-        let until = Instant::now() + MOST_TIME;
+        let (until, segments) = (Instant::now() + MOST_TIME, Segments::new(keys));
         let mut found = Self { by_segment: BTreeMap::new(), is_complete: true };
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
@@ -31,8 +31,8 @@ impl Sharers {
             }
             let Ok(space) = ProcessFiles::of(pid).maps() else { continue };
             for mapping in space.mappings().iter().filter(|mapping| mapping.shared) {
-                for key in keys.iter().filter(|key| is_of(mapping, key)) {
-                    found.by_segment.entry(*key).or_default().insert(pid);
+                for index in segments.shown_by(mapping) {
+                    found.by_segment.entry(keys[index]).or_default().insert(pid);
                 }
             }
         }
@@ -50,10 +50,27 @@ impl Sharers {
     }
 }
 
-/// True for a mapping of the segment. System V segments of other IPC namespaces may count, too.
-pub(super) fn is_of(mapping: &Mapping, key: &SegmentKey) -> bool {
-    let is_system_v = mapping.path().is_some_and(|path| path.starts_with("/SYSV"));
-    (mapping.device, mapping.inode) == (key.device, key.inode) && is_system_v == (key.kind == SegmentKind::SystemV)
+/// Finds segments by device and inode.
+pub(super) struct Segments {
+    /// Index of each segment, and whether it is a System V segment.
+    by_number: BTreeMap<((u32, u32), u64), Vec<(usize, bool)>>,
+}
+
+impl Segments {
+    pub fn new<'a>(keys: impl IntoIterator<Item = &'a SegmentKey>) -> Self {
+        let mut by_number = BTreeMap::<_, Vec<_>>::new();
+        for (index, key) in keys.into_iter().enumerate() {
+            by_number.entry((key.device, key.inode)).or_default().push((index, key.kind == SegmentKind::SystemV));
+        }
+        Self { by_number }
+    }
+
+    /// The indices of the segments that a mapping can show. System V segments of other IPC namespaces may be among them.
+    pub fn shown_by(&self, mapping: &Mapping) -> impl Iterator<Item = usize> {
+        let is_system_v = mapping.path().is_some_and(|path| path.starts_with("/SYSV"));
+        let found = self.by_number.get(&(mapping.device, mapping.inode)).into_iter().flatten();
+        found.filter(move |(_, of_system_v)| *of_system_v == is_system_v).map(|(index, _)| *index)
+    }
 }
 
 /// Bytes in the page tables of the processes (`VmPTE`).
@@ -65,6 +82,20 @@ pub(super) fn page_tables(pids: &BTreeSet<i32>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn segments_are_found_by_number_and_kind() {
+        let key = |kind, inode| SegmentKey { device: (0, 1), inode, kind, namespace: 0 };
+        let keys = [key(SegmentKind::Memfd, 0), key(SegmentKind::SystemV, 0), key(SegmentKind::Memfd, 5)];
+        let segments = Segments::new(&keys);
+        let shown = |text: &str| {
+            let mapping = address_space::AddressSpace::parse(&format!("1000-2000 rw-s 0 {text}\n")).unwrap();
+            segments.shown_by(&mapping.mappings()[0]).collect::<Vec<_>>()
+        };
+        assert_eq!(shown("00:01 0 /SYSV00000000 (deleted)"), [1]);
+        assert_eq!(shown("00:01 5 /memfd:x (deleted)"), [2]);
+        assert_eq!((shown("00:02 5 /memfd:x (deleted)"), shown("00:01 0 /memfd:x (deleted)")), (vec![], vec![0]));
+    }
 
     #[test]
     fn this_process_has_page_tables() {
