@@ -50,10 +50,13 @@ impl Sharers {
     }
 }
 
+/// Device and inode, as maps shows them.
+type Numbers = ((u32, u32), u64);
+
 /// Finds segments by device and inode.
 pub(super) struct Segments {
     /// Index of each segment, and whether it is a System V segment.
-    by_number: BTreeMap<((u32, u32), u64), Vec<(usize, bool)>>,
+    by_number: BTreeMap<Numbers, Vec<(usize, bool)>>,
 }
 
 impl Segments {
