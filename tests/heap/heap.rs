@@ -90,7 +90,6 @@ fn memory() -> Vec<Test> {
             Ok(())
         }),
         test_case("threads_waste_no_huge_pages", pool_of(128), threads_waste_no_huge_pages),
-        test_case("a_followed_program_gets_the_pool", pool_of(128), a_followed_program_gets_the_pool),
     ]
 }
 
@@ -104,23 +103,6 @@ fn whole_pool_is_free(t: &Context) -> Result<()> {
 fn whole_pool_becomes_free(t: &Context) -> Result<()> {
     poll_until(Duration::from_secs(10), "a free pool", || whole_pool_is_free(t).is_ok())?;
     whole_pool_is_free(t)
-}
-
-/// The program's code is on transparent huge pages, so that the pools are read for its heap alone.
-fn a_followed_program_gets_the_pool(t: &Context) -> Result<()> {
-    let program = Program::named("heap/threads_hold_a_little.c")?.build()?;
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "\"$0\"; true"]).arg(&program);
-    let name = program.file_name().context("a name")?.to_string_lossy().into_owned();
-    let heap = on_pool(96)?;
-    let options = [&["--pages", "thp", "--only", name.as_str()], &heap.each_ref().map(String::as_str)[..]].concat();
-    let mut session = t.session(t.lifted(&options, &shell)?)?;
-    session.wait_for_line("ready")?;
-    let taken = (t.pool()?.pages() - t.pool()?.free()?) * default_huge_page()?.bytes();
-    session.send("\n")?;
-    let output = session.finish()?;
-    ensure!(output.ending == Ending::Exit(0) && taken == 96 * MIB, "{taken} bytes taken: {}", output.stderr);
-    Ok(())
 }
 
 fn threads_waste_no_huge_pages(t: &Context) -> Result<()> {

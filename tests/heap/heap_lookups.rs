@@ -9,6 +9,9 @@ use test_support::{
     test_case,
 };
 
+/// Bytes of the pool that a heap takes.
+const RESERVE: u64 = 96 << 20;
+
 const THP: [&str; 2] = ["--heap=thp", "--heap-allocator=mimalloc"];
 
 fn main() -> ExitCode {
@@ -192,6 +195,11 @@ fn bystanders() -> Vec<Test> {
         with("ThreadSanitizer", &["gcc", "-fsanitize=thread"], vec![of_gcc("libtsan.so")]),
         test_case("bystanders/by_every_exec_function", [gcc(), vec![of_gcc("libasan.so")]].concat(), by_every_function),
         test_case("bystanders/the_named_program_alone_gets_the_heap", gcc(), named_alone),
+        test_case(
+            "bystanders/the_named_program_gets_the_pool",
+            vec![Need::Command("gcc".into()), Need::Pool(128 << 20)],
+            on_pool,
+        ),
     ]
 }
 
@@ -250,5 +258,22 @@ fn named_alone(t: &Context) -> Result<()> {
     ensure!(output.stdout == "0\n0\n", "{}{}", output.stdout, output.stderr);
     let says = "tracer: 100 blocks of libpagelift_heap.so";
     ensure!(counted(&output, "tracer:")? == says, "{}", output.stderr);
+    Ok(())
+}
+
+/// The program's code is on transparent huge pages, so that the pools are read for its heap alone.
+fn on_pool(t: &Context) -> Result<()> {
+    let program = Program::named("heap/threads_hold_a_little.c")?.build()?;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "\"$0\"; true"]).arg(&program);
+    let name = program.file_name().context("a name")?.to_string_lossy().into_owned();
+    let heap = [format!("--heap={}", default_huge_page()?.bytes()), format!("--heap-reserve={RESERVE}")];
+    let options = [&["--pages", "thp", "--only", name.as_str()], &heap.each_ref().map(String::as_str)[..]].concat();
+    let mut session = t.session(t.lifted(&options, &shell)?)?;
+    session.wait_for_line("ready")?;
+    let taken = (t.pool()?.pages() - t.pool()?.free()?) * default_huge_page()?.bytes();
+    session.send("\n")?;
+    let output = session.finish()?;
+    ensure!(output.ending == Ending::Exit(0) && taken == RESERVE, "{taken} bytes taken: {}", output.stderr);
     Ok(())
 }

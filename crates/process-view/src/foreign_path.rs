@@ -5,7 +5,8 @@
 //! one only if the kernel answers for that place's file system. The links of `/proc` that lead to an open file instead of a
 //! path (magic links) lead out of every root folder: below the root of a process they are refused.
 
-use crate::served::{Device, Place, Served};
+use crate::mounts::{Device, Place};
+use crate::served::Served;
 use linux::unasked::{self, Unasked};
 use nix::libc;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};

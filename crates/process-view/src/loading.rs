@@ -337,3 +337,21 @@ impl ExecutedFile {
         self.identity.inode == key.inode && self.path == key.path
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a lift leaves it that is killed while it puts the text back.
+    #[test]
+    fn a_copy_of_a_file_without_its_data_is_no_object() {
+        let path = std::env::current_exe().unwrap();
+        let image = ElfImage::parse(&*fs::read(&path).unwrap()).unwrap();
+        let object = |role, bias| LoadedObject { path: path.display().to_string(), role, bias, image: image.clone() };
+        let program = object(ObjectRole::Executable, 0x5500_0000_0000);
+        let other = LoadedObject { path: "/another".into(), ..object(ObjectRole::SharedObject, 0x7fcc_0000_0000) };
+        let mut objects = vec![program.clone(), object(ObjectRole::SharedObject, 0x7fcd_0000_0000), other.clone()];
+        drop_images(&mut objects, &AddressSpace::parse("").unwrap(), linux::pages::base_page());
+        assert_eq!(objects, [program, other]);
+    }
+}

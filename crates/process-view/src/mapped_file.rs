@@ -2,9 +2,10 @@
 
 use crate::file_identity::device_numbers;
 use crate::foreign_path::{LastLink, place_below, place_from, place_of};
+use crate::mounts::Place;
 use crate::opening::{MappedFile, is_unknown, open_place, refusal_in};
 use crate::process_memory::ProcessMemoryFile;
-use crate::served::{Place, Served, Servers};
+use crate::served::{Served, Servers};
 use crate::{FileIdentity, ProcessFiles};
 use address_space::{AddressRange, AddressSpace, Mapping, RangeSet};
 use linux::unasked;

@@ -1,8 +1,8 @@
 //! The file systems that a process sees mounted, as mountinfo lists them.
 
 use crate::ProcessFiles;
-use crate::served::{Device, Place};
 use linux::bounded::KERNEL_TEXT;
+use linux::unasked::Unasked;
 use linux::watch::watched;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::BTreeMap;
@@ -11,6 +11,23 @@ use std::io::{self, Seek};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Major and minor number of a file system's device, as maps and mountinfo have them.
+pub(crate) type Device = (u32, u32);
+
+/// The device and the mount of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub device: Device,
+    /// Number of the mount in mountinfo, where it is known.
+    pub mount: Option<u64>,
+}
+
+impl From<&Unasked> for Place {
+    fn from(found: &Unasked) -> Self {
+        Self { device: found.device, mount: found.mount }
+    }
+}
 
 /// The mounts that a process sees, and whose answers are waited for there.
 #[derive(Debug, Default)]

@@ -1,7 +1,8 @@
 //! Opens regular files whose paths others may have chosen.
 
 use crate::foreign_path::{Refusal, place_from_here};
-use crate::served::{Place, Served, refuse_here};
+use crate::mounts::Place;
+use crate::served::{Served, refuse_here};
 use linux::unasked;
 use nix::libc;
 use std::fs::{File, Metadata};

@@ -4,30 +4,13 @@
 //! file is recognised before it is asked for anything. Programs of root, and of the user who runs Pagelift, are trusted to
 //! answer. A mount that neither this program's nor the process's namespace shows may be anything.
 
-use crate::mounts::{MountList, Mounts};
+use crate::mounts::{Device, MountList, Mounts, Place};
 use crate::{ProcessFiles, ProcessRights};
 use address_space::{AddressSpace, Mapping, RangeSet};
-use linux::unasked::{self, Unasked};
+use linux::unasked;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::OnceLock;
-
-/// Major and minor number of a file system's device, as maps and mountinfo have them.
-pub(crate) type Device = (u32, u32);
-
-/// The device and the mount of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub device: Device,
-    /// Number of the mount in mountinfo, where it is known.
-    pub mount: Option<u64>,
-}
-
-impl From<&Unasked> for Place {
-    fn from(found: &Unasked) -> Self {
-        Self { device: found.device, mount: found.mount }
-    }
-}
 
 /// Why a file is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,8 @@
 //! The objects of real processes: this test itself and programs started for the purpose.
 
 use address_space::{AddressSpace, LoadedObject, ObjectRole};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use process_view::{AuxiliaryVector, FileIdentity, LoadedObjects, ObjectReader, ProcessFiles, load_objects};
 use std::ffi::OsStr;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -105,35 +103,6 @@ fn a_file_that_was_read_ahead_is_known() {
     assert_eq!(image.as_ref(), Some(&expected[0].image));
     assert_eq!(reader.known(&file).cloned(), image);
     assert!(reader.read_ahead(std::path::Path::new("/dev/null")).is_none());
-}
-
-/// As a lift leaves it that is killed while it puts the text back: memory of others lies where the copy's other segments would.
-#[test]
-fn a_copy_of_the_text_elsewhere_is_no_object() {
-    let (objects, ..) = loaded(own_pid());
-    let own = objects.executable().unwrap();
-    let text = own.image.segments.iter().find(|segment| segment.protection.execute).unwrap();
-    let inside = text.memory.start() - own.image.extent().start();
-    let length = NonZeroUsize::new(own.extent().len() as usize).unwrap();
-    let below_page = !(linux::pages::base_page().bytes() - 1);
-    let anonymous = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY:
-    // - the mapping is new, and the file's text takes the place of a part of it. Nobody else has addresses in it.
-    let place = unsafe {
-        let place = mmap_anonymous(None, length, anonymous, MapFlags::MAP_PRIVATE).unwrap();
-        let at = NonZeroUsize::new(place.as_ptr() as usize + (inside & below_page) as usize);
-        let size = NonZeroUsize::new(text.file_size as usize).unwrap();
-        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
-        let (rx, fixed) = (ProtFlags::PROT_READ | ProtFlags::PROT_EXEC, MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED);
-        mmap(at, size, rx, fixed, file, (text.offset & below_page) as i64).unwrap();
-        place
-    };
-    let (after, ..) = loaded(own_pid());
-    let of_path: Vec<u64> = after.objects.iter().filter(|o| o.path == own.path).map(|o| o.bias).collect();
-    // SAFETY:
-    // - the mapping was made above.
-    unsafe { munmap(place, length.get()).unwrap() };
-    assert_eq!(of_path, [own.bias]);
 }
 
 #[test]

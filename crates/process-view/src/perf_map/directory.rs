@@ -1,7 +1,8 @@
 //! Opens a target's `/tmp`, which the target may have replaced by anything that it can mount there.
 
 use super::PerfMapError;
-use crate::served::{Place, Servers};
+use crate::mounts::Place;
+use crate::served::Servers;
 use linux::bounded::KERNEL_TEXT;
 use linux::unasked;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2, renameat};

@@ -5,9 +5,10 @@
 
 use crate::ProcessFiles;
 use crate::foreign_path::place_below;
+use crate::mounts::Place;
 use crate::opening::{MappedFile, open_place};
 use crate::owner::Owner;
-use crate::served::{Place, Served, Servers, refuse_here};
+use crate::served::{Served, Servers, refuse_here};
 use linux::unasked;
 use std::fs::{self, File};
 use std::io;
