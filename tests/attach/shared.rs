@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         tests.push(test_case(format!("refused/{how}"), needs(), move |t| refused(t, how)));
     }
     let with_watcher = || [needs(), vec![Need::Userfaultfd]].concat();
+    tests.push(test_case("refused/watched", with_watcher(), |t| refused(t, "watched")));
     tests.push(test_case("holes_are_left_unless_asked_for", needs(), holes));
     tests.push(test_case("no_more_is_filled_than_is_allowed", needs(), most_memory));
     tests.push(test_case("a_plan_changes_nothing", needs(), only_planned));
@@ -157,6 +158,7 @@ fn refused(t: &Context, how: &str) -> Result<()> {
     let session = holder(t, "memfd", how)?;
     let reason = match how {
         "askew" => "address and offset disagree by ",
+        "watched" => "userfaultfd watches its holes",
         "advised" => "the program has refused huge pages there (MADV_NOHUGEPAGE)",
         _ => "the program has switched huge pages off for itself",
     };
@@ -247,6 +249,8 @@ fn with_other_kinds(t: &Context) -> Result<()> {
     ensure!(number(&json["shared"]["segments"][0], "huge_after")? == BLOCKS * huge()?, "{json}");
     let watched = pagelift(t, &["attach", "--lift", "shared", "--watch", &pid])?;
     ensure!(watched.ending == Ending::Exit(125) && watched.stderr.contains("--watch"), "{}", watched.stderr);
+    let ignored = pagelift(t, &["attach", "--lift", "bss", "--fill", &pid])?;
+    ensure!(ignored.ending == Ending::Exit(125) && ignored.stderr.contains("--lift shared"), "{}", ignored.stderr);
     let started = pagelift(t, &["run", "--lift", "shared", "--", "true"])?;
     ensure!(started.stderr.contains("invalid value 'shared' for '--lift <KINDS>'"), "{}", started.stderr);
     end(t, session)

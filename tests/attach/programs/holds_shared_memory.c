@@ -9,6 +9,7 @@
 //   askew     its addresses are one page ahead of its offsets
 //   advised   with MADV_NOHUGEPAGE
 //   off       with PR_SET_THP_DISABLE
+//   watched   a userfaultfd waits for its missing pages
 //   sparse    a terabyte, of which only the last page holds anything
 //   stuck     a thread holds the lock of the file for ever, in a write from memory that nobody delivers
 //
@@ -140,6 +141,13 @@ static void map(const char *kind) {
     need(memory == at, "mmap");
 }
 
+static void watch(void) {
+    int watcher = syscall(SYS_userfaultfd, O_CLOEXEC);
+    struct uffdio_api api = {.api = UFFD_API};
+    struct uffdio_register all = {.range = {(uintptr_t)memory, length}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    need(watcher >= 0 && !ioctl(watcher, UFFDIO_API, &api) && !ioctl(watcher, UFFDIO_REGISTER, &all), "UFFDIO");
+}
+
 static int answer(size_t blocks) {
     int same = is_the_same(blocks) && !wrong;
     dprintf(1, same ? "the same\n" : "differs\n");
@@ -176,6 +184,7 @@ int main(int count, char **words) {
     if (is("writes") || is("restless"))
         for (; running < WRITERS; running++) pthread_create(&threads[running], NULL, write_always, (void *)running);
     if (is("restless")) pthread_create(&threads[running++], NULL, be_restless, NULL);
+    if (is("watched")) watch();
     pthread_t stuck;
     if (is("stuck")) pthread_create(&stuck, NULL, hold_the_lock, NULL);
     ready();
