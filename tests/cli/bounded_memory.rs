@@ -136,7 +136,7 @@ fn full_of_signs(elf: &Elf) -> Result<()> {
 /// Inspects a damaged copy of a program, with the choice of its heap.
 fn inspect(t: &Context, damage: fn(&Elf) -> Result<()>) -> Result<()> {
     let copy = t.folder().join("damaged");
-    copy_program(t, &Program::named("pie_by_default.c")?.build()?, &copy)?;
+    copy_program(t, &Program::named("start/pie_by_default.c")?.build()?, &copy)?;
     damage(&Elf::open(&copy)?)?;
     let output = bounded(t, &["inspect", copy.to_str().context("a path")?])?;
     ensure!(output.ending == Ending::Exit(0) && output.stdout.contains("Heap"), "{output:?}");
