@@ -18,6 +18,7 @@ use process_view::{ObservationError, ProcessFiles, TmpfsDevices, open_mapped};
 use shared_memory::{Contents, Machine, Reason, Segment, SegmentKey, SegmentKind, View};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ const MOST_LOOKING: Duration = Duration::from_secs(10);
 const MOST_VIEWS: usize = 1024;
 /// Descriptors that are left for what a lift reads.
 const RESERVE: usize = 16;
+/// Most descriptors that reading the mounts of a process takes at a time.
+const DESCRIPTORS_OF_MOUNTS: usize = 4;
 /// Bytes that are counted for one part of a mapping that is huge already.
 const PER_PART: u64 = 48;
 
@@ -225,9 +228,11 @@ fn look(
     };
     let usages = files.smaps()?;
     let pagemap = Pagemap::open(pid, base_page()).ok();
-    // Without a descriptor for this file there is none for the list of mounts either.
-    let status =
-        std::fs::read(files.path("status")).map_err(|error| SessionError::io(format!("reading process {pid}"), error));
+    let reading = |error| SessionError::io(format!("reading process {pid}"), error);
+    let status = std::fs::read(files.path("status")).map_err(reading);
+    // A list of mounts that cannot be opened would hide all segments.
+    let spare = (0..DESCRIPTORS_OF_MOUNTS).map(|_| File::open(files.path("status"))).collect::<io::Result<Vec<_>>>();
+    let spare = spare.map(drop).map_err(reading);
     let devices = TmpfsDevices::seen_by(&files);
     let namespace = std::fs::metadata(files.path("ns/ipc")).map_or(0, |metadata| metadata.ino());
     // Processes chosen by name were listed some time ago.
@@ -235,6 +240,7 @@ fn look(
     if !is_chosen || !handle.is_alive() {
         return Ok(None);
     }
+    spare?;
     let is_off = is_thp_off(&String::from_utf8_lossy(&status?));
     let mut looked = Looked { handle, has_views: false, left_out: None };
     for usage in usages.iter().filter(|usage| usage.mapping.shared && usage.mapping.range.len() >= huge.bytes()) {
