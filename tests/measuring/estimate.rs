@@ -163,7 +163,7 @@ fn users_process(t: &Context) -> Result<()> {
     ensure!(!users.contains("user 0"), "root has loaded the user's library:\n{users}{}", output.stderr);
     let wanted = format!("the program of process {pid} is not started again: found user {NOBODY}, ");
     ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(&wanted), "{output:?}");
-    let (_, fix) = output.stderr.split_once("fix: as root `").context("no fix")?;
+    let (_, fix) = output.stderr.split_once("fix: as root, `").context("no fix")?;
     let (words, _) = fix.split_once(" pagelift estimate ").context("no command in the fix")?;
     let words: Vec<&str> = words.split(' ').collect();
     let mut as_user = Command::new(words[0]);
