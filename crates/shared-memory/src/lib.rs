@@ -6,17 +6,19 @@
 //! once. Everything here is calculated from values; the kernel is called through the trait [`Kernel`].
 #![forbid(unsafe_code)]
 
+mod kind;
 mod lift;
 mod margin;
 mod plan;
 mod reason;
 mod segment;
 
+pub use kind::SegmentKind;
 pub use lift::{Budget, Kernel, Lifted, Outcome, Refusal, Shown, lift};
 pub use margin::Margins;
 pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan};
 pub use reason::Reason;
-pub use segment::{Contents, Held, Segment, SegmentKey, SegmentKind, View};
+pub use segment::{Contents, Held, Segment, SegmentKey, View};
 
 use address_space::PageSize;
 

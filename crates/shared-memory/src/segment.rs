@@ -1,36 +1,9 @@
 //! Segments of shared memory, and where processes have mapped them.
 
-use crate::Reason;
-use address_space::{AddressRange, Mapping, PageSize, RangeSet};
-use serde::Serialize;
+use crate::{Reason, SegmentKind};
+use address_space::{AddressRange, PageSize, RangeSet};
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// Origin of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SegmentKind {
-    /// `MAP_SHARED | MAP_ANONYMOUS`, inherited by children.
-    Anonymous,
-    /// memfd_create(2).
-    Memfd,
-    /// shmget(2).
-    SystemV,
-    /// A file on a mounted tmpfs, in `/dev/shm` for example.
-    File,
-}
-
-impl SegmentKind {
-    /// The kind of a shared mapping of tmpfs; `internal` is true for the kernel's own tmpfs, which is mounted nowhere.
-    pub fn of(mapping: &Mapping, internal: bool) -> Self {
-        match mapping.path() {
-            Some(path) if internal && path.starts_with("/memfd:") => Self::Memfd,
-            Some(path) if internal && path.starts_with("/SYSV") => Self::SystemV,
-            _ if internal => Self::Anonymous,
-            _ => Self::File,
-        }
-    }
-}
 
 /// Identity of a segment. Inode numbers of System V segments are their identifiers, which other kinds and other IPC namespaces
 /// may have, too.

@@ -1,9 +1,8 @@
 //! The segments of a family of processes, as the kernel shows them.
 
 use super::contents::contents;
-use super::report::SkippedProcess;
 use crate::SessionError;
-use crate::names::program_name;
+use crate::names::{process_name, program_name};
 use address_space::{Mapping, MappingUsage, PageSize};
 use linux::bounded::{Budget, MAPPED_FILES};
 use linux::features;
@@ -15,6 +14,7 @@ use machine_facts::{Files, System, THP, chosen_word, is_thp_off};
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use process_view::{ObservationError, ProcessFiles, TmpfsDevices, open_mapped};
+use serde::Serialize;
 use shared_memory::{Contents, Machine, Reason, Segment, SegmentKey, SegmentKind, View};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -69,6 +69,24 @@ pub(super) fn machine() -> Result<(Machine, Settings), SessionError> {
     };
     let settings = Settings { of_size: word(&format!("{THP}/{}/shmem_enabled", huge.directory())) };
     Ok((Machine { huge, refused, never: general.as_deref() == Some("never"), no_fill }, settings))
+}
+
+/// A process that was not looked at, or only in part.
+#[derive(Clone, Debug, Serialize)]
+pub struct SkippedProcess {
+    /// Its PID.
+    pub pid: i32,
+    /// The words by which messages name it.
+    #[serde(skip)]
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}
+
+impl SkippedProcess {
+    fn new(pid: i32, reason: impl Into<String>) -> Self {
+        Self { pid, name: process_name(pid), reason: reason.into() }
+    }
 }
 
 /// The shared memory of some processes.

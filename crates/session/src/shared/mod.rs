@@ -10,7 +10,8 @@ mod kernel;
 mod report;
 mod sharers;
 
-pub use report::{LeftAlone, SegmentReport, SharedReport, SkippedProcess};
+pub use gather::SkippedProcess;
+pub use report::{LeftAlone, SegmentReport, SharedReport};
 
 use crate::SessionError;
 use gather::{Family, machine};
@@ -22,10 +23,8 @@ use std::time::{Duration, Instant};
 
 /// Time after which no further block is begun.
 const MOST_TIME: Duration = Duration::from_secs(600);
-/// Time that 2 MiB of a block may take: usually 1 to 20 ms. A few blocks that take longer end the lift.
-const MOST_BLOCK_TIME: Duration = Duration::from_millis(500);
-/// The size to which [`MOST_BLOCK_TIME`] applies.
-const USUAL_BLOCK: u64 = 2 << 20;
+/// Time that one MiB of a block may take: usually 0.5 to 10 ms. A few blocks that take longer end the lift.
+const MOST_TIME_PER_MIB: Duration = Duration::from_millis(250);
 /// How often a block whose pages are in use is tried.
 const TRIES: u32 = 6;
 
@@ -57,7 +56,7 @@ pub fn lift_shared(pids: &[i32], options: SharedOptions<'_>) -> Result<SharedRep
     let Prepared { machine, family, plan, sharers } = Prepared::new(pids, options)?;
     let before = Before::new(&family, &sharers, machine.huge);
     let Family { segments, files, processes, .. } = family;
-    let block = MOST_BLOCK_TIME * (machine.huge.bytes() / USUAL_BLOCK).max(1) as u32;
+    let block = MOST_TIME_PER_MIB * (machine.huge.bytes() >> 20).max(1) as u32;
     let budget = Budget { all: MOST_TIME, block, tries: TRIES, fill: options.fill, most: options.most };
     let begin = Instant::now();
     let mut live = Live::new(&segments, &files, &processes, machine.huge, begin);

@@ -1,8 +1,7 @@
 //! The plan of a lift of shared memory, or its result as the kernel shows it.
 
-use super::gather::Family;
+use super::gather::{Family, SkippedProcess};
 use super::sharers::{Segments, Sharers, page_tables};
-use crate::names::process_name;
 use address_space::PageSize;
 use process_view::ProcessFiles;
 use serde::Serialize;
@@ -75,24 +74,6 @@ pub struct SegmentReport {
     pub read_back: Option<u64>,
     /// Blocks that are left alone, by reason.
     pub left_alone: Vec<LeftAlone>,
-}
-
-/// A process that was not looked at, or only in part.
-#[derive(Clone, Debug, Serialize)]
-pub struct SkippedProcess {
-    /// Its PID.
-    pub pid: i32,
-    /// The words by which messages name it.
-    #[serde(skip)]
-    pub name: String,
-    /// Why.
-    pub reason: String,
-}
-
-impl SkippedProcess {
-    pub(super) fn new(pid: i32, reason: impl Into<String>) -> Self {
-        Self { pid, name: process_name(pid), reason: reason.into() }
-    }
 }
 
 /// The shared memory of some processes.

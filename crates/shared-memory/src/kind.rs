@@ -1,0 +1,30 @@
+//! Kinds of segments.
+
+use address_space::Mapping;
+use serde::Serialize;
+
+/// Origin of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SegmentKind {
+    /// `MAP_SHARED | MAP_ANONYMOUS`, inherited by children.
+    Anonymous,
+    /// memfd_create(2).
+    Memfd,
+    /// shmget(2).
+    SystemV,
+    /// A file on a mounted tmpfs, in `/dev/shm` for example.
+    File,
+}
+
+impl SegmentKind {
+    /// The kind of a shared mapping of tmpfs; `internal` is true for the kernel's own tmpfs, which is mounted nowhere.
+    pub fn of(mapping: &Mapping, internal: bool) -> Self {
+        match mapping.path() {
+            Some(path) if internal && path.starts_with("/memfd:") => Self::Memfd,
+            Some(path) if internal && path.starts_with("/SYSV") => Self::SystemV,
+            _ if internal => Self::Anonymous,
+            _ => Self::File,
+        }
+    }
+}
