@@ -48,7 +48,22 @@ fn symbols(_: &Context) -> Result<()> {
         fs::read_to_string(folder.join("library/symbols"))?.lines().map(str::to_owned).collect();
     // The shared library watches dlopen, too, and keeps itself out of the environment of other programs.
     interface.extend(["dlsym", "dlvsym"].map(str::to_owned));
-    interface.extend(["execv", "execve", "execvp", "execvpe", "posix_spawn", "posix_spawnp"].map(str::to_owned));
+    interface.extend(
+        [
+            "execl",
+            "execle",
+            "execlp",
+            "execv",
+            "execve",
+            "execveat",
+            "execvp",
+            "execvpe",
+            "fexecve",
+            "posix_spawn",
+            "posix_spawnp",
+        ]
+        .map(str::to_owned),
+    );
     interface.sort();
     let listed = fs::read_to_string(folder.join("debian/libpagelift0.symbols"))?;
     let listed: Vec<&str> =

@@ -5,11 +5,16 @@ use linux::bounded::KERNEL_TEXT;
 use linux::unasked::Unasked;
 use linux::watch::watched;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::close;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Seek};
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Major and minor number of a file system's device, as maps and mountinfo have them.
@@ -89,32 +94,93 @@ impl Mounts {
 /// only incomplete.
 #[derive(Debug)]
 pub(crate) struct MountList {
+    path: PathBuf,
+    last: Mutex<Read>,
+}
+
+/// The list as it was last read.
+#[derive(Debug, Default)]
+struct Read {
     /// An open mountinfo file, which can be polled for changes. `None` where it cannot be opened.
-    file: Option<File>,
-    last: Mutex<Mounts>,
+    file: Option<Watched>,
+    mounts: Mounts,
 }
 
 impl MountList {
-    /// Reads the mounts that a process sees. Later changes are found without the right to read the process.
+    /// Reads the mounts that a process sees. Later changes are found without the right to read the process, as long as nobody
+    /// closes this program's descriptors.
     pub fn of(files: &ProcessFiles) -> Self {
         Self::at(&files.path("mountinfo"))
     }
 
     fn at(mountinfo: &Path) -> Self {
-        let file = File::open(mountinfo).ok();
-        let read = file.as_ref().and_then(|file| read(file).ok()).unwrap_or_default();
-        Self { file, last: Mutex::new(read) }
+        Self { path: mountinfo.to_owned(), last: Mutex::new(Read::new(mountinfo)) }
     }
 
     /// The mounts of this moment.
-    pub fn current(&self) -> MutexGuard<'_, Mounts> {
+    pub fn current(&self) -> Current<'_> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = self.file.as_ref().filter(|file| has_changed(file)) {
-            // A list that cannot be read names nothing, and what nobody names is not asked.
-            *last = read(file).unwrap_or_default();
+        if last.file.as_ref().is_some_and(Watched::has_changed) {
+            *last = Read::new(&self.path);
         }
-        last
+        Current(last)
     }
+}
+
+/// The list, held while it is looked at.
+pub(crate) struct Current<'a>(MutexGuard<'a, Read>);
+
+impl Deref for Current<'_> {
+    type Target = Mounts;
+
+    fn deref(&self) -> &Mounts {
+        &self.0.mounts
+    }
+}
+
+impl Read {
+    fn new(mountinfo: &Path) -> Self {
+        let file = File::open(mountinfo).ok();
+        // A list that cannot be read names nothing, and what nobody names is not asked.
+        let mounts = file.as_ref().and_then(|file| read(file).ok()).unwrap_or_default();
+        Self { file: file.and_then(Watched::new), mounts }
+    }
+}
+
+/// An open file that notices when its descriptor has been closed behind its back: a helper closes all that it has inherited, and
+/// the number may be another file's by then.
+#[derive(Debug)]
+struct Watched {
+    file: ManuallyDrop<File>,
+    identity: (u64, u64),
+}
+
+impl Watched {
+    fn new(file: File) -> Option<Self> {
+        let identity = identity(&file)?;
+        Some(Self { file: ManuallyDrop::new(file), identity })
+    }
+
+    fn is_open(&self) -> bool {
+        identity(&self.file) == Some(self.identity)
+    }
+
+    fn has_changed(&self) -> bool {
+        !self.is_open() || has_changed(&self.file)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let file = self.file.as_raw_fd();
+        if self.is_open() {
+            let _ = close(file);
+        }
+    }
+}
+
+fn identity(file: &File) -> Option<(u64, u64)> {
+    file.metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// True if something was mounted or unmounted since the last call, or since the file was opened (proc_pid_mounts(5)).
@@ -138,6 +204,19 @@ mod tests {
     use nix::mount::{MntFlags, MsFlags, mount, umount2};
     use nix::sched::{CloneFlags, unshare};
     use std::thread;
+
+    #[test]
+    fn a_list_whose_descriptor_was_closed_is_read_again() {
+        let list = MountList::of(&ProcessFiles::own());
+        let count = list.current().by_number.len();
+        let number = list.last.lock().unwrap().file.as_ref().unwrap().file.as_raw_fd();
+        // As by a helper; another file takes the number.
+        close(number).unwrap();
+        let other = File::open("/dev/null").unwrap();
+        assert!(count > 0 && list.current().by_number.len() == count);
+        drop(list);
+        assert!(other.metadata().is_ok(), "a file of others was closed");
+    }
 
     /// Only root may create the thread's separate mount namespace, which ends with the thread.
     #[test]
