@@ -296,7 +296,7 @@ if [ -e /bin/libpagelift_heap.so ] && [ -n "$populates" ]; then
     launcher="sh /bin/in_group"
     heap_on "a heap, by cpuset" "0 4" $heap -- pie_by_default
     launcher=
-    heap_on "a heap, by the memory policy of a descendant" "0 8" $heap --only pie_by_default -- starts_another_with memory-node=1 -- pie_by_default
+    heap_on "a heap, by the memory policy of a descendant" "0 4" $heap --only pie_by_default -- starts_another_with memory-node=1 -- pie_by_default
     heap_on "a heap by PAGELIFT, numa=node=1" "0 4" env LD_PRELOAD=/bin/libpagelift_heap.so "PAGELIFT=only=pie_by_default heap=2M numa=node=1" pie_by_default
     launcher="starts_another_with memory-node=0 --"
     heap_on "a heap by PAGELIFT, by memory policy" "4 0" env LD_PRELOAD=/bin/libpagelift_heap.so "PAGELIFT=only=pie_by_default heap=2M" pie_by_default
