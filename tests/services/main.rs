@@ -291,18 +291,22 @@ fn with_a_filter_that_kills(machine: &Container) -> Result<()> {
 fn words_of_every_kind(machine: &Container) -> Result<()> {
     const COMMANDS: usize = 7;
     let unit = "odd@prints-words.service";
-    let printed = || -> Result<Vec<String>> {
-        machine.run(&["systemctl", "start", unit])?;
-        // The journal is written beside the unit's end.
+    let lines = || -> Result<Vec<String>> {
         machine.run(&["journalctl", "--sync"])?;
         let text = machine.journal(unit)?;
         Ok(text.lines().filter(|line| line.starts_with('[')).map(str::to_owned).collect())
     };
-    let plain = printed()?;
+    let printed = |count: usize| -> Result<Vec<String>> {
+        machine.run(&["systemctl", "start", unit])?;
+        // The journal reads what the unit has printed after its end.
+        poll_until(Duration::from_secs(20), "the journal", || lines().is_ok_and(|lines| lines.len() >= count))?;
+        lines()
+    };
+    let plain = printed(COMMANDS)?;
     ensure!(plain.len() == COMMANDS && plain[0].contains("[a ' b]"), "{plain:?}");
     let shown = machine.run(&["pagelift", "enable", "--quiet", "odd@"])?;
     ensure!(shown.matches("ExecStart=").count() == 2 * COMMANDS, "one line of the unit holds two commands: {shown}");
-    let both = printed()?;
+    let both = printed(2 * COMMANDS)?;
     ensure!(both[COMMANDS..] == plain, "lifted: {:#?}", &both[COMMANDS..]);
     machine.run(&["pagelift", "disable", "odd@"]).map(drop)
 }
