@@ -260,9 +260,16 @@ impl ObjectReader {
 /// file of an object that is real: a copy that a killed lift has left, or a program's own mapping of it.
 fn drop_images(objects: &mut Vec<LoadedObject>, space: &AddressSpace, base_page: PageSize) {
     let has_data = |object: &LoadedObject| {
-        let writable = object.image.segments.iter().filter(|segment| segment.protection.write);
-        let mut pages = writable.map(|segment| segment.memory.widened(base_page).shifted(object.bias));
-        pages.any(|pages| space.overlapping(pages).iter().any(|m| !m.shared && m.path() == Some(object.path.as_str())))
+        let mut writable = object.image.segments.iter().filter(|segment| segment.protection.write);
+        writable.any(|segment| {
+            let pages = segment.memory.widened(base_page).shifted(object.bias);
+            let offset = segment.offset & !(base_page.bytes() - 1);
+            // Its own part of the file: a copy that another lift has left may lie there.
+            let is_there =
+                |m: &Mapping| m.range.start().0.wrapping_sub(m.offset) == pages.start().0.wrapping_sub(offset);
+            let is_of_file = |m: &Mapping| !m.shared && m.path() == Some(object.path.as_str());
+            space.overlapping(pages).iter().any(|m| is_of_file(m) && is_there(m))
+        })
     };
     let is_real = |object: &LoadedObject| object.role == ObjectRole::Executable || has_data(object);
     let real: Vec<bool> = objects.iter().map(is_real).collect();
