@@ -256,15 +256,15 @@ impl ObjectReader {
 }
 
 /// Drops images: copies of an object's file that show its read-only ranges in its own place. An image is the one of two
-/// overlapping objects that has no mapping of its file where the other's writable segments lie. Elsewhere it is a part of the
-/// file of an object that is real: a copy that a killed lift has left, or a program's own mapping of it.
+/// overlapping objects that has no mapping of its file at the other's writable segments. An image can also be apart from the
+/// object of the same file: a copy that a killed lift has left, or a mapping that the program has made.
 fn drop_images(objects: &mut Vec<LoadedObject>, space: &AddressSpace, base_page: PageSize) {
     let has_data = |object: &LoadedObject| {
         let mut writable = object.image.segments.iter().filter(|segment| segment.protection.write);
         writable.any(|segment| {
             let pages = segment.memory.widened(base_page).shifted(object.bias);
             let offset = segment.offset & !(base_page.bytes() - 1);
-            // Its own part of the file: a copy that another lift has left may lie there.
+            // The mapping must show this part of the file: another lift may have left a copy at these addresses.
             let is_there =
                 |m: &Mapping| m.range.start().0.wrapping_sub(m.offset) == pages.start().0.wrapping_sub(offset);
             let is_of_file = |m: &Mapping| !m.shared && m.path() == Some(object.path.as_str());

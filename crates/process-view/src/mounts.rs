@@ -127,7 +127,7 @@ impl MountList {
     }
 }
 
-/// The list, held while it is looked at.
+/// The list, locked while it is read.
 pub(crate) struct Current<'a>(MutexGuard<'a, Read>);
 
 impl Deref for Current<'_> {
@@ -147,8 +147,8 @@ impl Read {
     }
 }
 
-/// An open file that notices when its descriptor has been closed behind its back: a helper closes all that it has inherited, and
-/// the number may be another file's by then.
+/// An open file that detects whether other code has closed its descriptor: a helper closes all inherited descriptors, and the
+/// number may belong to another file afterwards.
 #[derive(Debug)]
 struct Watched {
     file: ManuallyDrop<File>,

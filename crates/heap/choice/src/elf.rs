@@ -309,7 +309,7 @@ fn file_offset(headers: &[elf::ProgramHeader64<Endianness>], endian: Endianness,
     })
 }
 
-/// The sections named `.rodata` and the like, as long as all of them together are within the bound of one file's tables.
+/// The sections named `.rodata` and the like, up to the bound of one file's tables in all.
 fn read_only_data<'f, 'a>(sections: &Sections<'a, impl ReadRef<'a>>, file: &'f File) -> ReadOnlyData<'f> {
     let is_read_only = |name: Option<&[u8]>| name.is_some_and(|name| name.starts_with(b".rodata"));
     let has_contents = |kind: elf::SectionType| kind != elf::SHT_NOBITS;

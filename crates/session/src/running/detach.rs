@@ -273,7 +273,7 @@ mod tests {
         let seen = |now: &[u8], code| without_own_code(code, start, &before, now).into_owned();
         assert_eq!(holds_probe(&before, &seen(&now, range(0x2000))), cfg!(target_arch = "x86_64"));
         assert!(!holds_probe(&before, &seen(&now, range(0x1018))));
-        // Only a part of the code may lie in the page.
+        // The page may contain only a part of the code.
         now[..16].copy_from_slice(&[0xcc; 16]);
         let seen = seen(&now, range(0xff8));
         assert_eq!((&seen[..8], &seen[8..16]), (&[0x90; 8][..], &[0xcc; 8][..]));

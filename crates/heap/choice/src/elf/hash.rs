@@ -9,7 +9,7 @@ use process_view::symbols::{Section, Sections};
 const HEADER: u64 = 4;
 /// Number of words that are read at once: the reader keeps each piece that it has read, however short.
 const WORDS: u64 = 1024;
-/// Number of symbols that are looked at for one hash. Sound tables have a few for each.
+/// Maximum number of symbols that are read for one hash. Sound tables have a few for each.
 const LONGEST_CHAIN: usize = 1 << 14;
 
 /// A hash table. Its header, filter and buckets are inside its section.

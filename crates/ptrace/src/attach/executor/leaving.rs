@@ -113,7 +113,7 @@ impl LiveExecutor {
     fn remove_page(&mut self) -> Result<(), CallError> {
         // Before the stop, which it would lengthen, and before the urgency: it waits for other threads.
         let pid = self.process.pid();
-        // A thread of another process that has the same memory may wait for one of these times.
+        // If another process shares the memory, one of its threads may still wait with such a time.
         let times = Some(UnusedTimes::of(pid)).filter(|times| !times.is_empty() && !may_share_memory(pid.as_raw()));
         let _urgency = Urgency::raise();
         let thread = self.process.stop_one().map_err(|error| Self::error_of(&error))?;
