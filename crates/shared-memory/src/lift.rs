@@ -45,7 +45,7 @@ pub trait Kernel {
     fn pause(&mut self, time: Duration);
 }
 
-/// What a mapping shows at the moment.
+/// The present contents of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// The segment.

@@ -71,7 +71,7 @@ pub(super) fn machine() -> Result<(Machine, Settings), SessionError> {
     Ok((Machine { huge, refused, never: general.as_deref() == Some("never"), no_fill }, settings))
 }
 
-/// A process that was not looked at, or only in part.
+/// A process that was not read, or read in part only.
 #[derive(Clone, Debug, Serialize)]
 pub struct SkippedProcess {
     /// Its PID.
@@ -97,7 +97,7 @@ pub(super) struct Family {
     pub files: Vec<Option<File>>,
     /// The processes that have mapped a segment, opened before their mappings were read.
     pub processes: BTreeMap<i32, ProcessHandle>,
-    /// The processes that were not looked at, or only in part.
+    /// The processes that were not read, or read in part only.
     pub skipped: Vec<SkippedProcess>,
 }
 
@@ -105,7 +105,7 @@ impl Family {
     /// Looks at these processes. One that ends meanwhile, or no longer runs `program`, is left out.
     ///
     /// # Errors
-    /// No process was looked at.
+    /// No process was read.
     pub fn of(
         pids: &[i32],
         program: Option<&str>,
@@ -217,7 +217,7 @@ impl Found {
     }
 }
 
-/// A process that was looked at.
+/// A process that was read.
 struct Looked {
     handle: ProcessHandle,
     /// It has mapped a segment.

@@ -40,7 +40,7 @@ impl<'a> Live<'a> {
     ) -> Self {
         let mut of_tmpfs = Margins::default();
         for segment in segments {
-            // The room before the lift counts, not what other blocks have left of it.
+            // The room before the lift counts, not the room that other blocks have left.
             if let Some(room) = segment.contents.as_ref().ok().and_then(|contents| contents.room) {
                 let _ = of_tmpfs.check(segment.key.device, room, 0);
             }

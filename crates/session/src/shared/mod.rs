@@ -42,7 +42,7 @@ pub struct SharedOptions<'a> {
 /// Returns the plan of a lift of some processes' shared memory, and changes nothing.
 ///
 /// # Errors
-/// No process can be looked at.
+/// No process can be read.
 pub fn plan_shared(pids: &[i32], options: SharedOptions<'_>) -> Result<SharedReport, SessionError> {
     let prepared = Prepared::new(pids, options)?;
     Ok(prepared.before().planned(&prepared.family.segments, &prepared.plan))
@@ -51,7 +51,7 @@ pub fn plan_shared(pids: &[i32], options: SharedOptions<'_>) -> Result<SharedRep
 /// Lifts the shared memory of some processes in place.
 ///
 /// # Errors
-/// No process can be looked at. Refusals by the kernel are in the report.
+/// No process can be read. Refusals by the kernel are in the report.
 pub fn lift_shared(pids: &[i32], options: SharedOptions<'_>) -> Result<SharedReport, SessionError> {
     let Prepared { machine, family, plan, sharers } = Prepared::new(pids, options)?;
     let before = Before::new(&family, &sharers, machine.huge);

@@ -81,7 +81,7 @@ pub struct SegmentReport {
 pub struct SharedReport {
     /// The segments that hold a huge page at least.
     pub segments: Vec<SegmentReport>,
-    /// The chosen processes that were not looked at, or only in part.
+    /// The chosen processes that were not read, or read in part only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<SkippedProcess>,
     /// Number of processes that share at least one segment.
@@ -102,7 +102,7 @@ pub struct SharedReport {
 }
 
 impl SharedReport {
-    /// True if all processes were looked at, and nothing was left alone that a huge page could hold.
+    /// True if all processes were read, and nothing was left alone that a huge page could hold.
     pub fn is_complete(&self) -> bool {
         self.skipped.is_empty() && self.segments.iter().flat_map(|segment| &segment.left_alone).all(|left| left.is_fine)
     }
