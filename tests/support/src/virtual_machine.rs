@@ -229,7 +229,7 @@ mod tests {
             let data = (110 + name_size).next_multiple_of(4);
             rest = &rest[(data + size).next_multiple_of(4)..];
         }
-        assert_eq!(names, ["usr", "usr/bin", "usr/bin/x", "bin", "bin/y", "TRAILER!!!"]);
+        assert_eq!(names, [".", "usr", "usr/bin", "usr/bin/x", "bin", "bin/y", "TRAILER!!!"]);
     }
 
     #[test]
