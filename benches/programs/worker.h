@@ -1,4 +1,4 @@
-/* A worker in C: the words of crates/measure/src/protocol.rs over standard input and output. */
+/* A worker in C: the words of crates/measure/measure/src/protocol.rs over standard input and output. */
 #ifndef PAGELIFT_BENCH_WORKER_H
 #define PAGELIFT_BENCH_WORKER_H
 #include <inttypes.h>

@@ -56,7 +56,7 @@ impl Bench {
 
     /// The scattered-code worker, linked in the given way.
     pub(crate) fn build_scattered(&self, name: &str, linking: Linking) -> Result<PathBuf> {
-        let assembly = format!("../../crates/demo-program/src/scattered-{}.s", std::env::consts::ARCH);
+        let assembly = format!("../../crates/measure/demo-program/src/scattered-{}.s", std::env::consts::ARCH);
         self.build(name, &["scattered-worker.c", &assembly], linking, &[])
     }
 }

@@ -13,43 +13,50 @@ use test_support::{main_of, workspace};
 
 /// Crates and files that model, plan or calculate: no I/O, no system call, no `unsafe`.
 const PURE: [&str; 15] = [
-    "crates/address-space/src",
-    "crates/foreign-text/src",
-    "crates/options/src",
-    "crates/lift-plan/src",
-    "crates/lift-execution/src",
-    "crates/elf-alignment/src",
+    "crates/base/address-space/src",
+    "crates/base/foreign-text/src",
+    "crates/base/options/src",
+    "crates/lift/plan/src",
+    "crates/lift/execution/src",
+    "crates/sources/elf-alignment/src",
     "crates/heap/abi/src",
     "crates/heap/cures/src",
-    "crates/measure/src/statistics",
-    "crates/health/src/checks",
-    "crates/bench-record/src",
-    "crates/bench-report/src",
-    "crates/service-units/src",
-    "crates/shared-memory/src",
-    "crates/tlb-model/src",
+    "crates/measure/measure/src/statistics",
+    "crates/app/health/src/checks",
+    "crates/measure/bench-record/src",
+    "crates/measure/bench-report/src",
+    "crates/app/service-units/src",
+    "crates/lift/shared-memory/src",
+    "crates/measure/tlb-model/src",
 ];
 /// The only dependencies of pure crates on others: statistics and types of measurements, and the types of allocators.
 const IMPURE_DEPENDENCIES: [(&str, &str); 3] =
     [("bench-record", "measure"), ("bench-report", "measure"), ("heap-cures", "heap-choice")];
 /// The only crates whose trade is memory that Rust cannot vouch for, or, for the plugin of QEMU, another program's functions.
-const UNSAFE_CRATES: [&str; 5] =
-    ["crates/linux/", "crates/ptrace/", "crates/libpagelift/", "crates/heap/allocator/", "crates/tlb-trace/"];
+const UNSAFE_CRATES: [&str; 7] = [
+    "crates/base/linux/",
+    "crates/base/linux-raw/",
+    "crates/base/loaded-objects/",
+    "crates/process/ptrace/",
+    "crates/inside/libpagelift/",
+    "crates/heap/allocator/",
+    "crates/measure/tlb-trace/",
+];
 /// Program entries that take over before Rust's own start-up has changed signals and descriptors, an allocator, the launch
 /// of a helper in this process's memory, the demo's code, the memory and chains of the probe, and a test of what a confined
 /// thread may ask of the kernel.
 const UNSAFE_FILES: [&str; 8] = [
-    "crates/pagelift/src/main.rs",
-    "crates/cli/src/allocator.rs",
-    "crates/cli/src/commands/run.rs",
+    "crates/app/pagelift/src/main.rs",
+    "crates/app/cli/src/allocator.rs",
+    "crates/app/cli/src/commands/run.rs",
     "crates/session/src/start/helper.rs",
-    "crates/demo-program/src/",
-    "crates/tlb-probe/src/chain.rs",
-    "crates/tlb-probe/src/region.rs",
-    "crates/confinement/tests/poisoning.rs",
+    "crates/measure/demo-program/src/",
+    "crates/measure/tlb-probe/src/chain.rs",
+    "crates/measure/tlb-probe/src/region.rs",
+    "crates/process/confinement/tests/poisoning.rs",
 ];
 /// A crate that only its own test and libFuzzer use.
-const FUZZ_TARGETS: &str = "crates/hostile-input/";
+const FUZZ_TARGETS: &str = "crates/testing/hostile-input/";
 const LONGEST: usize = 600;
 const SAFETY_WITHIN: usize = 12;
 
@@ -238,20 +245,20 @@ fn pure_crates_do_no_io() -> Result<()> {
 
 fn pure_crates_forbid_unsafe_code() -> Result<()> {
     const CRATES: [&str; 14] = [
-        "address-space",
-        "foreign-text",
-        "bench-record",
-        "bench-report",
-        "elf-alignment",
+        "app/service-units",
+        "base/address-space",
+        "base/foreign-text",
+        "base/options",
         "heap/abi",
         "heap/cures",
-        "options",
-        "lift-execution",
-        "lift-plan",
-        "measure",
-        "service-units",
-        "shared-memory",
-        "tlb-model",
+        "lift/execution",
+        "lift/plan",
+        "lift/shared-memory",
+        "measure/bench-record",
+        "measure/bench-report",
+        "measure/measure",
+        "measure/tlb-model",
+        "sources/elf-alignment",
     ];
     for pure in CRATES.map(|name| format!("crates/{name}/src/lib.rs")) {
         let text = fs::read_to_string(workspace().join(&pure)).with_context(|| format!("no {pure}"))?;
@@ -422,7 +429,9 @@ fn no_page_size_is_assumed() -> Result<()> {
     const SIZES: [&str; 8] =
         ["2 << 20", "1 << 21", "2097152", "0x200000", "0x20_0000", "2 * 1024 * 1024", "2048 * 1024", "2_097_152"];
     let mut found = Vec::new();
-    for file in rust_sources()?.iter().filter(|file| !file.is_test() && !file.path.starts_with("crates/demo-program")) {
+    for file in
+        rust_sources()?.iter().filter(|file| !file.is_test() && !file.path.starts_with("crates/measure/demo-program"))
+    {
         for (number, line) in file.code() {
             // `32 << 20` is another number.
             let is_whole = |at: usize| !line[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
@@ -436,13 +445,15 @@ fn no_page_size_is_assumed() -> Result<()> {
 
 /// A message that does not pass through it could hold what acts on the terminal.
 fn commands_print_in_one_place() -> Result<()> {
-    const PLACE: &str = "crates/cli/src/output.rs";
+    const PLACE: &str = "crates/app/cli/src/output.rs";
     const PRINTS: [&str; 6] = ["println!", "print!", "eprintln!", "eprint!", "stdout", "stderr"];
     // Streams for a child, a descriptor's number, and output of a child.
     const OTHERS: [&str; 7] =
         ["Stdio::", ".stdout", ".stderr", "stderr_of", "mut stderr", "use_stderr", "fn open_as_process"];
     let is_command = |path: &str| {
-        ["crates/cli/", "crates/measure-cli/", "crates/pagelift/"].iter().any(|folder| path.starts_with(folder))
+        ["crates/app/cli/", "crates/app/measure-cli/", "crates/app/pagelift/"]
+            .iter()
+            .any(|folder| path.starts_with(folder))
     };
     let mut found = Vec::new();
     for file in rust_sources()?.iter().filter(|file| is_command(&file.path) && file.path != PLACE && !file.is_test()) {
@@ -458,7 +469,7 @@ fn commands_print_in_one_place() -> Result<()> {
     }
     let place = fs::read_to_string(workspace().join(PLACE)).with_context(|| format!("no {PLACE}"))?;
     ensure!(place.contains("io::stdout()") && place.contains("io::stderr()"), "{PLACE} does not print any more");
-    refuse(found, "printed past crates/cli/src/output.rs:")
+    refuse(found, "printed past crates/app/cli/src/output.rs:")
 }
 
 fn dependencies(manifest: &SourceFile) -> impl Iterator<Item = &str> {
@@ -469,7 +480,7 @@ fn nobody_depends_on_the_command_line() -> Result<()> {
     // Each may depend on those before it.
     const PROGRAM: [&str; 3] = ["cli", "measure-cli", "pagelift"];
     for manifest in sources("crates", &["toml"])? {
-        let own = manifest.path.split('/').nth(1).and_then(|folder| PROGRAM.iter().position(|name| *name == folder));
+        let own = package(&manifest).and_then(|own| PROGRAM.iter().position(|name| *name == own));
         let refused = &PROGRAM[own.unwrap_or(0)..];
         let found =
             dependencies(&manifest).find(|name| refused.contains(name) && Some(*name) != own.map(|at| PROGRAM[at]));
@@ -482,10 +493,10 @@ fn nobody_depends_on_the_command_line() -> Result<()> {
 fn pagelift_links_no_clients_of_databases() -> Result<()> {
     const MEASURING: [&str; 2] = ["experiment", "bench-report"];
     let manifests = sources("crates", &["toml"])?;
-    let cli = manifests.iter().find(|file| file.path == "crates/cli/Cargo.toml").context("no crates/cli")?;
+    let cli = manifests.iter().find(|file| file.path == "crates/app/cli/Cargo.toml").context("no crates/app/cli")?;
     let found: Vec<_> = dependencies(cli).filter(|name| MEASURING.contains(name)).collect();
-    ensure!(found.is_empty(), "crates/cli depends on {found:?}");
-    let main = fs::read_to_string(workspace().join("crates/pagelift/src/main.rs"))?;
+    ensure!(found.is_empty(), "crates/app/cli depends on {found:?}");
+    let main = fs::read_to_string(workspace().join("crates/app/pagelift/src/main.rs"))?;
     ensure!(
         !main.contains("measure_cli"),
         "pagelift's main.rs uses measure_cli, which is the part of pagelift-measure"
@@ -503,11 +514,11 @@ fn system_calls_come_from_three_libraries() -> Result<()> {
     for manifest in manifests {
         let names = manifest.text.lines().map(|line| line.split(['=', '.', ' ']).next().unwrap_or_default());
         let refused = names.filter(|name| {
-            OTHERS.contains(name) || *name == KERNEL_HEADERS && manifest.path != "crates/linux/raw/Cargo.toml"
+            OTHERS.contains(name) || *name == KERNEL_HEADERS && manifest.path != "crates/base/linux-raw/Cargo.toml"
         });
         found.extend(refused.map(|name| format!("{}: {name}", manifest.path)));
     }
-    refuse(found, "system calls are made by nix and libc, and by linux-raw-sys in crates/linux/raw only:")
+    refuse(found, "system calls are made by nix and libc, and by linux-raw-sys in crates/base/linux-raw only:")
 }
 
 /// Readers are opened to the fuzz targets by the feature `fuzzing`, which nobody else asks for.

@@ -1,4 +1,4 @@
-// Scattered code, of crates/demo-program: so many steps as the argument says.
+// Scattered code, of crates/measure/demo-program: so many steps as the argument says.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -196,7 +196,7 @@ mod tests {
 
     /// Lines of a document, and the cells of those that are rows of a table.
     fn document(path: &str) -> Vec<(String, Vec<String>)> {
-        let text = fs::read_to_string(format!("{}/../../docs/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let text = fs::read_to_string(format!("{}/../../../docs/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap();
         let cells = |line: &str| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
         text.lines().map(|line| (line.to_owned(), cells(line))).collect()
     }

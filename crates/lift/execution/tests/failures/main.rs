@@ -1,7 +1,7 @@
 //! Every way in which a lift can fail, on plans of real programs' layouts: afterwards each huge page is either lifted or
 //! as it was, nothing is left behind, and the outcome tells the truth.
 
-#[path = "../../../lift-plan/tests/support/mod.rs"]
+#[path = "../../../plan/tests/support/mod.rs"]
 mod support;
 
 mod dumps;

@@ -1,6 +1,6 @@
 //! The executor on a stopped process passes the suite that every executor passes, each check on a process of its own.
 
-#[path = "../../../libpagelift/tests/prepared_ground/mod.rs"]
+#[path = "../../../../inside/libpagelift/tests/prepared_ground/mod.rs"]
 mod prepared_ground;
 
 use super::status::ThreadStatus;

@@ -40,7 +40,7 @@ pub enum NoCounters {
     )]
     NoPmu,
     /// No table has this CPU.
-    #[error("no table of events for this CPU: {0}; fix: add a file to crates/walk-counters/families")]
+    #[error("no table of events for this CPU: {0}; fix: add a file to crates/measure/walk-counters/families")]
     UnknownCpu(CpuIdentity),
     /// The kernel does not permit it.
     #[error(
