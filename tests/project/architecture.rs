@@ -29,9 +29,14 @@ const PURE: [&str; 15] = [
     "crates/lift/shared-memory/src",
     "crates/measure/tlb-model/src",
 ];
-/// The only dependencies of pure crates on others: statistics and types of measurements, and the types of allocators.
-const IMPURE_DEPENDENCIES: [(&str, &str); 3] =
-    [("bench-record", "measure"), ("bench-report", "measure"), ("heap-cures", "heap-choice")];
+/// The only dependencies of pure crates on others: statistics and types of measurements, the types of allocators, and the facts
+/// about the machine.
+const IMPURE_DEPENDENCIES: [(&str, &str); 4] = [
+    ("bench-record", "measure"),
+    ("bench-report", "measure"),
+    ("heap-cures", "heap-choice"),
+    ("lift-plan", "machine-facts"),
+];
 /// The only crates whose trade is memory that Rust cannot vouch for, or, for the plugin of QEMU, another program's functions.
 const UNSAFE_CRATES: [&str; 7] = [
     "crates/base/linux/",
@@ -57,13 +62,16 @@ const UNSAFE_FILES: [&str; 8] = [
 ];
 /// A crate that only its own test and libFuzzer use.
 const FUZZ_TARGETS: &str = "crates/testing/hostile-input/";
+/// Folders above the crates: a crate depends on crates of its own room and of those before it.
+const ROOMS: [&str; 10] =
+    ["base", "lift", "process", "sources", "heap", "inside", "session", "measure", "app", "testing"];
 const LONGEST: usize = 600;
 const SAFETY_WITHIN: usize = 12;
 
 type Rule = (&'static str, fn() -> Result<()>);
 
 fn main() -> ExitCode {
-    let rules: [Rule; 18] = [
+    let rules: [Rule; 19] = [
         ("doc_comments_say_what_an_item_is", doc_comments_say_what_an_item_is),
         ("only_the_items_of_unit_tests_are_left_out", only_the_items_of_unit_tests_are_left_out),
         ("pure_crates_do_no_io", pure_crates_do_no_io),
@@ -77,6 +85,7 @@ fn main() -> ExitCode {
         ("nothing_is_left_undone", nothing_is_left_undone),
         ("no_page_size_is_assumed", no_page_size_is_assumed),
         ("commands_print_in_one_place", commands_print_in_one_place),
+        ("rooms_depend_on_those_before_them", rooms_depend_on_those_before_them),
         ("nobody_depends_on_the_command_line", nobody_depends_on_the_command_line),
         ("pagelift_links_no_clients_of_databases", pagelift_links_no_clients_of_databases),
         ("fuzz_targets_are_in_no_shipped_program", fuzz_targets_are_in_no_shipped_program),
@@ -474,6 +483,25 @@ fn commands_print_in_one_place() -> Result<()> {
 
 fn dependencies(manifest: &SourceFile) -> impl Iterator<Item = &str> {
     manifest.text.lines().map(|line| line.split(['=', '.', ' ']).next().unwrap_or_default().trim())
+}
+
+/// A reader may begin with `base` and read on: no room needs one that comes later.
+fn rooms_depend_on_those_before_them() -> Result<()> {
+    let manifests = sources("crates", &["toml"])?;
+    let mut places = BTreeMap::new();
+    for manifest in &manifests {
+        let Some(name) = package(manifest) else { continue };
+        let room = manifest.path.split('/').nth(1).unwrap_or_default();
+        let place = ROOMS.iter().position(|known| *known == room);
+        places.insert(name, place.with_context(|| format!("{}: no room `{room}` in this list", manifest.path))?);
+    }
+    let mut found = Vec::new();
+    for (manifest, own) in manifests.iter().filter_map(|manifest| Some((manifest, package(manifest)?))) {
+        let later = built_from(manifest).into_iter().filter(|name| places.get(name) > places.get(own));
+        found.extend(later.map(|name| format!("{own} depends on {name}")));
+    }
+    ensure!(places.len() > ROOMS.len(), "only {} crates were found", places.len());
+    refuse(found, "crates that depend on a later room:")
 }
 
 fn nobody_depends_on_the_command_line() -> Result<()> {

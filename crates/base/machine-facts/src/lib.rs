@@ -1,5 +1,5 @@
-//! Reads which huge pages a machine and a process's cgroups provide: the planner's
-//! [`MachineFacts`](lift_plan::MachineFacts).
+//! Reads which huge pages a machine and a process's cgroups provide: [`MachineFacts`], on which
+//! plans depend.
 //!
 //! The parsers read files only through [`Files`]. The implementation by the standard library is here (feature `std`);
 //! libpagelift, which runs inside programs without a runtime, has its own.
@@ -9,12 +9,15 @@
 extern crate alloc;
 
 mod cgroup;
+mod facts;
 mod files;
 mod fragmentation;
 mod machine;
 mod meminfo;
+mod node_set;
 mod nodes;
 mod numa;
+mod numa_facts;
 mod pools;
 #[cfg(feature = "std")]
 mod system;
@@ -24,14 +27,17 @@ pub use cgroup::{
     CgroupDirectory, CgroupLimits, Cgroups, Controller, HugetlbCgroup, HugetlbLimit, MemoryFiles, NO_LIMIT,
     for_each_directory,
 };
+pub use facts::{HugePool, MachineFacts, PoolLimit, SpecialMapping, ThpFacts, ThpMode};
 pub use files::Files;
 pub use fragmentation::{FreeBlocks, PageBlocks, free_blocks, page_blocks};
 pub use machine::{
     Kernel, Looks, elf_machine, facts_of, is_thp_off, memory_available_to, smallest_huge_page, usual_huge_page_of,
 };
 pub use meminfo::meminfo_bytes;
+pub use node_set::Nodes;
 pub use nodes::{MOST_NODES, NODES, NodeMemory, allowed_nodes, node_memory, node_numbers, numbers_in};
 pub use numa::{bytes_by_mapping, bytes_on_nodes, nodes_with_cpus, numa_facts, placed_mappings, pool_pages_by_node};
+pub use numa_facts::{NodeFacts, NumaFacts};
 pub use pools::{NodePool, POOLS, PoolCounts, default_hugetlb, pool_counts, pool_directory, pools_at};
 #[cfg(feature = "std")]
 pub use system::{System, base_page, machine_facts, machine_facts_for, memory_available, system_thp, usual_huge_page};

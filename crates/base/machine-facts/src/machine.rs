@@ -1,6 +1,7 @@
 //! All facts of a machine together.
 
 use crate::cgroup::{CgroupLimits, Cgroups};
+use crate::facts::{HugePool, MachineFacts, PoolLimit, ThpFacts, ThpMode};
 use crate::files::Files;
 use crate::meminfo::meminfo_bytes;
 use crate::numa::numa_facts;
@@ -11,7 +12,7 @@ use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use lift_plan::{HugePool, MachineFacts, Policy, PoolLimit, ThpFacts, ThpMode};
+use options::Policy;
 
 /// Share of available memory that is kept free, so that a lift never brings the machine or a cgroup to its limit.
 const SHARE_LEFT_ALONE: u64 = 16;
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
     use crate::HugetlbLimit;
     use crate::files::tests::WrittenFiles;
-    use lift_plan::{Kind, Kinds, Pages};
+    use options::{Kind, Kinds, Pages};
 
     #[test]
     fn programs_that_are_lifted_are_of_the_kind_of_this_one() {

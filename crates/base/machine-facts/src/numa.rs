@@ -1,15 +1,17 @@
 //! What a process may take from which NUMA node, and where its memory lies (`numa_maps` in proc_pid_numa_maps(5)).
 
+use crate::facts::SpecialMapping;
 use crate::files::Files;
 use crate::meminfo::meminfo_bytes;
+use crate::node_set::Nodes;
 use crate::nodes::{MOST_NODES, NODES, allowed_nodes, node_memory, node_numbers, numbers_in};
+use crate::numa_facts::{NodeFacts, NumaFacts};
 use crate::pools::pool_directory;
 use address_space::{Address, AddressSpace, Mapping, PageSize, ProcessStat, RangeSet};
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use lift_plan::{NodeFacts, Nodes, NumaFacts, SpecialMapping};
 
 /// Share of a node's memory that is kept free.
 const SHARE_LEFT_ALONE: u64 = 16;

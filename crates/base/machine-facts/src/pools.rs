@@ -1,5 +1,6 @@
 //! The hugetlb pools (`Documentation/admin-guide/mm/hugetlbpage.rst`).
 
+use crate::facts::HugePool;
 use crate::files::Files;
 use crate::meminfo::meminfo_bytes;
 use crate::nodes::{NODES, node_numbers};
@@ -7,7 +8,6 @@ use address_space::PageSize;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use lift_plan::HugePool;
 use serde::Serialize;
 
 /// Where the kernel shows its pools.

@@ -1,13 +1,14 @@
 //! This machine, read by the standard library.
 
+use crate::facts::{MachineFacts, ThpFacts};
 use crate::{Files, THP, thp_at};
 use crate::{Kernel, Looks, facts_of, is_thp_off, memory_available_to, usual_huge_page_of};
 use address_space::PageSize;
-use lift_plan::{MachineFacts, Policy, ThpFacts};
 pub use linux::pages::base_page;
 use linux::pages::transparent_huge_page;
 use linux::release::kernel_release;
 use linux::text::text_of;
+use options::Policy;
 
 /// The files of the machine that this process runs on.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,10 +1,10 @@
 //! Transparent huge pages (`Documentation/admin-guide/mm/transhuge.rst`).
 
 use crate::Files;
+use crate::facts::{ThpFacts, ThpMode};
 use address_space::PageSize;
 use alloc::format;
 use alloc::vec::Vec;
-use lift_plan::{ThpFacts, ThpMode};
 use serde::Serialize;
 
 /// Where the kernel shows its transparent huge pages.

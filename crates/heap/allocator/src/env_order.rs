@@ -13,7 +13,7 @@ use heap_abi::{
     LARGEST_GRAIN, MOST_NODES, NodeMask, NodePages, Order, Shortage, available_on, first_node, free_pages_by_node,
     has_node, pages_to_take, share_by_node, share_evenly,
 };
-use lift_plan::{HugePool, ThpMode};
+use machine_facts::{HugePool, ThpMode};
 use options::{HeapPages, HeapWords, Numa};
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";

@@ -11,7 +11,7 @@ use crate::allocator::{Allocator, Family, Runtime};
 use crate::settings::{Environment, merged};
 use address_space::PageSize;
 use heap_abi::{NodePages, ORDER_VARIABLE, Order};
-use lift_plan::ThpMode;
+use machine_facts::ThpMode;
 use options::HeapPages;
 use serde::Serialize;
 

@@ -12,8 +12,6 @@ mod cached;
 mod facts;
 mod groups;
 mod kept;
-mod nodes;
-mod numa_facts;
 mod pieces;
 mod placement;
 mod plan;
@@ -25,18 +23,18 @@ mod special;
 mod start;
 mod steps;
 
+/// The facts about the machine that the planner uses.
+pub use machine_facts::{
+    HugePool, MachineFacts, NodeFacts, Nodes, NumaFacts, PoolLimit, SpecialMapping, ThpFacts, ThpMode,
+};
 /// The options that the planner uses.
 pub use options::{Edges, Kind, Kinds, Numa, ObjectChoice, Pages, Policy, WritablePages};
 
 pub use base::{BaseChoice, Coverable, choose_base, coverable};
 pub use cached::{cached_coverable, choose_cached_base};
-pub use facts::{
-    CachedFile, HugePool, ImageSpan, MachineFacts, PoolLimit, ProcessFacts, SpecialMapping, ThpFacts, ThpMode,
-};
-pub use nodes::Nodes;
-pub use numa_facts::{NodeFacts, NumaFacts};
+pub use facts::{CachedFile, ImageSpan, ProcessFacts};
 pub use pieces::{Piece, pieces_of};
-pub use placement::{Placement, Preference, pool_on};
+pub use placement::{Placement, Preference, nodes_for, pool_on};
 pub use plan::{Attempt, Edge, EdgeCure, Method, Part, Plan, PoolPages, RangeLift, Refusal, Source};
 pub use planner::plan;
 pub use probes::{CodeReader, holds_probe, probed_pages, semaphores_in};

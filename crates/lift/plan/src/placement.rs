@@ -1,12 +1,10 @@
 //! Where the pages of a lift are to lie.
 
-use crate::facts::{HugePool, MachineFacts};
-use crate::nodes::Nodes;
-use crate::numa_facts::NodeFacts;
 use crate::reason::Reason;
 use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::String;
+use machine_facts::{HugePool, MachineFacts, NodeFacts, Nodes, NumaFacts};
 use options::Numa;
 use serde::Serialize;
 
@@ -56,7 +54,7 @@ pub(crate) fn place(machine: &MachineFacts, numa: Numa) -> Result<Option<Placed>
             _ => Ok(None),
         };
     };
-    let nodes = facts.nodes_for(numa)?;
+    let nodes = nodes_for(facts, numa)?;
     let with = |preference| Some(Placement { preference, nodes: nodes.clone() });
     let placement = match numa {
         Numa::Node(_) | Numa::Local => with(Preference::Bind),
@@ -87,6 +85,23 @@ pub(crate) fn memory_on(machine: &MachineFacts, nodes: &Nodes) -> Option<(u64, S
     (memory < machine.memory_available).then(|| (memory, format!("available memory of {nodes}")))
 }
 
+/// The nodes from which alone the pages of a lift with `numa` may come.
+///
+/// # Errors
+/// [`Reason::NodeForbidden`] and [`Reason::NoLocalNode`].
+pub fn nodes_for(facts: &NumaFacts, numa: Numa) -> Result<Nodes, Reason> {
+    let only = |node: u32| match facts.allowed.contains(node) {
+        true => Ok(Nodes::from_iter([node])),
+        false => Err(Reason::NodeForbidden { node, allowed: facts.allowed.clone() }),
+    };
+    match numa {
+        Numa::Node(node) => only(node),
+        Numa::Local => only(facts.running_on.ok_or(Reason::NoLocalNode)?),
+        Numa::Interleave => Ok(facts.allowed.clone()),
+        Numa::Own => Ok(facts.confinement()),
+    }
+}
+
 /// The bound of memory of a plan.
 pub(crate) fn memory_bound(machine: &MachineFacts, placed: Option<&Placed>) -> (u64, String) {
     let of_machine = || (machine.memory_available, machine.memory_bound.to_owned());
@@ -96,7 +111,6 @@ pub(crate) fn memory_bound(machine: &MachineFacts, placed: Option<&Placed>) -> (
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::numa_facts::NumaFacts;
     use address_space::PageSize;
     use alloc::string::ToString;
     use alloc::vec;

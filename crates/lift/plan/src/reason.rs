@@ -1,6 +1,5 @@
 //! Reasons why memory is not lifted: what was found, what was needed, and the command that fixes it.
 
-use crate::nodes::Nodes;
 use address_space::{PageSize, format_bytes};
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -9,6 +8,7 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::fmt;
 use foreign_text::quoted_path_text;
+use machine_facts::Nodes;
 use serde::{Serialize, Serializer};
 
 /// Why a file does not lie in huge folios, in words.

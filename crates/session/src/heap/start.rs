@@ -5,7 +5,7 @@ use address_space::{PageSize, format_bytes};
 use foreign_text::quoted_path;
 use heap_abi::{LARGEST_GRAIN, LIBRARY, MOST_NODES, NodePages, pages_to_take, share_by_node, share_evenly};
 use heap_choice::{Allocator, Context, ElfFacts, Environment, Forced, HeapChoice, Program, Reads, choose};
-use lift_plan::{MachineFacts, NodeFacts, Nodes, Numa, Reason, ThpMode, pool_on};
+use lift_plan::{MachineFacts, NodeFacts, Nodes, Numa, Reason, ThpMode, nodes_for, pool_on};
 use linux::bounded::ENVIRONMENT;
 use machine_facts::{Cgroups, HugetlbLimit, POOLS, System, pools_at};
 use options::HeapPages;
@@ -164,7 +164,7 @@ fn no_pages(size: PageSize, numa: Numa, machine: &MachineFacts) -> String {
     let pools = pools_at(&System, POOLS);
     let free = pools.iter().find(|pool| pool.size == size).map_or(0, |pool| pool.available);
     let limits = Cgroups::of(&System, "/proc/self").limits(&System, &[size]);
-    let nodes = machine.numa.as_ref().and_then(|facts| facts.nodes_for(numa).ok()).unwrap_or_default();
+    let nodes = machine.numa.as_ref().and_then(|facts| nodes_for(facts, numa).ok()).unwrap_or_default();
     let elsewhere = machine.pool(size).map_or(0, |pool| pool_on(machine, pool, &nodes).1);
     match (limits.hugetlb_of(size).filter(|limit| free > 0 && limit.left < size.bytes()), nodes.iter().next()) {
         (Some(HugetlbLimit { file, .. }), _) => {
@@ -203,7 +203,7 @@ fn pool_share(
             _ => Ok(share_by_node(&NO_PAGES, pages_to_take(size, pool.available, options.reserve), 0)),
         };
     };
-    let nodes = facts.nodes_for(options.numa)?;
+    let nodes = nodes_for(facts, options.numa)?;
     let pages = pages_to_take(size, pool_on(machine, pool, &nodes).0, options.reserve);
     let free = |facts: &NodeFacts| {
         let of_size = facts.pools.iter().filter(|(of, _)| *of == size);

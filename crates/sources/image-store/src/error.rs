@@ -3,7 +3,7 @@
 
 use address_space::{ElfError, PageSize, format_bytes};
 use foreign_text::quoted_path;
-use lift_plan::Nodes;
+use machine_facts::Nodes;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -4,10 +4,10 @@ use crate::coverage::runs;
 use crate::recipe::Recipe;
 use crate::{FileSystem, Image, StoreError};
 use address_space::PageSize;
-use lift_plan::NumaFacts;
 use linux::file_mapping::FileMapping;
 use linux::nodes::{nodes_of_pages, prefer_in_this_thread};
 use linux::pages::base_page;
+use machine_facts::NumaFacts;
 use machine_facts::{System, numa_facts};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -89,7 +89,7 @@ fn bytes_on_nodes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lift_plan::NodeFacts;
+    use machine_facts::NodeFacts;
 
     #[test]
     fn a_node_without_room_is_named_with_what_it_lacks() {

@@ -1,7 +1,7 @@
 //! Places pages of the pools on the NUMA nodes from which a lift takes them.
 
 use anyhow::bail;
-use lift_plan::{Nodes, NumaFacts, Reason};
+use lift_plan::{Nodes, NumaFacts, Reason, nodes_for};
 use machine_facts::{System, numa_facts};
 use options::Numa;
 use pools::{PoolRequest, on_each_of, spread_over};
@@ -38,8 +38,8 @@ fn place(requests: &[PoolRequest], numa: Numa, runs: bool, facts: Option<&NumaFa
         return Ok(Placed { requests: on_each_of(requests, &candidates), note: Some(note) });
     }
     let nodes = match (numa, candidates.as_slice()) {
-        (Numa::Local, &[node]) if !runs => facts.nodes_for(Numa::Node(node)),
-        _ => facts.nodes_for(numa),
+        (Numa::Local, &[node]) if !runs => nodes_for(facts, Numa::Node(node)),
+        _ => nodes_for(facts, numa),
     };
     match nodes {
         Ok(nodes) => Ok(Placed { requests: spread_over(requests, &nodes.iter().collect::<Vec<_>>()), note: None }),

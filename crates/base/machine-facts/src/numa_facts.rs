@@ -1,7 +1,6 @@
 //! What a process may use of the machine's NUMA nodes.
 
-use crate::nodes::Nodes;
-use crate::reason::Reason;
+use crate::node_set::Nodes;
 use address_space::PageSize;
 use alloc::vec::Vec;
 use options::Numa;
@@ -47,23 +46,6 @@ impl NumaFacts {
             Numa::Own => only(&usable)
                 .or_else(|| only(&self.cpus.within(&usable)))
                 .or_else(|| self.running_on.filter(|&node| usable.contains(node))),
-        }
-    }
-
-    /// The nodes from which alone the pages of a lift with `numa` may come.
-    ///
-    /// # Errors
-    /// [`Reason::NodeForbidden`] and [`Reason::NoLocalNode`].
-    pub fn nodes_for(&self, numa: Numa) -> Result<Nodes, Reason> {
-        let only = |node: u32| match self.allowed.contains(node) {
-            true => Ok(Nodes::from_iter([node])),
-            false => Err(Reason::NodeForbidden { node, allowed: self.allowed.clone() }),
-        };
-        match numa {
-            Numa::Node(node) => only(node),
-            Numa::Local => only(self.running_on.ok_or(Reason::NoLocalNode)?),
-            Numa::Interleave => Ok(self.allowed.clone()),
-            Numa::Own => Ok(self.confinement()),
         }
     }
 
