@@ -16,9 +16,15 @@ use options::Prepare;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Puts any Linux program's code, data and heap on huge pages, and proves it.
+/// Put the code, data and heap of any Linux program on huge pages, without a rebuild.
 #[derive(Parser)]
-#[command(name = "pagelift", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "pagelift",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    help_template = crate::overview::TEMPLATE
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -46,19 +52,20 @@ impl From<RunCli> for Cli {
 pub enum Command {
     /// Start a program with its code and data on huge pages.
     Run(RunArgs),
-    /// Lift a program that runs.
+    /// Lift a running program.
     Attach(AttachArgs),
-    /// Give a lifted program its files' pages back, while it runs.
+    /// Undo a lift while the program runs.
     Detach(DetachArgs),
-    /// Show what would be lifted of a program or process, and what not and why.
+    /// Show the plan of a lift, and the reason for each refusal.
     ///
-    /// With --used also whether it is likely to pay: the pages that a process uses, beside the size of the TLB.
+    /// With --used, also show whether a lift is likely to pay: the number of pages that a process uses, and the size of the TLB.
     Inspect(InspectArgs),
-    /// Say what keeps huge pages from this machine, a process or a command, with the fixes, and what to run.
+    /// Report what prevents huge pages here, with the fixes.
     ///
-    /// Kernel features are tried, on memory and a child of its own, not guessed from the release. Everything else is read.
+    /// Checks this machine, a process or a command, and names the command to run. Kernel features are tried, not inferred from
+    /// the release: doctor uses memory and a child process for that. All other facts are read.
     Doctor(DoctorArgs),
-    /// Show what the kernel backs with huge pages now.
+    /// Show which memory is on huge pages now.
     ///
     /// For a heap that Pagelift has preloaded it also shows what the program holds of it beside what is resident. A small
     /// block counts with the size of its class, up to an eighth more than was asked for, and one that another thread has
@@ -66,23 +73,23 @@ pub enum Command {
     Status(StatusArgs),
     /// Write symbols of lifted code for perf to /tmp/perf-PID.map.
     PerfMap(PerfMapArgs),
-    /// Shared images: one huge-page copy of a program that every process maps.
+    /// Manage images: huge-page copies that all processes share.
     Image(ImageArgs),
     /// Those of `pagelift-measure`.
     #[command(flatten)]
     Measure(MeasuringCommand),
-    /// Files in huge folios of the page cache, which every process maps without any copy.
+    /// Keep files in huge folios of the page cache.
     Cache(CacheArgs),
-    /// Have every plain start of a program of your own placed so that huge pages can map its file.
+    /// Align a program's segments so that huge pages can map it.
     Align(AlignArgs),
-    /// The pools of huge pages: show, plan, reserve, release, demote, overcommit.
+    /// Show, plan and change the pools of huge pages.
     Pool(PoolArgs),
-    /// Have a systemd service lifted at each start, by a drop-in file.
+    /// Lift a systemd service at each start, by a drop-in file.
     ///
     /// Puts `pagelift run` before the commands of ExecStart=, or lifts from outside after each start where the service's
     /// sandbox refuses that. The file is shown before it is written. Nothing is restarted without --now.
     Enable(Box<EnableArgs>),
-    /// Take back what `enable` has written.
+    /// Remove the drop-in file of enable.
     Disable(DisableArgs),
     /// List the services that are lifted at each start.
     Enabled(EnabledArgs),
@@ -95,20 +102,24 @@ pub enum Command {
 /// charts and symbols would make each start of `pagelift run` slower.
 #[derive(Subcommand)]
 pub enum MeasuringCommand {
-    /// Measure whether a lift pays: a live program switched in place, servers side by side, or a command run plain and lifted
-    /// in turn.
+    /// Measure whether a lift pays, with a confidence interval.
+    ///
+    /// There are three forms: a running program is switched in place, servers run side by side, or a command runs plain and
+    /// lifted in turn.
     ///
     /// With --toggle the process is lifted and put back in random blocks under its own load; nothing is sent to it, and it
     /// is left as it was found, at Ctrl-C too. With --server and --load a plain and a lifted server are started, and a second
     /// plain one as the control, and the load alternates between them; at the end all are ended. Plain against itself is
     /// measured in the same way, and no difference below what that shows is claimed.
     Bench(Box<BenchArgs>),
-    /// Make a page of what bench has recorded: the answer, every pair, the address map before and after, and why.
+    /// Make an HTML or Markdown page from the records of bench.
     ///
-    /// One file of HTML that needs no network and no other file, in light and dark, fit to be printed; or Markdown. With
-    /// several records a table compares them.
+    /// The page shows the answer, every pair, the address map before and after, and the reasons. The HTML file needs no
+    /// network and no other file, has a light and a dark form, and can be printed. Several records are compared in a table.
     Report(ReportArgs),
-    /// Count page walks, faults and the pages in use, and say whether the TLB holds them.
+    /// Count page walks, page faults and the pages in use.
+    ///
+    /// The report says whether the TLB holds the pages in use.
     ///
     /// Page walks are counted by the CPU's PMU where the machine has one. Without one, as in most virtual machines, the accessed
     /// marks of a process's page tables are cleared and counted after 1, 10, 100 and 500 ms: a marked page was walked to in that
@@ -116,24 +127,28 @@ pub enum MeasuringCommand {
     /// holds the process's memory map for a few milliseconds (--stall), and the kernel's reclaim takes pages for idle until they
     /// are used again; contents are not touched.
     Stat(StatArgs),
-    /// Measure what address translation costs on this machine, and what huge pages save of it.
+    /// Measure what address translation costs on this machine.
+    ///
+    /// The report also says how much of that cost huge pages save.
     ///
     /// Loads and jumps that depend on each other visit one cache line in each base page, in random order; the same number of
     /// lines packed one behind the other is the control, and the difference is translation. In virtual machines it shows
     /// whether the host backs the guest's huge pages by huge pages.
     Probe(ProbeArgs),
-    /// Show who sends TLB shootdowns, by which calls, what they cost, and which setting ends them.
+    /// Show who sends TLB shootdowns, their cost and the cure.
     ///
     /// A program with threads that gives memory back, mostly its allocator, interrupts every CPU it runs on. Counted from the
     /// kernel's tracepoints, as root; an ordinary user sees what /proc/interrupts counts for the whole machine.
     Shootdowns(ShootdownsArgs),
-    /// Estimate what a lift does to a program's TLB misses, before anything is lifted, on any machine.
+    /// Simulate a program's TLB misses, plain and lifted.
+    ///
+    /// Nothing is lifted, and the machine needs no huge pages.
     ///
     /// A bounded slice of the program runs under QEMU's user mode (Debian: qemu-user), which reports the pages that it
     /// touches, and the TLBs of a CPU are simulated: for the pages of today, for those that `pagelift run` plans, and for
     /// those with whole huge pages of anonymous memory too. The program's own output goes to standard error.
     Estimate(EstimateArgs),
-    /// Run a bundled program plain and lifted, and show the difference.
+    /// Run a bundled program plain and lifted, and compare.
     //
     // After all others, also after those of `pagelift`.
     #[command(display_order = 100)]

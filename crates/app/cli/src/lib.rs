@@ -8,6 +8,7 @@ pub mod commands;
 pub mod definition;
 pub mod exit;
 pub mod output;
+mod overview;
 mod root_program;
 pub mod text;
 pub mod usual_run;
