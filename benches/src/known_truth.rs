@@ -243,11 +243,10 @@ impl Seen {
 /// The part of the page, from all records of the folder.
 fn table(folder: &Path) -> Result<String> {
     let mut text = format!(
-        "\n## Is it right?\n\nA server that takes exactly {PRICE} µs of CPU time for a request is compared with itself, slower by exactly\n\
-         so many percent, by `pagelift bench`: switched by a signal while it runs (`--toggle -- SERVER --steady`), and as another\n\
-         server beside it (`--server`, 4 starts). Intervals are at 95 %. A difference is claimed where the answer says \"it pays\" or\n\
-         \"it costs\". A run is quiet where others used less than {:.0} % of the CPUs during it. Again by\n\
-         `pagelift-bench known-truth --rounds 100` (`--busy 2` for a load).\n\n\
+        "\n## Is it right?\n\n`pagelift bench` compares a server that uses exactly {PRICE} µs of CPU time for a request with a slower one. Either a \
+         signal makes the\nrunning server slower (`--toggle -- SERVER --steady`), or another server is slower (`--server`, 4 starts). \
+         Intervals are at 95 %.\nA difference is claimed if the answer is \"it pays\" or \"it costs\". A run is quiet if others used less \
+         than {:.0} % of the CPUs.\nThe command is `pagelift-bench known-truth --rounds 100` (`--busy 2` for a load).\n\n\
          | slower | by | others' share of the CPUs | runs | interval holds the truth | difference claimed | in the wrong direction | half of the interval |\n\
          |---|---|---|---|---|---|---|---|\n",
         QUIET * 100.0

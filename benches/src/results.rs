@@ -84,9 +84,8 @@ fn tables(records: &[(String, Record)], skipped: &[(String, String)]) -> String 
     for (name, why) in skipped {
         let _ = writeln!(text, "- {}: {}", cell(name), cell(why));
     }
-    text += "\nHow each was measured, and the command that repeats it at the root of the source, with `target/release` \
-             in\nPATH. What it takes from `target/results/built` is made by `make results RESULTS=NAME`, \
-             `RESULTS=rustc` for example:\n";
+    text += "\nEach measurement, with the command that repeats it at the root of the source, with `target/release` in\nPATH. \
+             `make results RESULTS=NAME` makes its files in `target/results/built`; for example `RESULTS=rustc`:\n";
     for (name, record) in records {
         let _ = writeln!(text, "\n- {}: {}{}\n", cell(name), how(record), ended(record));
         let _ = writeln!(text, "      {}", command(record));
@@ -109,9 +108,9 @@ fn machines(records: &[(String, Record)]) -> String {
     let busy = format!("Others used up to {:.0} % of the CPUs when a measurement began.", busiest * 100.0);
     let all: String = all.into_iter().map(|machine| machine + ".\n").collect();
     format!(
-        "Measured by `pagelift bench` on {all}{busy} Intervals are at 95 %; nothing below what plain shows against itself is \
-         claimed, and what shows no gain is here, too. Short measurements have wide intervals: `TIME=600 make results` takes\n\
-         longer and says more.\n"
+        "Measured by `pagelift bench` on {all}{busy} Intervals are at 95 %. Differences that plain shows against itself are \
+         not claimed; programs without a gain are listed, too.\nShort measurements have wide intervals: `TIME=600 make results` takes \
+         longer and gives narrower ones.\n"
     )
 }
 
