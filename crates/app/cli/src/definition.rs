@@ -129,7 +129,7 @@ pub enum MeasuringCommand {
     Stat(StatArgs),
     /// Measure what address translation costs on this machine.
     ///
-    /// The report also says how much of that cost huge pages save.
+    /// The report also shows the saving by huge pages.
     ///
     /// Loads and jumps that depend on each other visit one cache line in each base page, in random order; the same number of
     /// lines packed one behind the other is the control, and the difference is translation. In virtual machines it shows
