@@ -15,10 +15,11 @@ use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
 use object::{Endianness, ReadRef};
 use process_view::symbols::Sections;
 use process_view::{BoundedFile, FileIdentity, open_regular_file};
-use std::cell::RefCell;
+use std::cell::{LazyCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use symbols::{Reading, place};
 use texts::ReadOnlyData;
@@ -251,7 +252,7 @@ impl ElfFacts {
         let is_static = self.interpreter.is_none() && self.needed.is_empty() && self.soname.is_none();
         let found = symbols::read(sections, of_table.then_some(is_static), reading);
         (self.defines, self.exports, self.imports) = (found.defines, found.exports, found.imports);
-        let texts = read_only_data(sections, reading.file);
+        let texts = LazyCell::new(|| read_only_data(sections, reading.file));
         self.take_allocator_texts(&texts);
         if is_static && of_table {
             self.glibc_minor = texts.told(texts::GLIBC, texts::banner_minor);
@@ -261,7 +262,7 @@ impl ElfFacts {
         }
     }
 
-    fn take_allocator_texts(&mut self, texts: &ReadOnlyData<'_>) {
+    fn take_allocator_texts<'f>(&mut self, texts: &impl Deref<Target = ReadOnlyData<'f>>) {
         let ends_with = |ends: &[&str]| self.defines.iter().any(|name| ends.iter().any(|end| name.ends_with(end)));
         let (is_jemalloc, has_settings) = (ends_with(&["mallctl"]), ends_with(&["mallctl", "tc_malloc", "mi_malloc"]));
         if is_jemalloc {
@@ -273,7 +274,7 @@ impl ElfFacts {
         }
     }
 
-    fn take_versions(&mut self, texts: &ReadOnlyData<'_>) {
+    fn take_versions<'f>(&mut self, texts: &impl Deref<Target = ReadOnlyData<'f>>) {
         if self.soname.as_deref().is_some_and(|name| name.starts_with("libjvm.so")) {
             self.jvm_version = texts.told(texts::JVM, texts::jvm_version);
         }

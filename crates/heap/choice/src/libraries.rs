@@ -1,6 +1,9 @@
 //! Finds shared libraries as the dynamic linker does (ld.so(8)).
 
 use crate::default_folders::Linker;
+use std::cmp::Ordering;
+use std::ffi::c_char;
+use std::iter;
 use std::path::{Path, PathBuf};
 
 /// Where a library is looked for, beside what an object says itself.
@@ -26,17 +29,23 @@ impl SearchPaths {
 
     /// Candidates for a name that the object at `asker` needs, in the linker's order. `rpath` counts only if there is no
     /// `runpath`.
-    pub fn candidates(&self, name: &str, asker: &Path, rpath: Option<&str>, runpath: Option<&str>) -> Vec<PathBuf> {
-        if name.contains('/') {
-            return vec![PathBuf::from(name)];
-        }
+    pub fn candidates<'a>(
+        &'a self,
+        name: &'a str,
+        asker: &'a Path,
+        rpath: Option<&'a str>,
+        runpath: Option<&'a str>,
+    ) -> impl Iterator<Item = PathBuf> {
+        let itself = name.contains('/').then(|| PathBuf::from(name));
+        let is_searched = itself.is_none();
         let rpath = rpath.filter(|_| runpath.is_none());
         let lists = [rpath, self.from_environment.as_deref(), runpath];
-        let listed = lists.into_iter().flatten().flat_map(|list| list.split([':', ';'])).filter(|f| !f.is_empty());
-        let mut found: Vec<PathBuf> = listed.map(|folder| expand(folder, asker).join(name)).collect();
-        found.extend(self.cache.find(name).map(PathBuf::from));
-        found.extend(self.folders.iter().map(|folder| folder.join(name)));
-        found
+        let listed =
+            lists.into_iter().flatten().flat_map(|list| list.split([':', ';'])).filter(|folder| !folder.is_empty());
+        let listed = listed.map(move |folder| expand(folder, asker).join(name));
+        let cached = iter::once(()).flat_map(move |()| self.cache.find(name)).map(PathBuf::from);
+        let known = self.folders.iter().map(move |folder| folder.join(name));
+        itself.into_iter().chain(listed.chain(cached).chain(known).take_while(move |_| is_searched))
     }
 }
 
@@ -64,6 +73,38 @@ const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const CACHE_HEADER: usize = 48;
 /// Flags, key, value, version of the system (4 bytes each), capabilities (8).
 const CACHE_ENTRY: usize = 24;
+/// Offset of the key in an entry.
+const KEY: usize = 4;
+/// Offset of the value in an entry.
+const VALUE: usize = 8;
+
+/// Order of two names in the cache, which begins with the greatest one: bytes by value, and runs of digits as numbers (glibc,
+/// elf/dl-cache.c, `_dl_cache_libcmp`).
+fn compare(mut left: &[u8], mut right: &[u8]) -> Ordering {
+    loop {
+        match (left.first(), right.first()) {
+            (Some(a), Some(b)) if a.is_ascii_digit() && b.is_ascii_digit() => {
+                let order = take_number(&mut left).cmp(&take_number(&mut right));
+                if order != Ordering::Equal {
+                    return order;
+                }
+            }
+            (Some(a), _) if a.is_ascii_digit() => return Ordering::Greater,
+            (_, Some(b)) if b.is_ascii_digit() => return Ordering::Less,
+            (Some(a), Some(b)) if a == b => (left, right) = (&left[1..], &right[1..]),
+            // The linker compares characters of C, which have a sign on some machines.
+            (a, b) => return a.map(|&a| a as c_char).unwrap_or(0).cmp(&b.map(|&b| b as c_char).unwrap_or(0)),
+        }
+    }
+}
+
+/// Removes the number with which a text begins.
+fn take_number(text: &mut &[u8]) -> i32 {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let (number, rest) = text.split_at(digits);
+    *text = rest;
+    number.iter().fold(0, |number: i32, digit| number.wrapping_mul(10).wrapping_add(i32::from(digit - b'0')))
+}
 
 impl LoaderCache {
     /// Reads the cache; empty where there is none in this form.
@@ -81,17 +122,29 @@ impl LoaderCache {
         Some(u32::from_le_bytes(self.data.get(at..at + 4)?.try_into().ok()?) as usize)
     }
 
-    /// Libraries of this name, in the order of the cache.
+    /// Libraries of this name, in the order of the cache. As in the linker, names that are not sorted may not be found.
     fn find<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        let count = self.number(CACHE_MAGIC.len()).unwrap_or(0).min(self.data.len() / CACHE_ENTRY);
-        (0..count).filter_map(move |index| {
-            let entry = CACHE_HEADER + index * CACHE_ENTRY;
-            let key = self.data.get(self.number(entry + 4)?..)?;
-            // Most names differ in their lengths.
-            let is_it = key.get(name.len()) == Some(&0) && key.starts_with(name.as_bytes());
-            let value = self.data.get(self.number(entry + 8)?..).filter(|_| is_it)?;
-            std::str::from_utf8(&value[..memchr::memchr(0, value)?]).ok()
-        })
+        let mut first = 0;
+        let mut end = self.number(CACHE_MAGIC.len()).unwrap_or(0).min(self.data.len() / CACHE_ENTRY);
+        let count = end;
+        while first < end {
+            let middle = first.midpoint(end);
+            match self.text(middle, KEY).map(|key| compare(key, name.as_bytes())) {
+                Some(Ordering::Greater) => first = middle + 1,
+                _ => end = middle,
+            }
+        }
+        // `lib1.so` and `lib01.so` have the same place in the order.
+        let has_place = |key: &&[u8]| compare(key, name.as_bytes()) == Ordering::Equal;
+        let entries = (first..count).map_while(move |index| Some((index, self.text(index, KEY).filter(has_place)?)));
+        let of_name = entries.filter(move |(_, key)| *key == name.as_bytes());
+        of_name.filter_map(|(index, _)| std::str::from_utf8(self.text(index, VALUE)?).ok())
+    }
+
+    /// The text whose place stands at an offset of an entry.
+    fn text(&self, index: usize, offset: usize) -> Option<&[u8]> {
+        let text = self.data.get(self.number(CACHE_HEADER + index * CACHE_ENTRY + offset)?..)?;
+        Some(&text[..memchr::memchr(0, text)?])
     }
 }
 
@@ -122,15 +175,47 @@ mod tests {
 
     #[test]
     fn the_linker_looks_in_its_own_order() {
-        let data = cache(&[("libx.so.1", "/opt/x/libx.so.1"), ("liby.so", "/opt/liby.so")]);
+        let data = cache(&[("liby.so", "/opt/liby.so"), ("libx.so.1", "/opt/x/libx.so.1")]);
         let cache = LoaderCache::parse(data).unwrap();
         let paths = SearchPaths { from_environment: Some("/env".into()), cache, folders: vec!["/lib/default".into()] };
-        let found = paths.candidates("libx.so.1", Path::new("/prog/x"), Some("/old"), None);
+        let candidates = |name, rpath, runpath| -> Vec<PathBuf> {
+            paths.candidates(name, Path::new("/prog/x"), rpath, runpath).collect()
+        };
+        let found = candidates("libx.so.1", Some("/old"), None);
         let due = ["/old/libx.so.1", "/env/libx.so.1", "/opt/x/libx.so.1", "/lib/default/libx.so.1"];
         assert_eq!(found, due.map(PathBuf::from));
-        let found = paths.candidates("libx.so.1", Path::new("/prog/x"), Some("/old"), Some("$ORIGIN/../lib"));
+        let found = candidates("libx.so.1", Some("/old"), Some("$ORIGIN/../lib"));
         assert_eq!(found[..2], ["/env/libx.so.1", "/prog/../lib/libx.so.1"].map(PathBuf::from));
-        assert_eq!(paths.candidates("/a/b.so", Path::new("/x"), None, None), [PathBuf::from("/a/b.so")]);
+        assert_eq!(candidates("/a/b.so", Some("/old"), None), [PathBuf::from("/a/b.so")]);
+    }
+
+    #[test]
+    fn names_are_in_the_order_of_the_linker() {
+        let sorted = ["lib12.so", "lib2.so", "liba.so.12", "liba.so.9", "liba.so.", "liba.so", "liba-x.so", "lib"];
+        assert!(sorted.is_sorted_by(|greater, less| {
+            let orders = [compare(greater.as_bytes(), less.as_bytes()), compare(less.as_bytes(), greater.as_bytes())];
+            orders == [Ordering::Greater, Ordering::Less]
+        }));
+        assert_eq!(compare(b"lib1.so", b"lib01.so"), Ordering::Equal);
+        assert_eq!(compare(b"", b""), Ordering::Equal);
+        assert!(compare(b"99999999999999999999", b"1") != Ordering::Equal);
+    }
+
+    #[test]
+    fn every_library_of_a_cache_is_found() {
+        let names =
+            ["libc.so.6", "libb.so.01", "libb.so.1", "libb.so.1", "liba2.so", "liba.so.10", "liba.so.9", "lib.so"];
+        for length in 0..=names.len() {
+            let entries: Vec<_> =
+                names[..length].iter().enumerate().map(|(at, name)| (*name, at.to_string())).collect();
+            let entries: Vec<_> = entries.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            let cache = LoaderCache::parse(cache(&entries)).unwrap();
+            for name in names {
+                let due = entries.iter().filter(|(key, _)| *key == name).map(|(_, value)| *value);
+                assert_eq!(cache.find(name).collect::<Vec<_>>(), due.collect::<Vec<_>>(), "{name} of {length}");
+            }
+            assert_eq!(cache.find("libx.so").next(), None);
+        }
     }
 
     #[test]

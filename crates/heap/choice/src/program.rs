@@ -5,11 +5,11 @@ use crate::elf::{ElfFacts, Reads};
 use crate::libraries::SearchPaths;
 use crate::settings::Environment;
 use process_view::{ProcessCode, open_regular_file};
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::mem;
+use std::path::Path;
 
 /// No program loads more libraries than this by DT_NEEDED.
 const MOST_LIBRARIES: usize = 1000;
@@ -80,24 +80,27 @@ impl Program {
     }
 
     fn follow(&mut self, paths: &SearchPaths, preloaded: &str, reads: Reads) {
-        let mut seen = BTreeSet::new();
-        let exe = Rc::new(self.executable.clone());
+        let mut seen = HashSet::new();
         let preloaded = preloaded.split([':', ' ']).filter(|name| !name.is_empty());
         let first = preloaded.clone().count();
-        let mut waiting: Vec<(String, Rc<ElfFacts>)> =
-            preloaded.chain(exe.needed.iter().map(String::as_str)).map(|name| (name.to_owned(), exe.clone())).collect();
+        let named = preloaded.chain(self.executable.needed.iter().map(String::as_str));
+        // Names, each with the index of the library that asks for it; none for the executable.
+        let mut waiting: Vec<(String, Option<usize>)> = named.map(|name| (name.to_owned(), None)).collect();
         let mut next = 0;
         while next < waiting.len() && next < MOST_LIBRARIES {
-            let (name, asker) = waiting[next].clone();
+            let (name, asker) = (mem::take(&mut waiting[next].0), waiting[next].1);
             next += 1;
-            if !seen.insert(name.clone()) {
+            if seen.contains(&name) {
                 continue;
             }
-            let Some(found) = find(paths, &name, &asker, (&exe, reads)) else { continue };
-            let found = Rc::new(found);
+            let asker = asker.map_or(&self.executable, |index| &self.libraries[index]);
+            let found = find(paths, &name, asker, (&self.executable, reads));
+            seen.insert(name);
+            let Some(found) = found else { continue };
             let room = MOST_LIBRARIES.saturating_sub(waiting.len());
-            waiting.extend(found.needed.iter().take(room).map(|needed| (needed.clone(), Rc::clone(&found))));
-            self.libraries.push(ElfFacts::clone(&found));
+            let asker = Some(self.libraries.len());
+            waiting.extend(found.needed.iter().take(room).map(|needed| (needed.clone(), asker)));
+            self.libraries.push(found);
             self.preloaded += usize::from(next <= first);
         }
     }
@@ -110,8 +113,7 @@ impl Program {
 
 fn find(paths: &SearchPaths, name: &str, asker: &ElfFacts, (exe, reads): (&ElfFacts, Reads)) -> Option<ElfFacts> {
     let inherited = asker.rpath.as_deref().or(exe.rpath.as_deref());
-    let candidates: Vec<PathBuf> = paths.candidates(name, &asker.path, inherited, asker.runpath.as_deref());
-    candidates.into_iter().find_map(|path| {
+    paths.candidates(name, &asker.path, inherited, asker.runpath.as_deref()).find_map(|path| {
         // A library for another machine with the same name is skipped, as the linker does.
         ElfFacts::read(&path, reads).ok().flatten().filter(|facts| facts.machine == exe.machine)
     })

@@ -2,7 +2,7 @@
 //! larger ones are read when they are needed.
 
 use super::scan::find_text;
-use super::telling::SIGNS_OF_OTHERS;
+use super::telling::{SIGNS_OF_OTHERS, may_be_kept, may_have_prefixed};
 use memchr::memmem;
 use object::elf::{self, Sym64};
 use object::read::StringTable;
@@ -86,17 +86,29 @@ impl<'data, R: ReadRef<'data>> Names<'data, R> {
         }
     }
 
-    /// Symbols and their names. Names of a large table are in the order of their offsets: one read piece holds several.
-    pub fn of_all(
+    /// Calls `take` with the symbols whose names may be telling, and with these names. Names of a large table come in the order of
+    /// their offsets: one read piece holds several.
+    pub fn each_of(
         &self,
         symbols: &'data [Sym64<Endianness>],
         endian: Endianness,
-    ) -> impl Iterator<Item = (&'data Sym64<Endianness>, &'data [u8])> {
-        let mut symbols: Vec<_> = symbols.iter().collect();
-        if matches!(self, Self::Each(..)) {
-            symbols.sort_by_key(|symbol| symbol.st_name.get(endian));
+        mut take: impl FnMut(&'data Sym64<Endianness>, &'data [u8]),
+    ) {
+        let place = |symbol: &Sym64<Endianness>| symbol.st_name.get(endian);
+        let mut take_named = |symbol| self.get(place(symbol)).into_iter().for_each(|name| take(symbol, name));
+        match self {
+            // Most names end here, by their first bytes.
+            Self::Whole(names) => {
+                let is_any_kept = may_have_prefixed(names);
+                let may_be_kept = |start: u32| names.get(start as usize..).is_some_and(may_be_kept);
+                symbols.iter().filter(|symbol| is_any_kept || may_be_kept(place(symbol))).for_each(take_named);
+            }
+            Self::Each(..) => {
+                let mut symbols: Vec<_> = symbols.iter().collect();
+                symbols.sort_by_key(|symbol| place(symbol));
+                symbols.into_iter().for_each(&mut take_named);
+            }
         }
-        symbols.into_iter().filter_map(move |symbol| Some((symbol, self.get(symbol.st_name.get(endian))?)))
     }
 
     /// True if a name may be telling that is in no list (see [`SIGNS_OF_OTHERS`]).

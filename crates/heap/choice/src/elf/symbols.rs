@@ -100,9 +100,7 @@ fn take_dynamic<'data>(
     // Without such a table every symbol is read.
     let unhashed = hash.as_ref().map_or(u64::MAX, |hash| hash.first().into());
     let Some(imports) = entries.entries::<Sym64<Endianness>>(0, unhashed) else { return };
-    for (symbol, name) in names.of_all(imports, endian) {
-        symbols.take(name, symbol, true, file);
-    }
+    names.each_of(imports, endian, |symbol, name| symbols.take(name, symbol, true, file));
     let Some(hash) = hash else { return };
     for name in NAMES.iter().chain(&OPERATORS_NEW) {
         let same_hash = hash.with_hash(elf::gnu_hash(name.as_bytes()));

@@ -82,6 +82,48 @@ pub(super) fn kept_name(bare: &[u8], is_defined: bool) -> Option<&str> {
     if is_kept { std::str::from_utf8(bare).ok() } else { None }
 }
 
+/// Number of bytes by which most names are told apart; every name that is kept without a prefix is at least so long.
+const BEGINNING: usize = 4;
+
+/// Set of the beginnings of all names that are kept without a prefix, as bits at [`place_of_beginning`].
+const BEGINNINGS: [u64; 64] = {
+    let mut set = [0; 64];
+    add_beginnings(&mut set, &NAMES);
+    add_beginnings(&mut set, &NEW);
+    add_beginnings(&mut set, &DELETE);
+    set
+};
+
+const fn add_beginnings(set: &mut [u64; 64], names: &[&str]) {
+    let mut index = 0;
+    while index < names.len() {
+        let Some(beginning) = names[index].as_bytes().first_chunk::<BEGINNING>() else { panic!("a shorter name") };
+        let (word, bit) = place_of_beginning(*beginning);
+        set[word] |= 1 << bit;
+        index += 1;
+    }
+}
+
+/// Word and bit of a beginning in a set of 64 words.
+const fn place_of_beginning(beginning: [u8; BEGINNING]) -> (usize, u32) {
+    // The highest bits of a product with 2³² divided by the golden ratio depend on all of its bytes.
+    let place = u32::from_le_bytes(beginning).wrapping_mul(0x9e37_79b9) >> (u32::BITS - 12);
+    ((place / u64::BITS) as usize, place % u64::BITS)
+}
+
+/// False if no name that [`kept_name`] keeps without a prefix begins like `text`.
+pub(super) fn may_be_kept(text: &[u8]) -> bool {
+    text.first_chunk::<BEGINNING>().is_some_and(|&beginning| {
+        let (word, bit) = place_of_beginning(beginning);
+        (BEGINNINGS[word] >> bit) & 1 == 1
+    })
+}
+
+/// True if a name in this table may be kept that has something before it.
+pub(super) fn may_have_prefixed(table: &[u8]) -> bool {
+    PREFIXED.iter().any(|end| memchr::memmem::find(table, end.as_bytes()).is_some())
+}
+
 /// Texts in a table of names, one for each kind of defined symbol that [`kept_name`] keeps and that is not in [`NAMES`]. Names with
 /// `@` are cut there.
 pub(super) const SIGNS_OF_OTHERS: [&[u8]; 5] = [b"mallctl\0", b"tc_malloc\0", b"_Znwm", b"_Znam", b"@"];
@@ -152,6 +194,17 @@ mod tests {
             ["malloc", "my_malloc", "je_mallctl"].map(|name| kept_name(name.as_bytes(), true)),
             [Some("malloc"), None, Some("je_mallctl")]
         );
+    }
+
+    #[test]
+    fn beginnings_tell_names_apart() {
+        for name in NAMES.iter().chain(&OPERATORS_NEW).chain(&["_ZdlPvm", "_ZdaPv"]) {
+            assert!(may_be_kept(name.as_bytes()) && !may_be_kept(&name.as_bytes()[..BEGINNING - 1]), "{name}");
+        }
+        let others = ["strlen", "_ZNSt6vectorIiSaIiEE", "gtk_init", "xmalloc", "\0fork", "fre\0"];
+        assert!(!others.iter().any(|name| may_be_kept(name.as_bytes())));
+        assert!(may_have_prefixed(b"\0x_tc_malloc\0") && may_have_prefixed(b"je_mallctl@V1\0"));
+        assert!(!may_have_prefixed(b"\0malloc\0tc_mallo\0"));
     }
 
     #[test]

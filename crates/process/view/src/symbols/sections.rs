@@ -49,7 +49,11 @@ impl<'data, R: ReadRef<'data>> Sections<'data, R> {
 
     /// The section with this name.
     pub fn named(&self, name: &str) -> Option<&'data Section> {
-        self.headers.iter().find(|section| self.name(section) == Some(name.as_bytes()))
+        self.headers.iter().find(|section| {
+            let start = self.names.get(section.sh_name(self.endian) as usize..);
+            // Compared before the name's end is searched: few sections have it.
+            start.is_some_and(|start| start.starts_with(name.as_bytes())) && self.name(section) == Some(name.as_bytes())
+        })
     }
 
     /// All sections.
@@ -123,5 +127,5 @@ impl<'data, R: ReadRef<'data>> Sections<'data, R> {
 /// The NUL-terminated text at an offset of a string table.
 pub fn text_at(table: &[u8], offset: u32) -> Option<&[u8]> {
     let text = table.get(offset as usize..)?;
-    Some(&text[..text.iter().position(|&b| b == 0)?])
+    Some(&text[..memchr::memchr(0, text)?])
 }
