@@ -50,6 +50,9 @@ pub const PERF_MAP_OF_PROGRAM: MemoryBound = MemoryBound::mebibytes(256);
 /// Names of libraries and symbols kept of one ELF file to identify its allocator; a few kilobytes.
 pub const ALLOCATOR_NAMES: MemoryBound = MemoryBound::mebibytes(1);
 
+/// Facts of the files of one program that are kept between starts; a browser's 113 libraries have 60 KiB.
+pub const KEPT_FACTS: MemoryBound = MemoryBound::mebibytes(1);
+
 /// The environment of a process; the kernel lets an exec have 6 MiB of arguments and environment with the usual stack.
 pub const ENVIRONMENT: MemoryBound = MemoryBound::mebibytes(32);
 

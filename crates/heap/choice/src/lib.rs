@@ -14,6 +14,7 @@ mod default_folders;
 mod elf;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod kept;
 mod libraries;
 mod program;
 mod settings;

@@ -141,7 +141,7 @@ impl LoaderCache {
         of_name.filter_map(|(index, _)| std::str::from_utf8(self.text(index, VALUE)?).ok())
     }
 
-    /// The text whose place stands at an offset of an entry.
+    /// The text whose place is at `offset` of an entry.
     fn text(&self, index: usize, offset: usize) -> Option<&[u8]> {
         let text = self.data.get(self.number(CACHE_HEADER + index * CACHE_ENTRY + offset)?..)?;
         Some(&text[..memchr::memchr(0, text)?])

@@ -2,9 +2,10 @@
 
 use crate::default_folders::Linker;
 use crate::elf::{ElfFacts, Reads};
+use crate::kept::{KeptFacts, facts_at};
 use crate::libraries::SearchPaths;
 use crate::settings::Environment;
-use process_view::{ProcessCode, open_regular_file};
+use process_view::{FileIdentity, FoundFile, ProcessCode, open_regular_file};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
@@ -37,6 +38,20 @@ impl Program {
         }
     }
 
+    /// Like [`Program::read`], for a program that is about to be started: facts of files that this user has started before are
+    /// not read again while the files are the same.
+    ///
+    /// # Errors
+    /// The executable cannot be read.
+    pub fn read_at_start(path: &Path, environment: &Environment) -> io::Result<Option<Self>> {
+        let Some(found) = FoundFile::at(path)? else { return Ok(None) };
+        let mut kept = KeptFacts::of_executable(&FileIdentity::of(&found.metadata()?));
+        let Some(executable) = facts_at(path, Reads::Executable, kept.as_mut())? else { return Ok(None) };
+        let program = Self::with_libraries(executable, environment, Reads::Library, kept.as_mut());
+        kept.into_iter().for_each(KeptFacts::keep);
+        Ok(Some(program))
+    }
+
     /// Like [`Program::read`], for an executable that is already open: a process that has given up rights since may not be
     /// able to open it again. Versions of runtimes are read, too.
     ///
@@ -55,14 +70,23 @@ impl Program {
     }
 
     fn with(path: &Path, file: &File, environment: &Environment, reads: Reads) -> io::Result<Option<Self>> {
-        let Some(executable) = ElfFacts::of_file(path, file, reads)? else { return Ok(None) };
+        let executable = ElfFacts::of_file(path, file, reads)?;
+        Ok(executable.map(|executable| Self::with_libraries(executable, environment, reads.of_libraries(), None)))
+    }
+
+    fn with_libraries(
+        executable: ElfFacts,
+        environment: &Environment,
+        reads: Reads,
+        kept: Option<&mut KeptFacts>,
+    ) -> Self {
         let mut program = Self { executable, ..Self::default() };
         if let Some(interpreter) = program.executable.interpreter.clone() {
             let linker = Linker { path: &interpreter, machine: program.executable.machine };
             let paths = SearchPaths::of_system(environment.get("LD_LIBRARY_PATH").map(str::to_owned), linker);
-            program.follow(&paths, environment.get("LD_PRELOAD").unwrap_or_default(), reads.of_libraries());
+            program.follow(&paths, environment.get("LD_PRELOAD").unwrap_or_default(), reads, kept);
         }
-        Ok(Some(program))
+        program
     }
 
     /// The program that a process runs now, by the objects that it has mapped. The C library comes last, since whatever else
@@ -79,7 +103,7 @@ impl Program {
         Some(Self { executable, libraries, preloaded: 0 })
     }
 
-    fn follow(&mut self, paths: &SearchPaths, preloaded: &str, reads: Reads) {
+    fn follow(&mut self, paths: &SearchPaths, preloaded: &str, reads: Reads, mut kept: Option<&mut KeptFacts>) {
         let mut seen = HashSet::new();
         let preloaded = preloaded.split([':', ' ']).filter(|name| !name.is_empty());
         let first = preloaded.clone().count();
@@ -94,7 +118,8 @@ impl Program {
                 continue;
             }
             let asker = asker.map_or(&self.executable, |index| &self.libraries[index]);
-            let found = find(paths, &name, asker, (&self.executable, reads));
+            let read = |path: &Path| facts_at(path, reads, kept.as_deref_mut());
+            let found = find(paths, &name, asker, (&self.executable, read));
             seen.insert(name);
             let Some(found) = found else { continue };
             let room = MOST_LIBRARIES.saturating_sub(waiting.len());
@@ -111,11 +136,16 @@ impl Program {
     }
 }
 
-fn find(paths: &SearchPaths, name: &str, asker: &ElfFacts, (exe, reads): (&ElfFacts, Reads)) -> Option<ElfFacts> {
+fn find(
+    paths: &SearchPaths,
+    name: &str,
+    asker: &ElfFacts,
+    (exe, mut read): (&ElfFacts, impl FnMut(&Path) -> io::Result<Option<ElfFacts>>),
+) -> Option<ElfFacts> {
     let inherited = asker.rpath.as_deref().or(exe.rpath.as_deref());
     paths.candidates(name, &asker.path, inherited, asker.runpath.as_deref()).find_map(|path| {
         // A library for another machine with the same name is skipped, as the linker does.
-        ElfFacts::read(&path, reads).ok().flatten().filter(|facts| facts.machine == exe.machine)
+        read(&path).ok().flatten().filter(|facts| facts.machine == exe.machine)
     })
 }
 
@@ -139,7 +169,7 @@ mod tests {
         let linker = Linker { path: &interpreter, machine: executable.machine };
         let paths = SearchPaths { folders: linker.folders(), ..SearchPaths::default() };
         let mut program = Program { executable, ..Program::default() };
-        program.follow(&paths, "", Reads::Library);
+        program.follow(&paths, "", Reads::Library, None);
         assert!(program.libraries.iter().any(|library| library.soname.as_deref() == Some("libc.so.6")));
     }
 }

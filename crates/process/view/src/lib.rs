@@ -40,7 +40,7 @@ pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReade
 pub use mapped_file::{
     Unreadable, executed_metadata, exists_in_root, metadata_in_root, open_executed, open_in_root, open_mapped,
 };
-pub use opening::open_regular_file;
+pub use opening::{FoundFile, open_regular_file};
 pub use process_files::ProcessFiles;
 pub use process_memory::ProcessMemoryFile;
 pub use rights::{ProcessRights, RightsDifference};

@@ -27,6 +27,37 @@ pub fn open_regular_file(path: &Path) -> io::Result<Option<File>> {
     Ok(open_regular(path)?.map(|found| found.file))
 }
 
+/// A regular file that was found, and is not open for reading. The same rules hold as for [`open_regular_file`].
+#[derive(Debug)]
+pub struct FoundFile(File);
+
+impl FoundFile {
+    /// The file at a path; `None` for any other kind of file.
+    ///
+    /// # Errors
+    /// The kernel refuses to resolve the path, or a file system on the path is not asked.
+    pub fn at(path: &Path) -> io::Result<Option<Self>> {
+        let place = place_of(path)?;
+        Ok(is_regular(&place, &refuse_here)?.then(|| Self(place.into())))
+    }
+
+    /// Its metadata.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.0.metadata()
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open(self) -> io::Result<File> {
+        unasked::reopen(self.0)
+    }
+}
+
 /// As [`open_regular_file`].
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<MappedFile>> {
     open_place(place_of(path)?, &refuse_here)
@@ -51,16 +82,21 @@ pub(crate) fn is_unknown(error: &io::Error) -> bool {
 
 /// Opens a place for reading; `None` where it is not a regular file. `refuse` returns why its file system is not asked.
 pub(crate) fn open_place(place: OwnedFd, refuse: &dyn Fn(&Place) -> Option<Served>) -> io::Result<Option<MappedFile>> {
-    let found = unasked::of(&place)?;
-    if let Some(served) = refuse(&Place::from(&found)) {
-        return Err(io::Error::other(Refusal(served)));
-    }
-    if found.mode & libc::S_IFMT != libc::S_IFREG {
+    if !is_regular(&place, refuse)? {
         return Ok(None);
     }
     let file = unasked::reopen(place)?;
     let metadata = file.metadata()?;
     Ok(Some(MappedFile { file, metadata }))
+}
+
+/// True for a regular file, on a file system that is asked.
+fn is_regular(place: &OwnedFd, refuse: &dyn Fn(&Place) -> Option<Served>) -> io::Result<bool> {
+    let found = unasked::of(place)?;
+    match refuse(&Place::from(&found)) {
+        Some(served) => Err(io::Error::other(Refusal(served))),
+        None => Ok(found.mode & libc::S_IFMT == libc::S_IFREG),
+    }
 }
 
 /// Why a file system is not asked, where that is what an error says.

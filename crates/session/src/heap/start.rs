@@ -80,7 +80,7 @@ pub fn prepare_heap(options: &HeapOptions, only: &[String], path: &Path, machine
         return HeapStart::default();
     }
     let environment = Environment::of_this_process();
-    let chosen = match Program::read(path, &environment) {
+    let chosen = match Program::read_at_start(path, &environment) {
         Ok(Some(program)) => choose_for(&program, options, only, machine, &environment),
         _ => None,
     };

@@ -82,7 +82,7 @@ pub(super) fn kept_name(bare: &[u8], is_defined: bool) -> Option<&str> {
     if is_kept { std::str::from_utf8(bare).ok() } else { None }
 }
 
-/// Number of bytes by which most names are told apart; every name that is kept without a prefix is at least so long.
+/// Number of bytes by which most names are told apart; no name that is kept without a prefix is shorter.
 const BEGINNING: usize = 4;
 
 /// Set of the beginnings of all names that are kept without a prefix, as bits at [`place_of_beginning`].
