@@ -9,6 +9,10 @@
 //! The crate does no I/O: it reads headers and says which bytes to write where.
 #![forbid(unsafe_code)]
 
+mod relayout;
+
+pub use relayout::{Field, Former, Piece, Relayout, RelayoutError};
+
 use address_space::{PageSize, format_bytes};
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
@@ -21,12 +25,14 @@ const HEADER: u64 = 56;
 /// The first word of a record.
 const FORMAT: &str = "v1";
 
+/// Not a 64-bit little-endian ELF file with program headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("found no sound 64-bit little-endian ELF file, needed a program or shared object")]
+pub struct NotElf;
+
 /// Why the segments of a file cannot be aligned.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AlignError {
-    /// Not a 64-bit little-endian ELF file with program headers.
-    #[error("found no sound 64-bit little-endian ELF file, needed a program or shared object")]
-    NotElf,
     /// A program of a fixed address.
     #[error(
         "found a program of a fixed address, which the linker alone has chosen: {} of {} of its code lie in whole huge pages \
@@ -110,15 +116,15 @@ impl Segments {
     /// Reads the program headers.
     ///
     /// # Errors
-    /// [`AlignError::NotElf`].
-    pub fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, AlignError> {
-        let not_elf = |_| AlignError::NotElf;
+    /// [`NotElf`].
+    pub fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, NotElf> {
+        let not_elf = |_| NotElf;
         let header = FileHeader64::<LittleEndian>::parse(data).map_err(not_elf)?;
         let endian = header.endian().map_err(not_elf)?;
         let headers: &[ProgramHeader64<LittleEndian>] = header.program_headers(endian, data).map_err(not_elf)?;
         let kind = header.e_type(endian);
         if u64::from(header.e_phentsize(endian)) != HEADER || !(kind == elf::ET_EXEC || kind == elf::ET_DYN) {
-            return Err(AlignError::NotElf);
+            return Err(NotElf);
         }
         let loaded = headers.iter().enumerate().filter(|(_, header)| header.p_type(endian) == elf::PT_LOAD);
         let all: Vec<Segment> = loaded
@@ -133,7 +139,7 @@ impl Segments {
             })
             .collect();
         match all.is_empty() {
-            true => Err(AlignError::NotElf),
+            true => Err(NotElf),
             false => Ok(Self { headers_at: header.e_phoff(endian), fixed: kind == elf::ET_EXEC, all }),
         }
     }
@@ -156,6 +162,12 @@ impl Segments {
         (of(true), of(false))
     }
 
+    /// True if each start maps the file so that its addresses agree with its offsets modulo `huge` in congruent segments:
+    /// a program of a fixed address, or one with an alignment of `huge`.
+    pub fn is_placed(&self, huge: PageSize) -> bool {
+        self.fixed || self.all.iter().any(|segment| segment.align >= huge.bytes())
+    }
+
     /// The values that have the file placed at a multiple of `huge`.
     ///
     /// # Errors
@@ -168,7 +180,7 @@ impl Segments {
         if covered == (0, 0) {
             return Err(AlignError::NothingCongruent(huge));
         }
-        if self.all.iter().any(|segment| segment.align >= huge.bytes()) {
+        if self.is_placed(huge) {
             return Err(AlignError::Aligned(huge));
         }
         let congruent = self.all.iter().filter(|segment| segment.is_congruent(huge));
@@ -254,7 +266,7 @@ mod tests {
         assert_eq!(small.align(huge()), Err(AlignError::NothingCongruent(huge())));
         let fixed = Segments { fixed: true, ..segments(vec![segment(0, 0, 0, 3 * HUGE, true)]) };
         assert_eq!(fixed.align(huge()), Err(AlignError::Fixed { covered: 3 * HUGE, code: 3 * HUGE }));
-        assert_eq!(Segments::read(&b"\x7fELF\x02\x01"[..]), Err(AlignError::NotElf));
+        assert_eq!(Segments::read(&b"\x7fELF\x02\x01"[..]), Err(NotElf));
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let read = Segments::read(&own[..]).unwrap();
         assert!(read.read_only().0 > 0 && read.all.iter().any(|segment| segment.writable));

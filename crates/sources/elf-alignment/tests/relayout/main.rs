@@ -1,0 +1,238 @@
+//! New layouts of random and real files: nothing that a start maps, and nothing that a tool finds, may differ.
+
+mod builder;
+
+use address_space::PageSize;
+use builder::{HUGE, PAGE, build, wishes};
+use elf_alignment::{Field, Former, Piece, Relayout, RelayoutError};
+use object::LittleEndian;
+use object::elf::{self, FileHeader64};
+use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+
+fn plan(bytes: &[u8], huge: u64) -> Result<Relayout, RelayoutError> {
+    Relayout::plan(bytes, PageSize::new(huge).unwrap(), PageSize::new(PAGE).unwrap(), true)
+}
+
+/// The file that follows from pieces and fields.
+fn applied(old: &[u8], length: u64, pieces: &[Piece], fields: &[Field]) -> Vec<u8> {
+    let mut new = vec![0; length as usize];
+    for piece in pieces {
+        let (from, to, length) = (piece.from as usize, piece.to as usize, piece.length as usize);
+        new[to..to + length].copy_from_slice(&old[from..from + length]);
+    }
+    for field in fields {
+        new[field.to as usize..][..8].copy_from_slice(&field.new.to_le_bytes());
+    }
+    new
+}
+
+/// Kind, flags, offset, address, length, memory, alignment.
+type Load = (u32, u32, u64, u64, u64, u64, u64);
+
+struct View {
+    programs: Vec<Load>,
+    /// Kind, flags, address, offset, size.
+    sections: Vec<(u32, u64, u64, u64, u64)>,
+}
+
+fn view(bytes: &[u8]) -> View {
+    let header = FileHeader64::<LittleEndian>::parse(bytes).unwrap();
+    let e = header.endian().unwrap();
+    let programs = header.program_headers(e, bytes).unwrap().iter().map(|p| {
+        let sizes = (p.p_filesz(e), p.p_memsz(e), p.p_align(e));
+        (p.p_type(e).0, p.p_flags(e).0, p.p_offset(e), p.p_vaddr(e), sizes.0, sizes.1, sizes.2)
+    });
+    let sections = header.section_headers(e, bytes).unwrap().iter();
+    let sections = sections.map(|s| (s.sh_type(e).0, s.sh_flags(e).0, s.sh_addr(e), s.sh_offset(e), s.sh_size(e)));
+    View { programs: programs.collect(), sections: sections.collect() }
+}
+
+/// Compares bytes of both files, in which only changed numbers may differ.
+fn same(old: &[u8], new: &[u8], from: u64, to: u64, length: u64, fields: &[Field]) -> Result<(), String> {
+    let get = |bytes: &[u8], at: u64| bytes.get(at as usize).copied().unwrap_or(0);
+    if old
+        .get(from as usize..(from + length) as usize)
+        .is_some_and(|part| new.get(to as usize..(to + length) as usize) == Some(part))
+    {
+        return Ok(());
+    }
+    for at in 0..length {
+        let (was, is) = (get(old, from + at), get(new, to + at));
+        let is_field = |field: &Field| {
+            (field.from..field.from + 8).contains(&(from + at))
+                && is == field.new.to_le_bytes()[(from + at - field.from) as usize]
+        };
+        if was != is && !fields.iter().any(is_field) {
+            return Err(format!("byte {:#x} is {was:#x}, and {is:#x} at {:#x}", from + at, to + at));
+        }
+    }
+    Ok(())
+}
+
+/// Checks one file: whatever is mapped or found in it is the same, and it can be restored.
+fn check(old: &[u8], huge: u64) -> Result<Relayout, RelayoutError> {
+    let relayout = plan(old, huge)?;
+    let fields = &relayout.fields;
+    let new = applied(old, relayout.length, &relayout.pieces, fields);
+    let (before, after) = (view(old), view(&new));
+    assert_eq!((before.programs.len(), before.sections.len()), (after.programs.len(), after.sections.len()));
+    for (number, (was, is)) in before.programs.iter().zip(&after.programs).enumerate() {
+        let (kind, flags, offset, address, length, memory, align) = *was;
+        assert_eq!((kind, flags, address, length, memory), (is.0, is.1, is.3, is.4, is.5), "program header {number}");
+        let (from, to) =
+            if kind == elf::PT_LOAD.0 { (offset - offset % PAGE, is.2 - is.2 % PAGE) } else { (offset, is.2) };
+        let end = match kind {
+            kind if kind == elf::PT_LOAD.0 => (offset + length).next_multiple_of(PAGE),
+            kind if kind == elf::PT_GNU_RELRO.0 => (offset + length).min(end_of_bytes(&before, address)),
+            _ => offset + length,
+        };
+        same(old, &new, from, to, end - from, fields).unwrap_or_else(|e| panic!("program header {number}: {e}"));
+        if kind == elf::PT_LOAD.0 {
+            assert!(is.6 == align || is.6 == huge && align < huge);
+            assert_eq!((address ^ is.2) & (is.6.max(PAGE) - 1), 0, "segment {number} disagrees with its alignment");
+        }
+    }
+    for (number, (was, is)) in before.sections.iter().zip(&after.sections).enumerate() {
+        assert_eq!((was.0, was.1, was.2, was.4), (is.0, is.1, is.2, is.4), "section {number}");
+        if was.0 != elf::SHT_NOBITS.0 {
+            same(old, &new, was.3, is.3, was.4, fields).unwrap_or_else(|e| panic!("section {number}: {e}"));
+            assert_eq!(was.3 % 64, is.3 % 64, "the alignment of section {number}");
+        }
+    }
+    let text = relayout.record();
+    let former = Former::parse(&text, &new[..]).unwrap();
+    assert!(applied(&new, former.length, &former.pieces, &former.fields) == old, "other bytes when undone");
+    assert_eq!(Former::parse(&text, old), Err(RelayoutError::NoRecord));
+    Ok(relayout)
+}
+
+/// Offset at which the bytes end of the segment that holds an address.
+fn end_of_bytes(file: &View, address: u64) -> u64 {
+    let mut loads = file.programs.iter().filter(|p| p.0 == elf::PT_LOAD.0);
+    loads.find(|p| (p.3..p.3 + p.5).contains(&address)).map_or(u64::MAX, |p| p.2 + p.4)
+}
+
+/// Bytes of some read-only segments in whole huge pages.
+fn whole_pages(old: &[u8], huge: u64, which: impl Fn(&Load) -> bool) -> u64 {
+    let loads = view(old).programs.into_iter().filter(|p| p.0 == elf::PT_LOAD.0 && p.1 & elf::PF_W.0 == 0);
+    loads.filter(which).map(|p| ((p.3 + p.4) / huge).saturating_sub(p.3.div_ceil(huge)) * huge).sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_byte_stays_at_its_address(wishes in wishes()) {
+        let old = build(&wishes);
+        match check(&old, HUGE) {
+            Ok(relayout) => {
+                let huge = PageSize::new(HUGE).unwrap();
+                let (code, other) = relayout.after.covered(huge);
+                // The segment that begins with the file header does not move.
+                let stays = |p: &Load| p.2 == 0 && (p.3 ^ p.2) & (HUGE - 1) != 0;
+                let pinned = whole_pages(&old, HUGE, stays);
+                prop_assert_eq!(code + other + pinned, whole_pages(&old, HUGE, |_| true));
+                let moved = applied(&old, relayout.length, &relayout.pieces, &relayout.fields);
+                let trailing = wishes.trailing as usize;
+                prop_assert_eq!(&old[old.len() - trailing..], &moved[moved.len() - trailing..]);
+                let again = plan(&moved, HUGE);
+                prop_assert!(matches!(again, Err(RelayoutError::Done(_) | RelayoutError::Congruent)), "{again:?}");
+            }
+            Err(error) => prop_assert!(
+                matches!(
+                    error,
+                    RelayoutError::TooSmall(_)
+                        | RelayoutError::Congruent
+                        | RelayoutError::Done(_)
+                        | RelayoutError::LowestAddress { .. }
+                ),
+                "{error}"
+            ),
+        }
+    }
+
+    #[test]
+    fn damaged_files_are_refused_or_keep_every_byte(
+        wishes in wishes(),
+        damages in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 1..4),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut bytes = build(&wishes);
+        for (at, value, in_beginning) in damages {
+            let range = if in_beginning { bytes.len().min(600) } else { bytes.len() };
+            bytes[at.index(range)] = value;
+        }
+        let short = &bytes[..cut.index(bytes.len())];
+        for bytes in [&bytes[..], short] {
+            if let Ok(relayout) = plan(bytes, HUGE) {
+                let new = applied(bytes, relayout.length, &relayout.pieces, &relayout.fields);
+                let former = Former::parse(&relayout.record(), &new[..]).unwrap();
+                prop_assert!(applied(&new, former.length, &former.pieces, &former.fields) == bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_records_are_refused_or_stay_inside_of_the_file(
+        wishes in wishes(),
+        at in any::<prop::sample::Index>(),
+        with in "[0-9a-f:| ]{0,3}",
+    ) {
+        let old = build(&wishes);
+        let Ok(relayout) = plan(&old, HUGE) else { return Ok(()) };
+        let new = applied(&old, relayout.length, &relayout.pieces, &relayout.fields);
+        let mut text = relayout.record();
+        let at = at.index(text.len());
+        text.replace_range(at..at + 1, &with);
+        if let Ok(former) = Former::parse(&text, &new[..]) {
+            applied(&new, former.length, &former.pieces, &former.fields);
+        }
+    }
+}
+
+/// Real files, of this machine's linkers and of others.
+#[test]
+fn real_files_keep_every_byte() {
+    let mut folders = vec!["/usr/bin".to_owned(), "/usr/sbin".to_owned(), "/usr/lib".to_owned()];
+    folders.push(format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH));
+    let rustc = std::process::Command::new("rustc").args(["--print", "sysroot"]).output();
+    folders.extend(rustc.ok().map(|output| format!("{}/lib", String::from_utf8_lossy(&output.stdout).trim())));
+    let (mut files, mut moved, mut reasons) = (0, 0, BTreeMap::new());
+    for path in folders.iter().filter_map(|folder| Path::new(folder).read_dir().ok()).flatten().flatten() {
+        let is_fit = path.metadata().is_ok_and(|m| m.is_file() && (2 * MIB..256 * MIB).contains(&m.len()));
+        let Some(bytes) = is_fit.then(|| std::fs::read(path.path()).ok()).flatten() else { continue };
+        files += 1;
+        match check(&bytes, 2 * MIB) {
+            Ok(_) => moved += 1,
+            Err(error) => drop(reasons.insert(error.to_string(), path.path())),
+        }
+    }
+    eprintln!("{moved} of {files} files got another layout; others, for example: {reasons:#?}");
+    let contradicts = |reason: &&String| reason.contains("sound headers") || reason.contains("single part");
+    assert_eq!(reasons.keys().find(contradicts), None, "a linker's headers are sound");
+}
+
+#[test]
+fn reasons_are_named() {
+    let small = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let mut bytes = small.clone();
+    bytes[8..10].copy_from_slice(b"AI");
+    assert_eq!(plan(&bytes, 2 * MIB).unwrap_err(), RelayoutError::ReadsItself("an AppImage"));
+    for (kind, reason) in [(1, "an object file or kernel module"), (4, "a core file")] {
+        let mut bytes = small.clone();
+        bytes[16] = kind;
+        assert_eq!(plan(&bytes, 2 * MIB).unwrap_err(), RelayoutError::Kind(reason));
+    }
+    let mut bytes = small.clone();
+    bytes.extend(b"~Module signature appended~\n");
+    assert_eq!(plan(&bytes, 2 * MIB).unwrap_err(), RelayoutError::ReadsItself("an appended signature"));
+    let mut bytes = small;
+    bytes[40..48].fill(0);
+    bytes[60..64].fill(0);
+    assert_eq!(plan(&bytes, 2 * MIB).unwrap_err(), RelayoutError::NoSections);
+}
