@@ -3,55 +3,132 @@
 use crate::error::ReplaceError;
 use std::fs::File;
 use std::io::{self, Error, ErrorKind};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// Length of one write in bytes. Of writes of 2 MiB and more all pages lie in folios of 2 MiB afterwards (ext4, Linux 6.18),
-/// of writes of 1 MiB and less none.
+/// Most bytes of one write; a write ends at a multiple. After writes of 2 MiB and more all pages are in folios of 2 MiB (ext4,
+/// Linux 6.18), after writes of 1 MiB and less none.
 const PIECE: usize = 8 << 20;
 
 /// Some bytes that the copy has in the place of others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
-    /// Offset in the file.
+    /// Offset in the copy.
     pub at: u64,
-    /// The bytes; they end within the file.
+    /// The bytes; they end within the file, and not in a hole.
     pub bytes: Vec<u8>,
 }
 
-/// Writes `source` with its patches to `target`, an empty file.
-pub(crate) fn fill(source: &File, length: u64, patches: &[Patch], target: &File) -> Result<(), ReplaceError> {
-    let mut piece = vec![0; PIECE.min(length as usize)];
-    each_piece(length, |at, size| {
-        read_patched(source, at, &mut piece[..size], patches)?;
-        target.write_all_at(&piece[..size], at)
-    })
-    .map_err(ReplaceError::io("copying the file"))
+/// Bytes of the file that are moved in the copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Offset in the file.
+    pub from: u64,
+    /// Offset in the copy.
+    pub to: u64,
+    /// Length in bytes.
+    pub length: u64,
 }
 
-/// Reads both and compares each byte.
-pub(crate) fn check(source: &File, length: u64, patches: &[Patch], target: &File) -> Result<(), ReplaceError> {
-    let (mut wanted, mut found) = (vec![0; PIECE.min(length as usize)], vec![0; PIECE.min(length as usize)]);
-    each_piece(length, |at, size| {
-        read_patched(source, at, &mut wanted[..size], patches)?;
-        target.read_exact_at(&mut found[..size], at)?;
-        if wanted[..size] == found[..size] { Ok(()) } else { Err(Error::from(ErrorKind::InvalidData)) }
-    })
-    .map_err(|error| match error.kind() {
-        ErrorKind::InvalidData => ReplaceError::Differs("contents".to_owned()),
-        _ => ReplaceError::Io { what: "comparing the copy", source: error },
-    })
+/// Another order of a file's bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Length of the copy, in bytes.
+    pub length: u64,
+    /// The parts of the copy; a later one replaces bytes of an earlier one. Bytes that no part covers are holes in the copy.
+    pub parts: Vec<Moved>,
 }
 
-fn each_piece(length: u64, mut act: impl FnMut(u64, usize) -> io::Result<()>) -> io::Result<()> {
-    (0..length).step_by(PIECE).try_for_each(|at| act(at, PIECE.min((length - at) as usize)))
-}
-
-fn read_patched(source: &File, at: u64, into: &mut [u8], patches: &[Patch]) -> io::Result<()> {
-    source.read_exact_at(into, at)?;
-    for patch in patches {
-        apply(patch, at, into);
+impl Order {
+    /// The order of a file of this length, as it is.
+    pub(crate) fn same(length: u64) -> Self {
+        Self { length, parts: vec![Moved { from: 0, to: 0, length }] }
     }
-    Ok(())
+
+    /// Bytes of the copy that are written.
+    pub(crate) fn written(&self) -> u64 {
+        self.parts.iter().map(|part| part.length).fold(0, u64::saturating_add)
+    }
+
+    /// The covered ranges of the copy. Adjacent ones are joined, and all are cut at multiples of [`PIECE`].
+    fn ranges(&self) -> Vec<Range<u64>> {
+        let mut parts: Vec<Range<u64>> =
+            self.parts.iter().filter(|part| part.length > 0).map(|part| part.to..part.to + part.length).collect();
+        parts.sort_unstable_by_key(|part| part.start);
+        let mut joined: Vec<Range<u64>> = Vec::new();
+        for part in parts {
+            match joined.last_mut() {
+                Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
+                _ => joined.push(part),
+            }
+        }
+        joined.into_iter().flat_map(cut).collect()
+    }
+}
+
+/// Cuts a range at multiples of [`PIECE`].
+fn cut(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    let next = move |at: u64| (at + 1).next_multiple_of(PIECE as u64).min(end);
+    std::iter::successors(Some(range.start), move |at| Some(next(*at)).filter(|next| *next < end))
+        .map(move |at| at..next(at))
+}
+
+/// The contents of a copy: bytes of a file in an order, and patches.
+pub(crate) struct Contents<'a> {
+    pub source: &'a File,
+    pub order: &'a Order,
+    pub patches: &'a [Patch],
+}
+
+impl Contents<'_> {
+    /// Writes them to an empty file.
+    pub fn fill(&self, target: &File) -> Result<(), ReplaceError> {
+        let mut piece = Vec::new();
+        self.each(|range| {
+            self.read(range.clone(), &mut piece)?;
+            target.write_all_at(&piece, range.start)
+        })
+        .and_then(|()| target.set_len(self.order.length))
+        .map_err(ReplaceError::io("copying the file"))
+    }
+
+    /// Compares each byte with the file's. Bytes in holes are not read.
+    pub fn check(&self, target: &File) -> Result<(), ReplaceError> {
+        let (mut wanted, mut found) = (Vec::new(), Vec::new());
+        let differs = || Err(Error::from(ErrorKind::InvalidData));
+        self.each(|range| {
+            self.read(range.clone(), &mut wanted)?;
+            found.resize(wanted.len(), 0);
+            target.read_exact_at(&mut found, range.start)?;
+            if wanted == found { Ok(()) } else { differs() }
+        })
+        .and_then(|()| if target.metadata()?.len() == self.order.length { Ok(()) } else { differs() })
+        .map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => ReplaceError::Differs("contents".to_owned()),
+            _ => ReplaceError::Io { what: "comparing the copy", source: error },
+        })
+    }
+
+    fn each(&self, act: impl FnMut(Range<u64>) -> io::Result<()>) -> io::Result<()> {
+        self.order.ranges().into_iter().try_for_each(act)
+    }
+
+    fn read(&self, range: Range<u64>, into: &mut Vec<u8>) -> io::Result<()> {
+        into.clear();
+        into.resize((range.end - range.start) as usize, 0);
+        for part in &self.order.parts {
+            let (start, end) = (part.to.max(range.start), (part.to + part.length).min(range.end));
+            if start < end {
+                let bytes = &mut into[(start - range.start) as usize..(end - range.start) as usize];
+                self.source.read_exact_at(bytes, part.from + (start - part.to))?;
+            }
+        }
+        for patch in self.patches {
+            apply(patch, range.start, into);
+        }
+        Ok(())
+    }
 }
 
 /// Writes that part of a patch that lies in `bytes`, which begin at `at` in the file.
@@ -66,6 +143,18 @@ fn apply(patch: &Patch, at: u64, bytes: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_written_in_large_pieces_that_end_at_their_multiples() {
+        const MIB: u64 = 1 << 20;
+        let part = |to: u64, length: u64| Moved { from: 0, to, length };
+        let order =
+            Order { length: 40 * MIB, parts: vec![part(20 * MIB, 3), part(MIB, 8 * MIB), part(9 * MIB, 8 * MIB)] };
+        let expected = [MIB..8 * MIB, 8 * MIB..16 * MIB, 16 * MIB..17 * MIB, 20 * MIB..20 * MIB + 3];
+        assert_eq!(order.ranges(), expected);
+        assert_eq!(Order::same(0).ranges(), []);
+        assert_eq!(Order::same(8 * MIB).ranges().len(), 1);
+    }
 
     #[test]
     fn a_patch_is_applied_where_it_meets_the_piece() {

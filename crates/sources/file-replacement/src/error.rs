@@ -9,6 +9,11 @@ pub enum ReplaceError {
     /// The path leads to something else than a regular file.
     #[error("found something else than a regular file, needed a file")]
     NotRegular,
+    /// The copy is to be written to the file itself.
+    #[error(
+        "found the file itself as the file to be written, needed another; fix: leave the option away to replace it"
+    )]
+    SameFile,
     /// It has other names, which would keep the old file.
     #[error(
         "found {0} hard links to the file, needed one: the others would keep the old file; fix: replace it by hand"

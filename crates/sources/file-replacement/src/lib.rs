@@ -11,6 +11,6 @@ mod metadata;
 mod place;
 mod replace;
 
-pub use copy::Patch;
+pub use copy::{Moved, Order, Patch};
 pub use error::ReplaceError;
-pub use replace::{Change, Replaced, replace};
+pub use replace::{Change, Replaced, replace, write_copy};

@@ -24,6 +24,18 @@ impl Place {
     /// directory by directory, and a link that has taken the place of one is an error.
     pub fn of(path: &Path) -> Result<Self, ReplaceError> {
         let path = fs::canonicalize(path).map_err(ReplaceError::io("resolving the path"))?;
+        Self::without_links(path)
+    }
+
+    /// The place of a file that need not exist. A link at the path is not followed.
+    pub fn of_new(path: &Path) -> Result<Self, ReplaceError> {
+        let name = path.file_name().ok_or(ReplaceError::NotRegular)?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = fs::canonicalize(parent).map_err(ReplaceError::io("resolving the path"))?;
+        Self::without_links(parent.join(name))
+    }
+
+    fn without_links(path: PathBuf) -> Result<Self, ReplaceError> {
         let name = path.file_name().ok_or(ReplaceError::NotRegular)?.to_owned();
         let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         let failed = "opening its directory";
@@ -62,8 +74,14 @@ impl Place {
         }
     }
 
+    /// An error if this user can write less than `needed` bytes to the file system.
+    pub fn check_room(&self, needed: u64) -> Result<(), ReplaceError> {
+        let free = self.free()?;
+        if free < needed { Err(ReplaceError::NoRoom { free, needed }) } else { Ok(()) }
+    }
+
     /// Bytes that this user can still write to the file system.
-    pub fn free(&self) -> Result<u64, ReplaceError> {
+    fn free(&self) -> Result<u64, ReplaceError> {
         let found = nix::sys::statvfs::fstatvfs(&self.directory).map_err(ReplaceError::call("fstatvfs"))?;
         #[allow(clippy::unnecessary_cast)] // Other types on other C libraries.
         Ok((found.blocks_available() as u64).saturating_mul(found.fragment_size() as u64))
@@ -85,6 +103,24 @@ impl Place {
             let _ = unlinkat(&self.directory, temporary.as_os_str(), UnlinkatFlags::NoRemoveDir);
         }
         renamed?;
+        nix::unistd::fsync(&self.directory).map_err(ReplaceError::call("fsync of the directory"))
+    }
+
+    /// Puts `new`, an open file of this directory, in the place of whatever regular file or link is there.
+    pub fn put_new(&self, new: &File) -> Result<(), ReplaceError> {
+        let is_other = |found: FileStat| {
+            let kind = found.st_mode & nix::libc::S_IFMT;
+            kind != nix::libc::S_IFREG && kind != nix::libc::S_IFLNK
+        };
+        if self.look(&self.name).is_ok_and(is_other) {
+            return Err(ReplaceError::NotRegular);
+        }
+        let temporary = self.give_name(new)?;
+        let renamed = renameat(&self.directory, temporary.as_os_str(), &self.directory, self.name.as_os_str());
+        if renamed.is_err() {
+            let _ = unlinkat(&self.directory, temporary.as_os_str(), UnlinkatFlags::NoRemoveDir);
+        }
+        renamed.map_err(ReplaceError::call("renaming the copy"))?;
         nix::unistd::fsync(&self.directory).map_err(ReplaceError::call("fsync of the directory"))
     }
 

@@ -1,6 +1,6 @@
 //! The replacement itself.
 
-use crate::copy::{self, Patch};
+use crate::copy::{Contents, Order, Patch};
 use crate::error::ReplaceError;
 use crate::metadata::FileMetadata;
 use crate::place::Place;
@@ -9,6 +9,7 @@ use linux::file_holes::holes_in;
 use linux::leases::Lease;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
+use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::geteuid;
 use process_view::FileIdentity;
 use std::ffi::CString;
@@ -24,6 +25,8 @@ const ROOM_LEFT: u64 = 16 << 20;
 /// In what the copy differs from the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
+    /// Another order of the bytes; `None` keeps their order.
+    pub order: Option<Order>,
     /// Other bytes.
     pub patches: Vec<Patch>,
     /// Extended attributes that are set, or removed where there is no value.
@@ -78,22 +81,17 @@ pub fn replace(path: &Path, change: &Change) -> Result<Replaced, ReplaceError> {
     if change.only_if.is_some_and(|only_if| only_if != identity) {
         return Err(ReplaceError::Changed);
     }
-    let most = identity.size / HOLES;
-    if holes_in(&old, 0..identity.size, most).map_err(ReplaceError::io("looking for holes"))? > most {
-        return Err(ReplaceError::Sparse);
-    }
-    let needed = identity.size.saturating_add(ROOM_LEFT);
-    let free = place.free()?;
-    if free < needed {
-        return Err(ReplaceError::NoRoom { free, needed });
-    }
+    let order = change.order.clone().unwrap_or_else(|| Order::same(identity.size));
+    check_holes(&old, &order)?;
+    place.check_room(order.written().saturating_add(ROOM_LEFT))?;
     let file = place.nameless()?;
-    copy::fill(&old, identity.size, &change.patches, &file)?;
+    let contents = Contents { source: &old, order: &order, patches: &change.patches };
+    contents.fill(&file)?;
     let mut wanted = metadata.clone();
     for (name, value) in &change.attributes {
         wanted.set_extended(name.clone(), value.clone());
     }
-    copy::check(&old, identity.size, &change.patches, &file)?;
+    contents.check(&file)?;
     // Writing takes capabilities away and reading changes the time of last use, so all this comes last.
     wanted.give_to(&file)?;
     file.sync_all().map_err(ReplaceError::io("fsync of the copy"))?;
@@ -108,6 +106,53 @@ pub fn replace(path: &Path, change: &Change) -> Result<Replaced, ReplaceError> {
     drop(lease);
     let path = place.path.clone();
     Ok(Replaced { file: place.open()?, path, old })
+}
+
+/// Writes a copy of a file with this change to another path, and replaces a regular file that is there. The copy has the
+/// permissions of the file without set-user-ID and set-group-ID, and of extended attributes only those of the change, if the
+/// file system has room for them.
+///
+/// # Errors
+/// [`ReplaceError`]; what was at the path is untouched.
+pub fn write_copy(source: &File, path: &Path, change: &Change) -> Result<(), ReplaceError> {
+    let found = source.metadata().map_err(ReplaceError::io("fstat"))?;
+    let identity = FileIdentity::of(&found);
+    let place = Place::of_new(path)?;
+    if place.still_holds(source) {
+        return Err(ReplaceError::SameFile);
+    }
+    let order = change.order.clone().unwrap_or_else(|| Order::same(identity.size));
+    check_holes(source, &order)?;
+    place.check_room(order.written().saturating_add(ROOM_LEFT))?;
+    let file = place.nameless()?;
+    let contents = Contents { source, order: &order, patches: &change.patches };
+    contents.fill(&file)?;
+    contents.check(&file)?;
+    for (name, value) in &change.attributes {
+        if let Some(value) = value {
+            // Without them the copy is the same program.
+            let _ = linux::attributes::set(&file, name, value);
+        }
+    }
+    let mode = Mode::from_bits_truncate(found.mode() & 0o777);
+    fchmod(&file, mode).map_err(ReplaceError::call("giving the copy its mode"))?;
+    file.sync_all().map_err(ReplaceError::io("fsync of the copy"))?;
+    let now = source.metadata().map_err(ReplaceError::io("fstat"))?;
+    if FileIdentity::of(&now) != identity || change.only_if.is_some_and(|only_if| only_if != identity) {
+        return Err(ReplaceError::Changed);
+    }
+    without_signals(|| place.put_new(&file))
+}
+
+/// Refuses a file whose parts are in holes to a large share, which the copy would fill.
+fn check_holes(file: &File, order: &Order) -> Result<(), ReplaceError> {
+    let most = order.written() / HOLES;
+    let mut holes = 0;
+    for part in &order.parts {
+        let range = part.from..part.from.saturating_add(part.length);
+        holes += holes_in(file, range, most).map_err(ReplaceError::io("looking for holes"))?;
+    }
+    if holes > most { Err(ReplaceError::Sparse) } else { Ok(()) }
 }
 
 /// Runs a few system calls that belong together; a signal that would end this program comes after them.

@@ -1,6 +1,6 @@
 //! Replacements of real files.
 
-use file_replacement::{Change, Patch, ReplaceError, replace};
+use file_replacement::{Change, Moved, Order, Patch, ReplaceError, replace, write_copy};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
 use std::fs::{self, File, OpenOptions};
@@ -52,7 +52,8 @@ fn patches_reach_over_pieces_and_attributes_are_set_and_removed() {
     expected[at..at + 6].copy_from_slice(b"patch!");
     let name = c"user.pagelift-test".to_owned();
     let patches = vec![Patch { at: at as u64, bytes: b"patch!".to_vec() }];
-    let change = Change { patches, attributes: vec![(name.clone(), Some(b"x".to_vec()))], only_if: None };
+    let attributes = vec![(name.clone(), Some(b"x".to_vec()))];
+    let change = Change { patches, attributes, ..Change::default() };
     match replace(&sample.path, &change) {
         Err(ReplaceError::Metadata { what, .. }) if what.contains("user.") => {
             eprintln!("skipped: no extended attributes here");
@@ -66,6 +67,55 @@ fn patches_reach_over_pieces_and_attributes_are_set_and_removed() {
     let change = Change { attributes: vec![(name.clone(), None)], ..Change::default() };
     replace(&sample.path, &change).unwrap();
     assert!(value().is_err() && fs::read(&sample.path).unwrap() == expected && sample.is_alone());
+}
+
+#[test]
+fn parts_move_and_leave_holes() {
+    const MIB: u64 = 1 << 20;
+    let sample = sample();
+    let before = fs::read(&sample.path).unwrap();
+    let parts = vec![
+        Moved { from: 0, to: 0, length: 3 * MIB },
+        Moved { from: 3 * MIB, to: 64 * MIB, length: 6 * MIB },
+        Moved { from: 9 * MIB, to: 90 * MIB + 1, length: 12345 },
+    ];
+    let patches = vec![Patch { at: 64 * MIB, bytes: b"patch!".to_vec() }];
+    let order = Order { length: 91 * MIB, parts: parts.clone() };
+    replace(&sample.path, &Change { order: Some(order), patches, ..Change::default() }).unwrap();
+    let mut expected = vec![0; 91 * MIB as usize];
+    for Moved { from, to, length } in parts.iter().copied() {
+        expected[to as usize..(to + length) as usize].copy_from_slice(&before[from as usize..(from + length) as usize]);
+    }
+    expected[64 * MIB as usize..][..6].copy_from_slice(b"patch!");
+    assert!(fs::read(&sample.path).unwrap() == expected);
+    let blocks = fs::metadata(&sample.path).unwrap().blocks() * 512;
+    assert!(blocks < 12 * MIB, "{blocks} bytes on the disk");
+    // The way back, of a file that is nearly all holes.
+    let parts = parts.iter().map(|part| Moved { from: part.to, to: part.from, length: part.length }).collect();
+    let patches = vec![Patch { at: 3 * MIB, bytes: before[3 * MIB as usize..][..6].to_vec() }];
+    let order = Order { length: before.len() as u64, parts };
+    replace(&sample.path, &Change { order: Some(order), patches, ..Change::default() }).unwrap();
+    assert!(fs::read(&sample.path).unwrap() == before && sample.is_alone());
+}
+
+#[test]
+fn a_copy_elsewhere_has_no_privileges_and_leaves_the_file_alone() {
+    let sample = sample();
+    fs::set_permissions(&sample.path, fs::Permissions::from_mode(0o4751)).unwrap();
+    let (source, before) = (File::open(&sample.path).unwrap(), fs::metadata(&sample.path).unwrap());
+    let other = sample.folder.path().join("other");
+    symlink("nowhere", &other).unwrap();
+    let change = Change { patches: vec![Patch { at: 1, bytes: b"patch!".to_vec() }], ..Change::default() };
+    for _ in 0..2 {
+        write_copy(&source, &other, &change).unwrap();
+    }
+    let written = fs::symlink_metadata(&other).unwrap();
+    assert!(written.is_file() && written.mode() & 0o7777 == 0o751 && written.size() == before.size());
+    assert_eq!(fs::read(&other).unwrap()[..8], *b"\0patch!\x07");
+    assert_eq!(fs::metadata(&sample.path).unwrap().ino(), before.ino());
+    assert!(matches!(write_copy(&source, &sample.path, &change), Err(ReplaceError::SameFile)));
+    assert!(matches!(write_copy(&source, sample.folder.path(), &change), Err(ReplaceError::NotRegular)));
+    assert_eq!(fs::read_dir(sample.folder.path()).unwrap().count(), 2);
 }
 
 #[test]
