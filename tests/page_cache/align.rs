@@ -18,14 +18,14 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-fn align(t: &Context, options: &[&str], path: &Path) -> Result<Output> {
+pub fn align(t: &Context, options: &[&str], path: &Path) -> Result<Output> {
     let mut command = t.pagelift(&["align"])?;
     command.args(options).arg(path);
     t.run(command)
 }
 
 /// Starts it several times: by chance the kernel may put a program where it would be best.
-fn always_huge(t: &Context, program: &Path) -> Result<bool> {
+pub fn always_huge(t: &Context, program: &Path) -> Result<bool> {
     for _ in 0..8 {
         if huge_bytes(&started(t, program)?)? == 0 {
             return Ok(false);

@@ -4,6 +4,7 @@ mod align;
 mod commands;
 mod hostile;
 mod keeping;
+mod relayout;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -15,6 +16,7 @@ fn main() -> ExitCode {
     let mut tests = commands::tests();
     tests.extend(keeping::tests());
     tests.extend(align::tests());
+    tests.extend(relayout::tests());
     tests.extend(hostile::tests());
     main_of(tests)
 }

@@ -1,21 +1,24 @@
 //! `pagelift align`.
 
+mod obstacles;
+mod relayout;
+
 use crate::output::Output;
 use crate::say;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
-use elf_alignment::{AlignError, NewAlign, Segments, record};
-use file_replacement::{Change, Patch, replace};
+use elf_alignment::{AlignError, Former, NewAlign, Segments, record};
+use file_replacement::{Change, Patch, ReplaceError, replace};
 use foreign_text::quoted_path;
 use linux::bounded::ELF_HEADERS;
 use linux::pages::transparent_huge_page;
-use object::read::elf::FileHeader as _;
-use object::{LittleEndian, ReadCache};
+use object::{ReadCache, ReadRef};
+use obstacles::obstacle;
 use process_view::{BoundedFile, FileIdentity, open_regular_file, printable};
+use std::ffi::CString;
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 /// The extended attribute that holds the former values.
 const RECORD: &std::ffi::CStr = c"user.pagelift.align";
@@ -30,10 +33,18 @@ pub struct AlignArgs {
     /// Say what it would bring, and change nothing.
     #[arg(long, conflicts_with_all = ["undo", "force"])]
     check: bool,
-    /// Put the former values back.
+    /// Restore the file as it was before, with `--relayout` or without.
     #[arg(long)]
     undo: bool,
-    /// Change files that are signed, measured or belong to a package, too, and where the former values cannot be kept.
+    /// Also move whole segments within the file, so that offsets agree with addresses. No address changes, and no byte of code
+    /// or data.
+    #[arg(long)]
+    relayout: bool,
+    /// Write the result of `--relayout` to another file, and leave FILE as it is.
+    #[arg(long, short, value_name = "OUT", requires = "relayout", conflicts_with_all = ["check", "undo"])]
+    output: Option<PathBuf>,
+    /// Also change files that are signed, measured or belong to a package, and if the former values cannot be kept. With
+    /// `--relayout` also programs with privileges, and files with unknown data behind the last section.
     #[arg(long)]
     force: bool,
     /// A program or shared object.
@@ -50,15 +61,15 @@ pub fn run(args: &AlignArgs) -> anyhow::Result<()> {
         bail!("{name}: found something else than a regular file, needed a program or shared object");
     };
     let identity = FileIdentity::of(&file.metadata()?);
-    let segments = Segments::read(&ReadCache::new(BoundedFile::new(&file, identity.size, ELF_HEADERS.bytes())))
-        .with_context(|| name.clone())?;
+    let data = ReadCache::new(BoundedFile::new(&file, identity.size, ELF_HEADERS.bytes()));
+    let target = Target { args, name: &name, file: &file, identity };
+    if args.relayout && !args.undo {
+        return relayout::run(&target, &data, huge).context(name.clone());
+    }
+    let segments = Segments::read(&data).with_context(|| name.clone())?;
     let out = Output::Standard;
     if args.undo {
-        let values = segments.undo(&former_values(&file)?).with_context(|| name.clone())?;
-        let attributes = vec![(RECORD.to_owned(), None)];
-        change(args, &file, &values, attributes, identity).with_context(|| name.clone())?;
-        writeln!(out, "{name}: the former alignment is back")?;
-        return Ok(());
+        return undo(&target, &segments, &data).context(name.clone());
     }
     let values = match segments.align(huge) {
         Ok(values) => values,
@@ -79,7 +90,7 @@ pub fn run(args: &AlignArgs) -> anyhow::Result<()> {
         }
     } else {
         let attributes = vec![(RECORD.to_owned(), Some(record(&values).into_bytes()))];
-        change(args, &file, &values, attributes, identity).with_context(|| name.clone())?;
+        target.change(patches(&values), attributes).with_context(|| name.clone())?;
         writeln!(out, "{name}: aligned to {huge}: {brings}; undo: pagelift align --undo {}", quoted_path(&args.file))?;
     }
     writeln!(out, "{}", flags(huge))?;
@@ -119,28 +130,50 @@ fn flags(huge: PageSize) -> String {
     )
 }
 
-/// Replaces the file by a copy with these values.
-fn change(
-    args: &AlignArgs,
-    file: &File,
-    values: &[NewAlign],
-    attributes: Vec<(std::ffi::CString, Option<Vec<u8>>)>,
+/// The file to be changed.
+struct Target<'a> {
+    args: &'a AlignArgs,
+    /// Its path, printable.
+    name: &'a str,
+    file: &'a File,
     identity: FileIdentity,
-) -> anyhow::Result<()> {
-    if !args.force
-        && let Some(obstacle) = obstacle(&args.file, file)?
-    {
-        bail!("{obstacle}; fix: build it yourself with the flags that --check prints, or --force");
-    }
-    let patches = values.iter().map(|value| Patch { at: value.at, bytes: value.new.to_le_bytes().to_vec() }).collect();
-    let change = Change { patches, attributes, only_if: Some(identity) };
-    match replace(&args.file, &change) {
-        Err(file_replacement::ReplaceError::Metadata { what, .. }) if args.force && what.contains("user.pagelift") => {
-            replace(&args.file, &Change { attributes: Vec::new(), ..change })?;
-            say!("pagelift: the former values could not be kept; to undo, build it anew");
+}
+
+impl Target<'_> {
+    /// Replaces the file by a copy with a change.
+    fn change(&self, change: Change, attributes: Vec<(CString, Option<Vec<u8>>)>) -> anyhow::Result<()> {
+        let args = self.args;
+        if !args.force
+            && let Some(obstacle) = obstacle(&args.file, self.file)?
+        {
+            bail!("{obstacle}; fix: build it yourself with the flags that --check prints, or --force");
         }
-        result => drop(result?),
+        let change = Change { attributes, only_if: Some(self.identity), ..change };
+        match replace(&args.file, &change) {
+            Err(ReplaceError::Metadata { what, .. }) if args.force && what.contains("user.pagelift") => {
+                replace(&args.file, &Change { attributes: Vec::new(), ..change })?;
+                say!("pagelift: the former values could not be kept; to undo, build it anew");
+            }
+            result => drop(result?),
+        }
+        Ok(())
     }
+}
+
+fn patches(values: &[NewAlign]) -> Change {
+    let patches = values.iter().map(|value| Patch { at: value.at, bytes: value.new.to_le_bytes().to_vec() }).collect();
+    Change { patches, ..Change::default() }
+}
+
+/// Restores the file from its record.
+fn undo<'a, R: ReadRef<'a>>(target: &Target, segments: &Segments, data: R) -> anyhow::Result<()> {
+    let record = former_values(target.file)?;
+    let (change, what) = match Former::is_record(&record) {
+        true => (relayout::restored(&Former::parse(&record, data)?), "layout"),
+        false => (patches(&segments.undo(&record)?), "alignment"),
+    };
+    target.change(change, vec![(RECORD.to_owned(), None)])?;
+    writeln!(Output::Standard, "{}: the former {what} is restored", target.name)?;
     Ok(())
 }
 
@@ -148,53 +181,4 @@ fn former_values(file: &File) -> anyhow::Result<String> {
     let value = linux::attributes::of_file(file, RECORD)
         .context("found no record of former values (extended attribute user.pagelift.align), needed one")?;
     Ok(String::from_utf8(value).unwrap_or_default())
-}
-
-/// Why somebody else counts on the file's bytes.
-fn obstacle(path: &Path, file: &File) -> anyhow::Result<Option<String>> {
-    if linux::attributes::of_file(file, c"security.ima").is_ok() {
-        return Ok(Some("found that it is measured or signed (security.ima), which a changed file is not".into()));
-    }
-    if let Some(section) = signature(file) {
-        return Ok(Some(format!("found that it is signed (section {section}), which a changed file is not")));
-    }
-    let path = std::fs::canonicalize(path)?;
-    Ok(package_of(&path).map(|package| {
-        format!(
-            "found that it belongs to the package {package}, whose check and upgrade would notice and undo the change"
-        )
-    }))
-}
-
-/// The name of a section that holds a signature.
-fn signature(file: &File) -> Option<String> {
-    let length = file.metadata().ok()?.len();
-    let data = &ReadCache::new(BoundedFile::new(file, length, ELF_HEADERS.bytes()));
-    let header = object::elf::FileHeader64::<LittleEndian>::parse(data).ok()?;
-    let endian = header.endian().ok()?;
-    let sections = header.sections(endian, data).ok()?;
-    let names = sections.iter().filter_map(|section| sections.section_name(endian, section).ok());
-    let is_signature = |name: &&[u8]| {
-        let name = name.to_ascii_lowercase();
-        name.starts_with(b".sig") || name.windows(9).any(|part| part == b"signature")
-    };
-    names.into_iter().find(is_signature).map(|name| printable(&String::from_utf8_lossy(name)))
-}
-
-/// The package that a path belongs to, by dpkg or rpm. Where `/bin` is a link to `/usr/bin` a package may name either.
-fn package_of(path: &Path) -> Option<String> {
-    let unmerged = path.strip_prefix("/usr").ok().map(|rest| Path::new("/").join(rest));
-    for path in [Some(path.to_owned()), unmerged].into_iter().flatten() {
-        // dpkg takes patterns.
-        let escaped = path.to_str()?.replace('\\', "\\\\").replace('*', "\\*").replace('?', "\\?").replace('[', "\\[");
-        for (program, option, asked) in [("dpkg-query", "-S", escaped.as_str()), ("rpm", "-qf", path.to_str()?)] {
-            let Ok(output) = Command::new(program).args([option, "--", asked]).output() else { continue };
-            if output.status.success() {
-                let text = String::from_utf8_lossy(&output.stdout).into_owned();
-                let first = text.lines().find(|line| !line.starts_with("diversion "))?;
-                return Some(printable(first.split(": ").next().unwrap_or(first)));
-            }
-        }
-    }
-    None
 }

@@ -1,0 +1,139 @@
+//! `pagelift align --relayout`.
+
+use super::obstacles::{obstacle, privilege};
+use super::{RECORD, Target, flags};
+use crate::output::Output;
+use address_space::{PageSize, format_bytes};
+use anyhow::bail;
+use elf_alignment::{Field, Former, Piece, Relayout, RelayoutError, Segment, Segments};
+use file_replacement::{Change, Moved, Order, Patch, write_copy};
+use foreign_text::quoted_path;
+use linux::pages::base_page;
+use object::ReadRef;
+use process_view::printable;
+use std::os::unix::fs::MetadataExt;
+
+/// Size of the blocks in which `st_blocks` counts, in bytes (stat(2)).
+const BLOCK: u64 = 512;
+
+/// Gives a file's segments other offsets, or prints what that would bring.
+pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyhow::Result<()> {
+    let (args, name, out) = (target.args, target.name, Output::Standard);
+    let relayout = match Relayout::plan(data, huge, base_page(), args.force) {
+        Ok(relayout) => relayout,
+        Err(error @ RelayoutError::Done(_)) => {
+            writeln!(out, "{name}: {error}")?;
+            return Ok(());
+        }
+        Err(error) => {
+            writeln!(out, "{}", flags(huge))?;
+            return Err(error.into());
+        }
+    };
+    if args.check {
+        writeln!(out, "{name}: would bring {}; {}", brings(&relayout.after, huge), at_present(&relayout.before, huge))?;
+        print_sizes(target, &relayout)?;
+        print_uncovered(name, &relayout.after, huge)?;
+        if let Some(obstacle) = obstacle(&args.file, target.file)? {
+            writeln!(out, "{obstacle}")?;
+        }
+        if let Some(privilege) = privilege(target.file)? {
+            writeln!(out, "found {privilege}, needed --force to change such a program")?;
+        }
+        return Ok(());
+    }
+    let record = vec![(RECORD.to_owned(), Some(relayout.record().into_bytes()))];
+    if let Some(path) = &args.output {
+        let change = Change { attributes: record, only_if: Some(target.identity), ..changed(&relayout) };
+        write_copy(target.file, path, &change)?;
+        let shown = printable(&path.display().to_string());
+        writeln!(out, "{shown}: {name} with another layout: {}", brings(&relayout.after, huge))?;
+        return Ok(());
+    }
+    if !args.force
+        && let Some(privilege) = privilege(target.file)?
+    {
+        bail!("found {privilege}, needed a program without privileges; fix: --force, if others trust you with it");
+    }
+    if linux::attributes::of_file(target.file, RECORD).is_ok() {
+        bail!("found that the file was aligned before, needed it as it was; fix: `pagelift align --undo`");
+    }
+    target.change(changed(&relayout), record)?;
+    let undo = quoted_path(&args.file);
+    writeln!(out, "{name}: laid out anew: {}; undo: pagelift align --undo {undo}", brings(&relayout.after, huge))?;
+    Ok(())
+}
+
+/// The change that restores a file.
+pub fn restored(former: &Former) -> Change {
+    ordered(former.length, &former.pieces, &former.fields)
+}
+
+fn changed(relayout: &Relayout) -> Change {
+    ordered(relayout.length, &relayout.pieces, &relayout.fields)
+}
+
+fn ordered(length: u64, pieces: &[Piece], fields: &[Field]) -> Change {
+    let moved = |&Piece { from, to, length }: &Piece| Moved { from, to, length };
+    let patch = |field: &Field| Patch { at: field.to, bytes: field.new.to_le_bytes().to_vec() };
+    let order = Order { length, parts: pieces.iter().map(moved).collect() };
+    Change { order: Some(order), patches: fields.iter().map(patch).collect(), ..Change::default() }
+}
+
+fn brings(after: &Segments, huge: PageSize) -> String {
+    format!("{} at each start", covered(after, huge))
+}
+
+fn covered(segments: &Segments, huge: PageSize) -> String {
+    let ((code, other), (all_code, all_other)) = (segments.covered(huge), segments.read_only());
+    format!(
+        "huge pages for {} of {} code and {} of {} read-only data",
+        format_bytes(code),
+        format_bytes(all_code),
+        format_bytes(other),
+        format_bytes(all_other)
+    )
+}
+
+/// The coverage of a start of the file as it is.
+fn at_present(before: &Segments, huge: PageSize) -> String {
+    let (code, other) = before.covered(huge);
+    let (code, other) = (format_bytes(code), format_bytes(other));
+    match before.is_placed(huge) {
+        true => format!("at present {code} and {other}"),
+        false => format!("at present at most {code} and {other}, if the kernel happens to place it well"),
+    }
+}
+
+fn print_sizes(target: &Target, relayout: &Relayout) -> anyhow::Result<()> {
+    let disk = target.file.metadata()?.blocks().saturating_mul(BLOCK);
+    writeln!(
+        Output::Standard,
+        "{}: {} long, would be {}; {} on the disk, would be {}",
+        target.name,
+        format_bytes(relayout.old_length),
+        format_bytes(relayout.length),
+        format_bytes(disk),
+        format_bytes(relayout.written(base_page()))
+    )?;
+    Ok(())
+}
+
+/// Prints what stays on small pages, and why.
+fn print_uncovered(name: &str, after: &Segments, huge: PageSize) -> anyhow::Result<()> {
+    for segment in after.all.iter().filter(|segment| !segment.writable) {
+        let Segment { address, length, executable, .. } = *segment;
+        let rest = length - segment.covered(huge);
+        if rest == 0 {
+            continue;
+        }
+        let why = match segment.is_congruent(huge) || length < huge.bytes() {
+            true => "fill no whole huge page",
+            false => "are in a segment that holds the file header, which stays at offset 0",
+        };
+        let kind = if executable { "code" } else { "read-only data" };
+        let (rest, end) = (format_bytes(rest), address.saturating_add(length));
+        writeln!(Output::Standard, "{name}: {rest} of {kind} at {address:x}-{end:x} {why}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! `pagelift align --relayout`.
+
+use crate::align::{align, always_huge};
+use crate::{needs, prepared, prepared_and_held};
+use anyhow::{Context as _, Result, ensure};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use test_support::{Context, Ending, Need, Skipped, Test, copy_program, shared_folder, test_case};
+
+pub fn tests() -> Vec<Test> {
+    let tools =
+        || [needs(), ["readelf", "nm", "objcopy", "addr2line"].map(|c| Need::Command(c.into())).into()].concat();
+    let gdb = || [needs(), vec![Need::Command("gdb".into())]].concat();
+    vec![
+        test_case("relayout/plain_starts_are_mapped_by_huge_pages_and_undo_gives_the_same_bytes", needs(), moved),
+        test_case("relayout/a_program_of_lld_is_mapped_by_huge_pages", needs(), of_lld),
+        test_case("relayout/check_changes_nothing_and_names_what_stays", needs(), checked),
+        test_case("relayout/another_file_gets_the_same_bytes_each_time", needs(), elsewhere),
+        test_case("relayout/what_reads_itself_or_has_privileges_is_refused", needs(), refused),
+        test_case("relayout/binutils_find_the_same", tools(), binutils),
+        test_case("relayout/gdb_finds_the_same", gdb(), debugger),
+    ]
+}
+
+/// A program of three huge pages of code whose offsets disagree with their addresses. GNU ld places a segment with any
+/// offset that agrees within a page, if the address of a section is given.
+fn disagreeing(t: &Context, flags: &[&str]) -> Result<PathBuf> {
+    let source = test_support::program_source("page_cache/large_code.c")?;
+    let program = t.folder().join("disagreeing");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-g", "-O1", "-fno-toplevel-reorder", "-fPIE", "-pie"]).args(flags).arg("-o").arg(&program).arg(source);
+    gcc.arg("-I").arg(shared_folder());
+    t.run(gcc)?.success()?;
+    Ok(program)
+}
+
+const OTHER_ADDRESS: &[&str] = &["-Wl,-Ttext=0x1001000"];
+
+fn relayout(t: &Context, options: &[&str], path: &Path) -> Result<String> {
+    Ok(align(t, &[&["--relayout"], options].concat(), path)?.success()?.stdout)
+}
+
+fn moved(t: &Context) -> Result<()> {
+    for flags in [OTHER_ADDRESS, &["-no-pie", "-Wl,-Ttext=0x1001000"]] {
+        let program = disagreeing(t, flags)?;
+        prepared(t, &program)?;
+        let before = fs::read(&program)?;
+        ensure!(!always_huge(t, &program)?, "every start was mapped by huge pages before");
+        let said = relayout(t, &[], &program)?;
+        ensure!(said.contains("huge pages for 8.0 MiB") || said.contains("huge pages for 6.0 MiB"), "{said}");
+        let (_, held) = prepared_and_held(t, &program)?;
+        ensure!(always_huge(t, &program)?, "a start was not mapped by huge pages");
+        drop(held);
+        let again = relayout(t, &[], &program)?;
+        ensure!(again.contains("already"), "{again}");
+        align(t, &["--undo"], &program)?.success()?;
+        ensure!(fs::read(&program)? == before, "other bytes after --undo");
+        ensure!(align(t, &["--undo"], &program)?.ending == Ending::Exit(125), "undone twice");
+    }
+    Ok(())
+}
+
+/// lld gives code another offset than address by default. It is the one of the Rust toolchain.
+fn of_lld(t: &Context) -> Result<()> {
+    let mut rustc = Command::new("rustc");
+    rustc.args(["--print", "target-libdir"]);
+    let libraries = t.run(rustc).ok().map(|output| PathBuf::from(output.stdout.trim()));
+    let linker = libraries.and_then(|path| Some(path.parent()?.join("bin/gcc-ld"))).filter(|path| path.exists());
+    let Some(linker) = linker else { return Err(Skipped("found no lld beside rustc, needed it".into()).into()) };
+    let folder = format!("-B{}", linker.display());
+    let program = disagreeing(t, &[&folder, "-fuse-ld=lld"])?;
+    prepared(t, &program)?;
+    ensure!(align(t, &[], &program)?.ending == Ending::Exit(125), "offsets agree without --relayout");
+    let before = fs::metadata(&program)?;
+    relayout(t, &[], &program)?;
+    let after = fs::metadata(&program)?;
+    ensure!(after.size() < before.size() + (1 << 20) && after.blocks() * 512 < before.size() + (1 << 20), "{after:?}");
+    let (_, _held) = prepared_and_held(t, &program)?;
+    ensure!(always_huge(t, &program)?, "a start was not mapped by huge pages");
+    Ok(())
+}
+
+fn checked(t: &Context) -> Result<()> {
+    let program = disagreeing(t, OTHER_ADDRESS)?;
+    let before = fs::read(&program)?;
+    let said = relayout(t, &["--check"], &program)?;
+    for part in
+        ["would bring huge pages for", "at present at most 0 B", "on the disk, would be", "fill no whole huge page"]
+    {
+        ensure!(said.contains(part), "no \"{part}\" in {said}");
+    }
+    ensure!(fs::read(&program)? == before, "--check has changed it");
+    Ok(())
+}
+
+fn elsewhere(t: &Context) -> Result<()> {
+    let program = disagreeing(t, OTHER_ADDRESS)?;
+    let before = fs::read(&program)?;
+    let [one, other] = ["one", "other"].map(|name| t.folder().join(name));
+    for out in [&one, &other] {
+        relayout(t, &["-o", &out.to_string_lossy()], &program)?;
+        ensure!(crate::started(t, out)?.finish()?.success().is_ok());
+    }
+    ensure!(fs::read(&one)? == fs::read(&other)? && fs::read(&program)? == before);
+    ensure!(one.metadata()?.mode() & 0o777 == program.metadata()?.mode() & 0o777);
+    relayout(t, &[], &program)?;
+    ensure!(fs::read(&one)? == fs::read(&program)?, "-o gives other bytes");
+    Ok(())
+}
+
+fn refused(t: &Context) -> Result<()> {
+    let program = disagreeing(t, OTHER_ADDRESS)?;
+    let sound = fs::read(&program)?;
+    let is_refused = |path: &Path, says: &str| {
+        let output = align(t, &["--relayout"], path)?;
+        ensure!(output.ending == Ending::Exit(125) && output.stderr.contains(says), "{output:?}");
+        Ok(())
+    };
+    let with = |end: &[u8]| fs::write(&program, [&sound, end].concat());
+    with(b"appended data that begin at an offset")?;
+    is_refused(&program, "behind the last section")?;
+    relayout(t, &["--force"], &program)?;
+    ensure!(fs::read(&program)?.ends_with(b"at an offset"), "data at the end did not stay there");
+    fs::remove_file(&program)?;
+    with(b"MEI\x0c\x0b\x0a\x0b\x0e found from the end")?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755))?;
+    is_refused(&program, "set-user-ID")?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    fs::hard_link(&program, t.folder().join("link"))?;
+    is_refused(&program, "hard links")?;
+    fs::remove_file(t.folder().join("link"))?;
+    relayout(t, &[], &program)?;
+    let text = t.folder().join("text");
+    fs::write(&text, "no program")?;
+    is_refused(&text, "no sound 64-bit")
+}
+
+fn said(t: &Context, program: &str, options: &[&str], path: &Path) -> Result<String> {
+    let mut command = Command::new(program);
+    command.args(options).arg(path);
+    let output = t.run(command)?.success().with_context(|| format!("{program} {options:?}"))?;
+    ensure!(output.stderr.is_empty(), "{program} {options:?}: {}", output.stderr);
+    Ok(output.stdout)
+}
+
+/// A copy of a program in its first layout, and one in its second.
+fn both(t: &Context) -> Result<[PathBuf; 2]> {
+    let program = disagreeing(t, OTHER_ADDRESS)?;
+    let folders = ["before", "after"].map(|name| t.folder().join(name));
+    for folder in &folders {
+        fs::create_dir(folder)?;
+        copy_program(t, &program, &folder.join("disagreeing"))?;
+    }
+    let both = folders.map(|folder| folder.join("disagreeing"));
+    relayout(t, &[], &both[1])?;
+    Ok(both)
+}
+
+fn binutils(t: &Context) -> Result<()> {
+    let both = both(t)?;
+    let same = |program: &str, options: &[&str]| {
+        let [before, after] = [said(t, program, options, &both[0])?, said(t, program, options, &both[1])?];
+        // Headings name the file and offsets.
+        let lines = |text: &str| {
+            let lines = text.lines().filter(|line| !line.contains(" at offset 0x"));
+            lines.map(|line| line.replace("/before/", "/").replace("/after/", "/")).collect::<Vec<_>>()
+        };
+        ensure!(lines(&before) == lines(&after) && !before.is_empty(), "{program} {options:?} differ");
+        Ok(())
+    };
+    same("nm", &["-a"])?;
+    same("readelf", &["-nsdrVW"])?;
+    same("readelf", &["--debug-dump=info"])?;
+    same("readelf", &["--debug-dump=frames"])?;
+    same("addr2line", &["-f", "0x1801010", "-e"])?;
+    for path in &both {
+        for (program, options) in [("readelf", vec!["-lSW"]), ("ldd", vec![])] {
+            said(t, program, &options, path)?;
+        }
+        // Editors of ELF files write programs that start.
+        for (program, options) in [("strip", vec!["-o"]), ("objcopy", vec![])] {
+            let out = t.folder().join("edited");
+            let mut command = Command::new(program);
+            match options.is_empty() {
+                true => command.arg(path).arg(&out),
+                false => command.args(options).arg(&out).arg(path),
+            };
+            t.run(command)?.success()?;
+            crate::started(t, &out)?.finish()?.success()?;
+            fs::remove_file(out)?;
+        }
+    }
+    Ok(())
+}
+
+fn debugger(t: &Context) -> Result<()> {
+    let commands = ["-nx", "-batch", "-ex", "break ready", "-ex", "run", "-ex", "backtrace", "-ex", "info line main"];
+    let shown = |path: &PathBuf| -> Result<Vec<String>> {
+        let mut gdb = Command::new("gdb");
+        gdb.args(commands).arg(path).stdin(std::process::Stdio::null());
+        let output = t.run(gdb)?;
+        // The base differs.
+        let without_addresses = |line: &str| {
+            let words = line.split_whitespace().filter(|word| !word.starts_with("0x"));
+            words.collect::<Vec<_>>().join(" ")
+        };
+        let lines = output.stdout.lines().filter(|line| line.starts_with(['#', 'L'])).map(without_addresses).collect();
+        ensure!(output.stdout.contains("#1 "), "no backtrace: {output:?}");
+        Ok(lines)
+    };
+    let both = both(t)?;
+    ensure!(shown(&both[0])? == shown(&both[1])?, "gdb shows something else");
+    Ok(())
+}
