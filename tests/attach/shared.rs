@@ -5,11 +5,12 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Ending, Need, Output, Program, Session, Setting, Test, main_of_one_at_a_time, poll_until, process_field,
-    test_case,
+    Context, Ending, Freezer, Need, Output, Program, Session, Setting, Test, main_of_one_at_a_time, poll_until,
+    process_field, test_case,
 };
 
 /// Blocks that the program holds.
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     tests.push(test_case("no_more_is_filled_than_is_allowed", needs(), most_memory));
     tests.push(test_case("a_plan_changes_nothing", needs(), only_planned));
     tests.push(test_case("processes_that_share_are_one_family", needs(), family));
+    tests.push(test_case("all_processes_of_a_unit", [needs(), vec![Need::Command("unshare".into())]].concat(), unit));
     tests.push(test_case("with_other_kinds", needs(), with_other_kinds));
     tests.push(test_case("a_sparse_terabyte", needs(), sparse));
     tests.push(test_case("a_file_whose_lock_is_held", with_watcher(), stuck));
@@ -235,6 +237,43 @@ fn family(t: &Context) -> Result<()> {
     let shared = &json["shared"];
     ensure!(number(shared, "sharers")? == 4, "{shared}");
     ensure!(shared["segments"].as_array().is_some_and(|all| all.len() == 1), "{shared}");
+    end(t, session)
+}
+
+/// Where no systemd runs, its answers come from a script.
+fn unit(t: &Context) -> Result<()> {
+    let session = holder(t, "anonymous", "full")?;
+    let group = Freezer::new()?;
+    for pid in [vec![session.pid()], children(session.pid())?].concat() {
+        group.take(pid)?;
+    }
+    let membership = fs::read_to_string(format!("/proc/{}/cgroup", session.pid()))?;
+    let path = membership.lines().find_map(|line| line.strip_prefix("0::")).context("no control group")?.to_owned();
+    let run = |control_group: &str| {
+        let says = format!("Id=held.service\nLoadState=loaded\nControlGroup={control_group}\n");
+        let script = t.folder().join("systemctl");
+        fs::write(&script, format!("#!/bin/sh\ncat <<END\n{says}END\n"))?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+        let lift = t.pagelift(&["attach", "--lift", "shared", "--unit", "held"])?;
+        let mut command = Command::new("unshare");
+        let prepare = "mount -t tmpfs none /run && mkdir -p /run/systemd/system && exec \"$@\"";
+        command.args(["-m", "sh", "-c", prepare, "sh"]).arg(lift.get_program()).args(lift.get_args());
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", t.folder().display()));
+        t.run_within(command, BOUND)
+    };
+    let said = run(&path)?.success()?.stderr;
+    ensure!(said.contains(" and 3 others: shared memory: "), "{said}");
+    ensure!(said.contains("page tables of 4 processes "), "{said}");
+    let refused = run("")?;
+    ensure!(refused.ending == Ending::Exit(125), "{:?}", refused.ending);
+    ensure!(
+        refused.stderr.contains("held.service does not run; fix: systemctl start held.service"),
+        "{}",
+        refused.stderr
+    );
+    let refused = run("/no/such/group")?.stderr;
+    ensure!(refused.contains("no process is in the control group /no/such/group"), "{refused}");
     end(t, session)
 }
 

@@ -31,6 +31,8 @@ pub fn with_postgresql(t: &Context, machine: &Container) -> Result<()> {
     answers()?;
     let before = lasting_properties(machine, unit)?;
     ensure!(before.iter().any(|line| line.contains("Type forking")), "it is no longer of Type=forking");
+    let planned = machine.run(&["pagelift", "attach", "--lift", "shared", "--dry-run", "--unit", unit])?;
+    ensure!(planned.contains(" others: shared memory: "), "the plan has not all processes of the unit: {planned}");
     let refused = machine.fail(&["pagelift", "enable", "postgresql"])?;
     ensure!(refused.contains(&format!("fix: pagelift enable {unit}")), "{refused}");
     let refused = machine.fail(&["pagelift", "enable", unit])?;

@@ -54,6 +54,7 @@ pub const USES: &[Use] = &[
     row("attach", "pid", Value::Process, &["--dry-run", "{}"]),
     row("attach", "pid", Value::Process, &["--lift", "shared", "{}"]),
     row("attach", "all", Value::Name, &["--all", "{}"]),
+    own("attach", "unit", "a unit that root has installed"),
     row("attach", "report", Value::Written, &["--report", "{}", "{pid}"]),
     row("detach", "pid", Value::Process, &["{}"]),
     row("detach", "all", Value::Name, &["--all", "{}"]),

@@ -245,11 +245,14 @@ pub struct AttachArgs {
     #[arg(long, value_parser = choice::<Prepare>(), default_value = "auto")]
     pub prepare: Prepare,
     /// Number of the process.
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    #[arg(required_unless_present_any = ["all", "unit"], conflicts_with_all = ["all", "unit"])]
     pub pid: Option<i32>,
     /// All processes that run a program of this name.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "unit")]
     pub all: Option<String>,
+    /// All processes of a systemd service.
+    #[arg(long, value_name = "UNIT")]
+    pub unit: Option<String>,
     /// Collapse what it has allocated onto huge pages too, in place: off or thp.
     #[arg(long, value_enum, value_name = "HOW", default_value = "off")]
     pub heap: AttachHeapArg,

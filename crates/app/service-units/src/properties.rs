@@ -4,11 +4,12 @@ use crate::words::first_word;
 use std::collections::BTreeMap;
 
 /// The properties that are asked for.
-pub const NAMES: [&str; 44] = [
+pub const NAMES: [&str; 45] = [
     "Id",
     "LoadState",
     "ActiveState",
     "MainPID",
+    "ControlGroup",
     "FragmentPath",
     "DropInPaths",
     "Transient",

@@ -8,7 +8,7 @@ mod watch;
 pub use attach::{AttachOptions, Attached, attach, plan_attach};
 pub use detach::{Detached, detach};
 pub use ptrace::attach::Pause;
-pub use targets::{Selected, processes_named};
+pub use targets::{Chosen, Selected};
 pub use watch::Watch;
 
 use crate::SessionError;

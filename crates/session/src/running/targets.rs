@@ -6,21 +6,55 @@ use linux::process_handle::ProcessHandle;
 use process_view::ProcessFiles;
 use ptrace::attach::Target;
 
-/// Returns the PIDs of the processes that run a program of this name, in ascending order, without this process.
-///
-/// # Errors
-/// There is none, or /proc cannot be listed.
-pub fn processes_named(name: &str) -> Result<Vec<i32>, SessionError> {
-    let own = std::process::id() as i32;
-    let entries = std::fs::read_dir("/proc").map_err(|error| SessionError::io("listing processes", error))?;
-    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let mut pids: Vec<_> = numbers.filter(|&pid| pid != own && program_name(pid) == name).collect();
-    if pids.is_empty() {
-        let none = format!("no process runs a program named {name}; `ps -e` lists those that run");
-        return Err(SessionError::Refused(none));
+/// A common property of processes. A process can lose it, and a later process of the same PID need not have it.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Chosen<'a> {
+    /// None: processes are chosen by PID.
+    #[default]
+    ByNumber,
+    /// They run a program of this name.
+    ByProgram(&'a str),
+    /// They are in this control group or one below it; a path as in `/proc/PID/cgroup` (cgroups(7)).
+    ByCgroup(&'a str),
+}
+
+impl Chosen<'_> {
+    /// True if the process has the property now.
+    pub fn includes(self, pid: i32) -> bool {
+        match self {
+            Self::ByNumber => true,
+            Self::ByProgram(name) => program_name(pid) == name,
+            Self::ByCgroup(group) => {
+                ProcessFiles::of(pid).text("cgroup").is_ok_and(|membership| is_in_group(&membership, group))
+            }
+        }
     }
-    pids.sort_unstable();
-    Ok(pids)
+
+    /// Returns the PIDs of the processes with the property, in ascending order, without this process.
+    ///
+    /// # Errors
+    /// There is none, or /proc cannot be listed.
+    pub fn processes(self) -> Result<Vec<i32>, SessionError> {
+        let own = std::process::id() as i32;
+        let entries = std::fs::read_dir("/proc").map_err(|error| SessionError::io("listing processes", error))?;
+        let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let mut pids: Vec<_> = numbers.filter(|&pid| pid != own && self.includes(pid)).collect();
+        pids.sort_unstable();
+        let none = match self {
+            Self::ByNumber => "needed: the number of a process".to_owned(),
+            Self::ByProgram(name) => format!("no process runs a program named {name}; `ps -e` lists those that run"),
+            Self::ByCgroup(group) => format!("no process is in the control group {group}"),
+        };
+        if pids.is_empty() { Err(SessionError::Refused(none)) } else { Ok(pids) }
+    }
+}
+
+/// True if a process with this `/proc/PID/cgroup` is in `group` or one below it. systemd keeps its units in the hierarchy of
+/// version 2, or in one of version 1 that is named `systemd`.
+fn is_in_group(membership: &str, group: &str) -> bool {
+    let below = |path: &str| path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let mut fields = membership.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());
+    fields.any(|fields| matches!(fields[..], [_, "" | "name=systemd", path] if below(path)))
 }
 
 /// A process to work on, and what identifies it: the kernel reuses PIDs.
@@ -28,8 +62,8 @@ pub fn processes_named(name: &str) -> Result<Vec<i32>, SessionError> {
 pub struct Selected<'a> {
     /// The PID.
     pub pid: i32,
-    /// The name of the program that it must run; `None` accepts any.
-    pub program: Option<&'a str>,
+    /// The property that it must have.
+    pub chosen: Chosen<'a>,
     /// A handle on the process; `None` accepts any process with this PID.
     pub handle: Option<&'a ProcessHandle>,
 }
@@ -37,7 +71,7 @@ pub struct Selected<'a> {
 impl Selected<'_> {
     /// Selects a process by its PID alone.
     pub fn by_number(pid: i32) -> Self {
-        Self { pid, program: None, handle: None }
+        Self { pid, chosen: Chosen::ByNumber, handle: None }
     }
 
     /// Opens the process. `None` where it is no longer the selected one: it has executed another program since it was
@@ -52,16 +86,39 @@ impl Selected<'_> {
             }
         };
         let is_same = self.handle.is_none_or(ProcessHandle::is_alive);
-        let has_name = self.program.is_none_or(|name| program_name(self.pid) == name);
-        Ok((is_same && has_name && target.is_alive()).then_some(target))
+        Ok((is_same && self.chosen.includes(self.pid) && target.is_alive()).then_some(target))
     }
 
-    /// True where the process was selected by its program and has ended or runs another program. Among many processes
-    /// of a name this can happen at any time, and is not a failure.
+    /// True where the process was selected by a property and has ended or lost the property. Among many processes this can
+    /// happen at any time, and is not a failure.
     pub fn has_gone(&self) -> bool {
-        self.program.is_some_and(|name| {
-            let no_memory = || ProcessFiles::of(self.pid).maps().is_ok_and(|space| space.mappings().is_empty());
-            program_name(self.pid) != name || no_memory()
-        })
+        let no_memory = || ProcessFiles::of(self.pid).maps().is_ok_and(|space| space.mappings().is_empty());
+        !matches!(self.chosen, Chosen::ByNumber) && (!self.chosen.includes(self.pid) || no_memory())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_in_its_control_group_and_in_those_above() {
+        let is_in = |membership| is_in_group(membership, "/system.slice/a.service");
+        assert!(is_in("0::/system.slice/a.service\n"));
+        assert!(is_in("4:memory:/x\n1:name=systemd:/system.slice/a.service/worker:1\n0::/\n"));
+        assert!(!is_in("0::/system.slice/a.service2\n") && !is_in("0::/system.slice\n") && !is_in(""));
+        assert!(!is_in("4:memory:/system.slice/a.service\n"), "a hierarchy that systemd does not keep");
+        assert!(!is_in("0::/user.slice/system.slice/a.service\n"));
+    }
+
+    #[test]
+    fn this_process_has_the_properties_that_it_has() {
+        let own = std::process::id() as i32;
+        let membership = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+        let group = membership.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/none").to_owned();
+        assert_eq!(Chosen::ByCgroup(&group).includes(own), membership.contains("0::"));
+        assert!(Chosen::ByNumber.includes(own) && !Chosen::ByCgroup("/no/such/group").includes(own));
+        let refused = Chosen::ByCgroup("/no/such/group").processes().map_err(|error| error.to_string());
+        assert_eq!(refused, Err("no process is in the control group /no/such/group".to_owned()));
     }
 }

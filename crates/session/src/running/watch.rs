@@ -1,6 +1,6 @@
 //! Detects objects that running programs load.
 
-use super::Selected;
+use super::{Chosen, Selected};
 use linux::process_handle::ProcessHandle;
 use process_view::ProcessFiles;
 use std::collections::HashSet;
@@ -26,7 +26,7 @@ impl Watch {
 
     /// Selects this process, and no later one with the same PID.
     pub fn process(&self) -> Selected<'_> {
-        Selected { pid: self.pid, program: None, handle: self.handle.as_ref() }
+        Selected { pid: self.pid, chosen: Chosen::ByNumber, handle: self.handle.as_ref() }
     }
 
     /// Reads the list again. Returns true where objects have been loaded that were mapped at the previous look already.

@@ -2,7 +2,8 @@
 
 use super::contents::contents;
 use crate::SessionError;
-use crate::names::{process_name, program_name};
+use crate::names::process_name;
+use crate::running::Chosen;
 use address_space::{Mapping, MappingUsage, PageSize};
 use linux::bounded::{Budget, MAPPED_FILES};
 use linux::features;
@@ -102,16 +103,11 @@ pub(super) struct Family {
 }
 
 impl Family {
-    /// Looks at these processes. One that ends meanwhile, or no longer runs `program`, is left out.
+    /// Looks at these processes. One that ends meanwhile, or has lost the property by which it was chosen, is left out.
     ///
     /// # Errors
     /// No process was read.
-    pub fn of(
-        pids: &[i32],
-        program: Option<&str>,
-        machine: &Machine,
-        settings: &Settings,
-    ) -> Result<Self, SessionError> {
+    pub fn of(pids: &[i32], chosen: Chosen<'_>, machine: &Machine, settings: &Settings) -> Result<Self, SessionError> {
         allow_descriptors();
         let reserve: Vec<_> = (0..RESERVE).filter_map(|_| File::open("/dev/null").ok()).collect();
         let mut found = Found::new(Instant::now() + MOST_READING);
@@ -121,7 +117,7 @@ impl Family {
                 skipped.push(SkippedProcess::new(pid, NO_TIME));
                 continue;
             }
-            match look(pid, program, machine.huge, settings, &mut found) {
+            match look(pid, chosen, machine.huge, settings, &mut found) {
                 Ok(Some(Looked { handle, has_views, left_out })) => {
                     looked += 1;
                     skipped.extend(left_out.map(|why| SkippedProcess::new(pid, why)));
@@ -226,10 +222,10 @@ struct Looked {
     left_out: Option<&'static str>,
 }
 
-/// Adds the segments of one process; `None` if it has ended, or no longer runs `program`.
+/// Adds the segments of one process; `None` if it has ended, or has lost the property by which it was chosen.
 fn look(
     pid: i32,
-    program: Option<&str>,
+    chosen: Chosen<'_>,
     huge: PageSize,
     settings: &Settings,
     found: &mut Found,
@@ -253,9 +249,8 @@ fn look(
     let spare = spare.map(drop).map_err(reading);
     let devices = TmpfsDevices::seen_by(&files);
     let namespace = std::fs::metadata(files.path("ns/ipc")).map_or(0, |metadata| metadata.ino());
-    // Processes chosen by name were listed some time ago.
-    let is_chosen = program.is_none_or(|name| program_name(pid) == name);
-    if !is_chosen || !handle.is_alive() {
+    // Processes chosen by a property were listed some time ago.
+    if !chosen.includes(pid) || !handle.is_alive() {
         return Ok(None);
     }
     spare?;
@@ -347,21 +342,21 @@ mod tests {
     use super::*;
     use address_space::{Address, AddressRange, MappingName, Protection, RangeSet};
 
-    fn family(pids: &[i32], program: Option<&str>) -> Result<Family, SessionError> {
+    fn family(pids: &[i32], chosen: Chosen<'_>) -> Result<Family, SessionError> {
         let machine = Machine { huge: PageSize::new(2 << 20).unwrap(), refused: None, never: false, no_fill: None };
-        Family::of(pids, program, &machine, &Settings { of_size: None })
+        Family::of(pids, chosen, &machine, &Settings { of_size: None })
     }
 
     #[test]
-    fn a_process_is_looked_at_only_if_it_runs_the_program() {
+    fn a_process_is_looked_at_only_if_it_has_the_property() {
         let own = std::process::id() as i32;
-        let name = program_name(own);
-        assert!(family(&[own], Some(&name)).is_ok_and(|family| family.skipped.is_empty()));
-        let refused = family(&[own], Some("another")).err().map(|error| error.to_string());
+        let name = crate::names::program_name(own);
+        assert!(family(&[own], Chosen::ByProgram(&name)).is_ok_and(|family| family.skipped.is_empty()));
+        let refused = family(&[own], Chosen::ByProgram("another")).err().map(|error| error.to_string());
         assert_eq!(refused.as_deref(), Some("no process was looked at: all have ended meanwhile"));
         // One that has ended is no reason to call the family incomplete, unless it was the only one.
-        assert!(family(&[own, i32::MAX], None).is_ok_and(|family| family.skipped.is_empty()));
-        assert!(family(&[i32::MAX], None).is_err());
+        assert!(family(&[own, i32::MAX], Chosen::ByNumber).is_ok_and(|family| family.skipped.is_empty()));
+        assert!(family(&[i32::MAX], Chosen::ByNumber).is_err());
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub use gather::SkippedProcess;
 pub use report::{LeftAlone, SegmentReport, SharedReport};
 
 use crate::SessionError;
+use crate::running::Chosen;
 use gather::{Family, machine};
 use kernel::Live;
 use report::Before;
@@ -31,8 +32,8 @@ const TRIES: u32 = 6;
 /// Options of a lift of shared memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SharedOptions<'a> {
-    /// The name of the program that the processes must run; `None` accepts any.
-    pub program: Option<&'a str>,
+    /// The property that the processes must have.
+    pub chosen: Chosen<'a>,
     /// Fill blocks however many holes they have.
     pub fill: bool,
     /// Most bytes that are added: holes that are filled, and swapped data that is read back.
@@ -76,7 +77,7 @@ struct Prepared {
 impl Prepared {
     fn new(pids: &[i32], options: SharedOptions<'_>) -> Result<Self, SessionError> {
         let (machine, settings) = machine()?;
-        let family = Family::of(pids, options.program, &machine, &settings)?;
+        let family = Family::of(pids, options.chosen, &machine, &settings)?;
         let plan = plan(&family.segments, &machine, Policy { fill: options.fill, most: options.most });
         let keys: Vec<_> = family.segments.iter().map(|segment| segment.key).collect();
         let sharers = Sharers::of(&keys);

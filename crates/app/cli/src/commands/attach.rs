@@ -1,6 +1,7 @@
 //! `pagelift attach` and `pagelift detach`: lift a program that runs, and put it back.
 
 use super::reading::{keeps_rights, limit_reads};
+use super::service::control_group;
 use crate::arguments::heap::AttachHeapArg;
 use crate::definition::{AttachArgs, DetachArgs};
 use crate::output::{Failures, Output};
@@ -13,8 +14,7 @@ use options::{Kind, Policy};
 use process_view::{ObjectReader, ObservationError};
 use session::inspect::Inspection;
 use session::running::{
-    AttachOptions, Attached, Detached, Selected, Watch, attach as lift, detach as put_back, plan_attach,
-    processes_named,
+    AttachOptions, Attached, Chosen, Detached, Selected, Watch, attach as lift, detach as put_back, plan_attach,
 };
 use session::shared::{SharedOptions, SharedReport, lift_shared, plan_shared};
 use session::{LiftReport, SessionError, process_name, program_name};
@@ -27,19 +27,24 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Lifts.
 pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     limit_reads();
-    let pids = targets(args.pid, args.all.as_deref())?;
+    let group = args.unit.as_deref().map(control_group).transpose()?;
+    let chosen = match &group {
+        Some(group) => Chosen::ByCgroup(group),
+        None => by_program(args.all.as_deref()),
+    };
+    let pids = targets(args.pid, chosen)?;
     let kinds = args.policy.policy().kinds;
     if args.fill && !kinds.contains(Kind::Shared) {
         bail!("--fill concerns shared memory only; needed: --lift shared");
     }
     let mut failed = Vec::new();
     let mut told = match kinds.contains(Kind::Shared) {
-        true => shared_memory(args, &pids)?,
+        true => shared_memory(args, &pids, chosen)?,
         false => None,
     };
     // No thread is stopped if only shared memory is lifted.
     if !kinds.without(Kind::Shared).is_empty() || args.heap != AttachHeapArg::Off {
-        failed = attach_each(args, &pids, &mut told);
+        failed = attach_each(args, &pids, chosen, &mut told);
     }
     if let Some(shared) = told {
         write_alone(args, pids[0], shared)?;
@@ -48,13 +53,13 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
 }
 
 /// Lifts everything but shared memory, process by process. Returns what failed.
-fn attach_each(args: &AttachArgs, pids: &[i32], told: &mut Option<SharedReport>) -> Vec<String> {
+fn attach_each(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>, told: &mut Option<SharedReport>) -> Vec<String> {
     let mut reader = ObjectReader::new();
     // Watched from before the first lift, so that objects loaded during it are noticed.
     let watched = if args.watch { pids.iter().map(|&pid| Watch::new(pid)).collect() } else { Vec::new() };
     let mut failed = Vec::new();
     for &pid in pids {
-        let process = Selected { program: args.all.as_deref(), ..Selected::by_number(pid) };
+        let process = Selected { chosen, ..Selected::by_number(pid) };
         if let Err(error) = attach_one(args, &process, &mut reader, told)
             && !process.has_gone()
         {
@@ -71,14 +76,14 @@ fn attach_each(args: &AttachArgs, pids: &[i32], told: &mut Option<SharedReport>)
 }
 
 /// Lifts the shared memory of all processes together, or shows the plan. Returns the outcome if a report is to have it.
-fn shared_memory(args: &AttachArgs, pids: &[i32]) -> anyhow::Result<Option<SharedReport>> {
+fn shared_memory(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>) -> anyhow::Result<Option<SharedReport>> {
     if args.watch {
         bail!(
             "--watch does not look at shared memory; needed: `pagelift attach --lift shared` alone, and again once the program \
              has filled more of it"
         );
     }
-    let options = SharedOptions { program: args.all.as_deref(), fill: args.fill, most: args.policy.max_memory };
+    let options = SharedOptions { chosen, fill: args.fill, most: args.policy.max_memory };
     let name = shared::family(&process_name(pids[0]), pids.len());
     if args.dry_run {
         let planned = plan_shared(pids, options)?;
@@ -105,7 +110,7 @@ fn shared_memory(args: &AttachArgs, pids: &[i32]) -> anyhow::Result<Option<Share
 /// Writes the report of shared memory if no other report has included it.
 fn write_alone(args: &AttachArgs, pid: i32, shared: SharedReport) -> anyhow::Result<()> {
     let Some(path) = &args.outcome.report else { return Ok(()) };
-    let as_line = args.all.is_some();
+    let as_line = args.pid.is_none();
     let written = match args.dry_run {
         true => Inspection { shared: Some(shared), ..Inspection::of_plan(process_name(pid), Plan::default()) }
             .write(path, as_line),
@@ -128,7 +133,7 @@ fn attach_one(
         Output::Standard.print(&table::plan(&process_name(pid), &plan))?;
         if let Some(path) = &args.outcome.report {
             let document = Inspection { shared: told.take(), ..Inspection::of_plan(process_name(pid), plan) };
-            document.write(path, args.all.is_some()).with_context(|| format!("writing {}", path.display()))?;
+            document.write(path, args.pid.is_none()).with_context(|| format!("writing {}", path.display()))?;
         }
         return Ok(());
     }
@@ -141,7 +146,7 @@ fn attach_one(
         written.not_confined.iter().for_each(keeps_rights);
     }
     if let Some(path) = &args.outcome.report {
-        report.write(path, args.all.is_some()).with_context(|| format!("writing {}", path.display()))?;
+        report.write(path, args.pid.is_none()).with_context(|| format!("writing {}", path.display()))?;
     }
     if !args.outcome.quiet {
         let heap = report.heap.as_ref().map(|in_place| format!("; {}", heap::in_place(in_place))).unwrap_or_default();
@@ -180,8 +185,9 @@ fn watch(args: &AttachArgs, mut watched: Vec<Watch>, reader: &mut ObjectReader) 
 pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
     limit_reads();
     let mut failed = Vec::new();
-    for pid in targets(args.pid, args.all.as_deref())? {
-        let process = Selected { program: args.all.as_deref(), ..Selected::by_number(pid) };
+    let chosen = by_program(args.all.as_deref());
+    for pid in targets(args.pid, chosen)? {
+        let process = Selected { chosen, ..Selected::by_number(pid) };
         match put_back(&process) {
             Ok(Some(detached)) if !args.quiet => {
                 say!("pagelift: {}: {}", process_name(pid), text(&detached))
@@ -209,9 +215,10 @@ fn text(detached: &Detached) -> String {
     }
 }
 
-fn targets(pid: Option<i32>, all: Option<&str>) -> anyhow::Result<Vec<i32>> {
-    match pid {
-        Some(pid) => Ok(vec![pid]),
-        None => Ok(processes_named(all.context("needed: the number of a process, or --all NAME")?)?),
-    }
+fn by_program(name: Option<&str>) -> Chosen<'_> {
+    name.map_or(Chosen::ByNumber, Chosen::ByProgram)
+}
+
+fn targets(pid: Option<i32>, chosen: Chosen<'_>) -> anyhow::Result<Vec<i32>> {
+    pid.map_or_else(|| Ok(chosen.processes()?), |pid| Ok(vec![pid]))
 }

@@ -8,7 +8,7 @@ use address_space::PageSize;
 use foreign_text::printable;
 use linux::owner::{accountable_user_of, executes_trusted_file, is_of_trusted_user, is_trusted};
 use page_cache::{MappedFiles, MappedPart};
-use session::running::processes_named;
+use session::running::Chosen as Processes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub struct Executed {
 /// No process runs a program of this name.
 pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Executed> {
     let (processes, others): (Vec<i32>, Vec<i32>) =
-        processes_named(name)?.into_iter().partition(|pid| executes_trusted_file(*pid));
+        Processes::ByProgram(name).processes()?.into_iter().partition(|pid| executes_trusted_file(*pid));
     let mut left_out: Vec<String> = others
         .iter()
         .map(|pid| {

@@ -9,6 +9,7 @@ mod words;
 
 pub use enable::{EnableArgs, enable};
 pub use installed::{DisableArgs, EnabledArgs, disable, enabled};
+pub use systemd::control_group;
 
 /// A service whose file was changed.
 struct Changed {

@@ -151,6 +151,15 @@ pub fn show(unit: &str) -> anyhow::Result<Properties> {
     Ok(Properties::parse(&String::from_utf8_lossy(&output.stdout)))
 }
 
+/// The control group of a service that runs, as a path below the root of the hierarchy.
+pub fn control_group(name: &str) -> anyhow::Result<String> {
+    let (name, properties) = look_up(name)?;
+    ensure!(!name.contains("@."), "{name} is a template; needed: one of its instances");
+    let group = properties.value("ControlGroup");
+    ensure!(!group.is_empty(), "{name} does not run; fix: systemctl start {}", foreign_text::quoted(&name));
+    Ok(group.to_owned())
+}
+
 /// The instances of a template that run, but for those that serve one connection of a socket each (`Accept=yes`), which
 /// cannot be started again.
 pub fn running_instances(template: &str) -> anyhow::Result<Vec<String>> {
