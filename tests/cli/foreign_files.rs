@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
-use test_support::{Context, Ending, Need, Program, Session, Test, copy_program, main_of, poll_until, test_case};
+use test_support::{Context, Ending, Need, Program, SilentServer, Test, copy_program, main_of, poll_until, test_case};
 
 /// The user that the hostile program runs as.
 const NOBODY: u32 = 65534;
@@ -199,66 +199,33 @@ fn numbers_of_another_namespace(t: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A mounted file system, and the program that serves it.
-struct Served {
-    server: Option<Session>,
-    folder: PathBuf,
-}
-
-impl Served {
-    fn mount(t: &Context) -> Result<Self> {
-        let folder = t.folder().join("served");
-        fs::create_dir(&folder)?;
-        let mut command = Program::named("cli/serves_a_file_until_told.c")?.command()?;
-        let content = Program::named("cli/maps_a_file.c")?.build()?;
-        command.arg(&folder).arg(content).arg(NOBODY.to_string());
-        let server = t.session(command)?;
-        server.wait_for_line("ready")?;
-        Ok(Self { server: Some(server), folder })
-    }
-
-    fn be_silent(&mut self) -> Result<()> {
-        let server = self.server.as_mut().context("it has ended")?;
-        server.send("be silent\n")?;
-        server.wait_for_line("silent")
-    }
-
-    /// Waiting callers get an error.
-    fn end(&mut self) {
-        let Some(server) = self.server.take() else { return };
-        drop(server);
-        let _ = Command::new("umount").arg("-l").arg(&self.folder).status();
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.end();
-    }
+/// A file system that the other user serves, of a file that is a program.
+fn mount(t: &Context) -> Result<SilentServer> {
+    SilentServer::mount(t, &Program::named("cli/maps_a_file.c")?.build()?)
 }
 
 /// A user's program has mapped a file of a file system that the user serves, and its list of objects leads into that file.
 /// From then on the file system answers nobody.
 fn silent_server(t: &Context, words: &[&str]) -> Result<()> {
-    let served = Served::mount(t)?;
+    let served = mount(t)?;
     let mut program = Program::named("cli/names_what_never_comes.c")?.command()?;
-    program.arg(served.folder.join("file")).uid(NOBODY).gid(NOBODY).current_dir("/");
+    program.arg(served.folder().join("file")).uid(NOBODY).gid(NOBODY).current_dir("/");
     no_wait_for(t, served, program, words)
 }
 
 /// The root folder of a user's process is a file system that the user serves.
 fn silent_root(t: &Context, words: &[&str]) -> Result<()> {
-    let served = Served::mount(t)?;
+    let served = mount(t)?;
     let mut program = Program::named("cli/has_a_root_folder.c")?.command()?;
-    program.arg(&served.folder).arg(NOBODY.to_string()).current_dir("/");
+    program.arg(served.folder()).arg(NOBODY.to_string()).current_dir("/");
     no_wait_for(t, served, program, words)
 }
 
 /// Runs a command once the file system of a hostile program answers nobody any more.
-fn no_wait_for(t: &Context, mut served: Served, program: Command, words: &[&str]) -> Result<()> {
+fn no_wait_for(t: &Context, mut served: SilentServer, program: Command, words: &[&str]) -> Result<()> {
     let hostile = t.session(program)?;
     hostile.wait_for_line("ready")?;
-    let file = served.folder.join("file");
+    let file = served.folder().join("file");
     let list = t.folder().join("list");
     fs::write(&list, format!("{}\n", file.display()))?;
     served.be_silent()?;

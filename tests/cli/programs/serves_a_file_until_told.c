@@ -1,5 +1,5 @@
 // A file system of one file, as a user's program may serve it: it answers until it gets a line on its standard input, and
-// then never again, so that whoever asks for anything waits. Run by root:
+// then never again, so that whoever asks for anything waits. It never answers a request to write. Run by root:
 //
 //     serves_a_file_until_told FOLDER FILE USER
 //
@@ -83,7 +83,9 @@ static void serve(char *bytes) {
     case FUSE_FLUSH: answer(request, 0, NULL, 0); break;
     case FUSE_FORGET:
     case FUSE_BATCH_FORGET:
-    case FUSE_INTERRUPT: break;
+    case FUSE_INTERRUPT:
+    // A process that writes to the file waits.
+    case FUSE_WRITE: break;
     default: answer(request, ENOSYS, NULL, 0);
     }
 }

@@ -4,6 +4,7 @@
 //! program's. No call has a time limit, so a thread watches the others, and ends this program if one waits too long.
 //! Nothing is watched until [`start`] is called.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,11 @@ const LOOK: Duration = Duration::from_millis(500);
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static READS: Mutex<Reads> = Mutex::new(Reads { next: 0, under_way: BTreeMap::new() });
 
+thread_local! {
+    /// True if somebody else limits the reads of this thread.
+    static LEFT: Cell<bool> = const { Cell::new(false) };
+}
+
 struct Reads {
     next: u64,
     under_way: BTreeMap<u64, (Instant, String)>,
@@ -27,11 +33,16 @@ struct Reads {
 
 /// Runs `read`, which `what` describes.
 pub fn watched<T>(what: impl FnOnce() -> String, read: impl FnOnce() -> T) -> T {
-    if !WATCHED.load(Ordering::Relaxed) {
+    if !WATCHED.load(Ordering::Relaxed) || LEFT.get() {
         return read();
     }
     let _under_way = UnderWay::begin(what());
     read()
+}
+
+/// Ends the watch over this thread, whose reads the caller limits.
+pub fn leave_to_caller() {
+    LEFT.set(true);
 }
 
 /// A read in the list, until it is dropped.

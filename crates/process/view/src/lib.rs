@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod asking;
 mod bounded_file;
 mod code;
 pub mod coverage;
@@ -30,6 +31,7 @@ mod tree;
 
 pub use activity::{Activity, ActivityReader, page_faults};
 pub use address_space::AuxiliaryVector;
+pub use asking::{Silence, Unanswered, ask_one, each_of, each_process};
 pub use bounded_file::BoundedFile;
 pub use code::{CodePlace, ProcessCode, UnwindSections};
 pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};

@@ -8,7 +8,7 @@ mod watch;
 pub use attach::{AttachOptions, Attached, attach, plan_attach};
 pub use detach::{Detached, detach};
 pub use ptrace::attach::Pause;
-pub use targets::{Chosen, Selected};
+pub use targets::{Chosen, Selected, answering};
 pub use watch::Watch;
 
 use crate::SessionError;

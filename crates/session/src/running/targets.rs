@@ -3,7 +3,7 @@
 use crate::SessionError;
 use crate::names::program_name;
 use linux::process_handle::ProcessHandle;
-use process_view::ProcessFiles;
+use process_view::{ProcessFiles, Unanswered, each_of};
 use ptrace::attach::Target;
 
 /// A common property of processes. A process can lose it, and a later process of the same PID need not have it.
@@ -55,6 +55,14 @@ fn is_in_group(membership: &str, group: &str) -> bool {
     let below = |path: &str| path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let mut fields = membership.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());
     fields.any(|fields| matches!(fields[..], [_, "" | "name=systemd", path] if below(path)))
+}
+
+/// Reads the mappings of processes. Returns those that answer, in the same order, and those that do not.
+pub fn answering(pids: &[i32]) -> (Vec<i32>, Vec<Unanswered>) {
+    let mut silent = Vec::new();
+    each_of(pids.iter().copied(), |process| drop(process.maps()), |_, looked| silent.extend(looked.err()));
+    let is_silent = |pid: i32| silent.iter().any(|process| process.pid == pid);
+    (pids.iter().copied().filter(|pid| !is_silent(*pid)).collect(), silent)
 }
 
 /// A process to work on, and what identifies it: the kernel reuses PIDs.

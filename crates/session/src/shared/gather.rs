@@ -3,7 +3,7 @@
 use super::contents::contents;
 use crate::SessionError;
 use crate::names::process_name;
-use crate::running::Chosen;
+use crate::running::{Chosen, answering};
 use address_space::{Mapping, MappingUsage, PageSize};
 use linux::bounded::{Budget, MAPPED_FILES};
 use linux::features;
@@ -112,7 +112,13 @@ impl Family {
         let reserve: Vec<_> = (0..RESERVE).filter_map(|_| File::open("/dev/null").ok()).collect();
         let mut found = Found::new(Instant::now() + MOST_READING);
         let (mut processes, mut skipped, mut looked, mut failed) = (BTreeMap::new(), Vec::new(), 0, None);
-        for &pid in pids {
+        let (answering, silent) = answering(pids);
+        for process in silent {
+            let why = process.to_string();
+            skipped.push(SkippedProcess::new(process.pid, why.clone()));
+            failed = Some(SessionError::Refused(why));
+        }
+        for pid in answering {
             if found.is_late() {
                 skipped.push(SkippedProcess::new(pid, NO_TIME));
                 continue;

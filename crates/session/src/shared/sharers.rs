@@ -2,7 +2,7 @@
 
 use address_space::Mapping;
 use machine_facts::meminfo_bytes;
-use process_view::ProcessFiles;
+use process_view::{ProcessFiles, each_process};
 use shared_memory::{SegmentKey, SegmentKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const MOST_TIME: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sharers {
     by_segment: BTreeMap<SegmentKey, BTreeSet<i32>>,
-    /// False if there was no time for all processes.
+    /// False if there was no time for all processes, or one did not answer.
     pub is_complete: bool,
 }
 
@@ -23,19 +23,19 @@ impl Sharers {
     pub fn of(keys: &[SegmentKey]) -> Self {
         let (until, segments) = (Instant::now() + MOST_TIME, Segments::new(keys));
         let mut found = Self { by_segment: BTreeMap::new(), is_complete: true };
-        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
-            if Instant::now() >= until {
-                found.is_complete = false;
-                break;
-            }
-            let Ok(space) = ProcessFiles::of(pid).maps() else { continue };
-            for mapping in space.mappings().iter().filter(|mapping| mapping.shared) {
-                for index in segments.shown_by(mapping) {
-                    found.by_segment.entry(keys[index]).or_default().insert(pid);
+        let look = move |process: &ProcessFiles| (Instant::now() < until).then(|| process.maps());
+        let listed = each_process(look, |pid, looked| match looked {
+            Ok(Some(Ok(space))) => {
+                for mapping in space.mappings().iter().filter(|mapping| mapping.shared) {
+                    for index in segments.shown_by(mapping) {
+                        found.by_segment.entry(keys[index]).or_default().insert(pid);
+                    }
                 }
             }
-        }
+            Ok(Some(Err(_))) => {}
+            Ok(None) | Err(_) => found.is_complete = false,
+        });
+        found.is_complete &= listed.is_ok();
         found
     }
 

@@ -1,6 +1,7 @@
 //! Removes images that are out of date or unused, and restricts those that show more than their source does.
 
 use crate::{Image, SourceState, Store, StoreError, Users};
+use process_view::Unanswered;
 use std::time::Duration;
 
 /// What to collect.
@@ -21,11 +22,13 @@ pub struct Collected {
     pub bytes: u64,
     /// Number of other things in the store that are not images: left over, damaged or foreign.
     pub debris: u64,
-    /// Images whose source has changed, but that some process still maps.
+    /// Images whose source has changed, but that some process still maps, or may map.
     pub in_use: u64,
     /// Images that were readable by everybody and are now restricted to root, since not everybody can read their
     /// source.
     pub withdrawn: u64,
+    /// Processes that do not answer. If there is one, no image was removed: the process may map it.
+    pub unanswered: Vec<Unanswered>,
 }
 
 impl Store {
@@ -41,7 +44,7 @@ impl Store {
         for mut image in self.list()?.images {
             let is_old = matches!(image.source_state(), SourceState::Changed | SourceState::Gone);
             // A process that this user cannot inspect could map it; root can inspect all that matter.
-            let is_used = !users.of(&image).is_empty();
+            let is_used = users.may_use(&image);
             let goes = is_old || collection.unused_for.is_some_and(|time| image.was_unused_for(time));
             if goes && !is_used {
                 collected.bytes += image.memory()?;
@@ -57,6 +60,7 @@ impl Store {
                 false => self.review(&mut image)?,
             });
         }
+        collected.unanswered = users.unanswered;
         if !collection.dry_run {
             collected.debris = self.remove_debris()?;
         }

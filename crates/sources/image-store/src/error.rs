@@ -224,6 +224,17 @@ pub enum StoreError {
     /// Processes map the image.
     #[error("{0} processes still map this image; `--force` removes it all the same, they keep their memory")]
     InUse(u64),
+    /// A process that does not answer may map the image.
+    #[error(
+        "process {pid} ({name}) did not answer, and may map this image; fix: end it, or `--force`, which removes the image all \
+         the same; the process keeps its memory"
+    )]
+    MayBeInUse {
+        /// Its number.
+        pid: i32,
+        /// Its name, fit to be printed.
+        name: String,
+    },
     /// The kernel refused something.
     #[error("{what}: {source}")]
     Io {

@@ -2,9 +2,9 @@
 
 use crate::{Image, StoreError};
 use nix::sys::stat::{major, minor};
-use process_view::{ObservationError, ProcessFiles};
+use process_view::{ObservationError, ProcessFiles, Unanswered, each_process};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::io;
 
 /// Who maps images now.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +12,8 @@ pub struct Users {
     by_file: BTreeMap<((u32, u32), u64), BTreeSet<i32>>,
     /// Number of processes that this user cannot inspect; some of them may map images too.
     pub not_permitted: u64,
+    /// Processes that do not answer. Such a process may map any image.
+    pub unanswered: Vec<Unanswered>,
 }
 
 impl Users {
@@ -20,24 +22,25 @@ impl Users {
     /// # Errors
     /// [`StoreError::Io`] where `/proc` cannot be listed. A process that ends while it is read is skipped.
     pub fn read() -> Result<Self, StoreError> {
-        let failed = |error| StoreError::io("listing /proc", error);
         let mut users = Self::default();
-        for entry in fs::read_dir("/proc").map_err(failed)? {
-            let Some(pid) = entry.map_err(failed)?.file_name().to_str().and_then(|name| name.parse().ok()) else {
-                continue;
-            };
-            match ProcessFiles::of(pid).maps() {
-                Ok(space) => {
-                    let files = space.mappings().iter().filter(|mapping| mapping.inode != 0);
-                    for mapping in files {
-                        users.by_file.entry((mapping.device, mapping.inode)).or_default().insert(pid);
-                    }
+        each_process(ProcessFiles::maps, |pid, looked| match looked {
+            Ok(Ok(space)) => {
+                let files = space.mappings().iter().filter(|mapping| mapping.inode != 0);
+                for mapping in files {
+                    users.by_file.entry((mapping.device, mapping.inode)).or_default().insert(pid);
                 }
-                Err(ObservationError::NotPermitted { .. }) => users.not_permitted += 1,
-                Err(_) => {}
             }
-        }
+            Ok(Err(ObservationError::NotPermitted { .. })) => users.not_permitted += 1,
+            Ok(Err(_)) => {}
+            Err(unanswered) => users.unanswered.push(unanswered),
+        })
+        .map_err(|error| StoreError::io("listing /proc", io::Error::other(error)))?;
         Ok(users)
+    }
+
+    /// True if a process maps the image, or a process that does not answer may map it.
+    pub fn may_use(&self, image: &Image) -> bool {
+        !self.unanswered.is_empty() || !self.of(image).is_empty()
     }
 
     /// The processes that map an image.

@@ -68,7 +68,7 @@ pub(crate) trait PageCache {
 pub(crate) struct Holders {
     /// The processes, with their names, by block.
     pub by_block: BTreeMap<u64, Vec<(i32, String)>>,
-    /// Number of processes that this user cannot inspect.
+    /// Number of processes that this user cannot inspect, or that do not answer.
     pub unseen: u64,
 }
 
@@ -190,7 +190,7 @@ impl PageCache for KernelCache<'_> {
         let name = |pid| (pid, ProcessFiles::of(pid).name().unwrap_or_else(|_| "ended".to_owned()));
         let found = mapped.users_of(self.file, self.huge)?.holders_by_block(blocks, self.huge);
         let by_block = found.into_iter().map(|(block, pids)| (block, pids.into_iter().map(name).collect())).collect();
-        Ok(Holders { by_block, unseen: mapped.not_permitted })
+        Ok(Holders { by_block, unseen: mapped.not_permitted + mapped.unanswered.len() as u64 })
     }
 
     fn has_free_huge_pages(&self) -> bool {

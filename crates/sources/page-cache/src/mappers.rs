@@ -7,9 +7,11 @@ use linux::bounded::MAPPED_FILES;
 use linux::file_mapping::FileMapping;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
-use process_view::{FileIdentity, ObservationError, ProcessFiles, Unreadable, open_mapped};
+use process_view::{
+    FileIdentity, ObservationError, ProcessFiles, Unanswered, Unreadable, ask_one, each_process, open_mapped,
+};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::ops::Range;
 
 /// A part of a file that a process maps.
@@ -40,9 +42,11 @@ impl MappedPart {
     /// Opens the file, as it is mapped; `None` where it is not a regular file.
     ///
     /// # Errors
-    /// [`Unreadable`]: the path leads to another file by now, or nothing can be opened there.
+    /// [`Unreadable`]: the path leads to another file by now, nothing can be opened there, or the process does not answer.
     pub fn open(&self) -> Result<Option<(File, FileIdentity)>, Unreadable> {
-        open_mapped(&ProcessFiles::of(self.pid), &self.mapping)
+        let mapping = self.mapping.clone();
+        ask_one(self.pid, move |process| open_mapped(process, &mapping))
+            .unwrap_or_else(|unanswered| Err(Unreadable::Refused(unanswered.to_string())))
     }
 
     /// The addresses of those offsets that are mapped here.
@@ -62,6 +66,8 @@ pub struct MappedFiles {
     parts: BTreeMap<Numbers, Vec<MappedPart>>,
     /// Number of processes that this user cannot inspect.
     pub not_permitted: u64,
+    /// Processes that do not answer. Such a process may map any file.
+    pub unanswered: Vec<Unanswered>,
     /// Number of processes whose mappings together exceed [`MAPPED_FILES`], so that they are left out.
     pub too_many: u64,
 }
@@ -88,22 +94,19 @@ impl MappedFiles {
     /// # Errors
     /// [`Error`] where `/proc` cannot be listed.
     pub fn read() -> Result<Self, Error> {
-        let (own, failed) = (std::process::id() as i32, |error| Error::new("listing /proc", error));
+        let own = std::process::id() as i32;
         let (mut found, mut budget) = (Self::default(), MAPPED_FILES.budget());
-        for entry in fs::read_dir("/proc").map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).filter(|pid| *pid != own) else {
-                continue;
-            };
-            match ProcessFiles::of(pid).maps() {
-                Ok(space) => match budget.spend(memory_of(&space)) {
-                    true => found.add(pid, &space),
-                    false => found.too_many += 1,
-                },
-                Err(ObservationError::NotPermitted { .. }) => found.not_permitted += 1,
-                Err(_) => {}
-            }
-        }
+        let look = move |process: &ProcessFiles| (process.pid() != own).then(|| process.maps());
+        each_process(look, |pid, looked| match looked {
+            Ok(Some(Ok(space))) => match budget.spend(memory_of(&space)) {
+                true => found.add(pid, &space),
+                false => found.too_many += 1,
+            },
+            Ok(Some(Err(ObservationError::NotPermitted { .. }))) => found.not_permitted += 1,
+            Ok(_) => {}
+            Err(unanswered) => found.unanswered.push(unanswered),
+        })
+        .map_err(|error| Error::new("listing /proc", std::io::Error::other(error)))?;
         Ok(found)
     }
 
@@ -153,13 +156,14 @@ impl FileUsers {
     }
 
     /// The processes in whose page tables are pages of these blocks, sorted, by block. A process that cannot be looked at
-    /// counts.
+    /// or does not answer counts.
     pub(crate) fn holders_by_block(&self, blocks: &Range<u64>, huge: PageSize) -> BTreeMap<u64, Vec<i32>> {
         let wanted = offsets_of(blocks, huge);
         let mut found: BTreeMap<u64, Vec<i32>> = BTreeMap::new();
         for part in &self.parts {
             let Some(addresses) = part.addresses_of(&wanted) else { continue };
-            for held in held(part.pid, addresses).unwrap_or_else(|_| RangeSet::from_iter([addresses])).iter() {
+            let held = ask_one(part.pid, move |process| held(process.pid(), addresses).ok()).ok().flatten();
+            for held in held.unwrap_or_else(|| RangeSet::from_iter([addresses])).iter() {
                 let start = part.offsets().start + (held.start() - part.mapping.range.start());
                 let end = start + held.len();
                 for block in start / huge.bytes()..end.div_ceil(huge.bytes()) {

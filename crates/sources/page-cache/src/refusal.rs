@@ -130,7 +130,7 @@ pub enum Refusal {
         processes: Vec<(i32, String)>,
         /// Number of blocks that they keep small.
         blocks: u64,
-        /// Number of processes that this user cannot inspect.
+        /// Number of processes that this user cannot inspect, or that do not answer.
         unseen: u64,
         /// The file.
         path: PathBuf,
@@ -248,7 +248,7 @@ fn mapped_text(processes: &[(i32, String)], blocks: u64, unseen: u64, path: &std
     let more = if processes.len() > NAMED { ", …" } else { "" };
     let unseen = match unseen {
         0 => String::new(),
-        unseen => format!(" and perhaps some of {unseen} that only root can inspect"),
+        unseen => format!(" and perhaps some of {unseen} that only root can inspect or that do not answer"),
     };
     let path = quoted_path(path);
     format!(

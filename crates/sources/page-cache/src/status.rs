@@ -1,12 +1,12 @@
 //! How a file lies in the page cache, and what its users have of that.
 
 use crate::blocks::{offsets_of, whole_blocks};
-use crate::{Error, FileUsers, MOST_LOOKED_AT, MappedFiles, MappedPart, loaded_offsets, look};
+use crate::{Error, FileUsers, MOST_LOOKED_AT, MappedFiles, loaded_offsets, look};
 use address_space::PageSize;
 use linux::file_cache::cached_pages;
 use linux::pagemap::Pagemap;
 use linux::pages::base_page;
-use process_view::ProcessFiles;
+use process_view::{ProcessFiles, ask_one};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -43,7 +43,7 @@ pub struct UserStatus {
     pub name: String,
     /// Bytes that it maps and cannot write to.
     pub mapped: u64,
-    /// Bytes of these that huge pages map now; `None` where this user cannot see that.
+    /// The part of `mapped` that huge pages map now; `None` if this user cannot see that, or the process does not answer.
     pub huge: Option<u64>,
     /// Bytes more that huge pages would map at another base, at which addresses agree with offsets.
     pub gain: u64,
@@ -72,15 +72,18 @@ pub fn status_of(file: &File, mapped: &MappedFiles, huge: PageSize) -> Result<Fi
 
 fn user(pid: i32, users: &FileUsers, extents: &[Range<u64>], huge: PageSize) -> UserStatus {
     let read_only = || users.parts_of(pid).filter(|part| !part.mapping.protection.write);
-    let pagemap = Pagemap::open(pid, base_page()).ok();
-    let huge_now = |part: &MappedPart| Some(pagemap.as_ref()?.huge(part.mapping.range).ok()?.bytes());
+    let ranges: Vec<_> = read_only().map(|part| part.mapping.range).collect();
+    let huge_now = move |process: &ProcessFiles| {
+        let pagemap = Pagemap::open(process.pid(), base_page()).ok()?;
+        ranges.iter().map(|range| Some(pagemap.huge(*range).ok()?.bytes())).sum::<Option<u64>>()
+    };
     let readable = read_only().filter(|part| part.mapping.protection.read);
     let parts = readable.map(|part| (part.out_of_step(huge), whole_bytes_in(&part.offsets(), extents, huge)));
     UserStatus {
         pid,
         name: ProcessFiles::of(pid).name().unwrap_or_else(|_| "?".to_owned()),
         mapped: read_only().map(|part| part.mapping.range.len()).sum(),
-        huge: read_only().map(huge_now).sum(),
+        huge: ask_one(pid, huge_now).ok().flatten(),
         gain: gain_by_other_base(parts),
     }
 }

@@ -3,6 +3,7 @@
 use address_space::PageSize;
 use machine_facts::{Files, System};
 use nix::sys::stat::{major, minor};
+use process_view::{Unanswered, ask_one};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fs;
@@ -60,8 +61,8 @@ impl Mount {
     }
 }
 
-/// The mounts in the namespaces of this process and of these, each file system once.
-pub(crate) fn all_mounts(pids: &[i32]) -> Vec<Mount> {
+/// The mounts in the namespaces of this process and of `pids`, each file system once. Adds processes that do not answer.
+pub(crate) fn all_mounts(pids: &[i32], unanswered: &mut Vec<Unanswered>) -> Vec<Mount> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();
     let mut all = mounts(&System.text("/proc/self/mountinfo").unwrap_or_default(), None);
@@ -70,7 +71,8 @@ pub(crate) fn all_mounts(pids: &[i32]) -> Vec<Mount> {
         if !is_new || seen.len() > MOST_NAMESPACES {
             continue;
         }
-        let table = System.text(&format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+        let table = ask_one(pid, |process| process.text("mountinfo").unwrap_or_default());
+        let table = table.map_err(|silent| unanswered.push(silent)).unwrap_or_default();
         for mount in mounts(&table, Some(pid)) {
             if all.iter().all(|other| other.device != mount.device) {
                 all.push(mount);
@@ -102,9 +104,16 @@ fn unescaped(path: &str) -> String {
         .fold(path.to_owned(), |path, (octal, sign)| path.replace(octal, sign))
 }
 
-/// The files on these mounts that hold pages.
-pub(crate) fn files_on(mounts: &[Mount]) -> Vec<HugetlbFile> {
-    mounts.iter().flat_map(files_of).collect()
+/// The files on these mounts that hold pages. A mount of another namespace is reached through a process, which may not answer.
+pub(crate) fn files_on(mounts: &[Mount], unanswered: &mut Vec<Unanswered>) -> Vec<HugetlbFile> {
+    let on = |mount: &Mount| match mount.pid {
+        None => files_of(mount),
+        Some(pid) => {
+            let mount = mount.clone();
+            ask_one(pid, move |_| files_of(&mount)).map_err(|silent| unanswered.push(silent)).unwrap_or_default()
+        }
+    };
+    mounts.iter().flat_map(on).collect()
 }
 
 fn files_of(mount: &Mount) -> Vec<HugetlbFile> {
@@ -161,7 +170,7 @@ mod tests {
         let dev = fs::metadata(folder.path()).unwrap().dev();
         let on = |device: String| {
             let size = PageSize::new(2 << 20).unwrap();
-            files_on(&[Mount { device, point: folder.path().to_owned(), pid: None, size }]).len()
+            files_on(&[Mount { device, point: folder.path().to_owned(), pid: None, size }], &mut Vec::new()).len()
         };
         assert_eq!(on(format!("{}:{}", major(dev), minor(dev))), 1);
         assert_eq!(on(format!("{}:{}", major(dev), minor(dev) + 1)), 0);

@@ -4,10 +4,9 @@ use crate::hugetlbfs::{FileId, HugetlbFile, all_mounts, files_on};
 use crate::system_v::{SEGMENTS, Unattached, unattached};
 use address_space::{MappingName, MappingUsage, PageSize};
 use machine_facts::{Files, System};
-use process_view::{ProcessFiles, ProcessMemory, printable};
+use process_view::{ObservationError, ProcessFiles, ProcessMemory, Unanswered, each_of, printable};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
 
 /// What pool pages are to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -57,6 +56,9 @@ pub struct Users {
     pub unattached: Vec<Unattached>,
     /// Number of processes that this user cannot inspect.
     pub not_permitted: u64,
+    /// Processes that are left out because they do not answer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unanswered: Vec<Unanswered>,
     /// Bytes by page size, each page that several processes share counted once.
     #[serde(skip)]
     explained: BTreeMap<PageSize, u64>,
@@ -67,23 +69,19 @@ impl Users {
     pub fn read() -> Self {
         let pids: Vec<i32> = System.names_in("/proc").iter().filter_map(|name| name.parse().ok()).collect();
         let unattached = unattached(&System.text(SEGMENTS).unwrap_or_default());
-        let mut users = Self { files: files_on(&all_mounts(&pids)), unattached, ..Self::default() };
+        let mut unanswered = Vec::new();
+        let mounts = all_mounts(&pids, &mut unanswered);
+        let files = files_on(&mounts, &mut unanswered);
+        let mut users = Self { files, unattached, unanswered, ..Self::default() };
         let mut shared = SharedMemory::beside(&users.files);
-        for pid in pids {
-            match pool_bytes(pid) {
-                Some(0) => continue,
-                Some(_) => {}
-                None => {
-                    users.not_permitted += u64::from(Path::new(&format!("/proc/{pid}")).exists());
-                    continue;
-                }
-            }
-            match ProcessMemory::read(pid) {
-                Ok(memory) => users.take(&memory, &mut shared),
-                Err(process_view::ObservationError::NotPermitted { .. }) => users.not_permitted += 1,
-                Err(_) => {}
-            }
-        }
+        each_of(pids, pool_memory, |_, looked| match looked {
+            Ok(Ok(Some(memory))) => users.take(&memory, &mut shared),
+            Ok(Err(ObservationError::NotPermitted { .. })) => users.not_permitted += 1,
+            Ok(_) => {}
+            Err(unanswered) => users.unanswered.push(unanswered),
+        });
+        users.unanswered.sort_by_key(|silent| silent.pid);
+        users.unanswered.dedup_by_key(|silent| silent.pid);
         for ((size, _), bytes) in shared.most {
             *users.explained.entry(size).or_default() += bytes;
         }
@@ -182,12 +180,18 @@ fn described(name: &MappingName, shared: bool) -> (UserKind, String) {
     }
 }
 
-/// Bytes of the pool that a process has mapped (`HugetlbPages` in its status, Linux 4.4); `None` where the status cannot be
-/// read. A kernel thread has none.
-fn pool_bytes(pid: i32) -> Option<u64> {
-    let status = ProcessFiles::of(pid).text("status").ok()?;
+/// The memory of a process that has mapped pages of a pool; `None` of others.
+fn pool_memory(process: &ProcessFiles) -> Result<Option<ProcessMemory>, ObservationError> {
+    if pool_bytes(&process.text("status")?) == 0 {
+        return Ok(None);
+    }
+    ProcessMemory::read(process.pid()).map(Some)
+}
+
+/// Bytes of the pool that a process has mapped (`HugetlbPages` in its status, Linux 4.4). A kernel thread has none.
+fn pool_bytes(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("HugetlbPages:"));
-    Some(line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0))
+    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

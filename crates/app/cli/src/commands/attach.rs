@@ -14,7 +14,7 @@ use options::{Kind, Policy};
 use process_view::{ObjectReader, ObservationError};
 use session::inspect::Inspection;
 use session::running::{
-    AttachOptions, Attached, Chosen, Detached, Selected, Watch, attach as lift, detach as put_back, plan_attach,
+    AttachOptions, Attached, Chosen, Detached, Selected, Watch, answering, attach as lift, detach as put_back, plan_attach,
 };
 use session::shared::{SharedOptions, SharedReport, lift_shared, plan_shared};
 use session::{LiftReport, SessionError, process_name, program_name};
@@ -55,10 +55,11 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
 /// Lifts everything but shared memory, process by process. Returns what failed.
 fn attach_each(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>, told: &mut Option<SharedReport>) -> Vec<String> {
     let mut reader = ObjectReader::new();
+    let (pids, silent) = answering(pids);
     // Watched from before the first lift, so that objects loaded during it are noticed.
     let watched = if args.watch { pids.iter().map(|&pid| Watch::new(pid)).collect() } else { Vec::new() };
-    let mut failed = Vec::new();
-    for &pid in pids {
+    let mut failed: Vec<String> = silent.iter().map(ToString::to_string).collect();
+    for &pid in &pids {
         let process = Selected { chosen, ..Selected::by_number(pid) };
         if let Err(error) = attach_one(args, &process, &mut reader, told)
             && !process.has_gone()
@@ -184,9 +185,10 @@ fn watch(args: &AttachArgs, mut watched: Vec<Watch>, reader: &mut ObjectReader) 
 /// Puts back.
 pub fn detach(args: &DetachArgs) -> anyhow::Result<()> {
     limit_reads();
-    let mut failed = Vec::new();
     let chosen = by_program(args.all.as_deref());
-    for pid in targets(args.pid, chosen)? {
+    let (pids, silent) = answering(&targets(args.pid, chosen)?);
+    let mut failed: Vec<String> = silent.iter().map(ToString::to_string).collect();
+    for pid in pids {
         let process = Selected { chosen, ..Selected::by_number(pid) };
         match put_back(&process) {
             Ok(Some(detached)) if !args.quiet => {

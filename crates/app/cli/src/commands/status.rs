@@ -5,6 +5,7 @@ use crate::output::{self, Output};
 use crate::text::heap;
 use crate::text::table::Table;
 use crate::text::table::{align_right, far_pages, table, trimmed};
+use crate::text::unanswered;
 use address_space::{ObjectRole, Protection, format_bytes};
 use clap::Args;
 use confinement::Reads;
@@ -171,6 +172,7 @@ fn of_processes(found: &HugeProcesses) -> String {
         };
         text += &format!("note: {skipped} not looked at: {fix}\n");
     }
+    text += &unanswered::notes(&found.unanswered);
     for process in &found.unreadable {
         text += &format!("note: process {} not read: {}\n", process.pid, printable(&process.reason));
     }
@@ -268,7 +270,13 @@ mod tests {
     }
 
     fn nobody(not_permitted: u64) -> HugeProcesses {
-        HugeProcesses { version: 1, processes: Vec::new(), not_permitted, unreadable: Vec::new() }
+        HugeProcesses {
+            version: 1,
+            processes: Vec::new(),
+            not_permitted,
+            unanswered: Vec::new(),
+            unreadable: Vec::new(),
+        }
     }
 
     fn widest_line(text: &str) -> usize {

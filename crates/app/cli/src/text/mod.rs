@@ -15,3 +15,4 @@ pub mod shared;
 pub mod shootdowns;
 pub mod stat;
 pub mod table;
+pub mod unanswered;

@@ -1,6 +1,7 @@
 //! Formats pools, plans and what became of reservations.
 
 use super::table::{align_right, table};
+use super::unanswered;
 use crate::commands::pool::needed::Needed;
 use address_space::{PageSize, format_bytes};
 use lift_plan::ThpMode;
@@ -100,7 +101,7 @@ fn users(view: &PoolsView) -> String {
     if view.users.not_permitted > 0 {
         text += &format!("{} processes cannot be looked at by this user\n", view.users.not_permitted);
     }
-    text
+    text + &unanswered::notes(&view.users.unanswered)
 }
 
 fn limits(view: &PoolsView) -> String {

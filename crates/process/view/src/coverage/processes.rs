@@ -1,11 +1,10 @@
 //! Finds every process that has memory on huge pages.
 
 use super::{COVERAGE_VERSION, Usage};
-use crate::{ObservationError, ProcessFiles};
+use crate::{ObservationError, ProcessFiles, Unanswered, each_process};
 use address_space::PageSize;
 use linux::pages::transparent_huge_page;
 use serde::Serialize;
-use std::fs;
 
 /// The processes with memory on huge pages of any kind.
 #[derive(Clone, Debug, Serialize)]
@@ -16,6 +15,9 @@ pub struct HugeProcesses {
     pub processes: Vec<HugeProcess>,
     /// Number of processes that this user cannot inspect.
     pub not_permitted: u64,
+    /// Processes that are left out because they do not answer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unanswered: Vec<Unanswered>,
     /// Processes that cannot be read for another reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unreadable: Vec<UnreadableProcess>,
@@ -45,37 +47,33 @@ pub struct HugeProcess {
 ///
 /// # Errors
 /// [`ObservationError`] where `/proc` cannot be listed. A process that ends while it is read is skipped; one that this
-/// user cannot inspect is counted, and one that cannot be read for another reason is named.
+/// user cannot inspect is counted, and one that cannot be read for another reason, or does not answer, is named.
 pub fn processes_with_huge_pages() -> Result<HugeProcesses, ObservationError> {
-    let mut found =
-        HugeProcesses { version: COVERAGE_VERSION, processes: Vec::new(), not_permitted: 0, unreadable: Vec::new() };
+    let mut found = HugeProcesses {
+        version: COVERAGE_VERSION,
+        processes: Vec::new(),
+        not_permitted: 0,
+        unanswered: Vec::new(),
+        unreadable: Vec::new(),
+    };
     let thp = transparent_huge_page();
-    for pid in process_numbers()? {
-        match look_at(&ProcessFiles::of(pid), thp) {
-            Ok(Some(process)) => found.processes.push(process),
-            Ok(None) | Err(ObservationError::NoSuchProcess { .. }) => {}
-            Err(ObservationError::NotPermitted { .. }) => found.not_permitted += 1,
-            Err(ObservationError::ProcNotMounted) => return Err(ObservationError::ProcNotMounted),
-            // One process must not hide all others: its user chooses how long its smaps is.
-            Err(error) => found.unreadable.push(UnreadableProcess { pid, reason: error.in_full() }),
-        }
+    let mut no_proc = false;
+    let look = move |process: &ProcessFiles| look_at(process, thp);
+    each_process(look, |pid, looked| match looked {
+        Ok(Ok(Some(process))) => found.processes.push(process),
+        Ok(Ok(None) | Err(ObservationError::NoSuchProcess { .. })) => {}
+        Ok(Err(ObservationError::NotPermitted { .. })) => found.not_permitted += 1,
+        Ok(Err(ObservationError::ProcNotMounted)) => no_proc = true,
+        // One process must not hide all others: its user chooses how long its smaps is.
+        Ok(Err(error)) => found.unreadable.push(UnreadableProcess { pid, reason: error.in_full() }),
+        Err(unanswered) => found.unanswered.push(unanswered),
+    })?;
+    if no_proc {
+        return Err(ObservationError::ProcNotMounted);
     }
+    found.unreadable.sort_by_key(|process| process.pid);
     found.processes.sort_by_key(|process| (std::cmp::Reverse(process.usage.huge_bytes()), process.pid));
     Ok(found)
-}
-
-fn process_numbers() -> Result<Vec<i32>, ObservationError> {
-    let error = |source| match source {
-        _ if !std::path::Path::new("/proc/self/stat").exists() => ObservationError::ProcNotMounted,
-        source => ObservationError::Io { path: "/proc".into(), source },
-    };
-    let mut numbers = Vec::new();
-    for entry in fs::read_dir("/proc").map_err(error)? {
-        numbers.extend(entry.map_err(error)?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
-    }
-    let first = numbers.first().ok_or(ObservationError::ProcNotMounted)?;
-    ProcessFiles::of(*first).check_number()?;
-    Ok(numbers)
 }
 
 /// Reads the rollup first, which costs the kernel a walk but little text. Only for a process with huge pages are all

@@ -12,7 +12,8 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use linux::bounded::KERNEL_TEXT;
 use page_cache::{Keeper, KeeperReport, KeptFile, KeptPath, ListEntry, LockedFile, parse_list};
-use process_view::{FileIdentity, open_regular_file, printable};
+use process_view::{FileIdentity, Unanswered, open_regular_file, printable};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -47,21 +48,22 @@ pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
     limit_reads();
     let huge = huge_page()?;
     let mut keeper = Keeper::new(huge, args.budget.filter(|_| args.lock));
-    let mut said = Vec::new();
+    let (mut said, mut running) = (Vec::new(), BTreeMap::new());
     loop {
-        let (paths, mut failed) = listed(args, huge)?;
+        let Listed { paths, mut failed, left_out } = listed(args, huge, &mut running)?;
         let number = paths.len() + failed.len();
         let mut others = 0;
         for report in keeper.round(&paths) {
             others += usize::from(say(&report)?);
         }
         if args.once {
-            failed.iter().for_each(|error| say!("pagelift: {error}"));
+            failed.iter().chain(&left_out).for_each(|error| say!("pagelift: {error}"));
             return match failed.len() + others {
                 0 => Ok(()),
                 failed => Err(anyhow!("{failed} of {number} entries are not in huge folios")),
             };
         }
+        failed.extend(left_out);
         failed.sort();
         if failed != said {
             failed.iter().for_each(|error| say!("pagelift: {error}"));
@@ -71,8 +73,21 @@ pub fn run(args: &KeepArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The files that the list names now, in its order, each once; and why an entry names none.
-fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<KeptPath>, Vec<String>)> {
+/// The present contents of the list.
+struct Listed {
+    /// The files, in the list's order, each once.
+    paths: Vec<KeptPath>,
+    /// Why entries name none.
+    failed: Vec<String>,
+    /// Processes that do not answer.
+    left_out: Vec<String>,
+}
+
+/// Files by the name of the program whose processes executed them at the last look.
+type Running = BTreeMap<String, Vec<KeptPath>>;
+
+/// Reads the list. If a process of a program does not answer, the files that the program executed at the last look stay in the list.
+fn listed(args: &KeepArgs, huge: PageSize, running: &mut Running) -> anyhow::Result<Listed> {
     let name = args.config.display();
     let file = open_regular_file(&args.config).with_context(|| format!("reading the list {name}"))?;
     let Some(file) = file else { bail!("{name}: found something else than a regular file, needed a list of files") };
@@ -82,7 +97,7 @@ fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<KeptPath>, Vec
     if entries.is_empty() {
         bail!("{name}: found no entry, needed at least one");
     }
-    let (mut paths, mut failed) = (Vec::new(), Vec::new());
+    let (mut paths, mut failed, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     for entry in entries {
         let found = match &entry {
             ListEntry::File(path) => Ok(vec![path.clone().into()]),
@@ -90,9 +105,22 @@ fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<KeptPath>, Vec
                 .map(|files| programs_of(&files, huge).into_iter().map(|one| one.path.into()).collect()),
             // A program that does not run yet is no failure: it is looked for again.
             ListEntry::Running(name) => {
-                let found = executed_by(name, huge).map(|executed| executed.chosen).unwrap_or_default();
-                let here = found.into_iter().filter(|(one, _)| is_here(one));
-                Ok(here.map(|(one, user)| KeptPath { path: one.path, user }).collect())
+                let (chosen, silent) =
+                    executed_by(name, huge).map(|executed| (executed.chosen, executed.unanswered)).unwrap_or_default();
+                let here = chosen.into_iter().filter(|(one, _)| is_here(one));
+                let mut found: Vec<_> = here.map(|(one, user)| KeptPath { path: one.path, user }).collect();
+                if !silent.is_empty() {
+                    let before = running.remove(name).unwrap_or_default();
+                    found.extend(
+                        before
+                            .into_iter()
+                            .filter(|kept| found.iter().all(|now| now.path != kept.path))
+                            .collect::<Vec<_>>(),
+                    );
+                    left_out.extend(silent.iter().map(Unanswered::to_string));
+                }
+                running.insert(name.clone(), found.clone());
+                Ok(found)
             }
         };
         match found {
@@ -100,9 +128,9 @@ fn listed(args: &KeepArgs, huge: PageSize) -> anyhow::Result<(Vec<KeptPath>, Vec
             Err(error) => failed.push(format!("{error:#}")),
         }
     }
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     paths.retain(|kept: &KeptPath| seen.insert(kept.path.clone()));
-    Ok((paths, failed))
+    Ok(Listed { paths, failed, left_out })
 }
 
 /// True if the path leads to the same file here: in a container it can lead to another file.

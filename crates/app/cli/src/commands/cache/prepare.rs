@@ -139,7 +139,7 @@ fn choose(args: &PrepareArgs, huge: PageSize, failed: &mut usize) -> anyhow::Res
         chosen.extend(found);
     }
     for name in &args.running {
-        let Executed { chosen: found, left_out } = executed_by(name, huge)?;
+        let Executed { chosen: found, left_out, .. } = executed_by(name, huge)?;
         left_out.iter().for_each(|why| say!("pagelift: note: {why}"));
         if found.is_empty() {
             bail!("found no program or library of {huge} or more that {name} executes, needed at least one");

@@ -8,6 +8,7 @@ use address_space::PageSize;
 use foreign_text::printable;
 use linux::owner::{accountable_user_of, executes_trusted_file, is_of_trusted_user, is_trusted};
 use page_cache::{MappedFiles, MappedPart};
+use process_view::Unanswered;
 use session::running::Chosen as Processes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ pub struct Executed {
     pub chosen: Vec<(Chosen, Option<u32>)>,
     /// Why others are left out.
     pub left_out: Vec<String>,
+    /// Processes of the program that do not answer: they may execute files that are not among the chosen.
+    pub unanswered: Vec<Unanswered>,
 }
 
 /// Finds what the processes of a program execute.
@@ -43,7 +46,10 @@ pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Executed> {
             format!("process {pid} of the name {name} {why} and is left out")
         })
         .collect();
-    let mapped = MappedFiles::read()?;
+    let mut mapped = MappedFiles::read()?;
+    let mut unanswered = std::mem::take(&mut mapped.unanswered);
+    unanswered.retain(|silent| processes.contains(&silent.pid));
+    left_out.extend(unanswered.iter().map(Unanswered::to_string));
     let mut chosen = Vec::new();
     for parts in mapped.executed_by(&processes) {
         match open_one(&parts, huge) {
@@ -57,7 +63,7 @@ pub fn executed_by(name: &str, huge: PageSize) -> anyhow::Result<Executed> {
         left_out.truncate(MOST_SAID);
         left_out.push(format!("{more} more are left out"));
     }
-    Ok(Executed { chosen: by_turns(with_one_user(chosen)), left_out })
+    Ok(Executed { chosen: by_turns(with_one_user(chosen)), left_out, unanswered })
 }
 
 /// Opens a file by the first of its parts that leads to it: a process that maps it no more does not hide it from others. `None`

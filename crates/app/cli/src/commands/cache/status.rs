@@ -4,12 +4,13 @@ use super::huge_page;
 use crate::commands::reading::confine_to;
 use crate::output::Output;
 use crate::text::table::{align_right, table};
+use crate::text::unanswered;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::Args;
 use confinement::Reads;
 use page_cache::{FileStatus, MOST_LOOKED_AT, MappedFiles, MappedPart, UserStatus, status_of};
-use process_view::{open_regular_file, printable};
+use process_view::{Unanswered, open_regular_file, printable};
 use serde::Serialize;
 use std::fs::File;
 use std::path::PathBuf;
@@ -42,6 +43,9 @@ struct Listing {
     not_looked_at: u64,
     /// Processes that this user may not look at, so that they are not among the users.
     processes_not_permitted: u64,
+    /// Processes that do not answer, so that they are not among the users.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unanswered: Vec<Unanswered>,
 }
 
 #[derive(Serialize)]
@@ -75,6 +79,7 @@ fn read(args: &StatusArgs) -> anyhow::Result<Listing> {
         not_readable: 0,
         not_looked_at: 0,
         processes_not_permitted,
+        unanswered: mapped.unanswered.clone(),
     };
     for path in &args.files {
         let explain = || format!("{}", path.display());
@@ -161,7 +166,7 @@ fn text(listing: &Listing, running: bool) -> String {
         let fix = if nix::unistd::geteuid().is_root() { "" } else { "; run it as root to count them" };
         text += &format!("note: {count} processes may not be looked at{fix}\n");
     }
-    text
+    text + &unanswered::notes(&listing.unanswered)
 }
 
 fn rows(files: &[Row]) -> String {

@@ -2,10 +2,11 @@
 
 use crate::output::Output;
 use crate::text::table::{align_right, table};
+use crate::text::unanswered;
 use address_space::{PageSize, format_bytes};
 use image_store::{FileSystem, Image, ImageCoverage, SourceState, Space, Store, Users};
 use linux::nodes::has_several_nodes;
-use process_view::printable;
+use process_view::{Unanswered, printable};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -24,6 +25,9 @@ struct Listing {
     not_readable: u64,
     /// Processes that this user may not look at, so that they are not among the users.
     processes_not_permitted: u64,
+    /// Processes that do not answer, so that they are not among the users.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unanswered: Vec<Unanswered>,
 }
 
 #[derive(Serialize)]
@@ -83,6 +87,7 @@ fn read(store: &Store) -> anyhow::Result<Listing> {
         damaged: damaged.collect(),
         not_readable: found.not_readable,
         processes_not_permitted: users.not_permitted,
+        unanswered: users.unanswered,
     })
 }
 
@@ -131,7 +136,7 @@ fn text(listing: &Listing) -> String {
         let fix = if nix::unistd::geteuid().is_root() { "" } else { "; run it as root to count them" };
         text += &format!("note: {count} processes may not be looked at{fix}\n");
     }
-    text
+    text + &unanswered::notes(&listing.unanswered)
 }
 
 fn rows(images: &[Row]) -> String {

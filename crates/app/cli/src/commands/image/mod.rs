@@ -6,6 +6,7 @@ mod setup;
 use crate::commands::reading::limit_reads;
 use crate::output::Output;
 use crate::say;
+use crate::text::unanswered;
 use address_space::{PageSize, format_bytes};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -241,6 +242,10 @@ fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
             if count > 0 && !args.force {
                 return Err(StoreError::InUse(count)).context(image.path().display().to_string());
             }
+            if let Some(silent) = users.unanswered.first().filter(|_| !args.force) {
+                let refused = StoreError::MayBeInUse { pid: silent.pid, name: silent.name.clone() };
+                return Err(refused).context(image.path().display().to_string());
+            }
             store.remove(image)?;
             let after = if count > 0 { format!("; {count} processes keep it until they end") } else { String::new() };
             writeln!(Output::Standard, "removed {}{after}", image.path().display())?;
@@ -268,7 +273,12 @@ fn collect(args: &GcArgs) -> anyhow::Result<()> {
     let images = if count == 1 { "1 image".to_owned() } else { format!("{count} images") };
     writeln!(out, "{verb} {images}, {bytes}, and {} other things", collected.debris)?;
     if collected.in_use > 0 {
-        writeln!(out, "{} images are of changed files too, but processes still map them", collected.in_use)?;
+        let why = if collected.unanswered.is_empty() { "still map them" } else { "map them, or may" };
+        writeln!(out, "{} images are of changed files too, but processes {why}", collected.in_use)?;
+    }
+    if !collected.unanswered.is_empty() {
+        write!(out, "{}", unanswered::notes(&collected.unanswered))?;
+        writeln!(out, "note: no image was removed, because a process that does not answer may map it")?;
     }
     if collected.withdrawn > 0 {
         let count = collected.withdrawn;

@@ -1,0 +1,60 @@
+//! Names processes that were left out because they do not answer.
+
+use foreign_text::printable;
+use linux::watch;
+use process_view::{Silence, Unanswered};
+
+/// Number of processes that are named in one line.
+const MOST_NAMED: usize = 8;
+
+/// A line for those that did not answer, and one for those that were not asked.
+pub fn notes(unanswered: &[Unanswered]) -> String {
+    let of = |reason: Silence| unanswered.iter().filter(|process| process.reason == reason).collect::<Vec<_>>();
+    let (silent, others) = (of(Silence::NoAnswer), of(Silence::NotAsked));
+    let mut text = String::new();
+    if !silent.is_empty() {
+        let (count, seconds) = (counted(silent.len()), watch::LIMIT.as_secs());
+        text +=
+            &format!("note: {count} did not answer within {seconds} s, left out: {}; fix: end it\n", named(&silent));
+    }
+    if !others.is_empty() {
+        let (count, silent) = (counted(others.len()), silent.len());
+        text += &format!("note: {count} not read, because so many did not answer ({silent}): {}\n", named(&others));
+    }
+    text
+}
+
+fn counted(number: usize) -> String {
+    if number == 1 { "1 process".to_owned() } else { format!("{number} processes") }
+}
+
+fn named(processes: &[&Unanswered]) -> String {
+    let names =
+        processes.iter().take(MOST_NAMED).map(|process| format!("{} {}", process.pid, printable(&process.name)));
+    let names: Vec<_> = names.collect();
+    match processes.len().saturating_sub(MOST_NAMED) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, reason: Silence) -> Unanswered {
+        Unanswered { pid, name: "a\u{1b}b".to_owned(), reason }
+    }
+
+    #[test]
+    fn silent_processes_are_counted_and_named() {
+        assert_eq!(notes(&[]), "");
+        let one = notes(&[process(7, Silence::NoAnswer)]);
+        assert_eq!(one, "note: 1 process did not answer within 30 s, left out: 7 a?b; fix: end it\n");
+        let mut all: Vec<_> = (1..=9).map(|pid| process(pid, Silence::NotAsked)).collect();
+        all.push(process(20, Silence::NoAnswer));
+        let text = notes(&all);
+        assert!(text.contains("note: 9 processes not read, because so many did not answer (1): 1 a?b, 2 "), "{text}");
+        assert!(text.ends_with("8 a?b and 1 more\n"), "{text}");
+    }
+}

@@ -1,0 +1,168 @@
+//! A process that holds the lock of its memory and answers no reader: commands that read many processes name it, and read the
+//! others.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use test_support::{
+    Context, Ending, Need, Output, Program, Session, SilentServer, TestStore, copy_of_a_program, default_huge_page,
+    main_of_one_at_a_time, poll_until, process_state, test_case,
+};
+
+/// Longer than a command may wait for one process: it waits 30 s.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// The program, whose name the kernel cuts.
+const PROGRAM: &str = "cli/holds_the_lock_of_its_memory.c";
+const NAME: &str = "holds_the_lock_";
+/// Exit status of a command that fails by itself.
+const OWN_FAILURE: i32 = 125;
+
+fn main() -> ExitCode {
+    let fuse = || {
+        let files = ["/dev/fuse", "/usr/include/linux/fuse.h"].map(|path| Need::File(path.into()));
+        [vec![Need::Root, Need::Command("gcc".into())], files.to_vec()].concat()
+    };
+    let page = default_huge_page().map_or(2 << 20, |page| page.bytes());
+    main_of_one_at_a_time(vec![
+        test_case("is_named_and_left_out", [fuse(), vec![Need::Pool(page)]].concat(), is_named_and_left_out),
+        test_case("keeps_images", [fuse(), vec![Need::Thp]].concat(), keeps_images),
+        test_case("is_waited_for_once", [fuse(), vec![Need::Pool(page)]].concat(), is_waited_for_once),
+    ])
+}
+
+/// The process, and the file system that it waits for.
+struct Silent {
+    server: SilentServer,
+    process: Session,
+}
+
+impl Silent {
+    fn start(t: &Context, words: &[&str]) -> Result<Self> {
+        let server = SilentServer::mount(t, &Program::named("cli/maps_a_file.c")?.build()?)?;
+        let mut command = Program::named(PROGRAM)?.command()?;
+        command.arg(server.folder().join("file")).args(words);
+        let process = t.session(command)?;
+        process.wait_for_line("ready")?;
+        let pid = process.pid();
+        process_state(pid, "D")?;
+        Ok(Self { server, process })
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// The process gets an error and ends.
+    fn end(mut self) -> Result<()> {
+        self.server.end();
+        self.process.finish().map(drop)
+    }
+}
+
+/// Runs these commands side by side.
+fn run_all(t: &Context, commands: &[&[&str]]) -> Result<Vec<Output>> {
+    let sessions = commands.iter().map(|words| t.session_within(t.pagelift(words)?, PATIENCE));
+    let sessions = sessions.collect::<Result<Vec<_>>>()?;
+    sessions.into_iter().map(Session::finish).collect()
+}
+
+/// True where a document names the process and no other.
+fn names(document: &Value, pid: u32) -> bool {
+    let unanswered = document["unanswered"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let fields = |process: &Value| (process["pid"].as_i64(), process["reason"].as_str().map(str::to_owned));
+    unanswered.iter().map(fields).eq([(Some(pid.into()), Some("no-answer".to_owned()))])
+}
+
+fn is_named_and_left_out(t: &Context) -> Result<()> {
+    let silent = Silent::start(t, &["pool"])?;
+    let mut answers = Program::named("cli/maps_a_file.c")?.command()?;
+    answers.args(["/dev/null", "0", "huge"]);
+    let answers = t.session(answers)?;
+    answers.wait_for_line("ready")?;
+    let list = t.folder().join("list");
+    let program = PathBuf::from(PROGRAM);
+    let stem = program.file_stem().and_then(|stem| stem.to_str()).context("no name")?;
+    fs::write(&list, format!("running {stem}\n"))?;
+    let list = list.to_string_lossy();
+    let (reads, fails): (&[&[&str]], &[&[&str]]) = (
+        &[
+            &["status"],
+            &["pool", "show"],
+            &["cache", "status"],
+            &["cache", "keep", "--once", "--config", &list],
+            &["status", "--json"],
+            &["pool", "show", "--json"],
+            &["cache", "status", "--json"],
+        ],
+        &[&["attach", "--all", stem], &["detach", "--all", stem], &["attach", "--lift", "shared", "--all", stem]],
+    );
+    let outputs = run_all(t, &[reads, fails].concat())?;
+    let pid = silent.pid();
+    silent.end()?;
+    let (read, failed) = outputs.split_at(reads.len());
+    for (words, output) in reads.iter().zip(read) {
+        ensure!(output.ending == Ending::Exit(0), "{words:?}: {output:?}");
+        if words.contains(&"--json") {
+            let document: Value = serde_json::from_str(&output.stdout)?;
+            let document = if words.contains(&"pool") { &document["users"] } else { &document };
+            ensure!(names(document, pid), "{words:?} does not name {pid}: {output:?}");
+            continue;
+        }
+        let said = format!("{}{}", output.stdout, output.stderr);
+        let named = [format!("left out: {pid} {NAME}"), format!("process {pid} ({NAME}) did not answer within 30 s")];
+        ensure!(named.iter().any(|named| said.contains(named.as_str())), "{words:?} does not name {pid}: {output:?}");
+    }
+    ensure!(read[0].stdout.contains(&answers.pid().to_string()), "status leaves out others: {:?}", read[0]);
+    for (words, output) in fails.iter().zip(failed) {
+        ensure!(output.ending == Ending::Exit(OWN_FAILURE), "{words:?}: {output:?}");
+        let named = format!("process {pid} ({NAME}) did not answer within 30 s");
+        ensure!(output.stderr.contains(&named), "{words:?} does not name {pid}: {output:?}");
+    }
+    Ok(())
+}
+
+/// An image that a silent process may map is not removed.
+fn keeps_images(t: &Context) -> Result<()> {
+    let store = TestStore::of(t, "64M")?;
+    let file = copy_of_a_program(t, "changed")?;
+    let image = store.add(t, &file)?;
+    fs::remove_file(&file)?;
+    let silent = Silent::start(t, &[])?;
+    let pid = silent.pid();
+    let path = image.path.to_string_lossy().into_owned();
+    let commands = [("gc", vec![]), ("remove", vec![path.as_str()]), ("list", vec!["--json"])];
+    let sessions = commands.iter().map(|(name, words)| t.session_within(store.command(t, name, words)?, PATIENCE));
+    let sessions = sessions.collect::<Result<Vec<_>>>()?;
+    let outputs = sessions.into_iter().map(Session::finish).collect::<Result<Vec<_>>>()?;
+    let [gc, remove, list] = &outputs[..] else { bail!("{} outputs", outputs.len()) };
+    let is_kept = image.path.exists();
+    silent.end()?;
+    ensure!(is_kept, "removed: {outputs:?}");
+    ensure!(gc.stdout.contains(&format!("left out: {pid} {NAME}")), "gc: {gc:?}");
+    ensure!(remove.stderr.contains(&format!("process {pid} ({NAME}) did not answer")), "remove: {remove:?}");
+    ensure!(remove.ending == Ending::Exit(OWN_FAILURE), "remove: {remove:?}");
+    ensure!(names(&serde_json::from_str(&list.stdout)?, pid), "list: {list:?}");
+    store.image(t, "gc", &[])?.success()?;
+    ensure!(!image.path.exists(), "kept though no process is silent any more");
+    Ok(())
+}
+
+/// A command that looks again and again leaves one thread behind, and does not wait for the process again.
+fn is_waited_for_once(t: &Context) -> Result<()> {
+    let silent = Silent::start(t, &["pool"])?;
+    let watch = t.session_within(t.pagelift(&["pool", "show", "--watch", "--json", "--interval", "1"])?, PATIENCE)?;
+    let named = format!("\"pid\":{}", silent.pid());
+    let looks = || watch.stdout_so_far().lines().filter(|line| line.contains(&named)).count();
+    poll_until(PATIENCE, "the first look", || looks() > 0)?;
+    let begun = Instant::now();
+    poll_until(PATIENCE, "more looks", || looks() > 4)?;
+    let (took, threads) = (begun.elapsed(), fs::read_dir(format!("/proc/{}/task", watch.pid()))?.count());
+    silent.end()?;
+    ensure!(took < Duration::from_secs(25), "{took:?} for four looks");
+    // The main thread, the watch and the one that was left behind; a look may be under way.
+    ensure!(threads <= 4, "{threads} threads");
+    Ok(())
+}
