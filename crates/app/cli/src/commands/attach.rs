@@ -14,7 +14,8 @@ use options::{Kind, Policy};
 use process_view::{ObjectReader, ObservationError};
 use session::inspect::Inspection;
 use session::running::{
-    AttachOptions, Attached, Chosen, Detached, Selected, Watch, answering, attach as lift, detach as put_back, plan_attach,
+    AttachOptions, Attached, Chosen, Detached, Selected, Watch, answering, attach as lift, detach as put_back,
+    plan_attach,
 };
 use session::shared::{SharedOptions, SharedReport, lift_shared, plan_shared};
 use session::{LiftReport, SessionError, process_name, program_name};
