@@ -3,6 +3,9 @@
 /// The lowest real-time priority: above all ordinary threads and below every other real-time thread.
 const PRIORITY: i32 = 1;
 
+/// The nice value of the largest share (setpriority(2)).
+const LARGEST_SHARE: i32 = -20;
+
 /// The shortest slice that Linux gives, in nanoseconds.
 const SHORTEST_SLICE: u64 = 100_000;
 
@@ -103,8 +106,20 @@ struct Attributes {
 /// CPU: the kernel interrupts a thread for one that asks for shorter slices. This is always permitted, and has no effect before
 /// Linux 6.12.
 pub fn take_short_slices() {
+    change_ordinary(|before| Attributes { runtime: SHORTEST_SLICE, ..before });
+}
+
+/// Gives the calling thread, if it is an ordinary one, the largest share of a CPU that an ordinary thread can have (nice -20),
+/// for as long as it lives. Others keep a share, which real-time priority would not leave them. Needs CAP_SYS_NICE or
+/// RLIMIT_NICE; without them nothing changes.
+pub fn take_largest_share() {
+    change_ordinary(|before| Attributes { nice: LARGEST_SHARE, ..before });
+}
+
+/// Changes the attributes of the calling thread, if it is an ordinary one and the kernel permits it.
+fn change_ordinary(change: impl Fn(Attributes) -> Attributes) {
     let Some(before) = attributes().filter(|attributes| is_ordinary(attributes.policy as i32)) else { return };
-    let wanted = Attributes { runtime: SHORTEST_SLICE, ..before };
+    let wanted = change(before);
     // SAFETY:
     // - 0 is the calling thread, and the kernel reads the structure, which has the size that it states.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) };

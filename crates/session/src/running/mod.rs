@@ -14,6 +14,7 @@ pub use watch::Watch;
 use crate::SessionError;
 use address_space::{AddressSpace, LoadedObject};
 use lift_execution::CallError;
+use linux::urgency::take_largest_share;
 use machine_facts::{Cgroups, System, base_page};
 use nix::unistd::{Pid, gettid};
 use ptrace::attach::{LiveExecutor, StopWaiter, Target};
@@ -30,6 +31,8 @@ fn executor_for(target: Target, space: &AddressSpace, objects: &[LoadedObject]) 
              systemctl thaw, or 0 in cgroup.freeze of the frozen cgroup) and try again"
         )));
     }
+    // The program's own threads may be many, and each would get as much of the CPUs as what copies its memory.
+    take_largest_share();
     let executor = LiveExecutor::new(target, space, objects, base_page());
     executor.map_err(|error| SessionError::refused(error.why, error.may_work_later))
 }

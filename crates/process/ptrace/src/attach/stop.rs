@@ -1,5 +1,6 @@
 //! Stops threads of a running program.
 
+mod competing;
 mod error;
 mod exec;
 mod partial;
@@ -146,7 +147,7 @@ impl LiveProcess {
         self.stopped_by_shell
     }
 
-    /// Stops one thread that can make calls, preferably one in a system call.
+    /// Stops one thread that can make calls, preferably one in a system call. Where the threads compete for CPUs, all are stopped.
     ///
     /// # Errors
     /// [`StopError`]; no thread is held then.
@@ -155,6 +156,12 @@ impl LiveProcess {
     }
 
     fn find_one(&mut self) -> Result<Pid, StopError> {
+        if self.threads_compete() {
+            match self.stop_all_for_one() {
+                Err(StopError::DoesNotStop(_) | StopError::NoneFit) => {}
+                found => return found,
+            }
+        }
         let deadline = Instant::now() + SEARCH_TIMEOUT;
         loop {
             let threads = self.by_suitability()?;

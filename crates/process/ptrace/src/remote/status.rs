@@ -119,14 +119,23 @@ impl ThreadStatus {
 
 /// True for a thread that has ended or is ending: its state is zombie or dead, or it no longer exists.
 pub fn is_ending(process: Pid, thread: i32) -> bool {
-    let Ok(text) = text_of(format!("/proc/{process}/task/{thread}/status")) else { return true };
-    text.lines().find_map(|line| line.strip_prefix("State:")).is_none_or(|state| state.trim().starts_with(['Z', 'X']))
+    state(process, thread).is_none_or(|state| matches!(state, 'Z' | 'X'))
 }
 
 /// True for a thread in uninterruptible sleep, such as for a disk or in vfork, which cannot be stopped.
 pub fn sleeps_uninterruptibly(process: Pid, thread: i32) -> bool {
-    let Ok(text) = text_of(format!("/proc/{process}/task/{thread}/status")) else { return false };
-    text.lines().find_map(|line| line.strip_prefix("State:")).is_some_and(|state| state.trim().starts_with('D'))
+    state(process, thread) == Some('D')
+}
+
+/// True for a thread that runs, or waits for a CPU.
+pub fn is_runnable(process: Pid, thread: i32) -> bool {
+    state(process, thread) == Some('R')
+}
+
+/// The state of a thread as one letter (proc_pid_stat(5)); `None` where the thread no longer exists.
+fn state(process: Pid, thread: i32) -> Option<char> {
+    let text = text_of(format!("/proc/{process}/task/{thread}/status")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("State:"))?.trim().chars().next()
 }
 
 /// The bit of a signal in a mask.

@@ -1,0 +1,86 @@
+//! Finds out whether the program's threads compete for CPUs.
+//!
+//! Each call of a stopped thread takes two returns from a stop. Where more threads compute than there are CPUs, each return waits until
+//! the scheduler has let others run: with 16 threads on two CPUs about 25 ms, and a lift takes some forty returns. All threads
+//! together stop within a millisecond or two, since each needs the CPU for no longer than it takes to stop; then the calls are
+//! made at once.
+
+use super::LiveProcess;
+use crate::remote::status::is_runnable;
+use crate::remote::thread_list::user_threads;
+
+/// Maximum number of threads that are all stopped for the calls of one: each takes some 30 µs to stop and to let go.
+const MOST_THREADS: usize = 512;
+
+impl LiveProcess {
+    /// True where more threads compute than the program has CPUs, and not too many threads would have to be stopped.
+    pub(super) fn threads_compete(&self) -> bool {
+        let Ok(listing) = user_threads(self.pid, |_| true) else { return false };
+        let cpus = linux::cpus::allowed_to(self.pid.as_raw()).unwrap_or(1);
+        if listing.threads.len() <= cpus || listing.threads.len() > MOST_THREADS {
+            return false;
+        }
+        listing.threads.iter().filter(|&&thread| is_runnable(self.pid, thread)).count() > cpus
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::stop::exec::tracer_of;
+    use crate::test_program;
+    use nix::unistd::Pid;
+    use std::io::{BufRead, BufReader, stdin};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    /// Set in the environment of the program, with the number of its threads that compute.
+    const COMPUTES: &str = "PAGELIFT_TEST_COMPUTES";
+
+    /// That program: the test's thread waits, and so does the first one.
+    #[test]
+    fn program_that_computes() {
+        if std::env::var_os(COMPUTES).is_some() {
+            let spawn = |_| thread::spawn(|| std::iter::repeat(()).for_each(std::hint::black_box));
+            drop((0..computing()).map(spawn).collect::<Vec<_>>());
+            println!("\nready");
+            stdin().lines().next();
+        }
+    }
+
+    fn computing() -> usize {
+        linux::cpus::allowed_to(0).unwrap() + 1
+    }
+
+    #[test]
+    fn threads_that_compete_are_stopped_with_the_one_that_makes_calls_and_let_go_with_it() {
+        let mut child = test_program::spawn("attach::stop::competing::tests::program_that_computes", COMPUTES);
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        lines.map(Result::unwrap).find(|line| line == "ready").unwrap();
+        let mut process = LiveProcess::new(child.id() as i32);
+        let all = process.threads(|_| true).unwrap().threads.len();
+        // Threads that have just been started may not have been given a CPU yet.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !process.threads_compete() && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        let chosen = process.stop_one().unwrap();
+        let held: Vec<Pid> = process.threads_held().collect();
+        process.release_all();
+        let still_traced: Vec<Pid> = held.iter().copied().filter(|&thread| tracer_of(thread).is_some()).collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(held.len() == all && held.contains(&chosen), "{held:?} of {all}");
+        assert_eq!(still_traced, []);
+    }
+
+    #[test]
+    fn a_thread_that_nobody_competes_with_is_stopped_alone() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = LiveProcess::new(child.id() as i32);
+        let compete = process.threads_compete();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!compete);
+    }
+}
