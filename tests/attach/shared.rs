@@ -160,7 +160,7 @@ fn refused(t: &Context, how: &str) -> Result<()> {
     let session = holder(t, "memfd", how)?;
     let reason = match how {
         "askew" => "address and offset disagree by ",
-        "watched" => "userfaultfd watches its holes",
+        "watched" => "userfaultfd watches it",
         "advised" => "the program has refused huge pages there (MADV_NOHUGEPAGE)",
         _ => "the program has switched huge pages off for itself",
     };

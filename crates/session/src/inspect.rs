@@ -7,7 +7,7 @@ use crate::names::program_name;
 use crate::nodes::{FarPages, far_pages, home_of};
 use crate::probes::semaphores_of;
 use crate::report::write_document;
-use crate::shared::SharedReport;
+use crate::shared::InPlaceReports;
 use crate::start::base::base_for_file;
 use crate::{SessionError, images};
 use address_space::{
@@ -103,9 +103,9 @@ pub struct Inspection {
     pub far_pages: Vec<FarPages>,
     /// The allocator and what is done for its heap; `None` where it is unknown.
     pub heap: Option<HeapPlan>,
-    /// The plan for its shared memory, if the user asked for that kind.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub shared: Option<SharedReport>,
+    /// The plans for its memory that is lifted in place, of the kinds that the user asked for.
+    #[serde(flatten)]
+    pub in_place: InPlaceReports,
     /// True where the program will load shared objects that are not shown here.
     #[serde(skip)]
     pub lacks_shared_objects: bool,
@@ -126,7 +126,7 @@ impl Inspection {
             not_understood,
             far_pages: Vec::new(),
             heap,
-            shared: None,
+            in_place: InPlaceReports::default(),
             lacks_shared_objects: false,
         }
     }

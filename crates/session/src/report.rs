@@ -2,7 +2,7 @@
 
 use crate::heap::HeapInPlace;
 use crate::nodes::{FarPages, Home, NodeBytes, far_pages, home_of};
-use crate::shared::SharedReport;
+use crate::shared::InPlaceReports;
 use lift_execution::{Outcome, RangeOutcome, Report};
 use lift_plan::{Coverable, MachineFacts, Numa, Plan, Source};
 use linux::written_file;
@@ -76,9 +76,9 @@ pub struct LiftReport {
     /// Outcome for the heap, where `attach` was asked to collapse it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heap: Option<HeapInPlace>,
-    /// Outcome for the shared memory of all processes that were chosen, in the report of the first one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub shared: Option<SharedReport>,
+    /// Outcomes for the memory of all chosen processes that was lifted in place, in the report of the first one.
+    #[serde(flatten)]
+    pub in_place: InPlaceReports,
     /// Mapped files that could not be parsed.
     pub not_understood: Vec<String>,
     /// Objects without an image, where there is a store, each with the reason.
@@ -105,7 +105,7 @@ impl LiftReport {
             stopped_microseconds: 0,
             still_suspended: None,
             heap: None,
-            shared: None,
+            in_place: InPlaceReports::default(),
             not_understood: Vec::new(),
             without_image: Vec::new(),
             fixes: BTreeMap::new(),

@@ -2,7 +2,7 @@
 
 use crate::arguments::bench::BenchArgs;
 use crate::arguments::heap::{AttachHeapArg, HeapArgs};
-use crate::arguments::policy::{PolicyArgs, choice, with_shared};
+use crate::arguments::policy::{PolicyArgs, choice, with_in_place};
 use crate::arguments::report::ReportArgs;
 use crate::arguments::via::ViaArg;
 use crate::commands::service::{DisableArgs, EnableArgs, EnabledArgs};
@@ -236,7 +236,7 @@ pub struct OutcomeArgs {
 
 /// `pagelift attach`.
 #[derive(Args, Clone)]
-#[command(mut_arg("lift", with_shared))]
+#[command(mut_arg("lift", with_in_place))]
 pub struct AttachArgs {
     /// What to lift and from where.
     #[command(flatten)]
@@ -256,8 +256,8 @@ pub struct AttachArgs {
     /// Collapse what it has allocated onto huge pages too, in place: off or thp.
     #[arg(long, value_enum, value_name = "HOW", default_value = "off")]
     pub heap: AttachHeapArg,
-    /// With --lift shared, fill the holes of every block that has any data. Without it a block is lifted that is at least 7/8
-    /// full.
+    /// Fill the holes of every block of shared, anonymous or generated memory that has any data. Without it a block is lifted
+    /// that is at least 7/8 full.
     #[arg(long)]
     pub fill: bool,
     /// Show the plan only.
@@ -290,7 +290,7 @@ pub struct DetachArgs {
 
 /// `pagelift inspect`.
 #[derive(Args, Clone)]
-#[command(mut_arg("lift", with_shared))]
+#[command(mut_arg("lift", with_in_place))]
 #[command(group = ArgGroup::new("looks").args(["used", "probe"]).multiple(true))]
 pub struct InspectArgs {
     /// What to lift and from where.

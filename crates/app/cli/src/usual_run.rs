@@ -8,7 +8,7 @@ use crate::arguments::heap::HeapArgs;
 use crate::arguments::policy::PolicyArgs;
 use crate::definition::{OutcomeArgs, RunArgs};
 use address_space::parse_bytes;
-use options::{Choice, Edges, HeapPages, Kind, Pages, Prepare, WritablePages};
+use options::{Choice, Edges, HeapPages, Kind, Kinds, Pages, Prepare, WritablePages};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
@@ -54,7 +54,10 @@ fn set<'a>(
     match name {
         "--pages" => args.policy.pages = Pages::from_word(value()?).ok()?,
         "--page-size" => args.policy.page_size = Some(value()?.parse().ok()?),
-        "--lift" => args.policy.lift = value()?.split(',').map(Kind::usual_from_word).collect::<Result<_, _>>().ok()?,
+        "--lift" => {
+            let kinds = value()?.split(',').map(|word| Kind::usual_from_word(word).map(Kinds::from));
+            args.policy.lift = kinds.collect::<Result<_, _>>().ok()?;
+        }
         "--objects" => args.policy.objects = Some(value()?.parse().ok()?),
         "--writable-pages" => args.policy.writable_pages = WritablePages::from_word(value()?).ok()?,
         "--edges" => args.policy.edges = Edges::from_word(value()?).ok()?,
@@ -84,7 +87,7 @@ fn without_options() -> RunArgs {
         policy: PolicyArgs {
             pages: Pages::default(),
             page_size: None,
-            lift: Kind::ALL.iter().map(|kind| kind.value).filter(|kind| kind.is_usual()).collect(),
+            lift: Kind::ALL.iter().map(|kind| kind.value).filter(|kind| kind.is_usual()).map(Kinds::from).collect(),
             objects: None,
             writable_pages: WritablePages::default(),
             edges: Edges::default(),

@@ -35,6 +35,8 @@ impl Wanted {
     pub const PRESENT: Self = Self { all_of: PAGE_IS_PRESENT, ..Self::ANYTHING };
     /// Huge pages that are present, of the pool or transparent.
     pub const HUGE: Self = Self { all_of: PAGE_IS_HUGE | PAGE_IS_PRESENT, ..Self::ANYTHING };
+    /// Huge pages other than that of zeros.
+    pub const HUGE_WITH_CONTENTS: Self = Self { none_of: PAGE_IS_PFNZERO, ..Self::HUGE };
     /// The kernel's page of zeros, which stands for memory that was only read.
     pub const ZERO_PAGE: Self = Self { all_of: PAGE_IS_PRESENT | PAGE_IS_PFNZERO, ..Self::ANYTHING };
     /// Pages that were ever touched: present, or swapped out.
@@ -96,6 +98,10 @@ pub struct Entry(u64);
 impl Entry {
     /// Bytes of an entry.
     pub const BYTES: usize = 8;
+    /// No other process has the page (Linux 4.2). Never set for the kernel's page of zeros.
+    const EXCLUSIVE: u64 = 1 << 56;
+    /// A guard page (`MADV_GUARD_INSTALL`); Linux 6.15, before that it looks swapped.
+    const GUARD: u64 = 1 << 58;
     /// The page is one of a file, or shared anonymous memory.
     const OF_FILE: u64 = 1 << 61;
     const SWAPPED: u64 = 1 << 62;
@@ -104,6 +110,16 @@ impl Entry {
     /// True if the page is present.
     pub fn is_present(self) -> bool {
         self.0 & Self::PRESENT != 0
+    }
+
+    /// True if the page is present, and another process has it, too, or it is the kernel's page of zeros.
+    pub fn is_common(self) -> bool {
+        self.is_present() && self.0 & Self::EXCLUSIVE == 0
+    }
+
+    /// True if the page is a guard page.
+    pub fn is_guard(self) -> bool {
+        self.0 & Self::GUARD != 0
     }
 
     /// True if the page was ever touched: it is present, or swapped out.
@@ -127,7 +143,7 @@ pub fn entries_that<E>(
     base_page: PageSize,
     buffer: &mut [u8],
     mut read: impl FnMut(&mut [u8], u64) -> Result<usize, E>,
-    fits: impl Fn(Entry) -> bool,
+    mut fits: impl FnMut(Entry) -> bool,
 ) -> Result<RangeSet, E> {
     let mut found = RangeSet::new();
     let page = base_page.bytes();

@@ -17,6 +17,19 @@ const REGIONS: usize = 128;
 /// Most entries read at once.
 const ENTRIES: u64 = 8192;
 
+/// Pages of private anonymous memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrivatePages {
+    /// In memory.
+    pub present: u64,
+    /// In memory, and in the page tables of another process, too.
+    pub common: u64,
+    /// Swapped out.
+    pub swapped: u64,
+    /// Guard pages (`MADV_GUARD_INSTALL`). Linux 6.13 and 6.14 report them as swapped.
+    pub guards: u64,
+}
+
 /// The pagemap of one process.
 pub struct Pagemap {
     file: File,
@@ -89,6 +102,43 @@ impl Pagemap {
         }
     }
 
+    /// Counts the pages of `range`, which is private anonymous memory. The zero page, which backs memory that was only read, is
+    /// left out if the kernel reports it (Linux 6.7). Older kernels have it count as common.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn private_pages(&self, range: AddressRange) -> io::Result<PrivatePages> {
+        let mut found = PrivatePages::default();
+        let page = self.base_page.bytes();
+        self.entries_that(range, |entry| {
+            match entry {
+                _ if entry.is_guard() => found.guards += page,
+                _ if entry.is_present() => found.present += page,
+                _ if entry.is_touched() => found.swapped += page,
+                _ => {}
+            }
+            found.common += if entry.is_common() { page } else { 0 };
+            false
+        })?;
+        if found.common > 0 {
+            let mut zeros = 0;
+            // An error means that the kernel does not report it.
+            let _ = self.scan_each(range, Wanted::ZERO_PAGE, |part| zeros += part.len());
+            found.present = found.present.saturating_sub(zeros);
+            found.common = found.common.saturating_sub(zeros);
+        }
+        Ok(found)
+    }
+
+    /// Returns the parts of `range`, which is private anonymous memory, that are mapped by huge pages other than the huge page
+    /// of zeros.
+    ///
+    /// # Errors
+    /// `ENOTTY` or `EINVAL` on kernels before 6.7; otherwise the kernel's.
+    pub fn huge_private(&self, range: AddressRange) -> io::Result<RangeSet> {
+        self.scan(range, Wanted::HUGE_WITH_CONTENTS)
+    }
+
     fn scan(&self, range: AddressRange, wanted: Wanted) -> io::Result<RangeSet> {
         let mut found = RangeSet::new();
         self.scan_each(range, wanted, |part| found.insert(part))?;
@@ -104,7 +154,7 @@ impl Pagemap {
         self.entries_that(range, Entry::is_touched)
     }
 
-    fn entries_that(&self, range: AddressRange, fits: impl Fn(Entry) -> bool) -> io::Result<RangeSet> {
+    fn entries_that(&self, range: AddressRange, fits: impl FnMut(Entry) -> bool) -> io::Result<RangeSet> {
         let pages = (range.len() / self.base_page.bytes()).clamp(1, ENTRIES);
         let mut buffer = vec![0; pages as usize * Entry::BYTES];
         let read = |into: &mut [u8], offset| self.file.read_exact_at(into, offset).map(|()| into.len());
@@ -116,6 +166,7 @@ impl Pagemap {
 mod tests {
     use super::*;
     use address_space::Address;
+    use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
     fn base_page() -> PageSize {
         let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap();
@@ -152,6 +203,33 @@ mod tests {
         // SAFETY:
         // - the mapping of this test, which is not used afterwards.
         unsafe { nix::sys::mman::munmap(at, length.get()) }.unwrap();
+    }
+
+    #[test]
+    fn private_pages_are_counted_by_what_they_hold() {
+        let page = base_page().bytes();
+        let length = std::num::NonZeroUsize::new(8 * page as usize).unwrap();
+        let (protection, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE);
+        // SAFETY:
+        // - a new mapping, which nothing else knows of.
+        let at = unsafe { mmap_anonymous(None, length, protection, flags) }.unwrap();
+        let memory = at.as_ptr().cast::<u8>();
+        // SAFETY:
+        // - the pages are part of the mapping, which is readable and writable.
+        unsafe {
+            memory.write_volatile(1);
+            memory.add(2 * page as usize).write_volatile(1);
+            memory.add(5 * page as usize).read_volatile();
+        }
+        let range = AddressRange::sized(Address(memory as u64), 8 * page);
+        let pagemap = Pagemap::open(std::process::id() as i32, base_page()).unwrap();
+        let zero_is_known = pagemap.huge_private(range).is_ok();
+        let zeros = if zero_is_known { 0 } else { page };
+        let expected = PrivatePages { present: 2 * page + zeros, common: zeros, ..PrivatePages::default() };
+        assert_eq!(pagemap.private_pages(range).unwrap(), expected);
+        // SAFETY:
+        // - the mapping of this test, which is not used afterwards.
+        unsafe { munmap(at, length.get()) }.unwrap();
     }
 
     #[test]

@@ -69,7 +69,7 @@ mod tests {
         check::<Prepare>(3);
         check::<WritablePages>(2);
         check::<Edges>(2);
-        check::<Kind>(6);
+        check::<Kind>(8);
         assert_eq!(Edges::from_word("all").unwrap_err(), "found `all`, needed exact or merge-read-only");
     }
 }

@@ -24,6 +24,11 @@ pub enum Kind {
     /// Memory that processes share: shared anonymous memory, memfd, files of tmpfs, System V segments. No plan of a program has
     /// it; it is lifted in place, from outside, while its processes run.
     Shared,
+    /// Private anonymous memory besides the brk area: buffer pools, heaps of runtimes, large blocks of an allocator. Lifted as
+    /// [`Kind::Shared`].
+    Anon,
+    /// Code that the program has generated: executable anonymous memory. Lifted as [`Kind::Shared`].
+    Jit,
 }
 
 choice!(Kind {
@@ -33,6 +38,8 @@ choice!(Kind {
     "bss" => Bss: "Zero-initialised writable data.",
     "heap" => Heap: "The brk area.",
     "shared" => Shared: "Shared memory, in place, for all processes that share it.",
+    "anon" => Anon: "Anonymous memory besides the brk area, in place: buffer pools, heaps of runtimes.",
+    "jit" => Jit: "Code that the program has generated, in place.",
 });
 
 impl Kind {
@@ -70,6 +77,9 @@ impl Kinds {
     /// The kinds that a program has at its start, and that are lifted unless others are named.
     pub const USUAL: Self = Self(0b1_1111);
 
+    /// All kinds.
+    pub const ALL: Self = Self(0b1111_1111);
+
     /// The set of these kinds.
     pub fn of(kinds: &[Kind]) -> Self {
         Self(kinds.iter().fold(0, |set, &kind| set | 1 << kind as u8))
@@ -84,9 +94,14 @@ impl Kinds {
         Ok(Self::of(&kinds))
     }
 
-    /// The set without `kind`.
-    pub fn without(self, kind: Kind) -> Self {
-        Self(self.0 & !(1 << kind as u8))
+    /// The kinds of the set that a program has at its start.
+    pub fn usual(self) -> Self {
+        Self(self.0 & Self::USUAL.0)
+    }
+
+    /// The kinds of both sets.
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
     }
 
     /// True for the empty set.
@@ -97,6 +112,12 @@ impl Kinds {
     /// True where `kind` is in the set.
     pub fn contains(self, kind: Kind) -> bool {
         self.0 & 1 << kind as u8 != 0
+    }
+}
+
+impl From<Kind> for Kinds {
+    fn from(kind: Kind) -> Self {
+        Self::of(&[kind])
     }
 }
 
@@ -124,7 +145,10 @@ mod tests {
         let usual: Vec<Kind> = Kind::ALL.iter().map(|named| named.value).filter(|kind| kind.is_usual()).collect();
         assert_eq!(Kinds::of(&usual), Kinds::USUAL);
         assert!(Kind::usual_from_word("shared").is_err_and(|why| why.ends_with("bss or heap")));
-        assert_eq!(set.without(Kind::Text), Kinds::of(&[Kind::Bss]));
-        assert!(set.without(Kind::Text).without(Kind::Bss).is_empty() && !set.is_empty());
+        assert_eq!(Kinds::of(&[Kind::Jit, Kind::Bss]).usual(), Kinds::of(&[Kind::Bss]));
+        assert!(Kinds::of(&[Kind::Shared, Kind::Anon, Kind::Jit]).usual().is_empty() && !set.is_empty());
+        assert_eq!(set.and(Kinds::of(&[Kind::Data])), Kinds::of(&[Kind::Text, Kind::Data, Kind::Bss]));
+        let all: Vec<Kind> = Kind::ALL.iter().map(|named| named.value).collect();
+        assert_eq!(Kinds::of(&all), Kinds::ALL);
     }
 }

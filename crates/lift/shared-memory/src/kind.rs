@@ -15,9 +15,18 @@ pub enum SegmentKind {
     SystemV,
     /// A file on a mounted tmpfs, in `/dev/shm` for example.
     File,
+    /// Private anonymous memory of one process.
+    Private,
+    /// Private anonymous memory of one process that is executable: code that the program has generated.
+    Jit,
 }
 
 impl SegmentKind {
+    /// True for memory of one process, whose offsets are its addresses.
+    pub const fn is_private(self) -> bool {
+        matches!(self, Self::Private | Self::Jit)
+    }
+
     /// The kind of a shared mapping of tmpfs; `internal` is true for the kernel's own tmpfs, which is mounted nowhere.
     pub fn of(mapping: &Mapping, internal: bool) -> Self {
         match mapping.path() {

@@ -1,9 +1,9 @@
-//! Shared memory of running processes: the blocks that can be put on huge pages in place, what that costs, and the lift,
-//! block by block, within a budget.
+//! Memory of running processes that is lifted in place, shared or anonymous: the blocks that can be put on huge pages, what that
+//! costs, and the lift, block by block, within a budget.
 //!
 //! A block is what one huge page holds. The kernel collapses a block for all processes that share it at once
 //! (`process_madvise` with `MADV_COLLAPSE`), so processes that share a segment are planned together, and each block is done
-//! once. Everything here is calculated from values; the kernel is called through the trait [`Kernel`].
+//! once. All private memory of one kind in a process is one segment, whose offsets are its addresses. Everything here is calculated from values; the kernel is called through the trait [`Kernel`].
 #![forbid(unsafe_code)]
 
 mod kind;

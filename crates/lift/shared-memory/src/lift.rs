@@ -17,6 +17,20 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The kernel's operations that a lift needs.
 pub trait Kernel {
+    /// Prepares a segment before its first block.
+    ///
+    /// # Errors
+    /// The reason why nothing is done in it.
+    fn begin(&mut self, _segment: usize) -> Result<(), Reason> {
+        Ok(())
+    }
+    /// Takes back what [`Kernel::begin`] has changed.
+    ///
+    /// # Errors
+    /// Why that failed.
+    fn end(&mut self, _segment: usize) -> Result<(), Reason> {
+        Ok(())
+    }
     /// Checks that these addresses still show the segment at this offset, in the process that was chosen.
     fn shows(&mut self, segment: usize, view: &View, addresses: AddressRange) -> Shown;
     /// Checks that memory of machine and cgroup suffices for `bytes` of huge pages in a process.
@@ -179,7 +193,24 @@ fn at_once(huge: PageSize) -> u64 {
 
 impl<K: Kernel> Lifter<'_, K> {
     fn segment(&mut self, index: usize, segment: &Segment, work: &[Work]) -> Lifted {
-        let (mut lifted, mut waiting) = (Lifted::default(), work.to_vec());
+        let mut lifted = Lifted::default();
+        if work.is_empty() {
+            return lifted;
+        }
+        match self.stopped.clone().map_or_else(|| self.kernel.begin(index), Err) {
+            Ok(()) => {
+                self.blocks(index, segment, work, &mut lifted);
+                if let Err(reason) = self.kernel.end(index) {
+                    refuse(&mut lifted.refused, reason, 0, 0);
+                }
+            }
+            Err(reason) => self.leave(&mut lifted, &reason, work),
+        }
+        lifted
+    }
+
+    fn blocks(&mut self, index: usize, segment: &Segment, work: &[Work], lifted: &mut Lifted) {
+        let mut waiting = work.to_vec();
         let (mut gone, mut pause) = (vec![false; segment.views.len()], FIRST_PAUSE);
         (self.fragmented, self.checked) = (0, (0, 0));
         for tries_left in (0..self.budget.tries.max(1)).rev() {
@@ -194,12 +225,12 @@ impl<K: Kernel> Lifter<'_, K> {
                         self.added += held.adds(self.machine.huge);
                     }
                     Done::Later(_) if tries_left > 0 => left.push(item),
-                    Done::Later(reason) | Done::Refused(reason) => self.leave(&mut lifted, &reason, &[item]),
-                    Done::Gone { .. } => self.leave(&mut lifted, &Reason::Gone, &[item]),
+                    Done::Later(reason) | Done::Refused(reason) => self.leave(lifted, &reason, &[item]),
+                    Done::Gone { .. } => self.leave(lifted, &Reason::Gone, &[item]),
                     Done::Ends(reason) => {
-                        self.leave(&mut lifted, &reason, &left);
-                        self.leave(&mut lifted, &reason, &waiting[at..]);
-                        return lifted;
+                        self.leave(lifted, &reason, &left);
+                        self.leave(lifted, &reason, &waiting[at..]);
+                        return;
                     }
                 }
             }
@@ -210,7 +241,6 @@ impl<K: Kernel> Lifter<'_, K> {
             self.kernel.pause(pause);
             pause *= 2;
         }
-        lifted
     }
 
     fn leave(&self, lifted: &mut Lifted, reason: &Reason, left: &[Work]) {

@@ -11,7 +11,7 @@ use std::ops::Range;
 pub struct Machine {
     /// Size of a huge page, and so of a block.
     pub huge: PageSize,
-    /// Why no shared memory at all can be lifted.
+    /// Why nothing at all can be lifted.
     pub refused: Option<Reason>,
     /// `shmem_enabled` is `never`.
     pub never: bool,
@@ -89,6 +89,10 @@ pub(crate) fn refuse(all: &mut Vec<Refused>, reason: Reason, blocks: u64, bytes:
                 *swapped += more;
                 true
             }
+            (Reason::Forked { common }, Reason::Forked { common: more }) => {
+                *common += more;
+                true
+            }
             (found, reason) => found == reason,
         };
         if is_same {
@@ -104,6 +108,8 @@ pub(crate) fn refuse(all: &mut Vec<Refused>, reason: Reason, blocks: u64, bytes:
 pub(crate) fn refused_contents(held: Held, machine: &Machine, fill: bool) -> Result<(), Reason> {
     let would_add = held.adds(machine.huge);
     match &machine.no_fill {
+        _ if held.guards > 0 => Err(Reason::Guarded),
+        _ if held.common > 0 => Err(Reason::Forked { common: held.common }),
         Some(reason) if would_add > 0 => Err(reason.clone()),
         _ if fill => Ok(()),
         _ if held.swapped > 0 => Err(Reason::SwappedOut { swapped: held.swapped }),
@@ -194,8 +200,8 @@ fn place(segment: &Segment, length: u64, machine: &Machine, block: u64) -> Resul
     }
     let mut refusal = no_block;
     let mut found: Option<Place> = None;
-    for (index, view) in segment.views.iter().enumerate() {
-        match usable(view, segment.key.kind, machine, &whole) {
+    for index in segment.candidates(&whole) {
+        match usable(&segment.views[index], segment.key.kind, machine, &whole) {
             Some(Ok(already)) if already || found.is_none() => found = Some(Place { view: index, already }),
             Some(Err(reason)) => refusal = reason,
             Some(Ok(_)) | None => {}
@@ -208,7 +214,8 @@ fn place(segment: &Segment, length: u64, machine: &Machine, block: u64) -> Resul
 pub(crate) fn next_view(segment: &Segment, machine: &Machine, block: u64, from: usize, gone: &[bool]) -> Option<usize> {
     let whole = offsets(block, machine.huge)?;
     let fits = |view: &View| matches!(usable(view, segment.key.kind, machine, &whole), Some(Ok(_)));
-    (from..segment.views.len()).find(|index| !gone[*index] && fits(&segment.views[*index]))
+    let mut candidates = segment.candidates(&whole).skip_while(|index| *index < from);
+    candidates.find(|index| !gone[*index] && fits(&segment.views[*index]))
 }
 
 /// Returns whether a block is huge already in a mapping, or why it cannot be huge; `None` if it is not mapped whole.

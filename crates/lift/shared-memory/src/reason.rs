@@ -1,4 +1,4 @@
-//! Reasons why shared memory is not lifted: what was found, what is needed, and what fixes it.
+//! Reasons why memory is not lifted in place: what was found, what is needed, and what fixes it.
 
 use crate::SegmentKind;
 use address_space::{PageSize, format_bytes};
@@ -64,8 +64,31 @@ pub enum Reason {
         /// Its release.
         found: String,
     },
-    /// A userfaultfd watches the holes.
+    /// A userfaultfd watches it, or the holes of shared memory.
     Watched,
+    /// Pages that another process has, too, since a fork: the lift would copy them.
+    Forked {
+        /// Bytes of these pages.
+        common: u64,
+    },
+    /// `MADV_GUARD_INSTALL`.
+    Guarded,
+    /// `MADV_MERGEABLE`: the kernel merges equal pages (KSM).
+    Mergeable,
+    /// mlock(2).
+    Locked,
+    /// Generated code in pieces that are too small.
+    Scattered {
+        /// Number of pieces.
+        pieces: usize,
+        /// Bytes of the longest.
+        longest: u64,
+    },
+    /// The program's `PR_SET_THP_DISABLE` cannot be suspended, or not be set again.
+    NotSuspended {
+        /// Why.
+        why: String,
+    },
     /// Pages of the hugetlb pool.
     Pool,
     /// memfd_secret(2).
@@ -170,6 +193,7 @@ impl Reason {
             Self::Holes { .. } => "--fill, or again once the program has filled it".to_owned(),
             Self::SwappedOut { .. } => "--fill, which reads it back, or again once the program has used it".to_owned(),
             Self::FillsUnasked { .. } => "Linux 6.4 or newer, or again once the program has filled it".to_owned(),
+            Self::Forked { .. } => "again once the other process has ended".to_owned(),
             Self::OffInProcess => "start the program without PR_SET_THP_DISABLE (systemd: MemoryTHP=)".to_owned(),
             Self::Quota { .. } => "a larger tmpfs: mount -o remount,size=SIZE".to_owned(),
             Self::MostMemory { .. } => "a larger --max-memory".to_owned(),
@@ -185,6 +209,11 @@ impl Reason {
             Self::NotPermitted => "run it as root, or with CAP_SYS_NICE and CAP_SYS_PTRACE".to_owned(),
             Self::NoWholeBlock { .. }
             | Self::Watched
+            | Self::Guarded
+            | Self::Mergeable
+            | Self::Locked
+            | Self::Scattered { .. }
+            | Self::NotSuspended { .. }
             | Self::TooScattered
             | Self::TooManyMappings { .. }
             | Self::Pool
@@ -201,7 +230,7 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OldKernel { found } => write!(f, "the kernel is {found}, and collapses shared memory from 6.1 on"),
+            Self::OldKernel { found } => write!(f, "the kernel is {found}, and collapses memory in place from 6.1 on"),
             Self::NoHugePages => f.write_str("the kernel has no transparent huge pages"),
             Self::Denied => f.write_str("shmem_enabled is `deny`"),
             Self::SizeOff { size, word } => write!(f, "{} is `{word}`", size_setting(*size)),
@@ -225,7 +254,21 @@ impl fmt::Display for Reason {
                 "blocks with holes or swapped data: the kernel is {found}, and checks from 6.4 on whether userfaultfd \
                  watches what it fills"
             ),
-            Self::Watched => f.write_str("userfaultfd watches its holes"),
+            Self::Watched => f.write_str("userfaultfd watches it"),
+            Self::Forked { common } => write!(
+                f,
+                "blocks that share pages with another process since a fork; the lift would copy {}",
+                format_bytes(*common)
+            ),
+            Self::Guarded => f.write_str("guard pages (MADV_GUARD_INSTALL)"),
+            Self::Mergeable => f.write_str("the program has the kernel merge equal pages there (MADV_MERGEABLE)"),
+            Self::Locked => f.write_str("locked in memory (mlock): accesses would wait for the lift"),
+            Self::Scattered { pieces, longest } => write!(
+                f,
+                "generated code in {pieces} pieces of at most {}, none of which holds a whole huge page",
+                format_bytes(*longest)
+            ),
+            Self::NotSuspended { why } => write!(f, "PR_SET_THP_DISABLE: {why}"),
             Self::Pool => f.write_str("on huge pages of the pool already"),
             Self::Secret => f.write_str("secret memory (memfd_secret), which the kernel never moves"),
             Self::AdvisedAgainst => f.write_str("the program has refused huge pages there (MADV_NOHUGEPAGE)"),

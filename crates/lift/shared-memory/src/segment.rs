@@ -1,4 +1,4 @@
-//! Segments of shared memory, and where processes have mapped them.
+//! Segments of memory, and where processes have mapped them.
 
 use crate::{Reason, SegmentKind};
 use address_space::{AddressRange, PageSize, RangeSet};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Identity of a segment. Inode numbers of System V segments are their identifiers, which other kinds and other IPC namespaces
-/// may have, too.
+/// may have, too. Private memory has neither device nor inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SegmentKey {
     /// Device of the tmpfs, as maps shows it.
@@ -15,8 +15,8 @@ pub struct SegmentKey {
     pub inode: u64,
     /// Kind.
     pub kind: SegmentKind,
-    /// The IPC namespace of a System V segment; 0 for other kinds.
-    pub namespace: u64,
+    /// The IPC namespace of a System V segment, the PID of private memory; 0 for other kinds.
+    pub scope: u64,
 }
 
 /// One mapping of a segment in one process.
@@ -26,7 +26,7 @@ pub struct View {
     pub pid: i32,
     /// Addresses.
     pub range: AddressRange,
-    /// Offset in the segment.
+    /// Offset in the segment; of private memory the first address.
     pub offset: u64,
     /// Bytes mapped by huge pages (smaps).
     pub huge: u64,
@@ -63,6 +63,10 @@ pub struct Held {
     pub present: u64,
     /// Swapped out.
     pub swapped: u64,
+    /// Bytes of `present` that another process has in its page tables, too: copies that fork(2) has not made yet.
+    pub common: u64,
+    /// Guard pages (`MADV_GUARD_INSTALL`, Linux 6.13), which hold nothing.
+    pub guards: u64,
 }
 
 impl Held {
@@ -85,7 +89,7 @@ impl Held {
 /// The contents of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// Bytes of the segment, holes included.
+    /// The first offset after the segment.
     pub length: u64,
     /// Number of each block with data, in ascending order, and what it holds.
     pub blocks: Vec<(u64, Held)>,
@@ -107,9 +111,9 @@ impl Contents {
 pub struct Segment {
     /// Identity.
     pub key: SegmentKey,
-    /// Name as maps shows it.
+    /// Name as maps shows it. Private memory has the name of its process.
     pub name: String,
-    /// Mappings.
+    /// Mappings; of private memory in ascending order.
     pub views: Vec<View>,
     /// Contents, or why they cannot be known.
     pub contents: Result<Contents, Reason>,
@@ -126,9 +130,18 @@ impl Segment {
         self.most_of_a_process(|view| view.resident)
     }
 
+    /// The indices of the mappings that can show a block. Private memory has at most one.
+    pub(crate) fn candidates(&self, block: &Range<u64>) -> Range<usize> {
+        if !self.key.kind.is_private() {
+            return 0..self.views.len();
+        }
+        let first = self.views.partition_point(|view| view.range.end().0 <= block.start);
+        first..(first + 1).min(self.views.len())
+    }
+
     /// True if a userfaultfd watches a part of these offsets in any mapping.
     pub(crate) fn is_watched(&self, offsets: &Range<u64>) -> bool {
-        self.views
+        self.views[self.candidates(offsets)]
             .iter()
             .filter(|view| view.watched)
             .any(|view| view.offset < offsets.end && offsets.start < view.offset.saturating_add(view.range.len()))
@@ -140,6 +153,15 @@ impl Segment {
             *sums.entry(view.pid).or_insert(0) += bytes(view);
         }
         sums.into_values().max().unwrap_or(0)
+    }
+
+    /// Bytes of the segment, holes included, as far as they are known.
+    pub fn length(&self) -> u64 {
+        match &self.contents {
+            _ if self.key.kind.is_private() => self.views.iter().map(|view| view.range.len()).sum(),
+            Ok(contents) => contents.length,
+            Err(_) => self.longest_mapping(),
+        }
     }
 
     /// Bytes of the longest mapping.

@@ -33,12 +33,27 @@ struct Simulated {
     margins: Margins<()>,
     unreadable: bool,
     calls: Vec<u64>,
+    /// Answers to the beginning and to the end of a segment.
+    begin: Option<Reason>,
+    end: Option<Reason>,
+    /// Number of segments that were begun and not ended.
+    open: i32,
     now: Duration,
     per_block: Duration,
     pauses: u32,
 }
 
 impl Kernel for Simulated {
+    fn begin(&mut self, _: usize) -> Result<(), Reason> {
+        self.open += i32::from(self.begin.is_none());
+        self.begin.clone().map_or(Ok(()), Err)
+    }
+
+    fn end(&mut self, _: usize) -> Result<(), Reason> {
+        self.open -= 1;
+        self.end.clone().map_or(Ok(()), Err)
+    }
+
     fn shows(&mut self, _: usize, view: &View, _: AddressRange) -> Shown {
         self.looks += 1;
         self.now += self.per_look;
@@ -59,7 +74,7 @@ impl Kernel for Simulated {
         let of = |bytes: &BTreeMap<u64, u64>| bytes.get(&block).copied().unwrap_or(0);
         match self.unreadable {
             true => Err("no".to_owned()),
-            false => Ok(Held { present: of(&self.data), swapped: of(&self.swapped) }),
+            false => Ok(Held { present: of(&self.data), swapped: of(&self.swapped), ..Held::default() }),
         }
     }
 
@@ -99,12 +114,12 @@ const BUDGET: Budget =
     Budget { all: Duration::from_secs(60), block: Duration::from_millis(200), tries: 3, fill: false, most: None };
 
 fn segment(processes: i32, blocks: u64) -> Segment {
-    let key = SegmentKey { device: (0, 1), inode: 7, kind: SegmentKind::Anonymous, namespace: 0 };
+    let key = SegmentKey { device: (0, 1), inode: 7, kind: SegmentKind::Anonymous, scope: 0 };
     let view = |pid: i32| {
         let range = AddressRange::sized(Address(START + pid as u64 * APART), blocks * HUGE);
         View { pid, range, offset: 0, huge: 0, huge_parts: RangeSet::new(), resident: 0, refused: None, watched: false }
     };
-    let all = (0..blocks).map(|block| (block, Held { present: HUGE, swapped: 0 })).collect();
+    let all = (0..blocks).map(|block| (block, Held { present: HUGE, ..Held::default() })).collect();
     let contents = Contents { length: blocks * HUGE, blocks: all, room: None, unseen: None };
     Segment { key, name: String::new(), views: (0..processes).map(view).collect(), contents: Ok(contents) }
 }
@@ -289,6 +304,21 @@ fn a_block_that_was_emptied_meanwhile_is_left() {
     assert_eq!((blocks, refused, outcome.segments[0].filled), (1, vec![(Reason::MostMemory { most: 0 }, 1)], 0));
 }
 
+#[test]
+fn a_segment_that_cannot_be_prepared_is_left_and_what_was_prepared_is_taken_back() {
+    let reason = || Reason::NotSuspended { why: "no".to_owned() };
+    let mut kernel = Simulated { begin: Some(reason()), ..full(4) };
+    let (blocks, refused, _) = lifted(1, 4, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused, kernel.looks, kernel.open), (0, vec![(reason(), 4)], 0, 0));
+    let mut kernel = Simulated { end: Some(reason()), ..full(4) };
+    let (blocks, refused, _) = lifted(1, 4, &BUDGET, &mut kernel);
+    assert_eq!((blocks, refused, kernel.open), (4, vec![(reason(), 0)], 0));
+    let mut kernel = full(4);
+    kernel.answers.insert(0, vec![Refusal::NotPermitted]);
+    let (_, refused, _) = lifted(1, 4, &BUDGET, &mut kernel);
+    assert_eq!((refused, kernel.open), (vec![(Reason::NotPermitted, 4)], 0));
+}
+
 proptest! {
     /// Each block is lifted or refused, once, and nothing is tried for ever, whatever the kernel answers to any call.
     #[test]
@@ -310,7 +340,7 @@ proptest! {
         let shown = |ended| if ended { Shown::Ended } else { Shown::Other };
         kernel.shows = gone.into_iter().map(|(pid, (after, ended))| (pid, (after, shown(ended)))).collect();
         let (blocks, refused, _) = lifted(processes, 40, &BUDGET, &mut kernel);
-        prop_assert_eq!(blocks, kernel.huge.len() as u64);
+        prop_assert_eq!((blocks, kernel.open), (kernel.huge.len() as u64, 0));
         prop_assert_eq!(blocks + refused.iter().map(|(_, blocks)| blocks).sum::<u64>(), 40);
         prop_assert!(kernel.calls.len() <= 40 * (3 + processes as usize));
     }

@@ -18,7 +18,7 @@ fn machine() -> Machine {
 }
 
 fn present(present: u64) -> Held {
-    Held { present, swapped: 0 }
+    Held { present, ..Held::default() }
 }
 
 fn view(start: u64, blocks: u64, offset: u64) -> View {
@@ -27,7 +27,7 @@ fn view(start: u64, blocks: u64, offset: u64) -> View {
 }
 
 fn segment(views: Vec<View>, blocks: &[(u64, u64)], length: u64) -> Segment {
-    let key = SegmentKey { device: (0, 1), inode: 7, kind: SegmentKind::Memfd, namespace: 0 };
+    let key = SegmentKey { device: (0, 1), inode: 7, kind: SegmentKind::Memfd, scope: 0 };
     let blocks = blocks.iter().map(|(block, data)| (*block, present(*data))).collect();
     let contents = Contents { length, blocks, room: None, unseen: None };
     Segment { key, name: "/memfd:x (deleted)".to_owned(), views, contents: Ok(contents) }
@@ -142,8 +142,8 @@ fn holes_are_filled_within_the_bounds_of_tmpfs_and_user() {
 #[test]
 fn swapped_data_is_read_back_only_if_asked_for_and_counts_as_added() {
     let mut one = segment(vec![view(START, 3, 0)], &[(0, HUGE), (1, HUGE), (2, HUGE)], 3 * HUGE);
-    one.contents.as_mut().unwrap().blocks[1].1 = Held { present: HUGE - 4096, swapped: 4096 };
-    one.contents.as_mut().unwrap().blocks[2].1 = Held { present: 0, swapped: HUGE };
+    one.contents.as_mut().unwrap().blocks[1].1 = Held { swapped: 4096, ..present(HUGE - 4096) };
+    one.contents.as_mut().unwrap().blocks[2].1 = Held { swapped: HUGE, ..Held::default() };
     // Swapped data are no holes: the tmpfs has counted them.
     one.contents.as_mut().unwrap().room = Some(0);
     let (work, refused) = planned(one.clone(), &machine(), Policy::default());
@@ -181,6 +181,39 @@ fn the_kind_is_told_by_name_and_file_system() {
     let found = ["/dev/zero", "/memfd:a", "/SYSV00000000"].map(|path| of(path, true));
     assert_eq!(found, [SegmentKind::Anonymous, SegmentKind::Memfd, SegmentKind::SystemV]);
     assert_eq!(["/dev/shm/x", "/memfd:a", "/SYSV1"].map(|path| of(path, false)), [SegmentKind::File; 3]);
+}
+
+/// Private memory of one process, whose offsets are its addresses.
+fn private(views: &[(u64, u64)], blocks: &[(u64, Held)]) -> Segment {
+    let first = START / HUGE;
+    let views = views.iter().map(|(block, count)| view(START + block * HUGE, *count, START + block * HUGE)).collect();
+    let blocks = blocks.iter().map(|(block, held)| (first + block, *held)).collect();
+    let key = SegmentKey { device: (0, 0), inode: 0, kind: SegmentKind::Private, scope: 1 };
+    let contents = Contents { length: START + 64 * HUGE, blocks, room: None, unseen: None };
+    Segment { key, name: "x[1]".to_owned(), views, contents: Ok(contents) }
+}
+
+#[test]
+fn blocks_of_private_memory_are_found_by_their_addresses() {
+    let full = |block| (block, present(HUGE));
+    let one = private(&[(0, 2), (5, 1), (9, 3)], &[full(0), full(1), full(3), full(5), full(11), full(12)]);
+    assert_eq!(one.length(), 6 * HUGE);
+    let (work, refused) = planned(one, &machine(), Policy::default());
+    let found: Vec<_> = work.iter().map(|work| (work.block - START / HUGE, work.view)).collect();
+    assert_eq!(found, [(0, 0), (1, 0), (5, 1), (11, 2)]);
+    assert_eq!(refused, [(Reason::NoWholeBlock { size: huge() }, 2, 2 * HUGE)]);
+}
+
+#[test]
+fn private_pages_of_two_processes_and_guard_pages_are_left_alone_whatever_is_asked_for() {
+    let common = |bytes| Held { common: bytes, ..present(HUGE) };
+    let guarded = Held { guards: 4096, ..present(HUGE - 4096) };
+    let one = private(&[(0, 4)], &[(0, common(4096)), (1, common(HUGE)), (2, guarded), (3, present(HUGE - 4096))]);
+    let (work, refused) = planned(one, &machine(), Policy { fill: true, most: None });
+    assert_eq!(work.len(), 1);
+    let expected = [(Reason::Forked { common: HUGE + 4096 }, 2, 2 * HUGE), (Reason::Guarded, 1, HUGE - 4096)];
+    assert_eq!(refused, expected);
+    assert_eq!(expected[0].0.fix().as_deref(), Some("again once the other process has ended"));
 }
 
 proptest! {

@@ -1,6 +1,6 @@
 //! Lifts a running program.
 
-use super::{Selected, executor_for, refused};
+use super::{Selected, Suspended, executor_for, refused};
 use crate::facts::{Preparation, plan_for_running, without_thp_disable};
 use crate::files::FilePreparation;
 use crate::heap::collapse_in_place;
@@ -12,7 +12,7 @@ use lift_execution::{Difference, Executor, RangeOutcome, compare, execute, seal}
 use lift_plan::{MachineFacts, Plan, Policy};
 use machine_facts::machine_facts;
 use options::Prepare;
-use process_view::{ObjectReader, ProcessFiles};
+use process_view::ObjectReader;
 use ptrace::attach::{LiveExecutor, Pause, Target};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -94,15 +94,9 @@ fn collapse_heap(
         report.heap = Some(collapse_in_place(pid, &machine)?);
         return Ok(());
     }
-    let space = ProcessFiles::of(pid).maps()?;
-    let objects = reader.load(pid, &space)?.objects;
-    let mut executor = executor_for(target, &space, &objects)?;
-    if let Err(error) = executor.suspend_thp_disable() {
-        return Err(refused(executor, &error));
-    }
+    let suspended = Suspended::begin(target, reader)?;
     let collapsed = collapse_in_place(pid, &machine);
-    // Also what the lift could not put back stands again where this has succeeded.
-    report.still_suspended = executor.finish().still_suspended;
+    report.still_suspended = suspended.end();
     report.heap = Some(collapsed?);
     Ok(())
 }

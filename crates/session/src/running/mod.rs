@@ -2,12 +2,14 @@
 
 mod attach;
 mod detach;
+mod suspended;
 mod targets;
 mod watch;
 
 pub use attach::{AttachOptions, Attached, attach, plan_attach};
 pub use detach::{Detached, detach};
 pub use ptrace::attach::Pause;
+pub(crate) use suspended::Suspended;
 pub use targets::{Chosen, Selected, answering};
 pub use watch::Watch;
 
@@ -47,7 +49,7 @@ fn refused(executor: LiveExecutor, error: &CallError) -> SessionError {
 /// Runs `work` in a thread of its own, which ends with it. A thread of the program that was asked to stop and could
 /// not, such as one in vfork, is then released by the kernel when it does stop; with a tracer that lives on, it would
 /// stay stopped.
-fn in_own_thread<T: Send>(work: impl FnOnce() -> Result<T, SessionError> + Send) -> Result<T, SessionError> {
+pub(crate) fn in_own_thread<T: Send>(work: impl FnOnce() -> Result<T, SessionError> + Send) -> Result<T, SessionError> {
     // The signals that report stops must not reach the calling thread.
     let _signals = StopWaiter::take();
     let joined = thread::scope(|scope| scope.spawn(|| (gettid(), work())).join());

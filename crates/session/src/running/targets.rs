@@ -84,7 +84,7 @@ impl Selected<'_> {
 
     /// Opens the process. `None` where it is no longer the selected one: it has executed another program since it was
     /// listed, or it has ended and another process has its PID.
-    pub(super) fn open(&self) -> Result<Option<Target>, SessionError> {
+    pub(crate) fn open(&self) -> Result<Option<Target>, SessionError> {
         let target = match Target::open(self.pid) {
             Ok(target) => target,
             Err(why) => {
@@ -97,7 +97,7 @@ impl Selected<'_> {
         Ok((is_same && self.chosen.includes(self.pid) && target.is_alive()).then_some(target))
     }
 
-    /// True where the process was selected by a property and has ended or lost the property. Among many processes this can
+    /// True if the process was selected by a property and has ended or lost the property. Among many processes this can
     /// happen at any time, and is not a failure.
     pub fn has_gone(&self) -> bool {
         let no_memory = || ProcessFiles::of(self.pid).maps().is_ok_and(|space| space.mappings().is_empty());

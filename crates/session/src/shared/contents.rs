@@ -115,7 +115,7 @@ impl Looking<'_> {
             match cached_pages(self.file, offsets) {
                 Ok(pages) => {
                     let bytes = |pages: u64| pages.saturating_mul(base_page().bytes());
-                    return Ok(Held { present: bytes(pages.cached), swapped: bytes(pages.evicted) });
+                    return Ok(Held { present: bytes(pages.cached), swapped: bytes(pages.evicted), ..Held::default() });
                 }
                 Err(error) if error.raw_os_error() == Some(Errno::ENOSYS as i32) => self.by_mapping = true,
                 Err(error) => return Err(error),
@@ -123,11 +123,11 @@ impl Looking<'_> {
         }
         // mincore(2) checks every page, so that a part of many blocks is not counted, but divided.
         if blocks.end - blocks.start > PARTS {
-            return Ok(Held { present: 1, swapped: 0 });
+            return Ok(Held { present: 1, ..Held::default() });
         }
         let length = (blocks.end - blocks.start) * block;
         let mapping = FileMapping::readable(self.file, blocks.start * block, length, self.huge)?;
-        Ok(Held { present: mapping.cached_bytes(0, length)?, swapped: 0 })
+        Ok(Held { present: mapping.cached_bytes(0, length)?, ..Held::default() })
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
             file.write_all_at(&vec![1; 2 * page as usize], block_of_data * block + page).unwrap();
         }
         file.write_all_at(&vec![1; 2 * block as usize], 500 * block).unwrap();
-        let held = |present| Held { present, swapped: 0 };
+        let held = |present| Held { present, ..Held::default() };
         let expected = [(3, held(2 * page)), (500, held(block)), (501, held(block)), (700, held(2 * page))];
         assert_eq!(found(&file, true), expected);
         assert_eq!(found(&file, false), expected);

@@ -1,10 +1,11 @@
 //! The segments of a family of processes, as the kernel shows them.
 
 use super::contents::contents;
+use super::{InPlace, private};
 use crate::SessionError;
 use crate::names::process_name;
 use crate::running::{Chosen, answering};
-use address_space::{Mapping, MappingUsage, PageSize};
+use address_space::{AddressRange, Mapping, MappingUsage, PageSize, RangeSet};
 use linux::bounded::{Budget, MAPPED_FILES};
 use linux::features;
 use linux::pagemap::Pagemap;
@@ -14,10 +15,10 @@ use linux::release::kernel_release;
 use machine_facts::{Files, System, THP, chosen_word, is_thp_off};
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use process_view::{ObservationError, ProcessFiles, TmpfsDevices, open_mapped};
+use process_view::{ObjectReader, ObservationError, ProcessFiles, TmpfsDevices, open_mapped};
 use serde::Serialize;
 use shared_memory::{Contents, Machine, Reason, Segment, SegmentKey, SegmentKind, View};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 /// Why processes are left out.
 const NO_TIME: &str = "no time was left to look at all of its mappings";
 const NO_MEMORY: &str = "it has more mappings than are kept";
-/// The release from which on the kernel collapses shared memory.
+/// The release from which on the kernel collapses memory in place.
 const COLLAPSES: (u32, u32) = (6, 1);
 /// The release from which on the kernel fills no hole that a userfaultfd watches (commit ac492b9c70ca).
 const ASKS_USERFAULTFD: (u32, u32) = (6, 4);
@@ -53,7 +54,7 @@ pub(super) struct Settings {
 ///
 /// # Errors
 /// It has no transparent huge pages, so that there is no block either.
-pub(super) fn machine() -> Result<(Machine, Settings), SessionError> {
+pub(super) fn machine(memory: InPlace) -> Result<(Machine, Settings), SessionError> {
     let Some(huge) = transparent_huge_page() else {
         let reason = Reason::NoHugePages;
         return Err(SessionError::Refused(format!("{reason}; fix: {}", reason.fix().unwrap_or_default())));
@@ -62,10 +63,11 @@ pub(super) fn machine() -> Result<(Machine, Settings), SessionError> {
     let general = word(&format!("{THP}/shmem_enabled"));
     let release = kernel_release();
     let found = || format!("{}.{}", release.0, release.1);
-    let no_fill = (release < ASKS_USERFAULTFD).then(|| Reason::FillsUnasked { found: found() });
+    let is_shared = memory == InPlace::Shared;
+    let no_fill = (is_shared && release < ASKS_USERFAULTFD).then(|| Reason::FillsUnasked { found: found() });
     let refused = match general.as_deref() {
         _ if release < COLLAPSES && features::collapse(huge).is_err() => Some(Reason::OldKernel { found: found() }),
-        Some("deny") => Some(Reason::Denied),
+        Some("deny") if is_shared => Some(Reason::Denied),
         _ => None,
     };
     let settings = Settings { of_size: word(&format!("{THP}/{}/shmem_enabled", huge.directory())) };
@@ -90,7 +92,7 @@ impl SkippedProcess {
     }
 }
 
-/// The shared memory of some processes.
+/// The memory of some processes.
 pub(super) struct Family {
     /// The segments.
     pub segments: Vec<Segment>,
@@ -98,6 +100,8 @@ pub(super) struct Family {
     pub files: Vec<Option<File>>,
     /// The processes that have mapped a segment, opened before their mappings were read.
     pub processes: BTreeMap<i32, ProcessHandle>,
+    /// The processes that have switched transparent huge pages off for themselves.
+    pub off: BTreeSet<i32>,
     /// The processes that were not read, or read in part only.
     pub skipped: Vec<SkippedProcess>,
 }
@@ -107,10 +111,17 @@ impl Family {
     ///
     /// # Errors
     /// No process was read.
-    pub fn of(pids: &[i32], chosen: Chosen<'_>, machine: &Machine, settings: &Settings) -> Result<Self, SessionError> {
+    pub fn of(
+        pids: &[i32],
+        chosen: Chosen<'_>,
+        memory: InPlace,
+        machine: &Machine,
+        settings: &Settings,
+    ) -> Result<Self, SessionError> {
         allow_descriptors();
         let reserve: Vec<_> = (0..RESERVE).filter_map(|_| File::open("/dev/null").ok()).collect();
         let mut found = Found::new(Instant::now() + MOST_READING);
+        let (mut reader, mut off) = (ObjectReader::new(), BTreeSet::new());
         let (mut processes, mut skipped, mut looked, mut failed) = (BTreeMap::new(), Vec::new(), 0, None);
         let (answering, silent) = answering(pids);
         for process in silent {
@@ -123,9 +134,11 @@ impl Family {
                 skipped.push(SkippedProcess::new(pid, NO_TIME));
                 continue;
             }
-            match look(pid, chosen, machine.huge, settings, &mut found) {
-                Ok(Some(Looked { handle, has_views, left_out })) => {
+            let looking = Looking { pid, chosen, memory, huge: machine.huge, settings };
+            match looking.look(&mut reader, &mut found) {
+                Ok(Some(Looked { handle, is_off, has_views, left_out })) => {
                     looked += 1;
+                    off.extend((is_off && has_views && memory != InPlace::Shared).then_some(pid));
                     skipped.extend(left_out.map(|why| SkippedProcess::new(pid, why)));
                     processes.extend(has_views.then_some((pid, handle)));
                 }
@@ -145,6 +158,13 @@ impl Family {
         let until = Instant::now() + MOST_LOOKING;
         let (mut segments, mut files) = (Vec::new(), Vec::new());
         for (key, Seen { name, views, differ }) in found.segments {
+            if key.kind.is_private() {
+                let (pid, views) = (key.scope as i32, views.into_iter().map(|shown| shown.view).collect::<Vec<_>>());
+                let contents = Ok(private::contents(pid, key.kind, &views, machine.huge, until));
+                segments.push(Segment { key, name: process_name(pid), views, contents });
+                files.push(None);
+                continue;
+            }
             let (mut contents, file) = open(&key, &views, machine.huge, until);
             if let (Ok(contents), true) = (&mut contents, differ) {
                 contents.unseen.get_or_insert(Reason::TooManyMappings { most: MOST_VIEWS });
@@ -154,7 +174,7 @@ impl Family {
             files.push(file);
         }
         drop(reserve);
-        Ok(Self { segments, files, processes, skipped })
+        Ok(Self { segments, files, processes, off, skipped })
     }
 }
 
@@ -209,7 +229,7 @@ impl Found {
         }
         let name = || path.to_owned();
         let seen = self.segments.entry(key).or_insert_with(|| Seen { name: name(), views: Vec::new(), differ: false });
-        if seen.views.len() < MOST_VIEWS {
+        if seen.views.len() < MOST_VIEWS || key.kind.is_private() {
             seen.views.push(shown);
         } else {
             let place = |view: &View| (view.offset, view.range.len());
@@ -222,74 +242,137 @@ impl Found {
 /// A process that was read.
 struct Looked {
     handle: ProcessHandle,
+    /// It has switched transparent huge pages off for itself.
+    is_off: bool,
     /// It has mapped a segment.
     has_views: bool,
     /// Why a part of its mappings was left out.
     left_out: Option<&'static str>,
 }
 
-/// Adds the segments of one process; `None` if it has ended, or has lost the property by which it was chosen.
-fn look(
+/// A process that is to be read.
+struct Looking<'a> {
     pid: i32,
-    chosen: Chosen<'_>,
+    chosen: Chosen<'a>,
+    memory: InPlace,
     huge: PageSize,
-    settings: &Settings,
-    found: &mut Found,
-) -> Result<Option<Looked>, SessionError> {
-    let files = ProcessFiles::of(pid);
-    let handle = match ProcessHandle::open(pid) {
-        Ok(handle) => handle,
-        Err(error) => {
-            // The error of this access says most.
-            files.maps()?;
-            let has_ended = error.raw_os_error() == Some(Errno::ESRCH as i32);
-            return if has_ended { Ok(None) } else { Err(SessionError::io(format!("opening process {pid}"), error)) };
-        }
-    };
-    let usages = files.smaps()?;
-    let pagemap = Pagemap::open(pid, base_page()).ok();
-    let reading = |error| SessionError::io(format!("reading process {pid}"), error);
-    let status = std::fs::read(files.path("status")).map_err(reading);
-    // A list of mounts that cannot be opened would hide all segments.
-    let spare = (0..DESCRIPTORS_OF_MOUNTS).map(|_| File::open(files.path("status"))).collect::<io::Result<Vec<_>>>();
-    let spare = spare.map(drop).map_err(reading);
-    let devices = TmpfsDevices::seen_by(&files);
-    let namespace = std::fs::metadata(files.path("ns/ipc")).map_or(0, |metadata| metadata.ino());
-    // Processes chosen by a property were listed some time ago.
-    if !chosen.includes(pid) || !handle.is_alive() {
-        return Ok(None);
-    }
-    spare?;
-    let is_off = is_thp_off(&String::from_utf8_lossy(&status?));
-    let mut looked = Looked { handle, has_views: false, left_out: None };
-    for usage in usages.iter().filter(|usage| usage.mapping.shared && usage.mapping.range.len() >= huge.bytes()) {
-        let mapping = &usage.mapping;
-        let Some(special) = special(usage, &devices) else { continue };
-        if found.is_late() {
-            looked.left_out = Some(NO_TIME);
-            break;
-        }
-        let kind = SegmentKind::of(mapping, devices.is_internal(mapping.device));
-        let namespace = if kind == SegmentKind::SystemV { namespace } else { 0 };
-        let key = SegmentKey { device: mapping.device, inode: mapping.inode, kind, namespace };
-        let view = View {
-            pid,
-            range: mapping.range,
-            offset: mapping.offset,
-            huge: usage.huge(),
-            // Kernels before 6.7 do not report these; a second collapse of a huge page changes nothing.
-            huge_parts: pagemap.as_ref().and_then(|map| map.huge(mapping.range).ok()).unwrap_or_default(),
-            resident: usage.resident,
-            refused: refusal(usage, kind, is_off, huge, settings),
-            watched: usage.has_flag("um"),
+    settings: &'a Settings,
+}
+
+impl Looking<'_> {
+    /// Adds the segments of the process; `None` if it has ended, or has lost the property by which it was chosen.
+    fn look(&self, reader: &mut ObjectReader, found: &mut Found) -> Result<Option<Looked>, SessionError> {
+        let pid = self.pid;
+        let files = ProcessFiles::of(pid);
+        let handle = match ProcessHandle::open(pid) {
+            Ok(handle) => handle,
+            Err(error) => {
+                // The error of this access says most.
+                files.maps()?;
+                let has_ended = error.raw_os_error() == Some(Errno::ESRCH as i32);
+                return if has_ended {
+                    Ok(None)
+                } else {
+                    Err(SessionError::io(format!("opening process {pid}"), error))
+                };
+            }
         };
-        if !found.add(key, Shown { view, mapping: mapping.clone(), special }) {
-            looked.left_out = Some(NO_MEMORY);
-            break;
+        let shown = match self.memory {
+            InPlace::Shared => self.shared(&files),
+            InPlace::Anonymous | InPlace::Jit => self.private(reader),
+        };
+        let reading = |error| SessionError::io(format!("reading process {pid}"), error);
+        let status = std::fs::read(files.path("status")).map_err(reading);
+        // Processes chosen by a property were listed some time ago.
+        if !self.chosen.includes(pid) || !handle.is_alive() {
+            return Ok(None);
         }
-        looked.has_views = true;
+        let is_off = is_thp_off(&String::from_utf8_lossy(&status?));
+        let mut looked = Looked { handle, is_off, has_views: false, left_out: None };
+        for (key, mut shown) in shown? {
+            if is_off && !key.kind.is_private() {
+                shown.view.refused = Some(Reason::OffInProcess);
+            }
+            if found.is_late() {
+                looked.left_out = Some(NO_TIME);
+                break;
+            }
+            if !found.add(key, shown) {
+                looked.left_out = Some(NO_MEMORY);
+                break;
+            }
+            looked.has_views = true;
+        }
+        Ok(Some(looked))
     }
-    Ok(Some(looked))
+
+    fn shared(&self, files: &ProcessFiles) -> Result<Vec<(SegmentKey, Shown)>, SessionError> {
+        let usages = files.smaps()?;
+        // A list of mounts that cannot be opened would hide all segments.
+        let spare = (0..DESCRIPTORS_OF_MOUNTS).map(|_| File::open(files.path("status")));
+        let spare = spare.collect::<io::Result<Vec<_>>>();
+        drop(spare.map_err(|error| SessionError::io(format!("reading process {}", self.pid), error))?);
+        let devices = TmpfsDevices::seen_by(files);
+        let namespace = std::fs::metadata(files.path("ns/ipc")).map_or(0, |metadata| metadata.ino());
+        let is_large = |usage: &&MappingUsage| usage.mapping.range.len() >= self.huge.bytes();
+        let mut all = Vec::new();
+        for usage in usages.iter().filter(|usage| usage.mapping.shared).filter(is_large) {
+            let Some(special) = special(usage, &devices) else { continue };
+            let mapping = &usage.mapping;
+            let kind = SegmentKind::of(mapping, devices.is_internal(mapping.device));
+            let scope = if kind == SegmentKind::SystemV { namespace } else { 0 };
+            let key = SegmentKey { device: mapping.device, inode: mapping.inode, kind, scope };
+            let view = View {
+                offset: mapping.offset,
+                refused: refusal(usage, kind, self.huge, self.settings),
+                watched: usage.has_flag("um"),
+                ..self.view(usage)
+            };
+            all.push((key, Shown { view, mapping: mapping.clone(), special }));
+        }
+        self.find_huge(&mut all, Pagemap::huge);
+        Ok(all)
+    }
+
+    fn private(&self, reader: &mut ObjectReader) -> Result<Vec<(SegmentKey, Shown)>, SessionError> {
+        let kind = if self.memory == InPlace::Jit { SegmentKind::Jit } else { SegmentKind::Private };
+        let key = SegmentKey { device: (0, 0), inode: 0, kind, scope: self.pid as u64 };
+        let shown = |usage: &MappingUsage| {
+            let view = View { refused: private::refusal(usage), ..self.view(usage) };
+            (key, Shown { view, mapping: usage.mapping.clone(), special: None })
+        };
+        let usages = private::mappings(self.pid, self.memory, self.huge, reader)?;
+        let mut all: Vec<_> = usages.iter().map(shown).collect();
+        self.find_huge(&mut all, Pagemap::huge_private);
+        Ok(all)
+    }
+
+    /// A mapping whose offsets are its addresses.
+    fn view(&self, usage: &MappingUsage) -> View {
+        let range = usage.mapping.range;
+        View {
+            pid: self.pid,
+            range,
+            offset: range.start().0,
+            huge: usage.huge(),
+            huge_parts: RangeSet::new(),
+            resident: usage.resident,
+            refused: None,
+            watched: false,
+        }
+    }
+
+    /// Adds which parts are huge. Kernels before 6.7 do not report these; a second collapse of a huge page changes nothing.
+    fn find_huge(
+        &self,
+        all: &mut [(SegmentKey, Shown)],
+        huge: impl Fn(&Pagemap, AddressRange) -> io::Result<RangeSet>,
+    ) {
+        let Ok(pagemap) = Pagemap::open(self.pid, base_page()) else { return };
+        for (_, Shown { view, .. }) in all.iter_mut().filter(|(_, shown)| shown.view.huge > 0) {
+            view.huge_parts = huge(&pagemap, view.range).unwrap_or_default();
+        }
+    }
 }
 
 /// `None` for what is no shared memory; otherwise why it is shared memory of a kind that is never collapsed, if it is.
@@ -303,16 +386,9 @@ fn special(usage: &MappingUsage, devices: &TmpfsDevices) -> Option<Option<Reason
     }
 }
 
-fn refusal(
-    usage: &MappingUsage,
-    kind: SegmentKind,
-    is_off: bool,
-    size: PageSize,
-    settings: &Settings,
-) -> Option<Reason> {
+fn refusal(usage: &MappingUsage, kind: SegmentKind, size: PageSize, settings: &Settings) -> Option<Reason> {
     let of_size = settings.of_size.as_deref().filter(|_| kind != SegmentKind::SystemV);
     match of_size {
-        _ if is_off => Some(Reason::OffInProcess),
         _ if usage.has_flag("nh") => Some(Reason::AdvisedAgainst),
         Some(word @ ("never" | "advise" | "madvise")) if word == "never" || !usage.has_flag("hg") => {
             Some(Reason::SizeOff { size, word: word.to_owned() })
@@ -346,11 +422,11 @@ fn open(key: &SegmentKey, views: &[Shown], huge: PageSize, until: Instant) -> (R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use address_space::{Address, AddressRange, MappingName, Protection, RangeSet};
+    use address_space::{Address, MappingName, Protection};
 
     fn family(pids: &[i32], chosen: Chosen<'_>) -> Result<Family, SessionError> {
         let machine = Machine { huge: PageSize::new(2 << 20).unwrap(), refused: None, never: false, no_fill: None };
-        Family::of(pids, chosen, &machine, &Settings { of_size: None })
+        Family::of(pids, chosen, InPlace::Shared, &machine, &Settings { of_size: None })
     }
 
     #[test]
@@ -377,7 +453,7 @@ mod tests {
             let view = View { pid: 1, range, offset, huge: 0, huge_parts, resident: 0, refused, watched: false };
             Shown { view, mapping, special: None }
         };
-        let key = SegmentKey { device: (0, 1), inode: 1, kind: SegmentKind::Anonymous, namespace: 0 };
+        let key = SegmentKey { device: (0, 1), inode: 1, kind: SegmentKind::Anonymous, scope: 0 };
         for _ in 0..=MOST_VIEWS {
             assert!(found.add(key, shown(0)));
         }

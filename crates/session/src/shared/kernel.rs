@@ -1,16 +1,19 @@
-//! The running kernel, as a lift of shared memory needs it.
+//! The running kernel, as a lift in place needs it.
 
 use super::cgroup::memory_left;
 use super::contents::{held_in, room};
+use super::gather::Family;
+use super::private;
+use crate::SessionError;
+use crate::running::{Chosen, Selected, Suspended};
 use address_space::{AddressRange, PageSize};
 use linux::advice::collapse_in;
 use linux::process_handle::ProcessHandle;
 use linux::watch::watched;
 use machine_facts::{Files, System, meminfo_bytes};
 use nix::errno::Errno;
-use process_view::ProcessFiles;
-use shared_memory::{Held, Kernel, Margins, Reason, Refusal, Segment, SegmentKey, Shown, View};
-use std::collections::BTreeMap;
+use process_view::{ObjectReader, ProcessFiles};
+use shared_memory::{Held, Kernel, Margins, Reason, Refusal, SegmentKey, Shown, View};
 use std::fs::File;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -20,9 +23,11 @@ const SHARE_LEFT_ALONE: u64 = 16;
 
 /// The processes and files of one lift.
 pub(super) struct Live<'a> {
-    segments: &'a [Segment],
-    files: &'a [Option<File>],
-    processes: &'a BTreeMap<i32, ProcessHandle>,
+    family: &'a Family,
+    /// The process whose PR_SET_THP_DISABLE is suspended.
+    suspended: Option<Suspended>,
+    /// Number of processes for which that was done.
+    number_suspended: usize,
     /// Rooms of memory cgroups, by directory, and of tmpfs file systems.
     of_cgroups: Margins<String>,
     of_tmpfs: Margins<(u32, u32)>,
@@ -31,32 +36,58 @@ pub(super) struct Live<'a> {
 }
 
 impl<'a> Live<'a> {
-    pub fn new(
-        segments: &'a [Segment],
-        files: &'a [Option<File>],
-        processes: &'a BTreeMap<i32, ProcessHandle>,
-        huge: PageSize,
-        begin: Instant,
-    ) -> Self {
+    pub fn new(family: &'a Family, huge: PageSize, begin: Instant) -> Self {
         let mut of_tmpfs = Margins::default();
-        for segment in segments {
+        for segment in &family.segments {
             // The room before the lift counts, not the room that other blocks have left.
             if let Some(room) = segment.contents.as_ref().ok().and_then(|contents| contents.room) {
                 let _ = of_tmpfs.check(segment.key.device, room, 0);
             }
         }
-        Self { segments, files, processes, of_cgroups: Margins::default(), of_tmpfs, huge, begin }
+        let of_cgroups = Margins::default();
+        Self { family, suspended: None, number_suspended: 0, of_cgroups, of_tmpfs, huge, begin }
+    }
+
+    /// Number of processes whose PR_SET_THP_DISABLE was suspended.
+    pub fn suspended(&self) -> usize {
+        self.number_suspended
     }
 
     fn file(&self, segment: usize) -> Result<&File, String> {
-        self.files[segment].as_ref().ok_or_else(|| "it is not open".to_owned())
+        self.family.files[segment].as_ref().ok_or_else(|| "it is not open".to_owned())
+    }
+
+    fn suspend(&self, pid: i32) -> Result<Suspended, SessionError> {
+        let handle = self.family.processes.get(&pid);
+        let process = Selected { pid, chosen: Chosen::ByNumber, handle };
+        let gone = || SessionError::Refused("the process has ended".to_owned());
+        Suspended::begin(process.open()?.ok_or_else(gone)?, &mut ObjectReader::new())
     }
 }
 
 impl Kernel for Live<'_> {
+    fn begin(&mut self, segment: usize) -> Result<(), Reason> {
+        let key = &self.family.segments[segment].key;
+        let pid = key.scope as i32;
+        if key.kind.is_private() && self.family.off.contains(&pid) {
+            let suspended = self.suspend(pid).map_err(|error| Reason::NotSuspended { why: error.in_full() })?;
+            self.suspended = Some(suspended);
+            self.number_suspended += 1;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, _: usize) -> Result<(), Reason> {
+        self.suspended.take().and_then(Suspended::end).map_or(Ok(()), |why| Err(Reason::NotSuspended { why }))
+    }
+
     fn shows(&mut self, segment: usize, view: &View, addresses: AddressRange) -> Shown {
-        let handle = self.processes.get(&view.pid);
-        let still_shows = shows(view, &self.segments[segment].key, addresses);
+        let handle = self.family.processes.get(&view.pid);
+        let key = &self.family.segments[segment].key;
+        let still_shows = match key.kind.is_private() {
+            true => private::shows(view.pid, key.kind, addresses),
+            false => shows(view, key, addresses),
+        };
         // The mappings were read by process number: they are this process's only if it is still alive.
         match handle.is_some_and(ProcessHandle::is_alive) {
             false => Shown::Ended,
@@ -78,19 +109,27 @@ impl Kernel for Live<'_> {
     }
 
     fn has_room(&mut self, segment: usize, holes: u64) -> Result<(), Reason> {
+        if self.family.segments[segment].key.kind.is_private() {
+            return Ok(());
+        }
         let why = |why: String| Reason::Unreadable { why };
         let left = room(self.file(segment).map_err(why)?).map_err(|error| why(error.to_string()))?;
         let Some(left) = left else { return Ok(()) };
-        let device = self.segments[segment].key.device;
+        let device = self.family.segments[segment].key.device;
         self.of_tmpfs.check(device, left, holes).map_err(|kept| Reason::Quota { left, kept })
     }
 
     fn held(&mut self, segment: usize, block: u64) -> Result<Held, String> {
-        held_in(self.file(segment)?, self.huge, block).map_err(|error| error.to_string())
+        let key = &self.family.segments[segment].key;
+        let held = match key.kind.is_private() {
+            true => private::held_by(key.scope as i32, self.huge, block),
+            false => held_in(self.file(segment)?, self.huge, block),
+        };
+        held.map_err(|error| error.to_string())
     }
 
     fn collapse(&mut self, pid: i32, addresses: AddressRange) -> Result<(), Refusal> {
-        let handle = self.processes.get(&pid).ok_or(Refusal::Ended)?;
+        let handle = self.family.processes.get(&pid).ok_or(Refusal::Ended)?;
         loop {
             let what = || format!("collapsing {addresses} of process {pid}");
             let Err(error) = watched(what, || collapse_in(handle, addresses)) else { return Ok(()) };

@@ -1,23 +1,27 @@
-//! Shared memory of running programs: what a lift would do and cost, and the lift in place, from outside.
+//! Shared and anonymous memory of running programs: what a lift would do and cost, and the lift in place, from outside.
 //!
 //! Nothing is stopped, and nothing is executed in the programs: the kernel collapses blocks by `process_madvise`. Processes that
-//! share a segment are one family: each segment is read once, and lifted once.
+//! share a segment are one family: each segment is read once, and lifted once. If a program has switched transparent
+//! huge pages off for itself, one of its threads makes two calls, which suspend that for private memory.
 
 mod cgroup;
 mod contents;
 mod gather;
 mod kernel;
+mod private;
 mod report;
 mod sharers;
 
 pub use gather::SkippedProcess;
-pub use report::{LeftAlone, SegmentReport, SharedReport};
+pub use report::{InPlaceReport, InPlaceReports, LeftAlone, SegmentReport};
 
 use crate::SessionError;
-use crate::running::Chosen;
-use gather::{Family, machine};
+use crate::running::{Chosen, in_own_thread};
+use gather::{Family, Settings, machine};
 use kernel::Live;
+use options::Kind;
 use report::Before;
+use serde::Serialize;
 use shared_memory::{Budget, Machine, Plan, Policy, lift, plan};
 use sharers::Sharers;
 use std::time::{Duration, Instant};
@@ -29,9 +33,37 @@ const MOST_TIME_PER_MIB: Duration = Duration::from_millis(250);
 /// How often a block whose pages are in use is tried.
 const TRIES: u32 = 6;
 
-/// Options of a lift of shared memory.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SharedOptions<'a> {
+/// Memory that is lifted in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InPlace {
+    /// [`Kind::Shared`].
+    Shared,
+    /// [`Kind::Anon`].
+    Anonymous,
+    /// [`Kind::Jit`].
+    Jit,
+}
+
+impl InPlace {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Shared, Self::Anonymous, Self::Jit];
+
+    /// The kind by which a user chooses it.
+    pub const fn kind(self) -> Kind {
+        match self {
+            Self::Shared => Kind::Shared,
+            Self::Anonymous => Kind::Anon,
+            Self::Jit => Kind::Jit,
+        }
+    }
+}
+
+/// Options of a lift in place.
+#[derive(Clone, Copy, Debug)]
+pub struct InPlaceOptions<'a> {
+    /// Kind of memory.
+    pub memory: InPlace,
     /// The property that the processes must have.
     pub chosen: Chosen<'a>,
     /// Fill blocks however many holes they have.
@@ -40,30 +72,41 @@ pub struct SharedOptions<'a> {
     pub most: Option<u64>,
 }
 
-/// Returns the plan of a lift of some processes' shared memory, and changes nothing.
+impl InPlaceOptions<'_> {
+    /// The usual lift of this memory.
+    pub const fn of(memory: InPlace) -> Self {
+        Self { memory, chosen: Chosen::ByNumber, fill: false, most: None }
+    }
+}
+
+/// Returns the plan of a lift of some processes' memory in place, and changes nothing.
 ///
 /// # Errors
 /// No process can be read.
-pub fn plan_shared(pids: &[i32], options: SharedOptions<'_>) -> Result<SharedReport, SessionError> {
+pub fn plan_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlaceReport, SessionError> {
     let prepared = Prepared::new(pids, options)?;
-    Ok(prepared.before().planned(&prepared.family.segments, &prepared.plan))
+    let before = Before::new(&prepared.family, &prepared.sharers, options.memory, prepared.machine.huge);
+    Ok(before.planned(&prepared.family.segments, &prepared.plan))
 }
 
-/// Lifts the shared memory of some processes in place.
+/// Lifts memory of some processes in place.
 ///
 /// # Errors
 /// No process can be read. Refusals by the kernel are in the report.
-pub fn lift_shared(pids: &[i32], options: SharedOptions<'_>) -> Result<SharedReport, SessionError> {
+pub fn lift_in_place(pids: &[i32], options: InPlaceOptions<'_>) -> Result<InPlaceReport, SessionError> {
     let Prepared { machine, family, plan, sharers } = Prepared::new(pids, options)?;
-    let before = Before::new(&family, &sharers, machine.huge);
-    let Family { segments, files, processes, .. } = family;
+    let before = Before::new(&family, &sharers, options.memory, machine.huge);
     let block = MOST_TIME_PER_MIB * (machine.huge.bytes() >> 20).max(1) as u32;
     let budget = Budget { all: MOST_TIME, block, tries: TRIES, fill: options.fill, most: options.most };
-    let begin = Instant::now();
-    let mut live = Live::new(&segments, &files, &processes, machine.huge, begin);
-    let outcome = lift(&segments, &plan, &machine, &budget, &mut live);
-    let took = begin.elapsed();
-    Ok(before.lifted(&segments, &plan, &outcome, took))
+    let work = || {
+        let begin = Instant::now();
+        let mut live = Live::new(&family, machine.huge, begin);
+        let outcome = lift(&family.segments, &plan, &machine, &budget, &mut live);
+        Ok((outcome, live.suspended(), begin.elapsed()))
+    };
+    // The thread that traces a program ends with the lift.
+    let (outcome, suspended, took) = if family.off.is_empty() { work() } else { in_own_thread(work) }?;
+    Ok(before.lifted(&family.segments, &plan, &outcome, suspended, took))
 }
 
 /// The facts that are gathered before a lift, and its plan.
@@ -75,16 +118,14 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(pids: &[i32], options: SharedOptions<'_>) -> Result<Self, SessionError> {
-        let (machine, settings) = machine()?;
-        let family = Family::of(pids, options.chosen, &machine, &settings)?;
+    fn new(pids: &[i32], options: InPlaceOptions<'_>) -> Result<Self, SessionError> {
+        let (machine, settings): (Machine, Settings) = machine(options.memory)?;
+        let family = Family::of(pids, options.chosen, options.memory, &machine, &settings)?;
         let plan = plan(&family.segments, &machine, Policy { fill: options.fill, most: options.most });
-        let keys: Vec<_> = family.segments.iter().map(|segment| segment.key).collect();
-        let sharers = Sharers::of(&keys);
+        let sharers = match options.memory {
+            InPlace::Shared => Sharers::of(&family.segments.iter().map(|segment| segment.key).collect::<Vec<_>>()),
+            InPlace::Anonymous | InPlace::Jit => Sharers::none(),
+        };
         Ok(Self { machine, family, plan, sharers })
-    }
-
-    fn before(&self) -> Before {
-        Before::new(&self.family, &self.sharers, self.machine.huge)
     }
 }

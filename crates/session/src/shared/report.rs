@@ -1,7 +1,8 @@
-//! The plan of a lift of shared memory, or its result as the kernel shows it.
+//! The plan of a lift in place, or its result as the kernel shows it.
 
 use super::gather::{Family, SkippedProcess};
 use super::sharers::{Segments, Sharers, page_tables};
+use super::{InPlace, private};
 use address_space::PageSize;
 use process_view::ProcessFiles;
 use serde::Serialize;
@@ -37,18 +38,20 @@ impl LeftAlone {
 /// One segment. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct SegmentReport {
-    /// Name as maps shows it.
+    /// Name as maps shows it. Private memory has the name of its process.
     pub name: String,
     /// Kind.
     pub kind: SegmentKind,
-    /// Device as maps shows it.
+    /// Device as maps shows it; 0 for private memory.
     pub device: (u32, u32),
-    /// Inode, or the identifier of a System V segment.
+    /// Inode, or the identifier of a System V segment; 0 for private memory.
     pub inode: u64,
     /// A process that has mapped it.
     pub pid: i32,
     /// Its first address there.
     pub address: String,
+    /// Number of its mappings in the chosen processes.
+    pub mappings: usize,
     /// Length with all holes.
     pub length: u64,
     /// Data, in memory or swapped out.
@@ -76,23 +79,28 @@ pub struct SegmentReport {
     pub left_alone: Vec<LeftAlone>,
 }
 
-/// The shared memory of some processes.
+/// Memory of some processes that is lifted in place.
 #[derive(Clone, Debug, Serialize)]
-pub struct SharedReport {
+pub struct InPlaceReport {
+    /// Which.
+    pub memory: InPlace,
     /// The segments that hold a huge page at least.
     pub segments: Vec<SegmentReport>,
     /// The chosen processes that were not read, or read in part only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<SkippedProcess>,
-    /// Number of processes that share at least one segment.
+    /// Number of processes that have mapped at least one segment.
     pub sharers: usize,
     /// Not all processes of the machine could be read in time, and there may be more sharers.
     pub more_sharers: bool,
-    /// Page tables of all sharers before, in bytes (`VmPTE`).
+    /// Page tables of these processes before, in bytes (`VmPTE`).
     pub page_tables_before: u64,
     /// And after the lift.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page_tables_after: Option<u64>,
+    /// Number of processes whose PR_SET_THP_DISABLE was suspended during the lift, by two calls of one of their threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<usize>,
     /// Time of the lift.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub microseconds: Option<u64>,
@@ -101,7 +109,38 @@ pub struct SharedReport {
     pub worst_block_microseconds: Option<u64>,
 }
 
-impl SharedReport {
+/// The reports of all memory that was lifted in place, each by its kind.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct InPlaceReports {
+    /// Shared memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared: Option<InPlaceReport>,
+    /// Anonymous memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anon: Option<InPlaceReport>,
+    /// Generated code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jit: Option<InPlaceReport>,
+}
+
+impl InPlaceReports {
+    /// Adds a report.
+    pub fn add(&mut self, report: InPlaceReport) {
+        let place = match report.memory {
+            InPlace::Shared => &mut self.shared,
+            InPlace::Anonymous => &mut self.anon,
+            InPlace::Jit => &mut self.jit,
+        };
+        *place = Some(report);
+    }
+
+    /// All reports.
+    pub fn all(&self) -> impl Iterator<Item = &InPlaceReport> {
+        [&self.shared, &self.anon, &self.jit].into_iter().flatten()
+    }
+}
+
+impl InPlaceReport {
     /// True if all processes were read, and nothing was left alone that a huge page could hold.
     pub fn is_complete(&self) -> bool {
         self.skipped.is_empty() && self.segments.iter().flat_map(|segment| &segment.left_alone).all(|left| left.is_fine)
@@ -114,34 +153,44 @@ pub(super) struct Before {
     skipped: Vec<SkippedProcess>,
     all: BTreeSet<i32>,
     page_tables: u64,
+    memory: InPlace,
     huge: PageSize,
 }
 
 impl Before {
-    pub fn new(family: &Family, sharers: &Sharers, huge: PageSize) -> Self {
+    pub fn new(family: &Family, sharers: &Sharers, memory: InPlace, huge: PageSize) -> Self {
         let chosen = family.segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid));
         let all: BTreeSet<i32> = sharers.all().into_iter().chain(chosen).collect();
         let skipped = family.skipped.clone();
-        Self { sharers: sharers.clone(), skipped, page_tables: page_tables(&all), all, huge }
+        Self { sharers: sharers.clone(), skipped, page_tables: page_tables(&all), all, memory, huge }
     }
 
     /// The report of a plan.
-    pub fn planned(&self, segments: &[Segment], plan: &Plan) -> SharedReport {
+    pub fn planned(&self, segments: &[Segment], plan: &Plan) -> InPlaceReport {
         let all = segments.iter().zip(&plan.segments);
-        SharedReport {
+        InPlaceReport {
+            memory: self.memory,
             segments: all.map(|(segment, planned)| self.segment(segment, planned)).collect(),
             skipped: self.skipped.clone(),
             sharers: self.all.len(),
             more_sharers: !self.sharers.is_complete,
             page_tables_before: self.page_tables,
             page_tables_after: None,
+            suspended: None,
             microseconds: None,
             worst_block_microseconds: None,
         }
     }
 
     /// The report of a lift.
-    pub fn lifted(&self, segments: &[Segment], plan: &Plan, outcome: &Outcome, took: Duration) -> SharedReport {
+    pub fn lifted(
+        &self,
+        segments: &[Segment],
+        plan: &Plan,
+        outcome: &Outcome,
+        suspended: usize,
+        took: Duration,
+    ) -> InPlaceReport {
         let mut report = self.planned(segments, plan);
         for ((told, huge), lifted) in report.segments.iter_mut().zip(huge_now(segments)).zip(&outcome.segments) {
             told.filled = Some(lifted.filled);
@@ -150,6 +199,7 @@ impl Before {
             told.left_alone.extend(lifted.refused.iter().map(LeftAlone::of));
         }
         report.page_tables_after = Some(page_tables(&self.all));
+        report.suspended = (suspended > 0).then_some(suspended);
         report.microseconds = Some(took.as_micros() as u64);
         report.worst_block_microseconds = Some(outcome.worst.as_micros() as u64);
         report
@@ -158,7 +208,6 @@ impl Before {
     fn segment(&self, segment: &Segment, planned: &SegmentPlan) -> SegmentReport {
         let SegmentKey { device, inode, kind, .. } = segment.key;
         let first = segment.views.first();
-        let length = segment.contents.as_ref().map_or_else(|_| segment.longest_mapping(), |contents| contents.length);
         let chosen: BTreeSet<i32> = segment.views.iter().map(|view| view.pid).collect();
         SegmentReport {
             name: segment.name.clone(),
@@ -167,7 +216,8 @@ impl Before {
             inode,
             pid: first.map_or(0, |view| view.pid),
             address: first.map_or_else(String::new, |view| format!("{:#x}", view.range.start().0)),
-            length,
+            mappings: segment.views.len(),
+            length: segment.length(),
             data: planned.data,
             resident: segment.resident(),
             sharers: self.sharers.number_of(&segment.key).max(chosen.len()),
@@ -187,12 +237,16 @@ fn huge_now(segments: &[Segment]) -> Vec<u64> {
     let by_number = Segments::new(segments.iter().map(|segment| &segment.key));
     let mut most = vec![0; segments.len()];
     let pids: BTreeSet<i32> = segments.iter().flat_map(|segment| segment.views.iter().map(|view| view.pid)).collect();
-    for usages in pids.into_iter().filter_map(|pid| ProcessFiles::of(pid).smaps().ok()) {
+    for (pid, usages) in pids.into_iter().filter_map(|pid| Some((pid, ProcessFiles::of(pid).smaps().ok()?))) {
         let mut of_process = BTreeMap::new();
         for usage in usages.iter().filter(|usage| usage.mapping.shared) {
             for index in by_number.shown_by(&usage.mapping) {
                 *of_process.entry(index).or_insert(0) += usage.huge();
             }
+        }
+        let is_own = |segment: &Segment| segment.key.kind.is_private() && segment.key.scope == pid as u64;
+        for (index, segment) in segments.iter().enumerate().filter(|(_, segment)| is_own(segment)) {
+            of_process.insert(index, private::huge_now(&usages, &segment.views));
         }
         for (index, huge) in of_process {
             most[index] = huge.max(most[index]);

@@ -19,10 +19,15 @@ pub(super) struct Sharers {
 }
 
 impl Sharers {
+    /// Those of private memory.
+    pub fn none() -> Self {
+        Self { by_segment: BTreeMap::new(), is_complete: true }
+    }
+
     /// Finds the sharers. Processes that may not be read, or that end meanwhile, are left out.
     pub fn of(keys: &[SegmentKey]) -> Self {
         let (until, segments) = (Instant::now() + MOST_TIME, Segments::new(keys));
-        let mut found = Self { by_segment: BTreeMap::new(), is_complete: true };
+        let mut found = Self::none();
         let look = move |process: &ProcessFiles| (Instant::now() < until).then(|| process.maps());
         let listed = each_process(look, |pid, looked| match looked {
             Ok(Some(Ok(space))) => {
@@ -88,7 +93,7 @@ mod tests {
 
     #[test]
     fn segments_are_found_by_number_and_kind() {
-        let key = |kind, inode| SegmentKey { device: (0, 1), inode, kind, namespace: 0 };
+        let key = |kind, inode| SegmentKey { device: (0, 1), inode, kind, scope: 0 };
         let keys = [key(SegmentKind::Memfd, 0), key(SegmentKind::SystemV, 0), key(SegmentKind::Memfd, 5)];
         let segments = Segments::new(&keys);
         let shown = |text: &str| {

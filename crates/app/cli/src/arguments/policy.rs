@@ -11,16 +11,30 @@ pub fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(shown).try_map(|word| T::from_word(&word))
 }
 
-/// Adds shared memory to the values of `--lift`, for commands on running processes.
-pub fn with_shared(lift: Arg) -> Arg {
-    lift.value_parser(choice::<Kind>())
+/// The word of `--lift` for all kinds.
+const ALL_KINDS: &str = "all";
+
+/// Adds the kinds that are lifted in place to the values of `--lift`, for commands on running processes.
+pub fn with_in_place(lift: Arg) -> Arg {
+    let all = PossibleValue::new(ALL_KINDS).help("All of these");
+    lift.value_parser(kinds(shown_kinds(|_| true).chain([all])))
 }
 
 /// Reads one of the kinds that a program has at its start.
-fn usual_kind() -> impl TypedValueParser<Value = Kind> {
-    let shown = Kind::ALL.iter().filter(|named| named.value.is_usual());
-    let shown = shown.map(|named| PossibleValue::new(named.word).help(named.help.trim_end_matches('.')));
-    PossibleValuesParser::new(shown).try_map(|word| Kind::usual_from_word(&word))
+fn usual_kinds() -> impl TypedValueParser<Value = Kinds> {
+    kinds(shown_kinds(Kind::is_usual))
+}
+
+fn shown_kinds(which: impl Fn(Kind) -> bool) -> impl Iterator<Item = PossibleValue> {
+    let shown = Kind::ALL.iter().filter(move |named| which(named.value));
+    shown.map(|named| PossibleValue::new(named.word).help(named.help.trim_end_matches('.')))
+}
+
+fn kinds(shown: impl Iterator<Item = PossibleValue>) -> impl TypedValueParser<Value = Kinds> {
+    PossibleValuesParser::new(shown).try_map(|word| match word.as_str() {
+        ALL_KINDS => Ok(Kinds::ALL),
+        word => Kind::from_word(word).map(Kinds::from),
+    })
 }
 
 /// What to lift and from where; common to all commands that plan.
@@ -33,8 +47,8 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "SIZE")]
     pub page_size: Option<PageSize>,
     /// What to lift.
-    #[arg(long, value_parser = usual_kind(), value_delimiter = ',', value_name = "KINDS", default_value = "text,rodata,data,bss,heap")]
-    pub lift: Vec<Kind>,
+    #[arg(long, value_parser = usual_kinds(), value_delimiter = ',', value_name = "KINDS", default_value = "text,rodata,data,bss,heap")]
+    pub lift: Vec<Kinds>,
     /// Objects to lift: exe, all, or patterns for their names separated by commas [default: the executable and every
     /// object that holds at least one whole huge page].
     #[arg(long, value_name = "OBJECTS")]
@@ -64,7 +78,7 @@ impl PolicyArgs {
         Policy {
             pages: self.pages,
             page_size: self.page_size,
-            kinds: Kinds::of(&self.lift),
+            kinds: self.lift.iter().fold(Kinds::of(&[]), |all, kinds| all.and(*kinds)),
             objects: self.objects.clone().unwrap_or_default(),
             writable_pages: self.writable_pages,
             edges: self.edges,

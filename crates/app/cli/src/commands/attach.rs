@@ -6,18 +6,18 @@ use crate::arguments::heap::AttachHeapArg;
 use crate::definition::{AttachArgs, DetachArgs};
 use crate::output::{Failures, Output};
 use crate::say;
-use crate::text::{heap, pause::pause, shared, table};
+use crate::text::{heap, in_place, pause::pause, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
 use lift_plan::Plan;
-use options::{Kind, Policy};
+use options::Policy;
 use process_view::{ObjectReader, ObservationError};
 use session::inspect::Inspection;
 use session::running::{
     AttachOptions, Attached, Chosen, Detached, Selected, Watch, answering, attach as lift, detach as put_back,
     plan_attach,
 };
-use session::shared::{SharedOptions, SharedReport, lift_shared, plan_shared};
+use session::shared::{InPlace, InPlaceOptions, InPlaceReport, InPlaceReports, lift_in_place, plan_in_place};
 use session::{LiftReport, SessionError, process_name, program_name};
 use std::thread;
 use std::time::Duration;
@@ -35,26 +35,30 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     };
     let pids = targets(args.pid, chosen)?;
     let kinds = args.policy.policy().kinds;
-    if args.fill && !kinds.contains(Kind::Shared) {
-        bail!("--fill concerns shared memory only; needed: --lift shared");
+    let in_place: Vec<_> = InPlace::ALL.into_iter().filter(|memory| kinds.contains(memory.kind())).collect();
+    if args.fill && in_place.is_empty() {
+        bail!("--fill concerns shared, anonymous and generated memory only; needed: --lift shared, anon or jit");
+    }
+    if args.watch && !in_place.is_empty() {
+        bail!(
+            "--watch lifts neither shared nor anonymous nor generated memory; needed: `pagelift attach --lift shared` (or anon, \
+             jit) alone, and again once the program has filled more of it"
+        );
     }
     let mut failed = Vec::new();
-    let mut told = match kinds.contains(Kind::Shared) {
-        true => shared_memory(args, &pids, chosen)?,
-        false => None,
-    };
-    // No thread is stopped if only shared memory is lifted.
-    if !kinds.without(Kind::Shared).is_empty() || args.heap != AttachHeapArg::Off {
+    let mut told = lift_each(args, &pids, chosen, &in_place)?;
+    // Other kinds stop the threads of the program.
+    if !kinds.usual().is_empty() || args.heap != AttachHeapArg::Off {
         failed = attach_each(args, &pids, chosen, &mut told);
     }
-    if let Some(shared) = told {
-        write_alone(args, pids[0], shared)?;
+    if let Some(told) = told {
+        write_alone(args, pids[0], told)?;
     }
     if failed.is_empty() { Ok(()) } else { Err(Failures(failed).into()) }
 }
 
-/// Lifts everything but shared memory, process by process. Returns what failed.
-fn attach_each(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>, told: &mut Option<SharedReport>) -> Vec<String> {
+/// Lifts everything but what is lifted in place, process by process. Returns what failed.
+fn attach_each(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>, told: &mut Option<InPlaceReports>) -> Vec<String> {
     let mut reader = ObjectReader::new();
     let (pids, silent) = answering(pids);
     // Watched from before the first lift, so that objects loaded during it are noticed.
@@ -77,46 +81,53 @@ fn attach_each(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>, told: &mut O
     failed
 }
 
-/// Lifts the shared memory of all processes together, or shows the plan. Returns the outcome if a report is to have it.
-fn shared_memory(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>) -> anyhow::Result<Option<SharedReport>> {
-    if args.watch {
-        bail!(
-            "--watch does not look at shared memory; needed: `pagelift attach --lift shared` alone, and again once the program \
-             has filled more of it"
-        );
+/// Lifts memory in place, of all processes together, or shows the plan. Returns the outcome if a report is to have it.
+fn lift_each(
+    args: &AttachArgs,
+    pids: &[i32],
+    chosen: Chosen<'_>,
+    in_place: &[InPlace],
+) -> anyhow::Result<Option<InPlaceReports>> {
+    let mut told = InPlaceReports::default();
+    for &memory in in_place {
+        told.add(lift_memory(args, pids, chosen, memory)?);
     }
-    let options = SharedOptions { chosen, fill: args.fill, most: args.policy.max_memory };
-    let name = shared::family(&process_name(pids[0]), pids.len());
-    if args.dry_run {
-        let planned = plan_shared(pids, options)?;
-        Output::Standard.print(&shared::plan(&name, &planned))?;
-        return Ok(args.outcome.report.is_some().then_some(planned));
-    }
-    let lifted = lift_shared(pids, options)?;
-    if !args.outcome.quiet {
-        say!("{}", shared::line(&name, &lifted));
-        shared::left_alone(&lifted).iter().for_each(|line| say!("{line}"));
-    }
-    if args.outcome.verbose {
-        Output::Error.print(&shared::table(&lifted))?;
-    }
-    let is_complete = lifted.is_complete();
-    let told = args.outcome.report.is_some().then_some(lifted);
+    let is_complete = args.dry_run || told.all().all(InPlaceReport::is_complete);
+    let told = (args.outcome.report.is_some() && !in_place.is_empty()).then_some(told);
     if args.require && !is_complete {
-        told.map_or(Ok(()), |shared| write_alone(args, pids[0], shared))?;
-        bail!("not all shared memory could be lifted, and --require was given");
+        told.map_or(Ok(()), |told| write_alone(args, pids[0], told))?;
+        bail!("not all memory could be lifted in place, and --require was given");
     }
     Ok(told)
 }
 
-/// Writes the report of shared memory if no other report has included it.
-fn write_alone(args: &AttachArgs, pid: i32, shared: SharedReport) -> anyhow::Result<()> {
+/// Lifts one kind of memory in place, or shows the plan.
+fn lift_memory(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>, memory: InPlace) -> anyhow::Result<InPlaceReport> {
+    let options = InPlaceOptions { memory, chosen, fill: args.fill, most: args.policy.max_memory };
+    let name = in_place::family(&process_name(pids[0]), pids.len());
+    if args.dry_run {
+        let planned = plan_in_place(pids, options)?;
+        Output::Standard.print(&in_place::plan(&name, &planned))?;
+        return Ok(planned);
+    }
+    let lifted = lift_in_place(pids, options)?;
+    if !args.outcome.quiet {
+        say!("{}", in_place::line(&name, &lifted));
+        in_place::left_alone(&lifted).iter().for_each(|line| say!("{line}"));
+    }
+    if args.outcome.verbose {
+        Output::Error.print(&in_place::table(&lifted))?;
+    }
+    Ok(lifted)
+}
+
+/// Writes the report of what was lifted in place if no other report has included it.
+fn write_alone(args: &AttachArgs, pid: i32, in_place: InPlaceReports) -> anyhow::Result<()> {
     let Some(path) = &args.outcome.report else { return Ok(()) };
     let as_line = args.pid.is_none();
     let written = match args.dry_run {
-        true => Inspection { shared: Some(shared), ..Inspection::of_plan(process_name(pid), Plan::default()) }
-            .write(path, as_line),
-        false => LiftReport { shared: Some(shared), ..LiftReport::new(pid, program_name(pid)) }.write(path, as_line),
+        true => Inspection { in_place, ..Inspection::of_plan(process_name(pid), Plan::default()) }.write(path, as_line),
+        false => LiftReport { in_place, ..LiftReport::new(pid, program_name(pid)) }.write(path, as_line),
     };
     written.with_context(|| format!("writing {}", path.display()))
 }
@@ -125,16 +136,19 @@ fn attach_one(
     args: &AttachArgs,
     process: &Selected<'_>,
     reader: &mut ObjectReader,
-    told: &mut Option<SharedReport>,
+    told: &mut Option<InPlaceReports>,
 ) -> anyhow::Result<()> {
     let pid = process.pid;
     let policy = args.policy.policy();
-    let policy = Policy { kinds: policy.kinds.without(Kind::Shared), ..policy };
+    let policy = Policy { kinds: policy.kinds.usual(), ..policy };
     if args.dry_run {
         let plan = plan_attach(pid, &policy, reader)?;
         Output::Standard.print(&table::plan(&process_name(pid), &plan))?;
         if let Some(path) = &args.outcome.report {
-            let document = Inspection { shared: told.take(), ..Inspection::of_plan(process_name(pid), plan) };
+            let document = Inspection {
+                in_place: told.take().unwrap_or_default(),
+                ..Inspection::of_plan(process_name(pid), plan)
+            };
             document.write(path, args.pid.is_none()).with_context(|| format!("writing {}", path.display()))?;
         }
         return Ok(());
@@ -142,7 +156,7 @@ fn attach_one(
     let options = AttachOptions { policy, prepare: args.prepare, heap: args.heap == AttachHeapArg::Thp };
     let Some(attached) = lift(process, &options, reader)? else { return Ok(()) };
     let Attached { mut report, pause: paused, heap_refused, .. } = attached;
-    report.shared = told.take();
+    report.in_place = told.take().unwrap_or_default();
     if args.outcome.perf_map && report.lift.covered_bytes > 0 {
         let written = session::perf_map::write(pid).context("writing the perf map")?;
         written.not_confined.iter().for_each(keeps_rights);

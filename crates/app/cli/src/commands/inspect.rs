@@ -6,17 +6,17 @@ use super::stat::report::{Marks, Outcome};
 use super::stat::rounds::{Rounds, Watch};
 use crate::definition::InspectArgs;
 use crate::output::Output;
-use crate::text::{heap, probe, shared, stat, table};
+use crate::text::{heap, in_place, probe, stat, table};
 use address_space::format_bytes;
 use anyhow::{Context, bail};
 use confinement::Reads;
 use foreign_text::printable;
 use lift_plan::Coverable;
-use options::Kind;
+use options::Policy;
 use process_view::open_regular_file;
 use serde::Serialize;
 use session::inspect::{Bases, Inspection, Pools, inspect_file, inspect_process};
-use session::shared::{SharedOptions, plan_shared};
+use session::shared::{InPlace, InPlaceOptions, plan_in_place};
 use std::path::Path;
 use std::time::Duration;
 use tlb_probe::Probe;
@@ -51,10 +51,9 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     if args.json {
         out.print_json(&inspected)?;
     } else {
-        let only_shared = args.policy.policy().kinds.without(Kind::Shared).is_empty();
-        match inspected.inspection.shared.as_ref().filter(|_| only_shared) {
-            Some(report) => write!(out, "{}", shared::plan(&inspected.inspection.target, report))?,
-            None => write!(out, "{}", text(&inspected.inspection))?,
+        match args.policy.policy().kinds.usual().is_empty() {
+            true => write!(out, "{}", plans_in_place(&inspected.inspection))?,
+            false => write!(out, "{}", text(&inspected.inspection))?,
         }
         if let Some(used) = &inspected.used {
             write!(out, "{}", stat::of_use(&used.marks, &used.tlb))?;
@@ -88,7 +87,8 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
         let stall = Duration::from_millis(args.stall);
         let watch = looks.then(|| Watch::start(Rounds::open_for_one("inspect --used", pid, stall)));
         // Segments are opened whoever owns them, for which the rights to read are not enough; what they hold is only counted.
-        let shared = policy.kinds.contains(Kind::Shared).then(|| plan_shared(&[pid], SharedOptions::default()));
+        let in_place = in_place_kinds(&policy).map(|memory| plan_in_place(&[pid], InPlaceOptions::of(memory)));
+        let in_place: Vec<_> = in_place.collect();
         confine_to(Reads::Processes);
         // Counted before the plan is made: to read the map of a process is to hold it.
         let used = watch.zip(tlb).map(|(watch, tlb)| Used { marks: watch.finish(&tlb), tlb });
@@ -98,11 +98,17 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<Inspected> {
             )
         });
         let mut inspection = inspect_process(pid, &policy, pools)?;
-        inspection.shared = shared.transpose()?;
+        for planned in in_place {
+            inspection.in_place.add(planned?);
+        }
         return Ok(Inspected { inspection, used, probe, hint });
     }
-    if policy.kinds.contains(Kind::Shared) {
-        bail!("{} is no process, and has no shared memory; needed: the number of a process", path.display());
+    if let Some(memory) = in_place_kinds(&policy).next() {
+        bail!(
+            "{} is no process, and has no {}; needed: the number of a process",
+            path.display(),
+            in_place::noun(memory)
+        );
     }
     if args.used {
         bail!(
@@ -123,8 +129,8 @@ fn text(inspection: &Inspection) -> String {
     for file in &inspection.not_understood {
         text += &format!("\nNot understood: {}\n", printable(&file.to_string()));
     }
-    if let Some(report) = &inspection.shared {
-        text += &format!("\n{}", shared::plan(&inspection.target, report));
+    if inspection.in_place.all().next().is_some() {
+        text += &format!("\n{}", plans_in_place(inspection));
     }
     text += &table::far_pages(&inspection.far_pages);
     text += &match &inspection.bases {
@@ -138,6 +144,15 @@ fn text(inspection: &Inspection) -> String {
         text += "Shared objects are not in this picture; `pagelift run --dry-run -- CMD` shows them too.\n";
     }
     text
+}
+
+fn in_place_kinds(policy: &Policy) -> impl Iterator<Item = InPlace> {
+    InPlace::ALL.into_iter().filter(|memory| policy.kinds.contains(memory.kind()))
+}
+
+fn plans_in_place(inspection: &Inspection) -> String {
+    let plans = inspection.in_place.all().map(|report| in_place::plan(&inspection.target, report));
+    plans.collect::<Vec<_>>().join("\n")
 }
 
 fn base_text(bases: &Bases) -> String {

@@ -127,6 +127,7 @@ fn add_memory(rows: &mut Table, memory: &[MemoryCoverage]) {
     let kinds = [
         (MemoryKind::Heap, "[heap]"),
         (MemoryKind::Anonymous, "anonymous memory"),
+        (MemoryKind::Jit, "generated code"),
         (MemoryKind::Shared, "shared memory"),
         (MemoryKind::Stack, "[stack]"),
         (MemoryKind::Kernel, "the kernel's"),

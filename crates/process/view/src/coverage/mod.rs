@@ -55,6 +55,14 @@ impl ProcessMemory {
     /// # Errors
     /// [`ObservationError`].
     pub fn read(pid: i32) -> Result<Self, ObservationError> {
+        Self::read_by(&mut ObjectReader::new(), pid)
+    }
+
+    /// As [`Self::read`], with a reader that keeps the objects of other processes.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn read_by(reader: &mut ObjectReader, pid: i32) -> Result<Self, ObservationError> {
         let process = ProcessFiles::of(pid);
         let usages = process.smaps()?;
         let space = AddressSpace::from_mappings(usages.iter().map(|usage| usage.mapping.clone()).collect());
@@ -62,10 +70,17 @@ impl ProcessMemory {
             pid,
             name: process.name()?,
             usages,
-            objects: ObjectReader::new().load(pid, &space)?,
+            objects: reader.load(pid, &space)?,
             base_page: process.page_size()?,
             thp: transparent_huge_page(),
         })
+    }
+
+    /// Returns the mappings that belong to no object, with their kinds.
+    pub fn besides_objects(&self) -> impl Iterator<Item = (MemoryKind, &MappingUsage)> {
+        let parts: Vec<_> = self.objects.objects.iter().map(|o| ObjectParts::of(o, self.base_page)).collect();
+        let others = self.usages.iter().filter(move |usage| owner(&parts, usage).is_none());
+        others.map(|usage| (MemoryKind::of(usage).0, usage))
     }
 
     /// Returns the coverage of this memory by object and part.
@@ -187,6 +202,8 @@ pub enum MemoryKind {
     Stack,
     /// Anonymous memory.
     Anonymous,
+    /// Executable anonymous memory: code that the program has generated.
+    Jit,
     /// Memory shared by `MAP_SHARED`, System V or memfd.
     Shared,
     /// A file.
@@ -201,6 +218,7 @@ impl fmt::Display for MemoryKind {
             Self::Heap => "heap",
             Self::Stack => "stack",
             Self::Anonymous => "anonymous",
+            Self::Jit => "jit",
             Self::Shared => "shared",
             Self::File => "file",
             Self::Kernel => "kernel",
@@ -225,6 +243,7 @@ impl MemoryKind {
                 }
             }
             _ if mapping.shared => (Self::Shared, None),
+            _ if mapping.protection.execute => (Self::Jit, None),
             _ => (Self::Anonymous, None),
         }
     }

@@ -1,13 +1,22 @@
-//! Shared memory in words.
+//! Memory that is lifted in place, in words.
 
 use super::table::{align_right, table as new_table, trimmed};
 use address_space::format_bytes;
 use foreign_text::printable;
-use session::shared::{SegmentReport, SharedReport};
+use session::shared::{InPlace, InPlaceReport, SegmentReport};
 use shared_memory::SegmentKind;
 
 /// Most lines about what is left alone; a report has all.
 const MOST_LINES: usize = 12;
+
+/// What a memory is called.
+pub const fn noun(memory: InPlace) -> &'static str {
+    match memory {
+        InPlace::Shared => "shared memory",
+        InPlace::Anonymous => "anonymous memory",
+        InPlace::Jit => "generated code",
+    }
+}
 
 /// The processes that were chosen, by the name of the first one.
 pub fn family(first: &str, number: usize) -> String {
@@ -18,13 +27,14 @@ pub fn family(first: &str, number: usize) -> String {
 }
 
 /// The result of a lift, as one line.
-pub fn line(name: &str, report: &SharedReport) -> String {
+pub fn line(name: &str, report: &InPlaceReport) -> String {
     if report.segments.is_empty() {
-        return format!("{name}: no shared memory that could hold a huge page");
+        return nothing(name, report);
     }
     let sum = |of: fn(&SegmentReport) -> u64| report.segments.iter().map(of).sum::<u64>();
     let mut text = format!(
-        "{name}: shared memory: {} of {} on huge pages, {} before",
+        "{name}: {}: {} of {} on huge pages, {} before",
+        noun(report.memory),
         format_bytes(sum(|segment| segment.huge_after.unwrap_or(0))),
         format_bytes(sum(|segment| segment.data + segment.filled.unwrap_or(0))),
         format_bytes(sum(|segment| segment.huge_before))
@@ -37,20 +47,30 @@ pub fn line(name: &str, report: &SharedReport) -> String {
     if read_back > 0 {
         text += &format!("; {} read back from swap", format_bytes(read_back));
     }
-    if let Some(after) = report.page_tables_after {
+    // A huge page of private memory keeps its page table, for the day that the kernel splits it.
+    if let (Some(after), InPlace::Shared) = (report.page_tables_after, report.memory) {
         let (before, after) = (format_bytes(report.page_tables_before), format_bytes(after));
         text += &format!("; page tables of {} {before} before, {after} now", sharers(report));
     }
     let milliseconds = |time: Option<u64>| time.unwrap_or(0) as f64 / 1000.0;
-    text + &format!(
-        "; {:.0} ms, worst block {:.1} ms; nothing paused",
+    text += &format!(
+        "; {:.0} ms, worst block {:.1} ms; ",
         milliseconds(report.microseconds),
         milliseconds(report.worst_block_microseconds)
-    )
+    );
+    text + &match report.suspended {
+        None => "nothing paused".to_owned(),
+        Some(1) => "its PR_SET_THP_DISABLE suspended meanwhile".to_owned(),
+        Some(many) => format!("PR_SET_THP_DISABLE of {many} processes suspended meanwhile"),
+    }
+}
+
+fn nothing(name: &str, report: &InPlaceReport) -> String {
+    format!("{name}: no {} that could hold a huge page", noun(report.memory))
 }
 
 /// The processes that were skipped, and the blocks that were left alone, with a line for each segment and reason.
-pub fn left_alone(report: &SharedReport) -> Vec<String> {
+pub fn left_alone(report: &InPlaceReport) -> Vec<String> {
     let of = |segment: &SegmentReport| {
         let left = segment.left_alone.iter().filter(|left| !left.is_fine);
         left.map(|left| {
@@ -72,15 +92,16 @@ pub fn left_alone(report: &SharedReport) -> Vec<String> {
 }
 
 /// The plan of a lift and its cost.
-pub fn plan(name: &str, report: &SharedReport) -> String {
+pub fn plan(name: &str, report: &InPlaceReport) -> String {
     if report.segments.is_empty() {
         let skipped: String = left_alone(report).iter().map(|line| format!("{line}\n")).collect();
-        return format!("{}: no shared memory that could hold a huge page\n{skipped}", printable(name));
+        return format!("{}\n{skipped}", nothing(&printable(name), report));
     }
     let sum = |of: fn(&SegmentReport) -> u64| format_bytes(report.segments.iter().map(of).sum::<u64>());
     let mut text = format!(
-        "{}: shared memory: {} would be put on huge pages in place, {} are; that adds {}\nPage tables of {}: {}\n\n{}",
+        "{}: {}: {} would be put on huge pages in place, {} are; that adds {}\nPage tables of {}: {}\n\n{}",
         printable(name),
+        noun(report.memory),
         sum(|segment| segment.planned),
         sum(|segment| segment.huge_before),
         sum(|segment| segment.adds),
@@ -95,7 +116,7 @@ pub fn plan(name: &str, report: &SharedReport) -> String {
 }
 
 /// The segments.
-pub fn table(report: &SharedReport) -> String {
+pub fn table(report: &InPlaceReport) -> String {
     let is_done = report.segments.iter().any(|segment| segment.huge_after.is_some());
     let huge = if is_done { ["Huge before", "Huge now"] } else { ["Huge", "To be lifted"] };
     let mut table = new_table(&["Segment", "Length", "Data", "Resident", huge[0], huge[1], "Adds", "Sharers"]);
@@ -109,7 +130,11 @@ pub fn table(report: &SharedReport) -> String {
             segment.huge_after.unwrap_or(segment.planned),
             segment.filled.map_or(segment.adds, |filled| filled + segment.read_back.unwrap_or(0)),
         ];
-        let mut cells = vec![format!("{} at {}", name(segment), segment.address)];
+        let place = match segment.mappings {
+            mappings if segment.kind.is_private() => counted(mappings, "mapping", "mappings"),
+            _ => format!("at {}", segment.address),
+        };
+        let mut cells = vec![printable(&format!("{} {place}", name(segment)))];
         cells.extend(bytes.map(format_bytes));
         cells.push(segment.sharers.to_string());
         table.add_row(cells);
@@ -123,10 +148,12 @@ fn name(segment: &SegmentReport) -> String {
         SegmentKind::SystemV => format!("System V segment {}", segment.inode),
         SegmentKind::Memfd => segment.name.trim_start_matches('/').to_owned(),
         SegmentKind::File => segment.name.clone(),
+        SegmentKind::Private => format!("anonymous memory of {}", segment.name),
+        SegmentKind::Jit => format!("generated code of {}", segment.name),
     }
 }
 
-fn sharers(report: &SharedReport) -> String {
+fn sharers(report: &InPlaceReport) -> String {
     let at_least = if report.more_sharers { "at least " } else { "" };
     format!("{at_least}{}", counted(report.sharers, "process", "processes"))
 }
@@ -148,6 +175,7 @@ mod tests {
             inode: 32_801,
             pid: 7,
             address: "0x7f0000000000".to_owned(),
+            mappings: 3,
             length: 40 << 20,
             data: 32 << 20,
             resident: 8 << 20,
@@ -162,14 +190,16 @@ mod tests {
         }
     }
 
-    fn report(segments: Vec<SegmentReport>) -> SharedReport {
-        SharedReport {
+    fn report(segments: Vec<SegmentReport>) -> InPlaceReport {
+        InPlaceReport {
+            memory: InPlace::Shared,
             segments,
             skipped: Vec::new(),
             sharers: 3,
             more_sharers: false,
             page_tables_before: 3 << 20,
             page_tables_after: Some(1 << 20),
+            suspended: None,
             microseconds: Some(45_600),
             worst_block_microseconds: Some(7_540),
         }
@@ -188,8 +218,26 @@ mod tests {
              3 processes 3.0 MiB before, 1.0 MiB now; 46 ms, worst block 7.5 ms; nothing paused"
         );
         assert_eq!(line("x[1]", &report(Vec::new())), "x[1]: no shared memory that could hold a huge page");
-        let unsure = SharedReport { more_sharers: true, ..report(vec![segment("", SegmentKind::Anonymous)]) };
+        let unsure = InPlaceReport { more_sharers: true, ..report(vec![segment("", SegmentKind::Anonymous)]) };
         assert!(line("x[1]", &unsure).contains("page tables of at least 3 processes"));
+    }
+
+    #[test]
+    fn private_memory_is_that_of_a_process() {
+        let segments = vec![segment("mariadbd[7]", SegmentKind::Private)];
+        let mut private = InPlaceReport { memory: InPlace::Anonymous, suspended: Some(1), ..report(segments) };
+        assert_eq!(
+            line("mariadbd[7]", &private),
+            "mariadbd[7]: anonymous memory: 30.0 MiB of 32.0 MiB on huge pages, 0 B before; 46 ms, worst block 7.5 ms; its \
+             PR_SET_THP_DISABLE suspended meanwhile"
+        );
+        assert!(table(&private).contains("anonymous memory of mariadbd[7] 3 mappings"), "{}", table(&private));
+        private.suspended = Some(2);
+        assert!(line("x", &private).ends_with("; PR_SET_THP_DISABLE of 2 processes suspended meanwhile"));
+        let none = InPlaceReport { memory: InPlace::Jit, ..report(Vec::new()) };
+        assert_eq!(line("x[1]", &none), "x[1]: no generated code that could hold a huge page");
+        let jit = segment("java[7]", SegmentKind::Jit);
+        assert_eq!(name(&jit), "generated code of java[7]");
     }
 
     #[test]
@@ -204,7 +252,7 @@ mod tests {
     #[test]
     fn processes_that_were_not_looked_at_are_named() {
         let skipped = SkippedProcess { pid: 8, name: "y[8]".to_owned(), reason: "no".to_owned() };
-        let one = SharedReport { skipped: vec![skipped], ..report(Vec::new()) };
+        let one = InPlaceReport { skipped: vec![skipped], ..report(Vec::new()) };
         assert!(!one.is_complete());
         assert_eq!(left_alone(&one), ["y[8]: no"]);
         assert_eq!(plan("x[7]", &one), "x[7]: no shared memory that could hold a huge page\ny[8]: no\n");
