@@ -264,6 +264,8 @@ pub struct RunningFacts {
     pub anonymous: (u64, u64),
     /// Resident shared memory, and as much of it as lies on huge pages.
     pub shared: (u64, u64),
+    /// Resident shared memory on base pages in mappings whose addresses agree with their offsets, so that it can be lifted in place.
+    pub liftable_shared: u64,
     /// Swapped out.
     pub swapped: u64,
     /// Merged by KSM.
@@ -272,6 +274,15 @@ pub struct RunningFacts {
     pub far_pages: Vec<FarPages>,
     /// What of its memory is in use, by the accessed marks of its page tables; empty where that was not measured.
     pub used: Vec<PartVerdict>,
+}
+
+impl RunningFacts {
+    /// True if shared memory is the largest part on base pages, and can mostly be lifted in place.
+    pub fn shared_is_worth_a_lift(&self) -> bool {
+        let on_base_pages = |(resident, huge): (u64, u64)| resident.saturating_sub(huge);
+        let shared = on_base_pages(self.shared);
+        shared > on_base_pages(self.anonymous).max(on_base_pages(self.code)) && self.liftable_shared > shared / 2
+    }
 }
 
 /// All of it.

@@ -3,8 +3,8 @@
 //! The estimate compares an upper bound of the memory in use with the reach of a TLB. It rests on published and own
 //! measurements that [`Estimate::based_on`] names, and is never more than a reason to measure.
 
-use crate::checks::{by_glibc, by_java};
-use crate::facts::{Facts, Feature, Known, ProgramFacts};
+use crate::checks::{by_glibc, by_java, lift_target};
+use crate::facts::{Facts, Feature, Known, ProgramFacts, RunningFacts};
 use crate::finding::{Finding, Severity};
 use address_space::format_bytes;
 use foreign_text::quoted;
@@ -17,6 +17,8 @@ use working_set::{Part, PartVerdict, Verdict as InUse};
 const ENTRIES: (u64, u64) = (512, 4096);
 /// The check that finds a heap worth lifting.
 const HEAP_CHECK: &str = "heap";
+/// The check that finds shared memory worth lifting.
+const SHARED_CHECK: &str = "shared-memory";
 
 /// A likely effect. Not a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -61,6 +63,10 @@ impl Verdict {
         }
         let lifted: u64 = program.lifts.iter().map(|(_, bytes)| bytes).sum();
         let heap = facts.process_permits_thp() && findings.iter().any(|finding| finding.check == HEAP_CHECK);
+        let in_place = findings.iter().any(|finding| finding.check == SHARED_CHECK);
+        if let Some(running) = program.running.as_ref().filter(|running| in_place && running.shared_is_worth_a_lift()) {
+            return of_shared(facts, program, running, before);
+        }
         if lifted == 0 && !heap {
             let (summary, run) = nothing_to_lift(program);
             return Self { summary, run, measure: None, estimates: Vec::new() };
@@ -70,6 +76,24 @@ impl Verdict {
         let run = Some(run_command(facts, program, heap));
         Self { summary, run, measure: (lifted > 0).then(|| measure_command(facts, program)), estimates }
     }
+}
+
+/// The lift of shared memory that is the largest part of a program's memory.
+fn of_shared(facts: &Facts, program: &ProgramFacts, running: &RunningFacts, before: &str) -> Verdict {
+    let (name, bytes) = (&program.name, format_bytes(running.liftable_shared));
+    let summary =
+        format!("{name} can be lifted{before} ({bytes} of shared memory, in place, for all processes that share it)");
+    let sudo = if facts.is_root { "" } else { "sudo " };
+    let run = Some(format!("{sudo}pagelift attach --lift shared {}", lift_target(program, running)));
+    let estimate = Estimate {
+        what: "shared memory",
+        likely: "smaller page tables, and fewer page faults of new processes; 0 to 21 % more work".to_owned(),
+        based_on: format!(
+            "{bytes} on base pages; seen before: PostgreSQL with 1.5 GB of buffers on huge pages from its start did 1.21 times the work \
+             with short connections, and about the same with long ones"
+        ),
+    };
+    Verdict { summary, run, measure: None, estimates: vec![estimate] }
 }
 
 /// The program's own way to huge pages, where a start of it needs no other: glibc's for code that the page cache holds in

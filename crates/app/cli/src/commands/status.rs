@@ -264,7 +264,8 @@ mod tests {
             ],
             memory: vec![
                 MemoryCoverage { kind: MemoryKind::File, path: Some(LONG_NAME.into()), usage: usage(bytes) },
-                MemoryCoverage { kind: MemoryKind::File, path: Some("/etc/plain".into()), usage: plain },
+                MemoryCoverage { kind: MemoryKind::File, path: Some("/etc/plain".into()), usage: plain.clone() },
+                MemoryCoverage { kind: MemoryKind::Jit, path: None, usage: plain },
             ],
             not_understood: Vec::new(),
         }
@@ -301,6 +302,7 @@ mod tests {
             assert!(text.contains(pages), "{pages} in {text}");
         }
         assert!(text.contains("1 other object ") && text.contains("1 other file "), "{text}");
+        assert!(text.contains("generated code "), "{text}");
         assert!(!text.contains('\u{1b}'));
     }
 

@@ -17,7 +17,7 @@ mod thp;
 use crate::facts::Facts;
 use crate::finding::{Area, Fix, Outcome, Severity};
 pub(crate) use program::by_glibc;
-pub(crate) use settings::by_java;
+pub(crate) use settings::{by_java, lift_target};
 
 /// One check.
 pub struct Check {

@@ -5,9 +5,10 @@
 //! `--use-largepages`.
 
 use super::{fine, found};
-use crate::facts::{Facts, Known, ProgramFacts};
+use crate::facts::{Facts, Feature, Known, ProgramFacts, RunningFacts};
 use crate::finding::{Fix, Outcome, Severity};
 use address_space::{PageSize, byte_count, format_bytes};
+use foreign_text::quoted;
 use heap_choice::Family;
 use machine_facts::pool_directory;
 
@@ -61,13 +62,25 @@ pub fn heap(facts: &Facts) -> Vec<Outcome> {
     )
 }
 
-/// Shared memory: PostgreSQL's buffers.
+/// Shared memory: buffers of databases.
 pub fn shared_memory(facts: &Facts) -> Vec<Outcome> {
     let (Some(program), Some(running), Some(huge)) = (&facts.program, facts.running(), facts.huge_page) else {
         return Vec::new();
     };
     let (resident, on_huge) = running.shared;
     let small = resident.saturating_sub(on_huge);
+    let can_be_lifted = running.shared_is_worth_a_lift() && facts.works(Feature::CollapseOther);
+    if can_be_lifted && small >= MANY_PAGES * huge.bytes() / 4 {
+        let command = format!("pagelift attach --lift shared {}", lift_target(program, running));
+        return found(
+            Severity::Advice,
+            format!("the shared memory of {} is on base pages", program.name),
+            format!("{} resident, {} on huge pages", format_bytes(resident), format_bytes(on_huge)),
+            "huge pages, which the kernel can make in place while the program runs",
+            "every process has its own page tables for the whole shared memory; huge pages save these and TLB misses",
+            Some(Fix::root(command).with_note("nothing is stopped; --dry-run shows what it adds")),
+        );
+    }
     if program.known != Known::Postgres {
         return Vec::new();
     }
@@ -85,6 +98,14 @@ pub fn shared_memory(facts: &Facts) -> Vec<Outcome> {
              what was touched is resident now",
         )),
     )
+}
+
+/// The words by which `attach` finds a process. For PostgreSQL all of its processes.
+pub(crate) fn lift_target(program: &ProgramFacts, running: &RunningFacts) -> String {
+    match program.known {
+        Known::Postgres => format!("--all {}", quoted(&program.name)),
+        _ => running.pid.to_string(),
+    }
 }
 
 /// A Java virtual machine without its flags, or with the flag and without the pages.

@@ -371,9 +371,34 @@ fn programs_that_can_do_it_themselves() {
         program_of(f).known = Known::Postgres;
         running_of(f).shared = (100 * MIB, 0);
     });
+    finds("shared-memory", Advice, ["100.0 MiB resident, 0 B", "pagelift attach --lift shared --all "], |f| {
+        program_of(f).known = Known::Postgres;
+        (running_of(f).shared, running_of(f).liftable_shared) = ((100 * MIB, 0), 60 * MIB);
+    });
+    finds("shared-memory", Advice, ["100.0 MiB resident, 0 B", "pagelift attach --lift shared "], |f| {
+        (running_of(f).shared, running_of(f).liftable_shared) = ((100 * MIB, 0), 60 * MIB);
+    });
     finds("elf-thp", Note, ["glibc 2.44", "GLIBC_TUNABLES=glibc.elf.thp=1 CMD"], |f| {
         program_of(f).allocator = Some((Family::Glibc { minor: Some(44) }, "glibc 2.44".into()));
     });
+}
+
+#[test]
+fn shared_memory_is_recommended_only_if_it_is_the_largest_part_and_can_be_lifted() {
+    let verdict = |anonymous: u64, liftable: u64| {
+        let mut facts = healthy();
+        let running = running_of(&mut facts);
+        (running.code, running.anonymous) = ((MIB, 0), (anonymous, 0));
+        (running.shared, running.liftable_shared) = ((100 * MIB, 0), liftable);
+        let pid = running.pid;
+        (examine(&facts).verdict.run.unwrap_or_default(), format!("pagelift attach --lift shared {pid}"))
+    };
+    let (run, expected) = verdict(50 * MIB, 80 * MIB);
+    assert_eq!(run.trim_start_matches("sudo "), expected);
+    for (anonymous, liftable) in [(200 * MIB, 80 * MIB), (50 * MIB, 40 * MIB)] {
+        let (run, expected) = verdict(anonymous, liftable);
+        assert_ne!(run.trim_start_matches("sudo "), expected);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::facts::{Known, ProgramFacts, RunningFacts};
 use address_space::{ElfImage, ElfKind, MappingName, MappingUsage, PageSize};
 use heap_choice::{Environment, Program};
 use lift_plan::{CacheShortfall, Plan, Policy, Reason, Shortfall, Source};
-use linux::pages::base_page;
+use linux::pages::{base_page, transparent_huge_page};
 use machine_facts::{Files, System};
 use process_view::{
     ObjectReader, ObservationError, ProcessFiles, ProcessMemory, open_in_root, open_regular_file, printable,
@@ -225,6 +225,8 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
         let in_memory = |path: &str| ["/dev/zero", "/dev/shm/", "/SYSV", "/memfd:"].iter().any(|p| path.starts_with(p));
         usage.mapping.path().is_some_and(|path| !in_memory(path))
     };
+    let is_shared = |usage: &MappingUsage| usage.mapping.shared && is_memory(usage) && !in_file(usage);
+    let (of_liftable, on_huge) = sum(&|usage| is_shared(usage) && may_be_lifted(usage));
     RunningFacts {
         pid,
         foreign: owner.is_some_and(|owner| owner != nix::unistd::geteuid().as_raw()),
@@ -233,12 +235,23 @@ fn running(pid: i32, usages: &[MappingUsage]) -> RunningFacts {
             let private = !usage.mapping.shared && !usage.mapping.protection.execute;
             private && is_memory(usage) && usage.mapping.path().is_none()
         }),
-        shared: sum(&|usage| usage.mapping.shared && is_memory(usage) && !in_file(usage)),
+        shared: sum(&is_shared),
+        liftable_shared: of_liftable.saturating_sub(on_huge),
         swapped: field_bytes(&status, "VmSwap").unwrap_or(0),
         merged: merged.saturating_mul(base_page().bytes()),
         far_pages: Vec::new(),
         used: Vec::new(),
     }
+}
+
+/// True if blocks of a shared mapping can be collapsed in place: addresses agree with offsets, and neither the pool nor the program
+/// is in the way.
+fn may_be_lifted(usage: &MappingUsage) -> bool {
+    let mapping = &usage.mapping;
+    let agrees = |huge: PageSize| mapping.range.start().0.wrapping_sub(mapping.offset).is_multiple_of(huge.bytes());
+    let is_large = |huge: &PageSize| mapping.range.len() >= huge.bytes();
+    transparent_huge_page().filter(is_large).is_some_and(agrees)
+        && !["ht", "nh", "um"].iter().any(|flag| usage.has_flag(flag))
 }
 
 /// The words of a process's command, fit to be printed.
