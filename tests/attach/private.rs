@@ -9,7 +9,8 @@ use std::fs;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use test_support::{
-    Context, Ending, Need, Output, Program, Session, Test, main_of_one_at_a_time, poll_until, process_field, test_case,
+    Context, ControlGroup, Ending, Limit, Need, Output, Program, Session, Test, main_of_one_at_a_time, poll_until,
+    process_field, test_case,
 };
 
 /// Blocks that the program holds.
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
     tests.push(test_case("holes_are_left_unless_asked_for", needs(), holes));
     tests.push(test_case("memory_that_was_only_read_is_a_hole", [needs(), vec![Need::Kernel(6, 7)]].concat(), zeros));
     tests.push(test_case("huge_pages_switched_off_by_the_program", needs(), switched_off));
+    tests.push(test_case("a_limit_of_the_memory_cgroup", needs(), limited));
     tests.push(test_case("code_in_pieces", needs(), pieces));
     tests.push(test_case("a_sparse_terabyte", needs(), sparse));
     tests.push(test_case("a_plan_changes_nothing", needs(), only_planned));
@@ -189,7 +191,7 @@ fn zeros(t: &Context) -> Result<()> {
     end(t, session)
 }
 
-/// The program's own choice is suspended, and stands again afterwards.
+/// The program's own choice is suspended, and is set again afterwards.
 fn switched_off(t: &Context) -> Result<()> {
     let (session, all) = (holder(t, "anon", "off")?, BLOCKS * huge()?);
     let (output, report) = lift(t, "anon", session.pid(), &[])?;
@@ -199,6 +201,21 @@ fn switched_off(t: &Context) -> Result<()> {
     ensure!(process_field(session.pid(), "THP_enabled").as_deref() == Some("0"), "its choice is lost");
     let again = lift(t, "anon", session.pid(), &[])?.1;
     ensure!(again.get("suspended").is_none() || number(&again["segments"][0], "planned")? > 0, "{again}");
+    end(t, session)
+}
+
+/// The huge pages of all blocks would take more than the limit leaves.
+fn limited(t: &Context) -> Result<()> {
+    let group = ControlGroup::with(t, Limit::Memory, (BLOCKS + 4) * huge()?)?;
+    let mut command: Command = Program::named("attach/holds_private_memory.c")?.command()?;
+    command.args(["anon", "full"]);
+    let session = t.session(group.around(&command))?;
+    session.wait_for_line("ready")?;
+    let (output, report) = lift(t, "anon", session.pid(), &[])?;
+    let said = output.success()?.stderr;
+    ensure!(said.contains("16 blocks left alone: its memory cgroup "), "{said}");
+    ensure!(said.contains("fix: a higher memory limit in "), "{said}");
+    ensure!(number(&report["segments"][0], "huge_after")? == 0 && huge_bytes(session.pid())? == 0, "{report}");
     end(t, session)
 }
 
@@ -231,6 +248,8 @@ fn only_planned(t: &Context) -> Result<()> {
     );
     ensure!(number(&report["segments"][0], "planned")? == all, "{report}");
     let pid = session.pid().to_string();
+    let said = pagelift(t, &["inspect", &pid])?.success()?.stdout;
+    ensure!(said.contains("  --lift anon: anonymous memory, "), "{said}");
     let inspected = pagelift(t, &["inspect", "--json", "--lift", "anon,jit", &pid])?.success()?.stdout;
     let json: Value = serde_json::from_str(&inspected)?;
     ensure!(

@@ -215,6 +215,8 @@ fn only_planned(t: &Context) -> Result<()> {
     let json: Value =
         serde_json::from_str(&pagelift(t, &["inspect", "--json", "--lift", "shared", &pid])?.success()?.stdout)?;
     ensure!(number(&json["shared"]["segments"][0], "planned")? == all, "{json}");
+    let advised = pagelift(t, &["doctor", &pid])?.stdout;
+    ensure!(advised.contains(&format!("pagelift attach --lift shared {pid}")), "{advised}");
     ensure!(huge_bytes(session.pid())? == 0, "a plan has lifted");
     end(t, session)
 }

@@ -21,6 +21,7 @@ use lift_plan::{
 use linux::bounded::SEMAPHORE_NOTES;
 use machine_facts::machine_facts;
 use object::ReadCache;
+use process_view::coverage::{MemoryCoverage, MemoryKind, ProcessMemory};
 use process_view::{BoundedFile, ObjectReader, ProcessFiles, open_executed};
 use serde::Serialize;
 use std::fs::File;
@@ -103,6 +104,9 @@ pub struct Inspection {
     pub far_pages: Vec<FarPages>,
     /// The allocator and what is done for its heap; `None` where it is unknown.
     pub heap: Option<HeapPlan>,
+    /// Resident memory of a process that belongs to no object and can be lifted in place: shared, anonymous, generated code.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<MemoryCoverage>,
     /// The plans for its memory that is lifted in place, of the kinds that the user asked for.
     #[serde(flatten)]
     pub in_place: InPlaceReports,
@@ -126,6 +130,7 @@ impl Inspection {
             not_understood,
             far_pages: Vec::new(),
             heap,
+            memory: Vec::new(),
             in_place: InPlaceReports::default(),
             lacks_shared_objects: false,
         }
@@ -174,10 +179,20 @@ pub fn inspect_process(pid: i32, policy: &Policy, pools: Pools) -> Result<Inspec
     let shared = |lift: &&RangeLift| matches!(lift.attempts[0].source, Source::File | Source::Image);
     let ranges: Vec<_> = inspection.plan.lifts.iter().filter(shared).map(|lift| lift.range).collect();
     let home = home_of(pid, &machine, policy.numa);
+    inspection.memory = memory_besides_objects(pid);
     inspection.far_pages = far_pages(pid, &seen.process.space, home, &ranges);
     let not_understood = seen.not_understood.iter().filter(|file| file.executable);
     inspection.not_understood = not_understood.map(|file| format!("{}: {}", file.path, file.reason)).collect();
     Ok(inspection)
+}
+
+/// Resident memory that is lifted in place; none if the process has ended meanwhile.
+fn memory_besides_objects(pid: i32) -> Vec<MemoryCoverage> {
+    let Ok(process) = ProcessMemory::read(pid) else { return Vec::new() };
+    let is_meant = |memory: &MemoryCoverage| {
+        matches!(memory.kind, MemoryKind::Shared | MemoryKind::Anonymous | MemoryKind::Jit) && memory.usage.resident > 0
+    };
+    process.coverage().memory.into_iter().filter(is_meant).collect()
 }
 
 /// Returns the plan for an open file, as if it were loaded alone.

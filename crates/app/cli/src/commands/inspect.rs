@@ -13,6 +13,7 @@ use confinement::Reads;
 use foreign_text::printable;
 use lift_plan::Coverable;
 use options::Policy;
+use process_view::coverage::MemoryKind;
 use process_view::open_regular_file;
 use serde::Serialize;
 use session::inspect::{Bases, Inspection, Pools, inspect_file, inspect_process};
@@ -129,6 +130,7 @@ fn text(inspection: &Inspection) -> String {
     for file in &inspection.not_understood {
         text += &format!("\nNot understood: {}\n", printable(&file.to_string()));
     }
+    text += &memory(inspection);
     if inspection.in_place.all().next().is_some() {
         text += &format!("\n{}", plans_in_place(inspection));
     }
@@ -153,6 +155,22 @@ fn in_place_kinds(policy: &Policy) -> impl Iterator<Item = InPlace> {
 fn plans_in_place(inspection: &Inspection) -> String {
     let plans = inspection.in_place.all().map(|report| in_place::plan(&inspection.target, report));
     plans.collect::<Vec<_>>().join("\n")
+}
+
+/// Memory that other words of `--lift` lift in place.
+fn memory(inspection: &Inspection) -> String {
+    let lines = inspection.memory.iter().filter_map(|memory| {
+        let kind = match memory.kind {
+            MemoryKind::Shared => InPlace::Shared,
+            MemoryKind::Anonymous => InPlace::Anonymous,
+            MemoryKind::Jit => InPlace::Jit,
+            _ => return None,
+        };
+        let (resident, huge) = (format_bytes(memory.usage.resident), format_bytes(memory.usage.huge_bytes()));
+        Some(format!("  --lift {}: {}, {resident} resident, {huge} on huge pages\n", kind.kind(), in_place::noun(kind)))
+    });
+    let lines = lines.collect::<String>();
+    if lines.is_empty() { lines } else { format!("\nMemory besides objects\n{lines}") }
 }
 
 fn base_text(bases: &Bases) -> String {
