@@ -35,7 +35,7 @@ impl Wanted {
     pub const PRESENT: Self = Self { all_of: PAGE_IS_PRESENT, ..Self::ANYTHING };
     /// Huge pages that are present, of the pool or transparent.
     pub const HUGE: Self = Self { all_of: PAGE_IS_HUGE | PAGE_IS_PRESENT, ..Self::ANYTHING };
-    /// Huge pages other than that of zeros.
+    /// Huge pages without the huge page of zeros.
     pub const HUGE_WITH_CONTENTS: Self = Self { none_of: PAGE_IS_PFNZERO, ..Self::HUGE };
     /// The kernel's page of zeros, which stands for memory that was only read.
     pub const ZERO_PAGE: Self = Self { all_of: PAGE_IS_PRESENT | PAGE_IS_PFNZERO, ..Self::ANYTHING };

@@ -24,7 +24,7 @@ impl Suspended {
         }
     }
 
-    /// Sets it again, also where an earlier lift could not. Returns why that failed.
+    /// Sets it again. Returns why that failed.
     pub fn end(self) -> Option<String> {
         self.0.finish().still_suspended
     }

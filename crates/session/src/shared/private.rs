@@ -1,4 +1,4 @@
-//! Private anonymous memory of a process: its mappings, and what each block of them holds.
+//! Private anonymous memory of a process: its mappings, and the data in each block.
 
 use super::InPlace;
 use crate::SessionError;
@@ -16,8 +16,8 @@ const MOST_BLOCKS: usize = 1 << 20;
 /// Bytes of addresses between two checks of the time.
 const AT_ONCE: u64 = 1 << 30;
 
-/// Reads the mappings of one kind. Of generated code small ones are included, so that they are counted; of other memory those
-/// that are as long as a huge page.
+/// Reads the mappings of one kind. Mappings of generated code are counted at any length, other mappings only if they are as long
+/// as a huge page.
 ///
 /// # Errors
 /// The process cannot be read.
@@ -41,7 +41,7 @@ pub(super) fn mappings(
     Ok(all.map(|(_, usage)| usage.clone()).collect())
 }
 
-/// Why nothing of a mapping is lifted.
+/// Returns the reason why a mapping is left alone, if there is one.
 pub(super) fn refusal(usage: &MappingUsage) -> Option<Reason> {
     let has = |flag: &str| usage.has_flag(flag);
     match () {
@@ -87,7 +87,7 @@ fn count(
                     if Instant::now() >= until || blocks.len() >= MOST_BLOCKS {
                         return Err(Reason::TooScattered);
                     }
-                    // Several parts of a block may be touched; all of it is counted at the first.
+                    // A block is counted as a whole at its first touched part.
                     if counted.is_none_or(|last| last < number) {
                         let inside = block(huge, number).intersect(view.range);
                         add(blocks, number, held(&pagemap, inside).map_err(unreadable)?);
