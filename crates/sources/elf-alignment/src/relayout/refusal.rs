@@ -46,11 +46,6 @@ pub enum RelayoutError {
     /// No segment holds a huge page.
     #[error("found no read-only segment that holds a whole huge page of {0}, needed one")]
     TooSmall(PageSize),
-    /// Offsets agree already.
-    #[error(
-        "found that addresses agree with offsets, needed a segment that disagrees; fix: `pagelift align` without --relayout"
-    )]
-    Congruent,
     /// Each start is placed well already.
     #[error("its segments agree with huge pages of {0} already")]
     Done(PageSize),
