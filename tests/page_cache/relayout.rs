@@ -18,6 +18,7 @@ pub fn tests() -> Vec<Test> {
         test_case("relayout/a_program_of_lld_is_mapped_by_huge_pages", needs(), of_lld),
         test_case("relayout/check_changes_nothing_and_names_what_stays", needs(), checked),
         test_case("relayout/another_file_gets_the_same_bytes_each_time", needs(), elsewhere),
+        test_case("relayout/all_files_of_a_folder_are_moved_and_listed", needs(), folder),
         test_case("relayout/what_reads_itself_or_has_privileges_is_refused", needs(), refused),
         test_case("relayout/binutils_find_the_same", tools(), binutils),
         test_case("relayout/gdb_finds_the_same", gdb(), debugger),
@@ -107,6 +108,31 @@ fn elsewhere(t: &Context) -> Result<()> {
     ensure!(one.metadata()?.mode() & 0o777 == program.metadata()?.mode() & 0o777);
     relayout(t, &[], &program)?;
     ensure!(fs::read(&one)? == fs::read(&program)?, "-o gives other bytes");
+    Ok(())
+}
+
+fn folder(t: &Context) -> Result<()> {
+    let program = disagreeing(t, OTHER_ADDRESS)?;
+    let root = t.folder().join("root");
+    fs::create_dir_all(root.join("usr/bin"))?;
+    let [moved, with_privileges, link] = ["usr/bin/moved", "privileged", "link"].map(|name| root.join(name));
+    copy_program(t, &program, &moved)?;
+    copy_program(t, &program, &with_privileges)?;
+    fs::set_permissions(&with_privileges, fs::Permissions::from_mode(0o4755))?;
+    std::os::unix::fs::symlink(&program, link)?;
+    fs::write(root.join("data"), vec![1; 4 << 20])?;
+    let before = fs::read(&program)?;
+    let checked = relayout(t, &["--check", "--root"], &root)?;
+    ensure!(checked.ends_with("files would be laid out anew: 2; kept although they gain: 0\n"), "{checked}");
+    ensure!(fs::read(&moved)? == before, "--check has changed a file");
+    let said = relayout(t, &["--root"], &root)?;
+    ensure!(
+        said.contains("usr/bin/moved: huge pages for") && said.contains("privileged: kept: found set-user-ID"),
+        "{said}"
+    );
+    ensure!(said.ends_with("files laid out anew: 1; kept although they gain: 1\n"), "{said}");
+    ensure!(fs::read(&moved)? != before && fs::read(&program)? == before, "a link was followed");
+    crate::started(t, &moved)?.finish()?.success()?;
     Ok(())
 }
 

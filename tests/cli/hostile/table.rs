@@ -105,6 +105,7 @@ pub const USES: &[Use] = &[
     row("cache status", "files", Value::File, &["{}"]),
     row("align", "file", Value::File, &["--check", "{}"]),
     row("align", "file", Value::File, &["--relayout", "--check", "{}"]),
+    own("align", "root", ROOTS),
     own("align", "output", "a name in a folder of the caller; a link there is replaced and not followed"),
     own("pool plan", "name", WORDS),
     own("pool plan", "root", ROOTS),

@@ -1,5 +1,6 @@
 //! `pagelift align`.
 
+mod folder;
 mod obstacles;
 mod relayout;
 
@@ -18,7 +19,7 @@ use obstacles::obstacle;
 use process_view::{BoundedFile, FileIdentity, open_regular_file, printable};
 use std::ffi::CString;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The extended attribute that holds the former values.
 const RECORD: &std::ffi::CStr = c"user.pagelift.align";
@@ -47,22 +48,34 @@ pub struct AlignArgs {
     /// `--relayout` also programs with privileges, and files with unknown data behind the last section.
     #[arg(long)]
     force: bool,
+    /// With `--relayout`: change all programs and shared objects in a folder, such as an unpacked layer of an image. Lists
+    /// each changed file, and the reason for each kept file that would gain.
+    #[arg(long, value_name = "DIR", requires = "relayout", conflicts_with_all = ["file", "output", "undo"])]
+    root: Option<PathBuf>,
     /// A program or shared object.
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "root")]
+    file: Option<PathBuf>,
 }
 
 /// Aligns a file's segments, or says what that would bring.
 pub fn run(args: &AlignArgs) -> anyhow::Result<()> {
-    let name = printable(&args.file.display().to_string());
     let huge = transparent_huge_page()
         .context("found a kernel without transparent huge pages, needed CONFIG_TRANSPARENT_HUGEPAGE")?;
-    let Some(file) = open_regular_file(&args.file).with_context(|| name.clone())? else {
+    match (&args.root, &args.file) {
+        (Some(root), _) => folder::run(args, root, huge),
+        (None, Some(path)) => align(args, path, huge),
+        (None, None) => bail!("found neither a file nor --root, needed one"),
+    }
+}
+
+fn align(args: &AlignArgs, path: &Path, huge: PageSize) -> anyhow::Result<()> {
+    let name = printable(&path.display().to_string());
+    let Some(file) = open_regular_file(path).with_context(|| name.clone())? else {
         bail!("{name}: found something else than a regular file, needed a program or shared object");
     };
     let identity = FileIdentity::of(&file.metadata()?);
     let data = ReadCache::new(BoundedFile::new(&file, identity.size, ELF_HEADERS.bytes()));
-    let target = Target { args, name: &name, file: &file, identity };
+    let target = Target { args, path, name: &name, file: &file, identity };
     if args.relayout && !args.undo {
         return relayout::run(&target, &data, huge).context(name.clone());
     }
@@ -85,13 +98,13 @@ pub fn run(args: &AlignArgs) -> anyhow::Result<()> {
     let brings = benefit(&segments, huge);
     if args.check {
         writeln!(out, "{name}: would bring {brings}, by p_align {} instead of {}", huge, PageSizes(&values))?;
-        if let Some(obstacle) = obstacle(&args.file, &file)? {
+        if let Some(obstacle) = obstacle(path, &file)? {
             writeln!(out, "{obstacle}")?;
         }
     } else {
         let attributes = vec![(RECORD.to_owned(), Some(record(&values).into_bytes()))];
         target.change(patches(&values), attributes).with_context(|| name.clone())?;
-        writeln!(out, "{name}: aligned to {huge}: {brings}; undo: pagelift align --undo {}", quoted_path(&args.file))?;
+        writeln!(out, "{name}: aligned to {huge}: {brings}; undo: pagelift align --undo {}", quoted_path(path))?;
     }
     writeln!(out, "{}", flags(huge))?;
     Ok(())
@@ -130,9 +143,13 @@ fn flags(huge: PageSize) -> String {
     )
 }
 
+/// Extended attributes to be set, or removed if there is no value.
+type Attributes = Vec<(CString, Option<Vec<u8>>)>;
+
 /// The file to be changed.
 struct Target<'a> {
     args: &'a AlignArgs,
+    path: &'a Path,
     /// Its path, printable.
     name: &'a str,
     file: &'a File,
@@ -141,17 +158,17 @@ struct Target<'a> {
 
 impl Target<'_> {
     /// Replaces the file by a copy with a change.
-    fn change(&self, change: Change, attributes: Vec<(CString, Option<Vec<u8>>)>) -> anyhow::Result<()> {
+    fn change(&self, change: Change, attributes: Attributes) -> anyhow::Result<()> {
         let args = self.args;
         if !args.force
-            && let Some(obstacle) = obstacle(&args.file, self.file)?
+            && let Some(obstacle) = obstacle(self.path, self.file)?
         {
             bail!("{obstacle}; fix: build it yourself with the flags that --check prints, or --force");
         }
         let change = Change { attributes, only_if: Some(self.identity), ..change };
-        match replace(&args.file, &change) {
+        match replace(self.path, &change) {
             Err(ReplaceError::Metadata { what, .. }) if args.force && what.contains("user.pagelift") => {
-                replace(&args.file, &Change { attributes: Vec::new(), ..change })?;
+                replace(self.path, &Change { attributes: Vec::new(), ..change })?;
                 say!("pagelift: the former values could not be kept; to undo, build it anew");
             }
             result => drop(result?),

@@ -1,7 +1,7 @@
 //! `pagelift align --relayout`.
 
 use super::obstacles::{obstacle, privilege};
-use super::{RECORD, Target, flags};
+use super::{Attributes, RECORD, Target, flags};
 use crate::output::Output;
 use address_space::{PageSize, format_bytes};
 use anyhow::bail;
@@ -34,7 +34,7 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
         writeln!(out, "{name}: would bring {}; {}", brings(&relayout.after, huge), at_present(&relayout.before, huge))?;
         print_sizes(target, &relayout)?;
         print_uncovered(name, &relayout.after, huge)?;
-        if let Some(obstacle) = obstacle(&args.file, target.file)? {
+        if let Some(obstacle) = obstacle(target.path, target.file)? {
             writeln!(out, "{obstacle}")?;
         }
         if let Some(privilege) = privilege(target.file)? {
@@ -42,15 +42,22 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
         }
         return Ok(());
     }
-    let record = vec![(RECORD.to_owned(), Some(relayout.record().into_bytes()))];
     if let Some(path) = &args.output {
-        let change = Change { attributes: record, only_if: Some(target.identity), ..changed(&relayout) };
+        let change = Change { attributes: record(&relayout), only_if: Some(target.identity), ..changed(&relayout) };
         write_copy(target.file, path, &change)?;
         let shown = printable(&path.display().to_string());
         writeln!(out, "{shown}: {name} with another layout: {}", brings(&relayout.after, huge))?;
         return Ok(());
     }
-    if !args.force
+    replace_file(target, &relayout)?;
+    let undo = quoted_path(target.path);
+    writeln!(out, "{name}: laid out anew: {}; undo: pagelift align --undo {undo}", brings(&relayout.after, huge))?;
+    Ok(())
+}
+
+/// Replaces a file by one with the new layout.
+pub fn replace_file(target: &Target, relayout: &Relayout) -> anyhow::Result<()> {
+    if !target.args.force
         && let Some(privilege) = privilege(target.file)?
     {
         bail!("found {privilege}, needed a program without privileges; fix: --force, if others trust you with it");
@@ -58,10 +65,11 @@ pub fn run<'a, R: ReadRef<'a>>(target: &Target, data: R, huge: PageSize) -> anyh
     if linux::attributes::of_file(target.file, RECORD).is_ok() {
         bail!("found that the file was aligned before, needed it as it was; fix: `pagelift align --undo`");
     }
-    target.change(changed(&relayout), record)?;
-    let undo = quoted_path(&args.file);
-    writeln!(out, "{name}: laid out anew: {}; undo: pagelift align --undo {undo}", brings(&relayout.after, huge))?;
-    Ok(())
+    target.change(changed(relayout), record(relayout))
+}
+
+fn record(relayout: &Relayout) -> Attributes {
+    vec![(RECORD.to_owned(), Some(relayout.record().into_bytes()))]
 }
 
 /// The change that restores a file.
@@ -80,7 +88,7 @@ fn ordered(length: u64, pieces: &[Piece], fields: &[Field]) -> Change {
     Change { order: Some(order), patches: fields.iter().map(patch).collect(), ..Change::default() }
 }
 
-fn brings(after: &Segments, huge: PageSize) -> String {
+pub fn brings(after: &Segments, huge: PageSize) -> String {
     format!("{} at each start", covered(after, huge))
 }
 
