@@ -7,6 +7,7 @@ use address_space::{
 };
 use bench_record::Record;
 use bench_report::{MOST_BYTES, Source, html, markdown};
+use elf_alignment::{Former, Piece, Relayout};
 use heap_abi::Order;
 use heap_choice::Environment;
 use lift_plan::{Edges, Kinds, choose_base, coverable, special_mappings};
@@ -30,7 +31,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "elf", run: elf, samples: samples::elf_files },
     Target { name: "maps", run: maps, samples: samples::maps },
     Target { name: "smaps", run: smaps, samples: samples::smaps },
@@ -46,6 +47,7 @@ pub const TARGETS: [Target; 11] = [
     Target { name: "bench_records", run: bench_records, samples: samples::bench_records },
     Target { name: "trace_formats", run: trace_formats, samples: samples::trace_formats },
     Target { name: "image_recipe", run: image_recipe, samples: samples::elf_files },
+    Target { name: "relayout", run: relayout, samples: samples::elf_files },
 ];
 
 /// The target of this name.
@@ -152,6 +154,29 @@ fn allocator(bytes: &[u8]) {
 
 fn image_recipe(bytes: &[u8]) {
     image_store::fuzzing::make_recipe(bytes);
+}
+
+/// The text up to a NUL is read as a record for the file behind it; a file gets another layout.
+fn relayout(bytes: &[u8]) {
+    for (base, huge) in pages() {
+        // A short huge page, so that short files have some.
+        for huge in [huge, base] {
+            let Ok(plan) = Relayout::plan(bytes, huge, base, true) else { continue };
+            let inside = |piece: &Piece| {
+                piece.from + piece.length <= bytes.len() as u64 && piece.to + piece.length <= plan.length
+            };
+            assert!(plan.pieces.iter().all(inside), "a piece outside of a file");
+            assert!(plan.fields.iter().all(|field| field.to + 8 <= plan.length), "a number outside of the file");
+        }
+    }
+    let Some(end) = bytes.iter().position(|&byte| byte == 0) else { return };
+    let text = String::from_utf8_lossy(&bytes[..end]);
+    if let Ok(former) = Former::parse(&text, &bytes[end + 1..]) {
+        assert!(
+            former.pieces.iter().all(|piece| piece.to + piece.length <= former.length),
+            "a piece outside of the file"
+        );
+    }
 }
 
 /// The kernel's texts that `pagelift shootdowns` reads: the format of a tracepoint, `/proc/interrupts`, `/proc/kallsyms`; and

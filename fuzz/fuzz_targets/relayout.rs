@@ -1,0 +1,3 @@
+#![no_main]
+
+pagelift_fuzz::fuzz!("relayout");
