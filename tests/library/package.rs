@@ -19,6 +19,7 @@ pub fn tests() -> Vec<Test> {
         test_case("small_and_with_nothing_but_its_interface", needs(&["nm", "readelf"]), small),
         test_case("it_asks_for_no_name_of_the_program", needs(&["nm"]), imports),
         test_case("the_c++_example_by_cmake", needs(&["g++", "cmake"]), cmake_example),
+        test_case("cmake_moves_the_segments_of_a_target", needs(&["gcc", "cmake", "readelf"]), cmake_relayout),
     ]
 }
 
@@ -75,6 +76,29 @@ fn cmake_example(t: &Context) -> Result<()> {
         let said = shell(t, &prefix, &format!("./build/{program}"))?;
         ensure!(said.ends_with("table[12345] = 12345\n") && !said.contains("\n0 huge"), "{program} said {said}");
     }
+    Ok(())
+}
+
+fn cmake_relayout(t: &Context) -> Result<()> {
+    let prefix = installed(t)?;
+    let project = "cmake_minimum_required(VERSION 3.16)
+project(moved C)
+find_package(Pagelift 0.1 REQUIRED)
+add_executable(moved ${SOURCE}/tests/page_cache/programs/large_code.c)
+target_include_directories(moved PRIVATE ${SOURCE}/tests/support/programs)
+target_link_options(moved PRIVATE -Wl,-Ttext=0x1001000)
+pagelift_align(moved RELAYOUT)
+";
+    fs::write(t.folder().join("CMakeLists.txt"), project)?;
+    let program = t.pagelift(&[])?.get_program().to_owned();
+    let options = format!("-DSOURCE=$SOURCE -DCMAKE_PREFIX_PATH=$PREFIX -DPAGELIFT_EXECUTABLE={}", program.display());
+    // Each link is followed by it.
+    let line = format!(
+        "cmake -S . -B build {options} && cmake --build build && touch CMakeLists.txt && cmake --build build --clean-first
+        readelf -lW build/moved | grep -q 'LOAD .* R E 0x200000$' && echo | ./build/moved"
+    );
+    let said = shell(t, &prefix, &line)?;
+    ensure!(said.contains("laid out anew") && said.ends_with("ready\n"), "{said}");
     Ok(())
 }
 
