@@ -6,12 +6,13 @@
 
 use super::call_page::{CallPage, MAPPING_FLAGS, mapping_length};
 use super::code_slot::CodeSlot;
-use super::remote_call::{LONGEST_CALL, Means, RemoteCaller};
+use super::remote_call::{Means, RemoteCaller};
 use super::stop::{LiveProcess, NotPrepared};
 use crate::remote::RemoteMemory;
 use crate::remote::arch::numbers;
 use crate::remote::injection::InjectError;
 use crate::remote::seccomp;
+use crate::remote::wait::LONGEST_CALL;
 use address_space::{Address, AddressSpace, MappingName, PageSize, Protection};
 use linux::text::text_of;
 use nix::errno::Errno;

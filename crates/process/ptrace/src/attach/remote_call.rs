@@ -14,15 +14,12 @@ use crate::remote::requests::{self, CallStop, Resume};
 use crate::remote::seccomp::{Filters, Verdict};
 use crate::remote::status::ThreadStatus;
 use crate::remote::tracee::Stopped;
-use crate::remote::wait::{Stop, WaitReport};
+use crate::remote::wait::{LONGEST_CALL, Stop, WaitReport};
 use address_space::Address;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 use std::io;
 use std::time::{Duration, Instant};
-
-/// Maximum duration of one call: the longest ones fill some GiB of memory.
-pub const LONGEST_CALL: Duration = Duration::from_secs(30);
 
 /// Time for a thread to come back to a stop at its call, also where the calls have used up theirs.
 const TIME_TO_STOP: Duration = Duration::from_secs(2);

@@ -62,6 +62,7 @@ pub fn not_made(call: &'static str, error: &InjectError) -> CallError {
     let errno = match error {
         InjectError::Ptrace(errno) => *errno,
         InjectError::Gone | InjectError::Executed => Errno::ESRCH,
+        InjectError::NoReturn { .. } => Errno::ETIMEDOUT,
         InjectError::Filtered => Errno::EPERM,
         InjectError::Interfered => Errno::EBUSY,
         InjectError::NoRoom(_) | InjectError::Fault(_) | InjectError::Memory(_) => Errno::EFAULT,

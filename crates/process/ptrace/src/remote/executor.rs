@@ -15,6 +15,8 @@ use std::ffi::OsStr;
 
 /// Maximum number of bytes that one call copies, so that no call takes long.
 const COPIED_AT_ONCE: u64 = 256 << 20;
+/// Maximum number of bytes that one call fills, unless one page has more.
+const FILLED_AT_ONCE: u64 = 1 << 30;
 
 /// Executes steps in another process whose threads are all stopped.
 pub struct ProcessExecutor<'a, 's> {
@@ -219,10 +221,19 @@ impl Executor for ProcessExecutor<'_, '_> {
     }
 
     fn populate(&mut self, range: AddressRange, page: PageSize) -> Result<(), CallError> {
-        match self.madvise("madvise(MADV_POPULATE_WRITE)", range, constants::MADV_POPULATE_WRITE) {
-            Err(error) if error.errno == Errno::EINVAL as i32 => self.write_to_each(range, page),
-            result => result,
+        let mut start = range.start();
+        while start < range.end() {
+            let end = range.end().min(start + FILLED_AT_ONCE.max(page.bytes()));
+            let part = AddressRange::new(start, end);
+            match self.madvise("madvise(MADV_POPULATE_WRITE)", part, constants::MADV_POPULATE_WRITE) {
+                Err(error) if error.errno == Errno::EINVAL as i32 => {
+                    return self.write_to_each(AddressRange::new(start, range.end()), page);
+                }
+                result => result?,
+            }
+            start = end;
         }
+        Ok(())
     }
 
     fn collapse(&mut self, range: AddressRange) -> Result<(), CallError> {

@@ -11,6 +11,8 @@ use linux::watch::watched;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+/// Maximum number of bytes that one call reads, so that no call takes long if the file is on a slow disk.
+const READ_AT_ONCE: u64 = 64 << 20;
 /// Minimum length in bytes for which opening and closing a file pays off.
 const LEAST: u64 = 1 << 18;
 
@@ -74,7 +76,7 @@ impl ProcessExecutor<'_, '_> {
     fn read_file(&mut self, descriptor: u64, length: u64, to: Address, offset: u64) -> u64 {
         let mut done = 0;
         while done < length {
-            let arguments = [descriptor, to.0 + done, length - done, offset + done, 0, 0];
+            let arguments = [descriptor, to.0 + done, (length - done).min(READ_AT_ONCE), offset + done, 0, 0];
             match self.call("pread64", numbers::SYS_pread64, arguments) {
                 Ok(read) if read > 0 => done += read,
                 _ => break,

@@ -1,9 +1,13 @@
 //! Makes a stopped thread execute single system calls, by the code of `guest_code`: with all signals blocked, and
 //! stopped again after each call by a SIGURG that it sends to itself.
 
+mod arguments;
 mod error;
 
+pub(crate) use arguments::{OpenFile, arguments_to_open};
 pub use error::InjectError;
+
+use arguments::{Opening, Scratch};
 
 use crate::remote::RemoteMemory;
 use crate::remote::arch::{self, GuestCall, Registers, guest, numbers};
@@ -14,12 +18,13 @@ use crate::remote::seccomp::{Filters, Verdict};
 use crate::remote::spin_wait::SpinWait;
 use crate::remote::status::ThreadStatus;
 use crate::remote::tracee::Stopped;
-use crate::remote::wait::{self, Stop, WaitReport};
+use crate::remote::wait::{self, LONGEST_CALL, Stop, WaitReport};
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, PageSize};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 use std::io;
 use std::marker::PhantomData;
+use std::time::{Duration, Instant};
 
 /// All signals but SIGURG, which reports the end of a call.
 const ALL_BUT_URGENT: u64 = !(1 << (libc::SIGURG - 1));
@@ -31,43 +36,6 @@ const STORE: i64 = -2;
 /// Number of words in an entry of a list.
 const ENTRY_WORDS: usize = 7;
 
-/// Memory of the process for arguments that a call reads from memory.
-enum Scratch {
-    /// Below the stack, with the previous contents.
-    BelowStack(Address, Vec<u8>),
-    /// A mapping made for this purpose.
-    Mapped(AddressRange),
-}
-
-impl Scratch {
-    fn start(&self) -> Address {
-        match self {
-            Self::BelowStack(at, _) => *at,
-            Self::Mapped(range) => range.start(),
-        }
-    }
-}
-
-/// A file that the process has been told to open.
-struct Opening {
-    path: String,
-    /// `None` while the call is being made.
-    descriptor: Option<u64>,
-}
-
-/// A file that is open in the process.
-pub(crate) struct OpenFile {
-    pub path: String,
-    pub descriptor: u64,
-}
-
-/// Returns the arguments of `openat` for reading a file whose path lies at this address. The flags keep the call from
-/// waiting for a pipe and from acquiring a terminal.
-pub(crate) fn arguments_to_open(path: Address) -> [u64; 6] {
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as u64;
-    [libc::AT_FDCWD as u64, path.0, flags, 0, 0, 0]
-}
-
 /// A step of a list that the process executes in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestStep {
@@ -78,6 +46,10 @@ pub enum GuestStep {
 }
 
 /// A stopped thread that executes system calls. It cannot be resumed as long as this lives.
+///
+/// A call that does not return within [`LONGEST_CALL`] cannot be taken back. The thread is left alone then: it completes the call,
+/// and continues with its own registers and signal mask, as if this process had been killed. The code and the arguments
+/// stay in the process. Once the call returns, the thread reports SIGURG, at which it can be released.
 ///
 /// [`Injector::finish`] restores its registers, signal mask and memory, closes what was opened and unmaps what was
 /// mapped for arguments. Dropping this, which is for errors, makes no further call: a file that was opened by
@@ -100,14 +72,18 @@ pub struct Injector<'a> {
     urgent: Option<libc::siginfo_t>,
     /// The process has been stopped by SIGSTOP in between.
     group_stopped: bool,
-    /// A call is being made.
-    begun: bool,
+    /// A call is being made: its number, [`END_OF_LIST`] for a list.
+    begun: Option<i64>,
+    /// Limit of each call.
+    longest: Duration,
+    /// The call that has not returned within the limit. The thread may still be in it, and is left alone.
+    no_return: Option<i64>,
     /// The thread's seccomp filters, and the error with which they reject the next call.
     filters: Filters,
     refused: Option<Errno>,
     opening: Option<Opening>,
     spin_wait: SpinWait,
-    /// The process has ended or executed another program, and is left alone.
+    /// The process has ended or executed another program, or is in a call that does not return. It is left alone.
     gone: bool,
     has_executed: bool,
 }
@@ -148,7 +124,9 @@ impl<'a> Injector<'a> {
             inside: false,
             urgent: None,
             group_stopped: false,
-            begun: false,
+            begun: None,
+            longest: LONGEST_CALL,
+            no_return: None,
             // The follower has reported filters that cannot be read.
             filters: Filters::of(pid, status).unwrap_or_default(),
             refused: None,
@@ -185,11 +163,14 @@ impl<'a> Injector<'a> {
         self.own_number
     }
 
-    /// Returns why the process is lost, if it has ended or executed another program: what was read of it is invalid
-    /// then.
+    /// Returns why the process is lost, if it has ended or executed another program, or does not return from a call. Data
+    /// that were read from the process are invalid then.
     pub fn loss(&self) -> Option<InjectError> {
-        let loss = if self.has_executed { InjectError::Executed } else { InjectError::Gone };
-        self.gone.then_some(loss)
+        self.gone.then(|| match self.no_return {
+            Some(number) => InjectError::no_return(number, self.longest),
+            None if self.has_executed => InjectError::Executed,
+            None => InjectError::Gone,
+        })
     }
 
     /// True where `range` contains the code that makes the system calls.
@@ -232,8 +213,8 @@ impl<'a> Injector<'a> {
     /// [`InjectError`] where the call could not be begun.
     pub(crate) fn begin(&mut self, number: i64, arguments: [u64; 6]) -> Result<(), InjectError> {
         self.await_opened()?;
-        if self.gone {
-            return Err(InjectError::Gone);
+        if let Some(loss) = self.loss() {
+            return Err(loss);
         }
         let call = GuestCall { number, arguments };
         self.refused = self.refusal_of(&call);
@@ -265,7 +246,7 @@ impl<'a> Injector<'a> {
             requests::set_signal_mask(self.pid, ALL_BUT_URGENT)?;
         }
         requests::resume(self.pid, Resume::Continue, 0)?;
-        self.begun = true;
+        self.begun = Some(if list.is_some() { END_OF_LIST } else { call.number });
         Ok(())
     }
 
@@ -318,13 +299,17 @@ impl<'a> Injector<'a> {
 
     /// Waits until the thread has stopped after its call, and returns its registers.
     fn wait_until_reported(&mut self) -> Result<Registers, InjectError> {
-        if !std::mem::take(&mut self.begun) {
-            return Err(InjectError::Ptrace(Errno::EINVAL));
-        }
+        let Some(number) = self.begun.take() else { return Err(InjectError::Ptrace(Errno::EINVAL)) };
+        let deadline = Instant::now() + self.longest;
         let reported = self.code_at + guest::call_reported();
         loop {
             let mut delivered = 0;
-            match self.spin_wait.wait(self.pid)? {
+            let Some(report) = self.spin_wait.wait_until(self.pid, deadline)? else {
+                // Nobody can take the call back. The thread completes it, and continues with its own state.
+                (self.gone, self.no_return) = (true, Some(number));
+                return Err(InjectError::no_return(number, self.longest));
+            };
+            match report {
                 WaitReport::Stopped(Stop::Signal(libc::SIGURG)) => {
                     let information = requests::signal_information(self.pid)?;
                     let registers = requests::registers(self.pid)?;
@@ -503,6 +488,10 @@ impl<'a> Injector<'a> {
                 self.code.take_if(|_| result.is_ok());
                 Ok(())
             }
+            Ended::NoReturn => {
+                (self.gone, self.no_return) = (true, Some(numbers::SYS_madvise));
+                Err(InjectError::no_return(numbers::SYS_madvise, LONGEST_CALL))
+            }
             Ended::Gone { executed } => {
                 (self.gone, self.has_executed) = (true, executed);
                 Err(if executed { InjectError::Executed } else { InjectError::Gone })
@@ -515,8 +504,9 @@ impl<'a> Injector<'a> {
         if let Ok(Some(opened)) = self.take_opened() {
             let _ = self.call(numbers::SYS_close, [opened.descriptor, 0, 0, 0, 0, 0]);
         }
-        // If either fails, something is left behind, but the registers must be restored nevertheless.
-        match self.scratch.take() {
+        // If either fails, something is left behind, but the registers must be restored nevertheless. A call that has not
+        // returned may still read its arguments.
+        match self.scratch.take().filter(|_| !self.gone) {
             Some(Scratch::BelowStack(at, before)) => drop(self.memory.write(at, &before)),
             // A separate mapping of one page: unmapping it splits nothing.
             Some(Scratch::Mapped(page)) => {
@@ -530,7 +520,7 @@ impl<'a> Injector<'a> {
     /// blocks keeps it pending (`ptrace_signal` of the kernel's `signal.c`), and stops for the interrupt before it does
     /// anything else.
     fn send_urgent_again(&mut self) -> Result<(), InjectError> {
-        let Some(information) = self.urgent.take().filter(|_| self.inside) else { return Ok(()) };
+        let Some(information) = self.urgent.take().filter(|_| self.inside && !self.gone) else { return Ok(()) };
         requests::set_signal_mask(self.pid, u64::MAX)?;
         requests::set_signal_information(self.pid, &information)?;
         requests::interrupt(self.pid)?;
@@ -577,7 +567,7 @@ impl<'a> Injector<'a> {
 
 impl Drop for Injector<'_> {
     fn drop(&mut self) {
-        if self.begun {
+        if self.begun.is_some() {
             // If the registers changed during a call, the call's result would be lost.
             let _ = self.wait_until_reported();
         }

@@ -15,12 +15,13 @@ use super::guest_code::is_vdso;
 use super::memory::RemoteMemory;
 use super::requests::{self, Resume};
 use super::spin_wait::SpinWait;
-use super::wait::{Stop, WaitReport};
+use super::wait::{LONGEST_CALL, Stop, WaitReport};
 use crate::remote::arch::{self, GuestCall, Registers, guest, numbers};
 use address_space::{Address, AddressRange, AddressSpace, LoadedObject, PageSize};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 use std::io;
+use std::time::Instant;
 
 /// Bytes read at a time in search of the instructions, and the most that are searched of one mapping.
 const READ_AT_A_TIME: u64 = 16 << 10;
@@ -53,6 +54,8 @@ pub(super) enum Ended {
     Returned { result: Result<(), Errno>, group_stopped: bool },
     /// The process has ended, or executes another program.
     Gone { executed: bool },
+    /// The thread has not returned from the call within [`LONGEST_CALL`], and may still be in it.
+    NoReturn,
 }
 
 impl LastCall {
@@ -98,11 +101,16 @@ impl LastCall {
     pub fn make(&self, memory: &RemoteMemory, spin_wait: SpinWait) -> io::Result<Ended> {
         self.send(memory)?;
         let (mut stops, mut delivered, mut group_stopped) = (0, 0, false);
+        let deadline = Instant::now() + LONGEST_CALL;
         // Before the call and after it.
         while stops < 2 {
             requests::resume(self.pid, Resume::ToSystemCall, delivered)?;
             delivered = 0;
-            match spin_wait.wait(self.pid)? {
+            // A thread that does not return is left alone: it continues behind the call with its own state.
+            let Some(report) = spin_wait.wait_until(self.pid, deadline)? else {
+                return Ok(Ended::NoReturn);
+            };
+            match report {
                 WaitReport::Stopped(Stop::SystemCall) => stops += 1,
                 // An exec has removed all handlers: a signal ends the process, stops it, or does nothing.
                 WaitReport::Stopped(Stop::Signal(signal)) => delivered = signal,

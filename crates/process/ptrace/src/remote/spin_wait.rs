@@ -8,6 +8,7 @@ use crate::remote::wait::{self, WaitReport};
 use linux::cpus;
 use nix::sched::sched_yield;
 use nix::unistd::Pid;
+use std::time::Instant;
 
 /// Number of polls before sleeping; each takes about 0.5 µs.
 const POLLS: u32 = 200;
@@ -24,17 +25,17 @@ impl SpinWait {
         Self { polls: if cpus::several_are_allowed() { POLLS } else { 0 } }
     }
 
-    /// Waits for the next report of a traced thread.
+    /// Waits for the next report of a traced thread; `None` if there is none by the deadline.
     ///
     /// # Errors
     /// As for [`wait::wait_for`].
-    pub fn wait(self, thread: Pid) -> nix::Result<WaitReport> {
+    pub fn wait_until(self, thread: Pid, deadline: Instant) -> nix::Result<Option<WaitReport>> {
         for _ in 0..self.polls {
             match wait::poll(thread)? {
-                Some(report) => return Ok(report),
                 None => sched_yield()?,
+                report => return Ok(report),
             }
         }
-        wait::wait_for(thread)
+        wait::wait_until(thread, deadline)
     }
 }

@@ -402,6 +402,9 @@ impl<H: Handler> Following<'_, H> {
     /// A dynamic linker that was started as a program has made a call: it may have mapped the program.
     fn at_system_call(&mut self, stopped: &Stopped) -> Next {
         let pid = stopped.pid();
+        if let Some(State::Leaving) = self.follower.threads.get(&pid.as_raw()) {
+            return Next::LeaveAlone(0);
+        }
         let watching = matches!(self.follower.threads.get(&pid.as_raw()), Some(State::Mapping));
         if !watching || requests::call_stop(pid) != Ok(CallStop::Exit) {
             return Next::Resume(0);
@@ -531,8 +534,12 @@ impl<H: Handler> Following<'_, H> {
             // Without the stub the program runs all the same, and keeps a zombie.
             let _ = reap_helper_first(&stopped);
         }
-        self.forget_threads(stopped.pid());
-        let _ = stopped.detach(0);
+        let pid = stopped.pid();
+        self.forget_threads(pid);
+        if stopped.detach(0) == Err(Errno::ESRCH) && wait::is_to_be_reported(pid) {
+            // It does not return from a call that it was made to make, or has been killed.
+            self.follower.threads.insert(pid.as_raw(), State::Leaving);
+        }
         if !self.follower.descendants && !self.follower.stays {
             // This process ends now, for which the program need not wait: 2 ms on one CPU.
             urgency::be_last();

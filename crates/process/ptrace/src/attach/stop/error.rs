@@ -13,7 +13,10 @@ pub enum StopError {
     #[error("it has executed another program, which was left alone; fix: attach again if that one is meant")]
     Executed,
     /// A thread has not returned from a call.
-    #[error("thread {0} has not come back from a call that it was to make, and none of the others is stopped for more")]
+    #[error(
+        "thread {0} did not return in time from an injected call: it completes the call and then runs on; no more calls are made; \
+         fix: end what holds a lock of the process's memory, or serves a file system that does not answer"
+    )]
     Lost(i32),
     /// ptrace is refused.
     #[error("{0}")]

@@ -97,8 +97,8 @@ impl Started {
 
     fn resume_to_call(&self) {
         requests::resume(self.call.pid, Resume::ToSystemCall, 0).unwrap();
-        let stop = SpinWait::new().wait(self.call.pid);
-        assert_eq!(stop, Ok(WaitReport::Stopped(Stop::SystemCall)));
+        let stop = SpinWait::new().wait_until(self.call.pid, Instant::now() + LONGEST_CALL);
+        assert_eq!(stop, Ok(Some(WaitReport::Stopped(Stop::SystemCall))));
     }
 }
 

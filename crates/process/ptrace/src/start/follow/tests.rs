@@ -146,3 +146,68 @@ fn a_child_that_is_killed_before_its_first_stop_is_forgotten() {
         assert_eq!(executed.0, []);
     });
 }
+
+/// Makes each program that is executed sleep at its entry for longer than a call may take.
+struct Sleeps {
+    after: After,
+    errors: Vec<String>,
+}
+
+impl Handler for Sleeps {
+    fn at_exec(&mut self, _: &ExecStop) -> AfterExec {
+        AfterExec::AtEntry
+    }
+
+    fn mapped(&mut self, _: &ExecStop) -> Option<Address> {
+        None
+    }
+
+    fn at_entry(&mut self, stop: &EntryStop) -> After {
+        let space = space_of(Pid::from_raw(stop.pid())).unwrap();
+        let mut injector = stop.injector(&space).unwrap().within(Duration::from_millis(100));
+        let time = injector.scratch(linux::pages::base_page()).unwrap().unwrap();
+        injector.memory().write(time, &[1u64, 0].map(u64::to_ne_bytes).concat()).unwrap();
+        let slept = injector.call(libc::SYS_nanosleep, [time.0, 0, 0, 0, 0, 0]);
+        self.errors.extend(slept.err().map(|error| error.to_string()));
+        self.after
+    }
+
+    fn missed(&mut self, _: i32, why: &io::Error) -> After {
+        self.errors.push(why.to_string());
+        After::Release
+    }
+
+    fn refused(&mut self, _: i32, why: &str) -> After {
+        self.errors.push(why.to_owned());
+        After::Release
+    }
+
+    fn killed(&mut self, _: i32, error: &InjectError) {
+        self.errors.push(error.to_string());
+    }
+}
+
+#[test]
+fn a_program_that_does_not_return_from_a_call_starts_once_the_call_returns() {
+    alone("a_program_that_does_not_return_from_a_call_starts_once_the_call_returns", || {
+        for (descendants, after) in [(false, After::Release), (true, After::Release), (true, After::Follow)] {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo ready; read line; exec echo started"]);
+            let mut shell = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            let mut output = shell.stdout.take().unwrap();
+            output.read_exact(&mut [0; 6]).unwrap();
+            let pid = Pid::from_raw(shell.id() as i32);
+            let follower = Follower::seize(pid, descendants).unwrap().that_stays(true);
+            shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
+            let mut handler = Sleeps { after, errors: Vec::new() };
+            follower.run(&mut handler).unwrap();
+            let mut said = String::new();
+            output.read_to_string(&mut said).unwrap();
+            assert_eq!(said, "started\n");
+            // The follower has waited for it, where it has followed it to its end.
+            drop(shell.wait());
+            let [error] = &handler.errors[..] else { panic!("{:?}", handler.errors) };
+            assert!(error.starts_with("the process did not return from its calls within 0 s"), "{error}");
+        }
+    });
+}
