@@ -29,11 +29,12 @@ fn main() -> ExitCode {
     main_of_one_at_a_time(vec![
         test_case("is_named_and_left_out", [fuse(), vec![Need::Pool(page)]].concat(), is_named_and_left_out),
         test_case("keeps_images", [fuse(), vec![Need::Thp]].concat(), keeps_images),
+        test_case("holds_the_lock_of_a_file", fuse(), holds_the_lock_of_a_file),
         test_case("is_waited_for_once", [fuse(), vec![Need::Pool(page)]].concat(), is_waited_for_once),
     ])
 }
 
-/// The process, and the file system that it waits for.
+/// The process, and the file system that it waits for. That ends first: no signal ends the process before.
 struct Silent {
     server: SilentServer,
     process: Session,
@@ -147,6 +148,44 @@ fn keeps_images(t: &Context) -> Result<()> {
     ensure!(names(&serde_json::from_str(&list.stdout)?, pid), "list: {list:?}");
     store.image(t, "gc", &[])?.success()?;
     ensure!(!image.path.exists(), "kept though no process is silent any more");
+    Ok(())
+}
+
+/// A process that writes to a file of tmpfs, and whose data do not come, holds the lock of the file. A wait for the lock could not
+/// be ended at all.
+fn holds_the_lock_of_a_file(t: &Context) -> Result<()> {
+    let content = Program::named("cli/maps_a_file.c")?.build()?;
+    let server = SilentServer::mount(t, &content)?;
+    let file = tempfile::Builder::new().prefix("pagelift-locked-").tempfile_in("/dev/shm")?;
+    fs::write(file.path(), vec![1; 8 << 20])?;
+    let mut command = Program::named("cli/holds_the_lock_of_a_file.c")?.command()?;
+    command.arg(file.path()).arg(server.folder().join("file"));
+    let mut holder = Silent { server, process: t.session(command)? };
+    holder.process.wait_for_line("ready")?;
+    holder.server.be_silent()?;
+    let call = |pid: u32| fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    let number = |text: String| text.split(' ').next().unwrap_or_default().trim().to_owned();
+    process_state(holder.pid(), "S")?;
+    let reads = number(call(holder.pid()));
+    holder.process.send("write\n")?;
+    let writes = || ![reads.as_str(), "running", ""].contains(&number(call(holder.pid())).as_str());
+    poll_until(PATIENCE, "the process to wait in its write", writes)?;
+    let path = file.path().to_string_lossy();
+    let commands: [&[&str]; 2] = [&["cache", "status", &path], &["cache", "prepare", &path]];
+    let mut sessions = Vec::new();
+    for words in commands {
+        sessions.push(t.session_within(t.pagelift(words)?, PATIENCE)?);
+    }
+    let mut ended = Ok(());
+    for session in &mut sessions {
+        ended = ended.and(poll_until(PATIENCE / 2, "the commands to end", || session.has_ended().unwrap_or(true)));
+    }
+    // Commands that wait for the lock end only now.
+    holder.end()?;
+    let outputs = sessions.into_iter().map(Session::finish).collect::<Result<Vec<_>>>()?;
+    ensure!(ended.is_ok(), "{ended:?}: {outputs:?}");
+    ensure!(outputs.iter().all(|output| !output.stderr.contains("was given up")), "they waited: {outputs:?}");
+    ensure!(outputs[0].ending == Ending::Exit(0), "{:?}", outputs[0]);
     Ok(())
 }
 

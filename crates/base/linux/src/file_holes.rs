@@ -1,5 +1,6 @@
 //! Holes of files (lseek(2)): ranges that take no place on the disk or, on tmpfs, in memory, and read as zeros.
 
+use crate::watch::watched;
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek64};
 use std::fs::File;
@@ -44,7 +45,8 @@ pub fn holes_in(file: &File, range: Range<u64>, most: u64) -> io::Result<u64> {
 
 fn seek(file: &File, offset: u64, whence: Whence) -> io::Result<Option<u64>> {
     let Ok(from) = i64::try_from(offset) else { return Ok(None) };
-    match lseek64(file, from, whence) {
+    // It waits for the lock of the file, which a program can hold for ever.
+    match watched(|| "looking for holes in a file".to_owned(), || lseek64(file, from, whence)) {
         Ok(found) => Ok(u64::try_from(found).ok()),
         Err(Errno::ENXIO) => Ok(None),
         // The file system knows no holes.

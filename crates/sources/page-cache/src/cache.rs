@@ -121,7 +121,13 @@ impl PageCache for KernelCache<'_> {
 
     fn may_be_filled(&self, block: u64) -> Result<bool, Error> {
         let offsets = offsets_of(&(block..block + 1), self.huge);
-        let most = if self.can_be_evicted()? { self.huge.bytes() - 1 } else { most_holes(self.huge) };
+        let of_disk = self.can_be_evicted()?;
+        let most = if of_disk { self.huge.bytes() - 1 } else { most_holes(self.huge) };
+        // On tmpfs all data are in memory or swapped. Counting them waits for no lock, as lseek does.
+        if !of_disk && let Ok(pages) = cached_pages(self.file, offsets.clone()) {
+            let data = pages.cached.saturating_add(pages.evicted).saturating_mul(base_page().bytes());
+            return Ok(self.huge.bytes().saturating_sub(data) <= most);
+        }
         linux::file_holes::holes_in(self.file, offsets, most)
             .map(|holes| holes <= most)
             .map_err(|error| Error::new("lseek(SEEK_DATA)", error))

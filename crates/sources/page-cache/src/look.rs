@@ -120,10 +120,14 @@ pub(crate) fn huge_blocks(file: &File, blocks: &Range<u64>, huge: PageSize) -> R
     Ok(looked)
 }
 
-/// Returns the first block that is not entirely a hole.
+/// Returns the first block that may have data. Windows without cached pages are left out anyway if these can be counted, which
+/// takes no lock. lseek(2) waits for the lock of the file, which a program can hold for ever; no signal ends that wait.
 fn next_block_with_data(file: &File, blocks: Range<u64>, huge: PageSize) -> Result<Option<u64>, Error> {
     if blocks.is_empty() {
         return Ok(None);
+    }
+    if cached_pages(file, offsets_of(&(blocks.start..blocks.start + 1), huge)).is_ok() {
+        return Ok(Some(blocks.start));
     }
     // Where the file system does not say so, there are no holes.
     let data = next_data(file, blocks.start * huge.bytes()).unwrap_or(Some(blocks.start * huge.bytes()));
