@@ -78,8 +78,8 @@ pub struct LiveExecutor {
     may_work_later: bool,
     /// The program's own setting of PR_SET_THP_DISABLE, where that is suspended.
     thp_disabled: Option<u64>,
-    /// Keeps other lifts from working on the program.
-    _lock: Flock<File>,
+    /// Keeps other lifts from working on this memory.
+    _locks: Vec<Flock<File>>,
 }
 
 /// Maximum sum of the times for which threads are stopped to make calls: a hostile program decides how long each call
@@ -105,7 +105,7 @@ impl LiveExecutor {
         let pagemap =
             Pagemap::open(pid, base_page).map_err(|error| format!("its pagemap cannot be opened: {error}"))?;
         let mut process = LiveProcess::new(pid);
-        let lock = lock(pid, FREE_TIMEOUT)?;
+        let locks = lock(pid, FREE_TIMEOUT)?;
         let page = enter(&mut process, &memory, (space, objects), base_page)?;
         let planned = space.clone();
         let staging = RangeSet::new();
@@ -124,7 +124,7 @@ impl LiveExecutor {
             refusal: None,
             may_work_later: false,
             thp_disabled: None,
-            _lock: lock,
+            _locks: locks,
         };
         executor.thp_disabled = Some(executor.page.suspended_setting(&executor.memory)).filter(|&setting| setting != 0);
         executor.drop_orphans();

@@ -36,11 +36,15 @@ pub fn is_inherited(page: &CallPage, memory: &RemoteMemory, pid: Pid) -> bool {
 
 /// True where another process has the same memory, or the kernel does not tell: the page may be in use by its threads then.
 pub fn may_share_memory(pid: i32) -> bool {
-    let Ok(processes) = fs::read_dir("/proc") else { return true };
+    !have_same_memory(pid, pid).unwrap_or(false) || fs::read_dir("/proc").is_err() || !sharers_of(pid).is_empty()
+}
+
+/// The other processes that have the same memory, by CLONE_VM; none where the kernel does not tell.
+pub fn sharers_of(pid: i32) -> Vec<i32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten();
     let numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     // Processes that have ended, or that may not be looked at, are no others of this memory.
-    !have_same_memory(pid, pid).unwrap_or(false)
-        || numbers.filter(|&other: &i32| other != pid).any(|other| have_same_memory(pid, other).unwrap_or(false))
+    numbers.filter(|&other: &i32| other != pid && have_same_memory(pid, other).unwrap_or(false)).collect()
 }
 
 /// True where a held thread is in the code, or in a signal handler that returns to it: a handler that has interrupted the

@@ -1,5 +1,6 @@
 //! The process to work on, identified at the time of the request.
 
+use super::inherited::sharers_of;
 use crate::remote::RemoteMemory;
 use crate::remote::status::is_ending;
 use linux::process_handle::ProcessHandle;
@@ -53,12 +54,38 @@ fn unopened(pid: i32, error: &io::Error) -> String {
     }
 }
 
-/// Takes the lock under which this program is worked on; it ends with its holder. Waits for another holder up to
-/// `timeout`.
-pub(super) fn lock(pid: i32, timeout: Duration) -> Result<Flock<File>, String> {
-    let path = format!("/proc/{pid}/maps");
-    let mut file = File::open(&path).map_err(|error| format!("opening {path}: {error}"))?;
-    let deadline = Instant::now() + timeout;
+/// Maximum number of processes that share one memory and are locked together.
+const MOST_SHARERS: usize = 64;
+
+/// Takes the locks under which this memory is worked on, one of each process that has it: two lifts of processes that share
+/// memory would use the same places in it. They end with their holder. Waits for other holders up to `timeout`.
+pub(super) fn lock(pid: i32, timeout: Duration) -> Result<Vec<Flock<File>>, String> {
+    let mut processes = sharers_of(pid);
+    if processes.len() >= MOST_SHARERS {
+        let found = processes.len() + 1;
+        return Err(format!("{found} processes share its memory; needed: at most {MOST_SHARERS}"));
+    }
+    processes.push(pid);
+    // In one order everywhere, so that two lifts do not wait for each other.
+    processes.sort_unstable();
+    lock_each(pid, &processes, Instant::now() + timeout)
+}
+
+/// Locks processes one after the other. One that has ended is left out, unless it is `pid`.
+fn lock_each(pid: i32, processes: &[i32], deadline: Instant) -> Result<Vec<Flock<File>>, String> {
+    let mut locks = Vec::with_capacity(processes.len());
+    for &process in processes {
+        let path = format!("/proc/{process}/maps");
+        match File::open(&path) {
+            Ok(file) => locks.push(lock_file(file, &path, deadline)?),
+            Err(error) if process == pid => return Err(format!("opening {path}: {error}")),
+            Err(_) => {}
+        }
+    }
+    Ok(locks)
+}
+
+fn lock_file(mut file: File, path: &str, deadline: Instant) -> Result<Flock<File>, String> {
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
@@ -67,5 +94,31 @@ pub(super) fn lock(pid: i32, timeout: Duration) -> Result<Flock<File>, String> {
             Err((_, error)) => return Err(format!("locking {path}: {error}")),
         }
         thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    #[test]
+    fn a_lock_on_one_sharer_excludes_lifts_of_the_others() {
+        let mut sharers = [1, 2].map(|_| Command::new("sleep").arg("60").spawn().unwrap());
+        let [one, other] = sharers.each_ref().map(|child| child.id() as i32);
+        let held = lock(other, Duration::ZERO).unwrap();
+        assert_eq!(held.len(), 1, "a process that shares its memory with nobody");
+        let both = |pid| lock_each(pid, &[one, other], Instant::now());
+        assert!(both(one).is_err_and(|why| why.contains("another pagelift works on it")));
+        drop(held);
+        let held = both(one).unwrap();
+        assert_eq!(held.len(), 2);
+        assert!(lock(one, Duration::ZERO).is_err() && lock(other, Duration::ZERO).is_err());
+        drop(held);
+        let end = |child: &mut Child| child.kill().and_then(|()| child.wait());
+        end(&mut sharers[1]).unwrap();
+        assert_eq!(both(one).map(|locks| locks.len()), Ok(1), "one that has ended");
+        assert!(both(other).is_err_and(|why| why.starts_with("opening")));
+        end(&mut sharers[0]).unwrap();
     }
 }
