@@ -33,17 +33,15 @@ impl ProcessFiles {
         Self { pid: std::process::id() as i32, directory: PathBuf::from("/proc/self") }
     }
 
-    /// Refuses a number of another PID namespace: `unshare --pid` leaves the old `/proc` in place, which shows other processes
-    /// under the same numbers.
+    /// Refuses a number of another PID namespace: `unshare --pid` leaves the old `/proc` in place, and `nsenter --mount` leads to
+    /// the `/proc` of others; both show other processes under the same numbers.
     ///
     /// # Errors
     /// [`ObservationError::OtherNumbers`].
     pub fn check_number(&self) -> Result<(), ObservationError> {
         static ALIKE: OnceLock<bool> = OnceLock::new();
         let own = Path::new("/proc/self");
-        let shown = || std::fs::read_link(own).ok()?.to_str()?.parse::<u32>().ok();
-        // Without a number there is no `/proc`, which other errors say.
-        match self.directory == own || *ALIKE.get_or_init(|| shown().is_none_or(|shown| shown == std::process::id())) {
+        match self.directory == own || *ALIKE.get_or_init(|| numbers_this_program(own)) {
             true => Ok(()),
             false => Err(ObservationError::OtherNumbers { pid: self.pid }),
         }
@@ -235,10 +233,34 @@ fn start_of(line: &[u8]) -> Option<u64> {
     u64::from_str_radix(str::from_utf8(word).ok()?, 16).ok()
 }
 
+/// True if `/proc/self`, at `own`, is the number of this program, or if there is no `/proc`, which other errors report. The link is
+/// there for every process, and cannot be read by one that the PID namespace of this `/proc` does not show.
+fn numbers_this_program(own: &Path) -> bool {
+    match std::fs::read_link(own) {
+        Ok(shown) => shown.to_str().and_then(|shown| shown.parse().ok()) == Some(std::process::id()),
+        Err(_) => own.symlink_metadata().is_err(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use address_space::MappingName;
+
+    #[test]
+    fn a_list_of_other_processes_is_recognised() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("self");
+        assert!(numbers_this_program(&own), "no list of processes");
+        std::fs::write(&own, "").unwrap();
+        assert!(!numbers_this_program(&own), "a link that cannot be read");
+        for (number, is_own) in [(std::process::id(), true), (std::process::id() + 1, false)] {
+            std::fs::remove_file(&own).unwrap();
+            std::os::unix::fs::symlink(number.to_string(), &own).unwrap();
+            assert_eq!(numbers_this_program(&own), is_own);
+        }
+        assert!(numbers_this_program(Path::new("/proc/self")));
+    }
 
     #[test]
     fn this_process_has_a_stack_and_a_page_size() {
