@@ -66,7 +66,7 @@ impl KeptFacts {
         Some(Self { folder, name, build, found, places, records: Vec::new(), read: 0 })
     }
 
-    /// The facts of a file: those that are kept, else those that `read` returns.
+    /// Returns the facts of a file. `read` reads them if they are not kept.
     ///
     /// # Errors
     /// Those of `read`.
@@ -90,7 +90,7 @@ impl KeptFacts {
         Ok(facts)
     }
 
-    /// Keeps the facts of all files that were asked for, if enough of them were read.
+    /// Keeps the facts of all files that were requested, if enough files were read.
     pub fn keep(self) {
         if self.read >= WORTH_KEEPING {
             // Without them the next start reads the files again.

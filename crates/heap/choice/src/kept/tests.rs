@@ -69,7 +69,7 @@ fn a_file_is_read_once() {
     assert!(place.has_kept());
     assert_eq!(std::fs::metadata(place.file()).unwrap().mode() & 0o7777, 0o600);
     assert_eq!(std::fs::metadata(place.folder()).unwrap().mode() & 0o7777, 0o700);
-    // Its facts stay when those of another file join them.
+    // The facts of the shell stay if those of another file are added.
     let mut kept = place.open();
     assert!(read_again(&mut kept, Path::new(SHELL)).is_some_and(|(_, was_read)| !was_read));
     assert!(read_again(&mut kept, Path::new("/usr/bin/env")).is_some_and(|(_, was_read)| was_read));

@@ -39,7 +39,7 @@ pub fn may_share_memory(pid: i32) -> bool {
     !have_same_memory(pid, pid).unwrap_or(false) || fs::read_dir("/proc").is_err() || !sharers_of(pid).is_empty()
 }
 
-/// The other processes that have the same memory, by CLONE_VM; none where the kernel does not tell.
+/// Returns the other processes that have the same memory, by CLONE_VM, and none if the kernel does not compare memories.
 pub fn sharers_of(pid: i32) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten();
     let numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
