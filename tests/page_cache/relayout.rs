@@ -16,6 +16,7 @@ pub fn tests() -> Vec<Test> {
     vec![
         test_case("relayout/plain_starts_are_mapped_by_huge_pages_and_undo_gives_the_same_bytes", needs(), moved),
         test_case("relayout/a_program_of_lld_is_mapped_by_huge_pages", needs(), of_lld),
+        test_case("relayout/a_new_program_in_the_old_file_is_moved_too", needs(), rewritten),
         test_case("relayout/check_changes_nothing_and_names_what_stays", needs(), checked),
         test_case("relayout/another_file_gets_the_same_bytes_each_time", needs(), elsewhere),
         test_case("relayout/all_files_of_a_folder_are_moved_and_listed", needs(), folder),
@@ -60,6 +61,19 @@ fn moved(t: &Context) -> Result<()> {
         ensure!(fs::read(&program)? == before, "other bytes after --undo");
         ensure!(align(t, &["--undo"], &program)?.ending == Ending::Exit(125), "undone twice");
     }
+    Ok(())
+}
+
+/// mold writes its output into the old file, which keeps the extended attribute of the old contents.
+fn rewritten(t: &Context) -> Result<()> {
+    let program = disagreeing(t, OTHER_ADDRESS)?;
+    let before = fs::read(&program)?;
+    relayout(t, &[], &program)?;
+    fs::write(&program, &before)?;
+    let said = relayout(t, &[], &program)?;
+    ensure!(said.contains("huge pages for"), "{said}");
+    align(t, &["--undo"], &program)?.success()?;
+    ensure!(fs::read(&program)? == before, "other bytes after --undo");
     Ok(())
 }
 

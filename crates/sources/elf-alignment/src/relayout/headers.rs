@@ -201,7 +201,47 @@ fn self_reading<'data, R: ReadRef<'data>>(data: R, length: u64) -> Option<&'stat
 fn counts_from_the_end<'data, R: ReadRef<'data>>(data: R, length: u64) -> bool {
     let size = ENDS.min(length);
     let Ok(last) = data.read_bytes_at(length - size, size) else { return false };
-    // PyInstaller's cookie, the end record of a ZIP archive (APPNOTE.TXT 4.3.16), and Bun's trailer.
-    let marks: [&[u8]; 3] = [b"MEI\x0c\x0b\x0a\x0b\x0e", b"PK\x05\x06", b"\n---- Bun! ----\n"];
-    marks.iter().any(|mark| last.windows(mark.len()).any(|part| part == *mark))
+    // PyInstaller's cookie, and Bun's trailer.
+    let marks: [&[u8]; 2] = [b"MEI\x0c\x0b\x0a\x0b\x0e", b"\n---- Bun! ----\n"];
+    marks.iter().any(|mark| last.windows(mark.len()).any(|part| part == *mark)) || is_relative_archive(last, length)
+}
+
+/// True if a ZIP archive ends the file whose offsets count from the archive's own beginning. After `zip -A` they count from the
+/// file's, and readers that rely on that would read other bytes after a move. Those of a ZIP64 archive are not read here.
+fn is_relative_archive(last: &[u8], length: u64) -> bool {
+    /// The end record, its parts in bytes (APPNOTE.TXT 4.3.16): size and offset of the directory in front of it.
+    const END: &[u8] = b"PK\x05\x06";
+    const SIZE_AT: usize = 12;
+    const OFFSET_AT: usize = 16;
+    const LENGTH: usize = 22;
+    const LOCATOR_OF_ZIP64: &[u8] = b"PK\x06\x07";
+    let Some(at) = last.windows(END.len()).rposition(|part| part == END) else { return false };
+    let number =
+        |inside: usize| last.get(at + inside..at + inside + 4)?.first_chunk().map(|word| u32::from_le_bytes(*word));
+    let (Some(size), Some(offset), Some(_)) = (number(SIZE_AT), number(OFFSET_AT), last.get(at..at + LENGTH)) else {
+        return false;
+    };
+    let is_zip64 = last.windows(LOCATOR_OF_ZIP64.len()).any(|part| part == LOCATOR_OF_ZIP64);
+    // The directory ends where the end record begins, also in a file that the archive is appended to.
+    let place = length - last.len() as u64 + at as u64;
+    !is_zip64 && u64::from(size) + u64::from(offset) < place
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_relative_archive;
+
+    #[test]
+    fn an_archive_moves_only_if_its_offsets_count_from_its_own_beginning() {
+        // A program of 30 bytes, five of an archived file, and the directory in ten bytes.
+        let archive = |offset: u32, before: &[u8]| {
+            let sizes = [10u32.to_le_bytes(), offset.to_le_bytes()].concat();
+            [&[7; 45][..], before, b"PK\x05\x06", &[0; 8], &sizes, &[0; 2]].concat()
+        };
+        let moves = |file: &[u8]| is_relative_archive(file, file.len() as u64);
+        assert!(moves(&archive(5, &[])));
+        assert!(!moves(&archive(35, &[])), "its offsets count from the file's beginning");
+        assert!(!moves(&archive(5, b"PK\x06\x07")), "a ZIP64 archive");
+        assert!(!moves(&archive(5, &[])[..60]) && !moves(b"PK\x05\x06"));
+    }
 }

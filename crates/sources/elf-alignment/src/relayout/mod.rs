@@ -140,6 +140,12 @@ fn fields(headers: &Headers, layout: &Layout) -> Result<Vec<Field>, RelayoutErro
     if layout.moved(0, FILE_HEADER) != Some(0) {
         return Err(unsound("a file header in two parts"));
     }
+    let is_found = |at, offset: fn(&Load) -> u64| found_from_the_first_segment(layout, headers, at, offset);
+    if is_found(headers.programs_at, |load| load.old.offset) && !is_found(programs, |load| load.offset) {
+        return Err(unsound(
+            "program headers that others find by their offset from the first segment, as BOLT places them",
+        ));
+    }
     let mut fields = vec![
         Field { from: PROGRAMS_AT, to: PROGRAMS_AT, old: headers.programs_at, new: programs },
         Field { from: SECTIONS_AT, to: SECTIONS_AT, old: headers.sections_at, new: sections },
@@ -167,6 +173,19 @@ fn fields(headers: &Headers, layout: &Layout) -> Result<Vec<Field>, RelayoutErro
     }
     fields.retain(|field| field.old != field.new);
     Ok(fields)
+}
+
+/// True if the address of the program headers, at an offset in the file, is as far from the first segment's as the offset is.
+/// Linux before 5.18 computes AT_PHDR so (`create_elf_tables` of fs/binfmt_elf.c), and programs do by `__ehdr_start`.
+fn found_from_the_first_segment(layout: &Layout, headers: &Headers, at: u64, offset: fn(&Load) -> u64) -> bool {
+    let first = layout.loads.iter().min_by_key(|load| load.old.address);
+    let holder = layout
+        .loads
+        .iter()
+        .find(|load| headers.programs_at.checked_sub(load.old.offset).is_some_and(|inside| inside < load.old.length));
+    let (Some(first), Some(holder)) = (first, holder) else { return false };
+    let address = holder.old.address.wrapping_add(at.wrapping_sub(offset(holder)));
+    address.wrapping_sub(first.old.address) == at.wrapping_sub(offset(first))
 }
 
 /// The new offset of bytes that are at an address, if a segment holds both at the same distance. `size` is the part of a

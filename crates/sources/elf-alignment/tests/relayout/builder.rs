@@ -28,7 +28,7 @@ pub struct Wishes {
     is_fixed: bool,
     base: u64,
     headers_are_loaded: bool,
-    programs_at_the_end: bool,
+    pub programs_at_the_end: bool,
     pub trailing: u64,
 }
 

@@ -1,7 +1,7 @@
 //! `pagelift align --relayout`.
 
 use super::obstacles::{obstacle, privilege};
-use super::{Attributes, RECORD, Target, flags};
+use super::{Attributes, RECORD, Target, flags, former_values};
 use crate::output::Output;
 use address_space::{PageSize, format_bytes};
 use anyhow::bail;
@@ -9,7 +9,7 @@ use elf_alignment::{Field, Former, Piece, Relayout, RelayoutError, Segment, Segm
 use file_replacement::{Change, Moved, Order, Patch, write_copy};
 use foreign_text::quoted_path;
 use linux::pages::base_page;
-use object::ReadRef;
+use object::{ReadCache, ReadRef};
 use process_view::printable;
 use std::os::unix::fs::MetadataExt;
 
@@ -62,10 +62,20 @@ pub fn replace_file(target: &Target, relayout: &Relayout) -> anyhow::Result<()> 
     {
         bail!("found {privilege}, needed a program without privileges; fix: --force, if others trust you with it");
     }
-    if linux::attributes::of_file(target.file, RECORD).is_ok() {
+    if has_former_values(target, relayout) {
         bail!("found that the file was aligned before, needed it as it was; fix: `pagelift align --undo`");
     }
     target.change(changed(relayout), record(relayout))
+}
+
+/// True if the file's record fits its contents. A linker that writes a new program into the old file, as mold does, keeps
+/// the attribute of the old contents, which is replaced then.
+fn has_former_values(target: &Target, relayout: &Relayout) -> bool {
+    let Ok(record) = former_values(target.file) else { return false };
+    match Former::is_record(&record) {
+        true => Former::parse(&record, &ReadCache::new(target.file)).is_ok(),
+        false => relayout.before.undo(&record).is_ok(),
+    }
 }
 
 fn record(relayout: &Relayout) -> Attributes {
