@@ -163,6 +163,8 @@ struct Work {
 struct UnderWay {
     /// Number of ticks since it began.
     age: u32,
+    /// Time of the process's start, read before it was asked: it may end meanwhile, and another get its number.
+    start: Option<u64>,
     thread: Weak<()>,
 }
 
@@ -187,7 +189,7 @@ fn ask<T: Send + 'static>(
     run(&work, Limits { most, ..limits }, look, &mut found);
     let Work { queue, under_way } = std::mem::take(&mut *locked(&work));
     for (pid, read) in under_way {
-        left_behind.push(LeftBehind { pid, start: start_of(pid), thread: read.thread });
+        left_behind.push(LeftBehind { pid, start: read.start, thread: read.thread });
         found(pid, Err(Unanswered::new(pid, Silence::NoAnswer)));
     }
     known.into_iter().for_each(|pid| found(pid, Err(Unanswered::new(pid, Silence::NoAnswer))));
@@ -252,7 +254,8 @@ fn start<T: Send + 'static>(
         let next = || {
             let mut work = locked(&work);
             let pid = work.queue.pop_front()?;
-            work.under_way.insert(pid, UnderWay { age: 0, thread: Arc::downgrade(&alive) });
+            let read = UnderWay { age: 0, start: start_of(pid), thread: Arc::downgrade(&alive) };
+            work.under_way.insert(pid, read);
             Some(pid)
         };
         while let Some(pid) = next() {
