@@ -40,6 +40,9 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::time::{Duration, Instant};
 
+/// Maximum number of bytes that are unmapped while all threads stand still.
+const FREED_AT_ONCE: u64 = 64 << 20;
+
 /// Maximum number of bytes that are copied from outside at a time.
 const COPIED_AT_ONCE: usize = 1 << 20;
 
@@ -169,7 +172,7 @@ impl LiveExecutor {
     fn populate_by_thread(&mut self, range: AddressRange, page: PageSize) -> Result<bool, CallError> {
         let name = "madvise(MADV_POPULATE_WRITE)";
         for page in range.pages(page) {
-            match self.with_thread(|calls| calls.advise(name, page, constants::MADV_POPULATE_WRITE)) {
+            match self.with_thread_alone(|calls| calls.advise(name, page, constants::MADV_POPULATE_WRITE)) {
                 Err(error) if error.errno == Errno::EINVAL as i32 => return Ok(false),
                 result => result?,
             }
@@ -184,7 +187,8 @@ impl LiveExecutor {
             _ => Ok(()),
         };
         let path = [file.path.as_bytes(), &[0]].concat();
-        let start = self.with_thread(|calls| {
+        // A file system that is slow to open a file delays one thread.
+        let start = self.with_thread_alone(|calls| {
             let at = calls.place(&path)?;
             let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments_to_open(at))?;
             let arguments = [0, length, file.protection.bits() as u64, how as u64, descriptor, file.offset];
@@ -223,7 +227,7 @@ impl LiveExecutor {
         self.process.is_replaced()
     }
 
-    /// Stops one thread and makes it execute calls.
+    /// Stops one thread and makes it execute short calls. If the threads compete for CPUs, all are stopped.
     ///
     /// # Errors
     /// The first error of a call.
@@ -231,8 +235,28 @@ impl LiveExecutor {
         &mut self,
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
+        self.with_thread_of(LiveProcess::stop_one, work)
+    }
+
+    /// Stops one thread and makes it execute calls that may take long; no other thread stops, even if the threads compete for
+    /// CPUs.
+    ///
+    /// # Errors
+    /// The first error of a call.
+    fn with_thread_alone<T>(
+        &mut self,
+        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        self.with_thread_of(LiveProcess::stop_one_alone, work)
+    }
+
+    fn with_thread_of<T>(
+        &mut self,
+        stop: fn(&mut LiveProcess) -> Result<Pid, StopError>,
+        work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
         let _urgency = Urgency::raise();
-        let thread = self.process.stop_one().map_err(|error| self.refused(&error))?;
+        let thread = stop(&mut self.process).map_err(|error| self.refused(&error))?;
         let result = self.work_with(thread, None, work);
         self.process.release_all();
         result
@@ -387,7 +411,9 @@ impl Executor for LiveExecutor {
 
     fn unmap(&mut self, range: AddressRange) -> Result<(), CallError> {
         let arguments = [range.start().0, range.len(), 0, 0, 0, 0];
-        self.with_thread(|calls| calls.call("munmap", numbers::SYS_munmap, arguments))?;
+        // The kernel takes some 10 ms to free a gigabyte in base pages.
+        let stop = if range.len() <= FREED_AT_ONCE { LiveProcess::stop_one } else { LiveProcess::stop_one_alone };
+        self.with_thread_of(stop, |calls| calls.call("munmap", numbers::SYS_munmap, arguments))?;
         self.note_staging(|staging| staging.remove(range));
         self.probed.remove(range);
         Ok(())
@@ -499,7 +525,7 @@ impl Executor for LiveExecutor {
 
     fn touch(&mut self, range: AddressRange) -> Result<(), CallError> {
         let name = "madvise(MADV_POPULATE_READ)";
-        self.with_thread(|calls| calls.advise(name, range, constants::MADV_POPULATE_READ))
+        self.with_thread_alone(|calls| calls.advise(name, range, constants::MADV_POPULATE_READ))
     }
 
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError> {

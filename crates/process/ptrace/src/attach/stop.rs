@@ -94,6 +94,8 @@ pub struct LiveProcess {
     standstill: Standstill,
     /// A thread is stopped by job control, and stays so.
     stopped_by_shell: bool,
+    /// All threads may be stopped for the calls of one: they have stopped together so far.
+    may_stop_all: bool,
     /// Why the process is left alone from now on.
     over: Option<Over>,
     /// The seccomp filters of the thread that makes calls.
@@ -120,6 +122,7 @@ impl LiveProcess {
             told: None,
             standstill: Standstill::default(),
             stopped_by_shell: false,
+            may_stop_all: true,
             over: None,
             filters: Filters::None,
             not_permitted: NotPermitted::default(),
@@ -155,13 +158,15 @@ impl LiveProcess {
         self.unless_executed(Self::find_one)
     }
 
-    fn find_one(&mut self) -> Result<Pid, StopError> {
-        if self.threads_compete() {
-            match self.stop_all_for_one() {
-                Err(StopError::DoesNotStop(_) | StopError::NoneFit) => {}
-                found => return found,
-            }
-        }
+    /// Stops one thread that can make calls, and no other: for calls that may take long.
+    ///
+    /// # Errors
+    /// [`StopError`]; no thread is held then.
+    pub fn stop_one_alone(&mut self) -> Result<Pid, StopError> {
+        self.unless_executed(Self::find_one_alone)
+    }
+
+    fn find_one_alone(&mut self) -> Result<Pid, StopError> {
         let deadline = Instant::now() + SEARCH_TIMEOUT;
         loop {
             let threads = self.by_suitability()?;

@@ -5,22 +5,41 @@
 //! together stop within a millisecond or two, since each needs the CPU for no longer than it takes to stop; then the calls are
 //! made at once.
 
-use super::LiveProcess;
-use crate::remote::status::is_runnable;
+use super::{LiveProcess, StopError};
+use crate::remote::status::{is_runnable, sleeps_uninterruptibly};
 use crate::remote::thread_list::user_threads;
+use nix::unistd::Pid;
 
 /// Maximum number of threads that are all stopped for the calls of one: each takes some 30 µs to stop and to let go.
 const MOST_THREADS: usize = 512;
 
 impl LiveProcess {
-    /// True where more threads compute than the program has CPUs, and not too many threads would have to be stopped.
-    pub(super) fn threads_compete(&self) -> bool {
+    /// Finds one thread that can make calls. If the threads compete, all are stopped.
+    pub(super) fn find_one(&mut self) -> Result<Pid, StopError> {
+        if self.may_stop_all && self.threads_compete() {
+            match self.stop_all_for_one() {
+                Err(error) if !matches!(error, StopError::Gone | StopError::Executed | StopError::Lost(_)) => {
+                    // Not tried again: a thread that does not stop now may not for long.
+                    self.may_stop_all = false;
+                    self.release_all();
+                }
+                found => return found,
+            }
+        }
+        self.find_one_alone()
+    }
+
+    /// True if more threads compute than the program has CPUs, not too many threads would have to be stopped, and none is in
+    /// uninterruptible sleep, which would delay the others.
+    fn threads_compete(&self) -> bool {
         let Ok(listing) = user_threads(self.pid, |_| true) else { return false };
         let cpus = linux::cpus::allowed_to(self.pid.as_raw()).unwrap_or(1);
         if listing.threads.len() <= cpus || listing.threads.len() > MOST_THREADS {
             return false;
         }
+        let sleeps = |&thread: &i32| sleeps_uninterruptibly(self.pid, thread);
         listing.threads.iter().filter(|&&thread| is_runnable(self.pid, thread)).count() > cpus
+            && !listing.threads.iter().any(sleeps)
     }
 }
 
@@ -29,7 +48,6 @@ mod tests {
     use super::*;
     use crate::attach::stop::exec::tracer_of;
     use crate::test_program;
-    use nix::unistd::Pid;
     use std::io::{BufRead, BufReader, stdin};
     use std::thread;
     use std::time::{Duration, Instant};

@@ -108,10 +108,9 @@ impl LiveProcess {
             Some(Over::Lost(thread)) => return Err(StopError::Lost(thread)),
             None => {}
         }
-        stop(self).inspect_err(|error| {
-            if matches!(error, StopError::Executed) {
-                self.give_up();
-            }
+        stop(self).inspect_err(|error| match error {
+            StopError::Executed => self.give_up(),
+            _ => self.release_all(),
         })
     }
 
