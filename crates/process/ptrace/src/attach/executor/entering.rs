@@ -194,9 +194,22 @@ mod tests {
             let mut child = test_program::spawn("attach::executor::entering::tests::program_that_forks", FORKS);
             let (to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
             let mut program = Self { child, to, from };
-            // Its threads are there after the first fork.
             program.fork(0);
+            program.await_threads();
             program
+        }
+
+        /// Waits until all three threads wait. One that is just being started maps its stack, and one that starts it blocks all
+        /// signals meanwhile.
+        fn await_threads(&self) {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let waits =
+                |status: &String| status.contains("\nState:\tS") && status.contains("\nSigBlk:\t0000000000000000");
+            let settled = |statuses: Vec<String>| statuses.len() == 3 && statuses.iter().all(waits);
+            while !settled(statuses(self.pid())) {
+                assert!(Instant::now() < deadline, "its threads do not wait");
+                thread::yield_now();
+            }
         }
 
         fn fork(&mut self, word: u64) -> i32 {
@@ -293,11 +306,15 @@ mod tests {
         process.release_all();
     }
 
-    fn blocked_signals(pid: i32) -> Vec<String> {
+    /// The status of each thread (proc_pid_status(5)).
+    fn statuses(pid: i32) -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-        let statuses = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
-        let blocked = |status: String| status.lines().find(|line| line.starts_with("SigBlk")).unwrap().to_owned();
-        statuses.map(blocked).collect()
+        tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap()).collect()
+    }
+
+    fn blocked_signals(pid: i32) -> Vec<String> {
+        let blocked = |status: &String| status.lines().find(|line| line.starts_with("SigBlk")).unwrap().to_owned();
+        statuses(pid).iter().map(blocked).collect()
     }
 
     fn slot_of(pid: i32, memory: &RemoteMemory) -> CodeSlot {
@@ -312,8 +329,6 @@ mod tests {
     #[test]
     fn a_thread_that_a_killed_lift_leaves_with_one_call_makes_it_and_the_next_lift_takes_its_page_over() {
         let mut program = Program::start();
-        // A thread blocks all signals while it starts another one; the program answers once that is over.
-        program.fork(0);
         let (pid, blocked) = (program.pid(), blocked_signals(program.pid()));
         for blocks_signals in [false, true] {
             let memory = RemoteMemory::open(pid).unwrap();
