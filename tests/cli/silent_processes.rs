@@ -70,7 +70,7 @@ fn run_all(t: &Context, commands: &[&[&str]]) -> Result<Vec<Output>> {
     sessions.into_iter().map(Session::finish).collect()
 }
 
-/// True where a document names the process and no other.
+/// True if a document names the process and no other.
 fn names(document: &Value, pid: u32) -> bool {
     let unanswered = document["unanswered"].as_array().map(Vec::as_slice).unwrap_or_default();
     let fields = |process: &Value| (process["pid"].as_i64(), process["reason"].as_str().map(str::to_owned));

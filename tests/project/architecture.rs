@@ -62,7 +62,7 @@ const UNSAFE_FILES: [&str; 8] = [
 ];
 /// A crate that only its own test and libFuzzer use.
 const FUZZ_TARGETS: &str = "crates/testing/hostile-input/";
-/// Folders above the crates: a crate depends on crates of its own room and of those before it.
+/// Folders above the crates. A crate depends only on crates of the same folder and of earlier ones.
 const ROOMS: [&str; 10] =
     ["base", "lift", "process", "sources", "heap", "inside", "session", "measure", "app", "testing"];
 const LONGEST: usize = 600;

@@ -1,4 +1,4 @@
-//! What a machine has for a process: the facts on which plans depend.
+//! The facts about a machine on which plans depend.
 
 use crate::numa_facts::NumaFacts;
 use address_space::{AddressRange, PageSize};

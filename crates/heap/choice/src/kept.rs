@@ -31,7 +31,7 @@ const WORTH_KEEPING: u64 = 16;
 /// Bytes of a file for which it counts as one more.
 const MORE: u64 = 4 << 20;
 
-/// What is known about a file: its identity and the parts that were read.
+/// The key of a file's facts: its identity and the parts that were read.
 type Key = (FileIdentity, Reads);
 
 /// Facts of one program's files.

@@ -19,12 +19,12 @@ pub struct ImageSpan {
     pub offset: u64,
     /// Size of the image's huge pages.
     pub page_size: PageSize,
-    /// The NUMA node on which the image lies, where it is a copy for one node.
+    /// The NUMA node of the image, if the image is a copy for one node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<u32>,
 }
 
-/// How the file of an object lies in the page cache.
+/// The parts of an object's file that are in huge folios of the page cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CachedFile {
     /// The object's path, as maps shows it.
@@ -37,17 +37,17 @@ pub struct CachedFile {
     pub huge: Vec<Range<u64>>,
     /// Path by which the process itself opens the same file, if there is one.
     pub own_path: Option<String>,
-    /// Why the other parts do not lie in huge folios, if that is known.
+    /// The reason for which the other parts are not in huge folios, if it is known.
     pub shortfall: Option<CacheShortfall>,
 }
 
 impl CachedFile {
-    /// True where the mapping shows this file.
+    /// True if the mapping shows this file.
     pub fn is_shown_by(&self, mapping: &Mapping) -> bool {
         (mapping.device, mapping.inode) == (self.device, self.inode) && mapping.path() == Some(self.path.as_str())
     }
 
-    /// True where all of the part lies in huge folios.
+    /// True if the whole part is in huge folios.
     pub fn holds(&self, part: &Range<u64>) -> bool {
         let index = self.huge.partition_point(|huge| huge.end <= part.start);
         self.huge.get(index).is_some_and(|huge| huge.start <= part.start && part.end <= huge.end)
@@ -63,11 +63,11 @@ pub struct ProcessFacts {
     pub objects: Vec<LoadedObject>,
     /// Pages of anonymous mappings that have been touched: present or swapped out.
     pub touched: RangeSet,
-    /// What shared images can show of it. Pages that differ from their file are not in these.
+    /// The ranges that shared images can show. They contain no page that differs from its file.
     pub images: Vec<ImageSpan>,
-    /// How the files of its objects lie in the page cache.
+    /// The parts of its objects' files that are in huge folios of the page cache.
     pub cached: Vec<CachedFile>,
-    /// Pages of these files' mappings that were written to, and are the process's own.
+    /// Pages of these files' mappings that the process has written to, and that are private therefore.
     pub changed: RangeSet,
     /// Mappings that must not be replaced.
     pub special: Vec<SpecialMapping>,
@@ -85,7 +85,7 @@ pub struct ProcessFacts {
 }
 
 impl ProcessFacts {
-    /// True where a copy of writable memory may miss what the program writes.
+    /// True if a copy of writable memory may miss a write of the program.
     pub fn may_write_during_copies(&self) -> bool {
         self.running || self.other_threads
     }

@@ -68,7 +68,7 @@ pub enum Reason {
     Watched,
     /// Pages that another process has, too, since a fork: the lift would copy them.
     Forked {
-        /// Bytes of these pages.
+        /// Size of these pages in bytes.
         common: u64,
     },
     /// `MADV_GUARD_INSTALL`.

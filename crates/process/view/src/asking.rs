@@ -153,7 +153,7 @@ fn start_of(pid: i32) -> Option<u64> {
     ProcessStat::parse(&ProcessFiles::of(pid).text("stat").ok()?)?.start_time()
 }
 
-/// What the threads do now.
+/// The present work of the threads.
 #[derive(Default)]
 struct Work {
     queue: VecDeque<i32>,

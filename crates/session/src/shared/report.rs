@@ -93,7 +93,7 @@ pub struct InPlaceReport {
     pub sharers: usize,
     /// Not all processes of the machine could be read in time, and there may be more sharers.
     pub more_sharers: bool,
-    /// Page tables of these processes before, in bytes (`VmPTE`).
+    /// Size of these processes' page tables before the lift, in bytes (`VmPTE`).
     pub page_tables_before: u64,
     /// And after the lift.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -134,7 +134,7 @@ fn benefit(segments: &Segments, huge: PageSize) -> String {
     )
 }
 
-/// What a linker does from the start.
+/// The linker flags that make a change of the file needless.
 fn flags(huge: PageSize) -> String {
     let size = huge.bytes();
     format!(

@@ -121,7 +121,7 @@ fn lift_memory(args: &AttachArgs, pids: &[i32], chosen: Chosen<'_>, memory: InPl
     Ok(lifted)
 }
 
-/// Writes the report of what was lifted in place if no other report has included it.
+/// Writes the report about lifts in place, unless another report has included that.
 fn write_alone(args: &AttachArgs, pid: i32, in_place: InPlaceReports) -> anyhow::Result<()> {
     let Some(path) = &args.outcome.report else { return Ok(()) };
     let as_line = args.pid.is_none();

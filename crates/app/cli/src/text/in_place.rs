@@ -9,7 +9,7 @@ use shared_memory::SegmentKind;
 /// Most lines about what is left alone; a report has all.
 const MOST_LINES: usize = 12;
 
-/// What a memory is called.
+/// The name of a kind of memory.
 pub const fn noun(memory: InPlace) -> &'static str {
     match memory {
         InPlace::Shared => "shared memory",

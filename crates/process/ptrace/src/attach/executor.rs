@@ -40,7 +40,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-/// Maximum number of bytes that are unmapped while all threads stand still.
+/// Maximum number of bytes that are unmapped while all threads are stopped.
 const FREED_AT_ONCE: u64 = 64 << 20;
 
 /// Maximum number of bytes that are copied from outside at a time.

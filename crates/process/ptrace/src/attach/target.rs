@@ -39,7 +39,7 @@ impl Target {
         self.pid
     }
 
-    /// True where the process has not ended: everything that was read by its PID so far belongs to it.
+    /// True if the process has not ended: then all that was read by its PID so far belongs to it.
     pub fn is_alive(&self) -> bool {
         self.handle.is_alive()
     }

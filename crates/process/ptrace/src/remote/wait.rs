@@ -16,7 +16,7 @@ const SYSTEM_CALL_BIT: i32 = 0x80;
 /// Any tracee or child, for waitpid(2).
 const ANY: Pid = Pid::from_raw(-1);
 
-/// Maximum duration of one injected call, or of a list of them: the longest ones fill some GiB of memory.
+/// Maximum duration of one injected call, or of a list of calls: the longest ones fill some GiB of memory.
 pub const LONGEST_CALL: Duration = Duration::from_secs(30);
 
 /// What a traced thread reports.

@@ -209,7 +209,7 @@ fn counts_from_the_end<'data, R: ReadRef<'data>>(data: R, length: u64) -> bool {
 /// True if a ZIP archive ends the file whose offsets count from the archive's own beginning. After `zip -A` they count from the
 /// file's, and readers that rely on that would read other bytes after a move. Those of a ZIP64 archive are not read here.
 fn is_relative_archive(last: &[u8], length: u64) -> bool {
-    /// The end record, its parts in bytes (APPNOTE.TXT 4.3.16): size and offset of the directory in front of it.
+    /// The end record, and its fields (APPNOTE.TXT 4.3.16): size and offset of the directory in front of it.
     const END: &[u8] = b"PK\x05\x06";
     const SIZE_AT: usize = 12;
     const OFFSET_AT: usize = 16;
@@ -222,7 +222,7 @@ fn is_relative_archive(last: &[u8], length: u64) -> bool {
         return false;
     };
     let is_zip64 = last.windows(LOCATOR_OF_ZIP64.len()).any(|part| part == LOCATOR_OF_ZIP64);
-    // The directory ends where the end record begins, also in a file that the archive is appended to.
+    // The end record follows the directory directly, also if the archive is appended to a file.
     let place = length - last.len() as u64 + at as u64;
     !is_zip64 && u64::from(size) + u64::from(offset) < place
 }

@@ -10,7 +10,7 @@ use crate::remote::status::{is_runnable, sleeps_uninterruptibly};
 use crate::remote::thread_list::user_threads;
 use nix::unistd::Pid;
 
-/// Maximum number of threads that are all stopped for the calls of one: each takes some 30 µs to stop and to let go.
+/// Maximum number of threads that are all stopped for the calls of one: each takes about 30 µs to stop and to release.
 const MOST_THREADS: usize = 512;
 
 impl LiveProcess {

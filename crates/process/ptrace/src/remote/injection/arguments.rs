@@ -19,7 +19,7 @@ impl Scratch {
     }
 }
 
-/// A file that the process has been told to open.
+/// A file that the process is made to open.
 pub(super) struct Opening {
     pub path: String,
     /// `None` while the call is being made.
