@@ -2,6 +2,7 @@
 
 use crate::constants::MADV_COLLAPSE;
 use crate::process_handle::ProcessHandle;
+use crate::watch::watched;
 use address_space::AddressRange;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,7 +12,8 @@ use std::os::fd::AsRawFd;
 /// # Errors
 /// The kernel's, also that there is no such process.
 pub fn collapse(pid: i32, range: AddressRange) -> io::Result<()> {
-    collapse_in(&ProcessHandle::open(pid)?, range)
+    let process = ProcessHandle::open(pid)?;
+    watched(|| format!("collapsing {range} of process {pid}"), || collapse_in(&process, range))
 }
 
 /// Applies `MADV_COLLAPSE` to a range of another process (Linux 6.1; needs CAP_SYS_NICE and the right to trace it).

@@ -1,5 +1,5 @@
-//! System calls for a process that shares its memory with another one for a while (`ptrace/src/start/launch.rs`): those
-//! of `linux-raw`, which touch neither `errno` nor the heap nor a lock, and do not panic.
+//! System calls for a process that shares its memory with another one for a while (`ptrace/src/start/launch.rs`): the
+//! functions of `linux-raw`, which do not touch `errno`, the heap or a lock, and do not panic.
 
 pub use linux_raw::{
     ALL_SIGNALS, Errno as ErrorNumber, close, close_all, execute, exit, forget_thread_word, set_child_subreaper,

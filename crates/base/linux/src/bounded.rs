@@ -1,12 +1,12 @@
 //! Bounds in bytes on what is read of other processes and files: a hostile program or file chooses its sizes freely.
 //!
-//! All such bounds stand here, so that one page shows how much memory a command can take. Each is far above what real
-//! programs have: what exceeds it is hostile or damaged.
+//! All such bounds are in this file, so that one page shows how much memory a command can take. Each is far above the
+//! needs of real programs: input beyond it is hostile or damaged.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 
-/// Maximum number of bytes that may be read from one source, or kept of it.
+/// Maximum number of bytes that may be read from one source, or kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryBound(u64);
 
@@ -68,10 +68,14 @@ pub const PAGE_CACHE_RECORD: MemoryBound = MemoryBound::mebibytes(4);
 /// A record of `pagelift bench`. A day of blocks of 400 ms windows has about 40 MB.
 pub const BENCH_RECORD: MemoryBound = MemoryBound::mebibytes(64);
 
+/// The verdicts of `pagelift agent`. 1,000 keys with 24 measurements each have about 5 MB.
+pub const VERDICTS: MemoryBound = MemoryBound::mebibytes(16);
+
 /// The report of one lift, which a run writes for `pagelift bench`; a program with 500 libraries has about 1 MB.
 pub const LIFT_REPORT: MemoryBound = MemoryBound::mebibytes(16);
 
-/// The end of what a load prints in one burst, of which `pagelift bench` takes a number, or a server at its start.
+/// The end of the output that a load (`pagelift bench` reads a number from it) or a server at its start prints in one
+/// burst.
 pub const LOAD_OUTPUT: MemoryBound = MemoryBound::mebibytes(1);
 
 /// Maximum length of one line, in bytes; a longer line is returned in pieces.

@@ -1,7 +1,9 @@
 //! Capabilities of the calling thread (capabilities(7)). Linux keeps them for each thread.
 
 use linux_raw::kernel::general::{__user_cap_data_struct, __user_cap_header_struct, _LINUX_CAPABILITY_VERSION_3};
-use linux_raw::kernel::general::{CAP_CHECKPOINT_RESTORE, CAP_DAC_READ_SEARCH, CAP_SYS_ADMIN, CAP_SYS_PTRACE};
+use linux_raw::kernel::general::{
+    CAP_CHECKPOINT_RESTORE, CAP_DAC_READ_SEARCH, CAP_SYS_ADMIN, CAP_SYS_NICE, CAP_SYS_PTRACE,
+};
 use std::io;
 use std::ops::{BitAnd, BitOr};
 
@@ -16,6 +18,8 @@ impl CapabilitySet {
     pub const DAC_READ_SEARCH: Self = Self(1 << CAP_DAC_READ_SEARCH);
     /// Traces and reads any process.
     pub const SYS_PTRACE: Self = Self(1 << CAP_SYS_PTRACE);
+    /// Schedules any process, and advises the kernel about its memory (process_madvise(2)).
+    pub const SYS_NICE: Self = Self(1 << CAP_SYS_NICE);
     /// Administers the system; before Linux 5.9, also what `CHECKPOINT_RESTORE` permits.
     pub const SYS_ADMIN: Self = Self(1 << CAP_SYS_ADMIN);
     /// Follows the links in `/proc/PID/map_files` (Linux 5.9).
@@ -43,7 +47,7 @@ impl BitOr for CapabilitySet {
     }
 }
 
-/// What the calling thread may do, and what it may make itself able to do.
+/// The effective and the permitted capabilities of the calling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Capabilities in force.

@@ -1,9 +1,20 @@
-//! Descriptors of other processes.
+//! Descriptors of other processes, and the number that this process may have.
 
 use crate::process_handle::ProcessHandle;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
+
+/// Raises the usual limit of 1,024 descriptors as far as this user may: one for each event on each CPU, or of each thread, can
+/// be more. If it cannot be raised, the kernel refuses the events that exceed the limit.
+pub fn allow_most() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+    {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
 
 /// Duplicates a descriptor of another process (`pidfd_getfd`, Linux 5.6).
 ///

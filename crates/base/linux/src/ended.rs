@@ -10,12 +10,12 @@ use std::mem::MaybeUninit;
 /// Waits until a child has ended. It stays a zombie, so that its PID is not reused before the caller has waited for it.
 ///
 /// # Errors
-/// `ECHILD` where it is not a child of this process; otherwise those of waitid(2) but EINTR.
+/// `ECHILD` if it is not a child of this process; otherwise the errors of waitid(2) except EINTR.
 pub fn wait_until_ended(child: Pid) -> Result<(), Errno> {
     wait(child, libc::WEXITED | libc::WNOWAIT).map(drop)
 }
 
-/// Reaps a child or traced thread if it has ended. Any other report of it stays pending.
+/// Reaps a child or traced thread if it has ended. Any other report about it stays pending.
 pub fn reap_if_ended(thread: Pid) {
     let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
     // Stops of tracees are reported whatever the options are (ptrace(2)).

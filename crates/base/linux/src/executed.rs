@@ -4,8 +4,9 @@ use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Returns the path that was given to execve(2), which may lead through links and may be relative to the folder of that moment.
-/// It is there without /proc, too, as while a package manager works in another root. `None` where the kernel gave none.
+/// Returns the path that was passed to execve(2), which may lead through links and may be relative to the working
+/// folder at that time. It exists without /proc too, for example while a package manager works in another root. `None`
+/// if the kernel passed none.
 pub fn executed_path() -> Option<PathBuf> {
     // SAFETY:
     // - getauxval(3) reads what the kernel has given to this process, and needs nothing.

@@ -1,6 +1,6 @@
-//! Tries what a kernel and the restrictions on this process permit: on memory of its own, on descriptors that are closed at
-//! once, and on a child that ends with the attempt. A release number does not tell: distributions backport and leave out,
-//! seccomp filters and security modules refuse.
+//! Tries the features that a kernel and the restrictions on this process permit: on separate memory, on descriptors
+//! that are closed at once, and on a child that ends with the attempt. A release number is not sufficient:
+//! distributions backport and omit features, seccomp filters and security modules refuse them.
 
 use crate::advice;
 use crate::constants::MADV_COLLAPSE;
@@ -29,7 +29,7 @@ pub enum ThpSetting {
     ExceptAdvised,
 }
 
-/// Returns this process's own setting of transparent huge pages; `None` where the kernel refuses to tell.
+/// Returns this process's own setting of transparent huge pages; `None` if the kernel refuses the call.
 pub fn own_thp_setting() -> Option<ThpSetting> {
     // SAFETY:
     // - this request takes no pointer.
@@ -82,7 +82,7 @@ pub fn move_pool_mapping(huge: PageSize) -> io::Result<()> {
     let moves = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY:
     // - the source was mapped above and nothing else knows it;
-    // - the target is owned by `target`, which unmaps whatever lies there when it is dropped.
+    // - `target` owns the destination, and unmaps its mappings when it is dropped.
     let moved = unsafe { libc::mremap(pool, length, length, moves, target.aligned.cast::<c_void>()) };
     if moved != libc::MAP_FAILED {
         return Ok(());
@@ -140,7 +140,7 @@ pub fn auxiliary_vector_can_be_set() -> io::Result<()> {
     checked(unsafe { libc::prctl(libc::PR_SET_MM, SET_MM_MAP_SIZE, &raw mut size, 0, 0) }.into())
 }
 
-/// What may be done with a child.
+/// The permitted actions on a child.
 #[derive(Debug)]
 pub struct ChildAttempts {
     /// It was seized and stopped by ptrace.
@@ -150,7 +150,7 @@ pub struct ChildAttempts {
     pub collapsed: Option<io::Result<()>>,
 }
 
-/// Seizes a child of this process and collapses memory of it; it is ended before this returns.
+/// Seizes a child of this process and collapses its memory; the child is ended before this returns.
 ///
 /// # Errors
 /// No child can be made.
@@ -179,7 +179,7 @@ impl Child {
     fn start(memory: Option<&OwnMemory>, tell: PipeWriter) -> io::Result<Self> {
         let (first, tell) = (memory.map(|memory| memory.aligned), tell.as_raw_fd());
         // SAFETY:
-        // - the child only writes to memory of its own and makes calls that are safe after a fork of a program with
+        // - the child only writes to its own memory and makes calls that are safe after a fork of a program with
         //   threads (signal-safety(7)): prctl, write, pause and _exit.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
@@ -240,7 +240,7 @@ impl OwnMemory {
 
     fn touch(&self) {
         // SAFETY:
-        // - the page lies in the mapping, which is writable and which nobody else knows.
+        // - the page is in the mapping, which is writable and has no other user.
         unsafe { self.aligned.write_volatile(1) };
     }
 

@@ -1,4 +1,4 @@
-//! What of a file is in the page cache (cachestat(2)).
+//! The part of a file that is in the page cache (cachestat(2)).
 
 use nix::sys::statfs::FsType;
 use std::fs::File;
@@ -43,7 +43,7 @@ pub struct CachedPages {
 /// (seen with 7.3).
 pub fn cached_pages(file: &File, offsets: Range<u64>) -> io::Result<CachedPages> {
     let range = ByteRange { offset: offsets.start, length: offsets.end.saturating_sub(offsets.start) };
-    // A length of 0 means all that follows.
+    // A length of 0 means the rest of the file.
     if range.length == 0 {
         return Ok(CachedPages::default());
     }

@@ -1,4 +1,4 @@
-//! Attributes of files beside their mode: those of chattr(1), and those that statx(2) shows.
+//! Attributes of files besides their mode: those of chattr(1) and of statx(2).
 
 use std::fs::File;
 use std::io;
@@ -46,7 +46,7 @@ pub fn flags(file: &File) -> io::Result<u32> {
 /// Sets the attributes of chattr(1).
 ///
 /// # Errors
-/// The kernel's: `EPERM` without the right to set one of them.
+/// The kernel's: `EPERM` without the right to set one.
 pub fn set_flags(file: &File, flags: u32) -> io::Result<()> {
     let flags = libc::c_long::from(flags);
     // SAFETY:

@@ -1,6 +1,6 @@
-//! Mappings of files in this process. Nothing is ever read through them but by a system call: a read is fatal where the
-//! file has been truncated. They serve to ask the kernel by which pages a file would be mapped, to keep its pages mapped,
-//! and to fill files of hugetlbfs, which has no `write`.
+//! Mappings of files in this process. Only system calls read through them, because a direct read is fatal if the file
+//! has been truncated. They serve to ask the kernel which pages would map a file, to keep its pages mapped, and to fill
+//! files of hugetlbfs, which has no `write`.
 
 use crate::constants::{MADV_COLLAPSE, MADV_POPULATE_READ, MADV_POPULATE_WRITE};
 use crate::pages::base_page;
@@ -60,7 +60,7 @@ impl FileMapping {
         let mut mapping = Self { reserved: (reserved as usize, room), mapping: (0, 0) };
         let place = (reserved as usize).next_multiple_of(huge);
         // SAFETY:
-        // - `place` to `place + length` lies in the new reservation, which nothing else knows of.
+        // - `place` to `place + length` is in the new reservation, which has no other user.
         let placed = unsafe {
             let flags = libc::MAP_SHARED | libc::MAP_FIXED;
             libc::mmap(place as *mut libc::c_void, length, protection, flags, file.as_raw_fd(), position)
@@ -71,7 +71,7 @@ impl FileMapping {
             // place.
             mapping.reserved = (0, 0);
             // SAFETY:
-            // - the reservation was made above, and only this function knows of it.
+            // - the reservation was made above, and only this function uses it.
             unsafe { release_around(reserved as usize, room, place, length) };
             return Err(error);
         }
@@ -100,7 +100,7 @@ impl FileMapping {
         self.advise(MADV_COLLAPSE)
     }
 
-    /// Makes the page cache read whole huge pages where a page of this mapping is missing (`MADV_HUGEPAGE`).
+    /// Makes the page cache read whole huge pages if a page of this mapping is missing (`MADV_HUGEPAGE`).
     ///
     /// # Errors
     /// `EINVAL` on a kernel without transparent huge pages.
@@ -119,13 +119,13 @@ impl FileMapping {
     /// Makes the pages of a part of the mapping present; `at` is the part's distance from the start, in bytes.
     ///
     /// # Errors
-    /// `EFAULT` where the file was truncated or cannot be read; `EINVAL` on Linux before 5.14, and for a part that does
-    /// not lie in the mapping.
+    /// `EFAULT` if the file was truncated or cannot be read; `EINVAL` on Linux before 5.14, and for a part outside of
+    /// the mapping.
     pub fn populate_part(&self, at: u64, length: u64) -> io::Result<()> {
         self.advise_part(at, length, MADV_POPULATE_READ)
     }
 
-    /// Makes the pages at `places` present, distances from the start in bytes, by one call for many of them. A page that
+    /// Makes the pages at `places` present, distances from the start in bytes, by one call for many pages. A page that
     /// the file has lost, or that cannot be read, stays untouched.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl FileMapping {
     /// Takes the pages of a part of the mapping out of the page tables; the page cache keeps them (`MADV_DONTNEED`).
     ///
     /// # Errors
-    /// `EINVAL` for a part that does not lie in the mapping, or is locked.
+    /// `EINVAL` for a part that is outside of the mapping, or is locked.
     pub fn withdraw_part(&self, at: u64, length: u64) -> io::Result<()> {
         self.advise_part(at, length, libc::MADV_DONTNEED)
     }
@@ -267,7 +267,7 @@ unsafe fn release_around(start: usize, room: usize, place: usize, length: usize)
 /// Gives advice on a part of a [`FileMapping`].
 ///
 /// # Safety
-/// The range lies in one mapping that the caller borrows, and the advice keeps what the mapping shows.
+/// The range is in one mapping that the caller borrows, and the advice keeps the mapping's contents.
 unsafe fn advise(start: usize, length: usize, advice: i32) -> io::Result<()> {
     // SAFETY:
     // - the caller's promise.

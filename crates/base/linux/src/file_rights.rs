@@ -1,4 +1,4 @@
-//! Work on files with the rights of another user, and without those of this program.
+//! Work on files with another user's rights, and without those of this program.
 //!
 //! Linux keeps credentials for each thread (credentials(7)); only the C library applies them to the whole process. The
 //! work runs in a thread that takes on the user's file system IDs and groups, drops every capability, and ends with the
@@ -6,6 +6,7 @@
 //! neither signal nor trace it (kill(2), ptrace(2)).
 
 use crate::capabilities::{self, CapabilitySet};
+use crate::watch::with_same_limit;
 use std::io;
 use std::thread;
 
@@ -39,6 +40,7 @@ impl FileRights {
     /// # Errors
     /// The kernel's, where this program may not take on the user's IDs. `work` has not run then.
     pub fn act<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        let work = with_same_limit(work);
         thread::scope(|scope| {
             let worker = thread::Builder::new().spawn_scoped(scope, || self.take_on().map(|()| work()))?;
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -1,8 +1,27 @@
 //! Information of the kernel on the file system of an open file.
 
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+
+/// `linux/magic.h`; nix has it for glibc only.
+pub const XFS_SUPER_MAGIC: FsType = FsType(0x5846_5342);
+/// `linux/magic.h`; nix has it for some C libraries only.
+pub const OVERLAYFS_SUPER_MAGIC: FsType = FsType(0x794c_7630);
+
+/// True for file systems that give a file a new time of change whenever it is changed, by `write` and through mappings: their
+/// `page_mkwrite` calls `file_update_time` when a page that can be written is mapped (read in Linux 6.18). On tmpfs no
+/// write through a mapping does. On overlayfs it is the file system below that does or does not.
+pub fn records_changes(kind: FsType) -> bool {
+    [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC].contains(&kind)
+}
+
+/// True for file systems that cannot be written: squashfs and erofs (`linux/magic.h`). Their files have the times that the maker
+/// of the medium chose.
+pub fn cannot_be_written(kind: FsType) -> bool {
+    [0x7371_7368, 0xe0f5_e1e2].contains(&(kind.0 as u32))
+}
 
 /// Maximum length in bytes of the name that the kernel returns (`linux/fs.h`).
 const LONGEST_NAME: usize = 128;
@@ -39,7 +58,7 @@ mod request {
 /// Returns the name below `/sys/fs` of the directory that the kernel keeps for the file's mounted file system, such as
 /// `ext4/sda1`.
 ///
-/// btrfs does not tell it (`ENOTTY` on 6.18), and has its directory, new at each mount, by its identifier.
+/// btrfs does not report it (`ENOTTY` on 6.18); its directory, new at each mount, is named by its identifier.
 ///
 /// # Errors
 /// The kernel's: `ENOTTY` on file systems without such a directory, and on others than btrfs before Linux 6.10.

@@ -1,7 +1,7 @@
-//! Interrupted system calls, and which of them may be restarted. Pure data; nothing here makes a call.
+//! Interrupted system calls, and the ones that may be restarted. Pure data; these functions make no calls.
 //!
 //! The kernel restarts most interrupted calls. Some fail with EINTR whenever their thread was stopped (signal(7),
-//! "Interruption of system calls and library functions by stop signals"), and more of them once a signal's handler has
+//! "Interruption of system calls and library functions by stop signals"), and more fail after a signal's handler has
 //! run, with or without SA_RESTART (signal(7), "Interruption of system calls and library functions by signal
 //! handlers"). A tool that stops a thread without the program's knowledge has to restart these. A call that is not
 //! named here is never restarted: `close` has closed its descriptor when it fails with EINTR, and the number may belong
@@ -41,8 +41,8 @@ const FREQUENT: &[i64] = &[
     IO_PGETEVENTS,
 ];
 
-/// Calls that fail with EINTR for some descriptors: FUSE, inotify, sockets with a timeout. They do so only where they
-/// have had no effect yet; a restarted connect goes on waiting (`inet_stream_connect`).
+/// Calls that fail with EINTR for some descriptors: FUSE, inotify, sockets with a timeout. They do so only if they have
+/// had no effect yet; a restarted connect continues to wait (`inet_stream_connect`).
 const FOR_SOME_FILES: [i64; 20] = [
     libc::SYS_read,
     libc::SYS_readv,
@@ -93,7 +93,7 @@ const OF_CONSTANT_TIMES: &[i64] = &[
 ];
 
 /// Waits that fail with EINTR after a handler without SA_RESTART and are restarted after a handler with it
-/// (`ERESTARTSYS`), in addition to those of `FOR_SOME_FILES`.
+/// (`ERESTARTSYS`), in addition to the list `FOR_SOME_FILES`.
 const ENDED_WITHOUT_SA_RESTART: [i64; 7] = [
     libc::SYS_wait4,
     libc::SYS_waitid,
@@ -158,7 +158,7 @@ pub enum Repetition {
     /// By restart_syscall(2): it waits for a relative time of which the kernel keeps the rest. rt_sigreturn(2) makes
     /// the kernel forget it.
     WithTimeLeft,
-    /// Unchanged, but it lasts longer then: it waits for a relative time, and nothing tells how much has passed.
+    /// Unchanged, but it lasts longer then: the call waits for a relative time, and the elapsed time is unknown.
     WithWholeTime(Length),
 }
 
@@ -255,7 +255,7 @@ pub fn after_own_handler(number: i64, arguments: &[u64; 6]) -> Repetition {
     }
 }
 
-/// Handles io_uring_enter(2), which fails with EINTR only where it has submitted nothing.
+/// Handles io_uring_enter(2), which fails with EINTR only if it has submitted nothing.
 fn after_ring(arguments: &[u64; 6]) -> Repetition {
     let (flags, extended) = (arguments[3], arguments[4]);
     match flags {

@@ -18,8 +18,8 @@ pub struct Lease<'a> {
 }
 
 impl<'a> Lease<'a> {
-    /// Takes a read lease, which is granted only while the file is open for writing nowhere. A mapping counts as long
-    /// as it exists, even where its descriptor was closed: it keeps the open file, which keeps `i_writecount` (Linux
+    /// Takes a read lease, which is granted only while no process has the file open for writing. A mapping counts as
+    /// long as it exists, even if its descriptor was closed: it keeps the open file, which keeps `i_writecount` (Linux
     /// 5.10 to 6.18). On overlayfs it does not count, since the mapping keeps the file of the lower layer.
     ///
     /// # Errors

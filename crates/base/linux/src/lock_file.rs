@@ -1,16 +1,17 @@
 //! Locks that are files which only their owner can open.
 //!
-//! flock(2) asks for no right to write: whoever can open a file or a directory to read it can lock it, and so hold up all
-//! others that wait for its lock. What these locks protect may be open to everybody; they are files of mode 0600 beside it.
+//! flock(2) needs no right to write: any process that can open a file or a directory for reading can lock it, and so
+//! delay all others that wait for its lock. The files that these locks protect may be open to everybody; the locks are
+//! separate files of mode 0600.
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Pauses between two looks at a lock that another process holds: each is twice as long as the one before.
+/// Pauses between two checks of a lock that another process holds: each is twice as long as the previous one.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// Why a lock is not had.
@@ -74,6 +75,14 @@ impl LockFile {
     }
 }
 
+/// A process that inherits a duplicate of this descriptor holds the lock, too, if this process is killed. While this process
+/// lives, the lock ends when it is dropped.
+impl AsFd for LockFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
 /// Opens the file so that nobody else can, now.
 fn open(directory: impl AsFd, name: &str) -> Result<OwnedFd, LockError> {
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
@@ -116,7 +125,7 @@ impl PassingLock {
 
 impl Drop for PassingLock {
     fn drop(&mut self) {
-        // Whoever has opened the file and waits finds that it has no name any more.
+        // A process that has opened the file and waits finds that the file no longer has a name.
         if self.lock.is_named(&self.directory, &self.name) {
             let _ = unlinkat(&self.directory, self.name.as_str(), UnlinkatFlags::NoRemoveDir);
         }
@@ -217,7 +226,7 @@ mod tests {
             }
         });
         assert_eq!(folder.names(), 0);
-        // What a holder that was killed has left is no obstacle.
+        // A file left by a killed holder is no obstacle.
         fs::write(folder.0.join("a"), "").unwrap();
         drop(PassingLock::take(folder.open(), "a", Duration::ZERO).unwrap());
         assert_eq!(folder.names(), 0);

@@ -12,9 +12,9 @@ pub fn has_several_nodes() -> bool {
     *SEVERAL.get_or_init(|| text_of("/sys/devices/system/node/online").is_ok_and(|online| online.contains(['-', ','])))
 }
 
-/// Makes memory that this thread causes to be allocated from now on come from one node, as long as it has any
-/// (`MPOL_PREFERRED`, set_mempolicy(2)): pages that it writes to files of tmpfs and hugetlbfs too, as far as the file has
-/// no policy of its own. Under a policy that binds, the kernel would end processes where the node runs out of memory.
+/// Makes memory that this thread allocates from now on come from one node while the node has free memory
+/// (`MPOL_PREFERRED`, set_mempolicy(2)), including pages that it writes to files of tmpfs and hugetlbfs, unless the
+/// file has its own policy. With a policy that binds, the kernel would kill processes if the node runs out of memory.
 ///
 /// # Errors
 /// `EINVAL` where the node does not exist or the thread's cpuset does not have it; `ENOSYS` from a kernel without NUMA.
@@ -22,7 +22,7 @@ pub fn prefer_in_this_thread(node: u32) -> io::Result<()> {
     let words = node as usize / 64 + 1;
     let mut mask = vec![0u64; words];
     mask[words - 1] = 1 << (node % 64);
-    // One bit less is looked at than the kernel is told (Linux, `mm/mempolicy.c`, `get_nodes`).
+    // The kernel reads one bit less than the number it is given (Linux, `mm/mempolicy.c`, `get_nodes`).
     let bits = words * 64 + 1;
     // SAFETY:
     // - the kernel reads no more of the mask than it has, and the policy changes no contents.
@@ -30,8 +30,8 @@ pub fn prefer_in_this_thread(node: u32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The node of each page of a range of this process, in their order; `None` for a page that is not present. `page` is the
-/// distance between the pages that are looked at.
+/// The node of each page of a range of this process, in their order; `None` for a page that is not present. `page` is
+/// the distance between the examined pages.
 ///
 /// # Errors
 /// Those of move_pages(2): `EPERM` from a filter of system calls, `ENOSYS` from a kernel without NUMA.
@@ -40,8 +40,8 @@ pub fn nodes_of_pages(range: AddressRange, page: PageSize) -> io::Result<Vec<Opt
     let mut nodes = vec![-libc::ENOENT; addresses.len()];
     let nowhere = std::ptr::null::<libc::c_int>();
     // SAFETY:
-    // - both arrays have as many elements as the call is told, and live until after it.
-    // - without nodes to move to the kernel only reports where the pages lie.
+    // - both arrays have the number of elements that is passed, and outlive the call.
+    // - without nodes to move to, the kernel only reports the nodes of the pages.
     let result = unsafe {
         libc::syscall(libc::SYS_move_pages, 0, addresses.len(), addresses.as_ptr(), nowhere, nodes.as_mut_ptr(), 0)
     };

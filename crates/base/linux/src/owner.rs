@@ -57,22 +57,23 @@ fn maker_of_namespace(pid: i32) -> Option<u32> {
     let mut user = 0u32;
     // SAFETY:
     // - the kernel writes one user ID of four bytes.
-    let result = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut user) };
+    let result = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID as libc::Ioctl, &raw mut user) };
     (result == 0).then_some(user)
 }
 
 fn parent_of(namespace: &File) -> Option<File> {
     // SAFETY:
     // - the call takes no argument, and returns a new descriptor.
-    let parent = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
+    let parent = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT as libc::Ioctl) };
     // SAFETY:
     // - the descriptor is new, and nobody else has it.
     (parent >= 0).then(|| unsafe { File::from_raw_fd(parent) })
 }
 
-/// `linux/nsfs.h`; Linux 4.9 and 4.11.
-const NS_GET_PARENT: libc::Ioctl = nix::request_code_none!(0xb7, 2);
-const NS_GET_OWNER_UID: libc::Ioctl = nix::request_code_none!(0xb7, 4);
+/// Opens the parent of a namespace (`linux/nsfs.h`; Linux 4.9).
+pub const NS_GET_PARENT: u32 = 0xb702;
+/// Returns the user who has made a user namespace (`linux/nsfs.h`; Linux 4.11).
+pub const NS_GET_OWNER_UID: u32 = 0xb704;
 
 /// A part of a path that others than root can change.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -74,8 +74,8 @@ impl Pagemap {
         self.scan(range, Wanted::TOUCHED).or_else(|_| self.read_entries(range))
     }
 
-    /// Returns the pages of `range` that are present or swapped out. Where the kernel reports it (Linux 6.7), the zero
-    /// page, which stands for memory that was only read, is left out.
+    /// Returns the pages of `range` that are present or swapped out. If the kernel reports it (Linux 6.7), the zero
+    /// page, which maps memory that was only read, is omitted.
     ///
     /// # Errors
     /// The kernel's.
@@ -83,8 +83,8 @@ impl Pagemap {
         self.scan(range, Wanted::WITH_CONTENTS).or_else(|_| self.read_entries(range))
     }
 
-    /// Returns the number of bytes of `range` that are resident. Where the kernel reports it (Linux 6.7), the zero
-    /// page, which stands for memory that was only read, does not count.
+    /// Returns the number of bytes of `range` that are resident. If the kernel reports it (Linux 6.7), the zero page,
+    /// which maps memory that was only read, does not count.
     ///
     /// # Errors
     /// The kernel's.
@@ -188,7 +188,7 @@ mod tests {
         let memory = at.as_ptr().cast::<u8>();
         for number in [0, 1, 5] {
             // SAFETY:
-            // - the page lies in the mapping, which is readable and writable.
+            // - the page is in the mapping, which is readable and writable.
             unsafe { memory.add(number * page as usize).write_volatile(1) };
         }
         // SAFETY:

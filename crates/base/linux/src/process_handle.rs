@@ -61,7 +61,32 @@ impl ProcessHandle {
             }
         }
     }
+
+    /// Returns the wait status (wait(2)) of the process after its end, whoever has waited for it (Linux 6.15). `None` on an
+    /// older kernel, and while the process is alive.
+    pub fn exit_status(&self) -> Option<i32> {
+        let mut info = EndInfo { mask: INFO_EXIT, ..EndInfo::default() };
+        // SAFETY:
+        // - the call writes at most as many bytes as its number says, the size of this structure.
+        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), GET_INFO, &raw mut info) };
+        (result == 0 && info.mask & INFO_EXIT != 0).then_some(info.exit_code)
+    }
 }
+
+/// The first version of the kernel's `struct pidfd_info` (linux/pidfd.h).
+#[repr(C)]
+#[derive(Default)]
+struct EndInfo {
+    mask: u64,
+    cgroup: u64,
+    numbers: [u32; 11],
+    exit_code: i32,
+}
+
+/// `PIDFD_INFO_EXIT`.
+const INFO_EXIT: u64 = 1 << 3;
+/// `PIDFD_GET_INFO`.
+const GET_INFO: libc::Ioctl = nix::request_code_readwrite!(0xff, 11, size_of::<EndInfo>());
 
 impl AsRawFd for ProcessHandle {
     fn as_raw_fd(&self) -> RawFd {
@@ -81,7 +106,10 @@ mod tests {
         assert!(handle.is_alive() && !handle.ends_within(Duration::from_millis(2)));
         child.kill().unwrap();
         assert!(handle.ends_within(Duration::from_secs(60)));
+        assert_eq!(handle.exit_status(), None, "its parent has not waited");
         child.wait().unwrap();
+        // A kernel before 6.15 does not know.
+        assert!(handle.exit_status().is_none_or(|status| status & 0x7f == libc::SIGKILL));
         assert!(!handle.is_alive() && ProcessHandle::open(child.id() as i32).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Whether two processes have the same memory (kcmp(2)).
+//! True if two processes have the same memory (kcmp(2)).
 
 use std::io;
 

@@ -1,9 +1,9 @@
 //! The moment since which a thread sleeps.
 //!
-//! The kernel keeps the time at which a thread last ran (`se.exec_start` in `/proc/PID/task/TID/sched`; before Linux 6.15
-//! with `CONFIG_SCHED_DEBUG` only). It is a time of the CPU's own clock, which leaves out interrupts and stolen time where
-//! the kernel accounts for them, so that the clocks of two CPUs may differ by minutes. The clock is therefore read on the
-//! same CPU: a thread of this process that has just been scheduled there finds the present time in its own file.
+//! The kernel keeps the time at which a thread last ran (`se.exec_start` in `/proc/PID/task/TID/sched`; before Linux
+//! 6.15 with `CONFIG_SCHED_DEBUG` only). It is in the CPU's own clock, which excludes interrupts and stolen time if the
+//! kernel accounts for them, so the clocks of two CPUs may differ by minutes. The clock is therefore read on the same
+//! CPU: a thread of this process that has just been scheduled there finds the present time in its own file.
 
 use crate::text::text_of;
 use crate::urgency::Urgency;

@@ -1,6 +1,7 @@
-//! Reads the kernel's files, such as those of `/proc` and `/sys`.
+//! Reads the kernel's files, for example in `/proc` and `/sys`.
 
 use crate::bounded::KERNEL_TEXT;
+use crate::watch::watched;
 use nix::errno::Errno;
 use std::ffi::CString;
 use std::fs::File;
@@ -9,16 +10,21 @@ use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Size in bytes that nearly all of these files stay below.
+/// Size in bytes that exceeds nearly all such files.
 const USUAL_LENGTH: usize = 4 << 10;
 
-/// Reads a file of the kernel. These files report no length, so that a buffer that grows from nothing would read most
-/// of them in ten pieces.
+/// Reads a file of the kernel. These files report no length, so a buffer that grows from zero would read most files in
+/// ten pieces.
 ///
 /// # Errors
 /// Those of opening and reading, and of a file that is longer than [`KERNEL_TEXT`].
 pub fn bytes_of(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
-    let mut file = open(path.as_ref())?;
+    let path = path.as_ref();
+    watched(|| format!("reading {}", path.display()), || all_of(path))
+}
+
+fn all_of(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open(path)?;
     let (mut beginning, mut length) = ([0; USUAL_LENGTH], 0);
     while length < USUAL_LENGTH {
         match file.read(&mut beginning[length..]) {

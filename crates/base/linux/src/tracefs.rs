@@ -10,8 +10,8 @@ const MOUNTED: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 /// `FSCONFIG_CMD_CREATE` of linux/mount.h.
 const CREATE: libc::c_uint = 6;
 
-/// The text of a file below tracefs, `events/raw_syscalls/sys_enter/id` for example. Where tracefs is mounted nowhere, a
-/// mount of its own that nobody else sees is made for the time (fsmount(2), Linux 5.2; needs CAP_SYS_ADMIN).
+/// The text of a file below tracefs, for example `events/raw_syscalls/sys_enter/id`. If tracefs is not mounted, it is
+/// mounted temporarily, visible only to this process (fsmount(2), Linux 5.2; needs CAP_SYS_ADMIN).
 ///
 /// # Errors
 /// The kernel's.

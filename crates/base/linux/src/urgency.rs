@@ -67,8 +67,8 @@ impl Drop for Urgency {
     }
 }
 
-/// Returns the scheduling policy of the calling thread. Uses a raw system call, as do the others here: musl's functions
-/// of these names always fail, since Linux schedules threads where POSIX has processes.
+/// Returns the scheduling policy of the calling thread. Uses a raw system call, like the other functions here: musl's
+/// functions with these names always fail, because Linux schedules threads, and POSIX processes.
 fn policy() -> i32 {
     // SAFETY:
     // - 0 is the calling thread, and the call takes no pointer.
