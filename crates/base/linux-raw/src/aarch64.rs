@@ -32,7 +32,7 @@ pub fn stack_pointer() -> usize {
     value
 }
 
-/// Where this thread's control block lies.
+/// The address of this thread's control block.
 pub fn thread_pointer() -> usize {
     let value: usize;
     // SAFETY:

@@ -31,8 +31,8 @@ pub fn for_each_name<B>(
     }
 }
 
-/// Names of what `getdents64` wrote: inode and offset of eight bytes each, the entry's length in two, a type, and the name
-/// up to a NUL.
+/// Names in a buffer that `getdents64` has filled: inode and offset of eight bytes each, the entry's length in two, a
+/// type, and the name up to a NUL.
 struct Names<'a>(&'a [u8]);
 
 impl<'a> Iterator for Names<'a> {

@@ -40,7 +40,7 @@ pub fn read(descriptor: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
     unsafe { call_with(linux::__NR_read, [descriptor as usize, buffer.as_mut_ptr() as usize, buffer.len()]) }
 }
 
-/// As [`read`], and again where a signal interrupts it.
+/// Like [`read`], and again if a signal interrupts it.
 ///
 /// # Errors
 /// Those of read(2) but EINTR.
@@ -86,7 +86,8 @@ pub fn write(descriptor: i32, bytes: &[u8]) -> Result<usize, Errno> {
     unsafe { call_with(linux::__NR_write, [descriptor as usize, bytes.as_ptr() as usize, bytes.len()]) }
 }
 
-/// Writes all pieces by one call, so that no other writer comes in between. What does not fit into a pipe is lost.
+/// Writes all pieces by one call, so that no other writer's text appears between them. Bytes that do not fit into a
+/// pipe are lost.
 pub fn write_pieces<const COUNT: usize>(descriptor: i32, pieces: [&[u8]; COUNT]) {
     // One `struct iovec` each: address and length.
     let vectors = pieces.map(|piece| [piece.as_ptr() as usize, piece.len()]);
@@ -160,6 +161,18 @@ pub fn cached_pages(descriptor: i32, offset: u64, length: u64) -> Result<u64, Er
     // - both structures are of 64-bit numbers, two and five, and the kernel writes to `counts` alone.
     unsafe { call_with(linux::__NR_cachestat, arguments) }?;
     Ok(counts[0])
+}
+
+/// `posix_fadvise` with `POSIX_FADV_DONTNEED`: drops clean pages of a part of an open file from the page cache, unless a process
+/// maps them.
+///
+/// # Errors
+/// Those of posix_fadvise(2).
+pub fn evict(descriptor: i32, offset: u64, length: u64) -> Result<(), Errno> {
+    let arguments = [descriptor as usize, offset as usize, length as usize, linux::POSIX_FADV_DONTNEED as usize];
+    // SAFETY:
+    // - takes numbers and changes no contents.
+    unsafe { call_with(linux::__NR_fadvise64, arguments) }.map(drop)
 }
 
 /// `ioctl` on a structure.

@@ -1,9 +1,10 @@
-//! System calls without a C library, for code that runs where there is none, beneath it, or while memory is being moved
-//! or shared with another process: nothing here touches `errno`, allocates (except where it returns a `RangeSet`), takes
-//! a lock of its own accord, panics or is a cancellation point (pthreads(7)).
+//! System calls without a C library, for code that runs without one, below one, or while memory is being moved or
+//! shared with another process: these functions do not touch `errno`, allocate (unless they return a `RangeSet`), take
+//! a lock, or panic, and they are no cancellation points (pthreads(7)).
 //!
 //! A function returns the kernel's error number as [`Errno`]; the manual page of the call that it is named after says
 //! which there are. The kernel's constants and structures are in [`kernel`].
+//! [`loaded_objects`] reads what the dynamic linker has loaded, without its functions.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -11,6 +12,7 @@
 mod aarch64;
 pub mod directory;
 mod files;
+pub mod loaded_objects;
 mod lock;
 mod memory;
 pub mod pagemap;
@@ -28,13 +30,13 @@ use x86_64::system_call;
 pub use x86_64::{stack_pointer, thread_pointer};
 
 pub use files::{
-    cached_pages, cached_status, close, ioctl, open, read, read_at, read_link, read_to, read_uninterrupted, status_of,
-    userfaultfd, write, write_pieces,
+    cached_pages, cached_status, close, evict, ioctl, open, read, read_at, read_link, read_to, read_uninterrupted,
+    status_of, userfaultfd, write, write_pieces,
 };
 /// The kernel's constants and structures, generated from its headers.
 pub use linux_raw_sys as kernel;
 pub use lock::Lock;
-pub use memory::{madvise, mbind, mmap, mprotect, mremap, mremap_to, munmap, name_memory, process_vm_readv};
+pub use memory::{fill_hole, madvise, mbind, mmap, mprotect, mremap, mremap_to, munmap, name_memory, process_vm_readv};
 #[rustfmt::skip]
 pub use process::{
     ALL_SIGNALS, abort, close_all, execute, exit, forget_thread_word, futex_wait, futex_wake, kernel_release,

@@ -2,8 +2,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// A lock on a futex. All zero, as fresh memory from the kernel is, it is free. Whoever releases it need not be who has
-/// taken it: in the child of a fork that is a copy of the thread.
+/// A lock on a futex. All zero, like fresh memory from the kernel, means free. Another thread may release it: in the
+/// child of a fork, a copy of the thread does.
 #[repr(transparent)]
 pub struct Lock(AtomicU32);
 

@@ -1,12 +1,13 @@
 //! Mappings of this process.
 
+use crate::kernel::errno::EEXIST;
 use crate::kernel::general as linux;
 use crate::kernel::prctl::{PR_SET_VMA, PR_SET_VMA_ANON_NAME};
 use crate::{Errno, call_with, process};
-use address_space::AddressRange;
+use address_space::{Address, AddressRange};
 use core::ffi::CStr;
 
-/// `mmap`. `bits` are those of the protection (`PROT_*`), `offset` is in bytes. Returns the start of the mapping.
+/// `mmap`. `bits` are the protection (`PROT_*`), `offset` is in bytes. Returns the start of the mapping.
 ///
 /// # Errors
 /// Those of mmap(2).
@@ -33,7 +34,7 @@ pub unsafe fn munmap(range: AddressRange) -> Result<(), Errno> {
     unsafe { call_with(linux::__NR_munmap, [start(range), length(range)]) }.map(drop)
 }
 
-/// `mprotect`. `bits` are those of the protection (`PROT_*`).
+/// `mprotect`. `bits` are the protection (`PROT_*`).
 ///
 /// # Errors
 /// Those of mprotect(2).
@@ -60,10 +61,30 @@ pub unsafe fn mremap(from: AddressRange, bytes: usize, flags: u32, to: usize) ->
     unsafe { call_with(linux::__NR_mremap, [start(from), length(from), bytes, flags as usize, to]) }
 }
 
+/// Maps writable memory at `range` if nothing is mapped there: after a failed [`mremap_to`], which may have removed what was there.
+///
+/// # Errors
+/// Those of mmap(2): `EEXIST` where something is mapped.
+pub fn fill_hole(range: AddressRange) -> Result<(), Errno> {
+    let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_FIXED_NOREPLACE;
+    let bits = (linux::PROT_READ | linux::PROT_WRITE) as i32;
+    // SAFETY:
+    // - MAP_FIXED_NOREPLACE never takes addresses that are in use.
+    let at = unsafe { mmap(start(range), length(range), bits, flags, -1, 0) }?;
+    if at == start(range) {
+        return Ok(());
+    }
+    // Linux before 4.17 does not know the flag.
+    // SAFETY:
+    // - the mapping is new and has no other user.
+    let _ = unsafe { munmap(AddressRange::sized(Address(at as u64), range.len())) };
+    Err(EEXIST as Errno)
+}
+
 /// `mremap` to a given address, replacing what is mapped there.
 ///
 /// # Errors
-/// Those of mremap(2).
+/// Those of mremap(2). The mapping at the destination may be gone then: see [`fill_hole`].
 ///
 /// # Safety
 /// Nothing in `from` may be in use, and what is in use at the destination must find there what it needs.
@@ -110,7 +131,7 @@ pub unsafe fn process_vm_readv(from: AddressRange, to: usize) -> Result<usize, E
 /// Names private anonymous memory (`PR_SET_VMA_ANON_NAME`, Linux 5.17).
 ///
 /// # Errors
-/// `EINVAL` from a kernel that is built without it; otherwise those of prctl(2).
+/// `EINVAL` from a kernel that is built without it; otherwise the errors of prctl(2).
 pub fn name_memory(range: AddressRange, name: &CStr) -> Result<(), Errno> {
     let (option, what) = (PR_SET_VMA as usize, PR_SET_VMA_ANON_NAME as usize);
     let arguments = [option, what, start(range), length(range), name.as_ptr() as usize];
@@ -122,9 +143,9 @@ pub fn name_memory(range: AddressRange, name: &CStr) -> Result<(), Errno> {
 /// Gives memory a policy about its NUMA nodes, which decides where pages come from that are made present later.
 ///
 /// # Errors
-/// `ENOSYS` from a kernel without NUMA; otherwise those of mbind(2).
+/// `ENOSYS` from a kernel without NUMA; otherwise the errors of mbind(2).
 pub fn mbind(range: AddressRange, mode: u64, nodes: &[u64]) -> Result<(), Errno> {
-    // One bit less is looked at than the kernel is told (Linux, `mm/mempolicy.c`, `get_nodes`).
+    // The kernel reads one bit less than the number it is given (Linux, `mm/mempolicy.c`, `get_nodes`).
     let bits = nodes.len() * u64::BITS as usize + 1;
     let arguments = [start(range), length(range), mode as usize, nodes.as_ptr() as usize, bits, 0];
     // SAFETY:

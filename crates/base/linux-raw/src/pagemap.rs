@@ -1,7 +1,7 @@
 //! Formats of `/proc/PID/pagemap`: the argument of `PAGEMAP_SCAN` and the 64-bit entries
 //! (`Documentation/admin-guide/mm/pagemap.rst`).
 //!
-//! `PAGEMAP_SCAN` (Linux 6.7) answers by ranges. On older kernels entries are read one by one; they do not tell huge
+//! `PAGEMAP_SCAN` (Linux 6.7) returns ranges. On older kernels entries are read one by one; they do not show huge
 //! pages.
 
 use crate::{Errno, call};
@@ -21,11 +21,11 @@ pub const EMPTY_REGION: Region = Region { start: 0, end: 0, categories: 0 };
 /// The pages that a scan finds, by their categories (`PAGE_IS_*`).
 #[derive(Clone, Copy)]
 pub struct Wanted {
-    /// A page has all of these,
+    /// A page has all these,
     all_of: u32,
-    /// none of these,
+    /// none of the following,
     none_of: u32,
-    /// and, unless this is 0, at least one of these.
+    /// and, unless this is 0, at least one in this field.
     any_of: u32,
 }
 
@@ -37,7 +37,7 @@ impl Wanted {
     pub const HUGE: Self = Self { all_of: PAGE_IS_HUGE | PAGE_IS_PRESENT, ..Self::ANYTHING };
     /// Huge pages without the huge page of zeros.
     pub const HUGE_WITH_CONTENTS: Self = Self { none_of: PAGE_IS_PFNZERO, ..Self::HUGE };
-    /// The kernel's page of zeros, which stands for memory that was only read.
+    /// The kernel's page of zeros, which maps memory that was only read.
     pub const ZERO_PAGE: Self = Self { all_of: PAGE_IS_PRESENT | PAGE_IS_PFNZERO, ..Self::ANYTHING };
     /// Pages that were ever touched: present, or swapped out.
     pub const TOUCHED: Self = Self { any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED, ..Self::ANYTHING };
@@ -51,7 +51,7 @@ impl Wanted {
 /// `regions` is room for the kernel's answers, and its length the number of answers per system call.
 ///
 /// # Errors
-/// `ENOTTY` or `EINVAL` on kernels before 6.7; else the kernel's.
+/// `ENOTTY` or `EINVAL` on kernels before 6.7; otherwise the kernel's.
 pub fn scan(
     pagemap: i32,
     range: AddressRange,

@@ -106,16 +106,16 @@ pub unsafe fn close_all() -> Result<(), Errno> {
     unsafe { call_with(linux::__NR_close_range, [0, u32::MAX as usize, 0]) }.map(drop)
 }
 
-/// Lets a process, and those below it, trace this one (`PR_SET_PTRACER` of the Yama module, prctl(2)); 0 for none. False
-/// where it is refused.
+/// Allows a process and its descendants to trace this one (`PR_SET_PTRACER` of the Yama module, prctl(2)); 0 allows
+/// none. False if the call is refused.
 pub fn set_ptracer(process: i32) -> bool {
     // SAFETY:
     // - this option takes an integer and touches no memory.
     unsafe { call_with(linux::__NR_prctl, [PR_SET_PTRACER as usize, process as usize]) }.is_ok()
 }
 
-/// Sets whether this process adopts its orphaned descendants (`PR_SET_CHILD_SUBREAPER`, prctl(2)). Returns false where
-/// the kernel refuses.
+/// Sets whether this process adopts its orphaned descendants (`PR_SET_CHILD_SUBREAPER`, prctl(2)). Returns false if the
+/// kernel refuses.
 pub fn set_child_subreaper(adopts: bool) -> bool {
     // SAFETY:
     // - this option takes an integer and touches no memory.
@@ -139,7 +139,7 @@ pub fn exit(status: i32) -> ! {
     }
 }
 
-/// Ends the process as abort(3) does: by SIGABRT, and where that is blocked or handled, with status 134.
+/// Ends the process as abort(3) does: by SIGABRT and, if that is blocked or handled, with status 134.
 pub fn abort() -> ! {
     let signal = [process_id() as usize, thread_id() as usize, linux::SIGABRT as usize];
     // SAFETY:

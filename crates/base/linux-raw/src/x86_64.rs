@@ -32,7 +32,7 @@ pub fn stack_pointer() -> usize {
     value
 }
 
-/// Where this thread's control block lies: the first word of it holds its own address (System V ABI, TLS variant II).
+/// The address of this thread's control block: its first word contains its own address (System V ABI, TLS variant II).
 pub fn thread_pointer() -> usize {
     let value: usize;
     // SAFETY:

@@ -1,7 +1,7 @@
 //! The entries of the auxiliary vector (getauxval(3)) that lead to the dynamic linker and to the executable.
 
+use crate::kernel::auxvec::{AT_BASE, AT_NULL, AT_PHDR, AT_PHNUM};
 use core::ffi::CStr;
-use linux_raw::kernel::auxvec::{AT_BASE, AT_NULL, AT_PHDR, AT_PHNUM};
 
 /// Highest number of entries that are read; Linux 6.16 has 24.
 const MOST: usize = 64;
@@ -29,12 +29,12 @@ impl Entries {
     }
 
     fn read_from(path: &CStr) -> Option<Self> {
-        let file = linux_raw::open(path, 0).ok()?;
+        let file = crate::open(path, 0).ok()?;
         let mut bytes = [0u8; MOST * 2 * size_of::<usize>()];
-        let length = linux_raw::read_uninterrupted(file, &mut bytes);
+        let length = crate::read_uninterrupted(file, &mut bytes);
         // SAFETY:
         // - opened above, and used no more.
-        unsafe { linux_raw::close(file) };
+        unsafe { crate::close(file) };
         Self::parse(&bytes[..length.ok().filter(|&length| length > 0)?])
     }
 

@@ -1,7 +1,7 @@
 //! The dynamic linker's list of objects, and the C library among them.
 
-use crate::auxiliary::Entries;
-use crate::tables::Object;
+use crate::loaded_objects::auxiliary::Entries;
+use crate::loaded_objects::tables::Object;
 use core::ffi::{CStr, c_char};
 
 /// `Elf64_Phdr` (elf(5)).
@@ -159,7 +159,7 @@ impl Process {
             None => headers.iter().find(|header| header.kind == PT_LOAD && header.offset == 0)?.address + FILE_HEADER,
         };
         // SAFETY:
-        // - the kernel has loaded it where its headers say.
+        // - the kernel has loaded it at the address in its headers.
         unsafe { object_of(headers, self.0.headers.wrapping_sub(in_file as usize)) }
     }
 
@@ -168,16 +168,16 @@ impl Process {
         let by_executable = || {
             let (_, dynamic) = self.executed()?;
             // SAFETY:
-            // - the dynamic section of what the kernel has executed.
-            unsafe { crate::tables::entry(dynamic, DT_DEBUG) }.filter(|&at| at != 0)
+            // - the dynamic section of the executed program.
+            unsafe { crate::loaded_objects::tables::entry(dynamic, DT_DEBUG) }.filter(|&at| at != 0)
         };
         let at = match by_executable() {
             Some(at) => at as usize,
             None => self.linker()?.symbol(LIST)?.address,
         };
         // SAFETY:
-        // - the dynamic linker has put the list's address there, or defines it under this name; it stays where it is. A
-        //   version of 0 says that it is not filled yet.
+        // - the dynamic linker has stored the list's address there, or defines the list under this name; its address is
+        //   fixed. A version of 0 means that it is not filled yet.
         unsafe { (at as *const Debug).as_ref() }.filter(|debug| debug.version > 0)
     }
 }

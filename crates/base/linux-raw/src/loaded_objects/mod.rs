@@ -8,8 +8,6 @@
 //! (`struct r_debug`), and the objects' symbol tables are read as the dynamic linker reads them.
 //!
 //! Nothing here allocates, takes a lock or writes memory.
-#![cfg_attr(not(test), no_std)]
-#![deny(unsafe_op_in_unsafe_fn)]
 
 mod auxiliary;
 mod list;

@@ -10,7 +10,7 @@ pub struct SymbolEntry {
     pub info: u8,
     other: u8,
     section: u16,
-    /// The address in the object's file, where the entry is that of a function or a variable.
+    /// The address in the object's file, if the entry is for a function or a variable.
     pub value: u64,
     size: u64,
 }
@@ -155,7 +155,7 @@ impl Object {
         self.dynamic == other.dynamic
     }
 
-    /// What is added to the addresses in its file.
+    /// The difference between the addresses in memory and in its file.
     pub fn bias(&self) -> usize {
         self.bias
     }
@@ -165,7 +165,7 @@ impl Object {
         self.names + self.names_size
     }
 
-    /// Address of the dynamic section, which lies in a segment of the object.
+    /// Address of the dynamic section, which is in a segment of the object.
     pub fn dynamic(&self) -> usize {
         self.dynamic
     }
@@ -270,7 +270,7 @@ impl Object {
     /// `index` is one of the symbol table's.
     unsafe fn name_of(&self, index: u32) -> &CStr {
         // SAFETY:
-        // - the caller's promise; names of symbols lie in the table of names and end with NUL.
+        // - the caller's promise; names of symbols are in the table of names and end with NUL.
         unsafe { CStr::from_ptr((self.names + (*self.symbols.add(index as usize)).name as usize) as *const _) }
     }
 
