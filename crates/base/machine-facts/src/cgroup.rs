@@ -1,6 +1,9 @@
 //! Reads the limits of a process's cgroups, version 1 and 2 (cgroups(7)).
 
 use crate::Files;
+use crate::cgroup_mount::below;
+#[cfg(feature = "std")]
+use crate::cgroup_view::{Visible, visible};
 use address_space::PageSize;
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -12,7 +15,7 @@ use serde::Serialize;
 /// Version 1 expresses "no limit" by the largest number of whole pages (`PAGE_COUNTER_MAX`), which no machine has.
 pub const NO_LIMIT: u64 = 1 << 62;
 
-/// What is left below the tightest limits of a process's cgroups.
+/// The room below the tightest limits of a process's cgroups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CgroupLimits {
     /// Bytes of memory, and the directory that sets them; `None` without a limit.
@@ -46,27 +49,61 @@ pub struct HugetlbLimit {
 pub struct Cgroups {
     membership: String,
     mounts: String,
+    hidden: Option<String>,
 }
 
 impl Cgroups {
-    /// The cgroups of the process whose directory in /proc is `process`. What cannot be read counts as none.
+    /// The cgroups of the process whose directory in /proc is `process`. Cgroups that cannot be read are omitted.
     pub fn of(files: &impl Files, process: &str) -> Self {
-        Self {
-            membership: files.text(&format!("{process}/cgroup")).unwrap_or_default(),
-            mounts: files.text("/proc/self/mountinfo").unwrap_or_default(),
-        }
+        let membership = files.text(&format!("{process}/cgroup")).unwrap_or_default();
+        let mounts = files.text("/proc/self/mountinfo").unwrap_or_default();
+        Self::visible(files, membership, mounts)
     }
 
-    /// Reads their limits. What cannot be read counts as no limit; the kernel has the last word.
+    /// The cgroups as this cgroup namespace sees them.
+    #[cfg(feature = "std")]
+    fn visible(files: &impl Files, membership: String, mounts: String) -> Self {
+        let Visible { membership, mounts, hidden } = visible(files, &membership, &mounts);
+        Self { membership, mounts, hidden }
+    }
+
+    /// A process that reads its own cgroups needs no translation.
+    #[cfg(not(feature = "std"))]
+    fn visible(_: &impl Files, membership: String, mounts: String) -> Self {
+        Self { membership, mounts, hidden: None }
+    }
+
+    /// Path of the cgroup that limits the process's memory, if it is below no mounted hierarchy, so that its limits are
+    /// unknown.
+    pub fn hidden(&self) -> Option<&str> {
+        self.hidden.as_deref()
+    }
+
+    /// Calls `look` with each directory, as [`for_each_directory`] does.
+    pub fn for_each_directory<'a>(&'a self, look: impl FnMut(CgroupDirectory<'a>)) {
+        for_each_directory(&self.membership, &self.mounts, look);
+    }
+
+    /// Reads their limits. A limit that cannot be read counts as none; the kernel decides in the end.
     pub fn limits(&self, files: &impl Files, sizes: &[PageSize]) -> CgroupLimits {
-        limits_of(files, &self.membership, &self.mounts, sizes)
+        let mut limits = CgroupLimits::default();
+        self.for_each_directory(|directory| {
+            let (path, version_2) = (directory.to_string(), directory.version_2);
+            match directory.controller {
+                Controller::Memory => take_memory(files, &mut limits, &path, version_2),
+                Controller::Hugetlb => {
+                    sizes.iter().for_each(|size| take_hugetlb(files, &mut limits, &path, *size, version_2));
+                }
+            }
+        });
+        limits
     }
 
     /// Returns what each cgroup of the process says about hugetlb pages, its own first. Cgroups without any limit are
     /// left out.
     pub fn hugetlb(&self, files: &impl Files, sizes: &[PageSize]) -> Vec<HugetlbCgroup> {
         let mut found = Vec::new();
-        for_each_directory(&self.membership, &self.mounts, |directory| {
+        self.for_each_directory(|directory| {
             if directory.controller == Controller::Hugetlb {
                 let (path, version_2) = (directory.to_string(), directory.version_2);
                 let of_size = |size: &PageSize| HugetlbCgroup::read(files, &path, *size, version_2);
@@ -79,7 +116,7 @@ impl Cgroups {
     /// Returns the directory of the process's cgroup of version 2 where that is frozen, by itself or with one above it.
     pub fn frozen(&self, files: &impl Files) -> Option<String> {
         let mut own = None;
-        for_each_directory(&self.membership, &self.mounts, |directory| {
+        self.for_each_directory(|directory| {
             own = own.or_else(|| directory.version_2.then_some(directory));
         });
         let directory = own?.to_string();
@@ -120,21 +157,7 @@ impl HugetlbCgroup {
     }
 }
 
-fn limits_of(files: &impl Files, membership: &str, mounts: &str, sizes: &[PageSize]) -> CgroupLimits {
-    let mut limits = CgroupLimits::default();
-    for_each_directory(membership, mounts, |directory| {
-        let (path, version_2) = (directory.to_string(), directory.version_2);
-        match directory.controller {
-            Controller::Memory => take_memory(files, &mut limits, &path, version_2),
-            Controller::Hugetlb => {
-                sizes.iter().for_each(|size| take_hugetlb(files, &mut limits, &path, *size, version_2));
-            }
-        }
-    });
-    limits
-}
-
-/// What a cgroup limits.
+/// The resource that a cgroup limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Controller {
     /// Memory.
@@ -157,7 +180,7 @@ impl Controller {
 /// The directory of a cgroup; shown, its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CgroupDirectory<'a> {
-    /// What the cgroup limits.
+    /// The limited resource.
     pub controller: Controller,
     /// True in the hierarchy of version 2.
     pub version_2: bool,
@@ -173,9 +196,9 @@ impl fmt::Display for CgroupDirectory<'_> {
     }
 }
 
-/// Calls `look` with each directory of the cgroups that limit memory or hugetlb pages of a process, its own first and then
-/// those above it. `membership` is the text of `/proc/PID/cgroup`, `mounts` that of `/proc/self/mountinfo`. Allocates
-/// nothing.
+/// Calls `look` with each directory of the cgroups that limit memory or hugetlb pages of a process, its own first and
+/// then the parents. `membership` is the text of `/proc/PID/cgroup`, `mounts` the text of `/proc/self/mountinfo`. A
+/// cgroup that is below no mount is omitted. Does not allocate.
 pub fn for_each_directory<'a>(membership: &'a str, mounts: &'a str, mut look: impl FnMut(CgroupDirectory<'a>)) {
     for line in membership.lines() {
         let mut fields = line.splitn(3, ':');
@@ -183,10 +206,10 @@ pub fn for_each_directory<'a>(membership: &'a str, mounts: &'a str, mut look: im
         let version_2 = controllers.is_empty();
         let has = |name: &str| controllers.split(',').any(|c| c == name);
         for controller in Controller::ALL.into_iter().filter(|controller| version_2 || has(controller.name())) {
-            let mount = mount_of(mounts, (!version_2).then_some(controller.name()));
-            let Some((mount_point, mounted_root)) = mount else { continue };
-            let inside = path.strip_prefix(mounted_root.trim_end_matches('/')).unwrap_or(path);
-            let mut next = Some(inside.trim_matches('/'));
+            let mut mounts = mounts_of(mounts, (!version_2).then_some(controller.name()));
+            let place = mounts.find_map(|(point, root)| Some((point, below(path, root)?)));
+            let Some((mount_point, inside)) = place else { continue };
+            let mut next = Some(inside);
             while let Some(inside) = next {
                 look(CgroupDirectory { controller, version_2, mount_point, inside });
                 next = (!inside.is_empty()).then(|| inside.rsplit_once('/').map_or("", |(above, _)| above));
@@ -195,9 +218,9 @@ pub fn for_each_directory<'a>(membership: &'a str, mounts: &'a str, mut look: im
     }
 }
 
-/// Mount point and mounted root of the cgroup2 hierarchy, or of the version 1 hierarchy with a controller.
-fn mount_of<'a>(mountinfo: &'a str, controller: Option<&str>) -> Option<(&'a str, &'a str)> {
-    mountinfo.lines().find_map(|line| {
+/// Mount points and mounted roots of the cgroup2 hierarchy, or of the version 1 hierarchy with a controller.
+fn mounts_of<'a>(mountinfo: &'a str, controller: Option<&'a str>) -> impl Iterator<Item = (&'a str, &'a str)> {
+    mountinfo.lines().filter_map(move |line| {
         let (left, right) = line.split_once(" - ")?;
         let mut right = right.split(' ');
         let kind = right.next()?;
@@ -215,7 +238,7 @@ fn mount_of<'a>(mountinfo: &'a str, controller: Option<&str>) -> Option<(&'a str
 /// The files of a cgroup that say how much memory it may have and has.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryFiles {
-    /// Holds the limit in bytes; no number where there is none.
+    /// The file with the limit in bytes, without a number if there is no limit.
     pub limit: &'static str,
     /// Holds the bytes that are charged.
     pub usage: &'static str,
@@ -293,10 +316,11 @@ mod tests {
 
     #[test]
     fn hierarchies_are_found_by_controller() {
-        assert_eq!(mount_of(MOUNTS, Some("memory")).unwrap().0, "/sys/fs/cgroup/memory");
-        assert_eq!(mount_of(MOUNTS, Some("hugetlb")).unwrap().1, "/docker/abc");
-        assert_eq!(mount_of(MOUNTS, None).unwrap().0, "/sys/fs/cgroup/unified");
-        assert!(mount_of(MOUNTS, Some("cpu")).is_none());
+        let mount_of = |controller| mounts_of(MOUNTS, controller).next();
+        assert_eq!(mount_of(Some("memory")).unwrap().0, "/sys/fs/cgroup/memory");
+        assert_eq!(mount_of(Some("hugetlb")).unwrap().1, "/docker/abc");
+        assert_eq!(mount_of(None).unwrap().0, "/sys/fs/cgroup/unified");
+        assert!(mount_of(Some("cpu")).is_none());
     }
 
     #[test]
@@ -438,6 +462,38 @@ mod tests {
         let mut look = |directory: CgroupDirectory<'_>| found.push(directory.to_string());
         for_each_directory("4:memory:/docker/abc/x/y\n3:cpu:/z\n", mounts, &mut look);
         assert_eq!(found, ["/x/y", "/x", ""].map(|inside| format!("/sys/fs/cgroup/memory{inside}")));
+    }
+
+    #[test]
+    fn a_cgroup_beside_the_mounted_part_has_no_directory() {
+        let found = |membership: &str, mounts: &str| {
+            let mut found = Vec::new();
+            for_each_directory(membership, mounts, |directory| found.push(directory.to_string()));
+            found
+        };
+        let memory = "30 20 0:26 /docker/abc /one rw - cgroup cgroup rw,memory\n";
+        assert!(found("4:memory:/docker/abcd\n", memory).is_empty());
+        assert!(found("4:memory:/../x\n", "30 20 0:26 / /own rw - cgroup cgroup rw,memory\n").is_empty());
+        let both = format!("{memory}31 20 0:26 /docker /two rw - cgroup cgroup rw,memory\n");
+        assert_eq!(found("4:memory:/docker/abcd\n", &both), ["/two/abcd", "/two"]);
+    }
+
+    /// A pod's agent sees the limits of another pod by the mount of the host's hierarchy.
+    #[test]
+    fn limits_of_another_pod_are_read_below_the_mount_of_the_host() {
+        let (mut files, size) = (WrittenFiles::default(), PageSize::new(2 << 20).unwrap());
+        files.write("/proc/7/cgroup", "0::/../podb/x");
+        let own = "30 20 0:26 / /own ro - cgroup2 cgroup rw\n";
+        files.write("/proc/self/mountinfo", format!("{own}31 20 0:26 /.. /host ro - cgroup2 cgroup rw"));
+        write(&mut files, "/host/podb/x", &[("hugetlb.2MB.max", 9000), ("hugetlb.2MB.current", 1000)]);
+        write(&mut files, "/host/podb", &[("memory.max", 900), ("memory.current", 100)]);
+        let cgroups = Cgroups::of(&files, "/proc/7");
+        let limits = cgroups.limits(&files, &[size]);
+        assert_eq!(limits.memory, Some((800, "/host/podb".to_owned())));
+        assert_eq!((limits.hugetlb_of(size).map(|limit| limit.left), cgroups.hidden()), (Some(8000), None));
+        files.write("/proc/self/mountinfo", own);
+        let cgroups = Cgroups::of(&files, "/proc/7");
+        assert_eq!((cgroups.limits(&files, &[size]).memory, cgroups.hidden()), (None, Some("/../podb/x")));
     }
 
     #[test]

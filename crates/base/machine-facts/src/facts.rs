@@ -40,8 +40,8 @@ pub enum ThpMode {
 }
 
 impl ThpMode {
-    /// Reads the general mode, such as `always [madvise] never`, and that of one size: since Linux 6.8 each size has a
-    /// mode of its own, which may refer to the general one. A missing file is passed as an empty text.
+    /// Reads the general mode, such as `always [madvise] never`, and the mode of one size: since Linux 6.8 each size
+    /// has its own mode, which may refer to the general one. A missing file is passed as an empty text.
     pub fn read(general: &str, own: &str) -> Option<Self> {
         let word = match chosen(own) {
             Some("inherit") | None => chosen(general)?,
@@ -105,7 +105,7 @@ pub struct MachineFacts {
     /// `MADV_DONTNEED` frees the page tables that it empties, so that the next access to a file in huge folios gets a
     /// huge entry (seen with Linux 6.18, not with 6.12).
     pub refaults_huge: bool,
-    /// Bytes that can be made resident without memory pressure: available memory, or a part of what is left below the
+    /// Bytes that can be made resident without memory pressure: available memory, or a part of the room below the
     /// tightest memory cgroup limit. Memory that the program itself has yet to touch is not subtracted.
     pub memory_available: u64,
     /// Name of the bound that sets `memory_available`, for messages.
@@ -122,7 +122,7 @@ impl MachineFacts {
         self.pools.iter().find(|pool| pool.size == size)
     }
 
-    /// Returns the size used where the user names none: that of transparent huge pages, else the default of hugetlb.
+    /// Returns the size used if the user names none: that of transparent huge pages, otherwise the default of hugetlb.
     pub fn usual_huge_page(&self) -> Option<PageSize> {
         self.thp.map(|thp| thp.size).or(self.default_hugetlb).or_else(|| self.pools.first().map(|pool| pool.size))
     }

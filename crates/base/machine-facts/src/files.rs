@@ -8,8 +8,13 @@ pub trait Files {
     /// The text of a file; `None` where it cannot be read.
     fn text(&self, path: &str) -> Option<String>;
 
-    /// The names in a directory, without `.` and `..`; empty where it cannot be listed.
+    /// The names in a directory, without `.` and `..`; empty if it cannot be listed.
     fn names_in(&self, path: &str) -> Vec<String>;
+
+    /// The path of the directory `directory` below `top`, as it is found `levels` levels below; `None` if it is not found.
+    fn path_below(&self, _top: &str, _levels: usize, _directory: &str) -> Option<String> {
+        None
+    }
 
     /// A file that holds one number; `None` where it cannot be read or holds something else.
     fn number(&self, path: &str) -> Option<u64> {

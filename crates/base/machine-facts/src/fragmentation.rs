@@ -16,8 +16,8 @@ pub struct FreeBlocks {
 }
 
 impl FreeBlocks {
-    /// How many pages of `size` can be cut from free blocks as they are. Nothing is known of pages that are larger than
-    /// the largest block, such as those of 1 GiB on most machines: `None`.
+    /// The number of pages of `size` in the present free blocks. `None` for pages that are larger than the largest
+    /// block, such as pages of 1 GiB on most machines.
     pub fn pages_of(&self, size: PageSize, base_page: PageSize) -> Option<u64> {
         let order = size.log2().checked_sub(base_page.log2())? as usize;
         let blocks = self.by_order.get(order..).filter(|blocks| !blocks.is_empty())?;
@@ -30,7 +30,7 @@ impl FreeBlocks {
     }
 }
 
-/// What the blocks of one node's memory are used for; the kernel groups pages by whether they can be moved.
+/// The use of the blocks of one node's memory; the kernel groups pages by whether they can be moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PageBlocks {
     /// Number of the node.
@@ -43,7 +43,7 @@ pub struct PageBlocks {
     pub all: u64,
 }
 
-/// Free memory of each node, from `/proc/buddyinfo`; empty where that cannot be read.
+/// Free memory of each node, from `/proc/buddyinfo`; empty if that cannot be read.
 pub fn free_blocks(files: &impl Files) -> Vec<FreeBlocks> {
     let mut nodes: Vec<FreeBlocks> = Vec::new();
     for line in files.text("/proc/buddyinfo").unwrap_or_default().lines() {
@@ -57,8 +57,7 @@ pub fn free_blocks(files: &impl Files) -> Vec<FreeBlocks> {
     nodes
 }
 
-/// What the blocks of each node are used for, from `/proc/pagetypeinfo`; empty where that cannot be read, which takes
-/// root.
+/// The use of each node's blocks, from `/proc/pagetypeinfo`; empty if that cannot be read, which needs root.
 pub fn page_blocks(files: &impl Files) -> Vec<PageBlocks> {
     const TITLE: &str = "Number of blocks type";
     let text = files.text("/proc/pagetypeinfo").unwrap_or_default();

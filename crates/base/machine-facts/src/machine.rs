@@ -56,12 +56,12 @@ impl Looks {
     }
 }
 
-/// The facts for a plan that concerns the process whose directory in /proc is `process`. What is not read counts as
-/// none, as unbounded, and as off. The process's own setting of transparent huge pages is not included.
+/// The facts for a plan for the process whose directory in /proc is `process`. Facts that are not read count as none,
+/// as unbounded, and as off. The process's own setting of transparent huge pages is not included.
 pub fn facts_of(files: &impl Files, kernel: &Kernel, process: &str, looks: Looks) -> MachineFacts {
     let off = || kernel.thp_size.map(|size| ThpFacts { size, mode: ThpMode::Never });
     let unbounded = (!looks.at_memory).then(|| unbounded_facts(files, kernel, off()));
-    // Without transparent huge pages, meminfo is what tells the size of those there are.
+    // Without transparent huge pages, meminfo has the size of the available huge pages.
     if let Some(facts) = unbounded.filter(|facts| facts.thp.is_some()) {
         return facts;
     }
@@ -128,22 +128,21 @@ fn unbounded_facts(files: &impl Files, kernel: &Kernel, thp: Option<ThpFacts>) -
     }
 }
 
-/// The size of huge pages that is used where the user names none, by the size of a transparent huge page, if there is
-/// one; reads no more than that takes.
+/// The size of huge pages that is used if the user names none, from the size of a transparent huge page, if there is
+/// one; reads only the files that this needs.
 pub fn usual_huge_page_of(files: &impl Files, thp_size: Option<PageSize>) -> Option<PageSize> {
     let default = || default_hugetlb(&files.text("/proc/meminfo").unwrap_or_default());
     let smallest_pool = || pools_at(files, POOLS).first().map(|pool| pool.size);
     thp_size.or_else(default).or_else(smallest_pool)
 }
 
-/// Bytes of the smallest huge page that is used where the user names none; the largest number without huge pages.
+/// Bytes of the smallest huge page that is used if the user names none; the largest number without huge pages.
 pub fn smallest_huge_page(files: &impl Files, thp_size: Option<PageSize>) -> u64 {
     let default = default_hugetlb(&files.text("/proc/meminfo").unwrap_or_default());
     thp_size.into_iter().chain(default).map(PageSize::bytes).min().unwrap_or(u64::MAX)
 }
 
-/// True where a process's status says that it has switched transparent huge pages off for itself (`THP_enabled`, Linux
-/// 5.0).
+/// True if a process's status shows that it has disabled transparent huge pages for itself (`THP_enabled`, Linux 5.0).
 pub fn is_thp_off(status: &str) -> bool {
     status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).is_some_and(|value| value.trim() == "0")
 }

@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 pub struct Nodes(Vec<u32>);
 
 impl Nodes {
-    /// True where the set has the node.
+    /// True if the set contains the node.
     pub fn contains(&self, node: u32) -> bool {
         self.0.binary_search(&node).is_ok()
     }
@@ -31,7 +31,7 @@ impl Nodes {
         self.iter().filter(|&node| other.contains(node)).collect()
     }
 
-    /// The set as the kernel takes it (mbind(2)): bit N of the words stands for node N.
+    /// The set in the kernel's format (mbind(2)): bit N of the words is node N.
     pub fn mask(&self) -> Vec<u64> {
         let words = self.0.last().map_or(0, |last| *last as usize / 64 + 1);
         let mut mask = vec![0u64; words];

@@ -50,7 +50,7 @@ pub fn allowed_nodes(files: &impl Files, process: &str) -> Vec<u32> {
 pub fn node_memory(files: &impl Files) -> Vec<NodeMemory> {
     let memory = |node: u32| {
         let text = files.text(&format!("{NODES}/node{node}/meminfo"))?;
-        // Its lines are those of /proc/meminfo behind the name of the node.
+        // Its lines are those of /proc/meminfo after the name of the node.
         let prefix = format!("Node {node} ");
         let lines: String =
             text.lines().map(|line| format!("{}\n", line.trim_start_matches(prefix.as_str()))).collect();

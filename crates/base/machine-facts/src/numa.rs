@@ -1,4 +1,5 @@
-//! What a process may take from which NUMA node, and where its memory lies (`numa_maps` in proc_pid_numa_maps(5)).
+//! The memory that a process may take from each NUMA node, and the nodes of its memory (`numa_maps` in
+//! proc_pid_numa_maps(5)).
 
 use crate::facts::SpecialMapping;
 use crate::files::Files;
@@ -16,8 +17,8 @@ use alloc::vec::Vec;
 /// Share of a node's memory that is kept free.
 const SHARE_LEFT_ALONE: u64 = 16;
 
-/// NUMA facts for a plan that concerns the process whose directory in /proc is `process`, with the pools of these page
-/// sizes; `None` on a machine with one node, where nothing more is read.
+/// NUMA facts for a plan for the process whose directory in /proc is `process`, with the pools of these page sizes;
+/// `None` on a machine with one node, where no other file is read.
 pub fn numa_facts(files: &impl Files, process: &str, pools: &[PageSize]) -> Option<NumaFacts> {
     let online = node_numbers(files);
     if online.len() < 2 {
@@ -39,7 +40,7 @@ fn node_facts(files: &impl Files, node: u32, pools: &[PageSize]) -> NodeFacts {
     let text = files.text(&format!("{NODES}/node{node}/meminfo")).unwrap_or_default();
     let prefix = format!("Node {node} ");
     let lines: String = text.lines().map(|line| format!("{}\n", line.trim_start_matches(prefix.as_str()))).collect();
-    // What is cached and not in use is given up without swapping.
+    // Cached memory that is not in use is freed without swapping.
     let bytes = |field| meminfo_bytes(&lines, field).unwrap_or(0);
     let memory = bytes("MemFree") + bytes("Inactive(file)");
     NodeFacts { node, pools: pools.iter().map(free).collect(), memory: memory - memory / SHARE_LEFT_ALONE }
@@ -56,7 +57,7 @@ fn cpus_of(files: &impl Files, node: u32) -> Vec<u32> {
     numbers_in(&files.text(&format!("{NODES}/node{node}/cpulist")).unwrap_or_default(), MOST_CPUS)
 }
 
-/// True where the process may run on a CPU of the node (`Cpus_allowed_list`).
+/// True if the process may run on a CPU of the node (`Cpus_allowed_list`).
 fn may_run_on(files: &impl Files, process: &str, node: u32) -> bool {
     let status = files.text(&format!("{process}/status")).unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
@@ -94,8 +95,8 @@ fn lines(maps: &str) -> impl Iterator<Item = Line<'_>> {
     })
 }
 
-/// The memory policy of the process's first thread. The kernel shows it for memory that has none of its own, as the stack
-/// has none.
+/// The memory policy of the process's first thread. The kernel shows it for memory without its own policy, for example
+/// the stack.
 fn own_policy(maps: &str) -> Option<&str> {
     lines(maps).find(|line| line.words.contains(&"stack")).map(|line| line.policy)
 }
@@ -124,7 +125,7 @@ pub fn placed_mappings(files: &impl Files, process: &str, space: &AddressSpace) 
     placed.collect()
 }
 
-/// The bytes of the mappings within `ranges` that lie on each node, ascending, by what the kernel shows.
+/// The bytes of the mappings within `ranges` on each node, ascending, as the kernel reports them.
 pub fn bytes_on_nodes(files: &impl Files, process: &str, space: &AddressSpace, ranges: &RangeSet) -> Vec<(u32, u64)> {
     let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
     for (mapping, on_nodes) in bytes_by_mapping(files, process, space) {
@@ -145,9 +146,20 @@ pub fn bytes_by_mapping<'a>(
     lines(&maps).filter_map(|line| Some((space.find(line.start)?, bytes_of(&line)))).collect()
 }
 
-/// The pages of the pools that a process has mapped and present, by size and node, ascending; `None` where the kernel does
-/// not tell.
-pub fn pool_pages_by_node(files: &impl Files, process: &str) -> Option<Vec<(PageSize, u32, u64)>> {
+/// Pages of one pool on one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolPagesOnNode {
+    /// Page size.
+    pub size: PageSize,
+    /// Number of the node.
+    pub node: u32,
+    /// Number of pages.
+    pub pages: u64,
+}
+
+/// The pages of the pools that a process has mapped and present, by size and node, ascending; `None` if the kernel does
+/// not report them.
+pub fn pool_pages_by_node(files: &impl Files, process: &str) -> Option<Vec<PoolPagesOnNode>> {
     let maps = files.text(&format!("{process}/numa_maps"))?;
     let mut pages: BTreeMap<(PageSize, u32), u64> = BTreeMap::new();
     for line in lines(&maps).filter(|line| line.words.contains(&"huge")) {
@@ -157,7 +169,7 @@ pub fn pool_pages_by_node(files: &impl Files, process: &str) -> Option<Vec<(Page
             *pages.entry((size, node)).or_default() += bytes / size.bytes();
         }
     }
-    Some(pages.into_iter().map(|((size, node), pages)| (size, node, pages)).collect())
+    Some(pages.into_iter().map(|((size, node), pages)| PoolPagesOnNode { size, node, pages }).collect())
 }
 
 /// The bytes on each node of one line: `N0=3 N1=2 kernelpagesize_kB=4`.
@@ -263,7 +275,10 @@ mod tests {
     #[test]
     fn pages_of_the_pools_are_counted_by_size_and_node() {
         let size = PageSize::new(2 << 20).unwrap();
-        assert_eq!(pool_pages_by_node(&files(), "/proc/7"), Some(vec![(size, 0, 1), (size, 1, 2)]));
+        assert_eq!(
+            pool_pages_by_node(&files(), "/proc/7"),
+            Some(vec![PoolPagesOnNode { size, node: 0, pages: 1 }, PoolPagesOnNode { size, node: 1, pages: 2 }])
+        );
         assert_eq!(pool_pages_by_node(&files(), "/proc/8"), None);
     }
 

@@ -1,4 +1,4 @@
-//! What a process may use of the machine's NUMA nodes.
+//! A process's rights to use the machine's NUMA nodes.
 
 use crate::node_set::Nodes;
 use address_space::PageSize;
@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use options::Numa;
 use serde::Serialize;
 
-/// What one node has left.
+/// Free resources of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NodeFacts {
     /// Number.
@@ -33,9 +33,10 @@ pub struct NumaFacts {
 }
 
 impl NumaFacts {
-    /// The node whose copy of shared code the process should run from: the one that `numa` names; else the only one that
-    /// its cpuset and memory policy leave to it; else among these the only one on whose CPUs it may run; else the one on
-    /// which it runs now. `None` where none of these is among the nodes that it may use, and for an interleaved lift.
+    /// The node whose copy of shared code the process should run from: the one that `numa` names; otherwise the only
+    /// one that its cpuset and memory policy allow; otherwise the only allowed one on whose CPUs it may run; otherwise
+    /// the one on which it runs now. `None` if that node is not among the nodes that it may use, and for an interleaved
+    /// lift.
     pub fn home(&self, numa: Numa) -> Option<u32> {
         let only = |nodes: &Nodes| nodes.iter().next().filter(|_| nodes.iter().count() == 1);
         let usable = self.confinement();

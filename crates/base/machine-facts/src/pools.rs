@@ -30,7 +30,7 @@ pub struct PoolCounts {
     pub overcommit: u64,
     /// Size of the pages that a page of this pool can be split into (`demote_size`, Linux 5.16).
     pub demotes_to: Option<PageSize>,
-    /// The counts of each node; empty where they were not read, or on a kernel without NUMA.
+    /// The counts of each node; empty if they were not read, or on a kernel without NUMA.
     pub nodes: Vec<NodePool>,
 }
 
@@ -80,8 +80,8 @@ impl PoolCounts {
         self.nodes.iter().find(|pool| pool.node == node)
     }
 
-    /// Free pages of a node that are certainly promised to nobody: nobody knows from which node the kernel will take
-    /// promised pages, so that all of them are subtracted.
+    /// Free pages of a node that are certainly not reserved: it is unknown from which node the kernel will take
+    /// reserved pages, so all are subtracted.
     pub fn unpromised_on(&self, node: u32) -> u64 {
         self.on_node(node).map_or(0, |pool| pool.free.saturating_sub(self.reserved))
     }
@@ -92,14 +92,14 @@ impl PoolCounts {
     }
 }
 
-/// The pools below a directory, smallest page size first; empty where the kernel has none.
+/// The pools below a directory, smallest page size first; empty if the kernel has none.
 ///
 /// Available pages are free less reserved, plus what overcommit still allows.
 pub fn pools_at(files: &impl Files, directory: &str) -> Vec<HugePool> {
     counts_at(files, directory).iter().map(PoolCounts::summary).collect()
 }
 
-/// The counts of all pools of the machine, with those of each node, smallest page size first.
+/// The counts of all pools of the machine, with the counts of each node, smallest page size first.
 pub fn pool_counts(files: &impl Files) -> Vec<PoolCounts> {
     let mut pools = counts_at(files, POOLS);
     let nodes = node_numbers(files);
@@ -143,7 +143,7 @@ fn counts_of(files: &impl Files, directory: &str, name: &str) -> Option<PoolCoun
     let size = PageSize::of_directory(name)?;
     let read = |file: &str| files.number(&format!("{directory}/{name}/{file}")).unwrap_or(0);
     let [total, overcommit] = ["nr_hugepages", "nr_overcommit_hugepages"].map(read);
-    // An empty pool, the usual one, has nothing else to tell, and each file takes a start 5 microseconds.
+    // An empty pool, the common case, has no other facts, and each file costs a start 5 microseconds.
     let rest = if total == 0 { [0; 3] } else { ["free_hugepages", "resv_hugepages", "surplus_hugepages"].map(read) };
     let [free, reserved, surplus] = rest;
     Some(PoolCounts { size, total, free, reserved, surplus, overcommit, demotes_to: None, nodes: Vec::new() })
