@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 
 /// One value of an option.
 pub struct Named<T: 'static> {
-    /// The word that stands for it.
+    /// The word for this value.
     pub word: &'static str,
     /// The value.
     pub value: T,
-    /// What it means, as one sentence for a user.
+    /// Its meaning, as one sentence for a user.
     pub help: &'static str,
 }
 
@@ -19,7 +19,7 @@ pub trait Choice: Copy + PartialEq + 'static {
     /// All its values, in the order in which a user should see them.
     const ALL: &'static [Named<Self>];
 
-    /// The value that a word stands for.
+    /// The value of a word.
     ///
     /// # Errors
     /// The word that was found, and those that are needed.
@@ -30,7 +30,7 @@ pub trait Choice: Copy + PartialEq + 'static {
         })
     }
 
-    /// The word that stands for the value.
+    /// The word for the value.
     fn word(self) -> &'static str {
         Self::ALL.iter().find(|named| named.value == self).map_or("", |named| named.word)
     }
@@ -69,7 +69,7 @@ mod tests {
         check::<Prepare>(3);
         check::<WritablePages>(2);
         check::<Edges>(2);
-        check::<Kind>(8);
+        check::<Kind>(9);
         assert_eq!(Edges::from_word("all").unwrap_err(), "found `all`, needed exact or merge-read-only");
     }
 }

@@ -13,8 +13,7 @@ pub enum HeapPages {
     /// The program keeps its own heap, as it is.
     #[default]
     Off,
-    /// Whatever fits the program's allocator best. A preloaded heap, whose place that question has no answer for any more,
-    /// takes transparent huge pages.
+    /// The best choice for the program's allocator. A heap that is preloaded already uses transparent huge pages.
     Auto,
     /// Transparent huge pages.
     Thp,
@@ -48,7 +47,7 @@ impl FromStr for HeapPages {
 /// The heap's part of the variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapWords {
-    /// `heap=`; off where it is not given.
+    /// `heap=`; off if it is not given.
     pub pages: HeapPages,
     /// `heap-reserve=`: bytes to take from the pool.
     pub reserve: Option<u64>,
@@ -102,22 +101,22 @@ impl HeapWords {
         Ok(found)
     }
 
-    /// True where the variable says anything of the heap, understood or not.
+    /// True if the variable has any word about the heap, valid or not.
     pub fn are_in(text: &str) -> bool {
         words(text).any(|(_, name, _)| name == "heap" || name == "heap-reserve")
     }
 
-    /// True where the variable names programs, which may be descendants.
+    /// True if the variable names programs, which may be descendants.
     pub fn name_programs(text: &str) -> bool {
         only(text).next().is_some()
     }
 
-    /// True where the variable names a program or a process to act in at all.
+    /// True if the variable names a program or a process to act in at all.
     pub fn name_any(text: &str) -> bool {
         Self::name_programs(text) || words(text).any(|(_, name, value)| name == "pid" && value.is_some())
     }
 
-    /// True where the variable names the program with these names, or the process with this number.
+    /// True if the variable names the program with these names, or the process with this number.
     pub fn name_this(text: &str, names: &[&str], pid: u64) -> bool {
         let is_pid = |value: Option<&str>| value.and_then(|value| value.parse().ok()) == Some(pid);
         is_named(only(text), names) || words(text).any(|(_, name, value)| name == "pid" && is_pid(value))

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use serde::Serialize;
 
-/// What a piece of memory is to its program.
+/// The role of a piece of memory in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -24,6 +24,9 @@ pub enum Kind {
     /// Memory that processes share: shared anonymous memory, memfd, files of tmpfs, System V segments. No plan of a program has
     /// it; it is lifted in place, from outside, while its processes run.
     Shared,
+    /// Mapped files that belong to no object: data files, mapped by huge pages of the page cache, from outside, while the process
+    /// runs.
+    Files,
     /// Private anonymous memory besides the brk area: buffer pools, heaps of runtimes, large blocks of an allocator. Lifted as
     /// [`Kind::Shared`].
     Anon,
@@ -38,6 +41,7 @@ choice!(Kind {
     "bss" => Bss: "Zero-initialised writable data.",
     "heap" => Heap: "The brk area.",
     "shared" => Shared: "Shared memory, in place, for all processes that share it.",
+    "files" => Files: "Mapped data files, from huge folios of the page cache.",
     "anon" => Anon: "Anonymous memory besides the brk area, in place: buffer pools, heaps of runtimes.",
     "jit" => Jit: "Code that the program has generated, in place.",
 });
@@ -71,16 +75,16 @@ impl fmt::Display for Kind {
 
 /// A set of [`Kind`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kinds(u8);
+pub struct Kinds(u16);
 
 impl Kinds {
     /// The kinds that a program has at its start, and that are lifted unless others are named.
     pub const USUAL: Self = Self(0b1_1111);
 
     /// All kinds.
-    pub const ALL: Self = Self(0b1111_1111);
+    pub const ALL: Self = Self(0b1_1111_1111);
 
-    /// The set of these kinds.
+    /// The set with these kinds.
     pub fn of(kinds: &[Kind]) -> Self {
         Self(kinds.iter().fold(0, |set, &kind| set | 1 << kind as u8))
     }
@@ -97,6 +101,11 @@ impl Kinds {
     /// The kinds of the set that a program has at its start.
     pub fn usual(self) -> Self {
         Self(self.0 & Self::USUAL.0)
+    }
+
+    /// The kinds of the set that the plan of a running process can have. Others are lifted in place, block by block.
+    pub fn planned(self) -> Self {
+        Self(self.0 & (Self::USUAL.0 | 1 << Kind::Files as u16))
     }
 
     /// The kinds of both sets.
@@ -146,7 +155,9 @@ mod tests {
         assert_eq!(Kinds::of(&usual), Kinds::USUAL);
         assert!(Kind::usual_from_word("shared").is_err_and(|why| why.ends_with("bss or heap")));
         assert_eq!(Kinds::of(&[Kind::Jit, Kind::Bss]).usual(), Kinds::of(&[Kind::Bss]));
-        assert!(Kinds::of(&[Kind::Shared, Kind::Anon, Kind::Jit]).usual().is_empty() && !set.is_empty());
+        let other = Kinds::of(&[Kind::Shared, Kind::Files, Kind::Anon, Kind::Jit]);
+        assert_eq!((other.planned(), set.planned()), (Kinds::of(&[Kind::Files]), set));
+        assert!(other.usual().is_empty() && !set.is_empty());
         assert_eq!(set.and(Kinds::of(&[Kind::Data])), Kinds::of(&[Kind::Text, Kind::Data, Kind::Bss]));
         let all: Vec<Kind> = Kind::ALL.iter().map(|named| named.value).collect();
         assert_eq!(Kinds::of(&all), Kinds::ALL);

@@ -1,8 +1,8 @@
-//! What a user can ask for: policies, heap pages, names of programs, and their words on the command line and in the
+//! The requests of a user: policies, heap pages, names of programs, and their words on the command line and in the
 //! environment variable `PAGELIFT`.
 //!
-//! Pure: no I/O, no `unsafe`. What the preloaded heap reads before the program's first `malloc` ([`HeapWords`], the
-//! names) allocates nothing.
+//! Pure: no I/O, no `unsafe`. The parts that the preloaded heap uses before the program's first `malloc`
+//! ([`HeapWords`], the names) do not allocate.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
@@ -13,7 +13,9 @@ mod heap;
 mod kind;
 mod names;
 mod numa;
+mod payment;
 mod policy;
+mod time;
 mod variable;
 mod words;
 
@@ -22,6 +24,8 @@ pub use heap::{HeapPages, HeapWords, NotUnderstood};
 pub use kind::{Kind, Kinds};
 pub use names::{is_named, matches, program_names};
 pub use numa::Numa;
+pub use payment::{CostShare, StartCost};
 pub use policy::{Edges, ObjectChoice, Pages, Policy, Prepare, WritablePages};
+pub use time::{TimeRange, TimeUnit, time_word};
 pub use variable::{VARIABLE, Variable};
 pub use words::WORDS;

@@ -5,7 +5,7 @@ use core::str::Chars;
 /// Shell-like matching of a whole text by a pattern with `*` and `?`. Allocates nothing.
 pub fn matches(pattern: &str, text: &str) -> bool {
     let (mut pattern, mut text) = (pattern.chars(), text.chars());
-    // Behind the last `*`: the rest of the pattern, and of the text from where the `*` ends for now.
+    // After the last `*`: the rest of the pattern, and the rest of the text after the present end of the `*`.
     let mut star: Option<(Chars, Chars)> = None;
     loop {
         let (before, mut behind) = (text.clone(), pattern.clone());
@@ -26,14 +26,14 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// True where one of the patterns means one of a program's names; `*` and `?` are as in a shell.
+/// True if one of the patterns matches one of a program's names; `*` and `?` are as in a shell.
 pub fn is_named<'a>(only: impl IntoIterator<Item = &'a str>, names: &[&str]) -> bool {
     only.into_iter().any(|pattern| names.iter().any(|name| matches(pattern, name)))
 }
 
-/// A program's names: its file's name and path, the name it was called by where that is the start of the file's
-/// (`python3` of `python3.11`), and the name and path it was started by where that leads to the same file, which only the
-/// caller can tell (`redis-server`, a link to `redis-check-rdb`). Empty ones are none.
+/// A program's names: its file's name and path, the name it was called by if that is the beginning of the file's
+/// (`python3` of `python3.11`), and the name and path it was started by if that leads to the same file, which the
+/// caller checks (`redis-server`, a link to `redis-check-rdb`). Empty names count as none.
 pub fn program_names<'a>(path: &'a str, called: &'a str, started: Option<&'a str>) -> [&'a str; 5] {
     let path = path.strip_suffix(" (deleted)").unwrap_or(path);
     let short = |path: &'a str| path.rsplit('/').next().unwrap_or(path);

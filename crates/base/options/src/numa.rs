@@ -5,8 +5,8 @@ use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 
-/// From which NUMA nodes the pages come that a lift fills for a process alone. What others share (the page cache, an image
-/// that all nodes share) lies where it lies; of images that are copies for single nodes the one for the chosen node is taken.
+/// The NUMA nodes of the pages that a lift fills for one process alone. Shared memory (the page cache, an image that
+/// all nodes share) stays on its nodes; if an image has copies for single nodes, the copy for the chosen node is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Numa {
     /// By the program's own memory policy and cpuset.

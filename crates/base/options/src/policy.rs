@@ -1,4 +1,4 @@
-//! What is lifted, and from where.
+//! The memory to lift, and the source of its pages.
 
 use crate::choices::choice;
 use crate::{Kind, Kinds, Numa, matches};
@@ -12,13 +12,13 @@ use core::str::FromStr;
 /// Where huge pages may come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pages {
-    /// The file's page cache where it lies in huge folios, else a shared image where there is one, else the pool where
-    /// pages are free, else transparent huge pages.
+    /// The file's page cache if it is in huge folios, otherwise a shared image if there is one, otherwise the pool if
+    /// pages are free, otherwise transparent huge pages.
     #[default]
     Auto,
     /// The page cache of the files themselves, for what is never written.
     File,
-    /// The page cache of the files where it can show them, else shared images, for what is never written.
+    /// The page cache of the files if it can show them, otherwise shared images, for memory that is never written.
     FileThenImage,
     /// Shared images for what is never written.
     Image,
@@ -38,12 +38,12 @@ choice!(Pages {
 });
 
 impl Pages {
-    /// True where the page cache of a file may show what is never written.
+    /// True if the page cache of a file may show memory that is never written.
     pub const fn takes_files(self) -> bool {
         matches!(self, Self::Auto | Self::File | Self::FileThenImage)
     }
 
-    /// True where a shared image may show what is never written.
+    /// True if a shared image may show memory that is never written.
     pub const fn takes_images(self) -> bool {
         matches!(self, Self::Auto | Self::Image | Self::FileThenImage)
     }
@@ -57,12 +57,12 @@ impl Pages {
 /// Whether files are brought into huge folios of the page cache before a program is lifted from there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prepare {
-    /// Where nobody has the file mapped, within a bound of time and memory, and not again where it failed before.
+    /// If no process has the file mapped, within a bound of time and memory, and not again after a failure.
     #[default]
     Auto,
-    /// Never: a file is used as it lies.
+    /// Never: a file is used in its present state.
     Never,
-    /// Even where an earlier try failed.
+    /// Even after an earlier failure.
     Always,
 }
 
@@ -87,7 +87,7 @@ choice!(WritablePages {
     "hugetlb" => Hugetlb: "The pool: after a fork, writing needs free pool pages, or the child is killed by SIGBUS.",
 });
 
-/// What to do with huge pages that hold read-only data and code side by side.
+/// The treatment of huge pages that contain read-only data and code side by side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Edges {
     /// Leave them on ordinary pages; every protection stays as it was.
@@ -112,12 +112,12 @@ pub enum ObjectChoice {
     Executable,
     /// Every object, so that each small one is reported with its reason.
     All,
-    /// Objects whose file name or path matches one of these patterns (`*` and `?` as in a shell).
+    /// Objects whose file name or path matches one pattern (`*` and `?` as in a shell).
     Matching(Vec<String>),
 }
 
 impl ObjectChoice {
-    /// True where the object is chosen.
+    /// True if the object is chosen.
     pub fn chooses(&self, object: &LoadedObject) -> bool {
         match self {
             Self::WorthIt | Self::All => true,
@@ -164,7 +164,7 @@ impl FromStr for ObjectChoice {
 pub struct Policy {
     /// Source of huge pages.
     pub pages: Pages,
-    /// Size of huge pages; the machine's usual one where not given.
+    /// Size of huge pages; the machine's default if not given.
     pub page_size: Option<PageSize>,
     /// Kinds of memory to lift.
     pub kinds: Kinds,
@@ -183,8 +183,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// False where a lift by this policy makes nothing resident, so that it does not matter how much memory is left: shared
-    /// images and the page cache show what is there already.
+    /// False if a lift by this policy makes no memory resident, so that the amount of free memory does not matter:
+    /// shared images and the page cache show resident memory.
     pub fn may_fill_memory(&self) -> bool {
         let writable = [Kind::Data, Kind::Bss, Kind::Heap];
         !self.pages.only_shows() || writable.into_iter().any(|kind| self.kinds.contains(kind))
@@ -196,7 +196,7 @@ impl Policy {
         self.pages.takes_files() && read_only.into_iter().any(|kind| self.kinds.contains(kind))
     }
 
-    /// False where nothing that the planner does by this policy depends on the pools.
+    /// False if no decision of the planner by this policy depends on the pools.
     pub fn may_take_from_pools(&self) -> bool {
         let for_read_only = matches!(self.pages, Pages::Auto | Pages::Hugetlb);
         for_read_only || self.writable_pages == WritablePages::Hugetlb || self.page_size.is_some()
@@ -244,7 +244,7 @@ mod tests {
         let matching = |patterns: &[&str]| ObjectChoice::Matching(patterns.iter().map(|&p| p.to_owned()).collect());
         assert_eq!([chosen(ObjectChoice::All), chosen(ObjectChoice::WorthIt)], [[true; 3]; 2]);
         assert_eq!(chosen(ObjectChoice::Executable), [true, false, false]);
-        // `exe` means the executable, whatever it is called, and no object of that name.
+        // `exe` is the executable, with any name, and no object of that name.
         assert_eq!(chosen(matching(&["exe"])), [true, false, false]);
         assert_eq!(chosen(matching(&["libz*", "none"])), [false, true, false]);
         assert_eq!(chosen(matching(&["/opt/*"])), [false, false, true]);

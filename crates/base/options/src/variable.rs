@@ -14,10 +14,10 @@ use alloc::vec::Vec;
 /// The variable's name.
 pub const VARIABLE: &str = "PAGELIFT";
 
-/// What the variable asks for.
+/// The requests in the variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variable {
-    /// What to lift and from where.
+    /// The memory to lift, and the source of its pages.
     pub policy: Policy,
     /// The programs to act in, by name or path; `*` and `?` as in a shell.
     pub only: Vec<String>,
@@ -78,13 +78,13 @@ impl Variable {
         Ok(())
     }
 
-    /// True where a program with these names, or this number, is one to act in.
+    /// True if a program with these names, or this number, is to be lifted.
     pub fn names(&self, names: &[String], pid: u64) -> bool {
         let pattern = |only: &String| names.iter().any(|name| matches(only, name));
         self.pid == Some(pid) || self.only.iter().any(pattern)
     }
 
-    /// The words that [`Variable::parse`] reads as this value, but for those of the heap.
+    /// The words that [`Variable::parse`] reads as this value, except those for the heap.
     ///
     /// # Errors
     /// Why it has none: what only `pagelift` itself can do, or a name with blanks in it.

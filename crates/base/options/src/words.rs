@@ -16,7 +16,7 @@ pub(crate) fn words(text: &str) -> impl Iterator<Item = (&str, &str, Option<&str
     })
 }
 
-/// True where the variable has a word of this name.
+/// True if the variable has a word of this name.
 pub(crate) fn is_word(name: &str) -> bool {
     SHORT.contains(&name) || WORDS.split(", ").any(|known| known == name)
 }
