@@ -104,32 +104,32 @@ impl AddressRange {
         self.end.0 - self.start.0
     }
 
-    /// True where the range is empty.
+    /// True if the range is empty.
     pub fn is_empty(self) -> bool {
         self.start == self.end
     }
 
-    /// True where `address` lies in the range.
+    /// True if `address` is in the range.
     pub fn contains(self, address: Address) -> bool {
         self.start <= address && address < self.end
     }
 
-    /// True where all of `other` lies in this range (an empty range lies in any).
+    /// True if all of `other` is in this range (an empty range is in any).
     pub fn covers(self, other: Self) -> bool {
         other.is_empty() || (self.start <= other.start && other.end <= self.end)
     }
 
-    /// True where the two share a byte.
+    /// True if the two share a byte.
     pub fn overlaps(self, other: Self) -> bool {
         !self.intersect(other).is_empty()
     }
 
-    /// Returns the bytes in both ranges; empty where there are none.
+    /// Returns the bytes in both ranges; empty if there are none.
     pub fn intersect(self, other: Self) -> Self {
         Self::new(self.start.max(other.start), self.end.min(other.end))
     }
 
-    /// Returns the whole pages of `size` in the range; empty where there are none.
+    /// Returns the whole pages of `size` in the range; empty if there are none.
     pub fn whole_pages(self, size: PageSize) -> Self {
         match self.start.align_up(size) {
             Some(start) => Self::new(start, self.end.align_down(size)),

@@ -36,12 +36,12 @@ impl AuxiliaryVector {
         PageSize::new(self.get(AT_PAGESZ)?).ok()
     }
 
-    /// `AT_PHDR`: where the executable's program headers lie.
+    /// `AT_PHDR`: the address of the executable's program headers.
     pub fn program_headers(&self) -> Option<Address> {
         self.address(AT_PHDR)
     }
 
-    /// `AT_EXECFN`: where the path lies that was executed.
+    /// `AT_EXECFN`: the address of the path that was executed.
     pub fn executed_path(&self) -> Option<Address> {
         self.address(AT_EXECFN)
     }
@@ -51,7 +51,7 @@ impl AuxiliaryVector {
         self.address(AT_ENTRY)
     }
 
-    /// `AT_BASE`: where the dynamic linker lies; `None` for a program that the kernel started without one.
+    /// `AT_BASE`: the address of the dynamic linker; `None` for a program that the kernel started without one.
     pub fn dynamic_linker(&self) -> Option<Address> {
         self.address(AT_BASE)
     }
@@ -61,8 +61,8 @@ impl AuxiliaryVector {
         self.get(AT_CLKTCK).filter(|&ticks| ticks > 0)
     }
 
-    /// `AT_SECURE`: true where the program has more rights than the user who has started it: set-user-ID and set-group-ID
-    /// programs, file capabilities, changes of a security domain. `None` where the kernel does not say.
+    /// `AT_SECURE`: true if the program has more rights than the user who has started it: set-user-ID and set-group-ID
+    /// programs, file capabilities, changes of a security domain. `None` if the kernel does not report it.
     pub fn is_privileged(&self) -> Option<bool> {
         self.get(AT_SECURE).map(|secure| secure != 0)
     }

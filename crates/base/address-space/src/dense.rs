@@ -3,8 +3,8 @@
 use crate::{AddressRange, MappingName, MappingUsage, PageSize, RangeSet};
 use alloc::vec::Vec;
 
-/// A huge page is made where at least this fraction (one part in this number) of it has been touched: no more memory
-/// becomes resident than is in use.
+/// A huge page is made if at least this fraction (one part in this number) has been touched, which bounds the memory
+/// that becomes resident.
 const LEAST_TOUCHED: u64 = 2;
 
 /// Mappings that are not changed, by their flags in smaps (proc_pid_smaps(5)): advised against huge pages, locked,

@@ -48,7 +48,7 @@ pub enum ElfKind {
     PositionIndependent,
 }
 
-/// One `PT_LOAD` program header. Addresses are those of the file, before the bias is added.
+/// One `PT_LOAD` program header. Addresses are as in the file, before the bias is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LoadSegment {
     /// `p_vaddr` to `p_vaddr + p_memsz`, to the byte.
@@ -79,7 +79,7 @@ pub struct ElfImage {
     pub kind: ElfKind,
     /// `e_entry`, before the bias.
     pub entry: Address,
-    /// Where the program headers lie in memory, before the bias, if a segment holds them.
+    /// The address of the program headers, before the bias, if a segment contains them.
     pub headers: Option<Address>,
     /// `PT_LOAD` segments in the file's order.
     pub segments: Vec<LoadSegment>,
@@ -252,7 +252,7 @@ impl ElfImage {
         }
     }
 
-    /// The largest alignment that a segment asks for; a base must be a multiple of it. In bytes.
+    /// The largest alignment that a segment requests, in bytes; a base must be a multiple.
     pub fn largest_alignment(&self, base_page: PageSize) -> PageSize {
         let largest = self.segments.iter().map(|s| s.align).max().unwrap_or(1);
         PageSize::new(largest.max(base_page.bytes())).unwrap_or(base_page)

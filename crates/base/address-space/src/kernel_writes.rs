@@ -1,6 +1,6 @@
-//! Detects whether the kernel may be writing to a process's memory by itself. Reads of io_uring and AIO continue while
-//! no thread of the process waits for them, some of them into pages rather than addresses. Where they write cannot be
-//! seen from outside.
+//! Detects whether the kernel may be writing to a process's memory. Reads of io_uring and AIO continue while no thread
+//! of the process waits for them, and some write to pages, not to addresses. Their destinations are not visible to
+//! other processes.
 
 /// Name of io_uring's rings in maps, and in a descriptor's link.
 const RING: &[u8] = b"[io_uring]";
@@ -14,11 +14,11 @@ pub trait ProcessFiles {
     /// Passes on the text of `/proc/PID/maps`, in pieces of any length; `None` where it cannot be read to its end.
     fn maps(&mut self, take: &mut dyn FnMut(&[u8])) -> Option<()>;
 
-    /// Passes on where each link in `/proc/PID/fd` leads; `None` where not all of them can be read.
+    /// Passes on the target of each link in `/proc/PID/fd`; `None` if some cannot be read.
     fn descriptors(&mut self, take: &mut dyn FnMut(&[u8])) -> Option<()>;
 }
 
-/// True where such a read may be in progress, or where that is unknown.
+/// True if such a read may be in progress, or if that is unknown.
 pub fn kernel_may_write(process: &mut impl ProcessFiles) -> bool {
     // A ring that is mapped by the program itself (IORING_SETUP_NO_MMAP) shows as a descriptor only, and one whose
     // descriptor is closed as a mapping only.
@@ -47,7 +47,7 @@ struct Search {
 
 impl Search {
     fn take(&mut self, piece: &[u8]) {
-        // What begins in the text so far and ends in this piece.
+        // A text that begins in the earlier pieces and ends in this piece.
         let mut seam = [0; 2 * KEPT];
         let begin = piece.len().min(KEPT);
         seam[..self.length].copy_from_slice(&self.kept[..self.length]);

@@ -70,7 +70,7 @@ pub struct Mapping {
     pub device: (u32, u32),
     /// Inode number; 0 for anonymous memory.
     pub inode: u64,
-    /// What is mapped.
+    /// The mapped file or the name.
     pub name: MappingName,
 }
 
@@ -170,7 +170,7 @@ fn unescape(path: &str) -> String {
 }
 
 impl Mapping {
-    /// True where the mapping begins and ends on pages of `size`.
+    /// True if the mapping begins and ends on pages of `size`.
     pub fn is_aligned(&self, size: PageSize) -> bool {
         self.range.start().is_aligned(size) && self.range.end().is_aligned(size)
     }

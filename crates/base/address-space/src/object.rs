@@ -1,4 +1,4 @@
-//! ELF objects as they lie in a process.
+//! ELF objects in a process.
 
 use crate::{Address, AddressRange, AddressSpace, ElfImage, MappingName, PageSize};
 use alloc::collections::BTreeMap;
@@ -84,13 +84,13 @@ pub fn file_groups(space: &AddressSpace) -> BTreeMap<FileKey, Vec<usize>> {
 }
 
 /// Maximum number of biases of one file; glibc loads an object 16 times at most (`dlmopen`). A hostile program can map
-/// a file 65,000 times, each at a bias of its own, and the work grows with the biases times the mappings.
+/// a file 65,000 times, each at a different bias, and the work grows with the biases times the mappings.
 const MOST_BIASES: usize = 64;
 
 /// The biases at which the mappings of one file show the image, lowest first. A file mapped as plain data has none.
 ///
-/// A mapping votes for a bias where its offset and length fit a segment's pages. More than one bias means that the
-/// object has been loaded more than once (`dlmopen`), which is as legal as it is rare.
+/// A mapping votes for a bias if its offset and length fit a segment's pages. More than one bias means that the object
+/// has been loaded more than once (`dlmopen`), which is valid and rare.
 pub fn bias_of(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_page: PageSize) -> Vec<u64> {
     let mut biases = votes(image, space, mappings, base_page);
     let score = |bias: u64| fitting_bytes(image, space, mappings, base_page, bias);
@@ -107,7 +107,7 @@ fn votes(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_page: 
             let pages = segment.file_memory().widened(base_page);
             let first_offset = segment.offset & !(base_page.bytes() - 1);
             let Some(into) = mapping.offset.checked_sub(first_offset) else { continue };
-            // RELRO and lifted parts split a segment; each piece must lie inside it, with no wider protection.
+            // RELRO and lifted parts split a segment; each piece must be inside the segment, with no wider protection.
             if pages.len().checked_sub(into).is_none_or(|rest| mapping.range.len() > rest) {
                 continue;
             }
@@ -124,8 +124,7 @@ fn votes(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_page: 
     biases.into_iter().take(MOST_BIASES).map(|(bias, _)| bias).collect()
 }
 
-/// Bytes of the image's file-backed segments that the file's mappings show just where this bias says. `mappings` are
-/// sorted.
+/// Bytes of the image's file-backed segments that the file's mappings show at exactly this bias. `mappings` are sorted.
 fn fitting_bytes(image: &ElfImage, space: &AddressSpace, mappings: &[usize], base_page: PageSize, bias: u64) -> u64 {
     let mut bytes = 0;
     for segment in &image.segments {

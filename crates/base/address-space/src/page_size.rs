@@ -55,6 +55,11 @@ impl PageSize {
         SizeDirectory(self)
     }
 
+    /// The size as options and requests of pages have it: `2M`.
+    pub const fn word(self) -> SizeWord {
+        SizeWord(self)
+    }
+
     /// The size that a directory is about, by its name; `None` for other names.
     pub fn of_directory(name: &str) -> Option<Self> {
         let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
@@ -70,6 +75,20 @@ pub struct SizeDirectory(PageSize);
 impl fmt::Display for SizeDirectory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "hugepages-{}kB", self.0.kib())
+    }
+}
+
+/// A page size in the shortest form that [`parse_bytes`] reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeWord(PageSize);
+
+impl fmt::Display for SizeWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0.bytes();
+        match [(30, "G"), (20, "M"), (10, "K")].into_iter().find(|(shift, _)| bytes >= 1 << shift) {
+            Some((shift, unit)) => write!(f, "{}{unit}", bytes >> shift),
+            None => write!(f, "{bytes}"),
+        }
     }
 }
 
@@ -136,7 +155,7 @@ pub fn byte_count(text: &str) -> Option<u64> {
     (0.0..u64::MAX as f64).contains(&bytes).then_some(bytes as u64)
 }
 
-/// Formats a byte count for people, with one decimal where it is not a whole number: `512 B`, `4.0 KiB`, `33.9 MiB`.
+/// Formats a byte count for people, with one decimal if it is not a whole number: `512 B`, `4.0 KiB`, `33.9 MiB`.
 pub fn format_bytes(bytes: u64) -> String {
     ByteCount(bytes).to_string()
 }

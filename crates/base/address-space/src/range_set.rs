@@ -63,18 +63,18 @@ impl RangeSet {
         self.within(range).map(AddressRange::len).sum()
     }
 
-    /// The parts of the set that lie in `range`.
+    /// The parts of the set within `range`.
     pub fn within(&self, range: AddressRange) -> impl Iterator<Item = AddressRange> + '_ {
         let first = self.ranges.partition_point(|r| r.end() <= range.start());
         self.ranges[first..].iter().map(move |r| r.intersect(range)).take_while(|r| !r.is_empty())
     }
 
-    /// True where all of `range` is in the set.
+    /// True if all of `range` is in the set.
     pub fn covers(&self, range: AddressRange) -> bool {
         self.bytes_in(range) == range.len()
     }
 
-    /// True where a byte of `range` is in the set.
+    /// True if a byte of `range` is in the set.
     pub fn overlaps(&self, range: AddressRange) -> bool {
         self.within(range).next().is_some()
     }

@@ -1,8 +1,8 @@
 //! Semaphores of USDT probes in an ELF file (sys/sdt.h of SystemTap).
 //!
-//! A program can skip the preparation of a probe's arguments while nobody traces the probe: it reads the probe's semaphore, a
-//! counter in its writable data. A tracer names the counter to the kernel by its offset in the file (`ref_ctr_offset` of
-//! perf_event_open(2)), and the kernel changes the counter in mappings of that file only.
+//! A program can skip the preparation of a probe's arguments while the probe is not traced: it reads the probe's
+//! semaphore, a counter in its writable data. A tracer passes the counter's offset in the file to the kernel
+//! (`ref_ctr_offset` of perf_event_open(2)), and the kernel changes the counter only in mappings of that file.
 
 use crate::{Address, AddressRange, ElfImage, RangeSet};
 use alloc::vec::Vec;

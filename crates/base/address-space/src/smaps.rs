@@ -30,8 +30,8 @@ pub struct MappingUsage {
     pub kernel_page_size: Option<PageSize>,
     /// Memory protection key; 0 where none is set.
     pub protection_key: u64,
-    /// Two-letter flags, `hg` (advised huge) or `ht` (hugetlb) for example, with blanks between; empty on kernels that do
-    /// not tell.
+    /// Two-letter flags, for example `hg` (advised huge) or `ht` (hugetlb), with blanks between; empty on kernels that
+    /// do not report them.
     pub flags: String,
 }
 
@@ -41,10 +41,9 @@ impl MappingUsage {
         self.anonymous_huge + self.shmem_huge + self.file_huge + self.hugetlb
     }
 
-    /// Returns the huge parts of the mapping, as far as its smaps entry tells, which before Linux 6.7 is all that the
-    /// kernel reports: all of it, or those whole pages of `size` that are touched throughout, where their number equals
-    /// the count. `touched` returns the touched parts of a range, and is called only where the entry alone does not
-    /// tell.
+    /// Returns the huge parts of the mapping according to its smaps entry, the only report before Linux 6.7: the whole
+    /// mapping, or those whole pages of `size` that are completely touched, if their number equals the count. `touched`
+    /// returns the touched parts of a range, and is called only if the entry does not suffice.
     pub fn huge_parts(&self, size: PageSize, touched: impl FnOnce(AddressRange) -> Option<RangeSet>) -> RangeSet {
         let (huge, whole) = (self.huge(), self.mapping.range.whole_pages(size));
         if huge == 0 || huge == whole.len() {
@@ -61,7 +60,7 @@ impl MappingUsage {
         self.resident + self.hugetlb
     }
 
-    /// True where the mapping carries the two-letter flag.
+    /// True if the mapping has the two-letter flag.
     pub fn has_flag(&self, flag: &str) -> bool {
         self.flags.split(' ').any(|found| found == flag)
     }

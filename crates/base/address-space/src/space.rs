@@ -18,7 +18,7 @@ impl AddressSpace {
         Ok(Self { mappings: parse_maps(maps)? })
     }
 
-    /// A space of these mappings, which must not overlap; they are sorted here.
+    /// A space with these mappings, which must not overlap; they are sorted here.
     pub fn from_mappings(mut mappings: Vec<Mapping>) -> Self {
         mappings.sort_by_key(|m| m.range.start());
         debug_assert!(mappings.windows(2).all(|w| w[0].range.end() <= w[1].range.start()));
@@ -43,7 +43,7 @@ impl AddressSpace {
         &self.mappings[first..last.max(first)]
     }
 
-    /// True where nothing is mapped in `range`.
+    /// True if `range` contains no mapping.
     pub fn is_free(&self, range: AddressRange) -> bool {
         self.overlapping(range).is_empty()
     }
@@ -53,7 +53,7 @@ impl AddressSpace {
         self.overlapping(range).iter().map(|m| m.range.intersect(range).len()).sum::<u64>() == range.len()
     }
 
-    /// The brk area, as the kernel marks it; several mappings of it are joined where they touch.
+    /// The brk area, as the kernel marks it; adjacent mappings are joined.
     pub fn heap(&self) -> Option<AddressRange> {
         let mut heap: Option<AddressRange> = None;
         for mapping in self.mappings.iter().filter(|m| m.name == MappingName::Heap) {
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(AddressSpace::default().heap(), None);
     }
 
-    /// The highest place of all that fit, found by trying each page.
+    /// The highest place that fits, found by trying each page.
     fn place_by_trying(
         space: &AddressSpace,
         [below, length, size, offset, margin, lowest]: [u64; 6],

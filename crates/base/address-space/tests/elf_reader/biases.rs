@@ -1,4 +1,4 @@
-//! Where an image lies, told by whatever mappings of its file are left.
+//! The bias of an image, found from any remaining mappings of its file.
 
 use address_space::{
     Address, AddressRange, AddressSpace, ElfImage, ElfKind, LoadSegment, PageSize, Protection, bias_of,
@@ -63,7 +63,7 @@ fn any_mapping_that_is_left_tells_the_bias() {
     assert_eq!(biases(&MAPPINGS.map(|line| at(BIAS, line))), [BIAS]);
     for line in MAPPINGS {
         assert_eq!(biases(&[at(BIAS, line)]), [BIAS], "{line:x?}");
-        // What is left of it where other pages have been put over its beginning and its end.
+        // The part that is left if other pages have been mapped over its beginning and its end.
         let rest = (line.0 + 0x1000, line.1, line.2, line.3 + 0x1000);
         if rest.0 < rest.1 {
             assert_eq!(biases(&[at(BIAS, rest)]), [BIAS], "{rest:x?}");
@@ -90,7 +90,8 @@ fn a_mapping_that_no_segment_has_tells_nothing() {
     assert_eq!(biases(&[(0x1000, 0x2000, "r-x", 0x9000)]), []);
 }
 
-/// A program may map a part of its own file as plain data, right below where the file was loaded for example.
+/// A program may map a part of its own file as plain data, for example directly below the address at which the file was
+/// loaded.
 #[test]
 fn of_two_places_that_overlap_the_one_that_explains_more_is_right() {
     let mut mappings = vec![(BIAS - 0x1000, BIAS, "r--", 0)];
@@ -103,7 +104,7 @@ fn of_two_places_that_overlap_the_one_that_explains_more_is_right() {
     assert_eq!(biases(&mappings), [BIAS]);
 }
 
-/// A file of which only the code is left where it was loaded.
+/// A file of which only the code is left at the load address.
 #[test]
 fn other_bytes_at_the_places_of_segments_explain_nothing() {
     let below = (BIAS - 0x1000, BIAS, "r--", 0);
@@ -119,7 +120,7 @@ fn an_object_that_is_loaded_twice_has_two_biases_lowest_first() {
     assert_eq!(biases(&mappings), [BIAS, BIAS + 0x10_0000]);
 }
 
-/// A program can map a file at more places than are looked at.
+/// A program can map a file at more places than the reader examines.
 #[test]
 fn of_too_many_biases_those_that_most_bytes_speak_for_are_kept() {
     const MOST: u64 = 64;

@@ -9,7 +9,7 @@ const INTERPRETER: usize = 4;
 const NOTE: usize = 5;
 const DYNAMIC: usize = 6;
 
-/// Where fields of program headers and of the file's header lie, in bytes.
+/// Offsets of fields in program headers and in the file's header, in bytes.
 const SIZE_IN_FILE: usize = 32;
 const SIZE_IN_MEMORY: usize = 40;
 const TABLE: usize = 32;
@@ -23,7 +23,7 @@ fn word(bytes: &[u8], at: usize) -> usize {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize
 }
 
-/// Where the contents of a program header lie in the file.
+/// The offset in the file of a program header's contents.
 fn contents_of(bytes: &[u8], header: usize) -> usize {
     word(bytes, HEADERS + HEADER * header + 8)
 }
@@ -85,7 +85,7 @@ fn headers_are_found_in_the_segment_that_holds_them() {
             bytes[at as usize..at as usize + table.len()].copy_from_slice(&table);
             put(bytes, TABLE, at);
             put(bytes, at as usize + 2 * HEADER + SIZE_IN_FILE, size);
-            // Not where it lies in the file.
+            // Not the offset in the file.
             put(bytes, at as usize + 2 * HEADER + 16, 3 * PAGE);
             put(bytes, at as usize + 3 * HEADER + 16, 3 * PAGE);
         })

@@ -60,7 +60,7 @@ fn small_elf() -> Vec<u8> {
     bytes
 }
 
-/// What holds for every image that the reader accepts.
+/// The properties of every image that the reader accepts.
 fn check(image: &ElfImage) {
     let mut end = Address(0);
     assert!(!image.segments.is_empty());
