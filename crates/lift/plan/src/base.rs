@@ -1,4 +1,4 @@
-//! Chooses the base of a position-independent image at which huge pages cover most of it.
+//! Chooses the base of a position-independent image at which huge pages cover the largest part.
 
 use crate::groups::group;
 use crate::pieces::{file_pages_of, keep_below};
@@ -8,7 +8,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use serde::Serialize;
 
-/// What huge pages can cover of an image at one base. Bytes.
+/// Bytes of an image that huge pages can cover at one base.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Coverable {
     /// Executable bytes.
@@ -22,15 +22,15 @@ pub struct Coverable {
 /// The best base for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct BaseChoice {
-    /// What the base should be modulo the huge page size, in bytes.
+    /// The wanted base modulo the huge page size, in bytes.
     pub offset: u64,
-    /// What is covered there.
+    /// The coverage at that base.
     pub covered: Coverable,
     /// All bytes of the chosen kinds, covered or not.
     pub all: Coverable,
 }
 
-/// What huge pages of `size` can cover of the image where its base is `bias`.
+/// Bytes that huge pages of `size` can cover in the image if its base is `bias`.
 pub fn coverable(
     image: &ElfImage,
     bias: u64,
@@ -119,7 +119,7 @@ fn relro_in(image: &ElfImage, segment: &LoadSegment, range: AddressRange, base_p
     })
 }
 
-/// A piece as it can be lifted; none where it cannot.
+/// A piece if it can be lifted; otherwise none.
 fn piece(range: AddressRange, protection: Protection, writable: Kind) -> Option<Piece> {
     let kind = match protection {
         p if p.execute => Kind::Text,
@@ -127,6 +127,6 @@ fn piece(range: AddressRange, protection: Protection, writable: Kind) -> Option<
         _ => writable,
     };
     let liftable = protection.read && !(protection.write && protection.execute) && !range.is_empty();
-    // Whether a piece is anonymous changes how it is lifted, not what huge pages cover of it.
+    // Whether a piece is anonymous changes how it is lifted, not how many bytes huge pages cover.
     liftable.then_some(Piece { kind, range, protection, anonymous: false, relro_pending: false, refused: None })
 }

@@ -1,4 +1,4 @@
-//! What the page cache can show of a process, and of an image at one base.
+//! The parts of a process, and of an image at one base, that the page cache can show.
 
 use crate::base::{Coverable, pieces_at};
 use crate::pieces::file_pages_of;
@@ -10,7 +10,7 @@ use core::ops::Range;
 /// The place in a file's huge folios that a huge page of a process shows.
 pub(crate) struct CachedPlace<'a> {
     pub file: &'a CachedFile,
-    /// The mapping that it lies in.
+    /// The mapping that contains it.
     pub mapping: AddressRange,
     /// Address less offset, the same in all of a mapping; wraps.
     pub distance: u64,
@@ -31,7 +31,11 @@ pub(crate) fn cached_place(
     let distance = mapping.range.start().0.wrapping_sub(mapping.offset);
     let bytes = distance % size.bytes();
     if bytes != 0 {
-        return Err(Reason::NotCongruent { bytes, size });
+        // No base was chosen for a file that stayed small: the reason for that is the first.
+        return Err(match &file.shortfall {
+            Some(shortfall) if file.huge.is_empty() => Reason::SmallFolios(Some(shortfall.clone())),
+            _ => Reason::NotCongruent { bytes, size },
+        });
     }
     let offset = page.start().0.wrapping_sub(distance);
     if !offset.checked_add(size.bytes()).is_some_and(|end| file.holds(&(offset..end))) {
@@ -43,7 +47,7 @@ pub(crate) fn cached_place(
     Ok(CachedPlace { file, mapping: mapping.range, distance })
 }
 
-/// What huge folios of its file can show of the image where its base is `bias`. `huge` are offsets of the file.
+/// The parts of the image that huge folios of its file can show if its base is `bias`. `huge` are offsets in the file.
 pub fn cached_coverable(
     image: &ElfImage,
     huge: &[Range<u64>],

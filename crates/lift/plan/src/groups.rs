@@ -54,8 +54,8 @@ impl Group {
         runs.into_iter().map(run).collect()
     }
 
-    /// The huge pages from `start` on that lie in the same piece, or the one page there that several pieces share.
-    /// Steps by pieces, since a hostile file can have segments of 2^43 huge pages.
+    /// The huge pages from `start` on that are in the same piece, or the one page there that several pieces share.
+    /// Steps by pieces, because a hostile file can have segments of 2^43 huge pages.
     fn pages_alike(&self, start: Address, size: PageSize) -> AddressRange {
         let page = AddressRange::sized(start, size.bytes());
         let end = self.overlapping(page).first().map_or(start, |piece| piece.range.end());
@@ -63,8 +63,7 @@ impl Group {
         if in_first.is_empty() { page } else { in_first }
     }
 
-    /// Returns the protection of a huge page that holds all of `page`: that of its pieces, or their union where they
-    /// differ.
+    /// Returns the protection of a huge page that contains `page`: that of its pieces, or their union if they differ.
     fn protection_of(&self, page: AddressRange) -> Protection {
         self.overlapping(page).iter().fold(Protection::NONE, |all, piece| Protection {
             read: all.read || piece.protection.read,
@@ -75,13 +74,13 @@ impl Group {
 }
 
 impl Run {
-    /// The part of the run that lies in `range`.
+    /// The part of the run within `range`.
     pub fn cut_to(&self, range: AddressRange) -> Self {
         Self { range, protection: self.protection, pieces: pieces_in(&self.pieces, range) }
     }
 }
 
-/// The pieces that lie in `range`, cut to it.
+/// The pieces within `range`, cut to it.
 fn pieces_in(pieces: &[Piece], range: AddressRange) -> Vec<Piece> {
     let inside = pieces.iter().filter(|piece| piece.range.overlaps(range));
     inside.map(|piece| Piece { range: piece.range.intersect(range), ..piece.clone() }).collect()

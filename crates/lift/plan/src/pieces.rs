@@ -8,13 +8,13 @@ use alloc::vec::Vec;
 /// A mapping's part in one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// What it is.
+    /// The kind of memory.
     pub kind: Kind,
     /// Addresses.
     pub range: AddressRange,
     /// Protection now.
     pub protection: Protection,
-    /// Private anonymous memory, which can be collapsed where it lies.
+    /// Private anonymous memory, which can be collapsed in place.
     pub anonymous: bool,
     /// The program will still make it read-only.
     pub relro_pending: bool,
@@ -54,7 +54,7 @@ pub(crate) fn file_pages_of(segment: &LoadSegment, base_page: PageSize) -> Addre
     }
 }
 
-/// Cuts off what lies at `limit` and above: a page that two segments share shows the later segment, which is mapped
+/// Cuts off the pieces at `limit` and above: a page that two segments share shows the later segment, which is mapped
 /// over the earlier.
 pub(crate) fn keep_below(pieces: &mut Vec<Piece>, limit: Address) {
     pieces
@@ -94,8 +94,8 @@ fn piece_of(
     })
 }
 
-/// Marks the memory that the program will make read-only, including parts that already are: one call protects all of
-/// it.
+/// Marks the memory that the program will make read-only, including parts that already are: one call protects the whole
+/// area.
 fn cut_at_relro(piece: Piece, relro: Option<AddressRange>) -> Vec<Piece> {
     let Some(relro) = relro.filter(|relro| relro.overlaps(piece.range)) else {
         return vec![piece];

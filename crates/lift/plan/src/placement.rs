@@ -1,4 +1,4 @@
-//! Where the pages of a lift are to lie.
+//! The NUMA nodes for the pages of a lift.
 
 use crate::reason::Reason;
 use alloc::borrow::ToOwned;
@@ -14,7 +14,7 @@ use serde::Serialize;
 pub enum Preference {
     /// These nodes and no others (`MPOL_BIND`).
     Bind,
-    /// These nodes in turn; others where they have no memory (`MPOL_INTERLEAVE`).
+    /// These nodes in turn; other nodes if they have no memory (`MPOL_INTERLEAVE`).
     Interleave,
 }
 
@@ -37,16 +37,16 @@ impl Placement {
     }
 }
 
-/// Where the pages of a lift are to lie.
+/// The nodes for the pages of a lift.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
-    /// The policy that new memory gets; `None`: that of the thread which makes it.
+    /// The policy of new memory; `None`: the policy of the thread that allocates it.
     pub placement: Option<Placement>,
     /// The nodes from which alone pages may come.
     pub nodes: Nodes,
 }
 
-/// Decides where the pages of a lift are to lie; `None` on a machine with one node.
+/// Chooses the nodes for the pages of a lift; `None` on a machine with one node.
 pub(crate) fn place(machine: &MachineFacts, numa: Numa) -> Result<Option<Placed>, Reason> {
     let Some(facts) = &machine.numa else {
         return match numa {
@@ -73,7 +73,7 @@ pub fn pool_on(machine: &MachineFacts, pool: &HugePool, nodes: &Nodes) -> (u64, 
         all += pages;
         here += if nodes.contains(node.node) { pages } else { 0 };
     }
-    // What exceeds the free pages are surplus pages, which the kernel may allocate on any node.
+    // Pages beyond the free ones are surplus pages, which the kernel may allocate on any node.
     let available = pool.available.min(here + pool.available.saturating_sub(all));
     (available, pool.available - available)
 }
@@ -114,6 +114,28 @@ mod tests {
     use address_space::PageSize;
     use alloc::string::ToString;
     use alloc::vec;
+    use machine_facts::{ThpFacts, ThpMode};
+
+    /// The facts of a machine with two pools of one page each.
+    fn bare() -> MachineFacts {
+        let size = |bytes: u64| PageSize::new(bytes).unwrap();
+        let pool = |bytes: u64| HugePool { size: size(bytes), total: 1, available: 1 };
+        MachineFacts {
+            elf_machine: 62,
+            base_page: size(1 << 12),
+            pools: vec![pool(1 << 21), pool(1 << 30)],
+            default_hugetlb: Some(size(1 << 30)),
+            thp: Some(ThpFacts { size: size(1 << 21), mode: ThpMode::Madvise }),
+            movable_hugetlb: true,
+            collapse: true,
+            refaults_huge: true,
+            memory_available: 0,
+            memory_bound: String::new(),
+            max_mappings: 0,
+            numa: None,
+            pool_limits: Vec::new(),
+        }
+    }
 
     fn nodes(numbers: &[u32]) -> Nodes {
         numbers.iter().copied().collect()
@@ -124,7 +146,7 @@ mod tests {
     }
 
     fn machine(numa: Option<NumaFacts>) -> MachineFacts {
-        MachineFacts { numa, memory_available: 900, memory_bound: "available memory".into(), ..crate::facts::bare() }
+        MachineFacts { numa, memory_available: 900, memory_bound: "available memory".into(), ..bare() }
     }
 
     fn two_nodes(allowed: &[u32], bound: Option<&[u32]>) -> MachineFacts {

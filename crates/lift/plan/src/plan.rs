@@ -18,7 +18,7 @@ pub enum Source {
     Thp,
     /// A copy of the file that all processes share.
     Image,
-    /// The file itself, as it lies in the page cache.
+    /// The file itself, from the page cache.
     File,
 }
 
@@ -39,13 +39,13 @@ impl fmt::Display for Source {
 pub enum Method {
     /// A huge copy is made elsewhere and moved into place by one `mremap`.
     Swap {
-        /// What must be copied; the rest of the part has never been touched and is zero.
+        /// The ranges to copy; the rest of the part has never been touched and is zero.
         copy: RangeSet,
     },
     /// For hugetlb before Linux 5.16, whose `mremap` refuses pool memory: moves the memory aside, maps huge pages in its
     /// place and copies back.
     MoveAside {
-        /// What must be copied.
+        /// The ranges to copy.
         copy: RangeSet,
         /// The mappings that make up the part: `mremap` moves one at a time.
         mappings: Vec<AddressRange>,
@@ -57,18 +57,18 @@ pub enum Method {
         /// Offset in it.
         offset: u64,
     },
-    /// The page table entries of an unchanged file mapping are withdrawn and made anew, which gives huge ones where the
-    /// file lies in huge folios; the mapping stays.
+    /// The page table entries of an unchanged file mapping are removed and created again. They are huge if the file is
+    /// in huge folios. The mapping stays.
     Refault,
-    /// The file is mapped once more elsewhere, and the mapping, before anything of it is touched, moved into place by one
-    /// `mremap`: for kernels that keep page tables which `MADV_DONTNEED` has emptied.
+    /// The file is mapped a second time elsewhere; one `mremap` moves the new mapping into place before its first
+    /// access. For kernels that keep page tables which `MADV_DONTNEED` has emptied.
     MapAgain {
         /// Path by which the process itself opens the file.
         path: String,
         /// Offset in it.
         offset: u64,
     },
-    /// Anonymous memory is advised where it lies, and what has been touched of it collapsed.
+    /// Anonymous memory is advised in place, and its touched parts are collapsed.
     InPlace {
         /// Whole huge pages that hold touched memory.
         collapse: RangeSet,
@@ -99,7 +99,7 @@ impl Part {
     }
 }
 
-/// One way to lift a range; the next is tried where the kernel refuses it.
+/// One way to lift a range; the next is tried if the kernel refuses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Attempt {
     /// Source.
@@ -110,7 +110,7 @@ pub struct Attempt {
     pub parts: Vec<Part>,
     /// Bytes that become resident that were not.
     pub memory: u64,
-    /// Memory policy of the new pages; `None`: that of the thread which makes them.
+    /// Memory policy of the new pages; `None`: the policy of the thread that allocates them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
 }
@@ -120,7 +120,7 @@ pub struct Attempt {
 pub struct RangeLift {
     /// Name of the object, `[heap]` for the brk area.
     pub object: String,
-    /// What lies in it, in the order of addresses.
+    /// The kinds of memory in it, in the order of addresses.
     pub kinds: Vec<Kind>,
     /// Whole huge pages.
     pub range: AddressRange,
@@ -130,7 +130,7 @@ pub struct RangeLift {
     pub attempts: Vec<Attempt>,
 }
 
-/// What would cover an edge.
+/// The change that would cover an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EdgeCure {
@@ -151,7 +151,7 @@ pub struct Edge {
     pub range: AddressRange,
     /// Its protection.
     pub protection: Protection,
-    /// What would cover it.
+    /// The change that would cover it.
     pub cure: EdgeCure,
 }
 
@@ -171,9 +171,9 @@ pub struct Refusal {
 /// The whole plan for one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// What to lift, most valuable first.
+    /// The ranges to lift, most valuable first.
     pub lifts: Vec<RangeLift>,
-    /// What not.
+    /// The refused ranges.
     pub refusals: Vec<Refusal>,
     /// Edges of ranges that are lifted.
     pub edges: Vec<Edge>,
@@ -182,9 +182,29 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Bytes that are to lie on huge pages when everything goes well; advised memory not counted.
+    /// Adds another plan of the same process.
+    pub fn join(&mut self, other: Self) {
+        self.lifts.extend(other.lifts);
+        self.refusals.extend(other.refusals);
+        self.edges.extend(other.edges);
+        self.considered += other.considered;
+    }
+
+    /// Bytes on huge pages if every step succeeds, without advised memory.
     pub fn planned(&self) -> u64 {
         self.lifts.iter().map(|lift| lift.attempts[0].parts.iter().map(Part::filled).sum::<u64>()).sum()
+    }
+
+    /// Removes the blocks that are on huge pages already from the collapses in place: collapsing them again would
+    /// change nothing, and costs nothing.
+    pub fn without_collapses_of(mut self, huge: &RangeSet) -> Self {
+        let attempts = self.lifts.iter_mut().flat_map(|lift| &mut lift.attempts);
+        for part in attempts.flat_map(|attempt| &mut attempt.parts) {
+            if let Method::InPlace { collapse } = &mut part.method {
+                huge.within(part.range).for_each(|range| collapse.remove(range));
+            }
+        }
+        self
     }
 
     /// Pool pages of one size that the first attempts take.

@@ -63,7 +63,7 @@ struct Planner<'a> {
     pool_left: BTreeMap<PageSize, u64>,
     /// Pages that are available on other nodes only.
     pool_elsewhere: BTreeMap<PageSize, u64>,
-    /// Where new pages are to lie; `None` on a machine with one node.
+    /// The nodes for new pages; `None` on a machine with one node.
     placed: Result<Option<Placed>, Reason>,
     allowed_left: u64,
     available_left: u64,
@@ -157,7 +157,7 @@ impl<'a> Planner<'a> {
     fn note_edge(&mut self, object: &LoadedObject, group: &Group, merged: &[Group], edge: AddressRange) {
         let protection =
             group.pieces.iter().find(|p| p.range.overlaps(edge)).map_or(Default::default(), |p| p.protection);
-        // Merging helps where a huge page across the border holds only read-only data and code of one object. A start
+        // Merging helps if a huge page across the border contains only read-only data and code of one object. A start
         // with merging moves an executable to a base that suits both together.
         let movable = object.role == ObjectRole::Executable
             && object.image.kind == ElfKind::PositionIndependent
@@ -312,7 +312,8 @@ impl<'a> Planner<'a> {
         Ok(Attempt { source, page_size: self.size, parts, memory, placement })
     }
 
-    /// Returns the memory policy for the new pages of these parts. Memory that stays in place keeps the program's own.
+    /// Returns the memory policy for the new pages of these parts. Memory that stays in place keeps the program's own
+    /// policy.
     fn placement_of(&self, source: Source, parts: &[Part]) -> Result<Option<Placement>, Reason> {
         match source {
             Source::File if self.policy.numa != Numa::Own => Err(Reason::SharedPages),
@@ -334,7 +335,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Returns the bytes that lifting a part makes resident at most: all of it, less touched anonymous memory.
+    /// Returns the maximum of bytes that lifting a part makes resident: the whole part, less touched anonymous memory.
     fn memory_of(&self, run: &Run, part: &Part) -> u64 {
         let touched = |range: AddressRange| {
             let anonymous = run.pieces.iter().filter(|piece| piece.anonymous);
@@ -372,7 +373,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// True where the user leaves the nodes to the process, or has chosen the one for which the image is a copy.
+    /// True if the user leaves the nodes to the process, or has chosen the node of this copy of the image.
     fn may_lie_there(&self, span: &ImageSpan) -> bool {
         self.policy.numa == Numa::Own
             || match (span.node, &self.placed) {
@@ -383,7 +384,7 @@ impl<'a> Planner<'a> {
             }
     }
 
-    /// Cuts a run where an image, or a file in huge folios, begins or ends to show it.
+    /// Cuts a run at the places from which, or up to which, an image or a file in huge folios shows it.
     fn cut_at_sources(&self, run: Run) -> Vec<Run> {
         let images = self.policy.pages.takes_images();
         let files = self.policy.pages.takes_files() && self.fault_of_files().is_none();
@@ -424,7 +425,7 @@ impl<'a> Planner<'a> {
         if let Some(fault) = self.fault_of_files() {
             return Err(fault);
         }
-        // A run is cut where a file begins to show it or ends, so that what holds of one page holds of all.
+        // A run is cut at both ends of the part that a file shows, so that the facts about one page hold for all.
         let mut place = None;
         for page in run.range.pages(self.size) {
             place = Some(self.cached_place(page)?);
@@ -447,7 +448,7 @@ impl<'a> Planner<'a> {
         if run.pieces.iter().any(|piece| piece.relro_pending) {
             return Err(Reason::ProtectionPending);
         }
-        // Moving the range aside takes it from the threads for a while: they must stand still for all of the lift.
+        // Moving the range aside removes it from the threads for a while: they must be stopped during the whole lift.
         if self.process.running && !self.machine.movable_hugetlb {
             return Err(Reason::PoolPagesStay(self.size));
         }
@@ -517,7 +518,7 @@ impl<'a> Planner<'a> {
         Part { range, method }
     }
 
-    /// Cuts a run at huge page borders into what lies wholly in one anonymous mapping and what does not.
+    /// Divides a run at huge page borders into parts that are wholly in one anonymous mapping, and the rest.
     fn spans(&self, run: &Run) -> Vec<(AddressRange, bool)> {
         let mut spans = Vec::new();
         let mut start = run.range.start();
@@ -535,8 +536,8 @@ impl<'a> Planner<'a> {
         spans
     }
 
-    /// Returns the pages of files in `range`, and the anonymous ones that have been touched. Sealed anonymous memory
-    /// was written before it was sealed, so all of it counts.
+    /// Returns the pages of files in `range`, and the touched anonymous pages. Sealed anonymous memory was written
+    /// before the sealing, so it counts completely.
     fn to_copy(&self, run: &Run, range: AddressRange) -> RangeSet {
         let mut copy = RangeSet::new();
         for piece in &run.pieces {

@@ -113,7 +113,7 @@ pub fn semaphores_in(
     found
 }
 
-/// True where a breakpoint or uprobe instruction stands in code that differs from its file.
+/// True if code that differs from its file contains a breakpoint or uprobe instruction.
 pub fn holds_probe(original: &[u8], now: &[u8]) -> bool {
     if cfg!(target_arch = "aarch64") { holds_aarch64_probe(original, now) } else { holds_x86_probe(original, now) }
 }

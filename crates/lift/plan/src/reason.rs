@@ -7,23 +7,15 @@ use alloc::string::String;
 use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::fmt;
+use core::time::Duration;
 use foreign_text::quoted_path_text;
-use machine_facts::Nodes;
+use machine_facts::{CacheShortfall, Nodes};
 use serde::{Serialize, Serializer};
-
-/// Why a file does not lie in huge folios, in words.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CacheShortfall {
-    /// What was found and what was needed.
-    pub why: String,
-    /// The command or change that fixes it, if there is one.
-    pub fix: Option<String>,
-}
 
 /// Why a range is not lifted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Too small, or cut so that no whole huge page lies in it.
+    /// Too small, or cut so that it contains no whole huge page.
     NoWholePage {
         /// Bytes of the range.
         bytes: u64,
@@ -76,7 +68,7 @@ pub enum Reason {
     },
     /// It is unknown on which node the program runs.
     NoLocalNode,
-    /// The nodes of what is shared with other processes cannot be chosen for one.
+    /// The nodes of memory shared with other processes cannot be chosen for one process.
     SharedPages,
     /// No image is a copy for the wanted nodes.
     NoImageOnNode(Nodes),
@@ -87,7 +79,7 @@ pub enum Reason {
         /// Sizes that exist.
         sizes: Vec<PageSize>,
     },
-    /// The program runs, and this kernel cannot move pool pages to where its memory lies.
+    /// The program runs, and this kernel cannot move pool pages to its memory.
     PoolPagesStay(PageSize),
     /// Transparent huge pages are switched off.
     ThpOff,
@@ -104,17 +96,28 @@ pub enum Reason {
     },
     /// No shared image shows the range.
     NoImage,
-    /// The range is no unchanged mapping of a file, or it is unknown how the file lies in the page cache.
+    /// The range is no unchanged mapping of a file, or the file's state in the page cache is unknown.
     NoCachedFile,
-    /// A huge folio can only be mapped where the address agrees with the offset in the file.
+    /// A huge folio can only be mapped if the address agrees with the offset in the file.
     NotCongruent {
         /// Address less offset, modulo the huge page size. Bytes.
         bytes: u64,
         /// Huge page size.
         size: PageSize,
     },
-    /// The file does not lie in huge folios of the page cache.
+    /// The file is not in huge folios of the page cache.
     SmallFolios(Option<CacheShortfall>),
+    /// A mapping of a data file through which the program may write.
+    FileWritable,
+    /// A mapping of a data file whose address and offset disagree.
+    FileMisplaced {
+        /// Address less offset, modulo the huge page size. Bytes.
+        bytes: u64,
+        /// Huge page size.
+        size: PageSize,
+    },
+    /// A mapping of a data file that the kernel does not map by huge pages, whatever the page cache holds.
+    FileStays(CacheShortfall),
     /// The path of the range's file leads to another file by now.
     FileReplaced,
     /// The process has written to pages of the mapping, which are its own now.
@@ -127,7 +130,7 @@ pub enum Reason {
         needed: u64,
         /// Bytes left.
         left: u64,
-        /// What sets the bound.
+        /// The origin of the bound.
         bound: String,
     },
     /// The process has too many mappings for one more split.
@@ -151,17 +154,40 @@ pub enum Reason {
     FileHeader,
     /// In use in a way that does not allow to replace it now, in words.
     InUse(&'static str),
-    /// The program is going to change the protection of parts of it (RELRO of a static program), which pool pages
-    /// cannot follow.
+    /// The program will change the protection of parts (RELRO of a static program), which is not possible with pool
+    /// pages.
     ProtectionPending,
     /// The program is going to write relocations into its code.
     TextRelocationsPending,
     /// Writable pages of a file in a program that runs: a copy would miss what the program, or the kernel on its
     /// behalf, writes during the copy, and the kernel cannot collapse such pages in place.
     RunningAndWritable,
-    /// Writable pages of a file in a program whose constructors have started threads: should the lifter be killed, the
-    /// kernel lets these go on at once, and what they write between copy and exchange would be lost.
+    /// Writable pages of a file in a program whose constructors have started threads: if the lifter is killed, the
+    /// kernel resumes them at once, and their writes between copy and exchange would be lost.
     OtherThreadsWrite,
+    /// Its copy costs more than is allowed at the start. It is lifted when the program has used enough CPU time.
+    Unpaid {
+        /// Price of all ranges that are lifted then.
+        price: Duration,
+        /// The CPU time.
+        due: Duration,
+    },
+    /// Its copy costs more than the program has paid for when its lift was made.
+    NotPaidFor {
+        /// Price of the copy.
+        price: Duration,
+        /// The time that the program has paid for, in all.
+        paid: Duration,
+    },
+    /// Its copy costs more than is allowed at the start, and is not made later.
+    OnlyAtStart {
+        /// Price of the copy.
+        price: Duration,
+        /// Time that copies may take at the start.
+        allowance: Duration,
+        /// Why it is not made later, as a clause about the copy.
+        why: &'static str,
+    },
     /// Built for another kind of machine.
     OtherMachine(u16),
     /// The kernel refused a call.
@@ -184,14 +210,10 @@ impl Reason {
     /// The command or change that fixes it, if there is one.
     pub fn fix(&self) -> Option<String> {
         match self {
-            Self::PoolTooSmall { size, needed, available, total } => Some(format!(
-                "echo {} > /sys/kernel/mm/hugepages/{}/nr_hugepages",
-                total + needed.saturating_sub(*available),
-                size.directory()
-            )),
+            Self::PoolTooSmall { size, needed, .. } => Some(format!("pagelift pool reserve {}:{needed}", size.word())),
             Self::PoolOnOtherNodes { size, needed, nodes, .. } => {
                 let node = nodes.iter().next()?;
-                Some(format!("pagelift pool reserve {}K:{needed}@{node}", size.kib()))
+                Some(format!("pagelift pool reserve {}:{needed}@{node}", size.word()))
             }
             Self::PoolLimited { size, needed, available, limit, file } => {
                 let missing = needed.saturating_sub(*available).saturating_mul(size.bytes());
@@ -211,14 +233,17 @@ impl Reason {
             Self::NotCongruent { size, .. } => {
                 Some(format!("link it with -z max-page-size={}, or --pages auto", size.bytes()))
             }
-            Self::SmallFolios(Some(shortfall)) => shortfall.fix.clone(),
+            Self::SmallFolios(Some(shortfall)) | Self::FileStays(shortfall) => shortfall.fix.clone(),
             Self::SmallFolios(None) => Some("pagelift cache prepare FILE".to_owned()),
+            Self::FileMisplaced { .. } => Some("in the program, mmap at such an address".to_owned()),
             Self::ThpOff => Some("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".to_owned()),
             Self::ThpSize { .. } | Self::ThpOffInProcess => Some("--pages hugetlb".to_owned()),
             Self::Memory { needed, .. } => Some(format!("--max-memory {needed}, or free memory")),
             Self::Mappings { most, .. } => Some(format!("sysctl vm.max_map_count={}", most.saturating_mul(2))),
             Self::Probed => Some("remove it, and lift again".to_owned()),
             Self::ProtectionPending => Some("--writable-pages thp".to_owned()),
+            Self::Unpaid { .. } | Self::OnlyAtStart { .. } => Some("--start-cost any".to_owned()),
+            Self::NotPaidFor { .. } => Some("pagelift attach PID".to_owned()),
             Self::NotHuge { .. } => Some("echo 1 > /proc/sys/vm/compact_memory".to_owned()),
             _ => None,
         }
@@ -298,6 +323,11 @@ impl fmt::Display for Reason {
             Self::SmallFolios(Some(shortfall)) => {
                 write!(f, "its file does not lie in huge folios of the page cache: {}", shortfall.why)
             }
+            Self::FileWritable => f.write_str("the program may write to it through this mapping"),
+            Self::FileMisplaced { bytes, size } => {
+                write!(f, "address and offset disagree by {} KiB, needed: a multiple of {size}", bytes / 1024)
+            }
+            Self::FileStays(shortfall) => f.write_str(&shortfall.why),
             Self::FileReplaced => {
                 f.write_str("its file has been replaced since it was mapped; a restart shows the new one")
             }
@@ -330,12 +360,34 @@ impl fmt::Display for Reason {
             Self::OtherThreadsWrite => f.write_str(
                 "threads that a constructor has started may write to it; needed: a program with one thread at its entry",
             ),
+            Self::Unpaid { price, due } => write!(
+                f,
+                "a copy costs {}, and is made when the program has used {} of CPU time",
+                in_words(*price),
+                in_words(*due)
+            ),
+            Self::NotPaidFor { price, paid } => {
+                let (price, paid) = (in_words(*price), in_words(*paid));
+                write!(f, "a copy costs {price}, and the program had paid for {paid} in all")
+            }
+            Self::OnlyAtStart { price, allowance, why } => {
+                let (price, allowance) = (in_words(*price), in_words(*allowance));
+                write!(f, "a copy costs {price}, more than {allowance} at the start, and {why}")
+            }
             Self::OtherMachine(machine) => write!(f, "built for another machine (ELF machine {machine})"),
             Self::Kernel { call, error, .. } => write!(f, "the kernel refused {call}: {error}"),
             Self::NotHuge { bytes } => {
                 write!(f, "the kernel had no huge page for {}: memory is fragmented or short", format_bytes(*bytes))
             }
         }
+    }
+}
+
+/// A time in milliseconds, or in seconds from one second on.
+pub(crate) fn in_words(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{:.1} ms", time.as_secs_f64() * 1000.0),
+        _ => format!("{:.1} s", time.as_secs_f64()),
     }
 }
 
@@ -359,7 +411,7 @@ mod tests {
             (
                 Reason::PoolTooSmall { size, needed: 7, available: 3, total: 10 },
                 "needs 7 pages of 2 MiB from the pool, 3 available",
-                "echo 14 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+                "pagelift pool reserve 2M:7",
             ),
             (
                 Reason::PoolLimited {
@@ -381,7 +433,7 @@ mod tests {
                     nodes: [1, 0].into_iter().collect(),
                 },
                 "needs 7 pages of 2 MiB from the pool on nodes 0, 1, 2 available there; 40 on other nodes may not be used",
-                "pagelift pool reserve 2048K:7@0",
+                "pagelift pool reserve 2M:7@0",
             ),
             (
                 Reason::NodeForbidden { node: 3, allowed: [1].into_iter().collect() },
@@ -428,6 +480,16 @@ mod tests {
                 "its file does not lie in huge folios of the page cache: found nfs",
                 "move it",
             ),
+            (
+                Reason::FileMisplaced { bytes: 4 << 10, size },
+                "address and offset disagree by 4 KiB, needed: a multiple of 2 MiB",
+                "in the program, mmap at such an address",
+            ),
+            (
+                Reason::FileStays(CacheShortfall { why: "locked".into(), fix: Some("unlock it".into()) }),
+                "locked",
+                "unlock it",
+            ),
             (Reason::NoImage, "no shared image shows it", "pagelift image setup; pagelift image add FILE"),
             (
                 Reason::ThpOff,
@@ -463,6 +525,25 @@ mod tests {
                 Reason::ProtectionPending,
                 "the program will change the protection of part of it, which pool pages cannot follow",
                 "--writable-pages thp",
+            ),
+            (
+                Reason::Unpaid { price: Duration::from_micros(12_340), due: Duration::from_millis(1234) },
+                "a copy costs 12.3 ms, and is made when the program has used 1.2 s of CPU time",
+                "--start-cost any",
+            ),
+            (
+                Reason::NotPaidFor { price: Duration::from_millis(900), paid: Duration::from_millis(12) },
+                "a copy costs 900.0 ms, and the program had paid for 12.0 ms in all",
+                "pagelift attach PID",
+            ),
+            (
+                Reason::OnlyAtStart {
+                    price: Duration::from_millis(60),
+                    allowance: Duration::from_millis(5),
+                    why: "cannot be made while the program runs",
+                },
+                "a copy costs 60.0 ms, more than 5.0 ms at the start, and cannot be made while the program runs",
+                "--start-cost any",
             ),
             (
                 Reason::NotHuge { bytes: 2 << 20 },

@@ -1,4 +1,4 @@
-//! What keeps most of a program's memory off huge pages.
+//! The main reason why a program's memory is not on huge pages.
 
 use crate::Reason;
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use core::mem::discriminant;
 pub struct Shortfall<'a> {
     /// Bytes of all ranges that are refused for a reason of this kind.
     pub bytes: u64,
-    /// The reason of the largest of these ranges.
+    /// The reason for the largest range.
     pub reason: &'a Reason,
     /// No range is refused for another reason than those that are left after a complete lift ([`Reason::is_expected`]).
     pub is_expected: bool,

@@ -19,7 +19,7 @@ const SPECIAL_FLAGS: [(&str, &str); 10] = [
     ("ui", "registered with userfaultfd"),
 ];
 
-/// Returns those of the mappings that carry such a property.
+/// Returns the mappings that have such a property.
 pub fn special_mappings(mappings: &[MappingFlags]) -> Vec<SpecialMapping> {
     let mut special = Vec::new();
     for mapping in mappings {

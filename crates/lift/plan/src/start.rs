@@ -1,4 +1,4 @@
-//! What is left to do for a program that is about to be executed, where its own file alone may show huge pages.
+//! The remaining work for a program that is about to be executed, if only its own file may show huge pages.
 
 use crate::{Edges, Numa, Pages, Policy, cached_coverable, choose_cached_base};
 use address_space::{ElfImage, ElfKind, PageSize};
@@ -9,9 +9,9 @@ use core::ops::Range;
 pub enum StartWork {
     /// None: the kernel maps by huge pages what can be, at the first touch of each.
     Nothing,
-    /// Its base is moved before anything of it is touched; then there is none.
+    /// Its base is moved before the first access to its memory; then the work is done.
     Base,
-    /// It is looked at, and lifted, at its entry.
+    /// It is planned and lifted at its entry.
     AtEntry,
 }
 
@@ -34,9 +34,9 @@ pub struct BeforeExec<'a> {
 
 /// Returns what a start has to do by a policy.
 ///
-/// A new program has no page tables yet, so the kernel maps a huge folio by one entry as soon as the program touches it,
-/// wherever address and offset agree. A plan at the entry could only touch it earlier. There is more to do where another
-/// source may serve, where memory that is written may be lifted, and where something must be at another place or changed.
+/// A new program has no page tables yet, so the kernel maps a huge folio by one entry at the first access, if address
+/// and offset agree. A plan at the entry could only touch the memory earlier. There is more to do if another source is
+/// available, if written memory may be lifted, and if memory must be moved or changed.
 pub fn start_work(program: &BeforeExec<'_>, policy: &Policy) -> StartWork {
     let BeforeExec { image, huge, usual, base_page, elf_machine, collapses_libraries } = *program;
     let is_ordinary = image.machine == elf_machine && !image.is_dynamic_linker();
@@ -45,7 +45,7 @@ pub fn start_work(program: &BeforeExec<'_>, policy: &Policy) -> StartWork {
     }
     match image.kind {
         ElfKind::FixedAddress => StartWork::Nothing,
-        // Before Linux 6.10 the kernel ignores the alignment of such a program, and nothing tells its address beforehand.
+        // Before Linux 6.10 the kernel ignores the alignment of such a program, and its address is unknown beforehand.
         ElfKind::PositionIndependent if image.is_static() => StartWork::AtEntry,
         ElfKind::PositionIndependent => {
             let best = choose_cached_base(image, huge, usual, base_page, policy.kinds).covered;
@@ -59,8 +59,8 @@ pub fn start_work(program: &BeforeExec<'_>, policy: &Policy) -> StartWork {
     }
 }
 
-/// True where nothing but the page cache of files may show huge pages of what is chosen, and nothing else is asked for. By
-/// any other policy [`start_work`] is at the entry, whatever the program. `usual` is the machine's usual huge page size.
+/// True if only the page cache may show huge pages of the chosen ranges, and the policy asks for no other work. With
+/// any other policy [`start_work`] is at the entry for every program. `usual` is the machine's default huge page size.
 pub fn shows_files_alone(policy: &Policy, usual: PageSize) -> bool {
     policy.pages == Pages::File
         && policy.may_use_files()
@@ -71,8 +71,8 @@ pub fn shows_files_alone(policy: &Policy, usual: PageSize) -> bool {
         && !policy.seal
 }
 
-/// True where the kernel's choice of a base is a multiple of the huge page size: it keeps the alignment that the segments
-/// ask for (Linux 5.10).
+/// True if the kernel's choice of a base is a multiple of the huge page size: it keeps the alignment of the segments
+/// (Linux 5.10).
 fn lies_aligned(image: &ElfImage, size: PageSize, base_page: PageSize) -> bool {
     let first = image.segments.first().map(|segment| segment.memory.start().align_down(base_page));
     image.largest_alignment(base_page) >= size && first.is_some_and(|first| first.is_aligned(size))

@@ -1,4 +1,4 @@
-//! The steps of a lift, which are all that executors know.
+//! The steps of a lift. Executors know only these.
 
 use crate::{Attempt, Method, Part, Placement, RangeLift, Source};
 use address_space::{AddressRange, PageSize, Protection, RangeSet};
@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// One step. Ranges are those of the process; a step on the staging copy means the same range in the copy.
+/// One step. Ranges are addresses in the process; a step on the staging copy uses the same range in the copy.
 ///
 /// Up to and including [`Step::SealStaging`] nothing the program can see has changed, so that a failure only means that
 /// the staging copy is dropped. [`Step::Swap`] and [`Step::ShowImage`] are one system call each. [`Step::Refault`] and
@@ -22,7 +22,7 @@ pub enum Step {
         /// Their size.
         size: PageSize,
     },
-    /// Give the staging copy a memory policy, before any page of it is present.
+    /// Set the memory policy of the staging copy, before it has any present page.
     PlaceStaging(AddressRange, Placement),
     /// Show a shared image in place of the range, by one system call, with its final protection and with its pages in the
     /// page tables already.
@@ -71,7 +71,7 @@ pub enum Step {
     PlaceInPlace(AddressRange, Placement),
     /// Make them present.
     PopulateInPlace(AddressRange, PageSize),
-    /// Copy back from where the mappings were moved.
+    /// Copy back from the place to which the mappings were moved.
     CopyBack(RangeSet),
     /// Final protection.
     SealInPlace(AddressRange, Protection),
@@ -79,7 +79,7 @@ pub enum Step {
     DropAside(AddressRange),
     /// Advise the kernel to use huge pages for what will be touched.
     AdviseInPlace(AddressRange),
-    /// Turn touched memory into huge pages where it lies.
+    /// Turn touched memory into huge pages in place.
     CollapseInPlace(AddressRange),
 }
 

@@ -24,7 +24,7 @@ fn by_trying_all(shape: &Shape, huge: u64, kinds: Kinds, edges: Edges) -> (u64, 
     best
 }
 
-/// What huge pages cover of a shape where it lies, counted huge page by huge page.
+/// The bytes of a shape that huge pages cover in place, counted huge page by huge page.
 fn counted(shape: &Shape, huge: u64, kinds: Kinds, edges: Edges) -> Coverable {
     let mut program = Program::new("alone");
     program.load(shape, true);
@@ -58,8 +58,8 @@ fn moved_in_file(mut image: ElfImage, shifts: &[u64]) -> ElfImage {
     image
 }
 
-/// What huge folios show of an image, counted huge page by huge page: pages of one segment that is never written, which no
-/// later segment hides, whose addresses agree with their offsets.
+/// The bytes of an image that huge folios show, counted huge page by huge page: pages of one segment that is never
+/// written, which no later segment hides, whose addresses agree with their offsets.
 fn shown_of_file(image: &ElfImage, parts: &[Range<u64>], bias: u64, huge: u64, kinds: Kinds) -> Coverable {
     let mut shown = Coverable::default();
     for (index, segment) in image.segments.iter().enumerate() {
@@ -121,7 +121,7 @@ proptest! {
         prop_assert_eq!(found, counted(&shape, huge, kinds, edges));
     }
 
-    /// What the choice of a base promises is what the planner then plans, once the image is loaded there.
+    /// The planner plans exactly the coverage that the choice of a base promises, once the image is loaded there.
     #[test]
     fn what_is_promised_at_a_base_is_planned_there(
         shape in random::shape(),
@@ -152,7 +152,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// No base shows more of a file in huge folios, wherever its segments lie in it.
+    /// No other base shows more of a file in huge folios, for any offsets of its segments.
     #[test]
     fn no_other_base_agrees_with_more_of_the_file(
         shape in random::shape(),
@@ -173,7 +173,8 @@ proptest! {
         prop_assert_eq!((chosen.offset, chosen.covered), best);
     }
 
-    /// What is promised at a base is what a plan takes from the file there, and more where segments continue each other.
+    /// A plan takes from the file the bytes that the choice of a base promises, and more if segments continue each
+    /// other.
     #[test]
     fn what_is_promised_of_the_file_is_planned(shape in random::shape(), blocks in any::<u64>(), kinds in kinds()) {
         let (huge, image) = (random::HUGE_SIZES[0], shape.object().image);

@@ -1,4 +1,4 @@
-//! What is just enough is enough, and one less is refused with the numbers that were found.
+//! A value exactly at a bound is accepted; a value below is refused with the numbers that were found.
 
 use crate::support::{PAGE, Program, Segment, Shape, machine_with, page_size, range};
 use address_space::{ObjectRole, Protection};

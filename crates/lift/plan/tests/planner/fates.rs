@@ -1,5 +1,6 @@
-//! What becomes of each page: the oracle works it out page by page, huge page by huge page, and every page of a plan must
-//! have just that fate. So a plan that widens a protection is found, and so is one that leaves out what could be lifted.
+//! The fate of each page: the oracle computes it page by page, huge page by huge page, and every page of a plan must
+//! have exactly that fate. So a plan that widens a protection is found, and so is one that omits memory that could be
+//! lifted.
 
 use crate::oracle::{Page, Pages, chosen_pages, considered_heap, fault_of_cached, page_at, pages_in};
 use crate::support::{PAGE, Program, Segment, Shape, machine_with, random, range};
@@ -10,14 +11,14 @@ use lift_plan::{
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// What becomes of one base page.
+/// The fate of one base page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fate {
     /// In a huge page of one kind of protection: lifted, or refused for want of means.
     Whole,
     /// Stays as it is since it does not fill a huge page, in a range that has others that do.
     Edge,
-    /// Stays as it is for a reason of its own.
+    /// Stays unchanged for a specific reason.
     Refused(Reason),
 }
 
@@ -27,7 +28,7 @@ type Fates = BTreeMap<u64, Fate>;
 fn may_share(a: &Page, b: &Page, policy: &Policy) -> bool {
     let never_written = |page: &Page| page.protection.read && !page.protection.write;
     let merged = policy.edges == Edges::MergeReadOnly && a.kind != Kind::Heap && never_written(a) && never_written(b);
-    // What the program will still seal must not lie in one pool page with what it will not.
+    // Memory that the program will seal must not share a pool page with other memory.
     let apart = policy.writable_pages == WritablePages::Hugetlb && a.relro_pending != b.relro_pending;
     a.object == b.object && (a.protection == b.protection || merged) && !apart
 }
@@ -106,7 +107,7 @@ fn fates_of_group(group: AddressRange, is_heap: bool, pages: &Pages, case: &Case
     pages_in(group).map(|page| (page, of_page(page))).collect()
 }
 
-/// The huge page that an address lies in.
+/// The huge page that contains an address.
 fn huge_page_at(address: u64, size: PageSize) -> AddressRange {
     AddressRange::sized(Address(address / size.bytes() * size.bytes()), size.bytes())
 }
@@ -128,7 +129,7 @@ fn expected(case: &Case) -> Fates {
     fates
 }
 
-/// Other objects than the executable are worth considering only where they hold a whole huge page.
+/// Objects other than the executable are considered only if they contain a whole huge page.
 fn leave_out_small_objects(fates: &mut Fates, pages: &Pages, program: &Program) {
     for object in program.facts.objects.iter().filter(|object| object.role != ObjectRole::Executable) {
         let own = || pages.iter().filter(|(_, page)| page.object == object.name()).map(|(&at, _)| at);
@@ -180,7 +181,7 @@ fn planned(plan: &Plan) -> Fates {
     fates
 }
 
-/// Refusals and edges name just the kinds that lie in them, in the order of addresses.
+/// Refusals and edges name exactly the kinds of memory in them, in the order of addresses.
 fn kinds_are_true(program: &Program, policy: &Policy, plan: &Plan) -> Result<(), TestCaseError> {
     let mut pages = chosen_pages(program, policy);
     pages.extend(considered_heap(program, policy));
@@ -202,7 +203,8 @@ fn kinds_are_true(program: &Program, policy: &Policy, plan: &Plan) -> Result<(),
     Ok(())
 }
 
-/// Merging is said to cover an edge where it does cover some of it, or where what it joins can be moved together.
+/// A plan names merging as a cure only if it covers a part of the edge, or if the joined segments can be moved
+/// together.
 fn cures_cure(program: &Program, machine: &MachineFacts, policy: &Policy, made: &Plan) -> Result<(), TestCaseError> {
     let merging = Policy { edges: Edges::MergeReadOnly, ..policy.clone() };
     let left: RangeSet = plan(&program.facts, machine, &merging).edges.iter().map(|edge| edge.range).collect();
@@ -255,7 +257,7 @@ proptest! {
     }
 }
 
-/// The cures of the edges of an executable, whose first segment lies a page behind the border of a huge page of four.
+/// The cures of the edges of an executable whose first segment begins a page after the border of a huge page of four.
 fn cures_of(segments: Vec<Segment>, running: bool) -> Vec<(AddressRange, EdgeCure)> {
     let huge = 4 * PAGE;
     let mut program = Program::new("alone");
@@ -266,7 +268,7 @@ fn cures_of(segments: Vec<Segment>, running: bool) -> Vec<(AddressRange, EdgeCur
     made.edges.iter().map(|edge| (edge.range, edge.cure)).collect()
 }
 
-/// What merging joins covers no further huge page where it lies, but would at another base.
+/// Merging covers no further huge page at the present base, but would at another base.
 #[test]
 fn merging_cures_an_edge_that_can_be_moved_together_with_what_is_joined() {
     let page = |number: u64| 64 * PAGE + number * PAGE;

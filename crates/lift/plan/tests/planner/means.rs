@@ -147,7 +147,7 @@ proptest! {
     ) {
         let made = plan(&program.facts, &machine, &policy);
         let without = plan(&program.facts, &MachineFacts { pools: Vec::new(), ..machine.clone() }, &policy);
-        // Where there is neither THP nor a usual size in meminfo, the smallest pool is what tells the size.
+        // Without THP and a default size in meminfo, the smallest pool determines the size.
         let size_is_known = machine.thp.is_some() || machine.default_hugetlb.is_some();
         prop_assert!(policy.may_take_from_pools() || !size_is_known || made == without, "{made:?}\n{without:?}");
     }

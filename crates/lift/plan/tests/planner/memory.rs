@@ -82,7 +82,7 @@ pub fn check(program: &Program, machine: &MachineFacts, policy: &Policy, plan: &
     for pool in &machine.pools {
         prop_assert!(plan.pool_pages(pool.size) <= pool.available, "{plan:?}");
     }
-    // Whatever serves in the end: the bounds hold for the dearest attempt of each range together.
+    // The bounds hold for the most expensive attempt of each range together, whichever attempt succeeds.
     let dearest = |source: Option<Source>| {
         let of = |attempt: &&Attempt| source.is_none_or(|source| attempt.source == source);
         let lifts = plan.lifts.iter();

@@ -1,4 +1,4 @@
-//! Pages and memory count where they may be used, and new pages get a policy where the user asks for nodes.
+//! Pages and memory count on the nodes that may use them, and new pages get a policy if the user chooses nodes.
 
 use crate::support::{PAGE, Program, Segment, Shape, machine_with, page_size, range};
 use address_space::{ObjectRole, Protection};
@@ -130,7 +130,7 @@ fn memory_has_its_policy_before_its_pages() {
     assert_eq!(own.lifts[0].attempts[0].placement, None);
 }
 
-/// What an image shows is there already, and memory that stays where it is keeps the program's own policy.
+/// The pages of an image exist already, and memory that stays in place keeps the program's own policy.
 #[test]
 fn only_what_is_copied_gets_a_policy() {
     let mut program = program().imaged(HUGE);

@@ -1,4 +1,4 @@
-//! What may be lifted, worked out page by page and independently of the planner.
+//! The memory that may be lifted, computed page by page and independently of the planner.
 
 use crate::support::{PAGE, Program, base_page};
 use address_space::{Address, AddressRange, LoadedObject, Mapping, MappingName, PageSize, Protection};
@@ -22,7 +22,7 @@ pub struct Page {
 /// Pages by their addresses.
 pub type Pages = BTreeMap<u64, Page>;
 
-/// The pages of the chosen objects, and of the heap where it is chosen, of the chosen kinds.
+/// The pages with the chosen kinds of the chosen objects and, if it is chosen, of the heap.
 pub fn chosen_pages(program: &Program, policy: &Policy) -> Pages {
     let mut pages = Pages::new();
     for object in program.facts.objects.iter().filter(|object| policy.objects.chooses(object)) {

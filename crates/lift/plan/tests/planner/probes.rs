@@ -26,7 +26,7 @@ fn loaded(shape: &Shape) -> Program {
     program.finish()
 }
 
-/// Where the code lies: from `SKEW` in its first page on.
+/// The address of the code: from `SKEW` in its first page on.
 const CODE: u64 = AT + 5 * PAGE + SKEW;
 
 fn page_at(address: u64) -> AddressRange {
@@ -41,7 +41,7 @@ fn policy() -> Policy {
     Policy { pages: Pages::Hugetlb, objects: ObjectChoice::All, ..Policy::default() }
 }
 
-/// Where the program has a breakpoint of its own in its code; offset in the file, in bytes.
+/// The offset in the file of a breakpoint in the program's own code, in bytes.
 const OWN_BREAKPOINT: u64 = CODE - AT + 3 * PAGE + 64;
 
 /// A byte of the file: no breakpoint but the one, and no two pages alike.
@@ -58,7 +58,7 @@ fn breakpoint() -> Vec<u8> {
 /// A process's memory and file as they are read.
 #[derive(Clone, Default)]
 struct Reader {
-    /// Bytes that are not those of the file, by their addresses.
+    /// Bytes that differ from the file, by their addresses.
     written: BTreeMap<u64, u8>,
     changed: RangeSet,
     tells_no_changes: bool,
@@ -149,7 +149,7 @@ fn code_is_searched_whether_or_not_a_plan_of_now_would_lift_it() {
 #[test]
 fn only_code_of_the_file_that_would_be_lifted_is_looked_at() {
     let mut program = loaded(&shape());
-    // The program has put memory of its own into its code.
+    // The program has mapped its own memory into its code.
     let own = range(CODE - SKEW + 8 * PAGE, CODE - SKEW + 10 * PAGE);
     program.anonymous(own, Protection::READ_EXECUTE, MappingName::Anonymous);
     let program = program.finish();

@@ -11,7 +11,7 @@ use lift_plan::{
 };
 use proptest::prelude::*;
 
-/// The machine with more of everything than any plan takes. What it has not at all, it still has not.
+/// The machine with more of each resource than any plan takes. Missing resources stay missing.
 fn plentiful(machine: MachineFacts) -> MachineFacts {
     let full = |pool: HugePool| HugePool { total: 1 << 30, available: 1 << 30, ..pool };
     let pools = machine.pools.into_iter().map(full).collect();
@@ -41,7 +41,7 @@ fn allowed(kinds: &[Kind], write: bool, may_write: bool, policy: &Policy) -> Vec
     }
 }
 
-/// What decides which sources serve a range.
+/// The facts that determine which sources are available for a range.
 struct Case<'a> {
     program: &'a Program,
     machine: &'a MachineFacts,
@@ -120,8 +120,9 @@ fn every_source_is_used(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Neighbours of one object and one protection are one range, but for what the program will still seal and where an image
-/// or a file in huge folios begins or ends; neighbouring parts are one part where they are lifted in the same way.
+/// Neighbours in one object with one protection form one range, except at memory that the program will still seal, and
+/// at the ends of the parts that an image or a file in huge folios shows; neighbouring parts are one part if they are
+/// lifted in the same way.
 fn nothing_is_cut_without_need(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     let pending = |lift: &RangeLift| case.is_pending(lift.range.start().0);
     let image = |lift: &RangeLift| {
@@ -154,7 +155,7 @@ fn nothing_is_cut_without_need(case: &Case, plan: &Plan) -> Result<(), TestCaseE
     Ok(())
 }
 
-/// Code first, then read-only data, data, bss and heap; of each the executable's first, and of those the longest.
+/// Code first, then read-only data, data, bss and heap; within each kind the executable's first, and then the longest.
 fn most_valuable_first(program: &Program, plan: &Plan) -> Result<(), TestCaseError> {
     let value = |lift: &RangeLift| {
         let object = program.facts.objects.iter().find(|object| object.name() == lift.object);
@@ -165,8 +166,8 @@ fn most_valuable_first(program: &Program, plan: &Plan) -> Result<(), TestCaseErr
     Ok(())
 }
 
-/// Before Linux 5.16 nothing of a program that runs gets onto pool pages: this is known before any thread is stopped, the
-/// next source serves, and what the program's next start takes of the pools is planned all the same.
+/// Before Linux 5.16 no memory of a running program can move to pool pages: this is known before any thread is stopped,
+/// the next source is used, and the plan still counts the pool pages for the program's next start.
 #[test]
 fn pool_pages_that_cannot_be_moved_are_for_starts_alone() {
     const HUGE: u64 = 4 * PAGE;

@@ -29,7 +29,7 @@ fn before_exec<'a>(object: &'a LoadedObject, huge: &'a [Range<u64>], collapses_l
     BeforeExec { image: &object.image, huge, usual, base_page, elf_machine: MACHINE, collapses_libraries }
 }
 
-/// What the file shows at the best of all bases.
+/// The part that the file shows at the best of all bases.
 fn at_the_best(object: &LoadedObject, huge: &[Range<u64>], kinds: Kinds) -> Coverable {
     let shown = |bias| cached_coverable(&object.image, huge, bias, page_size(HUGE), base_page(), kinds);
     let step = object.image.largest_alignment(base_page()).bytes();
@@ -39,8 +39,8 @@ fn at_the_best(object: &LoadedObject, huge: &[Range<u64>], kinds: Kinds) -> Cove
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(5000))]
 
-    /// At its entry such a program would be planned nothing but to map what its own file shows where it lies, and no other
-    /// base would show more of the file than the one that it has, or gets.
+    /// At its entry, the plan for such a program would only map the parts that its own file shows in place, and no
+    /// other base would show more of the file than its present or future base.
     #[test]
     fn what_is_left_out_would_change_nothing(
         shape in random::shape(),
@@ -128,7 +128,7 @@ fn the_dynamic_linker_and_a_program_of_another_machine_need_the_entry() {
     assert_eq!(work(&object), StartWork::AtEntry);
 }
 
-/// Its address cannot be told before it is mapped.
+/// Its address is unknown before it is mapped.
 #[test]
 fn a_program_that_relocates_itself_needs_the_entry_however_it_is_aligned() {
     let huge = random::huge_parts(0b1111);

@@ -30,7 +30,7 @@ fn pool_pages_are_populated_filled_sealed_and_swapped_in() {
     assert_eq!(named, [vec![all], vec![all], copy.iter().collect(), vec![all], vec![all]]);
 }
 
-/// Whether the pages are huge is looked at twice: the kernel may split a huge page of zeros before it is filled.
+/// The pages are checked twice: the kernel may split a huge page of zeros before it is filled.
 #[test]
 fn transparent_pages_are_collapsed_before_and_after_they_are_filled() {
     let (all, size) = (range(0x10_0000, 0x12_0000), page_size(0x1_0000));

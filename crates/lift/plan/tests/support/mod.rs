@@ -1,4 +1,4 @@
-//! Programs as they lie in memory, for tests: ELF shapes are placed the way the kernel and a dynamic linker do it.
+//! Programs in memory, for tests: ELF shapes are placed as the kernel and a dynamic linker place them.
 #![allow(dead_code)]
 
 pub mod programs;
@@ -84,7 +84,7 @@ impl Segment {
     }
 }
 
-/// An ELF file and where it lies.
+/// An ELF file and its address.
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub path: &'static str,
@@ -240,7 +240,7 @@ impl Program {
         self.facts.touched.insert(range);
     }
 
-    /// An image of its own shows `range`; `step`: how far it is out of step with the huge pages, in bytes.
+    /// A separate image shows `range`; `step`: its misalignment to the huge pages, in bytes.
     pub fn image(&mut self, range: AddressRange, huge: u64, step: u64) {
         let path = format!("/run/images/{}", self.facts.images.len());
         let offset = range.start().0 % huge + 3 * huge + step;
@@ -264,7 +264,7 @@ impl Program {
         self
     }
 
-    /// The file of an object lies in huge folios where its offsets are in `huge`.
+    /// The file of an object is in huge folios at the offsets in `huge`.
     pub fn cached(&mut self, path: &str, huge: Vec<Range<u64>>, own_path: bool) {
         let own_path = own_path.then(|| format!("/root{path}"));
         let shows = |mapping: &&Mapping| mapping.path() == Some(path) && !mapping.shared;
@@ -273,7 +273,7 @@ impl Program {
         self.facts.cached.push(CachedFile { path, device, inode, huge, own_path, shortfall: None });
     }
 
-    /// Every second block of all files of objects lies in a huge folio.
+    /// Every second block of all files of objects is in a huge folio.
     pub fn all_partly_cached(mut self, huge: u64) -> Self {
         let paths: Vec<_> = self.facts.objects.iter().map(|object| object.path.clone()).collect();
         let blocks: Vec<_> = (0..64).map(|number| 2 * number * huge..(2 * number + 1) * huge).collect();
@@ -281,7 +281,7 @@ impl Program {
         self
     }
 
-    /// All files of objects lie in huge folios.
+    /// All files of objects are in huge folios.
     pub fn all_cached(mut self) -> Self {
         let paths: Vec<_> = self.facts.objects.iter().map(|object| object.path.clone()).collect();
         paths.iter().for_each(|path| self.cached(path, std::iter::once(0..1 << 40).collect(), true));

@@ -4,11 +4,11 @@
 use super::{PAGE, Program, RWX, Segment, Shape, range};
 use address_space::{MappingName, ObjectRole, Protection};
 
-/// The huge page of these programs; bytes.
+/// The huge page size of these programs, in bytes.
 pub const HUGE: u64 = 64 << 10;
 
-/// New mappings lie below this address, as they lie below the stack's reach. Programs without a fixed address that have
-/// no dynamic linker lie right below it, so that any gap they leave is the first to be filled.
+/// New mappings are below this address, as they are below the stack's limit. Programs without a fixed address that have
+/// no dynamic linker are directly below it, so that any gap they leave is the first to be filled.
 pub const TOP: u64 = 0x7fff_f7fc_6000;
 
 const R: Protection = Protection::READ;
@@ -36,7 +36,7 @@ pub fn all() -> Vec<Program> {
     ]
 }
 
-/// What every dynamic program has: the linker, libc, vdso, stack.
+/// The parts of every dynamic program: the linker, libc, vdso, stack.
 fn surroundings(program: &mut Program) {
     let libc = Shape::new("/lib/libc.so.6", ObjectRole::SharedObject, 0x7fff_f7c0_0000, small(50)).relro(3 * PAGE);
     let linker = Shape::new("/lib/ld.so", ObjectRole::DynamicLinker, 0x7fff_f7f0_0000, small(7)).relro(2 * PAGE);
@@ -145,7 +145,7 @@ pub fn aligned() -> Program {
     program.finish()
 }
 
-/// Data and bss of more than 1 GB, most of it never touched.
+/// Data and bss of more than 1 GB, mostly untouched.
 pub fn big_data() -> Program {
     let segments = vec![
         Segment::new(R, 10 * KIB),
@@ -208,7 +208,7 @@ pub fn neighbours_everywhere() -> Program {
     program.touch(range(end - 300 * KIB, end - 100 * KIB));
     program.anonymous(range(at - 4 * PAGE, at), Protection::NONE, MappingName::Anonymous);
     program.anonymous(range(end, end + 8 * PAGE), RWX, MappingName::Anonymous);
-    // The program has put a guard, a file of its own and executable memory into its bss, and locked some of it.
+    // The program has mapped a guard, a file and executable memory into its bss, and locked a part.
     let bss = page_of(end - 290 * KIB);
     program.anonymous(range(bss, bss + PAGE), Protection::NONE, MappingName::Anonymous);
     program.file(range(bss + 20 * PAGE, bss + 23 * PAGE), R, "/var/lib/table", 0, 77);
