@@ -14,7 +14,7 @@ use lift_plan::{Attempt, Method, Part, Plan, RangeLift, Reason, Source, Step, st
 
 /// Executes `plan` on a process whose mappings are `before`, and reads back the outcome.
 ///
-/// Whatever fails, each range is afterwards either on huge pages (as far as its outcome says) or unchanged.
+/// After any failure each range is either on huge pages (as far as its outcome reports) or unchanged.
 pub fn execute(plan: &Plan, before: &AddressSpace, executor: &mut impl Executor) -> Outcome {
     let mut outcome = Outcome::default();
     for lift in &plan.lifts {
@@ -54,8 +54,8 @@ fn lift_range(lift: &RangeLift, before: &AddressSpace, executor: &mut impl Execu
     outcome
 }
 
-/// Makes the attempts in order until one serves, and returns it with what it did. One that shows little of the file's own
-/// huge folios serves only where no later one does.
+/// Makes the attempts in order until one succeeds, and returns that attempt and its result. An attempt that shows
+/// little of the file's own huge folios counts only if no later one succeeds.
 fn serve<'a>(
     lift: &'a RangeLift,
     before: &AddressSpace,
@@ -81,8 +81,8 @@ fn serve<'a>(
     (served, kept)
 }
 
-/// True where the kernel maps no more than half of a range by huge pages after an attempt to have it show the file's huge
-/// folios. The plan counted on all of them; of two that lie side by side Linux 6.12 maps one by ordinary pages on tmpfs.
+/// True if the kernel maps at most half of a range by huge pages after an attempt to show the file's huge folios. The
+/// plan counted on all folios; Linux 6.12 maps one of two adjacent folios by ordinary pages on tmpfs.
 fn shows_little(range: AddressRange, attempt: &Attempt, done: &Done, executor: &mut impl Executor) -> bool {
     if attempt.source != Source::File {
         return false;
@@ -90,13 +90,13 @@ fn shows_little(range: AddressRange, attempt: &Attempt, done: &Done, executor: &
     let refaulted = attempt.parts.iter().all(|part| matches!(part.method, Method::Refault));
     let huge = match refaulted {
         true => done.lifted.bytes_in(range),
-        // What the kernel does not tell is taken for done.
+        // If the kernel does not report it, the range counts as huge.
         false => executor.query_huge(range, attempt.page_size).map_or(range.len(), |huge| huge.bytes_in(range)),
     };
     2 * huge <= range.len()
 }
 
-/// What one attempt did.
+/// The result of one attempt.
 #[derive(Default)]
 struct Done {
     lifted: RangeSet,

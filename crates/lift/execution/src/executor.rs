@@ -18,7 +18,7 @@ pub enum Backing {
     Hugetlb(PageSize),
 }
 
-/// What of a file is mapped, and how.
+/// The part of a file that is mapped, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileMapping<'a> {
     /// The file's absolute path, as the process sees it.
@@ -78,8 +78,8 @@ pub trait Executor {
     /// The errors of `madvise`.
     fn advise_huge(&mut self, range: AddressRange) -> Result<(), CallError>;
 
-    /// Gives memory of which no page is present a memory policy of its own (mbind(2)), which decides from which NUMA nodes
-    /// its pages come.
+    /// Sets the memory policy of memory without present pages (mbind(2)). The policy determines the NUMA nodes of the
+    /// pages.
     ///
     /// # Errors
     /// The errors of `mbind`; `ENOSYS` from an executor without this call.
@@ -147,14 +147,14 @@ pub trait Executor {
     /// Like [`Executor::map_file`], but replaces what is mapped at `range`, by one system call (`MAP_FIXED`).
     ///
     /// # Errors
-    /// The errors of `open` and `mmap`; `ENOSYS` from an executor that maps files elsewhere only. Where the kernel runs
-    /// out of memory of its own, what was mapped may be gone (before Linux 6.12).
+    /// The errors of `open` and `mmap`; `ENOSYS` from an executor that cannot map files in place. If the kernel runs
+    /// out of its own memory, the old mappings may be gone (before Linux 6.12).
     fn map_file_at(&mut self, _file: FileMapping<'_>, _range: AddressRange) -> Result<(), CallError> {
         Err(CallError { call: "mapping a shared image in place", errno: ENOSYS })
     }
 
-    /// Maps `length` bytes of a file of the process anywhere, private, untouched. Whether it is
-    /// the file that is meant is for the caller to check, by what [`Executor::space`] shows.
+    /// Maps `length` bytes of a file of the process anywhere, private, untouched. The caller checks the file's identity
+    /// in [`Executor::space`].
     ///
     /// # Errors
     /// The errors of `open` and `mmap`; `ENOSYS` from an executor without this call.
@@ -162,10 +162,10 @@ pub trait Executor {
         Err(CallError { call: "mapping a file again", errno: ENOSYS })
     }
 
-    /// Returns an error where a page of private mappings of files has been written to, and no longer shows its file.
+    /// Returns an error if a page of private file mappings has been written, and so no longer shows its file.
     ///
     /// # Errors
-    /// `EBUSY` where that is so; the kernel does not tell; `ENOSYS` from an executor without this call.
+    /// `EBUSY` if a page was written; errors of the kernel's report; `ENOSYS` from an executor without this call.
     fn expect_unchanged(&mut self, _range: AddressRange) -> Result<(), CallError> {
         Err(CallError { call: "reading the pagemap", errno: ENOSYS })
     }
@@ -196,8 +196,8 @@ pub trait Executor {
     /// The errors of `prctl`. Names only help people; no code relies on them.
     fn name(&mut self, range: AddressRange, name: &str) -> Result<(), CallError>;
 
-    /// Returns the mappings within `range` that show a file which has not been removed, and of which no page has been
-    /// written to, so that their contents can be read from the file. Empty where the executor cannot tell.
+    /// Returns the mappings within `range` that show an existing file and have no written page, so that their contents
+    /// can be read from the file. Empty if the executor cannot determine this.
     fn unchanged_files(&mut self, _range: AddressRange) -> Vec<Mapping> {
         Vec::new()
     }
@@ -222,13 +222,13 @@ pub trait Executor {
     /// Returns the parts of `range` that the kernel backs by huge pages of at least `size` now.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     fn query_huge(&mut self, range: AddressRange, size: PageSize) -> Result<RangeSet, CallError>;
 
     /// Returns the process's mappings now.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     fn space(&mut self) -> Result<AddressSpace, CallError>;
 }
 

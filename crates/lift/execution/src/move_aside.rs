@@ -18,8 +18,8 @@ pub(crate) struct MovedAside {
 }
 
 impl MovedAside {
-    /// Reserves a place for the whole part before any of it moves. A later mapping could land in the gap that an earlier
-    /// move has left, where the new memory is to go.
+    /// Reserves a place for the whole part before any piece moves. Otherwise a later mapping could be placed in the gap
+    /// that an earlier move has left, which is needed for the new memory.
     pub fn reserve(executor: &mut impl Executor, range: AddressRange) -> Result<Self, CallError> {
         let at = executor.map(range.len(), Backing::Ordinary)?;
         Ok(Self { range, at, moved: Vec::new(), in_place: false })
@@ -71,7 +71,7 @@ impl MovedAside {
                 .or_else(|_| put_copy(executor, before, *mapping, from.start(), place))
                 .is_ok();
         }
-        // What could not be put back stays mapped where it is: its contents exist nowhere else.
+        // A part that could not be moved back stays mapped at its place: its contents exist nowhere else.
         if restored {
             let _ = persist(|| executor.unmap(self.of(self.range)));
         }

@@ -30,7 +30,7 @@ pub struct Uncovered {
 pub struct RangeOutcome {
     /// Name of the object.
     pub object: String,
-    /// What lies in the range.
+    /// The kinds of memory in the range.
     pub kinds: Vec<Kind>,
     /// Whole huge pages of the plan.
     pub range: AddressRange,
@@ -51,12 +51,12 @@ pub struct RangeOutcome {
     pub made_resident: u64,
     /// Sources that did not serve.
     pub failed: Vec<FailedAttempt>,
-    /// What is not covered, with reasons.
+    /// The uncovered parts, with reasons.
     pub uncovered: Vec<Uncovered>,
 }
 
 impl RangeOutcome {
-    /// True where the range is lifted and nothing of it that was touched is uncovered.
+    /// True if the range is lifted and all its touched memory is covered.
     pub fn is_complete(&self) -> bool {
         self.source.is_some() && self.uncovered.is_empty()
     }
@@ -69,7 +69,7 @@ pub struct Sealing {
     pub sealed: u64,
     /// Bytes that should be sealed and are not.
     pub not_sealed: u64,
-    /// Why, for the first of these.
+    /// The reason for the first of them.
     pub reason: Option<Reason>,
 }
 

@@ -1,4 +1,4 @@
-//! The report of one lift: what was planned, what the kernel shows of it, and a line that says so.
+//! The report of one lift: the plan, the coverage that the kernel reports, and both in a line of text.
 
 use crate::outcome::{Outcome, RangeOutcome, Sealing};
 use crate::verify::Difference;
@@ -9,16 +9,27 @@ use alloc::vec::Vec;
 use lift_plan::{Edge, Plan, Refusal, Shortfall, Source};
 use serde::Serialize;
 
-/// What a lift was to do, and what became of it.
+/// Bytes of a lift that are covered from one source by pages of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CoveredBySource {
+    /// The source.
+    pub source: Source,
+    /// Size of its pages.
+    pub page_size: PageSize,
+    /// Covered bytes.
+    pub bytes: u64,
+}
+
+/// The goal and the outcome of a lift.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// Why the program was not lifted, if so.
     pub unlifted: Option<String>,
     /// Bytes of all memory that the policy chose.
     pub considered_bytes: u64,
-    /// Bytes of it that the kernel reports on huge pages.
+    /// Bytes that the kernel reports on huge pages.
     pub covered_bytes: u64,
-    /// Bytes of it that were advised, and become huge when they are touched.
+    /// Bytes that were advised, and become huge at their first access.
     pub advised_bytes: u64,
     /// Bytes that the lift made resident.
     pub made_resident_bytes: u64,
@@ -32,7 +43,7 @@ pub struct Report {
     pub sealing: Option<Sealing>,
     /// Each range of the plan.
     pub ranges: Vec<RangeOutcome>,
-    /// What the plan refused.
+    /// The refusals in the plan.
     pub refusals: Vec<Refusal>,
     /// Edges of lifted ranges.
     pub edges: Vec<Edge>,
@@ -60,13 +71,14 @@ impl Report {
     }
 
     /// Returns the bytes covered, by source and page size.
-    pub fn sources(&self) -> Vec<(Source, PageSize, u64)> {
-        let mut sources: Vec<(Source, PageSize, u64)> = Vec::new();
+    pub fn sources(&self) -> Vec<CoveredBySource> {
+        let mut sources: Vec<CoveredBySource> = Vec::new();
         for range in self.ranges.iter().filter(|range| !range.covered.is_empty()) {
             let Some(source) = range.source else { continue };
-            match sources.iter_mut().find(|(s, size, _)| (*s, *size) == (source, range.page_size)) {
-                Some((.., bytes)) => *bytes += range.covered.bytes(),
-                None => sources.push((source, range.page_size, range.covered.bytes())),
+            let (page_size, bytes) = (range.page_size, range.covered.bytes());
+            match sources.iter_mut().find(|covered| (covered.source, covered.page_size) == (source, page_size)) {
+                Some(covered) => covered.bytes += bytes,
+                None => sources.push(CoveredBySource { source, page_size, bytes }),
             }
         }
         sources
@@ -74,21 +86,29 @@ impl Report {
 
     /// Returns the bytes covered from one source.
     pub fn covered_from(&self, source: Source) -> u64 {
-        self.sources().iter().filter(|(from, ..)| *from == source).map(|(.., bytes)| bytes).sum()
+        self.sources().iter().filter(|covered| covered.source == source).map(|covered| covered.bytes).sum()
     }
 
-    /// True where nothing is on huge pages, or will be when it is touched, by this lift.
+    /// True if no memory is on huge pages by this lift, or will be at its first access.
     pub fn is_nothing(&self) -> bool {
         self.covered_bytes == 0 && self.advised_bytes == 0
     }
 
-    /// True where the plan is not empty and all of it was carried out.
+    /// True if the plan is not empty and was carried out completely.
     pub fn is_complete(&self) -> bool {
         self.unlifted.is_none()
             && self.unexpected.is_empty()
             && self.sealing.as_ref().is_none_or(|sealing| sealing.not_sealed == 0)
             && !(self.is_nothing() && self.already_bytes == 0)
             && self.ranges.iter().all(RangeOutcome::is_complete)
+            && self.refusals.iter().all(|refusal| refusal.reason.is_expected())
+    }
+
+    /// True if the plan was empty for expected reasons alone, as for a program that fills no huge page.
+    pub fn had_nothing_to_lift(&self) -> bool {
+        self.unlifted.is_none()
+            && self.unexpected.is_empty()
+            && self.ranges.is_empty()
             && self.refusals.iter().all(|refusal| refusal.reason.is_expected())
     }
 
@@ -99,7 +119,7 @@ impl Report {
         Shortfall::weightiest(uncovered.chain(refused))
     }
 
-    /// Returns the line that tells it, without its end.
+    /// Returns the report as a line, without a line feed.
     pub fn line(&self, program: &str, pid: i32) -> String {
         let head = format!("pagelift: {program}[{pid}]: ");
         if let Some(why) = &self.unlifted {
@@ -107,7 +127,9 @@ impl Report {
         }
         if let Some(difference) = self.unexpected.first() {
             return format!(
-                "{head}FAULT: the address space differs where it should not; please report this: {difference:?}"
+                "{head}FAULT: {} differs from the program's own memory{difference}; fix: restart the program, and report this; {}",
+                difference.range,
+                self.coverage()
             );
         }
         if self.is_nothing() && self.already_bytes > 0 {
@@ -147,16 +169,16 @@ impl Report {
             (Some((number, unit)), Some((_, same))) if unit == same => number.to_string(),
             _ => covered,
         };
-        let mut sizes: Vec<PageSize> = sources.iter().map(|(_, size, _)| *size).collect();
+        let mut sizes: Vec<PageSize> = sources.iter().map(|covered| covered.page_size).collect();
         sizes.sort_unstable();
         sizes.dedup();
         let sizes = sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
         let by = match sources.as_slice() {
             [] => return format!("{short} of {all} on huge pages"),
-            [(source, ..)] => source.to_string(),
+            [covered] => covered.source.to_string(),
             several => several
                 .iter()
-                .map(|(source, _, bytes)| format!("{source} {}", format_bytes(*bytes)))
+                .map(|covered| format!("{} {}", covered.source, format_bytes(covered.bytes)))
                 .collect::<Vec<_>>()
                 .join(", "),
         };

@@ -12,36 +12,36 @@ pub struct RestoredPart<'a> {
     pub range: AddressRange,
     /// The final protection.
     pub protection: Protection,
-    /// The file that it shows, mapped with a protection with which [`Executor::copy`] can write to it. `None` for ordinary
-    /// memory, which holds zeros where nothing is copied.
+    /// The file that the part shows, mapped with a protection that lets [`Executor::copy`] write to it. `None` for
+    /// ordinary memory, which holds zeros outside of the copied ranges.
     pub file: Option<FileMapping<'a>>,
 }
 
 /// A lifted range that is to be restored.
 #[derive(Clone, Copy, Debug)]
 pub struct RestoredRange<'a> {
-    /// Addresses: all that one lift has replaced.
+    /// All addresses that one lift has replaced.
     pub range: AddressRange,
     /// Protection now.
     pub protection: Protection,
     /// True for pages of the pool, which the kernel unmaps and replaces only whole.
     pub is_pool: bool,
-    /// Maximum number of bytes that are moved at a time, at addresses that are multiples of it: a multiple of the size of
-    /// pages of the pool. `u64::MAX` for each part in one move.
+    /// Maximum number of bytes for one move, at addresses that are multiples of this number: a multiple of the pool's
+    /// page size. `u64::MAX` moves each part at once.
     pub at_once: u64,
-    /// Its parts, which together are all of it.
+    /// Its parts, which together cover the whole range.
     pub parts: &'a [RestoredPart<'a>],
 }
 
-/// Puts a range back onto the pages of its files, and onto ordinary pages where there is none. Nobody may write to it until
-/// that is done.
+/// Moves a range back onto the pages of its files, and onto ordinary pages if it has no file. Nobody may write to the
+/// range during this call.
 ///
 /// `changes` returns what of a part does not hold what is mapped at the address range beside it, which is of the same
 /// length; that is copied. It may refuse the restore.
 ///
 /// # Errors
-/// The kernel's, and that of `changes`. Contents and protections are still right then; the range may be restored or on
-/// ordinary pages, in part.
+/// The kernel's errors, and those of `changes`. Contents and protections are correct then; a part of the range may be
+/// restored, or be on ordinary pages.
 pub fn restore<X: Executor, E: From<CallError>>(
     executor: &mut X,
     lifted: &RestoredRange<'_>,
@@ -110,7 +110,7 @@ fn stage<X: Executor, E: From<CallError>>(
     Ok(())
 }
 
-/// Moves a complete copy over what it is a copy of, in pieces. `copy` is what is left of it, also after an error.
+/// Moves a complete copy over its original, in pieces. `copy` is the rest of the copy, also after an error.
 fn put(
     executor: &mut impl Executor,
     copy: &mut AddressRange,

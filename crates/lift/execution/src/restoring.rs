@@ -24,7 +24,7 @@ pub fn persist<T>(mut call: impl FnMut() -> Result<T, CallError>) -> Result<T, C
     result
 }
 
-/// What is mapped where a copy is to be put.
+/// The mappings at the destination of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Nothing, or still the original mappings.
@@ -74,8 +74,8 @@ pub(crate) fn guard_code(executor: &mut impl Executor, range: AddressRange) -> R
     Ok(())
 }
 
-/// Puts a copy of the memory at `from` into `range`, on ordinary pages and with the protections of `before`: the last
-/// resort where the kernel has taken the memory away and refuses to move it back. Mappings that still exist are kept.
+/// Copies the memory at `from` into `range`, on ordinary pages and with the protections of `before`: the last resort if
+/// the kernel has removed the memory and refuses to move it back. Mappings that still exist are kept.
 pub(crate) fn put_copy(
     executor: &mut impl Executor,
     before: &AddressSpace,

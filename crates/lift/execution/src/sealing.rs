@@ -8,7 +8,7 @@ use lift_plan::{Reason, Source};
 /// Seals the copies of read-only memory of files. Memory of a file, a shared image too, can be discarded without loss:
 /// the next access reads the file again. A copy cannot, and sealed it is not discarded.
 ///
-/// What is sealed stays as it is until the process executes another program or ends: it cannot be restored.
+/// Sealed memory stays unchanged until the process executes another program or ends: it cannot be restored.
 pub fn seal(outcome: &mut Outcome, executor: &mut impl Executor) {
     let mut sealing = Sealing::default();
     let is_copy = |source| matches!(source, Some(Source::Hugetlb | Source::Thp));

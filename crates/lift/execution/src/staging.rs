@@ -13,15 +13,15 @@ pub(crate) struct PartState<'a> {
     range: AddressRange,
     /// The process's mappings before the lift.
     before: &'a AddressSpace,
-    /// Where the copy of the part's first byte lies.
+    /// The address of the copy of the part's first byte.
     copy_at: Option<Address>,
-    /// Ranges (of the process) whose copies still lie in staging.
+    /// Ranges (of the process) whose copies are still in staging.
     staged: RangeSet,
     /// Ranges that the remaining steps act on.
     kept: RangeSet,
     /// Ranges that are on their new pages.
     pub swapped: RangeSet,
-    /// What was moved aside (before Linux 5.16).
+    /// The memory that was moved aside (before Linux 5.16).
     moved_aside: Option<MovedAside>,
 }
 
@@ -53,7 +53,7 @@ impl<'a> PartState<'a> {
                 self.map_file_again(executor, *range, file)?;
             }
             Step::Touch(range) => {
-                // What is not touched now comes into the page tables when the program accesses it.
+                // Pages that are not touched now get their page table entries when the program accesses them.
                 let _ = executor.touch(*range);
             }
             Step::PlaceStaging(range, placement) => {

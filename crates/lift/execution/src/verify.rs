@@ -2,7 +2,8 @@
 
 use address_space::{AddressRange, AddressSpace, Mapping, Protection, RangeSet};
 use alloc::vec::Vec;
-use lift_plan::Plan;
+use core::fmt;
+use lift_plan::{Method, Plan, RangeLift};
 use serde::Serialize;
 
 /// A range of memory that is not what it should be after a lift.
@@ -14,6 +15,24 @@ pub struct Difference {
     pub expected: Option<Protection>,
     /// Protection found; `None` where nothing is mapped.
     pub found: Option<Protection>,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut part = |name, protection: Option<Protection>| match protection {
+            Some(protection) => write!(f, "; {name} {protection}"),
+            None => write!(f, "; {name} no mapping"),
+        };
+        part("needed", self.expected)?;
+        part("found", self.found)
+    }
+}
+
+/// True if the lift can make other mappings than the program's own in the range. Memory that is lifted in place keeps its
+/// mappings: what differs there afterwards, the program has changed itself, as a heap that shrinks.
+pub fn exchanges_mappings(lift: &RangeLift) -> bool {
+    let parts = lift.attempts.iter().flat_map(|attempt| &attempt.parts);
+    parts.into_iter().any(|part| !matches!(part.method, Method::InPlace { .. }))
 }
 
 /// Returns every difference in what is mapped with which protection, except the protections that the plan sets.

@@ -73,7 +73,7 @@ fn a_protection_that_nobody_planned_is_found() {
 fn a_mapping_left_behind_is_found() {
     let left = format!("{BEFORE}40000-48000 rw-p 0 0:0 0\n");
     assert_eq!(differences(&left), difference(0x40000, 0x48000, None, Some(Protection::READ_WRITE)));
-    // Even where it lies between two that were there.
+    // Even between two mappings that existed before.
     let between = BEFORE.replace("20000-28000", "22000-28000");
     let before = AddressSpace::parse(&between).unwrap();
     let found = compare(&before, &AddressSpace::parse(BEFORE).unwrap(), &plan());

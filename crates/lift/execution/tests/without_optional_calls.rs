@@ -1,4 +1,4 @@
-//! An executor with none of the optional calls: each says so by `ENOSYS`, and none claims to have done anything.
+//! An executor without any of the optional calls: each returns `ENOSYS`, and none claims success.
 
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
 use lift_execution::{Backing, CallError, ENOSYS, Executor, FileMapping};

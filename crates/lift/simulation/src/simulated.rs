@@ -1,9 +1,9 @@
 //! A simulated kernel: a model of one process's address space in which every call can be made to fail.
 //!
 //! It keeps the rules that decide whether a lift is safe, as strictly as the strictest kernel does: pool pages are
-//! split nowhere, moved only where the kernel can, and run out; a mapping too many is refused; `mremap` removes what
-//! lies at its destination before it looks at anything else; new mappings land in the highest gap that fits, a gap that
-//! a move has just left included. Accesses that the kernel would answer with a signal, and pages that are writable and
+//! never split, are moved only if the kernel can, and run out; a mapping beyond the limit is refused; `mremap` removes
+//! the mappings at its destination before all checks; new mappings are placed in the highest gap that fits, including a
+//! gap that a move has just left. Accesses that the kernel would answer with a signal, and pages that are writable and
 //! executable at once, are recorded as violations.
 //!
 //! Contents are not stored byte by byte: each range of memory records which original bytes it shows, so a model of a 1

@@ -1,4 +1,5 @@
-//! What core dumps omit of a lifted program: pool pages whose contents a debugger finds in the file, and nothing else.
+//! The pages that core dumps of a lifted program omit: exactly the pool pages whose contents a debugger finds in the
+//! file.
 
 use crate::scenario::{Run, Scenario, scenarios_of};
 use crate::support::programs;
@@ -7,7 +8,7 @@ use lift_execution::RangeOutcome;
 use lift_plan::Source;
 use lift_simulation::simulated::Script;
 
-/// What the files of a process show: all that private mappings of files that still exist show.
+/// The contents that private mappings of existing files show.
 fn shown_by_files(scenario: &Scenario) -> RangeSet {
     let is_file = |name: &MappingName| matches!(name, MappingName::File { deleted: false, .. });
     scenario

@@ -13,8 +13,8 @@ use programs::HUGE;
 const PROGRAM: &str = "/opt/prog";
 const OTHER: &str = "/opt/other";
 
-/// A program of three huge pages of code, linked so that its addresses agree with its offsets, and all of it cached, beside another
-/// file.
+/// A program of three huge pages of code, linked so that its addresses agree with its offsets, and completely cached,
+/// beside another file.
 fn scenario(pages: Pages) -> Scenario {
     of_program(program().all_cached(), pages)
 }
@@ -32,7 +32,7 @@ fn of_program(program: Program, pages: Pages) -> Scenario {
     Scenario::new(&program.finish(), &Policy { pages, ..Policy::default() }, &facts, machine)
 }
 
-/// Lifts the one range on `kernel`, judges what became of the program, and returns what is told and which calls were made.
+/// Lifts the one range on `kernel`, checks the program afterwards, and returns the outcome and the calls.
 fn lift(scenario: &Scenario, kernel: &SimulatedKernel, script: &Script) -> (RangeOutcome, Vec<Call>) {
     let on = scenario.on(kernel.clone());
     let run = on.run(script);
@@ -54,7 +54,7 @@ fn a_file_in_huge_folios_is_refaulted_where_it_lies() {
     let (told, calls) = lift(&planned, &planned.kernel, &Script::new());
     assert_eq!((told.source, told.covered.bytes(), told.made_resident), (Some(Source::File), 3 * HUGE, 0));
     assert!(calls.contains(&Call::Refault) && !calls.contains(&Call::MapOwnFile), "{calls:?}");
-    // What is huge already is left alone.
+    // Memory that is huge already is not changed.
     let mut lifted = planned.run(&Script::new()).kernel;
     lifted.follow(Script::new());
     let (told, calls) = lift(&planned, &lifted, &Script::new());
@@ -79,7 +79,7 @@ fn a_file_that_has_become_small_leaves_the_program_as_it_is() {
     let (told, _) = lift(&planned, &kernel, &Script::new());
     assert_eq!(told.covered.bytes(), 0);
     assert!(told.uncovered.iter().all(|uncovered| uncovered.reason == Reason::SmallFolios(None)), "{told:?}");
-    // One folio of three is shown where nothing else may serve.
+    // One folio of three is shown if no other source is available.
     let (told, _) = lift(&planned, &with_folios(&planned, 1, true), &Script::new());
     assert_eq!((told.source, told.covered.bytes()), (Some(Source::File), HUGE));
 }
@@ -111,7 +111,7 @@ fn the_next_source_serves_where_the_file_shows_no_more_than_half() {
     assert_eq!((source, covered), (Some(Source::File), HUGE));
 }
 
-/// Whatever fails on the way from the file to the next source, the program keeps its contents.
+/// After any failure between the file and the next source, the program keeps its contents.
 #[test]
 fn each_call_fails_where_the_file_shows_little() {
     let planned = scenario(Pages::Auto);
@@ -172,7 +172,7 @@ fn an_image_shows_what_the_file_leaves_over() {
     let mut told: Vec<_> = run.outcome.ranges.iter().map(|range| (range.covered.bytes(), range.source)).collect();
     told.sort();
     assert_eq!(told, [(HUGE, Some(Source::Image)), (HUGE, Some(Source::File)), (HUGE, Some(Source::File))]);
-    // Nothing is copied where there is none.
+    // No copy is made if there is no other source.
     let planned = of_program(partly(), Pages::FileThenImage);
     assert!(planned.plan.lifts.iter().all(|lift| lift.attempts.iter().all(|attempt| attempt.source == Source::File)));
     assert_eq!((planned.plan.planned(), planned.plan.refusals.len()), (2 * HUGE, 1));

@@ -7,18 +7,18 @@ use lift_execution::{Executor, RangeOutcome};
 use lift_plan::{RangeLift, Source};
 use lift_simulation::simulated::{Script, SimulatedKernel};
 
-/// Where the images of these tests lie.
+/// The folder of these tests' images.
 const IMAGES: &str = "/run/images/";
 
-/// What may be found besides the perfect.
+/// The deviations from a perfect result that a test accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leniency {
     /// Calls that clean up failed for ever: mappings of ours may be left.
     pub leftovers: bool,
-    /// The kernel took memory away and would not give its place back by moving: ordinary pages with the right contents
-    /// may stand there.
+    /// The kernel removed memory and refused to move the original back: ordinary pages with the correct contents are
+    /// accepted.
     pub replaced: bool,
-    /// The kernel would not tell what is huge or mapped.
+    /// The kernel did not report which memory is huge or mapped.
     pub unread: bool,
     /// The process has nearly all the mappings it may have, and the planner did not know.
     pub crowded: bool,
@@ -103,7 +103,7 @@ fn lifted_or_untouched(
     Ok(())
 }
 
-/// The end of what is the same memory with the same protection as before, where that is all of `page` at least.
+/// The end of the range with the same memory and the same protection as before, if that is at least all of `page`.
 fn untouched_up_to(before: &AddressSpace, after: &AddressSpace, page: AddressRange) -> Option<Address> {
     let (old, new) = (before.find(page.start())?, after.find(page.start())?);
     let end = old.range.end().min(new.range.end());
@@ -132,7 +132,7 @@ fn tells_the_truth(kernel: &mut SimulatedKernel, lift: &RangeLift, told: &RangeO
     hold(all, || format!("not every byte is accounted for: {told:?}"))?;
     match told.source {
         Some(Source::Hugetlb) => hold(lenient.unread || told.covered.covers(lift.range), || format!("{told:?}")),
-        // What an image shows is right even where its pages are not mapped as huge ones yet.
+        // The contents of an image are correct even if its pages are not mapped as huge ones yet.
         Some(Source::Thp | Source::Image | Source::File) => Ok(()),
         None => hold(!told.failed.is_empty() && told.made_resident == 0, || format!("no reason given: {told:?}")),
     }
@@ -157,21 +157,21 @@ fn nothing_left(scenario: &Scenario, kernel: &SimulatedKernel, run: &Run, lenien
     Ok(())
 }
 
-/// What the program does next works: it writes to its data, seals its RELRO, and moves its break.
+/// The program's next actions succeed: it writes to its data, seals its RELRO, and moves its break.
 fn program_goes_on(scenario: &Scenario, run: &Run, mut kernel: SimulatedKernel, lenient: Leniency) -> Verdict {
     for lift in scenario.plan.lifts.iter().filter(|lift| lift.protection.write) {
         for at in [lift.range.start(), lift.range.end() - 8] {
             kernel.write(at, b"written!").map_err(|errno| format!("writing to {at} fails afterwards: {errno}"))?;
         }
     }
-    // What fails now must have failed before, unless there is an excuse.
+    // Actions that fail now must have failed before, unless there is an excuse.
     let failed = next_of(scenario, &mut kernel);
     let excused = || lenient.crowded || next_of(scenario, &mut run.before.clone()) == failed;
     hold(failed.is_empty() || excused(), || format!("fails afterwards: {failed:?}"))?;
     hold(kernel.violations().is_empty(), || format!("{:?}", kernel.violations()))
 }
 
-/// Lets the program do what programs do next, and names what fails of it.
+/// Lets the program do its typical next actions, and names the failures.
 fn next_of(scenario: &Scenario, kernel: &mut SimulatedKernel) -> Vec<String> {
     let mut failed = Vec::new();
     if scenario.process.relocates_itself {
@@ -188,7 +188,7 @@ fn next_of(scenario: &Scenario, kernel: &mut SimulatedKernel) -> Vec<String> {
     failed
 }
 
-/// Fails the test with all that is needed to repeat a run.
+/// Fails the test with all information to repeat a run.
 pub fn demand(scenario: &Scenario, script: &Script, run: &Run, leniency: Leniency) {
     if let Err(finding) = judge(scenario, run, leniency) {
         let log: Vec<_> = run.kernel.log().iter().map(|(call, range)| format!("{call:?} {range}")).collect();

@@ -9,7 +9,7 @@ fn failure(mode: Mode) -> Failure {
     Failure { errno: errno::ENOMEM, mode }
 }
 
-/// What may be found where calls of this kind fail for ever.
+/// The accepted deviations if calls of this kind always fail.
 fn leniency(scenario: &Scenario, call: Call, mode: Mode) -> Leniency {
     Leniency {
         leftovers: call == Call::Unmap,

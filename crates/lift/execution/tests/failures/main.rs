@@ -1,5 +1,5 @@
-//! Every way in which a lift can fail, on plans of real programs' layouts: afterwards each huge page is either lifted or
-//! as it was, nothing is left behind, and the outcome tells the truth.
+//! Every way in which a lift can fail, on plans of real programs' layouts: afterwards each huge page is either lifted
+//! or unchanged, no mapping is left behind, and the outcome is true.
 
 #[path = "../../../plan/tests/support/mod.rs"]
 mod support;

@@ -9,7 +9,7 @@ use lift_simulation::simulated::{Call, Failure, Mode, Script, SimulatedMachine, 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// How far the machine falls short of what the planner was told.
+/// The difference between the machine and the facts of the planner.
 #[derive(Clone, Debug)]
 struct Shortage {
     pool: u64,
@@ -17,7 +17,7 @@ struct Shortage {
     huge_pages: u64,
     at_fault: bool,
     splits_every: Option<usize>,
-    /// Pages between the program's end and the place below which new mappings lie.
+    /// Pages between the program's end and the place below which new mappings are made.
     room: u64,
     maps_in_place: bool,
 }

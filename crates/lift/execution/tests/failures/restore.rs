@@ -1,5 +1,5 @@
-//! Restores of what was lifted, in which each call fails in turn: every byte holds what it held, with the protection that it
-//! had, and nothing is left behind.
+//! Restores of lifted memory in which each call fails in turn: every byte keeps its value and protection, and no
+//! mapping is left behind.
 
 use crate::judge::{contents_are_right, same_protection};
 use crate::scenario::{Scenario, machine};
@@ -43,7 +43,7 @@ impl Lifted {
         Self { scenario, kernel, ranges, at_once: u64::MAX }
     }
 
-    /// What lay in a range before: files where the program can open them.
+    /// The earlier contents of a range: files if the program can open them.
     fn parts(&self, range: AddressRange) -> Vec<RestoredPart<'_>> {
         let parts = self.scenario.process.space.overlapping(range).iter().map(|mapping| {
             let cut = mapping.range.intersect(range);
@@ -58,7 +58,7 @@ impl Lifted {
         parts.collect()
     }
 
-    /// Restores one range with failures, and judges what became of the program. Returns what was told and the calls.
+    /// Restores one range with failures, and checks the program afterwards. Returns the result and the calls.
     fn restore(&self, (lifted, range): &(RangeOutcome, AddressRange), script: &Script) -> (bool, Vec<Call>) {
         let mut kernel = self.kernel.clone();
         kernel.follow(script.clone());
@@ -91,7 +91,7 @@ impl Lifted {
     }
 }
 
-/// What of a range does not hold what lies at `copy`, by huge pages.
+/// The huge pages of a range whose contents differ from those at `copy`.
 fn changes_in(kernel: &SimulatedKernel, range: AddressRange, copy: AddressRange) -> RangeSet {
     let contents = |range: AddressRange| -> Vec<_> {
         let stretches = kernel.contents(range).into_iter();

@@ -116,7 +116,7 @@ fn files_of(process: &ProcessFacts) -> Vec<SimulatedFile> {
     process.cached.iter().map(file).collect()
 }
 
-/// A machine that has all it takes, and what the planner is told of it.
+/// A machine that has every feature, and the planner's facts about it.
 pub fn machine(size: PageSize, movable_hugetlb: bool, at_fault: bool) -> (MachineFacts, SimulatedMachine) {
     let pages = 4096;
     let both: Nodes = (0..2).collect();

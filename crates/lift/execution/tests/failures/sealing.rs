@@ -1,4 +1,4 @@
-//! Sealing copies: which are sealed, what sealed memory withstands, and what the outcome tells where the kernel refuses.
+//! Sealed copies: which copies are sealed, which calls sealed memory withstands, and the outcome if the kernel refuses.
 
 use crate::scenario::{Run, Scenario, scenarios_of};
 use crate::support::programs;
@@ -14,7 +14,7 @@ fn lift_and_seal<'a>(scenario: &'a Scenario, script: &Script) -> (Run<'a>, Seali
     (run, sealing)
 }
 
-/// What was lifted, and whether it is a copy that is never written.
+/// The lifted ranges, and whether each is a copy that is never written.
 fn lifted<'a>(run: &'a Run<'_>) -> impl Iterator<Item = (AddressRange, bool)> + 'a {
     run.outcome.ranges.iter().flat_map(|range| {
         let is_copy = matches!(range.source, Some(Source::Hugetlb | Source::Thp));

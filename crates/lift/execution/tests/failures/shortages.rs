@@ -87,7 +87,7 @@ fn a_plan_knows_how_many_mappings_there_may_be() {
     }
 }
 
-/// A kernel that turns out not to move pool memory removes the destination before it says so.
+/// A kernel that turns out not to move pool memory removes the destination before it returns the error.
 #[test]
 fn pool_memory_cannot_be_moved_after_all() {
     for_each_scenario(&programs::all(), |scenario| {

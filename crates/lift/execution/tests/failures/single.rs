@@ -13,7 +13,7 @@ fn leniency(calls: &[Call]) -> Leniency {
 pub fn each_call_fails(scenario: &Scenario, calls: &[Call], errors: usize) {
     for (number, call) in calls.iter().enumerate() {
         for mode in call.modes() {
-            // Nothing here depends on the error's number; all of them are tried where the failure is clean.
+            // Nothing here depends on the error's number; all numbers are tried if the failure is clean.
             let errors = if *mode == Mode::Clean { errors } else { 1 };
             for &errno in call.errors().iter().take(errors) {
                 let script = Script::new().failing_at(number, Failure { errno, mode: *mode });

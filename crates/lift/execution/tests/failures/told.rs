@@ -1,4 +1,4 @@
-//! What is told of a lift that goes well, of one that needs its second source, and of one that fails.
+//! The outcome of a successful lift, of a lift that needs its second source, and of a failed one.
 
 use crate::scenario::{Run, Scenario, machine, scenarios_of};
 use crate::support::{PAGE, Program, Segment, Shape, page_size, programs, range};
@@ -53,7 +53,7 @@ fn sums_are_those_of_the_ranges() {
     }
 }
 
-/// Maps names what was copied to transparent pages; what stays where it lies keeps its name.
+/// Copies on transparent pages are named in maps; memory that stays in place keeps its name.
 #[test]
 fn only_copies_on_transparent_pages_are_named() {
     for_each_lift(|scenario, run, lift, told| {
@@ -131,7 +131,7 @@ fn failing(call: Call, errno: i32) -> Script {
 #[test]
 fn what_could_not_be_lifted_is_told_with_its_first_reason() {
     let planned = scenario(&code("/opt/prog"), Pages::Hugetlb);
-    // Whether anything is huge cannot be read back either, which is not why it was not lifted.
+    // The coverage cannot be read back either, but that is not the reason for the failed lift.
     let script = failing(Call::Map, errno::EACCES).failing_from(
         0,
         Some(Call::Huge),
@@ -154,7 +154,7 @@ fn what_cannot_be_read_back_is_not_said_to_be_huge() {
     assert_eq!((*range, *errno, outcome.is_complete()), (told.range, errno::EIO, false));
 }
 
-/// One of three huge pages of touched memory cannot be collapsed: the others are huge, and are all that is counted.
+/// One of three huge pages of touched memory cannot be collapsed: the others are huge, and only they are counted.
 #[test]
 fn memory_made_resident_is_counted_for_what_was_done() {
     let mut program = Program::new("heap");
@@ -173,14 +173,14 @@ fn contents_of(stretches: &[Stretch]) -> Vec<Content> {
     stretches.iter().map(|stretch| stretch.content).collect()
 }
 
-/// What lies elsewhere than the range of a plan, where something as long as that does.
+/// The contents outside the plan's range that have its length.
 fn kept_aside(planned: &Scenario, run: &Run) -> Option<Vec<Content>> {
     let range = planned.plan.lifts[0].range;
     let aside = run.kernel.mapped().iter().find(|aside| aside.len() >= range.len() && !aside.overlaps(range))?;
     Some(contents_of(&run.kernel.contents(AddressRange::sized(aside.start(), range.len()))))
 }
 
-/// What was moved aside and can be put back by no means is at least not thrown away.
+/// Memory that was moved aside and cannot be moved back is at least not dropped.
 #[test]
 fn what_cannot_be_put_back_is_kept_aside() {
     let (facts, machine) = machine(page_size(HUGE), false, true);
@@ -198,7 +198,7 @@ fn what_cannot_be_put_back_is_kept_aside() {
     assert!(!run.outcome.unexpected.is_empty(), "the loss is told");
 }
 
-/// The memory that was moved aside has been put back by no means: something else stands in its place.
+/// No call could move the memory back, because another mapping occupies its place.
 #[test]
 fn what_something_stands_in_the_way_of_is_kept_aside() {
     const TRIES: usize = 16;

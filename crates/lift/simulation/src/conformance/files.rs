@@ -57,7 +57,7 @@ fn in_place<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     let (path, page) = (ground.file.unwrap_or_default(), ground.base_page.bytes());
     let file = map(subject, ground, Protection::READ)?;
     let bytes = call(subject.read_memory(file))?;
-    // An anonymous page on either side of it.
+    // An anonymous page on either side.
     let around = AddressRange::sized(call(subject.map(3 * page, Backing::Ordinary))?, 3 * page);
     let place = AddressRange::sized(around.start() + page, page);
     match subject.map_file_at(part(path, page, Protection::READ), place) {

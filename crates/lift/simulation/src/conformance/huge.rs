@@ -42,7 +42,7 @@ fn from_pool<S: Subject>(subject: &mut S, size: PageSize, pages: u64) -> Result<
     Ok(range)
 }
 
-/// Ordinary memory of `pages` huge pages, aligned to them, and the whole of what was mapped for it.
+/// Ordinary memory of `pages` huge pages, aligned to them, and the whole mapping around it.
 fn aligned<S: Subject>(subject: &mut S, size: PageSize, pages: u64) -> Result<AddressRange, String> {
     let length = (pages + 1) * size.bytes();
     let got = AddressRange::sized(call(subject.map(length, Backing::Ordinary))?, length);
@@ -180,7 +180,7 @@ fn advised<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
 fn collapse<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     let size = thp_of(ground)?;
     let range = aligned(subject, size, 3)?;
-    // One page in the first, all of the second and nothing of the third.
+    // One page in the first, all of the second and no page of the third.
     let text = pattern(size.bytes(), 34);
     call(subject.write_memory(range.start() + ground.base_page.bytes(), &text[..64]))?;
     call(subject.write_memory(range.start() + size.bytes(), &text))?;

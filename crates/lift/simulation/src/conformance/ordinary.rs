@@ -95,7 +95,7 @@ fn unmap<S: Subject>(subject: &mut S, ground: &Ground) -> Checked {
     let expected = pattern(range.len(), 2);
     expect_bytes(subject, pages(ground, range, 0, 1), &expected[..page])?;
     expect_bytes(subject, pages(ground, range, 3, 5), &expected[3 * page..])?;
-    // What is not mapped can be unmapped again: cleaning up relies on it.
+    // Unmapped memory can be unmapped again: cleaning up relies on it.
     call(subject.unmap(range))?;
     expect_mapped(subject, range, None)
 }

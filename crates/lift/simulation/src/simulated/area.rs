@@ -90,7 +90,7 @@ impl Area {
         file && !self.mapping.shared && self.image.is_none() && self.pool.is_none()
     }
 
-    /// The part of the area that lies in `range`.
+    /// The part of the area within `range`.
     pub fn cut(&self, range: AddressRange) -> Self {
         let range = self.range().intersect(range);
         let into = range.start() - self.range().start();
@@ -98,7 +98,7 @@ impl Area {
         Self { mapping: Mapping { range, offset, ..self.mapping.clone() }, ..self.clone() }
     }
 
-    /// True where the kernel makes one area of this one and the next. Pool memory and special areas stay apart.
+    /// True if the kernel merges this area with the next. Pool memory and special areas stay separate.
     pub fn continues_in(&self, next: &Self) -> bool {
         let (a, b) = (&self.mapping, &next.mapping);
         let follows = a.inode == 0 || a.offset + a.range.len() == b.offset;

@@ -33,7 +33,7 @@ impl Content {
 pub struct Stretch {
     /// Where.
     pub range: AddressRange,
-    /// What its first byte holds; the bytes behind follow from it.
+    /// The content of its first byte; the following bytes are derived from this.
     pub content: Content,
 }
 

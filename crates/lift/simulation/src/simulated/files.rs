@@ -8,7 +8,7 @@ use address_space::{Address, AddressRange, Mapping, PageSize};
 use lift_execution::FileMapping;
 
 impl SimulatedKernel {
-    /// `mmap` of a file of the process in a place that is free. Nothing of it is touched.
+    /// `mmap` of a file of the process in a free place. No page is touched.
     pub(super) fn place_file(&mut self, range: AddressRange, file: FileMapping<'_>) -> Errno {
         let FileMapping { path, offset, protection } = file;
         self.check_pages(range)?;
@@ -43,7 +43,7 @@ impl SimulatedKernel {
         contents.of(mapping.range)
     }
 
-    /// What the pagemap tells of private mappings of files.
+    /// The pagemap's report about private mappings of files.
     pub(super) fn expect_files_unchanged(&self, range: AddressRange) -> Errno {
         let areas: Vec<_> = self.overlapping(range).iter().map(|area| area.cut(range)).collect();
         if areas.iter().map(|area| area.range().len()).sum::<u64>() != range.len() {
@@ -83,8 +83,8 @@ impl SimulatedKernel {
         }
     }
 
-    /// `MADV_POPULATE_READ`: a huge page of a huge folio is mapped by one entry where no table of ordinary pages is in
-    /// its place.
+    /// `MADV_POPULATE_READ`: a huge page of a huge folio is mapped by one entry if no table of ordinary pages is in its
+    /// place.
     pub(super) fn touch_in(&mut self, range: AddressRange) -> Errno {
         self.check_pages(range)?;
         let areas: Vec<_> = self.overlapping(range).iter().map(|area| area.cut(range)).collect();

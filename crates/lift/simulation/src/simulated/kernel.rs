@@ -33,7 +33,7 @@ pub struct SimulatedThp {
 pub struct SimulatedImage {
     /// Its path.
     pub path: String,
-    /// Size of the pages it stands on.
+    /// Size of its pages.
     pub page_size: PageSize,
     /// Which memory of the process it shows, from which offset on. All else in it is foreign.
     pub shows: Vec<(u64, AddressRange)>,
@@ -54,7 +54,7 @@ pub struct SimulatedMachine {
     pub thp: Option<SimulatedThp>,
     /// Shared images.
     pub images: Vec<SimulatedImage>,
-    /// Files of the process that lie in huge folios of the page cache.
+    /// Files of the process that are in huge folios of the page cache.
     pub files: Vec<SimulatedFile>,
     /// Page tables that `MADV_DONTNEED` has emptied are freed.
     pub refaults_huge: bool,
@@ -66,7 +66,7 @@ pub struct SimulatedMachine {
     pub collapse: bool,
     /// `vm.max_map_count`.
     pub max_mappings: usize,
-    /// New mappings lie below this address.
+    /// New mappings are below this address.
     pub top: Address,
 }
 
@@ -78,15 +78,15 @@ pub struct SimulatedKernel {
     pub(super) contents: Contents,
     /// Pages with memory behind them.
     pub(super) present: RangeSet,
-    /// What transparent huge pages map.
+    /// The ranges mapped by transparent huge pages.
     pub(super) huge: RangeSet,
     /// Pages of files that are, or were, mapped through tables of ordinary pages that still exist.
     pub(super) small_tables: RangeSet,
     /// The mappings of files at first.
     pub(super) shown_files: Vec<Mapping>,
-    /// What memory held at first.
+    /// The first contents of memory.
     pub(super) originals: Contents,
-    /// What was mapped at first.
+    /// The first mappings.
     pub(super) first: RangeSet,
     /// Free pages less what mappings have reserved.
     pub(super) pool_left: BTreeMap<PageSize, u64>,
@@ -192,12 +192,12 @@ impl SimulatedKernel {
         self.pool_left.get(&size).copied().unwrap_or(0)
     }
 
-    /// True where all of `range` lies on huge pages of at least `size`.
+    /// True if all of `range` is on huge pages of at least `size`.
     pub fn is_huge(&self, range: AddressRange, size: PageSize) -> bool {
         self.huge_in(range, size).covers(range)
     }
 
-    /// What core dumps omit (`MADV_DONTDUMP`).
+    /// The ranges that core dumps omit (`MADV_DONTDUMP`).
     pub fn not_dumped(&self) -> RangeSet {
         self.areas.iter().filter(|area| area.not_dumped).map(Area::range).collect()
     }
@@ -258,7 +258,7 @@ impl SimulatedKernel {
         if whole { Ok(()) } else { Err(EINVAL) }
     }
 
-    /// The borders of `range` at which an area must be split; an error where that would cut a pool page.
+    /// The borders of `range` at which an area must be split; an error if that would cut a pool page.
     pub(super) fn splits(&self, range: AddressRange) -> Result<Vec<Address>, i32> {
         let mut splits = Vec::new();
         for border in [range.start(), range.end()] {
@@ -393,7 +393,7 @@ impl SimulatedKernel {
         end.0.checked_sub(length).map(|start| Address(start).align_down(alignment)).filter(|start| start.0 > 0)
     }
 
-    /// `mmap` of an image in place of what is there.
+    /// `mmap` of an image over existing mappings.
     pub(super) fn place_image(&mut self, range: AddressRange, file: FileMapping<'_>) -> Errno {
         let FileMapping { path, offset, protection } = file;
         self.check_pages(range)?;
@@ -431,7 +431,7 @@ impl SimulatedKernel {
         self.change(range, |area| (area.mapping.protection, area.guards_branches) = (protection, false))
     }
 
-    /// Changes a property of all of `range`; what lies before a hole is changed even so.
+    /// Changes a property of all of `range`; the part before a hole is changed in any case.
     pub(super) fn change(&mut self, range: AddressRange, change: impl Fn(&mut Area)) -> Errno {
         self.check_pages(range)?;
         self.split(range)?;
@@ -444,7 +444,7 @@ impl SimulatedKernel {
         if mapped == range.len() { Ok(()) } else { Err(ENOMEM) }
     }
 
-    /// `mremap(MREMAP_FIXED)`: the destination goes first, then the source is looked at.
+    /// `mremap(MREMAP_FIXED)`: the destination is removed first, then the source is checked.
     pub(super) fn move_area(&mut self, from: AddressRange, to: Address) -> Errno {
         let target = AddressRange::sized(to, from.len());
         self.check_pages(from)?;

@@ -59,9 +59,9 @@ impl Call {
         Self::Space,
     ];
 
-    /// The errors that the call can give: those of open(2), mmap(2), munmap(2), madvise(2), mbind(2), mprotect(2), mremap(2),
-    /// process_vm_readv(2), prctl(2) and read(2) of `/proc` files that a process can meet with arguments in order,
-    /// security modules and a process that has ended included.
+    /// The errors that the call can return: those of open(2), mmap(2), munmap(2), madvise(2), mbind(2), mprotect(2),
+    /// mremap(2), process_vm_readv(2), prctl(2) and read(2) for `/proc` files that a process can get with valid
+    /// arguments, including errors from security modules and from a process that has ended.
     pub fn errors(self) -> &'static [i32] {
         match self {
             Self::Map => &[ENOMEM, EAGAIN, EINVAL, EPERM, EACCES, ESRCH],
@@ -100,14 +100,14 @@ impl Call {
     }
 }
 
-/// What a call that fails leaves behind.
+/// The effects of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Nothing has changed.
     Clean,
-    /// Half of what was to be advised, populated, collapsed or copied is.
+    /// The call advises, populates, collapses or copies half of the range.
     Halfway,
-    /// What was mapped at the destination has been removed.
+    /// The mappings at the destination have been removed.
     DestinationGone,
 }
 
@@ -116,7 +116,7 @@ pub enum Mode {
 pub struct Failure {
     /// The error's number.
     pub errno: i32,
-    /// What is left behind.
+    /// The effects of the failure.
     pub mode: Mode,
 }
 

@@ -6,7 +6,7 @@ use super::kernel::{Errno, SimulatedKernel};
 use address_space::{Address, AddressRange, PageSize, RangeSet};
 
 impl SimulatedKernel {
-    /// What the kernel maps by huge pages of at least `size`.
+    /// The ranges that the kernel maps by huge pages of at least `size`.
     pub(super) fn huge_in(&self, range: AddressRange, size: PageSize) -> RangeSet {
         let mut huge = RangeSet::new();
         if self.machine.thp.is_some_and(|thp| thp.size >= size) {
@@ -28,7 +28,7 @@ impl SimulatedKernel {
         range.whole_pages(thp.size).pages(thp.size).collect()
     }
 
-    /// What must be split at `border` is mapped by ordinary pages from then on.
+    /// A huge page that must be split at `border` is mapped by ordinary pages from then on.
     pub(super) fn split_huge(&mut self, border: Address) {
         let Some(thp) = self.machine.thp else { return };
         if !border.is_aligned(thp.size) {
@@ -166,7 +166,7 @@ impl SimulatedKernel {
             if self.huge.covers(stretch) {
                 continue;
             }
-            // A huge page lies in one mapping, and where nothing has been touched there is nothing to collapse.
+            // A huge page is in one mapping, and untouched memory cannot be collapsed.
             let in_one = areas.iter().any(|area| area.range().covers(stretch));
             if !in_one || !self.present.overlaps(stretch) {
                 result = Err(EINVAL);
