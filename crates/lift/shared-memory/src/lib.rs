@@ -3,7 +3,8 @@
 //!
 //! A block is what one huge page holds. The kernel collapses a block for all processes that share it at once
 //! (`process_madvise` with `MADV_COLLAPSE`), so processes that share a segment are planned together, and each block is done
-//! once. All private memory of one kind in a process is one segment, whose offsets are its addresses. Everything here is calculated from values; the kernel is called through the trait [`Kernel`].
+//! once. All private memory of one kind in a process is one segment, whose offsets are its addresses. Everything here is
+//! calculated from values; the kernel is called through the trait [`Kernel`].
 #![forbid(unsafe_code)]
 
 mod kind;
@@ -11,13 +12,15 @@ mod lift;
 mod margin;
 mod plan;
 mod reason;
+mod rhythm;
 mod segment;
 
 pub use kind::SegmentKind;
 pub use lift::{Budget, Kernel, Lifted, Outcome, Refusal, Shown, lift};
 pub use margin::Margins;
-pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan};
-pub use reason::Reason;
+pub use plan::{Machine, Plan, Policy, Refused, SegmentPlan, Work, plan, plan_within};
+pub use reason::{Reason, SHMEM_ENABLED};
+pub use rhythm::{Glance, Rhythm, rest_after};
 pub use segment::{Contents, Held, Segment, SegmentKey, View};
 
 use address_space::PageSize;

@@ -171,7 +171,7 @@ struct Lifter<'a, K> {
 /// The result of one block.
 enum Done {
     Lifted {
-        /// What it held before.
+        /// Its earlier contents.
         held: Held,
     },
     /// It may succeed later.
@@ -249,8 +249,8 @@ impl<K: Kernel> Lifter<'_, K> {
         }
     }
 
-    /// Tries a block once, through its mapping or a later one if that is gone. Mappings before it are gone or do not fit, so a
-    /// block looks at each mapping once in all its tries.
+    /// Tries a block once, through its mapping or a later one if that is gone. Earlier mappings are gone or do not fit,
+    /// so a block checks each mapping once in all its tries.
     fn through_any(&mut self, index: usize, segment: &Segment, item: &mut Work, gone: &mut [bool]) -> Done {
         loop {
             if self.kernel.elapsed() >= self.budget.all {

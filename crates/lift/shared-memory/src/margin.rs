@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-/// One part in so many of the room that was found first stays free.
+/// One part in so many of the largest room stays free.
 const STAYS_FREE: u64 = 2;
 
-/// The rooms below limits (of a tmpfs, of a memory cgroup), as they were at the first look. Half of the first room stays free,
-/// however often a lift asks: the programs that share the limit get errors or SIGBUS when nothing is left.
+/// The largest rooms below limits (of a tmpfs, of a memory cgroup) that were found. Half of that room stays free for
+/// any number of lifts: the programs that share the limit get errors or SIGBUS if no room is left.
 #[derive(Clone, Debug)]
 pub struct Margins<K> {
-    first: BTreeMap<K, u64>,
+    largest: BTreeMap<K, u64>,
 }
 
 impl<K> Default for Margins<K> {
     fn default() -> Self {
-        Self { first: BTreeMap::new() }
+        Self { largest: BTreeMap::new() }
     }
 }
 
@@ -24,7 +24,10 @@ impl<K: Ord> Margins<K> {
     /// # Errors
     /// The bytes that stay free, which would be used.
     pub fn check(&mut self, limit: K, left: u64, bytes: u64) -> Result<(), u64> {
-        let kept = *self.first.entry(limit).or_insert(left) / STAYS_FREE;
+        let largest = self.largest.entry(limit).or_insert(left);
+        // The limit was raised, or others need less.
+        *largest = left.max(*largest);
+        let kept = *largest / STAYS_FREE;
         if left.saturating_sub(bytes) < kept || bytes > left { Err(kept) } else { Ok(()) }
     }
 }

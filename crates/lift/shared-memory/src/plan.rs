@@ -35,7 +35,7 @@ pub struct Work {
     pub block: u64,
     /// Index of the mapping through which it is lifted.
     pub view: usize,
-    /// What it holds.
+    /// Its contents.
     pub held: Held,
 }
 
@@ -119,14 +119,14 @@ pub(crate) fn refused_contents(held: Held, machine: &Machine, fill: bool) -> Res
 }
 
 /// Bytes that may still be added.
-struct Room {
+struct Room<'a> {
     of_tmpfs: BTreeMap<(u32, u32), u64>,
-    margins: Margins<(u32, u32)>,
+    margins: &'a mut Margins<(u32, u32)>,
     most: Option<u64>,
     left: u64,
 }
 
-impl Room {
+impl Room<'_> {
     fn take(&mut self, key: &SegmentKey, contents: &Contents, (adds, holes): (u64, u64)) -> Result<(), Reason> {
         if adds > self.left {
             return Err(Reason::MostMemory { most: self.most.unwrap_or(u64::MAX) });
@@ -143,8 +143,13 @@ impl Room {
 
 /// Plans the lift of all segments.
 pub fn plan(segments: &[Segment], machine: &Machine, policy: Policy) -> Plan {
+    plan_within(segments, machine, policy, &mut Margins::default())
+}
+
+/// Plans one of several lifts. `margins` has the rooms of file systems as earlier ones found them.
+pub fn plan_within(segments: &[Segment], machine: &Machine, policy: Policy, margins: &mut Margins<(u32, u32)>) -> Plan {
     let (most, left) = (policy.most, policy.most.unwrap_or(u64::MAX));
-    let mut room = Room { of_tmpfs: BTreeMap::new(), margins: Margins::default(), most, left };
+    let mut room = Room { of_tmpfs: BTreeMap::new(), margins, most, left };
     Plan { segments: segments.iter().map(|segment| plan_segment(segment, machine, policy, &mut room)).collect() }
 }
 

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use std::fmt;
 
 /// The setting that places and permits huge pages of shared memory.
-const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+pub const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// The setting that permits huge pages of one size for shared memory (Linux 6.11).
 fn size_setting(size: PageSize) -> String {
@@ -68,7 +68,7 @@ pub enum Reason {
     Watched,
     /// Pages that another process has, too, since a fork: the lift would copy them.
     Forked {
-        /// Size of these pages in bytes.
+        /// Size of such a page in bytes.
         common: u64,
     },
     /// `MADV_GUARD_INSTALL`.
@@ -101,7 +101,7 @@ pub enum Reason {
     Quota {
         /// Bytes that it can still take.
         left: u64,
-        /// Bytes of these that stay free for programs.
+        /// Bytes that stay free for programs.
         kept: u64,
     },
     /// `--max-memory`.
@@ -136,7 +136,7 @@ pub enum Reason {
         directory: String,
         /// Bytes left.
         left: u64,
-        /// Bytes of these that stay free for programs.
+        /// Bytes that stay free for programs.
         kept: u64,
     },
     /// The machine has too little memory left.

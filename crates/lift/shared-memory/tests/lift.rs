@@ -5,7 +5,7 @@ use core::time::Duration;
 use proptest::prelude::*;
 use shared_memory::{
     Budget, Contents, Held, Kernel, Machine, Margins, Outcome, Policy, Reason, Refusal, Segment, SegmentKey,
-    SegmentKind, Shown, View, lift, plan,
+    SegmentKind, Shown, View, lift, plan, plan_within,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -222,6 +222,25 @@ fn half_of_the_room_of_a_tmpfs_stays_free() {
     let (blocks, refused, _) = lifted(1, 4, &BUDGET, &mut kernel);
     assert_eq!((blocks, kernel.room), (1, Some(4096)));
     assert_eq!(refused, [(Reason::Quota { left: 4096, kept: 4096 }, 3)]);
+}
+
+#[test]
+fn half_of_the_room_of_a_tmpfs_stays_free_over_several_lifts() {
+    let mut margins = Margins::default();
+    let mut blocks = |room: u64, holes: u64| {
+        let mut segment = segment(1, 8);
+        let held = Held { present: HUGE - 4096, ..Held::default() };
+        let blocks = (0..holes).map(|block| (block, held)).collect();
+        segment.contents = Ok(Contents { room: Some(room), length: 8 * HUGE, blocks, unseen: None });
+        let fill = Policy { fill: true, ..Policy::default() };
+        plan_within(&[segment], &machine(), fill, &mut margins).segments[0].work.len()
+    };
+    let page = 4096;
+    assert_eq!(blocks(8 * page, 8), 4);
+    assert_eq!(blocks(4 * page, 4), 0, "half of the first room is left");
+    assert_eq!(blocks(6 * page, 4), 2, "others have given some back");
+    assert_eq!(blocks(16 * page, 8), 8, "the limit was raised");
+    assert_eq!(blocks(10 * page, 8), 2);
 }
 
 #[test]
