@@ -1,7 +1,7 @@
 //! Acts on another process from outside.
 //!
-//! A process is stopped with ptrace and executes single system calls for Pagelift; no code is left in it. What to lift is
-//! decided by the callers: this crate only carries it out.
+//! A process is stopped with ptrace and executes single system calls for Pagelift; no code is left in it. The callers
+//! decide what to lift: this crate only carries it out.
 //!
 //! - [`remote`] acts on a stopped process: its memory, registers and threads, and the system calls that it is made to make.
 //! - [`start`] launches a program under a helper and follows it to its entry point.
@@ -18,5 +18,5 @@ pub use remote::refusal::{Tracer, refusal};
 pub use remote::{InjectError, Injector, OutsideExecutor, ProcessExecutor, RemoteMemory};
 pub use start::{
     After, AfterExec, EntryStop, ExecStop, Follower, Handler, Helper, LaunchError, MoveError, Program, launch,
-    move_image,
+    leave_session_of, move_image,
 };

@@ -1,9 +1,9 @@
-//! A unit test of this crate, executed as a program of its own.
+//! A unit test of this crate, executed as a separate program.
 
 use std::process::{Child, Command, Stdio};
 
-/// Starts the test of this path, with a variable in its environment by which it knows that it is meant, and with pipes to its
-/// input and from its output.
+/// Starts the test with this path, with a variable in its environment that selects it, and with pipes to its input and
+/// from its output.
 pub fn spawn(test: &str, variable: &str) -> Child {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", test, "--nocapture"]).env(variable, "1");

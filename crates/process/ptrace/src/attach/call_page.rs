@@ -57,8 +57,8 @@ impl CallPage {
         self.read(memory, layout::OWNER)
     }
 
-    /// True where a thread is in the code, or in a signal handler that returns to it; or, in a child, where one was in the
-    /// code of the parent at the fork ([`super::inherited`]).
+    /// True if a thread is in the code, or in a signal handler that returns to it; or, in a child, if a thread was in
+    /// the parent's code at the fork ([`super::inherited`]).
     pub fn is_occupied(&self, memory: &RemoteMemory) -> bool {
         self.is_there(memory) && self.read(memory, layout::INSIDE) != 0
     }
@@ -110,9 +110,9 @@ impl CallPage {
         self.data
     }
 
-    /// True where a stopped thread has this memory now, and not that of another program which it has executed since the
-    /// memory was opened: what is written to `memory` is read through ptrace. Where another process keeps the previous
-    /// memory alive, that can still be written, but then ptrace does not read what was written.
+    /// True if a stopped thread has this memory now, and not the memory of another program that it has executed since
+    /// the memory was opened: bytes written to `memory` are read back through ptrace. If another process keeps the
+    /// previous memory alive, that can still be written, but ptrace does not read the written bytes.
     ///
     /// # Errors
     /// Where the thread or the memory is gone, or the page is.
@@ -174,12 +174,36 @@ impl CallPage {
         self.write_bytes(memory, STAGING_LIST, &bytes)
     }
 
+    /// The address to which a staging copy was to be moved by the last swap that was begun.
+    pub fn swap_of(&self, memory: &RemoteMemory, copy: AddressRange) -> Option<Address> {
+        let [start, length, to] = [0, 8, 16].map(|at| self.read(memory, layout::SWAP + at));
+        (AddressRange::sized(Address(start), length) == copy).then_some(Address(to))
+    }
+
+    /// Records that a staging copy is about to be moved.
+    ///
+    /// # Errors
+    /// Where the memory is gone.
+    pub fn set_swap(&self, memory: &RemoteMemory, copy: AddressRange, to: Address) -> io::Result<()> {
+        let words = [copy.start().0, copy.len(), to.0];
+        self.write_bytes(memory, layout::SWAP, &words.map(u64::to_ne_bytes).concat())
+    }
+
+    /// The bytes that were last placed for a call, up to the first NUL.
+    pub fn placed(&self, memory: &RemoteMemory) -> Vec<u8> {
+        let mut bytes = vec![0; layout::SCRATCH_BYTES];
+        let read = memory.read(self.data + layout::SCRATCH as u64, &mut bytes);
+        let end = bytes.iter().position(|&byte| byte == 0).filter(|_| read.is_ok()).unwrap_or(0);
+        bytes.truncate(end);
+        bytes
+    }
+
     /// The program's own PR_SET_THP_DISABLE, as PR_GET_THP_DISABLE gave it, where a lift has suspended it; 0 otherwise.
     pub fn suspended_setting(&self, memory: &RemoteMemory) -> u64 {
         self.read(memory, layout::SUSPENDED)
     }
 
-    /// Records that setting, or by 0 that it stands again.
+    /// Records that setting; 0 records that it is in force again.
     ///
     /// # Errors
     /// Where the memory is gone.

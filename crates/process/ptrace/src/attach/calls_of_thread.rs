@@ -7,16 +7,19 @@ use crate::remote::arch::layout::SCRATCH_BYTES;
 use crate::remote::arch::numbers;
 use crate::remote::calls::{self, failed};
 use crate::remote::injection::InjectError;
-use address_space::{Address, AddressRange};
+use address_space::{Address, AddressRange, Protection};
 use lift_execution::CallError;
 use linux::pagemap::Pagemap;
 use nix::errno::Errno;
 
-/// Marks staging copies on pool pages where nothing else can be taken back from them: it changes how files are read ahead,
-/// which pool pages have nothing of.
-const MARK_OF_POOL_COPY: i32 = libc::MADV_RANDOM;
+/// Marks staging copies: it changes how files are read ahead, which no copy needs. Programs set MADV_DONTFORK for data, too.
+const MARK_OF_COPY: i32 = libc::MADV_RANDOM;
 /// How `VmFlags` of smaps shows it (Documentation/filesystems/proc.rst).
-pub(super) const FLAG_OF_POOL_COPY: &str = "rr";
+pub(super) const FLAG_OF_COPY: &str = "rr";
+
+/// Protection of a staging copy in anonymous memory until its children do not inherit it. No program maps memory that can only
+/// be written: by this the next lift recognizes the copy of a lift that was killed in between.
+pub(super) const FRESH: Protection = Protection { read: false, write: true, execute: false };
 
 /// A stopped thread that executes calls.
 pub struct Calls<'a, 'b> {
@@ -53,12 +56,13 @@ impl Calls<'_, '_> {
         self.call(name, numbers::SYS_madvise, [range.start().0, range.len(), advice as u64, 0, 0, 0]).map(drop)
     }
 
-    /// Maps a staging copy and keeps it out of children (MADV_DONTFORK): a fork would share its huge pages with the child,
-    /// and filling them would split them. Returns its address; a copy that cannot be kept from them is unmapped.
+    /// Maps a staging copy, marks it ([`MARK_OF_COPY`]) and keeps it out of children (MADV_DONTFORK): a fork would share its
+    /// huge pages with the child, and filling them would split them. Returns its address; a copy that cannot be kept from them is
+    /// unmapped.
     ///
     /// Linux 7.3 does not take that back from pool pages (MADV_DOFORK fails with EINVAL there, seen with 7.3.4), so that
-    /// the program's children would lack them after the swap. Such a copy is mapped again and only marked, by
-    /// [`MARK_OF_POOL_COPY`]; a child of a fork in these moments keeps it, which nobody writes to once it is filled.
+    /// the program's children would lack them after the swap. Such a copy is mapped again and only marked; a child of a fork
+    /// in these moments keeps it, which nobody writes to once it is filled.
     pub(super) fn map_staging(
         &mut self,
         length: u64,
@@ -66,6 +70,8 @@ impl Calls<'_, '_> {
         map: impl Fn(&mut Self) -> Result<u64, CallError>,
     ) -> Result<Address, CallError> {
         let copy = AddressRange::sized(Address(map(self)?), length);
+        let mark = |calls: &mut Self, copy| calls.advise("madvise(MADV_RANDOM)", copy, MARK_OF_COPY);
+        self.or_unmap(copy, |calls| mark(calls, copy))?;
         let dont_fork = |calls: &mut Self| calls.advise("madvise(MADV_DONTFORK)", copy, libc::MADV_DONTFORK);
         let kept = dont_fork(self).and_then(|()| match may_be_of_pool {
             true => self.advise("madvise(MADV_DOFORK)", copy, libc::MADV_DOFORK).map(|()| true),
@@ -80,9 +86,15 @@ impl Calls<'_, '_> {
                     return Err(error);
                 }
                 let copy = AddressRange::sized(Address(map(self)?), length);
-                self.or_unmap(copy, |calls| calls.advise("madvise(MADV_RANDOM)", copy, MARK_OF_POOL_COPY))
+                self.or_unmap(copy, |calls| mark(calls, copy))
             }
         }
+    }
+
+    /// Makes a new staging copy readable and returns its address; one that stays as it is is unmapped.
+    pub(super) fn open_staging(&mut self, copy: AddressRange) -> Result<Address, CallError> {
+        let arguments = [copy.start().0, copy.len(), Protection::READ_WRITE.bits() as u64, 0, 0, 0];
+        self.or_unmap(copy, |calls| calls.call("mprotect", numbers::SYS_mprotect, arguments).map(drop))
     }
 
     fn or_unmap(
@@ -101,11 +113,10 @@ impl Calls<'_, '_> {
     pub(super) fn end_staging(&mut self, copy: AddressRange) -> Result<(), CallError> {
         match self.advise("madvise(MADV_DOFORK)", copy, libc::MADV_DOFORK) {
             // Then it is one that is only marked: see `map_staging`.
-            Err(error) if error.errno == Errno::EINVAL as i32 => {
-                self.advise("madvise(MADV_NORMAL)", copy, libc::MADV_NORMAL)
-            }
-            result => result,
+            Err(error) if error.errno == Errno::EINVAL as i32 => {}
+            result => result?,
         }
+        self.advise("madvise(MADV_NORMAL)", copy, libc::MADV_NORMAL)
     }
 
     pub(super) fn disable_thp(&mut self, disable: u64, flags: u64) -> Result<(), CallError> {

@@ -12,7 +12,7 @@ const RSEQ_CS: u64 = 8;
 const START_IP: u64 = 8;
 const POST_COMMIT_OFFSET: u64 = 16;
 
-/// True where a stopped thread can be sent elsewhere and back without noticing it.
+/// True if a stopped thread can make calls and return without noticing them.
 pub fn can_make_calls(thread: Pid) -> bool {
     // Those of a thread in 32-bit code are none that the code of a call page could restore.
     let has_registers = requests::registers(thread).is_ok();
@@ -20,7 +20,7 @@ pub fn can_make_calls(thread: Pid) -> bool {
     has_registers && (in_call || is_outside_sequences(thread) == Some(true)) && arch::can_be_put_back(thread, in_call)
 }
 
-/// True where the thread is in a system call, or about to restart one.
+/// True if the thread is in a system call, or about to restart one.
 pub fn is_in_call(thread: Pid) -> bool {
     let Ok(registers) = requests::registers(thread) else { return false };
     if arch::interrupted(&registers) != Interrupted::No {

@@ -1,17 +1,19 @@
 //! The executor for a running program.
 //!
-//! Long work (filling and copying a staging copy) is done from outside while the program runs. One thread is stopped
+//! Long work (filling and copying a staging copy) is done by this process while the program runs. One thread is stopped
 //! for each call that only the process itself can make. For the swap of a range every thread is stopped, and the range
 //! is checked again: the program may have unmapped it since, or written to it.
 
 mod comparing;
 mod entering;
 mod leaving;
+mod refilling;
+mod staging;
 
 pub use leaving::Finished;
 
 use super::call_page::CallPage;
-use super::calls_of_thread::{Calls, FLAG_OF_POOL_COPY};
+use super::calls_of_thread::{Calls, FRESH};
 use super::remote_call::{Means, RemoteCaller};
 use super::stop::{LiveProcess, NotPrepared, Standstill, StopError};
 use super::target::{Target, lock};
@@ -20,9 +22,7 @@ use crate::remote::arch::numbers;
 use crate::remote::calls::{self, IMAGE, PRIVATE_FILE, failed, is_ours};
 use crate::remote::injection::{InjectError, arguments_to_open};
 use crate::remote::seccomp;
-use address_space::{
-    Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet, parse_smaps,
-};
+use address_space::{Address, AddressRange, AddressSpace, LoadedObject, Mapping, PageSize, Protection, RangeSet};
 use comparing::CHANGED;
 use entering::enter;
 use lift_execution::{Backing, CallError, Executor, FileMapping, persist};
@@ -33,6 +33,7 @@ use linux::pagemap::Pagemap;
 use linux::process_handle::ProcessHandle;
 use linux::text::text_of;
 use linux::urgency::Urgency;
+use linux::watch::WithProgram;
 use nix::errno::Errno;
 use nix::fcntl::Flock;
 use nix::unistd::Pid;
@@ -46,6 +47,10 @@ const FREED_AT_ONCE: u64 = 64 << 20;
 /// Maximum number of bytes that are copied from outside at a time.
 const COPIED_AT_ONCE: usize = 1 << 20;
 
+/// Maximum number of bytes of one collapse: the kernel cuts longer calls at 2 GiB (`MAX_RW_COUNT`), and each has a time limit. A
+/// multiple of the size of any huge page of transparent memory.
+const COLLAPSED_AT_ONCE: u64 = 512 << 20;
+
 /// Times for which the program was stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pause {
@@ -57,6 +62,18 @@ pub struct Pause {
     pub longest_of_one: Duration,
     /// Maximum number of threads stopped at once.
     pub threads: usize,
+}
+
+impl Pause {
+    /// Returns the times of this lift and of another one together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            longest: self.longest.max(other.longest),
+            total: self.total + other.total,
+            longest_of_one: self.longest_of_one.max(other.longest_of_one),
+            threads: self.threads.max(other.threads),
+        }
+    }
 }
 
 /// Executes steps in a running program.
@@ -134,41 +151,12 @@ impl LiveExecutor {
         Ok(executor)
     }
 
-    /// Unmaps staging copies of a lift that was killed: those recorded in its call page, if they are still staging
-    /// copies.
-    fn drop_orphans(&mut self) {
-        let orphans = self.page.staging(&self.memory);
-        if orphans.is_empty() {
-            return;
-        }
-        // Each that is unmapped leaves the list in the call page, and the others stay in it if this process is killed.
-        self.staging = orphans.clone();
-        let text = text_of(format!("/proc/{}/smaps", self.process.pid())).unwrap_or_default();
-        for usage in parse_smaps(&text).unwrap_or_default() {
-            // Memory in place never has MADV_DONTFORK, nor on the pool the mark; recorded memory that has it is a copy.
-            let ours = usage.has_flag("dc") || usage.has_flag("ht") && usage.has_flag(FLAG_OF_POOL_COPY);
-            for range in orphans.within(usage.mapping.range).filter(|_| ours).collect::<Vec<_>>() {
-                // A copy that cannot be unmapped only costs memory, as it did before.
-                self.has_cleaned_up |= self.unmap(range).is_ok();
-            }
-        }
-        self.note_staging(|staging| *staging = RangeSet::new());
-    }
-
-    /// Changes the list of staging copies, here and in the call page, where the next lift finds it if this process is
-    /// killed.
-    fn note_staging(&mut self, change: impl FnOnce(&mut RangeSet)) {
-        change(&mut self.staging);
-        // A call page that cannot be written belongs to a process that has ended.
-        let _ = self.page.set_staging(&self.memory, &self.staging);
-    }
-
     /// True where copies of a lift that was killed have been unmapped: the mappings must be read again.
     pub fn has_cleaned_up(&self) -> bool {
         self.has_cleaned_up
     }
 
-    /// Stops a thread for each page, so that no stop takes long. False where the kernel is too old for it (Linux 5.14).
+    /// Stops a thread for each page, so that no stop takes long. False if the kernel is too old (Linux 5.14).
     fn populate_by_thread(&mut self, range: AddressRange, page: PageSize) -> Result<bool, CallError> {
         let name = "madvise(MADV_POPULATE_WRITE)";
         for page in range.pages(page) {
@@ -187,22 +175,25 @@ impl LiveExecutor {
             _ => Ok(()),
         };
         let path = [file.path.as_bytes(), &[0]].concat();
-        // A file system that is slow to open a file delays one thread.
-        let start = self.with_thread_alone(|calls| {
-            let at = calls.place(&path)?;
-            let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments_to_open(at))?;
-            let arguments = [0, length, file.protection.bits() as u64, how as u64, descriptor, file.offset];
-            let mapped = is_meant(descriptor).and_then(|()| {
-                let map = |calls: &mut Calls<'_, '_>| calls.call("mmap of its file", numbers::SYS_mmap, arguments);
-                // Images lie on hugetlbfs in some stores.
-                calls.map_staging(length, how == IMAGE, map)
-            });
-            // Linux closes a descriptor even where close reports an error (close(2)).
-            let _ = calls.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
-            mapped
-        })?;
-        self.note_staging(|staging| staging.insert(AddressRange::sized(start, length)));
-        Ok(start)
+        // Huge pages of the file need an address that agrees with the offset.
+        let page = linux::pages::transparent_huge_page().unwrap_or(self.base_page);
+        self.map_noted(length, (page, file.offset), |executor, at| {
+            // A file system that is slow to open a file delays one thread.
+            executor.with_thread_alone(|calls| {
+                let path = calls.place(&path)?;
+                let descriptor = calls.call("openat of its file", numbers::SYS_openat, arguments_to_open(path))?;
+                let flags = how as u64 | at.flags();
+                let arguments = [at.address(), length, file.protection.bits() as u64, flags, descriptor, file.offset];
+                let mapped = is_meant(descriptor).and_then(|()| {
+                    // Some stores keep images on hugetlbfs.
+                    let map = |calls: &mut Calls<'_, '_>| calls.call("mmap of its file", numbers::SYS_mmap, arguments);
+                    calls.map_staging(length, how == IMAGE, map)
+                });
+                // Linux closes a descriptor even where close reports an error (close(2)).
+                let _ = calls.call("close", numbers::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+                mapped
+            })
+        })
     }
 
     /// Returns the times for which the program was stopped so far.
@@ -216,13 +207,13 @@ impl LiveExecutor {
         self.refusal.as_deref()
     }
 
-    /// True where its threads could not be stopped at that moment only: they waited in uninterruptible sleep, for a child of
-    /// vfork, or at places where none can make calls.
+    /// True if its threads could not be stopped only at that moment: they waited in uninterruptible sleep, for a child
+    /// of vfork, or at places at which no thread can make calls.
     pub fn may_work_later(&self) -> bool {
         self.may_work_later
     }
 
-    /// True where the program is known to have executed another one: its lifted ranges are gone.
+    /// True if the program is known to have executed another one: its lifted ranges are gone.
     pub fn has_executed(&self) -> bool {
         self.process.is_replaced()
     }
@@ -285,6 +276,7 @@ impl LiveExecutor {
         range: Option<AddressRange>,
         work: impl FnOnce(&mut Calls<'_, '_>) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
+        let _with_program = WithProgram::begin();
         match self.page.is_memory_of(thread, &self.memory) {
             Ok(true) => {}
             Ok(false) => {
@@ -311,6 +303,11 @@ impl LiveExecutor {
             Failed::Filtered(error) => {
                 self.refuse(seccomp::refusal(error.call), false);
                 error
+            }
+            Failed::TimeUp => {
+                let limit = ALL_CALLS.as_secs();
+                self.refuse(format!("all calls of its threads may take {limit} s, which are used up"), false);
+                calls::not_made("ptrace", &InjectError::Ptrace(Errno::ETIMEDOUT))
             }
             Failed::NotMade(InjectError::Executed) => {
                 let error = self.process.note_exec();
@@ -343,7 +340,12 @@ impl LiveExecutor {
         let mut calls = Calls { caller, page: &self.page, memory: &self.memory, pagemap: &self.pagemap, failed: None };
         let result = work(&mut calls);
         let Calls { caller, failed, .. } = calls;
-        let finished = caller.finish();
+        let (finished, is_lost) = caller.finish();
+        let timed_out = |error: &InjectError| matches!(error, InjectError::Ptrace(Errno::ETIMEDOUT));
+        let not_made = failed.as_ref().or(finished.as_ref().err().filter(|_| result.is_ok()));
+        if !is_lost && not_made.is_some_and(timed_out) {
+            return Err(Failed::TimeUp);
+        }
         match (result, failed) {
             (Ok(value), _) => finished.map(|()| value).map_err(Failed::NotMade),
             (Err(error), Some(InjectError::Filtered)) => Err(Failed::Filtered(error)),
@@ -365,7 +367,7 @@ impl LiveExecutor {
     fn error_of(error: &StopError) -> CallError {
         let errno = match error {
             StopError::Gone | StopError::Executed => Errno::ESRCH,
-            StopError::Lost(_) => Errno::ETIMEDOUT,
+            StopError::Lost(_) | StopError::GivenUp => Errno::ETIMEDOUT,
             StopError::Refused(_) | StopError::Listing(_) => Errno::EPERM,
             StopError::DoesNotStop(_) | StopError::NoneFit => Errno::EAGAIN,
         };
@@ -374,8 +376,10 @@ impl LiveExecutor {
 
     fn is_as_planned(&mut self, range: AddressRange) -> bool {
         let same = |a: &Mapping, b: &Mapping| {
+            let place = |mapping: &Mapping| mapping.range.start().0.wrapping_sub(mapping.offset);
             a.range.intersect(range) == b.range.intersect(range)
                 && (a.protection, a.inode, a.device, a.shared) == (b.protection, b.inode, b.device, b.shared)
+                && (a.inode == 0 || place(a) == place(b))
         };
         let Ok(now) = self.space() else { return false };
         let (before, now) = (self.planned.overlapping(range), now.overlapping(range));
@@ -391,17 +395,25 @@ enum Failed {
     Filtered(CallError),
     /// No call could be made.
     NotMade(InjectError),
+    /// The time for all calls is used up; the thread is stopped.
+    TimeUp,
 }
 
 impl Executor for LiveExecutor {
     fn map(&mut self, length: u64, backing: Backing) -> Result<Address, CallError> {
-        let arguments = [0, length, Protection::READ_WRITE.bits() as u64, calls::mmap_flags(backing), u64::MAX, 0];
-        let of_pool = matches!(backing, Backing::Hugetlb(_));
-        let start = self.with_thread(|calls| {
-            calls.map_staging(length, of_pool, |calls| calls.call("mmap", numbers::SYS_mmap, arguments))
-        })?;
-        self.note_staging(|staging| staging.insert(AddressRange::sized(start, length)));
-        Ok(start)
+        let (page, of_pool) = match backing {
+            Backing::Ordinary => (self.base_page, false),
+            Backing::Hugetlb(size) => (size, true),
+        };
+        self.map_noted(length, (page, 0), |executor, at| {
+            let arguments =
+                [at.address(), length, FRESH.bits() as u64, calls::mmap_flags(backing) | at.flags(), u64::MAX, 0];
+            executor.with_thread(|calls| {
+                let map = |calls: &mut Calls<'_, '_>| calls.call("mmap", numbers::SYS_mmap, arguments);
+                let start = calls.map_staging(length, of_pool, map)?;
+                calls.open_staging(AddressRange::sized(start, length))
+            })
+        })
     }
 
     fn map_at(&mut self, _range: AddressRange, _backing: Backing) -> Result<(), CallError> {
@@ -446,8 +458,16 @@ impl Executor for LiveExecutor {
     }
 
     fn collapse(&mut self, range: AddressRange) -> Result<(), CallError> {
-        let result = linux::advice::collapse(self.process.pid().as_raw(), range);
-        result.map_err(|error| failed("process_madvise(MADV_COLLAPSE)", &error))
+        self.process.release_late();
+        let pid = self.process.pid().as_raw();
+        let mut first = Ok(());
+        let mut start = range.start();
+        while start < range.end() {
+            let part = AddressRange::sized(start, COLLAPSED_AT_ONCE.min(range.end() - start));
+            first = first.and(linux::advice::collapse(pid, part));
+            start = part.end();
+        }
+        first.map_err(|error| failed("process_madvise(MADV_COLLAPSE)", &error))
     }
 
     fn protect(&mut self, range: AddressRange, protection: Protection) -> Result<(), CallError> {
@@ -473,13 +493,17 @@ impl Executor for LiveExecutor {
         let range = AddressRange::sized(to, from.len());
         let staged = self.staging.covers(from);
         let mut comparison = self.comparison(range, from);
+        let refill = self.refill(range, from.start());
         self.with_all_stopped(range, |calls| {
             if staged {
                 comparison.expect_same(calls)?;
+                // Noted first: a copy that is ordinary memory of the program is found by that only.
+                calls.page.set_swap(calls.memory, from, to).map_err(|error| failed("writing memory", &error))?;
                 calls.end_staging(from)?;
             }
             // The kernel may unmap the range and then lack memory for the move. No thread runs before it is there again.
-            persist(|| calls.call("mremap", numbers::SYS_mremap, arguments))
+            let moved = persist(|| calls.call("mremap", numbers::SYS_mremap, arguments));
+            moved.or_else(|error| refill.fill(calls).and(Err(error)))
         })?;
         self.note_staging(|staging| staging.remove(from));
         self.probed.remove(from);
@@ -513,7 +537,7 @@ impl Executor for LiveExecutor {
         calls::expect_unchanged(Some(&self.pagemap), range)
     }
 
-    /// All threads stand still, so that no page is written to after it was looked at.
+    /// All threads are stopped, so that no page is written after it was checked.
     fn refault(&mut self, range: AddressRange) -> Result<(), CallError> {
         self.with_all_stopped(range, |calls| {
             calls::expect_unchanged(Some(calls.pagemap), range)?;

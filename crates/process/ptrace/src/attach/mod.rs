@@ -5,7 +5,7 @@
 //! makes the one call in its call page and continues with all registers restored. A thread's registers are only changed
 //! by one `PTRACE_SETREGSET`, which sends it into that code.
 //!
-//! - The code lies after the end of a segment, in the unused rest of its last page; it is written through
+//! - The code is after the end of a segment, in the unused rest of its last page; it is written through
 //!   `/proc/PID/mem`, and the page stays readable and executable all the time (`code_slot`).
 //! - The call page is a mapping of Pagelift's own for as long as the lift lasts. A thread maps it and unmaps it by code that
 //!   has all its data in the padding: nothing is written to a stack, or to other memory of the program.

@@ -43,8 +43,8 @@ pub fn map(
     let unreadable = |error: io::Error| format!("its mappings cannot be read: {error}");
     for _ in 0..TRIES {
         let space = space_of(process.pid()).map_err(unreadable)?;
-        let at =
-            free_place(&space, length, base_page).ok_or("it has no free addresses for a page of calls".to_owned())?;
+        let at = free_place(&space, length, (base_page, 0), base_page)
+            .ok_or("it has no free addresses for a page of calls".to_owned())?;
         let arguments = [at.0, length, Protection::READ_WRITE.bits() as u64, MAPPING_FLAGS as u64, u64::MAX, 0];
         let made = once(process, thread, (slot, at), memory, (numbers::SYS_mmap, arguments));
         let why = match made {
@@ -112,12 +112,22 @@ fn once(
         // A program that has ended needs it no more.
         let _ = slot.erase(memory, thread);
     }
-    made
+    made.map_err(|error| match error {
+        // Too late, but the thread is stopped at its place: it is not lost.
+        InjectError::Ptrace(Errno::ETIMEDOUT) if has_left => InjectError::Ptrace(Errno::EAGAIN),
+        error => error,
+    })
 }
 
 /// The highest free place below the stack with a free page on each side, in the area in which the kernel itself maps. This
-/// area is above the largest gap, so that neither the brk area nor the stack has less room to grow.
-pub fn free_place(space: &AddressSpace, length: u64, base_page: PageSize) -> Option<Address> {
+/// area is above the largest gap, so that neither the brk area nor the stack has less room to grow. The address is `offset` modulo
+/// `page`.
+pub fn free_place(
+    space: &AddressSpace,
+    length: u64,
+    (page, offset): (PageSize, u64),
+    base_page: PageSize,
+) -> Option<Address> {
     let mappings = space.mappings();
     let stack = mappings.iter().position(|mapping| mapping.name == MappingName::Stack).unwrap_or(mappings.len());
     let below = &mappings[..stack];
@@ -126,7 +136,7 @@ pub fn free_place(space: &AddressSpace, length: u64, base_page: PageSize) -> Opt
     // The upper half of the largest gap.
     let lowest = lowest + room / 2;
     let top = below.last()?.range.start();
-    space.free_place_below(top, length, base_page, 0, base_page.bytes(), lowest)
+    space.free_place_below(top, length, page, offset, base_page.bytes(), lowest)
 }
 
 /// The sentence about a program whose kernel refuses the mapping.
@@ -158,7 +168,8 @@ mod tests {
     #[test]
     fn the_page_has_a_free_page_on_each_side_and_leaves_brk_and_stack_room_to_grow() {
         let page = PageSize::new(0x1000).unwrap();
-        let place = |maps: &str| free_place(&AddressSpace::parse(maps).unwrap(), 0x1000, page).map(|at| at.0);
+        let place =
+            |maps: &str| free_place(&AddressSpace::parse(maps).unwrap(), 0x1000, (page, 0), page).map(|at| at.0);
         let heap = "400000-500000 r-xp 0 0:1 1 /program\n600000-700000 rw-p 0 0:0 0 [heap]\n";
         let high = "7f0000010000-7f0000020000 r-xp 0 0:1 2 /libc\n7f0000022000-7f0000030000 rw-p 0 0:0 0\n";
         let stack = "7ffff0000000-7ffff0100000 rw-p 0 0:0 0 [stack]\n7ffff0110000-7ffff0111000 r-xp 0 0:0 0 [vdso]\n";

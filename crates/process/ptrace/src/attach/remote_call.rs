@@ -1,8 +1,8 @@
 //! Makes a stopped thread execute system calls by the code of a call page, or one call by that for one call.
 //!
-//! The code lies in the program's memory, which others can write: other threads, and processes that share it. Each call
-//! is therefore checked at its entry, and cancelled where it is not the expected one. After an exec nothing is done to
-//! the thread any more.
+//! The code is in the program's memory, which others can write: other threads, and processes that share it. Each call
+//! is therefore checked at its entry, and cancelled if it is not the expected one. After an exec the thread is not
+//! changed any more.
 
 use super::call_page::CallPage;
 use super::code_slot::CodeSlot;
@@ -21,7 +21,7 @@ use nix::unistd::Pid;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Time for a thread to come back to a stop at its call, also where the calls have used up theirs.
+/// Time for a thread to return to a stop at its call, even after the calls have used up theirs.
 const TIME_TO_STOP: Duration = Duration::from_secs(2);
 
 /// The code by which a thread makes calls.
@@ -103,7 +103,7 @@ enum State {
     Inside,
     /// Out of reach: it runs, has ended, or has executed another program.
     Lost,
-    /// Back where it was stopped; it makes no more calls.
+    /// At its original place again; it makes no more calls.
     PutBack,
 }
 
@@ -151,8 +151,8 @@ impl<'a> RemoteCaller<'a> {
     /// continues.
     ///
     /// # Errors
-    /// [`InjectError`] where the call could not be made at all; the thread is put back then, if it still exists, and
-    /// makes no more calls. The inner result is that of the call.
+    /// [`InjectError`] if the call could not be made at all; the thread is restored then, if it still exists, and makes
+    /// no more calls. The inner result is the call's.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<Result<u64, Errno>, InjectError> {
         match self.filters.judge(number, arguments, self.means.behind_call(number).0) {
             Verdict::Allowed => {}
@@ -193,12 +193,10 @@ impl<'a> RemoteCaller<'a> {
         (result, matches!(self.state, State::Outside | State::PutBack))
     }
 
-    /// Takes the thread out of the code; it stays stopped where it was before.
-    ///
-    /// # Errors
-    /// [`InjectError`].
-    pub fn finish(mut self) -> Result<(), InjectError> {
-        self.leave()
+    /// Takes the thread out of the code; it stays stopped where it was before. The second result is true if it is not stopped, since
+    /// it has not come back from a call, or has ended.
+    pub fn finish(mut self) -> (Result<(), InjectError>, bool) {
+        (self.leave(), self.state == State::Lost)
     }
 
     fn leave(&mut self) -> Result<(), InjectError> {
@@ -212,7 +210,7 @@ impl<'a> RemoteCaller<'a> {
         Ok(())
     }
 
-    /// Puts the thread back where it was before, if it still exists.
+    /// Restores the thread, if it still exists.
     fn give_up(&mut self, error: InjectError) -> InjectError {
         if self.state == State::Inside && self.put_back().is_err() {
             self.state = State::Lost;
@@ -229,11 +227,11 @@ impl<'a> RemoteCaller<'a> {
         self.leave_restart_to_kernel()
     }
 
-    /// Leaves it to the kernel whether the call in which the thread was stopped is restarted or fails with EINTR, where the
-    /// registers of a stop decide that: signals that have come since may end it, and only the kernel knows whether their
-    /// handlers restart calls (SA_RESTART). It looks at that on the way out of a stop for a signal or an interruption
-    /// (`arch_do_signal_or_restart`), so that the thread is brought to one, at its call. Where this process is killed in
-    /// between, the thread makes the call again.
+    /// Lets the kernel decide whether the call in which the thread was stopped is restarted or fails with EINTR, if the
+    /// registers of a stop determine that: signals that have arrived since may end it, and only the kernel knows
+    /// whether their handlers restart calls (SA_RESTART). It decides on the way out of a stop for a signal or an
+    /// interruption (`arch_do_signal_or_restart`), so the thread is brought to such a stop, at its call. If this
+    /// process is killed in between, the thread makes the call again.
     fn leave_restart_to_kernel(&mut self) -> Result<(), InjectError> {
         let thread = self.stopped.pid();
         if arch::interrupted(&self.stopped_with) == Interrupted::No {
@@ -263,7 +261,7 @@ impl<'a> RemoteCaller<'a> {
                 }
             }
         }
-        // It is elsewhere where it has begun to handle a signal.
+        // It is elsewhere if it has begun to handle a signal.
         let now = requests::registers(thread)?;
         let place = |registers: &Registers| (arch::instruction_pointer(registers), arch::stack_pointer(registers));
         if place(&now) == place(&self.registers) {
@@ -286,7 +284,7 @@ impl<'a> RemoteCaller<'a> {
         self.run_to(CallStop::Exit)
     }
 
-    /// Cancels the call at whose entry the thread stands.
+    /// Cancels the call at whose entry the thread is stopped.
     fn cancel_call(&mut self, registers: &Registers) -> Result<(), InjectError> {
         let filters = Filters::of(self.stopped.pid(), &ThreadStatus::read(self.stopped.pid()));
         let (_, arguments) = arch::call_registers(&self.registers);
@@ -323,7 +321,7 @@ impl<'a> RemoteCaller<'a> {
                 // SIGSTOP cannot be blocked, and a later SIGCONT ends its group stop only once it is delivered. A
                 // resumed tracee runs in spite of the group stop, which applies to it when it is released.
                 Some(WaitReport::Stopped(Stop::Signal(libc::SIGSTOP))) => delivered = libc::SIGSTOP,
-                // All other signals are blocked but those of a fault, which would only occur again.
+                // All other signals are blocked except those of a fault, which would only occur again.
                 Some(WaitReport::Stopped(Stop::Signal(signal))) => return Err(InjectError::Fault(signal)),
                 Some(WaitReport::Ended) => {
                     self.state = State::Lost;

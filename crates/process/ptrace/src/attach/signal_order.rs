@@ -40,7 +40,7 @@ pub fn is_receiver(process: Pid, thread: i32) -> bool {
     thread == process.as_raw() || has_children(process, thread)
 }
 
-/// True for a thread with children, and where the kernel does not report them (`CONFIG_PROC_CHILDREN`).
+/// True for a thread with children, and if the kernel does not report them (`CONFIG_PROC_CHILDREN`).
 pub fn has_children(process: Pid, thread: i32) -> bool {
     text_of(format!("/proc/{process}/task/{thread}/children")).map_or(true, |children| !children.is_empty())
 }

@@ -43,7 +43,7 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(1500);
 /// wakes, and stopped once more. For one of the [`SignalReceivers`] they stay stopped nevertheless: it must not be
 /// traced while others are not.
 const GRACE: Duration = Duration::from_millis(5);
-/// Number of tries with that time. From then on it is doubled each time, since some thread may always be asleep.
+/// Number of tries with that time. From then on it is doubled each time, since some thread may always sleep.
 const TRIES_WITH_FIRST_GRACE: u32 = 8;
 /// Maximum wait for one of the [`SignalReceivers`] to wake before anything is stopped.
 const WAKE_TIMEOUT: Duration = Duration::from_millis(100);
@@ -73,7 +73,7 @@ pub struct LiveProcess {
     traced: BTreeMap<i32, Running>,
     /// Stopped threads. A `RemoteCaller` borrows one and leaves it stopped or lost.
     stopped: BTreeMap<i32, Held>,
-    /// The calls in which threads were last seen to wait, of those that may have to be restarted.
+    /// The calls in which threads were last seen to wait, if they may have to be restarted.
     inflight: BTreeMap<i32, InflightSyscall>,
     /// Waits of a relative time in which threads were seen to sleep before their last stop was requested.
     waits: TimedWaits,
@@ -145,7 +145,7 @@ impl LiveProcess {
         &self.filters
     }
 
-    /// True where the process is stopped by job control.
+    /// True if job control has stopped the process.
     pub fn is_stopped_by_shell(&self) -> bool {
         self.stopped_by_shell
     }
@@ -170,7 +170,7 @@ impl LiveProcess {
         let deadline = Instant::now() + SEARCH_TIMEOUT;
         loop {
             let threads = self.by_suitability()?;
-            // A thread with children only where there is no other, see `signal_order`.
+            // A thread with children only if there is no other, see `signal_order`.
             for may_have_children in [false, true] {
                 for &thread in &threads {
                     // Those without children have been asked already.
@@ -184,7 +184,7 @@ impl LiveProcess {
                 return Err(refused);
             }
             if Instant::now() > deadline {
-                // Of those that fit each was refused, and the others may never fit.
+                // Each thread that fits was refused, and the others may never fit.
                 return Err(self.not_permitted.of_any(threads.into_iter()).unwrap_or(StopError::NoneFit));
             }
             // Tries again when threads have moved on.
@@ -293,7 +293,7 @@ impl LiveProcess {
         best.or_else(|| all().find(|&&thread| self.fits(thread))).copied()
     }
 
-    /// True where a held thread is in a range, or may be.
+    /// True if a held thread is in a range, or may be.
     pub fn stands_in(&self, range: AddressRange) -> bool {
         let stands = |&thread: &i32| {
             match requests::registers(Pid::from_raw(thread)) {
@@ -376,7 +376,7 @@ impl LiveProcess {
         Err(StopError::Listing(io::Error::other("it starts threads faster than they can be stopped")))
     }
 
-    /// Stops threads in parallel: all are traced before the first is told to stop, see `signal_order`.
+    /// Stops threads in parallel: all are traced before the first is interrupted, see `signal_order`.
     fn stop_threads(&mut self, mut threads: Vec<i32>, grace: Duration) -> Result<(), StopError> {
         self.receivers.look(self.pid, threads.clone());
         threads.sort_by_key(|&thread| self.receivers.contains(thread));
@@ -401,7 +401,7 @@ impl LiveProcess {
         Ok(seized)
     }
 
-    /// Waits a little for those of the receivers to wake that are in uninterruptible sleep.
+    /// Waits a little for receivers in uninterruptible sleep to wake.
     fn await_awake(&self, threads: &[i32]) {
         let deadline = Instant::now() + WAKE_TIMEOUT;
         let sleeps = |&&thread: &&i32| self.receivers.contains(thread) && sleeps_uninterruptibly(self.pid, thread);
@@ -410,7 +410,7 @@ impl LiveProcess {
         }
     }
 
-    /// Waits until all have stopped, even after an error of one of them.
+    /// Waits until all have stopped, even after an error of one.
     fn await_stops(&mut self, told: Vec<i32>, grace: Duration) -> Result<(), StopError> {
         let deadline = Instant::now() + STOP_TIMEOUT;
         let (mut waiting, mut result) = (told, Ok(()));
@@ -448,14 +448,14 @@ impl LiveProcess {
         Ok(told && self.await_stop(thread, Instant::now() + STOP_TIMEOUT)?)
     }
 
-    /// True for the first thread where it has ended before the others, which is not reported.
+    /// True for the first thread if it has ended before the others, which is not reported.
     fn is_ending_leader(&self, thread: i32) -> bool {
         thread == self.pid.as_raw() && is_ending(self.pid, thread)
     }
 
-    /// Tells traced threads to stop, and returns those that are to be waited for. Where a stop does not show a thread's
-    /// call, those that sleep in a call are told first, and the others get a little time to sleep: the call of a thread
-    /// that is just entering it could not be restarted.
+    /// Interrupts traced threads, and returns those that are to be waited for. If a stop does not show a thread's call,
+    /// threads that sleep in a call are interrupted first, and the others get a little time to sleep: the call of a
+    /// thread that is just entering it could not be restarted.
     fn interrupt_all(&mut self, threads: Vec<i32>) -> Vec<i32> {
         let (mut awake, mut told) = (threads, Vec::new());
         let deadline = Instant::now() + SLEEP_TIMEOUT;
@@ -481,8 +481,8 @@ impl LiveProcess {
         self.traced.get(&thread).is_some_and(|thread| thread.interrupt().is_ok())
     }
 
-    /// Records the call in which a traced thread sleeps. Returns false where it is awake: then it may have handled a signal
-    /// since it was seen to sleep, perhaps before it was traced.
+    /// Records the call in which a traced thread sleeps. Returns false if it is awake: then it may have handled a
+    /// signal since it was seen to sleep, perhaps before it was traced.
     fn look_at_call(&mut self, thread: i32) -> bool {
         if arch::SHOWS_CALLS {
             return true;
@@ -502,15 +502,15 @@ impl LiveProcess {
         self.inflight.extend(call.filter(|call| restart::can_be_repeated(call.number)).map(|call| (thread, call)));
     }
 
-    /// True where a held thread can make calls. A thread that has a signal to handle must receive it first where the
-    /// kernel decides only then whether its call is restarted: the call may let it in for its own time only.
+    /// True if a held thread can make calls. A thread that has a signal to handle must receive it first if the kernel
+    /// decides only then whether its call is restarted: the call may unblock the signal for its own duration only.
     fn fits(&self, thread: i32) -> bool {
         let has_signal = || ThreadStatus::read(Pid::from_raw(thread)).has_signal_to_handle();
         let free = || self.stopped.get(&thread).is_some_and(|held| held.signal == 0) && !has_signal();
         (arch::SHOWS_CALLS || free()) && can_make_calls(Pid::from_raw(thread))
     }
 
-    /// Begins to trace a thread. Returns false where it has ended.
+    /// Begins to trace a thread. Returns false if it has ended.
     fn seize(&mut self, thread: i32) -> Result<bool, StopError> {
         if self.traced.contains_key(&thread) {
             return Ok(true);
@@ -523,7 +523,7 @@ impl LiveProcess {
             Err(Errno::EPERM) if !is_traced_by_another(Pid::from_raw(thread)) && self.has_executed() => {
                 Err(StopError::Executed)
             }
-            // It was told to stop by an executor that this thread had before, and has not yet.
+            // An earlier executor of this thread has interrupted it, and it has not stopped yet.
             Err(Errno::EPERM) if tracer_of(Pid::from_raw(thread)) == Some(gettid()) => {
                 Err(StopError::DoesNotStop(thread))
             }
@@ -536,7 +536,7 @@ impl LiveProcess {
         self.note_stop(thread, status)
     }
 
-    /// Records what a thread has reported. Returns false where it has ended.
+    /// Records the report of a thread. Returns false if it has ended.
     fn note_stop(&mut self, thread: i32, status: Result<Option<WaitReport>, Errno>) -> Result<bool, StopError> {
         let stop = match status {
             Ok(Some(WaitReport::Stopped(stop))) => stop,

@@ -4,7 +4,7 @@ use crate::remote::RemoteMemory;
 use address_space::Address;
 use std::io;
 
-/// More words than any argument list has; a stack with more is not that of a new program.
+/// More words than any argument list has; a stack with more does not belong to a new program.
 const MOST_WORDS: u64 = 8 << 20;
 
 /// The auxiliary vector of a program, with its address.
@@ -17,7 +17,7 @@ impl AuxiliaryVector {
     /// Reads the vector from the stack of a program at its first instruction, where the stack pointer is at `argc`.
     ///
     /// # Errors
-    /// Where the stack cannot be read or is not laid out as that of a new program.
+    /// The stack cannot be read, or does not have the layout of a new program.
     pub fn read(memory: &RemoteMemory, stack_pointer: Address) -> io::Result<Self> {
         let mut words = Words { memory, next: stack_pointer, buffer: Vec::new() };
         let arguments = words.take()?;

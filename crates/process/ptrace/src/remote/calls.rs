@@ -29,8 +29,8 @@ pub fn mmap_flags(backing: Backing) -> u64 {
     }) as u32 as u64
 }
 
-/// The mask of nodes that `mbind` reads, and the number of bits in it that it looks at: one less than it is told (Linux,
-/// `mm/mempolicy.c`, `get_nodes`).
+/// The mask of nodes that `mbind` reads, and its number of bits: the kernel reads one less (Linux, `mm/mempolicy.c`,
+/// `get_nodes`).
 pub fn node_mask(placement: &Placement) -> (Vec<u8>, u64) {
     let mask = placement.nodes.mask();
     (mask.iter().flat_map(|word| word.to_ne_bytes()).collect(), mask.len() as u64 * u64::from(u64::BITS) + 1)
@@ -42,7 +42,7 @@ pub fn failed(call: &'static str, error: &std::io::Error) -> CallError {
 }
 
 /// Refuses a file that a process has opened by a path if this process finds another file at that path: the owner of the
-/// process's mount namespace decides where the path leads there.
+/// process's mount namespace decides which file has the path there.
 pub fn is_ours(pid: i32, descriptor: u64, path: &OsStr) -> Result<(), CallError> {
     let opened = format!("/proc/{pid}/fd/{descriptor}");
     // The opened file may be on a file system that does not answer.

@@ -1,4 +1,4 @@
-//! The executor on a stopped process passes the suite that every executor passes, each check on a process of its own.
+//! The executor on a stopped process passes the suite that every executor passes, each check on a separate process.
 
 #[path = "../../../../inside/libpagelift/tests/prepared_ground/mod.rs"]
 mod prepared_ground;

@@ -263,7 +263,7 @@ impl Executor for ProcessExecutor<'_, '_> {
         self.call("mremap", numbers::SYS_mremap, arguments).map(drop)
     }
 
-    /// Copies from the file where a mapping shows one, otherwise from memory.
+    /// Copies from the file if a mapping shows one, otherwise from memory.
     fn copy(&mut self, from: AddressRange, to: Address) -> Result<(), CallError> {
         for range in self.copy_from_files(from, to).iter() {
             self.copy_memory(range, to + (range.start() - from.start()))?;

@@ -3,14 +3,15 @@
 //! The rule: the helper may be killed at any moment of a start, and the program still starts as it would without it.
 //!
 //! - One change of its registers sends the thread into code that makes the call in these registers, reports its end by
-//!   a SIGURG to itself, and continues with the registers and the signal mask that lie below its stack pointer. SIGURG
-//!   is ignored by default (signal(7)): only a tracer sees it. A SIGTRAP, as from a single step or a debug register,
-//!   would kill a program whose tracer is gone.
+//!   a SIGURG to itself, and continues with the registers and the signal mask stored below its stack pointer. SIGURG is
+//!   ignored by default (signal(7)): only a tracer sees it. A SIGTRAP, for example from a single step or a debug
+//!   register, would kill a program whose tracer is gone.
 //! - AT_ENTRY of the auxiliary vector, by which the dynamic linker enters the program, is set to code that waits for the
 //!   helper for a while and continues at the real entry. It makes no call: a constructor may have installed a seccomp
 //!   filter that kills the program for it.
-//! - Both pieces lie in the padding after the vDSO, one at a time, and are erased after use. The kernel lets a debugger
-//!   write there, into a private copy of the page, which `last_call` drops where nothing else follows. Without such padding, that of an executable segment is used.
+//! - Both pieces are in the padding after the vDSO, one at a time, and are erased after use. The kernel lets a debugger
+//!   write there, into a private copy of the page, which `last_call` drops if it contains no other change. Without such
+//!   padding, that of an executable segment is used.
 //! - Code that may stay there for longer than one stop is harmless at any moment: everything it needs is in it or on
 //!   the stack.
 
@@ -115,7 +116,7 @@ fn padding_of(memory: &RemoteMemory, mapping: AddressRange, length: usize) -> Op
     (mapping.contains(start) && there.iter().all(|&byte| byte == 0)).then_some(start)
 }
 
-/// Writes to pages that are not writable: by `/proc/PID/mem`, or word by word with ptrace where the kernel refuses that
+/// Writes to pages that are not writable: by `/proc/PID/mem`, or word by word with ptrace if the kernel refuses that
 /// (Linux 6.12, `proc_mem.force_override=never`).
 ///
 /// # Errors
@@ -146,7 +147,7 @@ impl CodeBetween {
     pub fn code(&self) -> &'static [u8] {
         let (start, end) = (self.start as usize, self.end as usize);
         // SAFETY:
-        // - both symbols stand in this order in one block of assembly in `arch`, with only code between them.
+        // - both symbols are in this order in one block of assembly in `arch`, with only code between them.
         // - code is mapped readable for as long as the program runs.
         unsafe { std::slice::from_raw_parts(start as *const u8, end - start) }
     }

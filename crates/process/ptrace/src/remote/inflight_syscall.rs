@@ -49,14 +49,14 @@ impl InflightSyscall {
         Some(Self { number, arguments, stack: words.next()?, behind: words.next()?, sleeps: None })
     }
 
-    /// True where a stopped thread may have just left this call: its registers show the same call but for the first
+    /// True if a stopped thread may have just left this call: its registers show the same call except for the first
     /// argument, which the result has replaced.
     pub fn is_ended_by(&self, stopped: &Self) -> bool {
         (self.number, self.stack, self.behind) == (stopped.number, stopped.stack, stopped.behind)
             && self.arguments[1..] == stopped.arguments[1..]
     }
 
-    /// True where the thread, which has stopped now, has slept in no other call since: a stop counts as one more sleep.
+    /// True if the thread, which has stopped now, has slept in no other call since: a stop counts as one more sleep.
     pub fn was_the_last_sleep(&self, process: Pid, thread: Pid) -> bool {
         self.sleeps.is_some_and(|sleeps| slept_only_in(process, thread, sleeps))
     }
@@ -67,7 +67,7 @@ impl InflightSyscall {
             == (stopped.number, stopped.arguments, stopped.stack, stopped.behind)
     }
 
-    /// True where a stopped thread is about to make this call.
+    /// True if a stopped thread is about to make this call.
     pub fn is_next(&self, stopped: &Self) -> bool {
         (self.number, self.arguments, self.stack) == (stopped.number, stopped.arguments, stopped.stack)
             && stopped.behind + arch::SYSCALL_INSTRUCTION.len() as u64 == self.behind
@@ -85,7 +85,7 @@ pub fn sleeps_of(process: Pid, thread: i32) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
 }
 
-/// True where the next instruction is a system call.
+/// True if the next instruction is a system call.
 pub fn is_at_call(memory: &RemoteMemory, registers: &Registers) -> bool {
     let mut code = [0; arch::SYSCALL_INSTRUCTION.len()];
     memory.read(arch::instruction_pointer(registers), &mut code).is_ok() && code == arch::SYSCALL_INSTRUCTION

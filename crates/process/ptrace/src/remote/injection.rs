@@ -197,7 +197,7 @@ impl<'a> Injector<'a> {
         self.write_state()
     }
 
-    /// Makes a system call. The inner result is that of the call.
+    /// Makes a system call. The inner result is the call's.
     ///
     /// # Errors
     /// [`InjectError`] where the call could not be made at all.
@@ -250,7 +250,7 @@ impl<'a> Injector<'a> {
         Ok(())
     }
 
-    /// Waits for the end of the call that was begun. The inner result is that of the call.
+    /// Waits for the end of the call that was begun. The inner result is the call's.
     ///
     /// # Errors
     /// [`InjectError`] where the call could not be made at all.
@@ -262,9 +262,9 @@ impl<'a> Injector<'a> {
         Ok(call_result(&registers))
     }
 
-    /// Makes the process execute all of these steps without a stop in between; `at` is memory for them. If this process
-    /// is killed in the meantime, the steps are still completed. Returns the number of executed steps, and the error of
-    /// the one that failed.
+    /// Makes the process execute all these steps without a stop in between; `at` is memory for them. If this process is
+    /// killed in the meantime, the steps are still completed. Returns the number of executed steps, and the error of
+    /// the failed one.
     ///
     /// # Errors
     /// [`InjectError`] where the steps could not be executed at all.
@@ -327,7 +327,7 @@ impl<'a> Injector<'a> {
                     self.group_stopped = true;
                     delivered = libc::SIGSTOP;
                 }
-                // All other signals are blocked but those of a fault, which would only occur again.
+                // All other signals are blocked except those of a fault, which would only occur again.
                 WaitReport::Stopped(Stop::Signal(signal)) => return Err(InjectError::Fault(signal)),
                 // The thread has been made to execute another program, whose registers must not change.
                 WaitReport::Stopped(Stop::Event { event: libc::PTRACE_EVENT_EXEC, .. }) => {
@@ -352,8 +352,8 @@ impl<'a> Injector<'a> {
     /// Returns a page of the process's memory for arguments that a call reads from memory. Its contents are restored in
     /// the end.
     ///
-    /// It lies below the stack, which a thread that runs no signal handler does not use; where there is no such memory,
-    /// a page is mapped.
+    /// It is below the stack, in memory that a thread without a running signal handler does not use; without such
+    /// memory, a page is mapped.
     ///
     /// # Errors
     /// [`InjectError`]; the inner result is `mmap`'s.
@@ -484,7 +484,7 @@ impl<'a> Injector<'a> {
                 if group_stopped {
                     requests::interrupt(self.pid)?;
                 }
-                // What has been dropped need not be erased.
+                // A dropped page need not be erased.
                 self.code.take_if(|_| result.is_ok());
                 Ok(())
             }

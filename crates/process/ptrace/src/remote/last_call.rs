@@ -1,8 +1,8 @@
 //! The last call of a start: drops the page that the code of `guest_code` was written to.
 //!
 //! The kernel has given the process a copy of that page of the vDSO, 4 KiB for each process. After `MADV_DONTNEED` the
-//! next access shows the kernel's own page again. The code itself cannot make this call and go on, so it is made by
-//! instructions that the dynamic linker or the vDSO has: a system call followed by a return. These are found by reading.
+//! next access shows the kernel's own page again. The code itself cannot make this call and continue, so instructions
+//! in the dynamic linker or the vDSO make it: a system call followed by a return. They are found by reading.
 //!
 //! The rule of `guest_code` holds. The thread has its own signal mask, and returns to the entry of the dynamic linker if
 //! the helper is killed at any moment. Other registers than the stack pointer have then changed, which the entries of
@@ -36,7 +36,7 @@ pub fn starts_by_stack_alone(executable: &LoadedObject) -> bool {
     name.is_some_and(|name| LINKERS.iter().any(|linker| name.starts_with(linker)))
 }
 
-/// A call that drops a page, and returns to where the thread was about to go on.
+/// A call that drops a page, and returns to the thread's next instruction.
 #[derive(Debug)]
 pub(super) struct LastCall {
     pid: Pid,
@@ -59,8 +59,8 @@ pub(super) enum Ended {
 }
 
 impl LastCall {
-    /// Returns the call for the page of the vDSO with this code, for a thread that goes on with the registers `saved` in
-    /// `linker`. `None` where the code does not lie in the vDSO, or no instructions serve.
+    /// Returns the call for the page of the vDSO with this code, for a thread that continues with the registers `saved`
+    /// in `linker`. `None` if the code is not in the vDSO, or if there are no suitable instructions.
     pub fn find(
         (pid, memory): (Pid, &RemoteMemory),
         code: AddressRange,
@@ -150,7 +150,7 @@ fn find_in(memory: &RemoteMemory, text: AddressRange) -> Option<Address> {
     }
 }
 
-/// Returns the offset of a system call followed by a return in code whose first byte is that of an instruction.
+/// Returns the offset of a system call followed by a return in code whose first byte begins an instruction.
 fn call_and_return(code: &[u8]) -> Option<usize> {
     let wanted = arch::CALL_AND_RETURN;
     let last = *wanted.last()?;
@@ -163,7 +163,7 @@ fn call_and_return(code: &[u8]) -> Option<usize> {
     starts.find(|&start| start.is_multiple_of(arch::INSTRUCTION_ALIGNMENT) && code[start..].starts_with(wanted))
 }
 
-/// False where none of these bytes is `byte`. Eight at a time: a zero byte borrows from its highest bit.
+/// False if none of these bytes is `byte`. Eight at a time: a zero byte borrows from its highest bit.
 fn may_contain(bytes: &[u8], byte: u8) -> bool {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     let Ok(word) = bytes.try_into().map(u64::from_ne_bytes) else { return true };

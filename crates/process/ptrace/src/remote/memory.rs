@@ -1,12 +1,14 @@
 //! Memory of another process.
 
 use address_space::Address;
+use linux::watch::watched;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 
 /// The memory of a traced process, accessed through `/proc/PID/mem`.
 pub struct RemoteMemory {
+    pid: i32,
     file: File,
 }
 
@@ -17,7 +19,7 @@ impl RemoteMemory {
     /// # Errors
     /// The kernel's: no such process, no permission to trace it, or no `/proc`.
     pub fn open(pid: i32) -> io::Result<Self> {
-        Ok(Self { file: OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))? })
+        Ok(Self { pid, file: OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))? })
     }
 
     /// Reads bytes.
@@ -25,7 +27,8 @@ impl RemoteMemory {
     /// # Errors
     /// Where any of them is not mapped.
     pub fn read(&self, at: Address, bytes: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(bytes, at.0)
+        let what = || format!("reading the memory of process {}", self.pid);
+        watched(what, || self.file.read_exact_at(bytes, at.0))
     }
 
     /// Writes bytes, whatever the pages' protection (the kernel copies a private page that is not writable).
@@ -33,7 +36,8 @@ impl RemoteMemory {
     /// # Errors
     /// Where any of them is not mapped.
     pub fn write(&self, at: Address, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, at.0)
+        let what = || format!("writing to the memory of process {}", self.pid);
+        watched(what, || self.file.write_all_at(bytes, at.0))
     }
 
     /// Reads one word of 64 bits.

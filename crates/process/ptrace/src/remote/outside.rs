@@ -1,5 +1,5 @@
-//! Lifts as far as that takes no call of the process: where its file lies in huge folios and nothing of a range is mapped by
-//! ordinary pages, it suffices that one page of each huge page is touched, which can be done from here.
+//! Lifts without any call of the process, as far as possible: if its file is in huge folios and no part of a range is
+//! mapped by ordinary pages, it suffices to touch one page of each huge page, which can be done from here.
 
 use super::calls;
 use address_space::{Address, AddressRange, AddressSpace, PageSize, Protection, RangeSet};
@@ -34,7 +34,7 @@ impl OutsideExecutor {
 }
 
 impl Executor for OutsideExecutor {
-    /// Only touches: page table entries stay as they are where there are any.
+    /// Only touches: existing page table entries are not changed.
     fn refault(&mut self, range: AddressRange) -> Result<(), CallError> {
         self.touch(range)
     }

@@ -23,7 +23,8 @@ pub fn while_tracing<T>(threads: &[i32], work: impl FnOnce() -> T) -> T {
     }
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
-        let reaper = scope.spawn(|| {
+        // Without a thread only an exec at this moment is not waited for.
+        let reaper = thread::Builder::new().spawn_scoped(scope, || {
             while !is_done.load(Ordering::Acquire) {
                 thread::park_timeout(POLL_INTERVAL);
                 threads.iter().for_each(|&thread| reap_if_ended(Pid::from_raw(thread)));
@@ -31,7 +32,7 @@ pub fn while_tracing<T>(threads: &[i32], work: impl FnOnce() -> T) -> T {
         });
         let result = work();
         is_done.store(true, Ordering::Release);
-        reaper.thread().unpark();
+        reaper.iter().for_each(|reaper| reaper.thread().unpark());
         result
     })
 }

@@ -4,7 +4,7 @@ use linux::text::text_of;
 use nix::unistd::Pid;
 use std::fmt::Display;
 
-/// Who wants to trace a process.
+/// The tracing party.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tracer {
     /// The helper of a start, which the process itself permits to trace it.
@@ -15,14 +15,14 @@ pub enum Tracer {
 
 /// The kernel's answers that explain a refusal.
 struct Facts {
-    /// PID and name of the process that traces it already, or of the tracing thread of that.
+    /// PID and name of the process that traces it already, or of its tracing thread.
     tracer: Option<(String, String)>,
     /// `kernel.yama.ptrace_scope`; `None` without Yama.
     scope: Option<u32>,
 }
 
-/// Returns the number of the thread that traces a thread or the first one of a process, from the text of that one's
-/// `status` in /proc; `None` without one.
+/// Returns the number of the tracer of a thread, or of a process's first thread, from its `status` in /proc; `None`
+/// without one.
 pub fn tracer_in(status: &str) -> Option<&str> {
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim();
     (tracer != "0").then_some(tracer)

@@ -45,7 +45,7 @@ pub enum Resume {
 }
 
 /// # Safety
-/// Where the request takes an address of this process, a value of the required layout (ptrace(2)) lies there, which
+/// If the request takes an address of this process, a value with the required layout (ptrace(2)) is there, which
 /// nothing else uses during the call.
 unsafe fn request(request: u32, pid: Pid, address: usize, data: usize) -> Result<i64, Errno> {
     // SAFETY:
@@ -59,6 +59,13 @@ pub fn seize(pid: Pid, options: i32) -> Result<(), Errno> {
     // SAFETY:
     // - takes integers, and addresses of the other process only.
     unsafe { request(libc::PTRACE_SEIZE as u32, pid, 0, options as usize) }.map(drop)
+}
+
+/// Sets the options of a stopped thread, which it passes on to the threads and processes that it makes.
+pub fn set_options(pid: Pid, options: i32) -> Result<(), Errno> {
+    // SAFETY:
+    // - takes integers, and addresses of the other process only.
+    unsafe { request(libc::PTRACE_SETOPTIONS as u32, pid, 0, options as usize) }.map(drop)
 }
 
 /// Stops a seized thread.
@@ -142,8 +149,8 @@ pub fn set_registers_of_same_program(pid: Pid, registers: &Registers) -> Result<
         return Err(Errno::ESRCH);
     }
     set_registers(pid, registers)?;
-    // A program may have been executed since the check. It still stands at its exec stop, and has these registers or
-    // its own.
+    // A program may have been executed since the check. It is still at its exec stop, and has these registers or its
+    // own.
     if !is_at_exec(pid)? {
         return Ok(());
     }
@@ -155,8 +162,8 @@ pub fn set_registers_of_same_program(pid: Pid, registers: &Registers) -> Result<
     Err(Errno::ESRCH)
 }
 
-/// True where the thread stands at the stop after an exec (`PTRACE_EVENT_EXEC`), also before that stop has been waited
-/// for. Only resuming the thread ends the stop.
+/// True if the thread is at the stop after an exec (`PTRACE_EVENT_EXEC`), even before that stop has been waited for.
+/// Only resuming the thread ends the stop.
 ///
 /// # Errors
 /// `ESRCH` where the thread is not stopped, or not traced by this process.
@@ -184,8 +191,8 @@ pub fn write_through(pid: Pid, at: Address, bytes: &[u8]) -> Result<(), Errno> {
 /// Reads a seccomp filter of a stopped thread, counted from 0 for the oldest (Linux 4.4).
 ///
 /// # Errors
-/// `ENOENT` after the last; `EACCES` without CAP_SYS_ADMIN, or where this process has a filter; `EIO` or `EINVAL` where
-/// the kernel has no CONFIG_CHECKPOINT_RESTORE.
+/// `ENOENT` after the last; `EACCES` without CAP_SYS_ADMIN, or if this process has a filter; `EIO` or `EINVAL` if the
+/// kernel has no CONFIG_CHECKPOINT_RESTORE.
 pub fn seccomp_filter(pid: Pid, index: usize) -> Result<Vec<Instruction>, Errno> {
     // SAFETY:
     // - takes integers; without an address nothing is written.

@@ -60,7 +60,7 @@ pub fn restart_interrupted(
     } else {
         let stopped = seen(&registers);
         if before.is_some_and(|before| before.is_next(&stopped)) {
-            // The kernel restarts none of these by itself, so that an earlier stop has prepared this restart.
+            // The kernel restarts none of these by itself, so an earlier stop has prepared this restart.
             return Ok(gives_error(stopped.number));
         }
         let ended = arch::result(&registers) == -i64::from(libc::EINTR) && can_be_repeated(stopped.number);
@@ -84,9 +84,9 @@ pub fn restart_interrupted(
     Ok(true)
 }
 
-/// Puts a thread that was stopped between the restart of its call by the kernel and the call itself, on its way out of an
-/// earlier stop, back into the call. The kernel has decided for this restart that no signal is handled: one that has come
-/// since would have its handler run, and not end the call. Returns false where the thread is elsewhere.
+/// Returns a thread to its call if it was stopped between the kernel's restart of the call and the call itself, on its
+/// way out of an earlier stop. The kernel has decided for this restart that no signal is handled: the handler of a
+/// signal that has arrived since would run, and not end the call. Returns false if the thread is elsewhere.
 fn put_back_into_call(process: Pid, thread: Pid, registers: &Registers) -> Result<bool, Errno> {
     let mut put_back = *registers;
     let is_there = || RemoteMemory::open(process.as_raw()).is_ok_and(|memory| is_at_call(&memory, registers));
@@ -97,10 +97,10 @@ fn put_back_into_call(process: Pid, thread: Pid, registers: &Registers) -> Resul
     Ok(is_rewound)
 }
 
-/// Lets the call that a thread is about to make again fail with EINTR instead, where a handler will run first that ends
-/// it, and the kernel does not do so itself: it decides that before a stop on AArch64, and knows nothing of it where the
-/// thread has been elsewhere. `failed` is true where [`restart_interrupted`] has taken back such an EINTR. What the kernel
-/// restarts after a handler with SA_RESTART is made again: nothing shows which handlers have that.
+/// Lets the call that a thread is about to repeat fail with EINTR instead, if a handler will run first that ends it,
+/// and the kernel does not do so itself: it decides that before a stop on AArch64, and has no record of the call if the
+/// thread has been elsewhere. `failed` is true if [`restart_interrupted`] has removed such an EINTR. Calls that the
+/// kernel restarts after a handler with SA_RESTART are repeated: it is not visible which handlers have that flag.
 ///
 /// # Errors
 /// Those of ptrace: the thread has been killed.
@@ -127,16 +127,17 @@ fn end_mask_of_call(thread: Pid) -> Result<(), Errno> {
     requests::set_signal_mask(thread, requests::signal_mask(thread)?)
 }
 
-/// True where a handler will run for the signal, or for a pending one.
+/// True if a handler will run for the signal, or for a pending one.
 fn handles_a_signal(thread: Pid, signal: i32) -> bool {
     let status = ThreadStatus::read(thread);
     status.has_signal_to_handle() || (signal != 0 && status.handles(signal))
 }
 
 /// Returns the first argument of a failed call that a thread has just left, as kept by the kernel. The kernel keeps
-/// that of the last call, which is rt_sigreturn where a handler has run since. The argument belongs to this call where
-/// the thread was seen to wait in it with this argument, or where no handler can have run. Kernels that show the result in
-/// its place (not 6.1.176, seen with 6.12.117) leave only what was seen, where the thread has slept in no other call since.
+/// that of the last call, which is rt_sigreturn if a handler has run since. The argument belongs to this call if the
+/// thread was seen to wait in it with this argument, or if no handler can have run. Kernels that show the result in its
+/// place (not 6.1.176, seen with 6.12.117) leave only the earlier observation, if the thread has slept in no other call
+/// since.
 fn hidden_argument(
     process: Pid,
     thread: Pid,
@@ -153,7 +154,7 @@ fn hidden_argument(
     (was_seen || (is_behind_call(process, stopped) && !may_run_handlers(thread, stopped))).then_some(kept)
 }
 
-/// True where the call has set a signal mask for its own time, which is no longer in force: a handler has run since.
+/// True if the call has set a signal mask for its own duration, which is no longer in force: a handler has run since.
 fn has_own_mask_again(process: Pid, thread: Pid, call: &InflightSyscall) -> bool {
     let is_wait = [libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2].contains(&call.number);
     let at = Some(call.arguments[4]).filter(|&at| is_wait && at != 0);
@@ -169,7 +170,7 @@ fn is_behind_call(process: Pid, stopped: &InflightSyscall) -> bool {
     read.is_ok() && code == arch::SYSCALL_INSTRUCTION
 }
 
-/// False where the thread blocks every signal that its process handles, and the call does not unblock any.
+/// False if the thread blocks every signal that its process handles, and the call does not unblock any.
 fn may_run_handlers(thread: Pid, call: &InflightSyscall) -> bool {
     let status = ThreadStatus::read(thread);
     let own_mask = match call.number {

@@ -20,7 +20,7 @@ pub struct SpinWait {
 }
 
 impl SpinWait {
-    /// Polls only where this thread may run on several CPUs.
+    /// Polls only if this thread may run on several CPUs.
     pub fn new() -> Self {
         Self { polls: if cpus::several_are_allowed() { POLLS } else { 0 } }
     }

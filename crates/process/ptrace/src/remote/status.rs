@@ -31,9 +31,8 @@ impl ThreadStatus {
         text_of(format!("/proc/{pid}/status")).map_or_else(|_| Self::default(), |text| Self::parse(&text))
     }
 
-    /// Returns what concerns calls and SIGTRAP of the process that has started this one and stands at its exec, without
-    /// reading a file: both processes ignore the same signals and have the same filters. `None` where that is not
-    /// enough.
+    /// Returns the facts about calls and SIGTRAP for the process that has started this one and is at its exec, without
+    /// reading a file: both processes ignore the same signals and have the same filters. `None` if that is not enough.
     pub fn of_our_launcher(pid: Pid) -> Option<Self> {
         // SAFETY:
         // - takes integers and touches no memory.
@@ -47,7 +46,7 @@ impl ThreadStatus {
         };
         let ignored = if disposition? == libc::SIG_IGN { bit(libc::SIGTRAP) } else { 0 };
         let blocked = signal_mask(pid).ok()?;
-        // The number of filters stands only in the status file.
+        // Only the status file contains the number of filters.
         (seccomp == 0).then(|| Self {
             blocked,
             ignored,
@@ -81,37 +80,37 @@ impl ThreadStatus {
         status
     }
 
-    /// True where the thread blocks the signal.
+    /// True if the thread blocks the signal.
     pub fn blocks(&self, signal: i32) -> bool {
         self.blocked & bit(signal) != 0
     }
 
-    /// True where this mask is in force. The kernel leaves SIGKILL and SIGSTOP out of every mask.
+    /// True if this mask is in force. The kernel omits SIGKILL and SIGSTOP from every mask.
     pub fn has_mask(&self, mask: u64) -> bool {
         (self.blocked ^ mask) & !(bit(libc::SIGKILL) | bit(libc::SIGSTOP)) == 0
     }
 
-    /// True where the process ignores the signal.
+    /// True if the process ignores the signal.
     pub fn ignores(&self, signal: i32) -> bool {
         self.ignored & bit(signal) != 0
     }
 
-    /// True where the process has a handler for the signal.
+    /// True if the process has a handler for the signal.
     pub fn handles(&self, signal: i32) -> bool {
         self.handled & bit(signal) != 0
     }
 
-    /// True where the process has a handler for any signal.
+    /// True if the process has a handler for any signal.
     pub fn handles_any(&self) -> bool {
         self.handled != 0
     }
 
-    /// True where the process has a handler for a signal that the thread does not block.
+    /// True if the process has a handler for a signal that the thread does not block.
     pub fn handles_any_unblocked(&self) -> bool {
         self.handled & !self.blocked != 0
     }
 
-    /// True where a handler will run for a pending signal.
+    /// True if a handler will run for a pending signal.
     pub fn has_signal_to_handle(&self) -> bool {
         self.pending & self.handled & !self.blocked != 0
     }

@@ -9,7 +9,7 @@
 //! - The program does not see the argument, as the code behind the call shows (`unused`).
 //! - If the argument is the address of a time, the remaining time is stored in padding that no program uses (`time_places`).
 //!
-//! If any of these facts is unknown, the wait is made again with its whole time.
+//! If any of these facts is unknown, the wait is repeated with its whole time.
 
 use super::RemoteMemory;
 use super::arch::{self, Registers};

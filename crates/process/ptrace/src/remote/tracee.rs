@@ -1,7 +1,8 @@
 //! Types for the state of a traced thread.
 //!
-//! Only a stopped thread can be examined, changed and resumed; a running one can be told to stop, and waited for.
-//! [`Stopped`] is made by a wait and consumed by what ends the stop, so that resuming a thread twice does not compile.
+//! Only a stopped thread can be examined, changed and resumed; a running one can be interrupted, and waited for.
+//! [`Stopped`] is made by a wait and consumed by the function that ends the stop, so that resuming a thread twice does
+//! not compile.
 //!
 //! Two things end a stop from outside: SIGKILL, after which requests fail with ESRCH and the thread's end is reported
 //! next, and another thread that executes a program, which takes over the number of the first thread (ptrace(2),
@@ -26,7 +27,7 @@ pub struct Running {
     pid: Pid,
 }
 
-/// What a thread has come to.
+/// The state that a thread has reached.
 #[derive(Debug)]
 pub enum Waited {
     /// It is stopped.
@@ -48,7 +49,7 @@ impl Stopped {
     }
 
     /// Lets the thread take a signal and stop again, before it takes the next one: at the first instruction of the
-    /// signal's handler, or where it was.
+    /// signal's handler, or at its place.
     ///
     /// # Errors
     /// `ESRCH` where the thread has been killed.

@@ -39,8 +39,8 @@ const LONGEST: usize = 15;
 /// Maximum number of instructions that are decoded.
 const MOST_INSTRUCTIONS: usize = 100;
 
-/// The argument whose register no function in C gets as a parameter of its own: a function that makes the call has set it,
-/// so that its callers cannot rely on what is in there. AArch64 has no such register.
+/// The argument whose register no function in C gets as a parameter: a function that makes the call has set it, so its
+/// callers cannot rely on its value. AArch64 has no such register.
 const SET_BY_ITSELF: Option<usize> = if cfg!(target_arch = "x86_64") { Some(3) } else { None };
 
 /// Beginnings of the names of C libraries and of the library for asynchronous I/O, whose functions callers know by their
@@ -49,7 +49,7 @@ const LIBRARIES: [&str; 7] =
     ["libc.so", "libc-2.", "libpthread.so", "libpthread-2.", "ld-musl-", "libc.musl-", "libaio.so"];
 
 /// True if the code at `from`, after a system call, sets the register of an argument, or returns from a function whose
-/// callers expect nothing in it, before it uses the register, on every way. `index` is that of the argument.
+/// callers expect no value in it, before it uses the register, on every path. `index` is the argument's.
 pub fn is_unused(memory: &RemoteMemory, space: &AddressSpace, from: Address, index: usize) -> bool {
     let may_return = SET_BY_ITSELF == Some(index) || is_in_library(space, from);
     let read = |at: Address| {

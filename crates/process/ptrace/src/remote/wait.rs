@@ -19,7 +19,7 @@ const ANY: Pid = Pid::from_raw(-1);
 /// Maximum duration of one injected call, or of a list of calls: the longest ones fill some GiB of memory.
 pub const LONGEST_CALL: Duration = Duration::from_secs(30);
 
-/// What a traced thread reports.
+/// The report of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitReport {
     /// It has ended, by an exit or by a signal.
@@ -74,7 +74,7 @@ impl Stop {
 /// Waits for the next report of one thread.
 ///
 /// # Errors
-/// `ECHILD` where it is not a tracee of this process; otherwise those of waitpid(2) but EINTR.
+/// `ECHILD` if it is not a tracee of this process; otherwise the errors of waitpid(2) except EINTR.
 pub fn wait_for(thread: Pid) -> Result<WaitReport, Errno> {
     loop {
         if let Some((_, report)) = wait(thread, 0)? {
@@ -86,7 +86,7 @@ pub fn wait_for(thread: Pid) -> Result<WaitReport, Errno> {
 /// Waits for the next report of any thread.
 ///
 /// # Errors
-/// `ECHILD` where there are neither tracees nor children; otherwise those of waitpid(2) but EINTR.
+/// `ECHILD` if there are neither tracees nor children; otherwise the errors of waitpid(2) except EINTR.
 pub fn wait_for_any() -> Result<(Pid, WaitReport), Errno> {
     loop {
         if let Some(report) = wait(ANY, 0)? {
@@ -140,8 +140,8 @@ pub fn poll_any() -> Result<Option<(Pid, WaitReport)>, Errno> {
     wait(ANY, libc::WNOHANG)
 }
 
-/// True where a traced thread stands at the stop after an exec and has not been waited for. Its report stays pending. Since
-/// Linux 5.13 every request fails with ESRCH until then, where the thread has had another number before
+/// True if a traced thread is at the stop after an exec and has not been waited for. Its report stays pending. Since
+/// Linux 5.13 every request fails with ESRCH until then, if the thread has had another number before
 /// (`looks_like_a_spurious_pid`).
 pub fn exec_is_pending(thread: Pid) -> bool {
     let found = peek(libc::P_PID, thread);
@@ -149,12 +149,13 @@ pub fn exec_is_pending(thread: Pid) -> bool {
         .is_ok_and(|(code, status)| code == libc::CLD_TRAPPED && status == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8)
 }
 
-/// True where the thread will be reported: it is a tracee or a child of this process, and its end has not been reported yet.
+/// True if the thread will be reported: it is a tracee or a child of this process, and its end has not been reported
+/// yet.
 pub fn is_to_be_reported(thread: Pid) -> bool {
     peek(libc::P_PID, thread).is_ok()
 }
 
-/// True where any thread will be reported, as [`is_to_be_reported`] has it.
+/// True if any thread will be reported, in the sense of [`is_to_be_reported`].
 pub fn any_is_to_be_reported() -> bool {
     peek(libc::P_ALL, Pid::from_raw(0)).is_ok()
 }
@@ -168,7 +169,7 @@ pub fn next_to_end() -> Option<Pid> {
     has_ended.then(|| Pid::from_raw(unsafe { information.si_pid() }))
 }
 
-/// Looks at the next report, which stays pending: its code and status (waitid(2)), zeros where there is none yet.
+/// Returns the next report, which stays pending: its code and status (waitid(2)), zeros if there is none yet.
 fn peek(which: libc::idtype_t, thread: Pid) -> Result<(i32, i32), Errno> {
     let information = look(which, thread, libc::WNOHANG)?;
     // SAFETY:
@@ -202,6 +203,11 @@ fn wait(thread: Pid, options: i32) -> Result<Option<(Pid, WaitReport)>, Errno> {
             Err(errno) => return Err(errno),
         }
     }
+}
+
+/// True for signals that stop a whole process.
+pub fn is_stop_signal(signal: i32) -> bool {
+    [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&signal)
 }
 
 #[cfg(test)]

@@ -57,8 +57,7 @@ impl AwaitedEntry {
     /// Prepares a program at its exec stop.
     ///
     /// # Errors
-    /// Where there is no room for the code, or the stack is not laid out as that of a new program; nothing has changed
-    /// then.
+    /// There is no room for the code, or the stack does not have the layout of a new program; nothing has changed then.
     pub fn at_exec(pid: Pid, entry: Address) -> io::Result<Self> {
         let memory = RemoteMemory::open(pid.as_raw())?;
         let stack = arch::stack_pointer(&requests::registers(pid)?);

@@ -1,6 +1,8 @@
 //! Follows a start: the exec stop, the entry stop, and where asked the descendants.
 //!
-//! The follower passes on every signal and every stop as it came. What happens at the two stops is decided by the handler.
+//! The follower passes on every signal and every stop unchanged. The handler decides about the two stops.
+
+mod state;
 
 use super::entry_stop::AwaitedEntry;
 use super::handler::{After, AfterExec, EntryStop, ExecStop, Handler};
@@ -22,21 +24,13 @@ use linux::text::text_of;
 use linux::urgency;
 use nix::errno::Errno;
 use nix::unistd::Pid;
+use state::{Came, HeldThread, State};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-/// How a program has come to its entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Came {
-    /// It begins there: it stands at the stop after its exec, unless it has made calls for the helper since.
-    ByExec,
-    /// By the code of [`AwaitedEntry`].
-    ByCode,
-}
-
-/// Returns instruction and stack pointer of a thread that stands at the stop after an exec. Another exec shows by
-/// another stack pointer, which the kernel randomises.
+/// Returns instruction and stack pointer of a thread that is at the stop after an exec. Another exec has another stack
+/// pointer, which the kernel randomises.
 fn exec_stop(pid: Pid) -> Option<(Address, Address)> {
     pointers(pid).ok().filter(|_| requests::is_at_exec(pid) == Ok(true))
 }
@@ -54,34 +48,7 @@ fn pointers(pid: Pid) -> Result<(Address, Address), Errno> {
 /// sleep, or in vfork, stop only when that ends.
 const STOP_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// What a traced thread is on its way to.
-enum State {
-    /// Its first stop.
-    New,
-    /// Its next exec.
-    Plain,
-    /// The program's entry.
-    Entry {
-        entry: AwaitedEntry,
-        /// A stop has been requested.
-        told: bool,
-    },
-    /// The mapping of a program by a dynamic linker that was started as one.
-    Mapping,
-    /// It is held at the program's entry: other threads have not stopped yet.
-    Held { stopped: Stopped, came: Came, since: Instant },
-    /// It is released at its next stop.
-    Leaving,
-}
-
-impl State {
-    /// True if a report of the thread is not enough to end the state.
-    fn is_looked_after(&self) -> bool {
-        matches!(self, Self::Entry { .. } | Self::Held { .. })
-    }
-}
-
-/// What becomes of a stopped thread.
+/// The next action for a stopped thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// It is resumed with this signal (0: none).
@@ -104,10 +71,10 @@ enum Next {
 pub struct Follower {
     options: i32,
     descendants: bool,
-    /// This process does not end when there is nothing left to follow.
-    stays: bool,
     /// The process that has started this one, as long as it has executed nothing.
     launcher: Option<Pid>,
+    /// The process that is launched, also after its exec.
+    root: Pid,
     threads: HashMap<i32, State>,
     /// How the programs are looked after that are on their way to their entries.
     pace: Pace,
@@ -130,22 +97,16 @@ impl Follower {
         Ok(Self {
             options,
             descendants,
-            stays: false,
             launcher: Some(pid),
+            root: pid,
             threads: HashMap::from([(pid.as_raw(), State::Plain)]),
             pace: Pace::new(descendants),
             waits: TimedWaits::default(),
         })
     }
 
-    /// Sets whether this process lives on after following, so that no program may wait for its end.
-    #[must_use]
-    pub fn that_stays(self, stays: bool) -> Self {
-        Self { stays, ..self }
-    }
-
-    /// True while a thread is traced. The kernel is asked where none is known: a descendant is traced from its first moment
-    /// on, and not known before it or the thread that has made it is reported. That one may be killed before.
+    /// True while a thread is traced. The kernel is asked if none is known: a descendant is traced from its first
+    /// moment on, and unknown before it or its creator is reported. The creator may be killed before.
     fn traces(&self) -> bool {
         !self.threads.is_empty() || self.descendants && wait::any_is_to_be_reported()
     }
@@ -187,24 +148,24 @@ impl Follower {
     }
 
     /// Takes a thread that is held at its entry, for its other threads to be stopped.
-    fn take_held(&mut self) -> Option<(Stopped, Came, Instant)> {
-        let thread = *self.threads.iter().find(|(_, state)| matches!(state, State::Held { .. }))?.0;
+    fn take_held(&mut self) -> Option<HeldThread> {
+        let thread = *self.threads.iter().find(|(_, state)| matches!(state, State::Held(_)))?.0;
         match self.threads.insert(thread, State::Plain) {
-            Some(State::Held { stopped, came, since }) => Some((stopped, came, since)),
+            Some(State::Held(held)) => Some(held),
             _ => None,
         }
     }
 }
 
-/// A follower at work. Its functions stand in the order in which a start comes to them: each decides what becomes of a
-/// stopped thread, and [`Following::carry_out`] alone resumes it.
+/// A running follower. Its functions are in the order of a start: each decides about a stopped thread, and
+/// [`Following::carry_out`] alone resumes it.
 struct Following<'h, H: Handler> {
     follower: Follower,
     handler: &'h mut H,
 }
 
 impl<H: Handler> Following<'_, H> {
-    /// Waits for the next report. In the meantime checks the programs that are on their way to their entries.
+    /// Waits for the next report. In the meantime checks the programs on their way to their entries.
     fn next_report(&mut self) -> Result<Waited, Errno> {
         let found = self.look_after_entries();
         self.follower.pace.rest();
@@ -224,7 +185,7 @@ impl<H: Handler> Following<'_, H> {
             let look = self.follower.pace.look();
             if look != Look::Reports {
                 self.follower.stop_announced(look);
-                if let Some((stopped, came, since)) = self.follower.take_held() {
+                if let Some(HeldThread { stopped, came, since }) = self.follower.take_held() {
                     self.follower.pace.rest();
                     let next = self.at_entry(&stopped, came, since);
                     self.carry_out(stopped, next);
@@ -283,8 +244,12 @@ impl<H: Handler> Following<'_, H> {
                 self.at_fork(pid);
                 Next::Resume(0)
             }
+            libc::PTRACE_EVENT_EXIT => {
+                self.handler.ends(pid.as_raw());
+                Next::Resume(0)
+            }
             // A stop signal has stopped the whole process: it stays stopped until SIGCONT.
-            libc::PTRACE_EVENT_STOP if is_stop_signal(signal) => Next::StayInGroupStop,
+            libc::PTRACE_EVENT_STOP if wait::is_stop_signal(signal) => Next::StayInGroupStop,
             libc::PTRACE_EVENT_STOP => self.at_stop(stopped),
             _ => Next::Resume(0),
         }
@@ -330,6 +295,8 @@ impl<H: Handler> Following<'_, H> {
             }
         }
         self.follower.threads.insert(pid.as_raw(), State::Plain);
+        // Only the end of the launched process is of interest, whose options it has inherited.
+        let _ = requests::set_options(pid, self.follower.options);
         if self.follower.descendants { Next::Resume(0) } else { Next::LeaveAlone(0) }
     }
 
@@ -359,6 +326,10 @@ impl<H: Handler> Following<'_, H> {
     fn at_exec(&mut self, stopped: &Stopped) -> Next {
         let pid = stopped.pid();
         self.follower.threads.insert(pid.as_raw(), State::Plain);
+        if self.follower.descendants && pid == self.follower.root {
+            // A refusal costs a message at its end.
+            let _ = requests::set_options(pid, self.follower.options | libc::PTRACE_O_TRACEEXIT);
+        }
         let launcher = self.follower.launcher.take_if(|launcher| *launcher == pid);
         let status = launcher.and_then(ThreadStatus::of_our_launcher).unwrap_or_else(|| ThreadStatus::read(pid));
         if let Err(why) = seccomp::permit(pid, &status, &seccomp::NEEDED_AT_START) {
@@ -504,7 +475,7 @@ impl<H: Handler> Following<'_, H> {
             Next::ReportExec => drop(stopped.replaced_by_exec()),
             Next::Hold { came, since } => {
                 let thread = stopped.pid().as_raw();
-                drop(self.follower.threads.insert(thread, State::Held { stopped, came, since }));
+                drop(self.follower.threads.insert(thread, State::Held(HeldThread { stopped, came, since })));
             }
             Next::LeaveAlone(signal) => {
                 self.follower.threads.remove(&stopped.pid().as_raw());
@@ -530,7 +501,8 @@ impl<H: Handler> Following<'_, H> {
     }
 
     fn release(&mut self, stopped: Stopped) {
-        if !self.follower.descendants && !self.follower.stays && reap_stub::is_needed(stopped.pid()) {
+        let ends = !self.follower.descendants && !self.handler.stays();
+        if ends && reap_stub::is_needed(stopped.pid()) {
             // Without the stub the program runs all the same, and keeps a zombie.
             let _ = reap_helper_first(&stopped);
         }
@@ -540,11 +512,12 @@ impl<H: Handler> Following<'_, H> {
             // It does not return from a call that it was made to make, or has been killed.
             self.follower.threads.insert(pid.as_raw(), State::Leaving);
         }
-        if !self.follower.descendants && !self.follower.stays {
+        if ends {
             // This process ends now, for which the program need not wait: 2 ms on one CPU.
             urgency::be_last();
         }
         let _ = nix::sched::sched_yield();
+        self.handler.released(pid.as_raw());
     }
 
     fn end(&mut self, stopped: Stopped, status: i32) {
@@ -587,10 +560,6 @@ fn space_of(pid: Pid) -> io::Result<AddressSpace> {
 
 fn injector_of(stopped: &Stopped) -> Result<Injector<'_>, InjectError> {
     Injector::new(stopped, &space_of(stopped.pid())?, &ThreadStatus::read(stopped.pid()))
-}
-
-fn is_stop_signal(signal: i32) -> bool {
-    [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&signal)
 }
 
 #[cfg(test)]

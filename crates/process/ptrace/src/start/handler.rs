@@ -66,6 +66,14 @@ pub trait Handler {
     fn missed(&mut self, pid: i32, why: &io::Error) -> After;
     /// Called instead of [`Handler::at_exec`] or [`Handler::at_entry`] for a program that cannot make the calls of a lift.
     fn refused(&mut self, pid: i32, why: &str) -> After;
+    /// True if this process does not end when there is nothing left to follow, so that no program may wait for its end.
+    fn stays(&self) -> bool {
+        false
+    }
+    /// Called when the launched process ends, if it is still traced because its descendants are followed. It has its descriptors.
+    fn ends(&mut self, _pid: i32) {}
+    /// Called when the process is no longer traced. It runs.
+    fn released(&mut self, _pid: i32) {}
     /// Called for a program that was killed, since it could not be made to end by itself as the handler has decided.
     fn killed(&mut self, pid: i32, why: &InjectError);
 }

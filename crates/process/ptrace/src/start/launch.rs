@@ -82,7 +82,7 @@ pub enum Helper {
 ///
 /// `execute` runs in this process, while the helper uses its memory, and executes the program.
 ///
-/// Returns only where there is no helper; nothing has changed then, except that the end of this thread is no longer
+/// Returns only if there is no helper; nothing has changed then, except that the end of this thread is no longer
 /// reported (set_tid_address(2)).
 ///
 /// # Safety
@@ -187,8 +187,8 @@ enum Heard {
     Refusal(usize),
 }
 
-/// Data shared by the launcher, the intermediate child and the helper. Only one of them uses the cells at a time: the
-/// start of the helper and the end of the pipe hand them over.
+/// Data shared by the launcher, the intermediate child and the helper. Only one uses the cells at a time: the start of
+/// the helper and the end of the pipe hand them over.
 struct Shared<F> {
     launcher: Pid,
     lives_on: bool,
@@ -200,7 +200,7 @@ struct Shared<F> {
     helper: AtomicI32,
     /// Why there is no helper.
     error: AtomicI32,
-    /// True where the helper shares the launcher's memory.
+    /// True if the helper shares the launcher's memory.
     shares_memory: bool,
 }
 
@@ -287,7 +287,7 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
             _ if answer == [TRACES] => return Heard::Execute(Helper::Traces),
             _ => {}
         }
-        // What does not fit is left out.
+        // Text beyond the capacity is dropped.
         let (mut length, mut last, mut piece) = (0, answer[0], [0; 256]);
         while let count @ 1.. = bare::read(from, &mut piece) {
             last = piece[count - 1];
@@ -325,8 +325,8 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
         // SAFETY:
         // - only the helper uses the stack, which outlives it: a process that shares the memory unmaps it only after
         //   the helper's end. Without sharing, the stack is the helper's own copy.
-        // - `be_helper` gets the address of a `Shared` of this type. It lies on the launcher's stack, in a frame that
-        //   is not left before the helper's end, or in the helper's own copy of it; and has its own descriptors.
+        // - `be_helper` gets the address of a `Shared` of this type. It is on the launcher's stack, in a frame that is
+        //   not left before the helper's end, or in the helper's own copy; and has its own descriptors.
         // - the kernel writes the new PID to a word of `Shared`.
         let helper = unsafe { clone(Self::be_helper, self.stack.end(), shares, self.address(), self.helper.as_ptr()) };
         if helper < 0 {
@@ -350,7 +350,7 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
         bare::exit(0)
     }
 
-    /// Runs the work. Returns true where it traces, or has traced.
+    /// Runs the work. Returns true if it traces, or has traced.
     fn help(&self) -> bool {
         // The kernel schedules sessions as groups (sched(7), autogroups): creating one takes 30 µs.
         let _ = if self.lives_on { setsid().map(drop) } else { setpgid(Pid::from_raw(0), Pid::from_raw(0)) };
@@ -382,7 +382,17 @@ impl<F: FnOnce(Pid, &mut dyn FnMut(Result<(), String>))> Shared<F> {
     }
 }
 
-/// True where the machine has at most [`SHARING_PAYS_UP_TO`] threads.
+/// Lets a helper that was not started to live on leave the session of the program, so that it does not keep the terminal.
+pub fn leave_session_of(program: Pid) {
+    // The leader of a process group cannot create a session; for a moment it joins the program's group.
+    if let Ok(group) = nix::unistd::getpgid(Some(program))
+        && setpgid(Pid::from_raw(0), group).is_ok()
+    {
+        let _ = setsid();
+    }
+}
+
+/// True if the machine has at most [`SHARING_PAYS_UP_TO`] threads.
 fn few_threads_run() -> bool {
     let mut info = MaybeUninit::<libc::sysinfo>::uninit();
     // SAFETY:
@@ -394,7 +404,7 @@ fn few_threads_run() -> bool {
 /// own.
 struct Pipes {
     answer: (RawFd, RawFd),
-    /// By which the helper waits until the launcher has permitted it to trace (Yama).
+    /// The pipe by which the helper waits until the launcher has permitted it to trace (Yama).
     permit: Option<(RawFd, RawFd)>,
 }
 
@@ -426,7 +436,7 @@ impl Pipes {
     }
 }
 
-/// True where this process adopts orphaned descendants, a property that an exec keeps: it must not adopt the helper.
+/// True if this process adopts orphaned descendants, a property that an exec keeps: it must not adopt the helper.
 fn adopts_orphans() -> bool {
     let mut adopts: i32 = 0;
     // SAFETY:

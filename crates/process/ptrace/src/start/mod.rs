@@ -1,10 +1,10 @@
 //! Starts a program and stops it at its exec and at its entry point.
 //!
-//! In the order of a start: `launch` starts the helper (on a `stack` of its own; `abort` for musl) and executes the
-//! `program`. In the helper, `follow` traces the process and calls a `handler` at each stop: at the exec stop, `move_base`
-//! moves the executable; `entry_stop` stops the program at its entry point, which the helper polls at a `pace`; there
-//! `threads` stops all other threads. `parent_waits` continues waits that the end of a child interrupts. `reap_stub` lets a
-//! program that is the helper's parent wait for the helper's end.
+//! In the order of a start: `launch` starts the helper (on a separate `stack`; `abort` for musl) and executes the
+//! `program`. In the helper, `follow` traces the process and calls a `handler` at each stop: at the exec stop,
+//! `move_base` moves the executable; `entry_stop` stops the program at its entry point, which the helper polls at a
+//! `pace`; there `threads` stops all other threads. `parent_waits` continues waits that the end of a child interrupts.
+//! `reap_stub` lets a program that is the helper's parent wait for the helper's end.
 
 #[cfg(target_env = "musl")]
 mod abort;
@@ -23,6 +23,6 @@ mod threads;
 
 pub use follow::Follower;
 pub use handler::{After, AfterExec, EntryStop, ExecStop, Handler};
-pub use launch::{Helper, LaunchError, launch};
+pub use launch::{Helper, LaunchError, launch, leave_session_of};
 pub use move_base::{MoveError, move_image};
 pub use program::Program;

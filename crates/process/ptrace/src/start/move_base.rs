@@ -47,7 +47,7 @@ struct KernelBounds {
     environment: [u64; 2],
 }
 
-/// Moves the image that occupies `extent` by `displacement` bytes (wrapping), to addresses where nothing is mapped.
+/// Moves the image that occupies `extent` by `displacement` bytes (wrapping), to unmapped addresses.
 ///
 /// The process must be at its exec stop. On success its maps must be read again.
 ///
@@ -68,7 +68,7 @@ pub fn move_image(
     if mappings.iter().any(|mapping| !extent.covers(mapping.range)) {
         return Err(MoveError::NotUnderstood("the image shares a mapping with something else"));
     }
-    // The kernel may map the vDSO, or anything else, into a gap between segments that lie far apart.
+    // The kernel may map the vDSO, or any other mapping, into a gap between distant segments.
     let of_image = |mapping: &Mapping| mapping.path().is_some() || mapping.name == MappingName::Anonymous;
     if !mappings.iter().all(of_image) {
         return Err(MoveError::NotUnderstood("something else lies in a gap between the segments of the image"));
@@ -105,8 +105,8 @@ impl Steps {
         for mapping in mappings {
             let range = mapping.range;
             let touched = pagemap.as_ref().and_then(|pagemap| pagemap.touched(range).ok());
-            // `mremap` would move empty page tables, and where there is a page table, a page fault cannot map a huge
-            // page.
+            // `mremap` would move empty page tables, and at an address with a page table, a page fault cannot map a
+            // huge page.
             if mapping.is_plain_anonymous() && touched.is_some_and(|touched| touched.is_empty()) {
                 planned.steps.push((map_like(mapping, displacement), unmap(range.shifted(displacement))));
                 planned.left.push(unmap(range));

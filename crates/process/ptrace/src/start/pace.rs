@@ -101,3 +101,45 @@ impl Pace {
         self.urgency = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use nix::unistd::Pid;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    /// Has this thread run on one CPU only, the first that it may use.
+    fn on_one_cpu() {
+        let (this, mut one) = (Pid::from_raw(0), CpuSet::new());
+        let allowed = sched_getaffinity(this).unwrap();
+        let first = (0..CpuSet::count()).find(|&cpu| allowed.is_set(cpu).unwrap_or(false)).unwrap();
+        one.set(first).unwrap();
+        sched_setaffinity(this, &one).unwrap();
+    }
+
+    #[test]
+    fn looks_without_a_sleep_end_once_another_thread_wants_the_cpu() {
+        let is_over = AtomicBool::new(false);
+        let looks = thread::scope(|scope| {
+            let compute = || {
+                on_one_cpu();
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            };
+            scope.spawn(compute);
+            let look = || {
+                on_one_cpu();
+                let mut pace = Pace { left: u32::MAX, since: Instant::now(), urgency: None };
+                while pace.is_fast() {
+                    pace.pause();
+                }
+                is_over.store(true, Ordering::Relaxed);
+            };
+            scope.spawn(look).join()
+        });
+        assert!(looks.is_ok());
+    }
+}

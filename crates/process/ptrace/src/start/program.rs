@@ -46,7 +46,7 @@ impl Pointers {
 }
 
 impl Program {
-    /// Finds the program as `execvp` does: the first word is its name, and PATH is that of this process.
+    /// Finds the program as `execvp` does: the first word is its name, and PATH is this process's.
     pub fn named(words: Vec<CString>) -> Self {
         Self::called(None, words)
     }
@@ -71,7 +71,7 @@ impl Program {
         Self { candidates, arguments, environment: None }
     }
 
-    /// Sets the environment. The default is that of this process.
+    /// Sets the environment. The default is this process's.
     pub fn set_environment(&mut self, environment: Vec<CString>) {
         self.environment = Some(Pointers::to(environment));
     }
@@ -79,7 +79,7 @@ impl Program {
     /// Executes the program. Returns only on failure, and touches neither the heap nor `errno`.
     ///
     /// # Safety
-    /// Unless an environment was set, nothing changes that of this process (environ(7)) until the call returns.
+    /// Unless an environment was set, this process's environment (environ(7)) does not change until the call returns.
     pub unsafe fn execute(&self) -> ErrorNumber {
         let environment = match &self.environment {
             Some(environment) => environment.pointers.as_ptr(),

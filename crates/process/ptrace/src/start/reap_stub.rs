@@ -13,7 +13,7 @@ use nix::unistd::{Pid, getpid, getppid};
 /// `__WALL` of `linux/wait.h`, with which the code waits.
 const WAITED_FOR: u64 = 0x4000_0000;
 
-/// True where this process, the helper, is a child of the program that it traces.
+/// True if this process, the helper, is a child of the program that it traces.
 pub fn is_needed(program: Pid) -> bool {
     getppid() == program
 }

@@ -38,7 +38,8 @@ pub struct NotAllStopped {
 }
 
 impl StoppedThreads {
-    /// Stops every thread but `leader`, which is stopped already. `traced` tells which ones this process traces already.
+    /// Stops every thread except `leader`, which is stopped already. `traced` returns whether this process traces a
+    /// thread already.
     ///
     /// # Errors
     /// Where a thread cannot be traced, has not stopped by the deadline, or sleeps uninterruptibly.

@@ -1,4 +1,4 @@
-//! A staging copy is compared with its range once more while all threads stand still.
+//! A staging copy is compared with its range once more while all threads are stopped.
 //!
 //! A copy is made while the program runs, and memory that may not be written to can change in the meantime: the program
 //! makes it writable for a moment (code that patches itself), somebody writes through `/proc/PID/mem`, or the kernel
@@ -6,9 +6,9 @@
 //! file cannot have been written to, so that only the others are read: few in a range that shows files, all in one that is
 //! on anonymous memory.
 //!
-//! All threads of the program stand still while this runs: the buffers are made before, and the copy, to which nobody writes
-//! any more, is read before. The rest takes about 0.2 ms for each MiB on transparent huge pages (Linux 6.18); to read the
-//! copy, on ordinary pages of a file, takes as long again.
+//! All threads of the program are stopped while this runs: the buffers are allocated before, and the copy, which no
+//! thread writes any more, is read before. The rest takes about 0.2 ms for each MiB on transparent huge pages (Linux
+//! 6.18); reading the copy, on ordinary pages of a file, takes the same time again.
 
 use super::LiveExecutor;
 use crate::attach::calls_of_thread::Calls;
@@ -28,7 +28,7 @@ const READ_BEFORE: u64 = 64 << 20;
 pub(super) const CHANGED: CallError =
     CallError { call: "the swap: the program has changed the range", errno: Errno::EBUSY as i32 };
 
-/// What is to be compared, and the buffers for it.
+/// The ranges to compare, and the buffers.
 pub(super) struct Comparison {
     range: AddressRange,
     copy: AddressRange,
@@ -52,7 +52,7 @@ impl Comparison {
         for part in changed.iter() {
             let copied = self.copy_of(part.start(), part.len());
             let at = (copied.start() - self.copy.start()) as usize;
-            // What cannot be read is tried again in the stop.
+            // Bytes that cannot be read are tried again in the stop.
             if memory.read(copied.start(), &mut self.contents[at..at + copied.len() as usize]).is_ok() {
                 self.read.insert(copied);
             }
@@ -93,7 +93,7 @@ impl Comparison {
             return;
         }
         let mut bytes = vec![0; code.len() as usize];
-        // What cannot be written differs, and is refused.
+        // Bytes that cannot be written differ, and are refused.
         if calls.memory.read(code.start(), &mut bytes).is_ok() && calls.memory.write(copied.start(), &bytes).is_ok() {
             self.read.remove(copied.widened(self.base_page));
         }
@@ -120,8 +120,8 @@ impl Comparison {
     }
 }
 
-/// True where the only pages that differ are those in which the kernel has inserted probes when it mapped the copy's file.
-/// It does not insert them into the copy in which the program is, and removes them from the file's mapping by itself.
+/// True if the only pages that differ are those in which the kernel has inserted probes when it mapped the copy's file.
+/// It does not insert them into the copy in which the program is, and removes them from the file's mapping itself.
 fn differs_by_probes(in_range: &[u8], in_copy: &[u8], copied: AddressRange, probed: &RangeSet, base_page: u64) -> bool {
     let pages = in_range.chunks(base_page as usize).zip(in_copy.chunks(base_page as usize));
     let is_probed = |index: u64| probed.covers(AddressRange::sized(copied.start() + index * base_page, base_page));
@@ -144,7 +144,7 @@ impl LiveExecutor {
             in_copy: vec![0; length],
             base_page: self.base_page,
         };
-        // Where the kernel does not tell, it is asked again in the stop.
+        // If the kernel does not report it now, it is asked again in the stop.
         comparison.read_copy(&self.memory, &self.pagemap.changed(range).unwrap_or_default());
         comparison
     }

@@ -140,7 +140,7 @@ mod tests {
         }
         let own = std::process::id() as i32;
         let fork_for_each_word = || {
-            // A descriptor of its own: no thread holds a lock for which another one waits.
+            // A separate descriptor: no thread holds a lock for which another one waits.
             let mut words = File::open("/proc/self/fd/0").unwrap();
             let mut word = [0; 8];
             while words.read_exact(&mut word).is_ok() {
@@ -226,7 +226,7 @@ mod tests {
     fn executor(pid: i32) -> Result<LiveExecutor, String> {
         let target = Target::open(pid)?;
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-        // Without objects, its code lies behind the vDSO.
+        // Without objects, its code is after the vDSO.
         LiveExecutor::new(target, &AddressSpace::parse(&maps).unwrap(), &[], base_page()).map_err(|error| error.why)
     }
 
@@ -335,7 +335,7 @@ mod tests {
             let slot = slot_of(pid, &memory);
             let space = own_mapping::space_of(Pid::from_raw(pid)).unwrap();
             let length = crate::attach::call_page::mapping_length(base_page());
-            let at = own_mapping::free_place(&space, length, base_page()).unwrap();
+            let at = own_mapping::free_place(&space, length, (base_page(), 0), base_page()).unwrap();
             let map = [at.0, length, 3, crate::attach::call_page::MAPPING_FLAGS as u64, u64::MAX, 0];
             leave_alone(pid, (Means::Once(&slot, at), &memory), (libc::SYS_mmap, map), blocks_signals);
             // The program works; each of its threads has made a call.
@@ -419,5 +419,100 @@ mod tests {
         drop(executor.finish());
         assert_eq!(memory.read_word(at).unwrap(), !before, "what the program has written is kept");
         memory.write(at, &before.to_ne_bytes()).unwrap();
+    }
+
+    const COPY: u64 = 0x4000;
+    const PRIVATE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
+    fn map_as(executor: &mut LiveExecutor, at: u64, protection: i32, flags: i32) -> AddressRange {
+        let arguments = [at, COPY, protection as u64, (PRIVATE | flags) as u64, u64::MAX, 0];
+        let start = executor.with_thread(|calls| calls.call("mmap", libc::SYS_mmap, arguments));
+        AddressRange::sized(Address(start.unwrap()), COPY)
+    }
+
+    fn is_mapped(pid: i32, range: AddressRange) -> bool {
+        !own_mapping::space_of(Pid::from_raw(pid)).unwrap().overlapping(range).is_empty()
+    }
+
+    /// A lift records the address of a copy, and is killed right after the mmap call or before it. If before, the program may map
+    /// memory there.
+    #[test]
+    fn a_copy_that_was_just_mapped_is_found_and_memory_of_the_program_is_not() {
+        let program = Program::start();
+        let (write, both) = (libc::PROT_WRITE, libc::PROT_READ | libc::PROT_WRITE);
+        for (protection, is_copy) in [(write, true), (both, false), (libc::PROT_NONE, false)] {
+            let mut killed = executor(program.pid()).unwrap();
+            let mut mapped = None;
+            let failed = killed.map_noted(COPY, (base_page(), 0), |executor, place| {
+                let range = map_as(executor, place.address(), protection, place.flags() as i32);
+                mapped = Some(range);
+                // Killed: nothing is recorded any more.
+                let noted = executor.page.staging(&executor.memory);
+                assert!(noted.covers(range), "recorded before the call");
+                Ok(range.start())
+            });
+            let range = AddressRange::sized(failed.unwrap(), COPY);
+            assert_eq!(mapped, Some(range));
+            drop(killed);
+            drop(executor(program.pid()).unwrap().finish());
+            assert_eq!(is_mapped(program.pid(), range), !is_copy, "protection {protection}");
+        }
+    }
+
+    #[test]
+    fn a_copy_is_recorded_and_neither_inherited_nor_only_writable() {
+        let program = Program::start();
+        let mut executor = executor(program.pid()).unwrap();
+        let start = lift_execution::Executor::map(&mut executor, COPY, lift_execution::Backing::Ordinary).unwrap();
+        let copy = AddressRange::sized(start, COPY);
+        let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", program.pid())).unwrap();
+        let usages = address_space::parse_smaps(&smaps).unwrap();
+        let usage = usages.iter().find(|usage| usage.mapping.range == copy).unwrap();
+        assert!(usage.has_flag("dc") && usage.mapping.protection == address_space::Protection::READ_WRITE);
+        assert!(executor.page.staging(&executor.memory).covers(copy));
+        // Killed: the next lift unmaps it.
+        drop(executor);
+        drop(self::executor(program.pid()).unwrap().finish());
+        assert!(!is_mapped(program.pid(), copy));
+    }
+
+    /// A lift records the address of a copy and is killed; or the program forks, and its child inherits the record. Programs
+    /// keep data out of their children.
+    #[test]
+    fn memory_of_the_program_that_is_not_inherited_is_no_copy() {
+        let program = Program::start();
+        let mut killed = executor(program.pid()).unwrap();
+        let data = map_as(&mut killed, 0, libc::PROT_READ | libc::PROT_WRITE, 0);
+        killed.with_thread(|calls| calls.advise("madvise", data, libc::MADV_DONTFORK)).unwrap();
+        killed.memory.write(data.start(), b"data").unwrap();
+        killed.note_staging(|staging| staging.insert(data));
+        drop(killed);
+        drop(executor(program.pid()).unwrap().finish());
+        assert!(is_mapped(program.pid(), data));
+    }
+
+    /// All threads are stopped for the swap, the copy is ordinary memory, and the lift is killed.
+    #[test]
+    fn a_copy_whose_swap_was_begun_is_found_by_its_contents() {
+        let program = Program::start();
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        for (contents, is_copy) in [(b"the same", true), (b"another!", false), (&[0; 8], false)] {
+            let mut killed = executor(program.pid()).unwrap();
+            let [range, copy] = [(); 2].map(|()| {
+                let mapped = map_as(&mut killed, 0, both, 0);
+                // Neighbours of one protection join.
+                map_as(&mut killed, 0, libc::PROT_NONE, 0);
+                mapped
+            });
+            let in_range: &[u8; 8] = if contents == &[0; 8] { &[0; 8] } else { b"the same" };
+            killed.memory.write(range.start(), in_range).unwrap();
+            killed.memory.write(copy.start(), contents).unwrap();
+            killed.note_staging(|staging| staging.insert(copy));
+            killed.page.set_swap(&killed.memory, copy, range.start()).unwrap();
+            drop(killed);
+            drop(executor(program.pid()).unwrap().finish());
+            assert!(is_mapped(program.pid(), range));
+            assert_eq!(is_mapped(program.pid(), copy), !is_copy, "{contents:?}");
+        }
     }
 }

@@ -1,6 +1,7 @@
-//! Leaving a program: nothing of a lift stays in it, and its own PR_SET_THP_DISABLE, suspended for the lift, stands again.
+//! Leaving a program: no part of a lift stays in it, and its own PR_SET_THP_DISABLE, suspended for the lift, is in
+//! force again.
 
-use super::{LiveExecutor, Target};
+use super::{ALL_CALLS, LiveExecutor, Target};
 use crate::attach::inherited::may_share_memory;
 use crate::attach::own_mapping::unmap;
 use crate::remote::arch::numbers;
@@ -8,30 +9,39 @@ use crate::remote::calls::failed;
 use crate::remote::time_places::UnusedTimes;
 use lift_execution::{CallError, Executor};
 use linux::urgency::Urgency;
+use linux::watch::WithProgram;
 use nix::errno::Errno;
 use std::time::{Duration, Instant};
 
-/// Maximum time for which a thread is looked for that makes the last calls: where only threads in system calls can make any,
-/// there is none for a while.
+/// Maximum time for finding a thread that makes the last calls: if only threads in system calls can make any, there may
+/// be none for a while.
 const LAST_CALLS_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// `PR_THP_DISABLE_EXCEPT_ADVISED`: what is advised or collapsed by a call is on huge pages nevertheless.
+const EXCEPT_ADVISED: u64 = 1 << 1;
 
 /// How a program was left.
 pub struct Finished {
     /// The program; it can be worked on again.
     pub target: Target,
-    /// A setting of the program's own that could not be put back, with the reason and the fix.
+    /// A setting of the program's own that could not be restored, with the reason and the fix.
     pub still_suspended: Option<String>,
 }
 
 impl Finished {
-    /// Adds what could not be put back to the reason of a refusal.
+    /// Adds the settings that could not be restored to the reason of a refusal.
     pub fn with_reason(&self, why: String) -> String {
         self.still_suspended.iter().fold(why, |why, still| format!("{why}; {still}"))
     }
 }
 
 /// The sentence about a setting that stays suspended; none for a program that has ended.
-fn complaint(error: &CallError, refusal: Option<String>, pid: i32) -> Option<String> {
+fn complaint(error: &CallError, refusal: Option<String>, pid: i32, has_executed: bool) -> Option<String> {
+    if has_executed {
+        return Some(
+            "it has executed another program, which has lost PR_SET_THP_DISABLE; fix: restart that program".to_owned(),
+        );
+    }
     if error.errno == Errno::ESRCH as i32 {
         return None;
     }
@@ -56,7 +66,14 @@ impl LiveExecutor {
                 // Noted first: the next lift finds it if this process is killed.
                 let (page, memory) = (calls.page, calls.memory);
                 page.set_suspended_setting(memory, chosen).map_err(|error| failed("writing memory", &error))?;
-                calls.disable_thp(0, 0).inspect_err(|_| drop(page.set_suspended_setting(memory, 0)))?;
+                // Since Linux 6.18 processes that it starts meanwhile still get no huge pages unasked.
+                let partly = calls.disable_thp(1, EXCEPT_ADVISED);
+                let suspended = partly.or_else(|_| calls.disable_thp(0, 0));
+                // A call that has not returned may take effect later: then the next lift or `detach` restores the setting.
+                if suspended.is_err() && calls.failed.is_none() {
+                    let _ = page.set_suspended_setting(memory, 0);
+                }
+                suspended?;
             }
             Ok(chosen)
         })?;
@@ -66,7 +83,7 @@ impl LiveExecutor {
         Ok(())
     }
 
-    /// Lets the program's own PR_SET_THP_DISABLE stand again, if it is suspended.
+    /// Restores the program's own PR_SET_THP_DISABLE, if it is suspended.
     fn resume_thp_disable(&mut self) -> Result<(), CallError> {
         let Some(chosen) = self.thp_disabled else { return Ok(()) };
         // Since Linux 6.18 the upper bits of the result are the flags with which it was set.
@@ -96,7 +113,11 @@ impl LiveExecutor {
 
     /// Leaves the program, and removes code and call page.
     pub fn finish(mut self) -> Finished {
+        // A lift that was given up, or has used up its time, is cleaned up as any other.
+        let _with_program = WithProgram::begin();
+        self.held = self.held.min(ALL_CALLS.saturating_sub(LAST_CALLS_TIMEOUT));
         let resumed = self.resume_thp_disable();
+        let has_executed = self.has_executed();
         let is_clean = resumed.is_ok() && self.unmap_leftovers().is_ok();
         self.process.release_all();
         // A thread that could not be taken out of the code still needs it, and the next lift finds by it what is left to
@@ -106,7 +127,7 @@ impl LiveExecutor {
             let _ = self.until_made(Self::remove_page);
         }
         let target = Target { pid: self.process.pid().as_raw(), memory: self.memory, handle: self.handle };
-        let still_suspended = resumed.err().and_then(|error| complaint(&error, self.refusal, target.pid));
+        let still_suspended = resumed.err().and_then(|error| complaint(&error, self.refusal, target.pid, has_executed));
         Finished { target, still_suspended }
     }
 
@@ -135,9 +156,11 @@ mod tests {
     #[test]
     fn what_stays_suspended_is_said_with_the_reason_and_the_fix() {
         let error = |errno: Errno| CallError { call: "stopping its threads", errno: errno as i32 };
-        let said = complaint(&error(Errno::EAGAIN), Some("none fits".to_owned()), 7).unwrap();
+        let said = complaint(&error(Errno::EAGAIN), Some("none fits".to_owned()), 7, false).unwrap();
         assert!(said.contains("suspended: none fits; fix: `pagelift detach 7`"), "{said}");
-        assert!(complaint(&error(Errno::EINVAL), None, 7).unwrap().contains("stopping its threads"));
-        assert_eq!(complaint(&error(Errno::ESRCH), Some("it has ended".to_owned()), 7), None);
+        assert!(complaint(&error(Errno::EINVAL), None, 7, false).unwrap().contains("stopping its threads"));
+        assert_eq!(complaint(&error(Errno::ESRCH), Some("it has ended".to_owned()), 7, false), None);
+        let said = complaint(&error(Errno::ESRCH), None, 7, true).unwrap();
+        assert!(said.contains("has executed another program"), "{said}");
     }
 }

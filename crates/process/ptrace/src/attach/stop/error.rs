@@ -18,6 +18,9 @@ pub enum StopError {
          fix: end what holds a lock of the process's memory, or serves a file system that does not answer"
     )]
     Lost(i32),
+    /// A read took too long.
+    #[error("it did not answer in time, and is left alone")]
+    GivenUp,
     /// ptrace is refused.
     #[error("{0}")]
     Refused(String),

@@ -8,8 +8,9 @@ use crate::remote::refusal::tracer_in;
 use crate::remote::requests;
 use crate::remote::status::is_ending;
 use crate::remote::tracee::Running;
-use crate::remote::wait;
+use crate::remote::wait::{self, WaitReport};
 use linux::text::text_of;
+use linux::watch::is_given_up;
 use nix::unistd::{Pid, gettid};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,14 +42,14 @@ impl LiveProcess {
     pub fn note_exec(&mut self) -> StopError {
         self.over = Some(Over::Executed);
         let first = self.pid.as_raw();
-        // What was known of the thread belongs to the previous program.
+        // The facts about the thread belong to the previous program.
         self.restarting.remove(&first);
         self.chosen.remove(&first);
         self.stopped.entry(first).and_modify(|held| held.signal = 0);
         StopError::Executed
     }
 
-    /// True where the process is known to have executed another program.
+    /// True if the process is known to have executed another program.
     pub fn is_replaced(&self) -> bool {
         self.over == Some(Over::Executed)
     }
@@ -60,8 +61,17 @@ impl LiveProcess {
         StopError::Lost(thread.as_raw())
     }
 
-    /// True where a thread has vanished because it has executed another program: then it has the number of the process
-    /// and is still traced. It is released. No pending report is consumed but that of the exec.
+    /// Releases the thread that had not returned from a call, once it stops after that: it completes the code by itself.
+    pub fn release_late(&self) {
+        if let Some(Over::Lost(thread)) = self.over
+            && let Ok(Some(WaitReport::Stopped(stop))) = wait::poll(Pid::from_raw(thread))
+        {
+            let _ = Running::already_traced(Pid::from_raw(thread)).has_stopped().detach(stop.delivered_signal());
+        }
+    }
+
+    /// True if a thread has vanished because it has executed another program: then it has the number of the process and
+    /// is still traced. It is released. No pending report except that of the exec is consumed.
     pub fn has_executed(&mut self) -> bool {
         let started = Instant::now();
         while self.over.is_none() {
@@ -92,7 +102,7 @@ impl LiveProcess {
         executed
     }
 
-    /// True where this thread traces the first thread of the process.
+    /// True if this thread traces the first thread of the process.
     fn is_ours(&self) -> bool {
         tracer_of(self.pid) == Some(gettid())
     }
@@ -105,7 +115,11 @@ impl LiveProcess {
     ) -> Result<Pid, StopError> {
         match self.over {
             Some(Over::Executed) => return Err(StopError::Executed),
-            Some(Over::Lost(thread)) => return Err(StopError::Lost(thread)),
+            Some(Over::Lost(thread)) => {
+                self.release_late();
+                return Err(StopError::Lost(thread));
+            }
+            None if is_given_up() => return Err(StopError::GivenUp),
             None => {}
         }
         stop(self).inspect_err(|error| match error {
@@ -141,7 +155,7 @@ mod tests {
     /// Set in the environment of the program whose second thread executes another one.
     const EXECUTES: &str = "PAGELIFT_TEST_EXECUTES";
 
-    /// That program: each test has a thread of its own.
+    /// That program: each test has a separate thread.
     #[test]
     fn program_that_executes_another() {
         if std::env::var_os(EXECUTES).is_some() {

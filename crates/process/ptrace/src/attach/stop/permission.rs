@@ -15,8 +15,10 @@ const NEEDED: &[NamedCall] = &[
     seccomp::NEEDED,
     ("mmap", numbers::SYS_mmap, [0, 0, Protection::READ_WRITE.bits() as u64, MAPPING_FLAGS as u64, u64::MAX, 0]),
     ("mremap", libc::SYS_mremap, [0, 0, 0, (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64, 0, 0]),
+    ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_RANDOM as u64, 0, 0, 0]),
     ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DONTFORK as u64, 0, 0, 0]),
     ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_DOFORK as u64, 0, 0, 0]),
+    ("madvise", libc::SYS_madvise, [0, 0, libc::MADV_NORMAL as u64, 0, 0, 0]),
     ("rt_sigprocmask", libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as u64, 0, 0, 8, 0, 0]),
     #[cfg(target_arch = "aarch64")]
     ("restart_syscall", libc::SYS_restart_syscall, [0; 6]),
@@ -45,7 +47,7 @@ impl NotPermitted {
         self.threads.remove(&thread);
     }
 
-    /// Why none of these threads may make calls; `None` where one was not refused, or there is none.
+    /// The reason why none of these threads may make calls; `None` if one was not refused, or there is none.
     pub(super) fn covers(&self, threads: impl Iterator<Item = i32>) -> Option<StopError> {
         let mut why = None;
         for thread in threads {
@@ -54,7 +56,7 @@ impl NotPermitted {
         why.map(|why| StopError::Refused(why.clone()))
     }
 
-    /// Why one of these threads may make no calls; `None` where none was refused.
+    /// The reason why one of these threads may make no calls; `None` if none was refused.
     pub(super) fn of_any(&self, mut threads: impl Iterator<Item = i32>) -> Option<StopError> {
         threads.find_map(|thread| self.threads.get(&thread)).map(|why| StopError::Refused(why.clone()))
     }
@@ -79,7 +81,7 @@ impl NotPermitted {
 }
 
 impl LiveProcess {
-    /// True where the filters of a held thread let it make the calls. It is the one that makes them then.
+    /// True if the filters of a held thread permit the calls. It is the one that makes them then.
     pub(super) fn permit(&mut self, thread: i32) -> bool {
         let filters = Filters::of(Pid::from_raw(thread), &ThreadStatus::read(Pid::from_raw(thread)));
         let permitted = self.not_permitted.take(thread, filters);

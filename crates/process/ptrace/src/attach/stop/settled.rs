@@ -1,4 +1,4 @@
-//! Brings the thread that is to make calls to where its registers show how it continues.
+//! Brings the thread that is to make calls to a stop whose registers show how it continues.
 
 use super::{LiveProcess, STOP_TIMEOUT, StopError};
 use crate::attach::restart_block::{Settled, settle};
@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 use std::time::Instant;
 
 impl LiveProcess {
-    /// Makes sure that the registers of the thread that is to make calls show how it continues. Returns false where it
+    /// Makes sure that the registers of the thread that is to make calls show how it continues. Returns false if it
     /// cannot make calls.
     pub(super) fn settle(&mut self, thread: i32) -> Result<bool, StopError> {
         if !self.deliver_signal(thread)? {
@@ -37,7 +37,7 @@ impl LiveProcess {
 
     /// Delivers the signal for which a held thread has stopped, and stops the thread again. Only a thread that is
     /// resumed from the signal's own stop receives it with its payload and in order; from any other stop the kernel
-    /// sends a new one (`ptrace_report_syscall`). Returns false where the thread can no longer make calls.
+    /// sends a new one (`ptrace_report_syscall`). Returns false if the thread can no longer make calls.
     fn deliver_signal(&mut self, thread: i32) -> Result<bool, StopError> {
         if self.stopped.get(&thread).is_none_or(|held| held.signal == 0) {
             return Ok(true);

@@ -258,8 +258,8 @@ pub fn enter_once(r: &mut Registers, instruction: Address, number: i64, argument
 /// The bits that show that a branch came from a register (`PSR_BTYPE_MASK` of `asm/ptrace.h`).
 const PSR_BTYPE_MASK: u64 = 3 << 10;
 
-/// Returns the state with which the thread continues after the code above. `at_call`: it stands at a system call
-/// instruction.
+/// Returns the state with which the thread continues after the code above. `at_call`: its program counter is at a
+/// system call instruction.
 pub fn return_state(thread: Pid, r: &Registers, mask: u64, at_call: bool) -> Result<Vec<u8>, Errno> {
     let mut vectors = [0; signal_frame::VECTOR_BYTES];
     requests::register_set(thread, NT_PRFPREG, &mut vectors)?;
@@ -271,7 +271,7 @@ pub fn return_state(thread: Pid, r: &Registers, mask: u64, at_call: bool) -> Res
     Ok(state)
 }
 
-/// Length in bytes of what `return_state` returns.
+/// Length in bytes of `return_state`'s result.
 pub const RETURN_BYTES: usize = STATE_WORDS + signal_frame::LENGTH;
 const STATE_WORDS: usize = 16;
 
@@ -308,7 +308,7 @@ const HOLDS_SVE: u16 = 1;
 pub const UNFIT: &str =
     "is in a restartable sequence, computes with SVE or SME registers, or has a guarded control stack";
 
-/// True where the signal frame holds all registers of the thread.
+/// True if the signal frame contains all registers of the thread.
 ///
 /// Every system call discards the SVE state beyond the vector registers, so that a thread at a call has none.
 pub fn can_be_put_back(thread: Pid, at_call: bool) -> bool {
@@ -326,7 +326,7 @@ pub fn can_be_put_back(thread: Pid, at_call: bool) -> bool {
     !(scalable || za || guarded)
 }
 
-/// True where a stop shows in which call the thread was, and its arguments. On AArch64 it shows neither the call nor,
+/// True if a stop shows in which call the thread was, and its arguments. On AArch64 it shows neither the call nor,
 /// after an error, its first argument; the kernel prepares the restart of a call before the stop (`do_signal` of its
 /// `signal.c`).
 pub const SHOWS_CALLS: bool = false;
@@ -384,7 +384,7 @@ pub fn kept_first_argument(process: Pid, thread: Pid, number: i64) -> Result<Opt
     Ok(first.filter(|_| is_number))
 }
 
-/// Makes the kernel treat the registers as those of no call.
+/// Makes the kernel treat the registers as those outside of a call.
 pub fn forget_call(thread: Pid) -> Result<(), Errno> {
     requests::set_register_set(thread, NT_ARM_SYSTEM_CALL, &-1i32)
 }

@@ -7,7 +7,7 @@ use address_space::Address;
 /// Number of bytes below the stack pointer that hold the state with which the thread continues.
 pub const STATE_BYTES: usize = 128;
 
-/// Number of bytes below the stack pointer beyond which memory for arguments may lie.
+/// Number of bytes below the stack pointer beyond which memory for arguments may be.
 pub const STACK_BYTES: u64 = 512;
 
 /// Number of bytes by which the stack pointer is lowered in the code, so that signal handlers do not overwrite the
@@ -100,6 +100,8 @@ std::arch::global_asm!(
     "ldr x17, 5f",
     "pagelift_entry_waits:",
     "2: str x17, [x16]",
+    // An emulator that runs all CPUs in one thread switches to the next one here; `isb` alone takes the time.
+    "yield",
     "isb",
     "sub x17, x17, #1",
     "cbnz w17, 2b",
@@ -129,7 +131,7 @@ unsafe extern "C" {
     fn pagelift_entry_end();
 }
 
-/// Makes the call in the registers and those of a list, reports the end by SIGURG, and continues with the state.
+/// Makes the call in the registers and those in a list, reports the end by SIGURG, and continues with the state.
 ///
 /// Input: x8 number, x19 and x1 to x5 arguments, x22 thread ID, x21 the list or 0, x20 the state. After the signal x19
 /// holds the result of the last call and x21 the position in the list.
@@ -168,7 +170,7 @@ pub fn state(r: &Registers, mask: u64) -> [u8; STATE_BYTES] {
     state
 }
 
-/// Returns the registers of a thread that makes a call by [`CALL`], which lies at `code`, with the state at `state`.
+/// Returns the registers of a thread that makes a call by [`CALL`], at address `code`, with the state at `state`.
 pub fn call_registers(
     saved: &Registers,
     code: Address,

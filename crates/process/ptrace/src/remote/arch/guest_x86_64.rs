@@ -9,7 +9,7 @@ use address_space::Address;
 /// entry.
 pub const STATE_BYTES: usize = 128;
 
-/// Number of bytes below the stack pointer beyond which memory for arguments may lie: the state, and room for a push.
+/// Number of bytes below the stack pointer beyond which memory for arguments may be: the state, and room for a push.
 pub const STACK_BYTES: u64 = 512;
 
 /// Number of bytes by which the stack pointer is lowered in the code.
@@ -138,7 +138,7 @@ unsafe extern "C" {
     fn pagelift_entry_end();
 }
 
-/// Makes the call in the registers and those of a list, reports the end by SIGURG, and continues with the state.
+/// Makes the call in the registers and those in a list, reports the end by SIGURG, and continues with the state.
 ///
 /// Input: r12 number, rdi to r9 arguments, r13 thread ID, r14 the list or 0, rbx the state. After the signal r12 holds
 /// the result of the last call and r14 the position in the list.
@@ -178,7 +178,7 @@ pub fn state(r: &Registers, mask: u64) -> [u8; STATE_BYTES] {
     state
 }
 
-/// Returns the registers of a thread that makes a call by [`CALL`], which lies at `code`, with the state at `state`.
+/// Returns the registers of a thread that makes a call by [`CALL`], at address `code`, with the state at `state`.
 pub fn call_registers(
     saved: &Registers,
     code: Address,

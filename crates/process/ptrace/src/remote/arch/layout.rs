@@ -42,9 +42,11 @@ pub const RETURN: usize = 0x280;
 pub const SCRATCH: usize = 0x700;
 /// Its length in bytes.
 pub const SCRATCH_BYTES: usize = 0x400;
-// From 0xb00 on the page is unused: there is room for a list of calls.
+/// The swap that was begun last: start and length of the staging copy, and its new address.
+pub const SWAP: usize = 0xb00;
+// From 0xb18 on the page is unused: there is room for a list of calls.
 
-const FIELDS: [Field; 12] = [
+const FIELDS: [Field; 13] = [
     Field(MARK, 2 * WORD),
     Field(INSIDE, WORD),
     Field(OLD_MASK, WORD),
@@ -57,6 +59,7 @@ const FIELDS: [Field; 12] = [
     Field(STAGING_LIST, MOST_STAGING * 2 * WORD),
     Field(RETURN, RETURN_BYTES),
     Field(SCRATCH, SCRATCH_BYTES),
+    Field(SWAP, 3 * WORD),
 ];
 
 const fn are_apart(fields: &[Field]) -> bool {

@@ -5,7 +5,7 @@
 /// Size in bytes of `struct user_fpsimd_state`, as read by a tracer: 32 vector registers, status, control, padding.
 pub const VECTOR_BYTES: usize = 528;
 
-/// Offsets of what follows `struct siginfo`: flags of the alternate stack, the signal mask, registers, records.
+/// Offsets after `struct siginfo`: flags of the alternate stack, the signal mask, registers, records.
 const STACK_FLAGS: usize = 128 + 24;
 const MASK: usize = 128 + 40;
 pub const REGISTERS: usize = 128 + 176 + 8;
@@ -16,8 +16,8 @@ const FPSIMD_BYTES: usize = 528;
 const VECTORS: usize = 512;
 /// Length of the frame in bytes.
 pub const LENGTH: usize = RECORDS + FPSIMD_BYTES + 16;
-/// An invalid mode for an alternate stack, with which rt_sigreturn does not change that of the thread:
-/// `restore_altstack` ignores all errors but those of memory access.
+/// An invalid mode for an alternate stack, with which rt_sigreturn does not change the thread's: `restore_altstack`
+/// ignores all errors except those of memory access.
 const NO_MODE: u32 = 0x4000_0000;
 
 /// Builds the frame. `others` are stack pointer, program counter and PSTATE (the state of the CPU).

@@ -1,7 +1,7 @@
 //! Finds out whether the code after a system call uses a register before it sets the register or returns, on AArch64.
 //!
-//! All bits of an instruction in which a register may be named count as one, but for the most frequent instructions. For an
-//! instruction that is not known the answer is that the register is used.
+//! All bits of an instruction in which a register may be named count as one, except for the most frequent instructions.
+//! For an unknown instruction the answer is that the register is used.
 
 use super::super::unused::{Flow, Instruction};
 use address_space::Address;

@@ -165,7 +165,7 @@ pub fn return_state(_: Pid, r: &Registers, _: u64, _at_call: bool) -> Result<Vec
     Ok(changed_registers(r).into_iter().chain([r.rbx]).flat_map(u64::to_ne_bytes).collect())
 }
 
-/// Length in bytes of what `return_state` returns.
+/// Length in bytes of `return_state`'s result.
 pub const RETURN_BYTES: usize = 10 * 8;
 
 /// The registers that a system call and its arguments take, in the order of the code.
@@ -271,12 +271,12 @@ pub fn enter_once(r: &mut Registers, instruction: Address, number: i64, argument
 /// Why a thread may be unable to make calls.
 pub const UNFIT: &str = "is in a restartable sequence or in 32-bit code";
 
-/// True where the code restores all registers of the thread.
+/// True if the code restores all registers of the thread.
 pub fn can_be_put_back(_: Pid, _at_call: bool) -> bool {
     true
 }
 
-/// True where a stop shows in which call the thread was, and its arguments.
+/// True if a stop shows in which call the thread was, and its arguments.
 pub const SHOWS_CALLS: bool = true;
 
 /// Returns the state of the system call in which the thread was stopped.
@@ -389,7 +389,7 @@ mod tests {
             let before = interrupted_call(number, error);
             let mut now = before;
             rewind_call(&mut now);
-            // The kernel leaves the number where it is.
+            // The kernel does not change the number.
             now.orig_rax = before.orig_rax;
             assert_eq!(now.rip, 0x1000, "{number}");
             assert!(undo_rewind(&mut now), "{number}");
@@ -402,7 +402,7 @@ mod tests {
         let mut in_call = interrupted_call(libc::SYS_pause, ERESTARTNOHAND);
         let mut left = interrupted_call(libc::SYS_read, -1);
         let mut in_no_call = interrupted_call(-1, -libc::SYS_pause);
-        // What the kernel restarts even after a handler.
+        // Calls that the kernel restarts even after a handler.
         let mut always = interrupted_call(libc::SYS_clone, -libc::SYS_clone);
         for r in [&mut in_call, &mut left, &mut in_no_call, &mut always] {
             assert!(!undo_rewind(r));

@@ -32,7 +32,7 @@ pub(crate) struct OpenFile {
     pub descriptor: u64,
 }
 
-/// Returns the arguments of `openat` for reading a file whose path lies at this address. The flags keep the call from
+/// Returns the arguments of `openat` for reading a file whose path is at this address. The flags keep the call from
 /// waiting for a pipe and from acquiring a terminal.
 pub(crate) fn arguments_to_open(path: Address) -> [u64; 6] {
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as u64;

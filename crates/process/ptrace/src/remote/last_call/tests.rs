@@ -17,7 +17,7 @@ fn the_instructions_are_found_whole_or_not_at_all() {
     assert_eq!(call_and_return(WANTED), Some(0));
     assert_eq!(call_and_return(&WANTED[..WANTED.len() - 1]), None);
     for before in [STEP, 3 * STEP, 100 * STEP] {
-        // Beginnings that do not go on.
+        // Beginnings without the rest.
         let begun: Vec<u8> = WANTED[..WANTED.len() - 1].iter().copied().cycle().take(before).collect();
         let code = [&begun, WANTED, WANTED].concat();
         assert_eq!(call_and_return(&code), Some(before));

@@ -20,7 +20,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid};
 
-/// Actions, the upper half of what a filter returns (`linux/seccomp.h`).
+/// Actions, the upper half of a filter's result (`linux/seccomp.h`).
 const ACTION: u32 = 0xffff_0000;
 const DATA: u32 = 0xffff;
 const RET_ALLOW: u32 = 0x7fff_0000;
@@ -80,7 +80,7 @@ pub enum Filters {
     None,
     /// It has these, the oldest first.
     Known(Vec<Vec<Instruction>>),
-    /// They cannot be read, and are the same as those of this process; a child has tried the calls.
+    /// They cannot be read, and are the same as this process's; a child has tried the calls.
     SameAsOurs,
 }
 
@@ -134,7 +134,7 @@ impl Filters {
         candidates.into_iter().find(harmless).unwrap_or(-1)
     }
 
-    /// True where the thread has received another filter since.
+    /// True if the thread has received another filter since.
     pub fn have_grown(&self, thread: Pid) -> bool {
         let index = match self {
             Self::None => 0,
@@ -165,7 +165,7 @@ fn read(thread: Pid) -> Result<Vec<Vec<Instruction>>, Errno> {
     }
 }
 
-/// True where a process has as many filters as this one and belongs to the same container or service, which gives its
+/// True if a process has as many filters as this one and belongs to the same container or service, which gives its
 /// filters to all its processes.
 fn are_ours(thread: Pid, status: &ThreadStatus) -> bool {
     let group = |of: &str| text_of(format!("/proc/{of}/cgroup")).ok();
@@ -206,7 +206,7 @@ pub fn refusal(call: &str) -> String {
 
 /// Returns the name of the first call for which a child of this process is killed.
 fn killed_for() -> Option<&'static str> {
-    // In most cases there is none: one child tries them all.
+    // In most cases there is none: one child tries all calls.
     if !is_killed(&CALLS) {
         return None;
     }

@@ -14,7 +14,7 @@ const fn instruction(code: u16, value: u32) -> Instruction {
 
 const RETURN_ALLOWED: Instruction = instruction(0x06, RET_ALLOW);
 
-/// Returns a filter for [`NO_CALL`] that calculates a value and returns twelve bits of it as an error.
+/// Returns a filter for [`NO_CALL`] that calculates a value and returns twelve bits as an error.
 fn whole(body: &[Instruction], shift: u32) -> Vec<Instruction> {
     let is_it = Instruction { code: 0x15, if_true: 1, if_false: 0, value: NO_CALL as u32 };
     let mut filter = vec![instruction(0x20, 0), is_it, RETURN_ALLOWED];

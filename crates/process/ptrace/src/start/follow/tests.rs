@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 const ALONE: &str = "PAGELIFT_TEST_FOLLOWS_ALONE";
 
-/// Runs a test in a process of its own: a follower takes the reports of all children of its process.
+/// Runs a test in a separate process: a follower takes the reports of all children of its process.
 fn alone(name: &str, body: impl FnOnce()) {
     if std::env::var_os(ALONE).is_some() {
         return body();
@@ -49,7 +49,7 @@ impl Handler for Executed {
     fn killed(&mut self, _: i32, _: &InjectError) {}
 }
 
-/// A shell that is followed, and at work to start another program and to end at once.
+/// A shell that is followed, and about to start another program and to end at once.
 fn shell() -> (Child, Pid, Follower) {
     let mut command = Command::new("sh");
     command.args(["-c", "echo ready; exec >/dev/null; read line; sleep 60 & exit"]);
@@ -182,6 +182,10 @@ impl Handler for Sleeps {
         After::Release
     }
 
+    fn stays(&self) -> bool {
+        true
+    }
+
     fn killed(&mut self, _: i32, error: &InjectError) {
         self.errors.push(error.to_string());
     }
@@ -197,7 +201,7 @@ fn a_program_that_does_not_return_from_a_call_starts_once_the_call_returns() {
             let mut output = shell.stdout.take().unwrap();
             output.read_exact(&mut [0; 6]).unwrap();
             let pid = Pid::from_raw(shell.id() as i32);
-            let follower = Follower::seize(pid, descendants).unwrap().that_stays(true);
+            let follower = Follower::seize(pid, descendants).unwrap();
             shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
             let mut handler = Sleeps { after, errors: Vec::new() };
             follower.run(&mut handler).unwrap();
