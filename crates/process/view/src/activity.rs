@@ -1,4 +1,4 @@
-//! What the kernel counts of a process without a PMU: page faults, CPU time, context switches.
+//! The kernel's counts for a process without a PMU: page faults, CPU time, context switches.
 
 use crate::{ObservationError, ProcessFiles, tree_of};
 use address_space::{ProcessStat, StatCounters};
@@ -37,8 +37,8 @@ impl Activity {
         }
     }
 
-    /// The counts until now of a process and its descendants, of those that have ended and were waited for, too. Context switches
-    /// are those of the threads that are there: the kernel tells nothing of others.
+    /// The counts until now for a process and its descendants, including those that have ended and were waited for.
+    /// Context switches are those of the present threads: the kernel does not report others.
     ///
     /// # Errors
     /// [`ObservationError`] of the process.
@@ -94,7 +94,7 @@ impl ActivityReader {
         Ok(self.counted(ProcessStat::parse(&stat).and_then(ProcessStat::counters)))
     }
 
-    /// The counts until now with those of its children that have ended and were waited for.
+    /// The counts until now, including its children that have ended and were waited for.
     fn read_with_children(&mut self) -> Result<Activity, ObservationError> {
         let stat = self.process.text("stat")?;
         let stat = ProcessStat::parse(&stat);
@@ -135,7 +135,7 @@ impl ActivityReader {
     }
 }
 
-/// Page faults of all threads of a process until now, minor and major; `None` where the kernel does not tell.
+/// Page faults of all threads of a process until now, minor and major; `None` if the kernel does not report them.
 pub fn page_faults(process: &ProcessFiles) -> Option<u64> {
     let counters = ProcessStat::parse(&process.text("stat").ok()?)?.counters()?;
     Some(counters.minor_faults.saturating_add(counters.major_faults))

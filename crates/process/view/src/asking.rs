@@ -2,21 +2,27 @@
 //!
 //! A read of a process waits until the locks of its memory are released, and a user's program can hold those for any time. No such
 //! read has a time limit, so other threads make it, and a thread that waits too long is left behind. The process is remembered with
-//! the time of its start, as long as that thread waits: no second thread is left behind for it, and no more than
-//! [`Limits::most`] in all.
+//! the time of its start, as long as that thread waits: no second thread is left behind for it.
+//!
+//! One user's processes cannot hide another user's. Each user has a limit of threads that are left behind, and a limit of time
+//! ([`Limits`]). Once a scan is slow, the next process is one of the user whose processes took the least time.
+
+mod work;
 
 use crate::{ObservationError, ProcessFiles};
 use address_space::ProcessStat;
-use linux::watch;
+use linux::owner::accountable_user_of;
+use linux::watch::{self, GivenUp, Worker};
 use serde::Serialize;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs;
 use std::io;
-use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+use work::{User, Work};
 
 /// A process that was not read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,7 +41,7 @@ pub struct Unanswered {
 pub enum Silence {
     /// It did not answer within [`watch::LIMIT`], now or at an earlier look that still waits.
     NoAnswer,
-    /// It was not asked, because so many others do not answer that no more are waited for.
+    /// It was not asked, because too many processes, mostly its own user's, do not answer or answer slowly.
     NotAsked,
 }
 
@@ -49,9 +55,9 @@ impl fmt::Display for Unanswered {
                  waits for holds; fix: end it",
                 watch::LIMIT.as_secs()
             ),
-            Silence::NotAsked => {
-                write!(formatter, "was not read, because {} others do not answer; fix: end those", LIMITS.most)
-            }
+            Silence::NotAsked => formatter.write_str(
+                "was not read, because too many processes of its user do not answer or answer slowly; fix: end those",
+            ),
         }
     }
 }
@@ -70,14 +76,50 @@ struct Limits {
     patience: u32,
     /// After this time a process is given up.
     limit: u32,
+    /// After this time a scan asks no further process.
+    scan: u32,
     /// Number of threads, those that were left behind earlier included.
     most: usize,
+    /// Number of threads that a scan may start, however many were left behind. While so few are left, no further process of a
+    /// user is asked who has one that does not answer.
+    reserve: usize,
+    /// Number of threads that wait for processes of one user.
+    most_of_a_user: usize,
+    /// Time that answers of one user's processes may take, over all scans. [`RESTORED`] describes how it comes back.
+    of_a_user: Duration,
+    /// Shorter answers do not count as a user's time.
+    short: Duration,
+    /// The user to whom a process counts.
+    user_of: fn(i32) -> User,
+}
+
+impl Limits {
+    /// The limits of a scan while `left_behind` threads wait for processes of earlier ones.
+    fn beside(self, left_behind: usize) -> Self {
+        let most = self.most.saturating_sub(left_behind);
+        match most < self.reserve {
+            true => Self { most: self.reserve, most_of_a_user: 1, ..self },
+            false => Self { most, ..self },
+        }
+    }
 }
 
 const TICK: Duration = Duration::from_millis(500);
 /// Most processes are read in less than a millisecond, and the largest in some seconds.
-const LIMITS: Limits =
-    Limits { tick: TICK, patience: 4, limit: (watch::LIMIT.as_millis() / TICK.as_millis()) as u32, most: 8 };
+const LIMITS: Limits = Limits {
+    tick: TICK,
+    patience: 4,
+    limit: (watch::LIMIT.as_millis() / TICK.as_millis()) as u32,
+    scan: 2 * (watch::LIMIT.as_millis() / TICK.as_millis()) as u32,
+    most: 32,
+    reserve: 4,
+    most_of_a_user: 8,
+    of_a_user: Duration::from_secs(60),
+    short: Duration::from_millis(50),
+    user_of: accountable_user_of,
+};
+/// A user gets back this part of the time that passes.
+const RESTORED: u32 = 10;
 
 /// Calls `look` with every process in other threads, and `found` in this one with what it returned, in any order. `found` must
 /// not ask processes itself.
@@ -116,6 +158,38 @@ pub fn ask_one<T: Send + 'static>(
     answer.unwrap_or_else(|| Err(Unanswered::new(pid, Silence::NotAsked)))
 }
 
+/// Works on processes, one after another, in another thread: each may take any time, if it answers.
+#[derive(Default)]
+pub struct OneByOne(Worker);
+
+impl OneByOne {
+    /// Has the thread do `work` with a process. If a read takes longer than [`watch::LIMIT`], the thread is left behind and ends
+    /// once the process answers. `work` may ask processes.
+    ///
+    /// # Errors
+    /// [`Unanswered`].
+    pub fn with<T: Send + 'static>(
+        &mut self,
+        pid: i32,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Unanswered> {
+        if let Some(reason) = locked(&KNOWN).refuses(pid, &LIMITS) {
+            return Err(Unanswered::new(pid, reason));
+        }
+        let alive = Arc::new(());
+        let thread = Arc::downgrade(&alive);
+        let done = self.0.run(move || {
+            let _alive = alive;
+            work()
+        });
+        done.map_err(|GivenUp| {
+            let (start, user) = (start_of(pid), (LIMITS.user_of)(pid));
+            locked(&KNOWN).left_behind.push(LeftBehind { pid, start, user, thread });
+            Unanswered::new(pid, Silence::NoAnswer)
+        })
+    }
+}
+
 fn process_numbers() -> Result<Vec<i32>, ObservationError> {
     let failed = |source: io::Error| match source {
         _ if !std::path::Path::new("/proc/self/stat").exists() => ObservationError::ProcNotMounted,
@@ -136,13 +210,74 @@ struct LeftBehind {
     pid: i32,
     /// Time of its start (proc_pid_stat(5)): a later process of the number has another one.
     start: Option<u64>,
+    user: User,
     /// Gone once the thread has ended.
     thread: Weak<()>,
 }
 
-/// The threads that were left behind. Locked while processes are asked, so that all callers together start no more threads than
-/// one.
-static LEFT_BEHIND: Mutex<Vec<LeftBehind>> = Mutex::new(Vec::new());
+/// Time that a user's processes took to answer.
+struct Spent {
+    time: Duration,
+    /// Time of the last change.
+    at: Instant,
+}
+
+impl Spent {
+    fn now(&self) -> Duration {
+        self.time.saturating_sub(self.at.elapsed() / RESTORED)
+    }
+}
+
+/// Results of earlier scans.
+struct Known {
+    left_behind: Vec<LeftBehind>,
+    spent: BTreeMap<User, Spent>,
+}
+
+/// Locked while processes are asked, so that all callers together start no more threads than one.
+static KNOWN: Mutex<Known> = Mutex::new(Known { left_behind: Vec::new(), spent: BTreeMap::new() });
+
+impl Known {
+    fn spend(&mut self, user: User, time: Duration) {
+        let time = time + self.spent_by(user);
+        self.spent.insert(user, Spent { time, at: Instant::now() });
+    }
+
+    fn spent_by(&self, user: User) -> Duration {
+        self.spent.get(&user).map_or(Duration::ZERO, Spent::now)
+    }
+
+    /// Removes threads that have ended. Their time counts only now: while they wait, no other thread waits for the same process.
+    fn refresh(&mut self, limits: &Limits) {
+        let (waiting, ended): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.left_behind).into_iter().partition(|silent| silent.thread.strong_count() > 0);
+        self.left_behind = waiting;
+        ended.iter().for_each(|silent| self.spend(silent.user, limits.tick * limits.limit));
+        self.spent.retain(|_, spent| !spent.now().is_zero());
+    }
+
+    fn is_silent(&self, pid: i32) -> bool {
+        self.left_behind.iter().any(|silent| silent.pid == pid && silent.start == start_of(pid))
+    }
+
+    /// Why no work with a process begins, if so.
+    fn refuses(&mut self, pid: i32, limits: &Limits) -> Option<Silence> {
+        self.refresh(limits);
+        if self.left_behind.is_empty() && self.spent.is_empty() {
+            return None;
+        }
+        let user = (limits.user_of)(pid);
+        let is_over = self.left_behind_for(user) >= limits.most_of_a_user || self.spent_by(user) >= limits.of_a_user;
+        match self.is_silent(pid) {
+            true => Some(Silence::NoAnswer),
+            false => is_over.then_some(Silence::NotAsked),
+        }
+    }
+
+    fn left_behind_for(&self, user: User) -> usize {
+        self.left_behind.iter().filter(|silent| silent.user == user).count()
+    }
+}
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -153,253 +288,184 @@ fn start_of(pid: i32) -> Option<u64> {
     ProcessStat::parse(&ProcessFiles::of(pid).text("stat").ok()?)?.start_time()
 }
 
-/// The present work of the threads.
-#[derive(Default)]
-struct Work {
-    queue: VecDeque<i32>,
-    under_way: BTreeMap<i32, UnderWay>,
-}
-
-struct UnderWay {
-    /// Number of ticks since it began.
-    age: u32,
-    /// Time of the process's start, read before it was asked: it may end meanwhile, and another get its number.
-    start: Option<u64>,
-    thread: Weak<()>,
-}
-
-impl Work {
-    fn older_than(&self, age: u32) -> usize {
-        self.under_way.values().filter(|read| read.age >= age).count()
-    }
-}
-
 fn ask<T: Send + 'static>(
     pids: Vec<i32>,
     limits: Limits,
     look: impl Fn(i32) -> T + Clone + Send + 'static,
     mut found: impl FnMut(i32, Result<T, Unanswered>),
 ) {
-    let mut left_behind = locked(&LEFT_BEHIND);
-    left_behind.retain(|silent| silent.thread.strong_count() > 0);
-    let is_known = |pid: &i32| left_behind.iter().any(|silent| silent.pid == *pid && silent.start == start_of(*pid));
-    let (known, others): (Vec<i32>, Vec<i32>) = pids.into_iter().partition(is_known);
-    let work = Arc::new(Mutex::new(Work { queue: others.into(), ..Work::default() }));
-    let most = limits.most.saturating_sub(left_behind.len());
-    run(&work, Limits { most, ..limits }, look, &mut found);
-    let Work { queue, under_way } = std::mem::take(&mut *locked(&work));
+    let mut known = locked(&KNOWN);
+    known.refresh(&limits);
+    let (silent, others): (Vec<i32>, Vec<i32>) = pids.into_iter().partition(|pid| known.is_silent(*pid));
+    let mut scan = Scan {
+        work: Arc::new(Mutex::new(Work::of(others))),
+        limits: limits.beside(known.left_behind.len()),
+        known: &mut known,
+        age: 0,
+    };
+    scan.run(look, &mut found);
+    let Scan { work, .. } = scan;
+    let (under_way, not_asked) = locked(&work).take();
     for (pid, read) in under_way {
-        left_behind.push(LeftBehind { pid, start: read.start, thread: read.thread });
+        let user = read.user.unwrap_or_else(|| (limits.user_of)(pid));
+        known.left_behind.push(LeftBehind { pid, start: read.start, user, thread: read.thread });
         found(pid, Err(Unanswered::new(pid, Silence::NoAnswer)));
     }
-    known.into_iter().for_each(|pid| found(pid, Err(Unanswered::new(pid, Silence::NoAnswer))));
-    queue.into_iter().for_each(|pid| found(pid, Err(Unanswered::new(pid, Silence::NotAsked))));
+    silent.into_iter().for_each(|pid| found(pid, Err(Unanswered::new(pid, Silence::NoAnswer))));
+    not_asked.into_iter().for_each(|pid| found(pid, Err(Unanswered::new(pid, Silence::NotAsked))));
 }
 
-/// Reads until nothing is left but what does not answer and what may not be asked any more.
-fn run<T: Send + 'static>(
-    work: &Arc<Mutex<Work>>,
-    mut limits: Limits,
-    look: impl Fn(i32) -> T + Clone + Send + 'static,
-    found: &mut impl FnMut(i32, Result<T, Unanswered>),
-) {
-    // One result is kept at most, so that none gather.
-    let (say, heard) = mpsc::sync_channel(1);
-    let (mut threads, mut last_tick) = (0, Instant::now());
-    loop {
-        {
-            let now = locked(work);
-            let (has_more, silent) = (!now.queue.is_empty(), now.older_than(limits.limit));
-            let is_over = match has_more {
-                true => threads >= limits.most && silent == threads,
-                false => silent == now.under_way.len(),
-            };
-            if is_over {
-                return;
-            }
-            let all_wait = now.older_than(limits.patience) == threads;
-            drop(now);
-            if has_more && all_wait && threads < limits.most {
-                match start(work, look.clone(), say.clone()) {
-                    Ok(()) => threads += 1,
-                    Err(_) if threads == 0 => return read_here(work, look, found),
-                    Err(_) => limits.most = threads,
-                }
-            }
+/// A process's answer, and the time that it took.
+struct Answer<T> {
+    pid: i32,
+    result: T,
+    took: Duration,
+}
+
+/// One call of [`ask`].
+struct Scan<'a> {
+    work: Arc<Mutex<Work>>,
+    limits: Limits,
+    known: &'a mut Known,
+    /// Number of ticks since it began.
+    age: u32,
+}
+
+impl Scan<'_> {
+    /// Reads until nothing is left but what does not answer and what may not be asked any more.
+    fn run<T: Send + 'static>(
+        &mut self,
+        look: impl Fn(i32) -> T + Clone + Send + 'static,
+        found: &mut impl FnMut(i32, Result<T, Unanswered>),
+    ) {
+        // One result is kept at most, so that none gather.
+        let (say, heard) = mpsc::sync_channel(1);
+        let mut last_tick = Instant::now();
+        if !self.known.left_behind.is_empty() || !self.known.spent.is_empty() {
+            self.sort_by_users();
         }
-        match heard.recv_timeout(limits.tick.saturating_sub(last_tick.elapsed())) {
-            Ok((pid, result)) => {
-                locked(work).under_way.remove(&pid);
-                found(pid, Ok(result));
+        loop {
+            match self.next_step() {
+                Step::End => return,
+                Step::Wait => {}
+                Step::StartThread => match start(&self.work, look.clone(), say.clone()) {
+                    Ok(()) => {}
+                    Err(_) if locked(&self.work).threads == 0 => return self.read_here(look, found),
+                    Err(_) => self.limits.most = locked(&self.work).threads,
+                },
             }
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
-        }
-        if last_tick.elapsed() >= limits.tick {
-            last_tick = Instant::now();
-            locked(work).under_way.values_mut().for_each(|read| read.age += 1);
+            if let Ok(answer) = heard.recv_timeout(self.limits.tick.saturating_sub(last_tick.elapsed())) {
+                self.take(answer, found);
+            }
+            if last_tick.elapsed() >= self.limits.tick {
+                last_tick = Instant::now();
+                self.tick();
+            }
         }
     }
+
+    fn next_step(&self) -> Step {
+        let work = locked(&self.work);
+        let (has_more, silent) = (work.has_more(), work.older_than(self.limits.limit));
+        let all_wait = work.older_than(self.limits.patience) == work.threads;
+        let is_over = match has_more {
+            true => work.threads >= self.limits.most && silent == work.threads,
+            false => silent == work.under_way(),
+        };
+        match (is_over, has_more && all_wait && work.threads < self.limits.most) {
+            (true, _) => Step::End,
+            (false, true) => Step::StartThread,
+            (false, false) => Step::Wait,
+        }
+    }
+
+    fn take<T>(&mut self, answer: Answer<T>, found: &mut impl FnMut(i32, Result<T, Unanswered>)) {
+        let Answer { pid, result, took } = answer;
+        let read = locked(&self.work).answered(pid);
+        // This program may have been stopped meanwhile.
+        let took = took.min(self.limits.tick * (read.as_ref().map_or(0, |read| read.age) + 1));
+        if took >= self.limits.short {
+            let user = read.and_then(|read| read.user).unwrap_or_else(|| (self.limits.user_of)(pid));
+            self.known.spend(user, took);
+            self.limit_users();
+        }
+        found(pid, Ok(result));
+    }
+
+    fn tick(&mut self) {
+        self.age += 1;
+        let without_user = locked(&self.work).tick();
+        for pid in without_user {
+            let user = (self.limits.user_of)(pid);
+            locked(&self.work).set_user(pid, user);
+        }
+        if self.age == self.limits.patience && !locked(&self.work).is_sorted() {
+            self.sort_by_users();
+        }
+        if self.age == self.limits.scan {
+            locked(&self.work).ask_no_more();
+        }
+        self.limit_users();
+    }
+
+    /// From now on the users take turns.
+    fn sort_by_users(&mut self) {
+        let waiting = locked(&self.work).waiting();
+        let users: HashMap<i32, User> = waiting.into_iter().map(|pid| (pid, (self.limits.user_of)(pid))).collect();
+        locked(&self.work).sort_by(&users);
+        self.limit_users();
+    }
+
+    /// Sets for each user the time spent, and whether further processes of the user are asked.
+    fn limit_users(&mut self) {
+        let (known, limits) = (&*self.known, &self.limits);
+        locked(&self.work).limit_users(|user, under_way| {
+            let threads = known.left_behind_for(user) + under_way.older_than(limits.patience);
+            let spent = known.spent_by(user);
+            let may_be_asked = threads < limits.most_of_a_user && spent < limits.of_a_user;
+            may_be_asked.then(|| spent + limits.tick * under_way.ticks())
+        });
+    }
+
+    /// Without another thread this one reads, as for a single process.
+    fn read_here<T>(&self, look: impl Fn(i32) -> T, found: &mut impl FnMut(i32, Result<T, Unanswered>)) {
+        let (_, waiting) = locked(&self.work).take();
+        waiting.into_iter().for_each(|pid| found(pid, Ok(look(pid))));
+    }
+}
+
+enum Step {
+    End,
+    Wait,
+    StartThread,
 }
 
 fn start<T: Send + 'static>(
     work: &Arc<Mutex<Work>>,
     look: impl Fn(i32) -> T + Send + 'static,
-    say: SyncSender<(i32, T)>,
+    say: SyncSender<Answer<T>>,
 ) -> io::Result<()> {
-    let work = work.clone();
+    let shared = work.clone();
+    locked(work).threads += 1;
     let thread = thread::Builder::new().name("ask".to_owned());
-    thread.spawn(move || {
+    let started = thread.spawn(move || {
         watch::leave_to_caller();
         let alive = Arc::new(());
-        let next = || {
-            let mut work = locked(&work);
-            let pid = work.queue.pop_front()?;
-            let read = UnderWay { age: 0, start: start_of(pid), thread: Arc::downgrade(&alive) };
-            work.under_way.insert(pid, read);
-            Some(pid)
-        };
+        let next = || locked(&shared).next(&alive);
         while let Some(pid) = next() {
+            let begun = Instant::now();
+            // It may end meanwhile, and another process get its number.
+            let start = start_of(pid);
+            locked(&shared).set_start(pid, start);
+            let result = look(pid);
             // Nobody listens any more once this thread has been left behind.
-            if say.send((pid, look(pid))).is_err() {
+            if say.send(Answer { pid, result, took: begun.elapsed() }).is_err() {
                 return;
             }
         }
-    })?;
-    Ok(())
-}
-
-/// Without another thread this one reads, as for a single process.
-fn read_here<T>(work: &Mutex<Work>, look: impl Fn(i32) -> T, found: &mut impl FnMut(i32, Result<T, Unanswered>)) {
-    let queue = std::mem::take(&mut locked(work).queue);
-    queue.into_iter().for_each(|pid| found(pid, Ok(look(pid))));
+    });
+    started.map(drop).inspect_err(|_| locked(work).threads -= 1)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::RwLock;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    const LIMITS: Limits = Limits { tick: Duration::from_millis(100), patience: 2, limit: 10, most: 3 };
-    /// The threads that are left behind count for all tests of this process.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-    /// Processes of which some do not answer before they are released.
-    struct Processes {
-        closed: Arc<RwLock<()>>,
-        asked: Arc<AtomicUsize>,
-    }
-
-    impl Processes {
-        fn new() -> Self {
-            Self { closed: Arc::default(), asked: Arc::default() }
-        }
-
-        fn look(&self, pids: std::ops::Range<i32>, silent: fn(i32) -> bool) -> BTreeMap<i32, Result<i32, Silence>> {
-            let (at, asked) = (self.closed.clone(), self.asked.clone());
-            let look = move |pid| {
-                asked.fetch_add(1, Ordering::Relaxed);
-                let _answers = silent(pid).then(|| drop(at.read()));
-                10 * pid
-            };
-            let mut all = BTreeMap::new();
-            let found = |pid, looked: Result<i32, Unanswered>| {
-                assert!(all.insert(pid, looked.map_err(|unanswered| unanswered.reason)).is_none());
-            };
-            ask(pids.collect(), LIMITS, look, found);
-            all
-        }
-
-        /// Number of reads since the last call.
-        fn asked(&self) -> usize {
-            self.asked.swap(0, Ordering::Relaxed)
-        }
-    }
-
-    /// Waits until the threads that were left behind have ended.
-    fn wait_for_the_end() {
-        let begun = Instant::now();
-        while locked(&LEFT_BEHIND).iter().any(|silent| silent.thread.strong_count() > 0) {
-            assert!(begun.elapsed().as_secs() < 60, "threads wait for nothing");
-            thread::yield_now();
-        }
-    }
-
-    // Numbers above the kernel's largest possible one (PID_MAX_LIMIT is 4 million): no process has them.
-    const FIRST: i32 = 5_000_000;
-
-    #[test]
-    fn a_process_that_does_not_answer_hides_no_other_and_is_asked_once() {
-        let _alone = locked(&ONE_AT_A_TIME);
-        let processes = Processes::new();
-        let held = processes.closed.write().unwrap();
-        let silent = |pid| pid == FIRST + 1 || pid == FIRST + 3;
-        let expected = |pid| if silent(pid) { Err(Silence::NoAnswer) } else { Ok(10 * pid) };
-        let all = (FIRST..FIRST + 6).map(|pid| (pid, expected(pid))).collect();
-        assert_eq!(processes.look(FIRST..FIRST + 6, silent), all);
-        assert_eq!(processes.asked(), 6);
-        // The other four are asked again.
-        assert_eq!(processes.look(FIRST..FIRST + 6, silent), all);
-        assert_eq!(processes.asked(), 4);
-        drop(held);
-        wait_for_the_end();
-        assert_eq!(processes.look(FIRST..FIRST + 6, silent)[&(FIRST + 1)], Ok(10 * (FIRST + 1)));
-    }
-
-    #[test]
-    fn only_so_many_are_waited_for_in_all() {
-        let _alone = locked(&ONE_AT_A_TIME);
-        let processes = Processes::new();
-        let held = processes.closed.write().unwrap();
-        let is = |pid| match pid - FIRST {
-            0 => Ok(10 * pid),
-            1..=3 => Err(Silence::NoAnswer),
-            _ => Err(Silence::NotAsked),
-        };
-        let all = |pids: std::ops::Range<i32>| pids.map(|pid| (pid, is(pid))).collect();
-        assert_eq!(processes.look(FIRST..FIRST + 8, |pid| pid > FIRST), all(FIRST..FIRST + 8));
-        assert_eq!(processes.asked(), 4);
-        assert_eq!(processes.look(FIRST + 2..FIRST + 6, |_| true), all(FIRST + 2..FIRST + 6));
-        assert_eq!(processes.asked(), 0, "no thread is left to ask");
-        drop(held);
-        wait_for_the_end();
-    }
-
-    #[test]
-    fn processes_that_are_slow_hide_no_other() {
-        let _alone = locked(&ONE_AT_A_TIME);
-        let look = |pid: i32| {
-            thread::sleep(LIMITS.tick * if pid < FIRST + 5 { 4 } else { 0 });
-            pid
-        };
-        let mut answers = 0;
-        ask((FIRST..FIRST + 20).collect(), LIMITS, look, |pid, looked| answers += i32::from(looked == Ok(pid)));
-        assert_eq!(answers, 20);
-    }
-
-    #[test]
-    fn a_later_process_of_the_number_is_asked() {
-        let _alone = locked(&ONE_AT_A_TIME);
-        let own = std::process::id() as i32;
-        let (alive, start) = (Arc::new(()), start_of(own));
-        let is_asked = |start| {
-            locked(&LEFT_BEHIND).push(LeftBehind { pid: own, start, thread: Arc::downgrade(&alive) });
-            let mut answer = None;
-            ask(vec![own], LIMITS, |pid| pid, |_, looked| answer = Some(looked));
-            locked(&LEFT_BEHIND).clear();
-            answer.unwrap()
-        };
-        assert_eq!(is_asked(start).unwrap_err().reason, Silence::NoAnswer);
-        assert_eq!(is_asked(start.map(|start| start - 1)), Ok(own));
-    }
-
-    #[test]
-    fn every_process_is_looked_at() {
-        let _alone = locked(&ONE_AT_A_TIME);
-        let mut own = None;
-        let is_own = std::process::id() as i32;
-        each_process(ProcessFiles::pid, |pid, looked| own = own.take().or((pid == is_own).then_some(looked))).unwrap();
-        assert_eq!(own, Some(Ok(is_own)));
-        assert_eq!(ask_one(is_own, ProcessFiles::pid), Ok(is_own));
-    }
-}
+mod tests;

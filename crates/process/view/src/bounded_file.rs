@@ -1,11 +1,13 @@
 //! A file that limits how many bytes its reader may read.
 
 use object::ReadCacheOps;
+use std::cell::Cell;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Number of bytes of a file's beginning that are read at once. It holds most of what is read of a sound ELF file, in
-/// seven pieces.
+/// Number of bytes at a file's beginning that are read at once. It contains most of the bytes needed from a sound ELF
+/// file, which are read in seven pieces.
 const BEGINNING: usize = 2 << 10;
 /// Number of bytes that are read around a short piece: names of one table are close together.
 const WINDOW: usize = 4 << 10;
@@ -20,26 +22,41 @@ pub struct BoundedFile<'a> {
     length: u64,
     position: u64,
     budget: u64,
-    /// The file's first bytes, once any of them has been read.
+    /// The file's first bytes, once any has been read.
     beginning: Option<Vec<u8>>,
     /// Position and bytes of the part in which a short piece was last read.
     window: (u64, Vec<u8>),
+    /// Set once a read fails.
+    failed: Option<&'a Cell<bool>>,
 }
 
 impl<'a> BoundedFile<'a> {
     /// A reader of `file`, `length` bytes long, that gives at most `budget` bytes in all.
     pub fn new(file: &'a File, length: u64, budget: u64) -> Self {
-        Self { file, length, position: 0, budget, beginning: None, window: (0, Vec::new()) }
+        Self { file, length, position: 0, budget, beginning: None, window: (0, Vec::new()), failed: None }
     }
 
-    /// Returns the bytes at the position, where all of them lie in the file's beginning.
+    /// Sets `failed` once the kernel refuses to read the file. Readers of ELF files do not distinguish that from a damaged file.
+    pub fn reporting(self, failed: &'a Cell<bool>) -> Self {
+        Self { failed: Some(failed), ..self }
+    }
+
+    /// Returns the result of a read, and reports an error.
+    fn report<T>(failed: Option<&Cell<bool>>, result: io::Result<T>) -> Option<T> {
+        if let (Some(failed), Err(error)) = (failed, &result) {
+            failed.set(failed.get() || is_refusal(error));
+        }
+        result.ok()
+    }
+
+    /// Returns the bytes at the position if all are in the file's beginning.
     fn read_beginning(&mut self, length: usize) -> Option<&[u8]> {
         let start = usize::try_from(self.position).ok()?;
         let end = start.checked_add(length).filter(|&end| end <= BEGINNING)?;
-        let file = self.file;
+        let (file, failed) = (self.file, self.failed);
         let beginning = self.beginning.get_or_insert_with(|| {
             let mut bytes = vec![0; BEGINNING];
-            let read = file.read_at(&mut bytes, 0).unwrap_or(0);
+            let read = Self::report(failed, file.read_at(&mut bytes, 0)).unwrap_or(0);
             bytes.truncate(read);
             bytes
         });
@@ -57,7 +74,7 @@ impl<'a> BoundedFile<'a> {
         let (at, bytes) = &mut self.window;
         if bytes.is_empty() || *at != start {
             bytes.resize(WINDOW, 0);
-            let read = self.file.read_at(bytes, start).unwrap_or(0);
+            let read = Self::report(self.failed, self.file.read_at(bytes, start)).unwrap_or(0);
             bytes.truncate(read);
             *at = start;
         }
@@ -68,6 +85,11 @@ impl<'a> BoundedFile<'a> {
         self.budget = self.budget.checked_sub(bytes as u64).ok_or(())?;
         Ok(())
     }
+}
+
+/// True for an error of the file or its medium; false if a damaged file leads to a place that no file has.
+pub fn is_refusal(error: &io::Error) -> bool {
+    !matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput)
 }
 
 impl ReadCacheOps for BoundedFile<'_> {
@@ -87,7 +109,7 @@ impl ReadCacheOps for BoundedFile<'_> {
                 buffer[..bytes.len()].copy_from_slice(bytes);
                 bytes.len()
             }
-            None => self.file.read_at(buffer, self.position).map_err(|_| ())?,
+            None => Self::report(self.failed, self.file.read_at(buffer, self.position)).ok_or(())?,
         };
         self.position += count as u64;
         Ok(count)
@@ -101,7 +123,7 @@ impl ReadCacheOps for BoundedFile<'_> {
         } else if let Some(bytes) = self.read_window(length).filter(|bytes| bytes.len() == length) {
             buffer.copy_from_slice(bytes);
         } else {
-            self.file.read_exact_at(buffer, self.position).map_err(|_| ())?;
+            Self::report(self.failed, self.file.read_exact_at(buffer, self.position)).ok_or(())?;
         }
         self.position += buffer.len() as u64;
         Ok(())
@@ -131,6 +153,24 @@ mod tests {
             let count = bounded.read(&mut piece).unwrap();
             assert_eq!(count, length.min(all.saturating_sub(at)), "{length} at {at}");
             assert_eq!(piece[..count], bytes[at.min(all)..][..count], "{length} at {at}");
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_file_is_reported_and_a_damaged_one_is_none() {
+        let write_only = tempfile::NamedTempFile::new().unwrap();
+        write_only.as_file().set_len(8192).unwrap();
+        let write_only = std::fs::OpenOptions::new().write(true).open(write_only.path()).unwrap();
+        let own = File::open(std::env::current_exe().unwrap()).unwrap();
+        for (file, is_reported) in [(&own, false), (&write_only, true)] {
+            for (position, length) in [(0, 8), (4096, 8), (4096, 4096), (u64::MAX, 4096), (i64::MAX as u64, 1)] {
+                let failed = Cell::new(false);
+                let mut bounded = BoundedFile::new(file, u64::MAX, u64::MAX).reporting(&failed);
+                bounded.seek(position).unwrap();
+                let _ = bounded.read_exact(&mut vec![0; length]);
+                let _ = bounded.read(&mut vec![0; length]);
+                assert_eq!(failed.get(), is_reported && i64::try_from(position).is_ok(), "{length} at {position}");
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Names code addresses of a running process, wherever the code lies now: an object whose pages were lifted to anonymous or
-//! hugetlb memory is known by its link map, and its addresses lead to offsets in its file.
+//! Names code addresses of a running process, wherever the code is now: an object whose pages were lifted to anonymous
+//! or hugetlb memory is found in its link map, and its addresses give offsets in its file.
 
 use crate::bounded_file::BoundedFile;
 use crate::loading::open_object;
@@ -22,25 +22,25 @@ pub struct ProcessCode {
     budget: Budget,
 }
 
-/// Where an address of code lies.
+/// The object and function of an address of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodePlace<'a> {
     /// The object's name, the last part of its path.
     pub object: &'a str,
     /// The object's number, see [`ProcessCode::objects`].
     pub index: usize,
-    /// The function; `None` where no symbol tells.
+    /// The function; `None` if no symbol covers it.
     pub function: Option<&'a str>,
     /// The address as in the object's file.
     pub in_file: u64,
 }
 
-/// The sections of one object that a stack is unwound by, as they lie in its file; absent ones are empty.
+/// The sections of one object for unwinding stacks, as in its file; absent ones are empty.
 #[derive(Clone, Debug, Default)]
 pub struct UnwindSections {
     /// `.eh_frame`: its addresses as in the file, and its bytes.
     pub frames: Option<(AddressRange, Vec<u8>)>,
-    /// `.eh_frame_hdr`, an index of it.
+    /// `.eh_frame_hdr`, its index.
     pub index: Option<(AddressRange, Vec<u8>)>,
     /// `.got`.
     pub offsets: Option<AddressRange>,
@@ -50,7 +50,7 @@ impl ProcessCode {
     /// Looks at process `pid`.
     ///
     /// # Errors
-    /// [`ObservationError`] where the process cannot be looked at.
+    /// [`ObservationError`] if the process cannot be read.
     pub fn of(pid: i32) -> Result<Self, ObservationError> {
         let process = ProcessFiles::of(pid);
         let space = process.maps()?;
@@ -64,7 +64,7 @@ impl ProcessCode {
         &self.objects
     }
 
-    /// The number of the object that an address lies in.
+    /// The number of the object that contains an address.
     pub fn object_at(&self, address: u64) -> Option<usize> {
         self.objects.iter().position(|object| object.extent().contains(Address(address)))
     }
@@ -83,7 +83,7 @@ impl ProcessCode {
         open_object(&self.process, &self.space, self.objects.get(index)?)
     }
 
-    /// Names an address; `None` where it lies in no object.
+    /// Names an address; `None` if it is in no object.
     pub fn place(&mut self, address: u64) -> Option<CodePlace<'_>> {
         let index = self.object_at(address)?;
         if self.names[index].is_none() {
@@ -109,7 +109,7 @@ impl ProcessCode {
         named_ranges(&symbols, object.bias)
     }
 
-    /// What an object's stack frames are unwound by. No more than `bound` bytes are read of each section.
+    /// The sections for unwinding an object's stack frames. At most `bound` bytes of each section are read.
     pub fn unwind_sections(&self, index: usize, bound: MemoryBound) -> UnwindSections {
         let read = || {
             let file = self.open(index)?;

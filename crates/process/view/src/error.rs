@@ -16,7 +16,9 @@ pub enum ObservationError {
         pid: i32,
     },
     /// The kernel does not permit this user to inspect the process.
-    #[error("process {pid} may be looked at only by its own user (and not if it is setuid) or by root; use sudo")]
+    #[error(
+        "not permitted to inspect process {pid}; needed: its own user (not if it is setuid), or root outside of a container"
+    )]
     NotPermitted {
         /// The process.
         pid: i32,
@@ -41,7 +43,7 @@ pub enum ObservationError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -6,8 +6,8 @@ use crate::{roles, symbols};
 use address_space::{AddressRange, AddressSpace, ElfImage, LoadedObject, ObjectRole, PageSize, RangeSet};
 use linux::bounded::PERF_MAP;
 
-/// Reads all that [`crate::perf_map::write`] reads of an ELF file, and lays the names out over `range`. Addresses are those
-/// of the file. Returns the number of names.
+/// Reads all parts of an ELF file that [`crate::perf_map::write`] reads, and assigns the names to `range`. Addresses
+/// are as in the file. Returns the number of names.
 ///
 /// # Panics
 /// A line of the map cannot be read by perf.
@@ -24,8 +24,7 @@ pub fn read_symbols(bytes: &[u8], range: AddressRange) -> usize {
     found.len()
 }
 
-/// Compares an image that lies at `bias` with the mappings of a process, as [`crate::load_objects`] and
-/// [`crate::Coverage`] do.
+/// Compares an image at `bias` with the mappings of a process, as [`crate::load_objects`] and [`crate::Coverage`] do.
 pub fn place(image: &ElfImage, bias: u64, space: &AddressSpace, base_page: PageSize) {
     let object = loaded(image, bias);
     if roles::is_whole(&object, space) {

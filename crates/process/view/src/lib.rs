@@ -31,8 +31,8 @@ mod tree;
 
 pub use activity::{Activity, ActivityReader, page_faults};
 pub use address_space::AuxiliaryVector;
-pub use asking::{Silence, Unanswered, ask_one, each_of, each_process};
-pub use bounded_file::BoundedFile;
+pub use asking::{OneByOne, Silence, Unanswered, ask_one, each_of, each_process};
+pub use bounded_file::{BoundedFile, is_refusal};
 pub use code::{CodePlace, ProcessCode, UnwindSections};
 pub use coverage::{Coverage, ProcessMemory, processes_with_huge_pages};
 pub use error::ObservationError;
@@ -41,6 +41,7 @@ pub use foreign_text::{printable, quoted};
 pub use loading::{LoadedObjects, NotUnderstood, NotUnderstoodReason, ObjectReader, load_objects};
 pub use mapped_file::{
     Unreadable, executed_metadata, exists_in_root, metadata_in_root, open_executed, open_in_root, open_mapped,
+    target_in_root,
 };
 pub use opening::{FoundFile, open_regular_file};
 pub use process_files::ProcessFiles;

@@ -23,7 +23,7 @@ pub(crate) struct LinkedObject {
     pub path: String,
 }
 
-/// The chain of objects that belongs to `executable`; empty where there is none or it cannot be read.
+/// The chain of objects that belongs to `executable`; empty if there is none or it cannot be read.
 pub(crate) fn linked_objects(
     opener: &Opener<'_>,
     memory: &ProcessMemoryFile,
@@ -49,7 +49,7 @@ pub(crate) fn open_loaded(
     opener.open_path(&object.path).ok().flatten().filter(|file| is_in_memory(file, object, memory))
 }
 
-/// True where the first bytes of the object's memory are those of the file.
+/// True if the first bytes of the object's memory equal the file's.
 pub(crate) fn is_in_memory(file: &MappedFile, object: &LoadedObject, memory: &ProcessMemoryFile) -> bool {
     let Some(first) = object.image.segments.first() else { return false };
     memory.begins_as(&file.file, first.offset, first.file_memory().shifted(object.bias))
@@ -64,7 +64,7 @@ fn dynamic_table(file: &MappedFile) -> Option<AddressRange> {
     Some(AddressRange::sized(Address(dynamic.p_vaddr(endian)), dynamic.p_memsz(endian)))
 }
 
-/// `DT_DEBUG`, into which the dynamic linker has written where its record lies.
+/// The address in `DT_DEBUG`, where the dynamic linker stores the position of its record.
 fn debug_record(memory: &ProcessMemoryFile, table: AddressRange) -> Option<Address> {
     let bytes = memory.bytes(table.start(), table.len().min(MOST_DYNAMIC_BYTES))?;
     let debug = elf::DT_DEBUG.0 as u64;

@@ -52,10 +52,10 @@ pub enum NotUnderstoodReason {
     /// The file can be read, but is not a sound ELF file.
     #[error(transparent)]
     Elf(#[from] ElfError),
-    /// A sound ELF file with executable mappings that are not where its segments say.
+    /// A sound ELF file with executable mappings that do not fit its segments.
     #[error("its mappings do not fit its segments")]
     DoesNotFit,
-    /// The process has so many objects, or so large ones, that no more are looked at.
+    /// The process has so many objects, or such large ones, that no more are read.
     #[error("the process's objects together have more than {} MiB of headers", ELF_IMAGES.bytes() >> 20)]
     TooMany,
 }
@@ -77,11 +77,11 @@ impl Default for ObjectReader {
 
 /// The objects of process `pid` whose mappings are `space`.
 ///
-/// The role of each is set; a file mapped as plain data is not in the list. To look at many processes use one
+/// Each object has its role; a file mapped as plain data is not in the list. To read many processes use one
 /// [`ObjectReader`], which reads each file once.
 ///
 /// # Errors
-/// [`ObservationError`] where the process cannot be looked at. A single file that cannot be read is no error, see
+/// [`ObservationError`] if the process cannot be read. A single file that cannot be read is no error, see
 /// [`LoadedObjects::not_understood`].
 pub fn load_objects(pid: i32, space: &AddressSpace) -> Result<LoadedObjects, ObservationError> {
     ObjectReader::default().load(pid, space)
@@ -96,7 +96,7 @@ impl ObjectReader {
     /// See [`load_objects`].
     ///
     /// # Errors
-    /// [`ObservationError`] where the process cannot be looked at.
+    /// [`ObservationError`] if the process cannot be read.
     pub fn load(&mut self, pid: i32, space: &AddressSpace) -> Result<LoadedObjects, ObservationError> {
         if space.mappings().is_empty() {
             return Ok(LoadedObjects::default());
@@ -123,7 +123,7 @@ impl ObjectReader {
                 executable = Some(first);
             }
         }
-        // Where the file system shows another inode in maps, the entry that the kernel jumped to still tells.
+        // If the file system shows another inode in maps, the entry that the kernel jumped to identifies it.
         let by_entry = |o: &LoadedObject| Some(o.entry()) == auxiliary.entry();
         let executable = executable
             .or_else(|| found.objects.iter().position(by_entry))
@@ -231,8 +231,8 @@ impl ObjectReader {
         }
     }
 
-    /// The executable when none of its mappings is one of its file any more: all of it has been lifted. The auxiliary
-    /// vector still holds the addresses of its headers and its entry.
+    /// The executable after all mappings of its file have been replaced by a lift. The auxiliary vector still has the
+    /// addresses of its headers and its entry.
     fn executed_without_mappings(
         &mut self,
         opener: &Opener<'_>,
@@ -286,8 +286,8 @@ fn drop_images(objects: &mut Vec<LoadedObject>, space: &AddressSpace, base_page:
     objects.retain(|_| !image.next().unwrap_or(false));
 }
 
-/// True where memory without a file lies outside of all objects and looks like a lifted part of one: on pages of the
-/// pool, executable, or read-only.
+/// True if memory without a file is outside of all objects and looks like a lifted part: on pages of the pool,
+/// executable, or read-only.
 fn has_unexplained_memory(space: &AddressSpace, objects: &[LoadedObject]) -> bool {
     space.mappings().iter().any(|m| {
         let no_file = m.is_plain_anonymous() && m.protection.read && (m.protection.execute || !m.protection.write);

@@ -1,4 +1,4 @@
-//! Opens the file that a process has mapped, even where its path has been removed or leads to another file now.
+//! Opens the file that a process has mapped, even if its path has been removed or leads to another file now.
 
 use crate::file_identity::device_numbers;
 use crate::foreign_path::{LastLink, place_below, place_from, place_of};
@@ -12,7 +12,7 @@ use linux::unasked;
 use nix::libc;
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -85,6 +85,15 @@ pub fn metadata_in_root(process: &ProcessFiles, path: &Path) -> Result<Metadata,
     Ok(File::from(Opener::new(process).place_of(path, LastLink::Follow)?).metadata()?)
 }
 
+/// The path of the file that a path of the process leads to through links, below its root, as `/proc/PID/exe` shows it.
+///
+/// # Errors
+/// As [`open_mapped`].
+pub fn target_in_root(process: &ProcessFiles, path: &Path) -> Result<PathBuf, Unreadable> {
+    let place = Opener::new(process).place_of(path, LastLink::Follow)?;
+    Ok(std::fs::read_link(format!("/proc/self/fd/{}", place.as_raw_fd()))?)
+}
+
 /// True if a file has this path below the root of the process, including a dangling link.
 pub fn exists_in_root(process: &ProcessFiles, path: &Path) -> bool {
     Opener::new(process).place_of(path, LastLink::Keep).is_ok()
@@ -109,7 +118,7 @@ impl<'a> Opener<'a> {
         self.process
     }
 
-    /// The identity of the file behind `mapping`, where the kernel tells it without opening the file.
+    /// The identity of the file behind `mapping`, if the kernel reports it without opening the file.
     pub fn identity(&self, mapping: &Mapping) -> Option<FileIdentity> {
         self.may_follow_mappings.then(|| self.identity_at(&self.path_of(mapping)))?
     }

@@ -5,6 +5,7 @@ use crate::mounts::Place;
 use crate::served::{Served, refuse_here};
 use linux::unasked;
 use nix::libc;
+use nix::sys::statfs::{FsType, fstatfs};
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -47,6 +48,14 @@ impl FoundFile {
     /// The kernel's.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.0.metadata()
+    }
+
+    /// The type of its file system.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn file_system(&self) -> io::Result<FsType> {
+        Ok(fstatfs(&self.0)?.filesystem_type())
     }
 
     /// Opens it.

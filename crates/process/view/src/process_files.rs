@@ -97,7 +97,7 @@ impl ProcessFiles {
         self.consistent(|| Ok(parse_flags(&self.accounts_below(end, &["VmFlags:", "ProtectionKey:"])?)?))
     }
 
-    /// The entries with only the lines of these fields; with all lines where none is named.
+    /// The entries with only the lines of these fields; with all lines if none is named.
     fn accounts_below(&self, end: Address, fields: &[&str]) -> Result<String, ObservationError> {
         self.check_number()?;
         let path = self.path("smaps");
@@ -148,7 +148,7 @@ impl ProcessFiles {
         Ok(printable(name.trim_end_matches('\n')))
     }
 
-    /// The base page of the process; of this program, where the process (a 32-bit one) does not tell.
+    /// The base page of the process; of this program, if the process (a 32-bit one) does not report it.
     ///
     /// # Errors
     /// [`ObservationError`].
@@ -188,7 +188,7 @@ impl ProcessFiles {
         read.map_err(|error| self.explain(&path, error))
     }
 
-    /// What a failure to read one of the process's files means.
+    /// The meaning of a failure to read one of the process's files.
     pub(crate) fn explain(&self, path: &Path, source: io::Error) -> ObservationError {
         let pid = self.pid;
         match source.raw_os_error() {
@@ -212,8 +212,8 @@ fn in_order(usages: Vec<MappingUsage>) -> Result<Vec<MappingUsage>, ObservationE
     }
 }
 
-/// Adds to `kept` those of these lines of smaps that are headers or `fields` (all where none is named), and returns true at
-/// the entry of the first mapping that lies at `end` or above. Each entry has over twenty lines.
+/// Adds to `kept` the lines of smaps that are headers or `fields` (all if none is named), and returns true at the entry
+/// of the first mapping at `end` or above. Each entry has over twenty lines.
 fn keep_below(end: Address, fields: &[&str], lines: &[u8], kept: &mut Vec<u8>) -> bool {
     for line in lines.split_inclusive(|&byte| byte == b'\n') {
         let is_header = line.first().is_some_and(|byte| !byte.is_ascii_uppercase());

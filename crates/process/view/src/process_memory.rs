@@ -3,6 +3,7 @@
 use crate::served::Servers;
 use crate::{ObservationError, ProcessFiles};
 use address_space::{Address, AddressRange, RangeSet};
+use linux::pages::base_page;
 use linux::watch::watched;
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -22,6 +23,8 @@ const COMPARED_BYTES: u64 = 1024;
 pub struct ProcessMemoryFile {
     pid: i32,
     file: File,
+    /// The list of its pages; `None` where the kernel refuses it.
+    pages: Option<File>,
     /// Ranges that are not read, since their pages may never arrive.
     refused: RangeSet,
 }
@@ -36,12 +39,16 @@ impl ProcessMemoryFile {
         let refused = if servers.trust_all() { RangeSet::new() } else { servers.refused_ranges(&process.maps()?) };
         let path = process.path("mem");
         let file = File::open(&path).map_err(|error| process.explain(&path, error))?;
-        Ok(Self { pid: process.pid(), file, refused })
+        Ok(Self::with(process, file, refused))
     }
 
     /// Opens the memory of `process`; `None` where the kernel refuses. `refused` is never read.
     pub(crate) fn open(process: &ProcessFiles, refused: RangeSet) -> Option<Self> {
-        Some(Self { pid: process.pid(), file: File::open(process.path("mem")).ok()?, refused })
+        Some(Self::with(process, File::open(process.path("mem")).ok()?, refused))
+    }
+
+    fn with(process: &ProcessFiles, file: File, refused: RangeSet) -> Self {
+        Self { pid: process.pid(), file, pages: File::open(process.path("pagemap")).ok(), refused }
     }
 
     /// True once the process has no memory any more: its file is empty.
@@ -54,7 +61,7 @@ impl ProcessMemoryFile {
         (self.read_some(at, into)? == into.len()).then_some(())
     }
 
-    /// The `length` bytes at `at`; `None` where any of them cannot be read.
+    /// The `length` bytes at `at`; `None` if some cannot be read.
     pub(crate) fn bytes(&self, at: Address, length: u64) -> Option<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(length).ok()?];
         self.read_exact(at, &mut bytes)?;
@@ -72,9 +79,17 @@ impl ProcessMemoryFile {
         watched(|| format!("reading the memory of process {}", self.pid), || self.read_watched(at, into))
     }
 
-    /// A process may exchange what it has mapped at any moment. process_vm_readv(2) can be ended while it waits for a page
-    /// of a file; a read of `/proc/PID/mem` cannot, but reads what protections keep from the process, too.
+    /// A process may exchange what it has mapped at any moment, and hold the lock of its memory for any time. A thread that
+    /// waits in a way that cannot be ended keeps this program from ending, too. process_vm_readv(2) can be ended while it waits
+    /// for a page of a file, and not while it waits for the lock (Linux 6.18, `mm/process_vm_access.c`). A read of
+    /// `/proc/PID/mem` can be ended while it waits for the lock, and not while it waits for a page. So it reads pages that are
+    /// in memory. The list of pages, which shows that, waits for the lock first and can be ended.
     fn read_watched(&self, at: Address, into: &mut [u8]) -> Option<usize> {
+        if self.is_in_memory(at, into.len())
+            && let Ok(read) = self.file.read_at(into, at.0)
+        {
+            return Some(read);
+        }
         let remote = RemoteIoVec { base: usize::try_from(at.0).ok()?, len: into.len() };
         match process_vm_readv(Pid::from_raw(self.pid), &mut [IoSliceMut::new(into)], &[remote]) {
             Ok(read) => Some(read),
@@ -83,7 +98,19 @@ impl ProcessMemoryFile {
         }
     }
 
-    /// True where the first bytes of `range` are those of the file from `offset` on.
+    /// True if all pages that hold these bytes are in memory (Documentation/admin-guide/mm/pagemap.rst).
+    fn is_in_memory(&self, at: Address, length: usize) -> bool {
+        const ENTRY: u64 = 8;
+        const PRESENT: u64 = 1 << 63;
+        let page = base_page().bytes();
+        let (first, last) = (at.0 / page, at.0.saturating_add(length as u64 - 1) / page);
+        let mut entries = vec![0; ((last - first + 1) * ENTRY) as usize];
+        let read = self.pages.as_ref().map(|pages| pages.read_exact_at(&mut entries, first * ENTRY));
+        let is_present = |entry: &[u8; ENTRY as usize]| u64::from_ne_bytes(*entry) & PRESENT != 0;
+        read.is_some_and(|read| read.is_ok()) && entries.as_chunks().0.iter().all(is_present)
+    }
+
+    /// True if the first bytes of `range` equal those of the file from `offset` on.
     pub(crate) fn begins_as(&self, file: &File, offset: u64, range: AddressRange) -> bool {
         let length = range.len().min(COMPARED_BYTES);
         let mut in_file = vec![0; length as usize];
@@ -115,6 +142,21 @@ impl ProcessMemoryFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_read_whether_they_are_in_memory_or_not() {
+        let page = base_page().bytes() as usize;
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&vec![7; 3 * page], 0).unwrap();
+        let mapping = linux::file_mapping::FileMapping::readable(&file, 0, 3 * page as u64, base_page()).unwrap();
+        let at = mapping.range().start();
+        let memory = ProcessMemoryFile::open(&ProcessFiles::own(), RangeSet::new()).unwrap();
+        assert!(!memory.is_in_memory(at, 1) && !memory.is_in_memory(Address(u64::MAX), 2));
+        assert_eq!(memory.bytes(at + (page as u64 - 1), page as u64 + 2).unwrap(), vec![7; page + 2]);
+        mapping.touch(&[0, page as u64, 2 * page as u64]).unwrap();
+        assert!(memory.is_in_memory(at, 3 * page));
+        assert_eq!(memory.bytes(at, 3 * page as u64).unwrap(), vec![7; 3 * page]);
+    }
 
     #[test]
     fn what_is_refused_is_not_read_and_ends_what_is() {

@@ -1,4 +1,4 @@
-//! A process with all that descend from it.
+//! A process with all its descendants.
 
 use crate::ProcessFiles;
 use address_space::ProcessStat;

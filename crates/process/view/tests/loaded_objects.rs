@@ -116,7 +116,7 @@ fn a_reader_remembers_files_and_gives_the_same_again() {
 
 #[test]
 fn kernel_threads_have_no_objects() {
-    // 2 is kthreadd, except in a PID namespace of its own.
+    // 2 is kthreadd, except in a separate PID namespace.
     let process = ProcessFiles::of(2);
     if process.text("comm").is_ok_and(|name| name.trim() == "kthreadd") && process.maps().is_ok() {
         let space = process.maps().unwrap();

@@ -1,4 +1,4 @@
-//! Perf maps of programs whose code stands on anonymous memory.
+//! Perf maps of programs whose code is on anonymous memory.
 
 use address_space::{Address, AddressRange};
 use process_view::perf_map::{Destination, PerfMapSummary};
@@ -73,7 +73,7 @@ fn every_byte_of_lifted_code_has_one_name_and_functions_have_theirs() {
     for name in ["main", "find", "_start", "library_number", "hidden_step", "library_number@plt", "fopen@plt"] {
         assert!(has(&lines, name), "{name} in {lines:#?}");
     }
-    // The kernel knows the truth for one of them.
+    // The kernel shows the correct name for one symbol.
     let process = process_view::ProcessFiles::of(lifted.program.pid());
     let entry = process.auxiliary().unwrap().entry().unwrap();
     assert_eq!(lines.iter().find(|(range, _)| range.contains(entry)).unwrap().1, "_start");
@@ -170,7 +170,7 @@ fn what_lies_in_the_place_of_the_map_is_dealt_with() {
     std::fs::File::options().write(true).open(&lifted.map).unwrap().set_modified(old).unwrap();
     assert_eq!(lifted.write().1, first);
     let leftovers = std::fs::read_dir("/tmp").unwrap().filter_map(Result::ok);
-    // Another test of this process may be writing a map of its own just now.
+    // Another test of this process may be writing a map at this moment.
     let name = format!("perf-{}.map.{}.new", lifted.program.pid(), own_pid());
     assert!(leftovers.filter(|e| e.file_name().to_string_lossy() == name).count() == 0);
 }

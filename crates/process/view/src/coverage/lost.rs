@@ -22,8 +22,8 @@ pub struct LostContents {
 }
 
 impl ProcessMemory {
-    /// Returns what copies of the objects' read-only memory have lost: pages that are not present, where the file has
-    /// anything but zeros. Also empty where the kernel does not tell which pages are present.
+    /// Returns the contents that copies of the objects' read-only memory have lost: pages that are not present,
+    /// although the file has other bytes than zeros. Also empty if the kernel does not report which pages are present.
     pub fn lost(&self) -> Vec<LostContents> {
         let Ok(pagemap) = Pagemap::open(self.pid, self.base_page) else { return Vec::new() };
         let process = ProcessFiles::of(self.pid);
@@ -49,7 +49,7 @@ impl ProcessMemory {
             let in_file = segment.file_memory().shifted(object.bias);
             for usage in self.usages.iter().filter(|usage| is_copy(usage) && usage.mapping.range.overlaps(in_file)) {
                 let copy = usage.mapping.range.intersect(in_file.widened(self.base_page));
-                // A copy is made with all its pages: one that still has all of them has lost nothing.
+                // A copy is made with all its pages: if all are still present, no contents are lost.
                 if usage.resident_with_hugetlb() >= usage.mapping.range.len() {
                     continue;
                 }

@@ -50,7 +50,7 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// Reads what the kernel tells of process `pid`.
+    /// Reads the kernel's report about process `pid`.
     ///
     /// # Errors
     /// [`ObservationError`].
@@ -129,12 +129,12 @@ impl ProcessMemory {
     }
 }
 
-/// The object that a mapping belongs to, by number, and the parts of it that the mapping shows.
+/// The number of the object that a mapping belongs to, and the parts of the object that the mapping shows.
 fn owner(objects: &[ObjectParts<'_>], mapping: &MappingUsage) -> Option<(usize, Vec<Part>)> {
     objects.iter().enumerate().find_map(|(index, parts)| Some((index, parts.shown_by(&mapping.mapping)?)))
 }
 
-/// What backs a process's memory, by object and part. Byte counts are the kernel's.
+/// The pages that back a process's memory, by object and part. Byte counts are the kernel's.
 #[derive(Clone, Debug, Serialize)]
 pub struct Coverage {
     /// [`COVERAGE_VERSION`].
@@ -153,7 +153,7 @@ pub struct Coverage {
     pub not_understood: Vec<UnknownFile>,
 }
 
-/// What backs one object.
+/// The pages that back one object.
 #[derive(Clone, Debug, Serialize)]
 pub struct ObjectCoverage {
     /// Path as maps shows it.
@@ -173,10 +173,10 @@ impl ObjectCoverage {
     }
 }
 
-/// What backs the mappings that show the same parts of an object with the same protection.
+/// The pages that back the mappings that show the same parts of an object with the same protection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PartCoverage {
-    /// The parts; more than one where the kernel counts them together.
+    /// The parts; more than one if the kernel counts them together.
     pub parts: Vec<Part>,
     /// Protection now.
     pub protection: Protection,
@@ -198,7 +198,7 @@ impl PartCoverage {
 pub enum MemoryKind {
     /// The brk area.
     Heap,
-    /// The first thread's stack; those of others are anonymous memory.
+    /// The first thread's stack; stacks of other threads are anonymous memory.
     Stack,
     /// Anonymous memory.
     Anonymous,
@@ -249,7 +249,7 @@ impl MemoryKind {
     }
 }
 
-/// What backs memory that belongs to no object.
+/// The pages that back memory outside of all objects.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryCoverage {
     /// Its kind.

@@ -4,7 +4,7 @@ use address_space::{AddressRange, LoadedObject, Mapping, MappingName, PageSize, 
 use serde::Serialize;
 use std::fmt;
 
-/// A part of an object, in the order in which parts usually lie.
+/// A part of an object, in the usual order in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
@@ -41,7 +41,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// An object's parts in whole base pages, as they lie in the process.
+/// An object's parts in whole base pages, at their addresses in the process.
 #[derive(Debug)]
 pub(crate) struct ObjectParts<'a> {
     object: &'a LoadedObject,
@@ -59,7 +59,7 @@ impl<'a> ObjectParts<'a> {
                 parts.push((part, all));
                 continue;
             }
-            // Of a segment with bss the page that holds both is a page of the file.
+            // In a segment with bss, the page that contains both is a page of the file.
             let from_file = match segment.file_size {
                 0 => AddressRange::new(all.start(), all.start()),
                 _ => segment.file_memory().shifted(object.bias).widened(base_page),
@@ -75,7 +75,7 @@ impl<'a> ObjectParts<'a> {
         Self { object, extent: object.extent().widened(base_page), parts }
     }
 
-    /// The parts that `mapping` shows, if most of it belongs to this object.
+    /// The parts that `mapping` shows, if most of its bytes belong to this object.
     pub fn shown_by(&self, mapping: &Mapping) -> Option<Vec<Part>> {
         let inside = self.extent.intersect(mapping.range).len();
         if inside == 0 || inside <= mapping.range.len() / 2 {

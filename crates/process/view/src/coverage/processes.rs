@@ -76,8 +76,8 @@ pub fn processes_with_huge_pages() -> Result<HugeProcesses, ObservationError> {
     Ok(found)
 }
 
-/// Reads the rollup first, which costs the kernel a walk but little text. Only for a process with huge pages are all
-/// mappings read, since only they tell the sizes of hugetlb pages.
+/// Reads the rollup first, which costs the kernel a walk but little text. Only if the process has huge pages are all
+/// mappings read, because only they show the sizes of hugetlb pages.
 fn look_at(process: &ProcessFiles, thp: Option<PageSize>) -> Result<Option<HugeProcess>, ObservationError> {
     match process.text("smaps_rollup") {
         Ok(rollup) if !has_huge_bytes(&rollup) => return Ok(None),

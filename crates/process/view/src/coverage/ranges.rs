@@ -1,29 +1,29 @@
-//! What backs each mapping of a process, in the order of addresses.
+//! The pages that back each mapping of a process, in the order of addresses.
 
 use super::{MemoryKind, ObjectParts, Part, ProcessMemory, Usage, owner};
 use address_space::{AddressRange, Protection};
 
-/// What backs one mapping.
+/// The pages that back one mapping.
 #[derive(Clone, Debug)]
 pub struct RangeCoverage {
     /// Its addresses.
     pub range: AddressRange,
     /// Its protection.
     pub protection: Protection,
-    /// What it shows.
+    /// The contents.
     pub shown: Shown,
     /// The kernel's counts.
     pub usage: Usage,
 }
 
-/// What a mapping shows.
+/// The contents of a mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// Parts of an ELF object.
     Object {
         /// Path of the object as maps shows it.
         path: String,
-        /// The parts; more than one where the kernel counts them together.
+        /// The parts; more than one if the kernel counts them together.
         parts: Vec<Part>,
     },
     /// Memory that belongs to no object.

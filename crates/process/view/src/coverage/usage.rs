@@ -35,7 +35,7 @@ impl fmt::Display for HugeKind {
 pub struct HugeBytes {
     /// The kind of page.
     pub kind: HugeKind,
-    /// The page's size, where the kernel tells it.
+    /// The page's size, if the kernel reports it.
     pub page_size: Option<PageSize>,
     /// Bytes of the range on such pages.
     pub bytes: u64,
@@ -46,9 +46,9 @@ pub struct HugeBytes {
 pub struct Usage {
     /// Bytes of addresses.
     pub mapped: u64,
-    /// Bytes of these that are in memory now, on pages of any size.
+    /// Bytes that are in memory now, on pages of any size.
     pub resident: u64,
-    /// Bytes of these that are on huge pages, by kind and size.
+    /// Bytes that are on huge pages, by kind and size.
     pub huge: Vec<HugeBytes>,
 }
 

@@ -68,7 +68,7 @@ impl TemporaryDirectory {
         openat2(&self.open, name, how(flags).resolve(resolve)).ok().map(File::from)
     }
 
-    /// The owner of what has this name; a symbolic link is not followed.
+    /// The owner of the file with this name; a symbolic link is not followed.
     pub fn owner_of(&self, name: &str) -> Option<u32> {
         self.stat(name).map(|stat| stat.st_uid)
     }
@@ -77,7 +77,7 @@ impl TemporaryDirectory {
         fstatat(&self.open, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()
     }
 
-    /// Writes under a name of its own and renames, so that perf never sees half a file.
+    /// Writes under a temporary name and renames the file, so that perf never sees half a file.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!("{name}.{}.new", std::process::id());
         let remove = || unlinkat(&self.open, temporary.as_str(), UnlinkatFlags::NoRemoveDir);

@@ -13,7 +13,7 @@ const LONGEST_PADDING: u64 = 64;
 /// One object, the symbols of its code, and the ranges to be named.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedObject<'a> {
-    /// The object as it lies in the process.
+    /// The object at its address in the process.
     pub object: &'a LoadedObject,
     /// Its symbols, in any order.
     pub symbols: &'a [Symbol],
@@ -22,9 +22,9 @@ pub struct NamedObject<'a> {
 }
 
 /// The text of a perf map (the JIT interface of perf: a line `START SIZE NAME` for each symbol, both numbers
-/// hexadecimal), lowest address first. Bytes without a symbol are named `OBJECT+0xOFFSET`, so that nothing in the
-/// ranges stays unresolved. `None` where the text would be longer than `bound`: a name is repeated for each piece of its
-/// code that others lie between.
+/// hexadecimal), lowest address first. Bytes without a symbol are named `OBJECT+0xOFFSET`, so that every address in the
+/// ranges is resolved. `None` if the text would be longer than `bound`: a name is repeated for each piece of its code
+/// between which other symbols are.
 pub fn render(objects: &[NamedObject<'_>], bound: MemoryBound) -> Option<String> {
     let mut lines = Vec::new();
     for named in objects {
@@ -61,7 +61,7 @@ struct Line<'a> {
     object: &'a LoadedObject,
 }
 
-/// The names of an object that lies at `bias`, lowest address first, without overlap.
+/// The names of an object at `bias`, lowest address first, without overlap.
 pub(crate) fn named_ranges(symbols: &[Symbol], bias: u64) -> Vec<(AddressRange, String)> {
     spans_of(symbols, bias).into_iter().map(|span| (span.range, span.name.to_owned())).collect()
 }
@@ -96,7 +96,7 @@ fn push<'a>(spans: &mut Vec<Span<'a>>, name: &'a str, start: Address, end: Addre
     }
 }
 
-/// The best symbol of each address, lowest first, with the sizes that the file does not tell.
+/// The best symbol of each address, lowest first, with computed sizes for symbols without one.
 fn one_per_address(symbols: &[Symbol], bias: u64) -> Vec<Span<'_>> {
     let mut sorted: Vec<&Symbol> = symbols.iter().collect();
     sorted.sort_by_key(|symbol| (symbol.address, Reverse(preference(symbol)), &symbol.name));
@@ -106,7 +106,7 @@ fn one_per_address(symbols: &[Symbol], bias: u64) -> Vec<Span<'_>> {
         let start = symbol.address.0.wrapping_add(bias);
         match named.last_mut() {
             Some(last) if last.0 == start => last.1 = last.1.max(symbol.size),
-            // A label without a size inside of a function is a part of it.
+            // A label without a size inside of a function is a part of this function.
             _ if symbol.size == 0 && start < covered => {}
             _ => named.push((start, symbol.size, symbol)),
         }

@@ -22,18 +22,18 @@ use std::path::PathBuf;
 /// Why no perf map was written.
 #[derive(Debug, thiserror::Error)]
 pub enum PerfMapError {
-    /// The process cannot be looked at.
+    /// The process cannot be read.
     #[error(transparent)]
     Process(#[from] ObservationError),
     /// The file cannot be written.
     #[error("{path} cannot be written")]
     Write {
-        /// Where perf would look for it.
+        /// The path at which perf reads the map.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel does not tell whose rights the process has.
+    /// The kernel does not report the process's rights.
     #[error("/proc/{pid}/status does not tell the user and groups of the process")]
     Rights {
         /// The process.
@@ -56,7 +56,7 @@ pub enum PerfMapError {
     /// Another user's file is at the map's path.
     #[error("{path} belongs to user {owner} and not to the process's; remove it")]
     OthersFile {
-        /// Where perf would look for the map.
+        /// The path at which perf reads the map.
         path: PathBuf,
         /// The file's owner.
         owner: u32,
@@ -64,12 +64,12 @@ pub enum PerfMapError {
     /// The file system does not answer.
     #[error("{path} could not be written within {seconds} s")]
     TookTooLong {
-        /// Where perf would look for the map.
+        /// The path at which perf reads the map.
         path: PathBuf,
         /// The bound.
         seconds: u64,
     },
-    /// The symbols are not those of a sound program.
+    /// The symbols do not belong to a sound program.
     #[error("the names of the process's code take more than {} MiB; no map is written", PERF_MAP.bytes() >> 20)]
     TooLarge,
     /// The kernel gives no thread for reading the symbols.
@@ -80,7 +80,7 @@ pub enum PerfMapError {
     ReaderEnded,
 }
 
-/// What was written.
+/// The written map.
 #[derive(Clone, Debug, Serialize)]
 pub struct PerfMapSummary {
     /// The file, as seen from this process; `None` where every executable range of the process is still mapped from its
@@ -120,7 +120,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// The destination of the map of process `pid`. An obstacle is an error only where there is a map to write.
+    /// The destination of the map of process `pid`. An obstacle is an error only if there is a map to write.
     pub fn of(pid: i32) -> Self {
         let process = ProcessFiles::of(pid);
         let place = placement::Place::of(&process);
@@ -176,7 +176,7 @@ fn name_lifted_code(
     Ok((summary, Some(text)))
 }
 
-/// The names of the code in `ranges` of the process; none where the object's file cannot be opened any more.
+/// The names of the code in `ranges` of the process; none if the object's file can no longer be opened.
 fn names_of(
     (process, files): (&ProcessFiles, &SymbolFiles),
     space: &AddressSpace,

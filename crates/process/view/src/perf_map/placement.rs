@@ -1,12 +1,12 @@
-//! Writes a perf map where perf looks for it.
+//! Writes a perf map to the path at which perf reads it.
 //!
 //! perf reads `/tmp/perf-PID.map` in the target's mount namespace, with the PID that the target has in its own
 //! innermost PID namespace, and only if the file belongs to root or to the user who runs perf (or with `--force`).
 //!
-//! The target chooses what its `/tmp` is, by a mount namespace of its own, and which names its symbols have. So the map
-//! is written with the target's own rights to files and without any capability, in a sticky directory only: nothing is
-//! created, replaced or added to that the target could not write itself. A file system that may be the target's program, too
-//! (FUSE), is not asked; whatever else does not answer is waited for by a thread, and for it no longer than [`LIMIT`].
+//! The target chooses its `/tmp`, by a separate mount namespace, and the names of its symbols. So the map is written
+//! with the target's own rights to files and without any capability, in a sticky directory only: only files that the
+//! target itself could write are created, replaced or extended. No request is sent to a file system that may be a
+//! program of the target's (FUSE). A thread waits for other file systems that do not answer, at most for [`LIMIT`].
 
 use super::PerfMapError;
 use super::directory::{TemporaryDirectory, descriptor_of_root};
@@ -101,8 +101,8 @@ impl Place {
 
     /// Writes the map of the process.
     ///
-    /// A map that the program itself keeps for its generated code stays: lines are added to it. Any other of its own is
-    /// replaced.
+    /// A map that the program itself keeps for its generated code stays: lines are added. Any other file of the
+    /// program's is replaced.
     pub fn put(self, process: &ProcessFiles, text: String, ranges: &RangeSet) -> Result<Placed, PerfMapError> {
         // The data are this process's only if it has existed all the time.
         descriptor_of_root(&self.files).map_err(|error| process.explain(&process.path("root"), error))?;

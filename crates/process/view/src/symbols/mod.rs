@@ -24,7 +24,7 @@ use std::fmt;
 pub struct Symbol {
     /// Address as in the file, before the bias.
     pub address: Address,
-    /// Bytes; 0 where the file does not tell.
+    /// Bytes; 0 if the file does not contain it.
     pub size: u64,
     /// The end of its section, which bounds a symbol without a size.
     pub limit: Address,
@@ -69,8 +69,8 @@ impl fmt::Display for SymbolSource {
     }
 }
 
-/// The symbols of an object that lie in `wanted` (addresses as in the file), from the best source there is. Those that
-/// exceed `budget` are left out.
+/// The symbols of an object within `wanted` (addresses as in the file), from the best source. Symbols beyond `budget`
+/// are omitted.
 pub(crate) fn read_symbols(
     files: &SymbolFiles,
     object: &LoadedObject,
@@ -188,7 +188,7 @@ mod tests {
             damage in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), any::<u8>()), 1..24),
         ) {
             let mut bytes = sample().to_vec();
-            // The section headers lie at the end; half of the damage goes there and into the file's header.
+            // The section headers are at the end; half of the damage goes there and into the file's header.
             let tail = bytes.len().saturating_sub(4096);
             for (at, in_headers, value) in damage {
                 let position = match in_headers {

@@ -1,4 +1,4 @@
-//! Symbols that were stripped from a file and lie beside it: separate debug files (found by build-id or
+//! Symbols that were stripped from a file into a file next to it: separate debug files (found by build-id or
 //! `.gnu_debuglink`, as gdb's manual describes under "Separate Debug Files") and `.gnu_debugdata`.
 
 use super::files::SymbolFiles;
@@ -36,7 +36,7 @@ pub(crate) fn debug_file<'data, R: ReadRef<'data>>(
     }
     let fits = |file: &MappedFile| belongs(file, build_id, link.as_ref().map(|(_, checksum)| *checksum));
     let found = |path: &String| Some((path.clone(), files.open(path).filter(|file| fits(file))?));
-    // A container seldom holds debug files; those of the host may well fit.
+    // A container seldom contains debug files; those of the host may fit.
     let of_host = || Some((by_build_id.clone()?, files.open_of_host(by_build_id.as_ref()?).filter(|file| fits(file))?));
     candidates.iter().find_map(found).or_else(of_host)
 }
@@ -54,7 +54,7 @@ pub(crate) fn debug_link<'data, R: ReadRef<'data>>(sections: &Sections<'data, R>
     Some((name.to_owned(), checksum))
 }
 
-/// The build-id decides; only where the object has none does the checksum.
+/// The build-id decides; the checksum does only if the object has none.
 fn belongs(file: &MappedFile, build_id: Option<&str>, checksum: Option<u32>) -> bool {
     match (build_id, checksum) {
         (Some(wanted), _) => {

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// Maximum size of a stub section, in bytes; a larger one counts as damaged.
 const MOST_STUB_BYTES: u64 = 1 << 22;
 
-/// A stub: where it lies and the slot that it jumps through.
+/// A stub: its address and the slot that it jumps through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stub {
     address: u64,
@@ -22,7 +22,7 @@ struct Stub {
     slot: u64,
 }
 
-/// The stubs of a file that lie in `wanted`, addresses as in the file, as far as `budget` goes.
+/// The stubs of a file within `wanted`, addresses as in the file, until `budget` is used up.
 pub(crate) fn stubs_of<'data, R: ReadRef<'data>>(
     sections: &Sections<'data, R>,
     wanted: &RangeSet,

@@ -8,8 +8,8 @@ use object::{Endianness, ReadRef, elf};
 
 type Entry = elf::Sym64<Endianness>;
 
-/// The code symbols of a file's symbol table of this type that lie in `wanted`, addresses as in the file, as far
-/// as `budget` goes.
+/// The code symbols in a file's symbol table of this type within `wanted`, addresses as in the file, until `budget` is
+/// used up.
 pub(crate) fn symbols_of<'data, R: ReadRef<'data>>(
     sections: &Sections<'data, R>,
     kind: elf::SectionType,

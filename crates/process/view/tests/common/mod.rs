@@ -64,7 +64,7 @@ pub fn tool<I: IntoIterator<Item: AsRef<OsStr>>>(name: &str, arguments: I) {
     assert!(status.success(), "{name} failed");
 }
 
-/// Builds the program that loses the files of its own mappings; its library lies beside it.
+/// Builds the program that loses the files of its own mappings, with its library in the same folder.
 pub fn build_on_anonymous_memory(directory: &Path) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
     let (library, program) = (directory.join("liblibrary_number.so"), directory.join("on_anonymous_memory"));

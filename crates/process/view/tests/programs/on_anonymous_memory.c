@@ -1,5 +1,5 @@
-// Replaces every mapping of the files named (its own file and a library, say) by an anonymous copy, as a lift that
-// leaves nothing of a file would, and then copies its input to its output.
+// Replaces every mapping of the files named (its own file and a library, for example) by an anonymous copy, as a lift
+// that keeps no file mapping would, and then copies its input to its output.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
