@@ -1,6 +1,7 @@
 //! The system calls that reading needs, with their permitted arguments.
 
 use linux::file_cache::SYS_CACHESTAT;
+use linux::owner::{NS_GET_OWNER_UID, NS_GET_PARENT};
 use linux::pagemap::PAGEMAP_SCAN;
 use linux::perf_event::PERF_EVENT_IOC_PERIOD;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
@@ -24,9 +25,9 @@ const TIOCGWINSZ: u64 = 0x5413;
 const PERF_EVENT_IOC_ENABLE: u64 = 0x2400;
 const PERF_EVENT_IOC_DISABLE: u64 = 0x2401;
 
-/// Commands of fcntl(2) that only look at a descriptor, or have it close at an exec. All others are refused: F_SETSIG and
-/// F_SETOWN, with O_ASYNC, F_NOTIFY or F_SETLEASE to set them off, send any signal to any process of the same user, for root
-/// to any process, even without CAP_KILL (`sigio_perm` in fs/fcntl.c).
+/// Commands of fcntl(2) that only read a descriptor's state, or make it close at an exec. All others are refused:
+/// F_SETSIG and F_SETOWN, triggered by O_ASYNC, F_NOTIFY or F_SETLEASE, send any signal to any process of the same
+/// user, for root to any process, even without CAP_KILL (`sigio_perm` in fs/fcntl.c).
 const OF_DESCRIPTORS: [i32; 4] = [libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_DUPFD_CLOEXEC];
 /// MADV_HWPOISON and MADV_SOFT_OFFLINE (asm-generic/mman-common.h), which take page frames from all who use them. They need
 /// CAP_SYS_ADMIN, which before Linux 5.9 readers of other processes keep.
@@ -46,9 +47,11 @@ pub fn allowed() -> Result<Vec<Rules>, BackendError> {
     let foreign = (libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWNET) as u64
         | (libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP) as u64;
     calls.push((libc::SYS_clone, only(0, Dword, MaskedEq(thread | foreign), thread)?));
-    // A terminal's attributes and size, whether pages are huge, and open perf events; nothing that types into a terminal.
+    // A terminal's attributes and size, whether pages are huge, the maker of a user namespace, and open perf events; nothing
+    // that types into a terminal.
     let events = [PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_PERIOD];
-    let requests = [TCGETS, TIOCGWINSZ, PAGEMAP_SCAN.into()].into_iter().chain(events);
+    let namespaces = [NS_GET_PARENT, NS_GET_OWNER_UID].map(u64::from);
+    let requests = [TCGETS, TIOCGWINSZ, PAGEMAP_SCAN.into()].into_iter().chain(namespaces).chain(events);
     calls.push((libc::SYS_ioctl, one_of(1, requests)?));
     calls.push((libc::SYS_fcntl, one_of(1, OF_DESCRIPTORS.into_iter().map(|command| command as u64))?));
     let not_poisoning = POISONING.map(|advice| SeccompCondition::new(2, Dword, Ne, advice));
@@ -70,7 +73,7 @@ fn only(
     Ok(vec![SeccompRule::new(vec![SeccompCondition::new(argument, length, comparison, value)?])?])
 }
 
-/// The rules that an argument of 32 bits is one of these values.
+/// The rules that an argument of 32 bits equals one of these values.
 fn one_of(argument: u8, values: impl Iterator<Item = u64>) -> Result<Vec<SeccompRule>, BackendError> {
     let rules = values.map(|value| only(argument, Dword, Eq, value)).collect::<Result<Vec<_>, _>>()?;
     Ok(rules.into_iter().flatten().collect())
@@ -131,7 +134,7 @@ const ANY_ARGUMENTS: &[i64] = &[
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
-    // The older forms, which musl uses where a machine has them.
+    // The older forms, which musl uses on machines that have them.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_stat,
     #[cfg(target_arch = "x86_64")]

@@ -14,7 +14,7 @@ use nix::sys::prctl::set_no_new_privs;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 use std::io;
 
-/// What a confined thread may still read.
+/// The data that a confined thread may still read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// Files that its user can read without any capability.
@@ -48,7 +48,7 @@ impl From<seccompiler::BackendError> for NotConfined {
 /// before starting any.
 ///
 /// # Errors
-/// [`NotConfined`]. What came before the failing step (privileges, capabilities, filter) stays in force.
+/// [`NotConfined`]. The steps before the failing step (privileges, capabilities, filter) stay in force.
 pub fn confine(reads: Reads) -> Result<(), NotConfined> {
     set_no_new_privs().map_err(|error| NotConfined::Privileges(error.into()))?;
     drop_capabilities(reads).map_err(NotConfined::Capabilities)?;
@@ -71,8 +71,8 @@ fn drop_capabilities(reads: Reads) -> io::Result<()> {
     capabilities::drop_all_but(kept)
 }
 
-/// Lets [`calls::allowed`] pass. Anything else is answered like a call that the kernel does not have, for which C libraries
-/// have another way where there is one (clone3, statx).
+/// Permits [`calls::allowed`]. Any other call gets the answer for a call that the kernel does not have, for which C
+/// libraries may have an alternative (clone3, statx).
 fn filter() -> Result<BpfProgram, NotConfined> {
     let machine = TargetArch::try_from(std::env::consts::ARCH)?;
     let refusal = SeccompAction::Errno(libc::ENOSYS as u32);

@@ -3,18 +3,19 @@ use linux::leases::Lease;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, SealFlag, fcntl};
 use nix::unistd::{getuid, setfsuid};
 use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::thread;
 
-/// What `/proc/PID/status` of the calling thread says in this field.
+/// The value of this field in `/proc/PID/status` of the calling thread.
 fn status(field: &str) -> String {
     let text = fs::read_to_string("/proc/thread-self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("no {field} in {text}")).trim().to_owned()
 }
 
-/// In a thread of its own: a confined one stays so.
+/// In a separate thread: a confined thread stays confined.
 fn confined<T: Send + 'static>(reads: Reads, work: impl FnOnce() -> T + Send + 'static) -> T {
     let all = move || {
         confine(reads).unwrap();
@@ -76,7 +77,7 @@ fn descriptors_are_looked_at_and_copied() {
     assert_eq!(confined(Reads::Own, looks), (Ok(0), OFlag::O_RDONLY));
 }
 
-/// Each of these is a step on the way to a signal for another process, or to a wait of all who open a file.
+/// Each of these calls is a step towards a signal for another process, or towards a wait of all who open a file.
 #[test]
 fn no_descriptor_is_made_to_signal_or_to_keep_others_waiting() {
     let path = std::env::temp_dir().join(format!("confinement-signals-{}", std::process::id()));
@@ -123,6 +124,36 @@ fn nothing_is_written_executed_or_sent() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "as it was");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
     fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A program that waits until its standard input is closed.
+fn waiting(words: &[&str]) -> Child {
+    let wait = ["sh", "-c", "echo; read line"];
+    let mut command = Command::new(words[0]);
+    let mut child = command.args(&words[1..]).args(wait).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    child
+}
+
+#[test]
+fn processes_of_subordinate_ids_count_to_their_user() {
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "--user"];
+    let may_unshare = || Command::new(user[0]).args(&user[1..]).arg("true").status();
+    if !nix::unistd::geteuid().is_root() || !may_unshare().is_ok_and(|status| status.success()) {
+        return;
+    }
+    let mut maker = waiting(&user);
+    for map in ["uid_map", "gid_map"] {
+        fs::write(format!("/proc/{}/{map}", maker.id()), "0 65534 1\n1 100000 10\n").unwrap();
+    }
+    let mut inner = waiting(&["nsenter", "--user", &format!("--target={}", maker.id()), "setpriv", "--reuid=5"]);
+    let pid = inner.id() as i32;
+    let found = confined(Reads::Processes, move || linux::owner::accountable_user_of(pid));
+    for child in [&mut inner, &mut maker] {
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+    assert_eq!(found, Some(65534));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::io;
 use std::ptr;
 use std::thread;
 
-/// What madvise(2) says to this advice for no bytes at all.
+/// The result of madvise(2) for this advice with no bytes at all.
 fn advise_nothing(advice: libc::c_int) -> io::Result<()> {
     // SAFETY:
     // - no byte is within the range.
