@@ -5,6 +5,7 @@ use std::path::Path;
 fn main() {
     println!("cargo::rerun-if-changed=src/mimalloc.c");
     println!("cargo::rerun-if-changed=src/own_calls.h");
+    println!("cargo::rerun-if-changed=src/give_back.c");
     let include = std::env::var("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where its headers lie");
     let sources = Path::new(&include).join("../src");
     cc::Build::new()

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const MAGIC: u64 = u64::from_le_bytes(*b"PLHEAPAC");
 const FIELDS: usize = 13;
 
-/// Why memory does not stand on the pool.
+/// The reason why memory is not on the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Shortage {
@@ -18,7 +18,7 @@ pub enum Shortage {
     PoolTooSmall = 1,
     /// A limit (cgroup, cpuset) or the memory policy refused pages that the pool had.
     PopulationRefused = 2,
-    /// What was taken at the start is used up.
+    /// The pages taken at the start are used up.
     UsedUp = 3,
     /// The process forked; its heap went over to transparent huge pages, which need no free pages for that.
     Forked = 4,
@@ -40,8 +40,8 @@ impl Shortage {
     }
 }
 
-/// The statistics as they lie in the process's memory. All numbers are bytes; each is right by itself, and together they
-/// may be a moment apart.
+/// The statistics in the process's memory. All numbers are bytes. Each number is correct, but they are not read at the
+/// same instant.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Account {
@@ -53,7 +53,7 @@ pub struct Account {
     pub pool_asked: AtomicU64,
     /// Bytes that were taken from the pool and populated.
     pub pool_taken: AtomicU64,
-    /// Bytes of those that are handed out, to arenas or as large blocks.
+    /// Pool bytes that are handed out, to arenas or as large blocks.
     pub pool_used: AtomicU64,
     /// Bytes of address space handed out beside the pool.
     pub mapped_used: AtomicU64,
@@ -130,8 +130,7 @@ impl Account {
         self.magic.store(MAGIC, Relaxed);
     }
 
-    /// Notes why memory does not stand on the pool; the latest reason counts, but that little is used up sooner than much
-    /// is no reason of its own.
+    /// Records why memory is not on the pool. The latest reason wins, but `UsedUp` replaces no other reason.
     pub fn note(&self, shortage: Shortage) {
         if shortage == Shortage::UsedUp {
             self.shortage.compare_exchange(Shortage::None as u64, shortage as u64, Relaxed, Relaxed).ok();
@@ -148,7 +147,7 @@ impl Default for Account {
 }
 
 impl Found {
-    /// Examines the beginning of what may be an account of another process of the same machine.
+    /// Examines bytes that may be the beginning of an account in another process of the same machine.
     pub fn at(head: &[u8; Account::HEAD]) -> Self {
         match (word(head, 0), word(head, 1)) {
             (MAGIC, VERSION) => Self::Account,

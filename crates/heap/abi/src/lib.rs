@@ -1,7 +1,6 @@
-//! The contract between `pagelift` and the heap that it preloads (`libpagelift_heap.so`): the [`Order`] that goes in by
-//! an environment variable, and the [`Account`] that is read from outside. Both carry [`VERSION`]. For a program that
-//! nobody launches for it there are the words of `PAGELIFT` (crate `options`); here is what it takes to make an order of
-//! them.
+//! The contract between `pagelift` and the heap that it preloads (`libpagelift_heap.so`): the [`Order`] in an
+//! environment variable, and the [`Account`], which other processes read. Both carry [`VERSION`]. Without a launcher,
+//! the heap makes an order from the words of `PAGELIFT` (crate `options`); this crate has the functions for that.
 //!
 //! No allocation, no I/O, no `std`: the preloaded side reads its order before the program's first `malloc`.
 #![no_std]

@@ -1,5 +1,5 @@
-//! Free pool pages by NUMA node, and how a share of them is taken. Both sides use this: the launcher, and the heap itself
-//! where no launcher is.
+//! Free pool pages by NUMA node, and the choice of a share of them. The launcher uses this, and so does the heap if it
+//! has no launcher.
 
 use crate::{MOST_NODES, NodePages};
 use address_space::PageSize;
@@ -32,8 +32,8 @@ pub fn free_pages_by_node(online: &str, mut free: impl FnMut(u32) -> Option<u64>
     nodes
 }
 
-/// Returns the available pages of a pool that a process may take which is kept to nodes with `here` of the `all` free pages.
-/// What exceeds the free pages are surplus pages, which the kernel may allocate on any node.
+/// Returns how many `available` pages of a pool a process may take if it is confined to nodes with `here` of the `all`
+/// free pages. Pages beyond the free ones are surplus pages, which the kernel may allocate on any node.
 pub fn available_on(available: u64, here: u64, all: u64) -> u64 {
     available.min(here.saturating_add(available.saturating_sub(all)))
 }
@@ -52,7 +52,7 @@ pub fn share_by_node(free: &[NodePages; MOST_NODES], wanted: u64, home: u32) -> 
         *share = NodePages { node: node.node, pages: (part as u64).min(left) };
         left -= share.pages;
     }
-    // What rounding left over, and what is wanted beyond all that is free, goes where most is free.
+    // The remainder of the rounding, and the demand beyond all free pages, go to the node with most free pages.
     if let Some(most) = (0..free.len()).max_by_key(|&index| free[index].pages) {
         shares[most].pages += left;
     }
@@ -81,13 +81,13 @@ pub fn share_evenly(free: &[NodePages; MOST_NODES], wanted: u64, home: u32) -> [
     shares
 }
 
-/// A set of nodes as the kernel gives it (get_mempolicy(2)): bit N of the words stands for node N.
+/// A set of nodes in the kernel's format (get_mempolicy(2)): bit N of the words is node N.
 pub type NodeMask = [u64; MOST_NODE_NUMBERS as usize / 64];
 
 /// The empty set.
 pub const NO_NODES: NodeMask = [0; MOST_NODE_NUMBERS as usize / 64];
 
-/// True where the set has the node.
+/// True if the set contains the node.
 pub fn has_node(mask: &NodeMask, node: u32) -> bool {
     mask.get(node as usize / 64).is_some_and(|word| word >> (node % 64) & 1 == 1)
 }
@@ -97,8 +97,8 @@ pub fn first_node(mask: &NodeMask) -> Option<u32> {
     (0..MOST_NODE_NUMBERS).find(|&node| has_node(mask, node))
 }
 
-/// The nodes from which a process may take memory: those that its cpuset allows, and of these those of its memory policy where
-/// that binds it. A policy whose nodes the cpuset has taken away is without effect.
+/// The nodes from which a process may take memory: those that its cpuset allows and, if its memory policy binds it,
+/// those of the policy. If the cpuset has removed all nodes of the policy, the policy has no effect.
 pub fn confinement(allowed: &NodeMask, mode: i32, policy: &NodeMask) -> NodeMask {
     /// `MPOL_BIND`, and the bits above the modes, which are flags (`linux/mempolicy.h`).
     const BIND: i32 = 2;
@@ -147,7 +147,7 @@ mod tests {
         // MPOL_F_STATIC_NODES.
         assert_eq!(of(&[0, 1], 2 | 1 << 15, &[1]), set(&[1]));
         assert_eq!(of(&[0], 2, &[1]), set(&[0]));
-        // Interleaved memory may come from elsewhere where a node has none.
+        // Interleaved memory may come from other nodes if a node has none.
         assert_eq!(of(&[0, 1], 3, &[1]), set(&[0, 1]));
         assert_eq!((first_node(&set(&[65])), first_node(&NO_NODES)), (Some(65), None));
         assert!(!has_node(&set(&[0]), 5000));

@@ -15,9 +15,8 @@ pub struct NodePages {
     pub pages: u64,
 }
 
-/// What the preloaded heap is to do. Text form:
-/// `v4 huge=2097152 page=2097152 pool=0:512,1:512 nodes=chosen python=malloc only=NAME,NAME`; all but the first three may be
-/// absent.
+/// The instructions to the preloaded heap. Text form: `v4 huge=2097152 page=2097152 pool=0:512,1:512 nodes=chosen
+/// python=malloc only=NAME,NAME`; all words but the first three are optional.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order<'a> {
     /// Bytes of a transparent huge page: the grain in which memory is handed about.
@@ -48,7 +47,7 @@ impl<'a> Order<'a> {
         }
         let mut order = Self::transparent(0);
         while !rest.is_empty() {
-            // Names may hold blanks, so they come last and take all that is left.
+            // Names may contain blanks, so they are last and take the rest of the text.
             if let Some(names) = rest.strip_prefix("only=") {
                 order.only = names;
                 break;
@@ -76,7 +75,7 @@ impl<'a> Order<'a> {
         Some(())
     }
 
-    /// True where the program of this name or path is meant.
+    /// True if the order is for a program of this name or path.
     pub fn names(&self, path: &str) -> bool {
         let short = path.rsplit('/').next().unwrap_or(path);
         self.only.is_empty() || self.only.split(',').any(|name| name == short || name == path)

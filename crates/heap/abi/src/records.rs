@@ -1,7 +1,8 @@
-//! Where mimalloc's own records of its small blocks lie in a program's memory, for `pagelift status`.
+//! Positions of mimalloc's records about small blocks in a program's memory, for `pagelift status`.
 
-/// What it takes to find the pages (in mimalloc's sense: slices with blocks of one size) of all arenas, and to read how
-/// many blocks of each are in use. Addresses are the process's; sizes and offsets are bytes, where nothing else is said.
+/// The data to find the pages (mimalloc's term: slices with blocks of one size) of all arenas, and to read how many
+/// blocks of each page are in use. Addresses are the process's. Sizes and offsets are bytes unless the field says
+/// otherwise.
 ///
 /// `crates/heap/allocator/src/mimalloc.c` fills one with what its compiler knows, and names the fields in this order. In a
 /// page `used`, `capacity` and `reserved` have 2 bytes each; all else that is read has 8.
@@ -16,7 +17,7 @@ pub struct SmallRecords {
     pub most_arenas: u64,
     /// A slice, the unit of arenas.
     pub slice: u64,
-    /// What is read of the record that an arena begins with.
+    /// Fields of the record at the beginning of an arena.
     pub arena: u64,
     /// Offset in it: how many slices the arena has.
     pub arena_slices: u64,
@@ -47,7 +48,7 @@ pub struct SmallRecords {
 const FIELDS: usize = 17;
 
 impl SmallRecords {
-    /// Bytes of it in memory.
+    /// Size of the record in memory, in bytes.
     pub const BYTES: usize = FIELDS * 8;
 
     /// From the bytes of another process of the same machine; what they say is not checked.

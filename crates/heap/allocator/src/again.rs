@@ -1,9 +1,10 @@
-//! Continues the system call that the signal of a stop has interrupted, so that the program sees nothing of the stop.
+//! Continues the system call that a stop's signal has interrupted, so that the program does not notice the stop.
 //!
 //! The kernel restarts most calls by itself, since the handler has SA_RESTART. Others return EINTR after any handler
-//! (signal(7)); `linux::interrupted` says which of them can be restarted, and how.
+//! (signal(7)); `linux::interrupted` lists the calls that can be restarted, and how.
 //! - A call that can be restarted with the same arguments goes back to its instruction.
-//! - A call whose remaining time the kernel knows goes on by restart_syscall(2), without rt_sigreturn(2) (`frame`).
+//! - If the kernel knows the remaining time of a call, restart_syscall(2) continues the call, without rt_sigreturn(2)
+//!   (`frame`).
 //! - For other waits the elapsed time is not known. They are restarted with their whole timeout. If one stop follows
 //!   another, the restarts last no longer than that timeout in all; the call then returns EINTR, as it may at any time.
 //! - If a signal of the program's own arrives during the stop, its handler runs next, and the call returns EINTR if that
@@ -26,8 +27,8 @@ pub enum Next {
     Leave(Frame),
 }
 
-/// Changes the handler's frame so that the interrupted call goes on. `signal`: the signal of the stop itself; `sleeps`: how
-/// often the thread had gone to sleep when the handler began.
+/// Changes the handler's frame so that the interrupted call continues. `signal`: the signal of the stop itself;
+/// `sleeps`: how often the thread had slept when the handler began.
 pub fn prepare(mut frame: Frame, thread: u32, signal: c_int, sleeps: u64) -> Next {
     if let Some(unfinished) = frame.unfinished_leave() {
         return Next::Leave(unfinished);
@@ -55,8 +56,8 @@ pub fn prepare(mut frame: Frame, thread: u32, signal: c_int, sleeps: u64) -> Nex
     Next::Return
 }
 
-/// Continues a call that nobody has seen the thread in, where the frame tells enough of it. What the kernel continues by
-/// itself needs no arguments, and gives EINTR if another handler has ended it.
+/// Continues a call that was not observed, if the frame has enough information. Calls that the kernel continues by
+/// itself need no arguments; they return EINTR if another handler has ended them.
 fn wait_on(mut frame: Frame) -> Next {
     let Some(call) = frame.ended_call() else { return Next::Return };
     if after_own_handler(call.number, &call.arguments) != Repetition::WithTimeLeft || !frame.can_be_left() {
@@ -66,9 +67,9 @@ fn wait_on(mut frame: Frame) -> Next {
     Next::Leave(frame)
 }
 
-/// If the thread has gone to sleep since it was seen in `call`, this may be another call, and where the frame does not show
-/// all arguments it may differ in one of them. It is not made again then, and returns EINTR. What the kernel continues by
-/// itself needs no arguments.
+/// If the thread has slept since it was seen in `call`, the present call may be another one. If the frame does not show
+/// all arguments, one of them may differ, so the call is not made again and returns EINTR. Calls that the kernel
+/// continues by itself need no arguments.
 fn repeat(mut frame: Frame, thread: u32, call: &Call, sleeps: u64) -> Next {
     let is_same_call = call.sleeps == sleeps;
     match after_own_handler(call.number, &call.arguments) {
@@ -186,7 +187,7 @@ struct Handler {
 fn own_handler(mask: u64, own: c_int) -> Option<Handler> {
     let mut pending = 0u64;
     // SAFETY:
-    // - the kernel writes a signal set of eight bytes, as it is told.
+    // - the kernel writes a signal set of eight bytes, the size that is passed.
     let _ = unsafe { system_call(libc::SYS_rt_sigpending, [&raw mut pending as usize, size_of::<u64>()]) };
     let waiting = pending & !mask & !(1 << (own - 1));
     (1..=u64::BITS as c_int).filter(|signal| waiting >> (signal - 1) & 1 != 0).find_map(|signal| {
@@ -207,7 +208,7 @@ pub struct Action {
 }
 
 impl Action {
-    /// The action of a signal; `None` if the kernel does not tell.
+    /// The action of a signal; `None` if the kernel does not report one.
     pub fn of(signal: c_int) -> Option<Self> {
         let mut action = Self { handler: 0, flags: 0, restorer: 0, mask: 0 };
         let arguments = [signal as usize, 0, &raw mut action as usize, size_of::<u64>()];

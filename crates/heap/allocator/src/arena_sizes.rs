@@ -3,7 +3,7 @@
 //!
 //! Pure: what is here neither reads nor changes anything else.
 
-/// mimalloc takes no arena that is smaller (`MI_ARENA_MIN_SIZE`); sizes are multiples of it.
+/// mimalloc accepts no smaller arena (`MI_ARENA_MIN_SIZE`); sizes are multiples of this.
 pub const LEAST_ARENA: usize = 32 << 20;
 /// The largest arena. The records of a larger one have no room in its first 32 MiB, where mimalloc keeps them.
 pub const MOST_ARENA: usize = 31 << 29;
@@ -23,7 +23,7 @@ const LAST_PLACES: usize = 32;
 /// Like [`SHARE`], for the last places.
 const LAST_SHARE: usize = 2;
 
-/// What the size of the next arena depends on. Sizes are bytes.
+/// The values that determine the size of the next arena, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct NextArena {
     /// Size of all arenas so far.
@@ -37,7 +37,7 @@ pub struct NextArena {
 }
 
 impl NextArena {
-    /// The size where there is memory enough.
+    /// The size if memory suffices.
     pub fn wanted(&self) -> usize {
         let share = if self.places > LAST_PLACES { SHARE } else { LAST_SHARE };
         let wanted = (self.so_far / share).max(self.pool / POOL_SHARE).clamp(LEAST_ARENA, MOST_ARENA);

@@ -6,7 +6,7 @@
 
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use loaded_objects::{Linked, Object, Process};
+use linux_raw::loaded_objects::{Linked, Object, Process};
 use std::sync::OnceLock;
 
 /// Address of this library's dynamic section, by which its own object is known.
@@ -34,7 +34,7 @@ fn own_dynamic_section() -> usize {
     address
 }
 
-/// The kernel's facts about this process, read once; beside the stack where there is no `/proc`.
+/// The kernel's facts about this process, read once; without `/proc`, from the auxiliary vector.
 fn process() -> Option<Process> {
     static FOUND: OnceLock<Process> = OnceLock::new();
     if FOUND.get().is_none() {

@@ -1,4 +1,4 @@
-//! What is known of a system call that a thread is in.
+//! The facts about a system call that a thread is in.
 
 use core::ffi::c_long;
 
@@ -9,7 +9,7 @@ pub struct Call {
     pub arguments: [u64; 6],
     /// The stack pointer.
     pub stack: u64,
-    /// Where the thread goes on after it.
+    /// The address at which the thread continues after the call.
     pub next_instruction: u64,
     /// Number of times that the thread had gone to sleep, the sleep in this call included; 0 where
     /// [`Frame::SHOWS_ARGUMENTS`](crate::frame::Frame::SHOWS_ARGUMENTS).

@@ -1,9 +1,9 @@
-//! Zeroes a kept mapping before it is handed out again, by the method that is cheapest for how it was used. Untouched
-//! memory is given back to the kernel. Memory that was used throughout is cleared in place. Memory of which only a few
-//! places were touched is given back and put on ordinary pages: its next use most likely touches a few places only, and
-//! each of them would take a whole huge page. Once it is there its few pages are cleared in place: to give them back would
-//! interrupt the other CPUs at every use, and cost faults besides. A large block that is hardly touched at all is given back
-//! nevertheless where there is one thread: to find the pages costs more.
+//! Zeroes a kept mapping before it is handed out again, by the cheapest method for its past use. Untouched memory is
+//! returned to the kernel. Memory that was used throughout is cleared in place. If only a few places were touched, the
+//! memory is returned and put on ordinary pages: its next use probably touches a few places again, and each would take
+//! a whole huge page. From then on its few pages are cleared in place, because returning them would interrupt the other
+//! CPUs at every use, and cause page faults. A large block that is nearly untouched is still returned if the process
+//! has one thread: to find its pages costs more.
 
 use crate::swap;
 use crate::sys::{advise, base_page, clear, residence};
@@ -19,7 +19,7 @@ pub enum Density {
     Cleared,
     /// Few places were touched: it is on ordinary pages.
     Sparse,
-    /// As [`Density::Sparse`], a large block of which hardly a page was touched when its pages were last looked at.
+    /// Like [`Density::Sparse`], for a large block of which hardly a page was touched at the last check of its pages.
     NearlyUntouched,
     /// It was classified as sparse and was not: it stays on huge pages.
     Dense,
@@ -66,13 +66,13 @@ const FEW_RESIDENT: usize = 16;
 /// Runs of pages, resident and not, of a part from which on it is given back by one call.
 const MOST_RUNS: usize = 32;
 
-/// Number of pages of a part, of which one mincore(2) asks. The kernel answers by so many bytes at a time, and the answer lies on
-/// the stack of whoever allocates.
+/// Number of pages for one mincore(2). The kernel copies its answer in pieces of this many bytes, and the answer is on
+/// the stack of the allocating thread.
 const PAGES_ASKED: usize = 4096;
 
 /// Number of resident pages up to which a block counts as [`Density::NearlyUntouched`].
 const HARDLY_A_PAGE: usize = 8;
-/// One use in so many of a block that is nearly untouched its pages are looked at again.
+/// The pages of a nearly untouched block are checked again at one use in this many.
 const LOOKED_AT: u32 = 16;
 
 /// Zeroes a kept mapping and returns its new density.
@@ -117,9 +117,9 @@ pub unsafe fn give_back_at_once(start: usize, bytes: usize, density: Density) ->
     }
 }
 
-/// Gives a mapping back that seems untouched, without a look at each page: the kernel is asked about every page of a large block
-/// by many calls, and what they cost is more than a few faults. False where nothing was done: it was touched, it is time to look
-/// at its pages, other threads would be interrupted, or the kernel does not take it.
+/// Returns a mapping that seems untouched to the kernel, without a check of each page: checking a large block takes
+/// many calls, which cost more than a few page faults. Returns false, and does nothing, if the block was touched, if
+/// its pages are due for a check, if other threads would be interrupted, or if the kernel refuses.
 ///
 /// # Safety
 /// As for [`clean`].
@@ -152,7 +152,7 @@ enum Amount {
     Other,
 }
 
-/// What a block on huge pages was used for.
+/// Finds how a block on huge pages was used.
 ///
 /// # Safety
 /// As for [`clean`].
@@ -183,7 +183,7 @@ impl Seen {
         let pages = bytes / base_page();
         let now = match resident {
             _ if resident >= pages / DENSELY_RESIDENT => Density::Dense,
-            // The pages of a smaller block are looked at by one call.
+            // One call checks all pages of a smaller block.
             _ if resident <= HARDLY_A_PAGE && pages > PAGES_ASKED => Density::NearlyUntouched,
             _ => Density::Sparse,
         };
@@ -274,10 +274,10 @@ unsafe fn clear_what_is_resident(start: usize, bytes: usize) {
     }
 }
 
-/// Clears the resident pages of a block that has few of them, and gives back what lies between them, where it may have been
-/// swapped out. That interrupts no other CPU, since no page is mapped there, unless another thread makes such a call at the
-/// same time (`mm_tlb_flush_nested` in mm/mmu_gather.c): therefore one thread at a time. Parts of which many pages are resident
-/// are given back. Returns the number of pages that were resident.
+/// Clears the resident pages of a block that has few of them, and returns the memory between them, which may have been
+/// swapped out. Since no page is mapped there, this interrupts no other CPU, unless another thread makes such a call at
+/// the same time (`mm_tlb_flush_nested` in mm/mmu_gather.c); so only one thread at a time does it. Parts with many
+/// resident pages are returned. Returns the number of pages that were resident.
 ///
 /// # Safety
 /// As for [`clean`].
@@ -365,7 +365,7 @@ struct Residence {
     pages: [u8; PAGES_ASKED],
     /// Number of pages of the part.
     count: usize,
-    /// False if the kernel does not tell.
+    /// False if the kernel does not report it.
     is_known: bool,
 }
 
@@ -381,12 +381,12 @@ impl Residence {
         self.is_known = residence(start, bytes, &mut self.pages);
     }
 
-    /// True if any page is resident, or if the kernel does not tell.
+    /// True if any page is resident, or if the kernel does not report it.
     fn is_any(&self) -> bool {
         !self.is_known || self.resident() > 0
     }
 
-    /// Number of resident pages; all where the kernel does not tell.
+    /// Number of resident pages; all pages if the kernel does not report it.
     fn resident(&self) -> usize {
         if !self.is_known {
             return self.count;
@@ -423,8 +423,8 @@ fn run_length(pages: &[u8]) -> usize {
 
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// A turn of [`clear_few_pages`]. It is no lock: who waits in vain goes on, beside one that was preempted, or after a fork
-/// that has not taken the holder along.
+/// A turn of [`clear_few_pages`]. This is not a lock: after a vain wait a thread continues, beside a preempted holder,
+/// or after a fork whose child lacks the holder.
 struct Turn {
     is_own: bool,
 }
@@ -452,7 +452,7 @@ impl Drop for Turn {
     }
 }
 
-/// True if the page is resident, or if the kernel does not tell.
+/// True if the page is resident, or if the kernel does not report it.
 fn is_resident(page: usize) -> bool {
     let mut answer = [0u8];
     !residence(page, base_page(), &mut answer) || answer[0] & 1 != 0

@@ -4,8 +4,8 @@ use crate::sys::system_call;
 use core::ffi::c_int;
 use heap_abi::{NO_NODES, NodeMask, confinement};
 
-/// The nodes that the cpuset leaves to this process; `None` on a kernel without NUMA, and where a sandbox refuses to tell: then
-/// it refuses mbind(2), too, and pages come by the process's own policy.
+/// The nodes that the cpuset allows this process; `None` on a kernel without NUMA, and if a sandbox refuses the call.
+/// Then it refuses mbind(2) too, and the process's own policy selects pages.
 pub fn allowed() -> Option<NodeMask> {
     /// `MPOL_F_MEMS_ALLOWED` (`linux/mempolicy.h`).
     const MEMS_ALLOWED: usize = 4;
@@ -28,12 +28,12 @@ pub fn running_on() -> Option<u32> {
     Some(node)
 }
 
-/// The mode and the nodes that the kernel tells for these flags.
+/// The mode and the nodes that the kernel returns for these flags.
 fn policy(flags: usize) -> Option<(c_int, NodeMask)> {
     let (mut mode, mut nodes): (c_int, NodeMask) = (0, NO_NODES);
     let bits = size_of::<NodeMask>() * 8;
     // SAFETY:
-    // - both places are valid for writing, and the mask has the number of bits that is told.
+    // - both places are valid for writing, and the mask has as many bits as the call is told.
     unsafe {
         let places = [&raw mut mode as usize, nodes.as_mut_ptr() as usize, bits, 0, flags];
         system_call(libc::SYS_get_mempolicy, places)

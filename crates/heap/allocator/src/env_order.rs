@@ -1,7 +1,7 @@
 //! Makes the order from the words of `PAGELIFT` if no `pagelift run` has made one. Looks up what the launcher would have
 //! looked up, before the first allocation.
 
-use crate::pool::{POOLS, pool_count};
+use crate::pool::pool_count;
 use crate::program::{Program, ProgramBuffer};
 use crate::redirect::{self, redirect};
 use crate::text::{Text, number_of, text_of};
@@ -151,7 +151,7 @@ fn transparent_or_pool(words: &HeapWords) -> Result<Option<(Order<'static>, u64)
     }
 }
 
-/// The nodes from which the pool's pages may come; `None` where the kernel does not tell.
+/// The nodes from which the pool's pages may come; `None` if the kernel does not report them.
 fn nodes_for(numa: Numa) -> Result<Option<NodeMask>, Refusal> {
     let only = |node: u32, refusal| {
         let Some(mut mask) = confinement::allowed() else { return if node == 0 { Ok(None) } else { Err(refusal) } };
@@ -199,7 +199,7 @@ struct Shares {
     elsewhere: u64,
 }
 
-/// The pages to take, by node, of these nodes or of all; `None` if there is no such pool.
+/// The number of pages to take from each of these nodes, or from all; `None` if there is no such pool.
 fn shares(size: PageSize, reserve: Option<u64>, numa: Numa, nodes: Option<&NodeMask>) -> Option<Shares> {
     let read = |file| pool_count(size, file).unwrap_or(0);
     let free = pool_count(size, "free_hugepages")?;
@@ -220,8 +220,8 @@ fn shares(size: PageSize, reserve: Option<u64>, numa: Numa, nodes: Option<&NodeM
     Some(Shares { by_node: share(&by_node, pages, home), elsewhere })
 }
 
-/// Returns the order with pages only of nodes from which this program may take memory, which may be another than the one for
-/// which the order was made, with a cpuset and a memory policy of its own.
+/// Returns the order with only those nodes from which this program may take memory. The order may have been made for a
+/// program with another cpuset and memory policy.
 pub fn within_confinement<'a>(order: &Order<'a>) -> Order<'a> {
     let nodes = if order.chosen { confinement::allowed() } else { confinement::own() };
     let (Some(nodes), Ok(size)) = (nodes, PageSize::new(order.page)) else { return *order };
@@ -263,7 +263,7 @@ impl RequestedOrder {
                     line.add(format_args!("; a cgroup or cpuset allows no more; fix: a higher hugetlb limit there"));
                     line.add(format_args!(" (its hugetlb.* files); the rest is on transparent huge pages"));
                 } else if asked == 0 || asked > taken {
-                    line.add(format_args!("; fix: echo NUMBER > {POOLS}/{}/nr_hugepages", size.directory()));
+                    line.add(format_args!("; fix: pagelift pool reserve {}:NUMBER", size.word()));
                     line.add(format_args!("; the rest is on transparent huge pages"));
                 }
             }

@@ -10,7 +10,8 @@ use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// mimalloc aligns blocks in arenas up to this (`MI_PAGE_MAX_OVERALLOC_ALIGN`); beyond, a block gets grains of its own.
+/// mimalloc aligns blocks in arenas up to this (`MI_PAGE_MAX_OVERALLOC_ALIGN`); a block with a larger alignment gets
+/// its own grains.
 const MOST_SMALL_ALIGN: usize = 64 << 10;
 
 unsafe extern "C" {
@@ -41,7 +42,7 @@ fn no_memory() -> *mut c_void {
 /// Highest number of arenas that are added for one block; each has room for it, but other threads may come first.
 const MOST_TRIES: usize = 16;
 
-/// Asks mimalloc for a block of so many bytes, and again after each arena that can be added, up to [`MOST_TRIES`] of them.
+/// Asks mimalloc for a block of this size, and again after each arena that can be added, at most [`MOST_TRIES`] times.
 fn with_new_arenas(bytes: usize, ask: impl Fn() -> *mut c_void) -> *mut c_void {
     let keep = KeepErrno::new();
     for added in 0..=MOST_TRIES {
@@ -63,7 +64,9 @@ fn large(size: usize, align: usize, zero: bool) -> *mut c_void {
         return no_memory();
     }
     let keep = KeepErrno::new();
-    match SHARED.allocate(size, align, zero) {
+    small::pass_by();
+    let allocate = || SHARED.allocate(size, align, zero);
+    match allocate().or_else(|| small::unmap_free(size).then(allocate).flatten()) {
         Some(address) => address as *mut c_void,
         None => {
             drop(keep);
@@ -170,8 +173,9 @@ unsafe fn free_slowly(block: *mut c_void) {
         // SAFETY:
         // - the caller has given the block up; one that is not large came from mimalloc.
         unsafe {
-            if !SHARED.free(block as usize) {
-                mi_free(block);
+            match SHARED.free(block as usize) {
+                true => small::pass_by(),
+                false => mi_free(block),
             }
         }
     }
@@ -185,7 +189,7 @@ unsafe fn free_slowly(block: *mut c_void) {
 pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
     if is_surely_small(block) && is_small(size) && size > 0 {
         // SAFETY:
-        // - the block came from mimalloc, which keeps it where it cannot give the new size.
+        // - the block came from mimalloc, which keeps the block if it cannot provide the new size.
         let moved = unsafe { mi_realloc(block, size) };
         if !moved.is_null() {
             return moved;
@@ -220,12 +224,15 @@ unsafe fn realloc_slowly(block: *mut c_void, size: usize) -> *mut c_void {
         return no_memory();
     }
     let large_now = SHARED.usable(block as usize);
-    if large_now.is_some() && !is_small(size) {
+    if let Some(bytes) = large_now
+        && !is_small(size)
+    {
         let keep = KeepErrno::new();
         let address = block as usize;
         // SAFETY:
         // - the caller does not use the block until this returns, nor afterwards what is not returned.
-        let moved = unsafe { SHARED.resize(address, size).or_else(|| SHARED.move_to_new(address, size)) };
+        let resize = || unsafe { SHARED.resize(address, size).or_else(|| SHARED.move_to_new(address, size)) };
+        let moved = resize().or_else(|| small::unmap_free(size.saturating_sub(bytes)).then(resize).flatten());
         if let Some(moved) = moved {
             return moved as *mut c_void;
         }
@@ -406,7 +413,7 @@ pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
         return 0;
     }
     // SAFETY:
-    // - the caller's promise: the block is this heap's where it acts, and only there.
+    // - the caller's promise: the block is from this heap exactly if the heap is active.
     unsafe { if is_acting() { usable(block) } else { passive::usable_size(block) } }
 }
 

@@ -1,24 +1,25 @@
-//! What precedes and follows a fork. Private pool pages do not survive one: after a fork the next write to a shared page
-//! needs a free pool page. If there is none, the child is killed, whether the child writes or the parent (the kernel then
-//! takes the page from the child). No reservation covers that page. So a process leaves the pool before its first fork:
-//! the heap's contents move to transparent huge pages, which the kernel copies on write, and the rest is given back.
+//! Work before and after a fork. Private pool pages do not survive a fork: the next write to a shared page needs a free
+//! pool page. If there is none, the child is killed, whether the child or the parent writes (the kernel then takes the
+//! page from the child). No reservation covers that page. So a process leaves the pool before its first fork: the
+//! heap's contents move to transparent huge pages, which the kernel copies on write, and the remaining pool pages are
+//! returned.
 //!
-//! While memory moves, no other thread may write to it: other threads are stopped by a signal that none can block
-//! (`stop`). If there is less memory outside of the pool than the heap holds in it, `fork` fails with `ENOMEM`, which
-//! fork(2) allows, and the program goes on. `vfork`, `posix_spawn`, `system` and `popen` share memory with their child or
-//! need no guard. A direct call of `clone` is not noticed.
+//! While memory moves, no other thread may write to it: a signal that cannot be blocked stops the other threads
+//! (`stop`). If the memory outside of the pool is smaller than the heap's part in the pool, `fork` fails with `ENOMEM`,
+//! which fork(2) allows, and the program continues. `vfork`, `posix_spawn`, `system` and `popen` share memory with
+//! their child or need no guard. A direct call of `clone` is not noticed.
 //!
-//! Writes of the kernel itself cannot be stopped. If io_uring or AIO is in use (`kernel_writes`), the process stays on the
-//! pool and the child leaves it, before either goes on. As long as both share pages, the pool must have as many free pages
-//! as the heap uses; otherwise `fork` fails with `ENOMEM`. The kernel gives the child its own copies of pages that are the
-//! target of a direct read (Linux 5.12).
+//! Writes by the kernel cannot be stopped. If io_uring or AIO is in use (`kernel_writes`), the process stays on the
+//! pool and the child leaves it before either continues. As long as both share pages, the pool must have as many free
+//! pages as the heap uses; otherwise `fork` fails with `ENOMEM`. The kernel gives the child its own copies of pages
+//! that are the target of a direct read (Linux 5.12).
 //!
 //! The child must be able to allocate, so no lock of the heap or of mimalloc (`locks`) is held by another thread at the
 //! moment of the fork.
 //!
-//! The handlers are registered before those of all others (`fork_calls`), so that of all that precede a fork the heap's
-//! runs last. A library's handler that takes the library's lock would otherwise wait, while this thread has the heap's
-//! locks, for a thread that has the library's and waits for one of the heap's.
+//! The handlers are registered before all others (`fork_calls`), so that the heap's handler is the last to run before a
+//! fork. Otherwise a library's handler that takes the library's lock would wait, while this thread has the heap's
+//! locks, for a thread that has the library's lock and waits for a heap lock.
 
 use crate::c_library::REGISTER_AT_FORK;
 use crate::large::Large;
@@ -26,7 +27,7 @@ use crate::pool_exit::{PoolExit, child_leaves_pool, leave_pool, make_room_for_co
 use crate::small::GROWING;
 use crate::sys::{KeepErrno, Lock, give_way, milliseconds, say};
 use crate::turn::{OF_TURN, TURN, is_own_turn};
-use crate::{SHARED, locks};
+use crate::{SHARED, locks, small};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -41,7 +42,7 @@ pub type RegisterAtFork =
 /// Longest wait for a lock or for the turn, in milliseconds.
 const MAX_WAIT_MS: u64 = 1000;
 
-/// True once nothing of the heap stands on the pool, so that forks need nothing of us.
+/// True when no part of the heap is on the pool, so that forks need no guard.
 static SAFE: AtomicBool = AtomicBool::new(false);
 
 /// True while the heap is on the pool, so that forks need what this module does.
@@ -49,12 +50,12 @@ pub fn is_needed() -> bool {
     !SAFE.load(Relaxed)
 }
 
-/// Notes that nothing of the heap was ever on the pool.
+/// Records that no part of the heap was ever on the pool.
 pub fn needs_no_guard() {
     SAFE.store(true, Relaxed);
 }
 
-/// The C library's `__register_atfork`; this library has one of its own (`fork_calls`).
+/// The C library's `__register_atfork`; this library also defines one (`fork_calls`).
 pub fn register_atfork() -> Option<RegisterAtFork> {
     // SAFETY:
     // - the symbol is the C library's function of this type.
@@ -92,7 +93,7 @@ fn take_turn() -> bool {
     true
 }
 
-/// What precedes a fork: makes it safe, and takes the heap's locks.
+/// The handler before a fork: makes the fork safe, and takes the heap's locks.
 pub extern "C" fn prepare() {
     let _keep = KeepErrno::new();
     let is_ready = if is_own_turn() {
@@ -116,8 +117,9 @@ pub extern "C" fn prepare() {
 }
 
 fn prepare_in_turn() -> bool {
-    // Both locks are held until after the fork. If a signal handler forks while its own thread holds a lock, the wait for
-    // it times out, and the thread goes on with the lock when the handler returns, in the parent and in the child.
+    // Both locks are held until after the fork. If a signal handler forks while its own thread holds a lock, the wait
+    // for it times out, and the thread continues with the lock when the handler returns, in the parent and in the
+    // child.
     OF_TURN.holds_growing.store(lock_in_time(&GROWING), SeqCst);
     let holds_shared = lock_in_time(&SHARED.lock);
     OF_TURN.holds_shared.store(holds_shared, SeqCst);
@@ -132,17 +134,21 @@ fn prepare_in_turn() -> bool {
     is_ready
 }
 
-/// What follows a fork in the child.
+/// The handler after a fork in the child.
 ///
 /// # Safety
 /// This is the child of a fork, and its only thread; the thread that forked had called [`prepare`] before.
 pub unsafe extern "C" fn release_in_child() {
     let _keep = KeepErrno::new();
     locks::forget_other_threads();
+    // SAFETY:
+    // - the caller's promise: the child has one thread.
+    unsafe {
+        forget_other_holders();
+        small::forget_other_threads();
+    }
     if !is_own_turn() {
-        // SAFETY:
-        // - the caller's promise: the child has one thread.
-        unsafe { forget_turn_of_another() };
+        forget_turn_of_another();
         locks::open();
         return;
     }
@@ -163,7 +169,7 @@ pub unsafe extern "C" fn release_in_child() {
     end_turn();
 }
 
-/// What follows a fork in the parent.
+/// The handler after a fork in the parent.
 pub extern "C" fn release() {
     let _keep = KeepErrno::new();
     if !is_own_turn() {
@@ -200,22 +206,27 @@ fn end_turn() {
     TURN.store(0, SeqCst);
 }
 
-/// Releases the turn of another thread, in the child of a thread that did not get the turn in time. The thread that had it
-/// does not exist in the child. It had settled, so what the locks guard is consistent.
+/// Releases the heap's locks that other threads hold: those threads do not exist in the child. If the holder is the thread
+/// whose turn it was, it had settled, and the state is consistent. Any other holder of a lock for longer than
+/// [`MAX_WAIT_MS`] is most likely in a system call that maps or unmaps memory. The child then loses that memory at most.
 ///
 /// # Safety
 /// The process has one thread.
-unsafe fn forget_turn_of_another() {
+unsafe fn forget_other_holders() {
+    for lock in [&SHARED.lock, &GROWING] {
+        // SAFETY:
+        // - the caller's promise.
+        unsafe { lock.forget_other_holder() };
+    }
+}
+
+/// Ends the turn of another thread, in the child of a thread that did not get the turn in time.
+fn forget_turn_of_another() {
     if TURN.load(SeqCst) == 0 {
         return;
     }
-    for (holds, lock) in [(&OF_TURN.holds_shared, &SHARED.lock), (&OF_TURN.holds_growing, &GROWING)] {
-        if holds.swap(false, SeqCst) {
-            // SAFETY:
-            // - its holder is not there, and the caller's promise: nobody waits for it.
-            unsafe { lock.renew() };
-        }
-    }
+    OF_TURN.holds_shared.store(false, SeqCst);
+    OF_TURN.holds_growing.store(false, SeqCst);
     OF_TURN.handover.give_up();
     OF_TURN.nested.store(0, SeqCst);
     OF_TURN.is_settled.store(false, SeqCst);

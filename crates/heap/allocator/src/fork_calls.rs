@@ -69,7 +69,7 @@ pub unsafe extern "C" fn fork_without_handlers() -> libc::pid_t {
     match process {
         _ if !by_child => {}
         // SAFETY:
-        // - the child has one thread, which is that of the fork and has prepared it above.
+        // - the child has one thread, the forking one, which has called `prepare` above.
         0 => unsafe { fork::release_in_child() },
         _ => fork::release(),
     }
@@ -109,10 +109,10 @@ pub unsafe extern "C" fn forkpty(
     unsafe { core::mem::transmute::<*mut c_void, ForkPty>(real)(terminal, name, settings, size) }
 }
 
-/// What pthread_atfork(3) calls, from a part of the C library that is linked into each object. Libraries' constructors
-/// register handlers before this library's own runs: the heap's are registered before the first of them. Only those of
-/// libpagelift.so come before: it copies memory, the heap's state too, just before the fork, and registers its handlers
-/// first of all and with the C library itself.
+/// The target of pthread_atfork(3), which is in the part of the C library that is linked into each object. Constructors
+/// of libraries register handlers before this library's own constructor runs, so the heap's are registered before the
+/// first of them. Only the handlers of libpagelift.so are earlier: it copies memory, including the heap's state, just
+/// before the fork, and registers its handlers first and directly with the C library.
 ///
 /// # Safety
 /// As in C.

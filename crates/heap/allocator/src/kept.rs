@@ -1,6 +1,7 @@
-//! How much memory freed large blocks keep, and for how long. By itself that is little. A program that soon asks again for
-//! what was given back would pay for it with page faults and, if it has threads, interrupt the other CPUs (TLB shootdowns)
-//! each time: it is allowed more, up to a bound, until it has not needed that for a while.
+//! The amount of memory that freed large blocks keep, and the time for which they keep it. The usual amount is small. A
+//! program that soon asks again for returned memory would pay with page faults and, if it has threads, would interrupt
+//! the other CPUs (TLB shootdowns) each time. Such a program may keep more, up to a bound, until it has not needed that
+//! for a while.
 
 /// Bytes that all kept blocks together may keep: the larger of this and the share `1 / KEPT_SHARE` of the large blocks that
 /// the program holds.
@@ -15,7 +16,7 @@ const LONGER_KEPT_MILLISECONDS: u64 = 10_000;
 /// Memory that is asked for again within this time was given back in vain.
 const IN_VAIN_MILLISECONDS: u64 = 1000;
 
-/// What freed large blocks may keep.
+/// The memory that freed large blocks may keep.
 pub struct Allowance {
     /// Bytes that the program may keep beside the usual.
     extra: usize,
@@ -28,8 +29,8 @@ impl Allowance {
         Self { extra: 0, since: 0 }
     }
 
-    /// Bytes that may be kept now by a program that holds so many in large blocks. What is allowed beside the usual becomes
-    /// half as much each time that it was enough for long.
+    /// Bytes that a program with `held` bytes in large blocks may keep now. The additional allowance is halved each
+    /// time that it has sufficed for long.
     pub fn most(&mut self, held: usize, now: u64) -> usize {
         if self.extra > 0 && now.saturating_sub(self.since) >= LONGER_KEPT_MILLISECONDS {
             (self.extra, self.since) = (if self.extra > LEAST_KEPT { self.extra / 2 } else { 0 }, now);

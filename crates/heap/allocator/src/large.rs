@@ -1,12 +1,13 @@
-//! Large blocks: each on grains of its own, from the pool while it lasts, then from mappings.
+//! Large blocks, each on its own grains: from the pool until it is used up, then from mappings.
 //!
-//! A freed mapping is kept for the next block. Whether it was touched is found out when a zeroed block is asked for. If it
-//! was not, its memory is given back to the kernel, which is one call for any size and interrupts no other CPU; if it was,
-//! it is cleared in place; if only a few places were touched, it gets ordinary pages (`cleaning`). Where a limit counts
-//! address space (`limits`), no mapping is kept without memory.
+//! A freed mapping is kept for the next block. If a zeroed block is requested, the heap checks whether the mapping was
+//! touched. If it was not, its memory is returned to the kernel, by one call for any size, which interrupts no other
+//! CPU. If it was, the memory is cleared in place. If only a few places were touched, it gets ordinary pages
+//! (`cleaning`). If a limit counts address space (`limits`), no mapping is kept without memory.
 
 use crate::cleaning::{Density, clean, give_back_at_once, is_dense_in_pool};
 use crate::kept::Allowance;
+use crate::limits::{are_mappings_short, may_be_mapped};
 use crate::pool::{Grain, Pool, is_free, is_fresh, is_returned};
 use crate::sys::{Lock, Table, advise, base_page, clear, copy, milliseconds};
 use crate::{ACCOUNT, forget, mapped, turn};
@@ -27,10 +28,10 @@ enum State {
     Kept { since: u64, memory: Memory },
 }
 
-/// What a kept mapping holds.
+/// The contents of a kept mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Memory {
-    /// What the program has left there.
+    /// The data that the program has left.
     Used,
     /// Nothing: it was given back when it was freed.
     Clean,
@@ -114,7 +115,7 @@ impl Shared {
     }
 }
 
-/// What is done to a block, outside the lock, before the program gets it.
+/// The work on a block, outside the lock, before the program gets it.
 enum Cleaning {
     Nothing,
     /// Its memory may hold anything.
@@ -148,7 +149,7 @@ impl Shared {
         Some(block.start)
     }
 
-    /// Frees a block; false if the address is not that of a large block.
+    /// Frees a block; false if the address is not a large block's.
     ///
     /// # Safety
     /// If it is, nobody uses the block any more.
@@ -159,7 +160,7 @@ impl Shared {
         unsafe { self.with(|large| large.free(address)) }
     }
 
-    /// Usable bytes of a block; `None` if the address is not that of a large block.
+    /// Usable bytes of a block; `None` if the address is not a large block's.
     pub fn usable(&self, address: usize) -> Option<usize> {
         // SAFETY:
         // - `work` only acts on what it is given.
@@ -169,8 +170,8 @@ impl Shared {
     /// Resizes a block without copying it and returns its new address; `None` if that is not possible.
     ///
     /// # Safety
-    /// If the address is that of a large block, nobody uses the block while this runs, nor afterwards what lies behind
-    /// the new size, nor the old address if another one is returned.
+    /// If this is the address of a large block, nobody uses the block during this call; afterwards nobody uses the part
+    /// beyond the new size, nor the old address if another one is returned.
     pub unsafe fn resize(&self, address: usize, asked: usize) -> Option<usize> {
         // SAFETY:
         // - `work` only acts on what it is given.
@@ -181,7 +182,7 @@ impl Shared {
     /// Copies a block into a new one of another size, frees it, and returns the new address.
     ///
     /// # Safety
-    /// If the address is that of a large block, nobody uses the block while this runs, nor afterwards if an address is
+    /// If this is the address of a large block, nobody uses the block during this call, nor afterwards if an address is
     /// returned.
     pub unsafe fn move_to_new(&self, address: usize, asked: usize) -> Option<usize> {
         let old = self.usable(address)?;
@@ -251,10 +252,9 @@ impl Large {
         } else if let Some(start) = find(is_fresh) {
             (start, Cleaning::Nothing)
         } else {
-            // Pool memory is always resident: nothing tells whether it was touched but its contents. Where it seems
-            // untouched the kernel's untouched memory costs less than clearing all of this.
-            // SAFETY:
-            // - free grains of the pool, which is resident as long as it stands.
+            // Pool memory is always resident, so only its contents show whether it was touched. If it seems untouched,
+            // untouched memory from the kernel costs less than clearing all of this. SAFETY:
+            // - free grains of the pool, which is resident as long as it exists.
             let start = find(is_free).filter(|&start| unsafe { is_dense_in_pool(start, bytes) })?;
             (start, Cleaning::Clear)
         };
@@ -298,6 +298,12 @@ impl Large {
     fn take_from_kernel(&mut self, bytes: usize, align: usize) -> Option<Block> {
         let align = align.max(self.grain);
         let start = mapped::map(bytes, align).or_else(|| {
+            // Kept blocks are dropped only if that may help. Free memory of arenas may be unmapped later.
+            let most_unmapped = self.kept_space + ACCOUNT.arenas.load(Relaxed) as usize;
+            let may_help = || may_be_mapped(bytes, most_unmapped) || are_mappings_short();
+            if bytes > self.kept_space && !may_help() {
+                return None;
+            }
             self.drop_all_kept();
             mapped::map(bytes, align)
         })?;
@@ -327,7 +333,7 @@ impl Large {
         let mut kept = block;
         let given_back = (block.bytes > KEPT_WITH_MEMORY)
             // SAFETY:
-            // - a mapping of its own, which nobody uses, by the caller's promise.
+            // - a separate mapping, which nobody uses, by the caller's promise.
             .then(|| unsafe { give_back_at_once(block.start, block.bytes, block.density) })
             .flatten();
         kept.density = given_back.unwrap_or(block.density);
@@ -357,7 +363,7 @@ impl Large {
 
     /// Gives back the memory, but not the addresses, of blocks that were kept for long, and of the oldest ones while too
     /// much is kept.
-    fn give_back_the_old(&mut self) {
+    pub fn give_back_the_old(&mut self) {
         if self.kept_with_memory == 0 {
             return;
         }
@@ -384,7 +390,7 @@ impl Large {
         }
     }
 
-    /// The kept block that has been free for longest, of those whose memory is `wanted`.
+    /// The kept block with `wanted` memory that has been free for the longest time.
     fn oldest(&self, wanted: fn(Memory) -> bool) -> Option<(usize, u64)> {
         let kept = self.blocks.as_slice().iter().enumerate().filter_map(|(at, block)| match block.state {
             State::Kept { since, memory } if wanted(memory) => Some((at, since)),
@@ -393,7 +399,7 @@ impl Large {
         kept.min_by_key(|&(_, since)| since)
     }
 
-    /// Unmaps kept blocks, oldest first, until at most `most` of them and `most_space` bytes are left.
+    /// Unmaps kept blocks, oldest first, until at most `most` blocks and `most_space` bytes are left.
     fn drop_kept(&mut self, most: usize, most_space: usize) {
         while self.kept > most || self.kept_space > most_space {
             let Some((at, _)) = self.oldest(|_| true) else { return };
@@ -404,6 +410,18 @@ impl Large {
     /// Unmaps all kept blocks. Where a mapping fails, under a limit, their address space may be what is missing.
     pub fn drop_all_kept(&mut self) {
         self.drop_kept(0, 0);
+    }
+
+    /// Number of blocks that the program holds.
+    pub fn count_held(&self) -> usize {
+        self.blocks.as_slice().len() - self.kept
+    }
+
+    /// Returns the memory of all kept blocks to the kernel; false if they had none.
+    pub fn trim(&mut self) -> bool {
+        let had_memory = self.kept_with_memory > 0;
+        self.drop_all_kept();
+        had_memory
     }
 
     fn unmap_kept(&mut self, at: usize) {
@@ -432,12 +450,12 @@ impl Large {
             return None;
         } else if bytes < block.bytes {
             // SAFETY:
-            // - a mapping of its own; nobody uses what lies behind the new size, by the caller's promise.
+            // - a separate mapping; nobody uses the part beyond the new size, by the caller's promise.
             unsafe { mapped::give_back(block.start + bytes, block.bytes - bytes) };
             Block { bytes, ..block }
         } else {
             // SAFETY:
-            // - a mapping of its own, which nobody uses, by the caller's promise.
+            // - a separate mapping, which nobody uses, by the caller's promise.
             let start = unsafe { mapped::grow(block.start, block.bytes, bytes, self.grain)? };
             Block { start, bytes, ..block }
         };

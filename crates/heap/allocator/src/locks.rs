@@ -117,7 +117,8 @@ unsafe extern "C" {
 /// The process has one thread, which is not in mimalloc.
 pub unsafe fn take_over() {
     // SAFETY:
-    // - by the caller's promise nobody reads them or holds a lock at that time, and both functions keep the promise of those that were there.
+    // - by the caller's promise nobody reads them or holds a lock at that time, and both functions keep the promises of
+    //   the functions that they replace.
     unsafe {
         mimalloc_lock = lock;
         mimalloc_unlock = unlock;

@@ -16,7 +16,7 @@ pub fn map(bytes: usize, align: usize) -> Option<usize> {
     Some(start)
 }
 
-/// Unmaps a mapping of [`map`], or a part of it.
+/// Unmaps all or a part of a mapping made by [`map`].
 ///
 /// # Safety
 /// The range consists of whole pages that [`map`] or [`grow`] gave, or that have taken the place of pool pages, and
@@ -35,13 +35,13 @@ fn map_aligned(bytes: usize, align: usize, reserve_only: bool) -> Option<usize> 
         return Some(start);
     }
     // SAFETY:
-    // - mapped just now, and nobody knows of it.
+    // - the mapping is new and has no other user.
     unsafe { unmap(start, bytes) };
     let wide = bytes.checked_add(align)?;
     let start = map_anywhere(wide, reserve_only, 0)?;
     let aligned = start.next_multiple_of(align);
     // SAFETY:
-    // - both are parts of what was mapped just now, beside what is handed out.
+    // - both are parts of the new mapping, outside the part that is handed out.
     unsafe {
         unmap(start, aligned - start);
         unmap(aligned + bytes, start + wide - aligned - bytes);
@@ -53,8 +53,8 @@ fn map_aligned(bytes: usize, align: usize, reserve_only: bool) -> Option<usize> 
 /// copied.
 ///
 /// # Safety
-/// The range is what [`map`] or this function gave, with this length, and where the address changes nobody uses the old
-/// one any more.
+/// [`map`] or this function returned the range, with this length. If the address changes, nobody uses the old one any
+/// more.
 pub unsafe fn grow(start: usize, old: usize, new: usize, align: usize) -> Option<usize> {
     // SAFETY:
     // - the caller's promise; the mapping becomes longer.
@@ -66,7 +66,7 @@ pub unsafe fn grow(start: usize, old: usize, new: usize, align: usize) -> Option
         // - the target was just reserved by us and nothing uses it; the caller's promise for the old range.
         if !unsafe { move_to(start, old, new, place) } {
             // SAFETY:
-            // - reserved above, and nobody knows of it.
+            // - reserved above, without another user.
             unsafe { unmap(place, new) };
             return None;
         }

@@ -6,7 +6,9 @@
    and with one for programs that have more rights than the user who has started them:
    - it takes no settings from their environment;
    and with one for programs that define functions of the C library:
-   - it calls none by a name that they can define (own_calls.h). */
+   - it calls none by a name that they can define (own_calls.h);
+   and with one for all:
+   - free memory of arenas is returned to the kernel by amount and by time (give_back.c). */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
@@ -19,7 +21,14 @@
 #include "alloc.c"
 #include "alloc-aligned.c"
 #include "alloc-posix.c"
+#define _mi_arenas_page_alloc arenas_page_alloc_of_mimalloc
+#define _mi_arenas_page_free arenas_page_free_of_mimalloc
+#define _mi_arenas_collect arenas_collect_of_mimalloc
+void arenas_page_free_of_mimalloc(mi_page_t *page, mi_theap_t *theap);
 #include "arena.c"
+#undef _mi_arenas_page_alloc
+#undef _mi_arenas_page_free
+#undef _mi_arenas_collect
 #include "arena-meta.c"
 #define mi_bitmap_clear_once_set mi_bitmap_clear_once_set_unless_forked
 #include "bitmap.c"
@@ -34,13 +43,17 @@ static bool prim_getenv_unless_privileged(const char *name, char *result, size_t
 #undef _mi_prim_getenv
 #include "options.c"
 #include "os.c"
+#define _mi_malloc_generic malloc_generic_of_mimalloc
 #include "page.c"
+#undef _mi_malloc_generic
 #include "page-map.c"
 #include "random.c"
 #include "stats.c"
 #include "theap.c"
 #include "threadlocal.c"
 #include "prim/prim.c"
+
+#include "give_back.c"
 
 /* A process that was forked waits so many milliseconds for another thread. */
 enum { TIME_LIMIT_MS = 100 };

@@ -1,12 +1,13 @@
-//! The objects that the dynamic linker has loaded: which of them define an allocator's functions, and which use C++'s.
+//! The objects that the dynamic linker has loaded: those that define an allocator's functions, and those that use C++'s
+//! operators.
 
 use crate::c_library::{self, is_own};
 use core::ffi::CStr;
-use loaded_objects::Object;
+use linux_raw::loaded_objects::Object;
 
 /// Why blocks of this heap and blocks of another allocator would meet in this program; `None` where they do not.
 ///
-/// All objects that the program starts with are relocated already; those of dlopen(3) come later.
+/// All objects of the program's start are relocated already; dlopen(3) loads others later.
 ///
 /// # Safety
 /// The process has one thread.
@@ -34,7 +35,7 @@ pub unsafe fn obstacle() -> Option<&'static str> {
     if executable_has_malloc {
         return Some("the executable defines malloc itself");
     }
-    // The operators of whoever would serve malloc without this library; those of the C++ library call malloc.
+    // The operators that would serve without this library; those in the C++ library call malloc.
     let is_past_malloc = next.is_some() && next == new;
     // SAFETY:
     // - the caller's promise.
@@ -43,7 +44,7 @@ pub unsafe fn obstacle() -> Option<&'static str> {
     )
 }
 
-/// True where an object defines this symbol.
+/// True if an object defines this symbol.
 ///
 /// # Safety
 /// The process has one thread.
@@ -58,7 +59,7 @@ const OPERATOR_NEW: &CStr = c"_Znwm";
 /// Beginnings of the names of all global operators new and delete.
 const OPERATORS: [&[u8]; 4] = [b"_Znwm", b"_Znam", b"_ZdlPv", b"_ZdaPv"];
 
-/// True where an object uses an operator of another one. What defines the operators does not use those of others.
+/// True if an object uses an operator of another one. Objects that define the operators do not use those of others.
 ///
 /// # Safety
 /// The process has one thread.

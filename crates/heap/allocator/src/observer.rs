@@ -4,7 +4,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// What the observer is called with.
+/// The events that the observer is called for.
 #[derive(Clone, Copy)]
 pub enum Moment {
     /// This thread has just taken a lock.

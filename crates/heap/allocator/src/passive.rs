@@ -4,7 +4,7 @@
 //! Its functions are looked up together, at the first call in the process. Until then, blocks come from a
 //! buffer here, which stay there when they are freed.
 
-use crate::c_library::next;
+use crate::c_library::{Kept, next};
 use crate::sys::{base_page, copy, set_errno};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int, c_void};
@@ -22,15 +22,26 @@ pub struct Functions {
     pub posix_memalign: unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int,
     pub valloc: unsafe extern "C" fn(usize) -> *mut c_void,
     pub pvalloc: unsafe extern "C" fn(usize) -> *mut c_void,
-    // For blocks that are not of the buffer.
+    // For blocks outside the buffer.
     realloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void),
     usable_size: unsafe extern "C" fn(*mut c_void) -> usize,
 }
 
+/// `malloc_trim`.
+pub static TRIM: Kept = Kept::new(c"malloc_trim");
+/// `mallinfo`.
+pub static INFO: Kept = Kept::new(c"mallinfo");
+/// `mallinfo2`.
+pub static INFO2: Kept = Kept::new(c"mallinfo2");
+/// `malloc_info`.
+pub static WRITE_INFO: Kept = Kept::new(c"malloc_info");
+/// `malloc_stats`.
+pub static STATS: Kept = Kept::new(c"malloc_stats");
+
 static FOUND: OnceLock<Functions> = OnceLock::new();
 
-/// The functions to call. Until [`look_up`] has ended they are those of the buffer.
+/// The functions to call. Until [`look_up`] has ended, these are the buffer's.
 pub fn functions() -> &'static Functions {
     FOUND.get().unwrap_or(&OF_BUFFER)
 }
@@ -49,20 +60,22 @@ pub unsafe fn look_up() {
     // SAFETY:
     // - the caller's promise.
     let next = unsafe { Functions::of_next_objects() };
+    _ = [&TRIM, &INFO, &INFO2, &WRITE_INFO, &STATS].map(Kept::get);
     if let Some(functions) = next.or_else(|| C_LIBRARY.get().map(CLibrary::functions)) {
         _ = FOUND.set(functions);
     }
 }
 
 impl Functions {
-    /// For each function that of the first object behind this library that has it; `None` if one is missing.
+    /// Each function comes from the first object after this library that has it; `None` if one is missing.
     ///
     /// # Safety
     /// The process has one thread.
     unsafe fn of_next_objects() -> Option<Self> {
         // SAFETY:
         // - the caller's promise.
-        // - in every library these names are functions of these types: malloc(3), posix_memalign(3), malloc_usable_size(3).
+        // - in every library these names are functions with these types: malloc(3), posix_memalign(3),
+        //   malloc_usable_size(3).
         unsafe {
             Some(Self {
                 malloc: function(c"malloc")?,
@@ -122,7 +135,7 @@ impl CLibrary {
     unsafe fn behind() -> Option<Self> {
         // SAFETY:
         // - the caller's promise.
-        // - every GNU C library has functions of these types under these names, and who replaces them has the same.
+        // - every GNU C library has functions with these types under these names, and replacements have the same types.
         unsafe {
             Some(Self {
                 malloc: function(c"__libc_malloc")?,
@@ -223,7 +236,7 @@ extern "C" fn take(align: usize, size: usize) -> *mut c_void {
         return null_mut();
     };
     // SAFETY:
-    // - the header lies in the buffer, aligned, before a block that nobody has yet: `place` has seen to that.
+    // - the header is in the buffer, aligned, before a block that has no user yet: `place` ensures that.
     unsafe { ((block - size_of::<usize>()) as *mut usize).write(size) };
     block as *mut c_void
 }

@@ -8,7 +8,7 @@ use core::sync::atomic::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
 };
 
-/// Number and arguments of a call, its stack pointer, where it goes on, and the thread's sleeps.
+/// Number and arguments of a call, its stack pointer, its return address, and the thread's sleeps.
 const CALL_WORDS: usize = 10;
 
 /// One thread's entry. All zero in an entry that was never used.
@@ -60,8 +60,8 @@ pub fn place_of(thread: u32, stop: u32) -> Option<&'static Place> {
 /// Adds a thread to which a signal is about to be sent, and the system call it is in. False if the table is full. Only one
 /// thread at a time calls this function.
 pub fn note(thread: u32, stop: u32, call: Option<Call>) -> bool {
-    // Of a thread that is awake the kernel shows no call. It may be in one whose time is over, and select(2) and poll(2) end
-    // with EINTR where a signal comes before they are back: what an earlier stop has noted serves.
+    // The kernel shows no call of a thread that is awake. The thread may be in a call whose time has expired; select(2)
+    // and poll(2) return EINTR if a signal arrives before they return. So the record of an earlier stop is used.
     let call = call.or_else(|| calls_of(thread).next());
     let at = COUNT.load(SeqCst);
     let Some(place) = table().get(at) else { return false };

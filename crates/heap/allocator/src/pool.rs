@@ -46,7 +46,7 @@ pub struct Pool {
 enum Binding {
     /// They come from one node, by the process's own policy.
     None,
-    /// They come from several, and from any where a sandbox refuses mbind(2).
+    /// The pages come from several nodes, and from any node if a sandbox refuses mbind(2).
     IfPossible,
     /// The user has chosen the nodes: no pages rather than others.
     Always,
@@ -65,7 +65,7 @@ impl Pool {
         self.regions.iter().all(|region| region.grains == 0)
     }
 
-    /// Takes the pages that the order names, or as many of them as there are.
+    /// Takes the pages that the order names, or as many as are available.
     pub fn take(&mut self, order: &Order, page: usize, grain: usize) {
         self.binding = match (order.chosen, NODES.load(Relaxed)) {
             (true, _) => Binding::Always,
@@ -100,7 +100,7 @@ impl Pool {
         self.regions.iter().filter_map(longest).max().unwrap_or(0) * self.grain
     }
 
-    /// Marks grains; `start` and `bytes` are those of a run that `find` gave, or of a block handed out.
+    /// Marks grains; `start` and `bytes` are from a run that `find` returned, or from a block handed out.
     pub fn mark(&mut self, start: usize, bytes: usize, state: Grain) {
         let grain = self.grain;
         let Some(region) = self.regions.iter_mut().find(|region| region.holds(start, grain)) else { return };
@@ -137,7 +137,8 @@ impl Pool {
         region.states().get(first..first + bytes.div_ceil(self.grain))
     }
 
-    /// True if each node's pool has as many free pages as this heap uses of it, and they can be reserved all at once.
+    /// True if each node's pool has as many free pages as this heap uses from that node, and they can be reserved all
+    /// at once.
     pub fn has_room_for_copies(&self) -> bool {
         // As they were taken.
         let mut room = [None; MOST_NODES];
@@ -158,7 +159,7 @@ impl Pool {
         for (mapped, pages) in room.into_iter().flatten() {
             if let Some(start) = mapped {
                 // SAFETY:
-                // - mapped above with this length, and nobody knows of it.
+                // - mapped above with this length, without another user.
                 unsafe { unmap(start, pages * self.page) };
             }
         }
@@ -267,7 +268,7 @@ impl Region {
         if populated < pages {
             ACCOUNT.note(Shortage::PopulationRefused);
             // SAFETY:
-            // - a part of what was mapped above, of which nobody knows.
+            // - a part of the mapping above, without another user.
             unsafe { unmap(start + populated * page, (pages - populated) * page) };
         }
         let grains = populated * (page / grain);
@@ -287,14 +288,14 @@ fn map_pages(pages: usize, page: usize, node: u32, binding: Binding) -> Option<u
     let start = map_anywhere(pages.checked_mul(page)?, false, libc::MAP_HUGETLB | size)?;
     if binding != Binding::None && !bind_to_node(start, pages * page, node) && binding == Binding::Always {
         // SAFETY:
-        // - mapped above with this length, and nobody knows of it.
+        // - mapped above with this length, without another user.
         unsafe { unmap(start, pages * page) };
         return None;
     }
     Some(start)
 }
 
-/// Free pages of the pool that are not reserved; `None` if the kernel does not tell.
+/// Free pages of the pool that are not reserved; `None` if the kernel does not report them.
 fn available(page: usize) -> Option<usize> {
     let size = PageSize::new(page as u64).ok()?;
     let free = pool_count(size, "free_hugepages")?.saturating_sub(pool_count(size, "resv_hugepages")?);
@@ -333,8 +334,8 @@ unsafe fn populate(start: usize, pages: usize, page: usize) -> usize {
     done
 }
 
-/// Makes the kernel write to a fresh page, for which it has an error where it has no page instead of SIGBUS. False on an
-/// error.
+/// Makes the kernel write to a fresh page: without a free page the call returns an error, and no SIGBUS is sent. False
+/// on an error.
 ///
 /// # Safety
 /// The page belongs to a mapping of this heap, and nobody has written to it.
@@ -351,7 +352,7 @@ unsafe fn is_written(page: usize) -> bool {
     asked.is_ok()
 }
 
-/// Binds a range to a node (mbind(2)); false where the kernel refuses.
+/// Binds a range to a node (mbind(2)); false if the kernel refuses.
 fn bind_to_node(start: usize, bytes: usize, node: u32) -> bool {
     const BITS: usize = 1024;
     let mut mask = [0 as c_ulong; BITS / c_ulong::BITS as usize];
@@ -359,7 +360,7 @@ fn bind_to_node(start: usize, bytes: usize, node: u32) -> bool {
     let Some(place) = mask.get_mut((node / word) as usize) else { return false };
     *place = 1 << (node % word);
     // SAFETY:
-    // - the range is a mapping of ours and the mask has the number of bits that is told.
+    // - the range is a mapping of ours, and the mask has as many bits as the call is told.
     let bound = unsafe {
         system_call(libc::SYS_mbind, [start, bytes, libc::MPOL_BIND as usize, mask.as_ptr() as usize, BITS, 0])
     };

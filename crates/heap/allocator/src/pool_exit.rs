@@ -4,7 +4,7 @@
 use crate::large::Large;
 use crate::memory::available;
 use crate::stop::stop_others;
-use crate::sys::{advise, base_page, copy, map_anywhere, move_to, unmap};
+use crate::sys::{advise, base_page, copy, fill_hole, map_anywhere, move_to, unmap};
 use crate::{ACCOUNT, forget, kernel_writes};
 use core::sync::atomic::Ordering::Relaxed;
 use heap_abi::Shortage;
@@ -108,7 +108,7 @@ unsafe fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
         new
     } else {
         // SAFETY:
-        // - mapped just now, and nobody knows of it.
+        // - the mapping is new and has no other user.
         unsafe { unmap(new, bytes) };
         let Some(wide) = map_anywhere(bytes * 2, false, 0) else { return false };
         let inside = wide.next_multiple_of(bytes);
@@ -137,13 +137,22 @@ unsafe fn leave_page(start: usize, bytes: usize, used: bool) -> bool {
     // SAFETY:
     // - both ranges are this heap's, of the same length, and hold the same bytes; no other thread runs, by the caller's
     //   promise.
-    let is_moved = unsafe { move_to(new, bytes, bytes, start) };
-    if !is_moved {
-        // SAFETY:
-        // - mapped above, and nobody knows of it.
-        unsafe { unmap(new, bytes) };
+    if unsafe { move_to(new, bytes, bytes, start) } {
+        return true;
     }
-    is_moved
+    // The kernel may have removed the page before it refused to move the other one there.
+    let is_filled = fill_hole(start, bytes);
+    // SAFETY:
+    // - `start` was just mapped if it is filled, and nobody uses it as long as no other thread runs.
+    // - `new` is mapped above, without another user.
+    unsafe {
+        if is_filled {
+            advise(start, bytes, libc::MADV_HUGEPAGE);
+            copy(new, start, bytes);
+        }
+        unmap(new, bytes);
+    }
+    is_filled
 }
 
 /// # Safety

@@ -5,14 +5,14 @@ use core::ffi::{CStr, c_char};
 use heap_abi::Order;
 use options::program_names;
 
-/// The running program, as far as the kernel tells.
+/// The running program, as far as the kernel reports it.
 pub struct Program<'a> {
     /// The file that it executes.
     path: &'a str,
     called: &'a str,
 }
 
-/// The path that was executed, if it leads to this program's file; that of a script does not.
+/// The path that was executed, if it leads to this program's file; a script's path does not.
 fn started_by() -> Option<&'static str> {
     // SAFETY:
     // - getauxval only looks up a number, which is the address of a string that the kernel has put beside the stack and
@@ -61,7 +61,7 @@ impl<'a> Program<'a> {
         Self { path, called: core::str::from_utf8(called).unwrap_or("") }
     }
 
-    /// The names by which it can be named; the first is that of its file.
+    /// The names by which the program can be named; the first is that of its file.
     pub fn names(&self) -> [&'a str; 5] {
         program_names(self.path, self.called, started_by())
     }

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 const NAME: &CStr = c"PYTHONMALLOC";
 const VALUE: &CStr = c"malloc";
-/// A function that Python has only where it is built without its global lock (`Py_GIL_DISABLED`). Such a Python knows no
-/// such value and ends.
+/// A function that Python has only if it is built without its global lock (`Py_GIL_DISABLED`). Such a Python does not
+/// know this value and exits.
 const FREE_THREADED: &CStr = c"_Py_DecRefShared";
 
 static IS_ASKED_FOR: AtomicBool = AtomicBool::new(false);
@@ -25,7 +25,7 @@ pub unsafe fn use_malloc() {
     IS_ASKED_FOR.store(!unsafe { objects::define(FREE_THREADED) }, Relaxed);
 }
 
-/// getenv(3), with an answer for Python where the user has given none.
+/// getenv(3), with an answer for Python if the user has set none.
 ///
 /// # Safety
 /// As in C.

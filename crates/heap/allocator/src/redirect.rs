@@ -1,20 +1,22 @@
-//! Whoever looks an allocator's function up in the object that defines it gets this heap's: libraries that were loaded with
-//! RTLD_DEEPBIND, foreign function interfaces that ask the C library's handle, dlvsym(3). Else blocks of this heap would meet the
-//! C library's `free`, since its own strdup(3) and the like have theirs from the heap.
+//! Lookups of an allocator's function in the object that defines it return this heap's function. Such lookups come from
+//! libraries loaded with RTLD_DEEPBIND, foreign function interfaces that use the C library's handle, and dlvsym(3).
+//! Otherwise blocks of this heap would reach the C library's `free`, because strdup(3) and others take their blocks
+//! from the heap.
 //!
-//! In the tables of symbols of all objects behind this library the entries of these names lead to the heap's functions. The
-//! tables are data: a page of them is writable and not executable while it is changed, before the program has a second thread,
-//! and gets its protection back. No code is touched, and what was bound before is bound to the heap already, which comes first.
+//! In the symbol tables of all objects after this library, the entries for these names are changed to the heap's
+//! functions. The tables are data: a page is writable and not executable during the change, before the program has a
+//! second thread, and gets its protection back. No code is changed, and symbols that are bound already are bound to the
+//! heap, which is the first object.
 
 use crate::c_library::{behind, is_own, objects};
 use crate::sys::base_page;
 use address_space::{Address, AddressRange};
 use core::ffi::CStr;
 use libc::{Elf64_Ehdr, Elf64_Phdr};
-use loaded_objects::{FUNCTION, Object, SymbolEntry};
+use linux_raw::loaded_objects::{FUNCTION, Object, SymbolEntry};
 
-/// Names of an allocator's functions in any library, with the names of those of this heap that take their place.
-const FUNCTIONS: [(&CStr, &CStr); 22] = [
+/// Names of an allocator's functions in any library, each with the name of this heap's replacement.
+const FUNCTIONS: [(&CStr, &CStr); 27] = [
     (c"malloc", c"malloc"),
     (c"calloc", c"calloc"),
     (c"realloc", c"realloc"),
@@ -29,6 +31,11 @@ const FUNCTIONS: [(&CStr, &CStr); 22] = [
     (c"valloc", c"valloc"),
     (c"pvalloc", c"pvalloc"),
     (c"malloc_usable_size", c"malloc_usable_size"),
+    (c"malloc_trim", c"malloc_trim"),
+    (c"mallinfo", c"mallinfo"),
+    (c"mallinfo2", c"mallinfo2"),
+    (c"malloc_info", c"malloc_info"),
+    (c"malloc_stats", c"malloc_stats"),
     (c"__libc_malloc", c"malloc"),
     (c"__libc_calloc", c"calloc"),
     (c"__libc_realloc", c"realloc"),
@@ -39,7 +46,7 @@ const FUNCTIONS: [(&CStr, &CStr); 22] = [
     (c"__libc_reallocarray", c"reallocarray"),
 ];
 
-/// Entries that are changed: 22 names in the C library, its dynamic linker, and an allocator.
+/// Entries that are changed: 27 names in the C library, its dynamic linker, and an allocator.
 const MOST_ENTRIES: usize = 128;
 const MOST_PAGES: usize = 128;
 
@@ -57,7 +64,7 @@ struct Page {
     protection: i32,
 }
 
-/// What is to be changed, found before anything is.
+/// The changes, all found before the first is made.
 struct Changes {
     entries: [Option<Entry>; MOST_ENTRIES],
     pages: [Option<Page>; MOST_PAGES],
@@ -73,7 +80,7 @@ pub enum Refusal {
     Refused(i32),
 }
 
-/// Leads lookups in all objects behind this library to the heap. Nothing is changed where that fails.
+/// Redirects lookups in all objects after this library to the heap. On failure nothing is changed.
 ///
 /// # Safety
 /// The process has one thread, and this heap gives every block from now on.
@@ -96,7 +103,8 @@ pub unsafe fn redirect() -> Result<(), Refusal> {
     }
     for entry in changes.entries.iter().flatten() {
         // SAFETY:
-        // - the entry is one of a loaded object's table, whose pages have just become writable, and nobody else looks at it.
+        // - the entry is in a loaded object's table, whose pages have just become writable, and nobody else reads the
+        //   entry.
         unsafe {
             (*entry.symbol).value = entry.value;
             (*entry.symbol).info = (*entry.symbol).info & 0xf0 | FUNCTION;
@@ -149,7 +157,7 @@ fn protection_of(page: usize, object: &Object) -> Option<i32> {
     // SAFETY:
     // - all but the executable, which is before this library, are mapped from their first page on, which holds the file's header;
     //   the kernel and the dynamic linker have read it there. `is_header` checks that.
-    // - the program's headers lie in the same page or behind it, in the first segment.
+    // - the program's headers are in the same page or after it, in the first segment.
     let headers = unsafe {
         if !is_header(&*header) {
             return None;

@@ -3,6 +3,7 @@
 use crate::arena_sizes::{LEAST_ARENA, NextArena, PLACES};
 use crate::c_library::{Clock, clock};
 use crate::large::Large;
+use crate::limits::may_be_mapped;
 use crate::pool::{Grain, is_free};
 use crate::sys::Lock;
 use crate::{ACCOUNT, SHARED, current_node, forget, mapped, turn};
@@ -15,16 +16,22 @@ const OPTION_PURGE_DELAY: c_int = 15;
 const OPTION_DISALLOW_OS_ALLOC: c_int = 17;
 const OPTION_MINIMAL_PURGE_SIZE: c_int = 44;
 
-/// Time in milliseconds after which mimalloc gives back free memory of arenas. It is long so that there are few TLB
-/// shootdowns.
-const PURGE_MILLISECONDS: c_long = 10_000;
+/// Interval in milliseconds: memory of arenas that was free throughout is returned to the kernel (`give_back.c`).
+const PURGE_MILLISECONDS: c_long = 2_000;
 
 unsafe extern "C" {
     /// Defined in `mimalloc.c`.
     static mut mimalloc_process: libc::pid_t;
     static mut mimalloc_clock: Clock;
+    static mut mimalloc_time_passes: extern "C" fn();
     static mimalloc_small_records: SmallRecords;
     fn mimalloc_arena_for(bytes: usize) -> usize;
+    fn mimalloc_pass_by();
+    fn mimalloc_trim(kept: usize) -> bool;
+    fn mimalloc_free_whole(unmap: bool) -> usize;
+    fn mimalloc_forget_other_threads();
+    fn mimalloc_map_hole(bytes: usize) -> usize;
+    fn mimalloc_usage(usage: *mut SmallUsage);
     fn mi_option_set(option: c_int, value: c_long);
     fn mi_option_set_default(option: c_int, value: c_long);
     fn mi_manage_os_memory_ex(
@@ -61,6 +68,7 @@ pub unsafe fn set_up(grain: usize) {
     // - the options are plain numbers in static memory; the caller's promise.
     unsafe {
         mimalloc_process = linux_raw::process_id();
+        mimalloc_time_passes = time_passes;
         mi_option_set(OPTION_DISALLOW_OS_ALLOC, 1);
         // In KiB. Giving back less than a huge page would break it up.
         mi_option_set(OPTION_MINIMAL_PURGE_SIZE, (grain / 1024) as c_long);
@@ -78,13 +86,48 @@ pub fn arenas() -> usize {
 /// there is no memory.
 pub fn grow(seen: usize, bytes: usize) -> bool {
     let is_new = GROWING.lock_unless(turn::holds_growing);
-    let grown = ARENAS.load(Relaxed) != seen || add_arena(bytes);
+    let grown = ARENAS.load(Relaxed) != seen || map_again(bytes) || add_arena(bytes);
     if is_new {
         // SAFETY:
         // - this thread has locked it above.
         unsafe { GROWING.unlock() };
     }
     grown
+}
+
+/// Unmaps the free memory of arenas, whole huge pages only, after a mapping has failed: a limit of address space may be
+/// reached, and a large block cannot come from an arena. Memory stays mapped if a mapping of `wanted` bytes would fail even
+/// then: small blocks would get it back hole by hole. False if none was unmapped.
+pub fn unmap_free(wanted: usize) -> bool {
+    // SAFETY:
+    // - mimalloc is set up, and this thread is not in it.
+    let bytes = unsafe {
+        if !may_be_mapped(wanted, mimalloc_free_whole(false)) {
+            return false;
+        }
+        mimalloc_free_whole(true)
+    };
+    forget(ACCOUNT.mapped_used.fetch_sub(bytes as u64, Relaxed));
+    bytes > 0
+}
+
+/// Ends the return of memory by another thread (`give_back.c`), in the child of a fork.
+///
+/// # Safety
+/// The process has one thread.
+pub unsafe fn forget_other_threads() {
+    // SAFETY:
+    // - the caller's promise.
+    unsafe { mimalloc_forget_other_threads() };
+}
+
+/// Maps memory again that [`unmap_free`] has unmapped, with room for a block of so many bytes; false if there is none.
+fn map_again(bytes: usize) -> bool {
+    // SAFETY:
+    // - as in `unmap_free`.
+    let bytes = unsafe { mimalloc_map_hole(bytes) };
+    forget(ACCOUNT.mapped_used.fetch_add(bytes as u64, Relaxed));
+    bytes > 0
 }
 
 fn add_arena(bytes: usize) -> bool {
@@ -124,7 +167,7 @@ fn arena_from_pool(size: impl Fn(usize) -> Option<usize>) -> bool {
     let found = unsafe { SHARED.with(take) };
     let Some((start, bytes, zero)) = found else { return false };
     // SAFETY:
-    // - grains of the pool that were free and are marked as used above; nobody else knows of them.
+    // - grains of the pool that were free and are marked as used above, without another user.
     // - `zero` says that they were never handed out.
     let taken = unsafe { give(start, bytes, true, zero, node as c_int) };
     if !taken {
@@ -156,6 +199,52 @@ fn arena_from_kernel(bytes: usize) -> bool {
         unsafe { mapped::give_back(start, bytes) };
     }
     taken
+}
+
+/// Returns memory that was free for long to the kernel, if it is time. Any call that concerns a large block comes here.
+pub fn pass_by() {
+    // SAFETY:
+    // - mimalloc is set up before the first large block, and this thread is not in it.
+    unsafe { mimalloc_pass_by() };
+}
+
+/// Returns free memory of arenas to the kernel, all but so many bytes; true if any was returned.
+pub fn trim(kept: usize) -> bool {
+    // SAFETY:
+    // - mimalloc is set up, and this thread is not in it.
+    unsafe { mimalloc_trim(kept) }
+}
+
+/// Memory of small blocks; filled by `give_back.c`.
+#[derive(Default)]
+#[repr(C)]
+pub struct SmallUsage {
+    /// Bytes of blocks in use.
+    pub live: usize,
+    /// Bytes of the pages, in mimalloc's sense, in which the blocks are.
+    pub pages: usize,
+    /// Bytes of free memory that can be returned to the kernel.
+    pub dirty: usize,
+    /// Number of free blocks in those pages.
+    pub free_blocks: usize,
+}
+
+impl SmallUsage {
+    /// The memory in use now.
+    pub fn now() -> Self {
+        let mut usage = Self::default();
+        // SAFETY:
+        // - writes to nothing but the value, of which it is the only user.
+        unsafe { mimalloc_usage(&mut usage) };
+        usage
+    }
+}
+
+/// Returns the memory of large blocks that were freed long ago to the kernel. Called by `give_back.c` now and then.
+extern "C" fn time_passes() {
+    // SAFETY:
+    // - the work only acts on what it is given.
+    unsafe { SHARED.with(Large::give_back_the_old) };
 }
 
 /// Gives memory to mimalloc; false if it has not taken it.

@@ -142,7 +142,7 @@ unsafe fn begin_as_ordered(text: &str) -> bool {
     true
 }
 
-/// True once the heap has declined to act in a program for which it was meant.
+/// True if the heap has declined to act in a program that its order is for.
 static DECLINED: AtomicBool = AtomicBool::new(false);
 
 /// # Safety
@@ -216,7 +216,7 @@ extern "C" fn constructor() {
         return;
     }
     // SAFETY:
-    // - the process has one thread that could look at the environment, and the C library has set it up.
+    // - the process has one thread that could read the environment, and the C library has set it up.
     unsafe { remove_from_environment() };
 }
 
@@ -281,7 +281,7 @@ unsafe fn remove_from_environment() {
 unsafe fn is_only_us(variable: *mut c_char) -> bool {
     const NAME: &[u8] = b"LD_PRELOAD=";
     // SAFETY:
-    // - by the function's condition; the length is that of the string, without its NUL.
+    // - by the function's condition; this is the length of the string, without its NUL.
     let bytes = unsafe {
         let length = CStr::from_ptr(variable).count_bytes();
         core::slice::from_raw_parts_mut(variable.cast::<u8>(), length)

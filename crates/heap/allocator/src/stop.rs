@@ -14,15 +14,15 @@ use core::ffi::{c_int, c_ulong};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 
-/// Longest wait for threads to stop, in milliseconds. One that has not stopped by then sleeps uninterruptibly in the
-/// kernel, or blocks the signal by a system call of its own.
+/// Longest wait for threads to stop, in milliseconds. A thread that has not stopped by then sleeps uninterruptibly in
+/// the kernel, or blocks the signal by a direct system call.
 const MAX_WAIT_MS: u64 = 5000;
 /// Time in milliseconds after which threads that have not stopped are checked for sleeping in the kernel.
 const SLEEPERS_AFTER: u64 = 20;
 /// `SIGSETXID`: the kernel's first real-time signal, 32, and one (glibc, internal-signals.h).
 const SIGNAL: c_int = 33;
 
-/// The number of the present stop, counted from 1, while threads are to wait, else 0. It is the futex that they wait on.
+/// The number of the present stop, counted from 1, while threads must wait; otherwise 0. Threads wait on it as a futex.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 static STOPS: AtomicU32 = AtomicU32::new(0);
 static BUSY: AtomicBool = AtomicBool::new(false);
@@ -38,7 +38,7 @@ impl Drop for Stopped {
     }
 }
 
-/// Stops every other thread. If one does not stop, all go on and the result is `None`.
+/// Stops every other thread. If one does not stop, all continue and the result is `None`.
 pub fn stop_others() -> Option<Stopped> {
     if BUSY.swap(true, SeqCst) {
         return None;
@@ -188,9 +188,9 @@ fn take_signal() -> Option<()> {
     unsafe { action.set(SIGNAL) }.then_some(())
 }
 
-/// Has the kernel map the code with which the handler begins. Threads that run it for the first time at the same moment
-/// would wait for each other's lock of its pages in the page cache; of a thread that has slept since its call was seen,
-/// [`prepare`] cannot tell on AArch64 whether it is still in that call, which then gives EINTR.
+/// Makes the kernel map the handler's first code. Otherwise threads that run it for the first time at the same moment
+/// would wait for each other's lock on its pages in the page cache. After such a sleep [`prepare`] cannot determine on
+/// AArch64 whether a thread is still in its call, which then returns EINTR.
 fn map_handler() {
     let code = arrived as Handler as *const u8;
     // SAFETY:
@@ -206,7 +206,7 @@ type Handler = unsafe extern "C" fn(c_int, *mut Info, *mut libc::ucontext_t);
 /// The handler of [`SIGNAL`].
 ///
 /// # Safety
-/// Called by the kernel, or by a handler that passes on what it got from the kernel and uses nothing of its own
+/// Called by the kernel, or by a handler that passes on the kernel's arguments and uses none of its own variables
 /// afterwards.
 unsafe extern "C" fn arrived(signal: c_int, info: *mut Info, context: *mut libc::ucontext_t) {
     // SAFETY:
@@ -234,7 +234,7 @@ unsafe extern "C" fn arrived(signal: c_int, info: *mut Info, context: *mut libc:
         // SAFETY:
         // - the functions above that frame are this handler's, which holds nothing any more, and, where it has come in
         //   the midst of the way out of another, that one's, which holds nothing either.
-        // - `prepare` says so only of frames that can be left and that stand before restart_syscall.
+        // - `prepare` returns this only for frames that can be left and whose program counter is at restart_syscall.
         unsafe { frame.leave() }
     }
 }

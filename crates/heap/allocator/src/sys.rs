@@ -1,11 +1,12 @@
-//! What this heap uses of the C library, and short forms of the system calls of `linux_raw`, which leave `errno` as it is
-//! and are no cancellation points (pthreads(7)): at one of those a thread could end while it holds locks of the heap. None
-//! of them allocates.
+//! The parts of the C library that this heap uses, and short forms of the system calls in `linux_raw`. Those leave
+//! `errno` unchanged and are no cancellation points (pthreads(7)): at a cancellation point a thread could end while it
+//! holds locks of the heap. They do not allocate.
 
 use crate::c_library;
 use crate::observer::{Moment, observe};
 use address_space::{Address, AddressRange};
 use core::ffi::{CStr, c_int, c_long};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 pub use linux_raw::{close, read_uninterrupted as read};
 
@@ -22,7 +23,7 @@ pub unsafe fn system_call<const COUNT: usize>(
     unsafe { linux_raw::call_with(number as u32, arguments) }
 }
 
-/// Keeps `errno` as it was while the heap makes system calls of its own.
+/// Preserves `errno` while the heap makes system calls.
 pub struct KeepErrno(c_int);
 
 impl KeepErrno {
@@ -52,15 +53,19 @@ pub fn set_errno(value: c_int) {
 
 /// A lock that needs no set-up and is known by address, so that a fork can take it along. It is not the C library's: a
 /// program may replace that by functions which allocate.
-pub struct Lock(linux_raw::Lock);
+pub struct Lock {
+    lock: linux_raw::Lock,
+    /// The thread pointer of the thread that holds it; 0 if there is none.
+    holder: AtomicUsize,
+}
 
 impl Lock {
     pub const fn new() -> Self {
-        Self(linux_raw::Lock::new())
+        Self { lock: linux_raw::Lock::new(), holder: AtomicUsize::new(0) }
     }
 
-    /// Locks, unless this thread holds the lock already; true if it was locked by this call. `is_held` tells whether this
-    /// thread holds it, and is asked only if the lock is taken.
+    /// Locks, unless this thread holds the lock already; true if this call locked it. `is_held` returns whether this
+    /// thread holds the lock, and is called only if the lock is taken.
     pub fn lock_unless(&self, is_held: fn() -> bool) -> bool {
         if self.try_lock() {
             return true;
@@ -68,15 +73,20 @@ impl Lock {
         if is_held() {
             return false;
         }
-        self.0.take();
-        observe(Moment::Locked);
+        self.lock.take();
+        self.is_locked_now();
         true
     }
 
+    fn is_locked_now(&self) {
+        self.holder.store(linux_raw::thread_pointer(), Relaxed);
+        observe(Moment::Locked);
+    }
+
     pub fn try_lock(&self) -> bool {
-        let is_taken = self.0.try_take();
+        let is_taken = self.lock.try_take();
         if is_taken {
-            observe(Moment::Locked);
+            self.is_locked_now();
         }
         is_taken
     }
@@ -84,15 +94,19 @@ impl Lock {
     /// # Safety
     /// This thread has locked it.
     pub unsafe fn unlock(&self) {
-        self.0.release();
+        self.holder.store(0, Relaxed);
+        self.lock.release();
     }
 
-    /// Resets the lock to unlocked.
+    /// Releases the lock if another thread held it at the fork of which this process is the child.
     ///
     /// # Safety
-    /// The process has one thread, and that one does not hold the lock: its holder was not taken along by a fork.
-    pub unsafe fn renew(&self) {
-        self.0.renew();
+    /// The process has one thread.
+    pub unsafe fn forget_other_holder(&self) {
+        if self.holder.load(Relaxed) != linux_raw::thread_pointer() {
+            self.holder.store(0, Relaxed);
+            self.lock.renew();
+        }
     }
 }
 
@@ -104,7 +118,7 @@ pub fn give_way() {
     let _ = unsafe { system_call(libc::SYS_sched_yield, []) };
 }
 
-/// Writes for each page of a range whether it is resident (mincore(2)); false if the kernel does not tell.
+/// Writes for each page of a range whether it is resident (mincore(2)); false if the kernel does not report it.
 ///
 /// # Panics
 /// `answer` has less than a byte for each page.
@@ -146,7 +160,7 @@ pub unsafe fn unmap(start: usize, bytes: usize) {
 /// The range is a mapping of this heap, and nothing uses what goes if it becomes shorter.
 pub unsafe fn resize_in_place(start: usize, old: usize, new: usize) -> bool {
     // SAFETY:
-    // - the caller's promise; without MREMAP_MAYMOVE the mapping stays where it is.
+    // - the caller's promise; without MREMAP_MAYMOVE the mapping keeps its address.
     unsafe { linux_raw::mremap(range(start, old), new, 0, 0) }.is_ok()
 }
 
@@ -160,6 +174,11 @@ pub unsafe fn move_to(start: usize, old: usize, new: usize, to: usize) -> bool {
     // SAFETY:
     // - the caller's promise.
     unsafe { linux_raw::mremap(range(start, old), new, flags as u32, to) }.is_ok()
+}
+
+/// Maps memory at free addresses; false if they are in use.
+pub fn fill_hole(start: usize, bytes: usize) -> bool {
+    linux_raw::fill_hole(range(start, bytes)).is_ok()
 }
 
 /// madvise(2); true if it succeeded.
@@ -271,7 +290,7 @@ pub fn pause() {
     let _ = unsafe { system_call(libc::SYS_nanosleep, [&raw const time as usize, 0]) };
 }
 
-/// True where the program has more rights than the user who has started it (`AT_SECURE`), as set-user-ID programs have.
+/// True if the program has more rights than its user (`AT_SECURE`), as set-user-ID programs have.
 pub fn is_privileged() -> bool {
     // SAFETY:
     // - getauxval only looks a number up.
@@ -285,7 +304,7 @@ pub fn base_page() -> usize {
     (unsafe { libc::getauxval(libc::AT_PAGESZ) }) as usize
 }
 
-/// A table of plain records in a mapping of its own, growing as needed.
+/// A table of plain records in a separate mapping, which grows as needed.
 pub struct Table<T: Copy> {
     start: *mut T,
     length: usize,

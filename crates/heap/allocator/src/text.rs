@@ -6,7 +6,7 @@ use core::fmt::{self, Write as _};
 
 const ROOM: usize = 1024;
 
-/// Text without allocation. What has no room is left out.
+/// Text without allocation. Text beyond its capacity is dropped.
 pub struct Text {
     bytes: [u8; ROOM],
     length: usize,
@@ -33,7 +33,7 @@ impl Text {
         }
     }
 
-    /// For the kernel; none where the text holds a NUL of its own.
+    /// For the kernel; `None` if the text contains a NUL.
     pub fn as_path(&self) -> Option<&CStr> {
         CStr::from_bytes_until_nul(&self.bytes).ok()
     }

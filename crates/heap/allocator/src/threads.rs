@@ -17,7 +17,7 @@ const MOST_LISTINGS: usize = 10_000;
 
 const LIST_BYTES: usize = MOST_THREADS * size_of::<u32>();
 
-/// A list of threads, in memory of its own.
+/// A list of threads, in separate memory.
 pub struct Threads {
     start: usize,
     count: usize,
@@ -85,7 +85,7 @@ fn number_of_threads() -> Option<usize> {
     ProcessStat::parse(&buffer[..length])?.threads()
 }
 
-/// `__libc_single_threaded`, or null where the C library has none.
+/// `__libc_single_threaded`, or null if the C library has none.
 static IS_SINGLE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Looks up what [`is_only_one`] reads. Called once, when the C library has been set up.
@@ -95,8 +95,9 @@ pub fn look_up_their_number() {
     }
 }
 
-/// True while the C library knows that the process has one thread (`__libc_single_threaded`, glibc 2.32 and later); false where
-/// it does not tell. A thread that did not come by the C library is not counted, so that only speed may depend on this.
+/// True if the C library knows that the process has one thread (`__libc_single_threaded`, glibc 2.32 and later); false
+/// if it does not report that. Threads that were created without the C library are not counted, so only speed may
+/// depend on this.
 pub fn is_only_one() -> bool {
     let single = IS_SINGLE.load(Acquire);
     // SAFETY:
@@ -111,7 +112,7 @@ pub fn has_ended(thread: u32) -> bool {
     length.and_then(|length| ProcessStat::parse(&buffer[..length])).is_some_and(ProcessStat::has_ended)
 }
 
-/// The system call that a thread is in; `None` if it is in none, or if the kernel does not tell.
+/// The system call that a thread is in; `None` if it is in none, or if the kernel does not report it.
 pub fn call_of(thread: u32) -> Option<Call> {
     let call = shown_call_of(thread)?;
     if Frame::SHOWS_ARGUMENTS {
@@ -158,7 +159,7 @@ pub fn own_sleeps() -> u64 {
     }
 }
 
-/// True if a thread blocks a signal, or if the kernel does not tell.
+/// True if a thread blocks a signal, or if the kernel does not report that.
 pub fn blocks(thread: u32, signal: i32) -> bool {
     let mut buffer = [0u8; 4096];
     let Some(length) = read_of_thread(thread, b"/status\0", &mut buffer) else { return true };

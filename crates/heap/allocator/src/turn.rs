@@ -1,12 +1,13 @@
-//! Whose turn it is to fork with the heap's locks held, and which of them that thread holds. State only: `fork` takes the
-//! turn and ends it; `large` and `small` ask whether a lock is the calling thread's already.
+//! The thread whose turn it is to fork with the heap's locks held, and the locks that it holds. State only: `fork`
+//! takes the turn and ends it; `large` and `small` check whether the calling thread holds a lock already.
 
 use crate::handover::Handover;
 use crate::locks;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 /// The thread that forks and holds the heap's locks; 0 if there is none. Fork handlers run in several threads at once
-/// (glibc 2.36). A thread that does not get the turn in time takes no lock and changes nothing of the one that has it.
+/// (glibc 2.36). A thread that does not get the turn in time takes no lock and changes no lock of the thread that has
+/// it.
 pub static TURN: AtomicUsize = AtomicUsize::new(0);
 
 /// State of the thread whose turn it is.

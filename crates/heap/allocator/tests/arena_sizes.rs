@@ -44,7 +44,7 @@ impl Heap {
         let Some(size) = next.on_pool(longest) else {
             return self.arenas.extend(next.kernel_sizes().next());
         };
-        // As the pool does it: the thread's own node, else any.
+        // As the pool does: on the thread's own node first, then on any.
         let fits = |own: bool| self.free.iter().position(|&(of, run)| run >= size && (of == node) == own);
         let place = fits(true).or_else(|| fits(false)).expect("no longer than the longest run");
         self.free[place].1 -= size;
@@ -52,7 +52,7 @@ impl Heap {
         self.on_pool += size;
     }
 
-    /// Grows to a size, by threads on all nodes in turn or on one of them; false if no place is left before.
+    /// Grows to a size, by threads on all nodes in turn or on one node; false if the pool runs out before.
     fn grow_to(&mut self, size: usize, nodes: usize, in_turn: bool) -> bool {
         while self.size() < size && self.arenas.len() < PLACES {
             self.grow(if in_turn { self.arenas.len() % nodes } else { 0 });

@@ -36,9 +36,9 @@ const RECORDS_BYTES: usize = 4096;
 unsafe extern "C" {
     /// The code below. Takes the frame in x19 and its record of vector registers in x20.
     fn pagelift_leave_handler();
-    /// Behind the call that sets the mask: the frame is in x19.
+    /// The address after the call that sets the mask; the frame is in x19.
     static pagelift_leaving: u8;
-    /// x0, which had the frame till then, says where to go on; x8 is the stack pointer to be.
+    /// x0, which held the frame until then, holds the target address; x8 is the new stack pointer.
     static pagelift_pointing: u8;
     /// The stack is the program's.
     static pagelift_switched: u8;
@@ -127,7 +127,7 @@ global_asm!(
 );
 
 impl Frame {
-    /// The result of a call that has ended stands in place of its first argument.
+    /// The result of a finished call replaces its first argument.
     pub const SHOWS_ARGUMENTS: bool = false;
 
     pub fn state(&self, call: &Call) -> State {
@@ -145,8 +145,8 @@ impl Frame {
         }
     }
 
-    /// The call behind which the thread stands, where that has given EINTR, but for its first argument, in whose place the
-    /// error is.
+    /// The call just before the thread's program counter if it has returned EINTR. Its first argument is lost, because
+    /// the error replaces it.
     pub fn ended_call(&self) -> Option<Call> {
         let machine = &self.get().uc_mcontext;
         let [_, b, c, d, e, f, ..] = machine.regs;
@@ -160,7 +160,7 @@ impl Frame {
         (self.state(&call) == State::Ended).then_some(call)
     }
 
-    /// True where the thread is about to make restart_syscall(2).
+    /// True if the thread is about to make restart_syscall(2).
     pub fn is_before_restart(&self) -> bool {
         let machine = &self.get().uc_mcontext;
         machine.regs[NUMBER] == libc::SYS_restart_syscall as u64 && is_call(machine.pc)
@@ -183,13 +183,13 @@ impl Frame {
         machine.pc = call.next_instruction;
     }
 
-    /// False where something would be lost that only rt_sigreturn gives back.
+    /// False if the frame has state that only rt_sigreturn restores.
     pub fn can_be_left(&self) -> bool {
         self.get().uc_stack.ss_flags & SS_AUTODISARM == 0 && self.vector_registers().is_some()
     }
 
-    /// Where the record of the vector registers lies, in bytes from the frame's beginning; `None` where there is a record
-    /// of anything else that `leave` would have to load. Longer vectors than these end with a system call.
+    /// The offset of the record with the vector registers, in bytes from the frame's beginning; `None` if the frame has
+    /// another record that `leave` would have to load. A system call clears the longer vectors.
     fn vector_registers(&self) -> Option<usize> {
         let frame = self.0.as_ptr().cast::<u8>();
         let (mut at, mut found) = (RECORDS, None);
@@ -229,7 +229,8 @@ impl Frame {
         let at = machine.pc;
         let outer = match at {
             _ if [pointing, switched, left].contains(&at) => {
-                // The frame's address is lost, but this handler's own frame has all that was loaded from it.
+                // The frame's address is lost, but this handler's own frame has all values that were loaded from the
+                // other frame.
                 if at == pointing {
                     machine.sp = machine.regs[NUMBER];
                 }
@@ -247,9 +248,9 @@ impl Frame {
     /// Leaves the handler for what the frame says, without rt_sigreturn(2).
     ///
     /// # Safety
-    /// - Every handler that runs above this frame on the stack is given up, with all that its functions hold.
-    /// - [`Frame::can_be_left`] is true, and the frame stands before an instruction that makes a system call, which is to
-    ///   be restart_syscall.
+    /// - Every handler that runs above this frame on the stack is abandoned, with all that its functions hold.
+    /// - [`Frame::can_be_left`] is true, and the frame's program counter is at an instruction that makes a system call,
+    ///   to be replaced by restart_syscall.
     pub unsafe fn leave(self) -> ! {
         let frame = self.0.as_ptr().cast::<u8>();
         let vectors = frame.wrapping_add(self.vector_registers().unwrap_or(RECORDS));
@@ -269,7 +270,7 @@ impl Frame {
     }
 }
 
-/// True where an instruction that makes a system call lies there.
+/// True if the instruction at this address makes a system call.
 fn is_call(at: u64) -> bool {
     let mut code = [0; size_of::<u32>()];
     read_own(at as usize, &mut code) && code == CALL.to_le_bytes()

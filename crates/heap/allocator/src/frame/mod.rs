@@ -1,14 +1,14 @@
 //! The frame that the kernel has put on the stack for a signal's handler, and a way out of the handler that leaves the
 //! kernel's memory of an interrupted wait alone.
 //!
-//! Of a wait that lasts a certain time the kernel keeps what is left, for restart_syscall(2). rt_sigreturn(2), by which a
-//! handler returns, makes it forget that. So a handler that has interrupted such a wait does by itself what the kernel
-//! does at rt_sigreturn: it sets the signal mask, loads all registers from the frame, and goes to the instruction of the
-//! call, to make restart_syscall there.
+//! For a timed wait, the kernel keeps the remaining time for restart_syscall(2). rt_sigreturn(2), by which a handler
+//! returns, discards it. So a handler that has interrupted such a wait does what the kernel does at rt_sigreturn: it
+//! sets the signal mask, loads all registers from the frame, and jumps to the instruction of the call, to make
+//! restart_syscall there.
 //!
-//! A signal may come at any instruction of that once the mask is set. A handler of the program's returns by rt_sigreturn;
-//! restart_syscall then gives EINTR, as the wait itself would have. A handler of ours finds out where it has interrupted
-//! the way out (`unfinished_leave`), and begins it again.
+//! Once the mask is set, a signal may arrive at any instruction. A handler of the program's returns by rt_sigreturn;
+//! restart_syscall then gives EINTR, as the wait itself would have. A handler of ours finds the instruction that it has
+//! interrupted (`unfinished_leave`), and begins again.
 
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
@@ -17,7 +17,7 @@ mod machine;
 use core::ptr::NonNull;
 use libc::ucontext_t;
 
-/// Where a thread stands, with regard to a call that it was seen in.
+/// The thread's position relative to a call that it was seen in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Behind it, and it has given EINTR.
@@ -40,7 +40,7 @@ impl Frame {
 
     fn get(&self) -> &ucontext_t {
         // SAFETY:
-        // - by the promise of `of` the frame is there, and nobody but this value's owner looks at it.
+        // - by the promise of `of` the frame exists, and only this value's owner reads it.
         unsafe { self.0.as_ref() }
     }
 
@@ -54,7 +54,7 @@ impl Frame {
     pub fn signal_mask(&self) -> u64 {
         let mask = &raw const self.get().uc_sigmask;
         // SAFETY:
-        // - the kernel's signal set has 8 bytes and lies where the C library's, which is longer, begins.
+        // - the kernel's signal set has 8 bytes and begins at the same address as the C library's longer one.
         unsafe { mask.cast::<u64>().read() }
     }
 }

@@ -13,7 +13,7 @@ const CALL: [u8; 2] = [0x0f, 0x05];
 const INTERRUPTED: i64 = -(libc::EINTR as i64);
 /// `SS_AUTODISARM` (sigaltstack(2)).
 const SS_AUTODISARM: c_int = 1 << 31;
-/// How the saved floating-point state must lie for XRSTOR, in bytes.
+/// Alignment of the saved floating-point state for XRSTOR, in bytes.
 const STATE_ALIGNMENT: usize = 64;
 
 /// Bytes from a frame's beginning to one of its registers.
@@ -24,13 +24,13 @@ const fn offset_of_register(number: c_int) -> usize {
 unsafe extern "C" {
     /// The code below. Takes the frame in r12.
     fn pagelift_leave_handler();
-    /// Behind the call that sets the mask: the frame is in r12.
+    /// The address after the call that sets the mask; the frame is in r12.
     static pagelift_leaving: u8;
     /// The last instruction: everything is loaded, r11 says where to.
     static pagelift_left: u8;
 }
 
-// `struct _fpx_sw_bytes` (`asm/sigcontext.h`) lies in the last 48 of the 512 bytes of the older form of the state.
+// `struct _fpx_sw_bytes` (`asm/sigcontext.h`) occupies the last 48 of the 512 bytes of the legacy state.
 global_asm!(
     ".pushsection .text.pagelift_leave_handler, \"ax\", @progbits",
     ".hidden pagelift_leave_handler",
@@ -104,7 +104,7 @@ global_asm!(
     rsp = const offset_of_register(libc::REG_RSP),
 );
 
-/// True where the thread has a shadow stack, which holds an entry for the handler that only rt_sigreturn takes off.
+/// True if the thread has a shadow stack. It has an entry for the handler that only rt_sigreturn removes.
 fn has_shadow_stack() -> bool {
     let pointer: u64;
     // SAFETY:
@@ -142,7 +142,7 @@ impl Frame {
         None
     }
 
-    /// True where the thread is about to make restart_syscall(2).
+    /// True if the thread is about to make restart_syscall(2).
     pub fn is_before_restart(&self) -> bool {
         self.register(libc::REG_RAX) == libc::SYS_restart_syscall && is_call(self.register(libc::REG_RIP) as u64)
     }
@@ -161,7 +161,7 @@ impl Frame {
         self.set_register(libc::REG_RIP, call.next_instruction as i64);
     }
 
-    /// False where something would be lost that only rt_sigreturn gives back.
+    /// False if the frame has state that only rt_sigreturn restores.
     pub fn can_be_left(&self) -> bool {
         let context = self.get();
         let state = context.uc_mcontext.fpregs as usize;
@@ -177,7 +177,7 @@ impl Frame {
         let at = self.register(libc::REG_RIP);
         let outer = match at {
             _ if at == left => {
-                // The stack is the program's again, and the frame of this handler may lie over the other.
+                // The stack is the program's again, and this handler's frame may overlap the other frame.
                 let target = self.register(libc::REG_R11);
                 self.set_register(libc::REG_RIP, target);
                 self.0
@@ -192,8 +192,8 @@ impl Frame {
     /// Leaves the handler for what the frame says, without rt_sigreturn(2).
     ///
     /// # Safety
-    /// - Every handler that runs above this frame on the stack is given up, with all that its functions hold.
-    /// - [`Frame::can_be_left`] is true, and the frame stands before an instruction that makes a system call.
+    /// - Every handler that runs above this frame on the stack is abandoned, with all that its functions hold.
+    /// - [`Frame::can_be_left`] is true, and the frame's program counter is at an instruction that makes a system call.
     pub unsafe fn leave(self) -> ! {
         // SAFETY:
         // - the code loads every register that a system call keeps; the caller's promise for the rest.
@@ -201,7 +201,7 @@ impl Frame {
     }
 }
 
-/// True where an instruction that makes a system call lies there.
+/// True if the instruction at this address makes a system call.
 fn is_call(at: u64) -> bool {
     let mut code = CALL.map(|_| 0);
     read_own(at as usize, &mut code) && code == CALL

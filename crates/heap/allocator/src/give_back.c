@@ -1,0 +1,451 @@
+/* Returns free memory of arenas to the kernel. mimalloc would do so only when a page is freed, abandoned, or after 10,000
+   slow calls, and then for all free memory at once. Here:
+   - By amount, when a page is freed: a program that never calls again keeps no more than `most_kept`.
+   - By time, whenever a thread calls malloc's slow path or a large block is allocated or freed: memory that was free
+     throughout an interval is not needed. A program that uses its free memory again within the interval keeps it.
+   - Whole huge pages first. Parts of a huge page are returned only if they are more than `most_kept_in_parts`, the emptiest
+     huge pages first. mimalloc takes low addresses first, so memory is returned from high addresses down.
+   Included by mimalloc.c. */
+
+/* Bytes of free memory that are kept: the larger of this and a share of the memory in use. */
+#define LEAST_KEPT ((size_t)16 << 20)
+enum { KEPT_SHARE = 8, KEPT_SHARE_IN_PARTS = 4 };
+/* More is kept if memory is needed again within this time, up to this amount. It is halved after a while. */
+enum { IN_VAIN_MS = 1000, EXTRA_LASTS_MS = 10000 };
+#define MOST_EXTRA ((size_t)512 << 20)
+/* A slow call in so many reads the clock. */
+enum { SLOW_CALLS = 16 };
+/* Bytes that are returned while the lock is held once. */
+#define MOST_AT_ONCE ((size_t)8 << 20)
+
+/* Counts of bytes. They may be slightly wrong if threads change them at the same time; each pass over the arenas corrects
+   `dirty`. */
+static struct {
+    _Atomic(size_t) in_use;
+    /* Free memory that was in use since it was last returned. */
+    _Atomic(size_t) dirty;
+    /* Least value of `dirty` in this interval. */
+    _Atomic(size_t) least_dirty;
+    /* Value of `dirty` from which the next pass is made. */
+    _Atomic(size_t) next_pass;
+    /* Kept beside the usual amount. */
+    _Atomic(size_t) extra;
+    /* Returned by amount and not needed again so far. */
+    _Atomic(size_t) returned;
+    _Atomic(mi_msecs_t) returned_at, extra_since, interval_since;
+    /* The thread that makes a pass; 0 if there is none. */
+    _Atomic(uintptr_t) passing_thread;
+} free_memory;
+
+/* Held while slices are claimed, so that no fork finds them claimed; guards `holes`, too. A pass releases it between runs of
+   slices: a fork, and a thread that needs memory, wait for one run at most. */
+static pthread_mutex_t claiming;
+/* The thread that holds it; 0 if there is none. */
+static _Atomic(uintptr_t) claiming_thread;
+
+static void begin_claim(void) {
+    pthread_mutex_lock(&claiming);
+    mi_atomic_store_relaxed(&claiming_thread, _mi_thread_id());
+}
+
+static void end_claim(void) {
+    mi_atomic_store_relaxed(&claiming_thread, 0);
+    pthread_mutex_unlock(&claiming);
+}
+
+/* In the child of a fork: ends the pass of a thread that does not exist there, and releases that thread's lock. The wait of
+   a fork for the lock is bounded (locks.rs). A run of slices that was claimed at the fork stays claimed in the child, since
+   the child cannot know whether it was released. Each of `holes` is whole, and one that is already mapped is not mapped
+   again. */
+void mimalloc_forget_other_threads(void) {
+    uintptr_t own = _mi_thread_id();
+    if (mi_atomic_load_relaxed(&free_memory.passing_thread) != own)
+        mi_atomic_store_relaxed(&free_memory.passing_thread, 0);
+    if (mi_atomic_load_relaxed(&claiming_thread) != own) {
+        mi_atomic_store_relaxed(&claiming_thread, 0);
+        claiming = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    }
+}
+
+/* Time of this thread's last search for its own free pages. */
+static __thread mi_msecs_t collected_at;
+
+static size_t load(_Atomic(size_t) * count) { return mi_atomic_load_relaxed(count); }
+
+static void subtract(_Atomic(size_t) * count, size_t bytes) {
+    size_t old = load(count);
+    while (!mi_atomic_cas_weak_relaxed(count, &old, old > bytes ? old - bytes : 0)) {
+    }
+}
+
+static size_t most_kept(size_t share) {
+    size_t part = load(&free_memory.in_use) / share;
+    return (part > LEAST_KEPT ? part : LEAST_KEPT) + load(&free_memory.extra);
+}
+
+/* A pass over all arenas. */
+typedef struct {
+    /* Bytes to return, and those returned. */
+    size_t wanted, returned;
+    /* Least number of free slices of a huge page; all for whole huge pages. */
+    size_t least;
+    /* Slices of a huge page. */
+    size_t group;
+} pass_t;
+
+static size_t group_slices(void) {
+    size_t slices = mi_slice_count_of_size(_mi_os_minimal_purge_size());
+    return slices < MI_BCHUNK_BITS ? slices : MI_BCHUNK_BITS;
+}
+
+/* Numbers of slices: free ones, and those among them that were in use since they were last returned. A huge page that was
+   touched also has memory for free slices that were never in use. */
+typedef struct {
+    size_t free, dirty;
+} slices_t;
+
+static slices_t count_slices(mi_arena_t *arena, size_t start, size_t count) {
+    slices_t slices = {0, 0};
+    for (size_t at = start, end = start + count, next; at < end; at = next) {
+        size_t chunk = at / MI_BCHUNK_BITS, field = at % MI_BCHUNK_BITS / MI_BFIELD_BITS, bit = at % MI_BFIELD_BITS;
+        next = at - bit + MI_BFIELD_BITS < end ? at - bit + MI_BFIELD_BITS : end;
+        mi_bfield_t mask = (~(mi_bfield_t)0 >> (MI_BFIELD_BITS - (next - at))) << bit;
+        mi_bfield_t free = mi_atomic_load_relaxed(&arena->slices_free->chunks[chunk].bfields[field]) & mask;
+        slices.free += mi_popcount(free);
+        slices.dirty += mi_popcount(free & mi_atomic_load_relaxed(&arena->slices_purge->chunks[chunk].bfields[field]));
+    }
+    return slices;
+}
+
+static bool is_free(mi_arena_t *arena, size_t slice) { return count_slices(arena, slice, 1).free == 1; }
+
+static void return_run(mi_arena_t *arena, size_t start, size_t count, pass_t *pass) {
+    begin_claim();
+    if (mi_bbitmap_try_clearNC(arena->slices_free, start, count)) {
+        mi_bitmap_clearN(arena->slices_purge, start, count);
+        mi_arena_purge(arena, start, count);
+        mi_bbitmap_setN(arena->slices_free, start, count);
+        pass->returned += mi_size_of_slices(count);
+    }
+    end_claim();
+}
+
+/* Returns slices run by run, from the end, each of whole huge pages if all are whole. */
+static void return_slices(mi_arena_t *arena, size_t start, size_t count, pass_t *pass) {
+    size_t most = _mi_align_up(mi_slice_count_of_size(MOST_AT_ONCE), pass->group);
+    while (count > 0) {
+        size_t run = count < most ? count : most;
+        count -= run;
+        return_run(arena, start + count, run, pass);
+    }
+}
+
+static void return_parts(mi_arena_t *arena, size_t start, size_t end, pass_t *pass) {
+    while (start < end) {
+        size_t count = 0;
+        while (start + count < end && is_free(arena, start + count))
+            count++;
+        if (count > 0)
+            return_slices(arena, start, count, pass);
+        start += count + 1;
+    }
+}
+
+static bool is_whole(mi_arena_t *arena, size_t start, size_t group) {
+    slices_t slices = count_slices(arena, start, group);
+    return slices.free == group && slices.dirty > 0;
+}
+
+/* Returns the slices of an arena whose huge pages are free enough. Adjacent ones are returned together. */
+static void pass_over(mi_arena_t *arena, pass_t *pass) {
+    size_t end = arena->slice_count / pass->group * pass->group;
+    while (end > arena->info_slices && pass->returned < pass->wanted) {
+        size_t start = end - pass->group;
+        slices_t slices = count_slices(arena, start, pass->group);
+        if (slices.dirty > 0 && slices.free == pass->group) {
+            size_t chunk = start / MI_BCHUNK_BITS * MI_BCHUNK_BITS;
+            while (start > chunk && mi_size_of_slices(end - start) < pass->wanted - pass->returned &&
+                   is_whole(arena, start - pass->group, pass->group))
+                start -= pass->group;
+            return_slices(arena, start, end - start, pass);
+        } else if (slices.dirty > 0 && slices.free >= pass->least) {
+            return_parts(arena, start, end, pass);
+        }
+        end = start;
+    }
+}
+
+/* Passes over arenas, the last first. */
+static void pass_over_all(pass_t *pass, size_t least) {
+    pass->least = least;
+    for (size_t i = mi_arenas_get_count(&subproc_main); i > 0 && pass->returned < pass->wanted; i--) {
+        mi_arena_t *arena = mi_arena_from_index(&subproc_main, i - 1);
+        if (arena != NULL && !arena->memid.is_pinned)
+            pass_over(arena, pass);
+    }
+}
+
+static size_t all_dirty(void) {
+    size_t slices = 0;
+    for (size_t i = 0; i < mi_arenas_get_count(&subproc_main); i++) {
+        mi_arena_t *arena = mi_arena_from_index(&subproc_main, i);
+        if (arena != NULL && !arena->memid.is_pinned)
+            slices += count_slices(arena, 0, arena->slice_count).dirty;
+    }
+    return mi_size_of_slices(slices);
+}
+
+/* Returns so many bytes if there are as many, and keeps at least `kept_in_parts` bytes of parts of huge pages. Returns the
+   number of bytes that were returned. */
+static size_t return_bytes(size_t wanted, size_t kept_in_parts) {
+    uintptr_t nobody = 0;
+    if (!mi_atomic_cas_strong_acq_rel(&free_memory.passing_thread, &nobody, _mi_thread_id()))
+        return 0;
+    pass_t pass = {.wanted = wanted, .group = group_slices()};
+    pass_over_all(&pass, pass.group);
+    size_t dirty = all_dirty();
+    for (int share = 3; share >= 0 && dirty > kept_in_parts && pass.returned < wanted; share--) {
+        size_t before = pass.returned, rest = wanted - before;
+        pass.wanted = before + (dirty - kept_in_parts < rest ? dirty - kept_in_parts : rest);
+        size_t least = pass.group * share / 4;
+        pass_over_all(&pass, least > 0 ? least : 1);
+        dirty -= pass.returned - before < dirty ? pass.returned - before : dirty;
+    }
+    mi_atomic_store_relaxed(&free_memory.dirty, dirty);
+    if (load(&free_memory.least_dirty) > dirty)
+        mi_atomic_store_relaxed(&free_memory.least_dirty, dirty);
+    mi_atomic_store_relaxed(&free_memory.next_pass, dirty + LEAST_KEPT / 4);
+    mi_atomic_store_release(&free_memory.passing_thread, 0);
+    return pass.returned;
+}
+
+/* By amount. */
+static void page_was_freed(size_t bytes) {
+    subtract(&free_memory.in_use, bytes);
+    size_t dirty = mi_atomic_add_relaxed(&free_memory.dirty, bytes) + bytes;
+    size_t most = most_kept(KEPT_SHARE);
+    if (dirty <= most || dirty < load(&free_memory.next_pass) || mi_arena_purge_delay() <= 0)
+        return;
+    size_t returned = return_bytes(dirty - most * 3 / 4, most_kept(KEPT_SHARE_IN_PARTS));
+    mi_atomic_add_relaxed(&free_memory.returned, returned);
+    mi_atomic_storei64_relaxed(&free_memory.returned_at, _mi_clock_now());
+}
+
+static void page_was_taken(size_t bytes) {
+    mi_atomic_add_relaxed(&free_memory.in_use, bytes);
+    size_t dirty = load(&free_memory.dirty), returned = load(&free_memory.returned);
+    if (dirty < bytes && returned > 0) {
+        mi_msecs_t now = _mi_clock_now();
+        if (now - mi_atomic_loadi64_relaxed(&free_memory.returned_at) >= IN_VAIN_MS) {
+            mi_atomic_store_relaxed(&free_memory.returned, 0);
+        } else if (load(&free_memory.extra) < MOST_EXTRA) {
+            size_t again = bytes - dirty < returned ? bytes - dirty : returned;
+            subtract(&free_memory.returned, again);
+            mi_atomic_add_relaxed(&free_memory.extra, again);
+            mi_atomic_storei64_relaxed(&free_memory.extra_since, now);
+        }
+    }
+    subtract(&free_memory.dirty, bytes);
+    dirty = dirty > bytes ? dirty - bytes : 0;
+    if (dirty < load(&free_memory.least_dirty))
+        mi_atomic_store_relaxed(&free_memory.least_dirty, dirty);
+}
+
+/* Returns large blocks that were freed long ago; small.rs sets it. A pointer, since a program may define any name. */
+static void nothing(void) {}
+void (*mimalloc_time_passes)(void) = nothing;
+
+/* By time. */
+static void pass_by(mi_theap_t *theap) {
+    const long interval = mi_arena_purge_delay();
+    mi_msecs_t now = _mi_clock_now();
+    if (interval <= 0)
+        return;
+    if (now - collected_at >= interval && mi_theap_is_initialized(theap)) {
+        collected_at = now;
+        _mi_theap_collect_retired(theap, true);
+        mi_theap_collect(theap, false);
+    }
+    mi_msecs_t since = mi_atomic_loadi64_relaxed(&free_memory.interval_since);
+    if (now - since < interval || !mi_atomic_casi64_strong_acq_rel(&free_memory.interval_since, &since, now))
+        return;
+    size_t unused = load(&free_memory.least_dirty);
+    mi_atomic_store_relaxed(&free_memory.least_dirty, load(&free_memory.dirty));
+    if (unused > 0)
+        return_bytes(unused, most_kept(KEPT_SHARE_IN_PARTS));
+    if (now - mi_atomic_loadi64_relaxed(&free_memory.extra_since) >= EXTRA_LASTS_MS) {
+        size_t extra = load(&free_memory.extra);
+        mi_atomic_store_relaxed(&free_memory.extra, extra > LEAST_KEPT ? extra / 2 : 0);
+        mi_atomic_storei64_relaxed(&free_memory.extra_since, now);
+    }
+    mimalloc_time_passes();
+}
+
+/* For calls that concern large blocks. */
+void mimalloc_pass_by(void) { pass_by(_mi_theap_default()); }
+
+/* malloc_trim(3): true if memory was returned. */
+bool mimalloc_trim(size_t kept) {
+    mi_theap_collect(_mi_theap_default(), true);
+    size_t dirty = all_dirty();
+    return dirty > kept && return_bytes(dirty - kept, 0) > 0;
+}
+
+/* Free slices of an arena whose addresses are unmapped: under a limit of address space large blocks can have them. They
+   count as in use until they are mapped again. */
+typedef struct {
+    mi_arena_t *arena;
+    size_t start, count;
+} hole_t;
+enum { MOST_HOLES = 1024 };
+/* None crosses a page, so that the child of a fork has it as it was before a change or after it. */
+static struct {
+    _Alignas(32) hole_t hole;
+} holes[MOST_HOLES];
+static _Atomic(size_t) hole_count;
+
+static bool unmap_claimed(mi_arena_t *arena, size_t start, size_t count) {
+    size_t place = load(&hole_count);
+    if (place == MOST_HOLES || !mi_bbitmap_try_clearNC(arena->slices_free, start, count))
+        return false;
+    mi_bitmap_clearN(arena->slices_purge, start, count);
+    if (munmap(mi_arena_slice_start(arena, start), mi_size_of_slices(count)) != 0) {
+        mi_bbitmap_setN(arena->slices_free, start, count);
+        return false;
+    }
+    holes[place].hole = (hole_t){arena, start, count};
+    mi_atomic_store_release(&hole_count, place + 1);
+    return true;
+}
+
+static bool unmap_slices(mi_arena_t *arena, size_t start, size_t count) {
+    begin_claim();
+    bool is_unmapped = unmap_claimed(arena, start, count);
+    end_claim();
+    return is_unmapped;
+}
+
+/* Finds the free whole huge pages of an arena, unmaps them if that is wanted, and returns the number of slices. Runs do not
+   cross chunks. */
+static size_t free_whole_of(mi_arena_t *arena, size_t group, bool unmap) {
+    size_t slices = 0, end = 0;
+    for (size_t start = _mi_align_up(arena->info_slices, group); start + group <= arena->slice_count; start = end) {
+        end = start;
+        while (end + group <= arena->slice_count && end / MI_BCHUNK_BITS == start / MI_BCHUNK_BITS &&
+               count_slices(arena, end, group).free == group)
+            end += group;
+        if (end > start && (!unmap || unmap_slices(arena, start, end - start)))
+            slices += end - start;
+        if (end == start)
+            end += group;
+    }
+    return slices;
+}
+
+/* Returns the number of bytes of free whole huge pages; they are unmapped if that is wanted. */
+size_t mimalloc_free_whole(bool unmap) {
+    size_t slices = 0;
+    for (size_t i = mi_arenas_get_count(&subproc_main); i > 0; i--) {
+        mi_arena_t *arena = mi_arena_from_index(&subproc_main, i - 1);
+        if (arena != NULL && !arena->memid.is_pinned)
+            slices += free_whole_of(arena, group_slices(), unmap);
+    }
+    return mi_size_of_slices(slices);
+}
+
+/* Maps the smallest hole with room for a block of this many bytes again. Returns its size, or 0 if there is none, or if
+   something else is at its addresses. */
+size_t mimalloc_map_hole(size_t bytes) {
+    size_t size = 0;
+    /* Usually there is none, and no thread has to wait here for one that returns memory. */
+    if (load(&hole_count) == 0)
+        return 0;
+    begin_claim();
+    size_t slices = mi_slice_count_of_size(mi_page_info_size() + _mi_os_good_alloc_size(bytes));
+    hole_t *best = NULL;
+    size_t last = load(&hole_count);
+    for (size_t i = 0; i < last; i++) {
+        hole_t *hole = &holes[i].hole;
+        if (hole->count >= slices && (best == NULL || hole->count < best->count))
+            best = hole;
+    }
+    if (best != NULL) {
+        void *start = mi_arena_slice_start(best->arena, best->start);
+        size_t wanted = mi_size_of_slices(best->count);
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+        void *mapped = mmap(start, wanted, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (mapped == start) {
+            madvise(start, wanted, MADV_HUGEPAGE);
+            mi_bbitmap_setN(best->arena->slices_free, best->start, best->count);
+            *best = holes[last - 1].hole;
+            mi_atomic_store_release(&hole_count, last - 1);
+            size = wanted;
+        } else if (mapped != MAP_FAILED) {
+            /* Before Linux 4.17 the flag is not known. */
+            munmap(mapped, wanted);
+        }
+    }
+    end_claim();
+    return size;
+}
+
+/* Bytes of blocks in use, of their pages (mimalloc's), and of free memory that would be returned; and the number of free
+   blocks in those pages. `SmallUsage` of small.rs. */
+typedef struct {
+    size_t live, pages, dirty, free_blocks;
+} usage_t;
+
+static void add_pages(mi_arena_t *arena, usage_t *usage) {
+    mi_bitmap_t *pages = arena->pages_main.pages;
+    for (size_t chunk = 0; chunk < mi_bitmap_chunk_count(pages); chunk++) {
+        for (size_t field = 0; field < MI_BCHUNK_FIELDS; field++) {
+            mi_bfield_t bits = mi_atomic_load_relaxed(&pages->chunks[chunk].bfields[field]);
+            size_t bit;
+            while (mi_bfield_foreach_bit(&bits, &bit)) {
+                mi_page_t *page = &arena->pages_meta[chunk * MI_BCHUNK_BITS + field * MI_BFIELD_BITS + bit];
+                size_t used = page->used, capacity = page->capacity;
+                usage->live += used * page->block_size;
+                usage->free_blocks += capacity > used ? capacity - used : 0;
+                usage->pages += mi_page_full_size(page);
+            }
+        }
+    }
+}
+
+/* The numbers may be slightly wrong if other threads change them at the same time. */
+void mimalloc_usage(usage_t *usage) {
+    *usage = (usage_t){.dirty = all_dirty()};
+    for (size_t i = 0; i < mi_arenas_get_count(&subproc_main); i++) {
+        mi_arena_t *arena = mi_arena_from_index(&subproc_main, i);
+        if (arena != NULL)
+            add_pages(arena, usage);
+    }
+}
+
+void *_mi_malloc_generic(mi_theap_t *theap, size_t size, size_t zero_huge_alignment, size_t *usable) mi_attr_noexcept {
+    if mi_unlikely (theap->generic_count % SLOW_CALLS == 0)
+        pass_by(theap);
+    return malloc_generic_of_mimalloc(theap, size, zero_huge_alignment, usable);
+}
+
+mi_page_t *_mi_arenas_page_alloc(mi_theap_t *theap, size_t block_size, size_t page_alignment) {
+    mi_page_t *page = arenas_page_alloc_of_mimalloc(theap, block_size, page_alignment);
+    /* One that was abandoned is in use already. */
+    if (page != NULL && !mi_page_is_abandoned(page) && !page->memid.is_pinned)
+        page_was_taken(mi_page_full_size(page));
+    return page;
+}
+
+void _mi_arenas_page_free(mi_page_t *page, mi_theap_t *theap) {
+    size_t bytes = page->memid.is_pinned ? 0 : mi_page_full_size(page);
+    arenas_page_free_of_mimalloc(page, theap);
+    if (bytes > 0)
+        page_was_freed(bytes);
+}
+
+/* mimalloc's own way, which `pass_by` and `page_was_freed` replace. */
+void _mi_arenas_collect(bool force, bool visit_all, mi_tld_t *tld) {
+    (void)force;
+    (void)visit_all;
+    (void)tld;
+}
